@@ -1,0 +1,28 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::comm {
+
+/// A small key-value store that all ranks of a run share: rendezvous, votes and agreements go
+/// through it, never through the training communicator. Keys are written once. Thread-safe.
+class Store {
+ public:
+  virtual ~Store() = default;
+  /// @throws InvalidArgument if the key is taken by another value, CommError if the store is lost
+  virtual void set(const std::string& key, std::string_view value) = 0;
+  /// Waits until the key is there. @throws CommError(Timeout) naming the key at the deadline
+  virtual std::string get(const std::string& key, std::chrono::milliseconds deadline) = 0;
+  virtual bool has(const std::string& key) = 0;
+};
+
+/// Every rank contributes `value` under `name`; returns all values by rank.
+/// `name` must be new for each agreement (put the step in it).
+/// @throws CommError(Timeout) that names the ranks that did not answer, on every rank that did
+std::vector<std::string> exchange(Store& store, const std::string& name, int rank, int world_size,
+                                  std::string_view value, std::chrono::milliseconds deadline);
+
+}  // namespace tessera::comm

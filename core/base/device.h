@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace tessera {
+
+/// Where a tensor lives. Meta tensors have a shape and no memory: they plan, they don't compute.
+enum class DeviceType : std::uint8_t { CPU, CUDA, Meta };
+
+struct Device {
+  DeviceType type = DeviceType::CPU;
+  int index = 0;
+  friend bool operator==(const Device&, const Device&) = default;
+
+  /// "cpu", "cuda:1", "meta"
+  std::string str() const {
+    switch (type) {
+      case DeviceType::CPU:
+        return "cpu";
+      case DeviceType::CUDA:
+        return "cuda:" + std::to_string(index);
+      case DeviceType::Meta:
+        return "meta";
+    }
+    return "unknown";
+  }
+};
+
+}  // namespace tessera

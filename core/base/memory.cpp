@@ -1,0 +1,190 @@
+#include "core/base/memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "core/base/error.h"
+
+namespace tessera {
+namespace {
+
+void raise_peak(std::atomic<std::int64_t>& peak, std::int64_t value) {
+  std::int64_t seen = peak.load(std::memory_order_relaxed);
+  while (seen < value && !peak.compare_exchange_weak(seen, value)) {
+  }
+}
+
+constexpr std::size_t kAlignment = 64;
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
+// Sizes are rounded up to an eighth of their power of two, so that blocks fit again.
+std::size_t size_class(std::size_t bytes) {
+  const std::size_t step =
+      std::max(kAlignment, std::bit_floor(std::max<std::size_t>(bytes, 1)) / 8);
+  return (bytes + step - 1) / step * step;
+}
+
+class CpuAllocator final : public Allocator {
+ public:
+  CpuAllocator() = default;
+  ~CpuAllocator() override { release_idle(); }
+
+  void* allocate(std::size_t bytes) override {
+    if (bytes == 0) return nullptr;
+    const std::size_t wanted = size_class(bytes);
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = idle_.lower_bound(wanted);
+      if (found != idle_.end() && found->first <= wanted + wanted / 4) {
+        void* data = found->second;
+        in_use_[data] = found->first;
+        idle_.erase(found);
+        return data;
+      }
+    }
+    void* data = take(wanted);
+    if (data == nullptr) {  // what is kept for reuse may be what is missing
+      trim();
+      data = take(wanted);
+    }
+    require<OutOfMemory>(data != nullptr, "host memory is exhausted: {} requested, {} held",
+                         format_bytes(static_cast<std::int64_t>(wanted)),
+                         format_bytes(static_cast<std::int64_t>(reserved_bytes())));
+    const std::lock_guard lock(mutex_);
+    in_use_[data] = wanted;
+    reserved_ += wanted;
+    return data;
+  }
+
+  void deallocate(void* data, std::size_t) noexcept override {
+    if (data == nullptr) return;
+    const std::lock_guard lock(mutex_);
+    const auto found = in_use_.find(data);
+    if (found == in_use_.end()) return;
+    idle_.emplace(found->second, data);
+    in_use_.erase(found);
+  }
+
+  std::size_t reserved_bytes() const override {
+    const std::lock_guard lock(mutex_);
+    return reserved_;
+  }
+
+  void trim() noexcept override { release_idle(); }
+
+ private:
+  static void* take(std::size_t bytes) {
+    const std::size_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
+    void* data = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+    if (data != nullptr && bytes >= kHugePage) madvise(data, bytes, MADV_HUGEPAGE);
+    return data;
+  }
+  void release_idle() noexcept {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [bytes, data] : idle_) {
+      reserved_ -= bytes;
+      std::free(data);
+    }
+    idle_.clear();
+  }
+
+  mutable std::mutex mutex_;
+  std::multimap<std::size_t, void*> idle_;
+  std::map<void*, std::size_t> in_use_;
+  std::size_t reserved_ = 0;
+};
+
+class MetaAllocator final : public Allocator {
+ public:
+  void* allocate(std::size_t) override { return nullptr; }
+  void deallocate(void*, std::size_t) noexcept override {}
+  std::size_t reserved_bytes() const override { return 0; }
+  void trim() noexcept override {}
+};
+
+}  // namespace
+
+std::string_view memory_category_name(MemoryCategory category) {
+  static constexpr std::array<std::string_view, kMemoryCategories> kNames = {
+      "parameters", "gradients",     "optimizer state", "gathered", "activations",
+      "workspace",  "communication", "staging",         "data"};
+  return kNames.at(static_cast<std::size_t>(category));
+}
+
+MemoryLedger::Entry& MemoryLedger::entry(MemoryCategory category, std::string_view owner) {
+  const std::lock_guard lock(mutex_);
+  auto& slot = entries_[{category, std::string(owner)}];
+  if (!slot) slot = std::make_unique<Entry>(category, std::string(owner));
+  return *slot;
+}
+
+void MemoryLedger::book(Entry& entry, std::int64_t bytes) {
+  const auto add = [bytes](std::atomic<std::int64_t>& current, std::atomic<std::int64_t>& peak) {
+    const std::int64_t now = current.fetch_add(bytes) + bytes;
+    if (bytes > 0) raise_peak(peak, now);
+  };
+  const auto c = static_cast<std::size_t>(entry.category);
+  add(entry.current, entry.peak);
+  add(by_category_[c], by_category_peak_[c]);
+  add(total_, total_peak_);
+}
+
+MemoryUsage MemoryLedger::total() const { return {total_.load(), total_peak_.load()}; }
+
+MemoryUsage MemoryLedger::usage(MemoryCategory category) const {
+  const auto c = static_cast<std::size_t>(category);
+  return {by_category_[c].load(), by_category_peak_[c].load()};
+}
+
+std::vector<MemoryLedger::Line> MemoryLedger::lines() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Line> result;
+  for (const auto& [key, entry] : entries_) {
+    if (entry->peak == 0) continue;
+    result.push_back({entry->category, entry->owner, {entry->current, entry->peak}});
+  }
+  return result;
+}
+
+std::string MemoryLedger::table() const {
+  std::string text =
+      fmt::format("{:<16} {:<28} {:>12} {:>12}\n", "category", "owner", "now", "peak");
+  const auto row = [&text](std::string_view category, std::string_view owner, MemoryUsage usage) {
+    text += fmt::format("{:<16} {:<28} {:>12} {:>12}\n", category, owner,
+                        format_bytes(usage.current), format_bytes(usage.peak));
+  };
+  for (const Line& line : lines()) row(memory_category_name(line.category), line.owner, line.usage);
+  for (int c = 0; c < kMemoryCategories; ++c) {
+    const auto category = static_cast<MemoryCategory>(c);
+    if (usage(category).peak > 0) row(memory_category_name(category), "(all)", usage(category));
+  }
+  row("total", "", total());
+  return text;
+}
+
+void MemoryLedger::reset_peaks() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [key, entry] : entries_) entry->peak = entry->current.load();
+  for (std::size_t c = 0; c < by_category_.size(); ++c)
+    by_category_peak_[c] = by_category_[c].load();
+  total_peak_ = total_.load();
+}
+
+std::unique_ptr<Allocator> make_cpu_allocator() { return std::make_unique<CpuAllocator>(); }
+std::unique_ptr<Allocator> make_meta_allocator() { return std::make_unique<MetaAllocator>(); }
+
+std::string format_bytes(std::int64_t bytes) {
+  static constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  while (value >= 1024.0 && unit + 1 < kUnits.size()) {
+    value /= 1024.0;
+    ++unit;
+  }
+  if (unit == 0) return fmt::format("{} B", bytes);
+  return fmt::format("{:.{}f} {}", value, value < 10 ? 2 : 1, kUnits[unit]);
+}
+
+}  // namespace tessera

@@ -1,0 +1,98 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera {
+
+/// What a block of memory is for.
+enum class MemoryCategory : std::uint8_t {
+  Parameters,      ///< this rank's float32 master segments
+  Gradients,       ///< flat gradient buffers and reduced segments
+  OptimizerState,  ///< moments
+  Gathered,        ///< gathered parameters in the compute dtype
+  Activations,     ///< results of operations, saved tensors
+  Workspace,       ///< scratch of one operation
+  Communication,   ///< staging of collectives
+  Staging,         ///< copies for saving
+  Data,            ///< token batches
+};
+inline constexpr int kMemoryCategories = 9;
+std::string_view memory_category_name(MemoryCategory category);
+
+/// Bytes in use now and the most that were in use at once.
+struct MemoryUsage {
+  std::int64_t current = 0;
+  std::int64_t peak = 0;
+};
+
+/// Owner of every byte that a Context allocates. Thread-safe.
+class MemoryLedger {
+ public:
+  /// One line of the ledger. Stays valid as long as the ledger.
+  struct Entry {
+    MemoryCategory category;
+    std::string owner;
+    std::atomic<std::int64_t> current{0};
+    std::atomic<std::int64_t> peak{0};
+    Entry(MemoryCategory c, std::string o) : category(c), owner(std::move(o)) {}
+  };
+  struct Line {
+    MemoryCategory category;
+    std::string owner;
+    MemoryUsage usage;
+  };
+
+  /// The entry of (category, owner), made on first use.
+  Entry& entry(MemoryCategory category, std::string_view owner);
+  /// Books `bytes` (negative: gives back) on an entry of this ledger.
+  void book(Entry& entry, std::int64_t bytes);
+
+  MemoryUsage total() const;
+  MemoryUsage usage(MemoryCategory category) const;
+  /// All entries with a peak above zero, by category, then owner.
+  std::vector<Line> lines() const;
+  /// The lines as a table for people, with totals per category.
+  std::string table() const;
+  /// Sets every peak to the current value.
+  void reset_peaks();
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::pair<MemoryCategory, std::string>, std::unique_ptr<Entry>, std::less<>> entries_;
+  std::atomic<std::int64_t> total_{0}, total_peak_{0};
+  std::array<std::atomic<std::int64_t>, kMemoryCategories> by_category_{}, by_category_peak_{};
+};
+
+/// Source of raw memory of one device. Thread-safe.
+class Allocator {
+ public:
+  virtual ~Allocator() = default;
+  /// @return at least `bytes`, aligned to 64 bytes; contents undefined. Null if bytes is 0.
+  /// @throws OutOfMemory
+  virtual void* allocate(std::size_t bytes) = 0;
+  virtual void deallocate(void* data, std::size_t bytes) noexcept = 0;
+  /// Bytes held from the system, in use or kept for reuse.
+  virtual std::size_t reserved_bytes() const = 0;
+  /// Gives blocks that nobody uses back to the system.
+  virtual void trim() noexcept = 0;
+};
+
+/// Host memory. Freed blocks are kept and reused for requests of nearly their size, so that a
+/// training step makes no system calls and takes no page faults once it is warm.
+std::unique_ptr<Allocator> make_cpu_allocator();
+/// Hands out null: tensors of the meta device.
+std::unique_ptr<Allocator> make_meta_allocator();
+
+/// "1.50 GiB", "12.0 MiB", "17 B"
+std::string format_bytes(std::int64_t bytes);
+
+}  // namespace tessera

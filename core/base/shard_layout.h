@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/base/shape.h"
+
+namespace tessera {
+
+/// One parameter inside a flat buffer. Offsets in elements.
+struct ParameterSlot {
+  std::string name;
+  Shape shape;
+  std::int64_t offset = 0;
+  std::int64_t numel = 0;
+  bool decay = false;  ///< weight decay applies
+};
+
+/// The part of a parameter that lies in a range of the flat buffer. All in elements.
+struct SlotRange {
+  int slot = 0;             ///< index into ShardLayout::slots()
+  std::int64_t begin = 0;   ///< first element within the parameter
+  std::int64_t end = 0;     ///< one past the last element within the parameter
+  std::int64_t offset = 0;  ///< of `begin` within the segment (or range) asked for
+};
+
+/// How a unit's parameters lie in one flat buffer and how the buffer is split over ranks. Pure
+/// data.
+///
+/// Each parameter starts at a multiple of kAlignment elements, whatever the world size; only the
+/// tail is padded, so that world_size equal segments of a multiple of kAlignment cover the buffer.
+/// Rank r owns elements [r * segment_size, (r + 1) * segment_size).
+class ShardLayout {
+ public:
+  static constexpr std::int64_t kAlignment = 64;  // elements: 256 bytes of float32, 128 of bf16
+
+  struct Parameter {
+    std::string name;
+    Shape shape;
+    bool decay = false;
+  };
+  ShardLayout() = default;
+  /// @throws InvalidArgument on world_size < 1 or a name that stands twice
+  ShardLayout(std::string unit, const std::vector<Parameter>& parameters, int world_size);
+
+  const std::string& unit() const { return unit_; }
+  int world_size() const { return world_size_; }
+  const std::vector<ParameterSlot>& slots() const { return slots_; }
+  /// Elements of one rank's segment, padding included.
+  std::int64_t segment_size() const { return segment_size_; }
+  /// Elements of the whole buffer, padding included.
+  std::int64_t padded_size() const { return segment_size_ * world_size_; }
+  /// Elements of all parameters, without padding.
+  std::int64_t parameter_count() const { return parameter_count_; }
+
+  /// Parts of parameters inside [begin, end) of the flat buffer, in order of offset.
+  std::vector<SlotRange> ranges(std::int64_t begin, std::int64_t end) const;
+  /// Parts of parameters that rank owns. Their offsets count from the start of the segment.
+  std::vector<SlotRange> ranges_of_rank(int rank) const;
+
+ private:
+  std::string unit_;
+  std::vector<ParameterSlot> slots_;
+  int world_size_ = 1;
+  std::int64_t segment_size_ = 0;
+  std::int64_t parameter_count_ = 0;
+};
+
+}  // namespace tessera

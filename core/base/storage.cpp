@@ -1,0 +1,62 @@
+#include "core/base/storage.h"
+
+#include "core/base/error.h"
+
+namespace tessera {
+
+Storage::Storage(std::shared_ptr<Context> context, std::size_t bytes)
+    : context_(std::move(context)), bytes_(bytes) {}
+
+std::shared_ptr<Storage> Storage::reserve(std::shared_ptr<Context> context, std::size_t bytes,
+                                          MemoryCategory category, std::string_view owner) {
+  std::shared_ptr<Storage> storage(new Storage(std::move(context), bytes));
+  storage->entry_ = &storage->context_->ledger().entry(category, owner);
+  return storage;
+}
+
+std::shared_ptr<Storage> Storage::allocate(std::shared_ptr<Context> context, std::size_t bytes,
+                                           MemoryCategory category, std::string_view owner) {
+  auto storage = reserve(std::move(context), bytes, category, owner);
+  storage->materialize();
+  return storage;
+}
+
+std::shared_ptr<Storage> Storage::wrap(std::shared_ptr<Context> context, void* data,
+                                       std::size_t bytes, std::shared_ptr<void> keep_alive) {
+  std::shared_ptr<Storage> storage(new Storage(std::move(context), bytes));
+  storage->data_ = data;
+  storage->keep_alive_ = std::move(keep_alive);
+  storage->materialized_ = true;
+  return storage;
+}
+
+Storage::~Storage() { release(); }
+
+void Storage::materialize() {
+  if (materialized_) return;
+  try {
+    data_ = context_->allocator().allocate(bytes_);
+  } catch (const OutOfMemory& error) {
+    throw OutOfMemory("{} for {} ({}) on {}\n{}", error.what(), entry_->owner,
+                      memory_category_name(entry_->category), context_->device().str(),
+                      context_->ledger().table());
+  }
+  context_->ledger().book(*entry_, static_cast<std::int64_t>(bytes_));
+  materialized_ = true;
+}
+
+void Storage::release() noexcept {
+  if (!materialized_ || entry_ == nullptr) return;
+  context_->allocator().deallocate(data_, bytes_);
+  context_->ledger().book(*entry_, -static_cast<std::int64_t>(bytes_));
+  data_ = nullptr;
+  materialized_ = false;
+}
+
+void Storage::throw_released() const {
+  throw InternalError("memory of {} ({}) was read while it is given back",
+                      entry_ != nullptr ? entry_->owner : "a wrapped buffer",
+                      format_bytes(static_cast<std::int64_t>(bytes_)));
+}
+
+}  // namespace tessera

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstddef>
+
+#include "core/base/device.h"
+#include "core/base/dtype.h"
+#include "core/base/shape.h"
+
+namespace tessera {
+
+/// A typed, strided window on memory that somebody else owns: what kernels, communication and io
+/// take. Strides are in elements. `data` is null for meta tensors and may be null if numel is 0.
+struct TensorView {
+  void* data = nullptr;
+  DType dtype = DType::F32;
+  Shape shape;
+  Strides strides;
+  Device device;
+
+  std::int64_t numel() const { return tessera::numel(shape); }
+  std::size_t bytes() const { return static_cast<std::size_t>(numel()) * dtype_size(dtype); }
+  /// Dense and row-major; dims of size 1 may have any stride.
+  bool is_contiguous() const {
+    std::int64_t expected = 1;
+    for (int i = shape.size() - 1; i >= 0; --i) {
+      if (shape[i] != 1 && strides[i] != expected) return false;
+      expected *= shape[i];
+    }
+    return true;
+  }
+  /// Data as T. @throws InvalidArgument if T is not the dtype
+  template <typename T>
+  T* as() const {
+    require(dtype_of<T>() == dtype, "expected dtype {}, got {}", dtype_of<T>(), dtype);
+    return static_cast<T*>(data);
+  }
+  bool defined() const { return !shape.empty() || data != nullptr; }
+};
+
+/// Where a backward kernel writes a gradient. With `accumulate` it adds to what is there, else it
+/// overwrites. Not wanted (no view): the kernel skips that gradient.
+struct GradientView {
+  TensorView view;
+  bool accumulate = false;
+  bool wanted = false;
+  explicit operator bool() const { return wanted; }
+};
+
+/// A dense view of `shape` at `data`.
+inline TensorView dense_view(void* data, DType dtype, const Shape& shape, Device device = {}) {
+  return {data, dtype, shape, contiguous_strides(shape), device};
+}
+
+}  // namespace tessera

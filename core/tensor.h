@@ -1,0 +1,110 @@
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "core/base/storage.h"
+#include "core/base/tensor_view.h"
+
+namespace tessera {
+
+namespace autograd {
+class Node;
+}
+class TensorImpl;
+
+/// A typed, strided window on a Storage, with its place in the autograd graph. A cheap handle:
+/// copies share the same tensor. Carries its context; operations reject mixtures of contexts.
+class Tensor {
+ public:
+  Tensor() = default;  ///< undefined
+
+  /// A dense tensor with undefined contents.
+  static Tensor empty(const std::shared_ptr<Context>& context, const Shape& shape, DType dtype,
+                      MemoryCategory category = MemoryCategory::Activations,
+                      std::string_view owner = "tensor");
+  static Tensor full(const std::shared_ptr<Context>& context, const Shape& shape, DType dtype,
+                     double value, MemoryCategory category = MemoryCategory::Activations,
+                     std::string_view owner = "tensor");
+  /// A dense copy of `values`. @throws InvalidArgument if their number is not the shape's
+  template <typename T>
+  static Tensor from(const std::shared_ptr<Context>& context, const Shape& shape,
+                     std::span<const T> values) {
+    return from_bytes(context, shape, dtype_of<T>(), std::as_bytes(values));
+  }
+  /// A dense window on a storage, starting at element `offset` of dtype.
+  /// @throws InvalidArgument if it does not fit into the storage
+  static Tensor window(std::shared_ptr<Storage> storage, std::int64_t offset, const Shape& shape,
+                       DType dtype);
+  /// A parameter that has a shape and no memory yet; bind() gives it some.
+  static Tensor unbound(const Shape& shape, DType dtype);
+
+  bool defined() const { return impl_ != nullptr; }
+  const Shape& shape() const;
+  const Strides& strides() const;
+  std::int64_t dim(int i) const { return shape().at(i); }
+  std::int64_t numel() const { return tessera::numel(shape()); }
+  std::size_t bytes() const { return static_cast<std::size_t>(numel()) * dtype_size(dtype()); }
+  DType dtype() const;
+  bool is_contiguous() const { return view_shape().is_contiguous(); }
+  bool is_bound() const;
+  const std::shared_ptr<Context>& context() const;
+  const std::shared_ptr<Storage>& storage() const;
+  Device device() const { return context()->device(); }
+  /// What kernels take. @throws InternalError if the storage is released or the tensor unbound
+  TensorView view() const;
+  template <typename T>
+  T* data() const {
+    return view().as<T>();
+  }
+  /// The contents as T, dense tensors only (a copy).
+  template <typename T>
+  std::vector<T> to_vector() const {
+    require(is_contiguous(), "to_vector needs a contiguous tensor, got strides {}", strides());
+    const T* first = data<T>();
+    return std::vector<T>(first, first + numel());
+  }
+  /// The one element of a one-element floating tensor.
+  double item() const;
+
+  /// Views that share storage and take no part in the graph (see core/ops/view.h for those that
+  /// do).
+  Tensor detach() const;
+  Tensor alias(const Shape& shape, const Strides& strides, std::int64_t extra_offset) const;
+
+  /// Points an unbound or bound tensor at a storage window of its shape; keeps identity, graph
+  /// flags and gradient buffer. dtype may change (a parameter is bound in the compute dtype).
+  void bind(std::shared_ptr<Storage> storage, std::int64_t offset, DType dtype);
+
+  // Autograd.
+  bool requires_grad() const;  ///< a leaf that wants a gradient, or a result that depends on one
+  Tensor& set_requires_grad(bool wanted);
+  bool is_leaf() const;
+  /// Accumulated gradient of a leaf; undefined if nothing was accumulated since zero_grad().
+  Tensor grad() const;
+  /// Gives a leaf the buffer to accumulate its gradient into (its shape; any floating dtype). The
+  /// first accumulation after this or after zero_grad() overwrites the buffer.
+  void set_grad_buffer(Tensor buffer);
+  /// Forgets the accumulated gradient; a given buffer stays and is not touched.
+  void zero_grad();
+  const std::shared_ptr<autograd::Node>& grad_fn() const;
+
+  TensorImpl* impl() const { return impl_.get(); }
+  const std::shared_ptr<TensorImpl>& shared_impl() const { return impl_; }
+  explicit Tensor(std::shared_ptr<TensorImpl> impl) : impl_(std::move(impl)) {}
+
+ private:
+  static Tensor from_bytes(const std::shared_ptr<Context>& context, const Shape& shape, DType dtype,
+                           std::span<const std::byte> bytes);
+  TensorView view_shape() const;  // view() without data
+  std::shared_ptr<TensorImpl> impl_;
+};
+
+/// The context that all tensors share. Undefined tensors are passed over.
+/// @throws InvalidArgument naming the operation if they differ
+const std::shared_ptr<Context>& common_context(std::string_view operation,
+                                               std::initializer_list<const Tensor*> tensors);
+
+}  // namespace tessera

@@ -1,0 +1,32 @@
+#include "kernels/dispatch.h"
+
+namespace tessera::kernels {
+
+void throw_no_kernel(std::string_view kernel, Device device) {
+  throw Unsupported("kernel {} is not available on {}; it runs on cpu", kernel, device.str());
+}
+
+void check_device(std::string_view kernel, std::string_view argument, const Context& context,
+                  const TensorView& view) {
+  require(view.device == context.device(), "{}: {} is on {}, the context on {}", kernel, argument,
+          view.device.str(), context.device().str());
+}
+
+void check_dtype(std::string_view kernel, std::string_view argument, const TensorView& view,
+                 DType expected) {
+  require(view.dtype == expected, "{}: {} must have dtype {}, got {}", kernel, argument, expected,
+          view.dtype);
+}
+
+void check_shape(std::string_view kernel, std::string_view argument, const TensorView& view,
+                 const Shape& expected) {
+  require(view.shape == expected, "{}: {} must have shape {}, got {}", kernel, argument, expected,
+          view.shape);
+}
+
+void check_contiguous(std::string_view kernel, std::string_view argument, const TensorView& view) {
+  require(view.is_contiguous(), "{}: {} must be contiguous, got shape {} with strides {}", kernel,
+          argument, view.shape, view.strides);
+}
+
+}  // namespace tessera::kernels

@@ -1,0 +1,18 @@
+#pragma once
+
+#include "core/base/context.h"
+#include "core/base/tensor_view.h"
+
+namespace tessera::kernels {
+
+/// y = a + b; same shape and dtype, contiguous. y may be a or b.
+void add(Context& context, const TensorView& a, const TensorView& b, const TensorView& y);
+/// out = value. Any floating dtype, contiguous.
+void fill(Context& context, const TensorView& out, double value);
+/// out [+]= scale * in, converting between f64, f32 and bf16; same shape, contiguous.
+void cast(Context& context, const TensorView& in, const GradientView& out, double scale = 1.0);
+/// bias gradient: out[c] [+]= sum over rows of in[r, c]. in [R, C] rows may be strided; out [C] in
+/// the accumulator dtype. Fixed order of summation.
+void sum_rows(Context& context, const TensorView& in, const GradientView& out);
+
+}  // namespace tessera::kernels

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+namespace tessera::tools {
+
+/// A subcommand: its options, declared on `app`, and what runs once they are parsed. `run` returns
+/// the exit code or throws; only main() prints errors and exits.
+struct Command {
+  CLI::App* app = nullptr;
+  std::function<int()> run;
+};
+
+// Each declared here, defined in tools/tessera/<name>/<name>.cpp.
+Command add_train(CLI::App& parent);
+Command add_generate(CLI::App& parent);
+Command add_eval(CLI::App& parent);
+Command add_consolidate(CLI::App& parent);
+Command add_checkpoint(CLI::App& parent);
+Command add_doctor(CLI::App& parent);
+
+}  // namespace tessera::tools
