@@ -1,0 +1,130 @@
+#include "io/data/dataset.h"
+
+#include <glob.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <utility>
+
+#include "core/base/error.h"
+#include "io/data/input_file.h"
+#include "io/data/text.h"
+#include "io/data/token_file.h"
+
+namespace tessera::io {
+namespace {
+
+/// Whether all files are token files; they must agree, for one vocabulary serves all.
+bool all_token_files(const std::vector<std::string>& files) {
+  const auto tokens = std::count_if(files.begin(), files.end(), is_token_file);
+  if (tokens == 0) return false;
+  const auto text = std::find_if_not(files.begin(), files.end(), is_token_file);
+  require(text == files.end(),
+          "{} is text, but {} is a token file (.bin); data.train and data.val must be all text or "
+          "all token files",
+          text == files.end() ? std::string() : *text,
+          *std::find_if(files.begin(), files.end(), is_token_file));
+  return true;
+}
+
+TokenSourcePtr open_token_files(const std::vector<std::string>& files, std::int64_t vocab_size) {
+  std::vector<TokenSourcePtr> sources;
+  for (const std::string& file : files) sources.push_back(open_token_file(file, vocab_size));
+  return concatenate_tokens(std::move(sources));
+}
+
+std::string read_text(const std::string& path) {
+  const InputFile file(path);
+  require<IoError>(file.size() > 0, "{}: the file is empty, expected text", path);
+  return file.read_all();
+}
+
+TokenSourcePtr open_text_files(const std::vector<std::string>& files, const Tokenizer& tokenizer) {
+  std::vector<TokenSourcePtr> sources;
+  for (const std::string& file : files) {
+    if (tokenizer.kind() == "bytes") {
+      sources.push_back(open_byte_file(file));
+    } else {
+      const auto ids = tokenizer.encode(read_text(file), file);
+      sources.push_back(tokens_in_memory(std::vector<std::uint16_t>(ids.begin(), ids.end())));
+    }
+  }
+  return concatenate_tokens(std::move(sources));
+}
+
+TokenizerPtr choose_tokenizer(const DatasetOptions& options,
+                              const std::vector<std::string>& files) {
+  if (options.fixed_tokenizer) return options.fixed_tokenizer;
+  if (options.tokenizer == "bytes") return make_byte_tokenizer();
+  if (options.tokenizer != "chars") return load_tokenizer(options.tokenizer);
+  std::set<char32_t> characters;
+  for (const std::string& file : files) {
+    const std::u32string text = decode_utf8(read_text(file), file);
+    characters.insert(text.begin(), text.end());
+  }
+  return make_char_tokenizer({characters.begin(), characters.end()});
+}
+
+}  // namespace
+
+std::vector<std::string> expand_globs(const std::vector<std::string>& patterns) {
+  std::vector<std::string> files;
+  for (const std::string& pattern : patterns) {
+    if (pattern.find_first_of("*?[") == std::string::npos) {
+      files.push_back(pattern);
+      continue;
+    }
+    glob_t matches{};
+    const int status = ::glob(pattern.c_str(), 0, nullptr, &matches);
+    for (std::size_t i = 0; i < matches.gl_pathc; ++i) files.emplace_back(matches.gl_pathv[i]);
+    ::globfree(&matches);
+    require<IoError>(status != GLOB_NOMATCH, "no file matches {}", pattern);
+    require<IoError>(status == 0, "cannot list the files that match {}", pattern);
+  }
+  return files;
+}
+
+bool is_token_file(const std::string& path) { return path.ends_with(".bin"); }
+
+Dataset open_dataset(const DatasetOptions& options) {
+  const auto train = expand_globs(options.train);
+  const auto val = expand_globs(options.val);
+  require(!train.empty(), "no training data; name a file with --data.train FILE");
+  require(options.val_fraction >= 0 && options.val_fraction < 1,
+          "data.val_fraction must be in [0, 1), got {}", options.val_fraction);
+  std::vector<std::string> files = train;
+  files.insert(files.end(), val.begin(), val.end());
+
+  Dataset data;
+  data.vocab_size = options.vocab_size;
+  if (all_token_files(files)) {
+    data.train = open_token_files(train, options.vocab_size);
+    if (!val.empty()) data.val = open_token_files(val, options.vocab_size);
+    if (data.vocab_size == 0) {
+      data.vocab_size = 1 + std::int64_t{std::max(max_token_id(*data.train),
+                                                  data.val ? max_token_id(*data.val) : -1)};
+    }
+    return data;
+  }
+
+  data.tokenizer = choose_tokenizer(options, files);
+  if (data.vocab_size == 0) data.vocab_size = data.tokenizer->vocab_size();
+  require(data.vocab_size >= data.tokenizer->vocab_size(),
+          "model.vocab_size is {}, but the {} tokenizer has {} entries; leave it at 0 to take that",
+          data.vocab_size, data.tokenizer->kind(), data.tokenizer->vocab_size());
+  data.train = open_text_files(train, *data.tokenizer);
+  if (!val.empty()) {
+    data.val = open_text_files(val, *data.tokenizer);
+  } else if (options.val_fraction > 0) {
+    // nanoGPT's split: train is the first int(n * (1 - fraction)) tokens.
+    const std::int64_t size = data.train->size();
+    const auto split = static_cast<std::int64_t>(
+        std::floor(static_cast<double>(size) * (1.0 - options.val_fraction)));
+    data.val = slice_tokens(data.train, split, size);
+    data.train = slice_tokens(data.train, 0, split);
+  }
+  return data;
+}
+
+}  // namespace tessera::io

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "io/data/token_source.h"
+
+namespace tessera::io {
+
+enum class DataOrder : std::uint8_t { Shuffled, Sequential };
+/// "shuffled" or "sequential". @throws InvalidArgument
+DataOrder parse_data_order(std::string_view name);
+
+/// Maps a global sample number to a row of seq_len + 1 tokens. A pure function of (seed, sample):
+/// the number of the next sample is the whole state of a run's data, at any world size.
+///
+/// An epoch has samples_per_epoch() rows; sample s belongs to epoch s / samples_per_epoch().
+///   Sequential  row i starts at token i * seq_len (the target of a row's last input is the first
+///               token of the next row). What is left at the end and fills no row is dropped; then
+///               it starts again.
+///   Shuffled    each epoch shifts the windows by an offset in [0, seq_len), so that cuts fall
+///               elsewhere, and visits every window once in the order of a keyed permutation that
+///               needs no memory.
+class Sampler {
+ public:
+  /// @param name  what messages call the source
+  /// @throws InvalidArgument unless seq_len >= 1 and the source has seq_len + 1 tokens or more
+  Sampler(TokenSourcePtr source, std::int64_t seq_len, DataOrder order, std::uint64_t seed,
+          std::string_view name = "the data");
+
+  std::int64_t seq_len() const { return seq_len_; }
+  std::int64_t samples_per_epoch() const { return windows_; }
+  /// Position of the first token of a sample's row. @throws InvalidArgument if sample < 0
+  std::int64_t first_token(std::int64_t sample) const;
+  /// Samples [first_sample, first_sample + rows) as inputs and targets, [rows, seq_len] each:
+  /// tokens 0 .. seq_len - 1 and 1 .. seq_len of each row.
+  /// @throws IoError from the source
+  void fill_batch(std::int64_t first_sample, std::int64_t rows, std::int32_t* inputs,
+                  std::int32_t* targets) const;
+
+ private:
+  TokenSourcePtr source_;
+  std::int64_t seq_len_;
+  DataOrder order_;
+  std::uint64_t seed_;
+  std::int64_t windows_ = 0;
+};
+
+}  // namespace tessera::io

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace tessera::io {
+
+/// Code points of a UTF-8 text.
+/// @throws InvalidArgument on the first byte that is not UTF-8 (overlong forms and surrogates
+///   included), naming `name` and the byte's offset
+std::u32string decode_utf8(std::string_view text, std::string_view name);
+
+/// Appends one code point as UTF-8.
+void append_utf8(char32_t code_point, std::string& out);
+
+/// A code point for messages: 'a' (U+0061).
+std::string describe_character(char32_t code_point);
+
+}  // namespace tessera::io

@@ -1,0 +1,99 @@
+#include "io/data/token_source.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/base/error.h"
+
+namespace tessera::io {
+
+void check_token_range(std::int64_t begin, std::int64_t count, std::int64_t size) {
+  require(begin >= 0 && count >= 0 && begin <= size && count <= size - begin,
+          "tokens [{}, {} + {}) asked for, but the source has {}", begin, begin, count, size);
+}
+
+namespace {
+
+class Slice final : public TokenSource {
+ public:
+  Slice(TokenSourcePtr source, std::int64_t begin, std::int64_t end)
+      : source_(std::move(source)), begin_(begin), size_(end - begin) {}
+  std::int64_t size() const override { return size_; }
+  void read(std::int64_t begin, std::int64_t count, std::int32_t* dst) const override {
+    check_token_range(begin, count, size_);
+    source_->read(begin_ + begin, count, dst);
+  }
+
+ private:
+  TokenSourcePtr source_;
+  std::int64_t begin_;
+  std::int64_t size_;
+};
+
+class Concatenation final : public TokenSource {
+ public:
+  explicit Concatenation(std::vector<TokenSourcePtr> sources) : sources_(std::move(sources)) {
+    for (const TokenSourcePtr& source : sources_) ends_.push_back(size() + source->size());
+  }
+  std::int64_t size() const override { return ends_.empty() ? 0 : ends_.back(); }
+  void read(std::int64_t begin, std::int64_t count, std::int32_t* dst) const override {
+    check_token_range(begin, count, size());
+    auto i = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), begin) -
+                                      ends_.begin());
+    for (; count > 0; ++i) {
+      const std::int64_t part = std::min(count, ends_[i] - begin);
+      sources_[i]->read(begin - (ends_[i] - sources_[i]->size()), part, dst);
+      begin += part;
+      count -= part;
+      dst += part;
+    }
+  }
+
+ private:
+  std::vector<TokenSourcePtr> sources_;
+  std::vector<std::int64_t> ends_;
+};
+
+class InMemory final : public TokenSource {
+ public:
+  explicit InMemory(std::vector<std::uint16_t> tokens) : tokens_(std::move(tokens)) {}
+  std::int64_t size() const override { return static_cast<std::int64_t>(tokens_.size()); }
+  void read(std::int64_t begin, std::int64_t count, std::int32_t* dst) const override {
+    check_token_range(begin, count, size());
+    std::copy_n(tokens_.begin() + begin, count, dst);
+  }
+
+ private:
+  std::vector<std::uint16_t> tokens_;
+};
+
+}  // namespace
+
+TokenSourcePtr slice_tokens(TokenSourcePtr source, std::int64_t begin, std::int64_t end) {
+  check_token_range(begin, end - begin, source->size());
+  return std::make_shared<Slice>(std::move(source), begin, end);
+}
+
+TokenSourcePtr concatenate_tokens(std::vector<TokenSourcePtr> sources) {
+  require(!sources.empty(), "expected at least one source of tokens, got none");
+  if (sources.size() == 1) return std::move(sources.front());
+  return std::make_shared<Concatenation>(std::move(sources));
+}
+
+TokenSourcePtr tokens_in_memory(std::vector<std::uint16_t> tokens) {
+  return std::make_shared<InMemory>(std::move(tokens));
+}
+
+std::int32_t max_token_id(const TokenSource& source) {
+  std::vector<std::int32_t> block(1 << 16);
+  std::int32_t largest = -1;
+  for (std::int64_t begin = 0; begin < source.size();) {
+    const auto count = std::min(source.size() - begin, static_cast<std::int64_t>(block.size()));
+    source.read(begin, count, block.data());
+    largest = std::max(largest, *std::max_element(block.begin(), block.begin() + count));
+    begin += count;
+  }
+  return largest;
+}
+
+}  // namespace tessera::io

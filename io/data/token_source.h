@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace tessera::io {
+
+/// A sequence of token ids that can be read at any position. Immutable and thread-safe.
+class TokenSource {
+ public:
+  virtual ~TokenSource() = default;
+  /// Number of tokens.
+  virtual std::int64_t size() const = 0;
+  /// Writes tokens [begin, begin + count) to dst. Takes no memory that grows with the source.
+  /// @throws InvalidArgument outside [0, size()], IoError if the file fails or holds an id that is
+  ///   not in the vocabulary (checked here, as tokens are read, with position and value)
+  virtual void read(std::int64_t begin, std::int64_t count, std::int32_t* dst) const = 0;
+};
+using TokenSourcePtr = std::shared_ptr<const TokenSource>;
+
+/// Tokens [begin, end) of a source. @throws InvalidArgument unless 0 <= begin <= end <= size
+TokenSourcePtr slice_tokens(TokenSourcePtr source, std::int64_t begin, std::int64_t end);
+/// One source after the other. @throws InvalidArgument if there is none
+TokenSourcePtr concatenate_tokens(std::vector<TokenSourcePtr> sources);
+/// Tokens in memory.
+TokenSourcePtr tokens_in_memory(std::vector<std::uint16_t> tokens);
+/// Largest id; reads the source once. -1 if it is empty.
+std::int32_t max_token_id(const TokenSource& source);
+/// Throws InvalidArgument unless [begin, begin + count) lies in [0, size].
+void check_token_range(std::int64_t begin, std::int64_t count, std::int64_t size);
+
+}  // namespace tessera::io

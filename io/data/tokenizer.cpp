@@ -1,0 +1,142 @@
+#include "io/data/tokenizer.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <unordered_map>
+#include <utility>
+
+#include "core/base/error.h"
+#include "io/data/input_file.h"
+#include "io/data/text.h"
+
+namespace tessera::io {
+namespace {
+
+void check_id(std::int32_t id, std::int64_t vocab_size) {
+  require(id >= 0 && id < vocab_size, "token id {} is outside the vocabulary of {} entries", id,
+          vocab_size);
+}
+
+class ByteTokenizer final : public Tokenizer {
+ public:
+  std::string_view kind() const override { return "bytes"; }
+  std::int64_t vocab_size() const override { return 256; }
+  std::vector<std::int32_t> encode(std::string_view text, std::string_view) const override {
+    std::vector<std::int32_t> ids(text.size());
+    std::transform(text.begin(), text.end(), ids.begin(),
+                   [](char c) { return static_cast<unsigned char>(c); });
+    return ids;
+  }
+  std::string decode(std::span<const std::int32_t> ids) const override {
+    std::string text;
+    for (const std::int32_t id : ids) {
+      check_id(id, vocab_size());
+      text.push_back(static_cast<char>(id));
+    }
+    return text;
+  }
+  nlohmann::json to_json() const override { return {{"type", "bytes"}}; }
+};
+
+class CharTokenizer final : public Tokenizer {
+ public:
+  explicit CharTokenizer(std::u32string vocabulary) : vocabulary_(std::move(vocabulary)) {
+    for (std::size_t i = 0; i < vocabulary_.size(); ++i) {
+      ids_.emplace(vocabulary_[i], static_cast<std::int32_t>(i));
+    }
+  }
+  std::string_view kind() const override { return "chars"; }
+  std::int64_t vocab_size() const override { return static_cast<std::int64_t>(vocabulary_.size()); }
+  std::vector<std::int32_t> encode(std::string_view text, std::string_view name) const override {
+    const std::u32string points = decode_utf8(text, name);
+    std::vector<std::int32_t> ids(points.size());
+    for (std::size_t i = 0; i < points.size(); ++i) {
+      const auto found = ids_.find(points[i]);
+      require(found != ids_.end(),
+              "{}: character {} at position {} is not in the vocabulary of {} characters", name,
+              describe_character(points[i]), i, vocabulary_.size());
+      ids[i] = found->second;
+    }
+    return ids;
+  }
+  std::string decode(std::span<const std::int32_t> ids) const override {
+    std::string text;
+    for (const std::int32_t id : ids) {
+      check_id(id, vocab_size());
+      append_utf8(vocabulary_[static_cast<std::size_t>(id)], text);
+    }
+    return text;
+  }
+  nlohmann::json to_json() const override {
+    std::string text;
+    for (const char32_t point : vocabulary_) append_utf8(point, text);
+    return {{"type", "chars"}, {"vocabulary", text}};
+  }
+
+ private:
+  std::u32string vocabulary_;
+  std::unordered_map<char32_t, std::int32_t> ids_;
+};
+
+}  // namespace
+
+TokenizerPtr make_byte_tokenizer() { return std::make_shared<ByteTokenizer>(); }
+
+TokenizerPtr make_char_tokenizer(std::u32string vocabulary) {
+  require(!vocabulary.empty(), "a character vocabulary needs at least one character, got none");
+  require(vocabulary.size() <= 65536,
+          "the text has {} different characters, at most 65536 are supported; use "
+          "data.tokenizer=bytes",
+          vocabulary.size());
+  const auto unsorted =
+      std::adjacent_find(vocabulary.begin(), vocabulary.end(), std::greater_equal<>());
+  require(unsorted == vocabulary.end(),
+          "a character vocabulary must be sorted and without repeats, but entry {} is {}",
+          unsorted - vocabulary.begin() + 1,
+          unsorted == vocabulary.end() ? std::string() : describe_character(*(unsorted + 1)));
+  return std::make_shared<CharTokenizer>(std::move(vocabulary));
+}
+
+TokenizerPtr tokenizer_from_json(const nlohmann::json& json) {
+  require(json.is_object(), "a tokenizer must be a JSON object, found {}", json.type_name());
+  if (json.contains("model") || json.contains("added_tokens")) {
+    throw Unsupported(
+        "this is a tokenizer.json of Hugging Face, which this build cannot read; use bytes, chars, "
+        "or token files (.bin) made with it");
+  }
+  const auto type = json.find("type");
+  require(type != json.end() && type->is_string(),
+          "a tokenizer needs a string \"type\" (bytes or chars), found {}",
+          type == json.end() ? "none" : type->type_name());
+  const auto& kind = type->get_ref<const std::string&>();
+  if (kind == "bytes") return make_byte_tokenizer();
+  if (kind != "chars") {
+    throw Unsupported("tokenizer type \"{}\" is not known to this build; it has bytes and chars",
+                      kind);
+  }
+  const auto vocabulary = json.find("vocabulary");
+  require(vocabulary != json.end() && vocabulary->is_string(),
+          "a chars tokenizer needs a string \"vocabulary\", found {}",
+          vocabulary == json.end() ? "none" : vocabulary->type_name());
+  return make_char_tokenizer(
+      decode_utf8(vocabulary->get_ref<const std::string&>(), "tokenizer vocabulary"));
+}
+
+TokenizerPtr load_tokenizer(const std::string& path) {
+  const InputFile file(path);
+  constexpr std::int64_t kLimit = 64 << 20;
+  require<IoError>(file.size() <= kLimit,
+                   "{}: {} bytes are too many for a tokenizer file (at most {})", path, file.size(),
+                   kLimit);
+  const auto json = nlohmann::json::parse(file.read_all(), nullptr, /*allow_exceptions=*/false);
+  require(!json.is_discarded(), "{}: expected a tokenizer file, found no valid JSON", path);
+  try {
+    return tokenizer_from_json(json);
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument("{}: {}", path, error.what());
+  } catch (const Unsupported& error) {
+    throw Unsupported("{}: {}", path, error.what());
+  }
+}
+
+}  // namespace tessera::io

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::io {
+
+/// Turns text into token ids and back. Immutable and thread-safe.
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+  /// "bytes", "chars"
+  virtual std::string_view kind() const = 0;
+  virtual std::int64_t vocab_size() const = 0;
+  /// @param name  what the text is called in messages
+  /// @throws InvalidArgument on text that the vocabulary cannot express, with its position
+  virtual std::vector<std::int32_t> encode(std::string_view text,
+                                           std::string_view name = "text") const = 0;
+  /// @throws InvalidArgument on an id outside the vocabulary
+  virtual std::string decode(std::span<const std::int32_t> ids) const = 0;
+  /// {"type":"bytes"} or {"type":"chars","vocabulary":"..."}: what from_json takes back.
+  virtual nlohmann::json to_json() const = 0;
+};
+using TokenizerPtr = std::shared_ptr<const Tokenizer>;
+
+/// One token per byte, 256 ids. decode() returns the bytes, which may be cut inside a character.
+TokenizerPtr make_byte_tokenizer();
+/// One token per character (Unicode code point); ids follow the sorted vocabulary.
+/// @param vocabulary  sorted and without repeats
+/// @throws InvalidArgument if it is empty, unsorted, or over 65536 characters
+TokenizerPtr make_char_tokenizer(std::u32string vocabulary);
+
+/// @throws InvalidArgument on a malformed description, Unsupported on a type of another build
+TokenizerPtr tokenizer_from_json(const nlohmann::json& json);
+/// Reads a tokenizer file: JSON as to_json() writes it.
+/// @throws IoError, InvalidArgument, Unsupported (e.g. for a tokenizer.json of Hugging Face)
+TokenizerPtr load_tokenizer(const std::string& path);
+
+}  // namespace tessera::io
