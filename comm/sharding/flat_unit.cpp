@@ -1,0 +1,187 @@
+#include "comm/sharding/flat_unit.h"
+
+#include "kernels/elementwise.h"
+
+namespace tessera::comm {
+namespace {
+
+std::vector<ShardLayout::Parameter> describe(const Unit& unit) {
+  std::vector<ShardLayout::Parameter> result;
+  result.reserve(unit.parameters.size());
+  for (const Parameter* p : unit.parameters) {
+    result.push_back({p->name, p->tensor.shape(), p->decay});
+  }
+  return result;
+}
+
+std::string_view state_name(FlatUnit::State state) {
+  switch (state) {
+    case FlatUnit::State::Sharded:
+      return "sharded";
+    case FlatUnit::State::Gathering:
+      return "gathering";
+    case FlatUnit::State::Gathered:
+      return "gathered";
+  }
+  return "unknown";
+}
+
+}  // namespace
+
+ShardMode parse_shard_mode(const std::string& name) {
+  if (name == "full") return ShardMode::Full;
+  if (name == "none") return ShardMode::None;
+  throw InvalidArgument("shard.mode must be full or none, got '{}'", name);
+}
+
+FlatUnit::FlatUnit(const Unit& unit, ShardMode mode, DType compute_dtype,
+                   const std::shared_ptr<Context>& context, Communicator& communicator)
+    : parameters_(unit.parameters),
+      mode_(mode),
+      compute_dtype_(compute_dtype),
+      context_(context),
+      communicator_(communicator),
+      layout_(unit.name, describe(unit), communicator.world_size()),
+      scatters_(mode == ShardMode::Full && communicator.world_size() > 1) {
+  const std::int64_t padded = layout_.padded_size();
+  const std::int64_t segment = segment_size();
+  master_ = Tensor::full(context_, {segment}, DType::F32, 0.0, MemoryCategory::Parameters, name());
+
+  gather_is_master_ = compute_dtype_ == DType::F32 && !scatters_;
+  gathered_ = gather_is_master_
+                  ? master_.storage()
+                  : Storage::reserve(context_,
+                                     static_cast<std::size_t>(padded) * dtype_size(compute_dtype_),
+                                     MemoryCategory::Gathered, name());
+  gathered_view_ = Tensor::window(gathered_, 0, {padded}, compute_dtype_);
+
+  full_gradient_ = Storage::reserve(context_, static_cast<std::size_t>(padded) * sizeof(float),
+                                    MemoryCategory::Gradients, name());
+  full_gradient_view_ = Tensor::window(full_gradient_, 0, {padded}, DType::F32);
+  if (scatters_) {
+    gradient_ = Tensor::full(context_, {segment}, DType::F32, 0.0, MemoryCategory::Gradients,
+                             name() + " segment");
+  } else {
+    gradient_ = full_gradient_view_;
+  }
+
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const ParameterSlot& slot = layout_.slots()[i];
+    Tensor& tensor = parameters_[i]->tensor;
+    tensor.bind(gathered_, slot.offset, compute_dtype_);
+    tensor.set_grad_buffer(Tensor::window(full_gradient_, slot.offset, slot.shape, DType::F32));
+  }
+}
+
+FlatUnit::~FlatUnit() {
+  for (const WorkPtr& work : {gathering_, reducing_}) {
+    if (!work || work->is_done()) continue;
+    communicator_.abort(fmt::format("unit {} was destroyed during a collective", name()));
+    try {
+      work->wait();
+    } catch (const CommError&) {  // that it failed is what was asked for
+    }
+  }
+}
+
+std::int64_t FlatUnit::segment_begin() const {
+  return scatters_ ? layout_.segment_size() * communicator_.rank() : 0;
+}
+
+std::int64_t FlatUnit::segment_size() const {
+  return scatters_ ? layout_.segment_size() : layout_.padded_size();
+}
+
+CollectiveOptions FlatUnit::options(const char* operation) const {
+  return {fmt::format("{} {}", operation, name()), {}};
+}
+
+void FlatUnit::start_gather() {
+  if (state_ != State::Sharded) return;
+  if (!gather_is_master_ && !(fresh_ && gathered_->is_materialized())) {
+    gathered_->materialize();
+    const Tensor own = Tensor::window(gathered_, segment_begin(), {segment_size()}, compute_dtype_);
+    kernels::cast(*context_, master_.view(), {own.view(), false, true});
+    fresh_ = !scatters_;
+    if (scatters_) {
+      gathering_ = communicator_.start_all_gather(gathered_view_.view(), options("all_gather"));
+    }
+  }
+  state_ = State::Gathering;
+}
+
+void FlatUnit::finish_gather() {
+  if (state_ == State::Gathered) return;
+  require<InternalError>(state_ == State::Gathering, "unit {} is {}, expected gathering", name(),
+                         state_name(state_));
+  if (gathering_) {
+    gathering_->wait();
+    gathering_.reset();
+  }
+  state_ = State::Gathered;
+}
+
+void FlatUnit::release() {
+  if (state_ == State::Gathering) finish_gather();
+  if (scatters_) gathered_->release();
+  state_ = State::Sharded;
+}
+
+void FlatUnit::prepare_gradients(bool first) {
+  require<InternalError>(!reducing_, "unit {}: gradients are still being reduced", name());
+  first_ = first;
+  full_gradient_->materialize();
+  // Scattered micro-batches are summed in the segment; else in the buffer itself.
+  if (!first && !scatters_) return;
+  for (Parameter* parameter : parameters_) parameter->tensor.zero_grad();
+}
+
+void FlatUnit::zero_gaps() {
+  const auto zero = [this](std::int64_t begin, std::int64_t end) {
+    if (begin >= end) return;
+    kernels::fill(*context_, full_gradient_view_.alias({end - begin}, {1}, begin).view(), 0.0);
+  };
+  std::int64_t covered = 0;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const ParameterSlot& slot = layout_.slots()[i];
+    zero(covered, slot.offset);
+    if (!parameters_[i]->tensor.grad().defined()) zero(slot.offset, slot.offset + slot.numel);
+    covered = slot.offset + slot.numel;
+  }
+  zero(covered, layout_.padded_size());
+}
+
+void FlatUnit::start_reduce(bool last) {
+  if (scatters_ || last) zero_gaps();
+  if (scatters_) {
+    if (!first_ && !scattered_.defined()) {
+      scattered_ = Tensor::empty(context_, {segment_size()}, DType::F32, MemoryCategory::Gradients,
+                                 name() + " scattered");
+    }
+    reducing_ = communicator_.start_reduce_scatter(full_gradient_view_.view(),
+                                                   (first_ ? gradient_ : scattered_).view(),
+                                                   options("reduce_scatter"));
+  } else if (last && communicator_.world_size() > 1) {
+    reducing_ = communicator_.start_all_reduce(full_gradient_view_.view(), ReduceOp::Sum,
+                                               options("all_reduce"));
+  }
+}
+
+void FlatUnit::finish_reduce() {
+  if (!reducing_) return;
+  reducing_->wait();
+  reducing_.reset();
+  if (!scatters_) return;
+  full_gradient_->release();
+  if (first_) return;
+  kernels::cast(*context_, scattered_.view(), {gradient_.view(), true, true});
+  scattered_ = {};
+}
+
+void FlatUnit::master_changed() {
+  fresh_ = false;
+  gathered_->bump_version();
+  if (!scatters_ && state_ != State::Sharded) state_ = State::Sharded;
+}
+
+}  // namespace tessera::comm

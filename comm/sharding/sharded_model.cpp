@@ -1,0 +1,161 @@
+#include "comm/sharding/sharded_model.h"
+
+#include <algorithm>
+
+#include "kernels/optimizer.h"
+
+namespace tessera::comm {
+
+ShardedModel::ShardedModel(const std::vector<Unit>& units, ShardMode mode, DType compute_dtype,
+                           const std::shared_ptr<Context>& context, Communicator& communicator)
+    : mode_(mode), context_(context), communicator_(communicator) {
+  require(!units.empty(), "a model needs at least one unit");
+  require(compute_dtype == DType::F32 || compute_dtype == DType::BF16,
+          "parameters are gathered in f32 or bf16, got {}", compute_dtype);
+  for (const Unit& unit : units) {
+    units_.push_back(std::make_unique<FlatUnit>(unit, mode, compute_dtype, context, communicator));
+    const FlatUnit& flat = *units_.back();
+    decay_.push_back(optim::decay_ranges(flat.layout(), flat.segment_begin(), flat.segment_size()));
+  }
+}
+
+void ShardedModel::load(const ParameterSource& source) {
+  for (const Piece& piece : held_pieces()) {
+    source(*piece.parameter, piece.begin, piece.end, piece.master);
+  }
+  values_changed();
+}
+
+void ShardedModel::create_optimizer_state() {
+  if (has_optimizer_state()) return;
+  for (const auto& unit : units_) {
+    for (auto* list : {&exp_avg_, &exp_avg_sq_}) {
+      list->push_back(Tensor::full(context_, {unit->segment_size()}, DType::F32, 0.0,
+                                   MemoryCategory::OptimizerState, unit->name()));
+    }
+  }
+}
+
+std::vector<ShardedModel::Piece> ShardedModel::pieces(bool owned_only) {
+  std::vector<Piece> result;
+  for (std::size_t u = 0; u < units_.size(); ++u) {
+    FlatUnit& unit = *units_[u];
+    const ShardLayout& layout = unit.layout();
+    const std::int64_t held = unit.segment_begin();
+    std::int64_t begin = held;
+    std::int64_t end = held + unit.segment_size();
+    if (owned_only) {
+      begin = layout.segment_size() * communicator_.rank();
+      end = begin + layout.segment_size();
+    }
+    for (const SlotRange& range : layout.ranges(begin, end)) {
+      const std::int64_t at = begin + range.offset - held;
+      const auto pointer = [at](const Tensor& t) { return t.data<float>() + at; };
+      const bool moments = has_optimizer_state();
+      result.push_back({unit.parameters()[static_cast<std::size_t>(range.slot)], range.begin,
+                        range.end, pointer(unit.master()), moments ? pointer(exp_avg_[u]) : nullptr,
+                        moments ? pointer(exp_avg_sq_[u]) : nullptr});
+    }
+  }
+  return result;
+}
+
+std::vector<ShardedModel::Piece> ShardedModel::owned_pieces() { return pieces(true); }
+std::vector<ShardedModel::Piece> ShardedModel::held_pieces() { return pieces(false); }
+
+void ShardedModel::values_changed() {
+  for (const auto& unit : units_) {
+    unit->release();
+    unit->master_changed();
+  }
+}
+
+// Waits for a unit's parameters and starts those of the unit that comes next.
+void ShardedModel::ensure_gathered(int unit, int next) {
+  units_[static_cast<std::size_t>(unit)]->start_gather();
+  if (next > 0 && next < static_cast<int>(units_.size())) {
+    units_[static_cast<std::size_t>(next)]->start_gather();
+  }
+  units_[static_cast<std::size_t>(unit)]->finish_gather();
+}
+
+void ShardedModel::begin_micro_batch(bool first, bool last) {
+  training_ = true;
+  first_ = first;
+  last_ = last;
+  // The head's gradient is computed during forward already.
+  units_.front()->prepare_gradients(first);
+}
+
+void ShardedModel::before_forward(int unit) { ensure_gathered(unit, unit + 1); }
+
+void ShardedModel::after_forward(int unit) {
+  // Backward starts with the last unit and needs the root: both stay.
+  const bool needed_soon = unit == 0 || unit + 1 == static_cast<int>(units_.size());
+  if (training_ && needed_soon) return;
+  units_[static_cast<std::size_t>(unit)]->release();
+}
+
+void ShardedModel::before_backward(int unit) {
+  ensure_gathered(unit, unit - 1);
+  units_[static_cast<std::size_t>(unit)]->prepare_gradients(first_);
+}
+
+void ShardedModel::after_backward(int unit) {
+  FlatUnit& flat = *units_[static_cast<std::size_t>(unit)];
+  flat.release();
+  drain_reductions(0);
+  flat.start_reduce(last_);
+  reducing_.push_back(&flat);
+}
+
+void ShardedModel::drain_reductions(std::size_t keep) {
+  while (reducing_.size() > keep) {
+    reducing_.front()->finish_reduce();
+    reducing_.erase(reducing_.begin());
+  }
+}
+
+void ShardedModel::end_micro_batch() {
+  FlatUnit& root = *units_.front();
+  root.release();
+  root.start_reduce(last_);
+  reducing_.push_back(&root);
+  drain_reductions(0);
+  training_ = false;
+}
+
+double ShardedModel::gradient_sum_of_squares(std::vector<double>& extra) {
+  double sum = 0.0;
+  for (const auto& unit : units_)
+    sum += kernels::sum_of_squares(*context_, unit->gradient().view());
+  if (communicator_.world_size() == 1) return sum;
+  // In mode None every rank holds the whole sum; counting one of them keeps one code path.
+  const bool counts = mode_ == ShardMode::Full || communicator_.rank() == 0;
+  std::vector<double> values = extra;
+  values.push_back(counts ? sum : 0.0);
+  communicator_.all_reduce(
+      dense_view(values.data(), DType::F64, {static_cast<std::int64_t>(values.size())}),
+      ReduceOp::Sum, {"all_reduce grad_norm", {}});
+  sum = values.back();
+  values.pop_back();
+  extra = values;
+  return sum;
+}
+
+void ShardedModel::step(const optim::AdamWOptions& options, double lr, std::int64_t step,
+                        double grad_scale) {
+  create_optimizer_state();
+  for (std::size_t u = 0; u < units_.size(); ++u) {
+    FlatUnit& unit = *units_[u];
+    optim::adamw_step(options, decay_[u], unit.master(), unit.gradient(), exp_avg_[u],
+                      exp_avg_sq_[u], lr, step, grad_scale);
+    unit.master_changed();
+  }
+}
+
+void ShardedModel::end_evaluation() {
+  for (const auto& unit : units_) unit->release();
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "comm/sharding/flat_unit.h"
+
+namespace tessera::comm {
+
+/// One rank's share of a model: gathers units ahead of their use, releases them after, sums
+/// gradients over ranks while backward goes on, and updates its segments.
+///
+/// Per step: for each micro-batch begin_micro_batch, the model's loss with *this as its hooks,
+/// backward, end_micro_batch; then gradient_sum_of_squares, step. All ranks make the same calls in
+/// the same order. The gradients are sums over ranks and micro-batches: scale the loss.
+class ShardedModel final : public UnitHooks {
+ public:
+  /// Binds the parameters of `units`; unit 0 is the root. Masters start as zeros: see load().
+  /// `communicator` must outlive this. compute_dtype: f32 or bf16.
+  ShardedModel(const std::vector<Unit>& units, ShardMode mode, DType compute_dtype,
+               const std::shared_ptr<Context>& context, Communicator& communicator);
+
+  ShardMode mode() const { return mode_; }
+  const std::vector<std::unique_ptr<FlatUnit>>& units() const { return units_; }
+
+  /// Fills this rank's master values, part by part.
+  void load(const ParameterSource& source);
+  /// Makes the moments, zeros. Called by step() if need be.
+  void create_optimizer_state();
+  bool has_optimizer_state() const { return !exp_avg_.empty(); }
+
+  /// One contiguous piece of a parameter that this rank writes into a checkpoint: each element of
+  /// the model is in exactly one piece of one rank, in mode None too.
+  struct Piece {
+    const Parameter* parameter = nullptr;
+    std::int64_t begin = 0, end = 0;  ///< elements of the parameter
+    float* master = nullptr;
+    float* exp_avg = nullptr;  ///< null without optimizer state
+    float* exp_avg_sq = nullptr;
+  };
+  std::vector<Piece> owned_pieces();
+  /// All pieces that this rank holds: owned_pieces() in mode Full, the whole model in mode None.
+  std::vector<Piece> held_pieces();
+  /// After writing into pieces: gathered copies are stale.
+  void values_changed();
+
+  void begin_micro_batch(bool first, bool last);
+  void end_micro_batch();
+  /// Sum over all elements of the model, the same on every rank: needs one all-reduce of doubles in
+  /// mode Full, which also sums `extra` (loss and flags of the trainer) in place.
+  double gradient_sum_of_squares(std::vector<double>& extra);
+  /// AdamW on this rank's segments. @param step from 1
+  void step(const optim::AdamWOptions& options, double lr, std::int64_t step, double grad_scale);
+
+  /// For evaluation: releases what a forward pass without backward left gathered.
+  void end_evaluation();
+
+  void before_forward(int unit) override;
+  void after_forward(int unit) override;
+  void before_backward(int unit) override;
+  void after_backward(int unit) override;
+
+ private:
+  std::vector<Piece> pieces(bool owned_only);
+  void ensure_gathered(int unit, int next);
+  void drain_reductions(std::size_t keep);
+
+  ShardMode mode_;
+  std::shared_ptr<Context> context_;
+  Communicator& communicator_;
+  std::vector<std::unique_ptr<FlatUnit>> units_;
+  std::vector<std::vector<optim::DecayRange>> decay_;
+  std::vector<Tensor> exp_avg_, exp_avg_sq_;
+  std::vector<FlatUnit*> reducing_;  // in flight, oldest first
+  bool training_ = false;
+  bool first_ = true, last_ = true;
+};
+
+}  // namespace tessera::comm

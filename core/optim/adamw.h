@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/base/shard_layout.h"
+#include "core/tensor.h"
+
+namespace tessera::optim {
+
+/// Settings of AdamW that stay for a run. See kernels/optimizer.h for the update.
+struct AdamWOptions {
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0.1;  ///< on the ranges whose parameters decay
+};
+
+/// A run of a flat segment with one weight decay, padding included (padding is zero and stays so).
+struct DecayRange {
+  std::int64_t begin = 0;  ///< elements within the segment
+  std::int64_t end = 0;
+  bool decay = false;
+};
+
+/// The fewest ranges that cover [0, segment) of a layout from flat element `first` on.
+std::vector<DecayRange> decay_ranges(const ShardLayout& layout, std::int64_t first,
+                                     std::int64_t segment);
+
+/// One step over a segment, range by range.
+/// @param param, grad, exp_avg, exp_avg_sq  [n] f32
+/// @param step        from 1
+/// @param grad_scale  multiplies the gradient, e.g. the clipping factor
+void adamw_step(const AdamWOptions& options, const std::vector<DecayRange>& ranges,
+                const Tensor& param, const Tensor& grad, const Tensor& exp_avg,
+                const Tensor& exp_avg_sq, double lr, std::int64_t step, double grad_scale);
+
+}  // namespace tessera::optim

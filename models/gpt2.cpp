@@ -1,0 +1,211 @@
+#include "models/gpt2.h"
+
+#include <cmath>
+
+#include "core/autograd/autograd.h"
+#include "core/base/rng.h"
+#include "core/ops/activation.h"
+#include "core/ops/attention.h"
+#include "core/ops/cross_entropy.h"
+#include "core/ops/elementwise.h"
+#include "core/ops/embedding.h"
+#include "core/ops/linear.h"
+#include "core/ops/norm.h"
+#include "core/ops/view.h"
+#include "kernels/elementwise.h"
+#include "kernels/matmul.h"
+
+namespace tessera::models {
+namespace {
+
+using ops::WeightLayout;
+
+// GPT-2's initialization: N(0, 0.02), projections into the residual stream scaled down by the
+// square root of the number of such projections.
+constexpr float kStd = 0.02F;
+
+Parameter make_parameter(std::string name, const Shape& shape, Initialization init) {
+  Parameter parameter{std::move(name), Tensor::unbound(shape, DType::F32), init, shape.size() >= 2};
+  parameter.tensor.set_requires_grad(true);
+  return parameter;
+}
+
+// Places in the model that draw dropout masks; two per block follow the embedding.
+constexpr std::int64_t kEmbeddingPlace = 0;
+std::int64_t attention_place(std::int64_t layer) { return 1 + 2 * layer; }
+std::int64_t mlp_place(std::int64_t layer) { return 2 + 2 * layer; }
+
+}  // namespace
+
+Gpt2::Gpt2(const Gpt2Config& config) : config_(config) {
+  config_.validate();
+  const std::int64_t c = config_.n_embd;
+  const Initialization zeros{Initialization::Kind::Zeros, 0.0F};
+  const Initialization ones{Initialization::Kind::Ones, 0.0F};
+  const Initialization normal{Initialization::Kind::Normal, kStd};
+  const Initialization residual{Initialization::Kind::Normal,
+                                kStd / std::sqrt(2.0F * static_cast<float>(config_.n_layer))};
+
+  wte_ = make_parameter("wte.weight", {config_.vocab_size, c}, normal);
+  wpe_ = make_parameter("wpe.weight", {config_.seq_len, c}, normal);
+  ln_f_weight_ = make_parameter("ln_f.weight", {c}, ones);
+  ln_f_bias_ = make_parameter("ln_f.bias", {c}, zeros);
+  units_.push_back({"root", {&wte_, &wpe_, &ln_f_weight_, &ln_f_bias_}});
+
+  for (std::int64_t i = 0; i < config_.n_layer; ++i) {
+    const std::string h = fmt::format("h.{}", i);
+    Block& b = blocks_.emplace_back();
+    b.ln_1_weight = make_parameter(h + ".ln_1.weight", {c}, ones);
+    b.ln_1_bias = make_parameter(h + ".ln_1.bias", {c}, zeros);
+    b.c_attn_weight = make_parameter(h + ".attn.c_attn.weight", {c, 3 * c}, normal);
+    b.c_attn_bias = make_parameter(h + ".attn.c_attn.bias", {3 * c}, zeros);
+    b.attn_c_proj_weight = make_parameter(h + ".attn.c_proj.weight", {c, c}, residual);
+    b.attn_c_proj_bias = make_parameter(h + ".attn.c_proj.bias", {c}, zeros);
+    b.ln_2_weight = make_parameter(h + ".ln_2.weight", {c}, ones);
+    b.ln_2_bias = make_parameter(h + ".ln_2.bias", {c}, zeros);
+    b.c_fc_weight = make_parameter(h + ".mlp.c_fc.weight", {c, 4 * c}, normal);
+    b.c_fc_bias = make_parameter(h + ".mlp.c_fc.bias", {4 * c}, zeros);
+    b.mlp_c_proj_weight = make_parameter(h + ".mlp.c_proj.weight", {4 * c, c}, residual);
+    b.mlp_c_proj_bias = make_parameter(h + ".mlp.c_proj.bias", {c}, zeros);
+    units_.push_back({h,
+                      {&b.ln_1_weight, &b.ln_1_bias, &b.c_attn_weight, &b.c_attn_bias,
+                       &b.attn_c_proj_weight, &b.attn_c_proj_bias, &b.ln_2_weight, &b.ln_2_bias,
+                       &b.c_fc_weight, &b.c_fc_bias, &b.mlp_c_proj_weight, &b.mlp_c_proj_bias}});
+  }
+}
+
+std::vector<Parameter*> Gpt2::parameters() {
+  std::vector<Parameter*> result;
+  for (const Unit& unit : units_) {
+    result.insert(result.end(), unit.parameters.begin(), unit.parameters.end());
+  }
+  return result;
+}
+
+void Gpt2::check_tokens(const Tensor& tokens, std::int64_t past) const {
+  require(tokens.shape().size() == 2, "GPT-2 takes tokens [B, T], got shape {}", tokens.shape());
+  require(tokens.dtype() == DType::I32, "GPT-2 takes tokens of dtype i32, got {}", tokens.dtype());
+  require(past + tokens.dim(1) <= config_.seq_len,
+          "{} tokens are more than the model's {} positions (model.seq_len)", past + tokens.dim(1),
+          config_.seq_len);
+}
+
+Tensor Gpt2::drop(const Tensor& x, const ForwardOptions& options, std::int64_t place) const {
+  if (!options.training || config_.dropout == 0.0F) return x;
+  const RngKey key =
+      RngKey::make(options.seed, RngPurpose::Dropout, static_cast<std::uint64_t>(options.step),
+                   static_cast<std::uint64_t>(place));
+  const std::int64_t per_sample = x.numel() / x.dim(0);
+  return ops::dropout(x, config_.dropout, key,
+                      static_cast<std::uint64_t>(options.first_sample * per_sample));
+}
+
+Tensor Gpt2::mlp(const Block& b, const Tensor& x) const {
+  Tensor m = ops::linear(x, b.c_fc_weight.tensor, b.c_fc_bias.tensor, WeightLayout::InOut);
+  m = ops::gelu(m);
+  return ops::linear(m, b.mlp_c_proj_weight.tensor, b.mlp_c_proj_bias.tensor, WeightLayout::InOut);
+}
+
+Tensor Gpt2::block(std::int64_t layer, const Tensor& x, const ForwardOptions& options) {
+  const Block& b = blocks_[static_cast<std::size_t>(layer)];
+  const double eps = config_.layer_norm_eps;
+  Tensor a = ops::layer_norm(x, b.ln_1_weight.tensor, b.ln_1_bias.tensor, eps);
+  a = ops::linear(a, b.c_attn_weight.tensor, b.c_attn_bias.tensor, WeightLayout::InOut);
+  a = ops::causal_attention(a, config_.n_head);
+  a = ops::linear(a, b.attn_c_proj_weight.tensor, b.attn_c_proj_bias.tensor, WeightLayout::InOut);
+  const Tensor h = ops::add(x, drop(a, options, attention_place(layer)));
+  const Tensor m = mlp(b, ops::layer_norm(h, b.ln_2_weight.tensor, b.ln_2_bias.tensor, eps));
+  return ops::add(h, drop(m, options, mlp_place(layer)));
+}
+
+Tensor Gpt2::hidden(const Tensor& tokens, const ForwardOptions& options) {
+  check_tokens(tokens, 0);
+  UnitHooks* const hooks = options.hooks;
+  if (hooks != nullptr) hooks->before_forward(0);
+  Tensor x = drop(ops::embedding(tokens, wte_.tensor, wpe_.tensor), options, kEmbeddingPlace);
+  for (std::int64_t layer = 0; layer < config_.n_layer; ++layer) {
+    const int unit = static_cast<int>(layer) + 1;
+    if (hooks != nullptr) {
+      hooks->before_forward(unit);
+      x = autograd::boundary(x, [hooks, unit] { hooks->after_backward(unit); });
+    }
+    if (options.recompute_blocks) {
+      x = autograd::recompute(
+          [this, layer, options](const Tensor& input) { return block(layer, input, options); }, x);
+    } else {
+      x = block(layer, x, options);
+    }
+    if (hooks != nullptr) {
+      x = autograd::boundary(x, [hooks, unit] { hooks->before_backward(unit); });
+      hooks->after_forward(unit);
+    }
+  }
+  return ops::layer_norm(x, ln_f_weight_.tensor, ln_f_bias_.tensor, config_.layer_norm_eps);
+}
+
+Tensor Gpt2::loss(const Tensor& tokens, const Tensor& targets, double scale,
+                  const ForwardOptions& options) {
+  require(targets.shape() == tokens.shape(), "targets {} must have the shape of tokens {}",
+          targets.shape(), tokens.shape());
+  const Tensor x = hidden(tokens, options);
+  const std::int64_t rows = tokens.numel();
+  Tensor result = ops::linear_cross_entropy(ops::reshape(x, {rows, config_.n_embd}), wte_.tensor,
+                                            targets.alias({rows}, {1}, 0), scale);
+  if (options.hooks != nullptr) options.hooks->after_forward(0);
+  return result;
+}
+
+Tensor Gpt2::logits(const Tensor& tokens, const ForwardOptions& options) {
+  const Tensor x = hidden(tokens, options);
+  Tensor result = ops::linear(x, wte_.tensor, {}, WeightLayout::OutIn);
+  if (options.hooks != nullptr) options.hooks->after_forward(0);
+  return result;
+}
+
+KvCache Gpt2::make_cache(std::int64_t batch) const {
+  KvCache cache;
+  const Shape shape{batch, config_.seq_len, config_.n_head, config_.n_embd / config_.n_head};
+  for (std::int64_t i = 0; i < config_.n_layer; ++i) {
+    for (auto* list : {&cache.k, &cache.v}) {
+      list->push_back(Tensor::empty(wte_.tensor.context(), shape, wte_.tensor.dtype(),
+                                    MemoryCategory::Activations, "kv cache"));
+    }
+  }
+  return cache;
+}
+
+Tensor Gpt2::decode(const Tensor& tokens, KvCache& cache) {
+  check_tokens(tokens, cache.past);
+  const NoGradGuard no_grad(*tokens.context());
+  const double eps = config_.layer_norm_eps;
+  const std::int64_t batch = tokens.dim(0);
+  const std::int64_t count = tokens.dim(1);
+  Tensor x = ops::embedding(tokens, wte_.tensor, wpe_.tensor, cache.past);
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    const Block& b = blocks_[i];
+    Tensor a = ops::layer_norm(x, b.ln_1_weight.tensor, b.ln_1_bias.tensor, eps);
+    a = ops::linear(a, b.c_attn_weight.tensor, b.c_attn_bias.tensor, WeightLayout::InOut);
+    a = ops::cached_attention(a, config_.n_head, cache.k[i], cache.v[i], cache.past);
+    a = ops::linear(a, b.attn_c_proj_weight.tensor, b.attn_c_proj_bias.tensor, WeightLayout::InOut);
+    x = ops::add(x, a);
+    x = ops::add(x, mlp(b, ops::layer_norm(x, b.ln_2_weight.tensor, b.ln_2_bias.tensor, eps)));
+  }
+  cache.past += count;
+  // Only the last position of each row goes through the head.
+  const std::int64_t c = config_.n_embd;
+  const Tensor last_rows = x.alias({batch, c}, {count * c, 1}, (count - 1) * c);
+  Tensor last = Tensor::empty(x.context(), {batch, c}, x.dtype());
+  for (std::int64_t row = 0; row < batch; ++row) {
+    kernels::cast(*x.context(), last_rows.alias({c}, {1}, row * count * c).view(),
+                  {last.alias({c}, {1}, row * c).view(), false, true});
+  }
+  last = ops::layer_norm(last, ln_f_weight_.tensor, ln_f_bias_.tensor, eps);
+  const DType out = x.dtype() == DType::F64 ? DType::F64 : DType::F32;
+  Tensor result = Tensor::empty(x.context(), {batch, config_.vocab_size}, out);
+  kernels::matmul(
+      *x.context(),
+      {.a = last.view(), .b = wte_.tensor.view(), .c = result.view(), .transpose_b = true});
+  return result;
+}
+
+}  // namespace tessera::models

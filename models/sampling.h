@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "core/base/rng.h"
+
+namespace tessera::models {
+
+/// How the next token is chosen from logits.
+struct SamplingOptions {
+  double temperature = 1.0;  ///< 0: the most likely token
+  std::int64_t top_k = 0;    ///< keep the k most likely; 0: all
+  double top_p = 1.0;        ///< keep the fewest most likely whose probabilities reach p
+  /// @throws InvalidArgument naming the value that does not fit
+  void validate() const;
+};
+
+/// Draws a token: temperature, then top-k, then top-p, as Hugging Face orders them. Ties go to the
+/// lower id.
+/// @param logits  [V], finite
+/// @param key, draw  random stream and the number of this draw in it
+/// @throws InvalidArgument if logits are empty or none is finite
+std::int32_t sample(std::span<const float> logits, const SamplingOptions& options,
+                    const RngKey& key, std::uint64_t draw);
+
+}  // namespace tessera::models
