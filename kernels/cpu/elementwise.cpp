@@ -1,0 +1,85 @@
+#include "kernels/cpu/column_sums.h"
+#include "kernels/cpu/loops.h"
+#include "kernels/cpu/vector_math.h"
+#include "kernels/elementwise_args.h"
+
+TESSERA_CPU_BEGIN
+namespace {
+
+template <typename T>
+void run(Context& context, const Add& args) {
+  const auto* a = static_cast<const T*>(args.a.data);
+  const auto* b = static_cast<const T*>(args.b.data);
+  auto* y = static_cast<T*>(args.y.data);
+  for_elements(context, args.y.numel(), [=](std::int64_t begin, std::int64_t end) {
+#pragma omp simd
+    for (std::int64_t i = begin; i < end; ++i) store(y + i, load(a + i) + load(b + i));
+  });
+}
+
+template <typename T>
+void run(Context& context, const Fill& args) {
+  auto* out = static_cast<T*>(args.out.data);
+  T value;
+  store(&value, static_cast<Accumulator<T>>(args.value));
+  for_elements(context, args.out.numel(), [=](std::int64_t begin, std::int64_t end) {
+#pragma omp simd
+    for (std::int64_t i = begin; i < end; ++i) out[i] = value;
+  });
+}
+
+template <typename In, typename Out, bool kAccumulate>
+void run(Context& context, const Cast& args) {
+  // f64 on either side: scale and add in f64, round once.
+  using A = std::conditional_t<std::is_same_v<In, double>, double, Accumulator<Out>>;
+  const auto* in = static_cast<const In*>(args.in.data);
+  auto* out = static_cast<Out*>(args.out.view.data);
+  const auto scale = static_cast<A>(args.scale);
+  for_elements(context, args.in.numel(), [=](std::int64_t begin, std::int64_t end) {
+#pragma omp simd
+    for (std::int64_t i = begin; i < end; ++i) {
+      A value = scale * static_cast<A>(load(in + i));
+      if constexpr (kAccumulate) value += static_cast<A>(load(out + i));
+      store(out + i, static_cast<Accumulator<Out>>(value));
+    }
+  });
+}
+
+template <typename T, bool kAccumulate>
+void run(Context& context, const SumRows& args) {
+  using A = Accumulator<T>;
+  const auto* in = static_cast<const T*>(args.in.data);
+  auto* out = static_cast<A*>(args.out.view.data);
+  const std::int64_t stride = args.in.strides[0];
+  column_sums<A, 1>(
+      context, args.in.shape[0], args.in.shape[1],
+      [=](std::int64_t r, std::int64_t c, A* sums) { sums[0] += load(in + r * stride + c); },
+      [=](std::int64_t c, const A* sums) { out[c] = kAccumulate ? out[c] + sums[0] : sums[0]; });
+}
+
+}  // namespace
+
+void add(Context& context, const Add& args) {
+  visit(args.y.dtype, [&]<typename T>(std::type_identity<T>) { run<T>(context, args); });
+}
+
+void fill(Context& context, const Fill& args) {
+  visit(args.out.dtype, [&]<typename T>(std::type_identity<T>) { run<T>(context, args); });
+}
+
+void cast(Context& context, const Cast& args) {
+  visit(args.in.dtype, [&]<typename In>(std::type_identity<In>) {
+    visit(args.out.view.dtype, [&]<typename Out>(std::type_identity<Out>) {
+      visit(args.out.accumulate,
+            [&](auto accumulate) { run<In, Out, accumulate()>(context, args); });
+    });
+  });
+}
+
+void sum_rows(Context& context, const SumRows& args) {
+  visit(args.in.dtype, [&]<typename T>(std::type_identity<T>) {
+    visit(args.out.accumulate, [&](auto accumulate) { run<T, accumulate()>(context, args); });
+  });
+}
+
+TESSERA_CPU_END

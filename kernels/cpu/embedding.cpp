@@ -1,0 +1,109 @@
+#include "kernels/embedding.h"
+
+#include "kernels/cpu/loops.h"
+#include "kernels/cpu/vector_math.h"
+
+TESSERA_CPU_BEGIN
+namespace {
+
+template <typename T, bool kPositions>
+void forward(Context& context, const EmbeddingForward& args) {
+  const auto* tokens = static_cast<const std::int32_t*>(args.tokens.data);
+  const auto* token_weight = static_cast<const T*>(args.token_weight.data);
+  const auto* position_weight = static_cast<const T*>(args.position_weight.data);
+  auto* y = static_cast<T*>(args.y.data);
+  const std::int64_t columns = args.tokens.shape[1];
+  const std::int64_t width = args.y.shape[2];
+  for_rows(context, args.tokens.numel(), width, [=, &args](std::int64_t row, std::int64_t end) {
+    for (; row < end; ++row) {
+      const T* token = token_weight + tokens[row] * width;
+      T* out = y + row * width;
+      if constexpr (kPositions) {
+        const T* position = position_weight + (args.first_position + row % columns) * width;
+#pragma omp simd
+        for (std::int64_t c = 0; c < width; ++c)
+          store(out + c, load(token + c) + load(position + c));
+      } else {
+#pragma omp simd
+        for (std::int64_t c = 0; c < width; ++c) out[c] = token[c];
+      }
+    }
+  });
+}
+
+// A thread owns blocks of columns and adds all positions in order: two equal tokens never meet in
+// two threads, and the order of every sum is fixed.
+template <typename T>
+void token_gradient(Context& context, const EmbeddingBackward& args) {
+  using A = Accumulator<T>;
+  constexpr std::int64_t kBlock = 16;
+  const auto* tokens = static_cast<const std::int32_t*>(args.tokens.data);
+  const auto* grad_y = static_cast<const T*>(args.grad_y.data);
+  auto* grad = static_cast<A*>(args.grad_token_weight.view.data);
+  const std::int64_t positions = args.tokens.numel();
+  const std::int64_t width = args.grad_y.shape[2];
+  if (!args.grad_token_weight.accumulate) {
+    for_elements(context, args.grad_token_weight.view.numel(),
+                 [=](std::int64_t begin, std::int64_t end) {
+#pragma omp simd
+                   for (std::int64_t i = begin; i < end; ++i) grad[i] = A(0);
+                 });
+  }
+  for_rows(context, (width + kBlock - 1) / kBlock, positions * kBlock,
+           [=](std::int64_t begin, std::int64_t end) {
+             const std::int64_t first = begin * kBlock;
+             const std::int64_t last = std::min(width, end * kBlock);
+             for (std::int64_t i = 0; i < positions; ++i) {
+               A* out = grad + tokens[i] * width;
+               const T* in = grad_y + i * width;
+#pragma omp simd
+               for (std::int64_t c = first; c < last; ++c) out[c] += load(in + c);
+             }
+           });
+}
+
+template <typename T>
+void position_gradient(Context& context, const EmbeddingBackward& args) {
+  using A = Accumulator<T>;
+  const auto* grad_y = static_cast<const T*>(args.grad_y.data);
+  auto* grad = static_cast<A*>(args.grad_position_weight.view.data);
+  const bool accumulate = args.grad_position_weight.accumulate;
+  const std::int64_t rows = args.tokens.shape[0], columns = args.tokens.shape[1];
+  const std::int64_t width = args.grad_y.shape[2];
+  const std::int64_t first = args.first_position;
+  for_rows(context, args.grad_position_weight.view.shape[0], (rows + 1) * width,
+           [=](std::int64_t position, std::int64_t end) {
+             for (; position < end; ++position) {
+               A* out = grad + position * width;
+               if (!accumulate) {
+#pragma omp simd
+                 for (std::int64_t c = 0; c < width; ++c) out[c] = A(0);
+               }
+               const std::int64_t t = position - first;
+               if (t < 0 || t >= columns) continue;
+               for (std::int64_t b = 0; b < rows; ++b) {
+                 const T* in = grad_y + (b * columns + t) * width;
+#pragma omp simd
+                 for (std::int64_t c = 0; c < width; ++c) out[c] += load(in + c);
+               }
+             }
+           });
+}
+
+}  // namespace
+
+void embedding_forward(Context& context, const EmbeddingForward& args) {
+  visit(args.y.dtype, [&]<typename T>(std::type_identity<T>) {
+    visit(args.position_weight.defined(),
+          [&](auto positions) { forward<T, positions()>(context, args); });
+  });
+}
+
+void embedding_backward(Context& context, const EmbeddingBackward& args) {
+  visit(args.grad_y.dtype, [&]<typename T>(std::type_identity<T>) {
+    if (args.grad_token_weight) token_gradient<T>(context, args);
+    if (args.grad_position_weight) position_gradient<T>(context, args);
+  });
+}
+
+TESSERA_CPU_END

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "core/base/context.h"
+#include "core/base/dtype.h"
+#include "kernels/cpu/level.h"
+
+// How the kernels of this folder choose a type and share a loop between threads.
+TESSERA_CPU_BEGIN
+
+/// Below this many elements a loop is faster on one thread than it takes to wake another.
+inline constexpr std::int64_t kSerialElements = 16384;
+
+/// Calls f(std::type_identity<T>{}) for a dtype that <family>.cpp has checked to be f64, f32 or
+/// bf16.
+template <typename F>
+void visit(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::F64:
+      return f(std::type_identity<double>{});
+    case DType::BF16:
+      return f(std::type_identity<BFloat16>{});
+    default:
+      return f(std::type_identity<float>{});
+  }
+}
+
+/// The same for a flag that a loop must not test per element.
+template <typename F>
+void visit(bool flag, F&& f) {
+  if (flag) {
+    f(std::true_type{});
+  } else {
+    f(std::false_type{});
+  }
+}
+
+/// Calls body(begin, end) on parts of [0, n). Parts start at multiples of a block, so an element is
+/// in the vector loop or in its remainder whatever the number of threads: results repeat to the
+/// bit.
+template <typename Body>
+void for_elements(Context& context, std::int64_t n, Body&& body) {
+  constexpr std::int64_t kBlock = 1024;
+  context.threads().parallel_for((n + kBlock - 1) / kBlock, kSerialElements / kBlock,
+                                 [&](std::int64_t begin, std::int64_t end) {
+                                   body(begin * kBlock, std::min(n, end * kBlock));
+                                 });
+}
+
+/// Calls body(begin, end) on parts of [0, rows), each row costing about `width` elements.
+template <typename Body>
+void for_rows(Context& context, std::int64_t rows, std::int64_t width, Body&& body) {
+  const std::int64_t grain = kSerialElements / std::max<std::int64_t>(width, 1);
+  context.threads().parallel_for(rows, std::max<std::int64_t>(grain, 1), body);
+}
+
+TESSERA_CPU_END

@@ -1,0 +1,25 @@
+#pragma once
+
+#include "core/base/tensor_view.h"
+
+// Arguments of kernels/elementwise.h as the backends take them.
+namespace tessera::kernels {
+
+struct Add {
+  TensorView a, b, y;
+};
+struct Fill {
+  TensorView out;
+  double value = 0;
+};
+struct Cast {
+  TensorView in;
+  GradientView out;
+  double scale = 1;
+};
+struct SumRows {
+  TensorView in;
+  GradientView out;
+};
+
+}  // namespace tessera::kernels
