@@ -1,0 +1,133 @@
+#include "comm/control/agreement.h"
+
+#include <fmt/ranges.h>
+
+#include <charconv>
+
+#include "comm/collective.h"
+
+namespace tessera::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr std::string_view kAgreed = "agreed";
+// Grace for a last look at the store once the deadline has passed.
+constexpr std::chrono::milliseconds kLastLook{1};
+// A waiting rank looks this often whether somebody has ended the agreement.
+constexpr std::chrono::milliseconds kSlice{250};
+
+std::chrono::milliseconds remaining(Clock::time_point deadline) {
+  return std::max(kLastLook,
+                  std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()));
+}
+
+}  // namespace
+
+std::string set_or_get(Store& store, const std::string& key, std::string_view value) {
+  try {
+    store.set(key, value);
+    return std::string(value);
+  } catch (const InvalidArgument&) {
+    return store.get(key, std::chrono::seconds(5));
+  }
+}
+
+std::string encode_error(const CommError& error) {
+  return fmt::format("{}|{}|{}", static_cast<int>(error.failure()),
+                     fmt::join(error.culprits(), ","), error.what());
+}
+
+CommError decode_error(std::string_view text) {
+  const std::size_t first = text.find('|');
+  const std::size_t second = first == text.npos ? first : text.find('|', first + 1);
+  int failure = -1;
+  std::vector<int> culprits;
+  if (second != text.npos) {
+    std::from_chars(text.data(), text.data() + first, failure);
+    const char* at = text.data() + first + 1;
+    const char* const end = text.data() + second;
+    for (int rank = 0; at < end; ++at) {
+      const auto result = std::from_chars(at, end, rank);
+      if (result.ec != std::errc()) break;
+      culprits.push_back(rank);
+      at = result.ptr;
+    }
+  }
+  if (failure < 0 || failure > static_cast<int>(CommFailure::Aborted)) {
+    return CommError(CommFailure::Mismatch, {},
+                     "expected a verdict of another rank in the store, found '{}'; do all ranks "
+                     "run the same build?",
+                     text.substr(0, 200));
+  }
+  return CommError(static_cast<CommFailure>(failure), culprits, "{}", text.substr(second + 1));
+}
+
+std::vector<std::string> agree(Store& store, const AgreementOptions& options, int rank,
+                               int world_size, std::string_view value,
+                               std::chrono::milliseconds deadline) {
+  const std::string& name = options.name;
+  const auto end = Clock::now() + deadline;
+  const std::string outcome_key = name + "/outcome";
+  const auto key = [&](int r) { return fmt::format("{}/{}", name, r); };
+  const auto conclude = [&](const CommError& error) {
+    const std::string outcome = set_or_get(store, outcome_key, encode_error(error));
+    if (outcome != kAgreed) throw decode_error(outcome);
+  };
+
+  try {
+    store.set(key(rank), value);
+  } catch (const InvalidArgument&) {
+    throw CommError(CommFailure::Mismatch, {rank},
+                    "{}: rank {} is already taken by '{}'; this process has '{}'. Start every rank "
+                    "once, each with its own number",
+                    name, rank, store.get(key(rank), std::chrono::seconds(5)), value);
+  }
+
+  std::vector<std::string> values;
+  for (int r = 0; r < world_size;) {
+    try {
+      values.push_back(store.get(key(r), std::min(kSlice, remaining(end))));
+    } catch (const CommError& error) {
+      if (error.failure() != CommFailure::Timeout) throw;
+      if (store.has(outcome_key)) {
+        const std::string outcome = store.get(outcome_key, std::chrono::seconds(5));
+        if (outcome != kAgreed) throw decode_error(outcome);
+      }
+      if (Clock::now() < end) continue;
+      std::vector<int> missing;
+      for (int other = r; other < world_size; ++other) {
+        if (!store.has(key(other))) missing.push_back(other);
+      }
+      if (missing.empty()) continue;
+      const CommError late(CommFailure::Timeout, missing,
+                           "{}: {} of {} ranks {} within {}, missing: {}", name,
+                           world_size - static_cast<int>(missing.size()), world_size, options.verb,
+                           format_seconds(deadline), rank_list(missing));
+      conclude(late);
+      // The others have agreed, so all values are there, unless their world is another one.
+      if (!store.has(key(missing.front()))) throw CommError(late);
+      continue;
+    }
+    if (options.check) {
+      try {
+        options.check(r, values.back());
+      } catch (const CommError& error) {
+        conclude(error);
+        throw;
+      }
+    }
+    ++r;
+  }
+  const std::string outcome = set_or_get(store, outcome_key, kAgreed);
+  if (outcome != kAgreed) throw decode_error(outcome);
+  return values;
+}
+
+std::vector<std::string> exchange(Store& store, const std::string& name, int rank, int world_size,
+                                  std::string_view value, std::chrono::milliseconds deadline) {
+  AgreementOptions options;
+  options.name = name;
+  return agree(store, options, rank, world_size, value, deadline);
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,88 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "comm/collective.h"
+#include "comm/communicator.h"
+
+namespace tessera {
+class Context;
+}
+
+namespace tessera::comm {
+
+struct CommunicatorOptions {
+  /// Deadline of a collective that names none.
+  std::chrono::milliseconds timeout{120'000};
+  /// Books staging buffers in this context's ledger; null: not booked.
+  std::shared_ptr<Context> context;
+};
+
+/// Throws InvalidArgument unless the arguments fit; fills everything but sequence and deadline.
+/// Shared by all communicators, so that one rank's mistake reads the same everywhere.
+Collective checked_all_gather(const TensorView& buffer, int world_size);
+Collective checked_reduce_scatter(const TensorView& in, const TensorView& out, int world_size);
+Collective checked_all_reduce(const TensorView& buffer, ReduceOp op);
+Collective checked_broadcast(const TensorView& buffer, int root, int world_size);
+
+/// What moves the data of a QueuedCommunicator.
+class CollectiveBackend {
+ public:
+  virtual ~CollectiveBackend() = default;
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+  virtual std::string_view name() const = 0;
+  /// Runs one collective on the queue's thread; returns or throws within its deadline, after which
+  /// nobody touches the buffers. @throws CommError
+  virtual void run(const Collective& collective) = 0;
+  /// Makes the run under way throw soon. Any thread.
+  virtual void interrupt(const CommError& reason) noexcept = 0;
+  /// The last call, on the queue's thread: this rank leaves, because of `reason` if not null.
+  /// Peers that wait for it learn of it. Bounded.
+  virtual void close(const CommError* reason) noexcept = 0;
+};
+
+/// A communicator whose collectives run one after the other on a thread of its own.
+class QueuedCommunicator final : public Communicator {
+ public:
+  QueuedCommunicator(std::unique_ptr<CollectiveBackend> backend, std::chrono::milliseconds timeout);
+  ~QueuedCommunicator() override;
+  QueuedCommunicator(const QueuedCommunicator&) = delete;
+  QueuedCommunicator& operator=(const QueuedCommunicator&) = delete;
+
+  int rank() const override { return backend_->rank(); }
+  int world_size() const override { return backend_->world_size(); }
+  std::string_view backend() const override { return backend_->name(); }
+  WorkPtr start_all_gather(const TensorView& buffer, CollectiveOptions options) override;
+  WorkPtr start_reduce_scatter(const TensorView& in, const TensorView& out,
+                               CollectiveOptions options) override;
+  WorkPtr start_all_reduce(const TensorView& buffer, ReduceOp op,
+                           CollectiveOptions options) override;
+  WorkPtr start_broadcast(const TensorView& buffer, int root, CollectiveOptions options) override;
+  WorkPtr start_barrier(CollectiveOptions options) override;
+  void abort(std::string_view reason) noexcept override;
+
+ private:
+  class QueuedWork;
+  WorkPtr enqueue(Collective collective, CollectiveOptions options);
+  void work();
+  CommError aborted_error() const;
+
+  std::unique_ptr<CollectiveBackend> backend_;
+  const std::chrono::milliseconds timeout_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::shared_ptr<QueuedWork>> queue_;
+  std::optional<CommError> failure_;  // set once: the communicator is dead
+  bool stop_ = false;
+  std::uint64_t sequence_ = 0;
+  std::thread thread_;
+};
+
+}  // namespace tessera::comm

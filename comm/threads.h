@@ -1,0 +1,60 @@
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "comm/queued_communicator.h"
+
+namespace tessera::comm {
+
+/// Where the ranks of one process meet. It sees who has arrived and who has left, so it names the
+/// culprit of every failure exactly, and it compares what the ranks call before data moves.
+/// Thread-safe; shared by the communicators of all its ranks.
+class ThreadGroup {
+ public:
+  /// @throws InvalidArgument if world_size < 1
+  explicit ThreadGroup(int world_size);
+  int world_size() const { return world_size_; }
+
+  /// First meeting of a collective: returns when every rank has arrived with an equal signature.
+  /// @throws CommError Timeout naming who did not arrive, PeerLost naming who has left, Mismatch
+  /// naming the odd one out: the same error on every rank
+  void arrive(int rank, const Collective& collective);
+  /// Later meetings of the same collective. Every rank is known to be on its way, and ranks read
+  /// each other's buffers, so nothing but the others' arrival ends this wait.
+  void meet();
+  /// What `rank` arrived with; valid between arrive() and the collective's last meet().
+  const Collective& collective(int rank) const {
+    return *collectives_[static_cast<std::size_t>(rank)];
+  }
+
+  /// Fails every rank that waits in arrive() or comes later. The first failure stands.
+  void fail(const CommError& error);
+  /// `rank` will not come again.
+  void leave(int rank);
+
+ private:
+  void check_departed_locked(const Collective& collective);
+  std::vector<int> missing_locked() const;
+
+  const int world_size_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<const Collective*> collectives_;  // of the current collective, null: not arrived
+  std::vector<bool> arrived_, departed_;
+  int arrivals_ = 0, met_ = 0;
+  std::uint64_t round_ = 0, meeting_ = 0;
+  std::optional<CommError> failure_;
+};
+
+/// The communicator of one rank of the group. It may outlive the others.
+/// @throws InvalidArgument if rank is out of range
+std::unique_ptr<Communicator> make_threads_communicator(std::shared_ptr<ThreadGroup> group,
+                                                        int rank,
+                                                        const CommunicatorOptions& options = {});
+
+}  // namespace tessera::comm
