@@ -1,0 +1,82 @@
+#include "tools/tessera/config/config.h"
+
+#include <nlohmann/json.hpp>
+
+#include "core/base/error.h"
+#include "tools/tessera/config/fields.h"
+
+namespace tessera::tools {
+namespace {
+
+/// "8 or 16": the multiples of `unit` next to `value`.
+std::string nearest_multiples(std::int64_t value, std::int64_t unit) {
+  const std::int64_t below = value / unit * unit;
+  return below > 0 ? fmt::format("{} or {}", below, below + unit) : fmt::format("{}", below + unit);
+}
+
+/// "3 or 6": the divisors of `value` next to `wish`.
+std::string nearest_divisors(std::int64_t value, std::int64_t wish) {
+  std::int64_t below = std::min(wish, value);
+  while (value % below != 0) --below;
+  if (wish >= value) return fmt::format("{}", below);
+  std::int64_t above = wish;
+  while (value % above != 0) ++above;
+  return fmt::format("{} or {}", below, above);
+}
+
+void check_batches(Config::Train& train, std::int64_t world) {
+  require(train.global_batch % world == 0,
+          "train.global_batch is {}, which {} ranks cannot share equally; the nearest values that "
+          "they can are {}",
+          train.global_batch, world, nearest_multiples(train.global_batch, world));
+  const std::int64_t per_rank = train.global_batch / world;
+  if (train.micro_batch == 0) train.micro_batch = per_rank;
+  require(
+      per_rank % train.micro_batch == 0,
+      "train.global_batch {} over {} ranks gives {} sequences per rank, which is no multiple of "
+      "train.micro_batch {}; the nearest values that fit are train.micro_batch {}, or "
+      "train.global_batch {}",
+      train.global_batch, world, per_rank, train.micro_batch,
+      nearest_divisors(per_rank, train.micro_batch),
+      nearest_multiples(train.global_batch, world * train.micro_batch));
+}
+
+}  // namespace
+
+void Config::validate(int world_size) {
+  require(world_size >= 1, "the number of ranks must be at least 1, got {}", world_size);
+  require<Unsupported>(model.arch == "gpt2", "model.arch {} is not in this build yet; it has gpt2",
+                       model.arch);
+  require(model.n_embd % model.n_head == 0,
+          "model.n_head {} does not divide model.n_embd {}; the nearest values that fit are "
+          "model.n_head {}, or model.n_embd {}",
+          model.n_head, model.n_embd, nearest_divisors(model.n_embd, model.n_head),
+          nearest_multiples(model.n_embd, model.n_head));
+  require(!data.train.empty(), "no training data; name a file with --data.train FILE");
+  check_batches(train, world_size);
+  require<Unsupported>(train.precision != "bf16-true",
+                       "train.precision bf16-true is not available on the CPU; use bf16, which "
+                       "computes in bf16 and keeps float32 weights");
+  require<Unsupported>(shard.mode == "full" || shard.mode == "none",
+                       "shard.mode {} is not in this build yet; it has full and none", shard.mode);
+  require<Unsupported>(comm.backend != "nccl",
+                       "comm.backend nccl needs a build with CUDA; use gloo or auto");
+  require(optim.schedule == "constant" || optim.min_lr <= optim.lr,
+          "optim.min_lr {} is above optim.lr {}; set --optim.min_lr too, at most {}", optim.min_lr,
+          optim.lr, optim.lr);
+  require(!run.out.empty(), "run.out is empty; name a directory with --run.out DIR");
+}
+
+nlohmann::ordered_json to_json(const Config& config) {
+  Config copy = config;
+  nlohmann::ordered_json out = nlohmann::ordered_json::object();
+  for (const Field& field : fields()) {
+    const auto dot = field.key.find('.');
+    auto& target =
+        out[std::string(field.key.substr(0, dot))][std::string(field.key.substr(dot + 1))];
+    std::visit([&](const auto* value) { target = *value; }, field.ref(copy));
+  }
+  return out;
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+namespace tessera::tools {
+
+/// Everything that a training run is told. Each member is a field of fields.h, which holds its
+/// range and help text; the values here are the defaults.
+struct Config {
+  struct Model {
+    std::string arch = "gpt2";
+    std::int64_t n_layer = 4;
+    std::int64_t n_head = 4;
+    std::int64_t n_embd = 128;
+    std::int64_t vocab_size = 0;  ///< 0: from the tokenizer or the data
+    std::int64_t seq_len = 64;    ///< tokens
+    double dropout = 0.0;
+    double layer_norm_eps = 1e-5;
+    std::string init_from;
+  } model;
+  struct Data {
+    std::vector<std::string> train;
+    std::vector<std::string> val;
+    std::string tokenizer = "bytes";
+    double val_fraction = 0.1;
+    std::string order = "shuffled";
+  } data;
+  struct Train {
+    std::int64_t steps = 1000;
+    std::int64_t seed = 1337;
+    std::int64_t global_batch = 12;  ///< sequences per step, over all ranks
+    std::int64_t micro_batch = 0;    ///< sequences per rank and micro-step; 0: global_batch / world
+    std::string precision = "fp32";
+    std::string recompute = "none";
+    std::int64_t eval_every = 250;  ///< steps; 0: only at the end
+    std::int64_t eval_batches = 20;
+    std::int64_t threads = 0;  ///< per rank; 0: the processors divided by the ranks of this host
+    std::int64_t log_every = 10;
+    std::string sample_prompt;
+    std::int64_t sample_tokens = 200;
+  } train;
+  struct Optim {
+    double lr = 1e-3;
+    double beta1 = 0.9;
+    double beta2 = 0.99;
+    double eps = 1e-8;
+    double weight_decay = 0.1;
+    double clip_norm = 1.0;  ///< 0: no clipping
+    std::int64_t warmup_steps = 100;
+    std::string schedule = "cosine";
+    double min_lr = 1e-4;
+  } optim;
+  struct Shard {
+    std::string mode = "full";
+  } shard;
+  struct Checkpoint {
+    std::int64_t every = 500;  ///< steps; 0: only at the end
+    std::int64_t keep = 3;     ///< newest committed ones; 0: all
+    std::string what = "all";
+    std::string resume = "auto";
+  } checkpoint;
+  struct Comm {
+    std::string backend = "auto";
+    double init_timeout = 60;  ///< seconds
+    double timeout = 60;       ///< seconds
+  } comm;
+  struct Run {
+    std::string out = "runs/default";
+  } run;
+
+  /// Checks what no field can check alone, replaces micro_batch 0, and must be called before the
+  /// rest is used.
+  /// @throws InvalidArgument naming keys, values and what would fit; Unsupported for what this
+  ///   build lacks
+  void validate(int world_size);
+};
+
+/// {"model": {...}, ...} with every field, in the order of the table; load_config() reads it back.
+nlohmann::ordered_json to_json(const Config& config);
+
+}  // namespace tessera::tools

@@ -1,0 +1,327 @@
+#include "tools/tessera/config/fields.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "core/base/error.h"
+
+namespace tessera::tools {
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kBig = 2147483647.0;  // sizes that kernels and files count with 32 bits
+
+#define REF(member) [](Config& c) -> FieldRef { return &c.member; }
+
+Field integer(std::string_view key, FieldRef (*ref)(Config&), double min, double max,
+              std::string_view help) {
+  return {key, ref, help, min, max, false, {}};
+}
+Field number(std::string_view key, FieldRef (*ref)(Config&), double min, double max,
+             std::string_view help, bool min_exclusive = false) {
+  return {key, ref, help, min, max, min_exclusive, {}};
+}
+Field text(std::string_view key, FieldRef (*ref)(Config&), std::string_view help,
+           std::vector<std::string_view> choices = {}) {
+  return {key, ref, help, 0, 0, false, std::move(choices)};
+}
+
+std::vector<Field> make_fields() {
+  const bool positive = true;
+  return {
+      text("model.arch", REF(model.arch), "model family", {"gpt2", "llama", "mistral", "gemma"}),
+      integer("model.n_layer", REF(model.n_layer), 1, 4096, "transformer blocks"),
+      integer("model.n_head", REF(model.n_head), 1, 4096, "attention heads; must divide n_embd"),
+      integer("model.n_embd", REF(model.n_embd), 1, 1 << 20, "width of the residual stream"),
+      integer("model.vocab_size", REF(model.vocab_size), 0, kBig,
+              "token ids; 0: as many as the tokenizer or the data has"),
+      integer("model.seq_len", REF(model.seq_len), 1, 1 << 24, "context length in tokens"),
+      number("model.dropout", REF(model.dropout), 0, 0.99, "probability of dropping an activation"),
+      number("model.layer_norm_eps", REF(model.layer_norm_eps), 0, 1, "added to the variance",
+             positive),
+      text("model.init_from", REF(model.init_from),
+           "start from the weights of a checkpoint, a run or a Hugging Face directory"),
+
+      text("data.train", REF(data.train), "training files or globs: token files (.bin) or text"),
+      text("data.val", REF(data.val), "validation files or globs"),
+      text("data.tokenizer", REF(data.tokenizer), "for text: bytes, chars, or a tokenizer file"),
+      number("data.val_fraction", REF(data.val_fraction), 0, 0.99,
+             "part at a text's end kept for validation if data.val is empty"),
+      text("data.order", REF(data.order), "order of the training rows", {"shuffled", "sequential"}),
+
+      integer("train.steps", REF(train.steps), 0, 1e15, "optimizer steps"),
+      integer("train.seed", REF(train.seed), 0, 9.2e18, "of weights, data order and dropout"),
+      integer("train.global_batch", REF(train.global_batch), 1, kBig,
+              "sequences per step, over all ranks"),
+      integer("train.micro_batch", REF(train.micro_batch), 0, kBig,
+              "sequences per rank and micro-step; 0: global_batch / ranks"),
+      text("train.precision", REF(train.precision),
+           "bf16 computes in bf16 and keeps float32 weights and reductions",
+           {"fp32", "bf16", "bf16-true"}),
+      text("train.recompute", REF(train.recompute),
+           "block: keep only each block's input and compute the rest again in backward",
+           {"none", "block"}),
+      integer("train.eval_every", REF(train.eval_every), 0, 1e15,
+              "steps between evaluations; 0: only at the end"),
+      integer("train.eval_batches", REF(train.eval_batches), 1, kBig,
+              "global batches per evaluation"),
+      integer("train.threads", REF(train.threads), 0, 4096,
+              "CPU threads per rank; 0: the processors divided by the ranks of this host"),
+      integer("train.log_every", REF(train.log_every), 1, 1e15,
+              "steps between lines where no terminal is"),
+      text("train.sample_prompt", REF(train.sample_prompt),
+           "text to continue at evaluations; empty: no sample"),
+      integer("train.sample_tokens", REF(train.sample_tokens), 1, 1 << 20, "tokens of that sample"),
+
+      number("optim.lr", REF(optim.lr), 0, 1e3, "peak learning rate"),
+      number("optim.beta1", REF(optim.beta1), 0, 0.999999, "AdamW: decay of the first moment"),
+      number("optim.beta2", REF(optim.beta2), 0, 0.999999, "AdamW: decay of the second moment"),
+      number("optim.eps", REF(optim.eps), 0, 1, "AdamW: added to the denominator", positive),
+      number("optim.weight_decay", REF(optim.weight_decay), 0, 1e3,
+             "AdamW: on tensors of two or more dimensions"),
+      number("optim.clip_norm", REF(optim.clip_norm), 0, kInf,
+             "largest global gradient norm; 0: no clipping"),
+      integer("optim.warmup_steps", REF(optim.warmup_steps), 0, 1e15,
+              "steps of linear increase to lr"),
+      text("optim.schedule", REF(optim.schedule), "learning rate after warm-up",
+           {"constant", "cosine", "linear", "wsd"}),
+      number("optim.min_lr", REF(optim.min_lr), 0, 1e3, "learning rate at the end of the schedule"),
+
+      text("shard.mode", REF(shard.mode), "what is sharded over ranks",
+           {"full", "optimizer", "gradients", "hybrid", "none"}),
+
+      integer("checkpoint.every", REF(checkpoint.every), 0, 1e15,
+              "steps between checkpoints; 0: only at the end"),
+      integer("checkpoint.keep", REF(checkpoint.keep), 0, kBig,
+              "newest checkpoints that stay; 0: all"),
+      text("checkpoint.what", REF(checkpoint.what), "model: weights only, which cannot be resumed",
+           {"all", "model"}),
+      text("checkpoint.resume", REF(checkpoint.resume),
+           "auto: from the run's newest checkpoint if it has one; never; or a path"),
+
+      text("comm.backend", REF(comm.backend), "how ranks talk", {"auto", "nccl", "gloo"}),
+      number("comm.init_timeout", REF(comm.init_timeout), 0, 1e6,
+             "seconds to wait for all ranks at the start", positive),
+      number("comm.timeout", REF(comm.timeout), 0, 1e6, "seconds that a collective may take",
+             positive),
+
+      text("run.out", REF(run.out), "directory of configuration, metrics, logs and checkpoints"),
+  };
+}
+
+std::string_view section_of(const Field& field) { return field.key.substr(0, field.key.find('.')); }
+
+template <typename T>
+bool parse_whole(std::string_view text, T& value) {
+  const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return status == std::errc() && end == text.data() + text.size();
+}
+
+[[noreturn]] void refuse(const Field& field, std::string_view where, std::string_view found) {
+  throw InvalidArgument("{}: {} must be {} {}, found {}", where, field.key,
+                        field.type_name() == "integer" ? "an" : "a", field.type_name(), found);
+}
+
+std::string describe(const FieldValue& value) {
+  struct Visitor {
+    std::string operator()(std::int64_t v) const { return fmt::format("{}", v); }
+    std::string operator()(double v) const { return fmt::format("{}", v); }
+    std::string operator()(const std::string& v) const { return fmt::format("\"{}\"", v); }
+    std::string operator()(const std::vector<std::string>&) const { return "a list"; }
+    std::string operator()(const FieldText& v) const { return fmt::format("'{}'", v.text); }
+  };
+  return std::visit(Visitor{}, value);
+}
+
+template <typename T>
+void check_range(const Field& field, T value, std::string_view where) {
+  const auto v = static_cast<double>(value);
+  // Written so that NaN fails too.
+  const bool fits = (field.min_exclusive ? v > field.min : v >= field.min) && v <= field.max;
+  if (fits) return;
+  const std::string lower = field.min_exclusive ? fmt::format("above {}", field.min)
+                                                : fmt::format("at least {}", field.min);
+  const std::string upper =
+      std::isinf(field.max) ? std::string() : fmt::format(" and at most {}", field.max);
+  throw InvalidArgument("{}: {} must be {}{}, found {}", where, field.key, lower, upper, value);
+}
+
+void assign(std::int64_t& target, const Field& field, const FieldValue& value,
+            std::string_view where) {
+  std::int64_t parsed = 0;
+  if (const auto* number = std::get_if<std::int64_t>(&value)) {
+    parsed = *number;
+  } else if (const auto* big = std::get_if<double>(&value); big && std::abs(*big) >= 0x1p63) {
+    check_range(field, *big, where);  // too large for int64, so too large for any range
+  } else if (const auto* text = std::get_if<FieldText>(&value);
+             !text || !parse_whole(text->text, parsed)) {
+    refuse(field, where, describe(value));
+  }
+  check_range(field, parsed, where);
+  target = parsed;
+}
+
+void assign(double& target, const Field& field, const FieldValue& value, std::string_view where) {
+  double parsed = 0;
+  if (const auto* whole = std::get_if<std::int64_t>(&value)) {
+    parsed = static_cast<double>(*whole);
+  } else if (const auto* number = std::get_if<double>(&value)) {
+    parsed = *number;
+  } else if (const auto* text = std::get_if<FieldText>(&value);
+             !text || !parse_whole(text->text, parsed)) {
+    refuse(field, where, describe(value));
+  }
+  check_range(field, parsed, where);
+  target = parsed;
+}
+
+void assign(std::string& target, const Field& field, const FieldValue& value,
+            std::string_view where) {
+  std::string parsed;
+  if (const auto* string = std::get_if<std::string>(&value)) {
+    parsed = *string;
+  } else if (const auto* text = std::get_if<FieldText>(&value)) {
+    parsed = text->text;
+  } else {
+    refuse(field, where, describe(value));
+  }
+  if (!field.choices.empty() &&
+      std::find(field.choices.begin(), field.choices.end(), parsed) == field.choices.end()) {
+    throw InvalidArgument("{}: {} must be one of {}, found \"{}\"", where, field.key,
+                          fmt::join(field.choices, ", "), parsed);
+  }
+  target = std::move(parsed);
+}
+
+void assign(std::vector<std::string>& target, const Field& field, const FieldValue& value,
+            std::string_view where) {
+  if (const auto* list = std::get_if<std::vector<std::string>>(&value)) {
+    target = *list;
+  } else if (const auto* string = std::get_if<std::string>(&value)) {
+    target = {*string};
+  } else if (const auto* text = std::get_if<FieldText>(&value)) {
+    target = {text->text};
+    // A list in one word, as an environment variable needs it. A file may be called [a].txt, so
+    // what is no JSON list of strings stays a name.
+    if (text->text.starts_with('[')) {
+      const auto json = nlohmann::json::parse(text->text, nullptr, /*allow_exceptions=*/false);
+      const bool strings =
+          json.is_array() &&
+          std::all_of(json.begin(), json.end(), [](const auto& e) { return e.is_string(); });
+      if (strings) target = json.get<std::vector<std::string>>();
+    }
+  } else {
+    refuse(field, where, describe(value));
+  }
+}
+
+}  // namespace
+
+bool Field::is_list() const {
+  Config config;
+  return std::holds_alternative<std::vector<std::string>*>(ref(config));
+}
+
+std::string_view Field::type_name() const {
+  static constexpr std::string_view kNames[] = {"integer", "number", "string", "list of strings"};
+  Config config;
+  return kNames[ref(config).index()];
+}
+
+std::string Field::environment_name() const {
+  std::string name = "TESSERA_" + std::string(key);
+  for (char& c : name) c = c == '.' ? '_' : static_cast<char>(std::toupper(c));
+  return name;
+}
+
+std::span<const Field> fields() {
+  static const std::vector<Field> table = make_fields();
+  return table;
+}
+
+const Field* find_field(std::string_view key) {
+  const auto all = fields();
+  const auto found =
+      std::find_if(all.begin(), all.end(), [&](const Field& field) { return field.key == key; });
+  return found == all.end() ? nullptr : &*found;
+}
+
+bool is_section(std::string_view name) {
+  const auto all = fields();
+  return std::any_of(all.begin(), all.end(),
+                     [&](const Field& field) { return section_of(field) == name; });
+}
+
+std::string_view nearest_section(std::string_view name) {
+  const auto all = fields();
+  const auto distance = [&](const Field& field) { return edit_distance(name, section_of(field)); };
+  return section_of(*std::min_element(all.begin(), all.end(), [&](const Field& x, const Field& y) {
+    return distance(x) < distance(y);
+  }));
+}
+
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i + 1);
+    for (std::size_t j = 0; j < b.size(); ++j) {
+      const std::size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, diagonal + 1, row[j] + 1});
+    }
+  }
+  return row.back();
+}
+
+std::string_view nearest_key(std::string_view key) {
+  const auto last = key.substr(key.find('.') + 1);
+  const auto distance = [&](const Field& field) {
+    // The right name in the wrong section is the commonest slip: weigh the name, then the whole.
+    const auto name = field.key.substr(field.key.find('.') + 1);
+    return 2 * edit_distance(last, name) + edit_distance(key, field.key);
+  };
+  const auto all = fields();
+  return std::min_element(all.begin(), all.end(),
+                          [&](const Field& x, const Field& y) { return distance(x) < distance(y); })
+      ->key;
+}
+
+void set_field(Config& config, const Field& field, const FieldValue& value,
+               std::string_view where) {
+  std::visit([&](auto* target) { assign(*target, field, value, where); }, field.ref(config));
+}
+
+std::string config_help() {
+  Config defaults;
+  std::string out =
+      "Configuration keys, as --section.key VALUE, as \"section\": {\"key\": VALUE} in CONFIG.json "
+      "(comments\nallowed), or in the environment as TESSERA_SECTION_KEY. A flag beats the "
+      "environment, that beats the file.\n";
+  std::string_view section;
+  for (const Field& field : fields()) {
+    if (const auto here = section_of(field); here != section) {
+      section = here;
+      out += '\n';
+    }
+    const auto value = std::visit(
+        [](const auto* v) -> std::string {
+          using T = std::remove_cvref_t<decltype(*v)>;
+          if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+            return "";
+          } else {
+            return fmt::format("{}", *v);
+          }
+        },
+        field.ref(defaults));
+    out += fmt::format("  --{:<22} {:<12} {}", field.key, value.empty() ? "-" : value, field.help);
+    if (!field.choices.empty()) out += fmt::format(" ({})", fmt::join(field.choices, ", "));
+    out += '\n';
+  }
+  return out;
+}
+
+}  // namespace tessera::tools

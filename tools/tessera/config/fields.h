@@ -1,0 +1,60 @@
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "tools/tessera/config/config.h"
+
+namespace tessera::tools {
+
+/// Where a field's value lies in a Config.
+using FieldRef = std::variant<std::int64_t*, double*, std::string*, std::vector<std::string>*>;
+
+/// One key of the configuration: the only place that knows its name, type, range and help. JSON
+/// files, environment, flags, help text and saved configurations all go through it.
+struct Field {
+  std::string_view key;  ///< "model.n_layer"
+  FieldRef (*ref)(Config&);
+  std::string_view help;
+  double min = 0;
+  double max = 0;  ///< inclusive; min and max bound numbers only
+  bool min_exclusive = false;
+  std::vector<std::string_view> choices;  ///< of a string; empty: any
+
+  bool is_list() const;
+  /// "integer", "number", "string" or "list of strings"
+  std::string_view type_name() const;
+  /// "TESSERA_MODEL_N_LAYER"
+  std::string environment_name() const;
+};
+
+/// All fields, by section.
+std::span<const Field> fields();
+/// Null if there is no such key.
+const Field* find_field(std::string_view key);
+bool is_section(std::string_view name);
+/// The known key that takes the fewest edits to reach, for "did you mean".
+std::string_view nearest_key(std::string_view key);
+std::string_view nearest_section(std::string_view name);
+/// Insertions, deletions and replacements of single characters between two strings.
+std::size_t edit_distance(std::string_view a, std::string_view b);
+
+/// A value as a source gives it: JSON's types, or text from a flag or the environment.
+struct FieldText {
+  std::string text;
+};
+using FieldValue =
+    std::variant<std::int64_t, double, std::string, std::vector<std::string>, FieldText>;
+
+/// Sets a field after checking type and range.
+/// @param where  the source for messages: "run.json:12", "--optim.lr", "TESSERA_OPTIM_LR"
+/// @throws InvalidArgument with key, value, what is expected, and `where`
+void set_field(Config& config, const Field& field, const FieldValue& value, std::string_view where);
+
+/// Help for every key, its default and environment name's pattern, by section.
+std::string config_help();
+
+}  // namespace tessera::tools
