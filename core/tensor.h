@@ -59,9 +59,11 @@ class Tensor {
   T* data() const {
     return view().as<T>();
   }
-  /// The contents as T, dense tensors only (a copy).
+  /// The contents as T, dense tensors only (a copy). @throws Unsupported on the meta device
   template <typename T>
   std::vector<T> to_vector() const {
+    require<Unsupported>(device().type == DeviceType::CPU, "a tensor on {} has no values to read",
+                         device().str());
     require(is_contiguous(), "to_vector needs a contiguous tensor, got strides {}", strides());
     const T* first = data<T>();
     return std::vector<T>(first, first + numel());
@@ -85,7 +87,8 @@ class Tensor {
   /// Accumulated gradient of a leaf; undefined if nothing was accumulated since zero_grad().
   Tensor grad() const;
   /// Gives a leaf the buffer to accumulate its gradient into (its shape; any floating dtype). The
-  /// first accumulation after this or after zero_grad() overwrites the buffer.
+  /// first accumulation after this or after zero_grad() overwrites the buffer. Undefined: takes a
+  /// given buffer away; the next gradient gets one of its own, in the accumulator dtype.
   void set_grad_buffer(Tensor buffer);
   /// Forgets the accumulated gradient; a given buffer stays and is not touched.
   void zero_grad();

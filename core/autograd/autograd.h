@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string_view>
 #include <vector>
@@ -8,18 +9,21 @@
 
 namespace tessera::autograd {
 
-/// A tensor kept for backward. Reading it checks that nobody changed it in place since.
+/// A tensor kept for backward, outside the graph. Reading it checks that nobody changed it in place
+/// since.
 class SavedTensor {
  public:
   SavedTensor() = default;
   explicit SavedTensor(Tensor tensor);
-  /// @throws InternalError naming `operation` if the storage's version moved on
+  /// @throws InternalError naming `operation` if the storage's version moved on, or a leaf was
+  /// bound to other memory. Memory that was given back and restored in between is fine.
   const Tensor& get(std::string_view operation) const;
   bool defined() const { return tensor_.defined(); }
 
  private:
   Tensor tensor_;
   std::uint64_t version_ = 0;
+  std::uint32_t bindings_ = 0;
 };
 
 /// Where the backward of an operation puts the gradients of its inputs, in the order given to
@@ -50,12 +54,15 @@ void record(std::string_view operation, Tensor& output, std::vector<Tensor> inpu
 bool needs_grad(std::initializer_list<const Tensor*> inputs);
 
 /// Place for the gradient of a leaf, for operations that compute it during forward. Counts as an
-/// accumulation.
+/// accumulation. Its dtype is the leaf's gradient buffer's. Not wanted if the leaf asks for none.
+/// @throws InvalidArgument if the tensor is not a leaf
 GradientView leaf_target(const Tensor& leaf);
 
 /// Runs the graph behind `root` once, in reverse order of recording, and frees it on the way.
+/// Nothing is recorded meanwhile. Gradients of leaves add up over calls until zero_grad().
 /// @param grad  gradient of root, its shape and dtype; may be left out for one element (1)
-/// @throws InvalidArgument if root does not require a gradient
+/// @throws InvalidArgument if root does not require a gradient, or a former backward has run (and
+///         freed) a part of its graph already; in both cases no gradient is touched
 void backward(const Tensor& root, const Tensor& grad = {});
 
 /// y = x, and `on_backward` is called when the gradient passes by here on the way back. Always in
@@ -64,6 +71,9 @@ Tensor boundary(const Tensor& x, std::function<void()> on_backward);
 
 /// y = block(x) without keeping what backward needs: it runs the block again then, with the same
 /// random numbers (which are functions of place, not of history).
+/// @param block  a function of x, leaves and constants alone; called again during backward, with
+///               recording on. A result of recorded operations that it uses otherwise is an error
+///               of backward (InvalidArgument): its gradient would be lost.
 Tensor recompute(std::function<Tensor(const Tensor&)> block, const Tensor& x);
 
 }  // namespace tessera::autograd

@@ -1,0 +1,129 @@
+#include "core/autograd/autograd.h"
+
+#include "core/autograd/node.h"
+#include "kernels/dispatch.h"
+
+namespace tessera::autograd {
+namespace {
+
+void take_producers(std::vector<Node::Input>& inputs, std::vector<std::shared_ptr<Node>>& into) {
+  for (Node::Input& input : inputs)
+    if (input.node) into.push_back(std::move(input.node));
+}
+
+}  // namespace
+
+// A chain of a million nodes must not recurse a million deep.
+Node::~Node() {
+  std::vector<std::shared_ptr<Node>> owned;
+  take_producers(inputs, owned);
+  while (!owned.empty()) {
+    const std::shared_ptr<Node> node = std::move(owned.back());
+    owned.pop_back();
+    if (node.use_count() == 1) take_producers(node->inputs, owned);
+  }
+}
+
+// A parameter is kept as it is, to notice that it is bound to other memory. Anything else is
+// detached: it may be the output of the very node that will keep it, and own that node.
+SavedTensor::SavedTensor(Tensor tensor)
+    : tensor_(tensor.is_leaf() && tensor.requires_grad() ? std::move(tensor) : tensor.detach()),
+      version_(tensor_.storage()->version()),
+      bindings_(tensor_.impl()->bindings) {}
+
+const Tensor& SavedTensor::get(std::string_view operation) const {
+  require<InternalError>(tensor_.defined(), "{}: nothing was saved for backward", operation);
+  const std::uint64_t now = tensor_.storage()->version();
+  require<InternalError>(
+      now == version_,
+      "{}: a tensor of shape {} that backward needs was changed in place after forward (version {} "
+      "then, {} now); work on a copy, or change it after backward",
+      operation, tensor_.shape(), version_, now);
+  require<InternalError>(tensor_.impl()->bindings == bindings_,
+                         "{}: a tensor of shape {} that backward needs was bound to other memory "
+                         "after forward; bind it after backward",
+                         operation, tensor_.shape());
+  return tensor_;
+}
+
+void record(std::string_view operation, Tensor& output, std::vector<Tensor> inputs,
+            Backward backward, bool always) {
+  const std::shared_ptr<Context>& context = output.context();
+  if (!context->grad_enabled()) return;
+  bool wanted = always;
+  for (const Tensor& input : inputs) wanted = wanted || (input.defined() && input.requires_grad());
+  if (!wanted) return;
+  TensorImpl& result = *output.impl();
+  require<InternalError>(result.node == nullptr && !result.requires_grad,
+                         "{}: the output of a recorded operation must be a new tensor", operation);
+
+  auto node = std::make_shared<Node>();
+  node->operation = operation;
+  node->context = context;
+  node->shape = result.shape;
+  node->dtype = result.dtype;
+  node->inputs.reserve(inputs.size());
+  for (const Tensor& input : inputs) {
+    Node::Input& edge = node->inputs.emplace_back();
+    if (!input.defined() || !input.requires_grad()) continue;
+    require(input.context() == context, "{}: an input of shape {} is of another context", operation,
+            input.shape());
+    edge.dtype = input.dtype();
+    edge.node = input.grad_fn();
+    if (!edge.node) edge.leaf = input.shared_impl();
+  }
+  node->backward = std::move(backward);
+  node->sequence = context->next_sequence();
+  result.requires_grad = true;
+  result.node = std::move(node);
+}
+
+bool needs_grad(std::initializer_list<const Tensor*> inputs) {
+  for (const Tensor* input : inputs)
+    if (input->defined() && input->requires_grad()) return input->context()->grad_enabled();
+  return false;
+}
+
+const Tensor& leaf_buffer(TensorImpl& leaf) {
+  if (!leaf.grad_buffer.defined()) {
+    require<InternalError>(leaf.storage != nullptr,
+                           "a gradient arrived for a parameter of shape {} without memory",
+                           leaf.shape);
+    leaf.grad_buffer =
+        Tensor::empty(leaf.storage->context(), leaf.shape, kernels::accumulator_dtype(leaf.dtype),
+                      MemoryCategory::Gradients, "leaf gradient");
+    leaf.has_grad = false;
+  }
+  return leaf.grad_buffer;
+}
+
+GradientView take_leaf_place(TensorImpl& leaf) {
+  const Tensor& buffer = leaf_buffer(leaf);
+  const GradientView place{buffer.view(), leaf.has_grad, true};
+  buffer.storage()->bump_version();
+  leaf.has_grad = true;
+  return place;
+}
+
+GradientView leaf_target(const Tensor& leaf) {
+  require(leaf.is_leaf(),
+          "a gradient can be put during forward into a leaf only; shape {} is a result",
+          leaf.shape());
+  if (!leaf.requires_grad()) return {};
+  return take_leaf_place(*leaf.impl());
+}
+
+Tensor boundary(const Tensor& x, std::function<void()> on_backward) {
+  if (!x.context()->grad_enabled()) return x;
+  Tensor y = x.detach();
+  record(
+      "boundary", y, {x},
+      [on_backward = std::move(on_backward)](const Tensor& grad_y, InputGradients& into) {
+        on_backward();
+        into.pass(0, grad_y);
+      },
+      true);
+  return y;
+}
+
+}  // namespace tessera::autograd

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <string_view>
+
+#include "core/tensor.h"
+
+namespace tessera::ops {
+
+// Checks that operations share, and the row-wise views that kernels take. Messages name operation
+// and argument and hold the values.
+
+/// f64, f32 or bf16. @throws InvalidArgument
+void check_computes(std::string_view operation, std::string_view argument, const Tensor& tensor);
+/// @throws InvalidArgument
+void check_dtype(std::string_view operation, std::string_view argument, const Tensor& tensor,
+                 DType expected);
+/// @throws InvalidArgument
+void check_shape(std::string_view operation, std::string_view argument, const Tensor& tensor,
+                 const Shape& expected);
+/// @throws InvalidArgument
+void check_contiguous(std::string_view operation, std::string_view argument, const Tensor& tensor);
+/// @param meaning  of the dims, for the message: "[B, T, C]". @throws InvalidArgument
+void check_dims(std::string_view operation, std::string_view argument, const Tensor& tensor,
+                int dims, std::string_view meaning);
+/// At least one dim, contiguous, f64, f32 or bf16. @throws InvalidArgument
+void check_rows(std::string_view operation, std::string_view argument, const Tensor& tensor);
+
+/// Product of all sizes but the last.
+std::int64_t row_count(const Shape& shape);
+/// A contiguous view as [rows, size of the last dim].
+TensorView as_rows(const TensorView& view);
+GradientView as_rows(const GradientView& place);
+
+}  // namespace tessera::ops

@@ -1,0 +1,156 @@
+#include "core/ops/cross_entropy.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/autograd/autograd.h"
+#include "core/ops/checks.h"
+#include "kernels/cross_entropy.h"
+#include "kernels/dispatch.h"
+#include "kernels/elementwise.h"
+#include "kernels/matmul.h"
+
+namespace tessera::ops {
+namespace {
+
+constexpr std::string_view kName = "linear_cross_entropy";
+constexpr std::int64_t kLogitsBytes = std::int64_t{64} << 20;
+constexpr std::int64_t kRowsWorthSplitting = 64;
+
+std::int64_t choose_chunk_rows(std::int64_t rows, std::int64_t vocab, DType accumulator,
+                               std::int64_t wanted) {
+  if (wanted > 0) return std::min(wanted, rows);
+  const std::int64_t row_bytes = vocab * static_cast<std::int64_t>(dtype_size(accumulator));
+  std::int64_t most = std::clamp<std::int64_t>(kLogitsBytes / row_bytes, 1, rows);
+  if (rows >= kRowsWorthSplitting) most = std::min(most, (rows + 1) / 2);
+  const std::int64_t chunks = (rows + most - 1) / most;
+  return (rows + chunks - 1) / chunks;
+}
+
+// Before anything is written: the weight's gradient must not be left half accumulated.
+void check_targets(const Tensor& targets, std::int64_t vocab) {
+  if (targets.device().type != DeviceType::CPU) return;  // other devices check in the kernel
+  const std::int32_t* values = targets.data<std::int32_t>();
+  for (std::int64_t i = 0; i < targets.numel(); ++i)
+    require(values[i] == kernels::kIgnoreTarget || (values[i] >= 0 && values[i] < vocab),
+            "{}: target {} at row {} is outside of the vocabulary of {}; {} marks a row to ignore",
+            kName, values[i], i, vocab, kernels::kIgnoreTarget);
+}
+
+TensorView row_range(const TensorView& rows, std::int64_t begin, std::int64_t count) {
+  TensorView part = rows;
+  part.shape[0] = count;
+  if (part.data != nullptr)
+    part.data = static_cast<std::byte*>(part.data) +
+                static_cast<std::size_t>(begin * rows.strides[0]) * dtype_size(rows.dtype);
+  return part;
+}
+
+// In float64 and in order, whatever the chunks and threads.
+double sum_on_host(const Tensor& losses) {
+  if (losses.device().type == DeviceType::Meta) return 0.0;
+  const TensorView view = losses.view();
+  double sum = 0.0;
+  const auto add_up = [&](const auto* values) {
+    for (std::int64_t i = 0; i < losses.numel(); ++i) sum += static_cast<double>(values[i]);
+  };
+  if (view.dtype == DType::F64)
+    add_up(view.as<double>());
+  else
+    add_up(view.as<float>());
+  return sum;
+}
+
+}  // namespace
+
+Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets,
+                            double scale, std::int64_t max_chunk_rows) {
+  const auto& context = common_context(kName, {&x, &weight, &targets});
+  check_dims(kName, "x", x, 2, "[N, C]");
+  check_rows(kName, "x", x);
+  check_dims(kName, "weight", weight, 2, "[V, C]");
+  check_shape(kName, "weight", weight, {weight.dim(0), x.dim(1)});
+  check_dtype(kName, "weight", weight, x.dtype());
+  check_contiguous(kName, "weight", weight);
+  check_dtype(kName, "targets", targets, DType::I32);
+  check_shape(kName, "targets", targets, {x.dim(0)});
+  check_contiguous(kName, "targets", targets);
+  const std::int64_t rows = x.dim(0);
+  const std::int64_t vocab = weight.dim(0);
+  require(rows > 0 && vocab > 0, "{}: needs rows and a vocabulary, got x {} and weight {}", kName,
+          x.shape(), weight.shape());
+  require(std::isfinite(scale), "{}: scale must be finite, got {}", kName, scale);
+  require(max_chunk_rows >= 0, "{}: max_chunk_rows must not be negative, got {}", kName,
+          max_chunk_rows);
+  check_targets(targets, vocab);
+
+  const DType accumulator = kernels::accumulator_dtype(x.dtype());
+  const std::int64_t chunk_rows = choose_chunk_rows(rows, vocab, accumulator, max_chunk_rows);
+  const auto workspace = [&](const Shape& shape, DType dtype) {
+    return Tensor::empty(context, shape, dtype, MemoryCategory::Workspace, kName);
+  };
+  const bool recorded = autograd::needs_grad({&x, &weight});
+  const bool wants_x = recorded && x.requires_grad();
+  const bool wants_weight = recorded && weight.requires_grad();
+
+  Tensor grad_x;
+  if (wants_x)
+    grad_x = Tensor::empty(context, x.shape(), x.dtype(), MemoryCategory::Activations,
+                           "linear_cross_entropy.grad");
+  Tensor logits = workspace({chunk_rows, vocab}, accumulator);
+  Tensor losses = workspace({rows}, accumulator);
+  Tensor narrow;  // the logits' gradient in x's dtype: products take operands of one dtype
+  if (recorded && x.dtype() != accumulator) narrow = workspace({chunk_rows, vocab}, x.dtype());
+  GradientView grad_weight, leaf_place;
+  Tensor staged;  // for a leaf whose buffer is not in the accumulator dtype
+  if (wants_weight) {
+    grad_weight = leaf_place = autograd::leaf_target(weight);
+    if (leaf_place.view.dtype != accumulator) {
+      staged = workspace(weight.shape(), accumulator);
+      grad_weight = {staged.view(), false, true};
+    }
+  }
+
+  for (std::int64_t begin = 0; begin < rows; begin += chunk_rows) {
+    const std::int64_t count = std::min(chunk_rows, rows - begin);
+    const TensorView x_chunk = row_range(x.view(), begin, count);
+    const TensorView logits_chunk = row_range(logits.view(), 0, count);
+    kernels::matmul(*context, {x_chunk, weight.view(), logits_chunk, false, true});
+    kernels::cross_entropy(*context, {logits_chunk, row_range(targets.view(), begin, count),
+                                      row_range(losses.view(), begin, count), recorded, scale});
+    if (!recorded) continue;
+    TensorView grad_logits = logits_chunk;
+    if (narrow.defined()) {
+      grad_logits = row_range(narrow.view(), 0, count);
+      kernels::cast(*context, logits_chunk, {grad_logits, false, true});
+    }
+    if (wants_x)
+      kernels::matmul(*context,
+                      {grad_logits, weight.view(), row_range(grad_x.view(), begin, count)});
+    if (wants_weight) {
+      kernels::matmul(
+          *context, {grad_logits, x_chunk, grad_weight.view, true, false, grad_weight.accumulate});
+      grad_weight.accumulate = true;
+    }
+  }
+  if (staged.defined()) kernels::cast(*context, staged.view(), leaf_place);
+
+  Tensor loss = Tensor::full(context, {1}, accumulator, scale * sum_on_host(losses),
+                             MemoryCategory::Activations, kName);
+  if (recorded) {
+    auto backward = [grad_x = std::move(grad_x)](const Tensor& grad_loss,
+                                                 autograd::InputGradients& into) mutable {
+      const bool known = grad_loss.device().type != DeviceType::Meta;
+      require(!known || grad_loss.item() == 1.0,
+              "{} must be the root of backward: its gradients were computed during forward for a "
+              "gradient of 1, got {}; use its scale",
+              kName, known ? grad_loss.item() : 1.0);
+      if (grad_x.defined()) into.pass(0, std::move(grad_x));
+    };
+    // Always: with a frozen x there is nothing to pass on, but the loss is still a root.
+    autograd::record(kName, loss, {x}, std::move(backward), true);
+  }
+  return loss;
+}
+
+}  // namespace tessera::ops
