@@ -11,7 +11,7 @@
 namespace tessera {
 
 struct ContextOptions {
-  Device device;
+  Device device{};
   int threads = 1;  ///< of the CPU kernels, the calling thread included
   CpuLevel cpu_level = detect_cpu_level();
 };

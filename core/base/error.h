@@ -37,6 +37,8 @@ TESSERA_DECLARE_ERROR(CudaError);
 TESSERA_DECLARE_ERROR(IoError);
 /// A checkpoint or model file is malformed, incomplete, or fails its checksum.
 TESSERA_DECLARE_ERROR(CorruptCheckpoint);
+/// Loss or gradients of a training step are NaN or infinite.
+TESSERA_DECLARE_ERROR(NonFiniteLoss);
 /// A promise that tessera makes to itself is broken: a bug.
 TESSERA_DECLARE_ERROR(InternalError);
 

@@ -1,0 +1,189 @@
+// The whole training step against PyTorch's float64 reference, on ranks that are threads.
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "comm/single.h"
+#include "comm/threads.h"
+#include "core/autograd/autograd.h"
+#include "support/golden.h"
+#include "tools/tessera/train/trainer.h"
+
+using namespace tessera;
+
+namespace {
+
+struct Setting {
+  std::string set;
+  int world = 1;
+  comm::ShardMode mode = comm::ShardMode::Full;
+  bool recompute = false;
+  std::int64_t micro_batch = 0;  // 0: all rows of the rank at once
+  DType compute = DType::F32;
+};
+
+struct Outcome {
+  std::vector<double> loss, grad_norm;
+  std::map<std::string, std::vector<float>> weights;
+};
+
+// Collects pieces of parameters from several ranks.
+void collect(comm::ShardedModel& sharded, Outcome& outcome, std::mutex& mutex) {
+  const std::lock_guard lock(mutex);
+  for (const auto& piece : sharded.owned_pieces()) {
+    auto& values = outcome.weights[piece.parameter->name];
+    values.resize(static_cast<std::size_t>(piece.parameter->tensor.numel()));
+    std::copy(piece.master, piece.master + (piece.end - piece.begin), values.begin() + piece.begin);
+  }
+}
+
+Outcome train(const testing::Golden& golden, const Setting& setting) {
+  Outcome outcome;
+  std::mutex mutex;
+  auto group = std::make_shared<comm::ThreadGroup>(setting.world);
+  const auto rank_main = [&](int rank) {
+    const auto context = Context::create({.threads = 1 + rank % 2});
+    auto communicator = setting.world == 1 ? comm::make_single_communicator()
+                                           : comm::make_threads_communicator(group, rank);
+    models::Gpt2 model(golden.config);
+    comm::ShardedModel sharded(model.units(), setting.mode, setting.compute, context,
+                               *communicator);
+    sharded.load(golden.source());
+    std::vector<std::uint16_t> tokens(golden.tokens.begin(), golden.tokens.end());
+    const io::Sampler data(io::tokens_in_memory(tokens), golden.seq, io::DataOrder::Sequential, 1);
+    tools::TrainerOptions options;
+    options.global_batch = golden.batch;
+    options.micro_batch =
+        setting.micro_batch > 0 ? setting.micro_batch : golden.batch / setting.world;
+    options.recompute_blocks = setting.recompute;
+    options.clip_norm = golden.clip_norm;
+    options.adamw = {golden.beta1, golden.beta2, golden.eps, golden.weight_decay};
+    options.schedule.lr = golden.lr;
+    tools::Trainer trainer(model, sharded, *communicator, context, options);
+    for (std::int64_t step = 0; step < golden.steps; ++step) {
+      const auto result = trainer.step(step, step * golden.batch, data, false);
+      if (rank == 0) {
+        outcome.loss.push_back(result.loss);
+        outcome.grad_norm.push_back(result.grad_norm);
+      }
+    }
+    collect(sharded, outcome, mutex);
+    // All but parameters, optimizer state and gradients is given back between steps.
+    CHECK(context->ledger().usage(MemoryCategory::Activations).current == 0);
+    CHECK(context->ledger().usage(MemoryCategory::Workspace).current == 0);
+    if (setting.mode == comm::ShardMode::Full && setting.world > 1) {
+      CHECK(context->ledger().usage(MemoryCategory::Gathered).current == 0);
+    }
+  };
+  std::vector<std::thread> ranks;
+  for (int rank = 1; rank < setting.world; ++rank) ranks.emplace_back(rank_main, rank);
+  rank_main(0);
+  for (auto& rank : ranks) rank.join();
+  return outcome;
+}
+
+double relative(double actual, double expected) {
+  return std::abs(actual - expected) / std::abs(expected);
+}
+
+// AdamW divides the rounding noise of gradients that are exactly zero by its own size.
+bool is_noisy(const std::string& name, const std::string& set) {
+  return set == "gpt2-tiny" && name.size() > 5 && name.substr(name.size() - 5) == ".bias";
+}
+
+std::vector<Setting> settings(const std::string& set, std::int64_t batch) {
+  std::vector<Setting> result;
+  for (const int world : {1, 2, 3, 4}) {
+    if (batch % world != 0) continue;
+    for (const auto mode : {comm::ShardMode::Full, comm::ShardMode::None}) {
+      for (const bool recompute : {false, true}) {
+        for (const std::int64_t micro : {std::int64_t{0}, std::int64_t{1}}) {
+          if (micro == 1 && batch / world == 1) continue;
+          result.push_back({set, world, mode, recompute, micro, DType::F32});
+        }
+      }
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("float32 training equals the float64 reference at every world size, mode and split") {
+  for (const std::string set : {"gpt2-tiny", "gpt2-odd"}) {
+    const auto golden = testing::load_golden(set);
+    for (const Setting& setting : settings(set, golden.batch)) {
+      CAPTURE(set);
+      CAPTURE(setting.world);
+      CAPTURE((setting.mode == comm::ShardMode::Full ? "full" : "none"));
+      CAPTURE(setting.recompute);
+      CAPTURE(setting.micro_batch);
+      const Outcome outcome = train(golden, setting);
+      REQUIRE(outcome.loss.size() == golden.loss.size());
+      for (std::size_t i = 0; i < golden.loss.size(); ++i) {
+        CAPTURE(i);
+        CHECK(relative(outcome.loss[i], golden.loss[i]) < 1e-6);
+        CHECK(relative(outcome.grad_norm[i], golden.grad_norm[i]) < 5e-6);
+      }
+      REQUIRE(outcome.weights.size() == golden.after.size());
+      for (const auto& [name, expected] : golden.after) {
+        CAPTURE(name);
+        CHECK(testing::relative_error(outcome.weights.at(name), expected) <
+              (is_noisy(name, set) ? 2e-3 : 5e-5));
+      }
+    }
+  }
+}
+
+TEST_CASE("bf16 training follows the reference losses") {
+  for (const std::string set : {"gpt2-tiny", "gpt2-odd"}) {
+    const auto golden = testing::load_golden(set);
+    for (const int world : {1, static_cast<int>(golden.batch)}) {
+      for (const auto mode : {comm::ShardMode::Full, comm::ShardMode::None}) {
+        CAPTURE(set);
+        CAPTURE(world);
+        const Outcome outcome = train(golden, {set, world, mode, false, 0, DType::BF16});
+        for (std::size_t i = 0; i < golden.loss.size(); ++i) {
+          CHECK(relative(outcome.loss[i], golden.loss[i]) < 5e-3);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("logits and every gradient equal the reference") {
+  for (const std::string set : {"gpt2-tiny", "gpt2-odd"}) {
+    CAPTURE(set);
+    const auto golden = testing::load_golden(set);
+    const auto context = Context::create({.threads = 2});
+    models::Gpt2 model(golden.config);
+    materialize(model.units(), context, DType::F32, golden.source());
+    const Shape shape{golden.batch, golden.seq};
+    const auto count = static_cast<std::size_t>(numel(shape));
+    const std::span<const std::int32_t> all(golden.tokens);
+    const Tensor tokens = Tensor::from<std::int32_t>(context, shape, all.subspan(0, count));
+    const Tensor targets = Tensor::from<std::int32_t>(context, shape, all.subspan(1, count));
+
+    {
+      const NoGradGuard no_grad(*context);
+      const Tensor logits = model.logits(tokens, {});
+      CHECK(testing::relative_error(logits.to_vector<float>(), golden.logits) < 5e-6);
+    }
+    for (const bool recompute : {false, true}) {
+      for (Parameter* p : model.parameters()) p->tensor.zero_grad();
+      const Tensor loss = model.loss(tokens, targets, 1.0 / static_cast<double>(count),
+                                     {.training = true, .recompute_blocks = recompute});
+      autograd::backward(loss);
+      CHECK(relative(loss.item(), golden.loss[0]) < 1e-6);
+      for (Parameter* p : model.parameters()) {
+        CAPTURE(p->name);
+        CHECK(testing::relative_error(p->tensor.grad().to_vector<float>(),
+                                      golden.gradients.at(p->name)) < 5e-6);
+      }
+    }
+  }
+}

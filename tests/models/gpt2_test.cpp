@@ -1,0 +1,164 @@
+#include "models/gpt2.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "core/autograd/autograd.h"
+
+using namespace tessera;
+using models::Gpt2;
+using models::Gpt2Config;
+
+namespace {
+
+constexpr Gpt2Config kSmall{
+    .n_layer = 2, .n_head = 3, .n_embd = 24, .vocab_size = 31, .seq_len = 16};
+
+std::shared_ptr<Context> make_model(Gpt2& model, DType dtype = DType::F32) {
+  const auto context = Context::create({.threads = 2});
+  materialize(model.units(), context, dtype,
+              [](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
+                initialize_range(p, 5, begin, end, out);
+              });
+  return context;
+}
+
+Tensor make_tokens(const std::shared_ptr<Context>& context, const Shape& shape) {
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(numel(shape)));
+  for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>((i * 7 + 3) % 31);
+  return Tensor::from<std::int32_t>(context, shape, ids);
+}
+
+}  // namespace
+
+TEST_CASE("the 124M model has its published number of parameters") {
+  CHECK(Gpt2Config{}.parameter_count() == 124439808);
+  Gpt2 model(kSmall);
+  std::int64_t count = 0;
+  for (const Parameter* p : model.parameters()) count += p->tensor.numel();
+  CHECK(count == kSmall.parameter_count());
+  CHECK(model.units().size() == 3);
+  CHECK(model.units()[0].name == "root");
+  CHECK(model.units()[2].name == "h.1");
+}
+
+TEST_CASE("initialization has GPT-2's deviations and can be made part by part") {
+  Gpt2 model({.n_layer = 8, .n_head = 2, .n_embd = 64, .vocab_size = 512, .seq_len = 8});
+  for (const Parameter* p : model.parameters()) {
+    const auto n = p->tensor.numel();
+    std::vector<float> whole(static_cast<std::size_t>(n));
+    std::vector<float> parts(whole.size());
+    initialize_range(*p, 9, 0, n, whole.data());
+    const std::int64_t cut = n / 3;
+    initialize_range(*p, 9, 0, cut, parts.data());
+    initialize_range(*p, 9, cut, n, parts.data() + cut);
+    CHECK(whole == parts);
+    double sum = 0;
+    for (const float v : whole) sum += static_cast<double>(v) * static_cast<double>(v);
+    const double rms = std::sqrt(sum / static_cast<double>(n));
+    CAPTURE(p->name);
+    if (p->name.ends_with("ln_1.weight") || p->name.ends_with("ln_f.weight")) CHECK(rms == 1.0);
+    if (p->name.ends_with(".bias")) CHECK(rms == 0.0);
+    if (p->name == "wte.weight") CHECK(rms == doctest::Approx(0.02).epsilon(0.02));
+    if (p->name.ends_with("c_proj.weight")) CHECK(rms == doctest::Approx(0.005).epsilon(0.05));
+  }
+  std::vector<float> a(64);
+  std::vector<float> b(64);
+  initialize_range(*model.parameters()[0], 9, 0, 64, a.data());
+  initialize_range(*model.parameters()[0], 10, 0, 64, b.data());
+  CHECK(a != b);
+}
+
+TEST_CASE("an untrained model is about as uncertain as a uniform guess") {
+  Gpt2 model(kSmall);
+  const auto context = make_model(model);
+  const NoGradGuard no_grad(*context);
+  const Tensor tokens = make_tokens(context, {2, 16});
+  const double loss = model.loss(tokens, tokens, 1.0 / 32, {}).item();
+  CHECK(loss == doctest::Approx(std::log(31.0)).epsilon(0.02));
+}
+
+TEST_CASE("decoding with a cache gives the logits of the whole row, token by token or in pieces") {
+  for (const DType dtype : {DType::F32, DType::BF16}) {
+    Gpt2 model(kSmall);
+    const auto context = make_model(model, dtype);
+    const NoGradGuard no_grad(*context);
+    const std::int64_t length = 11;
+    const Tensor tokens = make_tokens(context, {1, length});
+    const Tensor all = model.logits(tokens, {});
+    Tensor last = Tensor::empty(context, {31}, DType::F32);
+    const std::vector<std::int32_t> ids = tokens.to_vector<std::int32_t>();
+    for (const std::int64_t first : {1, 4, 11}) {
+      auto cache = model.make_cache(1);
+      Tensor logits;
+      std::int64_t at = 0;
+      while (at < length) {
+        const std::int64_t count = at == 0 ? first : 1;
+        logits = model.decode(
+            Tensor::from<std::int32_t>(context, {1, count},
+                                       std::span(ids).subspan(static_cast<std::size_t>(at),
+                                                              static_cast<std::size_t>(count))),
+            cache);
+        at += count;
+      }
+      CHECK(cache.past == length);
+      for (int v = 0; v < 31; ++v) {
+        const auto row = static_cast<std::size_t>((length - 1) * 31 + v);
+        const double expected =
+            dtype == DType::F32
+                ? static_cast<double>(all.to_vector<float>()[row])
+                : static_cast<double>(static_cast<float>(all.to_vector<BFloat16>()[row]));
+        const double actual =
+            static_cast<double>(logits.to_vector<float>()[static_cast<std::size_t>(v)]);
+        CHECK(std::abs(actual - expected) < (dtype == DType::F32 ? 1e-5 : 2e-2));
+      }
+    }
+  }
+}
+
+TEST_CASE("dropout depends on step and sample alone: halves of a batch draw what the batch draws") {
+  Gpt2Config config = kSmall;
+  config.dropout = 0.3F;
+  Gpt2 model(config);
+  const auto context = make_model(model);
+  const NoGradGuard no_grad(*context);
+  const Tensor tokens = make_tokens(context, {4, 8});
+  const auto loss = [&](std::int64_t begin, std::int64_t rows, std::int64_t step, bool training) {
+    const Tensor part = tokens.alias({rows, 8}, {8, 1}, begin * 8);
+    return model
+        .loss(part, part, 1.0,
+              {.training = training, .seed = 3, .step = step, .first_sample = begin})
+        .item();
+  };
+  const double whole = loss(0, 4, 1, true);
+  CHECK(loss(0, 1, 1, true) + loss(1, 3, 1, true) == doctest::Approx(whole).epsilon(1e-5));
+  CHECK(std::abs(loss(0, 4, 2, true) - whole) > 1e-4);
+  CHECK(std::abs(loss(0, 4, 1, false) - whole) > 1e-4);
+}
+
+TEST_CASE("the meta device runs a training step without memory") {
+  Gpt2 model(kSmall);
+  const auto context = Context::create({.device = {DeviceType::Meta}});
+  materialize(model.units(), context, DType::F32, {});
+  const Tensor tokens = Tensor::empty(context, {2, 16}, DType::I32);
+  autograd::backward(model.loss(tokens, tokens, 1.0, {.training = true}));
+  CHECK(context->ledger().usage(MemoryCategory::Activations).peak > 0);
+  CHECK(context->allocator().reserved_bytes() == 0);
+}
+
+TEST_CASE("what does not fit is refused with the values") {
+  CHECK_THROWS_WITH_AS(Gpt2({.n_head = 5, .n_embd = 24}),
+                       "model.n_embd 24 does not divide by model.n_head 5", InvalidArgument);
+  CHECK_THROWS_AS(Gpt2({.n_layer = 0}), InvalidArgument);
+  Gpt2 model(kSmall);
+  const auto context = make_model(model);
+  const Tensor tokens = make_tokens(context, {1, 17});
+  CHECK_THROWS_WITH_AS(model.logits(tokens, {}),
+                       "17 tokens are more than the model's 16 positions (model.seq_len)",
+                       InvalidArgument);
+  auto cache = model.make_cache(1);
+  cache.past = 16;
+  CHECK_THROWS_AS(model.decode(make_tokens(context, {1, 1}), cache), InvalidArgument);
+}

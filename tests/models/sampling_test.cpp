@@ -1,0 +1,69 @@
+#include "models/sampling.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+#include <map>
+#include <vector>
+
+#include "core/base/error.h"
+
+using namespace tessera;
+using models::sample;
+
+namespace {
+
+const std::vector<float> kLogits = {1.0F, 3.0F, 2.0F, -1.0F, 3.0F};
+constexpr RngKey kKey = RngKey::make(1, RngPurpose::Sampling, 0);
+
+std::map<std::int32_t, int> histogram(const models::SamplingOptions& options, int draws) {
+  std::map<std::int32_t, int> counts;
+  for (int i = 0; i < draws; ++i)
+    ++counts[sample(kLogits, options, kKey, static_cast<std::uint64_t>(i))];
+  return counts;
+}
+
+}  // namespace
+
+TEST_CASE("temperature 0 takes the most likely token, the lower id of a tie") {
+  CHECK(sample(kLogits, {.temperature = 0}, kKey, 0) == 1);
+}
+
+TEST_CASE("draws follow the softmax") {
+  const auto counts = histogram({}, 20000);
+  double total = 0;
+  for (const float l : kLogits) total += std::exp(static_cast<double>(l));
+  for (std::int32_t id = 0; id < 5; ++id) {
+    const double expected =
+        std::exp(static_cast<double>(kLogits[static_cast<std::size_t>(id)])) / total;
+    CHECK(counts.at(id) / 20000.0 == doctest::Approx(expected).epsilon(0.1));
+  }
+}
+
+TEST_CASE("top-k and top-p cut the tail") {
+  const auto top_k = histogram({.top_k = 3}, 2000);
+  CHECK(top_k.size() == 3);
+  CHECK(top_k.count(2) == 1);
+  const auto top_1 = histogram({.top_k = 1}, 100);
+  CHECK(top_1 == std::map<std::int32_t, int>{{1, 100}});
+  const auto top_p = histogram({.top_p = 0.5}, 2000);
+  CHECK(top_p.size() == 2);
+  CHECK(histogram({.top_p = 1e-9}, 50).size() == 1);
+}
+
+TEST_CASE("a draw is a pure function of key and number") {
+  for (std::uint64_t i = 0; i < 20; ++i)
+    CHECK(sample(kLogits, {}, kKey, i) == sample(kLogits, {}, kKey, i));
+}
+
+TEST_CASE("options and logits that make no sense are refused") {
+  CHECK_THROWS_WITH_AS(sample(kLogits, {.temperature = -1}, kKey, 0),
+                       "temperature must be 0 or more, got -1", InvalidArgument);
+  CHECK_THROWS_AS(sample(kLogits, {.top_k = -1}, kKey, 0), InvalidArgument);
+  CHECK_THROWS_AS(sample(kLogits, {.top_p = 0}, kKey, 0), InvalidArgument);
+  CHECK_THROWS_AS(sample(kLogits, {.top_p = 1.5}, kKey, 0), InvalidArgument);
+  CHECK_THROWS_AS(sample({}, {}, kKey, 0), InvalidArgument);
+  const std::vector<float> nan = {1.0F, std::numeric_limits<float>::quiet_NaN()};
+  CHECK_THROWS_AS(sample(nan, {}, kKey, 0), InvalidArgument);
+}

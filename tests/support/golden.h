@@ -1,0 +1,35 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/parameter.h"
+#include "models/gpt2_config.h"
+
+namespace tessera::testing {
+
+/// Reference values of a small GPT-2, made with PyTorch in float64 (tests/golden/README.md).
+struct Golden {
+  std::string folder;
+  models::Gpt2Config config;
+  std::int64_t batch = 0, seq = 0, steps = 0;
+  double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, clip_norm = 0;
+  std::vector<double> loss, grad_norm;  ///< per step; norms before clipping
+  std::vector<std::int32_t> tokens;
+  std::map<std::string, std::vector<float>> weights;    ///< by internal name
+  std::map<std::string, std::vector<float>> gradients;  ///< of step 0, unclipped
+  std::map<std::string, std::vector<float>> after;      ///< weights after all steps
+  std::vector<float> logits;                            ///< [B, T, V] of step 0
+
+  /// Supplies the initial weights.
+  ParameterSource source() const;
+};
+
+/// @param name  "gpt2-tiny" or "gpt2-odd"
+Golden load_golden(const std::string& name);
+
+/// ||actual - expected|| / ||expected||, in double.
+double relative_error(const std::vector<float>& actual, const std::vector<float>& expected);
+
+}  // namespace tessera::testing

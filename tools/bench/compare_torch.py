@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""GPT-2 training steps on the CPU: tessera against tuned PyTorch, interleaved, as a table of medians.
+
+  compare_torch.py BUILD_DIR [--seq 64 256] [--batch 4] [--rounds 3] [--steps 8] [--python /usr/bin/python3]
+
+Both run the same shapes (GPT-2 124M, random weights and tokens, float32, forward, backward, clipping,
+AdamW) with the same number of threads, taking turns, so that a slow phase of the machine hits both.
+tessera is the trainer itself, data reading and logging included. The peer is gpt2_torch.py beside
+this file, given OpenBLAS's AVX-512 kernels and jemalloc where they are installed.
+Medians are over all timed steps of all rounds; memory is the peak resident set.
+"""
+import argparse, glob, json, os, pathlib, random, statistics, struct, subprocess, sys, tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+WARMUP = 3
+
+
+def peak_rss_gib(command, env):
+    """Runs a command; returns (stdout, peak resident set of it and its children in GiB)."""
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = process.stdout.read(), process.stderr.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    if status != 0:
+        sys.exit(f"{' '.join(map(str, command))} failed:\n{err[-2000:]}")
+    return out, usage.ru_maxrss / 2**20
+
+
+def write_tokens(path, count, vocab):
+    rng = random.Random(1)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<256i", 20240520, 1, count, *[0] * 253))
+        f.write(struct.pack(f"<{count}H", *(rng.randrange(vocab) for _ in range(count))))
+
+
+def run_tessera(o, seq, folder):
+    steps = WARMUP + o.steps
+    tokens = f"{folder}/tokens-{seq}.bin"
+    if not os.path.exists(tokens):
+        write_tokens(tokens, steps * o.batch * seq + 1, 50257)
+    out = tempfile.mkdtemp(dir=folder)
+    command = [f"{o.build}/tools/tessera", "train", "--model.arch", "gpt2", "--model.n_layer", "12", "--model.n_head", "12",
+               "--model.n_embd", "768", "--model.vocab_size", "50257", "--model.seq_len", str(seq), "--data.train", tokens,
+               "--data.order", "sequential", "--train.steps", str(steps), "--train.global_batch", str(o.batch),
+               "--train.micro_batch", str(o.batch), "--train.eval_every", "0", "--checkpoint.every", "0",
+               "--optim.lr", "1e-4", "--run.out", out]
+    env = dict(os.environ, OMP_NUM_THREADS=str(o.threads))
+    _, rss = peak_rss_gib(command, env)
+    rows = [json.loads(line) for line in open(f"{out}/metrics.jsonl")]
+    return [r["step_ms"] for r in rows if "step_ms" in r][WARMUP:], rss
+
+
+def run_torch(o, seq):
+    env = dict(os.environ, OMP_NUM_THREADS=str(o.threads), OPENBLAS_CORETYPE="SkylakeX")
+    jemalloc = glob.glob("/usr/lib/*/libjemalloc.so.2")
+    if jemalloc:
+        env["LD_PRELOAD"] = jemalloc[0]
+    out, rss = peak_rss_gib([o.python, HERE / "gpt2_torch.py", "--size", "124M", "--batch", str(o.batch), "--seq", str(seq),
+                             "--warmup", str(WARMUP), "--steps", str(o.steps), "--threads", str(o.threads)], env)
+    result = json.loads(out.splitlines()[-1])
+    return result["ms_per_step"], rss, result["peer"]
+
+
+def main():
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument("build")
+    a.add_argument("--seq", type=int, nargs="+", default=[64, 256])
+    a.add_argument("--batch", type=int, default=4)
+    a.add_argument("--rounds", type=int, default=3)
+    a.add_argument("--steps", type=int, default=8)
+    a.add_argument("--threads", type=int, default=2)
+    a.add_argument("--python", default="/usr/bin/python3")
+    o = a.parse_args()
+    print(f"{'T':>5} {'tessera ms':>11} {'torch ms':>9} {'speed ratio':>11} {'tessera GiB':>12} {'torch GiB':>10} {'memory ratio':>12}")
+    with tempfile.TemporaryDirectory() as folder:
+        for seq in o.seq:
+            ours, theirs, rss, peer_rss, peer = [], [], 0, 0, ""
+            for _ in range(o.rounds):
+                ms, gib = run_tessera(o, seq, folder)
+                ours += ms
+                rss = max(rss, gib)
+                ms, gib, peer = run_torch(o, seq)
+                theirs.append(ms)
+                peer_rss = max(peer_rss, gib)
+            m, p = statistics.median(ours), statistics.median(theirs)
+            print(f"{seq:>5} {m:>11.1f} {p:>9.1f} {p / m:>10.2f}x {rss:>12.2f} {peer_rss:>10.2f} {rss / peer_rss:>11.2f}x   {peer}", flush=True)
+
+
+main()
