@@ -6,6 +6,20 @@
 
 TESSERA_CPU_BEGIN
 
+/// sums[k][c] += the terms of kRows rows, c in [0, width). Several rows at a time: a partial sum is
+/// loaded and stored once for all of them.
+template <int kRows, typename A, int kSums, std::int64_t kTile, typename Term>
+void add_rows(std::int64_t row, std::int64_t first, std::int64_t width, A (&sums)[kSums][kTile],
+              const Term& term) {
+#pragma omp simd
+  for (std::int64_t c = 0; c < width; ++c) {
+    A local[kSums];
+    for (int k = 0; k < kSums; ++k) local[k] = sums[k][c];
+    for (int i = 0; i < kRows; ++i) term(row + i, first + c, local);
+    for (int k = 0; k < kSums; ++k) sums[k][c] = local[k];
+  }
+}
+
 /// Sums over rows, per column, for parameter gradients.
 ///
 /// Each thread owns tiles of columns and walks down all rows, so the order of every sum is fixed,
@@ -15,38 +29,35 @@ TESSERA_CPU_BEGIN
 /// @param term    term(row, column, A* sums): adds the row's kSums terms of that column
 /// @param finish  finish(column, const A* sums): stores them
 template <typename A, int kSums, typename Term, typename Finish>
-void column_sums(Context& context, std::int64_t rows, std::int64_t columns, Term&& term,
-                 Finish&& finish) {
+void column_sums(Context& context, std::int64_t rows, std::int64_t columns, const Term& term,
+                 const Finish& finish) {
   constexpr std::int64_t kTile = 64;
   constexpr std::int64_t kBlock = 64;
+  constexpr int kTogether = 8;
+  const auto sum_tile = [&](std::int64_t first, std::int64_t width) {
+    A total[kSums][kTile] = {};
+    for (std::int64_t row = 0; row < rows; row += kBlock) {
+      A block[kSums][kTile] = {};
+      const std::int64_t last = std::min(rows, row + kBlock);
+      std::int64_t r = row;
+      for (; r + kTogether <= last; r += kTogether)
+        add_rows<kTogether>(r, first, width, block, term);
+      for (; r < last; ++r) add_rows<1>(r, first, width, block, term);
+      for (int k = 0; k < kSums; ++k) {
+#pragma omp simd
+        for (std::int64_t c = 0; c < width; ++c) total[k][c] += block[k][c];
+      }
+    }
+    for (std::int64_t c = 0; c < width; ++c) {
+      A sums[kSums];
+      for (int k = 0; k < kSums; ++k) sums[k] = total[k][c];
+      finish(first + c, sums);
+    }
+  };
   for_rows(context, (columns + kTile - 1) / kTile, rows * kTile,
            [&](std::int64_t tile, std::int64_t end) {
-             for (; tile < end; ++tile) {
-               const std::int64_t first = tile * kTile;
-               const std::int64_t width = std::min(kTile, columns - first);
-               A total[kSums][kTile] = {};
-               for (std::int64_t row = 0; row < rows; row += kBlock) {
-                 A block[kSums][kTile] = {};
-                 const std::int64_t last = std::min(rows, row + kBlock);
-                 for (std::int64_t r = row; r < last; ++r) {
-#pragma omp simd
-                   for (std::int64_t c = 0; c < width; ++c) {
-                     A sums[kSums];
-                     for (int k = 0; k < kSums; ++k) sums[k] = block[k][c];
-                     term(r, first + c, sums);
-                     for (int k = 0; k < kSums; ++k) block[k][c] = sums[k];
-                   }
-                 }
-                 for (int k = 0; k < kSums; ++k) {
-                   for (std::int64_t c = 0; c < width; ++c) total[k][c] += block[k][c];
-                 }
-               }
-               for (std::int64_t c = 0; c < width; ++c) {
-                 A sums[kSums];
-                 for (int k = 0; k < kSums; ++k) sums[k] = total[k][c];
-                 finish(first + c, sums);
-               }
-             }
+             for (; tile < end; ++tile)
+               sum_tile(tile * kTile, std::min(kTile, columns - tile * kTile));
            });
 }
 
