@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace tessera::tools {
+
+/// What the other end of a stream can show.
+struct ConsoleStyle {
+  bool live = false;   ///< a terminal: lines can be drawn over
+  bool color = false;  ///< live, and the user did not say NO_COLOR
+  int width = 80;      ///< columns
+};
+/// @param descriptor  STDERR_FILENO or STDOUT_FILENO
+ConsoleStyle detect_console(int descriptor);
+
+enum class Tone : std::uint8_t { Plain, Dim, Bold, Good, Bad };
+/// Text with ANSI codes around it if the style has color.
+std::string paint(const ConsoleStyle& style, Tone tone, std::string_view text);
+
+/// "  label   value" lines with values aligned; a row with an empty label continues the one above.
+std::string format_rows(const ConsoleStyle& style,
+                        const std::vector<std::pair<std::string, std::string>>& rows);
+
+/// "12", "3.4k", "1.2M", "5.0G": three significant digits at least, decimal prefixes.
+std::string format_count(double value);
+/// "850 ms", "12.3 s", "4m 05s", "2h 07m", "3d 04h"
+std::string format_duration(double seconds);
+
+/// A line of `width` block characters, lowest to highest; values are averaged or repeated to fit.
+/// Values that are not finite leave a gap. Empty if there is nothing to show.
+std::string sparkline(std::span<const double> values, int width);
+
+}  // namespace tessera::tools

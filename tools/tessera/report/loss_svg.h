@@ -1,0 +1,21 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "tools/tessera/report/metrics.h"
+
+namespace tessera::tools {
+
+/// A self-contained SVG of training and validation loss over steps. Colours suit light and dark
+/// pages. Long curves are thinned to what the picture can show; points that are not finite are left
+/// out; no points at all give an empty frame.
+std::string loss_svg(const std::string& title, const std::vector<LossPoint>& train,
+                     const std::vector<LossPoint>& val);
+
+/// Writes loss_svg() to a file, by rename. @throws IoError
+void write_loss_svg(const std::filesystem::path& path, const std::string& title,
+                    const std::vector<LossPoint>& train, const std::vector<LossPoint>& val);
+
+}  // namespace tessera::tools

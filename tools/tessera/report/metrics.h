@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <set>
+#include <vector>
+
+namespace tessera::tools {
+
+/// One training step's line of metrics.jsonl.
+struct StepMetrics {
+  std::int64_t step = 0;  ///< from 0
+  double loss = 0;        ///< nats per token over the global batch, before the update
+  double grad_norm = 0;   ///< global, before clipping
+  double lr = 0;
+  std::int64_t tokens = 0;  ///< of this step, over all ranks
+  double step_ms = 0;
+  double tokens_per_s = 0;
+  std::int64_t memory_bytes = 0;  ///< peak of this rank's ledger
+};
+
+struct LossPoint {
+  std::int64_t step = 0;
+  double loss = 0;
+};
+
+/// Writes metrics.jsonl: one object per step and one per evaluation, flushed line by line, none
+/// twice. A value that is not finite is written as null.
+class MetricsWriter {
+ public:
+  /// Opens the file and drops what a run resumed at `resume_step` will write again: steps from
+  /// there on and evaluations after it, and a last line that a crash has cut. At resume_step 0 it
+  /// starts empty. The file is replaced by a rename, so it is never seen half written.
+  /// @throws IoError
+  MetricsWriter(std::filesystem::path path, std::int64_t resume_step);
+
+  /// @throws IoError, e.g. on a full disk; InternalError if the step was written before
+  void write_step(const StepMetrics& metrics);
+  /// {"step", "val_loss"}; passed over if that step's evaluation is in the file already.
+  /// @throws IoError
+  void write_evaluation(std::int64_t step, double val_loss);
+
+  /// What the file holds by now.
+  const std::vector<LossPoint>& train_losses() const { return train_; }
+  const std::vector<LossPoint>& val_losses() const { return val_; }
+
+ private:
+  void keep_lines_before(std::int64_t resume_step);
+  void write_line(const std::string& line);
+
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  std::filesystem::path path_;
+  std::unique_ptr<std::FILE, Close> file_;
+  std::vector<LossPoint> train_;
+  std::vector<LossPoint> val_;
+  std::set<std::int64_t> evaluated_;
+};
+
+}  // namespace tessera::tools
