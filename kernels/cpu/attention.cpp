@@ -1,0 +1,372 @@
+#include "kernels/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/cpu/tile_product.h"
+#include "kernels/cpu/vector_math.h"
+#include "kernels/cpu/visit.h"
+#include "kernels/workspace.h"
+
+// One thread computes a whole head (backward: all heads that share keys and values), so the result
+// does not depend on the number of threads. Keys and values of a head are copied once into dense
+// tiles of the type of the sums, padded with zeros; then tiles of kQueries x kKeys scores are made,
+// used and forgotten while they lie in the nearest cache. Scratch per thread grows with Tk * D.
+TESSERA_CPU_BEGIN
+namespace {
+
+using Index = std::int64_t;
+
+constexpr Index kQueries = 32;  // rows of a tile of scores
+constexpr Index kKeys = 64;     // columns of a tile of scores
+
+/// One head of a [B, T, H, D] view.
+template <typename E>
+struct Head {
+  E* data;
+  Index stride;  // between tokens
+};
+template <typename E>
+Head<E> head_of(const TensorView& view, Index batch, Index head) {
+  auto* data = static_cast<std::remove_const_t<E>*>(view.data);
+  return {data + batch * view.strides[0] + head * view.strides[2], view.strides[1]};
+}
+
+/// tile[i][d] = head[first + i][d]; rows from count to rows and columns past dim are zero.
+template <typename T, typename E>
+void copy_rows(T* tile, Index tile_stride, Head<const E> head, Index first, Index count, Index rows,
+               Index dim) {
+  for (Index i = 0; i < rows; ++i) {
+    T* to = tile + i * tile_stride;
+    const E* from = head.data + (first + i) * head.stride;
+    const Index filled = i < count ? dim : 0;
+#pragma omp simd
+    for (Index d = 0; d < filled; ++d) to[d] = static_cast<T>(load(from + d));
+    for (Index d = filled; d < tile_stride; ++d) to[d] = 0;
+  }
+}
+
+/// tile[d][i] = scale * head[first + i][d]; columns from count to columns are zero.
+template <typename T, typename E>
+void copy_transposed(T* tile, Index tile_stride, Head<const E> head, Index first, Index count,
+                     Index columns, Index dim, T scale) {
+  for (Index i = 0; i < count; ++i) {
+    const E* from = head.data + (first + i) * head.stride;
+    for (Index d = 0; d < dim; ++d)
+      tile[d * tile_stride + i] = scale * static_cast<T>(load(from + d));
+  }
+  for (Index d = 0; d < dim; ++d)
+    for (Index i = count; i < columns; ++i) tile[d * tile_stride + i] = 0;
+}
+
+template <typename T, typename E>
+void write_rows(Head<E> head, Index first, Index count, Index dim, const T* tile, Index tile_stride,
+                bool accumulate) {
+  for (Index i = 0; i < count; ++i) {
+    E* to = head.data + (first + i) * head.stride;
+    const T* from = tile + i * tile_stride;
+    if (accumulate) {
+#pragma omp simd
+      for (Index d = 0; d < dim; ++d) store(to + d, static_cast<T>(load(to + d)) + from[d]);
+    } else {
+#pragma omp simd
+      for (Index d = 0; d < dim; ++d) store(to + d, from[d]);
+    }
+  }
+}
+
+/// Hands out parts of a thread's scratch, each aligned to 64 bytes. Starting at null it measures.
+template <typename T>
+class Scratch {
+ public:
+  explicit Scratch(T* begin) : begin_(begin) {}
+  T* take(Index elements) {
+    T* part = begin_ == nullptr ? nullptr : begin_ + used_;
+    used_ += round_up(elements, 64 / static_cast<Index>(sizeof(T)));
+    return part;
+  }
+  Index used() const { return used_; }
+
+ private:
+  T* begin_;
+  Index used_ = 0;
+};
+
+struct Sizes {
+  Index batch, queries, keys, heads, kv_heads, dim;
+  Index padded_keys, padded_dim;
+  Index past() const { return keys - queries; }
+  Index group() const { return heads / kv_heads; }
+};
+template <typename T>
+Sizes sizes_of(const TensorView& q, const TensorView& k) {
+  return {q.shape[0],
+          q.shape[1],
+          k.shape[1],
+          q.shape[2],
+          k.shape[2],
+          q.shape[3],
+          round_up(k.shape[1], kKeys),
+          round_up(q.shape[3], kLanes<T>)};
+}
+
+/// Runs body(first, last, scratch) on equal ranges of n items, one range and scratch a thread.
+template <typename Layout, typename T = typename Layout::Element, typename Body>
+void for_each_slot(Context& context, Index n, const Sizes& sizes, const char* owner, Body&& body) {
+  const Index slots = std::min<Index>(context.threads().size(), n);
+  const Index per_slot = Layout(nullptr, sizes).used();
+  const Workspace workspace(context, static_cast<std::size_t>(slots * per_slot) * sizeof(T), owner);
+  T* scratch = static_cast<T*>(workspace.data());
+  context.threads().parallel_for(slots, 1, [&](Index begin, Index end) {
+    for (Index slot = begin; slot < end; ++slot)
+      body(slot * n / slots, (slot + 1) * n / slots, Layout(scratch + slot * per_slot, sizes));
+  });
+}
+
+template <typename T>
+struct ForwardScratch : Scratch<T> {
+  using Element = T;
+  ForwardScratch(T* begin, const Sizes& s)
+      : Scratch<T>(begin),
+        k_transposed(this->take(s.dim * s.padded_keys)),
+        v(this->take(s.padded_keys * s.padded_dim)),
+        q_transposed(this->take(s.dim * kQueries)),
+        scores(this->take(kQueries * kKeys)),
+        out(this->take(kQueries * s.padded_dim)),
+        max(this->take(kQueries)),
+        sum(this->take(kQueries)) {}
+  T *k_transposed, *v, *q_transposed, *scores, *out, *max, *sum;
+};
+
+/// Turns a row of scores into exp(score - max), of which `visible` count, and updates the running
+/// maximum and sum. Returns the factor that sums of earlier tiles must be multiplied by.
+template <typename T>
+T online_softmax_row(T* scores, Index visible, Index width, T& max, T& sum) {
+  T tile_max = max;
+#pragma omp simd reduction(max : tile_max)
+  for (Index j = 0; j < visible; ++j) tile_max = scores[j] > tile_max ? scores[j] : tile_max;
+  T tile_sum = 0;
+#pragma omp simd reduction(+ : tile_sum)
+  for (Index j = 0; j < visible; ++j) {
+    const T e = exp(scores[j] - tile_max);
+    scores[j] = e;
+    tile_sum += e;
+  }
+  for (Index j = visible; j < width; ++j) scores[j] = 0;
+  const T factor = exp(max - tile_max);
+  max = tile_max;
+  sum = sum * factor + tile_sum;
+  return factor;
+}
+
+/// One tile of queries against all the keys it sees: out, and the maximum and sum of every row.
+template <typename T>
+void forward_tile(const ForwardScratch<T>& s, const Sizes& sizes, Index first) {
+  std::fill_n(s.out, kQueries * sizes.padded_dim, T(0));
+  std::fill_n(s.max, kQueries, -std::numeric_limits<T>::infinity());
+  std::fill_n(s.sum, kQueries, T(0));
+  const Index last_row = std::min(first + kQueries, sizes.queries) - 1;
+  const Index seen = last_row + sizes.past() + 1;
+  for (Index key = 0; key < seen; key += kKeys) {
+    const Index width = round_up(std::min(kKeys, seen - key), kLanes<T>);
+    tile_product<T>(kQueries, width, sizes.dim, {s.q_transposed, 1, kQueries}, s.k_transposed + key,
+                    sizes.padded_keys, s.scores, kKeys, false);
+    for (Index i = 0; i < kQueries; ++i) {
+      const Index row = std::min(first + i, last_row);
+      const Index visible = std::clamp<Index>(row + sizes.past() + 1 - key, 0, width);
+      const T factor = visible == 0 ? T(1)
+                                    : online_softmax_row(s.scores + i * kKeys, visible, width,
+                                                         s.max[i], s.sum[i]);
+      if (visible == 0) std::fill_n(s.scores + i * kKeys, width, T(0));
+      T* out = s.out + i * sizes.padded_dim;
+      if (factor != T(1))
+#pragma omp simd
+        for (Index d = 0; d < sizes.padded_dim; ++d) out[d] *= factor;
+    }
+    tile_product<T>(kQueries, sizes.padded_dim, std::min(width, sizes.padded_keys - key),
+                    {s.scores, kKeys, 1}, s.v + key * sizes.padded_dim, sizes.padded_dim, s.out,
+                    sizes.padded_dim, true);
+  }
+  for (Index i = 0; i < kQueries; ++i) {
+    const T factor = 1 / s.sum[i];
+    T* out = s.out + i * sizes.padded_dim;
+#pragma omp simd
+    for (Index d = 0; d < sizes.padded_dim; ++d) out[d] *= factor;
+  }
+}
+
+template <typename E>
+void forward(Context& context, const AttentionForward& args) {
+  using T = Accumulator<E>;
+  const Sizes sizes = sizes_of<T>(args.q, args.k);
+  auto* log_sum_exp = static_cast<T*>(args.log_sum_exp.data);
+  for_each_slot<ForwardScratch<T>>(
+      context, sizes.batch * sizes.heads, sizes, "attention_forward",
+      [&](Index begin, Index end, const ForwardScratch<T>& s) {
+        for (Index item = begin; item < end; ++item) {
+          const Index batch = item / sizes.heads;
+          const Index head = item % sizes.heads;
+          if (item == begin || head % sizes.group() == 0) {
+            const Index kv = head / sizes.group();
+            copy_transposed<T, E>(s.k_transposed, sizes.padded_keys,
+                                  head_of<const E>(args.k, batch, kv), 0, sizes.keys,
+                                  sizes.padded_keys, sizes.dim, T(1));
+            copy_rows<T, E>(s.v, sizes.padded_dim, head_of<const E>(args.v, batch, kv), 0,
+                            sizes.keys, sizes.padded_keys, sizes.dim);
+          }
+          for (Index first = 0; first < sizes.queries; first += kQueries) {
+            const Index count = std::min(kQueries, sizes.queries - first);
+            copy_transposed<T, E>(s.q_transposed, kQueries, head_of<const E>(args.q, batch, head),
+                                  first, count, kQueries, sizes.dim, static_cast<T>(args.scale));
+            forward_tile(s, sizes, first);
+            write_rows<T, E>(head_of<E>(args.out, batch, head), first, count, sizes.dim, s.out,
+                             sizes.padded_dim, false);
+            if (log_sum_exp != nullptr)
+              for (Index i = 0; i < count; ++i)
+                log_sum_exp[item * sizes.queries + first + i] = s.max[i] + std::log(s.sum[i]);
+          }
+        }
+      });
+}
+
+template <typename T>
+struct BackwardScratch : Scratch<T> {
+  using Element = T;
+  BackwardScratch(T* begin, const Sizes& s)
+      : Scratch<T>(begin),
+        k_transposed(this->take(s.dim * s.padded_keys)),
+        v_transposed(this->take(s.dim * s.padded_keys)),
+        k(this->take(s.padded_keys * s.padded_dim)),
+        grad_k(this->take(s.padded_keys * s.padded_dim)),
+        grad_v(this->take(s.padded_keys * s.padded_dim)),
+        q_transposed(this->take(s.dim * kQueries)),
+        grad_out_transposed(this->take(s.dim * kQueries)),
+        q(this->take(kQueries * s.padded_dim)),
+        grad_out(this->take(kQueries * s.padded_dim)),
+        grad_q(this->take(kQueries * s.padded_dim)),
+        probabilities(this->take(kQueries * kKeys)),
+        grad_scores(this->take(kQueries * kKeys)),
+        delta(this->take(kQueries)) {}
+  T *k_transposed, *v_transposed, *k, *grad_k, *grad_v;
+  T *q_transposed, *grad_out_transposed, *q, *grad_out, *grad_q;
+  T *probabilities, *grad_scores, *delta;
+};
+
+/// One tile of queries: its gradient, and what it adds to the gradients of keys and values.
+template <typename T>
+void backward_tile(const BackwardScratch<T>& s, const Sizes& sizes, Index first,
+                   const T* log_sum_exp, T scale) {
+  const Index width = sizes.padded_dim;
+  std::fill_n(s.grad_q, kQueries * width, T(0));
+  const Index last_row = std::min(first + kQueries, sizes.queries) - 1;
+  const Index seen = last_row + sizes.past() + 1;
+  for (Index key = 0; key < seen; key += kKeys) {
+    const Index columns = round_up(std::min(kKeys, seen - key), kLanes<T>);
+    tile_product<T>(kQueries, columns, sizes.dim, {s.q_transposed, 1, kQueries},
+                    s.k_transposed + key, sizes.padded_keys, s.probabilities, kKeys, false);
+    tile_product<T>(kQueries, columns, sizes.dim, {s.grad_out_transposed, 1, kQueries},
+                    s.v_transposed + key, sizes.padded_keys, s.grad_scores, kKeys, false);
+    for (Index i = 0; i < kQueries; ++i) {
+      T* p = s.probabilities + i * kKeys;
+      T* g = s.grad_scores + i * kKeys;
+      const bool exists = first + i <= last_row;
+      const Index visible =
+          exists ? std::clamp<Index>(first + i + sizes.past() + 1 - key, 0, columns) : 0;
+      const T shift = exists ? log_sum_exp[first + i] : T(0);
+      const T delta = s.delta[i];
+#pragma omp simd
+      for (Index j = 0; j < visible; ++j) {
+        const T e = exp(p[j] - shift);
+        p[j] = e;
+        g[j] = e * (g[j] - delta) * scale;
+      }
+      for (Index j = visible; j < columns; ++j) p[j] = g[j] = 0;
+    }
+    const Index keys = round_up(columns, kTileRows);
+    tile_product<T>(keys, width, kQueries, {s.probabilities, 1, kKeys}, s.grad_out, width,
+                    s.grad_v + key * width, width, true);
+    tile_product<T>(keys, width, kQueries, {s.grad_scores, 1, kKeys}, s.q, width,
+                    s.grad_k + key * width, width, true);
+    tile_product<T>(kQueries, width, columns, {s.grad_scores, kKeys, 1}, s.k + key * width, width,
+                    s.grad_q, width, true);
+  }
+}
+
+template <typename E, typename T = Accumulator<E>>
+void backward_head(const AttentionBackward& args, const BackwardScratch<T>& s, const Sizes& sizes,
+                   Index batch, Index head) {
+  const auto q = head_of<const E>(args.q, batch, head);
+  const auto out = head_of<const E>(args.out, batch, head);
+  const auto grad_out = head_of<const E>(args.grad_out, batch, head);
+  const T* log_sum_exp =
+      static_cast<const T*>(args.log_sum_exp.data) + (batch * sizes.heads + head) * sizes.queries;
+  const auto scale = static_cast<T>(args.scale);
+  const Index width = sizes.padded_dim;
+  for (Index first = 0; first < sizes.queries; first += kQueries) {
+    const Index count = std::min(kQueries, sizes.queries - first);
+    copy_transposed<T, E>(s.q_transposed, kQueries, q, first, count, kQueries, sizes.dim, scale);
+    copy_transposed<T, E>(s.grad_out_transposed, kQueries, grad_out, first, count, kQueries,
+                          sizes.dim, T(1));
+    copy_rows<T, E>(s.q, width, q, first, count, kQueries, sizes.dim);
+    copy_rows<T, E>(s.grad_out, width, grad_out, first, count, kQueries, sizes.dim);
+    for (Index i = 0; i < kQueries; ++i) {
+      const E* o = out.data + (first + i) * out.stride;
+      const T* g = s.grad_out + i * width;
+      T delta = 0;
+      if (i < count)
+#pragma omp simd reduction(+ : delta)
+        for (Index d = 0; d < sizes.dim; ++d) delta += g[d] * static_cast<T>(load(o + d));
+      s.delta[i] = delta;
+    }
+    backward_tile(s, sizes, first, log_sum_exp, scale);
+    if (args.grad_q)
+      write_rows<T, E>(head_of<E>(args.grad_q.view, batch, head), first, count, sizes.dim, s.grad_q,
+                       width, args.grad_q.accumulate);
+  }
+}
+
+template <typename E>
+void backward(Context& context, const AttentionBackward& args) {
+  using T = Accumulator<E>;
+  const Sizes sizes = sizes_of<T>(args.q, args.k);
+  for_each_slot<BackwardScratch<T>>(
+      context, sizes.batch * sizes.kv_heads, sizes, "attention_backward",
+      [&](Index begin, Index end, const BackwardScratch<T>& s) {
+        for (Index item = begin; item < end; ++item) {
+          const Index batch = item / sizes.kv_heads;
+          const Index kv = item % sizes.kv_heads;
+          const auto k = head_of<const E>(args.k, batch, kv);
+          const auto v = head_of<const E>(args.v, batch, kv);
+          copy_transposed<T, E>(s.k_transposed, sizes.padded_keys, k, 0, sizes.keys,
+                                sizes.padded_keys, sizes.dim, T(1));
+          copy_transposed<T, E>(s.v_transposed, sizes.padded_keys, v, 0, sizes.keys,
+                                sizes.padded_keys, sizes.dim, T(1));
+          copy_rows<T, E>(s.k, sizes.padded_dim, k, 0, sizes.keys, sizes.padded_keys, sizes.dim);
+          std::fill_n(s.grad_k, sizes.padded_keys * sizes.padded_dim, T(0));
+          std::fill_n(s.grad_v, sizes.padded_keys * sizes.padded_dim, T(0));
+          for (Index head = kv * sizes.group(); head < (kv + 1) * sizes.group(); ++head)
+            backward_head<E>(args, s, sizes, batch, head);
+          if (args.grad_k)
+            write_rows<T, E>(head_of<E>(args.grad_k.view, batch, kv), 0, sizes.keys, sizes.dim,
+                             s.grad_k, sizes.padded_dim, args.grad_k.accumulate);
+          if (args.grad_v)
+            write_rows<T, E>(head_of<E>(args.grad_v.view, batch, kv), 0, sizes.keys, sizes.dim,
+                             s.grad_v, sizes.padded_dim, args.grad_v.accumulate);
+        }
+      });
+}
+
+}  // namespace
+
+void attention_forward(Context& context, const AttentionForward& args) {
+  visit_dtype(args.q.dtype,
+              [&](auto type) { forward<typename decltype(type)::type>(context, args); });
+}
+
+void attention_backward(Context& context, const AttentionBackward& args) {
+  visit_dtype(args.q.dtype,
+              [&](auto type) { backward<typename decltype(type)::type>(context, args); });
+}
+
+TESSERA_CPU_END

@@ -1,0 +1,14 @@
+#include "kernels/workspace.h"
+
+#include "core/base/storage.h"
+
+namespace tessera::kernels {
+
+Workspace::Workspace(Context& context, std::size_t bytes, const char* owner)
+    : storage_(
+          Storage::allocate(context.shared_from_this(), bytes, MemoryCategory::Workspace, owner)),
+      data_(storage_->data()) {}
+
+Workspace::~Workspace() = default;
+
+}  // namespace tessera::kernels
