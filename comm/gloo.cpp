@@ -1,0 +1,390 @@
+#include "comm/gloo.h"
+
+#include <gloo/common/error.h>
+#include <pthread.h>
+
+#include <csignal>
+#include <cstring>
+
+#include "comm/control/agreement.h"
+#include "comm/gloo_mesh.h"
+#include "comm/reduce.h"
+#include "core/base/storage.h"
+
+namespace tessera::comm {
+namespace {
+
+// What a rank sends to all others in every collective. Contributions that fit travel inside, so a
+// barrier or the sum of a scalar is one message to each peer.
+struct Header {
+  Signature signature;
+  std::array<std::byte, 192> payload;
+};
+static_assert(std::is_trivially_copyable_v<Header> && sizeof(Header) == 256);
+
+// all_reduce up to this size sends everything to everybody: one exchange instead of two.
+constexpr std::size_t kDirectAllReduce = 32 * 1024;
+
+// Slot of a collective's data. It depends on the whole signature, so that ranks that disagree never
+// receive each other's data: Gloo ends the process when sizes differ.
+std::uint64_t data_slot(const Signature& signature, int phase) {
+  std::uint64_t hash = 14695981039346656037ULL;  // FNV-1a
+  std::array<unsigned char, sizeof(Signature)> bytes;
+  std::memcpy(bytes.data(), &signature, sizeof(Signature));
+  for (const unsigned char byte : bytes) hash = (hash ^ byte) * 1099511628211ULL;
+  return ((hash + static_cast<std::uint64_t>(phase)) >> 1) | (1ULL << 62);
+}
+
+class GlooBackend final : public CollectiveBackend {
+ public:
+  GlooBackend(std::shared_ptr<Store> store, int rank, int world_size, const GlooOptions& options)
+      : store_(std::move(store)),
+        options_(options),
+        rank_(rank),
+        world_(world_size),
+        mesh_(*store_, rank, world_size, options),
+        headers_(static_cast<std::size_t>(world_size)) {
+    header_in_ = mesh_.buffer(headers_.data(), headers_.size() * sizeof(Header));
+    header_out_ = mesh_.buffer(&header_, sizeof(header_));
+    post_headers(0);
+  }
+
+  int rank() const override { return rank_; }
+  int world_size() const override { return world_; }
+  std::string_view name() const override { return "gloo"; }
+
+  void run(const Collective& c) override {
+    if (!signals_blocked_) {  // a write to a lost peer must be an error, not a signal
+      sigset_t pipe;
+      sigemptyset(&pipe);
+      sigaddset(&pipe, SIGPIPE);
+      pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
+      signals_blocked_ = true;
+    }
+    mesh_.set_deadline(GlooMesh::Clock::now() + c.deadline);
+    try {
+      run_checked(c);
+      post_headers(c.sequence + 1);
+    } catch (const ::gloo::Exception&) {  // a connection was lost before we waited for it
+      throw verdict(lost_error(c));
+    } catch (const CommError& error) {
+      throw verdict(error);
+    }
+  }
+
+  void interrupt(const CommError& reason) noexcept override {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!interruption_) interruption_ = reason;
+    }
+    mesh_.interrupt();
+  }
+
+  void close(const CommError* reason) noexcept override {
+    if (reason != nullptr) verdict(*reason);
+    header_in_.reset();
+    header_out_.reset();
+    mesh_.close();
+  }
+
+ private:
+  using Buffer = GlooMesh::Buffer;
+  using Wait = GlooMesh::Wait;
+
+  void run_checked(const Collective& c) {
+    const std::size_t total = c.bytes();
+    const std::size_t part = total / static_cast<std::size_t>(world_);
+    auto* data = static_cast<std::byte*>(c.out);
+    switch (c.kind) {
+      case CollectiveKind::Barrier:
+        exchange_headers(c, nullptr, 0);
+        return;
+      case CollectiveKind::AllGather: {
+        const std::byte* mine = data + part * index(rank_);
+        if (part <= sizeof(Header::payload)) {
+          exchange_headers(c, mine, part);
+          for_peers([&](int r) { copy(data + part * index(r), payload(r), part); });
+        } else {
+          const auto buffer = mesh_.buffer(data, total);
+          Phase phase(*this, c, 0, *buffer, *buffer);
+          for_peers([&](int r) { phase.receive(r, part * index(r), part); });
+          for_peers([&](int r) { phase.send(r, part * index(rank_), part); });
+          exchange_headers(c, nullptr, 0);
+          phase.finish();
+        }
+        return;
+      }
+      case CollectiveKind::ReduceScatter:
+        return reduce_scatter(c);
+      case CollectiveKind::AllReduce:
+        return all_reduce(c);
+      case CollectiveKind::Broadcast: {
+        const bool root = c.root == rank_;
+        if (total <= sizeof(Header::payload)) {
+          exchange_headers(c, data, root ? total : 0);
+          if (!root) copy(data, payload(c.root), total);
+        } else {
+          const auto buffer = mesh_.buffer(data, total);
+          Phase phase(*this, c, 0, *buffer, *buffer);
+          if (root) {
+            for_peers([&](int r) { phase.send(r, 0, total); });
+          } else {
+            phase.receive(c.root, 0, total);
+          }
+          exchange_headers(c, nullptr, 0);
+          phase.finish();
+        }
+        return;
+      }
+    }
+  }
+
+  void reduce_scatter(const Collective& c) {
+    const std::size_t part = c.bytes() / static_cast<std::size_t>(world_);
+    std::byte* staging = stage(part * index(world_ - 1));
+    const auto place = [&](int r) { return part * index(r < rank_ ? r : r - 1); };
+    const auto out = mesh_.buffer(const_cast<void*>(c.in), c.bytes());
+    const auto in = mesh_.buffer(staging, part * index(world_ - 1));
+    Phase phase(*this, c, 0, *in, *out);
+    for_peers([&](int r) { phase.receive(r, place(r), part); });
+    for_peers([&](int r) { phase.send(r, part * index(r), part); });
+    exchange_headers(c, nullptr, 0);
+    phase.finish();
+    const std::byte* mine = static_cast<const std::byte*>(c.in) + part * index(rank_);
+    sum_parts_f32(parts([&](int r) { return r == rank_ ? mine : staging + place(r); }), c.dtype,
+                  static_cast<float*>(c.out), c.count / world_);
+  }
+
+  void all_reduce(const Collective& c) {
+    const std::size_t total = c.bytes();
+    auto* data = static_cast<std::byte*>(c.out);
+    if (total <= sizeof(Header::payload)) {
+      exchange_headers(c, data, total);
+      reduce_parts(parts([&](int r) { return r == rank_ ? data : payload(r); }), c.dtype, c.op,
+                   data, c.count);
+      return;
+    }
+    if (total <= kDirectAllReduce) {
+      std::byte* staging = stage(total * index(world_ - 1));
+      const auto place = [&](int r) { return total * index(r < rank_ ? r : r - 1); };
+      const auto out = mesh_.buffer(data, total);
+      const auto in = mesh_.buffer(staging, total * index(world_ - 1));
+      Phase phase(*this, c, 0, *in, *out);
+      for_peers([&](int r) { phase.receive(r, place(r), total); });
+      for_peers([&](int r) { phase.send(r, 0, total); });
+      exchange_headers(c, nullptr, 0);
+      phase.finish();
+      reduce_parts(parts([&](int r) { return r == rank_ ? data : staging + place(r); }), c.dtype,
+                   c.op, data, c.count);
+      return;
+    }
+    // Each rank reduces its stretch of the elements, then all gather the stretches.
+    const auto begin = [&](int r) {
+      return static_cast<std::size_t>(c.count * r / world_) * dtype_size(c.dtype);
+    };
+    const auto length = [&](int r) { return begin(r + 1) - begin(r); };
+    const std::size_t mine = length(rank_);
+    std::byte* staging = stage(mine * index(world_ - 1));
+    const auto place = [&](int r) { return mine * index(r < rank_ ? r : r - 1); };
+    const auto buffer = mesh_.buffer(data, total);
+    const auto in = mesh_.buffer(staging, mine * index(world_ - 1));
+    Phase scatter(*this, c, 0, *in, *buffer);
+    for_peers([&](int r) { scatter.receive(r, place(r), mine); });
+    for_peers([&](int r) { scatter.send(r, begin(r), length(r)); });
+    exchange_headers(c, nullptr, 0);
+    scatter.finish();
+    std::byte* own = data + begin(rank_);
+    reduce_parts(parts([&](int r) { return r == rank_ ? own : staging + place(r); }), c.dtype, c.op,
+                 own, static_cast<std::int64_t>(mine / dtype_size(c.dtype)));
+    Phase gather(*this, c, 1, *buffer, *buffer);
+    for_peers([&](int r) { gather.receive(r, begin(r), length(r)); });
+    for_peers([&](int r) { gather.send(r, begin(rank_), mine); });
+    gather.finish();
+  }
+
+  // The transfers of one collective that are under way at once.
+  class Phase {
+   public:
+    Phase(GlooBackend& backend, const Collective& c, int number, Buffer& in, Buffer& out)
+        : backend_(backend),
+          collective_(c),
+          slot_(data_slot(Signature(c), number)),
+          in_(in),
+          out_(out) {}
+    void receive(int peer, std::size_t offset, std::size_t bytes) {
+      if (bytes == 0) return;
+      in_.recv(peer, slot_, offset, bytes);
+      ++receiving_;
+    }
+    void send(int peer, std::size_t offset, std::size_t bytes) {
+      if (bytes == 0) return;
+      out_.send(peer, slot_, offset, bytes);
+      ++sending_;
+    }
+    void finish() {
+      backend_.check(collective_, backend_.mesh_.wait_received(in_, receiving_));
+      backend_.check(collective_, backend_.mesh_.wait_sent(out_, sending_));
+    }
+
+   private:
+    GlooBackend& backend_;
+    const Collective& collective_;
+    const std::uint64_t slot_;
+    Buffer &in_, &out_;
+    int receiving_ = 0, sending_ = 0;
+  };
+
+  template <typename F>
+  void for_peers(F&& f) const {
+    for (int r = 0; r < world_; ++r) {
+      if (r != rank_) f(r);
+    }
+  }
+  template <typename F>
+  std::vector<const void*> parts(F&& f) const {
+    std::vector<const void*> result;
+    for (int r = 0; r < world_; ++r) result.push_back(f(r));
+    return result;
+  }
+  static std::size_t index(int r) { return static_cast<std::size_t>(r); }
+  const std::byte* payload(int r) const { return headers_[index(r)].payload.data(); }
+  static void copy(void* to, const void* from, std::size_t bytes) {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+  }
+
+  // Asks for the next collective's headers. Only when all data of the last one is here: a peer that
+  // closes as we ask resets the connection, and unread data with it.
+  void post_headers(std::uint64_t sequence) {
+    for_peers([&](int r) {
+      headers_[index(r)].signature.sequence = ~std::uint64_t{0};
+      try {
+        header_in_->recv(r, sequence, index(r) * sizeof(Header), sizeof(Header));
+      } catch (const ::gloo::Exception&) {
+        // The peer has left, as it may after its last collective. If there is another one, sending
+        // to that peer will fail.
+      }
+    });
+  }
+
+  void exchange_headers(const Collective& c, const std::byte* payload, std::size_t bytes) {
+    header_.signature = Signature(c);
+    copy(header_.payload.data(), payload, bytes);
+    for_peers([&](int r) { header_out_->send(r, c.sequence, 0, sizeof(Header)); });
+    const Wait arrived = mesh_.wait_received(*header_in_, world_ - 1);
+    if (arrived == Wait::Late) {
+      header_in_.reset();  // nothing writes to headers_ from here on
+      throw late_error(c);
+    }
+    check(c, arrived);
+    check(c, mesh_.wait_sent(*header_out_, world_ - 1));
+    headers_[index(rank_)].signature = header_.signature;
+    std::vector<Signature> signatures;
+    for (const Header& header : headers_) signatures.push_back(header.signature);
+    if (const auto mismatch = find_mismatch(signatures)) throw CommError(*mismatch);
+  }
+
+  void check(const Collective& c, Wait result) {
+    switch (result) {
+      case Wait::Done:
+        return;
+      case Wait::Lost:
+        throw lost_error(c);
+      case Wait::Late:
+        throw CommError(CommFailure::Timeout, {},
+                        "{}: all ranks arrived, but their data did not come within {}; is a rank "
+                        "stopped, or the network down?",
+                        c.describe(), format_seconds(c.deadline));
+      case Wait::Interrupted: {
+        const std::lock_guard lock(mutex_);
+        throw CommError(*interruption_);
+      }
+    }
+  }
+
+  CommError late_error(const Collective& c) const {
+    std::vector<int> missing;
+    for_peers([&](int r) {
+      if (headers_[index(r)].signature.sequence == ~std::uint64_t{0}) missing.push_back(r);
+    });
+    return CommError(CommFailure::Timeout, missing,
+                     "{}: {} of {} ranks arrived within {}, missing: {}", c.describe(),
+                     world_ - static_cast<int>(missing.size()), world_, format_seconds(c.deadline),
+                     name_ranks(missing));
+  }
+
+  CommError lost_error(const Collective& c) {
+    const std::vector<int> lost = mesh_.lost_peers();
+    return CommError(CommFailure::PeerLost, lost, "{}: lost {}, which ended or was killed",
+                     c.describe(), name_ranks(lost));
+  }
+
+  std::string name_ranks(const std::vector<int>& ranks) const {
+    if (ranks.empty()) return "a rank";
+    std::string text;
+    for (const int r : ranks) {
+      text += text.empty() ? "" : ", ";
+      text += "rank " + std::to_string(r);
+      if (index(r) < options_.processes.size()) text += " (" + options_.processes[index(r)] + ")";
+    }
+    return text;
+  }
+
+  // The error that all ranks report: whichever rank failed first. A rank's connections close only
+  // after this, so no peer can blame a rank for closing them.
+  CommError verdict(const CommError& error) noexcept {
+    if (verdict_) return *verdict_;
+    try {
+      verdict_ = decode_error(set_or_get(*store_, options_.name + "/failure", encode_error(error)));
+    } catch (const std::exception&) {  // the store went first: our own finding must do
+      verdict_ = error;
+    }
+    return *verdict_;
+  }
+
+  std::byte* stage(std::size_t bytes) {
+    if (bytes <= staging_bytes_) return staging_;
+    staging_ = nullptr;
+    staging_bytes_ = 0;
+    if (options_.communicator.context) {
+      booked_.reset();
+      booked_ = Storage::allocate(options_.communicator.context, bytes,
+                                  MemoryCategory::Communication, "gloo staging");
+      staging_ = static_cast<std::byte*>(booked_->data());
+    } else {
+      unbooked_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+      staging_ = unbooked_.get();
+    }
+    staging_bytes_ = bytes;
+    return staging_;
+  }
+
+  const std::shared_ptr<Store> store_;
+  const GlooOptions options_;
+  const int rank_, world_;
+  GlooMesh mesh_;
+  Header header_{};
+  std::vector<Header> headers_;
+  std::unique_ptr<Buffer> header_in_, header_out_;
+  std::shared_ptr<Storage> booked_;
+  std::unique_ptr<std::byte[]> unbooked_;
+  std::byte* staging_ = nullptr;
+  std::size_t staging_bytes_ = 0;
+  bool signals_blocked_ = false;
+  std::optional<CommError> verdict_;  // only touched on the queue's thread
+  std::mutex mutex_;
+  std::optional<CommError> interruption_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_gloo_communicator(std::shared_ptr<Store> store, int rank,
+                                                     int world_size, const GlooOptions& options) {
+  require(store != nullptr && world_size >= 2 && rank >= 0 && rank < world_size,
+          "gloo needs a store and a rank of a group of two or more, got rank {} of {}", rank,
+          world_size);
+  return std::make_unique<QueuedCommunicator>(
+      std::make_unique<GlooBackend>(std::move(store), rank, world_size, options),
+      options.communicator.timeout);
+}
+
+}  // namespace tessera::comm
