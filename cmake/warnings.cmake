@@ -2,7 +2,7 @@
 add_library(tessera_warnings INTERFACE)
 target_compile_options(tessera_warnings INTERFACE
   -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wcast-align
-  -Wunused -Wnull-dereference -Wdouble-promotion -Wformat=2 -Wimplicit-fallthrough
+  -Wunused -Wdouble-promotion -Wformat=2 -Wimplicit-fallthrough
   $<$<BOOL:${TESSERA_WERROR}>:-Werror>)
 
 # tessera_library(NAME SOURCES... [LINK ...]): a static library with the project's include root.
