@@ -1,0 +1,402 @@
+#include "core/autograd/autograd.h"
+
+#include <doctest/doctest.h>
+
+#include "core/ops/elementwise.h"
+#include "core/ops/linear.h"
+#include "core/ops/view.h"
+#include "kernels/elementwise.h"
+#include "tests/support/gradcheck.h"
+
+namespace tessera {
+namespace {
+
+using autograd::InputGradients;
+using Values = std::vector<double>;
+using testing::values_of;
+
+Tensor vector_of(const std::shared_ptr<Context>& context, const Values& values) {
+  return Tensor::from<double>(context, {static_cast<std::int64_t>(values.size())}, values);
+}
+
+Tensor leaf(const std::shared_ptr<Context>& context, const Values& values) {
+  Tensor x = vector_of(context, values);
+  x.set_requires_grad(true);
+  return x;
+}
+
+// y = factor * x, an operation as a user would write it.
+Tensor scaled(const Tensor& x, double factor) {
+  Tensor y = Tensor::empty(x.context(), x.shape(), x.dtype());
+  kernels::cast(*x.context(), x.view(), {y.view(), false, true}, factor);
+  autograd::record("scaled", y, {x}, [factor](const Tensor& grad_y, InputGradients& into) {
+    kernels::cast(*grad_y.context(), grad_y.view(), into.target(0), factor);
+  });
+  return y;
+}
+
+// y = x, and its backward keeps x.
+Tensor keeping(const Tensor& x) {
+  Tensor y = scaled(x.detach(), 1.0);
+  autograd::record("keeping", y, {x},
+                   [x = autograd::SavedTensor(x)](const Tensor& grad_y, InputGradients& into) {
+                     x.get("keeping");
+                     into.pass(0, grad_y);
+                   });
+  return y;
+}
+
+TEST_CASE("a leaf collects its gradient over passes until it is zeroed") {
+  const auto context = Context::create();
+  Tensor x = leaf(context, {1, 2});
+  autograd::backward(scaled(x, 3.0), vector_of(context, {1, 10}));
+  CHECK(values_of(x.grad()) == Values{3, 30});
+  autograd::backward(scaled(x, 2.0), vector_of(context, {1, 1}));
+  CHECK(values_of(x.grad()) == Values{5, 32});
+  x.zero_grad();
+  CHECK_FALSE(x.grad().defined());
+  autograd::backward(scaled(x, 2.0), vector_of(context, {1, 1}));
+  CHECK(values_of(x.grad()) == Values{2, 2});
+}
+
+TEST_CASE("a given buffer is written to, first over what it held, and outlives zero_grad") {
+  const auto context = Context::create();
+  Tensor x = leaf(context, {1, 2});
+  Tensor buffer = Tensor::full(context, {2}, DType::F32, 99.0);  // of another dtype
+  x.set_grad_buffer(buffer);
+  CHECK_FALSE(x.grad().defined());
+  autograd::backward(scaled(x, 3.0), vector_of(context, {1, 2}));
+  CHECK(buffer.to_vector<float>() == std::vector<float>{3, 6});
+  autograd::backward(scaled(x, 3.0), vector_of(context, {1, 2}));
+  CHECK(buffer.to_vector<float>() == std::vector<float>{6, 12});
+  CHECK(x.grad().impl() == buffer.impl());
+  x.zero_grad();
+  CHECK(buffer.to_vector<float>() == std::vector<float>{6, 12});
+  autograd::backward(scaled(x, 1.0), vector_of(context, {1, 2}));
+  CHECK(buffer.to_vector<float>() == std::vector<float>{1, 2});
+  x.set_grad_buffer(Tensor());
+  autograd::backward(scaled(x, 1.0), vector_of(context, {5, 5}));
+  CHECK(x.grad().dtype() == DType::F64);
+  CHECK(buffer.to_vector<float>() == std::vector<float>{1, 2});
+}
+
+TEST_CASE("the gradient of a bf16 leaf is kept in f32 unless a buffer says otherwise") {
+  const auto context = Context::create();
+  Tensor x = Tensor::full(context, {3}, DType::BF16, 1.0);
+  x.set_requires_grad(true);
+  const Tensor one = Tensor::full(context, {3}, DType::BF16, 1.0);
+  autograd::backward(scaled(x, 256.0), one);
+  autograd::backward(scaled(x, 1.0), one);
+  CHECK(x.grad().dtype() == DType::F32);
+  CHECK(values_of(x.grad()) == Values{257, 257, 257});  // bf16 would give 256
+}
+
+TEST_CASE("a residual addition shares its gradient, and writing to one side leaves the other") {
+  const auto context = Context::create();
+  Tensor x = leaf(context, {1, 2});
+  // Both inputs of the addition get the same gradient; a is then added to by a second user.
+  const Tensor a = scaled(x, 1.0), b = scaled(x, 10.0);
+  const Tensor more = scaled(a, 100.0);
+  const Tensor sum = ops::add(ops::add(a, b), more);
+  const Tensor seed = vector_of(context, {1, 2});
+  autograd::backward(sum, seed);
+  CHECK(values_of(x.grad()) == Values{111, 222});
+  CHECK(values_of(seed) == Values{1, 2});
+}
+
+TEST_CASE("gradients that an operation passes on unchanged are never written to through a twin") {
+  const auto context = Context::create();
+  Tensor x = leaf(context, {1}), y = leaf(context, {1});
+  const Tensor a = scaled(x, 1.0), b = scaled(y, 1.0);
+  // The users of a and b are recorded in an order that makes each of them accumulate.
+  const Tensor a2 = scaled(a, 2.0), b3 = scaled(b, 3.0);
+  const Tensor ab = ops::add(a, b);
+  autograd::backward(ops::add(ab, ops::add(a2, b3)), vector_of(context, {1}));
+  CHECK(values_of(x.grad()) == Values{3});
+  CHECK(values_of(y.grad()) == Values{4});
+}
+
+TEST_CASE("a tensor that an operation takes twice") {
+  const auto context = Context::create();
+  Tensor x = leaf(context, {1, 2});
+  autograd::backward(ops::add(x, x), vector_of(context, {1, 1}));
+  CHECK(values_of(x.grad()) == Values{2, 2});
+  x.zero_grad();
+  const Tensor h = scaled(x, 3.0);
+  autograd::backward(ops::add(h, h), vector_of(context, {1, 5}));
+  CHECK(values_of(x.grad()) == Values{6, 30});
+
+  // Both places asked for before either is written, and one written over the other's pass.
+  for (const bool via_node : {false, true}) {
+    for (const bool pass_second : {false, true}) {
+      CAPTURE(via_node);
+      CAPTURE(pass_second);
+      x.zero_grad();
+      const Tensor in = via_node ? scaled(x, 1.0) : x;
+      Tensor y = Tensor::full(context, {2}, DType::F64, 0.0);
+      autograd::record("twice", y, {in, in}, [&](const Tensor& grad_y, InputGradients& into) {
+        const GradientView first = into.target(0);
+        if (pass_second) {
+          into.pass(1, grad_y);
+        } else {
+          const GradientView second = into.weight_target(1);
+          kernels::cast(*context, grad_y.view(), second, 1.0);
+        }
+        kernels::cast(*context, grad_y.view(), first, 4.0);
+      });
+      autograd::backward(y, vector_of(context, {1, 2}));
+      CHECK(values_of(x.grad()) == Values{5, 10});
+    }
+  }
+}
+
+TEST_CASE("tied weights: one leaf in several operations") {
+  const auto context = Context::create();
+  Tensor w = testing::random_tensor(context, {3, 3}, DType::F64, 1).set_requires_grad(true);
+  const Tensor x = testing::random_tensor(context, {2, 3}, DType::F64, 2);
+  const auto twice = [&](const std::vector<Tensor>& in) {
+    return ops::linear(ops::linear(x, in[0], {}), in[0], {}, ops::WeightLayout::InOut);
+  };
+  CHECK(testing::gradcheck(twice, {w}) == "");
+  const auto itself = [&](const std::vector<Tensor>& in) {
+    return ops::linear(in[0], in[0], {});  // input and weight at once
+  };
+  CHECK(testing::gradcheck(itself, {w}) == "");
+}
+
+TEST_CASE("a deep graph of diamonds: 2^40 paths, one visit a node") {
+  const auto context = Context::create();
+  Tensor x = leaf(context, {1});
+  Tensor y = scaled(x, 1.0);
+  for (int i = 0; i < 40; ++i) y = ops::add(scaled(y, 1.0), y);
+  autograd::backward(y);
+  CHECK(values_of(x.grad()) == Values{static_cast<double>(std::int64_t{1} << 40)});
+}
+
+TEST_CASE("a chain of 200,000 nodes neither runs nor dies recursively") {
+  const auto context = Context::create();
+  Tensor x = leaf(context, {1});
+  const auto chain = [&] {
+    Tensor y = x;
+    for (int i = 0; i < 200'000; ++i) y = autograd::boundary(y, [] {});
+    return y;
+  };
+  autograd::backward(chain());
+  CHECK(values_of(x.grad()) == Values{1});
+  chain();  // dropped without backward
+  CHECK(values_of(x.grad()) == Values{1});
+}
+
+TEST_CASE("inputs that need no gradient get none and are not visited") {
+  const auto context = Context::create();
+  Tensor x = leaf(context, {1});
+  const Tensor constant = vector_of(context, {5});
+  const Tensor frozen = scaled(constant, 2.0);
+  CHECK_FALSE(frozen.requires_grad());
+  CHECK(frozen.is_leaf());
+  autograd::backward(ops::add(scaled(x, 2.0), frozen));
+  CHECK(values_of(x.grad()) == Values{2});
+  CHECK_FALSE(constant.grad().defined());
+  CHECK_FALSE(frozen.grad().defined());
+}
+
+TEST_CASE("a leaf as root") {
+  const auto context = Context::create();
+  Tensor x = leaf(context, {1, 2});
+  autograd::backward(x, vector_of(context, {7, 8}));
+  autograd::backward(x, vector_of(context, {1, 1}));
+  CHECK(values_of(x.grad()) == Values{8, 9});
+  // Its own gradient as the gradient of a root.
+  autograd::backward(ops::add(scaled(x, 1.0), x), x.grad());
+  CHECK(values_of(x.grad()) == Values{24, 27});
+}
+
+TEST_CASE("what backward refuses") {
+  const auto context = Context::create();
+  Tensor x = leaf(context, {1, 2});
+  const Tensor y = scaled(x, 1.0);
+  CHECK_THROWS_WITH_AS(autograd::backward(y), doctest::Contains("[2]"), InvalidArgument);
+  CHECK_THROWS_WITH_AS(autograd::backward(y, vector_of(context, {1, 2, 3})),
+                       doctest::Contains("must be [2] f64, got [3] f64"), InvalidArgument);
+  CHECK_THROWS_AS(autograd::backward(y, Tensor::full(context, {2}, DType::F32, 1.0)),
+                  InvalidArgument);
+  const Tensor strided = Tensor::full(context, {4}, DType::F64, 1.0).alias({2}, {2}, 0);
+  CHECK_THROWS_AS(autograd::backward(y, strided), InvalidArgument);
+  CHECK_THROWS_AS(autograd::backward(vector_of(context, {1})), InvalidArgument);
+  CHECK_THROWS_AS(autograd::backward(Tensor()), InvalidArgument);
+  CHECK_FALSE(x.grad().defined());
+}
+
+TEST_CASE("a second backward over a freed part is refused before anything is written") {
+  const auto context = Context::create();
+  Tensor x = leaf(context, {1}), z = leaf(context, {1});
+  const Tensor shared = scaled(x, 2.0);
+  const Tensor one = scaled(shared, 1.0), other = ops::add(shared, z);
+  autograd::backward(one);
+  CHECK(values_of(x.grad()) == Values{2});
+  CHECK_THROWS_WITH_AS(autograd::backward(one), doctest::Contains("a second time"),
+                       InvalidArgument);
+  CHECK_THROWS_WITH_AS(autograd::backward(other), doctest::Contains("scaled"), InvalidArgument);
+  CHECK(values_of(x.grad()) == Values{2});
+  CHECK_FALSE(z.grad().defined());
+}
+
+TEST_CASE("nothing is recorded while recording is off, nor during backward") {
+  const auto context = Context::create();
+  Tensor x = leaf(context, {1});
+  {
+    const NoGradGuard off(*context);
+    const Tensor y = scaled(x, 2.0);
+    CHECK_FALSE(y.requires_grad());
+    CHECK_FALSE(autograd::needs_grad({&x}));
+    CHECK(autograd::boundary(x, [] {}).impl() == x.impl());
+  }
+  CHECK(autograd::needs_grad({&x}));
+  bool recorded = true;
+  const Tensor y = autograd::boundary(scaled(x, 2.0), [&] { recorded = context->grad_enabled(); });
+  autograd::backward(y);
+  CHECK_FALSE(recorded);
+  CHECK(context->grad_enabled());
+}
+
+TEST_CASE("grad mode is restored when a backward throws") {
+  const auto context = Context::create();
+  Tensor x = leaf(context, {1});
+  const Tensor y = autograd::boundary(x, [] { throw Unsupported("no"); });
+  CHECK_THROWS_AS(autograd::backward(y), Unsupported);
+  CHECK(context->grad_enabled());
+}
+
+TEST_CASE("boundaries are called in reverse order, after all that was recorded behind them") {
+  const auto context = Context::create();
+  Tensor x = leaf(context, {1}), w = leaf(context, {1});
+  std::vector<std::string> calls;
+  const auto mark = [&](const char* name) { return [&calls, name] { calls.emplace_back(name); }; };
+  Tensor h = autograd::boundary(vector_of(context, {1}), mark("in 0"));  // always in the graph
+  h = ops::add(scaled(h, 1.0), w);
+  h = autograd::boundary(h, mark("out 0"));
+  h = autograd::boundary(h, mark("in 1"));
+  const Tensor side = autograd::boundary(scaled(h, 2.0), mark("side 1"));
+  h = ops::add(ops::add(h, x), side);
+  h = autograd::boundary(h, mark("out 1"));
+  autograd::backward(h);
+  CHECK(calls == std::vector<std::string>{"out 1", "side 1", "in 1", "out 0", "in 0"});
+  CHECK(values_of(w.grad()) == Values{3});
+}
+
+TEST_CASE("a boundary shares memory with its input") {
+  const auto context = Context::create();
+  Tensor x = leaf(context, {1, 2});
+  const Tensor y = autograd::boundary(x, [] {});
+  CHECK(y.storage() == x.storage());
+  CHECK(y.impl() != x.impl());
+}
+
+TEST_CASE("a node that nobody gave a gradient runs on zeros, with its boundary") {
+  const auto context = Context::create();
+  Tensor x = leaf(context, {1, 2});
+  int called = 0;
+  const Tensor h = autograd::boundary(x, [&] { ++called; });
+  Tensor y = vector_of(context, {0});
+  autograd::record("silent", y, {h}, [](const Tensor&, InputGradients&) {});
+  autograd::backward(y);
+  CHECK(called == 1);
+  CHECK(values_of(x.grad()) == Values{0, 0});
+}
+
+TEST_CASE("a saved tensor that was changed in place is refused, by operation and shape") {
+  const auto context = Context::create();
+  Tensor x = leaf(context, {1, 2});
+  const Tensor y = keeping(x);
+  x.storage()->bump_version();
+  CHECK_THROWS_WITH_AS(autograd::backward(y, vector_of(context, {1, 1})),
+                       doctest::Contains("keeping: a tensor of shape [2]"), InternalError);
+}
+
+TEST_CASE("a saved tensor whose memory was given back and restored is fine") {
+  const auto context = Context::create();
+  auto storage = Storage::allocate(context, 16, MemoryCategory::Gathered, "unit");
+  Tensor w = Tensor::unbound({2}, DType::F64);
+  w.bind(storage, 0, DType::F64);
+  w.set_requires_grad(true);
+  const Tensor y = keeping(w), z = keeping(w);
+  storage->release();
+  CHECK_THROWS_WITH_AS(w.view(), doctest::Contains("unit"), InternalError);
+  storage->materialize();
+  autograd::backward(y, vector_of(context, {1, 2}));
+  CHECK(values_of(w.grad()) == Values{1, 2});
+  w.bind(Storage::allocate(context, 16, MemoryCategory::Gathered, "unit"), 0, DType::F64);
+  CHECK_THROWS_WITH_AS(autograd::backward(z, vector_of(context, {1, 2})),
+                       doctest::Contains("bound to other memory"), InternalError);
+}
+
+TEST_CASE("the place of a leaf's gradient counts as an accumulation") {
+  const auto context = Context::create();
+  Tensor x = leaf(context, {1, 2});
+  const GradientView place = autograd::leaf_target(x);
+  CHECK(place);
+  CHECK_FALSE(place.accumulate);
+  kernels::fill(*context, place.view, 4.0);
+  CHECK(values_of(x.grad()) == Values{4, 4});
+  CHECK(autograd::leaf_target(x).accumulate);
+  CHECK_FALSE(autograd::leaf_target(vector_of(context, {1})));
+  CHECK_THROWS_WITH_AS(autograd::leaf_target(scaled(x, 1.0)), doctest::Contains("[2]"),
+                       InvalidArgument);
+}
+
+TEST_CASE("backwards that break the contract are told so") {
+  const auto context = Context::create();
+  Tensor x = leaf(context, {1, 2});
+  const auto run = [&](const autograd::Backward& backward) {
+    Tensor y = vector_of(context, {0, 0});
+    autograd::record("broken", y, {x}, backward);
+    autograd::backward(y, vector_of(context, {1, 1}));
+  };
+  CHECK_THROWS_WITH_AS(run([](const Tensor&, InputGradients& into) { into.target(1); }),
+                       doctest::Contains("broken: gradient of input 1 asked for, it has 1"),
+                       InternalError);
+  CHECK_THROWS_WITH_AS(run([&](const Tensor&, InputGradients& into) {
+                         into.pass(0, vector_of(context, {1, 2, 3}));
+                       }),
+                       doctest::Contains("[3]"), InternalError);
+  Tensor y = scaled(x, 1.0);
+  CHECK_THROWS_AS(autograd::record("again", y, {x}, [](const Tensor&, InputGradients&) {}),
+                  InternalError);
+}
+
+TEST_CASE("memory: saved tensors and gradients are freed on the way, and nothing is left") {
+  const auto context = Context::create();
+  const std::int64_t n = 1 << 12;
+  const auto bytes = static_cast<std::int64_t>(n * sizeof(double));
+  {
+    Tensor x = Tensor::full(context, {n}, DType::F64, 1.0);
+    x.set_requires_grad(true);
+    const auto chain = [&] {
+      Tensor y = x;
+      for (int i = 0; i < 20; ++i) y = keeping(scaled(y, 1.0));
+      return y;
+    };
+    context->ledger().reset_peaks();
+    Tensor y = chain();
+    const std::int64_t after_forward = context->ledger().total().current;
+    CHECK(after_forward >= 20 * bytes);
+    Tensor seed = Tensor::full(context, {n}, DType::F64, 1.0);
+    context->ledger().reset_peaks();
+    autograd::backward(y, seed);
+    seed = Tensor();
+    // One or two gradients at a time stand on top of what forward kept, not one for each node.
+    CHECK(context->ledger().total().peak <= after_forward + 5 * bytes);
+    // x, y, and the gradient of x: the user still holds y, but not what was behind it.
+    CHECK(context->ledger().total().current == 3 * bytes);
+    y = chain();
+    CHECK(context->ledger().total().current > 10 * bytes);
+    y = Tensor();
+    CHECK(context->ledger().total().current == 2 * bytes);
+    x.zero_grad();
+    CHECK(context->ledger().total().current == bytes);
+  }
+  CHECK(context->ledger().total().current == 0);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,165 @@
+#include <doctest/doctest.h>
+
+#include "core/autograd/autograd.h"
+#include "core/ops/activation.h"
+#include "core/ops/elementwise.h"
+#include "core/ops/linear.h"
+#include "core/ops/norm.h"
+#include "tests/support/gradcheck.h"
+
+namespace tessera {
+namespace {
+
+using testing::random_tensor;
+using testing::values_of;
+
+// A block with dropout and a residual connection, its weights, and gradients of its inputs.
+struct Block {
+  explicit Block(const std::shared_ptr<Context>& context, DType dtype = DType::F32)
+      : weight(random_tensor(context, {8, 8}, dtype, 1, 0.5)),
+        bias(random_tensor(context, {8}, dtype, 2)),
+        norm_weight(random_tensor(context, {8}, dtype, 3)),
+        norm_bias(random_tensor(context, {8}, dtype, 4)) {
+    for (Tensor* t : {&weight, &bias, &norm_weight, &norm_bias}) t->set_requires_grad(true);
+  }
+  Tensor operator()(const Tensor& x) const {
+    ++runs;
+    Tensor h = ops::layer_norm(x, norm_weight, norm_bias, 1e-5);
+    h = ops::gelu(ops::linear(h, weight, bias));
+    return ops::add(x, ops::dropout(h, 0.4F, RngKey::make(7, RngPurpose::Dropout, 0, layer), 64));
+  }
+  Tensor weight, bias, norm_weight, norm_bias;
+  std::uint64_t layer = 0;
+  mutable int runs = 0;
+};
+
+struct Outcome {
+  std::vector<double> y, grad_x, grad_weight, grad_norm;
+  bool operator==(const Outcome&) const = default;
+};
+
+Outcome run(DType dtype, bool recompute, bool leaf_input) {
+  const auto context = Context::create();
+  Block block(context, dtype);
+  Tensor source = random_tensor(context, {4, 8}, dtype, 5).set_requires_grad(true);
+  const Tensor x = leaf_input ? source : autograd::boundary(source, [] {});
+  const auto apply = [&](const Tensor& in) {
+    return recompute ? autograd::recompute(std::cref(block), in) : block(in);
+  };
+  const Tensor y = apply(apply(x));
+  CHECK(block.runs == 2);
+  const Tensor with_side = ops::add(y, x);  // a second user of x: its gradient is accumulated
+  autograd::backward(with_side, random_tensor(context, {4, 8}, dtype, 6));
+  CHECK(block.runs == (recompute ? 4 : 2));
+  return {values_of(y), values_of(source.grad()), values_of(block.weight.grad()),
+          values_of(block.norm_weight.grad())};
+}
+
+TEST_CASE("recomputing changes no bit") {
+  for (const DType dtype : {DType::F64, DType::F32, DType::BF16}) {
+    CAPTURE(dtype_name(dtype));
+    CHECK(run(dtype, true, false) == run(dtype, false, false));
+  }
+  CHECK(run(DType::F32, true, true) == run(DType::F32, false, true));
+}
+
+TEST_CASE("recompute passes the gradient check") {
+  const auto context = Context::create();
+  Block block(context, DType::F64);
+  Tensor x = random_tensor(context, {3, 8}, DType::F64, 5).set_requires_grad(true);
+  CHECK(testing::gradcheck(
+            [&](const std::vector<Tensor>& in) {
+              return autograd::recompute([&](const Tensor& h) { return block(h); }, in[0]);
+            },
+            {x, block.weight, block.bias}) == "");
+}
+
+TEST_CASE("recompute keeps only the block's input") {
+  const auto context = Context::create();
+  const Block block(context);
+  const Tensor x = random_tensor(context, {64, 8}, DType::F32, 5);
+  const std::int64_t before = context->ledger().total().current;
+  const Tensor y = autograd::recompute(std::cref(block), x);
+  CHECK(context->ledger().total().current - before == static_cast<std::int64_t>(y.bytes()));
+  const Tensor kept = block(x);
+  CHECK(context->ledger().total().current - before > static_cast<std::int64_t>(4 * y.bytes()));
+}
+
+TEST_CASE("recompute is recorded for the block's weights though x needs no gradient") {
+  const auto context = Context::create();
+  const Block block(context);
+  const Tensor x = random_tensor(context, {4, 8}, DType::F32, 5);
+  const Tensor y = autograd::recompute(std::cref(block), x);
+  CHECK(y.requires_grad());
+  autograd::backward(y, random_tensor(context, {4, 8}, DType::F32, 6));
+  CHECK(block.weight.grad().defined());
+  CHECK_FALSE(x.grad().defined());
+
+  const NoGradGuard off(*context);
+  CHECK_FALSE(autograd::recompute(std::cref(block), x).requires_grad());
+}
+
+TEST_CASE("blocks that hand x through, or do not depend on it") {
+  const auto context = Context::create();
+  Tensor x = random_tensor(context, {2}, DType::F64, 1).set_requires_grad(true);
+  const Tensor seed = random_tensor(context, {2}, DType::F64, 2);
+  const Tensor same = autograd::recompute([](const Tensor& in) { return in; }, x);
+  CHECK(same.impl() != x.impl());
+  autograd::backward(same, seed);
+  CHECK(values_of(x.grad()) == values_of(seed));
+
+  x.zero_grad();
+  const Tensor constant = random_tensor(context, {2}, DType::F64, 3);
+  autograd::backward(autograd::recompute([&](const Tensor&) { return constant; }, x), seed);
+  CHECK(values_of(x.grad()) == std::vector<double>{0, 0});
+}
+
+TEST_CASE("recompute inside of recompute, with boundaries called once in order") {
+  const auto context = Context::create();
+  Tensor x = random_tensor(context, {2}, DType::F64, 1).set_requires_grad(true);
+  std::vector<std::string> calls;
+  const auto inner = [&](const Tensor& in) {
+    return ops::gelu(autograd::boundary(in, [&] { calls.emplace_back("inner"); }));
+  };
+  const auto outer = [&](const Tensor& in) {
+    const Tensor h = autograd::boundary(in, [&] { calls.emplace_back("outer"); });
+    return ops::add(autograd::recompute(inner, h), h);
+  };
+  const Tensor seed = random_tensor(context, {2}, DType::F64, 2);
+  autograd::backward(autograd::recompute(outer, x), seed);
+  CHECK(calls == std::vector<std::string>{"inner", "outer"});
+  const std::vector<double> found = values_of(x.grad());
+  x.zero_grad();
+  autograd::backward(ops::add(ops::gelu(x), x), seed);
+  CHECK(values_of(x.grad()) == found);
+}
+
+TEST_CASE("what recompute refuses") {
+  const auto context = Context::create();
+  Tensor x = random_tensor(context, {2}, DType::F64, 1).set_requires_grad(true);
+  const Tensor seed = random_tensor(context, {2}, DType::F64, 2);
+
+  const Tensor outside = ops::gelu(x);
+  const Tensor hidden =
+      autograd::recompute([&](const Tensor& in) { return ops::add(in, outside); }, x);
+  CHECK_THROWS_WITH_AS(autograd::backward(hidden, seed),
+                       doctest::Contains("uses the result of gelu (shape [2])"), InvalidArgument);
+
+  int calls = 0;
+  const Tensor fickle = autograd::recompute(
+      [&](const Tensor& in) {
+        return calls++ == 0 ? in : random_tensor(context, {3}, DType::F64, 1);
+      },
+      x);
+  CHECK_THROWS_WITH_AS(autograd::backward(fickle, seed),
+                       doctest::Contains("gave [2] f64 in forward and [3] f64 when run again"),
+                       InvalidArgument);
+
+  const Tensor kept = autograd::recompute([](const Tensor& in) { return ops::gelu(in); }, x);
+  x.storage()->bump_version();
+  CHECK_THROWS_WITH_AS(autograd::backward(kept, seed), doctest::Contains("changed in place"),
+                       InternalError);
+}
+
+}  // namespace
+}  // namespace tessera

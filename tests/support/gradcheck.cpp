@@ -1,0 +1,171 @@
+#include "tests/support/gradcheck.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/autograd/autograd.h"
+#include "core/base/rng.h"
+#include "core/ops/elementwise.h"
+#include "core/ops/view.h"
+
+namespace tessera::testing {
+namespace {
+
+// Weights of the combination whose gradient is checked; 1 for a loss.
+Tensor combination(const Tensor& y) {
+  return y.numel() == 1 ? Tensor::full(y.context(), y.shape(), y.dtype(), 1.0)
+                        : random_tensor(y.context(), y.shape(), y.dtype(), 4711);
+}
+
+double combined(const Operation& operation, const std::vector<Tensor>& inputs) {
+  const NoGradGuard off(*inputs.front().context());
+  const Tensor y = operation(inputs);
+  const std::vector<double> values = values_of(y), weights = values_of(combination(y));
+  double sum = 0.0;
+  for (std::size_t i = 0; i < values.size(); ++i) sum += values[i] * weights[i];
+  return sum;
+}
+
+std::vector<double> central_differences(const Operation& operation,
+                                        const std::vector<Tensor>& inputs, const Tensor& input,
+                                        double step) {
+  std::vector<double> gradient(static_cast<std::size_t>(input.numel()));
+  double* x = input.data<double>();
+  for (std::size_t i = 0; i < gradient.size(); ++i) {
+    const double before = x[i];
+    x[i] = before + step;
+    const double above = combined(operation, inputs);
+    x[i] = before - step;
+    const double below = combined(operation, inputs);
+    x[i] = before;
+    gradient[i] = (above - below) / (2.0 * step);
+  }
+  return gradient;
+}
+
+void zero_gradients(const std::vector<Tensor>& inputs) {
+  for (Tensor input : inputs) input.zero_grad();
+}
+
+// Compares the gradients of all inputs with factor * expected.
+std::string compare(const std::vector<Tensor>& inputs,
+                    const std::vector<std::vector<double>>& expected, double factor,
+                    double tolerance, const char* setting) {
+  for (std::size_t k = 0; k < inputs.size(); ++k) {
+    if (!inputs[k].requires_grad()) continue;
+    if (!inputs[k].grad().defined()) return fmt::format("{}: input {} got no gradient", setting, k);
+    const std::vector<double> found = values_of(inputs[k].grad());
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      const double wanted = factor * expected[k][i];
+      const double scale = std::max({1.0, std::abs(wanted), std::abs(found[i])});
+      if (!(std::abs(found[i] - wanted) <= tolerance * scale))
+        return fmt::format("{}: gradient of input {} at element {} is {}, differences give {}",
+                           setting, k, i, found[i], wanted);
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Tensor random_tensor(const std::shared_ptr<Context>& context, const Shape& shape, DType dtype,
+                     std::uint64_t seed, double scale) {
+  const RngKey key = RngKey::make(seed, RngPurpose::Test, 0);
+  std::vector<double> values(static_cast<std::size_t>(numel(shape)));
+  for (std::size_t i = 0; i < values.size(); ++i)
+    values[i] = scale * static_cast<double>(normal_at(key, i));
+  return convert(Tensor::from<double>(context, shape, values), dtype);
+}
+
+std::vector<double> values_of(const Tensor& tensor) {
+  return visit_floating(tensor.dtype(), "values_of", [&]<typename T>(std::type_identity<T>) {
+    std::vector<double> result;
+    for (const T value : tensor.to_vector<T>()) {
+      if constexpr (std::is_same_v<T, double>)
+        result.push_back(value);
+      else
+        result.push_back(static_cast<double>(static_cast<float>(value)));
+    }
+    return result;
+  });
+}
+
+Tensor convert(const Tensor& tensor, DType dtype) {
+  const std::vector<double> values = values_of(tensor);
+  return visit_floating(dtype, "convert", [&]<typename T>(std::type_identity<T>) {
+    std::vector<T> result;
+    for (const double value : values) {
+      if constexpr (std::is_same_v<T, double>)
+        result.push_back(value);
+      else
+        result.push_back(static_cast<T>(static_cast<float>(value)));
+    }
+    return Tensor::from<T>(tensor.context(), tensor.shape(), result);
+  });
+}
+
+std::string gradcheck(const Operation& operation, const std::vector<Tensor>& inputs,
+                      const GradcheckOptions& options) {
+  std::vector<std::vector<double>> expected(inputs.size());
+  for (std::size_t k = 0; k < inputs.size(); ++k)
+    if (inputs[k].requires_grad())
+      expected[k] = central_differences(operation, inputs, inputs[k], options.step);
+
+  const auto backward = [](const Tensor& y) { autograd::backward(y, combination(y)); };
+  zero_gradients(inputs);
+  backward(operation(inputs));
+  std::string message = compare(inputs, expected, 1.0, options.tolerance, "one pass");
+  if (!message.empty()) return message;
+  backward(operation(inputs));
+  message = compare(inputs, expected, 2.0, options.tolerance, "two passes");
+  if (!message.empty()) return message;
+
+  zero_gradients(inputs);
+  std::vector<Tensor> used = inputs;
+  if (!options.leaves_only)
+    for (Tensor& input : used)
+      if (input.requires_grad()) input = ops::reshape(input, input.shape());
+  const Tensor first = operation(used), second = operation(used);
+  backward(ops::add(first, second));
+  return compare(inputs, expected, 2.0, options.tolerance, "used twice");
+}
+
+std::string compare_bf16(const Operation& operation, const std::vector<Tensor>& inputs,
+                         double tolerance) {
+  const auto differs = [&](const Tensor& narrow, const Tensor& wide, const std::string& what) {
+    const std::vector<double> a = values_of(narrow), b = values_of(wide);
+    double largest = 0.0, error = 0.0;
+    for (std::size_t i = 0; i < b.size(); ++i) {
+      largest = std::max(largest, std::abs(b[i]));
+      const double difference = std::abs(a[i] - b[i]);
+      error = difference <= error ? error : difference;  // a NaN stays
+    }
+    return error <= tolerance * largest
+               ? std::string()
+               : fmt::format("{} differs by {}, its largest value is {}", what, error, largest);
+  };
+
+  std::vector<Tensor> narrow, wide;
+  for (const Tensor& input : inputs) {
+    const bool floating = is_floating(input.dtype());
+    narrow.push_back(input.detach());
+    wide.push_back(floating ? convert(input, DType::F32) : input);
+    if (!floating) continue;
+    narrow.back().set_requires_grad(true);
+    wide.back().set_requires_grad(true);
+  }
+  const Tensor y_narrow = operation(narrow), y_wide = operation(wide);
+  std::string message = differs(y_narrow, y_wide, "result");
+  if (!message.empty()) return message;
+  const Tensor grad = convert(combination(y_wide), DType::BF16);
+  autograd::backward(y_narrow, convert(grad, y_narrow.dtype()));
+  autograd::backward(y_wide, convert(grad, DType::F32));
+  for (std::size_t k = 0; k < inputs.size(); ++k) {
+    if (!narrow[k].requires_grad()) continue;
+    message = differs(narrow[k].grad(), wide[k].grad(), fmt::format("gradient of input {}", k));
+    if (!message.empty()) return message;
+  }
+  return {};
+}
+
+}  // namespace tessera::testing
