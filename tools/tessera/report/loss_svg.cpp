@@ -53,6 +53,7 @@ struct Axis {
     high = whole ? largest : std::ceil(largest / tick) * tick;
   }
   std::string label(double value) const {
+    if (value == 0) return "0";
     if (tick >= 1000 && std::fmod(tick, 100) == 0) {
       return value >= 1e6 ? fmt::format("{:g}M", value / 1e6) : fmt::format("{:g}k", value / 1e3);
     }
@@ -80,6 +81,15 @@ std::string escape(const std::string& text) {
     }
   }
   return out;
+}
+
+/// The end of a long title, which is where paths differ; the legend stands beside it.
+std::string shorten(const std::string& title) {
+  constexpr std::size_t kMost = 38;
+  if (title.size() <= kMost) return title;
+  std::size_t begin = title.size() - kMost;
+  while (begin < title.size() && (static_cast<unsigned char>(title[begin]) & 0xC0) == 0x80) ++begin;
+  return "\u2026" + title.substr(begin);
 }
 
 struct Plot {
@@ -144,7 +154,7 @@ std::string loss_svg(const std::string& title, const std::vector<LossPoint>& tra
       "height=\"{1}\" role=\"img\" aria-label=\"{2}\">\n{3}"
       "<rect class=\"page\" width=\"{0}\" height=\"{1}\" rx=\"8\"/>\n"
       "<text class=\"title\" x=\"{4}\" y=\"31\">{2}</text>\n",
-      kWidth, kHeight, escape(title), kStyle, kLeft);
+      kWidth, kHeight, escape(shorten(title)), kStyle, kLeft);
   for (double v = plot.y.low; v <= plot.y.high + plot.y.tick / 2; v += plot.y.tick) {
     out += fmt::format(
         "<path class=\"grid\" d=\"M{} {:.1f}H{}\"/><text x=\"{}\" y=\"{:.1f}\" "

@@ -1,0 +1,107 @@
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "core/base/memory.h"
+#include "tools/tessera/command.h"
+#include "tools/tessera/doctor/examine.h"
+#include "tools/tessera/report/console.h"
+
+namespace tessera::tools {
+namespace {
+
+#if defined(__clang__)
+constexpr const char* kCompiler = "clang " __clang_version__;
+#else
+constexpr const char* kCompiler = "g++ " __VERSION__;
+#endif
+
+struct Options {
+  bool json = false;
+  std::string directory = "runs";
+};
+
+struct Findings {
+  Machine machine;
+  DirectoryState directory;
+  ProductResult product;
+  bool healthy() const { return directory.writable && product.correct; }
+};
+
+void print_json(const Options& options, const Findings& found) {
+  const Machine& m = found.machine;
+  nlohmann::ordered_json out;
+  out["version"] = TESSERA_VERSION;
+  out["compiler"] = kCompiler;
+  out["cpu"] = {{"model", m.processor}, {"level", cpu_level_name(m.level)}, {"threads", m.threads}};
+  out["memory"] = {{"total", m.memory_total}, {"available", m.memory_available}};
+  out["backends"] = {{"cpu", true}, {"cuda", false}, {"gloo", true}, {"nccl", false}};
+  out["run_directory"] = {{"path", options.directory},
+                          {"writable", found.directory.writable},
+                          {"problem", found.directory.problem},
+                          {"free", found.directory.free_bytes}};
+  out["limits"] = {{"open_files", m.open_files}, {"shared_memory_free", m.shared_memory_free}};
+  out["matmul"] = {{"correct", found.product.correct},
+                   {"largest_error", found.product.largest_error},
+                   {"gflops", found.product.gflops}};
+  out["healthy"] = found.healthy();
+  fmt::print("{}\n", out.dump(2));
+}
+
+void print_text(const Options& options, const Findings& found) {
+  const Machine& m = found.machine;
+  const ConsoleStyle style = detect_console(STDOUT_FILENO);
+  const auto verdict = [&](bool good, const std::string& text) {
+    return paint(style, good ? Tone::Good : Tone::Bad, good ? "ok" : "FAILED") + "  " + text;
+  };
+  fmt::print(
+      "{}",
+      format_rows(
+          style,
+          {{"tessera", fmt::format("{}, built with {}", TESSERA_VERSION, kCompiler)},
+           {"processor",
+            fmt::format("{}, kernels for {}, {} thread{}", m.processor, cpu_level_name(m.level),
+                        m.threads, m.threads == 1 ? "" : "s")},
+           {"memory", fmt::format("{} of {} available", format_bytes(m.memory_available),
+                                  format_bytes(m.memory_total))},
+           {"devices", "cpu"},
+           {"", "cuda is not in this build: models train on the processor only"},
+           {"communication", "gloo, threads of one process"},
+           {"", "nccl is not in this build: ranks exchange data through host memory"},
+           {"limits",
+            fmt::format("{} open files, {} free in /dev/shm", m.open_files,
+                        m.shared_memory_free < 0 ? "nothing" : format_bytes(m.shared_memory_free))},
+           {"run directory",
+            verdict(found.directory.writable,
+                    found.directory.writable
+                        ? fmt::format("{}, {} free", options.directory,
+                                      format_bytes(found.directory.free_bytes))
+                        : found.directory.problem + "; choose another with --run.out")},
+           {"matrix product",
+            verdict(found.product.correct,
+                    fmt::format("{:.0f} GFLOP/s in float32, largest relative error {:.1e}",
+                                found.product.gflops, found.product.largest_error))}}));
+}
+
+}  // namespace
+
+Command add_doctor(CLI::App& parent) {
+  const auto options = std::make_shared<Options>();
+  CLI::App* app = parent.add_subcommand("doctor", "Check this machine and build, and measure them");
+  app->add_flag("--json", options->json, "Machine-readable output");
+  app->add_option("--run.out", options->directory, "Run directory to check")->capture_default_str();
+  return {app, [options] {
+            Findings found;
+            found.machine = examine_machine();
+            found.directory = examine_directory(options->directory);
+            found.product = examine_product(found.machine.threads, found.machine.level);
+            options->json ? print_json(*options, found) : print_text(*options, found);
+            return found.healthy() ? 0 : 1;
+          }};
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,145 @@
+#include "tools/tessera/doctor/examine.h"
+
+#include <fmt/format.h>
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <thread>
+#include <vector>
+
+#include "core/base/context.h"
+#include "core/base/rng.h"
+#include "kernels/matmul.h"
+
+namespace tessera::tools {
+namespace {
+
+/// Text after "key" and a colon in a file like /proc/meminfo; empty if it is not there.
+std::string proc_value(const char* file, std::string_view key) {
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) {
+    if (!line.starts_with(key)) continue;
+    const auto colon = line.find(':');
+    if (colon == std::string::npos) continue;
+    const auto begin = line.find_first_not_of(" \t", colon + 1);
+    return begin == std::string::npos ? "" : line.substr(begin);
+  }
+  return "";
+}
+
+std::int64_t meminfo_bytes(std::string_view key) {
+  const std::string text = proc_value("/proc/meminfo", key);  // "16384 kB"
+  return text.empty() ? 0 : std::strtoll(text.c_str(), nullptr, 10) * 1024;
+}
+
+std::int64_t free_bytes_of(const std::filesystem::path& path) {
+  struct statvfs status {};
+  if (::statvfs(path.c_str(), &status) != 0) return -1;
+  return static_cast<std::int64_t>(status.f_bavail) * static_cast<std::int64_t>(status.f_frsize);
+}
+
+int usable_processors() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (::sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+}  // namespace
+
+Machine examine_machine() {
+  Machine out;
+  out.processor = proc_value("/proc/cpuinfo", "model name");
+  if (out.processor.empty()) out.processor = "unknown";
+  out.level = detect_cpu_level();
+  out.threads = usable_processors();
+  out.memory_total = meminfo_bytes("MemTotal");
+  out.memory_available = meminfo_bytes("MemAvailable");
+  std::int64_t limit = 0;
+  if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit && limit > 0 &&
+      limit < out.memory_total) {
+    out.memory_total = limit;
+    out.memory_available = std::min(out.memory_available, limit);
+  }
+  struct rlimit files {};
+  if (::getrlimit(RLIMIT_NOFILE, &files) == 0) {
+    out.open_files = static_cast<std::int64_t>(files.rlim_cur);
+  }
+  out.shared_memory_free = free_bytes_of("/dev/shm");
+  return out;
+}
+
+DirectoryState examine_directory(const std::filesystem::path& path) {
+  std::error_code error;
+  std::filesystem::path at = std::filesystem::absolute(path, error);
+  while (!std::filesystem::exists(at, error) && at.has_relative_path()) at = at.parent_path();
+  DirectoryState out;
+  out.free_bytes = free_bytes_of(at);
+  if (!std::filesystem::is_directory(at, error)) {
+    out.problem = fmt::format("{} is not a directory", at.string());
+    return out;
+  }
+  // Permissions alone don't tell: the file system may be read-only or full.
+  std::string probe = (at / ".tessera-doctor-XXXXXX").string();
+  const int descriptor = ::mkstemp(probe.data());
+  if (descriptor < 0) {
+    out.problem = fmt::format("cannot create a file in {}: {}", at.string(), std::strerror(errno));
+    return out;
+  }
+  out.writable = ::write(descriptor, "x", 1) == 1;
+  if (!out.writable)
+    out.problem = fmt::format("cannot write in {}: {}", at.string(), std::strerror(errno));
+  ::close(descriptor);
+  ::unlink(probe.c_str());
+  return out;
+}
+
+ProductResult examine_product(int threads, CpuLevel level) {
+  constexpr std::int64_t kM = 384, kN = 768, kK = 512;
+  const auto context = Context::create({.device = {}, .threads = threads, .cpu_level = level});
+  std::vector<float> a(kM * kK), b(kK * kN), c(kM * kN);
+  const auto key = RngKey::make(1, RngPurpose::Test, 0);
+  for (std::size_t i = 0; i < a.size(); ++i) a[i] = uniform_from_bits(key.word(i)) - 0.5F;
+  for (std::size_t i = 0; i < b.size(); ++i)
+    b[i] = uniform_from_bits(key.word(a.size() + i)) - 0.5F;
+
+  using Clock = std::chrono::steady_clock;
+  double best = 1e9;
+  for (int round = 0; round < 20; ++round) {
+    const auto start = Clock::now();
+    kernels::matmul(*context, {.a = dense_view(a.data(), DType::F32, {kM, kK}),
+                               .b = dense_view(b.data(), DType::F32, {kK, kN}),
+                               .c = dense_view(c.data(), DType::F32, {kM, kN})});
+    best = std::min(best, std::chrono::duration<double>(Clock::now() - start).count());
+  }
+
+  ProductResult out;
+  out.gflops = 2e-9 * static_cast<double>(kM * kN * kK) / best;
+  // Every 97th row and column: enough to meet every tile and edge of a blocked product.
+  for (std::int64_t i = 0; i < kM; i += 97) {
+    for (std::int64_t j = 0; j < kN; j += 97) {
+      double sum = 0;
+      double scale = 0;
+      for (std::int64_t k = 0; k < kK; ++k) {
+        const double product = double{a[static_cast<std::size_t>(i * kK + k)]} *
+                               double{b[static_cast<std::size_t>(k * kN + j)]};
+        sum += product;
+        scale += std::abs(product);
+      }
+      const double error = std::abs(double{c[static_cast<std::size_t>(i * kN + j)]} - sum) / scale;
+      out.largest_error = std::isnan(error) ? error : std::max(out.largest_error, error);
+    }
+  }
+  out.correct = out.largest_error < 1e-5;  // false for NaN; float32 rounding makes about 1e-7
+  return out;
+}
+
+}  // namespace tessera::tools

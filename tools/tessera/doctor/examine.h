@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "core/base/cpu_level.h"
+
+namespace tessera::tools {
+
+/// What this machine offers to tessera.
+struct Machine {
+  std::string processor;  ///< model name; "unknown" if the system doesn't tell
+  CpuLevel level = CpuLevel::Generic;
+  int threads = 1;                      ///< that this process may run on
+  std::int64_t memory_total = 0;        ///< bytes; the container's limit if that is lower
+  std::int64_t memory_available = 0;    ///< bytes
+  std::int64_t open_files = 0;          ///< soft limit
+  std::int64_t shared_memory_free = 0;  ///< bytes of /dev/shm; -1 if there is none
+};
+Machine examine_machine();
+
+/// Whether a directory, or the nearest parent that exists, can be written to.
+struct DirectoryState {
+  bool writable = false;
+  std::string problem;          ///< empty if writable
+  std::int64_t free_bytes = 0;  ///< for this user
+};
+DirectoryState examine_directory(const std::filesystem::path& path);
+
+/// A float32 matrix product of the CPU kernels, checked against double precision and timed.
+struct ProductResult {
+  double largest_error = 0;  ///< relative to the sum of absolute products
+  bool correct = false;
+  double gflops = 0;  ///< best of several rounds
+};
+ProductResult examine_product(int threads, CpuLevel level);
+
+}  // namespace tessera::tools

@@ -1,0 +1,139 @@
+// The only place that turns errors into messages and exit codes.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <new>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/error.h"
+#include "tools/tessera/command.h"
+#include "tools/tessera/config/fields.h"
+
+namespace tessera::tools {
+namespace {
+
+enum ExitCode { kOk = 0, kFailed = 1, kUsage = 2, kIo = 3, kComm = 4, kMemory = 5 };
+
+int report(ExitCode code, std::string_view message) {
+  fmt::print(stderr, "tessera: error: {}\n", message);
+  return code;
+}
+
+int report_bug(std::string_view message) {
+  report(kFailed, message);
+  fmt::print(stderr,
+             "tessera: this is a bug in tessera; please report it with the command that "
+             "you ran and the output above\n");
+  return kFailed;
+}
+
+int run(const std::vector<Command>& commands) {
+  try {
+    for (const Command& command : commands) {
+      if (command.app->parsed()) return command.run();
+    }
+    return report_bug("no command ran");
+  } catch (const CLI::Error& error) {
+    return report(kUsage, error.what());
+  } catch (const InvalidArgument& error) {
+    return report(kUsage, error.what());
+  } catch (const Unsupported& error) {
+    return report(kUsage, error.what());
+  } catch (const IoError& error) {
+    return report(kIo, error.what());
+  } catch (const CorruptCheckpoint& error) {
+    return report(kIo, error.what());
+  } catch (const std::filesystem::filesystem_error& error) {
+    return report(kIo, error.what());
+  } catch (const CommError& error) {
+    return report(kComm, error.what());
+  } catch (const OutOfMemory& error) {
+    return report(kMemory, error.what());
+  } catch (const std::bad_alloc&) {
+    return report(kMemory, "out of host memory");
+  } catch (const InternalError& error) {
+    return report_bug(error.what());
+  } catch (const Error& error) {
+    return report(kFailed, error.what());
+  } catch (const std::exception& error) {
+    return report_bug(error.what());
+  }
+}
+
+/// A command that is none: CLI11 would only say which words are left over.
+int refuse_command(std::string_view word, const std::vector<Command>& commands) {
+  std::string nearest;
+  for (const Command& command : commands) {
+    const std::string& name = command.app->get_name();
+    if (nearest.empty() || edit_distance(word, name) < edit_distance(word, nearest)) nearest = name;
+  }
+  return report(kUsage,
+                fmt::format("unknown command \"{}\"; did you mean \"{}\"? See tessera --help", word,
+                            nearest));
+}
+
+int parse_and_run(int argc, char** argv) {
+  CLI::App app{
+      "Trains GPT models with parameters, gradients and optimizer state sharded over ranks",
+      "tessera"};
+  app.set_version_flag("--version", "tessera " TESSERA_VERSION);
+  app.require_subcommand(1);
+  const std::vector<Command> commands = {
+#ifdef TESSERA_WITH_TRAIN
+      add_train(app),
+#endif
+#ifdef TESSERA_WITH_GENERATE
+      add_generate(app),
+#endif
+#ifdef TESSERA_WITH_EVAL
+      add_eval(app),
+#endif
+#ifdef TESSERA_WITH_CONSOLIDATE
+      add_consolidate(app),
+#endif
+#ifdef TESSERA_WITH_CHECKPOINT
+      add_checkpoint(app),
+#endif
+      add_doctor(app),
+  };
+  if (argc < 2) {
+    fmt::print(stderr, "{}", app.help());
+    return kUsage;
+  }
+  const std::string_view first = argv[1];
+  const bool known = std::any_of(commands.begin(), commands.end(), [&](const Command& command) {
+    return command.app->check_name(argv[1]);
+  });
+  if (!first.starts_with('-') && !known) {
+    return refuse_command(first, commands);
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& help) {  // --help, --version
+    return app.exit(help);
+  } catch (const CLI::ParseError& error) {
+    report(kUsage, error.what());
+    fmt::print(stderr, "See tessera {}--help\n",
+               first.starts_with('-') ? "" : fmt::format("{} ", first));
+    return kUsage;
+  }
+  return run(commands);
+}
+
+}  // namespace
+}  // namespace tessera::tools
+
+int main(int argc, char** argv) {
+  // Nothing may leave main as an exception: a terminate handler would hide the message.
+  try {
+    return tessera::tools::parse_and_run(argc, argv);
+  } catch (const std::exception& error) {
+    return tessera::tools::report_bug(error.what());
+  }
+}
