@@ -2,6 +2,7 @@
 
 #include "kernels/cpu/loops.h"
 #include "kernels/cpu/vector_math.h"
+#include "kernels/cpu/visit.h"
 
 TESSERA_CPU_BEGIN
 namespace {
@@ -67,13 +68,13 @@ void backward(Context& context, const GeluBackward& args) {
 }  // namespace
 
 void gelu_forward(Context& context, const GeluForward& args) {
-  visit(args.x.dtype, [&]<typename T>(std::type_identity<T>) { forward<T>(context, args); });
+  visit_dtype(args.x.dtype, [&]<typename T>(std::type_identity<T>) { forward<T>(context, args); });
 }
 
 void gelu_backward(Context& context, const GeluBackward& args) {
-  visit(args.x.dtype, [&]<typename T>(std::type_identity<T>) {
-    visit(args.grad_x.accumulate,
-          [&](auto accumulate) { backward<T, accumulate()>(context, args); });
+  visit_dtype(args.x.dtype, [&]<typename T>(std::type_identity<T>) {
+    visit_flag(args.grad_x.accumulate,
+               [&](auto accumulate) { backward<T, accumulate()>(context, args); });
   });
 }
 

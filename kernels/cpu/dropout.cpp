@@ -2,6 +2,7 @@
 
 #include "kernels/cpu/loops.h"
 #include "kernels/cpu/vector_math.h"
+#include "kernels/cpu/visit.h"
 
 TESSERA_CPU_BEGIN
 namespace {
@@ -73,8 +74,8 @@ void run(Context& context, const Dropout& args) {
 }  // namespace
 
 void dropout(Context& context, const Dropout& args) {
-  visit(args.x.dtype, [&]<typename T>(std::type_identity<T>) {
-    visit(args.y.accumulate, [&](auto accumulate) { run<T, accumulate()>(context, args); });
+  visit_dtype(args.x.dtype, [&]<typename T>(std::type_identity<T>) {
+    visit_flag(args.y.accumulate, [&](auto accumulate) { run<T, accumulate()>(context, args); });
   });
 }
 

@@ -1,6 +1,7 @@
 #include "kernels/cpu/column_sums.h"
 #include "kernels/cpu/loops.h"
 #include "kernels/cpu/vector_math.h"
+#include "kernels/cpu/visit.h"
 #include "kernels/elementwise_args.h"
 
 TESSERA_CPU_BEGIN
@@ -60,25 +61,25 @@ void run(Context& context, const SumRows& args) {
 }  // namespace
 
 void add(Context& context, const Add& args) {
-  visit(args.y.dtype, [&]<typename T>(std::type_identity<T>) { run<T>(context, args); });
+  visit_dtype(args.y.dtype, [&]<typename T>(std::type_identity<T>) { run<T>(context, args); });
 }
 
 void fill(Context& context, const Fill& args) {
-  visit(args.out.dtype, [&]<typename T>(std::type_identity<T>) { run<T>(context, args); });
+  visit_dtype(args.out.dtype, [&]<typename T>(std::type_identity<T>) { run<T>(context, args); });
 }
 
 void cast(Context& context, const Cast& args) {
-  visit(args.in.dtype, [&]<typename In>(std::type_identity<In>) {
-    visit(args.out.view.dtype, [&]<typename Out>(std::type_identity<Out>) {
-      visit(args.out.accumulate,
-            [&](auto accumulate) { run<In, Out, accumulate()>(context, args); });
+  visit_dtype(args.in.dtype, [&]<typename In>(std::type_identity<In>) {
+    visit_dtype(args.out.view.dtype, [&]<typename Out>(std::type_identity<Out>) {
+      visit_flag(args.out.accumulate,
+                 [&](auto accumulate) { run<In, Out, accumulate()>(context, args); });
     });
   });
 }
 
 void sum_rows(Context& context, const SumRows& args) {
-  visit(args.in.dtype, [&]<typename T>(std::type_identity<T>) {
-    visit(args.out.accumulate, [&](auto accumulate) { run<T, accumulate()>(context, args); });
+  visit_dtype(args.in.dtype, [&]<typename T>(std::type_identity<T>) {
+    visit_flag(args.out.accumulate, [&](auto accumulate) { run<T, accumulate()>(context, args); });
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include "kernels/cpu/loops.h"
 #include "kernels/cpu/vector_math.h"
+#include "kernels/cpu/visit.h"
 
 TESSERA_CPU_BEGIN
 namespace {
@@ -93,14 +94,14 @@ void position_gradient(Context& context, const EmbeddingBackward& args) {
 }  // namespace
 
 void embedding_forward(Context& context, const EmbeddingForward& args) {
-  visit(args.y.dtype, [&]<typename T>(std::type_identity<T>) {
-    visit(args.position_weight.defined(),
-          [&](auto positions) { forward<T, positions()>(context, args); });
+  visit_dtype(args.y.dtype, [&]<typename T>(std::type_identity<T>) {
+    visit_flag(args.position_weight.defined(),
+               [&](auto positions) { forward<T, positions()>(context, args); });
   });
 }
 
 void embedding_backward(Context& context, const EmbeddingBackward& args) {
-  visit(args.grad_y.dtype, [&]<typename T>(std::type_identity<T>) {
+  visit_dtype(args.grad_y.dtype, [&]<typename T>(std::type_identity<T>) {
     if (args.grad_token_weight) token_gradient<T>(context, args);
     if (args.grad_position_weight) position_gradient<T>(context, args);
   });

@@ -5,32 +5,18 @@
 #include <type_traits>
 
 #include "core/base/context.h"
-#include "core/base/dtype.h"
 #include "kernels/cpu/level.h"
 
-// How the kernels of this folder choose a type and share a loop between threads.
+// How the kernels of this folder share a loop between threads.
 TESSERA_CPU_BEGIN
 
 /// Below this many elements a loop is faster on one thread than it takes to wake another.
 inline constexpr std::int64_t kSerialElements = 16384;
 
-/// Calls f(std::type_identity<T>{}) for a dtype that <family>.cpp has checked to be f64, f32 or
-/// bf16.
+/// Calls f(std::true_type{}) or f(std::false_type{}): for a flag that a loop must not test per
+/// element.
 template <typename F>
-void visit(DType dtype, F&& f) {
-  switch (dtype) {
-    case DType::F64:
-      return f(std::type_identity<double>{});
-    case DType::BF16:
-      return f(std::type_identity<BFloat16>{});
-    default:
-      return f(std::type_identity<float>{});
-  }
-}
-
-/// The same for a flag that a loop must not test per element.
-template <typename F>
-void visit(bool flag, F&& f) {
+void visit_flag(bool flag, F&& f) {
   if (flag) {
     f(std::true_type{});
   } else {

@@ -3,6 +3,7 @@
 #include "kernels/cpu/column_sums.h"
 #include "kernels/cpu/loops.h"
 #include "kernels/cpu/vector_math.h"
+#include "kernels/cpu/visit.h"
 
 TESSERA_CPU_BEGIN
 namespace {
@@ -110,14 +111,14 @@ void parameter_gradients(Context& context, const LayerNormBackward& args) {
 }  // namespace
 
 void layer_norm_forward(Context& context, const LayerNormForward& args) {
-  visit(args.x.dtype, [&]<typename T>(std::type_identity<T>) { forward<T>(context, args); });
+  visit_dtype(args.x.dtype, [&]<typename T>(std::type_identity<T>) { forward<T>(context, args); });
 }
 
 void layer_norm_backward(Context& context, const LayerNormBackward& args) {
-  visit(args.x.dtype, [&]<typename T>(std::type_identity<T>) {
+  visit_dtype(args.x.dtype, [&]<typename T>(std::type_identity<T>) {
     if (args.grad_x) {
-      visit(args.grad_x.accumulate,
-            [&](auto accumulate) { input_gradient<T, accumulate()>(context, args); });
+      visit_flag(args.grad_x.accumulate,
+                 [&](auto accumulate) { input_gradient<T, accumulate()>(context, args); });
     }
     if (args.grad_weight || args.grad_bias) parameter_gradients<T>(context, args);
   });
