@@ -1,0 +1,21 @@
+#pragma once
+
+#include <cstdint>
+
+#include "core/base/dtype.h"
+
+namespace tessera::io {
+
+/// Whether convert_elements can turn `from` into `to`: equal dtypes, or from f32, bf16 or f16 to
+/// f32 or bf16.
+bool can_convert(DType from, DType to);
+
+/// Converts n elements from `source` to `out`. Narrowing rounds to nearest, ties to even. The
+/// memory may be unaligned; the two must not overlap.
+/// @throws Unsupported unless can_convert(from, to)
+void convert_elements(DType from, const void* source, DType to, void* out, std::int64_t n);
+
+/// Value of an IEEE binary16.
+float float_from_f16(std::uint16_t bits);
+
+}  // namespace tessera::io

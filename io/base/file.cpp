@@ -1,0 +1,191 @@
+#include "io/base/file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include "core/base/error.h"
+
+namespace tessera::io {
+namespace {
+
+// One call moves at most this much: Linux caps a transfer near 2 GiB.
+constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;
+
+[[noreturn]] void fail(const char* action, const fs::path& path, int error) {
+  throw IoError("cannot {} {}: {}", action, path.string(), std::strerror(error));
+}
+
+[[noreturn]] void fail_write(const fs::path& path, std::size_t bytes, int error) {
+  throw IoError("cannot write {}: {} ({} bytes needed, {} bytes free on that file system)",
+                path.string(), std::strerror(error), bytes, free_bytes(path));
+}
+
+}  // namespace
+
+File File::open(const fs::path& path, Links links) {
+  // O_NONBLOCK: opening a FIFO must not wait for its writer.
+  const int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | (links == Links::Refuse ? O_NOFOLLOW : 0);
+  const int fd = ::open(path.c_str(), flags);
+  if (fd < 0) {
+    if (errno == ELOOP && links == Links::Refuse) {
+      throw CorruptCheckpoint("{} is a symbolic link; a checkpoint's files must be regular files",
+                              path.string());
+    }
+    fail("open", path, errno);
+  }
+  File file(path, fd);
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) fail("stat", path, errno);
+  if (!S_ISREG(status.st_mode)) {
+    throw CorruptCheckpoint("{} is a {}; expected a regular file", path.string(),
+                            S_ISDIR(status.st_mode)    ? "directory"
+                            : S_ISFIFO(status.st_mode) ? "FIFO"
+                                                       : "device or socket");
+  }
+  return file;
+}
+
+File File::create(const fs::path& path) {
+  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (fd < 0) fail("create", path, errno);
+  return {path, fd};
+}
+
+File::File(File&& other) noexcept
+    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
+
+File& File::operator=(File&& other) noexcept {
+  if (this != &other) {
+    close();
+    path_ = std::move(other.path_);
+    fd_ = std::exchange(other.fd_, -1);
+  }
+  return *this;
+}
+
+File::~File() { close(); }
+
+void File::close() noexcept {
+  if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+}
+
+std::int64_t File::size() const {
+  struct stat status {};
+  if (::fstat(fd_, &status) != 0) fail("stat", path_, errno);
+  return status.st_size;
+}
+
+void File::read(std::int64_t offset, void* data, std::size_t bytes) const {
+  auto* out = static_cast<char*>(data);
+  std::size_t done = 0;
+  while (done < bytes) {
+    const ssize_t n = ::pread(fd_, out + done, std::min(bytes - done, kMaxTransfer),
+                              offset + static_cast<std::int64_t>(done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail("read", path_, errno);
+    if (n == 0) {
+      throw CorruptCheckpoint(
+          "{} ends at byte {}, but bytes {} to {} were to be read: it was cut or shrank",
+          path_.string(), offset + static_cast<std::int64_t>(done), offset,
+          offset + static_cast<std::int64_t>(bytes));
+    }
+    done += static_cast<std::size_t>(n);
+  }
+}
+
+void File::write(const void* data, std::size_t bytes) {
+  const auto* in = static_cast<const char*>(data);
+  for (std::size_t done = 0; done < bytes;) {
+    const ssize_t n = ::write(fd_, in + done, std::min(bytes - done, kMaxTransfer));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail_write(path_, bytes - done, errno);
+    done += static_cast<std::size_t>(n);
+  }
+}
+
+void File::write_at(std::int64_t offset, const void* data, std::size_t bytes) {
+  const auto* in = static_cast<const char*>(data);
+  for (std::size_t done = 0; done < bytes;) {
+    const ssize_t n = ::pwrite(fd_, in + done, std::min(bytes - done, kMaxTransfer),
+                               offset + static_cast<std::int64_t>(done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail_write(path_, bytes - done, errno);
+    done += static_cast<std::size_t>(n);
+  }
+}
+
+void File::sync() {
+  if (::fsync(fd_) != 0) fail("sync", path_, errno);
+}
+
+void File::finish() {
+  sync();
+  // After a successful sync nothing is lost by a failing close, but network file systems report
+  // their last errors here.
+  if (::close(std::exchange(fd_, -1)) != 0) fail("close", path_, errno);
+}
+
+std::string read_file(const fs::path& path, std::int64_t max_bytes, Links links) {
+  const File file = File::open(path, links);
+  const std::int64_t size = file.size();
+  require<CorruptCheckpoint>(size <= max_bytes, "{} has {} bytes; at most {} are accepted",
+                             path.string(), size, max_bytes);
+  std::string content(static_cast<std::size_t>(size), '\0');
+  file.read(0, content.data(), content.size());
+  return content;
+}
+
+void write_file_atomically(const fs::path& path, std::string_view content) {
+  fs::path temporary = path;
+  temporary += ".tmp";
+  std::error_code ignored;
+  fs::remove(temporary, ignored);
+  File file = File::create(temporary);
+  file.write(content.data(), content.size());
+  file.finish();
+  rename_path(temporary, path);
+  sync_directory(path.parent_path());
+}
+
+void sync_directory(const fs::path& path) {
+  const int fd = ::open(path.empty() ? "." : path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) fail("open directory", path, errno);
+  const int result = ::fsync(fd);
+  const int error = errno;
+  ::close(fd);
+  // EINVAL: the file system has nothing to sync for a directory.
+  if (result != 0 && error != EINVAL) fail("sync directory", path, error);
+}
+
+void rename_path(const fs::path& from, const fs::path& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) {
+    throw IoError("cannot rename {} to {}: {}", from.string(), to.string(), std::strerror(errno));
+  }
+}
+
+void exchange_paths(const fs::path& a, const fs::path& b) {
+  if (::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) != 0) {
+    throw IoError("cannot swap {} and {} in one step: {}; move {} away and repeat", a.string(),
+                  b.string(), std::strerror(errno), b.string());
+  }
+}
+
+std::int64_t free_bytes(const fs::path& path) {
+  std::error_code error;
+  fs::path place = fs::absolute(path, error);
+  while (!error && !fs::exists(place, error) && place.has_relative_path()) {
+    place = place.parent_path();
+  }
+  const fs::space_info space = fs::space(place, error);
+  return error ? -1 : static_cast<std::int64_t>(space.available);
+}
+
+}  // namespace tessera::io

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+namespace tessera::io {
+
+namespace fs = std::filesystem;
+
+/// Whether a symbolic link in a path's last component is followed or refused.
+enum class Links { Follow, Refuse };
+
+/// A regular file, open for reading or writing. Move-only; the destructor closes without reporting.
+/// Reads are positioned and may run in several threads at once.
+class File {
+ public:
+  /// @throws IoError if it cannot be opened, CorruptCheckpoint if it is no regular file (a
+  ///         directory, FIFO, device or refused link); never blocks
+  static File open(const fs::path& path, Links links = Links::Follow);
+  /// A new file. @throws IoError, also if the name is taken
+  static File create(const fs::path& path);
+
+  File() = default;
+  File(File&& other) noexcept;
+  File& operator=(File&& other) noexcept;
+  ~File();
+
+  const fs::path& path() const { return path_; }
+  /// Bytes, by a fresh stat.
+  std::int64_t size() const;
+
+  /// Reads exactly `bytes` from `offset`.
+  /// @throws IoError on an I/O error, CorruptCheckpoint if the file ends before (it was cut, or
+  ///         shrank while being read)
+  void read(std::int64_t offset, void* data, std::size_t bytes) const;
+  /// Appends. @throws IoError that names bytes wanted and bytes free if the disk is full
+  void write(const void* data, std::size_t bytes);
+  /// Writes at an offset; threads may write disjoint ranges. @throws IoError
+  void write_at(std::int64_t offset, const void* data, std::size_t bytes);
+  /// Syncs data to disk. A failure is final: the kernel may have dropped the pages, so the file
+  /// must be written anew. @throws IoError
+  void sync();
+  /// Syncs and closes. @throws IoError
+  void finish();
+
+ private:
+  File(fs::path path, int fd) : path_(std::move(path)), fd_(fd) {}
+  void close() noexcept;
+  fs::path path_;
+  int fd_ = -1;
+};
+
+/// The file's whole content. @throws as File::open and File::read;
+///         CorruptCheckpoint if it is longer than max_bytes
+std::string read_file(const fs::path& path, std::int64_t max_bytes, Links links = Links::Follow);
+
+/// Replaces the file by rename: at every moment the name holds the old or the new content. Writes
+/// `<name>.tmp` beside it, syncs it, renames it, syncs the directory. @throws IoError
+void write_file_atomically(const fs::path& path, std::string_view content);
+
+/// Syncs a directory's entries to disk. @throws IoError
+void sync_directory(const fs::path& path);
+
+/// Renames; sync_directory of the parent makes it durable. @throws IoError
+void rename_path(const fs::path& from, const fs::path& to);
+
+/// Swaps two names in one step, so that neither is ever missing; sync_directory of the parent makes
+/// it durable. @throws IoError, also where the file system cannot do it
+void exchange_paths(const fs::path& a, const fs::path& b);
+
+/// Bytes free for this user on the file system that holds path (or its nearest existing parent);
+/// -1 if unknown.
+std::int64_t free_bytes(const fs::path& path);
+
+}  // namespace tessera::io

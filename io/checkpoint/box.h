@@ -1,0 +1,58 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "io/checkpoint/index.h"
+
+namespace tessera::io {
+
+/// Elements of a chunk that are neighbours in the tensor as well.
+struct ChunkRun {
+  std::int64_t in_tensor = 0;  ///< first element, row-major in the tensor
+  std::int64_t in_chunk = 0;   ///< first element, counted inside the chunk's box
+  std::int64_t n = 0;
+};
+
+/// Whether the chunk may hold some of elements [begin, end) of the tensor (never a false no).
+inline bool touches(const Chunk& chunk, const Shape& shape, std::int64_t begin, std::int64_t end) {
+  if (begin == end || chunk.begin == chunk.end) return false;
+  if (!chunk.box) return chunk.begin < end && begin < chunk.end;
+  std::int64_t first = 0, last = 0;  // corners of the box
+  for (int i = 0; i < shape.size(); ++i) {
+    first = first * shape[i] + chunk.box->offsets[i];
+    last = last * shape[i] + chunk.box->offsets[i] + chunk.box->shape[i] - 1;
+  }
+  return first < end && begin <= last;
+}
+
+/// Calls f(ChunkRun) for the parts of the chunk in elements [begin, end) of a tensor of `shape`:
+/// one run for a chunk of the whole tensor, one per row of a box.
+template <typename F>
+void for_each_run(const Chunk& chunk, const Shape& shape, std::int64_t begin, std::int64_t end,
+                  F&& f) {
+  const auto clip = [&](std::int64_t in_tensor, std::int64_t in_chunk, std::int64_t n) {
+    const std::int64_t low = std::max(begin, in_tensor);
+    const std::int64_t high = std::min(end, in_tensor + n);
+    if (low < high) f(ChunkRun{low, in_chunk + low - in_tensor, high - low});
+  };
+  if (!chunk.box || shape.empty()) {
+    clip(chunk.begin, chunk.begin, chunk.end - chunk.begin);
+    return;
+  }
+  const Box& box = *chunk.box;
+  const std::int64_t row = box.shape[box.shape.size() - 1];
+  for (std::int64_t position = chunk.begin; position < chunk.end;) {
+    const std::int64_t n = std::min(row - position % row, chunk.end - position);
+    std::int64_t rest = position, in_tensor = 0, stride = 1;
+    for (int i = shape.size() - 1; i >= 0; --i) {
+      in_tensor += (rest % box.shape[i] + box.offsets[i]) * stride;
+      rest /= box.shape[i];
+      stride *= shape[i];
+    }
+    clip(in_tensor, position, n);
+    position += n;
+  }
+}
+
+}  // namespace tessera::io

@@ -1,0 +1,118 @@
+#include "io/checkpoint/find.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "core/base/error.h"
+#include "io/checkpoint/verify.h"
+
+namespace tessera::io {
+namespace {
+
+constexpr std::string_view kPrefix = "step-";
+
+std::optional<std::int64_t> parse_step(const std::string& name) {
+  if (!name.starts_with(kPrefix) || name.size() < kPrefix.size() + 8) return std::nullopt;
+  std::int64_t step = 0;
+  const char* const end = name.data() + name.size();
+  const auto [stop, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
+  if (error != std::errc{} || stop != end || step < 0) return std::nullopt;
+  return step;
+}
+
+}  // namespace
+
+std::string checkpoint_name(std::int64_t step) { return fmt::format("{}{:08}", kPrefix, step); }
+
+std::vector<CheckpointEntry> find_checkpoints(const fs::path& run_or_checkpoints_dir) {
+  std::error_code error;
+  fs::path dir = run_or_checkpoints_dir;
+  if (fs::is_directory(dir / "checkpoints", error)) dir /= "checkpoints";
+  std::vector<CheckpointEntry> entries;
+  fs::directory_iterator items(dir, error);
+  for (; !error && items != fs::directory_iterator(); items.increment(error)) {
+    const auto step = parse_step(items->path().filename().string());
+    std::error_code absent;
+    if (step && fs::exists(items->path() / "index.json", absent)) {
+      entries.push_back({*step, items->path()});
+    }
+  }
+  require<IoError>(!error, "cannot list {}: {}", dir.string(), error.message());
+  std::sort(entries.begin(), entries.end(),
+            [](const CheckpointEntry& a, const CheckpointEntry& b) { return a.step < b.step; });
+  return entries;
+}
+
+NewestCheckpoint newest_valid(const fs::path& run_or_checkpoints_dir, bool verify_data) {
+  NewestCheckpoint newest;
+  auto entries = find_checkpoints(run_or_checkpoints_dir);
+  for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
+    try {
+      auto reader = CheckpointReader::open(entry->path);
+      if (verify_data) {
+        const VerifyReport report = verify_checkpoint(reader);
+        require<CorruptCheckpoint>(report.problems.empty(), "{}",
+                                   report.problems.empty() ? "" : report.problems[0].str());
+      }
+      newest.reader = std::move(reader);
+      break;
+    } catch (const CorruptCheckpoint& error) {
+      newest.skipped.push_back(
+          fmt::format("{} is skipped: {}", entry->path.string(), error.what()));
+    } catch (const IoError& error) {
+      newest.skipped.push_back(
+          fmt::format("{} is skipped: {}", entry->path.string(), error.what()));
+    }
+  }
+  return newest;
+}
+
+CheckpointReader open_checkpoint(const fs::path& path, std::optional<std::int64_t> step) {
+  std::error_code error;
+  if (fs::exists(path / "index.json", error)) {
+    auto reader = CheckpointReader::open(path);
+    require(!step || *step == reader.index().step, "{} is the checkpoint of step {}, not of {}",
+            path.string(), reader.index().step, step.value_or(0));
+    return reader;
+  }
+  const auto entries = find_checkpoints(path);
+  require(!entries.empty(),
+          "{} is no checkpoint and holds none (no step-*/index.json); name a "
+          "checkpoint, a run, or a directory of checkpoints",
+          path.string());
+  if (step) {
+    const auto entry = std::find_if(entries.begin(), entries.end(),
+                                    [&](const CheckpointEntry& e) { return e.step == *step; });
+    std::vector<std::int64_t> steps;
+    for (const CheckpointEntry& e : entries) steps.push_back(e.step);
+    require(entry != entries.end(), "{} has no checkpoint of step {}; it has {}", path.string(),
+            *step, fmt::join(steps, ", "));
+    return CheckpointReader::open(entry->path);
+  }
+  NewestCheckpoint newest = newest_valid(path);
+  require<CorruptCheckpoint>(newest.reader.has_value(), "{} holds no valid checkpoint:\n  {}",
+                             path.string(), fmt::join(newest.skipped, "\n  "));
+  return *std::move(newest.reader);
+}
+
+std::vector<fs::path> prune_checkpoints(const fs::path& checkpoints_dir, int keep) {
+  std::vector<fs::path> removed;
+  if (keep <= 0) return removed;
+  const auto entries = find_checkpoints(checkpoints_dir);
+  for (std::size_t i = 0; i + static_cast<std::size_t>(keep) < entries.size(); ++i) {
+    const fs::path& path = entries[i].path;
+    fs::path gone = path;
+    gone += ".pruned.tmp";
+    std::error_code error;
+    fs::remove_all(gone, error);
+    rename_path(path, gone);
+    fs::remove_all(gone, error);
+    require<IoError>(!error, "cannot remove {}: {}", gone.string(), error.message());
+    removed.push_back(path);
+  }
+  return removed;
+}
+
+}  // namespace tessera::io

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "io/checkpoint/reader.h"
+
+namespace tessera::io {
+
+/// "step-00001200"
+std::string checkpoint_name(std::int64_t step);
+
+/// A committed checkpoint: a directory named after its step that holds an index.
+struct CheckpointEntry {
+  std::int64_t step = 0;
+  fs::path path;
+};
+
+/// Committed checkpoints of a run directory (which has `checkpoints/`) or of a directory of
+/// checkpoints, by ascending step. Attempts (`*.tmp`) are not among them, and `latest` is not read.
+/// @throws IoError if the directory cannot be read
+std::vector<CheckpointEntry> find_checkpoints(const fs::path& run_or_checkpoints_dir);
+
+struct NewestCheckpoint {
+  std::optional<CheckpointReader> reader;  ///< empty if there is no valid one
+  std::vector<std::string> skipped;        ///< newer ones that are broken: why, one line each
+};
+
+/// Newest checkpoint whose index is valid and whose files are there in their full size. Checksums
+/// are verified as data is read, or here if verify_data is set (reads everything).
+NewestCheckpoint newest_valid(const fs::path& run_or_checkpoints_dir, bool verify_data = false);
+
+/// What a user names as CHECKPOINT: a checkpoint directory itself, or a run or directory of
+/// checkpoints, of which it takes the given step or else the newest valid one.
+/// @throws InvalidArgument if there is no checkpoint or no such step, CorruptCheckpoint if all are
+///         broken
+CheckpointReader open_checkpoint(const fs::path& path, std::optional<std::int64_t> step = {});
+
+/// Removes the oldest committed checkpoints until `keep` are left; keep <= 0 keeps all. Each is
+/// renamed to a name that nobody loads before its files go. Only one rank may call it, after a
+/// save.
+/// @return the removed ones. @throws IoError
+std::vector<fs::path> prune_checkpoints(const fs::path& checkpoints_dir, int keep);
+
+}  // namespace tessera::io

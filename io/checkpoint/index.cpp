@@ -1,0 +1,256 @@
+#include "io/checkpoint/index.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "core/base/error.h"
+#include "io/base/crc64.h"
+#include "io/safetensors/dtype.h"
+#include "io/safetensors/header.h"
+
+namespace tessera::io {
+namespace {
+
+Json shape_to_json(const Shape& shape) {
+  return std::vector<std::int64_t>(shape.begin(), shape.end());
+}
+
+Json tensors_to_json(const TensorMap& tensors) {
+  Json json = Json::object();
+  for (const auto& [name, tensor] : tensors) {
+    Json chunks = Json::array();
+    for (const Chunk& chunk : tensor.chunks) {
+      Json entry{{"file", chunk.file},
+                 {"bytes", {chunk.byte_begin, chunk.byte_end}},
+                 {"elements", {chunk.begin, chunk.end}},
+                 {"checksum", format_checksum(chunk.crc64)}};
+      if (chunk.box) {
+        entry["box"] = {{"offsets", shape_to_json(chunk.box->offsets)},
+                        {"shape", shape_to_json(chunk.box->shape)}};
+      }
+      chunks.push_back(std::move(entry));
+    }
+    json[name] = {{"dtype", safetensors_dtype_name(tensor.dtype)},
+                  {"shape", shape_to_json(tensor.shape)},
+                  {"chunks", std::move(chunks)}};
+  }
+  return json;
+}
+
+const std::string& parse_file_name(const JsonReader& json) {
+  const std::string& name = json.string();
+  const bool plain = !name.empty() && name.size() <= 255 && name != "." && name != ".." &&
+                     name.find('/') == std::string::npos && name.find('\0') == std::string::npos;
+  require<CorruptCheckpoint>(plain,
+                             "{}: \"{}\" is not a plain file name; a checkpoint's files lie in its "
+                             "own directory",
+                             json.where(), name);
+  return name;
+}
+
+std::uint64_t parse_crc(const JsonReader& json) {
+  std::uint64_t crc = 0;
+  require<CorruptCheckpoint>(
+      parse_checksum(json.string(), crc),
+      "{}: expected a checksum like \"crc64:995dc9bbdf1939fa\", found \"{}\"", json.where(),
+      json.string());
+  return crc;
+}
+
+Shape parse_shape(const JsonReader& json) {
+  const std::size_t dims = json.array_size();
+  require<CorruptCheckpoint>(dims <= Shape::kMaxDims, "{}: {} dims; at most {} are accepted",
+                             json.where(), dims, int{Shape::kMaxDims});
+  Shape shape;
+  for (std::size_t i = 0; i < dims; ++i) shape.push_back(json.at(i).integer());
+  return shape;
+}
+
+std::pair<std::int64_t, std::int64_t> parse_range(const JsonReader& json) {
+  require<CorruptCheckpoint>(json.array_size() == 2, "{}: expected [begin, end], found {} values",
+                             json.where(), json.array_size());
+  const std::int64_t begin = json.at(0).integer();
+  return {begin, json.at(1).integer(begin)};
+}
+
+Chunk parse_chunk(const JsonReader& json, const CheckpointIndex& index, std::int64_t width) {
+  Chunk chunk;
+  chunk.file = parse_file_name(json.at("file"));
+  const auto file = index.files.find(chunk.file);
+  require<CorruptCheckpoint>(file != index.files.end(), "{}: {} is not listed under \"files\"",
+                             json.where(), chunk.file);
+  std::tie(chunk.byte_begin, chunk.byte_end) = parse_range(json.at("bytes"));
+  require<CorruptCheckpoint>(chunk.byte_end <= file->second,
+                             "{}: ends at byte {}, but {} has {} bytes", json.where(),
+                             chunk.byte_end, chunk.file, file->second);
+  std::tie(chunk.begin, chunk.end) = parse_range(json.at("elements"));
+  const std::int64_t bytes = chunk.byte_end - chunk.byte_begin;
+  require<CorruptCheckpoint>(bytes % width == 0 && bytes / width == chunk.end - chunk.begin,
+                             "{}: {} elements of {} bytes cannot lie in {} bytes", json.where(),
+                             chunk.end - chunk.begin, width, bytes);
+  if (json.has("box")) {
+    const JsonReader box = json.at("box");
+    chunk.box = Box{parse_shape(box.at("offsets")), parse_shape(box.at("shape"))};
+  }
+  chunk.crc64 = parse_crc(json.at("checksum"));
+  return chunk;
+}
+
+TensorRecord parse_tensor(const JsonReader& json, const CheckpointIndex& index) {
+  TensorRecord tensor;
+  const JsonReader dtype_field = json.at("dtype");
+  const auto dtype = dtype_from_safetensors(dtype_field.string());
+  require<CorruptCheckpoint>(dtype.has_value(), "{}: unknown dtype \"{}\"", dtype_field.where(),
+                             dtype_field.string());
+  tensor.dtype = *dtype;
+  tensor.shape = parse_shape(json.at("shape"));
+  const JsonReader chunks = json.at("chunks");
+  for (std::size_t i = 0; i < chunks.array_size(); ++i) {
+    tensor.chunks.push_back(
+        parse_chunk(chunks.at(i), index, static_cast<std::int64_t>(dtype_size(tensor.dtype))));
+  }
+  check_coverage(tensor, json.where());
+  return tensor;
+}
+
+TensorMap parse_tensors(const JsonReader& json, const CheckpointIndex& index) {
+  TensorMap tensors;
+  for (const auto& [name, value] : json.object().items()) {
+    require<CorruptCheckpoint>(
+        !name.empty() && name.size() <= kMaxTensorName && name.find('\0') == std::string::npos,
+        "{}: a tensor's name is empty, holds a NUL, or is longer than {} bytes", json.where(),
+        kMaxTensorName);
+    tensors.emplace(name, parse_tensor(json.at(name), index));
+  }
+  return tensors;
+}
+
+void check_moments(const TensorMap& moments, Section section, const TensorMap& weights,
+                   const std::string& source) {
+  for (const auto& [name, tensor] : moments) {
+    const auto weight = weights.find(name);
+    require<CorruptCheckpoint>(weight != weights.end(),
+                               "{}: {} of {} belongs to no tensor of the model", source,
+                               section_name(section), name);
+    require<CorruptCheckpoint>(weight->second.shape == tensor.shape,
+                               "{}: {} of {} has shape {}, its parameter {}", source,
+                               section_name(section), name, tensor.shape, weight->second.shape);
+  }
+}
+
+void check_optimizer(const CheckpointIndex& index, const std::string& source) {
+  const OptimizerSection& optimizer = *index.optimizer;
+  if (index.model) {
+    check_moments(optimizer.exp_avg, Section::ExpAvg, *index.model, source);
+    check_moments(optimizer.exp_avg_sq, Section::ExpAvgSq, *index.model, source);
+  }
+  require<CorruptCheckpoint>(
+      std::equal(optimizer.exp_avg.begin(), optimizer.exp_avg.end(), optimizer.exp_avg_sq.begin(),
+                 optimizer.exp_avg_sq.end(),
+                 [](const auto& a, const auto& b) { return a.first == b.first; }),
+      "{}: exp_avg and exp_avg_sq do not hold the same parameters", source);
+}
+
+}  // namespace
+
+std::string_view section_name(Section section) {
+  switch (section) {
+    case Section::Model:
+      return "model";
+    case Section::ExpAvg:
+      return "optimizer/exp_avg";
+    case Section::ExpAvgSq:
+      return "optimizer/exp_avg_sq";
+  }
+  return "unknown";
+}
+
+const TensorMap* CheckpointIndex::tensors(Section section) const {
+  switch (section) {
+    case Section::Model:
+      return model ? &*model : nullptr;
+    case Section::ExpAvg:
+      return optimizer ? &optimizer->exp_avg : nullptr;
+    case Section::ExpAvgSq:
+      return optimizer ? &optimizer->exp_avg_sq : nullptr;
+  }
+  return nullptr;
+}
+
+TensorMap* CheckpointIndex::tensors(Section section) {
+  return const_cast<TensorMap*>(std::as_const(*this).tensors(section));
+}
+
+CheckpointIndex parse_index(std::string_view text, const std::string& source) {
+  const Json json = parse_json(text, source);
+  const JsonReader root(json, source);
+  require<CorruptCheckpoint>(root.at("format").string() == kCheckpointFormat,
+                             "{}: expected format \"{}\", found \"{}\"", source, kCheckpointFormat,
+                             root.at("format").string());
+  const std::int64_t version = root.at("version").integer(1);
+  require<CorruptCheckpoint>(version <= kCheckpointVersion,
+                             "{} has format version {}; this build reads up to {}: use a newer "
+                             "tessera",
+                             source, version, kCheckpointVersion);
+  CheckpointIndex index;
+  index.step = root.at("step").integer();
+  index.world_size = static_cast<int>(root.at("world_size").integer(1, kMaxWorldSize));
+  index.run_id = root.at("run_id").string();
+  index.created = root.at("created").string();
+  index.tessera_version = root.at("tessera").string();
+  index.model_config = root.at("model").object();
+  const JsonReader files = root.at("files");
+  for (const auto& [name, value] : files.object().items()) {
+    parse_file_name(JsonReader(Json(name), files.where()));
+    index.files[name] = files.at(name).at("size").integer();
+  }
+  const JsonReader sections = root.at("sections");
+  if (sections.has("model")) {
+    index.model = parse_tensors(sections.at("model").at("tensors"), index);
+  }
+  if (sections.has("optimizer")) {
+    const JsonReader optimizer = sections.at("optimizer");
+    const JsonReader tensors = optimizer.at("tensors");
+    index.optimizer = OptimizerSection{optimizer.at("hyper").at("step").integer(),
+                                       parse_tensors(tensors.at("exp_avg"), index),
+                                       parse_tensors(tensors.at("exp_avg_sq"), index)};
+    check_optimizer(index, source);
+  }
+  if (sections.has("trainer")) {
+    const JsonReader trainer = sections.at("trainer");
+    index.trainer = TrainerSection{parse_file_name(trainer.at("file")),
+                                   trainer.at("size").integer(), parse_crc(trainer.at("checksum"))};
+  }
+  return index;
+}
+
+std::string format_index(const CheckpointIndex& index) {
+  Json files = Json::object();
+  for (const auto& [name, size] : index.files) files[name] = {{"size", size}};
+  Json sections = Json::object();
+  if (index.model) sections["model"] = {{"tensors", tensors_to_json(*index.model)}};
+  if (index.optimizer) {
+    sections["optimizer"] = {{"hyper", {{"step", index.optimizer->step}}},
+                             {"tensors",
+                              {{"exp_avg", tensors_to_json(index.optimizer->exp_avg)},
+                               {"exp_avg_sq", tensors_to_json(index.optimizer->exp_avg_sq)}}}};
+  }
+  if (index.trainer) {
+    sections["trainer"] = {{"file", index.trainer->file},
+                           {"size", index.trainer->size},
+                           {"checksum", format_checksum(index.trainer->crc64)}};
+  }
+  const Json json{{"format", kCheckpointFormat},
+                  {"version", kCheckpointVersion},
+                  {"step", index.step},
+                  {"world_size", index.world_size},
+                  {"run_id", index.run_id},
+                  {"created", index.created},
+                  {"tessera", index.tessera_version},
+                  {"model", index.model_config},
+                  {"files", std::move(files)},
+                  {"sections", std::move(sections)}};
+  return json.dump(1) + "\n";
+}
+
+}  // namespace tessera::io

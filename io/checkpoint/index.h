@@ -1,0 +1,97 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/dtype.h"
+#include "core/base/shape.h"
+#include "io/base/json.h"
+
+namespace tessera::io {
+
+inline constexpr std::string_view kCheckpointFormat = "tessera-checkpoint";
+inline constexpr int kCheckpointVersion = 1;
+inline constexpr int kMaxWorldSize = 99'999;  // a shard's name has five digits
+inline constexpr std::int64_t kMaxIndexBytes = std::int64_t{256} << 20;
+
+/// What of a training run a tensor is. The optimizer section of a checkpoint holds both moments.
+enum class Section { Model, ExpAvg, ExpAvgSq };
+inline constexpr Section kSections[] = {Section::Model, Section::ExpAvg, Section::ExpAvgSq};
+/// "model", "optimizer/exp_avg", "optimizer/exp_avg_sq": also the prefix of names in shards.
+std::string_view section_name(Section section);
+
+/// A block of a tensor. In elements, one value per dim of the tensor.
+struct Box {
+  Shape offsets, shape;
+  friend bool operator==(const Box&, const Box&) = default;
+};
+
+/// A contiguous range of elements, in row-major order, of a box of a tensor, and where it lies.
+struct Chunk {
+  std::string file;             ///< name inside the checkpoint directory
+  std::int64_t byte_begin = 0;  ///< from the start of the file
+  std::int64_t byte_end = 0;
+  std::int64_t begin = 0;  ///< first element, counted inside the box
+  std::int64_t end = 0;
+  std::optional<Box> box;   ///< absent: the whole tensor
+  std::uint64_t crc64 = 0;  ///< of the bytes
+};
+
+struct TensorRecord {
+  DType dtype = DType::F32;
+  Shape shape;
+  std::vector<Chunk> chunks;  ///< by box, then by first element; cover every element exactly once
+};
+using TensorMap = std::map<std::string, TensorRecord>;
+
+struct OptimizerSection {
+  std::int64_t step = 0;  ///< updates made so far, for bias correction
+  TensorMap exp_avg, exp_avg_sq;
+};
+
+struct TrainerSection {
+  std::string file;
+  std::int64_t size = 0;  ///< bytes
+  std::uint64_t crc64 = 0;
+};
+
+/// Content of a checkpoint's index.json; io/FORMAT.md defines it.
+struct CheckpointIndex {
+  std::int64_t step = 0;
+  int world_size = 1;
+  std::string run_id;
+  std::string created;                        ///< UTC, "2026-01-31T12:00:00Z"
+  std::string tessera_version;                ///< of the writer
+  Json model_config;                          ///< the "model" section of the run's configuration
+  std::map<std::string, std::int64_t> files;  ///< shards and their sizes in bytes
+  std::optional<TensorMap> model;
+  std::optional<OptimizerSection> optimizer;
+  std::optional<TrainerSection> trainer;
+
+  /// Null if the checkpoint does not hold that section.
+  const TensorMap* tensors(Section section) const;
+  TensorMap* tensors(Section section);
+};
+
+/// Parses and validates an index completely; touches no other file.
+/// @param source  named in errors
+/// @throws CorruptCheckpoint naming the field, what was expected and what was found
+CheckpointIndex parse_index(std::string_view text, const std::string& source);
+
+/// Text of index.json. parse_index(format_index(i)) is i.
+std::string format_index(const CheckpointIndex& index);
+
+/// Sorts chunks by box, then by first element, and checks that they cover the tensor exactly once.
+/// @param where  named in errors. @throws CorruptCheckpoint on a gap, an overlap, or a chunk
+///               outside its box or the tensor
+void check_coverage(TensorRecord& tensor, const std::string& where);
+
+/// CRC-64 of the tensor's bytes in row-major order, from the checksums of its chunks; empty if a
+/// box other than the whole tensor is among them.
+std::optional<std::uint64_t> tensor_checksum(const TensorRecord& tensor);
+
+}  // namespace tessera::io

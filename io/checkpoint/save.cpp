@@ -1,0 +1,258 @@
+#include "io/checkpoint/save.h"
+
+#include <algorithm>
+#include <chrono>
+#include <ctime>
+
+#include "core/base/error.h"
+#include "io/base/crc64.h"
+#include "io/checkpoint/find.h"
+#include "io/checkpoint/index.h"
+#include "io/checkpoint/shard.h"
+
+namespace tessera::io {
+namespace {
+
+constexpr std::string_view kOk = "ok\n";
+constexpr std::string_view kError = "error\n";
+constexpr const char* kTrainerFile = "trainer.json";
+
+std::string now_utc() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&now, &utc);
+  char text[32];
+  std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &utc);
+  return text;
+}
+
+/// One attempt to save, as one rank sees it.
+class Attempt {
+ public:
+  Attempt(const SaveRequest& request, SaveCoordinator& coordinator)
+      : request_(request),
+        coordinator_(coordinator),
+        name_(checkpoint_name(request.step)),
+        temporary_(request.checkpoints_dir / fmt::format("{}.{}.tmp", name_, request.run_id)) {}
+
+  SaveReport run() {
+    const auto start = std::chrono::steady_clock::now();
+    SaveReport report;
+    report.path = request_.checkpoints_dir / name_;
+    try {
+      const auto terms = agree("begin", [&] { return begin(); });
+      check_terms(terms);
+      const auto parts = agree("written", [&] { return write(report); });
+      const auto total = agree("committed", [&] { return commit(parts); });
+      report.total_bytes = std::stoll(total[0]);
+    } catch (...) {
+      if (request_.rank == 0 && !renamed_) {
+        std::error_code ignored;
+        fs::remove_all(temporary_, ignored);
+      }
+      throw;
+    }
+    report.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return report;
+  }
+
+ private:
+  void pass(std::string_view point) const {
+    if (request_.at_point) request_.at_point(point);
+  }
+
+  // Runs this rank's share of a phase and lets all ranks know how it went. An error here is told,
+  // not thrown, so that no peer waits for a rank that has given up.
+  template <typename Share>
+  std::vector<std::string> agree(const std::string& phase, Share&& share) {
+    std::string mine;
+    try {
+      mine = std::string(kOk) + share();
+    } catch (const std::exception& error) {
+      mine = std::string(kError) + error.what();
+    }
+    auto all = coordinator_.exchange(fmt::format("save/{}/{}", name_, phase), mine);
+    require<InternalError>(all.size() == static_cast<std::size_t>(request_.world_size),
+                           "save of {}: {} answers from {} ranks", name_, all.size(),
+                           request_.world_size);
+    std::string failures;
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      if (all[rank].starts_with(kOk)) {
+        all[rank].erase(0, kOk.size());
+      } else {
+        failures += fmt::format("{}rank {}: {}", failures.empty() ? "" : "; ", rank,
+                                all[rank].substr(std::min(kError.size(), all[rank].size())));
+      }
+    }
+    require<IoError>(failures.empty(),
+                     "checkpoint {} of step {} was not saved: {}; former checkpoints stand",
+                     (request_.checkpoints_dir / name_).string(), request_.step, failures);
+    return all;
+  }
+
+  std::string begin() {
+    const std::string& id = request_.run_id;
+    const bool plain =
+        !id.empty() && id.size() <= 100 && std::all_of(id.begin(), id.end(), [](unsigned char c) {
+          return std::isalnum(c) || c == '.' || c == '_' || c == '-';
+        });
+    require(plain, "run id \"{}\" must be 1 to 100 letters, digits, '.', '_' or '-'", id);
+    require(request_.step >= 0 && request_.world_size >= 1 &&
+                request_.world_size <= kMaxWorldSize && request_.rank >= 0 &&
+                request_.rank < request_.world_size,
+            "step {}, rank {} of {} do not fit", request_.step, request_.rank, request_.world_size);
+    if (request_.rank == 0) {
+      require(request_.model_config.is_object(), "the model's configuration must be an object");
+      make_directory();
+    }
+    return fmt::format("step {}, run {}, world size {}", request_.step, id, request_.world_size);
+  }
+
+  void make_directory() {
+    std::error_code error;
+    fs::create_directories(request_.checkpoints_dir, error);
+    require<IoError>(!error, "cannot make {}: {}", request_.checkpoints_dir.string(),
+                     error.message());
+    remove_leftovers();
+    fs::create_directory(temporary_, error);
+    require<IoError>(!error, "cannot make {}: {}", temporary_.string(), error.message());
+    sync_directory(request_.checkpoints_dir);
+    pass("directory-created");
+  }
+
+  // What earlier attempts of this run, or an interrupted prune, left behind.
+  void remove_leftovers() const {
+    std::error_code error;
+    std::vector<fs::path> leftovers;
+    fs::directory_iterator items(request_.checkpoints_dir, error);
+    for (; !error && items != fs::directory_iterator(); items.increment(error)) {
+      const std::string name = items->path().filename().string();
+      if (name.starts_with("step-") &&
+          (name.ends_with("." + request_.run_id + ".tmp") || name.ends_with(".pruned.tmp"))) {
+        leftovers.push_back(items->path());
+      }
+    }
+    for (const fs::path& path : leftovers) {
+      fs::remove_all(path, error);
+      require<IoError>(!error, "cannot remove {}: {}", path.string(), error.message());
+    }
+  }
+
+  void check_terms(const std::vector<std::string>& terms) const {
+    for (std::size_t rank = 1; rank < terms.size(); ++rank) {
+      require<IoError>(terms[rank] == terms[0],
+                       "checkpoint {} was not saved: rank 0 saves {}, rank {} saves {}", name_,
+                       terms[0], rank, terms[rank]);
+    }
+  }
+
+  std::string write(SaveReport& report) {
+    const Json part = write_shard(request_, temporary_);
+    report.bytes = part.at("size").get<std::int64_t>();
+    if (request_.rank == 0 && !request_.trainer_json.empty()) {
+      write_file_atomically(temporary_ / kTrainerFile, request_.trainer_json);
+      pass("trainer-written");
+    }
+    return part.dump();
+  }
+
+  // Merges what the ranks wrote into one index. The result is parsed again: a set of parts that
+  // does not cover every tensor must not be committed.
+  std::string build_index(const std::vector<std::string>& parts, std::int64_t& total_bytes) const {
+    CheckpointIndex index;
+    index.step = request_.step;
+    index.world_size = request_.world_size;
+    index.run_id = request_.run_id;
+    index.created = now_utc();
+    index.tessera_version = TESSERA_VERSION;
+    index.model_config = request_.model_config;
+    if (!request_.trainer_json.empty()) {
+      index.trainer =
+          TrainerSection{kTrainerFile, static_cast<std::int64_t>(request_.trainer_json.size()),
+                         crc64(request_.trainer_json.data(), request_.trainer_json.size())};
+    }
+    Json merged = Json::object();
+    for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+      const Json part = Json::parse(parts[rank]);
+      const auto size = part.at("size").get<std::int64_t>();
+      total_bytes += size;
+      index.files[shard_name(static_cast<int>(rank), request_.world_size)] = size;
+      for (const auto& [section, tensors] : part.at("sections").items()) {
+        for (const auto& [name, tensor] : tensors.items()) {
+          Json& whole = merged[section][name];
+          if (whole.is_null()) {
+            whole = tensor;
+            continue;
+          }
+          require<CorruptCheckpoint>(
+              whole["dtype"] == tensor["dtype"] && whole["shape"] == tensor["shape"],
+              "rank {} has {}/{} as {}{}, a lower rank as {}{}", rank, section, name,
+              tensor["dtype"].dump(), tensor["shape"].dump(), whole["dtype"].dump(),
+              whole["shape"].dump());
+          for (const Json& chunk : tensor["chunks"]) whole["chunks"].push_back(chunk);
+        }
+      }
+    }
+    const auto take = [&](Section section) {
+      const auto found = merged.find(std::string(section_name(section)));
+      return found == merged.end() ? Json::object() : *found;
+    };
+    Json json = Json::parse(format_index(index));
+    json["sections"]["model"] = {{"tensors", take(Section::Model)}};
+    const Json exp_avg = take(Section::ExpAvg), exp_avg_sq = take(Section::ExpAvgSq);
+    if (!exp_avg.empty() || !exp_avg_sq.empty()) {
+      json["sections"]["optimizer"] = {
+          {"hyper", {{"step", request_.step}}},
+          {"tensors", {{"exp_avg", exp_avg}, {"exp_avg_sq", exp_avg_sq}}}};
+    }
+    return format_index(parse_index(json.dump(), (temporary_ / "index.json").string()));
+  }
+
+  std::string commit(const std::vector<std::string>& parts) {
+    if (request_.rank != 0) return "";
+    std::int64_t total_bytes = 0;
+    const std::string index = build_index(parts, total_bytes);
+    write_file_atomically(temporary_ / "index.json", index);
+    pass("index-written");
+
+    const fs::path target = request_.checkpoints_dir / name_;
+    std::error_code error;
+    const bool replaces = fs::exists(target, error);
+    if (replaces) {
+      exchange_paths(temporary_, target);
+    } else {
+      rename_path(temporary_, target);
+    }
+    renamed_ = true;
+    pass("renamed");
+    sync_directory(request_.checkpoints_dir);
+    pass("committed");
+    if (replaces) fs::remove_all(temporary_, error);
+    try {
+      write_file_atomically(request_.checkpoints_dir / "latest", name_ + "\n");
+    } catch (const IoError&) {
+      // A hint that readers do not rely on; the checkpoint is committed all the same.
+    }
+    pass("latest-written");
+    return std::to_string(total_bytes);
+  }
+
+  const SaveRequest& request_;
+  SaveCoordinator& coordinator_;
+  const std::string name_;
+  const fs::path temporary_;
+  bool renamed_ = false;
+};
+
+}  // namespace
+
+std::vector<std::string> SoloCoordinator::exchange(const std::string&, std::string_view mine) {
+  return {std::string(mine)};
+}
+
+SaveReport save_checkpoint(const SaveRequest& request, SaveCoordinator& coordinator) {
+  return Attempt(request, coordinator).run();
+}
+
+}  // namespace tessera::io

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/dtype.h"
+#include "core/base/shape.h"
+#include "io/base/file.h"
+#include "io/base/json.h"
+
+namespace tessera::io {
+
+/// The part of a tensor that a rank owns: elements [begin, end) of the whole tensor in row-major
+/// order. `data` points at element `begin` and must stay unchanged until save_checkpoint returns.
+/// begin == end only declares the tensor (a rank must do so for tensors without elements).
+struct TensorPart {
+  std::string name;
+  Shape shape;  ///< of the whole tensor
+  DType dtype = DType::F32;
+  std::int64_t begin = 0, end = 0;
+  const void* data = nullptr;
+};
+
+/// What one rank saves. Step, world size and run id must be equal on all ranks.
+struct SaveRequest {
+  fs::path checkpoints_dir;  ///< made if absent
+  std::int64_t step = 0;     ///< updates made so far
+  int rank = 0;
+  int world_size = 1;
+  std::string run_id;  ///< letters, digits, '.', '_', '-'
+  std::vector<TensorPart> model;
+  std::vector<TensorPart> exp_avg, exp_avg_sq;  ///< empty on all ranks: weights only
+  Json model_config;                            ///< "model" section of the configuration; rank 0's
+  std::string trainer_json;                     ///< rank 0's is written; empty: no trainer section
+  /// Called with the name of each labelled point that this rank passes, for fault injection.
+  std::function<void(std::string_view point)> at_point;
+};
+
+/// How the ranks of a save talk to each other; the trainer gives it, over its control channel.
+class SaveCoordinator {
+ public:
+  virtual ~SaveCoordinator() = default;
+  /// Every rank contributes `mine`; returns all contributions by rank. `phase` is the same on all
+  /// ranks and holds the step; it repeats if a step is saved again.
+  /// @throws CommError naming the ranks that did not answer in time
+  virtual std::vector<std::string> exchange(const std::string& phase, std::string_view mine) = 0;
+};
+
+/// For a world of one: returns what it is given.
+class SoloCoordinator : public SaveCoordinator {
+ public:
+  std::vector<std::string> exchange(const std::string& phase, std::string_view mine) override;
+};
+
+struct SaveReport {
+  fs::path path;                 ///< the committed checkpoint
+  std::int64_t bytes = 0;        ///< this rank wrote
+  std::int64_t total_bytes = 0;  ///< of all ranks' shards
+  double seconds = 0;            ///< from call to commit
+};
+
+/// Saves a checkpoint of all ranks. Collective over the coordinator only; no rank sends its weights
+/// anywhere. Each rank writes its shard into `step-N.<run id>.tmp/` and syncs it; when all have,
+/// rank 0 writes the index and commits by one rename. A committed checkpoint of the same step is
+/// replaced in the same single step.
+///
+/// Called by all ranks in the same order. No copy of the data is made.
+/// @throws IoError, the same on all ranks, naming the rank, file and cause if any rank failed; a
+///         CommError of the coordinator. Either way the attempt is removed (if this process still
+///         can) and former checkpoints stand.
+SaveReport save_checkpoint(const SaveRequest& request, SaveCoordinator& coordinator);
+
+}  // namespace tessera::io

@@ -1,0 +1,173 @@
+#include "io/hf/gpt2.h"
+
+#include <map>
+
+#include "core/base/error.h"
+#include "io/base/convert.h"
+
+namespace tessera::io {
+namespace {
+
+constexpr std::string_view kPrefix = "transformer.";
+constexpr double kDefaultEps = 1e-5;
+// Bounds the list of expected tensors that a damaged configuration can ask for.
+constexpr std::int64_t kMaxLayers = 10'000;
+
+double number_or(const Json& json, const char* key, double fallback) {
+  const auto found = json.find(key);
+  return found != json.end() && found->is_number() ? found->get<double>() : fallback;
+}
+
+std::int64_t dimension(const Json& model, const char* key) {
+  const auto found = model.find(key);
+  require(found != model.end() && found->is_number_integer() && *found >= 1 &&
+              *found <= (std::int64_t{1} << 31),
+          "the model section needs \"{}\" as a whole number from 1 to 2^31, found {}", key,
+          found == model.end() ? "nothing" : found->dump());
+  return found->get<std::int64_t>();
+}
+
+void check_arch(const Json& model) {
+  const auto arch = model.find("arch");
+  require(arch != model.end() && *arch == "gpt2",
+          "the model section has arch {}; this export knows \"gpt2\"",
+          arch == model.end() ? "(none)" : arch->dump());
+}
+
+// Refuses a setting that changes what the model computes, unless it has the value we compute with.
+void require_setting(const Json& config, const char* key, const Json& value,
+                     const std::string& source) {
+  const auto found = config.find(key);
+  require<Unsupported>(found == config.end() || *found == value,
+                       "{}: \"{}\" is {}; tessera's GPT-2 is built for {}", source, key,
+                       found == config.end() ? "" : found->dump(), value.dump());
+}
+
+}  // namespace
+
+Json gpt2_config_from_hf(const Json& config, const std::string& source) {
+  const JsonReader root(config, source);
+  const std::string& type = root.at("model_type").string();
+  require<Unsupported>(type == "gpt2", "{}: model_type \"{}\" cannot be imported; known: \"gpt2\"",
+                       source, type);
+  const std::int64_t max = std::int64_t{1} << 31;
+  const std::int64_t width = root.at("n_embd").integer(1, max);
+  const std::int64_t heads = root.at("n_head").integer(1, max);
+  require<CorruptCheckpoint>(width % heads == 0, "{}: n_head {} does not divide n_embd {}", source,
+                             heads, width);
+  if (config.contains("n_inner") && !config["n_inner"].is_null()) {
+    require<Unsupported>(config["n_inner"] == 4 * width,
+                         "{}: n_inner is {}; tessera's GPT-2 has 4 * n_embd = {}", source,
+                         config["n_inner"].dump(), 4 * width);
+  }
+  if (config.contains("activation_function") &&
+      config["activation_function"] != "gelu_pytorch_tanh") {
+    require_setting(config, "activation_function", "gelu_new", source);
+  }
+  require_setting(config, "tie_word_embeddings", true, source);
+  require_setting(config, "scale_attn_weights", true, source);
+  require_setting(config, "scale_attn_by_inverse_layer_idx", false, source);
+  require_setting(config, "add_cross_attention", false, source);
+  return {{"arch", "gpt2"},
+          {"n_layer", root.at("n_layer").integer(1, max)},
+          {"n_head", heads},
+          {"n_embd", width},
+          {"vocab_size", root.at("vocab_size").integer(1, max)},
+          {"seq_len",
+           root.at(config.contains("n_positions") ? "n_positions" : "n_ctx").integer(1, max)},
+          {"layer_norm_eps", number_or(config, "layer_norm_epsilon", kDefaultEps)},
+          {"dropout", number_or(config, "resid_pdrop", 0.1)}};
+}
+
+Json gpt2_config_to_hf(const Json& model, DType dtype) {
+  check_arch(model);
+  const std::string torch_dtype = dtype == DType::BF16  ? "bfloat16"
+                                  : dtype == DType::F16 ? "float16"
+                                                        : "float32";
+  const double dropout = number_or(model, "dropout", 0);
+  const std::int64_t vocab = dimension(model, "vocab_size");
+  // GPT-2's <|endoftext|>; a smaller vocabulary has no token of that meaning.
+  constexpr std::int64_t kEndOfText = 50256;
+  const Json special = vocab > kEndOfText ? Json(kEndOfText) : Json(nullptr);
+  return {{"architectures", {"GPT2LMHeadModel"}},
+          {"model_type", "gpt2"},
+          {"vocab_size", vocab},
+          {"n_positions", dimension(model, "seq_len")},
+          {"n_ctx", dimension(model, "seq_len")},
+          {"n_embd", dimension(model, "n_embd")},
+          {"n_layer", dimension(model, "n_layer")},
+          {"n_head", dimension(model, "n_head")},
+          {"n_inner", nullptr},
+          {"activation_function", "gelu_new"},
+          {"layer_norm_epsilon", number_or(model, "layer_norm_eps", kDefaultEps)},
+          {"resid_pdrop", dropout},
+          {"embd_pdrop", dropout},
+          {"attn_pdrop", dropout},
+          {"bos_token_id", special},
+          {"eos_token_id", special},
+          {"tie_word_embeddings", true},
+          {"dtype", torch_dtype},
+          {"torch_dtype", torch_dtype}};
+}
+
+std::vector<TensorInfo> gpt2_tensors(const Json& model) {
+  check_arch(model);
+  const std::int64_t width = dimension(model, "n_embd");
+  std::vector<TensorInfo> tensors{
+      {"wte.weight", {dimension(model, "vocab_size"), width}, DType::F32},
+      {"wpe.weight", {dimension(model, "seq_len"), width}, DType::F32}};
+  const auto add = [&](const std::string& name, const Shape& weight, std::int64_t bias) {
+    tensors.push_back({name + ".weight", weight, DType::F32});
+    tensors.push_back({name + ".bias", {bias}, DType::F32});
+  };
+  const std::int64_t layers = dimension(model, "n_layer");
+  require(layers <= kMaxLayers, "n_layer is {}; at most {} are accepted", layers, kMaxLayers);
+  for (std::int64_t layer = 0; layer < layers; ++layer) {
+    const std::string block = fmt::format("h.{}.", layer);
+    add(block + "ln_1", {width}, width);
+    add(block + "attn.c_attn", {width, 3 * width}, 3 * width);
+    add(block + "attn.c_proj", {width, width}, width);
+    add(block + "ln_2", {width}, width);
+    add(block + "mlp.c_fc", {width, 4 * width}, 4 * width);
+    add(block + "mlp.c_proj", {4 * width, width}, width);
+  }
+  add("ln_f", {width}, width);
+  return tensors;
+}
+
+std::string gpt2_name_to_hf(const std::string& name) { return std::string(kPrefix) + name; }
+
+std::string gpt2_name_from_hf(const std::string& name) {
+  const std::string ours = name.starts_with(kPrefix) ? name.substr(kPrefix.size()) : name;
+  if (ours.ends_with(".attn.bias") || ours.ends_with(".attn.masked_bias")) return "";
+  return ours;
+}
+
+void match_tensors(const std::vector<TensorInfo>& expected, const std::vector<TensorInfo>& found,
+                   const std::string& source) {
+  std::map<std::string, const TensorInfo*> left;
+  for (const TensorInfo& tensor : found) left[tensor.name] = &tensor;
+  std::string problems;
+  for (const TensorInfo& tensor : expected) {
+    const auto match = left.find(tensor.name);
+    if (match == left.end()) {
+      problems += fmt::format("\n  missing: {} {}", tensor.name, tensor.shape);
+      continue;
+    }
+    if (match->second->shape != tensor.shape) {
+      problems += fmt::format("\n  shape: {} is {}, expected {}", tensor.name, match->second->shape,
+                              tensor.shape);
+    } else if (!can_convert(match->second->dtype, DType::F32)) {
+      problems += fmt::format("\n  dtype: {} is {}, expected f32, bf16 or f16", tensor.name,
+                              match->second->dtype);
+    }
+    left.erase(match);
+  }
+  for (const auto& [name, tensor] : left) {
+    problems += fmt::format("\n  unexpected: {} {}", name, tensor->shape);
+  }
+  require(problems.empty(), "the tensors of {} are not those of its model configuration:{}", source,
+          problems);
+}
+
+}  // namespace tessera::io

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/dtype.h"
+#include "core/base/shape.h"
+#include "io/base/file.h"
+
+namespace tessera::io {
+
+/// Longest JSON header that is read or written, in bytes.
+inline constexpr std::int64_t kMaxSafetensorsHeader = 100'000'000;
+/// Longest tensor name, in bytes.
+inline constexpr std::size_t kMaxTensorName = 4096;
+
+/// One tensor of a safetensors file.
+struct SafetensorsEntry {
+  std::string name;
+  std::string stored_dtype;    ///< as in the file: "F32", "F8_E4M3"
+  std::optional<DType> dtype;  ///< empty if tessera has no such dtype: listed, but not readable
+  Shape shape;
+  std::int64_t begin = 0;  ///< first byte, counted from the start of the file
+  std::int64_t end = 0;    ///< one past the last byte
+};
+
+struct SafetensorsHeader {
+  std::map<std::string, std::string> metadata;  ///< `__metadata__`
+  std::vector<SafetensorsEntry> tensors;        ///< in order of their bytes in the file
+  std::int64_t file_size = 0;                   ///< bytes
+
+  /// Null if there is no such tensor.
+  const SafetensorsEntry* find(const std::string& name) const;
+};
+
+/// Reads and validates the header of a safetensors file: what it accepts describes every byte of
+/// the file exactly once. Data is not read.
+/// @throws CorruptCheckpoint naming the file, the tensor, and the values that do not fit
+SafetensorsHeader read_safetensors_header(const File& file);
+
+}  // namespace tessera::io
