@@ -1,0 +1,89 @@
+#include "comm/bootstrap.h"
+
+#include <algorithm>
+
+#include "comm/control/memory_store.h"
+#include "comm/control/tcp_store.h"
+#include "comm/gloo.h"
+#include "comm/single.h"
+
+namespace tessera::comm {
+namespace {
+
+constexpr std::chrono::milliseconds kDrain{2000};
+
+// The store of a run whose rank 0 serves it: this rank must leave last.
+class ServedStore final : public Store {
+ public:
+  ServedStore(std::unique_ptr<TcpStoreServer> server, std::chrono::milliseconds deadline,
+              const std::string& run_id)
+      : server_(std::move(server)),
+        client_(std::make_unique<TcpStore>(server_->host(), server_->port(), run_id, deadline)) {}
+  ~ServedStore() override {
+    client_.reset();
+    server_->drain(kDrain);
+  }
+  void set(const std::string& key, std::string_view value) override { client_->set(key, value); }
+  std::string get(const std::string& key, std::chrono::milliseconds deadline) override {
+    return client_->get(key, deadline);
+  }
+  bool has(const std::string& key) override { return client_->has(key); }
+
+ private:
+  std::unique_ptr<TcpStoreServer> server_;
+  std::unique_ptr<TcpStore> client_;
+};
+
+std::unique_ptr<TcpStoreServer> serve(const LaunchEnvironment& env) {
+  for (int i = 0;; ++i) {
+    TcpStoreServerOptions options;
+    options.host = env.address;
+    options.port = static_cast<std::uint16_t>(env.port + i);
+    options.run_id = env.run_id;
+    try {
+      return std::make_unique<TcpStoreServer>(std::move(options));
+    } catch (const CommError&) {
+      if (i + 1 >= env.ports) throw;
+    }
+  }
+}
+
+}  // namespace
+
+RankGroup bootstrap(const LaunchEnvironment& env, const BootstrapOptions& options) {
+  require<Unsupported>(options.backend != "nccl",
+                       "comm.backend=nccl is not in this build, which runs on the CPU; use "
+                       "comm.backend=gloo or auto");
+  require(options.backend == "auto" || options.backend == "gloo",
+          "comm.backend: expected auto, gloo or nccl, got '{}'", options.backend);
+
+  RankGroup group;
+  const Hello hello = make_hello(env.rank, env.world_size, env.run_id, options.fingerprint);
+  if (env.world_size == 1) {
+    group.store = std::make_shared<MemoryStore>();
+    group.communicator = make_single_communicator();
+    group.ranks = {hello};
+    return group;
+  }
+
+  const auto end = std::chrono::steady_clock::now() + options.init_timeout;
+  const auto left = [&] { return std::chrono::milliseconds(milliseconds_until(end)); };
+  if (env.rank_zero_serves && env.rank == 0) {
+    group.store = std::make_shared<ServedStore>(serve(env), left(), env.run_id);
+  } else {
+    group.store = std::make_shared<TcpStore>(env.address, env.port, env.run_id, left(), env.ports);
+  }
+  group.ranks = rendezvous(*group.store, hello, left());
+
+  GlooOptions gloo;
+  gloo.communicator = options.communicator;
+  gloo.connect_timeout = std::max(left(), std::chrono::milliseconds(1000));
+  const bool one_host = std::all_of(group.ranks.begin(), group.ranks.end(),
+                                    [&](const Hello& h) { return h.host == hello.host; });
+  if (!one_host) gloo.address = hello.host;
+  for (const Hello& h : group.ranks) gloo.processes.push_back(h.process());
+  group.communicator = make_gloo_communicator(group.store, env.rank, env.world_size, gloo);
+  return group;
+}
+
+}  // namespace tessera::comm

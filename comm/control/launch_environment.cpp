@@ -1,0 +1,280 @@
+#include "comm/control/launch_environment.h"
+
+#include <unistd.h>
+
+#include <charconv>
+#include <cstdint>
+#include <string_view>
+
+#include "core/base/error.h"
+
+extern char** environ;
+
+namespace tessera::comm {
+namespace {
+
+// Ports that rank 0 may try if the first is taken.
+constexpr int kPortsToTry = 16;
+
+template <typename Int>
+Int parse(std::string_view name, std::string_view text, Int low, Int high) {
+  Int value{};
+  const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
+  require(result.ec == std::errc() && result.ptr == text.data() + text.size() && value >= low &&
+              value <= high,
+          "{}: expected an integer from {} to {}, got '{}'", name, low, high, text);
+  return value;
+}
+
+class Reader {
+ public:
+  Reader(const Variables& variables, Launcher launcher)
+      : variables_(variables), launcher_(launcher) {}
+
+  bool has(std::string_view name) const { return variables_.find(name) != variables_.end(); }
+  std::string text(std::string_view name, std::string_view otherwise) const {
+    const auto found = variables_.find(name);
+    return found == variables_.end() ? std::string(otherwise) : found->second;
+  }
+  std::string text(std::string_view name) const {
+    require(has(name),
+            "this process looks as if {} had started it, but the variable {} is not set; set it, "
+            "or unset the others",
+            launcher_name(launcher_), name);
+    return variables_.find(name)->second;
+  }
+  int number(std::string_view name) const { return parse(name, text(name), 0, 1'000'000); }
+  int number(std::string_view name, int otherwise) const {
+    return has(name) ? number(name) : otherwise;
+  }
+
+ private:
+  const Variables& variables_;
+  const Launcher launcher_;
+};
+
+void set_endpoint(LaunchEnvironment& env, std::string_view name, std::string_view endpoint) {
+  const std::size_t colon = endpoint.rfind(':');
+  require(colon != endpoint.npos && colon > 0, "{}: expected host:port, got '{}'", name, endpoint);
+  std::string_view host = endpoint.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);  // an IPv6 address
+  }
+  env.address = host;
+  env.port = parse<std::uint16_t>(name, endpoint.substr(colon + 1), 1, 65535);
+}
+
+// A port that all ranks of a job compute alike and other jobs rarely do, outside the ephemeral
+// range.
+std::uint16_t port_of_job(std::string_view job) {
+  std::uint32_t hash = 2166136261U;  // FNV-1a
+  for (const char c : job) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619U;
+  return static_cast<std::uint16_t>(20000 + hash % 10000);
+}
+
+// For launchers that say who we are, not where to meet.
+void find_meeting_point(LaunchEnvironment& env, const Reader& reader) {
+  if (env.world_size == 1) return;
+  if (reader.has("TESSERA_RENDEZVOUS")) {
+    set_endpoint(env, "TESSERA_RENDEZVOUS", reader.text("TESSERA_RENDEZVOUS"));
+    return;
+  }
+  env.ports = kPortsToTry;
+  if (reader.has("MASTER_ADDR")) {
+    env.address = reader.text("MASTER_ADDR");
+    env.port = reader.has("MASTER_PORT")
+                   ? parse<std::uint16_t>("MASTER_PORT", reader.text("MASTER_PORT"), 1, 65000)
+                   : port_of_job(env.run_id);
+    return;
+  }
+  env.port = port_of_job(env.run_id);
+  if (env.launcher == Launcher::Srun && reader.has("SLURM_JOB_NODELIST")) {
+    env.address = first_slurm_host(reader.text("SLURM_JOB_NODELIST"));
+    return;
+  }
+  require(env.local_world_size == env.world_size,
+          "{} started {} of {} ranks on this host and does not say where rank 0 is; set "
+          "TESSERA_RENDEZVOUS=host:port to an address of rank 0's host on all ranks",
+          launcher_name(env.launcher), env.local_world_size, env.world_size);
+  env.address = "127.0.0.1";
+}
+
+void check_ranks(const LaunchEnvironment& env) {
+  require(env.world_size >= 1 && env.rank < env.world_size && env.rank >= 0,
+          "{}: rank {} is out of range for world size {}: ranks count from 0",
+          launcher_name(env.launcher), env.rank, env.world_size);
+  require(env.local_rank >= 0 && env.local_rank < env.local_world_size &&
+              env.local_world_size <= env.world_size,
+          "{}: local rank {} does not fit {} ranks on this host, of {} in all",
+          launcher_name(env.launcher), env.local_rank, env.local_world_size, env.world_size);
+}
+
+LaunchEnvironment from_flags(const LaunchFlags& flags, const Reader& reader) {
+  LaunchEnvironment env;
+  env.launcher = Launcher::Flags;
+  require(flags.rank.has_value(), "--rank is missing; --rank and --world-size go together");
+  require(flags.world_size.has_value(),
+          "--world-size is missing; --rank and --world-size go together");
+  env.rank = *flags.rank;
+  env.world_size = *flags.world_size;
+  require(!flags.rendezvous.empty() || env.world_size == 1,
+          "--rdzv host:port is missing: where the {} ranks meet, an address of rank 0's host",
+          env.world_size);
+  if (!flags.rendezvous.empty()) set_endpoint(env, "--rdzv", flags.rendezvous);
+  env.local_rank = flags.local_rank.value_or(env.rank);
+  // How many share this host is not told; nobody else knows better than the rank's number.
+  env.local_world_size = std::max(env.local_rank + 1, flags.local_rank ? 1 : env.world_size);
+  env.run_id = reader.text("TESSERA_RUN_ID", flags.rendezvous);
+  return env;
+}
+
+LaunchEnvironment from_torchrun(const Reader& reader) {
+  LaunchEnvironment env;
+  env.launcher = reader.has("TESSERA_RENDEZVOUS") && reader.has("TESSERA_RUN_ID") &&
+                         !reader.has("TORCHELASTIC_RUN_ID")
+                     ? Launcher::Tessera
+                     : Launcher::Torchrun;
+  env.rank = reader.number("RANK");
+  env.world_size = reader.number("WORLD_SIZE");
+  env.local_rank = reader.number("LOCAL_RANK");
+  env.local_world_size = reader.number("LOCAL_WORLD_SIZE");
+  if (env.launcher == Launcher::Tessera) {
+    set_endpoint(env, "TESSERA_RENDEZVOUS", reader.text("TESSERA_RENDEZVOUS"));
+    env.run_id = reader.text("TESSERA_RUN_ID");
+    env.rank_zero_serves = false;
+    return env;
+  }
+  env.run_id = reader.text("TORCHELASTIC_RUN_ID", "torchrun") + "." +
+               reader.text("TORCHELASTIC_RESTART_COUNT", "0");
+  if (reader.has("TESSERA_RENDEZVOUS")) {
+    set_endpoint(env, "TESSERA_RENDEZVOUS", reader.text("TESSERA_RENDEZVOUS"));
+    return env;
+  }
+  env.address = reader.text("MASTER_ADDR");
+  const auto taken =
+      parse<std::uint16_t>("MASTER_PORT", reader.text("MASTER_PORT"), 1, 65535 - kPortsToTry);
+  env.port = static_cast<std::uint16_t>(taken + 1);
+  env.ports = kPortsToTry;
+  return env;
+}
+
+LaunchEnvironment from_open_mpi(const Reader& reader) {
+  LaunchEnvironment env;
+  env.launcher = Launcher::OpenMpi;
+  env.rank = reader.number("OMPI_COMM_WORLD_RANK");
+  env.world_size = reader.number("OMPI_COMM_WORLD_SIZE");
+  env.local_rank = reader.number("OMPI_COMM_WORLD_LOCAL_RANK");
+  env.local_world_size = reader.number("OMPI_COMM_WORLD_LOCAL_SIZE");
+  env.run_id =
+      reader.text("TESSERA_RUN_ID",
+                  reader.text("PMIX_NAMESPACE", reader.text("OMPI_MCA_ess_base_jobid", "mpirun")));
+  find_meeting_point(env, reader);
+  return env;
+}
+
+LaunchEnvironment from_mpich(const Reader& reader) {
+  LaunchEnvironment env;
+  env.launcher = Launcher::Mpich;
+  env.rank = reader.number("PMI_RANK");
+  env.world_size = reader.number("PMI_SIZE");
+  env.local_rank = reader.number("MPI_LOCALRANKID");
+  env.local_world_size = reader.number("MPI_LOCALNRANKS");
+  env.run_id = reader.text("TESSERA_RUN_ID", reader.text("PMI_KVS", "mpiexec"));
+  find_meeting_point(env, reader);
+  return env;
+}
+
+LaunchEnvironment from_srun(const Reader& reader) {
+  LaunchEnvironment env;
+  env.launcher = Launcher::Srun;
+  env.rank = reader.number("SLURM_PROCID");
+  env.world_size = reader.number("SLURM_NTASKS");
+  env.local_rank = reader.number("SLURM_LOCALID");
+  const bool one_node = reader.number("SLURM_STEP_NUM_NODES", 1) == 1;
+  env.local_world_size = one_node ? env.world_size : env.local_rank + 1;
+  // "2(x3),1": the counts of each node; ours is known if all are equal.
+  const std::string tasks = reader.text("SLURM_STEP_TASKS_PER_NODE", "");
+  if (!tasks.empty() && tasks.find(',') == tasks.npos) {
+    env.local_world_size = parse("SLURM_STEP_TASKS_PER_NODE",
+                                 std::string_view(tasks).substr(0, tasks.find('(')), 1, 1'000'000);
+  }
+  env.run_id = reader.text(
+      "TESSERA_RUN_ID", reader.text("SLURM_JOB_ID", "srun") + "." + reader.text("SLURM_STEP_ID"));
+  find_meeting_point(env, reader);
+  return env;
+}
+
+}  // namespace
+
+std::string launcher_name(Launcher launcher) {
+  switch (launcher) {
+    case Launcher::None:
+      return "none";
+    case Launcher::Flags:
+      return "flags";
+    case Launcher::Tessera:
+      return "tessera --nproc";
+    case Launcher::Torchrun:
+      return "torchrun";
+    case Launcher::OpenMpi:
+      return "Open MPI";
+    case Launcher::Mpich:
+      return "MPICH";
+    case Launcher::Srun:
+      return "srun";
+  }
+  return "unknown";
+}
+
+std::string LaunchEnvironment::describe() const {
+  std::string text = fmt::format("rank {} of {} (local {} of {}), launcher: {}", rank, world_size,
+                                 local_rank, local_world_size, launcher_name(launcher));
+  if (!address.empty()) text += fmt::format(", rendezvous at {}:{}", address, port);
+  return text;
+}
+
+Variables process_environment() {
+  Variables variables;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    const std::size_t equal = text.find('=');
+    if (equal != text.npos) variables.emplace(text.substr(0, equal), text.substr(equal + 1));
+  }
+  return variables;
+}
+
+LaunchEnvironment detect_launch(const Variables& variables, const LaunchFlags& flags) {
+  const auto has = [&](std::string_view name) { return variables.find(name) != variables.end(); };
+  const auto reader = [&](Launcher launcher) { return Reader(variables, launcher); };
+  LaunchEnvironment env;
+  if (flags.rank || flags.world_size || flags.local_rank || !flags.rendezvous.empty()) {
+    env = from_flags(flags, reader(Launcher::Flags));
+  } else if (has("RANK") || has("WORLD_SIZE") || has("LOCAL_RANK")) {
+    env = from_torchrun(reader(Launcher::Torchrun));
+  } else if (has("OMPI_COMM_WORLD_RANK") || has("OMPI_COMM_WORLD_SIZE")) {
+    env = from_open_mpi(reader(Launcher::OpenMpi));
+  } else if (has("PMI_RANK") || has("PMI_SIZE")) {
+    env = from_mpich(reader(Launcher::Mpich));
+  } else if (has("SLURM_STEP_ID") && has("SLURM_PROCID")) {
+    // A batch shell has the variables too, without a step.
+    env = from_srun(reader(Launcher::Srun));
+  }
+  check_ranks(env);
+  return env;
+}
+
+std::string first_slurm_host(std::string_view nodelist) {
+  const std::size_t bracket = nodelist.find('[');
+  const std::size_t comma = nodelist.find(',');
+  if (bracket == nodelist.npos || comma < bracket) {
+    const std::string_view host = nodelist.substr(0, comma);
+    require(!host.empty(), "SLURM_JOB_NODELIST: expected a list of hosts, got '{}'", nodelist);
+    return std::string(host);
+  }
+  const std::string_view inside = nodelist.substr(bracket + 1);
+  const std::size_t end = inside.find_first_of(",-]");
+  require(end != inside.npos && end > 0, "SLURM_JOB_NODELIST: cannot read '{}'", nodelist);
+  return std::string(nodelist.substr(0, bracket)) + std::string(inside.substr(0, end));
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+
+namespace tessera::comm {
+
+enum class Launcher { None, Flags, Tessera, Torchrun, OpenMpi, Mpich, Srun };
+/// "none", "flags", "tessera --nproc", "torchrun", "Open MPI", "MPICH", "srun"
+std::string launcher_name(Launcher launcher);
+
+/// --rank, --world-size, --local-rank, --rdzv host:port; all or none but local rank.
+struct LaunchFlags {
+  std::optional<int> rank, world_size, local_rank;
+  std::string rendezvous;
+};
+
+/// Who this process is among the ranks of its run, and where they meet.
+struct LaunchEnvironment {
+  Launcher launcher = Launcher::None;
+  int rank = 0;
+  int world_size = 1;
+  int local_rank = 0;
+  int local_world_size = 1;
+  /// Where the store is, or will be; empty for one rank.
+  std::string address;
+  std::uint16_t port = 0;
+  /// Number of ports from `port` on that rank 0 may take, the first that is free.
+  int ports = 1;
+  /// Tells the runs on one host apart.
+  std::string run_id;
+  /// True if rank 0 serves the store; false if the launcher does.
+  bool rank_zero_serves = true;
+
+  /// "rank 2 of 4 (local 0 of 2), started by torchrun, rendezvous at 10.0.0.1:29501"
+  std::string describe() const;
+};
+
+using Variables = std::map<std::string, std::string, std::less<>>;
+/// The environment of this process.
+Variables process_environment();
+
+/// Finds out who started this process, from flags first, then the variables of our own launcher,
+/// torchrun, Open MPI, MPICH and srun, in this order. Pure.
+///
+/// The store's address: --rdzv; TESSERA_RENDEZVOUS (host:port) under any launcher; torchrun's
+/// MASTER_ADDR and the ports after MASTER_PORT, which is taken by torchrun itself; else MASTER_ADDR
+/// and MASTER_PORT; else the first host of SLURM_JOB_NODELIST or, if all ranks are local, loopback,
+/// with a port made from the job's id.
+/// @throws InvalidArgument naming the variable that is missing or malformed
+LaunchEnvironment detect_launch(const Variables& variables, const LaunchFlags& flags = {});
+
+/// First host of a Slurm node list: "node[03-05,7],x1" gives "node03".
+std::string first_slurm_host(std::string_view nodelist);
+
+}  // namespace tessera::comm

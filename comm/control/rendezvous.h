@@ -1,0 +1,36 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "comm/control/store.h"
+
+namespace tessera::comm {
+
+/// How a process introduces itself to the other ranks.
+struct Hello {
+  int rank = 0;
+  int world_size = 1;
+  std::string host;
+  int pid = 0;
+  std::string run_id;
+  /// What must be equal on all ranks: build and configuration, best as lines "key = value", so that
+  /// the error can name the line that differs.
+  std::string fingerprint;
+
+  /// "host, pid 12"
+  std::string process() const { return host + ", pid " + std::to_string(pid); }
+};
+
+/// This process on this host.
+Hello make_hello(int rank, int world_size, std::string run_id, std::string fingerprint);
+
+/// All ranks meet and compare who they are; returns the hellos by rank. Every rank that called ends
+/// with the same result or the same error.
+///
+/// @throws InvalidArgument if this rank is not in [0, world_size)
+/// @throws CommError Timeout: "rendezvous: 3 of 4 ranks arrived within 30 s, missing: rank 2";
+/// Mismatch: a rank taken twice, another world size, run or fingerprint, with both values
+std::vector<Hello> rendezvous(Store& store, const Hello& hello, std::chrono::milliseconds deadline);
+
+}  // namespace tessera::comm

@@ -1,0 +1,146 @@
+#include "comm/control/socket.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
+#include "core/base/error.h"
+
+namespace tessera::comm {
+namespace {
+
+using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+AddressList resolve(const std::string& host, std::uint16_t port, bool passive) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV | (passive ? AI_PASSIVE : 0);
+  addrinfo* found = nullptr;
+  const int rc = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (rc != 0) {
+    throw CommError(CommFailure::Aborted, {}, "host '{}' has no address: {}", host,
+                    gai_strerror(rc));
+  }
+  return AddressList(found, freeaddrinfo);
+}
+
+std::uint32_t read_u32(std::string_view bytes) {
+  std::uint32_t value = 0;
+  for (std::size_t i = 0; i < 4; ++i) {
+    value |= static_cast<std::uint32_t>(static_cast<unsigned char>(bytes[i])) << (8 * i);
+  }
+  return value;
+}
+
+void append_u32(std::string& out, std::size_t value) {
+  for (int i = 0; i < 4; ++i) out += static_cast<char>((value >> (8 * i)) & 0xff);
+}
+
+}  // namespace
+
+FileDescriptor::~FileDescriptor() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+int milliseconds_until(Deadline deadline) {
+  const auto left =
+      std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+  return static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 1'000'000));
+}
+
+FileDescriptor listen_on(const std::string& host, std::uint16_t port, int backlog) {
+  const AddressList list = resolve(host, port, true);
+  int error = 0;
+  for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {
+    FileDescriptor fd(::socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    const int on = 1;
+    if (fd && ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
+        ::bind(fd.get(), a->ai_addr, a->ai_addrlen) == 0 && ::listen(fd.get(), backlog) == 0) {
+      return fd;
+    }
+    error = errno;
+  }
+  throw CommError(CommFailure::Aborted, {}, "cannot listen on {}:{}: {}", host, port,
+                  std::strerror(error));
+}
+
+std::uint16_t bound_port(int fd) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof(address);
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
+    throw CommError(CommFailure::Aborted, {}, "getsockname failed: {}", std::strerror(errno));
+  }
+  if (address.ss_family == AF_INET6) {
+    return ntohs(reinterpret_cast<const sockaddr_in6*>(&address)->sin6_port);
+  }
+  return ntohs(reinterpret_cast<const sockaddr_in*>(&address)->sin_port);
+}
+
+FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline deadline) {
+  const AddressList list = resolve(host, port, false);
+  for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {
+    FileDescriptor fd(::socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!fd) continue;
+    if (::connect(fd.get(), a->ai_addr, a->ai_addrlen) != 0) {
+      if (errno != EINPROGRESS) continue;
+      pollfd waiting{fd.get(), POLLOUT, 0};
+      int error = 0;
+      socklen_t length = sizeof(error);
+      if (::poll(&waiting, 1, milliseconds_until(deadline)) <= 0 ||
+          ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0 || error != 0) {
+        continue;
+      }
+    }
+    const int on = 1;
+    ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    return fd;
+  }
+  return {};
+}
+
+std::string Message::encode() const {
+  std::size_t length = 1;
+  for (const std::string& field : fields) length += 4 + field.size();
+  require(length <= kMaxFrame, "a store message of {} bytes is over the limit of {}", length,
+          kMaxFrame);
+  std::string frame;
+  append_u32(frame, length);
+  frame += static_cast<char>(type);
+  for (const std::string& field : fields) {
+    append_u32(frame, field.size());
+    frame += field;
+  }
+  return frame;
+}
+
+bool Message::decode(std::string_view body, Message& out) {
+  out = {};
+  if (body.empty()) return false;
+  out.type = static_cast<std::uint8_t>(body[0]);
+  body.remove_prefix(1);
+  while (!body.empty()) {
+    if (body.size() < 4) return false;
+    const std::uint32_t length = read_u32(body);
+    body.remove_prefix(4);
+    if (length > body.size()) return false;
+    out.fields.emplace_back(body.substr(0, length));
+    body.remove_prefix(length);
+  }
+  return true;
+}
+
+std::size_t frame_size(std::string_view buffer) {
+  return buffer.size() < 4 ? 0 : std::size_t{4} + read_u32(buffer);
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace tessera::comm {
+
+/// Owner of a file descriptor.
+class FileDescriptor {
+ public:
+  FileDescriptor() = default;
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~FileDescriptor();
+  int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+
+ private:
+  int fd_ = -1;
+};
+
+using Deadline = std::chrono::steady_clock::time_point;
+/// Milliseconds until then, for poll(): at least 0.
+int milliseconds_until(Deadline deadline);
+
+/// A listening, non-blocking TCP socket. Port 0: any free one.
+/// @throws CommError(Aborted) with the address and the system's reason, EADDRINUSE included
+FileDescriptor listen_on(const std::string& host, std::uint16_t port, int backlog);
+/// The port that a socket is bound to.
+std::uint16_t bound_port(int fd);
+/// A connected, non-blocking TCP socket; empty if nobody answers by then.
+/// @throws CommError(Aborted) if the host name can't be resolved
+FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline deadline);
+
+/// Length-prefixed messages of the store: u32 length, then that many bytes: one byte that says what
+/// it is, then fields, each a u32 length and bytes. All little-endian.
+struct Message {
+  std::uint8_t type = 0;
+  std::vector<std::string> fields;
+
+  std::string encode() const;
+  /// From a frame's body. @return false if malformed
+  static bool decode(std::string_view body, Message& out);
+};
+inline constexpr std::size_t kMaxFrame = 1 << 20;
+/// Bytes of the frame at the front of `buffer`, its length word included, or 0 if that is not
+/// there yet.
+std::size_t frame_size(std::string_view buffer);
+
+}  // namespace tessera::comm
