@@ -17,9 +17,9 @@ std::vector<std::string> expand_globs(const std::vector<std::string>& patterns);
 bool is_token_file(const std::string& path);
 
 struct DatasetOptions {
-  std::vector<std::string> train;   ///< files or globs: all token files, or all text
-  std::vector<std::string> val;     ///< the same; empty: split off the training text
-  std::string tokenizer = "bytes";  ///< for text: "bytes", "chars", or a tokenizer file
+  std::vector<std::string> train = {};  ///< files or globs: all token files, or all text
+  std::vector<std::string> val = {};    ///< the same; empty: split off the training text
+  std::string tokenizer = "bytes";      ///< for text: "bytes", "chars", or a tokenizer file
   /// Part at the end of a training text kept for validation, in [0, 1), if val is empty. Measured
   /// in characters for chars, in bytes for bytes. Token files are never split.
   double val_fraction = 0.1;
