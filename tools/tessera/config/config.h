@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -57,10 +58,11 @@ struct Config {
     std::string mode = "full";
   } shard;
   struct Checkpoint {
-    std::int64_t every = 500;  ///< steps; 0: only at the end
+    std::int64_t every = 500;  ///< steps, and at the end; 0: none at all
     std::int64_t keep = 3;     ///< newest committed ones; 0: all
     std::string what = "all";
     std::string resume = "auto";
+    double timeout = 600;  ///< seconds that the ranks of a save wait for each other
   } checkpoint;
   struct Comm {
     std::string backend = "auto";
@@ -70,6 +72,9 @@ struct Config {
   struct Run {
     std::string out = "runs/default";
   } run;
+
+  /// Keys that a file, the environment or a flag has set.
+  std::set<std::string, std::less<>> given;
 
   /// Checks what no field can check alone, replaces micro_batch 0, and must be called before the
   /// rest is used.

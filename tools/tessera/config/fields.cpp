@@ -66,8 +66,8 @@ std::vector<Field> make_fields() {
            {"none", "block"}),
       integer("train.eval_every", REF(train.eval_every), 0, 1e15,
               "steps between evaluations; 0: only at the end"),
-      integer("train.eval_batches", REF(train.eval_batches), 1, kBig,
-              "global batches per evaluation"),
+      integer("train.eval_batches", REF(train.eval_batches), 0, kBig,
+              "global batches per evaluation; 0: all validation data"),
       integer("train.threads", REF(train.threads), 0, 4096,
               "CPU threads per rank; 0: the processors divided by the ranks of this host"),
       integer("train.log_every", REF(train.log_every), 1, 1e15,
@@ -94,13 +94,15 @@ std::vector<Field> make_fields() {
            {"full", "optimizer", "gradients", "hybrid", "none"}),
 
       integer("checkpoint.every", REF(checkpoint.every), 0, 1e15,
-              "steps between checkpoints; 0: only at the end"),
+              "steps between checkpoints, one more at the end; 0: none"),
       integer("checkpoint.keep", REF(checkpoint.keep), 0, kBig,
               "newest checkpoints that stay; 0: all"),
       text("checkpoint.what", REF(checkpoint.what), "model: weights only, which cannot be resumed",
            {"all", "model"}),
       text("checkpoint.resume", REF(checkpoint.resume),
            "auto: from the run's newest checkpoint if it has one; never; or a path"),
+      number("checkpoint.timeout", REF(checkpoint.timeout), 0, 1e6,
+             "seconds that the ranks of a save wait for each other", positive),
 
       text("comm.backend", REF(comm.backend), "how ranks talk", {"auto", "nccl", "gloo"}),
       number("comm.init_timeout", REF(comm.init_timeout), 0, 1e6,
@@ -293,6 +295,7 @@ std::string_view nearest_key(std::string_view key) {
 void set_field(Config& config, const Field& field, const FieldValue& value,
                std::string_view where) {
   std::visit([&](auto* target) { assign(*target, field, value, where); }, field.ref(config));
+  config.given.emplace(field.key);
 }
 
 std::string config_help() {
