@@ -1,0 +1,104 @@
+#include "kernels/dropout.h"
+
+#include "tests/kernels/kernel_support.h"
+
+namespace tessera::test {
+namespace {
+
+const RngKey kKey = RngKey::make(42, RngPurpose::Dropout, 3, 1);
+
+bool kept(std::uint64_t element, float p) { return uniform_from_bits(kKey.word(element)) >= p; }
+
+TEST_CASE("dropout keeps what its stream says and scales it") {
+  for_each_cpu_context([](Context& context) {
+    for (const DType dtype : kComputingDTypes) {
+      for (const bool accumulate : {false, true}) {
+        for (const std::int64_t n : kOddSizes) {
+          for (const std::uint64_t first :
+               {std::uint64_t{0}, std::uint64_t{5}, std::uint64_t{1} << 44}) {
+            CAPTURE(dtype_name(dtype));
+            CAPTURE(accumulate);
+            CAPTURE(n);
+            CAPTURE(first);
+            const float p = 0.3F;
+            const Buffer x(dtype, {n}, Buffer::normal(n, 1));
+            const Buffer y(dtype, {n}, 2.0);
+            kernels::dropout(context, {x.view(), y.gradient(accumulate), p, kKey, first});
+            auto want = x.values();
+            for (std::size_t i = 0; i < want.size(); ++i) {
+              want[i] = kept(first + i, p) ? want[i] / (1.0 - static_cast<double>(p)) : 0.0;
+              if (accumulate) want[i] += 2.0;
+            }
+            check_close(y.values(), want, tolerance(dtype), accumulate ? 1.0 : 0.0);
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("dropout draws the same mask for any split and any number of threads") {
+  constexpr std::int64_t kSize = 60013;
+  const Buffer x(DType::F32, {kSize}, Buffer::normal(kSize, 2));
+  std::vector<char> whole;
+  for_each_cpu_context([&](Context& context) {
+    const Buffer y(DType::F32, {kSize});
+    kernels::dropout(context, {x.view(), y.gradient(false), 0.1F, kKey, 17});
+    if (whole.empty()) whole = y.bytes();
+    CHECK(y.bytes() == whole);
+    const Buffer parts(DType::F32, {kSize});
+    const std::int64_t cuts[] = {0, 1, 4, 1023, 20000, 20003, kSize};
+    for (std::size_t i = 0; i + 1 < std::size(cuts); ++i) {
+      const Shape shape{cuts[i + 1] - cuts[i]};
+      kernels::dropout(context, {dense_view(x.view().as<float>() + cuts[i], DType::F32, shape),
+                                 {dense_view(parts.view().as<float>() + cuts[i], DType::F32, shape),
+                                  false, true},
+                                 0.1F,
+                                 kKey,
+                                 17 + static_cast<std::uint64_t>(cuts[i])});
+    }
+    CHECK(parts.bytes() == whole);
+  });
+}
+
+TEST_CASE("dropout keeps 1 - p of the elements, and its mean") {
+  const auto context = Context::create();
+  constexpr std::int64_t kSize = 100000;
+  const Buffer ones(DType::F32, {kSize}, 1.0);
+  const Buffer y(DType::F32, {kSize});
+  for (const float p : {0.1F, 0.5F, 0.9F}) {
+    kernels::dropout(*context, {ones.view(), y.gradient(false), p, kKey, 0});
+    const auto values = y.values();
+    const auto zeros = static_cast<double>(std::count(values.begin(), values.end(), 0.0));
+    const double q = static_cast<double>(p);
+    const double deviation = std::sqrt(q * (1.0 - q) * static_cast<double>(kSize));
+    CHECK(std::abs(zeros - q * static_cast<double>(kSize)) < 4.0 * deviation);
+    CHECK(*std::max_element(values.begin(), values.end()) ==
+          doctest::Approx(1.0 / (1.0 - q)).epsilon(1e-6));
+  }
+}
+
+TEST_CASE("dropout of probability 0 is a copy") {
+  const auto context = Context::create();
+  const Buffer x(DType::F32, {257}, Buffer::normal(257, 3)), y(DType::F32, {257});
+  kernels::dropout(*context, {x.view(), y.gradient(false), 0.0F, kKey, 9});
+  CHECK(y.bytes() == x.bytes());
+}
+
+TEST_CASE("dropout refuses a probability outside [0, 1)") {
+  const auto context = Context::create();
+  const Buffer x(DType::F32, {4}), other(DType::F32, {5});
+  CHECK_THROWS_WITH_AS(kernels::dropout(*context, {x.view(), x.gradient(false), 1.5F, kKey, 0}),
+                       "dropout: p must be in [0, 1), got 1.5", InvalidArgument);
+  CHECK_THROWS_AS(kernels::dropout(*context, {x.view(), x.gradient(false), 1.0F, kKey, 0}),
+                  InvalidArgument);
+  CHECK_THROWS_AS(kernels::dropout(*context, {x.view(), x.gradient(false), -0.1F, kKey, 0}),
+                  InvalidArgument);
+  CHECK_THROWS_AS(kernels::dropout(*context, {x.view(), x.gradient(false), NAN, kKey, 0}),
+                  InvalidArgument);
+  CHECK_THROWS_WITH_AS(kernels::dropout(*context, {x.view(), other.gradient(false), 0.5F, kKey, 0}),
+                       "dropout: y must have shape [4], got [5]", InvalidArgument);
+}
+
+}  // namespace
+}  // namespace tessera::test

@@ -1,0 +1,153 @@
+#include "kernels/elementwise.h"
+
+#include "tests/kernels/kernel_support.h"
+
+namespace tessera::test {
+namespace {
+
+TEST_CASE("add sums two tensors, also in place") {
+  for_each_cpu_context([](Context& context) {
+    for (const DType dtype : kComputingDTypes) {
+      for (const std::int64_t n : {1, 3, 31, 33, 257, 40001}) {
+        CAPTURE(dtype_name(dtype));
+        CAPTURE(n);
+        const Buffer a(dtype, {n}, Buffer::normal(n, 1)), b(dtype, {n}, Buffer::normal(n, 2));
+        const Buffer y(dtype, {n});
+        auto want = a.values();
+        const auto addend = b.values();
+        for (std::size_t i = 0; i < want.size(); ++i) want[i] += addend[i];
+        kernels::add(context, a.view(), b.view(), y.view());
+        check_close(y.values(), want, tolerance(dtype));
+        kernels::add(context, a.view(), b.view(), a.view());
+        CHECK(a.bytes() == y.bytes());
+      }
+    }
+  });
+}
+
+TEST_CASE("fill sets every element and none beside") {
+  for_each_cpu_context([](Context& context) {
+    for (const DType dtype : kComputingDTypes) {
+      for (const std::int64_t n : {1, 3, 31, 33, 257, 40001}) {
+        CAPTURE(dtype_name(dtype));
+        CAPTURE(n);
+        const Buffer out(dtype, {n + 2}, 5.0);
+        auto* first = static_cast<char*>(out.view().data) + dtype_size(dtype);
+        kernels::fill(context, dense_view(first, dtype, {n}), -1.25);
+        std::vector<double> want(static_cast<std::size_t>(n + 2), -1.25);
+        want.front() = want.back() = 5.0;
+        CHECK(out.values() == want);
+      }
+    }
+  });
+}
+
+TEST_CASE("cast converts and scales between all computing dtypes") {
+  for_each_cpu_context([](Context& context) {
+    for (const DType from : kComputingDTypes) {
+      for (const DType to : kComputingDTypes) {
+        for (const bool accumulate : {false, true}) {
+          for (const std::int64_t n : kOddSizes) {
+            CAPTURE(dtype_name(from));
+            CAPTURE(dtype_name(to));
+            CAPTURE(accumulate);
+            CAPTURE(n);
+            const Buffer in(from, {n}, Buffer::normal(n, 3)), out(to, {n}, 1.0);
+            kernels::cast(context, in.view(), out.gradient(accumulate), 0.75);
+            auto want = in.values();
+            for (double& value : want) value = 0.75 * value + (accumulate ? 1.0 : 0.0);
+            // Products in f32 unless f64 takes part.
+            const DType computed = from == DType::F64 || to == DType::F64 ? DType::F64 : DType::F32;
+            check_close(out.values(), want, std::max(tolerance(to), tolerance(computed)),
+                        accumulate ? 1.0 : 0.0);
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("cast without a scale is exact where the target is wider, and rounds to even") {
+  for_each_cpu_context([](Context& context) {
+    const Buffer half(DType::BF16, {257}, Buffer::normal(257, 4));
+    const Buffer single(DType::F32, {257}), again(DType::BF16, {257});
+    kernels::cast(context, half.view(), single.gradient(false));
+    CHECK(single.values() == half.values());
+    kernels::cast(context, single.view(), again.gradient(false));
+    CHECK(again.bytes() == half.bytes());
+    // bf16 has 8 significant bits: 1 + 2^-8 and 1 + 3 * 2^-8 lie half-way between two values.
+    const Buffer ties(DType::F32, {3}, {1.00390625, 1.01171875, -1.01171875});
+    const Buffer rounded(DType::BF16, {3});
+    kernels::cast(context, ties.view(), rounded.gradient(false));
+    CHECK(rounded.values() == std::vector<double>{1.0, 1.015625, -1.015625});
+  });
+}
+
+TEST_CASE("sum_rows sums columns of strided rows") {
+  for_each_cpu_context([](Context& context) {
+    for (const DType dtype : kComputingDTypes) {
+      for (const bool accumulate : {false, true}) {
+        for (const std::int64_t columns : kOddSizes) {
+          for (const std::int64_t rows : {0, 1, 9, 65, 133}) {
+            CAPTURE(dtype_name(dtype));
+            CAPTURE(accumulate);
+            CAPTURE(columns);
+            CAPTURE(rows);
+            const std::int64_t stride = columns + 2;
+            const Buffer in(dtype, {rows, stride}, Buffer::normal(rows * stride, 5));
+            const DType sum_dtype = dtype == DType::F64 ? DType::F64 : DType::F32;
+            const Buffer out(sum_dtype, {columns}, 3.0);
+            TensorView window = in.view();
+            window.shape = {rows, columns};
+            kernels::sum_rows(context, window, out.gradient(accumulate));
+            std::vector<double> want(static_cast<std::size_t>(columns), accumulate ? 3.0 : 0.0);
+            const auto values = in.values();
+            for (std::int64_t i = 0; i < rows * stride; ++i) {
+              if (i % stride < columns)
+                want[static_cast<std::size_t>(i % stride)] += values[static_cast<std::size_t>(i)];
+            }
+            check_close(out.values(), want, tolerance(sum_dtype), 10.0);
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("sum_rows repeats to the bit for any number of threads") {
+  const Buffer in(DType::F32, {301, 257}, Buffer::normal(301 * 257, 6));
+  std::vector<char> first;
+  for (const int threads : {1, 2, 3}) {
+    const auto context = Context::create({.threads = threads});
+    const Buffer out(DType::F32, {257});
+    kernels::sum_rows(*context, in.view(), out.gradient(false));
+    if (first.empty()) first = out.bytes();
+    CHECK(out.bytes() == first);
+  }
+}
+
+TEST_CASE("elementwise kernels refuse what does not fit") {
+  const auto context = Context::create();
+  const Buffer a(DType::F32, {2, 3}), b(DType::F32, {6}), half(DType::BF16, {2, 3});
+  CHECK_THROWS_WITH_AS(kernels::add(*context, a.view(), b.view(), a.view()),
+                       "add: b must have shape [2, 3], got [6]", InvalidArgument);
+  CHECK_THROWS_WITH_AS(kernels::add(*context, a.view(), half.view(), a.view()),
+                       "add: b must have dtype f32, got bf16", InvalidArgument);
+  CHECK_THROWS_WITH_AS(kernels::cast(*context, a.view(), b.gradient(false)),
+                       "cast: out must have shape [2, 3], got [6]", InvalidArgument);
+  CHECK_THROWS_WITH_AS(kernels::sum_rows(*context, half.view(), half.gradient(false)),
+                       "sum_rows: out must have dtype f32, got bf16", InvalidArgument);
+  CHECK_THROWS_WITH_AS(kernels::sum_rows(*context, b.view(), b.gradient(false)),
+                       "sum_rows: in must have 2 dims, got shape [6]", InvalidArgument);
+  TensorView transposed = a.view();
+  transposed.strides = {1, 2};
+  CHECK_THROWS_WITH_AS(kernels::sum_rows(*context, transposed, b.gradient(false)),
+                       "sum_rows: the last dim of in must be contiguous, got strides [1, 2]",
+                       InvalidArgument);
+  std::int32_t number = 0;
+  CHECK_THROWS_WITH_AS(kernels::fill(*context, dense_view(&number, DType::I32, {1}), 1.0),
+                       "fill: out must have dtype f32, bf16 or f64, got i32", Unsupported);
+}
+
+}  // namespace
+}  // namespace tessera::test

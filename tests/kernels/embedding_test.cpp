@@ -1,0 +1,180 @@
+#include "kernels/embedding.h"
+
+#include "tests/kernels/kernel_support.h"
+
+namespace tessera::test {
+namespace {
+
+constexpr std::int64_t kVocab = 11, kPositions = 9;
+
+// Tokens that repeat, within a row and between rows.
+std::vector<std::int32_t> make_tokens(std::int64_t count) {
+  std::vector<std::int32_t> tokens;
+  for (std::int64_t i = 0; i < count; ++i)
+    tokens.push_back(static_cast<std::int32_t>((i * i + i / 3) % (kVocab - 1)));
+  return tokens;
+}
+
+TensorView token_view(std::vector<std::int32_t>& tokens, std::int64_t rows) {
+  return dense_view(tokens.data(), DType::I32,
+                    {rows, static_cast<std::int64_t>(tokens.size()) / rows});
+}
+
+TEST_CASE("embedding adds the rows of token and position") {
+  for_each_cpu_context([](Context& context) {
+    for (const DType dtype : kComputingDTypes) {
+      for (const bool positions : {false, true}) {
+        for (const std::int64_t width : kOddSizes) {
+          CAPTURE(dtype_name(dtype));
+          CAPTURE(positions);
+          CAPTURE(width);
+          const std::int64_t rows = 3, columns = 5, first = 2;
+          auto tokens = make_tokens(rows * columns);
+          const Buffer wte(dtype, {kVocab, width}, Buffer::normal(kVocab * width, 1));
+          const Buffer wpe(dtype, {kPositions, width}, Buffer::normal(kPositions * width, 2));
+          const Buffer y(dtype, {rows, columns, width}, 99.0);
+          kernels::EmbeddingForward args{.tokens = token_view(tokens, rows),
+                                         .token_weight = wte.view(),
+                                         .first_position = first,
+                                         .y = y.view()};
+          if (positions) args.position_weight = wpe.view();
+          kernels::embedding_forward(context, args);
+          const auto token_rows = wte.values(), position_rows = wpe.values();
+          std::vector<double> want;
+          for (std::int64_t i = 0; i < rows * columns; ++i) {
+            for (std::int64_t c = 0; c < width; ++c) {
+              const std::int64_t token = tokens[static_cast<std::size_t>(i)];
+              const std::int64_t position = first + i % columns;
+              want.push_back(token_rows[static_cast<std::size_t>(token * width + c)]);
+              if (positions)
+                want.back() += position_rows[static_cast<std::size_t>(position * width + c)];
+            }
+          }
+          check_close(y.values(), want, tolerance(dtype));
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("embedding backward sums by token and by position") {
+  for_each_cpu_context([](Context& context) {
+    for (const DType dtype : kComputingDTypes) {
+      for (const bool accumulate : {false, true}) {
+        for (const std::int64_t width : kOddSizes) {
+          CAPTURE(dtype_name(dtype));
+          CAPTURE(accumulate);
+          CAPTURE(width);
+          const std::int64_t rows = 60, columns = 6, first = 1;
+          auto tokens = make_tokens(rows * columns);
+          const DType sum_dtype = dtype == DType::F64 ? DType::F64 : DType::F32;
+          const Buffer grad_y(dtype, {rows, columns, width},
+                              Buffer::normal(rows * columns * width, 3));
+          const Buffer token_grad(sum_dtype, {kVocab, width}, 2.0);
+          const Buffer position_grad(sum_dtype, {kPositions, width}, 2.0);
+          kernels::embedding_backward(
+              context, {token_view(tokens, rows), grad_y.view(), token_grad.gradient(accumulate),
+                        position_grad.gradient(accumulate), first});
+          const double start = accumulate ? 2.0 : 0.0;
+          std::vector<double> want_tokens(static_cast<std::size_t>(kVocab * width), start);
+          std::vector<double> want_positions(static_cast<std::size_t>(kPositions * width), start);
+          const auto values = grad_y.values();
+          for (std::int64_t i = 0; i < rows * columns; ++i) {
+            for (std::int64_t c = 0; c < width; ++c) {
+              const std::int64_t token = tokens[static_cast<std::size_t>(i)];
+              const std::int64_t position = first + i % columns;
+              const double value = values[static_cast<std::size_t>(i * width + c)];
+              want_tokens[static_cast<std::size_t>(token * width + c)] += value;
+              want_positions[static_cast<std::size_t>(position * width + c)] += value;
+            }
+          }
+          check_close(token_grad.values(), want_tokens, tolerance(sum_dtype), 10.0);
+          check_close(position_grad.values(), want_positions, tolerance(sum_dtype), 10.0);
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("embedding gradients repeat to the bit for any number of threads") {
+  const std::int64_t rows = 40, columns = 8, width = 129;
+  auto tokens = make_tokens(rows * columns);
+  const Buffer grad_y(DType::F32, {rows, columns, width},
+                      Buffer::normal(rows * columns * width, 4));
+  std::vector<char> first_tokens, first_positions;
+  for (const int threads : {1, 2, 3}) {
+    const auto context = Context::create({.threads = threads});
+    const Buffer token_grad(DType::F32, {kVocab, width});
+    const Buffer position_grad(DType::F32, {kPositions, width});
+    kernels::embedding_backward(
+        *context, {token_view(tokens, rows), grad_y.view(), token_grad.gradient(false),
+                   position_grad.gradient(false), 0});
+    if (threads == 1) {
+      first_tokens = token_grad.bytes();
+      first_positions = position_grad.bytes();
+    }
+    CHECK(token_grad.bytes() == first_tokens);
+    CHECK(position_grad.bytes() == first_positions);
+  }
+}
+
+TEST_CASE("embedding backward leaves out the gradient that nobody wants") {
+  const auto context = Context::create();
+  auto tokens = make_tokens(4);
+  const Buffer grad_y(DType::F32, {1, 4, 3}, 1.0), grad(DType::F32, {kPositions, 3}, 7.0);
+  kernels::embedding_backward(*context,
+                              {token_view(tokens, 1), grad_y.view(), {}, grad.gradient(false), 0});
+  CHECK(grad.values()[0] == 1.0);
+  CHECK(grad.values()[4 * 3] == 0.0);
+}
+
+TEST_CASE("embedding names a token outside the vocabulary, and its place") {
+  const auto context = Context::create();
+  const Buffer wte(DType::F32, {kVocab, 3}), y(DType::F32, {2, 3, 3});
+  std::vector<std::int32_t> tokens = {0, 1, 2, 3, 11, 5};
+  const kernels::EmbeddingForward args{
+      .tokens = token_view(tokens, 2), .token_weight = wte.view(), .y = y.view()};
+  CHECK_THROWS_WITH_AS(
+      kernels::embedding_forward(*context, args),
+      "embedding_forward: token 11 at row 1, column 1 is outside the vocabulary of 11",
+      InvalidArgument);
+  tokens[4] = -1;
+  CHECK_THROWS_WITH_AS(
+      kernels::embedding_backward(
+          *context, {args.tokens, y.view(), wte.gradient(false), wte.gradient(false), 0}),
+      "embedding_backward: token -1 at row 1, column 1 is outside the vocabulary of 11",
+      InvalidArgument);
+}
+
+TEST_CASE("embedding refuses positions past the last row and shapes that do not fit") {
+  const auto context = Context::create();
+  auto tokens = make_tokens(6);
+  const Buffer wte(DType::F32, {kVocab, 3}), wpe(DType::F32, {kPositions, 3});
+  const Buffer y(DType::F32, {2, 3, 3}), narrow(DType::F32, {kPositions, 2});
+  kernels::EmbeddingForward args{.tokens = token_view(tokens, 2),
+                                 .token_weight = wte.view(),
+                                 .position_weight = wpe.view(),
+                                 .first_position = 7,
+                                 .y = y.view()};
+  CHECK_THROWS_WITH_AS(
+      kernels::embedding_forward(*context, args),
+      "embedding_forward: positions 7 to 9 asked for, but there are 9 position rows",
+      InvalidArgument);
+  args.first_position = 6;
+  CHECK_NOTHROW(kernels::embedding_forward(*context, args));
+  args.first_position = -1;
+  CHECK_THROWS_AS(kernels::embedding_forward(*context, args), InvalidArgument);
+  args.first_position = 0;
+  args.position_weight = narrow.view();
+  CHECK_THROWS_WITH_AS(kernels::embedding_forward(*context, args),
+                       "embedding_forward: position_weight must have shape [9, 3], got [9, 2]",
+                       InvalidArgument);
+  args.position_weight = wpe.view();
+  args.y = wte.view();
+  CHECK_THROWS_WITH_AS(kernels::embedding_forward(*context, args),
+                       "embedding_forward: y must have shape [2, 3, 3], got [11, 3]",
+                       InvalidArgument);
+}
+
+}  // namespace
+}  // namespace tessera::test

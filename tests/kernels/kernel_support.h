@@ -1,0 +1,127 @@
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/context.h"
+#include "core/base/rng.h"
+#include "core/base/tensor_view.h"
+
+// What the tests of all kernel families share: backends, buffers of any computing dtype, and one
+// tolerance table.
+namespace tessera::test {
+
+inline constexpr DType kComputingDTypes[] = {DType::F64, DType::F32, DType::BF16};
+inline constexpr std::int64_t kOddSizes[] = {1, 3, 31, 33, 257};
+
+/// Rounding error allowed to one result, relative to its size (bf16: half a unit in the last
+/// place).
+inline double tolerance(DType dtype) {
+  switch (dtype) {
+    case DType::F64:
+      return 1e-14;
+    case DType::F32:
+      return 1e-6;
+    default:
+      return 4e-3;
+  }
+}
+
+/// Calls f(Context&) for every CPU level that this processor runs and 1, 2 and 3 threads.
+template <typename F>
+void for_each_cpu_context(F&& f) {
+  for (const CpuLevel level : {CpuLevel::Generic, CpuLevel::V2, CpuLevel::V3, CpuLevel::V4}) {
+    if (level > detect_cpu_level()) continue;
+    for (const int threads : {1, 2, 3}) {
+      const std::string where = std::string(cpu_level_name(level));
+      CAPTURE(where);
+      CAPTURE(threads);
+      const auto context = Context::create({.threads = threads, .cpu_level = level});
+      f(*context);
+    }
+  }
+}
+
+/// A dense tensor on the heap. Values go in and out as double, rounded to the dtype.
+class Buffer {
+ public:
+  Buffer(DType dtype, const Shape& shape, double value = 0.0)
+      : bytes_(static_cast<std::size_t>(numel(shape)) * dtype_size(dtype)),
+        view_(dense_view(bytes_.data(), dtype, shape)) {
+    set(std::vector<double>(static_cast<std::size_t>(numel(shape)), value));
+  }
+  Buffer(DType dtype, const Shape& shape, const std::vector<double>& values)
+      : Buffer(dtype, shape) {
+    set(values);
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  /// Standard normal numbers, times scale, plus offset.
+  static std::vector<double> normal(std::int64_t n, std::uint64_t seed, double scale = 1.0,
+                                    double offset = 0.0) {
+    const RngKey key = RngKey::make(seed, RngPurpose::Test, 0);
+    std::vector<double> values;
+    for (std::int64_t i = 0; i < n; ++i)
+      values.push_back(scale * static_cast<double>(normal_at(key, static_cast<std::uint64_t>(i))) +
+                       offset);
+    return values;
+  }
+
+  const TensorView& view() const { return view_; }
+  GradientView gradient(bool accumulate) const { return {view_, accumulate, true}; }
+  const std::vector<char>& bytes() const { return bytes_; }
+
+  void set(const std::vector<double>& values) {
+    REQUIRE(static_cast<std::int64_t>(values.size()) == view_.numel());
+    visit_floating(view_.dtype, "test", [&]<typename T>(std::type_identity<T>) {
+      for (std::size_t i = 0; i < values.size(); ++i)
+        view_.as<T>()[i] = T(static_cast<Accumulator<T>>(values[i]));
+    });
+  }
+  std::vector<double> values() const {
+    std::vector<double> result;
+    visit_floating(view_.dtype, "test", [&]<typename T>(std::type_identity<T>) {
+      for (std::int64_t i = 0; i < view_.numel(); ++i)
+        result.push_back(static_cast<double>(static_cast<Accumulator<T>>(view_.as<T>()[i])));
+    });
+    return result;
+  }
+
+ private:
+  std::vector<char> bytes_;
+  TensorView view_;
+};
+
+/// |got - want| <= relative * (|want| + magnitude) for every element; reports the worst one.
+/// @param magnitude  size of the terms that a result is summed from
+inline void check_close(const std::vector<double>& got, const std::vector<double>& want,
+                        double relative, double magnitude = 0.0) {
+  REQUIRE(got.size() == want.size());
+  double worst = 0.0;
+  std::size_t place = 0;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const double allowed = relative * (std::abs(want[i]) + magnitude);
+    const double error = std::abs(got[i] - want[i]);
+    const double ratio = error == 0.0 ? 0.0 : error / allowed;
+    if (!(ratio <= worst)) {  // also a NaN
+      worst = ratio;
+      place = i;
+    }
+    if (std::isnan(ratio)) break;
+  }
+  CAPTURE(place);
+  const double got_value = got.empty() ? 0.0 : got[place];
+  const double want_value = want.empty() ? 0.0 : want[place];
+  CAPTURE(got_value);
+  CAPTURE(want_value);
+  CHECK(worst <= 1.0);
+}
+
+}  // namespace tessera::test

@@ -1,0 +1,77 @@
+// The functions are compiled here for the baseline, under a name of their own.
+#define TESSERA_CPU_NAMESPACE baseline_of_the_test
+#include "kernels/cpu/vector_math.h"
+
+#include <limits>
+
+#include "tests/kernels/kernel_support.h"
+
+namespace tessera::test {
+namespace {
+
+namespace math = kernels::cpu::TESSERA_CPU_NAMESPACE;
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// Every 257th float from -limit to limit: all exponents, well-mixed mantissas.
+template <typename F>
+void for_floats(float limit, F&& f) {
+  const auto last = std::bit_cast<std::uint32_t>(limit);
+  for (std::uint32_t bits = 0; bits <= last; bits += 257) {
+    f(std::bit_cast<float>(bits));
+    f(-std::bit_cast<float>(bits));
+  }
+}
+
+TEST_CASE("exp is within 2e-7 over its range") {
+  double worst = 0;
+  for_floats(87.0F, [&](float x) {
+    const double want = std::exp(static_cast<double>(x));
+    worst = std::max(worst, std::abs(static_cast<double>(math::exp(x)) - want) / want);
+  });
+  CHECK(worst < 2e-7);
+  CHECK(math::exp(0.0F) == 1.0F);
+}
+
+TEST_CASE("exp saturates and hands a NaN on") {
+  CHECK(std::isnan(math::exp(kNan)));
+  CHECK(math::exp(-kInfinity) >= 0.0F);
+  CHECK(math::exp(-kInfinity) < 1e-37F);
+  CHECK(math::exp(-1e30F) < 1e-37F);
+  CHECK(math::exp(kInfinity) > 1e38F);
+  CHECK(math::exp(1e30F) > 1e38F);
+}
+
+TEST_CASE("tanh is within 2e-7 and hands a NaN on") {
+  double worst = 0;
+  for_floats(100.0F, [&](float x) {
+    const double want = std::tanh(static_cast<double>(x));
+    worst = std::max(worst, std::abs(static_cast<double>(math::tanh(x)) - want));
+  });
+  CHECK(worst < 2e-7);
+  CHECK(math::tanh(kInfinity) == 1.0F);
+  CHECK(math::tanh(-kInfinity) == -1.0F);
+  CHECK(std::isnan(math::tanh(kNan)));
+}
+
+TEST_CASE("bf16 is stored as BFloat16 rounds, NaN included") {
+  std::int64_t wrong = 0;
+  for_floats(kInfinity, [&](float x) {
+    BFloat16 stored{};
+    math::store(&stored, x);
+    wrong += stored.bits != BFloat16(x).bits;
+    wrong += std::bit_cast<std::uint32_t>(math::load(&stored)) !=
+             static_cast<std::uint32_t>(stored.bits) << 16;
+  });
+  CHECK(wrong == 0);
+  // A NaN whose payload lies in the dropped half must not round up to infinity.
+  for (const std::uint32_t bits : {0x7f800001U, 0x7fffffffU, 0xffc00000U, 0xff800001U}) {
+    BFloat16 stored{};
+    math::store(&stored, std::bit_cast<float>(bits));
+    CHECK(std::isnan(math::load(&stored)));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::test
