@@ -1,0 +1,93 @@
+// One transformer block and its loss, as the planner runs it: on the meta device, where the ledger
+// must read what it reads on the CPU.
+
+#include <doctest/doctest.h>
+
+#include "core/autograd/autograd.h"
+#include "core/ops/activation.h"
+#include "core/ops/attention.h"
+#include "core/ops/cross_entropy.h"
+#include "core/ops/elementwise.h"
+#include "core/ops/embedding.h"
+#include "core/ops/linear.h"
+#include "core/ops/norm.h"
+#include "core/ops/view.h"
+
+namespace tessera {
+namespace {
+
+struct Usage {
+  std::vector<std::tuple<MemoryCategory, std::string, std::int64_t>> peaks;
+  std::int64_t activations_left = 0;
+  std::size_t gradients = 0;
+};
+
+Usage train_step(DeviceType device, DType dtype, bool recompute) {
+  const auto context = Context::create({.device = {device, 0}});
+  const std::int64_t batch = 2, time = 32, channels = 48, vocab = 100, heads = 4;
+  std::vector<Tensor> parameters;
+  const auto parameter = [&](const Shape& shape) {
+    parameters.push_back(
+        Tensor::full(context, shape, dtype, 0.01, MemoryCategory::Parameters, "weights"));
+    return parameters.back().set_requires_grad(true);
+  };
+  const Tensor tokens = Tensor::from<std::int32_t>(
+      context, {batch, time}, std::vector<std::int32_t>(static_cast<std::size_t>(batch * time), 1));
+  const Tensor targets = ops::reshape(tokens, {batch * time});
+  const Tensor table = parameter({vocab, channels}), positions = parameter({time, channels});
+  const Tensor norm_weight = parameter({channels}), norm_bias = parameter({channels});
+  const Tensor qkv_weight = parameter({channels, 3 * channels}),
+               qkv_bias = parameter({3 * channels});
+  const Tensor mlp_weight = parameter({channels, channels});
+
+  const auto block = [&](const Tensor& x) {
+    Tensor h = ops::layer_norm(x, norm_weight, norm_bias, 1e-5);
+    h = ops::causal_attention(ops::linear(h, qkv_weight, qkv_bias, ops::WeightLayout::InOut),
+                              heads);
+    h = ops::gelu(ops::linear(h, mlp_weight, {}));
+    return ops::add(x, ops::dropout(h, 0.1F, RngKey{}, 0));
+  };
+  {
+    Tensor x = autograd::boundary(ops::embedding(tokens, table, positions), [] {});
+    for (int i = 0; i < 2; ++i) x = recompute ? autograd::recompute(block, x) : block(x);
+    x = ops::narrow_rows(x, 0, batch);
+    x = ops::reshape(x, {batch * time, channels});
+    autograd::backward(ops::linear_cross_entropy(x, table, targets, 1.0 / 64));
+  }
+  {
+    const NoGradGuard off(*context);
+    const Tensor cache = Tensor::empty(context, {batch, time, heads, 12}, dtype);
+    const Tensor packed = Tensor::full(context, {batch, 3, 3 * channels}, dtype, 0.1);
+    CHECK(ops::cached_attention(packed, heads, cache, cache, 5).shape() ==
+          Shape{batch, 3, channels});
+  }
+
+  Usage usage;
+  for (const Tensor& p : parameters) usage.gradients += p.grad().defined() ? 1 : 0;
+  CHECK(usage.gradients == parameters.size());
+  // The kernels' own scratch is the device's affair.
+  for (const MemoryLedger::Line& line : context->ledger().lines())
+    if (line.category != MemoryCategory::Workspace)
+      usage.peaks.emplace_back(line.category, line.owner, line.usage.peak);
+  usage.activations_left = context->ledger().usage(MemoryCategory::Activations).current -
+                           static_cast<std::int64_t>(tokens.bytes());
+  return usage;
+}
+
+TEST_CASE("a training step on the meta device books what the CPU books") {
+  for (const DType dtype : {DType::F32, DType::BF16}) {
+    for (const bool recompute : {false, true}) {
+      CAPTURE(dtype_name(dtype));
+      CAPTURE(recompute);
+      const Usage meta = train_step(DeviceType::Meta, dtype, recompute);
+      const Usage cpu = train_step(DeviceType::CPU, dtype, recompute);
+      CHECK(meta.peaks.size() > 8);
+      CHECK(meta.peaks == cpu.peaks);
+      CHECK(meta.activations_left == 0);
+      CHECK(cpu.activations_left == 0);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,72 @@
+#include <doctest/doctest.h>
+
+#include "core/autograd/autograd.h"
+#include "core/ops/elementwise.h"
+#include "core/ops/view.h"
+#include "tests/support/gradcheck.h"
+
+namespace tessera {
+namespace {
+
+using testing::random_tensor;
+using testing::values_of;
+
+TEST_CASE("reshape shares storage and checks the count") {
+  const auto context = Context::create();
+  const Tensor x = random_tensor(context, {2, 6}, DType::F32, 1);
+  const Tensor y = ops::reshape(x, {3, 4});
+  CHECK(y.storage() == x.storage());
+  CHECK(y.shape() == Shape{3, 4});
+  CHECK(values_of(y) == values_of(x));
+  CHECK_THROWS_WITH_AS(ops::reshape(x, {5, 2}),
+                       doctest::Contains("[2, 6] has 12 elements, shape [5, 2] has 10"),
+                       InvalidArgument);
+  CHECK_THROWS_AS(ops::reshape(x.alias({6, 2}, {1, 6}, 0), {12}), InvalidArgument);
+}
+
+TEST_CASE("narrow_rows shares storage and checks the range") {
+  const auto context = Context::create();
+  const Tensor x = Tensor::from<float>(context, {3, 2}, std::vector<float>{0, 1, 2, 3, 4, 5});
+  const Tensor y = ops::narrow_rows(x, 1, 2);
+  CHECK(y.storage() == x.storage());
+  CHECK(y.to_vector<float>() == std::vector<float>{2, 3, 4, 5});
+  CHECK(ops::narrow_rows(x, 3, 0).numel() == 0);
+  CHECK_THROWS_WITH_AS(ops::narrow_rows(x, 2, 2), doctest::Contains("[2, 2 + 2)"), InvalidArgument);
+  CHECK_THROWS_AS(ops::narrow_rows(x, -1, 2), InvalidArgument);
+  CHECK_THROWS_AS(ops::narrow_rows(x, 0, -1), InvalidArgument);
+}
+
+TEST_CASE("views: gradients") {
+  const auto context = Context::create();
+  Tensor x = random_tensor(context, {5, 3}, DType::F64, 1).set_requires_grad(true);
+  CHECK(testing::gradcheck([](const auto& t) { return ops::reshape(t[0], {15}); }, {x}) == "");
+  for (const auto& [begin, length] :
+       std::vector<std::pair<int, int>>{{0, 5}, {0, 2}, {2, 3}, {4, 1}})
+    CHECK(testing::gradcheck(
+              [b = begin, n = length](const auto& t) { return ops::narrow_rows(t[0], b, n); },
+              {x}) == "");
+  // Parts of one tensor, joined again; their gradients meet in one buffer.
+  const auto joined = [](const std::vector<Tensor>& t) {
+    const Tensor h = ops::reshape(t[0], {5, 3});
+    return ops::add(ops::narrow_rows(h, 0, 3), ops::narrow_rows(h, 2, 3));
+  };
+  CHECK(testing::gradcheck(joined, {x}) == "");
+}
+
+TEST_CASE("a gradient shared through a reshape is copied before it is added to") {
+  const auto context = Context::create();
+  Tensor x = random_tensor(context, {4}, DType::F64, 1).set_requires_grad(true);
+  Tensor y = random_tensor(context, {2, 2}, DType::F64, 2).set_requires_grad(true);
+  const Tensor a = autograd::boundary(x, [] {}), b = autograd::boundary(y, [] {});
+  const Tensor side = ops::reshape(ops::dropout(a, 0.5F, RngKey{}, 0), {2, 2});
+  // The gradient of the sum reaches a through a reshape and b directly: one storage, two tensors.
+  const Tensor sum = ops::add(ops::reshape(a, {2, 2}), b);
+  autograd::backward(ops::add(sum, side), Tensor::full(context, {2, 2}, DType::F64, 1.0));
+  CHECK(values_of(y.grad()) == std::vector<double>{1, 1, 1, 1});
+  const std::vector<double> mask =
+      values_of(ops::dropout(Tensor::full(context, {4}, DType::F64, 1.0), 0.5F, RngKey{}, 0));
+  for (std::size_t i = 0; i < 4; ++i) CHECK(x.grad().data<double>()[i] == 1.0 + mask[i]);
+}
+
+}  // namespace
+}  // namespace tessera
