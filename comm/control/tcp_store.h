@@ -37,6 +37,7 @@ class TcpStoreServer {
 
   const std::string& host() const { return options_.host; }
   std::uint16_t port() const { return port_; }
+  const std::string& run_id() const { return options_.run_id; }
   /// Clients that have introduced themselves and are still connected.
   int clients() const { return clients_.load(); }
   /// Waits until no client is left, at most so long: who serves the store leaves last.

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <string>
+
+#include "comm/control/socket.h"
+
+namespace tessera::tools {
+
+/// Copies what comes from a pipe to another descriptor, line by line, each with a prefix. A line is
+/// written in one piece, so the lines of several ranks do not mix.
+class LinePrefixer {
+ public:
+  /// @param from  non-blocking
+  LinePrefixer(comm::FileDescriptor from, int to, std::string prefix);
+  /// -1 at the end of the stream.
+  int fd() const { return from_.get(); }
+  /// Copies what is there now; at the end of the stream also a last line without a newline.
+  void pump();
+  /// Writes what is left of a line.
+  void finish();
+
+ private:
+  void write_line(std::string_view line) const;
+  comm::FileDescriptor from_;
+  const int to_;
+  const std::string prefix_;
+  std::string partial_;
+};
+
+}  // namespace tessera::tools
