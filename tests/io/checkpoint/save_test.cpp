@@ -1,0 +1,217 @@
+// Saving at one world size and reading at others, faults of a rank, and kills at every point.
+
+#include "io/checkpoint/save.h"
+
+#include <doctest/doctest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <set>
+
+#include "core/base/error.h"
+#include "io/checkpoint/find.h"
+#include "io/safetensors/reader.h"
+#include "tests/io/support.h"
+#include "tests/support/temp_dir.h"
+
+namespace tessera::io {
+namespace {
+
+using namespace tessera::test;
+
+std::vector<std::string> names_in(const fs::path& dir) {
+  std::set<std::string> names;
+  for (const auto& item : fs::directory_iterator(dir)) names.insert(item.path().filename());
+  return {names.begin(), names.end()};
+}
+
+std::vector<float> read_split(const CheckpointReader& reader, Section section,
+                              const SampleModel::Tensor& tensor, int world_size) {
+  const std::int64_t size = numel(tensor.shape);
+  std::vector<float> values(static_cast<std::size_t>(size), -1);
+  for (int rank = 0; rank < world_size; ++rank) {
+    const std::int64_t begin = size * rank / world_size, end = size * (rank + 1) / world_size;
+    reader.read(section, tensor.name, begin, end, values.data() + begin, DType::F32);
+  }
+  return values;
+}
+
+TEST_CASE("what is saved at one world size is read at every other, with one digest") {
+  const SampleModel model = make_sample_model();
+  TempDir dir;
+  std::set<std::string> digests;
+  for (int saved = 1; saved <= 4; ++saved) {
+    CAPTURE(saved);
+    const fs::path path = save(model, dir.path(), {.world_size = saved, .step = saved});
+    const auto reader = CheckpointReader::open(path);
+    CHECK(reader.index().world_size == saved);
+    CHECK(reader.index().files.size() == static_cast<std::size_t>(saved));
+    CHECK(reader.trainer_json() == R"({"step": 7})");
+    digests.insert(reader.digest());
+    for (int split = 1; split <= 5; ++split) {
+      const auto again = CheckpointReader::open(path);  // nothing verified yet
+      for (const auto& tensor : model.tensors) {
+        CHECK(read_split(again, Section::Model, tensor, split) == tensor.weight);
+        CHECK(read_split(again, Section::ExpAvg, tensor, split) == tensor.exp_avg);
+        CHECK(read_split(again, Section::ExpAvgSq, tensor, split) == tensor.exp_avg_sq);
+      }
+    }
+  }
+  CHECK(digests.size() == 1);
+  const fs::path other = save(make_sample_model(1), dir.path(), {.step = 9});
+  CHECK(CheckpointReader::open(other).digest() != *digests.begin());
+  CHECK(read_text(dir.path() / "latest") == "step-00000009\n");
+}
+
+TEST_CASE("a shard is a safetensors file of the rank's parts without padding") {
+  const SampleModel model = make_sample_model();
+  TempDir dir;
+  const fs::path path = save(model, dir.path(), {.world_size = 3});
+  std::int64_t weights = 0;
+  for (int rank = 0; rank < 3; ++rank) {
+    const SafetensorsReader shard(path / fmt::format("rank-{:05}-of-00003.safetensors", rank));
+    CHECK(shard.header().metadata.at("format") == "pt");
+    CHECK(shard.header().metadata.at("rank") == std::to_string(rank));
+    for (const SafetensorsEntry& entry : shard.header().tensors) {
+      CHECK(entry.shape.size() == 1);
+      if (entry.name.starts_with("model/")) weights += entry.shape[0];
+    }
+  }
+  std::int64_t expected = 0;
+  for (const auto& tensor : model.tensors) expected += numel(tensor.shape);
+  CHECK(weights == expected);
+}
+
+TEST_CASE("values are read as bf16") {
+  const SampleModel model = make_sample_model();
+  TempDir dir;
+  const auto reader = CheckpointReader::open(save(model, dir.path()));
+  const auto& wte = model.at("wte.weight");
+  std::vector<BFloat16> values(5);
+  reader.read(Section::Model, "wte.weight", 20, 25, values.data(), DType::BF16);
+  for (std::size_t i = 0; i < 5; ++i) CHECK(values[i].bits == BFloat16(wte.weight[20 + i]).bits);
+}
+
+TEST_CASE("a weights-only checkpoint says where the optimizer state is") {
+  const SampleModel model = make_sample_model();
+  TempDir dir;
+  save(model, dir.path(), {.step = 300});
+  const auto reader =
+      CheckpointReader::open(save(model, dir.path(), {.step = 400, .optimizer = false}));
+  CHECK_FALSE(reader.has(Section::ExpAvg));
+  const std::string expected =
+      "checkpoint " + reader.path().string() +
+      " holds no optimizer state (it was saved with checkpoint.what=model); "
+      "start from its weights with --model.init-from, or resume from "
+      "step-00000300, which has it";
+  CHECK_THROWS_WITH_AS(reader.tensors(Section::ExpAvg), expected.c_str(), InvalidArgument);
+}
+
+TEST_CASE("if one rank cannot write, all get the same error and the former checkpoint stands") {
+  const SampleModel model = make_sample_model();
+  TempDir dir;
+  save(model, dir.path(), {.world_size = 3, .step = 1});
+  const auto before = names_in(dir.path());
+  for (const char* point : {"shard-created", "shard-synced"}) {
+    const auto errors = save_ranks(model, dir.path(),
+                                   {.world_size = 3, .step = 2, .at_point = [&](int rank, auto at) {
+                                      if (rank == 1 && at == point) throw IoError("disk on fire");
+                                    }});
+    CHECK(errors[0].find("step 2 was not saved: rank 1: disk on fire") != std::string::npos);
+    CHECK(errors[1] == errors[0]);
+    CHECK(errors[2] == errors[0]);
+    CHECK(names_in(dir.path()) == before);
+  }
+}
+
+TEST_CASE("ranks that disagree on what is saved are refused") {
+  const SampleModel model = make_sample_model();
+  TempDir dir;
+  ThreadCoordinator::Board board(1);
+  auto request = make_request(model, dir.path(), 0, {});
+  SUBCASE("a tensor with a hole") { request.model[0].end -= 1; }
+  SUBCASE("a part outside its tensor") { request.model[0].end += 1; }
+  SUBCASE("a tensor that stands twice") { request.model.push_back(request.model[0]); }
+  SUBCASE("moments of a parameter are missing") { request.exp_avg.pop_back(); }
+  SUBCASE("a run id that leaves the directory") { request.run_id = "../x"; }
+  ThreadCoordinator coordinator(board, 0);
+  CHECK_THROWS_AS(save_checkpoint(request, coordinator), IoError);
+  CHECK(names_in(dir.path()).empty());
+}
+
+TEST_CASE("a full disk is named with the bytes that were needed") {
+  const SampleModel model = make_sample_model();
+  TempDir dir;
+  save(model, dir.path(), {.step = 1});
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {  // a limit on file sizes fails writes as a full disk does
+    std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{4096, 4096};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    SoloCoordinator coordinator;
+    try {
+      save_checkpoint(make_request(model, dir.path(), 0, {.step = 2}), coordinator);
+    } catch (const IoError& error) {
+      const std::string text = error.what();
+      ::_exit(text.find("bytes needed") != std::string::npos &&
+                      text.find("rank-00000-of-00001") != std::string::npos
+                  ? 0
+                  : 2);
+    }
+    ::_exit(1);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  CHECK(names_in(dir.path()) == std::vector<std::string>{"latest", "step-00000001"});
+}
+
+// Saves in a child that is killed at a point. @return whether it came to that point
+bool save_until(const SampleModel& model, const fs::path& dir, std::int64_t step,
+                std::string_view stop) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    SoloCoordinator coordinator;
+    const SaveOptions options{.step = step, .at_point = [&](int, std::string_view point) {
+                                if (point == stop) ::_exit(42);
+                              }};
+    save_checkpoint(make_request(model, dir, 0, options), coordinator);
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 42;
+}
+
+TEST_CASE("a kill at any point of a save leaves the old or the new checkpoint") {
+  const SampleModel old_model = make_sample_model(), new_model = make_sample_model(1);
+  for (const std::int64_t new_step : {1, 2}) {  // replacing the same step, and adding one
+    for (const auto* point :
+         {"directory-created", "shard-created", "shard-written", "shard-synced", "trainer-written",
+          "index-written", "renamed", "committed", "latest-written"}) {
+      CAPTURE(new_step);
+      CAPTURE(point);
+      TempDir dir;
+      const auto old_digest =
+          CheckpointReader::open(save(old_model, dir.path(), {.step = 1})).digest();
+      REQUIRE(save_until(new_model, dir.path(), new_step, point));
+      const auto found = newest_valid(dir.path(), true);
+      REQUIRE(found.reader);
+      CHECK(found.skipped.empty());
+      const bool committed =
+          std::set<std::string>{"renamed", "committed", "latest-written"}.contains(point);
+      CHECK((found.reader->digest() == old_digest) == !committed);
+      // The next save cleans up and succeeds.
+      save(new_model, dir.path(), {.step = new_step});
+      for (const std::string& name : names_in(dir.path())) CHECK_FALSE(name.ends_with(".tmp"));
+      CHECK(newest_valid(dir.path(), true).reader->digest() != old_digest);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::io
