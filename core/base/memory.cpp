@@ -18,6 +18,8 @@ void raise_peak(std::atomic<std::int64_t>& peak, std::int64_t value) {
 
 constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
+// More than any address space holds, and far enough from 2^64 that rounding up cannot wrap.
+constexpr std::size_t kMostBytes = std::size_t{1} << 56;
 
 // Sizes are rounded up to an eighth of their power of two, so that blocks fit again.
 std::size_t size_class(std::size_t bytes) {
@@ -33,6 +35,8 @@ class CpuAllocator final : public Allocator {
 
   void* allocate(std::size_t bytes) override {
     if (bytes == 0) return nullptr;
+    require<OutOfMemory>(bytes <= kMostBytes, "{} bytes requested, more than any machine has",
+                         bytes);
     const std::size_t wanted = size_class(bytes);
     {
       const std::lock_guard lock(mutex_);

@@ -44,7 +44,9 @@ Strides contiguous_strides(const Shape& shape) {
   std::int64_t stride = 1;
   for (int i = shape.size() - 1; i >= 0; --i) {
     strides[i] = stride;
-    stride *= std::max<std::int64_t>(shape[i], 1);
+    // Only a shape with a zero dim gets here with more than 2^63 - 1 elements beside the zero.
+    require(!__builtin_mul_overflow(stride, std::max<std::int64_t>(shape[i], 1), &stride),
+            "strides of shape {} are over 2^63 - 1", shape);
   }
   return strides;
 }

@@ -1,0 +1,95 @@
+#include <doctest/doctest.h>
+
+#include <numeric>
+
+#include "core/base/error.h"
+#include "core/base/thread_pool.h"
+
+namespace tessera {
+namespace {
+
+TEST_CASE("a loop covers every index once, in parts of at least the grain") {
+  for (const int threads : {1, 2, 3, 8}) {
+    ThreadPool pool(threads);
+    CHECK(pool.size() == threads);
+    for (const std::int64_t n : {0, 1, 2, 7, 100, 1001}) {
+      for (const std::int64_t grain : {0, 1, 10, 5000}) {
+        CAPTURE(threads);
+        CAPTURE(n);
+        CAPTURE(grain);
+        std::vector<int> visits(static_cast<std::size_t>(n), 0);
+        std::atomic<int> parts{0}, short_parts{0};
+        pool.parallel_for(n, grain, [&](std::int64_t begin, std::int64_t end) {
+          ++parts;
+          if (end - begin < grain && end != n) ++short_parts;
+          for (std::int64_t i = begin; i < end; ++i) ++visits[static_cast<std::size_t>(i)];
+        });
+        CHECK(visits == std::vector<int>(static_cast<std::size_t>(n), 1));
+        CHECK(parts <= threads);
+        CHECK(short_parts == 0);
+        CHECK((parts == 0) == (n == 0));
+      }
+    }
+  }
+}
+
+TEST_CASE("many short loops in a row stay right") {
+  ThreadPool pool(3);
+  std::vector<std::int64_t> values(64);
+  for (int round = 0; round < 2000; ++round) {
+    pool.parallel_for(64, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) values[static_cast<std::size_t>(i)] += i;
+    });
+  }
+  CHECK(std::accumulate(values.begin(), values.end(), std::int64_t{0}) == 2000 * (63 * 64 / 2));
+}
+
+TEST_CASE("a loop inside a loop runs serially") {
+  ThreadPool pool(2);
+  std::atomic<std::int64_t> sum{0};
+  pool.parallel_for(8, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      pool.parallel_for(10, 1, [&](std::int64_t first, std::int64_t last) {
+        CHECK(first == 0);
+        CHECK(last == 10);
+        sum += last - first;
+      });
+    }
+  });
+  CHECK(sum == 80);
+}
+
+TEST_CASE("an exception of any part reaches the caller, and the pool lives on") {
+  ThreadPool pool(3);
+  for (const std::int64_t bad : {0, 1, 2}) {
+    const auto run = [&] {
+      pool.parallel_for(3, 1, [&](std::int64_t begin, std::int64_t) {
+        if (begin == bad) throw InvalidArgument("part {}", begin);
+      });
+    };
+    CHECK_THROWS_WITH_AS(run(), fmt::format("part {}", bad).c_str(), InvalidArgument);
+  }
+  std::atomic<int> parts{0};
+  pool.parallel_for(3, 1, [&](std::int64_t, std::int64_t) { ++parts; });
+  CHECK(parts == 3);
+}
+
+TEST_CASE("a pool sleeps between loops and wakes again") {
+  ThreadPool pool(2);
+  for (int round = 0; round < 3; ++round) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // longer than it spins
+    std::atomic<std::int64_t> sum{0};
+    pool.parallel_for(100, 1, [&](std::int64_t begin, std::int64_t end) { sum += end - begin; });
+    CHECK(sum == 100);
+  }
+}
+
+TEST_CASE("a pool needs a sensible number of threads") {
+  CHECK_THROWS_WITH_AS(ThreadPool(0), "number of threads must be in 1..4096, got 0",
+                       InvalidArgument);
+  CHECK_THROWS_AS(ThreadPool(-1), InvalidArgument);
+  CHECK_THROWS_AS(ThreadPool(5000), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace tessera
