@@ -91,10 +91,13 @@ CheckpointReader open_checkpoint(const fs::path& path, std::optional<std::int64_
             *step, fmt::join(steps, ", "));
     return CheckpointReader::open(entry->path);
   }
-  NewestCheckpoint newest = newest_valid(path);
-  require<CorruptCheckpoint>(newest.reader.has_value(), "{} holds no valid checkpoint:\n  {}",
-                             path.string(), fmt::join(newest.skipped, "\n  "));
-  return *std::move(newest.reader);
+  try {
+    return CheckpointReader::open(entries.back().path);
+  } catch (const CorruptCheckpoint& broken) {
+    if (entries.size() == 1) throw;
+    throw CorruptCheckpoint("{}; the checkpoint before it is {}", broken.what(),
+                            entries[entries.size() - 2].path.string());
+  }
 }
 
 std::vector<fs::path> prune_checkpoints(const fs::path& checkpoints_dir, int keep) {

@@ -33,9 +33,9 @@ struct NewestCheckpoint {
 NewestCheckpoint newest_valid(const fs::path& run_or_checkpoints_dir, bool verify_data = false);
 
 /// What a user names as CHECKPOINT: a checkpoint directory itself, or a run or directory of
-/// checkpoints, of which it takes the given step or else the newest valid one.
-/// @throws InvalidArgument if there is no checkpoint or no such step, CorruptCheckpoint if all are
-///         broken
+/// checkpoints, of which it takes the given step or else the newest committed one. That one being
+/// broken is an error: nobody is handed older weights than he asked for without being told.
+/// @throws InvalidArgument if there is no checkpoint or no such step, IoError, CorruptCheckpoint
 CheckpointReader open_checkpoint(const fs::path& path, std::optional<std::int64_t> step = {});
 
 /// Removes the oldest committed checkpoints until `keep` are left; keep <= 0 keeps all. Each is

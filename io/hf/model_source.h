@@ -36,7 +36,7 @@ class ModelSource {
 };
 
 /// Opens what a user names as MODEL: a checkpoint, a run or directory of checkpoints (its newest
-/// valid one, or that of `step`), or a Hugging Face model directory (config.json beside
+/// committed one, or that of `step`), or a Hugging Face model directory (config.json beside
 /// model.safetensors or its sharded form).
 /// @throws InvalidArgument if path is none of these, or its tensors are not those of its
 ///         configuration (all of them listed at once); Unsupported, IoError, CorruptCheckpoint

@@ -1,0 +1,59 @@
+#include "tools/tessera/checkpoint/describe.h"
+
+#include "io/base/crc64.h"
+#include "io/safetensors/dtype.h"
+
+namespace tessera::tools {
+
+std::vector<std::string> section_names(const io::CheckpointIndex& index) {
+  std::vector<std::string> names;
+  if (index.model) names.emplace_back("model");
+  if (index.optimizer) names.emplace_back("optimizer");
+  if (index.trainer) names.emplace_back("trainer");
+  return names;
+}
+
+std::int64_t stored_bytes(const io::CheckpointIndex& index) {
+  std::int64_t bytes = index.trainer ? index.trainer->size : 0;
+  for (const auto& [name, size] : index.files) bytes += size;
+  return bytes;
+}
+
+std::int64_t parameter_count(const io::CheckpointIndex& index) {
+  std::int64_t count = 0;
+  if (index.model) {
+    for (const auto& [name, tensor] : *index.model) count += numel(tensor.shape);
+  }
+  return count;
+}
+
+io::Json describe_checkpoint(const io::CheckpointReader& reader) {
+  const io::CheckpointIndex& index = reader.index();
+  io::Json tensors = io::Json::object();
+  if (index.model) {
+    for (const auto& [name, tensor] : *index.model) {
+      io::Json entry{{"dtype", io::safetensors_dtype_name(tensor.dtype)},
+                     {"shape", std::vector<std::int64_t>(tensor.shape.begin(), tensor.shape.end())},
+                     {"chunks", tensor.chunks.size()}};
+      if (const auto crc = io::tensor_checksum(tensor)) {
+        entry["checksum"] = io::format_checksum(*crc);
+      }
+      tensors[name] = std::move(entry);
+    }
+  }
+  return {{"path", reader.path().string()},
+          {"step", index.step},
+          {"world_size", index.world_size},
+          {"run_id", index.run_id},
+          {"created", index.created},
+          {"tessera", index.tessera_version},
+          {"sections", section_names(index)},
+          {"digest", index.model ? io::Json(reader.digest()) : io::Json(nullptr)},
+          {"parameters", parameter_count(index)},
+          {"bytes", stored_bytes(index)},
+          {"files", index.files},
+          {"model", index.model_config},
+          {"tensors", std::move(tensors)}};
+}
+
+}  // namespace tessera::tools

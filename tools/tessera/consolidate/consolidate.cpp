@@ -1,0 +1,141 @@
+#include "io/consolidate/consolidate.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <thread>
+
+#include "core/base/memory.h"
+#include "io/base/json.h"
+#include "io/base/size.h"
+#include "tools/tessera/command.h"
+#include "tools/tessera/report/console.h"
+
+namespace tessera::tools {
+namespace {
+
+struct Options {
+  std::string source, out;
+  std::string dtype = "keep", step = "latest", max_shard_size = "5GB", memory = "256MiB";
+  io::ConsolidateOptions consolidate;
+  bool json = false;
+};
+
+std::optional<std::int64_t> parse_step(const std::string& text) {
+  if (text == "latest") return std::nullopt;
+  std::int64_t step = -1;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, step);
+  require(error == std::errc{} && stop == end && step >= 0,
+          "--step {}: expected \"latest\" or a step's number", text);
+  return step;
+}
+
+/// Percentage on standard error: one line that is drawn over on a terminal, else a line a quarter.
+class Progress {
+ public:
+  void update(std::int64_t done, std::int64_t total) {
+    const auto now = std::chrono::steady_clock::now();
+    const std::int64_t percent = total > 0 ? done * 100 / total : 100;
+    if (style_.live) {
+      if (now - drawn_ < std::chrono::milliseconds(100) && done < total) return;
+      drawn_ = now;
+      fmt::print(stderr, "\r{:3}%  {} of {}\x1b[K{}", percent, format_bytes(done),
+                 format_bytes(total), done == total ? "\n" : "");
+    } else if (percent / 25 > shown_) {
+      shown_ = percent / 25;
+      fmt::print(stderr, "{}%  {} of {}\n", percent, format_bytes(done), format_bytes(total));
+    }
+  }
+
+ private:
+  ConsoleStyle style_ = detect_console(STDERR_FILENO);
+  std::chrono::steady_clock::time_point drawn_{};
+  std::int64_t shown_ = 0;
+};
+
+void print_report(const io::ConsolidateReport& report, const Options& options) {
+  if (options.json) {
+    io::Json json{{"source", report.source.string()},
+                  {"out", options.out},
+                  {"step", nullptr},
+                  {"files", report.files},
+                  {"tensors", report.tensors},
+                  {"parameters", report.parameters},
+                  {"bytes", report.bytes},
+                  {"seconds", report.seconds}};
+    if (report.step) json["step"] = *report.step;
+    fmt::print("{}\n", json.dump(2));
+    return;
+  }
+  std::vector<std::pair<std::string, std::string>> rows{
+      {"source", report.source.string()},
+      {"written",
+       fmt::format("{}: {} tensors, {}", options.out, report.tensors, format_bytes(report.bytes))}};
+  if (report.parameters > 0) {
+    rows.emplace_back("parameters", format_count(static_cast<double>(report.parameters)));
+  }
+  rows.emplace_back("time", format_duration(report.seconds));
+  for (std::size_t i = 0; i < report.files.size(); ++i) {
+    rows.emplace_back(i == 0 ? "files" : "", report.files[i]);
+  }
+  fmt::print("{}", format_rows(detect_console(STDOUT_FILENO), rows));
+}
+
+int run(const Options& options) {
+  io::ConsolidateOptions consolidate = options.consolidate;
+  if (options.dtype != "keep")
+    consolidate.dtype = options.dtype == "f32" ? DType::F32 : DType::BF16;
+  consolidate.step = parse_step(options.step);
+  consolidate.max_shard_size = io::parse_bytes(options.max_shard_size);
+  consolidate.memory = io::parse_bytes(options.memory);
+  Progress progress;
+  consolidate.progress = [&](std::int64_t done, std::int64_t total) {
+    progress.update(done, total);
+  };
+  print_report(io::consolidate(options.source, options.out, consolidate), options);
+  return 0;
+}
+
+}  // namespace
+
+Command add_consolidate(CLI::App& parent) {
+  const auto options = std::make_shared<Options>();
+  io::ConsolidateOptions& consolidate = options->consolidate;
+  consolidate.jobs = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 4U));
+  CLI::App* app = parent.add_subcommand(
+      "consolidate", "Make a whole model of a checkpoint's shards; needs little memory and no GPU");
+  app->add_option("CHECKPOINT", options->source,
+                  "A checkpoint, a run (its newest checkpoint), or a Hugging Face model directory")
+      ->required();
+  app->add_option("OUT", options->out, "Directory to write")->required();
+  app->add_option("--format", consolidate.format, "hf or safetensors")
+      ->transform(CLI::CheckedTransformer(std::map<std::string, io::ExportFormat>{
+          {"hf", io::ExportFormat::HF}, {"safetensors", io::ExportFormat::Safetensors}}))
+      ->default_str("hf");
+  app->add_option("--what", consolidate.what, "model, optimizer or all")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, io::ExportWhat>{{"model", io::ExportWhat::Model},
+                                                {"optimizer", io::ExportWhat::Optimizer},
+                                                {"all", io::ExportWhat::All}}))
+      ->default_str("model");
+  app->add_option("--dtype", options->dtype, "Of the weights")
+      ->check(CLI::IsMember({"keep", "f32", "bf16"}))
+      ->capture_default_str();
+  app->add_option("--max-shard-size", options->max_shard_size, "Largest file of tensors")
+      ->capture_default_str();
+  app->add_option("--memory", options->memory, "For all buffers together")->capture_default_str();
+  app->add_option("--step", options->step, "Of a run: latest, or a number")->capture_default_str();
+  app->add_option("--jobs", consolidate.jobs, "Threads that copy")->capture_default_str();
+  app->add_flag("--overwrite", consolidate.overwrite, "Replace an earlier export at OUT");
+  app->add_flag("--json", options->json, "Machine-readable output");
+  return {app, [options] { return run(*options); }};
+}
+
+}  // namespace tessera::tools
