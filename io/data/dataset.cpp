@@ -4,11 +4,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <set>
 #include <utility>
 
 #include "core/base/error.h"
-#include "io/data/input_file.h"
+#include "io/base/file.h"
 #include "io/data/text.h"
 #include "io/data/token_file.h"
 
@@ -35,9 +36,9 @@ TokenSourcePtr open_token_files(const std::vector<std::string>& files, std::int6
 }
 
 std::string read_text(const std::string& path) {
-  const InputFile file(path);
-  require<IoError>(file.size() > 0, "{}: the file is empty, expected text", path);
-  return file.read_all();
+  std::string text = read_file(path, std::numeric_limits<std::int64_t>::max());
+  require<IoError>(!text.empty(), "{}: the file is empty, expected text", path);
+  return text;
 }
 
 TokenSourcePtr open_text_files(const std::vector<std::string>& files, const Tokenizer& tokenizer) {

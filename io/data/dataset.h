@@ -40,7 +40,8 @@ struct Dataset {
 /// Opens what a run reads. The vocabulary of chars is the sorted set of characters of all training
 /// and validation text, as in nanoGPT's character example; such text is held in memory as 2 bytes
 /// per character, everything else stays on disk.
-/// @throws IoError on files that cannot be read or are malformed, InvalidArgument on options that
+/// @throws IoError or CorruptCheckpoint on files that cannot be read or are malformed,
+/// InvalidArgument on options that
 ///   don't fit each other or the data
 Dataset open_dataset(const DatasetOptions& options);
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "io/data/input_file.h"
+#include "io/base/file.h"
 
 namespace tessera::io {
 namespace {
@@ -23,7 +23,7 @@ constexpr std::int32_t kMagicEvaluation = 20240522;
 template <typename T>
 class FileTokens final : public TokenSource {
  public:
-  FileTokens(InputFile file, std::int64_t offset, std::int64_t size, std::int64_t vocab_size)
+  FileTokens(File file, std::int64_t offset, std::int64_t size, std::int64_t vocab_size)
       : file_(std::move(file)), offset_(offset), size_(size), limit_(vocab_size) {}
 
   std::int64_t size() const override { return size_; }
@@ -32,15 +32,15 @@ class FileTokens final : public TokenSource {
     std::array<T, 4096> block;
     while (count > 0) {
       const auto part = std::min(count, static_cast<std::int64_t>(block.size()));
-      file_.read(offset_ + begin * static_cast<std::int64_t>(sizeof(T)),
-                 static_cast<std::size_t>(part) * sizeof(T), block.data());
+      file_.read(offset_ + begin * static_cast<std::int64_t>(sizeof(T)), block.data(),
+                 static_cast<std::size_t>(part) * sizeof(T));
       for (std::int64_t i = 0; i < part; ++i) {
         const T id = block[static_cast<std::size_t>(i)];
         if (id >= limit_) [[unlikely]] {
           throw IoError(
               "{}: token {} has id {}, but the vocabulary has {} entries; set model.vocab_size or "
               "use the tokenizer that made this file",
-              file_.path(), begin + i, id, limit_);
+              file_.path().string(), begin + i, id, limit_);
         }
         dst[i] = static_cast<std::int32_t>(id);
       }
@@ -51,31 +51,33 @@ class FileTokens final : public TokenSource {
   }
 
  private:
-  InputFile file_;
+  File file_;
   std::int64_t offset_;
   std::int64_t size_;
   std::int64_t limit_;
 };
 
 template <typename T>
-TokenSourcePtr open_with_header(InputFile file, std::int32_t version, std::int64_t vocab_size) {
-  require<IoError>(file.size() >= kHeaderBytes,
-                   "{}: {} bytes, but the header of a token file alone has {}: it was cut",
-                   file.path(), file.size(), kHeaderBytes);
+TokenSourcePtr open_with_header(File file, std::int32_t version, std::int64_t vocab_size) {
+  const std::string path = file.path().string();
+  const std::int64_t size = file.size();
+  require<IoError>(size >= kHeaderBytes,
+                   "{}: {} bytes, but the header of a token file alone has {}: it was cut", path,
+                   size, kHeaderBytes);
   std::array<std::int32_t, 3> header{};
-  file.read(0, sizeof(header), header.data());
+  file.read(0, header.data(), sizeof(header));
   require<IoError>(header[1] == version, "{}: token file version {}, expected {} for magic {}",
-                   file.path(), header[1], version, header[0]);
+                   path, header[1], version, header[0]);
   const std::int64_t count = header[2];
   require<IoError>(count >= 0,
                    "{}: its header counts {} tokens; counts over 2^31 - 1 don't fit that field: "
                    "write several files and name them all",
-                   file.path(), count);
+                   path, count);
   const std::int64_t expected = kHeaderBytes + count * static_cast<std::int64_t>(sizeof(T));
-  require<IoError>(file.size() == expected,
+  require<IoError>(size == expected,
                    "{}: its header counts {} tokens, which makes {} bytes, but the file has {}",
-                   file.path(), count, expected, file.size());
-  require<IoError>(count > 0, "{}: a token file without tokens", file.path());
+                   path, count, expected, size);
+  require<IoError>(count > 0, "{}: a token file without tokens", path);
   return std::make_shared<FileTokens<T>>(std::move(file), kHeaderBytes, count, vocab_size);
 }
 
@@ -83,10 +85,11 @@ TokenSourcePtr open_with_header(InputFile file, std::int32_t version, std::int64
 
 TokenSourcePtr open_token_file(const std::string& path, std::int64_t vocab_size) {
   if (vocab_size == 0) vocab_size = std::int64_t{1} << 31;  // what int32 can hold
-  InputFile file(path);
-  require<IoError>(file.size() > 0, "{}: the file is empty, expected tokens", path);
+  File file = File::open(path);
+  const std::int64_t size = file.size();
+  require<IoError>(size > 0, "{}: the file is empty, expected tokens", path);
   std::int32_t magic = 0;
-  if (file.size() >= std::int64_t{sizeof(magic)}) file.read(0, sizeof(magic), &magic);
+  if (size >= std::int64_t{sizeof(magic)}) file.read(0, &magic, sizeof(magic));
   if (magic == kMagic16) return open_with_header<std::uint16_t>(std::move(file), 1, vocab_size);
   if (magic == kMagic32) return open_with_header<std::uint32_t>(std::move(file), 7, vocab_size);
   require<IoError>(magic != kMagicEvaluation,
@@ -95,19 +98,19 @@ TokenSourcePtr open_token_file(const std::string& path, std::int64_t vocab_size)
   require<IoError>(magic < 20240000 || magic > 20249999,
                    "{}: unknown magic {}, expected {} (16-bit tokens) or {} (32-bit tokens)", path,
                    magic, kMagic16, kMagic32);
-  require<IoError>(file.size() % 2 == 0,
+  require<IoError>(size % 2 == 0,
                    "{}: {} bytes, an odd size, and no header: not a file of uint16 tokens "
                    "(text must not be named .bin)",
-                   path, file.size());
-  const std::int64_t count = file.size() / 2;
+                   path, size);
+  const std::int64_t count = size / 2;
   return std::make_shared<FileTokens<std::uint16_t>>(std::move(file), 0, count, vocab_size);
 }
 
 TokenSourcePtr open_byte_file(const std::string& path) {
-  InputFile file(path);
-  require<IoError>(file.size() > 0, "{}: the file is empty, expected text", path);
-  const std::int64_t count = file.size();
-  return std::make_shared<FileTokens<std::uint8_t>>(std::move(file), 0, count, 256);
+  File file = File::open(path);
+  const std::int64_t size = file.size();
+  require<IoError>(size > 0, "{}: the file is empty, expected text", path);
+  return std::make_shared<FileTokens<std::uint8_t>>(std::move(file), 0, size, 256);
 }
 
 }  // namespace tessera::io

@@ -13,7 +13,9 @@ class TokenSource {
   /// Number of tokens.
   virtual std::int64_t size() const = 0;
   /// Writes tokens [begin, begin + count) to dst. Takes no memory that grows with the source.
-  /// @throws InvalidArgument outside [0, size()], IoError if the file fails or holds an id that is
+  /// @throws InvalidArgument outside [0, size()], IoError if the file fails, CorruptCheckpoint if
+  /// it became
+  ///   shorter, IoError if it holds an id that is
   ///   not in the vocabulary (checked here, as tokens are read, with position and value)
   virtual void read(std::int64_t begin, std::int64_t count, std::int32_t* dst) const = 0;
 };

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "io/data/input_file.h"
+#include "io/base/file.h"
 #include "io/data/text.h"
 
 namespace tessera::io {
@@ -123,12 +123,9 @@ TokenizerPtr tokenizer_from_json(const nlohmann::json& json) {
 }
 
 TokenizerPtr load_tokenizer(const std::string& path) {
-  const InputFile file(path);
   constexpr std::int64_t kLimit = 64 << 20;
-  require<IoError>(file.size() <= kLimit,
-                   "{}: {} bytes are too many for a tokenizer file (at most {})", path, file.size(),
-                   kLimit);
-  const auto json = nlohmann::json::parse(file.read_all(), nullptr, /*allow_exceptions=*/false);
+  const auto json =
+      nlohmann::json::parse(read_file(path, kLimit), nullptr, /*allow_exceptions=*/false);
   require(!json.is_discarded(), "{}: expected a tokenizer file, found no valid JSON", path);
   try {
     return tokenizer_from_json(json);

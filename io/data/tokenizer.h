@@ -38,7 +38,8 @@ TokenizerPtr make_char_tokenizer(std::u32string vocabulary);
 /// @throws InvalidArgument on a malformed description, Unsupported on a type of another build
 TokenizerPtr tokenizer_from_json(const nlohmann::json& json);
 /// Reads a tokenizer file: JSON as to_json() writes it.
-/// @throws IoError, InvalidArgument, Unsupported (e.g. for a tokenizer.json of Hugging Face)
+/// @throws IoError, CorruptCheckpoint (over 64 MiB), InvalidArgument, Unsupported (e.g. for a
+/// tokenizer.json of Hugging Face)
 TokenizerPtr load_tokenizer(const std::string& path);
 
 }  // namespace tessera::io

@@ -105,5 +105,6 @@ TEST_CASE("options that don't fit each other are refused") {
   CHECK(open_dataset({.train = {text}, .vocab_size = 512}).vocab_size == 512);
   CHECK_THROWS_HOLDING(InvalidArgument, "val_fraction",
                        open_dataset({.train = {text}, .val_fraction = 1.0}));
-  CHECK_THROWS_HOLDING(IoError, "is a directory", open_dataset({.train = {dir.path().string()}}));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "is a directory",
+                       open_dataset({.train = {dir.path().string()}}));
 }

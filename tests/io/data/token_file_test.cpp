@@ -87,11 +87,11 @@ TEST_CASE("every malformation has its own message") {
 TEST_CASE("what is no regular file is refused at once") {
   const TempDir dir;
   CHECK_THROWS_HOLDING(IoError, "No such file", open_token_file(dir.file("absent.bin")));
-  CHECK_THROWS_HOLDING(IoError, "is a directory", open_token_file(dir.path().string()));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "is a directory", open_token_file(dir.path().string()));
   const auto fifo = dir.file("fifo.bin");
   REQUIRE(::mkfifo(fifo.c_str(), 0600) == 0);
-  CHECK_THROWS_HOLDING(IoError, "pipe", open_token_file(fifo));
-  CHECK_THROWS_HOLDING(IoError, "pipe", open_token_file("/dev/null"));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "is a FIFO", open_token_file(fifo));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "is a device", open_token_file("/dev/null"));
 }
 
 TEST_CASE("ids outside the vocabulary are refused with position and value") {
@@ -127,7 +127,7 @@ TEST_CASE("a file that shrinks while it is open is an error, not a signal") {
   const auto source = open_token_file(path);
   std::filesystem::resize_file(path, 100);
   std::vector<std::int32_t> out(5000);
-  CHECK_THROWS_HOLDING(IoError, "it was cut", source->read(0, 5000, out.data()));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "it was cut", source->read(0, 5000, out.data()));
 }
 
 TEST_CASE("bytes of a text are tokens") {
