@@ -21,6 +21,7 @@ Tensor causal_attention(const Tensor& qkv, std::int64_t n_head);
 /// @param cache_v  like cache_k
 /// @param past     filled columns; past + T <= P
 /// @return         [B, T, H * D]
+/// @throws Unsupported while recording, if qkv requires a gradient: decode under NoGradGuard
 Tensor cached_attention(const Tensor& qkv, std::int64_t n_head, const Tensor& cache_k,
                         const Tensor& cache_v, std::int64_t past);
 

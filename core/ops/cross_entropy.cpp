@@ -139,13 +139,13 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
                              MemoryCategory::Activations, kName);
   if (recorded) {
     auto backward = [grad_x = std::move(grad_x)](const Tensor& grad_loss,
-                                                 autograd::InputGradients& into) mutable {
+                                                 autograd::InputGradients& into) {
       const bool known = grad_loss.device().type != DeviceType::Meta;
       require(!known || grad_loss.item() == 1.0,
               "{} must be the root of backward: its gradients were computed during forward for a "
               "gradient of 1, got {}; use its scale",
               kName, known ? grad_loss.item() : 1.0);
-      if (grad_x.defined()) into.pass(0, std::move(grad_x));
+      if (grad_x.defined()) into.pass(0, grad_x);
     };
     // Always: with a frozen x there is nothing to pass on, but the loss is still a root.
     autograd::record(kName, loss, {x}, std::move(backward), true);

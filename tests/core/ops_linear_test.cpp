@@ -69,7 +69,6 @@ TEST_CASE("linear: a frozen weight's input is not kept") {
   const auto context = Context::create();
   Tensor x = random_tensor(context, {64, 8}, DType::F32, 1).set_requires_grad(true);
   const Tensor w = random_tensor(context, {8, 8}, DType::F32, 2);
-  const std::weak_ptr<Storage> memory = x.storage();
   const Tensor y = ops::linear(ops::linear(x, w, {}), w, {});
   const auto two = static_cast<std::int64_t>(2 * x.bytes() + w.bytes());
   CHECK(context->ledger().total().current == two);
