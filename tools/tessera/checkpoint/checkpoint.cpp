@@ -106,7 +106,7 @@ int verify(const Options& options) {
                           {"elements", {problem.begin, problem.end}},
                           {"problem", problem.what}});
     }
-    const io::Json json{{"path", reader.path().string()},
+    const io::Json json{{"path", path},
                         {"valid", good},
                         {"tensors", report.tensors},
                         {"bytes", report.bytes},

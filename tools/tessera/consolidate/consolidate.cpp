@@ -7,7 +7,6 @@
 #include <charconv>
 #include <chrono>
 #include <cstdio>
-#include <map>
 #include <memory>
 #include <thread>
 
@@ -22,7 +21,8 @@ namespace {
 
 struct Options {
   std::string source, out;
-  std::string dtype = "keep", step = "latest", max_shard_size = "5GB", memory = "256MiB";
+  std::string format = "hf", what = "model", dtype = "keep", step = "latest";
+  std::string max_shard_size = "5GB", memory = "256MiB";
   io::ConsolidateOptions consolidate;
   bool json = false;
 };
@@ -90,6 +90,9 @@ void print_report(const io::ConsolidateReport& report, const Options& options) {
 
 int run(const Options& options) {
   io::ConsolidateOptions consolidate = options.consolidate;
+  if (options.format == "safetensors") consolidate.format = io::ExportFormat::Safetensors;
+  if (options.what == "optimizer") consolidate.what = io::ExportWhat::Optimizer;
+  if (options.what == "all") consolidate.what = io::ExportWhat::All;
   if (options.dtype != "keep")
     consolidate.dtype = options.dtype == "f32" ? DType::F32 : DType::BF16;
   consolidate.step = parse_step(options.step);
@@ -115,16 +118,12 @@ Command add_consolidate(CLI::App& parent) {
                   "A checkpoint, a run (its newest checkpoint), or a Hugging Face model directory")
       ->required();
   app->add_option("OUT", options->out, "Directory to write")->required();
-  app->add_option("--format", consolidate.format, "hf or safetensors")
-      ->transform(CLI::CheckedTransformer(std::map<std::string, io::ExportFormat>{
-          {"hf", io::ExportFormat::HF}, {"safetensors", io::ExportFormat::Safetensors}}))
-      ->default_str("hf");
-  app->add_option("--what", consolidate.what, "model, optimizer or all")
-      ->transform(CLI::CheckedTransformer(
-          std::map<std::string, io::ExportWhat>{{"model", io::ExportWhat::Model},
-                                                {"optimizer", io::ExportWhat::Optimizer},
-                                                {"all", io::ExportWhat::All}}))
-      ->default_str("model");
+  app->add_option("--format", options->format, "Hugging Face directory, or plain safetensors")
+      ->check(CLI::IsMember({"hf", "safetensors"}))
+      ->capture_default_str();
+  app->add_option("--what", options->what, "Weights, optimizer state, or both")
+      ->check(CLI::IsMember({"model", "optimizer", "all"}))
+      ->capture_default_str();
   app->add_option("--dtype", options->dtype, "Of the weights")
       ->check(CLI::IsMember({"keep", "f32", "bf16"}))
       ->capture_default_str();
