@@ -154,6 +154,10 @@ void ShardedModel::step(const optim::AdamWOptions& options, double lr, std::int6
   }
 }
 
+void ShardedModel::gather_all() {
+  for (int u = 0; u < static_cast<int>(units_.size()); ++u) ensure_gathered(u, u + 1);
+}
+
 void ShardedModel::end_evaluation() {
   for (const auto& unit : units_) unit->release();
 }

@@ -52,7 +52,10 @@ class ShardedModel final : public UnitHooks {
   /// AdamW on this rank's segments. @param step from 1
   void step(const optim::AdamWOptions& options, double lr, std::int64_t step, double grad_scale);
 
-  /// For evaluation: releases what a forward pass without backward left gathered.
+  /// For whole-model work such as sampling text: gathers every unit; end_evaluation() gives them
+  /// back.
+  void gather_all();
+  /// Releases what a forward pass without backward, or gather_all(), left gathered.
   void end_evaluation();
 
   void before_forward(int unit) override;

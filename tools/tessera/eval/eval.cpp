@@ -1,0 +1,108 @@
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "io/data/dataset.h"
+#include "io/data/sampler.h"
+#include "tools/tessera/command.h"
+#include "tools/tessera/model/loaded_model.h"
+#include "tools/tessera/report/console.h"
+
+namespace tessera::tools {
+namespace {
+
+struct Options {
+  std::string model;
+  std::vector<std::string> data;
+  std::int64_t batch = 8;
+  std::int64_t seq_len = 0;
+  std::int64_t max_rows = 0;
+  std::optional<std::int64_t> step;
+  std::string dtype = "f32";
+  int threads = 0;
+  bool json = false;
+};
+
+int run(const Options& options) {
+  LoadedModel loaded = load_model(options.model, {options.step, options.dtype, options.threads});
+  models::Gpt2& model = *loaded.model;
+  const std::int64_t positions = model.config().seq_len;
+  const std::int64_t seq_len = options.seq_len > 0 ? options.seq_len : positions;
+  require(seq_len <= positions, "--seq-len {} is more than the model's {} positions", seq_len,
+          positions);
+  const io::Dataset dataset = io::open_dataset({.train = options.data,
+                                                .val = {},
+                                                .tokenizer = "bytes",
+                                                .val_fraction = 0,
+                                                .vocab_size = model.config().vocab_size,
+                                                .fixed_tokenizer = loaded.tokenizer});
+  const io::Sampler rows(dataset.train, seq_len, io::DataOrder::Sequential, 0, "the data");
+  std::int64_t count = rows.samples_per_epoch();
+  if (options.max_rows > 0) count = std::min(count, options.max_rows);
+
+  const auto started = std::chrono::steady_clock::now();
+  double sum = 0;
+  for (std::int64_t first = 0; first < count; first += options.batch) {
+    const std::int64_t batch = std::min(options.batch, count - first);
+    const auto make = [&] {
+      return Tensor::empty(loaded.context, {batch, seq_len}, DType::I32, MemoryCategory::Data,
+                           "batch");
+    };
+    const Tensor inputs = make();
+    const Tensor targets = make();
+    rows.fill_batch(first, batch, inputs.data<std::int32_t>(), targets.data<std::int32_t>());
+    sum += model.loss(inputs, targets, 1.0, {}).item();
+  }
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+  const auto tokens = static_cast<double>(count * seq_len);
+  const double loss = sum / tokens;
+  if (options.json) {
+    nlohmann::ordered_json out;
+    out["model"] = loaded.path.string();
+    out["loss"] = loss;
+    out["perplexity"] = std::exp(loss);
+    out["tokens"] = count * seq_len;
+    out["rows"] = count;
+    out["seq_len"] = seq_len;
+    out["tokens_per_s"] = tokens / seconds;
+    std::cout << out.dump() << std::endl;
+    return 0;
+  }
+  std::cout << format_rows(
+      detect_console(STDOUT_FILENO),
+      {{"model", loaded.path.string()},
+       {"loss", fmt::format("{:.4f} nats per token", loss)},
+       {"perplexity", fmt::format("{:.3f}", std::exp(loss))},
+       {"tokens", fmt::format("{} in {} rows of {}", count * seq_len, count, seq_len)},
+       {"speed", fmt::format("{} tokens/s", format_count(tokens / seconds))}});
+  return 0;
+}
+
+}  // namespace
+
+Command add_eval(CLI::App& parent) {
+  const auto options = std::make_shared<Options>();
+  CLI::App* app = parent.add_subcommand("eval", "Measure a model's loss on data");
+  app->add_option("MODEL", options->model, "Checkpoint, run, or Hugging Face model directory")
+      ->required();
+  app->add_option("--data", options->data, "Token files or text (with the model's tokenizer)")
+      ->required();
+  app->add_option("--seq-len", options->seq_len, "Tokens per row; default: the model's positions");
+  app->add_option("--batch", options->batch, "Rows at a time")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  app->add_option("--max-rows", options->max_rows, "Rows to read; 0: all")->capture_default_str();
+  app->add_option("--step", options->step, "Checkpoint of a run; default: the newest");
+  app->add_option("--dtype", options->dtype, "Compute in f32 or bf16")->capture_default_str();
+  app->add_option("--threads", options->threads, "0: OMP_NUM_THREADS or all processors")
+      ->capture_default_str();
+  app->add_flag("--json", options->json, "Machine-readable output");
+  return {app, [options] { return run(*options); }};
+}
+
+}  // namespace tessera::tools

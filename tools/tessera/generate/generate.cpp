@@ -1,0 +1,105 @@
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "tools/tessera/command.h"
+#include "tools/tessera/model/loaded_model.h"
+#include "tools/tessera/model/text_generation.h"
+
+namespace tessera::tools {
+namespace {
+
+struct Options {
+  std::string model;
+  std::string prompt;
+  std::vector<std::int32_t> prompt_tokens;
+  std::int64_t max_new_tokens = 200;
+  models::SamplingOptions sampling{.temperature = 0.8};
+  std::int64_t seed = 1337;
+  std::optional<std::int64_t> step;
+  std::string dtype = "f32";
+  int threads = 0;
+  bool json = false;
+};
+
+int run(const Options& options) {
+  options.sampling.validate();
+  require(options.prompt.empty() != options.prompt_tokens.empty(),
+          "give a prompt: either --prompt TEXT or --prompt-tokens ID ...");
+  LoadedModel loaded = load_model(options.model, {options.step, options.dtype, options.threads});
+  std::vector<std::int32_t> prompt = options.prompt_tokens;
+  if (prompt.empty()) {
+    require<Unsupported>(loaded.tokenizer != nullptr,
+                         "{} came without a tokenizer that this build reads "
+                         "(tokenizer_tessera.json); give token ids with --prompt-tokens",
+                         loaded.path.string());
+    prompt = loaded.tokenizer->encode(options.prompt, "--prompt");
+  }
+  const RngKey key =
+      RngKey::make(static_cast<std::uint64_t>(options.seed), RngPurpose::Sampling, 0);
+  // Without --json the text appears as it is made; a tokenizer's pieces need not be whole
+  // characters.
+  const bool stream = !options.json;
+  std::string pending;
+  const auto show = [&](std::int32_t token) {
+    if (!stream) return true;
+    if (loaded.tokenizer == nullptr) {
+      std::cout << ' ' << token << std::flush;
+      return true;
+    }
+    pending += loaded.tokenizer->decode(std::vector<std::int32_t>{token});
+    const bool cut = !pending.empty() && (static_cast<unsigned char>(pending.back()) & 0x80) != 0;
+    if (!cut || pending.size() >= 4) {
+      std::cout << printable(pending) << std::flush;
+      pending.clear();
+    }
+    return true;
+  };
+  if (stream)
+    std::cout << (options.prompt.empty() ? fmt::format("{}", prompt.back()) : options.prompt);
+  const auto ids = generate(*loaded.model, loaded.context, prompt, options.max_new_tokens,
+                            options.sampling, key, show);
+  if (stream) {
+    std::cout << printable(pending) << std::endl;
+    return 0;
+  }
+  nlohmann::ordered_json out;
+  out["model"] = loaded.path.string();
+  out["prompt_tokens"] = prompt;
+  out["tokens"] = ids;
+  if (loaded.tokenizer) out["text"] = printable(loaded.tokenizer->decode(ids));
+  std::cout << out.dump() << std::endl;
+  return 0;
+}
+
+}  // namespace
+
+Command add_generate(CLI::App& parent) {
+  const auto options = std::make_shared<Options>();
+  CLI::App* app = parent.add_subcommand("generate", "Continue a text with a model");
+  app->add_option("MODEL", options->model, "Checkpoint, run, or Hugging Face model directory")
+      ->required();
+  app->add_option("--prompt", options->prompt, "Text to continue");
+  app->add_option("--prompt-tokens", options->prompt_tokens, "Token ids to continue");
+  app->add_option("--max-new-tokens", options->max_new_tokens, "Tokens to add")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  app->add_option("--temperature", options->sampling.temperature, "0: the most likely token")
+      ->capture_default_str();
+  app->add_option("--top-k", options->sampling.top_k, "Draw from the k most likely; 0: all")
+      ->capture_default_str();
+  app->add_option("--top-p", options->sampling.top_p,
+                  "Draw from the most likely that reach this probability together")
+      ->capture_default_str();
+  app->add_option("--seed", options->seed, "Of the random draws")->capture_default_str();
+  app->add_option("--step", options->step, "Checkpoint of a run; default: the newest");
+  app->add_option("--dtype", options->dtype, "Compute in f32 or bf16")->capture_default_str();
+  app->add_option("--threads", options->threads, "0: OMP_NUM_THREADS or all processors")
+      ->capture_default_str();
+  app->add_flag("--json", options->json, "Machine-readable output");
+  return {app, [options] { return run(*options); }};
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,57 @@
+#include "tools/tessera/model/loaded_model.h"
+
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "io/hf/model_source.h"
+#include "tools/tessera/train/setup.h"
+
+namespace tessera::tools {
+namespace {
+
+constexpr const char* kTokenizerFile = "tokenizer_tessera.json";
+
+io::TokenizerPtr find_tokenizer(const io::ModelSource& source) {
+  if (const auto* checkpoint = source.checkpoint()) return checkpoint_tokenizer(*checkpoint);
+  const auto file = source.path() / kTokenizerFile;
+  return std::filesystem::exists(file) ? io::load_tokenizer(file.string()) : nullptr;
+}
+
+}  // namespace
+
+int default_threads(std::int64_t asked, int local_ranks) {
+  if (asked > 0) return static_cast<int>(asked);
+  if (const char* variable = std::getenv("OMP_NUM_THREADS");
+      variable != nullptr && *variable != 0) {
+    int threads = 0;
+    // A list ("4,2") gives threads per nesting level; ours is the first.
+    const auto [end, status] = std::from_chars(variable, variable + std::strlen(variable), threads);
+    require(status == std::errc() && (*end == 0 || *end == ',') && threads >= 1,
+            "OMP_NUM_THREADS must be a number of threads, 1 or more, got '{}'", variable);
+    return threads;
+  }
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / local_ranks);
+}
+
+LoadedModel load_model(const std::string& path, const LoadOptions& options) {
+  require(options.dtype == "f32" || options.dtype == "bf16",
+          "--dtype must be f32 or bf16, got '{}'", options.dtype);
+  const auto source = io::open_model(path, options.step);
+  LoadedModel loaded;
+  loaded.path = source->path();
+  loaded.context = Context::create({.device = {}, .threads = default_threads(options.threads, 1)});
+  loaded.context->set_grad_enabled(false);
+  loaded.model =
+      std::make_unique<models::Gpt2>(parse_model_section(source->config(), loaded.path.string()));
+  materialize(loaded.model->units(), loaded.context,
+              options.dtype == "bf16" ? DType::BF16 : DType::F32,
+              [&](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
+                source->read(p.name, begin, end, out, DType::F32);
+              });
+  loaded.tokenizer = find_tokenizer(*source);
+  return loaded;
+}
+
+}  // namespace tessera::tools

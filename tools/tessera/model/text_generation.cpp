@@ -1,0 +1,82 @@
+#include "tools/tessera/model/text_generation.h"
+
+#include <algorithm>
+
+namespace tessera::tools {
+namespace {
+
+constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
+
+// Bytes of the UTF-8 character at the start of text; 0 if there is none.
+std::size_t character_length(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char first = byte(0);
+  if (first < 0x80) return 1;
+  const std::size_t length = first >= 0xF5   ? 0
+                             : first >= 0xF0 ? 4
+                             : first >= 0xE0 ? 3
+                             : first >= 0xC2 ? 2
+                                             : 0;
+  if (length == 0 || length > text.size()) return 0;
+  for (std::size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xC0) != 0x80) return 0;
+  }
+  // Overlong forms, surrogates, and what lies above U+10FFFF.
+  if ((first == 0xE0 && byte(1) < 0xA0) || (first == 0xED && byte(1) > 0x9F) ||
+      (first == 0xF0 && byte(1) < 0x90) || (first == 0xF4 && byte(1) > 0x8F)) {
+    return 0;
+  }
+  return length;
+}
+
+}  // namespace
+
+std::vector<std::int32_t> generate(models::Gpt2& model, const std::shared_ptr<Context>& context,
+                                   const std::vector<std::int32_t>& prompt, std::int64_t count,
+                                   const models::SamplingOptions& options, const RngKey& key,
+                                   const std::function<bool(std::int32_t)>& on_token) {
+  require(!prompt.empty(), "the prompt is empty; give at least one token to go on from");
+  options.validate();
+  const auto positions = static_cast<std::size_t>(model.config().seq_len);
+  std::vector<std::int32_t> text = prompt;
+  std::vector<std::int32_t> result;
+  models::KvCache cache = model.make_cache(1);
+  std::size_t fed = 0;  // tokens of `text` that the cache has seen, counted from its start
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::size_t fresh = text.size() - fed;
+    if (static_cast<std::size_t>(cache.past) + fresh > positions) {
+      cache.past = 0;
+      fresh = std::min(text.size(), std::max<std::size_t>(positions / 2, 1));
+    }
+    const auto first = text.end() - static_cast<std::ptrdiff_t>(fresh);
+    const std::vector<std::int32_t> next(first, text.end());
+    const Tensor tokens = Tensor::from<std::int32_t>(context, {1, static_cast<std::int64_t>(fresh)},
+                                                     std::span<const std::int32_t>(next));
+    const std::vector<float> logits = model.decode(tokens, cache).to_vector<float>();
+    fed = text.size();
+    const std::int32_t token = models::sample(logits, options, key, static_cast<std::uint64_t>(i));
+    text.push_back(token);
+    result.push_back(token);
+    if (on_token && !on_token(token)) break;
+  }
+  return result;
+}
+
+std::string printable(std::string_view text) {
+  std::string result;
+  while (!text.empty()) {
+    const std::size_t length = character_length(text);
+    const auto first = static_cast<unsigned char>(text[0]);
+    const bool control =
+        length == 1 && (first == 0x7F || (first < 0x20 && first != '\n' && first != '\t'));
+    if (length == 0 || control) {
+      result += kReplacement;
+    } else {
+      result += text.substr(0, length);
+    }
+    text.remove_prefix(std::max<std::size_t>(length, 1));
+  }
+  return result;
+}
+
+}  // namespace tessera::tools

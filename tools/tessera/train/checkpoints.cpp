@@ -1,0 +1,129 @@
+#include "tools/tessera/train/checkpoints.h"
+
+#include "io/base/json.h"
+
+namespace tessera::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+constexpr const char* kFormat = "tessera-trainer";
+constexpr std::int64_t kVersion = 1;
+
+}  // namespace
+
+std::string format_trainer_state(const TrainerState& state) {
+  const Json json = {
+      {"format", kFormat},          {"version", kVersion},          {"step", state.step},
+      {"position", state.position}, {"tokenizer", state.tokenizer}, {"config", state.config}};
+  return json.dump(1) + "\n";
+}
+
+TrainerState parse_trainer_state(const std::string& text, const std::string& source) {
+  const Json json = io::parse_json(text, source);
+  const io::JsonReader root(json, source);
+  const std::string& format = root.at("format").string();
+  require<CorruptCheckpoint>(format == kFormat, "{}: format is '{}', expected '{}'", source, format,
+                             kFormat);
+  const std::int64_t version = root.at("version").integer();
+  require<CorruptCheckpoint>(version == kVersion,
+                             "{}: version {} is not known to this tessera, which reads version {}",
+                             source, version, kVersion);
+  return {root.at("step").integer(), root.at("position").integer(), root.at("tokenizer").value(),
+          root.at("config").value()};
+}
+
+Json model_section(const models::Gpt2Config& config) {
+  return {{"arch", "gpt2"},
+          {"n_layer", config.n_layer},
+          {"n_head", config.n_head},
+          {"n_embd", config.n_embd},
+          {"vocab_size", config.vocab_size},
+          {"seq_len", config.seq_len},
+          {"layer_norm_eps", config.layer_norm_eps},
+          {"dropout", config.dropout}};
+}
+
+models::Gpt2Config parse_model_section(const Json& section, const std::string& source) {
+  const io::JsonReader reader(section, source);
+  const std::string& arch = reader.at("arch").string();
+  require<Unsupported>(arch == "gpt2", "{}: model.arch {} is not in this build; it has gpt2",
+                       source, arch);
+  const auto number = [&](const char* key) {
+    const Json& value = reader.at(key).value();
+    require<CorruptCheckpoint>(value.is_number(), "{}: {} must be a number", source, key);
+    return value.get<double>();
+  };
+  models::Gpt2Config config;
+  config.n_layer = reader.at("n_layer").integer(1);
+  config.n_head = reader.at("n_head").integer(1);
+  config.n_embd = reader.at("n_embd").integer(1);
+  config.vocab_size = reader.at("vocab_size").integer(1);
+  config.seq_len = reader.at("seq_len").integer(1);
+  config.layer_norm_eps = number("layer_norm_eps");
+  config.dropout = static_cast<float>(number("dropout"));
+  config.validate();
+  return config;
+}
+
+std::vector<std::string> StoreCoordinator::exchange(const std::string& phase,
+                                                    std::string_view mine) {
+  // A step may be saved again after a failed attempt; the count keeps the names apart, and is the
+  // same on all ranks since they make the same calls.
+  return comm::exchange(store_, fmt::format("save/{}/{}", calls_++, phase), rank_, world_size_,
+                        mine, deadline_);
+}
+
+std::optional<fs::path> find_resume(const fs::path& run_dir, const std::string& resume,
+                                    std::vector<std::string>& notes) {
+  if (resume != "auto" && resume != "never") return io::open_checkpoint(resume).path();
+  if (!fs::exists(run_dir / "checkpoints")) return std::nullopt;
+  const auto existing = io::find_checkpoints(run_dir);
+  if (existing.empty()) return std::nullopt;
+  require(
+      resume == "auto",
+      "{} holds a run with checkpoints up to step {}; continue it with --checkpoint.resume auto, "
+      "or choose another --run.out",
+      run_dir.string(), existing.back().step);
+  auto newest = io::newest_valid(run_dir, /*verify_data=*/true);
+  notes = std::move(newest.skipped);
+  require<CorruptCheckpoint>(newest.reader.has_value(),
+                             "none of the {} checkpoints of {} can be used ({}); start anew with "
+                             "another --run.out",
+                             existing.size(), run_dir.string(),
+                             notes.empty() ? "no reason found" : notes.front());
+  return newest.reader->path();
+}
+
+io::SaveRequest make_save_request(comm::ShardedModel& sharded, bool with_optimizer) {
+  io::SaveRequest request;
+  const auto add = [](std::vector<io::TensorPart>& list, const comm::ShardedModel::Piece& piece,
+                      const float* data) {
+    list.push_back({piece.parameter->name, piece.parameter->tensor.shape(), DType::F32, piece.begin,
+                    piece.end, data});
+  };
+  for (const auto& piece : sharded.owned_pieces()) {
+    add(request.model, piece, piece.master);
+    if (!with_optimizer || piece.exp_avg == nullptr) continue;
+    add(request.exp_avg, piece, piece.exp_avg);
+    add(request.exp_avg_sq, piece, piece.exp_avg_sq);
+  }
+  return request;
+}
+
+void load_training_state(comm::ShardedModel& sharded, const io::CheckpointReader& reader) {
+  reader.tensors(io::Section::ExpAvg);  // says what to do if there is no optimizer state
+  sharded.create_optimizer_state();
+  for (const auto& piece : sharded.held_pieces()) {
+    const auto read = [&](io::Section section, float* out) {
+      reader.read(section, piece.parameter->name, piece.begin, piece.end, out, DType::F32);
+    };
+    read(io::Section::Model, piece.master);
+    read(io::Section::ExpAvg, piece.exp_avg);
+    read(io::Section::ExpAvgSq, piece.exp_avg_sq);
+  }
+  sharded.values_changed();
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "comm/control/store.h"
+#include "comm/sharding/sharded_model.h"
+#include "io/checkpoint/find.h"
+#include "io/checkpoint/save.h"
+#include "models/gpt2_config.h"
+#include "tools/tessera/config/config.h"
+
+namespace tessera::tools {
+
+/// What a run needs beside tensors to go on where it was: content of a checkpoint's trainer.json.
+struct TrainerState {
+  std::int64_t step = 0;      ///< updates made
+  std::int64_t position = 0;  ///< global number of the next sample
+  nlohmann::json tokenizer;   ///< null for token files
+  nlohmann::json config;      ///< resolved, of the run that saved
+};
+std::string format_trainer_state(const TrainerState& state);
+/// @throws CorruptCheckpoint naming source and field
+TrainerState parse_trainer_state(const std::string& text, const std::string& source);
+
+/// The "model" section that is stored with a checkpoint.
+nlohmann::json model_section(const models::Gpt2Config& config);
+/// @throws CorruptCheckpoint naming source and field; Unsupported on another architecture
+models::Gpt2Config parse_model_section(const nlohmann::json& section, const std::string& source);
+
+/// Lets the ranks of a save talk over the run's store.
+class StoreCoordinator final : public io::SaveCoordinator {
+ public:
+  StoreCoordinator(comm::Store& store, int rank, int world_size, std::chrono::milliseconds deadline)
+      : store_(store), rank_(rank), world_size_(world_size), deadline_(deadline) {}
+  std::vector<std::string> exchange(const std::string& phase, std::string_view mine) override;
+
+ private:
+  comm::Store& store_;
+  int rank_, world_size_;
+  std::chrono::milliseconds deadline_;
+  std::int64_t calls_ = 0;
+};
+
+/// Which checkpoint a run starts from, as rank 0 finds it; empty: none.
+/// @param resume  checkpoint.resume
+/// @param notes   receives one line for every broken checkpoint that was passed over
+/// @throws InvalidArgument if `resume` names what is not there, or if the run must not be continued
+///         (resume=never) but its directory holds one
+std::optional<std::filesystem::path> find_resume(const std::filesystem::path& run_dir,
+                                                 const std::string& resume,
+                                                 std::vector<std::string>& notes);
+
+/// Parts of this rank for a save; moments only if they are there and wanted.
+io::SaveRequest make_save_request(comm::ShardedModel& sharded, bool with_optimizer);
+
+/// Fills weights and moments of this rank from a checkpoint, checking them as they are read.
+/// @throws InvalidArgument if it holds no optimizer state
+void load_training_state(comm::ShardedModel& sharded, const io::CheckpointReader& reader);
+
+}  // namespace tessera::tools

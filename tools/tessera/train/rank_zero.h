@@ -1,0 +1,18 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+
+#include "comm/control/store.h"
+
+namespace tessera::tools {
+
+/// Runs `decide` on rank 0 and gives its result to every rank, over the store.
+/// @param name  new for each decision
+/// @throws what `decide` throws, on rank 0; on the others CommError(Aborted) that quotes it
+std::string decide_on_rank_zero(comm::Store& store, const std::string& name, int rank,
+                                std::chrono::milliseconds deadline,
+                                const std::function<std::string()>& decide);
+
+}  // namespace tessera::tools

@@ -1,0 +1,308 @@
+#include "tools/tessera/train/run.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <iostream>
+
+#include "comm/bootstrap.h"
+#include "io/checkpoint/find.h"
+#include "tools/tessera/model/loaded_model.h"
+#include "tools/tessera/model/text_generation.h"
+#include "tools/tessera/report/loss_svg.h"
+#include "tools/tessera/report/metrics.h"
+#include "tools/tessera/report/progress.h"
+#include "tools/tessera/train/rank_zero.h"
+#include "tools/tessera/train/run_directory.h"
+#include "tools/tessera/train/setup.h"
+#include "tools/tessera/train/stop_signal.h"
+#include "tools/tessera/train/summary.h"
+#include "tools/tessera/train/trainer.h"
+
+namespace tessera::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1e3));
+}
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// What must be equal on all ranks: everything but threads, which may differ between hosts.
+std::string fingerprint(const Config& config) {
+  std::string text = fmt::format("tessera = {}\n", TESSERA_VERSION);
+  const auto json = to_json(config);
+  for (const auto& [section, keys] : json.items()) {
+    for (const auto& [key, value] : keys.items()) {
+      if (section == "train" && key == "threads") continue;
+      text += fmt::format("{}.{} = {}\n", section, key, value.dump());
+    }
+  }
+  return text;
+}
+
+TrainerOptions trainer_options(const Config& config) {
+  TrainerOptions options;
+  options.global_batch = config.train.global_batch;
+  options.micro_batch = config.train.micro_batch;
+  options.recompute_blocks = config.train.recompute == "block";
+  options.clip_norm = config.optim.clip_norm;
+  options.seed = static_cast<std::uint64_t>(config.train.seed);
+  options.adamw = {config.optim.beta1, config.optim.beta2, config.optim.eps,
+                   config.optim.weight_decay};
+  options.schedule = {optim::LrSchedule::parse(config.optim.schedule), config.optim.lr,
+                      config.optim.min_lr, config.optim.warmup_steps, config.train.steps};
+  return options;
+}
+
+/// One rank of a run: owns what the steps need, and what only rank 0 shows and writes.
+class Rank {
+ public:
+  Rank(RunSetup setup, const comm::LaunchEnvironment& environment, comm::RankGroup& group,
+       const std::shared_ptr<Context>& context, bool json)
+      : setup_(std::move(setup)),
+        config_(setup_.config),
+        rank_(environment.rank),
+        world_size_(environment.world_size),
+        json_(json),
+        communicator_(*group.communicator),
+        context_(context),
+        model_(setup_.model),
+        sharded_(model_.units(), comm::parse_shard_mode(config_.shard.mode),
+                 config_.train.precision == "bf16" ? DType::BF16 : DType::F32, context_,
+                 communicator_),
+        trainer_(model_, sharded_, communicator_, context_, trainer_options(config_)),
+        coordinator_(*group.store, rank_, world_size_, milliseconds(config_.checkpoint.timeout)),
+        run_id_(fmt::format("{}-{}", environment.run_id.empty() ? "run" : environment.run_id,
+                            setup_.state.step)),
+        log_(config_.run.out, rank_),
+        state_(setup_.state) {
+    if (setup_.dataset.tokenizer) state_.tokenizer = setup_.dataset.tokenizer->to_json();
+    state_.config = nlohmann::json::parse(to_json(config_).dump());
+  }
+
+  int run();
+
+ private:
+  bool is_zero() const { return rank_ == 0; }
+  void load();
+  void show_start();
+  void evaluate();
+  void show_sample();
+  void save();
+  void note(const std::string& text);
+  void finish(double seconds, int signal);
+
+  RunSetup setup_;
+  const Config& config_;
+  int rank_, world_size_;
+  bool json_;
+  comm::Communicator& communicator_;
+  std::shared_ptr<Context> context_;
+  models::Gpt2 model_;
+  comm::ShardedModel sharded_;
+  Trainer trainer_;
+  StoreCoordinator coordinator_;
+  std::string run_id_;
+  RankLog log_;
+  TrainerState state_;
+  ConsoleStyle style_ = detect_console(STDERR_FILENO);
+  std::unique_ptr<MetricsWriter> metrics_;
+  std::unique_ptr<ProgressLine> progress_;
+  std::int64_t saved_step_ = -1;
+  std::int64_t evaluated_step_ = -1;
+  double last_val_loss_ = 0;
+  StepResult last_;
+};
+
+void Rank::note(const std::string& text) {
+  log_.write(text);
+  if (progress_) progress_->note(text);
+}
+
+void Rank::load() {
+  if (setup_.resume) {
+    load_training_state(sharded_, *setup_.resume);
+    saved_step_ = state_.step;
+  } else if (setup_.init_from) {
+    sharded_.load([this](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
+      setup_.init_from->read(p.name, begin, end, out, DType::F32);
+    });
+  } else {
+    const auto seed = static_cast<std::uint64_t>(config_.train.seed);
+    sharded_.load([seed](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
+      initialize_range(p, seed, begin, end, out);
+    });
+  }
+  sharded_.create_optimizer_state();
+}
+
+void Rank::show_start() {
+  if (!is_zero()) return;
+  const fs::path out = config_.run.out;
+  io::write_file_atomically(out / "config.json", to_json(config_).dump(2) + "\n");
+  metrics_ = std::make_unique<MetricsWriter>(out / "metrics.jsonl", state_.step);
+  std::cerr << start_table(style_, setup_, sharded_, communicator_, *context_);
+  progress_ = std::make_unique<ProgressLine>(std::cerr, style_, state_.step, config_.train.steps,
+                                             config_.train.log_every);
+}
+
+void Rank::evaluate() {
+  if (!setup_.val || evaluated_step_ == state_.step) return;
+  evaluated_step_ = state_.step;
+  last_val_loss_ = trainer_.evaluate(*setup_.val, config_.train.eval_batches);
+  if (is_zero()) {
+    metrics_->write_evaluation(state_.step, last_val_loss_);
+    note(fmt::format("step {}: validation loss {:.4f}", state_.step, last_val_loss_));
+  }
+  show_sample();
+}
+
+void Rank::show_sample() {
+  if (config_.train.sample_prompt.empty() || !setup_.dataset.tokenizer) return;
+  // Every rank gathers; one of them writes.
+  sharded_.gather_all();
+  if (is_zero()) {
+    const io::Tokenizer& tokenizer = *setup_.dataset.tokenizer;
+    const RngKey key = RngKey::make(static_cast<std::uint64_t>(config_.train.seed),
+                                    RngPurpose::Sampling, static_cast<std::uint64_t>(state_.step));
+    const auto prompt = tokenizer.encode(config_.train.sample_prompt, "train.sample_prompt");
+    const auto ids = generate(model_, context_, prompt, config_.train.sample_tokens, {}, key, {});
+    note(fmt::format("step {}: sample\n{}{}", state_.step, config_.train.sample_prompt,
+                     printable(tokenizer.decode(ids))));
+  }
+  sharded_.end_evaluation();
+}
+
+void Rank::save() {
+  if (config_.checkpoint.every == 0 || saved_step_ == state_.step) return;
+  const fs::path dir = fs::path(config_.run.out) / "checkpoints";
+  io::SaveRequest request = make_save_request(sharded_, config_.checkpoint.what == "all");
+  request.checkpoints_dir = dir;
+  request.step = state_.step;
+  request.rank = rank_;
+  request.world_size = world_size_;
+  request.run_id = run_id_;
+  request.model_config = model_section(setup_.model);
+  request.trainer_json = format_trainer_state(state_);
+  const io::SaveReport report = io::save_checkpoint(request, coordinator_);
+  saved_step_ = state_.step;
+  if (!is_zero()) return;
+  io::prune_checkpoints(dir, static_cast<int>(config_.checkpoint.keep));
+  note(fmt::format("step {}: saved {} ({} in {}, {:.2f} GB/s)", state_.step, report.path.string(),
+                   format_bytes(report.total_bytes), format_duration(report.seconds),
+                   static_cast<double>(report.total_bytes) / 1e9 / report.seconds));
+}
+
+int Rank::run() {
+  load();
+  show_start();
+  log_.write(fmt::format("start at step {}", state_.step));
+  const StopSignal stop;
+  const auto started = Clock::now();
+  const std::int64_t tokens = config_.train.global_batch * config_.model.seq_len;
+  const auto due = [this](std::int64_t every) { return every > 0 && state_.step % every == 0; };
+  int signal = 0;
+  while (state_.step < config_.train.steps && signal == 0) {
+    const auto step_started = Clock::now();
+    last_ = trainer_.step(state_.step, state_.position, *setup_.train, stop.received() != 0);
+    const double seconds = seconds_since(step_started);
+    if (is_zero()) {
+      const StepMetrics metrics{.step = state_.step,
+                                .loss = last_.loss,
+                                .grad_norm = last_.grad_norm,
+                                .lr = last_.lr,
+                                .tokens = tokens,
+                                .step_ms = seconds * 1e3,
+                                .tokens_per_s = static_cast<double>(tokens) / seconds,
+                                .memory_bytes = context_->ledger().total().peak};
+      metrics_->write_step(metrics);
+      progress_->update(metrics);
+    }
+    ++state_.step;
+    state_.position += config_.train.global_batch;
+    if (last_.stop_requested) signal = stop.received() != 0 ? stop.received() : SIGTERM;
+    if (signal == 0 && due(config_.train.eval_every)) evaluate();
+    if (signal == 0 && due(config_.checkpoint.every)) {
+      try {
+        save();
+      } catch (const IoError& error) {
+        // All ranks throw the same; the former checkpoint stands.
+        note(fmt::format("warning: step {} was not saved, training goes on: {}", state_.step,
+                         error.what()));
+      }
+    }
+  }
+  if (signal == 0) evaluate();
+  save();
+  log_.write(fmt::format("end at step {}", state_.step));
+  finish(seconds_since(started), signal);
+  return signal == 0 ? 0 : 128 + signal;
+}
+
+void Rank::finish(double seconds, int signal) {
+  if (!is_zero()) return;
+  progress_->finish();
+  write_loss_svg(fs::path(config_.run.out) / "loss.svg", config_.run.out, metrics_->train_losses(),
+                 metrics_->val_losses());
+  std::cerr << end_summary(style_, setup_, *metrics_, state_, setup_.state.step, seconds, signal,
+                           *context_);
+  if (json_) {
+    nlohmann::ordered_json summary;
+    summary["step"] = state_.step;
+    summary["position"] = state_.position;
+    summary["stopped_by_signal"] = signal;
+    if (!metrics_->train_losses().empty()) {
+      summary["loss"] = metrics_->train_losses().back().loss;
+    }
+    if (!metrics_->val_losses().empty()) {
+      summary["val_loss"] = metrics_->val_losses().back().loss;
+    }
+    summary["seconds"] = seconds;
+    summary["memory_peak_bytes"] = context_->ledger().total().peak;
+    summary["run"] = config_.run.out;
+    std::cout << summary.dump() << std::endl;
+  }
+}
+
+}  // namespace
+
+int run_rank(Config config, const comm::LaunchEnvironment& environment, bool json) {
+  const auto context = Context::create(
+      {.device = {},
+       .threads = default_threads(config.train.threads, environment.local_world_size)});
+  const auto init_timeout = milliseconds(config.comm.init_timeout);
+  comm::BootstrapOptions options;
+  options.backend = config.comm.backend;
+  options.init_timeout = init_timeout;
+  options.communicator = {milliseconds(config.comm.timeout), context};
+  options.fingerprint = fingerprint(config);
+  comm::RankGroup group = comm::bootstrap(environment, options);
+
+  std::unique_ptr<RunDirectory> directory;
+  const std::string resume = decide_on_rank_zero(
+      *group.store, "resume", environment.rank, milliseconds(config.checkpoint.timeout), [&] {
+        directory = std::make_unique<RunDirectory>(config.run.out);
+        std::vector<std::string> notes;
+        const auto found = find_resume(config.run.out, config.checkpoint.resume, notes);
+        for (const std::string& note : notes) std::cerr << "tessera: passed over " << note << "\n";
+        return found ? found->string() : std::string();
+      });
+  RunSetup setup = set_up(std::move(config), environment.world_size,
+                          resume.empty() ? std::nullopt : std::optional<fs::path>(resume));
+  if (environment.rank == 0 && setup.state.step >= setup.config.train.steps) {
+    std::cerr << fmt::format("{} is at step {} of {} already; raise --train.steps to go on\n",
+                             resume, setup.state.step, setup.config.train.steps);
+  }
+  return Rank(std::move(setup), environment, group, context, json).run();
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,62 @@
+#include "tools/tessera/train/run_directory.h"
+
+#include <fcntl.h>
+#include <fmt/chrono.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <system_error>
+
+#include "core/base/error.h"
+
+namespace tessera::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  if (gethostname(name.data(), name.size() - 1) != 0) return "unknown host";
+  return name.data();
+}
+
+}  // namespace
+
+RunDirectory::RunDirectory(fs::path path) : path_(std::move(path)) {
+  std::error_code error;
+  fs::create_directories(path_ / "logs", error);
+  require<IoError>(!error, "cannot make the run directory {}: {}", path_.string(), error.message());
+  const fs::path lock = path_ / ".lock";
+  lock_ = ::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  require<IoError>(lock_ >= 0, "cannot open {}: {}", lock.string(), std::strerror(errno));
+  if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
+    std::array<char, 256> holder{};
+    const auto bytes = ::pread(lock_, holder.data(), holder.size() - 1, 0);
+    ::close(lock_);
+    throw InvalidArgument("{} is in use by another run ({}); choose another --run.out or stop it",
+                          path_.string(), bytes > 0 ? holder.data() : "unknown process");
+  }
+  const std::string self = fmt::format("{}, pid {}", host_name(), ::getpid());
+  // Who holds it is told for people's sake; the lock itself does not depend on it.
+  [[maybe_unused]] const bool written =
+      ::ftruncate(lock_, 0) == 0 && ::pwrite(lock_, self.data(), self.size(), 0) >= 0;
+}
+
+RunDirectory::~RunDirectory() { ::close(lock_); }
+
+RankLog::RankLog(const fs::path& run_dir, int rank)
+    : path_(run_dir / "logs" / fmt::format("rank-{}.log", rank)) {}
+
+void RankLog::write(const std::string& line) const {
+  std::ofstream file(path_, std::ios::app);
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  file << fmt::format("{:%Y-%m-%dT%H:%M:%SZ} {}\n", utc, line);
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,93 @@
+#include "tools/tessera/train/setup.h"
+
+namespace tessera::tools {
+namespace {
+
+// Shape of a stored model against the keys that were given.
+void adopt_shape(Config& config, const models::Gpt2Config& stored, const std::string& source) {
+  const auto adopt = [&](const char* key, std::int64_t& value, std::int64_t theirs) {
+    require(!config.given.contains(key) || value == theirs || (value == 0 && theirs > 0),
+            "{} is {}, but the model in {} has {}; leave the key out to take the model's", key,
+            value, source, theirs);
+    value = theirs;
+  };
+  adopt("model.n_layer", config.model.n_layer, stored.n_layer);
+  adopt("model.n_head", config.model.n_head, stored.n_head);
+  adopt("model.n_embd", config.model.n_embd, stored.n_embd);
+  adopt("model.vocab_size", config.model.vocab_size, stored.vocab_size);
+  if (!config.given.contains("model.seq_len")) config.model.seq_len = stored.seq_len;
+  require(config.model.seq_len <= stored.seq_len,
+          "model.seq_len is {}, but the model in {} has {} positions", config.model.seq_len, source,
+          stored.seq_len);
+  config.model.layer_norm_eps = stored.layer_norm_eps;
+}
+
+models::Gpt2Config from_config(const Config& config) {
+  return {.n_layer = config.model.n_layer,
+          .n_head = config.model.n_head,
+          .n_embd = config.model.n_embd,
+          .vocab_size = config.model.vocab_size,
+          .seq_len = config.model.seq_len,
+          .layer_norm_eps = config.model.layer_norm_eps,
+          .dropout = static_cast<float>(config.model.dropout)};
+}
+
+}  // namespace
+
+io::TokenizerPtr checkpoint_tokenizer(const io::CheckpointReader& reader) {
+  if (!reader.index().trainer) return nullptr;
+  const auto state = parse_trainer_state(reader.trainer_json(),
+                                         (reader.path() / reader.index().trainer->file).string());
+  return state.tokenizer.is_null() ? nullptr : io::tokenizer_from_json(state.tokenizer);
+}
+
+RunSetup set_up(Config config, int world_size, const std::optional<std::filesystem::path>& resume) {
+  RunSetup setup;
+  std::int64_t positions = 0;
+  io::TokenizerPtr tokenizer;
+  const auto adopt = [&](const nlohmann::json& section, const std::string& source) {
+    const models::Gpt2Config stored = parse_model_section(section, source);
+    adopt_shape(config, stored, source);
+    positions = stored.seq_len;
+  };
+  if (resume) {
+    setup.resume = io::CheckpointReader::open(*resume);
+    adopt(setup.resume->index().model_config, resume->string());
+    setup.state = parse_trainer_state(
+        setup.resume->trainer_json(),
+        (*resume / (setup.resume->index().trainer ? setup.resume->index().trainer->file : ""))
+            .string());
+    tokenizer = checkpoint_tokenizer(*setup.resume);
+  } else if (!config.model.init_from.empty()) {
+    setup.init_from = io::open_model(config.model.init_from);
+    adopt(setup.init_from->config(), setup.init_from->path().string());
+    if (const auto* checkpoint = setup.init_from->checkpoint()) {
+      tokenizer = checkpoint_tokenizer(*checkpoint);
+    }
+  }
+  config.validate(world_size);
+
+  setup.dataset = io::open_dataset({.train = config.data.train,
+                                    .val = config.data.val,
+                                    .tokenizer = config.data.tokenizer,
+                                    .val_fraction = config.data.val_fraction,
+                                    .vocab_size = config.model.vocab_size,
+                                    .fixed_tokenizer = tokenizer});
+  config.model.vocab_size = setup.dataset.vocab_size;
+  const auto order = io::parse_data_order(config.data.order);
+  const auto seed = static_cast<std::uint64_t>(config.train.seed);
+  setup.train = std::make_unique<io::Sampler>(setup.dataset.train, config.model.seq_len, order,
+                                              seed, "the training data");
+  if (setup.dataset.val && setup.dataset.val->size() > config.model.seq_len) {
+    setup.val =
+        std::make_unique<io::Sampler>(setup.dataset.val, config.model.seq_len,
+                                      io::DataOrder::Sequential, seed, "the validation data");
+  }
+  setup.model = from_config(config);
+  if (positions > 0) setup.model.seq_len = positions;
+  setup.model.validate();
+  setup.config = std::move(config);
+  return setup;
+}
+
+}  // namespace tessera::tools

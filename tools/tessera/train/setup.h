@@ -1,0 +1,42 @@
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "io/checkpoint/reader.h"
+#include "io/data/dataset.h"
+#include "io/data/sampler.h"
+#include "io/hf/model_source.h"
+#include "models/gpt2_config.h"
+#include "tools/tessera/config/config.h"
+#include "tools/tessera/train/checkpoints.h"
+
+namespace tessera::tools {
+
+/// What a run trains, on what, and where it starts: the configuration resolved against the
+/// checkpoint, the model and the data that it names. The same on every rank.
+struct RunSetup {
+  Config config;             ///< every value as used
+  models::Gpt2Config model;  ///< `seq_len`: positions; rows have config.model.seq_len tokens
+  io::Dataset dataset;
+  std::unique_ptr<io::Sampler> train;
+  std::unique_ptr<io::Sampler> val;  ///< null if there is no validation data
+
+  std::optional<io::CheckpointReader> resume;  ///< go on from here, or
+  std::unique_ptr<io::ModelSource> init_from;  ///< start from these weights, or from random ones
+  TrainerState state;                          ///< where to go on; zeros for a new run
+};
+
+/// The tokenizer stored with a checkpoint's run; null if it has none.
+io::TokenizerPtr checkpoint_tokenizer(const io::CheckpointReader& reader);
+
+/// Opens everything. Shape keys that were given must agree with the checkpoint's or model's; those
+/// that were not are taken from it. model.seq_len may be smaller than a model's positions: rows are
+/// shorter then, and the model keeps its positions.
+/// @param resume  the checkpoint to go on from, if any
+/// @throws InvalidArgument, IoError, CorruptCheckpoint, Unsupported
+RunSetup set_up(Config config, int world_size, const std::optional<std::filesystem::path>& resume);
+
+}  // namespace tessera::tools

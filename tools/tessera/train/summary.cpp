@@ -1,0 +1,183 @@
+#include "tools/tessera/train/summary.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/autograd/autograd.h"
+#include "models/gpt2.h"
+
+namespace tessera::tools {
+namespace {
+
+std::int64_t& of(MemoryPlan& plan, MemoryCategory category) {
+  return plan[static_cast<std::size_t>(category)];
+}
+
+// Peak of activations in one micro-batch, found by running it without memory.
+std::int64_t plan_activations(const RunSetup& setup, DType compute_dtype) {
+  const auto meta = Context::create({.device = {DeviceType::Meta, 0}});
+  models::Gpt2 model(setup.model);
+  materialize(model.units(), meta, compute_dtype, {});
+  const Shape shape{setup.config.train.micro_batch, setup.config.model.seq_len};
+  const Tensor tokens = Tensor::empty(meta, shape, DType::I32, MemoryCategory::Data, "batch");
+  autograd::backward(
+      model.loss(tokens, tokens, 1.0,
+                 {.training = true, .recompute_blocks = setup.config.train.recompute == "block"}));
+  return meta->ledger().usage(MemoryCategory::Activations).peak;
+}
+
+std::string batch_text(const Config& config, int world_size) {
+  const std::int64_t per_rank = config.train.global_batch / world_size;
+  const std::int64_t micro_batches = per_rank / config.train.micro_batch;
+  return fmt::format("{} sequences of {} tokens a step: {} rank{} x {} micro-batch{} of {}",
+                     config.train.global_batch, config.model.seq_len, world_size,
+                     world_size == 1 ? "" : "s", micro_batches, micro_batches == 1 ? "" : "es",
+                     config.train.micro_batch);
+}
+
+std::string data_text(const RunSetup& setup) {
+  std::string text = fmt::format("{} tokens, {} a row, {}",
+                                 format_count(static_cast<double>(setup.dataset.train->size())),
+                                 setup.config.model.seq_len, setup.config.data.order);
+  if (setup.val) {
+    text += fmt::format("; validation {}",
+                        format_count(static_cast<double>(setup.dataset.val->size())));
+  }
+  text += setup.dataset.tokenizer ? fmt::format("; {} tokenizer", setup.dataset.tokenizer->kind())
+                                  : std::string("; token files");
+  return text;
+}
+
+std::string start_text(const RunSetup& setup) {
+  if (setup.resume) {
+    return fmt::format("step {} of {}, from {}", setup.state.step, setup.config.train.steps,
+                       setup.resume->path().string());
+  }
+  if (setup.init_from) return fmt::format("weights of {}", setup.init_from->path().string());
+  return fmt::format("random weights, seed {}", setup.config.train.seed);
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const RunSetup& setup, const comm::ShardedModel& sharded, int world_size) {
+  MemoryPlan plan{};
+  const bool scatters = sharded.mode() == comm::ShardMode::Full && world_size > 1;
+  const bool bf16 = setup.config.train.precision == "bf16";
+  const std::int64_t compute_size = bf16 ? 2 : 4;
+  std::vector<std::int64_t> blocks;  // padded elements of the units but the root
+  std::int64_t held = 0;
+  std::int64_t padded = 0;
+  for (const auto& unit : sharded.units()) {
+    held += unit->segment_size();
+    padded += unit->layout().padded_size();
+    if (unit != sharded.units().front()) blocks.push_back(unit->layout().padded_size());
+  }
+  std::sort(blocks.rbegin(), blocks.rend());
+  const std::int64_t root = sharded.units().front()->layout().padded_size();
+  // The root and at most two blocks are whole at a time.
+  std::int64_t whole = root;
+  for (std::size_t i = 0; i < std::min<std::size_t>(2, blocks.size()); ++i) whole += blocks[i];
+
+  of(plan, MemoryCategory::Parameters) = held * 4;
+  of(plan, MemoryCategory::OptimizerState) = held * 8;
+  of(plan, MemoryCategory::Gradients) = scatters ? (held + whole) * 4 : padded * 4;
+  if (scatters) of(plan, MemoryCategory::Gathered) = whole * compute_size;
+  if (!scatters && bf16) of(plan, MemoryCategory::Gathered) = padded * compute_size;
+  of(plan, MemoryCategory::Activations) = plan_activations(setup, bf16 ? DType::BF16 : DType::F32);
+  of(plan, MemoryCategory::Data) =
+      2 * 4 * setup.config.train.micro_batch * setup.config.model.seq_len;
+  return plan;
+}
+
+std::string start_table(const ConsoleStyle& style, const RunSetup& setup,
+                        const comm::ShardedModel& sharded, const comm::Communicator& communicator,
+                        Context& context) {
+  const Config& config = setup.config;
+  const models::Gpt2Config& model = setup.model;
+  const int world_size = communicator.world_size();
+  std::vector<std::pair<std::string, std::string>> rows = {
+      {"run", config.run.out},
+      {"start", start_text(setup)},
+      {"model",
+       fmt::format("gpt2, {} layers, {} heads, width {}, {} positions, vocabulary {}",
+                   model.n_layer, model.n_head, model.n_embd, model.seq_len, model.vocab_size)},
+      {"parameters", fmt::format("{} ({})", model.parameter_count(),
+                                 format_count(static_cast<double>(model.parameter_count())))},
+      {"precision", config.train.precision == "bf16"
+                        ? "bf16 compute, float32 weights, gradients and optimizer"
+                        : "float32"},
+      {"sharding", world_size == 1
+                       ? std::string("1 rank holds everything")
+                       : fmt::format("{}, {} units over {} ranks ({})", config.shard.mode,
+                                     sharded.units().size(), world_size, communicator.backend())},
+      {"compute", fmt::format("cpu, {}, {} thread{} a rank", cpu_level_name(context.cpu_level()),
+                              context.threads().size(), context.threads().size() == 1 ? "" : "s")},
+      {"batch", batch_text(config, world_size)},
+      {"data", data_text(setup)}};
+  const MemoryPlan plan = plan_memory(setup, sharded, world_size);
+  std::int64_t total = 0;
+  std::string memory;
+  for (std::size_t c = 0; c < plan.size(); ++c) {
+    if (plan[c] == 0) continue;
+    total += plan[c];
+    memory +=
+        fmt::format("{}{} {}", memory.empty() ? "" : ", ",
+                    memory_category_name(static_cast<MemoryCategory>(c)), format_bytes(plan[c]));
+  }
+  rows.emplace_back("memory",
+                    fmt::format("{} a rank at most, before scratch", format_bytes(total)));
+  rows.emplace_back("", memory);
+  return format_rows(style, rows);
+}
+
+std::string end_summary(const ConsoleStyle& style, const RunSetup& setup,
+                        const MetricsWriter& metrics, const TrainerState& state,
+                        std::int64_t first_step, double seconds, int signal,
+                        const Context& context) {
+  const Config& config = setup.config;
+  std::vector<std::pair<std::string, std::string>> rows;
+  const auto& train = metrics.train_losses();
+  if (!train.empty()) {
+    std::vector<double> losses;
+    losses.reserve(train.size());
+    for (const LossPoint& point : train) losses.push_back(point.loss);
+    rows.emplace_back("loss", fmt::format("{:.4f} -> {:.4f}  {}", losses.front(), losses.back(),
+                                          sparkline(losses, std::clamp(style.width - 40, 10, 60))));
+  }
+  if (!metrics.val_losses().empty()) {
+    rows.emplace_back("validation",
+                      fmt::format("{:.4f} at step {}", metrics.val_losses().back().loss,
+                                  metrics.val_losses().back().step));
+  }
+  const std::int64_t steps = state.step - first_step;
+  if (steps > 0) {
+    const auto tokens =
+        static_cast<double>(steps * config.train.global_batch * config.model.seq_len);
+    rows.emplace_back("time",
+                      fmt::format("{} for {} steps, {} tokens/s with evaluations and saves",
+                                  format_duration(seconds), steps, format_count(tokens / seconds)));
+  }
+  std::string memory;
+  for (int c = 0; c < kMemoryCategories; ++c) {
+    const auto category = static_cast<MemoryCategory>(c);
+    const std::int64_t peak = context.ledger().usage(category).peak;
+    if (peak == 0) continue;
+    memory += fmt::format("{}{} {}", memory.empty() ? "" : ", ", memory_category_name(category),
+                          format_bytes(peak));
+  }
+  rows.emplace_back("memory", fmt::format("{} at the peak of rank 0",
+                                          format_bytes(context.ledger().total().peak)));
+  rows.emplace_back("", memory);
+  rows.emplace_back("curve", config.run.out + "/loss.svg");
+  if (signal != 0) {
+    rows.emplace_back("stopped", fmt::format("by signal {} after step {}; the same command goes on "
+                                             "from there",
+                                             signal, state.step));
+  } else if (config.checkpoint.every > 0) {
+    rows.emplace_back("next", fmt::format("tessera consolidate {} MODEL_DIR", config.run.out));
+  }
+  return format_rows(style, rows);
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <array>
+#include <memory>
+#include <string>
+
+#include "comm/sharding/sharded_model.h"
+#include "tools/tessera/report/console.h"
+#include "tools/tessera/report/metrics.h"
+#include "tools/tessera/train/setup.h"
+
+namespace tessera::tools {
+
+/// Bytes that a rank will hold at most, by MemoryCategory, before the first step has run.
+/// Activations come from a training step on the meta device; scratch of kernels and of collectives
+/// is not in it.
+using MemoryPlan = std::array<std::int64_t, kMemoryCategories>;
+MemoryPlan plan_memory(const RunSetup& setup, const comm::ShardedModel& sharded, int world_size);
+
+/// What is about to run: model, sharding, batch, data, memory by category.
+std::string start_table(const ConsoleStyle& style, const RunSetup& setup,
+                        const comm::ShardedModel& sharded, const comm::Communicator& communicator,
+                        Context& context);
+
+/// How it went: losses with a sparkline, speed, memory, where everything is and what to do next.
+/// @param signal  that stopped the run, or 0
+std::string end_summary(const ConsoleStyle& style, const RunSetup& setup,
+                        const MetricsWriter& metrics, const TrainerState& state,
+                        std::int64_t first_step, double seconds, int signal,
+                        const Context& context);
+
+}  // namespace tessera::tools
