@@ -1,0 +1,45 @@
+#include "tools/tessera/doctor/examine.h"
+
+#include <doctest/doctest.h>
+
+#include "tests/support/temp_dir.h"
+
+using namespace tessera;
+using namespace tessera::tools;
+
+TEST_CASE("the machine has processors and memory") {
+  const Machine machine = examine_machine();
+  CHECK(machine.threads >= 1);
+  CHECK(machine.memory_total > (std::int64_t{64} << 20));
+  CHECK(machine.memory_available > 0);
+  CHECK(machine.memory_available <= machine.memory_total);
+  CHECK(machine.open_files > 0);
+  CHECK(!machine.processor.empty());
+}
+
+TEST_CASE("a directory that is to be made is judged by its parent; nothing is left behind") {
+  const test::TempDir dir;
+  const auto state = examine_directory(dir.path() / "a" / "b");
+  CHECK(state.writable);
+  CHECK(state.problem.empty());
+  CHECK(state.free_bytes > 0);
+  CHECK(std::filesystem::is_empty(dir.path()));
+}
+
+TEST_CASE("a directory that cannot be written to is named") {
+  const test::TempDir dir;
+  const auto file = dir.write("file", "");
+  CHECK(!examine_directory(file).writable);
+  CHECK(examine_directory(file).problem.find("is not a directory") != std::string::npos);
+  CHECK(examine_directory("/proc/absent").problem.find("/proc") != std::string::npos);
+}
+
+TEST_CASE("the matrix product is right at every level that this processor has") {
+  const auto highest = static_cast<int>(detect_cpu_level());
+  for (int level = 0; level <= highest; ++level) {
+    const ProductResult result = examine_product(2, static_cast<CpuLevel>(level));
+    CHECK(result.correct);
+    CHECK(result.largest_error < 1e-5);
+    CHECK(result.gflops > 0);
+  }
+}

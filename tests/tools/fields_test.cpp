@@ -1,0 +1,114 @@
+#include "tools/tessera/config/fields.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "core/base/error.h"
+#include "tests/support/check_throws.h"
+
+using namespace tessera;
+using namespace tessera::tools;
+
+namespace {
+
+void set(Config& config, std::string_view key, const FieldValue& value) {
+  const Field* field = find_field(key);
+  REQUIRE(field != nullptr);
+  set_field(config, *field, value, "test");
+}
+
+}  // namespace
+
+TEST_CASE("keys are unique, and each points at a member of its own") {
+  Config config;
+  std::set<std::string_view> keys;
+  std::set<const void*> members;
+  for (const Field& field : fields()) {
+    CHECK(keys.insert(field.key).second);
+    const void* member =
+        std::visit([](auto* m) { return static_cast<const void*>(m); }, field.ref(config));
+    CHECK(members.insert(member).second);
+    CHECK(!field.help.empty());
+  }
+}
+
+TEST_CASE("every default is a value that its field accepts") {
+  for (const Field& field : fields()) {
+    Config config;
+    const FieldValue value =
+        std::visit([](auto* member) { return FieldValue(*member); }, field.ref(config));
+    INFO(std::string(field.key));
+    CHECK_NOTHROW(set_field(config, field, value, "default"));
+  }
+}
+
+TEST_CASE("values are parsed by type, whole and in range") {
+  Config config;
+  set(config, "model.n_layer", FieldText{"7"});
+  CHECK(config.model.n_layer == 7);
+  set(config, "optim.lr", FieldText{"3e-4"});
+  CHECK(config.optim.lr == 3e-4);
+  set(config, "optim.lr", std::int64_t{1});
+  CHECK(config.optim.lr == 1.0);
+  set(config, "run.out", FieldText{""});
+  CHECK(config.run.out.empty());
+
+  for (const char* text : {"", "x", "7x", " 7", "7.0", "1e3", "0x7", "99999999999999999999"}) {
+    INFO(text);
+    CHECK_THROWS_HOLDING(InvalidArgument, "test: model.n_layer must be an integer",
+                         set(config, "model.n_layer", FieldText{text}));
+  }
+  for (const char* text : {"", "x", "1,5", "0.1f"}) {
+    INFO(text);
+    CHECK_THROWS_HOLDING(InvalidArgument, "optim.lr must be a number",
+                         set(config, "optim.lr", FieldText{text}));
+  }
+  for (const char* text : {"nan", "-1", "inf", "1e4"}) {
+    INFO(text);
+    CHECK_THROWS_HOLDING(InvalidArgument, "optim.lr must be at least 0 and at most 1000",
+                         set(config, "optim.lr", FieldText{text}));
+  }
+  CHECK_THROWS_HOLDING(InvalidArgument, "found 0", set(config, "model.seq_len", FieldText{"0"}));
+  CHECK_THROWS_HOLDING(InvalidArgument, "above 0", set(config, "optim.eps", 0.0));
+  CHECK_THROWS_HOLDING(InvalidArgument, "at most", set(config, "model.n_embd", 1e19));
+  CHECK_THROWS_HOLDING(InvalidArgument, "one of constant, cosine, linear, wsd, found \"cos\"",
+                       set(config, "optim.schedule", FieldText{"cos"}));
+  CHECK_THROWS_HOLDING(InvalidArgument, "run.out must be a string, found 3",
+                       set(config, "run.out", std::int64_t{3}));
+  CHECK(config.model.n_layer == 7);  // a refused value changes nothing
+}
+
+TEST_CASE("a list is one word, several words, or a JSON list in one word") {
+  using List = std::vector<std::string>;
+  Config config;
+  set(config, "data.train", FieldText{"a b,c.txt"});
+  CHECK(config.data.train == List{"a b,c.txt"});
+  set(config, "data.train", List{"a", "b"});
+  CHECK(config.data.train == List{"a", "b"});
+  set(config, "data.train", FieldText{R"(["c", "d"])"});
+  CHECK(config.data.train == List{"c", "d"});
+  set(config, "data.train", FieldText{"[ab].txt"});
+  CHECK(config.data.train == List{"[ab].txt"});
+}
+
+TEST_CASE("the nearest key is what the user meant") {
+  CHECK(nearest_key("model.n_layers") == "model.n_layer");
+  CHECK(nearest_key("n_layer") == "model.n_layer");
+  CHECK(nearest_key("train.lr") == "optim.lr");
+  CHECK(nearest_key("model.seqlen") == "model.seq_len");
+  CHECK(nearest_key("optim.learning_rate") != "");
+  CHECK(nearest_section("modle") == "model");
+  CHECK(edit_distance("", "abc") == 3);
+  CHECK(edit_distance("kitten", "sitting") == 3);
+  CHECK(edit_distance("same", "same") == 0);
+}
+
+TEST_CASE("help names every key") {
+  const std::string help = config_help();
+  for (const Field& field : fields()) {
+    CHECK(help.find("--" + std::string(field.key)) != std::string::npos);
+  }
+  CHECK(find_field("train.micro_batch")->environment_name() == "TESSERA_TRAIN_MICRO_BATCH");
+}

@@ -1,0 +1,95 @@
+#include "tools/tessera/config/load.h"
+
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+
+#include "core/base/error.h"
+#include "tests/support/check_throws.h"
+#include "tests/support/temp_dir.h"
+
+using namespace tessera;
+using namespace tessera::tools;
+
+using List = std::vector<std::string>;
+
+TEST_CASE("flags come in both forms, '-' and '_' are equal, the last one wins") {
+  const auto arguments = parse_train_arguments(
+      {"run.json", "--model.n-layer", "3", "--optim.lr=1e-4", "--model.n_layer=5"});
+  CHECK(arguments.config_file == "run.json");
+  REQUIRE(arguments.overrides.size() == 2);
+  CHECK(arguments.overrides[0].key == "model.n_layer");
+  CHECK(arguments.overrides[0].values == List{"5"});
+  CHECK(arguments.overrides[1].values == List{"1e-4"});
+}
+
+TEST_CASE("a list takes the words that follow and may be repeated") {
+  const auto arguments = parse_train_arguments(
+      {"--data.train", "a.bin", "b.bin", "--data.val=v.bin", "--data.train=c.bin"});
+  REQUIRE(arguments.overrides.size() == 2);
+  CHECK(arguments.overrides[0].values == List{"a.bin", "b.bin", "c.bin"});
+  CHECK(!arguments.config_file.has_value());
+}
+
+TEST_CASE("a value may be negative, empty, or start with -- after an equals sign") {
+  CHECK(parse_train_arguments({"--optim.lr", "-1"}).overrides[0].values == List{"-1"});
+  CHECK(parse_train_arguments({"--run.out="}).overrides[0].values == List{""});
+  CHECK(parse_train_arguments({"--run.out=--x=1"}).overrides[0].values == List{"--x=1"});
+}
+
+TEST_CASE("words that belong to nothing are refused") {
+  CHECK_THROWS_HOLDING(InvalidArgument, "--model.layers; did you mean --model.n_layer?",
+                       parse_train_arguments({"--model.layers=3"}));
+  CHECK_THROWS_HOLDING(InvalidArgument, "unknown option --; ", parse_train_arguments({"--"}));
+  CHECK_THROWS_HOLDING(InvalidArgument, "--optim.lr needs a value",
+                       parse_train_arguments({"--optim.lr", "--run.out", "x"}));
+  CHECK_THROWS_HOLDING(InvalidArgument, "--data.train needs a value",
+                       parse_train_arguments({"--data.train"}));
+  CHECK_THROWS_HOLDING(InvalidArgument, "found a.json and b.json",
+                       parse_train_arguments({"a.json", "b.json"}));
+  CHECK_THROWS_HOLDING(InvalidArgument, "unknown option -x", parse_train_arguments({"-x"}));
+}
+
+TEST_CASE("flag beats environment beats file beats default") {
+  const test::TempDir dir;
+  TrainArguments arguments;
+  arguments.config_file = dir.write(
+      "c.json", R"({"model": {"n_layer": 1, "n_head": 1, "n_embd": 16}, "data": {"train": "f"}})");
+  arguments.overrides = {{"model.n_layer", {"3"}}};
+  const Environment environment = {{"TESSERA_MODEL_N_LAYER", "2"},
+                                   {"TESSERA_MODEL_N_HEAD", "2"},
+                                   {"TESSERA_DATA_TRAIN", R"(["x","y"])"}};
+  const Config config = load_config(arguments, environment);
+  CHECK(config.model.n_layer == 3);
+  CHECK(config.model.n_head == 2);
+  CHECK(config.model.n_embd == 16);
+  CHECK(config.model.seq_len == Config{}.model.seq_len);
+  CHECK(config.data.train == List{"x", "y"});
+}
+
+TEST_CASE("a wrong value is traced to its source") {
+  CHECK_THROWS_HOLDING(InvalidArgument, "--optim.lr: optim.lr must be a number, found 'fast'",
+                       load_config(parse_train_arguments({"--optim.lr=fast"}), {}));
+  CHECK_THROWS_HOLDING(InvalidArgument, "TESSERA_OPTIM_LR: optim.lr",
+                       load_config({}, {{"TESSERA_OPTIM_LR", "fast"}}));
+}
+
+TEST_CASE("slips in variable names are refused, variables of others are not") {
+  CHECK_THROWS_HOLDING(InvalidArgument, "did you mean TESSERA_OPTIM_LR?",
+                       load_config({}, {{"TESSERA_OPTIM_LRR", "1"}}));
+  CHECK_NOTHROW(load_config({}, {{"TESSERA_RUN_ID", "abc"}, {"TESSERA_SOURCE_DIR", "/"}}));
+  // Each of these is two edits from the other and stands for itself.
+  CHECK(load_config({}, {{"TESSERA_OPTIM_BETA1", "0.5"}}).optim.beta1 == 0.5);
+  CHECK(load_config({}, {{"TESSERA_OPTIM_BETA2", "0.5"}}).optim.beta2 == 0.5);
+}
+
+TEST_CASE("a configuration that cannot be read is an I/O error") {
+  const test::TempDir dir;
+  TrainArguments arguments;
+  arguments.config_file = dir.file("absent.json");
+  CHECK_THROWS_HOLDING(IoError, "does not exist", load_config(arguments, {}));
+  arguments.config_file = dir.path().string();
+  CHECK_THROWS_HOLDING(IoError, "not a regular file", load_config(arguments, {}));
+  arguments.config_file = dir.write("empty.json", "");
+  CHECK_THROWS_HOLDING(InvalidArgument, "empty.json:1: not valid JSON", load_config(arguments, {}));
+}

@@ -1,0 +1,72 @@
+#include "tools/tessera/report/loss_svg.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "core/base/error.h"
+#include "tests/support/temp_dir.h"
+
+using namespace tessera::tools;
+
+namespace {
+
+bool holds(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+std::size_t count(const std::string& text, const std::string& part) {
+  std::size_t n = 0;
+  for (auto at = text.find(part); at != text.npos; at = text.find(part, at + 1)) ++n;
+  return n;
+}
+
+}  // namespace
+
+TEST_CASE("the picture holds both curves, a legend with the last values, and round ticks") {
+  std::vector<LossPoint> train;
+  for (int i = 0; i < 2000; ++i) train.push_back({i, 1.5 + 2.5 * std::exp(-i / 200.0)});
+  const std::vector<LossPoint> val = {{0, 4.1}, {1000, 1.7}, {2000, 1.612}};
+  const std::string svg = loss_svg("runs/a", train, val);
+  CHECK(svg.starts_with("<svg xmlns="));
+  CHECK(svg.ends_with("</svg>\n"));
+  CHECK(holds(svg, "training 1.500"));
+  CHECK(holds(svg, "validation 1.612"));
+  CHECK(count(svg, "<circle") == 3);
+  CHECK(holds(svg, ">2000</text>"));
+  CHECK(holds(svg, ">4.5</text>"));
+  CHECK(svg.size() < 30000);  // thinned
+}
+
+TEST_CASE("hard data gives a picture without nan or inf") {
+  const std::vector<std::vector<LossPoint>> curves = {{},
+                                                      {{0, 3.0}},
+                                                      {{0, 3.0}, {1, 3.0}},
+                                                      {{5, std::nan("")}},
+                                                      {{0, INFINITY}, {10, 2.0}},
+                                                      {{0, 1e30}, {1, 1e-30}},
+                                                      {{0, -5.0}, {1000000, 5.0}}};
+  for (const auto& train : curves) {
+    for (const auto& val : curves) {
+      const std::string svg = loss_svg("t", train, val);
+      CHECK(!holds(svg, "nan"));
+      CHECK(!holds(svg, "inf"));
+      CHECK(svg.size() < 30000);
+    }
+  }
+}
+
+TEST_CASE("titles are escaped, and shortened from the left between characters") {
+  CHECK(holds(loss_svg("a<b>&c", {}, {}), ">a&lt;b&gt;&amp;c</text>"));
+  std::string longer;
+  for (int i = 0; i < 30; ++i) longer += "\u00e9";
+  CHECK(holds(loss_svg(longer + "/end", {}, {}), "\u2026\u00e9"));
+}
+
+TEST_CASE("the file is written, or the error says why not") {
+  const tessera::test::TempDir dir;
+  write_loss_svg(dir.file("loss.svg"), "t", {{0, 1.0}}, {});
+  CHECK(dir.read("loss.svg") == loss_svg("t", {{0, 1.0}}, {}));
+  CHECK_THROWS_AS(write_loss_svg(dir.file("absent/loss.svg"), "t", {}, {}), tessera::IoError);
+}

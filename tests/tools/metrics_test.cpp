@@ -1,0 +1,133 @@
+#include "tools/tessera/report/metrics.h"
+
+#include <doctest/doctest.h>
+#include <sys/resource.h>
+
+#include <cmath>
+#include <csignal>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "core/base/error.h"
+#include "tests/support/check_throws.h"
+#include "tests/support/temp_dir.h"
+
+using namespace tessera;
+using namespace tessera::tools;
+using nlohmann::json;
+using tessera::test::TempDir;
+
+namespace {
+
+StepMetrics at(std::int64_t step) {
+  return {.step = step,
+          .loss = 4.0 - static_cast<double>(step) / 10,
+          .grad_norm = 1.5,
+          .lr = 1e-3,
+          .tokens = 768,
+          .step_ms = 12.5,
+          .tokens_per_s = 61440,
+          .memory_bytes = 1 << 20};
+}
+
+std::vector<json> lines(const TempDir& dir) {
+  std::istringstream text(dir.read("metrics.jsonl"));
+  std::vector<json> out;
+  for (std::string line; std::getline(text, line);) out.push_back(json::parse(line));
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("each step is one line with the documented keys, visible at once") {
+  const TempDir dir;
+  MetricsWriter writer(dir.file("metrics.jsonl"), 0);
+  writer.write_step(at(0));
+  const auto first = lines(dir);
+  REQUIRE(first.size() == 1);
+  CHECK(first[0] == json{{"step", 0},
+                         {"loss", 4.0},
+                         {"grad_norm", 1.5},
+                         {"lr", 1e-3},
+                         {"tokens", 768},
+                         {"step_ms", 12.5},
+                         {"tokens_per_s", 61440.0},
+                         {"memory_bytes", 1 << 20}});
+  writer.write_evaluation(1, 3.5);
+  CHECK(lines(dir).back() == json{{"step", 1}, {"val_loss", 3.5}});
+  CHECK(writer.train_losses().size() == 1);
+  CHECK(writer.val_losses().size() == 1);
+  CHECK_THROWS_AS(writer.write_step(at(0)), InternalError);
+}
+
+TEST_CASE("a resumed run continues the file: one line per step, none twice") {
+  const TempDir dir;
+  const auto path = dir.file("metrics.jsonl");
+  {
+    MetricsWriter writer(path, 0);
+    for (int step = 0; step < 8; ++step) {
+      writer.write_step(at(step));
+      if (step % 2 == 1) writer.write_evaluation(step + 1, 3.0);
+    }
+  }
+  // The crash came in the middle of a line, two steps after the checkpoint of step 6.
+  dir.write("metrics.jsonl", dir.read("metrics.jsonl") + R"({"step": 8, "lo)");
+
+  MetricsWriter writer(path, 6);
+  CHECK(writer.train_losses().size() == 6);
+  CHECK(writer.val_losses().size() == 3);  // after 2, 4 and 6 steps
+  writer.write_evaluation(6, 9.0);         // made before the checkpoint: not again
+  for (int step = 6; step < 10; ++step) writer.write_step(at(step));
+  writer.write_evaluation(8, 2.0);
+
+  std::vector<std::int64_t> steps, evaluations;
+  for (const json& line : lines(dir)) {
+    (line.contains("val_loss") ? evaluations : steps).push_back(line["step"]);
+  }
+  CHECK(steps == std::vector<std::int64_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9});
+  CHECK(evaluations == std::vector<std::int64_t>{2, 4, 6, 8});
+  CHECK(lines(dir).back()["val_loss"] == 2.0);
+}
+
+TEST_CASE("a run from the start drops what an older one left") {
+  const TempDir dir;
+  dir.write("metrics.jsonl", "{\"step\":0,\"val_loss\":4.0}\n{\"step\":0,\"loss\":4.0}\n");
+  MetricsWriter writer(dir.file("metrics.jsonl"), 0);
+  CHECK(dir.read("metrics.jsonl").empty());
+  CHECK(writer.val_losses().empty());
+}
+
+TEST_CASE("foreign lines are dropped, values that are not finite are null and stay readable") {
+  const TempDir dir;
+  dir.write("metrics.jsonl", "hello\n[]\n{\"step\":\"x\"}\n{\"step\":0,\"loss\":null}\n");
+  MetricsWriter writer(dir.file("metrics.jsonl"), 1);
+  REQUIRE(writer.train_losses().size() == 1);
+  CHECK(std::isnan(writer.train_losses()[0].loss));
+  StepMetrics metrics = at(1);
+  metrics.grad_norm = INFINITY;
+  writer.write_step(metrics);
+  REQUIRE(lines(dir).size() == 2);
+  CHECK(lines(dir)[1]["grad_norm"].is_null());
+}
+
+TEST_CASE("a file that cannot be written is an I/O error with its name") {
+  const TempDir dir;
+  CHECK_THROWS_HOLDING(IoError, "absent/metrics.jsonl",
+                       MetricsWriter(dir.file("absent/metrics.jsonl"), 0));
+
+  MetricsWriter writer(dir.file("metrics.jsonl"), 0);
+  // A file size limit of zero stands for a full disk.
+  std::signal(SIGXFSZ, SIG_IGN);
+  struct rlimit before {};
+  REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
+  const struct rlimit none { 0, before.rlim_max };
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &none) == 0);
+  std::string message;
+  try {
+    writer.write_step(at(0));
+  } catch (const IoError& error) {
+    message = error.what();
+  }
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &before) == 0);
+  CHECK(message.find("metrics.jsonl: File too large") != std::string::npos);
+}

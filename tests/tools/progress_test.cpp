@@ -1,0 +1,74 @@
+#include "tools/tessera/report/progress.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <sstream>
+
+using namespace tessera::tools;
+
+namespace {
+
+StepMetrics at(std::int64_t step) {
+  return {.step = step,
+          .loss = 3.25,
+          .grad_norm = 1.5,
+          .lr = 1e-3,
+          .tokens = 768,
+          .step_ms = 20,
+          .tokens_per_s = 38400,
+          .memory_bytes = 64 << 20};
+}
+
+constexpr ConsoleStyle kTerminal{.live = true, .color = false, .width = 60};
+
+}  // namespace
+
+TEST_CASE("without a terminal: a plain line every log_every steps, and the last") {
+  std::ostringstream out;
+  {
+    ProgressLine progress(out, {}, 0, 25, 10);
+    for (int step = 0; step < 25; ++step) progress.update(at(step));
+    progress.note("saved");
+  }
+  const std::string text = out.str();
+  CHECK(std::count(text.begin(), text.end(), '\n') == 5);  // steps 0, 10, 20, 24, and the note
+  CHECK(text.find("step  1/25  loss 3.2500  grad 1.5  lr 1.00e-03  38.4k tok/s  64.0 MiB  480 ms "
+                  "left\n") == 0);
+  CHECK(text.find("step 25/25") != std::string::npos);
+  CHECK(text.find('\r') == std::string::npos);
+  CHECK(text.find('\x1b') == std::string::npos);
+  CHECK(text.ends_with("saved\n"));
+}
+
+TEST_CASE("on a terminal: one line, drawn over and never wider than the screen") {
+  std::ostringstream out;
+  ProgressLine progress(out, kTerminal, 0, 100, 10);
+  progress.update(at(0));
+  CHECK(out.str().size() == std::string("\r\x1b[K").size() + 59);
+  CHECK(out.str().find('\n') == std::string::npos);
+  progress.note("saved");
+  CHECK(out.str().ends_with("\r\x1b[Ksaved\n"));
+  progress.update(at(1));
+  progress.finish();
+  CHECK(out.str().ends_with("left\n"));
+  const auto size = out.str().size();
+  progress.finish();
+  CHECK(out.str().size() == size);
+}
+
+TEST_CASE("fast steps are drawn a few times a second, the last one always") {
+  std::ostringstream out;
+  ProgressLine progress(out, kTerminal, 0, 1000, 1);
+  for (int step = 0; step < 1000; ++step) progress.update(at(step));
+  const std::string text = out.str();
+  CHECK(std::count(text.begin(), text.end(), '\r') < 200);
+  CHECK(text.find("step 1000/1000") != std::string::npos);
+}
+
+TEST_CASE("a resumed run counts its time from its own steps") {
+  std::ostringstream out;
+  ProgressLine progress(out, {}, 50, 100, 1);
+  progress.update(at(50));
+  CHECK(out.str().find("980 ms left") != std::string::npos);
+}

@@ -1,0 +1,85 @@
+#include <doctest/doctest.h>
+
+#include "core/base/error.h"
+#include "tests/support/check_throws.h"
+#include "tools/tessera/config/config.h"
+
+using namespace tessera;
+using namespace tessera::tools;
+
+namespace {
+
+/// A valid configuration with one change.
+template <typename Change>
+Config changed(Change change) {
+  Config config;
+  config.data.train = {"t.txt"};
+  change(config);
+  return config;
+}
+
+}  // namespace
+
+TEST_CASE("the defaults need a data file and nothing else") {
+  Config config;
+  CHECK_THROWS_HOLDING(InvalidArgument, "--data.train FILE", config.validate(1));
+  config.data.train = {"t.txt"};
+  CHECK_NOTHROW(config.validate(1));
+  CHECK(config.train.micro_batch == 12);
+  for (const int world : {2, 3, 4, 6, 12}) {
+    Config shared = changed([](Config&) {});
+    shared.validate(world);
+    CHECK(shared.train.micro_batch * world == 12);
+  }
+}
+
+TEST_CASE("batches that don't divide are refused with the nearest that do") {
+  CHECK_THROWS_HOLDING(InvalidArgument,
+                       "is 12, which 5 ranks cannot share equally; the nearest "
+                       "values that they can are 10 or 15",
+                       changed([](Config&) {}).validate(5));
+  CHECK_THROWS_HOLDING(InvalidArgument, "the nearest values that they can are 16",
+                       changed([](Config&) {}).validate(16));
+  CHECK_THROWS_HOLDING(InvalidArgument,
+                       "train.micro_batch 5; the nearest values that fit are train.micro_batch 4 "
+                       "or 6, or train.global_batch 20 or 30",
+                       changed([](Config& c) {
+                         c.train.global_batch = 24;
+                         c.train.micro_batch = 5;
+                       }).validate(2));
+  CHECK_THROWS_HOLDING(InvalidArgument, "train.micro_batch 12, or",
+                       changed([](Config& c) { c.train.micro_batch = 100; }).validate(1));
+  CHECK_NOTHROW(changed([](Config& c) { c.train.micro_batch = 3; }).validate(2));
+}
+
+TEST_CASE("heads must divide the width") {
+  CHECK_THROWS_HOLDING(InvalidArgument,
+                       "model.n_head 3 does not divide model.n_embd 128; the nearest values that "
+                       "fit are model.n_head 2 or 4, or model.n_embd 126 or 129",
+                       changed([](Config& c) { c.model.n_head = 3; }).validate(1));
+  CHECK_THROWS_HOLDING(InvalidArgument, "model.n_head 128, or model.n_embd 256",
+                       changed([](Config& c) { c.model.n_head = 256; }).validate(1));
+}
+
+TEST_CASE("what this build lacks is refused as such") {
+  CHECK_THROWS_HOLDING(Unsupported, "model.arch llama",
+                       changed([](Config& c) { c.model.arch = "llama"; }).validate(1));
+  CHECK_THROWS_HOLDING(Unsupported, "bf16-true",
+                       changed([](Config& c) { c.train.precision = "bf16-true"; }).validate(1));
+  CHECK_THROWS_HOLDING(Unsupported, "shard.mode hybrid",
+                       changed([](Config& c) { c.shard.mode = "hybrid"; }).validate(1));
+  CHECK_THROWS_HOLDING(Unsupported, "comm.backend nccl",
+                       changed([](Config& c) { c.comm.backend = "nccl"; }).validate(1));
+}
+
+TEST_CASE("values that contradict each other are refused") {
+  CHECK_THROWS_HOLDING(InvalidArgument, "optim.min_lr 0.0001 is above optim.lr 1e-05",
+                       changed([](Config& c) { c.optim.lr = 1e-5; }).validate(1));
+  CHECK_NOTHROW(changed([](Config& c) {
+                  c.optim.lr = 1e-5;
+                  c.optim.schedule = "constant";
+                }).validate(1));
+  CHECK_THROWS_HOLDING(InvalidArgument, "run.out is empty",
+                       changed([](Config& c) { c.run.out = ""; }).validate(1));
+  CHECK_THROWS_HOLDING(InvalidArgument, "got 0", changed([](Config&) {}).validate(0));
+}

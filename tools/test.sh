@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# Builds tessera and runs its tests. See usage() below.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+usage() {
+  cat <<'EOF'
+usage: tools/test.sh [options]
+
+Without options: the release build with the whole suite, then the parts that sanitizers have most to
+say about: input parsing and checkpoints with the address and undefined-behaviour sanitizers,
+communication and threads with the thread sanitizer.
+
+  --quick      the release build and its unit tests only
+  --asan       the whole suite with address and undefined-behaviour sanitizers only
+  --tsan       the whole suite with the thread sanitizer only
+  --no-setup   don't look for missing packages
+  --jobs N     parallel jobs of build and tests (default: the number of processors)
+  --help       this text
+
+Exit code 0 if everything passed, 1 if something failed, 2 on a wrong option. Reads no input.
+EOF
+}
+
+mode=default
+setup=yes
+jobs=$(nproc)
+while [[ $# -gt 0 ]]; do
+  case $1 in
+    --quick | --asan | --tsan) mode=${1#--} ;;
+    --no-setup) setup=no ;;
+    --jobs)
+      [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || { echo "test: --jobs needs a positive number" >&2; exit 2; }
+      jobs=$2
+      shift
+      ;;
+    --help | -h) usage; exit 0 ;;
+    *) echo "test: unknown option '$1'; see tools/test.sh --help" >&2; exit 2 ;;
+  esac
+  shift
+done
+
+names=()
+results=()
+times=()
+failed=0
+
+# stage NAME COMMAND...: runs a command, keeps its result for the summary, and goes on.
+stage() {
+  local name=$1 start=$SECONDS result=ok
+  shift
+  printf '\n== %s\n' "$name"
+  "$@" </dev/null || { result=FAILED; failed=1; }
+  names+=("$name")
+  results+=("$result")
+  times+=("$((SECONDS - start))")
+  [[ $result == ok ]]
+}
+
+check_format() {
+  git ls-files '*.h' '*.cpp' | xargs clang-format --dry-run --Werror
+}
+
+# build PRESET [TARGET...]
+build() {
+  local preset=$1
+  shift
+  cmake --preset "$preset" >/dev/null &&
+    cmake --build "build/$preset" --parallel "$jobs" ${1:+--target "$@"}
+}
+
+# check PRESET [ctest options]: sanitizers make tests up to 20 times slower.
+check() {
+  local preset=$1
+  shift
+  ctest --test-dir "build/$preset" --parallel "$jobs" --output-on-failure --no-tests=error "$@"
+}
+
+[[ $setup == no ]] || stage "packages" tools/setup.sh
+
+if [[ $mode == default || $mode == quick ]]; then
+  if command -v clang-format >/dev/null; then stage "format" check_format; fi
+  if stage "release: build" build release; then
+    if [[ $mode == quick ]]; then
+      stage "release: unit tests" check release -L unit
+    else
+      stage "release: all tests" check release
+    fi
+  fi
+fi
+
+if [[ $mode == asan || $mode == tsan ]]; then
+  stage "$mode: build" build "$mode" && stage "$mode: all tests" check "$mode"
+fi
+
+if [[ $mode == default ]]; then
+  parsers=(io_data_tests io_tests tools_config_tests tools_report_tests core_base_tests)
+  threads=(comm_tests core_base_tests)
+  stage "asan: build" build asan "${parsers[@]}" &&
+    stage "asan: parsers and files" check asan -R "^(io|tools_config|tools_report|core_base)"
+  stage "tsan: build" build tsan "${threads[@]}" &&
+    stage "tsan: communication and threads" check tsan -R "^(comm|core_base)"
+fi
+
+printf '\n%-40s %-8s %s\n' "stage" "result" "seconds"
+for i in "${!names[@]}"; do
+  printf '%-40s %-8s %7d\n' "${names[$i]}" "${results[$i]}" "${times[$i]}"
+done
+printf '%-40s %-8s %7d\n' "total" "$([[ $failed -eq 0 ]] && echo ok || echo FAILED)" "$SECONDS"
+exit "$failed"
