@@ -49,15 +49,11 @@ void copy_rows(T* tile, Index tile_stride, Head<const E> head, Index first, Inde
 
 /// tile[d][i] = scale * head[first + i][d]; columns from count to columns are zero.
 template <typename T, typename E>
-void copy_transposed(T* tile, Index tile_stride, Head<const E> head, Index first, Index count,
-                     Index columns, Index dim, T scale) {
-  for (Index i = 0; i < count; ++i) {
-    const E* from = head.data + (first + i) * head.stride;
-    for (Index d = 0; d < dim; ++d)
-      tile[d * tile_stride + i] = scale * static_cast<T>(load(from + d));
-  }
-  for (Index d = 0; d < dim; ++d)
-    for (Index i = count; i < columns; ++i) tile[d * tile_stride + i] = 0;
+void copy_columns(T* tile, Index tile_stride, Head<const E> head, Index first, Index count,
+                  Index columns, Index dim, T scale) {
+  for (Index i = 0; i < columns; i += kLanes<T>)
+    copy_transposed<kLanes<T>>(tile + i, tile_stride, head.data + (first + i) * head.stride,
+                               head.stride, count - i, dim, scale);
 }
 
 template <typename T, typename E>
@@ -209,16 +205,16 @@ void forward(Context& context, const AttentionForward& args) {
           const Index head = item % sizes.heads;
           if (item == begin || head % sizes.group() == 0) {
             const Index kv = head / sizes.group();
-            copy_transposed<T, E>(s.k_transposed, sizes.padded_keys,
-                                  head_of<const E>(args.k, batch, kv), 0, sizes.keys,
-                                  sizes.padded_keys, sizes.dim, T(1));
+            copy_columns<T, E>(s.k_transposed, sizes.padded_keys,
+                               head_of<const E>(args.k, batch, kv), 0, sizes.keys,
+                               sizes.padded_keys, sizes.dim, T(1));
             copy_rows<T, E>(s.v, sizes.padded_dim, head_of<const E>(args.v, batch, kv), 0,
                             sizes.keys, sizes.padded_keys, sizes.dim);
           }
           for (Index first = 0; first < sizes.queries; first += kQueries) {
             const Index count = std::min(kQueries, sizes.queries - first);
-            copy_transposed<T, E>(s.q_transposed, kQueries, head_of<const E>(args.q, batch, head),
-                                  first, count, kQueries, sizes.dim, static_cast<T>(args.scale));
+            copy_columns<T, E>(s.q_transposed, kQueries, head_of<const E>(args.q, batch, head),
+                               first, count, kQueries, sizes.dim, static_cast<T>(args.scale));
             forward_tile(s, sizes, first);
             write_rows<T, E>(head_of<E>(args.out, batch, head), first, count, sizes.dim, s.out,
                              sizes.padded_dim, false);
@@ -305,9 +301,9 @@ void backward_head(const AttentionBackward& args, const BackwardScratch<T>& s, c
   const Index width = sizes.padded_dim;
   for (Index first = 0; first < sizes.queries; first += kQueries) {
     const Index count = std::min(kQueries, sizes.queries - first);
-    copy_transposed<T, E>(s.q_transposed, kQueries, q, first, count, kQueries, sizes.dim, scale);
-    copy_transposed<T, E>(s.grad_out_transposed, kQueries, grad_out, first, count, kQueries,
-                          sizes.dim, T(1));
+    copy_columns<T, E>(s.q_transposed, kQueries, q, first, count, kQueries, sizes.dim, scale);
+    copy_columns<T, E>(s.grad_out_transposed, kQueries, grad_out, first, count, kQueries, sizes.dim,
+                       T(1));
     copy_rows<T, E>(s.q, width, q, first, count, kQueries, sizes.dim);
     copy_rows<T, E>(s.grad_out, width, grad_out, first, count, kQueries, sizes.dim);
     for (Index i = 0; i < kQueries; ++i) {
@@ -338,10 +334,10 @@ void backward(Context& context, const AttentionBackward& args) {
           const Index kv = item % sizes.kv_heads;
           const auto k = head_of<const E>(args.k, batch, kv);
           const auto v = head_of<const E>(args.v, batch, kv);
-          copy_transposed<T, E>(s.k_transposed, sizes.padded_keys, k, 0, sizes.keys,
-                                sizes.padded_keys, sizes.dim, T(1));
-          copy_transposed<T, E>(s.v_transposed, sizes.padded_keys, v, 0, sizes.keys,
-                                sizes.padded_keys, sizes.dim, T(1));
+          copy_columns<T, E>(s.k_transposed, sizes.padded_keys, k, 0, sizes.keys, sizes.padded_keys,
+                             sizes.dim, T(1));
+          copy_columns<T, E>(s.v_transposed, sizes.padded_keys, v, 0, sizes.keys, sizes.padded_keys,
+                             sizes.dim, T(1));
           copy_rows<T, E>(s.k, sizes.padded_dim, k, 0, sizes.keys, sizes.padded_keys, sizes.dim);
           std::fill_n(s.grad_k, sizes.padded_keys * sizes.padded_dim, T(0));
           std::fill_n(s.grad_v, sizes.padded_keys * sizes.padded_dim, T(0));

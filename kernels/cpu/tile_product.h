@@ -1,49 +1,9 @@
 #pragma once
 
-#include <cstdint>
-#include <cstring>
-
-#include "kernels/cpu/level.h"
+#include "kernels/cpu/product_tile.h"
 
 // Products of small row-major tiles that lie in the nearest cache, without packing.
 TESSERA_CPU_BEGIN
-
-#if defined(__AVX512F__)
-inline constexpr int kVectorBytes = 64;
-inline constexpr int kTileRows = 8;  // 8 x 2 sums of 32 registers
-#elif defined(__AVX2__)
-inline constexpr int kVectorBytes = 32;
-inline constexpr int kTileRows = 4;  // 4 x 2 sums of 16 registers
-#else
-inline constexpr int kVectorBytes = 16;
-inline constexpr int kTileRows = 4;
-#endif
-template <typename T>
-inline constexpr std::int64_t kLanes = kVectorBytes / static_cast<int>(sizeof(T));
-
-template <typename T>
-struct VectorOf;
-template <>
-struct VectorOf<float> {
-  using Type = float __attribute__((vector_size(kVectorBytes)));
-};
-template <>
-struct VectorOf<double> {
-  using Type = double __attribute__((vector_size(kVectorBytes)));
-};
-template <typename T>
-using Vector = typename VectorOf<T>::Type;
-
-template <typename T>
-inline Vector<T> load_vector(const T* p) {
-  Vector<T> v;
-  std::memcpy(&v, p, sizeof(v));
-  return v;
-}
-template <typename T>
-inline void store_vector(T* p, Vector<T> v) {
-  std::memcpy(p, &v, sizeof(v));
-}
 
 /// A tile whose element (i, j) is at data[i * row + j * column].
 template <typename T>
@@ -59,10 +19,10 @@ inline void tile_block(TileOperand<T> a, std::int64_t depth, const T* b, std::in
   Vector<T> sums[rows][vectors];
   for (int i = 0; i < rows; ++i)
     for (int j = 0; j < vectors; ++j)
-      sums[i][j] = accumulate ? load_vector(c + i * c_stride + j * kWidth) : Vector<T>{};
+      sums[i][j] = accumulate ? load_vector<T>(c + i * c_stride + j * kWidth) : Vector<T>{};
   for (std::int64_t k = 0; k < depth; ++k) {
     Vector<T> line[vectors];
-    for (int j = 0; j < vectors; ++j) line[j] = load_vector(b + k * b_stride + j * kWidth);
+    for (int j = 0; j < vectors; ++j) line[j] = load_vector<T>(b + k * b_stride + j * kWidth);
     for (int i = 0; i < rows; ++i) {
       const T value = a.data[i * a.row + k * a.column];
       for (int j = 0; j < vectors; ++j) sums[i][j] += value * line[j];
