@@ -17,9 +17,9 @@ struct BootstrapOptions {
   /// Until all ranks have met and connected.
   std::chrono::milliseconds init_timeout{60'000};
   /// Default deadline of a collective; and what it books staging in.
-  CommunicatorOptions communicator;
+  CommunicatorOptions communicator = {};
   /// What must be equal on all ranks; see Hello.
-  std::string fingerprint;
+  std::string fingerprint = {};
 };
 
 /// What a rank needs to work with the others. Destroy the communicator first; on the rank that

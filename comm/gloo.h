@@ -10,7 +10,7 @@
 namespace tessera::comm {
 
 struct GlooOptions {
-  CommunicatorOptions communicator;
+  CommunicatorOptions communicator = {};
   /// Time for all ranks to connect to each other.
   std::chrono::milliseconds connect_timeout{60'000};
   /// Address or host name on which this rank listens for its peers.
@@ -18,7 +18,7 @@ struct GlooOptions {
   /// Prefix of the keys in the store; new for each communicator.
   std::string name = "gloo";
   /// How messages call each rank's process ("host, pid 12"), by rank; may be empty.
-  std::vector<std::string> processes;
+  std::vector<std::string> processes = {};
 };
 
 /// Ranks that are processes, over TCP (Gloo's transport, own collectives). Called by all ranks.

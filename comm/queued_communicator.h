@@ -21,7 +21,7 @@ struct CommunicatorOptions {
   /// Deadline of a collective that names none.
   std::chrono::milliseconds timeout{120'000};
   /// Books staging buffers in this context's ledger; null: not booked.
-  std::shared_ptr<Context> context;
+  std::shared_ptr<Context> context = {};
 };
 
 /// Throws InvalidArgument unless the arguments fit; fills everything but sequence and deadline.

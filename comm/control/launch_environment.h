@@ -13,8 +13,8 @@ std::string launcher_name(Launcher launcher);
 
 /// --rank, --world-size, --local-rank, --rdzv host:port; all or none but local rank.
 struct LaunchFlags {
-  std::optional<int> rank, world_size, local_rank;
-  std::string rendezvous;
+  std::optional<int> rank = {}, world_size = {}, local_rank = {};
+  std::string rendezvous = {};
 };
 
 /// Who this process is among the ranks of its run, and where they meet.

@@ -18,7 +18,7 @@ struct TcpStoreServerOptions {
   std::uint16_t port = 0;  ///< 0: any free one
   /// Clients must name it in their first message. It keeps out stale and foreign processes; it is
   /// not a secret that protects an open network.
-  std::string run_id;
+  std::string run_id = {};
   std::size_t max_connections = 1024;
   /// Connections that have not introduced themselves by then are closed.
   std::chrono::milliseconds hello_timeout{5000};

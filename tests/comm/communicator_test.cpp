@@ -1,0 +1,298 @@
+// Every collective on every backend against expected values, with the same bits on all ranks.
+#include "comm/communicator.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "tests/comm/ranks.h"
+
+using namespace tessera;
+using namespace tessera::test;
+using comm::Communicator;
+using comm::ReduceOp;
+
+namespace {
+
+// Sizes around every path: nothing, inside the header, direct, in stretches, not a multiple of W.
+constexpr std::int64_t kCounts[] = {0, 1, 3, 23, 49, 1000, 20011};
+
+// A value that makes sums depend on their order in float32.
+template <typename T>
+T value(int rank, std::int64_t i) {
+  const double x = std::sin(0.7 * static_cast<double>(i) + 1.3 * rank) * (1 + 1000 * (rank % 2));
+  if constexpr (std::is_same_v<T, std::int64_t>) {
+    return static_cast<T>(x * 1000) + (std::int64_t{1} << 53);  // not exact in double
+  } else if constexpr (std::is_floating_point_v<T>) {
+    return static_cast<T>(x);
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    return BFloat16(static_cast<float>(x));
+  } else {
+    return static_cast<T>(static_cast<std::int64_t>(x * 100));
+  }
+}
+
+template <typename T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+
+// Called from many threads: checks through exceptions, which run_ranks brings home.
+void expect(bool ok, const char* what, int rank, std::int64_t count) {
+  if (!ok) throw std::runtime_error(fmt::format("{} on rank {} with count {}", what, rank, count));
+}
+
+template <typename T>
+void check_all_gather(Communicator& c, std::int64_t part) {
+  const int world = c.world_size();
+  std::vector<T> buffer(static_cast<std::size_t>(part * world)), wanted(buffer.size());
+  for (int r = 0; r < world; ++r) {
+    for (std::int64_t i = 0; i < part; ++i) {
+      const auto at = static_cast<std::size_t>(r * part + i);
+      wanted[at] = value<T>(r, i);
+      if (r == c.rank()) buffer[at] = wanted[at];
+    }
+  }
+  c.all_gather(view_of(buffer), {.label = "gather", .deadline = 20s});
+  expect(same_bits(buffer, wanted), "all_gather", c.rank(), part);
+}
+
+template <typename T>
+void check_reduce_scatter(Communicator& c, std::int64_t part) {
+  const int world = c.world_size();
+  std::vector<T> in(static_cast<std::size_t>(part * world));
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    in[i] = value<T>(c.rank(), static_cast<std::int64_t>(i));
+  }
+  const std::vector<T> before = in;
+  std::vector<float> out(static_cast<std::size_t>(part), -1.0F), wanted(out.size());
+  for (std::int64_t i = 0; i < part; ++i) {
+    const std::int64_t at = c.rank() * part + i;
+    float sum = static_cast<float>(value<T>(0, at));
+    for (int r = 1; r < world; ++r) sum += static_cast<float>(value<T>(r, at));
+    wanted[static_cast<std::size_t>(i)] = sum;
+  }
+  c.reduce_scatter(view_of(in), view_of(out), {.label = "scatter", .deadline = 20s});
+  expect(same_bits(out, wanted), "reduce_scatter", c.rank(), part);
+  expect(same_bits(in, before), "input of reduce_scatter", c.rank(), part);
+}
+
+template <typename T>
+void check_all_reduce(Communicator& c, std::int64_t count, ReduceOp op) {
+  std::vector<T> buffer(static_cast<std::size_t>(count)), wanted(buffer.size());
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    buffer[at] = value<T>(c.rank(), i);
+    wanted[at] = value<T>(0, i);
+    for (int r = 1; r < c.world_size(); ++r) {
+      const T next = value<T>(r, i);
+      wanted[at] =
+          op == ReduceOp::Sum ? static_cast<T>(wanted[at] + next) : std::max(wanted[at], next);
+    }
+  }
+  c.all_reduce(view_of(buffer), op, {.label = "reduce", .deadline = 20s});
+  expect(same_bits(buffer, wanted), "all_reduce", c.rank(), count);
+}
+
+template <typename T>
+void check_broadcast(Communicator& c, std::int64_t count, int root) {
+  std::vector<T> buffer(static_cast<std::size_t>(count)), wanted(buffer.size());
+  for (std::int64_t i = 0; i < count; ++i) {
+    buffer[static_cast<std::size_t>(i)] = value<T>(c.rank(), i);
+    wanted[static_cast<std::size_t>(i)] = value<T>(root, i);
+  }
+  c.broadcast(view_of(buffer), root, {.label = "cast", .deadline = 20s});
+  expect(same_bits(buffer, wanted), "broadcast", c.rank(), count);
+}
+
+void check_everything(Communicator& c) {
+  for (const std::int64_t count : kCounts) {
+    check_all_gather<float>(c, count);
+    check_all_gather<BFloat16>(c, count);
+    check_all_gather<std::uint8_t>(c, count);
+    check_reduce_scatter<float>(c, count);
+    check_reduce_scatter<BFloat16>(c, count);
+    for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Max}) {
+      check_all_reduce<float>(c, count, op);
+      check_all_reduce<double>(c, count, op);
+      check_all_reduce<std::int64_t>(c, count, op);
+    }
+    check_broadcast<float>(c, count, 0);
+    check_broadcast<std::int16_t>(c, count, c.world_size() - 1);
+    c.barrier({});
+  }
+}
+
+void for_each_backend(const std::function<void(const std::string&, int)>& body) {
+  for (const char* backend : {"threads", "gloo"}) {
+    for (int world = 1; world <= 5; ++world) {
+      CAPTURE(backend);
+      CAPTURE(world);
+      body(backend, world);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("collectives give the expected values, bit by bit, on every backend and world size") {
+  for_each_backend([](const std::string& backend, int world) {
+    const Group group(backend, world);
+    const auto results = run_ranks(world, [&](int rank) {
+      const auto c = group.join(rank);
+      if (c->rank() != rank || c->world_size() != world) throw std::runtime_error("identity");
+      check_everything(*c);
+    });
+    for (const RankResult& result : results) CHECK(result.error == "");
+  });
+}
+
+TEST_CASE("max lets a NaN of any rank through to all") {
+  for (const char* backend : {"threads", "gloo"}) {
+    const Group group(backend, 3);
+    const auto results = run_ranks(3, [&](int rank) {
+      const auto c = group.join(rank);
+      std::vector<float> x(3, static_cast<float>(rank));
+      x[static_cast<std::size_t>(rank)] = std::numeric_limits<float>::quiet_NaN();
+      c->all_reduce(view_of(x), ReduceOp::Max, {});
+      for (const float v : x) expect(std::isnan(v), "NaN", rank, 3);
+    });
+    for (const RankResult& result : results) CHECK(result.error == "");
+  }
+}
+
+TEST_CASE("queued collectives run in order and overlap with the caller") {
+  for (const char* backend : {"threads", "gloo"}) {
+    CAPTURE(backend);
+    const Group group(backend, 2);
+    const auto results = run_ranks(2, [&](int rank) {
+      const auto c = group.join(rank);
+      // Each step feeds on the one before: any other order gives other values.
+      std::vector<double> x(5000, rank == 0 ? 1.0 : 2.0), y(1, 0.0);
+      std::vector<comm::WorkPtr> works;
+      for (int i = 0; i < 6; ++i) {
+        works.push_back(c->start_all_reduce(view_of(x), ReduceOp::Sum, {.label = "sum"}));
+        works.push_back(c->start_broadcast(view_of(x), 1, {.label = "cast"}));
+      }
+      works.push_back(c->start_barrier({}));
+      if (rank == 0) std::this_thread::sleep_for(5ms);  // the queue needs nobody to wait
+      works.back()->wait();
+      for (const auto& work : works) expect(work->is_done(), "order", rank, 0);
+      for (const auto& work : works) work->wait();
+      expect(x[0] == 3.0 * 32 && x[4999] == 3.0 * 32, "chain", rank, 6);
+    });
+    for (const RankResult& result : results) CHECK(result.error == "");
+  }
+}
+
+TEST_CASE("arguments that do not fit are refused before anything is sent") {
+  for (const char* backend : {"single", "threads", "gloo"}) {
+    CAPTURE(backend);
+    const int world = std::string_view(backend) == "single" ? 1 : 2;
+    const Group group(backend, world);
+    const auto results = run_ranks(world, [&](int rank) {
+      const auto c = group.join(rank);
+      const auto refused = [&](const char* text, const std::function<void()>& call) {
+        try {
+          call();
+        } catch (const InvalidArgument& error) {
+          expect(std::string(error.what()).find(text) != std::string::npos, error.what(), rank, 0);
+          return;
+        }
+        throw std::runtime_error(std::string("accepted: ") + text);
+      };
+      std::vector<float> odd(5), even(4), small(1);
+      std::vector<double> doubles(4);
+      if (world == 2) {
+        refused("do not split into 2", [&] { c->all_gather(view_of(odd), {}); });
+        refused("needs 2, got 1", [&] { c->reduce_scatter(view_of(even), view_of(small), {}); });
+      }
+      refused("f32 or bf16", [&] { c->reduce_scatter(view_of(doubles), view_of(even), {}); });
+      refused("of dtype f32, got f64",
+              [&] { c->reduce_scatter(view_of(even), view_of(doubles), {}); });
+      TensorView part = view_of(even);
+      part.shape = part.strides = {4 / world};
+      part.strides = {1};
+      refused("overlap", [&] { c->reduce_scatter(view_of(even), part, {}); });
+      refused("is not a rank", [&] { c->broadcast(view_of(even), world, {}); });
+      TensorView strided = view_of(even);
+      strided.shape = {2};
+      strided.strides = {2};
+      refused("contiguous", [&] { c->all_gather(strided, {}); });
+      std::vector<BFloat16> bf16(4);
+      refused("f64, f32 or i64", [&] { c->all_reduce(view_of(bf16), ReduceOp::Sum, {}); });
+      c->barrier({});  // and the communicator lives on
+    });
+    for (const RankResult& result : results) CHECK(result.error == "");
+  }
+}
+
+TEST_CASE("abort fails what waits, on all ranks, and every later call") {
+  for (const char* backend : {"threads", "gloo"}) {
+    CAPTURE(backend);
+    const Group group(backend, 3);
+    const Stopwatch watch;
+    const auto results = run_ranks(3, [&](int rank) {
+      const auto c = group.join(rank);
+      c->barrier({});
+      if (rank == 1) {
+        std::this_thread::sleep_for(50ms);
+        c->abort("the disk is full");
+        c->abort("again");
+        try {
+          c->barrier({});
+        } catch (const CommError& error) {
+          expect(error.failure() == CommFailure::Aborted, "kind", rank, 0);
+        }
+      }
+      std::vector<float> x(3);
+      const auto first = c->start_all_gather(view_of(x), {.label = "h.1"});
+      const auto queued = c->start_barrier({});
+      std::string text;
+      try {
+        queued->wait();
+      } catch (const CommError& error) {
+        expect(error.failure() == CommFailure::Aborted, "kind of a queued one", rank, 0);
+      }
+      first->wait();
+    });
+    CHECK(watch.elapsed() < 5s);
+    for (const RankResult& result : results) {
+      CHECK(result.failure == CommFailure::Aborted);
+      CHECK(result.error.find("the disk is full") != std::string::npos);
+      CHECK(result.error.find("rank 1") != std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("single: abort kills it") {
+  const auto c = comm::make_single_communicator();
+  c->abort("enough");
+  CHECK_THROWS_AS(c->barrier({}), CommError);
+}
+
+TEST_CASE("a destroyed communicator ends what is under way, in bounded time") {
+  for (const char* backend : {"threads", "gloo"}) {
+    CAPTURE(backend);
+    const Group group(backend, 2);
+    const Stopwatch watch;
+    const auto results = run_ranks(2, [&](int rank) {
+      auto c = group.join(rank);
+      c->barrier({});
+      std::vector<float> x(2);
+      if (rank == 0) {
+        const auto work = c->start_all_gather(view_of(x), {.label = "late", .deadline = 60s});
+        c.reset();
+        work->wait();
+      } else {
+        std::this_thread::sleep_for(30ms);
+      }
+    });
+    CHECK(watch.elapsed() < 5s);
+    CHECK(results[0].failure == CommFailure::Aborted);
+    CHECK(results[0].error.find("destroyed") != std::string::npos);
+    CHECK(results[1].error == "");
+  }
+}

@@ -1,0 +1,213 @@
+#include "comm/control/tcp_store.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include "tests/comm/ranks.h"
+#include "tests/support/check_throws.h"
+
+using namespace tessera;
+using namespace tessera::test;
+using comm::FileDescriptor;
+using comm::TcpStore;
+using comm::TcpStoreServer;
+
+namespace {
+
+std::unique_ptr<TcpStore> client(const TcpStoreServer& server, const std::string& run = "run") {
+  return std::make_unique<TcpStore>(server.host(), server.port(), run, 5s);
+}
+
+FileDescriptor raw(const TcpStoreServer& server) {
+  return comm::connect_to(server.host(), server.port(), std::chrono::steady_clock::now() + 5s);
+}
+
+void send_all(const FileDescriptor& fd, const std::string& bytes) {
+  // The server may close as it reads: what does not go then is no error of the test.
+  [[maybe_unused]] const auto n = ::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+}
+
+// True if the server closes the connection within 2 s.
+bool is_closed(const FileDescriptor& fd) {
+  for (;;) {
+    pollfd waiting{fd.get(), POLLIN, 0};
+    if (::poll(&waiting, 1, 2000) <= 0) return false;
+    char bytes[256];
+    const auto n = ::recv(fd.get(), bytes, sizeof(bytes), 0);
+    if (n <= 0) return true;
+  }
+}
+
+std::string message(char type, std::vector<std::string> fields) {
+  comm::Message m;
+  m.type = static_cast<std::uint8_t>(type);
+  m.fields = std::move(fields);
+  return m.encode();
+}
+
+const std::string kHello = message('H', {"tessera-store-1", "run"});
+
+}  // namespace
+
+TEST_CASE("clients share keys; get waits, and several threads may use one client") {
+  TcpStoreServer server({.run_id = "run"});
+  const auto a = client(server), b = client(server);
+  CHECK_FALSE(a->has("k"));
+  const std::string binary("\0\1\xff", 3);
+  a->set("k", binary);
+  a->set("k", binary);
+  CHECK(b->has("k"));
+  CHECK(b->get("k", 0ms) == binary);
+  CHECK_THROWS_HOLDING(InvalidArgument, "'k' is taken", b->set("k", "other"));
+  CHECK_THROWS_HOLDING(CommError, "'none' was not set within 0.05 s", b->get("none", 50ms));
+
+  const auto results = run_ranks(4, [&](int rank) {
+    // All wait through one client for what the next one sets.
+    const auto key = [](int r) { return "turn " + std::to_string(r); };
+    if (rank > 0) a->get(key(rank - 1), 10s);
+    a->set(key(rank), "done");
+  });
+  for (const RankResult& result : results) CHECK(result.error == "");
+}
+
+TEST_CASE("large values pass, larger ones are refused by name of the limit") {
+  TcpStoreServer server({.run_id = "run"});
+  const auto a = client(server);
+  const std::string large(1'000'000, 'x');
+  a->set("large", large);
+  CHECK(a->get("large", 5s) == large);
+  CHECK_THROWS_HOLDING(InvalidArgument, "limit of 1048576",
+                       a->set("larger", std::string(1 << 20, 'x')));
+  CHECK(a->has("large"));
+}
+
+TEST_CASE("a client of another run is refused, at once") {
+  TcpStoreServer server({.run_id = "run 2"});
+  const Stopwatch watch;
+  CHECK_THROWS_HOLDING(CommError, "serves another run than 'run 1'", client(server, "run 1"));
+  CHECK(watch.elapsed() < 2s);
+  CHECK(server.clients() == 0);
+}
+
+TEST_CASE("a client finds the store of its run among several ports") {
+  TcpStoreServer other({.run_id = "other"});
+  std::unique_ptr<TcpStoreServer> mine;
+  int offset = 1;
+  for (; !mine && offset < 20; ++offset) {
+    try {
+      mine = std::make_unique<TcpStoreServer>(comm::TcpStoreServerOptions{
+          .port = static_cast<std::uint16_t>(other.port() + offset), .run_id = "run"});
+    } catch (const CommError&) {
+    }
+  }
+  REQUIRE(mine);
+  TcpStore store("127.0.0.1", other.port(), "run", 10s, offset);
+  store.set("a", "1");
+  CHECK(client(*mine)->has("a"));
+}
+
+TEST_CASE("nobody there: the deadline holds and the address is named") {
+  std::uint16_t port = 0;
+  {
+    TcpStoreServer gone({.run_id = "run"});
+    port = gone.port();
+  }
+  const Stopwatch watch;
+  CHECK_THROWS_HOLDING(CommError,
+                       fmt::format("no store answered at 127.0.0.1:{} within 0.3 s", port),
+                       TcpStore("127.0.0.1", port, "run", 300ms));
+  CHECK(watch.elapsed() < 3s);
+}
+
+TEST_CASE("a port that is taken is an error with the address") {
+  TcpStoreServer first({.run_id = "run"});
+  CHECK_THROWS_HOLDING(CommError, fmt::format("cannot listen on 127.0.0.1:{}", first.port()),
+                       TcpStoreServer({.port = first.port(), .run_id = "run"}));
+}
+
+TEST_CASE("a store that goes away ends those who wait") {
+  auto server = std::make_unique<TcpStoreServer>(comm::TcpStoreServerOptions{.run_id = "run"});
+  const auto a = client(*server);
+  std::thread end([&] {
+    std::this_thread::sleep_for(50ms);
+    server.reset();
+  });
+  const Stopwatch watch;
+  CHECK_THROWS_HOLDING(CommError, "did not answer", a->get("never", 30s));
+  CHECK(watch.elapsed() < 3s);
+  end.join();
+}
+
+TEST_CASE("garbage, HTTP and broken frames close the connection and nothing else") {
+  TcpStoreServer server({.run_id = "run"});
+  const auto good = client(server);
+  std::string noise;
+  std::uint32_t state = 12345;
+  for (int i = 0; i < 5000; ++i) noise += static_cast<char>((state = state * 1664525 + 1) >> 24);
+  const std::vector<std::string> strangers = {
+      noise,
+      "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+      std::string("\xff\xff\xff\xff", 4),                   // a frame of 2^32 - 1 bytes
+      std::string("\x00\x00\x00\x00", 4),                   // an empty frame
+      std::string("\x05\x00\x00\x00H\xff\x00\x00\x00", 9),  // a field longer than its frame
+      std::string("\x03\x00\x00\x00H\x01\x00", 7),          // half a field length
+      message('H', {"tessera-store-9", "run"}),
+      message('H', {"tessera-store-1"}),
+      message('S', {"key", "set without a hello"}),
+      kHello + std::string("\xff\xff\xff\x7f", 4),
+  };
+  for (const std::string& bytes : strangers) {
+    const auto fd = raw(server);
+    send_all(fd, bytes);
+    CHECK(is_closed(fd));
+  }
+  // Introduced, but talking nonsense.
+  for (const std::string& bytes :
+       {message('X', {"k"}), message('G', {"k", "soon"}), message('G', {"k", "-5"}),
+        message('S', {"k"}), std::string("\x01\x00\x20\x00", 4)}) {
+    const auto fd = raw(server);
+    send_all(fd, kHello);
+    char answer[64];
+    pollfd waiting{fd.get(), POLLIN, 0};
+    REQUIRE(::poll(&waiting, 1, 2000) == 1);
+    REQUIRE(::recv(fd.get(), answer, sizeof(answer), 0) == 9);
+    send_all(fd, bytes);
+    CHECK(is_closed(fd));
+  }
+  good->set("k", "v");
+  CHECK(client(server)->get("k", 1s) == "v");
+}
+
+TEST_CASE("a frame may come byte by byte") {
+  TcpStoreServer server({.run_id = "run"});
+  const auto fd = raw(server);
+  for (const char c : kHello) send_all(fd, std::string(1, c));
+  pollfd waiting{fd.get(), POLLIN, 0};
+  REQUIRE(::poll(&waiting, 1, 2000) == 1);
+  char answer[16];
+  CHECK(::recv(fd.get(), answer, sizeof(answer), 0) == 9);
+  CHECK(answer[4] == 'y');
+}
+
+TEST_CASE("idle strangers are closed in time, and do not keep ranks out before") {
+  TcpStoreServer server({.run_id = "run", .max_connections = 8, .hello_timeout = 400ms});
+  std::vector<FileDescriptor> idle;
+  for (int i = 0; i < 30; ++i) idle.push_back(raw(server));
+  const auto good = client(server);
+  good->set("k", "v");
+  for (const FileDescriptor& fd : idle) CHECK(is_closed(fd));
+  CHECK(good->has("k"));
+}
+
+TEST_CASE("who serves the store can wait for the others to leave") {
+  TcpStoreServer server({.run_id = "run"});
+  auto a = client(server);
+  Stopwatch watch;
+  server.drain(50ms);
+  CHECK(watch.elapsed() >= 50ms);
+  std::thread leave([&] { a.reset(); });
+  watch = {};
+  server.drain(10s);
+  CHECK(watch.elapsed() < 2s);
+  leave.join();
+}

@@ -1,0 +1,158 @@
+#include "comm/threads.h"
+
+#include "tests/comm/ranks.h"
+#include "tests/support/check_throws.h"
+
+using namespace tessera;
+using namespace tessera::test;
+using comm::ReduceOp;
+
+TEST_CASE("a rank that does not arrive is named on all others, at the deadline") {
+  const Group group("threads", 4);
+  const Stopwatch watch;
+  const auto results = run_ranks(4, [&](int rank) {
+    const auto c = group.join(rank);
+    std::vector<float> x(8);
+    c->all_gather(view_of(x), {.label = "h.0"});
+    if (rank == 2) {
+      std::this_thread::sleep_for(700ms);  // not gone, only late
+      return;
+    }
+    c->all_gather(view_of(x), {.label = "h.1", .deadline = 200ms});
+  });
+  CHECK(watch.elapsed() >= 200ms);
+  CHECK(watch.elapsed() < 3s);
+  for (int rank : {0, 1, 3}) {
+    const RankResult& result = results[static_cast<std::size_t>(rank)];
+    CHECK(result.failure == CommFailure::Timeout);
+    CHECK(result.culprits == std::vector<int>{2});
+    CHECK(result.error == "all_gather#1 (h.1): 3 of 4 ranks arrived within 0.2 s, missing: rank 2");
+  }
+}
+
+TEST_CASE("the late rank learns of the failure, and the communicator stays dead") {
+  const Group group("threads", 2);
+  const auto results = run_ranks(2, [&](int rank) {
+    const auto c = group.join(rank);
+    if (rank == 1) std::this_thread::sleep_for(150ms);
+    std::string first;
+    try {
+      c->barrier({.label = "start", .deadline = 50ms});
+    } catch (const CommError& error) {
+      first = error.what();
+      if (error.failure() != CommFailure::Timeout) throw;
+    }
+    const Stopwatch watch;
+    try {
+      c->barrier({});
+    } catch (const CommError& error) {
+      if (watch.elapsed() > 100ms) throw std::runtime_error("late");
+      if (std::string(error.what()).find(first) == std::string::npos) {
+        throw std::runtime_error("does not tell what failed first");
+      }
+      throw;
+    }
+  });
+  for (const RankResult& result : results) {
+    CHECK(result.failure == CommFailure::Aborted);
+    CHECK(result.error.find("missing: rank 1") != std::string::npos);
+    CHECK(result.culprits == std::vector<int>{1});
+  }
+}
+
+TEST_CASE("a rank that left is named at once, not at the deadline") {
+  const Group group("threads", 3);
+  const Stopwatch watch;
+  const auto results = run_ranks(3, [&](int rank) {
+    const auto c = group.join(rank);
+    c->barrier({});
+    if (rank == 0) throw std::runtime_error("out of data");
+    c->barrier({.label = "step", .deadline = 60s});
+  });
+  CHECK(watch.elapsed() < 5s);
+  for (int rank : {1, 2}) {
+    const RankResult& result = results[static_cast<std::size_t>(rank)];
+    CHECK(result.failure == CommFailure::PeerLost);
+    CHECK(result.culprits == std::vector<int>{0});
+    CHECK(result.error.find("barrier#1 (step): rank 0 left") != std::string::npos);
+  }
+}
+
+TEST_CASE("ranks that disagree all throw the same error, with the odd one out by majority") {
+  struct Case {
+    const char* name;
+    std::function<void(comm::Communicator&, bool odd)> call;
+    const char* text;
+  };
+  std::vector<std::vector<float>> buffers(8, std::vector<float>(16));
+  const auto buffer = [&](comm::Communicator& c, std::int64_t n) {
+    return dense_view(buffers[static_cast<std::size_t>(c.rank())].data(), DType::F32, {n});
+  };
+  const std::vector<Case> cases = {
+      {"operation",
+       [&](auto& c, bool odd) {
+         if (odd) {
+           c.barrier({.label = "x"});
+         } else {
+           c.all_reduce(buffer(c, 8), ReduceOp::Sum, {.label = "x"});
+         }
+       },
+       "rank 1 called barrier#0 (x), where 3 of 4 ranks called all_reduce#0 (x) f32[8] sum"},
+      {"count", [&](auto& c, bool odd) { c.all_gather(buffer(c, odd ? 12 : 8), {.label = "h.1"}); },
+       "rank 1 called all_gather#0 (h.1) f32[12], where 3 of 4 ranks called all_gather#0 (h.1) "
+       "f32[8]"},
+      {"dtype",
+       [&](auto& c, bool odd) {
+         TensorView view = buffer(c, 8);
+         if (odd) view.dtype = DType::I32;
+         c.all_gather(view, {});
+       },
+       "i32[8]"},
+      {"reduction",
+       [&](auto& c, bool odd) {
+         c.all_reduce(buffer(c, 8), odd ? ReduceOp::Max : ReduceOp::Sum, {});
+       },
+       "f32[8] max"},
+      {"root", [&](auto& c, bool odd) { c.broadcast(buffer(c, 8), odd ? 1 : 0, {}); },
+       "f32[8] from rank 1, where"},
+      {"label",
+       [&](auto& c, bool odd) { c.all_gather(buffer(c, 8), {.label = odd ? "h.2" : "h.1"}); },
+       "rank 1 called all_gather#0 (h.2)"},
+  };
+  // Gloo compares what it is sent; the threads see each other.
+  for (const char* backend : {"threads", "gloo"}) {
+    for (const Case& test : cases) {
+      CAPTURE(backend);
+      CAPTURE(test.name);
+      const Group group(backend, 4);
+      const Stopwatch watch;
+      const auto results = run_ranks(4, [&](int rank) {
+        const auto c = group.join(rank);
+        test.call(*c, rank == 1);
+      });
+      CHECK(watch.elapsed() < 5s);
+      for (const RankResult& result : results) {
+        CHECK(result.failure == CommFailure::Mismatch);
+        CHECK(result.culprits == std::vector<int>{1});
+        CHECK(result.error.find(test.text) != std::string::npos);
+        CHECK(result.error == results[0].error);
+      }
+    }
+  }
+}
+
+TEST_CASE("with two ranks the first is taken as the reference") {
+  const Group group("threads", 2);
+  const auto results = run_ranks(2, [&](int rank) {
+    const auto c = group.join(rank);
+    c->barrier({.label = rank == 0 ? "a" : "b"});
+  });
+  for (const RankResult& result : results) CHECK(result.culprits == std::vector<int>{1});
+}
+
+TEST_CASE("ranks out of range and empty groups are refused") {
+  CHECK_THROWS_HOLDING(InvalidArgument, "world size 0", comm::ThreadGroup(0));
+  const auto group = std::make_shared<comm::ThreadGroup>(2);
+  CHECK_THROWS_HOLDING(InvalidArgument, "rank 2 is not a rank of a group of 2",
+                       comm::make_threads_communicator(group, 2));
+}

@@ -1,0 +1,144 @@
+#pragma once
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace tessera::test {
+
+/// How one forked rank ended.
+struct Outcome {
+  bool in_time = false;              ///< ended before the deadline; else it was killed
+  int exit_code = -1;                ///< -1 if a signal ended it
+  int signal = 0;                    ///< that ended it
+  std::string text;                  ///< what its body returned, or "error: " and what it threw
+  std::chrono::milliseconds time{};  ///< from go() to its end
+};
+
+/// Ranks as forked children of a test that has no other threads yet. Each waits for go(), so the
+/// test can first start what they need (a store server has a thread, and must not be forked).
+class Processes {
+ public:
+  using Body = std::function<std::string(int rank, const std::string& from_test)>;
+
+  Processes(int world_size, const Body& body) {
+    for (int rank = 0; rank < world_size; ++rank) {
+      int go[2], text[2];
+      if (::pipe2(go, O_CLOEXEC) != 0 || ::pipe2(text, O_CLOEXEC) != 0) {
+        throw std::runtime_error("pipe failed");
+      }
+      const pid_t pid = ::fork();
+      if (pid < 0) throw std::runtime_error("fork failed");
+      if (pid == 0) {
+        for (const Child& other : children_) ::close(other.go);
+        ::close(go[1]);
+        run_child(rank, body, go[0], text[1]);
+      }
+      ::close(go[0]);
+      ::close(text[1]);
+      children_.push_back({pid, go[1], text[0], false, {}});
+    }
+  }
+  ~Processes() {
+    for (const Child& child : children_) {
+      if (!child.reaped) {
+        ::kill(child.pid, SIGKILL);
+        ::waitpid(child.pid, nullptr, 0);
+      }
+      if (child.go >= 0) ::close(child.go);
+      ::close(child.text);
+    }
+  }
+  Processes(const Processes&) = delete;
+  Processes& operator=(const Processes&) = delete;
+
+  /// Lets all bodies run, with a text for them.
+  void go(const std::string& text) {
+    start_ = std::chrono::steady_clock::now();
+    for (Child& child : children_) {
+      if (::write(child.go, text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
+        throw std::runtime_error("a child ended early");
+      }
+      ::close(std::exchange(child.go, -1));
+    }
+  }
+  void signal(int rank, int number) { ::kill(pid(rank), number); }
+  pid_t pid(int rank) const { return children_[static_cast<std::size_t>(rank)].pid; }
+
+  /// Waits for all children, at most so long from now; kills who is left.
+  std::vector<Outcome> wait(std::chrono::milliseconds deadline) {
+    const auto end = std::chrono::steady_clock::now() + deadline;
+    bool left = true;
+    while (left) {
+      const bool late = std::chrono::steady_clock::now() >= end;
+      left = false;
+      for (Child& child : children_) {
+        if (child.reaped) continue;
+        if (late) ::kill(child.pid, SIGKILL);
+        int status = 0;
+        if (::waitpid(child.pid, &status, late ? 0 : WNOHANG) != child.pid) {
+          left = true;
+          continue;
+        }
+        child.reaped = true;
+        child.outcome.in_time = !late;
+        if (WIFEXITED(status)) child.outcome.exit_code = WEXITSTATUS(status);
+        if (WIFSIGNALED(status)) child.outcome.signal = WTERMSIG(status);
+        child.outcome.time = std::chrono::duration_cast<std::chrono::milliseconds>(
+            std::chrono::steady_clock::now() - start_);
+        child.outcome.text = read_all(child.text);
+      }
+      if (left) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    std::vector<Outcome> outcomes;
+    for (const Child& child : children_) outcomes.push_back(child.outcome);
+    return outcomes;
+  }
+
+ private:
+  struct Child {
+    pid_t pid;
+    int go, text;
+    bool reaped;
+    Outcome outcome;
+  };
+
+  static std::string read_all(int fd) {
+    std::string text;
+    char bytes[4096];
+    for (ssize_t n; (n = ::read(fd, bytes, sizeof(bytes))) > 0;) {
+      text.append(bytes, static_cast<std::size_t>(n));
+    }
+    return text;
+  }
+
+  [[noreturn]] static void run_child(int rank, const Body& body, int go, int out) {
+    std::string text;
+    int code = 0;
+    try {
+      text = body(rank, read_all(go));
+    } catch (const std::exception& error) {
+      text = std::string("error: ") + error.what();
+      code = 1;
+    }
+    // A pipe holds this much without a reader.
+    [[maybe_unused]] const auto n =
+        ::write(out, text.data(), std::min<std::size_t>(text.size(), 4096));
+    ::_exit(code);
+  }
+
+  std::vector<Child> children_;
+  std::chrono::steady_clock::time_point start_;
+};
+
+}  // namespace tessera::test

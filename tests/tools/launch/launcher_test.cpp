@@ -1,0 +1,193 @@
+#include "tools/tessera/launch/launcher.h"
+
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <string>
+#include <thread>
+
+#include "core/base/error.h"
+#include "tests/support/check_throws.h"
+#include "tests/support/temp_dir.h"
+
+using namespace tessera;
+using namespace std::chrono_literals;
+using tools::LaunchOptions;
+
+namespace {
+
+struct Run {
+  int code = -1;
+  std::string errors;
+  std::chrono::milliseconds time{};
+};
+
+// Each rank runs a shell script; $RANK is its rank, $DIR a directory of this test. What the
+// launcher and ranks other than 0 write is collected.
+Run run(int nproc, const std::string& script, const test::TempDir& dir,
+        std::chrono::milliseconds notice = 100ms, std::chrono::milliseconds grace = 300ms) {
+  LaunchOptions options;
+  options.program = "/bin/sh";
+  options.notice = notice;
+  options.grace = grace;
+  const std::string log = dir.file("log");
+  options.error_fd = ::open(log.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0600);
+  const auto start = std::chrono::steady_clock::now();
+  Run result;
+  result.code =
+      tools::launch(nproc, {"sh", "-c", "DIR=" + dir.path().string() + "\n" + script}, options);
+  result.time = std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::chrono::steady_clock::now() - start);
+  ::close(options.error_fd);
+  result.errors = dir.read("log");
+  return result;
+}
+
+bool holds(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// Waits until every rank has made its file.
+void wait_for_files(const test::TempDir& dir, int nproc) {
+  for (int rank = 0; rank < nproc; ++rank) {
+    for (int i = 0; i < 500 && !std::filesystem::exists(dir.file(std::to_string(rank))); ++i) {
+      std::this_thread::sleep_for(10ms);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("ranks get their variables, and all ending well is 0") {
+  const test::TempDir dir;
+  const Run r = run(3,
+                    "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $TESSERA_RENDEZVOUS "
+                    "$TESSERA_RUN_ID > $DIR/$RANK",
+                    dir);
+  CHECK(r.code == 0);
+  CHECK(r.errors == "");
+  CHECK(dir.read("0").find("0 3 0 3 127.0.0.1:") == 0);
+  CHECK(dir.read("2").find("2 3 2 3 127.0.0.1:") == 0);
+  CHECK(dir.read("0").substr(8) == dir.read("1").substr(8));  // one store, one run
+}
+
+TEST_CASE("the user's OMP_NUM_THREADS is kept, else the cores are shared out") {
+  const test::TempDir dir;
+  ::unsetenv("OMP_NUM_THREADS");
+  run(1, "echo $OMP_NUM_THREADS > $DIR/unset", dir);
+  CHECK(std::stoi(dir.read("unset")) ==
+        std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
+  ::setenv("OMP_NUM_THREADS", "7", 1);
+  run(2, "echo $OMP_NUM_THREADS > $DIR/$RANK", dir);
+  ::unsetenv("OMP_NUM_THREADS");
+  CHECK(dir.read("1") == "7\n");
+}
+
+TEST_CASE("output of ranks other than 0 comes out line by line with their number") {
+  const test::TempDir dir;
+  const Run r = run(2,
+                    "test $RANK = 0 && exit 0\n"
+                    "echo one; echo two >&2; printf 'no newline'",
+                    dir);
+  CHECK(r.code == 0);
+  CHECK(r.errors == "[rank 1] one\n[rank 1] two\n[rank 1] no newline\n");
+}
+
+TEST_CASE("a rank killed by a signal is the root cause: 4, and the others are ended") {
+  const test::TempDir dir;
+  const Run r = run(3, "test $RANK = 1 && kill -KILL $$\nsleep 30", dir);
+  CHECK(r.code == 4);
+  CHECK(holds(r.errors, "tessera: rank 1 (pid "));
+  CHECK(holds(r.errors, ") was killed by SIGKILL"));
+  CHECK(r.time < 3s);
+}
+
+TEST_CASE("ranks that ignore SIGTERM are killed after the grace") {
+  const test::TempDir dir;
+  const Run r =
+      run(2, "trap '' TERM\ntest $RANK = 1 && exit 3\nwhile true; do sleep 0.05; done", dir);
+  CHECK(r.code == 3);
+  CHECK(r.time >= 400ms);
+  CHECK(r.time < 4s);
+}
+
+TEST_CASE("a failure of its own beats the communication errors that follow from it") {
+  const test::TempDir dir;
+  Run r = run(3, "test $RANK = 2 && exit 3\nsleep 0.05; exit 4", dir, 1000ms);
+  CHECK(r.code == 3);
+  CHECK(holds(r.errors, "rank 2 (pid "));
+  CHECK(holds(r.errors, "exited with code 3"));
+  // Also when the others notice before the culprit has ended.
+  r = run(3, "test $RANK = 2 && { sleep 0.15; exit 2; }\nexit 4", dir, 1000ms);
+  CHECK(r.code == 2);
+  r = run(3, "test $RANK = 2 && { sleep 0.15; kill -SEGV $$; }\nexit 4", dir, 1000ms);
+  CHECK(r.code == 4);
+  CHECK(holds(r.errors, "rank 2 (pid "));
+  CHECK(holds(r.errors, "SIGSEGV"));
+  r = run(2, "exit 4", dir);
+  CHECK(r.code == 4);
+}
+
+TEST_CASE("a program that cannot be run is named") {
+  const test::TempDir dir;
+  LaunchOptions options;
+  options.program = dir.file("nothing");
+  options.error_fd = ::open(dir.file("log").c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+  CHECK(tools::launch(1, {"x"}, options) == 127);
+  ::close(options.error_fd);
+  CHECK(holds(dir.read("log"), "could " + options.program + " be run?"));
+  CHECK_THROWS_HOLDING(InvalidArgument, "--nproc: expected at least 1, got 0",
+                       tools::launch(0, {"x"}, options));
+}
+
+TEST_CASE("SIGTERM is passed on: 128 + 15 if all ranks stop cleanly, else the root cause") {
+  const struct {
+    const char* on_term;
+    int code;
+  } cases[] = {{"exit 143", 143}, {"exit 0", 0}, {"test $RANK = 1 && exit 3; exit 143", 3}};
+  for (const auto& c : cases) {
+    CAPTURE(c.on_term);
+    const test::TempDir dir;
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      const Run r = run(2,
+                        std::string("trap '") + c.on_term +
+                            "' TERM\ntouch $DIR/$RANK\nwhile true; do sleep 0.02; done",
+                        dir);
+      ::_exit(r.code);
+    }
+    wait_for_files(dir, 2);
+    ::kill(pid, SIGTERM);
+    int status = 0;
+    REQUIRE(::waitpid(pid, &status, 0) == pid);
+    REQUIRE(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == c.code);
+  }
+}
+
+TEST_CASE("the ranks die with the launcher") {
+  const test::TempDir dir;
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    run(2, "echo $$ > $DIR/pid.$RANK; touch $DIR/$RANK\nwhile true; do sleep 0.02; done", dir);
+    ::_exit(0);
+  }
+  wait_for_files(dir, 2);
+  ::kill(pid, SIGKILL);
+  ::waitpid(pid, nullptr, 0);
+  for (const char* name : {"pid.0", "pid.1"}) {
+    const pid_t rank = std::stoi(dir.read(name));
+    bool gone = false;
+    for (int i = 0; i < 200 && !gone; ++i) {
+      // A zombie that nobody has reaped counts as gone.
+      std::ifstream stat("/proc/" + std::to_string(rank) + "/stat");
+      std::string id, program, state;
+      gone = !(stat >> id >> program >> state) || state == "Z";
+      if (!gone) std::this_thread::sleep_for(10ms);
+    }
+    CHECK(gone);
+  }
+}
