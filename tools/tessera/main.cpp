@@ -84,24 +84,9 @@ int parse_and_run(int argc, char** argv) {
       "tessera"};
   app.set_version_flag("--version", "tessera " TESSERA_VERSION);
   app.require_subcommand(1);
-  const std::vector<Command> commands = {
-#ifdef TESSERA_WITH_TRAIN
-      add_train(app),
-#endif
-#ifdef TESSERA_WITH_GENERATE
-      add_generate(app),
-#endif
-#ifdef TESSERA_WITH_EVAL
-      add_eval(app),
-#endif
-#ifdef TESSERA_WITH_CONSOLIDATE
-      add_consolidate(app),
-#endif
-#ifdef TESSERA_WITH_CHECKPOINT
-      add_checkpoint(app),
-#endif
-      add_doctor(app),
-  };
+  const std::vector<Command> commands = {add_train(app),      add_generate(app),
+                                         add_eval(app),       add_consolidate(app),
+                                         add_checkpoint(app), add_doctor(app)};
   if (argc < 2) {
     fmt::print(stderr, "{}", app.help());
     return kUsage;
