@@ -1,0 +1,25 @@
+# An install tree that find_package(tessera) finds: static libraries, headers under include/tessera,
+# the binary, and a package file that looks the dependencies up again.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tessera)
+set_target_properties(tessera_isal PROPERTIES EXPORT_NAME isal)
+install(TARGETS tessera_base tessera_kernels tessera_core tessera_models tessera_comm tessera_sharding
+                tessera_io tessera_data tessera_isal
+  EXPORT tessera_targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS tessera RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+
+foreach(folder core kernels models comm io)
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/${folder} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera
+    FILES_MATCHING PATTERN "*.h" PATTERN "kernels/cpu" EXCLUDE)
+endforeach()
+
+install(EXPORT tessera_targets NAMESPACE tessera:: DESTINATION ${package_dir}
+  FILE tesseraTargets.cmake)
+configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/tesseraConfig.cmake.in
+  ${PROJECT_BINARY_DIR}/tesseraConfig.cmake INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/tesseraConfigVersion.cmake
+  COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/tesseraConfig.cmake ${PROJECT_BINARY_DIR}/tesseraConfigVersion.cmake
+  DESTINATION ${package_dir})

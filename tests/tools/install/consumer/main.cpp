@@ -1,0 +1,34 @@
+// Uses an installed tessera as research code would: an operation and its gradient, a model's size,
+// the data of a step. Exits with 1 if a value is not what it must be.
+#include <array>
+#include <cstdio>
+#include <span>
+
+#include "core/autograd/autograd.h"
+#include "core/ops/linear.h"
+#include "io/data/sampler.h"
+#include "models/gpt2.h"
+
+int main() {
+  const auto context = tessera::Context::create();
+  const std::array<float, 3> x_values = {1, 2, 3};
+  const std::array<float, 3> w_values = {4, 5, 6};
+  const auto x = tessera::Tensor::from(context, {1, 3}, std::span<const float>(x_values));
+  auto w = tessera::Tensor::from(context, {3, 1}, std::span<const float>(w_values));
+  w.set_requires_grad(true);
+  const auto y = tessera::ops::linear(x, w, {}, tessera::ops::WeightLayout::InOut);
+  tessera::autograd::backward(y);
+
+  const tessera::io::Sampler sampler(tessera::io::tokens_in_memory({1, 2, 3, 4}), 3,
+                                     tessera::io::DataOrder::Sequential, 0);
+  std::array<std::int32_t, 3> inputs{};
+  std::array<std::int32_t, 3> targets{};
+  sampler.fill_batch(0, 1, inputs.data(), targets.data());
+
+  const tessera::models::Gpt2 model(
+      {.n_layer = 1, .n_head = 1, .n_embd = 8, .vocab_size = 16, .seq_len = 4});
+  const bool good = y.item() == 32.0 && w.grad().to_vector<float>()[2] == 3.0F && targets[2] == 4 &&
+                    model.units().size() == 2;
+  std::printf("%s\n", good ? "consumer: ok" : "consumer: wrong values");
+  return good ? 0 : 1;
+}
