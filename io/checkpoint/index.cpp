@@ -42,9 +42,9 @@ const std::string& parse_file_name(const JsonReader& json) {
   const bool plain = !name.empty() && name.size() <= 255 && name != "." && name != ".." &&
                      name.find('/') == std::string::npos && name.find('\0') == std::string::npos;
   require<CorruptCheckpoint>(plain,
-                             "{}: \"{}\" is not a plain file name; a checkpoint's files lie in its "
+                             "{}: {} is not a plain file name; a checkpoint's files lie in its "
                              "own directory",
-                             json.where(), name);
+                             json.where(), json.value().dump());
   return name;
 }
 

@@ -1,0 +1,95 @@
+#include "io/base/file.h"
+
+#include <doctest/doctest.h>
+
+#include "core/base/error.h"
+#include "io/base/convert.h"
+#include "io/base/size.h"
+#include "tests/io/support.h"
+#include "tests/support/check_throws.h"
+#include "tests/support/temp_dir.h"
+
+namespace tessera::io {
+namespace {
+
+using namespace tessera::test;
+
+TEST_CASE("files are written once, at offsets, and read at offsets") {
+  TempDir dir;
+  const fs::path path = dir.path() / "f";
+  File file = File::create(path);
+  file.write("abcd", 4);
+  file.write_at(2, "xy", 2);
+  file.finish();
+  CHECK(read_text(path) == "abxy");
+  CHECK_THROWS_HOLDING(IoError, "cannot create", File::create(path));
+  const File back = File::open(path);
+  char two[2];
+  back.read(1, two, 2);
+  CHECK(std::string(two, 2) == "bx");
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "ends at byte 4", back.read(3, two, 2));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "at most 3", read_file(path, 3));
+  CHECK(read_file(path, 4) == "abxy");
+}
+
+TEST_CASE("a write that fails names what was needed and what is free") {
+  File closed;  // no descriptor: every write fails
+  CHECK_THROWS_HOLDING(IoError, "cannot write", closed.write("x", 1));
+  CHECK_THROWS_HOLDING(IoError, "(1 bytes needed, ", closed.write_at(0, "x", 1));
+}
+
+TEST_CASE("a file is replaced as a whole, over what an earlier try left") {
+  TempDir dir;
+  const fs::path path = dir.path() / "f";
+  write_text(path, "old");
+  write_text(dir.path() / "f.tmp", "left by a crash");
+  write_file_atomically(path, "new");
+  CHECK(read_text(path) == "new");
+  CHECK_FALSE(fs::exists(dir.path() / "f.tmp"));
+  CHECK_THROWS_HOLDING(IoError, "cannot create",
+                       write_file_atomically(dir.path() / "no" / "f", "x"));
+}
+
+TEST_CASE("names are swapped in one step") {
+  TempDir dir;
+  write_text(dir.path() / "a", "1");
+  write_text(dir.path() / "b", "2");
+  exchange_paths(dir.path() / "a", dir.path() / "b");
+  CHECK(read_text(dir.path() / "a") == "2");
+  CHECK_THROWS_HOLDING(IoError, "cannot swap", exchange_paths(dir.path() / "a", dir.path() / "c"));
+  CHECK_THROWS_HOLDING(IoError, "cannot rename", rename_path(dir.path() / "c", dir.path() / "d"));
+}
+
+TEST_CASE("free space is known, also of a directory that is still to be made") {
+  TempDir dir;
+  CHECK(free_bytes(dir.path() / "x" / "y") > 0);
+}
+
+TEST_CASE("sizes") {
+  CHECK(parse_bytes("4096") == 4096);
+  CHECK(parse_bytes("5GB") == 5'000'000'000);
+  CHECK(parse_bytes("256MiB") == 256 << 20);
+  CHECK(parse_bytes("1.5 kb") == 1500);
+  CHECK(parse_bytes("2TiB") == std::int64_t{2} << 40);
+  for (const char* bad :
+       {"", "GB", "-1GB", "0", "5 G B", "5XB", "1e30TB", "9999999999TB", "nan", "inf"}) {
+    CAPTURE(bad);
+    CHECK_THROWS_AS(parse_bytes(bad), InvalidArgument);
+  }
+}
+
+TEST_CASE("conversion rounds to nearest, ties to even") {
+  const float values[] = {1.0F, 1.00390625F, 1.01171875F, -3.0F};  // the middle ones are ties
+  BFloat16 narrow[4];
+  convert_elements(DType::F32, values, DType::BF16, narrow, 4);
+  CHECK(static_cast<float>(narrow[1]) == 1.0F);
+  CHECK(static_cast<float>(narrow[2]) == 1.015625F);
+  float wide[4];
+  convert_elements(DType::BF16, narrow, DType::F32, wide, 4);
+  CHECK(wide[3] == -3.0F);
+  CHECK_THROWS_HOLDING(Unsupported, "cannot convert f64 to f32",
+                       convert_elements(DType::F64, values, DType::F32, wide, 1));
+}
+
+}  // namespace
+}  // namespace tessera::io

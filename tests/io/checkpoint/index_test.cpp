@@ -1,0 +1,250 @@
+// One error per malformation of a checkpoint's index and directory.
+
+#include "io/checkpoint/index.h"
+
+#include <doctest/doctest.h>
+#include <sys/stat.h>
+
+#include "core/base/error.h"
+#include "io/checkpoint/find.h"
+#include "tests/io/support.h"
+#include "tests/support/check_throws.h"
+#include "tests/support/temp_dir.h"
+
+namespace tessera::io {
+namespace {
+
+using namespace tessera::test;
+
+// A valid index of one tensor "w" of shape [4, 3], f32, in two chunks.
+Json sample() {
+  return Json::parse(R"({
+    "format": "tessera-checkpoint", "version": 1, "step": 7, "world_size": 2, "run_id": "r",
+    "created": "2026-01-01T00:00:00Z", "tessera": "0.1.0", "model": {},
+    "files": {"a": {"size": 128}, "b": {"size": 128}},
+    "sections": {"model": {"tensors": {"w": {"dtype": "F32", "shape": [4, 3], "chunks": [
+      {"file": "a", "bytes": [100, 120], "elements": [0, 5], "checksum": "crc64:0000000000000000"},
+      {"file": "b", "bytes": [100, 128], "elements": [5, 12], "checksum": "crc64:0000000000000000"}
+    ]}}}, "trainer": {"file": "t", "size": 5, "checksum": "crc64:0000000000000000"}}})");
+}
+
+void refuse_text(const std::string& text, const char* reason) {
+  CAPTURE(text.substr(0, 300));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, reason, parse_index(text, "index.json"));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "index.json", parse_index(text, "index.json"));
+}
+
+void refuse(const char* pointer, const Json& value, const char* reason) {
+  Json json = sample();
+  json[Json::json_pointer(pointer)] = value;
+  refuse_text(json.dump(), reason);
+}
+
+constexpr const char* kChunk = "/sections/model/tensors/w/chunks/0";
+std::string in_chunk(const char* field) { return std::string(kChunk) + field; }
+
+TEST_CASE("a valid index is read, and written as it was read") {
+  const CheckpointIndex index = parse_index(sample().dump(), "index.json");
+  CHECK(index.model->at("w").chunks[1].end == 12);
+  CHECK_FALSE(index.optimizer);
+  CHECK(index.trainer->size == 5);
+  CHECK(Json::parse(format_index(index)) == sample());
+}
+
+TEST_CASE("text that is no index") {
+  refuse_text("", "is empty");
+  refuse_text("\xEF\xBB\xBF{}", "byte-order mark");
+  refuse_text(std::string("\xFF\xFE{\0}\0", 6), "UTF-16");
+  refuse_text(std::string("{\0}\0", 4), "UTF-16");
+  refuse_text("{\"format\": \"\xff\"}", "not valid JSON");
+  refuse_text(std::string(100'000, '['), "nested deeper");
+  refuse_text("[]", "expected an object");
+  refuse_text(sample().dump() + "x", "not valid JSON");
+  refuse_text(R"({"format": "a", "format": "a"})", "stands twice");
+  refuse_text(R"({"step": 1e400})", "not valid JSON");
+  const std::string whole = sample().dump();
+  for (std::size_t cut = 1; cut < whole.size(); ++cut) {
+    CHECK_THROWS_AS(parse_index(whole.substr(0, cut), "index.json"), CorruptCheckpoint);
+  }
+}
+
+TEST_CASE("each field is needed") {
+  for (const char* field : {"format", "version", "step", "world_size", "run_id", "created",
+                            "tessera", "model", "files", "sections"}) {
+    Json json = sample();
+    json.erase(field);
+    refuse_text(json.dump(), (std::string("\"") + field + "\" is missing").c_str());
+  }
+  for (const char* field : {"dtype", "shape", "chunks"}) {
+    Json json = sample();
+    json["sections"]["model"]["tensors"]["w"].erase(field);
+    refuse_text(json.dump(), (std::string("\"") + field + "\" is missing").c_str());
+  }
+  for (const char* field : {"file", "bytes", "elements", "checksum"}) {
+    Json json = sample();
+    json[Json::json_pointer(kChunk)].erase(field);
+    refuse_text(json.dump(), (std::string("\"") + field + "\" is missing").c_str());
+  }
+}
+
+TEST_CASE("fields of the wrong kind or size") {
+  refuse("/format", "other", "expected format");
+  refuse("/version", 2, "use a newer tessera");
+  refuse("/version", 0, "whole number from 1");
+  refuse("/step", -1, "whole number");
+  refuse("/step", 1.5, "whole number");
+  refuse("/step", 9223372036854775808ULL, "whole number");
+  refuse("/step", 18446744073709551616.0, "whole number");
+  refuse("/step", "7", "whole number");
+  refuse("/world_size", 0, "whole number from 1");
+  refuse("/world_size", 2147483648, "whole number from 1");
+  refuse("/run_id", 7, "expected a string");
+  refuse("/model", "gpt2", "expected an object");
+  refuse("/files/a/size", -1, "whole number");
+  refuse("/files", Json::array(), "expected an object");
+  refuse("/sections/trainer/size", 0.5, "whole number");
+}
+
+TEST_CASE("files outside the directory") {
+  for (const char* name : {"../a", "/etc/passwd", "x/y", "..", ".", ""}) {
+    CAPTURE(name);
+    Json json = sample();
+    json["files"][name] = {{"size", 1}};
+    refuse_text(json.dump(), "not a plain file name");
+    refuse(in_chunk("/file").c_str(), name, "not a plain file name");
+    refuse("/sections/trainer/file", name, "not a plain file name");
+  }
+  refuse(in_chunk("/file").c_str(), std::string("a\0b", 3), "not a plain file name");
+  refuse(in_chunk("/file").c_str(), "c", "not listed under \"files\"");
+}
+
+TEST_CASE("tensors and chunks that do not fit") {
+  refuse("/sections/model/tensors/w/dtype", "F33", "unknown dtype");
+  refuse("/sections/model/tensors/w/shape", {5, 3}, "are in no chunk");
+  refuse("/sections/model/tensors/w/shape", {3, 3}, "but there are 9");
+  refuse("/sections/model/tensors/w/shape", {-4, 3}, "whole number");
+  refuse("/sections/model/tensors/w/shape", {4294967296, 4294967296}, "more than 2^63");
+  refuse("/sections/model/tensors/w/shape", {1, 1, 1, 1, 1, 1, 1, 1, 12}, "9 dims");
+  refuse("/sections/model/tensors/w/chunks", Json::array(), "chunks hold 0 of 12");
+  refuse(in_chunk("/bytes").c_str(), {100, 132}, "has 128 bytes");
+  refuse(in_chunk("/bytes").c_str(), {100, 119}, "cannot lie in 19 bytes");
+  refuse(in_chunk("/bytes").c_str(), {120, 100}, "whole number from 120");
+  refuse(in_chunk("/bytes").c_str(), {100}, "found 1 values");
+  refuse(in_chunk("/checksum").c_str(), "crc64:xyz", "expected a checksum");
+  refuse(in_chunk("/checksum").c_str(), 7, "expected a string");
+  Json json = sample();
+  json[Json::json_pointer(kChunk)]["elements"] = {0, 4};
+  json[Json::json_pointer(kChunk)]["bytes"] = {100, 116};
+  refuse_text(json.dump(), "elements 4 to 5 are in no chunk");
+  json[Json::json_pointer(kChunk)]["elements"] = {0, 6};
+  json[Json::json_pointer(kChunk)]["bytes"] = {100, 124};
+  refuse_text(json.dump(), "elements 5 to 6 are in two chunks");
+  json = sample();
+  json["sections"]["model"]["tensors"][std::string("w\0", 2)] =
+      json["sections"]["model"]["tensors"]["w"];
+  refuse_text(json.dump(), "holds a NUL");
+}
+
+TEST_CASE("boxes cover a tensor exactly once") {
+  // Columns 0-1 and column 2 of [4, 3].
+  Json json = sample();
+  Json& chunks = json["sections"]["model"]["tensors"]["w"]["chunks"];
+  chunks[0] = {{"file", "a"},
+               {"bytes", {0, 32}},
+               {"elements", {0, 8}},
+               {"box", {{"offsets", {0, 0}}, {"shape", {4, 2}}}},
+               {"checksum", "crc64:0000000000000000"}};
+  chunks[1] = {{"file", "b"},
+               {"bytes", {0, 16}},
+               {"elements", {0, 4}},
+               {"box", {{"offsets", {0, 2}}, {"shape", {4, 1}}}},
+               {"checksum", "crc64:0000000000000000"}};
+  const CheckpointIndex index = parse_index(json.dump(), "index.json");
+  CHECK_FALSE(tensor_checksum(index.model->at("w")));
+  CHECK(Json::parse(format_index(index)) == json);
+
+  chunks[1]["box"]["offsets"] = {0, 1};
+  refuse_text(json.dump(), "overlap");
+  chunks[1]["box"]["offsets"] = {0, 3};
+  refuse_text(json.dump(), "lies outside the shape");
+  chunks[1]["box"]["offsets"] = {0};
+  refuse_text(json.dump(), "lies outside the shape");
+  chunks.erase(1);
+  refuse_text(json.dump(), "chunks hold 8 of 12");
+}
+
+TEST_CASE("moments belong to parameters") {
+  Json json = sample();
+  const Json tensors = json["sections"]["model"]["tensors"];
+  json["sections"]["optimizer"] = {{"hyper", {{"step", 7}}},
+                                   {"tensors", {{"exp_avg", tensors}, {"exp_avg_sq", tensors}}}};
+  CHECK(parse_index(json.dump(), "index.json").optimizer->step == 7);
+  Json other = json;
+  other["sections"]["optimizer"]["tensors"]["exp_avg"]["v"] = tensors["w"];
+  refuse_text(other.dump(), "belongs to no tensor");
+  other = json;
+  other["sections"]["optimizer"]["tensors"]["exp_avg_sq"].clear();
+  refuse_text(other.dump(), "do not hold the same parameters");
+  other = json;
+  other["sections"]["optimizer"]["tensors"]["exp_avg"]["w"]["shape"] = {3, 4};
+  refuse_text(other.dump(), "its parameter");
+  other = json;
+  other["sections"]["optimizer"].erase("hyper");
+  refuse_text(other.dump(), "\"hyper\" is missing");
+}
+
+TEST_CASE("the directory has to match its index") {
+  TempDir dir;
+  const SampleModel model = make_sample_model();
+  const fs::path path = save(model, dir.path(), {.world_size = 2});
+  const fs::path shard = path / "rank-00001-of-00002.safetensors";
+  const std::string content = read_text(shard);
+  const auto refuse_open = [&](const char* reason) {
+    CHECK_THROWS_HOLDING(CorruptCheckpoint, reason, CheckpointReader::open(path));
+  };
+  SUBCASE("no index") {
+    fs::remove(path / "index.json");
+    refuse_open("no index.json");
+    CHECK(find_checkpoints(dir.path()).empty());
+  }
+  SUBCASE("an index over the size cap") {
+    fs::resize_file(path / "index.json", static_cast<std::uintmax_t>(kMaxIndexBytes) + 1);
+    refuse_open("at most");
+  }
+  SUBCASE("an index that is a link") {
+    fs::rename(path / "index.json", path / "other.json");
+    fs::create_symlink("other.json", path / "index.json");
+    refuse_open("symbolic link");
+  }
+  SUBCASE("a shard is missing") {
+    fs::remove(shard);
+    refuse_open("rank-00001-of-00002.safetensors is missing");
+  }
+  SUBCASE("a shard was cut") {
+    fs::resize_file(shard, content.size() - 1);
+    refuse_open("rank-00001-of-00002.safetensors has");
+  }
+  SUBCASE("a shard is a link") {
+    fs::rename(shard, path / "elsewhere");
+    fs::create_symlink("elsewhere", shard);
+    refuse_open("not a regular file");
+  }
+  SUBCASE("a shard is a FIFO") {
+    fs::remove(shard);
+    REQUIRE(::mkfifo(shard.c_str(), 0600) == 0);
+    refuse_open("not a regular file");
+  }
+  SUBCASE("the directory is of another step") {
+    fs::rename(path, dir.path() / "step-00000008");
+    CHECK_THROWS_HOLDING(CorruptCheckpoint, "index of step 7, but the directory is step-00000008",
+                         CheckpointReader::open(dir.path() / "step-00000008"));
+  }
+  SUBCASE("the trainer section was edited") {
+    write_text(path / "trainer.json", R"({"step": 8})");
+    CHECK_THROWS_HOLDING(CorruptCheckpoint, "trainer.json: the checksum is wrong",
+                         CheckpointReader::open(path).trainer_json());
+  }
+}
+
+}  // namespace
+}  // namespace tessera::io

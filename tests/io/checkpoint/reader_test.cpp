@@ -1,0 +1,191 @@
+#include "io/checkpoint/reader.h"
+
+#include <doctest/doctest.h>
+
+#include <limits>
+#include <stdexcept>
+
+#include "core/base/error.h"
+#include "io/base/crc64.h"
+#include "io/checkpoint/find.h"
+#include "io/checkpoint/verify.h"
+#include "io/safetensors/writer.h"
+#include "tests/io/support.h"
+#include "tests/support/check_throws.h"
+#include "tests/support/temp_dir.h"
+
+namespace tessera::io {
+namespace {
+
+using namespace tessera::test;
+
+// A tensor of the model in at least two chunks.
+std::string split_tensor(const CheckpointReader& reader) {
+  for (const auto& [name, record] : reader.tensors(Section::Model)) {
+    if (record.chunks.size() >= 2) return name;
+  }
+  throw std::runtime_error("no tensor is split");
+}
+
+TEST_CASE("a flipped bit is found by whole and by partial reads, and named") {
+  TempDir dir;
+  const SampleModel model = make_sample_model();
+  const fs::path path = save(model, dir.path(), {.world_size = 4});
+  const auto intact = CheckpointReader::open(path);
+  const std::string name = split_tensor(intact);
+  const Chunk damaged = intact.tensor(Section::Model, name).chunks[1];
+  const std::int64_t size = numel(intact.tensor(Section::Model, name).shape);
+  flip_bit(path / damaged.file, damaged.byte_end - 1);
+
+  const auto reader = CheckpointReader::open(path);
+  std::vector<float> out(static_cast<std::size_t>(size));
+  const std::string place = fmt::format("{}: tensor {}, elements {} to {}", damaged.file, name,
+                                        damaged.begin, damaged.end);
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, place,
+                       reader.read(Section::Model, name, 0, size, out.data(), DType::F32));
+  // The part that is asked for is intact, but it shares the chunk.
+  CHECK_THROWS_HOLDING(
+      CorruptCheckpoint, place,
+      reader.read(Section::Model, name, damaged.begin, damaged.begin + 1, out.data(), DType::F32));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, place,
+                       reader.stream(Section::Model, name, 64, [](auto, auto, auto) {}));
+  reader.read(Section::Model, name, 0, damaged.begin, out.data(),
+              DType::F32);  // other chunks serve
+  CHECK(out[0] == model.at(name).weight[0]);
+
+  const VerifyReport report = verify_checkpoint(reader);
+  REQUIRE(report.problems.size() == 1);
+  CHECK(report.problems[0].str() ==
+        fmt::format("{}: tensor model/{}, elements {} to {}: the checksum is wrong", damaged.file,
+                    name, damaged.begin, damaged.end));
+}
+
+TEST_CASE("verify finds values that are not finite, and goes on") {
+  TempDir dir;
+  SampleModel model = make_sample_model();
+  for (auto& tensor : model.tensors) {
+    if (tensor.name == "wpe.weight") tensor.weight[37] = std::numeric_limits<float>::quiet_NaN();
+    if (tensor.name == "ln_f.bias") tensor.exp_avg_sq[2] = std::numeric_limits<float>::infinity();
+  }
+  const auto reader = CheckpointReader::open(save(model, dir.path()));
+  const VerifyReport report = verify_checkpoint(reader);
+  REQUIRE(report.problems.size() == 2);
+  CHECK(report.problems[0].str().find(
+            "model/wpe.weight, elements 37 to 38: the value is not finite") != std::string::npos);
+  CHECK(report.problems[1].tensor == "optimizer/exp_avg_sq/ln_f.bias");
+  CHECK(report.problems[1].begin == 2);
+}
+
+TEST_CASE("a shard of another step is recognized") {
+  TempDir dir;
+  const SampleModel model = make_sample_model();
+  const fs::path old_path = save(model, dir.path(), {.world_size = 2, .step = 6});
+  const fs::path path = save(model, dir.path(), {.world_size = 2, .step = 7});
+  const char* const shard = "rank-00001-of-00002.safetensors";
+  fs::copy_file(old_path / shard, path / shard, fs::copy_options::overwrite_existing);
+  const auto reader = CheckpointReader::open(path);  // sizes are equal
+  const std::string name = split_tensor(reader);
+  const std::int64_t size = numel(reader.tensor(Section::Model, name).shape);
+  std::vector<float> out(static_cast<std::size_t>(size));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "is of step 6, but the index is of 7",
+                       reader.read(Section::Model, name, 0, size, out.data(), DType::F32));
+  CHECK_FALSE(verify_checkpoint(reader).problems.empty());
+}
+
+TEST_CASE("stream passes a tensor in order through a small buffer") {
+  TempDir dir;
+  const SampleModel model = make_sample_model();
+  const auto reader = CheckpointReader::open(save(model, dir.path(), {.world_size = 4}));
+  for (const std::size_t buffer : {1UL, 4UL, 100UL, 1UL << 20}) {
+    for (const auto& tensor : model.tensors) {
+      std::vector<float> values;
+      reader.stream(Section::Model, tensor.name, buffer,
+                    [&](std::int64_t begin, const void* data, std::int64_t n) {
+                      CHECK(begin == static_cast<std::int64_t>(values.size()));
+                      CHECK(static_cast<std::size_t>(n) <= std::max<std::size_t>(buffer / 4, 1));
+                      const auto* from = static_cast<const float*>(data);
+                      values.insert(values.end(), from, from + n);
+                    });
+      CHECK(values == tensor.weight);
+    }
+  }
+}
+
+TEST_CASE("reads are checked") {
+  TempDir dir;
+  const auto reader = CheckpointReader::open(save(make_sample_model(), dir.path()));
+  float out[4];
+  CHECK_THROWS_HOLDING(InvalidArgument, "no tensor w",
+                       reader.read(Section::Model, "w", 0, 1, out, DType::F32));
+  CHECK_THROWS_HOLDING(InvalidArgument, "elements 129 to 131 are outside",
+                       reader.read(Section::Model, "wte.weight", 129, 131, out, DType::F32));
+  CHECK_THROWS_HOLDING(Unsupported, "does not convert",
+                       reader.read(Section::Model, "wte.weight", 0, 1, out, DType::I32));
+}
+
+// A [4, 6] tensor stored as two blocks of columns, the first in two chunks.
+fs::path write_boxed(const fs::path& dir, std::vector<float>& values) {
+  const fs::path path = dir / "boxed";
+  fs::create_directories(path);
+  for (int i = 0; i < 24; ++i) values.push_back(static_cast<float>(i) + 0.5F);
+  std::vector<float> stored;
+  for (const auto& [first, last] : {std::pair(0, 4), std::pair(4, 6)}) {
+    for (int row = 0; row < 4; ++row) {
+      for (int column = first; column < last; ++column) {
+        stored.push_back(values[static_cast<std::size_t>(row * 6 + column)]);
+      }
+    }
+  }
+  const SafetensorsPlan plan = plan_safetensors({{"w", DType::F32, {24}}});
+  const std::int64_t data = plan.tensors[0].begin;
+  const auto chunk = [&](int first, int begin, int end, const Box& box) {
+    const float* from = stored.data() + first + begin;
+    return Chunk{"data",
+                 data + 4 * (first + begin),
+                 data + 4 * (first + end),
+                 begin,
+                 end,
+                 box,
+                 crc64(from, static_cast<std::size_t>(end - begin) * 4)};
+  };
+  CheckpointIndex index;
+  index.model_config = Json::object();
+  index.files["data"] = plan.file_size;
+  const Box left{{0, 0}, {4, 4}}, right{{0, 4}, {4, 2}};
+  index.model =
+      TensorMap{{"w",
+                 {DType::F32,
+                  {4, 6},
+                  {chunk(0, 0, 7, left), chunk(0, 7, 16, left), chunk(16, 0, 8, right)}}}};
+  write_text(path / "index.json", format_index(index));
+  write_text(path / "data",
+             plan.preamble + std::string(reinterpret_cast<const char*>(stored.data()), 96));
+  return path;
+}
+
+TEST_CASE("boxes are put together") {
+  TempDir dir;
+  std::vector<float> values;
+  const auto reader = CheckpointReader::open(write_boxed(dir.path(), values));
+  for (std::int64_t begin = 0; begin <= 24; ++begin) {
+    for (std::int64_t end = begin; end <= 24; ++end) {
+      std::vector<float> out(static_cast<std::size_t>(end - begin), -1);
+      reader.read(Section::Model, "w", begin, end, out.data(), DType::F32);
+      CHECK(out == std::vector<float>(values.begin() + begin, values.begin() + end));
+    }
+  }
+  std::vector<float> streamed;
+  reader.stream(Section::Model, "w", 20, [&](std::int64_t, const void* data, std::int64_t n) {
+    streamed.insert(streamed.end(), static_cast<const float*>(data),
+                    static_cast<const float*>(data) + n);
+  });
+  CHECK(streamed == values);
+  CHECK(reader.digest() == [&] {
+    const std::string text =
+        fmt::format("w\nf32\n[4, 6]\n{}\n", format_checksum(crc64(values.data(), 96)));
+    return format_checksum(crc64(text.data(), text.size()));
+  }());
+}
+
+}  // namespace
+}  // namespace tessera::io

@@ -1,0 +1,218 @@
+#include "io/consolidate/consolidate.h"
+
+#include <doctest/doctest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <set>
+
+#include "core/base/error.h"
+#include "io/checkpoint/find.h"
+#include "io/hf/model_source.h"
+#include "io/safetensors/reader.h"
+#include "tests/io/support.h"
+#include "tests/support/check_throws.h"
+#include "tests/support/temp_dir.h"
+
+namespace tessera::io {
+namespace {
+
+using namespace tessera::test;
+
+void check_equal(const ModelSource& source, const SampleModel& model) {
+  for (const auto& tensor : model.tensors) {
+    std::vector<float> values(tensor.weight.size());
+    source.read(tensor.name, 0, static_cast<std::int64_t>(values.size()), values.data(),
+                DType::F32);
+    CHECK(values == tensor.weight);
+  }
+}
+
+struct Fixture {
+  TempDir dir;
+  SampleModel model = make_sample_model();
+  fs::path run = dir.path() / "run";
+  fs::path out = dir.path() / "out";
+  fs::path make(int world_size, bool optimizer = true, const char* trainer = R"({"step": 7})") {
+    return save(model, run / "checkpoints",
+                {.world_size = world_size, .optimizer = optimizer, .trainer_json = trainer});
+  }
+};
+
+TEST_CASE("shards of any world size become the same model, whatever the buffers and threads") {
+  std::set<std::string> contents;
+  for (int world_size = 1; world_size <= 4; ++world_size) {
+    Fixture f;
+    f.make(world_size);
+    ConsolidateOptions options;
+    options.memory = world_size * 100;  // raised to the least buffer
+    options.jobs = world_size;
+    std::int64_t last = 0, total = 0;
+    options.progress = [&](std::int64_t done, std::int64_t all) {
+      CHECK(done > last);
+      last = done;
+      total = all;
+    };
+    const ConsolidateReport report = consolidate(f.run, f.out, options);
+    CHECK(report.step == 7);
+    CHECK(report.bytes == total);
+    CHECK(last == total);
+    CHECK(report.parameters * 4 == report.bytes);
+    check_equal(*open_model(f.out), f.model);
+    CHECK(open_model(f.out)->config() == f.model.config);
+    contents.insert(read_text(f.out / "model.safetensors"));
+    CHECK_FALSE(fs::exists(f.out / "tokenizer_tessera.json"));
+  }
+  CHECK(contents.size() == 1);
+}
+
+TEST_CASE("files are filled to their limit and listed in an index") {
+  Fixture f;
+  f.make(2);
+  ConsolidateOptions options;
+  options.max_shard_size = 2000;
+  const ConsolidateReport report = consolidate(f.run, f.out, options);
+  const Json index = Json::parse(read_text(f.out / "model.safetensors.index.json"));
+  CHECK(index["metadata"]["total_size"] == report.bytes);
+  CHECK(index["weight_map"].size() == f.model.tensors.size());
+  std::set<std::string> files;
+  for (const auto& [name, file] : index["weight_map"].items()) {
+    const SafetensorsReader reader(f.out / file.get<std::string>());
+    CHECK(reader.header().find(name) != nullptr);
+    std::int64_t bytes = 0;
+    for (const auto& tensor : reader.header().tensors) bytes += tensor.end - tensor.begin;
+    CHECK((bytes <= 2000 || reader.header().tensors.size() == 1));
+    files.insert(file);
+  }
+  CHECK(files.size() > 2);
+  CHECK(files.contains(fmt::format("model-00001-of-{:05}.safetensors", files.size())));
+  check_equal(*open_model(f.out), f.model);
+}
+
+TEST_CASE("weights are converted to bf16") {
+  Fixture f;
+  f.make(3);
+  ConsolidateOptions options;
+  options.dtype = DType::BF16;
+  consolidate(f.run, f.out, options);
+  CHECK(Json::parse(read_text(f.out / "config.json"))["torch_dtype"] == "bfloat16");
+  const auto source = open_model(f.out);
+  for (const TensorInfo& tensor : source->tensors()) {
+    CHECK(tensor.dtype == DType::BF16);
+    std::vector<float> values(static_cast<std::size_t>(numel(tensor.shape)));
+    source->read(tensor.name, 0, numel(tensor.shape), values.data(), DType::F32);
+    const auto& expected = f.model.at(tensor.name).weight;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      CHECK(values[i] == static_cast<float>(BFloat16(expected[i])));
+    }
+  }
+}
+
+TEST_CASE("optimizer state goes to a file of its own") {
+  Fixture f;
+  const fs::path checkpoint = f.make(2);
+  ConsolidateOptions options;
+  options.what = ExportWhat::All;
+  CHECK_THROWS_HOLDING(InvalidArgument, "--format safetensors", consolidate(f.run, f.out, options));
+  options.format = ExportFormat::Safetensors;
+  consolidate(f.run, f.out, options);
+  const SafetensorsReader weights(f.out / "model.safetensors"),
+      moments(f.out / "optimizer.safetensors");
+  for (const auto& tensor : f.model.tensors) {
+    std::vector<float> values(tensor.weight.size());
+    const auto size = static_cast<std::int64_t>(values.size());
+    weights.read(tensor.name, 0, size, values.data(), DType::F32);
+    CHECK(values == tensor.weight);
+    moments.read("exp_avg/" + tensor.name, 0, size, values.data(), DType::F32);
+    CHECK(values == tensor.exp_avg);
+    moments.read("exp_avg_sq/" + tensor.name, 0, size, values.data(), DType::F32);
+    CHECK(values == tensor.exp_avg_sq);
+  }
+  CHECK(Json::parse(read_text(f.out / "tessera.json")) ==
+        Json{{"step", 7}, {"model", f.model.config}});
+  CHECK_FALSE(fs::exists(f.out / "config.json"));
+
+  Fixture weights_only;
+  weights_only.make(1, false);
+  CHECK_THROWS_HOLDING(InvalidArgument, "holds no optimizer state",
+                       consolidate(weights_only.run, weights_only.out, options));
+}
+
+TEST_CASE("a tokenizer of the run goes along") {
+  Fixture f;
+  f.make(1, true, R"({"tokenizer": {"type": "chars", "chars": "ab\u00e4"}})");
+  consolidate(f.run, f.out);
+  CHECK(Json::parse(read_text(f.out / "tokenizer_tessera.json"))["chars"] == "ab\u00e4");
+}
+
+TEST_CASE("what is there is replaced only if told, and only an export") {
+  Fixture f;
+  f.make(1);
+  consolidate(f.run, f.out);
+  const std::string before = read_text(f.out / "model.safetensors");
+  CHECK_THROWS_HOLDING(InvalidArgument, "replace it with --overwrite", consolidate(f.run, f.out));
+  ConsolidateOptions options;
+  options.overwrite = true;
+  options.dtype = DType::BF16;
+  consolidate(f.run, f.out, options);
+  CHECK(read_text(f.out / "model.safetensors") != before);
+  CHECK_THROWS_HOLDING(InvalidArgument, "holds the source", consolidate(f.run, f.run, options));
+  CHECK_THROWS_HOLDING(InvalidArgument, "holds the source",
+                       consolidate(f.run, f.dir.path(), options));
+  write_text(f.out / "diary.txt", "dear");
+  CHECK_THROWS_HOLDING(InvalidArgument, "holds diary.txt", consolidate(f.run, f.out, options));
+  CHECK(read_text(f.out / "diary.txt") == "dear");
+}
+
+TEST_CASE("a damaged shard stops the export and leaves nothing behind") {
+  Fixture f;
+  const fs::path checkpoint = f.make(2);
+  const fs::path shard = checkpoint / "rank-00001-of-00002.safetensors";
+  const auto reader = CheckpointReader::open(checkpoint);
+  for (const auto& [name, tensor] : reader.tensors(Section::Model)) {
+    const Chunk& chunk = tensor.chunks.back();
+    if (chunk.file != shard.filename()) continue;
+    flip_bit(shard, chunk.byte_begin);
+    break;
+  }
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "rank-00001-of-00002.safetensors",
+                       consolidate(f.run, f.out));
+  std::size_t left = 0;
+  for (const auto& item : fs::directory_iterator(f.dir.path())) left += item.path() != f.run;
+  CHECK(left == 0);
+}
+
+// 48 MiB of weights copied by a process that may use 24 MiB more than it has at its start.
+TEST_CASE("memory is bounded whatever the size of the model") {
+  TempDir dir;
+  SampleModel model;
+  model.config = {{"arch", "gpt2"},         {"n_layer", 1},         {"n_head", 1},
+                  {"n_embd", 64},           {"vocab_size", 200000}, {"seq_len", 8},
+                  {"layer_norm_eps", 1e-5}, {"dropout", 0.0}};
+  for (const TensorInfo& info : gpt2_tensors(model.config)) {
+    const auto size = static_cast<std::size_t>(numel(info.shape));
+    model.tensors.push_back({info.name, info.shape, std::vector<float>(size, 0.5F), {}, {}});
+  }
+  const fs::path checkpoint = save(model, dir.path(), {.world_size = 2, .optimizer = false});
+  model.tensors.clear();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    rusage before{}, after{};
+    ::getrusage(RUSAGE_SELF, &before);
+    ConsolidateOptions options;
+    options.memory = 4 << 20;
+    options.dtype = DType::BF16;
+    consolidate(checkpoint, dir.path() / "out", options);
+    ::getrusage(RUSAGE_SELF, &after);
+    ::_exit(after.ru_maxrss - before.ru_maxrss < 24 * 1024 ? 0 : 1);  // KiB
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  CHECK(fs::file_size(dir.path() / "out" / "model.safetensors") > 24'000'000);
+}
+
+}  // namespace
+}  // namespace tessera::io
