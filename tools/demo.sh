@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# Shows what tessera does, in about two minutes of training on two cores:
+#   tools/demo.sh          trains a small GPT on this repository's own text
+#   tools/demo.sh FILE     trains it on FILE (any text)
+# Writes to runs/demo and runs/demo-model, which it empties first.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+if [[ "${1:-}" == "-h" || "${1:-}" == "--help" ]]; then
+  sed -n '2,5s/^# \{0,1\}//p' "$0"
+  exit 0
+fi
+if [[ $# -gt 1 || ( $# -eq 1 && ! -r "$1" ) ]]; then
+  echo "usage: tools/demo.sh [FILE]; FILE must be a readable text" >&2
+  exit 2
+fi
+
+bold=$'\033[1m' plain=$'\033[0m'
+if [[ ! -t 1 || -n "${NO_COLOR:-}" ]]; then bold= plain=; fi
+step() { printf '\n%s== %s%s\n' "$bold" "$1" "$plain"; }
+say() { printf '   %s\n' "$@"; }
+show() { printf '   $ %s\n' "$*"; "$@"; }
+
+step "1. Build"
+tools/setup.sh
+mkdir -p build
+cmake --preset release -DTESSERA_BUILD_TESTS=OFF -B build/demo >build/demo.log 2>&1 ||
+  { cat build/demo.log >&2; exit 1; }
+say "compiling (a few minutes the first time; log in build/demo.log)"
+cmake --build build/demo --target tessera -j "$(nproc)" >>build/demo.log 2>&1 ||
+  { tail -n 30 build/demo.log >&2; exit 1; }
+tessera=build/demo/bin/tessera
+say "built $tessera ($($tessera --version))"
+
+run=runs/demo model=runs/demo-model
+rm -rf "$run" "$model"
+mkdir -p runs
+prompt="/// @return"
+if [[ $# -eq 1 ]]; then
+  text=$1
+  prompt="The "
+else
+  text=runs/demo-text.txt
+  git ls-files -z '*.md' '*.h' '*.cpp' '*.sh' '*.py' 2>/dev/null | xargs -0r cat >"$text"
+  # Outside a git checkout: the same files, found on disk.
+  [[ -s $text ]] || find core kernels models comm io tools tests README.md -name '*.[hc]*' -o -name '*.md' |
+    sort | xargs cat >"$text"
+fi
+say "text: $text, $(wc -c <"$text") bytes"
+
+train=("$tessera" train --nproc 2 --data.train "$text" --model.n_layer 4 --model.n_head 4
+  --model.n_embd 128 --model.seq_len 128 --train.global_batch 16 --train.steps 1500
+  --train.eval_every 300 --train.eval_batches 8 --train.log_every 100
+  --optim.lr 2e-3 --optim.min_lr 1e-4 --optim.warmup_steps 50
+  --checkpoint.every 100 --checkpoint.keep 2 --run.out "$run")
+
+step "2. Train on two ranks, each with half of the weights, gradients and optimizer state"
+say "A byte-level GPT. Every 100 steps each rank writes what it owns; nothing is gathered for that." \
+    "After 250 steps all ranks are killed (SIGKILL), as a crashed machine would do it."
+printf '   $ %s\n' "${train[*]}"
+setsid "${train[@]}" &
+pid=$!
+trap 'kill -KILL -- -$pid 2>/dev/null || true' EXIT
+while kill -0 "$pid" 2>/dev/null; do
+  steps=$(wc -l 2>/dev/null <"$run/metrics.jsonl" || echo 0)
+  if [[ $steps -ge 250 ]]; then
+    kill -KILL -- "-$pid"
+    break
+  fi
+  sleep 0.1
+done
+wait "$pid" 2>/dev/null || true
+trap - EXIT
+say "killed after $(wc -l <"$run/metrics.jsonl") steps; what is left:"
+show "$tessera" checkpoint list "$run"
+
+step "3. The same command again: it goes on from the newest committed checkpoint"
+show "${train[@]}"
+lines=$(grep -c '"loss"' "$run/metrics.jsonl")
+say "metrics.jsonl has $lines lines of steps: one for each, none twice." \
+    "The loss curve is a picture: $run/loss.svg"
+
+step "4. Verify: every byte against its checksum"
+newest=$(ls -d "$run"/checkpoints/step-* | tail -n 1)
+show "$tessera" checkpoint verify "$newest"
+
+step "5. Consolidate the two shards into a model that other tools open"
+show "$tessera" consolidate "$run" "$model"
+ls -l "$model" | sed 's/^/   /'
+
+step "6. Measure and sample the consolidated model"
+show "$tessera" eval "$model" --data "$text" --max-rows 64
+show "$tessera" generate "$model" --prompt "$prompt" --max-new-tokens 300 --temperature 0.7
+
+step "Done. What to try next"
+say "$tessera train --help                            every key, with its default" \
+    "$tessera checkpoint inspect $run --json          what a checkpoint holds, and its digest" \
+    "${train[*]:0:2} ... --nproc 1 --train.steps 2000    go on with another number of ranks" \
+    "$tessera train --model.init_from $model --data.train FILE --run.out runs/tuned" \
+    "tools/demo.sh FILE                                the same on your own text"
