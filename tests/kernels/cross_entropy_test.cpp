@@ -1,0 +1,146 @@
+#include "kernels/cross_entropy.h"
+
+#include "kernel_support.h"
+
+namespace tessera::test {
+namespace {
+
+using kernels::cross_entropy;
+using kernels::CrossEntropy;
+using kernels::kIgnoreTarget;
+
+TensorView targets_view(std::vector<std::int32_t>& targets) {
+  return dense_view(targets.data(), DType::I32, {static_cast<std::int64_t>(targets.size())});
+}
+
+struct Expected {
+  std::vector<double> losses, gradient;
+};
+
+Expected expected_of(const std::vector<double>& logits, const std::vector<std::int32_t>& targets,
+                     double grad_scale) {
+  Expected result;
+  const std::size_t vocabulary = logits.size() / targets.size();
+  for (std::size_t row = 0; row < targets.size(); ++row) {
+    const double* x = logits.data() + row * vocabulary;
+    const bool ignored = targets[row] == kIgnoreTarget;
+    const double max = *std::max_element(x, x + vocabulary);
+    double sum = 0;
+    for (std::size_t i = 0; i < vocabulary; ++i) sum += std::exp(x[i] - max);
+    result.losses.push_back(
+        ignored ? 0.0 : std::log(sum) + max - x[static_cast<std::size_t>(targets[row])]);
+    for (std::size_t i = 0; i < vocabulary; ++i) {
+      const double hit = static_cast<std::int32_t>(i) == targets[row] ? 1.0 : 0.0;
+      result.gradient.push_back(ignored ? 0.0 : grad_scale * (std::exp(x[i] - max) / sum - hit));
+    }
+  }
+  return result;
+}
+
+void check_size(DType dtype, std::int64_t rows, std::int64_t vocabulary, double spread) {
+  CAPTURE(rows);
+  CAPTURE(vocabulary);
+  const Buffer input(dtype, {rows, vocabulary}, Buffer::normal(rows * vocabulary, 5, spread));
+  std::vector<std::int32_t> targets;
+  for (std::int64_t row = 0; row < rows; ++row)
+    targets.push_back(row % 5 == 4 ? kIgnoreTarget
+                                   : static_cast<std::int32_t>(row * 37 % vocabulary));
+  constexpr double kScale = 0.25;
+  const Expected expected = expected_of(input.values(), targets, kScale);
+  for_each_cpu_context([&](Context& context) {
+    for (const bool write_gradient : {false, true}) {
+      const Buffer logits(dtype, {rows, vocabulary}, input.values());
+      const Buffer losses(dtype, {rows}, 9.0);
+      cross_entropy(context,
+                    {logits.view(), targets_view(targets), losses.view(), write_gradient, kScale});
+      check_close(losses.values(), expected.losses, tolerance(dtype), 1.0 + spread);
+      check_close(logits.values(), write_gradient ? expected.gradient : input.values(),
+                  tolerance(dtype), write_gradient ? 1.0 : 0.0);
+    }
+  });
+}
+
+TEST_CASE("cross_entropy agrees with float64, with and without gradient") {
+  for (const DType dtype : {DType::F32, DType::F64}) {
+    for (const std::int64_t rows : {1, 3, 33})
+      for (const std::int64_t vocabulary : kOddSizes) check_size(dtype, rows, vocabulary, 3.0);
+    check_size(dtype, 7, 5003, 1.0);
+  }
+}
+
+TEST_CASE("cross_entropy does not overflow on large logits") {
+  for (const DType dtype : {DType::F32, DType::F64}) check_size(dtype, 6, 31, 1e4);
+}
+
+TEST_CASE("cross_entropy keeps what lies between strided rows") {
+  constexpr std::int64_t kRows = 5, kVocabulary = 31, kStride = 40;
+  const auto values = Buffer::normal(kRows * kStride, 6);
+  std::vector<double> dense;
+  for (std::int64_t i = 0; i < kRows * kVocabulary; ++i)
+    dense.push_back(values[static_cast<std::size_t>(i / kVocabulary * kStride + i % kVocabulary)]);
+  std::vector<std::int32_t> targets = {0, 30, 7, kIgnoreTarget, 15};
+  const Expected expected = expected_of(dense, targets, 1.0);
+  for_each_cpu_context([&](Context& context) {
+    const Buffer logits(DType::F64, {kRows, kStride}, values);
+    const Buffer losses(DType::F64, {kRows});
+    TensorView view = logits.view();
+    view.shape = {kRows, kVocabulary};
+    cross_entropy(context, {view, targets_view(targets), losses.view(), true, 1.0});
+    check_close(losses.values(), expected.losses, 1e-14, 1.0);
+    const auto after = logits.values();
+    std::vector<double> gradient;
+    bool kept = true;
+    for (std::int64_t i = 0; i < kRows * kStride; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      if (i % kStride < kVocabulary)
+        gradient.push_back(after[at]);
+      else
+        kept = kept && after[at] == values[at];
+    }
+    CHECK(kept);
+    check_close(gradient, expected.gradient, 1e-14, 1.0);
+  });
+}
+
+TEST_CASE("cross_entropy refuses a target outside the vocabulary and writes nothing") {
+  const auto context = Context::create();
+  const Buffer logits(DType::F32, {3, 4}, Buffer::normal(12, 7)), losses(DType::F32, {3}, 9.0);
+  const auto before = logits.values();
+  std::vector<std::int32_t> targets = {0, 1, 4};
+  CrossEntropy args{logits.view(), targets_view(targets), losses.view(), true, 1.0};
+  CHECK_THROWS_WITH_AS(cross_entropy(*context, args),
+                       "cross_entropy: the target of row 2 is 4, outside the vocabulary of 4 (or "
+                       "-1 to ignore the row)",
+                       InvalidArgument);
+  targets[2] = -2;
+  CHECK_THROWS_AS(cross_entropy(*context, args), InvalidArgument);
+  CHECK(logits.values() == before);
+  CHECK(losses.values() == std::vector<double>(3, 9.0));
+}
+
+TEST_CASE("cross_entropy refuses arguments that don't fit") {
+  const auto context = Context::create();
+  const Buffer logits(DType::F32, {2, 4}), losses(DType::F32, {2}), half(DType::BF16, {2, 4});
+  std::vector<std::int32_t> targets = {0, 1}, three = {0, 1, 2};
+  const CrossEntropy good{logits.view(), targets_view(targets), losses.view()};
+  CHECK_NOTHROW(cross_entropy(*context, good));
+  CrossEntropy args = good;
+  args.targets = targets_view(three);
+  CHECK_THROWS_WITH_AS(cross_entropy(*context, args),
+                       "cross_entropy: targets must have shape [2], got [3]", InvalidArgument);
+  args = good;
+  args.targets.dtype = DType::I64;
+  CHECK_THROWS_AS(cross_entropy(*context, args), InvalidArgument);
+  args = good;
+  args.losses = logits.view();
+  CHECK_THROWS_AS(cross_entropy(*context, args), InvalidArgument);
+  args = good;
+  args.logits = half.view();
+  CHECK_THROWS_AS(cross_entropy(*context, args), Unsupported);
+  args = good;
+  args.logits.strides = {1, 2};
+  CHECK_THROWS_AS(cross_entropy(*context, args), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace tessera::test

@@ -1,0 +1,261 @@
+#include "kernels/matmul.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "kernel_support.h"
+
+namespace tessera::test {
+namespace {
+
+using kernels::Matmul;
+using kernels::matmul;
+
+/// A matrix whose rows lie `gap` elements apart in their buffer; what is between them is kept.
+class Matrix {
+ public:
+  static constexpr double kBetween = 77.0;
+  Matrix(DType dtype, std::int64_t rows, std::int64_t columns, std::int64_t gap,
+         const std::vector<double>& values)
+      : rows_(rows), columns_(columns), stride_(columns + gap), buffer_(dtype, {rows, stride_}) {
+    std::vector<double> all(static_cast<std::size_t>(rows * stride_), kBetween);
+    for (std::int64_t i = 0; i < rows * columns; ++i)
+      all[static_cast<std::size_t>(i / columns * stride_ + i % columns)] =
+          values[static_cast<std::size_t>(i)];
+    buffer_.set(all);
+  }
+  TensorView view() const {
+    return {buffer_.view().data, buffer_.view().dtype, {rows_, columns_}, {stride_, 1}, {}};
+  }
+  /// The elements; checks that nothing was written between the rows.
+  std::vector<double> values() const {
+    std::vector<double> result;
+    bool kept = true;
+    const auto all = buffer_.values();
+    for (std::int64_t i = 0; i < rows_ * stride_; ++i) {
+      if (i % stride_ < columns_)
+        result.push_back(all[static_cast<std::size_t>(i)]);
+      else
+        kept = kept && all[static_cast<std::size_t>(i)] == kBetween;
+    }
+    CHECK(kept);
+    return result;
+  }
+  const std::vector<char>& bytes() const { return buffer_.bytes(); }
+
+ private:
+  std::int64_t rows_, columns_, stride_;
+  Buffer buffer_;
+};
+
+struct Case {
+  std::int64_t m, k, n;
+  DType dtype, c_dtype;
+  bool transpose_a = false, transpose_b = false, accumulate = false, bias = false;
+  std::int64_t gap = 0;
+};
+
+class Problem {
+ public:
+  explicit Problem(const Case& c)
+      : case_(c),
+        a_(c.dtype, c.transpose_a ? c.k : c.m, c.transpose_a ? c.m : c.k, c.gap,
+           Buffer::normal(c.m * c.k, 1)),
+        b_(c.dtype, c.transpose_b ? c.n : c.k, c.transpose_b ? c.k : c.n, c.gap,
+           Buffer::normal(c.k * c.n, 2)),
+        bias_(c.dtype, {c.n}, Buffer::normal(c.n, 3)),
+        start_(Buffer::normal(c.m * c.n, 4)) {}
+
+  Matrix result() const { return Matrix(case_.c_dtype, case_.m, case_.n, case_.gap, start_); }
+
+  void run(Context& context, const Matrix& result) const {
+    Matmul args{a_.view(),        b_.view(), result.view(), case_.transpose_a, case_.transpose_b,
+                case_.accumulate, {}};
+    if (case_.bias) args.bias = bias_.view();
+    matmul(context, args);
+  }
+
+  std::vector<double> expected() const {
+    const auto a = a_.values(), b = b_.values(), bias = bias_.values();
+    auto c = Matrix(case_.c_dtype, case_.m, case_.n, 0, start_).values();
+    for (std::int64_t i = 0; i < case_.m; ++i) {
+      for (std::int64_t j = 0; j < case_.n; ++j) {
+        double sum = case_.bias ? bias[static_cast<std::size_t>(j)] : 0.0;
+        for (std::int64_t p = 0; p < case_.k; ++p)
+          sum +=
+              a[static_cast<std::size_t>(case_.transpose_a ? p * case_.m + i : i * case_.k + p)] *
+              b[static_cast<std::size_t>(case_.transpose_b ? j * case_.k + p : p * case_.n + j)];
+        double& out = c[static_cast<std::size_t>(i * case_.n + j)];
+        out = case_.accumulate ? out + sum : sum;
+      }
+    }
+    return c;
+  }
+
+ private:
+  Case case_;
+  Matrix a_, b_;
+  Buffer bias_;
+  std::vector<double> start_;
+};
+
+void check_case(const Case& c) {
+  CAPTURE(c.m);
+  CAPTURE(c.k);
+  CAPTURE(c.n);
+  CAPTURE(dtype_name(c.dtype));
+  CAPTURE(dtype_name(c.c_dtype));
+  CAPTURE(c.transpose_a);
+  CAPTURE(c.transpose_b);
+  CAPTURE(c.accumulate);
+  const Problem problem(c);
+  const auto expected = problem.expected();
+  // A sum of k products of standard normal numbers is of size sqrt(k).
+  const double magnitude = 4.0 * std::sqrt(static_cast<double>(c.k) + 1.0);
+  const DType rounded = c.c_dtype;
+  std::optional<CpuLevel> level;
+  std::vector<char> one_thread;
+  for_each_cpu_context([&](Context& context) {
+    const Matrix got = problem.result();
+    problem.run(context, got);
+    check_close(got.values(), expected, tolerance(rounded),
+                rounded == DType::BF16 ? 0.01 : magnitude);
+    if (level != context.cpu_level()) {
+      level = context.cpu_level();
+      one_thread = got.bytes();
+    }
+    CHECK(got.bytes() == one_thread);  // bit for bit, for any number of threads
+  });
+}
+
+struct Types {
+  DType operand, result;
+};
+constexpr Types kTypes[] = {{DType::F32, DType::F32},
+                            {DType::F64, DType::F64},
+                            {DType::BF16, DType::BF16},
+                            {DType::BF16, DType::F32}};
+struct Size {
+  std::int64_t m, k, n;
+};
+
+TEST_CASE("matmul agrees with float64 for all transposes, dtypes and odd shapes") {
+  for (const Types& types : kTypes)
+    for (const Size& size : {Size{1, 1, 1}, Size{3, 31, 33}, Size{33, 257, 31}, Size{257, 33, 3},
+                             Size{1, 257, 257}, Size{31, 1, 257}, Size{17, 3, 100}})
+      for (const bool transpose_a : {false, true})
+        for (const bool transpose_b : {false, true})
+          for (const bool accumulate : {false, true})
+            check_case({size.m, size.k, size.n, types.operand, types.result, transpose_a,
+                        transpose_b, accumulate});
+}
+
+TEST_CASE("matmul respects strided rows and adds a bias once") {
+  for (const Types& types : kTypes)
+    for (const bool transposed : {false, true})
+      for (const bool accumulate : {false, true})
+        check_case({31, 33, 257, types.operand, types.result, transposed, !transposed, accumulate,
+                    true, 5});
+}
+
+TEST_CASE("matmul sums over more terms than it packs at a time") {
+  for (const Types& types : kTypes)
+    for (const bool accumulate : {false, true})
+      check_case(
+          {5, 4001, 35, types.operand, types.result, accumulate, accumulate, accumulate, true});
+}
+
+TEST_CASE("matmul without terms writes the bias or zero, and keeps what it accumulates on") {
+  for (const Types& types : kTypes)
+    for (const bool accumulate : {false, true})
+      for (const bool bias : {false, true})
+        check_case({3, 0, 5, types.operand, types.result, false, false, accumulate, bias});
+}
+
+TEST_CASE("matmul with more rows than it packs at a time is exact for integers") {
+  constexpr std::int64_t kM = 2200, kK = 3840, kN = 3;
+  std::vector<float> a(kM * kK), b(kK * kN), c(kM * kN);
+  for (std::size_t i = 0; i < a.size(); ++i) a[i] = static_cast<float>(i % 13) - 6.0F;
+  for (std::size_t i = 0; i < b.size(); ++i) b[i] = static_cast<float>(i % 7) - 3.0F;
+  const Matmul args{dense_view(a.data(), DType::F32, {kM, kK}),
+                    dense_view(b.data(), DType::F32, {kK, kN}),
+                    dense_view(c.data(), DType::F32, {kM, kN})};
+  const auto context = Context::create({{}, 2, detect_cpu_level()});
+  matmul(*context, args);
+  int wrong = 0;
+  for (std::int64_t i = 0; i < kM; ++i)
+    for (std::int64_t j = 0; j < kN; ++j) {
+      float sum = 0;
+      for (std::int64_t k = 0; k < kK; ++k)
+        sum += a[static_cast<std::size_t>(i * kK + k)] * b[static_cast<std::size_t>(k * kN + j)];
+      wrong += sum != c[static_cast<std::size_t>(i * kN + j)];
+    }
+  CHECK(wrong == 0);
+  CHECK(context->ledger().usage(MemoryCategory::Workspace).peak > 0);
+  CHECK(context->ledger().usage(MemoryCategory::Workspace).current == 0);
+}
+
+TEST_CASE("a row of a product does not depend on the other rows of the call") {
+  constexpr std::int64_t kRows = 57, kK = 65, kN = 131;
+  for (const DType dtype : kComputingDTypes) {
+    const Buffer a(dtype, {kRows, kK}, Buffer::normal(kRows * kK, 1));
+    const Buffer b(dtype, {kK, kN}, Buffer::normal(kK * kN, 2));
+    for_each_cpu_context([&](Context& context) {
+      const Buffer all(dtype, {kRows, kN});
+      matmul(context, {a.view(), b.view(), all.view()});
+      for (const std::int64_t rows : {1, 2, 3, 5, 9, 30}) {
+        const Buffer some(dtype, {rows, kN});
+        matmul(context, {dense_view(a.view().data, dtype, {rows, kK}), b.view(), some.view()});
+        CHECK(std::equal(some.bytes().begin(), some.bytes().end(), all.bytes().begin()));
+      }
+    });
+  }
+}
+
+TEST_CASE("matmul refuses operands that don't fit") {
+  const auto context = Context::create();
+  const Buffer a(DType::F32, {2, 3}), b(DType::F32, {3, 4}), c(DType::F32, {2, 4});
+  const Matmul good{a.view(), b.view(), c.view()};
+  CHECK_NOTHROW(matmul(*context, good));
+
+  Matmul args = good;
+  args.transpose_b = true;
+  CHECK_THROWS_WITH_AS(matmul(*context, args),
+                       "matmul: inner dims differ: a [2, 3] has 3, b [3, 4] transposed has 4",
+                       InvalidArgument);
+  args = good;
+  args.c = a.view();
+  CHECK_THROWS_WITH_AS(matmul(*context, args), "matmul: c must have shape [2, 4], got [2, 3]",
+                       InvalidArgument);
+  args = good;
+  const Buffer b64(DType::F64, {3, 4});
+  args.b = b64.view();
+  CHECK_THROWS_WITH_AS(matmul(*context, args), "matmul: b must have dtype f32, got f64",
+                       InvalidArgument);
+  args = good;
+  const Buffer c16(DType::BF16, {2, 4});
+  args.c = c16.view();
+  CHECK_THROWS_AS(matmul(*context, args), InvalidArgument);
+  args = good;
+  args.bias = a.view();
+  CHECK_THROWS_AS(matmul(*context, args), InvalidArgument);
+  args = good;
+  args.a.strides = {1, 2};
+  CHECK_THROWS_AS(matmul(*context, args), InvalidArgument);
+  args = good;
+  args.c.strides = {2, 1};
+  CHECK_THROWS_AS(matmul(*context, args), InvalidArgument);
+  args = good;
+  args.a.shape = {6};
+  CHECK_THROWS_AS(matmul(*context, args), InvalidArgument);
+  args = good;
+  args.a.dtype = args.b.dtype = args.c.dtype = DType::I32;
+  CHECK_THROWS_AS(matmul(*context, args), Unsupported);
+  args = good;
+  args.a.device = {DeviceType::CUDA, 0};
+  CHECK_THROWS_WITH_AS(matmul(*context, args), "matmul: a is on cuda:0, the context on cpu",
+                       InvalidArgument);
+}
+
+}  // namespace
+}  // namespace tessera::test

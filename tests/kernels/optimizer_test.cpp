@@ -1,0 +1,119 @@
+#include "kernels/optimizer.h"
+
+#include <cstdint>
+
+#include "kernel_support.h"
+
+namespace tessera::test {
+namespace {
+
+using kernels::AdamW;
+using kernels::adamw;
+using kernels::sum_of_squares;
+
+struct State {
+  explicit State(std::int64_t n)
+      : param(DType::F32, {n}, Buffer::normal(n, 1)),
+        grad(DType::F32, {n}, Buffer::normal(n, 2)),
+        exp_avg(DType::F32, {n}),
+        exp_avg_sq(DType::F32, {n}) {}
+  AdamW args() const {
+    return {
+        param.view(), grad.view(), exp_avg.view(), exp_avg_sq.view(), 1e-2, 0.9, 0.95, 1e-8, 0.1, 1,
+        0.5};
+  }
+  Buffer param, grad, exp_avg, exp_avg_sq;
+};
+
+TEST_CASE("adamw follows the definition over several steps") {
+  for (const std::int64_t n : {1, 3, 31, 33, 257, 10007}) {
+    for_each_cpu_context([&](Context& context) {
+      const State state(n);
+      auto param = state.param.values(), m = state.exp_avg.values(), v = state.exp_avg_sq.values();
+      const auto grad = state.grad.values();
+      for (std::int64_t step = 1; step <= 3; ++step) {
+        AdamW args = state.args();
+        args.step = step;
+        adamw(context, args);
+        for (std::size_t i = 0; i < param.size(); ++i) {
+          const double g = args.grad_scale * grad[i];
+          m[i] = args.beta1 * m[i] + (1 - args.beta1) * g;
+          v[i] = args.beta2 * v[i] + (1 - args.beta2) * g * g;
+          const double t = static_cast<double>(step);
+          const double m_hat = m[i] / (1 - std::pow(args.beta1, t));
+          const double v_hat = v[i] / (1 - std::pow(args.beta2, t));
+          param[i] = param[i] * (1 - args.lr * args.weight_decay) -
+                     args.lr * m_hat / (std::sqrt(v_hat) + args.eps);
+        }
+      }
+      check_close(state.exp_avg.values(), m, tolerance(DType::F32));
+      check_close(state.exp_avg_sq.values(), v, tolerance(DType::F32));
+      check_close(state.param.values(), param, tolerance(DType::F32), 0.1);
+    });
+  }
+}
+
+TEST_CASE("adamw does not depend on the number of threads") {
+  for (const CpuLevel level : {CpuLevel::Generic, detect_cpu_level()}) {
+    const State one(20011), three(20011);
+    adamw(*Context::create({{}, 1, level}), one.args());
+    adamw(*Context::create({{}, 3, level}), three.args());
+    CHECK(one.param.bytes() == three.param.bytes());
+    CHECK(one.exp_avg_sq.bytes() == three.exp_avg_sq.bytes());
+  }
+}
+
+TEST_CASE("adamw leaves a weight without gradient and moments to decay only") {
+  const auto context = Context::create();
+  const Buffer param(DType::F32, {2}, 2.0), zero(DType::F32, {2}), m(DType::F32, {2}),
+      v(DType::F32, {2});
+  AdamW args{param.view(), zero.view(), m.view(), v.view(), 0.5};
+  args.weight_decay = 0.25;
+  adamw(*context, args);
+  CHECK(param.values() == std::vector<double>(2, 2.0 * 0.875));
+}
+
+TEST_CASE("sum_of_squares is the same for any number of threads") {
+  for (const std::int64_t n : {0, 1, 3, 257, 16384, 16385, 100003}) {
+    const Buffer x(DType::F32, {n}, Buffer::normal(n, 3));
+    double expected = 0;
+    for (const double value : x.values()) expected += value * value;
+    std::vector<double> by_level(4, -1.0);
+    for_each_cpu_context([&](Context& context) {
+      const double got = sum_of_squares(context, x.view());
+      check_close({got}, {expected}, 1e-13);
+      double& first = by_level[static_cast<std::size_t>(context.cpu_level())];
+      if (first < 0) first = got;
+      CHECK(got == first);
+    });
+  }
+}
+
+TEST_CASE("the optimizer kernels refuse arguments that don't fit") {
+  const auto context = Context::create();
+  const State state(4), other(5);
+  AdamW args = state.args();
+  args.grad = other.grad.view();
+  CHECK_THROWS_WITH_AS(adamw(*context, args), "adamw: grad must have shape [4], got [5]",
+                       InvalidArgument);
+  args = state.args();
+  args.exp_avg.dtype = DType::F64;
+  CHECK_THROWS_AS(adamw(*context, args), InvalidArgument);
+  args = state.args();
+  args.param.strides = {2};
+  CHECK_THROWS_AS(adamw(*context, args), InvalidArgument);
+  args = state.args();
+  args.step = 0;
+  CHECK_THROWS_WITH_AS(adamw(*context, args), "adamw: step counts from 1, got 0", InvalidArgument);
+  args = state.args();
+  args.beta2 = 1.0;
+  CHECK_THROWS_AS(adamw(*context, args), InvalidArgument);
+  args = state.args();
+  args.eps = -1.0;
+  CHECK_THROWS_AS(adamw(*context, args), InvalidArgument);
+  const Buffer half(DType::BF16, {4});
+  CHECK_THROWS_AS(sum_of_squares(*context, half.view()), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace tessera::test
