@@ -50,11 +50,13 @@ void run(Context& context, const Dropout& args) {
   auto* y = static_cast<T*>(args.y.view.data);
   const float p = args.p;
   const A scale = A(1) / (A(1) - static_cast<A>(p));
-  for_elements(context, args.x.numel(), [&](std::int64_t begin, std::int64_t end) {
+  const RngKey key = args.key;
+  const std::uint64_t first_element = args.first_element;
+  for_elements(context, args.x.numel(), [=](std::int64_t begin, std::int64_t end) {
     std::uint32_t words[4 * kGroups];
     for (std::int64_t i = begin; i < end;) {
-      const std::uint64_t number = args.first_element + static_cast<std::uint64_t>(i);
-      draw(args.key, number / 4, words);
+      const std::uint64_t number = first_element + static_cast<std::uint64_t>(i);
+      draw(key, number / 4, words);
       const auto skip = static_cast<std::int64_t>(number % 4);
       const std::int64_t count = std::min(end - i, 4 * kGroups - skip);
 #pragma omp simd
@@ -62,7 +64,8 @@ void run(Context& context, const Dropout& args) {
         // As uniform_from_bits; through int32, for which every level has a conversion.
         const float uniform =
             static_cast<float>(static_cast<std::int32_t>(words[skip + j] >> 8)) * 0x1.0p-24F;
-        A value = uniform >= p ? load(x + i + j) * scale : A(0);
+        const A scaled = load(x + i + j) * scale;
+        A value = uniform >= p ? scaled : A(0);
         if constexpr (kAccumulate) value += load(y + i + j);
         store(y + i + j, value);
       }
