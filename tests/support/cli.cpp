@@ -1,0 +1,174 @@
+#include "tests/support/cli.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <csignal>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string_view>
+#include <thread>
+
+namespace tessera::test {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+bool is_inherited(std::string_view variable) {
+  for (const char* prefix : {"RANK=", "WORLD_SIZE=", "LOCAL_", "MASTER_", "TORCHELASTIC_", "OMPI_",
+                             "PMI_", "MPI_", "SLURM_", "TESSERA_", "OMP_NUM_THREADS="}) {
+    if (variable.starts_with(prefix)) return false;
+  }
+  return true;
+}
+
+std::vector<std::string> environment(const Variables& variables) {
+  std::vector<std::string> lines;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    if (is_inherited(*entry)) lines.emplace_back(*entry);
+  }
+  // The machine is shared by all tests that run at once.
+  if (!variables.contains("OMP_NUM_THREADS")) lines.emplace_back("OMP_NUM_THREADS=1");
+  for (const auto& [name, value] : variables) lines.push_back(name + "=" + value);
+  return lines;
+}
+
+std::vector<char*> pointers(std::vector<std::string>& texts) {
+  std::vector<char*> result;
+  for (std::string& text : texts) result.push_back(text.data());
+  result.push_back(nullptr);
+  return result;
+}
+
+std::string read_file(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+}  // namespace
+
+std::string CliResult::describe() const {
+  return fmt::format("code {}, signal {}{}, {} ms\n--- stdout\n{}--- stderr\n{}---", code, signal,
+                     in_time ? "" : ", past the deadline", time.count(), out, err);
+}
+
+CliProcess::CliProcess(const Arguments& arguments, const Variables& variables)
+    : start_(Clock::now()) {
+  if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) throw std::runtime_error("prctl failed");
+  std::vector<std::string> words = {TESSERA_BINARY};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  std::vector<std::string> lines = environment(variables);
+  const auto argv = pointers(words);
+  const auto envp = pointers(lines);
+  const std::string out = streams_.file("out"), err = streams_.file("err");
+  pid_ = ::fork();
+  if (pid_ < 0) throw std::runtime_error("fork failed");
+  if (pid_ == 0) {
+    ::setpgid(0, 0);
+    const int flags = O_WRONLY | O_CREAT | O_APPEND;
+    ::dup2(::open("/dev/null", O_RDONLY), STDIN_FILENO);
+    ::dup2(::open(out.c_str(), flags, 0600), STDOUT_FILENO);
+    ::dup2(::open(err.c_str(), flags, 0600), STDERR_FILENO);
+    ::execve(argv[0], argv.data(), envp.data());
+    ::_exit(127);
+  }
+  ::setpgid(pid_, pid_);  // whoever comes first
+}
+
+CliProcess::~CliProcess() {
+  if (!reap()) wait(std::chrono::milliseconds(0));
+}
+
+// Collects the group's processes that have ended; true if none is left.
+bool CliProcess::reap() {
+  while (true) {
+    int status = 0;
+    const pid_t ended = ::waitpid(-pid_, &status, WNOHANG);
+    if (ended == 0) return false;
+    // The ranks of a launcher that was killed become our children a moment after we could reap it.
+    if (ended < 0) return ::kill(-pid_, 0) != 0;
+    if (ended != pid_) continue;
+    program_ended_ = true;
+    result_.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    result_.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    result_.time = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start_);
+  }
+}
+
+bool CliProcess::running() {
+  reap();
+  return !program_ended_;
+}
+
+void CliProcess::signal(int number) const { ::kill(pid_, number); }
+void CliProcess::signal_group(int number) const { ::kill(-pid_, number); }
+
+std::map<int, pid_t> CliProcess::ranks() const {
+  std::map<int, pid_t> result;
+  const std::string self = std::to_string(pid_);
+  std::istringstream children(read_file("/proc/" + self + "/task/" + self + "/children"));
+  for (pid_t child; children >> child;) {
+    const std::string variables = read_file(fmt::format("/proc/{}/environ", child));
+    constexpr std::string_view kName("\0RANK=", 6);
+    const auto at = variables.find(kName);
+    if (at != variables.npos) result[std::stoi(variables.substr(at + kName.size()))] = child;
+  }
+  return result;
+}
+
+CliResult CliProcess::wait(std::chrono::milliseconds deadline) {
+  const auto end = Clock::now() + deadline;
+  while (!reap()) {
+    if (Clock::now() >= end) {
+      result_.in_time = false;
+      signal_group(SIGKILL);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  result_.out = streams_.read("out");
+  result_.err = streams_.read("err");
+  return result_;
+}
+
+CliResult run_cli(const Arguments& arguments, const Variables& variables,
+                  std::chrono::milliseconds deadline) {
+  return CliProcess(arguments, variables).wait(deadline);
+}
+
+Arguments joined(Arguments first, const Arguments& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
+Metrics read_metrics(const std::filesystem::path& run) {
+  std::istringstream lines(read_file(run / "metrics.jsonl"));
+  Metrics result;
+  for (std::string text; std::getline(lines, text);) {
+    const auto line = nlohmann::json::parse(text);
+    const auto step = line.at("step").get<std::int64_t>();
+    bool in_order = false;
+    // dump() gives the shortest text that reads back to the same double, as the writer did.
+    if (line.contains("val_loss")) {
+      in_order = result.val_loss.emplace(step, line["val_loss"].dump()).second;
+    } else {
+      in_order = step == static_cast<std::int64_t>(result.steps.size());
+      result.steps.push_back({line.at("loss").dump(), line.at("grad_norm").dump()});
+    }
+    if (!in_order) throw std::runtime_error(run.string() + ": twice, or out of order: " + text);
+  }
+  return result;
+}
+
+double relative(double actual, double expected) {
+  return std::abs(actual - expected) / std::abs(expected);
+}
+
+double relative(const std::string& actual, const std::string& expected) {
+  return relative(std::stod(actual), std::stod(expected));
+}
+
+}  // namespace tessera::test
