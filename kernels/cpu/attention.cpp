@@ -21,6 +21,10 @@ using Index = std::int64_t;
 constexpr Index kQueries = 32;  // rows of a tile of scores
 constexpr Index kKeys = 64;     // columns of a tile of scores
 
+/// Columns of scores are computed in multiples of this; backward reads them as rows as well.
+template <typename T>
+constexpr Index kKeyStep = std::max<Index>(kLanes<T>, kTileRows);
+
 /// One head of a [B, T, H, D] view.
 template <typename E>
 struct Head {
@@ -165,7 +169,7 @@ void forward_tile(const ForwardScratch<T>& s, const Sizes& sizes, Index first) {
   const Index last_row = std::min(first + kQueries, sizes.queries) - 1;
   const Index seen = last_row + sizes.past() + 1;
   for (Index key = 0; key < seen; key += kKeys) {
-    const Index width = round_up(std::min(kKeys, seen - key), kLanes<T>);
+    const Index width = round_up(std::min(kKeys, seen - key), kKeyStep<T>);
     tile_product<T>(kQueries, width, sizes.dim, {s.q_transposed, 1, kQueries}, s.k_transposed + key,
                     sizes.padded_keys, s.scores, kKeys, false);
     for (Index i = 0; i < kQueries; ++i) {
@@ -180,9 +184,8 @@ void forward_tile(const ForwardScratch<T>& s, const Sizes& sizes, Index first) {
 #pragma omp simd
         for (Index d = 0; d < sizes.padded_dim; ++d) out[d] *= factor;
     }
-    tile_product<T>(kQueries, sizes.padded_dim, std::min(width, sizes.padded_keys - key),
-                    {s.scores, kKeys, 1}, s.v + key * sizes.padded_dim, sizes.padded_dim, s.out,
-                    sizes.padded_dim, true);
+    tile_product<T>(kQueries, sizes.padded_dim, width, {s.scores, kKeys, 1},
+                    s.v + key * sizes.padded_dim, sizes.padded_dim, s.out, sizes.padded_dim, true);
   }
   for (Index i = 0; i < kQueries; ++i) {
     const T factor = 1 / s.sum[i];
@@ -258,7 +261,7 @@ void backward_tile(const BackwardScratch<T>& s, const Sizes& sizes, Index first,
   const Index last_row = std::min(first + kQueries, sizes.queries) - 1;
   const Index seen = last_row + sizes.past() + 1;
   for (Index key = 0; key < seen; key += kKeys) {
-    const Index columns = round_up(std::min(kKeys, seen - key), kLanes<T>);
+    const Index columns = round_up(std::min(kKeys, seen - key), kKeyStep<T>);
     tile_product<T>(kQueries, columns, sizes.dim, {s.q_transposed, 1, kQueries},
                     s.k_transposed + key, sizes.padded_keys, s.probabilities, kKeys, false);
     tile_product<T>(kQueries, columns, sizes.dim, {s.grad_out_transposed, 1, kQueries},
@@ -279,10 +282,9 @@ void backward_tile(const BackwardScratch<T>& s, const Sizes& sizes, Index first,
       }
       for (Index j = visible; j < columns; ++j) p[j] = g[j] = 0;
     }
-    const Index keys = round_up(columns, kTileRows);
-    tile_product<T>(keys, width, kQueries, {s.probabilities, 1, kKeys}, s.grad_out, width,
+    tile_product<T>(columns, width, kQueries, {s.probabilities, 1, kKeys}, s.grad_out, width,
                     s.grad_v + key * width, width, true);
-    tile_product<T>(keys, width, kQueries, {s.grad_scores, 1, kKeys}, s.q, width,
+    tile_product<T>(columns, width, kQueries, {s.grad_scores, 1, kKeys}, s.q, width,
                     s.grad_k + key * width, width, true);
     tile_product<T>(kQueries, width, columns, {s.grad_scores, kKeys, 1}, s.k + key * width, width,
                     s.grad_q, width, true);
