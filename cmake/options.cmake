@@ -12,6 +12,7 @@ if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
 endif()
 
 option(TESSERA_BUILD_TESTS "build the tests" ${PROJECT_IS_TOP_LEVEL})
+option(TESSERA_BUILD_BENCH "build the benchmarks" OFF)
 option(TESSERA_WERROR "treat warnings as errors" OFF)
 set(TESSERA_SANITIZE "" CACHE STRING "comma-separated sanitizers: address,undefined or thread")
 
