@@ -121,17 +121,15 @@ class Attempt {
     pass("directory-created");
   }
 
-  // What earlier attempts of this run, or an interrupted prune, left behind.
+  // What earlier attempts, or an interrupted prune, left behind. A restarted run has another run
+  // id, so attempts of all ids go: the directory belongs to one run at a time.
   void remove_leftovers() const {
     std::error_code error;
     std::vector<fs::path> leftovers;
     fs::directory_iterator items(request_.checkpoints_dir, error);
     for (; !error && items != fs::directory_iterator(); items.increment(error)) {
       const std::string name = items->path().filename().string();
-      if (name.starts_with("step-") &&
-          (name.ends_with("." + request_.run_id + ".tmp") || name.ends_with(".pruned.tmp"))) {
-        leftovers.push_back(items->path());
-      }
+      if (name.starts_with("step-") && name.ends_with(".tmp")) leftovers.push_back(items->path());
     }
     for (const fs::path& path : leftovers) {
       fs::remove_all(path, error);

@@ -26,8 +26,9 @@ struct TensorPart {
 
 /// What one rank saves. Step, world size and run id must be equal on all ranks.
 struct SaveRequest {
-  fs::path checkpoints_dir;  ///< made if absent
-  std::int64_t step = 0;     ///< updates made so far
+  /// Made if absent. It belongs to one run at a time: attempts that others left are removed.
+  fs::path checkpoints_dir;
+  std::int64_t step = 0;  ///< updates made so far
   int rank = 0;
   int world_size = 1;
   std::string run_id;  ///< letters, digits, '.', '_', '-'
