@@ -1,8 +1,8 @@
 #include "comm/gloo.h"
 
-#include <gloo/common/error.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstring>
 
@@ -44,8 +44,6 @@ class GlooBackend final : public CollectiveBackend {
         world_(world_size),
         mesh_(*store_, rank, world_size, options),
         headers_(static_cast<std::size_t>(world_size)) {
-    header_in_ = mesh_.buffer(headers_.data(), headers_.size() * sizeof(Header));
-    header_out_ = mesh_.buffer(&header_, sizeof(header_));
     post_headers(0);
   }
 
@@ -65,8 +63,6 @@ class GlooBackend final : public CollectiveBackend {
     try {
       run_checked(c);
       post_headers(c.sequence + 1);
-    } catch (const ::gloo::Exception&) {  // a connection was lost before we waited for it
-      throw verdict(lost_error(c));
     } catch (const CommError& error) {
       throw verdict(error);
     }
@@ -82,15 +78,11 @@ class GlooBackend final : public CollectiveBackend {
 
   void close(const CommError* reason) noexcept override {
     if (reason != nullptr) verdict(*reason);
-    header_in_.reset();
-    header_out_.reset();
+    incoming_.clear();
     mesh_.close();
   }
 
  private:
-  using Buffer = GlooMesh::Buffer;
-  using Wait = GlooMesh::Wait;
-
   void run_checked(const Collective& c) {
     const std::size_t total = c.bytes();
     const std::size_t part = total / static_cast<std::size_t>(world_);
@@ -105,8 +97,7 @@ class GlooBackend final : public CollectiveBackend {
           exchange_headers(c, mine, part);
           for_peers([&](int r) { copy(data + part * index(r), payload(r), part); });
         } else {
-          const auto buffer = mesh_.buffer(data, total);
-          Phase phase(*this, c, 0, *buffer, *buffer);
+          Phase phase(*this, c, 0, data, data);
           for_peers([&](int r) { phase.receive(r, part * index(r), part); });
           for_peers([&](int r) { phase.send(r, part * index(rank_), part); });
           exchange_headers(c, nullptr, 0);
@@ -124,8 +115,7 @@ class GlooBackend final : public CollectiveBackend {
           exchange_headers(c, data, root ? total : 0);
           if (!root) copy(data, payload(c.root), total);
         } else {
-          const auto buffer = mesh_.buffer(data, total);
-          Phase phase(*this, c, 0, *buffer, *buffer);
+          Phase phase(*this, c, 0, data, data);
           if (root) {
             for_peers([&](int r) { phase.send(r, 0, total); });
           } else {
@@ -143,9 +133,7 @@ class GlooBackend final : public CollectiveBackend {
     const std::size_t part = c.bytes() / static_cast<std::size_t>(world_);
     std::byte* staging = stage(part * index(world_ - 1));
     const auto place = [&](int r) { return part * index(r < rank_ ? r : r - 1); };
-    const auto out = mesh_.buffer(const_cast<void*>(c.in), c.bytes());
-    const auto in = mesh_.buffer(staging, part * index(world_ - 1));
-    Phase phase(*this, c, 0, *in, *out);
+    Phase phase(*this, c, 0, staging, c.in);
     for_peers([&](int r) { phase.receive(r, place(r), part); });
     for_peers([&](int r) { phase.send(r, part * index(r), part); });
     exchange_headers(c, nullptr, 0);
@@ -167,9 +155,7 @@ class GlooBackend final : public CollectiveBackend {
     if (total <= kDirectAllReduce) {
       std::byte* staging = stage(total * index(world_ - 1));
       const auto place = [&](int r) { return total * index(r < rank_ ? r : r - 1); };
-      const auto out = mesh_.buffer(data, total);
-      const auto in = mesh_.buffer(staging, total * index(world_ - 1));
-      Phase phase(*this, c, 0, *in, *out);
+      Phase phase(*this, c, 0, staging, data);
       for_peers([&](int r) { phase.receive(r, place(r), total); });
       for_peers([&](int r) { phase.send(r, 0, total); });
       exchange_headers(c, nullptr, 0);
@@ -186,9 +172,7 @@ class GlooBackend final : public CollectiveBackend {
     const std::size_t mine = length(rank_);
     std::byte* staging = stage(mine * index(world_ - 1));
     const auto place = [&](int r) { return mine * index(r < rank_ ? r : r - 1); };
-    const auto buffer = mesh_.buffer(data, total);
-    const auto in = mesh_.buffer(staging, mine * index(world_ - 1));
-    Phase scatter(*this, c, 0, *in, *buffer);
+    Phase scatter(*this, c, 0, staging, data);
     for_peers([&](int r) { scatter.receive(r, place(r), mine); });
     for_peers([&](int r) { scatter.send(r, begin(r), length(r)); });
     exchange_headers(c, nullptr, 0);
@@ -196,42 +180,48 @@ class GlooBackend final : public CollectiveBackend {
     std::byte* own = data + begin(rank_);
     reduce_parts(parts([&](int r) { return r == rank_ ? own : staging + place(r); }), c.dtype, c.op,
                  own, static_cast<std::int64_t>(mine / dtype_size(c.dtype)));
-    Phase gather(*this, c, 1, *buffer, *buffer);
+    Phase gather(*this, c, 1, data, data);
     for_peers([&](int r) { gather.receive(r, begin(r), length(r)); });
     for_peers([&](int r) { gather.send(r, begin(rank_), mine); });
     gather.finish();
   }
 
-  // The transfers of one collective that are under way at once.
+  // The data of one collective that is under way at once.
   class Phase {
    public:
-    Phase(GlooBackend& backend, const Collective& c, int number, Buffer& in, Buffer& out)
+    Phase(GlooBackend& backend, const Collective& c, int number, void* in, const void* out)
         : backend_(backend),
           collective_(c),
           slot_(data_slot(Signature(c), number)),
-          in_(in),
-          out_(out) {}
+          in_(static_cast<std::byte*>(in)),
+          out_(static_cast<const std::byte*>(out)) {}
     void receive(int peer, std::size_t offset, std::size_t bytes) {
       if (bytes == 0) return;
-      in_.recv(peer, slot_, offset, bytes);
-      ++receiving_;
+      transfers_.push_back(backend_.mesh_.receive(peer, slot_, in_ + offset, bytes));
     }
     void send(int peer, std::size_t offset, std::size_t bytes) {
       if (bytes == 0) return;
-      out_.send(peer, slot_, offset, bytes);
-      ++sending_;
+      transfers_.push_back(backend_.mesh_.send(peer, slot_, out_ + offset, bytes));
     }
     void finish() {
-      backend_.check(collective_, backend_.mesh_.wait_received(in_, receiving_));
-      backend_.check(collective_, backend_.mesh_.wait_sent(out_, sending_));
+      const GlooMesh::Result result = backend_.mesh_.wait(transfers_);
+      if (result.outcome == GlooMesh::Outcome::Late) {
+        throw CommError(CommFailure::Timeout, result.peers,
+                        "{}: all ranks arrived, but the data to or from {} did not get through "
+                        "within {}; is it stopped, or the network down?",
+                        collective_.describe(), backend_.name_ranks(result.peers),
+                        format_seconds(collective_.deadline));
+      }
+      backend_.check(collective_, result);
     }
 
    private:
     GlooBackend& backend_;
     const Collective& collective_;
     const std::uint64_t slot_;
-    Buffer &in_, &out_;
-    int receiving_ = 0, sending_ = 0;
+    std::byte* const in_;
+    const std::byte* const out_;
+    std::vector<GlooMesh::Transfer> transfers_;
   };
 
   template <typename F>
@@ -255,67 +245,44 @@ class GlooBackend final : public CollectiveBackend {
   // Asks for the next collective's headers. Only when all data of the last one is here: a peer that
   // closes as we ask resets the connection, and unread data with it.
   void post_headers(std::uint64_t sequence) {
+    incoming_.clear();
     for_peers([&](int r) {
-      headers_[index(r)].signature.sequence = ~std::uint64_t{0};
-      try {
-        header_in_->recv(r, sequence, index(r) * sizeof(Header), sizeof(Header));
-      } catch (const ::gloo::Exception&) {
-        // The peer has left, as it may after its last collective. If there is another one, sending
-        // to that peer will fail.
-      }
+      incoming_.push_back(mesh_.receive(r, sequence, &headers_[index(r)], sizeof(Header)));
     });
   }
 
   void exchange_headers(const Collective& c, const std::byte* payload, std::size_t bytes) {
     header_.signature = Signature(c);
     copy(header_.payload.data(), payload, bytes);
-    for_peers([&](int r) { header_out_->send(r, c.sequence, 0, sizeof(Header)); });
-    const Wait arrived = mesh_.wait_received(*header_in_, world_ - 1);
-    if (arrived == Wait::Late) {
-      header_in_.reset();  // nothing writes to headers_ from here on
-      throw late_error(c);
-    }
-    check(c, arrived);
-    check(c, mesh_.wait_sent(*header_out_, world_ - 1));
+    std::vector<GlooMesh::Transfer> outgoing;
+    for_peers(
+        [&](int r) { outgoing.push_back(mesh_.send(r, c.sequence, &header_, sizeof(Header))); });
+    check(c, mesh_.wait(incoming_));
+    check(c, mesh_.wait(outgoing));
     headers_[index(rank_)].signature = header_.signature;
     std::vector<Signature> signatures;
     for (const Header& header : headers_) signatures.push_back(header.signature);
     if (const auto mismatch = find_mismatch(signatures)) throw CommError(*mismatch);
   }
 
-  void check(const Collective& c, Wait result) {
-    switch (result) {
-      case Wait::Done:
+  void check(const Collective& c, const GlooMesh::Result& result) {
+    switch (result.outcome) {
+      case GlooMesh::Outcome::Done:
         return;
-      case Wait::Lost:
-        throw lost_error(c);
-      case Wait::Late:
-        throw CommError(CommFailure::Timeout, {},
-                        "{}: all ranks arrived, but their data did not come within {}; is a rank "
-                        "stopped, or the network down?",
-                        c.describe(), format_seconds(c.deadline));
-      case Wait::Interrupted: {
+      case GlooMesh::Outcome::Lost:
+        throw CommError(CommFailure::PeerLost, result.peers,
+                        "{}: lost {}, which ended or was killed", c.describe(),
+                        name_ranks(result.peers));
+      case GlooMesh::Outcome::Late:
+        throw CommError(CommFailure::Timeout, result.peers,
+                        "{}: {} of {} ranks arrived within {}, missing: {}", c.describe(),
+                        world_ - static_cast<int>(result.peers.size()), world_,
+                        format_seconds(c.deadline), name_ranks(result.peers));
+      case GlooMesh::Outcome::Interrupted: {
         const std::lock_guard lock(mutex_);
         throw CommError(*interruption_);
       }
     }
-  }
-
-  CommError late_error(const Collective& c) const {
-    std::vector<int> missing;
-    for_peers([&](int r) {
-      if (headers_[index(r)].signature.sequence == ~std::uint64_t{0}) missing.push_back(r);
-    });
-    return CommError(CommFailure::Timeout, missing,
-                     "{}: {} of {} ranks arrived within {}, missing: {}", c.describe(),
-                     world_ - static_cast<int>(missing.size()), world_, format_seconds(c.deadline),
-                     name_ranks(missing));
-  }
-
-  CommError lost_error(const Collective& c) {
-    const std::vector<int> lost = mesh_.lost_peers();
-    return CommError(CommFailure::PeerLost, lost, "{}: lost {}, which ended or was killed",
-                     c.describe(), name_ranks(lost));
   }
 
   std::string name_ranks(const std::vector<int>& ranks) const {
@@ -364,7 +331,7 @@ class GlooBackend final : public CollectiveBackend {
   GlooMesh mesh_;
   Header header_{};
   std::vector<Header> headers_;
-  std::unique_ptr<Buffer> header_in_, header_out_;
+  std::vector<GlooMesh::Transfer> incoming_;  // the next collective's headers
   std::shared_ptr<Storage> booked_;
   std::unique_ptr<std::byte[]> unbooked_;
   std::byte* staging_ = nullptr;

@@ -115,6 +115,24 @@ TEST_CASE("a stopped rank: at the deadline every survivor names it") {
   CHECK_FALSE(outcomes[1].in_time);
 }
 
+TEST_CASE("a rank stopped at any point of a transfer is the culprit on all others") {
+  for (const int milliseconds : {150, 163, 177}) {
+    Processes ranks(3, [&](int rank, const std::string& port) {
+      return train_until_failure(*join(rank, 3, port, 400ms), 500'000);
+    });
+    const Served served;
+    ranks.go(served.port());
+    std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+    ranks.signal(1, SIGSTOP);
+    const auto outcomes = ranks.wait(2s);
+    for (std::size_t r : {0U, 2U}) {
+      CHECK(outcomes[r].in_time);
+      CHECK(outcomes[r].text.find("0 [1] ") == 0);
+      CHECK(outcomes[r].text.find("rank 1 (here, pid of 1)") != std::string::npos);
+    }
+  }
+}
+
 TEST_CASE("a mismatch of sizes ends in an error on all ranks, not in the end of the process") {
   Processes ranks(3, [&](int rank, const std::string& port) -> std::string {
     const auto c = join(rank, 3, port);
