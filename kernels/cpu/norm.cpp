@@ -8,6 +8,30 @@
 TESSERA_CPU_BEGIN
 namespace {
 
+// Rows are worked on in functions of plain pointers: read through a closure, a sum may be left
+// scalar by the compiler.
+template <typename T, typename A>
+void forward_row(const T* x, const T* weight, const T* bias, A eps, T* y, A& mean, A& rstd,
+                 std::int64_t width) {
+  A sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (std::int64_t c = 0; c < width; ++c) sum += load(x + c);
+  const A center = sum / static_cast<A>(width);
+  // A second pass: the difference of two sums of squares would cancel.
+  A squares = 0;
+#pragma omp simd reduction(+ : squares)
+  for (std::int64_t c = 0; c < width; ++c) {
+    const A centered = load(x + c) - center;
+    squares += centered * centered;
+  }
+  const A scale = A(1) / std::sqrt(squares / static_cast<A>(width) + eps);
+#pragma omp simd
+  for (std::int64_t c = 0; c < width; ++c)
+    store(y + c, load(weight + c) * ((load(x + c) - center) * scale) + load(bias + c));
+  mean = center;
+  rstd = scale;
+}
+
 template <typename T>
 void forward(Context& context, const LayerNormForward& args) {
   using A = Accumulator<T>;
@@ -21,23 +45,8 @@ void forward(Context& context, const LayerNormForward& args) {
   const A eps = static_cast<A>(args.eps);
   for_rows(context, args.x.shape[0], width, [=](std::int64_t row, std::int64_t end) {
     for (; row < end; ++row) {
-      const T* in = x + row * width;
-      T* out = y + row * width;
-      A sum = 0;
-#pragma omp simd reduction(+ : sum)
-      for (std::int64_t c = 0; c < width; ++c) sum += load(in + c);
-      const A mean = sum / static_cast<A>(width);
-      // A second pass: the difference of two sums of squares would cancel.
-      A squares = 0;
-#pragma omp simd reduction(+ : squares)
-      for (std::int64_t c = 0; c < width; ++c) {
-        const A centered = load(in + c) - mean;
-        squares += centered * centered;
-      }
-      const A rstd = A(1) / std::sqrt(squares / static_cast<A>(width) + eps);
-#pragma omp simd
-      for (std::int64_t c = 0; c < width; ++c)
-        store(out + c, load(weight + c) * ((load(in + c) - mean) * rstd) + load(bias + c));
+      A mean, rstd;
+      forward_row(x + row * width, weight, bias, eps, y + row * width, mean, rstd, width);
       if (means != nullptr) means[row] = mean;
       if (rstds != nullptr) rstds[row] = rstd;
     }
@@ -46,6 +55,27 @@ void forward(Context& context, const LayerNormForward& args) {
 
 // With n = (x - mean) rstd and g = weight grad_y:
 // grad_x = rstd (g - mean(g) - n mean(g n)), means over the row.
+template <bool kAccumulate, typename T, typename A>
+void input_gradient_of_row(const T* x, const T* weight, const T* grad_y, A mean, A rstd, T* grad_x,
+                           std::int64_t width) {
+  A sum_g = 0, sum_gn = 0;
+#pragma omp simd reduction(+ : sum_g, sum_gn)
+  for (std::int64_t c = 0; c < width; ++c) {
+    const A g = load(weight + c) * load(grad_y + c);
+    sum_g += g;
+    sum_gn += g * ((load(x + c) - mean) * rstd);
+  }
+  const A mean_g = sum_g / static_cast<A>(width), mean_gn = sum_gn / static_cast<A>(width);
+#pragma omp simd
+  for (std::int64_t c = 0; c < width; ++c) {
+    const A g = load(weight + c) * load(grad_y + c);
+    const A n = (load(x + c) - mean) * rstd;
+    A grad = rstd * (g - mean_g - n * mean_gn);
+    if constexpr (kAccumulate) grad += load(grad_x + c);
+    store(grad_x + c, grad);
+  }
+}
+
 template <typename T, bool kAccumulate>
 void input_gradient(Context& context, const LayerNormBackward& args) {
   using A = Accumulator<T>;
@@ -58,26 +88,9 @@ void input_gradient(Context& context, const LayerNormBackward& args) {
   const std::int64_t width = args.x.shape[1];
   for_rows(context, args.x.shape[0], width, [=](std::int64_t row, std::int64_t end) {
     for (; row < end; ++row) {
-      const T* in = x + row * width;
-      const T* grad_in = grad_y + row * width;
-      T* out = grad_x + row * width;
-      const A mean = means[row], rstd = rstds[row];
-      A sum_g = 0, sum_gn = 0;
-#pragma omp simd reduction(+ : sum_g, sum_gn)
-      for (std::int64_t c = 0; c < width; ++c) {
-        const A g = load(weight + c) * load(grad_in + c);
-        sum_g += g;
-        sum_gn += g * ((load(in + c) - mean) * rstd);
-      }
-      const A mean_g = sum_g / static_cast<A>(width), mean_gn = sum_gn / static_cast<A>(width);
-#pragma omp simd
-      for (std::int64_t c = 0; c < width; ++c) {
-        const A g = load(weight + c) * load(grad_in + c);
-        const A n = (load(in + c) - mean) * rstd;
-        A grad = rstd * (g - mean_g - n * mean_gn);
-        if constexpr (kAccumulate) grad += load(out + c);
-        store(out + c, grad);
-      }
+      const std::int64_t first = row * width;
+      input_gradient_of_row<kAccumulate>(x + first, weight, grad_y + first, means[row], rstds[row],
+                                         grad_x + first, width);
     }
   });
 }
