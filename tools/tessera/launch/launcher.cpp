@@ -27,6 +27,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int kCommunicationFailed = 4;  // exit code
+// timeout(1) and schedulers signal a process, then its group: not yet somebody who is impatient.
+constexpr std::chrono::seconds kSameRequest{1};
 
 std::string make_run_id() {
   std::uint64_t bits[2] = {};
@@ -184,10 +186,11 @@ class Launch {
       const int signal = static_cast<int>(info.ssi_signo);
       if (signal == SIGCHLD) continue;
       if (passed_on_ != 0) {
-        end_the_others();
+        if (Clock::now() - passed_on_at_ >= kSameRequest) end_the_others();
         continue;
       }
       passed_on_ = signal;
+      passed_on_at_ = Clock::now();
       // What the terminal sends has reached the ranks already: they are in its group.
       if (info.ssi_code != SI_KERNEL) signal_all(signal);
     }
@@ -256,6 +259,7 @@ class Launch {
   std::deque<Rank> ranks_;
   std::optional<Failure> root_;
   int passed_on_ = 0;  // signal
+  Clock::time_point passed_on_at_;
   bool stopped_by_signal_ = false;
   bool ending_ = false;
   std::optional<Clock::time_point> next_step_;

@@ -24,7 +24,7 @@ struct LaunchOptions {
 /// TESSERA_RUN_ID, and OMP_NUM_THREADS (an equal share of the cores) unless it is set. They die
 /// with this process. Rank 0 writes to our standard output and error; what the others write, to
 /// either, comes out on standard error, each line with "[rank 1] " in front. SIGINT and SIGTERM are
-/// passed on to all ranks; a second one ends them.
+/// passed on to all ranks; a second one, 1 s later or after that, ends them.
 ///
 /// When a rank fails, one line names the root cause, and the others are ended.
 ///

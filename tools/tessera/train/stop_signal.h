@@ -3,8 +3,10 @@
 namespace tessera::tools {
 
 /// Turns SIGINT and SIGTERM into a request that the training loop reads: it stops after a step and
-/// saves. A second signal of either kind ends the process at once. The handler's flag is the one
-/// piece of process-wide state, as signals are process-wide.
+/// saves. A signal of either kind that comes 1 s later, or after that, ends the process at once;
+/// earlier ones belong to the same request: timeout(1) and schedulers signal a process and its
+/// group, and the launcher passes on what reached it. The handler's state is the one piece of
+/// process-wide state, as signals are process-wide.
 class StopSignal {
  public:
   StopSignal();

@@ -1,0 +1,228 @@
+// Runs that are killed, stopped and moved to other world sizes go on as if nothing had happened.
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <csignal>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "tests/e2e/small_run.h"
+
+using namespace tessera;
+using test::Arguments;
+using test::CliProcess;
+using test::joined;
+using test::run_cli;
+using test::small_run;
+
+namespace fs = std::filesystem;
+
+namespace {
+
+using std::chrono::milliseconds;
+
+// Step of the last whole line of a run's metrics; -1 if there is none.
+std::int64_t last_step(const fs::path& run) {
+  std::ifstream in(run / "metrics.jsonl");
+  std::int64_t last = -1;
+  for (std::string text; std::getline(in, text);) {
+    const auto line = nlohmann::json::parse(text, nullptr, false);
+    if (line.is_object()) last = line.value("step", last);
+  }
+  return last;
+}
+
+// False if the program ended before it came so far.
+bool wait_for_step(CliProcess& process, const fs::path& run, std::int64_t step) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (last_step(run) < step) {
+    if (!process.running() || std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  return true;
+}
+
+nlohmann::json inspect(const fs::path& run) {
+  const auto result = run_cli({"checkpoint", "inspect", run, "--json"});
+  INFO(result.describe());
+  REQUIRE(result.code == 0);
+  return nlohmann::json::parse(result.out);
+}
+
+// What must be equal for two runs to be the same: every number on the way, and the weights.
+void check_same(const fs::path& run, const fs::path& expected) {
+  CHECK((test::read_metrics(run) == test::read_metrics(expected)));
+  CHECK(inspect(run).at("step") == inspect(expected).at("step"));
+  CHECK(inspect(run).at("digest") == inspect(expected).at("digest"));
+}
+
+struct Fixture {
+  test::TempDir dir;
+  std::string text = dir.write("text.txt", test::make_text(3000));
+
+  std::string run(const Arguments& arguments) const {
+    const auto result = run_cli(arguments);
+    INFO(result.describe());
+    REQUIRE(result.code == 0);
+    return result.err;
+  }
+};
+
+}  // namespace
+
+TEST_CASE_FIXTURE(Fixture, "runs killed at random moments end as those that were let alone") {
+  constexpr int kKills = 10;
+  constexpr int kSteps = 110;
+  std::mt19937 random(20240501);
+  for (const int world : {1, 2}) {
+    CAPTURE(world);
+    const std::string calm = dir.file(fmt::format("calm-{}", world));
+    const std::string killed = dir.file(fmt::format("killed-{}", world));
+    const auto command = [&](const std::string& run) {
+      return joined(small_run(text, run, world, kSteps), {"--checkpoint.every=4"});
+    };
+    run(command(calm));
+    for (int kill = 1; kill <= kKills; ++kill) {
+      CAPTURE(kill);
+      CliProcess process(command(killed));
+      // In a step, a save or an evaluation; every fourth time while it starts.
+      if (kill % 4 != 0) {
+        REQUIRE(wait_for_step(process, killed, kill * kSteps / (kKills + 1) - random() % 5));
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 40'000));
+      process.signal_group(SIGKILL);
+      const auto result = process.wait(std::chrono::seconds(10));
+      INFO(result.describe());
+      REQUIRE(result.signal == SIGKILL);
+    }
+    const std::string messages = run(command(killed));
+    CHECK(messages.find(", from " + killed + "/checkpoints/step-") != std::string::npos);
+    check_same(killed, calm);
+    CHECK(run_cli({"checkpoint", "verify", killed}).code == 0);
+    // What kills left of unfinished saves is cleared away.
+    for (const auto& entry : fs::directory_iterator(fs::path(killed) / "checkpoints")) {
+      CHECK(entry.path().extension() != ".tmp");
+    }
+  }
+}
+
+TEST_CASE_FIXTURE(Fixture, "a run saved by two ranks goes on with one and with four") {
+  const std::string whole = dir.file("whole"), half = dir.file("half");
+  run(small_run(text, whole, 2, 60));
+  run(small_run(text, half, 2, 30));
+  const auto expected = test::read_metrics(whole);
+  for (const int world : {1, 2, 4}) {
+    CAPTURE(world);
+    const std::string moved = dir.file(fmt::format("moved-{}", world));
+    fs::copy(half, moved, fs::copy_options::recursive);
+    run(small_run(text, moved, world, 60));
+    const auto metrics = test::read_metrics(moved);
+    REQUIRE(metrics.steps.size() == expected.steps.size());
+    for (std::size_t i = 0; i < metrics.steps.size(); ++i) {
+      CAPTURE(i);
+      CHECK(test::relative(metrics.steps[i].loss, expected.steps[i].loss) < 1e-5);
+      if (i < 30 || world == 2) CHECK((metrics.steps[i] == expected.steps[i]));
+    }
+    CHECK(inspect(moved).at("world_size") == world);
+  }
+}
+
+TEST_CASE_FIXTURE(Fixture,
+                  "SIGTERM ends a run after a step with a checkpoint, and nothing is lost") {
+  const auto command = [&](const std::string& run, int world) {
+    return joined(small_run(text, run, world, 120), {"--checkpoint.every=1000"});
+  };
+  for (const int world : {1, 2}) {
+    const std::string calm = dir.file(fmt::format("calm-{}", world));
+    run(command(calm, world));
+    // Schedulers signal the program; timeout(1) and others the program, then its whole group.
+    for (const std::string whom : {"program", "group", "both"}) {
+      if (world == 1 && whom != "program") continue;
+      CAPTURE(world);
+      CAPTURE(whom);
+      const std::string stopped = dir.file(fmt::format("stopped-{}-{}", world, whom));
+      CliProcess process(command(stopped, world));
+      REQUIRE(wait_for_step(process, stopped, 15));
+      if (whom != "group") process.signal(SIGTERM);
+      if (whom != "program") process.signal_group(SIGTERM);
+      const auto result = process.wait(std::chrono::seconds(10));
+      INFO(result.describe());
+      CHECK(result.in_time);
+      CHECK(result.code == 143);
+      CHECK(result.err.find("by signal 15 after step") != std::string::npos);
+      const auto step = inspect(stopped).at("step").get<std::size_t>();
+      CHECK(step >= 16);
+      CHECK(step == test::read_metrics(stopped).steps.size());
+      run(command(stopped, world));
+      check_same(stopped, calm);
+    }
+  }
+}
+
+TEST_CASE_FIXTURE(Fixture, "a second, later SIGINT ends a stopping run at once") {
+  // Steps of seconds: a clean stop would have to wait for one.
+  const auto slow = joined(small_run(text, dir.file("run"), 1, 50),
+                           {"--train.global_batch=4096", "--train.micro_batch=4"});
+  CliProcess process(slow);
+  std::this_thread::sleep_for(milliseconds(700));
+  process.signal(SIGINT);
+  std::this_thread::sleep_for(milliseconds(1500));
+  REQUIRE(process.running());
+  process.signal(SIGINT);
+  const auto result = process.wait(std::chrono::seconds(2));
+  CHECK(result.in_time);
+  CHECK(result.signal == SIGINT);
+}
+
+TEST_CASE_FIXTURE(Fixture,
+                  "a weights-only checkpoint says that it cannot be resumed, but starts a run") {
+  const std::string weights = dir.file("weights");
+  run(joined(small_run(text, weights, 1, 20), {"--checkpoint.what=model"}));
+  const auto sections = inspect(weights).at("sections").get<std::vector<std::string>>();
+  CHECK(std::find(sections.begin(), sections.end(), "optimizer") == sections.end());
+  for (const int world : {1, 2}) {
+    const auto refused = run_cli(small_run(text, weights, world, 40));
+    INFO(refused.describe());
+    CHECK(refused.code == 2);
+    CHECK(refused.err.find("holds no optimizer state (it was saved with checkpoint.what=model)") !=
+          std::string::npos);
+    CHECK(refused.err.find("--model.init-from") != std::string::npos);
+    CHECK(refused.err.find("bug") == std::string::npos);
+  }
+  // Seen before the former run's files are touched.
+  CHECK(test::read_metrics(weights).steps.size() == 20);
+
+  const std::string started = dir.file("started");
+  run(joined(small_run(text, started, 2, 5), {"--model.init_from=" + weights}));
+  const auto before = test::read_metrics(weights).val_loss.at(20);
+  CHECK(std::stod(test::read_metrics(started).steps.at(0).loss) <
+        std::stod(test::read_metrics(weights).steps.at(5).loss));
+  CHECK(std::abs(std::stod(test::read_metrics(started).steps.at(0).loss) - std::stod(before)) <
+        0.5);
+}
+
+TEST_CASE_FIXTURE(Fixture, "a run directory belongs to one run, and to one job at a time") {
+  const std::string used = dir.file("used");
+  run(small_run(text, used, 1, 10));
+  const auto refused = run_cli(joined(small_run(text, used, 1, 20), {"--checkpoint.resume=never"}));
+  INFO(refused.describe());
+  CHECK(refused.code == 2);
+  CHECK(refused.err.find(used + " holds a run with checkpoints up to step 10") !=
+        std::string::npos);
+  CHECK(test::read_metrics(used).steps.size() == 10);
+
+  CliProcess holder(small_run(text, used, 1, 100'000));
+  REQUIRE(wait_for_step(holder, used, 12));
+  for (const int world : {1, 2}) {
+    const auto second = run_cli(small_run(text, used, world, 20));
+    INFO(second.describe());
+    CHECK(second.code == 2);
+    CHECK(second.time < milliseconds(1000));
+    CHECK(second.err.find(used + " is in use by another run") != std::string::npos);
+    CHECK(second.err.find(fmt::format("pid {}", holder.pid())) != std::string::npos);
+  }
+  CHECK(holder.running());
+  holder.signal(SIGTERM);
+  CHECK(holder.wait(std::chrono::seconds(10)).code == 143);
+}
