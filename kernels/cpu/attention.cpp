@@ -45,9 +45,10 @@ void copy_rows(T* tile, Index tile_stride, Head<const E> head, Index first, Inde
     T* to = tile + i * tile_stride;
     const E* from = head.data + (first + i) * head.stride;
     const Index filled = i < count ? dim : 0;
-#pragma omp simd
-    for (Index d = 0; d < filled; ++d) to[d] = static_cast<T>(load(from + d));
-    for (Index d = filled; d < tile_stride; ++d) to[d] = 0;
+    Index d = 0;
+    for (; d + kLanes<T> <= filled; d += kLanes<T>) store_vector(to + d, load_vector<T>(from + d));
+    for (; d < filled; ++d) to[d] = static_cast<T>(load(from + d));
+    for (; d < tile_stride; ++d) to[d] = 0;
   }
 }
 
@@ -139,60 +140,79 @@ struct ForwardScratch : Scratch<T> {
   T *k_transposed, *v, *q_transposed, *scores, *out, *max, *sum;
 };
 
+/// e^x, and 0 where e^x would only make denormal numbers, which are slow, in what follows. Lanes
+/// from `visible` on are 0.
+template <typename T>
+inline Vector<T> masked_exp(Vector<T> x, std::int32_t visible) {
+  const Vector<T> e = x < T(-80) ? Vector<T>{} : exp(x);
+  return kLaneNumbers<T> < visible ? e : Vector<T>{};
+}
+
 /// Turns a row of scores into exp(score - max), of which `visible` count, and updates the running
 /// maximum and sum. Returns the factor that sums of earlier tiles must be multiplied by.
+/// Whole vectors with a mask: a causal row rarely ends where a vector does, and the scalar rest of
+/// a loop would take longer than the loop.
 template <typename T>
-T online_softmax_row(T* scores, Index visible, Index width, T& max, T& sum) {
-  T tile_max = max;
-#pragma omp simd reduction(max : tile_max)
-  for (Index j = 0; j < visible; ++j) tile_max = scores[j] > tile_max ? scores[j] : tile_max;
-  T tile_sum = 0;
-#pragma omp simd reduction(+ : tile_sum)
-  for (Index j = 0; j < visible; ++j) {
-    const T e = exp(scores[j] - tile_max);
-    scores[j] = e;
-    tile_sum += e;
+T online_softmax_row(T* scores, std::int32_t visible, std::int32_t width, T& max, T& sum) {
+  constexpr int kWidth = kLanes<T>;
+  Vector<T> largest = Vector<T>{} + max;
+  for (std::int32_t j = 0; j < visible; j += kWidth) {
+    const Vector<T> score = load_vector<T>(scores + j);
+    largest = (kLaneNumbers<T> < visible - j) & (score > largest) ? score : largest;
   }
-  for (Index j = visible; j < width; ++j) scores[j] = 0;
-  const T factor = exp(max - tile_max);
+  const T tile_max = horizontal_max<T>(largest);
+  Vector<T> sums{};
+  std::int32_t j = 0;
+  for (; j < visible; j += kWidth) {
+    const Vector<T> e = masked_exp<T>(load_vector<T>(scores + j) - tile_max, visible - j);
+    store_vector(scores + j, e);
+    sums += e;
+  }
+  for (; j < width; j += kWidth) store_vector(scores + j, Vector<T>{});
+  const T factor = max == tile_max ? T(1) : exp(max - tile_max);
   max = tile_max;
-  sum = sum * factor + tile_sum;
+  sum = sum * factor + horizontal_sum<T>(sums);
   return factor;
+}
+
+/// row *= factor; `width` is a multiple of kLanes<T>, as is the width of every tile.
+template <typename T>
+inline void scale_row(T* row, Index width, T factor) {
+  for (Index d = 0; d < width; d += kLanes<T>)
+    store_vector(row + d, load_vector<T>(row + d) * factor);
 }
 
 /// One tile of queries against all the keys it sees: out, and the maximum and sum of every row.
 template <typename T>
 void forward_tile(const ForwardScratch<T>& s, const Sizes& sizes, Index first) {
-  std::fill_n(s.out, kQueries * sizes.padded_dim, T(0));
+  const Index count = std::min(kQueries, sizes.queries - first);
+  const Index rows = round_up(count, kTileRows);
+  std::fill_n(s.out, rows * sizes.padded_dim, T(0));
   std::fill_n(s.max, kQueries, -std::numeric_limits<T>::infinity());
   std::fill_n(s.sum, kQueries, T(0));
-  const Index last_row = std::min(first + kQueries, sizes.queries) - 1;
-  const Index seen = last_row + sizes.past() + 1;
+  const Index seen = first + count + sizes.past();
   for (Index key = 0; key < seen; key += kKeys) {
     const Index width = round_up(std::min(kKeys, seen - key), kKeyStep<T>);
-    tile_product<T>(kQueries, width, sizes.dim, {s.q_transposed, 1, kQueries}, s.k_transposed + key,
+    tile_product<T>(rows, width, sizes.dim, {s.q_transposed, 1, kQueries}, s.k_transposed + key,
                     sizes.padded_keys, s.scores, kKeys, false);
-    for (Index i = 0; i < kQueries; ++i) {
-      const Index row = std::min(first + i, last_row);
+    for (Index i = 0; i < rows; ++i) {
+      T* scores = s.scores + i * kKeys;
+      const Index row = first + std::min(i, count - 1);
       const Index visible = std::clamp<Index>(row + sizes.past() + 1 - key, 0, width);
-      const T factor = visible == 0 ? T(1)
-                                    : online_softmax_row(s.scores + i * kKeys, visible, width,
-                                                         s.max[i], s.sum[i]);
-      if (visible == 0) std::fill_n(s.scores + i * kKeys, width, T(0));
-      T* out = s.out + i * sizes.padded_dim;
-      if (factor != T(1))
-#pragma omp simd
-        for (Index d = 0; d < sizes.padded_dim; ++d) out[d] *= factor;
+      if (visible == 0) {
+        std::fill_n(scores, width, T(0));
+        continue;
+      }
+      const T factor = online_softmax_row(scores, static_cast<std::int32_t>(visible),
+                                          static_cast<std::int32_t>(width), s.max[i], s.sum[i]);
+      if (key != 0 && factor != T(1))
+        scale_row(s.out + i * sizes.padded_dim, sizes.padded_dim, factor);
     }
-    tile_product<T>(kQueries, sizes.padded_dim, width, {s.scores, kKeys, 1},
+    tile_product<T>(rows, sizes.padded_dim, width, {s.scores, kKeys, 1},
                     s.v + key * sizes.padded_dim, sizes.padded_dim, s.out, sizes.padded_dim, true);
   }
-  for (Index i = 0; i < kQueries; ++i) {
-    const T factor = 1 / s.sum[i];
-    T* out = s.out + i * sizes.padded_dim;
-#pragma omp simd
-    for (Index d = 0; d < sizes.padded_dim; ++d) out[d] *= factor;
-  }
+  for (Index i = 0; i < rows; ++i)
+    scale_row(s.out + i * sizes.padded_dim, sizes.padded_dim, 1 / s.sum[i]);
 }
 
 template <typename E>
@@ -257,36 +277,34 @@ template <typename T>
 void backward_tile(const BackwardScratch<T>& s, const Sizes& sizes, Index first,
                    const T* log_sum_exp, T scale) {
   const Index width = sizes.padded_dim;
-  std::fill_n(s.grad_q, kQueries * width, T(0));
-  const Index last_row = std::min(first + kQueries, sizes.queries) - 1;
-  const Index seen = last_row + sizes.past() + 1;
+  const Index count = std::min(kQueries, sizes.queries - first);
+  const Index rows = round_up(count, kTileRows);
+  std::fill_n(s.grad_q, rows * width, T(0));
+  const Index seen = first + count + sizes.past();
   for (Index key = 0; key < seen; key += kKeys) {
     const Index columns = round_up(std::min(kKeys, seen - key), kKeyStep<T>);
-    tile_product<T>(kQueries, columns, sizes.dim, {s.q_transposed, 1, kQueries},
-                    s.k_transposed + key, sizes.padded_keys, s.probabilities, kKeys, false);
-    tile_product<T>(kQueries, columns, sizes.dim, {s.grad_out_transposed, 1, kQueries},
+    tile_product<T>(rows, columns, sizes.dim, {s.q_transposed, 1, kQueries}, s.k_transposed + key,
+                    sizes.padded_keys, s.probabilities, kKeys, false);
+    tile_product<T>(rows, columns, sizes.dim, {s.grad_out_transposed, 1, kQueries},
                     s.v_transposed + key, sizes.padded_keys, s.grad_scores, kKeys, false);
-    for (Index i = 0; i < kQueries; ++i) {
+    for (Index i = 0; i < rows; ++i) {
       T* p = s.probabilities + i * kKeys;
       T* g = s.grad_scores + i * kKeys;
-      const bool exists = first + i <= last_row;
-      const Index visible =
-          exists ? std::clamp<Index>(first + i + sizes.past() + 1 - key, 0, columns) : 0;
-      const T shift = exists ? log_sum_exp[first + i] : T(0);
+      const Index seen_by_row = i < count ? first + i + sizes.past() + 1 - key : 0;
+      const auto visible = static_cast<std::int32_t>(std::clamp<Index>(seen_by_row, 0, columns));
+      const T shift = log_sum_exp[first + std::min(i, count - 1)];
       const T delta = s.delta[i];
-#pragma omp simd
-      for (Index j = 0; j < visible; ++j) {
-        const T e = exp(p[j] - shift);
-        p[j] = e;
-        g[j] = e * (g[j] - delta) * scale;
+      for (std::int32_t j = 0; j < columns; j += kLanes<T>) {
+        const Vector<T> e = masked_exp<T>(load_vector<T>(p + j) - shift, visible - j);
+        store_vector(p + j, e);
+        store_vector(g + j, e * (load_vector<T>(g + j) - delta) * scale);
       }
-      for (Index j = visible; j < columns; ++j) p[j] = g[j] = 0;
     }
-    tile_product<T>(columns, width, kQueries, {s.probabilities, 1, kKeys}, s.grad_out, width,
+    tile_product<T>(columns, width, rows, {s.probabilities, 1, kKeys}, s.grad_out, width,
                     s.grad_v + key * width, width, true);
-    tile_product<T>(columns, width, kQueries, {s.grad_scores, 1, kKeys}, s.q, width,
+    tile_product<T>(columns, width, rows, {s.grad_scores, 1, kKeys}, s.q, width,
                     s.grad_k + key * width, width, true);
-    tile_product<T>(kQueries, width, columns, {s.grad_scores, kKeys, 1}, s.k + key * width, width,
+    tile_product<T>(rows, width, columns, {s.grad_scores, kKeys, 1}, s.k + key * width, width,
                     s.grad_q, width, true);
   }
 }
@@ -308,14 +326,12 @@ void backward_head(const AttentionBackward& args, const BackwardScratch<T>& s, c
                        T(1));
     copy_rows<T, E>(s.q, width, q, first, count, kQueries, sizes.dim);
     copy_rows<T, E>(s.grad_out, width, grad_out, first, count, kQueries, sizes.dim);
+    copy_rows<T, E>(s.grad_q, width, out, first, count, kQueries, sizes.dim);
     for (Index i = 0; i < kQueries; ++i) {
-      const E* o = out.data + (first + i) * out.stride;
-      const T* g = s.grad_out + i * width;
-      T delta = 0;
-      if (i < count)
-#pragma omp simd reduction(+ : delta)
-        for (Index d = 0; d < sizes.dim; ++d) delta += g[d] * static_cast<T>(load(o + d));
-      s.delta[i] = delta;
+      Vector<T> delta{};
+      for (Index d = i * width; d < (i + 1) * width; d += kLanes<T>)
+        delta += load_vector<T>(s.grad_out + d) * load_vector<T>(s.grad_q + d);
+      s.delta[i] = horizontal_sum<T>(delta);
     }
     backward_tile(s, sizes, first, log_sum_exp, scale);
     if (args.grad_q)

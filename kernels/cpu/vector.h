@@ -1,5 +1,6 @@
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -57,6 +58,63 @@ inline Vector<T> load_vector(const E* p) {
 template <typename T>
 inline void store_vector(T* p, Vector<T> v) {
   std::memcpy(p, &v, sizeof(v));
+}
+
+template <typename T>
+using IndexVector = typename VectorOf<T>::Index;
+
+/// 0, 1, 2, ...
+template <typename T, int... lane>
+constexpr IndexVector<T> lane_numbers(std::integer_sequence<int, lane...>) {
+  return IndexVector<T>{lane...};
+}
+template <typename T>
+inline constexpr IndexVector<T> kLaneNumbers =
+    lane_numbers<T>(std::make_integer_sequence<int, kLanes<T>>{});
+
+/// combine(v[0], v[1], ...) for an operation whose order does not matter; halves the vector each
+/// time. (A reduction of `#pragma omp simd` ends in one addition after the other.)
+template <typename T, int width = kLanes<T>, typename Combine>
+inline T reduce(Vector<T> v, Combine&& combine) {
+  if constexpr (width == 1) {
+    return v[0];
+  } else {
+    const Vector<T> other = __builtin_shuffle(v, kLaneNumbers<T> ^ (width / 2));
+    return reduce<T, width / 2>(combine(v, other), combine);
+  }
+}
+template <typename T>
+inline T horizontal_sum(Vector<T> v) {
+  return reduce<T>(v, [](Vector<T> a, Vector<T> b) { return a + b; });
+}
+template <typename T>
+inline T horizontal_max(Vector<T> v) {
+  return reduce<T>(v, [](Vector<T> a, Vector<T> b) { return a > b ? a : b; });
+}
+
+/// exp of vector_math.h, a vector at a time.
+inline Vector<float> exp(Vector<float> x) {
+  using Bits = IndexVector<float>;
+  x = x < -87.0F ? Vector<float>{} - 87.0F : x;
+  x = x > 88.0F ? Vector<float>{} + 88.0F : x;
+  constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer
+  const Vector<float> shifted = x * 1.44269504088896341F + kRound;
+  const Vector<float> n = shifted - kRound;
+  Vector<float> r = x - n * 0.693359375F;
+  r = r + n * 2.12194440e-4F;
+  Vector<float> p = 1.9875691500e-4F * r + 1.3981999507e-3F;
+  p = p * r + 8.3334519073e-3F;
+  p = p * r + 4.1665795894e-2F;
+  p = p * r + 1.6666665459e-1F;
+  p = p * r + 5.0000001201e-1F;
+  p = p * r * r + r + 1.0F;
+  const Bits exponent = std::bit_cast<Bits>(shifted) - std::bit_cast<std::int32_t>(kRound);
+  const Bits power = (exponent + 127) << 23;
+  return p * std::bit_cast<Vector<float>>(power);
+}
+inline Vector<double> exp(Vector<double> x) {
+  for (int i = 0; i < kLanes<double>; ++i) x[i] = exp(x[i]);
+  return x;
 }
 
 /// Swaps the off-diagonal squares of side `step` in a matrix whose rows are v.

@@ -44,7 +44,7 @@ class Bench {
 
   void measure(const std::string& name, double work, const char* unit,
                const std::function<void()>& body) {
-    if (name.find(only_) == std::string::npos) return;
+    if (!selected(name)) return;
     body();
     std::vector<double> seconds;
     const std::clock_t cpu_begin = std::clock();
@@ -70,7 +70,7 @@ class Bench {
     const std::string name =
         fmt::format("matmul {} {}{} [{}x{}] [{}x{}]{}", dtype_name(dtype), ta ? "T" : "N",
                     tb ? "T" : "N", m, k, k, n, accumulate ? " +=" : "");
-    if (name.find(only_) == std::string::npos) return;
+    if (!selected(name)) return;
     Matmul args;
     args.a = tensor(ta ? Shape{k, m} : Shape{m, k}, dtype);
     args.b = tensor(tb ? Shape{n, k} : Shape{k, n}, dtype);
@@ -86,6 +86,8 @@ class Bench {
   /// q, k, v as windows of one packed buffer, as the model passes them.
   void attention_case(std::int64_t b, std::int64_t t, std::int64_t h, std::int64_t d,
                       DType dtype = DType::F32) {
+    const std::string shape = fmt::format("{} B={} T={} H={} D={}", dtype_name(dtype), b, t, h, d);
+    if (!selected("attention forward " + shape) && !selected("attention backward " + shape)) return;
     const auto window = [&](const TensorView& packed, std::int64_t part) {
       TensorView view{static_cast<char*>(packed.data) +
                           static_cast<std::size_t>(part * h * d) * dtype_size(dtype),
@@ -101,7 +103,6 @@ class Bench {
                              window(qkv, 2),    tensor({b, t, h, d}, dtype),
                              tensor({b, h, t}), 0.125F};
     const double pairs = static_cast<double>(b * h * d) * static_cast<double>(t * (t + 1) / 2);
-    const std::string shape = fmt::format("{} B={} T={} H={} D={}", dtype_name(dtype), b, t, h, d);
     measure("attention forward " + shape, 4 * pairs, "GFLOP/s",
             [&] { attention_forward(*context_, forward); });
     AttentionBackward backward{forward.q,
@@ -120,15 +121,17 @@ class Bench {
   }
 
   void cross_entropy_case(std::int64_t rows, std::int64_t vocabulary) {
+    const std::string name = fmt::format("cross_entropy with gradient {}x{}", rows, vocabulary);
+    if (!selected(name)) return;
     const TensorView targets = tensor({rows}, DType::I32);
     CrossEntropy args{tensor({rows, vocabulary}), targets, tensor({rows}), true, 1.0};
-    measure(fmt::format("cross_entropy with gradient {}x{}", rows, vocabulary),
-            8.0 * static_cast<double>(rows * vocabulary), "GB/s",
+    measure(name, 8.0 * static_cast<double>(rows * vocabulary), "GB/s",
             [&] { cross_entropy(*context_, args); });
     storages_.clear();
   }
 
   void optimizer_case(std::int64_t n) {
+    if (!selected("adamw") && !selected("sum_of_squares")) return;
     AdamW args{tensor({n}), tensor({n}), tensor({n}), tensor({n}), 1e-4};
     std::memset(args.exp_avg_sq.data, 0, args.exp_avg_sq.bytes());
     args.weight_decay = 0.1;
@@ -140,6 +143,8 @@ class Bench {
   }
 
  private:
+  bool selected(const std::string& name) const { return name.find(only_) != std::string::npos; }
+
   std::shared_ptr<Context> context_;
   std::string only_;
   std::vector<std::shared_ptr<Storage>> storages_;
