@@ -168,8 +168,8 @@ CommError QueuedCommunicator::aborted_error() const {
 }
 
 void QueuedCommunicator::abort(std::string_view reason) noexcept {
-  const CommError error(CommFailure::Aborted, {}, "rank {} aborted communication: {}", rank(),
-                        reason);
+  const CommError error(CommFailure::Aborted, std::vector<int>{rank()},
+                        "rank {} aborted communication: {}", rank(), reason);
   {
     const std::lock_guard lock(mutex_);
     if (failure_) return;

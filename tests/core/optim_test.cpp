@@ -1,0 +1,89 @@
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <numbers>
+
+#include "core/optim/adamw.h"
+#include "core/optim/lr_schedule.h"
+
+using namespace tessera;
+using optim::LrSchedule;
+
+TEST_CASE("the warm-up rises to the rate and never starts at zero") {
+  const LrSchedule schedule{LrSchedule::Kind::Cosine, 1.0, 0.1, 4, 104};
+  CHECK(schedule.at(0) == doctest::Approx(0.2));
+  CHECK(schedule.at(3) == doctest::Approx(0.8));
+  CHECK(schedule.at(4) == 1.0);
+}
+
+TEST_CASE("schedules fall from lr to min_lr as their names say") {
+  const auto at = [](LrSchedule::Kind kind, std::int64_t step) {
+    return LrSchedule{kind, 1.0, 0.1, 0, 100}.at(step);
+  };
+  CHECK(at(LrSchedule::Kind::Constant, 99) == 1.0);
+  CHECK(at(LrSchedule::Kind::Linear, 50) == doctest::Approx(0.55));
+  CHECK(at(LrSchedule::Kind::Linear, 100) == doctest::Approx(0.1));
+  CHECK(at(LrSchedule::Kind::Cosine, 25) ==
+        doctest::Approx(0.1 + 0.45 * (1 + std::cos(std::numbers::pi / 4))));
+  CHECK(at(LrSchedule::Kind::Cosine, 1000) == doctest::Approx(0.1));
+  CHECK(at(LrSchedule::Kind::Wsd, 80) == doctest::Approx(1.0));
+  CHECK(at(LrSchedule::Kind::Wsd, 90) == doctest::Approx(0.55));
+  CHECK(at(LrSchedule::Kind::Wsd, 100) == doctest::Approx(0.1));
+}
+
+TEST_CASE("a schedule that is all warm-up, or has no steps, is still finite") {
+  const LrSchedule warm{LrSchedule::Kind::Cosine, 1.0, 0.0, 10, 10};
+  CHECK(warm.at(9) == doctest::Approx(10.0 / 11.0));
+  CHECK(warm.at(10) == 1.0);
+  CHECK_THROWS_WITH_AS(LrSchedule::parse("step"),
+                       "optim.schedule must be constant, cosine, linear or wsd, got 'step'",
+                       InvalidArgument);
+}
+
+namespace {
+
+// Layout: a (decays, 70) at 0, b (not, 3) at 128, c (not, 5) at 192, d (decays, 64) at 256.
+const ShardLayout kLayout(
+    "u", {{"a", {7, 10}, true}, {"b", {3}, false}, {"c", {5}, false}, {"d", {8, 8}, true}}, 2);
+
+}  // namespace
+
+TEST_CASE("decay ranges are few, adjoin, and follow the parameters") {
+  const auto whole = optim::decay_ranges(kLayout, 0, kLayout.padded_size());
+  REQUIRE(whole.size() == 3);
+  CHECK(whole[0].begin == 0);
+  CHECK(whole[0].decay);
+  CHECK(whole[0].end == 128);
+  CHECK(whole[1].end == 256);
+  CHECK_FALSE(whole[1].decay);
+  CHECK(whole[2].end == kLayout.padded_size());
+  CHECK(whole[2].decay);
+
+  const auto second = optim::decay_ranges(kLayout, kLayout.segment_size(), kLayout.segment_size());
+  REQUIRE(second.size() == 2);
+  CHECK(second.front().begin == 0);
+  CHECK_FALSE(second.front().decay);
+  CHECK(second.back().end == kLayout.segment_size());
+  CHECK(optim::decay_ranges(kLayout, kLayout.padded_size(), 64).empty());
+}
+
+TEST_CASE("a step updates every element by AdamW, with decay only where it belongs") {
+  const auto context = Context::create();
+  const std::int64_t n = kLayout.padded_size();
+  const auto make = [&](double value) { return Tensor::full(context, {n}, DType::F32, value); };
+  const Tensor param = make(2.0);
+  const Tensor grad = make(0.5);
+  const Tensor exp_avg = make(0.0);
+  const Tensor exp_avg_sq = make(0.0);
+  const optim::AdamWOptions options{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+  optim::adamw_step(options, optim::decay_ranges(kLayout, 0, n), param, grad, exp_avg, exp_avg_sq,
+                    0.01, 1, 0.5);
+  // After one step the update is lr * g / |g|, whatever the gradient's size.
+  const auto values = param.to_vector<float>();
+  CHECK(values[0] == doctest::Approx(2.0 * (1 - 0.01 * 0.1) - 0.01));
+  CHECK(values[128] == doctest::Approx(2.0 - 0.01));
+  CHECK(values[200] == doctest::Approx(2.0 - 0.01));
+  CHECK(values[300] == doctest::Approx(2.0 * (1 - 0.01 * 0.1) - 0.01));
+  CHECK(exp_avg.to_vector<float>()[7] == doctest::Approx(0.1 * 0.25));
+  CHECK(exp_avg_sq.to_vector<float>()[7] == doctest::Approx(0.05 * 0.0625));
+}
