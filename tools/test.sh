@@ -94,12 +94,10 @@ if [[ $mode == asan || $mode == tsan ]]; then
 fi
 
 if [[ $mode == default ]]; then
-  parsers=(io_data_tests io_tests tools_config_tests tools_report_tests core_base_tests)
-  threads=(comm_tests core_base_tests)
-  stage "asan: build" build asan "${parsers[@]}" &&
-    stage "asan: parsers and files" check asan -R "^(io|tools_config|tools_report|core_base)"
-  stage "tsan: build" build tsan "${threads[@]}" &&
-    stage "tsan: communication and threads" check tsan -R "^(comm|core_base)"
+  stage "asan: build" build asan base_test io_tests io_data_tests tools_config_tests tools_report_tests &&
+    stage "asan: parsers and files" check asan -R "^(base|io|io_data|tools_config|tools_report)_tests?\."
+  stage "tsan: build" build tsan base_test comm_test comm_control_test &&
+    stage "tsan: communication and threads" check tsan -R "^(base|comm|comm_control)_tests?\."
 fi
 
 printf '\n%-40s %-8s %s\n' "stage" "result" "seconds"
