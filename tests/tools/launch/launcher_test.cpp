@@ -98,7 +98,7 @@ TEST_CASE("output of ranks other than 0 comes out line by line with their number
 
 TEST_CASE("a rank killed by a signal is the root cause: 4, and the others are ended") {
   const test::TempDir dir;
-  const Run r = run(3, "test $RANK = 1 && kill -KILL $$\nsleep 30", dir);
+  const Run r = run(3, "test $RANK = 1 && kill -KILL $$\nexec sleep 30", dir);
   CHECK(r.code == 4);
   CHECK(holds(r.errors, "tessera: rank 1 (pid "));
   CHECK(holds(r.errors, ") was killed by SIGKILL"));
