@@ -14,7 +14,7 @@ struct LaunchOptions {
   /// After a rank failed: the others' time to notice it and report, before SIGTERM.
   std::chrono::milliseconds notice{500};
   /// From SIGTERM to SIGKILL.
-  std::chrono::milliseconds grace{2000};
+  std::chrono::milliseconds grace{1500};
 };
 
 /// Starts `nproc` ranks on this host as child processes that run options.program with `argv`

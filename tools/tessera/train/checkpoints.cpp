@@ -1,5 +1,7 @@
 #include "tools/tessera/train/checkpoints.h"
 
+#include <algorithm>
+
 #include "io/base/json.h"
 
 namespace tessera::tools {
@@ -10,6 +12,21 @@ using Json = nlohmann::json;
 
 constexpr const char* kFormat = "tessera-trainer";
 constexpr std::int64_t kVersion = 1;
+
+// Directories that are named as committed checkpoints are, but have lost their index.
+std::vector<fs::path> without_index(const fs::path& checkpoints) {
+  std::vector<fs::path> result;
+  std::error_code error;
+  for (fs::directory_iterator item(checkpoints, error), end; !error && item != end;
+       item.increment(error)) {
+    const std::string name = item->path().filename().string();
+    if (!name.starts_with("step-") || name.ends_with(".tmp")) continue;
+    std::error_code absent;
+    if (!fs::exists(item->path() / "index.json", absent)) result.push_back(item->path());
+  }
+  std::sort(result.begin(), result.end());
+  return result;
+}
 
 }  // namespace
 
@@ -77,22 +94,39 @@ std::vector<std::string> StoreCoordinator::exchange(const std::string& phase,
 
 std::optional<fs::path> find_resume(const fs::path& run_dir, const std::string& resume,
                                     std::vector<std::string>& notes) {
-  if (resume != "auto" && resume != "never") return io::open_checkpoint(resume).path();
+  if (resume != "auto" && resume != "never") {
+    require(
+        fs::is_directory(resume),
+        "checkpoint.resume is {}, which is no directory; name a checkpoint or a run, or say auto "
+        "or never",
+        resume);
+    return io::open_checkpoint(resume).path();
+  }
   if (!fs::exists(run_dir / "checkpoints")) return std::nullopt;
   const auto existing = io::find_checkpoints(run_dir);
-  if (existing.empty()) return std::nullopt;
+  const auto damaged = without_index(run_dir / "checkpoints");
+  for (const fs::path& path : damaged)
+    notes.push_back(path.string() + " is skipped: it has no index.json");
+  if (existing.empty()) {
+    // To start anew would write over the rest of a run.
+    require<CorruptCheckpoint>(damaged.empty(),
+                               "{} has no index.json, without which its shards cannot be read; put "
+                               "it back, or start anew with another --run.out",
+                               damaged.empty() ? "" : damaged.back().string());
+    return std::nullopt;
+  }
   require(
       resume == "auto",
       "{} holds a run with checkpoints up to step {}; continue it with --checkpoint.resume auto, "
       "or choose another --run.out",
       run_dir.string(), existing.back().step);
-  auto newest = io::newest_valid(run_dir, /*verify_data=*/true);
-  notes = std::move(newest.skipped);
+  const auto newest = io::newest_valid(run_dir, /*verify_data=*/true);
+  const std::string reason = newest.skipped.empty() ? "no reason found" : newest.skipped.front();
+  notes.insert(notes.end(), newest.skipped.begin(), newest.skipped.end());
   require<CorruptCheckpoint>(newest.reader.has_value(),
                              "none of the {} checkpoints of {} can be used ({}); start anew with "
                              "another --run.out",
-                             existing.size(), run_dir.string(),
-                             notes.empty() ? "no reason found" : notes.front());
+                             existing.size(), run_dir.string(), reason);
   return newest.reader->path();
 }
 
@@ -110,6 +144,19 @@ io::SaveRequest make_save_request(comm::ShardedModel& sharded, bool with_optimiz
     add(request.exp_avg_sq, piece, piece.exp_avg_sq);
   }
   return request;
+}
+
+bool is_finite(const io::SaveRequest& request) {
+  for (const auto* parts : {&request.model, &request.exp_avg, &request.exp_avg_sq}) {
+    for (const io::TensorPart& part : *parts) {
+      const auto* values = static_cast<const float*>(part.data);
+      // 0 * x is 0 for every number but NaN and the infinities; a sum needs no branch.
+      float sum = 0;
+      for (std::int64_t i = 0; i < part.end - part.begin; ++i) sum += 0.0F * values[i];
+      if (!(sum == 0.0F)) return false;
+    }
+  }
+  return true;
 }
 
 void load_training_state(comm::ShardedModel& sharded, const io::CheckpointReader& reader) {

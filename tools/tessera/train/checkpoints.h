@@ -49,7 +49,8 @@ class StoreCoordinator final : public io::SaveCoordinator {
 /// Which checkpoint a run starts from, as rank 0 finds it; empty: none.
 /// @param resume  checkpoint.resume
 /// @param notes   receives one line for every broken checkpoint that was passed over
-/// @throws InvalidArgument if `resume` names what is not there, or if the run must not be continued
+/// @throws CorruptCheckpoint if there are only broken ones: starting anew would write over the run;
+///         InvalidArgument if `resume` names what is not there, or if the run must not be continued
 ///         (resume=never) but its directory holds one
 std::optional<std::filesystem::path> find_resume(const std::filesystem::path& run_dir,
                                                  const std::string& resume,
@@ -57,6 +58,10 @@ std::optional<std::filesystem::path> find_resume(const std::filesystem::path& ru
 
 /// Parts of this rank for a save; moments only if they are there and wanted.
 io::SaveRequest make_save_request(comm::ShardedModel& sharded, bool with_optimizer);
+
+/// Whether this rank's parts, as make_save_request() gives them, are all finite numbers. A finite
+/// gradient can still overflow the second moment, which holds its square.
+bool is_finite(const io::SaveRequest& request);
 
 /// Fills weights and moments of this rank from a checkpoint, checking them as they are read.
 /// @throws InvalidArgument if it holds no optimizer state

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -98,6 +99,7 @@ class Rank {
   void evaluate();
   void show_sample();
   void save();
+  void require_finite(const io::SaveRequest& request);
   void note(const std::string& text);
   void finish(double seconds, int signal);
 
@@ -193,6 +195,7 @@ void Rank::save() {
   request.run_id = run_id_;
   request.model_config = model_section(setup_.model);
   request.trainer_json = format_trainer_state(state_);
+  require_finite(request);
   const io::SaveReport report = io::save_checkpoint(request, coordinator_);
   saved_step_ = state_.step;
   if (!is_zero()) return;
@@ -200,6 +203,18 @@ void Rank::save() {
   note(fmt::format("step {}: saved {} ({} in {}, {:.2f} GB/s)", state_.step, report.path.string(),
                    format_bytes(report.total_bytes), format_duration(report.seconds),
                    static_cast<double>(report.total_bytes) / 1e9 / report.seconds));
+}
+
+// A checkpoint that cannot be resumed must not take the place of one that can.
+void Rank::require_finite(const io::SaveRequest& request) {
+  const auto phase = fmt::format("finite at step {}", state_.step);
+  const auto answers = coordinator_.exchange(phase, is_finite(request) ? "yes" : "no");
+  const auto bad = std::find(answers.begin(), answers.end(), "no");
+  require<NonFiniteLoss>(bad == answers.end(),
+                         "step {}: after its update, weights or optimizer state of rank {} are not "
+                         "finite; they were not saved. Lower optim.lr or resume from an earlier "
+                         "checkpoint",
+                         state_.step - 1, bad - answers.begin());
 }
 
 int Rank::run() {
@@ -293,7 +308,7 @@ int run_rank(Config config, const comm::LaunchEnvironment& environment, bool jso
         directory = std::make_unique<RunDirectory>(config.run.out);
         std::vector<std::string> notes;
         const auto found = find_resume(config.run.out, config.checkpoint.resume, notes);
-        for (const std::string& note : notes) std::cerr << "tessera: passed over " << note << "\n";
+        for (const std::string& note : notes) std::cerr << "tessera: warning: " << note << "\n";
         return found ? found->string() : std::string();
       });
   RunSetup setup = set_up(std::move(config), environment.world_size,

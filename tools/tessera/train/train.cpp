@@ -32,6 +32,9 @@ int run(const Options& options, const std::vector<std::string>& words) {
   Config config = load_config(parse_train_arguments(words), tessera_environment());
   const bool is_rank = environment.launcher != comm::Launcher::None;
   if (options.nproc > 0 && !is_rank) {
+    Config checked = config;
+    checked.model = {};  // parts of it may come from a checkpoint, which only ranks open
+    checked.validate(options.nproc);
     std::vector<std::string> arguments = {"tessera", "train"};
     if (options.json) arguments.emplace_back("--json");
     arguments.insert(arguments.end(), words.begin(), words.end());

@@ -69,11 +69,12 @@ StepResult Trainer::step(std::int64_t step, std::int64_t position, const io::Sam
   result.loss = extra[0];
   result.stop_requested = extra[1] > 0;
   result.lr = options_.schedule.at(step);
-  // Every rank sees the same sums, so all stop together and before the weights are touched.
+  // Every rank sees the same sums, so all stop together and before the weights are touched. The
+  // sign of a NaN tells nobody anything.
   require<NonFiniteLoss>(std::isfinite(result.loss) && std::isfinite(result.grad_norm),
                          "step {}: loss is {} and the gradient norm {}; nothing was updated. Lower "
                          "optim.lr or resume from an earlier checkpoint",
-                         step, result.loss, result.grad_norm);
+                         step, std::abs(result.loss), std::abs(result.grad_norm));
   // As torch.nn.utils.clip_grad_norm_ does it.
   const double clip =
       options_.clip_norm > 0 ? std::min(1.0, options_.clip_norm / (result.grad_norm + 1e-6)) : 1.0;

@@ -1,0 +1,278 @@
+// Mistakes and damage that users meet: one sentence that says what is wrong and where, and the exit
+// code of its kind.
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include "tests/e2e/small_run.h"
+
+using namespace tessera;
+using test::Arguments;
+using test::CliResult;
+using test::joined;
+using test::run_cli;
+using test::small_run;
+
+namespace fs = std::filesystem;
+
+namespace {
+
+enum Code { kFailed = 1, kUsage = 2, kIo = 3 };
+
+std::size_t count(const std::string& text, const std::string& part) {
+  std::size_t n = 0;
+  for (auto at = text.find(part); at != text.npos; at = text.find(part, at + 1)) ++n;
+  return n;
+}
+
+void check_refusal(const CliResult& result, int code, const std::vector<std::string>& parts) {
+  INFO(result.describe());
+  CHECK(result.code == code);
+  CHECK(result.out.empty());
+  const std::string marker = "tessera: error: ";
+  REQUIRE(count(result.err, marker) == 1);
+  // The sentence is the last line.
+  const std::string sentence = result.err.substr(result.err.find(marker));
+  CHECK(count(sentence, "\n") == 1);
+  CHECK(sentence.find("bug") == sentence.npos);
+  CHECK(sentence.find("terminate") == sentence.npos);
+  for (const std::string& part : parts) {
+    INFO("expected: ", part);
+    CHECK(sentence.find(part) != sentence.npos);
+  }
+}
+
+void flip_bit(const fs::path& file, std::int64_t from_end) {
+  std::fstream stream(file, std::ios::binary | std::ios::in | std::ios::out);
+  stream.seekg(-from_end, std::ios::end);
+  const auto at = stream.tellg();
+  const char byte = static_cast<char>(stream.get() ^ 4);
+  stream.seekp(at);
+  stream.put(byte);
+  REQUIRE(stream.flush().good());
+}
+
+struct Fixture {
+  test::TempDir dir;
+  std::string text = dir.write("text.txt", test::make_text(1000));
+  std::string used = dir.file("used");  // by make_run()
+
+  Arguments train(const Arguments& more = {}, int world = 1, int steps = 20) const {
+    return joined(small_run(text, dir.file("run"), world, steps), more);
+  }
+  std::string tokens(const std::string& name, const std::vector<std::uint16_t>& ids) const {
+    return dir.write(name, std::string_view(reinterpret_cast<const char*>(ids.data()),
+                                            ids.size() * sizeof(ids[0])));
+  }
+
+  // A finished run of 20 steps with checkpoints at 10 and 20.
+  void make_run() const {
+    const auto result = run_cli(joined(small_run(text, used, 1, 20), {"--checkpoint.every=10"}));
+    INFO(result.describe());
+    REQUIRE(result.code == 0);
+  }
+  fs::path copy(const std::string& name) const {
+    fs::copy(used, dir.path() / name, fs::copy_options::recursive);
+    return dir.path() / name;
+  }
+  CliResult resume(const fs::path& run, int world = 1) const {
+    return run_cli(small_run(text, run, world, 25));
+  }
+};
+
+fs::path shard(const fs::path& run, int step) {
+  return run / "checkpoints" / fmt::format("step-{:08}", step) / "rank-00000-of-00001.safetensors";
+}
+
+}  // namespace
+
+TEST_CASE_FIXTURE(Fixture, "data that is not there, empty, too short or of another vocabulary") {
+  const auto with_data = [&](const std::string& file, const Arguments& more = {}) {
+    Arguments words = small_run(file, dir.file("run"), 1, 20);
+    return run_cli(joined(words, more));
+  };
+  for (const std::string name : {"absent.txt", "absent.bin"}) {
+    check_refusal(with_data(dir.file(name)), kIo, {dir.file(name), "No such file"});
+  }
+  check_refusal(with_data(dir.file("*.none")), kIo, {"no file matches", "*.none"});
+  check_refusal(with_data(dir.write("empty.txt", "")), kIo, {"empty.txt", "the file is empty"});
+  check_refusal(with_data(dir.write("empty.bin", "")), kIo, {"empty.bin", "the file is empty"});
+  check_refusal(with_data(dir.write("odd.bin", "abc")), kIo, {"odd.bin", "3 bytes", "odd size"});
+  check_refusal(with_data(dir.path()), kIo, {dir.path(), "is a directory"});
+  check_refusal(with_data(tokens("short.bin", std::vector<std::uint16_t>(10, 1))), kUsage,
+                {"10 tokens", "model.seq_len + 1 = 33"});
+  std::vector<std::uint16_t> ids(2000, 5);
+  ids[700] = 77;
+  check_refusal(with_data(tokens("ids.bin", ids), {"--model.vocab_size=60"}), kIo,
+                {"ids.bin", "token 700 has id 77", "60 entries"});
+}
+
+TEST_CASE_FIXTURE(Fixture,
+                  "numbers that do not divide name the nearest that do, once for all ranks") {
+  check_refusal(run_cli(train({"--train.global_batch=5"}, 2)), kUsage,
+                {"train.global_batch is 5", "2 ranks", "4 or 6"});
+  check_refusal(run_cli(train({"--train.micro_batch=3"}, 1)), kUsage,
+                {"train.micro_batch 3", "train.micro_batch 2 or 4"});
+  check_refusal(run_cli(train({"--model.n_head=5"})), kUsage,
+                {"model.n_head 5", "model.n_embd 32", "4 or 8"});
+}
+
+TEST_CASE_FIXTURE(Fixture,
+                  "an unknown key or a wrong type is named with its place and the nearest key") {
+  check_refusal(run_cli(train({"--train.step", "3"})), kUsage,
+                {"--train.step;", "did you mean --train.steps?"});
+  check_refusal(run_cli(train(), {{"TESSERA_TRAIN_STEP", "3"}}), kUsage,
+                {"TESSERA_TRAIN_STEP;", "did you mean TESSERA_TRAIN_STEPS?"});
+  const auto with_file = [&](const std::string& json) {
+    const Arguments words = train();
+    Arguments all = {"train", dir.write("config.json", json)};
+    all.insert(all.end(), words.begin() + 1, words.end());
+    return run_cli(all);
+  };
+  check_refusal(with_file("{\n \"train\": {\n  \"stepz\": 3\n }\n}\n"), kUsage,
+                {"config.json:3:", "\"train.stepz\"", "did you mean \"train.steps\"?"});
+  check_refusal(with_file("{\n \"optim\": {\n  \"lr\": \"fast\"\n }\n}\n"), kUsage,
+                {"config.json:3:", "optim.lr must be a number", "\"fast\""});
+  check_refusal(with_file("{\n \"optim\": {\n  \"lr\": \n"), kUsage, {"config.json:4:", "JSON"});
+  check_refusal(run_cli(train({"--optim.lr", "fast"})), kUsage,
+                {"--optim.lr", "must be a number", "'fast'"});
+  check_refusal(run_cli(train({"--optim.lr", "nan"})), kUsage, {"optim.lr", "nan"});
+  check_refusal(run_cli(train(), {{"TESSERA_TRAIN_SEED", "many"}}), kUsage,
+                {"TESSERA_TRAIN_SEED", "must be an integer", "'many'"});
+}
+
+TEST_CASE_FIXTURE(Fixture, "a cut shard or a flipped bit is found, named, and passed over") {
+  make_run();
+  struct Damage {
+    const char* name;
+    std::string problem;
+    void (*make)(const fs::path& file);
+  };
+  const Damage damages[] = {
+      {"cut", "was cut or replaced",
+       [](const fs::path& file) { fs::resize_file(file, fs::file_size(file) - 100); }},
+      {"flipped", "the checksum is wrong", [](const fs::path& file) { flip_bit(file, 5000); }},
+      {"absent", "", [](const fs::path& file) { fs::remove(file); }}};
+  for (const Damage& damage : damages) {
+    CAPTURE(damage.name);
+    const fs::path run = copy(damage.name);
+    damage.make(shard(run, 20));
+    const auto verified = run_cli({"checkpoint", "verify", run});
+    INFO(verified.describe());
+    CHECK(verified.code == kFailed);
+    CHECK(verified.out.find("rank-00000-of-00001.safetensors") != std::string::npos);
+    CHECK(verified.out.find(damage.problem) != std::string::npos);
+    // A path says that this one is wanted and no other.
+    check_refusal(
+        run_cli(train({"--checkpoint.resume", (run / "checkpoints/step-00000020").string()})), kIo,
+        {"rank-00000-of-00001.safetensors", damage.problem});
+
+    const fs::path only = copy(std::string(damage.name) + "-only");
+    fs::remove_all(only / "checkpoints/step-00000010");
+    damage.make(shard(only, 20));
+    check_refusal(resume(only), kIo,
+                  {"none of the 1 checkpoints", "step-00000020", damage.problem, "--run.out"});
+    CHECK(test::read_metrics(only).steps.size() == 20);
+
+    const auto resumed = resume(run);
+    INFO(resumed.describe());
+    CHECK(resumed.code == 0);
+    CHECK(resumed.err.find("warning: " + (run / "checkpoints/step-00000020").string() +
+                           " is skipped") != std::string::npos);
+    CHECK(resumed.err.find("step 10 of 25, from") != std::string::npos);
+    CHECK(test::read_metrics(run).steps.size() == 25);
+  }
+}
+
+TEST_CASE_FIXTURE(Fixture,
+                  "a checkpoint that lost its index is passed over, never a reason to start anew") {
+  make_run();
+  const fs::path run = copy("newest");
+  fs::remove(run / "checkpoints/step-00000020/index.json");
+  check_refusal(run_cli({"checkpoint", "verify", run / "checkpoints/step-00000020"}), kUsage,
+                {"step-00000020 is no checkpoint", "index.json"});
+  const auto resumed = resume(run);
+  INFO(resumed.describe());
+  CHECK(resumed.code == 0);
+  CHECK(resumed.err.find("step-00000020 is skipped: it has no index.json") != std::string::npos);
+  CHECK(resumed.err.find("step 10 of 25, from") != std::string::npos);
+
+  const fs::path all = copy("all");
+  for (const char* step : {"step-00000010", "step-00000020"}) {
+    fs::remove(all / "checkpoints" / step / "index.json");
+  }
+  check_refusal(resume(all), kIo, {"step-00000020 has no index.json", "--run.out"});
+  CHECK(test::read_metrics(all).steps.size() == 20);
+  check_refusal(run_cli({"consolidate", all, dir.path() / "model"}), kUsage,
+                {"is no checkpoint and holds none", "index.json"});
+}
+
+TEST_CASE_FIXTURE(Fixture, "nothing that exists is overwritten by consolidate unasked") {
+  make_run();
+  const std::string out = dir.file("model");
+  REQUIRE(run_cli({"consolidate", used, out}).code == 0);
+  check_refusal(run_cli({"consolidate", used, out}), kUsage, {out + " exists", "--overwrite"});
+  CHECK(run_cli({"consolidate", used, out, "--overwrite"}).code == 0);
+  const fs::path mine = dir.path() / "mine";
+  fs::create_directory(mine);
+  dir.write("mine/notes.txt", "keep");
+  check_refusal(run_cli({"consolidate", used, mine, "--overwrite"}), kUsage, {"holds notes.txt"});
+  CHECK(dir.read("mine/notes.txt") == "keep");
+}
+
+TEST_CASE_FIXTURE(Fixture, "paths that are no run, no checkpoint or no model") {
+  const std::string absent = dir.file("absent"), file = text;
+  check_refusal(run_cli(train({"--checkpoint.resume", absent})), kUsage,
+                {"checkpoint.resume is " + absent, "no directory"});
+  check_refusal(run_cli(train({"--checkpoint.resume", file})), kUsage, {file, "no directory"});
+  check_refusal(run_cli(train({"--checkpoint.resume", dir.path()})), kUsage,
+                {dir.path(), "is no checkpoint and holds none"});
+  check_refusal(run_cli(train({"--model.init_from", absent})), kIo, {absent, "does not exist"});
+  check_refusal(run_cli({"consolidate", file, absent}), kUsage, {file, "is a file"});
+  check_refusal(run_cli({"consolidate", absent, absent}), kIo, {absent, "does not exist"});
+  check_refusal(run_cli({"eval", dir.path(), "--data", file}), kUsage, {"is no checkpoint"});
+  check_refusal(run_cli({"checkpoint", "list", absent}), kIo, {absent, "No such file"});
+  // Run directories that cannot be made or used.
+  check_refusal(run_cli(small_run(text, text + "/run", 1, 5)), kIo,
+                {"cannot make the run directory " + text + "/run"});
+  fs::create_directories(dir.path() / "blocked/metrics.jsonl");
+  check_refusal(run_cli(small_run(text, dir.file("blocked"), 1, 5)), kIo,
+                {"blocked/metrics.jsonl", "Is a directory"});
+}
+
+TEST_CASE_FIXTURE(Fixture, "weights of another shape are refused with both numbers") {
+  make_run();
+  const auto start = [&](const std::string& key) {
+    return run_cli(train({"--model.init_from", used, key}));
+  };
+  check_refusal(start("--model.n_embd=64"), kUsage, {"model.n_embd is 64", "has 32"});
+  check_refusal(start("--model.n_layer=3"), kUsage, {"model.n_layer is 3", "has 2"});
+  check_refusal(start("--model.seq_len=64"), kUsage, {"model.seq_len is 64", "32 positions"});
+  // So it is for a run that is resumed.
+  check_refusal(run_cli(joined(small_run(text, used, 1, 25), {"--model.n_embd=64"})), kUsage,
+                {"model.n_embd is 64", "has 32"});
+}
+
+TEST_CASE_FIXTURE(Fixture,
+                  "numbers that overflow end a run, naming the step, and are never saved") {
+  for (const int world : {1, 2}) {
+    // Found by a later step's loss, or by the save before it.
+    for (const std::string every : {"0", "1"}) {
+      const std::string run = dir.file(fmt::format("nan-{}-{}", world, every));
+      const auto result =
+          run_cli(joined(small_run(text, run, world, 200),
+                         {"--optim.lr=1000", "--optim.clip_norm=0", "--optim.warmup_steps=0",
+                          "--checkpoint.keep=1", "--checkpoint.every=" + every}));
+      INFO(result.describe());
+      CHECK(result.code == kFailed);
+      const auto steps = test::read_metrics(run).steps.size();
+      const auto message =
+          every == "0" ? fmt::format("tessera: error: step {}: loss is nan", steps)
+                       : fmt::format("tessera: error: step {}: after its update", steps - 1);
+      CHECK(result.err.find(message) != std::string::npos);
+      CHECK(result.err.find("Lower optim.lr") != std::string::npos);
+      CHECK(result.err.find("bug") == std::string::npos);
+      if (every == "1") CHECK(run_cli({"checkpoint", "verify", run}).code == 0);
+    }
+  }
+}

@@ -1,0 +1,122 @@
+// Ranks that never come, are killed or stand still: the others end soon and name them.
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <csignal>
+#include <thread>
+
+#include "tests/e2e/small_run.h"
+
+using namespace tessera;
+using std::chrono::milliseconds;
+using test::CliProcess;
+using test::joined;
+using test::run_cli;
+using test::small_run;
+
+namespace {
+
+constexpr int kComm = 4;
+
+struct Fixture {
+  test::TempDir dir;
+  std::string text = dir.write("text.txt", test::make_text(2000));
+};
+
+bool wait_for_text(CliProcess& process, const std::string& part) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (process.err().find(part) == std::string::npos) {
+    if (!process.running() || std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(milliseconds(2));
+  }
+  return true;
+}
+
+}  // namespace
+
+TEST_CASE_FIXTURE(Fixture, "a rank that never arrives is named at the deadline") {
+  // The test's own number keeps tests that run at once apart.
+  const std::string port = std::to_string(21000 + ::getpid() % 8000);
+  const auto alone = [&](int rank) {
+    return run_cli(joined(small_run(text, dir.file("run"), 1, 10), {"--comm.init_timeout=2"}),
+                   {{"RANK", std::to_string(rank)},
+                    {"WORLD_SIZE", "2"},
+                    {"LOCAL_RANK", std::to_string(rank)},
+                    {"LOCAL_WORLD_SIZE", "2"},
+                    {"MASTER_ADDR", "127.0.0.1"},
+                    {"MASTER_PORT", port}});
+  };
+  const auto first = alone(0);
+  INFO(first.describe());
+  CHECK(first.code == kComm);
+  CHECK(first.time < milliseconds(4000));
+  CHECK(first.err.find("1 of 2 ranks arrived") != std::string::npos);
+  CHECK(first.err.find("missing: rank 1") != std::string::npos);
+  CHECK_FALSE(std::filesystem::exists(dir.file("run")));  // nothing was touched
+
+  const auto second = alone(1);
+  INFO(second.describe());
+  CHECK(second.code == kComm);
+  CHECK(second.time < milliseconds(4000));
+  CHECK(second.err.find("127.0.0.1") != std::string::npos);
+  CHECK(second.err.find("rank 0") != std::string::npos);
+}
+
+TEST_CASE_FIXTURE(Fixture, "an incomplete set of launcher variables is refused") {
+  const auto result =
+      run_cli(small_run(text, dir.file("run"), 1, 10), {{"RANK", "0"}, {"WORLD_SIZE", "2"}});
+  INFO(result.describe());
+  CHECK(result.code == 2);
+  CHECK(result.err.find("LOCAL_RANK is not set") != std::string::npos);
+}
+
+TEST_CASE_FIXTURE(Fixture, "a killed rank ends the others within 3 s, and they name it") {
+  std::mt19937 random(7);
+  for (const int victim : {0, 1, 2}) {
+    // Between saves, and mostly in them.
+    for (const std::string every : {"1000", "1"}) {
+      CAPTURE(victim);
+      CAPTURE(every);
+      const std::string run = dir.file(fmt::format("run-{}-{}", victim, every));
+      CliProcess process(joined(small_run(text, run, 3, 100'000),
+                                {"--train.global_batch=3", "--checkpoint.every=" + every}));
+      REQUIRE(wait_for_text(process, every == "1" ? "saved" : "step      1/100000"));
+      std::this_thread::sleep_for(milliseconds(random() % 60));
+      const auto ranks = process.ranks();
+      REQUIRE(ranks.size() == 3);
+      const auto killed_at = std::chrono::steady_clock::now();
+      ::kill(ranks.at(victim), SIGKILL);
+      const auto result = process.wait(std::chrono::seconds(20));
+      INFO(result.describe());
+      const auto survived = std::chrono::steady_clock::now() - killed_at;
+      CHECK(survived < milliseconds(3000));
+      CHECK(result.code == kComm);
+      const auto culprit =
+          fmt::format("rank {} (pid {}) was killed by SIGKILL", victim, ranks.at(victim));
+      CHECK(result.err.find(culprit) != std::string::npos);
+      if (every == "1000") {  // survivors in a collective know it themselves
+        CHECK(result.err.find(fmt::format("lost rank {}", victim)) != std::string::npos);
+      }
+      CHECK(result.err.find("bug") == std::string::npos);
+      if (every == "1") CHECK(run_cli({"checkpoint", "verify", run}).code == 0);
+    }
+  }
+}
+
+TEST_CASE_FIXTURE(Fixture, "a rank that stands still is named at the deadline of a collective") {
+  CliProcess process(joined(small_run(text, dir.file("run"), 2, 100'000),
+                            {"--comm.timeout=1.5", "--checkpoint.every=0"}));
+  REQUIRE(wait_for_text(process, "step      1/100000"));
+  const auto ranks = process.ranks();
+  REQUIRE(ranks.size() == 2);
+  const auto stopped_at = std::chrono::steady_clock::now();
+  ::kill(ranks.at(1), SIGSTOP);
+  const auto result = process.wait(std::chrono::seconds(20));
+  INFO(result.describe());
+  CHECK(std::chrono::steady_clock::now() - stopped_at < milliseconds(6500));
+  CHECK(result.code == kComm);
+  // Whether it had come to the collective or not.
+  CHECK(result.err.find("rank 1 (") != std::string::npos);
+  CHECK(result.err.find(fmt::format("pid {})", ranks.at(1))) != std::string::npos);
+}

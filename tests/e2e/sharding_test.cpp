@@ -1,0 +1,117 @@
+// What sharding promises: the same training, and memory that shrinks with the ranks.
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "comm/single.h"
+#include "comm/threads.h"
+#include "tests/e2e/small_run.h"
+#include "tools/tessera/train/trainer.h"
+
+using namespace tessera;
+using test::joined;
+using test::run_cli;
+using test::small_run;
+
+namespace {
+
+// Bytes that a rank holds between steps.
+struct Held {
+  std::int64_t parameters = 0, optimizer_state = 0, gradients = 0, gathered = 0;
+};
+
+// Two steps of a small model on ranks that are threads.
+std::vector<Held> train_on_threads(int world, comm::ShardMode mode, DType compute) {
+  const models::Gpt2Config config{
+      .n_layer = 3, .n_head = 2, .n_embd = 36, .vocab_size = 101, .seq_len = 16};
+  std::vector<std::uint16_t> tokens(2000);
+  for (std::size_t i = 0; i < tokens.size(); ++i)
+    tokens[i] = static_cast<std::uint16_t>(i * i % 101);
+  std::vector<Held> held(static_cast<std::size_t>(world));
+  const auto group = std::make_shared<comm::ThreadGroup>(world);
+  const auto rank_main = [&](int rank) {
+    const auto context = Context::create({.threads = 1});
+    const auto communicator = world == 1 ? comm::make_single_communicator()
+                                         : comm::make_threads_communicator(group, rank);
+    models::Gpt2 model(config);
+    comm::ShardedModel sharded(model.units(), mode, compute, context, *communicator);
+    sharded.load([](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
+      initialize_range(p, 7, begin, end, out);
+    });
+    const io::Sampler data(io::tokens_in_memory(tokens), 16, io::DataOrder::Sequential, 1);
+    tools::TrainerOptions options;
+    options.global_batch = 2 * world;
+    options.schedule.lr = 1e-3;
+    tools::Trainer trainer(model, sharded, *communicator, context, options);
+    for (std::int64_t step = 0; step < 2; ++step) trainer.step(step, step * 2 * world, data, false);
+    const auto current = [&](MemoryCategory category) {
+      return context->ledger().usage(category).current;
+    };
+    held[static_cast<std::size_t>(rank)] = {
+        current(MemoryCategory::Parameters), current(MemoryCategory::OptimizerState),
+        current(MemoryCategory::Gradients), current(MemoryCategory::Gathered)};
+  };
+  std::vector<std::thread> ranks;
+  for (int rank = 1; rank < world; ++rank) ranks.emplace_back(rank_main, rank);
+  rank_main(0);
+  for (auto& rank : ranks) rank.join();
+  return held;
+}
+
+}  // namespace
+
+TEST_CASE("two ranks that share everything learn as one rank does") {
+  const test::TempDir dir;
+  const std::string text = dir.write("text.txt", test::make_text(3000));
+  std::array<test::Metrics, 2> metrics;
+  std::array<nlohmann::json, 2> summaries;
+  for (const int world : {1, 2}) {
+    const std::string run = dir.file("run-" + std::to_string(world));
+    const auto result = run_cli(joined(small_run(text, run, world, 100), {"--json"}));
+    INFO(result.describe());
+    REQUIRE(result.code == 0);
+    metrics[static_cast<std::size_t>(world - 1)] = test::read_metrics(run);
+    summaries[static_cast<std::size_t>(world - 1)] = nlohmann::json::parse(result.out);
+  }
+  const auto& [one, two] = metrics;
+  REQUIRE(one.steps.size() == 100);
+  REQUIRE(two.steps.size() == 100);
+  for (std::size_t i = 0; i < 100; ++i) {
+    CAPTURE(i);
+    CHECK(test::relative(two.steps[i].loss, one.steps[i].loss) < (i < 5 ? 1e-6 : 1e-4));
+  }
+  CHECK(std::stod(one.steps[99].loss) < 0.6 * std::stod(one.steps[0].loss));
+  REQUIRE(one.val_loss.size() == 4);
+  for (const auto& [step, loss] : one.val_loss) {
+    CHECK(test::relative(two.val_loss.at(step), loss) < 1e-4);
+  }
+  CHECK(summaries[1]["step"] == 100);
+  CHECK(summaries[1]["memory_peak_bytes"].get<double>() <
+        0.75 * summaries[0]["memory_peak_bytes"].get<double>());
+}
+
+TEST_CASE("each rank holds its share of parameters, optimizer state and gradients") {
+  for (const DType compute : {DType::F32, DType::BF16}) {
+    const Held alone = train_on_threads(1, comm::ShardMode::Full, compute).front();
+    CHECK(alone.optimizer_state == 2 * alone.parameters);
+    CHECK(alone.gradients == alone.parameters);
+    for (const int world : {2, 3, 4}) {
+      CAPTURE(world);
+      for (const Held& held : train_on_threads(world, comm::ShardMode::Full, compute)) {
+        // Padding: less than one alignment per unit.
+        CHECK(held.parameters * world >= alone.parameters);
+        CHECK(held.parameters * world < alone.parameters + alone.parameters / 20);
+        CHECK(held.optimizer_state == 2 * held.parameters);
+        CHECK(held.gradients == held.parameters);
+        CHECK(held.gathered == 0);
+      }
+    }
+    for (const Held& held : train_on_threads(2, comm::ShardMode::None, compute)) {
+      CHECK(held.parameters >= alone.parameters);
+      CHECK(held.optimizer_state >= alone.optimizer_state);
+    }
+  }
+}
