@@ -120,3 +120,15 @@ TEST_CASE_FIXTURE(Fixture, "a rank that stands still is named at the deadline of
   CHECK(result.err.find("rank 1 (") != std::string::npos);
   CHECK(result.err.find(fmt::format("pid {})", ranks.at(1))) != std::string::npos);
 }
+
+TEST_CASE_FIXTURE(Fixture, "ranks do not outlive their launcher") {
+  CliProcess process(
+      joined(small_run(text, dir.file("run"), 2, 100'000), {"--checkpoint.every=0"}));
+  REQUIRE(wait_for_text(process, "step      1/100000"));
+  REQUIRE(process.ranks().size() == 2);
+  process.signal(SIGKILL);
+  const auto result = process.wait(std::chrono::seconds(2));  // for all of them
+  INFO(result.describe());
+  CHECK(result.in_time);
+  CHECK(result.signal == SIGKILL);
+}

@@ -33,14 +33,19 @@ std::int64_t last_step(const fs::path& run) {
   return last;
 }
 
-// False if the program ended before it came so far.
-bool wait_for_step(CliProcess& process, const fs::path& run, std::int64_t step) {
+// False if the program ended before, or took too long.
+template <typename Condition>
+bool wait_until(CliProcess& process, Condition&& condition) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (last_step(run) < step) {
+  while (!condition()) {
     if (!process.running() || std::chrono::steady_clock::now() > end) return false;
     std::this_thread::sleep_for(milliseconds(1));
   }
   return true;
+}
+
+bool wait_for_step(CliProcess& process, const fs::path& run, std::int64_t step) {
+  return wait_until(process, [&] { return last_step(run) >= step; });
 }
 
 nlohmann::json inspect(const fs::path& run) {
@@ -161,11 +166,12 @@ TEST_CASE_FIXTURE(Fixture,
 }
 
 TEST_CASE_FIXTURE(Fixture, "a second, later SIGINT ends a stopping run at once") {
-  // Steps of seconds: a clean stop would have to wait for one.
+  // A step of minutes: a clean stop would have to wait for it.
   const auto slow = joined(small_run(text, dir.file("run"), 1, 50),
-                           {"--train.global_batch=4096", "--train.micro_batch=4"});
+                           {"--train.global_batch=400000", "--train.micro_batch=4"});
   CliProcess process(slow);
-  std::this_thread::sleep_for(milliseconds(700));
+  REQUIRE(wait_until(process, [&] { return fs::exists(dir.file("run/logs/rank-0.log")); }));
+  std::this_thread::sleep_for(milliseconds(300));
   process.signal(SIGINT);
   std::this_thread::sleep_for(milliseconds(1500));
   REQUIRE(process.running());
@@ -211,6 +217,12 @@ TEST_CASE_FIXTURE(Fixture, "a run directory belongs to one run, and to one job a
   CHECK(refused.err.find(used + " holds a run with checkpoints up to step 10") !=
         std::string::npos);
   CHECK(test::read_metrics(used).steps.size() == 10);
+
+  // A run that has come to its end stays as it is.
+  const auto metrics = test::read_metrics(used);
+  CHECK(run(small_run(text, used, 1, 10)).find("raise --train.steps to go on") !=
+        std::string::npos);
+  CHECK((test::read_metrics(used) == metrics));
 
   CliProcess holder(small_run(text, used, 1, 100'000));
   REQUIRE(wait_for_step(holder, used, 12));
