@@ -142,15 +142,17 @@ TEST_CASE_FIXTURE(Fixture,
     const std::string calm = dir.file(fmt::format("calm-{}", world));
     run(command(calm, world));
     // Schedulers signal the program; timeout(1) and others the program, then its whole group.
-    for (const std::string whom : {"program", "group", "both"}) {
+    // Who preempts a node may reach one rank only.
+    for (const std::string whom : {"program", "group", "both", "rank"}) {
       if (world == 1 && whom != "program") continue;
       CAPTURE(world);
       CAPTURE(whom);
       const std::string stopped = dir.file(fmt::format("stopped-{}-{}", world, whom));
       CliProcess process(command(stopped, world));
       REQUIRE(wait_for_step(process, stopped, 15));
-      if (whom != "group") process.signal(SIGTERM);
-      if (whom != "program") process.signal_group(SIGTERM);
+      if (whom == "program" || whom == "both") process.signal(SIGTERM);
+      if (whom == "group" || whom == "both") process.signal_group(SIGTERM);
+      if (whom == "rank") ::kill(process.ranks().at(1), SIGTERM);
       const auto result = process.wait(std::chrono::seconds(10));
       INFO(result.describe());
       CHECK(result.in_time);
