@@ -15,33 +15,51 @@
 //   }
 
 #if defined(__x86_64__)
-#define TESSERA_CPU_KERNEL(name, Args)                                  \
-  namespace cpu::generic { void name(Context&, const Args&); }          \
-  namespace cpu::v2 { void name(Context&, const Args&); }               \
-  namespace cpu::v3 { void name(Context&, const Args&); }               \
-  namespace cpu::v4 { void name(Context&, const Args&); }
-#define TESSERA_CPU_DISPATCH(name, context, args)                       \
-  switch ((context).cpu_level()) {                                      \
-    case CpuLevel::V4: return cpu::v4::name(context, args);             \
-    case CpuLevel::V3: return cpu::v3::name(context, args);             \
-    case CpuLevel::V2: return cpu::v2::name(context, args);             \
-    case CpuLevel::Generic: return cpu::generic::name(context, args);   \
+#define TESSERA_CPU_KERNEL(name, Args) \
+  namespace cpu::generic {             \
+  void name(Context&, const Args&);    \
+  }                                    \
+  namespace cpu::v2 {                  \
+  void name(Context&, const Args&);    \
+  }                                    \
+  namespace cpu::v3 {                  \
+  void name(Context&, const Args&);    \
+  }                                    \
+  namespace cpu::v4 {                  \
+  void name(Context&, const Args&);    \
+  }
+#define TESSERA_CPU_DISPATCH(name, context, args) \
+  switch ((context).cpu_level()) {                \
+    case CpuLevel::V4:                            \
+      return cpu::v4::name(context, args);        \
+    case CpuLevel::V3:                            \
+      return cpu::v3::name(context, args);        \
+    case CpuLevel::V2:                            \
+      return cpu::v2::name(context, args);        \
+    case CpuLevel::Generic:                       \
+      return cpu::generic::name(context, args);   \
   }
 #else
 #define TESSERA_CPU_KERNEL(name, Args) \
-  namespace cpu::generic { void name(Context&, const Args&); }
+  namespace cpu::generic {             \
+  void name(Context&, const Args&);    \
+  }
 #define TESSERA_CPU_DISPATCH(name, context, args) return cpu::generic::name(context, args)
 #endif
 
 /// Runs the kernel of the context's device; meta devices compute nothing.
-#define TESSERA_DISPATCH(name, context, args)                           \
-  do {                                                                  \
-    switch ((context).device().type) {                                  \
-      case DeviceType::Meta: return;                                    \
-      case DeviceType::CPU: TESSERA_CPU_DISPATCH(name, context, args); break; \
-      case DeviceType::CUDA: break;                                     \
-    }                                                                   \
-    ::tessera::kernels::throw_no_kernel(#name, (context).device());     \
+#define TESSERA_DISPATCH(name, context, args)                       \
+  do {                                                              \
+    switch ((context).device().type) {                              \
+      case DeviceType::Meta:                                        \
+        return;                                                     \
+      case DeviceType::CPU:                                         \
+        TESSERA_CPU_DISPATCH(name, context, args);                  \
+        break;                                                      \
+      case DeviceType::CUDA:                                        \
+        break;                                                      \
+    }                                                               \
+    ::tessera::kernels::throw_no_kernel(#name, (context).device()); \
   } while (false)
 
 namespace tessera::kernels {
@@ -49,7 +67,8 @@ namespace tessera::kernels {
 /// @throws Unsupported naming operation and device
 [[noreturn]] void throw_no_kernel(std::string_view kernel, Device device);
 
-/// Checks shared by the families; all name the kernel and the argument and print what they compared.
+/// Checks shared by the families; all name the kernel and the argument and print what they
+/// compared.
 void check_device(std::string_view kernel, std::string_view argument, const Context& context,
                   const TensorView& view);
 void check_dtype(std::string_view kernel, std::string_view argument, const TensorView& view,

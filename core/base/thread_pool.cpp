@@ -48,6 +48,11 @@ void ThreadPool::run_part(const Job& job, int index) {
 }
 
 void ThreadPool::run(std::int64_t n, std::int64_t grain, void* body, Call call) {
+  if (n <= 0) return;
+  if (workers_.empty() || n <= grain || busy_) {
+    call(body, 0, n);
+    return;
+  }
   busy_ = true;
   const std::int64_t even = (n + size() - 1) / size();
   job_ = {body, call, n, std::max(even, std::max<std::int64_t>(grain, 1))};

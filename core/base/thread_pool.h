@@ -28,11 +28,8 @@ class ThreadPool {
   /// elements (but the last). Returns when all are done. The first exception is rethrown.
   template <typename Body>
   void parallel_for(std::int64_t n, std::int64_t grain, Body&& body) {
-    if (n <= 0) return;
-    if (workers_.empty() || n <= grain || busy_) {
-      body(std::int64_t{0}, n);
-      return;
-    }
+    // One compiled copy of the body for every number of threads: copies that are optimized apart
+    // may order a reduction apart.
     using Plain = std::remove_reference_t<Body>;
     run(n, grain, const_cast<void*>(static_cast<const void*>(&body)),
         [](void* f, std::int64_t begin, std::int64_t end) {

@@ -24,14 +24,6 @@ void visit_flag(bool flag, F&& f) {
   }
 }
 
-/// Keeps one compiled copy of a loop body. parallel_for calls it at two places, and copies that are
-/// optimized apart may order a reduction apart: one thread would round otherwise than two.
-template <typename Body>
-[[gnu::noinline, gnu::noclone]] void call_once_compiled(const Body& body, std::int64_t begin,
-                                                        std::int64_t end) {
-  body(begin, end);
-}
-
 /// Calls body(begin, end) on parts of [0, n). Parts start at multiples of a block, so an element is
 /// in the vector loop or in its remainder whatever the number of threads: results repeat to the
 /// bit.
@@ -40,8 +32,7 @@ void for_elements(Context& context, std::int64_t n, const Body& body) {
   constexpr std::int64_t kBlock = 1024;
   context.threads().parallel_for((n + kBlock - 1) / kBlock, kSerialElements / kBlock,
                                  [&](std::int64_t begin, std::int64_t end) {
-                                   call_once_compiled(body, begin * kBlock,
-                                                      std::min(n, end * kBlock));
+                                   body(begin * kBlock, std::min(n, end * kBlock));
                                  });
 }
 
@@ -49,9 +40,7 @@ void for_elements(Context& context, std::int64_t n, const Body& body) {
 template <typename Body>
 void for_rows(Context& context, std::int64_t rows, std::int64_t width, const Body& body) {
   const std::int64_t grain = kSerialElements / std::max<std::int64_t>(width, 1);
-  context.threads().parallel_for(
-      rows, std::max<std::int64_t>(grain, 1),
-      [&](std::int64_t begin, std::int64_t end) { call_once_compiled(body, begin, end); });
+  context.threads().parallel_for(rows, std::max<std::int64_t>(grain, 1), body);
 }
 
 TESSERA_CPU_END

@@ -1,9 +1,14 @@
 #pragma once
 
-#include "kernels/cpu/product_tile.h"
+#include <algorithm>
+
+#include "kernels/cpu/vector.h"
 
 // Products of small row-major tiles that lie in the nearest cache, without packing.
 TESSERA_CPU_BEGIN
+
+/// Rows of a tile of sums that stays in registers beside two vectors of b.
+inline constexpr int kTileRows = kRegisters == 32 ? 8 : 4;
 
 /// A tile whose element (i, j) is at data[i * row + j * column].
 template <typename T>
