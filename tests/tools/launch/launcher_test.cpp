@@ -101,7 +101,7 @@ TEST_CASE("a rank killed by a signal is the root cause: 4, and the others are en
   const Run r = run(3, "test $RANK = 1 && kill -KILL $$\nexec sleep 30", dir);
   CHECK(r.code == 4);
   CHECK(holds(r.errors, "tessera: rank 1 (pid "));
-  CHECK(holds(r.errors, ") was killed by SIGKILL"));
+  CHECK(holds(r.errors, ") was killed by SIGKILL; the other ranks were ended\n"));
   CHECK(r.time < 3s);
 }
 
@@ -119,7 +119,7 @@ TEST_CASE("a failure of its own beats the communication errors that follow from 
   Run r = run(3, "test $RANK = 2 && exit 3\nsleep 0.05; exit 4", dir, 1000ms);
   CHECK(r.code == 3);
   CHECK(holds(r.errors, "rank 2 (pid "));
-  CHECK(holds(r.errors, "exited with code 3"));
+  CHECK(r.errors.ends_with("exited with code 3\n"));  // the others ended by themselves
   // Also when the others notice before the culprit has ended.
   r = run(3, "test $RANK = 2 && { sleep 0.15; exit 2; }\nexit 4", dir, 1000ms);
   CHECK(r.code == 2);
@@ -129,6 +129,43 @@ TEST_CASE("a failure of its own beats the communication errors that follow from 
   CHECK(holds(r.errors, "SIGSEGV"));
   r = run(2, "exit 4", dir);
   CHECK(r.code == 4);
+}
+
+TEST_CASE("a failing rank without others is named, and nothing said of others") {
+  const test::TempDir dir;
+  const Run r = run(1, "exit 3", dir);
+  CHECK(r.code == 3);
+  CHECK(r.errors.ends_with(") exited with code 3\n"));
+}
+
+TEST_CASE("exit codes are not lost to a parent that ignores SIGCHLD") {
+  const auto before = ::signal(SIGCHLD, SIG_IGN);
+  const test::TempDir dir;
+  const Run r = run(2, "test $RANK = 1 && exit 3\nsleep 0.05", dir);
+  const auto after = ::signal(SIGCHLD, before);
+  CHECK(r.code == 3);
+  CHECK(r.time < 3s);
+  CHECK((after == SIG_IGN));  // put back
+}
+
+TEST_CASE("a rank whose exit code somebody else took is a failure, not a wait without end") {
+  const test::TempDir dir;
+  std::thread thief([&] {
+    wait_for_files(dir, 2);
+    ::signal(SIGCHLD, SIG_IGN);
+    dir.write("go", "");
+  });
+  // Rank 1 ends last: the end of its output wakes the launcher, which gets no SIGCHLD.
+  const Run r = run(2,
+                    "touch $DIR/$RANK\nwhile ! test -e $DIR/go; do sleep 0.02; done\n"
+                    "test $RANK = 0 || sleep 0.3",
+                    dir);
+  thief.join();
+  ::signal(SIGCHLD, SIG_DFL);
+  CHECK(r.code == 1);
+  CHECK(holds(r.errors, "rank 0 (pid "));
+  CHECK(holds(r.errors, "ended, and its exit code is lost"));
+  CHECK(r.time < 10s);
 }
 
 TEST_CASE("a program that cannot be run is named") {

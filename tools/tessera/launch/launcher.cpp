@@ -43,6 +43,8 @@ std::string signal_name(int signal) {
 }
 
 // Signals blocked for a scope and read through a descriptor; the children get the mask before it.
+// SIGCHLD may have been ignored by who started us, which exec keeps: the kernel would then throw
+// the ranks' exit codes away.
 class SignalScope {
  public:
   SignalScope() {
@@ -50,9 +52,15 @@ class SignalScope {
     sigemptyset(&set);
     for (const int signal : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&set, signal);
     ::pthread_sigmask(SIG_BLOCK, &set, &before_);
+    struct sigaction standard {};
+    standard.sa_handler = SIG_DFL;
+    ::sigaction(SIGCHLD, &standard, &child_before_);
     fd_ = comm::FileDescriptor(::signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC));
   }
-  ~SignalScope() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  ~SignalScope() {
+    ::sigaction(SIGCHLD, &child_before_, nullptr);
+    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
   SignalScope(const SignalScope&) = delete;
   SignalScope& operator=(const SignalScope&) = delete;
   int fd() const { return fd_.get(); }
@@ -60,6 +68,7 @@ class SignalScope {
 
  private:
   sigset_t before_;
+  struct sigaction child_before_ {};
   comm::FileDescriptor fd_;
 };
 
@@ -198,16 +207,19 @@ class Launch {
 
   void reap() {
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
+      if (!ranks_[r].running) continue;
       int status = 0;
-      if (!ranks_[r].running || ::waitpid(ranks_[r].pid, &status, WNOHANG) != ranks_[r].pid) {
-        continue;
-      }
+      const pid_t ended = ::waitpid(ranks_[r].pid, &status, WNOHANG);
+      if (ended == 0 || (ended < 0 && errno != ECHILD)) continue;
       ranks_[r].running = false;
-      note_end(static_cast<int>(r), status);
+      note_end(static_cast<int>(r), ended > 0 ? std::optional<int>(status) : std::nullopt);
     }
   }
 
-  void note_end(int rank, int status) {
+  // Without a status, somebody else in this process waited for the rank: not known to have ended
+  // well, so it counts as a failure.
+  void note_end(int rank, std::optional<int> known_status) {
+    const int status = known_status.value_or(W_EXITCODE(1, 0));
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return;
     const pid_t pid = ranks_[static_cast<std::size_t>(rank)].pid;
     const bool by_signal = WIFSIGNALED(status);
@@ -224,6 +236,7 @@ class Launch {
         (by_signal && root_->code == kCommunicationFailed && !root_->by_signal)) {
       std::string what = by_signal ? "was killed by " + signal_name(WTERMSIG(status))
                                    : fmt::format("exited with code {}", code);
+      if (!known_status) what = "ended, and its exit code is lost";
       if (code == 127 && !by_signal) what += fmt::format(" (could {} be run?)", options_.program);
       root_ = Failure{code, by_signal, fmt::format("rank {} (pid {}) {}", rank, pid, what)};
     }
@@ -232,6 +245,7 @@ class Launch {
 
   // First politely, then not.
   void end_the_others() {
+    signalled_ = signalled_ || running() > 0;
     signal_all(ending_ ? SIGKILL : SIGTERM);
     ending_ = true;
     next_step_ = Clock::now() + options_.grace;
@@ -239,7 +253,8 @@ class Launch {
 
   int conclude() const {
     if (root_) {
-      const std::string line = "tessera: " + root_->text + "; the other ranks were ended\n";
+      const std::string line = fmt::format("tessera: {}{}\n", root_->text,
+                                           signalled_ ? "; the other ranks were ended" : "");
       [[maybe_unused]] const auto n = ::write(options_.error_fd, line.data(), line.size());
       return root_->code;
     }
@@ -262,6 +277,7 @@ class Launch {
   Clock::time_point passed_on_at_;
   bool stopped_by_signal_ = false;
   bool ending_ = false;
+  bool signalled_ = false;  // ranks that still ran then
   std::optional<Clock::time_point> next_step_;
 };
 

@@ -26,7 +26,7 @@ struct LaunchOptions {
 /// either, comes out on standard error, each line with "[rank 1] " in front. SIGINT and SIGTERM are
 /// passed on to all ranks; a second one, 1 s later or after that, ends them.
 ///
-/// When a rank fails, one line names the root cause, and the others are ended.
+/// When a rank fails, one line names the root cause, and those that still run are ended.
 ///
 /// Call it before this process has other threads, so that they can't catch its signals.
 ///
