@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "core/base/error.h"
@@ -77,7 +78,44 @@ TEST_CASE("values are parsed by type, whole and in range") {
                        set(config, "optim.schedule", FieldText{"cos"}));
   CHECK_THROWS_HOLDING(InvalidArgument, "run.out must be a string, found 3",
                        set(config, "run.out", std::int64_t{3}));
+  CHECK_THROWS_HOLDING(InvalidArgument, "optim.clip_norm must be at least 0 and at most 1e+30",
+                       set(config, "optim.clip_norm", FieldText{"inf"}));
+  CHECK_THROWS_HOLDING(InvalidArgument, "train.steps must be at least 1",
+                       set(config, "train.steps", FieldText{"0"}));
   CHECK(config.model.n_layer == 7);  // a refused value changes nothing
+}
+
+TEST_CASE("text that is not UTF-8 is refused by its key, however it comes") {
+  Config config;
+  const std::string bad = "runs/\xe9t\xe9";
+  const std::string message = "must be UTF-8 text";
+  CHECK_THROWS_HOLDING(InvalidArgument, "test: run.out " + message,
+                       set(config, "run.out", FieldText{bad}));
+  CHECK_THROWS_HOLDING(InvalidArgument, "runs/\\ufffdt\\ufffd", set(config, "run.out", bad));
+  CHECK_THROWS_HOLDING(InvalidArgument, "data.train " + message,
+                       set(config, "data.train", FieldText{bad}));
+  CHECK_THROWS_HOLDING(InvalidArgument, "data.val " + message,
+                       set(config, "data.val", std::vector<std::string>{"good", bad}));
+  CHECK(to_json(config) == to_json(Config{}));
+  set(config, "run.out", FieldText{"runs/\u00e9t\u00e9"});
+  CHECK(config.run.out == "runs/\u00e9t\u00e9");
+}
+
+TEST_CASE("choices are available as validate() has it, and help tells which are not") {
+  const std::string help = config_help();
+  for (const Field& field : fields()) {
+    CAPTURE(std::string(field.key));
+    const auto checked = [&](std::string_view choice) {
+      Config config;
+      config.data.train = {"t.txt"};
+      set(config, field.key, FieldText{std::string(choice)});
+      config.validate(1);
+    };
+    for (const auto choice : field.choices) CHECK_NOTHROW(checked(choice));
+    for (const auto choice : field.unavailable) CHECK_THROWS_AS(checked(choice), Unsupported);
+  }
+  CHECK(help.find("(gpt2; not in this build: llama, mistral, gemma)") != help.npos);
+  CHECK(help.find("(none, block)") != help.npos);
 }
 
 TEST_CASE("a list is one word, several words, or a JSON list in one word") {
@@ -110,5 +148,6 @@ TEST_CASE("help names every key") {
   for (const Field& field : fields()) {
     CHECK(help.find("--" + std::string(field.key)) != std::string::npos);
   }
+  CHECK(help.find("[CONFIG.json]") != std::string::npos);
   CHECK(find_field("train.micro_batch")->environment_name() == "TESSERA_TRAIN_MICRO_BATCH");
 }

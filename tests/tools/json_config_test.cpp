@@ -2,10 +2,12 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
 #include "tests/support/check_throws.h"
+#include "tools/tessera/config/fields.h"
 
 using namespace tessera;
 using namespace tessera::tools;
@@ -105,4 +107,21 @@ TEST_CASE("a saved configuration reads back as it was") {
   const std::string saved = to_json(config).dump(2);
   CHECK(to_json(read(saved)).dump(2) == saved);
   CHECK(to_json(config)["model"].contains("layer_norm_eps"));
+}
+
+TEST_CASE("the ends of every range are saved as numbers that read back") {
+  for (const Field& field : fields()) {
+    if (field.type_name() != "number" && field.type_name() != "integer") continue;
+    CAPTURE(std::string(field.key));
+    const double least = field.min_exclusive ? std::nextafter(field.min, field.max) : field.min;
+    for (const double end : {least, field.max}) {
+      Config config;
+      FieldValue value = end;
+      if (field.type_name() == "integer") value = static_cast<std::int64_t>(end);
+      set_field(config, field, value, "test");
+      const std::string saved = to_json(config).dump(2);
+      CHECK(saved.find("null") == std::string::npos);
+      CHECK(to_json(read(saved)).dump(2) == saved);
+    }
+  }
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
@@ -11,28 +10,29 @@
 namespace tessera::tools {
 namespace {
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kHuge = 1e30;         // as good as no limit, and JSON can hold it, unlike infinity
 constexpr double kBig = 2147483647.0;  // sizes that kernels and files count with 32 bits
 
 #define REF(member) [](Config& c) -> FieldRef { return &c.member; }
 
 Field integer(std::string_view key, FieldRef (*ref)(Config&), double min, double max,
               std::string_view help) {
-  return {key, ref, help, min, max, false, {}};
+  return {key, ref, help, min, max, false, {}, {}};
 }
 Field number(std::string_view key, FieldRef (*ref)(Config&), double min, double max,
              std::string_view help, bool min_exclusive = false) {
-  return {key, ref, help, min, max, min_exclusive, {}};
+  return {key, ref, help, min, max, min_exclusive, {}, {}};
 }
 Field text(std::string_view key, FieldRef (*ref)(Config&), std::string_view help,
-           std::vector<std::string_view> choices = {}) {
-  return {key, ref, help, 0, 0, false, std::move(choices)};
+           std::vector<std::string_view> choices = {},
+           std::vector<std::string_view> unavailable = {}) {
+  return {key, ref, help, 0, 0, false, std::move(choices), std::move(unavailable)};
 }
 
 std::vector<Field> make_fields() {
   const bool positive = true;
   return {
-      text("model.arch", REF(model.arch), "model family", {"gpt2", "llama", "mistral", "gemma"}),
+      text("model.arch", REF(model.arch), "model family", {"gpt2"}, {"llama", "mistral", "gemma"}),
       integer("model.n_layer", REF(model.n_layer), 1, 4096, "transformer blocks"),
       integer("model.n_head", REF(model.n_head), 1, 4096, "attention heads; must divide n_embd"),
       integer("model.n_embd", REF(model.n_embd), 1, 1 << 20, "width of the residual stream"),
@@ -52,15 +52,15 @@ std::vector<Field> make_fields() {
              "part at a text's end kept for validation if data.val is empty"),
       text("data.order", REF(data.order), "order of the training rows", {"shuffled", "sequential"}),
 
-      integer("train.steps", REF(train.steps), 0, 1e15, "optimizer steps"),
+      integer("train.steps", REF(train.steps), 1, 1e15, "optimizer steps"),
       integer("train.seed", REF(train.seed), 0, 9.2e18, "of weights, data order and dropout"),
       integer("train.global_batch", REF(train.global_batch), 1, kBig,
               "sequences per step, over all ranks"),
       integer("train.micro_batch", REF(train.micro_batch), 0, kBig,
               "sequences per rank and micro-step; 0: global_batch / ranks"),
       text("train.precision", REF(train.precision),
-           "bf16 computes in bf16 and keeps float32 weights and reductions",
-           {"fp32", "bf16", "bf16-true"}),
+           "bf16 computes in bf16 and keeps float32 weights and reductions", {"fp32", "bf16"},
+           {"bf16-true"}),
       text("train.recompute", REF(train.recompute),
            "block: keep only each block's input and compute the rest again in backward",
            {"none", "block"}),
@@ -82,7 +82,7 @@ std::vector<Field> make_fields() {
       number("optim.eps", REF(optim.eps), 0, 1, "AdamW: added to the denominator", positive),
       number("optim.weight_decay", REF(optim.weight_decay), 0, 1e3,
              "AdamW: on tensors of two or more dimensions"),
-      number("optim.clip_norm", REF(optim.clip_norm), 0, kInf,
+      number("optim.clip_norm", REF(optim.clip_norm), 0, kHuge,
              "largest global gradient norm; 0: no clipping"),
       integer("optim.warmup_steps", REF(optim.warmup_steps), 0, 1e15,
               "steps of linear increase to lr"),
@@ -90,8 +90,8 @@ std::vector<Field> make_fields() {
            {"constant", "cosine", "linear", "wsd"}),
       number("optim.min_lr", REF(optim.min_lr), 0, 1e3, "learning rate at the end of the schedule"),
 
-      text("shard.mode", REF(shard.mode), "what is sharded over ranks",
-           {"full", "optimizer", "gradients", "hybrid", "none"}),
+      text("shard.mode", REF(shard.mode), "what is sharded over ranks", {"full", "none"},
+           {"optimizer", "gradients", "hybrid"}),
 
       integer("checkpoint.every", REF(checkpoint.every), 0, 1e15,
               "steps between checkpoints, one more at the end; 0: none"),
@@ -104,7 +104,7 @@ std::vector<Field> make_fields() {
       number("checkpoint.timeout", REF(checkpoint.timeout), 0, 1e6,
              "seconds that the ranks of a save wait for each other", positive),
 
-      text("comm.backend", REF(comm.backend), "how ranks talk", {"auto", "nccl", "gloo"}),
+      text("comm.backend", REF(comm.backend), "how ranks talk", {"auto", "gloo"}, {"nccl"}),
       number("comm.init_timeout", REF(comm.init_timeout), 0, 1e6,
              "seconds to wait for all ranks at the start", positive),
       number("comm.timeout", REF(comm.timeout), 0, 1e6, "seconds that a collective may take",
@@ -146,9 +146,21 @@ void check_range(const Field& field, T value, std::string_view where) {
   if (fits) return;
   const std::string lower = field.min_exclusive ? fmt::format("above {}", field.min)
                                                 : fmt::format("at least {}", field.min);
-  const std::string upper =
-      std::isinf(field.max) ? std::string() : fmt::format(" and at most {}", field.max);
-  throw InvalidArgument("{}: {} must be {}{}, found {}", where, field.key, lower, upper, value);
+  throw InvalidArgument("{}: {} must be {} and at most {}, found {}", where, field.key, lower,
+                        field.max, value);
+}
+
+/// A saved configuration is JSON, and JSON is UTF-8.
+void check_utf8(const Field& field, const std::string& text, std::string_view where) {
+  try {
+    (void)nlohmann::json(text).dump();
+  } catch (const nlohmann::json::type_error&) {
+    throw InvalidArgument(
+        "{}: {} must be UTF-8 text, as configurations are saved in it; found other bytes in {}; "
+        "write it in UTF-8, and rename a file that is not called so",
+        where, field.key,
+        nlohmann::json(text).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace));
+  }
 }
 
 void assign(std::int64_t& target, const Field& field, const FieldValue& value,
@@ -190,8 +202,11 @@ void assign(std::string& target, const Field& field, const FieldValue& value,
   } else {
     refuse(field, where, describe(value));
   }
-  if (!field.choices.empty() &&
-      std::find(field.choices.begin(), field.choices.end(), parsed) == field.choices.end()) {
+  check_utf8(field, parsed, where);
+  const auto is_in = [&](const std::vector<std::string_view>& choices) {
+    return std::find(choices.begin(), choices.end(), parsed) != choices.end();
+  };
+  if (!field.choices.empty() && !is_in(field.choices) && !is_in(field.unavailable)) {
     throw InvalidArgument("{}: {} must be one of {}, found \"{}\"", where, field.key,
                           fmt::join(field.choices, ", "), parsed);
   }
@@ -200,12 +215,13 @@ void assign(std::string& target, const Field& field, const FieldValue& value,
 
 void assign(std::vector<std::string>& target, const Field& field, const FieldValue& value,
             std::string_view where) {
+  std::vector<std::string> parsed;
   if (const auto* list = std::get_if<std::vector<std::string>>(&value)) {
-    target = *list;
+    parsed = *list;
   } else if (const auto* string = std::get_if<std::string>(&value)) {
-    target = {*string};
+    parsed = {*string};
   } else if (const auto* text = std::get_if<FieldText>(&value)) {
-    target = {text->text};
+    parsed = {text->text};
     // A list in one word, as an environment variable needs it. A file may be called [a].txt, so
     // what is no JSON list of strings stays a name.
     if (text->text.starts_with('[')) {
@@ -213,11 +229,13 @@ void assign(std::vector<std::string>& target, const Field& field, const FieldVal
       const bool strings =
           json.is_array() &&
           std::all_of(json.begin(), json.end(), [](const auto& e) { return e.is_string(); });
-      if (strings) target = json.get<std::vector<std::string>>();
+      if (strings) parsed = json.get<std::vector<std::string>>();
     }
   } else {
     refuse(field, where, describe(value));
   }
+  for (const std::string& element : parsed) check_utf8(field, element, where);
+  target = std::move(parsed);
 }
 
 }  // namespace
@@ -301,6 +319,8 @@ void set_field(Config& config, const Field& field, const FieldValue& value,
 std::string config_help() {
   Config defaults;
   std::string out =
+      "With a configuration file and keys: tessera train [OPTIONS] [CONFIG.json] [--section.key "
+      "VALUE]...\n\n"
       "Configuration keys, as --section.key VALUE, as \"section\": {\"key\": VALUE} in CONFIG.json "
       "(comments\nallowed), or in the environment as TESSERA_SECTION_KEY. A flag beats the "
       "environment, that beats the file.\n";
@@ -321,7 +341,11 @@ std::string config_help() {
         },
         field.ref(defaults));
     out += fmt::format("  --{:<22} {:<12} {}", field.key, value.empty() ? "-" : value, field.help);
-    if (!field.choices.empty()) out += fmt::format(" ({})", fmt::join(field.choices, ", "));
+    if (!field.choices.empty()) {
+      out += fmt::format(" ({}{}{})", fmt::join(field.choices, ", "),
+                         field.unavailable.empty() ? "" : "; not in this build: ",
+                         fmt::join(field.unavailable, ", "));
+    }
     out += '\n';
   }
   return out;

@@ -20,9 +20,10 @@ struct Field {
   FieldRef (*ref)(Config&);
   std::string_view help;
   double min = 0;
-  double max = 0;  ///< inclusive; min and max bound numbers only
+  double max = 0;  ///< inclusive and finite; min and max bound numbers only
   bool min_exclusive = false;
-  std::vector<std::string_view> choices;  ///< of a string; empty: any
+  std::vector<std::string_view> choices;      ///< of a string; empty: any
+  std::vector<std::string_view> unavailable;  ///< known too, but Config::validate() refuses them
 
   bool is_list() const;
   /// "integer", "number", "string" or "list of strings"
