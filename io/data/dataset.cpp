@@ -109,6 +109,12 @@ Dataset open_dataset(const DatasetOptions& options) {
     return data;
   }
 
+  require<Unsupported>(
+      !options.refuse_text,
+      "the model came without a tokenizer that this build reads, so text ({}) "
+      "cannot be turned into its tokens; give token files (.bin), or the tokenizer "
+      "it was trained with (--data.tokenizer in train, --tokenizer in eval)",
+      files.front());
   data.tokenizer = choose_tokenizer(options, files);
   if (data.vocab_size == 0) data.vocab_size = data.tokenizer->vocab_size();
   require(data.vocab_size >= data.tokenizer->vocab_size(),

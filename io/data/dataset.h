@@ -26,6 +26,9 @@ struct DatasetOptions {
   std::int64_t vocab_size = 0;  ///< of the model; ids from here on are refused. 0: from the data
   /// Takes the place of `tokenizer` where a model brings its own.
   TokenizerPtr fixed_tokenizer = nullptr;
+  /// True for a model that came without a tokenizer: text is refused, since its ids would mean
+  /// something else to the model.
+  bool refuse_text = false;
 };
 
 struct Dataset {

@@ -18,6 +18,7 @@ namespace {
 struct Options {
   std::string model;
   std::vector<std::string> data;
+  std::string tokenizer;
   std::int64_t batch = 8;
   std::int64_t seq_len = 0;
   std::int64_t max_rows = 0;
@@ -34,12 +35,14 @@ int run(const Options& options) {
   const std::int64_t seq_len = options.seq_len > 0 ? options.seq_len : positions;
   require(seq_len <= positions, "--seq-len {} is more than the model's {} positions", seq_len,
           positions);
-  const io::Dataset dataset = io::open_dataset({.train = options.data,
-                                                .val = {},
-                                                .tokenizer = "bytes",
-                                                .val_fraction = 0,
-                                                .vocab_size = model.config().vocab_size,
-                                                .fixed_tokenizer = loaded.tokenizer});
+  const io::Dataset dataset =
+      io::open_dataset({.train = options.data,
+                        .val = {},
+                        .tokenizer = options.tokenizer,
+                        .val_fraction = 0,
+                        .vocab_size = model.config().vocab_size,
+                        .fixed_tokenizer = loaded.tokenizer,
+                        .refuse_text = loaded.tokenizer == nullptr && options.tokenizer.empty()});
   const io::Sampler rows(dataset.train, seq_len, io::DataOrder::Sequential, 0, "the data");
   std::int64_t count = rows.samples_per_epoch();
   if (options.max_rows > 0) count = std::min(count, options.max_rows);
@@ -92,6 +95,8 @@ Command add_eval(CLI::App& parent) {
       ->required();
   app->add_option("--data", options->data, "Token files or text (with the model's tokenizer)")
       ->required();
+  app->add_option("--tokenizer", options->tokenizer,
+                  "For text, if the model came without one: bytes, chars, or a tokenizer file");
   app->add_option("--seq-len", options->seq_len, "Tokens per row; default: the model's positions");
   app->add_option("--batch", options->batch, "Rows at a time")
       ->capture_default_str()

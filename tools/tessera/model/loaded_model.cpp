@@ -9,17 +9,6 @@
 #include "tools/tessera/train/setup.h"
 
 namespace tessera::tools {
-namespace {
-
-constexpr const char* kTokenizerFile = "tokenizer_tessera.json";
-
-io::TokenizerPtr find_tokenizer(const io::ModelSource& source) {
-  if (const auto* checkpoint = source.checkpoint()) return checkpoint_tokenizer(*checkpoint);
-  const auto file = source.path() / kTokenizerFile;
-  return std::filesystem::exists(file) ? io::load_tokenizer(file.string()) : nullptr;
-}
-
-}  // namespace
 
 int default_threads(std::int64_t asked, int local_ranks) {
   if (asked > 0) return static_cast<int>(asked);
@@ -50,7 +39,7 @@ LoadedModel load_model(const std::string& path, const LoadOptions& options) {
               [&](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
                 source->read(p.name, begin, end, out, DType::F32);
               });
-  loaded.tokenizer = find_tokenizer(*source);
+  loaded.tokenizer = model_tokenizer(*source);
   return loaded;
 }
 

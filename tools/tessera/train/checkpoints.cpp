@@ -14,17 +14,32 @@ constexpr const char* kFormat = "tessera-trainer";
 constexpr std::int64_t kVersion = 1;
 
 // Directories that are named as committed checkpoints are, but have lost their index.
-std::vector<fs::path> without_index(const fs::path& checkpoints) {
+// The step in "step-00000020"; empty for any other name.
+std::optional<std::int64_t> step_of(const std::string& name) {
+  const std::string digits = name.starts_with("step-") ? name.substr(5) : "";
+  const bool number = !digits.empty() && digits.size() <= 18 &&
+                      digits.find_first_not_of("0123456789") == std::string::npos;
+  return number ? std::optional<std::int64_t>(std::stoll(digits)) : std::nullopt;
+}
+
+// Directories that look like checkpoints, with or without an index.
+std::vector<fs::path> step_directories(const fs::path& checkpoints) {
   std::vector<fs::path> result;
   std::error_code error;
   for (fs::directory_iterator item(checkpoints, error), end; !error && item != end;
        item.increment(error)) {
-    const std::string name = item->path().filename().string();
-    if (!name.starts_with("step-") || name.ends_with(".tmp")) continue;
-    std::error_code absent;
-    if (!fs::exists(item->path() / "index.json", absent)) result.push_back(item->path());
+    if (step_of(item->path().filename().string())) result.push_back(item->path());
   }
   std::sort(result.begin(), result.end());
+  return result;
+}
+
+std::vector<fs::path> without_index(const fs::path& checkpoints) {
+  std::vector<fs::path> result;
+  for (const fs::path& path : step_directories(checkpoints)) {
+    std::error_code absent;
+    if (!fs::exists(path / "index.json", absent)) result.push_back(path);
+  }
   return result;
 }
 
@@ -100,9 +115,23 @@ std::optional<fs::path> find_resume(const fs::path& run_dir, const std::string& 
         "checkpoint.resume is {}, which is no directory; name a checkpoint or a run, or say auto "
         "or never",
         resume);
-    return io::open_checkpoint(resume).path();
+    const io::CheckpointReader reader = io::open_checkpoint(resume);
+    // Its saves would come before those in number, and be taken for the older ones.
+    for (const fs::path& path : step_directories(run_dir / "checkpoints")) {
+      require(*step_of(path.filename().string()) <= reader.index().step,
+              "{} is later than {}, which checkpoint.resume names; go on from the later one with "
+              "--checkpoint.resume auto, or choose another --run.out",
+              path.string(), reader.path().string());
+    }
+    return reader.path();
   }
-  if (!fs::exists(run_dir / "checkpoints")) return std::nullopt;
+  std::error_code no_metrics;
+  require(resume == "auto" ||
+              !(fs::file_size(run_dir / "metrics.jsonl", no_metrics) > 0 && !no_metrics),
+          "{} holds a run (metrics.jsonl) and checkpoint.resume is never; choose another --run.out",
+          run_dir.string());
+  std::error_code unreadable;
+  if (!fs::exists(run_dir / "checkpoints", unreadable)) return std::nullopt;
   const auto existing = io::find_checkpoints(run_dir);
   const auto damaged = without_index(run_dir / "checkpoints");
   for (const fs::path& path : damaged)
@@ -127,6 +156,15 @@ std::optional<fs::path> find_resume(const fs::path& run_dir, const std::string& 
                              "none of the {} checkpoints of {} can be used ({}); start anew with "
                              "another --run.out",
                              existing.size(), run_dir.string(), reason);
+  // What cannot be used must not count as the newest, nor push good ones out.
+  for (const fs::path& path : step_directories(run_dir / "checkpoints")) {
+    if (*step_of(path.filename().string()) <= newest.reader->index().step) continue;
+    fs::path aside = path;
+    for (aside += ".unusable"; fs::exists(aside, unreadable); aside += "-again") {
+    }
+    io::rename_path(path, aside);
+    notes.push_back(fmt::format("{} is set aside as {}", path.string(), aside.filename().string()));
+  }
   return newest.reader->path();
 }
 

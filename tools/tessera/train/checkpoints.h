@@ -49,9 +49,11 @@ class StoreCoordinator final : public io::SaveCoordinator {
 /// Which checkpoint a run starts from, as rank 0 finds it; empty: none.
 /// @param resume  checkpoint.resume
 /// @param notes   receives one line for every broken checkpoint that was passed over
+/// Broken ones that are later than the one found are set aside under another name: they must not
+/// count as the newest once the run goes on.
 /// @throws CorruptCheckpoint if there are only broken ones: starting anew would write over the run;
-///         InvalidArgument if `resume` names what is not there, or if the run must not be continued
-///         (resume=never) but its directory holds one
+///         InvalidArgument if `resume` names what is not there or comes before checkpoints that the
+///         run has already, or if the run must not be continued (resume=never) but is there
 std::optional<std::filesystem::path> find_resume(const std::filesystem::path& run_dir,
                                                  const std::string& resume,
                                                  std::vector<std::string>& notes);

@@ -13,7 +13,7 @@ std::string decide_on_rank_zero(comm::Store& store, const std::string& name, int
       const std::string result = decide();
       store.set(key, "+" + result);
       return result;
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       store.set(key, std::string("-") + error.what());
       throw;
     }

@@ -64,6 +64,18 @@ TrainerOptions trainer_options(const Config& config) {
   return options;
 }
 
+// A launcher's id of a run as part of a file name: "127.0.0.1:23100" and the like lose their
+// other characters.
+std::string file_name_of(const std::string& run_id, std::int64_t step) {
+  std::string name = run_id.empty() ? "run" : run_id.substr(0, 64);
+  for (char& c : name) {
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                       c == '.' || c == '-';
+    if (!plain) c = '_';
+  }
+  return fmt::format("{}-{}", name, step);
+}
+
 /// One rank of a run: owns what the steps need, and what only rank 0 shows and writes.
 class Rank {
  public:
@@ -82,8 +94,7 @@ class Rank {
                  communicator_),
         trainer_(model_, sharded_, communicator_, context_, trainer_options(config_)),
         coordinator_(*group.store, rank_, world_size_, milliseconds(config_.checkpoint.timeout)),
-        run_id_(fmt::format("{}-{}", environment.run_id.empty() ? "run" : environment.run_id,
-                            setup_.state.step)),
+        run_id_(file_name_of(environment.run_id, setup_.state.step)),
         log_(config_.run.out, rank_),
         state_(setup_.state) {
     if (setup_.dataset.tokenizer) state_.tokenizer = setup_.dataset.tokenizer->to_json();
@@ -121,7 +132,6 @@ class Rank {
   std::unique_ptr<ProgressLine> progress_;
   std::int64_t saved_step_ = -1;
   std::int64_t evaluated_step_ = -1;
-  double last_val_loss_ = 0;
   StepResult last_;
 };
 
@@ -151,25 +161,33 @@ void Rank::show_start() {
   if (!is_zero()) return;
   const fs::path out = config_.run.out;
   io::write_file_atomically(out / "config.json", to_json(config_).dump(2) + "\n");
+  std::error_code absent;
+  if (state_.step == 0 && fs::file_size(out / "metrics.jsonl", absent) > 0 && !absent) {
+    fs::rename(out / "metrics.jsonl", out / "metrics.previous.jsonl");
+    setup_.notes.push_back(
+        "note: there was no checkpoint to go on from; the former metrics are in "
+        "metrics.previous.jsonl");
+  }
   metrics_ = std::make_unique<MetricsWriter>(out / "metrics.jsonl", state_.step);
   std::cerr << start_table(style_, setup_, sharded_, communicator_, *context_);
   progress_ = std::make_unique<ProgressLine>(std::cerr, style_, state_.step, config_.train.steps,
                                              config_.train.log_every);
+  for (const std::string& text : setup_.notes) note(text);
 }
 
 void Rank::evaluate() {
   if (!setup_.val || evaluated_step_ == state_.step) return;
   evaluated_step_ = state_.step;
-  last_val_loss_ = trainer_.evaluate(*setup_.val, config_.train.eval_batches);
+  const double loss = trainer_.evaluate(*setup_.val, config_.train.eval_batches);
   if (is_zero()) {
-    metrics_->write_evaluation(state_.step, last_val_loss_);
-    note(fmt::format("step {}: validation loss {:.4f}", state_.step, last_val_loss_));
+    metrics_->write_evaluation(state_.step, loss);
+    note(fmt::format("step {}: validation loss {:.4f}", state_.step, loss));
   }
   show_sample();
 }
 
 void Rank::show_sample() {
-  if (config_.train.sample_prompt.empty() || !setup_.dataset.tokenizer) return;
+  if (config_.train.sample_prompt.empty()) return;
   // Every rank gathers; one of them writes.
   sharded_.gather_all();
   if (is_zero()) {
@@ -181,6 +199,8 @@ void Rank::show_sample() {
     note(fmt::format("step {}: sample\n{}{}", state_.step, config_.train.sample_prompt,
                      printable(tokenizer.decode(ids))));
   }
+  // The others wait here, not in the next collective, whose deadline is for computing ranks.
+  coordinator_.exchange(fmt::format("sample at step {}", state_.step), "");
   sharded_.end_evaluation();
 }
 
@@ -199,7 +219,11 @@ void Rank::save() {
   const io::SaveReport report = io::save_checkpoint(request, coordinator_);
   saved_step_ = state_.step;
   if (!is_zero()) return;
-  io::prune_checkpoints(dir, static_cast<int>(config_.checkpoint.keep));
+  try {
+    io::prune_checkpoints(dir, static_cast<int>(config_.checkpoint.keep));
+  } catch (const IoError& error) {  // the save itself stands
+    note(fmt::format("warning: an old checkpoint stays: {}", error.what()));
+  }
   note(fmt::format("step {}: saved {} ({} in {}, {:.2f} GB/s)", state_.step, report.path.string(),
                    format_bytes(report.total_bytes), format_duration(report.seconds),
                    static_cast<double>(report.total_bytes) / 1e9 / report.seconds));
@@ -313,7 +337,7 @@ int run_rank(Config config, const comm::LaunchEnvironment& environment, bool jso
       });
   RunSetup setup = set_up(std::move(config), environment.world_size,
                           resume.empty() ? std::nullopt : std::optional<fs::path>(resume));
-  if (environment.rank == 0 && setup.state.step >= setup.config.train.steps) {
+  if (environment.rank == 0 && setup.resume && setup.state.step >= setup.config.train.steps) {
     std::cerr << fmt::format("{} is at step {} of {} already; raise --train.steps to go on\n",
                              resume, setup.state.step, setup.config.train.steps);
   }

@@ -1,5 +1,7 @@
 #include "tools/tessera/train/setup.h"
 
+#include <set>
+
 namespace tessera::tools {
 namespace {
 
@@ -19,6 +21,11 @@ void adopt_shape(Config& config, const models::Gpt2Config& stored, const std::st
   require(config.model.seq_len <= stored.seq_len,
           "model.seq_len is {}, but the model in {} has {} positions", config.model.seq_len, source,
           stored.seq_len);
+  require(!config.given.contains("model.layer_norm_eps") ||
+              config.model.layer_norm_eps == stored.layer_norm_eps,
+          "model.layer_norm_eps is {}, but the model in {} has {}; leave the key out to take the "
+          "model's",
+          config.model.layer_norm_eps, source, stored.layer_norm_eps);
   config.model.layer_norm_eps = stored.layer_norm_eps;
 }
 
@@ -32,13 +39,40 @@ models::Gpt2Config from_config(const Config& config) {
           .dropout = static_cast<float>(config.model.dropout)};
 }
 
-}  // namespace
+constexpr const char* kTokenizerFile = "tokenizer_tessera.json";
 
 io::TokenizerPtr checkpoint_tokenizer(const io::CheckpointReader& reader) {
   if (!reader.index().trainer) return nullptr;
   const auto state = parse_trainer_state(reader.trainer_json(),
                                          (reader.path() / reader.index().trainer->file).string());
   return state.tokenizer.is_null() ? nullptr : io::tokenizer_from_json(state.tokenizer);
+}
+
+// Keys that shape the training itself: what differs from the run so far is said.
+std::vector<std::string> changes_since(const nlohmann::json& before, const nlohmann::json& now,
+                                       std::int64_t step) {
+  std::vector<std::string> notes;
+  for (const char* section : {"data", "train", "optim", "model"}) {
+    if (!before.contains(section)) continue;
+    for (const auto& [key, value] : now.at(section).items()) {
+      static const std::set<std::string_view> kFree = {
+          "threads",       "log_every", "micro_batch", "sample_prompt",
+          "sample_tokens", "init_from", "eval_every",  "eval_batches"};
+      const auto& old = before.at(section);
+      if (kFree.contains(key) || !old.contains(key) || old.at(key) == value) continue;
+      notes.push_back(fmt::format("note: since step {}, {}.{} changes from {} to {}", step, section,
+                                  key, old.at(key).dump(), value.dump()));
+    }
+  }
+  return notes;
+}
+
+}  // namespace
+
+io::TokenizerPtr model_tokenizer(const io::ModelSource& source) {
+  if (const auto* checkpoint = source.checkpoint()) return checkpoint_tokenizer(*checkpoint);
+  const auto file = source.path() / kTokenizerFile;
+  return std::filesystem::exists(file) ? io::load_tokenizer(file.string()) : nullptr;
 }
 
 RunSetup set_up(Config config, int world_size, const std::optional<std::filesystem::path>& resume) {
@@ -61,18 +95,26 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
   } else if (!config.model.init_from.empty()) {
     setup.init_from = io::open_model(config.model.init_from);
     adopt(setup.init_from->config(), setup.init_from->path().string());
-    if (const auto* checkpoint = setup.init_from->checkpoint()) {
-      tokenizer = checkpoint_tokenizer(*checkpoint);
-    }
+    tokenizer = model_tokenizer(*setup.init_from);
+  }
+  const bool tokenizer_given = config.given.contains("data.tokenizer");
+  if (tokenizer) {
+    require(!tokenizer_given || config.data.tokenizer == tokenizer->kind() ||
+                (config.data.tokenizer != "bytes" && config.data.tokenizer != "chars"),
+            "data.tokenizer is {}, but the model was trained with {}; leave the key out",
+            config.data.tokenizer, tokenizer->kind());
+    config.data.tokenizer = tokenizer->kind();
   }
   config.validate(world_size);
 
-  setup.dataset = io::open_dataset({.train = config.data.train,
-                                    .val = config.data.val,
-                                    .tokenizer = config.data.tokenizer,
-                                    .val_fraction = config.data.val_fraction,
-                                    .vocab_size = config.model.vocab_size,
-                                    .fixed_tokenizer = tokenizer});
+  setup.dataset =
+      io::open_dataset({.train = config.data.train,
+                        .val = config.data.val,
+                        .tokenizer = config.data.tokenizer,
+                        .val_fraction = config.data.val_fraction,
+                        .vocab_size = config.model.vocab_size,
+                        .fixed_tokenizer = tokenizer,
+                        .refuse_text = positions > 0 && !tokenizer && !tokenizer_given});
   config.model.vocab_size = setup.dataset.vocab_size;
   const auto order = io::parse_data_order(config.data.order);
   const auto seed = static_cast<std::uint64_t>(config.train.seed);
@@ -82,10 +124,28 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
     setup.val =
         std::make_unique<io::Sampler>(setup.dataset.val, config.model.seq_len,
                                       io::DataOrder::Sequential, seed, "the validation data");
+  } else if (setup.dataset.val) {
+    require(config.data.val.empty(),
+            "the validation data has {} tokens, fewer than a row of {} + 1",
+            setup.dataset.val->size(), config.model.seq_len);
+    setup.notes.push_back(
+        fmt::format("note: no validation: {} of the text are {} tokens, fewer than a row of {} + 1",
+                    config.data.val_fraction, setup.dataset.val->size(), config.model.seq_len));
+  }
+  if (!config.train.sample_prompt.empty()) {
+    require(setup.dataset.tokenizer != nullptr,
+            "train.sample_prompt is text, but token files have no tokenizer; leave the key out");
+    setup.dataset.tokenizer->encode(config.train.sample_prompt, "train.sample_prompt");
   }
   setup.model = from_config(config);
   if (positions > 0) setup.model.seq_len = positions;
   setup.model.validate();
+  if (resume) {
+    const auto now = nlohmann::json::parse(to_json(config).dump());
+    for (auto& note : changes_since(setup.state.config, now, setup.state.step)) {
+      setup.notes.push_back(std::move(note));
+    }
+  }
   setup.config = std::move(config);
   return setup;
 }

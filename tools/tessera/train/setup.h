@@ -27,10 +27,12 @@ struct RunSetup {
   std::optional<io::CheckpointReader> resume;  ///< go on from here, or
   std::unique_ptr<io::ModelSource> init_from;  ///< start from these weights, or from random ones
   TrainerState state;                          ///< where to go on; zeros for a new run
+  std::vector<std::string> notes;              ///< what a user should know before the first step
 };
 
-/// The tokenizer stored with a checkpoint's run; null if it has none.
-io::TokenizerPtr checkpoint_tokenizer(const io::CheckpointReader& reader);
+/// The tokenizer that a model was trained with: of its checkpoint's run, or of the file
+/// tokenizer_tessera.json beside it. Null if there is none that this build reads.
+io::TokenizerPtr model_tokenizer(const io::ModelSource& source);
 
 /// Opens everything. Shape keys that were given must agree with the checkpoint's or model's; those
 /// that were not are taken from it. model.seq_len may be smaller than a model's positions: rows are

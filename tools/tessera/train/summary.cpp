@@ -79,10 +79,18 @@ MemoryPlan plan_memory(const RunSetup& setup, const comm::ShardedModel& sharded,
   std::int64_t whole = root;
   for (std::size_t i = 0; i < std::min<std::size_t>(2, blocks.size()); ++i) whole += blocks[i];
 
+  // Later micro-batches arrive beside the segment that they are added to, unit by unit.
+  std::int64_t arriving = 0;
+  if (scatters && setup.config.train.global_batch / world_size > setup.config.train.micro_batch) {
+    for (const auto& unit : sharded.units()) arriving = std::max(arriving, unit->segment_size());
+  }
+
   of(plan, MemoryCategory::Parameters) = held * 4;
   of(plan, MemoryCategory::OptimizerState) = held * 8;
-  of(plan, MemoryCategory::Gradients) = scatters ? (held + whole) * 4 : padded * 4;
-  if (scatters) of(plan, MemoryCategory::Gathered) = whole * compute_size;
+  of(plan, MemoryCategory::Gradients) = scatters ? (held + whole + arriving) * 4 : padded * 4;
+  // Sampling text at evaluations gathers the whole model.
+  const bool samples = !setup.config.train.sample_prompt.empty();
+  if (scatters) of(plan, MemoryCategory::Gathered) = (samples ? padded : whole) * compute_size;
   if (!scatters && bf16) of(plan, MemoryCategory::Gathered) = padded * compute_size;
   of(plan, MemoryCategory::Activations) = plan_activations(setup, bf16 ? DType::BF16 : DType::F32);
   of(plan, MemoryCategory::Data) =
@@ -171,9 +179,15 @@ std::string end_summary(const ConsoleStyle& style, const RunSetup& setup,
   rows.emplace_back("", memory);
   rows.emplace_back("curve", config.run.out + "/loss.svg");
   if (signal != 0) {
-    rows.emplace_back("stopped", fmt::format("by signal {} after step {}; the same command goes on "
-                                             "from there",
-                                             signal, state.step));
+    std::string next = "nothing was saved (checkpoint.every is 0)";
+    if (config.checkpoint.every > 0 && config.checkpoint.what == "model") {
+      next = "its weights are saved; start from them with --model.init_from " + config.run.out;
+    } else if (config.checkpoint.every > 0) {
+      next = config.checkpoint.resume == "auto" ? "the same command goes on from there"
+                                                : "go on with --checkpoint.resume auto";
+    }
+    rows.emplace_back("stopped",
+                      fmt::format("by signal {} after step {}; {}", signal, state.step, next));
   } else if (config.checkpoint.every > 0) {
     rows.emplace_back("next", fmt::format("tessera consolidate {} MODEL_DIR", config.run.out));
   }

@@ -31,10 +31,11 @@ int run(const Options& options, const std::vector<std::string>& words) {
   // Parsed before ranks are started, so that a mistake is told once and at once.
   Config config = load_config(parse_train_arguments(words), tessera_environment());
   const bool is_rank = environment.launcher != comm::Launcher::None;
-  if (options.nproc > 0 && !is_rank) {
-    Config checked = config;
-    checked.model = {};  // parts of it may come from a checkpoint, which only ranks open
-    checked.validate(options.nproc);
+  const bool launches = options.nproc > 0 && !is_rank;
+  Config checked = config;
+  checked.model = {};  // parts of it may come from a checkpoint, which only ranks open
+  checked.validate(launches ? options.nproc : environment.world_size);
+  if (launches) {
     std::vector<std::string> arguments = {"tessera", "train"};
     if (options.json) arguments.emplace_back("--json");
     arguments.insert(arguments.end(), words.begin(), words.end());
