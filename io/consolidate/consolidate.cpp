@@ -42,26 +42,53 @@ void check_options(const ConsolidateOptions& options) {
           options.memory, options.max_shard_size);
 }
 
+// "model.safetensors", "optimizer-00001-of-00002.safetensors", "model.safetensors.index.json"
+bool is_tensor_file(std::string_view name) {
+  for (const std::string_view stem : {"model", "optimizer"}) {
+    if (!name.starts_with(stem)) continue;
+    std::string rest(name.substr(stem.size()));
+    if (rest == ".safetensors" || rest == ".safetensors.index.json") return true;
+    for (char& c : rest) {
+      if (c >= '0' && c <= '9') c = '0';
+    }
+    if (rest == "-00000-of-00000.safetensors") return true;
+  }
+  return false;
+}
+
+void check_apart(const fs::path& out, const fs::path& source) {
+  const fs::path from = fs::weakly_canonical(source), to = fs::weakly_canonical(out);
+  const auto contains = std::mismatch(to.begin(), to.end(), from.begin(), from.end());
+  require(contains.first != to.end(), "{} holds the source {}; choose another directory",
+          out.string(), source.string());
+}
+
 // An existing `out` is replaced only if it is an earlier export: a mistyped path must not cost
 // somebody a directory.
-void check_out(const fs::path& out, const fs::path& source, bool overwrite) {
+void check_out(const fs::path& out, bool overwrite) {
   std::error_code error;
   if (!fs::exists(fs::symlink_status(out, error))) return;
   require(overwrite, "{} exists already; choose another directory, or replace it with --overwrite",
           out.string());
   require(fs::is_directory(out, error), "{} is no directory; --overwrite replaces only an export",
           out.string());
-  const fs::path from = fs::weakly_canonical(source), to = fs::weakly_canonical(out);
-  const auto contains = std::mismatch(to.begin(), to.end(), from.begin(), from.end());
-  require(contains.first != to.end(), "{} holds the source {}; choose another directory",
-          out.string(), source.string());
+  bool empty = true, config = false, tensors = false;
   for (const auto& item : fs::directory_iterator(out)) {
     const std::string name = item.path().filename().string();
-    const bool ours =
-        item.is_regular_file() && (name.ends_with(".safetensors") || name.ends_with(".json"));
+    const bool is_config = name == "config.json" || name == kOwnConfig;
+    const bool is_tensors = is_tensor_file(name);
+    const bool ours = item.is_regular_file() && (is_config || is_tensors || name == kTokenizer ||
+                                                 name == "generation_config.json");
     require(ours, "{} holds {}, which no export does: it is not replaced; choose another directory",
             out.string(), name);
+    empty = false;
+    config = config || is_config;
+    tensors = tensors || is_tensors;
   }
+  require(empty || (config && tensors),
+          "{} is no complete export (config.json or {}, and tensors): it is not replaced; choose "
+          "another directory",
+          out.string(), kOwnConfig);
 }
 
 Plan make_plan(const fs::path& source, const ConsolidateOptions& options) {
@@ -127,8 +154,9 @@ void write_side_files(const fs::path& dir, const Plan& plan, const ConsolidateOp
   }
 }
 
-void commit(const fs::path& temporary, const fs::path& out) {
+void commit(const fs::path& temporary, const fs::path& out, bool overwrite) {
   sync_directory(temporary);
+  check_out(out, overwrite);  // again: somebody may have used the name meanwhile
   std::error_code error;
   if (fs::exists(out, error)) {
     exchange_paths(temporary, out);
@@ -147,8 +175,10 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
   const auto start = std::chrono::steady_clock::now();
   check_options(options);
   const fs::path out = fs::absolute(out_path / "").lexically_normal().parent_path();
-  check_out(out, source, options.overwrite);
+  check_apart(out, source);
+  check_out(out, options.overwrite);
   const Plan plan = make_plan(source, options);
+  check_apart(out, plan.model->path());
 
   ConsolidateReport report;
   report.source = plan.model->path();
@@ -185,7 +215,7 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
     write(plan.weights, "model");
     write(plan.moments, "optimizer");
     write_side_files(temporary, plan, options, report.files);
-    commit(temporary, out);
+    commit(temporary, out, options.overwrite);
   } catch (...) {
     fs::remove_all(temporary, error);
     throw;

@@ -165,6 +165,56 @@ TEST_CASE("what is there is replaced only if told, and only an export") {
   CHECK(read_text(f.out / "diary.txt") == "dear");
 }
 
+TEST_CASE("neither a checkpoint nor somebody's directory is taken for an export") {
+  Fixture f;
+  const fs::path checkpoint = f.make(1);
+  const fs::path other = save(f.model, f.dir.path() / "other", {.step = 9});
+  ConsolidateOptions options;
+  options.overwrite = true;
+  const auto refuse = [&](const fs::path& out, const char* expected) {
+    CHECK_THROWS_HOLDING(InvalidArgument, expected, consolidate(f.run, out, options));
+  };
+  refuse(other, "which no export does");
+  CHECK(fs::exists(other / "index.json"));
+  refuse(checkpoint, "which no export does");
+  CHECK(fs::exists(checkpoint / "index.json"));
+
+  fs::create_directories(f.out);
+  write_text(f.out / "config.json", "{}");
+  refuse(f.out, "is no complete export");
+  write_text(f.out / "package.json", "{}");
+  refuse(f.out, "holds package.json");
+  fs::remove(f.out / "package.json");
+  write_text(f.out / "other.safetensors", "x");
+  refuse(f.out, "holds other.safetensors");
+  CHECK(read_text(f.out / "config.json") == "{}");
+  fs::remove_all(f.out);
+  fs::create_directories(f.out);  // nothing is lost
+  consolidate(f.run, f.out, options);
+  check_equal(*open_model(f.out), f.model);
+
+  // The run's newest checkpoint lies where the name OUT leads to.
+  fs::create_directory_symlink(checkpoint, f.dir.path() / "link");
+  CHECK_THROWS_HOLDING(InvalidArgument, "holds the source",
+                       consolidate(checkpoint, f.dir.path() / "link", options));
+}
+
+TEST_CASE("exports of several files and of our own format are replaced") {
+  Fixture f;
+  f.make(2);
+  ConsolidateOptions options;
+  options.overwrite = true;
+  options.max_shard_size = 2000;
+  consolidate(f.run, f.out, options);
+  options.format = ExportFormat::Safetensors;
+  options.what = ExportWhat::Optimizer;
+  consolidate(f.run, f.out, options);
+  CHECK_FALSE(fs::exists(f.out / "config.json"));
+  options.max_shard_size = 1 << 30;
+  const ConsolidateReport report = consolidate(f.run, f.out, options);
+  CHECK(report.files == std::vector<std::string>{"optimizer.safetensors", "tessera.json"});
+}
+
 TEST_CASE("a damaged shard stops the export and leaves nothing behind") {
   Fixture f;
   const fs::path checkpoint = f.make(2);
