@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -62,6 +63,13 @@ TEST_CASE("usage errors exit with 2, on standard error, and say what to do") {
       {"train --data.train x --model.n_head 3", "model.n_head 3 does not divide"},
       {"train --data.train x --optim.lr nan", "optim.lr must be"},
       {"train --data.train x --model.arch llama", "model.arch llama"},
+      {"train --data.train x --run.out runs/\xff", "--run.out: run.out must be UTF-8 text"},
+      {"train --data.train x\xff", "--data.train: data.train must be UTF-8 text"},
+      {"train --data.train x --train.steps 0", "train.steps must be at least 1"},
+      {"eval m --data x --seq-len -5", "--seq-len"},
+      {"eval m --data x --max-rows -3", "--max-rows"},
+      {"eval m --data x --threads -2", "--threads"},
+      {"generate m --prompt x --threads -2", "--threads"},
   };
   for (const Case& c : cases) {
     INFO(c.arguments);
@@ -81,6 +89,29 @@ TEST_CASE("an unknown key of a configuration file is named with file, line and n
   CHECK(holds(result.err,
               "run.json:3: unknown key \"model.n_layers\"; did you mean "
               "\"model.n_layer\"?"));
+}
+
+TEST_CASE("generate shows the whole prompt in front of its text, or ids without a tokenizer") {
+  const tessera::test::TempDir dir;
+  const auto text = dir.write("text.txt", std::string(400, 'x'));
+  const Result trained =
+      run("train --data.train " + text + " --run.out " + dir.file("run") +
+          " --train.steps 1 --model.n_layer 1 --model.n_head 1 --model.n_embd 8 --model.seq_len 8" +
+          " --train.global_batch 1 --optim.warmup_steps 0");
+  INFO(trained.err);
+  REQUIRE(trained.code == 0);
+  const std::string generate = "generate " + dir.file("run") + " --max-new-tokens 0";
+  CHECK(run(generate + " --prompt 'H\xc3\xa9'").out == "H\xc3\xa9\n");
+  CHECK(run(generate + " --prompt-tokens 72 195 169 13 10").out == "H\xc3\xa9\r\n\n");
+  const Result outside = run(generate + " --prompt-tokens 72 256");
+  CHECK(outside.code == 2);
+  CHECK(holds(outside.err, "token id 256 is outside the vocabulary"));
+
+  const Result ids = run(std::string("generate ") + TESSERA_SOURCE_DIR +
+                         "/tests/golden/gpt2-tiny --prompt-tokens 5 6 7 --max-new-tokens 2");
+  CHECK(ids.code == 0);
+  CHECK(ids.out.starts_with("5 6 7 "));
+  CHECK(std::count(ids.out.begin(), ids.out.end(), ' ') == 4);
 }
 
 TEST_CASE("missing data exits with 3") {

@@ -97,15 +97,20 @@ Command add_eval(CLI::App& parent) {
       ->required();
   app->add_option("--tokenizer", options->tokenizer,
                   "For text, if the model came without one: bytes, chars, or a tokenizer file");
-  app->add_option("--seq-len", options->seq_len, "Tokens per row; default: the model's positions");
+  app->add_option("--seq-len", options->seq_len, "Tokens per row; 0: the model's positions")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
   app->add_option("--batch", options->batch, "Rows at a time")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
-  app->add_option("--max-rows", options->max_rows, "Rows to read; 0: all")->capture_default_str();
+  app->add_option("--max-rows", options->max_rows, "Rows to read; 0: all")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
   app->add_option("--step", options->step, "Checkpoint of a run; default: the newest");
   app->add_option("--dtype", options->dtype, "Compute in f32 or bf16")->capture_default_str();
   app->add_option("--threads", options->threads, "0: OMP_NUM_THREADS or all processors")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
   app->add_flag("--json", options->json, "Machine-readable output");
   return {app, [options] { return run(*options); }};
 }

@@ -39,28 +39,26 @@ int run(const Options& options) {
   }
   const RngKey key =
       RngKey::make(static_cast<std::uint64_t>(options.seed), RngPurpose::Sampling, 0);
-  // Without --json the text appears as it is made; a tokenizer's pieces need not be whole
+  // Without --json prompt and text appear as they are made; a tokenizer's pieces need not be whole
   // characters.
   const bool stream = !options.json;
   std::string pending;
-  const auto show = [&](std::int32_t token) {
-    if (!stream) return true;
+  const char* separator = "";
+  const auto show = [&](std::span<const std::int32_t> tokens) {
+    if (!stream) return;
     if (loaded.tokenizer == nullptr) {
-      std::cout << ' ' << token << std::flush;
-      return true;
+      std::cout << separator << fmt::format("{}", fmt::join(tokens, " ")) << std::flush;
+      separator = " ";
+    } else {
+      pending += loaded.tokenizer->decode(tokens);
+      std::cout << take_printable(pending) << std::flush;
     }
-    pending += loaded.tokenizer->decode(std::vector<std::int32_t>{token});
-    const bool cut = !pending.empty() && (static_cast<unsigned char>(pending.back()) & 0x80) != 0;
-    if (!cut || pending.size() >= 4) {
-      std::cout << printable(pending) << std::flush;
-      pending.clear();
-    }
-    return true;
   };
-  if (stream)
-    std::cout << (options.prompt.empty() ? fmt::format("{}", prompt.back()) : options.prompt);
+  show(prompt);
   const auto ids = generate(*loaded.model, loaded.context, prompt, options.max_new_tokens,
-                            options.sampling, key, show);
+                            options.sampling, key, [&](std::int32_t token) {
+                              show({&token, 1});
+                            });
   if (stream) {
     std::cout << printable(pending) << std::endl;
     return 0;
@@ -70,7 +68,9 @@ int run(const Options& options) {
   out["prompt_tokens"] = prompt;
   out["tokens"] = ids;
   if (loaded.tokenizer) out["text"] = printable(loaded.tokenizer->decode(ids));
-  std::cout << out.dump() << std::endl;
+  // The model's path may hold bytes that are no UTF-8.
+  constexpr auto kReplace = nlohmann::ordered_json::error_handler_t::replace;
+  std::cout << out.dump(-1, ' ', false, kReplace) << std::endl;
   return 0;
 }
 
@@ -97,7 +97,8 @@ Command add_generate(CLI::App& parent) {
   app->add_option("--step", options->step, "Checkpoint of a run; default: the newest");
   app->add_option("--dtype", options->dtype, "Compute in f32 or bf16")->capture_default_str();
   app->add_option("--threads", options->threads, "0: OMP_NUM_THREADS or all processors")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
   app->add_flag("--json", options->json, "Machine-readable output");
   return {app, [options] { return run(*options); }};
 }

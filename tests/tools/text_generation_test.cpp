@@ -1,0 +1,124 @@
+#include "tools/tessera/model/text_generation.h"
+
+#include <doctest/doctest.h>
+
+#include "core/base/error.h"
+#include "tests/support/check_throws.h"
+
+using namespace tessera;
+using namespace tessera::tools;
+
+namespace {
+
+using Tokens = std::vector<std::int32_t>;
+
+constexpr std::int64_t kPositions = 16;
+constexpr std::int32_t kVocabulary = 31;
+
+struct Fixture {
+  models::Gpt2 model{
+      {.n_layer = 2, .n_head = 3, .n_embd = 24, .vocab_size = kVocabulary, .seq_len = kPositions}};
+  std::shared_ptr<Context> context = Context::create({.threads = 1});
+
+  // Larger weights than at the start of training, so that what is chosen depends on all tokens.
+  Fixture() {
+    materialize(model.units(), context, DType::F32,
+                [](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
+                  initialize_range(p, 5, begin, end, out);
+                  const bool norm = p.name.find("ln_") != std::string::npos;
+                  for (std::int64_t i = begin; i < end && !norm; ++i) out[i - begin] *= 10;
+                });
+  }
+  Tokens run(const Tokens& prompt, std::int64_t count,
+             const std::function<void(std::int32_t)>& on_token = {}) {
+    const RngKey key = RngKey::make(1, RngPurpose::Sampling, 0);
+    return generate(model, context, prompt, count, {.temperature = 0}, key, on_token);
+  }
+};
+
+Tokens make_tokens(std::size_t count, std::uint32_t seed) {
+  Tokens tokens(count);
+  for (auto& token : tokens) {
+    seed = seed * 1664525 + 1013904223;
+    token = static_cast<std::int32_t>((seed >> 16) % kVocabulary);
+  }
+  return tokens;
+}
+
+Tokens last(const Tokens& tokens, std::size_t count) {
+  return {tokens.end() - static_cast<std::ptrdiff_t>(count), tokens.end()};
+}
+
+}  // namespace
+
+TEST_CASE_FIXTURE(Fixture, "each new token is told once, and more of them begin as fewer do") {
+  const Tokens prompt = make_tokens(5, 1);
+  Tokens told;
+  const Tokens all = run(prompt, 11, [&](std::int32_t token) { told.push_back(token); });
+  CHECK(all.size() == 11);
+  CHECK(told == all);
+  CHECK(run(prompt, 4) == Tokens(all.begin(), all.begin() + 4));
+  CHECK(run(prompt, 0).empty());
+  CHECK_THROWS_HOLDING(InvalidArgument, "the prompt is empty", run({}, 1));
+  CHECK_THROWS_AS(run({kVocabulary}, 1), InvalidArgument);
+}
+
+TEST_CASE_FIXTURE(
+    Fixture, "a prompt as long as the positions or longer is read from its end, then by half") {
+  int half_differs = 0;
+  for (std::uint32_t seed = 0; seed < 20; ++seed) {
+    for (const std::size_t length : {16, 17, 40}) {
+      CAPTURE(seed);
+      CAPTURE(length);
+      Tokens text = make_tokens(length, seed);
+      const Tokens made = run(text, 3);
+      REQUIRE(made.size() == 3);
+      CHECK(made[0] == run(last(text, 16), 1)[0]);
+      half_differs += made[0] != run(last(text, 8), 1)[0] ? 1 : 0;
+      text.push_back(made[0]);
+      CHECK(made[1] == run(last(text, 8), 1)[0]);
+      text.push_back(made[1]);
+      CHECK(made[2] == run(last(text, 9), 1)[0]);
+    }
+  }
+  CHECK(half_differs > 20);  // of 60: the lengths could be told apart
+}
+
+TEST_CASE("what a terminal must not get becomes the replacement character") {
+  const std::string r = "\uFFFD";
+  CHECK(printable("a\tb\n\u00e9\u20ac\U0001F600") == "a\tb\n\u00e9\u20ac\U0001F600");
+  CHECK(printable("a\r\nb") == "a\r\nb");
+  CHECK(printable("a\rb\r") == "a" + r + "b" + r);
+  CHECK(printable("\x1b[1m\x7f") == r + "[1m" + r);
+  CHECK(printable("\xff\xc3") == r + r);
+  CHECK(printable("\xed\xa0\x80") == r + r + r);  // a surrogate
+  CHECK(printable("") == "");
+}
+
+TEST_CASE("text in pieces is shown in whole characters, whatever the pieces") {
+  const std::string text = "a\u00e9\u20ac\U0001F600\U0001F600\r\n\u20acz\xf0\x9f\xffq\xe0\x80!";
+  for (std::size_t step = 1; step <= text.size(); ++step) {
+    CAPTURE(step);
+    std::string pending, shown;
+    for (std::size_t at = 0; at < text.size(); at += step) {
+      pending += text.substr(at, step);
+      shown += take_printable(pending);
+      CHECK(pending.size() <= 3);
+    }
+    CHECK(pending.empty());
+    CHECK(shown == printable(text));
+  }
+  // Nothing is kept longer than needed.
+  const struct {
+    std::string text;
+    std::size_t kept;
+  } cases[] = {{"", 0},      {"ab", 0},           {"a\r", 1},      {"\u00e9", 0},
+               {"a\xc3", 1}, {"a\xe2\x82", 2},    {"\xf0", 1},     {"\xf0\x9f\x98", 3},
+               {"\xff", 0},  {"\x80\x80\x80", 0}, {"\xe0\x80", 0}, {"\xf0\x9f\x98\x80", 0}};
+  for (const auto& c : cases) {
+    CAPTURE(c.kept);
+    std::string pending = c.text;
+    CHECK(take_printable(pending) == printable(c.text.substr(0, c.text.size() - c.kept)));
+    CHECK(pending == c.text.substr(c.text.size() - c.kept));
+  }
+}
