@@ -59,6 +59,7 @@ TEST_CASE("hard data gives a picture without nan or inf") {
 
 TEST_CASE("titles are escaped, and shortened from the left between characters") {
   CHECK(holds(loss_svg("a<b>&c", {}, {}), ">a&lt;b&gt;&amp;c</text>"));
+  CHECK(holds(loss_svg("a\" onload=\"b", {}, {}), "aria-label=\"a&quot; onload=&quot;b\">"));
   std::string longer;
   for (int i = 0; i < 30; ++i) longer += "\u00e9";
   CHECK(holds(loss_svg(longer + "/end", {}, {}), "\u2026\u00e9"));

@@ -27,7 +27,7 @@ ConsoleStyle detect_console(int descriptor) {
 }
 
 std::string paint(const ConsoleStyle& style, Tone tone, std::string_view text) {
-  static constexpr std::array<const char*, 5> kCodes = {"", "2", "1", "32", "31"};
+  static constexpr std::array<const char*, 4> kCodes = {"", "2", "32", "31"};
   if (!style.color || tone == Tone::Plain) return std::string(text);
   return fmt::format("\x1b[{}m{}\x1b[0m", kCodes[static_cast<std::size_t>(tone)], text);
 }

@@ -18,7 +18,7 @@ struct ConsoleStyle {
 /// @param descriptor  STDERR_FILENO or STDOUT_FILENO
 ConsoleStyle detect_console(int descriptor);
 
-enum class Tone : std::uint8_t { Plain, Dim, Bold, Good, Bad };
+enum class Tone : std::uint8_t { Plain, Dim, Good, Bad };
 /// Text with ANSI codes around it if the style has color.
 std::string paint(const ConsoleStyle& style, Tone tone, std::string_view text);
 

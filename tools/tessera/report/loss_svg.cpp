@@ -75,6 +75,9 @@ std::string escape(const std::string& text) {
       case '>':
         out += "&gt;";
         break;
+      case '"':  // the title is an attribute too
+        out += "&quot;";
+        break;
       default:
         // Control characters are not allowed in XML, not even escaped.
         out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
