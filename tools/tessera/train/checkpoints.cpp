@@ -125,13 +125,17 @@ std::optional<fs::path> find_resume(const fs::path& run_dir, const std::string& 
     }
     return reader.path();
   }
-  std::error_code no_metrics;
-  require(resume == "auto" ||
-              !(fs::file_size(run_dir / "metrics.jsonl", no_metrics) > 0 && !no_metrics),
-          "{} holds a run (metrics.jsonl) and checkpoint.resume is never; choose another --run.out",
-          run_dir.string());
   std::error_code unreadable;
-  if (!fs::exists(run_dir / "checkpoints", unreadable)) return std::nullopt;
+  const auto start_anew = [&] {
+    std::error_code absent;
+    const auto metrics = fs::file_size(run_dir / "metrics.jsonl", absent);
+    require(
+        resume == "auto" || absent || metrics == 0,
+        "{} holds a run (metrics.jsonl), and checkpoint.resume is never; choose another --run.out",
+        run_dir.string());
+    return std::nullopt;
+  };
+  if (!fs::exists(run_dir / "checkpoints", unreadable)) return start_anew();
   const auto existing = io::find_checkpoints(run_dir);
   const auto damaged = without_index(run_dir / "checkpoints");
   for (const fs::path& path : damaged)
@@ -142,7 +146,7 @@ std::optional<fs::path> find_resume(const fs::path& run_dir, const std::string& 
                                "{} has no index.json, without which its shards cannot be read; put "
                                "it back, or start anew with another --run.out",
                                damaged.empty() ? "" : damaged.back().string());
-    return std::nullopt;
+    return start_anew();
   }
   require(
       resume == "auto",

@@ -220,7 +220,7 @@ void Rank::save() {
   saved_step_ = state_.step;
   if (!is_zero()) return;
   try {
-    io::prune_checkpoints(dir, static_cast<int>(config_.checkpoint.keep));
+    io::prune_checkpoints(dir, static_cast<int>(config_.checkpoint.keep), state_.step);
   } catch (const IoError& error) {  // the save itself stands
     note(fmt::format("warning: an old checkpoint stays: {}", error.what()));
   }

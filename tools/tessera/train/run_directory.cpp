@@ -12,6 +12,7 @@
 #include <system_error>
 
 #include "core/base/error.h"
+#include "io/base/file.h"
 
 namespace tessera::tools {
 namespace {
@@ -27,9 +28,11 @@ std::string host_name() {
 }  // namespace
 
 RunDirectory::RunDirectory(fs::path path) : path_(std::move(path)) {
-  std::error_code error;
-  fs::create_directories(path_ / "logs", error);
-  require<IoError>(!error, "cannot make the run directory {}: {}", path_.string(), error.message());
+  try {
+    io::make_directories_durably(path_ / "logs");
+  } catch (const IoError& error) {
+    throw IoError("cannot make the run directory {}: {}", path_.string(), error.what());
+  }
   const fs::path lock = path_ / ".lock";
   lock_ = ::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   require<IoError>(lock_ >= 0, "cannot open {}: {}", lock.string(), std::strerror(errno));
