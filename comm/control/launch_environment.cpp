@@ -158,6 +158,25 @@ LaunchEnvironment from_torchrun(const Reader& reader) {
   return env;
 }
 
+// Kubernetes operators start one rank a pod and open MASTER_PORT for it: no local ranks, and no
+// torchrun that holds the port.
+LaunchEnvironment from_operator(const Reader& reader) {
+  LaunchEnvironment env;
+  env.launcher = Launcher::Operator;
+  env.rank = reader.number("RANK");
+  env.world_size = reader.number("WORLD_SIZE");
+  // Not the address: some operators tell rank 0 another name than the others.
+  env.run_id = reader.text("TESSERA_RUN_ID", "operator");
+  if (env.world_size == 1) return env;
+  if (reader.has("TESSERA_RENDEZVOUS")) {
+    set_endpoint(env, "TESSERA_RENDEZVOUS", reader.text("TESSERA_RENDEZVOUS"));
+    return env;
+  }
+  env.address = reader.text("MASTER_ADDR");
+  env.port = parse<std::uint16_t>("MASTER_PORT", reader.text("MASTER_PORT"), 1, 65535);
+  return env;
+}
+
 LaunchEnvironment from_open_mpi(const Reader& reader) {
   LaunchEnvironment env;
   env.launcher = Launcher::OpenMpi;
@@ -216,6 +235,8 @@ std::string launcher_name(Launcher launcher) {
       return "tessera --nproc";
     case Launcher::Torchrun:
       return "torchrun";
+    case Launcher::Operator:
+      return "a cluster operator";
     case Launcher::OpenMpi:
       return "Open MPI";
     case Launcher::Mpich:
@@ -249,6 +270,9 @@ LaunchEnvironment detect_launch(const Variables& variables, const LaunchFlags& f
   LaunchEnvironment env;
   if (flags.rank || flags.world_size || flags.local_rank || !flags.rendezvous.empty()) {
     env = from_flags(flags, reader(Launcher::Flags));
+  } else if (has("RANK") && has("WORLD_SIZE") && !has("LOCAL_RANK") && !has("LOCAL_WORLD_SIZE") &&
+             !has("TORCHELASTIC_RUN_ID")) {
+    env = from_operator(reader(Launcher::Operator));
   } else if (has("RANK") || has("WORLD_SIZE") || has("LOCAL_RANK")) {
     env = from_torchrun(reader(Launcher::Torchrun));
   } else if (has("OMPI_COMM_WORLD_RANK") || has("OMPI_COMM_WORLD_SIZE")) {

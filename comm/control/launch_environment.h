@@ -7,8 +7,9 @@
 
 namespace tessera::comm {
 
-enum class Launcher { None, Flags, Tessera, Torchrun, OpenMpi, Mpich, Srun };
-/// "none", "flags", "tessera --nproc", "torchrun", "Open MPI", "MPICH", "srun"
+enum class Launcher { None, Flags, Tessera, Torchrun, Operator, OpenMpi, Mpich, Srun };
+/// "none", "flags", "tessera --nproc", "torchrun", "a cluster operator", "Open MPI", "MPICH",
+/// "srun"
 std::string launcher_name(Launcher launcher);
 
 /// --rank, --world-size, --local-rank, --rdzv host:port; all or none but local rank.
@@ -43,12 +44,14 @@ using Variables = std::map<std::string, std::string, std::less<>>;
 Variables process_environment();
 
 /// Finds out who started this process, from flags first, then the variables of our own launcher,
-/// torchrun, Open MPI, MPICH and srun, in this order. Pure.
+/// torchrun, a cluster operator (RANK and WORLD_SIZE without a local rank: one rank a host), Open
+/// MPI, MPICH and srun, in this order. Pure.
 ///
 /// The store's address: --rdzv; TESSERA_RENDEZVOUS (host:port) under any launcher; torchrun's
-/// MASTER_ADDR and the ports after MASTER_PORT, which is taken by torchrun itself; else MASTER_ADDR
-/// and MASTER_PORT; else the first host of SLURM_JOB_NODELIST or, if all ranks are local, loopback,
-/// with a port made from the job's id.
+/// MASTER_ADDR and the ports after MASTER_PORT, which is taken by torchrun itself; an operator's
+/// MASTER_ADDR and MASTER_PORT, only the port that it opened; else MASTER_ADDR and MASTER_PORT;
+/// else the first host of SLURM_JOB_NODELIST or, if all ranks are local, loopback, with a port made
+/// from the job's id.
 /// @throws InvalidArgument naming the variable that is missing or malformed
 LaunchEnvironment detect_launch(const Variables& variables, const LaunchFlags& flags = {});
 

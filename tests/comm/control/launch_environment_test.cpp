@@ -83,6 +83,33 @@ TEST_CASE("torchrun: the port after its own, and restarts are runs of their own"
   CHECK(e.rank_zero_serves);
 }
 
+TEST_CASE("a cluster operator: one rank a host, at the very port that it opened") {
+  const Variables variables = {{"RANK", "2"},
+                               {"WORLD_SIZE", "3"},
+                               {"MASTER_ADDR", "job-master-0"},
+                               {"MASTER_PORT", "23456"}};
+  const auto e = detect_launch(variables);
+  CHECK(e.launcher == Launcher::Operator);
+  check_ranks(e, 2, 3, 0, 1);
+  CHECK(e.address == "job-master-0");
+  CHECK(e.port == 23456);
+  CHECK(e.ports == 1);
+  CHECK(e.rank_zero_serves);
+  // Rank 0 may be told another name of its own host.
+  const auto zero = detect_launch(with(with(variables, "MASTER_ADDR", "localhost"), "RANK", "0"));
+  CHECK(zero.run_id == e.run_id);
+  CHECK(detect_launch(with(variables, "TESSERA_RENDEZVOUS", "h:9")).address == "h");
+  for (const char* name : {"MASTER_ADDR", "MASTER_PORT"}) {
+    CHECK_THROWS_HOLDING(
+        InvalidArgument,
+        fmt::format("a cluster operator had started it, but the variable {}", name),
+        detect_launch(without(variables, name)));
+  }
+  CHECK_THROWS_HOLDING(InvalidArgument, "variable WORLD_SIZE is not set",
+                       detect_launch(without(variables, "WORLD_SIZE")));
+  check_ranks(detect_launch({{"RANK", "0"}, {"WORLD_SIZE", "1"}}), 0, 1, 0, 1);
+}
+
 TEST_CASE("srun: the first node, tasks per node, and only under a step") {
   const auto e = detect_launch(kSrun);
   CHECK(e.launcher == Launcher::Srun);
