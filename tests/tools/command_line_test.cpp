@@ -1,8 +1,10 @@
 #include <doctest/doctest.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -112,6 +114,27 @@ TEST_CASE("generate shows the whole prompt in front of its text, or ids without 
   CHECK(ids.code == 0);
   CHECK(ids.out.starts_with("5 6 7 "));
   CHECK(std::count(ids.out.begin(), ids.out.end(), ' ') == 4);
+}
+
+TEST_CASE("who stops reading the messages ends no run") {
+  const tessera::test::TempDir dir;
+  int ends[2];
+  REQUIRE(::pipe(ends) == 0);
+  ::close(ends[0]);
+  const auto run_unread = [&](const std::string& arguments) {
+    const std::string to = " >&" + std::to_string(ends[1]) + " 2>&" + std::to_string(ends[1]);
+    const int status = std::system((std::string(TESSERA_BINARY) + " " + arguments + to).c_str());
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  };
+  const auto text = dir.write("text.txt", std::string(400, 'x'));
+  CHECK(run_unread("train --data.train " + text + " --run.out " + dir.file("run") +
+                   " --train.steps 3 --model.n_layer 1 --model.n_head 1 --model.n_embd 8" +
+                   " --model.seq_len 8 --train.global_batch 1 --optim.warmup_steps 0") == 0);
+  CHECK(std::filesystem::exists(dir.path() / "run" / "checkpoints" / "step-00000003"));
+  CHECK(run_unread("doctor --frobnicate") == 2);
+  CHECK(run_unread("") == 2);
+  CHECK(run_unread("eval " + dir.file("absent") + " --data " + text) == 3);
+  ::close(ends[1]);
 }
 
 TEST_CASE("missing data exits with 3") {

@@ -3,12 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
 #include <new>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "core/base/error.h"
@@ -20,16 +23,18 @@ namespace {
 
 enum ExitCode { kOk = 0, kFailed = 1, kUsage = 2, kIo = 3, kComm = 4, kMemory = 5 };
 
+/// Not fmt::print, which throws if nobody reads standard error any more.
+void say(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stderr); }
+
 int report(ExitCode code, std::string_view message) {
-  fmt::print(stderr, "tessera: error: {}\n", message);
+  say(fmt::format("tessera: error: {}\n", message));
   return code;
 }
 
 int report_bug(std::string_view message) {
   report(kFailed, message);
-  fmt::print(stderr,
-             "tessera: this is a bug in tessera; please report it with the command that "
-             "you ran and the output above\n");
+  say("tessera: this is a bug in tessera; please report it with the command that you ran and the "
+      "output above\n");
   return kFailed;
 }
 
@@ -50,6 +55,10 @@ int run(const std::vector<Command>& commands) {
   } catch (const CorruptCheckpoint& error) {
     return report(kIo, error.what());
   } catch (const std::filesystem::filesystem_error& error) {
+    return report(kIo, error.what());
+  } catch (const std::system_error& error) {
+    // Of fmt::print: who read the output has gone, as head does.
+    if (error.code() == std::errc::broken_pipe) return kIo;
     return report(kIo, error.what());
   } catch (const CommError& error) {
     return report(kComm, error.what());
@@ -88,7 +97,7 @@ int parse_and_run(int argc, char** argv) {
                                          add_eval(app),       add_consolidate(app),
                                          add_checkpoint(app), add_doctor(app)};
   if (argc < 2) {
-    fmt::print(stderr, "{}", app.help());
+    say(app.help());
     return kUsage;
   }
   const std::string_view first = argv[1];
@@ -104,8 +113,8 @@ int parse_and_run(int argc, char** argv) {
     return app.exit(help);
   } catch (const CLI::ParseError& error) {
     report(kUsage, error.what());
-    fmt::print(stderr, "See tessera {}--help\n",
-               first.starts_with('-') ? "" : fmt::format("{} ", first));
+    say(fmt::format("See tessera {}--help\n",
+                    first.starts_with('-') ? "" : fmt::format("{} ", first)));
     return kUsage;
   }
   return run(commands);
@@ -115,6 +124,8 @@ int parse_and_run(int argc, char** argv) {
 }  // namespace tessera::tools
 
 int main(int argc, char** argv) {
+  // A training run goes on and saves though nobody reads its messages any more. Ranks inherit it.
+  std::signal(SIGPIPE, SIG_IGN);
   // Nothing may leave main as an exception: a terminate handler would hide the message.
   try {
     return tessera::tools::parse_and_run(argc, argv);
