@@ -10,6 +10,7 @@
 #include <cstring>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "core/base/error.h"
 
@@ -163,6 +164,21 @@ void sync_directory(const fs::path& path) {
   ::close(fd);
   // EINVAL: the file system has nothing to sync for a directory.
   if (result != 0 && error != EINVAL) fail("sync directory", path, error);
+}
+
+void make_directories_durably(const fs::path& path) {
+  std::error_code error;
+  std::vector<fs::path> missing;
+  for (fs::path p = fs::absolute(path); !fs::exists(p, error); p = p.parent_path()) {
+    missing.push_back(p);
+  }
+  for (auto p = missing.rbegin(); p != missing.rend(); ++p) {
+    fs::create_directory(*p, error);
+    require<IoError>(!error, "cannot make directory {}: {}", p->string(), error.message());
+    sync_directory(p->parent_path());
+  }
+  require<IoError>(fs::is_directory(path, error), "cannot make directory {}: it is a file",
+                   path.string());
 }
 
 void rename_path(const fs::path& from, const fs::path& to) {

@@ -64,6 +64,10 @@ void write_file_atomically(const fs::path& path, std::string_view content);
 /// Syncs a directory's entries to disk. @throws IoError
 void sync_directory(const fs::path& path);
 
+/// Makes a directory and its missing parents and syncs the parent of each that it made, so that
+/// none is lost with what is synced inside it. @throws IoError
+void make_directories_durably(const fs::path& path);
+
 /// Renames; sync_directory of the parent makes it durable. @throws IoError
 void rename_path(const fs::path& from, const fs::path& to);
 

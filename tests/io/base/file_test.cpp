@@ -60,6 +60,19 @@ TEST_CASE("names are swapped in one step") {
   CHECK_THROWS_HOLDING(IoError, "cannot rename", rename_path(dir.path() / "c", dir.path() / "d"));
 }
 
+TEST_CASE("directories are made with their parents, and not over files") {
+  TempDir dir;
+  make_directories_durably(dir.path() / "a" / "b" / "c");
+  CHECK(fs::is_directory(dir.path() / "a" / "b" / "c"));
+  make_directories_durably(dir.path() / "a" / "b");       // is there already
+  make_directories_durably(dir.path() / "a" / "d" / "");  // a trailing slash
+  CHECK(fs::is_directory(dir.path() / "a" / "d"));
+  write_text(dir.path() / "f", "x");
+  CHECK_THROWS_HOLDING(IoError, "it is a file", make_directories_durably(dir.path() / "f"));
+  CHECK_THROWS_HOLDING(IoError, "cannot make directory " + dir.file("f/x"),
+                       make_directories_durably(dir.path() / "f" / "x"));
+}
+
 TEST_CASE("free space is known, also of a directory that is still to be made") {
   TempDir dir;
   CHECK(free_bytes(dir.path() / "x" / "y") > 0);
