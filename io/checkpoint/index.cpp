@@ -125,30 +125,38 @@ TensorMap parse_tensors(const JsonReader& json, const CheckpointIndex& index) {
   return tensors;
 }
 
-void check_moments(const TensorMap& moments, Section section, const TensorMap& weights,
-                   const std::string& source) {
+// Moments are those of the parameters `others`: the same names, and the same shapes.
+void check_moments(const TensorMap& moments, Section section, const TensorMap& others,
+                   std::string_view kind, const std::string& source) {
   for (const auto& [name, tensor] : moments) {
-    const auto weight = weights.find(name);
-    require<CorruptCheckpoint>(weight != weights.end(),
-                               "{}: {} of {} belongs to no tensor of the model", source,
-                               section_name(section), name);
-    require<CorruptCheckpoint>(weight->second.shape == tensor.shape,
-                               "{}: {} of {} has shape {}, its parameter {}", source,
-                               section_name(section), name, tensor.shape, weight->second.shape);
+    const auto other = others.find(name);
+    require<CorruptCheckpoint>(other != others.end(), "{}: {} of {} belongs to no tensor of {}",
+                               source, section_name(section), name, kind);
+    require<CorruptCheckpoint>(
+        other->second.shape == tensor.shape, "{}: {} of {} has shape {}, but {} in {}", source,
+        section_name(section), name, tensor.shape, other->second.shape, kind);
+  }
+  for (const auto& [name, tensor] : others) {
+    require<CorruptCheckpoint>(moments.contains(name), "{}: {} lacks {}, which {} has", source,
+                               section_name(section), name, kind);
   }
 }
 
 void check_optimizer(const CheckpointIndex& index, const std::string& source) {
   const OptimizerSection& optimizer = *index.optimizer;
-  if (index.model) {
-    check_moments(optimizer.exp_avg, Section::ExpAvg, *index.model, source);
-    check_moments(optimizer.exp_avg_sq, Section::ExpAvgSq, *index.model, source);
+  check_moments(optimizer.exp_avg, Section::ExpAvg, optimizer.exp_avg_sq, "optimizer/exp_avg_sq",
+                source);
+  if (index.model && !optimizer.exp_avg.empty()) {
+    check_moments(optimizer.exp_avg, Section::ExpAvg, *index.model, "the model", source);
   }
-  require<CorruptCheckpoint>(
-      std::equal(optimizer.exp_avg.begin(), optimizer.exp_avg.end(), optimizer.exp_avg_sq.begin(),
-                 optimizer.exp_avg_sq.end(),
-                 [](const auto& a, const auto& b) { return a.first == b.first; }),
-      "{}: exp_avg and exp_avg_sq do not hold the same parameters", source);
+}
+
+// "2026-01-31T12:00:00Z"
+bool is_time(std::string_view text) {
+  constexpr std::string_view kForm = "0000-00-00T00:00:00Z";
+  return std::equal(text.begin(), text.end(), kForm.begin(), kForm.end(), [](char c, char form) {
+    return form == '0' ? c >= '0' && c <= '9' : c == form;
+  });
 }
 
 }  // namespace
@@ -181,6 +189,13 @@ TensorMap* CheckpointIndex::tensors(Section section) {
   return const_cast<TensorMap*>(std::as_const(*this).tensors(section));
 }
 
+bool is_run_id(std::string_view text) {
+  return !text.empty() && text.size() <= 100 && std::all_of(text.begin(), text.end(), [](char c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '.' ||
+           c == '_' || c == '-';
+  });
+}
+
 CheckpointIndex parse_index(std::string_view text, const std::string& source) {
   const Json json = parse_json(text, source);
   const JsonReader root(json, source);
@@ -196,7 +211,13 @@ CheckpointIndex parse_index(std::string_view text, const std::string& source) {
   index.step = root.at("step").integer();
   index.world_size = static_cast<int>(root.at("world_size").integer(1, kMaxWorldSize));
   index.run_id = root.at("run_id").string();
+  require<CorruptCheckpoint>(is_run_id(index.run_id),
+                             "{}: run_id {}: expected 1 to 100 letters, digits, '.', '_' or '-'",
+                             source, root.at("run_id").value().dump());
   index.created = root.at("created").string();
+  require<CorruptCheckpoint>(is_time(index.created),
+                             "{}: created {}: expected a time like \"2026-01-31T12:00:00Z\"",
+                             source, root.at("created").value().dump());
   index.tessera_version = root.at("tessera").string();
   index.model_config = root.at("model").object();
   const JsonReader files = root.at("files");

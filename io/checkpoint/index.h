@@ -77,6 +77,9 @@ struct CheckpointIndex {
   TensorMap* tensors(Section section);
 };
 
+/// Whether a text may be a run id: 1 to 100 letters, digits, '.', '_' or '-'.
+bool is_run_id(std::string_view text);
+
 /// Parses and validates an index completely; touches no other file.
 /// @param source  named in errors
 /// @throws CorruptCheckpoint naming the field, what was expected and what was found

@@ -109,6 +109,13 @@ struct CheckpointReader::State {
 CheckpointReader CheckpointReader::open(const fs::path& dir) {
   auto state = std::make_shared<State>();
   state->path = dir.has_filename() ? dir : dir.parent_path();
+  // The name that the path leads to: "." or "x/.." have one too.
+  const std::string name =
+      fs::absolute(dir / "").lexically_normal().parent_path().filename().string();
+  require<CorruptCheckpoint>(!name.ends_with(".tmp"),
+                             "{} is no committed checkpoint: what ends in .tmp is an attempt to "
+                             "save one, or was being removed",
+                             state->path.string());
   const fs::path index_path = state->path / "index.json";
   std::error_code error;
   require<CorruptCheckpoint>(fs::exists(index_path, error),
@@ -117,8 +124,7 @@ CheckpointReader CheckpointReader::open(const fs::path& dir) {
   state->index =
       parse_index(read_file(index_path, kMaxIndexBytes, Links::Refuse), index_path.string());
   const CheckpointIndex& index = state->index;
-  const std::string name = state->path.filename().string();
-  const bool named_by_step = name.starts_with("step-") && !name.ends_with(".tmp");
+  const bool named_by_step = name.starts_with("step-");
   require<CorruptCheckpoint>(!named_by_step || name == checkpoint_name(index.step),
                              "{} is the index of step {}, but the directory is {}",
                              index_path.string(), index.step, name);

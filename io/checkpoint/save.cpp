@@ -16,6 +16,32 @@ namespace {
 constexpr std::string_view kOk = "ok\n";
 constexpr std::string_view kError = "error\n";
 constexpr const char* kTrainerFile = "trainer.json";
+// Errors travel as the rest does: through channels that bound what they carry.
+constexpr std::size_t kMaxErrorBytes = 2048;
+
+/// What a rank tells of the files it wrote.
+struct Written {
+  std::int64_t shard_bytes = 0, part_bytes = 0;
+  std::uint64_t part_crc = 0;
+
+  std::string str() const {
+    return Json{{"shard_bytes", shard_bytes},
+                {"part_bytes", part_bytes},
+                {"part_checksum", format_checksum(part_crc)}}
+        .dump();
+  }
+  static Written parse(const std::string& text, std::size_t rank) {
+    const Json json = parse_json(text, fmt::format("answer of rank {}", rank));
+    const JsonReader reader(json, fmt::format("answer of rank {}", rank));
+    Written written{reader.at("shard_bytes").integer(), reader.at("part_bytes").integer(), 0};
+    require<CorruptCheckpoint>(
+        parse_checksum(reader.at("part_checksum").string(), written.part_crc),
+        "answer of rank {}: \"{}\" is no checksum", rank, reader.at("part_checksum").string());
+    return written;
+  }
+};
+
+std::string part_name(std::size_t rank) { return fmt::format("rank-{:05}.part.json", rank); }
 
 std::string now_utc() {
   const std::time_t now = std::time(nullptr);
@@ -70,7 +96,7 @@ class Attempt {
     try {
       mine = std::string(kOk) + share();
     } catch (const std::exception& error) {
-      mine = std::string(kError) + error.what();
+      mine = std::string(kError) + std::string(error.what()).substr(0, kMaxErrorBytes);
     }
     auto all = coordinator_.exchange(fmt::format("save/{}/{}", name_, phase), mine);
     require<InternalError>(all.size() == static_cast<std::size_t>(request_.world_size),
@@ -93,11 +119,7 @@ class Attempt {
 
   std::string begin() {
     const std::string& id = request_.run_id;
-    const bool plain =
-        !id.empty() && id.size() <= 100 && std::all_of(id.begin(), id.end(), [](unsigned char c) {
-          return std::isalnum(c) || c == '.' || c == '_' || c == '-';
-        });
-    require(plain, "run id \"{}\" must be 1 to 100 letters, digits, '.', '_' or '-'", id);
+    require(is_run_id(id), "run id \"{}\" must be 1 to 100 letters, digits, '.', '_' or '-'", id);
     require(request_.step >= 0 && request_.world_size >= 1 &&
                 request_.world_size <= kMaxWorldSize && request_.rank >= 0 &&
                 request_.rank < request_.world_size,
@@ -110,11 +132,9 @@ class Attempt {
   }
 
   void make_directory() {
-    std::error_code error;
-    fs::create_directories(request_.checkpoints_dir, error);
-    require<IoError>(!error, "cannot make {}: {}", request_.checkpoints_dir.string(),
-                     error.message());
+    make_directories_durably(request_.checkpoints_dir);
     remove_leftovers();
+    std::error_code error;
     fs::create_directory(temporary_, error);
     require<IoError>(!error, "cannot make {}: {}", temporary_.string(), error.message());
     sync_directory(request_.checkpoints_dir);
@@ -122,7 +142,9 @@ class Attempt {
   }
 
   // What earlier attempts, or an interrupted prune, left behind. A restarted run has another run
-  // id, so attempts of all ids go: the directory belongs to one run at a time.
+  // id, so attempts of all ids go: the directory belongs to one run at a time. Only one that holds
+  // the name of this attempt can stop it; others that cannot be removed cost space, not
+  // checkpoints.
   void remove_leftovers() const {
     std::error_code error;
     std::vector<fs::path> leftovers;
@@ -133,7 +155,8 @@ class Attempt {
     }
     for (const fs::path& path : leftovers) {
       fs::remove_all(path, error);
-      require<IoError>(!error, "cannot remove {}: {}", path.string(), error.message());
+      require<IoError>(!error || path != temporary_, "cannot remove {}: {}", path.string(),
+                       error.message());
     }
   }
 
@@ -145,14 +168,33 @@ class Attempt {
     }
   }
 
+  // The rank's part of the index goes to rank 0 as a file: it grows with the model, and what the
+  // coordinator carries should not.
   std::string write(SaveReport& report) {
     const Json part = write_shard(request_, temporary_);
     report.bytes = part.at("size").get<std::int64_t>();
+    const std::string text = part.dump();
+    File file = File::create(temporary_ / part_name(static_cast<std::size_t>(request_.rank)));
+    file.write(text.data(), text.size());
+    file.finish();
+    pass("part-written");
     if (request_.rank == 0 && !request_.trainer_json.empty()) {
       write_file_atomically(temporary_ / kTrainerFile, request_.trainer_json);
       pass("trainer-written");
     }
-    return part.dump();
+    return Written{report.bytes, static_cast<std::int64_t>(text.size()),
+                   crc64(text.data(), text.size())}
+        .str();
+  }
+
+  Json read_part(std::size_t rank, const Written& written) const {
+    const fs::path path = temporary_ / part_name(rank);
+    const std::string text = read_file(path, request_.max_index_bytes, Links::Refuse);
+    require<CorruptCheckpoint>(static_cast<std::int64_t>(text.size()) == written.part_bytes &&
+                                   crc64(text.data(), text.size()) == written.part_crc,
+                               "{} is not what rank {} wrote: {} bytes, {} expected", path.string(),
+                               rank, text.size(), written.part_bytes);
+    return Json::parse(text);
   }
 
   // Merges what the ranks wrote into one index. The result is parsed again: a set of parts that
@@ -172,10 +214,10 @@ class Attempt {
     }
     Json merged = Json::object();
     for (std::size_t rank = 0; rank < parts.size(); ++rank) {
-      const Json part = Json::parse(parts[rank]);
-      const auto size = part.at("size").get<std::int64_t>();
-      total_bytes += size;
-      index.files[shard_name(static_cast<int>(rank), request_.world_size)] = size;
+      const Written written = Written::parse(parts[rank], rank);
+      const Json part = read_part(rank, written);
+      total_bytes += written.shard_bytes;
+      index.files[shard_name(static_cast<int>(rank), request_.world_size)] = written.shard_bytes;
       for (const auto& [section, tensors] : part.at("sections").items()) {
         for (const auto& [name, tensor] : tensors.items()) {
           Json& whole = merged[section][name];
@@ -204,13 +246,21 @@ class Attempt {
           {"hyper", {{"step", request_.step}}},
           {"tensors", {{"exp_avg", exp_avg}, {"exp_avg_sq", exp_avg_sq}}}};
     }
-    return format_index(parse_index(json.dump(), (temporary_ / "index.json").string()));
+    std::string text = format_index(parse_index(json.dump(), (temporary_ / "index.json").string()));
+    require<IoError>(static_cast<std::int64_t>(text.size()) <= request_.max_index_bytes,
+                     "the index has {} bytes, and readers accept {}: save on fewer ranks",
+                     text.size(), request_.max_index_bytes);
+    return text;
   }
 
   std::string commit(const std::vector<std::string>& parts) {
     if (request_.rank != 0) return "";
     std::int64_t total_bytes = 0;
     const std::string index = build_index(parts, total_bytes);
+    for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+      std::error_code ignored;  // readers ignore what the index does not list
+      fs::remove(temporary_ / part_name(rank), ignored);
+    }
     write_file_atomically(temporary_ / "index.json", index);
     pass("index-written");
 

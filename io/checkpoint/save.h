@@ -10,6 +10,7 @@
 #include "core/base/shape.h"
 #include "io/base/file.h"
 #include "io/base/json.h"
+#include "io/checkpoint/index.h"
 
 namespace tessera::io {
 
@@ -36,6 +37,8 @@ struct SaveRequest {
   std::vector<TensorPart> exp_avg, exp_avg_sq;  ///< empty on all ranks: weights only
   Json model_config;                            ///< "model" section of the configuration; rank 0's
   std::string trainer_json;                     ///< rank 0's is written; empty: no trainer section
+  /// A larger index is not written; readers refuse what is over kMaxIndexBytes.
+  std::int64_t max_index_bytes = kMaxIndexBytes;
   /// Called with the name of each labelled point that this rank passes, for fault injection.
   std::function<void(std::string_view point)> at_point;
 };
@@ -44,8 +47,9 @@ struct SaveRequest {
 class SaveCoordinator {
  public:
   virtual ~SaveCoordinator() = default;
-  /// Every rank contributes `mine`; returns all contributions by rank. `phase` is the same on all
-  /// ranks and holds the step; it repeats if a step is saved again.
+  /// Every rank contributes `mine`, a few KiB at most whatever the model; returns all contributions
+  /// by rank. `phase` is the same on all ranks and holds the step; it repeats if a step is saved
+  /// again.
   /// @throws CommError naming the ranks that did not answer in time
   virtual std::vector<std::string> exchange(const std::string& phase, std::string_view mine) = 0;
 };
@@ -64,9 +68,9 @@ struct SaveReport {
 };
 
 /// Saves a checkpoint of all ranks. Collective over the coordinator only; no rank sends its weights
-/// anywhere. Each rank writes its shard into `step-N.<run id>.tmp/` and syncs it; when all have,
-/// rank 0 writes the index and commits by one rename. A committed checkpoint of the same step is
-/// replaced in the same single step.
+/// anywhere. Each rank writes its shard, and its part of the index, into `step-N.<run id>.tmp/` and
+/// syncs them; when all have, rank 0 merges the parts into the index and commits by one rename. A
+/// committed checkpoint of the same step is replaced in the same single step.
 ///
 /// Called by all ranks in the same order. No copy of the data is made.
 /// @throws IoError, the same on all ranks, naming the rank, file and cause if any rank failed; a

@@ -99,6 +99,13 @@ TEST_CASE("fields of the wrong kind or size") {
   refuse("/world_size", 0, "whole number from 1");
   refuse("/world_size", 2147483648, "whole number from 1");
   refuse("/run_id", 7, "expected a string");
+  for (const auto& id :
+       {std::string(), std::string("a/b"), std::string("a b"), std::string(101, 'a')}) {
+    refuse("/run_id", id, "expected 1 to 100 letters");
+  }
+  for (const char* time : {"", "yesterday", "2026-01-01 00:00:00Z", "2026-01-01T00:00:00Z\n"}) {
+    refuse("/created", time, "expected a time like");
+  }
   refuse("/model", "gpt2", "expected an object");
   refuse("/files/a/size", -1, "whole number");
   refuse("/files", Json::array(), "expected an object");
@@ -180,14 +187,23 @@ TEST_CASE("moments belong to parameters") {
                                    {"tensors", {{"exp_avg", tensors}, {"exp_avg_sq", tensors}}}};
   CHECK(parse_index(json.dump(), "index.json").optimizer->step == 7);
   Json other = json;
-  other["sections"]["optimizer"]["tensors"]["exp_avg"]["v"] = tensors["w"];
-  refuse_text(other.dump(), "belongs to no tensor");
+  Json& moments = other["sections"]["optimizer"]["tensors"];
+  moments["exp_avg"]["v"] = tensors["w"];
+  refuse_text(other.dump(), "exp_avg of v belongs to no tensor of optimizer/exp_avg_sq");
+  moments["exp_avg_sq"]["v"] = tensors["w"];
+  refuse_text(other.dump(), "exp_avg of v belongs to no tensor of the model");
+  moments["exp_avg"].clear();
+  refuse_text(other.dump(), "exp_avg lacks v, which optimizer/exp_avg_sq has");
+  moments["exp_avg_sq"].clear();  // an optimizer without moments
+  CHECK(parse_index(other.dump(), "index.json").optimizer->exp_avg.empty());
+  moments = {{"exp_avg", tensors}, {"exp_avg_sq", tensors}};
+  other["sections"]["model"]["tensors"]["v"] = tensors["w"];
+  refuse_text(other.dump(), "exp_avg lacks v, which the model has");
   other = json;
-  other["sections"]["optimizer"]["tensors"]["exp_avg_sq"].clear();
-  refuse_text(other.dump(), "do not hold the same parameters");
-  other = json;
-  other["sections"]["optimizer"]["tensors"]["exp_avg"]["w"]["shape"] = {3, 4};
-  refuse_text(other.dump(), "its parameter");
+  for (const char* moment : {"exp_avg", "exp_avg_sq"}) {
+    other["sections"]["optimizer"]["tensors"][moment]["w"]["shape"] = {3, 4};
+    refuse_text(other.dump(), "has shape [3, 4], but [4, 3] in");
+  }
   other = json;
   other["sections"]["optimizer"].erase("hyper");
   refuse_text(other.dump(), "\"hyper\" is missing");
@@ -206,6 +222,16 @@ TEST_CASE("the directory has to match its index") {
     fs::remove(path / "index.json");
     refuse_open("no index.json");
     CHECK(find_checkpoints(dir.path()).empty());
+  }
+  SUBCASE("the directory is an attempt") {
+    const fs::path attempt = dir.path() / "step-00000007.run-a.tmp";
+    fs::rename(path, attempt);
+    for (const fs::path& name : {attempt, attempt / "", attempt / "."}) {
+      CHECK_THROWS_HOLDING(CorruptCheckpoint, "what ends in .tmp is an attempt",
+                           CheckpointReader::open(name));
+      CHECK_THROWS_HOLDING(CorruptCheckpoint, "what ends in .tmp is an attempt",
+                           open_checkpoint(name));
+    }
   }
   SUBCASE("an index over the size cap") {
     fs::resize_file(path / "index.json", static_cast<std::uintmax_t>(kMaxIndexBytes) + 1);

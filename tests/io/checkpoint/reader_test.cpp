@@ -149,6 +149,8 @@ fs::path write_boxed(const fs::path& dir, std::vector<float>& values) {
                  crc64(from, static_cast<std::size_t>(end - begin) * 4)};
   };
   CheckpointIndex index;
+  index.run_id = "run-a";
+  index.created = "2026-01-31T12:00:00Z";
   index.model_config = Json::object();
   index.files["data"] = plan.file_size;
   const Box left{{0, 0}, {4, 4}}, right{{0, 4}, {4, 2}};

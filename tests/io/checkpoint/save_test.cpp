@@ -14,6 +14,7 @@
 #include "io/checkpoint/find.h"
 #include "io/safetensors/reader.h"
 #include "tests/io/support.h"
+#include "tests/support/check_throws.h"
 #include "tests/support/temp_dir.h"
 
 namespace tessera::io {
@@ -141,6 +142,88 @@ TEST_CASE("ranks that disagree on what is saved are refused") {
   CHECK(names_in(dir.path()).empty());
 }
 
+/// Carries no more than a coordinator promises to.
+class NarrowCoordinator : public SaveCoordinator {
+ public:
+  std::vector<std::string> exchange(const std::string& phase, std::string_view mine) override {
+    if (mine.size() > 4096) {
+      throw CommError(CommFailure::Aborted, {0}, "{}: {} bytes are too many", phase, mine.size());
+    }
+    return {std::string(mine)};
+  }
+};
+
+TEST_CASE("what ranks exchange does not grow with the model") {
+  TempDir dir;
+  const std::vector<float> value{1.5F};
+  SaveRequest request;
+  request.checkpoints_dir = dir.path();
+  request.run_id = "run-a";
+  request.model_config = Json::object();
+  for (int i = 0; i < 3000; ++i) {
+    request.model.push_back({fmt::format("h.{}.weight", i), {1}, DType::F32, 0, 1, value.data()});
+  }
+  NarrowCoordinator coordinator;
+  const SaveReport report = save_checkpoint(request, coordinator);
+  const auto reader = CheckpointReader::open(report.path);
+  CHECK(reader.tensors(Section::Model).size() == 3000);
+  CHECK(report.total_bytes == reader.index().files.at("rank-00000-of-00001.safetensors"));
+  CHECK(names_in(report.path) ==
+        std::vector<std::string>{"index.json", "rank-00000-of-00001.safetensors"});
+
+  request.step = 1;
+  request.max_index_bytes = 600'000;
+  CHECK_THROWS_HOLDING(IoError, "and readers accept 600000", save_checkpoint(request, coordinator));
+  request.model[0].name = std::string(3000, 'x');
+  request.model[0].end = 2;
+  CHECK_THROWS_HOLDING(IoError, "part of xxx", save_checkpoint(request, coordinator));
+  CHECK(names_in(dir.path()) == std::vector<std::string>{"latest", "step-00000000"});
+}
+
+TEST_CASE("a part of the index that is not what its rank wrote is refused") {
+  const SampleModel model = make_sample_model();
+  TempDir dir;
+  const auto errors =
+      save_ranks(model, dir.path(), {.world_size = 2, .at_point = [&](int rank, auto at) {
+                                       if (rank != 1 || at != "part-written") return;
+                                       for (const auto& item : fs::directory_iterator(dir.path())) {
+                                         flip_bit(item.path() / "rank-00001.part.json", 20);
+                                       }
+                                     }});
+  CHECK(errors[0].find("rank-00001.part.json is not what rank 1 wrote") != std::string::npos);
+  CHECK(errors[1] == errors[0]);
+  CHECK(names_in(dir.path()).empty());
+}
+
+TEST_CASE("an attempt that cannot be removed does not stop others") {
+  TempDir dir;
+  const SampleModel model = make_sample_model();
+  const fs::path left = dir.path() / "step-00000001.other.tmp";
+  fs::create_directories(left);
+  write_text(left / "f", "x");
+  fs::permissions(left, fs::perms::owner_read | fs::perms::owner_exec);
+  fs::permissions(dir.path(), fs::perms::all);
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {  // the superuser could remove it
+    if (::geteuid() == 0 && ::setuid(65534) != 0) ::_exit(2);
+    SoloCoordinator coordinator;
+    try {
+      save_checkpoint(make_request(model, dir.path(), 0, {.step = 2}), coordinator);
+    } catch (const Error&) {
+      ::_exit(1);
+    }
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  fs::permissions(left, fs::perms::owner_all);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  CHECK(fs::exists(left / "f"));
+  CHECK(newest_valid(dir.path()).reader->index().step == 2);
+}
+
 TEST_CASE("a full disk is named with the bytes that were needed") {
   const SampleModel model = make_sample_model();
   TempDir dir;
@@ -191,8 +274,8 @@ TEST_CASE("a kill at any point of a save leaves the old or the new checkpoint") 
   const SampleModel old_model = make_sample_model(), new_model = make_sample_model(1);
   for (const std::int64_t new_step : {1, 2}) {  // replacing the same step, and adding one
     for (const auto* point :
-         {"directory-created", "shard-created", "shard-written", "shard-synced", "trainer-written",
-          "index-written", "renamed", "committed", "latest-written"}) {
+         {"directory-created", "shard-created", "shard-written", "shard-synced", "part-written",
+          "trainer-written", "index-written", "renamed", "committed", "latest-written"}) {
       CAPTURE(new_step);
       CAPTURE(point);
       TempDir dir;
