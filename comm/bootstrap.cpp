@@ -1,8 +1,10 @@
 #include "comm/bootstrap.h"
 
 #include <algorithm>
+#include <thread>
 
 #include "comm/control/memory_store.h"
+#include "comm/control/socket.h"
 #include "comm/control/tcp_store.h"
 #include "comm/gloo.h"
 #include "comm/single.h"
@@ -11,6 +13,7 @@ namespace tessera::comm {
 namespace {
 
 constexpr std::chrono::milliseconds kDrain{2000};
+constexpr std::chrono::milliseconds kResolvePause{200};
 
 // The store of a run whose rank 0 serves it: this rank must leave last.
 class ServedStore final : public Store {
@@ -28,13 +31,18 @@ class ServedStore final : public Store {
     return client_->get(key, deadline);
   }
   bool has(const std::string& key) override { return client_->has(key); }
+  void leave(const std::string& name, int readers) override { client_->leave(name, readers); }
 
  private:
   std::unique_ptr<TcpStoreServer> server_;
   std::unique_ptr<TcpStore> client_;
 };
 
-std::unique_ptr<TcpStoreServer> serve(const LaunchEnvironment& env) {
+std::unique_ptr<TcpStoreServer> serve(const LaunchEnvironment& env, Deadline end) {
+  while (!has_address(env.address) && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(
+        std::min(kResolvePause, std::chrono::milliseconds(milliseconds_until(end))));
+  }
   for (int i = 0;; ++i) {
     TcpStoreServerOptions options;
     options.host = env.address;
@@ -69,7 +77,7 @@ RankGroup bootstrap(const LaunchEnvironment& env, const BootstrapOptions& option
   const auto end = std::chrono::steady_clock::now() + options.init_timeout;
   const auto left = [&] { return std::chrono::milliseconds(milliseconds_until(end)); };
   if (env.rank_zero_serves && env.rank == 0) {
-    group.store = std::make_shared<ServedStore>(serve(env), left(), env.run_id);
+    group.store = std::make_shared<ServedStore>(serve(env, end), left(), env.run_id);
   } else {
     group.store = std::make_shared<TcpStore>(env.address, env.port, env.run_id, left(), env.ports);
   }
@@ -80,7 +88,14 @@ RankGroup bootstrap(const LaunchEnvironment& env, const BootstrapOptions& option
   gloo.connect_timeout = std::max(left(), std::chrono::milliseconds(1000));
   const bool one_host = std::all_of(group.ranks.begin(), group.ranks.end(),
                                     [&](const Hello& h) { return h.host == hello.host; });
-  if (!one_host) gloo.address = hello.host;
+  if (!one_host) {
+    // Not this host's own name, which many systems resolve to a loopback address.
+    std::vector<std::string> others = {env.address};
+    for (const Hello& h : group.ranks) {
+      if (h.host != hello.host) others.push_back(h.host);
+    }
+    gloo.address = address_towards(others).value_or(hello.host);
+  }
   for (const Hello& h : group.ranks) gloo.processes.push_back(h.process());
   group.communicator = make_gloo_communicator(group.store, env.rank, env.world_size, gloo);
   return group;

@@ -28,6 +28,7 @@ std::string set_or_get(Store& store, const std::string& key, std::string_view va
     store.set(key, value);
     return std::string(value);
   } catch (const InvalidArgument&) {
+    if (!store.has(key)) throw;  // refused for the value's sake
     return store.get(key, std::chrono::seconds(5));
   }
 }
@@ -77,6 +78,7 @@ std::vector<std::string> agree(Store& store, const AgreementOptions& options, in
   try {
     store.set(key(rank), value);
   } catch (const InvalidArgument&) {
+    if (!store.has(key(rank))) throw;  // refused for the value's sake
     throw CommError(CommFailure::Mismatch, {rank},
                     "{}: rank {} is already taken by '{}'; this process has '{}'. Start every rank "
                     "once, each with its own number",
@@ -127,7 +129,13 @@ std::vector<std::string> exchange(Store& store, const std::string& name, int ran
                                   std::string_view value, std::chrono::milliseconds deadline) {
   AgreementOptions options;
   options.name = name;
-  return agree(store, options, rank, world_size, value, deadline);
+  auto values = agree(store, options, rank, world_size, value, deadline);
+  try {
+    store.leave(name, world_size);
+  } catch (const CommError&) {
+    // The agreement stands whatever becomes of the store; who needs the store next will learn it.
+  }
+  return values;
 }
 
 }  // namespace tessera::comm

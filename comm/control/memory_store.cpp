@@ -6,29 +6,38 @@ namespace tessera::comm {
 
 void MemoryStore::set(const std::string& key, std::string_view value) {
   const std::lock_guard lock(mutex_);
-  const auto [entry, added] = values_.try_emplace(key, value);
-  require(added || entry->second == value,
+  require(values_.set(key, value),
           "store key '{}' is taken by another value; keys are written once", key);
   changed_.notify_all();
 }
 
 std::string MemoryStore::get(const std::string& key, std::chrono::milliseconds deadline) {
   std::unique_lock lock(mutex_);
-  auto found = values_.end();
+  const std::string* found = nullptr;
   const bool in_time = changed_.wait_for(lock, deadline, [&] {
     found = values_.find(key);
-    return found != values_.end();
+    return found != nullptr;
   });
   if (!in_time) {
     throw CommError(CommFailure::Timeout, {}, "store key '{}' was not set within {}", key,
                     format_seconds(deadline));
   }
-  return found->second;
+  return *found;
 }
 
 bool MemoryStore::has(const std::string& key) {
   const std::lock_guard lock(mutex_);
-  return values_.contains(key);
+  return values_.find(key) != nullptr;
+}
+
+void MemoryStore::leave(const std::string& name, int readers) {
+  const std::lock_guard lock(mutex_);
+  values_.leave(name, readers);
+}
+
+std::size_t MemoryStore::size() const {
+  const std::lock_guard lock(mutex_);
+  return values_.size();
 }
 
 }  // namespace tessera::comm

@@ -1,10 +1,10 @@
 #pragma once
 
 #include <condition_variable>
-#include <map>
 #include <mutex>
 #include <string>
 
+#include "comm/control/key_values.h"
 #include "comm/control/store.h"
 
 namespace tessera::comm {
@@ -15,11 +15,14 @@ class MemoryStore final : public Store {
   void set(const std::string& key, std::string_view value) override;
   std::string get(const std::string& key, std::chrono::milliseconds deadline) override;
   bool has(const std::string& key) override;
+  void leave(const std::string& name, int readers) override;
+  /// Entries that are held: the measure of its growth.
+  std::size_t size() const;
 
  private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<std::string, std::string, std::less<>> values_;
+  KeyValues values_;
 };
 
 }  // namespace tessera::comm

@@ -34,6 +34,13 @@ AddressList resolve(const std::string& host, std::uint16_t port, bool passive) {
   return AddressList(found, freeaddrinfo);
 }
 
+bool is_loopback(const sockaddr_storage& address) {
+  if (address.ss_family == AF_INET6) {
+    return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(&address)->sin6_addr);
+  }
+  return ntohl(reinterpret_cast<const sockaddr_in*>(&address)->sin_addr.s_addr) >> 24 == 127;
+}
+
 std::uint32_t read_u32(std::string_view bytes) {
   std::uint32_t value = 0;
   for (std::size_t i = 0; i < 4; ++i) {
@@ -56,6 +63,15 @@ int milliseconds_until(Deadline deadline) {
   const auto left =
       std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
   return static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 1'000'000));
+}
+
+bool has_address(const std::string& host) {
+  try {
+    resolve(host, 9, false);
+    return true;
+  } catch (const CommError&) {
+    return false;
+  }
 }
 
 FileDescriptor listen_on(const std::string& host, std::uint16_t port, int backlog) {
@@ -106,6 +122,32 @@ FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline 
     return fd;
   }
   return {};
+}
+
+std::optional<std::string> address_towards(const std::vector<std::string>& hosts) {
+  for (const std::string& host : hosts) {
+    AddressList list(nullptr, freeaddrinfo);
+    try {
+      list = resolve(host, 9, false);  // the discard port: any will do, nothing is sent
+    } catch (const CommError&) {
+      continue;
+    }
+    for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {
+      // Connecting a datagram socket only asks the routing table.
+      const FileDescriptor fd(::socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+      sockaddr_storage own{};
+      socklen_t length = sizeof(own);
+      char text[NI_MAXHOST];
+      if (fd && ::connect(fd.get(), a->ai_addr, a->ai_addrlen) == 0 &&
+          ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &length) == 0 &&
+          !is_loopback(own) &&
+          ::getnameinfo(reinterpret_cast<const sockaddr*>(&own), length, text, sizeof(text),
+                        nullptr, 0, NI_NUMERICHOST) == 0) {
+        return std::string(text);
+      }
+    }
+  }
+  return std::nullopt;
 }
 
 std::string Message::encode() const {

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -31,6 +32,8 @@ using Deadline = std::chrono::steady_clock::time_point;
 /// Milliseconds until then, for poll(): at least 0.
 int milliseconds_until(Deadline deadline);
 
+/// Whether the host name has an address now; a cluster may publish it after its ranks start.
+bool has_address(const std::string& host);
 /// A listening, non-blocking TCP socket. Port 0: any free one.
 /// @throws CommError(Aborted) with the address and the system's reason, EADDRINUSE included
 FileDescriptor listen_on(const std::string& host, std::uint16_t port, int backlog);
@@ -39,6 +42,10 @@ std::uint16_t bound_port(int fd);
 /// A connected, non-blocking TCP socket; empty if nobody answers by then.
 /// @throws CommError(Aborted) if the host name can't be resolved
 FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline deadline);
+
+/// The address, in digits, of this host's interface that leads to the first of `hosts` that is not
+/// reached over loopback; nothing if there is none. Sends nothing.
+std::optional<std::string> address_towards(const std::vector<std::string>& hosts);
 
 /// Length-prefixed messages of the store: u32 length, then that many bytes: one byte that says what
 /// it is, then fields, each a u32 length and bytes. All little-endian.

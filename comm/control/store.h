@@ -12,15 +12,20 @@ namespace tessera::comm {
 class Store {
  public:
   virtual ~Store() = default;
-  /// @throws InvalidArgument if the key is taken by another value, CommError if the store is lost
+  /// @throws InvalidArgument if the key is taken by another value, or the value is too large for
+  /// the store; CommError if the store is lost
   virtual void set(const std::string& key, std::string_view value) = 0;
   /// Waits until the key is there. @throws CommError(Timeout) naming the key at the deadline
   virtual std::string get(const std::string& key, std::chrono::milliseconds deadline) = 0;
   virtual bool has(const std::string& key) = 0;
+  /// Called once by each of `readers` who share the keys directly under "<name>/" and needs them no
+  /// more; when all have called it, these keys are forgotten.
+  virtual void leave(const std::string& name, int readers) = 0;
 };
 
 /// Every rank contributes `value` under `name`; returns all values by rank.
-/// `name` must be new for each agreement (put the step in it).
+/// `name` must be new for each agreement (put the step in it). The store forgets the values when
+/// all ranks have them.
 /// @throws CommError(Timeout) that names the ranks that did not answer, on every rank that did
 std::vector<std::string> exchange(Store& store, const std::string& name, int rank, int world_size,
                                   std::string_view value, std::chrono::milliseconds deadline);

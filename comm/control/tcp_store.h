@@ -2,11 +2,11 @@
 
 #include <atomic>
 #include <list>
-#include <map>
 #include <mutex>
 #include <string>
 #include <thread>
 
+#include "comm/control/key_values.h"
 #include "comm/control/socket.h"
 #include "comm/control/store.h"
 #include "core/base/error.h"
@@ -40,6 +40,8 @@ class TcpStoreServer {
   const std::string& run_id() const { return options_.run_id; }
   /// Clients that have introduced themselves and are still connected.
   int clients() const { return clients_.load(); }
+  /// Entries that are held: the measure of its growth.
+  std::size_t size() const { return size_.load(); }
   /// Waits until no client is left, at most so long: who serves the store leaves last.
   void drain(std::chrono::milliseconds timeout) const;
 
@@ -57,7 +59,8 @@ class TcpStoreServer {
   FileDescriptor listener_, wake_;
   std::uint16_t port_ = 0;
   std::atomic<int> clients_{0};
-  std::map<std::string, std::string, std::less<>> values_;  // the thread's own, as all below
+  std::atomic<std::size_t> size_{0};
+  KeyValues values_;  // the thread's own, as all below
   std::list<Connection> connections_;
   std::thread thread_;
 };
@@ -66,6 +69,7 @@ class TcpStoreServer {
 class TcpStore final : public Store {
  public:
   /// Connects, trying the ports [port, port + ports) again and again: who serves may come later.
+  /// A host name without an address is one that does not have it yet.
   /// @throws CommError Timeout at the deadline; Mismatch if ports is 1 and the store there serves
   /// another run
   TcpStore(std::string host, std::uint16_t port, std::string run_id,
@@ -75,6 +79,7 @@ class TcpStore final : public Store {
   void set(const std::string& key, std::string_view value) override;
   std::string get(const std::string& key, std::chrono::milliseconds deadline) override;
   bool has(const std::string& key) override;
+  void leave(const std::string& name, int readers) override;
 
  private:
   Message call(const Message& request, std::chrono::milliseconds deadline);
@@ -92,8 +97,8 @@ class TcpStore final : public Store {
 struct StoreProtocol {
   static constexpr std::string_view kMagic = "tessera-store-1";
   // Requests: hello {magic, run id}, set {key, value}, get {key, milliseconds in decimal}, has
-  // {key}
-  static constexpr std::uint8_t kHello = 'H', kSet = 'S', kGet = 'G', kHas = '?';
+  // {key}, leave {name, readers in decimal}
+  static constexpr std::uint8_t kHello = 'H', kSet = 'S', kGet = 'G', kHas = '?', kLeave = 'L';
   // Replies; "no": a taken key, a key that did not come in time, one that is not there, a stranger.
   static constexpr std::uint8_t kYes = 'y', kNo = 'n';
 };

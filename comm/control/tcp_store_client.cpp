@@ -18,6 +18,8 @@ using P = StoreProtocol;
 constexpr milliseconds kAnswerTime{5000};
 constexpr milliseconds kRetryPause{20};
 constexpr milliseconds kAttempt{1000};
+// A name server is asked less often than a port.
+constexpr milliseconds kResolvePause{200};
 
 bool wait_for(int fd, short events, Deadline deadline) {
   for (;;) {
@@ -68,13 +70,19 @@ Message request(std::uint8_t type, std::vector<std::string> fields) {
 
 struct Attempt {
   FileDescriptor connection;
-  bool refused = false;  // it answered, and serves another run
+  bool refused = false;    // it answered, and serves another run
+  std::string unresolved;  // why the host has no address
 };
 
 Attempt introduce(const std::string& host, std::uint16_t port, const std::string& run_id,
                   Deadline deadline) {
   Attempt attempt;
-  FileDescriptor fd = connect_to(host, port, deadline);
+  FileDescriptor fd;
+  try {
+    fd = connect_to(host, port, deadline);
+  } catch (const CommError& error) {
+    attempt.unresolved = error.what();
+  }
   if (!fd) return attempt;
   const auto answer =
       round_trip(fd.get(), request(P::kHello, {std::string(P::kMagic), run_id}).encode(), deadline);
@@ -91,6 +99,7 @@ TcpStore::TcpStore(std::string host, std::uint16_t port, std::string run_id,
     : host_(std::move(host)), port_(port), run_id_(std::move(run_id)) {
   const auto end = Clock::now() + connect_deadline;
   bool refused = false;
+  std::string unresolved;
   do {
     for (int i = 0; i < ports; ++i) {
       port_ = static_cast<std::uint16_t>(port + i);
@@ -100,9 +109,11 @@ TcpStore::TcpStore(std::string host, std::uint16_t port, std::string run_id,
         return;
       }
       refused = refused || attempt.refused;
+      unresolved = std::move(attempt.unresolved);
+      if (!unresolved.empty()) break;
     }
     if (refused && ports == 1) break;
-    std::this_thread::sleep_for(kRetryPause);
+    std::this_thread::sleep_for(unresolved.empty() ? kRetryPause : kResolvePause);
   } while (Clock::now() < end);
   port_ = port;
   if (refused) {
@@ -112,9 +123,10 @@ TcpStore::TcpStore(std::string host, std::uint16_t port, std::string run_id,
                     where(), run_id_);
   }
   throw CommError(CommFailure::Timeout, {},
-                  "no store answered at {} within {}; is the launcher (or rank 0) running, and is "
-                  "the address right?",
-                  where(), format_seconds(connect_deadline));
+                  "no store answered at {} within {}{}{}; is the launcher (or rank 0) running, and "
+                  "is the address right?",
+                  where(), format_seconds(connect_deadline), unresolved.empty() ? "" : ": ",
+                  unresolved);
 }
 
 TcpStore::~TcpStore() = default;
@@ -154,6 +166,11 @@ Message TcpStore::call(const Message& message, milliseconds deadline) {
 }
 
 void TcpStore::set(const std::string& key, std::string_view value) {
+  const std::size_t size = 1 + 4 + key.size() + 4 + value.size();
+  require(size <= kMaxFrame,
+          "store key '{}': its value of {} bytes makes a message of {}, over the limit of {}; "
+          "exchange less at once",
+          key, value.size(), size, kMaxFrame);
   const Message answer = call(request(P::kSet, {key, std::string(value)}), kAnswerTime);
   require(answer.type == P::kYes, "store key '{}' is taken by another value; keys are written once",
           key);
@@ -172,6 +189,10 @@ std::string TcpStore::get(const std::string& key, milliseconds deadline) {
 
 bool TcpStore::has(const std::string& key) {
   return call(request(P::kHas, {key}), kAnswerTime).type == P::kYes;
+}
+
+void TcpStore::leave(const std::string& name, int readers) {
+  call(request(P::kLeave, {name, std::to_string(readers)}), kAnswerTime);
 }
 
 }  // namespace tessera::comm

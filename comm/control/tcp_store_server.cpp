@@ -18,6 +18,12 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::size_t kMaxHelloFrame = 1024;
 
+template <typename Int>
+bool parse(std::string_view text, Int& value) {
+  const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
+  return result.ec == std::errc() && result.ptr == text.data() + text.size();
+}
+
 }  // namespace
 
 struct TcpStoreServer::Connection {
@@ -136,9 +142,10 @@ bool TcpStoreServer::handle(Connection& c, std::string_view body) {
     return true;  // a stranger is closed once its time to introduce itself is over
   }
   if (m.type == P::kSet && count == 2) {
-    const auto [entry, added] = values_.try_emplace(m.fields[0], m.fields[1]);
-    reply(c, added || entry->second == m.fields[1] ? P::kYes : P::kNo, {});
-    if (!added) return true;
+    const bool taken = !values_.set(m.fields[0], m.fields[1]);
+    size_.store(values_.size());
+    reply(c, taken ? P::kNo : P::kYes, {});
+    if (taken) return true;
     for (Connection& other : connections_) {
       if (!other.waiting || other.key != m.fields[0]) continue;
       other.waiting = false;
@@ -148,18 +155,24 @@ bool TcpStoreServer::handle(Connection& c, std::string_view body) {
     return true;
   }
   if (m.type == P::kHas && count == 1) {
-    reply(c, values_.contains(m.fields[0]) ? P::kYes : P::kNo, {});
+    reply(c, values_.find(m.fields[0]) != nullptr ? P::kYes : P::kNo, {});
+    return true;
+  }
+  if (m.type == P::kLeave && count == 2) {
+    int readers = 0;
+    if (!parse(m.fields[1], readers) || readers < 1) return false;
+    values_.leave(m.fields[0], readers);
+    size_.store(values_.size());
+    reply(c, P::kYes, {});
     return true;
   }
   if (m.type != P::kGet || count != 2) return false;
-  if (const auto found = values_.find(m.fields[0]); found != values_.end()) {
-    reply(c, P::kYes, found->second);
+  if (const std::string* const found = values_.find(m.fields[0])) {
+    reply(c, P::kYes, *found);
     return true;
   }
   std::int64_t milliseconds = 0;
-  const char* const end = m.fields[1].data() + m.fields[1].size();
-  const auto parsed = std::from_chars(m.fields[1].data(), end, milliseconds);
-  if (parsed.ec != std::errc() || parsed.ptr != end || milliseconds < 0) return false;
+  if (!parse(m.fields[1], milliseconds) || milliseconds < 0) return false;
   c.waiting = true;
   c.key = m.fields[0];
   c.deadline =

@@ -67,6 +67,30 @@ TEST_CASE("an exchange is all or nothing though deadlines differ") {
   }
 }
 
+TEST_CASE("the store forgets an exchange when all ranks have it, and only then") {
+  MemoryStore store;
+  const auto results = run_ranks(3, [&](int rank) {
+    for (int i = 0; i < 1000; ++i) {
+      const auto values = comm::exchange(store, fmt::format("save/{}/end", i), rank, 3,
+                                         fmt::format("{}", rank + i), 10s);
+      if (values[2] != fmt::format("{}", 2 + i)) throw std::runtime_error("wrong value");
+      if (store.size() > 2 * 6) throw std::runtime_error("the store grows");
+    }
+  });
+  for (const RankResult& result : results) CHECK(result.error == "");
+  CHECK(store.size() == 0);
+
+  store.set("a/0", "x");
+  store.set("a/0/1", "of a/0");
+  store.set("a0/1", "of a0");
+  store.leave("a", 2);
+  CHECK(store.get("a/0", 0ms) == "x");
+  store.leave("a", 2);
+  CHECK_FALSE(store.has("a/0"));
+  CHECK(store.has("a/0/1"));
+  CHECK(store.has("a0/1"));
+}
+
 TEST_CASE("a rank that is there twice is refused") {
   MemoryStore store;
   store.set("vote/0", "somebody else");

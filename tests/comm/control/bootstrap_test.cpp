@@ -1,5 +1,10 @@
 #include "comm/bootstrap.h"
 
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+
+#include "comm/control/socket.h"
 #include "comm/control/tcp_store.h"
 #include "tests/comm/ranks.h"
 #include "tests/support/check_throws.h"
@@ -63,6 +68,33 @@ TEST_CASE("processes come together when the launcher serves the store, and when 
       CHECK(outcome.text == "6 of 3 over gloo");
     }
   }
+}
+
+TEST_CASE("the address for other hosts is an interface's, never loopback") {
+  const std::string nowhere(70, 'x');
+  CHECK(comm::address_towards({"127.0.1.1", "::1", nowhere}) == std::nullopt);
+  ifaddrs* first = nullptr;
+  REQUIRE(::getifaddrs(&first) == 0);
+  for (const ifaddrs* i = first; i != nullptr; i = i->ifa_next) {
+    if (i->ifa_addr == nullptr || i->ifa_addr->sa_family != AF_INET ||
+        (i->ifa_flags & IFF_UP) == 0 || (i->ifa_flags & IFF_LOOPBACK) != 0) {
+      continue;
+    }
+    const std::string own =
+        ::inet_ntoa(reinterpret_cast<const sockaddr_in*>(i->ifa_addr)->sin_addr);
+    CHECK(comm::address_towards({"127.0.0.1", nowhere, own}) == own);
+  }
+  ::freeifaddrs(first);
+}
+
+TEST_CASE("rank 0 waits for the address under which it is to serve, then names it") {
+  LaunchEnvironment e = environment(0, 2, 900, true);
+  e.address = std::string(70, 'x');
+  const Stopwatch watch;
+  CHECK_THROWS_HOLDING(CommError, "host '" + e.address + "' has no address",
+                       comm::bootstrap(e, {.init_timeout = 300ms}));
+  CHECK(watch.elapsed() >= 300ms);
+  CHECK(watch.elapsed() < 3s);
 }
 
 TEST_CASE("a rank that never starts is named by all others in time") {

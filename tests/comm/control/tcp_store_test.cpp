@@ -81,6 +81,30 @@ TEST_CASE("large values pass, larger ones are refused by name of the limit") {
   CHECK(a->has("large"));
 }
 
+TEST_CASE("a rank whose value is too large for an exchange learns so itself, at once") {
+  TcpStoreServer server({.run_id = "run"});
+  const auto a = client(server);
+  const Stopwatch watch;
+  CHECK_THROWS_HOLDING(InvalidArgument,
+                       "store key 'save/0': its value of 1048576 bytes makes a message of 1048591, "
+                       "over the limit of 1048576",
+                       comm::exchange(*a, "save", 0, 2, std::string(1 << 20, 'x'), 30s));
+  CHECK(watch.elapsed() < 3s);
+}
+
+TEST_CASE("exchanges do not make the server grow") {
+  TcpStoreServer server({.run_id = "run"});
+  const auto results = run_ranks(2, [&](int rank) {
+    const auto own = client(server);
+    for (int i = 0; i < 1000; ++i) {
+      comm::exchange(*own, "step " + std::to_string(i), rank, 2, "yes", 10s);
+      if (server.size() > 2 * 5) throw std::runtime_error("the store grows");
+    }
+  });
+  for (const RankResult& result : results) CHECK(result.error == "");
+  CHECK(server.size() == 0);
+}
+
 TEST_CASE("a client of another run is refused, at once") {
   TcpStoreServer server({.run_id = "run 2"});
   const Stopwatch watch;
@@ -116,6 +140,17 @@ TEST_CASE("nobody there: the deadline holds and the address is named") {
   CHECK_THROWS_HOLDING(CommError,
                        fmt::format("no store answered at 127.0.0.1:{} within 0.3 s", port),
                        TcpStore("127.0.0.1", port, "run", 300ms));
+  CHECK(watch.elapsed() < 3s);
+}
+
+TEST_CASE("a host without an address may get one until the deadline, then it is named") {
+  const std::string host(70, 'x');  // longer than a label may be: never resolved
+  const Stopwatch watch;
+  CHECK_THROWS_HOLDING(
+      CommError,
+      fmt::format("no store answered at {}:900 within 0.3 s: host '{}' has no address", host, host),
+      TcpStore(host, 900, "run", 300ms, 16));
+  CHECK(watch.elapsed() >= 300ms);
   CHECK(watch.elapsed() < 3s);
 }
 
@@ -164,7 +199,8 @@ TEST_CASE("garbage, HTTP and broken frames close the connection and nothing else
   // Introduced, but talking nonsense.
   for (const std::string& bytes :
        {message('X', {"k"}), message('G', {"k", "soon"}), message('G', {"k", "-5"}),
-        message('S', {"k"}), std::string("\x01\x00\x20\x00", 4)}) {
+        message('L', {"k", "0"}), message('L', {"k"}), message('S', {"k"}),
+        std::string("\x01\x00\x20\x00", 4)}) {
     const auto fd = raw(server);
     send_all(fd, kHello);
     char answer[64];
