@@ -40,6 +40,18 @@ std::int64_t meminfo_bytes(std::string_view key) {
   return text.empty() ? 0 : std::strtoll(text.c_str(), nullptr, 10) * 1024;
 }
 
+/// Bytes in use by a control group, less the file cache that the system drops when asked for more.
+std::int64_t cgroup_used(const std::filesystem::path& cgroup) {
+  std::int64_t used = 0;
+  std::ifstream(cgroup / "memory.current") >> used;
+  std::ifstream statistics(cgroup / "memory.stat");
+  std::string key;
+  for (std::int64_t bytes = 0; statistics >> key >> bytes;) {
+    if (key == "inactive_file") used -= bytes;
+  }
+  return used;
+}
+
 std::int64_t free_bytes_of(const std::filesystem::path& path) {
   struct statvfs status {};
   if (::statvfs(path.c_str(), &status) != 0) return -1;
@@ -55,7 +67,7 @@ int usable_processors() {
 
 }  // namespace
 
-Machine examine_machine() {
+Machine examine_machine(const std::filesystem::path& cgroup) {
   Machine out;
   out.processor = proc_value("/proc/cpuinfo", "model name");
   if (out.processor.empty()) out.processor = "unknown";
@@ -64,10 +76,10 @@ Machine examine_machine() {
   out.memory_total = meminfo_bytes("MemTotal");
   out.memory_available = meminfo_bytes("MemAvailable");
   std::int64_t limit = 0;
-  if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit && limit > 0 &&
-      limit < out.memory_total) {
+  if (std::ifstream(cgroup / "memory.max") >> limit && limit > 0 && limit < out.memory_total) {
     out.memory_total = limit;
-    out.memory_available = std::min(out.memory_available, limit);
+    const std::int64_t left = limit - std::clamp<std::int64_t>(cgroup_used(cgroup), 0, limit);
+    out.memory_available = std::min(out.memory_available, left);
   }
   struct rlimit files {};
   if (::getrlimit(RLIMIT_NOFILE, &files) == 0) {

@@ -14,11 +14,12 @@ struct Machine {
   CpuLevel level = CpuLevel::Generic;
   int threads = 1;                      ///< that this process may run on
   std::int64_t memory_total = 0;        ///< bytes; the container's limit if that is lower
-  std::int64_t memory_available = 0;    ///< bytes
+  std::int64_t memory_available = 0;    ///< bytes; of the machine or the container, the less
   std::int64_t open_files = 0;          ///< soft limit
   std::int64_t shared_memory_free = 0;  ///< bytes of /dev/shm; -1 if there is none
 };
-Machine examine_machine();
+/// @param cgroup  directory of the container's control group, version 2; may be absent
+Machine examine_machine(const std::filesystem::path& cgroup = "/sys/fs/cgroup");
 
 /// Whether a directory, or the nearest parent that exists, can be written to.
 struct DirectoryState {
