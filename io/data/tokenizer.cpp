@@ -7,6 +7,7 @@
 
 #include "core/base/error.h"
 #include "io/base/file.h"
+#include "io/base/json.h"
 #include "io/data/text.h"
 
 namespace tessera::io {
@@ -124,9 +125,13 @@ TokenizerPtr tokenizer_from_json(const nlohmann::json& json) {
 
 TokenizerPtr load_tokenizer(const std::string& path) {
   constexpr std::int64_t kLimit = 64 << 20;
-  const auto json =
-      nlohmann::json::parse(read_file(path, kLimit), nullptr, /*allow_exceptions=*/false);
-  require(!json.is_discarded(), "{}: expected a tokenizer file, found no valid JSON", path);
+  const std::string text = read_file(path, kLimit);
+  Json json;
+  try {
+    json = parse_json(text, path);
+  } catch (const CorruptCheckpoint& error) {
+    throw InvalidArgument("expected a tokenizer file: {}", error.what());
+  }
   try {
     return tokenizer_from_json(json);
   } catch (const InvalidArgument& error) {

@@ -65,8 +65,11 @@ TEST_CASE("a malformed tokenizer file is refused with its name") {
     CHECK_THROWS_HOLDING(InvalidArgument, path, load_tokenizer(path));
     CHECK_THROWS_HOLDING(InvalidArgument, part, load_tokenizer(path));
   };
-  refused("", "no valid JSON");
-  refused("{\"type\":\"chars\",\"vocabulary\":\"ab", "no valid JSON");
+  refused("", "is empty");
+  refused("{\"type\":\"chars\",\"vocabulary\":\"ab", "not valid JSON");
+  refused("\xEF\xBB\xBF{\"type\":\"bytes\"}", "byte-order mark");
+  refused("{\"type\":\"bytes\",\"type\":\"chars\"}", "\"type\" stands twice");
+  refused(std::string(1000, '['), "nested deeper");
   refused("[]", "found array");
   refused("{}", "found none");
   refused("{\"type\":3}", "found number");
