@@ -3,7 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
 #include <chrono>
+#include <csignal>
 
 #include "core/base/error.h"
 #include "io/base/convert.h"
@@ -154,6 +158,31 @@ void write_side_files(const fs::path& dir, const Plan& plan, const ConsolidateOp
   }
 }
 
+// Where an export of this process to `out` is made. Process ids mean something on one host only.
+std::string temporary_prefix(const fs::path& out) {
+  std::array<char, 65> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  return fmt::format("{}.{}-", out.filename().string(), host.data());
+}
+
+// What exports to `out` left behind that were killed. One that runs, or ran on another host, stays.
+void remove_leftovers(const fs::path& out) {
+  const std::string prefix = temporary_prefix(out);
+  std::vector<fs::path> leftovers;
+  std::error_code error;
+  fs::directory_iterator items(out.parent_path(), error);
+  for (; !error && items != fs::directory_iterator(); items.increment(error)) {
+    const std::string name = items->path().filename().string();
+    if (!name.starts_with(prefix)) continue;
+    pid_t pid = 0;
+    const char* const end = name.data() + name.size();
+    const auto [stop, failure] = std::from_chars(name.data() + prefix.size(), end, pid);
+    const bool ours = failure == std::errc{} && std::string_view(stop, end) == ".tmp" && pid > 0;
+    if (ours && ::kill(pid, 0) != 0 && errno == ESRCH) leftovers.push_back(items->path());
+  }
+  for (const fs::path& path : leftovers) fs::remove_all(path, error);
+}
+
 void commit(const fs::path& temporary, const fs::path& out, bool overwrite) {
   sync_directory(temporary);
   check_out(out, overwrite);  // again: somebody may have used the name meanwhile
@@ -183,6 +212,7 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
   ConsolidateReport report;
   report.source = plan.model->path();
   if (const CheckpointReader* reader = plan.model->checkpoint()) report.step = reader->index().step;
+  remove_leftovers(out);  // before their space is missed
   const std::int64_t total = plan.total_bytes();
   const std::int64_t available = free_bytes(out.parent_path());
   require<IoError>(available < 0 || total <= available,
@@ -197,12 +227,11 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
     report.bytes += bytes;
     if (options.progress) options.progress(report.bytes, total);
   };
-  fs::path temporary = out;
-  temporary += fmt::format(".{}.tmp", ::getpid());
+  const fs::path temporary =
+      out.parent_path() / fmt::format("{}{}.tmp", temporary_prefix(out), ::getpid());
   std::error_code error;
   fs::remove_all(temporary, error);
-  fs::create_directories(temporary, error);
-  require<IoError>(!error, "cannot make {}: {}", temporary.string(), error.message());
+  make_directories_durably(temporary);
   try {
     const auto write = [&](const std::vector<ExportTensor>& tensors, const char* stem) {
       if (tensors.empty()) return;

@@ -41,11 +41,12 @@ struct ConsolidateReport {
 /// Makes a whole model of a checkpoint's shards (or of a Hugging Face directory, to convert it).
 ///
 /// Copies ranges of bytes through buffers of `memory` bytes, whatever the model's size, and
-/// verifies checksums as it reads. Writes into `<out>.<pid>.tmp` beside `out`, syncs, and renames:
-/// `out` is complete or absent (or still the former export). HF: model.safetensors, or shards and
-/// model.safetensors.index.json, config.json, generation_config.json, and tokenizer_tessera.json if
-/// the run's trainer.json has a tokenizer. Safetensors: our names; moments go to
-/// optimizer.safetensors as "exp_avg/NAME"; tessera.json holds step and model configuration.
+/// verifies checksums as it reads. Writes into `<out>.<host>-<pid>.tmp` beside `out`, syncs, and
+/// renames; removes what killed processes of this host left there. `out` is complete or absent (or
+/// still the former export). HF: model.safetensors, or shards and model.safetensors.index.json,
+/// config.json, generation_config.json, and tokenizer_tessera.json if the run's trainer.json has a
+/// tokenizer. Safetensors: our names; moments go to optimizer.safetensors as "exp_avg/NAME";
+/// tessera.json holds step and model configuration.
 /// @throws InvalidArgument if `out` exists and may not be replaced, or the options do not fit;
 ///         IoError, CorruptCheckpoint
 ConsolidateReport consolidate(const fs::path& source, const fs::path& out,

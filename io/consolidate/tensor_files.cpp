@@ -4,6 +4,8 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
+#include <optional>
+#include <system_error>
 #include <thread>
 
 #include "core/base/error.h"
@@ -26,7 +28,8 @@ struct OutputFile {
   std::string name;
   std::vector<const ExportTensor*> tensors;
   SafetensorsPlan plan;
-  File file;
+  std::optional<File> file;  ///< while some of its tensors are copied and others are to come
+  std::size_t left = 0;      ///< tensors that are not copied yet
 };
 
 std::vector<OutputFile> assign(const std::vector<ExportTensor>& tensors,
@@ -108,30 +111,48 @@ std::vector<std::string> write_tensor_files(const fs::path& dir,
       by_name[tensor->name] = tensor;
     }
     file.plan = plan_safetensors(specs, options.metadata);
-    file.file = File::create(dir / file.name);
-    file.file.write(file.plan.preamble.data(), file.plan.preamble.size());
+    file.left = file.plan.tensors.size();
     for (const SafetensorsEntry& entry : file.plan.tensors) {
       tasks.push_back({by_name.at(entry.name), &file, entry.begin});
     }
   }
 
-  const int jobs =
-      std::clamp(options.jobs, 1, static_cast<int>(std::max<std::size_t>(tasks.size(), 1)));
+  const auto most = std::max<std::size_t>(
+      1, std::min(tasks.size(), static_cast<std::size_t>(options.memory) / kMinBuffer));
+  const std::size_t jobs = std::min(most, static_cast<std::size_t>(std::max(options.jobs, 1)));
   const std::size_t buffer =
-      std::clamp(static_cast<std::size_t>(options.memory) / static_cast<std::size_t>(jobs),
-                 kMinBuffer, kMaxBuffer);
+      std::clamp(static_cast<std::size_t>(options.memory) / jobs, kMinBuffer, kMaxBuffer);
   std::atomic<std::size_t> next{0};
-  std::mutex mutex;  // guards the callback and the first error
+  std::mutex mutex;  // guards the callback, the first error, and `file` and `left` of each file
   std::exception_ptr error;
   const auto wrote = [&](std::int64_t bytes) {
     if (!options.wrote) return;
     const std::lock_guard lock(mutex);
     options.wrote(bytes);
   };
+  // Tasks are in order of files, so few files are open at once, however many there are.
+  const auto open = [&](OutputFile& file) -> File& {
+    const std::lock_guard lock(mutex);
+    if (!file.file) {
+      file.file = File::create(dir / file.name);
+      file.file->write(file.plan.preamble.data(), file.plan.preamble.size());
+    }
+    return *file.file;
+  };
+  const auto close = [&](OutputFile& file) {
+    {
+      const std::lock_guard lock(mutex);
+      if (--file.left > 0) return;
+    }
+    file.file->finish();
+    file.file.reset();
+  };
   const auto work = [&] {
     try {
       for (std::size_t i = next++; i < tasks.size(); i = next++) {
-        copy_tensor(*tasks[i].tensor, tasks[i].file->file, tasks[i].offset, buffer, wrote);
+        OutputFile& file = *tasks[i].file;
+        copy_tensor(*tasks[i].tensor, open(file), tasks[i].offset, buffer, wrote);
+        close(file);
       }
     } catch (...) {
       const std::lock_guard lock(mutex);
@@ -139,17 +160,19 @@ std::vector<std::string> write_tensor_files(const fs::path& dir,
       next = tasks.size();  // the others stop after their tensor
     }
   };
-  std::vector<std::thread> threads;
-  for (int i = 1; i < jobs; ++i) threads.emplace_back(work);
-  work();
-  for (std::thread& thread : threads) thread.join();
+  {
+    std::vector<std::jthread> threads;
+    try {
+      while (threads.size() + 1 < jobs) threads.emplace_back(work);
+    } catch (const std::system_error&) {
+      // The system allows no more threads; those that started do the work.
+    }
+    work();
+  }
   if (error) std::rethrow_exception(error);
 
   std::vector<std::string> names;
-  for (OutputFile& file : files) {
-    file.file.finish();
-    names.push_back(file.name);
-  }
+  for (const OutputFile& file : files) names.push_back(file.name);
   if (files.size() > 1) {
     names.push_back(options.stem + ".safetensors.index.json");
     write_index(dir, files, names.back());

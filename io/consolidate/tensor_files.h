@@ -33,7 +33,10 @@ struct TensorFilesOptions {
 
 /// Writes tensors into `dir` as STEM.safetensors or, if they are larger than max_shard_size, as
 /// STEM-00001-of-0000N.safetensors and STEM.safetensors.index.json in the manner of Hugging Face:
-/// filled greedily in order of names, a tensor that is larger alone. Files are synced.
+/// filled greedily in order of names, a tensor that is larger alone. Files are synced. Fewer
+/// threads copy than `jobs` where `memory` gives each less than 64 KiB (its least buffer) or the
+/// system starts no more.
+/// @param tensors  at least one
 /// @return names of the files written
 /// @throws IoError, and what the streams throw
 std::vector<std::string> write_tensor_files(const fs::path& dir,

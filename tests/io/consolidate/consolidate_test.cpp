@@ -5,10 +5,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
+#include <mutex>
 #include <set>
+#include <system_error>
+#include <thread>
 
 #include "core/base/error.h"
 #include "io/checkpoint/find.h"
+#include "io/consolidate/tensor_files.h"
 #include "io/hf/model_source.h"
 #include "io/safetensors/reader.h"
 #include "tests/io/support.h"
@@ -231,6 +236,98 @@ TEST_CASE("a damaged shard stops the export and leaves nothing behind") {
   std::size_t left = 0;
   for (const auto& item : fs::directory_iterator(f.dir.path())) left += item.path() != f.run;
   CHECK(left == 0);
+}
+
+// Exports in a child with a limit, as a user that it binds. @return its exit status
+int consolidate_limited(const Fixture& f, const ConsolidateOptions& options, auto resource,
+                        rlim_t limit) {
+  fs::permissions(f.dir.path(), fs::perms::all);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (::geteuid() == 0 && ::setuid(65534) != 0) ::_exit(2);
+    const rlimit limits{limit, limit};
+    ::setrlimit(resource, &limits);
+    try {
+      if (resource == RLIMIT_NPROC) {
+        std::thread([] {}).join();
+        ::_exit(3);  // the limit does not bind
+      }
+    } catch (const std::system_error&) {
+    }
+    try {
+      const ConsolidateReport report = consolidate(f.run, f.out, options);
+      ::_exit(report.files.size() > 20 ? 0 : 4);
+    } catch (const Error&) {
+      ::_exit(1);
+    }
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+TEST_CASE("more files than may be open, and more threads than may be started") {
+  Fixture f;
+  f.make(2);
+  ConsolidateOptions options;
+  options.max_shard_size = 1;  // a file per tensor
+  options.jobs = 4;
+  SUBCASE("files") { CHECK(consolidate_limited(f, options, RLIMIT_NOFILE, 20) == 0); }
+  SUBCASE("threads") { CHECK(consolidate_limited(f, options, RLIMIT_NPROC, 1) == 0); }
+  check_equal(*open_model(f.out), f.model);
+}
+
+TEST_CASE("threads share the memory that they may use") {
+  TempDir dir;
+  std::vector<ExportTensor> tensors;
+  std::mutex mutex;
+  std::set<std::thread::id> threads;
+  std::size_t largest = 0;
+  for (int i = 0; i < 20; ++i) {
+    tensors.push_back({fmt::format("t{}", i),
+                       {1},
+                       DType::F32,
+                       DType::F32,
+                       [&](std::size_t bytes, const CheckpointReader::Sink& sink) {
+                         const std::lock_guard lock(mutex);
+                         threads.insert(std::this_thread::get_id());
+                         largest = std::max(largest, bytes);
+                         const float value = 2;
+                         sink(0, &value, 1);
+                       }});
+  }
+  TensorFilesOptions options;
+  options.memory = 64 << 10;
+  options.jobs = 16;
+  CHECK(write_tensor_files(dir.path(), tensors, options) ==
+        std::vector<std::string>{"model.safetensors"});
+  CHECK(threads.size() == 1);
+  CHECK(largest == 64 << 10);
+}
+
+TEST_CASE("what a killed export left is removed, and nothing else") {
+  Fixture f;
+  f.make(1);
+  const pid_t dead = ::fork();
+  if (dead == 0) ::_exit(0);
+  int status = 0;
+  ::waitpid(dead, &status, 0);
+  std::array<char, 65> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  const auto make = [&](const std::string& who) {
+    const fs::path path = f.dir.path() / ("out." + who + ".tmp");
+    fs::create_directories(path / "inside");
+    return path;
+  };
+  const fs::path left = make(fmt::format("{}-{}", host.data(), dead));
+  const fs::path running = make(fmt::format("{}-{}", host.data(), ::getppid()));
+  const fs::path elsewhere = make(fmt::format("{}.other-{}", host.data(), dead));
+  const fs::path strange = make(fmt::format("{}-{}x", host.data(), dead));
+  consolidate(f.run, f.out);
+  CHECK_FALSE(fs::exists(left));
+  CHECK(fs::exists(running));
+  CHECK(fs::exists(elsewhere));
+  CHECK(fs::exists(strange));
 }
 
 // 48 MiB of weights copied by a process that may use 24 MiB more than it has at its start.
