@@ -158,6 +158,13 @@ LaunchEnvironment from_torchrun(const Reader& reader) {
   return env;
 }
 
+bool is_operator(const Variables& variables) {
+  const auto has = [&](std::string_view name) { return variables.find(name) != variables.end(); };
+  if (!has("RANK") || !has("WORLD_SIZE")) return false;
+  if (has("LOCAL_RANK") || has("LOCAL_WORLD_SIZE") || has("TORCHELASTIC_RUN_ID")) return false;
+  return has("MASTER_ADDR") || has("MASTER_PORT") || variables.find("WORLD_SIZE")->second == "1";
+}
+
 // Kubernetes operators start one rank a pod and open MASTER_PORT for it: no local ranks, and no
 // torchrun that holds the port.
 LaunchEnvironment from_operator(const Reader& reader) {
@@ -270,8 +277,7 @@ LaunchEnvironment detect_launch(const Variables& variables, const LaunchFlags& f
   LaunchEnvironment env;
   if (flags.rank || flags.world_size || flags.local_rank || !flags.rendezvous.empty()) {
     env = from_flags(flags, reader(Launcher::Flags));
-  } else if (has("RANK") && has("WORLD_SIZE") && !has("LOCAL_RANK") && !has("LOCAL_WORLD_SIZE") &&
-             !has("TORCHELASTIC_RUN_ID")) {
+  } else if (is_operator(variables)) {
     env = from_operator(reader(Launcher::Operator));
   } else if (has("RANK") || has("WORLD_SIZE") || has("LOCAL_RANK")) {
     env = from_torchrun(reader(Launcher::Torchrun));

@@ -108,6 +108,8 @@ TEST_CASE("a cluster operator: one rank a host, at the very port that it opened"
   CHECK_THROWS_HOLDING(InvalidArgument, "variable WORLD_SIZE is not set",
                        detect_launch(without(variables, "WORLD_SIZE")));
   check_ranks(detect_launch({{"RANK", "0"}, {"WORLD_SIZE", "1"}}), 0, 1, 0, 1);
+  CHECK_THROWS_HOLDING(InvalidArgument, "variable LOCAL_RANK is not set",
+                       detect_launch({{"RANK", "0"}, {"WORLD_SIZE", "2"}}));
 }
 
 TEST_CASE("srun: the first node, tasks per node, and only under a step") {
