@@ -80,7 +80,7 @@ lines=$(grep -c '"loss"' "$run/metrics.jsonl")
 say "metrics.jsonl has $lines lines of steps: one for each, none twice." \
     "The loss curve is a picture: $run/loss.svg"
 
-step "4. Verify: every byte against its checksum"
+step "4. Verify: every weight against its checksum"
 newest=$(ls -d "$run"/checkpoints/step-* | tail -n 1)
 show "$tessera" checkpoint verify "$newest"
 

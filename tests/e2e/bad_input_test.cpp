@@ -229,7 +229,7 @@ TEST_CASE_FIXTURE(Fixture, "paths that are no run, no checkpoint or no model") {
                 {dir.path(), "is no checkpoint and holds none"});
   check_refusal(run_cli(train({"--model.init_from", absent})), kIo, {absent, "does not exist"});
   check_refusal(run_cli({"consolidate", file, absent}), kUsage, {file, "is a file"});
-  check_refusal(run_cli({"consolidate", absent, absent}), kIo, {absent, "does not exist"});
+  check_refusal(run_cli({"consolidate", absent, absent + "-out"}), kIo, {absent, "does not exist"});
   check_refusal(run_cli({"eval", dir.path(), "--data", file}), kUsage, {"is no checkpoint"});
   check_refusal(run_cli({"checkpoint", "list", absent}), kIo, {absent, "No such file"});
   // Run directories that cannot be made or used.
