@@ -95,8 +95,12 @@ CheckpointReader open_checkpoint(const fs::path& path, std::optional<std::int64_
     return CheckpointReader::open(entries.back().path);
   } catch (const CorruptCheckpoint& broken) {
     if (entries.size() == 1) throw;
-    throw CorruptCheckpoint("{}; the checkpoint before it is {}", broken.what(),
-                            entries[entries.size() - 2].path.string());
+    const std::string text = fmt::format("{}; the checkpoint before it is {}", broken.what(),
+                                         entries[entries.size() - 2].path.string());
+    if (const auto* file = dynamic_cast<const CorruptFile*>(&broken)) {
+      throw CorruptFile(file->file(), text);
+    }
+    throw CorruptCheckpoint("{}", text);
   }
 }
 

@@ -134,14 +134,18 @@ CheckpointReader CheckpointReader::open(const fs::path& dir) {
   for (const auto& [file, size] : files) {
     const fs::path path = state->path / file;
     const fs::file_status status = fs::symlink_status(path, error);
-    require<CorruptCheckpoint>(fs::exists(status), "{} is missing, but the index lists it",
-                               path.string());
-    require<CorruptCheckpoint>(fs::is_regular_file(status), "{} is not a regular file",
-                               path.string());
+    if (!fs::exists(status)) {
+      throw CorruptFile(file, fmt::format("{} is missing, but the index lists it", path.string()));
+    }
+    if (!fs::is_regular_file(status)) {
+      throw CorruptFile(file, fmt::format("{} is not a regular file", path.string()));
+    }
     const auto found = static_cast<std::int64_t>(fs::file_size(path, error));
-    require<CorruptCheckpoint>(!error && found == size,
-                               "{} has {} bytes, but the index says {}: it was cut or replaced",
-                               path.string(), found, size);
+    if (error || found != size) {
+      throw CorruptFile(
+          file, fmt::format("{} has {} bytes, but the index says {}: it was cut or replaced",
+                            path.string(), found, size));
+    }
   }
   return CheckpointReader(std::move(state));
 }

@@ -5,10 +5,23 @@
 #include <memory>
 #include <string>
 
+#include "core/base/error.h"
 #include "io/base/file.h"
 #include "io/checkpoint/index.h"
 
 namespace tessera::io {
+
+/// A file that the index lists is missing, or is not as the index says.
+class CorruptFile : public CorruptCheckpoint {
+ public:
+  /// @param file  its name inside the checkpoint directory
+  CorruptFile(std::string file, const std::string& what)
+      : CorruptCheckpoint("{}", what), file_(std::move(file)) {}
+  const std::string& file() const { return file_; }
+
+ private:
+  std::string file_;
+};
 
 /// A committed checkpoint, open for reading. Cheap to copy (copies share what they verified).
 /// Threads may read at once.
@@ -19,7 +32,7 @@ class CheckpointReader {
  public:
   /// Reads and validates the index; looks whether all files are there in their full size.
   /// @param dir  the checkpoint directory itself; see open_checkpoint for runs
-  /// @throws CorruptCheckpoint naming the field or file that does not fit, IoError
+  /// @throws CorruptCheckpoint naming the field that does not fit, CorruptFile, IoError
   static CheckpointReader open(const fs::path& dir);
 
   const fs::path& path() const;

@@ -3,8 +3,10 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <map>
 
 #include "core/base/error.h"
+#include "io/safetensors/reader.h"
 
 namespace tessera::io {
 namespace {
@@ -59,10 +61,62 @@ void verify_chunk(const CheckpointReader& reader, const std::string& name,
   report.bytes += chunk.byte_end - chunk.byte_begin;
 }
 
+// Other tools read a shard by its own header: that must tell of the same tensors as the index.
+void verify_header(const CheckpointReader& reader, const std::string& file, VerifyReport& report) {
+  const auto problem = [&](const std::string& tensor, const std::string& what) {
+    report.problems.push_back({file, tensor, 0, 0, what});
+  };
+  try {
+    const SafetensorsReader shard(reader.path() / file, Links::Refuse);
+    const auto rank = shard.header().metadata.find("rank");
+    require<CorruptCheckpoint>(rank == shard.header().metadata.end() ||
+                                   !file.starts_with("rank-") ||
+                                   file.starts_with(fmt::format("rank-{:0>5}-", rank->second)),
+                               "is of rank {}: shards were exchanged",
+                               rank == shard.header().metadata.end() ? "" : rank->second);
+    std::map<std::string, const SafetensorsEntry*> entries;
+    for (const SafetensorsEntry& entry : shard.header().tensors) entries[entry.name] = &entry;
+    std::map<std::string, std::int64_t> indexed;  // bytes of each entry that chunks lie in
+    for (const Section section : kSections) {
+      if (!reader.has(section)) continue;
+      for (const auto& [name, tensor] : reader.tensors(section)) {
+        const std::string full = fmt::format("{}/{}", section_name(section), name);
+        for (const Chunk& chunk : tensor.chunks) {
+          if (chunk.file != file || chunk.begin == chunk.end) continue;
+          const auto found = entries.find(full);
+          if (found == entries.end()) {
+            problem(full, "the file's own header does not list it");
+            continue;
+          }
+          const SafetensorsEntry* const entry = found->second;
+          if (entry->dtype != tensor.dtype) {
+            problem(full, fmt::format("the file's own header says {}, the index {}",
+                                      entry->stored_dtype, tensor.dtype));
+          } else if (chunk.byte_begin < entry->begin || entry->end < chunk.byte_end) {
+            problem(full, fmt::format("the file's own header puts it at bytes {} to {}, the index "
+                                      "at {} to {}",
+                                      entry->begin, entry->end, chunk.byte_begin, chunk.byte_end));
+          }
+          indexed[full] += chunk.byte_end - chunk.byte_begin;
+        }
+      }
+    }
+    for (const SafetensorsEntry& entry : shard.header().tensors) {
+      const std::int64_t bytes = indexed[entry.name];
+      if (bytes == entry.end - entry.begin) continue;
+      problem(entry.name, fmt::format("the file holds {} bytes of it, the index tells of {}",
+                                      entry.end - entry.begin, bytes));
+    }
+  } catch (const Error& error) {
+    problem("", error.what());
+  }
+}
+
 }  // namespace
 
 std::string VerifyProblem::str() const {
   if (tensor.empty()) return fmt::format("{}: {}", file, what);
+  if (begin == end) return fmt::format("{}: tensor {}: {}", file, tensor, what);
   return fmt::format("{}: tensor {}, elements {} to {}: {}", file, tensor, begin, end, what);
 }
 
@@ -76,6 +130,7 @@ VerifyReport verify_checkpoint(const CheckpointReader& reader) {
       for (const Chunk& chunk : tensor.chunks) verify_chunk(reader, full, tensor, chunk, report);
     }
   }
+  for (const auto& [file, size] : reader.index().files) verify_header(reader, file, report);
   if (reader.index().trainer) {
     try {
       reader.trainer_json();

@@ -245,6 +245,17 @@ TEST_CASE("the directory has to match its index") {
   SUBCASE("a shard is missing") {
     fs::remove(shard);
     refuse_open("rank-00001-of-00002.safetensors is missing");
+    const auto blamed = [&](const fs::path& where) {
+      try {
+        open_checkpoint(where);
+      } catch (const CorruptFile& error) {
+        return error.file();
+      }
+      return std::string("nothing");
+    };
+    CHECK(blamed(path) == shard.filename());
+    save(model, dir.path(), {.step = 6});  // the error then also tells of this one
+    CHECK(blamed(dir.path()) == shard.filename());
   }
   SUBCASE("a shard was cut") {
     fs::resize_file(shard, content.size() - 1);

@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <limits>
 #include <stdexcept>
 
@@ -9,6 +10,7 @@
 #include "io/base/crc64.h"
 #include "io/checkpoint/find.h"
 #include "io/checkpoint/verify.h"
+#include "io/safetensors/reader.h"
 #include "io/safetensors/writer.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
@@ -76,6 +78,62 @@ TEST_CASE("verify finds values that are not finite, and goes on") {
   CHECK(report.problems[1].begin == 2);
 }
 
+TEST_CASE("verify compares each shard's own header with the index") {
+  TempDir dir;
+  const fs::path path = save(make_sample_model(), dir.path(), {.world_size = 2});
+  const fs::path shard = path / "rank-00001-of-00002.safetensors";
+  std::string content = read_text(shard);
+  const auto replace = [&](const std::string& from, const std::string& to) {
+    REQUIRE(from.size() == to.size());
+    const auto at = content.find(from);
+    REQUIRE(at != std::string::npos);
+    content.replace(at, from.size(), to);
+    write_text(shard, content);
+  };
+  const auto expect = [&](const std::vector<std::string>& expected) {
+    const VerifyReport report = verify_checkpoint(CheckpointReader::open(path));
+    std::vector<std::string> found;
+    for (const VerifyProblem& problem : report.problems) found.push_back(problem.str());
+    CHECK(found == expected);
+  };
+  expect({});
+  const std::string name = shard.filename().string();
+  SUBCASE("another name") {
+    replace("\"model/ln_f.bias\"", "\"model/ln_f.bia_\"");
+    const auto bytes = SafetensorsReader(shard).header().find("model/ln_f.bia_");
+    expect({name + ": tensor model/ln_f.bias: the file's own header does not list it",
+            fmt::format("{}: tensor model/ln_f.bia_: the file holds {} bytes of it, the index "
+                        "tells of 0",
+                        name, bytes->end - bytes->begin)});
+  }
+  SUBCASE("another dtype") {
+    const auto at = content.find("F32", content.find("\"model/ln_f.bias\""));
+    content.replace(at, 3, "I32");
+    write_text(shard, content);
+    expect({name + ": tensor model/ln_f.bias: the file's own header says I32, the index f32"});
+  }
+  SUBCASE("another rank") {
+    replace("\"rank\":\"1\"", "\"rank\":\"0\"");
+    expect({name + ": is of rank 0: shards were exchanged"});
+  }
+  SUBCASE("places exchanged") {
+    const SafetensorsHeader header = SafetensorsReader(shard).header();
+    const SafetensorsEntry& one = header.tensors.front();
+    const auto other =
+        std::find_if(header.tensors.begin() + 1, header.tensors.end(),
+                     [&](const auto& e) { return e.name.size() == one.name.size(); });
+    REQUIRE(other != header.tensors.end());
+    const auto quoted = [](const std::string& text) { return "\"" + text + "\""; };
+    const std::string spare(one.name.size(), 'x');
+    replace(quoted(one.name), quoted(spare));
+    replace(quoted(other->name), quoted(one.name));
+    replace(quoted(spare), quoted(other->name));
+    const VerifyReport report = verify_checkpoint(CheckpointReader::open(path));
+    REQUIRE(report.problems.size() >= 2);
+    CHECK(report.problems[0].what.find("the file's own header puts it at bytes") == 0);
+  }
+}
+
 TEST_CASE("a shard of another step is recognized") {
   TempDir dir;
   const SampleModel model = make_sample_model();
@@ -136,7 +194,7 @@ fs::path write_boxed(const fs::path& dir, std::vector<float>& values) {
       }
     }
   }
-  const SafetensorsPlan plan = plan_safetensors({{"w", DType::F32, {24}}});
+  const SafetensorsPlan plan = plan_safetensors({{"model/w", DType::F32, {24}}});
   const std::int64_t data = plan.tensors[0].begin;
   const auto chunk = [&](int first, int begin, int end, const Box& box) {
     const float* from = stored.data() + first + begin;
@@ -187,6 +245,7 @@ TEST_CASE("boxes are put together") {
         fmt::format("w\nf32\n[4, 6]\n{}\n", format_checksum(crc64(values.data(), 96)));
     return format_checksum(crc64(text.data(), text.size()));
   }());
+  CHECK(verify_checkpoint(reader).problems.empty());
 }
 
 }  // namespace

@@ -94,6 +94,8 @@ int verify(const Options& options) {
     const auto reader = io::open_checkpoint(options.path);
     path = reader.path().string();
     report = io::verify_checkpoint(reader);
+  } catch (const io::CorruptFile& error) {
+    report.problems.push_back({error.file(), "", 0, 0, error.what()});
   } catch (const CorruptCheckpoint& error) {  // so broken that it cannot be opened: also a finding
     report.problems.push_back({"index.json", "", 0, 0, error.what()});
   }
