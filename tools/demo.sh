@@ -49,8 +49,8 @@ fi
 say "text: $text, $(wc -c <"$text") bytes"
 
 train=("$tessera" train --nproc 2 --data.train "$text" --model.n_layer 4 --model.n_head 4
-  --model.n_embd 128 --model.seq_len 128 --train.global_batch 16 --train.steps 1500
-  --train.eval_every 300 --train.eval_batches 8 --train.log_every 100
+  --model.n_embd 128 --model.seq_len 128 --train.global_batch 12 --train.steps 1000
+  --train.eval_every 250 --train.eval_batches 8 --train.log_every 100
   --optim.lr 2e-3 --optim.min_lr 1e-4 --optim.warmup_steps 50
   --checkpoint.every 100 --checkpoint.keep 2 --run.out "$run")
 
