@@ -37,7 +37,6 @@ ShardMode parse_shard_mode(const std::string& name) {
 FlatUnit::FlatUnit(const Unit& unit, ShardMode mode, DType compute_dtype,
                    const std::shared_ptr<Context>& context, Communicator& communicator)
     : parameters_(unit.parameters),
-      mode_(mode),
       compute_dtype_(compute_dtype),
       context_(context),
       communicator_(communicator),

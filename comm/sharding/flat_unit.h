@@ -17,7 +17,7 @@ enum class ShardMode : std::uint8_t {
   Full,  ///< every rank holds an equal segment of everything
 };
 
-/// @throws InvalidArgument or Unsupported for other names ("full", "none")
+/// "full" or "none". @throws InvalidArgument for other names
 ShardMode parse_shard_mode(const std::string& name);
 
 /// One unit's parameters as a flat buffer split over the ranks of a communicator.
@@ -29,7 +29,8 @@ ShardMode parse_shard_mode(const std::string& name);
 ///
 /// State: Sharded -> start_gather -> Gathering -> finish_gather -> Gathered -> release -> Sharded;
 /// independently, gradients: prepare_gradients -> (backward) -> start_reduce -> finish_reduce.
-/// Steps out of this order throw InternalError with the unit and both states.
+/// start_gather and release are idempotent; finish_gather without a start, and new gradients while
+/// the last are being reduced, throw InternalError naming the unit.
 class FlatUnit {
  public:
   enum class State : std::uint8_t { Sharded, Gathering, Gathered };
@@ -74,7 +75,6 @@ class FlatUnit {
   CollectiveOptions options(const char* operation) const;
 
   std::vector<Parameter*> parameters_;
-  ShardMode mode_;
   DType compute_dtype_;
   std::shared_ptr<Context> context_;
   Communicator& communicator_;

@@ -46,8 +46,8 @@ class ShardedModel final : public UnitHooks {
 
   void begin_micro_batch(bool first, bool last);
   void end_micro_batch();
-  /// Sum over all elements of the model, the same on every rank: needs one all-reduce of doubles in
-  /// mode Full, which also sums `extra` (loss and flags of the trainer) in place.
+  /// Sum over all elements of the model, the same on every rank: makes one all-reduce of
+  /// doubles, which also sums `extra` (loss and flags of the trainer) in place.
   double gradient_sum_of_squares(std::vector<double>& extra);
   /// AdamW on this rank's segments. @param step from 1
   void step(const optim::AdamWOptions& options, double lr, std::int64_t step, double grad_scale);
