@@ -29,7 +29,7 @@ std::vector<std::string> exported_symbols(const std::string& objects) {
   return lines;
 }
 
-void check_level(const std::string& level, const std::string& objects) {
+[[maybe_unused]] void check_level(const std::string& level, const std::string& objects) {
   CAPTURE(level);
   const std::string own = "tessera::kernels::cpu::" + level + "::";
   bool found_kernel = false;
