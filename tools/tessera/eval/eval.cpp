@@ -9,7 +9,7 @@
 #include "io/data/dataset.h"
 #include "io/data/sampler.h"
 #include "tools/tessera/command.h"
-#include "tools/tessera/model/loaded_model.h"
+#include "tools/tessera/model/load_options.h"
 #include "tools/tessera/report/console.h"
 
 namespace tessera::tools {
@@ -22,14 +22,12 @@ struct Options {
   std::int64_t batch = 8;
   std::int64_t seq_len = 0;
   std::int64_t max_rows = 0;
-  std::optional<std::int64_t> step;
-  std::string dtype = "f32";
-  int threads = 0;
+  LoadOptions load;
   bool json = false;
 };
 
 int run(const Options& options) {
-  LoadedModel loaded = load_model(options.model, {options.step, options.dtype, options.threads});
+  LoadedModel loaded = load_model(options.model, options.load);
   models::Gpt2& model = *loaded.model;
   const std::int64_t positions = model.config().seq_len;
   const std::int64_t seq_len = options.seq_len > 0 ? options.seq_len : positions;
@@ -73,7 +71,8 @@ int run(const Options& options) {
     out["rows"] = count;
     out["seq_len"] = seq_len;
     out["tokens_per_s"] = tokens / seconds;
-    std::cout << out.dump() << std::endl;
+    std::cout << out.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)
+              << std::endl;
     return 0;
   }
   std::cout << format_rows(
@@ -91,26 +90,20 @@ int run(const Options& options) {
 Command add_eval(CLI::App& parent) {
   const auto options = std::make_shared<Options>();
   CLI::App* app = parent.add_subcommand("eval", "Measure a model's loss on data");
-  app->add_option("MODEL", options->model, "Checkpoint, run, or Hugging Face model directory")
-      ->required();
+  add_load_options(*app, options->model, options->load);
   app->add_option("--data", options->data, "Token files or text (with the model's tokenizer)")
       ->required();
   app->add_option("--tokenizer", options->tokenizer,
                   "For text, if the model came without one: bytes, chars, or a tokenizer file");
   app->add_option("--seq-len", options->seq_len, "Tokens per row; 0: the model's positions")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(0, 1 << 30));
   app->add_option("--batch", options->batch, "Rows at a time")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1 << 20));
   app->add_option("--max-rows", options->max_rows, "Rows to read; 0: all")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
-  app->add_option("--step", options->step, "Checkpoint of a run; default: the newest");
-  app->add_option("--dtype", options->dtype, "Compute in f32 or bf16")->capture_default_str();
-  app->add_option("--threads", options->threads, "0: OMP_NUM_THREADS or all processors")
-      ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(0, 1 << 30));
   app->add_flag("--json", options->json, "Machine-readable output");
   return {app, [options] { return run(*options); }};
 }

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tools/tessera/command.h"
-#include "tools/tessera/model/loaded_model.h"
+#include "tools/tessera/model/load_options.h"
 #include "tools/tessera/model/text_generation.h"
 
 namespace tessera::tools {
@@ -18,9 +18,7 @@ struct Options {
   std::int64_t max_new_tokens = 200;
   models::SamplingOptions sampling{.temperature = 0.8};
   std::int64_t seed = 1337;
-  std::optional<std::int64_t> step;
-  std::string dtype = "f32";
-  int threads = 0;
+  LoadOptions load;
   bool json = false;
 };
 
@@ -28,7 +26,7 @@ int run(const Options& options) {
   options.sampling.validate();
   require(options.prompt.empty() != options.prompt_tokens.empty(),
           "give a prompt: either --prompt TEXT or --prompt-tokens ID ...");
-  LoadedModel loaded = load_model(options.model, {options.step, options.dtype, options.threads});
+  LoadedModel loaded = load_model(options.model, options.load);
   std::vector<std::int32_t> prompt = options.prompt_tokens;
   if (prompt.empty()) {
     require<Unsupported>(loaded.tokenizer != nullptr,
@@ -79,13 +77,12 @@ int run(const Options& options) {
 Command add_generate(CLI::App& parent) {
   const auto options = std::make_shared<Options>();
   CLI::App* app = parent.add_subcommand("generate", "Continue a text with a model");
-  app->add_option("MODEL", options->model, "Checkpoint, run, or Hugging Face model directory")
-      ->required();
+  add_load_options(*app, options->model, options->load);
   app->add_option("--prompt", options->prompt, "Text to continue");
   app->add_option("--prompt-tokens", options->prompt_tokens, "Token ids to continue");
   app->add_option("--max-new-tokens", options->max_new_tokens, "Tokens to add")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(0, 1 << 30));
   app->add_option("--temperature", options->sampling.temperature, "0: the most likely token")
       ->capture_default_str();
   app->add_option("--top-k", options->sampling.top_k, "Draw from the k most likely; 0: all")
@@ -94,11 +91,6 @@ Command add_generate(CLI::App& parent) {
                   "Draw from the most likely that reach this probability together")
       ->capture_default_str();
   app->add_option("--seed", options->seed, "Of the random draws")->capture_default_str();
-  app->add_option("--step", options->step, "Checkpoint of a run; default: the newest");
-  app->add_option("--dtype", options->dtype, "Compute in f32 or bf16")->capture_default_str();
-  app->add_option("--threads", options->threads, "0: OMP_NUM_THREADS or all processors")
-      ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
   app->add_flag("--json", options->json, "Machine-readable output");
   return {app, [options] { return run(*options); }};
 }

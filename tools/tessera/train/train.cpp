@@ -55,7 +55,7 @@ Command add_train(CLI::App& parent) {
   app->footer(config_help());
   app->allow_extras();
   app->add_option("--nproc", options->nproc, "Start this many ranks on this machine")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 4096));
   app->add_option("--rank", options->rank, "This process's rank, if no launcher tells it");
   app->add_option("--world-size", options->world_size, "Number of ranks");
   app->add_option("--local-rank", options->local_rank, "Rank among those of this host");
