@@ -6,7 +6,7 @@
 #include <csignal>
 #include <cstring>
 
-#include "comm/control/agreement.h"
+#include "comm/failure_report.h"
 #include "comm/gloo_mesh.h"
 #include "comm/reduce.h"
 #include "core/base/storage.h"
@@ -38,11 +38,11 @@ std::uint64_t data_slot(const Signature& signature, int phase) {
 class GlooBackend final : public CollectiveBackend {
  public:
   GlooBackend(std::shared_ptr<Store> store, int rank, int world_size, const GlooOptions& options)
-      : store_(std::move(store)),
-        options_(options),
+      : options_(options),
         rank_(rank),
         world_(world_size),
-        mesh_(*store_, rank, world_size, options),
+        mesh_(*store, rank, world_size, options),
+        report_(std::move(store), options.name + "/failure", world_size, options.processes),
         headers_(static_cast<std::size_t>(world_size)) {
     post_headers(0);
   }
@@ -64,20 +64,17 @@ class GlooBackend final : public CollectiveBackend {
       run_checked(c);
       post_headers(c.sequence + 1);
     } catch (const CommError& error) {
-      throw verdict(error);
+      throw report_.verdict(error);
     }
   }
 
   void interrupt(const CommError& reason) noexcept override {
-    {
-      const std::lock_guard lock(mutex_);
-      if (!interruption_) interruption_ = reason;
-    }
+    report_.set_interruption(reason);
     mesh_.interrupt();
   }
 
   void close(const CommError* reason) noexcept override {
-    if (reason != nullptr) verdict(*reason);
+    if (reason != nullptr) report_.verdict(*reason);
     incoming_.clear();
     mesh_.close();
   }
@@ -206,11 +203,8 @@ class GlooBackend final : public CollectiveBackend {
     void finish() {
       const GlooMesh::Result result = backend_.mesh_.wait(transfers_);
       if (result.outcome == GlooMesh::Outcome::Late) {
-        throw CommError(CommFailure::Timeout, result.peers,
-                        "{}: all ranks arrived, but the data to or from {} did not get through "
-                        "within {}; is it stopped, or the network down?",
-                        collective_.describe(), backend_.name_ranks(result.peers),
-                        format_seconds(collective_.deadline));
+        throw backend_.report_.stuck(collective_, result.peers,
+                                     "is it stopped, or the network down?");
       }
       backend_.check(collective_, result);
     }
@@ -270,42 +264,12 @@ class GlooBackend final : public CollectiveBackend {
       case GlooMesh::Outcome::Done:
         return;
       case GlooMesh::Outcome::Lost:
-        throw CommError(CommFailure::PeerLost, result.peers,
-                        "{}: lost {}, which ended or was killed", c.describe(),
-                        name_ranks(result.peers));
+        throw report_.lost(c, result.peers);
       case GlooMesh::Outcome::Late:
-        throw CommError(CommFailure::Timeout, result.peers,
-                        "{}: {} of {} ranks arrived within {}, missing: {}", c.describe(),
-                        world_ - static_cast<int>(result.peers.size()), world_,
-                        format_seconds(c.deadline), name_ranks(result.peers));
-      case GlooMesh::Outcome::Interrupted: {
-        const std::lock_guard lock(mutex_);
-        throw CommError(*interruption_);
-      }
+        throw report_.missing(c, result.peers);
+      case GlooMesh::Outcome::Interrupted:
+        throw report_.interruption();
     }
-  }
-
-  std::string name_ranks(const std::vector<int>& ranks) const {
-    if (ranks.empty()) return "a rank";
-    std::string text;
-    for (const int r : ranks) {
-      text += text.empty() ? "" : ", ";
-      text += "rank " + std::to_string(r);
-      if (index(r) < options_.processes.size()) text += " (" + options_.processes[index(r)] + ")";
-    }
-    return text;
-  }
-
-  // The error that all ranks report: whichever rank failed first. A rank's connections close only
-  // after this, so no peer can blame a rank for closing them.
-  CommError verdict(const CommError& error) noexcept {
-    if (verdict_) return *verdict_;
-    try {
-      verdict_ = decode_error(set_or_get(*store_, options_.name + "/failure", encode_error(error)));
-    } catch (const std::exception&) {  // the store went first: our own finding must do
-      verdict_ = error;
-    }
-    return *verdict_;
   }
 
   std::byte* stage(std::size_t bytes) {
@@ -325,10 +289,10 @@ class GlooBackend final : public CollectiveBackend {
     return staging_;
   }
 
-  const std::shared_ptr<Store> store_;
   const GlooOptions options_;
   const int rank_, world_;
   GlooMesh mesh_;
+  FailureReport report_;
   Header header_{};
   std::vector<Header> headers_;
   std::vector<GlooMesh::Transfer> incoming_;  // the next collective's headers
@@ -337,9 +301,6 @@ class GlooBackend final : public CollectiveBackend {
   std::byte* staging_ = nullptr;
   std::size_t staging_bytes_ = 0;
   bool signals_blocked_ = false;
-  std::optional<CommError> verdict_;  // only touched on the queue's thread
-  std::mutex mutex_;
-  std::optional<CommError> interruption_;
 };
 
 }  // namespace

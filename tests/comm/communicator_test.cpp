@@ -15,8 +15,11 @@ using comm::ReduceOp;
 
 namespace {
 
-// Sizes around every path: nothing, inside the header, direct, in stretches, not a multiple of W.
-constexpr std::int64_t kCounts[] = {0, 1, 3, 23, 49, 1000, 20011};
+constexpr const char* kBackends[] = {"threads", "gloo", "shm", "shm, one mapping"};
+
+// Sizes around every path: nothing, inside the header, direct, in stretches, in several chunks, not
+// a multiple of W.
+constexpr std::int64_t kCounts[] = {0, 1, 3, 23, 49, 1000, 20011, 70001};
 
 // A value that makes sums depend on their order in float32.
 template <typename T>
@@ -126,7 +129,7 @@ void check_everything(Communicator& c) {
 }
 
 void for_each_backend(const std::function<void(const std::string&, int)>& body) {
-  for (const char* backend : {"threads", "gloo"}) {
+  for (const char* backend : kBackends) {
     for (int world = 1; world <= 5; ++world) {
       CAPTURE(backend);
       CAPTURE(world);
@@ -150,7 +153,7 @@ TEST_CASE("collectives give the expected values, bit by bit, on every backend an
 }
 
 TEST_CASE("max lets a NaN of any rank through to all") {
-  for (const char* backend : {"threads", "gloo"}) {
+  for (const char* backend : kBackends) {
     const Group group(backend, 3);
     const auto results = run_ranks(3, [&](int rank) {
       const auto c = group.join(rank);
@@ -164,7 +167,7 @@ TEST_CASE("max lets a NaN of any rank through to all") {
 }
 
 TEST_CASE("queued collectives run in order and overlap with the caller") {
-  for (const char* backend : {"threads", "gloo"}) {
+  for (const char* backend : kBackends) {
     CAPTURE(backend);
     const Group group(backend, 2);
     const auto results = run_ranks(2, [&](int rank) {
@@ -188,7 +191,7 @@ TEST_CASE("queued collectives run in order and overlap with the caller") {
 }
 
 TEST_CASE("arguments that do not fit are refused before anything is sent") {
-  for (const char* backend : {"single", "threads", "gloo"}) {
+  for (const char* backend : {"single", "threads", "gloo", "shm"}) {
     CAPTURE(backend);
     const int world = std::string_view(backend) == "single" ? 1 : 2;
     const Group group(backend, world);
@@ -230,7 +233,7 @@ TEST_CASE("arguments that do not fit are refused before anything is sent") {
 }
 
 TEST_CASE("abort fails what waits, on all ranks, and every later call") {
-  for (const char* backend : {"threads", "gloo"}) {
+  for (const char* backend : kBackends) {
     CAPTURE(backend);
     const Group group(backend, 3);
     const Stopwatch watch;
@@ -274,7 +277,7 @@ TEST_CASE("single: abort kills it") {
 }
 
 TEST_CASE("a destroyed communicator ends what is under way, in bounded time") {
-  for (const char* backend : {"threads", "gloo"}) {
+  for (const char* backend : kBackends) {
     CAPTURE(backend);
     const Group group(backend, 2);
     const Stopwatch watch;

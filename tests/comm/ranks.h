@@ -5,12 +5,14 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "comm/control/memory_store.h"
 #include "comm/gloo.h"
+#include "comm/shared_memory.h"
 #include "comm/single.h"
 #include "comm/threads.h"
 
@@ -57,17 +59,34 @@ inline std::vector<RankResult> run_ranks(int world_size, const std::function<voi
   return results;
 }
 
-/// The ranks of one process that a test talks through: by backend "threads", "gloo" or "single".
+/// The ranks of one process that a test talks through: by backend "threads", "gloo", "single",
+/// "shm" (each rank maps the segment for itself, as processes do) or "shm, one mapping" (so that
+/// the thread sanitizer sees all ranks at the same addresses).
 class Group {
  public:
   Group(std::string backend, int world_size) : backend_(std::move(backend)), world_(world_size) {
     if (backend_ == "threads") threads_ = std::make_shared<comm::ThreadGroup>(world_size);
     store_ = std::make_shared<comm::MemoryStore>();
+    if (backend_ == "shm, one mapping") {
+      segment_ =
+          comm::SharedSegment::create(comm::shared_memory_bytes(world_size, shared_memory({})));
+    }
   }
   /// Called by each rank on its thread.
   std::unique_ptr<comm::Communicator> join(int rank, comm::CommunicatorOptions options = {}) const {
     if (backend_ == "threads") return comm::make_threads_communicator(threads_, rank, options);
     if (backend_ == "single" || world_ == 1) return comm::make_single_communicator();
+    if (segment_) {
+      auto segment = segment_->open_again();
+      segment.hold(rank);
+      return comm::make_shared_memory_communicator(store_, rank, world_, std::move(segment),
+                                                   shared_memory(options));
+    }
+    if (backend_ == "shm") {
+      auto segment = comm::connect_shared_segment(*store_, rank, world_, shared_memory(options));
+      return comm::make_shared_memory_communicator(store_, rank, world_, std::move(segment),
+                                                   shared_memory(options));
+    }
     comm::GlooOptions gloo;
     gloo.communicator = options;
     gloo.connect_timeout = 10s;
@@ -75,8 +94,16 @@ class Group {
   }
 
  private:
+  static comm::SharedMemoryOptions shared_memory(const comm::CommunicatorOptions& options) {
+    comm::SharedMemoryOptions result;
+    result.communicator = options;
+    result.connect_timeout = 10s;
+    return result;
+  }
+
   std::string backend_;
   int world_;
+  std::optional<comm::SharedSegment> segment_;
   std::shared_ptr<comm::ThreadGroup> threads_;
   std::shared_ptr<comm::MemoryStore> store_;
 };

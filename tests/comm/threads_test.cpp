@@ -119,8 +119,8 @@ TEST_CASE("ranks that disagree all throw the same error, with the odd one out by
        [&](auto& c, bool odd) { c.all_gather(buffer(c, 8), {.label = odd ? "h.2" : "h.1"}); },
        "rank 1 called all_gather#0 (h.2)"},
   };
-  // Gloo compares what it is sent; the threads see each other.
-  for (const char* backend : {"threads", "gloo"}) {
+  // Gloo compares what it is sent; the others see each other's calls.
+  for (const char* backend : {"threads", "gloo", "shm"}) {
     for (const Case& test : cases) {
       CAPTURE(backend);
       CAPTURE(test.name);

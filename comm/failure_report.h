@@ -1,0 +1,52 @@
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/collective.h"
+#include "comm/control/store.h"
+
+namespace tessera::comm {
+
+/// How ranks that are processes speak of a collective that failed: the same words whatever moves
+/// the data, and one verdict for all of them.
+class FailureReport {
+ public:
+  /// @param key        of the verdict in the store; new for each communicator
+  /// @param processes  how messages call each rank's process, by rank; may be empty
+  FailureReport(std::shared_ptr<Store> store, std::string key, int world_size,
+                std::vector<std::string> processes);
+
+  CommError lost(const Collective& collective, std::span<const int> ranks) const;
+  /// Not all ranks came to the collective in time.
+  CommError missing(const Collective& collective, std::span<const int> ranks) const;
+  /// All came, but not all data did. @param question  what may be the cause: "is it stopped?"
+  CommError stuck(const Collective& collective, std::span<const int> ranks,
+                  std::string_view question) const;
+
+  /// The error that all ranks report: whichever rank failed first. A rank leaves only after this,
+  /// so no peer can blame it for leaving. One thread at a time.
+  CommError verdict(const CommError& error) noexcept;
+
+  /// Why another thread ended what was under way: the first reason stands. Any thread.
+  void set_interruption(const CommError& reason);
+  CommError interruption() const;
+
+ private:
+  std::string name(std::span<const int> ranks) const;
+
+  const std::shared_ptr<Store> store_;
+  const std::string key_;
+  const int world_size_;
+  const std::vector<std::string> processes_;
+  std::optional<CommError> verdict_;
+  mutable std::mutex mutex_;
+  std::optional<CommError> interruption_;
+};
+
+}  // namespace tessera::comm

@@ -1,0 +1,435 @@
+#include "comm/shared_memory.h"
+
+#include <fmt/format.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <ctime>
+#include <utility>
+
+#include "comm/control/agreement.h"
+#include "comm/failure_report.h"
+#include "comm/reduce.h"
+#include "core/base/context.h"
+
+namespace tessera::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// How often a rank that waits looks for lost peers, for an interruption, and at the clock.
+constexpr std::chrono::milliseconds kTick{20};
+// How long it looks before it sleeps, if every rank can have a core.
+constexpr std::chrono::microseconds kSpin{20};
+// all_reduce up to this size lets every rank reduce everything: one meeting instead of two.
+constexpr std::size_t kDirectAllReduce = 32 * 1024;
+constexpr std::size_t kLine = 64;
+constexpr std::size_t kPage = 4096;
+constexpr int kMostRanks = 1024;
+
+constexpr std::size_t round_up(std::size_t value, std::size_t to) {
+  return (value + to - 1) / to * to;
+}
+
+using Word = std::atomic<std::uint32_t>;
+static_assert(Word::is_always_lock_free && sizeof(Word) == 4, "a futex, also between processes");
+
+// At the start of the segment. The ranks' entries follow, then their arenas, by rank: each two
+// chunks. A segment that was just made, all zeros, is valid.
+struct alignas(kLine) Meeting {
+  Word complete;  // number of the last meeting to which all have come; waiters sleep on it
+  Word sleepers;
+};
+struct alignas(kLine) Entry {
+  Word arrived;                           // number of the last meeting to which the rank has come
+  alignas(kLine) Signature signature[2];  // of its collectives, in turn
+};
+
+struct Layout {
+  std::size_t world_size, chunk;
+  std::size_t entries() const { return sizeof(Meeting); }
+  std::size_t arenas() const { return round_up(entries() + world_size * sizeof(Entry), kPage); }
+  std::size_t bytes() const { return arenas() + world_size * 2 * chunk; }
+};
+
+Layout layout_of(int world_size, const SharedMemoryOptions& options) {
+  const auto world = static_cast<std::size_t>(world_size);
+  // A chunk has a line for each rank at least.
+  return {world, round_up(std::max(options.chunk_bytes, world * kLine), kPage)};
+}
+
+// Whether meeting `number` is reached by a counter that wraps around.
+bool reaches(std::uint32_t counter, std::uint32_t number) {
+  return static_cast<std::int32_t>(counter - number) >= 0;
+}
+
+void sleep_on(Word& word, std::uint32_t seen, std::chrono::nanoseconds time) {
+  timespec spec{};
+  spec.tv_sec = static_cast<time_t>(time.count() / 1'000'000'000);
+  spec.tv_nsec = static_cast<long>(time.count() % 1'000'000'000);
+  ::syscall(SYS_futex, &word, FUTEX_WAIT, seen, &spec, nullptr, 0);
+}
+
+void wake_all(Word& word) noexcept {
+  ::syscall(SYS_futex, &word, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+}
+
+void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+int available_cores() {
+  cpu_set_t set;
+  return ::sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+class SharedMemoryBackend final : public CollectiveBackend {
+ public:
+  SharedMemoryBackend(std::shared_ptr<Store> store, int rank, int world_size, SharedSegment segment,
+                      const SharedMemoryOptions& options)
+      : options_(options),
+        rank_(rank),
+        world_(world_size),
+        layout_(layout_of(world_size, options)),
+        spins_(world_size <= available_cores()),
+        segment_(std::move(segment)),
+        report_(std::move(store), options.name + "/failure", world_size, options.processes) {
+    require(segment_.bytes() >= layout_.bytes(),
+            "a segment of {} bytes is too small for {} ranks with chunks of {}, which need {}",
+            segment_.bytes(), world_size, layout_.chunk, layout_.bytes());
+    book(1);
+  }
+  ~SharedMemoryBackend() override { book(-1); }
+  SharedMemoryBackend(const SharedMemoryBackend&) = delete;
+  SharedMemoryBackend& operator=(const SharedMemoryBackend&) = delete;
+
+  int rank() const override { return rank_; }
+  int world_size() const override { return world_; }
+  std::string_view name() const override { return "shm"; }
+
+  void run(const Collective& c) override {
+    deadline_ = Clock::now() + c.deadline;
+    try {
+      run_checked(c);
+    } catch (const CommError& error) {
+      throw report_.verdict(error);
+    }
+  }
+
+  void interrupt(const CommError& reason) noexcept override {
+    report_.set_interruption(reason);
+    interrupted_.store(true, std::memory_order_release);
+    wake_all(meeting().complete);
+  }
+
+  void close(const CommError* reason) noexcept override {
+    if (reason != nullptr) report_.verdict(*reason);
+    segment_.let_go(rank_);
+    wake_all(meeting().complete);  // who waits for this rank shall see that it left
+  }
+
+ private:
+  void run_checked(const Collective& c) {
+    const std::size_t total = c.bytes();
+    const std::size_t part = total / index(world_);
+    auto* data = static_cast<std::byte*>(c.out);
+    switch (c.kind) {
+      case CollectiveKind::Barrier:
+        return in_chunks(
+            c, 0, 1, [](std::byte*, Range) {}, [](Range) {});
+      case CollectiveKind::AllGather:
+        return in_chunks(
+            c, part, layout_.chunk,
+            [&](std::byte* to, Range x) { copy(to, data + part * index(rank_) + x.begin, x.size); },
+            [&](Range x) {
+              for_peers([&](int r) { copy(data + part * index(r) + x.begin, chunk(r), x.size); });
+            });
+      case CollectiveKind::ReduceScatter:
+        return reduce_scatter(c, part);
+      case CollectiveKind::AllReduce:
+        return all_reduce(c);
+      case CollectiveKind::Broadcast:
+        return in_chunks(
+            c, total, layout_.chunk,
+            [&](std::byte* to, Range x) {
+              if (rank_ == c.root) copy(to, data + x.begin, x.size);
+            },
+            [&](Range x) {
+              if (rank_ != c.root) copy(data + x.begin, chunk(c.root), x.size);
+            });
+    }
+  }
+
+  // A chunk holds a piece for each peer; the peers add them up where they are.
+  void reduce_scatter(const Collective& c, std::size_t part) {
+    const auto* in = static_cast<const std::byte*>(c.in);
+    auto* out = static_cast<std::byte*>(c.out);
+    const std::size_t size = dtype_size(c.dtype);
+    const std::size_t piece = layout_.chunk / index(world_ - 1) / kLine * kLine;
+    const auto place = [&](int writer, int reader) {
+      return piece * index(reader < writer ? reader : reader - 1);
+    };
+    in_chunks(
+        c, part, piece,
+        [&](std::byte* to, Range x) {
+          for_peers(
+              [&](int r) { copy(to + place(rank_, r), in + part * index(r) + x.begin, x.size); });
+        },
+        [&](Range x) {
+          const std::byte* own = in + part * index(rank_) + x.begin;
+          sum_parts_f32(parts([&](int r) { return r == rank_ ? own : chunk(r) + place(r, rank_); }),
+                        c.dtype, reinterpret_cast<float*>(out + x.begin / size * sizeof(float)),
+                        static_cast<std::int64_t>(x.size / size));
+        });
+  }
+
+  void all_reduce(const Collective& c) {
+    auto* data = static_cast<std::byte*>(c.out);
+    const std::size_t size = dtype_size(c.dtype);
+    const bool direct = c.bytes() <= std::min(kDirectAllReduce, layout_.chunk);
+    const auto write = [&](std::byte* to, Range x) { copy(to, data + x.begin, x.size); };
+    const auto read = [&](Range x) {
+      std::byte* own = data + x.begin;
+      const auto count = static_cast<std::int64_t>(x.size / size);
+      if (direct) {
+        return reduce_parts(parts([&](int r) { return r == rank_ ? own : chunk(r); }), c.dtype,
+                            c.op, own, count);
+      }
+      // Each rank reduces its stretch of the chunk where nobody else reads, its own arena; then all
+      // take the stretches.
+      const auto begin = [&](int r) { return static_cast<std::size_t>(count * r / world_) * size; };
+      const std::size_t mine = begin(rank_);
+      reduce_parts(parts([&](int r) { return chunk(r) + mine; }), c.dtype, c.op,
+                   chunk(rank_) + mine,
+                   static_cast<std::int64_t>((begin(rank_ + 1) - mine) / size));
+      meet(c);
+      for (int r = 0; r < world_; ++r) {
+        copy(own + begin(r), chunk(r) + begin(r), begin(r + 1) - begin(r));
+      }
+    };
+    in_chunks(c, c.bytes(), layout_.chunk, write, read);
+  }
+
+  struct Range {
+    std::size_t begin = 0, size = 0;  // bytes
+  };
+
+  // Lets each rank write `bytes` into its arena, `step` at a time, and read those of the others.
+  //
+  // The two chunks of an arena take turns. What was written last into the one that comes next was
+  // read by all before they came to the meeting after it, and this rank has passed that one; the
+  // same holds for signatures.
+  template <typename Write, typename Read>
+  void in_chunks(const Collective& c, std::size_t bytes, std::size_t step, Write&& write,
+                 Read&& read) {
+    const std::size_t turn = collectives_++ % 2;
+    entry(rank_).signature[turn] = Signature(c);
+    moving_ = false;
+    Range range;
+    do {
+      range.size = std::min(step, bytes - range.begin);
+      turn_ = 1 - turn_;
+      write(chunk(rank_), range);
+      meet(c);
+      if (!moving_) compare_signatures(turn);
+      moving_ = true;
+      read(range);
+      range.begin += range.size;
+    } while (range.begin < bytes);
+  }
+
+  void compare_signatures(std::size_t turn) const {
+    std::vector<Signature> signatures;
+    for (int r = 0; r < world_; ++r) signatures.push_back(entry(r).signature[turn]);
+    if (const auto mismatch = find_mismatch(signatures)) throw CommError(*mismatch);
+  }
+
+  // Returns when all ranks have come. What a rank wrote before, all see after.
+  void meet(const Collective& c) {
+    ++number_;
+    entry(rank_).arrived.store(number_);
+    if (all_arrived()) return announce();
+    if (spins_ && spin()) return;
+    for (bool slept = false;; slept = true) {
+      const std::uint32_t seen = meeting().complete.load();
+      if (reaches(seen, number_)) return;
+      if (all_arrived()) return announce();  // who should have told us was lost
+      if (interrupted_.load(std::memory_order_acquire)) throw report_.interruption();
+      if (slept) find_lost(c);
+      const auto left = deadline_ - Clock::now();
+      if (left <= left.zero()) throw late(c);
+      meeting().sleepers.fetch_add(1);
+      sleep_on(meeting().complete, seen, std::min<Clock::duration>(left, kTick));
+      meeting().sleepers.fetch_sub(1);
+    }
+  }
+
+  bool spin() {
+    const auto end = Clock::now() + kSpin;
+    do {
+      for (int i = 0; i < 16; ++i) {
+        if (reaches(meeting().complete.load(std::memory_order_acquire), number_)) return true;
+        relax();
+      }
+    } while (Clock::now() < end);
+    return false;
+  }
+
+  // Whoever sees that all have come says so. The operations are sequentially consistent: of two
+  // ranks that come last, one sees both; and a rank that goes to sleep is seen, or sees the number.
+  void announce() {
+    Word& complete = meeting().complete;
+    std::uint32_t seen = complete.load();
+    while (!reaches(seen, number_) && !complete.compare_exchange_weak(seen, number_)) {
+    }
+    if (meeting().sleepers.load() != 0) wake_all(complete);
+  }
+
+  bool has_arrived(int r) const { return reaches(entry(r).arrived.load(), number_); }
+  bool all_arrived() const {
+    for (int r = 0; r < world_; ++r) {
+      if (!has_arrived(r)) return false;
+    }
+    return true;
+  }
+
+  void find_lost(const Collective& c) const {
+    std::vector<int> lost;
+    for_peers([&](int r) {
+      if (!has_arrived(r) && !segment_.is_held_elsewhere(r)) lost.push_back(r);
+    });
+    // It may have come, done its part, and left in good order between the two looks.
+    std::erase_if(lost, [&](int r) { return has_arrived(r); });
+    if (!lost.empty()) throw report_.lost(c, lost);
+  }
+
+  CommError late(const Collective& c) const {
+    std::vector<int> late;
+    for_peers([&](int r) {
+      if (!has_arrived(r)) late.push_back(r);
+    });
+    return moving_ ? report_.stuck(c, late, "is it stopped?") : report_.missing(c, late);
+  }
+
+  template <typename F>
+  void for_peers(F&& f) const {
+    for (int i = 1; i < world_; ++i) f((rank_ + i) % world_);
+  }
+  template <typename F>
+  std::vector<const void*> parts(F&& f) const {
+    std::vector<const void*> result;
+    for (int r = 0; r < world_; ++r) result.push_back(f(r));
+    return result;
+  }
+  static std::size_t index(int r) { return static_cast<std::size_t>(r); }
+  static void copy(void* to, const void* from, std::size_t bytes) {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+  }
+
+  Meeting& meeting() const { return *reinterpret_cast<Meeting*>(segment_.data()); }
+  Entry& entry(int r) const {
+    return reinterpret_cast<Entry*>(segment_.data() + layout_.entries())[r];
+  }
+  std::byte* chunk(int r) const {
+    return segment_.data() + layout_.arenas() + (2 * index(r) + turn_) * layout_.chunk;
+  }
+
+  void book(std::int64_t sign) {
+    const auto& context = options_.communicator.context;
+    if (!context) return;
+    MemoryLedger& ledger = context->ledger();
+    ledger.book(ledger.entry(MemoryCategory::Communication, "shared memory"),
+                sign * static_cast<std::int64_t>(segment_.bytes() / index(world_)));
+  }
+
+  const SharedMemoryOptions options_;
+  const int rank_, world_;
+  const Layout layout_;
+  const bool spins_;
+  const SharedSegment segment_;
+  FailureReport report_;
+  std::atomic<bool> interrupted_{false};
+  // Of the queue's thread, as all below; equal on all ranks that are at the same meeting.
+  std::uint32_t number_ = 0;
+  std::size_t turn_ = 0, collectives_ = 0;
+  bool moving_ = false;  // all have come to this collective, and agree on it
+  Clock::time_point deadline_;
+};
+
+}  // namespace
+
+std::size_t shared_memory_bytes(int world_size, const SharedMemoryOptions& options) {
+  return layout_of(world_size, options).bytes();
+}
+
+SharedSegment connect_shared_segment(Store& store, int rank, int world_size,
+                                     const SharedMemoryOptions& options) {
+  require(world_size >= 2 && rank >= 0 && rank < world_size,
+          "shared memory needs a rank of a group of two or more, got rank {} of {}", rank,
+          world_size);
+  require<Unsupported>(world_size <= kMostRanks, "shared memory is for {} ranks at most, not {}",
+                       kMostRanks, world_size);
+  const auto end = Clock::now() + options.connect_timeout;
+  const auto left = [&] {
+    return std::max(std::chrono::milliseconds(1),
+                    std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()));
+  };
+  std::optional<SharedSegment> segment;
+  std::string problem, address;
+  const auto attempt = [&](const auto& make) {
+    try {
+      segment.emplace(make());
+      segment->hold(rank);
+    } catch (const IoError& error) {
+      problem = error.what();
+    }
+  };
+  if (rank == 0) {
+    attempt([&] { return SharedSegment::create(shared_memory_bytes(world_size, options)); });
+    if (problem.empty()) address = segment->address();
+  }
+  address = exchange(store, options.name + "/address", rank, world_size, address, left()).front();
+  if (rank != 0 && !address.empty()) attempt([&] { return SharedSegment::open(address); });
+  const std::vector<std::string> problems =
+      exchange(store, options.name + "/problem", rank, world_size, problem, left());
+  for (std::size_t r = 0; r < problems.size(); ++r) {
+    require<Unsupported>(problems[r].empty(), "rank {} can't share memory with the others: {}", r,
+                         problems[r]);
+  }
+  return *std::move(segment);
+}
+
+std::unique_ptr<Communicator> make_shared_memory_communicator(std::shared_ptr<Store> store,
+                                                              int rank, int world_size,
+                                                              SharedSegment segment,
+                                                              const SharedMemoryOptions& options) {
+  require(store != nullptr && world_size >= 2 && rank >= 0 && rank < world_size,
+          "shared memory needs a store and a rank of a group of two or more, got rank {} of {}",
+          rank, world_size);
+  return std::make_unique<QueuedCommunicator>(
+      std::make_unique<SharedMemoryBackend>(std::move(store), rank, world_size, std::move(segment),
+                                            options),
+      options.communicator.timeout);
+}
+
+std::string shared_memory_problem() {
+  try {
+    SharedSegment first = SharedSegment::create(kPage);
+    first.hold(0);
+    SharedSegment::open(first.address()).hold(1);
+  } catch (const IoError& error) {
+    return error.what();
+  }
+  return {};
+}
+
+}  // namespace tessera::comm
