@@ -29,6 +29,7 @@ class File {
   ~File();
 
   const fs::path& path() const { return path_; }
+  int descriptor() const { return fd_; }
   /// Bytes, by a fresh stat.
   std::int64_t size() const;
 

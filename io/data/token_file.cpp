@@ -8,6 +8,7 @@
 
 #include "core/base/error.h"
 #include "io/base/file.h"
+#include "io/base/mapped_file.h"
 
 namespace tessera::io {
 namespace {
@@ -27,12 +28,17 @@ class FileTokens final : public TokenSource {
       : file_(std::move(file)), offset_(offset), size_(size), limit_(vocab_size) {}
 
   std::int64_t size() const override { return size_; }
+  void prefetch(std::int64_t begin, std::int64_t count) const override {
+    check_token_range(begin, count, size_);
+    file_.prefetch(offset_ + begin * kTokenBytes, count * kTokenBytes);
+  }
   void read(std::int64_t begin, std::int64_t count, std::int32_t* dst) const override {
     check_token_range(begin, count, size_);
+    // A copy, so that what is checked is what is returned even if the file changes meanwhile.
     std::array<T, 4096> block;
     while (count > 0) {
       const auto part = std::min(count, static_cast<std::int64_t>(block.size()));
-      file_.read(offset_ + begin * static_cast<std::int64_t>(sizeof(T)), block.data(),
+      file_.read(offset_ + begin * kTokenBytes, block.data(),
                  static_cast<std::size_t>(part) * sizeof(T));
       for (std::int64_t i = 0; i < part; ++i) {
         const T id = block[static_cast<std::size_t>(i)];
@@ -51,7 +57,8 @@ class FileTokens final : public TokenSource {
   }
 
  private:
-  File file_;
+  static constexpr std::int64_t kTokenBytes = sizeof(T);
+  MappedFile file_;
   std::int64_t offset_;
   std::int64_t size_;
   std::int64_t limit_;

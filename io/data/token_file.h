@@ -17,8 +17,10 @@ namespace tessera::io {
 /// a raw file their lower half would be above 54911, which GPT-2's vocabulary of 50257 hasn't.
 ///
 /// @param vocab_size  ids from here on are refused as they are read; 0: no limit but 2^31 - 1
-/// Read with pread, not mapped: a file that shrinks while training runs is an error instead of a
-/// SIGBUS, and a row of a batch costs about a microsecond either way.
+///
+/// The file is mapped: its pages are the system's, are shared by the ranks of a host, and are no
+/// memory that tessera allocates. A file that becomes shorter while it is open makes the next read
+/// throw IoError; MappedFile says what little can still end in a SIGBUS.
 /// @throws CorruptCheckpoint if it is no regular file, IoError if it cannot be read, is empty, has
 /// an unknown magic, version or count,
 ///   or a size that is not the one its header or element size asks for

@@ -23,6 +23,10 @@ class Slice final : public TokenSource {
     check_token_range(begin, count, size_);
     source_->read(begin_ + begin, count, dst);
   }
+  void prefetch(std::int64_t begin, std::int64_t count) const override {
+    check_token_range(begin, count, size_);
+    source_->prefetch(begin_ + begin, count);
+  }
 
  private:
   TokenSourcePtr source_;
@@ -37,19 +41,31 @@ class Concatenation final : public TokenSource {
   }
   std::int64_t size() const override { return ends_.empty() ? 0 : ends_.back(); }
   void read(std::int64_t begin, std::int64_t count, std::int32_t* dst) const override {
+    for_each_part(begin, count, [&](const TokenSource& source, std::int64_t at, std::int64_t part) {
+      source.read(at, part, dst);
+      dst += part;
+    });
+  }
+  void prefetch(std::int64_t begin, std::int64_t count) const override {
+    for_each_part(begin, count, [](const TokenSource& source, std::int64_t at, std::int64_t part) {
+      source.prefetch(at, part);
+    });
+  }
+
+ private:
+  template <typename Visit>
+  void for_each_part(std::int64_t begin, std::int64_t count, Visit visit) const {
     check_token_range(begin, count, size());
     auto i = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), begin) -
                                       ends_.begin());
     for (; count > 0; ++i) {
       const std::int64_t part = std::min(count, ends_[i] - begin);
-      sources_[i]->read(begin - (ends_[i] - sources_[i]->size()), part, dst);
+      visit(*sources_[i], begin - (ends_[i] - sources_[i]->size()), part);
       begin += part;
       count -= part;
-      dst += part;
     }
   }
 
- private:
   std::vector<TokenSourcePtr> sources_;
   std::vector<std::int64_t> ends_;
 };

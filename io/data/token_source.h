@@ -6,6 +6,9 @@
 
 namespace tessera::io {
 
+/// Throws InvalidArgument unless [begin, begin + count) lies in [0, size].
+void check_token_range(std::int64_t begin, std::int64_t count, std::int64_t size);
+
 /// A sequence of token ids that can be read at any position. Immutable and thread-safe.
 class TokenSource {
  public:
@@ -13,11 +16,16 @@ class TokenSource {
   /// Number of tokens.
   virtual std::int64_t size() const = 0;
   /// Writes tokens [begin, begin + count) to dst. Takes no memory that grows with the source.
-  /// @throws InvalidArgument outside [0, size()], IoError if the file fails, CorruptCheckpoint if
-  /// it became
-  ///   shorter, IoError if it holds an id that is
-  ///   not in the vocabulary (checked here, as tokens are read, with position and value)
+  /// @throws InvalidArgument outside [0, size()], IoError if the file fails, became shorter, or
+  ///   holds an id that is not in the vocabulary (checked here, as tokens are read, with position
+  ///   and value)
   virtual void read(std::int64_t begin, std::int64_t count, std::int32_t* dst) const = 0;
+  /// Starts to bring tokens [begin, begin + count) in from the disk and returns at once: for those
+  /// that are read soon, in an order that the system cannot foresee. Changes nothing but speed.
+  /// @throws InvalidArgument outside [0, size()]
+  virtual void prefetch(std::int64_t begin, std::int64_t count) const {
+    check_token_range(begin, count, size());
+  }
 };
 using TokenSourcePtr = std::shared_ptr<const TokenSource>;
 
@@ -29,7 +37,5 @@ TokenSourcePtr concatenate_tokens(std::vector<TokenSourcePtr> sources);
 TokenSourcePtr tokens_in_memory(std::vector<std::uint16_t> tokens);
 /// Largest id; reads the source once. -1 if it is empty.
 std::int32_t max_token_id(const TokenSource& source);
-/// Throws InvalidArgument unless [begin, begin + count) lies in [0, size].
-void check_token_range(std::int64_t begin, std::int64_t count, std::int64_t size);
 
 }  // namespace tessera::io

@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "core/base/error.h"
@@ -36,6 +38,25 @@ TEST_CASE("a concatenation reads across its parts, empty ones included") {
     }
   }
   CHECK_THROWS_HOLDING(InvalidArgument, "got none", concatenate_tokens({}));
+}
+
+TEST_CASE("a prefetch reaches the same tokens as a read") {
+  struct Recorder final : TokenSource {
+    std::int64_t size() const override { return 5; }
+    void read(std::int64_t, std::int64_t, std::int32_t*) const override {}
+    void prefetch(std::int64_t begin, std::int64_t count) const override {
+      asked.emplace_back(begin, count);
+    }
+    mutable std::vector<std::pair<std::int64_t, std::int64_t>> asked;
+  };
+  const auto first = std::make_shared<Recorder>();
+  const auto second = std::make_shared<Recorder>();
+  const auto joined = concatenate_tokens({first, slice_tokens(second, 1, 5)});
+  joined->prefetch(3, 4);
+  CHECK(first->asked == std::vector<std::pair<std::int64_t, std::int64_t>>{{3, 2}});
+  CHECK(second->asked == std::vector<std::pair<std::int64_t, std::int64_t>>{{1, 2}});
+  CHECK_THROWS_AS(joined->prefetch(8, 2), InvalidArgument);
+  CHECK_THROWS_AS(tokens_in_memory({1})->prefetch(0, 2), InvalidArgument);
 }
 
 TEST_CASE("a slice has its own positions and guards its ends") {
