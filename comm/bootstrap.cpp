@@ -7,6 +7,7 @@
 #include "comm/control/socket.h"
 #include "comm/control/tcp_store.h"
 #include "comm/gloo.h"
+#include "comm/shared_memory.h"
 #include "comm/single.h"
 
 namespace tessera::comm {
@@ -61,9 +62,9 @@ std::unique_ptr<TcpStoreServer> serve(const LaunchEnvironment& env, Deadline end
 RankGroup bootstrap(const LaunchEnvironment& env, const BootstrapOptions& options) {
   require<Unsupported>(options.backend != "nccl",
                        "comm.backend=nccl is not in this build, which runs on the CPU; use "
-                       "comm.backend=gloo or auto");
-  require(options.backend == "auto" || options.backend == "gloo",
-          "comm.backend: expected auto, gloo or nccl, got '{}'", options.backend);
+                       "comm.backend=shm, gloo or auto");
+  require(options.backend == "auto" || options.backend == "shm" || options.backend == "gloo",
+          "comm.backend: expected auto, shm, gloo or nccl, got '{}'", options.backend);
 
   RankGroup group;
   const Hello hello = make_hello(env.rank, env.world_size, env.run_id, options.fingerprint);
@@ -83,11 +84,39 @@ RankGroup bootstrap(const LaunchEnvironment& env, const BootstrapOptions& option
   }
   group.ranks = rendezvous(*group.store, hello, left());
 
+  const auto time_to_connect = [&] { return std::max(left(), std::chrono::milliseconds(1000)); };
+  const auto other = std::find_if(group.ranks.begin(), group.ranks.end(),
+                                  [&](const Hello& h) { return h.host != group.ranks[0].host; });
+  const bool one_host = other == group.ranks.end();
+  std::vector<std::string> processes;
+  for (const Hello& h : group.ranks) processes.push_back(h.process());
+
+  if (options.backend != "gloo") {
+    SharedMemoryOptions shared;
+    shared.communicator = options.communicator;
+    shared.connect_timeout = time_to_connect();
+    shared.processes = processes;
+    try {
+      if (!one_host) {
+        throw Unsupported("the ranks are on several hosts: rank 0 on {}, rank {} on {}",
+                          group.ranks[0].host, other->rank, other->host);
+      }
+      SharedSegment segment =
+          connect_shared_segment(*group.store, env.rank, env.world_size, shared);
+      group.communicator = make_shared_memory_communicator(group.store, env.rank, env.world_size,
+                                                           std::move(segment), shared);
+      return group;
+    } catch (const Unsupported& error) {
+      require<Unsupported>(options.backend == "auto", "comm.backend=shm: {}; use gloo or auto",
+                           error.what());
+      group.why_not_shared_memory = error.what();
+    }
+  }
+
   GlooOptions gloo;
   gloo.communicator = options.communicator;
-  gloo.connect_timeout = std::max(left(), std::chrono::milliseconds(1000));
-  const bool one_host = std::all_of(group.ranks.begin(), group.ranks.end(),
-                                    [&](const Hello& h) { return h.host == hello.host; });
+  gloo.connect_timeout = time_to_connect();
+  gloo.processes = std::move(processes);
   if (!one_host) {
     // Not this host's own name, which many systems resolve to a loopback address.
     std::vector<std::string> others = {env.address};
@@ -96,7 +125,6 @@ RankGroup bootstrap(const LaunchEnvironment& env, const BootstrapOptions& option
     }
     gloo.address = address_towards(others).value_or(hello.host);
   }
-  for (const Hello& h : group.ranks) gloo.processes.push_back(h.process());
   group.communicator = make_gloo_communicator(group.store, env.rank, env.world_size, gloo);
   return group;
 }

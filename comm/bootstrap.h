@@ -12,7 +12,8 @@
 namespace tessera::comm {
 
 struct BootstrapOptions {
-  /// "auto" or "gloo"; "nccl" is Unsupported in this build.
+  /// "auto": shared memory if all ranks are on one host and can share some, else Gloo; "shm" or
+  /// "gloo": this one. "nccl" is Unsupported in this build.
   std::string backend = "auto";
   /// Until all ranks have met and connected.
   std::chrono::milliseconds init_timeout{60'000};
@@ -27,12 +28,16 @@ struct BootstrapOptions {
 struct RankGroup {
   std::shared_ptr<Store> store;
   std::unique_ptr<Communicator> communicator;
+  /// Why "auto" did not take shared memory, on every rank the same; empty if it did, or was not
+  /// asked.
+  std::string why_not_shared_memory;
   /// The processes, by rank.
   std::vector<Hello> ranks;
 };
 
 /// Joins the run that `environment` tells of: the store, the rendezvous, the connections.
-/// @throws Unsupported or InvalidArgument for the backend, CommError if not all ranks come
+/// @throws Unsupported or InvalidArgument for the backend (which must be the same on all ranks),
+/// CommError if not all ranks come
 RankGroup bootstrap(const LaunchEnvironment& environment, const BootstrapOptions& options);
 
 }  // namespace tessera::comm

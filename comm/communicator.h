@@ -45,7 +45,7 @@ class Communicator {
   virtual ~Communicator() = default;
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
-  /// "threads", "gloo", "single"
+  /// "shm", "gloo", "threads", "single"
   virtual std::string_view backend() const = 0;
 
   /// In place: `buffer` has world_size equal parts; part rank() is filled before, all are after.

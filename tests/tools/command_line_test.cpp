@@ -158,6 +158,8 @@ TEST_CASE("doctor measures, and fails on a directory that it cannot write to") {
   CHECK(found["cpu"]["threads"] >= 1);
   CHECK(found["backends"]["cpu"] == true);
   CHECK(found["backends"]["cuda"] == false);
+  CHECK(found["backends"]["gloo"] == true);
+  CHECK(found["backends"]["shm"].is_boolean());
 
   const Result bad = run("doctor --run.out /proc/absent");
   CHECK(bad.code == 1);

@@ -49,7 +49,7 @@ TEST_CASE("one rank needs no network") {
 TEST_CASE("backends that are not there are refused in one sentence") {
   CHECK_THROWS_HOLDING(Unsupported, "comm.backend=nccl is not in this build",
                        comm::bootstrap(environment(0, 1, 0, true), {.backend = "nccl"}));
-  CHECK_THROWS_HOLDING(InvalidArgument, "expected auto, gloo or nccl, got 'mpi'",
+  CHECK_THROWS_HOLDING(InvalidArgument, "expected auto, shm, gloo or nccl, got 'mpi'",
                        comm::bootstrap(environment(0, 1, 0, true), {.backend = "mpi"}));
 }
 
@@ -65,7 +65,7 @@ TEST_CASE("processes come together when the launcher serves the store, and when 
     const comm::TcpStoreServer other({.run_id = "another run"});
     ranks.go(std::to_string(rank_zero_serves ? other.port() : server.port()));
     for (const Outcome& outcome : ranks.wait(15s)) {
-      CHECK(outcome.text == "6 of 3 over gloo");
+      CHECK(outcome.text == "6 of 3 over shm");
     }
   }
 }

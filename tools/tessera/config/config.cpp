@@ -60,7 +60,7 @@ void Config::validate(int world_size) {
   require<Unsupported>(shard.mode == "full" || shard.mode == "none",
                        "shard.mode {} is not in this build yet; it has full and none", shard.mode);
   require<Unsupported>(comm.backend != "nccl",
-                       "comm.backend nccl needs a build with CUDA; use gloo or auto");
+                       "comm.backend nccl needs a build with CUDA; use shm, gloo or auto");
   require(optim.schedule == "constant" || optim.min_lr <= optim.lr,
           "optim.min_lr {} is above optim.lr {}; set --optim.min_lr too, at most {}", optim.min_lr,
           optim.lr, optim.lr);

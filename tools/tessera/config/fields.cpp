@@ -104,7 +104,9 @@ std::vector<Field> make_fields() {
       number("checkpoint.timeout", REF(checkpoint.timeout), 0, 1e6,
              "seconds that the ranks of a save wait for each other", positive),
 
-      text("comm.backend", REF(comm.backend), "how ranks talk", {"auto", "gloo"}, {"nccl"}),
+      text("comm.backend", REF(comm.backend),
+           "how ranks talk: shm, the memory of one host; gloo, TCP; auto: shm if possible",
+           {"auto", "shm", "gloo"}, {"nccl"}),
       number("comm.init_timeout", REF(comm.init_timeout), 0, 1e6,
              "seconds to wait for all ranks at the start", positive),
       number("comm.timeout", REF(comm.timeout), 0, 1e6, "seconds that a collective may take",

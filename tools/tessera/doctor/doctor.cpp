@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "comm/shared_memory.h"
 #include "core/base/memory.h"
 #include "tools/tessera/command.h"
 #include "tools/tessera/doctor/examine.h"
@@ -29,6 +30,7 @@ struct Findings {
   Machine machine;
   DirectoryState directory;
   ProductResult product;
+  std::string shared_memory_problem;  // empty if ranks can share memory
   bool healthy() const { return directory.writable && product.correct; }
 };
 
@@ -39,7 +41,11 @@ void print_json(const Options& options, const Findings& found) {
   out["compiler"] = kCompiler;
   out["cpu"] = {{"model", m.processor}, {"level", cpu_level_name(m.level)}, {"threads", m.threads}};
   out["memory"] = {{"total", m.memory_total}, {"available", m.memory_available}};
-  out["backends"] = {{"cpu", true}, {"cuda", false}, {"gloo", true}, {"nccl", false}};
+  out["backends"] = {{"cpu", true},
+                     {"cuda", false},
+                     {"shm", found.shared_memory_problem.empty()},
+                     {"gloo", true},
+                     {"nccl", false}};
   out["run_directory"] = {{"path", options.directory},
                           {"writable", found.directory.writable},
                           {"problem", found.directory.problem},
@@ -70,7 +76,10 @@ void print_text(const Options& options, const Findings& found) {
                                   format_bytes(m.memory_total))},
            {"devices", "cpu"},
            {"", "cuda is not in this build: models train on the processor only"},
-           {"communication", "gloo, threads of one process"},
+           {"communication",
+            found.shared_memory_problem.empty()
+                ? "shm (shared memory of one host), gloo, threads of one process"
+                : "gloo, threads of one process; no shm: " + found.shared_memory_problem},
            {"", "nccl is not in this build: ranks exchange data through host memory"},
            {"limits",
             fmt::format("{} open files, {} free in /dev/shm", m.open_files,
@@ -99,6 +108,7 @@ Command add_doctor(CLI::App& parent) {
             found.machine = examine_machine();
             found.directory = examine_directory(options->directory);
             found.product = examine_product(found.machine.threads, found.machine.level);
+            found.shared_memory_problem = comm::shared_memory_problem();
             options->json ? print_json(*options, found) : print_text(*options, found);
             return found.healthy() ? 0 : 1;
           }};

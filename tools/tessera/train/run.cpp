@@ -337,6 +337,10 @@ int run_rank(Config config, const comm::LaunchEnvironment& environment, bool jso
       });
   RunSetup setup = set_up(std::move(config), environment.world_size,
                           resume.empty() ? std::nullopt : std::optional<fs::path>(resume));
+  if (!group.why_not_shared_memory.empty()) {
+    setup.notes.push_back(fmt::format("note: ranks talk through {}, not through shared memory: {}",
+                                      group.communicator->backend(), group.why_not_shared_memory));
+  }
   if (environment.rank == 0 && setup.resume && setup.state.step >= setup.config.train.steps) {
     std::cerr << fmt::format("{} is at step {} of {} already; raise --train.steps to go on\n",
                              resume, setup.state.step, setup.config.train.steps);

@@ -123,7 +123,10 @@ std::string start_table(const ConsoleStyle& style, const RunSetup& setup,
                               context.threads().size(), context.threads().size() == 1 ? "" : "s")},
       {"batch", batch_text(config, world_size)},
       {"data", data_text(setup)}};
-  const MemoryPlan plan = plan_memory(setup, sharded, world_size);
+  MemoryPlan plan = plan_memory(setup, sharded, world_size);
+  // Memory that ranks share is taken when they meet.
+  of(plan, MemoryCategory::Communication) =
+      context.ledger().usage(MemoryCategory::Communication).current;
   std::int64_t total = 0;
   std::string memory;
   for (std::size_t c = 0; c < plan.size(); ++c) {

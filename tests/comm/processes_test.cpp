@@ -1,0 +1,202 @@
+// Ranks as processes: what the others see when one is killed, stopped, or goes its own way.
+#include <fmt/ranges.h>
+
+#include "comm/control/tcp_store.h"
+#include "tests/comm/ranks.h"
+#include "tests/support/multiprocess.h"
+
+using namespace tessera;
+using namespace tessera::test;
+using comm::ReduceOp;
+
+namespace {
+
+constexpr const char* kBackends[] = {"gloo", "shm"};
+
+// A rank of a forked group; the store is the test's.
+std::unique_ptr<comm::Communicator> join(const std::string& backend, int rank, int world,
+                                         const std::string& port,
+                                         std::chrono::milliseconds timeout = 20s) {
+  auto store = std::make_shared<comm::TcpStore>(
+      "127.0.0.1", static_cast<std::uint16_t>(std::stoi(port)), "run", 10s);
+  std::vector<std::string> processes;
+  for (int r = 0; r < world; ++r) processes.push_back(fmt::format("here, pid of {}", r));
+  if (backend == "shm") {
+    comm::SharedMemoryOptions options;
+    options.connect_timeout = 10s;
+    options.communicator.timeout = timeout;
+    options.processes = processes;
+    auto segment = comm::connect_shared_segment(*store, rank, world, options);
+    return comm::make_shared_memory_communicator(std::move(store), rank, world, std::move(segment),
+                                                 options);
+  }
+  comm::GlooOptions options;
+  options.connect_timeout = 10s;
+  options.communicator.timeout = timeout;
+  options.processes = processes;
+  return comm::make_gloo_communicator(std::move(store), rank, world, options);
+}
+
+std::string describe(const CommError& error) {
+  return fmt::format("{} [{}] {}", static_cast<int>(error.failure()),
+                     fmt::join(error.culprits(), ","), error.what());
+}
+
+// Collectives until one fails: then what it threw.
+std::string train_until_failure(comm::Communicator& c, std::size_t count) {
+  std::vector<float> whole(count * static_cast<std::size_t>(c.world_size()), 1.0F), part(count);
+  try {
+    for (;;) {
+      c.all_gather(view_of(whole), {.label = "h.1"});
+      c.reduce_scatter(view_of(whole), view_of(part), {.label = "h.1"});
+      whole.assign(whole.size(), 1.0F);
+    }
+  } catch (const CommError& error) {
+    return describe(error);
+  }
+}
+
+struct Served {
+  comm::TcpStoreServer server{{.run_id = "run"}};
+  std::string port() const { return std::to_string(server.port()); }
+};
+
+}  // namespace
+
+TEST_CASE("a killed rank: every survivor names it within 3 s") {
+  for (const std::string backend : kBackends) {
+    CAPTURE(backend);
+    for (const std::size_t count : {std::size_t{10}, std::size_t{300'000}}) {
+      CAPTURE(count);
+      Processes ranks(4, [&](int rank, const std::string& port) {
+        return train_until_failure(*join(backend, rank, 4, port), count);
+      });
+      const Served served;
+      ranks.go(served.port());
+      std::this_thread::sleep_for(400ms);
+      const Stopwatch since_kill;
+      ranks.signal(2, SIGKILL);
+      const auto outcomes = ranks.wait(10s);
+      CHECK(since_kill.elapsed() < 3s);
+      CHECK(outcomes[2].signal == SIGKILL);
+      for (std::size_t r : {0U, 1U, 3U}) {
+        CHECK(outcomes[r].in_time);
+        CHECK(outcomes[r].exit_code == 0);
+        CHECK(outcomes[r].text.find("1 [2] ") == 0);  // PeerLost, culprit 2
+        CHECK(outcomes[r].text.find("lost rank 2 (here, pid of 2)") != std::string::npos);
+        CHECK(outcomes[r].text.find("(h.1)") != std::string::npos);
+      }
+    }
+  }
+}
+
+TEST_CASE("a killed rank is noticed while another one is merely slow") {
+  for (const std::string backend : kBackends) {
+    CAPTURE(backend);
+    Processes ranks(3, [&](int rank, const std::string& port) -> std::string {
+      const auto c = join(backend, rank, 3, port);
+      c->barrier({});
+      if (rank == 1) std::this_thread::sleep_for(30s);  // busy; must not hide rank 2's end
+      if (rank == 2) ::raise(SIGKILL);
+      try {
+        c->barrier({.label = "step"});
+      } catch (const CommError& error) {
+        return describe(error);
+      }
+      return "no error";
+    });
+    const Served served;
+    ranks.go(served.port());
+    std::this_thread::sleep_for(100ms);
+    const auto outcomes = ranks.wait(3s);
+    CHECK(outcomes[0].in_time);
+    CHECK(outcomes[0].text.find("1 [2] barrier#1 (step): lost rank 2") == 0);
+  }
+}
+
+TEST_CASE("a stopped rank: at the deadline every survivor names it") {
+  for (const std::string backend : kBackends) {
+    CAPTURE(backend);
+    Processes ranks(3, [&](int rank, const std::string& port) -> std::string {
+      const auto c = join(backend, rank, 3, port, 700ms);
+      c->barrier({.label = "start", .deadline = 10s});
+      if (rank == 1) ::raise(SIGSTOP);
+      return train_until_failure(*c, 1000);
+    });
+    const Served served;
+    ranks.go(served.port());
+    const auto outcomes = ranks.wait(3s);
+    for (std::size_t r : {0U, 2U}) {
+      CHECK(outcomes[r].in_time);
+      CHECK(outcomes[r].text.find("0 [1] all_gather#1 (h.1): 2 of 3 ranks arrived within 0.7 s, "
+                                  "missing: rank 1") == 0);
+    }
+    CHECK_FALSE(outcomes[1].in_time);
+  }
+}
+
+TEST_CASE("a rank stopped at any point of a transfer is the culprit on all others") {
+  for (const std::string backend : kBackends) {
+    CAPTURE(backend);
+    for (const int milliseconds : {150, 163, 177}) {
+      Processes ranks(3, [&](int rank, const std::string& port) {
+        return train_until_failure(*join(backend, rank, 3, port, 400ms), 500'000);
+      });
+      const Served served;
+      ranks.go(served.port());
+      std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+      ranks.signal(1, SIGSTOP);
+      const auto outcomes = ranks.wait(2s);
+      for (std::size_t r : {0U, 2U}) {
+        CHECK(outcomes[r].in_time);
+        CHECK(outcomes[r].text.find("0 [1] ") == 0);
+        CHECK(outcomes[r].text.find("rank 1 (here, pid of 1)") != std::string::npos);
+      }
+    }
+  }
+}
+
+TEST_CASE("a mismatch of sizes ends in an error on all ranks, not in the end of the process") {
+  for (const std::string backend : kBackends) {
+    CAPTURE(backend);
+    Processes ranks(3, [&](int rank, const std::string& port) -> std::string {
+      const auto c = join(backend, rank, 3, port);
+      std::vector<float> x(rank == 1 ? 300'000 : 150'000);
+      try {
+        c->all_gather(view_of(x), {.label = "wte"});
+      } catch (const CommError& error) {
+        return describe(error);
+      }
+      return "no error";
+    });
+    const Served served;
+    ranks.go(served.port());
+    const auto outcomes = ranks.wait(10s);
+    for (const Outcome& outcome : outcomes) {
+      CHECK(outcome.exit_code == 0);
+      CHECK(outcome.text.find("2 [1] ranks disagree on collective #0: rank 1 called all_gather#0 "
+                              "(wte) f32[300000]") == 0);
+    }
+  }
+}
+
+TEST_CASE("a rank that leaves right after the last collective takes no data with it") {
+  for (const std::string backend : kBackends) {
+    CAPTURE(backend);
+    for (int round = 0; round < 3; ++round) {
+      Processes ranks(3, [&](int rank, const std::string& port) -> std::string {
+        auto c = join(backend, rank, 3, port);
+        std::vector<std::int64_t> x(600'000, rank + 1);
+        c->all_reduce(view_of(x), ReduceOp::Sum, {.label = "last"});
+        c.reset();
+        for (const std::int64_t v : x) {
+          if (v != 6) return "wrong";
+        }
+        return "right";
+      });
+      const Served served;
+      ranks.go(served.port());
+      for (const Outcome& outcome : ranks.wait(15s)) CHECK(outcome.text == "right");
+    }
+  }
+}
