@@ -47,17 +47,26 @@ Arguments command(const testing::Golden& golden, const Setting& setting, const s
   if (setting.world > 1) words = {"train", "--nproc", std::to_string(setting.world)};
   const auto text = [](auto value) { return fmt::format("{}", value); };
   return test::joined(
-      words,
-      {"--run.out=" + run, "--model.init_from=" + weights,
-       "--data.train=" + golden.folder + "/tokens.bin", "--data.order=sequential",
-       "--model.seq_len=" + text(golden.seq), "--train.global_batch=" + text(golden.batch),
-       "--train.micro_batch=" + text(setting.micro_batch), "--train.steps=" + text(golden.steps),
-       "--train.precision=" + setting.precision, "--train.recompute=" + setting.recompute,
-       "--shard.mode=" + setting.mode, "--optim.schedule=constant", "--optim.warmup_steps=0",
-       "--optim.lr=" + text(golden.lr), "--optim.beta1=" + text(golden.beta1),
-       "--optim.beta2=" + text(golden.beta2), "--optim.eps=" + text(golden.eps),
-       "--optim.weight_decay=" + text(golden.weight_decay),
-       "--optim.clip_norm=" + text(golden.clip_norm)});
+      words, {"--run.out=" + run,
+              "--model.init_from=" + weights,
+              "--data.train=" + golden.folder + "/tokens.bin",
+              "--data.order=sequential",
+              "--model.seq_len=" + text(golden.seq),
+              "--train.global_batch=" + text(golden.batch),
+              "--train.micro_batch=" + text(setting.micro_batch),
+              "--train.steps=" + text(golden.steps),
+              "--train.precision=" + setting.precision,
+              "--train.recompute=" + setting.recompute,
+              "--shard.mode=" + setting.mode,
+              "--comm.backend=" + std::string(setting.recompute == "none" ? "auto" : "gloo"),
+              "--optim.schedule=constant",
+              "--optim.warmup_steps=0",
+              "--optim.lr=" + text(golden.lr),
+              "--optim.beta1=" + text(golden.beta1),
+              "--optim.beta2=" + text(golden.beta2),
+              "--optim.eps=" + text(golden.eps),
+              "--optim.weight_decay=" + text(golden.weight_decay),
+              "--optim.clip_norm=" + text(golden.clip_norm)});
 }
 
 // AdamW divides the rounding noise of gradients that are exactly zero by its own size.

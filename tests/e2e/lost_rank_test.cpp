@@ -74,13 +74,16 @@ TEST_CASE_FIXTURE(Fixture, "an incomplete set of launcher variables is refused")
 TEST_CASE_FIXTURE(Fixture, "a killed rank ends the others within 3 s, and they name it") {
   std::mt19937 random(7);
   for (const int victim : {0, 1, 2}) {
-    // Between saves, and mostly in them.
-    for (const std::string every : {"1000", "1"}) {
+    // Between saves, over either backend, and mostly in them.
+    for (const auto& [every, backend] :
+         {std::pair<std::string, std::string>{"1000", "gloo"}, {"1000", "shm"}, {"1", "auto"}}) {
       CAPTURE(victim);
       CAPTURE(every);
-      const std::string run = dir.file(fmt::format("run-{}-{}", victim, every));
-      CliProcess process(joined(small_run(text, run, 3, 100'000),
-                                {"--train.global_batch=3", "--checkpoint.every=" + every}));
+      CAPTURE(backend);
+      const std::string run = dir.file(fmt::format("run-{}-{}-{}", victim, every, backend));
+      CliProcess process(joined(
+          small_run(text, run, 3, 100'000),
+          {"--train.global_batch=3", "--checkpoint.every=" + every, "--comm.backend=" + backend}));
       REQUIRE(wait_for_text(process, every == "1" ? "saved" : "step      1/100000"));
       std::this_thread::sleep_for(milliseconds(random() % 60));
       const auto ranks = process.ranks();
@@ -105,20 +108,24 @@ TEST_CASE_FIXTURE(Fixture, "a killed rank ends the others within 3 s, and they n
 }
 
 TEST_CASE_FIXTURE(Fixture, "a rank that stands still is named at the deadline of a collective") {
-  CliProcess process(joined(small_run(text, dir.file("run"), 2, 100'000),
-                            {"--comm.timeout=1.5", "--checkpoint.every=0"}));
-  REQUIRE(wait_for_text(process, "step      1/100000"));
-  const auto ranks = process.ranks();
-  REQUIRE(ranks.size() == 2);
-  const auto stopped_at = std::chrono::steady_clock::now();
-  ::kill(ranks.at(1), SIGSTOP);
-  const auto result = process.wait(std::chrono::seconds(20));
-  INFO(result.describe());
-  CHECK(std::chrono::steady_clock::now() - stopped_at < milliseconds(6500));
-  CHECK(result.code == kComm);
-  // Whether it had come to the collective or not.
-  CHECK(result.err.find("rank 1 (") != std::string::npos);
-  CHECK(result.err.find(fmt::format("pid {})", ranks.at(1))) != std::string::npos);
+  for (const std::string backend : {"gloo", "shm"}) {
+    CAPTURE(backend);
+    CliProcess process(
+        joined(small_run(text, dir.file("run-" + backend), 2, 100'000),
+               {"--comm.timeout=1.5", "--checkpoint.every=0", "--comm.backend=" + backend}));
+    REQUIRE(wait_for_text(process, "step      1/100000"));
+    const auto ranks = process.ranks();
+    REQUIRE(ranks.size() == 2);
+    const auto stopped_at = std::chrono::steady_clock::now();
+    ::kill(ranks.at(1), SIGSTOP);
+    const auto result = process.wait(std::chrono::seconds(20));
+    INFO(result.describe());
+    CHECK(std::chrono::steady_clock::now() - stopped_at < milliseconds(6500));
+    CHECK(result.code == kComm);
+    // Whether it had come to the collective or not.
+    CHECK(result.err.find("rank 1 (") != std::string::npos);
+    CHECK(result.err.find(fmt::format("pid {})", ranks.at(1))) != std::string::npos);
+  }
 }
 
 TEST_CASE_FIXTURE(Fixture, "ranks do not outlive their launcher") {
