@@ -11,6 +11,8 @@ namespace {
 // operations of a step (microseconds), short enough to leave the core to others in between.
 constexpr int kSpins = 4000;
 
+constexpr std::uint64_t kChunksMask = 0xffffffffU;
+
 inline void pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -19,7 +21,8 @@ inline void pause() {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) {
+ThreadPool::ThreadPool(int threads)
+    : shares_(threads >= 1 ? static_cast<std::size_t>(threads) : 0) {
   require(threads >= 1 && threads <= 4096, "number of threads must be in 1..4096, got {}", threads);
   workers_.reserve(static_cast<std::size_t>(threads - 1));
   for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
@@ -35,35 +38,63 @@ ThreadPool::~ThreadPool() {
   for (auto& worker : workers_) worker.join();
 }
 
-void ThreadPool::run_part(const Job& job, int index) {
-  const std::int64_t begin = std::min(job.n, job.per_thread * index);
-  const std::int64_t end = std::min(job.n, begin + job.per_thread);
-  if (begin >= end) return;
+void ThreadPool::run_chunk(std::int64_t chunk) {
+  const std::int64_t begin =
+      job_.n / job_.chunks * chunk + job_.n % job_.chunks * chunk / job_.chunks;
+  const std::int64_t next = chunk + 1;
+  const std::int64_t end = job_.n / job_.chunks * next + job_.n % job_.chunks * next / job_.chunks;
   try {
-    job.call(job.body, begin, end);
+    job_.call(job_.body, begin, end);
   } catch (...) {
     const std::lock_guard lock(mutex_);
     if (!error_) error_ = std::current_exception();
+  }
+  unfinished_.fetch_sub(1, std::memory_order_release);
+}
+
+// A ticket is taken only while its loop is unfinished, so job_ stands until the chunk is done.
+void ThreadPool::run_chunks(int index) {
+  for (int i = 0; i < size(); ++i) {
+    Share& share = shares_[static_cast<std::size_t>((index + i) % size())];
+    std::uint64_t ticket = share.ticket.load(std::memory_order_acquire);
+    while ((ticket & kChunksMask) != 0) {
+      if (!share.ticket.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel,
+                                              std::memory_order_acquire))
+        continue;
+      run_chunk(share.first + static_cast<std::int64_t>(ticket & kChunksMask) - 1);
+      ticket = share.ticket.load(std::memory_order_acquire);
+    }
   }
 }
 
 void ThreadPool::run(std::int64_t n, std::int64_t grain, void* body, Call call) {
   if (n <= 0) return;
-  if (workers_.empty() || n <= grain || busy_) {
+  const std::int64_t most = n / std::max<std::int64_t>(grain, 1);
+  if (workers_.empty() || most <= 1 || busy_) {
     call(body, 0, n);
     return;
   }
   busy_ = true;
-  const std::int64_t even = (n + size() - 1) / size();
-  job_ = {body, call, n, std::max(even, std::max<std::int64_t>(grain, 1))};
-  pending_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
+  const std::int64_t chunks = std::min<std::int64_t>(most, std::int64_t{size()} * kChunksPerThread);
+  job_ = {body, call, n, chunks};
+  unfinished_.store(chunks, std::memory_order_relaxed);
+  ++loops_;
+  std::int64_t first = 0;
+  for (int i = 0; i < size(); ++i) {
+    Share& share = shares_[static_cast<std::size_t>(i)];
+    const std::int64_t next = chunks * (i + 1) / size();
+    share.first = first;
+    share.ticket.store(loops_ << 32 | static_cast<std::uint64_t>(next - first),
+                       std::memory_order_release);
+    first = next;
+  }
   {
     const std::lock_guard lock(mutex_);
     generation_.fetch_add(1, std::memory_order_release);
   }
   wake_.notify_all();
-  run_part(job_, 0);
-  for (int spin = 0; pending_.load(std::memory_order_acquire) != 0; ++spin) {
+  run_chunks(0);
+  for (int spin = 0; unfinished_.load(std::memory_order_acquire) != 0; ++spin) {
     if (spin < kSpins) {
       pause();
     } else {
@@ -77,19 +108,15 @@ void ThreadPool::run(std::int64_t n, std::int64_t grain, void* body, Call call) 
 void ThreadPool::work(int index) {
   std::uint64_t seen = 0;
   for (;;) {
-    int spin = 0;
-    while (generation_.load(std::memory_order_acquire) == seen && spin < kSpins) {
+    for (int spin = 0; generation_.load(std::memory_order_acquire) == seen && spin < kSpins; ++spin)
       pause();
-      ++spin;
-    }
     if (generation_.load(std::memory_order_acquire) == seen) {
       std::unique_lock lock(mutex_);
       wake_.wait(lock, [&] { return generation_.load(std::memory_order_acquire) != seen; });
     }
     seen = generation_.load(std::memory_order_acquire);
     if (stop_) return;
-    run_part(job_, index);
-    pending_.fetch_sub(1, std::memory_order_release);
+    run_chunks(index);
   }
 }
 

@@ -11,11 +11,14 @@
 
 namespace tessera {
 
-/// A fixed set of threads that share loops. The split of a loop depends on its length and the
-/// number of threads alone, so results repeat exactly. One caller at a time; loops don't nest:
-/// a parallel_for inside a body runs serially.
+/// A fixed set of threads that share loops. A loop is cut into a few chunks for each thread; a
+/// thread that has done its own takes those of others, so that one that the system holds up delays
+/// nobody. The cuts depend on the loop's length and the number of threads alone, so results repeat
+/// exactly. One caller at a time; loops don't nest: a parallel_for inside a body runs serially.
 class ThreadPool {
  public:
+  static constexpr int kChunksPerThread = 4;
+
   /// @param threads  at least 1; the calling thread is one of them
   explicit ThreadPool(int threads);
   ~ThreadPool();
@@ -25,7 +28,7 @@ class ThreadPool {
   int size() const { return static_cast<int>(workers_.size()) + 1; }
 
   /// Calls body(begin, end) on disjoint ranges that cover [0, n), each of at least `grain`
-  /// elements (but the last). Returns when all are done. The first exception is rethrown.
+  /// elements. Returns when all are done. The first exception is rethrown.
   template <typename Body>
   void parallel_for(std::int64_t n, std::int64_t grain, Body&& body) {
     // One compiled copy of the body for every number of threads: copies that are optimized apart
@@ -43,16 +46,25 @@ class ThreadPool {
     void* body = nullptr;
     Call call = nullptr;
     std::int64_t n = 0;
-    std::int64_t per_thread = 0;
+    std::int64_t chunks = 0;
+  };
+  /// Chunks of the loop under way that one thread begins with. Others take what it leaves.
+  struct alignas(64) Share {
+    /// The loop's number in the upper half, chunks left in the lower.
+    std::atomic<std::uint64_t> ticket{0};
+    std::int64_t first = 0;  ///< of its chunks
   };
   void run(std::int64_t n, std::int64_t grain, void* body, Call call);
   void work(int index);
-  void run_part(const Job& job, int index);
+  void run_chunks(int index);
+  void run_chunk(std::int64_t chunk);
 
   Job job_;
+  std::vector<Share> shares_;
   bool busy_ = false;  // only touched by the calling thread
+  std::uint64_t loops_ = 0;
   std::atomic<std::uint64_t> generation_{0};
-  std::atomic<int> pending_{0};
+  std::atomic<std::int64_t> unfinished_{0};
   std::atomic<bool> stop_{false};
   std::mutex mutex_;
   std::condition_variable wake_;

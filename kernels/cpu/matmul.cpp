@@ -66,7 +66,9 @@ void multiply_threaded(Context& context, const Operand<T>& a, const Operand<T>& 
   const bool by_columns = n >= m;
   const Index side = by_columns ? n : m;
   const Index pieces = (side + kCut - 1) / kCut;
-  const Index grain = m * n * k < (1 << 18) ? pieces : 1;
+  // Eigen packs all of one operand anew for each chunk: one chunk a thread.
+  const Index share = std::max<Index>(1, pieces / context.threads().size());
+  const Index grain = m * n * k < (1 << 18) ? pieces : share;
   context.threads().parallel_for(pieces, grain, [&](Index begin, Index end) {
     const Index first = begin * kCut;
     const Index count = std::min(side, end * kCut) - first;

@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "core/base/error.h"
@@ -21,11 +22,11 @@ TEST_CASE("a loop covers every index once, in parts of at least the grain") {
         std::atomic<int> parts{0}, short_parts{0};
         pool.parallel_for(n, grain, [&](std::int64_t begin, std::int64_t end) {
           ++parts;
-          if (end - begin < grain && end != n) ++short_parts;
+          if (end - begin < std::min(grain, n)) ++short_parts;
           for (std::int64_t i = begin; i < end; ++i) ++visits[static_cast<std::size_t>(i)];
         });
         CHECK(visits == std::vector<int>(static_cast<std::size_t>(n), 1));
-        CHECK(parts <= threads);
+        CHECK(parts <= threads * ThreadPool::kChunksPerThread);
         CHECK(short_parts == 0);
         CHECK((parts == 0) == (n == 0));
       }
@@ -42,6 +43,28 @@ TEST_CASE("many short loops in a row stay right") {
     });
   }
   CHECK(std::accumulate(values.begin(), values.end(), std::int64_t{0}) == 2000 * (63 * 64 / 2));
+}
+
+TEST_CASE("chunks of a thread that is held up are taken by the others") {
+  ThreadPool pool(2);
+  const auto caller = std::this_thread::get_id();
+  std::atomic<bool> held{false};
+  std::atomic<int> others{0};
+  const auto begin = std::chrono::steady_clock::now();
+  pool.parallel_for(8, 1, [&](std::int64_t, std::int64_t) {
+    const bool worker = std::this_thread::get_id() != caller;
+    if (worker && !held.exchange(true)) {
+      // Until the caller has done all chunks but this one.
+      while (others != 7 && std::chrono::steady_clock::now() - begin < std::chrono::seconds(20))
+        std::this_thread::yield();
+    } else {
+      // The worker gets one before the caller is through.
+      while (!held && std::chrono::steady_clock::now() - begin < std::chrono::seconds(20))
+        std::this_thread::yield();
+      ++others;
+    }
+  });
+  CHECK(others == 7);
 }
 
 TEST_CASE("a loop inside a loop runs serially") {

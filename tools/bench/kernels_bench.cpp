@@ -169,6 +169,11 @@ void run(int threads, CpuLevel level, const std::string& only) {
   bench.matmul_case(768, 128, 384, false, false);
   bench.matmul_case(768, 128, 512, false, false);
   bench.matmul_case(768, 512, 128, false, false);
+  bench.matmul_case(768, 384, 128, false, true);
+  bench.matmul_case(768, 128, 512, false, true);
+  bench.matmul_case(128, 768, 512, true, false, DType::F32, true);
+  bench.matmul_case(512, 768, 128, true, false, DType::F32, true);
+  bench.matmul_case(128, 768, 128, true, false, DType::F32, true);
   bench.matmul_case(768, 128, 65, false, true);
   bench.matmul_case(768, 65, 128, false, false);
   bench.matmul_case(65, 768, 128, true, false, DType::F32, true);
