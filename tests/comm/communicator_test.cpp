@@ -1,6 +1,7 @@
 // Every collective on every backend against expected values, with the same bits on all ranks.
 #include "comm/communicator.h"
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -267,6 +268,34 @@ TEST_CASE("abort fails what waits, on all ranks, and every later call") {
       CHECK(result.error.find("the disk is full") != std::string::npos);
       CHECK(result.error.find("rank 1") != std::string::npos);
     }
+  }
+}
+
+TEST_CASE("others learn of an abort at once, though the communicator that was aborted stays") {
+  for (const char* backend : kBackends) {
+    CAPTURE(backend);
+    const Group group(backend, 2);
+    std::atomic<bool> told = false;
+    const auto results = run_ranks(2, [&](int rank) {
+      const auto c = group.join(rank);
+      c->barrier({});
+      if (rank == 1) {
+        c->abort("the disk is full");
+        for (int i = 0; i < 1000 && !told; ++i) std::this_thread::sleep_for(5ms);
+        return;
+      }
+      const Stopwatch watch;
+      try {
+        c->barrier({.label = "step", .deadline = 4s});
+      } catch (const CommError&) {
+        told = true;
+        if (watch.elapsed() > 1s) throw std::runtime_error("late");
+        throw;
+      }
+    });
+    CHECK(results[0].failure == CommFailure::Aborted);
+    CHECK(results[0].error.find("the disk is full") != std::string::npos);
+    CHECK(results[1].error == "");
   }
 }
 
