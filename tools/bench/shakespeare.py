@@ -1,20 +1,22 @@
 #!/usr/bin/env python3
 """nanoGPT's small CPU setting on a text (Tiny Shakespeare): validation loss and time, on one rank and on two.
 
-  shakespeare.py BUILD_DIR TEXT [--rounds 1]
+  shakespeare.py BUILD_DIR TEXT [--rounds 1] [--steps 2000] [--nanogpt DIR [--python PYTHON ...]]
 
 4 layers, 4 heads, width 128, context 64, batch 12, 2,000 steps, no dropout, characters, 90/10 split; learning rate
 1e-3 falling as a cosine to 1e-4, warm-up 100, beta2 0.99. The loss is over the whole validation part. The time is the
-command's, from start to exit: reading, training, the final evaluation. Runs take turns.
+command's, from start to exit: reading, training, the final evaluation. Runs take turns. With a checkout of nanoGPT
+(its data prepared: data/shakespeare_char/prepare.py) its train.py takes turns too, under each PYTHON; for a machine whose
+speed changes by the minute, take many rounds of few steps and compare the medians of a step.
 """
-import argparse, json, os, statistics, subprocess, sys, tempfile, time
+import argparse, json, os, re, statistics, subprocess, sys, tempfile, time
 
 
-def run(build, text, ranks, folder):
+def run_tessera(build, text, ranks, steps, folder):
     out = tempfile.mkdtemp(dir=folder)
     command = [f"{build}/bin/tessera", "train", "--nproc", str(ranks), "--data.train", text, "--data.tokenizer", "chars",
                "--model.n_layer", "4", "--model.n_head", "4", "--model.n_embd", "128", "--model.seq_len", "64",
-               "--train.global_batch", "12", "--train.steps", "2000", "--train.eval_every", "0", "--train.eval_batches", "0",
+               "--train.global_batch", "12", "--train.steps", str(steps), "--train.eval_every", "0", "--train.eval_batches", "0",
                "--optim.lr", "1e-3", "--optim.min_lr", "1e-4", "--optim.warmup_steps", "100", "--optim.beta2", "0.99",
                "--optim.schedule", "cosine", "--checkpoint.every", "0", "--run.out", out]
     start = time.monotonic()
@@ -24,8 +26,20 @@ def run(build, text, ranks, folder):
         sys.exit(result.stderr[-2000:])
     rows = [json.loads(line) for line in open(f"{out}/metrics.jsonl")]
     val = [r["val_loss"] for r in rows if "val_loss" in r][-1]
-    step_ms = statistics.median(r["step_ms"] for r in rows if "step_ms" in r)
-    return val, seconds, step_ms
+    return val, seconds, [r["step_ms"] for r in rows if "step_ms" in r][5:]
+
+
+def run_nanogpt(folder, python, steps, out):
+    command = [python, "train.py", "config/train_shakespeare_char.py", "--device=cpu", "--compile=False", "--eval_iters=20",
+               "--eval_interval=250", "--log_interval=1", "--block_size=64", "--batch_size=12", "--n_layer=4", "--n_head=4",
+               "--n_embd=128", f"--max_iters={steps}", f"--lr_decay_iters={max(steps, 200)}", "--dropout=0.0", f"--out_dir={out}/nanogpt"]
+    start = time.monotonic()
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    seconds = time.monotonic() - start
+    if result.returncode != 0:
+        sys.exit(result.stderr[-2000:])
+    val = float(re.findall(r"val loss ([0-9.]+)", result.stdout)[-1])
+    return val, seconds, [float(ms) for ms in re.findall(r"time ([0-9.]+)ms", result.stdout)][5:]
 
 
 def main():
@@ -33,14 +47,26 @@ def main():
     a.add_argument("build")
     a.add_argument("text")
     a.add_argument("--rounds", type=int, default=1)
+    a.add_argument("--steps", type=int, default=2000)
     a.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    a.add_argument("--nanogpt", help="a checkout of nanoGPT")
+    a.add_argument("--python", nargs="+", default=[sys.executable], help="which run nanoGPT")
     o = a.parse_args()
-    print(f"{'ranks':>5} {'val loss':>9} {'seconds':>8} {'ms/step':>8}")
     with tempfile.TemporaryDirectory() as folder:
+        runs = {f"tessera, {n} rank{'s' if n > 1 else ''}":
+                lambda n=n: run_tessera(o.build, o.text, n, o.steps, folder) for n in o.ranks}
+        for python in o.python if o.nanogpt else []:
+            version = subprocess.run([python, "-c", "import torch; print(torch.__version__.split('+')[0])"],
+                                     capture_output=True, text=True, check=True).stdout.strip()
+            runs[f"nanoGPT, PyTorch {version}"] = lambda p=python: run_nanogpt(o.nanogpt, p, o.steps, folder)
+        results = {name: [] for name in runs}
         for _ in range(o.rounds):
-            for ranks in o.ranks:
-                val, seconds, step_ms = run(o.build, o.text, ranks, folder)
-                print(f"{ranks:>5} {val:>9.4f} {seconds:>8.1f} {step_ms:>8.2f}", flush=True)
+            for name, run in runs.items():
+                results[name].append(run())
+    print(f"{'':<28} {'val loss':>9} {'seconds':>8} {'ms/step':>8}   medians of {o.rounds} rounds of {o.steps} steps")
+    for name, rows in results.items():
+        print(f"{name:<28} {rows[-1][0]:>9.4f} {statistics.median(r[1] for r in rows):>8.1f} "
+              f"{statistics.median(ms for r in rows for ms in r[2]):>8.2f}")
 
 
 main()
