@@ -48,18 +48,19 @@
 #endif
 
 /// Runs the kernel of the context's device; meta devices compute nothing.
-#define TESSERA_DISPATCH(name, context, args)                       \
-  do {                                                              \
-    switch ((context).device().type) {                              \
-      case DeviceType::Meta:                                        \
-        return;                                                     \
-      case DeviceType::CPU:                                         \
-        TESSERA_CPU_DISPATCH(name, context, args);                  \
-        break;                                                      \
-      case DeviceType::CUDA:                                        \
-        break;                                                      \
-    }                                                               \
-    ::tessera::kernels::throw_no_kernel(#name, (context).device()); \
+#define TESSERA_DISPATCH(name, context, args)                                \
+  do {                                                                       \
+    switch ((context).device().type) {                                       \
+      case DeviceType::Meta:                                                 \
+        return;                                                              \
+      case DeviceType::CPU:                                                  \
+        TESSERA_CPU_DISPATCH(name, context, args);                           \
+        break;                                                               \
+      case DeviceType::CUDA:                                                 \
+        if ((context).backend().run_kernel(#name, context, &(args))) return; \
+        break;                                                               \
+    }                                                                        \
+    ::tessera::kernels::throw_no_kernel(#name, (context).device());          \
   } while (false)
 
 namespace tessera::kernels {

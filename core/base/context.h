@@ -2,9 +2,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "core/base/cpu_level.h"
 #include "core/base/device.h"
+#include "core/base/device_backend.h"
 #include "core/base/memory.h"
 #include "core/base/thread_pool.h"
 
@@ -14,6 +16,7 @@ struct ContextOptions {
   Device device{};
   int threads = 1;  ///< of the CPU kernels, the calling thread included
   CpuLevel cpu_level = detect_cpu_level();
+  std::string plugin = {};  ///< of a CUDA device; see load_device_backend
 };
 
 /// Everything that a rank computes with: device, threads, allocator, memory ledger, gradient mode.
@@ -21,7 +24,7 @@ struct ContextOptions {
 /// used by one thread at a time; ledger and allocator may be used by several.
 class Context : public std::enable_shared_from_this<Context> {
  public:
-  /// @throws Unsupported if the device is not in this build or machine
+  /// @throws Unsupported if the machine lacks the device, or the build its backend
   static std::shared_ptr<Context> create(const ContextOptions& options = {});
   ~Context();
   Context(const Context&) = delete;
@@ -32,7 +35,9 @@ class Context : public std::enable_shared_from_this<Context> {
   ThreadPool& threads() { return threads_; }
   MemoryLedger& ledger() { return ledger_; }
   const MemoryLedger& ledger() const { return ledger_; }
-  Allocator& allocator() { return *allocator_; }
+  Allocator& allocator() { return backend_ ? backend_->allocator() : *allocator_; }
+  /// Of a CUDA context. @throws InternalError on other devices
+  DeviceBackend& backend();
 
   /// Whether operations record what backward needs. Starts as true; see NoGradGuard.
   bool grad_enabled() const { return grad_enabled_; }
@@ -44,6 +49,7 @@ class Context : public std::enable_shared_from_this<Context> {
   explicit Context(const ContextOptions& options);
   ContextOptions options_;
   MemoryLedger ledger_;
+  std::unique_ptr<DeviceBackend> backend_;  // of CUDA; the other devices have an allocator
   std::unique_ptr<Allocator> allocator_;
   ThreadPool threads_;
   bool grad_enabled_ = true;

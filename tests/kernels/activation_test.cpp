@@ -41,7 +41,7 @@ constexpr double kFarOut = 1e-15;
 TEST_CASE("GELU forward matches float64") {
   CHECK(gelu(1.0L) == doctest::Approx(0.8411919906).epsilon(1e-9));
   CHECK(gelu(-1.0L) == doctest::Approx(-0.1588080094).epsilon(1e-9));
-  for_each_cpu_context([](Context& context) {
+  for_each_context([](Context& context) {
     for (const DType dtype : kComputingDTypes) {
       for (const std::int64_t n : kOddSizes) {
         CAPTURE(dtype_name(dtype));
@@ -56,7 +56,7 @@ TEST_CASE("GELU forward matches float64") {
 }
 
 TEST_CASE("GELU backward matches float64, overwriting or adding") {
-  for_each_cpu_context([](Context& context) {
+  for_each_context([](Context& context) {
     for (const DType dtype : kComputingDTypes) {
       for (const bool accumulate : {false, true}) {
         for (const std::int64_t n : kOddSizes) {
@@ -102,7 +102,7 @@ TEST_CASE("GELU does not depend on the number of threads") {
 }
 
 TEST_CASE("GELU hands a NaN on and keeps huge values finite") {
-  for_each_cpu_context([](Context& context) {
+  for_each_context([](Context& context) {
     for (const DType dtype : kComputingDTypes) {
       const double nan = std::numeric_limits<double>::quiet_NaN();
       const Buffer x(dtype, {4}, {nan, 1e30, -1e30, 1.0});

@@ -11,6 +11,7 @@
 
 #include "core/base/context.h"
 #include "core/base/rng.h"
+#include "core/base/storage.h"
 #include "core/base/tensor_view.h"
 
 // What the tests of all kernel families share: backends, buffers of any computing dtype, and one
@@ -48,12 +49,44 @@ void for_each_cpu_context(F&& f) {
   }
 }
 
-/// A dense tensor on the heap. Values go in and out as double, rounded to the dtype.
+/// The context in whose memory Buffers lie that are made now; null: the host's.
+inline std::shared_ptr<Context>& buffer_context() {
+  thread_local std::shared_ptr<Context> context;
+  return context;
+}
+
+/// As for_each_cpu_context, and for the CUDA kernels that run as fibers.
+template <typename F>
+void for_each_context(F&& f) {
+  for_each_cpu_context(f);
+  const std::string where = "fibers";
+  CAPTURE(where);
+  const auto context =
+      Context::create({.device = {DeviceType::CUDA, 0}, .plugin = TESSERA_FIBER_PLUGIN});
+  buffer_context() = context;
+  try {
+    f(*context);
+  } catch (...) {
+    buffer_context() = nullptr;
+    throw;
+  }
+  buffer_context() = nullptr;
+}
+
+/// A dense tensor on the heap, or in buffer_context(). Values go in and out as double, rounded to
+/// the dtype.
 class Buffer {
  public:
   Buffer(DType dtype, const Shape& shape, double value = 0.0)
       : bytes_(static_cast<std::size_t>(numel(shape)) * dtype_size(dtype)),
-        view_(dense_view(bytes_.data(), dtype, shape)) {
+        context_(buffer_context()),
+        view_(dense_view(bytes_.data(), dtype, shape)),
+        host_(view_) {
+    if (context_) {
+      storage_ = Storage::allocate(context_, bytes_.size(), MemoryCategory::Data, "test");
+      view_.data = storage_->data();
+      view_.device = context_->device();
+    }
     set(std::vector<double>(static_cast<std::size_t>(numel(shape)), value));
   }
   Buffer(DType dtype, const Shape& shape, const std::vector<double>& values)
@@ -76,27 +109,34 @@ class Buffer {
 
   const TensorView& view() const { return view_; }
   GradientView gradient(bool accumulate) const { return {view_, accumulate, true}; }
-  const std::vector<char>& bytes() const { return bytes_; }
+  const std::vector<char>& bytes() const {
+    if (context_) context_->backend().copy_to_host(bytes_.data(), view_.data, bytes_.size());
+    return bytes_;
+  }
 
   void set(const std::vector<double>& values) {
     REQUIRE(static_cast<std::int64_t>(values.size()) == view_.numel());
     visit_floating(view_.dtype, "test", [&]<typename T>(std::type_identity<T>) {
       for (std::size_t i = 0; i < values.size(); ++i)
-        view_.as<T>()[i] = T(static_cast<Accumulator<T>>(values[i]));
+        host_.as<T>()[i] = T(static_cast<Accumulator<T>>(values[i]));
     });
+    if (context_) context_->backend().copy_from_host(view_.data, bytes_.data(), bytes_.size());
   }
   std::vector<double> values() const {
+    bytes();
     std::vector<double> result;
     visit_floating(view_.dtype, "test", [&]<typename T>(std::type_identity<T>) {
       for (std::int64_t i = 0; i < view_.numel(); ++i)
-        result.push_back(static_cast<double>(static_cast<Accumulator<T>>(view_.as<T>()[i])));
+        result.push_back(static_cast<double>(static_cast<Accumulator<T>>(host_.as<T>()[i])));
     });
     return result;
   }
 
  private:
-  std::vector<char> bytes_;
-  TensorView view_;
+  mutable std::vector<char> bytes_;
+  std::shared_ptr<Context> context_;
+  std::shared_ptr<Storage> storage_;
+  TensorView view_, host_;
 };
 
 /// |got - want| <= relative * (|want| + magnitude) for every element; reports the worst one.

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "core/base/memory.h"
+
+namespace tessera {
+
+class Context;
+
+/// What a device beside the CPU brings to a context: its memory, its kernels, and the order of what
+/// runs on it. Comes from a plugin, a shared library that is loaded when a context asks for the
+/// device, so that a program runs where the device's own libraries are missing.
+///
+/// Of one context, and used by its thread. Work is queued: it runs in the order of the calls, after
+/// they have returned.
+class DeviceBackend {
+ public:
+  virtual ~DeviceBackend() = default;
+
+  /// "NVIDIA H100 80GB HBM3, compute capability 9.0"
+  virtual std::string description() const = 0;
+  virtual Allocator& allocator() = 0;
+
+  /// Starts the kernel of that name. `args` is the argument struct of its family, checked already.
+  /// @return false if the backend has no such kernel
+  virtual bool run_kernel(std::string_view name, Context& context, const void* args) = 0;
+
+  /// Copies to the device; the source may change as soon as the call returns.
+  virtual void copy_from_host(void* to, const void* from, std::size_t bytes) = 0;
+  /// Waits for all work before it, and copies to the host.
+  virtual void copy_to_host(void* to, const void* from, std::size_t bytes) = 0;
+  /// Waits until all work is done.
+  /// @throws CudaError if any of it failed
+  virtual void synchronize() = 0;
+
+  /// What kernels are started on; the plugin alone knows its type.
+  virtual void* stream() = 0;
+};
+
+/// Loads the plugin and opens device `index`.
+///
+/// @param plugin  path of the shared library; empty: the file that the environment's
+///   TESSERA_CUDA_PLUGIN names, else libtessera_cuda.so beside the program or in ../lib/tessera
+/// @throws Unsupported naming what is missing (plugin, driver, device), or that the plugin was
+/// built
+///   from other sources
+std::unique_ptr<DeviceBackend> load_device_backend(int index, const std::string& plugin = {});
+
+/// Changes whenever a plugin and a program may not understand each other.
+inline constexpr int kPluginVersion = 1;
+
+}  // namespace tessera

@@ -1,0 +1,67 @@
+#pragma once
+
+#include "core/base/dtype.h"
+#include "kernels/cuda/device/platform.h"
+
+namespace tessera::kernels::cuda {
+
+/// What a kernel computes with: double for double, else float.
+template <typename T>
+struct ComputeOf {
+  using Type = float;
+};
+template <>
+struct ComputeOf<double> {
+  using Type = double;
+};
+template <typename T>
+using Compute = typename ComputeOf<T>::Type;
+
+__device__ __forceinline__ double widen(double x) { return x; }
+__device__ __forceinline__ float widen(float x) { return x; }
+__device__ __forceinline__ float widen(BFloat16 x) {
+  return __uint_as_float(static_cast<unsigned>(x.bits) << 16);
+}
+
+template <typename T>
+__device__ __forceinline__ T narrow(Compute<T> x);
+template <>
+__device__ __forceinline__ double narrow<double>(double x) {
+  return x;
+}
+template <>
+__device__ __forceinline__ float narrow<float>(float x) {
+  return x;
+}
+/// To nearest, ties to even; a NaN stays one.
+template <>
+__device__ __forceinline__ BFloat16 narrow<BFloat16>(float x) {
+  const unsigned u = __float_as_uint(x);
+  const unsigned rounded = (u + 0x7fffU + ((u >> 16) & 1U)) >> 16;
+  BFloat16 result;
+  result.bits =
+      static_cast<unsigned short>((u & 0x7fffffffU) > 0x7f800000U ? (u >> 16) | 0x40U : rounded);
+  return result;
+}
+
+/// N elements that move as one: 16 bytes at most, and as aligned as they are long.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  static_assert(sizeof(T) * N <= 16);
+  T values[N];
+  __device__ __forceinline__ T& operator[](int i) { return values[i]; }
+  __device__ __forceinline__ const T& operator[](int i) const { return values[i]; }
+};
+template <typename T>
+inline constexpr int kPack = 16 / static_cast<int>(sizeof(T));
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load_pack(const T* from) {
+  return *reinterpret_cast<const Pack<T, N>*>(from);
+}
+template <int N, typename T>
+__device__ __forceinline__ void store_pack(T* to, const Pack<T, N>& pack) {
+  *reinterpret_cast<Pack<T, N>*>(to) = pack;
+}
+
+}  // namespace tessera::kernels::cuda

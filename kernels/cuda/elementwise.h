@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/device/number.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/launch/elementwise.h"
+
+namespace tessera::kernels::cuda {
+
+/// body(i, std::integral_constant<int, N>) for packs of N elements that begin at i and cover [0,
+/// n): whole packs first, single elements at the end.
+template <int N, typename Body>
+__global__ void __launch_bounds__(ElementwiseShape::kThreads)
+    elementwise_kernel(std::int64_t n, Body body) {
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+  const std::int64_t whole = n / N;
+  for (std::int64_t i = first; i < whole; i += step) body(i * N, std::integral_constant<int, N>{});
+  for (std::int64_t i = whole * N + first; i < n; i += step)
+    body(i, std::integral_constant<int, 1>{});
+}
+
+inline bool is_aligned(const void* data) {
+  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
+}
+
+/// Runs a body as above. @param aligned  all its operands begin at a multiple of 16 bytes
+template <int N, typename Body>
+void launch_elementwise(Context& context, const char* name, std::int64_t n, bool aligned,
+                        const Body& body) {
+  if (n == 0) return;
+  const auto shape = [&](int pack) {
+    return LaunchShape{ElementwiseShape::blocks(n, pack), ElementwiseShape::kThreads};
+  };
+  if (aligned)
+    launch(context, name, elementwise_kernel<N, Body>, shape(N), n, body);
+  else
+    launch(context, name, elementwise_kernel<1, Body>, shape(1), n, body);
+}
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstddef>
+#include <utility>
+
+#include "core/base/context.h"
+#include "core/base/error.h"
+#include "kernels/cuda/device/platform.h"
+
+// How the host functions of kernels/cuda start kernels.
+namespace tessera::kernels::cuda {
+
+struct LaunchShape {
+  unsigned grid = 1;   ///< blocks
+  unsigned block = 1;  ///< threads
+  int shared_bytes = 0;
+  unsigned grid_y = 1, grid_z = 1;
+};
+
+/// Starts a kernel on the context's stream.
+/// @throws CudaError naming the kernel and the shape if the device refuses it
+template <typename... Params, typename... Args>
+void launch(Context& context, const char* name, void (*kernel)(Params...), const LaunchShape& shape,
+            Args&&... args) {
+#if defined(TESSERA_FIBER)
+  (void)context;
+  fiber::run_grid(name, {shape.grid, shape.grid_y, shape.grid_z}, {shape.block, 1, 1},
+                  static_cast<std::size_t>(shape.shared_bytes), [&] { kernel(args...); });
+#else
+  constexpr int kDefaultShared = 48 * 1024;  // more must be asked for
+  cudaError_t status = cudaSuccess;
+  if (shape.shared_bytes > kDefaultShared)
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  shape.shared_bytes);
+  if (status == cudaSuccess) {
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(shape.grid, shape.grid_y, shape.grid_z);
+    config.blockDim = dim3(shape.block);
+    config.dynamicSmemBytes = static_cast<std::size_t>(shape.shared_bytes);
+    config.stream = static_cast<cudaStream_t>(context.backend().stream());
+    status = cudaLaunchKernelEx(&config, kernel, Params(std::forward<Args>(args))...);
+  }
+  if (status != cudaSuccess) {
+    cudaGetLastError();  // so that the next call does not report it again
+    throw CudaError("{}: {} x {} x {} blocks of {} threads with {} bytes of shared memory: {}",
+                    name, shape.grid, shape.grid_y, shape.grid_z, shape.block, shape.shared_bytes,
+                    cudaGetErrorString(status));
+  }
+#endif
+}
+
+/// Makes `name`, a function of this namespace, known to the backend.
+#define TESSERA_CUDA_KERNEL(name, Args)                                         \
+  extern "C" __attribute__((visibility("default"))) void tessera_kernel_##name( \
+      ::tessera::Context& context, const void* args) {                          \
+    ::tessera::kernels::cuda::name(context, *static_cast<const Args*>(args));   \
+  }
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace tessera::kernels::cuda {
+
+/// How a loop over n elements, `pack` at a time, is cut: a thread does packs that lie a whole grid
+/// apart.
+struct ElementwiseShape {
+  static constexpr unsigned kThreads = 256;
+  /// Enough blocks to fill any device (132 processors with 8 blocks each) a few times.
+  static constexpr std::int64_t kMostBlocks = 132 * 8 * 4;
+
+  static unsigned blocks(std::int64_t n, int pack) {
+    const std::int64_t packs = (n + pack - 1) / pack;
+    return static_cast<unsigned>(
+        std::clamp<std::int64_t>((packs + kThreads - 1) / kThreads, 1, kMostBlocks));
+  }
+};
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,205 @@
+// That the fibers report what would be undefined on a GPU. They are the oracle of the CUDA kernels'
+// tests, so each rule is broken here on purpose.
+#include "tests/support/fiber/fiber.h"
+
+#include <doctest/doctest.h>
+
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/device/reduce.h"
+
+namespace tessera::test {
+namespace {
+
+using fiber::ModelError;
+using fiber::run_grid;
+using kernels::cuda::kAllLanes;
+using kernels::cuda::SharedMemory;
+
+int thread() { return static_cast<int>(threadIdx.x); }
+
+template <typename F>
+std::string broken_rule(unsigned threads, int shared_bytes, F&& body) {
+  try {
+    run_grid("k", {1, 1, 1}, {threads, 1, 1}, static_cast<std::size_t>(shared_bytes), body);
+  } catch (const ModelError& error) {
+    return error.what();
+  }
+  return "none";
+}
+bool mentions(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST_CASE("every thread of every block runs once and knows its place") {
+  std::vector<int> visits(2 * 3 * 4 * 64, 0);
+  run_grid("k", {2, 3, 4}, {16, 2, 2}, 0, [&] {
+    const unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    const unsigned in_block = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+    ++visits[block * 64 + in_block];
+  });
+  CHECK(visits == std::vector<int>(visits.size(), 1));
+}
+
+TEST_CASE("warp operations exchange values between lanes") {
+  std::vector<int> down(64), bits(64), sums(64);
+  run_grid("k", {1, 1, 1}, {64, 1, 1}, 0, [&] {
+    const auto t = static_cast<std::size_t>(thread());
+    down[t] = __shfl_down_sync(kAllLanes, thread(), 3);
+    bits[t] = static_cast<int>(__ballot_sync(kAllLanes, thread() % 32 < 2));
+    sums[t] = kernels::cuda::warp_reduce(thread(), kernels::cuda::Sum{});
+  });
+  CHECK(down[0] == 3);
+  CHECK(down[31] == 31);  // beyond the warp: its own
+  CHECK(down[40] == 43);
+  CHECK(bits[5] == 3);
+  CHECK(sums[7] == 31 * 16);
+  CHECK(sums[63] == 31 * 16 + 32 * 32);
+}
+
+TEST_CASE("lanes of separate masks do not wait for each other") {
+  std::vector<int> got(32);
+  run_grid("k", {1, 1, 1}, {32, 1, 1}, 0, [&] {
+    const bool low = thread() < 16;
+    const int rounds = low ? 1 : 3;
+    int value = thread();
+    for (int i = 0; i < rounds; ++i) value += __shfl_xor_sync(low ? 0xffffU : 0xffff0000U, 1, 1);
+    got[static_cast<std::size_t>(thread())] = value - thread();
+  });
+  CHECK(got[0] == 1);
+  CHECK(got[31] == 3);
+}
+
+TEST_CASE("a reduction over the block gives the same in all threads") {
+  std::vector<float> got(96);
+  run_grid("k", {1, 1, 1}, {96, 1, 1},
+           static_cast<std::size_t>(SharedMemory::shared_bytes<float>(32)), [&] {
+             const auto scratch = SharedMemory().take<float>(32);
+             const auto value = static_cast<float>(thread());
+             float sum = kernels::cuda::block_reduce(value, scratch, 0.0F, kernels::cuda::Sum{});
+             sum += kernels::cuda::block_reduce(value, scratch, 0.0F, kernels::cuda::Maximum{});
+             got[static_cast<std::size_t>(thread())] = sum;
+           });
+  CHECK(got == std::vector<float>(96, 95.0F * 48.0F + 95.0F));
+}
+
+TEST_CASE("a barrier that not all threads reach is reported") {
+  const std::string ended = broken_rule(64, 0, [] {
+    if (thread() < 40) __syncthreads();
+  });
+  CHECK(mentions(ended, "k, block (0, 0, 0), thread 0: waits at the barrier at fiber_test.cpp:"));
+  CHECK(mentions(ended, "which thread 40 never reached: it has ended"));
+
+  const std::string elsewhere = broken_rule(64, 0, [] {
+    if (thread() == 5) {
+      __syncthreads();
+    } else {
+      __syncthreads();
+    }
+  });
+  CHECK(mentions(elsewhere, "thread 5 at the one at fiber_test.cpp:"));
+}
+
+TEST_CASE("a warp operation that not all lanes of its mask reach is reported") {
+  CHECK(mentions(broken_rule(32, 0,
+                             [] {
+                               if (thread() != 9) __syncwarp(kAllLanes);
+                             }),
+                 "for thread 9, which has ended"));
+  CHECK(mentions(broken_rule(32, 0, [] { __syncwarp(thread() == 3 ? 0xffffU : kAllLanes); }),
+                 "mask 0xffff"));
+  CHECK(mentions(broken_rule(32, 0, [] { __syncwarp(0xfffffffeU); }), "which leaves it out"));
+  CHECK(mentions(broken_rule(16, 0, [] { __syncwarp(kAllLanes); }),
+                 "names lane 16, which does not exist"));
+  CHECK(mentions(broken_rule(64, 0,
+                             [] {
+                               if (thread() == 3)
+                                 __syncthreads();
+                               else if (thread() < 32)
+                                 __syncwarp(kAllLanes);
+                             }),
+                 "no thread can go on"));
+}
+
+TEST_CASE("shared memory that nobody wrote, or beyond the launch, is reported") {
+  CHECK(mentions(broken_rule(1, 64,
+                             [] {
+                               const auto x = SharedMemory().take<float>(16);
+                               x[0] = 1.0F;
+                               x[2] = x[1] + x[0];
+                             }),
+                 "reads shared memory at byte 4, which nobody wrote"));
+  CHECK(mentions(broken_rule(1, 64, [] { SharedMemory().take<float>(17)[16] = 1.0F; }),
+                 "writes shared memory at byte 64, 4 bytes, outside of the 64 of the launch"));
+  // What one block wrote is gone in the next.
+  std::string text = "none";
+  try {
+    run_grid("k", {2, 1, 1}, {1, 1, 1}, 16, [] {
+      const auto x = SharedMemory().take<int>(4);
+      if (blockIdx.x == 0) x[0] = 1;
+      x[1] = x[0];
+    });
+  } catch (const ModelError& error) {
+    text = error.what();
+  }
+  CHECK(mentions(text, "block (1, 0, 0), thread 0: reads shared memory at byte 0"));
+}
+
+TEST_CASE("threads that touch the same shared memory with no barrier between are reported") {
+  const auto read_after_write = [](auto&& barrier) {
+    return [barrier] {
+      const auto x = SharedMemory().take<int>(64);
+      x[thread()] = thread();
+      barrier();
+      const int other = x[(thread() + 1) % 64];
+      __syncthreads();
+      x[thread()] = other;
+    };
+  };
+  constexpr int kBytes = 256;
+  CHECK(mentions(broken_rule(64, kBytes, read_after_write([] {})), "nobody wrote"));
+  CHECK(mentions(broken_rule(64, kBytes, read_after_write([] { __syncwarp(kAllLanes); })),
+                 "which thread 32 wrote with no barrier between"));
+  CHECK(broken_rule(64, kBytes, read_after_write([] { __syncthreads(); })) == "none");
+
+  CHECK(mentions(broken_rule(2, 16, [] { SharedMemory().take<int>(1)[0] = 1; }),
+                 "thread 1: writes shared memory at byte 0, which thread 0 wrote"));
+  const auto write_after_read = [](unsigned readers) {
+    return broken_rule(64, 16, [readers] {
+      const auto x = SharedMemory().take<int>(1);
+      if (thread() == 0) x[0] = 1;
+      __syncthreads();
+      int value = 0;
+      if (threadIdx.x < readers) value = x[0];
+      if (thread() == 63) x[0] = value + 2;
+    });
+  };
+  CHECK(write_after_read(0) == "none");
+  CHECK(mentions(write_after_read(1), "which thread 0 read with no barrier between"));
+  CHECK(mentions(write_after_read(64), "read with no barrier between"));
+  // Lanes of a warp are ordered by what they do together.
+  CHECK(broken_rule(32, 128, [] {
+          const auto x = SharedMemory().take<int>(32);
+          x[thread()] = thread();
+          __syncwarp(kAllLanes);
+          const int other = x[31 - thread()];
+          __syncwarp(kAllLanes);
+          x[thread()] = other;
+        }) == "none");
+}
+
+TEST_CASE("what a kernel throws, and a shape that no device runs, reach the caller") {
+  CHECK_THROWS_WITH_AS(run_grid("k", {2, 1, 1}, {32, 1, 1}, 0,
+                                [] {
+                                  if (thread() == 7) throw std::runtime_error("seven");
+                                  __syncthreads();
+                                }),
+                       "seven", std::runtime_error);
+  CHECK_THROWS_AS(run_grid("k", {1, 1, 1}, {1025, 1, 1}, 0, [] {}), ModelError);
+  CHECK_THROWS_AS(run_grid("k", {0, 1, 1}, {32, 1, 1}, 0, [] {}), ModelError);
+  CHECK_THROWS_AS(thread(), ModelError);
+}
+
+}  // namespace
+}  // namespace tessera::test

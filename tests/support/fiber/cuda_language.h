@@ -1,0 +1,100 @@
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "tests/support/fiber/fiber.h"
+
+// What CUDA C++ adds to the language, for kernels that are compiled as plain C++ and run as fibers.
+// Only what the kernels use; each with the meaning of the CUDA C++ Programming Guide.
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+
+#define threadIdx (::tessera::fiber::place().thread)
+#define blockIdx (::tessera::fiber::place().block)
+#define blockDim (::tessera::fiber::place().block_dim)
+#define gridDim (::tessera::fiber::place().grid_dim)
+
+#define __syncthreads() ::tessera::fiber::sync_block(__FILE__, __LINE__)
+
+namespace tessera::fiber {
+
+template <typename T>
+std::uint64_t to_bits(T value) {
+  static_assert(sizeof(T) <= sizeof(std::uint64_t) && std::is_trivially_copyable_v<T>);
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(T));
+  return bits;
+}
+template <typename T>
+T from_bits(std::uint64_t bits) {
+  T value;
+  std::memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+template <typename T>
+T shuffle(std::uint32_t mask, T value, int source, const char* file, int line) {
+  return from_bits<T>(exchange(mask, to_bits(value), source, file, line));
+}
+
+}  // namespace tessera::fiber
+
+#define __syncwarp(mask) ::tessera::fiber::sync_warp(mask, __FILE__, __LINE__)
+#define __shfl_sync(mask, value, source) \
+  ::tessera::fiber::shuffle(mask, value, (source)&31, __FILE__, __LINE__)
+#define __shfl_xor_sync(mask, value, lanes) \
+  ::tessera::fiber::shuffle(mask, value, ::tessera::fiber::lane() ^ (lanes), __FILE__, __LINE__)
+#define __shfl_down_sync(mask, value, lanes) \
+  ::tessera::fiber::shuffle(mask, value, ::tessera::fiber::lane() + (lanes), __FILE__, __LINE__)
+#define __shfl_up_sync(mask, value, lanes) \
+  ::tessera::fiber::shuffle(mask, value, ::tessera::fiber::lane() - (lanes), __FILE__, __LINE__)
+#define __ballot_sync(mask, value) ::tessera::fiber::ballot(mask, value, __FILE__, __LINE__)
+#define __any_sync(mask, value) (::tessera::fiber::ballot(mask, value, __FILE__, __LINE__) != 0)
+#define __all_sync(mask, value) (::tessera::fiber::ballot(mask, !(value), __FILE__, __LINE__) == 0)
+
+template <typename T>
+T atomicAdd(T* to, std::type_identity_t<T> value) {
+  const T before = *to;
+  *to = before + value;
+  return before;
+}
+template <typename T>
+T atomicMax(T* to, std::type_identity_t<T> value) {
+  const T before = *to;
+  if (value > before) *to = value;
+  return before;
+}
+template <typename T>
+T atomicMin(T* to, std::type_identity_t<T> value) {
+  const T before = *to;
+  if (value < before) *to = value;
+  return before;
+}
+template <typename T>
+T atomicCAS(T* to, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
+  const T before = *to;
+  if (before == expected) *to = value;
+  return before;
+}
+inline void __threadfence() {}
+
+inline float rsqrtf(float x) { return 1.0F / std::sqrt(x); }
+inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
+inline float __expf(float x) { return std::exp(x); }
+inline float __logf(float x) { return std::log(x); }
+inline float __fdividef(float x, float y) { return x / y; }
+inline int __popc(std::uint32_t x) { return std::popcount(x); }
+inline int __ffs(std::uint32_t x) { return x == 0 ? 0 : std::countr_zero(x) + 1; }
+inline int __clz(std::uint32_t x) { return std::countl_zero(x); }
+inline std::uint32_t __float_as_uint(float x) { return std::bit_cast<std::uint32_t>(x); }
+inline float __uint_as_float(std::uint32_t x) { return std::bit_cast<float>(x); }
+inline std::uint32_t __umulhi(std::uint32_t a, std::uint32_t b) {
+  return static_cast<std::uint32_t>(std::uint64_t{a} * b >> 32);
+}

@@ -1,0 +1,404 @@
+#include "tests/support/fiber/fiber.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <boost/context/fiber.hpp>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+namespace tessera::fiber {
+namespace {
+
+namespace context = boost::context;
+
+constexpr std::size_t kStackBytes = std::size_t{256} << 10;
+constexpr std::size_t kNobody = ~std::size_t{0};
+
+// Stacks are kept for the next block.
+class Stacks {
+ public:
+  std::byte* get(std::size_t i) {
+    while (stacks_.size() <= i)
+      stacks_.push_back(std::make_unique_for_overwrite<std::byte[]>(kStackBytes));
+    return stacks_[i].get();
+  }
+
+ private:
+  std::vector<std::unique_ptr<std::byte[]>> stacks_;
+};
+
+struct BorrowedStack {
+  using traits_type = context::stack_traits;
+  context::stack_context allocate() { return {}; }
+  void deallocate(context::stack_context&) {}
+};
+
+enum class State { Ready, AtBarrier, AtWarp, Ended };
+
+struct Site {
+  const char* file = "";
+  int line = 0;
+  bool operator==(const Site& other) const {
+    return line == other.line && std::strcmp(file, other.file) == 0;
+  }
+  std::string str() const {
+    const char* slash = std::strrchr(file, '/');
+    return fmt::format("{}:{}", slash == nullptr ? file : slash + 1, line);
+  }
+};
+
+struct Thread {
+  context::fiber fiber;
+  State state = State::Ready;
+  Site site;
+  std::uint32_t mask = 0;
+  std::uint64_t value = 0;                // handed in
+  std::array<std::uint64_t, kWarp> seen;  // what all lanes of the mask handed in
+  std::size_t warp_phase = 0;             // counts the warp operations that it took part in
+  void* fake_stack = nullptr;             // of the address sanitizer
+};
+
+// Who touched a byte of shared memory last. Accesses are ordered if a barrier of the block, or for
+// threads of one warp an operation of both, lies between.
+struct Access {
+  std::size_t thread = kNobody;
+  std::size_t block_phase = 0;
+  std::size_t warp_phase = 0;
+};
+struct Byte {
+  Access write, read;
+  bool read_by_several = false;  // since the block's last barrier, of different warps
+};
+
+class Block {
+ public:
+  Block(const char* kernel, const Place& place, std::size_t shared_bytes, Stacks& stacks,
+        const std::function<void()>& body)
+      : kernel_(kernel),
+        place_(place),
+        body_(body),
+        stacks_(stacks),
+        threads_(place.block_dim.count()),
+        shared_((shared_bytes + 15) / 16 * 2),
+        shared_bytes_(shared_bytes),
+        shadow_(shared_bytes) {
+    std::memset(shared_.data(), 0xfb, shared_.size() * sizeof(shared_[0]));  // NaNs, wild indices
+    for (std::size_t i = 0; i < threads_.size(); ++i) start(i);
+  }
+
+  void run() {
+    for (;;) {
+      bool progress = false;
+      for (std::size_t i = 0; i < threads_.size(); ++i) {
+        if (threads_[i].state != State::Ready) continue;
+        progress = true;
+        resume(i);
+        if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+      }
+      for (std::size_t first = 0; first < threads_.size(); first += kWarp) meet_in_warp(first);
+      meet_in_block();
+      if (std::all_of(threads_.begin(), threads_.end(),
+                      [](const Thread& t) { return t.state == State::Ended; }))
+        return;
+      if (!progress) fail_stuck();
+    }
+  }
+
+  static Block*& current() {
+    thread_local Block* block = nullptr;
+    return block;
+  }
+  Place place() const {
+    Place result = place_;
+    const auto x = static_cast<unsigned>(running_);
+    const Dim& d = place_.block_dim;
+    result.thread = {x % d.x, x / d.x % d.y, x / d.x / d.y};
+    return result;
+  }
+  std::size_t running() const { return running_; }
+  Thread& thread() { return threads_[running_]; }
+  std::byte* shared() { return reinterpret_cast<std::byte*>(shared_.data()); }
+
+  void wait(State state, Site site) {
+    Thread& t = thread();
+    t.state = state;
+    t.site = site;
+    yield();
+  }
+
+  [[noreturn]] void fail(const std::string& what) const {
+    throw ModelError(fmt::format("{}, block ({}, {}, {}), {}: {}", kernel_, place_.block.x,
+                                 place_.block.y, place_.block.z, name(running_), what));
+  }
+
+  void check(const void* address, std::size_t bytes, bool write) {
+    const auto* begin = static_cast<const std::byte*>(address);
+    if (begin < shared() || begin + bytes > shared() + shared_bytes_)
+      fail(fmt::format("{} shared memory at byte {}, {} bytes, outside of the {} of the launch",
+                       write ? "writes" : "reads", begin - shared(), bytes, shared_bytes_));
+    const auto first = static_cast<std::size_t>(begin - shared());
+    const Access now{running_, block_phase_, thread().warp_phase};
+    for (std::size_t i = first; i < first + bytes; ++i) {
+      Byte& byte = shadow_[i];
+      if (!write && byte.write.thread == kNobody)
+        fail(fmt::format("reads shared memory at byte {}, which nobody wrote", i));
+      if (!ordered(byte.write, now))
+        fail(fmt::format("{} shared memory at byte {}, which {} wrote with no barrier between",
+                         write ? "writes" : "reads", i, name(byte.write.thread)));
+      if (write) {
+        if (!ordered(byte.read, now) ||
+            (byte.read_by_several && byte.read.block_phase == block_phase_))
+          fail(fmt::format("writes shared memory at byte {}, which {} read with no barrier between",
+                           i, name(byte.read.thread)));
+        byte.write = now;
+      } else {
+        const bool same_phase =
+            byte.read.thread != kNobody && byte.read.block_phase == block_phase_;
+        byte.read_by_several =
+            same_phase && (byte.read_by_several || byte.read.thread / kWarp != running_ / kWarp);
+        // Of several lanes of a warp the one that read in its latest phase stands for all.
+        if (!same_phase || byte.read.thread == kNobody ||
+            byte.read.thread / kWarp != running_ / kWarp || now.warp_phase >= byte.read.warp_phase)
+          byte.read = now;
+      }
+    }
+  }
+
+ private:
+  bool ordered(const Access& before, const Access& now) const {
+    if (before.thread == kNobody || before.thread == now.thread) return true;
+    if (before.block_phase != now.block_phase) return true;
+    return before.thread / kWarp == now.thread / kWarp && before.warp_phase < now.warp_phase;
+  }
+
+  std::string name(std::size_t thread) const {
+    const Dim& d = place_.block_dim;
+    return d.y == 1 && d.z == 1 ? fmt::format("thread {}", thread)
+                                : fmt::format("thread ({}, {}, {})", thread % d.x,
+                                              thread / d.x % d.y, thread / d.x / d.y);
+  }
+
+  void start(std::size_t i) {
+    context::stack_context bounds;
+    bounds.size = kStackBytes;
+    bounds.sp = stacks_.get(i) + kStackBytes;
+    threads_[i].fiber =
+        context::fiber(std::allocator_arg, context::preallocated(bounds.sp, bounds.size, bounds),
+                       BorrowedStack{}, [this](context::fiber&& back) {
+                         back_ = std::move(back);
+                         entered();
+                         try {
+                           body_();
+                         } catch (const context::detail::forced_unwind&) {
+                           throw;
+                         } catch (...) {
+                           error_ = std::current_exception();
+                         }
+                         thread().state = State::Ended;
+                         leaving(true);
+                         return std::move(back_);
+                       });
+  }
+
+  void resume(std::size_t i) {
+    running_ = i;
+    Block* const before = std::exchange(current(), this);
+#if defined(__SANITIZE_ADDRESS__)
+    void* fake = nullptr;
+    __sanitizer_start_switch_fiber(&fake, stacks_.get(i), kStackBytes);
+#endif
+    threads_[i].fiber = std::move(threads_[i].fiber).resume();
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
+#endif
+    current() = before;
+  }
+
+  void yield() {
+    leaving(false);
+    context::fiber back = std::move(back_).resume();
+    back_ = std::move(back);
+    entered();
+  }
+
+  // The address sanitizer must know on which stack it is.
+  void entered() {
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(thread().fake_stack, &host_stack_, &host_stack_bytes_);
+#endif
+  }
+  void leaving([[maybe_unused]] bool for_good) {
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(for_good ? nullptr : &thread().fake_stack, host_stack_,
+                                   host_stack_bytes_);
+#endif
+  }
+
+  std::size_t warp_end(std::size_t first) const { return std::min(first + kWarp, threads_.size()); }
+
+  // Lets each group of lanes go on whose lanes all have come.
+  void meet_in_warp(std::size_t first) {
+    for (std::size_t i = first; i < warp_end(first); ++i) {
+      const Thread& t = threads_[i];
+      if (t.state != State::AtWarp) continue;
+      bool all = true;
+      for (std::size_t l = 0; l < kWarp; ++l) {
+        if ((t.mask >> l & 1U) == 0) continue;
+        running_ = i;
+        if (first + l >= threads_.size())
+          fail(fmt::format("the mask {:#x} at {} names lane {}, which does not exist", t.mask,
+                           t.site.str(), l));
+        const Thread& other = threads_[first + l];
+        if (other.state == State::Ended)
+          fail(fmt::format("waits at {} for {}, which has ended", t.site.str(), name(first + l)));
+        if (other.state == State::AtWarp && (!(other.site == t.site) || other.mask != t.mask))
+          fail(fmt::format("is at {} with mask {:#x}, {} at {} with mask {:#x}", t.site.str(),
+                           t.mask, name(first + l), other.site.str(), other.mask));
+        all = all && other.state == State::AtWarp;
+      }
+      if (all) release_lanes(first, t.mask);
+    }
+  }
+
+  void release_lanes(std::size_t first, std::uint32_t mask) {
+    std::array<std::uint64_t, kWarp> values{};
+    for (std::size_t l = 0; l < kWarp; ++l) {
+      if ((mask >> l & 1U) != 0) values[l] = threads_[first + l].value;
+    }
+    for (std::size_t l = 0; l < kWarp; ++l) {
+      if ((mask >> l & 1U) == 0) continue;
+      Thread& t = threads_[first + l];
+      t.seen = values;
+      t.state = State::Ready;
+      ++t.warp_phase;
+    }
+  }
+
+  void meet_in_block() {
+    std::size_t waiting = kNobody;
+    for (std::size_t i = 0; i < threads_.size(); ++i) {
+      if (threads_[i].state == State::AtBarrier && waiting == kNobody) waiting = i;
+    }
+    if (waiting == kNobody) return;
+    const Site& site = threads_[waiting].site;
+    for (std::size_t i = 0; i < threads_.size(); ++i) {
+      const Thread& t = threads_[i];
+      running_ = waiting;
+      if (t.state == State::Ended)
+        fail(fmt::format("waits at the barrier at {}, which {} never reached: it has ended",
+                         site.str(), name(i)));
+      if (t.state != State::AtBarrier) return;
+      if (!(t.site == site))
+        fail(fmt::format("waits at the barrier at {}, {} at the one at {}", site.str(), name(i),
+                         t.site.str()));
+    }
+    ++block_phase_;
+    for (Thread& t : threads_) t.state = State::Ready;
+  }
+
+  [[noreturn]] void fail_stuck() {
+    std::string text = "no thread can go on";
+    for (std::size_t i = 0; i < threads_.size(); ++i) {
+      const Thread& t = threads_[i];
+      running_ = i;
+      if (t.state == State::AtBarrier)
+        text += fmt::format("; {} waits at the barrier at {}", name(i), t.site.str());
+      if (t.state == State::AtWarp)
+        text += fmt::format("; {} waits for mask {:#x} at {}", name(i), t.mask, t.site.str());
+      if (text.size() > 400) break;
+    }
+    fail(text);
+  }
+
+  const char* kernel_;
+  const Place place_;
+  const std::function<void()>& body_;
+  Stacks& stacks_;
+  std::vector<Thread> threads_;
+  std::vector<std::uint64_t> shared_;
+  const std::size_t shared_bytes_;
+  std::vector<Byte> shadow_;
+  std::size_t block_phase_ = 0;
+  std::size_t running_ = 0;
+  context::fiber back_;
+  std::exception_ptr error_;
+#if defined(__SANITIZE_ADDRESS__)
+  const void* host_stack_ = nullptr;
+  std::size_t host_stack_bytes_ = 0;
+#endif
+};
+
+Block& block() {
+  Block* current = Block::current();
+  if (current == nullptr) throw ModelError("device code was called outside of a kernel");
+  return *current;
+}
+
+void meet_lanes(std::uint32_t mask, std::uint64_t value, Site site) {
+  Thread& t = block().thread();
+  if ((mask >> lane() & 1U) == 0)
+    block().fail(fmt::format("calls a warp operation at {} with mask {:#x}, which leaves it out",
+                             site.str(), mask));
+  t.mask = mask;
+  t.value = value;
+  block().wait(State::AtWarp, site);
+}
+
+}  // namespace
+
+void run_grid(const char* kernel, Dim grid, Dim block_dim, std::size_t shared_bytes,
+              const std::function<void()>& body) {
+  if (block_dim.count() == 0 || block_dim.count() > 1024 || grid.count() == 0 || grid.y > 65535 ||
+      grid.z > 65535 || block_dim.z > 64)
+    throw ModelError(fmt::format("{}: no device runs a grid of {} x {} x {} blocks of {} x {} x {}",
+                                 kernel, grid.x, grid.y, grid.z, block_dim.x, block_dim.y,
+                                 block_dim.z));
+  Stacks stacks;
+  for (unsigned z = 0; z < grid.z; ++z)
+    for (unsigned y = 0; y < grid.y; ++y)
+      for (unsigned x = 0; x < grid.x; ++x)
+        Block(kernel, Place{{0, 0, 0}, {x, y, z}, block_dim, grid}, shared_bytes, stacks, body)
+            .run();
+}
+
+Place place() { return block().place(); }
+
+void sync_block(const char* file, int line) { block().wait(State::AtBarrier, {file, line}); }
+
+void sync_warp(std::uint32_t mask, const char* file, int line) {
+  meet_lanes(mask, 0, {file, line});
+}
+
+std::uint64_t exchange(std::uint32_t mask, std::uint64_t value, int source, const char* file,
+                       int line) {
+  meet_lanes(mask, value, {file, line});
+  const auto& seen = block().thread().seen;
+  const bool valid = source >= 0 && source < kWarp && (mask >> source & 1U) != 0;
+  return valid ? seen[static_cast<std::size_t>(source)] : value;
+}
+
+std::uint32_t ballot(std::uint32_t mask, bool value, const char* file, int line) {
+  meet_lanes(mask, value ? 1 : 0, {file, line});
+  std::uint32_t result = 0;
+  for (std::size_t l = 0; l < kWarp; ++l) {
+    if ((mask >> l & 1U) != 0 && block().thread().seen[l] != 0) result |= 1U << l;
+  }
+  return result;
+}
+
+int lane() { return static_cast<int>(block().running() % kWarp); }
+
+std::byte* shared_memory() { return block().shared(); }
+void check_read(const void* address, std::size_t bytes) { block().check(address, bytes, false); }
+void check_write(const void* address, std::size_t bytes) { block().check(address, bytes, true); }
+
+}  // namespace tessera::fiber
