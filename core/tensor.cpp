@@ -68,8 +68,9 @@ Tensor Tensor::from_bytes(const std::shared_ptr<Context>& context, const Shape& 
   require(static_cast<std::int64_t>(count) == tessera::numel(shape),
           "shape {} needs {} values, got {}", shape, tessera::numel(shape), count);
   Tensor result = empty(context, shape, dtype);
-  if (context->device().type != DeviceType::Meta && !bytes.empty())
-    std::memcpy(result.view().data, bytes.data(), bytes.size());
+  // Without memory: on meta, and of no elements.
+  if (void* const data = result.view().data; data != nullptr && !bytes.empty())
+    std::memcpy(data, bytes.data(), bytes.size());
   return result;
 }
 

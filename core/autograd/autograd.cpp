@@ -46,7 +46,7 @@ const Tensor& SavedTensor::get(std::string_view operation) const {
   return tensor_;
 }
 
-void record(std::string_view operation, Tensor& output, std::vector<Tensor> inputs,
+void record(std::string_view operation, Tensor& output, const std::vector<Tensor>& inputs,
             Backward backward, bool always) {
   const std::shared_ptr<Context>& context = output.context();
   if (!context->grad_enabled()) return;

@@ -47,7 +47,7 @@ using Backward = std::function<void(const Tensor& grad_output, InputGradients& i
 /// nothing if recording is off or no input requires a gradient (unless `always`). What `backward`
 /// captured is freed as soon as it has run.
 /// @param operation  static string, for messages
-void record(std::string_view operation, Tensor& output, std::vector<Tensor> inputs,
+void record(std::string_view operation, Tensor& output, const std::vector<Tensor>& inputs,
             Backward backward, bool always = false);
 
 /// True if recording is on and any defined input requires a gradient.

@@ -32,7 +32,7 @@ void check_dims(std::string_view operation, std::string_view argument, const Ten
 }
 
 void check_rows(std::string_view operation, std::string_view argument, const Tensor& tensor) {
-  require(tensor.shape().size() >= 1, "{}: {} must have at least one dim, got shape {}", operation,
+  require(!tensor.shape().empty(), "{}: {} must have at least one dim, got shape {}", operation,
           argument, tensor.shape());
   check_computes(operation, argument, tensor);
   check_contiguous(operation, argument, tensor);

@@ -40,8 +40,7 @@ TensorView rows_of(const TensorView& view, std::int64_t begin, std::int64_t leng
 
 Tensor narrow_rows(const Tensor& x, std::int64_t begin, std::int64_t length) {
   common_context("narrow_rows", {&x});
-  require(x.shape().size() >= 1, "narrow_rows: x must have at least one dim, got shape {}",
-          x.shape());
+  require(!x.shape().empty(), "narrow_rows: x must have at least one dim, got shape {}", x.shape());
   check_contiguous("narrow_rows", "x", x);
   const std::int64_t rows = x.dim(0);
   require(begin >= 0 && length >= 0 && begin <= rows && length <= rows - begin,

@@ -138,7 +138,7 @@ std::vector<TensorInfo> gpt2_tensors(const Json& model) {
 std::string gpt2_name_to_hf(const std::string& name) { return std::string(kPrefix) + name; }
 
 std::string gpt2_name_from_hf(const std::string& name) {
-  const std::string ours = name.starts_with(kPrefix) ? name.substr(kPrefix.size()) : name;
+  std::string ours = name.starts_with(kPrefix) ? name.substr(kPrefix.size()) : name;
   if (ours.ends_with(".attn.bias") || ours.ends_with(".attn.masked_bias")) return "";
   return ours;
 }

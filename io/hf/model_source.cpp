@@ -6,7 +6,7 @@
 namespace tessera::io {
 namespace {
 
-class CheckpointSource : public ModelSource {
+class CheckpointSource final : public ModelSource {
  public:
   explicit CheckpointSource(CheckpointReader reader) : reader_(std::move(reader)) {
     for (const auto& [name, record] : reader_.tensors(Section::Model)) {

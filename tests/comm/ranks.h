@@ -73,7 +73,8 @@ class Group {
     }
   }
   /// Called by each rank on its thread.
-  std::unique_ptr<comm::Communicator> join(int rank, comm::CommunicatorOptions options = {}) const {
+  std::unique_ptr<comm::Communicator> join(int rank,
+                                           const comm::CommunicatorOptions& options = {}) const {
     if (backend_ == "threads") return comm::make_threads_communicator(threads_, rank, options);
     if (backend_ == "single" || world_ == 1) return comm::make_single_communicator();
     if (segment_) {

@@ -78,7 +78,9 @@ void check_weights(const testing::Golden& golden, const std::string& set,
                    const std::string& model) {
   const io::SafetensorsReader reader(model + "/model.safetensors");
   CHECK(reader.header().tensors.size() == golden.after.size());
-  for (const auto& [name, expected] : golden.after) {
+  for (const auto& after : golden.after) {
+    const std::string& name = after.first;
+    const auto& expected = after.second;
     CAPTURE(name);
     const auto* entry = reader.header().find("transformer." + name);
     REQUIRE(entry != nullptr);

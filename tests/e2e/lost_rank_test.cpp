@@ -75,8 +75,13 @@ TEST_CASE_FIXTURE(Fixture, "a killed rank ends the others within 3 s, and they n
   std::mt19937 random(7);
   for (const int victim : {0, 1, 2}) {
     // Between saves, over either backend, and mostly in them.
-    for (const auto& [every, backend] :
-         {std::pair<std::string, std::string>{"1000", "gloo"}, {"1000", "shm"}, {"1", "auto"}}) {
+    struct Run {
+      std::string every;
+      std::string backend;
+    };
+    for (const Run& setting : {Run{"1000", "gloo"}, Run{"1000", "shm"}, Run{"1", "auto"}}) {
+      const std::string& every = setting.every;
+      const std::string& backend = setting.backend;
       CAPTURE(victim);
       CAPTURE(every);
       CAPTURE(backend);

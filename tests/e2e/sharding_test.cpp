@@ -91,7 +91,7 @@ TEST_CASE("two ranks that share everything learn as one rank does") {
   }
   CHECK(summaries[1]["step"] == 100);
   // What a rank shares with others does not depend on the model.
-  const auto shared = static_cast<double>(comm::shared_memory_bytes(2, {}) / 2);
+  const auto shared = static_cast<double>(comm::shared_memory_bytes(2, {})) / 2;
   CHECK(summaries[1]["memory_peak_bytes"].get<double>() - shared <
         0.75 * summaries[0]["memory_peak_bytes"].get<double>());
 }

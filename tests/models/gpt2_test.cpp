@@ -17,7 +17,7 @@ constexpr Gpt2Config kSmall{
     .n_layer = 2, .n_head = 3, .n_embd = 24, .vocab_size = 31, .seq_len = 16};
 
 std::shared_ptr<Context> make_model(Gpt2& model, DType dtype = DType::F32) {
-  const auto context = Context::create({.threads = 2});
+  auto context = Context::create({.threads = 2});
   materialize(model.units(), context, dtype,
               [](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
                 initialize_range(p, 5, begin, end, out);

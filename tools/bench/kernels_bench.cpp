@@ -102,7 +102,8 @@ class Bench {
     AttentionForward forward{window(qkv, 0),    window(qkv, 1),
                              window(qkv, 2),    tensor({b, t, h, d}, dtype),
                              tensor({b, h, t}), 0.125F};
-    const double pairs = static_cast<double>(b * h * d) * static_cast<double>(t * (t + 1) / 2);
+    const std::int64_t pairs_of_head = t * (t + 1) / 2;
+    const double pairs = static_cast<double>(b * h * d) * static_cast<double>(pairs_of_head);
     measure("attention forward " + shape, 4 * pairs, "GFLOP/s",
             [&] { attention_forward(*context_, forward); });
     AttentionBackward backward{forward.q,

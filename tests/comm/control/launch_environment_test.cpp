@@ -163,11 +163,13 @@ TEST_CASE("an incomplete set names the variable that is missing") {
     CHECK_THROWS_HOLDING(InvalidArgument, fmt::format("variable {} is not set", name),
                          detect_launch(without(kTorchrun, name)));
   }
-  for (const auto& [name, value] : without(kOpenMpi, "PMIX_NAMESPACE")) {
+  for (const auto& variable : without(kOpenMpi, "PMIX_NAMESPACE")) {
+    const std::string& name = variable.first;
     CHECK_THROWS_HOLDING(InvalidArgument, fmt::format("variable {} is not set", name),
                          detect_launch(without(kOpenMpi, name.c_str())));
   }
-  for (const auto& [name, value] : kMpich) {
+  for (const auto& variable : kMpich) {
+    const std::string& name = variable.first;
     CHECK_THROWS_HOLDING(InvalidArgument, fmt::format("variable {} is not set", name),
                          detect_launch(without(kMpich, name.c_str())));
   }

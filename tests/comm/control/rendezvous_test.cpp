@@ -84,8 +84,8 @@ TEST_CASE("another world size is refused with both values, before the deadline")
   for (const RankResult& result : results) {
     CHECK(result.failure == CommFailure::Mismatch);
     CHECK(result.error.find("world size of") != std::string::npos);
-    CHECK(result.error.find("2") != std::string::npos);
-    CHECK(result.error.find("3") != std::string::npos);
+    CHECK(result.error.find('2') != std::string::npos);
+    CHECK(result.error.find('3') != std::string::npos);
   }
 }
 

@@ -120,8 +120,9 @@ TEST_CASE("every element is owned exactly once, at any world size, even where ra
         }
       });
       CHECK(seen.size() == sizes.parameters.size());
-      for (const auto& [name, counts] : seen) {
-        CAPTURE(name);
+      for (const auto& parameter : seen) {
+        CAPTURE(parameter.first);
+        const auto& counts = parameter.second;
         CHECK(std::all_of(counts.begin(), counts.end(), [](int c) { return c == 1; }));
       }
     }
@@ -185,11 +186,12 @@ TEST_CASE("gradients are the sum over ranks and micro-batches; unused parameters
         collect(sharded, actual);
       });
       CHECK(actual.size() == expected.size());
-      for (const auto& [name, values] : expected) {
-        CAPTURE(name);
+      for (const auto& parameter : expected) {
+        CAPTURE(parameter.first);
         CAPTURE(world);
+        const auto& values = parameter.second;
         for (std::size_t i = 0; i < values.size(); ++i) {
-          CHECK(actual.at(name)[i] == doctest::Approx(values[i]).epsilon(1e-5));
+          CHECK(actual.at(parameter.first)[i] == doctest::Approx(values[i]).epsilon(1e-5));
         }
       }
     }

@@ -184,14 +184,15 @@ TEST_CASE("reads are checked") {
 
 // A [4, 6] tensor stored as two blocks of columns, the first in two chunks.
 fs::path write_boxed(const fs::path& dir, std::vector<float>& values) {
-  const fs::path path = dir / "boxed";
+  fs::path path = dir / "boxed";
   fs::create_directories(path);
   for (int i = 0; i < 24; ++i) values.push_back(static_cast<float>(i) + 0.5F);
   std::vector<float> stored;
   for (const auto& [first, last] : {std::pair(0, 4), std::pair(4, 6)}) {
     for (int row = 0; row < 4; ++row) {
       for (int column = first; column < last; ++column) {
-        stored.push_back(values[static_cast<std::size_t>(row * 6 + column)]);
+        const int at = row * 6 + column;
+        stored.push_back(values[static_cast<std::size_t>(at)]);
       }
     }
   }

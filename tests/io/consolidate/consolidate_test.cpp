@@ -315,7 +315,7 @@ TEST_CASE("what a killed export left is removed, and nothing else") {
   std::array<char, 65> host{};
   ::gethostname(host.data(), host.size() - 1);
   const auto make = [&](const std::string& who) {
-    const fs::path path = f.dir.path() / ("out." + who + ".tmp");
+    fs::path path = f.dir.path() / ("out." + who + ".tmp");
     fs::create_directories(path / "inside");
     return path;
   };

@@ -46,11 +46,12 @@ std::string read_config_file(const std::string& path) {
 }
 
 void apply_environment(Config& config, const Environment& environment) {
-  for (const auto& [name, value] : environment) {
+  for (const auto& variable : environment) {
+    const std::string& name = variable.first;
     for (const Field& field : fields()) {
       const std::string known = field.environment_name();
       if (known == name) {
-        set_field(config, field, FieldText{value}, name);
+        set_field(config, field, FieldText{variable.second}, name);
       } else {
         const bool slip = edit_distance(name, known) <= 2 &&
                           std::none_of(fields().begin(), fields().end(), [&](const Field& other) {

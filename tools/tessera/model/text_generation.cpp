@@ -89,7 +89,7 @@ std::string take_printable(std::string& text) {
   for (std::size_t n = 1; n <= std::min<std::size_t>(3, text.size()); ++n) {
     if (character_length(std::string_view(text).substr(text.size() - n)) > n) kept = n;
   }
-  const std::string result = printable(std::string_view(text).substr(0, text.size() - kept));
+  std::string result = printable(std::string_view(text).substr(0, text.size() - kept));
   text.erase(0, text.size() - kept);
   return result;
 }

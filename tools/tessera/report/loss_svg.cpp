@@ -52,6 +52,12 @@ struct Axis {
     low = std::floor(smallest / tick) * tick;
     high = whole ? largest : std::ceil(largest / tick) * tick;
   }
+  std::vector<double> ticks() const {
+    std::vector<double> values;
+    const auto last = static_cast<int>(std::floor((high - low) / tick + 1e-9));
+    for (int i = 0; i <= last; ++i) values.push_back(low + i * tick);
+    return values;
+  }
   std::string label(double value) const {
     if (value == 0) return "0";
     if (tick >= 1000 && std::fmod(tick, 100) == 0) {
@@ -158,13 +164,13 @@ std::string loss_svg(const std::string& title, const std::vector<LossPoint>& tra
       "<rect class=\"page\" width=\"{0}\" height=\"{1}\" rx=\"8\"/>\n"
       "<text class=\"title\" x=\"{4}\" y=\"31\">{2}</text>\n",
       kWidth, kHeight, escape(shorten(title)), kStyle, kLeft);
-  for (double v = plot.y.low; v <= plot.y.high + plot.y.tick / 2; v += plot.y.tick) {
+  for (const double v : plot.y.ticks()) {
     out += fmt::format(
         "<path class=\"grid\" d=\"M{} {:.1f}H{}\"/><text x=\"{}\" y=\"{:.1f}\" "
         "text-anchor=\"end\">{}</text>\n",
         kLeft, plot.py(v), kWidth - kRight, kLeft - 8, plot.py(v) + 4.5, plot.y.label(v));
   }
-  for (double v = plot.x.low; v <= plot.x.high * (1 + 1e-9); v += plot.x.tick) {
+  for (const double v : plot.x.ticks()) {
     out += fmt::format(
         "<path class=\"axis\" d=\"M{0:.1f} {1}v5\"/><text x=\"{0:.1f}\" y=\"{2}\" "
         "text-anchor=\"middle\">{3}</text>\n",

@@ -10,7 +10,7 @@ std::string decide_on_rank_zero(comm::Store& store, const std::string& name, int
   const std::string key = "decision/" + name;
   if (rank == 0) {
     try {
-      const std::string result = decide();
+      std::string result = decide();
       store.set(key, "+" + result);
       return result;
     } catch (const std::exception& error) {

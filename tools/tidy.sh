@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Runs clang-tidy with the checks of .clang-tidy. See usage() below.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+usage() {
+  cat <<'EOF'
+usage: tools/tidy.sh [--since COMMIT] [FILE.cpp ...]
+
+Looks at the files named, or at those that differ from COMMIT, or at all of the repository, as many
+at once as there are processors (about 10 s each). Needs clang-tidy and jq. Writes to build/tidy.
+
+Exit code 0 without findings, 1 with findings, 2 on a wrong option or without these programs.
+EOF
+}
+
+mapfile -t files < <(git ls-files '*.cpp' ':!tests/tools/install/consumer')
+case ${1:-} in
+  --help | -h) usage; exit 0 ;;
+  --since) mapfile -t files < <(git diff --name-only --diff-filter=d "${2:?a commit}" -- '*.cpp' \
+                                  ':!tests/tools/install/consumer') ;;
+  -*) echo "tidy: unknown option '$1'; see tools/tidy.sh --help" >&2; exit 2 ;;
+  ?*) files=("$@") ;;
+esac
+[[ ${#files[@]} -gt 0 ]] || { echo "tidy: no files to look at"; exit 0; }
+
+for program in clang-tidy jq; do
+  command -v "$program" >/dev/null || { echo "tidy: $program is missing" >&2; exit 2; }
+done
+cmake --preset release -B build/tidy -DTESSERA_BUILD_BENCH=ON >/dev/null
+# The CPU kernels are compiled once per CPU level; one of them is enough here. They are written for
+# g++: clang doesn't know that option, nor that function, for which any value of its type will do,
+# and takes all loops with an OpenMP pragma for the same.
+mkdir -p build/tidy/once
+jq 'unique_by(.file) | map(.command |= gsub(" -fno-thread-jumps| -fopenmp-simd"; "")
+    + " \"-D__builtin_shuffle(a,...)=((void)(__VA_ARGS__),a)\" -Wno-unused-value")' \
+  build/tidy/compile_commands.json >build/tidy/once/compile_commands.json
+printf '%s\0' "${files[@]}" |
+  xargs -0 -n 1 -P "$(nproc)" clang-tidy -p build/tidy/once --quiet \
+    2> >(grep -v 'warnings\? generated' >&2) ||
+  { echo "tidy: there are findings in the ${#files[@]} files" >&2; exit 1; }
+echo "tidy: no findings in ${#files[@]} files"
