@@ -1,6 +1,5 @@
 #include "kernels/optimizer.h"
 
-#include "kernels/cpu/optimizer.h"
 #include "kernels/dispatch.h"
 #include "kernels/workspace.h"
 
@@ -38,26 +37,27 @@ void adamw(Context& context, const AdamW& args) {
   TESSERA_DISPATCH(adamw, context, args);
 }
 
-TESSERA_CPU_KERNEL(sum_of_squares, cpu::SumOfSquares)
+TESSERA_CPU_KERNEL(sum_of_squares, SumOfSquares)
 
-namespace {
-void dispatch_sum_of_squares(Context& context, const cpu::SumOfSquares& args) {
+void sum_of_squares(Context& context, const SumOfSquares& args) {
+  check_range(context, "sum_of_squares", "x", args.x);
+  check_device("sum_of_squares", "sum", context, args.sum);
+  check_dtype("sum_of_squares", "sum", args.sum, DType::F64);
+  require(args.sum.numel() == 1, "sum_of_squares: sum must have one element, got shape {}",
+          args.sum.shape);
   TESSERA_DISPATCH(sum_of_squares, context, args);
 }
-}  // namespace
 
 double sum_of_squares(Context& context, const TensorView& x) {
-  check_range(context, "sum_of_squares", "x", x);
-  const std::int64_t n = x.numel();
-  if (n == 0 || context.device().type == DeviceType::Meta) return 0;
-  const std::int64_t blocks = (n + cpu::kSumBlock - 1) / cpu::kSumBlock;
-  const Workspace workspace(context, static_cast<std::size_t>(blocks) * sizeof(double),
-                            "sum_of_squares");
-  auto* partials = static_cast<double*>(workspace.data());
-  dispatch_sum_of_squares(context, {x.as<const float>(), n, partials});
-  double sum = 0;
-  for (std::int64_t i = 0; i < blocks; ++i) sum += partials[i];
-  return sum;
+  double result = 0;
+  if (context.device().type != DeviceType::CUDA) {
+    sum_of_squares(context, {x, dense_view(&result, DType::F64, {1}, context.device())});
+    return result;
+  }
+  const Workspace sum(context, sizeof(double), "sum_of_squares");
+  sum_of_squares(context, {x, dense_view(sum.data(), DType::F64, {1}, context.device())});
+  context.backend().copy_to_host(&result, sum.data(), sizeof(result));
+  return result;
 }
 
 }  // namespace tessera::kernels

@@ -21,8 +21,17 @@ struct AdamW {
 };
 void adamw(Context& context, const AdamW& args);
 
-/// Sum of squares of a contiguous f32 range, in float64 over fixed blocks: the same for any number
-/// of threads.
+/// sum = the sum of the squares of x, where x lies: nothing waits for the device.
+///
+/// x    f32, contiguous
+/// sum  one element, f64
+/// In float64, over fixed parts: the same for any number of threads, and in every call on a device.
+struct SumOfSquares {
+  TensorView x, sum;
+};
+void sum_of_squares(Context& context, const SumOfSquares& args);
+
+/// The same, to the host: waits for the device. 0 on the meta device.
 double sum_of_squares(Context& context, const TensorView& x);
 
 }  // namespace tessera::kernels

@@ -1,10 +1,10 @@
-#include "kernels/cpu/optimizer.h"
+#include "kernels/optimizer.h"
 
 #include <algorithm>
 #include <cmath>
 
 #include "kernels/cpu/level.h"
-#include "kernels/optimizer.h"
+#include "kernels/workspace.h"
 
 TESSERA_CPU_BEGIN
 
@@ -38,21 +38,31 @@ void adamw(Context& context, const AdamW& args) {
       });
 }
 
+// Blocks of fixed length, whatever the number of threads, each in one float64.
 void sum_of_squares(Context& context, const SumOfSquares& args) {
-  const std::int64_t blocks = (args.n + kSumBlock - 1) / kSumBlock;
-  context.threads().parallel_for(blocks, 1, [&](std::int64_t begin, std::int64_t end) {
+  constexpr std::int64_t kBlock = 16384;
+  const auto* data = static_cast<const float*>(args.x.data);
+  const std::int64_t count = args.x.numel();
+  const std::int64_t blocks = (count + kBlock - 1) / kBlock;
+  const Workspace workspace(context, static_cast<std::size_t>(blocks) * sizeof(double),
+                            "sum_of_squares");
+  auto* partials = static_cast<double*>(workspace.data());
+  context.threads().parallel_for(blocks, 1, [=](std::int64_t begin, std::int64_t end) {
     for (std::int64_t block = begin; block < end; ++block) {
-      const float* x = args.x + block * kSumBlock;
-      const std::int64_t n = std::min(kSumBlock, args.n - block * kSumBlock);
+      const float* x = data + block * kBlock;
+      const std::int64_t n = std::min(kBlock, count - block * kBlock);
       double sum = 0;
 #pragma omp simd reduction(+ : sum)
       for (std::int64_t i = 0; i < n; ++i) {
         const auto value = static_cast<double>(x[i]);
         sum += value * value;
       }
-      args.partials[block] = sum;
+      partials[block] = sum;
     }
   });
+  double sum = 0;
+  for (std::int64_t i = 0; i < blocks; ++i) sum += partials[i];
+  *static_cast<double*>(args.sum.data) = sum;
 }
 
 TESSERA_CPU_END

@@ -27,7 +27,7 @@ struct State {
 
 TEST_CASE("adamw follows the definition over several steps") {
   for (const std::int64_t n : {1, 3, 31, 33, 257, 10007}) {
-    for_each_cpu_context([&](Context& context) {
+    for_each_context([&](Context& context) {
       const State state(n);
       auto param = state.param.values(), m = state.exp_avg.values(), v = state.exp_avg_sq.values();
       const auto grad = state.grad.values();
@@ -73,20 +73,58 @@ TEST_CASE("adamw leaves a weight without gradient and moments to decay only") {
   CHECK(param.values() == std::vector<double>(2, 2.0 * 0.875));
 }
 
+TEST_CASE("adamw takes ranges that begin anywhere") {
+  for_each_context([](Context& context) {
+    const State whole(34), part(34);
+    adamw(context, whole.args());
+    AdamW args = part.args();
+    for (TensorView* view : {&args.param, &args.grad, &args.exp_avg, &args.exp_avg_sq}) {
+      view->data = view->as<float>() + 1;
+      view->shape = {33};
+    }
+    adamw(context, args);
+    const auto want = whole.param.values(), got = part.param.values();
+    CHECK(got[0] == State(34).param.values()[0]);
+    check_close({got.begin() + 1, got.end()}, {want.begin() + 1, want.end()}, tolerance(DType::F32),
+                0.1);
+  });
+}
+
+double sum_on_device(Context& context, const TensorView& x) {
+  const Buffer sum(DType::F64, {1}, -1.0);
+  sum_of_squares(context, {x, sum.view()});
+  return sum.values()[0];
+}
+
 TEST_CASE("sum_of_squares is the same for any number of threads") {
   for (const std::int64_t n : {0, 1, 3, 257, 16384, 16385, 100003}) {
-    const Buffer x(DType::F32, {n}, Buffer::normal(n, 3));
+    CAPTURE(n);
+    const auto numbers = Buffer::normal(n, 3);
+    const Buffer rounded(DType::F32, {n}, numbers);
     double expected = 0;
-    for (const double value : x.values()) expected += value * value;
+    for (const double value : rounded.values()) expected += value * value;
     std::vector<double> by_level(4, -1.0);
-    for_each_cpu_context([&](Context& context) {
+    for_each_context([&](Context& context) {
+      const Buffer x(DType::F32, {n}, numbers);
       const double got = sum_of_squares(context, x.view());
       check_close({got}, {expected}, 1e-13);
+      CHECK(sum_on_device(context, x.view()) == got);
+      if (context.device().type != DeviceType::CPU) return;
       double& first = by_level[static_cast<std::size_t>(context.cpu_level())];
       if (first < 0) first = got;
       CHECK(got == first);
     });
   }
+}
+
+TEST_CASE("sum_of_squares takes ranges that begin anywhere") {
+  for_each_context([](Context& context) {
+    const Buffer x(DType::F32, {20000}, 0.5);
+    TensorView part = x.view();
+    part.data = x.view().as<float>() + 3;
+    part.shape = {19990};
+    CHECK(sum_of_squares(context, part) == 19990 * 0.25);
+  });
 }
 
 TEST_CASE("the optimizer kernels refuse arguments that don't fit") {
@@ -113,6 +151,11 @@ TEST_CASE("the optimizer kernels refuse arguments that don't fit") {
   CHECK_THROWS_AS(adamw(*context, args), InvalidArgument);
   const Buffer half(DType::BF16, {4});
   CHECK_THROWS_AS(sum_of_squares(*context, half.view()), InvalidArgument);
+  const Buffer pair(DType::F64, {2});
+  CHECK_THROWS_WITH_AS(sum_of_squares(*context, {state.param.view(), pair.view()}),
+                       "sum_of_squares: sum must have one element, got shape [2]", InvalidArgument);
+  CHECK_THROWS_AS(sum_of_squares(*context, {state.param.view(), other.param.view()}),
+                  InvalidArgument);
 }
 
 }  // namespace
