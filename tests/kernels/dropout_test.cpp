@@ -10,12 +10,12 @@ const RngKey kKey = RngKey::make(42, RngPurpose::Dropout, 3, 1);
 bool kept(std::uint64_t element, float p) { return uniform_from_bits(kKey.word(element)) >= p; }
 
 TEST_CASE("dropout keeps what its stream says and scales it") {
-  for_each_cpu_context([](Context& context) {
+  for_each_context([](Context& context) {
     for (const DType dtype : kComputingDTypes) {
       for (const bool accumulate : {false, true}) {
         for (const std::int64_t n : kOddSizes) {
-          for (const std::uint64_t first :
-               {std::uint64_t{0}, std::uint64_t{5}, std::uint64_t{1} << 44}) {
+          for (const std::uint64_t first : {std::uint64_t{0}, std::uint64_t{5}, std::uint64_t{6},
+                                            std::uint64_t{7}, std::uint64_t{1} << 44}) {
             CAPTURE(dtype_name(dtype));
             CAPTURE(accumulate);
             CAPTURE(n);
@@ -37,11 +37,12 @@ TEST_CASE("dropout keeps what its stream says and scales it") {
   });
 }
 
-TEST_CASE("dropout draws the same mask for any split and any number of threads") {
+TEST_CASE("dropout draws the same mask for any split, on all devices") {
   constexpr std::int64_t kSize = 60013;
-  const Buffer x(DType::F32, {kSize}, Buffer::normal(kSize, 2));
+  const auto values = Buffer::normal(kSize, 2);
   std::vector<char> whole;
-  for_each_cpu_context([&](Context& context) {
+  for_each_context([&](Context& context) {
+    const Buffer x(DType::F32, {kSize}, values);
     const Buffer y(DType::F32, {kSize});
     kernels::dropout(context, {x.view(), y.gradient(false), 0.1F, kKey, 17});
     if (whole.empty()) whole = y.bytes();
@@ -49,10 +50,12 @@ TEST_CASE("dropout draws the same mask for any split and any number of threads")
     const Buffer parts(DType::F32, {kSize});
     const std::int64_t cuts[] = {0, 1, 4, 1023, 20000, 20003, kSize};
     for (std::size_t i = 0; i + 1 < std::size(cuts); ++i) {
-      const Shape shape{cuts[i + 1] - cuts[i]};
-      kernels::dropout(context, {dense_view(x.view().as<float>() + cuts[i], DType::F32, shape),
-                                 {dense_view(parts.view().as<float>() + cuts[i], DType::F32, shape),
-                                  false, true},
+      const auto part = [&](const Buffer& buffer) {
+        return dense_view(buffer.view().as<float>() + cuts[i], DType::F32, {cuts[i + 1] - cuts[i]},
+                          context.device());
+      };
+      kernels::dropout(context, {part(x),
+                                 {part(parts), false, true},
                                  0.1F,
                                  kKey,
                                  17 + static_cast<std::uint64_t>(cuts[i])});

@@ -6,7 +6,7 @@ namespace tessera::test {
 namespace {
 
 TEST_CASE("add sums two tensors, also in place") {
-  for_each_cpu_context([](Context& context) {
+  for_each_context([](Context& context) {
     for (const DType dtype : kComputingDTypes) {
       for (const std::int64_t n : {1, 3, 31, 33, 257, 40001}) {
         CAPTURE(dtype_name(dtype));
@@ -26,24 +26,29 @@ TEST_CASE("add sums two tensors, also in place") {
 }
 
 TEST_CASE("fill sets every element and none beside") {
-  for_each_cpu_context([](Context& context) {
+  for_each_context([](Context& context) {
     for (const DType dtype : kComputingDTypes) {
       for (const std::int64_t n : {1, 3, 31, 33, 257, 40001}) {
         CAPTURE(dtype_name(dtype));
         CAPTURE(n);
-        const Buffer out(dtype, {n + 2}, 5.0);
-        auto* first = static_cast<char*>(out.view().data) + dtype_size(dtype);
-        kernels::fill(context, dense_view(first, dtype, {n}), -1.25);
-        std::vector<double> want(static_cast<std::size_t>(n + 2), -1.25);
-        want.front() = want.back() = 5.0;
-        CHECK(out.values() == want);
+        for (const std::size_t before : {1, 8}) {
+          CAPTURE(before);
+          const std::size_t size = before + static_cast<std::size_t>(n) + 1;
+          const Buffer out(dtype, {static_cast<std::int64_t>(size)}, 5.0);
+          auto* first = static_cast<char*>(out.view().data) + before * dtype_size(dtype);
+          kernels::fill(context, dense_view(first, dtype, {n}, context.device()), -1.25);
+          std::vector<double> want(size, -1.25);
+          std::fill_n(want.begin(), before, 5.0);
+          want.back() = 5.0;
+          CHECK(out.values() == want);
+        }
       }
     }
   });
 }
 
 TEST_CASE("cast converts and scales between all computing dtypes") {
-  for_each_cpu_context([](Context& context) {
+  for_each_context([](Context& context) {
     for (const DType from : kComputingDTypes) {
       for (const DType to : kComputingDTypes) {
         for (const bool accumulate : {false, true}) {
@@ -68,7 +73,7 @@ TEST_CASE("cast converts and scales between all computing dtypes") {
 }
 
 TEST_CASE("cast without a scale is exact where the target is wider, and rounds to even") {
-  for_each_cpu_context([](Context& context) {
+  for_each_context([](Context& context) {
     const Buffer half(DType::BF16, {257}, Buffer::normal(257, 4));
     const Buffer single(DType::F32, {257}), again(DType::BF16, {257});
     kernels::cast(context, half.view(), single.gradient(false));
@@ -84,7 +89,7 @@ TEST_CASE("cast without a scale is exact where the target is wider, and rounds t
 }
 
 TEST_CASE("sum_rows sums columns of strided rows") {
-  for_each_cpu_context([](Context& context) {
+  for_each_context([](Context& context) {
     for (const DType dtype : kComputingDTypes) {
       for (const bool accumulate : {false, true}) {
         for (const std::int64_t columns : kOddSizes) {

@@ -64,7 +64,7 @@ double relative_norm_error(const std::vector<double>& got, const std::vector<dou
 DType sums_of(DType dtype) { return dtype == DType::F64 ? DType::F64 : DType::F32; }
 
 TEST_CASE("layer norm forward matches float64") {
-  for_each_cpu_context([](Context& context) {
+  for_each_context([](Context& context) {
     for (const DType dtype : kComputingDTypes) {
       for (const std::int64_t width : kOddSizes) {
         for (const double offset : {0.0, 3.0}) {
@@ -90,7 +90,7 @@ TEST_CASE("layer norm forward matches float64") {
 }
 
 TEST_CASE("layer norm backward matches float64, overwriting or adding") {
-  for_each_cpu_context([](Context& context) {
+  for_each_context([](Context& context) {
     for (const DType dtype : kComputingDTypes) {
       for (const bool accumulate : {false, true}) {
         for (const std::int64_t width : {2, 3, 31, 33, 257}) {
@@ -129,13 +129,13 @@ TEST_CASE("layer norm backward matches float64, overwriting or adding") {
 
 TEST_CASE("layer norm in f32 is within 1e-6 of float64 in norm") {
   const std::int64_t rows = 200, width = 96;
-  const Buffer x(DType::F32, {rows, width}, Buffer::normal(rows * width, 7));
-  const Buffer weight(DType::F32, {width}, Buffer::normal(width, 8, 0.1, 1.0));
-  const Buffer bias(DType::F32, {width}, Buffer::normal(width, 9, 0.1));
-  const Buffer grad_y(DType::F32, {rows, width}, Buffer::normal(rows * width, 10));
-  const auto want =
-      reference(rows, width, x.values(), weight.values(), bias.values(), grad_y.values());
-  for_each_cpu_context([&](Context& context) {
+  for_each_context([&](Context& context) {
+    const Buffer x(DType::F32, {rows, width}, Buffer::normal(rows * width, 7));
+    const Buffer weight(DType::F32, {width}, Buffer::normal(width, 8, 0.1, 1.0));
+    const Buffer bias(DType::F32, {width}, Buffer::normal(width, 9, 0.1));
+    const Buffer grad_y(DType::F32, {rows, width}, Buffer::normal(rows * width, 10));
+    const auto want =
+        reference(rows, width, x.values(), weight.values(), bias.values(), grad_y.values());
     const Buffer y(DType::F32, {rows, width}), mean(DType::F32, {rows}), rstd(DType::F32, {rows});
     const Buffer grad_x(DType::F32, {rows, width});
     const Buffer grad_weight(DType::F32, {width}), grad_bias(DType::F32, {width});
@@ -151,16 +151,78 @@ TEST_CASE("layer norm in f32 is within 1e-6 of float64 in norm") {
   });
 }
 
+// Widths around those at which the CUDA kernels change from warps to blocks, from rows in registers
+// to rows read again, and from packs to single elements.
+TEST_CASE("layer norm matches float64 for long rows") {
+  for_each_context([](Context& context) {
+    for (const DType dtype : kComputingDTypes) {
+      for (const std::int64_t width : {8, 248, 264, 768, 1023, 1033, 1600, 2056, 4104, 8200}) {
+        CAPTURE(dtype_name(dtype));
+        CAPTURE(width);
+        const std::int64_t rows = width < 1000 ? 9 : 2;
+        const DType sums = sums_of(dtype);
+        const Buffer x(dtype, {rows, width}, Buffer::normal(rows * width, 13, 2.0, 0.5));
+        const Buffer weight(dtype, {width}, Buffer::normal(width, 14));
+        const Buffer bias(dtype, {width}, Buffer::normal(width, 15));
+        const Buffer grad_y(dtype, {rows, width}, Buffer::normal(rows * width, 16));
+        const Buffer y(dtype, {rows, width}), grad_x(dtype, {rows, width});
+        const Buffer mean(sums, {rows}), rstd(sums, {rows});
+        const Buffer grad_weight(sums, {width}), grad_bias(sums, {width});
+        kernels::layer_norm_forward(context, {x.view(), weight.view(), bias.view(), y.view(),
+                                              mean.view(), rstd.view(), kEps});
+        kernels::layer_norm_backward(
+            context,
+            {x.view(), weight.view(), mean.view(), rstd.view(), grad_y.view(),
+             grad_x.gradient(false), grad_weight.gradient(false), grad_bias.gradient(false)});
+        const auto want =
+            reference(rows, width, x.values(), weight.values(), bias.values(), grad_y.values());
+        check_close(y.values(), want.y, tolerance(dtype), 3.0);
+        check_close(mean.values(), want.mean, tolerance(sums), 1.0);
+        check_close(rstd.values(), want.rstd, tolerance(sums), 1.0);
+        check_close(grad_x.values(), want.grad_x, tolerance(dtype), 3.0);
+        check_close(grad_weight.values(), want.grad_weight, tolerance(sums), 10.0);
+        check_close(grad_bias.values(), want.grad_bias, tolerance(sums), 10.0);
+      }
+    }
+  });
+}
+
+TEST_CASE("layer norm takes rows that do not begin at a multiple of 16 bytes") {
+  for_each_context([](Context& context) {
+    const std::int64_t rows = 3, width = 64;
+    const Buffer wide(DType::F32, {rows * width + 1}, Buffer::normal(rows * width + 1, 17));
+    const Buffer one(DType::F32, {width}, 1.0), zero(DType::F32, {width});
+    const Buffer y(DType::F32, {rows, width}), grad_x(DType::F32, {rows, width});
+    const Buffer mean(DType::F32, {rows}), rstd(DType::F32, {rows});
+    const Buffer grad_weight(DType::F32, {width}), grad_bias(DType::F32, {width});
+    const TensorView x =
+        dense_view(wide.view().as<float>() + 1, DType::F32, {rows, width}, context.device());
+    kernels::layer_norm_forward(
+        context, {x, one.view(), zero.view(), y.view(), mean.view(), rstd.view(), kEps});
+    kernels::layer_norm_backward(
+        context, {x, one.view(), mean.view(), rstd.view(), x, grad_x.gradient(false),
+                  grad_weight.gradient(false), grad_bias.gradient(false)});
+    const auto values = wide.values();
+    const std::vector<double> rest(values.begin() + 1, values.end());
+    const auto want = reference(rows, width, rest, one.values(), zero.values(), rest);
+    check_close(y.values(), want.y, tolerance(DType::F32), 1.0);
+    check_close(grad_x.values(), want.grad_x, tolerance(DType::F32), 3.0);
+    check_close(grad_weight.values(), want.grad_weight, tolerance(DType::F32), 10.0);
+    check_close(grad_bias.values(), want.grad_bias, tolerance(DType::F32), 10.0);
+  });
+}
+
 TEST_CASE("layer norm's variance does not cancel far from zero") {
-  const auto context = Context::create();
-  const std::int64_t width = 64;
-  const Buffer x(DType::F32, {1, width}, Buffer::normal(width, 11, 0.1, 1000.0));
-  const Buffer one(DType::F32, {width}, 1.0), zero(DType::F32, {width});
-  const Buffer y(DType::F32, {1, width}), mean(DType::F32, {1}), rstd(DType::F32, {1});
-  kernels::layer_norm_forward(
-      *context, {x.view(), one.view(), zero.view(), y.view(), mean.view(), rstd.view(), kEps});
-  const auto want = reference(1, width, x.values(), one.values(), zero.values(), {});
-  check_close(rstd.values(), want.rstd, 1e-5);
+  for_each_context([](Context& context) {
+    const std::int64_t width = 64;
+    const Buffer x(DType::F32, {1, width}, Buffer::normal(width, 11, 0.1, 1000.0));
+    const Buffer one(DType::F32, {width}, 1.0), zero(DType::F32, {width});
+    const Buffer y(DType::F32, {1, width}), mean(DType::F32, {1}), rstd(DType::F32, {1});
+    kernels::layer_norm_forward(
+        context, {x.view(), one.view(), zero.view(), y.view(), mean.view(), rstd.view(), kEps});
+    const auto want = reference(1, width, x.values(), one.values(), zero.values(), {});
+    check_close(rstd.values(), want.rstd, 1e-5);
+  });
 }
 
 TEST_CASE("layer norm repeats to the bit for any number of threads") {
@@ -186,19 +248,21 @@ TEST_CASE("layer norm repeats to the bit for any number of threads") {
 }
 
 TEST_CASE("layer norm writes gradients of parameters also for no rows, and skips unwanted ones") {
-  const auto context = Context::create();
-  const Buffer x(DType::F32, {0, 3}), weight(DType::F32, {3}), rows(DType::F32, {0});
-  const Buffer grad_weight(DType::F32, {3}, 9.0), grad_bias(DType::F32, {3}, 9.0);
-  kernels::layer_norm_backward(*context, {x.view(),
-                                          weight.view(),
-                                          rows.view(),
-                                          rows.view(),
-                                          x.view(),
-                                          {},
-                                          grad_weight.gradient(false),
-                                          {}});
-  CHECK(grad_weight.values() == std::vector<double>(3, 0.0));
-  CHECK(grad_bias.values() == std::vector<double>(3, 9.0));
+  for_each_context([](Context& context) {
+    const Buffer x(DType::F32, {0, 3}), weight(DType::F32, {3}), rows(DType::F32, {0});
+    const Buffer grad_weight(DType::F32, {3}, 9.0), grad_bias(DType::F32, {3}, 9.0);
+    kernels::layer_norm_forward(context, {x.view(), weight.view(), weight.view(), x.view()});
+    kernels::layer_norm_backward(context, {x.view(),
+                                           weight.view(),
+                                           rows.view(),
+                                           rows.view(),
+                                           x.view(),
+                                           x.gradient(false),
+                                           grad_weight.gradient(false),
+                                           {}});
+    CHECK(grad_weight.values() == std::vector<double>(3, 0.0));
+    CHECK(grad_bias.values() == std::vector<double>(3, 9.0));
+  });
 }
 
 TEST_CASE("layer norm refuses what does not fit") {

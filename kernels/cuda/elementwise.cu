@@ -1,0 +1,145 @@
+#include "kernels/cuda/column_sums.h"
+#include "kernels/cuda/elementwise.h"
+#include "kernels/elementwise_args.h"
+
+// All bound by the bytes that they move.
+namespace tessera::kernels::cuda {
+namespace {
+
+template <typename T>
+struct AddBody {
+  const T* a;
+  const T* b;
+  T* y;
+
+  template <int N>
+  __device__ __forceinline__ void operator()(std::int64_t i, std::integral_constant<int, N>) const {
+    const Pack<T, N> left = load_pack<N>(a + i), right = load_pack<N>(b + i);
+    Pack<T, N> out;
+    for (int k = 0; k < N; ++k) out[k] = narrow<T>(widen(left[k]) + widen(right[k]));
+    store_pack<N>(y + i, out);
+  }
+};
+
+template <typename T>
+struct FillBody {
+  T* out;
+  Compute<T> value;
+
+  template <int N>
+  __device__ __forceinline__ void operator()(std::int64_t i, std::integral_constant<int, N>) const {
+    Pack<T, N> pack;
+    for (int k = 0; k < N; ++k) pack[k] = narrow<T>(value);
+    store_pack<N>(out + i, pack);
+  }
+};
+
+// As in kernels/cpu/elementwise.cpp: f64 on either side scales and adds in f64, and rounds once.
+template <typename In, typename Out>
+using CastCompute = std::conditional_t<std::is_same_v<In, double>, double, Compute<Out>>;
+
+template <typename In, typename Out, bool kAccumulate>
+struct CastBody {
+  const In* in;
+  Out* out;
+  CastCompute<In, Out> scale;
+
+  template <int N>
+  __device__ __forceinline__ void operator()(std::int64_t i, std::integral_constant<int, N>) const {
+    using A = CastCompute<In, Out>;
+    const Pack<In, N> from = load_pack<N>(in + i);
+    Pack<Out, N> to;
+    if constexpr (kAccumulate) to = load_pack<N>(out + i);
+    for (int k = 0; k < N; ++k) {
+      A value = scale * static_cast<A>(widen(from[k]));
+      if constexpr (kAccumulate) value += static_cast<A>(widen(to[k]));
+      to[k] = narrow<Out>(static_cast<Compute<Out>>(value));
+    }
+    store_pack<N>(out + i, to);
+  }
+};
+
+template <typename T>
+struct SumRowsTerm {
+  const T* in;
+  std::int64_t stride;
+
+  template <int N>
+  __device__ __forceinline__ void operator()(std::int64_t row, std::int64_t column,
+                                             Compute<T> (&sums)[1][N],
+                                             std::integral_constant<int, N>) const {
+    const Pack<T, N> pack = load_pack<N>(in + row * stride + column);
+    for (int k = 0; k < N; ++k) sums[0][k] += widen(pack[k]);
+  }
+};
+
+template <typename T>
+const T* input(const TensorView& view) {
+  return static_cast<const T*>(view.data);
+}
+
+template <typename F>
+void visit_flag(bool flag, F&& f) {
+  if (flag)
+    f(std::true_type{});
+  else
+    f(std::false_type{});
+}
+
+}  // namespace
+
+void add(Context& context, const Add& args) {
+  visit_floating(args.y.dtype, "add", [&]<typename T>(std::type_identity<T>) {
+    const AddBody<T> body{input<T>(args.a), input<T>(args.b), static_cast<T*>(args.y.data)};
+    launch_elementwise<kPack<T>>(context, "add", args.y.numel(),
+                                 is_aligned(body.a) && is_aligned(body.b) && is_aligned(body.y),
+                                 body);
+  });
+}
+
+void fill(Context& context, const Fill& args) {
+  visit_floating(args.out.dtype, "fill", [&]<typename T>(std::type_identity<T>) {
+    const FillBody<T> body{static_cast<T*>(args.out.data), static_cast<Compute<T>>(args.value)};
+    launch_elementwise<kPack<T>>(context, "fill", args.out.numel(), is_aligned(body.out), body);
+  });
+}
+
+void cast(Context& context, const Cast& args) {
+  visit_floating(args.in.dtype, "cast", [&]<typename In>(std::type_identity<In>) {
+    visit_floating(args.out.view.dtype, "cast", [&]<typename Out>(std::type_identity<Out>) {
+      visit_flag(args.out.accumulate, [&]<bool accumulate>(std::bool_constant<accumulate>) {
+        constexpr int kBoth = kPack<In> < kPack<Out> ? kPack<In> : kPack<Out>;
+        const CastBody<In, Out, accumulate> body{input<In>(args.in),
+                                                 static_cast<Out*>(args.out.view.data),
+                                                 static_cast<CastCompute<In, Out>>(args.scale)};
+        launch_elementwise<kBoth>(context, "cast", args.in.numel(),
+                                  is_aligned(body.in) && is_aligned(body.out), body);
+      });
+    });
+  });
+}
+
+void sum_rows(Context& context, const SumRows& args) {
+  visit_floating(args.in.dtype, "sum_rows", [&]<typename T>(std::type_identity<T>) {
+    const std::int64_t rows = args.in.shape[0], columns = args.in.shape[1];
+    const SumRowsTerm<T> term{input<T>(args.in), args.in.strides[0]};
+    const StoreColumnSums<Compute<T>, 1> store{{static_cast<Compute<T>*>(args.out.view.data)},
+                                               {args.out.accumulate}};
+    const bool packs = is_aligned(term.in) && columns % kPack<T> == 0 &&
+                       (rows <= 1 || term.stride % kPack<T> == 0);
+    const auto run = [&]<int N>(std::integral_constant<int, N>) {
+      launch_column_sums<Compute<T>, 1, N>(context, "sum_rows", rows, columns, term, store);
+    };
+    if (packs)
+      run(std::integral_constant<int, kPack<T>>{});
+    else
+      run(std::integral_constant<int, 1>{});
+  });
+}
+
+TESSERA_CUDA_KERNEL(add, Add)
+TESSERA_CUDA_KERNEL(fill, Fill)
+TESSERA_CUDA_KERNEL(cast, Cast)
+TESSERA_CUDA_KERNEL(sum_rows, SumRows)
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace tessera::kernels::cuda {
+
+/// How sums over the rows of a [rows, columns] matrix are cut: a warp takes 32 packs side by side
+/// and walks down; a block's warps take turns at the rows of the block. Depends on nothing but the
+/// sizes, so the order of every sum is the same on all devices.
+struct ColumnSumsShape {
+  static constexpr int kWarps = 8;
+  /// Of the second pass, which adds up few rows of few columns: more warps, shorter walks.
+  static constexpr int kFinalWarps = 16;
+  /// Rows that a warp loads before it adds: what keeps memory busy.
+  static constexpr int kTogether = 4;
+  /// Enough to put four blocks on each of 132 processors.
+  static constexpr std::int64_t kBlocks = 132 * 4;
+
+  std::int64_t tiles = 0;           ///< blocks side by side
+  std::int64_t row_blocks = 1;      ///< blocks one below the other, each with sums of its own
+  std::int64_t rows_per_block = 0;  ///< the last block may have fewer, but has one
+
+  ColumnSumsShape(std::int64_t rows, std::int64_t columns, int pack) {
+    const auto divide = [](std::int64_t n, std::int64_t by) { return (n + by - 1) / by; };
+    tiles = divide(columns, std::int64_t{32} * pack);
+    if (tiles == 0) return;
+    const std::int64_t useful = std::max<std::int64_t>(1, divide(rows, kWarps * kTogether));
+    row_blocks = std::clamp<std::int64_t>(kBlocks / tiles, 1, useful);
+    rows_per_block = divide(rows, row_blocks);
+    if (rows_per_block > 0) row_blocks = divide(rows, rows_per_block);
+  }
+};
+
+}  // namespace tessera::kernels::cuda
