@@ -16,7 +16,8 @@ inline constexpr std::int32_t kIgnoreTarget = -1;
 ///          grad_scale * (softmax(logits) - onehot(target))
 /// targets  [R] i32 in [0, V) or kIgnoreTarget
 /// losses   [R] dtype of logits: -log softmax(logits)[target] in nats
-/// @throws InvalidArgument naming row and value for a target outside the vocabulary
+/// @throws InvalidArgument naming row and value for a target outside the vocabulary; on CUDA, where
+/// nothing waits for targets to be read, loss and gradient of that row are NaN instead
 /// Source of the online form: Milakov and Gimelshein 2018, arXiv:1805.02867.
 struct CrossEntropy {
   TensorView logits;

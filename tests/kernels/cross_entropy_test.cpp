@@ -1,6 +1,9 @@
 #include "kernels/cross_entropy.h"
 
+#include <limits>
+
 #include "kernel_support.h"
+#include "kernels/cuda/launch/cross_entropy.h"
 
 namespace tessera::test {
 namespace {
@@ -47,12 +50,13 @@ void check_size(DType dtype, std::int64_t rows, std::int64_t vocabulary, double 
                                    : static_cast<std::int32_t>(row * 37 % vocabulary));
   constexpr double kScale = 0.25;
   const Expected expected = expected_of(input.values(), targets, kScale);
-  for_each_cpu_context([&](Context& context) {
+  for_each_context([&](Context& context) {
+    const IndexBuffer indices({rows}, targets);
     for (const bool write_gradient : {false, true}) {
       const Buffer logits(dtype, {rows, vocabulary}, input.values());
       const Buffer losses(dtype, {rows}, 9.0);
       cross_entropy(context,
-                    {logits.view(), targets_view(targets), losses.view(), write_gradient, kScale});
+                    {logits.view(), indices.view(), losses.view(), write_gradient, kScale});
       check_close(losses.values(), expected.losses, tolerance(dtype), 1.0 + spread);
       check_close(logits.values(), write_gradient ? expected.gradient : input.values(),
                   tolerance(dtype), write_gradient ? 1.0 : 0.0);
@@ -65,6 +69,7 @@ TEST_CASE("cross_entropy agrees with float64, with and without gradient") {
     for (const std::int64_t rows : {1, 3, 33})
       for (const std::int64_t vocabulary : kOddSizes) check_size(dtype, rows, vocabulary, 3.0);
     check_size(dtype, 7, 5003, 1.0);
+    check_size(dtype, 2, 50257, 1.0);
   }
 }
 
@@ -80,12 +85,13 @@ TEST_CASE("cross_entropy keeps what lies between strided rows") {
     dense.push_back(values[static_cast<std::size_t>(i / kVocabulary * kStride + i % kVocabulary)]);
   std::vector<std::int32_t> targets = {0, 30, 7, kIgnoreTarget, 15};
   const Expected expected = expected_of(dense, targets, 1.0);
-  for_each_cpu_context([&](Context& context) {
+  for_each_context([&](Context& context) {
+    const IndexBuffer indices({kRows}, targets);
     const Buffer logits(DType::F64, {kRows, kStride}, values);
     const Buffer losses(DType::F64, {kRows});
     TensorView view = logits.view();
     view.shape = {kRows, kVocabulary};
-    cross_entropy(context, {view, targets_view(targets), losses.view(), true, 1.0});
+    cross_entropy(context, {view, indices.view(), losses.view(), true, 1.0});
     check_close(losses.values(), expected.losses, 1e-14, 1.0);
     const auto after = logits.values();
     std::vector<double> gradient;
@@ -99,6 +105,57 @@ TEST_CASE("cross_entropy keeps what lies between strided rows") {
     }
     CHECK(kept);
     check_close(gradient, expected.gradient, 1e-14, 1.0);
+  });
+}
+
+TEST_CASE("cross_entropy takes rows that begin anywhere and logits of -inf") {
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+  for_each_context([&](Context& context) {
+    for (std::int64_t offset = 0; offset < 4; ++offset) {
+      constexpr std::int64_t kVocabulary = 90;
+      std::vector<double> values(static_cast<std::size_t>(offset + kVocabulary), -kInf);
+      values[static_cast<std::size_t>(offset + 1)] = 2.0;
+      values[static_cast<std::size_t>(offset + 70)] = 2.0;
+      const Buffer logits(DType::F32, {offset + kVocabulary}, values);
+      const Buffer losses(DType::F32, {1});
+      const IndexBuffer targets({1}, {70});
+      TensorView view = logits.view();
+      view.data = view.as<float>() + offset;
+      view.shape = {1, kVocabulary};
+      view.strides = {kVocabulary, 1};
+      cross_entropy(context, {view, targets.view(), losses.view(), true, 1.0});
+      check_close(losses.values(), {std::log(2.0)}, tolerance(DType::F32));
+      std::vector<double> want(kVocabulary, 0.0);
+      want[1] = 0.5;
+      want[70] = -0.5;
+      const auto after = logits.values();
+      check_close({after.begin() + offset, after.end()}, want, tolerance(DType::F32), 1.0);
+      CHECK(std::count(after.begin(), after.end(), -kInf) == offset);
+    }
+  });
+}
+
+TEST_CASE("cross_entropy starts whole warps, no more than a block holds") {
+  using Shape = kernels::cuda::CrossEntropyShape;
+  CHECK(Shape::threads(1, 4) == 32);
+  CHECK(Shape::threads(513, 4) == 64);
+  CHECK(Shape::threads(50257, 4) == 1024);
+  CHECK(Shape::threads(50257, 8) == 512);
+  CHECK(Shape::threads(Shape::kMostColumns, 4) == 1024);
+}
+
+TEST_CASE("cross_entropy on a device marks a target outside the vocabulary by NaN") {
+  for_each_context([](Context& context) {
+    if (context.device().type == DeviceType::CPU) return;
+    const Buffer logits(DType::F32, {3, 5}, 1.0), losses(DType::F32, {3});
+    const IndexBuffer targets({3}, {5, 1, -2});
+    cross_entropy(context, {logits.view(), targets.view(), losses.view(), true, 1.0});
+    const auto loss = losses.values(), gradient = logits.values();
+    CHECK(std::isnan(loss[0]));
+    CHECK(std::isnan(loss[2]));
+    CHECK(loss[1] == doctest::Approx(std::log(5.0)));
+    for (std::size_t i = 0; i < gradient.size(); ++i)
+      CHECK(std::isnan(gradient[i]) == (i / 5 != 1));
   });
 }
 

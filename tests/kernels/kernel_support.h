@@ -139,6 +139,30 @@ class Buffer {
   TensorView view_, host_;
 };
 
+/// A dense i32 tensor, such as tokens, in the memory of buffer_context() or the host's.
+class IndexBuffer {
+ public:
+  IndexBuffer(const Shape& shape, std::vector<std::int32_t> values)
+      : values_(std::move(values)), view_(dense_view(values_.data(), DType::I32, shape)) {
+    REQUIRE(static_cast<std::int64_t>(values_.size()) == view_.numel());
+    const auto& context = buffer_context();
+    if (!context) return;
+    storage_ = Storage::allocate(context, view_.bytes(), MemoryCategory::Data, "test");
+    context->backend().copy_from_host(storage_->data(), view_.data, view_.bytes());
+    view_.data = storage_->data();
+    view_.device = context->device();
+  }
+  IndexBuffer(const IndexBuffer&) = delete;
+  IndexBuffer& operator=(const IndexBuffer&) = delete;
+
+  const TensorView& view() const { return view_; }
+
+ private:
+  std::vector<std::int32_t> values_;
+  std::shared_ptr<Storage> storage_;
+  TensorView view_;
+};
+
 /// |got - want| <= relative * (|want| + magnitude) for every element; reports the worst one.
 /// @param magnitude  size of the terms that a result is summed from
 inline void check_close(const std::vector<double>& got, const std::vector<double>& want,
