@@ -1,5 +1,6 @@
 #include "kernels/elementwise.h"
 
+#include "kernels/cuda/launch/column_sums.h"
 #include "tests/kernels/kernel_support.h"
 
 namespace tessera::test {
@@ -92,13 +93,13 @@ TEST_CASE("sum_rows sums columns of strided rows") {
   for_each_context([](Context& context) {
     for (const DType dtype : kComputingDTypes) {
       for (const bool accumulate : {false, true}) {
-        for (const std::int64_t columns : kOddSizes) {
+        for (const std::int64_t columns : {1, 3, 31, 33, 257, 8, 520}) {
           for (const std::int64_t rows : {0, 1, 9, 65, 133}) {
             CAPTURE(dtype_name(dtype));
             CAPTURE(accumulate);
             CAPTURE(columns);
             CAPTURE(rows);
-            const std::int64_t stride = columns + 2;
+            const std::int64_t stride = columns + (columns % 8 == 0 ? 8 : 2);
             const Buffer in(dtype, {rows, stride}, Buffer::normal(rows * stride, 5));
             const DType sum_dtype = dtype == DType::F64 ? DType::F64 : DType::F32;
             const Buffer out(sum_dtype, {columns}, 3.0);
@@ -129,6 +130,42 @@ TEST_CASE("sum_rows repeats to the bit for any number of threads") {
     if (first.empty()) first = out.bytes();
     CHECK(out.bytes() == first);
   }
+}
+
+TEST_CASE("sum_rows sums a row as wide as a vocabulary") {
+  for_each_context([](Context& context) {
+    constexpr std::int64_t kRows = 2, kColumns = 50257;
+    const Buffer in(DType::BF16, {kRows, kColumns}, Buffer::normal(kRows * kColumns, 7));
+    const Buffer out(DType::F32, {kColumns});
+    kernels::sum_rows(context, in.view(), out.gradient(false));
+    const auto values = in.values();
+    std::vector<double> want(values.begin(), values.begin() + kColumns);
+    for (std::size_t c = 0; c < want.size(); ++c) want[c] += values[c + want.size()];
+    check_close(out.values(), want, tolerance(DType::F32), 1.0);
+  });
+}
+
+TEST_CASE("blocks of column sums share out all rows, none without a row") {
+  using Shape = kernels::cuda::ColumnSumsShape;
+  for (const std::int64_t rows : {1, 7, 32, 33, 529, 8192, 1000003}) {
+    for (const std::int64_t columns : {1, 31, 256, 257, 768, 50257, 300000}) {
+      for (const int pack : {1, 2, 4, 8}) {
+        CAPTURE(rows);
+        CAPTURE(columns);
+        CAPTURE(pack);
+        const Shape shape(rows, columns, pack);
+        CHECK(shape.tiles * 32 * pack >= columns);
+        CHECK((shape.tiles - 1) * 32 * pack < columns);
+        CHECK(shape.row_blocks * shape.rows_per_block >= rows);
+        CHECK((shape.row_blocks - 1) * shape.rows_per_block < rows);
+        CHECK((shape.row_blocks == 1 || shape.tiles * shape.row_blocks <= Shape::kBlocks));
+      }
+    }
+  }
+  CHECK(Shape(0, 768, 8).row_blocks == 1);
+  CHECK(Shape(8192, 0, 8).tiles == 0);
+  const Shape gpt2(8192, 768, 8);  // fills a device
+  CHECK(gpt2.tiles * gpt2.row_blocks >= 400);
 }
 
 TEST_CASE("elementwise kernels refuse what does not fit") {
