@@ -12,7 +12,8 @@ namespace tessera::kernels {
 /// tokens           [B, T] i32, contiguous
 /// token_weight     [V, C]; position_weight [P, C], optional; same dtype (f64, f32, bf16)
 /// y                [B, T, C], contiguous
-/// @throws InvalidArgument naming place and value of a token outside [0, V), or positions past P
+/// @throws InvalidArgument naming place and value of a token outside [0, V), or positions past P;
+/// on CUDA, where nothing waits for tokens to be read, y is NaN where the token is outside
 struct EmbeddingForward {
   TensorView tokens, token_weight;
   TensorView position_weight{};
@@ -22,7 +23,8 @@ struct EmbeddingForward {
 void embedding_forward(Context& context, const EmbeddingForward& args);
 
 /// grad_token_weight [V, C], grad_position_weight [P, C]: accumulator dtype. Without accumulate all
-/// rows are written (zeros where no token points). Sums in order of position: deterministic.
+/// rows are written (zeros where no token points). Sums in an order that the tokens alone fix:
+/// deterministic. Refuses tokens as above; on CUDA those outside [0, V) take no part.
 struct EmbeddingBackward {
   TensorView tokens, grad_y;
   GradientView grad_token_weight, grad_position_weight;

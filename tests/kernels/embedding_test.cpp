@@ -1,11 +1,14 @@
 #include "kernels/embedding.h"
 
+#include "kernels/cuda/launch/embedding.h"
 #include "tests/kernels/kernel_support.h"
 
 namespace tessera::test {
 namespace {
 
 constexpr std::int64_t kVocab = 11, kPositions = 9;
+// Odd ones, and one whose rows begin at multiples of 16 bytes.
+constexpr std::int64_t kWidths[] = {1, 3, 31, 33, 257, 264};
 
 // Tokens that repeat, within a row and between rows.
 std::vector<std::int32_t> make_tokens(std::int64_t count) {
@@ -21,19 +24,20 @@ TensorView token_view(std::vector<std::int32_t>& tokens, std::int64_t rows) {
 }
 
 TEST_CASE("embedding adds the rows of token and position") {
-  for_each_cpu_context([](Context& context) {
+  for_each_context([](Context& context) {
     for (const DType dtype : kComputingDTypes) {
       for (const bool positions : {false, true}) {
-        for (const std::int64_t width : kOddSizes) {
+        for (const std::int64_t width : kWidths) {
           CAPTURE(dtype_name(dtype));
           CAPTURE(positions);
           CAPTURE(width);
           const std::int64_t rows = 3, columns = 5, first = 2;
-          auto tokens = make_tokens(rows * columns);
+          const auto tokens = make_tokens(rows * columns);
+          const IndexBuffer indices({rows, columns}, tokens);
           const Buffer wte(dtype, {kVocab, width}, Buffer::normal(kVocab * width, 1));
           const Buffer wpe(dtype, {kPositions, width}, Buffer::normal(kPositions * width, 2));
           const Buffer y(dtype, {rows, columns, width}, 99.0);
-          kernels::EmbeddingForward args{.tokens = token_view(tokens, rows),
+          kernels::EmbeddingForward args{.tokens = indices.view(),
                                          .token_weight = wte.view(),
                                          .first_position = first,
                                          .y = y.view()};
@@ -58,22 +62,23 @@ TEST_CASE("embedding adds the rows of token and position") {
 }
 
 TEST_CASE("embedding backward sums by token and by position") {
-  for_each_cpu_context([](Context& context) {
+  for_each_context([](Context& context) {
     for (const DType dtype : kComputingDTypes) {
       for (const bool accumulate : {false, true}) {
-        for (const std::int64_t width : kOddSizes) {
+        for (const std::int64_t width : kWidths) {
           CAPTURE(dtype_name(dtype));
           CAPTURE(accumulate);
           CAPTURE(width);
           const std::int64_t rows = 60, columns = 6, first = 1;
-          auto tokens = make_tokens(rows * columns);
+          const auto tokens = make_tokens(rows * columns);
+          const IndexBuffer indices({rows, columns}, tokens);
           const DType sum_dtype = dtype == DType::F64 ? DType::F64 : DType::F32;
           const Buffer grad_y(dtype, {rows, columns, width},
                               Buffer::normal(rows * columns * width, 3));
           const Buffer token_grad(sum_dtype, {kVocab, width}, 2.0);
           const Buffer position_grad(sum_dtype, {kPositions, width}, 2.0);
           kernels::embedding_backward(
-              context, {token_view(tokens, rows), grad_y.view(), token_grad.gradient(accumulate),
+              context, {indices.view(), grad_y.view(), token_grad.gradient(accumulate),
                         position_grad.gradient(accumulate), first});
           const double start = accumulate ? 2.0 : 0.0;
           std::vector<double> want_tokens(static_cast<std::size_t>(kVocab * width), start);
@@ -116,6 +121,105 @@ TEST_CASE("embedding gradients repeat to the bit for any number of threads") {
     CHECK(token_grad.bytes() == first_tokens);
     CHECK(position_grad.bytes() == first_positions);
   }
+}
+
+struct TokenSums {
+  std::vector<double> got, want;
+};
+
+/// Token gradients, and their sums in float64. @param vocab  tokens outside it take no part
+TokenSums sum_by_token(Context& context, const std::vector<std::int32_t>& tokens,
+                       std::int64_t vocab, std::int64_t width) {
+  const auto count = static_cast<std::int64_t>(tokens.size());
+  const IndexBuffer indices({1, count}, tokens);
+  const Buffer grad_y(DType::F32, {1, count, width}, Buffer::normal(count * width, 5));
+  const Buffer grad(DType::F32, {vocab, width}, 7.0), again(DType::F32, {vocab, width}, 8.0);
+  for (const Buffer* to : {&grad, &again})
+    kernels::embedding_backward(context,
+                                {indices.view(), grad_y.view(), to->gradient(false), {}, 0});
+  CHECK(grad.bytes() == again.bytes());
+  TokenSums result{grad.values(), std::vector<double>(static_cast<std::size_t>(vocab * width))};
+  const auto values = grad_y.values();
+  for (std::int64_t i = 0; i < count * width; ++i) {
+    const std::int64_t token = tokens[static_cast<std::size_t>(i / width)];
+    if (token >= 0 && token < vocab)
+      result.want[static_cast<std::size_t>(token * width + i % width)] +=
+          values[static_cast<std::size_t>(i)];
+  }
+  return result;
+}
+
+TEST_CASE("embedding backward sums frequent tokens and rare ones of a large vocabulary") {
+  constexpr std::int64_t kLarge = 50257;
+  std::vector<std::int32_t> tokens;
+  for (std::int32_t i = 0; i < 2111; ++i) {
+    // Runs of one token that are longer than what a block or a warp sums at once.
+    const std::int32_t rare = (i * 7919 + i * i) % static_cast<std::int32_t>(kLarge);
+    tokens.push_back(i % 3 == 0 ? 13 : i % 7 == 0 ? 50256 : rare);
+  }
+  for_each_context([&](Context& context) {
+    const TokenSums sums = sum_by_token(context, tokens, kLarge, 4);
+    check_close(sums.got, sums.want, tolerance(DType::F32), 100.0);
+  });
+}
+
+TEST_CASE("embedding backward sorts tokens of one, two and three digits") {
+  for_each_context([](Context& context) {
+    for (const std::int64_t vocab : {3, 255, 256, 257, 65600}) {
+      CAPTURE(vocab);
+      for (const std::int64_t count : {1, 31, 257, 1025}) {
+        if (vocab > 1000 && count != 1025) continue;
+        CAPTURE(count);
+        std::vector<std::int32_t> tokens;
+        for (std::int64_t i = 0; i < count; ++i)
+          tokens.push_back(static_cast<std::int32_t>((vocab - 1) - i * i * 37 % vocab));
+        const TokenSums sums = sum_by_token(context, tokens, vocab, 1);
+        check_close(sums.got, sums.want, tolerance(DType::F32), 100.0);
+      }
+    }
+  });
+}
+
+TEST_CASE("embedding backward writes zeros where there are no tokens") {
+  for_each_context([](Context& context) {
+    const TokenSums sums = sum_by_token(context, {}, 5, 3);
+    CHECK(sums.got == std::vector<double>(15, 0.0));
+  });
+}
+
+TEST_CASE("embedding on a device marks tokens outside the vocabulary by NaN, and sums without") {
+  for_each_context([](Context& context) {
+    if (context.device().type == DeviceType::CPU) return;
+    const std::vector<std::int32_t> tokens = {4, 5, -1, 0, 2147483647, 4};
+    const IndexBuffer indices({2, 3}, tokens);
+    const Buffer weight(DType::F32, {5, 8}, 1.0), y(DType::F32, {2, 3, 8});
+    kernels::embedding_forward(
+        context, {.tokens = indices.view(), .token_weight = weight.view(), .y = y.view()});
+    const auto values = y.values();
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const std::int32_t token = tokens[i / 8];
+      CHECK(std::isnan(values[i]) == (token < 0 || token >= 5));
+    }
+    const TokenSums sums = sum_by_token(context, tokens, 5, 8);
+    check_close(sums.got, sums.want, tolerance(DType::F32), 10.0);
+  });
+}
+
+TEST_CASE("the token sort starts few tiles, and sorts all digits of the largest key") {
+  using Shape = kernels::cuda::TokenSortShape;
+  CHECK(Shape::tiles(1) == 1);
+  CHECK(Shape::tiles(1024) == 1);
+  CHECK(Shape::tiles(1025) == 2);
+  CHECK(Shape::tiles(65536) == 64);
+  for (const std::int64_t tokens : {std::int64_t{300000}, std::int64_t{1} << 30}) {
+    CHECK(Shape::tiles(tokens) <= Shape::kMostTiles);
+    CHECK(std::int64_t{Shape::tiles(tokens)} * Shape::rounds(tokens) * Shape::kThreads >= tokens);
+  }
+  CHECK(Shape::passes(0) == 1);
+  CHECK(Shape::passes(255) == 1);
+  CHECK(Shape::passes(256) == 2);
+  CHECK(Shape::passes(50257) == 2);
+  CHECK(Shape::passes(65536) == 3);
 }
 
 TEST_CASE("embedding backward leaves out the gradient that nobody wants") {

@@ -1,0 +1,358 @@
+#include <limits>
+#include <type_traits>
+
+#include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/token_sort.h"
+#include "kernels/embedding.h"
+#include "kernels/workspace.h"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+constexpr int kPiece = EmbeddingShape::kPiece;
+
+struct WarpPlace {
+  std::int64_t row;
+  int lane;
+  __device__ __forceinline__ WarpPlace()
+      : row(static_cast<std::int64_t>(blockIdx.x) * EmbeddingShape::kWarps +
+            threadIdx.x / kWarpSize),
+        lane(static_cast<int>(threadIdx.x) % kWarpSize) {}
+  /// First column of this lane where a block has 32 packs of columns.
+  template <int N>
+  __device__ __forceinline__ std::int64_t column() const {
+    return (static_cast<std::int64_t>(blockIdx.y) * kWarpSize + lane) * N;
+  }
+};
+
+template <typename T>
+struct Forward {
+  const std::int32_t* tokens;
+  const T* token_weight;
+  const T* position_weight;
+  T* y;
+  std::int64_t rows, columns, width, vocab_size, first_position;
+};
+
+// A warp to a row. Bound by memory: reads a row, or two, and writes one.
+template <typename T, int N, bool kPositions>
+__global__ void __launch_bounds__(EmbeddingShape::kThreads) forward_kernel(Forward<T> args) {
+  const WarpPlace at;
+  if (at.row >= args.rows) return;
+  const std::int64_t width = args.width;
+  const std::int64_t token = args.tokens[at.row];
+  T* out = args.y + at.row * width;
+  if (token < 0 || token >= args.vocab_size) {
+    for (std::int64_t c = at.lane; c < width; c += kWarpSize)
+      out[c] = narrow<T>(std::numeric_limits<Compute<T>>::quiet_NaN());
+    return;
+  }
+  const T* from = args.token_weight + token * width;
+  const T* position = nullptr;
+  if constexpr (kPositions)
+    position = args.position_weight + (args.first_position + at.row % args.columns) * width;
+  for (std::int64_t c = at.lane * N; c < width; c += kWarpSize * N) {
+    Pack<T, N> pack = load_pack<N>(from + c);
+    if constexpr (kPositions) {
+      const Pack<T, N> addend = load_pack<N>(position + c);
+      for (int k = 0; k < N; ++k) pack[k] = narrow<T>(widen(pack[k]) + widen(addend[k]));
+    }
+    store_pack<N>(out + c, pack);
+  }
+}
+
+/// N columns of a sum of rows.
+template <typename T, int N>
+struct RowSum {
+  using A = Compute<T>;
+  static constexpr int kPart = N < kPack<A> ? N : kPack<A>;
+  A values[N] = {};
+
+  /// Adds the rows of U at column + row_of(i) * width for i in [begin, end), in order, with four
+  /// loads under way at a time.
+  template <typename U, typename RowOf>
+  __device__ __forceinline__ void add_rows(const U* column, std::int64_t width, int begin, int end,
+                                           RowOf row_of) {
+    constexpr int kTogether = 4;
+    int i = begin;
+    for (; i + kTogether <= end; i += kTogether) {
+      RowPart<U> parts[kTogether];
+      for (int j = 0; j < kTogether; ++j) parts[j].load(column + row_of(i + j) * width);
+      for (int j = 0; j < kTogether; ++j) add(parts[j]);
+    }
+    for (; i < end; ++i) {
+      RowPart<U> part;
+      part.load(column + row_of(i) * width);
+      add(part);
+    }
+  }
+
+  __device__ __forceinline__ void store(A* to, bool accumulate) const {
+    for (int k = 0; k < N; k += kPart) {
+      Pack<A, kPart> part{};
+      if (accumulate) part = load_pack<kPart>(to + k);
+      for (int j = 0; j < kPart; ++j) part[j] += values[k + j];
+      store_pack<kPart>(to + k, part);
+    }
+  }
+
+ private:
+  template <typename U>
+  struct RowPart {
+    static constexpr int kSize = N < kPack<U> ? N : kPack<U>;
+    Pack<U, kSize> packs[N / kSize];
+    __device__ __forceinline__ void load(const U* from) {
+      for (int p = 0; p < N / kSize; ++p) packs[p] = load_pack<kSize>(from + p * kSize);
+    }
+  };
+  template <typename U>
+  __device__ __forceinline__ void add(const RowPart<U>& part) {
+    constexpr int kSize = RowPart<U>::kSize;
+    for (int k = 0; k < N; ++k) values[k] += widen(part.packs[k / kSize][k % kSize]);
+  }
+};
+
+// starts[v] = how many of the sorted tokens are below v, for v in [0, vocab_size].
+struct StartsBody {
+  const TokenPlace* places;
+  int count;
+  int* starts;
+  template <int N>
+  __device__ __forceinline__ void operator()(std::int64_t v, std::integral_constant<int, N>) const {
+    int low = 0, high = count;
+    while (low < high) {
+      const int middle = low + (high - low) / 2;
+      if (places[middle].token < v)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    starts[v] = low;
+  }
+};
+
+struct PlaceOf {
+  const TokenPlace* places;
+  __device__ __forceinline__ std::int64_t operator()(int i) const { return places[i].place; }
+};
+struct Itself {
+  __device__ __forceinline__ std::int64_t operator()(int i) const { return i; }
+};
+
+template <typename T>
+struct TokenGradient {
+  const TokenPlace* places;
+  const T* grad_y;
+  Compute<T>* partials;  // [pieces, width]
+  const int* starts;
+  Compute<T>* grad;
+  std::int64_t width, pieces, vocab_size;
+  bool accumulate;
+};
+
+// A warp to a piece of the sorted places, and 32 packs of columns: where a piece holds one token
+// only, its rows are summed to one.
+template <typename T, int N>
+__global__ void __launch_bounds__(EmbeddingShape::kThreads) piece_kernel(TokenGradient<T> args) {
+  const WarpPlace at;
+  const std::int64_t column = at.column<N>();
+  if (at.row >= args.pieces || column >= args.width) return;
+  const int begin = static_cast<int>(at.row) * kPiece, end = begin + kPiece;
+  const std::int32_t token = args.places[begin].token;
+  if (token != args.places[end - 1].token || token == args.vocab_size) return;
+  RowSum<T, N> sum;
+  sum.add_rows(args.grad_y + column, args.width, begin, end, PlaceOf{args.places});
+  sum.store(args.partials + at.row * args.width + column, false);
+}
+
+// A warp to a token of the vocabulary and 32 packs of columns: the rows of grad_y up to the first
+// whole piece of the token, the sums of whole pieces, the rows that are left. Bound by memory:
+// grad_y is read once, the gradient written once (and read once where it accumulates). The longest
+// chain of additions is 2 * 127 + places / 128.
+//
+// What comes before it is bound by latency: two kernels for each 8 bits of the vocabulary size, to
+// sort; a search for each token of the vocabulary; the pieces. Scratch memory: 16 bytes for each
+// place, 4 for each token of the vocabulary, a row for each 128 places.
+template <typename T, int N>
+__global__ void __launch_bounds__(EmbeddingShape::kThreads)
+    token_gradient_kernel(TokenGradient<T> args) {
+  const WarpPlace at;
+  const std::int64_t column = at.column<N>(), width = args.width;
+  if (at.row >= args.vocab_size || column >= width) return;
+  const int begin = args.starts[at.row], end = args.starts[at.row + 1];
+  if (begin == end && args.accumulate) return;
+  const int first_piece = (begin + kPiece - 1) / kPiece, last_piece = end / kPiece;
+  const bool whole = first_piece < last_piece;
+  const T* in = args.grad_y + column;
+  const PlaceOf place_of{args.places};
+  RowSum<T, N> sum;
+  sum.add_rows(in, width, begin, whole ? first_piece * kPiece : end, place_of);
+  if (whole) {
+    sum.add_rows(args.partials + column, width, first_piece, last_piece, Itself{});
+    sum.add_rows(in, width, last_piece * kPiece, end, place_of);
+  }
+  sum.store(args.grad + at.row * width + column, args.accumulate);
+}
+
+template <typename T>
+struct PositionGradient {
+  const T* grad_y;
+  Compute<T>* grad;
+  int rows;
+  std::int64_t columns, width, positions, first_position;
+  bool accumulate;
+};
+
+struct SameColumn {
+  std::int64_t column, columns;
+  __device__ __forceinline__ std::int64_t operator()(int row) const {
+    return row * columns + column;
+  }
+};
+
+// A warp to a position and 32 packs of columns. Bound by memory: grad_y is read once. With fewer
+// positions than fill the device, bound by the latency of the rows that a warp adds.
+template <typename T, int N>
+__global__ void __launch_bounds__(EmbeddingShape::kThreads)
+    position_gradient_kernel(PositionGradient<T> args) {
+  const WarpPlace at;
+  const std::int64_t column = at.column<N>(), width = args.width;
+  if (at.row >= args.positions || column >= width) return;
+  const std::int64_t t = at.row - args.first_position;
+  const bool present = t >= 0 && t < args.columns;
+  if (!present && args.accumulate) return;
+  RowSum<T, N> sum;
+  if (present) sum.add_rows(args.grad_y + column, width, 0, args.rows, SameColumn{t, args.columns});
+  sum.store(args.grad + at.row * width + column, args.accumulate);
+}
+
+/// f(std::integral_constant<int, N>) with packs of 16 bytes of T if all rows begin at such, else 1.
+template <typename T, typename F>
+void visit_pack(std::int64_t width, bool aligned, F&& f) {
+  if (aligned && width % kPack<T> == 0)
+    f(std::integral_constant<int, kPack<T>>{});
+  else
+    f(std::integral_constant<int, 1>{});
+}
+
+template <typename T>
+void token_gradient(Context& context, const EmbeddingBackward& args) {
+  using A = Compute<T>;
+  const std::int64_t count = args.tokens.numel();
+  const std::int64_t vocab_size = args.grad_token_weight.view.shape[0];
+  const std::int64_t width = args.grad_y.shape[2];
+  if (vocab_size == 0) return;
+  const std::int64_t pieces = count / kPiece;
+
+  std::int64_t bytes = 0;
+  const auto reserve = [&](std::int64_t size) {
+    const std::int64_t at = bytes;
+    bytes += (size + 63) / 64 * 64;
+    return at;
+  };
+  constexpr auto kPlaceBytes = static_cast<std::int64_t>(sizeof(TokenPlace));
+  const std::int64_t a = reserve(count * kPlaceBytes), b = reserve(count * kPlaceBytes);
+  const std::int64_t counts = reserve(token_sort_count_bytes(count));
+  const std::int64_t starts = reserve((vocab_size + 1) * static_cast<std::int64_t>(sizeof(int)));
+  const std::int64_t partials = reserve(pieces * width * static_cast<std::int64_t>(sizeof(A)));
+  const Workspace workspace(context, static_cast<std::size_t>(bytes), "embedding_backward");
+  auto* memory = static_cast<std::byte*>(workspace.data());
+
+  const TokenPlace* places = sort_tokens(
+      context, static_cast<const std::int32_t*>(args.tokens.data), static_cast<int>(count),
+      static_cast<int>(vocab_size), reinterpret_cast<TokenPlace*>(memory + a),
+      reinterpret_cast<TokenPlace*>(memory + b), reinterpret_cast<int*>(memory + counts));
+  auto* const first_places = reinterpret_cast<int*>(memory + starts);
+  launch_elementwise<1>(context, "embedding_backward: starts", vocab_size + 1, true,
+                        StartsBody{places, static_cast<int>(count), first_places});
+  const TokenGradient<T> gradient{.places = places,
+                                  .grad_y = static_cast<const T*>(args.grad_y.data),
+                                  .partials = reinterpret_cast<A*>(memory + partials),
+                                  .starts = first_places,
+                                  .grad = static_cast<A*>(args.grad_token_weight.view.data),
+                                  .width = width,
+                                  .pieces = pieces,
+                                  .vocab_size = vocab_size,
+                                  .accumulate = args.grad_token_weight.accumulate};
+  visit_pack<T>(width, is_aligned(gradient.grad_y) && is_aligned(gradient.grad),
+                [&]<int N>(std::integral_constant<int, N>) {
+                  const unsigned slabs = EmbeddingShape::slabs(width, N);
+                  if (pieces > 0)
+                    launch(context, "embedding_backward: pieces", piece_kernel<T, N>,
+                           LaunchShape{.grid = EmbeddingShape::blocks(pieces),
+                                       .block = EmbeddingShape::kThreads,
+                                       .grid_y = slabs},
+                           gradient);
+                  launch(context, "embedding_backward: tokens", token_gradient_kernel<T, N>,
+                         LaunchShape{.grid = EmbeddingShape::blocks(vocab_size),
+                                     .block = EmbeddingShape::kThreads,
+                                     .grid_y = slabs},
+                         gradient);
+                });
+}
+
+template <typename T>
+void position_gradient(Context& context, const EmbeddingBackward& args) {
+  const TensorView& grad = args.grad_position_weight.view;
+  if (grad.numel() == 0) return;
+  const PositionGradient<T> gradient{.grad_y = static_cast<const T*>(args.grad_y.data),
+                                     .grad = static_cast<Compute<T>*>(grad.data),
+                                     .rows = static_cast<int>(args.tokens.shape[0]),
+                                     .columns = args.tokens.shape[1],
+                                     .width = grad.shape[1],
+                                     .positions = grad.shape[0],
+                                     .first_position = args.first_position,
+                                     .accumulate = args.grad_position_weight.accumulate};
+  visit_pack<T>(gradient.width, is_aligned(gradient.grad_y) && is_aligned(gradient.grad),
+                [&]<int N>(std::integral_constant<int, N>) {
+                  launch(context, "embedding_backward: positions", position_gradient_kernel<T, N>,
+                         LaunchShape{.grid = EmbeddingShape::blocks(gradient.positions),
+                                     .block = EmbeddingShape::kThreads,
+                                     .grid_y = EmbeddingShape::slabs(gradient.width, N)},
+                         gradient);
+                });
+}
+
+}  // namespace
+
+void embedding_forward(Context& context, const EmbeddingForward& args) {
+  if (args.y.numel() == 0) return;
+  visit_floating(args.y.dtype, "embedding_forward", [&]<typename T>(std::type_identity<T>) {
+    const Forward<T> forward{.tokens = static_cast<const std::int32_t*>(args.tokens.data),
+                             .token_weight = static_cast<const T*>(args.token_weight.data),
+                             .position_weight = static_cast<const T*>(args.position_weight.data),
+                             .y = static_cast<T*>(args.y.data),
+                             .rows = args.tokens.numel(),
+                             .columns = args.tokens.shape[1],
+                             .width = args.y.shape[2],
+                             .vocab_size = args.token_weight.shape[0],
+                             .first_position = args.first_position};
+    const bool aligned = is_aligned(forward.token_weight) && is_aligned(forward.position_weight) &&
+                         is_aligned(forward.y);
+    visit_pack<T>(forward.width, aligned, [&]<int N>(std::integral_constant<int, N>) {
+      launch(
+          context, "embedding_forward",
+          args.position_weight.defined() ? forward_kernel<T, N, true> : forward_kernel<T, N, false>,
+          LaunchShape{EmbeddingShape::blocks(forward.rows), EmbeddingShape::kThreads}, forward);
+    });
+  });
+}
+
+void embedding_backward(Context& context, const EmbeddingBackward& args) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 30;  // places and tokens are sorted as ints
+  const std::int64_t count = args.tokens.numel();
+  const std::int64_t vocab_size = args.grad_token_weight ? args.grad_token_weight.view.shape[0] : 0;
+  require<Unsupported>(count <= kMost && vocab_size <= kMost,
+                       "embedding_backward: {} tokens and a vocabulary of {}; at most {} are taken",
+                       count, vocab_size, kMost);
+  if (args.grad_y.shape[2] == 0) return;
+  visit_floating(args.grad_y.dtype, "embedding_backward", [&]<typename T>(std::type_identity<T>) {
+    if (args.grad_token_weight) token_gradient<T>(context, args);
+    if (args.grad_position_weight) position_gradient<T>(context, args);
+  });
+}
+
+TESSERA_CUDA_KERNEL(embedding_forward, EmbeddingForward)
+TESSERA_CUDA_KERNEL(embedding_backward, EmbeddingBackward)
+
+}  // namespace tessera::kernels::cuda

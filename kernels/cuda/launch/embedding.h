@@ -1,0 +1,47 @@
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+namespace tessera::kernels::cuda {
+
+/// A radix sort of tokens: in each pass a block takes a tile of them, a warp a run of the tile, 32
+/// tokens in each round.
+struct TokenSortShape {
+  static constexpr int kDigitBits = 8, kDigits = 1 << kDigitBits;
+  static constexpr int kThreads = kDigits, kWarps = kThreads / 32;
+  /// A block of the second half of a pass reads the counts of all tiles.
+  static constexpr std::int64_t kMostTiles = 256;
+  static constexpr std::int64_t kLeastRounds = 4;
+
+  static int rounds(std::int64_t tokens) {
+    constexpr std::int64_t kAll = kThreads * kMostTiles;
+    return static_cast<int>(std::max(kLeastRounds, (tokens + kAll - 1) / kAll));
+  }
+  static int tiles(std::int64_t tokens) {
+    const std::int64_t tile = std::int64_t{kThreads} * rounds(tokens);
+    return static_cast<int>((tokens + tile - 1) / tile);
+  }
+  /// Until all digits of the keys [0, largest] are sorted.
+  static int passes(std::uint32_t largest) {
+    return std::max(1, (static_cast<int>(std::bit_width(largest)) + kDigitBits - 1) / kDigitBits);
+  }
+};
+
+/// A warp takes a row, or some 32 packs of its columns where the sums of rows are formed.
+struct EmbeddingShape {
+  static constexpr unsigned kThreads = 256, kWarps = kThreads / 32;
+  /// So many places of one token are summed by a warp of their own: the warp of a frequent token
+  /// then adds one row for each such piece.
+  static constexpr int kPiece = 128;
+
+  static unsigned blocks(std::int64_t rows) {
+    return static_cast<unsigned>((rows + kWarps - 1) / kWarps);
+  }
+  static unsigned slabs(std::int64_t width, int pack) {
+    return static_cast<unsigned>((width + 32 * pack - 1) / (32 * pack));
+  }
+};
+
+}  // namespace tessera::kernels::cuda

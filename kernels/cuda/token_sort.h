@@ -1,0 +1,179 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/device/shared.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/launch/embedding.h"
+
+// Sorts tokens by value and, among equals, by place: a radix sort without atomics, so that the
+// result is the same in every run. Two kernels for each digit of 8 bits: one counts the digits of
+// every tile, the other moves the tokens. Bound by the latency of these short kernels: 64K tokens
+// are half a megabyte.
+namespace tessera::kernels::cuda {
+
+struct alignas(8) TokenPlace {
+  std::int32_t token, place;
+};
+
+/// Tokens outside [0, vocab_size) become vocab_size, and so the last.
+struct UnsortedTokens {
+  const std::int32_t* tokens;
+  int vocab_size;
+  __device__ __forceinline__ TokenPlace operator()(int i) const {
+    const std::int32_t token = tokens[i];
+    return {token >= 0 && token < vocab_size ? token : vocab_size, i};
+  }
+};
+struct SortedTokens {
+  const TokenPlace* places;
+  __device__ __forceinline__ TokenPlace operator()(int i) const { return places[i]; }
+};
+
+/// The tokens that a warp takes, round by round.
+template <typename Source>
+struct WarpRun {
+  Source source;
+  int count, shift, rounds;
+
+  /// Calls f(token and place, digit, lanes that hold the same digit) in lanes that hold a token;
+  /// then f is done in all lanes before the next round.
+  template <typename F>
+  __device__ __forceinline__ void for_each_round(F&& f) const {
+    const int thread = static_cast<int>(threadIdx.x);
+    const int warp = static_cast<int>(blockIdx.x) * TokenSortShape::kWarps + thread / kWarpSize;
+    const std::int64_t begin = static_cast<std::int64_t>(warp) * rounds * kWarpSize;
+    for (int round = 0; round < rounds; ++round) {
+      const std::int64_t i = begin + round * kWarpSize + thread % kWarpSize;
+      const bool exists = i < count;
+      const TokenPlace at = exists ? source(static_cast<int>(i)) : TokenPlace{0, 0};
+      const int digit = (at.token >> shift) & (TokenSortShape::kDigits - 1);
+      unsigned lanes = __ballot_sync(kAllLanes, exists);
+      for (int bit = 0; bit < TokenSortShape::kDigitBits; ++bit) {
+        const bool set = (digit >> bit & 1) != 0;
+        const unsigned lanes_set = __ballot_sync(kAllLanes, set);
+        lanes &= set ? lanes_set : ~lanes_set;
+      }
+      f(exists, at, digit, lanes);
+      __syncwarp(kAllLanes);
+    }
+  }
+};
+
+__device__ __forceinline__ unsigned lanes_below() { return (1U << threadIdx.x % kWarpSize) - 1; }
+
+/// counters[warp][digit] = how often the digit stands in the warp's run.
+template <typename Source>
+__device__ __forceinline__ void count_digits(const WarpRun<Source>& run,
+                                             const SharedArray<int>& counters) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const SharedArray<int> own = counters.from(thread / kWarpSize * TokenSortShape::kDigits);
+  for (int digit = thread % kWarpSize; digit < TokenSortShape::kDigits; digit += kWarpSize)
+    own[digit] = 0;
+  __syncwarp(kAllLanes);
+  run.for_each_round([&](bool exists, TokenPlace, int digit, unsigned lanes) {
+    if (exists && (lanes & lanes_below()) == 0) own[digit] += __popc(lanes);
+  });
+  __syncthreads();
+}
+
+/// counts[tile][digit]
+template <typename Source>
+__global__ void __launch_bounds__(TokenSortShape::kThreads)
+    count_tile_digits_kernel(WarpRun<Source> run, int* counts) {
+  SharedMemory shared;
+  const auto counters = shared.take<int>(TokenSortShape::kWarps * TokenSortShape::kDigits);
+  count_digits(run, counters);
+  const int digit = static_cast<int>(threadIdx.x);
+  int count = 0;
+  for (int warp = 0; warp < TokenSortShape::kWarps; ++warp)
+    count += counters[warp * TokenSortShape::kDigits + digit];
+  counts[blockIdx.x * TokenSortShape::kDigits + digit] = count;
+}
+
+template <typename Source>
+__global__ void __launch_bounds__(TokenSortShape::kThreads)
+    move_tokens_kernel(WarpRun<Source> run, const int* counts, TokenPlace* to) {
+  SharedMemory shared;
+  const auto counters = shared.take<int>(TokenSortShape::kWarps * TokenSortShape::kDigits);
+  const auto warp_sums = shared.take<int>(TokenSortShape::kWarps);
+  count_digits(run, counters);
+
+  // Each thread one digit: smaller digits, then the same digit in earlier tiles, in earlier warps.
+  const int digit = static_cast<int>(threadIdx.x);
+  const int warp = digit / kWarpSize, lane = digit % kWarpSize;
+  int in_all_tiles = 0, in_earlier_tiles = 0;
+  for (unsigned tile = 0; tile < gridDim.x; ++tile) {
+    const int count = counts[tile * TokenSortShape::kDigits + digit];
+    in_all_tiles += count;
+    if (tile < blockIdx.x) in_earlier_tiles += count;
+  }
+  int up_to_digit = in_all_tiles;
+  for (int lanes = 1; lanes < kWarpSize; lanes *= 2) {
+    const int below = __shfl_up_sync(kAllLanes, up_to_digit, lanes);
+    if (lane >= lanes) up_to_digit += below;
+  }
+  if (lane == kWarpSize - 1) warp_sums[warp] = up_to_digit;
+  __syncthreads();
+  int next = up_to_digit - in_all_tiles + in_earlier_tiles;
+  for (int w = 0; w < warp; ++w) next += warp_sums[w];
+  for (int w = 0; w < TokenSortShape::kWarps; ++w) {
+    const int at = w * TokenSortShape::kDigits + digit;
+    const int count = counters[at];
+    counters[at] = next;
+    next += count;
+  }
+  __syncthreads();
+
+  const SharedArray<int> own = counters.from(warp * TokenSortShape::kDigits);
+  run.for_each_round([&](bool exists, TokenPlace at, int own_digit, unsigned lanes) {
+    const unsigned before = lanes & lanes_below();
+    int first = 0;
+    if (exists) {
+      first = own[own_digit];
+      to[first + __popc(before)] = at;
+    }
+    __syncwarp(kAllLanes);
+    if (exists && before == 0) own[own_digit] = first + __popc(lanes);
+  });
+}
+
+/// Bytes of `counts` below.
+inline std::int64_t token_sort_count_bytes(std::int64_t tokens) {
+  return std::int64_t{TokenSortShape::tiles(tokens)} * TokenSortShape::kDigits *
+         static_cast<std::int64_t>(sizeof(int));
+}
+
+/// @param a, b    room for `count` places each
+/// @param counts  scratch memory
+/// @return        a or b, whichever holds the result
+inline TokenPlace* sort_tokens(Context& context, const std::int32_t* tokens, int count,
+                               int vocab_size, TokenPlace* a, TokenPlace* b, int* counts) {
+  if (count == 0) return a;
+  using Shape = TokenSortShape;
+  constexpr int kCounters = SharedMemory::shared_bytes<int>(Shape::kWarps * Shape::kDigits);
+  const int passes = Shape::passes(static_cast<std::uint32_t>(vocab_size));
+  TokenPlace* to = a;
+  for (int pass = 0; pass < passes; ++pass) {
+    const auto run = [&](const auto& source) {
+      using Source = std::remove_cvref_t<decltype(source)>;
+      const WarpRun<Source> warp_run{source, count, pass * Shape::kDigitBits, Shape::rounds(count)};
+      const auto blocks = static_cast<unsigned>(Shape::tiles(count));
+      launch(context, "count_tile_digits", count_tile_digits_kernel<Source>,
+             LaunchShape{blocks, Shape::kThreads, kCounters}, warp_run, counts);
+      launch(context, "move_tokens", move_tokens_kernel<Source>,
+             LaunchShape{blocks, Shape::kThreads,
+                         kCounters + SharedMemory::shared_bytes<int>(Shape::kWarps)},
+             warp_run, static_cast<const int*>(counts), to);
+    };
+    TokenPlace* const from = to == a ? b : a;
+    if (pass == 0)
+      run(UnsortedTokens{tokens, vocab_size});
+    else
+      run(SortedTokens{from});
+    to = from;
+  }
+  return to == a ? b : a;
+}
+
+}  // namespace tessera::kernels::cuda
