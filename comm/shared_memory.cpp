@@ -46,7 +46,8 @@ struct alignas(kLine) Meeting {
   Word sleepers;
 };
 struct alignas(kLine) Entry {
-  Word arrived;                           // number of the last meeting to which the rank has come
+  Word arrived;  // number of the last meeting to which the rank has come
+  Word left;     // 1: the rank has left by itself, and let go of its place after that
   alignas(kLine) Signature signature[2];  // of its collectives, in turn
 };
 
@@ -133,6 +134,7 @@ class SharedMemoryBackend final : public CollectiveBackend {
 
   void close(const CommError* reason) noexcept override {
     if (reason != nullptr) report_.verdict(*reason);
+    entry(rank_).left.store(1);
     segment_.let_go(rank_);
     wake_all(meeting().complete);  // who waits for this rank shall see that it left
   }
@@ -236,6 +238,7 @@ class SharedMemoryBackend final : public CollectiveBackend {
     moving_ = false;
     Range range;
     do {
+      if (moving_) check_time(c);
       range.size = std::min(step, bytes - range.begin);
       turn_ = 1 - turn_;
       write(chunk(rank_), range);
@@ -245,6 +248,12 @@ class SharedMemoryBackend final : public CollectiveBackend {
       read(range);
       range.begin += range.size;
     } while (range.begin < bytes);
+  }
+
+  // For a collective of many chunks for which nobody ever waits long.
+  void check_time(const Collective& c) const {
+    if (interrupted_.load(std::memory_order_acquire)) throw report_.interruption();
+    if (Clock::now() > deadline_) throw report_.stuck(c, {}, "is the machine overloaded?");
   }
 
   void compare_signatures(std::size_t turn) const {
@@ -266,7 +275,10 @@ class SharedMemoryBackend final : public CollectiveBackend {
       if (interrupted_.load(std::memory_order_acquire)) throw report_.interruption();
       if (slept) find_lost(c);
       const auto left = deadline_ - Clock::now();
-      if (left <= left.zero()) throw late(c);
+      if (left <= left.zero()) {
+        find_late(c);
+        continue;
+      }
       meeting().sleepers.fetch_add(1);
       sleep_on(meeting().complete, seen, std::min<Clock::duration>(left, kTick));
       meeting().sleepers.fetch_sub(1);
@@ -302,22 +314,34 @@ class SharedMemoryBackend final : public CollectiveBackend {
     return true;
   }
 
+  // A rank that died is a loss even if it came to this meeting: others may be long in coming, and
+  // the next one it misses. Ranks that left by themselves, perhaps because of that one, are blamed
+  // only if there is none.
   void find_lost(const Collective& c) const {
-    std::vector<int> lost;
+    std::vector<int> dead, left;
     for_peers([&](int r) {
-      if (!has_arrived(r) && !segment_.is_held_elsewhere(r)) lost.push_back(r);
+      if (segment_.is_held_elsewhere(r)) return;
+      if (entry(r).left.load() == 0) {
+        dead.push_back(r);
+      } else if (!has_arrived(r)) {
+        left.push_back(r);
+      }
     });
     // It may have come, done its part, and left in good order between the two looks.
-    std::erase_if(lost, [&](int r) { return has_arrived(r); });
-    if (!lost.empty()) throw report_.lost(c, lost);
+    std::erase_if(left, [&](int r) { return has_arrived(r); });
+    if (!dead.empty()) throw report_.lost(c, dead);
+    if (!left.empty()) throw report_.lost(c, left);
   }
 
-  CommError late(const Collective& c) const {
+  // Throws if somebody is late, and does not if the last one has just come.
+  void find_late(const Collective& c) const {
     std::vector<int> late;
     for_peers([&](int r) {
       if (!has_arrived(r)) late.push_back(r);
     });
-    return moving_ ? report_.stuck(c, late, "is it stopped?") : report_.missing(c, late);
+    if (late.empty()) return;
+    if (moving_) throw report_.stuck(c, late, "is it stopped?");
+    throw report_.missing(c, late);
   }
 
   template <typename F>
@@ -347,8 +371,10 @@ class SharedMemoryBackend final : public CollectiveBackend {
     const auto& context = options_.communicator.context;
     if (!context) return;
     MemoryLedger& ledger = context->ledger();
+    std::size_t share = segment_.bytes() / index(world_);
+    if (rank_ == 0) share += segment_.bytes() % index(world_);
     ledger.book(ledger.entry(MemoryCategory::Communication, "shared memory"),
-                sign * static_cast<std::int64_t>(segment_.bytes() / index(world_)));
+                sign * static_cast<std::int64_t>(share));
   }
 
   const SharedMemoryOptions options_;

@@ -38,7 +38,7 @@ SharedSegment connect_shared_segment(Store& store, int rank, int world_size,
 /// CommError(Mismatch) on every rank, and what fits into a chunk takes one meeting. Ranks meet by
 /// counters in the segment: a short look, then a futex, so that a rank that waits leaves its core
 /// to one that computes. A rank that is killed is noticed by its lock on the segment. Failures are
-/// told as with make_gloo_communicator(): one verdict for all, in the same words. A rank's share of
+/// told as with make_gloo_communicator(): one verdict for all. A rank's share of
 /// the segment is booked as Communication if options.communicator.context is set.
 ///
 /// @param store    outlives the communicator; carries verdicts

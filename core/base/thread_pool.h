@@ -13,8 +13,9 @@ namespace tessera {
 
 /// A fixed set of threads that share loops. A loop is cut into a few chunks for each thread; a
 /// thread that has done its own takes those of others, so that one that the system holds up delays
-/// nobody. The cuts depend on the loop's length and the number of threads alone, so results repeat
-/// exactly. One caller at a time; loops don't nest: a parallel_for inside a body runs serially.
+/// the loop by the chunk that it is at. The cuts depend on the loop's length, its grain and the
+/// number of threads alone, so results repeat exactly. One caller at a time; loops don't nest: a
+/// parallel_for inside a body runs serially.
 class ThreadPool {
  public:
   static constexpr int kChunksPerThread = 4;

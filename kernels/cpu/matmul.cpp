@@ -66,12 +66,12 @@ void multiply_threaded(Context& context, const Operand<T>& a, const Operand<T>& 
   const bool by_columns = n >= m;
   const Index side = by_columns ? n : m;
   const Index pieces = (side + kCut - 1) / kCut;
-  // Eigen packs all of one operand anew for each chunk: one chunk a thread.
-  const Index share = std::max<Index>(1, pieces / context.threads().size());
-  const Index grain = m * n * k < (1 << 18) ? pieces : share;
-  context.threads().parallel_for(pieces, grain, [&](Index begin, Index end) {
-    const Index first = begin * kCut;
-    const Index count = std::min(side, end * kCut) - first;
+  // Eigen packs all of one operand anew for each part: one part a thread.
+  const bool serial = m * n * k < (1 << 18);
+  const Index parts = serial ? 1 : std::min<Index>(context.threads().size(), pieces);
+  const auto multiply_part = [&](Index part) {
+    const Index first = part * pieces / parts * kCut;
+    const Index count = std::min(side, (part + 1) * pieces / parts * kCut) - first;
     const Index row = by_columns ? 0 : first;
     const Index column = by_columns ? first : 0;
     const Index rows = by_columns ? m : count;
@@ -88,6 +88,9 @@ void multiply_threaded(Context& context, const Operand<T>& a, const Operand<T>& 
       add = true;
     }
     multiply(a.at(row, 0), b.at(0, column), out, c_stride, rows, columns, k, add);
+  };
+  context.threads().parallel_for(parts, 1, [&](Index begin, Index end) {
+    for (Index part = begin; part < end; ++part) multiply_part(part);
   });
 }
 

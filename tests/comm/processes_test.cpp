@@ -114,6 +114,30 @@ TEST_CASE("a killed rank is noticed while another one is merely slow") {
   }
 }
 
+TEST_CASE("a rank that is killed while it waits for another is noticed") {
+  Processes ranks(3, [&](int rank, const std::string& port) -> std::string {
+    const auto c = join("shm", rank, 3, port);
+    c->barrier({});
+    if (rank == 1) std::this_thread::sleep_for(30s);  // busy
+    try {
+      const auto work = c->start_barrier({.label = "step"});
+      if (rank == 2) {
+        std::this_thread::sleep_for(200ms);
+        ::raise(SIGKILL);
+      }
+      work->wait();
+    } catch (const CommError& error) {
+      return describe(error);
+    }
+    return "no error";
+  });
+  const Served served;
+  ranks.go(served.port());
+  const auto outcomes = ranks.wait(3s);
+  CHECK(outcomes[0].in_time);
+  CHECK(outcomes[0].text.find("1 [2] barrier#1 (step): lost rank 2") == 0);
+}
+
 TEST_CASE("a stopped rank: at the deadline every survivor names it") {
   for (const std::string backend : kBackends) {
     CAPTURE(backend);

@@ -58,7 +58,8 @@ def main():
         for python in o.python if o.nanogpt else []:
             version = subprocess.run([python, "-c", "import torch; print(torch.__version__.split('+')[0])"],
                                      capture_output=True, text=True, check=True).stdout.strip()
-            runs[f"nanoGPT, PyTorch {version}"] = lambda p=python: run_nanogpt(o.nanogpt, p, o.steps, folder)
+            name = f"nanoGPT, PyTorch {version}"
+            runs[f"{name} ({python})" if name in runs else name] = lambda p=python: run_nanogpt(o.nanogpt, p, o.steps, folder)
         results = {name: [] for name in runs}
         for _ in range(o.rounds):
             for name, run in runs.items():
