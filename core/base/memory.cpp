@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "core/base/caching_allocator.h"
 #include "core/base/error.h"
 
 namespace tessera {
@@ -18,8 +19,6 @@ void raise_peak(std::atomic<std::int64_t>& peak, std::int64_t value) {
 
 constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
-// More than any address space holds, and far enough from 2^64 that rounding up cannot wrap.
-constexpr std::size_t kMostBytes = std::size_t{1} << 56;
 
 // Sizes are rounded up to an eighth of their power of two, so that blocks fit again.
 std::size_t size_class(std::size_t bytes) {
@@ -28,76 +27,23 @@ std::size_t size_class(std::size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
-class CpuAllocator final : public Allocator {
+class CpuAllocator final : public CachingAllocator {
  public:
   CpuAllocator() = default;
   ~CpuAllocator() override { release_idle(); }
-
-  void* allocate(std::size_t bytes) override {
-    if (bytes == 0) return nullptr;
-    require<OutOfMemory>(bytes <= kMostBytes, "{} bytes requested, more than any machine has",
-                         bytes);
-    const std::size_t wanted = size_class(bytes);
-    {
-      const std::lock_guard lock(mutex_);
-      const auto found = idle_.lower_bound(wanted);
-      if (found != idle_.end() && found->first <= wanted + wanted / 4) {
-        void* data = found->second;
-        in_use_[data] = found->first;
-        idle_.erase(found);
-        return data;
-      }
-    }
-    void* data = take(wanted);
-    if (data == nullptr) {  // what is kept for reuse may be what is missing
-      trim();
-      data = take(wanted);
-    }
-    require<OutOfMemory>(data != nullptr, "host memory is exhausted: {} requested, {} held",
-                         format_bytes(static_cast<std::int64_t>(wanted)),
-                         format_bytes(static_cast<std::int64_t>(reserved_bytes())));
-    const std::lock_guard lock(mutex_);
-    in_use_[data] = wanted;
-    reserved_ += wanted;
-    return data;
-  }
-
-  void deallocate(void* data, std::size_t) noexcept override {
-    if (data == nullptr) return;
-    const std::lock_guard lock(mutex_);
-    const auto found = in_use_.find(data);
-    if (found == in_use_.end()) return;
-    idle_.emplace(found->second, data);
-    in_use_.erase(found);
-  }
-
-  std::size_t reserved_bytes() const override {
-    const std::lock_guard lock(mutex_);
-    return reserved_;
-  }
-
-  void trim() noexcept override { release_idle(); }
+  CpuAllocator(const CpuAllocator&) = delete;
+  CpuAllocator& operator=(const CpuAllocator&) = delete;
 
  private:
-  static void* take(std::size_t bytes) {
+  std::size_t block_bytes(std::size_t bytes) const override { return size_class(bytes); }
+  void* take(std::size_t bytes) override {
     const std::size_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
     void* data = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
     if (data != nullptr && bytes >= kHugePage) madvise(data, bytes, MADV_HUGEPAGE);
     return data;
   }
-  void release_idle() noexcept {
-    const std::lock_guard lock(mutex_);
-    for (const auto& [bytes, data] : idle_) {
-      reserved_ -= bytes;
-      std::free(data);
-    }
-    idle_.clear();
-  }
-
-  mutable std::mutex mutex_;
-  std::multimap<std::size_t, void*> idle_;
-  std::map<void*, std::size_t> in_use_;
-  std::size_t reserved_ = 0;
+  void give_back(void* data) noexcept override { std::free(data); }
+  std::string name() const override { return "host memory"; }
 };
 
 class MetaAllocator final : public Allocator {

@@ -6,6 +6,7 @@
 #include "core/base/context.h"
 #include "core/base/error.h"
 #include "kernels/cuda/device/platform.h"
+#include "kernels/cuda/export.h"
 
 // How the host functions of kernels/cuda start kernels.
 namespace tessera::kernels::cuda {
@@ -48,12 +49,5 @@ void launch(Context& context, const char* name, void (*kernel)(Params...), const
   }
 #endif
 }
-
-/// Makes `name`, a function of this namespace, known to the backend.
-#define TESSERA_CUDA_KERNEL(name, Args)                                         \
-  extern "C" __attribute__((visibility("default"))) void tessera_kernel_##name( \
-      ::tessera::Context& context, const void* args) {                          \
-    ::tessera::kernels::cuda::name(context, *static_cast<const Args*>(args));   \
-  }
 
 }  // namespace tessera::kernels::cuda

@@ -1,14 +1,11 @@
 // The plugin that runs the CUDA kernels as fibers: host memory, and every call done when it
 // returns.
-#include <dlfcn.h>
-
 #include <cstring>
-#include <map>
-#include <mutex>
-#include <string>
+#include <memory>
 
 #include "core/base/device_backend.h"
 #include "core/base/error.h"
+#include "core/base/plugin_kernels.h"
 
 namespace tessera::fiber {
 namespace {
@@ -19,18 +16,7 @@ class Backend final : public DeviceBackend {
   Allocator& allocator() override { return *allocator_; }
 
   bool run_kernel(std::string_view name, Context& context, const void* args) override {
-    using Kernel = void (*)(Context&, const void*);
-    auto found = kernels_.find(name);
-    if (found == kernels_.end()) {
-      Dl_info self{};
-      ::dladdr(reinterpret_cast<void*>(&anchor), &self);
-      void* library = ::dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD);
-      void* symbol = ::dlsym(library, ("tessera_kernel_" + std::string(name)).c_str());
-      found = kernels_.emplace(name, symbol).first;
-    }
-    if (found->second == nullptr) return false;
-    reinterpret_cast<Kernel>(found->second)(context, args);
-    return true;
+    return kernels_.run(name, context, args);
   }
 
   void copy_from_host(void* to, const void* from, std::size_t bytes) override {
@@ -43,10 +29,8 @@ class Backend final : public DeviceBackend {
   void* stream() override { return nullptr; }
 
  private:
-  static void anchor() {}
-
   std::unique_ptr<Allocator> allocator_ = make_cpu_allocator();
-  std::map<std::string, void*, std::less<>> kernels_;
+  PluginKernels kernels_;
 };
 
 }  // namespace

@@ -91,7 +91,7 @@ class Block {
         shared_((shared_bytes + 15) / 16 * 2),
         shared_bytes_(shared_bytes),
         shadow_(shared_bytes) {
-    std::memset(shared_.data(), 0xfb, shared_.size() * sizeof(shared_[0]));  // NaNs, wild indices
+    std::fill(shared_.begin(), shared_.end(), 0xfbfbfbfbfbfbfbfbU);  // NaNs, wild indices
     for (std::size_t i = 0; i < threads_.size(); ++i) start(i);
   }
 

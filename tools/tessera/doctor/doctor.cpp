@@ -75,7 +75,7 @@ void print_text(const Options& options, const Findings& found) {
            {"memory", fmt::format("{} of {} available", format_bytes(m.memory_available),
                                   format_bytes(m.memory_total))},
            {"devices", "cpu"},
-           {"", "cuda is not in this build: models train on the processor only"},
+           {"", "training on cuda is not in this build: models train on the processor"},
            {"communication",
             found.shared_memory_problem.empty()
                 ? "shm (shared memory of one host), gloo, threads of one process"

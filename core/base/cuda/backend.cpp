@@ -1,0 +1,137 @@
+#include "core/base/cuda/backend.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "core/base/caching_allocator.h"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr int kOldestMajor = 8;  // bf16 products, and 16-byte asynchronous copies
+constexpr std::size_t kStagingBytes = std::size_t{4} << 20;
+
+class DeviceAllocator final : public CachingAllocator {
+ public:
+  explicit DeviceAllocator(int index) : index_(index) {}
+  ~DeviceAllocator() override { release_idle(); }
+  DeviceAllocator(const DeviceAllocator&) = delete;
+  DeviceAllocator& operator=(const DeviceAllocator&) = delete;
+
+ private:
+  static constexpr std::size_t kSmall = 512;
+  static constexpr std::size_t kLarge = std::size_t{2} << 20;  // a page of the device
+
+  std::size_t block_bytes(std::size_t bytes) const override {
+    const std::size_t step = std::clamp(std::bit_floor(bytes) / 8, kSmall, kLarge);
+    return (bytes + step - 1) / step * step;
+  }
+  void* take(std::size_t bytes) override {
+    check(cudaSetDevice(index_), "cudaSetDevice");
+    void* data = nullptr;
+    const cudaError_t status = cudaMalloc(&data, bytes);
+    if (status == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      return nullptr;
+    }
+    check(status, "cudaMalloc");
+    return data;
+  }
+  void give_back(void* data) noexcept override {
+    cudaSetDevice(index_);
+    cudaFree(data);  // waits for the work that may still use it
+  }
+  std::string name() const override { return "memory of cuda:" + std::to_string(index_); }
+
+  const int index_;
+};
+
+int checked_device(int index) {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess) {
+    cudaGetLastError();
+    int driver = 0;
+    cudaDriverGetVersion(&driver);
+    throw Unsupported("cuda:{} can't be used: {}", index,
+                      driver == 0 ? "no NVIDIA driver is installed" : cudaGetErrorString(status));
+  }
+  require<Unsupported>(index >= 0 && index < count,
+                       "there is no cuda:{}; this machine has {} GPU{}", index, count,
+                       count == 1 ? "" : "s");
+  return index;
+}
+
+}  // namespace
+
+CublasLt::CublasLt() {
+  const cublasStatus_t status = cublasLtCreate(&handle_);
+  require<CudaError>(status == CUBLAS_STATUS_SUCCESS, "cublasLtCreate: {}",
+                     cublasLtGetStatusString(status));
+}
+
+CudaBackend::CudaBackend(int index) : index_(checked_device(index)) {
+  make_current();
+  check(cudaGetDeviceProperties(&properties_, index_), "cudaGetDeviceProperties");
+  require<Unsupported>(properties_.major >= kOldestMajor,
+                       "cuda:{} ({}) has compute capability {}.{}; tessera needs {}.0 or newer",
+                       index_, properties_.name, properties_.major, properties_.minor,
+                       kOldestMajor);
+  stream_ = std::make_unique<Stream>();
+  allocator_ = std::make_unique<DeviceAllocator>(index_);
+  staging_ = std::make_unique<PinnedBuffer>(kStagingBytes);
+}
+
+CudaBackend::~CudaBackend() {
+  cudaSetDevice(index_);
+  cudaStreamSynchronize(stream_->get());
+}
+
+std::string CudaBackend::description() const {
+  return fmt::format("{}, compute capability {}.{}, {}", properties_.name, properties_.major,
+                     properties_.minor,
+                     format_bytes(static_cast<std::int64_t>(properties_.totalGlobalMem)));
+}
+
+bool CudaBackend::run_kernel(std::string_view name, Context& context, const void* args) {
+  make_current();
+  return kernels_.run(name, context, args);
+}
+
+// Through pinned memory, so that the source may change at once; waits when that is full.
+void CudaBackend::copy_from_host(void* to, const void* from, std::size_t bytes) {
+  make_current();
+  for (std::size_t done = 0; done < bytes; done += kStagingBytes) {
+    const std::size_t part = std::min(kStagingBytes, bytes - done);
+    stream_->synchronize();
+    std::memcpy(staging_->data(), static_cast<const std::byte*>(from) + done, part);
+    check(cudaMemcpyAsync(static_cast<std::byte*>(to) + done, staging_->data(), part,
+                          cudaMemcpyHostToDevice, stream_->get()),
+          "copying to the device");
+  }
+}
+
+void CudaBackend::copy_to_host(void* to, const void* from, std::size_t bytes) {
+  make_current();
+  if (bytes == 0) return;
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_->get()),
+        "copying to the host");
+  stream_->synchronize();
+}
+
+void CudaBackend::synchronize() {
+  make_current();
+  stream_->synchronize();
+}
+
+}  // namespace tessera::cuda
+
+extern "C" {
+__attribute__((visibility("default"))) int tessera_plugin_version() {
+  return tessera::kPluginVersion;
+}
+__attribute__((visibility("default"))) tessera::DeviceBackend* tessera_open_device(int index) {
+  return new tessera::cuda::CudaBackend(index);
+}
+}

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cublasLt.h>
+
+#include <memory>
+#include <string>
+
+#include "core/base/cuda/handles.h"
+#include "core/base/device_backend.h"
+#include "core/base/plugin_kernels.h"
+
+namespace tessera {
+class Context;
+}
+
+namespace tessera::cuda {
+
+/// Owns a cuBLASLt handle.
+class CublasLt {
+ public:
+  CublasLt();
+  ~CublasLt() { cublasLtDestroy(handle_); }
+  CublasLt(const CublasLt&) = delete;
+  CublasLt& operator=(const CublasLt&) = delete;
+  cublasLtHandle_t get() const { return handle_; }
+
+ private:
+  cublasLtHandle_t handle_ = nullptr;
+};
+
+/// Whatever a kernel's host functions keep between calls: plans by shape.
+class KernelState {
+ public:
+  virtual ~KernelState() = default;
+};
+
+/// One GPU: a stream on which everything runs in the order of the calls.
+///
+/// Memory that is given back may be handed out again at once, to work that comes later on the
+/// stream. Who uses memory on another stream makes this one wait for it first.
+class CudaBackend final : public DeviceBackend {
+ public:
+  /// @throws Unsupported if there is no such device, or it is older than compute capability 8.0
+  explicit CudaBackend(int index);
+  ~CudaBackend() override;
+  CudaBackend(const CudaBackend&) = delete;
+  CudaBackend& operator=(const CudaBackend&) = delete;
+
+  std::string description() const override;
+  Allocator& allocator() override { return *allocator_; }
+  bool run_kernel(std::string_view name, Context& context, const void* args) override;
+  void copy_from_host(void* to, const void* from, std::size_t bytes) override;
+  void copy_to_host(void* to, const void* from, std::size_t bytes) override;
+  void synchronize() override;
+  void* stream() override { return stream_->get(); }
+
+  const cudaDeviceProp& properties() const { return properties_; }
+  CublasLt& cublas_lt() { return cublas_lt_; }
+  /// Of the matrix products. @see kernels/cuda/matmul.cpp
+  std::unique_ptr<KernelState> matmul_state;
+
+ private:
+  /// Work is started on the calling thread's current device.
+  void make_current() const { check(cudaSetDevice(index_), "cudaSetDevice"); }
+
+  const int index_;
+  cudaDeviceProp properties_{};
+  PluginKernels kernels_;
+  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<Allocator> allocator_;
+  CublasLt cublas_lt_;
+  std::unique_ptr<PinnedBuffer> staging_;
+};
+
+}  // namespace tessera::cuda

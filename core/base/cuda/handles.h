@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "core/base/cuda/check.h"
+
+namespace tessera::cuda {
+
+/// A stream that does not wait for the default stream.
+class Stream {
+ public:
+  Stream() {
+    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+  }
+  ~Stream() { cudaStreamDestroy(stream_); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  cudaStream_t get() const { return stream_; }
+  /// Waits on the host. @throws CudaError of whatever failed before
+  void synchronize() const { check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+/// A place in the order of a stream's work.
+class Event {
+ public:
+  Event() { check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate"); }
+  ~Event() { cudaEventDestroy(event_); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+
+  void record(const Stream& stream) {
+    check(cudaEventRecord(event_, stream.get()), "cudaEventRecord");
+  }
+  void synchronize() const { check(cudaEventSynchronize(event_), "cudaEventSynchronize"); }
+  /// What `stream` does from here on waits for the place.
+  void hold_back(const Stream& stream) const {
+    check(cudaStreamWaitEvent(stream.get(), event_, 0), "cudaStreamWaitEvent");
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+/// Host memory that copies reach without a detour; bytes may be 0.
+class PinnedBuffer {
+ public:
+  explicit PinnedBuffer(std::size_t bytes) : bytes_(bytes) {
+    if (bytes > 0) check(cudaMallocHost(&data_, bytes), "cudaMallocHost");
+  }
+  ~PinnedBuffer() { cudaFreeHost(data_); }
+  PinnedBuffer(const PinnedBuffer&) = delete;
+  PinnedBuffer& operator=(const PinnedBuffer&) = delete;
+
+  void* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace tessera::cuda

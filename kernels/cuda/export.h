@@ -1,0 +1,10 @@
+#pragma once
+
+#include "core/base/context.h"
+
+/// Makes tessera::kernels::cuda::name(Context&, const Args&) known to the backend.
+#define TESSERA_CUDA_KERNEL(name, Args)                                         \
+  extern "C" __attribute__((visibility("default"))) void tessera_kernel_##name( \
+      ::tessera::Context& context, const void* args) {                          \
+    ::tessera::kernels::cuda::name(context, *static_cast<const Args*>(args));   \
+  }

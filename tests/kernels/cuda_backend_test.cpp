@@ -1,0 +1,30 @@
+// The CUDA backend as a plugin: it loads where the toolkit is, and says what is missing where no
+// GPU is.
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "core/base/context.h"
+#include "core/base/error.h"
+
+namespace tessera::test {
+namespace {
+
+TEST_CASE("the plugin opens a GPU, or says why there is none") {
+  const std::string plugin = TESSERA_CUDA_PLUGIN_FILE;
+  std::string why;
+  try {
+    const auto context = Context::create({.device = {DeviceType::CUDA, 0}, .plugin = plugin});
+    CHECK_FALSE(context->backend().description().empty());
+    CHECK(context->device().str() == "cuda:0");
+  } catch (const Unsupported& error) {
+    why = error.what();
+    CAPTURE(why);
+    CHECK(why.find("cuda:0") != std::string::npos);
+  }
+  CHECK_THROWS_AS(Context::create({.device = {DeviceType::CUDA, 99}, .plugin = plugin}),
+                  Unsupported);
+}
+
+}  // namespace
+}  // namespace tessera::test
