@@ -58,7 +58,7 @@ stage() {
 }
 
 check_format() {
-  git ls-files '*.h' '*.cpp' | xargs clang-format --dry-run --Werror
+  git ls-files '*.h' '*.cpp' '*.cu' | xargs clang-format --dry-run --Werror
 }
 
 # build PRESET [TARGET...]
