@@ -64,7 +64,7 @@ struct Key {
   std::uint32_t a_alignment, b_alignment, c_alignment;  // in bytes, 256 at most
   DType dtype, c_dtype;
   bool transpose_a, transpose_b, accumulate, bias;
-  // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 takes the comparison with 0 for a pointer's
+  // clang-tidy 14 takes its 0 for a pointer's. NOLINTNEXTLINE(modernize-use-nullptr)
   auto operator<=>(const Key&) const = default;
 };
 
