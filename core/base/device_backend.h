@@ -22,13 +22,18 @@ class DeviceBackend {
 
   /// "NVIDIA H100 80GB HBM3, compute capability 9.0"
   virtual std::string description() const = 0;
+  /// The same for two backends only if they share a device; of CUDA the PCI bus id.
+  virtual std::string device_id() const = 0;
   virtual Allocator& allocator() = 0;
+  /// Memory of the host that copies to and from the device reach without a detour.
+  virtual Allocator& host_allocator() = 0;
 
   /// Starts the kernel of that name. `args` is the argument struct of its family, checked already.
   /// @return false if the backend has no such kernel
   virtual bool run_kernel(std::string_view name, Context& context, const void* args) = 0;
 
-  /// Copies to the device; the source may change as soon as the call returns.
+  /// Copies to the device; the source may change as soon as the call returns. Waits for the device
+  /// only when more is under way than its staging holds.
   virtual void copy_from_host(void* to, const void* from, std::size_t bytes) = 0;
   /// Waits for all work before it, and copies to the host.
   virtual void copy_to_host(void* to, const void* from, std::size_t bytes) = 0;
@@ -50,6 +55,6 @@ class DeviceBackend {
 std::unique_ptr<DeviceBackend> load_device_backend(int index, const std::string& plugin = {});
 
 /// Changes whenever a plugin and a program may not understand each other.
-inline constexpr int kPluginVersion = 1;
+inline constexpr int kPluginVersion = 2;
 
 }  // namespace tessera

@@ -10,7 +10,7 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kOldestMajor = 8;  // bf16 products, and 16-byte asynchronous copies
-constexpr std::size_t kStagingBytes = std::size_t{4} << 20;
+constexpr std::size_t kStagingBytes = std::size_t{1} << 20;
 
 class DeviceAllocator final : public CachingAllocator {
  public:
@@ -43,6 +43,37 @@ class DeviceAllocator final : public CachingAllocator {
     cudaFree(data);  // waits for the work that may still use it
   }
   std::string name() const override { return "memory of cuda:" + std::to_string(index_); }
+
+  const int index_;
+};
+
+class PinnedAllocator final : public CachingAllocator {
+ public:
+  explicit PinnedAllocator(int index) : index_(index) {}
+  ~PinnedAllocator() override { release_idle(); }
+  PinnedAllocator(const PinnedAllocator&) = delete;
+  PinnedAllocator& operator=(const PinnedAllocator&) = delete;
+
+ private:
+  static constexpr std::size_t kPage = 4096;
+
+  std::size_t block_bytes(std::size_t bytes) const override {
+    const std::size_t step = std::max(std::bit_floor(bytes) / 8, kPage);
+    return (bytes + step - 1) / step * step;
+  }
+  void* take(std::size_t bytes) override {
+    check(cudaSetDevice(index_), "cudaSetDevice");
+    void* data = nullptr;
+    const cudaError_t status = cudaMallocHost(&data, bytes);
+    if (status == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      return nullptr;
+    }
+    check(status, "cudaMallocHost");
+    return data;
+  }
+  void give_back(void* data) noexcept override { cudaFreeHost(data); }
+  std::string name() const override { return "pinned host memory"; }
 
   const int index_;
 };
@@ -80,7 +111,11 @@ CudaBackend::CudaBackend(int index) : index_(checked_device(index)) {
                        kOldestMajor);
   stream_ = std::make_unique<Stream>();
   allocator_ = std::make_unique<DeviceAllocator>(index_);
-  staging_ = std::make_unique<PinnedBuffer>(kStagingBytes);
+  host_allocator_ = std::make_unique<PinnedAllocator>(index_);
+  for (Staging& staging : staging_) {
+    staging.memory = std::make_unique<PinnedBuffer>(kStagingBytes);
+    staging.copied = std::make_unique<Event>();
+  }
 }
 
 CudaBackend::~CudaBackend() {
@@ -94,21 +129,28 @@ std::string CudaBackend::description() const {
                      format_bytes(static_cast<std::int64_t>(properties_.totalGlobalMem)));
 }
 
+std::string CudaBackend::device_id() const {
+  return fmt::format("{:04x}:{:02x}:{:02x}", properties_.pciDomainID, properties_.pciBusID,
+                     properties_.pciDeviceID);
+}
+
 bool CudaBackend::run_kernel(std::string_view name, Context& context, const void* args) {
   make_current();
   return kernels_.run(name, context, args);
 }
 
-// Through pinned memory, so that the source may change at once; waits when that is full.
 void CudaBackend::copy_from_host(void* to, const void* from, std::size_t bytes) {
   make_current();
   for (std::size_t done = 0; done < bytes; done += kStagingBytes) {
     const std::size_t part = std::min(kStagingBytes, bytes - done);
-    stream_->synchronize();
-    std::memcpy(staging_->data(), static_cast<const std::byte*>(from) + done, part);
-    check(cudaMemcpyAsync(static_cast<std::byte*>(to) + done, staging_->data(), part,
+    Staging& staging = staging_[next_staging_];
+    next_staging_ = (next_staging_ + 1) % staging_.size();
+    staging.copied->synchronize();
+    std::memcpy(staging.memory->data(), static_cast<const std::byte*>(from) + done, part);
+    check(cudaMemcpyAsync(static_cast<std::byte*>(to) + done, staging.memory->data(), part,
                           cudaMemcpyHostToDevice, stream_->get()),
           "copying to the device");
+    staging.copied->record(*stream_);
   }
 }
 

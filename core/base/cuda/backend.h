@@ -2,6 +2,7 @@
 
 #include <cublasLt.h>
 
+#include <array>
 #include <memory>
 #include <string>
 
@@ -47,7 +48,9 @@ class CudaBackend final : public DeviceBackend {
   CudaBackend& operator=(const CudaBackend&) = delete;
 
   std::string description() const override;
+  std::string device_id() const override;
   Allocator& allocator() override { return *allocator_; }
+  Allocator& host_allocator() override { return *host_allocator_; }
   bool run_kernel(std::string_view name, Context& context, const void* args) override;
   void copy_from_host(void* to, const void* from, std::size_t bytes) override;
   void copy_to_host(void* to, const void* from, std::size_t bytes) override;
@@ -67,9 +70,15 @@ class CudaBackend final : public DeviceBackend {
   cudaDeviceProp properties_{};
   PluginKernels kernels_;
   std::unique_ptr<Stream> stream_;
-  std::unique_ptr<Allocator> allocator_;
+  std::unique_ptr<Allocator> allocator_, host_allocator_;
   CublasLt cublas_lt_;
-  std::unique_ptr<PinnedBuffer> staging_;
+  // Of copies to the device, used in turn.
+  struct Staging {
+    std::unique_ptr<PinnedBuffer> memory;
+    std::unique_ptr<Event> copied;
+  };
+  std::array<Staging, 8> staging_;
+  std::size_t next_staging_ = 0;
 };
 
 }  // namespace tessera::cuda

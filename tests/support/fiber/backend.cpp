@@ -2,6 +2,7 @@
 // returns.
 #include <cstring>
 #include <memory>
+#include <string>
 
 #include "core/base/device_backend.h"
 #include "core/base/error.h"
@@ -12,8 +13,12 @@ namespace {
 
 class Backend final : public DeviceBackend {
  public:
+  explicit Backend(int index) : index_(index) {}
+
   std::string description() const override { return "fibers on the host"; }
+  std::string device_id() const override { return "fibers-" + std::to_string(index_); }
   Allocator& allocator() override { return *allocator_; }
+  Allocator& host_allocator() override { return *host_allocator_; }
 
   bool run_kernel(std::string_view name, Context& context, const void* args) override {
     return kernels_.run(name, context, args);
@@ -29,7 +34,9 @@ class Backend final : public DeviceBackend {
   void* stream() override { return nullptr; }
 
  private:
+  const int index_;
   std::unique_ptr<Allocator> allocator_ = make_cpu_allocator();
+  std::unique_ptr<Allocator> host_allocator_ = make_cpu_allocator();
   PluginKernels kernels_;
 };
 
@@ -43,6 +50,6 @@ __attribute__((visibility("default"))) int tessera_plugin_version() {
 __attribute__((visibility("default"))) tessera::DeviceBackend* tessera_open_device(int index) {
   tessera::require<tessera::Unsupported>(
       index >= 0 && index < 8, "device cuda:{} does not exist; there are 8 of fibers", index);
-  return new tessera::fiber::Backend();
+  return new tessera::fiber::Backend(index);
 }
 }
