@@ -9,6 +9,22 @@ TESSERA_CPU_KERNEL(add, Add)
 TESSERA_CPU_KERNEL(fill, Fill)
 TESSERA_CPU_KERNEL(cast, Cast)
 TESSERA_CPU_KERNEL(sum_rows, SumRows)
+TESSERA_CPU_KERNEL(sum, Total)
+
+namespace {
+
+// Dense, or rows with a stride.
+void check_rows(std::string_view argument, const Context& context, const TensorView& view,
+                const Shape& shape) {
+  check_device("cast", argument, context, view);
+  check_shape("cast", argument, view, shape);
+  require(view.is_contiguous() || (shape.size() == 2 && (shape[1] <= 1 || view.strides[1] == 1) &&
+                                   view.strides[0] >= 0),
+          "cast: {} must be contiguous, or [R, C] with strided rows, got shape {} with strides {}",
+          argument, view.shape, view.strides);
+}
+
+}  // namespace
 
 void add(Context& context, const TensorView& a, const TensorView& b, const TensorView& y) {
   check_computing_dtype("add", "a", a);
@@ -30,8 +46,8 @@ void cast(Context& context, const TensorView& in, const GradientView& out, doubl
   if (!out) return;
   check_computing_dtype("cast", "in", in);
   check_computing_dtype("cast", "out", out.view);
-  check_dense("cast", "in", context, in, in.dtype, in.shape);
-  check_dense("cast", "out", context, out.view, out.view.dtype, in.shape);
+  check_rows("in", context, in, in.shape);
+  check_rows("out", context, out.view, in.shape);
   const Cast args{in, out, scale};
   TESSERA_DISPATCH(cast, context, args);
 }
@@ -46,6 +62,18 @@ void sum_rows(Context& context, const TensorView& in, const GradientView& out) {
   check_dense("sum_rows", "out", context, out.view, accumulator_dtype(in.dtype), {in.shape[1]});
   const SumRows args{in, out};
   TESSERA_DISPATCH(sum_rows, context, args);
+}
+
+void sum(Context& context, const TensorView& in, const GradientView& out, double scale) {
+  if (!out) return;
+  check_computing_dtype("sum", "in", in);
+  check_dense("sum", "in", context, in, in.dtype, in.shape);
+  check_device("sum", "out", context, out.view);
+  if (out.view.dtype != DType::F64)
+    check_dtype("sum", "out", out.view, accumulator_dtype(in.dtype));
+  require(out.view.numel() == 1, "sum: out must have one element, got shape {}", out.view.shape);
+  const Total args{in, out, scale};
+  TESSERA_DISPATCH(sum, context, args);
 }
 
 }  // namespace tessera::kernels

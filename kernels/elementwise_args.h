@@ -21,5 +21,10 @@ struct SumRows {
   TensorView in;
   GradientView out;
 };
+struct Total {
+  TensorView in;
+  GradientView out;
+  double scale = 1;
+};
 
 }  // namespace tessera::kernels

@@ -3,23 +3,48 @@
 #include <cstdint>
 
 #include "core/base/context.h"
+#include "core/base/rng.h"
 #include "core/base/tensor_view.h"
 
 namespace tessera::kernels {
 
 /// One AdamW step over a flat range, all moments and weights in one pass over memory.
 ///
-/// param, grad, exp_avg, exp_avg_sq  [n] f32, contiguous
+/// param                      [n] f32 or bf16, contiguous
+/// grad, exp_avg, exp_avg_sq  [n] f32, contiguous
+/// factor                     optional, one f32 where the others lie: multiplies grad_scale. If it
+/// is
+///                            NaN, nothing changes: see ClipFactor.
+/// copy                       optional, [n] bf16, contiguous: param, rounded, from the same pass
 ///   g = grad_scale * grad;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
 ///   param = param (1 - lr wd) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
-/// Source: Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2 (as in PyTorch's AdamW).
+/// Computes in f32. A bf16 param is rounded to nearest or, with `stochastic`, up with the
+/// probability of what is cut off, drawn from word first_element + i of `rounding`: small updates
+/// then count on average. Source: Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2 (as in
+/// PyTorch's AdamW); stochastic rounding: Gupta et al. 2015, arXiv:1502.02551.
 struct AdamW {
   TensorView param, grad, exp_avg, exp_avg_sq;
   double lr = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   std::int64_t step = 1;  ///< t, from 1
   double grad_scale = 1.0;
+  TensorView factor{}, copy{};
+  bool stochastic = false;
+  RngKey rounding{};
+  std::uint64_t first_element = 0;
 };
 void adamw(Context& context, const AdamW& args);
+
+/// factor = min(1, max_norm / (sqrt(totals[0]) + 1e-6)), 1 if max_norm is 0; NaN if any of the
+/// totals is not finite, so that an update with it changes nothing.
+///
+/// totals  [n] f64, contiguous; the first is a sum of squares (of all gradients)
+/// factor  one element, f32
+/// As torch.nn.utils.clip_grad_norm_ clips; where the totals lie: nothing waits for the device.
+struct ClipFactor {
+  TensorView totals, factor;
+  double max_norm = 0;
+};
+void clip_factor(Context& context, const ClipFactor& args);
 
 /// sum = the sum of the squares of x, where x lies: nothing waits for the device.
 ///

@@ -36,14 +36,42 @@ void run(Context& context, const Cast& args) {
   const auto* in = static_cast<const In*>(args.in.data);
   auto* out = static_cast<Out*>(args.out.view.data);
   const auto scale = static_cast<A>(args.scale);
-  for_elements(context, args.in.numel(), [=](std::int64_t begin, std::int64_t end) {
+  const auto run = [=](const In* from, Out* to, std::int64_t begin, std::int64_t end) {
 #pragma omp simd
     for (std::int64_t i = begin; i < end; ++i) {
-      A value = scale * static_cast<A>(load(in + i));
-      if constexpr (kAccumulate) value += static_cast<A>(load(out + i));
-      store(out + i, static_cast<Accumulator<Out>>(value));
+      A value = scale * static_cast<A>(load(from + i));
+      if constexpr (kAccumulate) value += static_cast<A>(load(to + i));
+      store(to + i, static_cast<Accumulator<Out>>(value));
     }
+  };
+  if (args.in.is_contiguous() && args.out.view.is_contiguous()) {
+    for_elements(context, args.in.numel(),
+                 [=](std::int64_t begin, std::int64_t end) { run(in, out, begin, end); });
+    return;
+  }
+  const std::int64_t columns = args.in.shape[1];
+  const std::int64_t in_stride = args.in.strides[0], out_stride = args.out.view.strides[0];
+  for_rows(context, args.in.shape[0], columns, [=](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r)
+      run(in + r * in_stride, out + r * out_stride, 0, columns);
   });
+}
+
+template <typename T>
+void run(const Total& args) {
+  const auto* in = static_cast<const T*>(args.in.data);
+  double sum = 0;
+  for (std::int64_t i = 0; i < args.in.numel(); ++i) sum += static_cast<double>(load(in + i));
+  sum *= args.scale;
+  void* const out = args.out.view.data;
+  const auto put = [&](auto* to) {
+    if (args.out.accumulate) sum += static_cast<double>(*to);
+    *to = static_cast<std::remove_reference_t<decltype(*to)>>(sum);
+  };
+  if (args.out.view.dtype == DType::F64)
+    put(static_cast<double*>(out));
+  else
+    put(static_cast<float*>(out));
 }
 
 template <typename T, bool kAccumulate>
@@ -75,6 +103,10 @@ void cast(Context& context, const Cast& args) {
                  [&](auto accumulate) { run<In, Out, accumulate()>(context, args); });
     });
   });
+}
+
+void sum(Context&, const Total& args) {
+  visit_dtype(args.in.dtype, [&]<typename T>(std::type_identity<T>) { run<T>(args); });
 }
 
 void sum_rows(Context& context, const SumRows& args) {

@@ -1,41 +1,103 @@
 #include "kernels/optimizer.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <limits>
 
-#include "kernels/cpu/level.h"
+#include "kernels/cpu/loops.h"
+#include "kernels/cpu/vector_math.h"
 #include "kernels/workspace.h"
 
 TESSERA_CPU_BEGIN
 
-void adamw(Context& context, const AdamW& args) {
-  auto* param = static_cast<float*>(args.param.data);
+namespace {
+
+struct Rates {
+  float scale, beta1, beta2, one_minus_beta1, one_minus_beta2, decay, rate, v_scale, eps;
+};
+
+// The new value of a weight; its moments are updated.
+inline float updated(const Rates& r, float param, float grad, float& exp_avg, float& exp_avg_sq) {
+  const float g = r.scale * grad;
+  const float m = r.beta1 * exp_avg + r.one_minus_beta1 * g;
+  const float v = r.beta2 * exp_avg_sq + r.one_minus_beta2 * g * g;
+  exp_avg = m;
+  exp_avg_sq = v;
+  return param * r.decay - r.rate * m / (std::sqrt(v) * r.v_scale + r.eps);
+}
+
+// Upwards with the probability of the bits that are cut off.
+BFloat16 round_stochastically(float value, std::uint32_t random) {
+  if (!std::isfinite(value)) return BFloat16(value);
+  const auto bits = std::bit_cast<std::uint32_t>(value) + (random & 0xffffU);
+  BFloat16 result;
+  result.bits = static_cast<std::uint16_t>(bits >> 16);
+  return result;
+}
+
+template <typename P, bool kCopy>
+void run(Context& context, const AdamW& args, const Rates& r) {
+  auto* param = static_cast<P*>(args.param.data);
   const auto* grad = static_cast<const float*>(args.grad.data);
   auto* exp_avg = static_cast<float*>(args.exp_avg.data);
   auto* exp_avg_sq = static_cast<float*>(args.exp_avg_sq.data);
+  auto* copy = static_cast<BFloat16*>(args.copy.data);
+  for_elements(context, args.param.numel(), [=, &args](std::int64_t begin, std::int64_t end) {
+    if (args.stochastic) {
+      if constexpr (std::is_same_v<P, BFloat16>) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          const std::uint32_t random =
+              args.rounding.word(args.first_element + static_cast<std::uint64_t>(i));
+          param[i] = round_stochastically(
+              updated(r, load(param + i), grad[i], exp_avg[i], exp_avg_sq[i]), random);
+        }
+      }
+      return;
+    }
+#pragma omp simd
+    for (std::int64_t i = begin; i < end; ++i) {
+      const float value = updated(r, load(param + i), grad[i], exp_avg[i], exp_avg_sq[i]);
+      store(param + i, value);
+      if constexpr (kCopy) store(copy + i, value);
+    }
+  });
+}
+
+}  // namespace
+
+void adamw(Context& context, const AdamW& args) {
+  const float factor =
+      args.factor.data != nullptr ? *static_cast<const float*>(args.factor.data) : 1.0F;
+  if (std::isnan(factor)) return;
   // What does not change within the step is worked out once, in double.
   const auto step = static_cast<double>(args.step);
-  const auto scale = static_cast<float>(args.grad_scale);
-  const auto beta1 = static_cast<float>(args.beta1);
-  const auto beta2 = static_cast<float>(args.beta2);
-  const auto one_minus_beta1 = static_cast<float>(1.0 - args.beta1);
-  const auto one_minus_beta2 = static_cast<float>(1.0 - args.beta2);
-  const auto decay = static_cast<float>(1.0 - args.lr * args.weight_decay);
-  const auto rate = static_cast<float>(args.lr / (1.0 - std::pow(args.beta1, step)));
-  const auto v_scale = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(args.beta2, step)));
-  const auto eps = static_cast<float>(args.eps);
-  context.threads().parallel_for(
-      args.param.numel(), 4096, [=](std::int64_t begin, std::int64_t end) {
-#pragma omp simd
-        for (std::int64_t i = begin; i < end; ++i) {
-          const float g = scale * grad[i];
-          const float m = beta1 * exp_avg[i] + one_minus_beta1 * g;
-          const float v = beta2 * exp_avg_sq[i] + one_minus_beta2 * g * g;
-          exp_avg[i] = m;
-          exp_avg_sq[i] = v;
-          param[i] = param[i] * decay - rate * m / (std::sqrt(v) * v_scale + eps);
-        }
-      });
+  const Rates rates{
+      .scale = static_cast<float>(args.grad_scale) * factor,
+      .beta1 = static_cast<float>(args.beta1),
+      .beta2 = static_cast<float>(args.beta2),
+      .one_minus_beta1 = static_cast<float>(1.0 - args.beta1),
+      .one_minus_beta2 = static_cast<float>(1.0 - args.beta2),
+      .decay = static_cast<float>(1.0 - args.lr * args.weight_decay),
+      .rate = static_cast<float>(args.lr / (1.0 - std::pow(args.beta1, step))),
+      .v_scale = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(args.beta2, step))),
+      .eps = static_cast<float>(args.eps)};
+  if (args.param.dtype == DType::BF16)
+    run<BFloat16, false>(context, args, rates);
+  else if (args.copy.data != nullptr)
+    run<float, true>(context, args, rates);
+  else
+    run<float, false>(context, args, rates);
+}
+
+void clip_factor(Context&, const ClipFactor& args) {
+  const auto* totals = static_cast<const double*>(args.totals.data);
+  bool finite = true;
+  for (std::int64_t i = 0; i < args.totals.numel(); ++i) finite &= std::isfinite(totals[i]);
+  double factor = 1;
+  if (args.max_norm > 0) factor = std::min(1.0, args.max_norm / (std::sqrt(totals[0]) + 1e-6));
+  *static_cast<float*>(args.factor.data) =
+      finite ? static_cast<float>(factor) : std::numeric_limits<float>::quiet_NaN();
 }
 
 // Blocks of fixed length, whatever the number of threads, each in one float64.

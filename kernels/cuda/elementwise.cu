@@ -1,5 +1,6 @@
 #include "kernels/cuda/column_sums.h"
 #include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/sums.h"
 #include "kernels/elementwise_args.h"
 
 // All bound by the bytes that they move.
@@ -38,24 +39,32 @@ struct FillBody {
 template <typename In, typename Out>
 using CastCompute = std::conditional_t<std::is_same_v<In, double>, double, Compute<Out>>;
 
+/// Row by row; a dense tensor is one row. With packs, a row is a whole number of them.
 template <typename In, typename Out, bool kAccumulate>
 struct CastBody {
   const In* in;
   Out* out;
   CastCompute<In, Out> scale;
+  std::int64_t columns, in_stride, out_stride;
 
   template <int N>
   __device__ __forceinline__ void operator()(std::int64_t i, std::integral_constant<int, N>) const {
     using A = CastCompute<In, Out>;
-    const Pack<In, N> from = load_pack<N>(in + i);
+    std::int64_t source = i, target = i;
+    if (columns > 0) {
+      const std::int64_t row = i / columns, column = i % columns;
+      source = row * in_stride + column;
+      target = row * out_stride + column;
+    }
+    const Pack<In, N> from = load_pack<N>(in + source);
     Pack<Out, N> to;
-    if constexpr (kAccumulate) to = load_pack<N>(out + i);
+    if constexpr (kAccumulate) to = load_pack<N>(out + target);
     for (int k = 0; k < N; ++k) {
       A value = scale * static_cast<A>(widen(from[k]));
       if constexpr (kAccumulate) value += static_cast<A>(widen(to[k]));
       to[k] = narrow<Out>(static_cast<Compute<Out>>(value));
     }
-    store_pack<N>(out + i, to);
+    store_pack<N>(out + target, to);
   }
 };
 
@@ -70,6 +79,20 @@ struct SumRowsTerm {
                                              std::integral_constant<int, N>) const {
     const Pack<T, N> pack = load_pack<N>(in + row * stride + column);
     for (int k = 0; k < N; ++k) sums[0][k] += widen(pack[k]);
+  }
+};
+
+struct Itself {
+  __device__ __forceinline__ double operator()(double x) const { return x; }
+};
+
+template <typename Out>
+struct StoreSum {
+  Out* out;
+  double scale;
+  bool accumulate;
+  __device__ __forceinline__ void operator()(double sum) const {
+    *out = static_cast<Out>(scale * sum + (accumulate ? static_cast<double>(*out) : 0.0));
   }
 };
 
@@ -109,11 +132,20 @@ void cast(Context& context, const Cast& args) {
     visit_floating(args.out.view.dtype, "cast", [&]<typename Out>(std::type_identity<Out>) {
       visit_flag(args.out.accumulate, [&]<bool accumulate>(std::bool_constant<accumulate>) {
         constexpr int kBoth = kPack<In> < kPack<Out> ? kPack<In> : kPack<Out>;
-        const CastBody<In, Out, accumulate> body{input<In>(args.in),
-                                                 static_cast<Out*>(args.out.view.data),
-                                                 static_cast<CastCompute<In, Out>>(args.scale)};
-        launch_elementwise<kBoth>(context, "cast", args.in.numel(),
-                                  is_aligned(body.in) && is_aligned(body.out), body);
+        CastBody<In, Out, accumulate> body{input<In>(args.in),
+                                           static_cast<Out*>(args.out.view.data),
+                                           static_cast<CastCompute<In, Out>>(args.scale),
+                                           0,
+                                           0,
+                                           0};
+        bool packs = is_aligned(body.in) && is_aligned(body.out);
+        if (!args.in.is_contiguous() || !args.out.view.is_contiguous()) {
+          body.columns = args.in.shape[1];
+          body.in_stride = args.in.strides[0];
+          body.out_stride = args.out.view.strides[0];
+          packs = packs && (body.columns | body.in_stride | body.out_stride) % kBoth == 0;
+        }
+        launch_elementwise<kBoth>(context, "cast", args.in.numel(), packs, body);
       });
     });
   });
@@ -137,9 +169,24 @@ void sum_rows(Context& context, const SumRows& args) {
   });
 }
 
+void sum(Context& context, const Total& args) {
+  visit_floating(args.in.dtype, "sum", [&]<typename T>(std::type_identity<T>) {
+    const auto run = [&](auto* out) {
+      launch_sum(
+          context, "sum", input<T>(args.in), args.in.numel(), Itself{},
+          StoreSum<std::remove_pointer_t<decltype(out)>>{out, args.scale, args.out.accumulate});
+    };
+    if (args.out.view.dtype == DType::F64)
+      run(static_cast<double*>(args.out.view.data));
+    else
+      run(static_cast<float*>(args.out.view.data));
+  });
+}
+
 TESSERA_CUDA_KERNEL(add, Add)
 TESSERA_CUDA_KERNEL(fill, Fill)
 TESSERA_CUDA_KERNEL(cast, Cast)
 TESSERA_CUDA_KERNEL(sum_rows, SumRows)
+TESSERA_CUDA_KERNEL(sum, Total)
 
 }  // namespace tessera::kernels::cuda

@@ -89,6 +89,58 @@ TEST_CASE("cast without a scale is exact where the target is wider, and rounds t
   });
 }
 
+TEST_CASE("cast takes and writes strided rows, and nothing beside them") {
+  for_each_context([](Context& context) {
+    constexpr std::int64_t kRows = 5;
+    for (const DType to : {DType::F32, DType::BF16}) {
+      for (const std::int64_t columns : {1, 3, 31, 33, 64}) {
+        for (const std::int64_t gap : {0, 1, 8}) {
+          CAPTURE(dtype_name(to));
+          CAPTURE(columns);
+          CAPTURE(gap);
+          const std::int64_t stride = columns + gap, wide = columns + 2 * gap;
+          const Buffer in(DType::F32, {kRows * stride}, Buffer::normal(kRows * stride, 8));
+          const Buffer out(to, {kRows * wide}, 5.0);
+          const auto rows = [&](TensorView view, std::int64_t step) {
+            view.shape = {kRows, columns};
+            view.strides = {step, 1};
+            return view;
+          };
+          kernels::cast(context, rows(in.view(), stride), {rows(out.view(), wide), true, true}, 2);
+          const auto from = in.values();
+          std::vector<double> want(static_cast<std::size_t>(kRows * wide), 5.0);
+          for (std::int64_t r = 0; r < kRows; ++r) {
+            for (std::int64_t c = 0; c < columns; ++c)
+              want[static_cast<std::size_t>(r * wide + c)] +=
+                  2 * from[static_cast<std::size_t>(r * stride + c)];
+          }
+          check_close(out.values(), want, tolerance(to), 5.0);
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("sum adds up in float64") {
+  for_each_context([](Context& context) {
+    for (const DType dtype : kComputingDTypes) {
+      for (const std::int64_t n : {0, 1, 3, 257, 16385, 50257}) {
+        for (const DType to : {DType::F64, dtype == DType::F64 ? DType::F64 : DType::F32}) {
+          CAPTURE(dtype_name(dtype));
+          CAPTURE(n);
+          const Buffer in(dtype, {n}, Buffer::normal(n, 9, 1.0, 1.0)), out(to, {1}, 2.0);
+          double want = 2.0;
+          for (const double value : in.values()) want += 0.5 * value;
+          kernels::sum(context, in.view(), out.gradient(true), 0.5);
+          check_close(out.values(), {want}, to == DType::F64 ? 1e-13 : tolerance(to));
+          kernels::sum(context, in.view(), out.gradient(false), 0.5);
+          check_close(out.values(), {want - 2.0}, to == DType::F64 ? 1e-12 : 1e-5);
+        }
+      }
+    }
+  });
+}
+
 TEST_CASE("sum_rows sums columns of strided rows") {
   for_each_context([](Context& context) {
     for (const DType dtype : kComputingDTypes) {
@@ -191,6 +243,14 @@ TEST_CASE("elementwise kernels refuse what does not fit") {
   CHECK_THROWS_WITH_AS(kernels::sum_rows(*context, transposed, b.gradient(false)),
                        "sum_rows: the last dim of in must be contiguous, got strides [1, 2]",
                        InvalidArgument);
+  CHECK_THROWS_WITH_AS(kernels::cast(*context, transposed, a.gradient(false)),
+                       "cast: in must be contiguous, or [R, C] with strided rows, got shape [2, 3] "
+                       "with strides [1, 2]",
+                       InvalidArgument);
+  CHECK_THROWS_WITH_AS(kernels::sum(*context, a.view(), b.gradient(false)),
+                       "sum: out must have one element, got shape [6]", InvalidArgument);
+  CHECK_THROWS_WITH_AS(kernels::sum(*context, a.view(), half.gradient(false)),
+                       "sum: out must have dtype f32, got bf16", InvalidArgument);
   std::int32_t number = 0;
   CHECK_THROWS_WITH_AS(kernels::fill(*context, dense_view(&number, DType::I32, {1}), 1.0),
                        "fill: out must have dtype f32, bf16 or f64, got i32", Unsupported);

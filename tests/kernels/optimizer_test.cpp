@@ -90,6 +90,89 @@ TEST_CASE("adamw takes ranges that begin anywhere") {
   });
 }
 
+TEST_CASE("adamw writes a rounded copy, and changes nothing if the factor is NaN") {
+  for (const std::int64_t n : {1, 33, 257}) {
+    for_each_context([&](Context& context) {
+      CAPTURE(n);
+      const State plain(n), state(n);
+      const Buffer copy(DType::BF16, {n});
+      Buffer rounded(DType::BF16, {n});
+      Buffer factor(DType::F32, {1});
+      AdamW args = plain.args();
+      args.grad_scale = 0.125;
+      adamw(context, args);
+      args = state.args();
+      args.factor = factor.view();
+      args.copy = copy.view();
+      const auto before = state.param.bytes();
+      factor.set({std::nan("")});
+      adamw(context, args);
+      CHECK(state.param.bytes() == before);
+      CHECK(copy.values() == std::vector<double>(static_cast<std::size_t>(n), 0.0));
+      factor.set({0.25});
+      adamw(context, args);
+      CHECK(state.param.bytes() == plain.param.bytes());
+      CHECK(state.exp_avg_sq.bytes() == plain.exp_avg_sq.bytes());
+      rounded.set(state.param.values());
+      CHECK(copy.bytes() == rounded.bytes());
+    });
+  }
+}
+
+TEST_CASE("adamw keeps a bf16 weight, rounded to nearest or at random") {
+  for_each_context([](Context& context) {
+    constexpr std::int64_t kCount = 4097;
+    const Buffer grad(DType::F32, {kCount}, 1.0);
+    const auto run = [&](std::uint64_t first_element, bool stochastic) {
+      const Buffer param(DType::BF16, {kCount}, 1.0), m(DType::F32, {kCount}),
+          v(DType::F32, {kCount});
+      AdamW args{param.view(), grad.view(), m.view(), v.view(), 1e-3};
+      args.stochastic = stochastic;
+      args.rounding = RngKey::make(7, RngPurpose::Test, 1);
+      args.first_element = first_element;
+      adamw(context, args);
+      return param.values();
+    };
+    // The update is 1e-3; values below 1 lie 2^-8 apart.
+    CHECK(run(0, false) == std::vector<double>(kCount, 1.0));
+    const auto values = run(0, true);
+    double sum = 0;
+    for (const double value : values) {
+      CHECK((value == 1.0 || value == 1.0 - 0x1p-8));
+      sum += value;
+    }
+    CHECK(sum / kCount == doctest::Approx(1.0 - 1e-3).epsilon(1e-4));
+    // The same numbers wherever a segment begins.
+    const auto shifted = run(3, true);
+    CHECK(std::vector<double>(values.begin() + 3, values.end()) ==
+          std::vector<double>(shifted.begin(), shifted.end() - 3));
+  });
+}
+
+TEST_CASE("clip_factor clips the norm, and is NaN if a total is not finite") {
+  for_each_context([](Context& context) {
+    Buffer totals(DType::F64, {3});
+    const Buffer factor(DType::F32, {1});
+    const auto clip = [&](double squares, double loss, double max_norm) {
+      totals.set({squares, loss, 0.0});
+      kernels::clip_factor(context, {totals.view(), factor.view(), max_norm});
+      return factor.values()[0];
+    };
+    CHECK(clip(16.0, 1.0, 1.0) == doctest::Approx(0.25));
+    CHECK(clip(0.25, 1.0, 1.0) == 1.0);
+    CHECK(clip(0.0, 1.0, 1.0) == 1.0);
+    CHECK(clip(16.0, 1.0, 0.0) == 1.0);
+    CHECK(std::isnan(clip(std::nan(""), 1.0, 1.0)));
+    CHECK(std::isnan(clip(16.0, INFINITY, 0.0)));
+  });
+  const auto context = Context::create();
+  const Buffer totals(DType::F64, {3}), factor(DType::F32, {1});
+  CHECK_THROWS_WITH_AS(kernels::clip_factor(*context, {totals.view(), totals.view(), 1.0}),
+                       "clip_factor: factor must have dtype f32, got f64", InvalidArgument);
+  CHECK_THROWS_WITH_AS(kernels::clip_factor(*context, {totals.view(), factor.view(), -1.0}),
+                       "clip_factor: max_norm must not be negative, got -1", InvalidArgument);
+}
+
 double sum_on_device(Context& context, const TensorView& x) {
   const Buffer sum(DType::F64, {1}, -1.0);
   sum_of_squares(context, {x, sum.view()});
@@ -140,6 +223,15 @@ TEST_CASE("the optimizer kernels refuse arguments that don't fit") {
   args = state.args();
   args.param.strides = {2};
   CHECK_THROWS_AS(adamw(*context, args), InvalidArgument);
+  args = state.args();
+  const Buffer copy(DType::BF16, {5});
+  args.copy = copy.view();
+  CHECK_THROWS_WITH_AS(adamw(*context, args), "adamw: copy must have shape [4], got [5]",
+                       InvalidArgument);
+  args = state.args();
+  args.stochastic = true;
+  CHECK_THROWS_WITH_AS(adamw(*context, args), "adamw: only a bf16 param is rounded, got f32",
+                       InvalidArgument);
   args = state.args();
   args.step = 0;
   CHECK_THROWS_WITH_AS(adamw(*context, args), "adamw: step counts from 1, got 0", InvalidArgument);

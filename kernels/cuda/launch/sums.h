@@ -4,8 +4,8 @@
 
 namespace tessera::kernels::cuda {
 
-/// A block sums the squares of each part of fixed length, then one block the parts.
-struct SumOfSquaresShape {
+/// A block sums each part of fixed length, then one block the parts.
+struct SumShape {
   static constexpr unsigned kThreads = 256, kFinalThreads = 1024;
   static constexpr std::int64_t kPart = 16384;
 
