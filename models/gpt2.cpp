@@ -195,10 +195,7 @@ Tensor Gpt2::decode(const Tensor& tokens, KvCache& cache) {
   const std::int64_t c = config_.n_embd;
   const Tensor last_rows = x.alias({batch, c}, {count * c, 1}, (count - 1) * c);
   Tensor last = Tensor::empty(x.context(), {batch, c}, x.dtype());
-  for (std::int64_t row = 0; row < batch; ++row) {
-    kernels::cast(*x.context(), last_rows.alias({c}, {1}, row * count * c).view(),
-                  {last.alias({c}, {1}, row * c).view(), false, true});
-  }
+  kernels::cast(*x.context(), last_rows.view(), {last.view(), false, true});
   last = ops::layer_norm(last, ln_f_weight_.tensor, ln_f_bias_.tensor, eps);
   const DType out = x.dtype() == DType::F64 ? DType::F64 : DType::F32;
   Tensor result = Tensor::empty(x.context(), {batch, config_.vocab_size}, out);
