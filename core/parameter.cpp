@@ -9,6 +9,8 @@
 namespace tessera {
 namespace {
 
+constexpr std::int64_t kChunk = 1 << 20;  // elements of float32 staging
+
 // FNV-1a: names the random stream of a parameter.
 std::uint64_t hash_name(const std::string& name) {
   std::uint64_t hash = 0xcbf29ce484222325ULL;
@@ -39,9 +41,25 @@ void initialize_range(const Parameter& parameter, std::uint64_t seed, std::int64
   }
 }
 
+void fill_from_host(
+    const Tensor& tensor,
+    const std::function<void(std::int64_t begin, std::int64_t end, float* out)>& source) {
+  if (tensor.device().type == DeviceType::Meta) return;
+  if (tensor.device().type == DeviceType::CPU) {
+    source(0, tensor.numel(), tensor.data<float>());
+    return;
+  }
+  std::vector<float> staging;
+  for (std::int64_t begin = 0; begin < tensor.numel(); begin += kChunk) {
+    const std::int64_t count = std::min(kChunk, tensor.numel() - begin);
+    staging.resize(static_cast<std::size_t>(count));
+    source(begin, begin + count, staging.data());
+    tensor.alias({count}, {1}, begin).copy_from_host(staging.data());
+  }
+}
+
 void materialize(const std::vector<Unit>& units, const std::shared_ptr<Context>& context,
                  DType dtype, const ParameterSource& source) {
-  constexpr std::int64_t kChunk = 1 << 20;  // elements of float32 staging
   std::vector<float> staging;
   for (const Unit& unit : units) {
     std::vector<ShardLayout::Parameter> parts;
@@ -61,8 +79,9 @@ void materialize(const std::vector<Unit>& units, const std::shared_ptr<Context>&
         staging.resize(static_cast<std::size_t>(count));
         source(parameter, begin, begin + count, staging.data());
         const Tensor part = Tensor::window(storage, slot.offset + begin, {count}, dtype);
-        kernels::cast(*context, dense_view(staging.data(), DType::F32, {count}),
-                      {part.view(), false, true});
+        const Tensor values =
+            Tensor::from<float>(context, {count}, std::span<const float>(staging));
+        kernels::cast(*context, values.view(), {part.view(), false, true});
       }
     }
   }

@@ -54,6 +54,12 @@ void initialize_range(const Parameter& parameter, std::uint64_t seed, std::int64
 using ParameterSource = std::function<void(const Parameter& parameter, std::int64_t begin,
                                            std::int64_t end, float* out)>;
 
+/// Writes a dense f32 tensor, part by part: straight into its memory on the CPU, through a bounded
+/// buffer of the host elsewhere; on the meta device nothing.
+void fill_from_host(
+    const Tensor& tensor,
+    const std::function<void(std::int64_t begin, std::int64_t end, float* out)>& source);
+
 /// Binds every parameter of the units to memory of its own (one buffer a unit, category Parameters)
 /// in `dtype` (f32, bf16 or f64) and fills it from `source`: for models that are not sharded.
 void materialize(const std::vector<Unit>& units, const std::shared_ptr<Context>& context,

@@ -68,10 +68,28 @@ Tensor Tensor::from_bytes(const std::shared_ptr<Context>& context, const Shape& 
   require(static_cast<std::int64_t>(count) == tessera::numel(shape),
           "shape {} needs {} values, got {}", shape, tessera::numel(shape), count);
   Tensor result = empty(context, shape, dtype);
-  // Without memory: on meta, and of no elements.
-  if (void* const data = result.view().data; data != nullptr && !bytes.empty())
-    std::memcpy(data, bytes.data(), bytes.size());
+  result.copy_from_host(bytes.data());
   return result;
+}
+
+void Tensor::copy_from_host(const void* from) const {
+  require(is_contiguous(), "copying needs a contiguous tensor, got strides {}", strides());
+  if (device().type == DeviceType::Meta || bytes() == 0) return;
+  if (device().type == DeviceType::CPU)
+    std::memcpy(view().data, from, bytes());
+  else
+    context()->backend().copy_from_host(view().data, from, bytes());
+}
+
+void Tensor::copy_to_host(void* to) const {
+  require<Unsupported>(device().type != DeviceType::Meta, "a tensor on {} has no values to read",
+                       device().str());
+  require(is_contiguous(), "copying needs a contiguous tensor, got strides {}", strides());
+  if (bytes() == 0) return;
+  if (device().type == DeviceType::CPU)
+    std::memcpy(to, view().data, bytes());
+  else
+    context()->backend().copy_to_host(to, view().data, bytes());
 }
 
 Tensor Tensor::window(std::shared_ptr<Storage> storage, std::int64_t offset, const Shape& shape,
@@ -110,14 +128,13 @@ TensorView Tensor::view() const {
 
 double Tensor::item() const {
   require(numel() == 1, "item() needs a tensor of one element, got shape {}", shape());
-  require<Unsupported>(device().type == DeviceType::CPU, "a tensor on {} has no values to read",
-                       device().str());
-  const TensorView v = view();
-  return visit_floating(v.dtype, "item()", [&]<typename T>(std::type_identity<T>) {
+  return visit_floating(dtype(), "item()", [&]<typename T>(std::type_identity<T>) {
+    T value;
+    copy_to_host(&value);
     if constexpr (std::is_same_v<T, double>)
-      return *v.as<double>();
+      return value;
     else
-      return static_cast<double>(static_cast<float>(*v.as<T>()));
+      return static_cast<double>(static_cast<float>(value));
   });
 }
 

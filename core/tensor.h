@@ -59,16 +59,20 @@ class Tensor {
   T* data() const {
     return view().as<T>();
   }
+  /// Copies the contents of a dense tensor from or to bytes() bytes of the host. On a GPU, reading
+  /// waits for all work before it. @throws Unsupported on reading from the meta device, to which
+  /// writing does nothing
+  void copy_from_host(const void* from) const;
+  void copy_to_host(void* to) const;
   /// The contents as T, dense tensors only (a copy). @throws Unsupported on the meta device
   template <typename T>
   std::vector<T> to_vector() const {
-    require<Unsupported>(device().type == DeviceType::CPU, "a tensor on {} has no values to read",
-                         device().str());
-    require(is_contiguous(), "to_vector needs a contiguous tensor, got strides {}", strides());
-    const T* first = data<T>();
-    return std::vector<T>(first, first + numel());
+    (void)view().as<T>();
+    std::vector<T> values(static_cast<std::size_t>(numel()));
+    copy_to_host(values.data());
+    return values;
   }
-  /// The one element of a one-element floating tensor.
+  /// The one element of a one-element floating tensor; waits as copy_to_host does.
   double item() const;
 
   /// Views that share storage and take no part in the graph (see core/ops/view.h for those that

@@ -177,8 +177,13 @@ void FlatUnit::finish_reduce() {
   scattered_ = {};
 }
 
-void FlatUnit::master_changed() {
-  fresh_ = false;
+Tensor FlatUnit::copy_of_master() const {
+  return fresh_ && compute_dtype_ == DType::BF16 && gathered_->is_materialized() ? gathered_view_
+                                                                                 : Tensor();
+}
+
+void FlatUnit::master_changed(bool copied) {
+  fresh_ = fresh_ && copied;
   gathered_->bump_version();
   if (!scatters_ && state_ != State::Sharded) state_ = State::Sharded;
 }

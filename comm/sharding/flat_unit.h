@@ -67,8 +67,11 @@ class FlatUnit {
   void start_reduce(bool last);
   void finish_reduce();
 
-  /// Values changed: the gathered copy, if any, is stale.
-  void master_changed();
+  /// Where an update may write the master, rounded to the compute dtype, in the same pass: the
+  /// gathered copy, if it is whole and another buffer; else undefined.
+  Tensor copy_of_master() const;
+  /// Values changed: the gathered copy, if any, is stale, unless `copied` into copy_of_master().
+  void master_changed(bool copied = false);
 
  private:
   void zero_gaps();

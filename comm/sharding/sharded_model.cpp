@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/elementwise.h"
 #include "kernels/optimizer.h"
 
 namespace tessera::comm {
@@ -21,7 +22,9 @@ ShardedModel::ShardedModel(const std::vector<Unit>& units, ShardMode mode, DType
 
 void ShardedModel::load(const ParameterSource& source) {
   for (const Piece& piece : held_pieces()) {
-    source(*piece.parameter, piece.begin, piece.end, piece.master);
+    fill_from_host(piece.master, [&](std::int64_t begin, std::int64_t end, float* out) {
+      source(*piece.parameter, piece.begin + begin, piece.begin + end, out);
+    });
   }
   values_changed();
 }
@@ -50,11 +53,13 @@ std::vector<ShardedModel::Piece> ShardedModel::pieces(bool owned_only) {
     }
     for (const SlotRange& range : layout.ranges(begin, end)) {
       const std::int64_t at = begin + range.offset - held;
-      const auto pointer = [at](const Tensor& t) { return t.data<float>() + at; };
+      const auto part = [&](const Tensor& t) {
+        return t.alias({range.end - range.begin}, {1}, at);
+      };
       const bool moments = has_optimizer_state();
       result.push_back({unit.parameters()[static_cast<std::size_t>(range.slot)], range.begin,
-                        range.end, pointer(unit.master()), moments ? pointer(exp_avg_[u]) : nullptr,
-                        moments ? pointer(exp_avg_sq_[u]) : nullptr});
+                        range.end, part(unit.master()), moments ? part(exp_avg_[u]) : Tensor(),
+                        moments ? part(exp_avg_sq_[u]) : Tensor()});
     }
   }
   return result;
@@ -125,32 +130,36 @@ void ShardedModel::end_micro_batch() {
   training_ = false;
 }
 
-double ShardedModel::gradient_sum_of_squares(std::vector<double>& extra) {
-  double sum = 0.0;
-  for (const auto& unit : units_)
-    sum += kernels::sum_of_squares(*context_, unit->gradient().view());
-  if (communicator_.world_size() == 1) return sum;
+void ShardedModel::sum_totals(const Tensor& totals) {
+  require(totals.dtype() == DType::F64 && totals.shape().size() == 1 && totals.numel() >= 1,
+          "totals must be [n] f64, got {} {}", totals.shape(), totals.dtype());
+  const auto count = static_cast<std::int64_t>(units_.size());
+  const Tensor squares =
+      Tensor::empty(context_, {count, 1}, DType::F64, MemoryCategory::Workspace, "gradient norm");
+  const auto element = [](const Tensor& t, std::int64_t i) { return t.alias({1}, {1}, i).view(); };
+  for (std::int64_t u = 0; u < count; ++u) {
+    kernels::sum_of_squares(
+        *context_, {units_[static_cast<std::size_t>(u)]->gradient().view(), element(squares, u)});
+  }
   // In mode None every rank holds the whole sum; counting one of them keeps one code path.
   const bool counts = mode_ == ShardMode::Full || communicator_.rank() == 0;
-  std::vector<double> values = extra;
-  values.push_back(counts ? sum : 0.0);
-  communicator_.all_reduce(
-      dense_view(values.data(), DType::F64, {static_cast<std::int64_t>(values.size())}),
-      ReduceOp::Sum, {"all_reduce grad_norm", {}});
-  sum = values.back();
-  values.pop_back();
-  extra = values;
-  return sum;
+  if (counts)
+    kernels::sum_rows(*context_, squares.view(), {element(totals, 0), false, true});
+  else
+    kernels::fill(*context_, element(totals, 0), 0.0);
+  if (communicator_.world_size() == 1) return;
+  communicator_.all_reduce(totals.view(), ReduceOp::Sum, {"all_reduce grad_norm", {}});
 }
 
 void ShardedModel::step(const optim::AdamWOptions& options, double lr, std::int64_t step,
-                        double grad_scale) {
+                        const Tensor& factor) {
   create_optimizer_state();
   for (std::size_t u = 0; u < units_.size(); ++u) {
     FlatUnit& unit = *units_[u];
+    const Tensor copy = unit.copy_of_master();
     optim::adamw_step(options, decay_[u], unit.master(), unit.gradient(), exp_avg_[u],
-                      exp_avg_sq_[u], lr, step, grad_scale);
-    unit.master_changed();
+                      exp_avg_sq_[u], lr, step, factor, copy);
+    unit.master_changed(copy.defined());
   }
 }
 

@@ -11,7 +11,7 @@ namespace tessera::comm {
 /// gradients over ranks while backward goes on, and updates its segments.
 ///
 /// Per step: for each micro-batch begin_micro_batch, the model's loss with *this as its hooks,
-/// backward, end_micro_batch; then gradient_sum_of_squares, step. All ranks make the same calls in
+/// backward, end_micro_batch; then sum_totals, step. All ranks make the same calls in
 /// the same order. The gradients are sums over ranks and micro-batches: scale the loss.
 class ShardedModel final : public UnitHooks {
  public:
@@ -34,9 +34,8 @@ class ShardedModel final : public UnitHooks {
   struct Piece {
     const Parameter* parameter = nullptr;
     std::int64_t begin = 0, end = 0;  ///< elements of the parameter
-    float* master = nullptr;
-    float* exp_avg = nullptr;  ///< null without optimizer state
-    float* exp_avg_sq = nullptr;
+    Tensor master{};                  ///< [end - begin] f32
+    Tensor exp_avg{}, exp_avg_sq{};   ///< the same; undefined without optimizer state
   };
   std::vector<Piece> owned_pieces();
   /// All pieces that this rank holds: owned_pieces() in mode Full, the whole model in mode None.
@@ -46,11 +45,13 @@ class ShardedModel final : public UnitHooks {
 
   void begin_micro_batch(bool first, bool last);
   void end_micro_batch();
-  /// Sum over all elements of the model, the same on every rank: makes one all-reduce of
-  /// doubles, which also sums `extra` (loss and flags of the trainer) in place.
-  double gradient_sum_of_squares(std::vector<double>& extra);
-  /// AdamW on this rank's segments. @param step from 1
-  void step(const optim::AdamWOptions& options, double lr, std::int64_t step, double grad_scale);
+  /// One all-reduce of what a step is judged by; on a device nothing waits for it.
+  /// @param totals  [n] f64: element 0 becomes the sum of the squares of all gradients of the
+  /// model,
+  ///   the others (loss and flags of the trainer) their sums over ranks; the same on every rank
+  void sum_totals(const Tensor& totals);
+  /// AdamW on this rank's segments. @param step from 1  @param factor see optim::adamw_step
+  void step(const optim::AdamWOptions& options, double lr, std::int64_t step, const Tensor& factor);
 
   /// For whole-model work such as sampling text: gathers every unit; end_evaluation() gives them
   /// back.

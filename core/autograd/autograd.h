@@ -39,6 +39,9 @@ class InputGradients {
   /// Hands over a gradient as it is (no copy unless somebody else holds it or one is there
   /// already).
   virtual void pass(int i, Tensor grad) = 0;
+  /// Whether the gradient that backward was given is the one that it starts from by itself: the
+  /// operation's result is its root, and no other gradient was named.
+  virtual bool is_default_seed() const = 0;
 };
 
 using Backward = std::function<void(const Tensor& grad_output, InputGradients& into)>;

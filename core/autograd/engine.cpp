@@ -39,7 +39,7 @@ GradientView take_place(Node& node) {
 
 class NodeGradients final : public InputGradients {
  public:
-  explicit NodeGradients(Node& node) : node_(node) {}
+  NodeGradients(Node& node, bool default_seed) : node_(node), default_seed_(default_seed) {}
 
   GradientView target(int i) override {
     Node::Input& edge = input(i);
@@ -68,6 +68,8 @@ class NodeGradients final : public InputGradients {
       add(edge, grad);
     }
   }
+
+  bool is_default_seed() const override { return default_seed_; }
 
   // Adds what could not go straight to its place.
   void finish() {
@@ -126,6 +128,7 @@ class NodeGradients final : public InputGradients {
   }
 
   Node& node_;
+  const bool default_seed_;
 };
 
 // All nodes behind `root`, those recorded last first.
@@ -156,7 +159,7 @@ std::vector<std::shared_ptr<Node>> collect(const std::shared_ptr<Node>& root,
   return order;
 }
 
-void run(Node& node) {
+void run(Node& node, bool default_seed) {
   // Without a gradient (a user had none to give) the node runs on zeros: it may have callbacks.
   Tensor grad = std::move(node.grad);
   node.grad = Tensor();
@@ -164,7 +167,7 @@ void run(Node& node) {
     grad = new_gradient(node);
     kernels::fill(*node.context, grad.view(), 0.0);
   }
-  NodeGradients into(node);
+  NodeGradients into(node, default_seed);
   node.done = true;
   node.backward(grad, into);
   into.finish();
@@ -199,8 +202,9 @@ void run_backward(const Tensor& root, const Tensor& grad, std::uint64_t oldest) 
   }
   std::vector<std::shared_ptr<Node>> order = collect(root.grad_fn(), oldest);
   order.front()->grad = std::move(seed);
+  bool default_seed = !grad.defined();
   for (std::shared_ptr<Node>& node : order) {
-    run(*node);
+    run(*node, std::exchange(default_seed, false));
     node.reset();
   }
 }

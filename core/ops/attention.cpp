@@ -113,14 +113,14 @@ void check_cache(std::string_view argument, const Tensor& cache, const Tensor& q
 void append(Context& context, const TensorView& packed, const Heads& s, int index,
             const TensorView& cache, std::int64_t past) {
   const std::int64_t columns = cache.shape[1];
+  const Shape rows{s.time, s.width()};
   for (std::int64_t b = 0; b < s.batch; ++b) {
-    for (std::int64_t t = 0; t < s.time; ++t) {
-      const std::int64_t from = (b * s.time + t) * 3 * s.width() + index * s.width();
-      const std::int64_t to = (b * columns + past + t) * s.width();
-      const Shape row{s.width()};
-      kernels::cast(context, dense_view(advance(packed, from), packed.dtype, row, packed.device),
-                    {dense_view(advance(cache, to), cache.dtype, row, cache.device), false, true});
-    }
+    const std::int64_t from = b * s.time * 3 * s.width() + index * s.width();
+    const std::int64_t to = (b * columns + past) * s.width();
+    const TensorView in{
+        advance(packed, from), packed.dtype, rows, {3 * s.width(), 1}, packed.device};
+    kernels::cast(context, in,
+                  {dense_view(advance(cache, to), cache.dtype, rows, cache.device), false, true});
   }
 }
 

@@ -46,21 +46,6 @@ TensorView row_range(const TensorView& rows, std::int64_t begin, std::int64_t co
   return part;
 }
 
-// In float64 and in order, whatever the chunks and threads.
-double sum_on_host(const Tensor& losses) {
-  if (losses.device().type == DeviceType::Meta) return 0.0;
-  const TensorView view = losses.view();
-  double sum = 0.0;
-  const auto add_up = [&](const auto* values) {
-    for (std::int64_t i = 0; i < losses.numel(); ++i) sum += static_cast<double>(values[i]);
-  };
-  if (view.dtype == DType::F64)
-    add_up(view.as<double>());
-  else
-    add_up(view.as<float>());
-  return sum;
-}
-
 }  // namespace
 
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets,
@@ -135,16 +120,20 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
   }
   if (staged.defined()) kernels::cast(*context, staged.view(), leaf_place);
 
-  Tensor loss = Tensor::full(context, {1}, accumulator, scale * sum_on_host(losses),
-                             MemoryCategory::Activations, kName);
+  Tensor loss = Tensor::empty(context, {1}, accumulator, MemoryCategory::Activations, kName);
+  kernels::sum(*context, losses.view(), {loss.view(), false, true}, scale);
   if (recorded) {
     auto backward = [grad_x = std::move(grad_x)](const Tensor& grad_loss,
                                                  autograd::InputGradients& into) {
-      const bool known = grad_loss.device().type != DeviceType::Meta;
-      require(!known || grad_loss.item() == 1.0,
+      // A value on another device is not waited for.
+      const bool is_one = into.is_default_seed() || grad_loss.device().type == DeviceType::Meta ||
+                          (grad_loss.device().type == DeviceType::CPU && grad_loss.item() == 1.0);
+      require(is_one,
               "{} must be the root of backward: its gradients were computed during forward for a "
               "gradient of 1, got {}; use its scale",
-              kName, known ? grad_loss.item() : 1.0);
+              kName,
+              grad_loss.device().type == DeviceType::CPU ? fmt::to_string(grad_loss.item())
+                                                         : "another");
       if (grad_x.defined()) into.pass(0, grad_x);
     };
     // Always: with a frozen x there is nothing to pass on, but the loss is still a root.

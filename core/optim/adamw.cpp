@@ -18,7 +18,8 @@ std::vector<DecayRange> decay_ranges(const ShardLayout& layout, std::int64_t fir
 
 void adamw_step(const AdamWOptions& options, const std::vector<DecayRange>& ranges,
                 const Tensor& param, const Tensor& grad, const Tensor& exp_avg,
-                const Tensor& exp_avg_sq, double lr, std::int64_t step, double grad_scale) {
+                const Tensor& exp_avg_sq, double lr, std::int64_t step, const Tensor& factor,
+                const Tensor& copy) {
   for (const DecayRange& range : ranges) {
     const auto part = [&range](const Tensor& t) {
       return t.alias({range.end - range.begin}, {1}, range.begin).view();
@@ -33,7 +34,8 @@ void adamw_step(const AdamWOptions& options, const std::vector<DecayRange>& rang
                                       .eps = options.eps,
                                       .weight_decay = range.decay ? options.weight_decay : 0.0,
                                       .step = step,
-                                      .grad_scale = grad_scale});
+                                      .factor = factor.view(),
+                                      .copy = copy.defined() ? part(copy) : TensorView{}});
   }
 }
 

@@ -30,9 +30,11 @@ std::vector<DecayRange> decay_ranges(const ShardLayout& layout, std::int64_t fir
 /// One step over a segment, range by range.
 /// @param param, grad, exp_avg, exp_avg_sq  [n] f32
 /// @param step        from 1
-/// @param grad_scale  multiplies the gradient, e.g. the clipping factor
+/// @param factor      [1] f32, multiplies the gradient: the clipping factor. NaN: nothing changes
+/// @param copy        [n] bf16 that receives param, rounded; may be undefined
 void adamw_step(const AdamWOptions& options, const std::vector<DecayRange>& ranges,
                 const Tensor& param, const Tensor& grad, const Tensor& exp_avg,
-                const Tensor& exp_avg_sq, double lr, std::int64_t step, double grad_scale);
+                const Tensor& exp_avg_sq, double lr, std::int64_t step, const Tensor& factor,
+                const Tensor& copy = {});
 
 }  // namespace tessera::optim

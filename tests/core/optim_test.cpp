@@ -77,7 +77,7 @@ TEST_CASE("a step updates every element by AdamW, with decay only where it belon
   const Tensor exp_avg_sq = make(0.0);
   const optim::AdamWOptions options{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
   optim::adamw_step(options, optim::decay_ranges(kLayout, 0, n), param, grad, exp_avg, exp_avg_sq,
-                    0.01, 1, 0.5);
+                    0.01, 1, Tensor::full(context, {1}, DType::F32, 0.5));
   // After one step the update is lr * g / |g|, whatever the gradient's size.
   const auto values = param.to_vector<float>();
   CHECK(values[0] == doctest::Approx(2.0 * (1 - 0.01 * 0.1) - 0.01));

@@ -37,7 +37,7 @@ void collect(comm::ShardedModel& sharded, Outcome& outcome, std::mutex& mutex) {
   for (const auto& piece : sharded.owned_pieces()) {
     auto& values = outcome.weights[piece.parameter->name];
     values.resize(static_cast<std::size_t>(piece.parameter->tensor.numel()));
-    std::copy(piece.master, piece.master + (piece.end - piece.begin), values.begin() + piece.begin);
+    piece.master.copy_to_host(values.data() + piece.begin);
   }
 }
 

@@ -114,7 +114,7 @@ TEST_CASE("every element is owned exactly once, at any world size, even where ra
           fill(*piece.parameter, piece.begin, piece.end, expected.data());
           for (std::int64_t i = piece.begin; i < piece.end; ++i) {
             ++counts[static_cast<std::size_t>(i)];
-            CHECK(piece.master[i - piece.begin] ==
+            CHECK(piece.master.template data<float>()[i - piece.begin] ==
                   expected[static_cast<std::size_t>(i - piece.begin)]);
           }
         }
@@ -174,9 +174,11 @@ TEST_CASE("gradients are the sum over ranks and micro-batches; unused parameters
                        inputs[static_cast<std::size_t>(rank) * per_rank + m]);
           }
         }
-        std::vector<double> extra = {1.0};
-        const double sum = sharded.gradient_sum_of_squares(extra);
-        CHECK(extra[0] == world);
+        const Tensor totals = Tensor::full(context, {2}, DType::F64, 1.0);
+        sharded.sum_totals(totals);
+        const std::vector<double> sums = totals.to_vector<double>();
+        const double sum = sums[0];
+        CHECK(sums[1] == world);
         const std::lock_guard lock(mutex);
         double reference = 0;
         for (const auto& [name, values] : expected) {
@@ -205,7 +207,7 @@ TEST_CASE("two ranks each hold half; whole units come and go") {
       ShardedModel sharded(chain.units, ShardMode::Full, DType::F32, context, communicator);
       sharded.load(fill);
       micro_step(chain, sharded, context, true, true, 0.1);
-      sharded.step({}, 1e-3, 1, 1.0);
+      sharded.step({}, 1e-3, 1, Tensor::full(context, {1}, DType::F32, 1.0));
       std::int64_t padded = 0;
       for (const auto& unit : sharded.units()) padded += unit->layout().padded_size();
       const std::int64_t unit_bytes = sharded.units()[1]->layout().padded_size() * 4;

@@ -49,14 +49,14 @@ int run(const Options& options) {
   double sum = 0;
   for (std::int64_t first = 0; first < count; first += options.batch) {
     const std::int64_t batch = std::min(options.batch, count - first);
-    const auto make = [&] {
-      return Tensor::empty(loaded.context, {batch, seq_len}, DType::I32, MemoryCategory::Data,
-                           "batch");
+    const Shape shape{batch, seq_len};
+    std::vector<std::int32_t> inputs(static_cast<std::size_t>(numel(shape)));
+    std::vector<std::int32_t> targets(inputs.size());
+    rows.fill_batch(first, batch, inputs.data(), targets.data());
+    const auto make = [&](const std::vector<std::int32_t>& values) {
+      return Tensor::from<std::int32_t>(loaded.context, shape, std::span(values));
     };
-    const Tensor inputs = make();
-    const Tensor targets = make();
-    rows.fill_batch(first, batch, inputs.data<std::int32_t>(), targets.data<std::int32_t>());
-    sum += model.loss(inputs, targets, 1.0, {}).item();
+    sum += model.loss(make(inputs), make(targets), 1.0, {}).item();
   }
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();

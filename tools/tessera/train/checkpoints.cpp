@@ -172,20 +172,38 @@ std::optional<fs::path> find_resume(const fs::path& run_dir, const std::string& 
   return newest.reader->path();
 }
 
-io::SaveRequest make_save_request(comm::ShardedModel& sharded, bool with_optimizer) {
-  io::SaveRequest request;
-  const auto add = [](std::vector<io::TensorPart>& list, const comm::ShardedModel::Piece& piece,
-                      const float* data) {
+namespace {
+
+// The values of a dense f32 tensor in the host's memory: its own, or a copy that `copies` keeps.
+const float* host_values(const Tensor& tensor, std::vector<std::shared_ptr<const float>>& copies) {
+  if (tensor.device().type != DeviceType::CUDA) return tensor.data<float>();
+  const std::shared_ptr<Context> context = tensor.context();
+  Allocator& allocator = context->backend().host_allocator();
+  const std::size_t bytes = tensor.bytes();
+  std::shared_ptr<float> copy(static_cast<float*>(allocator.allocate(bytes)),
+                              [context, bytes](float* data) {
+                                context->backend().host_allocator().deallocate(data, bytes);
+                              });
+  tensor.copy_to_host(copy.get());
+  return copies.emplace_back(std::move(copy)).get();
+}
+
+}  // namespace
+
+SaveState make_save_state(comm::ShardedModel& sharded, bool with_optimizer) {
+  SaveState state;
+  const auto add = [&](std::vector<io::TensorPart>& list, const comm::ShardedModel::Piece& piece,
+                       const Tensor& values) {
     list.push_back({piece.parameter->name, piece.parameter->tensor.shape(), DType::F32, piece.begin,
-                    piece.end, data});
+                    piece.end, host_values(values, state.copies)});
   };
   for (const auto& piece : sharded.owned_pieces()) {
-    add(request.model, piece, piece.master);
-    if (!with_optimizer || piece.exp_avg == nullptr) continue;
-    add(request.exp_avg, piece, piece.exp_avg);
-    add(request.exp_avg_sq, piece, piece.exp_avg_sq);
+    add(state.request.model, piece, piece.master);
+    if (!with_optimizer || !piece.exp_avg.defined()) continue;
+    add(state.request.exp_avg, piece, piece.exp_avg);
+    add(state.request.exp_avg_sq, piece, piece.exp_avg_sq);
   }
-  return request;
+  return state;
 }
 
 bool is_finite(const io::SaveRequest& request) {
@@ -205,8 +223,11 @@ void load_training_state(comm::ShardedModel& sharded, const io::CheckpointReader
   reader.tensors(io::Section::ExpAvg);  // says what to do if there is no optimizer state
   sharded.create_optimizer_state();
   for (const auto& piece : sharded.held_pieces()) {
-    const auto read = [&](io::Section section, float* out) {
-      reader.read(section, piece.parameter->name, piece.begin, piece.end, out, DType::F32);
+    const auto read = [&](io::Section section, const Tensor& into) {
+      fill_from_host(into, [&](std::int64_t begin, std::int64_t end, float* out) {
+        reader.read(section, piece.parameter->name, piece.begin + begin, piece.begin + end, out,
+                    DType::F32);
+      });
     };
     read(io::Section::Model, piece.master);
     read(io::Section::ExpAvg, piece.exp_avg);

@@ -58,10 +58,15 @@ std::optional<std::filesystem::path> find_resume(const std::filesystem::path& ru
                                                  const std::string& resume,
                                                  std::vector<std::string>& notes);
 
+/// A save, with the copies that a device's values need in the host's memory.
+struct SaveState {
+  io::SaveRequest request;
+  std::vector<std::shared_ptr<const float>> copies{};
+};
 /// Parts of this rank for a save; moments only if they are there and wanted.
-io::SaveRequest make_save_request(comm::ShardedModel& sharded, bool with_optimizer);
+SaveState make_save_state(comm::ShardedModel& sharded, bool with_optimizer);
 
-/// Whether this rank's parts, as make_save_request() gives them, are all finite numbers. A finite
+/// Whether this rank's parts, as make_save_state() gives them, are all finite numbers. A finite
 /// gradient can still overflow the second moment, which holds its square.
 bool is_finite(const io::SaveRequest& request);
 

@@ -207,7 +207,8 @@ void Rank::show_sample() {
 void Rank::save() {
   if (config_.checkpoint.every == 0 || saved_step_ == state_.step) return;
   const fs::path dir = fs::path(config_.run.out) / "checkpoints";
-  io::SaveRequest request = make_save_request(sharded_, config_.checkpoint.what == "all");
+  SaveState to_save = make_save_state(sharded_, config_.checkpoint.what == "all");
+  io::SaveRequest& request = to_save.request;
   request.checkpoints_dir = dir;
   request.step = state_.step;
   request.rank = rank_;

@@ -6,6 +6,8 @@
 
 #include "core/autograd/autograd.h"
 #include "kernels/cross_entropy.h"
+#include "kernels/elementwise.h"
+#include "kernels/optimizer.h"
 
 namespace tessera::tools {
 
@@ -26,26 +28,40 @@ Trainer::Trainer(models::Gpt2& model, comm::ShardedModel& sharded, comm::Communi
 std::pair<Tensor, Tensor> Trainer::load(const io::Sampler& data, std::int64_t first,
                                         std::int64_t rows, std::int64_t limit) {
   const Shape shape{rows, data.seq_len()};
-  const auto make = [&](std::int32_t value) {
+  const auto count = static_cast<std::size_t>(numel(shape));
+  inputs_.assign(count, 0);
+  targets_.assign(count, kernels::kIgnoreTarget);
+  const std::int64_t real = std::clamp<std::int64_t>(limit - first, 0, rows);
+  if (real > 0) data.fill_batch(first, real, inputs_.data(), targets_.data());
+  const auto make = [&](const std::vector<std::int32_t>& values) {
     Tensor t = Tensor::empty(context_, shape, DType::I32, MemoryCategory::Data, "batch");
-    std::fill_n(t.data<std::int32_t>(), t.numel(), value);
+    t.copy_from_host(values.data());
     return t;
   };
-  const std::int64_t real = std::clamp<std::int64_t>(limit - first, 0, rows);
-  const Tensor inputs = make(0);
-  const Tensor targets = make(kernels::kIgnoreTarget);
-  if (real > 0) {
-    data.fill_batch(first, real, inputs.data<std::int32_t>(), targets.data<std::int32_t>());
-  }
-  return {inputs, targets};
+  return {make(inputs_), make(targets_)};
 }
+
+namespace {
+
+// Element i of a vector, as a place that kernels add to.
+GradientView element(const Tensor& t, std::int64_t i, bool accumulate) {
+  return {t.alias({1}, {1}, i).view(), accumulate, true};
+}
+
+}  // namespace
 
 StepResult Trainer::step(std::int64_t step, std::int64_t position, const io::Sampler& data,
                          bool stop) {
   const std::int64_t tokens = options_.global_batch * data.seq_len();
   const std::int64_t micro_batches = rows_per_rank_ / options_.micro_batch;
   const std::int64_t first_row = position + communicator_.rank() * rows_per_rank_;
-  double loss = 0;
+  // Sum of squares, loss, requests to stop: summed where the gradients are, and read once the whole
+  // step has been queued.
+  constexpr std::int64_t kLoss = 1, kStop = 2;
+  const Tensor totals =
+      Tensor::empty(context_, {3}, DType::F64, MemoryCategory::Workspace, "step totals");
+  kernels::fill(*context_, totals.view(), 0.0);
+  if (stop) kernels::fill(*context_, element(totals, kStop, false).view, 1.0);
   for (std::int64_t m = 0; m < micro_batches; ++m) {
     const std::int64_t first = first_row + m * options_.micro_batch;
     const auto [inputs, targets] =
@@ -60,25 +76,27 @@ StepResult Trainer::step(std::int64_t step, std::int64_t position, const io::Sam
                                      .hooks = &sharded_});
     autograd::backward(part);
     sharded_.end_micro_batch();
-    loss += part.item();
+    kernels::cast(*context_, part.view(), element(totals, kLoss, true));
   }
+  sharded_.sum_totals(totals);
 
-  std::vector<double> extra = {loss, stop ? 1.0 : 0.0};
+  const Tensor factor =
+      Tensor::empty(context_, {1}, DType::F32, MemoryCategory::Workspace, "clipping factor");
+  kernels::clip_factor(*context_, {totals.view(), factor.view(), options_.clip_norm});
   StepResult result;
-  result.grad_norm = std::sqrt(sharded_.gradient_sum_of_squares(extra));
-  result.loss = extra[0];
-  result.stop_requested = extra[1] > 0;
   result.lr = options_.schedule.at(step);
-  // Every rank sees the same sums, so all stop together and before the weights are touched. The
-  // sign of a NaN tells nobody anything.
+  sharded_.step(options_.adamw, result.lr, step + 1, factor);
+
+  const std::vector<double> sums = totals.to_vector<double>();
+  result.grad_norm = std::sqrt(sums[0]);
+  result.loss = sums[kLoss];
+  result.stop_requested = sums[kStop] > 0;
+  // Every rank sees the same sums, so all stop together; the factor has kept the weights as they
+  // were. The sign of a NaN tells nobody anything.
   require<NonFiniteLoss>(std::isfinite(result.loss) && std::isfinite(result.grad_norm),
                          "step {}: loss is {} and the gradient norm {}; nothing was updated. Lower "
                          "optim.lr or resume from an earlier checkpoint",
                          step, std::abs(result.loss), std::abs(result.grad_norm));
-  // As torch.nn.utils.clip_grad_norm_ does it.
-  const double clip =
-      options_.clip_norm > 0 ? std::min(1.0, options_.clip_norm / (result.grad_norm + 1e-6)) : 1.0;
-  sharded_.step(options_.adamw, result.lr, step + 1, clip);
   return result;
 }
 
@@ -87,17 +105,20 @@ double Trainer::evaluate(const io::Sampler& data, std::int64_t batches) {
   const std::int64_t rows = options_.micro_batch * communicator_.world_size();
   std::int64_t limit = data.samples_per_epoch();
   if (batches > 0) limit = std::min(limit, batches * options_.global_batch);
-  double sum = 0;
+  const Tensor sum =
+      Tensor::empty(context_, {1}, DType::F64, MemoryCategory::Workspace, "validation loss");
+  kernels::fill(*context_, sum.view(), 0.0);
   for (std::int64_t first = 0; first < limit; first += rows) {
     // Every rank makes every pass, its rows past the end ignored: gathering is collective.
     const auto [inputs, targets] = load(data, first + communicator_.rank() * options_.micro_batch,
                                         options_.micro_batch, limit);
-    sum += model_.loss(inputs, targets, 1.0, {.hooks = &sharded_}).item();
+    const Tensor part = model_.loss(inputs, targets, 1.0, {.hooks = &sharded_});
+    kernels::cast(*context_, part.view(), element(sum, 0, true));
   }
   sharded_.end_evaluation();
-  communicator_.all_reduce(dense_view(&sum, DType::F64, {1}), comm::ReduceOp::Sum,
-                           {"all_reduce val_loss", {}});
-  return sum / static_cast<double>(limit * data.seq_len());
+  if (communicator_.world_size() > 1)
+    communicator_.all_reduce(sum.view(), comm::ReduceOp::Sum, {"all_reduce val_loss", {}});
+  return sum.item() / static_cast<double>(limit * data.seq_len());
 }
 
 }  // namespace tessera::tools

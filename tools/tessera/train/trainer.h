@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "comm/sharding/sharded_model.h"
 #include "core/optim/lr_schedule.h"
@@ -57,6 +58,7 @@ class Trainer {
   std::shared_ptr<Context> context_;
   TrainerOptions options_;
   std::int64_t rows_per_rank_;
+  std::vector<std::int32_t> inputs_, targets_;  // of the last micro-batch, on the host
 };
 
 }  // namespace tessera::tools
