@@ -36,6 +36,7 @@ class SharedArray {
   explicit SharedArray(T* data) : data_(data) {}
   SharedElement<T> operator[](int i) const { return SharedElement<T>(data_ + i); }
   SharedArray from(int i) const { return SharedArray(data_ + i); }
+  T* data() const { return data_; }  // for operations that check for themselves
   template <int N>
   Pack<T, N> load(int i) const {
     fiber::check_read(data_ + i, sizeof(T) * N);
@@ -61,6 +62,7 @@ class SharedArray {
   __device__ __forceinline__ explicit SharedArray(T* data) : data_(data) {}
   __device__ __forceinline__ T& operator[](int i) const { return data_[i]; }
   __device__ __forceinline__ SharedArray from(int i) const { return SharedArray(data_ + i); }
+  __device__ __forceinline__ T* data() const { return data_; }
   template <int N>
   __device__ __forceinline__ Pack<T, N> load(int i) const {
     return load_pack<N>(data_ + i);

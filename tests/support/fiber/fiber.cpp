@@ -56,6 +56,13 @@ struct Site {
   }
 };
 
+struct Copy {
+  std::byte* to;
+  const std::byte* from;
+  std::size_t bytes, filled;
+};
+using CopyGroup = std::vector<Copy>;
+
 struct Thread {
   context::fiber fiber;
   State state = State::Ready;
@@ -63,7 +70,9 @@ struct Thread {
   std::uint32_t mask = 0;
   std::uint64_t value = 0;                // handed in
   std::array<std::uint64_t, kWarp> seen;  // what all lanes of the mask handed in
-  std::size_t warp_phase = 0;             // counts the warp operations that it took part in
+  bool orders = false;                    // whether the warp operation orders memory
+  std::size_t warp_phase = 0;             // counts the operations of the warp that order memory
+  std::vector<CopyGroup> copies;          // under way; the last group is not committed
   void* fake_stack = nullptr;             // of the address sanitizer
 };
 
@@ -279,7 +288,7 @@ class Block {
       Thread& t = threads_[first + l];
       t.seen = values;
       t.state = State::Ready;
-      ++t.warp_phase;
+      if (t.orders) ++t.warp_phase;
     }
   }
 
@@ -343,13 +352,14 @@ Block& block() {
   return *current;
 }
 
-void meet_lanes(std::uint32_t mask, std::uint64_t value, Site site) {
+void meet_lanes(std::uint32_t mask, std::uint64_t value, Site site, bool orders) {
   Thread& t = block().thread();
   if ((mask >> lane() & 1U) == 0)
     block().fail(fmt::format("calls a warp operation at {} with mask {:#x}, which leaves it out",
                              site.str(), mask));
   t.mask = mask;
   t.value = value;
+  t.orders = orders;
   block().wait(State::AtWarp, site);
 }
 
@@ -375,19 +385,19 @@ Place place() { return block().place(); }
 void sync_block(const char* file, int line) { block().wait(State::AtBarrier, {file, line}); }
 
 void sync_warp(std::uint32_t mask, const char* file, int line) {
-  meet_lanes(mask, 0, {file, line});
+  meet_lanes(mask, 0, {file, line}, true);
 }
 
 std::uint64_t exchange(std::uint32_t mask, std::uint64_t value, int source, const char* file,
                        int line) {
-  meet_lanes(mask, value, {file, line});
+  meet_lanes(mask, value, {file, line}, true);
   const auto& seen = block().thread().seen;
   const bool valid = source >= 0 && source < kWarp && (mask >> source & 1U) != 0;
   return valid ? seen[static_cast<std::size_t>(source)] : value;
 }
 
 std::uint32_t ballot(std::uint32_t mask, bool value, const char* file, int line) {
-  meet_lanes(mask, value ? 1 : 0, {file, line});
+  meet_lanes(mask, value ? 1 : 0, {file, line}, true);
   std::uint32_t result = 0;
   for (std::size_t l = 0; l < kWarp; ++l) {
     if ((mask >> l & 1U) != 0 && block().thread().seen[l] != 0) result |= 1U << l;
@@ -395,10 +405,49 @@ std::uint32_t ballot(std::uint32_t mask, bool value, const char* file, int line)
   return result;
 }
 
+const std::array<std::uint64_t, kWarp>& gather(std::uint32_t mask, std::uint64_t value,
+                                               const char* file, int line) {
+  meet_lanes(mask, value, {file, line}, false);
+  return block().thread().seen;
+}
+
 int lane() { return static_cast<int>(block().running() % kWarp); }
 
 std::byte* shared_memory() { return block().shared(); }
 void check_read(const void* address, std::size_t bytes) { block().check(address, bytes, false); }
 void check_write(const void* address, std::size_t bytes) { block().check(address, bytes, true); }
+
+void copy_async(void* to, const void* from, std::size_t bytes, std::size_t filled) {
+  const auto misaligned = [bytes](const void* p) {
+    return reinterpret_cast<std::uintptr_t>(p) % bytes != 0;
+  };
+  if (misaligned(to) || misaligned(from))
+    block().fail(fmt::format("copies {} bytes from {} to {}, which are not aligned to them", bytes,
+                             from, to));
+  block().check(to, bytes, true);  // it may be written from now on
+  std::memset(to, 0xff, bytes);  // NaNs
+  auto& groups = block().thread().copies;
+  if (groups.empty()) groups.emplace_back();
+  groups.back().push_back(
+      {static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes, filled});
+}
+
+void commit_copies() {
+  auto& groups = block().thread().copies;
+  if (groups.empty()) groups.emplace_back();
+  groups.emplace_back();
+}
+
+void wait_copies(std::size_t groups) {
+  auto& all = block().thread().copies;
+  while (all.size() > groups + 1) {
+    for (const Copy& copy : all.front()) {
+      block().check(copy.to, copy.bytes, true);
+      if (copy.filled > 0) std::memcpy(copy.to, copy.from, copy.filled);
+      std::memset(copy.to + copy.filled, 0, copy.bytes - copy.filled);
+    }
+    all.erase(all.begin());
+  }
+}
 
 }  // namespace tessera::fiber

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -14,6 +15,9 @@
 //   - a warp operation that some lanes of its mask don't reach, or reach at another line
 //   - shared memory that is read before anybody wrote it, or lies outside of what was launched with
 //   - shared memory that two threads touch, one of them writing, with no barrier between
+//   - an asynchronous copy between addresses that are not aligned
+// An asynchronous copy is made as late as it may be, when its thread waits for it; until then its
+// target holds NaNs.
 namespace tessera::fiber {
 
 /// A broken rule of the execution model, as above.
@@ -52,10 +56,22 @@ std::uint64_t exchange(std::uint32_t mask, std::uint64_t value, int source, cons
 /// Bit l is set if lane l of the mask handed in true.
 std::uint32_t ballot(std::uint32_t mask, bool value, const char* file, int line);
 int lane();
+/// What all lanes of the mask hand in. They meet, but their accesses to memory are not ordered by
+/// it: so it is with ldmatrix and mma. Valid until the thread's next warp operation.
+const std::array<std::uint64_t, kWarp>& gather(std::uint32_t mask, std::uint64_t value,
+                                               const char* file, int line);
 
 /// Shared memory of the block, 16-byte aligned; its contents are undefined at the start.
 std::byte* shared_memory();
 void check_read(const void* address, std::size_t bytes);
 void check_write(const void* address, std::size_t bytes);
+
+/// cp.async: copies `filled` bytes to shared memory and zeros behind them, `bytes` in all, once the
+/// thread has waited for the copy's group.
+void copy_async(void* to, const void* from, std::size_t bytes, std::size_t filled);
+/// cp.async.commit_group: the copies since the last one become a group.
+void commit_copies();
+/// cp.async.wait_group: until at most `groups` of the thread's latest are under way.
+void wait_copies(std::size_t groups);
 
 }  // namespace tessera::fiber
