@@ -1,0 +1,104 @@
+#include <limits>
+#include <type_traits>
+
+#include "kernels/cuda/attention_args.h"
+#include "kernels/cuda/device/reduce.h"
+#include "kernels/cuda/launch/attention.h"
+#include "kernels/workspace.h"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+// delta[row] = sum of grad_out * out over the head. Eight threads to a row. Bound by memory: reads
+// grad_out and out once.
+template <typename T, int N>
+__global__ void __launch_bounds__(AttentionDeltaShape::kThreads)
+    attention_delta_kernel(const AttentionBackwardArgs<T> args, std::int64_t rows) {
+  using A = Compute<T>;
+  constexpr int kTeam = AttentionDeltaShape::kTeam;
+  const AttentionSizes& sizes = args.sizes;
+  const std::int64_t row =
+      static_cast<std::int64_t>(blockIdx.x) * AttentionDeltaShape::kTeams + threadIdx.x / kTeam;
+  const int member = static_cast<int>(threadIdx.x) % kTeam;
+  A sum = 0;
+  if (row < rows) {  // rows are tokens by heads, as they lie in memory
+    const int head = static_cast<int>(row % sizes.heads);
+    const std::int64_t token = row / sizes.heads % sizes.queries;
+    const std::int64_t batch = row / sizes.heads / sizes.queries;
+    const T* const out = args.out.at(batch, token, head);
+    const T* const grad_out = args.grad_out.at(batch, token, head);
+    for (int d = member * N; d < sizes.dim; d += kTeam * N) {
+      const Pack<T, N> x = load_pack<N>(out + d), g = load_pack<N>(grad_out + d);
+      for (int k = 0; k < N; ++k) sum += widen(x[k]) * widen(g[k]);
+    }
+    for (int lanes = kTeam / 2; lanes > 0; lanes /= 2)
+      sum += __shfl_xor_sync(0xffU << (threadIdx.x % kWarpSize / kTeam * kTeam), sum, lanes);
+    if (member == 0) args.delta[(batch * sizes.heads + head) * sizes.queries + token] = sum;
+  }
+}
+
+template <typename T>
+void delta(Context& context, const AttentionBackwardArgs<T>& args) {
+  const AttentionSizes& sizes = args.sizes;
+  const std::int64_t rows = std::int64_t{sizes.batch} * sizes.heads * sizes.queries;
+  if (rows == 0) return;
+  const std::int64_t blocks =
+      (rows + AttentionDeltaShape::kTeams - 1) / AttentionDeltaShape::kTeams;
+  const bool packs = args.out.packs && args.grad_out.packs;
+  launch(context, "attention_backward: delta",
+         packs ? attention_delta_kernel<T, kPack<T>> : attention_delta_kernel<T, 1>,
+         LaunchShape{attention_blocks("attention_backward", blocks, 1, 1),
+                     AttentionDeltaShape::kThreads},
+         args, rows);
+}
+
+constexpr std::int64_t kMostDim = 256;
+/// Indices of tokens are ints, and must not overflow a tile beyond the last.
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 30;
+
+void check(std::string_view kernel, const TensorView& q, const TensorView& k) {
+  require<Unsupported>(q.shape[3] <= kMostDim,
+                       "{}: a head_dim of {} is more than the {} that it takes on CUDA", kernel,
+                       q.shape[3], kMostDim);
+  require<Unsupported>(k.shape[1] <= kMostTokens,
+                       "{}: {} keys are more than the {} that it takes on CUDA", kernel, k.shape[1],
+                       kMostTokens);
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  require<Unsupported>(q.shape[0] <= kMost && q.shape[2] <= kMost,
+                       "{}: q of shape {} has more heads, or more in a batch, than the {} that it "
+                       "takes on CUDA",
+                       kernel, q.shape, kMost);
+}
+
+}  // namespace
+
+void attention_forward(Context& context, const AttentionForward& args) {
+  check("attention_forward", args.q, args.k);
+  visit_floating(args.q.dtype, "attention_forward", [&]<typename T>(std::type_identity<T>) {
+    const AttentionForwardArgs<T> arguments(args);
+    if constexpr (std::is_same_v<T, BFloat16>)
+      attention_forward_bf16(context, arguments);
+    else
+      attention_forward_plain(context, arguments);
+  });
+}
+
+void attention_backward(Context& context, const AttentionBackward& args) {
+  check("attention_backward", args.q, args.k);
+  visit_floating(args.q.dtype, "attention_backward", [&]<typename T>(std::type_identity<T>) {
+    const Workspace deltas(context,
+                           static_cast<std::size_t>(args.log_sum_exp.numel()) * sizeof(Compute<T>),
+                           "attention_backward");
+    const AttentionBackwardArgs<T> arguments(args, static_cast<Compute<T>*>(deltas.data()));
+    delta(context, arguments);
+    if constexpr (std::is_same_v<T, BFloat16>)
+      attention_backward_bf16(context, arguments);
+    else
+      attention_backward_plain(context, arguments);
+  });
+}
+
+TESSERA_CUDA_KERNEL(attention_forward, AttentionForward)
+TESSERA_CUDA_KERNEL(attention_backward, AttentionBackward)
+
+}  // namespace tessera::kernels::cuda
