@@ -36,9 +36,13 @@ F symbol(void* library, const std::string& path, const char* name) {
   return reinterpret_cast<F>(found);
 }
 
-}  // namespace
+// A loaded plugin, and the file that it is.
+struct Plugin {
+  void* library = nullptr;
+  std::string path;
+};
 
-std::unique_ptr<DeviceBackend> load_device_backend(int index, const std::string& plugin) {
+Plugin load_plugin(const std::string& plugin) {
   const std::string path = plugin.empty() ? find_plugin() : plugin;
   // Never unloaded: errors and objects of the plugin may outlive any context.
   void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -50,8 +54,20 @@ std::unique_ptr<DeviceBackend> load_device_backend(int index, const std::string&
   require<Unsupported>(version == kPluginVersion,
                        "{} speaks version {} of the plugin interface, this program version {}",
                        path, version, kPluginVersion);
+  return {library, path};
+}
+
+}  // namespace
+
+std::unique_ptr<DeviceBackend> load_device_backend(int index, const std::string& plugin) {
+  const Plugin loaded = load_plugin(plugin);
   return std::unique_ptr<DeviceBackend>(
-      symbol<DeviceBackend* (*)(int)>(library, path, "tessera_open_device")(index));
+      symbol<DeviceBackend* (*)(int)>(loaded.library, loaded.path, "tessera_open_device")(index));
+}
+
+int count_devices(const std::string& plugin) {
+  const Plugin loaded = load_plugin(plugin);
+  return symbol<int (*)()>(loaded.library, loaded.path, "tessera_device_count")();
 }
 
 }  // namespace tessera

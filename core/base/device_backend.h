@@ -54,7 +54,11 @@ class DeviceBackend {
 ///   from other sources
 std::unique_ptr<DeviceBackend> load_device_backend(int index, const std::string& plugin = {});
 
+/// How many devices the plugin can open; at least one.
+/// @throws Unsupported naming what is missing, as load_device_backend does
+int count_devices(const std::string& plugin = {});
+
 /// Changes whenever a plugin and a program may not understand each other.
-inline constexpr int kPluginVersion = 2;
+inline constexpr int kPluginVersion = 3;
 
 }  // namespace tessera

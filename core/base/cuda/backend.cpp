@@ -78,16 +78,22 @@ class PinnedAllocator final : public CachingAllocator {
   const int index_;
 };
 
-int checked_device(int index) {
+int counted_devices() {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status != cudaSuccess) {
     cudaGetLastError();
     int driver = 0;
     cudaDriverGetVersion(&driver);
-    throw Unsupported("cuda:{} can't be used: {}", index,
+    throw Unsupported("no GPU can be used: {}",
                       driver == 0 ? "no NVIDIA driver is installed" : cudaGetErrorString(status));
   }
+  require<Unsupported>(count > 0, "no GPU can be used: the driver shows none");
+  return count;
+}
+
+int checked_device(int index) {
+  const int count = counted_devices();
   require<Unsupported>(index >= 0 && index < count,
                        "there is no cuda:{}; this machine has {} GPU{}", index, count,
                        count == 1 ? "" : "s");
@@ -172,6 +178,9 @@ void CudaBackend::synchronize() {
 extern "C" {
 __attribute__((visibility("default"))) int tessera_plugin_version() {
   return tessera::kPluginVersion;
+}
+__attribute__((visibility("default"))) int tessera_device_count() {
+  return tessera::cuda::counted_devices();
 }
 __attribute__((visibility("default"))) tessera::DeviceBackend* tessera_open_device(int index) {
   return new tessera::cuda::CudaBackend(index);

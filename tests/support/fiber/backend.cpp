@@ -43,13 +43,21 @@ class Backend final : public DeviceBackend {
 }  // namespace
 }  // namespace tessera::fiber
 
+namespace {
+
+constexpr int kDevices = 8;
+
+}  // namespace
+
 extern "C" {
 __attribute__((visibility("default"))) int tessera_plugin_version() {
   return tessera::kPluginVersion;
 }
+__attribute__((visibility("default"))) int tessera_device_count() { return kDevices; }
 __attribute__((visibility("default"))) tessera::DeviceBackend* tessera_open_device(int index) {
-  tessera::require<tessera::Unsupported>(
-      index >= 0 && index < 8, "device cuda:{} does not exist; there are 8 of fibers", index);
+  tessera::require<tessera::Unsupported>(index >= 0 && index < kDevices,
+                                         "there is no cuda:{}; this machine has {} of fibers",
+                                         index, kDevices);
   return new tessera::fiber::Backend(index);
 }
 }

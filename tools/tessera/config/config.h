@@ -34,6 +34,7 @@ struct Config {
     std::int64_t seed = 1337;
     std::int64_t global_batch = 12;  ///< sequences per step, over all ranks
     std::int64_t micro_batch = 0;    ///< sequences per rank and micro-step; 0: global_batch / world
+    std::string device = "auto";     ///< auto, cpu, cuda, cuda:N
     std::string precision = "fp32";
     std::string recompute = "none";
     std::int64_t eval_every = 250;  ///< steps; 0: only at the end

@@ -1,10 +1,13 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "comm/shared_memory.h"
 #include "core/base/memory.h"
@@ -30,6 +33,8 @@ struct Findings {
   Machine machine;
   DirectoryState directory;
   ProductResult product;
+  std::vector<std::string> gpus;      // their descriptions
+  std::string gpu_problem;            // empty if there are GPUs, and all can be used
   std::string shared_memory_problem;  // empty if ranks can share memory
   bool healthy() const { return directory.writable && product.correct; }
 };
@@ -42,10 +47,12 @@ void print_json(const Options& options, const Findings& found) {
   out["cpu"] = {{"model", m.processor}, {"level", cpu_level_name(m.level)}, {"threads", m.threads}};
   out["memory"] = {{"total", m.memory_total}, {"available", m.memory_available}};
   out["backends"] = {{"cpu", true},
-                     {"cuda", false},
+                     {"cuda", !found.gpus.empty()},
                      {"shm", found.shared_memory_problem.empty()},
                      {"gloo", true},
                      {"nccl", false}};
+  out["gpus"] = found.gpus;
+  out["gpu_problem"] = found.gpu_problem;
   out["run_directory"] = {{"path", options.directory},
                           {"writable", found.directory.writable},
                           {"problem", found.directory.problem},
@@ -74,8 +81,11 @@ void print_text(const Options& options, const Findings& found) {
                         m.threads, m.threads == 1 ? "" : "s")},
            {"memory", fmt::format("{} of {} available", format_bytes(m.memory_available),
                                   format_bytes(m.memory_total))},
-           {"devices", "cpu"},
-           {"", "training on cuda is not in this build: models train on the processor"},
+           {"GPUs", found.gpus.empty() ? "none: " + found.gpu_problem
+                                       : fmt::format("{}", fmt::join(found.gpus, "; "))},
+           {"", found.gpus.empty()          ? "models train on the processor, many times slower"
+                : found.gpu_problem.empty() ? "train.device auto takes the one of the local rank"
+                                            : found.gpu_problem},
            {"communication",
             found.shared_memory_problem.empty()
                 ? "shm (shared memory of one host), gloo, threads of one process"
@@ -108,6 +118,7 @@ Command add_doctor(CLI::App& parent) {
             found.machine = examine_machine();
             found.directory = examine_directory(options->directory);
             found.product = examine_product(found.machine.threads, found.machine.level);
+            examine_gpus(found.gpus, found.gpu_problem);
             found.shared_memory_problem = comm::shared_memory_problem();
             options->json ? print_json(*options, found) : print_text(*options, found);
             return found.healthy() ? 0 : 1;

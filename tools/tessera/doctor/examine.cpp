@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/base/context.h"
+#include "core/base/device_backend.h"
 #include "core/base/rng.h"
 #include "kernels/matmul.h"
 
@@ -112,6 +113,18 @@ DirectoryState examine_directory(const std::filesystem::path& path) {
   ::close(descriptor);
   ::unlink(probe.c_str());
   return out;
+}
+
+void examine_gpus(std::vector<std::string>& descriptions, std::string& problem) {
+  try {
+    const int count = count_devices();
+    for (int index = 0; index < count; ++index) {
+      const auto backend = load_device_backend(index);
+      descriptions.push_back(fmt::format("cuda:{} {}", index, backend->description()));
+    }
+  } catch (const Error& error) {
+    problem = error.what();
+  }
 }
 
 ProductResult examine_product(int threads, CpuLevel level) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "core/base/cpu_level.h"
 
@@ -28,6 +29,9 @@ struct DirectoryState {
   std::int64_t free_bytes = 0;  ///< for this user
 };
 DirectoryState examine_directory(const std::filesystem::path& path);
+
+/// Opens every GPU. @param problem  why there are none, or which can't be opened; else empty
+void examine_gpus(std::vector<std::string>& descriptions, std::string& problem);
 
 /// A float32 matrix product of the CPU kernels, checked against double precision and timed.
 struct ProductResult {

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "io/hf/model_source.h"
+#include "tools/tessera/device/choose_device.h"
 #include "tools/tessera/train/setup.h"
 
 namespace tessera::tools {
@@ -30,7 +31,8 @@ LoadedModel load_model(const std::string& path, const LoadOptions& options) {
   const auto source = io::open_model(path, options.step);
   LoadedModel loaded;
   loaded.path = source->path();
-  loaded.context = Context::create({.device = {}, .threads = default_threads(options.threads, 1)});
+  loaded.context = Context::create({.device = choose_device(options.device, 0).device,
+                                    .threads = default_threads(options.threads, 1)});
   loaded.context->set_grad_enabled(false);
   loaded.model =
       std::make_unique<models::Gpt2>(parse_model_section(source->config(), loaded.path.string()));

@@ -11,6 +11,7 @@
 
 #include "comm/bootstrap.h"
 #include "io/checkpoint/find.h"
+#include "tools/tessera/device/choose_device.h"
 #include "tools/tessera/model/loaded_model.h"
 #include "tools/tessera/model/text_generation.h"
 #include "tools/tessera/report/loss_svg.h"
@@ -37,13 +38,15 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// What must be equal on all ranks: everything but threads, which may differ between hosts.
-std::string fingerprint(const Config& config) {
-  std::string text = fmt::format("tessera = {}\n", TESSERA_VERSION);
+// What must be equal on all ranks: everything but threads, which may differ between hosts, and the
+// number of the device.
+std::string fingerprint(const Config& config, Device device) {
+  std::string text = fmt::format("tessera = {}\ndevice = {}\n", TESSERA_VERSION,
+                                 device.type == DeviceType::CUDA ? "cuda" : "cpu");
   const auto json = to_json(config);
   for (const auto& [section, keys] : json.items()) {
     for (const auto& [key, value] : keys.items()) {
-      if (section == "train" && key == "threads") continue;
+      if (section == "train" && (key == "threads" || key == "device")) continue;
       text += fmt::format("{}.{} = {}\n", section, key, value.dump());
     }
   }
@@ -316,15 +319,16 @@ void Rank::finish(double seconds, int signal) {
 }  // namespace
 
 int run_rank(Config config, const comm::LaunchEnvironment& environment, bool json) {
+  const DeviceChoice choice = choose_device(config.train.device, environment.local_rank);
   const auto context = Context::create(
-      {.device = {},
+      {.device = choice.device,
        .threads = default_threads(config.train.threads, environment.local_world_size)});
   const auto init_timeout = milliseconds(config.comm.init_timeout);
   comm::BootstrapOptions options;
   options.backend = config.comm.backend;
   options.init_timeout = init_timeout;
   options.communicator = {milliseconds(config.comm.timeout), context};
-  options.fingerprint = fingerprint(config);
+  options.fingerprint = fingerprint(config, choice.device);
   comm::RankGroup group = comm::bootstrap(environment, options);
 
   std::unique_ptr<RunDirectory> directory;
@@ -342,6 +346,8 @@ int run_rank(Config config, const comm::LaunchEnvironment& environment, bool jso
     setup.notes.push_back(fmt::format("note: ranks talk through {}, not through shared memory: {}",
                                       group.communicator->backend(), group.why_not_shared_memory));
   }
+  if (!choice.why_cpu.empty())
+    setup.notes.push_back("note: training runs on the CPU: " + choice.why_cpu);
   if (environment.rank == 0 && setup.resume && setup.state.step >= setup.config.train.steps) {
     std::cerr << fmt::format("{} is at step {} of {} already; raise --train.steps to go on\n",
                              resume, setup.state.step, setup.config.train.steps);

@@ -36,6 +36,17 @@ std::string batch_text(const Config& config, int world_size) {
                      config.train.micro_batch);
 }
 
+std::string compute_text(Context& context) {
+  const int threads = context.threads().size();
+  const std::string plural = threads == 1 ? "" : "s";
+  if (context.device().type == DeviceType::CUDA) {
+    return fmt::format("{} ({}), {} thread{} of the host a rank", context.device().str(),
+                       context.backend().description(), threads, plural);
+  }
+  return fmt::format("cpu, {}, {} thread{} a rank", cpu_level_name(context.cpu_level()), threads,
+                     plural);
+}
+
 std::string data_text(const RunSetup& setup) {
   std::string text = fmt::format("{} tokens, {} a row, {}",
                                  format_count(static_cast<double>(setup.dataset.train->size())),
@@ -119,8 +130,7 @@ std::string start_table(const ConsoleStyle& style, const RunSetup& setup,
                        ? std::string("1 rank holds everything")
                        : fmt::format("{}, {} units over {} ranks ({})", config.shard.mode,
                                      sharded.units().size(), world_size, communicator.backend())},
-      {"compute", fmt::format("cpu, {}, {} thread{} a rank", cpu_level_name(context.cpu_level()),
-                              context.threads().size(), context.threads().size() == 1 ? "" : "s")},
+      {"compute", compute_text(context)},
       {"batch", batch_text(config, world_size)},
       {"data", data_text(setup)}};
   MemoryPlan plan = plan_memory(setup, sharded, world_size);

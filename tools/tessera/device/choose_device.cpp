@@ -1,0 +1,31 @@
+#include "tools/tessera/device/choose_device.h"
+
+#include <charconv>
+
+#include "core/base/device_backend.h"
+#include "core/base/error.h"
+
+namespace tessera::tools {
+
+DeviceChoice choose_device(const std::string& wanted, int local_rank) {
+  if (wanted == "cpu") return {};
+  if (wanted == "cuda") return {{DeviceType::CUDA, local_rank % count_devices()}, {}};
+  if (wanted == "auto") {
+    try {
+      return {{DeviceType::CUDA, local_rank % count_devices()}, {}};
+    } catch (const Unsupported& error) {
+      return {{}, error.what()};
+    }
+  }
+  constexpr std::string_view kPrefix = "cuda:";
+  int index = -1;
+  const char* const end = wanted.data() + wanted.size();
+  if (wanted.starts_with(kPrefix)) {
+    const auto result = std::from_chars(wanted.data() + kPrefix.size(), end, index);
+    if (result.ec != std::errc() || result.ptr != end) index = -1;
+  }
+  require(index >= 0, "the device must be auto, cpu, cuda or cuda:N, got '{}'", wanted);
+  return {{DeviceType::CUDA, index}, {}};
+}
+
+}  // namespace tessera::tools
