@@ -24,8 +24,11 @@ class Work {
  public:
   virtual ~Work() = default;
   virtual bool is_done() const = 0;
-  /// Blocks until done, at most to the collective's deadline. @throws CommError with the label, the
-  /// sequence number and the culprits
+  /// For buffers on the host: blocks until done, at most to the collective's deadline. For buffers
+  /// on a device: from here on the context's work on the device, and only that, sees the collective
+  /// done; the host may have to wait for that, as in the case of staging through it, or may not,
+  /// and then a failure that comes later is thrown by a later call or by Communicator::check().
+  /// @throws CommError with the label, the sequence number and the culprits
   virtual void wait() = 0;
 };
 using WorkPtr = std::shared_ptr<Work>;
@@ -36,6 +39,9 @@ using WorkPtr = std::shared_ptr<Work>;
 /// from 0. The start_ functions queue a collective on the communicator's own thread (the
 /// counterpart of a communication stream): collectives run one after the other, and the buffers
 /// belong to it until wait() returns. The plain functions start and wait. Buffers are contiguous.
+/// They lie on the host; those that are made for a device's context take buffers on that device
+/// too, in the order of its work: what was queued before start_ is seen, and what is queued after
+/// wait() sees the result.
 ///
 /// After an error the communicator is dead: every later call throws CommError(Aborted) at once, and
 /// so do works that are still queued. Destruction never runs a collective; it aborts what is under
@@ -45,7 +51,7 @@ class Communicator {
   virtual ~Communicator() = default;
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
-  /// "shm", "gloo", "threads", "single"
+  /// "shm", "gloo", "threads", "single", "host-staged shm"
   virtual std::string_view backend() const = 0;
 
   /// In place: `buffer` has world_size equal parts; part rank() is filled before, all are after.

@@ -8,8 +8,8 @@
 
 #include "comm/failure_report.h"
 #include "comm/gloo_mesh.h"
+#include "comm/host_memory.h"
 #include "comm/reduce.h"
-#include "core/base/storage.h"
 
 namespace tessera::comm {
 namespace {
@@ -278,9 +278,8 @@ class GlooBackend final : public CollectiveBackend {
     staging_bytes_ = 0;
     if (options_.communicator.context) {
       booked_.reset();
-      booked_ = Storage::allocate(options_.communicator.context, bytes,
-                                  MemoryCategory::Communication, "gloo staging");
-      staging_ = static_cast<std::byte*>(booked_->data());
+      booked_ = std::make_unique<HostMemory>(options_.communicator.context, bytes, "gloo staging");
+      staging_ = booked_->data();
     } else {
       unbooked_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
       staging_ = unbooked_.get();
@@ -296,7 +295,7 @@ class GlooBackend final : public CollectiveBackend {
   Header header_{};
   std::vector<Header> headers_;
   std::vector<GlooMesh::Transfer> incoming_;  // the next collective's headers
-  std::shared_ptr<Storage> booked_;
+  std::unique_ptr<HostMemory> booked_;
   std::unique_ptr<std::byte[]> unbooked_;
   std::byte* staging_ = nullptr;
   std::size_t staging_bytes_ = 0;

@@ -5,8 +5,8 @@
 namespace tessera::comm {
 namespace {
 
-void check_buffer(const TensorView& view, std::string_view what) {
-  require(view.device.type == DeviceType::CPU, "{}: expected a buffer on cpu, got one on {}", what,
+void check_buffer(const TensorView& view, std::string_view what, Device device) {
+  require(view.device == device, "{}: expected a buffer on {}, got one on {}", what, device.str(),
           view.device.str());
   require(view.is_contiguous(), "{}: expected a contiguous buffer, got shape {} with strides {}",
           what, view.shape, view.strides);
@@ -22,8 +22,8 @@ void check_parts(const TensorView& view, int world_size, std::string_view what) 
 
 }  // namespace
 
-Collective checked_all_gather(const TensorView& buffer, int world_size) {
-  check_buffer(buffer, "all_gather");
+Collective checked_all_gather(const TensorView& buffer, int world_size, Device device) {
+  check_buffer(buffer, "all_gather", device);
   check_parts(buffer, world_size, "all_gather");
   Collective c;
   c.kind = CollectiveKind::AllGather;
@@ -33,9 +33,10 @@ Collective checked_all_gather(const TensorView& buffer, int world_size) {
   return c;
 }
 
-Collective checked_reduce_scatter(const TensorView& in, const TensorView& out, int world_size) {
-  check_buffer(in, "reduce_scatter");
-  check_buffer(out, "reduce_scatter");
+Collective checked_reduce_scatter(const TensorView& in, const TensorView& out, int world_size,
+                                  Device device) {
+  check_buffer(in, "reduce_scatter", device);
+  check_buffer(out, "reduce_scatter", device);
   check_parts(in, world_size, "reduce_scatter");
   require(in.dtype == DType::F32 || in.dtype == DType::BF16,
           "reduce_scatter: expected input of dtype f32 or bf16, got {}", in.dtype);
@@ -58,8 +59,8 @@ Collective checked_reduce_scatter(const TensorView& in, const TensorView& out, i
   return c;
 }
 
-Collective checked_all_reduce(const TensorView& buffer, ReduceOp op) {
-  check_buffer(buffer, "all_reduce");
+Collective checked_all_reduce(const TensorView& buffer, ReduceOp op, Device device) {
+  check_buffer(buffer, "all_reduce", device);
   require(buffer.dtype == DType::F64 || buffer.dtype == DType::F32 || buffer.dtype == DType::I64,
           "all_reduce: expected dtype f64, f32 or i64, got {}", buffer.dtype);
   Collective c;
@@ -71,8 +72,8 @@ Collective checked_all_reduce(const TensorView& buffer, ReduceOp op) {
   return c;
 }
 
-Collective checked_broadcast(const TensorView& buffer, int root, int world_size) {
-  check_buffer(buffer, "broadcast");
+Collective checked_broadcast(const TensorView& buffer, int root, int world_size, Device device) {
+  check_buffer(buffer, "broadcast", device);
   require(root >= 0 && root < world_size, "broadcast: root {} is not a rank of a group of {}", root,
           world_size);
   Collective c;

@@ -24,12 +24,15 @@ struct CommunicatorOptions {
   std::shared_ptr<Context> context = {};
 };
 
-/// Throws InvalidArgument unless the arguments fit; fills everything but sequence and deadline.
-/// Shared by all communicators, so that one rank's mistake reads the same everywhere.
-Collective checked_all_gather(const TensorView& buffer, int world_size);
-Collective checked_reduce_scatter(const TensorView& in, const TensorView& out, int world_size);
-Collective checked_all_reduce(const TensorView& buffer, ReduceOp op);
-Collective checked_broadcast(const TensorView& buffer, int root, int world_size);
+/// Throws InvalidArgument unless the arguments fit, on `device` all of them; fills everything but
+/// sequence and deadline. Shared by all communicators, so that one rank's mistake reads the same
+/// everywhere.
+Collective checked_all_gather(const TensorView& buffer, int world_size, Device device = {});
+Collective checked_reduce_scatter(const TensorView& in, const TensorView& out, int world_size,
+                                  Device device = {});
+Collective checked_all_reduce(const TensorView& buffer, ReduceOp op, Device device = {});
+Collective checked_broadcast(const TensorView& buffer, int root, int world_size,
+                             Device device = {});
 
 /// What moves the data of a QueuedCommunicator.
 class CollectiveBackend {

@@ -3,131 +3,19 @@
 
 #include <atomic>
 #include <cmath>
-#include <cstring>
 #include <limits>
-#include <type_traits>
 
+#include "tests/comm/collective_checks.h"
 #include "tests/comm/ranks.h"
 
 using namespace tessera;
 using namespace tessera::test;
-using comm::Communicator;
 using comm::ReduceOp;
 
 namespace {
 
-constexpr const char* kBackends[] = {"threads", "gloo", "shm", "shm, one mapping"};
-
-// Sizes around every path: nothing, inside the header, direct, in stretches, in several chunks, not
-// a multiple of W.
-constexpr std::int64_t kCounts[] = {0, 1, 3, 23, 49, 1000, 20011, 70001};
-
-// A value that makes sums depend on their order in float32.
-template <typename T>
-T value(int rank, std::int64_t i) {
-  const double x = std::sin(0.7 * static_cast<double>(i) + 1.3 * rank) * (1 + 1000 * (rank % 2));
-  if constexpr (std::is_same_v<T, std::int64_t>) {
-    return static_cast<T>(x * 1000) + (std::int64_t{1} << 53);  // not exact in double
-  } else if constexpr (std::is_floating_point_v<T>) {
-    return static_cast<T>(x);
-  } else if constexpr (std::is_same_v<T, BFloat16>) {
-    return BFloat16(static_cast<float>(x));
-  } else {
-    return static_cast<T>(static_cast<std::int64_t>(x * 100));
-  }
-}
-
-template <typename T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() &&
-         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
-}
-
-// Called from many threads: checks through exceptions, which run_ranks brings home.
-void expect(bool ok, const char* what, int rank, std::int64_t count) {
-  if (!ok) throw std::runtime_error(fmt::format("{} on rank {} with count {}", what, rank, count));
-}
-
-template <typename T>
-void check_all_gather(Communicator& c, std::int64_t part) {
-  const int world = c.world_size();
-  std::vector<T> buffer(static_cast<std::size_t>(part * world)), wanted(buffer.size());
-  for (int r = 0; r < world; ++r) {
-    for (std::int64_t i = 0; i < part; ++i) {
-      const auto at = static_cast<std::size_t>(r * part + i);
-      wanted[at] = value<T>(r, i);
-      if (r == c.rank()) buffer[at] = wanted[at];
-    }
-  }
-  c.all_gather(view_of(buffer), {.label = "gather", .deadline = 20s});
-  expect(same_bits(buffer, wanted), "all_gather", c.rank(), part);
-}
-
-template <typename T>
-void check_reduce_scatter(Communicator& c, std::int64_t part) {
-  const int world = c.world_size();
-  std::vector<T> in(static_cast<std::size_t>(part * world));
-  for (std::size_t i = 0; i < in.size(); ++i) {
-    in[i] = value<T>(c.rank(), static_cast<std::int64_t>(i));
-  }
-  const std::vector<T> before = in;
-  std::vector<float> out(static_cast<std::size_t>(part), -1.0F), wanted(out.size());
-  for (std::int64_t i = 0; i < part; ++i) {
-    const std::int64_t at = c.rank() * part + i;
-    float sum = static_cast<float>(value<T>(0, at));
-    for (int r = 1; r < world; ++r) sum += static_cast<float>(value<T>(r, at));
-    wanted[static_cast<std::size_t>(i)] = sum;
-  }
-  c.reduce_scatter(view_of(in), view_of(out), {.label = "scatter", .deadline = 20s});
-  expect(same_bits(out, wanted), "reduce_scatter", c.rank(), part);
-  expect(same_bits(in, before), "input of reduce_scatter", c.rank(), part);
-}
-
-template <typename T>
-void check_all_reduce(Communicator& c, std::int64_t count, ReduceOp op) {
-  std::vector<T> buffer(static_cast<std::size_t>(count)), wanted(buffer.size());
-  for (std::int64_t i = 0; i < count; ++i) {
-    const auto at = static_cast<std::size_t>(i);
-    buffer[at] = value<T>(c.rank(), i);
-    wanted[at] = value<T>(0, i);
-    for (int r = 1; r < c.world_size(); ++r) {
-      const T next = value<T>(r, i);
-      wanted[at] =
-          op == ReduceOp::Sum ? static_cast<T>(wanted[at] + next) : std::max(wanted[at], next);
-    }
-  }
-  c.all_reduce(view_of(buffer), op, {.label = "reduce", .deadline = 20s});
-  expect(same_bits(buffer, wanted), "all_reduce", c.rank(), count);
-}
-
-template <typename T>
-void check_broadcast(Communicator& c, std::int64_t count, int root) {
-  std::vector<T> buffer(static_cast<std::size_t>(count)), wanted(buffer.size());
-  for (std::int64_t i = 0; i < count; ++i) {
-    buffer[static_cast<std::size_t>(i)] = value<T>(c.rank(), i);
-    wanted[static_cast<std::size_t>(i)] = value<T>(root, i);
-  }
-  c.broadcast(view_of(buffer), root, {.label = "cast", .deadline = 20s});
-  expect(same_bits(buffer, wanted), "broadcast", c.rank(), count);
-}
-
-void check_everything(Communicator& c) {
-  for (const std::int64_t count : kCounts) {
-    check_all_gather<float>(c, count);
-    check_all_gather<BFloat16>(c, count);
-    check_all_gather<std::uint8_t>(c, count);
-    check_reduce_scatter<float>(c, count);
-    check_reduce_scatter<BFloat16>(c, count);
-    for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Max}) {
-      check_all_reduce<float>(c, count, op);
-      check_all_reduce<double>(c, count, op);
-      check_all_reduce<std::int64_t>(c, count, op);
-    }
-    check_broadcast<float>(c, count, 0);
-    check_broadcast<std::int16_t>(c, count, c.world_size() - 1);
-    c.barrier({});
-  }
-}
+constexpr const char* kBackends[] = {
+    "threads", "gloo", "shm", "shm, one mapping", "threads, staged", "gloo, staged", "shm, staged"};
 
 void for_each_backend(const std::function<void(const std::string&, int)>& body) {
   for (const char* backend : kBackends) {
@@ -160,7 +48,9 @@ TEST_CASE("max lets a NaN of any rank through to all") {
       const auto c = group.join(rank);
       std::vector<float> x(3, static_cast<float>(rank));
       x[static_cast<std::size_t>(rank)] = std::numeric_limits<float>::quiet_NaN();
-      c->all_reduce(view_of(x), ReduceOp::Max, {});
+      Mirror<float> mirror(x);
+      c->all_reduce(mirror.view(), ReduceOp::Max, {});
+      mirror.fetch();
       for (const float v : x) expect(std::isnan(v), "NaN", rank, 3);
     });
     for (const RankResult& result : results) CHECK(result.error == "");
@@ -252,7 +142,8 @@ TEST_CASE("abort fails what waits, on all ranks, and every later call") {
         }
       }
       std::vector<float> x(3);
-      const auto first = c->start_all_gather(view_of(x), {.label = "h.1"});
+      const Mirror<float> mirror(x);
+      const auto first = c->start_all_gather(mirror.view(), {.label = "h.1"});
       const auto queued = c->start_barrier({});
       std::string text;
       try {
@@ -314,8 +205,9 @@ TEST_CASE("a destroyed communicator ends what is under way, in bounded time") {
       auto c = group.join(rank);
       c->barrier({});
       std::vector<float> x(2);
+      const Mirror<float> mirror(x);
       if (rank == 0) {
-        const auto work = c->start_all_gather(view_of(x), {.label = "late", .deadline = 60s});
+        const auto work = c->start_all_gather(mirror.view(), {.label = "late", .deadline = 60s});
         c.reset();
         work->wait();
       } else {

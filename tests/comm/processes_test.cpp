@@ -11,7 +11,7 @@ using comm::ReduceOp;
 
 namespace {
 
-constexpr const char* kBackends[] = {"gloo", "shm"};
+constexpr const char* kBackends[] = {"gloo", "shm", "shm, staged"};
 
 // A rank of a forked group; the store is the test's.
 std::unique_ptr<comm::Communicator> join(const std::string& backend, int rank, int world,
@@ -21,6 +21,11 @@ std::unique_ptr<comm::Communicator> join(const std::string& backend, int rank, i
       "127.0.0.1", static_cast<std::uint16_t>(std::stoi(port)), "run", 10s);
   std::vector<std::string> processes;
   for (int r = 0; r < world; ++r) processes.push_back(fmt::format("here, pid of {}", r));
+  if (backend == "shm, staged") {
+    device_context() = fiber_context();
+    return comm::make_host_staged_communicator(join("shm", rank, world, port, timeout),
+                                               device_context());
+  }
   if (backend == "shm") {
     comm::SharedMemoryOptions options;
     options.connect_timeout = 10s;
@@ -44,12 +49,12 @@ std::string describe(const CommError& error) {
 
 // Collectives until one fails: then what it threw.
 std::string train_until_failure(comm::Communicator& c, std::size_t count) {
-  std::vector<float> whole(count * static_cast<std::size_t>(c.world_size()), 1.0F), part(count);
+  std::vector<float> ones(count * static_cast<std::size_t>(c.world_size()), 1.0F), part(count);
+  const Mirror<float> whole(ones), sums(part);
   try {
     for (;;) {
-      c.all_gather(view_of(whole), {.label = "h.1"});
-      c.reduce_scatter(view_of(whole), view_of(part), {.label = "h.1"});
-      whole.assign(whole.size(), 1.0F);
+      c.all_gather(whole.view(), {.label = "h.1"});
+      c.reduce_scatter(whole.view(), sums.view(), {.label = "h.1"});
     }
   } catch (const CommError& error) {
     return describe(error);

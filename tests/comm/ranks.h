@@ -12,9 +12,12 @@
 
 #include "comm/control/memory_store.h"
 #include "comm/gloo.h"
+#include "comm/host_staged.h"
 #include "comm/shared_memory.h"
 #include "comm/single.h"
 #include "comm/threads.h"
+#include "core/base/context.h"
+#include "core/base/storage.h"
 
 namespace tessera::test {
 
@@ -59,12 +62,58 @@ inline std::vector<RankResult> run_ranks(int world_size, const std::function<voi
   return results;
 }
 
+/// Where Mirrors of this thread lie; null: nowhere but in the host's memory.
+inline std::shared_ptr<Context>& device_context() {
+  thread_local std::shared_ptr<Context> context;
+  return context;
+}
+
+/// A context whose device is played by fibers.
+inline std::shared_ptr<Context> fiber_context() {
+  return Context::create({.device = {DeviceType::CUDA, 0}, .plugin = TESSERA_FIBER_PLUGIN});
+}
+
+template <typename T>
+TensorView view_of(std::vector<T>& values) {
+  return dense_view(values.data(), dtype_of<T>(), {static_cast<std::int64_t>(values.size())});
+}
+
+/// The values of a vector as a collective takes them: copied to the memory of device_context(), or
+/// where they are if there is none.
+template <typename T>
+class Mirror {
+ public:
+  explicit Mirror(std::vector<T>& values)
+      : values_(values), view_(view_of(values)), context_(device_context()) {
+    if (!context_) return;
+    storage_ = Storage::allocate(context_, view_.bytes(), MemoryCategory::Data, "test");
+    view_.data = storage_->data();
+    view_.device = context_->device();
+    context_->backend().copy_from_host(view_.data, values_.data(), view_.bytes());
+  }
+  const TensorView& view() const { return view_; }
+  /// Brings the device's values into the vector.
+  void fetch() {
+    if (context_) context_->backend().copy_to_host(values_.data(), view_.data, view_.bytes());
+  }
+
+ private:
+  std::vector<T>& values_;
+  TensorView view_;
+  std::shared_ptr<Context> context_;
+  std::shared_ptr<Storage> storage_;
+};
+
 /// The ranks of one process that a test talks through: by backend "threads", "gloo", "single",
 /// "shm" (each rank maps the segment for itself, as processes do) or "shm, one mapping" (so that
-/// the thread sanitizer sees all ranks at the same addresses).
+/// the thread sanitizer sees all ranks at the same addresses). With ", staged" behind it, of a
+/// device's memory: each rank's thread computes on a device of fibers from then on.
 class Group {
  public:
-  Group(std::string backend, int world_size) : backend_(std::move(backend)), world_(world_size) {
+  Group(const std::string& backend, int world_size)
+      : staged_(backend.ends_with(kStaged)),
+        backend_(backend.substr(0, backend.size() - (staged_ ? kStaged.size() : 0))),
+        world_(world_size) {
     if (backend_ == "threads") threads_ = std::make_shared<comm::ThreadGroup>(world_size);
     store_ = std::make_shared<comm::MemoryStore>();
     if (backend_ == "shm, one mapping") {
@@ -75,6 +124,16 @@ class Group {
   /// Called by each rank on its thread.
   std::unique_ptr<comm::Communicator> join(int rank,
                                            const comm::CommunicatorOptions& options = {}) const {
+    if (!staged_) return join_on_host(rank, options);
+    device_context() = fiber_context();
+    return comm::make_host_staged_communicator(join_on_host(rank, options), device_context());
+  }
+
+ private:
+  static constexpr std::string_view kStaged = ", staged";
+
+  std::unique_ptr<comm::Communicator> join_on_host(int rank,
+                                                   const comm::CommunicatorOptions& options) const {
     if (backend_ == "threads") return comm::make_threads_communicator(threads_, rank, options);
     if (backend_ == "single" || world_ == 1) return comm::make_single_communicator();
     if (segment_) {
@@ -93,8 +152,6 @@ class Group {
     gloo.connect_timeout = 10s;
     return comm::make_gloo_communicator(store_, rank, world_, gloo);
   }
-
- private:
   static comm::SharedMemoryOptions shared_memory(const comm::CommunicatorOptions& options) {
     comm::SharedMemoryOptions result;
     result.communicator = options;
@@ -102,16 +159,12 @@ class Group {
     return result;
   }
 
+  bool staged_;
   std::string backend_;
   int world_;
   std::optional<comm::SharedSegment> segment_;
   std::shared_ptr<comm::ThreadGroup> threads_;
   std::shared_ptr<comm::MemoryStore> store_;
 };
-
-template <typename T>
-TensorView view_of(std::vector<T>& values) {
-  return dense_view(values.data(), dtype_of<T>(), {static_cast<std::int64_t>(values.size())});
-}
 
 }  // namespace tessera::test

@@ -1,0 +1,137 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+#include <type_traits>
+
+#include "comm/communicator.h"
+#include "tests/comm/ranks.h"
+
+// The shared body of the communicators' tests: every collective against expected values.
+namespace tessera::test {
+
+// Sizes around every path: nothing, inside the header, direct, in stretches, in several chunks, not
+// a multiple of W.
+inline constexpr std::int64_t kCollectiveCounts[] = {0, 1, 3, 23, 49, 1000, 20011, 70001};
+
+// A value that makes sums depend on their order in float32.
+template <typename T>
+T value(int rank, std::int64_t i) {
+  const double x = std::sin(0.7 * static_cast<double>(i) + 1.3 * rank) * (1 + 1000 * (rank % 2));
+  if constexpr (std::is_same_v<T, std::int64_t>) {
+    return static_cast<T>(x * 1000) + (std::int64_t{1} << 53);  // not exact in double
+  } else if constexpr (std::is_floating_point_v<T>) {
+    return static_cast<T>(x);
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    return BFloat16(static_cast<float>(x));
+  } else {
+    return static_cast<T>(static_cast<std::int64_t>(x * 100));
+  }
+}
+
+template <typename T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+
+// Called from many threads: checks through exceptions, which run_ranks brings home.
+inline void expect(bool ok, const char* what, int rank, std::int64_t count) {
+  if (!ok) throw std::runtime_error(fmt::format("{} on rank {} with count {}", what, rank, count));
+}
+
+template <typename T>
+void check_all_gather(comm::Communicator& c, std::int64_t part) {
+  const int world = c.world_size();
+  std::vector<T> buffer(static_cast<std::size_t>(part * world)), wanted(buffer.size());
+  for (int r = 0; r < world; ++r) {
+    for (std::int64_t i = 0; i < part; ++i) {
+      const auto at = static_cast<std::size_t>(r * part + i);
+      wanted[at] = value<T>(r, i);
+      if (r == c.rank()) buffer[at] = wanted[at];
+    }
+  }
+  Mirror<T> mirror(buffer);
+  c.all_gather(mirror.view(), {.label = "gather", .deadline = 20s});
+  mirror.fetch();
+  expect(same_bits(buffer, wanted), "all_gather", c.rank(), part);
+}
+
+template <typename T>
+void check_reduce_scatter(comm::Communicator& c, std::int64_t part) {
+  const int world = c.world_size();
+  std::vector<T> in(static_cast<std::size_t>(part * world));
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    in[i] = value<T>(c.rank(), static_cast<std::int64_t>(i));
+  }
+  const std::vector<T> before = in;
+  std::vector<float> out(static_cast<std::size_t>(part), -1.0F), wanted(out.size());
+  for (std::int64_t i = 0; i < part; ++i) {
+    const std::int64_t at = c.rank() * part + i;
+    float sum = static_cast<float>(value<T>(0, at));
+    for (int r = 1; r < world; ++r) sum += static_cast<float>(value<T>(r, at));
+    wanted[static_cast<std::size_t>(i)] = sum;
+  }
+  Mirror<T> in_mirror(in);
+  Mirror<float> out_mirror(out);
+  c.reduce_scatter(in_mirror.view(), out_mirror.view(), {.label = "scatter", .deadline = 20s});
+  in_mirror.fetch();
+  out_mirror.fetch();
+  expect(same_bits(out, wanted), "reduce_scatter", c.rank(), part);
+  expect(same_bits(in, before), "input of reduce_scatter", c.rank(), part);
+}
+
+template <typename T>
+void check_all_reduce(comm::Communicator& c, std::int64_t count, comm::ReduceOp op) {
+  std::vector<T> buffer(static_cast<std::size_t>(count)), wanted(buffer.size());
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    buffer[at] = value<T>(c.rank(), i);
+    wanted[at] = value<T>(0, i);
+    for (int r = 1; r < c.world_size(); ++r) {
+      const T next = value<T>(r, i);
+      wanted[at] = op == comm::ReduceOp::Sum ? static_cast<T>(wanted[at] + next)
+                                             : std::max(wanted[at], next);
+    }
+  }
+  Mirror<T> mirror(buffer);
+  c.all_reduce(mirror.view(), op, {.label = "reduce", .deadline = 20s});
+  mirror.fetch();
+  expect(same_bits(buffer, wanted), "all_reduce", c.rank(), count);
+}
+
+template <typename T>
+void check_broadcast(comm::Communicator& c, std::int64_t count, int root) {
+  std::vector<T> buffer(static_cast<std::size_t>(count)), wanted(buffer.size());
+  for (std::int64_t i = 0; i < count; ++i) {
+    buffer[static_cast<std::size_t>(i)] = value<T>(c.rank(), i);
+    wanted[static_cast<std::size_t>(i)] = value<T>(root, i);
+  }
+  Mirror<T> mirror(buffer);
+  c.broadcast(mirror.view(), root, {.label = "cast", .deadline = 20s});
+  mirror.fetch();
+  expect(same_bits(buffer, wanted), "broadcast", c.rank(), count);
+}
+
+/// Every collective on every count of kCollectiveCounts.
+inline void check_everything(comm::Communicator& c) {
+  for (const std::int64_t count : kCollectiveCounts) {
+    check_all_gather<float>(c, count);
+    check_all_gather<BFloat16>(c, count);
+    check_all_gather<std::uint8_t>(c, count);
+    check_reduce_scatter<float>(c, count);
+    check_reduce_scatter<BFloat16>(c, count);
+    for (const comm::ReduceOp op : {comm::ReduceOp::Sum, comm::ReduceOp::Max}) {
+      check_all_reduce<float>(c, count, op);
+      check_all_reduce<double>(c, count, op);
+      check_all_reduce<std::int64_t>(c, count, op);
+    }
+    check_broadcast<float>(c, count, 0);
+    check_broadcast<std::int16_t>(c, count, c.world_size() - 1);
+    c.barrier({});
+  }
+}
+
+}  // namespace tessera::test
