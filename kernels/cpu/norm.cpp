@@ -8,15 +8,21 @@
 TESSERA_CPU_BEGIN
 namespace {
 
+// RMS norm is layer norm with a mean and a bias of zero.
+enum class Norm { kLayer, kRms };
+
 // Rows are worked on in functions of plain pointers: read through a closure, a sum may be left
 // scalar by the compiler.
-template <typename T, typename A>
+template <Norm norm, typename T, typename A>
 void forward_row(const T* x, const T* weight, const T* bias, A eps, T* y, A& mean, A& rstd,
                  std::int64_t width) {
-  A sum = 0;
+  A center = 0;
+  if constexpr (norm == Norm::kLayer) {
+    A sum = 0;
 #pragma omp simd reduction(+ : sum)
-  for (std::int64_t c = 0; c < width; ++c) sum += load(x + c);
-  const A center = sum / static_cast<A>(width);
+    for (std::int64_t c = 0; c < width; ++c) sum += load(x + c);
+    center = sum / static_cast<A>(width);
+  }
   // A second pass: the difference of two sums of squares would cancel.
   A squares = 0;
 #pragma omp simd reduction(+ : squares)
@@ -26,18 +32,29 @@ void forward_row(const T* x, const T* weight, const T* bias, A eps, T* y, A& mea
   }
   const A scale = A(1) / std::sqrt(squares / static_cast<A>(width) + eps);
 #pragma omp simd
-  for (std::int64_t c = 0; c < width; ++c)
-    store(y + c, load(weight + c) * ((load(x + c) - center) * scale) + load(bias + c));
+  for (std::int64_t c = 0; c < width; ++c) {
+    A value = load(weight + c) * ((load(x + c) - center) * scale);
+    if constexpr (norm == Norm::kLayer) value += load(bias + c);
+    store(y + c, value);
+  }
   mean = center;
   rstd = scale;
 }
 
 template <typename T>
+void add_row(const T* x, const T* residual, T* sum, std::int64_t width) {
+#pragma omp simd
+  for (std::int64_t c = 0; c < width; ++c) store(sum + c, load(x + c) + load(residual + c));
+}
+
+template <Norm norm, typename T>
 void forward(Context& context, const LayerNormForward& args) {
   using A = Accumulator<T>;
   const auto* x = static_cast<const T*>(args.x.data);
   const auto* weight = static_cast<const T*>(args.weight.data);
   const auto* bias = static_cast<const T*>(args.bias.data);
+  const auto* residual = static_cast<const T*>(args.residual.data);
+  auto* sum = static_cast<T*>(args.sum.data);
   auto* y = static_cast<T*>(args.y.data);
   auto* means = static_cast<A*>(args.mean.data);
   auto* rstds = static_cast<A*>(args.rstd.data);
@@ -45,8 +62,14 @@ void forward(Context& context, const LayerNormForward& args) {
   const A eps = static_cast<A>(args.eps);
   for_rows(context, args.x.shape[0], width, [=](std::int64_t row, std::int64_t end) {
     for (; row < end; ++row) {
+      const std::int64_t first = row * width;
+      const T* in = x + first;
+      if (residual != nullptr) {
+        add_row(in, residual + first, sum + first, width);
+        in = sum + first;
+      }
       A mean, rstd;
-      forward_row(x + row * width, weight, bias, eps, y + row * width, mean, rstd, width);
+      forward_row<norm>(in, weight, bias, eps, y + first, mean, rstd, width);
       if (means != nullptr) means[row] = mean;
       if (rstds != nullptr) rstds[row] = rstd;
     }
@@ -54,15 +77,15 @@ void forward(Context& context, const LayerNormForward& args) {
 }
 
 // With n = (x - mean) rstd and g = weight grad_y:
-// grad_x = rstd (g - mean(g) - n mean(g n)), means over the row.
-template <bool kAccumulate, typename T, typename A>
+// grad_x = rstd (g - mean(g) - n mean(g n)), means over the row; without mean(g) for RMS norm.
+template <Norm norm, bool kAccumulate, typename T, typename A>
 void input_gradient_of_row(const T* x, const T* weight, const T* grad_y, A mean, A rstd, T* grad_x,
                            std::int64_t width) {
   A sum_g = 0, sum_gn = 0;
 #pragma omp simd reduction(+ : sum_g, sum_gn)
   for (std::int64_t c = 0; c < width; ++c) {
     const A g = load(weight + c) * load(grad_y + c);
-    sum_g += g;
+    if constexpr (norm == Norm::kLayer) sum_g += g;
     sum_gn += g * ((load(x + c) - mean) * rstd);
   }
   const A mean_g = sum_g / static_cast<A>(width), mean_gn = sum_gn / static_cast<A>(width);
@@ -76,7 +99,7 @@ void input_gradient_of_row(const T* x, const T* weight, const T* grad_y, A mean,
   }
 }
 
-template <typename T, bool kAccumulate>
+template <Norm norm, typename T, bool kAccumulate>
 void input_gradient(Context& context, const LayerNormBackward& args) {
   using A = Accumulator<T>;
   const auto* x = static_cast<const T*>(args.x.data);
@@ -89,15 +112,17 @@ void input_gradient(Context& context, const LayerNormBackward& args) {
   for_rows(context, args.x.shape[0], width, [=](std::int64_t row, std::int64_t end) {
     for (; row < end; ++row) {
       const std::int64_t first = row * width;
-      input_gradient_of_row<kAccumulate>(x + first, weight, grad_y + first, means[row], rstds[row],
-                                         grad_x + first, width);
+      const A mean = norm == Norm::kLayer ? means[row] : A(0);
+      input_gradient_of_row<norm, kAccumulate>(x + first, weight, grad_y + first, mean, rstds[row],
+                                               grad_x + first, width);
     }
   });
 }
 
-template <typename T>
+template <Norm norm, typename T>
 void parameter_gradients(Context& context, const LayerNormBackward& args) {
   using A = Accumulator<T>;
+  constexpr int kSums = norm == Norm::kLayer ? 2 : 1;
   const auto* x = static_cast<const T*>(args.x.data);
   const auto* means = static_cast<const A*>(args.mean.data);
   const auto* rstds = static_cast<const A*>(args.rstd.data);
@@ -108,33 +133,67 @@ void parameter_gradients(Context& context, const LayerNormBackward& args) {
     A* out = static_cast<A*>(grad.view.data) + c;
     *out = grad.accumulate ? *out + sum : sum;
   };
-  column_sums<A, 2>(
+  column_sums<A, kSums>(
       context, args.x.shape[0], width,
       [=](std::int64_t r, std::int64_t c, A* sums) {
         const A g = load(grad_y + r * width + c);
-        sums[0] += g * ((load(x + r * width + c) - means[r]) * rstds[r]);
-        sums[1] += g;
+        const A mean = norm == Norm::kLayer ? means[r] : A(0);
+        sums[0] += g * ((load(x + r * width + c) - mean) * rstds[r]);
+        if constexpr (norm == Norm::kLayer) sums[1] += g;
       },
       [&](std::int64_t c, const A* sums) {
         finish(args.grad_weight, c, sums[0]);
-        finish(args.grad_bias, c, sums[1]);
+        if constexpr (norm == Norm::kLayer) finish(args.grad_bias, c, sums[1]);
       });
+}
+
+template <Norm norm>
+void run_forward(Context& context, const LayerNormForward& args) {
+  visit_dtype(args.x.dtype,
+              [&]<typename T>(std::type_identity<T>) { forward<norm, T>(context, args); });
+}
+
+template <Norm norm>
+void run_backward(Context& context, const LayerNormBackward& args) {
+  visit_dtype(args.x.dtype, [&]<typename T>(std::type_identity<T>) {
+    if (args.grad_x) {
+      visit_flag(args.grad_x.accumulate,
+                 [&](auto accumulate) { input_gradient<norm, T, accumulate()>(context, args); });
+    }
+    if (args.grad_weight || args.grad_bias) parameter_gradients<norm, T>(context, args);
+  });
 }
 
 }  // namespace
 
 void layer_norm_forward(Context& context, const LayerNormForward& args) {
-  visit_dtype(args.x.dtype, [&]<typename T>(std::type_identity<T>) { forward<T>(context, args); });
+  run_forward<Norm::kLayer>(context, args);
 }
 
 void layer_norm_backward(Context& context, const LayerNormBackward& args) {
-  visit_dtype(args.x.dtype, [&]<typename T>(std::type_identity<T>) {
-    if (args.grad_x) {
-      visit_flag(args.grad_x.accumulate,
-                 [&](auto accumulate) { input_gradient<T, accumulate()>(context, args); });
-    }
-    if (args.grad_weight || args.grad_bias) parameter_gradients<T>(context, args);
-  });
+  run_backward<Norm::kLayer>(context, args);
+}
+
+void rms_norm_forward(Context& context, const RmsNormForward& args) {
+  run_forward<Norm::kRms>(context, {.x = args.x,
+                                    .weight = args.weight,
+                                    .bias = {},
+                                    .y = args.y,
+                                    .rstd = args.rstd,
+                                    .eps = args.eps,
+                                    .residual = args.residual,
+                                    .sum = args.sum});
+}
+
+void rms_norm_backward(Context& context, const RmsNormBackward& args) {
+  run_backward<Norm::kRms>(context, {.x = args.x,
+                                     .weight = args.weight,
+                                     .mean = {},
+                                     .rstd = args.rstd,
+                                     .grad_y = args.grad_y,
+                                     .grad_x = args.grad_x,
+                                     .grad_weight = args.grad_weight,
+                                     .grad_bias = {}});
 }
 
 TESSERA_CPU_END

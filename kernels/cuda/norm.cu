@@ -7,11 +7,15 @@
 // A row is worked on by a team: a warp, or for long rows a block. Rows that fit are kept in
 // registers, so that they are read from memory once; the others are read once for each pass over
 // them, and come from a cache if they fit there. Forward and the gradient of x are bound by the
-// bytes that they move; the gradients of the parameters read x and grad_y once more.
+// bytes that they move; the gradients of the parameters read x and grad_y once more. With a
+// residual, forward moves 4 rows' bytes where an addition and a norm of its own move 5.
 namespace tessera::kernels::cuda {
 namespace {
 
 constexpr int kThreads = NormShape::kThreads;
+
+/// RMS norm is layer norm with a mean and a bias of zero.
+enum class Norm { kLayer, kRms };
 
 /// A place in a team, and the row of the team.
 template <int kTeam>
@@ -60,6 +64,21 @@ struct Row {
       team.template for_packs<N, kKept>(
           width, [&](int k, std::int64_t column) { kept[k] = load_pack<N>(from + column); });
   }
+  /// The row x + residual, which is also written to `sum`; a member reads back its own packs only.
+  template <int kTeam>
+  __device__ __forceinline__ Row(const Team<kTeam>& team, const T* x, const T* residual, T* sum,
+                                 std::int64_t width)
+      : from(sum + team.row * width), kept{} {
+    const std::int64_t first = team.row * width;
+    team.template for_packs<N, kKept>(width, [&](int k, std::int64_t column) {
+      const Pack<T, N> left = load_pack<N>(x + first + column);
+      const Pack<T, N> right = load_pack<N>(residual + first + column);
+      Pack<T, N> out;
+      for (int i = 0; i < N; ++i) out[i] = narrow<T>(widen(left[i]) + widen(right[i]));
+      store_pack<N>(sum + first + column, out);
+      if constexpr (kKept > 0) kept[k] = out;
+    });
+  }
   __device__ __forceinline__ Pack<T, N> pack(int k, std::int64_t column) const {
     if constexpr (kKept > 0) return kept[k];
     return load_pack<N>(from + column);
@@ -71,6 +90,8 @@ struct ForwardArguments {
   const T* x;
   const T* weight;
   const T* bias;
+  const T* residual;
+  T* sum;
   T* y;
   Compute<T>* means;
   Compute<T>* rstds;
@@ -78,20 +99,24 @@ struct ForwardArguments {
   Compute<T> eps;
 };
 
-template <typename T, int N, int kKept, int kTeam>
-__global__ void __launch_bounds__(kThreads, 2)
-    layer_norm_forward_kernel(const ForwardArguments<T> args) {
+template <Norm norm, bool kResidual, typename T, int N, int kKept, int kTeam>
+__global__ void __launch_bounds__(kThreads, 2) norm_forward_kernel(const ForwardArguments<T> args) {
   using A = Compute<T>;
+  using In = Row<T, N, kKept>;
   const Team<kTeam> team;
   if (team.row >= args.rows) return;  // whole teams
-  const Row<T, N, kKept> x(team, args.x, args.width);
+  const In x = kResidual ? In(team, args.x, args.residual, args.sum, args.width)
+                         : In(team, args.x, args.width);
 
-  A sum = 0;
-  team.template for_packs<N, kKept>(args.width, [&](int k, std::int64_t column) {
-    const Pack<T, N> pack = x.pack(k, column);
-    for (int i = 0; i < N; ++i) sum += widen(pack[i]);
-  });
-  const A mean = team.sum(sum) / static_cast<A>(args.width);
+  A mean = 0;
+  if constexpr (norm == Norm::kLayer) {
+    A sum = 0;
+    team.template for_packs<N, kKept>(args.width, [&](int k, std::int64_t column) {
+      const Pack<T, N> pack = x.pack(k, column);
+      for (int i = 0; i < N; ++i) sum += widen(pack[i]);
+    });
+    mean = team.sum(sum) / static_cast<A>(args.width);
+  }
   // A second pass: the difference of two sums of squares would cancel.
   A squares = 0;
   team.template for_packs<N, kKept>(args.width, [&](int k, std::int64_t column) {
@@ -107,10 +132,14 @@ __global__ void __launch_bounds__(kThreads, 2)
   team.template for_packs<N, kKept>(args.width, [&](int k, std::int64_t column) {
     const Pack<T, N> pack = x.pack(k, column);
     const Pack<T, N> weight = load_pack<N>(args.weight + column);
-    const Pack<T, N> bias = load_pack<N>(args.bias + column);
+    Pack<T, N> bias{};
+    if constexpr (norm == Norm::kLayer) bias = load_pack<N>(args.bias + column);
     Pack<T, N> out;
-    for (int i = 0; i < N; ++i)
-      out[i] = narrow<T>(widen(weight[i]) * ((widen(pack[i]) - mean) * rstd) + widen(bias[i]));
+    for (int i = 0; i < N; ++i) {
+      A value = widen(weight[i]) * ((widen(pack[i]) - mean) * rstd);
+      if constexpr (norm == Norm::kLayer) value += widen(bias[i]);
+      out[i] = narrow<T>(value);
+    }
     store_pack<N>(y + column, out);
   });
   if (team.member == 0) {
@@ -132,15 +161,17 @@ struct BackwardArguments {
 };
 
 // With n = (x - mean) rstd and g = weight grad_y:
-// grad_x = rstd (g - mean(g) - n mean(g n)), means over the row.
-template <typename T, int N, int kKept, int kTeam>
-__global__ void __launch_bounds__(kThreads, 2)
-    layer_norm_input_gradient_kernel(const BackwardArguments<T> args) {
+// grad_x = rstd (g - mean(g) - n mean(g n)), means over the row; without mean(g) for RMS norm.
+// Two rows of many packs are more than half of the registers hold.
+template <Norm norm, typename T, int N, int kKept, int kTeam>
+__global__ void __launch_bounds__(kThreads, kKept == NormShape::kManyPacks ? 1 : 2)
+    norm_input_gradient_kernel(const BackwardArguments<T> args) {
   using A = Compute<T>;
   const Team<kTeam> team;
   if (team.row >= args.rows) return;
   const Row<T, N, kKept> x(team, args.x, args.width), grad_y(team, args.grad_y, args.width);
-  const A mean = args.means[team.row], rstd = args.rstds[team.row];
+  const A mean = norm == Norm::kLayer ? args.means[team.row] : A(0);
+  const A rstd = args.rstds[team.row];
 
   A sum_g = 0, sum_gn = 0;
   team.template for_packs<N, kKept>(args.width, [&](int k, std::int64_t column) {
@@ -152,7 +183,8 @@ __global__ void __launch_bounds__(kThreads, 2)
       sum_gn += g * ((widen(in[i]) - mean) * rstd);
     }
   });
-  const A mean_g = team.sum(sum_g) / static_cast<A>(args.width);
+  A mean_g = 0;
+  if constexpr (norm == Norm::kLayer) mean_g = team.sum(sum_g) / static_cast<A>(args.width);
   const A mean_gn = team.sum(sum_gn) / static_cast<A>(args.width);
 
   T* const grad_x = args.grad_x + team.row * args.width;
@@ -171,7 +203,11 @@ __global__ void __launch_bounds__(kThreads, 2)
   });
 }
 
-template <typename T>
+/// Gradients of weight and, in layer norm, bias.
+template <Norm norm>
+inline constexpr int kParameters = norm == Norm::kLayer ? 2 : 1;
+
+template <Norm norm, typename T>
 struct ParameterGradientTerm {
   const T* x;
   const T* grad_y;
@@ -181,15 +217,15 @@ struct ParameterGradientTerm {
 
   template <int N>
   __device__ __forceinline__ void operator()(std::int64_t row, std::int64_t column,
-                                             Compute<T> (&sums)[2][N],
+                                             Compute<T> (&sums)[kParameters<norm>][N],
                                              std::integral_constant<int, N>) const {
     const std::int64_t first = row * width + column;
     const Pack<T, N> in = load_pack<N>(x + first), upstream = load_pack<N>(grad_y + first);
-    const Compute<T> mean = means[row], rstd = rstds[row];
+    const Compute<T> mean = norm == Norm::kLayer ? means[row] : Compute<T>(0), rstd = rstds[row];
     for (int k = 0; k < N; ++k) {
       const Compute<T> g = widen(upstream[k]);
       sums[0][k] += g * ((widen(in[k]) - mean) * rstd);
-      sums[1][k] += g;
+      if constexpr (norm == Norm::kLayer) sums[1][k] += g;
     }
   }
 };
@@ -221,30 +257,46 @@ LaunchShape launch_shape(const NormShape& shape, std::int64_t rows) {
           .shared_bytes = shape.block ? SharedMemory::shared_bytes<A>(kThreads / kWarpSize) : 0};
 }
 
+/// Whether rows of all operands can be moved in packs; null stands for one that is not given.
 template <typename T>
-void forward(Context& context, const LayerNormForward& args) {
+bool takes_packs(std::int64_t width, std::initializer_list<const void*> operands) {
+  if (width % kPack<T> != 0) return false;
+  for (const void* operand : operands)
+    if (!is_aligned(operand)) return false;
+  return true;
+}
+
+template <Norm norm, typename T>
+void forward(Context& context, const char* name, const LayerNormForward& args) {
   using A = Compute<T>;
   const ForwardArguments<T> arguments{.x = static_cast<const T*>(args.x.data),
                                       .weight = static_cast<const T*>(args.weight.data),
                                       .bias = static_cast<const T*>(args.bias.data),
+                                      .residual = static_cast<const T*>(args.residual.data),
+                                      .sum = static_cast<T*>(args.sum.data),
                                       .y = static_cast<T*>(args.y.data),
                                       .means = static_cast<A*>(args.mean.data),
                                       .rstds = static_cast<A*>(args.rstd.data),
                                       .rows = args.x.shape[0],
                                       .width = args.x.shape[1],
                                       .eps = static_cast<A>(args.eps)};
-  const bool packs = arguments.width % kPack<T> == 0 && is_aligned(arguments.x) &&
-                     is_aligned(arguments.weight) && is_aligned(arguments.bias) &&
-                     is_aligned(arguments.y);
+  const bool packs =
+      takes_packs<T>(arguments.width, {arguments.x, arguments.weight, arguments.bias,
+                                       arguments.residual, arguments.sum, arguments.y});
   choose<T>(arguments.width, packs,
             [&]<int N, int kKept, int kTeam>(Choice<N, kKept, kTeam>, const NormShape& shape) {
-              launch(context, "layer_norm_forward", layer_norm_forward_kernel<T, N, kKept, kTeam>,
-                     launch_shape<A>(shape, arguments.rows), arguments);
+              const LaunchShape blocks = launch_shape<A>(shape, arguments.rows);
+              if (arguments.residual != nullptr)
+                launch(context, name, norm_forward_kernel<norm, true, T, N, kKept, kTeam>, blocks,
+                       arguments);
+              else
+                launch(context, name, norm_forward_kernel<norm, false, T, N, kKept, kTeam>, blocks,
+                       arguments);
             });
 }
 
-template <typename T>
-void input_gradient(Context& context, const LayerNormBackward& args) {
+template <Norm norm, typename T>
+void input_gradient(Context& context, const char* name, const LayerNormBackward& args) {
   using A = Compute<T>;
   const BackwardArguments<T> arguments{.x = static_cast<const T*>(args.x.data),
                                        .weight = static_cast<const T*>(args.weight.data),
@@ -255,51 +307,89 @@ void input_gradient(Context& context, const LayerNormBackward& args) {
                                        .rows = args.x.shape[0],
                                        .width = args.x.shape[1],
                                        .accumulate = args.grad_x.accumulate};
-  const bool packs = arguments.width % kPack<T> == 0 && is_aligned(arguments.x) &&
-                     is_aligned(arguments.weight) && is_aligned(arguments.grad_y) &&
-                     is_aligned(arguments.grad_x);
+  const bool packs = takes_packs<T>(
+      arguments.width, {arguments.x, arguments.weight, arguments.grad_y, arguments.grad_x});
   choose<T>(arguments.width, packs,
             [&]<int N, int kKept, int kTeam>(Choice<N, kKept, kTeam>, const NormShape& shape) {
-              launch(context, "layer_norm_backward",
-                     layer_norm_input_gradient_kernel<T, N, kKept, kTeam>,
+              launch(context, name, norm_input_gradient_kernel<norm, T, N, kKept, kTeam>,
                      launch_shape<A>(shape, arguments.rows), arguments);
             });
 }
 
-template <typename T>
-void parameter_gradients(Context& context, const LayerNormBackward& args) {
+template <Norm norm, typename T>
+void parameter_gradients(Context& context, const char* name, const LayerNormBackward& args) {
   using A = Compute<T>;
+  constexpr int kSums = kParameters<norm>;
   const std::int64_t rows = args.x.shape[0], width = args.x.shape[1];
-  const ParameterGradientTerm<T> term{
+  const ParameterGradientTerm<norm, T> term{
       static_cast<const T*>(args.x.data), static_cast<const T*>(args.grad_y.data),
       static_cast<const A*>(args.mean.data), static_cast<const A*>(args.rstd.data), width};
-  const auto target = [](const GradientView& grad) {
-    return grad ? static_cast<A*>(grad.view.data) : nullptr;
-  };
-  const StoreColumnSums<A, 2> store{{target(args.grad_weight), target(args.grad_bias)},
-                                    {args.grad_weight.accumulate, args.grad_bias.accumulate}};
-  if (width % kPack<T> == 0 && is_aligned(term.x) && is_aligned(term.grad_y))
-    launch_column_sums<A, 2, kPack<T>>(context, "layer_norm_backward", rows, width, term, store);
+  const GradientView* const gradients[] = {&args.grad_weight, &args.grad_bias};
+  StoreColumnSums<A, kSums> store{};
+  for (int k = 0; k < kSums; ++k) {
+    const GradientView& grad = *gradients[k];
+    store.to[k] = grad ? static_cast<A*>(grad.view.data) : nullptr;
+    store.accumulate[k] = grad.accumulate;
+  }
+  if (takes_packs<T>(width, {term.x, term.grad_y}))
+    launch_column_sums<A, kSums, kPack<T>>(context, name, rows, width, term, store);
   else
-    launch_column_sums<A, 2, 1>(context, "layer_norm_backward", rows, width, term, store);
+    launch_column_sums<A, kSums, 1>(context, name, rows, width, term, store);
+}
+
+template <Norm norm>
+void run_forward(Context& context, const char* name, const LayerNormForward& args) {
+  if (args.x.shape[0] == 0) return;
+  visit_floating(args.x.dtype, name,
+                 [&]<typename T>(std::type_identity<T>) { forward<norm, T>(context, name, args); });
+}
+
+template <Norm norm>
+void run_backward(Context& context, const char* name, const LayerNormBackward& args) {
+  visit_floating(args.x.dtype, name, [&]<typename T>(std::type_identity<T>) {
+    if (args.grad_x && args.x.shape[0] > 0) input_gradient<norm, T>(context, name, args);
+    if (args.grad_weight || args.grad_bias) parameter_gradients<norm, T>(context, name, args);
+  });
 }
 
 }  // namespace
 
 void layer_norm_forward(Context& context, const LayerNormForward& args) {
-  if (args.x.shape[0] == 0) return;
-  visit_floating(args.x.dtype, "layer_norm_forward",
-                 [&]<typename T>(std::type_identity<T>) { forward<T>(context, args); });
+  run_forward<Norm::kLayer>(context, "layer_norm_forward", args);
 }
 
 void layer_norm_backward(Context& context, const LayerNormBackward& args) {
-  visit_floating(args.x.dtype, "layer_norm_backward", [&]<typename T>(std::type_identity<T>) {
-    if (args.grad_x && args.x.shape[0] > 0) input_gradient<T>(context, args);
-    if (args.grad_weight || args.grad_bias) parameter_gradients<T>(context, args);
-  });
+  run_backward<Norm::kLayer>(context, "layer_norm_backward", args);
+}
+
+void rms_norm_forward(Context& context, const RmsNormForward& args) {
+  run_forward<Norm::kRms>(context, "rms_norm_forward",
+                          {.x = args.x,
+                           .weight = args.weight,
+                           .bias = {},
+                           .y = args.y,
+                           .mean = {},
+                           .rstd = args.rstd,
+                           .eps = args.eps,
+                           .residual = args.residual,
+                           .sum = args.sum});
+}
+
+void rms_norm_backward(Context& context, const RmsNormBackward& args) {
+  run_backward<Norm::kRms>(context, "rms_norm_backward",
+                           {.x = args.x,
+                            .weight = args.weight,
+                            .mean = {},
+                            .rstd = args.rstd,
+                            .grad_y = args.grad_y,
+                            .grad_x = args.grad_x,
+                            .grad_weight = args.grad_weight,
+                            .grad_bias = {}});
 }
 
 TESSERA_CUDA_KERNEL(layer_norm_forward, LayerNormForward)
 TESSERA_CUDA_KERNEL(layer_norm_backward, LayerNormBackward)
+TESSERA_CUDA_KERNEL(rms_norm_forward, RmsNormForward)
+TESSERA_CUDA_KERNEL(rms_norm_backward, RmsNormBackward)
 
 }  // namespace tessera::kernels::cuda
