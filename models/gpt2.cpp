@@ -113,9 +113,9 @@ Tensor Gpt2::block(std::int64_t layer, const Tensor& x, const ForwardOptions& op
   a = ops::linear(a, b.c_attn_weight.tensor, b.c_attn_bias.tensor, WeightLayout::InOut);
   a = ops::causal_attention(a, config_.n_head);
   a = ops::linear(a, b.attn_c_proj_weight.tensor, b.attn_c_proj_bias.tensor, WeightLayout::InOut);
-  const Tensor h = ops::add(x, drop(a, options, attention_place(layer)));
-  const Tensor m = mlp(b, ops::layer_norm(h, b.ln_2_weight.tensor, b.ln_2_bias.tensor, eps));
-  return ops::add(h, drop(m, options, mlp_place(layer)));
+  const auto [h, normed] = ops::add_layer_norm(x, drop(a, options, attention_place(layer)),
+                                               b.ln_2_weight.tensor, b.ln_2_bias.tensor, eps);
+  return ops::add(h, drop(mlp(b, normed), options, mlp_place(layer)));
 }
 
 Tensor Gpt2::hidden(const Tensor& tokens, const ForwardOptions& options) {
@@ -187,8 +187,9 @@ Tensor Gpt2::decode(const Tensor& tokens, KvCache& cache) {
     a = ops::linear(a, b.c_attn_weight.tensor, b.c_attn_bias.tensor, WeightLayout::InOut);
     a = ops::cached_attention(a, config_.n_head, cache.k[i], cache.v[i], cache.past);
     a = ops::linear(a, b.attn_c_proj_weight.tensor, b.attn_c_proj_bias.tensor, WeightLayout::InOut);
-    x = ops::add(x, a);
-    x = ops::add(x, mlp(b, ops::layer_norm(x, b.ln_2_weight.tensor, b.ln_2_bias.tensor, eps)));
+    const auto [h, normed] =
+        ops::add_layer_norm(x, a, b.ln_2_weight.tensor, b.ln_2_bias.tensor, eps);
+    x = ops::add(h, mlp(b, normed));
   }
   cache.past += count;
   // Only the last position of each row goes through the head.
