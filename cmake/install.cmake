@@ -9,6 +9,9 @@ install(TARGETS tessera_base tessera_kernels tessera_core tessera_models tessera
                 tessera_io tessera_data tessera_isal
   EXPORT tessera_targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(TARGETS tessera RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+if(TARGET tessera_cuda)  # where the program looks for it
+  install(TARGETS tessera_cuda LIBRARY DESTINATION lib/tessera)
+endif()
 
 foreach(folder core kernels models comm io)
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/${folder} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <thread>
 
+#include "comm/host_staged.h"
 #include "comm/single.h"
 #include "comm/threads.h"
 #include "core/autograd/autograd.h"
@@ -24,7 +25,13 @@ struct Setting {
   bool recompute = false;
   std::int64_t micro_batch = 0;  // 0: all rows of the rank at once
   DType compute = DType::F32;
+  bool fibers = false;  // on the CUDA kernels
 };
+
+ContextOptions context_options(bool fibers, int rank) {
+  if (!fibers) return {.threads = 1 + rank % 2};
+  return {.device = {DeviceType::CUDA, rank}, .plugin = TESSERA_FIBER_PLUGIN};
+}
 
 struct Outcome {
   std::vector<double> loss, grad_norm;
@@ -46,9 +53,11 @@ Outcome train(const testing::Golden& golden, const Setting& setting) {
   std::mutex mutex;
   auto group = std::make_shared<comm::ThreadGroup>(setting.world);
   const auto rank_main = [&](int rank) {
-    const auto context = Context::create({.threads = 1 + rank % 2});
+    const auto context = Context::create(context_options(setting.fibers, rank));
     auto communicator = setting.world == 1 ? comm::make_single_communicator()
                                            : comm::make_threads_communicator(group, rank);
+    if (setting.fibers)
+      communicator = comm::make_host_staged_communicator(std::move(communicator), context);
     models::Gpt2 model(golden.config);
     comm::ShardedModel sharded(model.units(), setting.mode, setting.compute, context,
                                *communicator);
@@ -140,6 +149,37 @@ TEST_CASE("float32 training equals the float64 reference at every world size, mo
   }
 }
 
+TEST_CASE("the CUDA kernels, run as fibers, follow the reference through whole runs") {
+  for (const std::string set : {"gpt2-tiny", "gpt2-odd"}) {
+    const auto golden = testing::load_golden(set);
+    for (const DType compute : {DType::F32, DType::BF16}) {
+      for (const int world : {1, static_cast<int>(golden.batch)}) {
+        CAPTURE(set);
+        CAPTURE(dtype_name(compute));
+        CAPTURE(world);
+        const bool exact = compute == DType::F32;
+        if (world > 1 && set == "gpt2-tiny") continue;  // for time
+        const bool small = world == 1 && exact;         // with recompute and micro-batches
+        const Outcome outcome = train(golden, {set, world, comm::ShardMode::Full, small,
+                                               small ? 1 : 0, compute, /*fibers=*/true});
+        REQUIRE(outcome.loss.size() == golden.loss.size());
+        for (std::size_t i = 0; i < golden.loss.size(); ++i) {
+          CAPTURE(i);
+          CHECK(relative(outcome.loss[i], golden.loss[i]) < (exact ? 1e-6 : 5e-3));
+          CHECK(relative(outcome.grad_norm[i], golden.grad_norm[i]) < (exact ? 5e-6 : 2e-2));
+        }
+        if (!exact) continue;
+        for (const auto& expected : golden.after) {
+          const std::string& name = expected.first;
+          CAPTURE(name);
+          CHECK(testing::relative_error(outcome.weights.at(name), expected.second) <
+                (is_noisy(name, set) ? 2e-3 : 5e-5));
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("bf16 training follows the reference losses") {
   for (const std::string set : {"gpt2-tiny", "gpt2-odd"}) {
     const auto golden = testing::load_golden(set);
@@ -160,30 +200,33 @@ TEST_CASE("logits and every gradient equal the reference") {
   for (const std::string set : {"gpt2-tiny", "gpt2-odd"}) {
     CAPTURE(set);
     const auto golden = testing::load_golden(set);
-    const auto context = Context::create({.threads = 2});
-    models::Gpt2 model(golden.config);
-    materialize(model.units(), context, DType::F32, golden.source());
-    const Shape shape{golden.batch, golden.seq};
-    const auto count = static_cast<std::size_t>(numel(shape));
-    const std::span<const std::int32_t> all(golden.tokens);
-    const Tensor tokens = Tensor::from<std::int32_t>(context, shape, all.subspan(0, count));
-    const Tensor targets = Tensor::from<std::int32_t>(context, shape, all.subspan(1, count));
+    for (const bool fibers : {false, true}) {
+      CAPTURE(fibers);
+      const auto context = Context::create(context_options(fibers, 0));
+      models::Gpt2 model(golden.config);
+      materialize(model.units(), context, DType::F32, golden.source());
+      const Shape shape{golden.batch, golden.seq};
+      const auto count = static_cast<std::size_t>(numel(shape));
+      const std::span<const std::int32_t> all(golden.tokens);
+      const Tensor tokens = Tensor::from<std::int32_t>(context, shape, all.subspan(0, count));
+      const Tensor targets = Tensor::from<std::int32_t>(context, shape, all.subspan(1, count));
 
-    {
-      const NoGradGuard no_grad(*context);
-      const Tensor logits = model.logits(tokens, {});
-      CHECK(testing::relative_error(logits.to_vector<float>(), golden.logits) < 5e-6);
-    }
-    for (const bool recompute : {false, true}) {
-      for (Parameter* p : model.parameters()) p->tensor.zero_grad();
-      const Tensor loss = model.loss(tokens, targets, 1.0 / static_cast<double>(count),
-                                     {.training = true, .recompute_blocks = recompute});
-      autograd::backward(loss);
-      CHECK(relative(loss.item(), golden.loss[0]) < 1e-6);
-      for (Parameter* p : model.parameters()) {
-        CAPTURE(p->name);
-        CHECK(testing::relative_error(p->tensor.grad().to_vector<float>(),
-                                      golden.gradients.at(p->name)) < 5e-6);
+      {
+        const NoGradGuard no_grad(*context);
+        const Tensor logits = model.logits(tokens, {});
+        CHECK(testing::relative_error(logits.to_vector<float>(), golden.logits) < 5e-6);
+      }
+      for (const bool recompute : {false, true}) {
+        for (Parameter* p : model.parameters()) p->tensor.zero_grad();
+        const Tensor loss = model.loss(tokens, targets, 1.0 / static_cast<double>(count),
+                                       {.training = true, .recompute_blocks = recompute});
+        autograd::backward(loss);
+        CHECK(relative(loss.item(), golden.loss[0]) < 1e-6);
+        for (Parameter* p : model.parameters()) {
+          CAPTURE(p->name);
+          CHECK(testing::relative_error(p->tensor.grad().to_vector<float>(),
+                                        golden.gradients.at(p->name)) < 5e-6);
+        }
       }
     }
   }
