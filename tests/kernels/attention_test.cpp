@@ -18,8 +18,16 @@ struct Size {
 constexpr Size kSizes[] = {{1, 1, 1, 1, 1, 1},   {2, 33, 33, 2, 1, 3},  {1, 31, 31, 3, 3, 33},
                            {1, 1, 33, 4, 2, 64}, {2, 3, 67, 2, 2, 31},  {1, 64, 64, 2, 2, 32},
                            {1, 40, 97, 4, 2, 5}, {1, 130, 130, 1, 1, 8}};
+// Several tiles of either side.
+constexpr Size kLongSizes[] = {{1, 150, 150, 4, 2, 16}, {1, 70, 200, 2, 1, 64}};
+// All that kernels are compiled for, and some that are padded to them.
+constexpr std::int64_t kDims[] = {24, 104, 128, 251, 256};
+constexpr std::int64_t kMoreDims[] = {72, 96, 160, 192};  // of bf16
 constexpr float kScale = 0.375F;
 constexpr double kBefore = 0.5;
+
+/// Scores grow with the width; their rounding errors, with them.
+float scale_of(const Size& s) { return s.dim > 64 ? kScale / 3 : kScale; }
 
 /// q, k and v as windows of one buffer [B, T, (H + 2 Hkv) D], as a fused projection makes them.
 /// The first `queries` tokens of q are used.
@@ -57,6 +65,7 @@ struct Expected {
       : out(at(s.batch * s.queries * s.heads * s.dim)),
         log_sum_exp(at(s.batch * s.heads * s.queries)),
         gradient(qkv.size(), 0.0) {
+    const auto scale = static_cast<double>(scale_of(s));
     const std::int64_t group = s.heads / s.kv_heads, width = Packed::width(s);
     for (std::int64_t b = 0; b < s.batch; ++b)
       for (std::int64_t h = 0; h < s.heads; ++h)
@@ -74,7 +83,7 @@ struct Expected {
           for (std::int64_t j = 0; j < seen; ++j) {
             double score = 0;
             for (std::size_t d = 0; d < at(s.dim); ++d) score += qkv[q + d] * qkv[k(j) + d];
-            p[at(j)] = score * static_cast<double>(kScale);
+            p[at(j)] = score * scale;
             max = std::max(max, p[at(j)]);
           }
           for (double& value : p) sum += value = std::exp(value - max);
@@ -89,8 +98,7 @@ struct Expected {
             delta += p[at(j)] * grad_p[at(j)];
           }
           for (std::int64_t j = 0; j < seen; ++j) {
-            const double grad_score =
-                p[at(j)] * (grad_p[at(j)] - delta) * static_cast<double>(kScale);
+            const double grad_score = p[at(j)] * (grad_p[at(j)] - delta) * scale;
             for (std::size_t d = 0; d < at(s.dim); ++d) {
               gradient[q + d] += grad_score * qkv[k(j) + d];
               gradient[k(j) + d] += grad_score * qkv[q + d];
@@ -127,7 +135,8 @@ void check_size(DType dtype, const Size& s) {
     const Buffer grad_out(dtype, out_shape, grad_out_values);
     const Buffer out(dtype, out_shape);
     const Buffer log_sum_exp(accumulator(dtype), {s.batch, s.heads, s.queries});
-    attention_forward(context, {qkv.q(), qkv.k(), qkv.v(), out.view(), log_sum_exp.view(), kScale});
+    attention_forward(context,
+                      {qkv.q(), qkv.k(), qkv.v(), out.view(), log_sum_exp.view(), scale_of(s)});
     // Tensor cores take the weights of bf16 values as bf16, too.
     const double out_magnitude = dtype != DType::BF16 ? 10.0 : on_cpu ? 0.01 : 1.0;
     check_close(out.values(), expected.out, tolerance(dtype), out_magnitude);
@@ -146,7 +155,7 @@ void check_size(DType dtype, const Size& s) {
                                    {gradient.q(), accumulate, true},
                                    {gradient.k(), accumulate, true},
                                    {gradient.v(), accumulate, true},
-                                   kScale});
+                                   scale_of(s)});
       auto want = expected.gradient;
       for (std::size_t i = 0; i < want.size(); ++i) {
         const auto width = static_cast<std::size_t>(Packed::width(s));
@@ -174,62 +183,168 @@ TEST_CASE("attention agrees with float64 in both directions") {
     for (const Size& size : kSizes) check_size(dtype, size);
 }
 
+TEST_CASE("attention agrees with float64 over several tiles") {
+  for (const DType dtype : kComputingDTypes)
+    for (const Size& size : kLongSizes) check_size(dtype, size);
+}
+
+TEST_CASE("attention agrees with float64 for all widths of heads") {
+  for (const DType dtype : kComputingDTypes)
+    for (const std::int64_t dim : kDims) check_size(dtype, {1, 19, 37, 2, 1, dim});
+  for (const std::int64_t dim : kMoreDims) check_size(DType::BF16, {1, 19, 37, 2, 1, dim});
+}
+
+TEST_CASE("attention takes views that begin anywhere") {
+  constexpr Size kSize{1, 20, 40, 2, 1, 32};
+  constexpr std::int64_t kElements = 20 * 2 * 32;
+  for_each_context([&](Context& context) {
+    for (const DType dtype : {DType::F32, DType::BF16}) {
+      CAPTURE(dtype_name(dtype));
+      const Packed qkv(dtype, kSize, Buffer::normal(Packed::elements(kSize), 3));
+      const Shape shape = {1, 20, 2, 32};
+      const auto shifted = [&](const Buffer& buffer) {
+        TensorView view = dense_view(buffer.view().data, dtype, shape, context.device());
+        view.data = static_cast<char*>(view.data) + dtype_size(dtype);
+        return view;
+      };
+      std::vector<double> q_values, ones(kElements + 1, 1.0);
+      q_values.push_back(0);
+      const auto all = qkv.buffer().values();
+      for (std::int64_t i = 0; i < kElements; ++i)
+        q_values.push_back(all[static_cast<std::size_t>(i / 64 * Packed::width(kSize) + i % 64)]);
+      const Buffer q(dtype, {kElements + 1}, q_values), grad_out(dtype, {kElements + 1}, ones);
+      const Buffer out(dtype, {kElements + 1}), grad_q(dtype, {kElements + 1}, kBefore);
+      const Buffer log_sum_exp(accumulator(dtype), {1, 2, 20});
+      const Buffer plain_out(dtype, shape), plain_grad_q(dtype, shape, kBefore);
+      const Buffer plain_grad_out(dtype, shape, 1.0);
+      attention_forward(context, {qkv.q(), qkv.k(), qkv.v(), plain_out.view(), {}, kScale});
+      attention_forward(context,
+                        {shifted(q), qkv.k(), qkv.v(), shifted(out), log_sum_exp.view(), kScale});
+      CHECK(out.values().front() == 0);
+      const auto behind_first = [](const Buffer& buffer) {
+        const auto values = buffer.values();
+        return std::vector<double>(values.begin() + 1, values.end());
+      };
+      CHECK(behind_first(out) == plain_out.values());
+      for (const bool accumulate : {false, true}) {
+        AttentionBackward args{qkv.q(),
+                               qkv.k(),
+                               qkv.v(),
+                               plain_out.view(),
+                               log_sum_exp.view(),
+                               plain_grad_out.view(),
+                               plain_grad_q.gradient(accumulate),
+                               {},
+                               {},
+                               kScale};
+        attention_backward(context, args);
+        args.q = shifted(q);
+        args.out = shifted(out);
+        args.grad_out = shifted(grad_out);
+        args.grad_q = {shifted(grad_q), accumulate, true};
+        attention_backward(context, args);
+        CHECK(grad_q.values().front() == kBefore);
+        check_close(behind_first(grad_q), plain_grad_q.values(), tolerance(dtype), 1.0);
+      }
+    }
+  });
+}
+
 TEST_CASE("attention of new tokens on a cache equals the last rows of the whole") {
   constexpr Size kWhole{1, 70, 70, 2, 2, 16};
-  const auto context = Context::create();
-  const Packed qkv(DType::F32, kWhole, Buffer::normal(Packed::elements(kWhole), 3));
-  const Buffer whole(DType::F32, {1, 70, 2, 16}), last(DType::F32, {1, 1, 2, 16});
-  attention_forward(*context, {qkv.q(), qkv.k(), qkv.v(), whole.view(), {}, kScale});
-  TensorView q = qkv.q();
-  q.data = static_cast<float*>(q.data) + 69 * q.strides[1];
-  q.shape = {1, 1, 2, 16};
-  attention_forward(*context, {q, qkv.k(), qkv.v(), last.view(), {}, kScale});
-  const auto all = whole.values();
-  check_close(last.values(), {all.end() - 32, all.end()}, tolerance(DType::F32), 1.0);
+  for_each_context([&](Context& context) {
+    for (const DType dtype : {DType::F32, DType::BF16}) {
+      const Packed qkv(dtype, kWhole, Buffer::normal(Packed::elements(kWhole), 3));
+      const Buffer whole(dtype, {1, 70, 2, 16}), last(dtype, {1, 1, 2, 16});
+      attention_forward(context, {qkv.q(), qkv.k(), qkv.v(), whole.view(), {}, kScale});
+      TensorView q = qkv.q();
+      q.data = static_cast<char*>(q.data) +
+               static_cast<std::size_t>(69 * q.strides[1]) * dtype_size(dtype);
+      q.shape = {1, 1, 2, 16};
+      attention_forward(context, {q, qkv.k(), qkv.v(), last.view(), {}, kScale});
+      const auto all = whole.values();
+      check_close(last.values(), {all.end() - 32, all.end()}, tolerance(dtype), 1.0);
+    }
+  });
 }
 
 TEST_CASE("attention with scores far apart stays finite and picks the largest") {
   constexpr Size kSize{1, 3, 3, 1, 1, 1};
-  const auto context = Context::create();
-  // q = 1; keys -1000, 1000, 0; values 1, 2, 3; scale 0.375
-  const Packed qkv(DType::F32, kSize, {1, -1000, 1, 1, 1000, 2, 1, 0, 3});
-  const Buffer out(DType::F32, {1, 3, 1, 1}), log_sum_exp(DType::F32, {1, 1, 3});
-  attention_forward(*context, {qkv.q(), qkv.k(), qkv.v(), out.view(), log_sum_exp.view(), kScale});
-  check_close(out.values(), {1, 2, 2}, 1e-6);
-  check_close(log_sum_exp.values(), {-375, 375, 375}, 1e-6);
+  for_each_context([&](Context& context) {
+    for (const DType dtype : kComputingDTypes) {
+      // q = 1; keys -1024, 1024, 0; values 1, 2, 3; scale 0.375
+      const Packed qkv(dtype, kSize, {1, -1024, 1, 1, 1024, 2, 1, 0, 3});
+      const Buffer out(dtype, {1, 3, 1, 1}), log_sum_exp(accumulator(dtype), {1, 1, 3});
+      attention_forward(context,
+                        {qkv.q(), qkv.k(), qkv.v(), out.view(), log_sum_exp.view(), kScale});
+      check_close(out.values(), {1, 2, 2}, 1e-6);
+      check_close(log_sum_exp.values(), {-384, 384, 384}, 1e-6);
+      // A scale below 0 turns the order.
+      attention_forward(context,
+                        {qkv.q(), qkv.k(), qkv.v(), out.view(), log_sum_exp.view(), -kScale});
+      check_close(out.values(), {1, 1, 1}, 1e-6);
+      check_close(log_sum_exp.values(), {384, 384, 384}, 1e-6);
+    }
+  });
+}
+
+TEST_CASE("attention_backward without queries clears the gradients of keys and values") {
+  for_each_context([&](Context& context) {
+    for (const DType dtype : kComputingDTypes) {
+      const Buffer none(dtype, {1, 0, 2, 8});
+      const TensorView log_sum_exp{
+          nullptr, accumulator(dtype), {1, 2, 0}, {0, 0, 1}, context.device()};
+      const Buffer k(dtype, {1, 5, 1, 8}, 1.0), v(dtype, {1, 5, 1, 8}, 1.0);
+      const Buffer grad_k(dtype, {1, 5, 1, 8}, kBefore), grad_v(dtype, {1, 5, 1, 8}, kBefore);
+      attention_backward(
+          context, {none.view(), k.view(), v.view(), none.view(), log_sum_exp, none.view(),
+                    none.gradient(false), grad_k.gradient(false), grad_v.gradient(true), kScale});
+      CHECK(grad_k.values() == std::vector<double>(40, 0.0));
+      CHECK(grad_v.values() == std::vector<double>(40, kBefore));
+    }
+  });
 }
 
 TEST_CASE("attention_backward skips gradients that nobody wants") {
   constexpr Size kSize{1, 5, 5, 2, 1, 4};
-  const auto context = Context::create();
-  const Packed qkv(DType::F32, kSize, Buffer::normal(Packed::elements(kSize), 4));
-  const Packed all(DType::F32, kSize, Buffer::normal(Packed::elements(kSize), 5));
-  const Packed some(
-      DType::F32, kSize,
-      std::vector<double>(static_cast<std::size_t>(Packed::elements(kSize)), kBefore));
-  const Buffer out(DType::F32, {1, 5, 2, 4}), log_sum_exp(DType::F32, {1, 2, 5});
-  const Buffer grad_out(DType::F32, {1, 5, 2, 4}, Buffer::normal(40, 6));
-  attention_forward(*context, {qkv.q(), qkv.k(), qkv.v(), out.view(), log_sum_exp.view(), kScale});
-  AttentionBackward args{qkv.q(),
-                         qkv.k(),
-                         qkv.v(),
-                         out.view(),
-                         log_sum_exp.view(),
-                         grad_out.view(),
-                         {all.q(), false, true},
-                         {all.k(), false, true},
-                         {all.v(), false, true},
-                         kScale};
-  attention_backward(*context, args);
-  args.grad_q = {};
-  args.grad_k = {some.k(), false, true};
-  args.grad_v = {};
-  attention_backward(*context, args);
-  const auto want = all.buffer().values(), got = some.buffer().values();
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    const bool is_k = i % 16 >= 8 && i % 16 < 12;
-    CHECK(got[i] == (is_k ? want[i] : kBefore));
-  }
+  for_each_context([&](Context& context) {
+    for (const DType dtype : {DType::F32, DType::BF16}) {
+      const Packed qkv(dtype, kSize, Buffer::normal(Packed::elements(kSize), 4));
+      const Packed all(dtype, kSize, Buffer::normal(Packed::elements(kSize), 5));
+      const std::vector<double> before(static_cast<std::size_t>(Packed::elements(kSize)), kBefore);
+      const Buffer out(dtype, {1, 5, 2, 4}), log_sum_exp(DType::F32, {1, 2, 5});
+      const Buffer grad_out(dtype, {1, 5, 2, 4}, Buffer::normal(40, 6));
+      attention_forward(context,
+                        {qkv.q(), qkv.k(), qkv.v(), out.view(), log_sum_exp.view(), kScale});
+      const AttentionBackward args{qkv.q(),
+                                   qkv.k(),
+                                   qkv.v(),
+                                   out.view(),
+                                   log_sum_exp.view(),
+                                   grad_out.view(),
+                                   {all.q(), false, true},
+                                   {all.k(), false, true},
+                                   {all.v(), false, true},
+                                   kScale};
+      attention_backward(context, args);
+      const auto want = all.buffer().values();
+      for (std::size_t wanted = 0; wanted < 3; ++wanted) {  // of q, k, v
+        const Packed some(dtype, kSize, before);
+        AttentionBackward one = args;
+        one.grad_q = {some.q(), false, wanted == 0};
+        one.grad_k = {some.k(), false, wanted == 1};
+        one.grad_v = {some.v(), false, wanted == 2};
+        attention_backward(context, one);
+        const auto got = some.buffer().values();
+        bool same = true;
+        for (std::size_t i = 0; i < got.size(); ++i) {
+          const std::size_t window = i % 16 < 8 ? 0 : i % 16 < 12 ? 1 : 2;
+          same = same && got[i] == (window == wanted ? want[i] : kBefore);
+        }
+        CHECK(same);
+      }
+    }
+  });
 }
 
 TEST_CASE("attention refuses arguments that don't fit") {
@@ -275,6 +390,28 @@ TEST_CASE("attention refuses arguments that don't fit") {
   backward.grad_q = {};
   backward.log_sum_exp = {};
   CHECK_THROWS_AS(attention_backward(*context, backward), InvalidArgument);
+}
+
+TEST_CASE("attention on CUDA refuses heads that it is not made for") {
+  for_each_context([&](Context& context) {
+    for (const DType dtype : kComputingDTypes) {
+      const Buffer x(dtype, {1, 1, 1, 257}, 1.0), out(dtype, {1, 1, 1, 257});
+      const Buffer log_sum_exp(accumulator(dtype), {1, 1, 1});
+      const AttentionForward forward{x.view(), x.view(), x.view(), out.view(), log_sum_exp.view()};
+      const AttentionBackward backward{x.view(), x.view(), x.view(), out.view(), log_sum_exp.view(),
+                                       x.view(), {},       {},       {}};
+      if (context.device().type == DeviceType::CPU) {
+        CHECK_NOTHROW(attention_forward(context, forward));
+        CHECK_NOTHROW(attention_backward(context, backward));
+        continue;
+      }
+      CHECK_THROWS_WITH_AS(attention_forward(context, forward),
+                           "attention_forward: a head_dim of 257 is more than the 256 that it "
+                           "takes on CUDA",
+                           Unsupported);
+      CHECK_THROWS_AS(attention_backward(context, backward), Unsupported);
+    }
+  });
 }
 
 }  // namespace
