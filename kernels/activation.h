@@ -18,4 +18,26 @@ struct GeluBackward {
 };
 void gelu_backward(Context& context, const GeluBackward& args);
 
+/// What a gated linear unit lets through: SiLU(x) = x / (1 + e^(-x)), or GELU in its tanh form.
+enum class GatedKind { SwiGlu, GeGlu };
+
+/// y = act(gate) * up, rounded once.
+///
+/// gate, up, y  [R, H], f64, f32 or bf16; rows may be strided, the last dim is contiguous: gate and
+///              up may be halves of one [R, 2 H] product
+/// Source: Shazeer 2020, arXiv:2002.05202, eq. 5.
+struct GatedForward {
+  TensorView gate, up, y;
+  GatedKind kind = GatedKind::SwiGlu;
+};
+void gated_forward(Context& context, const GatedForward& args);
+
+/// Gradients have the shape and dtype of gate; their rows may be strided.
+struct GatedBackward {
+  TensorView gate, up, grad_y;
+  GradientView grad_gate, grad_up;
+  GatedKind kind = GatedKind::SwiGlu;
+};
+void gated_backward(Context& context, const GatedBackward& args);
+
 }  // namespace tessera::kernels

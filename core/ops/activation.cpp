@@ -25,4 +25,54 @@ Tensor gelu(const Tensor& x) {
   return y;
 }
 
+namespace {
+
+// Columns [index * H, (index + 1) * H) of packed rows [R, 2 H].
+TensorView half(TensorView rows, int index) {
+  const std::int64_t width = rows.shape[1] / 2;
+  rows.shape[1] = width;
+  if (rows.data != nullptr)
+    rows.data = static_cast<std::byte*>(rows.data) +
+                static_cast<std::size_t>(index * width) * dtype_size(rows.dtype);
+  return rows;
+}
+
+GradientView half(const GradientView& rows, int index) {
+  if (!rows) return {};
+  return {half(rows.view, index), rows.accumulate, true};
+}
+
+Tensor gated(std::string_view operation, const Tensor& x, kernels::GatedKind kind) {
+  const auto& context = common_context(operation, {&x});
+  check_rows(operation, "x", x);
+  Shape shape = x.shape();
+  require(shape.back() % 2 == 0,
+          "{}: the last dim of x holds gate and up side by side and must be even, got shape {}",
+          operation, x.shape());
+  shape[shape.size() - 1] /= 2;
+
+  Tensor y = Tensor::empty(context, shape, x.dtype(), MemoryCategory::Activations, operation);
+  const TensorView rows = as_rows(x.view());
+  kernels::gated_forward(*context, {half(rows, 0), half(rows, 1), as_rows(y.view()), kind});
+
+  if (autograd::needs_grad({&x})) {
+    const auto backward = [saved = autograd::SavedTensor(x), operation, kind](
+                              const Tensor& grad_y, autograd::InputGradients& into) {
+      const TensorView kept = as_rows(saved.get(operation).view());
+      const GradientView grad = as_rows(into.target(0));
+      kernels::gated_backward(*grad_y.context(),
+                              {half(kept, 0), half(kept, 1), as_rows(grad_y.view()), half(grad, 0),
+                               half(grad, 1), kind});
+    };
+    autograd::record(operation, y, {x}, backward);
+  }
+  return y;
+}
+
+}  // namespace
+
+Tensor swiglu(const Tensor& x) { return gated("swiglu", x, kernels::GatedKind::SwiGlu); }
+
+Tensor geglu(const Tensor& x) { return gated("geglu", x, kernels::GatedKind::GeGlu); }
+
 }  // namespace tessera::ops
