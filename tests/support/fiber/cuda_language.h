@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <numbers>
 #include <type_traits>
 
 #include "tests/support/fiber/fiber.h"
@@ -87,6 +88,14 @@ inline void __threadfence() {}
 
 inline float rsqrtf(float x) { return 1.0F / std::sqrt(x); }
 inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
+inline void sincospi(double x, double* sine, double* cosine) {
+  *sine = std::sin(std::numbers::pi * x);
+  *cosine = std::cos(std::numbers::pi * x);
+}
+inline void sincospif(float x, float* sine, float* cosine) {
+  *sine = static_cast<float>(std::sin(std::numbers::pi * static_cast<double>(x)));
+  *cosine = static_cast<float>(std::cos(std::numbers::pi * static_cast<double>(x)));
+}
 inline float __expf(float x) { return std::exp(x); }
 inline float __logf(float x) { return std::log(x); }
 inline float __fdividef(float x, float y) { return x / y; }

@@ -1,0 +1,195 @@
+#include "kernels/rotary.h"
+
+#include "tests/kernels/kernel_support.h"
+
+namespace tessera::test {
+namespace {
+
+using kernels::Rotary;
+
+/// By the book, in long double, on dense [B, T, H, D].
+std::vector<double> reference(const Rotary& args, const Shape& shape,
+                              const std::vector<double>& x) {
+  const std::int64_t times = shape[1], heads = shape[2], dim = shape[3], half = dim / 2;
+  std::vector<double> y = x;
+  for (std::int64_t row = 0; row < shape[0] * times * heads; ++row) {
+    if (row % heads >= heads - args.copied_heads) continue;
+    const auto position = static_cast<long double>(args.first_position + row / heads % times);
+    for (std::int64_t i = 0; i < half; ++i) {
+      const long double exponent =
+          -2.0L * static_cast<long double>(i) / static_cast<long double>(dim);
+      const long double frequency = std::pow(static_cast<long double>(args.base), exponent);
+      const long double angle = (args.inverse ? -1.0L : 1.0L) * position * frequency;
+      const auto low = static_cast<std::size_t>(row * dim + i);
+      const auto high = low + static_cast<std::size_t>(half);
+      y[low] = static_cast<double>(x[low] * std::cos(angle) - x[high] * std::sin(angle));
+      y[high] = static_cast<double>(x[high] * std::cos(angle) + x[low] * std::sin(angle));
+    }
+  }
+  return y;
+}
+
+TensorView offset(TensorView view, std::int64_t elements) {
+  view.data =
+      static_cast<char*>(view.data) + static_cast<std::size_t>(elements) * dtype_size(view.dtype);
+  return view;
+}
+
+TEST_CASE("rotary matches float64, in both directions, overwriting or adding") {
+  for_each_context([](Context& context) {
+    for (const DType dtype : kComputingDTypes) {
+      for (const std::int64_t dim : {2, 6, 30, 32, 64, 258, 514}) {
+        for (const bool inverse : {false, true}) {
+          for (const bool accumulate : {false, true}) {
+            CAPTURE(dtype_name(dtype));
+            CAPTURE(dim);
+            CAPTURE(inverse);
+            CAPTURE(accumulate);
+            const Shape shape{2, 3, 3, dim};
+            const Buffer x(dtype, shape, Buffer::normal(numel(shape), 1)), y(dtype, shape, 0.5);
+            const Rotary args{.x = x.view(),
+                              .y = y.gradient(accumulate),
+                              .first_position = 5,
+                              .inverse = inverse,
+                              .copied_heads = dim == 32 ? 1 : 0};
+            kernels::rotary(context, args);
+            auto want = reference(args, shape, x.values());
+            if (accumulate)
+              for (double& value : want) value += 0.5;
+            check_close(y.values(), want, tolerance(dtype), 2.0);
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("rotary is right at far positions") {
+  for_each_context([](Context& context) {
+    for (const DType dtype : {DType::F32, DType::F64}) {
+      for (const double base : {10000.0, 500000.0}) {
+        for (const std::int64_t position : {100000, 1000003, 2147483645}) {
+          CAPTURE(dtype_name(dtype));
+          CAPTURE(base);
+          CAPTURE(position);
+          const Shape shape{1, 2, 1, 128};
+          const Buffer x(dtype, shape, 1.0), y(dtype, shape);
+          const Rotary args{
+              .x = x.view(), .y = y.gradient(false), .first_position = position, .base = base};
+          kernels::rotary(context, args);
+          // What f64 leaves of the angle, besides the rounding of the result.
+          const double angle_error = 4e-16 * static_cast<double>(position);
+          const double rounding = dtype == DType::F32 ? 4e-7 : 1e-14;
+          check_close(y.values(), reference(args, shape, x.values()), rounding + angle_error, 1.0);
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("rotary takes heads of a packed buffer, in place, and touches nothing else") {
+  for_each_context([](Context& context) {
+    for (const DType dtype : kComputingDTypes) {
+      for (const std::int64_t dim : {32, 6}) {
+        CAPTURE(dtype_name(dtype));
+        CAPTURE(dim);
+        // [B, T, heads, D]: 4 of queries, 2 of keys, 2 of values, and a gap after each token.
+        const std::int64_t batch = 2, times = 3, heads = 8, row = heads * dim + 16;
+        const Buffer packed(dtype, {batch, times, row}, Buffer::normal(batch * times * row, 1));
+        const auto before = packed.values();
+        TensorView keys = offset(packed.view(), 4 * dim);
+        keys.shape = {batch, times, 2, dim};
+        keys.strides = {times * row, row, dim, 1};
+        kernels::rotary(context, {.x = keys, .y = {keys, false, true}, .first_position = 9});
+
+        const auto after = packed.values();
+        auto want = before;
+        for (std::int64_t token = 0; token < batch * times; ++token) {
+          const auto first = static_cast<std::size_t>(token * row + 4 * dim);
+          const std::vector<double> in(
+              before.begin() + static_cast<std::ptrdiff_t>(first),
+              before.begin() + static_cast<std::ptrdiff_t>(first) + 2 * dim);
+          const auto rotated = reference({.x = {}, .y = {}, .first_position = 9 + token % times},
+                                         {1, 1, 2, dim}, in);
+          std::copy(rotated.begin(), rotated.end(),
+                    want.begin() + static_cast<std::ptrdiff_t>(first));
+        }
+        check_close(after, want, tolerance(dtype), 2.0);
+        for (std::size_t i = 0; i < after.size(); ++i) {
+          const auto column = static_cast<std::int64_t>(i) % row;
+          if (column < 4 * dim || column >= 6 * dim) CHECK(after[i] == before[i]);
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("rotary forward and inverse undo each other") {
+  for_each_context([](Context& context) {
+    const Shape shape{2, 5, 3, 64};
+    const Buffer x(DType::F32, shape, Buffer::normal(numel(shape), 1)), y(DType::F32, shape);
+    kernels::rotary(context,
+                    {.x = x.view(), .y = y.gradient(false), .first_position = 4000, .base = 5e5});
+    CHECK(y.bytes() != x.bytes());
+    kernels::rotary(context, {.x = y.view(),
+                              .y = y.gradient(false),
+                              .first_position = 4000,
+                              .base = 5e5,
+                              .inverse = true});
+    check_close(y.values(), x.values(), 1e-6, 1.0);
+  });
+}
+
+TEST_CASE("rotary does not depend on the number of threads, nor on where a row begins") {
+  const Shape shape{3, 70, 4, 64};
+  const Buffer x(DType::F32, shape, Buffer::normal(numel(shape), 1));
+  std::vector<char> first;
+  for (const int threads : {1, 2, 3}) {
+    const auto context = Context::create({.threads = threads});
+    const Buffer y(DType::F32, shape);
+    kernels::rotary(*context, {.x = x.view(), .y = y.gradient(false)});
+    if (first.empty()) first = y.bytes();
+    CHECK(y.bytes() == first);
+  }
+  for_each_context([&](Context& context) {
+    // Token 40 of the row alone, with its position: as the last token of a cache is rotated.
+    const Buffer all(DType::F32, shape, x.values()), whole(DType::F32, shape);
+    const Buffer one(DType::F32, {3, 1, 4, 64});
+    kernels::rotary(context, {.x = all.view(), .y = whole.gradient(false)});
+    TensorView token = offset(all.view(), 40 * 4 * 64);
+    token.shape = {3, 1, 4, 64};
+    kernels::rotary(context, {.x = token, .y = one.gradient(false), .first_position = 40});
+    const auto of_all = whole.values(), of_one = one.values();
+    for (std::size_t b = 0; b < 3; ++b)
+      for (std::size_t i = 0; i < 256; ++i)
+        CHECK(of_one[b * 256 + i] == of_all[(b * 70 + 40) * 256 + i]);
+  });
+}
+
+TEST_CASE("rotary refuses what does not fit") {
+  const auto context = Context::create();
+  const Buffer x(DType::F32, {2, 3, 2, 4}), odd(DType::F32, {2, 3, 2, 3}),
+      half(DType::BF16, {2, 3, 2, 4});
+  CHECK_THROWS_WITH_AS(kernels::rotary(*context, {.x = odd.view(), .y = odd.gradient(false)}),
+                       "rotary: the last dim of x is rotated in pairs and must be even, got shape "
+                       "[2, 3, 2, 3]",
+                       InvalidArgument);
+  CHECK_THROWS_WITH_AS(kernels::rotary(*context, {.x = x.view(), .y = half.gradient(false)}),
+                       "rotary: y must have dtype f32, got bf16", InvalidArgument);
+  CHECK_THROWS_WITH_AS(
+      kernels::rotary(*context, {.x = x.view(), .y = x.gradient(false), .first_position = -1}),
+      "rotary: positions [-1, -1 + 3) must lie in [0, 2147483648)", InvalidArgument);
+  CHECK_THROWS_WITH_AS(
+      kernels::rotary(*context, {.x = x.view(), .y = x.gradient(false), .base = 0.0}),
+      "rotary: base must be 1 or more, got 0", InvalidArgument);
+  CHECK_THROWS_WITH_AS(
+      kernels::rotary(*context, {.x = x.view(), .y = x.gradient(false), .copied_heads = 3}),
+      "rotary: copied_heads must be in [0, 2], got 3", InvalidArgument);
+  TensorView strided = x.view();
+  strided.strides = {24, 8, 1, 2};
+  CHECK_THROWS_AS(kernels::rotary(*context, {.x = strided, .y = x.gradient(false)}),
+                  InvalidArgument);
+}
+
+}  // namespace
+}  // namespace tessera::test
