@@ -1,6 +1,6 @@
 #include "kernels/cross_entropy.h"
 
-#include "kernels/dispatch.h"
+#include "kernels/checks.h"
 
 namespace tessera::kernels {
 namespace {
@@ -10,8 +10,7 @@ void check(const Context& context, const CrossEntropy& args) {
   check_device("cross_entropy", "targets", context, args.targets);
   check_device("cross_entropy", "losses", context, args.losses);
   const TensorView& logits = args.logits;
-  require<Unsupported>(logits.dtype == DType::F32 || logits.dtype == DType::F64,
-                       "cross_entropy is not available for dtype {}; use f32 or f64", logits.dtype);
+  check_computing_dtype("cross_entropy", "logits", logits);
   require(logits.shape.size() == 2 && logits.shape[1] >= 1,
           "cross_entropy: logits must have shape [rows, vocabulary], got {}", logits.shape);
   require(logits.shape[1] == 1 || logits.strides[1] == 1,
@@ -20,7 +19,7 @@ void check(const Context& context, const CrossEntropy& args) {
   check_dtype("cross_entropy", "targets", args.targets, DType::I32);
   check_shape("cross_entropy", "targets", args.targets, {logits.shape[0]});
   check_contiguous("cross_entropy", "targets", args.targets);
-  check_dtype("cross_entropy", "losses", args.losses, logits.dtype);
+  check_dtype("cross_entropy", "losses", args.losses, accumulator_dtype(logits.dtype));
   check_shape("cross_entropy", "losses", args.losses, {logits.shape[0]});
   check_contiguous("cross_entropy", "losses", args.losses);
 }

@@ -12,10 +12,10 @@ inline constexpr std::int32_t kIgnoreTarget = -1;
 
 /// Softmax cross-entropy of a block of rows, optionally turning logits into their gradient.
 ///
-/// logits   [R, V], f32 or f64, rows may be strided; with write_gradient they are overwritten by
+/// logits   [R, V], f64, f32 or bf16, rows may be strided; with write_gradient they are overwritten by
 ///          grad_scale * (softmax(logits) - onehot(target))
 /// targets  [R] i32 in [0, V) or kIgnoreTarget
-/// losses   [R] dtype of logits: -log softmax(logits)[target] in nats
+/// losses   [R] accumulator dtype: -log softmax(logits)[target] in nats
 /// @throws InvalidArgument naming row and value for a target outside the vocabulary; on CUDA, where
 /// nothing waits for targets to be read, loss and gradient of that row are NaN instead
 /// Source of the online form: Milakov and Gimelshein 2018, arXiv:1805.02867.

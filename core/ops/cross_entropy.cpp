@@ -14,14 +14,20 @@ namespace tessera::ops {
 namespace {
 
 constexpr std::string_view kName = "linear_cross_entropy";
-constexpr std::int64_t kLogitsBytes = std::int64_t{64} << 20;
 constexpr std::int64_t kRowsWorthSplitting = 64;
+// Rows begin at a multiple of 128 bytes at least: products by tensor cores slow down otherwise.
+constexpr std::int64_t kRowStep = 64;
 
-std::int64_t choose_chunk_rows(std::int64_t rows, std::int64_t vocab, DType accumulator,
+// Logits that are alive at a time. Each chunk reads and writes the whole gradient of the weight, so
+// on a GPU, where that takes as long as the chunk's products if it is small, chunks are large.
+std::int64_t most_logits_bytes(Device device) {
+  return device.type == DeviceType::CUDA ? std::int64_t{1} << 30 : std::int64_t{64} << 20;
+}
+
+std::int64_t choose_chunk_rows(std::int64_t rows, std::int64_t row_bytes, Device device,
                                std::int64_t wanted) {
   if (wanted > 0) return std::min(wanted, rows);
-  const std::int64_t row_bytes = vocab * static_cast<std::int64_t>(dtype_size(accumulator));
-  std::int64_t most = std::clamp<std::int64_t>(kLogitsBytes / row_bytes, 1, rows);
+  std::int64_t most = std::clamp<std::int64_t>(most_logits_bytes(device) / row_bytes, 1, rows);
   if (rows >= kRowsWorthSplitting) most = std::min(most, (rows + 1) / 2);
   const std::int64_t chunks = (rows + most - 1) / most;
   return (rows + chunks - 1) / chunks;
@@ -70,7 +76,13 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
   check_targets(targets, vocab);
 
   const DType accumulator = kernels::accumulator_dtype(x.dtype());
-  const std::int64_t chunk_rows = choose_chunk_rows(rows, vocab, accumulator, max_chunk_rows);
+  // Tensor cores write what the next product takes; on the CPU a pass over memory is worth less
+  // than the bits.
+  const DType logits_dtype = context->device().type == DeviceType::CUDA ? x.dtype() : accumulator;
+  const std::int64_t row_step = (vocab + kRowStep - 1) / kRowStep * kRowStep;
+  const std::int64_t chunk_rows =
+      choose_chunk_rows(rows, row_step * static_cast<std::int64_t>(dtype_size(logits_dtype)),
+                        context->device(), max_chunk_rows);
   const auto workspace = [&](const Shape& shape, DType dtype) {
     return Tensor::empty(context, shape, dtype, MemoryCategory::Workspace, kName);
   };
@@ -82,10 +94,13 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
   if (wants_x)
     grad_x = Tensor::empty(context, x.shape(), x.dtype(), MemoryCategory::Activations,
                            "linear_cross_entropy.grad");
-  Tensor logits = workspace({chunk_rows, vocab}, accumulator);
+  const auto padded_rows = [&](DType dtype) {
+    return workspace({chunk_rows, row_step}, dtype).alias({chunk_rows, vocab}, {row_step, 1}, 0);
+  };
+  Tensor logits = padded_rows(logits_dtype);
   Tensor losses = workspace({rows}, accumulator);
   Tensor narrow;  // the logits' gradient in x's dtype: products take operands of one dtype
-  if (recorded && x.dtype() != accumulator) narrow = workspace({chunk_rows, vocab}, x.dtype());
+  if (recorded && x.dtype() != logits_dtype) narrow = padded_rows(x.dtype());
   GradientView grad_weight, leaf_place;
   Tensor staged;  // for a leaf whose buffer is not in the accumulator dtype
   if (wants_weight) {

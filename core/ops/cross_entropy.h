@@ -17,6 +17,9 @@ namespace tessera::ops {
 /// @param targets  [N] i32, in [0, V), or -1 for a row that takes no part
 /// @param scale    factor of loss and gradients, e.g. 1 / (tokens of the whole step)
 /// @param max_chunk_rows  rows of logits alive at a time; 0 chooses
+///
+/// Logits are in the accumulator dtype; on a GPU in x's dtype, as tensor cores write them. There a
+/// target outside the vocabulary gives NaN instead of an error.
 /// @return         [1], f32 (f64 for f64): scale * sum of -log softmax(x W^T)[target], nats
 /// @grad           x, weight
 /// @throws InvalidArgument on a target outside the vocabulary, with its place and value

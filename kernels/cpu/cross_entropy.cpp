@@ -42,6 +42,34 @@ T cross_entropy_row(T* logits, std::int64_t vocabulary, std::int32_t target, boo
   return std::log(sum) + (max - target_logit);
 }
 
+// As above, at the price of computing exponentials twice: they can't stay in a bf16 row.
+float cross_entropy_row(BFloat16* logits, std::int64_t vocabulary, std::int32_t target,
+                        bool write_gradient, float grad_scale) {
+  if (target == kIgnoreTarget) {
+    if (write_gradient)
+      for (std::int64_t i = 0; i < vocabulary; ++i) store(logits + i, 0.0F);
+    return 0;
+  }
+  float max = -std::numeric_limits<float>::infinity();
+#pragma omp simd reduction(max : max)
+  for (std::int64_t i = 0; i < vocabulary; ++i) {
+    const float logit = load(logits + i);
+    max = logit > max ? logit : max;
+  }
+  const float target_logit = load(logits + target);
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (std::int64_t i = 0; i < vocabulary; ++i) sum += exp(load(logits + i) - max);
+  if (write_gradient) {
+    const float factor = grad_scale / sum;
+#pragma omp simd
+    for (std::int64_t i = 0; i < vocabulary; ++i)
+      store(logits + i, exp(load(logits + i) - max) * factor);
+    store(logits + target, std::exp(target_logit - max) * factor - grad_scale);
+  }
+  return std::log(sum) + (max - target_logit);
+}
+
 }  // namespace
 
 void cross_entropy(Context& context, const CrossEntropy& args) {
@@ -51,16 +79,15 @@ void cross_entropy(Context& context, const CrossEntropy& args) {
   const std::int64_t grain = 1 + 4096 / vocabulary;
   visit_dtype(args.logits.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    if constexpr (!std::is_same_v<T, BFloat16>) {
-      auto* logits = static_cast<T*>(args.logits.data);
-      auto* losses = static_cast<T*>(args.losses.data);
-      context.threads().parallel_for(
-          args.logits.shape[0], grain, [&](std::int64_t begin, std::int64_t end) {
-            for (std::int64_t row = begin; row < end; ++row)
-              losses[row] = cross_entropy_row(logits + row * stride, vocabulary, targets[row],
-                                              args.write_gradient, static_cast<T>(args.grad_scale));
-          });
-    }
+    using A = Accumulator<T>;
+    auto* logits = static_cast<T*>(args.logits.data);
+    auto* losses = static_cast<A*>(args.losses.data);
+    context.threads().parallel_for(
+        args.logits.shape[0], grain, [&](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t row = begin; row < end; ++row)
+            losses[row] = cross_entropy_row(logits + row * stride, vocabulary, targets[row],
+                                            args.write_gradient, static_cast<A>(args.grad_scale));
+        });
   });
 }
 

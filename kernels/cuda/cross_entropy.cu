@@ -12,57 +12,62 @@ namespace {
 // Maximum of the elements seen and sum of exp(element - maximum), in one pass (arXiv:1805.02867).
 // The maximum starts at the lowest finite number: so a thread that saw only -inf, or nothing, adds
 // 0 and no NaN.
-template <typename T>
+template <typename A>
 struct OnlineSoftmax {
-  T maximum = std::numeric_limits<T>::lowest();
-  T sum = 0;
+  A maximum = std::numeric_limits<A>::lowest();
+  A sum = 0;
 
-  template <int N>
+  template <int N, typename T>
   __device__ __forceinline__ void add(const Pack<T, N>& logits) {
-    T highest = logits[0];
-    for (int k = 1; k < N; ++k) highest = logits[k] > highest ? logits[k] : highest;
+    A highest = widen(logits[0]);
+    for (int k = 1; k < N; ++k) {
+      const A logit = widen(logits[k]);
+      highest = logit > highest ? logit : highest;
+    }
     if (highest > maximum) {
       sum *= std::exp(maximum - highest);
       maximum = highest;
     }
-    for (int k = 0; k < N; ++k) sum += std::exp(logits[k] - maximum);
+    for (int k = 0; k < N; ++k) sum += std::exp(widen(logits[k]) - maximum);
   }
 };
 
 template <typename T>
 struct RowGradient {
-  T maximum, factor, at_target;
+  Compute<T> maximum, factor, at_target;
   int target;
 
   template <int N>
   __device__ __forceinline__ void write(T* row, int i) const {
     Pack<T, N> pack = load_pack<N>(row + i);
     for (int k = 0; k < N; ++k) {
-      pack[k] = std::exp(pack[k] - maximum) * factor;
-      if (i + k == target) pack[k] -= at_target;
+      Compute<T> gradient = std::exp(widen(pack[k]) - maximum) * factor;
+      if (i + k == target) gradient -= at_target;
+      pack[k] = narrow<T>(gradient);
     }
     store_pack<N>(row + i, pack);
   }
 };
 
 // A block takes a row: single elements up to the first multiple of 16 bytes, packs, single
-// elements. Bound by memory: 4 bytes read for each logit, and with the gradient 4 written; the
-// second pass goes backwards, over elements that the thread itself read before, the latest first,
-// so that as much as possible of its reading is served by the caches.
+// elements. Bound by memory: each logit read once, and with the gradient written once; the second
+// pass goes backwards, over elements that the thread itself read before, the latest first, so that
+// as much as possible of its reading is served by the caches.
 template <typename T, bool kWriteGradient>
 __global__ void __launch_bounds__(CrossEntropyShape::most_threads(sizeof(T)))
     cross_entropy_kernel(T* logits, std::int64_t stride, int columns, const std::int32_t* targets,
-                         T* losses, T grad_scale) {
+                         Compute<T>* losses, Compute<T> grad_scale) {
+  using A = Compute<T>;
   constexpr int N = kPack<T>;
   SharedMemory shared;
-  const auto scratch = shared.take<T>(kWarpSize);
+  const auto scratch = shared.take<A>(kWarpSize);
   T* row = logits + static_cast<std::int64_t>(blockIdx.x) * stride;
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   const int target = targets[blockIdx.x];
   if (target == kIgnoreTarget) {
     if (thread == 0) losses[blockIdx.x] = 0;
     if constexpr (kWriteGradient)
-      for (int i = thread; i < columns; i += threads) row[i] = 0;
+      for (int i = thread; i < columns; i += threads) row[i] = narrow<T>(A(0));
     return;
   }
   const auto misaligned = static_cast<int>(reinterpret_cast<std::uintptr_t>(row) / sizeof(T) % N);
@@ -71,22 +76,21 @@ __global__ void __launch_bounds__(CrossEntropyShape::most_threads(sizeof(T)))
   const int packs = (columns - head) / N;
   const int tail = head + packs * N;
   const bool known = target >= 0 && target < columns;
-  const T nan = std::numeric_limits<T>::quiet_NaN();
+  const A nan = std::numeric_limits<A>::quiet_NaN();
   // Read before the first barrier: nothing is written until the last one.
-  const T target_logit = known ? row[target] : nan;
+  const A target_logit = known ? widen(row[target]) : nan;
 
-  OnlineSoftmax<T> own;
+  OnlineSoftmax<A> own;
   if (thread < head) own.add(load_pack<1>(row + thread));
   for (int p = thread; p < packs; p += threads) own.add(load_pack<N>(row + head + p * N));
   if (tail + thread < columns) own.add(load_pack<1>(row + tail + thread));
 
-  const T maximum = block_reduce(own.maximum, scratch, std::numeric_limits<T>::lowest(), Maximum{});
-  const T sum =
-      block_reduce(own.sum * std::exp(own.maximum - maximum), scratch, static_cast<T>(0), Sum{});
+  const A maximum = block_reduce(own.maximum, scratch, std::numeric_limits<A>::lowest(), Maximum{});
+  const A sum = block_reduce(own.sum * std::exp(own.maximum - maximum), scratch, A(0), Sum{});
   if (thread == 0) losses[blockIdx.x] = std::log(sum) + (maximum - target_logit);
 
   if constexpr (kWriteGradient) {
-    const T scale = known ? grad_scale : nan;
+    const A scale = known ? grad_scale : nan;
     const RowGradient<T> gradient{maximum, scale / sum, scale, target};
     if (tail + thread < columns) gradient.template write<1>(row, tail + thread);
     if (thread < packs) {
@@ -99,6 +103,7 @@ __global__ void __launch_bounds__(CrossEntropyShape::most_threads(sizeof(T)))
 
 template <typename T>
 void run(Context& context, const CrossEntropy& args) {
+  using A = Compute<T>;
   const TensorView& logits = args.logits;
   const std::int64_t rows = logits.shape[0], columns = logits.shape[1];
   require<Unsupported>(columns <= CrossEntropyShape::kMostColumns &&
@@ -110,10 +115,10 @@ void run(Context& context, const CrossEntropy& args) {
   launch(context, "cross_entropy",
          args.write_gradient ? cross_entropy_kernel<T, true> : cross_entropy_kernel<T, false>,
          LaunchShape{static_cast<unsigned>(rows), CrossEntropyShape::threads(columns, sizeof(T)),
-                     SharedMemory::shared_bytes<T>(kWarpSize)},
+                     SharedMemory::shared_bytes<A>(kWarpSize)},
          static_cast<T*>(logits.data), logits.strides[0], static_cast<int>(columns),
-         static_cast<const std::int32_t*>(args.targets.data), static_cast<T*>(args.losses.data),
-         static_cast<T>(args.grad_scale));
+         static_cast<const std::int32_t*>(args.targets.data), static_cast<A*>(args.losses.data),
+         static_cast<A>(args.grad_scale));
 }
 
 }  // namespace
@@ -121,6 +126,8 @@ void run(Context& context, const CrossEntropy& args) {
 void cross_entropy(Context& context, const CrossEntropy& args) {
   if (args.logits.dtype == DType::F64)
     run<double>(context, args);
+  else if (args.logits.dtype == DType::BF16)
+    run<BFloat16>(context, args);
   else
     run<float>(context, args);
 }

@@ -50,14 +50,15 @@ void check_size(DType dtype, std::int64_t rows, std::int64_t vocabulary, double 
                                    : static_cast<std::int32_t>(row * 37 % vocabulary));
   constexpr double kScale = 0.25;
   const Expected expected = expected_of(input.values(), targets, kScale);
+  const DType loss_dtype = dtype == DType::F64 ? DType::F64 : DType::F32;
   for_each_context([&](Context& context) {
     const IndexBuffer indices({rows}, targets);
     for (const bool write_gradient : {false, true}) {
       const Buffer logits(dtype, {rows, vocabulary}, input.values());
-      const Buffer losses(dtype, {rows}, 9.0);
+      const Buffer losses(loss_dtype, {rows}, 9.0);
       cross_entropy(context,
                     {logits.view(), indices.view(), losses.view(), write_gradient, kScale});
-      check_close(losses.values(), expected.losses, tolerance(dtype), 1.0 + spread);
+      check_close(losses.values(), expected.losses, tolerance(loss_dtype), 1.0 + spread);
       check_close(logits.values(), write_gradient ? expected.gradient : input.values(),
                   tolerance(dtype), write_gradient ? 1.0 : 0.0);
     }
@@ -65,7 +66,7 @@ void check_size(DType dtype, std::int64_t rows, std::int64_t vocabulary, double 
 }
 
 TEST_CASE("cross_entropy agrees with float64, with and without gradient") {
-  for (const DType dtype : {DType::F32, DType::F64}) {
+  for (const DType dtype : kComputingDTypes) {
     for (const std::int64_t rows : {1, 3, 33})
       for (const std::int64_t vocabulary : kOddSizes) check_size(dtype, rows, vocabulary, 3.0);
     check_size(dtype, 7, 5003, 1.0);
@@ -74,7 +75,7 @@ TEST_CASE("cross_entropy agrees with float64, with and without gradient") {
 }
 
 TEST_CASE("cross_entropy does not overflow on large logits") {
-  for (const DType dtype : {DType::F32, DType::F64}) check_size(dtype, 6, 31, 1e4);
+  for (const DType dtype : kComputingDTypes) check_size(dtype, 6, 31, 1e4);
 }
 
 TEST_CASE("cross_entropy keeps what lies between strided rows") {
@@ -193,6 +194,11 @@ TEST_CASE("cross_entropy refuses arguments that don't fit") {
   CHECK_THROWS_AS(cross_entropy(*context, args), InvalidArgument);
   args = good;
   args.logits = half.view();
+  args.losses = dense_view(half.view().data, DType::BF16, {2});
+  CHECK_THROWS_WITH_AS(cross_entropy(*context, args),
+                       "cross_entropy: losses must have dtype f32, got bf16", InvalidArgument);
+  args = good;
+  args.logits.dtype = DType::I32;
   CHECK_THROWS_AS(cross_entropy(*context, args), Unsupported);
   args = good;
   args.logits.strides = {1, 2};
