@@ -51,7 +51,7 @@ class Communicator {
   virtual ~Communicator() = default;
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
-  /// "shm", "gloo", "threads", "single", "host-staged shm"
+  /// "shm", "gloo", "threads", "single", "nccl", "host-staged shm"
   virtual std::string_view backend() const = 0;
 
   /// In place: `buffer` has world_size equal parts; part rank() is filled before, all are after.
@@ -81,6 +81,11 @@ class Communicator {
     start_broadcast(buffer, root, std::move(options))->wait();
   }
   void barrier(CollectiveOptions options) { start_barrier(std::move(options))->wait(); }
+
+  /// Throws if a collective on device memory has failed since its wait(). What was computed from
+  /// its result is then worthless: to be called after the host has waited for the device, and
+  /// before a result is kept (a checkpoint) or shown. @throws CommError
+  virtual void check() {}
 
   /// Fails what is under way or queued, and every later call. Safe from any thread; idempotent.
   virtual void abort(std::string_view reason) noexcept = 0;

@@ -22,6 +22,8 @@ class FailureReport {
   FailureReport(std::shared_ptr<Store> store, std::string key, int world_size,
                 std::vector<std::string> processes);
 
+  /// "rank 2 (host, pid 12)"
+  std::string name(std::span<const int> ranks) const;
   CommError lost(const Collective& collective, std::span<const int> ranks) const;
   /// Not all ranks came to the collective in time.
   CommError missing(const Collective& collective, std::span<const int> ranks) const;
@@ -38,8 +40,6 @@ class FailureReport {
   CommError interruption() const;
 
  private:
-  std::string name(std::span<const int> ranks) const;
-
   const std::shared_ptr<Store> store_;
   const std::string key_;
   const int world_size_;

@@ -147,6 +147,8 @@ class HostStagedCommunicator final : public Communicator {
     return inner_->start_barrier(std::move(options));
   }
 
+  void check() override { inner_->check(); }
+
   void abort(std::string_view reason) noexcept override { inner_->abort(reason); }
 
  private:

@@ -17,9 +17,13 @@ namespace {
 std::string encode(const Hello& h) {
   Message message;
   message.type = 'H';
-  message.fields = {
-      std::to_string(h.rank), std::to_string(h.world_size), h.host, std::to_string(h.pid), h.run_id,
-      h.fingerprint};
+  message.fields = {std::to_string(h.rank),
+                    std::to_string(h.world_size),
+                    h.host,
+                    std::to_string(h.pid),
+                    h.run_id,
+                    h.fingerprint,
+                    h.device};
   return message.encode().substr(4);
 }
 
@@ -32,7 +36,7 @@ Hello decode(std::string_view text) {
   };
   Hello h;
   const bool valid = Message::decode(text, message) && message.type == 'H' &&
-                     message.fields.size() == 6 && number(0, h.rank) && number(1, h.world_size) &&
+                     message.fields.size() == 7 && number(0, h.rank) && number(1, h.world_size) &&
                      number(3, h.pid);
   if (!valid) {
     throw CommError(CommFailure::Mismatch, {},
@@ -42,6 +46,7 @@ Hello decode(std::string_view text) {
   h.host = message.fields[2];
   h.run_id = message.fields[4];
   h.fingerprint = message.fields[5];
+  h.device = message.fields[6];
   return h;
 }
 
@@ -83,7 +88,8 @@ void compare(const std::vector<Hello>& hellos, std::string_view what, Get get) {
 
 }  // namespace
 
-Hello make_hello(int rank, int world_size, std::string run_id, std::string fingerprint) {
+Hello make_hello(int rank, int world_size, std::string run_id, std::string fingerprint,
+                 std::string device) {
   char name[256] = {};
   if (::gethostname(name, sizeof(name) - 1) != 0) name[0] = '?';
   Hello hello;
@@ -93,6 +99,7 @@ Hello make_hello(int rank, int world_size, std::string run_id, std::string finge
   hello.pid = static_cast<int>(::getpid());
   hello.run_id = std::move(run_id);
   hello.fingerprint = std::move(fingerprint);
+  hello.device = std::move(device);
   return hello;
 }
 

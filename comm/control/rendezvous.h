@@ -17,13 +17,16 @@ struct Hello {
   /// What must be equal on all ranks: build and configuration, best as lines "key = value", so that
   /// the error can name the line that differs.
   std::string fingerprint;
+  /// DeviceBackend::device_id() of what it computes on; empty on the CPU.
+  std::string device;
 
   /// "host, pid 12"
   std::string process() const { return host + ", pid " + std::to_string(pid); }
 };
 
 /// This process on this host.
-Hello make_hello(int rank, int world_size, std::string run_id, std::string fingerprint);
+Hello make_hello(int rank, int world_size, std::string run_id, std::string fingerprint,
+                 std::string device = {});
 
 /// All ranks meet and compare who they are; returns the hellos by rank. Every rank that called ends
 /// with the same result or the same error.

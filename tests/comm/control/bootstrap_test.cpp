@@ -6,6 +6,7 @@
 
 #include "comm/control/socket.h"
 #include "comm/control/tcp_store.h"
+#include "tests/comm/fake_nccl.h"
 #include "tests/comm/ranks.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/multiprocess.h"
@@ -30,10 +31,53 @@ LaunchEnvironment environment(int rank, int world, int port, bool rank_zero_serv
 
 std::string sum_of_ranks(comm::RankGroup group) {
   std::vector<double> x(1, group.communicator->rank() + 1);
-  group.communicator->all_reduce(view_of(x), comm::ReduceOp::Sum, {});
+  Mirror<double> mirror(x);
+  group.communicator->all_reduce(mirror.view(), comm::ReduceOp::Sum, {});
+  mirror.fetch();
   comm::exchange(*group.store, "end", group.communicator->rank(), group.communicator->world_size(),
                  "bye", 5s);
   return fmt::format("{} of {} over {}", x[0], group.ranks.size(), group.communicator->backend());
+}
+
+// How a rank on a device of fibers bootstraps.
+struct OnDevice {
+  std::string backend = "auto";
+  int devices = 8;        // that the ranks of the host take in turn
+  int without_nccl = -1;  // a rank whose NCCL is missing
+};
+
+// What three such ranks say, and how often each of them opened NCCL.
+std::vector<Outcome> bootstrapped(const OnDevice& how) {
+  Processes ranks(3, [&](int rank, const std::string& port) {
+    device_context() = Context::create(
+        {.device = {DeviceType::CUDA, rank % how.devices}, .plugin = TESSERA_FIBER_PLUGIN});
+    int opened = 0;
+    comm::BootstrapOptions options;
+    options.backend = how.backend;
+    options.init_timeout = 5s;
+    options.communicator.context = device_context();
+    // Alone in its process, it plays NCCL of ranks that hear nothing of each other.
+    options.open_nccl = [&](Context&) -> std::unique_ptr<comm::NcclDriver> {
+      ++opened;
+      if (rank == how.without_nccl) throw Unsupported("no libnccl.so.2");
+      return std::make_unique<FakeNccl>(std::make_shared<FakeNcclState>(),
+                                        comm::make_single_communicator());
+    };
+    std::string text;
+    try {
+      comm::RankGroup group =
+          comm::bootstrap(environment(rank, 3, std::stoi(port), false), options);
+      text = group.why_not_nccl.empty() ? "" : "; " + group.why_not_nccl;
+      text = sum_of_ranks(std::move(group)) + text;
+    } catch (const Unsupported& error) {
+      text = error.what();
+    }
+    device_context().reset();
+    return fmt::format("{} [{}]", text, opened);
+  });
+  const comm::TcpStoreServer server({.run_id = "run"});
+  ranks.go(std::to_string(server.port()));
+  return ranks.wait(15s);
 }
 
 }  // namespace
@@ -47,7 +91,7 @@ TEST_CASE("one rank needs no network") {
 }
 
 TEST_CASE("backends that are not there are refused in one sentence") {
-  CHECK_THROWS_HOLDING(Unsupported, "comm.backend=nccl is not in this build",
+  CHECK_THROWS_HOLDING(Unsupported, "comm.backend=nccl is for ranks that compute on GPUs",
                        comm::bootstrap(environment(0, 1, 0, true), {.backend = "nccl"}));
   CHECK_THROWS_HOLDING(InvalidArgument, "expected auto, shm, gloo or nccl, got 'mpi'",
                        comm::bootstrap(environment(0, 1, 0, true), {.backend = "mpi"}));
@@ -68,6 +112,59 @@ TEST_CASE("processes come together when the launcher serves the store, and when 
       CHECK(outcome.text == "6 of 3 over shm");
     }
   }
+}
+
+TEST_CASE("ranks on devices of their own take NCCL, by themselves or when told to") {
+  for (const char* backend : {"auto", "nccl"}) {
+    const auto outcomes = bootstrapped({.backend = backend});
+    for (std::size_t r = 0; r < 3; ++r) {  // a sum over this rank alone
+      CHECK(outcomes[r].text == fmt::format("{} of 3 over nccl [1]", r + 1));
+    }
+  }
+}
+
+TEST_CASE("ranks on devices talk through the host when told to") {
+  for (const std::string backend : {"shm", "gloo"}) {
+    for (const Outcome& outcome : bootstrapped({.backend = backend})) {
+      CHECK(outcome.text == fmt::format("6 of 3 over host-staged {} [0]", backend));
+    }
+  }
+}
+
+TEST_CASE("if NCCL is missing on one rank, all talk through the host, and say why") {
+  for (const Outcome& outcome : bootstrapped({.without_nccl = 1})) {
+    CHECK(outcome.text == "6 of 3 over host-staged shm; rank 1: no libnccl.so.2 [1]");
+  }
+  for (const Outcome& outcome : bootstrapped({.backend = "nccl", .without_nccl = 1})) {
+    CHECK(outcome.text == "comm.backend=nccl: rank 1: no libnccl.so.2 [1]");
+  }
+}
+
+TEST_CASE("ranks that share a device are named before NCCL is opened") {
+  for (const Outcome& outcome : bootstrapped({.backend = "nccl", .devices = 2})) {
+    CHECK(outcome.text.find("comm.backend=nccl: rank 0 (") == 0);
+    CHECK(outcome.text.find("and rank 2 (pid ") != std::string::npos);
+    CHECK(outcome.text.find("compute on the same device, fibers-0; nccl needs one for each rank "
+                            "[0]") != std::string::npos);
+  }
+  for (const Outcome& outcome : bootstrapped({.devices = 2})) {
+    CHECK(outcome.text.find("6 of 3 over host-staged shm; rank 0 (") == 0);
+    CHECK(outcome.text.find("same device, fibers-0") != std::string::npos);
+  }
+  ::setenv("TESSERA_NCCL_SHARE_DEVICES", "1", 1);
+  for (const Outcome& outcome : bootstrapped({.backend = "nccl", .devices = 2})) {
+    CHECK(outcome.text.find("of 3 over nccl [1]") != std::string::npos);
+  }
+  ::unsetenv("TESSERA_NCCL_SHARE_DEVICES");
+}
+
+TEST_CASE("one rank on a device needs nobody") {
+  device_context() = fiber_context();
+  comm::BootstrapOptions options;
+  options.communicator.context = device_context();
+  CHECK(sum_of_ranks(comm::bootstrap(environment(0, 1, 0, true), options)) ==
+        "1 of 1 over host-staged single");
+  device_context().reset();
 }
 
 TEST_CASE("the address for other hosts is an interface's, never loopback") {

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "comm/failure_report.h"
+#include "comm/nccl.h"
+#include "comm/nccl/pending.h"
+#include "comm/nccl/position.h"
+
+namespace tessera::comm {
+
+/// What the caller's thread, the prober and the watchdog share.
+///
+/// The prober asks the device and NCCL how things stand, and aborts NCCL in the end: it may be held
+/// up by either. The watchdog calls neither: it keeps the time, speaks with the peers, and decides.
+/// Once `failure` is set, nothing that the device computes counts: it is set before the abort, so
+/// whoever finds work done and no failure has a good result.
+class NcclCore : public std::enable_shared_from_this<NcclCore> {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  NcclCore(std::unique_ptr<NcclDriver> driver, std::shared_ptr<Store> store, int rank,
+           int world_size, NcclOptions options);
+
+  /// Connects all ranks; then the threads may start. @throws as make_nccl_communicator()
+  void connect();
+  void start_threads();
+  /// Ends the threads. Waits for what the caller has waited for on the device, each collective at
+  /// most to its deadline; aborts the rest.
+  void shut_down() noexcept;
+
+  /// Queues a collective; `staged` buffers have device memory, and what it takes is copied there.
+  /// @param call  what NCCL is to do, `item->collective` what messages say of it
+  void run(const std::shared_ptr<NcclItem>& item, const Collective& call);
+  void wait(NcclItem& item);
+  bool is_done(const NcclItem& item) const noexcept;
+  /// Throws the failure, if there is one: itself at the first time, then CommError(Aborted).
+  void check_alive();
+  void fail(const CommError& error) noexcept;
+  std::uint64_t next_sequence() { return called_++; }
+
+  const NcclOptions& options() const { return options_; }
+  Context& context() const { return *options_.communicator.context; }
+  int rank() const { return rank_; }
+  int world_size() const { return world_size_; }
+
+ private:
+  std::optional<CommError> initialize(Clock::time_point end);
+  void abort_in_time();
+  void enqueue(const Collective& call, const Collective& collective);
+  [[noreturn]] void report(NcclSuspicion suspicion);
+  [[noreturn]] void throw_failure();
+
+  void probe();
+  std::optional<NcclSuspicion> look();
+  void close_driver();
+
+  void watch();
+  std::optional<CommError> ask_peers();
+  CommError investigate(const NcclSuspicion& suspicion);
+  CommError await_verdict(const std::string& who);
+  void publish_position();
+  void publish(const CommError& error);
+  std::string key(std::string_view what) const;
+
+  const NcclOptions options_;
+  const int rank_, world_size_;
+  const std::shared_ptr<Store> store_;
+  const std::unique_ptr<NcclDriver> driver_;
+  PendingCollectives pending_;
+  std::shared_ptr<NcclItem> launching_;    // the caller's
+  FailureReport report_;                   // the watchdog's
+  bool store_is_lost_ = false;             // the watchdog's
+  std::atomic<std::uint64_t> called_ = 0;  // collectives that were started
+
+  std::timed_mutex nccl_;  // held in calls of NCCL itself
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<NcclSuspicion> suspicion_;
+  std::optional<CommError> failure_;
+  std::optional<Clock::time_point> probing_since_, closing_since_;
+  bool noticed_ = false;  // the caller knows of the failure
+  bool stop_ = false;
+  bool is_closed_ = false;  // the prober is done with NCCL
+  std::thread prober_, watchdog_;
+};
+
+}  // namespace tessera::comm

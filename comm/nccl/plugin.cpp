@@ -1,0 +1,238 @@
+// NCCL and CUDA behind NcclDriver. Decides nothing: what follows from a status is the program's.
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <cctype>
+#include <cstring>
+
+#include "comm/nccl/driver.h"
+#include "core/base/cuda/check.h"
+
+namespace tessera::comm {
+namespace {
+
+using cuda::check;
+
+constexpr int kOldestVersion = 21800;  // non-blocking communicators that can be finalized
+
+ncclDataType_t reduced_type(DType dtype) {
+  switch (dtype) {
+    case DType::F32:
+      return ncclFloat32;
+    case DType::F64:
+      return ncclFloat64;
+    case DType::I64:
+      return ncclInt64;
+    default:
+      throw InternalError("nccl is not asked to reduce {}", dtype);
+  }
+}
+
+class StreamEvent final : public NcclEvent {
+ public:
+  explicit StreamEvent(cudaStream_t stream) {
+    check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate");
+    const cudaError_t status = cudaEventRecord(event_, stream);
+    if (status != cudaSuccess) cudaEventDestroy(event_);
+    check(status, "cudaEventRecord");
+  }
+  ~StreamEvent() override { cudaEventDestroy(event_); }
+  StreamEvent(const StreamEvent&) = delete;
+  StreamEvent& operator=(const StreamEvent&) = delete;
+
+  bool is_done() const override {
+    const cudaError_t status = cudaEventQuery(event_);
+    if (status == cudaErrorNotReady) {
+      cudaGetLastError();  // no error, but kept as one
+      return false;
+    }
+    check(status, "work of the communication stream");
+    return true;
+  }
+  void hold_back(cudaStream_t stream) const {
+    check(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent");
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+class Driver final : public NcclDriver {
+ public:
+  explicit Driver(Context& context)
+      : index_(context.device().index),
+        compute_(static_cast<cudaStream_t>(context.backend().stream())) {
+    check_device(context);
+    int version = 0;
+    require<Unsupported>(ncclGetVersion(&version) == ncclSuccess && version >= kOldestVersion,
+                         "NCCL {} is too old; tessera needs 2.18 or newer", words(version));
+    version_ = words(version);
+    make_current();
+    int lowest = 0, highest = 0;
+    check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cudaDeviceGetStreamPriorityRange");
+    check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, highest),
+          "cudaStreamCreate");
+  }
+  ~Driver() override {
+    cudaSetDevice(index_);
+    cudaStreamDestroy(stream_);
+  }
+  Driver(const Driver&) = delete;
+  Driver& operator=(const Driver&) = delete;
+
+  std::string version() const override { return version_; }
+
+  std::string make_unique_id() override {
+    make_current();
+    ncclUniqueId id;
+    const ncclResult_t result = ncclGetUniqueId(&id);
+    require<CudaError>(result == ncclSuccess, "ncclGetUniqueId: {}", describe(result));
+    return {id.internal, sizeof id.internal};
+  }
+
+  NcclStatus init(std::string_view unique_id, int rank, int world_size) override {
+    make_current();
+    rank_ = static_cast<std::size_t>(rank);
+    world_size_ = static_cast<std::size_t>(world_size);
+    ncclUniqueId id;
+    require<InternalError>(unique_id.size() == sizeof id.internal,
+                           "NCCL's unique id has {} bytes, expected {}", unique_id.size(),
+                           sizeof id.internal);
+    std::memcpy(id.internal, unique_id.data(), sizeof id.internal);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    return status_of(ncclCommInitRankConfig(&comm_, world_size, id, rank, &config));
+  }
+
+  NcclStatus status() override {
+    make_current();
+    ncclResult_t result = ncclSuccess;
+    const ncclResult_t asked = ncclCommGetAsyncError(comm_, &result);
+    return status_of(asked == ncclSuccess ? result : asked);
+  }
+
+  NcclStatus run(const Collective& c) override {
+    make_current();
+    const auto count = static_cast<std::size_t>(c.count);
+    switch (c.kind) {
+      case CollectiveKind::AllGather: {  // as bytes: nothing is computed
+        const std::size_t part = c.bytes() / world_size_;
+        return status_of(ncclAllGather(static_cast<const std::byte*>(c.out) + rank_ * part, c.out,
+                                       part, ncclUint8, comm_, stream_));
+      }
+      case CollectiveKind::ReduceScatter:
+        return status_of(ncclReduceScatter(c.in, c.out, count / world_size_, reduced_type(c.dtype),
+                                           ncclSum, comm_, stream_));
+      case CollectiveKind::AllReduce:
+        return status_of(ncclAllReduce(c.out, c.out, count, reduced_type(c.dtype),
+                                       c.op == ReduceOp::Sum ? ncclSum : ncclMax, comm_, stream_));
+      case CollectiveKind::Broadcast:
+        return status_of(ncclBroadcast(c.out, c.out, c.bytes(), ncclUint8, c.root, comm_, stream_));
+      case CollectiveKind::Barrier:
+        break;
+    }
+    throw InternalError("nccl has no {}", collective_name(c.kind));
+  }
+
+  NcclStatus finalize() override {
+    make_current();
+    return status_of(ncclCommFinalize(comm_));
+  }
+  void destroy() noexcept override {
+    cudaSetDevice(index_);
+    if (comm_ != nullptr) ncclCommDestroy(comm_);
+    comm_ = nullptr;
+  }
+  void abort() noexcept override {
+    cudaSetDevice(index_);
+    if (comm_ != nullptr) ncclCommAbort(comm_);
+    comm_ = nullptr;
+  }
+
+  void wait_for_compute() override {
+    make_current();
+    StreamEvent(compute_).hold_back(stream_);  // the wait outlives the event
+  }
+  void hold_back_compute(const NcclEvent& event) override {
+    make_current();
+    static_cast<const StreamEvent&>(event).hold_back(compute_);
+  }
+  std::unique_ptr<NcclEvent> record() override {
+    make_current();
+    return std::make_unique<StreamEvent>(stream_);
+  }
+  void copy_to_device(void* to, const void* from, std::size_t bytes) override {
+    make_current();
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_),
+          "copying to the device");
+  }
+  void copy_to_host(void* to, const void* from, std::size_t bytes) override {
+    make_current();
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_), "copying to the host");
+  }
+
+ private:
+  static std::string words(int version) {
+    return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+  }
+
+  // The context may be of another kind of device than the runtime's of that number.
+  void check_device(Context& context) const {
+    char id[32] = {};
+    const cudaError_t status = cudaDeviceGetPCIBusId(id, sizeof id, index_);
+    cudaGetLastError();
+    require<Unsupported>(status == cudaSuccess, "NCCL can't use {}: {}", context.device().str(),
+                         cudaGetErrorString(status));
+    // Of "0000:3B:00.0" and "0000:3b:00".
+    std::string own = context.backend().device_id();
+    std::string theirs = id;
+    for (std::string* text : {&own, &theirs}) {
+      for (char& c : *text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    }
+    require<Unsupported>(!own.empty() && theirs.starts_with(own),
+                         "NCCL can't use {}: the context computes on {}, CUDA has {} there",
+                         context.device().str(), own, theirs);
+  }
+
+  void make_current() const { check(cudaSetDevice(index_), "cudaSetDevice"); }
+
+  std::string describe(ncclResult_t result) const {
+    const char* last = ncclGetLastError(comm_);
+    return last == nullptr || *last == '\0'
+               ? std::string(ncclGetErrorString(result))
+               : fmt::format("{} ({})", ncclGetErrorString(result), last);
+  }
+
+  NcclStatus status_of(ncclResult_t result) const {
+    switch (result) {
+      case ncclSuccess:
+        return {};
+      case ncclInProgress:
+        return {.state = NcclStatus::State::InProgress};
+      default:
+        return {.state = NcclStatus::State::Failed,
+                .remote = result == ncclRemoteError || result == ncclSystemError,
+                .text = "NCCL: " + describe(result)};
+    }
+  }
+
+  const int index_;
+  const cudaStream_t compute_;
+  cudaStream_t stream_ = nullptr;
+  ncclComm_t comm_ = nullptr;
+  std::string version_;
+  std::size_t rank_ = 0, world_size_ = 1;
+};
+
+}  // namespace
+}  // namespace tessera::comm
+
+extern "C" {
+__attribute__((visibility("default"))) int tessera_nccl_plugin_version() {
+  return tessera::comm::kNcclPluginVersion;
+}
+__attribute__((visibility("default"))) tessera::comm::NcclDriver* tessera_open_nccl(
+    tessera::Context* context) {
+  return new tessera::comm::Driver(*context);
+}
+}

@@ -1,0 +1,170 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "comm/communicator.h"
+#include "comm/nccl/driver.h"
+#include "core/base/error.h"
+
+namespace tessera::test {
+
+/// What a FakeNccl does wrong, and what was asked of it. Shared with the test, any thread.
+struct FakeNcclState {
+  using Ms = std::chrono::milliseconds;
+
+  std::atomic<bool> never_connects = false;
+  std::atomic<bool> fails_to_connect = false;
+  std::atomic<bool> fails_on_peer = false;     ///< an asynchronous error
+  std::atomic<bool> collectives_end = true;    ///< else they are queued, and never done
+  std::atomic<bool> collectives_start = true;  ///< else the device does not come to them
+  std::atomic<bool> run_blocks = false;        ///< the caller is stuck in NCCL
+  std::atomic<bool> abort_blocks = false;
+  std::atomic<int> polls_in_progress = 0;  ///< how often a call says that it is in progress
+  std::atomic<bool> is_over = false;       ///< lets everything that blocks go
+
+  std::atomic<int> inits = 0, runs = 0, aborts = 0, destroys = 0, holds = 0;
+  std::atomic<int> calls_while_in_progress = 0;
+  std::atomic<int> calls_at_once = 0;
+
+  void block_until_over() const {
+    for (int i = 0; i < 20'000 && !is_over; ++i) std::this_thread::sleep_for(Ms(1));
+  }
+};
+
+/// NCCL played by another communicator of host memory, on a device of fibers, whose memory is the
+/// host's: each collective is done when run() returns, unless the state says that it never is.
+class FakeNccl final : public comm::NcclDriver {
+ public:
+  FakeNccl(std::shared_ptr<FakeNcclState> state, std::unique_ptr<comm::Communicator> peers)
+      : state_(std::move(state)), peers_(std::move(peers)) {}
+
+  std::string version() const override { return "0.fake"; }
+  std::string make_unique_id() override {
+    std::string id(128, '\0');
+    id[1] = 'x';
+    return id;
+  }
+  comm::NcclStatus init(std::string_view id, int, int) override {
+    const Call call(*this);
+    ++state_->inits;
+    if (id.size() != 128 || id[1] != 'x') return failed("bad id");
+    if (state_->fails_to_connect) return failed("no such device");
+    if (state_->never_connects) return {.state = comm::NcclStatus::State::InProgress};
+    return begin();
+  }
+  comm::NcclStatus status() override {
+    const Call call(*this, true);
+    if (state_->fails_on_peer) {
+      return {.state = comm::NcclStatus::State::Failed, .remote = true, .text = "NCCL: peer gone"};
+    }
+    if (state_->never_connects) return {.state = comm::NcclStatus::State::InProgress};
+    if (left_ > 0) --left_;
+    return left_ > 0 ? comm::NcclStatus{.state = comm::NcclStatus::State::InProgress}
+                     : comm::NcclStatus{};
+  }
+  comm::NcclStatus run(const comm::Collective& c) override {
+    const Call call(*this);
+    ++state_->runs;
+    if (state_->run_blocks) state_->block_until_over();
+    const bool ends = state_->collectives_end && state_->collectives_start;
+    done_now_ = ends;
+    if (ends) play(c);
+    return begin();
+  }
+  comm::NcclStatus finalize() override {
+    const Call call(*this);
+    return begin();
+  }
+  void destroy() noexcept override { ++state_->destroys; }
+  void abort() noexcept override {
+    ++state_->aborts;
+    if (state_->abort_blocks) state_->block_until_over();
+    aborted_ = true;
+  }
+
+  void wait_for_compute() override {}
+  void hold_back_compute(const comm::NcclEvent&) override { ++state_->holds; }
+  std::unique_ptr<comm::NcclEvent> record() override {
+    // The first record of a collective is its start, the second its end.
+    is_start_ = !is_start_;
+    const bool done = is_start_ ? state_->collectives_start.load() : done_now_.load();
+    return std::make_unique<Event>(*this, done);
+  }
+  void copy_to_device(void* to, const void* from, std::size_t n) override {
+    std::memcpy(to, from, n);
+  }
+  void copy_to_host(void* to, const void* from, std::size_t n) override {
+    std::memcpy(to, from, n);
+  }
+
+ private:
+  class Event final : public comm::NcclEvent {
+   public:
+    Event(const FakeNccl& driver, bool done) : driver_(driver), done_(done) {}
+    // An abort ends what is under way, as NCCL's does.
+    bool is_done() const override { return done_ || driver_.aborted_; }
+
+   private:
+    const FakeNccl& driver_;
+    const bool done_;
+  };
+
+  // Counts calls that break NCCL's rules.
+  class Call {
+   public:
+    explicit Call(FakeNccl& driver, bool is_status = false) : driver_(driver) {
+      if (driver_.inside_.exchange(true)) ++driver_.state_->calls_at_once;
+      if (!is_status && driver_.left_ > 0) ++driver_.state_->calls_while_in_progress;
+    }
+    ~Call() { driver_.inside_ = false; }
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+   private:
+    FakeNccl& driver_;
+  };
+
+  static comm::NcclStatus failed(const char* why) {
+    return {.state = comm::NcclStatus::State::Failed, .text = why};
+  }
+  comm::NcclStatus begin() {
+    left_ = state_->polls_in_progress.load();
+    return left_ > 0 ? comm::NcclStatus{.state = comm::NcclStatus::State::InProgress}
+                     : comm::NcclStatus{};
+  }
+  void play(const comm::Collective& c) {
+    using comm::CollectiveKind;
+    const auto view = [&](const void* data, DType dtype, std::int64_t count) {
+      return dense_view(const_cast<void*>(data), dtype, {count});
+    };
+    const TensorView out = view(c.out, c.dtype, c.count);
+    switch (c.kind) {
+      case CollectiveKind::AllGather:
+        return peers_->all_gather(out, {});
+      case CollectiveKind::ReduceScatter:
+        return peers_->reduce_scatter(view(c.in, c.dtype, c.count),
+                                      view(c.out, DType::F32, c.count / peers_->world_size()), {});
+      case CollectiveKind::AllReduce:
+        return peers_->all_reduce(out, c.op, {});
+      case CollectiveKind::Broadcast:
+        return peers_->broadcast(out, c.root, {});
+      case CollectiveKind::Barrier:
+        throw InternalError("a barrier reached NCCL");
+    }
+  }
+
+  const std::shared_ptr<FakeNcclState> state_;
+  const std::unique_ptr<comm::Communicator> peers_;
+  std::atomic<bool> inside_ = false, aborted_ = false, done_now_ = true;
+  bool is_start_ = false;
+  std::atomic<int> left_ = 0;
+};
+
+}  // namespace tessera::test

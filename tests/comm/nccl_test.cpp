@@ -1,0 +1,394 @@
+// The communicator over NCCL, with NCCL played by host threads: what it does with values, and with
+// everything that can go wrong. Nothing here shows that NCCL itself works; see nccl_gpu_test.
+#include "comm/nccl.h"
+
+#include <limits>
+
+#include "comm/nccl/position.h"
+#include "tests/comm/collective_checks.h"
+#include "tests/comm/fake_nccl.h"
+#include "tests/comm/ranks.h"
+#include "tests/support/check_throws.h"
+#include "tests/support/multiprocess.h"
+
+using namespace tessera;
+using namespace tessera::test;
+using comm::ReduceOp;
+
+namespace {
+
+constexpr CollectiveLimits kLimits{
+    .sums_in_rank_order = true, .bf16_sums = false, .floating_max = false};
+
+// Ranks whose NCCL is fake, each with a state to break.
+class FakeRanks {
+ public:
+  explicit FakeRanks(int world) : group(std::make_shared<comm::ThreadGroup>(world)) {
+    for (int r = 0; r < world; ++r) states.push_back(std::make_shared<FakeNcclState>());
+  }
+  ~FakeRanks() {
+    for (const auto& state : states) state->is_over = true;
+  }
+  FakeRanks(const FakeRanks&) = delete;
+  FakeRanks& operator=(const FakeRanks&) = delete;
+
+  std::unique_ptr<comm::Communicator> join(int rank) {
+    device_context() = fiber_context();
+    comm::NcclOptions options;
+    options.communicator = {300ms, device_context()};
+    options.connect_timeout = 1s;
+    options.poll = 5ms;
+    options.store_poll = 10ms;
+    options.answer_time = 300ms;
+    options.abort_time = 300ms;
+    options.grace = 400ms;
+    options.on_stuck = [this](const CommError& error) {
+      const std::lock_guard lock(mutex);
+      stuck.emplace_back(error.what());
+    };
+    return comm::make_nccl_communicator(
+        std::make_unique<FakeNccl>(state(rank), comm::make_threads_communicator(group, rank)),
+        store, rank, group->world_size(), options);
+  }
+  const std::shared_ptr<FakeNcclState>& state(int rank) const {
+    return states[static_cast<std::size_t>(rank)];
+  }
+
+  std::shared_ptr<comm::ThreadGroup> group;
+  std::shared_ptr<comm::MemoryStore> store = std::make_shared<comm::MemoryStore>();
+  std::vector<std::shared_ptr<FakeNcclState>> states;
+  std::mutex mutex;
+  std::vector<std::string> stuck;  // what on_stuck() was told
+};
+
+// Calls check() until it throws, as a rank does that is at something else.
+void stay_until_failure(comm::Communicator& c) {
+  for (int i = 0; i < 2000; ++i) {
+    c.check();
+    std::this_thread::sleep_for(2ms);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("collectives give the expected values, from the device and from the host") {
+  for (const bool on_device : {true, false}) {
+    for (int world = 1; world <= 4; ++world) {
+      CAPTURE(on_device);
+      CAPTURE(world);
+      FakeRanks ranks(world);
+      for (const auto& state : ranks.states) state->polls_in_progress = world;
+      const auto results = run_ranks(world, [&](int rank) {
+        auto c = ranks.join(rank);
+        const auto context = device_context();
+        if (!on_device) device_context().reset();
+        expect(c->backend() == "nccl" && c->rank() == rank, "identity", rank, world);
+        check_everything(*c, kLimits);
+        c->check();
+        c.reset();
+        expect(context->ledger().usage(MemoryCategory::Communication).current == 0, "staging left",
+               rank, 0);
+      });
+      for (const RankResult& result : results) CHECK(result.error == "");
+      for (const auto& state : ranks.states) {
+        CHECK(state->calls_while_in_progress == 0);
+        CHECK(state->calls_at_once == 0);
+        CHECK(state->destroys == 1);
+        CHECK(state->aborts == 0);
+        CHECK((state->holds > 0) == on_device);
+      }
+      CHECK(ranks.stuck.empty());
+    }
+  }
+}
+
+TEST_CASE("what NCCL would round or drop is refused, and the communicator lives on") {
+  FakeRanks ranks(1);
+  const auto c = ranks.join(0);
+  std::vector<BFloat16> in(4);
+  std::vector<float> out(4, 1.0F);
+  CHECK_THROWS_HOLDING(Unsupported, "reduce_scatter of bf16 over nccl would round",
+                       c->reduce_scatter(view_of(in), view_of(out), {}));
+  CHECK_THROWS_HOLDING(Unsupported, "all_reduce max of f32",
+                       c->all_reduce(view_of(out), ReduceOp::Max, {}));
+  CHECK_THROWS_HOLDING(InvalidArgument, "f64, f32 or i64",
+                       c->all_reduce(view_of(in), ReduceOp::Sum, {}));
+  c->all_reduce(view_of(out), ReduceOp::Sum, {});
+  CHECK(out[3] == 1.0F);
+  device_context().reset();
+}
+
+TEST_CASE("a context of the CPU has no NCCL") {
+  comm::NcclOptions options;
+  options.communicator.context = Context::create();
+  CHECK_THROWS_HOLDING(InvalidArgument, "got one on cpu",
+                       comm::make_nccl_communicator(nullptr, nullptr, 0, 1, options));
+}
+
+TEST_CASE("a plugin that is not there is named") {
+  const auto context = fiber_context();
+  CHECK_THROWS_HOLDING(Unsupported, "/nowhere/libtessera_nccl.so",
+                       comm::open_nccl(*context, "/nowhere/libtessera_nccl.so"));
+  CHECK_THROWS_HOLDING(Unsupported, "is no tessera NCCL plugin",
+                       comm::open_nccl(*context, TESSERA_FIBER_PLUGIN));
+}
+
+TEST_CASE("NCCL that does not start on a rank is that rank's failure, on all ranks at once") {
+  FakeRanks ranks(3);
+  ranks.state(1)->fails_to_connect = true;
+  ranks.state(0)->never_connects = true;  // as it would, without that rank
+  const Stopwatch watch;
+  const auto results = run_ranks(3, [&](int rank) { ranks.join(rank); });
+  CHECK(watch.elapsed() < 900ms);
+  for (const RankResult& result : results) {
+    CHECK(result.error.find("NCCL 0.fake does not start on rank 1: no such device") == 0);
+    CHECK(result.culprits == std::vector<int>{1});
+  }
+  for (const auto& state : ranks.states) CHECK(state->aborts == 1);
+}
+
+TEST_CASE("NCCL that never connects ends at the deadline, even if it does not abort either") {
+  FakeRanks ranks(2);
+  for (const auto& state : ranks.states) {
+    state->never_connects = true;
+    state->abort_blocks = true;
+  }
+  const Stopwatch watch;
+  const auto results = run_ranks(2, [&](int rank) { ranks.join(rank); });
+  CHECK(watch.elapsed() < 3s);
+  for (const RankResult& result : results) {
+    CHECK(result.failure == CommFailure::Timeout);
+    CHECK(result.error.find("did not connect 2 ranks within 1 s") != std::string::npos);
+  }
+}
+
+TEST_CASE("a rank that does not come to the start is named before NCCL is called") {
+  FakeRanks ranks(3);
+  const auto results = run_ranks(3, [&](int rank) {
+    if (rank != 1) ranks.join(rank);
+  });
+  for (int r : {0, 2}) {
+    const RankResult& result = results[static_cast<std::size_t>(r)];
+    CHECK(result.failure == CommFailure::Timeout);
+    CHECK(result.error.find("missing: rank 1") != std::string::npos);
+    CHECK(ranks.state(r)->inits == 0);
+  }
+}
+
+TEST_CASE("a rank that does not call a collective is named by all, itself too") {
+  FakeRanks ranks(3);
+  const Stopwatch watch;
+  const auto results = run_ranks(3, [&](int rank) {
+    const auto c = ranks.join(rank);
+    c->barrier({});
+    ranks.state(rank)->collectives_end = false;
+    std::vector<float> x(6);
+    const Mirror<float> mirror(x);
+    if (rank != 1) {
+      c->start_all_gather(mirror.view(), {.label = "h.1"})->wait();  // which does not block
+    }
+    stay_until_failure(*c);
+  });
+  CHECK(watch.elapsed() < 2s);
+  for (const RankResult& result : results) {
+    CHECK(result.error == "all_gather#1 (h.1): 2 of 3 ranks arrived within 0.3 s, missing: rank 1");
+    CHECK(result.culprits == std::vector<int>{1});
+  }
+  for (const auto& state : ranks.states) CHECK(state->aborts == 1);
+  CHECK(ranks.stuck.empty());
+}
+
+TEST_CASE("a rank whose device is late is named, and a wait of the host ends") {
+  FakeRanks ranks(2);
+  ranks.state(1)->collectives_start = false;
+  ranks.state(0)->collectives_end = false;
+  const auto results = run_ranks(2, [&](int rank) {
+    const auto c = ranks.join(rank);
+    double x = 1.0;
+    c->all_reduce(dense_view(&x, DType::F64, {1}), ReduceOp::Sum, {.label = "norm"});
+  });
+  for (const RankResult& result : results) {
+    CHECK(result.error.find("all_reduce#0 (norm): rank 1 called it, but the work before it") == 0);
+    CHECK(result.culprits == std::vector<int>{1});
+  }
+}
+
+TEST_CASE("ranks that call different collectives learn it after the deadline") {
+  FakeRanks ranks(3);
+  for (const auto& state : ranks.states) state->collectives_end = false;
+  const auto results = run_ranks(3, [&](int rank) {
+    const auto c = ranks.join(rank);
+    std::vector<float> x(rank == 2 ? 6 : 3);
+    const Mirror<float> mirror(x);
+    c->all_gather(mirror.view(), {.label = "h.1"});
+    stay_until_failure(*c);
+  });
+  for (const RankResult& result : results) {
+    CHECK(result.failure == CommFailure::Mismatch);
+    CHECK(result.culprits == std::vector<int>{2});
+    CHECK(result.error.find("rank 2 called all_gather#0 (h.1) f32[6]") != std::string::npos);
+  }
+}
+
+TEST_CASE("an error of NCCL for a lost peer names who does not answer") {
+  FakeRanks ranks(3);
+  std::atomic<int> ready = 0;
+  const auto results = run_ranks(3, [&](int rank) {
+    const auto c = ranks.join(rank);
+    c->barrier({});
+    if (rank == 1) return;  // gone, and nobody is told
+    ++ready;
+    while (ready < 2) std::this_thread::sleep_for(1ms);
+    ranks.state(rank)->fails_on_peer = true;
+    stay_until_failure(*c);
+  });
+  for (int r : {0, 2}) {
+    const RankResult& result = results[static_cast<std::size_t>(r)];
+    CHECK(result.failure == CommFailure::PeerLost);
+    CHECK(result.culprits == std::vector<int>{1});
+    CHECK(result.error.find("lost rank 1") != std::string::npos);
+  }
+}
+
+TEST_CASE("after a failure the first call says what it was, later ones that it is dead") {
+  FakeRanks ranks(1);
+  const auto c = ranks.join(0);
+  ranks.state(0)->collectives_end = false;
+  CHECK_THROWS_HOLDING(CommError, "barrier#0 (step): ", c->barrier({.label = "step"}));
+  CHECK_THROWS_HOLDING(CommError, "this communicator is dead; it failed before: barrier#0 (step)",
+                       c->barrier({}));
+  CHECK_THROWS_HOLDING(CommError, "is dead", c->check());
+  device_context().reset();
+}
+
+TEST_CASE("a result that an abort leaves behind is not taken for one") {
+  FakeRanks ranks(1);
+  const auto c = ranks.join(0);
+  ranks.state(0)->collectives_end = false;
+  double x = 5.0;
+  const auto work =
+      c->start_all_reduce(dense_view(&x, DType::F64, {1}), ReduceOp::Sum, {.label = "norm"});
+  c->abort("the disk is full");
+  for (int i = 0; i < 1000 && ranks.state(0)->aborts == 0; ++i) std::this_thread::sleep_for(1ms);
+  std::this_thread::sleep_for(20ms);  // now its event is done
+  CHECK_THROWS_HOLDING(CommError, "the disk is full", work->wait());
+  CHECK(x == 5.0);
+  device_context().reset();
+}
+
+TEST_CASE("an abort reaches the others, wherever they are") {
+  FakeRanks ranks(3);
+  const auto results = run_ranks(3, [&](int rank) {
+    const auto c = ranks.join(rank);
+    c->barrier({});
+    if (rank == 1) c->abort("the disk is full");
+    stay_until_failure(*c);
+  });
+  for (const RankResult& result : results) {
+    CHECK(result.failure == CommFailure::Aborted);
+    CHECK(result.error == "rank 1 aborted communication: the disk is full");
+  }
+}
+
+TEST_CASE("destruction waits for what was waited for, and aborts the rest, in bounded time") {
+  for (const bool waited : {true, false}) {
+    CAPTURE(waited);
+    FakeRanks ranks(1);
+    auto c = ranks.join(0);
+    ranks.state(0)->collectives_end = false;
+    std::vector<float> x(4);
+    const Mirror<float> mirror(x);
+    const auto work = c->start_all_gather(mirror.view(), {.label = "late", .deadline = 200ms});
+    if (waited) work->wait();
+    const Stopwatch watch;
+    c.reset();
+    CHECK(watch.elapsed() < 2s);
+    CHECK((watch.elapsed() >= 100ms) == waited);  // its deadline
+    CHECK(ranks.state(0)->aborts == 1);
+    CHECK(ranks.state(0)->destroys == 0);
+    CHECK(work->is_done());
+    CHECK_THROWS_HOLDING(CommError, waited ? "late" : "destroyed", work->wait());
+    device_context().reset();
+  }
+}
+
+TEST_CASE("NCCL that does not abort: the process is left") {
+  FakeRanks ranks(1);
+  ranks.state(0)->collectives_end = false;
+  ranks.state(0)->abort_blocks = true;
+  auto c = ranks.join(0);
+  CHECK_THROWS_HOLDING(CommError, "barrier#0", c->barrier({}));
+  const Stopwatch watch;
+  c.reset();  // goes without the thread that aborts
+  CHECK(watch.elapsed() < 2s);
+  REQUIRE(ranks.stuck.size() == 1);
+  CHECK(ranks.stuck[0].find("barrier#0") == 0);
+  device_context().reset();
+}
+
+TEST_CASE("a caller that is stuck in NCCL: the process is left") {
+  FakeRanks ranks(2);
+  const auto results = run_ranks(2, [&](int rank) {
+    const auto c = ranks.join(rank);
+    ranks.state(rank)->run_blocks = rank == 0;
+    ranks.state(rank)->collectives_end = false;
+    std::thread watcher;
+    if (rank == 0) {
+      watcher = std::thread([&] {  // lets it go when the process would have ended
+        for (int i = 0; i < 5000; ++i) {
+          std::this_thread::sleep_for(1ms);
+          const std::lock_guard lock(ranks.mutex);
+          if (!ranks.stuck.empty()) break;
+        }
+        ranks.state(0)->is_over = true;
+      });
+    }
+    std::vector<float> x(2);
+    const Mirror<float> mirror(x);
+    std::string error;
+    try {
+      c->all_gather(mirror.view(), {.label = "h.1"});
+      stay_until_failure(*c);
+    } catch (const CommError& failure) {
+      error = failure.what();
+    }
+    if (watcher.joinable()) watcher.join();
+    throw std::runtime_error(error);
+  });
+  CHECK(ranks.stuck.size() == 1);
+  for (const RankResult& result : results) {
+    CHECK(result.error.find("all_gather#0 (h.1)") != std::string::npos);
+  }
+}
+
+TEST_CASE(
+    "a caller that does not notice within the grace: the process is left, and not if it does") {
+  for (const bool notices : {false, true}) {
+    FakeRanks ranks(1);
+    const auto c = ranks.join(0);
+    c->abort("enough");
+    if (notices) CHECK_THROWS_AS(c->check(), CommError);
+    std::this_thread::sleep_for(700ms);
+    const std::lock_guard lock(ranks.mutex);
+    CHECK(ranks.stuck.size() == (notices ? 0U : 1U));
+    device_context().reset();
+  }
+}
+
+TEST_CASE("the process is left with the error in the program's words and exit code 4") {
+  int out[2];
+  REQUIRE(::pipe(out) == 0);
+  Processes child(1, [&](int, const std::string&) -> std::string {
+    ::dup2(out[1], STDERR_FILENO);
+    comm::leave_process(CommError(CommFailure::Timeout, std::vector<int>{3}, "rank 3 is late"));
+  });
+  ::close(out[1]);
+  child.go("go");
+  const auto outcomes = child.wait(5s);
+  CHECK(outcomes[0].exit_code == 4);
+  char text[100] = {};
+  const auto n = ::read(out[0], text, sizeof text - 1);
+  CHECK(std::string(text, static_cast<std::size_t>(std::max<ssize_t>(n, 0))) ==
+        "tessera: error: rank 3 is late\n");
+  ::close(out[0]);
+}
