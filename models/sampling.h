@@ -4,6 +4,7 @@
 #include <span>
 
 #include "core/base/rng.h"
+#include "core/tensor.h"
 
 namespace tessera::models {
 
@@ -17,11 +18,19 @@ struct SamplingOptions {
 };
 
 /// Draws a token: temperature, then top-k, then top-p, as Hugging Face orders them. Ties go to the
-/// lower id.
-/// @param logits  [V], finite
+/// lower id. The same token on every device.
+/// @param logits  [V], finite or -inf
 /// @param key, draw  random stream and the number of this draw in it
-/// @throws InvalidArgument if logits are empty or none is finite
+/// @throws InvalidArgument if logits are empty, one is NaN, or the largest is not finite
 std::int32_t sample(std::span<const float> logits, const SamplingOptions& options,
                     const RngKey& key, std::uint64_t draw);
+
+/// Draws a token for each row, where the logits are; nothing waits.
+/// @param logits  [B, V], f32, contiguous
+/// @param first_draw  number of the first row's draw; the next row takes the next
+/// @return        [B] i32; on CUDA -1 for a row that nothing can be drawn from
+/// @throws InvalidArgument as above, on the CPU
+Tensor sample(const Tensor& logits, const SamplingOptions& options, const RngKey& key,
+              std::uint64_t first_draw);
 
 }  // namespace tessera::models

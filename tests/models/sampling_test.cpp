@@ -57,13 +57,34 @@ TEST_CASE("a draw is a pure function of key and number") {
     CHECK(sample(kLogits, {}, kKey, i) == sample(kLogits, {}, kKey, i));
 }
 
+TEST_CASE("rows of a tensor draw what their logits draw, one number after the other") {
+  const auto context = Context::create({.threads = 2});
+  const std::int64_t batch = 7, vocab = 301;
+  std::vector<float> logits(static_cast<std::size_t>(batch * vocab));
+  for (std::size_t i = 0; i < logits.size(); ++i) logits[i] = normal_at(kKey, i);
+  const Tensor rows = Tensor::from<float>(context, {batch, vocab}, std::span<const float>(logits));
+  for (const models::SamplingOptions& options :
+       {models::SamplingOptions{}, {.temperature = 0}, {0.7, 40, 0.9}}) {
+    const auto tokens = sample(rows, options, kKey, 100).to_vector<std::int32_t>();
+    for (std::size_t b = 0; b < tokens.size(); ++b) {
+      const auto row = std::span<const float>(logits).subspan(b * static_cast<std::size_t>(vocab),
+                                                              static_cast<std::size_t>(vocab));
+      CHECK(tokens[b] == sample(row, options, kKey, 100 + b));
+    }
+  }
+  CHECK_THROWS_WITH_AS(sample(Tensor::empty(context, {5}, DType::F32), {}, kKey, 0),
+                       "logits must be [B, V], got shape [5]", InvalidArgument);
+}
+
 TEST_CASE("options and logits that make no sense are refused") {
   CHECK_THROWS_WITH_AS(sample(kLogits, {.temperature = -1}, kKey, 0),
                        "temperature must be 0 or more, got -1", InvalidArgument);
   CHECK_THROWS_AS(sample(kLogits, {.top_k = -1}, kKey, 0), InvalidArgument);
   CHECK_THROWS_AS(sample(kLogits, {.top_p = 0}, kKey, 0), InvalidArgument);
   CHECK_THROWS_AS(sample(kLogits, {.top_p = 1.5}, kKey, 0), InvalidArgument);
-  CHECK_THROWS_AS(sample({}, {}, kKey, 0), InvalidArgument);
+  CHECK_THROWS_AS(sample(std::span<const float>{}, {}, kKey, 0), InvalidArgument);
   const std::vector<float> nan = {1.0F, std::numeric_limits<float>::quiet_NaN()};
   CHECK_THROWS_AS(sample(nan, {}, kKey, 0), InvalidArgument);
+  const std::vector<float> masked(3, -std::numeric_limits<float>::infinity());
+  CHECK_THROWS_AS(sample(masked, {}, kKey, 0), InvalidArgument);
 }
