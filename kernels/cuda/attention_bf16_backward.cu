@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(AttentionKeyShape<kDim>::kThreads)
 
 // A block takes a tile of queries of one head and passes over the keys that they see.
 template <int kDim>
-__global__ void __launch_bounds__(AttentionQueryShape<kDim>::kThreads)
+__global__ void __launch_bounds__(AttentionQueryShape<kDim>::kThreads, 2)
     attention_query_gradient_bf16_kernel(const AttentionBackwardArgs<BFloat16> args, int tiles) {
   using Shape = AttentionQueryShape<kDim>;
   constexpr int kThreads = Shape::kThreads, kRows = Shape::kRows, kStep = Shape::kStep;

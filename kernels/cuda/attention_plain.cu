@@ -131,7 +131,7 @@ struct Plain : AttentionPlainShape<T, kDim> {
 };
 
 template <typename T, int kDim>
-__global__ void __launch_bounds__(Plain<T, kDim>::kThreads)
+__global__ void __launch_bounds__(Plain<T, kDim>::kThreads, Plain<T, kDim>::kBlocks)
     attention_forward_plain_kernel(const AttentionForwardArgs<T> args, int tiles) {
   using P = Plain<T, kDim>;
   constexpr int kRows = P::kRows;
@@ -241,7 +241,7 @@ struct PlainScores {
 };
 
 template <typename T, int kDim>
-__global__ void __launch_bounds__(Plain<T, kDim>::kThreads)
+__global__ void __launch_bounds__(Plain<T, kDim>::kThreads, Plain<T, kDim>::kBlocks)
     attention_key_gradient_plain_kernel(const AttentionBackwardArgs<T> args, int tiles) {
   using P = Plain<T, kDim>;
   constexpr int kRows = P::kRows;
@@ -290,7 +290,7 @@ __global__ void __launch_bounds__(Plain<T, kDim>::kThreads)
 }
 
 template <typename T, int kDim>
-__global__ void __launch_bounds__(Plain<T, kDim>::kThreads)
+__global__ void __launch_bounds__(Plain<T, kDim>::kThreads, Plain<T, kDim>::kBlocks)
     attention_query_gradient_plain_kernel(const AttentionBackwardArgs<T> args, int tiles) {
   using P = Plain<T, kDim>;
   constexpr int kRows = P::kRows;

@@ -19,7 +19,8 @@ constexpr Size kSizes[] = {{1, 1, 1, 1, 1, 1},   {2, 33, 33, 2, 1, 3},  {1, 31, 
                            {1, 1, 33, 4, 2, 64}, {2, 3, 67, 2, 2, 31},  {1, 64, 64, 2, 2, 32},
                            {1, 40, 97, 4, 2, 5}, {1, 130, 130, 1, 1, 8}};
 // Several tiles of either side.
-constexpr Size kLongSizes[] = {{1, 150, 150, 4, 2, 16}, {1, 70, 200, 2, 1, 64}};
+constexpr Size kLongSizes[] = {
+    {1, 150, 150, 4, 2, 16}, {1, 70, 200, 2, 1, 64}, {2, 64, 65, 4, 4, 16}};
 // All that kernels are compiled for, and some that are padded to them.
 constexpr std::int64_t kDims[] = {24, 104, 128, 251, 256};
 constexpr std::int64_t kMoreDims[] = {72, 96, 160, 192};  // of bf16

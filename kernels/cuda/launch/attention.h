@@ -66,6 +66,7 @@ struct AttentionPlainShape {
   static constexpr int kRowBytes = kDim * static_cast<int>(sizeof(T));
   static constexpr int kRows = kRowBytes <= 128 ? 64 : kRowBytes <= 512 ? 32 : 16;
   static constexpr int kStride = kDim + kPack, kScoreStride = kRows + kPack;
+  static constexpr int kBlocks = sizeof(T) > 4 ? 1 : 2;  // on a processor: what registers allow
   static constexpr int kTile = kRows * kStride, kScores = kRows * kScoreStride;
   static constexpr int shared_bytes(int tiles, int scores) {
     return (tiles * kTile + scores * kScores) * static_cast<int>(sizeof(T));
