@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "core/base/context.h"
+
 namespace tessera::comm {
 namespace {
 
@@ -47,8 +49,9 @@ std::unique_ptr<NcclDriver> open_nccl(Context& context, const std::string& plugi
   require<Unsupported>(version == kNcclPluginVersion,
                        "{} speaks version {} of the NCCL plugin interface, this program version {}",
                        path, version, kNcclPluginVersion);
-  return std::unique_ptr<NcclDriver>(
-      symbol<NcclDriver* (*)(Context*)>(library, path, "tessera_open_nccl")(&context));
+  return std::unique_ptr<NcclDriver>(symbol<NcclDriver* (*)(int, void*, const char*)>(
+      library, path, "tessera_open_nccl")(context.device().index, context.backend().stream(),
+                                          context.backend().device_id().c_str()));
 }
 
 }  // namespace tessera::comm

@@ -8,7 +8,10 @@
 #include <string_view>
 
 #include "comm/collective.h"
-#include "core/base/context.h"
+
+namespace tessera {
+class Context;
+}
 
 namespace tessera::comm {
 

@@ -59,10 +59,9 @@ class StreamEvent final : public NcclEvent {
 
 class Driver final : public NcclDriver {
  public:
-  explicit Driver(Context& context)
-      : index_(context.device().index),
-        compute_(static_cast<cudaStream_t>(context.backend().stream())) {
-    check_device(context);
+  Driver(int index, cudaStream_t compute, const std::string& device_id)
+      : index_(index), compute_(compute) {
+    check_device(device_id);
     int version = 0;
     require<Unsupported>(ncclGetVersion(&version) == ncclSuccess && version >= kOldestVersion,
                          "NCCL {} is too old; tessera needs 2.18 or newer", words(version));
@@ -177,21 +176,19 @@ class Driver final : public NcclDriver {
   }
 
   // The context may be of another kind of device than the runtime's of that number.
-  void check_device(Context& context) const {
+  void check_device(std::string own) const {
     char id[32] = {};
     const cudaError_t status = cudaDeviceGetPCIBusId(id, sizeof id, index_);
     cudaGetLastError();
-    require<Unsupported>(status == cudaSuccess, "NCCL can't use {}: {}", context.device().str(),
+    require<Unsupported>(status == cudaSuccess, "NCCL can't use cuda:{}: {}", index_,
                          cudaGetErrorString(status));
-    // Of "0000:3B:00.0" and "0000:3b:00".
-    std::string own = context.backend().device_id();
     std::string theirs = id;
-    for (std::string* text : {&own, &theirs}) {
+    for (std::string* text : {&own, &theirs}) {  // "0000:3b:00" and "0000:3B:00.0"
       for (char& c : *text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
     }
     require<Unsupported>(!own.empty() && theirs.starts_with(own),
-                         "NCCL can't use {}: the context computes on {}, CUDA has {} there",
-                         context.device().str(), own, theirs);
+                         "NCCL can't use cuda:{}: the context computes on {}, CUDA has {} there",
+                         index_, own, theirs);
   }
 
   void make_current() const { check(cudaSetDevice(index_), "cudaSetDevice"); }
@@ -232,7 +229,7 @@ __attribute__((visibility("default"))) int tessera_nccl_plugin_version() {
   return tessera::comm::kNcclPluginVersion;
 }
 __attribute__((visibility("default"))) tessera::comm::NcclDriver* tessera_open_nccl(
-    tessera::Context* context) {
-  return new tessera::comm::Driver(*context);
+    int index, void* compute_stream, const char* device_id) {
+  return new tessera::comm::Driver(index, static_cast<cudaStream_t>(compute_stream), device_id);
 }
 }
