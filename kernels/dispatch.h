@@ -4,6 +4,7 @@
 
 #include "core/base/context.h"
 #include "core/base/tensor_view.h"
+#include "core/base/trace.h"
 
 // How <family>.cpp reaches the backends. For a kernel `void gelu_forward(Context&, const
 // GeluForward&)`:
@@ -50,6 +51,7 @@
 /// Runs the kernel of the context's device; meta devices compute nothing.
 #define TESSERA_DISPATCH(name, context, args)                                \
   do {                                                                       \
+    const ::tessera::KernelRange kernel_range(context, #name);               \
     switch ((context).device().type) {                                       \
       case DeviceType::Meta:                                                 \
         return;                                                              \

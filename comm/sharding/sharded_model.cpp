@@ -85,6 +85,7 @@ void ShardedModel::ensure_gathered(int unit, int next) {
 }
 
 void ShardedModel::begin_micro_batch(bool first, bool last) {
+  ranges_.clear();  // of a pass that an error ended
   training_ = true;
   first_ = first;
   last_ = last;
@@ -92,9 +93,18 @@ void ShardedModel::begin_micro_batch(bool first, bool last) {
   units_.front()->prepare_gradients(first);
 }
 
-void ShardedModel::before_forward(int unit) { ensure_gathered(unit, unit + 1); }
+void ShardedModel::begin_range(const char* phase, int unit) {
+  ranges_.push_back(std::make_unique<Range>(
+      *context_, fmt::format("{} {}", phase, units_[static_cast<std::size_t>(unit)]->name())));
+}
+
+void ShardedModel::before_forward(int unit) {
+  ensure_gathered(unit, unit + 1);
+  begin_range("forward", unit);
+}
 
 void ShardedModel::after_forward(int unit) {
+  if (!ranges_.empty()) ranges_.pop_back();
   // Backward starts with the last unit and needs the root: both stay.
   const bool needed_soon = unit == 0 || unit + 1 == static_cast<int>(units_.size());
   if (training_ && needed_soon) return;
@@ -104,9 +114,11 @@ void ShardedModel::after_forward(int unit) {
 void ShardedModel::before_backward(int unit) {
   ensure_gathered(unit, unit - 1);
   units_[static_cast<std::size_t>(unit)]->prepare_gradients(first_);
+  begin_range("backward", unit);
 }
 
 void ShardedModel::after_backward(int unit) {
+  if (!ranges_.empty()) ranges_.pop_back();
   FlatUnit& flat = *units_[static_cast<std::size_t>(unit)];
   flat.release();
   drain_reductions(0);
@@ -154,6 +166,7 @@ void ShardedModel::sum_totals(const Tensor& totals) {
 void ShardedModel::step(const optim::AdamWOptions& options, double lr, std::int64_t step,
                         const Tensor& factor) {
   create_optimizer_state();
+  const Range range(*context_, "optimizer");
   for (std::size_t u = 0; u < units_.size(); ++u) {
     FlatUnit& unit = *units_[u];
     const Tensor copy = unit.copy_of_master();

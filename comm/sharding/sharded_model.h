@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "comm/sharding/flat_unit.h"
+#include "core/base/trace.h"
 
 namespace tessera::comm {
 
@@ -66,6 +67,7 @@ class ShardedModel final : public UnitHooks {
 
  private:
   std::vector<Piece> pieces(bool owned_only);
+  void begin_range(const char* phase, int unit);
   void ensure_gathered(int unit, int next);
   void drain_reductions(std::size_t keep);
 
@@ -75,7 +77,8 @@ class ShardedModel final : public UnitHooks {
   std::vector<std::unique_ptr<FlatUnit>> units_;
   std::vector<std::vector<optim::DecayRange>> decay_;
   std::vector<Tensor> exp_avg_, exp_avg_sq_;
-  std::vector<FlatUnit*> reducing_;  // in flight, oldest first
+  std::vector<FlatUnit*> reducing_;             // in flight, oldest first
+  std::vector<std::unique_ptr<Range>> ranges_;  // open ones, the innermost last
   bool training_ = false;
   bool first_ = true, last_ = true;
 };

@@ -19,6 +19,8 @@ struct ContextOptions {
   std::string plugin = {};  ///< of a CUDA device; see load_device_backend
 };
 
+class Trace;
+
 /// Everything that a rank computes with: device, threads, allocator, memory ledger, gradient mode.
 /// Nothing here is process-wide, so eight ranks can run as eight threads of one test. A context is
 /// used by one thread at a time; ledger and allocator may be used by several.
@@ -39,6 +41,10 @@ class Context : public std::enable_shared_from_this<Context> {
   /// Of a CUDA context. @throws InternalError on other devices
   DeviceBackend& backend();
 
+  /// Where kernels and ranges are timed; null: nowhere. See Trace.
+  Trace* trace() const { return trace_; }
+  void set_trace(Trace* trace) { trace_ = trace; }
+
   /// Whether operations record what backward needs. Starts as true; see NoGradGuard.
   bool grad_enabled() const { return grad_enabled_; }
   void set_grad_enabled(bool enabled) { grad_enabled_ = enabled; }
@@ -54,6 +60,7 @@ class Context : public std::enable_shared_from_this<Context> {
   ThreadPool threads_;
   bool grad_enabled_ = true;
   std::uint64_t sequence_ = 0;
+  Trace* trace_ = nullptr;
 };
 
 /// Sets the gradient mode of a context for a scope.

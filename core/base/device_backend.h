@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/base/memory.h"
 
@@ -43,6 +44,19 @@ class DeviceBackend {
 
   /// What kernels are started on; the plugin alone knows its type.
   virtual void* stream() = 0;
+
+  /// What was decided since the last call that a user may want to know: which of several kernels
+  /// serves, and why.
+  virtual std::vector<std::string> take_notes() = 0;
+
+  /// Names the work that is queued from here to the matching end, for profilers; ranges nest.
+  virtual void begin_range(const char* name) = 0;
+  virtual void end_range() = 0;
+  /// Marks a place in the order of the work. @return its number
+  virtual std::size_t mark() = 0;
+  /// When the work reached each mark, in milliseconds since the first; waits for all work, and
+  /// forgets the marks.
+  virtual std::vector<double> take_marks() = 0;
 };
 
 /// Loads the plugin and opens device `index`.
@@ -59,6 +73,6 @@ std::unique_ptr<DeviceBackend> load_device_backend(int index, const std::string&
 int count_devices(const std::string& plugin = {});
 
 /// Changes whenever a plugin and a program may not understand each other.
-inline constexpr int kPluginVersion = 3;
+inline constexpr int kPluginVersion = 4;
 
 }  // namespace tessera

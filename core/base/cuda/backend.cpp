@@ -1,5 +1,7 @@
 #include "core/base/cuda/backend.h"
 
+#include <nvtx3/nvToolsExt.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -171,6 +173,29 @@ void CudaBackend::copy_to_host(void* to, const void* from, std::size_t bytes) {
 void CudaBackend::synchronize() {
   make_current();
   stream_->synchronize();
+}
+
+void CudaBackend::note(const std::string& text) {
+  if (noted_.insert(text).second) notes_.push_back(text);
+}
+
+void CudaBackend::begin_range(const char* name) { nvtxRangePushA(name); }
+void CudaBackend::end_range() { nvtxRangePop(); }
+
+std::size_t CudaBackend::mark() {
+  make_current();
+  if (used_marks_ == marks_.size()) marks_.push_back(std::make_unique<TimedEvent>());
+  marks_[used_marks_]->record(*stream_);
+  return used_marks_++;
+}
+
+std::vector<double> CudaBackend::take_marks() {
+  synchronize();
+  std::vector<double> times;
+  for (std::size_t i = 0; i < used_marks_; ++i)
+    times.push_back(marks_[i]->milliseconds_since(*marks_.front()));
+  used_marks_ = 0;
+  return times;
 }
 
 }  // namespace tessera::cuda

@@ -4,7 +4,10 @@
 
 #include <array>
 #include <memory>
+#include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "core/base/cuda/handles.h"
 #include "core/base/device_backend.h"
@@ -56,11 +59,21 @@ class CudaBackend final : public DeviceBackend {
   void copy_to_host(void* to, const void* from, std::size_t bytes) override;
   void synchronize() override;
   void* stream() override { return stream_->get(); }
+  std::vector<std::string> take_notes() override { return std::exchange(notes_, {}); }
+  void begin_range(const char* name) override;
+  void end_range() override;
+  std::size_t mark() override;
+  std::vector<double> take_marks() override;
+
+  /// For take_notes(); what was said once is not said again.
+  void note(const std::string& text);
 
   const cudaDeviceProp& properties() const { return properties_; }
   CublasLt& cublas_lt() { return cublas_lt_; }
   /// Of the matrix products. @see kernels/cuda/matmul.cpp
   std::unique_ptr<KernelState> matmul_state;
+  /// Of attention. @see kernels/cuda/attention_choice.cpp
+  std::unique_ptr<KernelState> attention_state;
 
  private:
   /// Work is started on the calling thread's current device.
@@ -79,6 +92,10 @@ class CudaBackend final : public DeviceBackend {
   };
   std::array<Staging, 8> staging_;
   std::size_t next_staging_ = 0;
+  std::vector<std::string> notes_;
+  std::set<std::string> noted_;
+  std::vector<std::unique_ptr<TimedEvent>> marks_;  // the first used_marks_ are placed
+  std::size_t used_marks_ = 0;
 };
 
 }  // namespace tessera::cuda

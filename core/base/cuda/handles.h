@@ -45,6 +45,28 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
+/// A place in the order of a stream's work whose time is kept.
+class TimedEvent {
+ public:
+  TimedEvent() { check(cudaEventCreate(&event_), "cudaEventCreate"); }
+  ~TimedEvent() { cudaEventDestroy(event_); }
+  TimedEvent(const TimedEvent&) = delete;
+  TimedEvent& operator=(const TimedEvent&) = delete;
+
+  void record(const Stream& stream) {
+    check(cudaEventRecord(event_, stream.get()), "cudaEventRecord");
+  }
+  /// Both must have been reached.
+  double milliseconds_since(const TimedEvent& other) const {
+    float result = 0;
+    check(cudaEventElapsedTime(&result, other.event_, event_), "cudaEventElapsedTime");
+    return static_cast<double>(result);
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
 /// Host memory that copies reach without a detour; bytes may be 0.
 class PinnedBuffer {
  public:

@@ -1,8 +1,10 @@
 // The plugin that runs the CUDA kernels as fibers: host memory, and every call done when it
 // returns.
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/base/device_backend.h"
 #include "core/base/error.h"
@@ -32,9 +34,27 @@ class Backend final : public DeviceBackend {
   }
   void synchronize() override {}
   void* stream() override { return nullptr; }
+  std::vector<std::string> take_notes() override { return {}; }
+  void begin_range(const char*) override { ++open_ranges_; }
+  void end_range() override {
+    if (--open_ranges_ < 0) throw InternalError("a range ended that had not begun");
+  }
+  std::size_t mark() override {
+    marks_.push_back(std::chrono::steady_clock::now());
+    return marks_.size() - 1;
+  }
+  std::vector<double> take_marks() override {
+    std::vector<double> times;
+    for (const auto& time : marks_)
+      times.push_back(std::chrono::duration<double, std::milli>(time - marks_.front()).count());
+    marks_.clear();
+    return times;
+  }
 
  private:
   const int index_;
+  int open_ranges_ = 0;
+  std::vector<std::chrono::steady_clock::time_point> marks_;
   std::unique_ptr<Allocator> allocator_ = make_cpu_allocator();
   std::unique_ptr<Allocator> host_allocator_ = make_cpu_allocator();
   PluginKernels kernels_;

@@ -74,6 +74,8 @@ std::vector<Field> make_fields() {
               "threads of the host per rank; 0: the processors divided by the ranks of this host"),
       integer("train.log_every", REF(train.log_every), 1, 1e15,
               "steps between lines where no terminal is"),
+      text("train.profile", REF(train.profile),
+           "write a Chrome trace of a few steps to this file; later ranks add their number"),
       text("train.sample_prompt", REF(train.sample_prompt),
            "text to continue at evaluations; empty: no sample"),
       integer("train.sample_tokens", REF(train.sample_tokens), 1, 1 << 20, "tokens of that sample"),
@@ -107,8 +109,9 @@ std::vector<Field> make_fields() {
              "seconds that the ranks of a save wait for each other", positive),
 
       text("comm.backend", REF(comm.backend),
-           "how ranks talk: shm, the memory of one host; gloo, TCP; auto: shm if possible",
-           {"auto", "shm", "gloo"}, {"nccl"}),
+           "how ranks talk: nccl, between GPUs; shm, the memory of one host; gloo, TCP; auto: the "
+           "first of these that can",
+           {"auto", "shm", "gloo", "nccl"}),
       number("comm.init_timeout", REF(comm.init_timeout), 0, 1e6,
              "seconds to wait for all ranks at the start", positive),
       number("comm.timeout", REF(comm.timeout), 0, 1e6, "seconds that a collective may take",

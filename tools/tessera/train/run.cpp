@@ -10,6 +10,7 @@
 #include <iostream>
 
 #include "comm/bootstrap.h"
+#include "core/base/trace.h"
 #include "io/checkpoint/find.h"
 #include "tools/tessera/device/choose_device.h"
 #include "tools/tessera/model/loaded_model.h"
@@ -110,6 +111,9 @@ class Rank {
   bool is_zero() const { return rank_ == 0; }
   void load();
   void show_start();
+  void profile();
+  void write_profile();
+  std::vector<std::string> device_notes();
   void evaluate();
   void show_sample();
   void save();
@@ -133,6 +137,7 @@ class Rank {
   ConsoleStyle style_ = detect_console(STDERR_FILENO);
   std::unique_ptr<MetricsWriter> metrics_;
   std::unique_ptr<ProgressLine> progress_;
+  std::unique_ptr<Trace> trace_;
   std::int64_t saved_step_ = -1;
   std::int64_t evaluated_step_ = -1;
   StepResult last_;
@@ -141,6 +146,11 @@ class Rank {
 void Rank::note(const std::string& text) {
   log_.write(text);
   if (progress_) progress_->note(text);
+}
+
+std::vector<std::string> Rank::device_notes() {
+  if (context_->device().type != DeviceType::CUDA) return {};
+  return context_->backend().take_notes();
 }
 
 void Rank::load() {
@@ -245,6 +255,24 @@ void Rank::require_finite(const io::SaveRequest& request) {
                          state_.step - 1, bad - answers.begin());
 }
 
+// Traces a few steps, once the first have filled what is kept between steps.
+void Rank::profile() {
+  constexpr std::int64_t kSkipped = 2, kTraced = 3;
+  if (config_.train.profile.empty()) return;
+  const std::int64_t first = std::min(setup_.state.step + kSkipped, config_.train.steps - 1);
+  if (state_.step == first) trace_ = std::make_unique<Trace>(*context_);
+  if (state_.step == first + kTraced) write_profile();
+}
+
+void Rank::write_profile() {
+  if (!trace_) return;
+  fs::path file = config_.train.profile;
+  if (rank_ > 0) file += fmt::format(".rank-{}", rank_);
+  io::write_file_atomically(file, trace_->to_json(rank_, fmt::format("rank {}", rank_)));
+  trace_.reset();
+  note(fmt::format("step {}: wrote a trace of the last steps to {}", state_.step, file.string()));
+}
+
 int Rank::run() {
   load();
   show_start();
@@ -256,6 +284,7 @@ int Rank::run() {
   int signal = 0;
   while (state_.step < config_.train.steps && signal == 0) {
     const auto step_started = Clock::now();
+    profile();
     last_ = trainer_.step(state_.step, state_.position, *setup_.train, stop.received() != 0);
     const double seconds = seconds_since(step_started);
     if (is_zero()) {
@@ -270,6 +299,7 @@ int Rank::run() {
       metrics_->write_step(metrics);
       progress_->update(metrics);
     }
+    for (const std::string& text : device_notes()) note(text);
     ++state_.step;
     state_.position += config_.train.global_batch;
     if (last_.stop_requested) signal = stop.received() != 0 ? stop.received() : SIGTERM;
@@ -284,6 +314,7 @@ int Rank::run() {
       }
     }
   }
+  write_profile();
   if (signal == 0) evaluate();
   save();
   log_.write(fmt::format("end at step {}", state_.step));

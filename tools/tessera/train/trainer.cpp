@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/autograd/autograd.h"
+#include "core/base/trace.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/elementwise.h"
 #include "kernels/optimizer.h"
@@ -52,6 +53,7 @@ GradientView element(const Tensor& t, std::int64_t i, bool accumulate) {
 
 StepResult Trainer::step(std::int64_t step, std::int64_t position, const io::Sampler& data,
                          bool stop) {
+  const Range range(*context_, fmt::format("step {}", step));
   const std::int64_t tokens = options_.global_batch * data.seq_len();
   const std::int64_t micro_batches = rows_per_rank_ / options_.micro_batch;
   const std::int64_t first_row = position + communicator_.rank() * rows_per_rank_;

@@ -1,0 +1,91 @@
+#include "core/base/trace.h"
+
+#include <fmt/format.h>
+
+#include "core/base/error.h"
+
+namespace tessera {
+namespace {
+
+// As a JSON string. Names are the program's own, or a model's units.
+std::string quoted(std::string_view text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') result += '\\';
+    result += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+  }
+  return result + '"';
+}
+
+}  // namespace
+
+Trace::Trace(Context& context) : context_(context) {
+  require(context.trace() == nullptr, "a context has one trace at a time");
+  if (context.device().type == DeviceType::CUDA) {
+    // Both clocks begin here: the device has nothing to do, and its first mark is now.
+    context.backend().synchronize();
+    context.backend().take_marks();
+    context.backend().mark();
+  }
+  start_ = std::chrono::steady_clock::now();
+  context.set_trace(this);
+}
+
+Trace::~Trace() { context_.set_trace(nullptr); }
+
+double Trace::now() const {
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start_)
+      .count();
+}
+
+std::size_t Trace::begin(std::string_view name, bool on_device) {
+  Span span;
+  span.name = name;
+  span.on_device = on_device && context_.device().type == DeviceType::CUDA;
+  span.begin = span.on_device ? static_cast<double>(context_.backend().mark()) : now();
+  spans_.push_back(std::move(span));
+  return spans_.size() - 1;
+}
+
+void Trace::end(std::size_t span) {
+  Span& s = spans_[span];
+  s.end = s.on_device ? static_cast<double>(context_.backend().mark()) : now();
+}
+
+std::string Trace::to_json(int process, const std::string& name) {
+  std::vector<double> marks;
+  if (context_.device().type == DeviceType::CUDA) {
+    marks = context_.backend().take_marks();
+    // What comes after this would count from another mark.
+    context_.set_trace(nullptr);
+  }
+  const auto place = [&](const Span& span, double value) {
+    return span.on_device ? marks.at(static_cast<std::size_t>(value)) * 1e3 : value;
+  };
+  std::string events = fmt::format(
+      R"({{"name":"process_name","ph":"M","pid":{0},"args":{{"name":{1}}}}},)"
+      R"({{"name":"thread_name","ph":"M","pid":{0},"tid":0,"args":{{"name":"host"}}}},)"
+      R"({{"name":"thread_name","ph":"M","pid":{0},"tid":1,"args":{{"name":"device"}}}})",
+      process, quoted(name));
+  for (const Span& span : spans_) {
+    const double begin = place(span, span.begin);
+    events += fmt::format(
+        ",\n"
+        R"({{"name":{},"ph":"X","pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f}}})",
+        quoted(span.name), process, span.on_device ? 1 : 0, begin, place(span, span.end) - begin);
+  }
+  return fmt::format("{{\"traceEvents\":[\n{}\n]}}\n", events);
+}
+
+Range::Range(Context& context, const std::string& name)
+    : context_(context), trace_(context.trace()) {
+  if (context.device().type == DeviceType::CUDA) context.backend().begin_range(name.c_str());
+  if (trace_ != nullptr) span_ = trace_->begin(name, false);
+}
+
+Range::~Range() {
+  if (trace_ != nullptr && context_.trace() == trace_) trace_->end(span_);
+  if (context_.device().type == DeviceType::CUDA) context_.backend().end_range();
+}
+
+}  // namespace tessera

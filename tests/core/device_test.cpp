@@ -1,0 +1,76 @@
+// Tensors and operations on a device beside the CPU: its kernels run as fibers here.
+
+#include <doctest/doctest.h>
+
+#include "core/autograd/autograd.h"
+#include "core/ops/cross_entropy.h"
+#include "core/ops/elementwise.h"
+#include "core/ops/embedding.h"
+#include "core/parameter.h"
+
+namespace tessera {
+namespace {
+
+std::shared_ptr<Context> device() {
+  return Context::create({.device = {DeviceType::CUDA, 0}, .plugin = TESSERA_FIBER_PLUGIN});
+}
+
+TEST_CASE("values go to a device and come back") {
+  const auto context = device();
+  const std::vector<float> values = {1.5F, -2.0F, 3.25F};
+  const Tensor x = Tensor::from<float>(context, {3}, std::span<const float>(values));
+  CHECK(x.device().str() == "cuda:0");
+  CHECK(x.to_vector<float>() == values);
+  CHECK(x.alias({1}, {1}, 2).item() == 3.25);
+  CHECK(Tensor::full(context, {1}, DType::BF16, 0.5).item() == 0.5);
+  CHECK_THROWS_AS(x.to_vector<double>(), InvalidArgument);
+  CHECK_THROWS_AS(x.alias({2}, {2}, 0).to_vector<float>(), InvalidArgument);
+  CHECK(Tensor::empty(context, {0, 4}, DType::F32).to_vector<float>().empty());
+
+  const Tensor filled = Tensor::empty(context, {5}, DType::F32);
+  fill_from_host(filled, [](std::int64_t begin, std::int64_t end, float* out) {
+    for (std::int64_t i = begin; i < end; ++i) out[i - begin] = static_cast<float>(i);
+  });
+  CHECK(filled.to_vector<float>() == std::vector<float>{0, 1, 2, 3, 4});
+}
+
+TEST_CASE("contexts do not mix, and what fails leaves the context usable") {
+  const auto context = device(), other = device(), cpu = Context::create();
+  const Tensor x = Tensor::full(context, {4}, DType::F32, 1.0);
+  CHECK_THROWS_WITH_AS(ops::add(x, Tensor::full(cpu, {4}, DType::F32, 1.0)),
+                       "add: tensors of different contexts (cuda:0 and cpu)", InvalidArgument);
+  CHECK_THROWS_AS(ops::add(x, Tensor::full(other, {4}, DType::F32, 1.0)), InvalidArgument);
+  CHECK(ops::add(x, x).to_vector<float>() == std::vector<float>(4, 2.0F));
+}
+
+TEST_CASE("a token or target outside of the vocabulary gives NaN, not an access outside") {
+  const auto context = device();
+  const auto integers = [&](const Shape& shape, const std::vector<std::int32_t>& values) {
+    return Tensor::from<std::int32_t>(context, shape, std::span<const std::int32_t>(values));
+  };
+  const Tensor weight = Tensor::full(context, {5, 8}, DType::F32, 0.5);
+  const auto rows = ops::embedding(integers({1, 2}, {4, 5}), weight, {}).to_vector<float>();
+  CHECK(rows[7] == 0.5F);
+  CHECK(std::isnan(rows[8]));
+
+  const Tensor x = Tensor::full(context, {2, 8}, DType::F32, 0.25);
+  CHECK(std::isfinite(ops::linear_cross_entropy(x, weight, integers({2}, {0, 4}), 1.0).item()));
+  CHECK(std::isnan(ops::linear_cross_entropy(x, weight, integers({2}, {0, 5}), 1.0).item()));
+}
+
+TEST_CASE("the loss that computes gradients in forward must be the root of backward") {
+  const auto context = device();
+  Tensor x = Tensor::full(context, {2, 8}, DType::F32, 0.25);
+  x.set_requires_grad(true);
+  const Tensor weight = Tensor::full(context, {5, 8}, DType::F32, 0.5);
+  const std::vector<std::int32_t> ids = {1, 3};
+  const Tensor targets = Tensor::from<std::int32_t>(context, {2}, std::span(ids));
+  autograd::backward(ops::linear_cross_entropy(x, weight, targets, 1.0));
+  CHECK(x.grad().defined());
+  const Tensor loss = ops::linear_cross_entropy(x, weight, targets, 1.0);
+  CHECK_THROWS_AS(autograd::backward(loss, Tensor::full(context, {1}, DType::F32, 2.0)),
+                  InvalidArgument);
+}
+
+}  // namespace
+}  // namespace tessera
