@@ -60,18 +60,15 @@ void NcclCore::connect() {
   const auto end = Clock::now() + options_.connect_timeout;
   // NCCL's own start has no deadline, so it begins only when all are here.
   exchange(*store_, key("start"), rank_, world_size_, "here", left_until(end));
-  std::optional<CommError> error = initialize(end);
-  if (error) {
-    abort_in_time();
-    set_or_get(*store_, key("not started"), std::to_string(rank_));
-  }
+  const std::optional<CommError> error = initialize(end);
   constexpr milliseconds kSkew{3000};
   std::vector<std::string> outcomes;
   try {
+    if (error) set_or_get(*store_, key("not started"), std::to_string(rank_));
     outcomes = exchange(*store_, key("connection"), rank_, world_size_,
                         error ? encode_error(*error) : kConnected, left_until(end) + kSkew);
-  } catch (const CommError& missing) {
-    if (!error) abort_in_time();
+  } catch (const CommError&) {
+    abort_in_time();
     throw;
   }
   // Of several, one that failed by itself, not one that gave up since another had failed.
@@ -82,7 +79,7 @@ void NcclCore::connect() {
     if (!verdict || (verdict->culprits().empty() && !theirs.culprits().empty())) verdict = theirs;
   }
   if (!verdict) return;
-  if (!error) abort_in_time();
+  abort_in_time();
   throw CommError(*verdict);
 }
 
@@ -344,16 +341,16 @@ void NcclCore::probe() {
 
 void NcclCore::close_driver() {
   const auto end = Clock::now() + kFinalizeTime;
-  NcclStatus status = driver_->finalize();
-  for (Pause pause; status.state == State::InProgress && Clock::now() < end;) {
-    std::this_thread::sleep_for(pause.next());
-    status = driver_->status();
+  try {
+    NcclStatus status = driver_->finalize();
+    for (Pause pause; status.state == State::InProgress && Clock::now() < end;) {
+      std::this_thread::sleep_for(pause.next());
+      status = driver_->status();
+    }
+    if (status.state == State::Ready) return driver_->destroy();
+  } catch (const std::exception&) {  // the device is lost: nothing is left to flush
   }
-  if (status.state == State::Ready) {
-    driver_->destroy();
-  } else {
-    driver_->abort();
-  }
+  driver_->abort();
 }
 
 // --- the watchdog ---
@@ -440,7 +437,15 @@ CommError NcclCore::investigate(const NcclSuspicion& suspicion) {
       }
       if (!all) std::this_thread::sleep_for(std::min(options_.poll, milliseconds(20)));
     }
-  } catch (const std::exception&) {  // the store went: what is known must do
+  } catch (const std::exception&) {
+    store_is_lost_ = true;
+    return CommError(suspicion.late ? CommFailure::Timeout : CommFailure::Aborted, {},
+                     "{}: rank {}: {}; and the store is lost, so the ranks can't tell each other "
+                     "where they are",
+                     suspicion.collective.describe(), rank_,
+                     suspicion.late
+                         ? "not done within " + format_seconds(suspicion.collective.deadline)
+                         : suspicion.text);
   }
   return report_.verdict(judge(suspicion, rank_, positions, report_, options_.answer_time));
 }

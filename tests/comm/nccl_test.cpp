@@ -55,10 +55,29 @@ class FakeRanks {
   }
 
   std::shared_ptr<comm::ThreadGroup> group;
-  std::shared_ptr<comm::MemoryStore> store = std::make_shared<comm::MemoryStore>();
+  std::shared_ptr<comm::Store> store = std::make_shared<comm::MemoryStore>();
   std::vector<std::shared_ptr<FakeNcclState>> states;
   std::mutex mutex;
   std::vector<std::string> stuck;  // what on_stuck() was told
+};
+
+// A store whose server ends.
+class StoreThatGoes final : public comm::Store {
+ public:
+  void set(const std::string& key, std::string_view value) override { store_.set(key, value); }
+  std::string get(const std::string& key, std::chrono::milliseconds deadline) override {
+    return store_.get(key, deadline);
+  }
+  bool has(const std::string& key) override {
+    if (is_gone) throw CommError(CommFailure::PeerLost, {}, "the store is lost");
+    return store_.has(key);
+  }
+  void leave(const std::string& name, int readers) override { store_.leave(name, readers); }
+
+  std::atomic<bool> is_gone = false;
+
+ private:
+  comm::MemoryStore store_;
 };
 
 // Calls check() until it throws, as a rank does that is at something else.
@@ -247,6 +266,28 @@ TEST_CASE("an error of NCCL for a lost peer names who does not answer") {
     CHECK(result.failure == CommFailure::PeerLost);
     CHECK(result.culprits == std::vector<int>{1});
     CHECK(result.error.find("lost rank 1") != std::string::npos);
+  }
+}
+
+TEST_CASE("without a store that answers, a rank blames nobody, and lives on until it is late") {
+  FakeRanks ranks(2);
+  const auto store = std::make_shared<StoreThatGoes>();
+  ranks.store = store;
+  const auto results = run_ranks(2, [&](int rank) {
+    const auto c = ranks.join(rank);
+    c->barrier({});
+    store->is_gone = true;
+    std::this_thread::sleep_for(50ms);
+    c->check();
+    ranks.state(rank)->collectives_end = false;
+    c->barrier({.label = "step"});
+  });
+  for (int r : {0, 1}) {
+    const RankResult& result = results[static_cast<std::size_t>(r)];
+    CHECK(result.culprits.empty());
+    CHECK(result.error.find(fmt::format("barrier#1 (step): rank {}: not done within 0.3 s; and "
+                                        "the store is lost",
+                                        r)) == 0);
   }
 }
 
