@@ -68,8 +68,10 @@ TEST_CASE("what this build lacks is refused as such") {
                        changed([](Config& c) { c.train.precision = "bf16-true"; }).validate(1));
   CHECK_THROWS_HOLDING(Unsupported, "shard.mode hybrid",
                        changed([](Config& c) { c.shard.mode = "hybrid"; }).validate(1));
-  CHECK_THROWS_HOLDING(Unsupported, "comm.backend nccl",
-                       changed([](Config& c) { c.comm.backend = "nccl"; }).validate(1));
+  Config nccl = changed([](Config& c) { c.comm.backend = "nccl"; });
+  CHECK_NOTHROW(nccl.validate(1));
+  nccl.train.device = "cpu";
+  CHECK_THROWS_HOLDING(Unsupported, "comm.backend nccl is for ranks on GPUs", nccl.validate(1));
 }
 
 TEST_CASE("values that contradict each other are refused") {
