@@ -16,8 +16,9 @@ namespace tessera::kernels::cuda {
 /// Calls term(row, column, sums, std::integral_constant<int, N>) for N columns that begin at
 /// `column`, which adds to A sums[kSums][N]; then finish(row_block, integral_constant<int, k>,
 /// column, sum) for every sum.
+/// 32 warps on a processor, as many as the grid has for it: more would need spilled registers.
 template <typename A, int kSums, int N, int kWarps, typename Term, typename Finish>
-__global__ void __launch_bounds__(kWarps* kWarpSize)
+__global__ void __launch_bounds__(kWarps* kWarpSize, 32 / kWarps)
     column_sums_kernel(std::int64_t rows, std::int64_t columns, std::int64_t rows_per_block,
                        Term term, Finish finish) {
   constexpr int kTile = kWarpSize * N;
