@@ -28,7 +28,7 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   void connect();
   void start_threads();
   /// Ends the threads. Waits for what the caller has waited for on the device, each collective at
-  /// most to its deadline; aborts the rest.
+  /// most to its deadline, and in all for communicator.timeout + grace; aborts the rest.
   void shut_down() noexcept;
 
   /// Queues a collective; `staged` buffers have device memory, and what it takes is copied there.
@@ -80,7 +80,7 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   std::condition_variable changed_;
   std::optional<NcclSuspicion> suspicion_;
   std::optional<CommError> failure_;
-  std::optional<Clock::time_point> probing_since_, closing_since_;
+  std::optional<Clock::time_point> probing_since_, stopping_since_, closing_since_;
   bool noticed_ = false;  // the caller knows of the failure
   bool stop_ = false;
   bool is_closed_ = false;  // the prober is done with NCCL

@@ -270,6 +270,7 @@ void NcclCore::shut_down() noexcept {
   std::unique_lock lock(mutex_);
   noticed_ = true;
   stop_ = true;
+  stopping_since_ = Clock::now();
   changed_.notify_all();
   lock.unlock();
   watchdog_.join();
@@ -364,16 +365,20 @@ void NcclCore::watch() {
     const auto now = Clock::now();
     if (closing_since_ && now - *closing_since_ >= kFinalizeTime + options_.abort_time) return;
     const auto suspicion = suspicion_;
-    const auto probing_since = probing_since_;
+    // What has not started has no deadline of its own.
+    const auto limit = options_.communicator.timeout + options_.grace;
+    const auto overdue = [&](const std::optional<Clock::time_point>& since) {
+      return since && now - *since >= limit;
+    };
+    const bool is_silent = overdue(probing_since_) || (!closing_since_ && overdue(stopping_since_));
     std::optional<CommError> error;
     lock.unlock();
     if (suspicion) {
       error = investigate(*suspicion);
-    } else if (probing_since &&
-               now - *probing_since >= options_.communicator.timeout + options_.grace) {
-      error = CommError(CommFailure::Timeout, std::vector<int>{rank_},
-                        "rank {}: its device has not answered for {}", rank_,
-                        format_seconds(options_.communicator.timeout + options_.grace));
+    } else if (is_silent) {
+      error =
+          CommError(CommFailure::Timeout, std::vector<int>{rank_},
+                    "rank {}: its device has not answered for {}", rank_, format_seconds(limit));
     } else if (now >= next_ask) {
       error = ask_peers();
       next_ask = Clock::now() + options_.store_poll;

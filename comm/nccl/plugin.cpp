@@ -180,8 +180,11 @@ class Driver final : public NcclDriver {
     char id[32] = {};
     const cudaError_t status = cudaDeviceGetPCIBusId(id, sizeof id, index_);
     cudaGetLastError();
-    require<Unsupported>(status == cudaSuccess, "NCCL can't use cuda:{}: {}", index_,
-                         cudaGetErrorString(status));
+    int driver = 0;
+    cudaDriverGetVersion(&driver);
+    require<Unsupported>(
+        status == cudaSuccess, "NCCL can't use cuda:{}: {}", index_,
+        driver == 0 ? "no NVIDIA driver is installed" : cudaGetErrorString(status));
     std::string theirs = id;
     for (std::string* text : {&own, &theirs}) {  // "0000:3b:00" and "0000:3B:00.0"
       for (char& c : *text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));

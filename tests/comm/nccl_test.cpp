@@ -360,6 +360,21 @@ TEST_CASE("destruction waits for what was waited for, and aborts the rest, in bo
   }
 }
 
+TEST_CASE("destruction does not wait forever for a device that never gets there") {
+  FakeRanks ranks(1);
+  auto c = ranks.join(0);
+  ranks.state(0)->collectives_start = false;
+  std::vector<float> x(4);
+  const Mirror<float> mirror(x);
+  const auto work = c->start_all_gather(mirror.view(), {.label = "late"});
+  work->wait();
+  const Stopwatch watch;
+  c.reset();
+  CHECK(watch.elapsed() < 5s);
+  CHECK_THROWS_HOLDING(CommError, "its device has not answered for 1.3 s", work->wait());
+  device_context().reset();
+}
+
 TEST_CASE("NCCL that does not abort: the process is left") {
   FakeRanks ranks(1);
   ranks.state(0)->collectives_end = false;
