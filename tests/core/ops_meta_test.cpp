@@ -11,6 +11,7 @@
 #include "core/ops/embedding.h"
 #include "core/ops/linear.h"
 #include "core/ops/norm.h"
+#include "core/ops/rotary.h"
 #include "core/ops/view.h"
 
 namespace tessera {
@@ -39,13 +40,19 @@ Usage train_step(DeviceType device, DType dtype, bool recompute) {
   const Tensor qkv_weight = parameter({channels, 3 * channels}),
                qkv_bias = parameter({3 * channels});
   const Tensor mlp_weight = parameter({channels, channels});
+  const Tensor rms_weight = parameter({channels}),
+               gated_weight = parameter({2 * channels, channels});
 
   const auto block = [&](const Tensor& x) {
     Tensor h = ops::layer_norm(x, norm_weight, norm_bias, 1e-5);
-    h = ops::causal_attention(ops::linear(h, qkv_weight, qkv_bias, ops::WeightLayout::InOut),
-                              heads);
+    h = ops::linear(h, qkv_weight, qkv_bias, ops::WeightLayout::InOut);
+    h = ops::causal_attention(ops::rotary_packed(h, heads, heads, 1e4), heads);
     h = ops::gelu(ops::linear(h, mlp_weight, {}));
-    return ops::add(x, ops::dropout(h, 0.1F, RngKey{}, 0));
+    const auto [sum, y] =
+        ops::add_rms_norm(x, ops::dropout(h, 0.1F, RngKey{}, 0), rms_weight, 1e-5);
+    const Tensor gated = ops::swiglu(ops::linear(y, gated_weight, {}));
+    const auto [last, normed] = ops::add_layer_norm(sum, gated, norm_weight, norm_bias, 1e-5);
+    return ops::add(last, ops::rms_norm(normed, rms_weight, 1e-5));
   };
   {
     Tensor x = autograd::boundary(ops::embedding(tokens, table, positions), [] {});
