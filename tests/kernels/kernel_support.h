@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -55,14 +56,11 @@ inline std::shared_ptr<Context>& buffer_context() {
   return context;
 }
 
-/// As for_each_cpu_context, and for the CUDA kernels that run as fibers.
+/// Calls f(Context&) on the CUDA kernels of a plugin, with Buffers in its memory.
 template <typename F>
-void for_each_context(F&& f) {
-  for_each_cpu_context(f);
-  const std::string where = "fibers";
-  CAPTURE(where);
-  const auto context =
-      Context::create({.device = {DeviceType::CUDA, 0}, .plugin = TESSERA_FIBER_PLUGIN});
+void with_plugin(const std::string& plugin, F&& f) {
+  CAPTURE(plugin);
+  const auto context = Context::create({.device = {DeviceType::CUDA, 0}, .plugin = plugin});
   buffer_context() = context;
   try {
     f(*context);
@@ -71,6 +69,36 @@ void for_each_context(F&& f) {
     throw;
   }
   buffer_context() = nullptr;
+}
+
+/// The backend of a GPU that the tests run on too: the file that TESSERA_TEST_CUDA_PLUGIN names, or
+/// none.
+inline std::string gpu_plugin() {
+  const char* plugin = std::getenv("TESSERA_TEST_CUDA_PLUGIN");  // NOLINT(concurrency-mt-unsafe)
+  return plugin == nullptr ? "" : plugin;
+}
+
+/// Whether TESSERA_TEST_CUDA_ONLY leaves out the CPU and the fibers, for tools that slow a GPU
+/// down.
+inline bool gpu_only() {
+  return !gpu_plugin().empty() &&
+         std::getenv("TESSERA_TEST_CUDA_ONLY") != nullptr;  // NOLINT(concurrency-mt-unsafe)
+}
+
+/// Calls f(Context&) on the GPU that TESSERA_TEST_CUDA_PLUGIN gives, if it does.
+template <typename F>
+void for_gpu_context(F&& f) {
+  if (const std::string plugin = gpu_plugin(); !plugin.empty()) with_plugin(plugin, f);
+}
+
+/// As for_each_cpu_context, and for the CUDA kernels that run as fibers or on a GPU.
+template <typename F>
+void for_each_context(F&& f) {
+  if (!gpu_only()) {
+    for_each_cpu_context(f);
+    with_plugin(TESSERA_FIBER_PLUGIN, f);
+  }
+  for_gpu_context(f);
 }
 
 /// A dense tensor on the heap, or in buffer_context(). Values go in and out as double, rounded to

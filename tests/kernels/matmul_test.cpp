@@ -25,7 +25,11 @@ class Matrix {
     buffer_.set(all);
   }
   TensorView view() const {
-    return {buffer_.view().data, buffer_.view().dtype, {rows_, columns_}, {stride_, 1}, {}};
+    return {buffer_.view().data,
+            buffer_.view().dtype,
+            {rows_, columns_},
+            {stride_, 1},
+            buffer_.view().device};
   }
   /// The elements; checks that nothing was written between the rows.
   std::vector<double> values() const {
@@ -113,13 +117,24 @@ void check_case(const Case& c) {
   // A sum of k products of standard normal numbers is of size sqrt(k).
   const double magnitude = 4.0 * std::sqrt(static_cast<double>(c.k) + 1.0);
   const DType rounded = c.c_dtype;
+  const auto check = [&](const Matrix& got) {
+    check_close(got.values(), expected, tolerance(rounded),
+                rounded == DType::BF16 ? 0.01 : magnitude);
+  };
+  for_gpu_context([&](Context& context) {
+    if (c.k == 0 && c.bias) return;  // Unsupported there
+    const Problem on_device(c);
+    const Matrix got = on_device.result();
+    on_device.run(context, got);
+    check(got);
+  });
+  if (gpu_only()) return;
   std::optional<CpuLevel> level;
   std::vector<char> one_thread;
   for_each_cpu_context([&](Context& context) {
     const Matrix got = problem.result();
     problem.run(context, got);
-    check_close(got.values(), expected, tolerance(rounded),
-                rounded == DType::BF16 ? 0.01 : magnitude);
+    check(got);
     if (level != context.cpu_level()) {
       level = context.cpu_level();
       one_thread = got.bytes();
