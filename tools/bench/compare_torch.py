@@ -9,27 +9,12 @@ tessera is the trainer itself, data reading and logging included. The peer is gp
 this file, given OpenBLAS's AVX-512 kernels and a malloc that keeps what is freed.
 Medians are over all timed steps of all rounds; memory is the peak resident set.
 """
-import argparse, json, os, pathlib, random, statistics, struct, subprocess, sys, tempfile
+import argparse, json, os, pathlib, statistics, tempfile
+
+from common import must, run, step_times, write_tokens
 
 HERE = pathlib.Path(__file__).resolve().parent
 WARMUP = 3
-
-
-def peak_rss_gib(command, env):
-    """Runs a command; returns (stdout, peak resident set of it and its children in GiB)."""
-    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    out, err = process.stdout.read(), process.stderr.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    if status != 0:
-        sys.exit(f"{' '.join(map(str, command))} failed:\n{err[-2000:]}")
-    return out, usage.ru_maxrss / 2**20
-
-
-def write_tokens(path, count, vocab):
-    rng = random.Random(1)
-    with open(path, "wb") as f:
-        f.write(struct.pack("<256i", 20240520, 1, count, *[0] * 253))
-        f.write(struct.pack(f"<{count}H", *(rng.randrange(vocab) for _ in range(count))))
 
 
 def run_tessera(o, seq, folder):
@@ -44,19 +29,19 @@ def run_tessera(o, seq, folder):
                "--train.micro_batch", str(o.batch), "--train.eval_every", "0", "--checkpoint.every", "0",
                "--optim.lr", "1e-4", "--run.out", out]
     env = dict(os.environ, OMP_NUM_THREADS=str(o.threads))
-    _, rss = peak_rss_gib(command, env)
-    rows = [json.loads(line) for line in open(f"{out}/metrics.jsonl")]
-    return [r["step_ms"] for r in rows if "step_ms" in r][WARMUP:], rss
+    rss = must(run(command, env=env), command).peak_rss_gib
+    return step_times(out, WARMUP), rss
 
 
 def run_torch(o, seq):
     # Keeps freed memory, so that a step takes no page faults: faster here than jemalloc.
     env = dict(os.environ, OMP_NUM_THREADS=str(o.threads), OPENBLAS_CORETYPE="SkylakeX", MALLOC_MMAP_THRESHOLD_="8589934592",
                MALLOC_TRIM_THRESHOLD_="17179869184", MALLOC_TOP_PAD_="268435456")
-    out, rss = peak_rss_gib([o.python, HERE / "gpt2_torch.py", "--size", "124M", "--batch", str(o.batch), "--seq", str(seq),
-                             "--warmup", str(WARMUP), "--steps", str(o.steps), "--threads", str(o.threads)], env)
-    result = json.loads(out.splitlines()[-1])
-    return result["ms_per_step"], rss, result["peer"]
+    command = [o.python, HERE / "gpt2_torch.py", "--size", "124M", "--batch", str(o.batch), "--seq", str(seq),
+               "--warmup", str(WARMUP), "--steps", str(o.steps), "--threads", str(o.threads)]
+    ran = must(run(command, env=env), command)
+    result = json.loads(ran.out.splitlines()[-1])
+    return result["ms_per_step"], ran.peak_rss_gib, result["peer"]
 
 
 def main():

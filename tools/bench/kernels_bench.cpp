@@ -3,6 +3,10 @@
 // whose cores are shared, only the last means something, and it wants one thread.
 //
 //   tessera_kernels_bench [threads] [level] [only]
+//   tessera_kernels_bench --device cuda [--quick] [--batch B] [--only PART] [--json FILE] [--plugin
+//   FILE]
+//
+// The second form is device_bench.h's: a GPU's kernels.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,11 +19,13 @@
 #include <vector>
 
 #include "core/base/context.h"
+#include "core/base/error.h"
 #include "core/base/storage.h"
 #include "kernels/attention.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/matmul.h"
 #include "kernels/optimizer.h"
+#include "tools/bench/device_bench.h"
 
 namespace tessera::kernels {
 namespace {
@@ -197,7 +203,50 @@ void run(int threads, CpuLevel level, const std::string& only) {
 }  // namespace
 }  // namespace tessera::kernels
 
+namespace {
+
+int usage(const std::string& word) {
+  fmt::print(stderr, "tessera_kernels_bench: '{}' is not understood; see the head of its source\n",
+             word);
+  return 2;
+}
+
+int bench_device(const std::vector<std::string>& words) {
+  tessera::kernels::DeviceBenchOptions options;
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    const std::string& word = words[i];
+    if (word == "--quick") {
+      options.quick = true;
+      continue;
+    }
+    if (i + 1 == words.size()) return usage(word);
+    const std::string& value = words[++i];
+    if (word == "--device" && value == "cuda") continue;
+    if (word == "--only")
+      options.only = value;
+    else if (word == "--json")
+      options.json = value;
+    else if (word == "--plugin")
+      options.plugin = value;
+    else if (word == "--batch" && std::atoi(value.c_str()) > 0)
+      options.batch = std::atoi(value.c_str());
+    else
+      return usage(word + " " + value);
+  }
+  try {
+    tessera::kernels::run_device_bench(options);
+  } catch (const tessera::Error& error) {
+    fmt::print(stderr, "tessera_kernels_bench: {}\n", error.what());
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  if (!words.empty() && words[0].starts_with("--")) return bench_device(words);
   const int threads = argc > 1 ? std::atoi(argv[1]) : 1;
   const auto level = argc > 2 ? tessera::parse_cpu_level(argv[2]) : tessera::detect_cpu_level();
   tessera::kernels::run(threads, level, argc > 3 ? argv[3] : "");

@@ -9,7 +9,9 @@ command's, from start to exit: reading, training, the final evaluation. Runs tak
 (its data prepared: data/shakespeare_char/prepare.py) its train.py takes turns too, under each PYTHON; for a machine whose
 speed changes by the minute, take many rounds of few steps and compare the medians of a step.
 """
-import argparse, json, os, re, statistics, subprocess, sys, tempfile, time
+import argparse, re, statistics, subprocess, sys, tempfile, time
+
+from common import metrics, must, run, step_times
 
 
 def run_tessera(build, text, ranks, steps, folder):
@@ -19,14 +21,9 @@ def run_tessera(build, text, ranks, steps, folder):
                "--train.global_batch", "12", "--train.steps", str(steps), "--train.eval_every", "0", "--train.eval_batches", "0",
                "--optim.lr", "1e-3", "--optim.min_lr", "1e-4", "--optim.warmup_steps", "100", "--optim.beta2", "0.99",
                "--optim.schedule", "cosine", "--checkpoint.every", "0", "--run.out", out]
-    start = time.monotonic()
-    result = subprocess.run(command, env=os.environ, capture_output=True, text=True)
-    seconds = time.monotonic() - start
-    if result.returncode != 0:
-        sys.exit(result.stderr[-2000:])
-    rows = [json.loads(line) for line in open(f"{out}/metrics.jsonl")]
-    val = [r["val_loss"] for r in rows if "val_loss" in r][-1]
-    return val, seconds, [r["step_ms"] for r in rows if "step_ms" in r][5:]
+    seconds = must(run(command), command).seconds
+    val = [r["val_loss"] for r in metrics(out) if "val_loss" in r][-1]
+    return val, seconds, step_times(out, 5)
 
 
 def run_nanogpt(folder, python, steps, out):

@@ -1,0 +1,125 @@
+"""What the benchmarks of whole training runs share."""
+import array, ctypes, json, os, random, signal, struct, subprocess, sys, tempfile, threading, time
+
+# Layers, heads, width.
+SIZES = {"tiny": (2, 2, 64), "124M": (12, 12, 768), "350M": (24, 16, 1024), "774M": (36, 20, 1280), "1558M": (48, 25, 1600)}
+VOCAB = 50257
+
+
+def parameters(size, positions=1024, vocab=VOCAB):
+    """Weights of a GPT-2 with a tied head."""
+    layers, _, width = SIZES[size]
+    return (vocab + positions) * width + layers * (12 * width * width + 13 * width) + 2 * width
+
+
+def flops_per_token(size, seq, vocab=VOCAB):
+    """6 N + 6 L C T: llm.c's convention, which counts causal attention half."""
+    layers, _, width = SIZES[size]
+    return 6 * parameters(size, max(seq, 1024), vocab) + 6 * layers * width * seq
+
+
+def write_tokens(path, count, vocab):
+    """A token file of llm.c's kind with random tokens."""
+    tokens = array.array("H", random.Random(1).choices(range(vocab), k=count))
+    with open(path, "wb") as f:
+        f.write(struct.pack("<256i", 20240520, 1, count, *[0] * 253))
+        tokens.tofile(f)
+
+
+class GpuMemory:
+    """The memory of GPU 0 that is in use, asked from the driver while a program runs: the peak over what it was before, or
+    None where no driver answers. It sees contexts, workspaces and caches, for every program alike."""
+
+    class _Info(ctypes.Structure):
+        _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+    def __init__(self, every=0.02):
+        self.every, self.before, self.most, self.end = every, None, None, threading.Event()
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+
+    def _used(self):
+        info = self._Info()
+        return info.used if self.nvml.nvmlDeviceGetMemoryInfo(self.device, ctypes.byref(info)) == 0 else None
+
+    def _watch(self):
+        while not self.end.wait(self.every):
+            used = self._used()
+            if used is not None:
+                self.most = max(self.most, used)
+
+    def __enter__(self):
+        try:
+            self.nvml, self.device = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
+            if self.nvml.nvmlInit_v2() == 0 and self.nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(self.device)) == 0:
+                self.before = self.most = self._used()
+        except (OSError, AttributeError):
+            pass
+        if self.before is not None:
+            self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.end.set()
+        if self.before is not None:
+            self.thread.join()
+            self.nvml.nvmlShutdown()
+
+    @property
+    def peak_gib(self):
+        return None if self.before is None else (self.most - self.before) / 2**30
+
+
+class Ran:
+    """How a program ended: code (None: killed at its deadline), out, err, seconds, peak_rss_gib, peak_gpu_gib."""
+
+
+def run(command, deadline=3600.0, env=None, gpu=False):
+    """Runs a program to its end, or kills it and what it started at the deadline (seconds)."""
+    result, watch = Ran(), GpuMemory()
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        if gpu:
+            watch.__enter__()
+        start = time.monotonic()
+        process = subprocess.Popen(list(map(str, command)), env=env, stdout=out, stderr=err, stdin=subprocess.DEVNULL,
+                                   start_new_session=True)
+        killed = threading.Event()
+
+        def kill():
+            killed.set()
+            os.killpg(process.pid, signal.SIGKILL)
+
+        timer = threading.Timer(deadline, kill)
+        timer.start()
+        try:
+            _, status, usage = os.wait4(process.pid, 0)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        finally:
+            timer.cancel()
+            if gpu:
+                watch.__exit__()
+        process.returncode = os.waitstatus_to_exitcode(status)  # Popen must not wait again
+        result.seconds = time.monotonic() - start
+        result.code = None if killed.is_set() else process.returncode
+        out.seek(0)
+        err.seek(0)
+        result.out, result.err = out.read(), err.read()
+        result.peak_rss_gib, result.peak_gpu_gib = usage.ru_maxrss / 2**20, watch.peak_gib if gpu else None
+    return result
+
+
+def must(result, command):
+    """The result of run(), or the end of this program with what the other said."""
+    if result.code != 0:
+        sys.exit(f"{' '.join(map(str, command))} failed:\n{result.err[-2000:]}")
+    return result
+
+
+def metrics(run_directory):
+    return [json.loads(line) for line in open(f"{run_directory}/metrics.jsonl")]
+
+
+def step_times(run_directory, warmup):
+    """Milliseconds of each step but the first ones."""
+    return [row["step_ms"] for row in metrics(run_directory) if "step_ms" in row][warmup:]

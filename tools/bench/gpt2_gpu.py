@@ -1,0 +1,232 @@
+#!/usr/bin/env python3
+"""GPT-2 training steps on one GPU: tessera against PyTorch, taking turns.
+
+  gpt2_gpu.py BUILD_DIR [--sizes 124M 350M] [--rounds 2] [--steps 20] [--seconds 480] [--json FILE] [--no-torch]
+
+Both run the same shapes (T=1024, random weights and tokens, forward, backward, clipping, AdamW). tessera is the trainer
+itself, data reading and logging included, with precision bf16: bf16 compute, float32 weights. PyTorch (gpt2_torch.py beside
+this file) is compiled, with its fused AdamW, once with autocast (float32 weights, too) and once all in bf16.
+For each size: first the largest micro-batch that fits, for each of them; then rounds at the largest micro-batch that fits
+all, in turns; then each at its own largest where that is more.
+ms: median of all timed steps, the first ones left out; IQR and worst show jitter. Memory: the peak of what the driver counts
+over what was in use before, for all alike; "booked" is what tessera's own ledger says.
+MFU: (6 N + 6 L C T) flops a token over the peak of the data sheet, known for A100, H100 and H200, dense bf16.
+What --seconds leaves no time for is left out, and said. With --no-torch, or where a program fails, the rest is measured.
+"""
+import argparse, json, os, pathlib, statistics, subprocess, sys, tempfile, time
+
+from common import SIZES, VOCAB, flops_per_token, metrics, run, step_times, write_tokens
+
+HERE = pathlib.Path(__file__).resolve().parent
+PEAKS = {"H200": 989.0, "H100 PCIe": 756.0, "H100 NVL": 835.0, "H100": 989.0, "A100": 312.0}  # TFLOP/s, dense bf16
+# Sequences to try, most first, and where to begin on a card of 80 GiB. What fits is known only by trying.
+BATCHES = [384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1]
+FIRST = {"tiny": (2, 2), "124M": (192, 96), "350M": (96, 48), "774M": (48, 24), "1558M": (16, 12)}  # tessera's, PyTorch's
+RUN_SECONDS = 240  # of one program
+MODES = {"tessera bf16": None, "torch bf16": "bf16", "torch bf16-true": "bf16-true"}
+
+
+class OutOfTime(Exception):
+    pass
+
+
+class Failed(Exception):
+    pass
+
+
+class Bench:
+    def __init__(self, options, folder):
+        self.o, self.folder, self.end = options, folder, time.monotonic() + options.seconds
+        self.results, self.notes, self.longest = [], [], {}
+
+    def left(self, kind):
+        """Seconds for one more program of this kind, if the slowest so far would still fit."""
+        left = self.end - time.monotonic()
+        if left < 1.2 * self.longest.get(kind, 10):
+            raise OutOfTime(f"no time was left for {kind}")
+        return min(left, RUN_SECONDS)
+
+    def say(self, text):
+        print(text, flush=True)
+        self.notes.append(text)
+
+    def start(self, kind, command):
+        env = dict(os.environ)
+        if kind.startswith("tessera") and self.o.library_path:
+            env["LD_LIBRARY_PATH"] = self.o.library_path
+        ran = run(command, self.left(kind), env=env, gpu=True)
+        self.longest[kind] = max(self.longest.get(kind, 0), ran.seconds)
+        return ran
+
+    def tessera(self, size, batch, steps):
+        """One run; None if its memory does not suffice."""
+        layers, heads, width = SIZES[size]
+        warmup = self.o.warmup
+        tokens = f"{self.folder}/tokens.bin"
+        count = (warmup + steps) * batch * self.o.seq + 1
+        if not os.path.exists(tokens) or os.path.getsize(tokens) < 2 * count + 1024:
+            write_tokens(tokens, count, VOCAB)
+        out = tempfile.mkdtemp(dir=self.folder)
+        ran = self.start(f"tessera {size}",
+                         [f"{self.o.build}/bin/tessera", "train", "--model.arch", "gpt2", "--model.n_layer", layers, "--model.n_head",
+                          heads, "--model.n_embd", width, "--model.vocab_size", VOCAB, "--model.seq_len", self.o.seq, "--data.train",
+                          tokens, "--data.order", "sequential", "--train.device", "cuda", "--train.precision", "bf16",
+                          "--train.steps", warmup + steps, "--train.global_batch", batch, "--train.micro_batch", batch,
+                          "--train.eval_every", 0, "--train.eval_batches", 1, "--checkpoint.every", 0, "--optim.lr", "1e-4",
+                          "--run.out", out])
+        if ran.code == 5:
+            return None
+        if ran.code != 0:
+            raise Failed(f"tessera {size} at B={batch} {'was killed at its deadline' if ran.code is None else f'ended with {ran.code}'}: "
+                         f"{ran.err[-600:].strip()}")
+        last = [row for row in metrics(out) if "step_ms" in row][-1]
+        return dict(batch=batch, steps_ms=step_times(out, warmup), peak_gib=ran.peak_gpu_gib,
+                    booked_gib=last["memory_bytes"] / 2**30, last_loss=last["loss"], seconds=ran.seconds)
+
+    def torch(self, size, batches, steps, precision):
+        """One run at the first of `batches` that fits; None if none does."""
+        mode = ["--compile"] if self.o.compile else []
+        ran = self.start(f"torch {size} {precision}",
+                         [self.o.python, HERE / "gpt2_torch.py", "--size", size, "--batch", *batches, "--seq", self.o.seq, "--precision",
+                          precision, "--warmup", self.o.warmup, "--steps", steps, *mode])
+        if ran.code != 0:
+            if ran.code is not None and "out of memory" in ran.err:
+                return None
+            raise Failed(f"PyTorch {size} {precision} "
+                         f"{'was killed at its deadline' if ran.code is None else f'ended with {ran.code}'}: {ran.err[-600:].strip()}")
+        result = json.loads(ran.out.splitlines()[-1])
+        return dict(batch=result["batch"], steps_ms=result["steps_ms"], peak_gib=ran.peak_gpu_gib,
+                    booked_gib=result["peak_memory_gib"], last_loss=result["loss"], seconds=ran.seconds, peer=result["peer"],
+                    device=result["device"])
+
+    def run(self, mode, size, batches, steps):
+        """A run of `mode` at the first of `batches` that fits, or None."""
+        if MODES[mode] is not None:
+            return self.torch(size, batches, steps, MODES[mode])
+        for batch in batches:
+            result = self.tessera(size, batch, steps)
+            if result is not None:
+                return result
+        return None
+
+    def row(self, mode, size, rows, what):
+        steps = sorted(ms for r in rows for ms in r["steps_ms"])
+        quartiles = statistics.quantiles(steps, n=4) if len(steps) > 1 else [steps[0]] * 3
+        ms, batch = statistics.median(steps), rows[0]["batch"]
+        tokens_per_s = batch * self.o.seq / ms * 1e3
+        peaks = [r["peak_gib"] for r in rows if r["peak_gib"] is not None]
+        peak_flops = next((peak for name, peak in PEAKS.items() if name in self.o.gpu), None)
+        flops = tokens_per_s * flops_per_token(size, self.o.seq) / 1e12
+        row = dict(size=size, what=what, mode=mode, batch=batch, seq=self.o.seq, steps=len(steps), ms=round(ms, 3),
+                   tokens_per_s=round(tokens_per_s), tflop_s=round(flops, 2), mfu=round(flops / peak_flops, 4) if peak_flops else None,
+                   iqr_of_median=round((quartiles[2] - quartiles[0]) / ms, 4), worst_of_median=round(steps[-1] / ms, 4),
+                   peak_gib=round(max(peaks), 3) if peaks else None, booked_gib=round(max(r["booked_gib"] for r in rows), 3),
+                   peer=rows[0].get("peer"))
+        self.results.append(row)
+        mfu, peak = (f"{100 * row['mfu']:.1f}%" if row["mfu"] else "-"), (f"{row['peak_gib']:.2f}" if peaks else "-")
+        print(f"{size:<6} {mode:<16} {batch:>4} {row['ms']:>9.2f} {row['tokens_per_s']:>10} {mfu:>6} {100 * row['iqr_of_median']:>5.1f}% "
+              f"{row['worst_of_median']:>6.2f}x {peak:>8} {row['booked_gib']:>8.2f}  {what}", flush=True)
+        self.save()
+
+    def save(self):
+        if not self.o.json:
+            return
+        same = {(r["size"], r["mode"]): r for r in self.results if r["what"] == "same micro-batch"}
+        ratios = []
+        for (size, mode), peer in same.items():
+            mine = same.get((size, "tessera bf16"))
+            if mode == "tessera bf16" or mine is None:
+                continue
+            memory = [r["peak_gib"] for r in (mine, peer)]
+            ratios.append(dict(size=size, batch=mine["batch"], over=mode, speed=round(peer["ms"] / mine["ms"], 3),
+                               memory=round(memory[0] / memory[1], 3) if all(memory) else None))
+        with open(self.o.json, "w") as f:
+            json.dump(dict(gpu=self.o.gpu, results=self.results, ratios=ratios, notes=self.notes), f, indent=1)
+
+    def size(self, size):
+        modes = [mode for mode in MODES if self.o.torch or MODES[mode] is None]
+        fits = {}
+        for mode in modes:
+            try:
+                fits[mode] = self.run(mode, size, candidates(size, mode, self.o.gpu_gib), 3)
+                if fits[mode] is None:
+                    self.say(f"{mode} {size}: not even one sequence fits")
+            except Failed as failure:
+                self.say(str(failure))
+        fits = {mode: result for mode, result in fits.items() if result is not None}
+        if not fits:
+            return
+        batch = min(result["batch"] for result in fits.values())
+        rounds = {mode: [] for mode in fits}
+        try:
+            for _ in range(self.o.rounds):
+                for mode, rows in rounds.items():
+                    try:
+                        result = self.run(mode, size, [batch], self.o.steps)
+                    except Failed as failure:
+                        self.say(str(failure))
+                        continue
+                    if result is not None:
+                        rows.append(result)
+        finally:  # also when time is out
+            for mode, rows in rounds.items():
+                if rows:
+                    self.row(mode, size, rows, "same micro-batch")
+        for mode, fit in fits.items():
+            if fit["batch"] <= batch:
+                continue
+            try:
+                result = self.run(mode, size, [fit["batch"]], self.o.steps)
+            except Failed as failure:
+                self.say(str(failure))
+                continue
+            if result is not None:
+                self.row(mode, size, [result], "largest that fits")
+
+
+def candidates(size, mode, gpu_gib):
+    first = FIRST[size][MODES[mode] is not None] * gpu_gib / 80
+    return [batch for batch in BATCHES if batch <= max(1, first)]
+
+
+def gpu():
+    """Name and GiB of GPU 0."""
+    try:
+        line = subprocess.run(["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits", "--id=0"],
+                              capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+        name, mib = line.rsplit(",", 1)
+        return name.strip(), float(mib) / 1024
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return "unknown", 80.0
+
+
+def main():
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument("build")
+    a.add_argument("--sizes", nargs="+", default=["124M", "350M"], choices=SIZES)
+    a.add_argument("--seq", type=int, default=1024)
+    a.add_argument("--rounds", type=int, default=2)
+    a.add_argument("--steps", type=int, default=20)
+    a.add_argument("--warmup", type=int, default=5)
+    a.add_argument("--seconds", type=float, default=480, help="time for all of it")
+    a.add_argument("--json", help="file that takes the results")
+    a.add_argument("--library-path", help="LD_LIBRARY_PATH of tessera")
+    a.add_argument("--python", default=sys.executable, help="which runs PyTorch")
+    a.add_argument("--no-torch", dest="torch", action="store_false")
+    a.add_argument("--no-compile", dest="compile", action="store_false", help="for a PyTorch that can't")
+    o = a.parse_args()
+    o.gpu, o.gpu_gib = gpu()
+    print(f"{o.gpu}; T={o.seq}\n{'':<6} {'':<16} {'B':>4} {'ms':>9} {'tokens/s':>10} {'MFU':>6} {'IQR':>6} {'worst':>7} {'peak GiB':>8} "
+          f"{'booked':>8}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(o, folder)
+        for size in o.sizes:
+            try:
+                bench.size(size)
+            except OutOfTime as reason:
+                bench.say(f"{size}: cut short, {reason}")
+        bench.save()
+    return 0 if bench.results else 1
+
+
+sys.exit(main())
