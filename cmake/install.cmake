@@ -10,7 +10,11 @@ install(TARGETS tessera_base tessera_kernels tessera_core tessera_models tessera
   EXPORT tessera_targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(TARGETS tessera RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 if(TARGET tessera_cuda)  # where the program looks for it
-  install(TARGETS tessera_cuda LIBRARY DESTINATION lib/tessera)
+  foreach(plugin tessera_cuda tessera_cudnn tessera_nccl)
+    if(TARGET ${plugin})
+      install(TARGETS ${plugin} LIBRARY DESTINATION lib/tessera)
+    endif()
+  endforeach()
 endif()
 
 foreach(folder core kernels models comm io)

@@ -2,6 +2,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/attention_args.h"
+#include "kernels/cuda/cudnn_attention.h"
 #include "kernels/cuda/device/reduce.h"
 #include "kernels/cuda/launch/attention.h"
 #include "kernels/workspace.h"
@@ -73,6 +74,7 @@ void check(std::string_view kernel, const TensorView& q, const TensorView& k) {
 }  // namespace
 
 void attention_forward(Context& context, const AttentionForward& args) {
+  if (attention_forward_by_library(context, args)) return;
   check("attention_forward", args.q, args.k);
   visit_floating(args.q.dtype, "attention_forward", [&]<typename T>(std::type_identity<T>) {
     const AttentionForwardArgs<T> arguments(args);
@@ -84,6 +86,7 @@ void attention_forward(Context& context, const AttentionForward& args) {
 }
 
 void attention_backward(Context& context, const AttentionBackward& args) {
+  if (attention_backward_by_library(context, args)) return;
   check("attention_backward", args.q, args.k);
   visit_floating(args.q.dtype, "attention_backward", [&]<typename T>(std::type_identity<T>) {
     const Workspace deltas(context,

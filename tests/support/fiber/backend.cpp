@@ -9,6 +9,13 @@
 #include "core/base/device_backend.h"
 #include "core/base/error.h"
 #include "core/base/plugin_kernels.h"
+#include "kernels/cuda/cudnn_attention.h"
+
+// The kernels' own attention is what fibers are to run.
+namespace tessera::kernels::cuda {
+bool attention_forward_by_library(Context&, const AttentionForward&) { return false; }
+bool attention_backward_by_library(Context&, const AttentionBackward&) { return false; }
+}  // namespace tessera::kernels::cuda
 
 namespace tessera::fiber {
 namespace {

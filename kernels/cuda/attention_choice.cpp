@@ -1,0 +1,79 @@
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+
+#include "core/base/cuda/backend.h"
+#include "kernels/cuda/cudnn_attention.h"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+using tessera::cuda::CudaBackend;
+
+/// What a backend knows of cuDNN.
+class Library final : public tessera::cuda::KernelState {
+ public:
+  explicit Library(CudaBackend& backend) {
+    const char* off = std::getenv("TESSERA_ATTENTION");  // NOLINT(concurrency-mt-unsafe)
+    if (off != nullptr && std::string_view(off) == "own") {
+      why_not_ = "TESSERA_ATTENTION=own";
+      return;
+    }
+    Dl_info self{};
+    ::dladdr(reinterpret_cast<void*>(&attention_forward_by_library), &self);
+    const auto path = std::filesystem::path(self.dli_fname).parent_path() / "libtessera_cudnn.so";
+    std::error_code ignored;
+    if (!std::filesystem::exists(path, ignored)) {
+      why_not_ = "this build has no cuDNN";
+      return;
+    }
+    void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) {
+      const char* why = ::dlerror();
+      why_not_ = fmt::format("cuDNN can't be loaded: {}", why == nullptr ? path.string() : why);
+      return;
+    }
+    using Open = CudnnAttention* (*)(CudaBackend&);
+    const auto open = reinterpret_cast<Open>(::dlsym(library, "tessera_open_cudnn"));
+    try {
+      if (open != nullptr) attention_.reset(open(backend));
+      if (!attention_) why_not_ = path.string() + " is of another build";
+    } catch (const Error& error) {
+      why_not_ = error.what();
+    }
+  }
+
+  template <typename Args>
+  bool run(CudaBackend& backend, Context& context, const Args& args,
+           std::string (CudnnAttention::*kernel)(Context&, const Args&), const char* name) {
+    const std::string why = attention_ ? ((*attention_).*kernel)(context, args) : why_not_;
+    backend.note(why.empty() ? fmt::format("attention {}: {}", name, attention_->version())
+                             : fmt::format("attention {}: tessera's own kernel; {}", name, why));
+    return why.empty();
+  }
+
+ private:
+  std::unique_ptr<CudnnAttention> attention_;
+  std::string why_not_;
+};
+
+Library& library_of(CudaBackend& backend) {
+  if (!backend.attention_state) backend.attention_state = std::make_unique<Library>(backend);
+  return static_cast<Library&>(*backend.attention_state);
+}
+
+}  // namespace
+
+bool attention_forward_by_library(Context& context, const AttentionForward& args) {
+  auto& backend = static_cast<CudaBackend&>(context.backend());
+  return library_of(backend).run(backend, context, args, &CudnnAttention::forward, "forward");
+}
+
+bool attention_backward_by_library(Context& context, const AttentionBackward& args) {
+  auto& backend = static_cast<CudaBackend&>(context.backend());
+  return library_of(backend).run(backend, context, args, &CudnnAttention::backward, "backward");
+}
+
+}  // namespace tessera::kernels::cuda
