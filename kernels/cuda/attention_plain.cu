@@ -1,134 +1,12 @@
-#include <algorithm>
 #include <cmath>
 
-#include "kernels/cuda/attention_args.h"
-#include "kernels/cuda/device/shared.h"
-#include "kernels/cuda/device/unroll.h"
-#include "kernels/cuda/launch/attention.h"
+#include "kernels/cuda/attention_plain_tiles.h"
 
 // Attention of f32 and f64 on CUDA cores, after the same plan as on tensor cores (see
-// attention_bf16_backward.cu for the equations). 16 x 16 threads share a product: thread (y, x)
-// makes rows y, y + 16, ... of columns x, x + 16, ..., or of packs of columns x, x + 16, ... where
-// columns are those of a head. The 16 threads of a row are half of a warp. Bound by shared memory:
-// with 2 rows and 2 columns to a thread a product reads 4 packs for each 4 multiplications of
-// packs.
+// attention_bf16_backward.cu for the equations). Bound by shared memory: with 2 rows and 2 columns
+// to a thread a product reads 4 packs for each 4 multiplications of packs.
 namespace tessera::kernels::cuda {
 namespace {
-
-constexpr int kSide = 16;
-
-template <typename T, int kDim>
-struct Plain : AttentionPlainShape<T, kDim> {
-  using Shape = AttentionPlainShape<T, kDim>;
-  using Shape::kRows, Shape::kStride, Shape::kScoreStride, Shape::kTile, Shape::kScores;
-  using Shape::kThreads;
-  static constexpr int kPer = kRows / kSide;                      // rows to a thread
-  static constexpr int kWide = std::min(kPack<T>, kDim / kSide);  // columns of a head in one access
-  static constexpr int kGroups = kDim / kSide / kWide;            // of such, to a thread
-  using Scores = T[kPer][kPer];
-  using Sums = T[kPer][kGroups * kWide];
-  using Shared = SharedArray<T>;
-
-  const int y = static_cast<int>(threadIdx.x) / kSide, x = static_cast<int>(threadIdx.x) % kSide;
-
-  /// kRows rows that lie `stride` apart; those from `rows` on, and columns from dim on, are zeros.
-  __device__ __forceinline__ void load(const Shared& tile, const T* from, std::int64_t stride,
-                                       int rows, int dim, bool packs) const {
-    constexpr int kWidth = kPack<T>, kPacks = kDim / kWidth;
-    for (int i = static_cast<int>(threadIdx.x); i < kRows * kPacks; i += kThreads) {
-      const int row = i / kPacks, column = i % kPacks * kWidth;
-      const T* const at = from + row * stride + column;
-      Pack<T, kWidth> pack{};
-      if (row < rows) {
-        if (packs) {
-          if (column < dim) pack = load_pack<kWidth>(at);
-        } else {
-          TESSERA_UNROLL
-          for (int k = 0; k < kWidth; ++k)
-            if (column + k < dim) pack[k] = at[k];
-        }
-      }
-      tile.template store<kWidth>(row * kStride + column, pack);
-    }
-  }
-
-  /// scores = factor a b^T
-  __device__ __forceinline__ void product_of_rows(Scores& scores, const Shared& a, const Shared& b,
-                                                  T factor) const {
-    constexpr int kWidth = kPack<T>;
-    TESSERA_UNROLL
-    for (int i = 0; i < kPer; ++i) {
-      TESSERA_UNROLL
-      for (int j = 0; j < kPer; ++j) scores[i][j] = 0;
-    }
-    for (int d = 0; d < kDim; d += kWidth) {
-      Pack<T, kWidth> left[kPer];
-      TESSERA_UNROLL
-      for (int i = 0; i < kPer; ++i)
-        left[i] = a.template load<kWidth>((y + i * kSide) * kStride + d);
-      TESSERA_UNROLL
-      for (int j = 0; j < kPer; ++j) {
-        const auto right = b.template load<kWidth>((x + j * kSide) * kStride + d);
-        TESSERA_UNROLL
-        for (int i = 0; i < kPer; ++i) {
-          TESSERA_UNROLL
-          for (int k = 0; k < kWidth; ++k) scores[i][j] += left[i][k] * right[k];
-        }
-      }
-    }
-    TESSERA_UNROLL
-    for (int i = 0; i < kPer; ++i) {
-      TESSERA_UNROLL
-      for (int j = 0; j < kPer; ++j) scores[i][j] *= factor;
-    }
-  }
-
-  __device__ __forceinline__ void put(const Shared& to, const Scores& scores) const {
-    TESSERA_UNROLL
-    for (int i = 0; i < kPer; ++i) {
-      TESSERA_UNROLL
-      for (int j = 0; j < kPer; ++j)
-        to[(y + i * kSide) * kScoreStride + x + j * kSide] = scores[i][j];
-    }
-  }
-
-  /// sums += w b, or w^T b, where w is kRows x kRows.
-  template <bool kTransposed>
-  __device__ __forceinline__ void add_weighted_rows(Sums& sums, const Shared& w,
-                                                    const Shared& b) const {
-    for (int k = 0; k < kRows; ++k) {
-      T left[kPer];
-      TESSERA_UNROLL
-      for (int i = 0; i < kPer; ++i) {
-        const int row = y + i * kSide;
-        left[i] = w[kTransposed ? k * kScoreStride + row : row * kScoreStride + k];
-      }
-      TESSERA_UNROLL
-      for (int g = 0; g < kGroups; ++g) {
-        const auto right = b.template load<kWide>(k * kStride + (g * kSide + x) * kWide);
-        TESSERA_UNROLL
-        for (int i = 0; i < kPer; ++i) {
-          TESSERA_UNROLL
-          for (int c = 0; c < kWide; ++c) sums[i][g * kWide + c] += left[i] * right[c];
-        }
-      }
-    }
-  }
-
-  __device__ __forceinline__ void store(const Sums& sums, T factor, T* to, std::int64_t stride,
-                                        int rows, int dim, bool accumulate) const {
-    TESSERA_UNROLL
-    for (int i = 0; i < kPer; ++i) {
-      TESSERA_UNROLL
-      for (int c = 0; c < kGroups * kWide; ++c) {
-        const int row = y + i * kSide, column = (c / kWide * kSide + x) * kWide + c % kWide;
-        if (row >= rows || column >= dim) continue;
-        T& at = to[row * stride + column];
-        at = sums[i][c] * factor + (accumulate ? at : T(0));
-      }
-    }
-  }
-};
 
 template <typename T, int kDim>
 __global__ void __launch_bounds__(Plain<T, kDim>::kThreads, Plain<T, kDim>::kBlocks)
@@ -164,14 +42,14 @@ __global__ void __launch_bounds__(Plain<T, kDim>::kThreads, Plain<T, kDim>::kBlo
     plain.product_of_rows(scores, q, k, args.scale);
     TESSERA_UNROLL
     for (int i = 0; i < P::kPer; ++i) {
-      const int visible = first + plain.y + i * kSide + sizes.past() - key;
+      const int visible = first + plain.y + i * P::kSide + sizes.past() - key;
       T highest = maxima[i];
       TESSERA_UNROLL
       for (int j = 0; j < P::kPer; ++j) {
-        if (plain.x + j * kSide > visible) scores[i][j] = -std::numeric_limits<T>::infinity();
+        if (plain.x + j * P::kSide > visible) scores[i][j] = -std::numeric_limits<T>::infinity();
         highest = scores[i][j] > highest ? scores[i][j] : highest;
       }
-      for (int lanes = kSide / 2; lanes > 0; lanes /= 2) {
+      for (int lanes = P::kSide / 2; lanes > 0; lanes /= 2) {
         const T other = __shfl_xor_sync(kAllLanes, highest, lanes);
         highest = other > highest ? other : highest;
       }
@@ -193,11 +71,11 @@ __global__ void __launch_bounds__(Plain<T, kDim>::kThreads, Plain<T, kDim>::kBlo
   TESSERA_UNROLL
   for (int i = 0; i < P::kPer; ++i) {
     T total = totals[i];
-    for (int lanes = kSide / 2; lanes > 0; lanes /= 2)
+    for (int lanes = P::kSide / 2; lanes > 0; lanes /= 2)
       total += __shfl_xor_sync(kAllLanes, total, lanes);
     TESSERA_UNROLL
     for (int c = 0; c < P::kGroups * P::kWide; ++c) sums[i][c] /= total;
-    const int row = plain.y + i * kSide;
+    const int row = plain.y + i * P::kSide;
     if (args.log_sum_exp != nullptr && plain.x == 0 && row < count) {
       const std::int64_t head = std::int64_t{place.batch} * sizes.heads + place.head;
       args.log_sum_exp[head * sizes.queries + first + row] = maxima[i] + std::log(total);
@@ -225,14 +103,14 @@ struct PlainScores {
     plain.product_of_rows(grad_scores, grad_out, v, T(1));
     TESSERA_UNROLL
     for (int i = 0; i < P::kPer; ++i) {
-      const int row = query + plain.y + i * kSide;
+      const int row = query + plain.y + i * P::kSide;
       const bool inside = row < sizes.queries;
       const std::int64_t at =
           (std::int64_t{batch} * sizes.heads + head) * sizes.queries + (inside ? row : 0);
       const T shift = args.log_sum_exp[at], delta = args.delta[at];
       TESSERA_UNROLL
       for (int j = 0; j < P::kPer; ++j) {
-        const bool visible = inside && key + plain.x + j * kSide <= row + sizes.past();
+        const bool visible = inside && key + plain.x + j * P::kSide <= row + sizes.past();
         weights[i][j] = visible ? std::exp(weights[i][j] - shift) : T(0);
         grad_scores[i][j] = weights[i][j] * (grad_scores[i][j] - delta);
       }
