@@ -4,19 +4,22 @@
 
 #include "kernels/cpu/loops.h"
 #include "kernels/sampling_weight.h"
+#include "kernels/workspace.h"
 
 TESSERA_CPU_BEGIN
 namespace {
 
+/// Some tokens of a row, by ascending id; i numbers them.
 struct Row {
   const float* logits;
   std::int32_t columns;
+  const std::int32_t* ids = nullptr;  ///< null: all tokens
 
   struct Threshold {
     std::uint32_t key;
     std::uint64_t needed;
   };
-  /// The key at which amount(logit, key, id), summed from the largest key down, reaches `needed`,
+  /// The key at which amount(logit, key, i), summed from the largest key down, reaches `needed`,
   /// and what is needed of the tokens with that key. Digit by digit from the most significant: the
   /// amounts for each digit of the keys that agree with those found.
   template <typename Amount>
@@ -24,10 +27,9 @@ struct Row {
     std::uint32_t found = 0, mask = 0;
     for (int shift = 24; shift >= 0; shift -= 8) {
       std::uint64_t amounts[256] = {};
-      for (std::int32_t id = 0; id < columns; ++id) {
-        const std::uint32_t key = logit_key(logits[id]);
-        if (((key ^ found) & mask) == 0)
-          amounts[key >> shift & 255U] += amount(logits[id], key, id);
+      for (std::int32_t i = 0; i < columns; ++i) {
+        const std::uint32_t key = logit_key(logits[i]);
+        if (((key ^ found) & mask) == 0) amounts[key >> shift & 255U] += amount(logits[i], key, i);
       }
       std::uint32_t digit = 255;
       while (digit > 0 && amounts[digit] < needed) needed -= amounts[digit--];
@@ -37,12 +39,12 @@ struct Row {
     return {found, needed};
   }
 
-  /// The first id at which the sum of the amounts exceeds `target`.
+  /// The first i at which the sum of the amounts exceeds `target`.
   template <typename Amount>
   std::int32_t find(std::uint64_t target, const Amount& amount) const {
-    for (std::int32_t id = 0; id + 1 < columns; ++id) {
-      const std::uint64_t own = amount(logits[id], logit_key(logits[id]), id);
-      if (own > target) return id;
+    for (std::int32_t i = 0; i + 1 < columns; ++i) {
+      const std::uint64_t own = amount(logits[i], logit_key(logits[i]), i);
+      if (own > target) return i;
       target -= own;
     }
     return columns - 1;
@@ -51,8 +53,7 @@ struct Row {
   template <typename Amount>
   std::uint64_t sum(const Amount& amount) const {
     std::uint64_t total = 0;
-    for (std::int32_t id = 0; id < columns; ++id)
-      total += amount(logits[id], logit_key(logits[id]), id);
+    for (std::int32_t i = 0; i < columns; ++i) total += amount(logits[i], logit_key(logits[i]), i);
     return total;
   }
 
@@ -64,27 +65,44 @@ struct Row {
   }
 };
 
-std::int32_t sample_row(const Row& row, const Sampling& args, std::uint64_t draw) {
+bool keeps_few(const Sampling& args) {
+  return args.temperature > 0.0 && args.top_k > 0 && args.top_k < args.logits.shape[1];
+}
+
+/// Room for the tokens that top-k leaves of a row.
+struct Scratch {
+  float* logits = nullptr;
+  std::int32_t* ids = nullptr;
+};
+
+std::int32_t sample_row(Row row, const Sampling& args, std::uint64_t draw, const Scratch& scratch) {
   std::int32_t best = 0;
-  for (std::int32_t id = 0; id < row.columns; ++id) {
-    if (std::isnan(row.logits[id])) return -1;
-    if (row.logits[id] > row.logits[best]) best = id;
+  for (std::int32_t i = 0; i < row.columns; ++i) {
+    if (std::isnan(row.logits[i])) return -1;
+    if (row.logits[i] > row.logits[best]) best = i;
   }
   const float largest = row.logits[best];
   if (!std::isfinite(largest)) return -1;
   if (args.temperature == 0.0) return best;
 
-  KeptTokens kept;
-  const double scale = octaves_per_logit(args.temperature);
-  const auto kept_weight = [&](float logit, std::uint32_t key, std::int32_t id) {
-    return kept.contains(key, id) ? sampling_weight(logit, largest, scale) : 0;
-  };
-  if (args.top_k > 0 && args.top_k < row.columns) {
+  if (keeps_few(args)) {
     const auto [threshold, count] =
         row.select(static_cast<std::uint64_t>(args.top_k),
                    [](float, std::uint32_t, std::int32_t) { return std::uint64_t{1}; });
-    kept = row.keep(threshold, count);
+    const KeptTokens few = row.keep(threshold, count);
+    std::int32_t kept = 0;
+    for (std::int32_t i = 0; i < row.columns; ++i) {
+      if (!few.contains(logit_key(row.logits[i]), i)) continue;
+      scratch.logits[kept] = row.logits[i];
+      scratch.ids[kept++] = i;
+    }
+    row = {scratch.logits, kept, scratch.ids};
   }
+  KeptTokens kept;
+  const double scale = octaves_per_logit(args.temperature);
+  const auto kept_weight = [&](float logit, std::uint32_t key, std::int32_t i) {
+    return kept.contains(key, i) ? sampling_weight(logit, largest, scale) : 0;
+  };
   std::uint64_t total = row.sum(kept_weight);
   if (args.top_p < 1.0) {
     const std::uint64_t needed = fraction_of_weights(total, args.top_p);
@@ -95,7 +113,8 @@ std::int32_t sample_row(const Row& row, const Sampling& args, std::uint64_t draw
     kept = row.keep(threshold, count);
     total = needed - rest + count * each;
   }
-  return row.find(draw_below(total, args.key.word(draw)), kept_weight);
+  const std::int32_t drawn = row.find(draw_below(total, args.key.word(draw)), kept_weight);
+  return row.ids == nullptr ? drawn : row.ids[drawn];
 }
 
 }  // namespace
@@ -104,10 +123,17 @@ void sample(Context& context, const Sampling& args) {
   const auto* logits = static_cast<const float*>(args.logits.data);
   auto* tokens = static_cast<std::int32_t*>(args.tokens.data);
   const std::int64_t stride = args.logits.strides[0], columns = args.logits.shape[1];
-  for_rows(context, args.logits.shape[0], columns, [&](std::int64_t row, std::int64_t end) {
+  const std::int64_t rows = args.logits.shape[0], few = keeps_few(args) ? args.top_k : 0;
+  const Workspace scratch(
+      context, static_cast<std::size_t>(rows * few) * (sizeof(float) + sizeof(std::int32_t)),
+      "sample");
+  auto* few_logits = static_cast<float*>(scratch.data());
+  auto* few_ids = reinterpret_cast<std::int32_t*>(few_logits + rows * few);
+  for_rows(context, rows, columns, [&](std::int64_t row, std::int64_t end) {
     for (; row < end; ++row)
       tokens[row] = sample_row({logits + row * stride, static_cast<std::int32_t>(columns)}, args,
-                               args.first_draw + static_cast<std::uint64_t>(row));
+                               args.first_draw + static_cast<std::uint64_t>(row),
+                               {few_logits + row * few, few_ids + row * few});
   });
 }
 
