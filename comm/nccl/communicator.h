@@ -50,7 +50,7 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   std::optional<CommError> initialize(Clock::time_point end);
   void abort_in_time();
   void enqueue(const Collective& call, const Collective& collective);
-  [[noreturn]] void report(NcclSuspicion suspicion);
+  [[noreturn]] void report(const NcclSuspicion& suspicion);
   [[noreturn]] void throw_failure();
 
   void probe();

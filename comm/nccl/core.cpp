@@ -189,7 +189,7 @@ void NcclCore::enqueue(const Collective& call, const Collective& collective) {
   }
 }
 
-void NcclCore::report(NcclSuspicion suspicion) {
+void NcclCore::report(const NcclSuspicion& suspicion) {
   std::unique_lock lock(mutex_);
   if (!suspicion_) suspicion_ = suspicion;
   changed_.notify_all();
