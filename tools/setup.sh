@@ -8,12 +8,59 @@ packages=(
   libboost-context-dev doctest-dev
 )
 
-if [[ ${1:-} == --help || ${1:-} == -h ]]; then
+deps=$(dirname "$0")/../.deps
+
+# What a CUDA build can use beside the toolkit, and what it does without it.
+report_cuda() {
+  if ! command -v nvcc >/dev/null; then return; fi
+  local release include
+  release=$(nvcc --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
+  include=$(cd "$(dirname "$(readlink -f "$(command -v nvcc)")")/.." && pwd)/include
+  echo "setup: nvcc $release is there, so the CUDA backend is built"
+  # without HEADER WHAT: says what its absence means.
+  without() {
+    local folder
+    for folder in "$include" /usr/include "/usr/include/$(uname -m)-linux-gnu" "$deps/cudnn-frontend/include"; do
+      if [[ -e $folder/$1 ]]; then return; fi
+    done
+    echo "setup: $1 is missing: $2"
+  }
+  without cudnn.h "without cuDNN attention runs on tessera's own kernels alone"
+  without cudnn_frontend.h "attention runs on tessera's own kernels alone; tools/setup.sh --cuda fetches it"
+  without nccl.h "without NCCL ranks on GPUs talk through the host's memory"
+}
+
+# fetch_cudnn_frontend DIR: the headers of NVIDIA's package on PyPI.
+fetch_cudnn_frontend() {
+  local into=$1/cudnn-frontend stage
+  if [[ -e $into/include/cudnn_frontend.h ]]; then
+    echo "setup: $into is there"
+    return
+  fi
+  stage=$(mktemp -d)
+  # shellcheck disable=SC2064  # its value now
+  trap "rm -rf '$stage'" EXIT
+  if ! python3 -m pip download -q --no-deps --only-binary=:all: -d "$stage" nvidia-cudnn-frontend </dev/null; then
+    echo "setup: pip can't fetch nvidia-cudnn-frontend" >&2
+    exit 1
+  fi
+  python3 -m zipfile -e "$stage"/nvidia_cudnn_frontend-*.whl "$stage/wheel"
+  mkdir -p "$into"
+  cp -r "$stage/wheel/include" "$into/"
+  echo "setup: cudnn-frontend's headers are in $into/include"
+}
+
+if [[ ${1:-} == --cuda && $# -le 2 ]]; then
+  fetch_cudnn_frontend "${2:-$deps}"
+  exit 0
+elif [[ ${1:-} == --help || ${1:-} == -h ]]; then
   cat <<EOF
-usage: tools/setup.sh
+usage: tools/setup.sh [--cuda [DIR]]
 
 Installs the packages below if they are missing (Debian 12 or newer, Ubuntu 24.04 or newer), with
-sudo unless you are root. Does nothing if all are there.
+sudo unless you are root. Does nothing if all are there. Where nvcc is, says what else a CUDA build
+could use. With --cuda: fetches the headers of cudnn-frontend from PyPI instead, to DIR/cudnn-frontend
+(default: .deps, where the build looks).
 
   ${packages[*]}
 EOF
@@ -43,6 +90,7 @@ for package in "${packages[@]}"; do
 done
 if [[ ${#missing[@]} -eq 0 ]]; then
   echo "setup: all ${#packages[@]} packages are installed"
+  report_cuda
   exit 0
 fi
 
@@ -64,3 +112,4 @@ if ! "${install[@]}" </dev/null; then
   "${install[@]}" </dev/null
 fi
 echo "setup: done"
+report_cuda

@@ -381,7 +381,7 @@ double roof_of(const std::vector<Result>& results, Bound bound) {
   return 0;
 }
 
-void report(const Bench& bench, const DeviceBenchOptions& options) {
+void report(Bench& bench, const DeviceBenchOptions& options) {
   std::string lines;
   fmt::print("{:<46} {:>9} {:>9} {:>9} {:>18} {:>6}\n", "", "ms", "best", "worst", "rate", "roof");
   for (const Result& r : bench.results()) {
@@ -396,6 +396,7 @@ void report(const Bench& bench, const DeviceBenchOptions& options) {
         "\n",
         r.name, r.median_ms, r.best_ms, r.worst_ms, r.rate, unit, share);
   }
+  for (const std::string& note : bench.context().backend().take_notes()) fmt::print("{}\n", note);
   if (options.json.empty()) return;
   std::FILE* file = std::fopen(options.json.c_str(), "w");
   require<IoError>(file != nullptr, "{} can't be written", options.json);

@@ -7,7 +7,7 @@ Both run the same shapes (T=1024, random weights and tokens, forward, backward, 
 itself, data reading and logging included, with precision bf16: bf16 compute, float32 weights. PyTorch (gpt2_torch.py beside
 this file) is compiled, with its fused AdamW, once with autocast (float32 weights, too) and once all in bf16.
 For each size: first the largest micro-batch that fits, for each of them; then rounds at the largest micro-batch that fits
-all, in turns; then each at its own largest where that is more.
+all, in turns; then each at its own largest where that is more. Where attention is cuDNN's, tessera runs once more with its own.
 ms: median of all timed steps, the first ones left out; IQR and worst show jitter. Memory: the peak of what the driver counts
 over what was in use before, for all alike; "booked" is what tessera's own ledger says.
 MFU: (6 N + 6 L C T) flops a token over the peak of the data sheet, known for A100, H100 and H200, dense bf16.
@@ -24,6 +24,7 @@ BATCHES = [384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1]
 FIRST = {"tiny": (2, 2), "124M": (192, 96), "350M": (96, 48), "774M": (48, 24), "1558M": (16, 12)}  # tessera's, PyTorch's
 RUN_SECONDS = 240  # of one program
 MODES = {"tessera bf16": None, "torch bf16": "bf16", "torch bf16-true": "bf16-true"}
+OWN_ATTENTION = "tessera, own attention"
 
 
 class OutOfTime(Exception):
@@ -37,7 +38,7 @@ class Failed(Exception):
 class Bench:
     def __init__(self, options, folder):
         self.o, self.folder, self.end = options, folder, time.monotonic() + options.seconds
-        self.results, self.notes, self.longest = [], [], {}
+        self.results, self.notes, self.longest, self.failed = [], [], {}, False
 
     def left(self, kind):
         """Seconds for one more program of this kind, if the slowest so far would still fit."""
@@ -47,18 +48,23 @@ class Bench:
         return min(left, RUN_SECONDS)
 
     def say(self, text):
-        print(text, flush=True)
-        self.notes.append(text)
+        if text not in self.notes:
+            print(text, flush=True)
+            self.notes.append(text)
 
-    def start(self, kind, command):
-        env = dict(os.environ)
+    def fail(self, failure):
+        self.failed = True
+        self.say(str(failure))
+
+    def start(self, kind, command, variables=None):
+        env = dict(os.environ, **(variables or {}))
         if kind.startswith("tessera") and self.o.library_path:
             env["LD_LIBRARY_PATH"] = self.o.library_path
         ran = run(command, self.left(kind), env=env, gpu=True)
         self.longest[kind] = max(self.longest.get(kind, 0), ran.seconds)
         return ran
 
-    def tessera(self, size, batch, steps):
+    def tessera(self, size, batch, steps, variables=None):
         """One run; None if its memory does not suffice."""
         layers, heads, width = SIZES[size]
         warmup = self.o.warmup
@@ -73,12 +79,15 @@ class Bench:
                           tokens, "--data.order", "sequential", "--train.device", "cuda", "--train.precision", "bf16",
                           "--train.steps", warmup + steps, "--train.global_batch", batch, "--train.micro_batch", batch,
                           "--train.eval_every", 0, "--train.eval_batches", 1, "--checkpoint.every", 0, "--optim.lr", "1e-4",
-                          "--run.out", out])
+                          "--run.out", out], variables)
         if ran.code == 5:
             return None
         if ran.code != 0:
             raise Failed(f"tessera {size} at B={batch} {'was killed at its deadline' if ran.code is None else f'ended with {ran.code}'}: "
                          f"{ran.err[-600:].strip()}")
+        for line in ran.err.splitlines():
+            if "attention" in line:  # which of several kernels served
+                self.say(f"tessera {size}: {line.strip()}")
         last = [row for row in metrics(out) if "step_ms" in row][-1]
         return dict(batch=batch, steps_ms=step_times(out, warmup), peak_gib=ran.peak_gpu_gib,
                     booked_gib=last["memory_bytes"] / 2**30, last_loss=last["loss"], seconds=ran.seconds)
@@ -124,7 +133,7 @@ class Bench:
                    peer=rows[0].get("peer"))
         self.results.append(row)
         mfu, peak = (f"{100 * row['mfu']:.1f}%" if row["mfu"] else "-"), (f"{row['peak_gib']:.2f}" if peaks else "-")
-        print(f"{size:<6} {mode:<16} {batch:>4} {row['ms']:>9.2f} {row['tokens_per_s']:>10} {mfu:>6} {100 * row['iqr_of_median']:>5.1f}% "
+        print(f"{size:<6} {mode:<22} {batch:>4} {row['ms']:>9.2f} {row['tokens_per_s']:>10} {mfu:>6} {100 * row['iqr_of_median']:>5.1f}% "
               f"{row['worst_of_median']:>6.2f}x {peak:>8} {row['booked_gib']:>8.2f}  {what}", flush=True)
         self.save()
 
@@ -135,7 +144,7 @@ class Bench:
         ratios = []
         for (size, mode), peer in same.items():
             mine = same.get((size, "tessera bf16"))
-            if mode == "tessera bf16" or mine is None:
+            if not mode.startswith("torch") or mine is None:
                 continue
             memory = [r["peak_gib"] for r in (mine, peer)]
             ratios.append(dict(size=size, batch=mine["batch"], over=mode, speed=round(peer["ms"] / mine["ms"], 3),
@@ -152,7 +161,7 @@ class Bench:
                 if fits[mode] is None:
                     self.say(f"{mode} {size}: not even one sequence fits")
             except Failed as failure:
-                self.say(str(failure))
+                self.fail(failure)
         fits = {mode: result for mode, result in fits.items() if result is not None}
         if not fits:
             return
@@ -164,7 +173,7 @@ class Bench:
                     try:
                         result = self.run(mode, size, [batch], self.o.steps)
                     except Failed as failure:
-                        self.say(str(failure))
+                        self.fail(failure)
                         continue
                     if result is not None:
                         rows.append(result)
@@ -178,10 +187,18 @@ class Bench:
             try:
                 result = self.run(mode, size, [fit["batch"]], self.o.steps)
             except Failed as failure:
-                self.say(str(failure))
+                self.fail(failure)
                 continue
             if result is not None:
                 self.row(mode, size, [result], "largest that fits")
+        if "tessera bf16" in fits and os.path.exists(f"{self.o.build}/bin/libtessera_cudnn.so"):
+            try:
+                result = self.tessera(size, batch, self.o.steps, {"TESSERA_ATTENTION": "own"})
+            except Failed as failure:
+                self.fail(failure)
+                return
+            if result is not None:
+                self.row(OWN_ATTENTION, size, [result], "same micro-batch")
 
 
 def candidates(size, mode, gpu_gib):
@@ -216,7 +233,7 @@ def main():
     a.add_argument("--no-compile", dest="compile", action="store_false", help="for a PyTorch that can't")
     o = a.parse_args()
     o.gpu, o.gpu_gib = gpu()
-    print(f"{o.gpu}; T={o.seq}\n{'':<6} {'':<16} {'B':>4} {'ms':>9} {'tokens/s':>10} {'MFU':>6} {'IQR':>6} {'worst':>7} {'peak GiB':>8} "
+    print(f"{o.gpu}; T={o.seq}\n{'':<6} {'':<22} {'B':>4} {'ms':>9} {'tokens/s':>10} {'MFU':>6} {'IQR':>6} {'worst':>7} {'peak GiB':>8} "
           f"{'booked':>8}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(o, folder)
@@ -226,7 +243,7 @@ def main():
             except OutOfTime as reason:
                 bench.say(f"{size}: cut short, {reason}")
         bench.save()
-    return 0 if bench.results else 1
+    return 0 if bench.results and not bench.failed else 1
 
 
 sys.exit(main())

@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+"""Training runs of one and more ranks on a device, against the reference values of tests/golden.
+
+  golden_ranks.py BUILD_DIR [--worlds 1 2 4] [--precision fp32 bf16] [--backends staged nccl] [--json FILE]
+
+staged: collectives go through the host's memory. nccl: each rank on a GPU of its own; where there are fewer GPUs, ranks
+share one, by a recipe that NCCL does not promise to serve (see BootstrapOptions::backend). Checked: loss and gradient norm of
+every step against PyTorch's float64, and against the run of one rank. Bounds: fp32 1e-4, bf16 2e-2, relative. Exit code 0 if
+all runs keep them, 1 if not.
+"""
+import argparse, json, os, pathlib, signal, socket, subprocess, sys, tempfile, time
+
+from common import metrics
+
+GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden"
+BOUNDS = {"fp32": 1e-4, "bf16": 2e-2}
+SHARED_GPU = {"TESSERA_NCCL_SHARE_DEVICES": "1", "NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo",
+              "NCCL_PROTO": "Simple", "NCCL_MAX_CTAS": "1"}
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def wait_all(processes, deadline):
+    """Exit codes of all, killed at the deadline (then None); when one fails, the others get 30 s more."""
+    end = time.monotonic() + deadline
+    while any(p.poll() is None for p in processes) and time.monotonic() < end:
+        if any(p.poll() not in (None, 0) for p in processes):
+            end = min(end, time.monotonic() + 30)
+        time.sleep(0.05)
+    codes = [p.poll() for p in processes]
+    for p in processes:
+        if p.poll() is None:
+            os.killpg(p.pid, signal.SIGKILL)
+            p.wait()
+    return codes
+
+
+def train(o, golden, expected, world, backend, precision, folder):
+    """Metrics of each step, or a text that says why there are none."""
+    out = tempfile.mkdtemp(dir=folder)
+    keys = {"run.out": out, "model.init_from": golden, "data.train": golden / "tokens.bin", "data.order": "sequential",
+            "model.seq_len": expected["seq"], "train.global_batch": expected["batch"], "train.steps": len(expected["loss"]),
+            "train.device": o.device, "train.precision": precision, "optim.schedule": "constant", "optim.warmup_steps": 0,
+            "optim.lr": expected["lr"], "optim.beta1": expected["betas"][0], "optim.beta2": expected["betas"][1],
+            "optim.eps": expected["eps"], "optim.weight_decay": expected["weight_decay"], "optim.clip_norm": expected["clip_norm"],
+            "checkpoint.every": 0, "comm.init_timeout": 60, "comm.timeout": 30}
+    if world > 1:
+        keys["comm.backend"] = "shm" if backend == "staged" else "nccl"
+    command = [f"{o.build}/bin/tessera", "train", *(f"--{key}={value}" for key, value in keys.items())]
+    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    if backend == "nccl" and world > o.gpus:
+        rendezvous = ["--world-size", str(world), "--rdzv", f"127.0.0.1:{free_port()}"]
+        commands = [(command + rendezvous + ["--rank", str(rank), "--local-rank", str(rank)],
+                     dict(env, NCCL_HOSTID=f"tessera-{rank}", **SHARED_GPU)) for rank in range(world)]
+    else:
+        commands = [(command + (["--nproc", str(world)] if world > 1 else []), env)]
+    logs = [open(f"{out}/log-{i}.txt", "w+") for i in range(len(commands))]
+    processes = [subprocess.Popen(c, env=e, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+                 for (c, e), log in zip(commands, logs)]
+    codes = wait_all(processes, o.seconds)
+    if any(codes):
+        texts = []
+        for log in logs:
+            log.seek(0)
+            texts.append(log.read()[-800:])
+        return f"ended with {codes}: " + " | ".join(texts)
+    if None in codes:
+        return f"was killed after {o.seconds:g} s: {codes}"
+    rows = [row for row in metrics(out) if "loss" in row]
+    return rows if len(rows) == len(expected["loss"]) else f"has {len(rows)} steps instead of {len(expected['loss'])}"
+
+
+def worst(pairs):
+    """The largest relative difference; infinite if a value is no number."""
+    differences = [abs(a - b) / abs(b) for a, b in pairs]
+    return max(differences) if all(d == d for d in differences) else float("inf")
+
+
+def main():
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument("build")
+    a.add_argument("--set", default="gpt2-tiny", help="folder of tests/golden")
+    a.add_argument("--worlds", type=int, nargs="+", default=[1, 2, 4])
+    a.add_argument("--precision", nargs="+", default=["fp32", "bf16"], choices=BOUNDS)
+    a.add_argument("--backends", nargs="+", default=["staged", "nccl"], choices=["staged", "nccl"])
+    a.add_argument("--device", default="cuda")
+    a.add_argument("--gpus", type=int, default=1, help="of this machine")
+    a.add_argument("--seconds", type=float, default=60, help="for one run")
+    a.add_argument("--json", help="file that takes the results")
+    o = a.parse_args()
+    golden = GOLDEN / o.set
+    expected = json.load(open(golden / "expected.json"))
+    results, failed, single = [], False, {}
+    print(f"{o.set:<10} {'ranks':>5} {'':<8} {'loss':>10} {'grad_norm':>10} {'to 1 rank':>10}   worst relative difference", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for backend in o.backends:
+            for precision in o.precision:
+                for world in o.worlds:
+                    if world == 1 and backend != o.backends[0]:
+                        continue  # a single rank has no collectives
+                    if expected["batch"] % world != 0:
+                        print(f"{o.set}: {world} ranks can't share {expected['batch']} rows", flush=True)
+                        continue
+                    result = dict(set=o.set, world=world, backend=backend if world > 1 else "none", precision=precision)
+                    rows = train(o, golden, expected, world, backend, precision, folder)
+                    if isinstance(rows, str):
+                        result.update(ok=False, error=rows)
+                        print(f"{precision:<10} {world:>5} {result['backend']:<8} {rows}", flush=True)
+                    else:
+                        loss = [row["loss"] for row in rows]
+                        if world == 1:
+                            single[precision] = loss
+                        result.update(loss=worst(zip(loss, expected["loss"])),
+                                      grad_norm=worst(zip((row["grad_norm"] for row in rows), expected["grad_norm"])),
+                                      to_one_rank=worst(zip(loss, single[precision])) if precision in single else None)
+                        numbers = [result[key] for key in ("loss", "grad_norm", "to_one_rank") if result[key] is not None]
+                        result["ok"] = all(n < BOUNDS[precision] for n in numbers)
+                        text = "-" if result["to_one_rank"] is None else f"{result['to_one_rank']:.1e}"
+                        print(f"{precision:<10} {world:>5} {result['backend']:<8} {result['loss']:>10.1e} {result['grad_norm']:>10.1e} "
+                              f"{text:>10}   {'ok' if result['ok'] else 'FAILED'}", flush=True)
+                    failed |= not result["ok"]
+                    results.append(result)
+                    if o.json:
+                        with open(o.json, "w") as f:
+                            json.dump(results, f, indent=1)
+    return 1 if failed or not results else 0
+
+
+sys.exit(main())

@@ -1,0 +1,270 @@
+#!/usr/bin/env python3
+"""The report of tools/gpu_check.sh, from what its steps left in a folder.
+
+  gpu_report.py WORK --environment CUDA_ROOT --commit REV     # writes WORK/environment.json
+  gpu_report.py WORK --commit REV --report DIR [--earlier DIR] [--logs FILE]
+
+The second form writes DIR/DATE-GPU.json and .md. Parts that WORK knows nothing of are taken over from an earlier report of
+the same name and commit, in DIR or --earlier.
+"""
+import argparse, datetime, json, os, pathlib, platform, re, subprocess, sys, tarfile
+
+PARTS = ["build", "test", "nccl", "bench", "sanitize", "suite"]
+TAIL = 25  # lines of a failed step's log
+FIGURES = {"kernels": "kernels.jsonl", "own_attention": "own-attention.jsonl", "gpt2": "gpt2.json", "ranks": "ranks.json", "torch_roofs": "roofs.json"}
+FIGURES_OF = {"kernels": "bench", "own_attention": "bench", "gpt2": "bench", "torch_roofs": "bench", "ranks": "nccl"}
+
+
+def ask(*command, timeout=60):
+    """First line of what a program says, or None."""
+    try:
+        text = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=True).stdout.strip()
+        return text.splitlines()[0].strip() if text else None
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def gpu_field(field):
+    return ask("nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader", "--id=0")
+
+
+def header_version(headers, prefix, names):
+    """The version that a C header's #defines tell, of the first header that is there."""
+    for header in headers:
+        try:
+            text = open(header, errors="replace").read()
+        except OSError:
+            continue
+        numbers = [re.search(rf"#define\s+{prefix}{name}\s+(\d+)", text) for name in names]
+        if all(numbers):
+            return ".".join(n.group(1) for n in numbers)
+    return None
+
+
+def environment(work, cuda_root):
+    nvcc = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, timeout=60).stdout
+    includes = [work / "nvidia" / "include", pathlib.Path(cuda_root) / "include", *pathlib.Path(cuda_root).glob("targets/*/include"),
+                pathlib.Path("/usr/include")]
+    memory = re.search(r"MemTotal:\s+(\d+) kB", open("/proc/meminfo").read())
+    model = re.search(r"model name\s*:\s*(.*)", open("/proc/cpuinfo").read())
+    release = re.search(r'PRETTY_NAME="(.*)"', open("/etc/os-release").read())
+    torch = "import torch; print(torch.__version__, torch.version.cuda, torch.backends.cudnn.version(), " \
+            "'.'.join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None)"
+    said = (ask(sys.executable, "-c", torch, timeout=120) or "").split()
+    return {
+        "GPU": gpu_field("name"),
+        "GPU memory": gpu_field("memory.total"),
+        "compute capability": gpu_field("compute_cap"),
+        "power limit": gpu_field("power.limit"),
+        "GPUs": (ask("bash", "-c", "nvidia-smi -L | grep -c GPU")),
+        "driver": gpu_field("driver_version"),
+        "CUDA toolkit": (re.search(r"release [\d.]+, V([\d.]+)", nvcc) or [None, None])[1],
+        "cuDNN headers": header_version([i / "cudnn_version.h" for i in includes], "CUDNN_", ["MAJOR", "MINOR", "PATCHLEVEL"]),
+        "NCCL headers": header_version([i / "nccl.h" for i in includes], "NCCL_", ["MAJOR", "MINOR", "PATCH"]),
+        "PyTorch": said[0] if said else None,
+        "PyTorch's CUDA, cuDNN, NCCL": " ".join(said[1:]) if said else None,
+        "compiler": ask("g++", "--version"),
+        "CMake": ask("cmake", "--version"),
+        "processor": model and model.group(1),
+        "cores": os.cpu_count(),
+        "memory GiB": memory and round(int(memory.group(1)) / 2**20),
+        "system": release and release.group(1),
+        "kernel": platform.release(),
+    }
+
+
+def read_json(path):
+    try:
+        text = open(path).read()
+        if str(path).endswith(".jsonl"):
+            return [json.loads(line) for line in text.splitlines()]
+        return json.loads(text)
+    except (OSError, ValueError):
+        return None
+
+
+def counted(text):
+    """What a log of ctest or doctest says was counted."""
+    ctest = re.search(r"\d+% tests passed, \d+ tests failed out of \d+", text)
+    if ctest:
+        return ctest.group(0)
+    cases = re.findall(r"\[doctest\] test cases:\s*(\d+)\s*\|\s*(\d+) passed\s*\|\s*(\d+) failed", text)
+    if cases:
+        total, passed, failed = (sum(int(c[i]) for c in cases) for i in range(3))
+        return f"{total} test cases, {passed} passed, {failed} failed"
+    files = re.findall(r"^== (\w+check): (\w+)_test\.cpp: exit code (\d+)", text, re.M)
+    if files:
+        bad = [f"{name} ({code})" for _, name, code in files if code != "0"]
+        return f"{len(files)} files" + (f"; not clean: {', '.join(bad)}" if bad else ", all clean")
+    return ""
+
+
+def failed_tests(text):
+    """Names of failed tests of ctest, or of failed cases of doctest, that a log has."""
+    names = re.findall(r"^\s*\d+ - (\S+) \((?:Failed|Timeout|SEGFAULT|Subprocess aborted|Not Run|ILLEGAL|[^)]*)\)", text, re.M)
+    cases, current = [], None
+    for line in text.splitlines():
+        if line.startswith("TEST CASE:"):
+            current = line.removeprefix("TEST CASE:").strip()
+        elif "ERROR:" in line and current and current not in cases:
+            cases.append(current)
+    return names or cases
+
+
+def steps(work):
+    result = []
+    try:
+        lines = open(work / "steps.tsv").read().splitlines()
+    except OSError:
+        return result
+    for line in lines:
+        part, name, outcome, seconds, log, why = (line.split("\t") + [""] * 6)[:6]
+        step = dict(part=part, name=name, result=outcome, seconds=int(seconds), why=why)
+        try:
+            text = open(work / "logs" / log, errors="replace").read()
+        except OSError:
+            text = ""
+        step["counted"] = counted(text)
+        # What a test says that it left out.
+        step["notes"] = [line.strip()[:300] for line in text.splitlines()
+                         if re.search(r"\bskip(ped|ping)?\b", line, re.I) and not line.startswith("[doctest]")][:5]
+        if outcome in ("failed", "timeout"):
+            step["failed"] = failed_tests(text)[:40]
+            step["tail"] = text.splitlines()[-TAIL:]
+        result.append(step)
+    return result
+
+
+def table(header, rows):
+    lines = ["| " + " | ".join(header) + " |", "| " + " | ".join("---" for _ in header) + " |"]
+    return lines + ["| " + " | ".join("-" if cell is None or cell == "" else str(cell).replace("|", "\\|") for cell in row) + " |"
+                    for row in rows]
+
+
+def percent(share):
+    return None if share is None else f"{100 * share:.1f}%"
+
+
+def markdown(report):
+    env, figures = report["environment"], report["figures"]
+    lines = [f"# {env.get('GPU') or 'GPU'}, {report['date']}", "",
+             f"Written by `tools/gpu_check.sh` at commit `{report['commit']}`.", ""]
+    lines += table(["", ""], [(key, value) for key, value in env.items() if value is not None])
+    bad = [s for s in report["steps"] if s["result"] in ("failed", "timeout")]
+    skipped = [s for s in report["steps"] if s["result"] == "skipped"]
+    done = [s for s in report["steps"] if s["result"] == "ok"]
+    lines += ["", "## What ran", "", f"{len(done)} steps passed, {len(bad)} failed, {len(skipped)} were left out.", ""]
+    lines += table(["part", "step", "result", "seconds", "counted"],
+                   [(s["part"], s["name"], s["result"], s["seconds"], s["counted"]) for s in report["steps"] if s["result"] != "skipped"])
+    never = [part for part in PARTS if part not in {s["part"] for s in report["steps"]}]
+    if skipped or never:
+        lines += ["", "Left out:", ""]
+        lines += [f"- {s['part']}, {s['name']}: {s['why']}" for s in skipped]
+        lines += [f"- {part}: not asked for" for part in never]
+    notes = [f"- {s['name']}: {note}" for s in report["steps"] for note in s.get("notes", [])]
+    if notes:
+        lines += ["", "Said by what ran:", "", *notes]
+
+    gpt2 = figures.get("gpt2")
+    if gpt2 and gpt2["results"]:
+        lines += ["", "## GPT-2 training steps", "",
+                  "`tools/bench/gpt2_gpu.py`, whose head says how. Peak: of the driver, over what was in use before. Booked: by "
+                  "tessera's ledger, or PyTorch's allocator.", ""]
+        lines += table(["size", "", "B", "T", "ms", "tokens/s", "MFU", "IQR", "worst", "peak GiB", "booked GiB", "micro-batch"],
+                       [(r["size"], r["mode"], r["batch"], r["seq"], r["ms"], r["tokens_per_s"], percent(r["mfu"]),
+                         percent(r["iqr_of_median"]), f"{r['worst_of_median']:.2f}x", r["peak_gib"], r["booked_gib"], r["what"])
+                        for r in gpt2["results"]])
+        if gpt2["ratios"]:
+            lines += ["", "tessera over PyTorch at the same micro-batch (speed: more is better; memory: less is):", ""]
+            lines += table(["size", "over", "B", "speed", "memory"],
+                           [(r["size"], r["over"], r["batch"], f"{r['speed']:.2f}x", r["memory"] and f"{r['memory']:.2f}x")
+                            for r in gpt2["ratios"]])
+    if gpt2 and gpt2["notes"]:
+        lines += ["", *[f"- {' '.join(note.split())}" for note in gpt2["notes"]]]
+    kernels = figures.get("kernels")
+    if kernels:
+        lines += ["", "## Kernels", "",
+                  "`tessera_kernels_bench --device cuda`. The roofs are measured in the same run: a copy of 1 GiB by `kernels::cast`, an "
+                  "8192^3 product in bf16 by `kernels::matmul`. Bytes are the fewest that a kernel has to move.", ""]
+        roofs = figures.get("torch_roofs")
+        if roofs:
+            lines += [f"PyTorch on the same GPU: a copy of 1 GiB at {roofs['copy_gb_s']} GB/s, the product at "
+                      f"{roofs['product_tflop_s']} TFLOP/s.", ""]
+        lines += table(["", "ms", "worst ms", "rate", "of the roof"],
+                       [(k["name"], f"{k['ms']:.4f}", f"{k['worst_ms']:.4f}", f"{k['rate']:.1f} {k['unit']}", percent(k["share_of_roof"]))
+                        for k in kernels])
+    own = [k for k in figures.get("own_attention") or [] if k["name"].startswith("attention")]
+    if own:
+        lines += ["", "tessera's own attention, where cuDNN's served above:", ""]
+        lines += table(["", "ms", "worst ms", "rate", "of the roof"],
+                       [(k["name"], f"{k['ms']:.4f}", f"{k['worst_ms']:.4f}", f"{k['rate']:.1f} {k['unit']}", percent(k["share_of_roof"]))
+                        for k in own])
+    ranks = figures.get("ranks")
+    if ranks:
+        lines += ["", "## Runs of one and more ranks", "",
+                  "`tools/bench/golden_ranks.py`: worst relative differences from the reference values, and of the loss from the run of "
+                  "one rank.", ""]
+        lines += table(["set", "precision", "ranks", "collectives", "loss", "grad_norm", "to one rank", ""],
+                       [(r["set"], r["precision"], r["world"], r["backend"],
+                         *(f"{r[key]:.1e}" if r.get(key) is not None else None for key in ("loss", "grad_norm", "to_one_rank")),
+                         "ok" if r["ok"] else " ".join(r.get("error", "FAILED").split())[:200]) for r in ranks])
+    if bad:
+        lines += ["", "## Failures"]
+        for s in bad:
+            lines += ["", f"### {s['part']}, {s['name']}: {s['why']}", ""]
+            lines += [f"- {name}" for name in s["failed"]]
+            lines += ["", "```", *s["tail"], "```"]
+    return "\n".join(lines) + "\n"
+
+
+def report(work, o):
+    now = datetime.datetime.now(datetime.timezone.utc)
+    env = read_json(work / "environment.json") or {}
+    gpu = env.get("GPU") or gpu_field("name") or "gpu"
+    name = f"{now:%Y-%m-%d}-" + re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
+    result = dict(date=f"{now:%Y-%m-%d}", commit=o.commit, environment=env, steps=steps(work),
+                  figures={key: value for key, file in FIGURES.items() if (value := read_json(work / file)) is not None})
+    ran = {step["part"] for step in result["steps"]}
+    for folder in filter(None, [o.report, o.earlier]):
+        earlier = read_json(pathlib.Path(folder) / f"{name}.json")
+        if not earlier or earlier["commit"] != o.commit or o.commit == "unknown" or o.commit.endswith("+"):
+            continue
+        kept = [step for step in earlier["steps"] if step["part"] not in ran]
+        result["steps"] += kept
+        for key, value in earlier["figures"].items():
+            if FIGURES_OF[key] in {step["part"] for step in kept}:
+                result["figures"].setdefault(key, value)
+        result["environment"] = env or earlier["environment"]
+        break
+    result["steps"].sort(key=lambda step: PARTS.index(step["part"]))
+    folder = pathlib.Path(o.report)
+    folder.mkdir(parents=True, exist_ok=True)
+    for suffix, text in ((".json", json.dumps(result, indent=1) + "\n"), (".md", markdown(result))):
+        path = folder / (name + suffix)
+        path.with_suffix(suffix + ".new").write_text(text)
+        path.with_suffix(suffix + ".new").rename(path)
+    (work / "report").write_text(f"{folder / name}.md\n")
+    if o.logs:
+        with tarfile.open(o.logs + ".new", "w:gz") as tar:
+            tar.add(work / "logs", arcname="logs")
+        os.rename(o.logs + ".new", o.logs)
+
+
+def main():
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument("work", type=pathlib.Path)
+    a.add_argument("--environment", metavar="CUDA_ROOT")
+    a.add_argument("--commit", default="unknown")
+    a.add_argument("--report", metavar="DIR")
+    a.add_argument("--earlier", metavar="DIR")
+    a.add_argument("--logs", metavar="FILE")
+    o = a.parse_args()
+    if o.environment:
+        text = json.dumps(environment(o.work, o.environment), indent=1)
+        (o.work / "environment.json.new").write_text(text)
+        (o.work / "environment.json.new").rename(o.work / "environment.json")
+    if o.report:
+        report(o.work, o)
+
+
+main()

@@ -1,0 +1,439 @@
+#!/usr/bin/env bash
+# shellcheck disable=SC2317  # functions are called by name
+# Builds, tests and measures tessera on a machine with a GPU. See usage() below.
+set -uo pipefail
+caller=$PWD
+cd "$(dirname "$0")/.." || exit
+root=$PWD
+
+usage() {
+  cat <<'EOF'
+usage: tools/gpu_check.sh [PART...] [options]
+
+Builds tessera, runs it on the GPU, and writes one report, docs/gpu/DATE-GPU.md, and its data beside
+it as JSON. Without a PART: all but prepare, in this order, in less than 10 minutes on 16 cores.
+
+  prepare    on a machine with package registries: fetches into --deps what a GPU machine may lack
+             (the packages of tools/setup.sh, without a compiler, and cudnn-frontend), below 25 MiB
+  build      the program, the CUDA backend and the tests of both
+  test       the tests of kernels and of whole training steps, on the GPU
+  nccl       collectives over NCCL; runs of one and more ranks against the reference values
+  bench      each kernel against the measured roofs; GPT-2 steps against PyTorch
+  sanitize   the tests of kernels under compute-sanitizer: memcheck, racecheck, initcheck
+  suite      every test of tessera with the GPU in reach; what fails once more without it
+
+  --deps DIR     libraries and headers fetched by prepare (default .deps if it is there)
+  --build DIR    build folder (default build/gpu-check); kept, so that a second call builds little
+  --out DIR      where report, data and logs go (default: report and data to docs/gpu, logs to
+                 BUILD/gpu-check)
+  --limit S      seconds for all parts together (default 570): what they don't suffice for is left out
+  --sizes "S..." sizes of GPT-2 that bench measures (default "124M 350M")
+  --commit REV   what to name in the report where git can't tell
+  --quick        tiny shapes: to try the script itself, with the kernels on the host
+  --help         this text
+
+A part that fails does not stop the next. Results of parts that are not run again are taken over from
+the report's data if it is of the same commit, GPU and day. Needs nvcc, CMake 3.25, Ninja and python3; PyTorch
+for what it is compared with. Changes no setting of the GPU.
+Exit code 0 if everything passed, 1 if something failed or there is no GPU, 2 on a wrong option.
+EOF
+}
+
+parts=()
+deps=
+build=build/gpu-check
+out=
+limit=570
+sizes="124M 350M"
+commit=
+quick=
+fail_usage() {
+  echo "gpu_check: $1; see tools/gpu_check.sh --help" >&2
+  exit 2
+}
+# absolute PATH: of what the caller named.
+absolute() { case $1 in /*) echo "$1" ;; *) echo "$caller/$1" ;; esac; }
+while [[ $# -gt 0 ]]; do
+  case $1 in
+    prepare | build | test | nccl | bench | sanitize | suite) parts+=("$1") ;;
+    --deps | --build | --out | --limit | --sizes | --commit)
+      [[ $# -gt 1 ]] || fail_usage "$1 needs a value"
+      case $1 in
+        --deps) deps=$(absolute "$2") ;;
+        --build) build=$(absolute "$2") ;;
+        --out) out=$(absolute "$2") ;;
+        --limit)
+          [[ $2 =~ ^[1-9][0-9]*$ ]] || fail_usage "--limit needs a positive number of seconds"
+          limit=$2
+          ;;
+        --sizes) sizes=$2 ;;
+        --commit) commit=$2 ;;
+      esac
+      shift
+      ;;
+    --quick) quick=yes ;;
+    --help | -h) usage; exit 0 ;;
+    *) fail_usage "unknown argument '$1'" ;;
+  esac
+  shift
+done
+wanted() {  # wanted PART: whether it is among those to run
+  local part
+  for part in "${parts[@]}"; do [[ $part == "$1" ]] && return 0; done
+  return 1
+}
+[[ ${#parts[@]} -gt 0 ]] || parts=(build test nccl bench sanitize suite)
+
+case $build in /*) ;; *) build=$root/$build ;; esac
+[[ -n $deps || ! -d .deps ]] || deps=$root/.deps
+deadline=$((SECONDS + limit))
+jobs=$(nproc)
+
+# --- prepare -------------------------------------------------------------------------------------
+
+# Compilers, the C library and the like are everywhere; what belongs to them is not followed.
+everywhere='^(libc6.*|libc-.*|libgcc.*|libstdc\+\+.*|gcc-.*|linux-libc-dev|libcrypt.*|zlib1g|libssl.*|libnsl.*|libtirpc.*|.*krb5.*|libcom-err2|libkeyutils1|dpkg|tar)$'
+
+# needed_packages PACKAGE...: with the shared libraries that they need.
+needed_packages() {
+  local package
+  for package in "$@"; do echo "$package"; done
+  apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
+    --no-enhances --installed "$@" 2>/dev/null | grep -E '^lib(fmt|gloo|isal|hiredis|ibverbs1|nl-|boost-context|boost1)' |
+    grep -vE '(hiredis|ibverbs|nl-3|nl-route-3)-dev$' | grep -vE "$everywhere"
+}
+
+prepare() {
+  local into=${deps:-$root/.deps} stage packages headers
+  if ! command -v apt-get >/dev/null || ! command -v dpkg >/dev/null; then
+    echo "gpu_check: prepare needs a Debian or Ubuntu system" >&2
+    return 1
+  fi
+  tools/setup.sh || return 1  # headers that are needed are found by compiling
+  stage=$(mktemp -d) || return 1
+  # shellcheck disable=SC2064  # its value now
+  trap "rm -rf '$stage'" RETURN
+  mapfile -t packages < <(needed_packages libeigen3-dev nlohmann-json3-dev libfmt-dev libcli11-dev libgloo-dev \
+    libisal-dev libboost-context-dev doctest-dev | sort -u)
+  mkdir -p "$stage/deb" "$stage/all"
+  chmod 755 "$stage" && chmod 777 "$stage/deb"  # for the user that fetches
+  echo "gpu_check: fetching ${packages[*]}"
+  (cd "$stage/deb" && apt-get download -q "${packages[@]}" </dev/null) || return 1
+  local deb
+  for deb in "$stage"/deb/*.deb; do dpkg -x "$deb" "$stage/all" || return 1; done
+
+  # Of Boost only what the compiler opens, and what it would open under another compiler.
+  headers=$(printf '#include <boost/context/fiber.hpp>\n' |
+    g++ -std=c++20 -x c++ -M - | grep -o '/usr/include/boost/[^ ]*') || return 1
+  local usr=$stage/all/usr header
+  mkdir -p "$stage/boost"
+  while read -r header; do
+    mkdir -p "$stage/boost/$(dirname "${header#/usr/include/}")"
+    cp "$usr/include/${header#/usr/include/}" "$stage/boost/${header#/usr/include/}" || return 1
+  done <<<"$headers"
+  cp -r "$usr/include/boost/config" "$usr/include/boost/predef" "$usr/include/boost/context" \
+    "$usr/include/boost/version.hpp" "$stage/boost/boost/" || return 1
+  rm -rf "$usr/include/boost" "$usr/share/doc" "$usr/share/man" "$usr/share/lintian" "$usr/share/bug" \
+    "$usr/include/eigen3/unsupported" "$stage/all/etc"
+  mv "$stage/boost/boost" "$usr/include/boost" || return 1
+  find "$usr" -name '*.a' -delete
+  # Only the exported targets of Gloo name their library by an absolute path.
+  # shellcheck disable=SC2016  # CMake's variable
+  find "$usr" -name '*.cmake' -exec sed -i 's|"/usr/lib/|"${_IMPORT_PREFIX}/lib/|' {} +
+  # A package of Debian may have its libraries in /lib.
+  if [[ -d $stage/all/lib ]]; then cp -a "$stage/all/lib/." "$usr/lib/" && rm -rf "$stage/all/lib"; fi
+
+  rm -rf "${into:?}/usr"
+  mkdir -p "$into"
+  mv "$usr" "$into/usr" || return 1
+  tools/setup.sh --cuda "$into" || return 1
+  local kib
+  kib=$(du -sk "$into" | cut -f1)
+  echo "gpu_check: $into holds $((kib / 1024)) MiB; name it with --deps on the GPU machine"
+  [[ $kib -le $((25 * 1024)) ]] || { echo "gpu_check: that is more than 25 MiB" >&2; return 1; }
+}
+
+if wanted prepare; then
+  prepare || exit 1
+  [[ ${#parts[@]} -gt 1 ]] || exit 0
+fi
+
+# --- the machine ---------------------------------------------------------------------------------
+
+if ! command -v nvcc >/dev/null; then
+  for bin in /usr/local/cuda/bin /usr/local/cuda-*/bin /opt/cuda/bin; do
+    [[ -x $bin/nvcc ]] && PATH=$bin:$PATH && break
+  done
+fi
+command -v nvcc >/dev/null || { echo "gpu_check: nvcc was not found; put it on the PATH" >&2; exit 1; }
+gpu=
+if command -v nvidia-smi >/dev/null; then
+  gpu=$(timeout 60 nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1)
+fi
+for part in "${parts[@]}"; do
+  [[ $part == build || $part == prepare || -n $gpu ]] ||
+    { echo "gpu_check: nvidia-smi shows no GPU here; 'build' and 'prepare' are all that can be done" >&2; exit 1; }
+done
+cuda_root=$(cd "$(dirname "$(readlink -f "$(command -v nvcc)")")/.." && pwd)
+
+work=$build/gpu-check
+mkdir -p "$work/logs"
+rm -f "$work"/logs/* "$work"/*.json "$work"/*.jsonl
+: >"$work/steps.tsv"
+[[ -n $commit ]] || commit=$(git rev-parse --short=12 HEAD 2>/dev/null)$(git diff --quiet HEAD 2>/dev/null || echo "+")
+[[ $commit != + ]] || commit=unknown
+
+# The libraries of NVIDIA's Python packages, under the names that linkers look for.
+links=$work/nvidia
+link_nvidia() {
+  local site file name toolkit_has_cublas=no
+  if compgen -G "$cuda_root/lib*/libcublasLt.so" >/dev/null || compgen -G "$cuda_root/targets/*/lib/libcublasLt.so" >/dev/null; then
+    toolkit_has_cublas=yes
+  fi
+  mkdir -p "$links/lib" "$links/include"
+  site=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))' 2>/dev/null) || return 0
+  for file in "$site"/nvidia/{nccl,cudnn,cu13,cublas}/lib/lib{nccl,cudnn,cublas}*.so*; do
+    [[ -e $file ]] || continue
+    name=$(basename "$file")
+    [[ $name != libcublas* || $toolkit_has_cublas == no ]] || continue
+    ln -sf "$file" "$links/lib/$name"
+    ln -sf "$file" "$links/lib/${name%%.so*}.so"
+  done
+  for file in "$site"/nvidia/{nccl,cudnn}/include/*; do
+    [[ -e $file ]] && ln -sf "$file" "$links/include/$(basename "$file")"
+  done
+  if ! compgen -G "$cuda_root/targets/*/include/cublasLt.h" >/dev/null && [[ ! -e $cuda_root/include/cublasLt.h ]]; then
+    for file in "$site"/nvidia/{cu13,cublas}/include/cublas*.h; do
+      [[ -e $file ]] && ln -sf "$file" "$links/include/$(basename "$file")"
+    done
+    export CPATH=$links/include${CPATH:+:$CPATH}
+  fi
+}
+link_nvidia
+# Only for what is built here: PyTorch brings its own libraries.
+library_path=$links/lib:$cuda_root/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+if [[ -n $deps ]]; then
+  # In the environment, for projects that a test configures, too.
+  export CMAKE_PREFIX_PATH=$deps/usr:$links${CMAKE_PREFIX_PATH:+:$CMAKE_PREFIX_PATH} CMAKE_POLICY_VERSION_MINIMUM=3.5
+  library_path=$deps/usr/lib:$deps/usr/lib/$(uname -m)-linux-gnu:$library_path
+fi
+with_libraries() { LD_LIBRARY_PATH=$library_path "$@"; }
+export -f with_libraries
+export library_path
+
+plugin=${TESSERA_CUDA_PLUGIN:-$build/bin/libtessera_cuda.so}
+export TESSERA_CUDA_PLUGIN=$plugin TESSERA_TEST_CUDA_PLUGIN=$plugin
+
+# --- steps ---------------------------------------------------------------------------------------
+
+failed=0
+part=
+reserved=0  # seconds that the parts to come shall have
+
+note() {  # note NAME RESULT SECONDS LOG WHY
+  printf '%s\t%s\t%s\t%s\t%s\t%s\n' "$part" "$@" >>"$work/steps.tsv"
+  printf '   %-52s %-8s %4s s  %s\n' "$1" "$2" "$3" "$5"
+}
+
+# skip NAME WHY
+skip() { note "$1" skipped 0 - "$2"; }
+
+# step NAME SECONDS COMMAND...: runs a command with its output in a log, at most for that time.
+step() {
+  local name=$1 most=$2 start=$SECONDS log rc
+  shift 2
+  log=$part-$(tr -c 'a-zA-Z0-9\n' - <<<"$name").log
+  local left=$((deadline - SECONDS - reserved))
+  [[ $most -le $left ]] || most=$left
+  if [[ $most -lt 5 ]]; then
+    skip "$name" "no time was left"
+    return 1
+  fi
+  timeout --kill-after=10 "$most" "$@" </dev/null >"$work/logs/$log" 2>&1
+  rc=$?
+  case $rc in
+    0) note "$name" ok $((SECONDS - start)) "$log" "" ;;
+    124 | 137) failed=1; note "$name" timeout $((SECONDS - start)) "$log" "stopped after $most s" ;;
+    *) failed=1; note "$name" failed $((SECONDS - start)) "$log" "exit code $rc" ;;
+  esac
+  return "$rc"
+}
+
+# has TARGET: whether the build knows it.
+has() { ninja -C "$build" -t query "$1" >/dev/null 2>&1; }
+# program PATH: whether it was built; says so if not.
+program() {
+  [[ -x $build/$1 ]] && return 0
+  skip "$(basename "$1")" "not built"
+  return 1
+}
+
+write_report() {
+  [[ -n $gpu ]] || return 0
+  python3 tools/bench/gpu_report.py "$work" --commit "$commit" --report "${out:-$root/docs/gpu}" \
+    ${out:+--earlier "$root/docs/gpu" --logs "$out/logs.tar.gz"} </dev/null
+}
+
+configure() {
+  local prefix=$links
+  [[ -z $deps ]] || prefix="$deps/usr;$prefix"
+  local arguments=(-DTESSERA_BUILD_BENCH=ON -DTESSERA_WERROR=OFF "-DCMAKE_PREFIX_PATH=$prefix"
+    "-DCMAKE_CUDA_COMPILER=$(command -v nvcc)" -DCMAKE_POLICY_VERSION_MINIMUM=3.5)
+  [[ ! -d $deps/cudnn-frontend/include ]] ||
+    arguments+=("-DTESSERA_CUDNN_FRONTEND_DIR=$deps/cudnn-frontend/include")
+  cmake --preset release -B "$build" "${arguments[@]}"
+}
+compile() { with_libraries ninja -C "$build" -k 0 -j "$jobs" "$@"; }
+# check_tests TARGET [doctest options]
+check_tests() {
+  local test=$1
+  shift
+  with_libraries "$build/$test" "$@"
+}
+export -f configure compile check_tests
+export build links deps jobs
+
+# bash_step NAME SECONDS FUNCTION ARGUMENT...: a step that is a function of this file.
+bash_step() {
+  local name=$1 most=$2
+  shift 2
+  # shellcheck disable=SC2016  # expanded by the inner shell
+  step "$name" "$most" bash -c 'set -uo pipefail; "$@"' bash "$@"
+}
+
+part_build() {
+  bash_step "configure" 120 configure || return
+  local targets=(tessera tessera_cuda kernels_test golden_test cuda_backend_test tessera_kernels_bench) target
+  for target in tessera_nccl nccl_gpu_test tessera_cuda_fiber; do has "$target" && targets+=("$target"); done
+  bash_step "program, CUDA backend, GPU tests" 420 compile "${targets[@]}"
+}
+
+part_test() {
+  if program tests/kernels/cuda_backend_test; then
+    bash_step "the GPU opens" 60 check_tests tests/kernels/cuda_backend_test
+  fi
+  if program bin/tessera; then
+    bash_step "doctor" 60 with_libraries "$build/bin/tessera" doctor
+  fi
+  if program tests/kernels/kernels_test; then
+    TESSERA_TEST_CUDA_ONLY=1 bash_step "kernels on the GPU" 150 check_tests tests/kernels/kernels_test
+  fi
+  if program tests/e2e/golden_test; then
+    bash_step "training steps against the reference" 90 check_tests tests/e2e/golden_test
+  fi
+  if [[ -e $build/bin/libtessera_cudnn.so && -x $build/tests/kernels/kernels_test ]]; then
+    # cuDNN serves where it can: what follows is tessera's own attention.
+    TESSERA_TEST_CUDA_ONLY=1 TESSERA_ATTENTION=own bash_step "own attention on the GPU" 60 \
+      check_tests tests/kernels/kernels_test '--source-file=*/attention_test.cpp'
+  fi
+}
+
+part_nccl() {
+  if [[ -x $build/tests/comm/nccl_gpu_test ]]; then
+    bash_step "collectives over NCCL" 120 check_tests tests/comm/nccl_gpu_test
+  else
+    skip "collectives over NCCL" "nccl_gpu_test was not built: see whether NCCL was found in the log of configure"
+  fi
+  program bin/tessera || return
+  local arguments=(--gpus "$(nvidia-smi -L | grep -c GPU)" --json "$work/ranks.json" --seconds 40)
+  [[ -z $quick ]] || arguments+=(--set gpt2-odd --worlds 1 3 --precision fp32)
+  [[ -e $build/bin/libtessera_nccl.so ]] || arguments+=(--backends staged)
+  bash_step "runs of one and more ranks" 150 with_libraries python3 tools/bench/golden_ranks.py "$build" "${arguments[@]}"
+}
+
+part_bench() {
+  if program tools/bench/tessera_kernels_bench; then
+    bash_step "each kernel" 120 with_libraries "$build/tools/bench/tessera_kernels_bench" --device cuda ${quick:+--quick} \
+      --json "$work/kernels.jsonl"
+    if [[ -e $build/bin/libtessera_cudnn.so ]]; then
+      TESSERA_ATTENTION=own bash_step "own attention" 40 with_libraries "$build/tools/bench/tessera_kernels_bench" --device cuda \
+        ${quick:+--quick} --only attention --json "$work/own-attention.jsonl"
+    fi
+  fi
+  local torch=()
+  if ! timeout 60 python3 -c 'import torch' 2>/dev/null; then
+    skip "PyTorch" "python3 can't import it"
+    torch=(--no-torch)
+  elif [[ -z $quick ]]; then
+    step "roofs by PyTorch" 60 python3 tools/bench/gpt2_torch.py --roofs && grep '^{' "$work"/logs/bench-roofs*.log >"$work/roofs.json"
+  fi
+  program bin/tessera || return
+  local seconds=$((deadline - SECONDS - reserved - 10)) arguments=()
+  read -r -a arguments <<<"--sizes $sizes"
+  [[ -z $quick ]] || arguments=(--sizes tiny --seq 8 --rounds 1 --steps 2 --warmup 1 --no-compile)
+  [[ $seconds -gt 5 ]] || seconds=5
+  step "GPT-2 steps" $((seconds + 10)) python3 tools/bench/gpt2_gpu.py "$build" "${arguments[@]}" "${torch[@]}" --seconds "$seconds" \
+    --library-path "$library_path" --json "$work/gpt2.json"
+}
+
+# sanitize_one TOOL FILE: the tests of one file.
+sanitize_one() {
+  echo "== $1: $2"
+  # shellcheck disable=SC2154  # exported below
+  TESSERA_TEST_CUDA_ONLY=1 TESSERA_ATTENTION=own with_libraries timeout --kill-after=5 "$sanitize_seconds" "$sanitizer" --tool "$1" --error-exitcode 9 \
+    --print-limit 20 "$build/tests/kernels/kernels_test" --source-file="*/$2" >"$work/logs/sanitize-$1-$2.log" 2>&1
+  local rc=$?
+  echo "== $1: $2: exit code $rc"
+  [[ $rc -eq 0 ]] || { grep -E '^=========|TEST CASE|ERROR' "$work/logs/sanitize-$1-$2.log" | head -30; }
+  return "$rc"
+}
+sanitize_all() {
+  local tool=$1
+  shift
+  # shellcheck disable=SC2016
+  printf '%s\n' "$@" | xargs -P 6 -I FILE bash -c 'sanitize_one "$0" "$1"' "$tool" FILE
+}
+export -f sanitize_one sanitize_all
+export work
+
+part_sanitize() {
+  local file files=() tool
+  for sanitizer in "$(command -v compute-sanitizer)" "$cuda_root"/{bin,compute-sanitizer,extras/compute-sanitizer}/compute-sanitizer ""; do
+    [[ ! -x $sanitizer ]] || break
+  done
+  [[ -n $sanitizer ]] || { skip "compute-sanitizer" "not installed"; return; }
+  program tests/kernels/kernels_test || return
+  for file in tests/kernels/*_test.cpp; do
+    ! grep -q 'for_each_context' "$file" || files+=("$(basename "$file")")
+  done
+  sanitize_seconds=75
+  export sanitizer sanitize_seconds
+  for tool in memcheck racecheck initcheck; do
+    bash_step "$tool" 80 sanitize_all "$tool" "${files[@]}"
+  done
+}
+
+part_suite() {
+  bash_step "all targets" 240 compile || true
+  # shellcheck disable=SC2016
+  step "every test" 300 bash -c 'with_libraries ctest --test-dir "$build" -j "$jobs" --timeout 120 --output-on-failure --no-tests=error'
+  if [[ $? -ne 0 && -s $build/Testing/Temporary/LastTestsFailed.log ]]; then
+    # shellcheck disable=SC2016
+    step "what failed, without the GPU" 90 bash -c \
+      'CUDA_VISIBLE_DEVICES= TESSERA_TEST_CUDA_PLUGIN= TESSERA_CUDA_PLUGIN= with_libraries ctest --test-dir "$build" -j "$jobs" --timeout 60 --rerun-failed'
+  fi
+}
+
+python3 tools/bench/gpu_report.py "$work" --environment "$cuda_root" --commit "$commit" </dev/null >"$work/logs/environment.log" 2>&1 &
+environment=$!
+
+# What is still to come keeps some time, so that a slow part does not take it all.
+declare -A keeps=([build]=0 [test]=60 [nccl]=60 [bench]=150 [sanitize]=60 [suite]=20)
+for part in build test nccl bench sanitize suite; do
+  wanted "$part" || continue
+  reserved=0
+  for later in "${parts[@]}"; do
+    case "$part:$later" in
+      build:test | build:nccl | build:bench | test:nccl | test:bench | nccl:bench | *:sanitize | *:suite)
+        [[ $later == "$part" || $part:$later == suite:sanitize ]] || reserved=$((reserved + keeps[$later]))
+        ;;
+    esac
+  done
+  echo "== $part"
+  "part_$part"
+  write_report
+done
+wait "$environment"
+write_report
+if [[ -n $gpu ]]; then echo "report: $(cat "$work/report" 2>/dev/null)"; fi
+exit "$failed"
