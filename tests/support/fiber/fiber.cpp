@@ -42,6 +42,8 @@ struct BorrowedStack {
   void deallocate(context::stack_context&) {}
 };
 
+struct Unwinding {};  // ends a fiber
+
 enum class State { Ready, AtBarrier, AtWarp, Ended };
 
 struct Site {
@@ -105,20 +107,15 @@ class Block {
   }
 
   void run() {
-    for (;;) {
-      bool progress = false;
+    try {
+      run_threads();
+    } catch (...) {
+      // Ends the fibers that have not: boost would do it unseen by the address sanitizer.
+      unwinding_ = true;
       for (std::size_t i = 0; i < threads_.size(); ++i) {
-        if (threads_[i].state != State::Ready) continue;
-        progress = true;
-        resume(i);
-        if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+        if (threads_[i].state != State::Ended) resume(i);
       }
-      for (std::size_t first = 0; first < threads_.size(); first += kWarp) meet_in_warp(first);
-      meet_in_block();
-      if (std::all_of(threads_.begin(), threads_.end(),
-                      [](const Thread& t) { return t.state == State::Ended; }))
-        return;
-      if (!progress) fail_stuck();
+      throw;
     }
   }
 
@@ -206,7 +203,8 @@ class Block {
                          back_ = std::move(back);
                          entered();
                          try {
-                           body_();
+                           if (!unwinding_) body_();
+                         } catch (const Unwinding&) {
                          } catch (const context::detail::forced_unwind&) {
                            throw;
                          } catch (...) {
@@ -237,6 +235,7 @@ class Block {
     context::fiber back = std::move(back_).resume();
     back_ = std::move(back);
     entered();
+    if (unwinding_) throw Unwinding{};
   }
 
   // The address sanitizer must know on which stack it is.
@@ -250,6 +249,24 @@ class Block {
     __sanitizer_start_switch_fiber(for_good ? nullptr : &thread().fake_stack, host_stack_,
                                    host_stack_bytes_);
 #endif
+  }
+
+  void run_threads() {
+    for (;;) {
+      bool progress = false;
+      for (std::size_t i = 0; i < threads_.size(); ++i) {
+        if (threads_[i].state != State::Ready) continue;
+        progress = true;
+        resume(i);
+        if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+      }
+      for (std::size_t first = 0; first < threads_.size(); first += kWarp) meet_in_warp(first);
+      meet_in_block();
+      if (std::all_of(threads_.begin(), threads_.end(),
+                      [](const Thread& t) { return t.state == State::Ended; }))
+        return;
+      if (!progress) fail_stuck();
+    }
   }
 
   std::size_t warp_end(std::size_t first) const { return std::min(first + kWarp, threads_.size()); }
@@ -340,6 +357,7 @@ class Block {
   std::size_t running_ = 0;
   context::fiber back_;
   std::exception_ptr error_;
+  bool unwinding_ = false;
 #if defined(__SANITIZE_ADDRESS__)
   const void* host_stack_ = nullptr;
   std::size_t host_stack_bytes_ = 0;
@@ -425,7 +443,7 @@ void copy_async(void* to, const void* from, std::size_t bytes, std::size_t fille
     block().fail(fmt::format("copies {} bytes from {} to {}, which are not aligned to them", bytes,
                              from, to));
   block().check(to, bytes, true);  // it may be written from now on
-  std::memset(to, 0xff, bytes);  // NaNs
+  std::memset(to, 0xff, bytes);    // NaNs
   auto& groups = block().thread().copies;
   if (groups.empty()) groups.emplace_back();
   groups.back().push_back(
