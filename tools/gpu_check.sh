@@ -211,7 +211,7 @@ link_nvidia() {
 }
 link_nvidia
 # Only for what is built here: PyTorch brings its own libraries.
-library_path=$links/lib:$cuda_root/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+library_path=$links/lib:$cuda_root/lib64:$cuda_root/targets/$(uname -m)-linux/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 if [[ -n $deps ]]; then
   # In the environment, for projects that a test configures, too.
   export CMAKE_PREFIX_PATH=$deps/usr:$links${CMAKE_PREFIX_PATH:+:$CMAKE_PREFIX_PATH} CMAKE_POLICY_VERSION_MINIMUM=3.5

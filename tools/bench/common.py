@@ -26,43 +26,62 @@ def write_tokens(path, count, vocab):
         tokens.tofile(f)
 
 
-class GpuMemory:
-    """The memory of GPU 0 that is in use, asked from the driver while a program runs: the peak over what it was before, or
-    None where no driver answers. It sees contexts, workspaces and caches, for every program alike."""
+class Nvml:
+    """Bytes of GPU 0 in use, by the driver's library. @throws OSError if it is not there or fails."""
 
     class _Info(ctypes.Structure):
         _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+    def __init__(self):
+        self.library, self.device = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
+        if self.library.nvmlInit_v2() != 0 or self.library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(self.device)) != 0:
+            raise OSError("NVML finds no GPU")
+
+    def used(self):
+        info = self._Info()
+        if self.library.nvmlDeviceGetMemoryInfo(self.device, ctypes.byref(info)) != 0:
+            raise OSError("NVML does not tell the memory in use")
+        return info.used
+
+
+def used_by_nvidia_smi():
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+    try:
+        return int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout) * 2**20
+    except (ValueError, subprocess.SubprocessError) as error:
+        raise OSError(f"nvidia-smi does not tell the memory in use: {error}") from error
+
+
+class GpuMemory:
+    """The memory of GPU 0 that is in use, asked from the driver while a program runs: the peak over what it was before, or
+    None where no driver answers. It sees contexts, workspaces and caches, for every program alike."""
 
     def __init__(self, every=0.02):
         self.every, self.before, self.most, self.end = every, None, None, threading.Event()
         self.thread = threading.Thread(target=self._watch, daemon=True)
 
-    def _used(self):
-        info = self._Info()
-        return info.used if self.nvml.nvmlDeviceGetMemoryInfo(self.device, ctypes.byref(info)) == 0 else None
-
     def _watch(self):
         while not self.end.wait(self.every):
-            used = self._used()
-            if used is not None:
-                self.most = max(self.most, used)
+            try:
+                self.most = max(self.most, self.used())
+            except OSError:
+                pass
 
     def __enter__(self):
-        try:
-            self.nvml, self.device = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
-            if self.nvml.nvmlInit_v2() == 0 and self.nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(self.device)) == 0:
-                self.before = self.most = self._used()
-        except (OSError, AttributeError):
-            pass
-        if self.before is not None:
-            self.thread.start()
+        for attempt in (lambda: Nvml().used, lambda: used_by_nvidia_smi):
+            try:
+                self.used = attempt()
+                self.before = self.most = self.used()
+                self.thread.start()
+                break
+            except (OSError, AttributeError):
+                continue
         return self
 
     def __exit__(self, *_):
         self.end.set()
         if self.before is not None:
             self.thread.join()
-            self.nvml.nvmlShutdown()
 
     @property
     def peak_gib(self):

@@ -25,7 +25,7 @@ def run_tessera(o, seq, folder):
     out = tempfile.mkdtemp(dir=folder)
     command = [f"{o.build}/bin/tessera", "train", "--model.arch", "gpt2", "--model.n_layer", "12", "--model.n_head", "12",
                "--model.n_embd", "768", "--model.vocab_size", "50257", "--model.seq_len", str(seq), "--data.train", tokens,
-               "--data.order", "sequential", "--train.steps", str(steps), "--train.global_batch", str(o.batch),
+               "--data.order", "sequential", "--train.device", "cpu", "--train.steps", str(steps), "--train.global_batch", str(o.batch),
                "--train.micro_batch", str(o.batch), "--train.eval_every", "0", "--checkpoint.every", "0",
                "--optim.lr", "1e-4", "--run.out", out]
     env = dict(os.environ, OMP_NUM_THREADS=str(o.threads))
