@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "comm/failure_report.h"
 #include "comm/nccl.h"
@@ -10,6 +11,37 @@
 #include "comm/nccl/position.h"
 
 namespace tessera::comm {
+
+/// A mutex that can be waited for with a deadline, in a way that the thread sanitizer follows
+/// (GCC 12's does not follow std::timed_mutex).
+class TimedTurn {
+ public:
+  void lock() {
+    std::unique_lock lock(mutex_);
+    free_.wait(lock, [this] { return !taken_; });
+    taken_ = true;
+  }
+  bool try_lock() {
+    const std::lock_guard lock(mutex_);
+    return !std::exchange(taken_, true);
+  }
+  bool try_lock_until(std::chrono::steady_clock::time_point end) {
+    std::unique_lock lock(mutex_);
+    if (!free_.wait_until(lock, end, [this] { return !taken_; })) return false;
+    taken_ = true;
+    return true;
+  }
+  void unlock() {
+    const std::lock_guard lock(mutex_);
+    taken_ = false;
+    free_.notify_one();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable free_;
+  bool taken_ = false;
+};
 
 /// What the caller's thread, the prober and the watchdog share.
 ///
@@ -75,7 +107,7 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   bool store_is_lost_ = false;             // the watchdog's
   std::atomic<std::uint64_t> called_ = 0;  // collectives that were started
 
-  std::timed_mutex nccl_;  // held in calls of NCCL itself
+  TimedTurn nccl_;  // held in calls of NCCL itself
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::optional<NcclSuspicion> suspicion_;
