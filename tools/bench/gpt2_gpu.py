@@ -202,7 +202,7 @@ class Bench:
 
 
 def candidates(size, mode, gpu_gib):
-    first = FIRST[size][MODES[mode] is not None] * gpu_gib / 80
+    first = FIRST[size][MODES[mode] is not None] * round(gpu_gib) / 80
     return [batch for batch in BATCHES if batch <= max(1, first)]
 
 

@@ -10,7 +10,7 @@ the same name and commit, in DIR or --earlier.
 import argparse, datetime, json, os, pathlib, platform, re, subprocess, sys, tarfile
 
 PARTS = ["build", "test", "nccl", "bench", "sanitize", "suite"]
-TAIL = 25  # lines of a failed step's log
+TAIL = 25  # lines of a failed step's log, from its first error and at its end
 FIGURES = {"kernels": "kernels.jsonl", "own_attention": "own-attention.jsonl", "gpt2": "gpt2.json", "ranks": "ranks.json", "torch_roofs": "roofs.json"}
 FIGURES_OF = {"kernels": "bench", "own_attention": "bench", "gpt2": "bench", "torch_roofs": "bench", "ranks": "nccl"}
 
@@ -126,11 +126,15 @@ def steps(work):
             text = ""
         step["counted"] = counted(text)
         # What a test says that it left out.
-        step["notes"] = [line.strip()[:300] for line in text.splitlines()
-                         if re.search(r"\bskip(ped|ping)?\b", line, re.I) and not line.startswith("[doctest]")][:5]
+        skipped = [line.strip()[:300] for line in text.splitlines()
+                   if re.search(r"\bskip(ped|ping)?\b", line, re.I) and not line.startswith(("[doctest]", "TEST CASE"))]
+        step["notes"] = list(dict.fromkeys(skipped))[:5]
         if outcome in ("failed", "timeout"):
             step["failed"] = failed_tests(text)[:40]
-            step["tail"] = text.splitlines()[-TAIL:]
+            lines = text.splitlines()
+            first = [i for i, line in enumerate(lines) if re.search(r"\b(ERROR|error):|FAILED:|=========.*(Invalid|Race|Uninit|Error)", line)]
+            step["head"] = lines[first[0]:first[0] + TAIL] if first and first[0] < len(lines) - TAIL else []
+            step["tail"] = lines[-TAIL:]
         result.append(step)
     return result
 
@@ -213,6 +217,8 @@ def markdown(report):
         for s in bad:
             lines += ["", f"### {s['part']}, {s['name']}: {s['why']}", ""]
             lines += [f"- {name}" for name in s["failed"]]
+            if s.get("head"):
+                lines += ["", "The first:", "", "```", *s["head"], "```", "", "The end:"]
             lines += ["", "```", *s["tail"], "```"]
     return "\n".join(lines) + "\n"
 
