@@ -8,8 +8,10 @@
 namespace tessera::comm {
 
 ShardedModel::ShardedModel(const std::vector<Unit>& units, ShardMode mode, DType compute_dtype,
-                           const std::shared_ptr<Context>& context, Communicator& communicator)
-    : mode_(mode), context_(context), communicator_(communicator) {
+                           const std::shared_ptr<Context>& context, Communicator& communicator,
+                           int gather_ahead)
+    : mode_(mode), gather_ahead_(gather_ahead), context_(context), communicator_(communicator) {
+  require(gather_ahead >= 0, "gather_ahead must not be negative, got {}", gather_ahead);
   require(!units.empty(), "a model needs at least one unit");
   require(compute_dtype == DType::F32 || compute_dtype == DType::BF16,
           "parameters are gathered in f32 or bf16, got {}", compute_dtype);
@@ -75,10 +77,12 @@ void ShardedModel::values_changed() {
   }
 }
 
-// Waits for a unit's parameters and starts those of the unit that comes next.
-void ShardedModel::ensure_gathered(int unit, int next) {
+// Waits for a unit's parameters and starts those of the units that come next.
+void ShardedModel::ensure_gathered(int unit, int direction) {
   units_[static_cast<std::size_t>(unit)]->start_gather();
-  if (next > 0 && next < static_cast<int>(units_.size())) {
+  for (int ahead = 1; ahead <= gather_ahead_; ++ahead) {
+    const int next = unit + direction * ahead;
+    if (next <= 0 || next >= static_cast<int>(units_.size())) break;
     units_[static_cast<std::size_t>(next)]->start_gather();
   }
   units_[static_cast<std::size_t>(unit)]->finish_gather();
@@ -99,7 +103,7 @@ void ShardedModel::begin_range(const char* phase, int unit) {
 }
 
 void ShardedModel::before_forward(int unit) {
-  ensure_gathered(unit, unit + 1);
+  ensure_gathered(unit, 1);
   begin_range("forward", unit);
 }
 
@@ -112,7 +116,7 @@ void ShardedModel::after_forward(int unit) {
 }
 
 void ShardedModel::before_backward(int unit) {
-  ensure_gathered(unit, unit - 1);
+  ensure_gathered(unit, -1);
   units_[static_cast<std::size_t>(unit)]->prepare_gradients(first_);
   begin_range("backward", unit);
 }
@@ -177,7 +181,7 @@ void ShardedModel::step(const optim::AdamWOptions& options, double lr, std::int6
 }
 
 void ShardedModel::gather_all() {
-  for (int u = 0; u < static_cast<int>(units_.size()); ++u) ensure_gathered(u, u + 1);
+  for (int u = 0; u < static_cast<int>(units_.size()); ++u) ensure_gathered(u, 1);
 }
 
 void ShardedModel::end_evaluation() {

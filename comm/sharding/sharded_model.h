@@ -18,8 +18,12 @@ class ShardedModel final : public UnitHooks {
  public:
   /// Binds the parameters of `units`; unit 0 is the root. Masters start as zeros: see load().
   /// `communicator` must outlive this. compute_dtype: f32 or bf16.
+  /// @param gather_ahead  units that are gathered before they are needed, beside the one in use:
+  /// more
+  ///   hide more of a slow network, and take the memory of a unit each
   ShardedModel(const std::vector<Unit>& units, ShardMode mode, DType compute_dtype,
-               const std::shared_ptr<Context>& context, Communicator& communicator);
+               const std::shared_ptr<Context>& context, Communicator& communicator,
+               int gather_ahead = 1);
 
   ShardMode mode() const { return mode_; }
   const std::vector<std::unique_ptr<FlatUnit>>& units() const { return units_; }
@@ -68,10 +72,11 @@ class ShardedModel final : public UnitHooks {
  private:
   std::vector<Piece> pieces(bool owned_only);
   void begin_range(const char* phase, int unit);
-  void ensure_gathered(int unit, int next);
+  void ensure_gathered(int unit, int direction);
   void drain_reductions(std::size_t keep);
 
   ShardMode mode_;
+  int gather_ahead_;
   std::shared_ptr<Context> context_;
   Communicator& communicator_;
   std::vector<std::unique_ptr<FlatUnit>> units_;

@@ -231,6 +231,30 @@ TEST_CASE("two ranks each hold half; whole units come and go") {
   }
 }
 
+TEST_CASE(
+    "as many units are whole at a time as are gathered ahead, and the numbers do not change") {
+  std::map<int, std::vector<float>> gradients;
+  std::mutex mutex;
+  for (const int ahead : {0, 1, 2, 100}) {
+    run_ranks(2, [&](int rank, const auto& context, comm::Communicator& communicator) {
+      Chain chain(64, 6);
+      ShardedModel sharded(chain.units, ShardMode::Full, DType::F32, context, communicator, ahead);
+      sharded.load(fill);
+      micro_step(chain, sharded, context, true, true, 0.1);
+      const std::int64_t unit_bytes = sharded.units()[1]->layout().padded_size() * 4;
+      const std::int64_t root_bytes = sharded.units()[0]->layout().padded_size() * 4;
+      const auto units = static_cast<std::int64_t>(sharded.units().size()) - 1;
+      const std::int64_t peak = context->ledger().usage(MemoryCategory::Gathered).peak;
+      CHECK(peak <= root_bytes + std::min<std::int64_t>(1 + ahead, units) * unit_bytes);
+      CHECK(peak > std::min<std::int64_t>(ahead, units - 1) * unit_bytes);
+      if (rank != 0) return;
+      const std::lock_guard lock(mutex);
+      gradients[ahead] = sharded.units()[3]->gradient().template to_vector<float>();
+    });
+  }
+  for (const auto& [ahead, values] : gradients) CHECK(values == gradients.at(1));
+}
+
 TEST_CASE("a parameter that is not gathered cannot be read by mistake") {
   run_ranks(2, [&](int, const auto& context, comm::Communicator& communicator) {
     Chain chain(8, 2);

@@ -58,6 +58,7 @@ struct Config {
   } optim;
   struct Shard {
     std::string mode = "full";
+    std::int64_t gather_ahead = 1;
   } shard;
   struct Checkpoint {
     std::int64_t every = 500;  ///< steps, and at the end; 0: none at all

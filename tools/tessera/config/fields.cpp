@@ -96,6 +96,8 @@ std::vector<Field> make_fields() {
 
       text("shard.mode", REF(shard.mode), "what is sharded over ranks", {"full", "none"},
            {"optimizer", "gradients", "hybrid"}),
+      integer("shard.gather_ahead", REF(shard.gather_ahead), 0, 1 << 20,
+              "units gathered before they are needed, beside the one in use"),
 
       integer("checkpoint.every", REF(checkpoint.every), 0, 1e15,
               "steps between checkpoints, one more at the end; 0: none"),

@@ -33,8 +33,7 @@ struct Findings {
   Machine machine;
   DirectoryState directory;
   ProductResult product;
-  std::vector<std::string> gpus;      // their descriptions
-  std::string gpu_problem;            // empty if there are GPUs, and all can be used
+  Gpus gpus;
   std::string shared_memory_problem;  // empty if ranks can share memory
   bool healthy() const { return directory.writable && product.correct; }
 };
@@ -47,12 +46,14 @@ void print_json(const Options& options, const Findings& found) {
   out["cpu"] = {{"model", m.processor}, {"level", cpu_level_name(m.level)}, {"threads", m.threads}};
   out["memory"] = {{"total", m.memory_total}, {"available", m.memory_available}};
   out["backends"] = {{"cpu", true},
-                     {"cuda", !found.gpus.empty()},
+                     {"cuda", !found.gpus.descriptions.empty()},
                      {"shm", found.shared_memory_problem.empty()},
                      {"gloo", true},
-                     {"nccl", false}};
-  out["gpus"] = found.gpus;
-  out["gpu_problem"] = found.gpu_problem;
+                     {"nccl", !found.gpus.nccl.empty()}};
+  out["gpus"] = found.gpus.descriptions;
+  out["gpu_problem"] = found.gpus.problem;
+  out["gpu_notes"] = found.gpus.notes;
+  out["nccl_problem"] = found.gpus.nccl_problem;
   out["run_directory"] = {{"path", options.directory},
                           {"writable", found.directory.writable},
                           {"problem", found.directory.problem},
@@ -67,6 +68,7 @@ void print_json(const Options& options, const Findings& found) {
 
 void print_text(const Options& options, const Findings& found) {
   const Machine& m = found.machine;
+  const Gpus& gpus = found.gpus;
   const ConsoleStyle style = detect_console(STDOUT_FILENO);
   const auto verdict = [&](bool good, const std::string& text) {
     return paint(style, good ? Tone::Good : Tone::Bad, good ? "ok" : "FAILED") + "  " + text;
@@ -81,16 +83,20 @@ void print_text(const Options& options, const Findings& found) {
                         m.threads, m.threads == 1 ? "" : "s")},
            {"memory", fmt::format("{} of {} available", format_bytes(m.memory_available),
                                   format_bytes(m.memory_total))},
-           {"GPUs", found.gpus.empty() ? "none: " + found.gpu_problem
-                                       : fmt::format("{}", fmt::join(found.gpus, "; "))},
-           {"", found.gpus.empty()          ? "models train on the processor, many times slower"
-                : found.gpu_problem.empty() ? "train.device auto takes the one of the local rank"
-                                            : found.gpu_problem},
+           {"GPUs", gpus.descriptions.empty()
+                        ? "none: " + gpus.problem
+                        : fmt::format("{}", fmt::join(gpus.descriptions, "; "))},
+           {"", gpus.descriptions.empty() ? "models train on the processor, many times slower"
+                : gpus.problem.empty()    ? fmt::format("{}", fmt::join(gpus.notes, "; "))
+                                          : gpus.problem},
            {"communication",
             found.shared_memory_problem.empty()
                 ? "shm (shared memory of one host), gloo, threads of one process"
                 : "gloo, threads of one process; no shm: " + found.shared_memory_problem},
-           {"", "nccl is not in this build: ranks exchange data through host memory"},
+           {"", found.gpus.nccl.empty()
+                    ? fmt::format("no nccl: {}; ranks exchange data through host memory",
+                                  found.gpus.nccl_problem)
+                    : "nccl " + found.gpus.nccl + " between GPUs"},
            {"limits",
             fmt::format("{} open files, {} free in /dev/shm", m.open_files,
                         m.shared_memory_free < 0 ? "nothing" : format_bytes(m.shared_memory_free))},
@@ -118,7 +124,7 @@ Command add_doctor(CLI::App& parent) {
             found.machine = examine_machine();
             found.directory = examine_directory(options->directory);
             found.product = examine_product(found.machine.threads, found.machine.level);
-            examine_gpus(found.gpus, found.gpu_problem);
+            found.gpus = examine_gpus();
             found.shared_memory_problem = comm::shared_memory_problem();
             options->json ? print_json(*options, found) : print_text(*options, found);
             return found.healthy() ? 0 : 1;

@@ -15,9 +15,11 @@
 #include <thread>
 #include <vector>
 
+#include "comm/nccl.h"
 #include "core/base/context.h"
 #include "core/base/device_backend.h"
 #include "core/base/rng.h"
+#include "core/ops/attention.h"
 #include "kernels/matmul.h"
 
 namespace tessera::tools {
@@ -115,16 +117,29 @@ DirectoryState examine_directory(const std::filesystem::path& path) {
   return out;
 }
 
-void examine_gpus(std::vector<std::string>& descriptions, std::string& problem) {
+Gpus examine_gpus() {
+  Gpus out;
   try {
     const int count = count_devices();
     for (int index = 0; index < count; ++index) {
       const auto backend = load_device_backend(index);
-      descriptions.push_back(fmt::format("cuda:{} {}", index, backend->description()));
+      out.descriptions.push_back(fmt::format("cuda:{} {}", index, backend->description()));
     }
+    const auto context = Context::create({.device = {DeviceType::CUDA, 0}});
+    try {
+      out.nccl = comm::open_nccl(*context)->version();
+    } catch (const Unsupported& error) {
+      out.nccl_problem = error.what();
+    }
+    // A small one of GPT-2's shape decides which attention serves.
+    const Tensor qkv = Tensor::full(context, {1, 64, 3 * 64}, DType::BF16, 0.5);
+    ops::causal_attention(qkv, 1);
+    out.notes = context->backend().take_notes();
   } catch (const Error& error) {
-    problem = error.what();
+    out.problem = error.what();
   }
+  if (out.nccl.empty() && out.nccl_problem.empty()) out.nccl_problem = "there is no GPU to use it";
+  return out;
 }
 
 ProductResult examine_product(int threads, CpuLevel level) {

@@ -30,8 +30,15 @@ struct DirectoryState {
 };
 DirectoryState examine_directory(const std::filesystem::path& path);
 
-/// Opens every GPU. @param problem  why there are none, or which can't be opened; else empty
-void examine_gpus(std::vector<std::string>& descriptions, std::string& problem);
+/// The GPUs, and what serves on them.
+struct Gpus {
+  std::vector<std::string> descriptions;  ///< of those that can be opened
+  std::string problem;                    ///< why there are none, or which fails; else empty
+  std::vector<std::string> notes;         ///< which of several kernels serves, and why
+  std::string nccl;                       ///< its version; empty if it can't be used
+  std::string nccl_problem;               ///< why not
+};
+Gpus examine_gpus();
 
 /// A float32 matrix product of the CPU kernels, checked against double precision and timed.
 struct ProductResult {

@@ -95,7 +95,7 @@ class Rank {
         model_(setup_.model),
         sharded_(model_.units(), comm::parse_shard_mode(config_.shard.mode),
                  config_.train.precision == "bf16" ? DType::BF16 : DType::F32, context_,
-                 communicator_),
+                 communicator_, static_cast<int>(config_.shard.gather_ahead)),
         trainer_(model_, sharded_, communicator_, context_, trainer_options(config_)),
         coordinator_(*group.store, rank_, world_size_, milliseconds(config_.checkpoint.timeout)),
         run_id_(file_name_of(environment.run_id, setup_.state.step)),
@@ -373,6 +373,10 @@ int run_rank(Config config, const comm::LaunchEnvironment& environment, bool jso
       });
   RunSetup setup = set_up(std::move(config), environment.world_size,
                           resume.empty() ? std::nullopt : std::optional<fs::path>(resume));
+  if (!group.why_not_nccl.empty()) {
+    setup.notes.push_back(fmt::format("note: ranks talk through {}, not through NCCL: {}",
+                                      group.communicator->backend(), group.why_not_nccl));
+  }
   if (!group.why_not_shared_memory.empty()) {
     setup.notes.push_back(fmt::format("note: ranks talk through {}, not through shared memory: {}",
                                       group.communicator->backend(), group.why_not_shared_memory));

@@ -86,9 +86,16 @@ MemoryPlan plan_memory(const RunSetup& setup, const comm::ShardedModel& sharded,
   }
   std::sort(blocks.rbegin(), blocks.rend());
   const std::int64_t root = sharded.units().front()->layout().padded_size();
-  // The root and at most two blocks are whole at a time.
-  std::int64_t whole = root;
-  for (std::size_t i = 0; i < std::min<std::size_t>(2, blocks.size()); ++i) whole += blocks[i];
+  // The root, the block in use and those gathered ahead are whole at a time; of the gradients,
+  // those of the block in use and of the one that is being reduced.
+  const auto largest = [&](std::int64_t count) {
+    std::int64_t sum = root;
+    for (std::size_t i = 0; i < std::min(static_cast<std::size_t>(count), blocks.size()); ++i)
+      sum += blocks[i];
+    return sum;
+  };
+  const std::int64_t whole = largest(2);
+  const std::int64_t gathered = largest(1 + setup.config.shard.gather_ahead);
 
   // Later micro-batches arrive beside the segment that they are added to, unit by unit.
   std::int64_t arriving = 0;
@@ -101,7 +108,7 @@ MemoryPlan plan_memory(const RunSetup& setup, const comm::ShardedModel& sharded,
   of(plan, MemoryCategory::Gradients) = scatters ? (held + whole + arriving) * 4 : padded * 4;
   // Sampling text at evaluations gathers the whole model.
   const bool samples = !setup.config.train.sample_prompt.empty();
-  if (scatters) of(plan, MemoryCategory::Gathered) = (samples ? padded : whole) * compute_size;
+  if (scatters) of(plan, MemoryCategory::Gathered) = (samples ? padded : gathered) * compute_size;
   if (!scatters && bf16) of(plan, MemoryCategory::Gathered) = padded * compute_size;
   of(plan, MemoryCategory::Activations) = plan_activations(setup, bf16 ? DType::BF16 : DType::F32);
   of(plan, MemoryCategory::Data) =

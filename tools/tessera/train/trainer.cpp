@@ -90,6 +90,7 @@ StepResult Trainer::step(std::int64_t step, std::int64_t position, const io::Sam
   sharded_.step(options_.adamw, result.lr, step + 1, factor);
 
   const std::vector<double> sums = totals.to_vector<double>();
+  communicator_.check();
   result.grad_norm = std::sqrt(sums[0]);
   result.loss = sums[kLoss];
   result.stop_requested = sums[kStop] > 0;
@@ -120,7 +121,9 @@ double Trainer::evaluate(const io::Sampler& data, std::int64_t batches) {
   sharded_.end_evaluation();
   if (communicator_.world_size() > 1)
     communicator_.all_reduce(sum.view(), comm::ReduceOp::Sum, {"all_reduce val_loss", {}});
-  return sum.item() / static_cast<double>(limit * data.seq_len());
+  const double total = sum.item();
+  communicator_.check();
+  return total / static_cast<double>(limit * data.seq_len());
 }
 
 }  // namespace tessera::tools

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Runs a compiler of CUDA with the statistics of ptxas (-Xptxas=-v), keeps those to itself, and fails
+# if a kernel spills registers: it would be bound by local memory, and no test would tell.
+set -uo pipefail
+output=$("$@" 2>&1)
+status=$?
+awk '
+  /^ptxas info/ {
+    if ($0 ~ /Function properties for/) kernel = $NF
+    next
+  }
+  /bytes stack frame, .* spill/ {
+    if ($5 + $9 > 0) { print "spilled registers: " kernel ":" $0; spilled = 1 }
+    next
+  }
+  { print }
+  END { exit spilled }
+' <<<"$output" | sed '/^$/d' >&2
+if [[ ${PIPESTATUS[0]} -ne 0 && $status -eq 0 ]]; then status=1; fi
+exit "$status"
