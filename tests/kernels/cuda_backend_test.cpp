@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/base/context.h"
+#include "core/base/device_backend.h"
 #include "core/base/error.h"
 
 namespace tessera::test {
@@ -20,7 +21,8 @@ TEST_CASE("the plugin opens a GPU, or says why there is none") {
   } catch (const Unsupported& error) {
     why = error.what();
     CAPTURE(why);
-    CHECK(why.find("cuda:0") != std::string::npos);
+    CHECK(why.find("no GPU can be used") != std::string::npos);
+    CHECK_THROWS_AS(count_devices(plugin), Unsupported);
   }
   CHECK_THROWS_AS(Context::create({.device = {DeviceType::CUDA, 99}, .plugin = plugin}),
                   Unsupported);

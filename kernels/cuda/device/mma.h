@@ -4,7 +4,7 @@
 #include "kernels/cuda/device/shared.h"
 
 #if defined(TESSERA_FIBER)
-#include "tests/support/fiber/tensor_core.h"
+#include <tensor_core.h>  // of tests/support/fiber
 #endif
 
 // Products of bf16 matrices by tensor cores, the loads of their operands from shared memory, and
