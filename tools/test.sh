@@ -8,8 +8,8 @@ usage() {
 usage: tools/test.sh [options]
 
 Without options: the release build with the whole suite, then the parts that sanitizers have most to
-say about: input parsing and checkpoints with the address and undefined-behaviour sanitizers,
-communication and threads with the thread sanitizer.
+say about: input parsing, checkpoints and kernels (those of CUDA, too, as fibers) with the address
+and undefined-behaviour sanitizers, communication and threads with the thread sanitizer.
 
   --quick      the release build and its unit tests only
   --asan       the whole suite with address and undefined-behaviour sanitizers only
@@ -94,8 +94,10 @@ if [[ $mode == asan || $mode == tsan ]]; then
 fi
 
 if [[ $mode == default ]]; then
-  stage "asan: build" build asan base_test io_tests io_data_tests tools_config_tests tools_report_tests &&
-    stage "asan: parsers and files" check asan -R "^(base|io|io_data|tools_config|tools_report)_tests?\."
+  stage "asan: build" build asan base_test io_tests io_data_tests tools_config_tests tools_report_tests \
+    kernels_test fiber_test &&
+    stage "asan: parsers, files, kernels" \
+      check asan -R "^(base|io|io_data|tools_config|tools_report|kernels|fiber)_tests?\."
   stage "tsan: build" build tsan base_test comm_test comm_control_test &&
     stage "tsan: communication and threads" check tsan -R "^(base|comm|comm_control)_tests?\."
 fi
