@@ -192,7 +192,7 @@ link_nvidia() {
   fi
   mkdir -p "$links/lib" "$links/include"
   site=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))' 2>/dev/null) || return 0
-  for file in "$site"/nvidia/{nccl,cudnn,cu13,cublas}/lib/lib{nccl,cudnn,cublas}*.so*; do
+  for file in "$site"/nvidia/{nccl,cudnn,cu13,cublas,cuda_nvrtc}/lib/lib{nccl,cudnn,cublas,nvrtc}*.so*; do
     [[ -e $file ]] || continue
     name=$(basename "$file")
     [[ $name != libcublas* || $toolkit_has_cublas == no ]] || continue

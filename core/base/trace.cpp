@@ -47,9 +47,13 @@ std::size_t Trace::begin(std::string_view name, bool on_device) {
   return spans_.size() - 1;
 }
 
-void Trace::end(std::size_t span) {
+void Trace::end(std::size_t span) noexcept {
   Span& s = spans_[span];
-  s.end = s.on_device ? static_cast<double>(context_.backend().mark()) : now();
+  s.end = s.begin;
+  try {
+    s.end = s.on_device ? static_cast<double>(context_.backend().mark()) : now();
+  } catch (const Error&) {  // a destructor calls
+  }
 }
 
 std::string Trace::to_json(int process, const std::string& name) {

@@ -35,7 +35,8 @@ class Trace {
     bool on_device = false;
   };
   std::size_t begin(std::string_view name, bool on_device);
-  void end(std::size_t span);
+  /// After a failure of the device, which somebody else reports, the span ends where it began.
+  void end(std::size_t span) noexcept;
   double now() const;
 
   Context& context_;

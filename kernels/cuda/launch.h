@@ -19,7 +19,8 @@ struct LaunchShape {
 };
 
 /// Starts a kernel on the context's stream.
-/// @throws CudaError naming the kernel and the shape if the device refuses it
+/// @throws Unsupported if a block needs more shared memory than the device has, CudaError naming
+/// the kernel and the shape if the device refuses it
 template <typename... Params, typename... Args>
 void launch(Context& context, const char* name, void (*kernel)(Params...), const LaunchShape& shape,
             Args&&... args) {
@@ -30,9 +31,15 @@ void launch(Context& context, const char* name, void (*kernel)(Params...), const
 #else
   constexpr int kDefaultShared = 48 * 1024;  // more must be asked for
   cudaError_t status = cudaSuccess;
-  if (shape.shared_bytes > kDefaultShared)
+  if (shape.shared_bytes > kDefaultShared) {
     status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   shape.shared_bytes);
+    if (status == cudaErrorInvalidValue) {
+      cudaGetLastError();
+      throw Unsupported("{}: a block needs {} bytes of shared memory, more than this GPU has", name,
+                        shape.shared_bytes);
+    }
+  }
   if (status == cudaSuccess) {
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(shape.grid, shape.grid_y, shape.grid_z);

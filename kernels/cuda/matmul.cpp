@@ -117,8 +117,8 @@ class Plan {
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
 
-  void run(CudaBackend& backend, const Matmul& args, void* workspace) {
-    if (args.bias.defined()) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, args.bias.data);
+  void run(CudaBackend& backend, const Matmul& args, void* workspace, void* bias) {
+    if (bias != nullptr) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     const bool f64 = args.a.dtype == DType::F64;
     const float one = 1.0F;
     const float beta = args.accumulate ? 1.0F : 0.0F;
@@ -211,7 +211,14 @@ void matmul(Context& context, const Matmul& args) {
   Plan& plan =
       static_cast<Plans&>(*backend.matmul_state).get(backend.cublas_lt().get(), key_of(args));
   const Workspace workspace(context, plan.workspace_bytes(), "matmul");
-  plan.run(backend, args, workspace.data());
+  // Kernels read a bias in packs, though no preference of the heuristic tells where it begins.
+  const bool misplaced = args.bias.defined() && alignment(args.bias.data) < 16;
+  const Workspace moved(context, misplaced ? args.bias.bytes() : 0, "matmul");
+  if (misplaced)
+    check(cudaMemcpyAsync(moved.data(), args.bias.data, args.bias.bytes(), cudaMemcpyDeviceToDevice,
+                          static_cast<cudaStream_t>(backend.stream())),
+          "matmul: moving the bias");
+  plan.run(backend, args, workspace.data(), misplaced ? moved.data() : args.bias.data);
 }
 
 TESSERA_CUDA_KERNEL(matmul, Matmul)

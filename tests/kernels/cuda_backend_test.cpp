@@ -1,5 +1,6 @@
 // The CUDA backend as a plugin: it loads where the toolkit is, and says what is missing where no
 // GPU is.
+#include <dlfcn.h>
 #include <doctest/doctest.h>
 
 #include <string>
@@ -10,6 +11,15 @@
 
 namespace tessera::test {
 namespace {
+
+TEST_CASE("nothing is missing in the plugins that were built") {
+  for (const std::string plugin : {TESSERA_PLUGIN_FILES}) {
+    CAPTURE(plugin);
+    const void* library = dlopen(plugin.c_str(), RTLD_NOW | RTLD_LOCAL);
+    const std::string why = library == nullptr ? dlerror() : "";
+    CHECK(why == "");
+  }
+}
 
 TEST_CASE("the plugin opens a GPU, or says why there is none") {
   const std::string plugin = TESSERA_CUDA_PLUGIN_FILE;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <limits>
 
 #include "core/base/caching_allocator.h"
 
@@ -14,39 +15,59 @@ namespace {
 constexpr int kOldestMajor = 8;  // bf16 products, and 16-byte asynchronous copies
 constexpr std::size_t kStagingBytes = std::size_t{1} << 20;
 
-class DeviceAllocator final : public CachingAllocator {
+/// The driver's pool, in the order of one stream: it splits and joins blocks, and keeps what is
+/// given back for the next request.
+class DeviceAllocator final : public Allocator {
  public:
-  explicit DeviceAllocator(int index) : index_(index) {}
-  ~DeviceAllocator() override { release_idle(); }
+  DeviceAllocator(int index, cudaStream_t stream) : index_(index), stream_(stream) {
+    cudaMemPoolProps properties{};
+    properties.allocType = cudaMemAllocationTypePinned;
+    properties.location = {cudaMemLocationTypeDevice, index};
+    check(cudaMemPoolCreate(&pool_, &properties), "cudaMemPoolCreate");
+    std::uint64_t keep_all = std::numeric_limits<std::uint64_t>::max();
+    check(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep_all),
+          "cudaMemPoolSetAttribute");
+  }
+  ~DeviceAllocator() override { cudaMemPoolDestroy(pool_); }
   DeviceAllocator(const DeviceAllocator&) = delete;
   DeviceAllocator& operator=(const DeviceAllocator&) = delete;
 
- private:
-  static constexpr std::size_t kSmall = 512;
-  static constexpr std::size_t kLarge = std::size_t{2} << 20;  // a page of the device
-
-  std::size_t block_bytes(std::size_t bytes) const override {
-    const std::size_t step = std::clamp(std::bit_floor(bytes) / 8, kSmall, kLarge);
-    return (bytes + step - 1) / step * step;
-  }
-  void* take(std::size_t bytes) override {
+  void* allocate(std::size_t bytes) override {
+    if (bytes == 0) return nullptr;
     check(cudaSetDevice(index_), "cudaSetDevice");
     void* data = nullptr;
-    const cudaError_t status = cudaMalloc(&data, bytes);
+    cudaError_t status = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
+    if (status == cudaErrorMemoryAllocation) {  // what is kept for reuse may be in the way
+      cudaGetLastError();
+      check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+      trim();
+      status = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
+    }
     if (status == cudaErrorMemoryAllocation) {
       cudaGetLastError();
-      return nullptr;
+      throw OutOfMemory("memory of cuda:{} is exhausted: {} requested, {} held", index_,
+                        format_bytes(static_cast<std::int64_t>(bytes)),
+                        format_bytes(static_cast<std::int64_t>(reserved_bytes())));
     }
-    check(status, "cudaMalloc");
+    check(status, "cudaMallocFromPoolAsync");
     return data;
   }
-  void give_back(void* data) noexcept override {
+  void deallocate(void* data, std::size_t) noexcept override {
+    if (data == nullptr) return;
     cudaSetDevice(index_);
-    cudaFree(data);  // waits for the work that may still use it
+    cudaFreeAsync(data, stream_);
   }
-  std::string name() const override { return "memory of cuda:" + std::to_string(index_); }
+  std::size_t reserved_bytes() const override {
+    std::uint64_t bytes = 0;
+    cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrReservedMemCurrent, &bytes);
+    return bytes;
+  }
+  void trim() noexcept override { cudaMemPoolTrimTo(pool_, 0); }
 
+ private:
   const int index_;
+  cudaStream_t stream_;
+  cudaMemPool_t pool_ = nullptr;
 };
 
 class PinnedAllocator final : public CachingAllocator {
@@ -117,8 +138,9 @@ CudaBackend::CudaBackend(int index) : index_(checked_device(index)) {
                        "cuda:{} ({}) has compute capability {}.{}; tessera needs {}.0 or newer",
                        index_, properties_.name, properties_.major, properties_.minor,
                        kOldestMajor);
+  cublas_lt_ = std::make_unique<CublasLt>();
   stream_ = std::make_unique<Stream>();
-  allocator_ = std::make_unique<DeviceAllocator>(index_);
+  allocator_ = std::make_unique<DeviceAllocator>(index_, stream_->get());
   host_allocator_ = std::make_unique<PinnedAllocator>(index_);
   for (Staging& staging : staging_) {
     staging.memory = std::make_unique<PinnedBuffer>(kStagingBytes);
@@ -129,6 +151,8 @@ CudaBackend::CudaBackend(int index) : index_(checked_device(index)) {
 CudaBackend::~CudaBackend() {
   cudaSetDevice(index_);
   cudaStreamSynchronize(stream_->get());
+  attention_state.reset();  // may hold on to the stream
+  matmul_state.reset();
 }
 
 std::string CudaBackend::description() const {

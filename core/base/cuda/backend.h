@@ -69,7 +69,7 @@ class CudaBackend final : public DeviceBackend {
   void note(const std::string& text);
 
   const cudaDeviceProp& properties() const { return properties_; }
-  CublasLt& cublas_lt() { return cublas_lt_; }
+  CublasLt& cublas_lt() { return *cublas_lt_; }
   /// Of the matrix products. @see kernels/cuda/matmul.cpp
   std::unique_ptr<KernelState> matmul_state;
   /// Of attention. @see kernels/cuda/attention_choice.cpp
@@ -84,7 +84,7 @@ class CudaBackend final : public DeviceBackend {
   PluginKernels kernels_;
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<Allocator> allocator_, host_allocator_;
-  CublasLt cublas_lt_;
+  std::unique_ptr<CublasLt> cublas_lt_;
   // Of copies to the device, used in turn.
   struct Staging {
     std::unique_ptr<PinnedBuffer> memory;

@@ -6,6 +6,7 @@
 #include <compare>
 #include <map>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 
 #include "core/base/cuda/backend.h"
@@ -17,6 +18,9 @@ namespace {
 
 namespace fe = cudnn_frontend;
 using tessera::cuda::CudaBackend;
+
+// Of a deterministic backward it may grow with the square of the tokens; our own kernel needs none.
+constexpr std::int64_t kMostWorkspace = std::int64_t{2} << 30;
 
 // Names of the tensors of a graph.
 enum Uid : std::int64_t { kQ = 1, kK, kV, kOut, kStats, kGradOut, kGradQ, kGradK, kGradV };
@@ -137,8 +141,7 @@ class Attention final : public CudnnAttention {
   static std::string why_not(const TensorView& q, const TensorView& k,
                              std::initializer_list<const TensorView*> views) {
     if (q.dtype != DType::BF16) return fmt::format("the dtype is {}", q.dtype);
-    if (q.shape[1] != k.shape[1])
-      return fmt::format("{} queries meet {} keys", q.shape[1], k.shape[1]);
+    if (q.shape[1] != k.shape[1]) return "queries and keys differ in number";
     if (q.shape[3] % 8 != 0) return fmt::format("head_dim {} is no multiple of 8", q.shape[3]);
     if (q.numel() == 0) return "there is nothing to do";
     for (const TensorView* view : views) {
@@ -155,9 +158,13 @@ class Attention final : public CudnnAttention {
     if (found == plans_.end()) found = plans_.emplace(key, make_plan(key)).first;
     Plan& plan = found->second;
     if (!plan.graph) return plan.why_not;
-    const Workspace workspace(context, static_cast<std::size_t>(plan.workspace_bytes),
-                              "cuDNN attention");
-    fe::error_t status = plan.graph->execute(handle_, data, workspace.data());
+    std::optional<Workspace> workspace;
+    try {
+      workspace.emplace(context, static_cast<std::size_t>(plan.workspace_bytes), "cuDNN attention");
+    } catch (const OutOfMemory&) {
+      return "there is no memory left for its workspace";
+    }
+    fe::error_t status = plan.graph->execute(handle_, data, workspace->data());
     require<CudaError>(status.is_good(), "cuDNN attention: {}", status.get_message());
     return {};
   }
@@ -206,7 +213,9 @@ class Attention final : public CudnnAttention {
       if (status.is_good()) status = graph->check_support(handle_);
       if (status.is_good()) status = graph->build_plans(handle_);
       if (status.is_good()) status = graph->get_workspace_size(plan.workspace_bytes);
-      if (status.is_good())
+      if (status.is_good() && plan.workspace_bytes > kMostWorkspace)
+        plan.why_not = fmt::format("its workspace would be {}", format_bytes(plan.workspace_bytes));
+      else if (status.is_good())
         plan.graph = std::move(graph);
       else
         plan.why_not = fmt::format("{} does not serve it: {}", version(), status.get_message());

@@ -1,6 +1,7 @@
 #include "tools/tessera/train/checkpoints.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "io/base/json.h"
 
@@ -175,17 +176,13 @@ std::optional<fs::path> find_resume(const fs::path& run_dir, const std::string& 
 namespace {
 
 // The values of a dense f32 tensor in the host's memory: its own, or a copy that `copies` keeps.
-const float* host_values(const Tensor& tensor, std::vector<std::shared_ptr<const float>>& copies) {
+const float* host_values(const Tensor& tensor,
+                         std::vector<std::shared_ptr<const float[]>>& copies) {
   if (tensor.device().type != DeviceType::CUDA) return tensor.data<float>();
-  const std::shared_ptr<Context> context = tensor.context();
-  Allocator& allocator = context->backend().host_allocator();
-  const std::size_t bytes = tensor.bytes();
-  std::shared_ptr<float> copy(static_cast<float*>(allocator.allocate(bytes)),
-                              [context, bytes](float* data) {
-                                context->backend().host_allocator().deallocate(data, bytes);
-                              });
+  const auto count = static_cast<std::size_t>(tensor.numel());
+  const std::shared_ptr<float[]> copy(new float[count]);
   tensor.copy_to_host(copy.get());
-  return copies.emplace_back(std::move(copy)).get();
+  return copies.emplace_back(copy).get();
 }
 
 }  // namespace
@@ -209,11 +206,14 @@ SaveState make_save_state(comm::ShardedModel& sharded, bool with_optimizer) {
 bool is_finite(const io::SaveRequest& request) {
   for (const auto* parts : {&request.model, &request.exp_avg, &request.exp_avg_sq}) {
     for (const io::TensorPart& part : *parts) {
+      // Bits vectorize, sums of floats don't: all ones in the exponent is a NaN or an infinity.
+      constexpr std::uint32_t kExponent = 0x7f800000U;
       const auto* values = static_cast<const float*>(part.data);
-      // 0 * x is 0 for every number but NaN and the infinities; a sum needs no branch.
-      float sum = 0;
-      for (std::int64_t i = 0; i < part.end - part.begin; ++i) sum += 0.0F * values[i];
-      if (!(sum == 0.0F)) return false;
+      std::uint32_t bad = 0;
+      for (std::int64_t i = 0; i < part.end - part.begin; ++i)
+        bad |= static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(values[i]) & kExponent) ==
+                                          kExponent);
+      if (bad != 0) return false;
     }
   }
   return true;
