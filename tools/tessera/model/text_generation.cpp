@@ -55,9 +55,11 @@ std::vector<std::int32_t> generate(models::Gpt2& model, const std::shared_ptr<Co
     const std::vector<std::int32_t> next(first, text.end());
     const Tensor tokens = Tensor::from<std::int32_t>(context, {1, static_cast<std::int64_t>(fresh)},
                                                      std::span<const std::int32_t>(next));
-    const std::vector<float> logits = model.decode(tokens, cache).to_vector<float>();
+    const Tensor drawn =
+        models::sample(model.decode(tokens, cache), options, key, static_cast<std::uint64_t>(i));
     fed = text.size();
-    const std::int32_t token = models::sample(logits, options, key, static_cast<std::uint64_t>(i));
+    const std::int32_t token = drawn.to_vector<std::int32_t>()[0];
+    require(token >= 0, "no logit is finite: the model's weights are not usable");
     text.push_back(token);
     result.push_back(token);
     if (on_token) on_token(token);
