@@ -1,7 +1,10 @@
 // The plugin that runs the CUDA kernels as fibers: host memory, and every call done when it
 // returns.
+#include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,6 +22,35 @@ bool attention_backward_by_library(Context&, const AttentionBackward&) { return 
 
 namespace tessera::fiber {
 namespace {
+
+/// Host memory, of which there is only so much if TESSERA_FIBER_MEMORY gives a number of bytes.
+class LimitedAllocator final : public Allocator {
+ public:
+  LimitedAllocator() {
+    const char* limit = std::getenv("TESSERA_FIBER_MEMORY");  // NOLINT(concurrency-mt-unsafe)
+    if (limit != nullptr) limit_ = std::strtoull(limit, nullptr, 10);
+  }
+  void* allocate(std::size_t bytes) override {
+    require<OutOfMemory>(used_ + bytes <= limit_,
+                         "memory of fibers is exhausted: {} requested, {} held",
+                         format_bytes(static_cast<std::int64_t>(bytes)),
+                         format_bytes(static_cast<std::int64_t>(used_)));
+    void* data = memory_->allocate(bytes);
+    used_ += bytes;
+    return data;
+  }
+  void deallocate(void* data, std::size_t bytes) noexcept override {
+    if (data != nullptr) used_ -= bytes;
+    memory_->deallocate(data, bytes);
+  }
+  std::size_t reserved_bytes() const override { return memory_->reserved_bytes(); }
+  void trim() noexcept override { memory_->trim(); }
+
+ private:
+  std::unique_ptr<Allocator> memory_ = make_cpu_allocator();
+  std::size_t limit_ = std::numeric_limits<std::size_t>::max() / 2;
+  std::atomic<std::size_t> used_ = 0;
+};
 
 class Backend final : public DeviceBackend {
  public:
@@ -62,7 +94,7 @@ class Backend final : public DeviceBackend {
   const int index_;
   int open_ranges_ = 0;
   std::vector<std::chrono::steady_clock::time_point> marks_;
-  std::unique_ptr<Allocator> allocator_ = make_cpu_allocator();
+  std::unique_ptr<Allocator> allocator_ = std::make_unique<LimitedAllocator>();
   std::unique_ptr<Allocator> host_allocator_ = make_cpu_allocator();
   PluginKernels kernels_;
 };

@@ -1,0 +1,136 @@
+// The program on a device beside the CPU: its kernels run as fibers here.
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/support/cli.h"
+#include "tests/support/golden.h"
+
+using namespace tessera;
+using test::Arguments;
+using test::joined;
+using test::run_cli;
+
+namespace {
+
+const test::Variables kFibers = {{"TESSERA_CUDA_PLUGIN", TESSERA_FIBER_PLUGIN}};
+
+Arguments train(const testing::Golden& golden, const std::string& run, int steps) {
+  return {"train",
+          "--run.out=" + run,
+          "--model.init_from=" + golden.folder,
+          "--data.train=" + golden.folder + "/tokens.bin",
+          "--data.order=sequential",
+          "--model.seq_len=" + std::to_string(golden.seq),
+          "--train.global_batch=" + std::to_string(golden.batch),
+          "--train.steps=" + std::to_string(steps),
+          "--optim.schedule=constant",
+          "--optim.warmup_steps=0"};
+}
+
+bool holds(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("a run goes from the CPU to a device, to two ranks there, and back") {
+  const test::TempDir dir;
+  const auto golden = testing::load_golden("gpt2-odd");
+  const std::string reference = dir.file("cpu"), moved = dir.file("moved");
+  REQUIRE(golden.batch % 3 == 0);
+  REQUIRE(run_cli(joined(train(golden, reference, 4), {"--train.device=cpu"})).code == 0);
+  const Arguments devices[] = {{"--train.device=cpu"},
+                               {"--train.device=cuda"},
+                               {"--nproc=3", "--train.device=cuda"},
+                               {"--train.device=cpu"}};
+  for (int steps = 1; steps <= 4; ++steps) {
+    const auto result = run_cli(joined(train(golden, moved, steps), devices[steps - 1]), kFibers);
+    INFO(result.describe());
+    REQUIRE(result.code == 0);
+    const bool on_device = devices[steps - 1].back() == "--train.device=cuda";
+    CHECK(holds(result.err, "cuda:0 (fibers on the host)") == on_device);
+    CHECK(holds(result.err, "host-staged") == (devices[steps - 1].size() == 2));
+  }
+  const auto want = test::read_metrics(reference).steps, got = test::read_metrics(moved).steps;
+  REQUIRE(got.size() == want.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    CAPTURE(i);
+    CHECK(test::relative(std::stod(got[i].loss), std::stod(want[i].loss)) < 1e-6);
+    CHECK(test::relative(std::stod(got[i].grad_norm), std::stod(want[i].grad_norm)) < 1e-5);
+  }
+}
+
+TEST_CASE("a run on a device repeats to the bit, also when it is interrupted") {
+  const test::TempDir dir;
+  const auto golden = testing::load_golden("gpt2-odd");
+  const std::string whole = dir.file("whole"), parts = dir.file("parts");
+  const auto run = [&](const std::string& out, int steps) {
+    const auto result =
+        run_cli(joined(train(golden, out, steps), {"--train.device=cuda"}), kFibers);
+    INFO(result.describe());
+    REQUIRE(result.code == 0);
+  };
+  run(whole, 3);
+  run(parts, 1);
+  run(parts, 3);
+  CHECK(test::read_metrics(whole).steps == test::read_metrics(parts).steps);
+}
+
+TEST_CASE("a device without enough memory: exit code 5, the request and the ledger") {
+  const test::TempDir dir;
+  const auto golden = testing::load_golden("gpt2-tiny");
+  test::Variables small = kFibers;
+  small["TESSERA_FIBER_MEMORY"] = "1000000";
+  const auto result =
+      run_cli(joined(train(golden, dir.file("run"), 2), {"--train.device=cuda"}), small);
+  INFO(result.describe());
+  CHECK(result.code == 5);
+  CHECK(holds(result.err, "memory of fibers is exhausted"));
+  CHECK(holds(result.err, "optimizer state"));
+}
+
+TEST_CASE("a device that is not there is named; without being asked for, the CPU serves") {
+  const test::TempDir dir;
+  const auto golden = testing::load_golden("gpt2-tiny");
+  const test::Variables absent = {{"TESSERA_CUDA_PLUGIN", dir.file("absent.so")}};
+  const auto asked =
+      run_cli(joined(train(golden, dir.file("a"), 1), {"--train.device=cuda"}), absent);
+  INFO(asked.describe());
+  CHECK(asked.code == 2);
+  CHECK(holds(asked.err, "absent.so"));
+  const auto beyond =
+      run_cli(joined(train(golden, dir.file("b"), 1), {"--train.device=cuda:9"}), kFibers);
+  INFO(beyond.describe());
+  CHECK(beyond.code == 2);
+  CHECK(holds(beyond.err, "there is no cuda:9"));
+  CHECK(run_cli(joined(train(golden, dir.file("c"), 1), {"--train.device=gpu"})).code == 2);
+  const auto silent = run_cli(train(golden, dir.file("d"), 1), absent);
+  INFO(silent.describe());
+  CHECK(silent.code == 0);
+  CHECK(holds(silent.err, "training runs on the CPU: the CUDA backend can't be loaded"));
+}
+
+TEST_CASE("a model evaluates and generates on a device as on the CPU") {
+  const auto golden = testing::load_golden("gpt2-odd");
+  const auto both = [&](const Arguments& words, const std::string& key) {
+    const auto read = [&](const std::string& device) {
+      const auto result = run_cli(joined(words, {"--device", device, "--json"}), kFibers);
+      INFO(result.describe());
+      REQUIRE(result.code == 0);
+      return nlohmann::json::parse(result.out).at(key);
+    };
+    return std::pair{read("cpu"), read("cuda")};
+  };
+  const auto [cpu, fibers] = both({"eval", golden.folder, "--data", golden.folder + "/tokens.bin",
+                                   "--seq-len", std::to_string(golden.seq), "--max-rows", "5"},
+                                  "loss");
+  const double want = cpu, got = fibers;
+  CHECK(test::relative(got, want) < 1e-6);
+  const auto [tokens, drawn] = both({"generate", golden.folder, "--prompt-tokens", "3", "1", "4",
+                                     "--max-new-tokens", "12", "--top-k", "9"},
+                                    "tokens");
+  CHECK(tokens == drawn);
+}
