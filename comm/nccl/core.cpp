@@ -195,9 +195,13 @@ void NcclCore::report(const NcclSuspicion& suspicion) {
   changed_.notify_all();
   const auto limit = options_.answer_time + 2 * kVerdictTime;
   if (!changed_.wait_for(lock, limit, [this] { return failure_.has_value(); })) {
+    // Who is late may be a peer; a failure of this rank's own is its own.
     failure_ =
-        CommError(CommFailure::Aborted, std::vector<int>{rank_}, "{} failed: {}",
-                  suspicion.collective.describe(), suspicion.late ? "it is late" : suspicion.text);
+        suspicion.late
+            ? CommError(CommFailure::Timeout, {}, "{} is late, and the ranks could not agree why",
+                        suspicion.collective.describe())
+            : CommError(CommFailure::Aborted, std::vector<int>{rank_}, "{} failed: {}",
+                        suspicion.collective.describe(), suspicion.text);
     changed_.notify_all();
   }
   lock.unlock();

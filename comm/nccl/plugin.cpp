@@ -30,17 +30,22 @@ ncclDataType_t reduced_type(DType dtype) {
 
 class StreamEvent final : public NcclEvent {
  public:
-  explicit StreamEvent(cudaStream_t stream) {
+  StreamEvent(int index, cudaStream_t stream) : index_(index) {
     check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate");
     const cudaError_t status = cudaEventRecord(event_, stream);
     if (status != cudaSuccess) cudaEventDestroy(event_);
     check(status, "cudaEventRecord");
   }
-  ~StreamEvent() override { cudaEventDestroy(event_); }
+  ~StreamEvent() override {
+    cudaSetDevice(index_);
+    cudaEventDestroy(event_);
+  }
   StreamEvent(const StreamEvent&) = delete;
   StreamEvent& operator=(const StreamEvent&) = delete;
 
   bool is_done() const override {
+    // Of any thread, whose first call would else open the first GPU.
+    check(cudaSetDevice(index_), "cudaSetDevice");
     const cudaError_t status = cudaEventQuery(event_);
     if (status == cudaErrorNotReady) {
       cudaGetLastError();  // no error, but kept as one
@@ -54,6 +59,7 @@ class StreamEvent final : public NcclEvent {
   }
 
  private:
+  const int index_;
   cudaEvent_t event_ = nullptr;
 };
 
@@ -150,7 +156,7 @@ class Driver final : public NcclDriver {
 
   void wait_for_compute() override {
     make_current();
-    StreamEvent(compute_).hold_back(stream_);  // the wait outlives the event
+    StreamEvent(index_, compute_).hold_back(stream_);  // the wait outlives the event
   }
   void hold_back_compute(const NcclEvent& event) override {
     make_current();
@@ -158,7 +164,7 @@ class Driver final : public NcclDriver {
   }
   std::unique_ptr<NcclEvent> record() override {
     make_current();
-    return std::make_unique<StreamEvent>(stream_);
+    return std::make_unique<StreamEvent>(index_, stream_);
   }
   void copy_to_device(void* to, const void* from, std::size_t bytes) override {
     make_current();

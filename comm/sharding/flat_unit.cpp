@@ -78,7 +78,7 @@ FlatUnit::~FlatUnit() {
     communicator_.abort(fmt::format("unit {} was destroyed during a collective", name()));
     try {
       work->wait();
-    } catch (const CommError&) {  // that it failed is what was asked for
+    } catch (const Error&) {  // that it failed is what was asked for
     }
   }
 }

@@ -25,6 +25,8 @@ using tessera::cuda::KernelState;
 constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;  // what Hopper's kernels ask for
 
 void check_lt(cublasStatus_t status, std::string_view what) {
+  require<OutOfMemory>(status != CUBLAS_STATUS_ALLOC_FAILED,
+                       "matmul: {}: the GPU has no memory left", what);
   require<CudaError>(status == CUBLAS_STATUS_SUCCESS, "matmul: {}: {}", what,
                      cublasLtGetStatusString(status));
 }

@@ -138,6 +138,11 @@ CudaBackend::CudaBackend(int index) : index_(checked_device(index)) {
                        "cuda:{} ({}) has compute capability {}.{}; tessera needs {}.0 or newer",
                        index_, properties_.name, properties_.major, properties_.minor,
                        kOldestMajor);
+  int has_pools = 0;
+  check(cudaDeviceGetAttribute(&has_pools, cudaDevAttrMemoryPoolsSupported, index_),
+        "cudaDeviceGetAttribute");
+  require<Unsupported>(has_pools != 0, "cuda:{} ({}) has no memory pools, which tessera needs",
+                       index_, properties_.name);
   cublas_lt_ = std::make_unique<CublasLt>();
   stream_ = std::make_unique<Stream>();
   allocator_ = std::make_unique<DeviceAllocator>(index_, stream_->get());

@@ -7,14 +7,18 @@
 
 namespace tessera::tools {
 
-DeviceChoice choose_device(const std::string& wanted, int local_rank) {
-  if (wanted == "cpu") return {};
-  if (wanted == "cuda") return {{DeviceType::CUDA, local_rank % count_devices()}, {}};
+ChosenDevice open_device(const std::string& wanted, int local_rank, int threads) {
+  const auto open = [&](Device device) {
+    return Context::create({.device = device, .threads = threads});
+  };
+  const auto own_gpu = [&] { return open({DeviceType::CUDA, local_rank % count_devices()}); };
+  if (wanted == "cpu") return {open({})};
+  if (wanted == "cuda") return {own_gpu()};
   if (wanted == "auto") {
     try {
-      return {{DeviceType::CUDA, local_rank % count_devices()}, {}};
+      return {own_gpu()};
     } catch (const Unsupported& error) {
-      return {{}, error.what()};
+      return {open({}), error.what()};
     }
   }
   constexpr std::string_view kPrefix = "cuda:";
@@ -25,7 +29,7 @@ DeviceChoice choose_device(const std::string& wanted, int local_rank) {
     if (result.ec != std::errc() || result.ptr != end) index = -1;
   }
   require(index >= 0, "the device must be auto, cpu, cuda or cuda:N, got '{}'", wanted);
-  return {{DeviceType::CUDA, index}, {}};
+  return {open({DeviceType::CUDA, index})};
 }
 
 }  // namespace tessera::tools

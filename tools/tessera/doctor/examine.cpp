@@ -128,12 +128,13 @@ Gpus examine_gpus() {
     const auto context = Context::create({.device = {DeviceType::CUDA, 0}});
     try {
       out.nccl = comm::open_nccl(*context)->version();
-    } catch (const Unsupported& error) {
+    } catch (const Error& error) {
       out.nccl_problem = error.what();
     }
     // A small one of GPT-2's shape decides which attention serves.
     const Tensor qkv = Tensor::full(context, {1, 64, 3 * 64}, DType::BF16, 0.5);
     ops::causal_attention(qkv, 1);
+    context->backend().synchronize();
     out.notes = context->backend().take_notes();
   } catch (const Error& error) {
     out.problem = error.what();

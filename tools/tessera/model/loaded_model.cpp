@@ -31,8 +31,7 @@ LoadedModel load_model(const std::string& path, const LoadOptions& options) {
   const auto source = io::open_model(path, options.step);
   LoadedModel loaded;
   loaded.path = source->path();
-  loaded.context = Context::create({.device = choose_device(options.device, 0).device,
-                                    .threads = default_threads(options.threads, 1)});
+  loaded.context = open_device(options.device, 0, default_threads(options.threads, 1)).context;
   loaded.context->set_grad_enabled(false);
   loaded.model =
       std::make_unique<models::Gpt2>(parse_model_section(source->config(), loaded.path.string()));

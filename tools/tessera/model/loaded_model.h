@@ -21,7 +21,7 @@ struct LoadedModel {
 struct LoadOptions {
   std::optional<std::int64_t> step;  ///< of a run; default: its newest checkpoint
   std::string dtype = "f32";         ///< f32 or bf16
-  std::string device = "auto";       ///< see choose_device
+  std::string device = "auto";       ///< see open_device
   int threads = 0;                   ///< 0: OMP_NUM_THREADS or the number of processors
 };
 

@@ -350,16 +350,16 @@ void Rank::finish(double seconds, int signal) {
 }  // namespace
 
 int run_rank(Config config, const comm::LaunchEnvironment& environment, bool json) {
-  const DeviceChoice choice = choose_device(config.train.device, environment.local_rank);
-  const auto context = Context::create(
-      {.device = choice.device,
-       .threads = default_threads(config.train.threads, environment.local_world_size)});
+  const ChosenDevice chosen =
+      open_device(config.train.device, environment.local_rank,
+                  default_threads(config.train.threads, environment.local_world_size));
+  const std::shared_ptr<Context>& context = chosen.context;
   const auto init_timeout = milliseconds(config.comm.init_timeout);
   comm::BootstrapOptions options;
   options.backend = config.comm.backend;
   options.init_timeout = init_timeout;
   options.communicator = {milliseconds(config.comm.timeout), context};
-  options.fingerprint = fingerprint(config, choice.device);
+  options.fingerprint = fingerprint(config, context->device());
   comm::RankGroup group = comm::bootstrap(environment, options);
 
   std::unique_ptr<RunDirectory> directory;
@@ -381,8 +381,8 @@ int run_rank(Config config, const comm::LaunchEnvironment& environment, bool jso
     setup.notes.push_back(fmt::format("note: ranks talk through {}, not through shared memory: {}",
                                       group.communicator->backend(), group.why_not_shared_memory));
   }
-  if (!choice.why_cpu.empty())
-    setup.notes.push_back("note: training runs on the CPU: " + choice.why_cpu);
+  if (!chosen.why_cpu.empty())
+    setup.notes.push_back("note: training runs on the CPU: " + chosen.why_cpu);
   if (environment.rank == 0 && setup.resume && setup.state.step >= setup.config.train.steps) {
     std::cerr << fmt::format("{} is at step {} of {} already; raise --train.steps to go on\n",
                              resume, setup.state.step, setup.config.train.steps);
