@@ -110,6 +110,13 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   TimedTurn nccl_;  // held in calls of NCCL itself
   mutable std::mutex mutex_;
   std::condition_variable changed_;
+  /// What the caller has handed to NCCL and not got back: it may connect now, and wait for peers.
+  struct Launch {
+    Collective collective;
+    Clock::time_point since;
+  };
+  void set_launch(std::optional<Launch> launch);
+  std::optional<Launch> launch_;
   std::optional<NcclSuspicion> suspicion_;
   std::optional<CommError> failure_;
   std::optional<Clock::time_point> probing_since_, stopping_since_, closing_since_;

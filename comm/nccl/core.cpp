@@ -149,7 +149,11 @@ void NcclCore::run(const std::shared_ptr<NcclItem>& item, const Collective& call
       driver_->copy_to_device(staged.device->data(), staged.pinned->data(), staged.bytes);
     }
     item->start = driver_->record();
-    if (call.count > 0) enqueue(call, item->collective);
+    if (call.count > 0) {
+      set_launch(Launch{item->collective, Clock::now()});
+      enqueue(call, item->collective);
+      set_launch(std::nullopt);
+    }
     for (const NcclItem::Staged& staged : item->staged) {
       if (!staged.is_result || staged.bytes == 0) continue;
       driver_->copy_to_host(staged.pinned->data(), staged.device->data(), staged.bytes);
@@ -161,6 +165,11 @@ void NcclCore::run(const std::shared_ptr<NcclItem>& item, const Collective& call
     report({.collective = item->collective, .text = error.what()});
   }
   pending_.push(std::move(launching_));
+}
+
+void NcclCore::set_launch(std::optional<Launch> launch) {
+  const std::lock_guard lock(mutex_);
+  launch_ = std::move(launch);
 }
 
 // Returns when the collective is on the stream: NCCL may do that in the background, and then
@@ -368,7 +377,9 @@ void NcclCore::watch() {
     if (failure_ || is_closed_) break;
     const auto now = Clock::now();
     if (closing_since_ && now - *closing_since_ >= kFinalizeTime + options_.abort_time) return;
-    const auto suspicion = suspicion_;
+    auto suspicion = suspicion_;
+    if (!suspicion && launch_ && now - launch_->since >= launch_->collective.deadline)
+      suspicion = NcclSuspicion{.collective = launch_->collective, .late = true};
     // What has not started has no deadline of its own.
     const auto limit = options_.communicator.timeout + options_.grace;
     const auto overdue = [&](const std::optional<Clock::time_point>& since) {
@@ -466,6 +477,10 @@ void NcclCore::publish_position() {
     position.unfinished = 1;
     position.has_started = item->has_started ? 1 : 0;
     position.oldest = Signature(item->collective);
+  } else if (const std::lock_guard lock(mutex_); launch_) {
+    position.unfinished = 1;
+    position.has_started = 1;
+    position.oldest = Signature(launch_->collective);
   }
   set_or_get(*store_, key(fmt::format("position/{}", rank_)), position.encode());
 }

@@ -390,37 +390,41 @@ TEST_CASE("NCCL that does not abort: the process is left") {
 }
 
 TEST_CASE("a caller that is stuck in NCCL: the process is left") {
-  FakeRanks ranks(2);
-  const auto results = run_ranks(2, [&](int rank) {
-    const auto c = ranks.join(rank);
-    ranks.state(rank)->run_blocks = rank == 0;
-    ranks.state(rank)->collectives_end = false;
-    std::thread watcher;
-    if (rank == 0) {
-      watcher = std::thread([&] {  // lets it go when the process would have ended
-        for (int i = 0; i < 5000; ++i) {
-          std::this_thread::sleep_for(1ms);
-          const std::lock_guard lock(ranks.mutex);
-          if (!ranks.stuck.empty()) break;
-        }
-        ranks.state(0)->is_over = true;
-      });
+  for (const bool all : {false, true}) {  // else a peer notices
+    CAPTURE(all);
+    FakeRanks ranks(2);
+    const auto results = run_ranks(2, [&](int rank) {
+      const auto c = ranks.join(rank);
+      const bool blocks = all || rank == 0;
+      ranks.state(rank)->run_blocks = blocks;
+      ranks.state(rank)->collectives_end = false;
+      std::thread watcher;
+      if (blocks) {
+        watcher = std::thread([&, rank] {  // lets it go when the process would have ended
+          for (int i = 0; i < 5000; ++i) {
+            std::this_thread::sleep_for(1ms);
+            const std::lock_guard lock(ranks.mutex);
+            if (ranks.stuck.size() == (all ? 2U : 1U)) break;
+          }
+          ranks.state(rank)->is_over = true;
+        });
+      }
+      std::vector<float> x(2);
+      const Mirror<float> mirror(x);
+      std::string error;
+      try {
+        c->all_gather(mirror.view(), {.label = "h.1"});
+        stay_until_failure(*c);
+      } catch (const CommError& failure) {
+        error = failure.what();
+      }
+      if (watcher.joinable()) watcher.join();
+      throw std::runtime_error(error);
+    });
+    CHECK(ranks.stuck.size() == (all ? 2 : 1));
+    for (const RankResult& result : results) {
+      CHECK(result.error.find("all_gather#0 (h.1)") != std::string::npos);
     }
-    std::vector<float> x(2);
-    const Mirror<float> mirror(x);
-    std::string error;
-    try {
-      c->all_gather(mirror.view(), {.label = "h.1"});
-      stay_until_failure(*c);
-    } catch (const CommError& failure) {
-      error = failure.what();
-    }
-    if (watcher.joinable()) watcher.join();
-    throw std::runtime_error(error);
-  });
-  CHECK(ranks.stuck.size() == 1);
-  for (const RankResult& result : results) {
-    CHECK(result.error.find("all_gather#0 (h.1)") != std::string::npos);
   }
 }
 
