@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <functional>
 #include <memory>
-#include <string_view>
+#include <string>
 #include <vector>
 
 #include "core/base/context.h"
@@ -31,13 +31,6 @@ enum class Bound { Memory, Arithmetic };
 constexpr const char* kCopyRoof = "roof: copy f32";
 constexpr const char* kProductRoof = "roof: matmul";
 
-struct Result {
-  std::string name;
-  Bound bound;
-  double median_ms, best_ms, worst_ms;
-  double rate;  ///< GB/s or TFLOP/s
-};
-
 /// The shapes of a training step.
 struct Shapes {
   std::int64_t batch, seq, heads, head_dim, vocab, vocab_row, layers, logit_rows;
@@ -55,10 +48,15 @@ struct Shapes {
 class Bench {
  public:
   Bench(std::shared_ptr<Context> context, const DeviceBenchOptions& options)
-      : context_(std::move(context)), options_(options) {}
+      : context_(std::move(context)), options_(options) {
+    if (!options_.json.empty()) {
+      file_.reset(std::fopen(options_.json.c_str(), "w"));
+      require<IoError>(file_ != nullptr, "{} can't be written", options_.json);
+    }
+  }
 
   Context& context() { return *context_; }
-  const std::vector<Result>& results() const { return results_; }
+  int left_out() const { return left_out_; }
 
   TensorView empty(const Shape& shape, DType dtype) {
     const std::size_t bytes = static_cast<std::size_t>(numel(shape)) * dtype_size(dtype);
@@ -99,7 +97,8 @@ class Bench {
   }
 
   /// Runs `prepare`, which takes memory and gives what is to be measured; then gives the memory
-  /// back.
+  /// back. What can't be measured is left out; an error that the device does not recover from is
+  /// thrown.
   void measure(const std::string& name, Bound bound, double work,
                const std::function<std::function<void()>()>& prepare) {
     const bool is_roof = name.starts_with("roof");
@@ -107,7 +106,9 @@ class Bench {
     try {
       time(name, bound, work, prepare());
     } catch (const Error& error) {
-      fmt::print("{:<42} left out: {}\n", name, error.what());
+      fmt::print("{:<46} left out: {}\n", name, error.what());
+      std::fflush(stdout);
+      ++left_out_;
     }
     context_->backend().synchronize();
     storages_.clear();
@@ -142,14 +143,41 @@ class Bench {
       std::sort(samples.begin(), samples.end());
     }
     const double median = samples[samples.size() / 2];
-    results_.push_back({name, bound, median * 1e3, samples.front() * 1e3, samples.back() * 1e3,
-                        work / median * (bound == Bound::Memory ? 1e-9 : 1e-12)});
+    report(name, bound, median, samples.front(), samples.back(), work);
   }
+
+  /// Written at once: what is measured later may end the program.
+  void report(const std::string& name, Bound bound, double median, double best, double worst,
+              double work) {
+    const bool memory = bound == Bound::Memory;
+    const double rate = work / median * (memory ? 1e-9 : 1e-12);
+    double& roof = memory ? copy_roof_ : product_roof_;
+    if (name.starts_with("roof")) roof = rate;
+    const double share = roof > 0 ? rate / roof : 0;
+    const char* unit = memory ? "GB/s" : "TFLOP/s";
+    fmt::print("{:<46} {:>9.4f} {:>9.4f} {:>9.4f} {:>10.2f} {:<7} {:>5.0f}%\n", name, median * 1e3,
+               best * 1e3, worst * 1e3, rate, unit, 100 * share);
+    std::fflush(stdout);
+    if (!file_) return;
+    fmt::print(
+        file_.get(),
+        R"({{"name": "{}", "ms": {:.5f}, "best_ms": {:.5f}, "worst_ms": {:.5f}, "rate": {:.3f}, )"
+        R"("unit": "{}", "share_of_roof": {:.4f}}})"
+        "\n",
+        name, median * 1e3, best * 1e3, worst * 1e3, rate, unit, share);
+    require<IoError>(std::fflush(file_.get()) == 0, "{} can't be written", options_.json);
+  }
+
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
 
   std::shared_ptr<Context> context_;
   DeviceBenchOptions options_;
   std::vector<std::shared_ptr<Storage>> storages_;
-  std::vector<Result> results_;
+  std::unique_ptr<std::FILE, Close> file_;
+  double copy_roof_ = 0, product_roof_ = 0;  ///< what they reached; 0: left out
+  int left_out_ = 0;
 };
 
 double number(std::int64_t n) { return static_cast<double>(n); }
@@ -373,40 +401,9 @@ void all_parameters(Bench& bench, const Shapes& s) {
   });
 }
 
-/// What the roof's own measurement reached; 0 if it was left out.
-double roof_of(const std::vector<Result>& results, Bound bound) {
-  const std::string_view name = bound == Bound::Memory ? kCopyRoof : kProductRoof;
-  for (const Result& result : results)
-    if (result.name.starts_with(name)) return result.rate;
-  return 0;
-}
-
-void report(Bench& bench, const DeviceBenchOptions& options) {
-  std::string lines;
-  fmt::print("{:<46} {:>9} {:>9} {:>9} {:>18} {:>6}\n", "", "ms", "best", "worst", "rate", "roof");
-  for (const Result& r : bench.results()) {
-    const double roof = roof_of(bench.results(), r.bound);
-    const double share = roof > 0 ? r.rate / roof : 0;
-    const char* unit = r.bound == Bound::Memory ? "GB/s" : "TFLOP/s";
-    fmt::print("{:<46} {:>9.4f} {:>9.4f} {:>9.4f} {:>10.2f} {:<7} {:>5.0f}%\n", r.name, r.median_ms,
-               r.best_ms, r.worst_ms, r.rate, unit, 100 * share);
-    lines += fmt::format(
-        R"({{"name": "{}", "ms": {:.5f}, "best_ms": {:.5f}, "worst_ms": {:.5f}, "rate": {:.3f}, )"
-        R"("unit": "{}", "share_of_roof": {:.4f}}})"
-        "\n",
-        r.name, r.median_ms, r.best_ms, r.worst_ms, r.rate, unit, share);
-  }
-  for (const std::string& note : bench.context().backend().take_notes()) fmt::print("{}\n", note);
-  if (options.json.empty()) return;
-  std::FILE* file = std::fopen(options.json.c_str(), "w");
-  require<IoError>(file != nullptr, "{} can't be written", options.json);
-  std::fputs(lines.c_str(), file);
-  std::fclose(file);
-}
-
 }  // namespace
 
-void run_device_bench(const DeviceBenchOptions& options) {
+int run_device_bench(const DeviceBenchOptions& options) {
   Shapes shapes{.batch = options.batch,
                 .seq = 1024,
                 .heads = 12,
@@ -422,13 +419,15 @@ void run_device_bench(const DeviceBenchOptions& options) {
               options);
   fmt::print("{}; GPT-2 shapes, bf16, B={} T={}\n", bench.context().backend().description(),
              shapes.batch, shapes.seq);
+  fmt::print("{:<46} {:>9} {:>9} {:>9} {:>18} {:>6}\n", "", "ms", "best", "worst", "rate", "roof");
   roofs(bench, shapes);
   products(bench, shapes);
   head(bench, shapes);
   attention(bench, shapes);
   rows_of_activations(bench, shapes);
   all_parameters(bench, shapes);
-  report(bench, options);
+  for (const std::string& note : bench.context().backend().take_notes()) fmt::print("{}\n", note);
+  return bench.left_out();
 }
 
 }  // namespace tessera::kernels

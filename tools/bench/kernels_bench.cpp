@@ -234,7 +234,7 @@ int bench_device(const std::vector<std::string>& words) {
       return usage(word + " " + value);
   }
   try {
-    tessera::kernels::run_device_bench(options);
+    if (tessera::kernels::run_device_bench(options) != 0) return 1;
   } catch (const tessera::Error& error) {
     fmt::print(stderr, "tessera_kernels_bench: {}\n", error.what());
     return 1;
