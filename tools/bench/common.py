@@ -92,6 +92,18 @@ class Ran:
     """How a program ended: code (None: killed at its deadline), out, err, seconds, peak_rss_gib, peak_gpu_gib."""
 
 
+def end_on_sigterm():
+    """SIGTERM shall end this program as an exception does, so that run() kills what it started, which has sessions of its own."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+
+
+def kill_group(process):
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
 def run(command, deadline=3600.0, env=None, gpu=False):
     """Runs a program to its end, or kills it and what it started at the deadline (seconds)."""
     result, watch = Ran(), GpuMemory()
@@ -105,17 +117,15 @@ def run(command, deadline=3600.0, env=None, gpu=False):
 
         def kill():
             killed.set()
-            os.killpg(process.pid, signal.SIGKILL)
+            kill_group(process)
 
         timer = threading.Timer(deadline, kill)
         timer.start()
         try:
             _, status, usage = os.wait4(process.pid, 0)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-        finally:
+        finally:  # also what it started and left behind
             timer.cancel()
+            kill_group(process)
             if gpu:
                 watch.__exit__()
         process.returncode = os.waitstatus_to_exitcode(status)  # Popen must not wait again

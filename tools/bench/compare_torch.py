@@ -11,7 +11,7 @@ Medians are over all timed steps of all rounds; memory is the peak resident set.
 """
 import argparse, json, os, pathlib, statistics, tempfile
 
-from common import must, run, step_times, write_tokens
+from common import end_on_sigterm, must, run, step_times, write_tokens
 
 HERE = pathlib.Path(__file__).resolve().parent
 WARMUP = 3
@@ -45,6 +45,7 @@ def run_torch(o, seq):
 
 
 def main():
+    end_on_sigterm()
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument("build")
     a.add_argument("--seq", type=int, nargs="+", default=[64, 256])

@@ -8,9 +8,9 @@ share one, by a recipe that NCCL does not promise to serve (see BootstrapOptions
 every step against PyTorch's float64, and against the run of one rank. Bounds: fp32 1e-4, bf16 2e-2, relative. Exit code 0 if
 all runs keep them, 1 if not.
 """
-import argparse, json, os, pathlib, signal, socket, subprocess, sys, tempfile, time
+import argparse, json, os, pathlib, socket, subprocess, sys, tempfile, time
 
-from common import metrics
+from common import end_on_sigterm, kill_group, metrics
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden"
 BOUNDS = {"fp32": 1e-4, "bf16": 2e-2}
@@ -25,18 +25,13 @@ def free_port():
 
 
 def wait_all(processes, deadline):
-    """Exit codes of all, killed at the deadline (then None); when one fails, the others get 30 s more."""
+    """Exit codes of all, None of those that run at the deadline; when one fails, the others get 30 s more."""
     end = time.monotonic() + deadline
     while any(p.poll() is None for p in processes) and time.monotonic() < end:
         if any(p.poll() not in (None, 0) for p in processes):
             end = min(end, time.monotonic() + 30)
         time.sleep(0.05)
-    codes = [p.poll() for p in processes]
-    for p in processes:
-        if p.poll() is None:
-            os.killpg(p.pid, signal.SIGKILL)
-            p.wait()
-    return codes
+    return [p.poll() for p in processes]
 
 
 def train(o, golden, expected, world, backend, precision, folder):
@@ -59,9 +54,16 @@ def train(o, golden, expected, world, backend, precision, folder):
     else:
         commands = [(command + (["--nproc", str(world)] if world > 1 else []), env)]
     logs = [open(f"{out}/log-{i}.txt", "w+") for i in range(len(commands))]
-    processes = [subprocess.Popen(c, env=e, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-                 for (c, e), log in zip(commands, logs)]
-    codes = wait_all(processes, o.seconds)
+    processes = []
+    try:
+        for (arguments, variables), log in zip(commands, logs):
+            processes.append(subprocess.Popen(arguments, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                              start_new_session=True))
+        codes = wait_all(processes, o.seconds)
+    finally:
+        for process in processes:
+            kill_group(process)
+            process.wait()
     if any(codes):
         texts = []
         for log in logs:
@@ -92,6 +94,7 @@ def main():
     a.add_argument("--seconds", type=float, default=60, help="for one run")
     a.add_argument("--json", help="file that takes the results")
     o = a.parse_args()
+    end_on_sigterm()
     golden = GOLDEN / o.set
     expected = json.load(open(golden / "expected.json"))
     results, failed, single = [], False, {}

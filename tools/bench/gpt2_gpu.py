@@ -4,10 +4,13 @@
   gpt2_gpu.py BUILD_DIR [--sizes 124M 350M] [--rounds 2] [--steps 20] [--seconds 480] [--json FILE] [--no-torch]
 
 Both run the same shapes (T=1024, random weights and tokens, forward, backward, clipping, AdamW). tessera is the trainer
-itself, data reading and logging included, with precision bf16: bf16 compute, float32 weights. PyTorch (gpt2_torch.py beside
-this file) is compiled, with its fused AdamW, once with autocast (float32 weights, too) and once all in bf16.
-For each size: first the largest micro-batch that fits, for each of them; then rounds at the largest micro-batch that fits
-all, in turns; then each at its own largest where that is more. Where attention is cuDNN's, tessera runs once more with its own.
+itself with precision bf16: bf16 compute, float32 weights. PyTorch (gpt2_torch.py beside this file) is compiled, with its fused
+AdamW, once with autocast (float32 weights, too) and once all in bf16. tessera's step includes reading its batch and copying it
+to the GPU, not logging; PyTorch's tokens lie on the GPU. PyTorch's vocabulary is padded to 50304 columns, which it computes;
+tessera computes 50257, in rows of 50304; the FLOPs below are those of 50257 for both.
+In this order, for all sizes: tessera and PyTorch with autocast at the largest micro-batch that was found to fit both, in turns;
+PyTorch all in bf16 at the same one; where attention is cuDNN's, tessera with its own; then each at its own largest where that
+is more. The search for what fits begins at a size that is likely to be the largest.
 ms: median of all timed steps, the first ones left out; IQR and worst show jitter. Memory: the peak of what the driver counts
 over what was in use before, for all alike; "booked" is what tessera's own ledger says.
 MFU: (6 N + 6 L C T) flops a token over the peak of the data sheet, known for A100, H100 and H200, dense bf16.
@@ -15,7 +18,7 @@ What --seconds leaves no time for is left out, and said. With --no-torch, or whe
 """
 import argparse, json, os, pathlib, statistics, subprocess, sys, tempfile, time
 
-from common import SIZES, VOCAB, flops_per_token, metrics, run, step_times, write_tokens
+from common import SIZES, VOCAB, end_on_sigterm, flops_per_token, metrics, run, step_times, write_tokens
 
 HERE = pathlib.Path(__file__).resolve().parent
 PEAKS = {"H200": 989.0, "H100 PCIe": 756.0, "H100 NVL": 835.0, "H100": 989.0, "A100": 312.0}  # TFLOP/s, dense bf16
@@ -23,6 +26,7 @@ PEAKS = {"H200": 989.0, "H100 PCIe": 756.0, "H100 NVL": 835.0, "H100": 989.0, "A
 BATCHES = [384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1]
 FIRST = {"tiny": (2, 2), "124M": (192, 96), "350M": (96, 48), "774M": (48, 24), "1558M": (16, 12)}  # tessera's, PyTorch's
 RUN_SECONDS = 240  # of one program
+FIRST_RUN_SECONDS = {"tessera": 10, "torch": 90}  # what the first of a kind may take; torch compiles
 MODES = {"tessera bf16": None, "torch bf16": "bf16", "torch bf16-true": "bf16-true"}
 OWN_ATTENTION = "tessera, own attention"
 
@@ -43,7 +47,9 @@ class Bench:
     def left(self, kind):
         """Seconds for one more program of this kind, if the slowest so far would still fit."""
         left = self.end - time.monotonic()
-        if left < 1.2 * self.longest.get(kind, 10):
+        program = kind.split()[0]
+        first = FIRST_RUN_SECONDS[program] if program == "tessera" or self.o.compile else 20
+        if left < 1.2 * self.longest.get(kind, first):
             raise OutOfTime(f"no time was left for {kind}")
         return min(left, RUN_SECONDS)
 
@@ -60,8 +66,11 @@ class Bench:
         env = dict(os.environ, **(variables or {}))
         if kind.startswith("tessera") and self.o.library_path:
             env["LD_LIBRARY_PATH"] = self.o.library_path
-        ran = run(command, self.left(kind), env=env, gpu=True)
+        deadline = self.left(kind)
+        ran = run(command, deadline, env=env, gpu=True)
         self.longest[kind] = max(self.longest.get(kind, 0), ran.seconds)
+        if ran.code is None and deadline < RUN_SECONDS:
+            raise OutOfTime(f"{kind} had but {deadline:.0f} s")
         return ran
 
     def tessera(self, size, batch, steps, variables=None):
@@ -80,7 +89,7 @@ class Bench:
                           "--train.steps", warmup + steps, "--train.global_batch", batch, "--train.micro_batch", batch,
                           "--train.eval_every", 0, "--train.eval_batches", 1, "--checkpoint.every", 0, "--optim.lr", "1e-4",
                           "--run.out", out], variables)
-        if ran.code == 5:
+        if ran.code == 5 or (ran.code not in (0, None) and no_memory(ran.err)):
             return None
         if ran.code != 0:
             raise Failed(f"tessera {size} at B={batch} {'was killed at its deadline' if ran.code is None else f'ended with {ran.code}'}: "
@@ -99,7 +108,7 @@ class Bench:
                          [self.o.python, HERE / "gpt2_torch.py", "--size", size, "--batch", *batches, "--seq", self.o.seq, "--precision",
                           precision, "--warmup", self.o.warmup, "--steps", steps, *mode])
         if ran.code != 0:
-            if ran.code is not None and "out of memory" in ran.err:
+            if ran.code is not None and no_memory(ran.err):
                 return None
             raise Failed(f"PyTorch {size} {precision} "
                          f"{'was killed at its deadline' if ran.code is None else f'ended with {ran.code}'}: {ran.err[-600:].strip()}")
@@ -152,58 +161,98 @@ class Bench:
         with open(self.o.json, "w") as f:
             json.dump(dict(gpu=self.o.gpu, results=self.results, ratios=ratios, notes=self.notes), f, indent=1)
 
-    def size(self, size):
-        modes = [mode for mode in MODES if self.o.torch or MODES[mode] is None]
-        fits = {}
-        for mode in modes:
-            try:
-                fits[mode] = self.run(mode, size, candidates(size, mode, self.o.gpu_gib), 3)
-                if fits[mode] is None:
-                    self.say(f"{mode} {size}: not even one sequence fits")
-            except Failed as failure:
-                self.fail(failure)
-        fits = {mode: result for mode, result in fits.items() if result is not None}
-        if not fits:
-            return
-        batch = min(result["batch"] for result in fits.values())
-        rounds = {mode: [] for mode in fits}
+    def tried(self, what, attempt):
+        """What `attempt` returns; None, too, if it failed or had no time, which is said."""
+        try:
+            return attempt()
+        except Failed as failure:
+            self.fail(failure)
+        except OutOfTime as reason:
+            self.say(f"{what}: cut short, {reason}")
+        return None
+
+    def fit(self, mode, size):
+        """A short run at the first micro-batch that fits, beginning at FIRST; None if there is none."""
+        def attempt():
+            result = self.run(mode, size, BATCHES[first(size, mode, self.o.gpu_gib):], 3)
+            if result is None:
+                self.say(f"{mode} {size}: not even one sequence fits")
+            return result
+        return self.tried(f"{mode} {size}", attempt)
+
+    def measured(self, mode, size, batch):
+        result = self.run(mode, size, [batch], self.o.steps)
+        if result is None:
+            self.say(f"{mode} {size}: B={batch} does not fit")
+        return result
+
+    def rounds(self, modes, size, batch):
+        """Measures all modes at one micro-batch, in turns."""
+        rows = {mode: [] for mode in modes}
         try:
             for _ in range(self.o.rounds):
-                for mode, rows in rounds.items():
-                    try:
-                        result = self.run(mode, size, [batch], self.o.steps)
-                    except Failed as failure:
-                        self.fail(failure)
-                        continue
+                for mode in modes:
+                    result = self.tried(f"{mode} {size}", lambda: self.measured(mode, size, batch))
                     if result is not None:
-                        rows.append(result)
-        finally:  # also when time is out
-            for mode, rows in rounds.items():
-                if rows:
-                    self.row(mode, size, rows, "same micro-batch")
-        for mode, fit in fits.items():
-            if fit["batch"] <= batch:
-                continue
-            try:
-                result = self.run(mode, size, [fit["batch"]], self.o.steps)
-            except Failed as failure:
-                self.fail(failure)
-                continue
+                        rows[mode].append(result)
+        finally:  # also when this program is ended
+            for mode in modes:
+                if rows[mode]:
+                    self.row(mode, size, rows[mode], "same micro-batch")
+
+    def largest(self, mode, size, fits, same):
+        """Measures at the largest micro-batch that fits, known to be `fits` or more, if that is more than `same`."""
+        index = BATCHES.index(fits)
+        if self.o.climb and index <= first(size, mode, self.o.gpu_gib):  # where the search began: more was not tried
+            while index > 0:
+                try:
+                    if self.run(mode, size, [BATCHES[index - 1]], 3) is None:
+                        break
+                except OutOfTime as reason:
+                    self.say(f"{mode} {size}: B={BATCHES[index - 1]} was not tried: {reason}")
+                    break
+                except Failed as failure:
+                    self.fail(failure)
+                    break
+                index -= 1
+        if BATCHES[index] > same:
+            result = self.tried(f"{mode} {size}", lambda: self.run(mode, size, [BATCHES[index]], self.o.steps))
             if result is not None:
                 self.row(mode, size, [result], "largest that fits")
-        if "tessera bf16" in fits and os.path.exists(f"{self.o.build}/bin/libtessera_cudnn.so"):
-            try:
-                result = self.tessera(size, batch, self.o.steps, {"TESSERA_ATTENTION": "own"})
-            except Failed as failure:
-                self.fail(failure)
-                return
-            if result is not None:
-                self.row(OWN_ATTENTION, size, [result], "same micro-batch")
+
+    def all(self):
+        main = [mode for mode in ("tessera bf16", "torch bf16") if self.o.torch or MODES[mode] is None]
+        fits, same = {}, {}
+        for size in self.o.sizes:
+            fits[size] = {mode: result["batch"] for mode in main if (result := self.fit(mode, size)) is not None}
+            if fits[size]:
+                same[size] = min(fits[size].values())
+                self.rounds(list(fits[size]), size, same[size])
+        for size, batch in same.items():
+            if self.o.torch:
+                self.rounds(["torch bf16-true"], size, batch)
+        for size, batch in same.items():
+            if "tessera bf16" in fits[size] and os.path.exists(f"{self.o.build}/bin/libtessera_cudnn.so"):
+                result = self.tried(f"{OWN_ATTENTION} {size}",
+                                    lambda: self.tessera(size, batch, self.o.steps, {"TESSERA_ATTENTION": "own"}))
+                if result is not None:
+                    self.row(OWN_ATTENTION, size, [result], "same micro-batch")
+        for size, batch in same.items():
+            for mode, fit in fits[size].items():
+                self.largest(mode, size, fit, batch)
+        for size, batch in same.items():
+            if self.o.torch and (result := self.fit("torch bf16-true", size)) is not None:
+                self.largest("torch bf16-true", size, result["batch"], batch)
 
 
-def candidates(size, mode, gpu_gib):
-    first = FIRST[size][MODES[mode] is not None] * round(gpu_gib) / 80
-    return [batch for batch in BATCHES if batch <= max(1, first)]
+def first(size, mode, gpu_gib):
+    """Where in BATCHES the search for the largest that fits begins."""
+    most = max(1, FIRST[size][MODES[mode] is not None] * round(gpu_gib) / 80)
+    return next(i for i, batch in enumerate(BATCHES) if batch <= most)
+
+
+def no_memory(text):
+    return "out of memory" in text.lower() or "ALLOC_FAILED" in text
 
 
 def gpu():
@@ -231,18 +280,18 @@ def main():
     a.add_argument("--python", default=sys.executable, help="which runs PyTorch")
     a.add_argument("--no-torch", dest="torch", action="store_false")
     a.add_argument("--no-compile", dest="compile", action="store_false", help="for a PyTorch that can't")
+    a.add_argument("--no-climb", dest="climb", action="store_false", help="try no micro-batch above where the search begins")
     o = a.parse_args()
+    end_on_sigterm()
     o.gpu, o.gpu_gib = gpu()
     print(f"{o.gpu}; T={o.seq}\n{'':<6} {'':<22} {'B':>4} {'ms':>9} {'tokens/s':>10} {'MFU':>6} {'IQR':>6} {'worst':>7} {'peak GiB':>8} "
           f"{'booked':>8}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(o, folder)
-        for size in o.sizes:
-            try:
-                bench.size(size)
-            except OutOfTime as reason:
-                bench.say(f"{size}: cut short, {reason}")
-        bench.save()
+        try:
+            bench.all()
+        finally:
+            bench.save()
     return 0 if bench.results and not bench.failed else 1
 
 

@@ -11,7 +11,7 @@ speed changes by the minute, take many rounds of few steps and compare the media
 """
 import argparse, re, statistics, subprocess, sys, tempfile, time
 
-from common import metrics, must, run, step_times
+from common import end_on_sigterm, metrics, must, run, step_times
 
 
 def run_tessera(build, text, ranks, steps, folder):
@@ -41,6 +41,7 @@ def run_nanogpt(folder, python, steps, out):
 
 
 def main():
+    end_on_sigterm()
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument("build")
     a.add_argument("text")
