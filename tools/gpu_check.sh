@@ -245,11 +245,11 @@ step() {
   log=$part-$(tr -c 'a-zA-Z0-9\n' - <<<"$name").log
   local left=$((deadline - SECONDS - reserved))
   [[ $most -le $left ]] || most=$left
-  if [[ $most -lt 5 ]]; then
+  if [[ $most -lt 10 ]]; then
     skip "$name" "no time was left"
     return 1
   fi
-  timeout --kill-after=10 "$most" "$@" </dev/null >"$work/logs/$log" 2>&1
+  step_end=$((EPOCHSECONDS + most)) timeout --kill-after=10 "$most" "$@" </dev/null >"$work/logs/$log" 2>&1
   rc=$?
   case $rc in
     0) note "$name" ok $((SECONDS - start)) "$log" "" ;;
@@ -284,13 +284,47 @@ configure() {
   cmake --preset release -B "$build" "${arguments[@]}"
 }
 compile() { with_libraries ninja -C "$build" -k 0 -j "$jobs" "$@"; }
-# check_tests TARGET [doctest options]
+# check_tests TARGET [doctest options]: each line is written as it comes, so that a test that hangs
+# leaves behind what came before it.
 check_tests() {
   local test=$1
   shift
-  with_libraries "$build/$test" "$@"
+  with_libraries stdbuf -oL "$build/$test" --duration=true "$@"
 }
-export -f configure compile check_tests
+# within SECONDS COMMAND...: at most for that time, and to the end of the step at hand: `timeout`
+# reaches no process that another `timeout` below it has put into a group of its own.
+within() {
+  # shellcheck disable=SC2154  # of step()
+  local most=$1 left=$((step_end - EPOCHSECONDS - 6))
+  shift
+  [[ $most -le $left ]] || most=$left
+  [[ $most -gt 0 ]] || { echo "no time was left"; return 124; }
+  timeout --kill-after=5 "$most" "$@"
+}
+# gpu_test_files: the files of kernels_test that have something to do for a GPU, the slowest first.
+gpu_test_files() {
+  local slow='(attention|matmul|norm)_test[.]cpp$'
+  grep -lE 'for_(each|gpu)_context' tests/kernels/*_test.cpp | sort |
+    awk -F/ -v slow="$slow" '$NF ~ "^" slow { print $NF; next } { later = later $NF "\n" } END { printf "%s", later }'
+}
+# test_one FILE: the tests of one file, in a process of its own: an error may leave a device unusable
+# for the rest of a process.
+test_one() {
+  local log=$work/logs/kernels-$1.log rc
+  # shellcheck disable=SC2016
+  within 60 bash -c 'check_tests tests/kernels/kernels_test "--source-file=*/$0"' "$1" >"$log" 2>&1
+  rc=$?
+  {
+    flock 9
+    echo "== kernels: $1"
+    cat "$log"
+    echo "== kernels: $1: exit code $rc"
+  } 9>"$work/test_one.lock"
+  return "$rc"
+}
+# shellcheck disable=SC2016
+test_all() { printf '%s\n' "$@" | xargs -P 4 -I FILE bash -c 'test_one "$0"' FILE; }
+export -f configure compile check_tests within test_one test_all
 export build links deps jobs
 
 # bash_step NAME SECONDS FUNCTION ARGUMENT...: a step that is a function of this file.
@@ -309,6 +343,7 @@ part_build() {
 }
 
 part_test() {
+  local files
   if program tests/kernels/cuda_backend_test; then
     bash_step "the GPU opens" 60 check_tests tests/kernels/cuda_backend_test
   fi
@@ -316,7 +351,8 @@ part_test() {
     bash_step "doctor" 60 with_libraries "$build/bin/tessera" doctor
   fi
   if program tests/kernels/kernels_test; then
-    TESSERA_TEST_CUDA_ONLY=1 bash_step "kernels on the GPU" 150 check_tests tests/kernels/kernels_test
+    mapfile -t files < <(gpu_test_files)
+    TESSERA_TEST_CUDA_ONLY=1 bash_step "kernels on the GPU" 150 test_all "${files[@]}"
   fi
   if program tests/e2e/golden_test; then
     bash_step "training steps against the reference" 90 check_tests tests/e2e/golden_test
@@ -360,7 +396,7 @@ part_bench() {
   program bin/tessera || return
   local seconds=$((deadline - SECONDS - reserved - 10)) arguments=()
   read -r -a arguments <<<"--sizes $sizes"
-  [[ -z $quick ]] || arguments=(--sizes tiny --seq 8 --rounds 1 --steps 2 --warmup 1 --no-compile)
+  [[ -z $quick ]] || arguments=(--sizes tiny --seq 8 --rounds 1 --steps 2 --warmup 1 --no-compile --no-climb)
   [[ $seconds -gt 5 ]] || seconds=5
   step "GPT-2 steps" $((seconds + 10)) python3 tools/bench/gpt2_gpu.py "$build" "${arguments[@]}" "${torch[@]}" --seconds "$seconds" \
     --library-path "$library_path" --json "$work/gpt2.json"
@@ -370,34 +406,32 @@ part_bench() {
 sanitize_one() {
   echo "== $1: $2"
   # shellcheck disable=SC2154  # exported below
-  TESSERA_TEST_CUDA_ONLY=1 TESSERA_ATTENTION=own with_libraries timeout --kill-after=5 "$sanitize_seconds" "$sanitizer" --tool "$1" --error-exitcode 9 \
-    --print-limit 20 "$build/tests/kernels/kernels_test" --source-file="*/$2" >"$work/logs/sanitize-$1-$2.log" 2>&1
+  TESSERA_TEST_CUDA_ONLY=1 TESSERA_ATTENTION=own with_libraries within 75 stdbuf -oL "$sanitizer" --tool "$1" --error-exitcode 9 \
+    --print-limit 20 "$build/tests/kernels/kernels_test" --duration=true --source-file="*/$2" >"$work/logs/sanitize-$1-$2.log" 2>&1
   local rc=$?
   echo "== $1: $2: exit code $rc"
   [[ $rc -eq 0 ]] || { grep -E '^=========|TEST CASE|ERROR' "$work/logs/sanitize-$1-$2.log" | head -30; }
+  [[ $rc -ne 124 && $rc -ne 137 ]] || tail -3 "$work/logs/sanitize-$1-$2.log"  # where it was
   return "$rc"
 }
 sanitize_all() {
   local tool=$1
   shift
   # shellcheck disable=SC2016
-  printf '%s\n' "$@" | xargs -P 6 -I FILE bash -c 'sanitize_one "$0" "$1"' "$tool" FILE
+  printf '%s\n' "$@" | xargs -P $# -I FILE bash -c 'sanitize_one "$0" "$1"' "$tool" FILE
 }
 export -f sanitize_one sanitize_all
 export work
 
 part_sanitize() {
-  local file files=() tool
+  local files tool
   for sanitizer in "$(command -v compute-sanitizer)" "$cuda_root"/{bin,compute-sanitizer,extras/compute-sanitizer}/compute-sanitizer ""; do
     [[ ! -x $sanitizer ]] || break
   done
   [[ -n $sanitizer ]] || { skip "compute-sanitizer" "not installed"; return; }
   program tests/kernels/kernels_test || return
-  for file in tests/kernels/*_test.cpp; do
-    ! grep -q 'for_each_context' "$file" || files+=("$(basename "$file")")
-  done
-  sanitize_seconds=75
-  export sanitizer sanitize_seconds
+  mapfile -t files < <(gpu_test_files)
+  export sanitizer
   for tool in memcheck racecheck initcheck; do
     bash_step "$tool" 80 sanitize_all "$tool" "${files[@]}"
   done

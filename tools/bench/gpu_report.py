@@ -91,7 +91,9 @@ def counted(text):
     cases = re.findall(r"\[doctest\] test cases:\s*(\d+)\s*\|\s*(\d+) passed\s*\|\s*(\d+) failed", text)
     if cases:
         total, passed, failed = (sum(int(c[i]) for c in cases) for i in range(3))
-        return f"{total} test cases, {passed} passed, {failed} failed"
+        ended = re.findall(r"^== kernels: (\w+)_test\.cpp: exit code (\d+)", text, re.M)
+        bad = [f"{name} ({code})" for name, code in ended if code != "0"]
+        return f"{total} test cases, {passed} passed, {failed} failed" + (f"; not passed: {', '.join(bad)}" if bad else "")
     files = re.findall(r"^== (\w+check): (\w+)_test\.cpp: exit code (\d+)", text, re.M)
     if files:
         bad = [f"{name} ({code})" for _, name, code in files if code != "0"]
@@ -127,7 +129,7 @@ def steps(work):
         step["counted"] = counted(text)
         # What a test says that it left out.
         skipped = [line.strip()[:300] for line in text.splitlines()
-                   if re.search(r"\bskip(ped|ping)?\b", line, re.I) and not line.startswith(("[doctest]", "TEST CASE"))]
+                   if re.search(r"\b(skip(ped|ping)?|left out)\b", line, re.I) and not line.startswith(("[doctest]", "TEST CASE"))]
         step["notes"] = list(dict.fromkeys(skipped))[:5]
         if outcome in ("failed", "timeout"):
             step["failed"] = failed_tests(text)[:40]
