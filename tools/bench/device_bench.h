@@ -16,8 +16,8 @@ struct DeviceBenchOptions {
 /// the roof: what a copy of 1 GiB and an 8192^3 product reach in the same run.
 ///
 /// Samples are host time around as many launches as take some milliseconds, between two waits for
-/// the device. Bytes are the fewest a kernel has to move: each operand once. Each line is written as
-/// soon as it is measured.
+/// the device. Bytes are the fewest a kernel has to move: each operand once. Each line is written
+/// as soon as it is measured.
 /// @returns how many kernels were left out since they failed
 /// @throws Unsupported if there is no such device, IoError if the file can't be written
 int run_device_bench(const DeviceBenchOptions& options);
