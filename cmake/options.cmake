@@ -13,6 +13,7 @@ endif()
 
 option(TESSERA_BUILD_TESTS "build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(TESSERA_BUILD_BENCH "build the benchmarks" OFF)
+option(TESSERA_GENERIC_CPU "build the CPU kernels for no other than the plainest processor" OFF)
 option(TESSERA_WERROR "treat warnings as errors" OFF)
 set(TESSERA_SANITIZE "" CACHE STRING "comma-separated sanitizers: address,undefined or thread")
 

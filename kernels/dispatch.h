@@ -15,7 +15,7 @@
 //     TESSERA_DISPATCH(gelu_forward, context, args);
 //   }
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(TESSERA_GENERIC_CPU)
 #define TESSERA_CPU_KERNEL(name, Args) \
   namespace cpu::generic {             \
   void name(Context&, const Args&);    \
