@@ -75,10 +75,11 @@ Tensor Tensor::from_bytes(const std::shared_ptr<Context>& context, const Shape& 
 void Tensor::copy_from_host(const void* from) const {
   if (device().type == DeviceType::Meta || bytes() == 0) return;
   require(is_contiguous(), "copying needs a contiguous tensor, got strides {}", strides());
-  if (device().type == DeviceType::CPU)
-    std::memcpy(view().data, from, bytes());
-  else
-    context()->backend().copy_from_host(view().data, from, bytes());
+  void* const data = view().data;
+  if (device().type != DeviceType::CPU)
+    context()->backend().copy_from_host(data, from, bytes());
+  else if (data != nullptr)  // as it is: only tensors without memory have none
+    std::memcpy(data, from, bytes());
 }
 
 void Tensor::copy_to_host(void* to) const {
@@ -86,10 +87,11 @@ void Tensor::copy_to_host(void* to) const {
                        device().str());
   if (bytes() == 0) return;
   require(is_contiguous(), "copying needs a contiguous tensor, got strides {}", strides());
-  if (device().type == DeviceType::CPU)
-    std::memcpy(to, view().data, bytes());
-  else
-    context()->backend().copy_to_host(to, view().data, bytes());
+  const void* const data = view().data;
+  if (device().type != DeviceType::CPU)
+    context()->backend().copy_to_host(to, data, bytes());
+  else if (data != nullptr)
+    std::memcpy(to, data, bytes());
 }
 
 Tensor Tensor::window(std::shared_ptr<Storage> storage, std::int64_t offset, const Shape& shape,
