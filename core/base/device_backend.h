@@ -11,6 +11,14 @@ namespace tessera {
 
 class Context;
 
+/// See Replay.
+class CapturedWork {
+ public:
+  virtual ~CapturedWork() = default;
+  virtual void run() = 0;
+  virtual std::size_t memory_bytes() const = 0;
+};
+
 /// What a device beside the CPU brings to a context: its memory, its kernels, and the order of what
 /// runs on it. Comes from a plugin, a shared library that is loaded when a context asks for the
 /// device, so that a program runs where the device's own libraries are missing.
@@ -42,6 +50,13 @@ class DeviceBackend {
   /// @throws CudaError if any of it failed
   virtual void synchronize() = 0;
 
+  /// Waits for the device. From here to the matching end, work is kept instead of run, and copies
+  /// to and from the host, marks and waits throw InternalError.
+  virtual void begin_capture() = 0;
+  /// @throws CudaError if something in between cannot be captured; nothing is kept then
+  virtual std::unique_ptr<CapturedWork> end_capture() = 0;
+  virtual void abandon_capture() noexcept = 0;
+
   /// What kernels are started on; the plugin alone knows its type.
   virtual void* stream() = 0;
 
@@ -64,8 +79,7 @@ class DeviceBackend {
 /// @param plugin  path of the shared library; empty: the file that the environment's
 ///   TESSERA_CUDA_PLUGIN names, else libtessera_cuda.so beside the program or in ../lib/tessera
 /// @throws Unsupported naming what is missing (plugin, driver, device), or that the plugin was
-/// built
-///   from other sources
+///   built from other sources
 std::unique_ptr<DeviceBackend> load_device_backend(int index, const std::string& plugin = {});
 
 /// How many devices the plugin can open; at least one.
@@ -73,6 +87,6 @@ std::unique_ptr<DeviceBackend> load_device_backend(int index, const std::string&
 int count_devices(const std::string& plugin = {});
 
 /// Changes whenever a plugin and a program may not understand each other.
-inline constexpr int kPluginVersion = 4;
+inline constexpr int kPluginVersion = 5;
 
 }  // namespace tessera

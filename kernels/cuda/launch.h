@@ -27,7 +27,8 @@ void launch(Context& context, const char* name, void (*kernel)(Params...), const
 #if defined(TESSERA_FIBER)
   (void)context;
   fiber::run_grid(name, {shape.grid, shape.grid_y, shape.grid_z}, {shape.block, 1, 1},
-                  static_cast<std::size_t>(shape.shared_bytes), [&] { kernel(args...); });
+                  static_cast<std::size_t>(shape.shared_bytes),
+                  [kernel, ... params = Params(std::forward<Args>(args))] { kernel(params...); });
 #else
   constexpr int kDefaultShared = 48 * 1024;  // more must be asked for
   cudaError_t status = cudaSuccess;

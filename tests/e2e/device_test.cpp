@@ -79,6 +79,34 @@ TEST_CASE("a run on a device repeats to the bit, also when it is interrupted") {
   CHECK(test::read_metrics(whole).steps == test::read_metrics(parts).steps);
 }
 
+TEST_CASE("a run with graphs is the run without, through evaluations, saves and a resume") {
+  const test::TempDir dir;
+  const auto golden = testing::load_golden("gpt2-odd");
+  const Arguments often = {"--train.device=cuda", "--train.precision=bf16", "--train.eval_every=3",
+                           "--data.val=" + golden.folder + "/tokens.bin", "--train.eval_batches=1"};
+  const Arguments graphs = joined(often, {"--train.cuda_graphs=on"});
+  const std::string eager = dir.file("eager"), replayed = dir.file("replayed");
+  REQUIRE(run_cli(joined(train(golden, eager, 8), often), kFibers).code == 0);
+  for (const int steps : {5, 8}) {
+    const auto result = run_cli(joined(train(golden, replayed, steps), graphs), kFibers);
+    INFO(result.describe());
+    REQUIRE(result.code == 0);
+    CHECK(holds(result.err, "train.cuda_graphs: on, forward and backward are captured"));
+  }
+  const auto want = test::read_metrics(eager).steps, got = test::read_metrics(replayed).steps;
+  REQUIRE(got.size() == want.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    CHECK(got[i].loss == want[i].loss);
+    CHECK(got[i].grad_norm == want[i].grad_norm);
+  }
+
+  const auto dropped = run_cli(
+      joined(train(golden, dir.file("dropped"), 2), joined(graphs, {"--model.dropout=0.1"})),
+      kFibers);
+  CHECK(dropped.code == 0);
+  CHECK(holds(dropped.err, "train.cuda_graphs: off, dropout draws a new mask in every step"));
+}
+
 TEST_CASE("a device without enough memory: exit code 5, the request and the ledger") {
   const test::TempDir dir;
   const auto golden = testing::load_golden("gpt2-tiny");

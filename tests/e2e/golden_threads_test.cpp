@@ -29,6 +29,7 @@ struct Setting {
   std::int64_t micro_batch = 0;  // 0: all rows of the rank at once
   DType compute = DType::F32;
   std::string plugin = {};  // of the CUDA kernels; empty: the processor's
+  bool graphs = false;
 };
 
 /// The CUDA kernels as fibers, and on the GPU whose backend TESSERA_TEST_CUDA_PLUGIN names.
@@ -53,6 +54,8 @@ double bound(const std::string& plugin, double of_host, DType compute = DType::F
 struct Outcome {
   std::vector<double> loss, grad_norm;
   std::map<std::string, std::vector<float>> weights;
+  std::size_t graphs = 0;  // of the last rank to end
+  std::string why_no_graphs;
 };
 
 // Collects pieces of parameters from several ranks.
@@ -86,6 +89,7 @@ Outcome train(const testing::Golden& golden, const Setting& setting) {
     options.micro_batch =
         setting.micro_batch > 0 ? setting.micro_batch : golden.batch / setting.world;
     options.recompute_blocks = setting.recompute;
+    options.graphs = setting.graphs;
     options.clip_norm = golden.clip_norm;
     options.adamw = {golden.beta1, golden.beta2, golden.eps, golden.weight_decay};
     options.schedule.lr = golden.lr;
@@ -98,6 +102,9 @@ Outcome train(const testing::Golden& golden, const Setting& setting) {
       }
     }
     collect(sharded, outcome, mutex);
+    outcome.graphs = trainer.graphs();
+    outcome.why_no_graphs = trainer.why_no_graphs();
+    if (outcome.graphs > 0) return;  // their memory stays
     // All but parameters, optimizer state and gradients is given back between steps.
     CHECK(context->ledger().usage(MemoryCategory::Activations).current == 0);
     CHECK(context->ledger().usage(MemoryCategory::Workspace).current == 0);
@@ -164,6 +171,43 @@ TEST_CASE("float32 training equals the float64 reference at every world size, mo
       }
     }
   }
+}
+
+TEST_CASE("replayed steps are, bit for bit, those that run kernel by kernel") {
+  const auto golden = testing::load_golden("gpt2-odd");
+  REQUIRE(golden.batch >= 3);
+  REQUIRE(golden.steps >= 3);
+  for (const std::string& plugin : plugins()) {
+    for (const DType compute : {DType::F32, DType::BF16}) {
+      for (const std::int64_t micro_batch : {golden.batch, std::int64_t{1}}) {
+        CAPTURE(plugin);
+        CAPTURE(dtype_name(compute));
+        CAPTURE(micro_batch);
+        Setting setting{"gpt2-odd",       1,           comm::ShardMode::Full,
+                        micro_batch == 1, micro_batch, compute,
+                        plugin,           false};
+        const Outcome eager = train(golden, setting);
+        CHECK(eager.graphs == 0);
+        setting.graphs = true;
+        const Outcome replayed = train(golden, setting);
+        CHECK(replayed.why_no_graphs.empty());
+        CHECK(replayed.graphs == (micro_batch == 1 ? 3 : 1));
+        CHECK(replayed.loss == eager.loss);
+        CHECK(replayed.grad_norm == eager.grad_norm);
+        CHECK(replayed.weights == eager.weights);
+      }
+    }
+  }
+}
+
+TEST_CASE("graphs that cannot be had are said to be off, and the run is the same") {
+  const auto golden = testing::load_golden("gpt2-odd");
+  Setting setting{"gpt2-odd", 1, comm::ShardMode::Full};
+  setting.graphs = true;
+  CHECK(train(golden, setting).why_no_graphs == "training runs on the CPU");
+  setting.world = static_cast<int>(golden.batch);
+  setting.plugin = TESSERA_FIBER_PLUGIN;
+  CHECK(train(golden, setting).why_no_graphs == "a replayed collective would have no deadline");
 }
 
 TEST_CASE("the CUDA kernels follow the reference through whole runs") {

@@ -15,61 +15,6 @@ namespace {
 constexpr int kOldestMajor = 8;  // bf16 products, and 16-byte asynchronous copies
 constexpr std::size_t kStagingBytes = std::size_t{1} << 20;
 
-/// The driver's pool, in the order of one stream: it splits and joins blocks, and keeps what is
-/// given back for the next request.
-class DeviceAllocator final : public Allocator {
- public:
-  DeviceAllocator(int index, cudaStream_t stream) : index_(index), stream_(stream) {
-    cudaMemPoolProps properties{};
-    properties.allocType = cudaMemAllocationTypePinned;
-    properties.location = {cudaMemLocationTypeDevice, index};
-    check(cudaMemPoolCreate(&pool_, &properties), "cudaMemPoolCreate");
-    std::uint64_t keep_all = std::numeric_limits<std::uint64_t>::max();
-    check(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep_all),
-          "cudaMemPoolSetAttribute");
-  }
-  ~DeviceAllocator() override { cudaMemPoolDestroy(pool_); }
-  DeviceAllocator(const DeviceAllocator&) = delete;
-  DeviceAllocator& operator=(const DeviceAllocator&) = delete;
-
-  void* allocate(std::size_t bytes) override {
-    if (bytes == 0) return nullptr;
-    check(cudaSetDevice(index_), "cudaSetDevice");
-    void* data = nullptr;
-    cudaError_t status = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
-    if (status == cudaErrorMemoryAllocation) {  // what is kept for reuse may be in the way
-      cudaGetLastError();
-      check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
-      trim();
-      status = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
-    }
-    if (status == cudaErrorMemoryAllocation) {
-      cudaGetLastError();
-      throw OutOfMemory("memory of cuda:{} is exhausted: {} requested, {} held", index_,
-                        format_bytes(static_cast<std::int64_t>(bytes)),
-                        format_bytes(static_cast<std::int64_t>(reserved_bytes())));
-    }
-    check(status, "cudaMallocFromPoolAsync");
-    return data;
-  }
-  void deallocate(void* data, std::size_t) noexcept override {
-    if (data == nullptr) return;
-    cudaSetDevice(index_);
-    cudaFreeAsync(data, stream_);
-  }
-  std::size_t reserved_bytes() const override {
-    std::uint64_t bytes = 0;
-    cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrReservedMemCurrent, &bytes);
-    return bytes;
-  }
-  void trim() noexcept override { cudaMemPoolTrimTo(pool_, 0); }
-
- private:
-  const int index_;
-  cudaStream_t stream_;
-  cudaMemPool_t pool_ = nullptr;
-};
-
 class PinnedAllocator final : public CachingAllocator {
  public:
   explicit PinnedAllocator(int index) : index_(index) {}
@@ -131,6 +76,91 @@ CublasLt::CublasLt() {
                      cublasLtGetStatusString(status));
 }
 
+/// The driver's pool, in the order of one stream: it splits and joins blocks, and keeps what is
+/// given back for the next request.
+class CudaBackend::DeviceAllocator final : public Allocator {
+ public:
+  DeviceAllocator(int index, cudaStream_t stream) : index_(index), stream_(stream) {
+    cudaMemPoolProps properties{};
+    properties.allocType = cudaMemAllocationTypePinned;
+    properties.location = {cudaMemLocationTypeDevice, index};
+    check(cudaMemPoolCreate(&pool_, &properties), "cudaMemPoolCreate");
+    std::uint64_t keep_all = std::numeric_limits<std::uint64_t>::max();
+    check(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep_all),
+          "cudaMemPoolSetAttribute");
+  }
+  ~DeviceAllocator() override { cudaMemPoolDestroy(pool_); }
+  DeviceAllocator(const DeviceAllocator&) = delete;
+  DeviceAllocator& operator=(const DeviceAllocator&) = delete;
+
+  void* allocate(std::size_t bytes) override {
+    if (bytes == 0) return nullptr;
+    check(cudaSetDevice(index_), "cudaSetDevice");
+    void* data = nullptr;
+    cudaError_t status = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
+    if (status == cudaErrorMemoryAllocation) {  // what is kept for reuse may be in the way
+      cudaGetLastError();
+      check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+      trim();
+      status = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
+    }
+    if (status == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      throw OutOfMemory("memory of cuda:{} is exhausted: {} requested, {} held", index_,
+                        format_bytes(static_cast<std::int64_t>(bytes)),
+                        format_bytes(static_cast<std::int64_t>(reserved_bytes())));
+    }
+    check(status, "cudaMallocFromPoolAsync");
+    return data;
+  }
+  void deallocate(void* data, std::size_t) noexcept override {
+    if (data == nullptr) return;
+    cudaSetDevice(index_);
+    cudaFreeAsync(data, stream_);
+  }
+  std::size_t reserved_bytes() const override {
+    std::uint64_t bytes = 0;
+    cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrReservedMemCurrent, &bytes);
+    return bytes;
+  }
+  void trim() noexcept override { cudaMemPoolTrimTo(pool_, 0); }
+
+  /// Requests come in the order of `stream` from here on.
+  void set_stream(cudaStream_t stream) { stream_ = stream; }
+
+ private:
+  const int index_;
+  cudaStream_t stream_;
+  cudaMemPool_t pool_ = nullptr;
+};
+
+namespace {
+
+/// An instance of a CUDA graph, and the memory that it works on.
+class Graph final : public CapturedWork {
+ public:
+  /// Takes over `graph`.
+  Graph(cudaGraph_t graph, const Stream& stream, std::unique_ptr<CapturedMemory> memory)
+      : stream_(stream), memory_(std::move(memory)) {
+    const cudaError_t status = cudaGraphInstantiate(&instance_, graph, 0);
+    cudaGraphDestroy(graph);
+    check(status, "cudaGraphInstantiate");
+  }
+  ~Graph() override { cudaGraphExecDestroy(instance_); }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+
+  void run() override { check(cudaGraphLaunch(instance_, stream_.get()), "cudaGraphLaunch"); }
+  std::size_t memory_bytes() const override { return memory_->bytes(); }
+
+ private:
+  const Stream& stream_;
+  std::unique_ptr<CapturedMemory> memory_;
+  cudaGraphExec_t instance_ = nullptr;
+};
+
+}  // namespace
+
 CudaBackend::CudaBackend(int index) : index_(checked_device(index)) {
   make_current();
   check(cudaGetDeviceProperties(&properties_, index_), "cudaGetDeviceProperties");
@@ -145,7 +175,10 @@ CudaBackend::CudaBackend(int index) : index_(checked_device(index)) {
                        index_, properties_.name);
   cublas_lt_ = std::make_unique<CublasLt>();
   stream_ = std::make_unique<Stream>();
-  allocator_ = std::make_unique<DeviceAllocator>(index_, stream_->get());
+  capture_memory_stream_ = std::make_unique<Stream>();
+  auto memory = std::make_unique<DeviceAllocator>(index_, stream_->get());
+  device_allocator_ = memory.get();
+  allocator_ = std::make_unique<CaptureAllocator>(std::move(memory));
   host_allocator_ = std::make_unique<PinnedAllocator>(index_);
   for (Staging& staging : staging_) {
     staging.memory = std::make_unique<PinnedBuffer>(kStagingBytes);
@@ -176,7 +209,10 @@ bool CudaBackend::run_kernel(std::string_view name, Context& context, const void
   return kernels_.run(name, context, args);
 }
 
+Allocator& CudaBackend::allocator() { return *allocator_; }
+
 void CudaBackend::copy_from_host(void* to, const void* from, std::size_t bytes) {
+  require_running("a copy to the device");
   make_current();
   for (std::size_t done = 0; done < bytes; done += kStagingBytes) {
     const std::size_t part = std::min(kStagingBytes, bytes - done);
@@ -192,6 +228,7 @@ void CudaBackend::copy_from_host(void* to, const void* from, std::size_t bytes) 
 }
 
 void CudaBackend::copy_to_host(void* to, const void* from, std::size_t bytes) {
+  require_running("a copy to the host");
   make_current();
   if (bytes == 0) return;
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_->get()),
@@ -200,8 +237,57 @@ void CudaBackend::copy_to_host(void* to, const void* from, std::size_t bytes) {
 }
 
 void CudaBackend::synchronize() {
+  require_running("a wait for the device");
   make_current();
   stream_->synchronize();
+}
+
+void CudaBackend::require_running(const char* what) const {
+  require<InternalError>(!capturing_, "{} cannot be part of captured work", what);
+}
+
+void CudaBackend::begin_capture() {
+  synchronize();
+  allocator_->begin_capture();
+  capturing_ = true;
+  device_allocator_->set_stream(capture_memory_stream_->get());
+  // Relaxed: memory is taken meanwhile, and libraries may set up what they need.
+  const cudaError_t status = cudaStreamBeginCapture(stream_->get(), cudaStreamCaptureModeRelaxed);
+  if (status == cudaSuccess) return;
+  end_capture_of_memory();
+  check(status, "cudaStreamBeginCapture");
+}
+
+std::unique_ptr<CapturedMemory> CudaBackend::end_capture_of_memory() {
+  capturing_ = false;
+  device_allocator_->set_stream(stream_->get());
+  return allocator_->end_capture();
+}
+
+std::unique_ptr<CapturedWork> CudaBackend::end_capture() {
+  make_current();
+  cudaGraph_t graph = nullptr;
+  const cudaError_t status = cudaStreamEndCapture(stream_->get(), &graph);
+  // The memory is there before the work starts, wherever that is.
+  const cudaError_t waited = cudaStreamSynchronize(capture_memory_stream_->get());
+  auto memory = end_capture_of_memory();
+  if (status != cudaSuccess || waited != cudaSuccess) {
+    cudaGetLastError();
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    check(status, "cudaStreamEndCapture");
+    check(waited, "cudaStreamSynchronize");
+  }
+  return std::make_unique<Graph>(graph, *stream_, std::move(memory));
+}
+
+void CudaBackend::abandon_capture() noexcept {
+  cudaSetDevice(index_);
+  cudaGraph_t graph = nullptr;
+  cudaStreamEndCapture(stream_->get(), &graph);
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  cudaGetLastError();  // the capture may have been broken off
+  cudaStreamSynchronize(capture_memory_stream_->get());
+  end_capture_of_memory();
 }
 
 void CudaBackend::note(const std::string& text) {
@@ -212,6 +298,7 @@ void CudaBackend::begin_range(const char* name) { nvtxRangePushA(name); }
 void CudaBackend::end_range() { nvtxRangePop(); }
 
 std::size_t CudaBackend::mark() {
+  require_running("a mark");
   make_current();
   if (used_marks_ == marks_.size()) marks_.push_back(std::make_unique<TimedEvent>());
   marks_[used_marks_]->record(*stream_);

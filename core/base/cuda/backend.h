@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/capture_allocator.h"
 #include "core/base/cuda/handles.h"
 #include "core/base/device_backend.h"
 #include "core/base/plugin_kernels.h"
@@ -52,12 +53,15 @@ class CudaBackend final : public DeviceBackend {
 
   std::string description() const override;
   std::string device_id() const override;
-  Allocator& allocator() override { return *allocator_; }
+  Allocator& allocator() override;
   Allocator& host_allocator() override { return *host_allocator_; }
   bool run_kernel(std::string_view name, Context& context, const void* args) override;
   void copy_from_host(void* to, const void* from, std::size_t bytes) override;
   void copy_to_host(void* to, const void* from, std::size_t bytes) override;
   void synchronize() override;
+  void begin_capture() override;
+  std::unique_ptr<CapturedWork> end_capture() override;
+  void abandon_capture() noexcept override;
   void* stream() override { return stream_->get(); }
   std::vector<std::string> take_notes() override { return std::exchange(notes_, {}); }
   void begin_range(const char* name) override;
@@ -76,6 +80,11 @@ class CudaBackend final : public DeviceBackend {
   std::unique_ptr<KernelState> attention_state;
 
  private:
+  class DeviceAllocator;
+
+  /// @throws InternalError while a capture is under way
+  void require_running(const char* what) const;
+  std::unique_ptr<CapturedMemory> end_capture_of_memory();
   /// Work is started on the calling thread's current device.
   void make_current() const { check(cudaSetDevice(index_), "cudaSetDevice"); }
 
@@ -83,7 +92,12 @@ class CudaBackend final : public DeviceBackend {
   cudaDeviceProp properties_{};
   PluginKernels kernels_;
   std::unique_ptr<Stream> stream_;
-  std::unique_ptr<Allocator> allocator_, host_allocator_;
+  // Memory for a capture cannot be asked for on the stream that is captured.
+  std::unique_ptr<Stream> capture_memory_stream_;
+  DeviceAllocator* device_allocator_ = nullptr;  // allocator_'s memory
+  std::unique_ptr<CaptureAllocator> allocator_;
+  std::unique_ptr<Allocator> host_allocator_;
+  bool capturing_ = false;
   std::unique_ptr<CublasLt> cublas_lt_;
   // Of copies to the device, used in turn.
   struct Staging {

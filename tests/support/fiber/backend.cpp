@@ -9,10 +9,12 @@
 #include <string>
 #include <vector>
 
+#include "core/base/capture_allocator.h"
 #include "core/base/device_backend.h"
 #include "core/base/error.h"
 #include "core/base/plugin_kernels.h"
 #include "kernels/cuda/cudnn_attention.h"
+#include "tests/support/fiber/fiber.h"
 
 // The kernels' own attention is what fibers are to run.
 namespace tessera::kernels::cuda {
@@ -52,6 +54,20 @@ class LimitedAllocator final : public Allocator {
   std::atomic<std::size_t> used_ = 0;
 };
 
+class Captured final : public CapturedWork {
+ public:
+  Captured(std::vector<std::function<void()>> work, std::unique_ptr<CapturedMemory> memory)
+      : work_(std::move(work)), memory_(std::move(memory)) {}
+  void run() override {
+    for (const auto& part : work_) part();
+  }
+  std::size_t memory_bytes() const override { return memory_->bytes(); }
+
+ private:
+  std::vector<std::function<void()>> work_;
+  std::unique_ptr<CapturedMemory> memory_;
+};
+
 class Backend final : public DeviceBackend {
  public:
   explicit Backend(int index) : index_(index) {}
@@ -66,12 +82,24 @@ class Backend final : public DeviceBackend {
   }
 
   void copy_from_host(void* to, const void* from, std::size_t bytes) override {
+    require_running();
     if (bytes > 0) std::memcpy(to, from, bytes);
   }
   void copy_to_host(void* to, const void* from, std::size_t bytes) override {
+    require_running();
     if (bytes > 0) std::memcpy(to, from, bytes);
   }
-  void synchronize() override {}
+  void synchronize() override { require_running(); }
+  void begin_capture() override {
+    allocator_->begin_capture();
+    fiber::begin_capture();
+    capturing_ = true;
+  }
+  std::unique_ptr<CapturedWork> end_capture() override {
+    capturing_ = false;
+    return std::make_unique<Captured>(fiber::end_capture(), allocator_->end_capture());
+  }
+  void abandon_capture() noexcept override { end_capture(); }
   void* stream() override { return nullptr; }
   std::vector<std::string> take_notes() override { return {}; }
   void begin_range(const char*) override { ++open_ranges_; }
@@ -79,6 +107,7 @@ class Backend final : public DeviceBackend {
     if (--open_ranges_ < 0) throw InternalError("a range ended that had not begun");
   }
   std::size_t mark() override {
+    require_running();
     marks_.push_back(std::chrono::steady_clock::now());
     return marks_.size() - 1;
   }
@@ -91,10 +120,16 @@ class Backend final : public DeviceBackend {
   }
 
  private:
+  void require_running() const {
+    require<InternalError>(!capturing_, "this cannot be part of captured work");
+  }
+
   const int index_;
+  bool capturing_ = false;
   int open_ranges_ = 0;
   std::vector<std::chrono::steady_clock::time_point> marks_;
-  std::unique_ptr<Allocator> allocator_ = std::make_unique<LimitedAllocator>();
+  std::unique_ptr<CaptureAllocator> allocator_ =
+      std::make_unique<CaptureAllocator>(std::make_unique<LimitedAllocator>());
   std::unique_ptr<Allocator> host_allocator_ = make_cpu_allocator();
   PluginKernels kernels_;
 };

@@ -383,19 +383,42 @@ void meet_lanes(std::uint32_t mask, std::uint64_t value, Site site, bool orders)
 
 }  // namespace
 
+namespace {
+
+thread_local std::unique_ptr<std::vector<std::function<void()>>> captured;
+
+}  // namespace
+
+void enqueue(std::function<void()> work) {
+  if (captured)
+    captured->push_back(std::move(work));
+  else
+    work();
+}
+
+void begin_capture() { captured = std::make_unique<std::vector<std::function<void()>>>(); }
+
+std::vector<std::function<void()>> end_capture() {
+  auto work = std::move(*captured);
+  captured.reset();
+  return work;
+}
+
 void run_grid(const char* kernel, Dim grid, Dim block_dim, std::size_t shared_bytes,
-              const std::function<void()>& body) {
+              std::function<void()> body) {
   if (block_dim.count() == 0 || block_dim.count() > 1024 || grid.count() == 0 || grid.y > 65535 ||
       grid.z > 65535 || block_dim.z > 64)
     throw ModelError(fmt::format("{}: no device runs a grid of {} x {} x {} blocks of {} x {} x {}",
                                  kernel, grid.x, grid.y, grid.z, block_dim.x, block_dim.y,
                                  block_dim.z));
-  Stacks stacks;
-  for (unsigned z = 0; z < grid.z; ++z)
-    for (unsigned y = 0; y < grid.y; ++y)
-      for (unsigned x = 0; x < grid.x; ++x)
-        Block(kernel, Place{{0, 0, 0}, {x, y, z}, block_dim, grid}, shared_bytes, stacks, body)
-            .run();
+  enqueue([=, body = std::move(body)] {
+    Stacks stacks;
+    for (unsigned z = 0; z < grid.z; ++z)
+      for (unsigned y = 0; y < grid.y; ++y)
+        for (unsigned x = 0; x < grid.x; ++x)
+          Block(kernel, Place{{0, 0, 0}, {x, y, z}, block_dim, grid}, shared_bytes, stacks, body)
+              .run();
+  });
 }
 
 Place place() { return block().place(); }

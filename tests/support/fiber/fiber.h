@@ -6,6 +6,7 @@
 #include <functional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 // Runs the threads of a CUDA block as fibers of one thread of the host, one block after the other.
 //
@@ -33,11 +34,18 @@ struct Dim {
 
 inline constexpr int kWarp = 32;
 
-/// Runs `body` once for every thread of every block. Returns when all have ended.
+/// Runs `body` once for every thread of every block, or keeps it; see enqueue().
 /// @param kernel  name for messages
 /// @throws ModelError; what `body` throws
 void run_grid(const char* kernel, Dim grid, Dim block, std::size_t shared_bytes,
-              const std::function<void()>& body);
+              std::function<void()> body);
+
+/// What stands in the order of a stream's work: done at once, or kept while this thread captures.
+/// run_grid() goes through it.
+void enqueue(std::function<void()> work);
+/// From here on, this thread's work is kept.
+void begin_capture();
+std::vector<std::function<void()>> end_capture();
 
 // What follows is called by kernels, that is, inside run_grid.
 

@@ -41,6 +41,7 @@ struct Config {
     std::int64_t eval_batches = 20;
     std::int64_t threads = 0;  ///< per rank; 0: the processors divided by the ranks of this host
     std::int64_t log_every = 10;
+    std::string cuda_graphs = "off";
     std::string profile;
     std::string sample_prompt;
     std::int64_t sample_tokens = 200;

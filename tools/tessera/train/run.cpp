@@ -59,6 +59,8 @@ TrainerOptions trainer_options(const Config& config) {
   options.global_batch = config.train.global_batch;
   options.micro_batch = config.train.micro_batch;
   options.recompute_blocks = config.train.recompute == "block";
+  options.dropout = config.model.dropout > 0;
+  options.graphs = config.train.cuda_graphs == "on";
   options.clip_norm = config.optim.clip_norm;
   options.seed = static_cast<std::uint64_t>(config.train.seed);
   options.adamw = {config.optim.beta1, config.optim.beta2, config.optim.eps,
@@ -138,6 +140,7 @@ class Rank {
   std::unique_ptr<MetricsWriter> metrics_;
   std::unique_ptr<ProgressLine> progress_;
   std::unique_ptr<Trace> trace_;
+  bool told_of_graphs_ = false;
   std::int64_t saved_step_ = -1;
   std::int64_t evaluated_step_ = -1;
   StepResult last_;
@@ -149,8 +152,16 @@ void Rank::note(const std::string& text) {
 }
 
 std::vector<std::string> Rank::device_notes() {
-  if (context_->device().type != DeviceType::CUDA) return {};
-  return context_->backend().take_notes();
+  std::vector<std::string> notes;
+  if (context_->device().type == DeviceType::CUDA) notes = context_->backend().take_notes();
+  if (!told_of_graphs_ && !trainer_.why_no_graphs().empty()) {
+    told_of_graphs_ = true;
+    notes.push_back("train.cuda_graphs: off, " + trainer_.why_no_graphs());
+  } else if (!told_of_graphs_ && trainer_.graphs() > 0) {
+    told_of_graphs_ = true;
+    notes.emplace_back("train.cuda_graphs: on, forward and backward are captured");
+  }
+  return notes;
 }
 
 void Rank::load() {

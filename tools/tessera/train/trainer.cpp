@@ -24,22 +24,30 @@ Trainer::Trainer(models::Gpt2& model, comm::ShardedModel& sharded, comm::Communi
               options.micro_batch >= 1 && rows_per_rank_ % options.micro_batch == 0,
           "train.global_batch {} must be a multiple of train.micro_batch {} times {} ranks",
           options.global_batch, options.micro_batch, communicator.world_size());
+  if (!options_.graphs) return;
+  if (context_->device().type != DeviceType::CUDA)
+    why_no_graphs_ = "training runs on the CPU";
+  else if (communicator_.world_size() > 1)
+    why_no_graphs_ = "a replayed collective would have no deadline";
+  else if (options_.dropout)
+    why_no_graphs_ = "dropout draws a new mask in every step";
 }
 
-std::pair<Tensor, Tensor> Trainer::load(const io::Sampler& data, std::int64_t first,
-                                        std::int64_t rows, std::int64_t limit) {
+void Trainer::load(const io::Sampler& data, std::int64_t first, std::int64_t limit) {
+  const std::int64_t rows = options_.micro_batch;
   const Shape shape{rows, data.seq_len()};
+  if (!inputs_.defined() || inputs_.shape() != shape) {
+    graphs_.clear();  // they read the former
+    inputs_ = Tensor::empty(context_, shape, DType::I32, MemoryCategory::Data, "batch");
+    targets_ = Tensor::empty(context_, shape, DType::I32, MemoryCategory::Data, "batch");
+  }
   const auto count = static_cast<std::size_t>(numel(shape));
-  inputs_.assign(count, 0);
-  targets_.assign(count, kernels::kIgnoreTarget);
+  host_inputs_.assign(count, 0);
+  host_targets_.assign(count, kernels::kIgnoreTarget);
   const std::int64_t real = std::clamp<std::int64_t>(limit - first, 0, rows);
-  if (real > 0) data.fill_batch(first, real, inputs_.data(), targets_.data());
-  const auto make = [&](const std::vector<std::int32_t>& values) {
-    Tensor t = Tensor::empty(context_, shape, DType::I32, MemoryCategory::Data, "batch");
-    t.copy_from_host(values.data());
-    return t;
-  };
-  return {make(inputs_), make(targets_)};
+  if (real > 0) data.fill_batch(first, real, host_inputs_.data(), host_targets_.data());
+  inputs_.copy_from_host(host_inputs_.data());
+  targets_.copy_from_host(host_targets_.data());
 }
 
 namespace {
@@ -49,47 +57,71 @@ GradientView element(const Tensor& t, std::int64_t i, bool accumulate) {
   return {t.alias({1}, {1}, i).view(), accumulate, true};
 }
 
+constexpr std::int64_t kLoss = 1, kStop = 2;  // places in totals_
+
 }  // namespace
+
+void Trainer::run(const MicroBatch& batch) {
+  sharded_.begin_micro_batch(batch.first, batch.last);
+  const auto tokens = static_cast<double>(options_.global_batch * inputs_.dim(1));
+  const Tensor part = model_.loss(inputs_, targets_, 1.0 / tokens,
+                                  {.training = true,
+                                   .recompute_blocks = options_.recompute_blocks,
+                                   .seed = options_.seed,
+                                   .step = batch.step,
+                                   .first_sample = batch.first_sample,
+                                   .hooks = &sharded_});
+  autograd::backward(part);
+  sharded_.end_micro_batch();
+  kernels::cast(*context_, part.view(), element(totals_, kLoss, true));
+}
+
+void Trainer::run_or_replay(const MicroBatch& batch) {
+  // A trace times kernels one by one.
+  if (!options_.graphs || !why_no_graphs_.empty() || !warm_ || context_->trace() != nullptr)
+    return run(batch);
+  // Casting weights that were loaded is no part of every step.
+  sharded_.gather_all();
+  std::unique_ptr<Replay>& graph = graphs_[{batch.first, batch.last}];
+  if (!graph) {
+    try {
+      graph = std::make_unique<Replay>(context_, [&] { run(batch); });
+    } catch (const Error& error) {
+      // Nothing of it has run. Without graphs there is more memory, and less to go wrong.
+      why_no_graphs_ = error.what();
+      graphs_.clear();
+      return run(batch);
+    }
+  }
+  const Range range(*context_, "forward and backward");
+  graph->run();
+}
 
 StepResult Trainer::step(std::int64_t step, std::int64_t position, const io::Sampler& data,
                          bool stop) {
   const Range range(*context_, fmt::format("step {}", step));
-  const std::int64_t tokens = options_.global_batch * data.seq_len();
   const std::int64_t micro_batches = rows_per_rank_ / options_.micro_batch;
   const std::int64_t first_row = position + communicator_.rank() * rows_per_rank_;
-  // Sum of squares, loss, requests to stop: summed where the gradients are, and read once the whole
-  // step has been queued.
-  constexpr std::int64_t kLoss = 1, kStop = 2;
-  const Tensor totals =
-      Tensor::empty(context_, {3}, DType::F64, MemoryCategory::Workspace, "step totals");
-  kernels::fill(*context_, totals.view(), 0.0);
-  if (stop) kernels::fill(*context_, element(totals, kStop, false).view, 1.0);
+  if (!totals_.defined())
+    totals_ = Tensor::empty(context_, {3}, DType::F64, MemoryCategory::Data, "step totals");
+  kernels::fill(*context_, totals_.view(), 0.0);
+  if (stop) kernels::fill(*context_, element(totals_, kStop, false).view, 1.0);
   for (std::int64_t m = 0; m < micro_batches; ++m) {
     const std::int64_t first = first_row + m * options_.micro_batch;
-    const auto [inputs, targets] =
-        load(data, first, options_.micro_batch, first + options_.micro_batch);
-    sharded_.begin_micro_batch(m == 0, m + 1 == micro_batches);
-    const Tensor part = model_.loss(inputs, targets, 1.0 / static_cast<double>(tokens),
-                                    {.training = true,
-                                     .recompute_blocks = options_.recompute_blocks,
-                                     .seed = options_.seed,
-                                     .step = step,
-                                     .first_sample = first,
-                                     .hooks = &sharded_});
-    autograd::backward(part);
-    sharded_.end_micro_batch();
-    kernels::cast(*context_, part.view(), element(totals, kLoss, true));
+    load(data, first, first + options_.micro_batch);
+    run_or_replay({step, first, m == 0, m + 1 == micro_batches});
   }
-  sharded_.sum_totals(totals);
+  warm_ = true;
+  sharded_.sum_totals(totals_);
 
   const Tensor factor =
       Tensor::empty(context_, {1}, DType::F32, MemoryCategory::Workspace, "clipping factor");
-  kernels::clip_factor(*context_, {totals.view(), factor.view(), options_.clip_norm});
+  kernels::clip_factor(*context_, {totals_.view(), factor.view(), options_.clip_norm});
   StepResult result;
   result.lr = options_.schedule.at(step);
   sharded_.step(options_.adamw, result.lr, step + 1, factor);
 
-  const std::vector<double> sums = totals.to_vector<double>();
+  const std::vector<double> sums = totals_.to_vector<double>();
   communicator_.check();
   result.grad_norm = std::sqrt(sums[0]);
   result.loss = sums[kLoss];
@@ -113,9 +145,8 @@ double Trainer::evaluate(const io::Sampler& data, std::int64_t batches) {
   kernels::fill(*context_, sum.view(), 0.0);
   for (std::int64_t first = 0; first < limit; first += rows) {
     // Every rank makes every pass, its rows past the end ignored: gathering is collective.
-    const auto [inputs, targets] = load(data, first + communicator_.rank() * options_.micro_batch,
-                                        options_.micro_batch, limit);
-    const Tensor part = model_.loss(inputs, targets, 1.0, {.hooks = &sharded_});
+    load(data, first + communicator_.rank() * options_.micro_batch, limit);
+    const Tensor part = model_.loss(inputs_, targets_, 1.0, {.hooks = &sharded_});
     kernels::cast(*context_, part.view(), element(sum, 0, true));
   }
   sharded_.end_evaluation();

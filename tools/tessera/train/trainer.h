@@ -1,10 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/sharding/sharded_model.h"
+#include "core/base/replay.h"
 #include "core/optim/lr_schedule.h"
 #include "io/data/sampler.h"
 #include "models/gpt2.h"
@@ -15,6 +19,8 @@ struct TrainerOptions {
   std::int64_t global_batch = 1;  ///< sequences per step over all ranks
   std::int64_t micro_batch = 1;   ///< sequences per rank and micro-batch; divides global / world
   bool recompute_blocks = false;
+  bool dropout = false;    ///< the model drops activations
+  bool graphs = false;     ///< capture forward and backward once, then replay; see Replay
   double clip_norm = 1.0;  ///< on the global gradient norm; 0: off
   std::uint64_t seed = 0;
   optim::AdamWOptions adamw;
@@ -47,10 +53,22 @@ class Trainer {
   /// epoch; batches 0: the whole epoch. Same on every rank.
   double evaluate(const io::Sampler& data, std::int64_t batches);
 
+  /// Replays alive: one per kind of micro-batch (first of the step, last of the step).
+  std::size_t graphs() const { return graphs_.size(); }
+  /// Why steps run kernel by kernel though graphs were asked for, once it is known; else empty.
+  const std::string& why_no_graphs() const { return why_no_graphs_; }
+
  private:
-  /// Rows of this rank as tensors [rows, T]; rows past `limit` get ignored targets.
-  std::pair<Tensor, Tensor> load(const io::Sampler& data, std::int64_t first, std::int64_t rows,
-                                 std::int64_t limit);
+  struct MicroBatch {
+    std::int64_t step, first_sample;
+    bool first, last;  ///< of the step
+  };
+  /// Writes rows [first, first + micro_batch) of the data into inputs_ and targets_; rows past
+  /// `limit` get ignored targets.
+  void load(const io::Sampler& data, std::int64_t first, std::int64_t limit);
+  /// Forward and backward of what is loaded; adds the loss to totals_.
+  void run(const MicroBatch& batch);
+  void run_or_replay(const MicroBatch& batch);
 
   models::Gpt2& model_;
   comm::ShardedModel& sharded_;
@@ -58,7 +76,14 @@ class Trainer {
   std::shared_ptr<Context> context_;
   TrainerOptions options_;
   std::int64_t rows_per_rank_;
-  std::vector<std::int32_t> inputs_, targets_;  // of the last micro-batch, on the host
+  std::vector<std::int32_t> host_inputs_, host_targets_;  // of the last micro-batch
+  Tensor inputs_, targets_;                               // [micro_batch, T] i32
+  // Sum of squares, loss, requests to stop: summed where the gradients are, and read once the whole
+  // step has been queued. [3] f64
+  Tensor totals_;
+  std::map<std::pair<bool, bool>, std::unique_ptr<Replay>> graphs_;  // by first, last
+  std::string why_no_graphs_;
+  bool warm_ = false;  // a step has run, so what is made on first use is there
 };
 
 }  // namespace tessera::tools

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "core/base/memory.h"
+
+namespace tessera {
+
+/// The memory of captured work: its blocks keep their addresses for as long as this lives, so that
+/// the work may run again.
+class CapturedMemory {
+ public:
+  virtual ~CapturedMemory() = default;
+  /// Taken from the allocator for it.
+  virtual std::size_t bytes() const = 0;
+};
+
+/// An allocator whose device may capture work instead of running it.
+///
+/// Blocks asked for during a capture are cut from memory that belongs to the capture, and are
+/// reused within it alone. A block from before that is freed meanwhile stays until the capture's
+/// end, as captured work may read it. A block of the capture that outlives it stays valid, and
+/// becomes free when both it and the CapturedMemory are gone.
+class CaptureAllocator final : public Allocator {
+ public:
+  /// @param memory  where all memory comes from
+  explicit CaptureAllocator(std::unique_ptr<Allocator> memory);
+  ~CaptureAllocator() override;
+  CaptureAllocator(const CaptureAllocator&) = delete;
+  CaptureAllocator& operator=(const CaptureAllocator&) = delete;
+
+  void* allocate(std::size_t bytes) override;
+  void deallocate(void* data, std::size_t bytes) noexcept override;
+  std::size_t reserved_bytes() const override { return memory_->reserved_bytes(); }
+  void trim() noexcept override { memory_->trim(); }
+
+  /// @throws InternalError if a capture is under way
+  void begin_capture();
+  /// Must be destroyed before the allocator.
+  std::unique_ptr<CapturedMemory> end_capture();
+
+ private:
+  class Arena;
+  class Captured;
+  struct Freed {
+    void* data;
+    std::size_t bytes;
+  };
+  void drop(Arena* arena) noexcept;
+
+  std::unique_ptr<Allocator> memory_;
+  mutable std::mutex mutex_;
+  std::vector<std::unique_ptr<Arena>> arenas_;  // of captures that still own memory
+  Arena* capturing_ = nullptr;
+  std::vector<Freed> freed_later_;
+};
+
+}  // namespace tessera

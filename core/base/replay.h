@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+
+#include "core/base/context.h"
+
+namespace tessera {
+
+/// Work of a device that is captured once and then started again as a whole, by one call instead of
+/// one per kernel; on an NVIDIA GPU a CUDA graph.
+///
+/// It runs on the same memory with the same arguments every time. What is to differ between runs
+/// must lie in tensors from outside, which are written before run(). Tensors made by the work keep
+/// their memory as long as this lives, and hold what the last run left there.
+///
+/// While captured, work may neither read values nor wait for the device, and nothing that is made
+/// on first use can be: run it once before.
+class Replay {
+ public:
+  /// Calls `work`, whose kernels are kept and not run. The memory that they need stays taken; it is
+  /// booked as Workspace of "captured work".
+  ///
+  /// @throws Unsupported on a device that captures nothing; InternalError if the work waits for the
+  ///   device; what `work` throws. The context is usable afterwards
+  Replay(std::shared_ptr<Context> context, const std::function<void()>& work);
+  ~Replay();
+  Replay(const Replay&) = delete;
+  Replay& operator=(const Replay&) = delete;
+
+  /// Queues the work.
+  void run();
+  /// Of the device, kept for the work.
+  std::size_t memory_bytes() const;
+
+ private:
+  std::shared_ptr<Context> context_;
+  std::unique_ptr<CapturedWork> captured_;
+};
+
+}  // namespace tessera

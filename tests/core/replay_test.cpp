@@ -1,0 +1,81 @@
+// Captured work, on the CUDA kernels as fibers.
+#include "core/base/replay.h"
+
+#include <doctest/doctest.h>
+
+#include "core/autograd/autograd.h"
+#include "core/base/error.h"
+#include "core/ops/activation.h"
+#include "core/ops/elementwise.h"
+#include "core/ops/linear.h"
+
+namespace tessera {
+namespace {
+
+std::shared_ptr<Context> device() {
+  return Context::create({.device = {DeviceType::CUDA, 0}, .plugin = TESSERA_FIBER_PLUGIN});
+}
+
+void set(const Tensor& x, std::vector<float> values) { x.copy_from_host(values.data()); }
+
+TEST_CASE("captured work runs when it is told to, on what its inputs hold then") {
+  const auto context = device();
+  const Tensor x = Tensor::empty(context, {2}, DType::F32);
+  Tensor y;
+  {
+    Replay replay(context, [&] { y = ops::add(ops::add(x, x), x); });
+    CHECK(replay.memory_bytes() > 0);
+    CHECK(context->ledger().usage(MemoryCategory::Workspace).current ==
+          static_cast<std::int64_t>(replay.memory_bytes()));
+    set(x, {1, 2});
+    replay.run();
+    CHECK(y.to_vector<float>() == std::vector<float>{3, 6});
+    // What is made in between does not touch its memory.
+    const Tensor other = Tensor::full(context, {2}, DType::F32, 9.0);
+    set(x, {-1, 0.5F});
+    replay.run();
+    replay.run();
+    CHECK(y.to_vector<float>() == std::vector<float>{-3, 1.5F});
+    CHECK(other.to_vector<float>() == std::vector<float>{9, 9});
+  }
+  CHECK(y.to_vector<float>() == std::vector<float>{-3, 1.5F});
+  CHECK(context->ledger().usage(MemoryCategory::Workspace).current == 0);
+}
+
+TEST_CASE("a captured backward pass writes the gradients of its leaves again") {
+  const auto context = device();
+  Tensor weight = Tensor::full(context, {3, 2}, DType::F32, 0.5);
+  weight.set_requires_grad(true);
+  const Tensor x = Tensor::full(context, {1, 2}, DType::F32, 1.0);
+  const Tensor seed = Tensor::full(context, {1, 3}, DType::F32, 1.0);
+  const auto pass = [&] {
+    weight.zero_grad();
+    autograd::backward(ops::linear(x, weight, {}), seed);
+  };
+  pass();
+  CHECK(weight.grad().to_vector<float>() == std::vector<float>(6, 1.0F));
+  Replay replay(context, pass);
+  CHECK(weight.grad().defined());
+  set(x, {2, -1});
+  replay.run();
+  CHECK(weight.grad().to_vector<float>() == std::vector<float>{2, -1, 2, -1, 2, -1});
+}
+
+TEST_CASE("what cannot be captured is an error, and the context works on") {
+  const auto context = device();
+  const Tensor x = Tensor::full(context, {2}, DType::F32, 1.0);
+  const auto reads = [&] { ops::add(x, x).to_vector<float>(); };
+  CHECK_THROWS_AS(Replay(context, reads), InternalError);
+  const auto writes = [&] { set(x, {5, 6}); };
+  CHECK_THROWS_AS(Replay(context, writes), InternalError);
+  const auto captures = [&] { const Replay inner(context, [] {}); };
+  CHECK_THROWS_AS(Replay(context, captures), InternalError);
+  CHECK(ops::add(x, x).to_vector<float>() == std::vector<float>{2, 2});
+
+  const auto cpu = Context::create();
+  CHECK_THROWS_WITH_AS(Replay(cpu, [] {}), "work of cpu cannot be captured; only a GPU's can",
+                       Unsupported);
+}
+
+}  // namespace
+}  // namespace tessera
