@@ -1,6 +1,7 @@
 #include "io/checkpoint/index.h"
 
 #include <algorithm>
+#include <array>
 #include <tuple>
 
 #include "core/base/error.h"
@@ -10,6 +11,35 @@
 
 namespace tessera::io {
 namespace {
+
+// How an index with a checksum begins, and what stands for its digits when it is computed. The
+// checksum covers every byte of the file, so it can't lie behind what it covers in any other way.
+constexpr std::string_view kChecksumStart = "{\n \"checksum\": \"crc64:";
+constexpr std::string_view kNoDigits = "0000000000000000";
+// All fields of an index before it had a checksum.
+constexpr std::array<std::string_view, 10> kUncheckedFields = {
+    "created",  "files", "format",  "model",   "run_id",
+    "sections", "step",  "tessera", "version", "world_size"};
+
+std::uint64_t index_checksum(std::string_view text) {
+  std::uint64_t crc = crc64(kChecksumStart.data(), kChecksumStart.size());
+  crc = crc64(kNoDigits.data(), kNoDigits.size(), crc);
+  const auto rest = text.substr(kChecksumStart.size() + kNoDigits.size());
+  return crc64(rest.data(), rest.size(), crc);
+}
+
+// Before anything else is made of the text, so that damage is called damage. False: no checksum.
+bool check_text(std::string_view text, const std::string& source) {
+  if (!text.starts_with(kChecksumStart)) return false;
+  std::uint64_t stored = 0;
+  constexpr std::size_t kDigits = kChecksumStart.size() - std::string_view("crc64:").size();
+  require<CorruptCheckpoint>(
+      text.size() > kChecksumStart.size() + kNoDigits.size() &&
+          parse_checksum(text.substr(kDigits, kNoDigits.size() + 6), stored) &&
+          index_checksum(text) == stored,
+      "{}: its own checksum is wrong, it was damaged or edited after it was saved", source);
+  return true;
+}
 
 Json shape_to_json(const Shape& shape) {
   return std::vector<std::int64_t>(shape.begin(), shape.end());
@@ -84,6 +114,11 @@ Chunk parse_chunk(const JsonReader& json, const CheckpointIndex& index, std::int
                              "{}: ends at byte {}, but {} has {} bytes", json.where(),
                              chunk.byte_end, chunk.file, file->second);
   std::tie(chunk.begin, chunk.end) = parse_range(json.at("elements"));
+  const auto header = index.headers.find(chunk.file);
+  require<CorruptCheckpoint>(
+      header == index.headers.end() || chunk.byte_begin >= header->second.size,
+      "{}: begins at byte {}, but the data of {} begins at {}", json.where(), chunk.byte_begin,
+      chunk.file, header == index.headers.end() ? 0 : header->second.size);
   const std::int64_t bytes = chunk.byte_end - chunk.byte_begin;
   require<CorruptCheckpoint>(bytes % width == 0 && bytes / width == chunk.end - chunk.begin,
                              "{}: {} elements of {} bytes cannot lie in {} bytes", json.where(),
@@ -197,8 +232,13 @@ bool is_run_id(std::string_view text) {
 }
 
 CheckpointIndex parse_index(std::string_view text, const std::string& source) {
+  const bool checked = check_text(text, source);
   const Json json = parse_json(text, source);
   const JsonReader root(json, source);
+  require<CorruptCheckpoint>(checked || !root.has("checksum"),
+                             "{} was written anew by another program, so that its checksum can't "
+                             "be checked; remove the field \"checksum\" to have it read without",
+                             source);
   require<CorruptCheckpoint>(root.at("format").string() == kCheckpointFormat,
                              "{}: expected format \"{}\", found \"{}\"", source, kCheckpointFormat,
                              root.at("format").string());
@@ -207,6 +247,13 @@ CheckpointIndex parse_index(std::string_view text, const std::string& source) {
                              "{} has format version {}; this build reads up to {}: use a newer "
                              "tessera",
                              source, version, kCheckpointVersion);
+  for (const auto& [field, value] : root.object().items()) {
+    require<CorruptCheckpoint>(
+        checked || std::ranges::find(kUncheckedFields, field) != kUncheckedFields.end(),
+        "{}: the field {} is unknown, and there is no checksum to vouch for "
+        "it",
+        source, Json(field).dump());
+  }
   CheckpointIndex index;
   index.step = root.at("step").integer();
   index.world_size = static_cast<int>(root.at("world_size").integer(1, kMaxWorldSize));
@@ -223,7 +270,12 @@ CheckpointIndex parse_index(std::string_view text, const std::string& source) {
   const JsonReader files = root.at("files");
   for (const auto& [name, value] : files.object().items()) {
     parse_file_name(JsonReader(Json(name), files.where()));
-    index.files[name] = files.at(name).at("size").integer();
+    const JsonReader file = files.at(name);
+    const std::int64_t size = file.at("size").integer();
+    index.files[name] = size;
+    if (!file.has("header")) continue;
+    const JsonReader header = file.at("header");
+    index.headers[name] = {header.at("size").integer(0, size), parse_crc(header.at("checksum"))};
   }
   const JsonReader sections = root.at("sections");
   if (sections.has("model")) {
@@ -248,6 +300,9 @@ CheckpointIndex parse_index(std::string_view text, const std::string& source) {
 std::string format_index(const CheckpointIndex& index) {
   Json files = Json::object();
   for (const auto& [name, size] : index.files) files[name] = {{"size", size}};
+  for (const auto& [name, header] : index.headers) {
+    files[name]["header"] = {{"size", header.size}, {"checksum", format_checksum(header.crc64)}};
+  }
   Json sections = Json::object();
   if (index.model) sections["model"] = {{"tensors", tensors_to_json(*index.model)}};
   if (index.optimizer) {
@@ -261,7 +316,9 @@ std::string format_index(const CheckpointIndex& index) {
                            {"size", index.trainer->size},
                            {"checksum", format_checksum(index.trainer->crc64)}};
   }
-  const Json json{{"format", kCheckpointFormat},
+  // Keys are written in alphabetical order, so the checksum comes first.
+  const Json json{{"checksum", fmt::format("crc64:{}", kNoDigits)},
+                  {"format", kCheckpointFormat},
                   {"version", kCheckpointVersion},
                   {"step", index.step},
                   {"world_size", index.world_size},
@@ -271,7 +328,13 @@ std::string format_index(const CheckpointIndex& index) {
                   {"model", index.model_config},
                   {"files", std::move(files)},
                   {"sections", std::move(sections)}};
-  return json.dump(1) + "\n";
+  std::string text = json.dump(1) + "\n";
+  require<InternalError>(text.starts_with(kChecksumStart), "the index begins with \"{}\"",
+                         text.substr(0, kChecksumStart.size()));
+  const std::string checksum = format_checksum(index_checksum(text));
+  text.replace(kChecksumStart.size(), kNoDigits.size(), checksum,
+               checksum.size() - kNoDigits.size());
+  return text;
 }
 
 }  // namespace tessera::io

@@ -53,6 +53,12 @@ struct OptimizerSection {
   TensorMap exp_avg, exp_avg_sq;
 };
 
+/// The bytes of a shard before its data.
+struct ShardHeader {
+  std::int64_t size = 0;  ///< bytes
+  std::uint64_t crc64 = 0;
+};
+
 struct TrainerSection {
   std::string file;
   std::int64_t size = 0;  ///< bytes
@@ -64,10 +70,11 @@ struct CheckpointIndex {
   std::int64_t step = 0;
   int world_size = 1;
   std::string run_id;
-  std::string created;                        ///< UTC, "2026-01-31T12:00:00Z"
-  std::string tessera_version;                ///< of the writer
-  Json model_config;                          ///< the "model" section of the run's configuration
-  std::map<std::string, std::int64_t> files;  ///< shards and their sizes in bytes
+  std::string created;                         ///< UTC, "2026-01-31T12:00:00Z"
+  std::string tessera_version;                 ///< of the writer
+  Json model_config;                           ///< the "model" section of the run's configuration
+  std::map<std::string, std::int64_t> files;   ///< shards and their sizes in bytes
+  std::map<std::string, ShardHeader> headers;  ///< of those shards whose index tells of it
   std::optional<TensorMap> model;
   std::optional<OptimizerSection> optimizer;
   std::optional<TrainerSection> trainer;
@@ -80,12 +87,13 @@ struct CheckpointIndex {
 /// Whether a text may be a run id: 1 to 100 letters, digits, '.', '_' or '-'.
 bool is_run_id(std::string_view text);
 
-/// Parses and validates an index completely; touches no other file.
+/// Parses and validates an index completely; touches no other file. An index without a checksum of
+/// its own, as tessera wrote them at first, is read unchecked, but may have no unknown field.
 /// @param source  named in errors
 /// @throws CorruptCheckpoint naming the field, what was expected and what was found
 CheckpointIndex parse_index(std::string_view text, const std::string& source);
 
-/// Text of index.json. parse_index(format_index(i)) is i.
+/// Text of index.json, with its checksum. parse_index(format_index(i)) is i.
 std::string format_index(const CheckpointIndex& index);
 
 /// Sorts chunks by box, then by first element, and checks that they cover the tensor exactly once.

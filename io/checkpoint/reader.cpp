@@ -11,6 +11,7 @@
 #include "io/base/crc64.h"
 #include "io/checkpoint/box.h"
 #include "io/checkpoint/find.h"
+#include "io/checkpoint/shard_header.h"
 #include "io/safetensors/reader.h"
 
 namespace tessera::io {
@@ -48,21 +49,6 @@ std::string missing_section(const fs::path& path, Section section, const Checkpo
   return text;
 }
 
-void check_shard_identity(const File& file, const CheckpointIndex& index) {
-  const SafetensorsHeader header = read_safetensors_header(file);
-  const auto check = [&](const char* key, const std::string& expected) {
-    const auto found = header.metadata.find(key);
-    if (found == header.metadata.end() || found->second == expected) return;
-    throw CorruptCheckpoint(
-        "{} is of {} {}, but the index is of {}: it belongs to another "
-        "checkpoint",
-        file.path().string(), key, found->second, expected);
-  };
-  check("step", std::to_string(index.step));
-  check("run_id", index.run_id);
-  check("world_size", std::to_string(index.world_size));
-}
-
 }  // namespace
 
 struct CheckpointReader::State {
@@ -80,7 +66,7 @@ struct CheckpointReader::State {
     if (!slot) {
       auto opened = std::make_shared<File>(File::open(path / name, Links::Refuse));
       if (!identified.contains(name)) {
-        check_shard_identity(*opened, index);
+        read_shard_header(*opened, name, index);
         identified.insert(name);
       }
       if (open_files.size() > kMaxOpenFiles) open_files.clear();  // readers keep theirs alive

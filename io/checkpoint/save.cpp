@@ -212,12 +212,13 @@ class Attempt {
           TrainerSection{kTrainerFile, static_cast<std::int64_t>(request_.trainer_json.size()),
                          crc64(request_.trainer_json.data(), request_.trainer_json.size())};
     }
-    Json merged = Json::object();
+    Json merged = Json::object(), files = Json::object();
     for (std::size_t rank = 0; rank < parts.size(); ++rank) {
       const Written written = Written::parse(parts[rank], rank);
       const Json part = read_part(rank, written);
       total_bytes += written.shard_bytes;
-      index.files[shard_name(static_cast<int>(rank), request_.world_size)] = written.shard_bytes;
+      files[shard_name(static_cast<int>(rank), request_.world_size)] = {
+          {"size", written.shard_bytes}, {"header", part.at("header")}};
       for (const auto& [section, tensors] : part.at("sections").items()) {
         for (const auto& [name, tensor] : tensors.items()) {
           Json& whole = merged[section][name];
@@ -239,6 +240,8 @@ class Attempt {
       return found == merged.end() ? Json::object() : *found;
     };
     Json json = Json::parse(format_index(index));
+    json.erase("checksum");  // of what is now filled in
+    json["files"] = std::move(files);
     json["sections"]["model"] = {{"tensors", take(Section::Model)}};
     const Json exp_avg = take(Section::ExpAvg), exp_avg_sq = take(Section::ExpAvgSq);
     if (!exp_avg.empty() || !exp_avg_sq.empty()) {

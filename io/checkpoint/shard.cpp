@@ -101,7 +101,11 @@ Json write_shard(const SaveRequest& request, const fs::path& dir) {
   file.finish();
   sync_directory(dir);
   pass("shard-synced");
-  return {{"size", plan.file_size}, {"sections", std::move(sections)}};
+  return {{"size", plan.file_size},
+          {"header",
+           {{"size", plan.preamble.size()},
+            {"checksum", format_checksum(crc64(plan.preamble.data(), plan.preamble.size()))}}},
+          {"sections", std::move(sections)}};
 }
 
 }  // namespace tessera::io

@@ -10,9 +10,9 @@ namespace tessera::io {
 std::string shard_name(int rank, int world_size);
 
 /// Writes this rank's shard into `dir` and syncs file and directory.
-/// @return the rank's part of the index: {"size": bytes, "sections": {"model": {NAME: {dtype,
-/// shape,
-///         chunks}}, "optimizer/exp_avg": ..., "optimizer/exp_avg_sq": ...}}
+/// @return the rank's part of the index: {"size": bytes, "header": {size, checksum}, "sections":
+///         {"model": {NAME: {dtype, shape, chunks}}, "optimizer/exp_avg": ...,
+///         "optimizer/exp_avg_sq": ...}}
 /// @throws InvalidArgument on parts that do not fit, IoError
 Json write_shard(const SaveRequest& request, const fs::path& dir);
 

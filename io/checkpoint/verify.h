@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -8,13 +9,15 @@
 
 namespace tessera::io {
 
-/// Something wrong in the data of a checkpoint.
+/// Something wrong in a checkpoint.
 struct VerifyProblem {
   std::string file;
   std::string tensor;  ///< with its section: "model/wte.weight"; empty if it is the whole file
   std::int64_t begin = 0, end = 0;  ///< elements, row-major inside the chunk's box; or equal
   std::string what;
-  /// "rank-...: tensor model/wte.weight, elements 0 to 96: the checksum is wrong"
+  std::int64_t byte_begin = 0, byte_end = 0;  ///< of these elements in the file; or equal
+  /// "rank-...: tensor model/wte.weight, elements 0 to 96 (bytes 512 to 896): the checksum is
+  /// wrong"
   std::string str() const;
 };
 
@@ -24,9 +27,17 @@ struct VerifyReport {
   std::int64_t bytes = 0;  ///< of tensor data read
 };
 
-/// Reads every chunk of a checkpoint whose index is valid: checksums, finiteness of floating-point
-/// values, whether each shard's own header tells the same as the index, and the trainer section.
-/// Goes on after a problem. Takes 1 MiB of memory.
-VerifyReport verify_checkpoint(const CheckpointReader& reader);
+struct VerifyOptions {
+  int threads = 1;  ///< that read, with 1 MiB of memory each
+  /// Called now and then, never by two threads at once: bytes of tensor data done and in all.
+  std::function<void(std::int64_t done, std::int64_t total)> progress{};
+};
+
+/// Reads every byte of a checkpoint whose index is valid: sizes of files, checksums, finiteness of
+/// floating-point values, whether each shard's own header tells the same as the index, and the
+/// trainer section. Goes on after a problem. The report is the same for any number of threads.
+VerifyReport verify_checkpoint(const fs::path& dir, const CheckpointIndex& index,
+                               const VerifyOptions& options = {});
+VerifyReport verify_checkpoint(const CheckpointReader& reader, const VerifyOptions& options = {});
 
 }  // namespace tessera::io

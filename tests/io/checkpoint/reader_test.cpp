@@ -58,8 +58,10 @@ TEST_CASE("a flipped bit is found by whole and by partial reads, and named") {
   const VerifyReport report = verify_checkpoint(reader);
   REQUIRE(report.problems.size() == 1);
   CHECK(report.problems[0].str() ==
-        fmt::format("{}: tensor model/{}, elements {} to {}: the checksum is wrong", damaged.file,
-                    name, damaged.begin, damaged.end));
+        fmt::format("{}: tensor model/{}, elements {} to {} (bytes {} to {}): the checksum is "
+                    "wrong",
+                    damaged.file, name, damaged.begin, damaged.end, damaged.byte_begin,
+                    damaged.byte_end));
 }
 
 TEST_CASE("verify finds values that are not finite, and goes on") {
@@ -72,8 +74,10 @@ TEST_CASE("verify finds values that are not finite, and goes on") {
   const auto reader = CheckpointReader::open(save(model, dir.path()));
   const VerifyReport report = verify_checkpoint(reader);
   REQUIRE(report.problems.size() == 2);
-  CHECK(report.problems[0].str().find(
-            "model/wpe.weight, elements 37 to 38: the value is not finite") != std::string::npos);
+  CHECK(report.problems[0].str().find("model/wpe.weight, elements 37 to 38 (bytes ") !=
+        std::string::npos);
+  CHECK(report.problems[0].what == "the value is not finite");
+  CHECK(report.problems[0].byte_end - report.problems[0].byte_begin == 4);
   CHECK(report.problems[1].tensor == "optimizer/exp_avg_sq/ln_f.bias");
   CHECK(report.problems[1].begin == 2);
 }
