@@ -4,17 +4,10 @@
 #include <vector>
 
 #include "core/base/dtype.h"
-#include "core/base/shape.h"
 #include "io/base/json.h"
+#include "io/source/tensor_source.h"
 
 namespace tessera::io {
-
-/// Name, shape and stored dtype of a tensor of a model.
-struct TensorInfo {
-  std::string name;
-  Shape shape;
-  DType dtype = DType::F32;
-};
 
 /// Our "model" section, {"arch": "gpt2", "n_layer", "n_head", "n_embd", "vocab_size", "seq_len",
 /// "layer_norm_eps", "dropout"}, from a Hugging Face config.json of GPT-2. `dropout` is
