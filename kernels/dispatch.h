@@ -65,6 +65,15 @@
     ::tessera::kernels::throw_no_kernel(#name, (context).device());          \
   } while (false)
 
+/// Runs a kernel that does at once what the lines after it compose of others, and returns, if the
+/// context's device has one.
+#define TESSERA_DISPATCH_FUSED(name, context, args)                      \
+  do {                                                                   \
+    if ((context).device().type != DeviceType::CUDA) break;              \
+    const ::tessera::KernelRange kernel_range(context, #name);           \
+    if ((context).backend().run_kernel(#name, context, &(args))) return; \
+  } while (false)
+
 namespace tessera::kernels {
 
 /// @throws Unsupported naming operation and device

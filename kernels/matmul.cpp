@@ -1,6 +1,7 @@
 #include "kernels/matmul.h"
 
-#include "kernels/dispatch.h"
+#include "kernels/activation.h"
+#include "kernels/checks.h"
 
 namespace tessera::kernels {
 namespace {
@@ -44,6 +45,18 @@ void check(const Context& context, const Matmul& args) {
   }
 }
 
+void check_epilogue(std::string_view kernel, const Context& context, const Matmul& product,
+                    const TensorView& pre) {
+  check(context, product);
+  check_dtype(kernel, "c", product.c, product.a.dtype);
+  check_contiguous(kernel, "c", product.c);
+  require(!product.accumulate, "{}: c can't be accumulated on", kernel);
+  if (!pre.defined()) return;
+  check_dense(kernel, "pre", context, pre, product.a.dtype, product.c.shape);
+  require(pre.data == nullptr || pre.data != product.c.data, "{}: pre and c must not overlap",
+          kernel);
+}
+
 }  // namespace
 
 TESSERA_CPU_KERNEL(matmul, Matmul)
@@ -52,6 +65,29 @@ void matmul(Context& context, const Matmul& args) {
   check(context, args);
   if (args.c.numel() == 0) return;
   TESSERA_DISPATCH(matmul, context, args);
+}
+
+void matmul_gelu(Context& context, const MatmulGelu& args) {
+  check_epilogue("matmul_gelu", context, args.product, args.pre);
+  const TensorView& c = args.product.c;
+  if (c.numel() == 0) return;
+  TESSERA_DISPATCH_FUSED(matmul_gelu, context, args);
+  Matmul product = args.product;
+  if (args.pre.defined()) product.c = args.pre;
+  matmul(context, product);
+  gelu_forward(context, {product.c, c});
+}
+
+void matmul_gelu_backward(Context& context, const MatmulGeluBackward& args) {
+  constexpr auto kName = "matmul_gelu_backward";
+  check_epilogue(kName, context, args.product, args.pre);
+  require(args.pre.defined(), "{}: needs pre", kName);
+  require(!args.product.bias.defined(), "{}: takes no bias", kName);
+  const TensorView& c = args.product.c;
+  if (c.numel() == 0) return;
+  TESSERA_DISPATCH_FUSED(matmul_gelu_backward, context, args);
+  matmul(context, args.product);
+  gelu_backward(context, {args.pre, c, {c, false, true}});
 }
 
 }  // namespace tessera::kernels

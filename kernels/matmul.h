@@ -24,4 +24,34 @@ struct Matmul {
 /// @throws InvalidArgument on shapes or dtypes that don't fit, Unsupported on the device
 void matmul(Context& context, const Matmul& args);
 
+/// product.c = gelu(pre), where pre = op(a) op(b) [+ bias]: a linear layer and its activation, GELU
+/// in its tanh form (activation.h).
+///
+/// product  as Matmul; c is contiguous, has the dtype of a and is not accumulated on
+/// pre      [M, N], contiguous, dtype of a, optional: what backward needs. Must not overlap c.
+///
+/// Where the device has no kernel that does it at once, it is a matmul and a gelu_forward, bit for
+/// bit. Where it has (bf16 on CUDA), GELU is applied to the accumulator, not to its rounded value
+/// in pre: c may differ by that rounding, also between calls with and without pre.
+struct MatmulGelu {
+  Matmul product;
+  TensorView pre{};
+};
+/// @throws InvalidArgument on shapes, strides or dtypes that don't fit, Unsupported as matmul
+void matmul_gelu(Context& context, const MatmulGelu& args);
+
+/// product.c = (op(a) op(b)) * gelu'(pre): the gradient of pre in y = op(gelu(pre)).
+///
+/// product  as Matmul, without bias; c is contiguous, has the dtype of a and is not accumulated on
+/// pre      [M, N], contiguous, dtype of a. Must not overlap c.
+///
+/// Composed (matmul, then gelu_backward in place) and rounded as above: at once, the product is not
+/// rounded before it is multiplied.
+struct MatmulGeluBackward {
+  Matmul product;
+  TensorView pre;
+};
+/// @throws InvalidArgument on shapes, strides or dtypes that don't fit, Unsupported as matmul
+void matmul_gelu_backward(Context& context, const MatmulGeluBackward& args);
+
 }  // namespace tessera::kernels

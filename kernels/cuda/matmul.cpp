@@ -5,17 +5,32 @@
 #include <algorithm>
 #include <bit>
 #include <compare>
+#include <cstdlib>
 #include <map>
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "core/base/cuda/backend.h"
+#include "kernels/activation.h"
 #include "kernels/cuda/export.h"
+#include "kernels/elementwise_args.h"
 #include "kernels/workspace.h"
 
 // Products are cuBLASLt's. It counts columns first: it is asked for the transpose of c, op(b)'
 // op(a)', whose columns are the rows of c.
+//
+// GELU and its gradient are epilogues of bf16 products where cuBLASLt has them. The gradient of a
+// bias is none: the epilogues that sum it up (BGRADA, BGRADB) store the sum and can't add it to a
+// gradient that micro-batches accumulate.
 namespace tessera::kernels::cuda {
+
+// Of elementwise.cu and activation.cu.
+void cast(Context& context, const Cast& args);
+void gelu_forward(Context& context, const GeluForward& args);
+void gelu_backward(Context& context, const GeluBackward& args);
+
 namespace {
 
 using tessera::cuda::check;
@@ -59,13 +74,30 @@ class Layout {
   cublasLtMatrixLayout_t layout_ = nullptr;
 };
 
+enum class Epilogue : std::uint8_t { None, Gelu, GeluGradient };
+
+/// A product, and what is done with its sums before they are written.
+struct Product {
+  Matmul matmul;
+  Epilogue epilogue = Epilogue::None;
+  TensorView pre{};  // of GELU: contiguous, may be undefined in forward
+};
+
+// Where bias and pre begin, in bytes, at least. The heuristic takes it from their pointers: no
+// preference tells it.
+constexpr std::uint32_t kEpilogueAlignment = 16;
+alignas(2 * kEpilogueAlignment) constexpr std::byte kPlaces[2 * kEpilogueAlignment]{};
+constexpr const void* kAlignedPlace = &kPlaces[kEpilogueAlignment];
+constexpr std::int64_t kPreStride = 8;  // rows of pre are multiples of it
+
 /// What decides which of cuBLASLt's kernels fits.
 struct Key {
   std::int64_t m, n, k;
   std::int64_t a_stride, b_stride, c_stride;
   std::uint32_t a_alignment, b_alignment, c_alignment;  // in bytes, 256 at most
   DType dtype, c_dtype;
-  bool transpose_a, transpose_b, accumulate, bias;
+  bool transpose_a, transpose_b, accumulate, bias, pre;
+  Epilogue epilogue;
   // clang-tidy 14 takes its 0 for a pointer's. NOLINTNEXTLINE(modernize-use-nullptr)
   auto operator<=>(const Key&) const = default;
 };
@@ -80,18 +112,43 @@ std::int64_t leading_dim(const TensorView& x) {
   return std::max<std::int64_t>(x.shape[0] > 1 ? x.strides[0] : x.shape[1], 1);
 }
 
-Key key_of(const Matmul& x) {
-  return {x.c.shape[0],        x.c.shape[1],        x.a.shape[x.transpose_a ? 0 : 1],
-          leading_dim(x.a),    leading_dim(x.b),    leading_dim(x.c),
-          alignment(x.a.data), alignment(x.b.data), alignment(x.c.data),
-          x.a.dtype,           x.c.dtype,           x.transpose_a,
-          x.transpose_b,       x.accumulate,        x.bias.defined()};
+Key key_of(const Product& product) {
+  const Matmul& x = product.matmul;
+  return {x.c.shape[0],
+          x.c.shape[1],
+          x.a.shape[x.transpose_a ? 0 : 1],
+          leading_dim(x.a),
+          leading_dim(x.b),
+          leading_dim(x.c),
+          alignment(x.a.data),
+          alignment(x.b.data),
+          alignment(x.c.data),
+          x.a.dtype,
+          x.c.dtype,
+          x.transpose_a,
+          x.transpose_b,
+          x.accumulate,
+          x.bias.defined(),
+          product.pre.defined(),
+          product.epilogue};
 }
 
-/// A product ready to run: built once per key.
+cublasLtEpilogue_t epilogue_of(const Key& key) {
+  switch (key.epilogue) {
+    case Epilogue::Gelu:
+      if (key.pre) return key.bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+      return key.bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
+    case Epilogue::GeluGradient:
+      return CUBLASLT_EPILOGUE_DGELU;
+    case Epilogue::None:
+      break;
+  }
+  return key.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+}
+
+/// A product ready to run, or known to have no kernel: built once per key.
 class Plan {
  public:
-  /// @throws Unsupported if cuBLASLt has no kernel for it
   Plan(cublasLtHandle_t handle, const Key& key)
       : a_(key.dtype, key.transpose_a ? key.m : key.k, key.transpose_a ? key.k : key.m,
            key.a_stride),
@@ -105,9 +162,14 @@ class Plan {
     try {
       set(CUBLASLT_MATMUL_DESC_TRANSA, key.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
       set(CUBLASLT_MATMUL_DESC_TRANSB, key.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(key));
       if (key.bias) {
-        set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-        set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(key.dtype));
+        set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(key.c_dtype));
+        set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, kAlignedPlace);
+      }
+      if (key.pre) {  // its dtype is c's by default
+        set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key.n);
+        set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, kAlignedPlace);
       }
       find_algorithm(handle, key);
     } catch (...) {
@@ -119,19 +181,36 @@ class Plan {
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
 
-  void run(CudaBackend& backend, const Matmul& args, void* workspace, void* bias) {
+  /// Empty, or why cuBLASLt can't run it.
+  const std::string& why_not() const { return why_not_; }
+
+  /// Queues the product. @param bias  in c's dtype, or null
+  /// @return false: cuBLASLt refused the epilogue after all; nothing was queued, and why_not() says
+  /// so from now on
+  bool run(CudaBackend& backend, const Product& product, void* workspace, const void* bias) {
+    const Matmul& args = product.matmul;
     if (bias != nullptr) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    if (product.pre.defined()) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, product.pre.data);
     const bool f64 = args.a.dtype == DType::F64;
     const float one = 1.0F;
     const float beta = args.accumulate ? 1.0F : 0.0F;
     const double one64 = 1.0;
     const double beta64 = args.accumulate ? 1.0 : 0.0;
-    check_lt(cublasLtMatmul(backend.cublas_lt().get(), description_,
-                            f64 ? static_cast<const void*>(&one64) : &one, args.b.data, b_.get(),
-                            args.a.data, a_.get(), f64 ? static_cast<const void*>(&beta64) : &beta,
-                            args.c.data, c_.get(), args.c.data, c_.get(), &algorithm_, workspace,
-                            workspace_bytes_, static_cast<cudaStream_t>(backend.stream())),
-             "cublasLtMatmul");
+    const cublasStatus_t status =
+        cublasLtMatmul(backend.cublas_lt().get(), description_,
+                       f64 ? static_cast<const void*>(&one64) : &one, args.b.data, b_.get(),
+                       args.a.data, a_.get(), f64 ? static_cast<const void*>(&beta64) : &beta,
+                       args.c.data, c_.get(), args.c.data, c_.get(), &algorithm_, workspace,
+                       workspace_bytes_, static_cast<cudaStream_t>(backend.stream()));
+    const bool refused = status == CUBLAS_STATUS_NOT_SUPPORTED ||
+                         status == CUBLAS_STATUS_INVALID_VALUE ||
+                         status == CUBLAS_STATUS_ARCH_MISMATCH;
+    if (refused && product.epilogue != Epilogue::None) {
+      why_not_ = fmt::format("cublasLtMatmul: {}", cublasLtGetStatusString(status));
+      return false;
+    }
+    check_lt(status, "cublasLtMatmul");
+    return true;
   }
   std::size_t workspace_bytes() const { return workspace_bytes_; }
 
@@ -164,12 +243,13 @@ class Plan {
       status = cublasLtMatmulAlgoGetHeuristic(handle, description_, b_.get(), a_.get(), c_.get(),
                                               c_.get(), preference, 1, &best, &found);
     cublasLtMatmulPreferenceDestroy(preference);
-    require<Unsupported>(
-        status == CUBLAS_STATUS_SUCCESS && found == 1,
-        "matmul: cuBLASLt has no kernel for [{}, {}] x [{}, {}] in {} with leading "
-        "dims {}, {}, {}: {}",
-        key.m, key.k, key.k, key.n, key.dtype, key.a_stride, key.b_stride, key.c_stride,
-        cublasLtGetStatusString(status));
+    if (status != CUBLAS_STATUS_SUCCESS || found != 1) {
+      why_not_ = fmt::format(
+          "cuBLASLt has no kernel for [{}, {}] x [{}, {}] in {} with leading dims {}, {}, {}: {}",
+          key.m, key.k, key.k, key.n, key.dtype, key.a_stride, key.b_stride, key.c_stride,
+          cublasLtGetStatusString(status));
+      return;
+    }
     algorithm_ = best.algo;
     workspace_bytes_ = best.workspaceSize;
   }
@@ -178,25 +258,98 @@ class Plan {
   cublasLtMatmulDesc_t description_ = nullptr;
   cublasLtMatmulAlgo_t algorithm_{};
   std::size_t workspace_bytes_ = 0;
+  std::string why_not_;
 };
 
-/// The plans of a backend.
-class Plans final : public KernelState {
+/// Empty, or why products leave GELU to a kernel of its own.
+std::string why_no_epilogues(const cudaDeviceProp& gpu) {
+  const char* wanted = std::getenv("TESSERA_EPILOGUES");  // NOLINT(concurrency-mt-unsafe)
+  if (wanted != nullptr && *wanted != '\0')
+    return std::string_view(wanted) == "0" ? "TESSERA_EPILOGUES=0" : "";
+  // On others cuBLASLt has been seen to run GELU as a slow pass after the product (llm.c's pull
+  // requests 338 and 653 for 8.9, SGLang's 34350 for 12.0).
+  const bool fast = (gpu.major == 8 || gpu.major == 9) && gpu.minor == 0;
+  return fast ? ""
+              : fmt::format("untried on compute capability {}.{}, TESSERA_EPILOGUES=1 tries it",
+                            gpu.major, gpu.minor);
+}
+
+/// What a backend knows of products.
+class Products final : public KernelState {
  public:
+  explicit Products(const cudaDeviceProp& gpu) : why_no_epilogues_(cuda::why_no_epilogues(gpu)) {}
+
   Plan& get(cublasLtHandle_t handle, const Key& key) {
     auto& plan = plans_[key];
     if (!plan) plan = std::make_unique<Plan>(handle, key);
     return *plan;
   }
+  const std::string& why_no_epilogues() const { return why_no_epilogues_; }
 
  private:
+  const std::string why_no_epilogues_;
   std::map<Key, std::unique_ptr<Plan>> plans_;
 };
+
+CudaBackend& backend_of(Context& context) { return static_cast<CudaBackend&>(context.backend()); }
+
+Products& products_of(CudaBackend& backend) {
+  if (!backend.matmul_state)
+    backend.matmul_state = std::make_unique<Products>(backend.properties());
+  return static_cast<Products&>(*backend.matmul_state);
+}
+
+/// Queues a product that has terms. @return empty, or why cuBLASLt can't run it; nothing was done
+/// to c then
+std::string run(Context& context, const Product& product) {
+  CudaBackend& backend = backend_of(context);
+  Plan& plan = products_of(backend).get(backend.cublas_lt().get(), key_of(product));
+  if (!plan.why_not().empty()) return plan.why_not();
+  const Workspace workspace(context, plan.workspace_bytes(), "matmul");
+  // cuBLASLt takes a bias in c's dtype; its kernels read it in packs.
+  const TensorView& bias = product.matmul.bias;
+  const void* taken = bias.data;
+  std::optional<Workspace> moved;
+  const DType dtype = product.matmul.c.dtype;
+  if (bias.defined() && (bias.dtype != dtype || alignment(bias.data) < kEpilogueAlignment)) {
+    moved.emplace(context, static_cast<std::size_t>(bias.numel()) * dtype_size(dtype), "matmul");
+    taken = moved->data();
+    cuda::cast(context,
+               {bias, {dense_view(moved->data(), dtype, bias.shape, bias.device), false, true}});
+  }
+  return plan.run(backend, product, workspace.data(), taken) ? "" : plan.why_not();
+}
+
+/// Empty, or why the arguments don't fit GELU's epilogues.
+std::string why_not_fused(const Product& product) {
+  const Matmul& x = product.matmul;
+  const TensorView& pre = product.pre;
+  if (x.a.dtype != DType::BF16) return fmt::format("the dtype is {}", x.a.dtype);
+  if (x.a.numel() == 0) return "there are no terms";
+  if (!pre.defined()) return {};
+  if (pre.shape[1] % kPreStride != 0)
+    return fmt::format("rows of {} are no multiple of {}", pre.shape[1], kPreStride);
+  if (alignment(pre.data) < kEpilogueAlignment)
+    return fmt::format("pre does not begin at a multiple of {} bytes", kEpilogueAlignment);
+  return {};
+}
+
+/// Runs a product with its epilogue, if that can be. Notes in the backend which kernels serve, and
+/// why. @return false: nothing was done
+bool run_fused(Context& context, const Product& product, const char* name) {
+  CudaBackend& backend = backend_of(context);
+  std::string why = products_of(backend).why_no_epilogues();
+  if (why.empty()) why = why_not_fused(product);
+  if (why.empty()) why = run(context, product);
+  backend.note(why.empty()
+                   ? fmt::format("GELU {}: within cuBLASLt's products", name)
+                   : fmt::format("GELU {}: tessera's own kernel after the product; {}", name, why));
+  return why.empty();
+}
 
 }  // namespace
 
 void matmul(Context& context, const Matmul& args) {
-  auto& backend = static_cast<CudaBackend&>(context.backend());
   if (args.a.numel() == 0) {  // no terms
     require<Unsupported>(!args.bias.defined(), "matmul: a product of no terms has no bias on CUDA");
     if (!args.accumulate)
@@ -205,24 +358,31 @@ void matmul(Context& context, const Matmul& args) {
               args.c.data, static_cast<std::size_t>(leading_dim(args.c)) * dtype_size(args.c.dtype),
               0, static_cast<std::size_t>(args.c.shape[1]) * dtype_size(args.c.dtype),
               static_cast<std::size_t>(args.c.shape[0]),
-              static_cast<cudaStream_t>(backend.stream())),
+              static_cast<cudaStream_t>(context.backend().stream())),
           "matmul: clearing the result");
     return;
   }
-  if (!backend.matmul_state) backend.matmul_state = std::make_unique<Plans>();
-  Plan& plan =
-      static_cast<Plans&>(*backend.matmul_state).get(backend.cublas_lt().get(), key_of(args));
-  const Workspace workspace(context, plan.workspace_bytes(), "matmul");
-  // Kernels read a bias in packs, though no preference of the heuristic tells where it begins.
-  const bool misplaced = args.bias.defined() && alignment(args.bias.data) < 16;
-  const Workspace moved(context, misplaced ? args.bias.bytes() : 0, "matmul");
-  if (misplaced)
-    check(cudaMemcpyAsync(moved.data(), args.bias.data, args.bias.bytes(), cudaMemcpyDeviceToDevice,
-                          static_cast<cudaStream_t>(backend.stream())),
-          "matmul: moving the bias");
-  plan.run(backend, args, workspace.data(), misplaced ? moved.data() : args.bias.data);
+  const std::string why_not = run(context, {args});
+  require<Unsupported>(why_not.empty(), "matmul: {}", why_not);
+}
+
+void matmul_gelu(Context& context, const MatmulGelu& args) {
+  if (run_fused(context, {args.product, Epilogue::Gelu, args.pre}, "forward")) return;
+  Matmul product = args.product;
+  if (args.pre.defined()) product.c = args.pre;
+  cuda::matmul(context, product);
+  cuda::gelu_forward(context, {product.c, args.product.c});
+}
+
+void matmul_gelu_backward(Context& context, const MatmulGeluBackward& args) {
+  if (run_fused(context, {args.product, Epilogue::GeluGradient, args.pre}, "backward")) return;
+  const TensorView& c = args.product.c;
+  cuda::matmul(context, args.product);
+  cuda::gelu_backward(context, {args.pre, c, {c, false, true}});
 }
 
 TESSERA_CUDA_KERNEL(matmul, Matmul)
+TESSERA_CUDA_KERNEL(matmul_gelu, MatmulGelu)
+TESSERA_CUDA_KERNEL(matmul_gelu_backward, MatmulGeluBackward)
 
 }  // namespace tessera::kernels::cuda

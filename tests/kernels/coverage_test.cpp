@@ -30,23 +30,29 @@ std::set<std::string> names_after(const std::string& text, const std::string& be
   return names;
 }
 
-// What the dispatching files declare.
-std::set<std::string> kernels() {
+// The names that stand after `before` in the dispatching files.
+std::set<std::string> dispatched(const std::string& before) {
   std::set<std::string> names;
   for (const auto& entry : fs::directory_iterator(fs::path(TESSERA_SOURCE_DIR) / "kernels")) {
     if (entry.path().extension() != ".cpp") continue;
-    names.merge(names_after(read(entry.path()), "\nTESSERA_CPU_KERNEL("));
+    names.merge(names_after(read(entry.path()), before));
   }
   return names;
 }
 
-void check_plugin(const char* path) {
+// What the dispatching files declare.
+std::set<std::string> kernels() { return dispatched("\nTESSERA_CPU_KERNEL("); }
+
+// What CUDA may do at once, and is composed of kernels elsewhere.
+std::set<std::string> fused_kernels() { return dispatched("  TESSERA_DISPATCH_FUSED("); }
+
+void check_plugin(const char* path, const std::set<std::string>& names) {
   CAPTURE(path);
   void* library = dlopen(path, RTLD_LAZY | RTLD_LOCAL);
   const char* why = library == nullptr ? dlerror() : "";
   CAPTURE(why);
   REQUIRE(library != nullptr);
-  for (const std::string& name : kernels()) {
+  for (const std::string& name : names) {
     CAPTURE(name);
     CHECK(dlsym(library, ("tessera_kernel_" + name).c_str()) != nullptr);
   }
@@ -56,9 +62,11 @@ void check_plugin(const char* path) {
 TEST_CASE("every kernel is there on CUDA, and as fibers") {
   CHECK(kernels().size() >= 20);
   CHECK(kernels().contains("attention_backward"));
-  check_plugin(TESSERA_FIBER_PLUGIN);
+  CHECK(fused_kernels().contains("matmul_gelu"));
+  check_plugin(TESSERA_FIBER_PLUGIN, kernels());
 #if defined(TESSERA_CUDA_PLUGIN_FILE)
-  check_plugin(TESSERA_CUDA_PLUGIN_FILE);
+  check_plugin(TESSERA_CUDA_PLUGIN_FILE, kernels());
+  check_plugin(TESSERA_CUDA_PLUGIN_FILE, fused_kernels());
 #endif
 }
 
@@ -71,7 +79,9 @@ TEST_CASE("every kernel has a test that runs on all backends") {
         text.find("for_gpu_context(") != std::string::npos)
       tests += text;
   }
-  for (const std::string& name : kernels()) {
+  std::set<std::string> names = kernels();
+  names.merge(fused_kernels());
+  for (const std::string& name : names) {
     CAPTURE(name);
     bool called = false;
     for (const char* before : {" ", "(", ":", "\n"})

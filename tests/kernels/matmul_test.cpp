@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "kernel_support.h"
+#include "kernels/activation.h"
 
 namespace tessera::test {
 namespace {
@@ -269,6 +270,149 @@ TEST_CASE("matmul refuses operands that don't fit") {
   args.a.device = {DeviceType::CUDA, 0};
   CHECK_THROWS_WITH_AS(matmul(*context, args), "matmul: a is on cuda:0, the context on cpu",
                        InvalidArgument);
+}
+
+struct LayerCase {
+  Size size;
+  DType dtype;
+  bool transpose_a, transpose_b, bias;
+  std::int64_t gap;  // between the rows of the operands
+};
+
+/// Calls f with every dtype, and with shapes that cuBLASLt's epilogues take, and that they don't.
+template <typename F>
+void for_each_layer(F&& f) {
+  constexpr Size kSizes[] = {{1, 1, 1},     {3, 31, 33}, {33, 257, 31}, {257, 3, 1},
+                             {31, 33, 257}, {1, 64, 96}, {40, 64, 128}};
+  for (const DType dtype : kComputingDTypes)
+    for (const Size& size : kSizes)
+      for (const bool transpose_a : {false, true})
+        for (const bool transpose_b : {false, true})
+          f(LayerCase{size, dtype, transpose_a, transpose_b, transpose_a, transpose_b ? 8 : 0});
+}
+
+/// Operands of one layer, whose sums are of size 1; the bias begins at an odd element.
+class Layer {
+ public:
+  explicit Layer(const LayerCase& c)
+      : case_(c),
+        a_(c.dtype, c.transpose_a ? c.size.k : c.size.m, c.transpose_a ? c.size.m : c.size.k, c.gap,
+           Buffer::normal(c.size.m * c.size.k, 1)),
+        b_(c.dtype, c.transpose_b ? c.size.n : c.size.k, c.transpose_b ? c.size.k : c.size.n, c.gap,
+           Buffer::normal(c.size.k * c.size.n, 2, 1 / std::sqrt(static_cast<double>(c.size.k)))),
+        bias_(c.dtype, {c.size.n + 1}, Buffer::normal(c.size.n + 1, 3)) {}
+
+  Shape shape() const { return {case_.size.m, case_.size.n}; }
+  std::int64_t count() const { return case_.size.m * case_.size.n; }
+  Matmul product(const Buffer& c) const {
+    return {a_.view(), b_.view(), c.view(), case_.transpose_a, case_.transpose_b};
+  }
+  Matmul product_and_bias(const Buffer& c) const {
+    Matmul args = product(c);
+    if (!case_.bias) return args;
+    args.bias = dense_view(static_cast<char*>(bias_.view().data) + dtype_size(case_.dtype),
+                           case_.dtype, {case_.size.n}, bias_.view().device);
+    return args;
+  }
+
+ private:
+  LayerCase case_;
+  Matrix a_, b_;
+  Buffer bias_;
+};
+
+/// On a GPU, GELU may take sums that are not rounded.
+void check_same(const Context& context, const Buffer& got, const Buffer& want, bool may_round) {
+  if (may_round && got.view().dtype == DType::BF16)
+    check_close(got.values(), want.values(), tolerance(DType::BF16), 4.0);
+  else
+    CHECK(got.bytes() == want.bytes());
+  CHECK(context.ledger().usage(MemoryCategory::Workspace).current == 0);
+}
+
+/// Calls f(context, LayerCase, whether it is a GPU).
+template <typename F>
+void for_each_layer_and_context(F&& f) {
+  for_each_layer([&](const LayerCase& c) {
+    CAPTURE(c.size.m);
+    CAPTURE(c.size.k);
+    CAPTURE(c.size.n);
+    CAPTURE(dtype_name(c.dtype));
+    CAPTURE(c.transpose_a);
+    CAPTURE(c.transpose_b);
+    const auto on_host = [&](Context& context) { f(context, c, false); };
+    if (!gpu_only()) {
+      for_each_cpu_context(on_host);
+      with_plugin(TESSERA_FIBER_PLUGIN, on_host);
+    }
+    for_gpu_context([&](Context& context) { f(context, c, true); });
+  });
+}
+
+TEST_CASE("a product with GELU is the product, then GELU") {
+  for_each_layer_and_context([](Context& context, const LayerCase& c, bool gpu) {
+    const Layer layer(c);
+    const Buffer want_pre(c.dtype, layer.shape()), want(c.dtype, layer.shape());
+    matmul(context, layer.product_and_bias(want_pre));
+    kernels::gelu_forward(context, {want_pre.view(), want.view()});
+
+    const Buffer pre(c.dtype, layer.shape(), 7.0), got(c.dtype, layer.shape(), 7.0);
+    kernels::matmul_gelu(context, {layer.product_and_bias(got), pre.view()});
+    check_same(context, pre, want_pre, gpu);
+    check_same(context, got, want, gpu);
+
+    const Buffer alone(c.dtype, layer.shape(), 7.0);
+    kernels::matmul_gelu(context, {layer.product_and_bias(alone)});
+    check_same(context, alone, want, gpu);
+  });
+}
+
+TEST_CASE("a product with GELU's gradient is the product, then the gradient") {
+  for_each_layer_and_context([](Context& context, const LayerCase& c, bool gpu) {
+    const Layer layer(c);
+    const Buffer pre(c.dtype, layer.shape(), Buffer::normal(layer.count(), 5, 2.0));
+    const Buffer grad(c.dtype, layer.shape()), want(c.dtype, layer.shape());
+    matmul(context, layer.product(grad));
+    kernels::gelu_backward(context, {pre.view(), grad.view(), want.gradient(false)});
+
+    const Buffer got(c.dtype, layer.shape(), 7.0);
+    kernels::matmul_gelu_backward(context, {layer.product(got), pre.view()});
+    check_same(context, got, want, gpu);
+  });
+}
+
+TEST_CASE("products with GELU refuse what does not fit") {
+  const auto context = Context::create();
+  const Buffer a(DType::BF16, {2, 3}), b(DType::BF16, {3, 4}), bias(DType::BF16, {4});
+  const Buffer c(DType::BF16, {2, 4}), pre(DType::BF16, {2, 4}), wide(DType::F32, {2, 4});
+  const Matmul good{a.view(), b.view(), c.view()};
+  CHECK_NOTHROW(kernels::matmul_gelu(*context, {good, pre.view()}));
+  CHECK_NOTHROW(kernels::matmul_gelu(*context, {good}));
+  CHECK_NOTHROW(kernels::matmul_gelu_backward(*context, {good, pre.view()}));
+
+  Matmul args = good;
+  args.c = wide.view();
+  CHECK_THROWS_WITH_AS(kernels::matmul_gelu(*context, {args, pre.view()}),
+                       "matmul_gelu: c must have dtype bf16, got f32", InvalidArgument);
+  args = good;
+  args.c.strides = {5, 1};
+  CHECK_THROWS_AS(kernels::matmul_gelu(*context, {args, pre.view()}), InvalidArgument);
+  args = good;
+  args.accumulate = true;
+  CHECK_THROWS_WITH_AS(kernels::matmul_gelu(*context, {args, pre.view()}),
+                       "matmul_gelu: c can't be accumulated on", InvalidArgument);
+  CHECK_THROWS_WITH_AS(kernels::matmul_gelu(*context, {good, a.view()}),
+                       "matmul_gelu: pre must have shape [2, 4], got [2, 3]", InvalidArgument);
+  CHECK_THROWS_WITH_AS(kernels::matmul_gelu(*context, {good, wide.view()}),
+                       "matmul_gelu: pre must have dtype bf16, got f32", InvalidArgument);
+  CHECK_THROWS_WITH_AS(kernels::matmul_gelu(*context, {good, c.view()}),
+                       "matmul_gelu: pre and c must not overlap", InvalidArgument);
+  CHECK_THROWS_WITH_AS(kernels::matmul_gelu_backward(*context, {good, {}}),
+                       "matmul_gelu_backward: needs pre", InvalidArgument);
+  args = good;
+  args.bias = bias.view();
+  CHECK_THROWS_WITH_AS(kernels::matmul_gelu_backward(*context, {args, pre.view()}),
+                       "matmul_gelu_backward: takes no bias", InvalidArgument);
 }
 
 }  // namespace
