@@ -4,7 +4,6 @@
 
 #include "core/autograd/autograd.h"
 #include "core/base/rng.h"
-#include "core/ops/activation.h"
 #include "core/ops/attention.h"
 #include "core/ops/cross_entropy.h"
 #include "core/ops/elementwise.h"
@@ -101,9 +100,8 @@ Tensor Gpt2::drop(const Tensor& x, const ForwardOptions& options, std::int64_t p
 }
 
 Tensor Gpt2::mlp(const Block& b, const Tensor& x) const {
-  Tensor m = ops::linear(x, b.c_fc_weight.tensor, b.c_fc_bias.tensor, WeightLayout::InOut);
-  m = ops::gelu(m);
-  return ops::linear(m, b.mlp_c_proj_weight.tensor, b.mlp_c_proj_bias.tensor, WeightLayout::InOut);
+  return ops::gelu_mlp(x, b.c_fc_weight.tensor, b.c_fc_bias.tensor, b.mlp_c_proj_weight.tensor,
+                       b.mlp_c_proj_bias.tensor, WeightLayout::InOut);
 }
 
 Tensor Gpt2::block(std::int64_t layer, const Tensor& x, const ForwardOptions& options) {

@@ -8,58 +8,158 @@
 namespace tessera::ops {
 namespace {
 
-void product(Context& context, const TensorView& a, bool transpose_a, const TensorView& b,
-             bool transpose_b, const GradientView& c) {
-  kernels::Matmul args{a, b, c.view, transpose_a, transpose_b, c.accumulate};
-  kernels::matmul(context, args);
+using autograd::SavedTensor;
+
+struct Widths {
+  std::int64_t in, out;
+};
+
+/// A layer's weight and bias. @param prefix  of their names: "fc_"
+Widths check_layer(std::string_view operation, std::string_view prefix, const Tensor& weight,
+                   const Tensor& bias, DType dtype, bool out_in) {
+  const std::string weight_name = fmt::format("{}weight", prefix);
+  check_dims(operation, weight_name, weight, 2, out_in ? "[out, in]" : "[in, out]");
+  check_dtype(operation, weight_name, weight, dtype);
+  check_contiguous(operation, weight_name, weight);
+  const Widths widths{weight.dim(out_in ? 1 : 0), weight.dim(out_in ? 0 : 1)};
+  if (bias.defined()) {
+    const std::string bias_name = fmt::format("{}bias", prefix);
+    check_shape(operation, bias_name, bias, {widths.out});
+    check_dtype(operation, bias_name, bias, dtype);
+    check_contiguous(operation, bias_name, bias);
+  }
+  return widths;
+}
+
+void check_input(std::string_view operation, const Tensor& x, std::string_view weight_name,
+                 const Tensor& weight, std::int64_t in, bool out_in) {
+  require(x.shape().back() == in,
+          "{}: the last dim of x must be {}, as {} is {} ({}); got x of shape {}", operation, in,
+          weight_name, weight.shape(), out_in ? "[out, in]" : "[in, out]", x.shape());
+}
+
+Shape with_last(Shape shape, std::int64_t size) {
+  shape[shape.size() - 1] = size;
+  return shape;
+}
+
+/// y = x W [+ b].
+kernels::Matmul layer_product(const TensorView& x, const Tensor& weight, const Tensor& bias,
+                              const TensorView& y, bool out_in) {
+  kernels::Matmul args{x, weight.view(), y, false, out_in};
+  if (bias.defined()) args.bias = bias.view();
+  return args;
+}
+
+void input_gradient(Context& context, const TensorView& grad_y, const Tensor& weight, bool out_in,
+                    const GradientView& to) {
+  kernels::matmul(context, {grad_y, weight.view(), to.view, false, !out_in, to.accumulate});
+}
+
+void weight_gradient(Context& context, const TensorView& x, const TensorView& grad_y, bool out_in,
+                     const GradientView& to) {
+  kernels::matmul(context,
+                  {out_in ? grad_y : x, out_in ? x : grad_y, to.view, true, false, to.accumulate});
 }
 
 }  // namespace
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightLayout layout) {
-  const auto& context = common_context("linear", {&x, &weight, &bias});
+  constexpr auto kName = "linear";
+  const auto& context = common_context(kName, {&x, &weight, &bias});
   const bool out_in = layout == WeightLayout::OutIn;
-  check_rows("linear", "x", x);
-  check_dims("linear", "weight", weight, 2, out_in ? "[out, in]" : "[in, out]");
-  check_dtype("linear", "weight", weight, x.dtype());
-  check_contiguous("linear", "weight", weight);
-  const std::int64_t in = weight.dim(out_in ? 1 : 0);
-  const std::int64_t out = weight.dim(out_in ? 0 : 1);
-  require(x.shape().back() == in,
-          "linear: the last dim of x must be {}, as weight is {} ({}); got x of shape {}", in,
-          weight.shape(), out_in ? "[out, in]" : "[in, out]", x.shape());
-  if (bias.defined()) {
-    check_shape("linear", "bias", bias, {out});
-    check_dtype("linear", "bias", bias, x.dtype());
-    check_contiguous("linear", "bias", bias);
-  }
+  check_rows(kName, "x", x);
+  const auto [in, out] = check_layer(kName, "", weight, bias, x.dtype(), out_in);
+  check_input(kName, x, "weight", weight, in, out_in);
 
-  Shape shape = x.shape();
-  shape[shape.size() - 1] = out;
-  Tensor y = Tensor::empty(context, shape, x.dtype(), MemoryCategory::Activations, "linear");
-  kernels::Matmul args{as_rows(x.view()), weight.view(), as_rows(y.view()), false, out_in};
-  if (bias.defined()) args.bias = bias.view();
-  kernels::matmul(*context, args);
+  Tensor y = Tensor::empty(context, with_last(x.shape(), out), x.dtype(),
+                           MemoryCategory::Activations, kName);
+  kernels::matmul(*context,
+                  layer_product(as_rows(x.view()), weight, bias, as_rows(y.view()), out_in));
 
   if (autograd::needs_grad({&x, &weight, &bias})) {
     // Each of the two is kept only for the other's gradient.
-    autograd::SavedTensor saved_x, saved_weight;
-    if (weight.requires_grad()) saved_x = autograd::SavedTensor(x);
-    if (x.requires_grad()) saved_weight = autograd::SavedTensor(weight);
+    SavedTensor saved_x, saved_weight;
+    if (weight.requires_grad()) saved_x = SavedTensor(x);
+    if (x.requires_grad()) saved_weight = SavedTensor(weight);
     const auto backward = [saved_x, saved_weight, out_in](const Tensor& grad_y,
                                                           autograd::InputGradients& into) {
       Context& ctx = *grad_y.context();
       const TensorView grad = as_rows(grad_y.view());
       if (const GradientView grad_x = as_rows(into.target(0)))
-        product(ctx, grad, false, saved_weight.get("linear").view(), !out_in, grad_x);
-      if (const GradientView grad_weight = into.weight_target(1)) {
-        const TensorView rows = as_rows(saved_x.get("linear").view());
-        product(ctx, out_in ? grad : rows, true, out_in ? rows : grad, false, grad_weight);
-      }
+        input_gradient(ctx, grad, saved_weight.get(kName), out_in, grad_x);
+      if (const GradientView grad_weight = into.weight_target(1))
+        weight_gradient(ctx, as_rows(saved_x.get(kName).view()), grad, out_in, grad_weight);
       if (const GradientView grad_bias = into.weight_target(2))
         kernels::sum_rows(ctx, grad, grad_bias);
     };
-    autograd::record("linear", y, {x, weight, bias}, backward);
+    autograd::record(kName, y, {x, weight, bias}, backward);
+  }
+  return y;
+}
+
+Tensor gelu_mlp(const Tensor& x, const Tensor& fc_weight, const Tensor& fc_bias,
+                const Tensor& proj_weight, const Tensor& proj_bias, WeightLayout layout) {
+  constexpr auto kName = "gelu_mlp";
+  const auto& context = common_context(kName, {&x, &fc_weight, &fc_bias, &proj_weight, &proj_bias});
+  const bool out_in = layout == WeightLayout::OutIn;
+  check_rows(kName, "x", x);
+  const auto [in, hidden] = check_layer(kName, "fc_", fc_weight, fc_bias, x.dtype(), out_in);
+  check_input(kName, x, "fc_weight", fc_weight, in, out_in);
+  const auto [proj_in, out] =
+      check_layer(kName, "proj_", proj_weight, proj_bias, x.dtype(), out_in);
+  require(proj_in == hidden, "{}: fc_weight {} gives {} values, proj_weight {} takes {}", kName,
+          fc_weight.shape(), hidden, proj_weight.shape(), proj_in);
+
+  const bool grad_reaches_fc = autograd::needs_grad({&x, &fc_weight, &fc_bias});
+  const auto activations = [&](std::int64_t width, std::string_view owner) {
+    return Tensor::empty(context, with_last(x.shape(), width), x.dtype(),
+                         MemoryCategory::Activations, owner);
+  };
+  Tensor pre, activated = activations(hidden, "gelu_mlp.gelu");
+  if (grad_reaches_fc) pre = activations(hidden, "gelu_mlp.fc");
+  kernels::matmul_gelu(*context, {layer_product(as_rows(x.view()), fc_weight, fc_bias,
+                                                as_rows(activated.view()), out_in),
+                                  pre.defined() ? as_rows(pre.view()) : TensorView{}});
+  Tensor y = activations(out, kName);
+  kernels::matmul(*context, layer_product(as_rows(activated.view()), proj_weight, proj_bias,
+                                          as_rows(y.view()), out_in));
+
+  if (grad_reaches_fc || autograd::needs_grad({&proj_weight, &proj_bias})) {
+    SavedTensor saved_x, saved_fc, saved_pre, saved_activated, saved_proj;
+    if (fc_weight.requires_grad()) saved_x = SavedTensor(x);
+    if (x.requires_grad()) saved_fc = SavedTensor(fc_weight);
+    if (grad_reaches_fc) saved_pre = SavedTensor(pre), saved_proj = SavedTensor(proj_weight);
+    if (proj_weight.requires_grad()) saved_activated = SavedTensor(activated);
+    // Kept tensors are given up as soon as they have been used: a gradient takes their place.
+    auto backward = [saved_x, saved_fc, saved_pre, saved_activated, saved_proj, out_in](
+                        const Tensor& grad_y, autograd::InputGradients& into) mutable {
+      Context& ctx = *grad_y.context();
+      const TensorView grad = as_rows(grad_y.view());
+      if (const GradientView grad_weight = into.weight_target(3))
+        weight_gradient(ctx, as_rows(saved_activated.get(kName).view()), grad, out_in, grad_weight);
+      if (const GradientView grad_bias = into.weight_target(4))
+        kernels::sum_rows(ctx, grad, grad_bias);
+      saved_activated = {};
+      if (!saved_pre.defined()) return;
+
+      const Tensor& kept = saved_pre.get(kName);
+      const Tensor grad_pre = Tensor::empty(kept.context(), kept.shape(), kept.dtype(),
+                                            MemoryCategory::Activations, "gelu_mlp.grad");
+      const TensorView grad_hidden = as_rows(grad_pre.view());
+      kernels::matmul_gelu_backward(
+          ctx, {{grad, saved_proj.get(kName).view(), grad_hidden, false, !out_in},
+                as_rows(kept.view())});
+      saved_pre = {};
+      if (const GradientView grad_x = as_rows(into.target(0)))
+        input_gradient(ctx, grad_hidden, saved_fc.get(kName), out_in, grad_x);
+      if (const GradientView grad_weight = into.weight_target(1))
+        weight_gradient(ctx, as_rows(saved_x.get(kName).view()), grad_hidden, out_in, grad_weight);
+      if (const GradientView grad_bias = into.weight_target(2))
+        kernels::sum_rows(ctx, grad_hidden, grad_bias);
+    };
+    autograd::record(kName, y, {x, fc_weight, fc_bias, proj_weight, proj_bias},
+                     std::move(backward));
   }
   return y;
 }

@@ -18,4 +18,20 @@ enum class WeightLayout : std::uint8_t { InOut, OutIn };
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
               WeightLayout layout = WeightLayout::OutIn);
 
+/// y = gelu(x W_fc + b_fc) W_proj + b_proj over the last dim: the MLP of a transformer block, GELU
+/// in its tanh form. As linear, gelu, linear, to the bit but for what kernels::matmul_gelu says;
+/// one operation, so that a device can join GELU and its gradient to the products beside them.
+///
+/// @param x            [..., in], f64, f32 or bf16, contiguous
+/// @param fc_weight    [in, hidden] (InOut) or [hidden, in] (OutIn), dtype of x
+/// @param fc_bias      [hidden], dtype of x, or undefined
+/// @param proj_weight  [hidden, out] (InOut) or [out, hidden] (OutIn), dtype of x
+/// @param proj_bias    [out], dtype of x, or undefined
+/// @return             [..., out], dtype of x
+/// @grad               all five; keeps x, both weights, and what GELU took and gave
+/// @throws InvalidArgument on a shape, dtype or context that does not fit
+Tensor gelu_mlp(const Tensor& x, const Tensor& fc_weight, const Tensor& fc_bias,
+                const Tensor& proj_weight, const Tensor& proj_bias,
+                WeightLayout layout = WeightLayout::OutIn);
+
 }  // namespace tessera::ops

@@ -1,5 +1,9 @@
 #include <doctest/doctest.h>
 
+#include <optional>
+
+#include "core/autograd/autograd.h"
+#include "core/ops/activation.h"
 #include "core/ops/linear.h"
 #include "tests/support/gradcheck.h"
 
@@ -95,6 +99,177 @@ TEST_CASE("linear: what it refuses") {
   const auto other = Context::create();
   CHECK_THROWS_WITH_AS(ops::linear(x, random_tensor(other, {4, 3}, DType::F32, 2), {}),
                        doctest::Contains("linear: tensors of different contexts"), InvalidArgument);
+}
+
+struct MlpShape {
+  Shape x;  // [..., in]
+  std::int64_t hidden, out;
+};
+
+/// x, fc_weight, fc_bias, proj_weight, proj_bias; bit i of `wanted` asks for a gradient of input i.
+std::vector<Tensor> mlp_inputs(const std::shared_ptr<Context>& context, const MlpShape& shape,
+                               WeightLayout layout, DType dtype, unsigned wanted) {
+  const auto matrix = [&](std::int64_t in, std::int64_t out) {
+    return layout == WeightLayout::OutIn ? Shape{out, in} : Shape{in, out};
+  };
+  const Shape shapes[] = {shape.x,
+                          matrix(shape.x.back(), shape.hidden),
+                          {shape.hidden},
+                          matrix(shape.hidden, shape.out),
+                          {shape.out}};
+  std::vector<Tensor> inputs;
+  for (unsigned i = 0; i < 5; ++i)
+    inputs.push_back(
+        random_tensor(context, shapes[i], dtype, 1 + i).set_requires_grad((wanted >> i & 1U) != 0));
+  return inputs;
+}
+
+Tensor separate_mlp(const std::vector<Tensor>& t, WeightLayout layout) {
+  return ops::linear(ops::gelu(ops::linear(t[0], t[1], t[2], layout)), t[3], t[4], layout);
+}
+
+Tensor joined_mlp(const std::vector<Tensor>& t, WeightLayout layout) {
+  return ops::gelu_mlp(t[0], t[1], t[2], t[3], t[4], layout);
+}
+
+using Mlp = Tensor (*)(const std::vector<Tensor>&, WeightLayout);
+
+/// Result and gradients, of two passes that add up.
+std::vector<std::optional<std::vector<double>>> mlp_outcome(const std::vector<Tensor>& inputs,
+                                                            Mlp mlp, WeightLayout layout,
+                                                            bool recompute) {
+  std::vector<std::optional<std::vector<double>>> outcome;
+  for (Tensor input : inputs)
+    if (input.defined()) input.zero_grad();
+  for (const std::uint64_t pass : {7U, 8U}) {
+    std::vector<Tensor> t = inputs;
+    const auto block = [&](const Tensor& x) {
+      std::vector<Tensor> of_block = t;
+      of_block[0] = x;
+      return mlp(of_block, layout);
+    };
+    const Tensor y = recompute ? autograd::recompute(block, t[0]) : block(t[0]);
+    outcome.emplace_back(testing::values_of(y));
+    if (y.requires_grad())
+      autograd::backward(y, random_tensor(y.context(), y.shape(), y.dtype(), pass));
+  }
+  for (const Tensor& input : inputs) {
+    outcome.emplace_back();
+    if (input.defined() && input.grad().defined())
+      outcome.back() = testing::values_of(input.grad());
+  }
+  return outcome;
+}
+
+TEST_CASE("gelu_mlp: gradients, over odd shapes") {
+  const auto context = Context::create();
+  for (const MlpShape& shape :
+       {MlpShape{{3}, 4, 2}, {{1, 1}, 1, 1}, {{5, 3}, 7, 3}, {{2, 3, 2}, 5, 4}})
+    for (const WeightLayout layout : {WeightLayout::OutIn, WeightLayout::InOut}) {
+      CAPTURE(shape.x.str());
+      const auto with_biases = [&](const std::vector<Tensor>& t) { return joined_mlp(t, layout); };
+      const auto without = [&](const std::vector<Tensor>& t) {
+        return ops::gelu_mlp(t[0], t[1], {}, t[2], {}, layout);
+      };
+      const auto t = mlp_inputs(context, shape, layout, DType::F64, 31);
+      CHECK(testing::gradcheck(with_biases, t) == "");
+      CHECK(testing::gradcheck(without, {t[0], t[1], t[3]}) == "");
+    }
+}
+
+TEST_CASE("gelu_mlp: to the bit what its parts give, for all that may want a gradient") {
+  const auto cpu = Context::create({.threads = 2});
+  const auto fibers =
+      Context::create({.device = {DeviceType::CUDA, 0}, .plugin = TESSERA_FIBER_PLUGIN});
+  const MlpShape shape{{2, 3, 9}, 33, 7};
+  for (const auto& context : {cpu, fibers})
+    for (const DType dtype : {DType::F64, DType::F32, DType::BF16})
+      for (const WeightLayout layout : {WeightLayout::OutIn, WeightLayout::InOut})
+        for (unsigned wanted = 0; wanted < 32; ++wanted)
+          for (const bool recompute : {false, true}) {
+            CAPTURE(context->device().str());
+            CAPTURE(dtype_name(dtype));
+            CAPTURE(wanted);
+            CAPTURE(recompute);
+            auto inputs = mlp_inputs(context, shape, layout, dtype, wanted);
+            if (wanted % 3 == 1) inputs[2] = {};
+            if (wanted % 5 == 1) inputs[4] = {};
+            CHECK(mlp_outcome(inputs, joined_mlp, layout, recompute) ==
+                  mlp_outcome(inputs, separate_mlp, layout, recompute));
+          }
+}
+
+TEST_CASE("gelu_mlp: bf16 is near f32") {
+  const auto context = Context::create();
+  for (const WeightLayout layout : {WeightLayout::OutIn, WeightLayout::InOut})
+    CHECK(testing::compare_bf16([&](const auto& t) { return joined_mlp(t, layout); },
+                                mlp_inputs(context, {{5, 33}, 65, 17}, layout, DType::BF16, 0),
+                                0.02) == "");
+}
+
+TEST_CASE("gelu_mlp: keeps and takes no more memory than its parts") {
+  struct Memory {
+    std::int64_t no_grad_peak, kept, peak, left;
+  };
+  const auto memory = [](Mlp mlp, unsigned wanted) {
+    const auto context = Context::create();
+    const auto inputs =
+        mlp_inputs(context, {{512, 16}, 64, 16}, WeightLayout::InOut, DType::F32, wanted);
+    MemoryLedger& ledger = context->ledger();
+    const auto activations = [&] { return ledger.usage(MemoryCategory::Activations); };
+    const std::int64_t before = activations().current;
+    Memory result{};
+    {
+      const NoGradGuard off(*context);
+      (void)mlp(inputs, WeightLayout::InOut);
+      result.no_grad_peak = activations().peak - before;
+    }
+    ledger.reset_peaks();
+    {
+      const Tensor y = mlp(inputs, WeightLayout::InOut);
+      result.kept = activations().current - before;
+      autograd::backward(y, Tensor::full(context, y.shape(), y.dtype(), 1.0));
+      result.peak = activations().peak - before;
+    }
+    for (Tensor input : inputs) input.set_grad_buffer({});
+    result.left = activations().current - before;
+    return result;
+  };
+  constexpr std::int64_t kNarrow = 512 * 16 * 4, kWide = 512 * 64 * 4;
+  for (const unsigned wanted : {31U, 30U, 1U, 2U, 4U}) {
+    CAPTURE(wanted);
+    const Memory joined = memory(joined_mlp, wanted), parts = memory(separate_mlp, wanted);
+    CHECK(joined.no_grad_peak == kWide + kNarrow);
+    CHECK(joined.no_grad_peak <= parts.no_grad_peak);
+    CHECK(joined.kept == parts.kept);
+    CHECK(joined.peak <= parts.peak);
+    CHECK(joined.left == 0);
+  }
+  // Of frozen layers only what a gradient needs is kept.
+  CHECK(memory(joined_mlp, 8).kept == kWide + kNarrow);
+  CHECK(memory(joined_mlp, 16).kept == kNarrow);
+  CHECK(memory(joined_mlp, 1).kept == kWide + kNarrow);
+}
+
+TEST_CASE("gelu_mlp: what it refuses") {
+  const auto context = Context::create();
+  const auto t = mlp_inputs(context, {{2, 3}, 5, 4}, WeightLayout::InOut, DType::F32, 0);
+  const auto refuses = [&](std::size_t place, const Tensor& wrong, const char* message) {
+    auto inputs = t;
+    inputs[place] = wrong;
+    CHECK_THROWS_WITH_AS(joined_mlp(inputs, WeightLayout::InOut), doctest::Contains(message),
+                         InvalidArgument);
+  };
+  CHECK(joined_mlp(t, WeightLayout::InOut).shape() == Shape{2, 4});
+  refuses(0, random_tensor(context, {2, 4}, DType::F32, 1),
+          "gelu_mlp: the last dim of x must be 3, as fc_weight is [3, 5] ([in, out]); got x of "
+          "shape [2, 4]");
+  refuses(1, t[2], "gelu_mlp: fc_weight must be [in, out], got shape [5]");
+  refuses(2, t[4], "gelu_mlp: fc_bias must have shape [5], got [4]");
+  refuses(3, random_tensor(context, {3, 4}, DType::F32, 1),
+          "gelu_mlp: fc_weight [3, 5] gives 5 values, proj_weight [3, 4] takes 3");
+  refuses(3, testing::convert(t[3], DType::BF16), "gelu_mlp: proj_weight must have dtype f32");
+  refuses(4, t[2], "gelu_mlp: proj_bias must have shape [4], got [5]");
 }
 
 }  // namespace

@@ -39,7 +39,7 @@ Usage train_step(DeviceType device, DType dtype, bool recompute) {
   const Tensor norm_weight = parameter({channels}), norm_bias = parameter({channels});
   const Tensor qkv_weight = parameter({channels, 3 * channels}),
                qkv_bias = parameter({3 * channels});
-  const Tensor mlp_weight = parameter({channels, channels});
+  const Tensor mlp_weight = parameter({channels, channels}), mlp_bias = parameter({channels});
   const Tensor rms_weight = parameter({channels}),
                gated_weight = parameter({2 * channels, channels});
 
@@ -47,7 +47,7 @@ Usage train_step(DeviceType device, DType dtype, bool recompute) {
     Tensor h = ops::layer_norm(x, norm_weight, norm_bias, 1e-5);
     h = ops::linear(h, qkv_weight, qkv_bias, ops::WeightLayout::InOut);
     h = ops::causal_attention(ops::rotary_packed(h, heads, heads, 1e4), heads);
-    h = ops::gelu(ops::linear(h, mlp_weight, {}));
+    h = ops::gelu(ops::gelu_mlp(h, mlp_weight, mlp_bias, mlp_weight, {}));
     const auto [sum, y] =
         ops::add_rms_norm(x, ops::dropout(h, 0.1F, RngKey{}, 0), rms_weight, 1e-5);
     const Tensor gated = ops::swiglu(ops::linear(y, gated_weight, {}));
