@@ -228,6 +228,48 @@ void products(Bench& bench, const Shapes& s) {
   }
 }
 
+/// The MLP's products beside GELU and its gradient: by the kernels that may join them, and apart.
+void products_and_gelu(Bench& bench, const Shapes& s) {
+  const std::int64_t rows = s.rows(), narrow = s.width(), wide = 4 * s.width();
+  const std::string shape = fmt::format("{}x{}x{}", rows, narrow, wide);
+  const double work = 2 * number(rows) * number(narrow) * number(wide);
+  const auto hidden = [&bench, rows, wide] { return bench.tensor({rows, wide}); };
+  const auto forward = [&] {
+    return MatmulGelu{.product = {.a = bench.tensor({rows, narrow}),
+                                  .b = bench.tensor({narrow, wide}),
+                                  .c = hidden(),
+                                  .bias = bench.tensor({wide})},
+                      .pre = hidden()};
+  };
+  const auto backward = [&] {
+    return MatmulGeluBackward{.product = {.a = bench.tensor({rows, narrow}),
+                                          .b = bench.tensor({wide, narrow}),
+                                          .c = hidden(),
+                                          .transpose_b = true},
+                              .pre = hidden()};
+  };
+  bench.measure("matmul_gelu mlp in " + shape, Bound::Arithmetic, work,
+                [&] { return [args = forward(), &bench] { matmul_gelu(bench.context(), args); }; });
+  bench.measure("matmul, gelu_forward mlp in " + shape, Bound::Arithmetic, work, [&] {
+    return [args = forward(), &bench] {
+      Matmul product = args.product;
+      product.c = args.pre;
+      matmul(bench.context(), product);
+      gelu_forward(bench.context(), {args.pre, args.product.c});
+    };
+  });
+  bench.measure("matmul_gelu_backward mlp out " + shape, Bound::Arithmetic, work, [&] {
+    return [args = backward(), &bench] { matmul_gelu_backward(bench.context(), args); };
+  });
+  bench.measure("matmul, gelu_backward mlp out " + shape, Bound::Arithmetic, work, [&] {
+    return [args = backward(), &bench] {
+      const TensorView& c = args.product.c;
+      matmul(bench.context(), args.product);
+      gelu_backward(bench.context(), {args.pre, c, fresh(c)});
+    };
+  });
+}
+
 /// Logits lie in rows of whole 128 bytes, a part of all rows at a time.
 void head(Bench& bench, const Shapes& s) {
   const std::int64_t c = s.width(), rows = s.logit_rows, v = s.vocab;
@@ -422,6 +464,7 @@ int run_device_bench(const DeviceBenchOptions& options) {
   fmt::print("{:<46} {:>9} {:>9} {:>9} {:>18} {:>6}\n", "", "ms", "best", "worst", "rate", "roof");
   roofs(bench, shapes);
   products(bench, shapes);
+  products_and_gelu(bench, shapes);
   head(bench, shapes);
   attention(bench, shapes);
   rows_of_activations(bench, shapes);

@@ -9,8 +9,9 @@ AdamW, once with autocast (float32 weights, too) and once all in bf16. tessera's
 to the GPU, not logging; PyTorch's tokens lie on the GPU. PyTorch's vocabulary is padded to 50304 columns, which it computes;
 tessera computes 50257, in rows of 50304; the FLOPs below are those of 50257 for both.
 In this order, for all sizes: tessera and PyTorch with autocast at the largest micro-batch that was found to fit both, in turns;
-PyTorch all in bf16 at the same one; where attention is cuDNN's, tessera with its own; then each at its own largest where that
-is more. The search for what fits begins at a size that is likely to be the largest.
+PyTorch all in bf16 at the same one; where attention is cuDNN's, tessera with its own, and tessera with GELU after products, not
+within them; then each at its own largest where that is more. The search for what fits begins at a size that is likely to be
+the largest.
 ms: median of all timed steps, the first ones left out; IQR and worst show jitter. Memory: the peak of what the driver counts
 over what was in use before, for all alike; "booked" is what tessera's own ledger says.
 MFU: (6 N + 6 L C T) flops a token over the peak of the data sheet, known for A100, H100 and H200, dense bf16.
@@ -28,7 +29,9 @@ FIRST = {"tiny": (2, 2), "124M": (192, 96), "350M": (96, 48), "774M": (48, 24), 
 RUN_SECONDS = 240  # of one program
 FIRST_RUN_SECONDS = {"tessera": 10, "torch": 90}  # what the first of a kind may take; torch compiles
 MODES = {"tessera bf16": None, "torch bf16": "bf16", "torch bf16-true": "bf16-true"}
-OWN_ATTENTION = "tessera, own attention"
+# What libraries do is measured without them, too: the environment, and a plugin that must be there.
+VARIANTS = {"tessera, own attention": ({"TESSERA_ATTENTION": "own"}, "libtessera_cudnn.so"),
+            "tessera, GELU after products": ({"TESSERA_EPILOGUES": "0"}, "libtessera_cuda.so")}
 
 
 class OutOfTime(Exception):
@@ -232,11 +235,12 @@ class Bench:
             if self.o.torch:
                 self.rounds(["torch bf16-true"], size, batch)
         for size, batch in same.items():
-            if "tessera bf16" in fits[size] and os.path.exists(f"{self.o.build}/bin/libtessera_cudnn.so"):
-                result = self.tried(f"{OWN_ATTENTION} {size}",
-                                    lambda: self.tessera(size, batch, self.o.steps, {"TESSERA_ATTENTION": "own"}))
+            for name, (variables, plugin) in VARIANTS.items():
+                if "tessera bf16" not in fits[size] or not os.path.exists(f"{self.o.build}/bin/{plugin}"):
+                    continue
+                result = self.tried(f"{name} {size}", lambda: self.tessera(size, batch, self.o.steps, variables))
                 if result is not None:
-                    self.row(OWN_ATTENTION, size, [result], "same micro-batch")
+                    self.row(name, size, [result], "same micro-batch")
         for size, batch in same.items():
             for mode, fit in fits[size].items():
                 self.largest(mode, size, fit, batch)
