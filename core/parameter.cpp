@@ -45,16 +45,23 @@ void fill_from_host(
     const Tensor& tensor,
     const std::function<void(std::int64_t begin, std::int64_t end, float* out)>& source) {
   if (tensor.device().type == DeviceType::Meta) return;
-  if (tensor.device().type == DeviceType::CPU) {
+  const bool rounds = tensor.dtype() == DType::BF16;
+  if (tensor.device().type == DeviceType::CPU && !rounds) {
     source(0, tensor.numel(), tensor.data<float>());
     return;
   }
   std::vector<float> staging;
+  std::vector<BFloat16> rounded;
   for (std::int64_t begin = 0; begin < tensor.numel(); begin += kChunk) {
     const std::int64_t count = std::min(kChunk, tensor.numel() - begin);
     staging.resize(static_cast<std::size_t>(count));
     source(begin, begin + count, staging.data());
-    tensor.alias({count}, {1}, begin).copy_from_host(staging.data());
+    if (rounds) {
+      rounded.clear();
+      for (const float value : staging) rounded.emplace_back(value);
+    }
+    tensor.alias({count}, {1}, begin)
+        .copy_from_host(rounds ? static_cast<const void*>(rounded.data()) : staging.data());
   }
 }
 

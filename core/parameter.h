@@ -54,8 +54,8 @@ void initialize_range(const Parameter& parameter, std::uint64_t seed, std::int64
 using ParameterSource = std::function<void(const Parameter& parameter, std::int64_t begin,
                                            std::int64_t end, float* out)>;
 
-/// Writes a dense f32 tensor, part by part: straight into its memory on the CPU, through a bounded
-/// buffer of the host elsewhere; on the meta device nothing.
+/// Writes a dense f32 or bf16 tensor (rounded to nearest), part by part: f32 straight into its
+/// memory on the CPU, else through a bounded buffer of the host; on the meta device nothing.
 void fill_from_host(
     const Tensor& tensor,
     const std::function<void(std::int64_t begin, std::int64_t end, float* out)>& source);

@@ -34,7 +34,7 @@ ShardMode parse_shard_mode(const std::string& name) {
   throw InvalidArgument("shard.mode must be full or none, got '{}'", name);
 }
 
-FlatUnit::FlatUnit(const Unit& unit, ShardMode mode, DType compute_dtype,
+FlatUnit::FlatUnit(const Unit& unit, ShardMode mode, DType compute_dtype, DType master_dtype,
                    const std::shared_ptr<Context>& context, Communicator& communicator)
     : parameters_(unit.parameters),
       compute_dtype_(compute_dtype),
@@ -44,9 +44,10 @@ FlatUnit::FlatUnit(const Unit& unit, ShardMode mode, DType compute_dtype,
       scatters_(mode == ShardMode::Full && communicator.world_size() > 1) {
   const std::int64_t padded = layout_.padded_size();
   const std::int64_t segment = segment_size();
-  master_ = Tensor::full(context_, {segment}, DType::F32, 0.0, MemoryCategory::Parameters, name());
+  master_ =
+      Tensor::full(context_, {segment}, master_dtype, 0.0, MemoryCategory::Parameters, name());
 
-  gather_is_master_ = compute_dtype_ == DType::F32 && !scatters_;
+  gather_is_master_ = compute_dtype_ == master_dtype && !scatters_;
   gathered_ = gather_is_master_
                   ? master_.storage()
                   : Storage::reserve(context_,

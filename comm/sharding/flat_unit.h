@@ -22,10 +22,11 @@ ShardMode parse_shard_mode(const std::string& name);
 
 /// One unit's parameters as a flat buffer split over the ranks of a communicator.
 ///
-/// Holds this rank's float32 master values and their gradient, `segment()` elements each (the whole
+/// Holds this rank's master values and their float32 gradient, `segment()` elements each (the whole
 /// buffer in mode None), and the gathered parameters in the compute dtype, which the model's
-/// tensors are windows of. With float32 and nothing to gather, the gathered buffer is the master
-/// itself, and with one rank the gradient buffer is the gradient segment: nothing is held twice.
+/// tensors are windows of. With masters of that dtype and nothing to gather, the gathered buffer is
+/// the master itself, and with one rank the gradient buffer is the gradient segment: nothing is
+/// held twice.
 ///
 /// State: Sharded -> start_gather -> Gathering -> finish_gather -> Gathered -> release -> Sharded;
 /// independently, gradients: prepare_gradients -> (backward) -> start_reduce -> finish_reduce.
@@ -36,7 +37,8 @@ class FlatUnit {
   enum class State : std::uint8_t { Sharded, Gathering, Gathered };
 
   /// Binds the unit's parameters. `communicator` and `context` must outlive this.
-  FlatUnit(const Unit& unit, ShardMode mode, DType compute_dtype,
+  /// @param master_dtype  f32, or bf16 to compute in bf16
+  FlatUnit(const Unit& unit, ShardMode mode, DType compute_dtype, DType master_dtype,
            const std::shared_ptr<Context>& context, Communicator& communicator);
   /// A collective still under way is aborted: its buffers are about to go.
   ~FlatUnit();
@@ -83,7 +85,7 @@ class FlatUnit {
   Communicator& communicator_;
   ShardLayout layout_;
 
-  Tensor master_;                      // [segment] f32
+  Tensor master_;                      // [segment] master dtype
   std::shared_ptr<Storage> gathered_;  // [padded] compute dtype; the master's storage if aliased
   bool gather_is_master_ = false;
   Tensor gathered_view_;

@@ -9,14 +9,17 @@ namespace tessera::comm {
 
 ShardedModel::ShardedModel(const std::vector<Unit>& units, ShardMode mode, DType compute_dtype,
                            const std::shared_ptr<Context>& context, Communicator& communicator,
-                           int gather_ahead)
+                           int gather_ahead, DType master_dtype)
     : mode_(mode), gather_ahead_(gather_ahead), context_(context), communicator_(communicator) {
   require(gather_ahead >= 0, "gather_ahead must not be negative, got {}", gather_ahead);
   require(!units.empty(), "a model needs at least one unit");
   require(compute_dtype == DType::F32 || compute_dtype == DType::BF16,
           "parameters are gathered in f32 or bf16, got {}", compute_dtype);
+  require(master_dtype == DType::F32 || master_dtype == compute_dtype,
+          "master weights are f32 or of the compute dtype {}, got {}", compute_dtype, master_dtype);
   for (const Unit& unit : units) {
-    units_.push_back(std::make_unique<FlatUnit>(unit, mode, compute_dtype, context, communicator));
+    units_.push_back(
+        std::make_unique<FlatUnit>(unit, mode, compute_dtype, master_dtype, context, communicator));
     const FlatUnit& flat = *units_.back();
     decay_.push_back(optim::decay_ranges(flat.layout(), flat.segment_begin(), flat.segment_size()));
   }
@@ -168,14 +171,17 @@ void ShardedModel::sum_totals(const Tensor& totals) {
 }
 
 void ShardedModel::step(const optim::AdamWOptions& options, double lr, std::int64_t step,
-                        const Tensor& factor) {
+                        const Tensor& factor, std::uint64_t seed) {
   create_optimizer_state();
   const Range range(*context_, "optimizer");
   for (std::size_t u = 0; u < units_.size(); ++u) {
     FlatUnit& unit = *units_[u];
     const Tensor copy = unit.copy_of_master();
-    optim::adamw_step(options, decay_[u], unit.master(), unit.gradient(), exp_avg_[u],
-                      exp_avg_sq_[u], lr, step, factor, copy);
+    optim::adamw_step(
+        options, decay_[u], unit.master(), unit.gradient(), exp_avg_[u], exp_avg_sq_[u], lr, step,
+        factor, copy,
+        {RngKey::make(seed, RngPurpose::Rounding, static_cast<std::uint64_t>(step), u),
+         unit.segment_begin()});
     unit.master_changed(copy.defined());
   }
 }

@@ -17,13 +17,15 @@ namespace tessera::comm {
 class ShardedModel final : public UnitHooks {
  public:
   /// Binds the parameters of `units`; unit 0 is the root. Masters start as zeros: see load().
-  /// `communicator` must outlive this. compute_dtype: f32 or bf16.
-  /// @param gather_ahead  units that are gathered before they are needed, beside the one in use:
-  /// more
-  ///   hide more of a slow network, and take the memory of a unit each
+  /// `communicator` must outlive this.
+  /// @param compute_dtype  f32 or bf16
+  /// @param gather_ahead   units that are gathered before they are needed, beside the one in use:
+  ///   more hide more of a slow network, and take the memory of a unit each
+  /// @param master_dtype   of the weights that are updated and saved: f32, or bf16 if that is the
+  ///   compute dtype; updates are then rounded stochastically
   ShardedModel(const std::vector<Unit>& units, ShardMode mode, DType compute_dtype,
                const std::shared_ptr<Context>& context, Communicator& communicator,
-               int gather_ahead = 1);
+               int gather_ahead = 1, DType master_dtype = DType::F32);
 
   ShardMode mode() const { return mode_; }
   const std::vector<std::unique_ptr<FlatUnit>>& units() const { return units_; }
@@ -39,8 +41,8 @@ class ShardedModel final : public UnitHooks {
   struct Piece {
     const Parameter* parameter = nullptr;
     std::int64_t begin = 0, end = 0;  ///< elements of the parameter
-    Tensor master{};                  ///< [end - begin] f32
-    Tensor exp_avg{}, exp_avg_sq{};   ///< the same; undefined without optimizer state
+    Tensor master{};                  ///< [end - begin], master dtype
+    Tensor exp_avg{}, exp_avg_sq{};   ///< [end - begin] f32; undefined without optimizer state
   };
   std::vector<Piece> owned_pieces();
   /// All pieces that this rank holds: owned_pieces() in mode Full, the whole model in mode None.
@@ -51,12 +53,15 @@ class ShardedModel final : public UnitHooks {
   void begin_micro_batch(bool first, bool last);
   void end_micro_batch();
   /// One all-reduce of what a step is judged by; on a device nothing waits for it.
-  /// @param totals  [n] f64: element 0 becomes the sum of the squares of all gradients of the
-  /// model,
+  /// @param totals  [n] f64: element 0 becomes the sum of the squares of all the model's gradients,
   ///   the others (loss and flags of the trainer) their sums over ranks; the same on every rank
   void sum_totals(const Tensor& totals);
-  /// AdamW on this rank's segments. @param step from 1  @param factor see optim::adamw_step
-  void step(const optim::AdamWOptions& options, double lr, std::int64_t step, const Tensor& factor);
+  /// AdamW on this rank's segments.
+  /// @param step    from 1
+  /// @param factor  see optim::adamw_step
+  /// @param seed    of the rounding of bf16 masters: the same at any world size
+  void step(const optim::AdamWOptions& options, double lr, std::int64_t step, const Tensor& factor,
+            std::uint64_t seed = 0);
 
   /// For whole-model work such as sampling text: gathers every unit; end_evaluation() gives them
   /// back.

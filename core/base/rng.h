@@ -31,7 +31,8 @@ enum class RngPurpose : std::uint32_t {
   Dropout = 2,
   DataOrder = 3,
   Sampling = 4,
-  Test = 5
+  Test = 5,
+  Rounding = 6,
 };
 
 /// A random stream: draw i is a pure function of the key and i, so any rank, device or recomputed

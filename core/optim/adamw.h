@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/base/rng.h"
 #include "core/base/shard_layout.h"
 #include "core/tensor.h"
 
@@ -27,14 +28,21 @@ struct DecayRange {
 std::vector<DecayRange> decay_ranges(const ShardLayout& layout, std::int64_t first,
                                      std::int64_t segment);
 
+/// Where a segment's rounding draws its random numbers.
+struct Rounding {
+  RngKey key;
+  std::int64_t first_element = 0;  ///< flat number of the segment's first element
+};
+
 /// One step over a segment, range by range.
-/// @param param, grad, exp_avg, exp_avg_sq  [n] f32
+/// @param param       [n] f32, or bf16, which is rounded stochastically
+/// @param grad, exp_avg, exp_avg_sq  [n] f32
 /// @param step        from 1
 /// @param factor      [1] f32, multiplies the gradient: the clipping factor. NaN: nothing changes
 /// @param copy        [n] bf16 that receives param, rounded; may be undefined
 void adamw_step(const AdamWOptions& options, const std::vector<DecayRange>& ranges,
                 const Tensor& param, const Tensor& grad, const Tensor& exp_avg,
                 const Tensor& exp_avg_sq, double lr, std::int64_t step, const Tensor& factor,
-                const Tensor& copy = {});
+                const Tensor& copy = {}, const Rounding& rounding = {});
 
 }  // namespace tessera::optim

@@ -30,6 +30,7 @@ struct Setting {
   DType compute = DType::F32;
   std::string plugin = {};  // of the CUDA kernels; empty: the processor's
   bool graphs = false;
+  DType master = DType::F32;
 };
 
 /// The CUDA kernels as fibers, and on the GPU whose backend TESSERA_TEST_CUDA_PLUGIN names.
@@ -64,7 +65,13 @@ void collect(comm::ShardedModel& sharded, Outcome& outcome, std::mutex& mutex) {
   for (const auto& piece : sharded.owned_pieces()) {
     auto& values = outcome.weights[piece.parameter->name];
     values.resize(static_cast<std::size_t>(piece.parameter->tensor.numel()));
-    piece.master.copy_to_host(values.data() + piece.begin);
+    if (piece.master.dtype() == DType::BF16) {
+      const auto half = piece.master.to_vector<BFloat16>();
+      std::transform(half.begin(), half.end(), values.begin() + piece.begin,
+                     [](BFloat16 value) { return static_cast<float>(value); });
+    } else {
+      piece.master.copy_to_host(values.data() + piece.begin);
+    }
   }
 }
 
@@ -79,8 +86,8 @@ Outcome train(const testing::Golden& golden, const Setting& setting) {
     if (!setting.plugin.empty())
       communicator = comm::make_host_staged_communicator(std::move(communicator), context);
     models::Gpt2 model(golden.config);
-    comm::ShardedModel sharded(model.units(), setting.mode, setting.compute, context,
-                               *communicator);
+    comm::ShardedModel sharded(model.units(), setting.mode, setting.compute, context, *communicator,
+                               1, setting.master);
     sharded.load(golden.source());
     std::vector<std::uint16_t> tokens(golden.tokens.begin(), golden.tokens.end());
     const io::Sampler data(io::tokens_in_memory(tokens), golden.seq, io::DataOrder::Sequential, 1);
@@ -260,6 +267,37 @@ TEST_CASE("bf16 training follows the reference losses") {
         }
       }
     }
+  }
+}
+
+TEST_CASE("weights kept in bf16 follow the reference losses, and round alike however sharded") {
+  for (const std::string set : {"gpt2-tiny", "gpt2-odd"}) {
+    const auto golden = testing::load_golden(set);
+    for (const int world : {1, static_cast<int>(golden.batch)}) {
+      CAPTURE(set);
+      CAPTURE(world);
+      Setting setting{set, world, comm::ShardMode::Full, false, 0, DType::BF16};
+      setting.master = DType::BF16;
+      const Outcome full = train(golden, setting);
+      for (std::size_t i = 0; i < golden.loss.size(); ++i)
+        CHECK(relative(full.loss[i], golden.loss[i]) < 1e-2);
+      setting.mode = comm::ShardMode::None;
+      const Outcome none = train(golden, setting);
+      CHECK(none.loss == full.loss);
+      CHECK(none.weights == full.weights);
+      setting.mode = comm::ShardMode::Full;
+      setting.master = DType::F32;
+      CHECK(train(golden, setting).weights != full.weights);
+    }
+  }
+  // On the device, fused with the moments as everywhere.
+  const auto golden = testing::load_golden("gpt2-odd");
+  for (const std::string& plugin : plugins()) {
+    Setting setting{"gpt2-odd", 1, comm::ShardMode::Full, false, 0, DType::BF16, plugin};
+    setting.master = DType::BF16;
+    const Outcome outcome = train(golden, setting);
+    for (std::size_t i = 0; i < golden.loss.size(); ++i)
+      CHECK(relative(outcome.loss[i], golden.loss[i]) < bound(plugin, 1e-2, DType::BF16));
   }
 }
 

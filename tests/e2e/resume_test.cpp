@@ -113,6 +113,23 @@ TEST_CASE_FIXTURE(Fixture, "runs killed at random moments end as those that were
   }
 }
 
+TEST_CASE_FIXTURE(Fixture, "a run whose weights are bf16 stores them so, and goes on to the bit") {
+  const std::string whole = dir.file("whole"), half = dir.file("half");
+  const auto command = [&](const std::string& out, int steps) {
+    return joined(small_run(text, out, 2, steps), {"--train.precision=bf16-true"});
+  };
+  run(command(whole, 20));
+  run(command(half, 10));
+  run(command(half, 20));
+  CHECK((test::read_metrics(half).steps == test::read_metrics(whole).steps));
+  CHECK(inspect(half).at("digest") == inspect(whole).at("digest"));
+  for (const auto& tensor : inspect(half).at("tensors"))
+    CHECK(tensor.at("dtype") == (tensor.at("section") == "model" ? "BF16" : "F32"));
+  // Weights of either dtype start a run of the other.
+  run(joined(small_run(text, half, 1, 22), {"--train.precision=fp32"}));
+  run(command(half, 24));
+}
+
 TEST_CASE_FIXTURE(Fixture, "a run saved by two ranks goes on with one and with four") {
   const std::string whole = dir.file("whole"), half = dir.file("half");
   run(small_run(text, whole, 2, 60));

@@ -64,8 +64,6 @@ TEST_CASE("heads must divide the width") {
 TEST_CASE("what this build lacks is refused as such") {
   CHECK_THROWS_HOLDING(Unsupported, "model.arch llama",
                        changed([](Config& c) { c.model.arch = "llama"; }).validate(1));
-  CHECK_THROWS_HOLDING(Unsupported, "bf16-true",
-                       changed([](Config& c) { c.train.precision = "bf16-true"; }).validate(1));
   CHECK_THROWS_HOLDING(Unsupported, "shard.mode hybrid",
                        changed([](Config& c) { c.shard.mode = "hybrid"; }).validate(1));
   Config nccl = changed([](Config& c) { c.comm.backend = "nccl"; });

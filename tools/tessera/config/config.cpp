@@ -54,9 +54,6 @@ void Config::validate(int world_size) {
           nearest_multiples(model.n_embd, model.n_head));
   require(!data.train.empty(), "no training data; name a file with --data.train FILE");
   check_batches(train, world_size);
-  require<Unsupported>(train.precision != "bf16-true",
-                       "train.precision bf16-true is not available on the CPU; use bf16, which "
-                       "computes in bf16 and keeps float32 weights");
   require<Unsupported>(shard.mode == "full" || shard.mode == "none",
                        "shard.mode {} is not in this build yet; it has full and none", shard.mode);
   require<Unsupported>(comm.backend != "nccl" || train.device != "cpu",

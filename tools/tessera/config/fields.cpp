@@ -61,8 +61,9 @@ std::vector<Field> make_fields() {
       text("train.device", REF(train.device),
            "auto (a GPU if one can be used), cpu, cuda (the GPU of the local rank), or cuda:N"),
       text("train.precision", REF(train.precision),
-           "bf16 computes in bf16 and keeps float32 weights and reductions", {"fp32", "bf16"},
-           {"bf16-true"}),
+           "bf16 computes in bf16 and keeps float32 weights; bf16-true keeps bf16 weights, rounded "
+           "stochastically; gradients and moments are float32 in all",
+           {"fp32", "bf16", "bf16-true"}),
       text("train.recompute", REF(train.recompute),
            "block: keep only each block's input and compute the rest again in backward",
            {"none", "block"}),

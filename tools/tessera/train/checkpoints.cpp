@@ -1,7 +1,6 @@
 #include "tools/tessera/train/checkpoints.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "io/base/json.h"
 
@@ -175,12 +174,12 @@ std::optional<fs::path> find_resume(const fs::path& run_dir, const std::string& 
 
 namespace {
 
-// The values of a dense f32 tensor in the host's memory: its own, or a copy that `copies` keeps.
-const float* host_values(const Tensor& tensor,
-                         std::vector<std::shared_ptr<const float[]>>& copies) {
-  if (tensor.device().type != DeviceType::CUDA) return tensor.data<float>();
-  const auto count = static_cast<std::size_t>(tensor.numel());
-  const std::shared_ptr<float[]> copy(new float[count]);
+// The values of a dense tensor in the host's memory: its own, or a copy that `copies` keeps.
+const void* host_values(const Tensor& tensor,
+                        std::vector<std::shared_ptr<const std::byte[]>>& copies) {
+  const TensorView view = tensor.view();
+  if (tensor.device().type != DeviceType::CUDA) return view.data;
+  const std::shared_ptr<std::byte[]> copy(new std::byte[view.bytes()]);
   tensor.copy_to_host(copy.get());
   return copies.emplace_back(copy).get();
 }
@@ -191,8 +190,8 @@ SaveState make_save_state(comm::ShardedModel& sharded, bool with_optimizer) {
   SaveState state;
   const auto add = [&](std::vector<io::TensorPart>& list, const comm::ShardedModel::Piece& piece,
                        const Tensor& values) {
-    list.push_back({piece.parameter->name, piece.parameter->tensor.shape(), DType::F32, piece.begin,
-                    piece.end, host_values(values, state.copies)});
+    list.push_back({piece.parameter->name, piece.parameter->tensor.shape(), values.dtype(),
+                    piece.begin, piece.end, host_values(values, state.copies)});
   };
   for (const auto& piece : sharded.owned_pieces()) {
     add(state.request.model, piece, piece.master);
@@ -203,17 +202,27 @@ SaveState make_save_state(comm::ShardedModel& sharded, bool with_optimizer) {
   return state;
 }
 
+namespace {
+
+// Bits vectorize, sums of floats don't: all ones in the exponent is a NaN or an infinity.
+template <typename Bits, Bits kExponent>
+bool all_finite(const void* data, std::int64_t count) {
+  const auto* values = static_cast<const Bits*>(data);
+  Bits bad = 0;
+  for (std::int64_t i = 0; i < count; ++i)
+    bad = static_cast<Bits>(bad | static_cast<Bits>((values[i] & kExponent) == kExponent));
+  return bad == 0;
+}
+
+}  // namespace
+
 bool is_finite(const io::SaveRequest& request) {
   for (const auto* parts : {&request.model, &request.exp_avg, &request.exp_avg_sq}) {
     for (const io::TensorPart& part : *parts) {
-      // Bits vectorize, sums of floats don't: all ones in the exponent is a NaN or an infinity.
-      constexpr std::uint32_t kExponent = 0x7f800000U;
-      const auto* values = static_cast<const float*>(part.data);
-      std::uint32_t bad = 0;
-      for (std::int64_t i = 0; i < part.end - part.begin; ++i)
-        bad |= static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(values[i]) & kExponent) ==
-                                          kExponent);
-      if (bad != 0) return false;
+      const std::int64_t count = part.end - part.begin;
+      if (!(part.dtype == DType::BF16 ? all_finite<std::uint16_t, 0x7f80>(part.data, count)
+                                      : all_finite<std::uint32_t, 0x7f800000U>(part.data, count)))
+        return false;
     }
   }
   return true;

@@ -61,7 +61,7 @@ std::optional<std::filesystem::path> find_resume(const std::filesystem::path& ru
 /// A save, with the copies that a device's values need in the host's memory.
 struct SaveState {
   io::SaveRequest request;
-  std::vector<std::shared_ptr<const float[]>> copies{};
+  std::vector<std::shared_ptr<const std::byte[]>> copies{};
 };
 /// Parts of this rank for a save; moments only if they are there and wanted.
 SaveState make_save_state(comm::ShardedModel& sharded, bool with_optimizer);

@@ -60,6 +60,13 @@ std::string data_text(const RunSetup& setup) {
   return text;
 }
 
+std::string precision_text(const std::string& precision) {
+  if (precision == "bf16") return "bf16 compute, float32 weights, gradients and optimizer";
+  if (precision == "bf16-true")
+    return "bf16 compute and weights, stochastic rounding, float32 gradients and optimizer";
+  return "float32";
+}
+
 std::string start_text(const RunSetup& setup) {
   if (setup.resume) {
     return fmt::format("step {} of {}, from {}", setup.state.step, setup.config.train.steps,
@@ -74,8 +81,9 @@ std::string start_text(const RunSetup& setup) {
 MemoryPlan plan_memory(const RunSetup& setup, const comm::ShardedModel& sharded, int world_size) {
   MemoryPlan plan{};
   const bool scatters = sharded.mode() == comm::ShardMode::Full && world_size > 1;
-  const bool bf16 = setup.config.train.precision == "bf16";
+  const bool bf16 = setup.config.train.precision != "fp32";
   const std::int64_t compute_size = bf16 ? 2 : 4;
+  const std::int64_t master_size = setup.config.train.precision == "bf16-true" ? 2 : 4;
   std::vector<std::int64_t> blocks;  // padded elements of the units but the root
   std::int64_t held = 0;
   std::int64_t padded = 0;
@@ -103,13 +111,14 @@ MemoryPlan plan_memory(const RunSetup& setup, const comm::ShardedModel& sharded,
     for (const auto& unit : sharded.units()) arriving = std::max(arriving, unit->segment_size());
   }
 
-  of(plan, MemoryCategory::Parameters) = held * 4;
+  of(plan, MemoryCategory::Parameters) = held * master_size;
   of(plan, MemoryCategory::OptimizerState) = held * 8;
   of(plan, MemoryCategory::Gradients) = scatters ? (held + whole + arriving) * 4 : padded * 4;
   // Sampling text at evaluations gathers the whole model.
   const bool samples = !setup.config.train.sample_prompt.empty();
   if (scatters) of(plan, MemoryCategory::Gathered) = (samples ? padded : gathered) * compute_size;
-  if (!scatters && bf16) of(plan, MemoryCategory::Gathered) = padded * compute_size;
+  if (!scatters && compute_size != master_size)
+    of(plan, MemoryCategory::Gathered) = padded * compute_size;
   of(plan, MemoryCategory::Activations) = plan_activations(setup, bf16 ? DType::BF16 : DType::F32);
   of(plan, MemoryCategory::Data) =
       2 * 4 * setup.config.train.micro_batch * setup.config.model.seq_len;
@@ -130,9 +139,7 @@ std::string start_table(const ConsoleStyle& style, const RunSetup& setup,
                    model.n_layer, model.n_head, model.n_embd, model.seq_len, model.vocab_size)},
       {"parameters", fmt::format("{} ({})", model.parameter_count(),
                                  format_count(static_cast<double>(model.parameter_count())))},
-      {"precision", config.train.precision == "bf16"
-                        ? "bf16 compute, float32 weights, gradients and optimizer"
-                        : "float32"},
+      {"precision", precision_text(config.train.precision)},
       {"sharding", world_size == 1
                        ? std::string("1 rank holds everything")
                        : fmt::format("{}, {} units over {} ranks ({})", config.shard.mode,

@@ -119,7 +119,7 @@ StepResult Trainer::step(std::int64_t step, std::int64_t position, const io::Sam
   kernels::clip_factor(*context_, {totals_.view(), factor.view(), options_.clip_norm});
   StepResult result;
   result.lr = options_.schedule.at(step);
-  sharded_.step(options_.adamw, result.lr, step + 1, factor);
+  sharded_.step(options_.adamw, result.lr, step + 1, factor, options_.seed);
 
   const std::vector<double> sums = totals_.to_vector<double>();
   communicator_.check();
