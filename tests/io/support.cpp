@@ -7,6 +7,7 @@
 #include "core/base/shard_layout.h"
 #include "io/checkpoint/find.h"
 #include "io/hf/gpt2.h"
+#include "tests/io/schema.h"
 
 namespace tessera::test {
 
@@ -112,7 +113,10 @@ io::fs::path save(const SampleModel& model, const io::fs::path& dir, const SaveO
   for (const std::string& error : save_ranks(model, dir, options)) {
     if (!error.empty()) throw std::runtime_error(error);
   }
-  return dir / io::checkpoint_name(options.step);
+  const io::fs::path path = dir / io::checkpoint_name(options.step);
+  const auto violation = index_schema_violation(io::Json::parse(read_text(path / "index.json")));
+  if (!violation.empty()) throw std::runtime_error("the index breaks its schema: " + violation);
+  return path;
 }
 
 std::string read_text(const io::fs::path& path) {

@@ -1,0 +1,157 @@
+// tools/read_checkpoint.py, which knows io/FORMAT.md and none of this code, reads what is written.
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include "io/base/crc64.h"
+#include "io/checkpoint/reader.h"
+#include "io/safetensors/writer.h"
+#include "tests/io/python.h"
+#include "tests/io/support.h"
+#include "tests/support/temp_dir.h"
+
+namespace tessera::io {
+namespace {
+
+using namespace tessera::test;
+
+constexpr const char* kReader = TESSERA_SOURCE_DIR "/tools/read_checkpoint.py";
+
+std::string python_bytes(const Python& python, const fs::path& checkpoint,
+                         const std::string& section, const fs::path& out) {
+  return python.run(fmt::format(R"(
+import sys
+sys.path.insert(0, "{}/tools")
+from read_checkpoint import load
+tensors, digest, index = load("{}", "{}")
+with open("{}", "wb") as file:
+    for name in sorted(tensors):
+        file.write(tensors[name].tobytes())
+)",
+                                TESSERA_SOURCE_DIR, checkpoint.string(), section, out.string()));
+}
+
+TEST_CASE("a reader written from FORMAT.md reads checkpoints") {
+  const Python python("import numpy");
+  if (!python) {
+    MESSAGE("skipped: " << python.missing());
+    return;
+  }
+  TempDir dir;
+  const SampleModel model = make_sample_model();
+  const fs::path path = save(model, dir.path(), {.world_size = 3});
+  const auto reader = CheckpointReader::open(path);
+
+  SUBCASE("names, shapes and digest") {
+    const std::string said = python.run_file(kReader, {path.string()});
+    CAPTURE(said);
+    CHECK(said.find("digest " + reader.digest() + "\n") != std::string::npos);
+    CHECK(said.find(fmt::format("step 7, {} tensors", model.tensors.size())) != std::string::npos);
+    CHECK(said.find("exit code 0") != std::string::npos);
+    for (const auto& [name, record] : reader.tensors(Section::Model)) {
+      CHECK(said.find(fmt::format("{:<40} float32  {}", name, record.shape)) != std::string::npos);
+    }
+  }
+  SUBCASE("values of all sections") {
+    for (const Section section : kSections) {
+      const auto name = section == Section::Model    ? "model"
+                        : section == Section::ExpAvg ? "exp_avg"
+                                                     : "exp_avg_sq";
+      const std::string said = python_bytes(python, path, name, dir.path() / "bytes");
+      CAPTURE(said);
+      std::string expected;
+      for (const auto& [tensor, record] : reader.tensors(section)) {
+        reader.stream(section, tensor, 4096, [&](std::int64_t, const void* data, std::int64_t n) {
+          expected.append(static_cast<const char*>(data), static_cast<std::size_t>(n) * 4);
+        });
+      }
+      CHECK(read_text(dir.path() / "bytes") == expected);
+    }
+  }
+  SUBCASE("damage is found and named") {
+    const Chunk chunk = reader.tensor(Section::Model, "wte.weight").chunks[0];
+    const auto said_after = [&](const fs::path& file, std::int64_t byte) {
+      flip_bit(file, byte);
+      const std::string said = python.run_file(kReader, {path.string()});
+      flip_bit(file, byte);
+      return said;
+    };
+    const auto expect = [](const std::string& said, const std::string& text) {
+      CAPTURE(said);
+      CHECK(said.find(text) != std::string::npos);
+      CHECK(said.ends_with("exit code 1\n"));
+    };
+    expect(said_after(path / chunk.file, chunk.byte_begin),
+           chunk.file + ": tensor wte.weight, elements 0 to ");
+    expect(said_after(path / chunk.file, 20), chunk.file + ": header: ");
+    const std::string index = read_text(path / "index.json");
+    expect(said_after(path / "index.json", static_cast<std::int64_t>(index.find("1e-05"))),
+           "index.json: its checksum is wrong");
+    expect(said_after(path / "index.json", 4), "index.json: an unknown field, and no checksum");
+    fs::resize_file(path / chunk.file, fs::file_size(path / chunk.file) - 1);
+    expect(python.run_file(kReader, {path.string()}), chunk.file + ": wrong size");
+  }
+  SUBCASE("a newer version is refused") {
+    CheckpointIndex changed = reader.index();
+    std::string text = format_index(changed);
+    Json json = Json::parse(text);
+    json.erase("checksum");
+    json["version"] = 2;
+    write_text(path / "index.json", json.dump());
+    CHECK(python.run_file(kReader, {path.string()}).find("knows version 1, not 2") !=
+          std::string::npos);
+  }
+}
+
+TEST_CASE("a reader written from FORMAT.md reads boxes and bf16") {
+  const Python python("import numpy");
+  if (!python) {
+    MESSAGE("skipped: " << python.missing());
+    return;
+  }
+  TempDir dir;
+  const fs::path path = dir.path() / "boxed";
+  fs::create_directories(path);
+  // 1 2 | 3
+  // 4 5 | 6, as upper halves of float32
+  std::vector<std::uint16_t> stored;
+  for (const float value : {1.F, 2.F, 4.F, 5.F, 3.F, 6.F}) {
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, &value, 4);
+    stored.push_back(static_cast<std::uint16_t>(bits >> 16));
+  }
+  const SafetensorsPlan plan = plan_safetensors({{"model/w", DType::BF16, {6}}});
+  const std::int64_t data = plan.tensors[0].begin;
+  const auto chunk = [&](int first, int n, const Box& box) {
+    return Chunk{"data",
+                 data + 2 * first,
+                 data + 2 * (first + n),
+                 0,
+                 n,
+                 box,
+                 crc64(stored.data() + first, static_cast<std::size_t>(n) * 2)};
+  };
+  CheckpointIndex index;
+  index.run_id = "r";
+  index.created = "2026-01-31T12:00:00Z";
+  index.model_config = Json::object();
+  index.files["data"] = plan.file_size;
+  index.model = TensorMap{
+      {"w", {DType::BF16, {2, 3}, {chunk(0, 4, {{0, 0}, {2, 2}}), chunk(4, 2, {{0, 2}, {2, 1}})}}}};
+  write_text(path / "index.json", format_index(index));
+  write_text(path / "data",
+             plan.preamble + std::string(reinterpret_cast<const char*>(stored.data()), 12));
+
+  const std::string said = python_bytes(python, path, "model", dir.path() / "bytes");
+  CAPTURE(said);
+  const std::string bytes = read_text(dir.path() / "bytes");
+  std::vector<float> values(6);
+  REQUIRE(bytes.size() == 24);
+  std::memcpy(values.data(), bytes.data(), 24);
+  CHECK(values == std::vector<float>{1, 2, 3, 4, 5, 6});
+  const std::string digest = CheckpointReader::open(path).digest();
+  CHECK(python.run_file(kReader, {path.string()}).find(digest) != std::string::npos);
+}
+
+}  // namespace
+}  // namespace tessera::io
