@@ -1,0 +1,238 @@
+#!/usr/bin/env python3
+"""Writes fixtures/ with real PyTorch, on the CPU: sharded checkpoints and what they must read as.
+
+usage: make_fixtures.py [NAME ...]
+
+Needs torch (written with 2.15.0) and safetensors. Each fixture is saved by several processes that
+talk over gloo. expected.safetensors beside it holds the whole tensors by the names that the checkpoint has; it is
+written by the first rank from what it had in memory, not read back.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.multiprocessing as mp
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+ROOT = pathlib.Path(__file__).resolve().parent / "fixtures"
+
+
+def ramp(*shape, dtype=torch.float32, start=0.0):
+    """Values that tell where they belong."""
+    n = torch.Size(shape).numel()
+    return (torch.arange(n, dtype=torch.float64) * 0.25 + start).reshape(shape).to(dtype)
+
+
+def flatten(state, prefix=""):
+    """Tensors of nested dicts, whole, by the names that DCP gives them."""
+    found = {}
+    for key, value in state.items():
+        if isinstance(value, dict):
+            found.update(flatten(value, prefix + key + "."))
+        elif isinstance(value, DTensor):
+            found[prefix + key] = value.full_tensor().detach().clone().contiguous()
+        elif isinstance(value, torch.Tensor):
+            found[prefix + key] = value.detach().clone().contiguous()
+    return found
+
+
+def save(name, state, writer=None, **options):
+    expected = flatten(state)  # a collective
+    directory = ROOT / name
+    if dist.get_rank() == 0:
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+    dist.barrier()
+    writer = writer or dcp.FileSystemWriter(directory, sync_files=False, **options)
+    dcp.save(state, storage_writer=writer)
+    if dist.get_rank() == 0:
+        save_file(expected, directory / "expected.safetensors.golden")
+    dist.barrier()
+    return directory
+
+
+class Conv1D(nn.Module):
+    """y = x W + b, stored as GPT-2 does: [in, out]."""
+
+    def __init__(self, n_in, n_out):
+        super().__init__()
+        self.weight = nn.Parameter(ramp(n_in, n_out, start=n_out))
+        self.bias = nn.Parameter(ramp(n_out, start=-n_in))
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(width)
+        self.attn = nn.ModuleDict({"c_attn": Conv1D(width, 3 * width), "c_proj": Conv1D(width, width)})
+        self.ln_2 = nn.LayerNorm(width)
+        self.mlp = nn.ModuleDict({"c_fc": Conv1D(width, 4 * width), "c_proj": Conv1D(4 * width, width)})
+
+
+class Gpt2(nn.Module):
+    def __init__(self, vocab=17, positions=6, width=4):
+        super().__init__()
+        self.transformer = nn.ModuleDict(
+            {
+                "wte": nn.Embedding(vocab, width),
+                "wpe": nn.Embedding(positions, width),
+                "h": nn.ModuleList([Block(width)]),
+                "ln_f": nn.LayerNorm(width),
+            }
+        )
+        self.lm_head = nn.Linear(width, vocab, bias=False)
+        self.lm_head.weight = self.transformer["wte"].weight
+
+
+class Mlp(nn.Module):
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(3, 5, dtype=dtype), nn.Linear(5, 3, dtype=dtype)])
+        with torch.no_grad():
+            for i, p in enumerate(self.parameters()):
+                p.copy_(ramp(*p.shape, start=100 * i) / 16)
+
+    def forward(self, x):
+        return self.layers[1](torch.relu(self.layers[0](x)))
+
+
+def train_step(model, dtype=torch.float32):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model(torch.ones(2, 3, dtype=dtype)).sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+def gpt2(world):
+    """FSDP, 3 ranks: no size divides; a tied head that is stored a second time."""
+    model = Gpt2()
+    with torch.no_grad():
+        for i, p in enumerate(model.parameters()):
+            p.copy_(ramp(*p.shape, start=10 * i) / 64)
+    mesh = init_device_mesh("cpu", (world,))
+    fully_shard(model, mesh=mesh)
+    directory = save("fsdp-gpt2", {"model": get_model_state_dict(model)})
+    if dist.get_rank() == 0:
+        config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 17, "n_positions": 6,
+                  "n_embd": 4, "n_layer": 1, "n_head": 2}
+        (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def wrapped(world):
+    """FSDP of a compiled model with recomputation: wrappers in the names; AdamW beside it; a count as bytes."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    model = Mlp()
+    model.layers[0] = checkpoint_wrapper(model.layers[0])
+    fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
+    optimizer = train_step(model)
+    # As programs do that save state_dict() of the wrapped modules themselves.
+    weights = {"_orig_mod." + name: value for name, value in model.named_parameters()}
+    state = optimizer.state_dict()["state"]
+    moments = {name: state[i] for i, name in enumerate(weights)}
+    save("fsdp-wrapped", {"model": weights, "optimizer": {"state": moments, "param_groups": [{"lr": 1e-2}]}, "step": 1})
+
+
+def titan(world):
+    """torchtitan: weights at the root, no prefix; flat optimizer state; bf16; two dims of sharding (HSDP and TP)."""
+    model = Mlp(torch.bfloat16)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    for i, dim in enumerate((0, 1)):
+        layer = model.layers[i]
+        layer.weight = nn.Parameter(distribute_tensor(layer.weight, mesh["tp"], [Shard(dim)]))
+        layer.bias = nn.Parameter(distribute_tensor(layer.bias, mesh["tp"], [Shard(0) if i == 0 else Replicate()]))
+    fully_shard(model, mesh=mesh["dp"])
+    state = {name: value for name, value in model.state_dict().items()}
+    moments = {f"state.{name}.{kind}": torch.zeros_like(value) + 0.5
+               for name, value in state.items() for kind in ("exp_avg", "exp_avg_sq")}
+    save("torchtitan", {**state, "optimizer": moments, "lr_scheduler": {"last_epoch": 3},
+                        "train_state": {"step": 3, "ntokens": 96}})
+
+
+def mixed_state(world):
+    mesh = init_device_mesh("cpu", (world,))
+    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    rows = lambda t: distribute_tensor(t, mesh, [Shard(0)])  # noqa: E731
+    return {
+        "uneven": rows(ramp(5, 3)),  # 2, 2, 1 and 0 rows
+        "few": rows(ramp(2, 3, start=-1)),  # two ranks hold nothing
+        "columns": distribute_tensor(ramp(3, 7), mesh, [Shard(1)]),
+        "tiles": distribute_tensor(ramp(5, 3, 6), grid, [Shard(0), Shard(2)]),
+        "f64": rows(ramp(6, dtype=torch.float64) / 3),
+        "f16": rows(ramp(6, 2, dtype=torch.float16)),
+        "bf16": distribute_tensor(ramp(6, 2, dtype=torch.bfloat16), mesh, [Replicate()]),
+        "i64": rows(ramp(9, dtype=torch.int64)),
+        "i32": ramp(3, dtype=torch.int32),
+        "i16": ramp(3, dtype=torch.int16),
+        "i8": ramp(3, dtype=torch.int8),
+        "u8": ramp(3, dtype=torch.uint8),
+        "bool": ramp(3).bool(),
+        "scalar": torch.tensor(2.5),
+        "empty": torch.zeros(0, 3),
+    }
+
+
+def mixed(world):
+    """Every layout and dtype; two files a rank; bytes and lists between the tensors."""
+    state = {"model": {**mixed_state(world), "u16": ramp(4, dtype=torch.uint16)}, "epoch": 3, "rng": [1, 2]}
+    save("mixed", state, thread_count=2)
+
+
+def safetensors(world):
+    """DCP in safetensors form."""
+    path = ROOT / "dcp-safetensors"
+    save("dcp-safetensors", mixed_state(world), HuggingFaceStorageWriter(str(path), save_distributed=True))
+
+
+def lightning(world):
+    """What Lightning's FSDPStrategy writes with state_dict_type="sharded": weights under "model", whose names begin with
+    that of the module's attribute, optimizers by number, and the rest of the checkpoint in meta.pt."""
+    model = Mlp()
+    fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
+    optimizer = train_step(model)
+    weights = {f"model.{name}": value for name, value in get_model_state_dict(model).items()}
+    state = get_optimizer_state_dict(model, optimizer)
+    directory = save("lightning", {"model": weights, "optimizer_0": {"state": state["state"]}})
+    if dist.get_rank() == 0:
+        torch.save({"epoch": 1, "global_step": 10, "pytorch-lightning_version": "2.4.0", "hyper_parameters": {}},
+                   directory / "meta.pt")
+
+
+def strided(world):
+    """Tensors whose memory is not in row-major order, as a tied transpose or a permuted kernel is."""
+    save("strided", {"transposed": ramp(4, 3).t(), "permuted": ramp(2, 3, 4).permute(2, 0, 1), "plain": ramp(2, 2)})
+
+
+def refused(world):
+    """dtypes that tessera does not have."""
+    save("other-dtypes", {"weight": ramp(3), "u32": ramp(3, dtype=torch.uint32),
+                          "f8": ramp(3).to(torch.float8_e4m3fn), "c64": torch.ones(2, dtype=torch.complex64)})
+
+
+FIXTURES = {gpt2: 3, wrapped: 2, titan: 4, mixed: 4, safetensors: 4, lightning: 2, strided: 1, refused: 1}
+
+
+def run(rank, index, world):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(29650 + index), RANK=str(rank), WORLD_SIZE=str(world))
+    dist.init_process_group("gloo")
+    list(FIXTURES)[index](world)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for i, (make, ranks) in enumerate(FIXTURES.items()):
+        if len(sys.argv) == 1 or make.__name__ in sys.argv[1:]:
+            mp.spawn(run, (i, ranks), nprocs=ranks)
