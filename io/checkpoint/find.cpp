@@ -104,25 +104,4 @@ CheckpointReader open_checkpoint(const fs::path& path, std::optional<std::int64_
   }
 }
 
-std::vector<fs::path> prune_checkpoints(const fs::path& checkpoints_dir, int keep,
-                                        std::int64_t saved) {
-  std::vector<fs::path> removed;
-  if (keep <= 0) return removed;
-  auto entries = find_checkpoints(checkpoints_dir);
-  std::erase_if(entries, [&](const CheckpointEntry& entry) { return entry.step > saved; });
-  for (std::size_t i = 0; i + static_cast<std::size_t>(keep) < entries.size(); ++i) {
-    const fs::path& path = entries[i].path;
-    fs::path gone = path;
-    gone += ".pruned.tmp";
-    std::error_code error;
-    fs::remove_all(gone, error);
-    rename_path(path, gone);
-    sync_directory(path.parent_path());  // a power cut must not leave the name without its files
-    fs::remove_all(gone, error);
-    require<IoError>(!error, "cannot remove {}: {}", gone.string(), error.message());
-    removed.push_back(path);
-  }
-  return removed;
-}
-
 }  // namespace tessera::io

@@ -38,13 +38,4 @@ NewestCheckpoint newest_valid(const fs::path& run_or_checkpoints_dir, bool verif
 /// @throws InvalidArgument if there is no checkpoint or no such step, IoError, CorruptCheckpoint
 CheckpointReader open_checkpoint(const fs::path& path, std::optional<std::int64_t> step = {});
 
-/// Removes old committed checkpoints until `keep` are left up to and including step `saved`, which
-/// was just saved; keep <= 0 keeps all. Those of later steps are left alone and do not count: a run
-/// that went back to an earlier step must not lose what it saves to what it left. Each is renamed,
-/// durably, to a name that nobody loads before its files go. Only one rank may call it, after a
-/// save.
-/// @return the removed ones. @throws IoError
-std::vector<fs::path> prune_checkpoints(const fs::path& checkpoints_dir, int keep,
-                                        std::int64_t saved);
-
 }  // namespace tessera::io

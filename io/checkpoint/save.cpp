@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <ctime>
+#include <optional>
 
 #include "core/base/error.h"
 #include "io/base/crc64.h"
@@ -19,25 +20,71 @@ constexpr const char* kTrainerFile = "trainer.json";
 // Errors travel as the rest does: through channels that bound what they carry.
 constexpr std::size_t kMaxErrorBytes = 2048;
 
+// More failures than this are counted, not told.
+constexpr int kToldFailures = 4;
+
+std::string from(std::size_t rank) { return fmt::format("answer of rank {}", rank); }
+
+/// What a rank is about to save.
+struct Terms {
+  std::int64_t step = 0;
+  std::string run_id;
+  std::int64_t world_size = 0;
+  std::int64_t bytes = 0;  ///< of its files, about
+  bool has_trainer = false;
+
+  std::string str() const {
+    return Json{{"step", step},
+                {"run_id", run_id},
+                {"world_size", world_size},
+                {"bytes", bytes},
+                {"trainer", has_trainer ? 1 : 0}}
+        .dump();
+  }
+  static Terms parse(const std::string& text, std::size_t rank) {
+    const Json json = parse_json(text, from(rank));
+    const JsonReader reader(json, from(rank));
+    return {reader.at("step").integer(), reader.at("run_id").string(),
+            reader.at("world_size").integer(), reader.at("bytes").integer(),
+            reader.at("trainer").integer() != 0};
+  }
+  std::string shared() const {
+    return fmt::format("step {}, run {}, world size {}", step, run_id, world_size);
+  }
+};
+
 /// What a rank tells of the files it wrote.
 struct Written {
   std::int64_t shard_bytes = 0, part_bytes = 0;
   std::uint64_t part_crc = 0;
+  std::optional<TrainerSection> trainer{};  ///< of the rank that wrote it
 
   std::string str() const {
-    return Json{{"shard_bytes", shard_bytes},
-                {"part_bytes", part_bytes},
-                {"part_checksum", format_checksum(part_crc)}}
-        .dump();
+    Json json{{"shard_bytes", shard_bytes},
+              {"part_bytes", part_bytes},
+              {"part_checksum", format_checksum(part_crc)}};
+    if (trainer) {
+      json["trainer"] = {{"size", trainer->size}, {"checksum", format_checksum(trainer->crc64)}};
+    }
+    return json.dump();
   }
   static Written parse(const std::string& text, std::size_t rank) {
-    const Json json = parse_json(text, fmt::format("answer of rank {}", rank));
-    const JsonReader reader(json, fmt::format("answer of rank {}", rank));
-    Written written{reader.at("shard_bytes").integer(), reader.at("part_bytes").integer(), 0};
-    require<CorruptCheckpoint>(
-        parse_checksum(reader.at("part_checksum").string(), written.part_crc),
-        "answer of rank {}: \"{}\" is no checksum", rank, reader.at("part_checksum").string());
+    const Json json = parse_json(text, from(rank));
+    const JsonReader reader(json, from(rank));
+    Written written{reader.at("shard_bytes").integer(), reader.at("part_bytes").integer(),
+                    checksum(reader.at("part_checksum"))};
+    if (reader.has("trainer")) {
+      const JsonReader trainer = reader.at("trainer");
+      written.trainer = TrainerSection{kTrainerFile, trainer.at("size").integer(),
+                                       checksum(trainer.at("checksum"))};
+    }
     return written;
+  }
+  static std::uint64_t checksum(const JsonReader& reader) {
+    std::uint64_t crc = 0;
+    require<CorruptCheckpoint>(parse_checksum(reader.string(), crc), "{}: \"{}\" is no checksum",
+                               reader.where(), reader.string());
+    return crc;
   }
 };
 
@@ -66,8 +113,8 @@ class Attempt {
     SaveReport report;
     report.path = request_.checkpoints_dir / name_;
     try {
-      const auto terms = agree("begin", [&] { return begin(); });
-      check_terms(terms);
+      settle(agree("begin", [&] { return begin(); }));
+      agree("room", [&] { return make_room(); });
       const auto parts = agree("written", [&] { return write(report); });
       const auto total = agree("committed", [&] { return commit(parts); });
       report.total_bytes = std::stoll(total[0]);
@@ -103,14 +150,16 @@ class Attempt {
                            "save of {}: {} answers from {} ranks", name_, all.size(),
                            request_.world_size);
     std::string failures;
+    int failed = 0;
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
       if (all[rank].starts_with(kOk)) {
         all[rank].erase(0, kOk.size());
-      } else {
+      } else if (++failed <= kToldFailures) {
         failures += fmt::format("{}rank {}: {}", failures.empty() ? "" : "; ", rank,
                                 all[rank].substr(std::min(kError.size(), all[rank].size())));
       }
     }
+    if (failed > kToldFailures) failures += fmt::format("; and {} more", failed - kToldFailures);
     require<IoError>(failures.empty(),
                      "checkpoint {} of step {} was not saved: {}; former checkpoints stand",
                      (request_.checkpoints_dir / name_).string(), request_.step, failures);
@@ -126,19 +175,53 @@ class Attempt {
             "step {}, rank {} of {} do not fit", request_.step, request_.rank, request_.world_size);
     if (request_.rank == 0) {
       require(request_.model_config.is_object(), "the model's configuration must be an object");
-      make_directory();
     }
-    return fmt::format("step {}, run {}, world size {}", request_.step, id, request_.world_size);
+    plan_ = plan_shard(request_);
+    if (request_.rank == 0) {
+      make_directories_durably(request_.checkpoints_dir);
+      remove_leftovers();  // before anybody looks for room
+    }
+    return Terms{request_.step, id, request_.world_size, plan_.file_bytes + plan_.index_bytes,
+                 !request_.trainer_json.empty()}
+        .str();
   }
 
-  void make_directory() {
-    make_directories_durably(request_.checkpoints_dir);
-    remove_leftovers();
-    std::error_code error;
-    fs::create_directory(temporary_, error);
-    require<IoError>(!error, "cannot make {}: {}", temporary_.string(), error.message());
-    sync_directory(request_.checkpoints_dir);
-    pass("directory-created");
+  // What follows from all ranks' terms, the same on all of them.
+  void settle(const std::vector<std::string>& answers) {
+    const Terms first = Terms::parse(answers[0], 0);
+    std::int64_t fewest = 0;
+    for (std::size_t rank = 0; rank < answers.size(); ++rank) {
+      const Terms terms = Terms::parse(answers[rank], rank);
+      require<IoError>(terms.shared() == first.shared(),
+                       "checkpoint {} was not saved: rank 0 saves {}, rank {} saves {}", name_,
+                       first.shared(), rank, terms.shared());
+      needed_ += terms.bytes;
+      if (terms.has_trainer && (trainer_rank_ < 0 || terms.bytes <= fewest)) {
+        trainer_rank_ = static_cast<int>(rank);
+        fewest = terms.bytes;
+      }
+    }
+    needed_ += static_cast<std::int64_t>(request_.trainer_json.size());
+  }
+
+  // All ranks write into this directory, so what is free must do for all.
+  std::string make_room() {
+    const std::int64_t available = request_.free_bytes(request_.checkpoints_dir);
+    require<IoError>(available < 0 || available >= needed_,
+                     "{} bytes needed for {}, {} bytes free on the file system of {}; free some, "
+                     "or keep fewer checkpoints",
+                     needed_,
+                     request_.world_size == 1 ? std::string("it")
+                                              : fmt::format("all {} ranks", request_.world_size),
+                     available, request_.checkpoints_dir.string());
+    if (request_.rank == 0) {
+      std::error_code error;
+      fs::create_directory(temporary_, error);
+      require<IoError>(!error, "cannot make {}: {}", temporary_.string(), error.message());
+      sync_directory(request_.checkpoints_dir);
+      pass("directory-created");
+    }
+    return "";
   }
 
   // What earlier attempts, or an interrupted prune, left behind. A restarted run has another run
@@ -160,31 +243,25 @@ class Attempt {
     }
   }
 
-  void check_terms(const std::vector<std::string>& terms) const {
-    for (std::size_t rank = 1; rank < terms.size(); ++rank) {
-      require<IoError>(terms[rank] == terms[0],
-                       "checkpoint {} was not saved: rank 0 saves {}, rank {} saves {}", name_,
-                       terms[0], rank, terms[rank]);
-    }
-  }
-
   // The rank's part of the index goes to rank 0 as a file: it grows with the model, and what the
   // coordinator carries should not.
   std::string write(SaveReport& report) {
-    const Json part = write_shard(request_, temporary_);
-    report.bytes = part.at("size").get<std::int64_t>();
-    const std::string text = part.dump();
+    const std::string text = write_shard(request_, plan_, temporary_).dump();
+    report.bytes = plan_.file_bytes;
     File file = File::create(temporary_ / part_name(static_cast<std::size_t>(request_.rank)));
     file.write(text.data(), text.size());
     file.finish();
     pass("part-written");
-    if (request_.rank == 0 && !request_.trainer_json.empty()) {
-      write_file_atomically(temporary_ / kTrainerFile, request_.trainer_json);
+    Written written{report.bytes, static_cast<std::int64_t>(text.size()),
+                    crc64(text.data(), text.size())};
+    if (request_.rank == trainer_rank_) {
+      const std::string& trainer = request_.trainer_json;
+      write_file_atomically(temporary_ / kTrainerFile, trainer);
+      written.trainer = TrainerSection{kTrainerFile, static_cast<std::int64_t>(trainer.size()),
+                                       crc64(trainer.data(), trainer.size())};
       pass("trainer-written");
     }
-    return Written{report.bytes, static_cast<std::int64_t>(text.size()),
-                   crc64(text.data(), text.size())}
-        .str();
+    return written.str();
   }
 
   Json read_part(std::size_t rank, const Written& written) const {
@@ -207,14 +284,10 @@ class Attempt {
     index.created = now_utc();
     index.tessera_version = TESSERA_VERSION;
     index.model_config = request_.model_config;
-    if (!request_.trainer_json.empty()) {
-      index.trainer =
-          TrainerSection{kTrainerFile, static_cast<std::int64_t>(request_.trainer_json.size()),
-                         crc64(request_.trainer_json.data(), request_.trainer_json.size())};
-    }
     Json merged = Json::object(), files = Json::object();
     for (std::size_t rank = 0; rank < parts.size(); ++rank) {
       const Written written = Written::parse(parts[rank], rank);
+      if (written.trainer) index.trainer = written.trainer;
       const Json part = read_part(rank, written);
       total_bytes += written.shard_bytes;
       files[shard_name(static_cast<int>(rank), request_.world_size)] = {
@@ -293,6 +366,9 @@ class Attempt {
   SaveCoordinator& coordinator_;
   const std::string name_;
   const fs::path temporary_;
+  ShardPlan plan_;
+  std::int64_t needed_ = 0;  // bytes of all ranks
+  int trainer_rank_ = -1;    // who writes trainer.json
   bool renamed_ = false;
 };
 

@@ -36,11 +36,15 @@ struct SaveRequest {
   std::vector<TensorPart> model;
   std::vector<TensorPart> exp_avg, exp_avg_sq;  ///< empty on all ranks: weights only
   Json model_config;                            ///< "model" section of the configuration; rank 0's
-  std::string trainer_json;                     ///< rank 0's is written; empty: no trainer section
+  /// State that all ranks share: of those that give it, the one with the fewest bytes of its own
+  /// writes it, the last of them if there are several. Empty on all ranks: no trainer section.
+  std::string trainer_json;
   /// A larger index is not written; readers refuse what is over kMaxIndexBytes.
   std::int64_t max_index_bytes = kMaxIndexBytes;
   /// Called with the name of each labelled point that this rank passes, for fault injection.
   std::function<void(std::string_view point)> at_point;
+  /// Bytes free where the checkpoint goes, -1 if unknown; for fault injection, too.
+  std::function<std::int64_t(const fs::path& dir)> free_bytes = io::free_bytes;
 };
 
 /// How the ranks of a save talk to each other; the trainer gives it, over its control channel.
@@ -68,9 +72,11 @@ struct SaveReport {
 };
 
 /// Saves a checkpoint of all ranks. Collective over the coordinator only; no rank sends its weights
-/// anywhere. Each rank writes its shard, and its part of the index, into `step-N.<run id>.tmp/` and
-/// syncs them; when all have, rank 0 merges the parts into the index and commits by one rename. A
-/// committed checkpoint of the same step is replaced in the same single step.
+/// anywhere. The ranks first tell each other how much they will write; as they write into one
+/// directory, each looks whether there is room for all of it. Then each rank writes its shard, and
+/// its part of the index, into `step-N.<run id>.tmp/` and syncs them; when all have, rank 0 merges
+/// the parts into the index and commits by one rename. A committed checkpoint of the same step is
+/// replaced in the same single step.
 ///
 /// Called by all ranks in the same order. No copy of the data is made.
 /// @throws IoError, the same on all ranks, naming the rank, file and cause if any rank failed; a

@@ -14,6 +14,8 @@ namespace {
 
 // Checksum and write take turns on pieces that fit the cache.
 constexpr std::size_t kPiece = std::size_t{4} << 20;
+// Of a part in the rank's part of the index and in the index itself: about 250 bytes and 400.
+constexpr std::int64_t kIndexBytesPerPart = 650;
 
 const std::vector<TensorPart>& parts_of(const SaveRequest& request, Section section) {
   switch (section) {
@@ -53,55 +55,65 @@ std::string shard_name(int rank, int world_size) {
   return fmt::format("rank-{:05}-of-{:05}.safetensors", rank, world_size);
 }
 
-Json write_shard(const SaveRequest& request, const fs::path& dir) {
-  const auto pass = [&](std::string_view point) {
-    if (request.at_point) request.at_point(point);
-  };
-  const std::string name = shard_name(request.rank, request.world_size);
-  Json sections = Json::object();
+ShardPlan plan_shard(const SaveRequest& request) {
+  ShardPlan plan;
+  plan.sections = Json::object();
   std::vector<SafetensorsSpec> specs;
-  std::map<std::string, std::pair<Section, const TensorPart*>> parts;  // by name in the shard
+  std::map<std::string, ShardPlan::Entry> stored;  // by name in the shard
   for (const Section section : kSections) {
     for (const TensorPart& part : parts_of(request, section)) {
       check_part(part);
-      Json& tensor = sections[std::string(section_name(section))][part.name];
-      require(tensor.is_null(), "{} has two parts of {}", name, part.name);
+      Json& tensor = plan.sections[std::string(section_name(section))][part.name];
+      require(tensor.is_null(), "{} has two parts of {}",
+              shard_name(request.rank, request.world_size), part.name);
       tensor = {{"dtype", safetensors_dtype_name(part.dtype)},
                 {"shape", std::vector<std::int64_t>(part.shape.begin(), part.shape.end())},
                 {"chunks", Json::array()}};
+      plan.index_bytes += kIndexBytesPerPart + static_cast<std::int64_t>(part.name.size());
       if (part.begin == part.end) continue;
-      const std::string stored = fmt::format("{}/{}", section_name(section), part.name);
-      specs.push_back({stored, part.dtype, Shape{part.end - part.begin}});
-      parts[stored] = {section, &part};
+      const std::string name = fmt::format("{}/{}", section_name(section), part.name);
+      specs.push_back({name, part.dtype, Shape{part.end - part.begin}});
+      stored[name] = {section, &part, 0, 0};
     }
   }
-  const SafetensorsPlan plan =
+  SafetensorsPlan file =
       plan_safetensors(specs, {{"step", std::to_string(request.step)},
                                {"run_id", request.run_id},
                                {"rank", std::to_string(request.rank)},
                                {"world_size", std::to_string(request.world_size)}});
-  const std::int64_t available = free_bytes(dir);
-  require<IoError>(available < 0 || available >= plan.file_size,
-                   "cannot write {}: {} bytes needed, {} bytes free on that file system",
-                   (dir / name).string(), plan.file_size, available);
+  plan.preamble = std::move(file.preamble);
+  plan.file_bytes = file.file_size;
+  for (const SafetensorsEntry& entry : file.tensors) {
+    ShardPlan::Entry& planned = plan.entries.emplace_back(stored.at(entry.name));
+    planned.begin = entry.begin;
+    planned.end = entry.end;
+  }
+  return plan;
+}
 
+Json write_shard(const SaveRequest& request, const ShardPlan& plan, const fs::path& dir) {
+  const auto pass = [&](std::string_view point) {
+    if (request.at_point) request.at_point(point);
+  };
+  const std::string name = shard_name(request.rank, request.world_size);
+  Json sections = plan.sections;
   File file = File::create(dir / name);
   pass("shard-created");
   file.write(plan.preamble.data(), plan.preamble.size());
-  for (const SafetensorsEntry& entry : plan.tensors) {
-    const auto& [section, part] = parts.at(entry.name);
-    const std::uint64_t crc = write_part(file, *part);
-    sections[std::string(section_name(section))][part->name]["chunks"].push_back(
+  for (const ShardPlan::Entry& entry : plan.entries) {
+    const TensorPart& part = *entry.part;
+    const std::uint64_t crc = write_part(file, part);
+    sections[std::string(section_name(entry.section))][part.name]["chunks"].push_back(
         {{"file", name},
          {"bytes", {entry.begin, entry.end}},
-         {"elements", {part->begin, part->end}},
+         {"elements", {part.begin, part.end}},
          {"checksum", format_checksum(crc)}});
   }
   pass("shard-written");
   file.finish();
   sync_directory(dir);
   pass("shard-synced");
-  return {{"size", plan.file_size},
+  return {{"size", plan.file_bytes},
           {"header",
            {{"size", plan.preamble.size()},
             {"checksum", format_checksum(crc64(plan.preamble.data(), plan.preamble.size()))}}},

@@ -9,11 +9,29 @@ namespace tessera::io {
 /// "rank-00000-of-00004.safetensors"
 std::string shard_name(int rank, int world_size);
 
+/// What a rank's shard will hold, and where.
+struct ShardPlan {
+  struct Entry {
+    Section section = Section::Model;
+    const TensorPart* part = nullptr;  ///< of the request
+    std::int64_t begin = 0, end = 0;   ///< bytes in the file
+  };
+  std::string preamble;        ///< of the file, all before its data
+  std::vector<Entry> entries;  ///< in order of their bytes
+  Json sections;               ///< of the rank's part of the index, still without chunks
+  std::int64_t file_bytes = 0;
+  /// About what the rank's part of the index takes, and again the index for it.
+  std::int64_t index_bytes = 0;
+};
+
+/// @throws InvalidArgument on parts that do not fit
+ShardPlan plan_shard(const SaveRequest& request);
+
 /// Writes this rank's shard into `dir` and syncs file and directory.
 /// @return the rank's part of the index: {"size": bytes, "header": {size, checksum}, "sections":
 ///         {"model": {NAME: {dtype, shape, chunks}}, "optimizer/exp_avg": ...,
 ///         "optimizer/exp_avg_sq": ...}}
-/// @throws InvalidArgument on parts that do not fit, IoError
-Json write_shard(const SaveRequest& request, const fs::path& dir);
+/// @throws IoError
+Json write_shard(const SaveRequest& request, const ShardPlan& plan, const fs::path& dir);
 
 }  // namespace tessera::io

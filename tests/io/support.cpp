@@ -65,6 +65,9 @@ io::SaveRequest make_request(const SampleModel& model, const io::fs::path& dir, 
   if (options.at_point) {
     request.at_point = [rank, f = options.at_point](std::string_view point) { f(rank, point); };
   }
+  if (options.free_bytes) {
+    request.free_bytes = [bytes = *options.free_bytes](const io::fs::path&) { return bytes; };
+  }
   std::map<std::string, std::vector<ShardLayout::Parameter>> units;
   for (const auto& tensor : model.tensors) {
     const std::string unit = tensor.name.starts_with("h.") ? tensor.name.substr(0, 3) : "root";

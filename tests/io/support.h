@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,8 @@ struct SaveOptions {
   std::string trainer_json = R"({"step": 7})";
   /// Called at each labelled point.
   std::function<void(int rank, std::string_view point)> at_point = nullptr;
+  /// What the file system is said to have; empty: what it has.
+  std::optional<std::int64_t> free_bytes{};
 };
 
 /// What `rank` saves: its segment of each unit, as ShardLayout cuts it.

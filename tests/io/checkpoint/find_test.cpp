@@ -75,36 +75,5 @@ TEST_CASE("the newest valid checkpoint is taken, and why others are not is told"
   CHECK_FALSE(newest_valid(empty.path()).reader);
 }
 
-TEST_CASE("pruning never removes what was just saved, nor what is newer") {
-  TempDir dir;
-  const SampleModel model = make_sample_model();
-  for (const std::int64_t step : {10, 20, 30, 40}) save(model, dir.path(), {.step = step});
-  save(model, dir.path(), {.step = 15});  // the run went back to step 10
-  CHECK(prune_checkpoints(dir.path(), 1, 15) ==
-        std::vector<fs::path>{dir.path() / "step-00000010"});
-  CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{15, 20, 30, 40});
-  CHECK(prune_checkpoints(dir.path(), 2, 5).empty());
-}
-
-TEST_CASE("pruning keeps the newest and removes only committed checkpoints") {
-  TempDir dir;
-  const SampleModel model = make_sample_model();
-  for (const std::int64_t step : {1, 2, 3, 4}) save(model, dir.path(), {.step = step});
-  fs::create_directories(dir.path() / "step-00000000.other.tmp");
-  CHECK(prune_checkpoints(dir.path(), 0, 4).empty());
-  CHECK(prune_checkpoints(dir.path(), 4, 4).empty());
-  const auto removed = prune_checkpoints(dir.path(), 2, 4);
-  CHECK(removed ==
-        std::vector<fs::path>{dir.path() / "step-00000001", dir.path() / "step-00000002"});
-  CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{3, 4});
-  CHECK(fs::exists(dir.path() / "step-00000000.other.tmp"));
-  // What an interrupted prune leaves is not loaded, and the next save removes it.
-  fs::rename(dir.path() / "step-00000003", dir.path() / "step-00000003.pruned.tmp");
-  CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{4});
-  save(model, dir.path(), {.step = 5});
-  CHECK_FALSE(fs::exists(dir.path() / "step-00000003.pruned.tmp"));
-  CHECK_FALSE(fs::exists(dir.path() / "step-00000000.other.tmp"));  // nor of an attempt before it
-}
-
 }  // namespace
 }  // namespace tessera::io

@@ -8,7 +8,9 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <mutex>
 #include <set>
+#include <thread>
 
 #include "core/base/error.h"
 #include "io/checkpoint/find.h"
@@ -115,7 +117,7 @@ TEST_CASE("if one rank cannot write, all get the same error and the former check
   TempDir dir;
   save(model, dir.path(), {.world_size = 3, .step = 1});
   const auto before = names_in(dir.path());
-  for (const char* point : {"shard-created", "shard-synced"}) {
+  for (const char* point : {"shard-created", "shard-synced", "part-written"}) {
     const auto errors = save_ranks(model, dir.path(),
                                    {.world_size = 3, .step = 2, .at_point = [&](int rank, auto at) {
                                       if (rank == 1 && at == point) throw IoError("disk on fire");
@@ -222,6 +224,78 @@ TEST_CASE("an attempt that cannot be removed does not stop others") {
   CHECK(WEXITSTATUS(status) == 0);
   CHECK(fs::exists(left / "f"));
   CHECK(newest_valid(dir.path()).reader->index().step == 2);
+}
+
+TEST_CASE("without room for all ranks nothing is written, and what is needed and free is told") {
+  const SampleModel model = make_sample_model();
+  TempDir dir;
+  save(model, dir.path(), {.world_size = 3, .step = 1});
+  const auto before = names_in(dir.path());
+  std::int64_t written = 0;
+  for (const auto& item : fs::directory_iterator(dir.path() / "step-00000001")) {
+    written += static_cast<std::int64_t>(fs::file_size(item.path()));
+  }
+  // Enough for two of three.
+  const std::int64_t available = written * 2 / 3;
+  const auto save_with = [&](std::int64_t bytes) {
+    bool touched = false;
+    const auto errors = save_ranks(model, dir.path(),
+                                   {.world_size = 3,
+                                    .step = 2,
+                                    .at_point =
+                                        [&](int, auto at) {
+                                          if (at == "shard-created") touched = true;
+                                        },
+                                    .free_bytes = bytes});
+    CHECK(touched == errors[0].empty());
+    CHECK(errors[1] == errors[0]);
+    CHECK(errors[2] == errors[0]);
+    return errors[0];
+  };
+  const std::string error = save_with(available);
+  CHECK(error.find("bytes needed for all 3 ranks") != std::string::npos);
+  CHECK(error.find(fmt::format("{} bytes free on the file system of {}", available,
+                               dir.path().string())) != std::string::npos);
+  CHECK(error.find("rank 2: ") != std::string::npos);
+  CHECK(names_in(dir.path()) == before);
+  // What is asked for is about what is written, and no more.
+  CHECK(save_with(written * 2).empty());
+  CHECK(save_with(-1).empty());  // nobody knows
+}
+
+TEST_CASE("state that all share is written once, by the rank with the least to write") {
+  const SampleModel model = make_sample_model();
+  TempDir dir;
+  const int world_size = 4;
+  std::mutex mutex;
+  std::vector<int> writers;
+  const fs::path path =
+      save(model, dir.path(), {.world_size = world_size, .at_point = [&](int rank, auto at) {
+                                 const std::lock_guard lock(mutex);
+                                 if (at == "trainer-written") writers.push_back(rank);
+                               }});
+  int least = 0;
+  std::vector<std::uintmax_t> sizes;
+  for (int rank = 0; rank < world_size; ++rank) {
+    sizes.push_back(fs::file_size(path / fmt::format("rank-{:05}-of-00004.safetensors", rank)));
+    if (sizes.back() <= sizes[static_cast<std::size_t>(least)]) least = rank;
+  }
+  REQUIRE(sizes.front() != sizes.back());
+  CHECK(writers == std::vector<int>{least});
+  CHECK(CheckpointReader::open(path).trainer_json() == R"({"step": 7})");
+
+  // Who has none does not write it.
+  ThreadCoordinator::Board board(2);
+  std::thread other([&] {
+    ThreadCoordinator coordinator(board, 1);
+    auto request = make_request(model, dir.path(), 1, {.world_size = 2, .step = 8});
+    request.trainer_json.clear();
+    save_checkpoint(request, coordinator);
+  });
+  ThreadCoordinator coordinator(board, 0);
+  save_checkpoint(make_request(model, dir.path(), 0, {.world_size = 2, .step = 8}), coordinator);
+  other.join();
+  CHECK(CheckpointReader::open(dir.path() / "step-00000008").trainer_json() == R"({"step": 7})");
 }
 
 TEST_CASE("a full disk is named with the bytes that were needed") {

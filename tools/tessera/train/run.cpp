@@ -11,7 +11,7 @@
 
 #include "comm/bootstrap.h"
 #include "core/base/trace.h"
-#include "io/checkpoint/find.h"
+#include "io/checkpoint/retention.h"
 #include "tools/tessera/device/choose_device.h"
 #include "tools/tessera/model/loaded_model.h"
 #include "tools/tessera/model/text_generation.h"
@@ -246,7 +246,7 @@ void Rank::save() {
   saved_step_ = state_.step;
   if (!is_zero()) return;
   try {
-    io::prune_checkpoints(dir, static_cast<int>(config_.checkpoint.keep), state_.step);
+    io::prune_checkpoints(dir, {.keep = static_cast<int>(config_.checkpoint.keep)}, state_.step);
   } catch (const IoError& error) {  // the save itself stands
     note(fmt::format("warning: an old checkpoint stays: {}", error.what()));
   }

@@ -1,0 +1,242 @@
+#include "io/checkpoint/async_saver.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <csignal>
+#include <cstring>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/base/error.h"
+
+namespace tessera::io {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kAlignment = 64;
+// What one thread copies at a time.
+constexpr std::size_t kPiece = std::size_t{1} << 20;
+constexpr std::size_t kPage = 4096;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+std::size_t bytes_of(const TensorPart& part) {
+  return static_cast<std::size_t>(part.end - part.begin) * dtype_size(part.dtype);
+}
+
+std::size_t padded(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+/// Host memory that the device copies to without a detour.
+class Staging {
+ public:
+  Staging(std::shared_ptr<Context> context, std::size_t bytes)
+      : context_(std::move(context)),
+        allocator_(context_->device().type == DeviceType::CUDA
+                       ? context_->backend().host_allocator()
+                       : context_->allocator()),
+        entry_(context_->ledger().entry(MemoryCategory::Staging, "checkpoint")),
+        bytes_(bytes) {
+    try {
+      data_ = static_cast<std::byte*>(allocator_.allocate(bytes));
+    } catch (const OutOfMemory& error) {
+      throw OutOfMemory(
+          "{} for the staging of checkpoints; checkpoint.async=off does without it\n{}",
+          error.what(), context_->ledger().table());
+    }
+    context_->ledger().book(entry_, static_cast<std::int64_t>(bytes_));
+    if (context_->device().type == DeviceType::CUDA) return;
+    // The first copy should not be the one that takes the page faults.
+    context_->threads().parallel_for(static_cast<std::int64_t>((bytes_ + kPage - 1) / kPage), 256,
+                                     [this](std::int64_t begin, std::int64_t end) {
+                                       for (std::int64_t page = begin; page < end; ++page) {
+                                         data_[static_cast<std::size_t>(page) * kPage] =
+                                             std::byte{0};
+                                       }
+                                     });
+  }
+  ~Staging() {
+    allocator_.deallocate(data_, bytes_);
+    context_->ledger().book(entry_, -static_cast<std::int64_t>(bytes_));
+  }
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+
+  std::size_t bytes() const { return bytes_; }
+
+  /// Copies the parts, and lets the request point at the copies.
+  void take(SaveRequest& request) {
+    struct Copy {
+      std::byte* to;
+      const std::byte* from;
+      std::size_t bytes;
+    };
+    const bool on_device = context_->device().type == DeviceType::CUDA;
+    std::vector<Copy> copies;
+    std::size_t at = 0;
+    for (auto* parts : {&request.model, &request.exp_avg, &request.exp_avg_sq}) {
+      for (TensorPart& part : *parts) {
+        const std::size_t bytes = bytes_of(part);
+        const auto* from = static_cast<const std::byte*>(part.data);
+        std::byte* const to = data_ + at;
+        for (std::size_t done = 0, n = 0; done < bytes; done += n) {
+          n = on_device ? bytes : std::min(bytes - done, kPiece);
+          copies.push_back({to + done, from + done, n});
+        }
+        part.data = bytes > 0 ? to : nullptr;
+        at += padded(bytes);
+      }
+    }
+    if (on_device) {
+      for (const Copy& copy : copies) {
+        context_->backend().copy_to_host(copy.to, copy.from, copy.bytes);
+      }
+      return;
+    }
+    context_->threads().parallel_for(static_cast<std::int64_t>(copies.size()), 1,
+                                     [&](std::int64_t begin, std::int64_t end) {
+                                       for (std::int64_t i = begin; i < end; ++i) {
+                                         const Copy& copy = copies[static_cast<std::size_t>(i)];
+                                         std::memcpy(copy.to, copy.from, copy.bytes);
+                                       }
+                                     });
+  }
+
+ private:
+  const std::shared_ptr<Context> context_;
+  Allocator& allocator_;
+  MemoryLedger::Entry& entry_;
+  const std::size_t bytes_;
+  std::byte* data_ = nullptr;
+};
+
+}  // namespace
+
+// All that the writer uses: it may outlive the saver.
+struct AsyncSaver::State {
+  State(std::shared_ptr<Context> context, std::size_t bytes) : staging(std::move(context), bytes) {}
+
+  Staging staging;
+  std::mutex mutex;
+  std::condition_variable changed;
+  // Guarded by mutex:
+  SaveRequest request;
+  Write write;  // set: a save is in flight
+  Clock::time_point started;
+  std::optional<FinishedSave> finished;
+  bool quit = false;
+  std::thread writer;  // the saver's own
+
+  void run() {
+    std::unique_lock lock(mutex);
+    for (;;) {
+      changed.wait(lock, [this] { return write || quit; });
+      if (!write) return;
+      lock.unlock();
+      SaveReport report;
+      std::exception_ptr error;
+      try {
+        report = write(request);
+      } catch (...) {
+        error = std::current_exception();
+      }
+      lock.lock();
+      finished->report = std::move(report);
+      finished->error = std::move(error);
+      finished->seconds = seconds_since(started);
+      write = nullptr;
+      changed.notify_all();
+    }
+  }
+};
+
+std::size_t AsyncSaver::staging_bytes(const SaveRequest& request) {
+  std::size_t bytes = 0;
+  for (const auto* parts : {&request.model, &request.exp_avg, &request.exp_avg_sq}) {
+    for (const TensorPart& part : *parts) bytes += padded(bytes_of(part));
+  }
+  return bytes;
+}
+
+AsyncSaver::AsyncSaver(std::shared_ptr<Context> context, std::size_t bytes,
+                       std::chrono::milliseconds patience)
+    : context_(std::move(context)),
+      state_(std::make_shared<State>(context_, bytes)),
+      patience_(patience) {
+  // Signals are the business of the threads that were there before. Those that a thread brings upon
+  // itself can't be put off.
+  sigset_t signals, before;
+  sigfillset(&signals);
+  for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigdelset(&signals, own);
+  ::pthread_sigmask(SIG_SETMASK, &signals, &before);
+  try {
+    state_->writer = std::thread([state = state_] { state->run(); });
+  } catch (...) {
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw;
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  ::pthread_setname_np(state_->writer.native_handle(), "checkpoint");
+}
+
+AsyncSaver::~AsyncSaver() {
+  const bool idle = wait_until(Clock::now() + patience_);
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->quit = true;
+    state_->changed.notify_all();
+  }
+  if (idle) {
+    state_->writer.join();
+  } else {
+    state_->writer.detach();
+  }
+}
+
+void AsyncSaver::start(SaveRequest request, Write write) {
+  const auto start = Clock::now();
+  require<InternalError>(write != nullptr, "a save without a writer");
+  {
+    const std::lock_guard lock(state_->mutex);
+    require<InternalError>(!state_->write && !state_->finished,
+                           "the save of step {} begins before that of step {} is done with",
+                           request.step, state_->request.step);
+  }
+  const std::size_t bytes = staging_bytes(request);
+  require(bytes <= state_->staging.bytes(),
+          "the save of step {} needs {} bytes of staging, and {} were set aside", request.step,
+          bytes, state_->staging.bytes());
+  state_->staging.take(request);
+  const std::lock_guard lock(state_->mutex);
+  state_->request = std::move(request);
+  state_->write = std::move(write);
+  state_->started = start;
+  state_->finished = FinishedSave{};
+  state_->finished->step = state_->request.step;
+  state_->finished->stall_seconds = seconds_since(start);
+  state_->changed.notify_all();
+}
+
+bool AsyncSaver::busy() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->write != nullptr;
+}
+
+bool AsyncSaver::wait_until(Clock::time_point deadline) const {
+  std::unique_lock lock(state_->mutex);
+  return state_->changed.wait_until(lock, deadline, [this] { return state_->write == nullptr; });
+}
+
+std::optional<FinishedSave> AsyncSaver::take() {
+  const std::lock_guard lock(state_->mutex);
+  if (state_->write) return std::nullopt;
+  return std::exchange(state_->finished, std::nullopt);
+}
+
+}  // namespace tessera::io
