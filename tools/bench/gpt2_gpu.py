@@ -9,8 +9,8 @@ AdamW, once with autocast (float32 weights, too) and once all in bf16. tessera's
 to the GPU, not logging; PyTorch's tokens lie on the GPU. PyTorch's vocabulary is padded to 50304 columns, which it computes;
 tessera computes 50257, in rows of 50304; the FLOPs below are those of 50257 for both.
 In this order, for all sizes: tessera and PyTorch with autocast at the largest micro-batch that was found to fit both, in turns;
-PyTorch all in bf16 at the same one; where attention is cuDNN's, tessera with its own, and tessera with GELU after products, not
-within them; then each at its own largest where that is more. The search for what fits begins at a size that is likely to be
+PyTorch all in bf16 at the same one; tessera with its own attention where that was cuDNN's, with GELU after products and not within
+them, replaying CUDA graphs, and with weights kept in bf16; then each at its own largest where that is more. The search for what fits begins at a size that is likely to be
 the largest.
 ms: median of all timed steps, the first ones left out; IQR and worst show jitter. Memory: the peak of what the driver counts
 over what was in use before, for all alike; "booked" is what tessera's own ledger says.
@@ -31,7 +31,9 @@ FIRST_RUN_SECONDS = {"tessera": 10, "torch": 90}  # what the first of a kind may
 MODES = {"tessera bf16": None, "torch bf16": "bf16", "torch bf16-true": "bf16-true"}
 # What libraries do is measured without them, too: the environment, and a plugin that must be there.
 VARIANTS = {"tessera, own attention": ({"TESSERA_ATTENTION": "own"}, "libtessera_cudnn.so"),
-            "tessera, GELU after products": ({"TESSERA_EPILOGUES": "0"}, "libtessera_cuda.so")}
+            "tessera, GELU after products": ({"TESSERA_EPILOGUES": "0"}, "libtessera_cuda.so"),
+            "tessera, CUDA graphs": ({"TESSERA_TRAIN_CUDA_GRAPHS": "on"}, "libtessera_cuda.so"),
+            "tessera, bf16 weights": ({"TESSERA_TRAIN_PRECISION": "bf16-true"}, "libtessera_cuda.so")}
 
 
 class OutOfTime(Exception):
@@ -88,17 +90,16 @@ class Bench:
         ran = self.start(f"tessera {size}",
                          [f"{self.o.build}/bin/tessera", "train", "--model.arch", "gpt2", "--model.n_layer", layers, "--model.n_head",
                           heads, "--model.n_embd", width, "--model.vocab_size", VOCAB, "--model.seq_len", self.o.seq, "--data.train",
-                          tokens, "--data.order", "sequential", "--train.device", "cuda", "--train.precision", "bf16",
-                          "--train.steps", warmup + steps, "--train.global_batch", batch, "--train.micro_batch", batch,
-                          "--train.eval_every", 0, "--train.eval_batches", 1, "--checkpoint.every", 0, "--optim.lr", "1e-4",
-                          "--run.out", out], variables)
+                          tokens, "--data.order", "sequential", "--train.device", "cuda", "--train.steps", warmup + steps,
+                          "--train.global_batch", batch, "--train.micro_batch", batch, "--train.eval_every", 0, "--train.eval_batches", 1, "--checkpoint.every", 0, "--optim.lr", "1e-4",
+                          "--run.out", out], {"TESSERA_TRAIN_PRECISION": "bf16", **(variables or {})})
         if ran.code == 5 or (ran.code not in (0, None) and no_memory(ran.err)):
             return None
         if ran.code != 0:
             raise Failed(f"tessera {size} at B={batch} {'was killed at its deadline' if ran.code is None else f'ended with {ran.code}'}: "
                          f"{ran.err[-600:].strip()}")
         for line in ran.err.splitlines():
-            if "attention" in line:  # which of several kernels served
+            if "attention" in line or "cuda_graphs" in line:  # which of several kernels served
                 self.say(f"tessera {size}: {line.strip()}")
         last = [row for row in metrics(out) if "step_ms" in row][-1]
         return dict(batch=batch, steps_ms=step_times(out, warmup), peak_gib=ran.peak_gpu_gib,
