@@ -40,8 +40,7 @@ class HfModel : public ModelSource {
     place.file->read(place.entry->name, begin, end, out, dtype);
   }
 
-  void stream(const std::string& name, std::size_t buffer_bytes,
-              const CheckpointReader::Sink& sink) const override {
+  void stream(const std::string& name, std::size_t buffer_bytes, const Sink& sink) const override {
     const Place& place = find(name);
     const DType dtype = *place.entry->dtype;
     const std::int64_t size = numel(place.entry->shape);
@@ -54,6 +53,14 @@ class HfModel : public ModelSource {
       place.file->read(place.entry->name, begin, begin + n, buffer.data(), dtype);
       sink(begin, buffer.data(), n);
     }
+  }
+
+  std::optional<TensorLayout> layout(const std::string& name) const override {
+    const Place& place = find(name);
+    const SafetensorsEntry& entry = *place.entry;
+    return TensorLayout{{{place.file->file().path().filename().string(), entry.begin, entry.end, 0,
+                          numel(entry.shape), std::nullopt, 0}},
+                        false};
   }
 
  private:

@@ -2,34 +2,37 @@
 
 #include "core/base/error.h"
 #include "io/checkpoint/find.h"
+#include "io/source/checkpoint_tensors.h"
 
 namespace tessera::io {
 namespace {
 
 class CheckpointSource final : public ModelSource {
  public:
-  explicit CheckpointSource(CheckpointReader reader) : reader_(std::move(reader)) {
-    for (const auto& [name, record] : reader_.tensors(Section::Model)) {
-      tensors_.push_back({name, record.shape, record.dtype});
-    }
-    match_tensors(gpt2_tensors(config()), tensors_, reader_.path().string());
+  explicit CheckpointSource(const CheckpointReader& reader)
+      : reader_(reader), weights_(reader, Section::Model) {
+    match_tensors(gpt2_tensors(config()), tensors(), path().string());
   }
   const Json& config() const override { return reader_.index().model_config; }
-  const std::vector<TensorInfo>& tensors() const override { return tensors_; }
+  const CheckpointReader* checkpoint() const override { return &reader_; }
+
+  const fs::path& path() const override { return weights_.path(); }
+  const std::vector<TensorInfo>& tensors() const override { return weights_.tensors(); }
   void read(const std::string& name, std::int64_t begin, std::int64_t end, void* out,
             DType dtype) const override {
-    reader_.read(Section::Model, name, begin, end, out, dtype);
+    weights_.read(name, begin, end, out, dtype);
   }
-  void stream(const std::string& name, std::size_t buffer_bytes,
-              const CheckpointReader::Sink& sink) const override {
-    reader_.stream(Section::Model, name, buffer_bytes, sink);
+  void stream(const std::string& name, std::size_t buffer_bytes, const Sink& sink) const override {
+    weights_.stream(name, buffer_bytes, sink);
   }
-  const fs::path& path() const override { return reader_.path(); }
-  const CheckpointReader* checkpoint() const override { return &reader_; }
+  std::optional<TensorLayout> layout(const std::string& name) const override {
+    return weights_.layout(name);
+  }
+  File open_file(const std::string& name) const override { return weights_.open_file(name); }
 
  private:
   CheckpointReader reader_;
-  std::vector<TensorInfo> tensors_;
+  CheckpointTensors weights_;
 };
 
 }  // namespace

@@ -3,12 +3,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/base/dtype.h"
 #include "core/base/shape.h"
 #include "io/base/file.h"
+#include "io/checkpoint/index.h"
 
 namespace tessera::io {
 
@@ -17,6 +19,12 @@ struct TensorInfo {
   std::string name;
   Shape shape;
   DType dtype = DType::F32;
+};
+
+/// Where the bytes of a tensor lie.
+struct TensorLayout {
+  std::vector<Chunk> chunks;   ///< as in TensorRecord; files are names inside the source's path()
+  bool has_checksums = false;  ///< false: crc64 of the chunks means nothing
 };
 
 /// Named tensors, wherever and however they are stored: in shards, in boxes, in somebody else's
@@ -41,6 +49,16 @@ class TensorSource {
   /// may have seen the data by then, so what it made of it must not be used if this throws.
   virtual void stream(const std::string& name, std::size_t buffer_bytes,
                       const Sink& sink) const = 0;
+
+  /// Where a tensor lies, for readers that copy ranges of bytes and check checksums themselves;
+  /// empty: only read() and stream() know. @throws InvalidArgument on an unknown name
+  virtual std::optional<TensorLayout> layout(const std::string& name) const {
+    static_cast<void>(name);
+    return std::nullopt;
+  }
+  /// Opens a file that a layout names, and makes sure that it belongs to this source.
+  /// @throws IoError, CorruptCheckpoint
+  virtual File open_file(const std::string& name) const { return File::open(path() / name); }
 };
 
 }  // namespace tessera::io
