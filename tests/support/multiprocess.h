@@ -16,6 +16,13 @@
 
 namespace tessera::test {
 
+/// How much longer things may take than in a build without the thread sanitizer.
+#if defined(__SANITIZE_THREAD__)
+inline constexpr int kSlack = 4;
+#else
+inline constexpr int kSlack = 1;
+#endif
+
 /// How one forked rank ended.
 struct Outcome {
   bool in_time = false;              ///< ended before the deadline; else it was killed
