@@ -1,0 +1,43 @@
+#include "io/base/byte_range.h"
+
+#include <cstring>
+
+#include "core/base/error.h"
+
+namespace tessera::io {
+
+ByteRange::ByteRange(const File& file, std::int64_t offset, std::int64_t size)
+    : file_(&file), offset_(offset), size_(size) {
+  const std::int64_t file_size = file.size();
+  require<CorruptCheckpoint>(
+      offset >= 0 && size >= 0 && offset <= file_size && size <= file_size - offset,
+      "{} has {} bytes, but {} bytes from {} on were to be read: it was cut or replaced",
+      file.path().string(), file_size, size, offset);
+  name_ = fmt::format("{}, bytes {} to {}", file.path().string(), offset, offset + size);
+}
+
+ByteRange::ByteRange(std::string_view memory, std::string name)
+    : memory_(memory), size_(static_cast<std::int64_t>(memory.size())), name_(std::move(name)) {}
+
+void ByteRange::read(std::int64_t offset, void* data, std::size_t bytes) const {
+  require<CorruptCheckpoint>(
+      offset >= 0 && offset <= size_ && bytes <= static_cast<std::uint64_t>(size_ - offset),
+      "{}: {} bytes at {} are outside, there are {}", name_, bytes, offset, size_);
+  if (bytes == 0) return;
+  if (file_) {
+    file_->read(offset_ + offset, data, bytes);
+  } else {
+    std::memcpy(data, memory_.data() + offset, bytes);
+  }
+}
+
+std::string ByteRange::read(std::int64_t offset, std::int64_t bytes) const {
+  require<CorruptCheckpoint>(
+      offset >= 0 && bytes >= 0 && offset <= size_ && bytes <= size_ - offset,
+      "{}: {} bytes at {} are outside, there are {}", name_, bytes, offset, size_);
+  std::string content(static_cast<std::size_t>(bytes), '\0');
+  read(offset, content.data(), content.size());
+  return content;
+}
+
+}  // namespace tessera::io

@@ -1,0 +1,381 @@
+#include "io/dcp/metadata.h"
+
+#include <algorithm>
+#include <array>
+#include <unordered_map>
+#include <utility>
+
+#include "core/base/error.h"
+#include "io/pickle/pickle.h"
+#include "io/safetensors/header.h"
+
+namespace tessera::io {
+namespace {
+
+constexpr std::int64_t kMaxChunks = 16'000'000;
+// Chunks that lie side by side are compared with each other; more are no layout of a training run.
+constexpr std::size_t kMaxSideBySide = 1024;
+// Where PyTorch 2 keeps the classes, and where 1.13 kept them.
+constexpr std::string_view kModule = "torch.distributed.checkpoint.metadata";
+constexpr std::string_view kOldModule = "torch.distributed._shard.checkpoint.metadata";
+constexpr std::string_view kFiles = "torch.distributed.checkpoint.filesystem";
+constexpr std::string_view kOldFiles = "torch.distributed._shard.checkpoint.filesystem";
+constexpr std::string_view kSharded = "torch.distributed._shard.sharded_tensor.metadata";
+constexpr PickleGlobal kSize{"torch", "Size"};
+constexpr PickleGlobal kOrderedDict{"collections", "OrderedDict"};
+
+constexpr std::array kKnown = {
+    PickleGlobal{kModule, "Metadata"},
+    PickleGlobal{kModule, "TensorStorageMetadata"},
+    PickleGlobal{kModule, "BytesStorageMetadata"},
+    PickleGlobal{kModule, "ChunkStorageMetadata"},
+    PickleGlobal{kModule, "MetadataIndex"},
+    PickleGlobal{kModule, "TensorProperties"},
+    PickleGlobal{kModule, "StorageMeta"},
+    PickleGlobal{kModule, "_MEM_FORMAT_ENCODING"},
+    PickleGlobal{kOldModule, "Metadata"},
+    PickleGlobal{kOldModule, "TensorStorageMetadata"},
+    PickleGlobal{kOldModule, "BytesStorageMetadata"},
+    PickleGlobal{kOldModule, "ChunkStorageMetadata"},
+    PickleGlobal{kOldModule, "MetadataIndex"},
+    PickleGlobal{kSharded, "TensorProperties"},
+    PickleGlobal{kSharded, "MEM_FORMAT_ENCODING"},
+    PickleGlobal{kFiles, "_StorageInfo"},
+    PickleGlobal{kOldFiles, "_StorageInfo"},
+    PickleGlobal{"torch.serialization", "_get_layout"},
+    PickleGlobal{"pathlib", "PosixPath"},
+    PickleGlobal{"pathlib", "PurePosixPath"},
+    PickleGlobal{"pathlib", "WindowsPath"},
+    PickleGlobal{"pathlib._local", "PosixPath"},
+    PickleGlobal{"pathlib._local", "WindowsPath"},
+    kSize,
+    kOrderedDict,
+    PickleGlobal{"torch", "float64"},
+    PickleGlobal{"torch", "float32"},
+    PickleGlobal{"torch", "bfloat16"},
+    PickleGlobal{"torch", "float16"},
+    PickleGlobal{"torch", "int64"},
+    PickleGlobal{"torch", "int32"},
+    PickleGlobal{"torch", "int16"},
+    PickleGlobal{"torch", "int8"},
+    PickleGlobal{"torch", "uint64"},
+    PickleGlobal{"torch", "uint32"},
+    PickleGlobal{"torch", "uint16"},
+    PickleGlobal{"torch", "uint8"},
+    PickleGlobal{"torch", "bool"},
+    PickleGlobal{"torch", "complex32"},
+    PickleGlobal{"torch", "complex64"},
+    PickleGlobal{"torch", "complex128"},
+    PickleGlobal{"torch", "float8_e4m3fn"},
+    PickleGlobal{"torch", "float8_e5m2"},
+    PickleGlobal{"torch", "float8_e4m3fnuz"},
+    PickleGlobal{"torch", "float8_e5m2fnuz"},
+    PickleGlobal{"torch", "float8_e8m0fnu"},
+    PickleGlobal{"torch", "float4_e2m1fn_x2"},
+};
+
+/// Values of the expected kinds out of a pickle; each error names the place.
+class Place {
+ public:
+  Place(const PickleValue& value, std::string where) : value_(&value), where_(std::move(where)) {}
+
+  const PickleValue& value() const { return *value_; }
+  const std::string& where() const { return where_; }
+
+  template <typename... Args>
+  [[noreturn]] void fail(fmt::format_string<Args...> text, Args&&... args) const {
+    throw CorruptCheckpoint("{}: {}", where_, fmt::format(text, std::forward<Args>(args)...));
+  }
+  const PickleValue& expect(PickleKind kind) const {
+    if (!value_->is(kind)) {
+      fail("expected {}, found {}", pickle_kind_name(kind), pickle_kind_name(value_->kind));
+    }
+    return *value_;
+  }
+  std::string_view text() const { return expect(PickleKind::Str).text(); }
+  std::int64_t integer(std::int64_t low = 0) const {
+    const std::int64_t number = expect(PickleKind::Int).integer;
+    if (number < low) fail("found {}, expected {} or more", number, low);
+    return number;
+  }
+  bool is_none() const { return value_->is(PickleKind::None); }
+
+  /// An object of this class, in any module that had it.
+  bool is_object(std::string_view name) const {
+    return value_->is(PickleKind::Object) && value_->global->name == name;
+  }
+  void expect_object(std::string_view name) const {
+    if (is_object(name)) return;
+    fail("expected an object of {}, found {}{}", name, pickle_kind_name(value_->kind),
+         value_->is(PickleKind::Object) ? fmt::format(" of {}", value_->global->name) : "");
+  }
+  /// A field of the object's state.
+  Place at(std::string_view field) const {
+    const Place found = find(field);
+    if (found.value_ == nullptr) fail("the field \"{}\" is missing", field);
+    return found;
+  }
+  /// The same; None if there is no such field.
+  Place get(std::string_view field) const {
+    static const PickleValue kNone;
+    Place found = find(field);
+    if (found.value_ == nullptr) found.value_ = &kNone;
+    return found;
+  }
+
+  Shape shape() const {
+    const PickleValue* tuple = value_;
+    if (value_->is_object(kSize)) {
+      if (value_->args->items().size() != 1)
+        fail("torch.Size of {} values", value_->args->items().size());
+      tuple = value_->args->items().front();
+    }
+    const Place sizes(*tuple, where_);
+    if (!tuple->is(PickleKind::List)) sizes.expect(PickleKind::Tuple);
+    require<Unsupported>(tuple->items().size() <= Shape::kMaxDims,
+                         "{}: {} dims; tessera reads at most {}", where_, tuple->items().size(),
+                         int{Shape::kMaxDims});
+    Shape shape;
+    for (const PickleValue* size : tuple->items()) shape.push_back(Place(*size, where_).integer());
+    return shape;
+  }
+
+  /// Calls f(key, value) for the entries of a dict.
+  template <typename F>
+  void for_each(F&& f) const {
+    if (!value_->is_object(kOrderedDict)) expect(PickleKind::Dict);
+    for (std::size_t i = 0; i + 1 < value_->items().size(); i += 2) {
+      f(*value_->items()[i], *value_->items()[i + 1]);
+    }
+  }
+
+ private:
+  Place() = default;
+  Place find(std::string_view field) const {
+    Place place;
+    place.where_ = fmt::format("{}: {}", where_, field);
+    if (value_->is(PickleKind::Object) && value_->state && value_->state->is(PickleKind::Dict)) {
+      place.value_ = value_->state->find(field);
+    }
+    return place;
+  }
+  const PickleValue* value_ = nullptr;
+  std::string where_;
+};
+
+/// Where each chunk is stored, by tensor and offsets.
+class StoragePlaces {
+ public:
+  StoragePlaces(const Place& storage_data, std::vector<std::string>& files) : files_(files) {
+    storage_data.for_each([&](const PickleValue& key, const PickleValue& value) {
+      const Place index(key, storage_data.where());
+      index.expect_object("MetadataIndex");
+      const Place fqn = index.at("fqn");
+      const Place offset = index.get("offset");
+      if (offset.is_none()) return;  // an object
+      const std::string where = fmt::format("{}: {}", storage_data.where(), fqn.text());
+      const Shape offsets = offset.shape();
+      require<CorruptCheckpoint>(
+          places_.emplace(std::pair(fqn.text(), offsets.str()), Place(value, where)).second,
+          "{}: the chunk at {} is stored twice", where, offsets);
+    });
+  }
+
+  void locate(std::string_view name, DcpChunk& chunk, const std::string& where) {
+    const auto found = places_.find(std::pair(name, chunk.box.offsets.str()));
+    require<CorruptCheckpoint>(found != places_.end(), "{}: the chunk at {} is stored nowhere",
+                               where, chunk.box.offsets);
+    const Place& info = found->second;
+    info.expect_object("_StorageInfo");
+    const Place transforms = info.get("transform_descriptors");
+    if (!transforms.is_none()) {
+      const bool none =
+          (transforms.value().is(PickleKind::List) || transforms.value().is(PickleKind::Tuple)) &&
+          transforms.value().items().empty();
+      require<Unsupported>(none,
+                           "{}: is compressed or otherwise transformed, which tessera does "
+                           "not read",
+                           info.where());
+    }
+    chunk.file = file_index(info.at("relative_path"));
+    chunk.offset = info.at("offset").integer();
+    chunk.length = info.at("length").integer(1);
+  }
+
+ private:
+  std::uint32_t file_index(const Place& path) {
+    const std::string_view name = path.text();
+    const bool is_plain = !name.empty() && name.size() <= 255 && name != "." && name != ".." &&
+                          name.find('/') == std::string_view::npos &&
+                          name.find('\0') == std::string_view::npos;
+    if (!is_plain) path.fail("\"{}\" is not a plain file name", name.substr(0, 300));
+    const auto [entry, is_new] = numbers_.emplace(name, static_cast<std::uint32_t>(files_.size()));
+    if (is_new) files_.emplace_back(name);
+    return entry->second;
+  }
+
+  std::vector<std::string>& files_;
+  std::map<std::pair<std::string_view, std::string>, Place> places_;
+  std::unordered_map<std::string_view, std::uint32_t> numbers_;
+};
+
+// dtype, layout, requires_grad, memory format, pin_memory[, strides], as TensorProperties' state
+std::string read_dtype(const Place& properties) {
+  properties.expect_object("TensorProperties");
+  const PickleValue* const state = properties.value().state;
+  if (state == nullptr || !state->is(PickleKind::Tuple) || state->items().size() < 2) {
+    properties.fail("expected a tuple of dtype, layout and others");
+  }
+  const Place dtype(*state->items()[0], properties.where());
+  const PickleGlobal& global = *dtype.expect(PickleKind::Global).global;
+  if (global.module != "torch") dtype.fail("{}.{} is no dtype", global.module, global.name);
+  const Place layout(*state->items()[1], properties.where());
+  layout.expect_object("_get_layout");
+  const auto args = layout.value().args->items();
+  if (args.size() != 1) layout.fail("a layout of {} values", args.size());
+  const std::string_view name = Place(*args[0], layout.where()).text();
+  require<Unsupported>(name == "torch.strided", "{}: layout {}; tessera reads dense tensors",
+                       layout.where(), name);
+  return std::string(global.name);
+}
+
+std::int64_t count(const Shape& shape, const std::string& where) {
+  try {
+    return numel(shape);
+  } catch (const InvalidArgument& error) {
+    throw CorruptCheckpoint("{}: {}", where, error.what());
+  }
+}
+
+bool disjoint(const Box& a, const Box& b) {
+  for (int i = 0; i < a.shape.size(); ++i) {
+    if (a.offsets[i] >= b.offsets[i] + b.shape[i] || b.offsets[i] >= a.offsets[i] + a.shape[i]) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool is_before(const Shape& a, const Shape& b) {
+  return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end());
+}
+
+}  // namespace
+
+void check_boxes(const Shape& shape, std::vector<DcpChunk>& chunks, const std::string& where) {
+  std::int64_t covered = 0;
+  const std::int64_t total = count(shape, where);
+  for (const DcpChunk& chunk : chunks) {
+    const Box& box = chunk.box;
+    bool inside = box.offsets.size() == shape.size() && box.shape.size() == shape.size();
+    for (int i = 0; inside && i < shape.size(); ++i) {
+      inside = box.shape[i] <= shape[i] && box.offsets[i] <= shape[i] - box.shape[i];
+    }
+    require<CorruptCheckpoint>(inside, "{}: the chunk at {} of shape {} passes the shape {}", where,
+                               box.offsets, box.shape, shape);
+  }
+  std::erase_if(chunks, [&](const DcpChunk& chunk) { return count(chunk.box.shape, where) == 0; });
+  std::sort(chunks.begin(), chunks.end(), [](const DcpChunk& a, const DcpChunk& b) {
+    return is_before(a.box.offsets, b.box.offsets);
+  });
+  // Some planners list what several ranks hold once for each; it is stored once.
+  chunks.erase(std::unique(chunks.begin(), chunks.end(),
+                           [](const DcpChunk& a, const DcpChunk& b) { return a.box == b.box; }),
+               chunks.end());
+
+  // Boxes that begin at or before this one and reach into its rows: only they can overlap it.
+  std::vector<const DcpChunk*> open;
+  std::int64_t rows = 0;  // of dim 0 that are covered, while boxes span all other dims
+  const bool slabs = std::all_of(chunks.begin(), chunks.end(), [&](const DcpChunk& chunk) {
+    for (int i = 1; i < shape.size(); ++i) {
+      if (chunk.box.shape[i] != shape[i]) return false;
+    }
+    return !shape.empty();
+  });
+  for (const DcpChunk& chunk : chunks) {
+    const Box& box = chunk.box;
+    if (!shape.empty()) {
+      std::erase_if(open, [&](const DcpChunk* other) {
+        return other->box.offsets[0] + other->box.shape[0] <= box.offsets[0];
+      });
+    }
+    for (const DcpChunk* other : open) {
+      require<CorruptCheckpoint>(disjoint(other->box, box),
+                                 "{}: the chunks at {} of shape {} and at {} of shape {} overlap",
+                                 where, other->box.offsets, other->box.shape, box.offsets,
+                                 box.shape);
+    }
+    open.push_back(&chunk);
+    require<CorruptCheckpoint>(open.size() <= kMaxSideBySide,
+                               "{}: more than {} chunks share a row of shape {}", where,
+                               kMaxSideBySide, shape);
+    if (slabs) {
+      require<CorruptCheckpoint>(box.offsets[0] == rows,
+                                 "{}: rows {} to {} of shape {} are in no chunk", where, rows,
+                                 box.offsets[0], shape);
+      rows += box.shape[0];
+    }
+    covered += count(box.shape, where);  // disjoint and inside: at most `total`
+  }
+  require<CorruptCheckpoint>(!slabs || chunks.empty() || rows == shape[0],
+                             "{}: rows {} to {} of shape {} are in no chunk", where, rows,
+                             slabs && !chunks.empty() ? shape[0] : 0, shape);
+  require<CorruptCheckpoint>(covered == total, "{}: chunks hold {} of the {} elements of shape {}",
+                             where, covered, total, shape);
+}
+
+DcpMetadata parse_dcp_metadata(std::string text, const std::string& source) {
+  const Pickle pickle(std::move(text), kKnown, source);
+  const Place root(pickle.root(), source);
+  root.expect_object("Metadata");
+  DcpMetadata metadata;
+  StoragePlaces places(root.at("storage_data"), metadata.files);
+  std::int64_t visited = 0;
+  const Place entries = root.at("state_dict_metadata");
+  entries.for_each([&](const PickleValue& key, const PickleValue& value) {
+    const std::string name(Place(key, entries.where()).text());
+    const std::string where = fmt::format("{}: tensor {}", source, name.substr(0, kMaxTensorName));
+    require<CorruptCheckpoint>(
+        !name.empty() && name.size() <= kMaxTensorName && name.find('\0') == std::string::npos,
+        "{}: a name has {} bytes or a NUL; 1 to {} are accepted", source, name.size(),
+        kMaxTensorName);
+    const Place entry(value, where);
+    if (entry.is_object("BytesStorageMetadata")) {
+      metadata.objects.push_back(name);
+      return;
+    }
+    entry.expect_object("TensorStorageMetadata");
+    DcpTensor tensor;
+    tensor.dtype = read_dtype(entry.at("properties"));
+    tensor.shape = entry.at("size").shape();
+    const Place chunks = entry.at("chunks");
+    for (const PickleValue* each : chunks.expect(PickleKind::List).items()) {
+      // A list can be shared, so a small file can hold more of them than fit.
+      require<CorruptCheckpoint>(++visited <= kMaxChunks, "{}: more than {} chunks", source,
+                                 kMaxChunks);
+      const Place chunk(*each, where);
+      chunk.expect_object("ChunkStorageMetadata");
+      tensor.chunks.push_back({{chunk.at("offsets").shape(), chunk.at("sizes").shape()}});
+    }
+    check_boxes(tensor.shape, tensor.chunks, where);
+    for (DcpChunk& chunk : tensor.chunks) places.locate(name, chunk, where);
+    require<CorruptCheckpoint>(metadata.tensors.emplace(name, std::move(tensor)).second,
+                               "{}: {} stands twice", source, name);
+  });
+
+  // Paths of the entries in the program's nested dicts: says which key was outermost.
+  const Place paths = root.get("planner_data");
+  if (paths.value().is(PickleKind::Dict)) {
+    paths.for_each([&](const PickleValue& key, const PickleValue& path) {
+      if (!key.is(PickleKind::Str) || !path.is(PickleKind::Tuple) || path.items().size() < 2)
+        return;
+      const auto tensor = metadata.tensors.find(std::string(key.text()));
+      if (tensor != metadata.tensors.end() && path.items()[0]->is(PickleKind::Str)) {
+        tensor->second.top_key = path.items()[0]->text();
+      }
+    });
+  }
+  return metadata;
+}
+
+}  // namespace tessera::io

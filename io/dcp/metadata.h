@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/base/shape.h"
+#include "io/checkpoint/index.h"
+
+namespace tessera::io {
+
+/// A block of a tensor and where it is stored.
+struct DcpChunk {
+  Box box;
+  std::uint32_t file = 0;   ///< index into DcpMetadata::files
+  std::int64_t offset = 0;  ///< of its archive, in bytes from the start of the file
+  std::int64_t length = 0;  ///< of its archive
+};
+
+struct DcpTensor {
+  std::string dtype;  ///< PyTorch's name: "float32", "float8_e4m3fn"
+  Shape shape;
+  std::vector<DcpChunk> chunks;  ///< in order of their offsets; none is empty
+  std::string top_key;  ///< under which key of the program's dict of dicts it was; "" if of none
+};
+
+/// Content of a `.metadata` file of PyTorch Distributed Checkpoint.
+struct DcpMetadata {
+  std::map<std::string, DcpTensor> tensors;
+  std::vector<std::string> objects;  ///< names of entries that are no tensors
+  std::vector<std::string> files;    ///< plain names
+};
+
+/// Parses and validates a `.metadata` file, as PyTorch 1.13 to 2.15 write it: every tensor is
+/// covered exactly once by its chunks, and every chunk has its place.
+/// @param source  named in errors
+/// @throws Unsupported naming a class that no such file needs, or compression of its data;
+///         CorruptCheckpoint naming the tensor
+DcpMetadata parse_dcp_metadata(std::string text, const std::string& source);
+
+/// Sorts chunks by their offsets, drops those without elements, and checks that the rest covers a
+/// tensor of `shape` exactly once.
+/// @param where  named in errors. @throws CorruptCheckpoint on a gap, an overlap, or a chunk past
+///               the shape
+void check_boxes(const Shape& shape, std::vector<DcpChunk>& chunks, const std::string& where);
+
+}  // namespace tessera::io

@@ -1,0 +1,415 @@
+// Both forms of PyTorch's Distributed Checkpoint as a source of tensors.
+
+#include "io/dcp/sharded_source.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+
+#include "core/base/error.h"
+#include "io/base/convert.h"
+#include "io/base/json.h"
+#include "io/checkpoint/open_files.h"
+#include "io/dcp/chunk_runs.h"
+#include "io/dcp/metadata.h"
+#include "io/dcp/torch_tensor.h"
+#include "io/safetensors/reader.h"
+#include "io/zip/crc32.h"
+
+namespace tessera::io {
+namespace {
+
+constexpr std::size_t kScratch = std::size_t{1} << 20;
+constexpr std::int64_t kMaxMetadata = std::int64_t{256} << 20;
+constexpr const char* kMetadataFile = ".metadata";
+constexpr const char* kLightningFile = "meta.pt";
+constexpr const char* kShardingInfo = "DCP_SHARDING_INFO";
+
+/// Where a chunk's elements lie in its file, row-major in its box.
+struct Location {
+  std::int64_t begin = 0;  ///< byte
+  /// The bytes that the checksum is of: the chunk, or a storage that holds it.
+  std::int64_t checked_begin = 0, checked_end = 0;
+  std::optional<std::uint32_t> crc32;
+};
+
+struct StoredTensor {
+  Shape shape;
+  DType dtype = DType::F32;
+  std::vector<DcpChunk> chunks;
+  std::size_t first_chunk = 0;  // number of chunks[0] among those of all tensors
+};
+
+class Source final : public ShardedSource {
+ public:
+  Source(fs::path dir, std::string kind)
+      : dir_(std::move(dir)), kind_(std::move(kind)), open_files_(dir_, Links::Follow) {}
+
+  void add(const std::string& name, const std::string& dtype_name, std::optional<DType> dtype,
+           const Shape& shape, std::vector<DcpChunk> chunks, const std::string& top_key) {
+    if (!dtype) {
+      unreadable_.push_back({name, dtype_name});
+      return;
+    }
+    infos_.push_back({name, shape, *dtype});
+    top_keys_.push_back(top_key);
+    const std::size_t n = chunks.size();
+    tensors_.emplace(name, StoredTensor{shape, *dtype, std::move(chunks), chunk_count_});
+    chunk_count_ += n;
+  }
+  /// @param archives  whether chunks are archives of torch.save, not bare elements
+  void finish(std::vector<std::string> files, std::vector<std::string> objects, bool archives) {
+    files_ = std::move(files);
+    objects_ = std::move(objects);
+    archives_ = archives;
+    locations_.resize(chunk_count_);
+    verified_.resize(chunk_count_);
+  }
+  std::shared_ptr<const File> file(const std::string& name) const { return open_files_.get(name); }
+
+  const fs::path& path() const override { return dir_; }
+  const std::string& kind() const override { return kind_; }
+  const std::vector<TensorInfo>& tensors() const override { return infos_; }
+  const std::vector<std::string>& objects() const override { return objects_; }
+  const std::vector<Unreadable>& unreadable() const override { return unreadable_; }
+  const std::vector<std::string>& top_keys() const override { return top_keys_; }
+
+  void read(const std::string& name, std::int64_t begin, std::int64_t end, void* out,
+            DType dtype) const override {
+    const StoredTensor& tensor = find(name);
+    require(begin >= 0 && begin <= end && end <= numel(tensor.shape),
+            "elements {} to {} are outside tensor {} of shape {}", begin, end, name, tensor.shape);
+    require<Unsupported>(can_convert(tensor.dtype, dtype),
+                         "tensor {} is stored as {}, which does not convert to {}", name,
+                         tensor.dtype, dtype);
+    for (std::size_t i = 0; i < tensor.chunks.size(); ++i) {
+      const ChunkRuns runs(tensor.chunks[i].box, tensor.shape);
+      const std::int64_t first = runs.before(begin), last = runs.before(end);
+      if (first == last) continue;
+      Checksum checksum;
+      const bool whole = first == 0 && last == runs.elements();
+      if (!whole) verify(name, tensor, i);
+      copy(name, tensor, i, runs, first, last, begin, static_cast<char*>(out), dtype, checksum,
+           kScratch);
+    }
+  }
+
+  void stream(const std::string& name, std::size_t buffer_bytes, const Sink& sink) const override {
+    const StoredTensor& tensor = find(name);
+    const std::size_t width = dtype_size(tensor.dtype);
+    const std::int64_t size = numel(tensor.shape);
+    const bool slabs = std::all_of(
+        tensor.chunks.begin(), tensor.chunks.end(),
+        [&](const DcpChunk& chunk) { return ChunkRuns(chunk.box, tensor.shape).is_one_run(); });
+    // Chunks that are not whole rows go through a second buffer, a part of this one.
+    const std::size_t scratch = slabs ? 0 : std::min(kScratch, buffer_bytes / 2);
+    const auto piece =
+        std::max<std::int64_t>(1, static_cast<std::int64_t>((buffer_bytes - scratch) / width));
+    std::vector<char> buffer(static_cast<std::size_t>(std::min(piece, size)) * width);
+    std::vector<Checksum> checksums(tensor.chunks.size());
+    for (std::int64_t begin = 0; begin < size; begin += piece) {
+      const std::int64_t end = std::min(size, begin + piece);
+      for (std::size_t i = 0; i < tensor.chunks.size(); ++i) {
+        const ChunkRuns runs(tensor.chunks[i].box, tensor.shape);
+        const std::int64_t first = runs.before(begin), last = runs.before(end);
+        if (first == last) continue;
+        copy(name, tensor, i, runs, first, last, begin, buffer.data(), tensor.dtype, checksums[i],
+             std::max(scratch, width));
+      }
+      sink(begin, buffer.data(), end - begin);
+    }
+  }
+
+  std::optional<TensorLayout> layout(const std::string& name) const override {
+    const StoredTensor& tensor = find(name);
+    if (archives_) return std::nullopt;  // has checksums of another kind, which are checked here
+    TensorLayout layout;
+    for (const DcpChunk& chunk : tensor.chunks) {
+      layout.chunks.push_back({files_[chunk.file], chunk.offset, chunk.offset + chunk.length, 0,
+                               numel(chunk.box.shape), chunk.box, 0});
+    }
+    return layout;
+  }
+
+ private:
+  /// Of a chunk's elements, from the first on.
+  struct Checksum {
+    std::uint32_t crc = 0;
+    std::int64_t elements = 0;
+  };
+
+  const StoredTensor& find(const std::string& name) const {
+    const auto found = tensors_.find(name);
+    if (found != tensors_.end()) return found->second;
+    for (const Unreadable& other : unreadable_) {
+      require<Unsupported>(other.name != name,
+                           "{}: tensor {} is of dtype {}, which tessera does not read",
+                           dir_.string(), name, other.dtype);
+    }
+    throw InvalidArgument("{} holds no tensor {}", dir_.string(), name);
+  }
+
+  // Reads the archive's directory the first time. Two threads may do so at once: to no harm.
+  Location locate(const std::string& name, const StoredTensor& tensor, std::size_t i,
+                  const File& file) const {
+    const DcpChunk& chunk = tensor.chunks[i];
+    if (!archives_) return {chunk.offset, 0, 0, std::nullopt};
+    const std::size_t number = tensor.first_chunk + i;
+    {
+      const std::lock_guard lock(mutex_);
+      if (locations_[number]) return *locations_[number];
+    }
+    const ByteRange archive(file, chunk.offset, chunk.length);
+    const TorchTensor stored = read_torch_tensor(archive);
+    require<CorruptCheckpoint>(stored.shape == chunk.box.shape && stored.dtype == tensor.dtype,
+                               "{}: tensor {} has a chunk of {} {} at {}, but its archive holds {} "
+                               "{}",
+                               archive.name(), name, tensor.dtype, chunk.box.shape,
+                               chunk.box.offsets, stored.dtype, stored.shape);
+    const Location location{chunk.offset + stored.begin, chunk.offset + stored.storage_begin,
+                            chunk.offset + stored.storage_end, stored.crc32};
+    const std::lock_guard lock(mutex_);
+    locations_[number] = location;
+    return location;
+  }
+
+  bool is_verified(std::size_t number) const {
+    const std::lock_guard lock(mutex_);
+    return verified_[number];
+  }
+  void set_verified(std::size_t number) const {
+    const std::lock_guard lock(mutex_);
+    verified_[number] = true;
+  }
+  [[noreturn]] void fail_checksum(const std::string& name, const DcpChunk& chunk,
+                                  std::uint32_t found, std::uint32_t expected) const {
+    throw CorruptCheckpoint(
+        "{}: the checksum of tensor {}, chunk at {} of shape {}, is wrong: found {:08x}, expected "
+        "{:08x}",
+        (dir_ / files_[chunk.file]).string(), name, chunk.box.offsets, chunk.box.shape, found,
+        expected);
+  }
+
+  // Reads all that the chunk's checksum is of, unless that was done before.
+  void verify(const std::string& name, const StoredTensor& tensor, std::size_t i) const {
+    if (!archives_ || is_verified(tensor.first_chunk + i)) return;
+    const DcpChunk& chunk = tensor.chunks[i];
+    const auto file = open_files_.get(files_[chunk.file]);
+    const Location location = locate(name, tensor, i, *file);
+    if (location.crc32) {
+      std::vector<char> buffer(static_cast<std::size_t>(
+          std::min<std::int64_t>(location.checked_end - location.checked_begin, kScratch)));
+      std::uint32_t crc = 0;
+      for (std::int64_t at = location.checked_begin; at < location.checked_end;) {
+        const auto n = static_cast<std::size_t>(std::min<std::int64_t>(
+            location.checked_end - at, static_cast<std::int64_t>(buffer.size())));
+        file->read(at, buffer.data(), n);
+        crc = crc32(buffer.data(), n, crc);
+        at += static_cast<std::int64_t>(n);
+      }
+      if (crc != *location.crc32) fail_checksum(name, chunk, crc, *location.crc32);
+    }
+    set_verified(tensor.first_chunk + i);
+  }
+
+  // Copies elements [first, last) of a chunk, which continue where `checksum` ends or are verified.
+  // @param begin  element of the tensor that `out` begins with
+  void copy(const std::string& name, const StoredTensor& tensor, std::size_t i,
+            const ChunkRuns& runs, std::int64_t first, std::int64_t last, std::int64_t begin,
+            char* out, DType dtype, Checksum& checksum, std::size_t scratch_bytes) const {
+    const DcpChunk& chunk = tensor.chunks[i];
+    const auto file = open_files_.get(files_[chunk.file]);
+    const Location location = locate(name, tensor, i, *file);
+    const auto width = static_cast<std::int64_t>(dtype_size(tensor.dtype));
+    const auto out_width = static_cast<std::int64_t>(dtype_size(dtype));
+    // A storage that holds more than the chunk has a checksum of its own, which is looked at first.
+    if (location.crc32 &&
+        location.checked_end - location.checked_begin != runs.elements() * width) {
+      verify(name, tensor, i);
+    }
+    const bool direct = runs.is_one_run() && dtype == tensor.dtype;
+    const std::int64_t piece =
+        direct ? last - first
+               : std::max<std::int64_t>(1, static_cast<std::int64_t>(scratch_bytes) / width);
+    std::vector<char> scratch(
+        direct ? 0 : static_cast<std::size_t>(std::min(piece, last - first) * width));
+    for (std::int64_t at = first; at < last; at += piece) {
+      const std::int64_t n = std::min(piece, last - at);
+      char* const data = direct ? out + (runs.in_tensor(at) - begin) * out_width : scratch.data();
+      const auto bytes = static_cast<std::size_t>(n * width);
+      file->read(location.begin + at * width, data, bytes);
+      if (checksum.elements == at) {
+        checksum.crc = crc32(data, bytes, checksum.crc);
+        checksum.elements += n;
+      }
+      if (direct) continue;
+      runs.for_each(at, at + n, [&](std::int64_t in_chunk, std::int64_t in_tensor, std::int64_t m) {
+        convert_elements(tensor.dtype, data + (in_chunk - at) * width, dtype,
+                         out + (in_tensor - begin) * out_width, m);
+      });
+    }
+    if (checksum.elements != runs.elements() || is_verified(tensor.first_chunk + i)) return;
+    if (location.crc32 && checksum.crc != *location.crc32) {
+      fail_checksum(name, chunk, checksum.crc, *location.crc32);
+    }
+    set_verified(tensor.first_chunk + i);
+  }
+
+  fs::path dir_;
+  std::string kind_;
+  std::vector<TensorInfo> infos_;
+  std::vector<std::string> top_keys_, objects_, files_;
+  std::vector<Unreadable> unreadable_;
+  std::map<std::string, StoredTensor> tensors_;
+  std::size_t chunk_count_ = 0;
+  bool archives_ = false;
+  mutable OpenFiles open_files_;
+  mutable std::mutex mutex_;  // guards the two below
+  mutable std::vector<std::optional<Location>> locations_;
+  mutable std::vector<bool> verified_;
+};
+
+// "shard-00001-model-00001-of-00001.safetensors"
+bool is_shard_name(const std::string& name) {
+  return name.starts_with("shard-") && name.ends_with(".safetensors");
+}
+
+std::vector<std::string> list_files(const fs::path& dir) {
+  std::vector<std::string> names;
+  std::error_code error;
+  fs::directory_iterator items(dir, error);
+  for (; !error && items != fs::directory_iterator(); items.increment(error)) {
+    names.push_back(items->path().filename().string());
+  }
+  require<IoError>(!error, "cannot list {}: {}", dir.string(), error.message());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+bool is_there(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(path, error);
+}
+
+// Where in its tensor each tensor of a safetensors file was saved.
+Json sharding_info(const SafetensorsHeader& header, const std::string& path) {
+  const auto found = header.metadata.find(kShardingInfo);
+  require<CorruptCheckpoint>(found != header.metadata.end(),
+                             "{}: its metadata has no {}, which says where its parts belong", path,
+                             kShardingInfo);
+  return parse_json(found->second, fmt::format("{}: {}", path, kShardingInfo));
+}
+
+Shape saved_offsets(const JsonReader& info, const SafetensorsEntry& entry) {
+  const JsonReader list = info.at(entry.name).at("saved_offsets");
+  require<CorruptCheckpoint>(list.array_size() == static_cast<std::size_t>(entry.shape.size()),
+                             "{}: {} offsets for shape {}", list.where(), list.array_size(),
+                             entry.shape);
+  Shape offsets;
+  for (int i = 0; i < entry.shape.size(); ++i) {
+    offsets.push_back(list.at(static_cast<std::size_t>(i)).integer());
+    std::int64_t end = 0;
+    require<CorruptCheckpoint>(!__builtin_add_overflow(offsets[i], entry.shape[i], &end),
+                               "{}: the chunk at {} of shape {} ends past 2^63", list.where(),
+                               offsets, entry.shape);
+  }
+  return offsets;
+}
+
+}  // namespace
+
+bool is_dcp(const fs::path& dir) {
+  if (is_there(dir / kMetadataFile)) return true;
+  const std::vector<std::string> names = list_files(dir);
+  return std::any_of(names.begin(), names.end(),
+                     [](const std::string& name) { return name.ends_with(".distcp"); });
+}
+
+std::unique_ptr<ShardedSource> open_dcp(const fs::path& dir) {
+  const fs::path metadata_path = dir / kMetadataFile;
+  require<CorruptCheckpoint>(is_there(metadata_path),
+                             "{} has shards, but no {}: PyTorch writes it last, so this save never "
+                             "ended",
+                             dir.string(), kMetadataFile);
+  DcpMetadata metadata =
+      parse_dcp_metadata(read_file(metadata_path, kMaxMetadata), metadata_path.string());
+  auto source = std::make_unique<Source>(
+      dir, is_there(dir / kLightningFile) ? "Lightning FSDP (PyTorch DCP)" : "PyTorch DCP");
+  std::vector<std::int64_t> needed(metadata.files.size());
+  for (auto& [name, tensor] : metadata.tensors) {
+    for (const DcpChunk& chunk : tensor.chunks) {
+      std::int64_t end = 0;
+      require<CorruptCheckpoint>(!__builtin_add_overflow(chunk.offset, chunk.length, &end),
+                                 "{}: tensor {} has {} bytes at {}, past 2^63",
+                                 metadata_path.string(), name, chunk.length, chunk.offset);
+      needed[chunk.file] = std::max(needed[chunk.file], end);
+    }
+    source->add(name, tensor.dtype, dtype_from_torch(tensor.dtype), tensor.shape,
+                std::move(tensor.chunks), tensor.top_key);
+  }
+  for (std::size_t i = 0; i < needed.size(); ++i) {
+    const fs::path path = dir / metadata.files[i];
+    require<CorruptCheckpoint>(is_there(path), "{} is missing; {} lists it", path.string(),
+                               metadata_path.string());
+    const std::int64_t size = source->file(metadata.files[i])->size();
+    require<CorruptCheckpoint>(size >= needed[i],
+                               "{} has {} bytes, but {} says {} or more: it was cut or replaced",
+                               path.string(), size, metadata_path.string(), needed[i]);
+  }
+  source->finish(std::move(metadata.files), std::move(metadata.objects), true);
+  return source;
+}
+
+bool is_dcp_safetensors(const fs::path& dir) {
+  if (is_there(dir / "model.safetensors") || is_there(dir / "model.safetensors.index.json")) {
+    return false;
+  }
+  const std::vector<std::string> names = list_files(dir);
+  return std::any_of(names.begin(), names.end(), is_shard_name);
+}
+
+std::unique_ptr<ShardedSource> open_dcp_safetensors(const fs::path& dir) {
+  struct Found {
+    std::string dtype;
+    std::optional<DType> our_dtype;
+    Shape shape;  // as far as chunks are known
+    std::vector<DcpChunk> chunks;
+  };
+  std::map<std::string, Found> tensors;
+  std::vector<std::string> files;
+  auto source = std::make_unique<Source>(dir, "PyTorch DCP as safetensors");
+  for (const std::string& name : list_files(dir)) {
+    if (!is_shard_name(name)) continue;
+    const std::string path = (dir / name).string();
+    const SafetensorsHeader header = read_safetensors_header(*source->file(name));
+    const Json info = sharding_info(header, path);
+    const JsonReader offsets(info, fmt::format("{}: {}", path, kShardingInfo));
+    for (const SafetensorsEntry& entry : header.tensors) {
+      const Box box{saved_offsets(offsets, entry), entry.shape};
+      const auto [found, is_new] =
+          tensors.try_emplace(entry.name, Found{entry.stored_dtype, entry.dtype, entry.shape, {}});
+      Found& tensor = found->second;
+      require<CorruptCheckpoint>(
+          tensor.dtype == entry.stored_dtype && tensor.shape.size() == box.shape.size(),
+          "{}: tensor {} is {} of {} dims, but {} of {} in another file", path, entry.name,
+          entry.stored_dtype, box.shape.size(), tensor.dtype, tensor.shape.size());
+      for (int i = 0; i < box.shape.size(); ++i) {
+        tensor.shape[i] = std::max(tensor.shape[i], box.offsets[i] + box.shape[i]);
+      }
+      tensor.chunks.push_back(
+          {box, static_cast<std::uint32_t>(files.size()), entry.begin, entry.end - entry.begin});
+    }
+    files.push_back(name);
+  }
+  for (auto& [name, tensor] : tensors) {
+    check_boxes(tensor.shape, tensor.chunks, fmt::format("{}: tensor {}", dir.string(), name));
+    source->add(name, tensor.dtype, tensor.our_dtype, tensor.shape, std::move(tensor.chunks), "");
+  }
+  source->finish(std::move(files), {}, false);
+  return source;
+}
+
+}  // namespace tessera::io

@@ -1,0 +1,210 @@
+#include "io/dcp/torch_tensor.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+
+#include "core/base/error.h"
+#include "io/pickle/pickle.h"
+#include "io/zip/zip.h"
+
+namespace tessera::io {
+namespace {
+
+constexpr std::int64_t kMaxPickle = std::int64_t{1} << 20;
+
+constexpr PickleGlobal kRebuildV2{"torch._utils", "_rebuild_tensor_v2"};
+constexpr PickleGlobal kRebuildV3{"torch._utils", "_rebuild_tensor_v3"};
+constexpr PickleGlobal kRebuildParameter{"torch._utils", "_rebuild_parameter"};
+constexpr PickleGlobal kOrderedDict{"collections", "OrderedDict"};
+constexpr PickleGlobal kUntypedStorage{"torch.storage", "UntypedStorage"};
+
+/// PyTorch's names of our dtypes, and of those that are told by name before they are refused.
+struct TorchDType {
+  std::string_view name, storage;
+  std::optional<DType> dtype;
+};
+constexpr std::array kDTypes = {
+    TorchDType{"float64", "DoubleStorage", DType::F64},
+    TorchDType{"float32", "FloatStorage", DType::F32},
+    TorchDType{"bfloat16", "BFloat16Storage", DType::BF16},
+    TorchDType{"float16", "HalfStorage", DType::F16},
+    TorchDType{"int64", "LongStorage", DType::I64},
+    TorchDType{"int32", "IntStorage", DType::I32},
+    TorchDType{"int16", "ShortStorage", DType::I16},
+    TorchDType{"int8", "CharStorage", DType::I8},
+    TorchDType{"uint16", "", DType::U16},
+    TorchDType{"uint8", "ByteStorage", DType::U8},
+    TorchDType{"bool", "BoolStorage", DType::Bool},
+    TorchDType{"uint32", "", std::nullopt},
+    TorchDType{"uint64", "", std::nullopt},
+    TorchDType{"complex64", "ComplexFloatStorage", std::nullopt},
+    TorchDType{"complex128", "ComplexDoubleStorage", std::nullopt},
+    TorchDType{"float8_e4m3fn", "", std::nullopt},
+    TorchDType{"float8_e5m2", "", std::nullopt},
+    TorchDType{"float8_e4m3fnuz", "", std::nullopt},
+    TorchDType{"float8_e5m2fnuz", "", std::nullopt},
+    TorchDType{"float8_e8m0fnu", "", std::nullopt},
+};
+
+constexpr auto kKnown = [] {
+  std::array<PickleGlobal, 5 + 2 * kDTypes.size()> known{
+      {kRebuildV2, kRebuildV3, kRebuildParameter, kOrderedDict, kUntypedStorage}};
+  std::size_t n = 5;
+  for (const TorchDType& row : kDTypes) {
+    known[n++] = {"torch", row.name};
+    known[n++] = {"torch", row.storage.empty() ? row.name : row.storage};
+  }
+  return known;
+}();
+
+const PickleValue& item(const PickleValue& list, std::size_t i, PickleKind kind,
+                        const std::string& where) {
+  require<CorruptCheckpoint>(i < list.items().size(), "{}: holds {} values, expected more", where,
+                             list.items().size());
+  const PickleValue& value = *list.items()[i];
+  require<CorruptCheckpoint>(value.is(kind), "{}: value {} is {}, expected {}", where, i,
+                             pickle_kind_name(value.kind), pickle_kind_name(kind));
+  return value;
+}
+
+Dims read_dims(const PickleValue& tuple, const std::string& where) {
+  require<Unsupported>(tuple.items().size() <= Dims::kMaxDims,
+                       "{}: {} dims; tessera reads at most {}", where, tuple.items().size(),
+                       int{Dims::kMaxDims});
+  Dims dims;
+  for (std::size_t i = 0; i < tuple.items().size(); ++i) {
+    const std::int64_t size = item(tuple, i, PickleKind::Int, where).integer;
+    require<CorruptCheckpoint>(size >= 0, "{}: a size or stride of {}", where, size);
+    dims.push_back(size);
+  }
+  return dims;
+}
+
+std::int64_t count(const Shape& shape, const std::string& where) {
+  try {
+    return numel(shape);
+  } catch (const InvalidArgument& error) {
+    throw CorruptCheckpoint("{}: {}", where, error.what());
+  }
+}
+
+bool is_row_major(const Shape& shape, const Strides& strides) {
+  std::int64_t expected = 1;
+  for (int i = shape.size() - 1; i >= 0; --i) {
+    if (shape[i] != 1 && strides[i] != expected) return false;
+    expected *= shape[i];
+  }
+  return true;
+}
+
+DType our_dtype(const TorchDType& row, const std::string& where) {
+  require<Unsupported>(row.dtype.has_value(), "{}: a tensor of {}, which tessera does not read",
+                       where, row.name);
+  return *row.dtype;
+}
+
+DType find_dtype(const PickleGlobal& global, std::string_view TorchDType::*member,
+                 const std::string& where) {
+  const auto* const row = std::find_if(kDTypes.begin(), kDTypes.end(), [&](const TorchDType& each) {
+    return global.module == "torch" && !global.name.empty() && each.*member == global.name;
+  });
+  require<CorruptCheckpoint>(row != kDTypes.end(), "{}: {}.{} is no type of elements", where,
+                             global.module, global.name);
+  return our_dtype(*row, where);
+}
+
+}  // namespace
+
+std::optional<DType> dtype_from_torch(std::string_view name) {
+  const auto* const row = std::find_if(kDTypes.begin(), kDTypes.end(),
+                                       [&](const TorchDType& each) { return each.name == name; });
+  return row == kDTypes.end() ? std::nullopt : row->dtype;
+}
+
+TorchTensor read_torch_tensor(const ByteRange& archive) {
+  const std::string& where = archive.name();
+  const ZipDirectory directory(archive);
+
+  // Every name begins with that of a folder, which is the stem of the file that was written.
+  constexpr std::string_view kPickle = "/data.pkl";
+  const auto pickle_entry = std::find_if(
+      directory.entries().begin(), directory.entries().end(), [&](const ZipEntry& entry) {
+        return entry.name.ends_with(kPickle) &&
+               entry.name.find('/') == entry.name.size() - kPickle.size();
+      });
+  require<Unsupported>(pickle_entry != directory.entries().end(),
+                       "{} is no archive of torch.save: it has no data.pkl", where);
+  const std::string folder =
+      pickle_entry->name.substr(0, pickle_entry->name.size() - kPickle.size() + 1);
+  if (const ZipEntry* order = directory.find(folder + "byteorder")) {
+    const std::string text = read_zip_entry(archive, *order, 16);
+    require<Unsupported>(text == "little",
+                         "{}: byteorder is \"{}\"; tessera reads little-endian data", where, text);
+  }
+
+  const Pickle pickle(read_zip_entry(archive, *pickle_entry, kMaxPickle), kKnown,
+                      where + ", data.pkl");
+  const PickleValue* root = &pickle.root();
+  if (root->is_object(kRebuildParameter)) {
+    require<CorruptCheckpoint>(!root->args->items().empty(), "{}: a parameter without tensor",
+                               where);
+    root = root->args->items().front();
+  }
+  const bool untyped = root->is_object(kRebuildV3);
+  require<Unsupported>(untyped || root->is_object(kRebuildV2), "{} holds {}, expected one tensor",
+                       where, pickle_kind_name(root->kind));
+  // storage, offset in elements, sizes, strides, requires_grad, hooks, and for v3 the dtype
+  const PickleValue& args = *root->args;
+  const PickleValue& id = *item(args, 0, PickleKind::PersistentId, where).args;
+  const std::int64_t offset = item(args, 1, PickleKind::Int, where).integer;
+  TorchTensor tensor;
+  tensor.shape = read_dims(item(args, 2, PickleKind::Tuple, where), where);
+  const Strides strides = read_dims(item(args, 3, PickleKind::Tuple, where), where);
+  require<CorruptCheckpoint>(strides.size() == tensor.shape.size(), "{}: shape {} with strides {}",
+                             where, tensor.shape, strides);
+
+  // ("storage", its class, key, device, elements)
+  require<CorruptCheckpoint>(id.is(PickleKind::Tuple), "{}: a storage is {}, expected a tuple",
+                             where, pickle_kind_name(id.kind));
+  require<CorruptCheckpoint>(item(id, 0, PickleKind::Str, where).text() == "storage",
+                             "{}: a persistent id that is no storage", where);
+  const PickleGlobal& storage_class = *item(id, 1, PickleKind::Global, where).global;
+  const std::string key(item(id, 2, PickleKind::Str, where).text());
+  const std::int64_t elements = item(id, 4, PickleKind::Int, where).integer;
+  if (untyped) {
+    require<CorruptCheckpoint>(storage_class == kUntypedStorage, "{}: storage of class {}.{}",
+                               where, storage_class.module, storage_class.name);
+    tensor.dtype =
+        find_dtype(*item(args, 6, PickleKind::Global, where).global, &TorchDType::name, where);
+  } else {
+    tensor.dtype = find_dtype(storage_class, &TorchDType::storage, where);
+  }
+
+  const ZipEntry* const storage = directory.find(folder + "data/" + key);
+  require<CorruptCheckpoint>(storage != nullptr, "{}: the storage data/{} is missing", where, key);
+  const auto width = static_cast<std::int64_t>(dtype_size(tensor.dtype));
+  std::int64_t bytes = 0;
+  require<CorruptCheckpoint>(
+      elements >= 0 &&
+          !__builtin_mul_overflow(elements, untyped ? std::int64_t{1} : width, &bytes) &&
+          bytes == storage->size,
+      "{}: data/{} has {} bytes, but its description says {} elements", where, key, storage->size,
+      elements);
+  const std::int64_t n = count(tensor.shape, where);
+  require<CorruptCheckpoint>(
+      offset >= 0 && n <= storage->size / width && offset <= storage->size / width - n,
+      "{}: {} elements of {} from {} on are outside the {} bytes of data/{}", where, n,
+      tensor.dtype, offset, storage->size, key);
+  require<Unsupported>(n == 0 || is_row_major(tensor.shape, strides),
+                       "{}: a tensor of shape {} has strides {}: it is not in row-major order in "
+                       "its memory; save its .contiguous()",
+                       where, tensor.shape, strides);
+  tensor.storage_begin = zip_data_begin(archive, *storage);
+  tensor.storage_end = tensor.storage_begin + storage->size;
+  tensor.begin = tensor.storage_begin + offset * width;
+  if (storage->crc32 != 0) tensor.crc32 = storage->crc32;
+  return tensor;
+}
+
+}  // namespace tessera::io

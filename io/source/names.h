@@ -1,0 +1,52 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::io {
+
+/// How names of somebody else's checkpoint become names of a model's tensors.
+struct NameRules {
+  /// Remove what wrappers of a training program put into names: `_orig_mod` (torch.compile),
+  /// `_fsdp_wrapped_module` and `_checkpoint_wrapped_module` wherever they stand between dots, and
+  /// `model.` and `module.` at the beginning, as often as they stand there.
+  bool strip_wrappers = true;
+  /// Instead: each is removed, once and in this order, from the beginning of names that have it.
+  std::vector<std::string> prefixes;
+};
+
+/// What of a training run a tensor is.
+enum class TensorRole {
+  Weight,
+  OptimizerState,
+  Other,  ///< a counter, a random generator's state: what a loop keeps beside its model
+};
+
+struct TensorName {
+  std::string source;  ///< as the checkpoint has it
+  std::string name;    ///< of a weight: by the rules; of state: "exp_avg/NAME", or as it was
+  TensorRole role = TensorRole::Weight;
+};
+
+/// Tells from a name what a tensor is, and what it is called in a model. Optimizer state is what
+/// lies under `optimizer`, `optimizers`, `optimizer_0`, `optim` and the like;
+/// `optimizer.state.NAME.exp_avg` becomes `exp_avg/NAME`. What lies under `train_state`,
+/// `lr_scheduler`, `dataloader` and the like is neither. If some lie under the key `model` of a
+/// dict of dicts, those under its other keys are no weights.
+/// @param top_key  outermost key of the tensor's path; empty if the dict was flat
+/// @param keyed    whether the checkpoint has tensors under the top key `model` or the like
+TensorName classify(std::string_view source, std::string_view top_key, bool keyed,
+                    const NameRules& rules);
+
+/// Whether weights are kept under this key by those who nest their state.
+bool is_model_key(std::string_view top_key);
+
+/// A weight's name by the rules; empty if nothing is left of it.
+std::string strip_name(std::string_view source, const NameRules& rules);
+
+/// @throws InvalidArgument naming both if two tensors of the same role would have one name, or one
+///         would have none
+void check_distinct(const std::vector<TensorName>& names, const std::string& source);
+
+}  // namespace tessera::io

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tessera::io {
+
+/// CRC-32 of zip and gzip, continuing `crc`, the checksum of what came before (0 for nothing).
+/// crc32("123456789") is cbf43926.
+std::uint32_t crc32(const void* data, std::size_t bytes, std::uint32_t crc = 0);
+
+}  // namespace tessera::io
