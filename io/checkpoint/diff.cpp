@@ -1,0 +1,303 @@
+#include "io/checkpoint/diff.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <mutex>
+
+#include "core/base/error.h"
+#include "io/base/convert.h"
+#include "io/base/parallel.h"
+#include "io/checkpoint/piece_reader.h"
+
+namespace tessera::io {
+namespace {
+
+constexpr std::int64_t kPieceElements = std::int64_t{1} << 17;  // 1 MiB of the widest dtype
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+template <typename T>
+void widen(const char* data, std::int64_t n, double* out) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    T value;
+    std::memcpy(&value, data + i * static_cast<std::int64_t>(sizeof(T)), sizeof(T));
+    out[i] = static_cast<double>(value);
+  }
+}
+
+struct Half {
+  std::uint16_t bits;
+  explicit operator double() const { return static_cast<double>(float_from_f16(bits)); }
+};
+struct Brain {
+  std::uint16_t bits;
+  explicit operator double() const {
+    return static_cast<double>(std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16));
+  }
+};
+
+void widen(DType dtype, const char* data, std::int64_t n, double* out) {
+  switch (dtype) {
+    case DType::F64:
+      return widen<double>(data, n, out);
+    case DType::F32:
+      return widen<float>(data, n, out);
+    case DType::F16:
+      return widen<Half>(data, n, out);
+    case DType::BF16:
+      return widen<Brain>(data, n, out);
+    case DType::I64:
+      return widen<std::int64_t>(data, n, out);
+    case DType::I32:
+      return widen<std::int32_t>(data, n, out);
+    case DType::I16:
+      return widen<std::int16_t>(data, n, out);
+    case DType::I8:
+      return widen<std::int8_t>(data, n, out);
+    case DType::U16:
+      return widen<std::uint16_t>(data, n, out);
+    case DType::U8:
+    case DType::Bool:
+      return widen<std::uint8_t>(data, n, out);
+  }
+}
+
+/// A tensor that both checkpoints have, in one shape.
+struct Pair {
+  Section section;
+  std::string name;
+  const TensorRecord *a, *b;
+  TensorDifference difference;
+};
+
+/// Elements of a pair that one thread compares.
+struct Piece {
+  std::size_t pair;
+  std::int64_t begin, end;
+  std::uint64_t crc_a = 0, crc_b = 0;
+};
+
+// Compares as many elements at once as fit the stack.
+constexpr std::int64_t kBlock = 256;
+
+void add_difference(std::int64_t element, double x, double y, double absolute,
+                    TensorDifference& result) {
+  const bool finite = std::isfinite(x) && std::isfinite(y);
+  if (!finite && absolute != 0) absolute = kInfinity;
+  if (result.count == 0) result.first = element;
+  if (result.count == 0 || absolute > result.max_absolute) {
+    result.max_absolute = absolute;
+    result.max_element = element;
+    result.a = x;
+    result.b = y;
+  }
+  const double relative = absolute == 0 ? 0
+                          : finite      ? absolute / std::max(std::abs(x), std::abs(y))
+                                        : kInfinity;
+  result.max_relative = std::max(result.max_relative, relative);
+  ++result.count;
+}
+
+void compare_values(const Piece& piece, const char* a, const char* b, const DiffOptions& options,
+                    TensorDifference& result) {
+  const auto width_a = static_cast<std::int64_t>(dtype_size(result.dtype_a));
+  const auto width_b = static_cast<std::int64_t>(dtype_size(result.dtype_b));
+  const bool same_dtype = result.dtype_a == result.dtype_b;
+  // Zeros of both signs, and NaNs, are told apart by their bits alone.
+  const bool exact = same_dtype && options.absolute == 0 && options.relative == 0;
+  const auto same_bits = [&](std::int64_t i, std::int64_t n) {
+    return same_dtype && std::memcmp(a + i * width_a, b + i * width_b,
+                                     static_cast<std::size_t>(n * width_a)) == 0;
+  };
+  std::array<double, kBlock> xs, ys;
+  for (std::int64_t begin = 0; begin < piece.end - piece.begin; begin += kBlock) {
+    const std::int64_t n = std::min(kBlock, piece.end - piece.begin - begin);
+    if (same_bits(begin, n)) continue;
+    widen(result.dtype_a, a + begin * width_a, n, xs.data());
+    widen(result.dtype_b, b + begin * width_b, n, ys.data());
+    for (std::int64_t i = 0; i < n; ++i) {
+      const double x = xs[static_cast<std::size_t>(i)], y = ys[static_cast<std::size_t>(i)];
+      const bool same = x == y || (std::isnan(x) && std::isnan(y));
+      if (same && (!exact || same_bits(begin + i, 1))) continue;
+      const double absolute = same ? 0 : std::abs(x - y);
+      // False for a NaN, and for an infinity whatever the tolerance.
+      const bool close =
+          std::isfinite(absolute) &&
+          absolute <= options.absolute + options.relative * std::max(std::abs(x), std::abs(y));
+      if (!exact && close) continue;
+      add_difference(piece.begin + begin + i, x, y, absolute, result);
+    }
+  }
+}
+
+// Order of the pieces does not matter for the result.
+void merge(const TensorDifference& part, TensorDifference& whole) {
+  if (part.count == 0) return;
+  const bool none = whole.count == 0;
+  if (none || part.first < whole.first) whole.first = part.first;
+  if (none || part.max_absolute > whole.max_absolute ||
+      (part.max_absolute == whole.max_absolute && part.max_element < whole.max_element)) {
+    whole.max_absolute = part.max_absolute;
+    whole.max_element = part.max_element;
+    whole.a = part.a;
+    whole.b = part.b;
+  }
+  whole.max_relative = std::max(whole.max_relative, part.max_relative);
+  whole.count += part.count;
+}
+
+class Comparison {
+ public:
+  Comparison(const CheckpointReader& a, const CheckpointReader& b, const DiffOptions& options)
+      : a_(a), b_(b), options_(options) {}
+
+  DiffReport run() {
+    compare_settings();
+    for (const Section section : kSections) {
+      if (section == Section::Model ? options_.model : options_.optimizer) match(section);
+    }
+    read();
+    for (const Pair& pair : pairs_) {
+      const bool differs = pair.difference.kind == TensorDifference::Kind::Dtype;
+      if (differs || pair.difference.count > 0) report_.differences.push_back(pair.difference);
+    }
+    std::stable_sort(report_.differences.begin(), report_.differences.end(),
+                     [](const TensorDifference& x, const TensorDifference& y) {
+                       return rank(x.name) != rank(y.name) ? rank(x.name) < rank(y.name)
+                                                           : x.name < y.name;
+                     });
+    return std::move(report_);
+  }
+
+ private:
+  static int rank(const std::string& name) { return name.starts_with("model/") ? 0 : 1; }
+
+  void compare_settings() {
+    const Json &a = a_.index().model_config, &b = b_.index().model_config;
+    const auto text = [](const Json& json, const std::string& key) {
+      const auto found = json.find(key);
+      return found == json.end() ? std::string() : found->dump();
+    };
+    Json keys = a;
+    keys.update(b);
+    for (const auto& [key, unused] : keys.items()) {
+      if (text(a, key) == text(b, key)) continue;
+      report_.settings.push_back({key, text(a, key), text(b, key)});
+    }
+  }
+
+  void match(Section section) {
+    const TensorMap &a = a_.tensors(section), &b = b_.tensors(section);
+    const auto note = [&](const std::string& name, TensorDifference::Kind kind,
+                          const TensorRecord* x, const TensorRecord* y) {
+      TensorDifference difference;
+      difference.name = fmt::format("{}/{}", section_name(section), name);
+      difference.kind = kind;
+      if (x) difference.dtype_a = x->dtype, difference.shape_a = x->shape;
+      if (y) difference.dtype_b = y->dtype, difference.shape_b = y->shape;
+      return difference;
+    };
+    using Kind = TensorDifference::Kind;
+    for (const auto& [name, record] : b) {
+      if (!a.contains(name)) {
+        report_.differences.push_back(note(name, Kind::OnlyInB, nullptr, &record));
+      }
+    }
+    for (const auto& [name, record] : a) {
+      const auto other = b.find(name);
+      if (other == b.end()) {
+        report_.differences.push_back(note(name, Kind::OnlyInA, &record, nullptr));
+        continue;
+      }
+      ++report_.compared;
+      if (record.shape != other->second.shape) {
+        report_.differences.push_back(note(name, Kind::Shape, &record, &other->second));
+        continue;
+      }
+      const bool same_dtype = record.dtype == other->second.dtype;
+      const auto crc = tensor_checksum(record);
+      if (same_dtype && crc && crc == tensor_checksum(other->second)) continue;
+      Pair pair{section, name, &record, &other->second,
+                note(name, same_dtype ? Kind::Values : Kind::Dtype, &record, &other->second)};
+      pair.difference.elements = numel(record.shape);
+      pairs_.push_back(std::move(pair));
+    }
+  }
+
+  std::vector<Piece> cut() const {
+    std::vector<Piece> pieces;
+    for (std::size_t i = 0; i < pairs_.size(); ++i) {
+      std::vector<std::int64_t> ends = PieceReader::ends(*pairs_[i].a);
+      const std::vector<std::int64_t> others = PieceReader::ends(*pairs_[i].b);
+      ends.insert(ends.end(), others.begin(), others.end());
+      std::sort(ends.begin(), ends.end());
+      std::int64_t begin = 0;
+      for (const std::int64_t end : ends) {
+        for (; begin < end; begin = pieces.back().end) {
+          pieces.push_back({i, begin, std::min(end, begin + kPieceElements)});
+        }
+      }
+    }
+    return pieces;
+  }
+
+  void read() {
+    std::vector<Piece> pieces = cut();
+    const auto bytes = [&](const Piece& piece) {
+      const Pair& pair = pairs_[piece.pair];
+      return (piece.end - piece.begin) *
+             static_cast<std::int64_t>(dtype_size(pair.a->dtype) + dtype_size(pair.b->dtype));
+    };
+    std::int64_t total = 0, done = 0;
+    for (const Piece& piece : pieces) total += bytes(piece);
+    PieceReader source_a(a_), source_b(b_);
+    std::mutex mutex;  // guards done and the differences of pairs
+    parallel_for_each(pieces.size(), options_.threads, [&](std::size_t i) {
+      Piece& piece = pieces[i];
+      Pair& pair = pairs_[piece.pair];
+      const auto n = static_cast<std::size_t>(piece.end - piece.begin);
+      std::vector<char> a(n * dtype_size(pair.a->dtype)), b(n * dtype_size(pair.b->dtype));
+      piece.crc_a =
+          source_a.read(pair.section, pair.name, *pair.a, piece.begin, piece.end, a.data());
+      piece.crc_b =
+          source_b.read(pair.section, pair.name, *pair.b, piece.begin, piece.end, b.data());
+      TensorDifference part;
+      part.dtype_a = pair.a->dtype;
+      part.dtype_b = pair.b->dtype;
+      compare_values(piece, a.data(), b.data(), options_, part);
+      const std::lock_guard lock(mutex);
+      merge(part, pair.difference);
+      done += bytes(piece);
+      if (options_.progress) options_.progress(done, total);
+    });
+    report_.bytes_read = total;
+    for (std::size_t i = 0; i < pieces.size();) {
+      const Pair& pair = pairs_[pieces[i].pair];
+      std::vector<PieceSum> sums_a, sums_b;
+      for (const std::size_t first = pieces[i].pair; i < pieces.size() && pieces[i].pair == first;
+           ++i) {
+        sums_a.push_back({pieces[i].begin, pieces[i].end, pieces[i].crc_a});
+        sums_b.push_back({pieces[i].begin, pieces[i].end, pieces[i].crc_b});
+      }
+      source_a.verify(pair.section, pair.name, *pair.a, sums_a);
+      source_b.verify(pair.section, pair.name, *pair.b, sums_b);
+    }
+  }
+
+  const CheckpointReader &a_, &b_;
+  const DiffOptions& options_;
+  DiffReport report_;
+  std::vector<Pair> pairs_;
+};
+
+}  // namespace
+
+DiffReport diff_checkpoints(const CheckpointReader& a, const CheckpointReader& b,
+                            const DiffOptions& options) {
+  return Comparison(a, b, options).run();
+}
+
+}  // namespace tessera::io

@@ -1,0 +1,132 @@
+#include "io/checkpoint/list.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <charconv>
+#include <ctime>
+
+#include "core/base/error.h"
+#include "io/checkpoint/reader.h"
+
+namespace tessera::io {
+namespace {
+
+// The step in "step-00001200" and in "step-00001200.a1b2c3.tmp", and what follows it.
+std::optional<std::pair<std::int64_t, std::string>> parse_name(const std::string& name) {
+  constexpr std::string_view kPrefix = "step-";
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  std::int64_t step = 0;
+  const char* const end = name.data() + name.size();
+  const auto [stop, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
+  if (error != std::errc{} || step < 0 || stop - name.data() < 13 || (stop != end && *stop != '.'))
+    return std::nullopt;
+  return std::pair(step, std::string(stop, end));
+}
+
+// Sizes of the files, and the latest time at which one of them or the directory was changed.
+void measure(ListedCheckpoint& entry) {
+  const auto look = [&](const fs::path& path) {
+    struct stat status {};
+    if (::lstat(path.c_str(), &status) != 0) return;
+    if (S_ISREG(status.st_mode)) entry.bytes += status.st_size;
+    entry.time = std::max<std::int64_t>(entry.time.value_or(0), status.st_mtime);
+  };
+  look(entry.path);
+  std::error_code error;
+  fs::directory_iterator items(entry.path, error);
+  for (; !error && items != fs::directory_iterator(); items.increment(error)) look(items->path());
+}
+
+void read_index(ListedCheckpoint& entry) {
+  try {
+    const auto reader = CheckpointReader::open(entry.path);
+    CheckpointIndex index = reader.index();
+    if (index.model) entry.sections.emplace_back("model");
+    if (index.optimizer) entry.sections.emplace_back("optimizer");
+    if (index.trainer) entry.sections.emplace_back("trainer");
+    index.model.reset();
+    index.optimizer.reset();
+    entry.time = parse_time(index.created);
+    entry.index = std::move(index);
+  } catch (const Error& error) {
+    entry.state = CheckpointState::Broken;
+    entry.problem = error.what();
+  }
+}
+
+ListedCheckpoint examine(const fs::path& path, std::int64_t step, const std::string& rest) {
+  ListedCheckpoint entry;
+  entry.path = path;
+  entry.step = step;
+  measure(entry);
+  if (rest.ends_with(".pruned.tmp")) {
+    entry.state = CheckpointState::Removing;
+    entry.problem = "it was to be removed; the next save removes what is left of it";
+  } else if (rest.ends_with(".tmp")) {
+    entry.state = CheckpointState::Attempt;
+    entry.problem =
+        fmt::format("run {} did not finish saving it, or still does; the next save removes it",
+                    rest.size() > 5 ? rest.substr(1, rest.size() - 5) : "(none)");
+  } else if (!rest.empty()) {
+    entry.state = CheckpointState::SetAside;
+    entry.problem = "it could not be read when a run went on from an earlier one";
+  } else {
+    std::error_code absent;
+    if (fs::exists(path / "index.json", absent)) {
+      read_index(entry);
+    } else {
+      entry.state = CheckpointState::Broken;
+      entry.problem = "it has no index.json";
+    }
+  }
+  return entry;
+}
+
+}  // namespace
+
+std::string_view state_name(CheckpointState state) {
+  switch (state) {
+    case CheckpointState::Committed:
+      return "committed";
+    case CheckpointState::Broken:
+      return "broken";
+    case CheckpointState::Attempt:
+      return "attempt";
+    case CheckpointState::Removing:
+      return "removing";
+    case CheckpointState::SetAside:
+      return "set aside";
+  }
+  return "unknown";
+}
+
+std::vector<ListedCheckpoint> list_checkpoints(const fs::path& run_or_checkpoints_dir) {
+  std::error_code error;
+  fs::path dir = run_or_checkpoints_dir;
+  if (fs::is_directory(dir / "checkpoints", error)) dir /= "checkpoints";
+  std::vector<ListedCheckpoint> entries;
+  fs::directory_iterator items(dir, error);
+  for (; !error && items != fs::directory_iterator(); items.increment(error)) {
+    std::error_code gone;
+    const auto name = parse_name(items->path().filename().string());
+    if (name && items->is_directory(gone)) {
+      entries.push_back(examine(items->path(), name->first, name->second));
+    }
+  }
+  require<IoError>(!error, "cannot list {}: {}", dir.string(), error.message());
+  std::sort(entries.begin(), entries.end(),
+            [](const ListedCheckpoint& a, const ListedCheckpoint& b) {
+              return a.step != b.step ? a.step < b.step : a.path < b.path;
+            });
+  return entries;
+}
+
+std::optional<std::int64_t> parse_time(const std::string& text) {
+  std::tm time{};
+  const char* const stop = ::strptime(text.c_str(), "%Y-%m-%dT%H:%M:%SZ", &time);
+  if (stop == nullptr || *stop != '\0') return std::nullopt;
+  return ::timegm(&time);
+}
+
+}  // namespace tessera::io

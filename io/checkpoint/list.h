@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "io/base/file.h"
+#include "io/checkpoint/index.h"
+
+namespace tessera::io {
+
+enum class CheckpointState : std::uint8_t {
+  Committed,  ///< its index is valid, and its files are there in their full size
+  Broken,     ///< committed, but it cannot be read any more
+  Attempt,    ///< of a save that did not finish, or is under way
+  Removing,   ///< was about to be removed, or is
+  SetAside,   ///< a broken one that a run, going on from an earlier one, renamed
+};
+/// "committed", "broken", "attempt", "removing", "set aside"
+std::string_view state_name(CheckpointState state);
+
+struct ListedCheckpoint {
+  fs::path path;
+  std::int64_t step = 0;  ///< as its name says
+  CheckpointState state = CheckpointState::Committed;
+  std::string problem;  ///< why it is no checkpoint, or can't be read; empty if committed
+  /// Without tensors: what a list needs; empty unless the index could be read.
+  std::optional<CheckpointIndex> index;
+  std::vector<std::string> sections;  ///< "model", "optimizer", "trainer"
+  std::int64_t bytes = 0;             ///< of the files that are there
+  /// Seconds since 1970: when it was saved; of what is not committed, when it was last written to.
+  /// Empty if unknown.
+  std::optional<std::int64_t> time;
+};
+
+/// All that is, was or was to be a checkpoint in a run or a directory of checkpoints, by step, then
+/// by name. Reads indexes, but no data. @throws IoError if the directory cannot be read
+std::vector<ListedCheckpoint> list_checkpoints(const fs::path& run_or_checkpoints_dir);
+
+/// Seconds since 1970 of "2026-01-31T12:00:00Z"; empty if it is no such time.
+std::optional<std::int64_t> parse_time(const std::string& text);
+
+}  // namespace tessera::io

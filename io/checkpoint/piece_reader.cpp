@@ -1,0 +1,69 @@
+#include "io/checkpoint/piece_reader.h"
+
+#include <algorithm>
+
+#include "core/base/error.h"
+#include "io/base/crc64.h"
+
+namespace tessera::io {
+
+bool is_boxed(const TensorRecord& tensor) {
+  return std::any_of(tensor.chunks.begin(), tensor.chunks.end(),
+                     [](const Chunk& chunk) { return chunk.box.has_value(); }) &&
+         !tensor_checksum(tensor);
+}
+
+std::vector<std::int64_t> PieceReader::ends(const TensorRecord& tensor) {
+  const std::int64_t size = numel(tensor.shape);
+  std::vector<std::int64_t> ends;
+  if (!is_boxed(tensor)) {
+    for (const Chunk& chunk : tensor.chunks) {
+      if (chunk.begin > 0 && chunk.begin < chunk.end) ends.push_back(chunk.begin);
+    }
+  }
+  ends.push_back(size);
+  return ends;
+}
+
+std::uint64_t PieceReader::read(Section section, const std::string& name,
+                                const TensorRecord& tensor, std::int64_t begin, std::int64_t end,
+                                void* out) {
+  const auto width = static_cast<std::int64_t>(dtype_size(tensor.dtype));
+  const auto bytes = static_cast<std::size_t>((end - begin) * width);
+  if (is_boxed(tensor)) {
+    reader_.read(section, name, begin, end, out, tensor.dtype);
+    return crc64(out, bytes);
+  }
+  // The last chunk that begins at or before it; empty ones begin where others do.
+  auto chunk = std::upper_bound(tensor.chunks.begin(), tensor.chunks.end(), begin,
+                                [](std::int64_t e, const Chunk& c) { return e < c.begin; });
+  require<InternalError>(chunk != tensor.chunks.begin(), "no chunk of {} has element {}", name,
+                         begin);
+  --chunk;
+  require<InternalError>(end <= chunk->end, "elements {} to {} of {} lie in more than one chunk",
+                         begin, end, name);
+  files_.get(chunk->file)->read(chunk->byte_begin + (begin - chunk->begin) * width, out, bytes);
+  return crc64(out, bytes);
+}
+
+void PieceReader::verify(Section section, const std::string& name, const TensorRecord& tensor,
+                         std::span<const PieceSum> pieces) const {
+  if (is_boxed(tensor)) return;
+  const auto width = static_cast<std::int64_t>(dtype_size(tensor.dtype));
+  auto piece = pieces.begin();
+  for (const Chunk& chunk : tensor.chunks) {
+    std::uint64_t crc = 0;
+    for (; piece != pieces.end() && piece->end <= chunk.end; ++piece) {
+      crc = crc64_combine(crc, piece->crc64,
+                          static_cast<std::uint64_t>((piece->end - piece->begin) * width));
+    }
+    require<CorruptCheckpoint>(
+        crc == chunk.crc64,
+        "{}: tensor {}/{}, elements {} to {} (bytes {} to {}): the checksum is wrong, the data was "
+        "damaged after it was saved",
+        (reader_.path() / chunk.file).string(), section_name(section), name, chunk.begin, chunk.end,
+        chunk.byte_begin, chunk.byte_end);
+  }
+}
+
+}  // namespace tessera::io

@@ -1,0 +1,70 @@
+#include "io/checkpoint/list.h"
+
+#include <doctest/doctest.h>
+
+#include <ctime>
+
+#include "tests/io/support.h"
+#include "tests/support/check_throws.h"
+#include "tests/support/temp_dir.h"
+
+namespace tessera::io {
+namespace {
+
+using namespace tessera::test;
+
+TEST_CASE("a run's checkpoints, attempts and wrecks are told apart") {
+  TempDir dir;
+  const fs::path checkpoints = dir.path() / "checkpoints";
+  const SampleModel model = make_sample_model();
+  save(model, checkpoints, {.world_size = 2, .step = 10});
+  save(model, checkpoints, {.step = 20, .optimizer = false, .trainer_json = ""});
+  fs::remove(save(model, checkpoints, {.step = 30}) / "index.json");
+  fs::resize_file(save(model, checkpoints, {.step = 40}) / "rank-00000-of-00001.safetensors", 99);
+  fs::rename(save(model, checkpoints, {.step = 50}), checkpoints / "step-00000050.unusable");
+  fs::create_directory(checkpoints / "step-00000060.run-a.tmp");
+  write_text(checkpoints / "step-00000060.run-a.tmp" / "rank-00000-of-00001.safetensors", "12345");
+  fs::create_directory(checkpoints / "step-00000005.pruned.tmp");
+  fs::create_directory(checkpoints / "other");
+  fs::create_directory(checkpoints / "step-7");
+  write_text(checkpoints / "step-00000070", "a file");
+
+  const auto entries = list_checkpoints(dir.path());
+  std::vector<std::string> found;
+  for (const auto& entry : entries) {
+    found.push_back(fmt::format("{} {}", entry.step, state_name(entry.state)));
+    CHECK(entry.time.has_value());
+    CHECK(std::abs(*entry.time - std::time(nullptr)) < 600);
+    CHECK(entry.problem.empty() == (entry.state == CheckpointState::Committed));
+    CHECK(entry.index.has_value() == (entry.state == CheckpointState::Committed));
+  }
+  CHECK(found == std::vector<std::string>{"5 removing", "10 committed", "20 committed", "30 broken",
+                                          "40 broken", "50 set aside", "60 attempt"});
+  CHECK(entries[1].index->world_size == 2);
+  CHECK(entries[1].sections == std::vector<std::string>{"model", "optimizer", "trainer"});
+  CHECK(entries[2].sections == std::vector<std::string>{"model"});
+  std::int64_t bytes = 0;
+  for (const auto& item : fs::directory_iterator(entries[1].path)) {
+    bytes += static_cast<std::int64_t>(item.file_size());
+  }
+  CHECK(entries[1].bytes == bytes);
+  CHECK(entries[3].problem == "it has no index.json");
+  CHECK(entries[4].problem.find("has 99 bytes, but the index says") != std::string::npos);
+  CHECK(entries[6].problem.find("run run-a did not finish") != std::string::npos);
+  CHECK(entries[6].bytes == 5);
+  CHECK(list_checkpoints(checkpoints).size() == entries.size());
+}
+
+TEST_CASE("times are read as UTC") {
+  CHECK(parse_time("1970-01-01T00:00:00Z") == 0);
+  CHECK(parse_time("2026-01-31T12:00:00Z") == 1769860800);
+  CHECK_FALSE(parse_time("2026-01-31"));
+  CHECK_FALSE(parse_time("2026-01-31T12:00:00Z "));
+}
+
+TEST_CASE("a directory that is not there") {
+  CHECK_THROWS_HOLDING(IoError, "No such file", list_checkpoints("/nonexistent/run"));
+}
+
+}  // namespace
+}  // namespace tessera::io

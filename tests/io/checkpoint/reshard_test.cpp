@@ -1,0 +1,170 @@
+#include "io/checkpoint/reshard.h"
+
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <set>
+
+#include "io/checkpoint/diff.h"
+#include "io/checkpoint/find.h"
+#include "io/checkpoint/verify.h"
+#include "tests/io/schema.h"
+#include "tests/io/support.h"
+#include "tests/support/check_throws.h"
+#include "tests/support/temp_dir.h"
+
+namespace tessera::io {
+namespace {
+
+using namespace tessera::test;
+
+std::set<std::string> names(const fs::path& dir) {
+  std::set<std::string> result;
+  for (const auto& item : fs::directory_iterator(dir)) {
+    result.insert(item.path().filename().string());
+  }
+  return result;
+}
+
+TEST_CASE("what is resharded is what a run of that many ranks saves") {
+  TempDir dir;
+  const SampleModel model = make_sample_model();
+  for (const int from : {1, 3, 4}) {
+    const auto source = CheckpointReader::open(
+        save(model, dir.path() / ("from" + std::to_string(from)), {.world_size = from}));
+    for (const int to : {1, 2, 4, 9}) {
+      CAPTURE(from);
+      CAPTURE(to);
+      const auto saved = CheckpointReader::open(
+          save(model, dir.path() / ("saved" + std::to_string(to)), {.world_size = to}));
+      const fs::path out = dir.path() / fmt::format("{}to{}", from, to);
+      const ReshardReport report =
+          reshard_checkpoint(source, out, {.world_size = to, .jobs = from});
+      CHECK(report.path == out / "step-00000007");
+      CHECK(report.digest == source.digest());
+      CHECK(names(out) == std::set<std::string>{"latest", "step-00000007"});
+      const auto result = CheckpointReader::open(report.path);
+      CHECK(verify_checkpoint(result).problems.empty());
+      CHECK(index_schema_violation(Json::parse(read_text(report.path / "index.json"))) == "");
+      // Files to the byte; the index but for the time.
+      CHECK(names(report.path) == names(saved.path()));
+      for (const auto& [file, size] : saved.index().files) {
+        CHECK(read_text(report.path / file) == read_text(saved.path() / file));
+      }
+      CHECK(read_text(report.path / "trainer.json") == read_text(saved.path() / "trainer.json"));
+      CheckpointIndex index = result.index();
+      index.created = saved.index().created;
+      CHECK(format_index(index) == format_index(saved.index()));
+    }
+  }
+}
+
+TEST_CASE("a weights-only checkpoint stays one") {
+  TempDir dir;
+  const auto source = CheckpointReader::open(save(
+      make_sample_model(), dir.path(), {.world_size = 3, .optimizer = false, .trainer_json = ""}));
+  const auto report = reshard_checkpoint(source, dir.path() / "out", {.world_size = 2});
+  const auto result = CheckpointReader::open(report.path);
+  CHECK_FALSE(result.index().optimizer);
+  CHECK_FALSE(result.index().trainer);
+  CHECK(diff_checkpoints(source, result, {}).equal());
+}
+
+TEST_CASE("pieces are as large as the memory allows") {
+  TempDir dir;
+  SampleModel model = make_sample_model();
+  model.config = Json::object();  // a model that is not known here
+  model.tensors.clear();
+  SampleModel::Tensor tensor{"layers.0.w", {3, 100'000}, {}, {}, {}};
+  for (int i = 0; i < 300'000; ++i) tensor.weight.push_back(static_cast<float>(i));
+  tensor.exp_avg = tensor.exp_avg_sq = tensor.weight;
+  model.tensors.push_back(tensor);
+  const auto source = CheckpointReader::open(save(model, dir.path(), {.world_size = 3}));
+  std::int64_t calls = 0, last = 0;
+  const auto progress = [&](std::int64_t done, std::int64_t total) {
+    ++calls;
+    last = done;
+    CHECK(total == 3 * 1'200'000);
+  };
+  const auto report =
+      reshard_checkpoint(source, dir.path() / "out",
+                         {.world_size = 2, .memory = 2 << 16, .jobs = 2, .progress = progress});
+  CHECK(last == 3 * 1'200'000);
+  CHECK(calls >= 3 * 1'200'000 / (1 << 16));
+  CHECK(diff_checkpoints(source, CheckpointReader::open(report.path), {.optimizer = true}).equal());
+  CHECK(verify_checkpoint(CheckpointReader::open(report.path)).problems.empty());
+}
+
+TEST_CASE("a damaged source leaves nothing") {
+  TempDir dir;
+  const fs::path out = dir.path() / "out";
+  const auto source =
+      CheckpointReader::open(save(make_sample_model(), dir.path(), {.world_size = 3}));
+  const Chunk chunk = source.tensor(Section::ExpAvg, "wte.weight").chunks.back();
+  flip_bit(source.path() / chunk.file, chunk.byte_end - 1);
+  CHECK_THROWS_HOLDING(CorruptCheckpoint,
+                       fmt::format("{}: tensor optimizer/exp_avg/wte.weight, elements {} to {}",
+                                   chunk.file, chunk.begin, chunk.end),
+                       reshard_checkpoint(source, out, {.world_size = 2}));
+  CHECK(names(out).empty());
+  flip_bit(source.path() / chunk.file, chunk.byte_end - 1);
+  write_text(source.path() / "trainer.json", R"({"step": 8})");
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "trainer.json: the checksum is wrong",
+                       reshard_checkpoint(source, out, {.world_size = 2}));
+  CHECK(names(out).empty());
+}
+
+TEST_CASE("nothing is replaced without being asked") {
+  TempDir dir;
+  const auto source =
+      CheckpointReader::open(save(make_sample_model(), dir.path() / "a", {.world_size = 3}));
+  const fs::path other = save(make_sample_model(5), dir.path() / "b", {.world_size = 1});
+  save(make_sample_model(6), dir.path() / "b", {.world_size = 1, .step = 9});
+  const std::string before = CheckpointReader::open(other).digest();
+  CHECK_THROWS_HOLDING(InvalidArgument, "step-00000007 exists",
+                       reshard_checkpoint(source, dir.path() / "b", {.world_size = 2}));
+  CHECK(CheckpointReader::open(other).digest() == before);
+  reshard_checkpoint(source, dir.path() / "b", {.world_size = 2, .overwrite = true});
+  CHECK(CheckpointReader::open(other).digest() == source.digest());
+  CHECK(CheckpointReader::open(other).index().world_size == 2);
+  CHECK(read_text(dir.path() / "b" / "latest") == "step-00000009\n");
+  // In place.
+  reshard_checkpoint(source, dir.path() / "a", {.world_size = 5, .overwrite = true});
+  CHECK(open_checkpoint(dir.path() / "a").index().world_size == 5);
+  CHECK(names(dir.path() / "a") == std::set<std::string>{"latest", "step-00000007"});
+
+  CHECK_THROWS_HOLDING(InvalidArgument, "world size 0",
+                       reshard_checkpoint(source, dir.path() / "c", {.world_size = 0}));
+  CHECK_THROWS_HOLDING(InvalidArgument, "at least 65536 are needed",
+                       reshard_checkpoint(source, dir.path() / "c", {.memory = 65535}));
+}
+
+TEST_CASE("what a killed process left is removed, and nobody else's") {
+  TempDir dir;
+  const auto source = CheckpointReader::open(save(make_sample_model(), dir.path() / "a"));
+  const fs::path out = dir.path() / "out";
+  const pid_t child = ::fork();
+  if (child == 0) {
+    // Killed while it copies: the progress is told of by then.
+    reshard_checkpoint(source, out, {.progress = [](auto, auto) { ::raise(SIGKILL); }});
+    ::_exit(0);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  REQUIRE(WIFSIGNALED(status));
+  REQUIRE(names(out).size() == 1);
+  CHECK(names(out).begin()->ends_with(fmt::format("-{}.tmp", child)));
+  CHECK(find_checkpoints(out).empty());
+  fs::create_directory(out / "step-00000007.reshard-elsewhere-1.tmp");
+  fs::create_directory(out / "step-00000007.run-a.tmp");
+  const auto report = reshard_checkpoint(source, out, {.world_size = 2});
+  CHECK(verify_checkpoint(CheckpointReader::open(report.path)).problems.empty());
+  CHECK(names(out) == std::set<std::string>{"latest", "step-00000007",
+                                            "step-00000007.reshard-elsewhere-1.tmp",
+                                            "step-00000007.run-a.tmp"});
+}
+
+}  // namespace
+}  // namespace tessera::io
