@@ -2,7 +2,9 @@
 
 #include "core/base/error.h"
 #include "io/checkpoint/find.h"
+#include "io/hf/gpt2_source.h"
 #include "io/source/checkpoint_tensors.h"
+#include "io/source/open_sharded.h"
 
 namespace tessera::io {
 namespace {
@@ -37,20 +39,37 @@ class CheckpointSource final : public ModelSource {
 
 }  // namespace
 
-std::unique_ptr<ModelSource> open_model(const fs::path& path, std::optional<std::int64_t> step) {
+std::unique_ptr<ModelSource> open_checkpoint_model(const CheckpointReader& reader) {
+  return std::make_unique<CheckpointSource>(reader);
+}
+
+Json read_hf_config(const fs::path& file) {
+  constexpr std::int64_t kMaxJson = std::int64_t{64} << 20;
+  return gpt2_config_from_hf(parse_json(read_file(file, kMaxJson), file.string()), file.string());
+}
+
+void require_model_directory(const fs::path& path) {
   std::error_code error;
   require<IoError>(fs::exists(path, error), "{} does not exist", path.string());
   require(fs::is_directory(path, error),
-          "{} is a file; name a checkpoint, a run, or the directory of a Hugging Face model",
+          "{} is a file; name a checkpoint, a run, the directory of a Hugging Face model or of a "
+          "PyTorch Distributed Checkpoint",
           path.string());
-  // A run has a config.json too: its model directory is told apart by the weights beside it.
-  if (fs::exists(path / "model.safetensors", error) ||
-      fs::exists(path / "model.safetensors.index.json", error)) {
-    require(!step, "{} is a Hugging Face model and has no step {}", path.string(),
-            step.value_or(0));
-    return open_hf_model(path);
-  }
-  return std::make_unique<CheckpointSource>(open_checkpoint(path, step));
+}
+
+std::unique_ptr<ModelSource> open_model(const fs::path& path, std::optional<std::int64_t> step) {
+  require_model_directory(path);
+  // A run has a config.json too: other directories are told apart by the weights in them.
+  std::unique_ptr<ShardedSource> source = open_sharded(path);
+  if (!source) return open_checkpoint_model(open_checkpoint(path, step));
+  require(!step, "{} is a {} and has no step {}", path.string(), source->kind(), step.value_or(0));
+  const fs::path config = path / "config.json";
+  std::error_code error;
+  require(fs::exists(config, error),
+          "{} is a {} without config.json, so which model it holds is unknown; put the config.json "
+          "of the Hugging Face model into it, or `tessera consolidate` it with --config",
+          path.string(), source->kind());
+  return std::make_unique<Gpt2Source>(std::move(source), read_hf_config(config), NameRules{});
 }
 
 }  // namespace tessera::io

@@ -21,14 +21,22 @@ class ModelSource : public TensorSource {
 };
 
 /// Opens what a user names as MODEL: a checkpoint, a run or directory of checkpoints (its newest
-/// committed one, or that of `step`), or a Hugging Face model directory (config.json beside
-/// model.safetensors or its sharded form).
+/// committed one, or that of `step`), a Hugging Face model directory, or a PyTorch Distributed
+/// Checkpoint (FSDP, torchtitan, Lightning, its safetensors form) with a config.json in it.
 /// @throws InvalidArgument if path is none of these, or its tensors are not those of its
 ///         configuration (all of them listed at once); Unsupported, IoError, CorruptCheckpoint
 std::unique_ptr<ModelSource> open_model(const fs::path& path,
                                         std::optional<std::int64_t> step = {});
 
-/// Opens a Hugging Face model directory. @throws as open_model
-std::unique_ptr<ModelSource> open_hf_model(const fs::path& dir);
+/// The model in a checkpoint. @throws InvalidArgument if it holds none, or other tensors than its
+/// configuration says
+std::unique_ptr<ModelSource> open_checkpoint_model(const CheckpointReader& reader);
+
+/// Our "model" section from a Hugging Face config.json.
+/// @throws as gpt2_config_from_hf; IoError
+Json read_hf_config(const fs::path& file);
+
+/// @throws IoError if path does not exist, InvalidArgument if it is a file
+void require_model_directory(const fs::path& path);
 
 }  // namespace tessera::io

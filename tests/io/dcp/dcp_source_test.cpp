@@ -1,4 +1,4 @@
-#include "io/dcp/sharded_source.h"
+#include "io/dcp/dcp_source.h"
 
 #include <doctest/doctest.h>
 
@@ -49,8 +49,8 @@ std::map<std::string, Whole> expected_tensors(const fs::path& dir) {
 }
 
 TEST_CASE("what PyTorch sharded is read as it was in memory") {
-  for (const char* name : {"fsdp-gpt2", "fsdp-wrapped", "torchtitan", "mixed", "dcp-safetensors",
-                           "lightning"}) {
+  for (const char* name :
+       {"fsdp-gpt2", "fsdp-wrapped", "torchtitan", "mixed", "dcp-safetensors", "lightning"}) {
     CAPTURE(name);
     const auto expected = expected_tensors(kFixtures / name);
     const auto source = open_fixture(kFixtures / name);
@@ -89,12 +89,14 @@ TEST_CASE("parts and streams of sharded tensors are parts of the whole") {
         std::string streamed;
         std::int64_t at = 0;
         open_fixture(kFixtures / name)
-            ->stream(tensor.name, buffer, [&](std::int64_t begin, const void* data, std::int64_t n) {
-              CHECK(begin == at);
-              CHECK((n == 1 || static_cast<std::size_t>(n * width) <= buffer));
-              at += n;
-              streamed.append(static_cast<const char*>(data), static_cast<std::size_t>(n * width));
-            });
+            ->stream(tensor.name, buffer,
+                     [&](std::int64_t begin, const void* data, std::int64_t n) {
+                       CHECK(begin == at);
+                       CHECK((n == 1 || static_cast<std::size_t>(n * width) <= buffer));
+                       at += n;
+                       streamed.append(static_cast<const char*>(data),
+                                       static_cast<std::size_t>(n * width));
+                     });
         CHECK(streamed == whole);
       }
     }

@@ -1,6 +1,6 @@
 // Both forms of PyTorch's Distributed Checkpoint as a source of tensors.
 
-#include "io/dcp/sharded_source.h"
+#include "io/dcp/dcp_source.h"
 
 #include <algorithm>
 #include <array>

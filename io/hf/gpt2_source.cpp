@@ -1,0 +1,84 @@
+#include "io/hf/gpt2_source.h"
+
+#include <algorithm>
+
+#include "core/base/error.h"
+
+namespace tessera::io {
+namespace {
+
+constexpr const char* kHead = "lm_head.weight";
+constexpr const char* kEmbedding = "wte.weight";
+
+}  // namespace
+
+std::vector<TensorName> classify_tensors(const ShardedSource& source, const NameRules& rules) {
+  const std::vector<std::string>& keys = source.top_keys();
+  const bool keyed = std::any_of(keys.begin(), keys.end(), is_model_key);
+  std::vector<TensorName> names;
+  for (std::size_t i = 0; i < source.tensors().size(); ++i) {
+    names.push_back(classify(source.tensors()[i].name, keys[i], keyed, rules));
+  }
+  check_distinct(names, source.path().string());
+  return names;
+}
+
+Gpt2Source::Gpt2Source(std::unique_ptr<ShardedSource> source, Json config, const NameRules& rules)
+    : source_(std::move(source)), config_(std::move(config)) {
+  const std::string where = source_->path().string();
+  for (const ShardedSource::Unreadable& tensor : source_->unreadable()) {
+    const std::string name = strip_name(tensor.name, rules);
+    require<Unsupported>(gpt2_name_from_hf(name).empty(),
+                         "{}: tensor {} is stored as {}, which tessera does not read", where,
+                         tensor.name, tensor.dtype);
+  }
+  const std::vector<TensorName> names = classify_tensors(*source_, rules);
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (names[i].role != TensorRole::Weight) continue;
+    const std::string ours = gpt2_name_from_hf(names[i].name);
+    if (ours.empty()) continue;
+    require<CorruptCheckpoint>(places_.emplace(ours, &source_->tensors()[i]).second,
+                               "{}: {} stands twice, with and without \"transformer.\"", where,
+                               ours);
+  }
+  drop_tied_head();
+  for (const auto& [name, info] : places_) tensors_.push_back({name, info->shape, info->dtype});
+  match_tensors(gpt2_tensors(config_), tensors_, where);
+}
+
+const std::string& Gpt2Source::source_name(const std::string& name) const {
+  const auto found = places_.find(name);
+  require(found != places_.end(), "{} holds no tensor {}", path().string(), name);
+  return found->second->name;
+}
+
+// Some writers store the tied head a second time. It is dropped if it equals the embedding; one
+// that differs would be lost silently.
+void Gpt2Source::drop_tied_head() {
+  const auto head = places_.find(kHead);
+  const auto embedding = places_.find(kEmbedding);
+  if (head == places_.end() || embedding == places_.end()) return;
+  const TensorInfo& a = *head->second;
+  const TensorInfo& b = *embedding->second;
+  bool equal = a.shape == b.shape && a.dtype == b.dtype;
+  if (equal) {
+    const std::int64_t size = numel(a.shape);
+    const auto piece = static_cast<std::int64_t>((std::size_t{1} << 20) / dtype_size(a.dtype));
+    std::vector<char> other(static_cast<std::size_t>(std::min(piece, size)) * dtype_size(a.dtype));
+    source_->stream(
+        a.name, other.size(), [&](std::int64_t begin, const void* data, std::int64_t n) {
+          if (!equal) return;
+          source_->read(b.name, begin, begin + n, other.data(), b.dtype);
+          const auto* const bytes = static_cast<const char*>(data);
+          equal = std::equal(bytes, bytes + static_cast<std::size_t>(n) * dtype_size(a.dtype),
+                             other.data());
+        });
+  }
+  require<Unsupported>(equal,
+                       "{}: lm_head.weight differs from wte.weight; tessera's GPT-2 ties "
+                       "the head to the embedding",
+                       path().string());
+  places_.erase(head);
+}
+
+}  // namespace tessera::io

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "io/hf/model_source.h"
+#include "io/source/names.h"
+#include "io/source/sharded_source.h"
+
+namespace tessera::io {
+
+/// The tensors of a sharded source with their names and roles, in its order.
+/// @throws InvalidArgument naming both if two tensors of a role would have one name
+std::vector<TensorName> classify_tensors(const ShardedSource& source, const NameRules& rules);
+
+/// A GPT-2 in a sharded source: a ModelSource by our names.
+class Gpt2Source : public ModelSource {
+ public:
+  /// Accepts names of Hugging Face's GPT-2 with and without "transformer.", ignores its buffers,
+  /// and a stored lm_head.weight that equals wte.weight.
+  /// @param config  our "model" section
+  /// @param rules   for the names of weights; other tensors are ignored
+  /// @throws InvalidArgument if the weights are not those of the configuration, listing all that
+  ///         differ, or two would have one name; Unsupported on a head that is not tied or a dtype
+  ///         that tessera lacks
+  Gpt2Source(std::unique_ptr<ShardedSource> source, Json config, const NameRules& rules);
+
+  const ShardedSource& source() const { return *source_; }
+  /// The source's name of one of our tensors.
+  const std::string& source_name(const std::string& name) const;
+
+  const Json& config() const override { return config_; }
+  const std::vector<TensorInfo>& tensors() const override { return tensors_; }
+  const fs::path& path() const override { return source_->path(); }
+  void read(const std::string& name, std::int64_t begin, std::int64_t end, void* out,
+            DType dtype) const override {
+    source_->read(source_name(name), begin, end, out, dtype);
+  }
+  void stream(const std::string& name, std::size_t buffer_bytes, const Sink& sink) const override {
+    source_->stream(source_name(name), buffer_bytes, sink);
+  }
+  std::optional<TensorLayout> layout(const std::string& name) const override {
+    return source_->layout(source_name(name));
+  }
+  File open_file(const std::string& name) const override { return source_->open_file(name); }
+
+ private:
+  void drop_tied_head();
+  std::unique_ptr<ShardedSource> source_;
+  Json config_;
+  std::map<std::string, const TensorInfo*> places_;  // by our names
+  std::vector<TensorInfo> tensors_;
+};
+
+}  // namespace tessera::io

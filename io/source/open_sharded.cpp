@@ -1,0 +1,41 @@
+#include "io/source/open_sharded.h"
+
+#include <algorithm>
+
+#include "core/base/error.h"
+#include "io/dcp/dcp_source.h"
+#include "io/safetensors/directory.h"
+
+namespace tessera::io {
+namespace {
+
+// torchtitan and others keep one folder a step.
+void refuse_parent(const fs::path& dir) {
+  std::vector<std::string> found;
+  std::error_code error;
+  fs::directory_iterator items(dir, error);
+  for (; !error && items != fs::directory_iterator(); items.increment(error)) {
+    std::error_code ignored;
+    if (fs::exists(items->path() / ".metadata", ignored)) {
+      found.push_back(items->path().filename().string());
+    }
+  }
+  std::sort(found.begin(), found.end());
+  require(found.empty(),
+          "{} holds {} PyTorch checkpoint{}, but is none itself; name one of them, "
+          "such as {}",
+          dir.string(), found.size(), found.size() == 1 ? "" : "s",
+          found.empty() ? "" : (dir / found.back()).string());
+}
+
+}  // namespace
+
+std::unique_ptr<ShardedSource> open_sharded(const fs::path& dir) {
+  if (is_safetensors_directory(dir)) return open_safetensors_directory(dir);
+  if (is_dcp(dir)) return open_dcp(dir);
+  if (is_dcp_safetensors(dir)) return open_dcp_safetensors(dir);
+  refuse_parent(dir);
+  return nullptr;
+}
+
+}  // namespace tessera::io

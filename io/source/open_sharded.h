@@ -1,0 +1,16 @@
+#pragma once
+
+#include <memory>
+
+#include "io/source/sharded_source.h"
+
+namespace tessera::io {
+
+/// Opens somebody else's tensors, if a directory holds such, told by its files: a Hugging Face
+/// model, a PyTorch Distributed Checkpoint (FSDP, torchtitan, Lightning) or its safetensors form.
+/// @return null if it is none of these
+/// @throws InvalidArgument naming them if its folders are Distributed Checkpoints, but not it
+///         itself; as the open functions of each
+std::unique_ptr<ShardedSource> open_sharded(const fs::path& dir);
+
+}  // namespace tessera::io

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "io/source/tensor_source.h"
+
+namespace tessera::io {
+
+/// Tensors of somebody else's sharded checkpoint, by the names it has.
+class ShardedSource : public TensorSource {
+ public:
+  /// What the directory is: "Hugging Face model", "PyTorch DCP", "Lightning FSDP (PyTorch DCP)",
+  /// "PyTorch DCP as safetensors".
+  virtual const std::string& kind() const = 0;
+  /// Names of entries that are no tensors.
+  virtual const std::vector<std::string>& objects() const = 0;
+  /// Names of tensors whose dtype tessera does not have, and that dtype. They are not in tensors().
+  struct Unreadable {
+    std::string name, dtype;
+  };
+  virtual const std::vector<Unreadable>& unreadable() const = 0;
+  /// Outermost key of each tensor of tensors() in the dict of dicts that was saved; empty if it was
+  /// flat or that is not known.
+  virtual const std::vector<std::string>& top_keys() const = 0;
+};
+
+}  // namespace tessera::io

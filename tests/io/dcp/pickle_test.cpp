@@ -1,0 +1,197 @@
+#include "io/pickle/pickle.h"
+
+#include <doctest/doctest.h>
+
+#include <array>
+
+#include "core/base/error.h"
+#include "tests/io/dcp/bytes.h"
+#include "tests/support/check_throws.h"
+
+namespace tessera::io {
+namespace {
+
+using namespace tessera::test;
+using namespace tessera::test::pickled;
+
+constexpr std::array kKnown = {PickleGlobal{"torch", "Size"}, PickleGlobal{"a", "B"}};
+
+Pickle parse(const std::string& text, const PickleLimits& limits = {}) {
+  return {text, kKnown, "x.pkl", limits};
+}
+
+TEST_CASE("values of a pickle") {
+  const Pickle pickle =
+      parse(program(tuple({"N", "\x88", "\x89", integer(-5), "K\x07", std::string("M\x01\x02", 3),
+                           "J" + bytes_of<std::int32_t>(-70000),
+                           std::string("G\x3f\xf8\0\0\0\0\0\0", 9), text("n\xc3\xa4me"),
+                           "C\x03"
+                           "abc",
+                           list({"K\x01", "K\x02"}), dict({{text("k"), "K\x03"}}), ")",
+                           call(global("torch", "Size"), {tuple({"K\x04"})}),
+                           object(global("a", "B"), {{"f", "K\x05"}}), text("id") + "Q",
+                           "\x8a" + std::string(1, '\0'), "\x8a\x01\xff"})));
+  const auto items = pickle.root().items();
+  REQUIRE(pickle.root().is(PickleKind::Tuple));
+  REQUIRE(items.size() == 18);
+  CHECK(items[0]->is(PickleKind::None));
+  CHECK((items[1]->is(PickleKind::Bool) && items[1]->integer == 1));
+  CHECK((items[2]->is(PickleKind::Bool) && items[2]->integer == 0));
+  CHECK(items[3]->integer == -5);
+  CHECK(items[4]->integer == 7);
+  CHECK(items[5]->integer == 513);
+  CHECK(items[6]->integer == -70000);
+  CHECK((items[7]->is(PickleKind::Float) && items[7]->real == 1.5));
+  CHECK((items[8]->is(PickleKind::Str) && items[8]->text() == "n\xc3\xa4me"));
+  CHECK((items[9]->is(PickleKind::Bytes) && items[9]->text() == "abc"));
+  CHECK((items[10]->is(PickleKind::List) && items[10]->items()[1]->integer == 2));
+  CHECK(items[11]->find("k")->integer == 3);
+  CHECK(items[11]->find("absent") == nullptr);
+  CHECK((items[12]->is(PickleKind::Tuple) && items[12]->items().empty()));
+  CHECK(items[13]->is_object(kKnown[0]));
+  CHECK(items[13]->args->items()[0]->items()[0]->integer == 4);
+  CHECK(items[14]->is_object(kKnown[1]));
+  CHECK(items[14]->state->find("f")->integer == 5);
+  CHECK((items[15]->is(PickleKind::PersistentId) && items[15]->args->text() == "id"));
+  CHECK(items[16]->integer == 0);
+  CHECK(items[17]->integer == -1);
+}
+
+TEST_CASE("what was stored is shared") {
+  const Pickle put =
+      parse(program("]q\x05"
+                    "0(h\x05h\x05t"));
+  CHECK(put.root().items()[0] == put.root().items()[1]);
+  // MEMOIZE counts what was stored before.
+  const Pickle memoized = parse(program(text("a") + "\x94" + text("b") +
+                                        std::string("\x94"
+                                                    "00(h\1h\0t",
+                                                    9)));
+  CHECK(memoized.root().items()[0]->text() == "b");
+  CHECK(memoized.root().items()[1]->text() == "a");
+}
+
+TEST_CASE("no global but the known ones may be named, however it is done") {
+  const std::pair<const char*, std::string> attacks[] = {
+      {"os.system", call(global("os", "system"), {text("true")})},
+      {"posix.system", text("posix") + text("system") + "\x93" + text("true") + "\x85R"},
+      {"builtins.eval", call(global("builtins", "eval"), {text("1")})},
+      {"builtins.getattr", list({"K\x01", global("builtins", "getattr")})},
+      {"torch.load", global("torch", "load")},
+      {"torch.Size.mro", global("torch", "Size.mro")},
+      {"torch.Size.x.Size", global("torch.Size.x", "Size")},
+      {"torch.size", global("torch", "size")},
+      {"numpy.core.multiarray._reconstruct", global("numpy.core.multiarray", "_reconstruct")},
+  };
+  for (const auto& [name, body] : attacks) {
+    CAPTURE(name);
+    CHECK_THROWS_HOLDING(Unsupported, std::string("names ") + name + ",", parse(program(body)));
+    CHECK_THROWS_HOLDING(Unsupported, "nothing was executed", parse(program(body)));
+  }
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "names a global by an integer",
+                       parse(program("K\x01" + text("x") + "\x93")));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "names a global in 2003 bytes",
+                       parse(program(global(std::string(2000, 'm'), "x.y"))));
+  // A call of what is no class stays an error, too.
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "calls a string",
+                       parse(program(text("os.system") + ")R")));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "calls with a string, expected a tuple",
+                       parse(program(global("a", "B") + text("x") + "R")));
+}
+
+TEST_CASE("opcodes that tensors need not are refused by name") {
+  const std::pair<const char*, std::string> refused[] = {
+      {"INST", "(ios\nsystem\n"},
+      {"OBJ", "(" + global("a", "B") + "o"},
+      {"EXT1", "\x82\x01"},
+      {"PERSID", "Pid\n"},
+      {"INT", "I1\n"},
+      {"LONG4", "\x8b"},
+      {"DUP",
+       "K\x01"
+       "2"},
+      {"NEWOBJ_EX", "\x92"},
+      {"UNICODE", "Vx\n"},
+      {"BYTEARRAY8", "\x96"},
+      {"NEXT_BUFFER", "\x97"},
+  };
+  for (const auto& [name, body] : refused) {
+    CHECK_THROWS_HOLDING(Unsupported, fmt::format("opcode {},", name), parse(program(body)));
+  }
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "0xff is no opcode", parse(program("\xff")));
+}
+
+TEST_CASE("each way to be no pickle has an error of its own") {
+  const std::pair<const char*, std::string> malformed[] = {
+      {"does not begin with PROTO", ""},
+      {"does not begin with PROTO", "{\"a\": 1}"},
+      {"does not begin with PROTO", "(lp0\n."},
+      {"protocol 1; 2 to 5", "\x80\x01N."},
+      {"protocol 6; 2 to 5", "\x80\x06N."},
+      {"needs 1 bytes, but 0 follow", "\x80\x04"},
+      {"needs 1 bytes, but 0 follow", "\x80\x04N"},
+      {"3 bytes follow STOP", program("N") + "abc"},
+      {"STOP leaves 0 values", program("")},
+      {"STOP leaves 2 values", program("NN")},
+      {"1 marks", program("(")},
+      {"needs 4294967295 bytes", program("X\xff\xff\xff\xff")},
+      {"needs 18446744073709551615 bytes", program("\x8d\xff\xff\xff\xff\xff\xff\xff\xff")},
+      {"needs 9223372036854775808 bytes", program("\x8e" + bytes_of(std::uint64_t{1} << 63))},
+      {"an integer of 9 bytes", program("\x8a\x09" + std::string(9, '\1'))},
+      {"a name has no end", program("ctorch")},
+      {"takes 3 values where there are 2", program("NN\x87")},
+      {"takes a value where there is none", program("0")},
+      {"takes 2 values where there are 1", program("Na")},
+      {"has no mark", program("t")},
+      {"has no mark", program("1")},
+      {"adds to a tuple, expected a list", program(")Na")},
+      {"adds to a list, expected a dict", program("]NNs")},
+      {"adds to a dict, expected a set", program("}(N\x90")},
+      {"adds to None, expected an object", program("NNb")},
+      {"sets an object's state twice", program(global("a", "B") + ")\x81Nb}b")},
+      {"a key has no value", program("}(Nu")},
+      {"memo 3 is empty", program("h\x03")},
+      {"a frame of 100 bytes", program("\x95" + bytes_of<std::uint64_t>(100))},
+  };
+  for (const auto& [reason, text] : malformed) {
+    CAPTURE(reason);
+    CHECK_THROWS_HOLDING(CorruptCheckpoint, reason, parse(text));
+    CHECK_THROWS_HOLDING(CorruptCheckpoint, "x.pkl", parse(text));
+  }
+}
+
+TEST_CASE("bombs do not go off") {
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "memo index 4294967295 in a pickle of",
+                       parse(program("Nr\xff\xff\xff\xff")));
+  // Ten lists of ten times the one before: 10^40 values if they were written out.
+  std::string laughs = "]q" + std::string(1, '\0');
+  for (char level = 1; level <= 40; ++level) {
+    laughs += "](";
+    for (int i = 0; i < 10; ++i) laughs += std::string("h") + static_cast<char>(level - 1);
+    laughs += std::string("eq") + level;
+  }
+  const Pickle pickle = parse(program("(" + laughs + "t"));
+  CHECK(pickle.root().items().size() == 41);
+
+  std::string tuples = "N", lists = "N";
+  for (int i = 0; i < 100; ++i) {
+    tuples += "\x85";
+    lists = "]" + lists + "a";
+  }
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "nested deeper than 64 levels", parse(program(tuples)));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "nested deeper than 64 levels", parse(program(lists)));
+  // A list that holds itself is a value like any other.
+  CHECK(parse(program(std::string("]q\0h\0a", 6))).root().items().size() == 1);
+
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "its values take more than 10000 bytes",
+                       parse(program("(" + std::string(1000, ']') + "t"), {.max_memory = 10000}));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "at most 100 are accepted",
+                       parse(program(text(std::string(200, 'x'))), {.max_bytes = 100}));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "holds more than 4194304 marks",
+                       parse(program(std::string(5'000'000, '('))));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "holds more than 4194304 values",
+                       parse(program(std::string(5'000'000, 'N'))));
+}
+
+}  // namespace
+}  // namespace tessera::io
