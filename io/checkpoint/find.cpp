@@ -69,32 +69,37 @@ NewestCheckpoint newest_valid(const fs::path& run_or_checkpoints_dir, bool verif
   return newest;
 }
 
-CheckpointReader open_checkpoint(const fs::path& path, std::optional<std::int64_t> step) {
+fs::path locate_checkpoint(const fs::path& path, std::optional<std::int64_t> step) {
   std::error_code error;
-  if (fs::exists(path / "index.json", error)) {
-    auto reader = CheckpointReader::open(path);
-    require(!step || *step == reader.index().step, "{} is the checkpoint of step {}, not of {}",
-            path.string(), reader.index().step, step.value_or(0));
-    return reader;
-  }
+  if (fs::exists(path / "index.json", error)) return path;
   const auto entries = find_checkpoints(path);
   require(!entries.empty(),
           "{} is no checkpoint and holds none (no step-*/index.json); name a "
           "checkpoint, a run, or a directory of checkpoints",
           path.string());
-  if (step) {
-    const auto entry = std::find_if(entries.begin(), entries.end(),
-                                    [&](const CheckpointEntry& e) { return e.step == *step; });
-    std::vector<std::int64_t> steps;
-    for (const CheckpointEntry& e : entries) steps.push_back(e.step);
-    require(entry != entries.end(), "{} has no checkpoint of step {}; it has {}", path.string(),
-            *step, fmt::join(steps, ", "));
-    return CheckpointReader::open(entry->path);
+  if (!step) return entries.back().path;
+  const auto entry = std::find_if(entries.begin(), entries.end(),
+                                  [&](const CheckpointEntry& e) { return e.step == *step; });
+  std::vector<std::int64_t> steps;
+  for (const CheckpointEntry& e : entries) steps.push_back(e.step);
+  require(entry != entries.end(), "{} has no checkpoint of step {}; it has {}", path.string(),
+          *step, fmt::join(steps, ", "));
+  return entry->path;
+}
+
+CheckpointReader open_checkpoint(const fs::path& path, std::optional<std::int64_t> step) {
+  const fs::path found = locate_checkpoint(path, step);
+  if (step || found == path) {
+    auto reader = CheckpointReader::open(found);
+    require(!step || *step == reader.index().step, "{} is the checkpoint of step {}, not of {}",
+            path.string(), reader.index().step, step.value_or(0));
+    return reader;
   }
   try {
-    return CheckpointReader::open(entries.back().path);
+    return CheckpointReader::open(found);
   } catch (const CorruptCheckpoint& broken) {
-    if (entries.size() == 1) throw;
+    const auto entries = find_checkpoints(path);
+    if (entries.size() < 2) throw;
     const std::string text = fmt::format("{}; the checkpoint before it is {}", broken.what(),
                                          entries[entries.size() - 2].path.string());
     if (const auto* file = dynamic_cast<const CorruptFile*>(&broken)) {

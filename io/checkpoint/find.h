@@ -32,6 +32,10 @@ struct NewestCheckpoint {
 /// are verified as data is read, or here if verify_data is set (reads everything).
 NewestCheckpoint newest_valid(const fs::path& run_or_checkpoints_dir, bool verify_data = false);
 
+/// Directory of what a user names as CHECKPOINT, found but not opened; see open_checkpoint.
+/// @throws InvalidArgument if there is no checkpoint or no such step, IoError
+fs::path locate_checkpoint(const fs::path& path, std::optional<std::int64_t> step = {});
+
 /// What a user names as CHECKPOINT: a checkpoint directory itself, or a run or directory of
 /// checkpoints, of which it takes the given step or else the newest committed one. That one being
 /// broken is an error: nobody is handed older weights than he asked for without being told.

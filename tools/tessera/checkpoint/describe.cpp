@@ -32,7 +32,8 @@ io::Json describe_checkpoint(const io::CheckpointReader& reader) {
   io::Json tensors = io::Json::object();
   if (index.model) {
     for (const auto& [name, tensor] : *index.model) {
-      io::Json entry{{"dtype", io::safetensors_dtype_name(tensor.dtype)},
+      io::Json entry{{"section", "model"},
+                     {"dtype", io::safetensors_dtype_name(tensor.dtype)},
                      {"shape", std::vector<std::int64_t>(tensor.shape.begin(), tensor.shape.end())},
                      {"chunks", tensor.chunks.size()}};
       if (const auto crc = io::tensor_checksum(tensor)) {
@@ -41,19 +42,36 @@ io::Json describe_checkpoint(const io::CheckpointReader& reader) {
       tensors[name] = std::move(entry);
     }
   }
+  io::Json optimizer, configuration, problem;
+  if (index.optimizer) {
+    optimizer = {{"step", index.optimizer->step}, {"tensors", index.optimizer->exp_avg.size()}};
+  }
+  if (index.trainer) {
+    try {
+      const std::string source = (reader.path() / index.trainer->file).string();
+      const io::Json trainer = io::parse_json(reader.trainer_json(), source);
+      if (trainer.is_object() && trainer.contains("config")) configuration = trainer["config"];
+    } catch (const Error& error) {
+      problem = error.what();
+    }
+  }
   return {{"path", reader.path().string()},
           {"step", index.step},
           {"world_size", index.world_size},
           {"run_id", index.run_id},
           {"created", index.created},
           {"tessera", index.tessera_version},
+          {"format_version", io::kCheckpointVersion},
           {"sections", section_names(index)},
           {"digest", index.model ? io::Json(reader.digest()) : io::Json(nullptr)},
           {"parameters", parameter_count(index)},
           {"bytes", stored_bytes(index)},
           {"files", index.files},
           {"model", index.model_config},
-          {"tensors", std::move(tensors)}};
+          {"tensors", std::move(tensors)},
+          {"optimizer", std::move(optimizer)},
+          {"configuration", std::move(configuration)},
+          {"trainer_problem", std::move(problem)}};
 }
 
 }  // namespace tessera::tools

@@ -14,8 +14,10 @@ std::int64_t stored_bytes(const io::CheckpointIndex& index);
 /// Elements of the model.
 std::int64_t parameter_count(const io::CheckpointIndex& index);
 
-/// What `checkpoint inspect --json` prints: path, step, world_size, run_id, created, sections,
-/// digest, parameters, bytes, files, model (configuration), tensors.
+/// What `checkpoint inspect --json` prints: path, step, world_size, run_id, created, tessera,
+/// format_version, sections, digest, parameters, bytes, files, model (its configuration), tensors,
+/// optimizer ({step, tensors} or null), configuration (of the whole run, from the trainer section,
+/// or null) and trainer_problem (why that cannot be read, or null).
 io::Json describe_checkpoint(const io::CheckpointReader& reader);
 
 }  // namespace tessera::tools

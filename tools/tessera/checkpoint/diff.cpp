@@ -1,0 +1,196 @@
+#include "io/checkpoint/diff.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <thread>
+
+#include "core/base/memory.h"
+#include "io/checkpoint/find.h"
+#include "io/safetensors/dtype.h"
+#include "tools/tessera/checkpoint/commands.h"
+#include "tools/tessera/report/byte_progress.h"
+#include "tools/tessera/report/console.h"
+
+namespace tessera::tools {
+namespace {
+
+using Kind = io::TensorDifference::Kind;
+
+struct Options {
+  std::string a, b, what = "model";
+  io::DiffOptions diff;
+  bool json = false;
+};
+
+std::string_view kind_name(Kind kind) {
+  switch (kind) {
+    case Kind::OnlyInA:
+      return "only in A";
+    case Kind::OnlyInB:
+      return "only in B";
+    case Kind::Shape:
+      return "shape";
+    case Kind::Dtype:
+      return "dtype";
+    case Kind::Values:
+      return "values";
+  }
+  return "unknown";
+}
+
+std::vector<std::int64_t> place_of(std::int64_t element, const Shape& shape) {
+  std::vector<std::int64_t> place(static_cast<std::size_t>(shape.size()));
+  for (int i = shape.size() - 1; i >= 0; --i) {
+    place[static_cast<std::size_t>(i)] = element % shape[i];
+    element /= shape[i];
+  }
+  return place;
+}
+
+bool has_values(const io::TensorDifference& difference) {
+  return difference.kind == Kind::Values || difference.kind == Kind::Dtype;
+}
+
+std::string describe(const io::TensorDifference& d) {
+  std::string text;
+  switch (d.kind) {
+    case Kind::OnlyInA:
+      return fmt::format("only in A: {} {}", d.dtype_a, d.shape_a);
+    case Kind::OnlyInB:
+      return fmt::format("only in B: {} {}", d.dtype_b, d.shape_b);
+    case Kind::Shape:
+      return fmt::format("shape {} in A, {} in B", d.shape_a, d.shape_b);
+    case Kind::Dtype:
+      text = fmt::format("{} in A, {} in B; ", d.dtype_a, d.dtype_b);
+      if (d.count == 0) return text + "values equal";
+      break;
+    case Kind::Values:
+      break;
+  }
+  return text + fmt::format(
+                    "{} of {} differ, by up to {:.6g} at [{}] ({:.9g} and {:.9g}), "
+                    "relatively by up to {:.3g}; the first at [{}]",
+                    d.count, d.elements, d.max_absolute,
+                    fmt::join(place_of(d.max_element, d.shape_a), ", "), d.a, d.b, d.max_relative,
+                    fmt::join(place_of(d.first, d.shape_a), ", "));
+}
+
+// JSON has no infinity and no NaN.
+io::Json number(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  return value;
+}
+
+io::Json to_json(const io::TensorDifference& d) {
+  const auto shape = [](const Shape& s) { return std::vector<std::int64_t>(s.begin(), s.end()); };
+  io::Json json{{"tensor", d.name}, {"kind", kind_name(d.kind)}, {"a", nullptr}, {"b", nullptr}};
+  if (d.kind != Kind::OnlyInB) {
+    json["a"] = {{"dtype", io::safetensors_dtype_name(d.dtype_a)}, {"shape", shape(d.shape_a)}};
+  }
+  if (d.kind != Kind::OnlyInA) {
+    json["b"] = {{"dtype", io::safetensors_dtype_name(d.dtype_b)}, {"shape", shape(d.shape_b)}};
+  }
+  if (!has_values(d)) return json;
+  json["elements"] = d.elements;
+  json["differing"] = d.count;
+  if (d.count == 0) return json;
+  json["first"] = place_of(d.first, d.shape_a);
+  json["max_absolute"] = number(d.max_absolute);
+  json["max_relative"] = number(d.max_relative);
+  json["max_at"] = place_of(d.max_element, d.shape_a);
+  json["a"]["value"] = number(d.a);
+  json["b"]["value"] = number(d.b);
+  return json;
+}
+
+void print_json(const io::CheckpointReader& a, const io::CheckpointReader& b,
+                const io::DiffReport& report) {
+  io::Json differences = io::Json::array(), settings = io::Json::object();
+  for (const auto& difference : report.differences) differences.push_back(to_json(difference));
+  const auto setting = [](const std::string& text) {
+    return text.empty() ? io::Json(nullptr) : io::Json::parse(text);
+  };
+  for (const auto& [key, in_a, in_b] : report.settings) {
+    settings[key] = {setting(in_a), setting(in_b)};
+  }
+  const io::Json json{{"a", a.path().string()},
+                      {"b", b.path().string()},
+                      {"equal", report.equal()},
+                      {"compared", report.compared},
+                      {"bytes_read", report.bytes_read},
+                      {"settings", std::move(settings)},
+                      {"differences", std::move(differences)}};
+  fmt::print("{}\n", json.dump(2));
+}
+
+int run(const Options& options) {
+  const auto a = io::open_checkpoint(options.a), b = io::open_checkpoint(options.b);
+  io::DiffOptions diff = options.diff;
+  require(diff.threads >= 1, "--jobs {}: expected 1 at least", diff.threads);
+  require(diff.absolute >= 0 && diff.relative >= 0, "a tolerance must not be negative");
+  diff.model = options.what != "optimizer";
+  diff.optimizer = options.what != "model";
+  ByteProgress progress("compared");
+  diff.progress = [&](std::int64_t done, std::int64_t total) { progress.update(done, total); };
+  const io::DiffReport report = io::diff_checkpoints(a, b, diff);
+  const int code = report.equal() ? 0 : 1;
+  if (options.json) {
+    print_json(a, b, report);
+    return code;
+  }
+  fmt::print("A: {} (step {}, {} ranks)\nB: {} (step {}, {} ranks)\n", a.path().string(),
+             a.index().step, a.index().world_size, b.path().string(), b.index().step,
+             b.index().world_size);
+  for (const auto& [key, in_a, in_b] : report.settings) {
+    fmt::print("model.{}: {} in A, {} in B\n", key, in_a.empty() ? "absent" : in_a,
+               in_b.empty() ? "absent" : in_b);
+  }
+  for (const auto& difference : report.differences) {
+    fmt::print("{}: {}\n", difference.name, describe(difference));
+  }
+  if (report.equal()) {
+    fmt::print("equal: {} tensors, {}\n", report.compared,
+               report.bytes_read == 0 ? "by their checksums"
+                                      : fmt::format("{} read", format_bytes(report.bytes_read)));
+  } else {
+    fmt::print("{} of {} tensors differ\n", report.differences.size(),
+               report.compared + std::ranges::count_if(report.differences, [](const auto& d) {
+                 return d.kind == Kind::OnlyInA || d.kind == Kind::OnlyInB;
+               }));
+  }
+  return code;
+}
+
+}  // namespace
+
+Command add_checkpoint_diff(CLI::App& parent) {
+  const auto options = std::make_shared<Options>();
+  io::DiffOptions& diff = options->diff;
+  diff.threads = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 8U));
+  CLI::App* app = parent.add_subcommand(
+      "diff",
+      "Which tensors of two checkpoints differ, and by how much, whatever the world sizes; "
+      "exit 0 if none does, else 1");
+  app->add_option("A", options->a, kOneCheckpoint)->required();
+  app->add_option("B", options->b, kOneCheckpoint)->required();
+  app->add_option("--what", options->what, "Weights, optimizer state, or both")
+      ->check(CLI::IsMember({"model", "optimizer", "all"}))
+      ->capture_default_str();
+  app->add_option("--tolerance", diff.absolute, "Take values for equal if |a - b| is at most this")
+      ->capture_default_str();
+  app->add_option("--relative-tolerance", diff.relative,
+                  "Allow this times the larger of |a| and |b| in addition")
+      ->capture_default_str();
+  app->add_option("--jobs", diff.threads, "Threads that read, with 2 MiB of memory each")
+      ->capture_default_str();
+  app->add_flag("--json", options->json, "Machine-readable output");
+  return {app, [options] { return run(*options); }};
+}
+
+}  // namespace tessera::tools

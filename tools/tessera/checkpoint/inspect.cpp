@@ -1,0 +1,84 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <memory>
+
+#include "core/base/memory.h"
+#include "io/checkpoint/find.h"
+#include "tools/tessera/checkpoint/commands.h"
+#include "tools/tessera/checkpoint/describe.h"
+#include "tools/tessera/report/console.h"
+
+namespace tessera::tools {
+namespace {
+
+struct Options {
+  std::string path, step = "latest";
+  bool json = false;
+};
+
+void print(const io::CheckpointReader& reader, const io::Json& json) {
+  const io::CheckpointIndex& index = reader.index();
+  std::vector<std::pair<std::string, std::string>> rows{
+      {"checkpoint", reader.path().string()},
+      {"step", std::to_string(index.step)},
+      {"run", index.run_id},
+      {"created", fmt::format("{} by tessera {}, format version {}", index.created,
+                              index.tessera_version, json["format_version"].get<int>())},
+      {"ranks", std::to_string(index.world_size)},
+      {"sections", fmt::format("{}", fmt::join(section_names(index), ", "))},
+      {"stored", fmt::format("{} in {} shard{}", format_bytes(stored_bytes(index)),
+                             index.files.size(), index.files.size() == 1 ? "" : "s")},
+      {"parameters", format_count(static_cast<double>(parameter_count(index)))},
+      {"digest",
+       json["digest"].is_string() ? json["digest"].get<std::string>() : "none (no model section)"}};
+  if (index.optimizer) {
+    rows.emplace_back("optimizer",
+                      fmt::format("{} updates; moments of {} tensors", index.optimizer->step,
+                                  index.optimizer->exp_avg.size()));
+  }
+  rows.emplace_back("model", index.model_config.dump());
+  for (const auto& [section, settings] : json["configuration"].items()) {
+    if (section == "model" || !settings.is_object()) continue;
+    rows.emplace_back(section, settings.dump());
+  }
+  if (json["trainer_problem"].is_string()) {
+    rows.emplace_back("trainer", json["trainer_problem"].get<std::string>());
+  }
+  fmt::print("{}", format_rows(detect_console(STDOUT_FILENO), rows));
+  if (!index.model) return;
+  fmt::print("\n");
+  for (const auto& [name, tensor] : *index.model) {
+    fmt::print("  {:<32} {:<5} {:<16} {} chunk{}\n", name, tensor.dtype, tensor.shape.str(),
+               tensor.chunks.size(), tensor.chunks.size() == 1 ? "" : "s");
+  }
+}
+
+int run(const Options& options) {
+  const auto reader = io::open_checkpoint(options.path, parse_step(options.step));
+  const io::Json json = describe_checkpoint(reader);
+  if (options.json) {
+    fmt::print("{}\n", json.dump(2));
+  } else {
+    print(reader, json);
+  }
+  return 0;
+}
+
+}  // namespace
+
+Command add_checkpoint_inspect(CLI::App& parent) {
+  const auto options = std::make_shared<Options>();
+  CLI::App* app = parent.add_subcommand(
+      "inspect",
+      "Step, sections, tensors, digest, and where it comes from: run, ranks, version, "
+      "configuration");
+  app->add_option("PATH", options->path, kOneCheckpoint)->required();
+  app->add_option("--step", options->step, "Of a run: latest, or a number")->capture_default_str();
+  app->add_flag("--json", options->json, "Machine-readable output");
+  return {app, [options] { return run(*options); }};
+}
+
+}  // namespace tessera::tools

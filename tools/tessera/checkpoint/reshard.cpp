@@ -1,0 +1,125 @@
+#include "io/checkpoint/reshard.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <memory>
+#include <thread>
+
+#include "core/base/memory.h"
+#include "io/base/size.h"
+#include "io/checkpoint/find.h"
+#include "tools/tessera/checkpoint/commands.h"
+#include "tools/tessera/report/byte_progress.h"
+#include "tools/tessera/report/console.h"
+
+namespace tessera::tools {
+namespace {
+
+struct Options {
+  std::string source, out, step = "latest", memory = "256MiB";
+  io::ReshardOptions reshard;
+  bool json = false;
+};
+
+/// Keeps a run from starting in a directory while a checkpoint is written there. A directory that
+/// belongs to no run needs no lock.
+class RunLock {
+ public:
+  explicit RunLock(const io::fs::path& checkpoints) {
+    const io::fs::path lock = checkpoints.parent_path() / ".lock";
+    if (checkpoints.filename() != "checkpoints") return;
+    fd_ = ::open(lock.c_str(), O_RDWR | O_CLOEXEC);
+    if (fd_ < 0 || ::flock(fd_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
+    std::array<char, 256> holder{};
+    const auto bytes = ::pread(fd_, holder.data(), holder.size() - 1, 0);
+    ::close(fd_);
+    throw InvalidArgument("{} is in use by a run ({}); choose another directory or stop it",
+                          checkpoints.parent_path().string(),
+                          bytes > 0 ? holder.data() : "unknown process");
+  }
+  ~RunLock() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  RunLock(const RunLock&) = delete;
+  RunLock& operator=(const RunLock&) = delete;
+
+ private:
+  int fd_ = -1;
+};
+
+// A run's directory of checkpoints, or the directory itself.
+io::fs::path checkpoints_of(const std::string& out, std::int64_t step) {
+  io::fs::path path = io::fs::absolute(io::fs::path(out) / "").lexically_normal().parent_path();
+  std::error_code error;
+  if (path.filename() == io::checkpoint_name(step)) return path.parent_path();
+  require(
+      !io::fs::exists(path / "index.json", error) && !path.filename().string().starts_with("step-"),
+      "{} is, or is named as, a checkpoint of another step than {}; OUT is a run or a directory "
+      "of checkpoints, in which {} is made",
+      out, step, io::checkpoint_name(step));
+  if (io::fs::is_directory(path / "checkpoints", error)) path /= "checkpoints";
+  return path;
+}
+
+int run(const Options& options) {
+  const auto source = io::open_checkpoint(options.source, parse_step(options.step));
+  io::ReshardOptions reshard = options.reshard;
+  reshard.memory = io::parse_bytes(options.memory);
+  ByteProgress progress("copied");
+  reshard.progress = [&](std::int64_t done, std::int64_t total) { progress.update(done, total); };
+  const io::fs::path out = checkpoints_of(options.out, source.index().step);
+  const RunLock lock(out);
+  const io::ReshardReport report = io::reshard_checkpoint(source, out, reshard);
+  if (options.json) {
+    const io::Json json{{"source", source.path().string()},
+                        {"path", report.path.string()},
+                        {"step", source.index().step},
+                        {"world_size", reshard.world_size},
+                        {"digest", report.digest.empty() ? io::Json() : io::Json(report.digest)},
+                        {"bytes", report.bytes},
+                        {"seconds", report.seconds}};
+    fmt::print("{}\n", json.dump(2));
+    return 0;
+  }
+  std::vector<std::pair<std::string, std::string>> rows{
+      {"source", fmt::format("{} ({} rank{})", source.path().string(), source.index().world_size,
+                             source.index().world_size == 1 ? "" : "s")},
+      {"written", fmt::format("{} ({} rank{}): {}", report.path.string(), reshard.world_size,
+                              reshard.world_size == 1 ? "" : "s", format_bytes(report.bytes))}};
+  if (!report.digest.empty()) rows.emplace_back("digest", report.digest + ", as the source's");
+  rows.emplace_back("time", format_duration(report.seconds));
+  fmt::print("{}", format_rows(detect_console(STDOUT_FILENO), rows));
+  return 0;
+}
+
+}  // namespace
+
+Command add_checkpoint_reshard(CLI::App& parent) {
+  const auto options = std::make_shared<Options>();
+  io::ReshardOptions& reshard = options->reshard;
+  reshard.jobs = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 4U));
+  CLI::App* app = parent.add_subcommand(
+      "reshard",
+      "Write a checkpoint as a run of another number of ranks would have saved it (to "
+      "train on, none needs this: any run loads any checkpoint)");
+  app->add_option("SRC", options->source, kOneCheckpoint)->required();
+  app->add_option("OUT", options->out,
+                  "A run or a directory of checkpoints; it gets a checkpoint of the same step")
+      ->required();
+  app->add_option("--world", reshard.world_size, "Ranks, and shards")->required();
+  app->add_option("--step", options->step, "Of a run: latest, or a number")->capture_default_str();
+  app->add_option("--memory", options->memory, "For all buffers together")->capture_default_str();
+  app->add_option("--jobs", reshard.jobs, "Threads that copy")->capture_default_str();
+  app->add_flag("--overwrite", reshard.overwrite, "Replace a checkpoint of the same step in OUT");
+  app->add_flag("--json", options->json, "Machine-readable output");
+  return {app, [options] { return run(*options); }};
+}
+
+}  // namespace tessera::tools

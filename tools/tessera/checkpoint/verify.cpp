@@ -1,0 +1,98 @@
+#include "io/checkpoint/verify.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <thread>
+
+#include "core/base/memory.h"
+#include "io/checkpoint/find.h"
+#include "tools/tessera/checkpoint/commands.h"
+#include "tools/tessera/report/byte_progress.h"
+#include "tools/tessera/report/console.h"
+
+namespace tessera::tools {
+namespace {
+
+struct Options {
+  std::string path, step = "latest";
+  int jobs = 1;
+  bool json = false;
+};
+
+// What is so broken that it cannot be opened is a finding, too.
+io::VerifyReport examine(const io::fs::path& dir, const io::VerifyOptions& options) {
+  try {
+    return io::verify_checkpoint(io::CheckpointReader::open(dir), options);
+  } catch (const io::CorruptFile&) {
+    // The index is valid, but not all files are there: the others are looked at all the same.
+    const std::string source = (dir / "index.json").string();
+    const auto index =
+        io::parse_index(io::read_file(source, io::kMaxIndexBytes, io::Links::Refuse), source);
+    return io::verify_checkpoint(dir, index, options);
+  } catch (const CorruptCheckpoint& error) {
+    io::VerifyReport report;
+    report.problems.push_back({"index.json", "", 0, 0, error.what()});
+    return report;
+  }
+}
+
+void print_json(const std::string& path, const io::VerifyReport& report) {
+  io::Json problems = io::Json::array();
+  for (const io::VerifyProblem& problem : report.problems) {
+    problems.push_back({{"file", problem.file},
+                        {"tensor", problem.tensor},
+                        {"elements", {problem.begin, problem.end}},
+                        {"bytes", {problem.byte_begin, problem.byte_end}},
+                        {"problem", problem.what}});
+  }
+  const io::Json json{{"path", path},
+                      {"valid", report.problems.empty()},
+                      {"tensors", report.tensors},
+                      {"bytes", report.bytes},
+                      {"problems", std::move(problems)}};
+  fmt::print("{}\n", json.dump(2, ' ', false, io::Json::error_handler_t::replace));
+}
+
+int run(const Options& options) {
+  require(options.jobs >= 1, "--jobs {}: expected 1 at least", options.jobs);
+  const io::fs::path path = io::locate_checkpoint(options.path, parse_step(options.step));
+  ByteProgress progress("read");
+  io::VerifyOptions verify;
+  verify.threads = options.jobs;
+  verify.progress = [&](std::int64_t done, std::int64_t total) { progress.update(done, total); };
+  const io::VerifyReport report = examine(path, verify);
+  const bool good = report.problems.empty();
+  if (options.json) {
+    print_json(path.string(), report);
+    return good ? 0 : 1;
+  }
+  for (const io::VerifyProblem& problem : report.problems) fmt::print("{}\n", problem.str());
+  fmt::print("{}: {} tensors, {} read, {}\n", path.string(), report.tensors,
+             format_bytes(report.bytes),
+             good ? "complete, checksums right, values finite"
+                  : fmt::format("{} problem{}", report.problems.size(),
+                                report.problems.size() == 1 ? "" : "s"));
+  return good ? 0 : 1;
+}
+
+}  // namespace
+
+Command add_checkpoint_verify(CLI::App& parent) {
+  const auto options = std::make_shared<Options>();
+  options->jobs = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 8U));
+  CLI::App* app = parent.add_subcommand(
+      "verify",
+      "Read everything: coverage, checksums and finite values; exit 1 and name file, "
+      "tensor and bytes if something is wrong");
+  app->add_option("PATH", options->path, kOneCheckpoint)->required();
+  app->add_option("--step", options->step, "Of a run: latest, or a number")->capture_default_str();
+  app->add_option("--jobs", options->jobs, "Threads that read, with 1 MiB of memory each")
+      ->capture_default_str();
+  app->add_flag("--json", options->json, "Machine-readable output");
+  return {app, [options] { return run(*options); }};
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,38 @@
+#include "tools/tessera/report/byte_progress.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "core/base/memory.h"
+
+namespace tessera::tools {
+
+void ByteProgress::update(std::int64_t done, std::int64_t total) {
+  const auto now = std::chrono::steady_clock::now();
+  const double seconds = std::max(std::chrono::duration<double>(now - start_).count(), 1e-3);
+  if (seconds < 0.5 && !visible_) return;
+  const double rate = static_cast<double>(done) / seconds;
+  const std::int64_t percent = total > 0 ? done * 100 / total : 100;
+  const auto line = [&] {
+    std::string text =
+        fmt::format("{:3}%  {} of {} {}, {}/s", percent, format_bytes(done), format_bytes(total),
+                    verb_, format_bytes(static_cast<std::int64_t>(rate)));
+    if (done > 0 && done < total) {
+      text += fmt::format(", {} left", format_duration(static_cast<double>(total - done) / rate));
+    }
+    return text;
+  };
+  if (style_.live) {
+    if (now - drawn_ < std::chrono::milliseconds(100) && done < total) return;
+    drawn_ = now;
+    visible_ = true;
+    fmt::print(stderr, "\r{}\x1b[K{}", line(), done == total ? "\n" : "");
+  } else if (percent / 25 > shown_) {
+    shown_ = percent / 25;
+    fmt::print(stderr, "{}\n", line());
+  }
+}
+
+}  // namespace tessera::tools
