@@ -134,7 +134,12 @@ TEST_CASE("a device that is not there is named; without being asked for, the CPU
   INFO(beyond.describe());
   CHECK(beyond.code == 2);
   CHECK(holds(beyond.err, "there is no cuda:9"));
-  CHECK(run_cli(joined(train(golden, dir.file("c"), 1), {"--train.device=gpu"})).code == 2);
+  // A word that is none is refused before any rank starts.
+  const auto other =
+      run_cli(joined(train(golden, dir.file("c"), 1), {"--nproc=2", "--train.device=gpu"}));
+  INFO(other.describe());
+  CHECK(other.code == 2);
+  CHECK(!holds(other.err, "rank"));
   const auto silent = run_cli(train(golden, dir.file("d"), 1), absent);
   INFO(silent.describe());
   CHECK(silent.code == 0);

@@ -79,6 +79,9 @@ TEST_CASE("values that contradict each other are refused") {
                   c.optim.lr = 1e-5;
                   c.optim.schedule = "constant";
                 }).validate(1));
+  CHECK_THROWS_HOLDING(InvalidArgument, "auto, cpu, cuda or cuda:N, got 'gpu'",
+                       changed([](Config& c) { c.train.device = "gpu"; }).validate(1));
+  CHECK_NOTHROW(changed([](Config& c) { c.train.device = "cuda:7"; }).validate(1));
   CHECK_THROWS_HOLDING(InvalidArgument, "run.out is empty",
                        changed([](Config& c) { c.run.out = ""; }).validate(1));
   CHECK_THROWS_HOLDING(InvalidArgument, "got 0", changed([](Config&) {}).validate(0));

@@ -4,6 +4,7 @@
 
 #include "core/base/error.h"
 #include "tools/tessera/config/fields.h"
+#include "tools/tessera/device/choose_device.h"
 
 namespace tessera::tools {
 namespace {
@@ -54,6 +55,7 @@ void Config::validate(int world_size) {
           nearest_multiples(model.n_embd, model.n_head));
   require(!data.train.empty(), "no training data; name a file with --data.train FILE");
   check_batches(train, world_size);
+  parse_device(train.device);
   require<Unsupported>(shard.mode == "full" || shard.mode == "none",
                        "shard.mode {} is not in this build yet; it has full and none", shard.mode);
   require<Unsupported>(comm.backend != "nccl" || train.device != "cpu",

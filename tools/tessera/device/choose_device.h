@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "core/base/context.h"
@@ -12,6 +13,9 @@ struct ChosenDevice {
   std::shared_ptr<Context> context;
   std::string why_cpu{};  ///< why "auto" took the processor, in words; else empty
 };
+
+/// The N of "cuda:N"; none of "auto", "cpu" and "cuda". @throws InvalidArgument on another word
+std::optional<int> parse_device(const std::string& wanted);
 
 /// @param wanted  auto: a GPU if one can be used, else the processor; cpu; cuda: the GPU of this
 ///   rank; cuda:N: that one
