@@ -163,6 +163,11 @@ TEST_CASE("doctor measures, and fails on a directory that it cannot write to") {
   CHECK(found["backends"]["gloo"] == true);
   CHECK(found["backends"]["shm"].is_boolean());
 
+  // A path's bytes need not be UTF-8, but JSON is.
+  const Result odd = run("doctor --json --run.out " + dir.file("\xff"));
+  CHECK(odd.code == 0);
+  CHECK(nlohmann::json::parse(odd.out, nullptr, false).is_object());
+
   const Result bad = run("doctor --run.out /proc/absent");
   CHECK(bad.code == 1);
   CHECK(holds(bad.out, "FAILED"));

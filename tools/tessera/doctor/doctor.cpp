@@ -35,7 +35,9 @@ struct Findings {
   ProductResult product;
   Gpus gpus;
   std::string shared_memory_problem;  // empty if ranks can share memory
-  bool healthy() const { return directory.writable && product.correct; }
+  /// A machine without a GPU is healthy, one whose GPU fails is not.
+  bool gpus_work() const { return gpus.descriptions.empty() || gpus.problem.empty(); }
+  bool healthy() const { return directory.writable && product.correct && gpus_work(); }
 };
 
 void print_json(const Options& options, const Findings& found) {
@@ -46,7 +48,7 @@ void print_json(const Options& options, const Findings& found) {
   out["cpu"] = {{"model", m.processor}, {"level", cpu_level_name(m.level)}, {"threads", m.threads}};
   out["memory"] = {{"total", m.memory_total}, {"available", m.memory_available}};
   out["backends"] = {{"cpu", true},
-                     {"cuda", !found.gpus.descriptions.empty()},
+                     {"cuda", !found.gpus.descriptions.empty() && found.gpus_work()},
                      {"shm", found.shared_memory_problem.empty()},
                      {"gloo", true},
                      {"nccl", !found.gpus.nccl.empty()}};
@@ -63,7 +65,8 @@ void print_json(const Options& options, const Findings& found) {
                    {"largest_error", found.product.largest_error},
                    {"gflops", found.product.gflops}};
   out["healthy"] = found.healthy();
-  fmt::print("{}\n", out.dump(2));
+  // Paths may hold bytes that are no UTF-8.
+  fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
 }
 
 void print_text(const Options& options, const Findings& found) {
@@ -88,7 +91,7 @@ void print_text(const Options& options, const Findings& found) {
                         : fmt::format("{}", fmt::join(gpus.descriptions, "; "))},
            {"", gpus.descriptions.empty() ? "models train on the processor, many times slower"
                 : gpus.problem.empty()    ? fmt::format("{}", fmt::join(gpus.notes, "; "))
-                                          : gpus.problem},
+                                          : verdict(false, gpus.problem)},
            {"communication",
             found.shared_memory_problem.empty()
                 ? "shm (shared memory of one host), gloo, threads of one process"

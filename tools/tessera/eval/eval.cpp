@@ -65,6 +65,7 @@ int run(const Options& options) {
   if (options.json) {
     nlohmann::ordered_json out;
     out["model"] = loaded.path.string();
+    out["device"] = loaded.context->device().str();
     out["loss"] = loss;
     out["perplexity"] = std::exp(loss);
     out["tokens"] = count * seq_len;
@@ -78,6 +79,7 @@ int run(const Options& options) {
   std::cout << format_rows(
       detect_console(STDOUT_FILENO),
       {{"model", loaded.path.string()},
+       {"device", loaded.context->device().str()},
        {"loss", fmt::format("{:.4f} nats per token", loss)},
        {"perplexity", fmt::format("{:.3f}", std::exp(loss))},
        {"tokens", fmt::format("{} in {} rows of {}", count * seq_len, count, seq_len)},
