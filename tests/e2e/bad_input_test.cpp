@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
+#include <sys/resource.h>
 
 #include "tests/e2e/small_run.h"
 
@@ -274,5 +275,34 @@ TEST_CASE_FIXTURE(Fixture,
       CHECK(result.err.find("bug") == std::string::npos);
       if (every == "1") CHECK(run_cli({"checkpoint", "verify", run}).code == 0);
     }
+  }
+}
+
+namespace {
+
+// The program with a limit on the size of each file that it writes, which stands for a full disk.
+CliResult run_with_file_limit(const Arguments& words, rlim_t bytes) {
+  struct rlimit before {};
+  REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
+  const struct rlimit little { bytes, before.rlim_max };
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &little) == 0);
+  test::CliProcess process(words);
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &before) == 0);
+  return process.wait(std::chrono::seconds(60));
+}
+
+}  // namespace
+
+TEST_CASE_FIXTURE(Fixture, "a limit of a file's size is told as a full disk is") {
+  for (const int world : {1, 2}) {
+    CAPTURE(world);
+    const auto result =
+        run_with_file_limit(train({"--checkpoint.every=10", "--comm.backend=gloo"}, world), 20'000);
+    INFO(result.describe());
+    CHECK(result.code == kIo);
+    CHECK(count(result.err, "warning: step 10 was not saved, training goes on") == 1);
+    CHECK(count(result.err, "File too large") >= 2);
+    CHECK(count(result.err, "SIGXFSZ") == 0);
+    fs::remove_all(dir.file("run"));
   }
 }

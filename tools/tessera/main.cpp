@@ -124,8 +124,10 @@ int parse_and_run(int argc, char** argv) {
 }  // namespace tessera::tools
 
 int main(int argc, char** argv) {
-  // A training run goes on and saves though nobody reads its messages any more. Ranks inherit it.
+  // A training run goes on and saves though nobody reads its messages any more, and a limit of a
+  // file's size is an error of the write as a full disk is. Ranks inherit both.
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
   // Nothing may leave main as an exception: a terminate handler would hide the message.
   try {
     return tessera::tools::parse_and_run(argc, argv);
