@@ -12,7 +12,8 @@
 namespace tessera::io {
 namespace {
 
-constexpr std::int64_t kMaxChunks = 16'000'000;
+// A chunk takes more than this in the file; lists of them that are shared could say less.
+constexpr std::int64_t kLeastBytesPerChunk = 16;
 // Chunks that lie side by side are compared with each other; more are no layout of a training run.
 constexpr std::size_t kMaxSideBySide = 1024;
 // Where PyTorch 2 keeps the classes, and where 1.13 kept them.
@@ -206,8 +207,8 @@ class StoragePlaces {
   std::uint32_t file_index(const Place& path) {
     const std::string_view name = path.text();
     const bool is_plain = !name.empty() && name.size() <= 255 && name != "." && name != ".." &&
-                          name.find('/') == std::string_view::npos &&
-                          name.find('\0') == std::string_view::npos;
+                          name.find('/') == std::string_view::npos;
+    if (name.find('\0') != std::string_view::npos) path.fail("a file name holds a NUL");
     if (!is_plain) path.fail("\"{}\" is not a plain file name", name.substr(0, 300));
     const auto [entry, is_new] = numbers_.emplace(name, static_cast<std::uint32_t>(files_.size()));
     if (is_new) files_.emplace_back(name);
@@ -325,6 +326,7 @@ void check_boxes(const Shape& shape, std::vector<DcpChunk>& chunks, const std::s
 }
 
 DcpMetadata parse_dcp_metadata(std::string text, const std::string& source) {
+  const std::int64_t max_chunks = static_cast<std::int64_t>(text.size()) / kLeastBytesPerChunk;
   const Pickle pickle(std::move(text), kKnown, source);
   const Place root(pickle.root(), source);
   root.expect_object("Metadata");
@@ -350,9 +352,10 @@ DcpMetadata parse_dcp_metadata(std::string text, const std::string& source) {
     tensor.shape = entry.at("size").shape();
     const Place chunks = entry.at("chunks");
     for (const PickleValue* each : chunks.expect(PickleKind::List).items()) {
-      // A list can be shared, so a small file can hold more of them than fit.
-      require<CorruptCheckpoint>(++visited <= kMaxChunks, "{}: more than {} chunks", source,
-                                 kMaxChunks);
+      require<CorruptCheckpoint>(++visited <= max_chunks,
+                                 "{}: more than {} chunks, which is more than a file of its size "
+                                 "can describe",
+                                 source, max_chunks);
       const Place chunk(*each, where);
       chunk.expect_object("ChunkStorageMetadata");
       tensor.chunks.push_back({{chunk.at("offsets").shape(), chunk.at("sizes").shape()}});
