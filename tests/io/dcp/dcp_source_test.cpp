@@ -2,11 +2,15 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <fstream>
 #include <map>
 #include <set>
 
 #include "core/base/error.h"
+#include "io/dcp/metadata.h"
 #include "io/safetensors/reader.h"
+#include "io/source/open_sharded.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/temp_dir.h"
@@ -101,6 +105,200 @@ TEST_CASE("parts and streams of sharded tensors are parts of the whole") {
       }
     }
   }
+}
+
+/// A fixture that can be damaged.
+struct Copy {
+  TempDir dir;
+  fs::path path;
+  explicit Copy(const char* name) : path(dir.path() / name) {
+    fs::copy(kFixtures / name, path, fs::copy_options::recursive);
+  }
+  std::string text(const char* file) const { return read_text(path / file); }
+  void write(const char* file, std::string_view content) const { write_text(path / file, content); }
+};
+
+/// All tensors; throws what is found wrong in one.
+void read_everything(const fs::path& dir) {
+  const auto source = open_fixture(dir);
+  for (const TensorInfo& tensor : source->tensors()) {
+    read_raw(*source, tensor, 0, numel(tensor.shape));
+  }
+}
+
+TEST_CASE("each way in which shards do not fit their metadata has an error of its own") {
+  {
+    const Copy copy("lightning");
+    fs::remove(copy.path / ".metadata");
+    CHECK(is_dcp(copy.path));
+    CHECK_THROWS_HOLDING(CorruptCheckpoint, "this save never ended", open_dcp(copy.path));
+  }
+  {
+    const Copy copy("lightning");
+    fs::remove(copy.path / "__1_0.distcp");
+    CHECK_THROWS_HOLDING(CorruptCheckpoint, "__1_0.distcp is missing", open_dcp(copy.path));
+    fs::create_directory(copy.path / "__1_0.distcp");
+    CHECK_THROWS_HOLDING(CorruptCheckpoint, "is a directory", open_dcp(copy.path));
+  }
+  {
+    const Copy copy("lightning");
+    const std::string whole = copy.text("__1_0.distcp");
+    copy.write("__1_0.distcp", whole.substr(0, whole.size() - 1));
+    CHECK_THROWS_HOLDING(CorruptCheckpoint, "it was cut or replaced", open_dcp(copy.path));
+    // As long as before, but moved by a byte.
+    copy.write("__1_0.distcp", "x" + whole.substr(0, whole.size() - 1));
+    CHECK_THROWS_HOLDING(CorruptCheckpoint, "does not end as a zip archive does",
+                         read_everything(copy.path));
+    // Shards of the other rank: all archives, but of other chunks.
+    const std::string other = copy.text("__0_0.distcp");
+    copy.write("__1_0.distcp", other + std::string(whole.size(), 'x'));
+    CHECK_THROWS_AS(read_everything(copy.path), CorruptCheckpoint);
+  }
+  {
+    // Two chunks of different shapes change places.
+    const Copy copy("lightning");
+    const DcpMetadata metadata = parse_dcp_metadata(copy.text(".metadata"), ".metadata");
+    const DcpChunk& bias = metadata.tensors.at("model.model.layers.0.bias").chunks[0];
+    const DcpChunk& weight = metadata.tensors.at("model.model.layers.0.weight").chunks[0];
+    REQUIRE(bias.length == weight.length);
+    const char* const file = metadata.files[bias.file].c_str();
+    const auto n = static_cast<std::size_t>(bias.length);
+    std::string bytes = copy.text(file);
+    std::swap_ranges(bytes.begin() + bias.offset, bytes.begin() + bias.offset + bias.length,
+                     bytes.begin() + weight.offset);
+    REQUIRE(bytes.size() > n);
+    copy.write(file, bytes);
+    CHECK_THROWS_HOLDING(CorruptCheckpoint, "has a chunk of f32 [3] at [0], but its archive holds",
+                         read_everything(copy.path));
+  }
+}
+
+TEST_CASE("a bit that flips in a shard is noticed, or no tensor has it") {
+  const Copy copy("strided");
+  const auto expected = expected_tensors(kFixtures / "strided");
+  const DcpMetadata metadata = parse_dcp_metadata(copy.text(".metadata"), ".metadata");
+  const DcpChunk& chunk = metadata.tensors.at("plain").chunks[0];
+  std::fstream file(copy.path / "__0_0.distcp", std::ios::in | std::ios::out | std::ios::binary);
+  const auto flip = [&](std::size_t at) {  // in its place: replacing the file takes a disk's time
+    const auto position = static_cast<std::streamoff>(at);
+    char byte = 0;
+    file.seekg(position).get(byte);
+    file.seekp(position).put(static_cast<char>(byte ^ (1 << (at % 8)))).flush();
+    REQUIRE(file.good());
+  };
+  int noticed = 0;
+  for (auto i = static_cast<std::size_t>(chunk.offset);
+       i < static_cast<std::size_t>(chunk.offset + chunk.length); ++i) {
+    flip(i);
+    const auto source = open_dcp(copy.path);
+    const TensorInfo& plain = source->tensors()[1];
+    REQUIRE(plain.name == "plain");
+    for (const std::int64_t end : {4, 3}) {  // the whole chunk, and a part of it
+      try {
+        const std::string bytes = read_raw(*source, plain, 0, end);
+        REQUIRE(bytes == expected.at("plain").bytes.substr(0, static_cast<std::size_t>(end) * 4));
+      } catch (const CorruptCheckpoint&) {
+        ++noticed;
+      } catch (const Unsupported&) {
+        ++noticed;
+      }
+    }
+    flip(i);  // back
+  }
+  CHECK(noticed > 500);
+}
+
+TEST_CASE("wrong data is told by tensor and chunk") {
+  const Copy copy("strided");
+  std::string file = copy.text("__0_0.distcp");
+  const std::string values = expected_tensors(kFixtures / "strided").at("plain").bytes;
+  const DcpMetadata metadata = parse_dcp_metadata(copy.text(".metadata"), ".metadata");
+  const std::size_t at =
+      file.find(values, static_cast<std::size_t>(metadata.tensors.at("plain").chunks[0].offset));
+  REQUIRE(at != std::string::npos);
+  file[at + 5] = static_cast<char>(file[at + 5] ^ 4);
+  copy.write("__0_0.distcp", file);
+  CHECK_THROWS_HOLDING(CorruptCheckpoint,
+                       "__0_0.distcp: the checksum of tensor plain, chunk at [0, 0] of shape "
+                       "[2, 2], is wrong",
+                       open_dcp(copy.path)->stream("plain", 8, [](auto...) {}));
+}
+
+TEST_CASE("what tessera does not read is refused by name, and only when it is asked for") {
+  const auto strided = open_dcp(kFixtures / "strided");
+  CHECK(strided->tensors().size() == 3);
+  float values[24];
+  strided->read("plain", 0, 4, values, DType::F32);
+  CHECK(values[3] == 0.75F);
+  CHECK_THROWS_HOLDING(Unsupported, "a tensor of shape [3, 4] has strides [1, 3]",
+                       strided->read("transposed", 0, 12, values, DType::F32));
+  CHECK_THROWS_HOLDING(Unsupported, "save its .contiguous()",
+                       strided->read("permuted", 0, 1, values, DType::F32));
+
+  const auto others = open_dcp(kFixtures / "other-dtypes");
+  CHECK(others->tensors().size() == 1);
+  CHECK(others->unreadable().size() == 3);
+  CHECK_THROWS_HOLDING(Unsupported, "tensor f8 is of dtype float8_e4m3fn",
+                       others->read("f8", 0, 1, values, DType::F32));
+  CHECK_THROWS_HOLDING(InvalidArgument, "holds no tensor x",
+                       others->read("x", 0, 1, values, DType::F32));
+  CHECK_THROWS_HOLDING(InvalidArgument, "elements 0 to 4 are outside tensor weight of shape [3]",
+                       others->read("weight", 0, 4, values, DType::F32));
+  const auto mixed = open_dcp(kFixtures / "mixed");
+  CHECK_THROWS_HOLDING(Unsupported, "tensor model.i64 is stored as i64",
+                       mixed->read("model.i64", 0, 1, values, DType::F32));
+}
+
+TEST_CASE("what directories are is told by their files") {
+  CHECK(open_dcp(kFixtures / "torchtitan")->kind() == "PyTorch DCP");
+  CHECK(open_dcp(kFixtures / "lightning")->kind() == "Lightning FSDP (PyTorch DCP)");
+  CHECK(open_dcp_safetensors(kFixtures / "dcp-safetensors")->kind() ==
+        "PyTorch DCP as safetensors");
+  CHECK_FALSE(is_dcp(kFixtures / "dcp-safetensors"));
+  CHECK_FALSE(is_dcp_safetensors(kFixtures / "lightning"));
+  CHECK_FALSE(is_dcp(kFixtures));
+  CHECK_THROWS_HOLDING(InvalidArgument, "holds 7 PyTorch checkpoints, but is none itself; name one",
+                       open_sharded(kFixtures));
+}
+
+TEST_CASE("shards in safetensors form that do not fit each other are refused") {
+  const auto refuse = [](const char* reason, auto edit) {
+    const Copy copy("dcp-safetensors");
+    edit(copy);
+    CAPTURE(reason);
+    CHECK_THROWS_HOLDING(CorruptCheckpoint, reason, open_dcp_safetensors(copy.path));
+  };
+  const char* const first = "shard-00001-model-00001-of-00001.safetensors";
+  const char* const second = "shard-00002-model-00001-of-00001.safetensors";
+  const auto replace = [](const Copy& copy, const char* file, const std::string& from,
+                          const std::string& to) {
+    std::string text = copy.text(file);
+    const std::size_t at = text.find(from);
+    REQUIRE(at != std::string::npos);
+    REQUIRE(from.size() == to.size());
+    copy.write(file, text.replace(at, from.size(), to));
+  };
+  refuse("chunks hold 15 of the 21 elements of shape [3, 7]",
+         [&](const Copy& copy) { fs::remove(copy.path / second); });
+  refuse("overlap", [&](const Copy& copy) {
+    replace(copy, second, R"(\"uneven\": {\"saved_offsets\": [2, 0]})",
+            R"(\"uneven\": {\"saved_offsets\": [1, 0]})");
+  });
+  refuse("no DCP_SHARDING_INFO, which says where",
+         [&](const Copy& copy) { replace(copy, first, "DCP_SHARDING_INFO", "DCP_SHARDING_NONE"); });
+  refuse("1 offsets for shape", [&](const Copy& copy) {
+    replace(copy, second, R"(\"uneven\": {\"saved_offsets\": [2, 0]})",
+            R"(\"uneven\": {\"saved_offsets\": [2000]})");
+  });
+  refuse("expected a whole number from 0", [&](const Copy& copy) {
+    replace(copy, second, R"(\"uneven\": {\"saved_offsets\": [2, 0]})",
+            R"(\"uneven\": {\"saved_offsets\": [2,-1]})");
+  });
+  refuse("the field \"saved_offsets\" is missing", [&](const Copy& copy) {
+    replace(copy, second, R"(\"uneven\": {\"saved_offsets\")", R"(\"uneven\": {\"saved_offsetz\")");
+  });
+  refuse("is not valid JSON",
+         [&](const Copy& copy) { replace(copy, second, R"(\"uneven\": {)", R"(\"uneven\": [)"); });
 }
 
 }  // namespace

@@ -216,17 +216,15 @@ TEST_CASE("a changed byte of metadata gives an error or other metadata, nothing 
   const std::string whole = read_text(kFixtures / "torchtitan/.metadata");
   int refused = 0;
   for (std::size_t i = 0; i < whole.size(); ++i) {
-    for (const int bit : {0, 5}) {
-      std::string changed = whole;
-      changed[i] = static_cast<char>(changed[i] ^ (1 << bit));
-      try {
-        parse(changed);
-      } catch (const Error&) {
-        ++refused;
-      }
+    std::string changed = whole;
+    changed[i] = static_cast<char>(changed[i] ^ (1 << (i % 8)));
+    try {
+      parse(changed);
+    } catch (const Error&) {
+      ++refused;
     }
   }
-  CHECK(refused > static_cast<int>(whole.size()) / 2);
+  CHECK(refused > static_cast<int>(whole.size()) / 4);
 }
 
 TEST_CASE("a list of chunks that many tensors share is not read for each without end") {
