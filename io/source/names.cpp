@@ -96,14 +96,15 @@ TensorName classify(std::string_view source, std::string_view top_key, bool keye
 }
 
 void check_distinct(const std::vector<TensorName>& names, const std::string& source) {
-  std::map<std::pair<TensorRole, std::string_view>, const TensorName*> seen;
+  using Key = std::pair<TensorRole, std::string_view>;
+  std::map<Key, const TensorName*> seen;
   for (const TensorName& name : names) {
     if (name.role == TensorRole::Other) continue;
     require(!name.name.empty(),
             "{}: nothing is left of the name {} without its prefixes; keep names as they are with "
             "--strip none",
             source, name.source);
-    const auto [first, is_new] = seen.emplace(std::pair(name.role, name.name), &name);
+    const auto [first, is_new] = seen.emplace(Key(name.role, name.name), &name);
     require(is_new,
             "{}: {} and {} would both be called {}; choose what is removed from names with --strip",
             source, first->second->source, name.source, name.name);

@@ -13,7 +13,7 @@ struct NameRules {
   /// `model.` and `module.` at the beginning, as often as they stand there.
   bool strip_wrappers = true;
   /// Instead: each is removed, once and in this order, from the beginning of names that have it.
-  std::vector<std::string> prefixes;
+  std::vector<std::string> prefixes = {};
 };
 
 /// What of a training run a tensor is.

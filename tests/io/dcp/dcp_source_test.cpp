@@ -9,6 +9,7 @@
 
 #include "core/base/error.h"
 #include "io/dcp/metadata.h"
+#include "io/hf/model_source.h"
 #include "io/safetensors/reader.h"
 #include "io/source/open_sharded.h"
 #include "tests/io/support.h"
@@ -299,6 +300,34 @@ TEST_CASE("shards in safetensors form that do not fit each other are refused") {
   });
   refuse("is not valid JSON",
          [&](const Copy& copy) { replace(copy, second, R"(\"uneven\": {)", R"(\"uneven\": [)"); });
+}
+
+TEST_CASE("a GPT-2 is opened from shards by our names, if it has its configuration") {
+  const auto expected = expected_tensors(kFixtures / "fsdp-gpt2");
+  const auto model = open_model(kFixtures / "fsdp-gpt2");
+  CHECK(model->checkpoint() == nullptr);
+  CHECK(model->config().at("n_embd") == 4);
+  CHECK(model->tensors().size() == gpt2_tensors(model->config()).size());
+  for (const TensorInfo& tensor : model->tensors()) {
+    CHECK(read_raw(*model, tensor, 0, numel(tensor.shape)) ==
+          expected.at("model.transformer." + tensor.name).bytes);
+  }
+  CHECK_THROWS_HOLDING(InvalidArgument, "is a PyTorch DCP and has no step 3",
+                       open_model(kFixtures / "fsdp-gpt2", 3));
+  CHECK_THROWS_HOLDING(InvalidArgument,
+                       "is a Lightning FSDP (PyTorch DCP) without config.json, so which model",
+                       open_model(kFixtures / "lightning"));
+
+  const Copy copy("fsdp-gpt2");
+  Json config = Json::parse(copy.text("config.json"));
+  config["vocab_size"] = 18;
+  copy.write("config.json", config.dump());
+  CHECK_THROWS_HOLDING(InvalidArgument, "shape: wte.weight is [17, 4], expected [18, 4]",
+                       open_model(copy.path));
+  config["model_type"] = "llama";
+  copy.write("config.json", config.dump());
+  CHECK_THROWS_HOLDING(Unsupported, "model_type \"llama\" cannot be imported",
+                       open_model(copy.path));
 }
 
 }  // namespace
