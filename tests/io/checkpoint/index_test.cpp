@@ -3,7 +3,13 @@
 #include "io/checkpoint/index.h"
 
 #include <doctest/doctest.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
 
 #include "core/base/error.h"
 #include "io/checkpoint/find.h"
@@ -105,6 +111,9 @@ TEST_CASE("text that is no index") {
   refuse_text(std::string("{\0}\0", 4), "UTF-16");
   refuse_text("{\"format\": \"\xff\"}", "not valid JSON");
   refuse_text(std::string(100'000, '['), "nested deeper");
+  std::string objects;
+  for (int i = 0; i < 100'000; ++i) objects += R"({"a":)";
+  refuse_text(objects, "nested deeper");
   refuse_text("[]", "expected an object");
   refuse_text(sample().dump() + "x", "not valid JSON");
   refuse_text(R"({"format": "a", "format": "a"})", "stands twice");
@@ -134,6 +143,74 @@ TEST_CASE("each field is needed") {
   }
 }
 
+// A valid index with everything that one can have.
+Json full_sample() {
+  Json json = sample();
+  Json& tensors = json["sections"]["model"]["tensors"];
+  tensors["w"]["chunks"][0]["box"] = {{"offsets", {0, 0}}, {"shape", {4, 3}}};
+  tensors["w"]["chunks"][1]["box"] = {{"offsets", {0, 0}}, {"shape", {4, 3}}};
+  json["files"]["a"]["header"] = {{"size", 64}, {"checksum", "crc64:0000000000000000"}};
+  json["sections"]["optimizer"] = {{"hyper", {{"step", 7}}},
+                                   {"tensors", {{"exp_avg", tensors}, {"exp_avg_sq", tensors}}}};
+  return json;
+}
+
+TEST_CASE("each field of what may be absent as a whole is needed") {
+  const Json whole = full_sample();
+  CHECK(without_checksum(parse_index(whole.dump(), "index.json")) == whole);
+  const std::vector<std::pair<std::string, std::vector<const char*>>> fields = {
+      {"/files/a", {"size"}},
+      {"/files/a/header", {"size", "checksum"}},
+      {"/sections/model", {"tensors"}},
+      {in_chunk("/box"), {"offsets", "shape"}},
+      {"/sections/optimizer", {"hyper", "tensors"}},
+      {"/sections/optimizer/hyper", {"step"}},
+      {"/sections/optimizer/tensors", {"exp_avg", "exp_avg_sq"}},
+      {"/sections/trainer", {"file", "size", "checksum"}}};
+  for (const auto& [place, names] : fields) {
+    for (const char* name : names) {
+      CAPTURE(place);
+      Json json = whole;
+      REQUIRE(json[Json::json_pointer(place)].erase(name) == 1);
+      refuse_text(json.dump(), (std::string("\"") + name + "\" is missing").c_str());
+    }
+  }
+}
+
+TEST_CASE("every number is a whole one from 0 to 2^63 - 1") {
+  const std::vector<std::string> places = {"/version",
+                                           "/step",
+                                           "/world_size",
+                                           "/files/a/size",
+                                           "/files/a/header/size",
+                                           "/sections/model/tensors/w/shape/0",
+                                           in_chunk("/bytes/0"),
+                                           in_chunk("/bytes/1"),
+                                           in_chunk("/elements/0"),
+                                           in_chunk("/elements/1"),
+                                           in_chunk("/box/offsets/0"),
+                                           in_chunk("/box/shape/1"),
+                                           "/sections/optimizer/hyper/step",
+                                           "/sections/trainer/size"};
+  for (const std::string& place : places) {
+    CAPTURE(place);
+    for (const char* number : {"-1", "1.5", "1e2", "9223372036854775808", "18446744073709551616",
+                               "-9223372036854775809", "\"1\"", "null", "true", "[1]"}) {
+      CAPTURE(number);
+      Json json = full_sample();
+      json[Json::json_pointer(place)] = "NUMBER";
+      std::string text = json.dump();
+      text.replace(text.find("\"NUMBER\""), 8, number);
+      refuse_text(text, "expected a whole number");
+    }
+    Json json = full_sample();
+    json[Json::json_pointer(place)] = "NUMBER";
+    std::string text = json.dump();
+    text.replace(text.find("\"NUMBER\""), 8, "1e400");
+    refuse_text(text, "not valid JSON");
+  }
+}
+
 TEST_CASE("fields of the wrong kind or size") {
   refuse("/format", "other", "expected format");
   refuse("/version", 2, "use a newer tessera");
@@ -157,6 +234,16 @@ TEST_CASE("fields of the wrong kind or size") {
   refuse("/files/a/size", -1, "whole number");
   refuse("/files", Json::array(), "expected an object");
   refuse("/sections/trainer/size", 0.5, "whole number");
+  refuse("/files/a/header", Json::array(), "expected an object");
+  refuse("/files/a/header", {{"size", 129}, {"checksum", "crc64:0000000000000000"}},
+         "whole number from 0 to 128");
+  refuse("/files/a/header", {{"size", 64}, {"checksum", "crc64:"}}, "expected a checksum");
+  refuse("/files/a/header", {{"size", 104}, {"checksum", "crc64:0000000000000000"}},
+         "begins at byte 100, but the data of a begins at 104");
+  refuse("/sections/trainer/checksum", "crc64:000000000000000G", "expected a checksum");
+  refuse("/sections", Json::array(), "expected an object");
+  refuse("/sections/model/tensors", Json::array(), "expected an object");
+  refuse("/sections/model/tensors/w", 1, "expected an object");
 }
 
 TEST_CASE("files outside the directory") {
@@ -169,7 +256,12 @@ TEST_CASE("files outside the directory") {
     refuse("/sections/trainer/file", name, "not a plain file name");
   }
   refuse(in_chunk("/file").c_str(), std::string("a\0b", 3), "not a plain file name");
+  refuse(in_chunk("/file").c_str(), std::string(256, 'a'), "not a plain file name");
   refuse(in_chunk("/file").c_str(), "c", "not listed under \"files\"");
+  std::string twice = sample().dump();
+  const std::string one = R"("a":{"size":128})";
+  twice.replace(twice.find(one), one.size(), one + "," + one);
+  refuse_text(twice, "the key \"a\" stands twice");
 }
 
 TEST_CASE("tensors and chunks that do not fit") {
@@ -197,6 +289,11 @@ TEST_CASE("tensors and chunks that do not fit") {
   json["sections"]["model"]["tensors"][std::string("w\0", 2)] =
       json["sections"]["model"]["tensors"]["w"];
   refuse_text(json.dump(), "holds a NUL");
+  for (const std::string& name : {std::string(), std::string(4097, 'n')}) {
+    json = sample();
+    json["sections"]["model"]["tensors"][name] = json["sections"]["model"]["tensors"]["w"];
+    refuse_text(json.dump(), "a tensor's name is empty, holds a NUL, or is longer");
+  }
 }
 
 TEST_CASE("boxes cover a tensor exactly once") {
@@ -317,6 +414,37 @@ TEST_CASE("the directory has to match its index") {
     fs::remove(shard);
     REQUIRE(::mkfifo(shard.c_str(), 0600) == 0);
     refuse_open("not a regular file");
+  }
+  SUBCASE("a shard is a socket, a directory, or where the system lets us, a device") {
+    fs::remove(shard);
+    const int socket = ::socket(AF_UNIX, SOCK_STREAM, 0);
+    REQUIRE(socket >= 0);
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    REQUIRE(shard.string().size() < sizeof(address.sun_path));
+    std::memcpy(address.sun_path, shard.c_str(), shard.string().size());
+    REQUIRE(::bind(socket, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0);
+    refuse_open("not a regular file");
+    ::close(socket);
+    fs::remove(shard);
+    fs::create_directory(shard);
+    refuse_open("not a regular file");
+    fs::remove(shard);
+    if (::mknod(shard.c_str(), S_IFCHR | 0600, makedev(1, 3)) == 0) {
+      refuse_open("not a regular file");
+    }
+  }
+  SUBCASE("an index that is a FIFO, or a directory") {
+    fs::remove(path / "index.json");
+    REQUIRE(::mkfifo((path / "index.json").c_str(), 0600) == 0);
+    refuse_open("is a FIFO; expected a regular file");
+    fs::remove(path / "index.json");
+    fs::create_directory(path / "index.json");
+    refuse_open("is a directory; expected a regular file");
+  }
+  SUBCASE("an index without content") {
+    write_text(path / "index.json", "");
+    refuse_open("index.json is empty");
   }
   SUBCASE("the directory is of another step") {
     fs::rename(path, dir.path() / "step-00000008");
