@@ -125,12 +125,24 @@ class Source final : public ShardedSource {
 
   std::optional<TensorLayout> layout(const std::string& name) const override {
     const StoredTensor& tensor = find(name);
-    if (archives_) return std::nullopt;  // has checksums of another kind, which are checked here
     TensorLayout layout;
-    for (const DcpChunk& chunk : tensor.chunks) {
-      layout.chunks.push_back({files_[chunk.file], chunk.offset, chunk.offset + chunk.length, 0,
-                               numel(chunk.box.shape), chunk.box, 0});
+    std::size_t checked = 0;
+    for (std::size_t i = 0; i < tensor.chunks.size(); ++i) {
+      const DcpChunk& chunk = tensor.chunks[i];
+      const std::int64_t n = numel(chunk.box.shape);
+      const std::int64_t bytes = n * static_cast<std::int64_t>(dtype_size(tensor.dtype));
+      const auto file = open_files_.get(files_[chunk.file]);
+      const Location location = locate(name, tensor, i, *file);
+      if (location.crc32) {
+        // The checksum of more than the chunk: only read() knows how to check it.
+        if (location.checked_end - location.checked_begin != bytes) return std::nullopt;
+        ++checked;
+      }
+      layout.chunks.push_back({files_[chunk.file], location.begin, location.begin + bytes, 0, n,
+                               chunk.box, location.crc32.value_or(0)});
     }
+    if (checked != 0 && checked != tensor.chunks.size()) return std::nullopt;
+    layout.has_checksums = layout.is_crc32 = checked != 0;
     return layout;
   }
 

@@ -25,6 +25,7 @@ struct TensorInfo {
 struct TensorLayout {
   std::vector<Chunk> chunks;   ///< as in TensorRecord; files are names inside the source's path()
   bool has_checksums = false;  ///< false: crc64 of the chunks means nothing
+  bool is_crc32 = false;       ///< that checksum is a CRC-32, as zip archives have it
 };
 
 /// Named tensors, wherever and however they are stored: in shards, in boxes, in somebody else's

@@ -36,6 +36,11 @@ TEST_CASE("CRC-32 is zip's") {
   CHECK(crc32("123456789", 9) == 0xcbf43926);
   CHECK(crc32("456789", 6, crc32("123", 3)) == 0xcbf43926);
   CHECK(crc32("", 0) == 0);
+  const std::string text(1000, 'x');
+  for (const std::size_t n : {0, 1, 7, 500, 999, 1000}) {
+    CHECK(crc32_combine(crc32(text.data(), n), crc32(text.data() + n, 1000 - n), 1000 - n) ==
+          crc32(text.data(), 1000));
+  }
 }
 
 TEST_CASE("stored entries are read, with and without zip64 and padding") {
