@@ -138,8 +138,15 @@ class Source final : public ShardedSource {
         if (location.checked_end - location.checked_begin != bytes) return std::nullopt;
         ++checked;
       }
-      layout.chunks.push_back({files_[chunk.file], location.begin, location.begin + bytes, 0, n,
-                               chunk.box, location.crc32.value_or(0)});
+      Chunk& known = layout.chunks.emplace_back();
+      known.file = files_[chunk.file];
+      known.byte_begin = location.begin;
+      known.byte_end = location.begin + bytes;
+      known.crc64 = location.crc32.value_or(0);
+      const ChunkRuns runs(chunk.box, tensor.shape);
+      known.begin = runs.is_one_run() ? runs.in_tensor(0) : 0;
+      known.end = known.begin + n;
+      if (!runs.is_one_run()) known.box = chunk.box;
     }
     if (checked != 0 && checked != tensor.chunks.size()) return std::nullopt;
     layout.has_checksums = layout.is_crc32 = checked != 0;

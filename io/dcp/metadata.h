@@ -32,8 +32,9 @@ struct DcpMetadata {
   std::vector<std::string> files;    ///< plain names
 };
 
-/// Parses and validates a `.metadata` file, as PyTorch 1.13 to 2.15 write it: every tensor is
-/// covered exactly once by its chunks, and every chunk has its place.
+/// Parses and validates a `.metadata` file of PyTorch 2 (tried with those of 2.1 and 2.15; the
+/// modules of 1.13 are known too): every tensor is covered exactly once by its chunks, and every
+/// chunk has its place.
 /// @param source  named in errors
 /// @throws Unsupported naming a class that no such file needs, or compression of its data;
 ///         CorruptCheckpoint naming the tensor

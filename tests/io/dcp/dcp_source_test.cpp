@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <fstream>
 #include <map>
 #include <set>
@@ -68,6 +69,19 @@ TEST_CASE("what PyTorch sharded is read as it was in memory") {
       CHECK(tensor.shape == whole.shape);
       CHECK(read_raw(*source, tensor, 0, numel(tensor.shape)) == whole.bytes);
     }
+  }
+}
+
+TEST_CASE("what PyTorch 2.1 sharded is read, ShardedTensor or DTensor") {
+  const auto source = open_dcp(kFixtures / "torch-2.1");
+  CHECK(source->objects() == std::vector<std::string>{"epoch"});
+  REQUIRE(source->tensors().size() == 3);
+  for (const TensorInfo& tensor : source->tensors()) {
+    CAPTURE(tensor.name);
+    CHECK(tensor.shape == Shape{5, 3});
+    std::array<float, 15> values{};
+    source->read(tensor.name, 0, 15, values.data(), DType::F32);
+    for (std::size_t i = 0; i < values.size(); ++i) CHECK(values[i] == static_cast<float>(i));
   }
 }
 
@@ -258,7 +272,7 @@ TEST_CASE("what directories are is told by their files") {
   CHECK_FALSE(is_dcp(kFixtures / "dcp-safetensors"));
   CHECK_FALSE(is_dcp_safetensors(kFixtures / "lightning"));
   CHECK_FALSE(is_dcp(kFixtures));
-  CHECK_THROWS_HOLDING(InvalidArgument, "holds 7 PyTorch checkpoints, but is none itself; name one",
+  CHECK_THROWS_HOLDING(InvalidArgument, "holds 8 PyTorch checkpoints, but is none itself; name one",
                        open_sharded(kFixtures));
 }
 
