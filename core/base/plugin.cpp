@@ -1,9 +1,11 @@
 #include "core/base/plugin.h"
 
 #include <dlfcn.h>
+#include <elf.h>
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 
 #include "core/base/error.h"
 
@@ -25,12 +27,38 @@ std::string find_file(std::string_view what, std::string_view file, const char* 
                     beside.string(), installed.string());
 }
 
+/// Empty, or why the dynamic linker must not see a file: it would wait for a FIFO's other end, and
+/// map the missing part of a file that was cut, which ends the process with SIGBUS.
+std::string why_unfit(const fs::path& path) {
+  std::error_code error;
+  const auto status = fs::status(path, error);
+  if (!fs::exists(status)) return {};  // the linker says so
+  if (!fs::is_regular_file(status)) return "it is no regular file";
+  const auto size = fs::file_size(path, error);
+  std::ifstream in(path, std::ios::binary);
+  Elf64_Ehdr header{};
+  in.read(reinterpret_cast<char*>(&header), sizeof(header));
+  if (!in || header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_phentsize != sizeof(Elf64_Phdr))
+    return {};  // no library of this machine, and the linker says so
+  in.seekg(static_cast<std::streamoff>(header.e_phoff));
+  for (int i = 0; i < header.e_phnum; ++i) {
+    Elf64_Phdr segment{};
+    in.read(reinterpret_cast<char*>(&segment), sizeof(segment));
+    if (!in || segment.p_filesz > size || segment.p_offset > size - segment.p_filesz)
+      return "the file is cut short";
+  }
+  return {};
+}
+
 }  // namespace
 
 Plugin::Plugin(std::string_view what, std::string_view file, const char* variable,
                const std::string& path)
-    : path_(path.empty() ? find_file(what, file, variable) : path),
-      library_(::dlopen(path_.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+    : path_(path.empty() ? find_file(what, file, variable) : path) {
+  // A name without a folder is for the linker to find.
+  const std::string unfit = path_.find('/') == std::string::npos ? "" : why_unfit(path_);
+  require<Unsupported>(unfit.empty(), "the {} can't be loaded: {}: {}", what, path_, unfit);
+  library_ = ::dlopen(path_.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library_ != nullptr) return;
   const char* why = ::dlerror();
   throw Unsupported("the {} can't be loaded: {}", what, why == nullptr ? path_ : why);

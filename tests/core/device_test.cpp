@@ -1,18 +1,29 @@
 // Tensors and operations on a device beside the CPU: its kernels run as fibers here.
 
 #include <doctest/doctest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 
 #include "core/autograd/autograd.h"
 #include "core/ops/cross_entropy.h"
 #include "core/ops/elementwise.h"
 #include "core/ops/embedding.h"
 #include "core/parameter.h"
+#include "tests/support/temp_dir.h"
 
 namespace tessera {
 namespace {
 
 std::shared_ptr<Context> device() {
   return Context::create({.device = {DeviceType::CUDA, 0}, .plugin = TESSERA_FIBER_PLUGIN});
+}
+
+std::string read_file(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 TEST_CASE("values go to a device and come back") {
@@ -32,6 +43,30 @@ TEST_CASE("values go to a device and come back") {
     for (std::int64_t i = begin; i < end; ++i) out[i - begin] = static_cast<float>(i);
   });
   CHECK(filled.to_vector<float>() == std::vector<float>{0, 1, 2, 3, 4});
+}
+
+TEST_CASE("a plugin that is none, or cut short, is refused and ends nobody") {
+  const test::TempDir dir;
+  const auto refused = [](const std::string& path, const std::string& why) {
+    CAPTURE(path);
+    try {
+      count_devices(path);
+      FAIL("was loaded");
+    } catch (const Unsupported& error) {
+      CHECK(std::string(error.what()).find(why) != std::string::npos);
+    }
+  };
+  const std::string whole = read_file(TESSERA_FIBER_PLUGIN);
+  for (const std::size_t bytes : {std::size_t{100}, std::size_t{5000}, whole.size() / 2})
+    refused(dir.write("cut-" + std::to_string(bytes), whole.substr(0, bytes)),
+            "the file is cut short");
+  refused(dir.write("empty", ""), "can't be loaded");
+  refused(dir.write("text", std::string(10'000, 'x')), "can't be loaded");
+  refused(dir.file("absent"), "can't be loaded");
+  std::filesystem::create_directory(dir.file("folder"));
+  refused(dir.file("folder"), "it is no regular file");
+  REQUIRE(::mkfifo(dir.file("fifo").c_str(), 0600) == 0);
+  refused(dir.file("fifo"), "it is no regular file");
 }
 
 TEST_CASE("contexts do not mix, and what fails leaves the context usable") {
