@@ -3,70 +3,119 @@
 #include <bit>
 #include <cstring>
 
+#include "core/base/cpu_level.h"
+
 namespace tessera::io {
 namespace {
 
-template <typename T>
-T load(const char* at) {
-  T value;
-  std::memcpy(&value, at, sizeof(T));
-  return value;
+// Written without branches, so that the loop below is vectorized.
+struct ToF32 {
+  using To = float;
+  [[gnu::always_inline]] static float convert(float value) { return value; }
+  [[gnu::always_inline]] static float convert(double value) { return static_cast<float>(value); }
+  [[gnu::always_inline]] static float convert(BFloat16 value) { return static_cast<float>(value); }
+  [[gnu::always_inline]] static float convert(std::uint16_t f16) {
+    const std::uint32_t sign = std::uint32_t{f16 & 0x8000U} << 16;
+    const std::uint32_t exponent = (f16 >> 10) & 0x1fU;
+    const std::uint32_t fraction = f16 & 0x3ffU;
+    const std::uint32_t is_small = 0U - static_cast<std::uint32_t>(exponent == 0);
+    const std::uint32_t is_special = 0U - static_cast<std::uint32_t>(exponent == 0x1f);
+    // Zero and subnormals: fraction * 2^-24, exact, and normal in binary32.
+    const float small = static_cast<float>(static_cast<std::int32_t>(fraction)) * 0x1.0p-24F;
+    const std::uint32_t normal = (exponent + 112 + (is_special & 112)) << 23 | fraction << 13;
+    const std::uint32_t bits =
+        (std::bit_cast<std::uint32_t>(small) & is_small) | (normal & ~is_small);
+    return std::bit_cast<float>(sign | bits);
+  }
+};
+
+struct ToBF16 {
+  using To = BFloat16;
+  template <typename From>
+  [[gnu::always_inline]] static BFloat16 convert(From value) {
+    return BFloat16(ToF32::convert(value));
+  }
+  // Rounding twice, to binary32 and then to bf16, would be wrong next to ties. Rounding to odd
+  // first (towards zero, with the last bit set if anything was lost) is not.
+  [[gnu::always_inline]] static BFloat16 convert(double value) {
+    const auto nearest = static_cast<float>(value);
+    const auto back = static_cast<double>(nearest);
+    auto bits = std::bit_cast<std::uint32_t>(nearest);
+    const double magnitude = value < 0 ? -value : value;
+    const double back_magnitude = back < 0 ? -back : back;
+    bits -= back_magnitude > magnitude ? 1U : 0U;
+    bits |= back_magnitude != magnitude && value == value ? 1U : 0U;
+    return BFloat16(std::bit_cast<float>(bits));
+  }
+};
+
+template <typename Convert, typename From>
+[[gnu::always_inline]] inline void convert_loop(const char* in, char* out, std::int64_t n) {
+  using To = typename Convert::To;
+  for (std::int64_t i = 0; i < n; ++i) {
+    From value;
+    std::memcpy(&value, in + i * static_cast<std::int64_t>(sizeof(From)), sizeof(From));
+    const To converted = Convert::convert(value);
+    std::memcpy(out + i * static_cast<std::int64_t>(sizeof(To)), &converted, sizeof(To));
+  }
 }
 
-float load_f32(const char* at) { return load<float>(at); }
-float load_bf16(const char* at) { return static_cast<float>(load<BFloat16>(at)); }
-float load_f16(const char* at) { return float_from_f16(load<std::uint16_t>(at)); }
+template <typename Convert, typename From>
+void convert_baseline(const char* in, char* out, std::int64_t n) {
+  convert_loop<Convert, From>(in, out, n);
+}
 
-template <typename Load>
-void convert_with(Load load_one, std::size_t step, const char* in, DType to, char* out,
-                  std::int64_t n) {
-  if (to == DType::F32) {
-    for (std::int64_t i = 0; i < n; ++i, in += step, out += sizeof(float)) {
-      const float value = load_one(in);
-      std::memcpy(out, &value, sizeof(value));
-    }
-  } else {
-    for (std::int64_t i = 0; i < n; ++i, in += step, out += sizeof(BFloat16)) {
-      const BFloat16 value(load_one(in));
-      std::memcpy(out, &value, sizeof(value));
-    }
+#if defined(__x86_64__)
+template <typename Convert, typename From>
+[[gnu::target("avx2")]] void convert_avx2(const char* in, char* out, std::int64_t n) {
+  convert_loop<Convert, From>(in, out, n);
+}
+#endif
+
+template <typename Convert, typename From>
+void convert_from(const char* in, char* out, std::int64_t n) {
+#if defined(__x86_64__)
+  static const bool kHasAvx2 = detect_cpu_level() >= CpuLevel::V3;
+  if (kHasAvx2) return convert_avx2<Convert, From>(in, out, n);
+#endif
+  convert_baseline<Convert, From>(in, out, n);
+}
+
+template <typename Convert>
+void convert_to(DType from, const char* in, char* out, std::int64_t n) {
+  switch (from) {
+    case DType::F64:
+      return convert_from<Convert, double>(in, out, n);
+    case DType::F32:
+      return convert_from<Convert, float>(in, out, n);
+    case DType::BF16:
+      return convert_from<Convert, BFloat16>(in, out, n);
+    default:
+      return convert_from<Convert, std::uint16_t>(in, out, n);
   }
 }
 
 }  // namespace
 
 bool can_convert(DType from, DType to) {
-  const bool readable = from == DType::F32 || from == DType::BF16 || from == DType::F16;
-  return from == to || (readable && (to == DType::F32 || to == DType::BF16));
+  return from == to || (is_floating(from) && (to == DType::F32 || to == DType::BF16));
 }
 
 void convert_elements(DType from, const void* source, DType to, void* out, std::int64_t n) {
   require<Unsupported>(can_convert(from, to),
-                       "cannot convert {} to {}; f32, bf16 and f16 convert to f32 and bf16", from,
-                       to);
+                       "cannot convert {} to {}; f64, f32, bf16 and f16 convert to f32 and bf16",
+                       from, to);
   const auto* in = static_cast<const char*>(source);
   auto* target = static_cast<char*>(out);
   if (from == to) {
     if (n > 0) std::memcpy(target, in, static_cast<std::size_t>(n) * dtype_size(from));
-  } else if (from == DType::F32) {
-    convert_with(load_f32, 4, in, to, target, n);
-  } else if (from == DType::BF16) {
-    convert_with(load_bf16, 2, in, to, target, n);
+  } else if (to == DType::F32) {
+    convert_to<ToF32>(from, in, target, n);
   } else {
-    convert_with(load_f16, 2, in, to, target, n);
+    convert_to<ToBF16>(from, in, target, n);
   }
 }
 
-float float_from_f16(std::uint16_t bits) {
-  const std::uint32_t sign = std::uint32_t{bits & 0x8000U} << 16;
-  const std::uint32_t exponent = (bits >> 10) & 0x1fU;
-  const std::uint32_t fraction = bits & 0x3ffU;
-  if (exponent == 0x1f) return std::bit_cast<float>(sign | 0x7f800000U | fraction << 13);
-  if (exponent == 0) {  // zero and subnormals: fraction * 2^-24, exact in binary32
-    const float value = static_cast<float>(fraction) * 0x1.0p-24F;
-    return sign ? -value : value;
-  }
-  return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
-}
+float float_from_f16(std::uint16_t bits) { return ToF32::convert(bits); }
 
 }  // namespace tessera::io

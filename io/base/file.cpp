@@ -31,9 +31,13 @@ constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;
 
 }  // namespace
 
-File File::open(const fs::path& path, Links links) {
+File File::open(const fs::path& path, Links links) { return open(path, links, O_RDONLY); }
+
+File File::open_for_update(const fs::path& path) { return open(path, Links::Refuse, O_RDWR); }
+
+File File::open(const fs::path& path, Links links, int access) {
   // O_NONBLOCK: opening a FIFO must not wait for its writer.
-  const int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | (links == Links::Refuse ? O_NOFOLLOW : 0);
+  const int flags = access | O_CLOEXEC | O_NONBLOCK | (links == Links::Refuse ? O_NOFOLLOW : 0);
   const int fd = ::open(path.c_str(), flags);
   if (fd < 0) {
     if (errno == ELOOP && links == Links::Refuse) {
@@ -58,6 +62,13 @@ File File::create(const fs::path& path) {
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (fd < 0) fail("create", path, errno);
   return {path, fd};
+}
+
+File File::reopen_direct() const {
+  // By the descriptor: the name may lead to another file by now.
+  const int access = ::fcntl(fd_, F_GETFL) & O_ACCMODE;
+  const std::string self = fmt::format("/proc/self/fd/{}", fd_);
+  return {path_, ::open(self.c_str(), access | O_DIRECT | O_CLOEXEC)};
 }
 
 File::File(File&& other) noexcept

@@ -22,6 +22,10 @@ class File {
   static File open(const fs::path& path, Links links = Links::Follow);
   /// A new file. @throws IoError, also if the name is taken
   static File create(const fs::path& path);
+  /// An existing file, for reading and writing. @throws as open
+  static File open_for_update(const fs::path& path);
+  /// This file once more, for direct I/O (O_DIRECT); an empty File if that can't be had here.
+  File reopen_direct() const;
 
   File() = default;
   File(File&& other) noexcept;
@@ -48,6 +52,7 @@ class File {
   void finish();
 
  private:
+  static File open(const fs::path& path, Links links, int access);
   File(fs::path path, int fd) : path_(std::move(path)), fd_(fd) {}
   void close() noexcept;
   fs::path path_;

@@ -1,19 +1,16 @@
 #include "io/consolidate/consolidate.h"
 
-#include <unistd.h>
+#include <sys/stat.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
-#include <charconv>
 #include <chrono>
-#include <csignal>
 
 #include "core/base/error.h"
-#include "io/base/convert.h"
-#include "io/checkpoint/find.h"
+#include "io/consolidate/attempt.h"
+#include "io/consolidate/copy_files.h"
 #include "io/consolidate/tensor_files.h"
 #include "io/hf/model_source.h"
+#include "io/source/checkpoint_tensors.h"
 
 namespace tessera::io {
 namespace {
@@ -24,15 +21,14 @@ constexpr const char* kTokenizer = "tokenizer_tessera.json";
 /// Everything that is to be written, and where it comes from.
 struct Plan {
   std::unique_ptr<ModelSource> model;
+  std::vector<std::unique_ptr<TensorSource>> optimizer;
   std::vector<ExportTensor> weights, moments;
-  std::int64_t total_bytes() const {
-    std::int64_t bytes = 0;
-    for (const auto* list : {&weights, &moments}) {
-      for (const ExportTensor& tensor : *list) {
-        bytes += numel(tensor.shape) * static_cast<std::int64_t>(dtype_size(tensor.written));
-      }
-    }
-    return bytes;
+  std::vector<ExportFile> weight_files, moment_files;
+
+  std::vector<ExportFile> files() const {
+    std::vector<ExportFile> all = weight_files;
+    all.insert(all.end(), moment_files.begin(), moment_files.end());
+    return all;
   }
 };
 
@@ -99,30 +95,31 @@ Plan make_plan(const fs::path& source, const ConsolidateOptions& options) {
   Plan plan;
   plan.model = open_model(source, options.step);
   if (options.what != ExportWhat::Optimizer) {
+    const bool hf = options.format == ExportFormat::HF;
     for (const TensorInfo& info : plan.model->tensors()) {
-      const bool hf = options.format == ExportFormat::HF;
-      plan.weights.push_back(
-          {hf ? gpt2_name_to_hf(info.name) : info.name, info.shape, info.dtype,
-           options.dtype.value_or(info.dtype),
-           [model = plan.model.get(), name = info.name](std::size_t bytes, const auto& sink) {
-             model->stream(name, bytes, sink);
-           }});
+      plan.weights.push_back({hf ? gpt2_name_to_hf(info.name) : info.name, info.shape, info.dtype,
+                              options.dtype.value_or(info.dtype), plan.model.get(), info.name});
     }
   }
   if (options.what != ExportWhat::Model) {
     const CheckpointReader* reader = plan.model->checkpoint();
-    require(reader != nullptr, "{} is a Hugging Face model and holds no optimizer state",
+    require(reader != nullptr, "{} is no checkpoint of tessera and holds no optimizer state",
             plan.model->path().string());
     for (const Section section : {Section::ExpAvg, Section::ExpAvgSq}) {
       const char* const prefix = section == Section::ExpAvg ? "exp_avg/" : "exp_avg_sq/";
-      for (const auto& [name, record] : reader->tensors(section)) {
-        plan.moments.push_back({prefix + name, record.shape, record.dtype, record.dtype,
-                                [reader, section, key = name](std::size_t bytes, const auto& sink) {
-                                  reader->stream(section, key, bytes, sink);
-                                }});
+      plan.optimizer.push_back(std::make_unique<CheckpointTensors>(*reader, section));
+      for (const TensorInfo& info : plan.optimizer.back()->tensors()) {
+        plan.moments.push_back({prefix + info.name, info.shape, info.dtype, info.dtype,
+                                plan.optimizer.back().get(), info.name});
       }
     }
   }
+  const auto lay_out = [&](const std::vector<ExportTensor>& tensors, const char* stem) {
+    if (tensors.empty()) return std::vector<ExportFile>();
+    return plan_tensor_files(tensors, stem, options.max_shard_size);
+  };
+  plan.weight_files = lay_out(plan.weights, "model");
+  plan.moment_files = lay_out(plan.moments, "optimizer");
   return plan;
 }
 
@@ -158,43 +155,36 @@ void write_side_files(const fs::path& dir, const Plan& plan, const ConsolidateOp
   }
 }
 
-// Where an export of this process to `out` is made. Process ids mean something on one host only.
-std::string temporary_prefix(const fs::path& out) {
-  std::array<char, 65> host{};
-  ::gethostname(host.data(), host.size() - 1);
-  return fmt::format("{}.{}-", out.filename().string(), host.data());
+void write_index(const fs::path& dir, const char* stem, const std::vector<ExportFile>& files,
+                 std::vector<std::string>& names) {
+  for (const ExportFile& file : files) names.push_back(file.name);
+  if (files.size() < 2) return;
+  write_json(dir, fmt::format("{}.safetensors.index.json", stem).c_str(), tensor_files_index(files),
+             names);
 }
 
-// What exports to `out` left behind that were killed. One that runs, or ran on another host, stays.
-void remove_leftovers(const fs::path& out) {
-  const std::string prefix = temporary_prefix(out);
-  std::vector<fs::path> leftovers;
+// Bytes of the file system that the files of an attempt have already.
+std::int64_t allocated_bytes(const fs::path& dir) {
+  std::int64_t bytes = 0;
   std::error_code error;
-  fs::directory_iterator items(out.parent_path(), error);
-  for (; !error && items != fs::directory_iterator(); items.increment(error)) {
-    const std::string name = items->path().filename().string();
-    if (!name.starts_with(prefix)) continue;
-    pid_t pid = 0;
-    const char* const end = name.data() + name.size();
-    const auto [stop, failure] = std::from_chars(name.data() + prefix.size(), end, pid);
-    const bool ours = failure == std::errc{} && std::string_view(stop, end) == ".tmp" && pid > 0;
-    if (ours && ::kill(pid, 0) != 0 && errno == ESRCH) leftovers.push_back(items->path());
+  for (fs::directory_iterator item(dir, error); !error && item != fs::directory_iterator();
+       item.increment(error)) {
+    struct stat status {};
+    if (::lstat(item->path().c_str(), &status) == 0) bytes += std::int64_t{status.st_blocks} * 512;
   }
-  for (const fs::path& path : leftovers) fs::remove_all(path, error);
+  return bytes;
 }
 
-void commit(const fs::path& temporary, const fs::path& out, bool overwrite) {
-  sync_directory(temporary);
-  check_out(out, overwrite);  // again: somebody may have used the name meanwhile
-  std::error_code error;
-  if (fs::exists(out, error)) {
-    exchange_paths(temporary, out);
-    sync_directory(out.parent_path());
-    fs::remove_all(temporary, error);
-  } else {
-    rename_path(temporary, out);
-    sync_directory(out.parent_path());
-  }
+void check_space(const fs::path& out, const Attempt& attempt,
+                 const std::vector<ExportFile>& files) {
+  constexpr std::int64_t kSideFiles = std::int64_t{1} << 20;  // configuration and the like
+  std::int64_t needed = kSideFiles;
+  for (const ExportFile& file : files) needed += file.plan.file_size;
+  needed = std::max<std::int64_t>(needed - allocated_bytes(attempt.dir()), 0);
+  const std::int64_t available = free_bytes(out.parent_path());
+  require<IoError>(available < 0 || needed <= available,
+                   "cannot write {}: {} bytes needed, {} bytes free on that file system",
+                   out.string(), needed, available);
 }
 
 }  // namespace
@@ -209,47 +199,50 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
   const Plan plan = make_plan(source, options);
   check_apart(out, plan.model->path());
 
+  const std::vector<ExportFile> files = plan.files();
+  CopyOptions copy;
+  copy.memory = options.memory;
+  copy.jobs = options.jobs;
+  copy.direct_io = options.direct_io;
+  ConsolidateProgress progress;
+  for (const ExportFile& file : files) progress.total += file.plan.file_size;
+
   ConsolidateReport report;
   report.source = plan.model->path();
   if (const CheckpointReader* reader = plan.model->checkpoint()) report.step = reader->index().step;
-  remove_leftovers(out);  // before their space is missed
-  const std::int64_t total = plan.total_bytes();
-  const std::int64_t available = free_bytes(out.parent_path());
-  require<IoError>(available < 0 || total <= available,
-                   "cannot write {}: {} bytes needed, {} bytes free on that file system",
-                   out.string(), total, available);
-
-  TensorFilesOptions files;
-  files.max_shard_size = options.max_shard_size;
-  files.memory = options.memory;
-  files.jobs = options.jobs;
-  files.wrote = [&](std::int64_t bytes) {
-    report.bytes += bytes;
-    if (options.progress) options.progress(report.bytes, total);
-  };
-  const fs::path temporary =
-      out.parent_path() / fmt::format("{}{}.tmp", temporary_prefix(out), ::getpid());
-  std::error_code error;
-  fs::remove_all(temporary, error);
-  make_directories_durably(temporary);
+  make_directories_durably(out.parent_path());
+  Attempt attempt(out, copy_identity(files, copy_grain(copy).block));
   try {
-    const auto write = [&](const std::vector<ExportTensor>& tensors, const char* stem) {
-      if (tensors.empty()) return;
-      files.stem = stem;
-      for (std::string& name : write_tensor_files(temporary, tensors, files)) {
-        report.files.push_back(std::move(name));
-      }
-      report.tensors += static_cast<std::int64_t>(tensors.size());
-    };
-    write(plan.weights, "model");
-    write(plan.moments, "optimizer");
-    write_side_files(temporary, plan, options, report.files);
-    commit(temporary, out, options.overwrite);
+    check_space(out, attempt, files);
+    const bool whole = copy_files(attempt, files, copy, [&](std::int64_t bytes, bool reused) {
+      progress.done += bytes;
+      if (reused) progress.reused += bytes;
+      return !options.progress || options.progress(progress);
+    });
+    if (!whole) {
+      throw ConsolidationStopped(
+          "stopped with {} of {} bytes written; the same command goes on from there, what is "
+          "done waits in {}",
+          progress.done, progress.total, attempt.dir().string());
+    }
+    write_index(attempt.dir(), "model", plan.weight_files, report.files);
+    write_index(attempt.dir(), "optimizer", plan.moment_files, report.files);
+    write_side_files(attempt.dir(), plan, options, report.files);
+    sync_directory(attempt.dir());
+    check_out(out, options.overwrite);  // again: somebody may have used the name meanwhile
+    attempt.commit();
+  } catch (const ConsolidationStopped&) {
+    throw;
   } catch (...) {
-    fs::remove_all(temporary, error);
+    attempt.remove();
     throw;
   }
   for (const ExportTensor& tensor : plan.weights) report.parameters += numel(tensor.shape);
+  for (const auto* tensors : {&plan.weights, &plan.moments}) {
+    for (const ExportTensor& tensor : *tensors) report.bytes += tensor.bytes();
+    report.tensors += static_cast<std::int64_t>(tensors->size());
+  }
+  report.reused_bytes = progress.reused;
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/base/dtype.h"
+#include "core/base/error.h"
 #include "io/base/file.h"
 
 namespace tessera::io {
@@ -14,6 +15,13 @@ namespace tessera::io {
 /// HF: names and files of a Hugging Face model directory. Safetensors: our names, nothing else.
 enum class ExportFormat { HF, Safetensors };
 enum class ExportWhat { Model, Optimizer, All };
+
+/// In bytes of output files.
+struct ConsolidateProgress {
+  std::int64_t done = 0;
+  std::int64_t total = 0;
+  std::int64_t reused = 0;  ///< of `done`: written by an earlier call that was stopped
+};
 
 struct ConsolidateOptions {
   ExportFormat format = ExportFormat::HF;
@@ -24,8 +32,11 @@ struct ConsolidateOptions {
   std::optional<std::int64_t> step;               ///< of a run; empty: the newest committed one
   int jobs = 1;                                   ///< threads that copy
   bool overwrite = false;                         ///< replace an earlier export at `out`
-  /// Called from one thread at a time with bytes written and bytes in all.
-  std::function<void(std::int64_t done, std::int64_t total)> progress;
+  /// Read and write past the page cache where the file system can do that; false: leave what was
+  /// written in the cache, for a program that reads it at once.
+  bool direct_io = true;
+  /// Called from one thread at a time after each few MiB. False stops: see ConsolidationStopped.
+  std::function<bool(const ConsolidateProgress&)> progress;
 };
 
 struct ConsolidateReport {
@@ -33,22 +44,38 @@ struct ConsolidateReport {
   std::optional<std::int64_t> step;  ///< of the checkpoint
   std::vector<std::string> files;    ///< in `out`
   std::int64_t tensors = 0;
-  std::int64_t parameters = 0;  ///< elements of the model, if it was written
-  std::int64_t bytes = 0;       ///< of tensor data written
+  std::int64_t parameters = 0;    ///< elements of the model, if it was written
+  std::int64_t bytes = 0;         ///< of tensor data written
+  std::int64_t reused_bytes = 0;  ///< of output files, that an earlier call had written
   double seconds = 0;
+};
+
+/// The progress callback stopped a consolidation. What was written is synced, and a call with the
+/// same source, output and options goes on from there.
+class ConsolidationStopped : public Error {
+ public:
+  template <typename... Args>
+  explicit ConsolidationStopped(fmt::format_string<Args...> text, Args&&... args)
+      : Error(fmt::format(text, std::forward<Args>(args)...)) {}
 };
 
 /// Makes a whole model of a checkpoint's shards (or of a Hugging Face directory, to convert it).
 ///
-/// Copies ranges of bytes through buffers of `memory` bytes, whatever the model's size, and
-/// verifies checksums as it reads. Writes into `<out>.<host>-<pid>.tmp` beside `out`, syncs, and
-/// renames; removes what killed processes of this host left there. `out` is complete or absent (or
-/// still the former export). HF: model.safetensors, or shards and model.safetensors.index.json,
-/// config.json, generation_config.json, and tokenizer_tessera.json if the run's trainer.json has a
-/// tokenizer. Safetensors: our names; moments go to optimizer.safetensors as "exp_avg/NAME";
-/// tessera.json holds step and model configuration.
-/// @throws InvalidArgument if `out` exists and may not be replaced, or the options do not fit;
-///         IoError, CorruptCheckpoint
+/// Gathers ranges of bytes in buffers of at most `memory` bytes together, whatever the model's
+/// size, and verifies checksums as it reads. Writes into `<out>.tmp` beside `out`, syncs, and
+/// renames: `out` is complete or absent (or still the former export). HF: model.safetensors, or
+/// shards and model.safetensors.index.json, config.json, generation_config.json, and
+/// tokenizer_tessera.json if the run's trainer.json has a tokenizer. Safetensors: our names;
+/// moments go to optimizer.safetensors as "exp_avg/NAME"; tessera.json holds step and model
+/// configuration.
+///
+/// A call that was stopped or killed leaves `<out>.tmp` and `<out>.tmp.journal`, and one like it
+/// goes on from there: with the same checksums at the source (or, where it has none, the same
+/// unchanged files), the same layout of the output, and so much memory a job that the blocks are
+/// the same. It reads back what it finds and keeps only what is as it was written. Another call
+/// begins anew. One that fails removes both.
+/// @throws InvalidArgument if `out` exists and may not be replaced, another process is writing
+///         there, or the options do not fit; ConsolidationStopped, IoError, CorruptCheckpoint
 ConsolidateReport consolidate(const fs::path& source, const fs::path& out,
                               const ConsolidateOptions& options = {});
 

@@ -27,7 +27,13 @@ std::optional<TensorLayout> CheckpointTensors::layout(const std::string& name) c
 
 File CheckpointTensors::open_file(const std::string& name) const {
   File file = File::open(path() / name, Links::Refuse);
+  {
+    const std::lock_guard lock(mutex_);
+    if (checked_.contains(name)) return file;
+  }
   read_shard_header(file, name, reader_.index());
+  const std::lock_guard lock(mutex_);
+  checked_.insert(name);
   return file;
 }
 

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -27,6 +29,8 @@ class CheckpointTensors : public TensorSource {
   CheckpointReader reader_;
   Section section_;
   std::vector<TensorInfo> tensors_;
+  mutable std::mutex mutex_;
+  mutable std::set<std::string> checked_;  // files whose header was read; guarded by mutex_
 };
 
 }  // namespace tessera::io

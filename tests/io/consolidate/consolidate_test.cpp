@@ -5,15 +5,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
-#include <mutex>
 #include <set>
 #include <system_error>
 #include <thread>
 
 #include "core/base/error.h"
 #include "io/checkpoint/find.h"
-#include "io/consolidate/tensor_files.h"
+#include "io/consolidate/copy_files.h"
 #include "io/hf/model_source.h"
 #include "io/safetensors/reader.h"
 #include "tests/io/support.h"
@@ -54,14 +52,16 @@ TEST_CASE("shards of any world size become the same model, whatever the buffers 
     options.memory = world_size * 100;  // raised to the least buffer
     options.jobs = world_size;
     std::int64_t last = 0, total = 0;
-    options.progress = [&](std::int64_t done, std::int64_t all) {
-      CHECK(done > last);
-      last = done;
-      total = all;
+    options.progress = [&](const ConsolidateProgress& progress) {
+      CHECK(progress.done > last);
+      CHECK(progress.reused == 0);
+      last = progress.done;
+      total = progress.total;
+      return true;
     };
     const ConsolidateReport report = consolidate(f.run, f.out, options);
     CHECK(report.step == 7);
-    CHECK(report.bytes == total);
+    CHECK(report.bytes < total);  // headers too
     CHECK(last == total);
     CHECK(report.parameters * 4 == report.bytes);
     check_equal(*open_model(f.out), f.model);
@@ -278,56 +278,22 @@ TEST_CASE("more files than may be open, and more threads than may be started") {
 }
 
 TEST_CASE("threads share the memory that they may use") {
-  TempDir dir;
-  std::vector<ExportTensor> tensors;
-  std::mutex mutex;
-  std::set<std::thread::id> threads;
-  std::size_t largest = 0;
-  for (int i = 0; i < 20; ++i) {
-    tensors.push_back({fmt::format("t{}", i),
-                       {1},
-                       DType::F32,
-                       DType::F32,
-                       [&](std::size_t bytes, const CheckpointReader::Sink& sink) {
-                         const std::lock_guard lock(mutex);
-                         threads.insert(std::this_thread::get_id());
-                         largest = std::max(largest, bytes);
-                         const float value = 2;
-                         sink(0, &value, 1);
-                       }});
-  }
-  TensorFilesOptions options;
-  options.memory = 64 << 10;
+  CopyOptions options;
   options.jobs = 16;
-  CHECK(write_tensor_files(dir.path(), tensors, options) ==
-        std::vector<std::string>{"model.safetensors"});
-  CHECK(threads.size() == 1);
-  CHECK(largest == 64 << 10);
-}
-
-TEST_CASE("what a killed export left is removed, and nothing else") {
-  Fixture f;
-  f.make(1);
-  const pid_t dead = ::fork();
-  if (dead == 0) ::_exit(0);
-  int status = 0;
-  ::waitpid(dead, &status, 0);
-  std::array<char, 65> host{};
-  ::gethostname(host.data(), host.size() - 1);
-  const auto make = [&](const std::string& who) {
-    fs::path path = f.dir.path() / ("out." + who + ".tmp");
-    fs::create_directories(path / "inside");
-    return path;
-  };
-  const fs::path left = make(fmt::format("{}-{}", host.data(), dead));
-  const fs::path running = make(fmt::format("{}-{}", host.data(), ::getppid()));
-  const fs::path elsewhere = make(fmt::format("{}.other-{}", host.data(), dead));
-  const fs::path strange = make(fmt::format("{}-{}x", host.data(), dead));
-  consolidate(f.run, f.out);
-  CHECK_FALSE(fs::exists(left));
-  CHECK(fs::exists(running));
-  CHECK(fs::exists(elsewhere));
-  CHECK(fs::exists(strange));
+  options.memory = 128 << 10;
+  CHECK(copy_grain(options).jobs == 1);
+  CHECK(copy_grain(options).block == 64 << 10);
+  for (const std::int64_t memory : {std::int64_t{1}, std::int64_t{300'000}, std::int64_t{9} << 20,
+                                    std::int64_t{256} << 20, std::int64_t{1} << 40}) {
+    options.memory = memory;
+    const CopyGrain grain = copy_grain(options);
+    INFO(memory);
+    CHECK(grain.jobs >= 1);
+    CHECK(grain.block % 65536 == 0);
+    CHECK(grain.block >= 65536);
+    CHECK(grain.block <= 4 << 20);
+    CHECK((grain.jobs * grain.block * 2 <= memory || memory < 128 << 10));
+  }
 }
 
 // 48 MiB of weights copied by a process that may use 24 MiB more than it has at its start.

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <thread>
@@ -14,7 +13,9 @@
 #include "io/base/json.h"
 #include "io/base/size.h"
 #include "tools/tessera/command.h"
+#include "tools/tessera/report/byte_progress.h"
 #include "tools/tessera/report/console.h"
+#include "tools/tessera/signal/stop_signal.h"
 
 namespace tessera::tools {
 namespace {
@@ -37,29 +38,6 @@ std::optional<std::int64_t> parse_step(const std::string& text) {
   return step;
 }
 
-/// Percentage on standard error: one line that is drawn over on a terminal, else a line a quarter.
-class Progress {
- public:
-  void update(std::int64_t done, std::int64_t total) {
-    const auto now = std::chrono::steady_clock::now();
-    const std::int64_t percent = total > 0 ? done * 100 / total : 100;
-    if (style_.live) {
-      if (now - drawn_ < std::chrono::milliseconds(100) && done < total) return;
-      drawn_ = now;
-      fmt::print(stderr, "\r{:3}%  {} of {}\x1b[K{}", percent, format_bytes(done),
-                 format_bytes(total), done == total ? "\n" : "");
-    } else if (percent / 25 > shown_) {
-      shown_ = percent / 25;
-      fmt::print(stderr, "{}%  {} of {}\n", percent, format_bytes(done), format_bytes(total));
-    }
-  }
-
- private:
-  ConsoleStyle style_ = detect_console(STDERR_FILENO);
-  std::chrono::steady_clock::time_point drawn_{};
-  std::int64_t shown_ = 0;
-};
-
 void print_report(const io::ConsolidateReport& report, const Options& options) {
   if (options.json) {
     io::Json json{{"source", report.source.string()},
@@ -69,6 +47,7 @@ void print_report(const io::ConsolidateReport& report, const Options& options) {
                   {"tensors", report.tensors},
                   {"parameters", report.parameters},
                   {"bytes", report.bytes},
+                  {"reused_bytes", report.reused_bytes},
                   {"seconds", report.seconds}};
     if (report.step) json["step"] = *report.step;
     fmt::print("{}\n", json.dump(2));
@@ -80,6 +59,9 @@ void print_report(const io::ConsolidateReport& report, const Options& options) {
        fmt::format("{}: {} tensors, {}", options.out, report.tensors, format_bytes(report.bytes))}};
   if (report.parameters > 0) {
     rows.emplace_back("parameters", format_count(static_cast<double>(report.parameters)));
+  }
+  if (report.reused_bytes > 0) {
+    rows.emplace_back("found done", format_bytes(report.reused_bytes));
   }
   rows.emplace_back("time", format_duration(report.seconds));
   for (std::size_t i = 0; i < report.files.size(); ++i) {
@@ -98,12 +80,20 @@ int run(const Options& options) {
   consolidate.step = parse_step(options.step);
   consolidate.max_shard_size = io::parse_bytes(options.max_shard_size);
   consolidate.memory = io::parse_bytes(options.memory);
-  Progress progress;
-  consolidate.progress = [&](std::int64_t done, std::int64_t total) {
-    progress.update(done, total);
+  const StopSignal stop;
+  ByteProgress progress("written");
+  consolidate.progress = [&](const io::ConsolidateProgress& at) {
+    progress.update(at.done, at.total, at.reused);
+    return stop.received() == 0;
   };
-  print_report(io::consolidate(options.source, options.out, consolidate), options);
-  return 0;
+  try {
+    print_report(io::consolidate(options.source, options.out, consolidate), options);
+    return 0;
+  } catch (const io::ConsolidationStopped& stopped) {
+    progress.stop();
+    fmt::print(stderr, "tessera: {}\n", stopped.what());
+    return 128 + stop.received();
+  }
 }
 
 }  // namespace
@@ -111,9 +101,11 @@ int run(const Options& options) {
 Command add_consolidate(CLI::App& parent) {
   const auto options = std::make_shared<Options>();
   io::ConsolidateOptions& consolidate = options->consolidate;
-  consolidate.jobs = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 4U));
+  consolidate.jobs = static_cast<int>(std::clamp(4 * std::thread::hardware_concurrency(), 4U, 16U));
   CLI::App* app = parent.add_subcommand(
-      "consolidate", "Make a whole model of a checkpoint's shards; needs little memory and no GPU");
+      "consolidate",
+      "Make a whole model of a checkpoint's shards; needs little memory and no GPU.\n"
+      "Ctrl-C or a kill leaves OUT.tmp; the same command then goes on from there.");
   app->add_option("CHECKPOINT", options->source,
                   "A checkpoint, a run (its newest checkpoint), or a Hugging Face model directory")
       ->required();
@@ -132,6 +124,8 @@ Command add_consolidate(CLI::App& parent) {
   app->add_option("--memory", options->memory, "For all buffers together")->capture_default_str();
   app->add_option("--step", options->step, "Of a run: latest, or a number")->capture_default_str();
   app->add_option("--jobs", consolidate.jobs, "Threads that copy")->capture_default_str();
+  app->add_flag("!--buffered", consolidate.direct_io,
+                "Go through the page cache: slower, but what is written stays there to be read");
   app->add_flag("--overwrite", consolidate.overwrite, "Replace an earlier export at OUT");
   app->add_flag("--json", options->json, "Machine-readable output");
   return {app, [options] { return run(*options); }};

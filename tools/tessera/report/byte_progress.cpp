@@ -9,17 +9,18 @@
 
 namespace tessera::tools {
 
-void ByteProgress::update(std::int64_t done, std::int64_t total) {
+void ByteProgress::update(std::int64_t done, std::int64_t total, std::int64_t found) {
   const auto now = std::chrono::steady_clock::now();
   const double seconds = std::max(std::chrono::duration<double>(now - start_).count(), 1e-3);
   if (seconds < 0.5 && !visible_) return;
-  const double rate = static_cast<double>(done) / seconds;
+  const double rate = static_cast<double>(done - found) / seconds;
   const std::int64_t percent = total > 0 ? done * 100 / total : 100;
   const auto line = [&] {
     std::string text =
         fmt::format("{:3}%  {} of {} {}, {}/s", percent, format_bytes(done), format_bytes(total),
                     verb_, format_bytes(static_cast<std::int64_t>(rate)));
-    if (done > 0 && done < total) {
+    if (found > 0) text += fmt::format(", {} found done", format_bytes(found));
+    if (done > found && done < total) {
       text += fmt::format(", {} left", format_duration(static_cast<double>(total - done) / rate));
     }
     return text;
@@ -27,12 +28,18 @@ void ByteProgress::update(std::int64_t done, std::int64_t total) {
   if (style_.live) {
     if (now - drawn_ < std::chrono::milliseconds(100) && done < total) return;
     drawn_ = now;
-    visible_ = true;
-    fmt::print(stderr, "\r{}\x1b[K{}", line(), done == total ? "\n" : "");
-  } else if (percent / 25 > shown_) {
+    visible_ = done < total;
+    fmt::print(stderr, "\r{}\x1b[K{}", line(), visible_ ? "" : "\n");
+  } else if (percent / 25 > shown_ || now - std::max(drawn_, start_) >= std::chrono::seconds(30)) {
     shown_ = percent / 25;
+    drawn_ = now;
     fmt::print(stderr, "{}\n", line());
   }
+}
+
+void ByteProgress::stop() {
+  if (visible_) fmt::print(stderr, "\n");
+  visible_ = false;
 }
 
 }  // namespace tessera::tools

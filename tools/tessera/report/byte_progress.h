@@ -9,20 +9,23 @@
 namespace tessera::tools {
 
 /// Shows on standard error how far bytes have been read or copied: percentage, rate and time left.
-/// One line that is drawn over on a terminal, else a line a quarter; nothing of what takes under
-/// half a second. Not thread-safe.
+/// One line that is drawn over on a terminal, else a line a quarter and each half minute; nothing
+/// of what takes under half a second. Not thread-safe.
 class ByteProgress {
  public:
   explicit ByteProgress(std::string verb) : verb_(std::move(verb)) {}
-  void update(std::int64_t done, std::int64_t total);
+  /// @param found  of `done`, what was there already: it tells nothing of the rate
+  void update(std::int64_t done, std::int64_t total, std::int64_t found = 0);
+  /// Leaves the line on the screen, where work ends before `total`.
+  void stop();
 
  private:
   std::string verb_;  // "read"
   ConsoleStyle style_ = detect_console(2);
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  std::chrono::steady_clock::time_point drawn_{};
-  std::int64_t shown_ = 0;  // quarters
-  bool visible_ = false;    // a line is on the terminal
+  std::chrono::steady_clock::time_point drawn_{};  // or printed
+  std::int64_t shown_ = 0;                         // quarters
+  bool visible_ = false;                           // a line is on the terminal
 };
 
 }  // namespace tessera::tools

@@ -18,10 +18,10 @@
 #include "tools/tessera/report/loss_svg.h"
 #include "tools/tessera/report/metrics.h"
 #include "tools/tessera/report/progress.h"
+#include "tools/tessera/signal/stop_signal.h"
 #include "tools/tessera/train/rank_zero.h"
 #include "tools/tessera/train/run_directory.h"
 #include "tools/tessera/train/setup.h"
-#include "tools/tessera/train/stop_signal.h"
 #include "tools/tessera/train/summary.h"
 #include "tools/tessera/train/trainer.h"
 

@@ -1,4 +1,4 @@
-#include "tools/tessera/train/stop_signal.h"
+#include "tools/tessera/signal/stop_signal.h"
 
 #include <atomic>
 #include <csignal>

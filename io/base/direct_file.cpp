@@ -1,0 +1,124 @@
+#include "io/base/direct_file.h"
+
+#include <fcntl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+
+#include "core/base/error.h"
+
+namespace tessera::io {
+namespace {
+
+constexpr std::size_t kLeastDirectRead = std::size_t{64} << 10;  // bytes; less: the page cache
+
+std::int64_t round_down(std::int64_t value) {
+  return value - value % static_cast<std::int64_t>(kDirectAlignment);
+}
+std::int64_t round_up(std::int64_t value) {
+  return round_down(value + static_cast<std::int64_t>(kDirectAlignment) - 1);
+}
+
+/// Whether all of [begin, end), page-aligned, is in the page cache. Only a hint: false if unknown.
+bool is_cached(const File& file, std::int64_t begin, std::int64_t end) {
+  // cachestat(2), Linux 6.5; newer than the headers that we build with.
+  constexpr long kCachestat = 451;
+  struct {
+    std::uint64_t offset, bytes;
+  } range{static_cast<std::uint64_t>(begin), static_cast<std::uint64_t>(end - begin)};
+  struct {
+    std::uint64_t cached, dirty, writeback, evicted, recently_evicted;
+  } pages{};
+  if (::syscall(kCachestat, file.descriptor(), &range, &pages, 0) != 0) return false;
+  static const auto kPageBytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  return pages.cached >= (range.bytes + kPageBytes - 1) / kPageBytes;
+}
+
+}  // namespace
+
+AlignedBuffer::AlignedBuffer(std::size_t bytes)
+    : size_(static_cast<std::size_t>(round_up(static_cast<std::int64_t>(bytes)))) {
+  data_.reset(static_cast<char*>(std::aligned_alloc(kDirectAlignment, size_)));
+  if (!data_) throw std::bad_alloc();
+}
+
+DirectFile::DirectFile(File file, bool direct) : file_(std::move(file)) {
+  if (!direct) return;
+  direct_ = file_.reopen_direct();
+  use_direct_ = direct_.descriptor() >= 0;
+}
+
+const char* DirectFile::read(std::int64_t offset, std::size_t bytes, const AlignedBuffer& scratch,
+                             char* preferred) const {
+  char* const plain = preferred ? preferred : scratch.data();
+  const std::int64_t begin = round_down(offset);
+  const std::int64_t end = round_up(offset + static_cast<std::int64_t>(bytes));
+  if (bytes < kLeastDirectRead || !use_direct_.load(std::memory_order_relaxed) ||
+      is_cached(file_, begin, end)) {
+    file_.read(offset, plain, bytes);
+    return plain;
+  }
+  require(static_cast<std::size_t>(end - begin) <= scratch.size(),
+          "{} bytes of scratch are too few to read {}", scratch.size(), bytes);
+  ssize_t n = 0;
+  do {
+    n = ::pread(direct_.descriptor(), scratch.data(), static_cast<std::size_t>(end - begin), begin);
+  } while (n < 0 && errno == EINTR);
+  if (n < 0) {
+    use_direct_.store(false, std::memory_order_relaxed);
+    n = 0;
+  }
+  // What is missing, at the end of the file or after an error, is for the plain way to read or to
+  // report.
+  char* const data = scratch.data() + (offset - begin);
+  const auto got = static_cast<std::size_t>(
+      std::clamp<std::int64_t>(n - (offset - begin), 0, static_cast<std::int64_t>(bytes)));
+  file_.read(offset + static_cast<std::int64_t>(got), data + got, bytes - got);
+  return data;
+}
+
+void DirectFile::write(std::int64_t offset, const char* data, std::size_t bytes) {
+  std::size_t done = 0;
+  if (use_direct_.load(std::memory_order_relaxed)) {
+    const auto aligned = static_cast<std::size_t>(round_down(static_cast<std::int64_t>(bytes)));
+    while (done < aligned) {
+      const ssize_t n = ::pwrite(direct_.descriptor(), data + done, aligned - done,
+                                 offset + static_cast<std::int64_t>(done));
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0 || static_cast<std::size_t>(n) % kDirectAlignment != 0) {
+        use_direct_.store(false, std::memory_order_relaxed);
+        break;
+      }
+      done += static_cast<std::size_t>(n);
+    }
+  }
+  if (done == bytes) return;
+  // The last bytes of the file, or all of them where direct I/O fails: this reports why.
+  const std::int64_t at = offset + static_cast<std::int64_t>(done);
+  file_.write_at(at, data + done, bytes - done);
+  // Starts to write back, so that a sync has little to wait for. It is a hint: sync() reports.
+  ::sync_file_range(file_.descriptor(), at, static_cast<off_t>(bytes - done),
+                    SYNC_FILE_RANGE_WRITE);
+}
+
+File create_sized_file(const fs::path& path, std::int64_t size) {
+  File file = File::create(path);
+  int result = 0;
+  do {
+    result = ::fallocate(file.descriptor(), 0, 0, size);
+  } while (result != 0 && errno == EINTR);
+  if (result != 0 && errno != ENOSPC && errno != EDQUOT && errno != EFBIG) {
+    result = ::ftruncate(file.descriptor(), size);  // this file system reserves nothing
+  }
+  if (result != 0) {
+    throw IoError("cannot write {}: {} ({} bytes needed, {} bytes free on that file system)",
+                  path.string(), std::strerror(errno), size, free_bytes(path));
+  }
+  return file;
+}
+
+}  // namespace tessera::io

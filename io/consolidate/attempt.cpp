@@ -1,0 +1,200 @@
+#include "io/consolidate/attempt.h"
+
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <string_view>
+
+#include "core/base/error.h"
+#include "io/base/crc64.h"
+
+namespace tessera::io {
+namespace {
+
+constexpr std::string_view kMagic = "tessera-consolidate 1";
+constexpr std::int64_t kMaxJournal = std::int64_t{4} << 30;  // bytes; far over what is ever written
+
+std::string this_process() {
+  std::array<char, 65> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  return fmt::format("{} {}", host.data(), ::getpid());
+}
+
+// A line is words, and the checksum of the words: one that was cut short is seen.
+std::string make_line(const std::string& words) {
+  return fmt::format("{} {:016x}\n", words, crc64(words.data(), words.size()));
+}
+
+std::optional<std::uint64_t> parse_hex(std::string_view word) {
+  std::uint64_t value = 0;
+  return parse_checksum(fmt::format("crc64:{}", word), value) ? std::optional(value) : std::nullopt;
+}
+
+/// Takes words off the front of a line.
+std::string_view next_word(std::string_view& line) {
+  const std::size_t end = line.find(' ');
+  const std::string_view word = line.substr(0, end);
+  line.remove_prefix(end == std::string_view::npos ? line.size() : end + 1);
+  return word;
+}
+
+/// The words of a whole line; empty if its checksum is wrong.
+std::string_view check_line(std::string_view line) {
+  const std::size_t split = line.rfind(' ');
+  if (split == std::string_view::npos) return {};
+  const auto crc = parse_hex(line.substr(split + 1));
+  return crc && *crc == crc64(line.data(), split) ? line.substr(0, split) : std::string_view{};
+}
+
+/// "block FILE BLOCK CRC [CRC...]", all hexadecimal
+std::optional<BlockRecord> parse_block(std::string_view words) {
+  if (next_word(words) != "block") return std::nullopt;
+  const auto file = parse_hex(next_word(words)), block = parse_hex(next_word(words)),
+             crc = parse_hex(next_word(words));
+  if (!file || !block || !crc) return std::nullopt;
+  BlockRecord record{static_cast<std::size_t>(*file), static_cast<std::int64_t>(*block), *crc, {}};
+  while (!words.empty()) {
+    const auto source = parse_hex(next_word(words));
+    if (!source) return std::nullopt;
+    record.sources.push_back(*source);
+  }
+  return record;
+}
+
+std::string format_block(const BlockRecord& record) {
+  std::string words =
+      fmt::format("block {:016x} {:016x} {:016x}", record.file, record.block, record.crc64);
+  for (const std::uint64_t crc : record.sources) words += fmt::format(" {:016x}", crc);
+  return make_line(words);
+}
+
+std::string read_all(const File& file) {
+  const std::int64_t size = file.size();
+  require<IoError>(size <= kMaxJournal, "{} has {} bytes: remove it", file.path().string(), size);
+  std::string text(static_cast<std::size_t>(size), '\0');
+  file.read(0, text.data(), text.size());
+  return text;
+}
+
+/// Host and process id of who last took the attempt up; for messages only.
+std::string owner_in(const std::string& journal) {
+  const std::size_t at = journal.rfind("owner ");
+  if (at == std::string::npos) return "unknown";
+  std::string_view line = std::string_view(journal).substr(at, journal.find('\n', at) - at);
+  line = check_line(line);
+  next_word(line);
+  return line.empty() ? "unknown" : std::string(line);
+}
+
+bool same_file(const File& file, const fs::path& path) {
+  struct stat open {
+  }, named{};
+  return ::fstat(file.descriptor(), &open) == 0 && ::stat(path.c_str(), &named) == 0 &&
+         open.st_dev == named.st_dev && open.st_ino == named.st_ino;
+}
+
+}  // namespace
+
+Attempt::Attempt(const fs::path& out, std::uint64_t identity)
+    : out_(out),
+      dir_(out.parent_path() / (out.filename().string() + ".tmp")),
+      journal_path_(out.parent_path() / (out.filename().string() + ".tmp.journal")) {
+  lock();
+  std::error_code error;
+  if (journal_.size() == 0 && fs::exists(fs::symlink_status(dir_, error))) {
+    fs::remove(journal_path_, error);
+    throw InvalidArgument(
+        "{} exists, but {} does not, so it is no attempt to export that could be gone on with; "
+        "move it away or remove it",
+        dir_.string(), journal_path_.string());
+  }
+  read_journal(identity);
+  make_directories_durably(dir_);
+}
+
+void Attempt::lock() {
+  // Each round, another process may make or remove the journal between two calls of this one.
+  for (int left = 100;; --left) {
+    std::error_code error;
+    const bool existed = fs::exists(fs::symlink_status(journal_path_, error));
+    try {
+      journal_ = existed ? File::open_for_update(journal_path_) : File::create(journal_path_);
+    } catch (const IoError&) {
+      if (left == 0 || existed == fs::exists(fs::symlink_status(journal_path_, error))) throw;
+      continue;
+    }
+    if (::flock(journal_.descriptor(), LOCK_EX | LOCK_NB) != 0) {
+      require(errno != EWOULDBLOCK, "another process is writing {} (host and process id: {})",
+              dir_.string(), owner_in(read_all(journal_)));
+      require(!existed,
+              "{} exists, and this file system has no locks that tell whether a process is still "
+              "at it; if none is, remove {} and {}",
+              journal_path_.string(), dir_.string(), journal_path_.string());
+    }
+    if (same_file(journal_, journal_path_)) return;
+  }
+}
+
+void Attempt::read_journal(std::uint64_t identity) {
+  const std::string header = make_line(fmt::format("{} {:016x}", kMagic, identity));
+  const std::string text = read_all(journal_);
+  std::size_t valid = 0;
+  if (text.starts_with(header)) {
+    valid = header.size();
+    for (;;) {
+      const std::size_t end = text.find('\n', valid);
+      if (end == std::string::npos) break;
+      const std::string_view words = check_line(std::string_view(text).substr(valid, end - valid));
+      if (words.empty()) break;
+      if (auto record = parse_block(words)) found_.push_back(std::move(*record));
+      valid = end + 1;
+    }
+  } else {
+    std::error_code error;
+    fs::remove_all(dir_, error);
+    require<IoError>(!error, "cannot remove {}, which an earlier export left: {}", dir_.string(),
+                     error.message());
+    sync_directory(out_.parent_path());
+  }
+  // What follows the last whole line was being written when the attempt ended.
+  if (::ftruncate(journal_.descriptor(), static_cast<off_t>(valid)) != 0) {
+    throw IoError("cannot write {}: {}", journal_path_.string(), std::strerror(errno));
+  }
+  std::string start = valid == 0 ? header : "";
+  start += make_line("owner " + this_process());
+  journal_.write_at(static_cast<std::int64_t>(valid), start.data(), start.size());
+  journal_.sync();
+  sync_directory(out_.parent_path());
+}
+
+void Attempt::record(const std::vector<BlockRecord>& blocks) {
+  std::string lines;
+  for (const BlockRecord& block : blocks) lines += format_block(block);
+  journal_.write_at(journal_.size(), lines.data(), lines.size());
+  journal_.sync();
+}
+
+void Attempt::commit() {
+  std::error_code error;
+  if (fs::exists(fs::symlink_status(out_, error))) {
+    exchange_paths(dir_, out_);
+  } else {
+    rename_path(dir_, out_);
+  }
+  sync_directory(out_.parent_path());
+  remove();
+}
+
+void Attempt::remove() noexcept {
+  std::error_code error;
+  fs::remove_all(dir_, error);
+  // Without its journal, nobody would know what the directory is.
+  if (!fs::exists(fs::symlink_status(dir_, error))) fs::remove(journal_path_, error);
+}
+
+}  // namespace tessera::io

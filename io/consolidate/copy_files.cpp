@@ -1,0 +1,522 @@
+#include "io/consolidate/copy_files.h"
+
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <tuple>
+
+#include "core/base/error.h"
+#include "io/base/convert.h"
+#include "io/base/crc64.h"
+#include "io/base/direct_file.h"
+#include "io/base/parallel.h"
+#include "io/checkpoint/box.h"
+#include "io/zip/crc32.h"
+
+namespace tessera::io {
+namespace {
+
+constexpr std::int64_t kMaxBlock = std::int64_t{4} << 20;
+constexpr std::int64_t kMinBlock = std::int64_t{64} << 10;
+constexpr std::int64_t kBytesPerRecord = std::int64_t{256} << 20;  // that a kill may cost
+
+/// Each takes two descriptors, and the outputs and others want some too.
+std::size_t max_open_sources() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 16;
+  return std::clamp<std::size_t>(static_cast<std::size_t>(limit.rlim_cur) / 8, 1, 256);
+}
+
+/// How many elements of the chunk's box come before element `element` of the tensor, in row-major
+/// order.
+std::int64_t elements_before(const Chunk& chunk, const Shape& shape, std::int64_t element) {
+  if (!chunk.box || shape.empty()) return element;
+  std::int64_t in_box = 0, tensor_stride = numel(shape), box_stride = numel(chunk.box->shape);
+  for (int i = 0; i < shape.size(); ++i) {
+    tensor_stride /= shape[i];
+    box_stride /= chunk.box->shape[i];
+    const std::int64_t at = element / tensor_stride - chunk.box->offsets[i];
+    element %= tensor_stride;
+    in_box += std::clamp<std::int64_t>(at, 0, chunk.box->shape[i]) * box_stride;
+    if (at < 0 || at >= chunk.box->shape[i]) break;
+  }
+  return in_box;
+}
+
+/// A tensor of an output file, and what is known of its chunks.
+struct TensorState {
+  const ExportTensor* tensor = nullptr;
+  std::int64_t begin = 0;  ///< byte of the output file
+  std::optional<TensorLayout> layout;
+  struct Range {
+    std::int64_t begin = 0, bytes = 0;
+    std::uint64_t crc = 0;
+  };
+  struct ChunkState {
+    std::int64_t left = 0;  ///< elements that are not read yet
+    std::vector<Range> ranges;
+  };
+  std::vector<ChunkState> chunks;  ///< guarded by Copier::mutex_
+};
+
+struct FileState {
+  const ExportFile* file = nullptr;
+  std::vector<TensorState> tensors;  ///< those with elements, in order of bytes
+  std::int64_t blocks_left = 0;
+  std::shared_ptr<DirectFile> out;  ///< from its first block to its last
+};
+
+struct Task {
+  std::size_t file;
+  std::int64_t block;
+  const BlockRecord* found;  ///< what an earlier process recorded; null: nothing
+};
+
+struct Buffers {
+  AlignedBuffer block, scratch;
+  explicit Buffers(std::int64_t bytes)
+      : block(static_cast<std::size_t>(bytes)),
+        scratch(static_cast<std::size_t>(bytes) + 2 * kDirectAlignment) {}
+};
+
+/// Thrown out of the threads when the caller says so.
+struct Stopped {};
+
+class Copier {
+ public:
+  Copier(Attempt& attempt, const std::vector<ExportFile>& files, const CopyOptions& options,
+         const std::function<bool(std::int64_t, bool)>& wrote)
+      : attempt_(attempt), options_(options), grain_(copy_grain(options)), wrote_(wrote) {
+    for (const ExportFile& file : files) add(file);
+    std::map<std::pair<std::size_t, std::int64_t>, const BlockRecord*> found;
+    for (const BlockRecord& record : attempt.found()) found[{record.file, record.block}] = &record;
+    for (std::size_t f = 0; f < files_.size(); ++f) {
+      for (std::int64_t b = 0; b < files_[f].blocks_left; ++b) {
+        const auto known = found.find({f, b});
+        tasks_.push_back({f, b, known == found.end() ? nullptr : known->second});
+      }
+    }
+  }
+
+  bool run() {
+    remove_strangers();
+    try {
+      parallel_for_each(tasks_.size(), grain_.jobs, [&](std::size_t i) { work(tasks_[i]); });
+    } catch (const Stopped&) {
+      flush();
+      return false;
+    }
+    for (const FileState& file : files_) {
+      for (const TensorState& tensor : file.tensors) {
+        for (const TensorState::ChunkState& chunk : tensor.chunks) {
+          if (chunk.left != 0) throw InternalError("{} was not read whole", tensor.tensor->name);
+        }
+      }
+    }
+    return true;
+  }
+
+ private:
+  void add(const ExportFile& file) {
+    FileState state;
+    state.file = &file;
+    state.blocks_left = (file.plan.file_size + grain_.block - 1) / grain_.block;
+    for (std::size_t i = 0; i < file.tensors.size(); ++i) {
+      const ExportTensor& tensor = *file.tensors[i];
+      if (tensor.bytes() == 0) continue;
+      TensorState& added = state.tensors.emplace_back();
+      added.tensor = &tensor;
+      added.begin = file.plan.tensors[i].begin;
+      added.layout = tensor.source->layout(tensor.source_name);
+      if (!added.layout) continue;
+      added.chunks.resize(added.layout->chunks.size());
+      for (std::size_t c = 0; c < added.chunks.size(); ++c) {
+        added.chunks[c].left = added.layout->chunks[c].end - added.layout->chunks[c].begin;
+      }
+    }
+    files_.push_back(std::move(state));
+  }
+
+  std::int64_t block_bytes(const Task& task) const {
+    const std::int64_t begin = task.block * grain_.block;
+    return std::min(grain_.block, files_[task.file].file->plan.file_size - begin);
+  }
+
+  /// Calls f(tensor, first element, last element + 1) for what of the tensors a block holds.
+  template <typename F>
+  void for_each_tensor(const Task& task, F&& f) {
+    const std::int64_t begin = task.block * grain_.block, end = begin + block_bytes(task);
+    auto& tensors = files_[task.file].tensors;
+    auto at = std::partition_point(tensors.begin(), tensors.end(), [&](const TensorState& state) {
+      return state.begin + state.tensor->bytes() <= begin;
+    });
+    for (; at != tensors.end() && at->begin < end; ++at) {
+      // Tensors begin at multiples of their element's size, as blocks do: none is cut.
+      const auto width = static_cast<std::int64_t>(dtype_size(at->tensor->written));
+      const std::int64_t last = std::min(end, at->begin + at->tensor->bytes());
+      f(*at, (std::max(begin, at->begin) - at->begin) / width, (last - at->begin) / width);
+    }
+  }
+
+  /// Calls f(chunk's number, first, last + 1) for what of the chunks, counted inside their boxes,
+  /// elements [begin, end) of the tensor are.
+  template <typename F>
+  static void for_each_range(const TensorState& state, std::int64_t begin, std::int64_t end,
+                             F&& f) {
+    for (std::size_t c = 0; c < state.layout->chunks.size(); ++c) {
+      const Chunk& chunk = state.layout->chunks[c];
+      const Shape& shape = state.tensor->shape;
+      if (!touches(chunk, shape, begin, end)) continue;
+      const std::int64_t first = std::max(chunk.begin, elements_before(chunk, shape, begin));
+      const std::int64_t last = std::min(chunk.end, elements_before(chunk, shape, end));
+      if (first < last) f(c, first, last);
+    }
+  }
+
+  void work(const Task& task) {
+    std::unique_ptr<Buffers> buffers = take_buffers();
+    FileState& file = files_[task.file];
+    const std::shared_ptr<DirectFile> out = open_output(file);
+    const std::int64_t begin = task.block * grain_.block, bytes = block_bytes(task);
+    const bool reused = task.found && is_as_recorded(task, *out, *buffers);
+    BlockRecord record{task.file, task.block, 0, {}};
+    if (reused) {
+      record = *task.found;
+    } else {
+      fill(task, *buffers, record.sources);
+      record.crc64 = crc64(buffers->block.data(), static_cast<std::size_t>(bytes));
+      out->write(begin, buffers->block.data(), static_cast<std::size_t>(bytes));
+    }
+    check_chunks(task, record.sources);
+    give_buffers(std::move(buffers));
+    finish(task, std::move(record), reused, out);
+  }
+
+  bool is_as_recorded(const Task& task, const DirectFile& out, const Buffers& buffers) {
+    std::size_t ranges = 0;
+    for_each_checked_range(
+        task, [&](TensorState&, std::size_t, std::int64_t, std::int64_t) { ++ranges; });
+    if (task.found->sources.size() != ranges) return false;
+    const auto bytes = static_cast<std::size_t>(block_bytes(task));
+    const char* data =
+        out.read(task.block * grain_.block, bytes, buffers.scratch, buffers.block.data());
+    return crc64(data, bytes) == task.found->crc64;
+  }
+
+  /// Makes a block of an output file. @param crcs  receives the checksum of each range of a chunk
+  void fill(const Task& task, Buffers& buffers, std::vector<std::uint64_t>& crcs) {
+    const std::int64_t begin = task.block * grain_.block;
+    const std::string& preamble = files_[task.file].file->plan.preamble;
+    char* const block = buffers.block.data();
+    if (begin < static_cast<std::int64_t>(preamble.size())) {
+      preamble.copy(block, static_cast<std::size_t>(grain_.block), static_cast<std::size_t>(begin));
+    }
+    for_each_tensor(task, [&](TensorState& state, std::int64_t first, std::int64_t last) {
+      const ExportTensor& tensor = *state.tensor;
+      const auto width = static_cast<std::int64_t>(dtype_size(tensor.written));
+      char* const place = block + (state.begin + first * width - begin);
+      if (!state.layout) {
+        tensor.source->read(tensor.source_name, first, last, place, tensor.written);
+        return;
+      }
+      std::int64_t gathered = 0;
+      for_each_range(state, first, last, [&](std::size_t c, std::int64_t from, std::int64_t to) {
+        const std::uint64_t crc = gather(state, c, from, to, first, last, place, buffers.scratch);
+        if (state.layout->has_checksums) crcs.push_back(crc);
+        gathered += to - from;
+      });
+      if (gathered != last - first) {
+        throw InternalError("{}: the chunks of {} do not cover it", tensor.source->path().string(),
+                            tensor.source_name);
+      }
+    });
+  }
+
+  /// Reads elements [from, to) of a chunk to their places. @param place  of element `first`
+  std::uint64_t gather(const TensorState& state, std::size_t c, std::int64_t from, std::int64_t to,
+                       std::int64_t first, std::int64_t last, char* place,
+                       const AlignedBuffer& scratch) {
+    const Chunk& chunk = state.layout->chunks[c];
+    const ExportTensor& tensor = *state.tensor;
+    const auto source_width = static_cast<std::int64_t>(dtype_size(tensor.stored));
+    const auto width = static_cast<std::int64_t>(dtype_size(tensor.written));
+    const auto file = open_source(*tensor.source, chunk.file);
+    const bool plain = !chunk.box && tensor.stored == tensor.written;
+    const std::int64_t per_piece = grain_.block / source_width;
+    std::uint64_t crc = 0;
+    for (Chunk piece = chunk; from < to; from = piece.end) {
+      piece.begin = from;
+      piece.end = std::min(to, from + per_piece);
+      const auto bytes = static_cast<std::size_t>((piece.end - from) * source_width);
+      char* const target = plain ? place + (from - first) * width : nullptr;
+      const char* const data = file->read(chunk.byte_begin + (from - chunk.begin) * source_width,
+                                          bytes, scratch, target);
+      if (state.layout->has_checksums) crc = checksum(*state.layout, data, bytes, crc);
+      if (data == target) continue;
+      for_each_run(piece, tensor.shape, first, last, [&](const ChunkRun& run) {
+        convert_elements(tensor.stored, data + (run.in_chunk - from) * source_width, tensor.written,
+                         place + (run.in_tensor - first) * width, run.n);
+      });
+    }
+    return crc;
+  }
+
+  template <typename F>
+  void for_each_checked_range(const Task& task, F&& f) {
+    for_each_tensor(task, [&](TensorState& state, std::int64_t first, std::int64_t last) {
+      if (!state.layout || !state.layout->has_checksums) return;
+      for_each_range(state, first, last, [&](std::size_t c, std::int64_t from, std::int64_t to) {
+        f(state, c, from, to);
+      });
+    });
+  }
+
+  /// Books the checksums of a block's ranges, and checks each chunk that is complete with them.
+  void check_chunks(const Task& task, const std::vector<std::uint64_t>& crcs) {
+    const std::lock_guard lock(mutex_);
+    std::size_t next = 0;
+    for_each_checked_range(
+        task, [&](TensorState& state, std::size_t c, std::int64_t from, std::int64_t to) {
+          const auto width = static_cast<std::int64_t>(dtype_size(state.tensor->stored));
+          TensorState::ChunkState& known = state.chunks[c];
+          known.ranges.push_back({from, (to - from) * width, crcs[next++]});
+          known.left -= to - from;
+          if (known.left == 0) check_chunk(state, state.layout->chunks[c], known);
+        });
+    // Without checksums there is nothing to check, but what was read is counted all the same.
+    for_each_tensor(task, [&](TensorState& state, std::int64_t first, std::int64_t last) {
+      if (!state.layout || state.layout->has_checksums) return;
+      for_each_range(state, first, last, [&](std::size_t c, std::int64_t from, std::int64_t to) {
+        state.chunks[c].left -= to - from;
+      });
+    });
+  }
+
+  static std::uint64_t checksum(const TensorLayout& layout, const char* data, std::size_t bytes,
+                                std::uint64_t crc) {
+    return layout.is_crc32 ? crc32(data, bytes, static_cast<std::uint32_t>(crc))
+                           : crc64(data, bytes, crc);
+  }
+  static std::uint64_t combine(const TensorLayout& layout, std::uint64_t a, std::uint64_t b,
+                               std::int64_t bytes_b) {
+    const auto n = static_cast<std::uint64_t>(bytes_b);
+    return layout.is_crc32
+               ? crc32_combine(static_cast<std::uint32_t>(a), static_cast<std::uint32_t>(b), n)
+               : crc64_combine(a, b, n);
+  }
+
+  static void check_chunk(const TensorState& state, const Chunk& chunk,
+                          TensorState::ChunkState& known) {
+    const ExportTensor& tensor = *state.tensor;
+    std::sort(known.ranges.begin(), known.ranges.end(),
+              [](const auto& a, const auto& b) { return a.begin < b.begin; });
+    std::uint64_t crc = 0;
+    for (const TensorState::Range& range : known.ranges) {
+      crc = combine(*state.layout, crc, range.crc, static_cast<std::uint64_t>(range.bytes));
+    }
+    known.ranges = {};
+    require<CorruptCheckpoint>(
+        crc == chunk.crc64,
+        "{}: tensor {}, elements {} to {} (bytes {} to {}): the checksum is wrong, the data was "
+        "damaged after it was saved",
+        (tensor.source->path() / chunk.file).string(), tensor.source_name, chunk.begin, chunk.end,
+        chunk.byte_begin, chunk.byte_end);
+  }
+
+  void finish(const Task& task, BlockRecord record, bool reused,
+              const std::shared_ptr<DirectFile>& out) {
+    FileState& file = files_[task.file];
+    bool full = false, complete = false;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!reused) {
+        unrecorded_bytes_ += block_bytes(task);
+        unrecorded_.push_back({std::move(record), out});
+      }
+      complete = --file.blocks_left == 0;
+      full = unrecorded_bytes_ >= kBytesPerRecord;
+    }
+    if (complete) {
+      out->sync();
+      const std::lock_guard lock(mutex_);
+      file.out = nullptr;
+      for (Unrecorded& written : unrecorded_) {
+        if (written.record.file == task.file) written.out = nullptr;
+      }
+    }
+    if (full) flush();
+    const std::lock_guard lock(mutex_);
+    if (!stopped_ && wrote_ && !wrote_(block_bytes(task), reused)) stopped_ = true;
+    if (stopped_) throw Stopped{};
+  }
+
+  /// Syncs what was written and then records it.
+  void flush() {
+    const std::lock_guard flushing(flush_mutex_);
+    std::vector<Unrecorded> batch;
+    {
+      const std::lock_guard lock(mutex_);
+      batch.swap(unrecorded_);
+      unrecorded_bytes_ = 0;
+    }
+    std::set<std::shared_ptr<DirectFile>> outs;
+    std::vector<BlockRecord> records;
+    for (Unrecorded& written : batch) {
+      if (written.out) outs.insert(std::move(written.out));
+      records.push_back(std::move(written.record));
+    }
+    for (const auto& out : outs) out->sync();
+    attempt_.record(records);
+  }
+
+  std::shared_ptr<DirectFile> open_output(FileState& state) {
+    const std::lock_guard lock(mutex_);
+    if (state.out) return state.out;
+    const fs::path path = attempt_.dir() / state.file->name;
+    const std::int64_t size = state.file->plan.file_size;
+    std::error_code error;
+    File file;
+    if (fs::exists(fs::symlink_status(path, error))) {
+      file = File::open_for_update(path);
+      if (file.size() != size) {
+        file = File();
+        fs::remove(path, error);
+      }
+    }
+    if (file.descriptor() < 0) file = create_sized_file(path, size);
+    state.out = std::make_shared<DirectFile>(std::move(file), options_.direct_io);
+    return state.out;
+  }
+
+  std::shared_ptr<const DirectFile> open_source(const TensorSource& source,
+                                                const std::string& name) {
+    const std::lock_guard lock(sources_mutex_);
+    const std::pair key(&source, name);
+    const auto found = sources_.find(key);
+    if (found != sources_.end()) return found->second;
+    if (sources_.size() >= max_sources_) sources_.clear();  // who reads one keeps it alive
+    auto file = std::make_shared<const DirectFile>(source.open_file(name), options_.direct_io);
+    return sources_[key] = std::move(file);
+  }
+
+  // A taken-up directory may hold what is written last, and would not be written this time.
+  void remove_strangers() const {
+    std::set<std::string> names;
+    for (const FileState& file : files_) names.insert(file.file->name);
+    std::vector<fs::path> strangers;
+    for (const auto& item : fs::directory_iterator(attempt_.dir())) {
+      if (!names.contains(item.path().filename().string())) strangers.push_back(item.path());
+    }
+    for (const fs::path& path : strangers) fs::remove_all(path);
+  }
+
+  std::unique_ptr<Buffers> take_buffers() {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!buffers_.empty()) {
+        std::unique_ptr<Buffers> taken = std::move(buffers_.back());
+        buffers_.pop_back();
+        return taken;
+      }
+    }
+    return std::make_unique<Buffers>(grain_.block);
+  }
+  void give_buffers(std::unique_ptr<Buffers> buffers) {
+    const std::lock_guard lock(mutex_);
+    buffers_.push_back(std::move(buffers));
+  }
+
+  /// A block that is written, but perhaps not synced.
+  struct Unrecorded {
+    BlockRecord record;
+    std::shared_ptr<DirectFile> out;  ///< to be synced; null: it was
+  };
+
+  Attempt& attempt_;
+  const CopyOptions& options_;
+  const CopyGrain grain_;
+  const std::function<bool(std::int64_t, bool)>& wrote_;
+  const std::size_t max_sources_ = max_open_sources();
+  std::vector<FileState> files_;
+  std::vector<Task> tasks_;
+
+  std::mutex mutex_;  // guards what follows, and of files_: chunks, blocks_left, out
+  std::vector<std::unique_ptr<Buffers>> buffers_;
+  std::vector<Unrecorded> unrecorded_;
+  std::int64_t unrecorded_bytes_ = 0;
+  bool stopped_ = false;
+
+  std::mutex flush_mutex_;  // held while syncing and recording; taken before mutex_
+
+  std::mutex sources_mutex_;
+  std::map<std::pair<const TensorSource*, std::string>, std::shared_ptr<const DirectFile>>
+      sources_;  // guarded by sources_mutex_
+};
+
+}  // namespace
+
+CopyGrain copy_grain(const CopyOptions& options) {
+  // Each thread has a block and a buffer for what it is made from.
+  const auto most =
+      static_cast<int>(std::clamp<std::int64_t>(options.memory / (2 * kMinBlock), 1, 1 << 16));
+  CopyGrain grain;
+  grain.jobs = std::clamp(options.jobs, 1, most);
+  grain.block = std::clamp(options.memory / grain.jobs / 2, kMinBlock, kMaxBlock);
+  grain.block -= grain.block % kMinBlock;
+  return grain;
+}
+
+std::uint64_t copy_identity(const std::vector<ExportFile>& files, std::int64_t block) {
+  std::uint64_t identity = 0;
+  const auto add = [&](const std::string& text) {
+    identity = crc64(text.data(), text.size(), identity);
+  };
+  std::set<std::pair<const TensorSource*, std::string>> unchecked;
+  add(fmt::format("block {}\n", block));
+  for (const ExportFile& file : files) {
+    add(fmt::format("file {} {}\n{}\n", file.name, file.plan.file_size, file.plan.preamble));
+    for (const ExportTensor* tensor : file.tensors) {
+      add(fmt::format("tensor {} {} {} {}\n", tensor->name, tensor->source_name, tensor->stored,
+                      tensor->written));
+      const auto layout = tensor->source->layout(tensor->source_name);
+      if (!layout) {
+        // Nothing tells whether the source is as it was: such an export is never gone on with.
+        add(fmt::format("{} {}\n", ::getpid(),
+                        std::chrono::system_clock::now().time_since_epoch().count()));
+        continue;
+      }
+      for (const Chunk& chunk : layout->chunks) {
+        add(fmt::format("{} {} {} {} {}", chunk.file, chunk.byte_begin, chunk.byte_end, chunk.begin,
+                        chunk.end));
+        if (chunk.box) add(fmt::format(" {} {}", chunk.box->offsets, chunk.box->shape));
+        add(layout->has_checksums ? fmt::format(" {:016x}\n", chunk.crc64) : "\n");
+        if (!layout->has_checksums) unchecked.insert({tensor->source, chunk.file});
+      }
+    }
+  }
+  for (const auto& [source, name] : unchecked) {
+    const File file = source->open_file(name);
+    struct stat status {};
+    require<IoError>(::fstat(file.descriptor(), &status) == 0, "cannot stat {}",
+                     file.path().string());
+    add(fmt::format("{} {} {} {} {}.{}\n", fs::absolute(file.path()).string(), status.st_dev,
+                    status.st_ino, status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec));
+  }
+  return identity;
+}
+
+bool copy_files(Attempt& attempt, const std::vector<ExportFile>& files, const CopyOptions& options,
+                const std::function<bool(std::int64_t bytes, bool reused)>& wrote) {
+  return Copier(attempt, files, options, wrote).run();
+}
+
+}  // namespace tessera::io

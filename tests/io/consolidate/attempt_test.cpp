@@ -1,0 +1,136 @@
+#include "io/consolidate/attempt.h"
+
+#include <doctest/doctest.h>
+
+#include <optional>
+
+#include "core/base/error.h"
+#include "tests/io/support.h"
+#include "tests/support/check_throws.h"
+#include "tests/support/temp_dir.h"
+
+namespace tessera::io {
+namespace {
+
+using namespace tessera::test;
+
+struct Fixture {
+  TempDir dir;
+  fs::path out = dir.path() / "out";
+  fs::path attempt = dir.path() / "out.tmp";
+  fs::path journal = dir.path() / "out.tmp.journal";
+  bool nothing_left() const { return !fs::exists(attempt) && !fs::exists(journal); }
+};
+
+const std::vector<BlockRecord> kBlocks = {{0, 0, 0xfedcba9876543210, {}},
+                                          {0, 1, 17, {1, 0xffffffffffffffff, 3}},
+                                          {70'000, 1 << 20, 0, {0}}};
+
+void check_equal(const std::vector<BlockRecord>& found, std::size_t n) {
+  REQUIRE(found.size() == n);
+  for (std::size_t i = 0; i < n; ++i) {
+    CHECK(found[i].file == kBlocks[i].file);
+    CHECK(found[i].block == kBlocks[i].block);
+    CHECK(found[i].crc64 == kBlocks[i].crc64);
+    CHECK(found[i].sources == kBlocks[i].sources);
+  }
+}
+
+TEST_CASE_FIXTURE(Fixture, "what an attempt recorded is found by the next one like it") {
+  {
+    Attempt first(out, 5);
+    CHECK(first.found().empty());
+    write_text(first.dir() / "data", "x");
+    first.record({kBlocks[0]});
+    first.record({kBlocks[1], kBlocks[2]});
+  }
+  {
+    Attempt second(out, 5);
+    check_equal(second.found(), 3);
+    CHECK(read_text(second.dir() / "data") == "x");
+  }
+  Attempt third(out, 5);
+  check_equal(third.found(), 3);
+  third.commit();
+  CHECK(read_text(out / "data") == "x");
+  CHECK(nothing_left());
+}
+
+TEST_CASE_FIXTURE(Fixture, "another identity begins anew") {
+  {
+    Attempt first(out, 5);
+    write_text(first.dir() / "data", "x");
+    first.record(kBlocks);
+  }
+  Attempt second(out, 6);
+  CHECK(second.found().empty());
+  CHECK(fs::is_empty(attempt));
+  second.remove();
+  CHECK(nothing_left());
+}
+
+TEST_CASE_FIXTURE(Fixture,
+                  "a journal that was cut or changed anywhere gives whole records or none") {
+  { Attempt(out, 5).record(kBlocks); }
+  const std::string whole = read_text(journal);
+  std::vector<std::size_t> ends;  // of the lines of blocks
+  for (std::size_t at = whole.find("block"); at != std::string::npos;) {
+    ends.push_back(whole.find('\n', at) + 1);
+    at = whole.find("block", ends.back());
+  }
+  REQUIRE(ends.size() == 3);
+  for (std::size_t size = 0; size < whole.size(); size += size < 40 ? 13 : 5) {  // each syncs
+    CAPTURE(size);
+    fs::create_directories(attempt);
+    write_text(journal, whole.substr(0, size));
+    if (size == 0) {
+      CHECK_THROWS_AS(Attempt(out, 5), InvalidArgument);
+      continue;
+    }
+    std::size_t expected = 0;
+    while (expected < 3 && ends[expected] <= size) ++expected;
+    check_equal(Attempt(out, 5).found(), expected);
+    // What was appended follows the last whole line.
+    check_equal(Attempt(out, 5).found(), expected);
+  }
+  for (std::size_t at = 0; at < whole.size(); at += 7) {
+    CAPTURE(at);
+    fs::create_directories(attempt);
+    std::string changed = whole;
+    changed[at] = static_cast<char>(changed[at] ^ 1);
+    write_text(journal, changed);
+    const Attempt next(out, 5);
+    REQUIRE(next.found().size() < 3);
+    check_equal(next.found(), next.found().size());
+  }
+}
+
+TEST_CASE_FIXTURE(Fixture, "two at once: the second is told of the first") {
+  std::optional<Attempt> first(std::in_place, out, 5);
+  CHECK_THROWS_HOLDING(InvalidArgument, std::to_string(::getpid()), Attempt(out, 5));
+  CHECK_THROWS_HOLDING(InvalidArgument, "another process is writing", Attempt(out, 6));
+  first->remove();
+  Attempt third(out, 6);  // the removed journal's lock, which `first` still holds, is no hindrance
+  CHECK(third.found().empty());
+}
+
+TEST_CASE_FIXTURE(Fixture, "a directory that no attempt made is left alone") {
+  fs::create_directories(attempt);
+  write_text(attempt / "diary.txt", "dear");
+  CHECK_THROWS_HOLDING(InvalidArgument, "move it away or remove it", Attempt(out, 5));
+  CHECK(read_text(attempt / "diary.txt") == "dear");
+  CHECK_FALSE(fs::exists(journal));
+}
+
+TEST_CASE_FIXTURE(Fixture, "a commit replaces what was there in one step, and removes it") {
+  fs::create_directories(out);
+  write_text(out / "data", "old");
+  Attempt next(out, 5);
+  write_text(next.dir() / "data", "new");
+  next.commit();
+  CHECK(read_text(out / "data") == "new");
+  CHECK(nothing_left());
+}
+
+}  // namespace
+}  // namespace tessera::io
