@@ -118,7 +118,7 @@ class Place {
   }
   /// The same; None if there is no such field.
   Place get(std::string_view field) const {
-    static const PickleValue kNone;
+    static const PickleValue kNone{};
     Place found = find(field);
     if (found.value_ == nullptr) found.value_ = &kNone;
     return found;
