@@ -8,9 +8,9 @@
 #include "core/base/error.h"
 #include "io/consolidate/attempt.h"
 #include "io/consolidate/copy_files.h"
+#include "io/consolidate/source.h"
 #include "io/consolidate/tensor_files.h"
-#include "io/hf/model_source.h"
-#include "io/source/checkpoint_tensors.h"
+#include "io/hf/gpt2.h"
 
 namespace tessera::io {
 namespace {
@@ -20,9 +20,7 @@ constexpr const char* kTokenizer = "tokenizer_tessera.json";
 
 /// Everything that is to be written, and where it comes from.
 struct Plan {
-  std::unique_ptr<ModelSource> model;
-  std::vector<std::unique_ptr<TensorSource>> optimizer;
-  std::vector<ExportTensor> weights, moments;
+  ConsolidateSource source;
   std::vector<ExportFile> weight_files, moment_files;
 
   std::vector<ExportFile> files() const {
@@ -93,33 +91,13 @@ void check_out(const fs::path& out, bool overwrite) {
 
 Plan make_plan(const fs::path& source, const ConsolidateOptions& options) {
   Plan plan;
-  plan.model = open_model(source, options.step);
-  if (options.what != ExportWhat::Optimizer) {
-    const bool hf = options.format == ExportFormat::HF;
-    for (const TensorInfo& info : plan.model->tensors()) {
-      plan.weights.push_back({hf ? gpt2_name_to_hf(info.name) : info.name, info.shape, info.dtype,
-                              options.dtype.value_or(info.dtype), plan.model.get(), info.name});
-    }
-  }
-  if (options.what != ExportWhat::Model) {
-    const CheckpointReader* reader = plan.model->checkpoint();
-    require(reader != nullptr, "{} is no checkpoint of tessera and holds no optimizer state",
-            plan.model->path().string());
-    for (const Section section : {Section::ExpAvg, Section::ExpAvgSq}) {
-      const char* const prefix = section == Section::ExpAvg ? "exp_avg/" : "exp_avg_sq/";
-      plan.optimizer.push_back(std::make_unique<CheckpointTensors>(*reader, section));
-      for (const TensorInfo& info : plan.optimizer.back()->tensors()) {
-        plan.moments.push_back({prefix + info.name, info.shape, info.dtype, info.dtype,
-                                plan.optimizer.back().get(), info.name});
-      }
-    }
-  }
+  plan.source = open_consolidate_source(source, options);
   const auto lay_out = [&](const std::vector<ExportTensor>& tensors, const char* stem) {
     if (tensors.empty()) return std::vector<ExportFile>();
     return plan_tensor_files(tensors, stem, options.max_shard_size);
   };
-  plan.weight_files = lay_out(plan.weights, "model");
-  plan.moment_files = lay_out(plan.moments, "optimizer");
+  plan.weight_files = lay_out(plan.source.weights, "model");
+  plan.moment_files = lay_out(plan.source.optimizer, "optimizer");
   return plan;
 }
 
@@ -131,14 +109,14 @@ void write_json(const fs::path& dir, const char* name, const Json& json,
 
 void write_side_files(const fs::path& dir, const Plan& plan, const ConsolidateOptions& options,
                       std::vector<std::string>& files) {
-  const CheckpointReader* reader = plan.model->checkpoint();
+  const auto& reader = plan.source.checkpoint;
   if (options.format == ExportFormat::Safetensors) {
-    Json own{{"model", plan.model->config()}};
+    Json own{{"model", plan.source.config.value_or(nullptr)}};
     if (reader) own["step"] = reader->index().step;
     write_json(dir, kOwnConfig, own, files);
     return;
   }
-  const Json config = gpt2_config_to_hf(plan.model->config(), plan.weights.front().written);
+  const Json config = gpt2_config_to_hf(*plan.source.config, plan.source.weights.front().written);
   write_json(dir, "config.json", config, files);
   Json generation{{"_from_model_config", true}};
   for (const char* key : {"bos_token_id", "eos_token_id"}) {
@@ -189,6 +167,23 @@ void check_space(const fs::path& out, const Attempt& attempt,
 
 }  // namespace
 
+ConsolidatePlan plan_consolidation(const fs::path& source, const ConsolidateOptions& options) {
+  check_options(options);
+  const Plan plan = make_plan(source, options);
+  ConsolidatePlan result;
+  result.source = plan.source.path;
+  result.kind = plan.source.kind;
+  result.skipped = plan.source.skipped;
+  for (const ExportFile& file : plan.files()) {
+    result.files.push_back({file.name, file.plan.file_size});
+    for (const ExportTensor* tensor : file.tensors) {
+      result.tensors.push_back({tensor->source_name, tensor->name, file.name, tensor->shape,
+                                tensor->stored, tensor->written, tensor->bytes()});
+    }
+  }
+  return result;
+}
+
 ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
                               const ConsolidateOptions& options) {
   const auto start = std::chrono::steady_clock::now();
@@ -197,7 +192,7 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
   check_apart(out, source);
   check_out(out, options.overwrite);
   const Plan plan = make_plan(source, options);
-  check_apart(out, plan.model->path());
+  check_apart(out, plan.source.path);
 
   const std::vector<ExportFile> files = plan.files();
   CopyOptions copy;
@@ -208,8 +203,10 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
   for (const ExportFile& file : files) progress.total += file.plan.file_size;
 
   ConsolidateReport report;
-  report.source = plan.model->path();
-  if (const CheckpointReader* reader = plan.model->checkpoint()) report.step = reader->index().step;
+  report.source = plan.source.path;
+  report.kind = plan.source.kind;
+  report.skipped = plan.source.skipped;
+  if (plan.source.checkpoint) report.step = plan.source.checkpoint->index().step;
   make_directories_durably(out.parent_path());
   Attempt attempt(out, copy_identity(files, copy_grain(copy).block));
   try {
@@ -237,8 +234,8 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
     attempt.remove();
     throw;
   }
-  for (const ExportTensor& tensor : plan.weights) report.parameters += numel(tensor.shape);
-  for (const auto* tensors : {&plan.weights, &plan.moments}) {
+  for (const ExportTensor& tensor : plan.source.weights) report.parameters += numel(tensor.shape);
+  for (const auto* tensors : {&plan.source.weights, &plan.source.optimizer}) {
     for (const ExportTensor& tensor : *tensors) report.bytes += tensor.bytes();
     report.tensors += static_cast<std::int64_t>(tensors->size());
   }

@@ -8,7 +8,9 @@
 
 #include "core/base/dtype.h"
 #include "core/base/error.h"
+#include "core/base/shape.h"
 #include "io/base/file.h"
+#include "io/source/names.h"
 
 namespace tessera::io {
 
@@ -32,6 +34,8 @@ struct ConsolidateOptions {
   std::optional<std::int64_t> step;               ///< of a run; empty: the newest committed one
   int jobs = 1;                                   ///< threads that copy
   bool overwrite = false;                         ///< replace an earlier export at `out`
+  NameRules names;  ///< for names of somebody else's shards, but not of Hugging Face directories
+  std::optional<fs::path> config_file;  ///< Hugging Face's config.json, if it is not in the source
   /// Read and write past the page cache where the file system can do that; false: leave what was
   /// written in the cache, for a program that reads it at once.
   bool direct_io = true;
@@ -39,8 +43,37 @@ struct ConsolidateOptions {
   std::function<bool(const ConsolidateProgress&)> progress;
 };
 
+/// A tensor, or something else, that is in a source and is not exported.
+struct SkippedEntry {
+  std::string name;  ///< at the source
+  std::string why;   ///< "optimizer state, written with --what all", "no tensor", ...
+};
+
+/// What a consolidation would do.
+struct ConsolidatePlan {
+  struct Tensor {
+    std::string source_name, name, file;
+    Shape shape;
+    DType stored = DType::F32, written = DType::F32;
+    std::int64_t bytes = 0;  ///< as written
+  };
+  struct File {
+    std::string name;
+    std::int64_t bytes = 0;
+  };
+  fs::path source;
+  std::string kind;             ///< as in ConsolidateReport
+  std::vector<Tensor> tensors;  ///< in the order in which they are written
+  std::vector<SkippedEntry> skipped;
+  std::vector<File> files;  ///< of tensors; small ones beside them are not listed
+};
+
 struct ConsolidateReport {
-  fs::path source;                   ///< the checkpoint or directory that was read
+  fs::path source;  ///< the checkpoint or directory that was read
+  /// What that is: "tessera checkpoint", "Hugging Face model", "PyTorch DCP", "Lightning FSDP
+  /// (PyTorch DCP)", "PyTorch DCP as safetensors".
+  std::string kind;
+  std::vector<SkippedEntry> skipped;
   std::optional<std::int64_t> step;  ///< of the checkpoint
   std::vector<std::string> files;    ///< in `out`
   std::int64_t tensors = 0;
@@ -59,7 +92,9 @@ class ConsolidationStopped : public Error {
       : Error(fmt::format(text, std::forward<Args>(args)...)) {}
 };
 
-/// Makes a whole model of a checkpoint's shards (or of a Hugging Face directory, to convert it).
+/// Makes a whole model of a checkpoint's shards, or of somebody else's: a Hugging Face directory,
+/// or a PyTorch Distributed Checkpoint of FSDP, torchtitan or Lightning. Which it is, is told by
+/// its files; see open_consolidate_source for names and configuration.
 ///
 /// Gathers ranges of bytes in buffers of at most `memory` bytes together, whatever the model's
 /// size, and verifies checksums as it reads. Writes into `<out>.tmp` beside `out`, syncs, and
@@ -78,5 +113,9 @@ class ConsolidationStopped : public Error {
 ///         there, or the options do not fit; ConsolidationStopped, IoError, CorruptCheckpoint
 ConsolidateReport consolidate(const fs::path& source, const fs::path& out,
                               const ConsolidateOptions& options = {});
+
+/// What consolidate() would write with these options, from where and under which names. Reads
+/// metadata only, and writes nothing. @throws as consolidate()
+ConsolidatePlan plan_consolidation(const fs::path& source, const ConsolidateOptions& options = {});
 
 }  // namespace tessera::io

@@ -30,6 +30,12 @@ void refuse_parent(const fs::path& dir) {
 
 }  // namespace
 
+bool is_sharded(const fs::path& dir) {
+  std::error_code error;
+  return fs::is_directory(dir, error) &&
+         (is_safetensors_directory(dir) || is_dcp(dir) || is_dcp_safetensors(dir));
+}
+
 std::unique_ptr<ShardedSource> open_sharded(const fs::path& dir) {
   if (is_safetensors_directory(dir)) return open_safetensors_directory(dir);
   if (is_dcp(dir)) return open_dcp(dir);

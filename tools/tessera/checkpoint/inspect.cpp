@@ -7,8 +7,10 @@
 
 #include "core/base/memory.h"
 #include "io/checkpoint/find.h"
+#include "io/source/open_sharded.h"
 #include "tools/tessera/checkpoint/commands.h"
 #include "tools/tessera/checkpoint/describe.h"
+#include "tools/tessera/consolidate/plan.h"
 #include "tools/tessera/report/console.h"
 
 namespace tessera::tools {
@@ -56,7 +58,22 @@ void print(const io::CheckpointReader& reader, const io::Json& json) {
   }
 }
 
+// Somebody else's shards: what consolidating them would make of them.
+void print_sharded(const Options& options) {
+  require(options.step == "latest", "{} is no checkpoint of tessera and has no step {}",
+          options.path, options.step);
+  io::ConsolidateOptions consolidate;
+  consolidate.format = io::ExportFormat::Safetensors;
+  const io::ConsolidatePlan plan = io::plan_consolidation(options.path, consolidate);
+  fmt::print("{}", options.json ? plan_json(plan).dump(2) + "\n"
+                                : format_plan(plan, detect_console(STDOUT_FILENO), "weights"));
+}
+
 int run(const Options& options) {
+  if (io::is_sharded(options.path)) {
+    print_sharded(options);
+    return 0;
+  }
   const auto reader = io::open_checkpoint(options.path, parse_step(options.step));
   const io::Json json = describe_checkpoint(reader);
   if (options.json) {
@@ -74,7 +91,7 @@ Command add_checkpoint_inspect(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand(
       "inspect",
       "Step, sections, tensors, digest, and where it comes from: run, ranks, version, "
-      "configuration");
+      "configuration. Of PyTorch's shards: what consolidate makes of them");
   app->add_option("PATH", options->path, kOneCheckpoint)->required();
   app->add_option("--step", options->step, "Of a run: latest, or a number")->capture_default_str();
   app->add_flag("--json", options->json, "Machine-readable output");

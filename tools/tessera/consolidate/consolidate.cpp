@@ -13,6 +13,7 @@
 #include "io/base/json.h"
 #include "io/base/size.h"
 #include "tools/tessera/command.h"
+#include "tools/tessera/consolidate/plan.h"
 #include "tools/tessera/report/byte_progress.h"
 #include "tools/tessera/report/console.h"
 #include "tools/tessera/signal/stop_signal.h"
@@ -25,7 +26,9 @@ struct Options {
   std::string format = "hf", what = "model", dtype = "keep", step = "latest";
   std::string max_shard_size = "5GB", memory = "256MiB";
   io::ConsolidateOptions consolidate;
-  bool json = false;
+  std::string config;
+  std::vector<std::string> strip{"auto"};
+  bool json = false, dry_run = false;
 };
 
 std::optional<std::int64_t> parse_step(const std::string& text) {
@@ -50,6 +53,8 @@ void print_report(const io::ConsolidateReport& report, const Options& options) {
                   {"reused_bytes", report.reused_bytes},
                   {"seconds", report.seconds}};
     if (report.step) json["step"] = *report.step;
+    json["kind"] = report.kind;
+    json["skipped"] = report.skipped.size();
     fmt::print("{}\n", json.dump(2));
     return;
   }
@@ -63,11 +68,22 @@ void print_report(const io::ConsolidateReport& report, const Options& options) {
   if (report.reused_bytes > 0) {
     rows.emplace_back("found done", format_bytes(report.reused_bytes));
   }
+  const std::string skipped = format_skipped(report.skipped);
+  if (!skipped.empty()) rows.emplace_back("skipped", skipped);
   rows.emplace_back("time", format_duration(report.seconds));
   for (std::size_t i = 0; i < report.files.size(); ++i) {
     rows.emplace_back(i == 0 ? "files" : "", report.files[i]);
   }
   fmt::print("{}", format_rows(detect_console(STDOUT_FILENO), rows));
+}
+
+io::NameRules name_rules(const std::vector<std::string>& strip) {
+  io::NameRules rules;
+  if (strip == std::vector<std::string>{"auto"}) return rules;
+  rules.strip_wrappers = false;
+  if (strip == std::vector<std::string>{"none"}) return rules;
+  rules.prefixes = strip;
+  return rules;
 }
 
 int run(const Options& options) {
@@ -80,6 +96,14 @@ int run(const Options& options) {
   consolidate.step = parse_step(options.step);
   consolidate.max_shard_size = io::parse_bytes(options.max_shard_size);
   consolidate.memory = io::parse_bytes(options.memory);
+  consolidate.names = name_rules(options.strip);
+  if (!options.config.empty()) consolidate.config_file = options.config;
+  if (options.dry_run) {
+    const io::ConsolidatePlan plan = io::plan_consolidation(options.source, consolidate);
+    fmt::print("{}", options.json ? plan_json(plan).dump(2) + "\n"
+                                  : format_plan(plan, detect_console(STDOUT_FILENO)));
+    return 0;
+  }
   const StopSignal stop;
   ByteProgress progress("written");
   consolidate.progress = [&](const io::ConsolidateProgress& at) {
@@ -107,7 +131,8 @@ Command add_consolidate(CLI::App& parent) {
       "Make a whole model of a checkpoint's shards; needs little memory and no GPU.\n"
       "Ctrl-C or a kill leaves OUT.tmp; the same command then goes on from there.");
   app->add_option("CHECKPOINT", options->source,
-                  "A checkpoint, a run (its newest checkpoint), or a Hugging Face model directory")
+                  "A checkpoint, a run (its newest checkpoint), a Hugging Face model directory, or "
+                  "a PyTorch Distributed Checkpoint (FSDP, torchtitan, Lightning)")
       ->required();
   app->add_option("OUT", options->out, "Directory to write")->required();
   app->add_option("--format", options->format, "Hugging Face directory, or plain safetensors")
@@ -126,6 +151,16 @@ Command add_consolidate(CLI::App& parent) {
   app->add_option("--jobs", consolidate.jobs, "Threads that copy")->capture_default_str();
   app->add_flag("!--buffered", consolidate.direct_io,
                 "Go through the page cache: slower, but what is written stays there to be read");
+  app->add_option("--config", options->config,
+                  "config.json of the model, for shards that have none beside them");
+  app->add_option(
+         "--strip", options->strip,
+         "Of names in PyTorch's shards: auto (what wrappers add, and model. and module. at "
+         "the beginning), none, or a prefix, such as model. (may be given several times)")
+      ->allow_extra_args(false)
+      ->capture_default_str();
+  app->add_flag("--dry-run", options->dry_run,
+                "Only say what would be written, from where and under which names");
   app->add_flag("--overwrite", consolidate.overwrite, "Replace an earlier export at OUT");
   app->add_flag("--json", options->json, "Machine-readable output");
   return {app, [options] { return run(*options); }};

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "io/checkpoint/reader.h"
+#include "io/consolidate/consolidate.h"
+#include "io/consolidate/tensor_files.h"
+
+namespace tessera::io {
+
+/// What is exported of a source, and under which names.
+struct ConsolidateSource {
+  std::string kind;  ///< "tessera checkpoint", "Hugging Face model", "PyTorch DCP", ...
+  fs::path path;
+  std::optional<CheckpointReader> checkpoint;  ///< if it is one of tessera's
+  std::optional<Json> config;                  ///< our "model" section; empty if it is not known
+  std::vector<ExportTensor> weights, optimizer;
+  std::vector<SkippedEntry> skipped;
+
+  std::vector<std::unique_ptr<TensorSource>> sources;  ///< owns what the tensors refer to
+};
+
+/// Opens a source by what it is and lists what the options ask for.
+///
+/// A source that is not a checkpoint of tessera is a GPT-2 if options.config_file, or else a
+/// config.json in it, says so: its tensors are then checked, and named as ours are. Otherwise any
+/// tensors are exported as ExportFormat::Safetensors, under their own names: those of a Hugging
+/// Face directory as they are, those of others by options.names.
+/// @throws InvalidArgument in one sentence that says what to do if HF is asked for and the
+///         configuration is missing, if there is no optimizer state, or if two tensors would have
+///         one name; Unsupported naming tensors of a dtype that tessera lacks; as open_model
+ConsolidateSource open_consolidate_source(const fs::path& path, const ConsolidateOptions& options);
+
+}  // namespace tessera::io

@@ -1,0 +1,277 @@
+// Consolidating somebody else's shards.
+
+#include <doctest/doctest.h>
+
+#include <map>
+#include <set>
+
+#include "core/base/error.h"
+#include "io/consolidate/consolidate.h"
+#include "io/dcp/metadata.h"
+#include "io/hf/model_source.h"
+#include "io/safetensors/reader.h"
+#include "tests/io/support.h"
+#include "tests/support/check_throws.h"
+#include "tests/support/temp_dir.h"
+
+namespace tessera::io {
+namespace {
+
+using namespace tessera::test;
+
+const fs::path kFixtures = fs::path(TESSERA_SOURCE_DIR) / "tests/io/dcp/fixtures";
+
+ConsolidateOptions as_safetensors() {
+  ConsolidateOptions options;
+  options.format = ExportFormat::Safetensors;
+  return options;
+}
+
+/// Stored dtype, shape and bytes of each tensor of a file.
+std::map<std::string, std::string> tensors_of(const fs::path& path) {
+  std::map<std::string, std::string> found;
+  const SafetensorsReader file(path);
+  for (const SafetensorsEntry& entry : file.header().tensors) {
+    std::string bytes(static_cast<std::size_t>(entry.end - entry.begin), '?');
+    file.file().read(entry.begin, bytes.data(), bytes.size());
+    found[entry.name] = fmt::format("{} {} ", entry.stored_dtype, entry.shape) + bytes;
+  }
+  return found;
+}
+
+std::map<std::string, std::string> expected_of(const char* fixture) {
+  return tensors_of(kFixtures / fixture / "expected.safetensors.golden");
+}
+
+TEST_CASE("shards of any model become safetensors, names without what wrappers added") {
+  struct Row {
+    const char* fixture;
+    std::string prefix;  // of the weights
+    std::size_t weights, objects;
+  };
+  const Row rows[] = {{"fsdp-gpt2", "model.", 17, 0}, {"fsdp-wrapped", "model._orig_mod.", 4, 2},
+                      {"torchtitan", "", 4, 3},       {"mixed", "model.", 16, 2},
+                      {"dcp-safetensors", "", 15, 0}, {"lightning", "model.model.", 4, 0}};
+  for (const Row& row : rows) {
+    CAPTURE(row.fixture);
+    const TempDir dir;
+    const fs::path source = dir.path() / "source", out = dir.path() / "out";
+    fs::copy(kFixtures / row.fixture, source);
+    fs::remove(source / "config.json");
+    ConsolidateOptions options = as_safetensors();
+    options.jobs = 3;
+    const ConsolidateReport report = consolidate(source, out, options);
+    const auto found = tensors_of(out / "model.safetensors");
+    CHECK(found.size() == row.weights);
+    std::size_t objects = 0, state = 0;
+    for (const SkippedEntry& entry : report.skipped) {
+      if (entry.why == "no tensor") ++objects;
+      if (entry.why.starts_with("optimizer state")) ++state;
+    }
+    CHECK(objects == row.objects);
+    const auto expected = expected_of(row.fixture);
+    CHECK(expected.size() == found.size() + state);
+    for (const auto& [name, content] : found) {
+      CAPTURE(name);
+      std::string stored = row.prefix + name;
+      const std::string wrapped = "model._orig_mod.layers.0._checkpoint_wrapped_module.";
+      if (stored.starts_with("model._orig_mod.layers.0.")) {
+        stored = wrapped + stored.substr(std::string("model._orig_mod.layers.0.").size());
+      }
+      REQUIRE(expected.contains(stored));
+      CHECK(expected.at(stored) == content);
+    }
+    CHECK(Json::parse(read_text(out / "tessera.json")) == Json{{"model", nullptr}});
+  }
+}
+
+TEST_CASE("a GPT-2 in shards becomes a Hugging Face model") {
+  const TempDir dir;
+  const fs::path out = dir.path() / "out";
+  const ConsolidateReport report = consolidate(kFixtures / "fsdp-gpt2", out);
+  CHECK(report.kind == "PyTorch DCP");
+  CHECK(report.files ==
+        std::vector<std::string>{"model.safetensors", "config.json", "generation_config.json"});
+  const auto expected = expected_of("fsdp-gpt2");
+  const auto found = tensors_of(out / "model.safetensors");
+  CHECK(found.size() == expected.size() - 1);  // the tied head
+  for (const auto& [name, content] : found) CHECK(expected.at("model." + name) == content);
+  CHECK(open_model(out)->config() == open_model(kFixtures / "fsdp-gpt2")->config());
+  REQUIRE(report.skipped.size() == 1);
+  CHECK(report.skipped[0].name == "model.lm_head.weight");
+}
+
+TEST_CASE("a configuration can be named, and is needed for a Hugging Face model") {
+  const TempDir dir;
+  const fs::path source = dir.path() / "source", out = dir.path() / "out";
+  fs::copy(kFixtures / "fsdp-gpt2", source);
+  fs::rename(source / "config.json", dir.path() / "elsewhere.json");
+  CHECK_THROWS_HOLDING(InvalidArgument,
+                       "is a PyTorch DCP without config.json, so which model it holds is unknown; "
+                       "name the config.json with --config, or write its tensors as they are with "
+                       "--format safetensors",
+                       consolidate(source, out));
+  ConsolidateOptions options;
+  options.config_file = dir.path() / "elsewhere.json";
+  consolidate(source, out, options);
+  CHECK(open_model(out)->tensors().size() == 16);
+  options.config_file = dir.path() / "absent.json";
+  CHECK_THROWS_HOLDING(IoError, "absent.json", consolidate(source, dir.path() / "out2", options));
+  options.config_file = fs::path(TESSERA_SOURCE_DIR) / "tests/golden/gpt2-tiny/config.json";
+  CHECK_THROWS_HOLDING(InvalidArgument, "are not those of its model configuration",
+                       consolidate(source, dir.path() / "out2", options));
+  CHECK_FALSE(fs::exists(dir.path() / "out2"));
+}
+
+TEST_CASE("optimizer state is written if it is asked for") {
+  for (const char* fixture : {"fsdp-wrapped", "lightning", "torchtitan"}) {
+    CAPTURE(fixture);
+    const TempDir dir;
+    ConsolidateOptions options = as_safetensors();
+    options.what = ExportWhat::All;
+    consolidate(kFixtures / fixture, dir.path() / "out", options);
+    const auto state = tensors_of(dir.path() / "out/optimizer.safetensors");
+    const bool has_step = std::string(fixture) != "torchtitan";
+    CHECK(state.size() == (has_step ? 12 : 8));
+    CHECK(state.contains("exp_avg_sq/layers.0.weight"));
+    CHECK(state.contains("step/layers.0.weight") == has_step);
+    std::multiset<std::string> values, expected;
+    for (const auto& [name, content] : state) values.insert(content);
+    for (const auto& [name, content] : expected_of(fixture)) {
+      if (name.starts_with("optim")) expected.insert(content);
+    }
+    CHECK(values == expected);
+
+    options.what = ExportWhat::Optimizer;
+    const auto report = consolidate(kFixtures / fixture, dir.path() / "state", options);
+    CHECK(report.files == std::vector<std::string>{"optimizer.safetensors", "tessera.json"});
+    CHECK(tensors_of(dir.path() / "state/optimizer.safetensors") == state);
+  }
+  const TempDir dir;
+  ConsolidateOptions options = as_safetensors();
+  options.what = ExportWhat::All;
+  CHECK_THROWS_HOLDING(InvalidArgument, "is a PyTorch DCP and holds no optimizer state",
+                       consolidate(kFixtures / "mixed", dir.path() / "out", options));
+}
+
+TEST_CASE("conversion changes floating-point weights only") {
+  const TempDir dir;
+  ConsolidateOptions options = as_safetensors();
+  options.dtype = DType::F32;
+  consolidate(kFixtures / "mixed", dir.path() / "out", options);
+  const SafetensorsReader file(dir.path() / "out/model.safetensors");
+  const auto dtype = [&](const char* name) { return file.header().find(name)->stored_dtype; };
+  for (const char* name : {"f64", "f16", "bf16", "uneven"}) CHECK(dtype(name) == "F32");
+  CHECK(dtype("i64") == "I64");
+  CHECK(dtype("i8") == "I8");
+  CHECK(dtype("bool") == "BOOL");
+  float values[12];
+  file.read("bf16", 0, 12, values, DType::F32);
+  CHECK(values[11] == 2.75F);
+  file.read("f64", 0, 6, values, DType::F32);
+  CHECK(values[5] == static_cast<float>(1.25 / 3));
+}
+
+TEST_CASE("a plan says what would be written, and nothing is") {
+  ConsolidateOptions options = as_safetensors();
+  options.max_shard_size = 100;
+  options.dtype = DType::BF16;
+  const ConsolidatePlan plan = plan_consolidation(kFixtures / "fsdp-wrapped", options);
+  CHECK(plan.kind == "PyTorch DCP");
+  REQUIRE(plan.tensors.size() == 4);
+  const auto first = std::find_if(plan.tensors.begin(), plan.tensors.end(), [](const auto& tensor) {
+    return tensor.name == "layers.0.weight";
+  });
+  REQUIRE(first != plan.tensors.end());
+  CHECK(first->source_name == "model._orig_mod.layers.0._checkpoint_wrapped_module.weight");
+  CHECK(first->shape == Shape{5, 3});
+  CHECK(first->stored == DType::F32);
+  CHECK(first->written == DType::BF16);
+  CHECK(first->bytes == 30);
+  CHECK(first->file == "model.safetensors");
+  CHECK(plan.files.size() == 1);
+  options.max_shard_size = 30;
+  CHECK(plan_consolidation(kFixtures / "fsdp-wrapped", options).files.size() == 4);
+  CHECK(plan.skipped.size() == 14);
+}
+
+TEST_CASE("names are stripped as the user says") {
+  ConsolidateOptions options = as_safetensors();
+  const auto names = [&](const char* fixture) {
+    std::set<std::string> result;
+    for (const auto& tensor : plan_consolidation(kFixtures / fixture, options).tensors) {
+      result.insert(tensor.name);
+    }
+    return result;
+  };
+  options.names.strip_wrappers = false;
+  CHECK(names("lightning").contains("model.model.layers.0.bias"));
+  options.names.prefixes = {"model."};
+  CHECK(names("lightning").contains("model.layers.0.bias"));
+
+  // A name that the rules make equal to another's.
+  const TempDir dir;
+  fs::copy(kFixtures / "fsdp-wrapped", dir.path() / "source");
+  std::string metadata = read_text(dir.path() / "source/.metadata");
+  const std::string from = "model._orig_mod.layers.1.bias", to = "model._orig_mod.layers.0.bias";
+  for (std::size_t at; (at = metadata.find(from)) != std::string::npos;) {
+    metadata.replace(at, from.size(), to);
+  }
+  write_text(dir.path() / "source/.metadata", metadata);
+  options.names = {};
+  CHECK_THROWS_HOLDING(InvalidArgument,
+                       "source: model._orig_mod.layers.0._checkpoint_wrapped_module.bias and "
+                       "model._orig_mod.layers.0.bias would both be called layers.0.bias",
+                       plan_consolidation(dir.path() / "source", options));
+  options.names.strip_wrappers = false;
+  CHECK(plan_consolidation(dir.path() / "source", options).tensors.size() == 4);
+}
+
+TEST_CASE("tensors that cannot be read are named, unless nobody asks for them") {
+  const TempDir dir;
+  CHECK_THROWS_HOLDING(
+      Unsupported,
+      "holds tensors of dtypes that tessera does not read:\n  c64 complex64\n  f8 float8_e4m3fn\n  "
+      "u32 uint32",
+      consolidate(kFixtures / "other-dtypes", dir.path() / "out", as_safetensors()));
+  CHECK_THROWS_HOLDING(Unsupported, "has strides",
+                       consolidate(kFixtures / "strided", dir.path() / "out", as_safetensors()));
+  CHECK_FALSE(fs::exists(dir.path() / "out"));
+}
+
+TEST_CASE("damaged shards make no model") {
+  const TempDir dir;
+  const fs::path source = dir.path() / "source";
+  fs::copy(kFixtures / "torchtitan", source);
+  const DcpMetadata metadata =
+      parse_dcp_metadata(read_text(source / ".metadata"), (source / ".metadata").string());
+  const DcpChunk& chunk = metadata.tensors.at("layers.1.weight").chunks[0];
+  const fs::path file = source / metadata.files[chunk.file];
+  // The data of a chunk lies in the middle of its archive, after the padding.
+  const std::string bytes = read_text(file);
+  const std::size_t at = bytes.find("archive/data/0", static_cast<std::size_t>(chunk.offset));
+  REQUIRE(at != std::string::npos);
+  const std::size_t data = bytes.find_first_not_of("FBZ", bytes.find("FB", at) + 4);
+  flip_bit(file, static_cast<std::int64_t>(data));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "layers.1.weight",
+                       consolidate(source, dir.path() / "out", as_safetensors()));
+  CHECK_FALSE(fs::exists(dir.path() / "out"));
+}
+
+TEST_CASE("a Hugging Face model that is no GPT-2 is written by its own names") {
+  const TempDir dir;
+  const fs::path source = dir.path() / "source", out = dir.path() / "out";
+  ConsolidateOptions options = as_safetensors();
+  consolidate(kFixtures / "lightning", dir.path() / "made", options);
+  fs::create_directory(source);
+  fs::copy(dir.path() / "made/model.safetensors", source / "model.safetensors");
+  write_text(source / "config.json", R"({"model_type": "llama"})");
+  const ConsolidateReport report = consolidate(source, out, options);
+  CHECK(report.kind == "Hugging Face model");
+  CHECK(tensors_of(out / "model.safetensors") == tensors_of(source / "model.safetensors"));
+  CHECK_THROWS_HOLDING(Unsupported, "model_type \"llama\" cannot be imported",
+                       consolidate(source, dir.path() / "out2"));
+}
+
+}  // namespace
+}  // namespace tessera::io

@@ -1,0 +1,82 @@
+#include "tools/tessera/consolidate/plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "core/base/memory.h"
+#include "io/safetensors/dtype.h"
+
+namespace tessera::tools {
+
+io::Json plan_json(const io::ConsolidatePlan& plan) {
+  io::Json tensors = io::Json::array(), files = io::Json::object(), skipped = io::Json::array();
+  std::int64_t bytes = 0;
+  for (const auto& tensor : plan.tensors) {
+    tensors.push_back(
+        {{"source", tensor.source_name},
+         {"name", tensor.name},
+         {"dtype", io::safetensors_dtype_name(tensor.stored)},
+         {"written", io::safetensors_dtype_name(tensor.written)},
+         {"shape", std::vector<std::int64_t>(tensor.shape.begin(), tensor.shape.end())},
+         {"bytes", tensor.bytes},
+         {"file", tensor.file}});
+    bytes += tensor.bytes;
+  }
+  for (const auto& file : plan.files) files[file.name] = file.bytes;
+  for (const auto& entry : plan.skipped) {
+    skipped.push_back({{"name", entry.name}, {"why", entry.why}});
+  }
+  return {{"source", plan.source.string()}, {"kind", plan.kind},
+          {"tensors", std::move(tensors)},  {"files", std::move(files)},
+          {"skipped", std::move(skipped)},  {"bytes", bytes}};
+}
+
+std::string format_skipped(const std::vector<io::SkippedEntry>& skipped) {
+  std::map<std::string, int> reasons;
+  for (const auto& entry : skipped) ++reasons[entry.why];
+  std::string text;
+  for (const auto& [why, n] : reasons) {
+    text += fmt::format("{}{} ({})", text.empty() ? "" : "; ", n, why);
+  }
+  return text;
+}
+
+std::string format_plan(const io::ConsolidatePlan& plan, const ConsoleStyle& style,
+                        const std::string& label) {
+  std::int64_t bytes = 0;
+  std::size_t width = 8;
+  for (const auto& tensor : plan.tensors) {
+    bytes += tensor.bytes;
+    width = std::max(width, tensor.name.size());
+  }
+  std::vector<std::pair<std::string, std::string>> rows{
+      {"source", plan.source.string()},
+      {"kind", plan.kind},
+      {label, fmt::format("{} tensors, {}", plan.tensors.size(), format_bytes(bytes))}};
+  const std::string skipped = format_skipped(plan.skipped);
+  if (!skipped.empty()) rows.emplace_back("skipped", skipped);
+  std::string text = format_rows(style, rows);
+  std::string file;
+  for (const auto& tensor : plan.tensors) {
+    if (tensor.file != file) {
+      file = tensor.file;
+      const auto found = std::find_if(plan.files.begin(), plan.files.end(),
+                                      [&](const auto& each) { return each.name == file; });
+      text += fmt::format("\n  {} ({})\n", file,
+                          format_bytes(found == plan.files.end() ? 0 : found->bytes));
+    }
+    const std::string dtype = tensor.stored == tensor.written
+                                  ? fmt::format("{}", tensor.stored)
+                                  : fmt::format("{} -> {}", tensor.stored, tensor.written);
+    text += fmt::format("    {:<{}}  {:<12}  {:<16}  {:>10}{}\n", tensor.name, width, dtype,
+                        tensor.shape.str(), format_bytes(tensor.bytes),
+                        tensor.source_name == tensor.name
+                            ? ""
+                            : paint(style, Tone::Dim, "  from " + tensor.source_name));
+  }
+  return text;
+}
+
+}  // namespace tessera::tools
