@@ -24,6 +24,11 @@ std::optional<std::pair<std::int64_t, std::string>> parse_name(const std::string
   return std::pair(step, std::string(stop, end));
 }
 
+// Whether tessera gives a checkpoint's directory such an ending. Others are the user's own.
+bool is_ours(const std::string& ending) {
+  return ending.empty() || ending.ends_with(".tmp") || ending.starts_with(".unusable");
+}
+
 // Sizes of the files, and the latest time at which one of them or the directory was changed.
 void measure(ListedCheckpoint& entry) {
   const auto look = [&](const fs::path& path) {
@@ -110,7 +115,7 @@ std::vector<ListedCheckpoint> list_checkpoints(const fs::path& run_or_checkpoint
   for (; !error && items != fs::directory_iterator(); items.increment(error)) {
     std::error_code gone;
     const auto name = parse_name(items->path().filename().string());
-    if (name && items->is_directory(gone)) {
+    if (name && is_ours(name->second) && items->is_directory(gone)) {
       entries.push_back(examine(items->path(), name->first, name->second));
     }
   }

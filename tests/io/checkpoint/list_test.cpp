@@ -27,6 +27,7 @@ TEST_CASE("a run's checkpoints, attempts and wrecks are told apart") {
   fs::create_directory(checkpoints / "step-00000005.pruned.tmp");
   fs::create_directory(checkpoints / "other");
   fs::create_directory(checkpoints / "step-7");
+  fs::create_directory(checkpoints / "step-00000010.bak");
   write_text(checkpoints / "step-00000070", "a file");
 
   const auto entries = list_checkpoints(dir.path());
