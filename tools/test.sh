@@ -9,7 +9,9 @@ usage: tools/test.sh [options]
 
 Without options: the release build with the whole suite, then the parts that sanitizers have most to
 say about: input parsing, checkpoints and kernels (those of CUDA, too, as fibers) with the address
-and undefined-behaviour sanitizers, communication and threads with the thread sanitizer.
+and undefined-behaviour sanitizers, communication and threads with the thread sanitizer. Where clang
+and its libFuzzer are, parsers of untrusted files are fuzzed (tools/fuzz.sh), for a minute each where
+CI is set, else for 20 seconds.
 
   --quick      the release build and its unit tests only
   --asan       the whole suite with address and undefined-behaviour sanitizers only
@@ -77,6 +79,10 @@ check() {
   ctest --test-dir "build/$preset" --parallel "$jobs" --output-on-failure --no-tests=error "$@"
 }
 
+has_fuzzer() {
+  command -v clang++ >/dev/null && [[ -e $(clang++ -print-runtime-dir 2>/dev/null)/libclang_rt.fuzzer-$(uname -m).a ]]
+}
+
 [[ $setup == no ]] || stage "packages" tools/setup.sh
 
 if [[ $mode == default || $mode == quick ]]; then
@@ -104,6 +110,11 @@ if [[ $mode == default ]]; then
       check asan -R "^(base|io|io_data|tools_config|tools_report|kernels|fiber)_tests?\."
   stage "tsan: build" build tsan base_test comm_test comm_control_test &&
     stage "tsan: communication and threads" check tsan -R "^(base|comm|comm_control)_tests?\."
+  if has_fuzzer; then
+    stage "fuzz: parsers" tools/fuzz.sh --jobs "$jobs" --seconds "$([[ -n ${CI:-} ]] && echo 60 || echo 20)"
+  else
+    echo "test: no clang with libFuzzer (Debian: clang, libclang-rt-14-dev): nothing is fuzzed"
+  fi
 fi
 
 printf '\n%-40s %-8s %s\n' "stage" "result" "seconds"

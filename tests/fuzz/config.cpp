@@ -1,0 +1,22 @@
+// The configuration of a run.
+#include "tools/tessera/config/config.h"
+
+#include <nlohmann/json.hpp>
+
+#include "tests/fuzz/fuzz.h"
+#include "tools/tessera/config/json_config.h"
+
+using namespace tessera;
+
+int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  fuzz::try_parse([&] {
+    tools::Config config;
+    tools::read_json_config(config, fuzz::text_of(data, size), "run.json");
+    const std::string text = tools::to_json(config).dump();
+    tools::Config again;
+    tools::read_json_config(again, text, "again");
+    fuzz::expect(tools::to_json(again).dump() == text);
+    config.validate(2);
+  });
+  return 0;
+}

@@ -1,0 +1,16 @@
+// index.json of a checkpoint.
+#include "io/checkpoint/index.h"
+
+#include "tests/fuzz/fuzz.h"
+
+using namespace tessera;
+
+int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  fuzz::try_parse([&] {
+    const io::CheckpointIndex index = io::parse_index(fuzz::text_of(data, size), "index.json");
+    // What is taken can be written, and is the same when it is read again.
+    const std::string text = io::format_index(index);
+    fuzz::expect(io::format_index(io::parse_index(text, "again")) == text);
+  });
+  return 0;
+}

@@ -1,0 +1,23 @@
+// A tokenizer's description, and text through it.
+#include "io/data/tokenizer.h"
+
+#include "io/base/json.h"
+#include "tests/fuzz/fuzz.h"
+
+using namespace tessera;
+
+int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  // JSON up to the first NUL, text after it.
+  const std::string_view input = fuzz::text_of(data, size);
+  const std::size_t cut = std::min(input.find('\0'), input.size());
+  fuzz::try_parse([&] {
+    const auto tokenizer =
+        io::tokenizer_from_json(io::parse_json(input.substr(0, cut), "tokenizer"));
+    const std::string_view text = input.substr(std::min(cut + 1, input.size()));
+    const auto ids = tokenizer->encode(text);
+    for (const std::int32_t id : ids) fuzz::expect(id >= 0 && id < tokenizer->vocab_size());
+    fuzz::expect(tokenizer->decode(ids) == text);
+    fuzz::expect(io::tokenizer_from_json(tokenizer->to_json())->encode(text) == ids);
+  });
+  return 0;
+}
