@@ -83,13 +83,6 @@ struct CheckpointReader::State {
     const std::lock_guard lock(mutex);
     verified.insert(&chunk);
   }
-  [[noreturn]] void fail_checksum(const std::string& name, const Chunk& chunk) const {
-    throw CorruptCheckpoint(
-        "{}: tensor {}, elements {} to {} (bytes {} to {}): the checksum is wrong, the data was "
-        "damaged after it was saved",
-        (path / chunk.file).string(), name, chunk.begin, chunk.end, chunk.byte_begin,
-        chunk.byte_end);
-  }
 };
 
 CheckpointReader CheckpointReader::open(const fs::path& dir) {
@@ -153,6 +146,18 @@ const TensorRecord& CheckpointReader::tensor(Section section, const std::string&
   return found->second;
 }
 
+std::shared_ptr<const File> CheckpointReader::file(const std::string& name) const {
+  return state_->file(name);
+}
+
+void CheckpointReader::fail_checksum(const std::string& tensor, const Chunk& chunk) const {
+  throw CorruptCheckpoint(
+      "{}: tensor {}, elements {} to {} (bytes {} to {}): the checksum is wrong, the data was "
+      "damaged after it was saved",
+      (path() / chunk.file).string(), tensor, chunk.begin, chunk.end, chunk.byte_begin,
+      chunk.byte_end);
+}
+
 bool CheckpointReader::scan(const TensorRecord& tensor, const Chunk& chunk,
                             std::size_t buffer_bytes, const Sink& sink) const {
   const auto file = state_->file(chunk.file);
@@ -190,18 +195,20 @@ void CheckpointReader::read(Section section, const std::string& name, std::int64
   };
   for (const Chunk& chunk : record.chunks) {
     if (!touches(chunk, record.shape, begin, end)) continue;
-    const bool is_whole = !chunk.box && begin <= chunk.begin && chunk.end <= end;
-    if (is_whole && !state_->is_verified(chunk)) {
+    if (!chunk.box && !state_->is_verified(chunk)) {
       const bool right =
           scan(record, chunk, kBuffer, [&](std::int64_t first, const void* data, std::int64_t n) {
-            convert_elements(record.dtype, data, dtype, place(first), n);
+            const std::int64_t low = std::max(first, begin), high = std::min(first + n, end);
+            if (low >= high) return;
+            convert_elements(record.dtype, static_cast<const char*>(data) + (low - first) * width,
+                             dtype, place(low), high - low);
           });
-      if (!right) state_->fail_checksum(name, chunk);
+      if (!right) fail_checksum(name, chunk);
       continue;
     }
     if (!state_->is_verified(chunk) &&
         !scan(record, chunk, kBuffer, [](std::int64_t, const void*, std::int64_t) {})) {
-      state_->fail_checksum(name, chunk);
+      fail_checksum(name, chunk);
     }
     const auto file = state_->file(chunk.file);
     for_each_run(chunk, record.shape, begin, end, [&](const ChunkRun& run) {
@@ -216,7 +223,7 @@ void CheckpointReader::stream(Section section, const std::string& name, std::siz
   const TensorRecord& record = tensor(section, name);
   if (tensor_checksum(record)) {
     for (const Chunk& chunk : record.chunks) {
-      if (!scan(record, chunk, buffer_bytes, sink)) state_->fail_checksum(name, chunk);
+      if (!scan(record, chunk, buffer_bytes, sink)) fail_checksum(name, chunk);
     }
     return;
   }

@@ -26,8 +26,8 @@ class CorruptFile : public CorruptCheckpoint {
 /// A committed checkpoint, open for reading. Cheap to copy (copies share what they verified).
 /// Threads may read at once.
 ///
-/// No byte reaches the caller unverified: a chunk that is read whole is checked as it is read; a
-/// chunk of which a part is asked for is read through and checked once, on first touch.
+/// No byte reaches the caller unverified: a chunk is read through and checked on first touch, also
+/// if a part of it is asked for, and then no more.
 class CheckpointReader {
  public:
   /// Reads and validates the index; looks whether all files are there in their full size.
@@ -61,6 +61,12 @@ class CheckpointReader {
   /// what it made of it must not be used if this throws.
   void stream(Section section, const std::string& name, std::size_t buffer_bytes,
               const Sink& sink) const;
+
+  /// A shard, open for reading, whose first bytes are those that the index tells of.
+  /// @throws IoError, CorruptCheckpoint
+  std::shared_ptr<const File> file(const std::string& name) const;
+  /// @throws CorruptCheckpoint that names file, tensor, elements and bytes
+  [[noreturn]] void fail_checksum(const std::string& tensor, const Chunk& chunk) const;
 
   /// Reads a chunk piece by piece; begin counts inside the chunk's box.
   /// @return whether its checksum is right

@@ -1,9 +1,7 @@
 #include "io/hf/gpt2.h"
 
-#include <map>
-
 #include "core/base/error.h"
-#include "io/base/convert.h"
+#include "io/source/load_policy.h"
 
 namespace tessera::io {
 namespace {
@@ -145,27 +143,7 @@ std::string gpt2_name_from_hf(const std::string& name) {
 
 void match_tensors(const std::vector<TensorInfo>& expected, const std::vector<TensorInfo>& found,
                    const std::string& source) {
-  std::map<std::string, const TensorInfo*> left;
-  for (const TensorInfo& tensor : found) left[tensor.name] = &tensor;
-  std::string problems;
-  for (const TensorInfo& tensor : expected) {
-    const auto match = left.find(tensor.name);
-    if (match == left.end()) {
-      problems += fmt::format("\n  missing: {} {}", tensor.name, tensor.shape);
-      continue;
-    }
-    if (match->second->shape != tensor.shape) {
-      problems += fmt::format("\n  shape: {} is {}, expected {}", tensor.name, match->second->shape,
-                              tensor.shape);
-    } else if (!can_convert(match->second->dtype, DType::F32)) {
-      problems += fmt::format("\n  dtype: {} is {}, expected f32, bf16 or f16", tensor.name,
-                              match->second->dtype);
-    }
-    left.erase(match);
-  }
-  for (const auto& [name, tensor] : left) {
-    problems += fmt::format("\n  unexpected: {} {}", name, tensor->shape);
-  }
+  const std::string problems = compare_tensors(expected, found).str();
   require(problems.empty(), "the tensors of {} are not those of its model configuration:{}", source,
           problems);
 }

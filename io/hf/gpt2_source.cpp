@@ -23,7 +23,8 @@ std::vector<TensorName> classify_tensors(const ShardedSource& source, const Name
   return names;
 }
 
-Gpt2Source::Gpt2Source(std::unique_ptr<ShardedSource> source, Json config, const NameRules& rules)
+Gpt2Source::Gpt2Source(std::unique_ptr<ShardedSource> source, Json config, const NameRules& rules,
+                       LoadPolicy policy)
     : source_(std::move(source)), config_(std::move(config)) {
   const std::string where = source_->path().string();
   for (const ShardedSource::Unreadable& tensor : source_->unreadable()) {
@@ -43,7 +44,7 @@ Gpt2Source::Gpt2Source(std::unique_ptr<ShardedSource> source, Json config, const
   }
   drop_tied_head();
   for (const auto& [name, info] : places_) tensors_.push_back({name, info->shape, info->dtype});
-  match_tensors(gpt2_tensors(config_), tensors_, where);
+  if (policy == LoadPolicy::Exact) match_tensors(gpt2_tensors(config_), tensors_, where);
 }
 
 const std::string& Gpt2Source::source_name(const std::string& name) const {

@@ -21,10 +21,12 @@ class Gpt2Source : public ModelSource {
   /// and a stored lm_head.weight that equals wte.weight.
   /// @param config  our "model" section
   /// @param rules   for the names of weights; other tensors are ignored
+  /// @param policy  other than Exact: the weights may differ from those of the configuration
   /// @throws InvalidArgument if the weights are not those of the configuration, listing all that
   ///         differ, or two would have one name; Unsupported on a head that is not tied or a dtype
   ///         that tessera lacks
-  Gpt2Source(std::unique_ptr<ShardedSource> source, Json config, const NameRules& rules);
+  Gpt2Source(std::unique_ptr<ShardedSource> source, Json config, const NameRules& rules,
+             LoadPolicy policy = LoadPolicy::Exact);
 
   const ShardedSource& source() const { return *source_; }
   /// The source's name of one of our tensors.

@@ -11,9 +11,10 @@ namespace {
 
 class CheckpointSource final : public ModelSource {
  public:
-  explicit CheckpointSource(const CheckpointReader& reader)
+  CheckpointSource(const CheckpointReader& reader, LoadPolicy policy)
       : reader_(reader), weights_(reader, Section::Model) {
-    match_tensors(gpt2_tensors(config()), tensors(), path().string());
+    if (policy == LoadPolicy::Exact)
+      match_tensors(gpt2_tensors(config()), tensors(), path().string());
   }
   const Json& config() const override { return reader_.index().model_config; }
   const CheckpointReader* checkpoint() const override { return &reader_; }
@@ -39,8 +40,9 @@ class CheckpointSource final : public ModelSource {
 
 }  // namespace
 
-std::unique_ptr<ModelSource> open_checkpoint_model(const CheckpointReader& reader) {
-  return std::make_unique<CheckpointSource>(reader);
+std::unique_ptr<ModelSource> open_checkpoint_model(const CheckpointReader& reader,
+                                                   LoadPolicy policy) {
+  return std::make_unique<CheckpointSource>(reader, policy);
 }
 
 Json read_hf_config(const fs::path& file) {
@@ -57,11 +59,12 @@ void require_model_directory(const fs::path& path) {
           path.string());
 }
 
-std::unique_ptr<ModelSource> open_model(const fs::path& path, std::optional<std::int64_t> step) {
+std::unique_ptr<ModelSource> open_model(const fs::path& path, std::optional<std::int64_t> step,
+                                        LoadPolicy policy) {
   require_model_directory(path);
   // A run has a config.json too: other directories are told apart by the weights in them.
   std::unique_ptr<ShardedSource> source = open_sharded(path);
-  if (!source) return open_checkpoint_model(open_checkpoint(path, step));
+  if (!source) return open_checkpoint_model(open_checkpoint(path, step), policy);
   require(!step, "{} is a {} and has no step {}", path.string(), source->kind(), step.value_or(0));
   const fs::path config = path / "config.json";
   std::error_code error;
@@ -69,7 +72,8 @@ std::unique_ptr<ModelSource> open_model(const fs::path& path, std::optional<std:
           "{} is a {} without config.json, so which model it holds is unknown; put the config.json "
           "of the Hugging Face model into it, or `tessera consolidate` it with --config",
           path.string(), source->kind());
-  return std::make_unique<Gpt2Source>(std::move(source), read_hf_config(config), NameRules{});
+  return std::make_unique<Gpt2Source>(std::move(source), read_hf_config(config), NameRules{},
+                                      policy);
 }
 
 }  // namespace tessera::io

@@ -9,6 +9,7 @@
 #include "core/base/error.h"
 #include "io/base/crc64.h"
 #include "io/checkpoint/find.h"
+#include "io/checkpoint/load.h"
 #include "io/checkpoint/verify.h"
 #include "io/safetensors/reader.h"
 #include "io/safetensors/writer.h"
@@ -254,7 +255,13 @@ TEST_CASE("boxes are put together") {
     for (std::int64_t end = begin; end <= 24; ++end) {
       std::vector<float> out(static_cast<std::size_t>(end - begin), -1);
       reader.read(Section::Model, "w", begin, end, out.data(), DType::F32);
-      CHECK(out == std::vector<float>(values.begin() + begin, values.begin() + end));
+      const std::vector<float> expected(values.begin() + begin, values.begin() + end);
+      CHECK(out == expected);
+      std::fill(out.begin(), out.end(), -1.0F);
+      load_parts(reader,
+                 std::vector<LoadPart>{{Section::Model, "w", begin, end, DType::F32, out.data()}},
+                 2);
+      CHECK(out == expected);
     }
   }
   std::vector<float> streamed;

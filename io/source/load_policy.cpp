@@ -1,0 +1,115 @@
+#include "io/source/load_policy.h"
+
+#include <map>
+
+#include "core/base/error.h"
+#include "io/base/convert.h"
+
+namespace tessera::io {
+namespace {
+
+// More names than this are counted in a sentence; an error lists them all.
+constexpr std::size_t kToldNames = 8;
+
+std::string enumerate(const std::vector<std::string>& items) {
+  std::string text;
+  for (std::size_t i = 0; i < items.size() && i < kToldNames; ++i) {
+    text += (i == 0 ? "" : ", ") + items[i];
+  }
+  if (items.size() > kToldNames) text += fmt::format(" and {} more", items.size() - kToldNames);
+  return text;
+}
+
+std::string tensors(std::size_t n) { return n == 1 ? "1 tensor" : fmt::format("{} tensors", n); }
+
+}  // namespace
+
+LoadPolicy parse_load_policy(std::string_view text) {
+  if (text == "exact") return LoadPolicy::Exact;
+  if (text == "ignore-extra") return LoadPolicy::IgnoreExtra;
+  require(text == "partial", "a load policy is exact, ignore-extra or partial, got {}", text);
+  return LoadPolicy::Partial;
+}
+
+bool TensorComparison::allowed(LoadPolicy policy) const {
+  if (policy == LoadPolicy::Partial) return !usable.empty();
+  const bool all = missing.empty() && shapes.empty() && dtypes.empty();
+  return all && (policy == LoadPolicy::IgnoreExtra || unexpected.empty());
+}
+
+std::string TensorComparison::str() const {
+  std::string text;
+  const auto add = [&](const char* kind, const std::vector<std::string>& items) {
+    for (const std::string& item : items) text += fmt::format("\n  {}: {}", kind, item);
+  };
+  add("missing", missing);
+  add("shape", shapes);
+  add("dtype", dtypes);
+  add("unexpected", unexpected);
+  return text;
+}
+
+TensorComparison compare_tensors(const std::vector<TensorInfo>& expected,
+                                 const std::vector<TensorInfo>& found) {
+  TensorComparison result;
+  std::map<std::string, const TensorInfo*> left;
+  for (const TensorInfo& tensor : found) left[tensor.name] = &tensor;
+  for (const TensorInfo& tensor : expected) {
+    const auto match = left.find(tensor.name);
+    if (match == left.end()) {
+      result.missing.push_back(fmt::format("{} {}", tensor.name, tensor.shape));
+      continue;
+    }
+    if (match->second->shape != tensor.shape) {
+      result.shapes.push_back(
+          fmt::format("{} is {}, expected {}", tensor.name, match->second->shape, tensor.shape));
+    } else if (!can_convert(match->second->dtype, DType::F32)) {
+      result.dtypes.push_back(
+          fmt::format("{} is {}, expected f32, bf16 or f16", tensor.name, match->second->dtype));
+    } else {
+      result.usable.insert(tensor.name);
+    }
+    left.erase(match);
+  }
+  for (const auto& [name, tensor] : left) {
+    result.unexpected.push_back(fmt::format("{} {}", name, tensor->shape));
+  }
+  return result;
+}
+
+std::vector<std::string> apply_policy(const TensorComparison& comparison, LoadPolicy policy,
+                                      const std::string& source, const std::string& start) {
+  const auto& [usable, missing, unexpected, shapes, dtypes] = comparison;
+  if (!comparison.allowed(policy)) {
+    std::string advice = "none of its tensors fits: name another source";
+    if (comparison.allowed(LoadPolicy::IgnoreExtra)) {
+      advice =
+          "to leave out what the model does not have, say --checkpoint.load_policy ignore-extra";
+    } else if (comparison.allowed(LoadPolicy::Partial)) {
+      advice = fmt::format(
+          "to load the {} that {}, and leave {} to the others, say --checkpoint.load_policy "
+          "partial",
+          tensors(usable.size()), usable.size() == 1 ? "fits" : "fit", start);
+    }
+    throw InvalidArgument("the tensors of {} are not those of the model; {}:{}", source, advice,
+                          comparison.str());
+  }
+  std::vector<std::string> notes;
+  const auto note = [&](const std::vector<std::string>& items, const std::string& one,
+                        const std::string& many) {
+    if (items.empty()) return;
+    notes.push_back(fmt::format("note: {} {}: {}", tensors(items.size()),
+                                items.size() == 1 ? one : many, enumerate(items)));
+  };
+  note(unexpected, fmt::format("of {} is left out, the model does not have it", source),
+       fmt::format("of {} are left out, the model does not have them", source));
+  note(missing, fmt::format("is missing in {}, and keeps {}", source, start),
+       fmt::format("are missing in {}, and keep {}", source, start));
+  note(shapes, fmt::format("of {} does not fit, and keeps {}", source, start),
+       fmt::format("of {} do not fit, and keep {}", source, start));
+  note(dtypes, fmt::format("of {} is of a dtype that is not read, and keeps {}", source, start),
+       fmt::format("of {} are of dtypes that are not read, and keep {}", source, start));
+  return notes;
+}
+
+}  // namespace tessera::io

@@ -1,0 +1,191 @@
+#include "io/checkpoint/load.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "core/base/dtype.h"
+#include "core/base/error.h"
+#include "tests/io/support.h"
+#include "tests/support/check_throws.h"
+#include "tests/support/temp_dir.h"
+
+namespace tessera::io {
+namespace {
+
+using namespace tessera::test;
+
+constexpr int kThreads = 3;
+
+// What a rank of another world size needs, and where it belongs.
+struct Share {
+  std::vector<LoadPart> parts;
+  std::vector<const float*> expected;  // by part
+  std::vector<std::vector<float>> memory;
+
+  Share(const SampleModel& model, int rank, int world) {
+    const SaveRequest request = make_request(model, "", rank, {.world_size = world});
+    const auto add = [&](Section section, const std::vector<TensorPart>& list) {
+      for (const TensorPart& part : list) {
+        memory.emplace_back(static_cast<std::size_t>(part.end - part.begin), -1.0F);
+        parts.push_back({section, part.name, part.begin, part.end, DType::F32});
+        expected.push_back(static_cast<const float*>(part.data));
+      }
+    };
+    add(Section::Model, request.model);
+    add(Section::ExpAvg, request.exp_avg);
+    add(Section::ExpAvgSq, request.exp_avg_sq);
+    for (std::size_t i = 0; i < parts.size(); ++i) parts[i].data = memory[i].data();
+  }
+  bool is_right() const {
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      if (!std::equal(memory[i].begin(), memory[i].end(), expected[i])) return false;
+    }
+    return true;
+  }
+};
+
+SampleModel one_large_tensor() {
+  SampleModel model = make_sample_model();
+  model.tensors.resize(1);
+  SampleModel::Tensor& tensor = model.tensors[0];
+  tensor.shape = {1100, 4096};  // 17 MiB: more than a thread takes at once
+  tensor.weight.resize(1100UL * 4096);
+  for (std::size_t i = 0; i < tensor.weight.size(); ++i) {
+    tensor.weight[i] = static_cast<float>(i % 100'003);
+  }
+  return model;
+}
+
+TEST_CASE("what four ranks saved is loaded by any number of ranks, each its share") {
+  TempDir dir;
+  const SampleModel model = make_sample_model();
+  const fs::path path = save(model, dir.path(), {.world_size = 4});
+  std::int64_t total = 0;
+  for (const auto& tensor : model.tensors) total += 3 * 4 * numel(tensor.shape);
+  for (const int world : {1, 2, 3, 4, 8}) {
+    CAPTURE(world);
+    std::int64_t wanted = 0;
+    for (int rank = 0; rank < world; ++rank) {
+      const auto reader = CheckpointReader::open(path);  // as another process has it
+      Share share(model, rank, world);
+      const LoadReport report = load_parts(reader, share.parts, kThreads);
+      CHECK(share.is_right());
+      wanted += report.wanted_bytes;
+      CHECK(report.read_bytes >= report.wanted_bytes);
+      if (world == 1 || world == 4) CHECK(report.read_bytes == report.wanted_bytes);
+      CHECK(report.read_bytes <= total);  // nothing twice
+    }
+    CHECK(wanted == total);
+  }
+}
+
+TEST_CASE("values are converted on their way, to memory and to a sink") {
+  TempDir dir;
+  const SampleModel model = one_large_tensor();
+  const auto reader =
+      CheckpointReader::open(save(model, dir.path(), {.world_size = 2, .optimizer = false}));
+  const auto& tensor = model.tensors[0];
+  const std::int64_t begin = 12'345, end = numel(tensor.shape) - 77;
+  const auto size = static_cast<std::size_t>(end - begin);
+  std::vector<float> plain(size), sunk(size);
+  std::vector<BFloat16> rounded(size), rounded_sunk(size);
+  std::atomic<std::int64_t> received = 0;
+  const auto into = [&](auto& memory) {
+    return [&memory, &received, begin](std::int64_t at, const void* values, std::int64_t n) {
+      received += n;
+      std::memcpy(memory.data() + (at - begin), values,
+                  static_cast<std::size_t>(n) * sizeof(memory[0]));
+    };
+  };
+  const auto load = [&](DType dtype, void* data, auto sink) {
+    return load_parts(reader,
+                      std::vector<LoadPart>{
+                          {Section::Model, tensor.name, begin, end, dtype, data, std::move(sink)}},
+                      kThreads);
+  };
+  const LoadReport report = load(DType::F32, plain.data(), nullptr);
+  CHECK(report.wanted_bytes == 4 * (end - begin));
+  load(DType::BF16, rounded.data(), nullptr);
+  load(DType::F32, nullptr, into(sunk));
+  load(DType::BF16, nullptr, into(rounded_sunk));
+  CHECK(received == 2 * (end - begin));
+  bool right = true;
+  for (std::size_t i = 0; i < size; ++i) {
+    const float value = tensor.weight[i + static_cast<std::size_t>(begin)];
+    const auto bf16 = static_cast<float>(BFloat16(value));
+    right = right && plain[i] == value && sunk[i] == value &&
+            static_cast<float>(rounded[i]) == bf16 && static_cast<float>(rounded_sunk[i]) == bf16;
+  }
+  CHECK(right);
+}
+
+TEST_CASE("a damaged chunk is found whichever part of it is wanted, and others serve") {
+  TempDir dir;
+  const SampleModel model = one_large_tensor();
+  const fs::path path = save(model, dir.path(), {.world_size = 2, .optimizer = false});
+  const auto& tensor = model.tensors[0];
+  const Chunk damaged =
+      CheckpointReader::open(path).tensor(Section::Model, tensor.name).chunks.back();
+  flip_bit(path / damaged.file, damaged.byte_end - 3);
+  const auto reader = CheckpointReader::open(path);
+  std::vector<float> out(tensor.weight.size());
+  const auto load = [&](std::int64_t begin, std::int64_t end) {
+    load_parts(
+        reader,
+        std::vector<LoadPart>{{Section::Model, tensor.name, begin, end, DType::F32, out.data()}},
+        kThreads);
+  };
+  const std::string place = fmt::format(
+      "{}: tensor {}, elements {} to {} (bytes {} to {}): the checksum is wrong", damaged.file,
+      tensor.name, damaged.begin, damaged.end, damaged.byte_begin, damaged.byte_end);
+  const std::int64_t size = numel(tensor.shape);
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, place, load(0, size));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, place, load(damaged.begin, damaged.begin + 1));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, place, load(size - 1, size));
+  load(0, damaged.begin);
+  CHECK(std::equal(out.begin(), out.begin() + damaged.begin, tensor.weight.begin()));
+}
+
+TEST_CASE("a shard that was cut after it was opened is an error that names it") {
+  TempDir dir;
+  const SampleModel model = make_sample_model();
+  const fs::path path = save(model, dir.path());
+  const auto reader = CheckpointReader::open(path);
+  const char* const shard = "rank-00000-of-00001.safetensors";
+  fs::resize_file(path / shard, fs::file_size(path / shard) - 4);
+  Share share(model, 0, 1);
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, shard, load_parts(reader, share.parts, kThreads));
+}
+
+TEST_CASE("parts are checked before anything is read") {
+  TempDir dir;
+  const auto reader = CheckpointReader::open(
+      save(make_sample_model(), dir.path(), {.world_size = 1, .optimizer = false}));
+  float out[8];
+  const auto load = [&](const LoadPart& a, const LoadPart& b = {}) {
+    std::vector<LoadPart> parts{a};
+    if (!b.name.empty()) parts.push_back(b);
+    load_parts(reader, parts, 1);
+  };
+  const std::string w = "wte.weight";
+  CHECK_THROWS_HOLDING(InvalidArgument, "no tensor w",
+                       load({Section::Model, "w", 0, 1, DType::F32, out}));
+  CHECK_THROWS_HOLDING(InvalidArgument, "holds no optimizer state",
+                       load({Section::ExpAvg, w, 0, 1, DType::F32, out}));
+  CHECK_THROWS_HOLDING(InvalidArgument, "elements 129 to 131 are outside",
+                       load({Section::Model, w, 129, 131, DType::F32, out}));
+  CHECK_THROWS_HOLDING(Unsupported, "does not convert",
+                       load({Section::Model, w, 0, 1, DType::I32, out}));
+  CHECK_THROWS_HOLDING(InvalidArgument, "neither memory nor a sink",
+                       load({Section::Model, w, 0, 1, DType::F32}));
+  CHECK_THROWS_HOLDING(
+      InvalidArgument, "elements 0 to 4 and 3 to 5 of tensor wte.weight overlap",
+      load({Section::Model, w, 3, 5, DType::F32, out}, {Section::Model, w, 0, 4, DType::F32, out}));
+  load({Section::Model, w, 2, 2, DType::F32});  // nothing
+}
+
+}  // namespace
+}  // namespace tessera::io

@@ -1,0 +1,76 @@
+#include "io/source/load_policy.h"
+
+#include <doctest/doctest.h>
+
+#include "core/base/error.h"
+#include "tests/support/check_throws.h"
+
+namespace tessera::io {
+namespace {
+
+using Names = std::vector<std::string>;
+
+const std::vector<TensorInfo> kModel = {
+    {"a", {2, 3}, DType::F32}, {"b", {4}, DType::F32}, {"c", {5}, DType::F32}};
+
+TEST_CASE("a source with the model's tensors fits by any policy, without a word") {
+  const auto same = compare_tensors(kModel, kModel);
+  CHECK(same.usable == std::set<std::string>{"a", "b", "c"});
+  for (const char* text : {"exact", "ignore-extra", "partial"}) {
+    CHECK(apply_policy(same, parse_load_policy(text), "x", "zeros").empty());
+  }
+  CHECK_THROWS_HOLDING(InvalidArgument, "got loose", parse_load_policy("loose"));
+}
+
+TEST_CASE("what the model does not have is left out if that is allowed") {
+  auto found = kModel;
+  found.push_back({"score.weight", {7, 2}, DType::BF16});
+  const auto comparison = compare_tensors(kModel, found);
+  CHECK_THROWS_HOLDING(InvalidArgument,
+                       "the tensors of x are not those of the model; to leave out what the model "
+                       "does not have, say --checkpoint.load_policy ignore-extra:\n  unexpected: "
+                       "score.weight [7, 2]",
+                       apply_policy(comparison, LoadPolicy::Exact, "x", "zeros"));
+  const Names note = {
+      "note: 1 tensor of x is left out, the model does not have it: score.weight [7, 2]"};
+  CHECK(apply_policy(comparison, LoadPolicy::IgnoreExtra, "x", "zeros") == note);
+  CHECK(apply_policy(comparison, LoadPolicy::Partial, "x", "zeros") == note);
+}
+
+TEST_CASE("all differences are listed at once, and a partial load tells of each kind") {
+  const auto comparison = compare_tensors(
+      kModel, {{"a", {3, 2}, DType::F32}, {"c", {5}, DType::F32}, {"d", {}, DType::F32}});
+  const std::string list =
+      "to load the 1 tensor that fits, and leave zeros to the others, say --checkpoint.load_policy "
+      "partial:\n  missing: b [4]\n  shape: a is [3, 2], expected [2, 3]\n  unexpected: d []";
+  for (const auto policy : {LoadPolicy::Exact, LoadPolicy::IgnoreExtra}) {
+    CHECK_THROWS_HOLDING(InvalidArgument, list, apply_policy(comparison, policy, "x", "zeros"));
+  }
+  CHECK(apply_policy(comparison, LoadPolicy::Partial, "x", "zeros") ==
+        Names{"note: 1 tensor of x is left out, the model does not have it: d []",
+              "note: 1 tensor is missing in x, and keeps zeros: b [4]",
+              "note: 1 tensor of x does not fit, and keeps zeros: a is [3, 2], expected [2, 3]"});
+  CHECK(comparison.usable == std::set<std::string>{"c"});
+}
+
+TEST_CASE("a tensor of integers is no weight, and many names are counted") {
+  auto found = kModel;
+  found[1].dtype = DType::I32;
+  CHECK(apply_policy(compare_tensors(kModel, found), LoadPolicy::Partial, "x", "zeros") ==
+        Names{"note: 1 tensor of x is of a dtype that is not read, and keeps zeros: b is i32, "
+              "expected f32, bf16 or f16"});
+  for (int i = 0; i < 10; ++i) found.push_back({fmt::format("x{}", i), {}, DType::F32});
+  found[1].dtype = DType::F32;
+  CHECK(apply_policy(compare_tensors(kModel, found), LoadPolicy::Partial, "x", "zeros") ==
+        Names{"note: 10 tensors of x are left out, the model does not have them: x0 [], x1 [], x2 "
+              "[], x3 [], x4 [], x5 [], x6 [], x7 [] and 2 more"});
+}
+
+TEST_CASE("a source of which nothing fits starts no model") {
+  const auto comparison = compare_tensors(kModel, {{"other", {1}, DType::F32}});
+  CHECK_THROWS_HOLDING(InvalidArgument, "none of its tensors fits: name another source",
+                       apply_policy(comparison, LoadPolicy::Partial, "x", "zeros"));
+}
+
+}  // namespace
+}  // namespace tessera::io
