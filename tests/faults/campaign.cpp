@@ -1,0 +1,134 @@
+#include "tests/faults/campaign.h"
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <sstream>
+#include <thread>
+
+#include "io/checkpoint/find.h"
+#include "tests/e2e/small_run.h"
+
+namespace tessera::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+Arguments train(const std::string& text, const std::string& run, std::int64_t steps) {
+  return joined(small_run(text, run, kFaultRanks, static_cast<int>(steps)),
+                {"--model.n_layer=1", "--model.n_embd=16", "--checkpoint.keep=1",
+                 fmt::format("--checkpoint.every={}", kFirstStep + 1)});
+}
+
+void run_well(const Arguments& arguments, const Variables& variables = {}) {
+  const auto result = run_cli(arguments, variables);
+  INFO(result.describe());
+  REQUIRE(result.code == 0);
+}
+
+std::vector<LoggedCall> parse_log(const std::string& text) {
+  std::vector<LoggedCall> calls;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    std::vector<std::string> fields;
+    std::istringstream words(line + "\t");
+    for (std::string word; std::getline(words, word, '\t');) fields.push_back(word);
+    REQUIRE(fields.size() == 9);
+    calls.push_back({std::stoi(fields[0]), std::stoll(fields[1]), fields[2], std::stoull(fields[3]),
+                     std::stoll(fields[4]), std::stoll(fields[5]), std::stoll(fields[6]), fields[7],
+                     fields[8]});
+  }
+  return calls;
+}
+
+}  // namespace
+
+SavedRun::SavedRun() : text_(dir_.write("text.txt", make_text(2000))) {
+  run_well(train(text_, dir_.file("base"), kFirstStep));
+  // What should come out, of a run that keeps all and has no library loaded before it.
+  const std::string calm = copy("calm");
+  run_well(joined(go_on(calm), {"--checkpoint.keep=0"}));
+  for (const io::CheckpointEntry& entry : io::find_checkpoints(calm)) {
+    content_[entry.step] = content_of(io::CheckpointReader::open(entry.path));
+  }
+  REQUIRE(content_.size() == 3);
+  REQUIRE(content_.contains(kFirstStep));
+  REQUIRE(content_.contains(kFirstStep + 1));
+  REQUIRE(content_.contains(kLastStep));
+
+  const std::string logged = copy("logged");
+  for (const auto& item : fs::recursive_directory_iterator(logged_checkpoints())) {
+    struct stat status {};
+    REQUIRE(::stat(item.path().c_str(), &status) == 0);
+    first_inodes_[status.st_ino] = item.path();
+  }
+  struct stat status {};
+  REQUIRE(::stat(logged_checkpoints().c_str(), &status) == 0);
+  first_inodes_[status.st_ino] = logged_checkpoints();
+  run_well(go_on(logged), {{"LD_PRELOAD", TESSERA_FAULT_LIBRARY},
+                           {"TESSERA_FAULT_RANK", "all"},
+                           {"TESSERA_FAULT_KIND", "log"},
+                           {"TESSERA_FAULT_LOG", dir_.file("log")}});
+  calls_ = parse_log(dir_.read("log"));
+  written_ = dir_.read("log.data");
+}
+
+std::string SavedRun::copy(const std::string& name) const {
+  const std::string to = dir_.file(name);
+  fs::copy(dir_.file("base"), to, fs::copy_options::recursive);
+  return to;
+}
+
+Arguments SavedRun::go_on(const std::string& run) const { return train(text_, run, kLastStep); }
+
+const SavedRun& saved_run() {
+  static const SavedRun run;
+  return run;
+}
+
+std::string content_of(const io::CheckpointReader& reader) {
+  std::string content = reader.digest();
+  for (const io::Section section : io::kSections) {
+    if (!reader.has(section)) return content + " incomplete";
+    for (const auto& [name, tensor] : reader.tensors(section)) {
+      content += fmt::format(" {:x}", io::tensor_checksum(tensor).value());
+    }
+  }
+  return content;
+}
+
+Newest newest_of(const fs::path& checkpoints) {
+  Newest found;
+  const io::NewestCheckpoint newest = io::newest_valid(checkpoints, true);
+  for (const std::string& why : newest.skipped) found.skipped += why + "\n";
+  if (!newest.reader) return found;
+  found.step = newest.reader->index().step;
+  found.content = content_of(*newest.reader);
+  return found;
+}
+
+std::int64_t setting(const char* name, std::int64_t otherwise) {
+  const char* const text = std::getenv(name);
+  return text == nullptr ? otherwise : std::strtoll(text, nullptr, 10);
+}
+
+bool tries_all() {
+  const char* const text = std::getenv("TESSERA_FAULT_POINTS");
+  return text != nullptr && std::string_view(text) == "all";
+}
+
+void for_all(std::size_t n, const std::function<void(std::size_t)>& body) {
+  std::atomic<std::size_t> next{0};
+  std::vector<std::thread> threads;
+  for (std::int64_t t = 0; t < setting("TESSERA_FAULT_JOBS", 2); ++t) {
+    threads.emplace_back([&] {
+      for (std::size_t i; (i = next++) < n;) body(i);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace tessera::test

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tests/support/cli.h"
+
+namespace tessera::io {
+class CheckpointReader;
+}
+
+namespace tessera::test {
+
+inline constexpr int kFaultRanks = 4;
+/// The prepared run was saved at kFirstStep; going on, it saves at the next step, beside training,
+/// and at kLastStep, as it ends. It keeps one checkpoint and removes its predecessor.
+inline constexpr std::int64_t kFirstStep = 2, kLastStep = 4;
+
+/// A system call of a save, as tests/faults/preload.cpp writes it down.
+struct LoggedCall {
+  int rank = 0;
+  std::int64_t number = 0;  ///< in its rank
+  std::string name;
+  std::uint64_t inode = 0;
+  std::int64_t offset = 0, bytes = 0, data_at = 0;
+  std::string path, path2;
+};
+
+/// A run that was saved once, what a run without faults makes of it, and the calls of its saves in
+/// the order in which all ranks made them.
+class SavedRun {
+ public:
+  SavedRun();
+
+  /// A copy of the run as it was saved. @return its directory
+  std::string copy(const std::string& name) const;
+  /// `tessera train` that goes on to kLastStep.
+  Arguments go_on(const std::string& run) const;
+
+  const std::map<std::int64_t, std::string>& content() const { return content_; }  ///< by step
+  const std::vector<LoggedCall>& calls() const { return calls_; }
+  const std::string& written() const { return written_; }  ///< data that the calls wrote
+  /// The run that was logged: its checkpoints, before the first call by inode, and at the end.
+  const std::map<std::uint64_t, std::string>& first_inodes() const { return first_inodes_; }
+  std::filesystem::path logged_checkpoints() const { return dir_.file("logged/checkpoints"); }
+  std::filesystem::path base_checkpoints() const { return dir_.file("base/checkpoints"); }
+  const TempDir& dir() const { return dir_; }
+
+ private:
+  TempDir dir_;
+  std::string text_;
+  std::map<std::int64_t, std::string> content_;
+  std::vector<LoggedCall> calls_;
+  std::string written_;
+  std::map<std::uint64_t, std::string> first_inodes_;
+};
+
+/// Prepared on first use, for all tests of the process.
+const SavedRun& saved_run();
+
+/// Tells checkpoints apart: checksums of all tensors of all sections.
+std::string content_of(const io::CheckpointReader& reader);
+
+/// The newest valid checkpoint, all of its data verified.
+struct Newest {
+  std::int64_t step = -1;  ///< -1: none
+  std::string content;
+  std::string skipped;  ///< why newer ones are none
+};
+Newest newest_of(const std::filesystem::path& checkpoints);
+
+/// Number that a variable of the environment holds.
+std::int64_t setting(const char* name, std::int64_t otherwise);
+/// TESSERA_FAULT_POINTS=all: everything is tried, not a sample.
+bool tries_all();
+
+/// Calls body(i) for all i < n, in TESSERA_FAULT_JOBS threads (default 2).
+void for_all(std::size_t n, const std::function<void(std::size_t)>& body);
+
+}  // namespace tessera::test

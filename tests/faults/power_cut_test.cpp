@@ -1,0 +1,358 @@
+// The power goes after any system call of a save: of what was not synced, the disk may hold all,
+// nothing or any part. Whatever it holds, a whole checkpoint is found in it, and the new one once
+// its save was committed.
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <random>
+#include <set>
+#include <string_view>
+
+#include "io/base/crc64.h"
+#include "tests/faults/campaign.h"
+
+using namespace tessera;
+using test::LoggedCall;
+using test::saved_run;
+
+namespace fs = std::filesystem;
+
+namespace {
+
+using Random = std::mt19937_64;
+constexpr std::size_t kSector = 512;  // that a disk writes whole or not at all
+
+std::size_t below(Random& random, std::size_t n) { return n == 0 ? 0 : random() % n; }
+
+struct Node;
+using NodePtr = std::shared_ptr<Node>;
+using Entries = std::map<std::string, NodePtr>;
+
+struct DataWrite {
+  std::size_t at = 0;
+  std::string_view data;
+};
+
+/// A change of a directory's names: `name` gets `node` (null: it goes), and `from` goes; or the two
+/// change places.
+struct NameChange {
+  std::string name, from;
+  NodePtr node;
+  bool swap = false;
+};
+
+/// A file or directory: what the disk holds for sure, and what has happened since.
+struct Node {
+  bool is_directory = false;
+  std::string data;
+  std::vector<DataWrite> writes;
+  Entries entries;
+  std::vector<NameChange> changes;
+};
+
+void apply(std::string& data, const DataWrite& write) {
+  data.resize(std::max(data.size(), write.at + write.data.size()));
+  data.replace(write.at, write.data.size(), write.data);
+}
+
+void apply(Entries& entries, const NameChange& change) {
+  if (change.swap) {
+    std::swap(entries.at(change.name), entries.at(change.from));
+    return;
+  }
+  if (!change.from.empty()) entries.erase(change.from);
+  if (change.node) {
+    entries[change.name] = change.node;
+  } else {
+    entries.erase(change.name);
+  }
+}
+
+/// How much of what was not synced survives.
+enum class Survival { Nothing, Names, NamesAndSizes, Data, All, Mixed };
+
+/// One disk after a power cut: its directories with their names, its files with their bytes.
+class Disk {
+ public:
+  Disk(Survival survival, Random& random) : survival_(survival), random_(random) {}
+
+  Entries entries(const Node& directory) {
+    std::size_t kept = directory.changes.size();
+    if (survival_ == Survival::Nothing || survival_ == Survival::Data) kept = 0;
+    // In order within a directory, but whatever the others' are: each directory for itself.
+    if (survival_ == Survival::Mixed) kept = below(random_, kept + 1);
+    Entries result = directory.entries;
+    for (std::size_t i = 0; i < kept; ++i) apply(result, directory.changes[i]);
+    return result;
+  }
+
+  std::string data(const Node& file) {
+    std::string result = file.data;
+    std::size_t size = result.size();
+    for (const DataWrite& write : file.writes) size = std::max(size, write.at + write.data.size());
+    switch (survival_) {
+      case Survival::Nothing:
+      case Survival::Names:
+        return result;
+      case Survival::NamesAndSizes:
+        result.resize(size);
+        return result;
+      case Survival::Data:
+      case Survival::All:
+        for (const DataWrite& write : file.writes) apply(result, write);
+        return result;
+      case Survival::Mixed:
+        break;
+    }
+    const std::size_t mode = below(random_, 5);
+    const std::size_t kept = mode == 0 ? 0 : below(random_, file.writes.size() + 1);
+    for (std::size_t i = 0; i < file.writes.size(); ++i) {
+      const DataWrite& write = file.writes[i];
+      const bool in_prefix = i < kept;
+      if (mode == 1 && in_prefix) apply(result, write);
+      if (mode == 2 && below(random_, 2) == 0) apply(result, write);
+      if (mode == 3 && (in_prefix || i == kept)) apply_torn(result, write, in_prefix ? 0 : 2);
+      if (mode == 4) apply_torn(result, write, 2);
+    }
+    // The size may be on the disk before the data is: such bytes read as zeros.
+    if (below(random_, 2) == 0) result.resize(size);
+    return result;
+  }
+
+ private:
+  // Of each sector, one in `loss` is lost; 0: none.
+  void apply_torn(std::string& data, const DataWrite& write, std::size_t loss) {
+    for (std::size_t begin = 0; begin < write.data.size();) {
+      const std::size_t in_sector = kSector - (write.at + begin) % kSector;
+      const std::size_t n = std::min(in_sector, write.data.size() - begin);
+      if (loss == 0 || below(random_, loss) == 0) {
+        apply(data, {write.at + begin, write.data.substr(begin, n)});
+      }
+      begin += n;
+    }
+  }
+
+  const Survival survival_;
+  Random& random_;
+};
+
+/// The checkpoints of a run as its calls change them.
+class Simulation {
+ public:
+  explicit Simulation(const test::SavedRun& run) : run_(run), root_(run.logged_checkpoints()) {
+    // The files of the base are those that the logged run began with.
+    for (const auto& [inode, path] : run.first_inodes()) {
+      const fs::path relative = fs::path(path).lexically_relative(root_);
+      const fs::path source = (run.base_checkpoints() / relative).lexically_normal();
+      auto node = std::make_shared<Node>();
+      node->is_directory = fs::is_directory(source);
+      if (!node->is_directory) node->data = read(source);
+      by_inode_[inode] = node;
+      by_path_[relative.lexically_normal().string()] = node;
+    }
+    for (const auto& [path, node] : by_path_) {
+      if (path == ".") continue;
+      const fs::path relative(path);
+      const std::string parent = relative.has_parent_path() ? relative.parent_path().string() : ".";
+      by_path_.at(parent)->entries[relative.filename()] = node;
+    }
+    checkpoints_ = by_path_.at(".");
+  }
+
+  static std::string read(const fs::path& path) {
+    std::ifstream in(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+
+  /// @return whether the call changes what a power cut may leave
+  bool make(const LoggedCall& call) {
+    if (call.name == "mkdir" || call.name == "create") {
+      auto node = std::make_shared<Node>();
+      node->is_directory = call.name == "mkdir";
+      by_inode_[call.inode] = node;
+      change(call.path, {fs::path(call.path).filename(), "", node, false});
+    } else if (call.name == "rename" || call.name == "exchange") {
+      const fs::path from(call.path), to(call.path2);
+      REQUIRE(from.parent_path() == to.parent_path());  // a change of one directory
+      const NodePtr moved = live(directory(call.path)).at(from.filename());
+      change(call.path, {to.filename(), from.filename(), moved, call.name == "exchange"});
+    } else if (call.name == "remove") {
+      change(call.path, {fs::path(call.path).filename(), "", nullptr, false});
+    } else if (call.name == "write") {
+      const std::string_view data = run_.written();
+      by_inode_.at(call.inode)
+          ->writes.push_back({static_cast<std::size_t>(call.offset),
+                              data.substr(static_cast<std::size_t>(call.data_at),
+                                          static_cast<std::size_t>(call.bytes))});
+    } else if (call.name == "sync") {
+      Node& node = *by_inode_.at(call.inode);
+      for (const DataWrite& write : node.writes) apply(node.data, write);
+      node.writes.clear();
+      for (const NameChange& change : node.changes) apply(node.entries, change);
+      node.changes.clear();
+      // Once the directory holds its new name for sure, a checkpoint counts as saved.
+      if (&node == checkpoints_.get()) committed_ = newest_name();
+    } else {
+      CAPTURE(call.name);
+      REQUIRE((call.name == "open" || call.name == "close" || call.name == "flush" ||
+               call.name == "failed"));
+      return false;
+    }
+    return true;
+  }
+
+  std::int64_t committed() const { return committed_; }
+
+  /// Writes what the disk holds. @return a number that tells one such state from others
+  std::uint64_t materialize(Disk& disk, const fs::path& to) const {
+    std::uint64_t crc = 0;
+    materialize(*checkpoints_, disk, to, crc);
+    return crc;
+  }
+
+ private:
+  static Entries live(const Node& directory) {
+    Entries entries = directory.entries;
+    for (const NameChange& change : directory.changes) apply(entries, change);
+    return entries;
+  }
+
+  // The node of the directory that holds a path, by the names of now.
+  Node& directory(const std::string& path) const {
+    NodePtr node = checkpoints_;
+    for (const fs::path& name : fs::path(path).parent_path().lexically_relative(root_)) {
+      if (name != ".") node = live(*node).at(name);
+    }
+    return *node;
+  }
+
+  void change(const std::string& path, NameChange change) {
+    directory(path).changes.push_back(std::move(change));
+  }
+
+  std::int64_t newest_name() const {
+    std::int64_t newest = -1;
+    for (const auto& [name, node] : checkpoints_->entries) {
+      if (name.starts_with("step-") && fs::path(name).extension().empty()) {
+        newest = std::max<std::int64_t>(newest, std::stoll(name.substr(5)));
+      }
+    }
+    return newest;
+  }
+
+  void materialize(const Node& directory, Disk& disk, const fs::path& to,
+                   std::uint64_t& crc) const {
+    fs::create_directory(to);
+    for (const auto& [name, node] : disk.entries(directory)) {
+      crc = io::crc64(name.data(), name.size(), crc);
+      if (node->is_directory) {
+        materialize(*node, disk, to / name, crc);
+        crc = io::crc64("/", 1, crc);
+        continue;
+      }
+      const std::string data = disk.data(*node);
+      crc = io::crc64(data.data(), data.size(), crc);
+      std::ofstream(to / name, std::ios::binary) << data;
+    }
+  }
+
+  const test::SavedRun& run_;
+  const fs::path root_;
+  std::map<std::uint64_t, NodePtr> by_inode_;
+  std::map<std::string, NodePtr> by_path_;  // at first
+  NodePtr checkpoints_;
+  std::int64_t committed_ = test::kFirstStep;
+};
+
+std::map<std::string, std::string> files_of(const fs::path& dir) {
+  std::map<std::string, std::string> files;
+  for (const auto& item : fs::recursive_directory_iterator(dir)) {
+    if (item.is_regular_file()) {
+      files[item.path().lexically_relative(dir)] = Simulation::read(item.path());
+    }
+  }
+  return files;
+}
+
+}  // namespace
+
+TEST_CASE("the log of a save misses nothing: repeated, it gives what the run left") {
+  Simulation simulation(saved_run());
+  for (const LoggedCall& call : saved_run().calls()) simulation.make(call);
+  Random random(1);
+  Disk disk(Survival::All, random);
+  const test::TempDir dir;
+  simulation.materialize(disk, dir.path() / "checkpoints");
+  const auto expected = files_of(saved_run().logged_checkpoints());
+  CHECK(expected.size() == 7);  // the last step, and which that is
+  CHECK((files_of(dir.path() / "checkpoints") == expected));
+}
+
+TEST_CASE("whatever a power cut leaves of a save, the old or the new checkpoint is whole") {
+  const std::int64_t wanted = test::setting("TESSERA_FAULT_STATES", 600);
+  const auto& content = saved_run().content();
+  const auto& calls = saved_run().calls();
+  std::int64_t changing = 0;
+  {
+    Simulation simulation(saved_run());
+    for (const LoggedCall& call : calls) changing += simulation.make(call) ? 1 : 0;
+  }
+  const std::int64_t each = std::max<std::int64_t>(1, (wanted + changing - 1) / changing);
+
+  Simulation simulation(saved_run());
+  Random random(20240229);
+  const test::TempDir dir;
+  std::int64_t states = 0, lost = 0, mixed = 0, undone = 0;
+  std::set<std::uint64_t> distinct;
+  std::map<std::int64_t, std::int64_t> found;
+  std::string stories;
+  for (const LoggedCall& call : calls) {
+    if (!simulation.make(call)) continue;
+    for (std::int64_t i = 0; i < each; ++i) {
+      // The plain ones come round where there are few, too.
+      const std::int64_t turn = each < 5 ? states % 8 : i;
+      const auto survival = turn < 5 ? static_cast<Survival>(turn) : Survival::Mixed;
+      Disk disk(survival, random);
+      const fs::path checkpoints = dir.path() / "checkpoints";
+      std::error_code ignored;
+      fs::remove_all(checkpoints, ignored);
+      distinct.insert(simulation.materialize(disk, checkpoints));
+      ++states;
+      const test::Newest newest = test::newest_of(checkpoints);
+      ++found[newest.step];
+      const auto expected = content.find(newest.step);
+      std::string wrong;
+      if (expected == content.end()) {
+        ++lost;
+        wrong = "nothing is left";
+      } else if (expected->second != newest.content) {
+        ++mixed;
+        wrong = "another content";
+      } else if (newest.step < simulation.committed()) {
+        ++undone;
+        wrong = fmt::format("step {} had been committed", simulation.committed());
+      }
+      if (!wrong.empty() && stories.size() < 10'000) {
+        stories += fmt::format(
+            "cut after call {} of rank {}, {} {} {}, survival {}, state {}: {}; newest is step {}; "
+            "skipped: {}\n",
+            call.number, call.rank, call.name, call.path, call.path2, static_cast<int>(survival),
+            states, wrong, newest.step, newest.skipped);
+      }
+    }
+  }
+  std::printf("| power cut | %lld (%zu distinct) | %lld | %lld | - | %lld | - | - |\n",
+              static_cast<long long>(states), distinct.size(), static_cast<long long>(lost),
+              static_cast<long long>(mixed), static_cast<long long>(undone));
+  INFO(stories);
+  CHECK(states >= wanted);
+  // All of them are met: the cuts reach from before the first commit to after the second.
+  for (const auto& [step, same] : content) CHECK(found[step] > 0);
+  CHECK(lost == 0);
+  CHECK(mixed == 0);
+  CHECK(undone == 0);
+}
