@@ -145,6 +145,7 @@ class Attempt {
     } catch (const std::exception& error) {
       mine = std::string(kError) + std::string(error.what()).substr(0, kMaxErrorBytes);
     }
+    if (request_.pulse) request_.pulse->fetch_add(1, std::memory_order_relaxed);
     auto all = coordinator_.exchange(fmt::format("save/{}/{}", name_, phase), mine);
     require<InternalError>(all.size() == static_cast<std::size_t>(request_.world_size),
                            "save of {}: {} answers from {} ranks", name_, all.size(),

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -43,6 +45,8 @@ struct SaveRequest {
   std::int64_t max_index_bytes = kMaxIndexBytes;
   /// Called with the name of each labelled point that this rank passes, for fault injection.
   std::function<void(std::string_view point)> at_point;
+  /// Counts on as this rank gets on with the save: who watches it sees whether it hangs.
+  std::shared_ptr<std::atomic<std::uint64_t>> pulse;
   /// Bytes free where the checkpoint goes, -1 if unknown; for fault injection, too.
   std::function<std::int64_t(const fs::path& dir)> free_bytes = io::free_bytes;
 };

@@ -37,7 +37,7 @@ void check_part(const TensorPart& part) {
   require(part.data != nullptr || part.begin == part.end, "part of {}: no data", part.name);
 }
 
-std::uint64_t write_part(File& file, const TensorPart& part) {
+std::uint64_t write_part(File& file, const TensorPart& part, const SaveRequest& request) {
   const auto* data = static_cast<const char*>(part.data);
   std::size_t left = static_cast<std::size_t>(part.end - part.begin) * dtype_size(part.dtype);
   std::uint64_t crc = 0;
@@ -45,6 +45,7 @@ std::uint64_t write_part(File& file, const TensorPart& part) {
     n = std::min(left, kPiece);
     crc = crc64(data, n, crc);
     file.write(data, n);
+    if (request.pulse) request.pulse->fetch_add(1, std::memory_order_relaxed);
   }
   return crc;
 }
@@ -102,7 +103,7 @@ Json write_shard(const SaveRequest& request, const ShardPlan& plan, const fs::pa
   file.write(plan.preamble.data(), plan.preamble.size());
   for (const ShardPlan::Entry& entry : plan.entries) {
     const TensorPart& part = *entry.part;
-    const std::uint64_t crc = write_part(file, part);
+    const std::uint64_t crc = write_part(file, part, request);
     sections[std::string(section_name(entry.section))][part.name]["chunks"].push_back(
         {{"file", name},
          {"bytes", {entry.begin, entry.end}},

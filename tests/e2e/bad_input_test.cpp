@@ -257,7 +257,7 @@ TEST_CASE_FIXTURE(Fixture, "weights of another shape are refused with both numbe
 TEST_CASE_FIXTURE(Fixture,
                   "numbers that overflow end a run, naming the step, and are never saved") {
   for (const int world : {1, 2}) {
-    // Found by a later step's loss, or by the save before it.
+    // Found by a later step's loss, or by a save, of which training may learn a few steps later.
     for (const std::string every : {"0", "1"}) {
       const std::string run = dir.file(fmt::format("nan-{}-{}", world, every));
       const auto result =
@@ -267,10 +267,14 @@ TEST_CASE_FIXTURE(Fixture,
       INFO(result.describe());
       CHECK(result.code == kFailed);
       const auto steps = test::read_metrics(run).steps.size();
-      const auto message =
-          every == "0" ? fmt::format("tessera: error: step {}: loss is nan", steps)
-                       : fmt::format("tessera: error: step {}: after its update", steps - 1);
-      CHECK(result.err.find(message) != std::string::npos);
+      const auto says = [&](const std::string& text) {
+        return result.err.find("tessera: error: step " + text) != std::string::npos;
+      };
+      bool found = says(fmt::format("{}: loss is nan", steps));
+      for (std::size_t step = 0; every == "1" && step < steps; ++step) {
+        found = found || says(fmt::format("{}: after its update", step));
+      }
+      CHECK(found);
       CHECK(result.err.find("Lower optim.lr") != std::string::npos);
       CHECK(result.err.find("bug") == std::string::npos);
       if (every == "1") CHECK(run_cli({"checkpoint", "verify", run}).code == 0);

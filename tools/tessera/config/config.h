@@ -63,10 +63,14 @@ struct Config {
   } shard;
   struct Checkpoint {
     std::int64_t every = 500;  ///< steps, and at the end; 0: none at all
-    std::int64_t keep = 3;     ///< newest committed ones; 0: all
+    std::string async = "on";
+    std::int64_t keep = 3;        ///< newest committed ones; 0: all
+    std::int64_t keep_every = 0;  ///< steps; those that it divides stay for good; 0: none
+    std::int64_t keep_best = 0;   ///< those of the lowest validation loss
+    std::string on_error = "warn";
     std::string what = "all";
     std::string resume = "auto";
-    double timeout = 600;  ///< seconds that the ranks of a save wait for each other
+    double timeout = 600;  ///< seconds that a save may stand still
   } checkpoint;
   struct Comm {
     std::string backend = "auto";

@@ -37,11 +37,13 @@ void MetricsWriter::keep_lines_before(std::int64_t resume_step) {
     const auto line = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
     if (!line.is_object() || !line.contains("step") || !line["step"].is_number_integer()) continue;
     const auto step = line["step"].get<std::int64_t>();
+    const bool save = line.contains("save_bytes");
     const bool evaluation = line.contains("val_loss");
-    if (resume_step == 0 || step > resume_step || (step == resume_step && !evaluation)) continue;
+    const bool training = !save && !evaluation;
+    if (resume_step == 0 || step > resume_step || (step == resume_step && training)) continue;
     if (evaluation && !evaluated_.insert(step).second) continue;
-    (evaluation ? val_ : train_)
-        .push_back({step, number_or_nan(line, evaluation ? "val_loss" : "loss")});
+    if (evaluation) val_.push_back({step, number_or_nan(line, "val_loss")});
+    if (training) train_.push_back({step, number_or_nan(line, "loss")});
     kept += text + '\n';
   }
   old.close();
@@ -72,6 +74,16 @@ void MetricsWriter::write_evaluation(std::int64_t step, double val_loss) {
   line["val_loss"] = val_loss;
   write_line(line.dump());
   val_.push_back({step, val_loss});
+}
+
+void MetricsWriter::write_save(const SaveMetrics& save) {
+  nlohmann::ordered_json line;
+  line["step"] = save.step;
+  line["save_bytes"] = save.bytes;
+  line["save_seconds"] = save.seconds;
+  line["save_gb_per_s"] = static_cast<double>(save.bytes) / 1e9 / save.seconds;
+  line["save_stall_ms"] = save.stall_ms;
+  write_line(line.dump());
 }
 
 void MetricsWriter::write_line(const std::string& line) {

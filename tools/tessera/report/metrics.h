@@ -21,18 +21,26 @@ struct StepMetrics {
   std::int64_t memory_bytes = 0;  ///< peak of this rank's ledger
 };
 
+/// A committed checkpoint's line of metrics.jsonl.
+struct SaveMetrics {
+  std::int64_t step = 0;   ///< updates made
+  std::int64_t bytes = 0;  ///< of all ranks' shards
+  double seconds = 0;      ///< from the step's end to the commit
+  double stall_ms = 0;     ///< that rank 0 did not train for it
+};
+
 struct LossPoint {
   std::int64_t step = 0;
   double loss = 0;
 };
 
-/// Writes metrics.jsonl: one object per step and one per evaluation, flushed line by line, none
+/// Writes metrics.jsonl: one object per step, evaluation and save, flushed line by line, none
 /// twice. A value that is not finite is written as null.
 class MetricsWriter {
  public:
   /// Opens the file and drops what a run resumed at `resume_step` will write again: steps from
-  /// there on and evaluations after it, and a last line that a crash has cut. At resume_step 0 it
-  /// starts empty. The file is replaced by a rename, so it is never seen half written.
+  /// there on, evaluations and saves after it, and a last line that a crash has cut. At resume_step
+  /// 0 it starts empty. The file is replaced by a rename, so it is never seen half written.
   /// @throws IoError
   MetricsWriter(std::filesystem::path path, std::int64_t resume_step);
 
@@ -41,6 +49,9 @@ class MetricsWriter {
   /// {"step", "val_loss"}; passed over if that step's evaluation is in the file already.
   /// @throws IoError
   void write_evaluation(std::int64_t step, double val_loss);
+  /// {"step", "save_bytes", "save_seconds", "save_gb_per_s", "save_stall_ms"}. Its place is where
+  /// the save had ended, so steps after its own may come before it. @throws IoError
+  void write_save(const SaveMetrics& save);
 
   /// What the file holds by now.
   const std::vector<LossPoint>& train_losses() const { return train_; }

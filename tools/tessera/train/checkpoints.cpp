@@ -46,9 +46,13 @@ std::vector<fs::path> without_index(const fs::path& checkpoints) {
 }  // namespace
 
 std::string format_trainer_state(const TrainerState& state) {
-  const Json json = {
-      {"format", kFormat},          {"version", kVersion},          {"step", state.step},
-      {"position", state.position}, {"tokenizer", state.tokenizer}, {"config", state.config}};
+  const Json json = {{"format", kFormat},
+                     {"version", kVersion},
+                     {"step", state.step},
+                     {"position", state.position},
+                     {"tokenizer", state.tokenizer},
+                     {"config", state.config},
+                     {"val_loss", state.val_loss ? Json(*state.val_loss) : Json()}};
   return json.dump(1) + "\n";
 }
 
@@ -62,8 +66,22 @@ TrainerState parse_trainer_state(const std::string& text, const std::string& sou
   require<CorruptCheckpoint>(version == kVersion,
                              "{}: version {} is not known to this tessera, which reads version {}",
                              source, version, kVersion);
-  return {root.at("step").integer(), root.at("position").integer(), root.at("tokenizer").value(),
-          root.at("config").value()};
+  TrainerState state{root.at("step").integer(), root.at("position").integer(),
+                     root.at("tokenizer").value(), root.at("config").value()};
+  if (root.has("val_loss") && root.at("val_loss").value().is_number())
+    state.val_loss = root.at("val_loss").value().get<double>();
+  return state;
+}
+
+std::optional<double> stored_val_loss(const fs::path& checkpoint) {
+  constexpr std::int64_t kMaxBytes = std::int64_t{64} << 20;
+  const fs::path file = checkpoint / "trainer.json";
+  try {
+    return parse_trainer_state(io::read_file(file, kMaxBytes, io::Links::Refuse), file.string())
+        .val_loss;
+  } catch (const Error&) {
+    return std::nullopt;
+  }
 }
 
 Json model_section(const models::Gpt2Config& config) {
@@ -103,8 +121,8 @@ std::vector<std::string> StoreCoordinator::exchange(const std::string& phase,
                                                     std::string_view mine) {
   // A step may be saved again after a failed attempt; the count keeps the names apart, and is the
   // same on all ranks since they make the same calls.
-  return comm::exchange(store_, fmt::format("save/{}/{}", calls_++, phase), rank_, world_size_,
-                        mine, deadline_);
+  return comm::exchange(*store_, fmt::format("{}/{}/{}", name_, calls_++, phase), rank_,
+                        world_size_, mine, deadline_);
 }
 
 std::optional<fs::path> find_resume(const fs::path& run_dir, const std::string& resume,
@@ -172,33 +190,60 @@ std::optional<fs::path> find_resume(const fs::path& run_dir, const std::string& 
   return newest.reader->path();
 }
 
+bool saves_beside_training(const Config& config, std::int64_t step) {
+  const std::int64_t every = config.checkpoint.every;
+  return config.checkpoint.async == "on" && every > 0 &&
+         step / every * every + every < config.train.steps;
+}
+
 namespace {
 
-// The values of a dense tensor in the host's memory: its own, or a copy that `copies` keeps.
-const void* host_values(const Tensor& tensor,
-                        std::vector<std::shared_ptr<const std::byte[]>>& copies) {
-  const TensorView view = tensor.view();
-  if (tensor.device().type != DeviceType::CUDA) return view.data;
-  const std::shared_ptr<std::byte[]> copy(new std::byte[view.bytes()]);
-  tensor.copy_to_host(copy.get());
-  return copies.emplace_back(copy).get();
+// Calls add(list, piece, values) for each tensor of this rank.
+template <typename Add>
+void for_each_owned(comm::ShardedModel& sharded, bool with_optimizer, io::SaveRequest& request,
+                    Add&& add) {
+  for (const auto& piece : sharded.owned_pieces()) {
+    add(request.model, piece, piece.master);
+    if (!with_optimizer || !piece.exp_avg.defined()) continue;
+    add(request.exp_avg, piece, piece.exp_avg);
+    add(request.exp_avg_sq, piece, piece.exp_avg_sq);
+  }
+}
+
+io::TensorPart part_of(const comm::ShardedModel::Piece& piece, const Tensor& values,
+                       const void* data) {
+  return {piece.parameter->name,
+          piece.parameter->tensor.shape(),
+          values.dtype(),
+          piece.begin,
+          piece.end,
+          data};
 }
 
 }  // namespace
 
+io::SaveRequest make_save_request(comm::ShardedModel& sharded, bool with_optimizer) {
+  io::SaveRequest request;
+  for_each_owned(sharded, with_optimizer, request,
+                 [](auto& list, const comm::ShardedModel::Piece& piece, const Tensor& values) {
+                   list.push_back(part_of(piece, values, values.view().data));
+                 });
+  return request;
+}
+
 SaveState make_save_state(comm::ShardedModel& sharded, bool with_optimizer) {
   SaveState state;
-  const auto add = [&](std::vector<io::TensorPart>& list, const comm::ShardedModel::Piece& piece,
-                       const Tensor& values) {
-    list.push_back({piece.parameter->name, piece.parameter->tensor.shape(), values.dtype(),
-                    piece.begin, piece.end, host_values(values, state.copies)});
+  const auto host_values = [&](const Tensor& tensor) -> const void* {
+    const TensorView view = tensor.view();
+    if (tensor.device().type != DeviceType::CUDA) return view.data;
+    const std::shared_ptr<std::byte[]> copy(new std::byte[view.bytes()]);
+    tensor.copy_to_host(copy.get());
+    return state.copies.emplace_back(copy).get();
   };
-  for (const auto& piece : sharded.owned_pieces()) {
-    add(state.request.model, piece, piece.master);
-    if (!with_optimizer || !piece.exp_avg.defined()) continue;
-    add(state.request.exp_avg, piece, piece.exp_avg);
-    add(state.request.exp_avg_sq, piece, piece.exp_avg_sq);
-  }
+  for_each_owned(sharded, with_optimizer, state.request,
+                 [&](auto& list, const comm::ShardedModel::Piece& piece, const Tensor& values) {
+                   list.push_back(part_of(piece, values, host_values(values)));
+                 });
   return state;
 }
 

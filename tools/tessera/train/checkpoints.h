@@ -22,6 +22,8 @@ struct TrainerState {
   std::int64_t position = 0;  ///< global number of the next sample
   nlohmann::json tokenizer;   ///< null for token files
   nlohmann::json config;      ///< resolved, of the run that saved
+  /// Of these weights, if it was measured when they were saved.
+  std::optional<double> val_loss{};
 };
 std::string format_trainer_state(const TrainerState& state);
 /// @throws CorruptCheckpoint naming source and field
@@ -32,15 +34,25 @@ nlohmann::json model_section(const models::Gpt2Config& config);
 /// @throws CorruptCheckpoint naming source and field; Unsupported on another architecture
 models::Gpt2Config parse_model_section(const nlohmann::json& section, const std::string& source);
 
-/// Lets the ranks of a save talk over the run's store.
+/// The validation loss that was stored with a checkpoint; empty if none was, or none can be read.
+std::optional<double> stored_val_loss(const std::filesystem::path& checkpoint);
+
+/// Lets ranks talk over the run's store. Each thread of a rank needs one of its own, with a name
+/// of its own that the other ranks' counterparts share: exchanges are counted.
 class StoreCoordinator final : public io::SaveCoordinator {
  public:
-  StoreCoordinator(comm::Store& store, int rank, int world_size, std::chrono::milliseconds deadline)
-      : store_(store), rank_(rank), world_size_(world_size), deadline_(deadline) {}
+  StoreCoordinator(std::shared_ptr<comm::Store> store, std::string name, int rank, int world_size,
+                   std::chrono::milliseconds deadline)
+      : store_(std::move(store)),
+        name_(std::move(name)),
+        rank_(rank),
+        world_size_(world_size),
+        deadline_(deadline) {}
   std::vector<std::string> exchange(const std::string& phase, std::string_view mine) override;
 
  private:
-  comm::Store& store_;
+  std::shared_ptr<comm::Store> store_;
+  std::string name_;
   int rank_, world_size_;
   std::chrono::milliseconds deadline_;
   std::int64_t calls_ = 0;
@@ -58,6 +70,10 @@ std::optional<std::filesystem::path> find_resume(const std::filesystem::path& ru
                                                  const std::string& resume,
                                                  std::vector<std::string>& notes);
 
+/// Whether a run that starts at `step` saves beside training, and needs staging for it: what it
+/// saves at its end can as well lie where it is.
+bool saves_beside_training(const Config& config, std::int64_t step);
+
 /// A save, with the copies that a device's values need in the host's memory.
 struct SaveState {
   io::SaveRequest request;
@@ -65,6 +81,8 @@ struct SaveState {
 };
 /// Parts of this rank for a save; moments only if they are there and wanted.
 SaveState make_save_state(comm::ShardedModel& sharded, bool with_optimizer);
+/// The same where they lie, on the device that computes.
+io::SaveRequest make_save_request(comm::ShardedModel& sharded, bool with_optimizer);
 
 /// Whether this rank's parts, as make_save_state() gives them, are all finite numbers. A finite
 /// gradient can still overflow the second moment, which holds its square.

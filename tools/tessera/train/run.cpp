@@ -11,7 +11,6 @@
 
 #include "comm/bootstrap.h"
 #include "core/base/trace.h"
-#include "io/checkpoint/retention.h"
 #include "tools/tessera/device/choose_device.h"
 #include "tools/tessera/model/loaded_model.h"
 #include "tools/tessera/model/text_generation.h"
@@ -21,6 +20,7 @@
 #include "tools/tessera/signal/stop_signal.h"
 #include "tools/tessera/train/rank_zero.h"
 #include "tools/tessera/train/run_directory.h"
+#include "tools/tessera/train/saver.h"
 #include "tools/tessera/train/setup.h"
 #include "tools/tessera/train/summary.h"
 #include "tools/tessera/train/trainer.h"
@@ -30,6 +30,11 @@ namespace {
 
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
+
+// Beyond the timeout of a save: ranks that wait for others which wait for a save.
+constexpr std::chrono::milliseconds kLateForSave{5000};
+// After a rank was lost: less than a launcher leaves to the others.
+constexpr std::chrono::milliseconds kWithoutPeers{1000};
 
 std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1e3));
@@ -100,7 +105,9 @@ class Rank {
                  communicator_, static_cast<int>(config_.shard.gather_ahead),
                  config_.train.precision == "bf16-true" ? DType::BF16 : DType::F32),
         trainer_(model_, sharded_, communicator_, context_, trainer_options(config_)),
-        coordinator_(*group.store, rank_, world_size_, milliseconds(config_.checkpoint.timeout)),
+        store_(group.store),
+        coordinator_(store_, "training", rank_, world_size_,
+                     milliseconds(config_.checkpoint.timeout) + kLateForSave),
         run_id_(file_name_of(environment.run_id, setup_.state.step)),
         log_(config_.run.out, rank_),
         state_(setup_.state) {
@@ -119,8 +126,12 @@ class Rank {
   std::vector<std::string> device_notes();
   void evaluate();
   void show_sample();
+  void prepare_saves();
+  bool due(std::int64_t every) const { return every > 0 && state_.step % every == 0; }
+  int train(const StopSignal& stop);
   void save();
-  void require_finite(const io::SaveRequest& request);
+  void report_saves();
+  void leave(const char* why, std::chrono::milliseconds at_most);
   void note(const std::string& text);
   void finish(double seconds, int signal);
 
@@ -133,6 +144,7 @@ class Rank {
   models::Gpt2 model_;
   comm::ShardedModel sharded_;
   Trainer trainer_;
+  std::shared_ptr<comm::Store> store_;
   StoreCoordinator coordinator_;
   std::string run_id_;
   RankLog log_;
@@ -142,9 +154,9 @@ class Rank {
   std::unique_ptr<ProgressLine> progress_;
   std::unique_ptr<Trace> trace_;
   bool told_of_graphs_ = false;
-  std::int64_t saved_step_ = -1;
   std::int64_t evaluated_step_ = -1;
   StepResult last_;
+  std::unique_ptr<Saver> saver_;  // null: nothing is saved
 };
 
 void Rank::note(const std::string& text) {
@@ -168,7 +180,6 @@ std::vector<std::string> Rank::device_notes() {
 void Rank::load() {
   if (setup_.resume) {
     load_training_state(sharded_, *setup_.resume);
-    saved_step_ = state_.step;
   } else if (setup_.init_from) {
     sharded_.load([this](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
       setup_.init_from->read(p.name, begin, end, out, DType::F32);
@@ -204,6 +215,7 @@ void Rank::evaluate() {
   if (!setup_.val || evaluated_step_ == state_.step) return;
   evaluated_step_ = state_.step;
   const double loss = trainer_.evaluate(*setup_.val, config_.train.eval_batches);
+  state_.val_loss = loss;
   if (is_zero()) {
     metrics_->write_evaluation(state_.step, loss);
     note(fmt::format("step {}: validation loss {:.4f}", state_.step, loss));
@@ -229,42 +241,63 @@ void Rank::show_sample() {
   sharded_.end_evaluation();
 }
 
-void Rank::save() {
-  if (config_.checkpoint.every == 0 || saved_step_ == state_.step) return;
-  const fs::path dir = fs::path(config_.run.out) / "checkpoints";
-  SaveState to_save = make_save_state(sharded_, config_.checkpoint.what == "all");
-  io::SaveRequest& request = to_save.request;
-  request.checkpoints_dir = dir;
-  request.step = state_.step;
-  request.rank = rank_;
-  request.world_size = world_size_;
-  request.run_id = run_id_;
-  request.model_config = model_section(setup_.model);
-  request.trainer_json = format_trainer_state(state_);
-  require_finite(request);
-  const io::SaveReport report = io::save_checkpoint(request, coordinator_);
-  saved_step_ = state_.step;
-  if (!is_zero()) return;
-  try {
-    io::prune_checkpoints(dir, {.keep = static_cast<int>(config_.checkpoint.keep)}, state_.step);
-  } catch (const IoError& error) {  // the save itself stands
-    note(fmt::format("warning: an old checkpoint stays: {}", error.what()));
-  }
-  note(fmt::format("step {}: saved {} ({} in {}, {:.2f} GB/s)", state_.step, report.path.string(),
-                   format_bytes(report.total_bytes), format_duration(report.seconds),
-                   static_cast<double>(report.total_bytes) / 1e9 / report.seconds));
+void Rank::prepare_saves() {
+  const Config::Checkpoint& config = config_.checkpoint;
+  if (config.every == 0) return;
+  SaverOptions options;
+  options.checkpoints_dir = fs::path(config_.run.out) / "checkpoints";
+  options.run_id = run_id_;
+  options.rank = rank_;
+  options.world_size = world_size_;
+  options.model = model_section(setup_.model);
+  options.with_optimizer = config.what == "all";
+  options.in_background = saves_beside_training(config_, state_.step);
+  options.stop_on_error = config.on_error == "stop";
+  options.retention = {static_cast<int>(config.keep), config.keep_every,
+                       static_cast<int>(config.keep_best), stored_val_loss};
+  options.timeout = milliseconds(config.timeout);
+  if (setup_.resume) options.saved_step = state_.step;
+  saver_ = std::make_unique<Saver>(std::move(options), store_, coordinator_, context_, sharded_);
 }
 
-// A checkpoint that cannot be resumed must not take the place of one that can.
-void Rank::require_finite(const io::SaveRequest& request) {
-  const auto phase = fmt::format("finite at step {}", state_.step);
-  const auto answers = coordinator_.exchange(phase, is_finite(request) ? "yes" : "no");
-  const auto bad = std::find(answers.begin(), answers.end(), "no");
-  require<NonFiniteLoss>(bad == answers.end(),
-                         "step {}: after its update, weights or optimizer state of rank {} are not "
-                         "finite; they were not saved. Lower optim.lr or resume from an earlier "
-                         "checkpoint",
-                         state_.step - 1, bad - answers.begin());
+void Rank::save() {
+  if (config_.checkpoint.keep_best > 0) evaluate();
+  saver_->save(state_, last_.saves);
+  report_saves();
+}
+
+void Rank::report_saves() {
+  if (!saver_) return;
+  saver_->poll();
+  for (const Saved& saved : saver_->take_saved()) {
+    if (is_zero()) {
+      metrics_->write_save({.step = saved.step,
+                            .bytes = saved.bytes,
+                            .seconds = saved.seconds,
+                            .stall_ms = saved.stall_seconds * 1e3});
+    }
+    note(fmt::format(
+        "step {}: saved {} ({} in {}, {:.2f} GB/s; training stood still for {:.1f} ms)", saved.step,
+        saved.path.string(), format_bytes(saved.bytes), format_duration(saved.seconds),
+        static_cast<double>(saved.bytes) / 1e9 / saved.seconds, saved.stall_seconds * 1e3));
+  }
+  for (const std::string& text : saver_->take_notes()) note(text);
+}
+
+// What is in flight is waited for also when training ends by an error.
+void Rank::leave(const char* why, std::chrono::milliseconds at_most) {
+  const auto step = saver_ ? saver_->in_flight() : std::nullopt;
+  if (!step) return;
+  try {
+    const std::string_view text = why;
+    note(fmt::format("training ends ({}); the save of step {} is waited for, at most {}",
+                     text.substr(0, text.find('\n')), *step,
+                     format_duration(std::chrono::duration<double>(at_most).count())));
+    saver_->leave(at_most);
+    report_saves();
+  } catch (const std::exception&) {
+    // There is an error to report already.
+  }
 }
 
 // Traces a few steps, once the first have filled what is kept between steps.
@@ -285,19 +318,14 @@ void Rank::write_profile() {
   note(fmt::format("step {}: wrote a trace of the last steps to {}", state_.step, file.string()));
 }
 
-int Rank::run() {
-  load();
-  show_start();
-  log_.write(fmt::format("start at step {}", state_.step));
-  const StopSignal stop;
-  const auto started = Clock::now();
+int Rank::train(const StopSignal& stop) {
   const std::int64_t tokens = config_.train.global_batch * config_.model.seq_len;
-  const auto due = [this](std::int64_t every) { return every > 0 && state_.step % every == 0; };
   int signal = 0;
-  while (state_.step < config_.train.steps && signal == 0) {
+  while (state_.step < config_.train.steps && signal == 0 && !last_.saves.failed) {
     const auto step_started = Clock::now();
     profile();
-    last_ = trainer_.step(state_.step, state_.position, *setup_.train, stop.received() != 0);
+    last_ = trainer_.step(state_.step, state_.position, *setup_.train, stop.received() != 0,
+                          saver_ ? saver_->flags() : SaveFlags{});
     const double seconds = seconds_since(step_started);
     if (is_zero()) {
       const StepMetrics metrics{.step = state_.step,
@@ -314,23 +342,47 @@ int Rank::run() {
     for (const std::string& text : device_notes()) note(text);
     ++state_.step;
     state_.position += config_.train.global_batch;
+    state_.val_loss.reset();
     if (last_.stop_requested) signal = stop.received() != 0 ? stop.received() : SIGTERM;
-    if (signal == 0 && due(config_.train.eval_every)) evaluate();
-    if (signal == 0 && due(config_.checkpoint.every)) {
-      try {
-        save();
-      } catch (const IoError& error) {
-        // All ranks throw the same; the former checkpoint stands.
-        note(fmt::format("warning: step {} was not saved, training goes on: {}", state_.step,
-                         error.what()));
-      }
-    }
+    report_saves();
+    if (signal != 0 || last_.saves.failed) break;
+    if (due(config_.train.eval_every)) evaluate();
+    if (saver_ && due(config_.checkpoint.every)) save();
   }
-  write_profile();
-  if (signal == 0) evaluate();
-  save();
+  return signal;
+}
+
+int Rank::run() {
+  load();
+  prepare_saves();
+  show_start();
+  log_.write(fmt::format("start at step {}", state_.step));
+  const StopSignal stop;
+  const auto started = Clock::now();
+  int signal = 0;
+  std::exception_ptr not_saved;
+  try {
+    signal = train(stop);
+    write_profile();
+    if (signal == 0 && !last_.saves.failed) evaluate();
+    try {
+      if (saver_) saver_->finish(state_);
+    } catch (const IoError&) {
+      not_saved = std::current_exception();
+    }
+    report_saves();
+  } catch (const CommError& error) {
+    // A rank that is lost does not come to the save's end either; one that wrote its part has done
+    // what it must.
+    leave(error.what(), kWithoutPeers);
+    throw;
+  } catch (const std::exception& error) {
+    leave(error.what(), milliseconds(config_.checkpoint.timeout));
+    throw;
+  }
   log_.write(fmt::format("end at step {}", state_.step));
   finish(seconds_since(started), signal);
+  if (not_saved) std::rethrow_exception(not_saved);
   return signal == 0 ? 0 : 128 + signal;
 }
 
@@ -399,6 +451,10 @@ int run_rank(Config config, const comm::LaunchEnvironment& environment, bool jso
     std::cerr << fmt::format("{} is at step {} of {} already; raise --train.steps to go on\n",
                              resume, setup.state.step, setup.config.train.steps);
   }
+  require(setup.config.checkpoint.keep_best == 0 || setup.val,
+          "checkpoint.keep_best is {}, but there is no validation data to tell the best by; name "
+          "some with --data.val FILE, or leave the key out",
+          setup.config.checkpoint.keep_best);
   return Rank(std::move(setup), environment, group, context, json).run();
 }
 

@@ -120,6 +120,13 @@ MemoryPlan plan_memory(const RunSetup& setup, const comm::ShardedModel& sharded,
   if (!scatters && compute_size != master_size)
     of(plan, MemoryCategory::Gathered) = padded * compute_size;
   of(plan, MemoryCategory::Activations) = plan_activations(setup, bf16 ? DType::BF16 : DType::F32);
+  if (saves_beside_training(setup.config, setup.state.step)) {
+    const std::int64_t moments = setup.config.checkpoint.what == "all" ? 8 : 0;
+    // In whole cache lines, tensor by tensor.
+    for (const auto& unit : sharded.units()) {
+      of(plan, MemoryCategory::Staging) += unit->layout().segment_size() * (master_size + moments);
+    }
+  }
   of(plan, MemoryCategory::Data) =
       2 * 4 * setup.config.train.micro_batch * setup.config.model.seq_len;
   return plan;

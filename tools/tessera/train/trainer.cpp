@@ -57,7 +57,8 @@ GradientView element(const Tensor& t, std::int64_t i, bool accumulate) {
   return {t.alias({1}, {1}, i).view(), accumulate, true};
 }
 
-constexpr std::int64_t kLoss = 1, kStop = 2;  // places in totals_
+constexpr std::int64_t kLoss = 1, kStop = 2, kInFlight = 3, kFailed = 4;  // places in totals_
+constexpr std::int64_t kTotals = 5;
 
 }  // namespace
 
@@ -98,14 +99,19 @@ void Trainer::run_or_replay(const MicroBatch& batch) {
 }
 
 StepResult Trainer::step(std::int64_t step, std::int64_t position, const io::Sampler& data,
-                         bool stop) {
+                         bool stop, SaveFlags saves) {
   const Range range(*context_, fmt::format("step {}", step));
   const std::int64_t micro_batches = rows_per_rank_ / options_.micro_batch;
   const std::int64_t first_row = position + communicator_.rank() * rows_per_rank_;
   if (!totals_.defined())
-    totals_ = Tensor::empty(context_, {3}, DType::F64, MemoryCategory::Data, "step totals");
+    totals_ = Tensor::empty(context_, {kTotals}, DType::F64, MemoryCategory::Data, "step totals");
   kernels::fill(*context_, totals_.view(), 0.0);
-  if (stop) kernels::fill(*context_, element(totals_, kStop, false).view, 1.0);
+  const auto tell = [&](bool flag, std::int64_t place) {
+    if (flag) kernels::fill(*context_, element(totals_, place, false).view, 1.0);
+  };
+  tell(stop, kStop);
+  tell(saves.in_flight, kInFlight);
+  tell(saves.failed, kFailed);
   for (std::int64_t m = 0; m < micro_batches; ++m) {
     const std::int64_t first = first_row + m * options_.micro_batch;
     load(data, first, first + options_.micro_batch);
@@ -126,6 +132,7 @@ StepResult Trainer::step(std::int64_t step, std::int64_t position, const io::Sam
   result.grad_norm = std::sqrt(sums[0]);
   result.loss = sums[kLoss];
   result.stop_requested = sums[kStop] > 0;
+  result.saves = {sums[kInFlight] > 0, sums[kFailed] > 0};
   // Every rank sees the same sums, so all stop together; the factor has kept the weights as they
   // were. The sign of a NaN tells nobody anything.
   require<NonFiniteLoss>(std::isfinite(result.loss) && std::isfinite(result.grad_norm),

@@ -27,12 +27,19 @@ struct TrainerOptions {
   optim::LrSchedule schedule;
 };
 
+/// What a rank tells the others of its saves, with each step.
+struct SaveFlags {
+  bool in_flight = false;
+  bool failed = false;  ///< so that training must end
+};
+
 /// What one optimizer step did; the same on every rank.
 struct StepResult {
   double loss = 0;       ///< nats per token over the global batch, before the update
   double grad_norm = 0;  ///< global, before clipping
   double lr = 0;
   bool stop_requested = false;  ///< by any rank
+  SaveFlags saves{};            ///< set if any rank set them
 };
 
 /// Runs steps and evaluations of a sharded GPT-2. Knows no files and prints nothing. All ranks call
@@ -45,9 +52,11 @@ class Trainer {
 
   /// One step on samples [position, position + global_batch).
   /// @param step  from 0
-  /// @param stop  this rank asks to stop after the step; the result says whether any did
+  /// @param stop   this rank asks to stop after the step; the result says whether any did
+  /// @param saves  of this rank; the result says what any told
   /// @throws Error naming the step if loss or gradient norm is not finite; nothing is updated then
-  StepResult step(std::int64_t step, std::int64_t position, const io::Sampler& data, bool stop);
+  StepResult step(std::int64_t step, std::int64_t position, const io::Sampler& data, bool stop,
+                  SaveFlags saves = {});
 
   /// Mean loss, nats per token, over samples [0, batches * global_batch) in order; at most one
   /// epoch; batches 0: the whole epoch. Same on every rank.
@@ -78,8 +87,8 @@ class Trainer {
   std::int64_t rows_per_rank_;
   std::vector<std::int32_t> host_inputs_, host_targets_;  // of the last micro-batch
   Tensor inputs_, targets_;                               // [micro_batch, T] i32
-  // Sum of squares, loss, requests to stop: summed where the gradients are, and read once the whole
-  // step has been queued. [3] f64
+  // Sum of squares, loss, requests to stop, flags of saves: summed where the gradients are, and
+  // read once the whole step has been queued. [5] f64
   Tensor totals_;
   std::map<std::pair<bool, bool>, std::unique_ptr<Replay>> graphs_;  // by first, last
   std::string why_no_graphs_;

@@ -1,0 +1,400 @@
+// Saves beside training on ranks that are threads: what is due while one runs, what fails, and what
+// hangs.
+
+#include "tools/tessera/train/saver.h"
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <functional>
+#include <future>
+#include <limits>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "comm/control/memory_store.h"
+#include "comm/single.h"
+#include "comm/threads.h"
+#include "core/base/error.h"
+#include "io/checkpoint/find.h"
+#include "models/gpt2.h"
+#include "tests/support/temp_dir.h"
+
+using namespace tessera;
+using namespace tessera::tools;
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+namespace fs = std::filesystem;
+
+namespace {
+
+const models::Gpt2Config kConfig{
+    .n_layer = 1, .n_head = 1, .n_embd = 12, .vocab_size = 17, .seq_len = 8};
+
+struct Settings {
+  int world = 2;
+  bool in_background = true;
+  bool stop_on_error = false;
+  comm::ShardMode mode = comm::ShardMode::Full;
+  std::chrono::milliseconds timeout{20'000};
+  io::Retention retention{};
+  std::function<void(int rank, std::string_view point)> at_point{};
+};
+
+/// What one rank does, and has.
+struct RankOfTest {
+  int rank;
+  std::shared_ptr<Context> context;
+  comm::ShardedModel* sharded;
+  Saver* saver;
+  TrainerState state;
+  SaveFlags told;
+  std::vector<Saved> saved;
+  std::string notes;
+  std::function<std::vector<std::string>(std::string)> gather;  // texts of all ranks
+
+  // A step of training changes all values; the flags go round as the trainer sends them.
+  void step(bool due) {
+    const SaveFlags mine = saver->flags();
+    told = {};
+    for (const std::string& flags : gather(fmt::format("{:d}{:d}", mine.in_flight, mine.failed))) {
+      told.in_flight = told.in_flight || flags[0] == '1';
+      told.failed = told.failed || flags[1] == '1';
+    }
+    ++state.step;
+    fill(static_cast<float>(state.step));
+    if (due) saver->save(state, told);
+    look();
+  }
+  void fill(float value) const {
+    for (const auto& piece : sharded->held_pieces()) {
+      for (const Tensor& t : {piece.master, piece.exp_avg, piece.exp_avg_sq}) {
+        std::fill_n(t.data<float>(), t.numel(), value);
+      }
+    }
+  }
+  void look() {
+    saver->poll();
+    for (const Saved& one : saver->take_saved()) saved.push_back(one);
+    for (const std::string& text : saver->take_notes()) notes += text + "\n";
+  }
+  void wait_until_idle() {
+    const auto deadline = Clock::now() + 20s;
+    while (saver->flags().in_flight && Clock::now() < deadline) std::this_thread::sleep_for(1ms);
+    look();
+  }
+};
+
+/// Runs `body` on each rank. @return the message of what it threw, by rank; empty if nothing
+std::vector<std::string> run_ranks(const fs::path& dir, const Settings& settings,
+                                   const std::function<void(RankOfTest&)>& body) {
+  const auto group = std::make_shared<comm::ThreadGroup>(settings.world);
+  const auto store = std::make_shared<comm::MemoryStore>();
+  std::vector<std::string> errors(static_cast<std::size_t>(settings.world));
+  const auto rank_main = [&](int rank) {
+    const auto context = Context::create({.threads = 2});
+    const auto communicator = settings.world == 1 ? comm::make_single_communicator()
+                                                  : comm::make_threads_communicator(group, rank);
+    models::Gpt2 model(kConfig);
+    comm::ShardedModel sharded(model.units(), settings.mode, DType::F32, context, *communicator);
+    sharded.create_optimizer_state();
+    StoreCoordinator meeting(store, "training", rank, settings.world, settings.timeout + 5s);
+    StoreCoordinator flags(store, "flags", rank, settings.world, 20s);
+    SaverOptions options;
+    options.checkpoints_dir = dir;
+    options.run_id = "run";
+    options.rank = rank;
+    options.world_size = settings.world;
+    options.model = model_section(kConfig);
+    options.in_background = settings.in_background;
+    options.stop_on_error = settings.stop_on_error;
+    options.retention = settings.retention;
+    options.timeout = settings.timeout;
+    if (settings.at_point) {
+      options.at_point = [rank, f = settings.at_point](std::string_view at) { f(rank, at); };
+    }
+    Saver saver(options, store, meeting, context, sharded);
+    RankOfTest self{rank, context, &sharded, &saver, {}, {}, {}, {}, {}};
+    self.gather = [&](const std::string& mine) { return flags.exchange("flags", mine); };
+    try {
+      body(self);
+    } catch (const std::exception& error) {
+      errors[static_cast<std::size_t>(rank)] = error.what();
+    }
+  };
+  std::vector<std::thread> ranks;
+  for (int rank = 1; rank < settings.world; ++rank) ranks.emplace_back(rank_main, rank);
+  rank_main(0);
+  for (auto& rank : ranks) rank.join();
+  return errors;
+}
+
+// The one value that a checkpoint's tensors all hold.
+float value_of(const fs::path& checkpoint) {
+  const auto reader = io::CheckpointReader::open(checkpoint);
+  std::set<float> values;
+  for (const auto section : io::kSections) {
+    for (const auto& [name, tensor] : reader.tensors(section)) {
+      std::vector<float> read(static_cast<std::size_t>(numel(tensor.shape)));
+      reader.read(section, name, 0, numel(tensor.shape), read.data(), DType::F32);
+      values.insert(read.begin(), read.end());
+    }
+  }
+  return values.size() == 1 ? *values.begin() : -1.0F;
+}
+
+std::vector<std::int64_t> steps_in(const fs::path& dir) {
+  std::vector<std::int64_t> steps;
+  for (const auto& entry : io::find_checkpoints(dir)) steps.push_back(entry.step);
+  return steps;
+}
+
+bool contains(const std::string& text, std::string_view part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("each save holds its own step, however steps and saves overlap") {
+  for (const bool in_background : {true, false}) {
+    for (const int world : {1, 3}) {
+      CAPTURE(in_background);
+      CAPTURE(world);
+      const test::TempDir dir;
+      std::mutex mutex;
+      const auto errors = run_ranks(dir.path(), {.world = world, .in_background = in_background},
+                                    [&](RankOfTest& self) {
+                                      for (int i = 0; i < 9; ++i) self.step(/*due=*/i % 2 == 0);
+                                      self.saver->finish(self.state);
+                                      self.look();
+                                      const std::lock_guard lock(mutex);
+                                      CHECK(self.saved.size() == 5);
+                                      CHECK(self.saved.back().step == 9);
+                                      for (const Saved& saved : self.saved) {
+                                        CHECK(saved.bytes > 0);
+                                        CHECK(saved.seconds > 0);
+                                        CHECK(saved.stall_seconds > 0);
+                                        if (!in_background)
+                                          CHECK(saved.stall_seconds >= saved.seconds);
+                                      }
+                                    });
+      for (const auto& error : errors) CHECK(error == "");
+      CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{1, 3, 5, 7, 9});
+      for (const auto step : steps_in(dir.path())) {
+        CAPTURE(step);
+        const fs::path path = dir.path() / io::checkpoint_name(step);
+        CHECK(value_of(path) == static_cast<float>(step));
+        const auto text = io::CheckpointReader::open(path).trainer_json();
+        CHECK(parse_trainer_state(text, "trainer.json").step == step);
+      }
+    }
+  }
+}
+
+TEST_CASE("a save that is due while one runs waits for it, on all ranks, and says so") {
+  const test::TempDir dir;
+  std::mutex mutex;
+  const auto errors = run_ranks(dir.path(),
+                                {.world = 3,
+                                 .at_point =
+                                     [](int rank, std::string_view at) {
+                                       if (rank == 1 && at == "shard-created")
+                                         std::this_thread::sleep_for(200ms);
+                                     }},
+                                [&](RankOfTest& self) {
+                                  self.step(true);
+                                  const auto begin = Clock::now();
+                                  self.step(false);
+                                  CHECK(Clock::now() - begin < 150ms);  // a step does not wait
+                                  self.step(true);
+                                  CHECK(Clock::now() - begin > 150ms);
+                                  self.saver->finish(self.state);
+                                  self.look();
+                                  const std::lock_guard lock(mutex);
+                                  CHECK(contains(self.notes, "step 3: waited"));
+                                  CHECK(contains(self.notes, "for the save of step 1 to end"));
+                                  CHECK(self.saved.size() == 2);
+                                  CHECK(self.saved[0].stall_seconds < 0.15);
+                                  CHECK(self.saved[1].stall_seconds > 0.15);
+                                });
+  for (const auto& error : errors) CHECK(error == "");
+  CHECK(value_of(dir.path() / "step-00000001") == 1.0F);
+  CHECK(value_of(dir.path() / "step-00000003") == 3.0F);
+}
+
+TEST_CASE("a save that fails is told with its culprit, and training goes on or ends by policy") {
+  for (const bool in_background : {true, false}) {
+    for (const bool stop : {false, true}) {
+      CAPTURE(in_background);
+      CAPTURE(stop);
+      const test::TempDir dir;
+      std::atomic<bool> broken = false;
+      std::mutex mutex;
+      const auto errors = run_ranks(
+          dir.path(),
+          {.world = 2,
+           .in_background = in_background,
+           .stop_on_error = stop,
+           .at_point =
+               [&](int rank, std::string_view at) {
+                 if (broken && rank == 1 && at == "shard-written")
+                   throw IoError("cannot write rank-1: the disk is on fire");
+               }},
+          [&](RankOfTest& self) {
+            self.step(true);
+            self.wait_until_idle();
+            self.gather("");
+            broken = true;
+            self.step(true);
+            self.wait_until_idle();
+            {
+              const std::lock_guard lock(mutex);
+              CHECK(contains(self.notes, "warning: step 2 was not saved, training"));
+              CHECK(contains(self.notes, "rank 1: cannot write rank-1: the disk is on fire"));
+              CHECK(contains(self.notes, stop ? "checkpoint.on_error is stop" : "goes on"));
+            }
+            self.gather("");
+            broken = false;
+            self.step(false);
+            CHECK(self.told.failed == stop);
+            if (!stop) self.step(true);
+            self.saver->finish(self.state);
+          });
+      for (const auto& error : errors) {
+        CHECK(contains(error, "the disk is on fire") == stop);
+        CHECK(contains(error, "training ended because a save failed") == stop);
+      }
+      // What training ended with is saved, too.
+      CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{1, stop ? 3 : 4});
+      for (const auto& item : fs::directory_iterator(dir.path())) {
+        CHECK(item.path().extension() != ".tmp");
+      }
+    }
+  }
+}
+
+TEST_CASE("weights that are not finite are not saved, and end training on all ranks") {
+  const test::TempDir dir;
+  const auto errors = run_ranks(dir.path(), {.world = 2}, [&](RankOfTest& self) {
+    self.step(true);
+    ++self.state.step;
+    self.fill(self.rank == 1 ? std::numeric_limits<float>::infinity() : 1.0F);
+    self.saver->save(self.state, {.in_flight = true});
+    self.wait_until_idle();
+    self.step(false);
+    CHECK(self.told.failed);
+    self.saver->finish(self.state);
+  });
+  for (const auto& error : errors) {
+    CHECK(
+        contains(error, "step 1: after its update, weights or optimizer state of rank 1 are not"));
+  }
+  CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{1});
+}
+
+TEST_CASE("a writer that hangs stops neither training nor the end of the program") {
+  const test::TempDir dir;
+  const auto hang = std::make_shared<std::promise<void>>();
+  const auto hanging = std::make_shared<std::shared_future<void>>(hang->get_future().share());
+  const auto left = std::make_shared<std::atomic<bool>>(false);
+  const auto begin = Clock::now();
+  std::mutex mutex;
+  Settings settings;
+  settings.timeout = 500ms;
+  settings.at_point = [hanging, left](int rank, std::string_view at) {
+    if (rank != 1 || at != "shard-created" || *left) return;
+    *left = hanging->wait_for(30s) == std::future_status::ready;
+  };
+  const auto errors = run_ranks(dir.path(), settings, [&](RankOfTest& self) {
+    self.step(true);
+    // The other rank gives up on it, and says who did not come.
+    if (self.rank == 0) {
+      self.wait_until_idle();
+      const std::lock_guard lock(mutex);
+      CHECK(contains(self.notes, "warning: step 1 was not saved, training goes on"));
+      CHECK(contains(self.notes, "missing: rank 1"));
+    }
+    self.step(true);
+    {
+      const std::lock_guard lock(mutex);
+      CHECK(contains(self.notes, "step 2 was not saved"));
+      CHECK(contains(self.notes, "the save of step 1 has stood still for 500 ms on rank 1"));
+    }
+    // That it hangs is known by now.
+    const auto start = Clock::now();
+    self.step(true);
+    CHECK(Clock::now() - start < 400ms);
+    self.saver->finish(self.state);
+  });
+  CHECK(Clock::now() - begin < 15s);
+  for (const auto& error : errors) {
+    CHECK(contains(error, "step 3 was not saved"));
+    CHECK(contains(error, "on rank 1"));
+  }
+  CHECK(steps_in(dir.path()).empty());
+  hang->set_value();
+  const auto deadline = Clock::now() + 20s;
+  while (!*left && Clock::now() < deadline) std::this_thread::sleep_for(1ms);
+  CHECK(*left);
+}
+
+TEST_CASE("a rank that leaves waits for its save as long as it is told to") {
+  const test::TempDir dir;
+  const auto errors = run_ranks(dir.path(),
+                                {.world = 2,
+                                 .at_point =
+                                     [](int, std::string_view at) {
+                                       if (at == "shard-created")
+                                         std::this_thread::sleep_for(200ms);
+                                     }},
+                                [&](RankOfTest& self) {
+                                  self.step(true);
+                                  CHECK(self.saver->in_flight() == 1);
+                                  self.saver->leave(20s);
+                                  CHECK(!self.saver->in_flight());
+                                });
+  for (const auto& error : errors) CHECK(error == "");
+  CHECK(value_of(dir.path() / "step-00000001") == 1.0F);
+}
+
+TEST_CASE("what every rank holds is written in equal parts") {
+  const test::TempDir dir;
+  const auto errors =
+      run_ranks(dir.path(), {.world = 4, .mode = comm::ShardMode::None}, [&](RankOfTest& self) {
+        self.step(true);
+        self.saver->finish(self.state);
+      });
+  for (const auto& error : errors) CHECK(error == "");
+  const fs::path path = dir.path() / "step-00000001";
+  CHECK(value_of(path) == 1.0F);
+  std::int64_t whole = 0;
+  std::vector<std::int64_t> parts;
+  const auto reader = io::CheckpointReader::open(path);
+  for (const auto& [name, size] : reader.index().files) {
+    parts.push_back(size);
+    whole += size;
+  }
+  REQUIRE(parts.size() == 4);
+  // A segment is whole cache lines, of each of three values per weight, and there is a header.
+  for (const std::int64_t part : parts) CHECK(part < whole / 4 + 3 * 256 * 2 + 2048);
+}
+
+TEST_CASE("what stays is chosen by the losses stored with the checkpoints") {
+  const test::TempDir dir;
+  const std::vector<double> losses{3, 1, 2, 4, 5, 6};
+  const io::Retention retention{
+      .keep = 1, .keep_every = 3, .keep_best = 1, .loss = stored_val_loss};
+  const auto errors =
+      run_ranks(dir.path(), {.world = 2, .retention = retention}, [&](RankOfTest& self) {
+        for (const double loss : losses) {
+          self.state.val_loss = loss;
+          self.step(true);
+        }
+        self.saver->finish(self.state);
+      });
+  for (const auto& error : errors) CHECK(error == "");
+  CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{2, 3, 6});
+  CHECK(stored_val_loss(dir.path() / "step-00000002") == 1.0);
+  CHECK_FALSE(stored_val_loss(dir.path()));
+}

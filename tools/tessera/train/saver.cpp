@@ -1,0 +1,293 @@
+#include "tools/tessera/train/saver.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "tools/tessera/report/console.h"
+
+namespace tessera::tools {
+namespace {
+
+using std::chrono::milliseconds;
+using Json = nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+// A writer that gives up waiting for others does so at the timeout; it is given this to say so.
+constexpr milliseconds kLastWord{1000};
+constexpr milliseconds kSlice{50};
+// Shorter waits are not worth a line.
+constexpr double kToldWait = 1e-3;
+
+double to_seconds(milliseconds time) { return static_cast<double>(time.count()) / 1e3; }
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// A checkpoint that cannot be resumed must not take the place of one that can.
+void require_finite(const io::SaveRequest& request, io::SaveCoordinator& coordinator) {
+  const auto phase = fmt::format("finite at step {}", request.step);
+  const auto answers = coordinator.exchange(phase, is_finite(request) ? "yes" : "no");
+  const auto bad = std::find(answers.begin(), answers.end(), "no");
+  require<NonFiniteLoss>(bad == answers.end(),
+                         "step {}: after its update, weights or optimizer state of rank {} are not "
+                         "finite; they were not saved. Lower optim.lr or resume from an earlier "
+                         "checkpoint",
+                         request.step - 1, bad - answers.begin());
+}
+
+// @return why an old checkpoint stays, if one does that should not: the save itself stands
+std::string prune(const io::SaveRequest& request, const io::Retention& retention) {
+  if (request.rank != 0) return {};
+  try {
+    io::prune_checkpoints(request.checkpoints_dir, retention, request.step);
+  } catch (const Error& error) {
+    return fmt::format("warning: an old checkpoint stays: {}", error.what());
+  }
+  return {};
+}
+
+std::string message_of(const std::exception_ptr& error) {
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+  return {};
+}
+
+/// What a rank tells the others at the end of the run.
+struct LastWords {
+  std::int64_t saved = -1;
+  std::int64_t in_flight = -1;  ///< step of a save that hangs
+  std::string failure, fatal;
+
+  std::string str() const {
+    return Json{{"saved", saved}, {"in_flight", in_flight}, {"failure", failure}, {"fatal", fatal}}
+        .dump(-1, ' ', false, Json::error_handler_t::replace);
+  }
+  static LastWords parse(const std::string& text) {
+    const Json json = Json::parse(text);
+    return {json.at("saved"), json.at("in_flight"), json.at("failure"), json.at("fatal")};
+  }
+};
+
+}  // namespace
+
+Saver::Saver(SaverOptions options, std::shared_ptr<comm::Store> store, io::SaveCoordinator& meeting,
+             const std::shared_ptr<Context>& context, comm::ShardedModel& sharded)
+    : options_(std::move(options)),
+      store_(std::move(store)),
+      meeting_(meeting),
+      sharded_(sharded),
+      saved_step_(options_.saved_step) {
+  if (!options_.in_background) return;
+  const std::size_t bytes =
+      io::AsyncSaver::staging_bytes(make_save_request(sharded_, options_.with_optimizer));
+  async_ = std::make_unique<io::AsyncSaver>(context, bytes, options_.timeout + kLastWord);
+}
+
+io::SaveRequest Saver::complete(io::SaveRequest request, const TrainerState& state) const {
+  request.checkpoints_dir = options_.checkpoints_dir;
+  request.step = state.step;
+  request.rank = options_.rank;
+  request.world_size = options_.world_size;
+  request.run_id = options_.run_id;
+  request.model_config = options_.model;
+  request.trainer_json = format_trainer_state(state);
+  request.pulse = pulse_;
+  request.at_point = options_.at_point;
+  return request;
+}
+
+SaveFlags Saver::flags() const {
+  return {async_ && async_->busy(), !failure_.empty() || fatal_ != nullptr};
+}
+
+std::optional<std::int64_t> Saver::in_flight() const {
+  return async_ && async_->busy() ? std::optional(step_) : std::nullopt;
+}
+
+void Saver::save(const TrainerState& state, SaveFlags told) {
+  const auto begin = Clock::now();
+  if (!async_) {
+    try {
+      save_here(state);
+    } catch (const IoError& error) {  // all ranks throw the same
+      failed(state.step, error.what());
+    }
+    return;
+  }
+  // If no rank had a save in flight before the step, none has now.
+  if (told.in_flight && !wait_for_former(state.step)) return;
+  poll();
+  start(state, begin);
+}
+
+void Saver::start(const TrainerState& state, Clock::time_point begin) {
+  step_ = state.step;
+  pulse_ = std::make_shared<std::atomic<std::uint64_t>>(0);
+  last_pulse_ = 0;
+  last_moved_ = Clock::now();
+  warning_ = std::make_shared<std::string>();
+  const auto coordinator =
+      std::make_shared<StoreCoordinator>(store_, fmt::format("save/{}", saves_++), options_.rank,
+                                         options_.world_size, options_.timeout);
+  const auto write = [coordinator, warning = warning_, retention = options_.retention,
+                      started = last_moved_](const io::SaveRequest& staged) {
+    require_finite(staged, *coordinator);
+    io::SaveReport report = io::save_checkpoint(staged, *coordinator);
+    report.seconds = seconds_since(started);
+    *warning = prune(staged, retention);
+    return report;
+  };
+  async_->start(complete(make_save_request(sharded_, options_.with_optimizer), state), write);
+  stall_ = seconds_since(begin);
+}
+
+void Saver::save_here(const TrainerState& state) {
+  const auto begin = Clock::now();
+  SaveState copy = make_save_state(sharded_, options_.with_optimizer);
+  const io::SaveRequest request = complete(std::move(copy.request), state);
+  require_finite(request, meeting_);
+  const io::SaveReport report = io::save_checkpoint(request, meeting_);
+  const double seconds = seconds_since(begin);
+  const std::string warning = prune(request, options_.retention);
+  saved(report, state.step, seconds, seconds_since(begin), warning);
+}
+
+// A save that gets on is waited for, however long it takes.
+bool Saver::wait_for_writer(Clock::time_point at_most) {
+  for (;;) {
+    note_pulse();
+    const auto deadline = std::min(at_most, last_moved_ + options_.timeout + kLastWord);
+    if (async_->wait_until(std::min(deadline, Clock::now() + kSlice))) return true;
+    if (Clock::now() >= deadline) return false;
+  }
+}
+
+void Saver::note_pulse() {
+  const std::uint64_t pulse = pulse_ ? pulse_->load(std::memory_order_relaxed) : 0;
+  if (pulse == last_pulse_) return;
+  last_pulse_ = pulse;
+  last_moved_ = Clock::now();
+}
+
+// All ranks wait here for the last of them, not in the next collective, whose deadline is for
+// computing ranks.
+bool Saver::wait_for_former(std::int64_t step) {
+  const auto begin = Clock::now();
+  const bool ended = wait_for_writer(Clock::time_point::max());
+  poll();
+  const auto answers =
+      meeting_.exchange(fmt::format("former save at step {}", step), ended ? "" : "hangs");
+  std::vector<std::size_t> hanging;
+  for (std::size_t rank = 0; rank < answers.size(); ++rank) {
+    if (!answers[rank].empty()) hanging.push_back(rank);
+  }
+  const double seconds = seconds_since(begin);
+  if (!hanging.empty()) {
+    failed(step, fmt::format("the save of step {} has stood still for {} on rank {}, so no other "
+                             "can begin; look after that rank's disk, or raise checkpoint.timeout",
+                             step_, format_duration(to_seconds(options_.timeout)),
+                             fmt::join(hanging, ", ")));
+    return false;
+  }
+  if (seconds >= kToldWait) {
+    notes_.push_back(fmt::format("step {}: waited {:.1f} ms for the save of step {} to end", step,
+                                 seconds * 1e3, step_));
+  }
+  return true;
+}
+
+void Saver::poll() {
+  if (!async_) return;
+  note_pulse();
+  const auto finished = async_->take();
+  if (!finished) return;
+  if (!finished->error) {
+    saved(finished->report, finished->step, finished->report.seconds, stall_, *warning_);
+    return;
+  }
+  try {
+    std::rethrow_exception(finished->error);
+  } catch (const NonFiniteLoss&) {
+    fatal_ = finished->error;
+  } catch (const InternalError&) {
+    fatal_ = finished->error;
+  } catch (const std::exception& error) {
+    failed(finished->step, error.what());
+  }
+}
+
+void Saver::saved(const io::SaveReport& report, std::int64_t step, double seconds, double stall,
+                  const std::string& warning) {
+  saved_step_ = step;
+  if (!warning.empty()) notes_.push_back(warning);
+  saved_.push_back({step, report.path, report.total_bytes, seconds, stall});
+}
+
+void Saver::failed(std::int64_t step, const std::string& why) {
+  notes_.push_back(
+      fmt::format("warning: step {} was not saved, training {}: {}", step,
+                  options_.stop_on_error ? "ends (checkpoint.on_error is stop)" : "goes on", why));
+  if (options_.stop_on_error && failure_.empty()) failure_ = why;
+}
+
+void Saver::finish(const TrainerState& state) {
+  if (!async_) {
+    if (saved_step_ != state.step) save_here(state);
+  } else {
+    finish_in_background(state);
+  }
+  require<IoError>(failure_.empty(), "training ended because a save failed: {}", failure_);
+}
+
+void Saver::finish_in_background(const TrainerState& state) {
+  const bool ended = wait_for_writer(Clock::time_point::max());
+  poll();
+  const LastWords mine{saved_step_, ended ? -1 : step_, failure_, message_of(fatal_)};
+  const auto answers = meeting_.exchange(fmt::format("end at step {}", state.step), mine.str());
+  bool all_saved = true;
+  for (std::size_t rank = 0; rank < answers.size(); ++rank) {
+    const LastWords words = LastWords::parse(answers[rank]);
+    if (fatal_) std::rethrow_exception(fatal_);
+    require<NonFiniteLoss>(words.fatal.empty(), "{}", words.fatal);
+    if (failure_.empty()) failure_ = words.failure;
+    if (words.in_flight >= 0) {
+      async_->set_patience(milliseconds(0));
+      throw IoError(
+          "step {} was not saved: the save of step {} has stood still for {} on rank {}; look "
+          "after that rank's disk, or raise checkpoint.timeout",
+          state.step, words.in_flight, format_duration(to_seconds(options_.timeout)), rank);
+    }
+    all_saved = all_saved && words.saved == state.step;
+  }
+  if (all_saved) return;
+  start(state, Clock::now());
+  if (!wait_for_writer(Clock::time_point::max())) {
+    async_->set_patience(milliseconds(0));
+    throw IoError(
+        "step {} was not saved: its save has stood still for {} on this rank; look after its disk, "
+        "or raise checkpoint.timeout",
+        state.step, format_duration(to_seconds(options_.timeout)));
+  }
+  const auto finished = async_->take();
+  if (finished->error) std::rethrow_exception(finished->error);
+  saved(finished->report, finished->step, finished->report.seconds, finished->seconds, *warning_);
+}
+
+void Saver::leave(milliseconds at_most) noexcept {
+  if (!async_) return;
+  try {
+    wait_for_writer(Clock::now() + at_most);
+    poll();
+  } catch (...) {
+    // Whoever leaves has an error to report already.
+  }
+  async_->set_patience(milliseconds(0));
+}
+
+}  // namespace tessera::tools
