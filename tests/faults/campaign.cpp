@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <sstream>
@@ -110,11 +111,6 @@ Newest newest_of(const fs::path& checkpoints) {
   return found;
 }
 
-std::int64_t setting(const char* name, std::int64_t otherwise) {
-  const char* const text = std::getenv(name);
-  return text == nullptr ? otherwise : std::strtoll(text, nullptr, 10);
-}
-
 bool tries_all() {
   const char* const text = std::getenv("TESSERA_FAULT_POINTS");
   return text != nullptr && std::string_view(text) == "all";
@@ -123,7 +119,8 @@ bool tries_all() {
 void for_all(std::size_t n, const std::function<void(std::size_t)>& body) {
   std::atomic<std::size_t> next{0};
   std::vector<std::thread> threads;
-  for (std::int64_t t = 0; t < setting("TESSERA_FAULT_JOBS", 2); ++t) {
+  const char* const jobs = std::getenv("TESSERA_FAULT_JOBS");
+  for (int t = jobs == nullptr ? 4 : std::max(1, std::atoi(jobs)); t > 0; --t) {
     threads.emplace_back([&] {
       for (std::size_t i; (i = next++) < n;) body(i);
     });

@@ -75,12 +75,11 @@ struct Newest {
 };
 Newest newest_of(const std::filesystem::path& checkpoints);
 
-/// Number that a variable of the environment holds.
-std::int64_t setting(const char* name, std::int64_t otherwise);
 /// TESSERA_FAULT_POINTS=all: everything is tried, not a sample.
 bool tries_all();
 
-/// Calls body(i) for all i < n, in TESSERA_FAULT_JOBS threads (default 2).
+/// Calls body(i) for all i < n, in TESSERA_FAULT_JOBS threads (default 4: they mostly
+/// wait).
 void for_all(std::size_t n, const std::function<void(std::size_t)>& body);
 
 }  // namespace tessera::test
