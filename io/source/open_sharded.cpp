@@ -7,10 +7,8 @@
 #include "io/safetensors/directory.h"
 
 namespace tessera::io {
-namespace {
-
 // torchtitan and others keep one folder a step.
-void refuse_parent(const fs::path& dir) {
+void refuse_parent_of_shards(const fs::path& dir) {
   std::vector<std::string> found;
   std::error_code error;
   fs::directory_iterator items(dir, error);
@@ -28,8 +26,6 @@ void refuse_parent(const fs::path& dir) {
           found.empty() ? "" : (dir / found.back()).string());
 }
 
-}  // namespace
-
 bool is_sharded(const fs::path& dir) {
   std::error_code error;
   return fs::is_directory(dir, error) &&
@@ -40,7 +36,7 @@ std::unique_ptr<ShardedSource> open_sharded(const fs::path& dir) {
   if (is_safetensors_directory(dir)) return open_safetensors_directory(dir);
   if (is_dcp(dir)) return open_dcp(dir);
   if (is_dcp_safetensors(dir)) return open_dcp_safetensors(dir);
-  refuse_parent(dir);
+  refuse_parent_of_shards(dir);
   return nullptr;
 }
 

@@ -9,6 +9,9 @@ namespace tessera::io {
 /// Whether open_sharded would open a directory: told by the names of its files.
 bool is_sharded(const fs::path& dir);
 
+/// @throws InvalidArgument that names one if folders of this one are Distributed Checkpoints
+void refuse_parent_of_shards(const fs::path& dir);
+
 /// Opens somebody else's tensors, if a directory holds such, told by its files: a Hugging Face
 /// model, a PyTorch Distributed Checkpoint (FSDP, torchtitan, Lightning) or its safetensors form.
 /// @return null if it is none of these

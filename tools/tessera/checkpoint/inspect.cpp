@@ -74,6 +74,7 @@ int run(const Options& options) {
     print_sharded(options);
     return 0;
   }
+  io::refuse_parent_of_shards(options.path);
   const auto reader = io::open_checkpoint(options.path, parse_step(options.step));
   const io::Json json = describe_checkpoint(reader);
   if (options.json) {

@@ -1,0 +1,102 @@
+// The program on shards that PyTorch saved.
+
+#include <doctest/doctest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/support/cli.h"
+
+using namespace tessera;
+using test::run_cli;
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+namespace {
+
+std::string fixture(const char* name) {
+  return (fs::path(TESSERA_SOURCE_DIR) / "tests/io/dcp/fixtures" / name).string();
+}
+
+TEST_CASE("a plan shows which names become which, and writes nothing") {
+  const test::TempDir dir;
+  const std::string out = dir.file("out");
+  const auto plan = run_cli({"consolidate", fixture("fsdp-wrapped"), out, "--format", "safetensors",
+                             "--dtype", "bf16", "--dry-run", "--json"});
+  INFO(plan.describe());
+  REQUIRE(plan.code == 0);
+  const Json json = Json::parse(plan.out);
+  CHECK(json["kind"] == "PyTorch DCP");
+  CHECK(json["bytes"] == 76);
+  CHECK(json["files"].size() == 1);
+  CHECK(json["skipped"].size() == 14);
+  REQUIRE(json["tensors"].size() == 4);
+  for (const Json& tensor : json["tensors"]) {
+    if (tensor["name"] != "layers.0.weight") continue;
+    CHECK(tensor == Json{{"source", "model._orig_mod.layers.0._checkpoint_wrapped_module.weight"},
+                         {"name", "layers.0.weight"},
+                         {"dtype", "F32"},
+                         {"written", "BF16"},
+                         {"shape", {5, 3}},
+                         {"bytes", 30},
+                         {"file", "model.safetensors"}});
+  }
+  CHECK_FALSE(fs::exists(out));
+
+  const auto text = run_cli({"consolidate", "--strip", "none", fixture("lightning"), out,
+                             "--format", "safetensors", "--dry-run"});
+  REQUIRE(text.code == 0);
+  CHECK(text.out.find("Lightning FSDP (PyTorch DCP)") != std::string::npos);
+  CHECK(text.out.find("model.model.layers.0.weight") != std::string::npos);
+  CHECK(text.out.find("12 (optimizer state, written with --what all)") != std::string::npos);
+  const auto stripped = run_cli({"consolidate", "--strip", "model.", fixture("lightning"), out,
+                                 "--format", "safetensors", "--dry-run"});
+  CHECK(stripped.out.find(" model.layers.0.weight ") != std::string::npos);
+}
+
+TEST_CASE("shards become a model that generates as they do themselves") {
+  const test::TempDir dir;
+  const std::string out = dir.file("out");
+  const auto made = run_cli({"consolidate", fixture("fsdp-gpt2"), out, "--json"});
+  INFO(made.describe());
+  REQUIRE(made.code == 0);
+  CHECK(Json::parse(made.out)["kind"] == "PyTorch DCP");
+  std::string first;
+  for (const std::string& model : {fixture("fsdp-gpt2"), out}) {
+    const auto generated = run_cli({"generate", model, "--prompt-tokens", "1", "2",
+                                    "--max-new-tokens", "3", "--temperature", "0"});
+    INFO(generated.describe());
+    REQUIRE(generated.code == 0);
+    if (first.empty()) first = generated.out;
+    CHECK(generated.out == first);
+    CHECK(generated.out.starts_with("1 2 "));
+  }
+}
+
+TEST_CASE("what is missing is said in one sentence") {
+  const test::TempDir dir;
+  const auto refused = run_cli({"consolidate", fixture("lightning"), dir.file("out")});
+  CHECK(refused.code == 2);
+  CHECK(refused.err.find("name the config.json with --config, or write its tensors as they are "
+                         "with --format safetensors") != std::string::npos);
+  const auto other = run_cli({"consolidate", fixture("lightning"), dir.file("out"), "--config",
+                              fixture("fsdp-gpt2/config.json")});
+  CHECK(other.code == 2);
+  CHECK(other.err.find("missing: wte.weight [17, 4]") != std::string::npos);
+  const auto parent = run_cli({"checkpoint", "inspect", fixture("")});
+  CHECK(parent.code == 2);
+  CHECK(parent.err.find("name one of them") != std::string::npos);
+}
+
+TEST_CASE("inspect says what shards hold") {
+  const auto text = run_cli({"checkpoint", "inspect", fixture("torchtitan")});
+  INFO(text.describe());
+  REQUIRE(text.code == 0);
+  CHECK(text.out.find("layers.1.weight") != std::string::npos);
+  const auto json = run_cli({"checkpoint", "inspect", fixture("dcp-safetensors"), "--json"});
+  REQUIRE(json.code == 0);
+  CHECK(Json::parse(json.out)["kind"] == "PyTorch DCP as safetensors");
+}
+
+}  // namespace
