@@ -267,8 +267,8 @@ TEST_CASE_FIXTURE(Fixture,
       INFO(result.describe());
       CHECK(result.code == kFailed);
       const auto steps = test::read_metrics(run).steps.size();
-      const auto says = [&](const std::string& text) {
-        return result.err.find("tessera: error: step " + text) != std::string::npos;
+      const auto says = [&](const std::string& what) {
+        return result.err.find("tessera: error: step " + what) != std::string::npos;
       };
       bool found = says(fmt::format("{}: loss is nan", steps));
       for (std::size_t step = 0; every == "1" && step < steps; ++step) {
