@@ -40,12 +40,12 @@ std::vector<std::pair<std::string, Json>> mutations() {
   const auto set = [&](const std::string& pointer, const Json& value) {
     Json json = whole;
     json[Json::json_pointer(pointer)] = value;
-    result.emplace_back(pointer + " = " + value.dump(), json);
+    result.emplace_back(fmt::format("{} = {}", pointer, value.dump()), json);
   };
   const auto erase = [&](const std::string& object, const std::string& key) {
     Json json = whole;
     REQUIRE(json[Json::json_pointer(object)].erase(key) == 1);
-    result.emplace_back(object + " lacks " + key, json);
+    result.emplace_back(fmt::format("{} lacks {}", object, key), json);
   };
   const std::string tensor = "/sections/model/tensors/wte.weight", chunk = tensor + "/chunks/0";
   const std::string shard = "/files/rank-00000-of-00002.safetensors";
@@ -84,7 +84,7 @@ std::vector<std::pair<std::string, Json>> mutations() {
     set("/sections/trainer/file", wrong);
     Json json = whole;
     json["files"][wrong.get<std::string>()] = {{"size", 1}};
-    result.emplace_back("files has " + wrong.dump(), json);
+    result.emplace_back(fmt::format("files has {}", wrong.dump()), json);
   }
   set("/format", "other");
   set("/version", 2);
