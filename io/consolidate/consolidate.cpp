@@ -209,8 +209,10 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
   if (plan.source.checkpoint) report.step = plan.source.checkpoint->index().step;
   make_directories_durably(out.parent_path());
   Attempt attempt(out, copy_identity(files, copy_grain(copy).block));
+  bool keep = !attempt.found().empty();  // a full disk is no reason to throw away what there is
   try {
     check_space(out, attempt, files);
+    keep = false;
     const bool whole = copy_files(attempt, files, copy, [&](std::int64_t bytes, bool reused) {
       progress.done += bytes;
       if (reused) progress.reused += bytes;
@@ -231,7 +233,7 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
   } catch (const ConsolidationStopped&) {
     throw;
   } catch (...) {
-    attempt.remove();
+    if (!keep) attempt.remove();
     throw;
   }
   for (const ExportTensor& tensor : plan.source.weights) report.parameters += numel(tensor.shape);

@@ -27,7 +27,6 @@ namespace {
 
 constexpr std::int64_t kMaxBlock = std::int64_t{4} << 20;
 constexpr std::int64_t kMinBlock = std::int64_t{64} << 10;
-constexpr std::int64_t kBytesPerRecord = std::int64_t{256} << 20;  // that a kill may cost
 
 /// Each takes two descriptors, and the outputs and others want some too.
 std::size_t max_open_sources() {
@@ -343,7 +342,7 @@ class Copier {
         unrecorded_.push_back({std::move(record), out});
       }
       complete = --file.blocks_left == 0;
-      full = unrecorded_bytes_ >= kBytesPerRecord;
+      full = unrecorded_bytes_ >= options_.bytes_per_record;
     }
     if (complete) {
       out->sync();

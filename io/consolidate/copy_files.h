@@ -13,6 +13,8 @@ struct CopyOptions {
   std::int64_t memory = std::int64_t{256} << 20;  ///< bytes of all buffers together
   int jobs = 1;                                   ///< threads
   bool direct_io = true;  ///< past the page cache where the file system can do that
+  /// Blocks are synced and recorded when so many bytes are written: what a kill may cost.
+  std::int64_t bytes_per_record = std::int64_t{256} << 20;
 };
 
 /// What the threads share the work and the memory by.

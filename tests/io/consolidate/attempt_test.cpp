@@ -79,7 +79,7 @@ TEST_CASE_FIXTURE(Fixture,
     at = whole.find("block", ends.back());
   }
   REQUIRE(ends.size() == 3);
-  for (std::size_t size = 0; size < whole.size(); size += size < 40 ? 13 : 5) {  // each syncs
+  for (std::size_t size = 0; size < whole.size(); size += size < 40 ? 13 : 9) {  // each syncs
     CAPTURE(size);
     fs::create_directories(attempt);
     write_text(journal, whole.substr(0, size));
@@ -93,7 +93,7 @@ TEST_CASE_FIXTURE(Fixture,
     // What was appended follows the last whole line.
     check_equal(Attempt(out, 5).found(), expected);
   }
-  for (std::size_t at = 0; at < whole.size(); at += 7) {
+  for (std::size_t at = 0; at < whole.size(); at += 17) {
     CAPTURE(at);
     fs::create_directories(attempt);
     std::string changed = whole;

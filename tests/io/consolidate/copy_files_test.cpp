@@ -1,8 +1,11 @@
 #include "io/consolidate/copy_files.h"
 
 #include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 #include <cstring>
 #include <random>
 
@@ -255,6 +258,46 @@ TEST_CASE_FIXTURE(Fixture, "one that is stopped goes on where it was, wherever t
     }
   }
   CHECK(rounds > 5);
+}
+
+TEST_CASE_FIXTURE(Fixture, "one that is killed loses what was not recorded, and nothing else") {
+  add_all();
+  options = {.memory = 4 * (128 << 10), .jobs = 4, .bytes_per_record = 4 * 65536};
+  const auto tensors = source.exports(DType::BF16);
+  const auto files = plan_tensor_files(tensors, "model", 300'000);
+  std::int64_t total = 0, reused = 0;
+  for (const ExportFile& file : files) total += file.plan.file_size;
+  for (int round = 0; reused < total / 2; ++round) {
+    REQUIRE(round < 20);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      Attempt attempt(out, identity(files));
+      int made = 0;
+      copy_files(attempt, files, options, [&](std::int64_t, bool was_there) {
+        made += !was_there;
+        if (made == 7) ::kill(::getpid(), SIGKILL);
+        return true;
+      });
+      ::_exit(0);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    REQUIRE(WIFSIGNALED(status));
+    Attempt attempt(out, identity(files));
+    reused = 0;
+    CHECK_FALSE(copy_files(attempt, files, options, [&](std::int64_t bytes, bool was_there) {
+      if (was_there) reused += bytes;
+      return was_there;
+    }));
+  }
+  Attempt attempt(out, identity(files));
+  CHECK(copy_files(attempt, files, options, nullptr));
+  for (const ExportFile& file : files) {
+    Attempt fresh(dir.path() / "fresh", identity(files));
+    CHECK(copy_files(fresh, files, options, nullptr));
+    CHECK(read_text(fresh.dir() / file.name) == read_text(attempt.dir() / file.name));
+    fresh.remove();
+  }
 }
 
 TEST_CASE_FIXTURE(Fixture, "nothing of what was written before is believed unread") {

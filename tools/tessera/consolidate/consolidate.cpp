@@ -28,7 +28,7 @@ struct Options {
   io::ConsolidateOptions consolidate;
   std::string config;
   std::vector<std::string> strip{"auto"};
-  bool json = false, dry_run = false;
+  bool buffered = false, json = false, dry_run = false;
 };
 
 std::optional<std::int64_t> parse_step(const std::string& text) {
@@ -96,6 +96,7 @@ int run(const Options& options) {
   consolidate.step = parse_step(options.step);
   consolidate.max_shard_size = io::parse_bytes(options.max_shard_size);
   consolidate.memory = io::parse_bytes(options.memory);
+  consolidate.direct_io = !options.buffered;
   consolidate.names = name_rules(options.strip);
   if (!options.config.empty()) consolidate.config_file = options.config;
   if (options.dry_run) {
@@ -149,7 +150,7 @@ Command add_consolidate(CLI::App& parent) {
   app->add_option("--memory", options->memory, "For all buffers together")->capture_default_str();
   app->add_option("--step", options->step, "Of a run: latest, or a number")->capture_default_str();
   app->add_option("--jobs", consolidate.jobs, "Threads that copy")->capture_default_str();
-  app->add_flag("!--buffered", consolidate.direct_io,
+  app->add_flag("--buffered", options->buffered,
                 "Go through the page cache: slower, but what is written stays there to be read");
   app->add_option("--config", options->config,
                   "config.json of the model, for shards that have none beside them");
