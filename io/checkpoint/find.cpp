@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <thread>
 
 #include "core/base/error.h"
 #include "io/checkpoint/verify.h"
@@ -20,6 +21,11 @@ std::optional<std::int64_t> parse_step(const std::string& name) {
   const auto [stop, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
   if (error != std::errc{} || stop != end || step < 0) return std::nullopt;
   return step;
+}
+
+// Who looks for a checkpoint to go on from has the machine to himself.
+int verifying_threads() {
+  return static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 2U, 16U));
 }
 
 }  // namespace
@@ -52,7 +58,7 @@ NewestCheckpoint newest_valid(const fs::path& run_or_checkpoints_dir, bool verif
     try {
       auto reader = CheckpointReader::open(entry->path);
       if (verify_data) {
-        const VerifyReport report = verify_checkpoint(reader);
+        const VerifyReport report = verify_checkpoint(reader, {.threads = verifying_threads()});
         require<CorruptCheckpoint>(report.problems.empty(), "{}",
                                    report.problems.empty() ? "" : report.problems[0].str());
       }

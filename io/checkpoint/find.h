@@ -29,7 +29,8 @@ struct NewestCheckpoint {
 };
 
 /// Newest checkpoint whose index is valid and whose files are there in their full size. Checksums
-/// are verified as data is read, or here if verify_data is set (reads everything).
+/// are verified as data is read, or here if verify_data is set (reads everything, on as many
+/// threads as the machine has, up to 16).
 NewestCheckpoint newest_valid(const fs::path& run_or_checkpoints_dir, bool verify_data = false);
 
 /// Directory of what a user names as CHECKPOINT, found but not opened; see open_checkpoint.

@@ -36,7 +36,7 @@ TensorComparison compare_tensors(const std::vector<TensorInfo>& expected,
 
 /// One sentence for each kind of tensors that are left out; empty if the two are the same.
 /// @param source  that the tensors were found in
-/// @param start   what those keep that are not loaded: "their random starting values"
+/// @param start   what those keep that are not loaded: "random starting values"
 /// @throws InvalidArgument that lists all differences at once and names the policies that would do,
 ///         unless the policy allows them
 std::vector<std::string> apply_policy(const TensorComparison& comparison, LoadPolicy policy,

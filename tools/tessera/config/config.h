@@ -70,6 +70,7 @@ struct Config {
     std::string on_error = "warn";
     std::string what = "all";
     std::string resume = "auto";
+    std::string load_policy = "exact";
     double timeout = 600;  ///< seconds that a save may stand still
   } checkpoint;
   struct Comm {

@@ -273,21 +273,4 @@ bool is_finite(const io::SaveRequest& request) {
   return true;
 }
 
-void load_training_state(comm::ShardedModel& sharded, const io::CheckpointReader& reader) {
-  reader.tensors(io::Section::ExpAvg);  // says what to do if there is no optimizer state
-  sharded.create_optimizer_state();
-  for (const auto& piece : sharded.held_pieces()) {
-    const auto read = [&](io::Section section, const Tensor& into) {
-      fill_from_host(into, [&](std::int64_t begin, std::int64_t end, float* out) {
-        reader.read(section, piece.parameter->name, piece.begin + begin, piece.begin + end, out,
-                    DType::F32);
-      });
-    };
-    read(io::Section::Model, piece.master);
-    read(io::Section::ExpAvg, piece.exp_avg);
-    read(io::Section::ExpAvgSq, piece.exp_avg_sq);
-  }
-  sharded.values_changed();
-}
-
 }  // namespace tessera::tools

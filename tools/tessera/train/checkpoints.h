@@ -88,8 +88,4 @@ io::SaveRequest make_save_request(comm::ShardedModel& sharded, bool with_optimiz
 /// gradient can still overflow the second moment, which holds its square.
 bool is_finite(const io::SaveRequest& request);
 
-/// Fills weights and moments of this rank from a checkpoint, checking them as they are read.
-/// @throws InvalidArgument if it holds no optimizer state
-void load_training_state(comm::ShardedModel& sharded, const io::CheckpointReader& reader);
-
 }  // namespace tessera::tools

@@ -31,6 +31,9 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
+// That read a checkpoint, of each rank, at the least.
+constexpr int kReadingThreads = 4;
+
 // Beyond the timeout of a save: ranks that wait for others which wait for a save.
 constexpr std::chrono::milliseconds kLateForSave{5000};
 // After a rank was lost: less than a launcher leaves to the others.
@@ -178,14 +181,21 @@ std::vector<std::string> Rank::device_notes() {
 }
 
 void Rank::load() {
+  // Reads wait for disks as well as for the CPU: more than it has threads are of use.
+  const int threads = std::max(kReadingThreads, context_->threads().size());
+  const auto seed = static_cast<std::uint64_t>(config_.train.seed);
+  const auto tell = [this](const fs::path& from, const io::LoadReport& report) {
+    log_.write(fmt::format("loaded {} from {} in {:.2f} s, {} were read",
+                           format_bytes(report.wanted_bytes), from.string(), report.seconds,
+                           format_bytes(report.read_bytes)));
+  };
   if (setup_.resume) {
-    load_training_state(sharded_, *setup_.resume);
+    tell(setup_.resume->path(),
+         load_training_state(sharded_, *setup_.resume, setup_.load, threads, seed));
   } else if (setup_.init_from) {
-    sharded_.load([this](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
-      setup_.init_from->read(p.name, begin, end, out, DType::F32);
-    });
+    tell(setup_.init_from->path(),
+         load_weights(sharded_, *setup_.init_from, setup_.load, threads, seed));
   } else {
-    const auto seed = static_cast<std::uint64_t>(config_.train.seed);
     sharded_.load([seed](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
       initialize_range(p, seed, begin, end, out);
     });

@@ -1,13 +1,17 @@
 #include "tools/tessera/train/setup.h"
 
+#include <algorithm>
 #include <set>
 
 namespace tessera::tools {
 namespace {
 
-// Shape of a stored model against the keys that were given.
-void adopt_shape(Config& config, const models::Gpt2Config& stored, const std::string& source) {
+// Shape of a stored model against the keys that were given. These win if tensors that do not fit
+// may be left out.
+void adopt_shape(Config& config, const models::Gpt2Config& stored, const std::string& source,
+                 bool given_wins) {
   const auto adopt = [&](const char* key, std::int64_t& value, std::int64_t theirs) {
+    if (given_wins && config.given.contains(key) && value > 0) return;
     require(!config.given.contains(key) || value == theirs || (value == 0 && theirs > 0),
             "{} is {}, but the model in {} has {}; leave the key out to take the model's", key,
             value, source, theirs);
@@ -18,9 +22,10 @@ void adopt_shape(Config& config, const models::Gpt2Config& stored, const std::st
   adopt("model.n_embd", config.model.n_embd, stored.n_embd);
   adopt("model.vocab_size", config.model.vocab_size, stored.vocab_size);
   if (!config.given.contains("model.seq_len")) config.model.seq_len = stored.seq_len;
-  require(config.model.seq_len <= stored.seq_len,
+  require(given_wins || config.model.seq_len <= stored.seq_len,
           "model.seq_len is {}, but the model in {} has {} positions", config.model.seq_len, source,
           stored.seq_len);
+  if (given_wins && config.given.contains("model.layer_norm_eps")) return;
   require(!config.given.contains("model.layer_norm_eps") ||
               config.model.layer_norm_eps == stored.layer_norm_eps,
           "model.layer_norm_eps is {}, but the model in {} has {}; leave the key out to take the "
@@ -77,12 +82,13 @@ io::TokenizerPtr model_tokenizer(const io::ModelSource& source) {
 
 RunSetup set_up(Config config, int world_size, const std::optional<std::filesystem::path>& resume) {
   RunSetup setup;
+  const io::LoadPolicy policy = io::parse_load_policy(config.checkpoint.load_policy);
   std::int64_t positions = 0;
   io::TokenizerPtr tokenizer;
   const auto adopt = [&](const nlohmann::json& section, const std::string& source) {
     const models::Gpt2Config stored = parse_model_section(section, source);
-    adopt_shape(config, stored, source);
-    positions = stored.seq_len;
+    adopt_shape(config, stored, source, policy != io::LoadPolicy::Exact);
+    positions = std::max(stored.seq_len, config.model.seq_len);
   };
   if (resume) {
     setup.resume = io::CheckpointReader::open(*resume);
@@ -93,7 +99,7 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
             .string());
     tokenizer = checkpoint_tokenizer(*setup.resume);
   } else if (!config.model.init_from.empty()) {
-    setup.init_from = io::open_model(config.model.init_from);
+    setup.init_from = io::open_model(config.model.init_from, {}, io::LoadPolicy::Partial);
     adopt(setup.init_from->config(), setup.init_from->path().string());
     tokenizer = model_tokenizer(*setup.init_from);
   }
@@ -140,6 +146,9 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
   setup.model = from_config(config);
   if (positions > 0) setup.model.seq_len = positions;
   setup.model.validate();
+  if (setup.resume) setup.load = plan_resume(*setup.resume, setup.model, policy);
+  if (setup.init_from) setup.load = plan_weights(*setup.init_from, setup.model, policy);
+  for (const std::string& note : setup.load.notes) setup.notes.push_back(note);
   if (resume) {
     const auto now = nlohmann::json::parse(to_json(config).dump());
     for (auto& note : changes_since(setup.state.config, now, setup.state.step)) {

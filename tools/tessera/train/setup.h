@@ -12,6 +12,7 @@
 #include "models/gpt2_config.h"
 #include "tools/tessera/config/config.h"
 #include "tools/tessera/train/checkpoints.h"
+#include "tools/tessera/train/load_state.h"
 
 namespace tessera::tools {
 
@@ -27,6 +28,7 @@ struct RunSetup {
   std::optional<io::CheckpointReader> resume;  ///< go on from here, or
   std::unique_ptr<io::ModelSource> init_from;  ///< start from these weights, or from random ones
   TrainerState state;                          ///< where to go on; zeros for a new run
+  LoadPlan load;                               ///< what is taken from there
   std::vector<std::string> notes;              ///< what a user should know before the first step
 };
 
@@ -36,7 +38,8 @@ io::TokenizerPtr model_tokenizer(const io::ModelSource& source);
 
 /// Opens everything. Shape keys that were given must agree with the checkpoint's or model's; those
 /// that were not are taken from it. model.seq_len may be smaller than a model's positions: rows are
-/// shorter then, and the model keeps its positions.
+/// shorter then, and the model keeps its positions. Unless checkpoint.load_policy is exact, keys
+/// that were given win: what does not fit then is left out.
 /// @param resume  the checkpoint to go on from, if any
 /// @throws InvalidArgument, IoError, CorruptCheckpoint, Unsupported
 RunSetup set_up(Config config, int world_size, const std::optional<std::filesystem::path>& resume);

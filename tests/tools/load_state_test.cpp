@@ -1,0 +1,208 @@
+// Ranks that are threads load what ranks in another number saved.
+
+#include "tools/tessera/train/load_state.h"
+
+#include <doctest/doctest.h>
+
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/control/memory_store.h"
+#include "comm/single.h"
+#include "comm/threads.h"
+#include "core/base/error.h"
+#include "io/checkpoint/diff.h"
+#include "io/checkpoint/find.h"
+#include "models/gpt2.h"
+#include "tests/support/check_throws.h"
+#include "tests/support/temp_dir.h"
+#include "tools/tessera/train/checkpoints.h"
+
+using namespace tessera;
+using namespace tessera::tools;
+using namespace std::chrono_literals;
+namespace fs = std::filesystem;
+using comm::ShardMode;
+
+namespace {
+
+const models::Gpt2Config kConfig{
+    .n_layer = 2, .n_head = 1, .n_embd = 12, .vocab_size = 17, .seq_len = 8};
+
+struct Ranks {
+  int world = 1;
+  ShardMode mode = ShardMode::Full;
+  models::Gpt2Config config = kConfig;
+  DType master = DType::F32;
+};
+
+void for_each_rank(const Ranks& ranks,
+                   const std::function<void(int rank, comm::ShardedModel& sharded)>& body) {
+  const auto group = std::make_shared<comm::ThreadGroup>(ranks.world);
+  std::vector<std::string> errors(static_cast<std::size_t>(ranks.world));
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < ranks.world; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        const auto context = Context::create({.threads = 1});
+        const auto communicator = ranks.world == 1 ? comm::make_single_communicator()
+                                                   : comm::make_threads_communicator(group, rank);
+        models::Gpt2 model(ranks.config);
+        comm::ShardedModel sharded(model.units(), ranks.mode, ranks.master, context, *communicator,
+                                   1, ranks.master);
+        body(rank, sharded);
+      } catch (const std::exception& error) {
+        errors[static_cast<std::size_t>(rank)] = error.what();
+      }
+    });
+  }
+  threads.clear();
+  for (const std::string& error : errors) CHECK(error == "");
+}
+
+void save_all(const fs::path& dir, int world, int rank, comm::ShardedModel& sharded,
+              const std::shared_ptr<comm::Store>& store, bool with_optimizer = true) {
+  StoreCoordinator coordinator(store, "save", rank, world, 20s);
+  SaveState state = make_save_state(sharded, with_optimizer);
+  io::SaveRequest& request = state.request;
+  request.checkpoints_dir = dir;
+  request.step = 1;
+  request.run_id = "run";
+  request.rank = rank;
+  request.world_size = world;
+  request.model_config = model_section(kConfig);
+  save_checkpoint(request, coordinator);
+}
+
+// Weights and moments that tell where they belong.
+float value_of(const Parameter& parameter, int section, std::int64_t element) {
+  return static_cast<float>(section) + static_cast<float>(parameter.name.size()) / 64 +
+         static_cast<float>(element) / 4096;
+}
+
+fs::path save_sample(const fs::path& dir, int world, bool with_optimizer = true,
+                     DType master = DType::F32) {
+  const auto store = std::make_shared<comm::MemoryStore>();
+  for_each_rank({.world = world, .master = master}, [&](int rank, comm::ShardedModel& sharded) {
+    sharded.create_optimizer_state();
+    for (const auto& piece : sharded.held_pieces()) {
+      int section = 0;
+      for (const Tensor& tensor : {piece.master, piece.exp_avg, piece.exp_avg_sq}) {
+        fill_from_host(tensor, [&](std::int64_t begin, std::int64_t end, float* out) {
+          for (std::int64_t i = begin; i < end; ++i) {
+            *out++ = value_of(*piece.parameter, section, piece.begin + i);
+          }
+        });
+        ++section;
+      }
+    }
+    save_all(dir, world, rank, sharded, store, with_optimizer);
+  });
+  return dir / io::checkpoint_name(1);
+}
+
+// Loads and saves again with a number of ranks.
+fs::path pass_through(const fs::path& checkpoint, const fs::path& dir, const Ranks& ranks) {
+  const auto store = std::make_shared<comm::MemoryStore>();
+  for_each_rank(ranks, [&](int rank, comm::ShardedModel& sharded) {
+    const auto reader = io::CheckpointReader::open(checkpoint);
+    const LoadPlan plan = plan_resume(reader, ranks.config, io::LoadPolicy::Exact);
+    CHECK(plan.notes.empty());
+    const io::LoadReport report = load_training_state(sharded, reader, plan, 2, 1);
+    CHECK(report.wanted_bytes <= report.read_bytes);
+    save_all(dir, ranks.world, rank, sharded, store);
+  });
+  return dir / io::checkpoint_name(1);
+}
+
+}  // namespace
+
+TEST_CASE("weights and moments that four ranks saved are the same on any number of ranks") {
+  test::TempDir dir;
+  const fs::path saved = save_sample(dir.path() / "saved", 4);
+  const auto expected = io::CheckpointReader::open(saved);
+  for (const ShardMode mode : {ShardMode::Full, ShardMode::None}) {
+    for (const int world : {1, 2, 3, 4, 8}) {
+      CAPTURE(world);
+      const fs::path again = pass_through(
+          saved, dir.path() / fmt::format("{}-{}", world, mode == ShardMode::Full), {world, mode});
+      const auto reader = io::CheckpointReader::open(again);
+      CHECK(reader.digest() == expected.digest());
+      for (const io::Section section : {io::Section::ExpAvg, io::Section::ExpAvgSq}) {
+        for (const auto& [name, tensor] : expected.tensors(section)) {
+          CHECK(io::tensor_checksum(reader.tensor(section, name)) == io::tensor_checksum(tensor));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("weights in bf16 are loaded as they are") {
+  test::TempDir dir;
+  const fs::path saved = save_sample(dir.path() / "saved", 3, true, DType::BF16);
+  const fs::path again =
+      pass_through(saved, dir.path() / "again", {.world = 2, .master = DType::BF16});
+  CHECK(io::CheckpointReader::open(again).digest() == io::CheckpointReader::open(saved).digest());
+}
+
+TEST_CASE("a partial load leaves starting values to what is not there") {
+  test::TempDir dir;
+  const auto reader = io::CheckpointReader::open(save_sample(dir.path() / "saved", 4));
+  Ranks ranks{.world = 2};
+  ranks.config.n_layer = 3;
+  ranks.config.seq_len = 9;
+  for (const auto policy : {io::LoadPolicy::Exact, io::LoadPolicy::IgnoreExtra}) {
+    CHECK_THROWS_HOLDING(InvalidArgument, "shape: wpe.weight is [8, 12], expected [9, 12]",
+                         plan_resume(reader, ranks.config, policy));
+  }
+  const LoadPlan plan = plan_resume(reader, ranks.config, io::LoadPolicy::Partial);
+  CHECK(plan.notes.size() == 6);  // of each section: what is missing, what does not fit
+  for_each_rank(ranks, [&](int, comm::ShardedModel& sharded) {
+    load_training_state(sharded, reader, plan, 2, 77);
+    for (const auto& piece : sharded.held_pieces()) {
+      const std::string& name = piece.parameter->name;
+      CAPTURE(name);
+      const bool is_new = name.starts_with("h.2.") || name == "wpe.weight";
+      std::vector<float> start(static_cast<std::size_t>(piece.end - piece.begin));
+      initialize_range(*piece.parameter, 77, piece.begin, piece.end, start.data());
+      const auto weights = piece.master.to_vector<float>();
+      const auto moments = piece.exp_avg.to_vector<float>();
+      for (std::size_t i = 0; i < start.size(); ++i) {
+        const std::int64_t element = piece.begin + static_cast<std::int64_t>(i);
+        REQUIRE(weights[i] == (is_new ? start[i] : value_of(*piece.parameter, 0, element)));
+        REQUIRE(moments[i] == (is_new ? 0 : value_of(*piece.parameter, 1, element)));
+      }
+    }
+  });
+}
+
+TEST_CASE("weights that ranks saved without moments start a run, and cannot be resumed") {
+  test::TempDir dir;
+  const auto reader = io::CheckpointReader::open(save_sample(dir.path() / "saved", 4, false));
+  CHECK_THROWS_HOLDING(InvalidArgument,
+                       "holds no optimizer state (it was saved with checkpoint.what=model); start "
+                       "from its weights with --model.init-from",
+                       plan_resume(reader, kConfig, io::LoadPolicy::Exact));
+  const LoadPlan partial = plan_resume(reader, kConfig, io::LoadPolicy::Partial);
+  REQUIRE(partial.notes.size() == 1);
+  CHECK(
+      partial.notes[0].ends_with("holds no optimizer state: training goes on with moments of "
+                                 "zero"));
+  const auto source = io::open_checkpoint_model(reader);
+  const LoadPlan plan = plan_weights(*source, kConfig, io::LoadPolicy::Exact);
+  for_each_rank({.world = 3}, [&](int, comm::ShardedModel& sharded) {
+    const io::LoadReport report = load_weights(sharded, *source, plan, 2, 1);
+    std::int64_t elements = 0;
+    for (const auto& piece : sharded.held_pieces()) {
+      elements += piece.end - piece.begin;
+      const auto weights = piece.master.to_vector<float>();
+      for (std::size_t i = 0; i < weights.size(); ++i) {
+        REQUIRE(weights[i] ==
+                value_of(*piece.parameter, 0, piece.begin + static_cast<std::int64_t>(i)));
+      }
+    }
+    CHECK(report.wanted_bytes == 4 * elements);
+  });
+}

@@ -1,0 +1,143 @@
+#include "tools/tessera/train/load_state.h"
+
+#include <chrono>
+#include <mutex>
+
+#include "io/hf/gpt2.h"
+#include "tools/tessera/train/checkpoints.h"
+
+namespace tessera::tools {
+namespace {
+
+using Piece = comm::ShardedModel::Piece;
+
+constexpr const char* kRandom = "random starting values";
+constexpr const char* kZeros = "moments of zero";
+
+std::vector<io::TensorInfo> infos(const io::TensorMap& tensors) {
+  std::vector<io::TensorInfo> result;
+  for (const auto& [name, tensor] : tensors) result.push_back({name, tensor.shape, tensor.dtype});
+  return result;
+}
+
+// Values of this rank that go to `into` as they are read.
+io::LoadPart part_of(io::Section section, const Piece& piece, const Tensor& into,
+                     std::mutex& copying) {
+  io::LoadPart part{section, piece.parameter->name, piece.begin, piece.end, into.dtype()};
+  if (into.device().type == DeviceType::CPU) {
+    part.data = into.view().data;
+  } else {
+    part.sink = [&copying, into, begin = piece.begin](std::int64_t at, const void* values,
+                                                      std::int64_t n) {
+      const Tensor window = into.alias({n}, {1}, at - begin);
+      const std::lock_guard lock(copying);  // a device has one staging
+      window.copy_from_host(values);
+    };
+  }
+  return part;
+}
+
+void start_randomly(const Piece& piece, std::uint64_t seed) {
+  fill_from_host(piece.master, [&](std::int64_t begin, std::int64_t end, float* out) {
+    initialize_range(*piece.parameter, seed, piece.begin + begin, piece.begin + end, out);
+  });
+}
+
+bool holds(const LoadPlan& plan, io::Section section, const std::string& name) {
+  const auto found = plan.tensors.find(section);
+  return found != plan.tensors.end() && found->second.contains(name);
+}
+
+io::LoadReport load_sections(comm::ShardedModel& sharded, const io::CheckpointReader& reader,
+                             const LoadPlan& plan, int threads, std::uint64_t seed) {
+  std::vector<io::LoadPart> parts;
+  std::mutex copying;
+  for (const Piece& piece : sharded.held_pieces()) {
+    const auto add = [&](io::Section section, const Tensor& into) {
+      const bool wanted = holds(plan, section, piece.parameter->name);
+      if (wanted) parts.push_back(part_of(section, piece, into, copying));
+      return wanted;
+    };
+    if (!add(io::Section::Model, piece.master)) start_randomly(piece, seed);
+    if (!piece.exp_avg.defined()) continue;
+    add(io::Section::ExpAvg, piece.exp_avg);
+    add(io::Section::ExpAvgSq, piece.exp_avg_sq);
+  }
+  const io::LoadReport report = io::load_parts(reader, parts, threads);
+  sharded.values_changed();
+  return report;
+}
+
+}  // namespace
+
+LoadPlan plan_resume(const io::CheckpointReader& reader, const models::Gpt2Config& model,
+                     io::LoadPolicy policy) {
+  const std::vector<io::TensorInfo> expected = io::gpt2_tensors(model_section(model));
+  LoadPlan plan;
+  for (const io::Section section : io::kSections) {
+    const bool is_model = section == io::Section::Model;
+    if (policy == io::LoadPolicy::Partial && !is_model && !reader.has(section)) {
+      if (section == io::Section::ExpAvg) {
+        plan.notes.push_back(
+            fmt::format("note: {} holds no optimizer state: training goes on with {}",
+                        reader.path().string(), kZeros));
+      }
+      continue;
+    }
+    const auto comparison = io::compare_tensors(expected, infos(reader.tensors(section)));
+    const std::string where =
+        fmt::format("{}, section {}", reader.path().string(), io::section_name(section));
+    for (std::string& note :
+         io::apply_policy(comparison, policy, where, is_model ? kRandom : kZeros)) {
+      plan.notes.push_back(std::move(note));
+    }
+    plan.tensors[section] = comparison.usable;
+  }
+  return plan;
+}
+
+LoadPlan plan_weights(const io::ModelSource& source, const models::Gpt2Config& model,
+                      io::LoadPolicy policy) {
+  const auto comparison =
+      io::compare_tensors(io::gpt2_tensors(model_section(model)), source.tensors());
+  LoadPlan plan;
+  plan.notes = io::apply_policy(comparison, policy, source.path().string(), kRandom);
+  plan.tensors[io::Section::Model] = comparison.usable;
+  return plan;
+}
+
+io::LoadReport load_training_state(comm::ShardedModel& sharded, const io::CheckpointReader& reader,
+                                   const LoadPlan& plan, int threads, std::uint64_t seed) {
+  sharded.create_optimizer_state();
+  return load_sections(sharded, reader, plan, threads, seed);
+}
+
+io::LoadReport load_weights(comm::ShardedModel& sharded, const io::ModelSource& source,
+                            const LoadPlan& plan, int threads, std::uint64_t seed) {
+  if (const io::CheckpointReader* reader = source.checkpoint()) {
+    return load_sections(sharded, *reader, plan, threads, seed);
+  }
+  const auto start = std::chrono::steady_clock::now();
+  io::LoadReport report;
+  std::map<std::string, std::int64_t> width;  // bytes of an element, as stored
+  for (const io::TensorInfo& tensor : source.tensors()) {
+    width[tensor.name] = static_cast<std::int64_t>(dtype_size(tensor.dtype));
+  }
+  for (const Piece& piece : sharded.held_pieces()) {
+    const std::string& name = piece.parameter->name;
+    if (!holds(plan, io::Section::Model, name)) {
+      start_randomly(piece, seed);
+      continue;
+    }
+    fill_from_host(piece.master, [&](std::int64_t begin, std::int64_t end, float* out) {
+      source.read(name, piece.begin + begin, piece.begin + end, out, DType::F32);
+    });
+    report.wanted_bytes += (piece.end - piece.begin) * width.at(name);
+  }
+  sharded.values_changed();
+  report.read_bytes = report.wanted_bytes;
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return report;
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "comm/sharding/sharded_model.h"
+#include "io/checkpoint/load.h"
+#include "io/hf/model_source.h"
+#include "models/gpt2_config.h"
+
+namespace tessera::tools {
+
+/// Which tensors a run takes from where it starts; the others keep their starting values: random
+/// weights, moments of zero.
+struct LoadPlan {
+  std::map<io::Section, std::set<std::string>> tensors;
+  std::vector<std::string> notes;  ///< what is left out, a sentence each
+};
+
+/// Compares all sections of a checkpoint with what the run's model needs.
+/// @throws InvalidArgument that lists all missing, unexpected and mismatched tensors at once, or
+///         says what to do if there is no optimizer state, unless the policy allows it
+LoadPlan plan_resume(const io::CheckpointReader& reader, const models::Gpt2Config& model,
+                     io::LoadPolicy policy);
+/// The same for weights alone.
+LoadPlan plan_weights(const io::ModelSource& source, const models::Gpt2Config& model,
+                      io::LoadPolicy policy);
+
+/// Fills weights and moments of this rank from a checkpoint, reading what it holds and no more than
+/// the rest of the chunks at its ends, on `threads` threads; checked as it is read. On the CPU
+/// values go straight to their place, to a device through 512 KiB a thread.
+/// @param seed  of weights that the plan leaves out
+/// @throws IoError, CorruptCheckpoint; the model's values must not be used then
+io::LoadReport load_training_state(comm::ShardedModel& sharded, const io::CheckpointReader& reader,
+                                   const LoadPlan& plan, int threads, std::uint64_t seed);
+/// Fills the weights of this rank: those of a checkpoint as above, of other sources tensor by
+/// tensor.
+io::LoadReport load_weights(comm::ShardedModel& sharded, const io::ModelSource& source,
+                            const LoadPlan& plan, int threads, std::uint64_t seed);
+
+}  // namespace tessera::tools
