@@ -119,7 +119,8 @@ std::vector<Field> make_fields() {
       text("checkpoint.resume", REF(checkpoint.resume),
            "auto: from the run's newest checkpoint if it has one; never; or a path"),
       text("checkpoint.load_policy", REF(checkpoint.load_policy),
-           "of tensors at the start: exact: all must fit; ignore-extra: what the model lacks is left "
+           "of tensors at the start: exact: all must fit; ignore-extra: what the model lacks is "
+           "left "
            "out; partial: what is missing or does not fit starts anew, too",
            {"exact", "ignore-extra", "partial"}),
       text("checkpoint.on_error", REF(checkpoint.on_error),
