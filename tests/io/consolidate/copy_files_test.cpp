@@ -282,7 +282,10 @@ TEST_CASE_FIXTURE(Fixture, "one that is killed loses what was not recorded, and 
     }
     int status = 0;
     ::waitpid(child, &status, 0);
-    REQUIRE(WIFSIGNALED(status));
+    if (!WIFSIGNALED(status)) {  // the parts that others of its threads made were the last
+      REQUIRE(round > 0);
+      break;
+    }
     Attempt attempt(out, identity(files));
     reused = 0;
     CHECK_FALSE(copy_files(attempt, files, options, [&](std::int64_t bytes, bool was_there) {
