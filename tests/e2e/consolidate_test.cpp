@@ -1,0 +1,77 @@
+// Consolidation stopped by a signal, and gone on with.
+#include <doctest/doctest.h>
+
+#include <csignal>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "io/hf/gpt2.h"
+#include "tests/io/support.h"
+#include "tests/support/cli.h"
+
+namespace tessera::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// 26 MB of weights: 400 blocks where memory is short.
+fs::path make_checkpoint(const fs::path& dir) {
+  SampleModel model;
+  model.config = {{"arch", "gpt2"},         {"n_layer", 1},         {"n_head", 1},
+                  {"n_embd", 64},           {"vocab_size", 100000}, {"seq_len", 8},
+                  {"layer_norm_eps", 1e-5}, {"dropout", 0.0}};
+  float next = 0;
+  for (const io::TensorInfo& info : io::gpt2_tensors(model.config)) {
+    SampleModel::Tensor tensor{info.name, info.shape, {}, {}, {}};
+    for (std::int64_t i = 0; i < numel(info.shape); ++i) tensor.weight.push_back(next += 0.5F);
+    model.tensors.push_back(std::move(tensor));
+  }
+  return save(model, dir, {.world_size = 2, .optimizer = false});
+}
+
+TEST_CASE("Ctrl-C leaves what the same command goes on with") {
+  TempDir dir;
+  const std::string checkpoint = make_checkpoint(dir.path() / "run").string();
+  const fs::path out = dir.path() / "out", attempt = dir.path() / "out.tmp";
+  const auto command = [&](const fs::path& target) {
+    return Arguments{"consolidate", checkpoint, target.string(), "--memory", "128KiB",
+                     "--jobs",      "1",        "--json"};
+  };
+  for (const int number : {SIGINT, SIGTERM}) {
+    CliResult stopped;
+    for (int tries = 0; stopped.code != 128 + number; ++tries) {
+      REQUIRE(tries < 10);  // it may be done before the signal comes
+      fs::remove_all(out);
+      CliProcess process(command(out));
+      while (!fs::exists(attempt / "model.safetensors") && process.running()) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      process.signal(number);
+      stopped = process.wait(std::chrono::seconds(60));
+    }
+    INFO(stopped.describe());
+    CHECK(stopped.err.find("the same command goes on from there") != std::string::npos);
+    CHECK(stopped.err.find(attempt.string()) != std::string::npos);
+    CHECK_FALSE(fs::exists(out));
+    REQUIRE(fs::exists(attempt));
+
+    const CliResult other = run_cli(command(dir.path() / "whole"));
+    REQUIRE(other.code == 0);
+    CHECK(nlohmann::json::parse(other.out)["reused_bytes"] == 0);
+    const CliResult resumed = run_cli(command(out));
+    INFO(resumed.describe());
+    REQUIRE(resumed.code == 0);
+    CHECK(nlohmann::json::parse(resumed.out)["reused_bytes"] > 0);
+    CHECK_FALSE(fs::exists(attempt));
+    CHECK_FALSE(fs::exists(dir.path() / "out.tmp.journal"));
+    for (const auto& item : fs::directory_iterator(dir.path() / "whole")) {
+      CHECK(read_text(item.path()) == read_text(out / item.path().filename()));
+    }
+    fs::remove_all(dir.path() / "whole");
+  }
+}
+
+}  // namespace
+}  // namespace tessera::test
