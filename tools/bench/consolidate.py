@@ -1,0 +1,155 @@
+#!/usr/bin/env python3
+"""Consolidating a checkpoint against copying as many bytes with cp, and against merging in memory, as a table of medians.
+
+  consolidate.py BUILD_DIR [--size 8GiB] [--world 4] [--rounds 3] [--memory 256MiB] [--cache cold|warm] [--dir DIR]
+                 [--peers none|dcp|merge ...] [--python PYTHON]
+
+A checkpoint of that size is made, then in each round take turns:
+  cp        cp -r of the checkpoint's directory, which leaves the writing to the system
+  cp, sync  the same, and a sync of what it wrote
+  tessera   tessera consolidate to a Hugging Face directory: checksums verified, synced, renamed
+and, of the same weights:
+  dcp       (--peers dcp) PyTorch's dcp_to_torch_save of a Distributed Checkpoint that as many ranks saved, which is not
+            synced; and tessera consolidate of that same directory to plain safetensors
+  merge     (--peers merge) in the manner of DeepSpeed's zero_to_fp32: all ranks' flat partitions are loaded with torch.load,
+            concatenated by parameter and saved with torch.save; not synced
+
+cold: before each run, what is dirty is synced and the source's files are dropped from the page cache (posix_fadvise). warm:
+the source is read before each run. Peers want a Python that has torch (--python); without one, or
+without the memory that they take, they are left out with a word why. Peak memory is the resident set of the process.
+
+--dir is where files go, on the disk to be measured: room for the source, as much for the target, and once more for each peer.
+All of it is removed at the end.
+"""
+import argparse, json, os, pathlib, shutil, statistics, subprocess, sys, tempfile
+
+from common import end_on_sigterm, must, run
+
+HERE = pathlib.Path(__file__).resolve().parent
+UNITS = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def parse_size(text):
+    number = text.rstrip("BKMGiIbkmg")
+    return int(float(number) * UNITS[text[len(number):].upper() or "B"])
+
+
+def files_under(folder):
+    return [os.path.join(at, name) for at, _, names in os.walk(folder) for name in names]
+
+
+def size_of(folder):
+    return sum(os.path.getsize(name) for name in (files_under(folder) if os.path.isdir(folder) else [folder]))
+
+
+def drop_cache(folder):
+    """Removes a folder's data from the page cache; all else stays, programs and their libraries too."""
+    os.sync()
+    for name in files_under(folder):
+        with open(name, "rb") as f:
+            os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def fill_cache(folder):
+    os.sync()
+    for name in files_under(folder):
+        with open(name, "rb", buffering=0) as f:
+            while f.read(2**22):
+                pass
+
+
+def available_memory():
+    for line in open("/proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+
+
+class Bench:
+    def __init__(self, o, folder):
+        self.o, self.folder, self.rows = o, folder, {}
+
+    def turn(self, name, source, command, target, synced=False):
+        """Runs a command that makes `target` of `source`, and books its time and memory."""
+        if self.o.cache == "cold":
+            drop_cache(source)
+        else:
+            fill_cache(source)
+        words = ["sh", "-c", '"$@" && sync -f "$0"', self.folder, *map(str, command)] if synced else command
+        result = must(run(words), command)
+        megabytes = size_of(target) / 1e6
+        self.rows.setdefault(name, []).append((result.seconds, megabytes / result.seconds, result.peak_rss_gib * 1024))
+        shutil.rmtree(target) if os.path.isdir(target) else os.remove(target)
+        print(f"  {name:<20} {result.seconds:7.2f} s {megabytes / result.seconds:8.0f} MB/s", file=sys.stderr, flush=True)
+
+    def median(self, name, field):
+        return statistics.median(row[field] for row in self.rows[name])
+
+    def table(self):
+        print("| | s | MB/s | of cp | of cp, sync | peak memory, MiB |\n| --- | --- | --- | --- | --- | --- |")
+        for name in self.rows:
+            rate = self.median(name, 1)
+            print(f"| {name} | {self.median(name, 0):.2f} | {rate:.0f} | {rate / self.median('cp', 1):.2f} | "
+                  f"{rate / self.median('cp, sync', 1):.2f} | {self.median(name, 2):.0f} |")
+
+
+def have_torch(python):
+    return subprocess.run([python, "-c", "import torch.distributed.checkpoint.format_utils"], capture_output=True).returncode == 0
+
+
+def main():
+    end_on_sigterm()
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument("build")
+    a.add_argument("--size", type=parse_size, default=2**33)
+    a.add_argument("--world", type=int, default=4)
+    a.add_argument("--width", type=int, default=2560)
+    a.add_argument("--rounds", type=int, default=3)
+    a.add_argument("--memory", default="256MiB")
+    a.add_argument("--cache", choices=["cold", "warm"], default="cold")
+    a.add_argument("--peers", nargs="+", choices=["none", "dcp", "merge"], default=["dcp", "merge"])
+    a.add_argument("--python", default="python3")
+    a.add_argument("--dir")
+    o = a.parse_args()
+    peers = [peer for peer in o.peers if peer != "none"]
+    if peers and not have_torch(o.python):
+        print(f"{o.python} has no torch with dcp_to_torch_save: {' and '.join(peers)} left out", file=sys.stderr)
+        peers = []
+    for peer, times in (("dcp", 1.15), ("merge", 2.15)):
+        if peer in peers and available_memory() < times * o.size:
+            print(f"{peer} takes {times} times the size in memory, {available_memory() / 2**30:.1f} GiB are available: left out",
+                  file=sys.stderr)
+            peers.remove(peer)
+
+    tessera = f"{o.build}/bin/tessera"
+    with tempfile.TemporaryDirectory(dir=o.dir, prefix="consolidate-") as folder:
+        command = [f"{o.build}/tools/bench/tessera_make_checkpoint", f"{folder}/run", "--size", o.size, "--world", o.world,
+                   "--width", o.width]
+        print(must(run(command), command).out.strip(), file=sys.stderr)
+        source = f"{folder}/run/checkpoints/step-00000001"
+        consolidate = [tessera, "consolidate", "--memory", o.memory, "--max-shard-size", "1TB"]
+        peer_files = [sys.executable if not peers else o.python, HERE / "consolidate_torch.py"]
+        if peers:
+            command = consolidate + [source, f"{folder}/whole"]
+            must(run(command), command)
+            for peer in peers:
+                command = peer_files + [f"make-{peer}", f"{folder}/whole/model.safetensors", f"{folder}/{peer}", o.world]
+                must(run(command), command)
+            shutil.rmtree(f"{folder}/whole")
+        bench = Bench(o, folder)
+        for _ in range(o.rounds):
+            bench.turn("cp", source, ["cp", "-r", source, f"{folder}/copy"], f"{folder}/copy")
+            bench.turn("cp, sync", source, ["cp", "-r", source, f"{folder}/copy"], f"{folder}/copy", synced=True)
+            bench.turn("tessera", source, consolidate + [source, f"{folder}/out"], f"{folder}/out")
+            if "dcp" in peers:
+                bench.turn("dcp_to_torch_save", f"{folder}/dcp", peer_files + ["dcp", f"{folder}/dcp", f"{folder}/out.pt"],
+                           f"{folder}/out.pt")
+                bench.turn("tessera, DCP", f"{folder}/dcp",
+                           consolidate + ["--format", "safetensors", f"{folder}/dcp", f"{folder}/out"], f"{folder}/out")
+            if "merge" in peers:
+                bench.turn("merge in memory", f"{folder}/merge",
+                           peer_files + ["merge", f"{folder}/merge", f"{folder}/out.pt"], f"{folder}/out.pt")
+        bench.table()
+
+
+if __name__ == "__main__":
+    main()
