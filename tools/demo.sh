@@ -71,7 +71,7 @@ while kill -0 "$pid" 2>/dev/null; do
 done
 wait "$pid" 2>/dev/null || true
 trap - EXIT
-say "killed after $(wc -l <"$run/metrics.jsonl") steps; what is left:"
+say "killed after $(grep -c '"loss"' "$run/metrics.jsonl") steps; what is left:"
 show "$tessera" checkpoint list "$run"
 
 step "3. The same command again: it goes on from the newest committed checkpoint"

@@ -110,24 +110,101 @@ TEST_CASE("foreign lines are dropped, values that are not finite are null and st
   CHECK(lines(dir)[1]["grad_norm"].is_null());
 }
 
-TEST_CASE("a file that cannot be written is an I/O error with its name") {
+namespace {
+
+// Files of at most so many bytes can be written, which stands for a full disk.
+class FileLimit {
+ public:
+  explicit FileLimit(rlim_t bytes) {
+    std::signal(SIGXFSZ, SIG_IGN);
+    REQUIRE(::getrlimit(RLIMIT_FSIZE, &before_) == 0);
+    const struct rlimit limit { bytes, before_.rlim_max };
+    REQUIRE(::setrlimit(RLIMIT_FSIZE, &limit) == 0);
+  }
+  ~FileLimit() { ::setrlimit(RLIMIT_FSIZE, &before_); }
+  FileLimit(const FileLimit&) = delete;
+  FileLimit& operator=(const FileLimit&) = delete;
+
+ private:
+  struct rlimit before_ {};
+};
+
+}  // namespace
+
+TEST_CASE("a file that cannot be opened is an I/O error with its name") {
   const TempDir dir;
   CHECK_THROWS_HOLDING(IoError, "absent/metrics.jsonl",
                        MetricsWriter(dir.file("absent/metrics.jsonl"), 0));
+}
 
+TEST_CASE("lines wait while the disk is full, and are all there when it no longer is") {
+  const TempDir dir;
   MetricsWriter writer(dir.file("metrics.jsonl"), 0);
-  // A file size limit of zero stands for a full disk.
-  std::signal(SIGXFSZ, SIG_IGN);
-  struct rlimit before {};
-  REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
-  const struct rlimit none { 0, before.rlim_max };
-  REQUIRE(::setrlimit(RLIMIT_FSIZE, &none) == 0);
-  std::string message;
-  try {
-    writer.write_step(at(0));
-  } catch (const IoError& error) {
-    message = error.what();
+  writer.write_step(at(0));
+  CHECK(writer.take_warning().empty());
+  std::string warning, error;
+  {
+    const FileLimit full(dir.read("metrics.jsonl").size() + 20);  // in the middle of a line
+    writer.write_step(at(1));
+    warning = writer.take_warning();
+    writer.write_evaluation(2, 3.5);
+    writer.write_step(at(2));
+    try {
+      writer.flush();
+    } catch (const IoError& e) {
+      error = e.what();
+    }
   }
-  REQUIRE(::setrlimit(RLIMIT_FSIZE, &before) == 0);
-  CHECK(message.find("metrics.jsonl: File too large") != std::string::npos);
+  CHECK(warning.find("metrics.jsonl: File too large") != std::string::npos);
+  CHECK(error == warning);
+  CHECK(writer.take_warning().empty());  // told once
+  writer.write_step(at(3));
+  const auto written = lines(dir);
+  REQUIRE(written.size() == 5);
+  CHECK(written[1]["step"] == 1);
+  CHECK(written[2] == json{{"step", 2}, {"val_loss", 3.5}});
+  CHECK(written[4]["step"] == 3);
+  writer.flush();
+}
+
+TEST_CASE("only so many lines wait") {
+  const TempDir dir;
+  MetricsWriter writer(dir.file("metrics.jsonl"), 0);
+  std::string error;
+  std::int64_t step = 0;
+  {
+    const FileLimit full(0);
+    try {
+      while (step < 100'000) writer.write_step(at(step++));
+    } catch (const IoError& e) {
+      error = e.what();
+    }
+  }
+  CHECK(error.find("metrics.jsonl: File too large") != std::string::npos);
+  CHECK(step > 1000);
+  CHECK(step < 100'000);
+}
+
+TEST_CASE("a save is a line of its own, which resuming keeps or drops as an evaluation") {
+  const TempDir dir;
+  {
+    MetricsWriter writer(dir.file("metrics.jsonl"), 0);
+    for (int step = 0; step < 6; ++step) {
+      writer.write_step(at(step));
+      if (step == 4)
+        writer.write_save({.step = 3, .bytes = 3'000'000'000, .seconds = 2, .stall_ms = 7.5});
+      if (step == 5) writer.write_save({.step = 5, .bytes = 10, .seconds = 1, .stall_ms = 1});
+    }
+    CHECK(writer.train_losses().size() == 6);
+  }
+  CHECK(lines(dir)[5] == json{{"step", 3},
+                              {"save_bytes", 3'000'000'000},
+                              {"save_seconds", 2.0},
+                              {"save_gb_per_s", 1.5},
+                              {"save_stall_ms", 7.5}});
+  const MetricsWriter writer(dir.file("metrics.jsonl"), 3);
+  CHECK(writer.train_losses().size() == 3);
+  CHECK(writer.val_losses().empty());
+  REQUIRE(lines(dir).size() == 4);
+  CHECK(lines(dir)[3]["save_bytes"] == 3'000'000'000);
 }

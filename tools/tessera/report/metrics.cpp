@@ -1,5 +1,8 @@
 #include "tools/tessera/report/metrics.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -14,6 +17,8 @@
 namespace tessera::tools {
 namespace {
 
+constexpr std::size_t kMaxWaiting = std::size_t{1} << 20;
+
 double number_or_nan(const nlohmann::json& line, const char* key) {
   const auto found = line.find(key);
   return found != line.end() && found->is_number() ? found->get<double>()
@@ -25,9 +30,11 @@ double number_or_nan(const nlohmann::json& line, const char* key) {
 MetricsWriter::MetricsWriter(std::filesystem::path path, std::int64_t resume_step)
     : path_(std::move(path)) {
   keep_lines_before(resume_step);
-  file_.reset(std::fopen(path_.c_str(), "ae"));
-  require<IoError>(file_ != nullptr, "cannot open {}: {}", path_.string(), std::strerror(errno));
+  fd_ = ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+  require<IoError>(fd_ >= 0, "cannot open {}: {}", path_.string(), std::strerror(errno));
 }
+
+MetricsWriter::~MetricsWriter() { ::close(fd_); }
 
 void MetricsWriter::keep_lines_before(std::int64_t resume_step) {
   std::ifstream old(path_);
@@ -87,9 +94,27 @@ void MetricsWriter::write_save(const SaveMetrics& save) {
 }
 
 void MetricsWriter::write_line(const std::string& line) {
-  const bool written = std::fputs(line.c_str(), file_.get()) >= 0 &&
-                       std::fputc('\n', file_.get()) != EOF && std::fflush(file_.get()) == 0;
-  require<IoError>(written, "cannot write to {}: {}", path_.string(), std::strerror(errno));
+  const bool waited = !waiting_.empty();
+  waiting_ += line + '\n';
+  const std::string error = write_waiting();
+  require<IoError>(waiting_.size() <= kMaxWaiting, "{}", error);
+  if (!error.empty() && !waited) warning_ = error;
+}
+
+// @return the error; empty: nothing waits any more
+std::string MetricsWriter::write_waiting() {
+  while (!waiting_.empty()) {
+    const ssize_t n = ::write(fd_, waiting_.data(), waiting_.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return fmt::format("cannot write to {}: {}", path_.string(), std::strerror(errno));
+    waiting_.erase(0, static_cast<std::size_t>(n));
+  }
+  return {};
+}
+
+void MetricsWriter::flush() {
+  const std::string error = write_waiting();
+  require<IoError>(error.empty(), "{}", error);
 }
 
 }  // namespace tessera::tools

@@ -1,10 +1,10 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
 #include <filesystem>
-#include <memory>
 #include <set>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace tessera::tools {
@@ -34,8 +34,11 @@ struct LossPoint {
   double loss = 0;
 };
 
-/// Writes metrics.jsonl: one object per step, evaluation and save, flushed line by line, none
+/// Writes metrics.jsonl: one object per step, evaluation and save, written line by line, none
 /// twice. A value that is not finite is written as null.
+///
+/// A full disk must not end a run that goes on without a save: lines that cannot be written wait in
+/// memory, at most 1 MiB of them, and go with the next one that can.
 class MetricsWriter {
  public:
   /// Opens the file and drops what a run resumed at `resume_step` will write again: steps from
@@ -43,15 +46,22 @@ class MetricsWriter {
   /// 0 it starts empty. The file is replaced by a rename, so it is never seen half written.
   /// @throws IoError
   MetricsWriter(std::filesystem::path path, std::int64_t resume_step);
+  ~MetricsWriter();
+  MetricsWriter(const MetricsWriter&) = delete;
+  MetricsWriter& operator=(const MetricsWriter&) = delete;
 
-  /// @throws IoError, e.g. on a full disk; InternalError if the step was written before
+  /// The write_ functions throw IoError if too many lines wait; this one InternalError if the step
+  /// was written before.
   void write_step(const StepMetrics& metrics);
   /// {"step", "val_loss"}; passed over if that step's evaluation is in the file already.
-  /// @throws IoError
   void write_evaluation(std::int64_t step, double val_loss);
   /// {"step", "save_bytes", "save_seconds", "save_gb_per_s", "save_stall_ms"}. Its place is where
-  /// the save had ended, so steps after its own may come before it. @throws IoError
+  /// the save had ended, so steps after its own may come before it.
   void write_save(const SaveMetrics& save);
+  /// Writes lines that wait. @throws IoError naming the file if it cannot
+  void flush();
+  /// Why lines wait, if they do since the last call; else empty.
+  std::string take_warning() { return std::exchange(warning_, {}); }
 
   /// What the file holds by now.
   const std::vector<LossPoint>& train_losses() const { return train_; }
@@ -60,12 +70,12 @@ class MetricsWriter {
  private:
   void keep_lines_before(std::int64_t resume_step);
   void write_line(const std::string& line);
+  std::string write_waiting();
 
-  struct Close {
-    void operator()(std::FILE* file) const { std::fclose(file); }
-  };
   std::filesystem::path path_;
-  std::unique_ptr<std::FILE, Close> file_;
+  int fd_ = -1;
+  std::string waiting_;  // lines, the first maybe without its beginning
+  std::string warning_;
   std::vector<LossPoint> train_;
   std::vector<LossPoint> val_;
   std::set<std::int64_t> evaluated_;

@@ -31,13 +31,12 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-// That read a checkpoint, of each rank, at the least.
-constexpr int kReadingThreads = 4;
-
 // Beyond the timeout of a save: ranks that wait for others which wait for a save.
 constexpr std::chrono::milliseconds kLateForSave{5000};
+// That read a checkpoint, of each rank, at the least.
+constexpr int kReadingThreads = 4;
 // After a rank was lost: less than a launcher leaves to the others.
-constexpr std::chrono::milliseconds kWithoutPeers{1000};
+constexpr std::chrono::milliseconds kWithoutPeers{300};
 
 std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1e3));
@@ -134,6 +133,7 @@ class Rank {
   int train(const StopSignal& stop);
   void save();
   void report_saves();
+  void tell_of_metrics();
   void leave(const char* why, std::chrono::milliseconds at_most);
   void note(const std::string& text);
   void finish(double seconds, int signal);
@@ -276,6 +276,11 @@ void Rank::save() {
   report_saves();
 }
 
+void Rank::tell_of_metrics() {
+  const std::string why = is_zero() ? metrics_->take_warning() : std::string();
+  if (!why.empty()) note(fmt::format("warning: lines wait in memory until they fit: {}", why));
+}
+
 void Rank::report_saves() {
   if (!saver_) return;
   saver_->poll();
@@ -350,6 +355,7 @@ int Rank::train(const StopSignal& stop) {
       progress_->update(metrics);
     }
     for (const std::string& text : device_notes()) note(text);
+    tell_of_metrics();
     ++state_.step;
     state_.position += config_.train.global_batch;
     state_.val_loss.reset();
@@ -381,6 +387,11 @@ int Rank::run() {
       not_saved = std::current_exception();
     }
     report_saves();
+    try {
+      if (is_zero()) metrics_->flush();
+    } catch (const IoError&) {
+      if (!not_saved) not_saved = std::current_exception();
+    }
   } catch (const CommError& error) {
     // A rank that is lost does not come to the save's end either; one that wrote its part has done
     // what it must.
