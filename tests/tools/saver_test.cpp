@@ -99,7 +99,7 @@ std::vector<std::string> run_ranks(const fs::path& dir, const Settings& settings
     models::Gpt2 model(kConfig);
     comm::ShardedModel sharded(model.units(), settings.mode, DType::F32, context, *communicator);
     sharded.create_optimizer_state();
-    StoreCoordinator meeting(store, "training", rank, settings.world, settings.timeout + 5s);
+    StoreCoordinator meeting(store, "training", rank, settings.world, settings.timeout + 2s);
     StoreCoordinator flags(store, "flags", rank, settings.world, 20s);
     SaverOptions options;
     options.checkpoints_dir = dir;
@@ -337,6 +337,46 @@ TEST_CASE("a writer that hangs stops neither training nor the end of the program
   const auto deadline = Clock::now() + 20s;
   while (!*left && Clock::now() < deadline) std::this_thread::sleep_for(1ms);
   CHECK(*left);
+}
+
+TEST_CASE("nobody leaves while rank 0 still removes old checkpoints, and it is named if it hangs") {
+  for (const bool in_background : {true, false}) {
+    CAPTURE(in_background);
+    const test::TempDir dir;
+    std::promise<void> hang;
+    const std::shared_future<void> hanging = hang.get_future().share();
+    const auto hangs = std::make_shared<std::atomic<bool>>(false);
+    Settings settings;
+    settings.in_background = in_background;
+    settings.timeout = 500ms;
+    settings.retention = {
+        .keep = 1, .keep_every = 0, .keep_best = 1, .loss = [hanging, hangs](const fs::path&) {
+          if (*hangs) hanging.wait_for(20s);
+          return std::optional<double>(1.0);
+        }};
+    const auto errors = run_ranks(dir.path(), settings, [&](RankOfTest& self) {
+      self.step(true);
+      self.wait_until_idle();
+      self.gather("");
+      *hangs = true;
+      self.step(false);
+      const auto begin = Clock::now();
+      if (self.rank == 0) {
+        self.saver->finish(self.state);
+        return;
+      }
+      try {
+        self.saver->finish(self.state);
+      } catch (...) {
+        CHECK(Clock::now() - begin < 10s);
+        hang.set_value();
+        throw;
+      }
+    });
+    CHECK(contains(errors[1], "missing: rank 0"));
+    if (in_background) CHECK(contains(errors[0], "has stood still for 500 ms on this rank"));
+    CHECK(value_of(dir.path() / "step-00000002") == 2.0F);
+  }
 }
 
 TEST_CASE("a rank that leaves waits for its save as long as it is told to") {

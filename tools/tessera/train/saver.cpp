@@ -242,6 +242,9 @@ void Saver::finish(const TrainerState& state) {
   } else {
     finish_in_background(state);
   }
+  // Rank 0 still removes old checkpoints when the others are done; one that stands still there must
+  // not be left alone, with nobody who waits for it with a deadline.
+  meeting_.exchange(fmt::format("saves ended at step {}", state.step), "");
   require<IoError>(failure_.empty(), "training ended because a save failed: {}", failure_);
 }
 
@@ -270,8 +273,8 @@ void Saver::finish_in_background(const TrainerState& state) {
   if (!wait_for_writer(Clock::time_point::max())) {
     async_->set_patience(milliseconds(0));
     throw IoError(
-        "step {} was not saved: its save has stood still for {} on this rank; look after its disk, "
-        "or raise checkpoint.timeout",
+        "step {} may not be saved: its save has stood still for {} on this rank; look after its "
+        "disk, or raise checkpoint.timeout",
         state.step, format_duration(to_seconds(options_.timeout)));
   }
   const auto finished = async_->take();
