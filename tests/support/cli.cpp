@@ -150,7 +150,6 @@ Metrics read_metrics(const std::filesystem::path& run) {
   for (std::string text; std::getline(lines, text);) {
     const auto line = nlohmann::json::parse(text);
     const auto step = line.at("step").get<std::int64_t>();
-    if (line.contains("save_bytes")) continue;
     bool in_order = false;
     // dump() gives the shortest text that reads back to the same double, as the writer did.
     if (line.contains("val_loss")) {

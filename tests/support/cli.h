@@ -68,8 +68,8 @@ CliResult run_cli(const Arguments& arguments, const Variables& variables = {},
 /// All words of `first`, then those of `second`.
 Arguments joined(Arguments first, const Arguments& second);
 
-/// A run's metrics.jsonl, without its saves, whose times nobody can foretell. The numbers are texts
-/// that read back to the same double, so == compares them bit for bit.
+/// A run's metrics.jsonl. The numbers are texts that read back to the same double, so == compares
+/// them bit for bit.
 struct Metrics {
   struct Step {
     std::string loss, grad_norm;

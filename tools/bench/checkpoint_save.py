@@ -12,7 +12,7 @@ rank 0 did not train for it. Steps are of one short row a rank, so that little e
 """
 import argparse, os, shutil, statistics, subprocess, tempfile, time
 
-from common import SIZES, VOCAB, end_on_sigterm, metrics, must, parameters, run, write_tokens
+from common import SIZES, VOCAB, end_on_sigterm, must, parameters, run, saves, step_times, write_tokens
 
 SEQ = 16
 
@@ -40,10 +40,9 @@ def train(o, folder, tokens, steps, every, mode):
                "--train.eval_every", 0, "--optim.lr", "1e-4", "--checkpoint.every", every, "--checkpoint.keep", 1,
                "--checkpoint.async", mode, "--run.out", out]
     must(run(command), command)
-    rows = metrics(out)
+    step_ms, records = step_times(out, 2), saves(out)
     shutil.rmtree(out)
-    step_ms = [row["step_ms"] for row in rows if "step_ms" in row][2:]
-    return [row for row in rows if "save_bytes" in row and row["step"] < steps], step_ms
+    return [save for save in records if save["step"] < steps], step_ms
 
 
 def main():
@@ -70,18 +69,18 @@ def main():
         for _ in range(o.rounds):
             plain.append(min(dd(folder, source.name, o.ranks) for _ in range(o.saves)))
             off += train(o, folder, tokens, o.saves + 1, 1, "off")[0]
-            saves, times = train(o, folder, tokens, steps, o.every, "on")
-            on += saves
+            records, times = train(o, folder, tokens, steps, o.every, "on")
+            on += records
             step_ms += times
     median = statistics.median
     rate = total / 1e9 / median(plain)
     print(f"GPT-2 {o.size}, {o.ranks} ranks, {total / 1e9:.2f} GB a checkpoint; medians of {o.rounds} rounds, {o.saves} saves each")
     print(f"{'':28} {'seconds':>8} {'GB/s':>6} {'of dd':>6} {'stall ms':>9} {'of the save':>11}")
     print(f"{'dd, ' + str(o.ranks) + ' processes, fsync':28} {median(plain):8.2f} {rate:6.2f} {1:6.2f}")
-    for name, saves in (("between steps (async=off)", off), ("beside steps (async=on)", on)):
-        seconds, stall = median(s["save_seconds"] for s in saves), median(s["save_stall_ms"] for s in saves)
-        speed = median(s["save_gb_per_s"] for s in saves)
-        share = median(s["save_stall_ms"] / 1e3 / s["save_seconds"] for s in saves)
+    for name, records in (("between steps (async=off)", off), ("beside steps (async=on)", on)):
+        seconds, stall = median(s["seconds"] for s in records), median(s["stall_ms"] for s in records)
+        speed = median(s["gb_per_s"] for s in records)
+        share = median(s["stall_ms"] / 1e3 / s["seconds"] for s in records)
         print(f"{name:28} {seconds:8.2f} {speed:6.2f} {speed / rate:6.2f} {stall:9.1f} {share:11.1%}")
     print(f"a step takes {median(step_ms):.0f} ms (median, while saves run)")
 

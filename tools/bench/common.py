@@ -149,6 +149,10 @@ def metrics(run_directory):
     return [json.loads(line) for line in open(f"{run_directory}/metrics.jsonl")]
 
 
+def saves(run_directory):
+    return [json.loads(line) for line in open(f"{run_directory}/saves.jsonl")]
+
+
 def step_times(run_directory, warmup):
     """Milliseconds of each step but the first ones."""
     return [row["step_ms"] for row in metrics(run_directory) if "step_ms" in row][warmup:]

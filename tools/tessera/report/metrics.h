@@ -2,10 +2,12 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
+
+#include "tools/tessera/report/line_file.h"
 
 namespace tessera::tools {
 
@@ -21,64 +23,40 @@ struct StepMetrics {
   std::int64_t memory_bytes = 0;  ///< peak of this rank's ledger
 };
 
-/// A committed checkpoint's line of metrics.jsonl.
-struct SaveMetrics {
-  std::int64_t step = 0;   ///< updates made
-  std::int64_t bytes = 0;  ///< of all ranks' shards
-  double seconds = 0;      ///< from the step's end to the commit
-  double stall_ms = 0;     ///< that rank 0 did not train for it
-};
-
 struct LossPoint {
   std::int64_t step = 0;
   double loss = 0;
 };
 
-/// Writes metrics.jsonl: one object per step, evaluation and save, written line by line, none
-/// twice. A value that is not finite is written as null.
-///
-/// A full disk must not end a run that goes on without a save: lines that cannot be written wait in
-/// memory, at most 1 MiB of them, and go with the next one that can.
+/// Writes metrics.jsonl: one object per step and evaluation, written line by line, none twice. A
+/// value that is not finite is written as null. Lines wait while the disk is full, as LineFile
+/// says.
 class MetricsWriter {
  public:
   /// Opens the file and drops what a run resumed at `resume_step` will write again: steps from
-  /// there on, evaluations and saves after it, and a last line that a crash has cut. At resume_step
-  /// 0 it starts empty. The file is replaced by a rename, so it is never seen half written.
+  /// there on and evaluations after it. At resume_step 0 it starts empty.
   /// @throws IoError
   MetricsWriter(std::filesystem::path path, std::int64_t resume_step);
-  ~MetricsWriter();
-  MetricsWriter(const MetricsWriter&) = delete;
-  MetricsWriter& operator=(const MetricsWriter&) = delete;
 
   /// The write_ functions throw IoError if too many lines wait; this one InternalError if the step
   /// was written before.
   void write_step(const StepMetrics& metrics);
   /// {"step", "val_loss"}; passed over if that step's evaluation is in the file already.
   void write_evaluation(std::int64_t step, double val_loss);
-  /// {"step", "save_bytes", "save_seconds", "save_gb_per_s", "save_stall_ms"}. Its place is where
-  /// the save had ended, so steps after its own may come before it.
-  void write_save(const SaveMetrics& save);
-  /// Writes lines that wait. @throws IoError naming the file if it cannot
-  void flush();
-  /// Why lines wait, if they do since the last call; else empty.
-  std::string take_warning() { return std::exchange(warning_, {}); }
+  void flush() { lines_.flush(); }
+  std::string take_warning() { return lines_.take_warning(); }
 
   /// What the file holds by now.
   const std::vector<LossPoint>& train_losses() const { return train_; }
   const std::vector<LossPoint>& val_losses() const { return val_; }
 
  private:
-  void keep_lines_before(std::int64_t resume_step);
-  void write_line(const std::string& line);
-  std::string write_waiting();
+  bool keep(const nlohmann::json& line, std::int64_t resume_step);
 
-  std::filesystem::path path_;
-  int fd_ = -1;
-  std::string waiting_;  // lines, the first maybe without its beginning
-  std::string warning_;
   std::vector<LossPoint> train_;
   std::vector<LossPoint> val_;
   std::set<std::int64_t> evaluated_;
+  LineFile lines_;  // after what opening it fills
 };
 
 }  // namespace tessera::tools
