@@ -52,6 +52,7 @@ std::unique_ptr<TcpStoreServer> serve(const LaunchEnvironment& env, Deadline end
     options.host = env.address;
     options.port = static_cast<std::uint16_t>(env.port + i);
     options.run_id = env.run_id;
+    options.max_connections += 4 * static_cast<std::size_t>(env.world_size);
     try {
       return std::make_unique<TcpStoreServer>(std::move(options));
     } catch (const CommError&) {

@@ -12,10 +12,11 @@ Allocator& host_allocator(Context& context) {
 
 }  // namespace
 
-HostMemory::HostMemory(std::shared_ptr<Context> context, std::size_t bytes, std::string_view owner)
+HostMemory::HostMemory(std::shared_ptr<Context> context, std::size_t bytes, std::string_view owner,
+                       MemoryCategory category)
     : context_(std::move(context)),
       allocator_(host_allocator(*context_)),
-      entry_(context_->ledger().entry(MemoryCategory::Communication, owner)),
+      entry_(context_->ledger().entry(category, owner)),
       bytes_(bytes) {
   try {
     data_ = static_cast<std::byte*>(allocator_.allocate(bytes));

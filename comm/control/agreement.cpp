@@ -11,9 +11,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::string_view kAgreed = "agreed";
+const std::string kLostRank = "lost rank";
 // Grace for a last look at the store once the deadline has passed.
 constexpr std::chrono::milliseconds kLastLook{1};
-// A waiting rank looks this often whether somebody has ended the agreement.
+// A waiting rank looks this often whether somebody has ended the agreement, or the run.
 constexpr std::chrono::milliseconds kSlice{250};
 
 std::chrono::milliseconds remaining(Clock::time_point deadline) {
@@ -31,6 +32,10 @@ std::string set_or_get(Store& store, const std::string& key, std::string_view va
     if (!store.has(key)) throw;  // refused for the value's sake
     return store.get(key, std::chrono::seconds(5));
   }
+}
+
+void tell_of_lost_rank(Store& store, const CommError& error) {
+  set_or_get(store, kLostRank, encode_error(error));
 }
 
 std::string encode_error(const CommError& error) {
@@ -94,6 +99,8 @@ std::vector<std::string> agree(Store& store, const AgreementOptions& options, in
       if (store.has(outcome_key)) {
         const std::string outcome = store.get(outcome_key, std::chrono::seconds(5));
         if (outcome != kAgreed) throw decode_error(outcome);
+      } else if (store.has(kLostRank)) {
+        conclude(decode_error(store.get(kLostRank, std::chrono::seconds(5))));
       }
       if (Clock::now() < end) continue;
       std::vector<int> missing;

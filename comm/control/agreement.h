@@ -28,6 +28,11 @@ std::vector<std::string> agree(Store& store, const AgreementOptions& options, in
 /// Writes `value` unless the key is taken; returns what stands there.
 std::string set_or_get(Store& store, const std::string& key, std::string_view value);
 
+/// Tells every rank that a rank has ended before its time: agreements that wait end with `error`
+/// soon, instead of at their deadlines. Who watches the ranks' processes calls it; the first call
+/// stands. @throws CommError if the store is lost
+void tell_of_lost_rank(Store& store, const CommError& error);
+
 /// A CommError as text and back, for passing one verdict to all ranks.
 std::string encode_error(const CommError& error);
 /// @throws CommError(Mismatch) if the text is none

@@ -90,6 +90,15 @@ FileDescriptor listen_on(const std::string& host, std::uint16_t port, int backlo
                   std::strerror(error));
 }
 
+void keep_alive(int fd) {
+  constexpr int kOn = 1, kSeconds = 30, kProbes = 4;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &kOn, sizeof(kOn));
+  ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &kOn, sizeof(kOn));
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &kSeconds, sizeof(kSeconds));
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &kSeconds, sizeof(kSeconds));
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &kProbes, sizeof(kProbes));
+}
+
 std::uint16_t bound_port(int fd) {
   sockaddr_storage address{};
   socklen_t length = sizeof(address);
@@ -117,8 +126,7 @@ FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline 
         continue;
       }
     }
-    const int on = 1;
-    ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    keep_alive(fd.get());
     return fd;
   }
   return {};

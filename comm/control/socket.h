@@ -37,6 +37,9 @@ bool has_address(const std::string& host);
 /// A listening, non-blocking TCP socket. Port 0: any free one.
 /// @throws CommError(Aborted) with the address and the system's reason, EADDRINUSE included
 FileDescriptor listen_on(const std::string& host, std::uint16_t port, int backlog);
+/// Sends small messages at once, and probes an idle connection every half minute: firewalls between
+/// hosts forget those that say nothing.
+void keep_alive(int fd);
 /// The port that a socket is bound to.
 std::uint16_t bound_port(int fd);
 /// A connected, non-blocking TCP socket; empty if nobody answers by then.

@@ -19,7 +19,7 @@ struct TcpStoreServerOptions {
   /// Clients must name it in their first message. It keeps out stale and foreign processes; it is
   /// not a secret that protects an open network.
   std::string run_id = {};
-  std::size_t max_connections = 1024;
+  std::size_t max_connections = 1024;  ///< a rank takes one for each of its threads that waits
   /// Connections that have not introduced themselves by then are closed.
   std::chrono::milliseconds hello_timeout{5000};
 };

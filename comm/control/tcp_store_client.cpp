@@ -153,12 +153,20 @@ Message TcpStore::call(const Message& message, milliseconds deadline) {
     }
   }
   const std::string& key = message.fields[0];
+  const bool reused = static_cast<bool>(connection);
   if (!connection) {
     connection =
         introduce(host_, port_, run_id_, std::min(end, Clock::now() + kAttempt)).connection;
   }
   if (!connection) throw lost(key);
   std::optional<Message> answer = round_trip(connection.get(), frame, end);
+  // Something on the way may have forgotten a connection that was idle. All but leave may be asked
+  // twice.
+  if (!answer && reused && message.type != P::kLeave && Clock::now() < end) {
+    connection =
+        introduce(host_, port_, run_id_, std::min(end, Clock::now() + kAttempt)).connection;
+    if (connection) answer = round_trip(connection.get(), frame, end);
+  }
   if (!answer) throw lost(key);
   const std::lock_guard lock(mutex_);
   idle_.push_back(std::move(connection));

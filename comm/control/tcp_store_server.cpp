@@ -104,8 +104,7 @@ void TcpStoreServer::accept_all() {
       if (stranger == connections_.end()) continue;
       connections_.erase(stranger);
     }
-    const int on = 1;
-    ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    keep_alive(fd.get());
     Connection& added = connections_.emplace_back();
     added.fd = std::move(fd);
     added.deadline = Clock::now() + options_.hello_timeout;

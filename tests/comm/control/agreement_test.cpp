@@ -67,6 +67,29 @@ TEST_CASE("an exchange is all or nothing though deadlines differ") {
   }
 }
 
+TEST_CASE("a rank that is known to be lost ends what waits for it, long before the deadline") {
+  MemoryStore store;
+  const auto results = run_ranks(3, [&](int rank) {
+    if (rank == 2) {
+      std::this_thread::sleep_for(50ms);
+      comm::tell_of_lost_rank(store, CommError(CommFailure::PeerLost, {2}, "rank 2 was killed"));
+      comm::tell_of_lost_rank(store, CommError(CommFailure::PeerLost, {0}, "what follows"));
+      return;
+    }
+    comm::exchange(store, "vote", rank, 3, "yes", 1h);
+  });
+  for (const int rank : {0, 1}) {
+    const RankResult& result = results[static_cast<std::size_t>(rank)];
+    CHECK(result.failure == CommFailure::PeerLost);
+    CHECK(result.culprits == std::vector<int>{2});
+    CHECK(result.error == "rank 2 was killed");
+  }
+  // What all have answered is agreed on nevertheless.
+  const auto late = run_ranks(
+      2, [&](int rank) { CHECK(comm::exchange(store, "end", rank, 2, "yes", 10s).size() == 2); });
+  for (const RankResult& result : late) CHECK(result.error == "");
+}
+
 TEST_CASE("the store forgets an exchange when all ranks have it, and only then") {
   MemoryStore store;
   const auto results = run_ranks(3, [&](int rank) {

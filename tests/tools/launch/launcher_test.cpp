@@ -9,6 +9,7 @@
 #include <string>
 #include <thread>
 
+#include "comm/control/tcp_store.h"
 #include "core/base/error.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/temp_dir.h"
@@ -103,6 +104,39 @@ TEST_CASE("a rank killed by a signal is the root cause: 4, and the others are en
   CHECK(holds(r.errors, "tessera: rank 1 (pid "));
   CHECK(holds(r.errors, ") was killed by SIGKILL; the other ranks were ended\n"));
   CHECK(r.time < 3s);
+}
+
+TEST_CASE("a rank that waits for a killed one in an agreement is told at once") {
+  const test::TempDir dir;
+  std::string error;
+  std::thread waiting([&] {  // as rank 0
+    wait_for_files(dir, 1);
+    const std::string text = dir.read("0");
+    const std::size_t colon = text.find(':'), blank = text.find(' ');
+    comm::TcpStore store(text.substr(0, colon),
+                         static_cast<std::uint16_t>(std::stoi(text.substr(colon + 1))),
+                         text.substr(blank + 1, text.find('\n') - blank - 1), 5s);
+    dir.write("connected", "");
+    try {
+      comm::exchange(store, "vote", 0, 2, "yes", 60s);
+    } catch (const CommError& e) {
+      error = e.what();
+    }
+    dir.write("told", "");
+  });
+  const Run r = run(2,
+                    "if test $RANK = 0; then\n"
+                    "  echo $TESSERA_RENDEZVOUS $TESSERA_RUN_ID > $DIR/tmp; mv $DIR/tmp $DIR/0\n"
+                    "  while ! test -e $DIR/told; do sleep 0.05; done; exit 4\n"
+                    "fi\n"
+                    "while ! test -e $DIR/connected; do sleep 0.05; done; kill -KILL $$",
+                    dir, 30s);
+  waiting.join();
+  CHECK(r.code == 4);
+  CHECK(r.time < 20s);
+  CHECK(holds(error, "rank 1 (pid "));
+  CHECK(holds(error, ") was killed by SIGKILL"));
+  CHECK(r.errors.ends_with(") was killed by SIGKILL\n"));  // nobody had to be ended
 }
 
 TEST_CASE("ranks that ignore SIGTERM are killed after the grace") {

@@ -17,6 +17,7 @@
 #include <optional>
 #include <thread>
 
+#include "comm/control/agreement.h"
 #include "comm/control/launch_environment.h"
 #include "comm/control/tcp_store.h"
 #include "core/base/error.h"
@@ -29,6 +30,10 @@ using Clock = std::chrono::steady_clock;
 constexpr int kCommunicationFailed = 4;  // exit code
 // timeout(1) and schedulers signal a process, then its group: not yet somebody who is impatient.
 constexpr std::chrono::seconds kSameRequest{1};
+// Of a rank to the store.
+constexpr std::size_t kConnections = 4;
+// For connecting to our own store.
+constexpr std::chrono::milliseconds kTelling{500};
 
 std::string make_run_id() {
   std::uint64_t bits[2] = {};
@@ -81,7 +86,7 @@ struct Rank {
 class Launch {
  public:
   Launch(int nproc, const std::vector<std::string>& argv, const LaunchOptions& options)
-      : nproc_(nproc), options_(options), argv_(argv), server_(server_options()) {
+      : nproc_(nproc), options_(options), argv_(argv), server_(server_options(nproc)) {
     require<IoError>(signals_.fd() >= 0, "signalfd failed: {}", std::strerror(errno));
   }
 
@@ -118,9 +123,10 @@ class Launch {
   }
 
  private:
-  static comm::TcpStoreServerOptions server_options() {
+  static comm::TcpStoreServerOptions server_options(int nproc) {
     comm::TcpStoreServerOptions options;
     options.run_id = make_run_id();
+    options.max_connections += kConnections * static_cast<std::size_t>(nproc);
     return options;
   }
 
@@ -239,8 +245,21 @@ class Launch {
       if (!known_status) what = "ended, and its exit code is lost";
       if (code == 127 && !by_signal) what += fmt::format(" (could {} be run?)", options_.program);
       root_ = Failure{code, by_signal, fmt::format("rank {} (pid {}) {}", rank, pid, what)};
+      // A rank that could not talk to others is no culprit.
+      if (code != kCommunicationFailed || by_signal) tell_others(rank);
     }
     if (!next_step_) next_step_ = Clock::now() + options_.notice;
+  }
+
+  // Those that wait in an agreement, where no broken connection tells them.
+  void tell_others(int rank) {
+    if (running() == 0) return;
+    try {
+      comm::TcpStore store(server_.host(), server_.port(), server_.run_id(), kTelling);
+      comm::tell_of_lost_rank(store, CommError(CommFailure::PeerLost, {rank}, "{}", root_->text));
+    } catch (const CommError&) {
+      // They are ended by signals then.
+    }
   }
 
   // First politely, then not.
