@@ -118,7 +118,7 @@ void File::write(const void* data, std::size_t bytes) {
   for (std::size_t done = 0; done < bytes;) {
     const ssize_t n = ::write(fd_, in + done, std::min(bytes - done, kMaxTransfer));
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail_write(path_, bytes - done, errno);
+    if (n <= 0) fail_write(path_, bytes - done, n < 0 ? errno : EIO);
     done += static_cast<std::size_t>(n);
   }
 }
@@ -129,7 +129,7 @@ void File::write_at(std::int64_t offset, const void* data, std::size_t bytes) {
     const ssize_t n = ::pwrite(fd_, in + done, std::min(bytes - done, kMaxTransfer),
                                offset + static_cast<std::int64_t>(done));
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail_write(path_, bytes - done, errno);
+    if (n <= 0) fail_write(path_, bytes - done, n < 0 ? errno : EIO);
     done += static_cast<std::size_t>(n);
   }
 }
@@ -155,15 +155,29 @@ std::string read_file(const fs::path& path, std::int64_t max_bytes, Links links)
   return content;
 }
 
+void require_replaceable(const fs::path& path) {
+  std::error_code absent;
+  const fs::file_type type = fs::symlink_status(path, absent).type();
+  require<IoError>(type == fs::file_type::regular || type == fs::file_type::not_found,
+                   "cannot replace {}: it is no regular file; move it away or name another",
+                   path.string());
+}
+
 void write_file_atomically(const fs::path& path, std::string_view content) {
+  require_replaceable(path);
   fs::path temporary = path;
   temporary += ".tmp";
   std::error_code ignored;
   fs::remove(temporary, ignored);
-  File file = File::create(temporary);
-  file.write(content.data(), content.size());
-  file.finish();
-  rename_path(temporary, path);
+  try {
+    File file = File::create(temporary);
+    file.write(content.data(), content.size());
+    file.finish();
+    rename_path(temporary, path);
+  } catch (...) {
+    fs::remove(temporary, ignored);
+    throw;
+  }
   sync_directory(path.parent_path());
 }
 
@@ -212,7 +226,8 @@ std::int64_t free_bytes(const fs::path& path) {
     place = place.parent_path();
   }
   const fs::space_info space = fs::space(place, error);
-  return error ? -1 : static_cast<std::int64_t>(space.available);
+  // File systems in user space may not tell: they have no blocks then.
+  return error || space.capacity == 0 ? -1 : static_cast<std::int64_t>(space.available);
 }
 
 }  // namespace tessera::io

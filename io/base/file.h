@@ -63,8 +63,14 @@ class File {
 ///         CorruptCheckpoint if it is longer than max_bytes
 std::string read_file(const fs::path& path, std::int64_t max_bytes, Links links = Links::Follow);
 
+/// @throws IoError if there is something at `path` that is no regular file: a directory, a device
+/// or
+///         a link, which a rename would put an end to
+void require_replaceable(const fs::path& path);
+
 /// Replaces the file by rename: at every moment the name holds the old or the new content. Writes
-/// `<name>.tmp` beside it, syncs it, renames it, syncs the directory. @throws IoError
+/// `<name>.tmp` beside it, syncs it, renames it, syncs the directory. @throws IoError; what stands
+/// at `path` is then as it was, and no `<name>.tmp` is left
 void write_file_atomically(const fs::path& path, std::string_view content);
 
 /// Syncs a directory's entries to disk. @throws IoError

@@ -1,6 +1,10 @@
 #include "io/base/file.h"
 
 #include <doctest/doctest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <csignal>
 
 #include "core/base/error.h"
 #include "io/base/convert.h"
@@ -48,6 +52,38 @@ TEST_CASE("a file is replaced as a whole, over what an earlier try left") {
   CHECK_FALSE(fs::exists(dir.path() / "f.tmp"));
   CHECK_THROWS_HOLDING(IoError, "cannot create",
                        write_file_atomically(dir.path() / "no" / "f", "x"));
+}
+
+TEST_CASE("what is no regular file is not replaced, and a failure leaves no temporary file") {
+  TempDir dir;
+  const fs::path target = dir.path() / "f", link = dir.path() / "link", fifo = dir.path() / "fifo";
+  write_text(target, "old");
+  fs::create_symlink(target, link);
+  fs::create_directory(dir.path() / "d");
+  REQUIRE(::mkfifo(fifo.c_str(), 0600) == 0);
+  for (const fs::path& path : {link, fifo, dir.path() / "d", fs::path("/dev/null")}) {
+    CHECK_THROWS_HOLDING(IoError, path.string() + ": it is no regular file",
+                         write_file_atomically(path, "new"));
+  }
+  CHECK(read_text(target) == "old");
+  CHECK(fs::is_symlink(link));
+  CHECK(fs::is_character_file("/dev/null"));
+
+  struct rlimit before {};
+  REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
+  std::signal(SIGXFSZ, SIG_IGN);
+  const struct rlimit small { 4, before.rlim_max };
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
+  std::string error;
+  try {
+    write_file_atomically(target, "longer than that");
+  } catch (const IoError& e) {
+    error = e.what();
+  }
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &before) == 0);
+  CHECK(error.find("f.tmp") != std::string::npos);
+  CHECK_FALSE(fs::exists(dir.path() / "f.tmp"));
+  CHECK(read_text(target) == "old");
 }
 
 TEST_CASE("names are swapped in one step") {
