@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <thread>
 
 #include "core/base/error.h"
@@ -21,6 +22,21 @@ std::optional<std::int64_t> parse_step(const std::string& name) {
   const auto [stop, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
   if (error != std::errc{} || stop != end || step < 0) return std::nullopt;
   return step;
+}
+
+// A network file system may show files late, or not in their full size yet, on a host that did not
+// write them.
+CheckpointReader open_patiently(const fs::path& path) {
+  constexpr int kMoreLooks = 3;
+  constexpr std::chrono::milliseconds kPause{300};
+  for (int look = 0; look < kMoreLooks; ++look) {
+    try {
+      return CheckpointReader::open(path);
+    } catch (const CorruptFile&) {
+      std::this_thread::sleep_for(kPause);
+    }
+  }
+  return CheckpointReader::open(path);
 }
 
 // Who looks for a checkpoint to go on from has the machine to himself.
@@ -51,12 +67,14 @@ std::vector<CheckpointEntry> find_checkpoints(const fs::path& run_or_checkpoints
   return entries;
 }
 
-NewestCheckpoint newest_valid(const fs::path& run_or_checkpoints_dir, bool verify_data) {
+NewestCheckpoint newest_valid(const fs::path& run_or_checkpoints_dir, bool verify_data,
+                              const std::set<fs::path>& passed_over) {
   NewestCheckpoint newest;
   auto entries = find_checkpoints(run_or_checkpoints_dir);
   for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
+    if (passed_over.contains(entry->path)) continue;
     try {
-      auto reader = CheckpointReader::open(entry->path);
+      auto reader = open_patiently(entry->path);
       if (verify_data) {
         const VerifyReport report = verify_checkpoint(reader, {.threads = verifying_threads()});
         require<CorruptCheckpoint>(report.problems.empty(), "{}",
@@ -65,9 +83,6 @@ NewestCheckpoint newest_valid(const fs::path& run_or_checkpoints_dir, bool verif
       newest.reader = std::move(reader);
       break;
     } catch (const CorruptCheckpoint& error) {
-      newest.skipped.push_back(
-          fmt::format("{} is skipped: {}", entry->path.string(), error.what()));
-    } catch (const IoError& error) {
       newest.skipped.push_back(
           fmt::format("{} is skipped: {}", entry->path.string(), error.what()));
     }

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -28,10 +29,15 @@ struct NewestCheckpoint {
   std::vector<std::string> skipped;        ///< newer ones that are broken: why, one line each
 };
 
-/// Newest checkpoint whose index is valid and whose files are there in their full size. Checksums
+/// Newest checkpoint whose index is valid and whose files are there in their full size (what is not
+/// is looked at again for a second: network file systems show files late). Checksums
 /// are verified as data is read, or here if verify_data is set (reads everything, on as many
 /// threads as the machine has, up to 16).
-NewestCheckpoint newest_valid(const fs::path& run_or_checkpoints_dir, bool verify_data = false);
+/// @throws IoError if one cannot be opened or looked at (its permissions, a server that does not
+///         answer): nobody is handed older weights for that
+/// @param passed_over  not to be looked at, as whoever asks knows better
+NewestCheckpoint newest_valid(const fs::path& run_or_checkpoints_dir, bool verify_data = false,
+                              const std::set<fs::path>& passed_over = {});
 
 /// Directory of what a user names as CHECKPOINT, found but not opened; see open_checkpoint.
 /// @throws InvalidArgument if there is no checkpoint or no such step, IoError

@@ -27,8 +27,7 @@ std::string missing_section(const fs::path& path, Section section, const Checkpo
   }
   std::string text = fmt::format(
       "checkpoint {} holds no optimizer state (it was saved with checkpoint.what=model); start "
-      "from "
-      "its weights with --model.init-from",
+      "from its weights with --model.init-from",
       path.string());
   try {
     const auto entries = find_checkpoints(fs::absolute(path).parent_path());
@@ -119,8 +118,9 @@ CheckpointReader CheckpointReader::open(const fs::path& dir) {
     if (!fs::is_regular_file(status)) {
       throw CorruptFile(file, fmt::format("{} is not a regular file", path.string()));
     }
-    const auto found = static_cast<std::int64_t>(fs::file_size(path, error));
-    if (error || found != size) {
+    // Opened, as a network file system may answer for the name alone what it knew before.
+    const std::int64_t found = File::open(path, Links::Refuse).size();
+    if (found != size) {
       throw CorruptFile(
           file, fmt::format("{} has {} bytes, but the index says {}: it was cut or replaced",
                             path.string(), found, size));

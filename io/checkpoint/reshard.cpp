@@ -380,7 +380,8 @@ class Reshard {
     sync_directory(dir_);
     if (replaces) fs::remove_all(attempt_, error);
     try {
-      if (find_checkpoints(dir_).back().path.filename() == target_.filename()) {
+      const auto committed = find_checkpoints(dir_);
+      if (!committed.empty() && committed.back().path.filename() == target_.filename()) {
         write_file_atomically(dir_ / "latest", target_.filename().string() + "\n");
       }
     } catch (const IoError&) {

@@ -15,14 +15,20 @@ std::set<std::int64_t> best_steps(const std::vector<CheckpointEntry>& entries,
                                   const Retention& retention) {
   std::set<std::int64_t> steps;
   if (retention.keep_best <= 0 || !retention.loss) return steps;
+  std::set<std::int64_t> unknown;
   std::vector<std::pair<double, std::int64_t>> order;  // by loss, later first
   for (const CheckpointEntry& entry : entries) {
-    const auto loss = retention.loss(entry.path);
-    if (loss && std::isfinite(*loss)) order.emplace_back(*loss, -entry.step);
+    try {
+      const auto loss = retention.loss(entry.path);
+      if (loss && std::isfinite(*loss)) order.emplace_back(*loss, -entry.step);
+    } catch (const Error&) {
+      unknown.insert(entry.step);  // it may be the best, and stays
+    }
   }
   std::sort(order.begin(), order.end());
   order.resize(std::min(order.size(), static_cast<std::size_t>(retention.keep_best)));
   for (const auto& [loss, step] : order) steps.insert(-step);
+  steps.merge(unknown);
   return steps;
 }
 

@@ -54,6 +54,19 @@ TEST_CASE("pruning keeps the newest and removes only committed checkpoints") {
   CHECK_FALSE(fs::exists(dir.path() / "step-00000000.other.tmp"));  // nor of an attempt before it
 }
 
+TEST_CASE("a checkpoint whose loss cannot be told is not removed for that") {
+  TempDir dir;
+  const SampleModel model = make_sample_model();
+  for (const std::int64_t step : {10, 20, 30, 40}) save(model, dir.path(), {.step = step});
+  Retention retention{.keep = 1, .keep_best = 1};
+  retention.loss = [&](const fs::path& path) -> std::optional<double> {
+    if (path.filename() == "step-00000010") throw IoError("trainer.json: Input/output error");
+    return path.filename() == "step-00000020" ? 1.0 : 2.0;
+  };
+  prune_checkpoints(dir.path(), retention, 40);
+  CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{10, 20, 40});
+}
+
 TEST_CASE("every n-th step and the best stay beside the newest") {
   TempDir dir;
   const SampleModel model = make_sample_model();
