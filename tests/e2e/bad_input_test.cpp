@@ -186,6 +186,31 @@ TEST_CASE_FIXTURE(Fixture, "a cut shard or a flipped bit is found, named, and pa
 }
 
 TEST_CASE_FIXTURE(Fixture,
+                  "what one rank cannot read takes all ranks to the checkpoint before it") {
+  const auto command = [&](int steps) {
+    return train({"--checkpoint.every=5", "--checkpoint.keep=0"}, 2, steps);
+  };
+  REQUIRE(run_cli(command(20)).code == 0);
+  const fs::path run = dir.path() / "run", checkpoints = run / "checkpoints";
+  flip_bit(checkpoints / "step-00000020/rank-00001-of-00002.safetensors", 5000);
+  flip_bit(checkpoints / "step-00000015/rank-00000-of-00002.safetensors", 5000);
+  const auto resumed = run_cli(command(25));
+  INFO(resumed.describe());
+  CHECK(resumed.code == 0);
+  for (const std::string why :
+       {"step-00000020 is skipped: rank ", "step-00000015 is skipped: rank ", "rank-00001-of-00002",
+        "rank-00000-of-00002"})
+    CHECK(count(resumed.err, why) >= 1);
+  CHECK(count(resumed.err, "the checksum is wrong") >= 2);
+  CHECK(resumed.err.find("step 10 of 25, from") != std::string::npos);
+  for (const char* step : {"step-00000015", "step-00000020"}) {
+    CHECK(fs::exists(checkpoints / (std::string(step) + ".unusable")));
+    CHECK(run_cli({"checkpoint", "verify", checkpoints / step}).code == 0);  // made again
+  }
+  CHECK(test::read_metrics(run).steps.size() == 25);
+}
+
+TEST_CASE_FIXTURE(Fixture,
                   "a checkpoint that lost its index is passed over, never a reason to start anew") {
   make_run();
   const fs::path run = copy("newest");
@@ -239,6 +264,21 @@ TEST_CASE_FIXTURE(Fixture, "paths that are no run, no checkpoint or no model") {
   fs::create_directories(dir.path() / "blocked/metrics.jsonl");
   check_refusal(run_cli(small_run(text, dir.file("blocked"), 1, 5)), kIo,
                 {"blocked/metrics.jsonl", "Is a directory"});
+}
+
+TEST_CASE_FIXTURE(Fixture, "a trace that could not be written is refused before the first step") {
+  const std::string absent = dir.file("absent/trace.json");
+  check_refusal(run_cli(train({"--train.profile", absent})), kIo,
+                {"train.profile", dir.file("absent"), "No such file"});
+  check_refusal(run_cli(train({"--train.profile", "/dev/null"})), kIo,
+                {"/dev/null", "no regular file", "name another"});
+  CHECK(fs::is_character_file("/dev/null"));
+  CHECK_FALSE(fs::exists(dir.file("run/metrics.jsonl")));
+  const std::string trace = dir.file("trace.json");
+  const auto traced = run_cli(train({"--train.profile", trace}));
+  INFO(traced.describe());
+  CHECK(traced.code == 0);
+  CHECK(fs::file_size(trace) > 100);
 }
 
 TEST_CASE_FIXTURE(Fixture, "weights of another shape are refused with both numbers") {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <set>
@@ -91,6 +92,11 @@ struct Config {
   ///   build lacks
   void validate(int world_size);
 };
+
+/// Of a time in seconds, as the configuration holds them.
+inline std::chrono::milliseconds to_milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1e3));
+}
 
 /// {"model": {...}, ...} with every field, in the order of the table; load_config() reads it back.
 nlohmann::ordered_json to_json(const Config& config);

@@ -1,6 +1,7 @@
 #include "tools/tessera/train/checkpoints.h"
 
 #include <algorithm>
+#include <set>
 
 #include "io/base/json.h"
 
@@ -13,7 +14,6 @@ using Json = nlohmann::json;
 constexpr const char* kFormat = "tessera-trainer";
 constexpr std::int64_t kVersion = 1;
 
-// Directories that are named as committed checkpoints are, but have lost their index.
 // The step in "step-00000020"; empty for any other name.
 std::optional<std::int64_t> step_of(const std::string& name) {
   const std::string digits = name.starts_with("step-") ? name.substr(5) : "";
@@ -34,6 +34,7 @@ std::vector<fs::path> step_directories(const fs::path& checkpoints) {
   return result;
 }
 
+// Directories that are named as committed checkpoints are, but have lost their index.
 std::vector<fs::path> without_index(const fs::path& checkpoints) {
   std::vector<fs::path> result;
   for (const fs::path& path : step_directories(checkpoints)) {
@@ -76,12 +77,10 @@ TrainerState parse_trainer_state(const std::string& text, const std::string& sou
 std::optional<double> stored_val_loss(const fs::path& checkpoint) {
   constexpr std::int64_t kMaxBytes = std::int64_t{64} << 20;
   const fs::path file = checkpoint / "trainer.json";
-  try {
-    return parse_trainer_state(io::read_file(file, kMaxBytes, io::Links::Refuse), file.string())
-        .val_loss;
-  } catch (const Error&) {
-    return std::nullopt;
-  }
+  std::error_code error;
+  if (fs::symlink_status(file, error).type() == fs::file_type::not_found) return std::nullopt;
+  return parse_trainer_state(io::read_file(file, kMaxBytes, io::Links::Refuse), file.string())
+      .val_loss;
 }
 
 Json model_section(const models::Gpt2Config& config) {
@@ -126,6 +125,7 @@ std::vector<std::string> StoreCoordinator::exchange(const std::string& phase,
 }
 
 std::optional<fs::path> find_resume(const fs::path& run_dir, const std::string& resume,
+                                    const std::map<fs::path, std::string>& unusable,
                                     std::vector<std::string>& notes) {
   if (resume != "auto" && resume != "never") {
     require(
@@ -137,12 +137,13 @@ std::optional<fs::path> find_resume(const fs::path& run_dir, const std::string& 
     // Its saves would come before those in number, and be taken for the older ones.
     for (const fs::path& path : step_directories(run_dir / "checkpoints")) {
       require(*step_of(path.filename().string()) <= reader.index().step,
-              "{} is later than {}, which checkpoint.resume names; go on from the later one with "
-              "--checkpoint.resume auto, or choose another --run.out",
+              "{} is later than {}, which checkpoint.resume names; choose another --run.out for "
+              "what comes of that one, or go on from the later one with --checkpoint.resume auto",
               path.string(), reader.path().string());
     }
     return reader.path();
   }
+  const fs::path checkpoints = run_dir / "checkpoints";
   std::error_code unreadable;
   const auto start_anew = [&] {
     std::error_code absent;
@@ -153,7 +154,15 @@ std::optional<fs::path> find_resume(const fs::path& run_dir, const std::string& 
         run_dir.string());
     return std::nullopt;
   };
-  if (!fs::exists(run_dir / "checkpoints", unreadable)) return start_anew();
+  if (fs::symlink_status(checkpoints, unreadable).type() == fs::file_type::not_found)
+    return start_anew();
+  // A link to a disk that is not mounted, say.
+  require<IoError>(
+      fs::is_directory(checkpoints, unreadable),
+      "cannot look into {}{}{}; a run is not started anew while its checkpoints cannot "
+      "be seen: make the directory readable, or choose another --run.out",
+      checkpoints.string(), unreadable ? ": " : ", which is no directory",
+      unreadable ? unreadable.message() : "");
   const auto existing = io::find_checkpoints(run_dir);
   const auto damaged = without_index(run_dir / "checkpoints");
   for (const fs::path& path : damaged)
@@ -171,8 +180,12 @@ std::optional<fs::path> find_resume(const fs::path& run_dir, const std::string& 
       "{} holds a run with checkpoints up to step {}; continue it with --checkpoint.resume auto, "
       "or choose another --run.out",
       run_dir.string(), existing.back().step);
-  const auto newest = io::newest_valid(run_dir, /*verify_data=*/true);
-  const std::string reason = newest.skipped.empty() ? "no reason found" : newest.skipped.front();
+  std::set<fs::path> passed_over;
+  for (const auto& [path, why] : unusable) passed_over.insert(path);
+  const auto newest = io::newest_valid(run_dir, /*verify_data=*/false, passed_over);
+  const std::string reason = !unusable.empty()         ? unusable.rbegin()->second
+                             : !newest.skipped.empty() ? newest.skipped.front()
+                                                       : "no reason found";
   notes.insert(notes.end(), newest.skipped.begin(), newest.skipped.end());
   require<CorruptCheckpoint>(newest.reader.has_value(),
                              "none of the {} checkpoints of {} can be used ({}); start anew with "
@@ -233,16 +246,33 @@ io::SaveRequest make_save_request(comm::ShardedModel& sharded, bool with_optimiz
 
 SaveState make_save_state(comm::ShardedModel& sharded, bool with_optimizer) {
   SaveState state;
-  const auto host_values = [&](const Tensor& tensor) -> const void* {
-    const TensorView view = tensor.view();
-    if (tensor.device().type != DeviceType::CUDA) return view.data;
-    const std::shared_ptr<std::byte[]> copy(new std::byte[view.bytes()]);
-    tensor.copy_to_host(copy.get());
-    return state.copies.emplace_back(copy).get();
+  const auto on_device = [](const Tensor& tensor) {
+    return tensor.device().type == DeviceType::CUDA;
   };
+  std::size_t bytes = 0;
+  std::shared_ptr<Context> context;
+  io::SaveRequest counted;
+  for_each_owned(sharded, with_optimizer, counted,
+                 [&](auto&, const comm::ShardedModel::Piece&, const Tensor& values) {
+                   if (!on_device(values)) return;
+                   context = values.context();
+                   bytes += static_cast<std::size_t>(values.view().bytes());
+                 });
+  if (context) {
+    state.copies =
+        std::make_unique<comm::HostMemory>(context, bytes, "checkpoint", MemoryCategory::Staging);
+  }
+  std::size_t at = 0;
   for_each_owned(sharded, with_optimizer, state.request,
                  [&](auto& list, const comm::ShardedModel::Piece& piece, const Tensor& values) {
-                   list.push_back(part_of(piece, values, host_values(values)));
+                   const void* data = values.view().data;
+                   if (on_device(values)) {
+                     std::byte* const copy = state.copies->data() + at;
+                     values.copy_to_host(copy);
+                     at += static_cast<std::size_t>(values.view().bytes());
+                     data = copy;
+                   }
+                   list.push_back(part_of(piece, values, data));
                  });
   return state;
 }

@@ -3,11 +3,13 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
 #include "comm/control/store.h"
+#include "comm/host_memory.h"
 #include "comm/sharding/sharded_model.h"
 #include "io/checkpoint/find.h"
 #include "io/checkpoint/save.h"
@@ -34,7 +36,8 @@ nlohmann::json model_section(const models::Gpt2Config& config);
 /// @throws CorruptCheckpoint naming source and field; Unsupported on another architecture
 models::Gpt2Config parse_model_section(const nlohmann::json& section, const std::string& source);
 
-/// The validation loss that was stored with a checkpoint; empty if none was, or none can be read.
+/// The validation loss that was stored with a checkpoint; empty if none was.
+/// @throws IoError, CorruptCheckpoint if it cannot be told
 std::optional<double> stored_val_loss(const std::filesystem::path& checkpoint);
 
 /// Lets ranks talk over the run's store. Each thread of a rank needs one of its own, with a name
@@ -58,17 +61,19 @@ class StoreCoordinator final : public io::SaveCoordinator {
   std::int64_t calls_ = 0;
 };
 
-/// Which checkpoint a run starts from, as rank 0 finds it; empty: none.
-/// @param resume  checkpoint.resume
-/// @param notes   receives one line for every broken checkpoint that was passed over
+/// Which checkpoint a run starts from, as rank 0 finds it; empty: none. Index, headers and sizes
+/// are looked at; checksums of the data are verified by the ranks as they read.
+/// @param resume    checkpoint.resume
+/// @param unusable  of this run, with why: those that could not be read after an earlier call
+/// @param notes     receives one line for every broken checkpoint that was passed over
 /// Broken ones that are later than the one found are set aside under another name: they must not
 /// count as the newest once the run goes on.
 /// @throws CorruptCheckpoint if there are only broken ones: starting anew would write over the run;
 ///         InvalidArgument if `resume` names what is not there or comes before checkpoints that the
 ///         run has already, or if the run must not be continued (resume=never) but is there
-std::optional<std::filesystem::path> find_resume(const std::filesystem::path& run_dir,
-                                                 const std::string& resume,
-                                                 std::vector<std::string>& notes);
+std::optional<std::filesystem::path> find_resume(
+    const std::filesystem::path& run_dir, const std::string& resume,
+    const std::map<std::filesystem::path, std::string>& unusable, std::vector<std::string>& notes);
 
 /// Whether a run that starts at `step` saves beside training, and needs staging for it: what it
 /// saves at its end can as well lie where it is.
@@ -77,9 +82,10 @@ bool saves_beside_training(const Config& config, std::int64_t step);
 /// A save, with the copies that a device's values need in the host's memory.
 struct SaveState {
   io::SaveRequest request;
-  std::vector<std::shared_ptr<const std::byte[]>> copies{};
+  std::unique_ptr<comm::HostMemory> copies{};
 };
 /// Parts of this rank for a save; moments only if they are there and wanted.
+/// @throws OutOfMemory
 SaveState make_save_state(comm::ShardedModel& sharded, bool with_optimizer);
 /// The same where they lie, on the device that computes.
 io::SaveRequest make_save_request(comm::ShardedModel& sharded, bool with_optimizer);

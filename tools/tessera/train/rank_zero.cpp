@@ -18,7 +18,17 @@ std::string decide_on_rank_zero(comm::Store& store, const std::string& name, int
       throw;
     }
   }
-  const std::string answer = store.get(key, deadline);
+  const std::string answer = [&] {
+    try {
+      return store.get(key, deadline);
+    } catch (const CommError& error) {
+      if (error.failure() != CommFailure::Timeout) throw;
+      throw CommError(CommFailure::Timeout, {0},
+                      "rank 0 did not decide on {} within {} s; look after its disk, or raise "
+                      "checkpoint.timeout",
+                      name, static_cast<double>(deadline.count()) / 1e3);
+    }
+  }();
   if (!answer.starts_with('+')) {
     throw CommError(CommFailure::Aborted, {0}, "rank 0 failed: {}", answer.substr(1));
   }

@@ -3,48 +3,23 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
-#include <cmath>
-#include <csignal>
+#include <cerrno>
+#include <cstring>
 #include <iostream>
+#include <map>
 
 #include "comm/bootstrap.h"
-#include "core/base/trace.h"
 #include "tools/tessera/device/choose_device.h"
 #include "tools/tessera/model/loaded_model.h"
-#include "tools/tessera/model/text_generation.h"
-#include "tools/tessera/report/loss_svg.h"
-#include "tools/tessera/report/metrics.h"
-#include "tools/tessera/report/progress.h"
-#include "tools/tessera/signal/stop_signal.h"
+#include "tools/tessera/train/rank.h"
 #include "tools/tessera/train/rank_zero.h"
 #include "tools/tessera/train/run_directory.h"
-#include "tools/tessera/train/saver.h"
 #include "tools/tessera/train/setup.h"
-#include "tools/tessera/train/summary.h"
-#include "tools/tessera/train/trainer.h"
 
 namespace tessera::tools {
 namespace {
 
 namespace fs = std::filesystem;
-using Clock = std::chrono::steady_clock;
-
-// Beyond the timeout of a save: ranks that wait for others which wait for a save.
-constexpr std::chrono::milliseconds kLateForSave{5000};
-// That read a checkpoint, of each rank, at the least.
-constexpr int kReadingThreads = 4;
-// After a rank was lost: less than a launcher leaves to the others.
-constexpr std::chrono::milliseconds kWithoutPeers{300};
-
-std::chrono::milliseconds milliseconds(double seconds) {
-  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1e3));
-}
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // What must be equal on all ranks: everything but threads, which may differ between hosts, and the
 // number of the device.
@@ -61,375 +36,31 @@ std::string fingerprint(const Config& config, Device device) {
   return text;
 }
 
-TrainerOptions trainer_options(const Config& config) {
-  TrainerOptions options;
-  options.global_batch = config.train.global_batch;
-  options.micro_batch = config.train.micro_batch;
-  options.recompute_blocks = config.train.recompute == "block";
-  options.dropout = config.model.dropout > 0;
-  options.graphs = config.train.cuda_graphs == "on";
-  options.clip_norm = config.optim.clip_norm;
-  options.seed = static_cast<std::uint64_t>(config.train.seed);
-  options.adamw = {config.optim.beta1, config.optim.beta2, config.optim.eps,
-                   config.optim.weight_decay};
-  options.schedule = {optim::LrSchedule::parse(config.optim.schedule), config.optim.lr,
-                      config.optim.min_lr, config.optim.warmup_steps, config.train.steps};
-  return options;
+// Better at the start than after the steps that were to be traced.
+void check_profile(const Config& config, int rank) {
+  if (config.train.profile.empty()) return;
+  const fs::path file = fs::absolute(profile_file(config, rank));
+  io::require_replaceable(file);
+  const fs::path folder = file.parent_path();
+  require<IoError>(::access(folder.c_str(), W_OK | X_OK) == 0,
+                   "train.profile: no file can be written in {}: {}", folder.string(),
+                   std::strerror(errno));
 }
 
-// A launcher's id of a run as part of a file name: "127.0.0.1:23100" and the like lose their
-// other characters.
-std::string file_name_of(const std::string& run_id, std::int64_t step) {
-  std::string name = run_id.empty() ? "run" : run_id.substr(0, 64);
-  for (char& c : name) {
-    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-                       c == '.' || c == '-';
-    if (!plain) c = '_';
-  }
-  return fmt::format("{}-{}", name, step);
-}
-
-/// One rank of a run: owns what the steps need, and what only rank 0 shows and writes.
-class Rank {
- public:
-  Rank(RunSetup setup, const comm::LaunchEnvironment& environment, comm::RankGroup& group,
-       const std::shared_ptr<Context>& context, bool json)
-      : setup_(std::move(setup)),
-        config_(setup_.config),
-        rank_(environment.rank),
-        world_size_(environment.world_size),
-        json_(json),
-        communicator_(*group.communicator),
-        context_(context),
-        model_(setup_.model),
-        sharded_(model_.units(), comm::parse_shard_mode(config_.shard.mode),
-                 config_.train.precision == "fp32" ? DType::F32 : DType::BF16, context_,
-                 communicator_, static_cast<int>(config_.shard.gather_ahead),
-                 config_.train.precision == "bf16-true" ? DType::BF16 : DType::F32),
-        trainer_(model_, sharded_, communicator_, context_, trainer_options(config_)),
-        store_(group.store),
-        coordinator_(store_, "training", rank_, world_size_,
-                     milliseconds(config_.checkpoint.timeout) + kLateForSave),
-        run_id_(file_name_of(environment.run_id, setup_.state.step)),
-        log_(config_.run.out, rank_),
-        state_(setup_.state) {
-    if (setup_.dataset.tokenizer) state_.tokenizer = setup_.dataset.tokenizer->to_json();
-    state_.config = nlohmann::json::parse(to_json(config_).dump());
-  }
-
-  int run();
-
- private:
-  bool is_zero() const { return rank_ == 0; }
-  void load();
-  void show_start();
-  void profile();
-  void write_profile();
-  std::vector<std::string> device_notes();
-  void evaluate();
-  void show_sample();
-  void prepare_saves();
-  bool due(std::int64_t every) const { return every > 0 && state_.step % every == 0; }
-  int train(const StopSignal& stop);
-  void save();
-  void report_saves();
-  void tell_of_metrics();
-  void leave(const char* why, std::chrono::milliseconds at_most);
-  void note(const std::string& text);
-  void finish(double seconds, int signal);
-
-  RunSetup setup_;
-  const Config& config_;
-  int rank_, world_size_;
-  bool json_;
-  comm::Communicator& communicator_;
-  std::shared_ptr<Context> context_;
-  models::Gpt2 model_;
-  comm::ShardedModel sharded_;
-  Trainer trainer_;
-  std::shared_ptr<comm::Store> store_;
-  StoreCoordinator coordinator_;
-  std::string run_id_;
-  RankLog log_;
-  TrainerState state_;
-  ConsoleStyle style_ = detect_console(STDERR_FILENO);
-  std::unique_ptr<MetricsWriter> metrics_;
-  std::unique_ptr<ProgressLine> progress_;
-  std::unique_ptr<Trace> trace_;
-  bool told_of_graphs_ = false;
-  std::int64_t evaluated_step_ = -1;
-  StepResult last_;
-  std::unique_ptr<Saver> saver_;  // null: nothing is saved
-};
-
-void Rank::note(const std::string& text) {
-  log_.write(text);
-  if (progress_) progress_->note(text);
-}
-
-std::vector<std::string> Rank::device_notes() {
+// What people should know of where the ranks compute and how they talk.
+std::vector<std::string> start_notes(const comm::RankGroup& group, const ChosenDevice& chosen) {
   std::vector<std::string> notes;
-  if (context_->device().type == DeviceType::CUDA) notes = context_->backend().take_notes();
-  if (!told_of_graphs_ && !trainer_.why_no_graphs().empty()) {
-    told_of_graphs_ = true;
-    notes.push_back("train.cuda_graphs: off, " + trainer_.why_no_graphs());
-  } else if (!told_of_graphs_ && trainer_.graphs() > 0) {
-    told_of_graphs_ = true;
-    notes.emplace_back("train.cuda_graphs: on, forward and backward are captured");
+  const std::string_view backend = group.communicator->backend();
+  if (!group.why_not_nccl.empty()) {
+    notes.push_back(fmt::format("note: ranks talk through {}, not through NCCL: {}", backend,
+                                group.why_not_nccl));
   }
+  if (!group.why_not_shared_memory.empty()) {
+    notes.push_back(fmt::format("note: ranks talk through {}, not through shared memory: {}",
+                                backend, group.why_not_shared_memory));
+  }
+  if (!chosen.why_cpu.empty()) notes.push_back("note: training runs on the CPU: " + chosen.why_cpu);
   return notes;
-}
-
-void Rank::load() {
-  // Reads wait for disks as well as for the CPU: more than it has threads are of use.
-  const int threads = std::max(kReadingThreads, context_->threads().size());
-  const auto seed = static_cast<std::uint64_t>(config_.train.seed);
-  const auto tell = [this](const fs::path& from, const io::LoadReport& report) {
-    log_.write(fmt::format("loaded {} from {} in {:.2f} s, {} were read",
-                           format_bytes(report.wanted_bytes), from.string(), report.seconds,
-                           format_bytes(report.read_bytes)));
-  };
-  if (setup_.resume) {
-    tell(setup_.resume->path(),
-         load_training_state(sharded_, *setup_.resume, setup_.load, threads, seed));
-  } else if (setup_.init_from) {
-    tell(setup_.init_from->path(),
-         load_weights(sharded_, *setup_.init_from, setup_.load, threads, seed));
-  } else {
-    sharded_.load([seed](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
-      initialize_range(p, seed, begin, end, out);
-    });
-  }
-  sharded_.create_optimizer_state();
-}
-
-void Rank::show_start() {
-  if (!is_zero()) return;
-  const fs::path out = config_.run.out;
-  io::write_file_atomically(out / "config.json", to_json(config_).dump(2) + "\n");
-  std::error_code absent;
-  if (state_.step == 0 && fs::file_size(out / "metrics.jsonl", absent) > 0 && !absent) {
-    fs::rename(out / "metrics.jsonl", out / "metrics.previous.jsonl");
-    setup_.notes.push_back(
-        "note: there was no checkpoint to go on from; the former metrics are in "
-        "metrics.previous.jsonl");
-  }
-  metrics_ = std::make_unique<MetricsWriter>(out / "metrics.jsonl", state_.step);
-  std::cerr << start_table(style_, setup_, sharded_, communicator_, *context_);
-  progress_ = std::make_unique<ProgressLine>(std::cerr, style_, state_.step, config_.train.steps,
-                                             config_.train.log_every);
-  for (const std::string& text : setup_.notes) note(text);
-}
-
-void Rank::evaluate() {
-  if (!setup_.val || evaluated_step_ == state_.step) return;
-  evaluated_step_ = state_.step;
-  const double loss = trainer_.evaluate(*setup_.val, config_.train.eval_batches);
-  state_.val_loss = loss;
-  if (is_zero()) {
-    metrics_->write_evaluation(state_.step, loss);
-    note(fmt::format("step {}: validation loss {:.4f}", state_.step, loss));
-  }
-  show_sample();
-}
-
-void Rank::show_sample() {
-  if (config_.train.sample_prompt.empty()) return;
-  // Every rank gathers; one of them writes.
-  sharded_.gather_all();
-  if (is_zero()) {
-    const io::Tokenizer& tokenizer = *setup_.dataset.tokenizer;
-    const RngKey key = RngKey::make(static_cast<std::uint64_t>(config_.train.seed),
-                                    RngPurpose::Sampling, static_cast<std::uint64_t>(state_.step));
-    const auto prompt = tokenizer.encode(config_.train.sample_prompt, "train.sample_prompt");
-    const auto ids = generate(model_, context_, prompt, config_.train.sample_tokens, {}, key, {});
-    note(fmt::format("step {}: sample\n{}{}", state_.step, config_.train.sample_prompt,
-                     printable(tokenizer.decode(ids))));
-  }
-  // The others wait here, not in the next collective, whose deadline is for computing ranks.
-  coordinator_.exchange(fmt::format("sample at step {}", state_.step), "");
-  sharded_.end_evaluation();
-}
-
-void Rank::prepare_saves() {
-  const Config::Checkpoint& config = config_.checkpoint;
-  if (config.every == 0) return;
-  SaverOptions options;
-  options.checkpoints_dir = fs::path(config_.run.out) / "checkpoints";
-  options.run_id = run_id_;
-  options.rank = rank_;
-  options.world_size = world_size_;
-  options.model = model_section(setup_.model);
-  options.with_optimizer = config.what == "all";
-  options.in_background = saves_beside_training(config_, state_.step);
-  options.stop_on_error = config.on_error == "stop";
-  options.retention = {static_cast<int>(config.keep), config.keep_every,
-                       static_cast<int>(config.keep_best), stored_val_loss};
-  options.timeout = milliseconds(config.timeout);
-  if (setup_.resume) options.saved_step = state_.step;
-  saver_ = std::make_unique<Saver>(std::move(options), store_, coordinator_, context_, sharded_);
-}
-
-void Rank::save() {
-  if (config_.checkpoint.keep_best > 0) evaluate();
-  saver_->save(state_, last_.saves);
-  report_saves();
-}
-
-void Rank::tell_of_metrics() {
-  const std::string why = is_zero() ? metrics_->take_warning() : std::string();
-  if (!why.empty()) note(fmt::format("warning: lines wait in memory until they fit: {}", why));
-}
-
-void Rank::report_saves() {
-  if (!saver_) return;
-  saver_->poll();
-  for (const Saved& saved : saver_->take_saved()) {
-    if (is_zero()) {
-      metrics_->write_save({.step = saved.step,
-                            .bytes = saved.bytes,
-                            .seconds = saved.seconds,
-                            .stall_ms = saved.stall_seconds * 1e3});
-    }
-    note(fmt::format(
-        "step {}: saved {} ({} in {}, {:.2f} GB/s; training stood still for {:.1f} ms)", saved.step,
-        saved.path.string(), format_bytes(saved.bytes), format_duration(saved.seconds),
-        static_cast<double>(saved.bytes) / 1e9 / saved.seconds, saved.stall_seconds * 1e3));
-  }
-  for (const std::string& text : saver_->take_notes()) note(text);
-}
-
-// What is in flight is waited for also when training ends by an error.
-void Rank::leave(const char* why, std::chrono::milliseconds at_most) {
-  const auto step = saver_ ? saver_->in_flight() : std::nullopt;
-  if (!step) return;
-  try {
-    const std::string_view text = why;
-    note(fmt::format("training ends ({}); the save of step {} is waited for, at most {}",
-                     text.substr(0, text.find('\n')), *step,
-                     format_duration(std::chrono::duration<double>(at_most).count())));
-    saver_->leave(at_most);
-    report_saves();
-  } catch (const std::exception&) {
-    // There is an error to report already.
-  }
-}
-
-// Traces a few steps, once the first have filled what is kept between steps.
-void Rank::profile() {
-  constexpr std::int64_t kSkipped = 2, kTraced = 3;
-  if (config_.train.profile.empty()) return;
-  const std::int64_t first = std::min(setup_.state.step + kSkipped, config_.train.steps - 1);
-  if (state_.step == first) trace_ = std::make_unique<Trace>(*context_);
-  if (state_.step == first + kTraced) write_profile();
-}
-
-void Rank::write_profile() {
-  if (!trace_) return;
-  fs::path file = config_.train.profile;
-  if (rank_ > 0) file += fmt::format(".rank-{}", rank_);
-  io::write_file_atomically(file, trace_->to_json(rank_, fmt::format("rank {}", rank_)));
-  trace_.reset();
-  note(fmt::format("step {}: wrote a trace of the last steps to {}", state_.step, file.string()));
-}
-
-int Rank::train(const StopSignal& stop) {
-  const std::int64_t tokens = config_.train.global_batch * config_.model.seq_len;
-  int signal = 0;
-  while (state_.step < config_.train.steps && signal == 0 && !last_.saves.failed) {
-    const auto step_started = Clock::now();
-    profile();
-    last_ = trainer_.step(state_.step, state_.position, *setup_.train, stop.received() != 0,
-                          saver_ ? saver_->flags() : SaveFlags{});
-    const double seconds = seconds_since(step_started);
-    if (is_zero()) {
-      const StepMetrics metrics{.step = state_.step,
-                                .loss = last_.loss,
-                                .grad_norm = last_.grad_norm,
-                                .lr = last_.lr,
-                                .tokens = tokens,
-                                .step_ms = seconds * 1e3,
-                                .tokens_per_s = static_cast<double>(tokens) / seconds,
-                                .memory_bytes = context_->ledger().total().peak};
-      metrics_->write_step(metrics);
-      progress_->update(metrics);
-    }
-    for (const std::string& text : device_notes()) note(text);
-    tell_of_metrics();
-    ++state_.step;
-    state_.position += config_.train.global_batch;
-    state_.val_loss.reset();
-    if (last_.stop_requested) signal = stop.received() != 0 ? stop.received() : SIGTERM;
-    report_saves();
-    if (signal != 0 || last_.saves.failed) break;
-    if (due(config_.train.eval_every)) evaluate();
-    if (saver_ && due(config_.checkpoint.every)) save();
-  }
-  return signal;
-}
-
-int Rank::run() {
-  load();
-  prepare_saves();
-  show_start();
-  log_.write(fmt::format("start at step {}", state_.step));
-  const StopSignal stop;
-  const auto started = Clock::now();
-  int signal = 0;
-  std::exception_ptr not_saved;
-  try {
-    signal = train(stop);
-    write_profile();
-    if (signal == 0 && !last_.saves.failed) evaluate();
-    try {
-      if (saver_) saver_->finish(state_);
-    } catch (const IoError&) {
-      not_saved = std::current_exception();
-    }
-    report_saves();
-    try {
-      if (is_zero()) metrics_->flush();
-    } catch (const IoError&) {
-      if (!not_saved) not_saved = std::current_exception();
-    }
-  } catch (const CommError& error) {
-    // A rank that is lost does not come to the save's end either; one that wrote its part has done
-    // what it must.
-    leave(error.what(), kWithoutPeers);
-    throw;
-  } catch (const std::exception& error) {
-    leave(error.what(), milliseconds(config_.checkpoint.timeout));
-    throw;
-  }
-  log_.write(fmt::format("end at step {}", state_.step));
-  finish(seconds_since(started), signal);
-  if (not_saved) std::rethrow_exception(not_saved);
-  return signal == 0 ? 0 : 128 + signal;
-}
-
-void Rank::finish(double seconds, int signal) {
-  if (!is_zero()) return;
-  progress_->finish();
-  write_loss_svg(fs::path(config_.run.out) / "loss.svg", config_.run.out, metrics_->train_losses(),
-                 metrics_->val_losses());
-  std::cerr << end_summary(style_, setup_, *metrics_, state_, setup_.state.step, seconds, signal,
-                           *context_);
-  if (json_) {
-    nlohmann::ordered_json summary;
-    summary["step"] = state_.step;
-    summary["position"] = state_.position;
-    summary["stopped_by_signal"] = signal;
-    if (!metrics_->train_losses().empty()) {
-      summary["loss"] = metrics_->train_losses().back().loss;
-    }
-    if (!metrics_->val_losses().empty()) {
-      summary["val_loss"] = metrics_->val_losses().back().loss;
-    }
-    summary["seconds"] = seconds;
-    summary["memory_peak_bytes"] = context_->ledger().total().peak;
-    summary["run"] = config_.run.out;
-    std::cout << summary.dump() << std::endl;
-  }
 }
 
 }  // namespace
@@ -439,44 +70,53 @@ int run_rank(Config config, const comm::LaunchEnvironment& environment, bool jso
       open_device(config.train.device, environment.local_rank,
                   default_threads(config.train.threads, environment.local_world_size));
   const std::shared_ptr<Context>& context = chosen.context;
-  const auto init_timeout = milliseconds(config.comm.init_timeout);
   comm::BootstrapOptions options;
   options.backend = config.comm.backend;
-  options.init_timeout = init_timeout;
-  options.communicator = {milliseconds(config.comm.timeout), context};
+  options.init_timeout = to_milliseconds(config.comm.init_timeout);
+  options.communicator = {to_milliseconds(config.comm.timeout), context};
   options.fingerprint = fingerprint(config, context->device());
   comm::RankGroup group = comm::bootstrap(environment, options);
 
+  check_profile(config, environment.rank);
+  const bool is_zero = environment.rank == 0;
+  const auto warn = [is_zero](const std::string& text) {
+    if (is_zero) std::cerr << "tessera: warning: " << text << "\n";
+  };
   std::unique_ptr<RunDirectory> directory;
-  const std::string resume = decide_on_rank_zero(
-      *group.store, "resume", environment.rank, milliseconds(config.checkpoint.timeout), [&] {
-        directory = std::make_unique<RunDirectory>(config.run.out);
-        std::vector<std::string> notes;
-        const auto found = find_resume(config.run.out, config.checkpoint.resume, notes);
-        for (const std::string& note : notes) std::cerr << "tessera: warning: " << note << "\n";
-        return found ? found->string() : std::string();
-      });
-  RunSetup setup = set_up(std::move(config), environment.world_size,
-                          resume.empty() ? std::nullopt : std::optional<fs::path>(resume));
-  if (!group.why_not_nccl.empty()) {
-    setup.notes.push_back(fmt::format("note: ranks talk through {}, not through NCCL: {}",
-                                      group.communicator->backend(), group.why_not_nccl));
+  std::map<fs::path, std::string> unusable;  // checkpoints, and why
+  // Each attempt goes on from an older checkpoint, until the ranks can read one.
+  for (int attempt = 0;; ++attempt) {
+    const std::string resume = decide_on_rank_zero(
+        *group.store, fmt::format("resume/{}", attempt), environment.rank,
+        to_milliseconds(config.checkpoint.timeout), [&] {
+          if (!directory) directory = std::make_unique<RunDirectory>(config.run.out);
+          std::vector<std::string> notes;
+          const auto found = find_resume(config.run.out, config.checkpoint.resume, unusable, notes);
+          for (const std::string& note : notes) warn(note);
+          return found ? found->string() : std::string();
+        });
+    RunSetup setup = set_up(config, environment.world_size,
+                            resume.empty() ? std::nullopt : std::optional<fs::path>(resume));
+    for (std::string& note : start_notes(group, chosen)) setup.notes.push_back(std::move(note));
+    require(setup.config.checkpoint.keep_best == 0 || setup.val,
+            "checkpoint.keep_best is {}, but there is no validation data to tell the best by; name "
+            "some with --data.val FILE, or leave the key out",
+            setup.config.checkpoint.keep_best);
+    const bool done = setup.resume && setup.state.step >= setup.config.train.steps;
+    const std::string done_text =
+        fmt::format("{} is at step {} of {} already; raise --train.steps to go on\n", resume,
+                    setup.state.step, setup.config.train.steps);
+
+    Rank rank(std::move(setup), environment, group, context, attempt, json);
+    const std::string why = rank.load();
+    if (why.empty()) {
+      if (done && is_zero) std::cerr << done_text;
+      return rank.run();
+    }
+    require<CorruptCheckpoint>(config.checkpoint.resume == "auto", "{}", why);
+    unusable[resume] = fmt::format("{} is skipped: {}", resume, why);
+    warn(unusable[resume]);
   }
-  if (!group.why_not_shared_memory.empty()) {
-    setup.notes.push_back(fmt::format("note: ranks talk through {}, not through shared memory: {}",
-                                      group.communicator->backend(), group.why_not_shared_memory));
-  }
-  if (!chosen.why_cpu.empty())
-    setup.notes.push_back("note: training runs on the CPU: " + chosen.why_cpu);
-  if (environment.rank == 0 && setup.resume && setup.state.step >= setup.config.train.steps) {
-    std::cerr << fmt::format("{} is at step {} of {} already; raise --train.steps to go on\n",
-                             resume, setup.state.step, setup.config.train.steps);
-  }
-  require(setup.config.checkpoint.keep_best == 0 || setup.val,
-          "checkpoint.keep_best is {}, but there is no validation data to tell the best by; name "
-          "some with --data.val FILE, or leave the key out",
-          setup.config.checkpoint.keep_best);
-  return Rank(std::move(setup), environment, group, context, json).run();
 }
 
 }  // namespace tessera::tools

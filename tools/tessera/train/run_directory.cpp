@@ -36,7 +36,18 @@ RunDirectory::RunDirectory(fs::path path) : path_(std::move(path)) {
   const fs::path lock = path_ / ".lock";
   lock_ = ::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   require<IoError>(lock_ >= 0, "cannot open {}: {}", lock.string(), std::strerror(errno));
-  if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
+  int locked = 0;
+  do locked = ::flock(lock_, LOCK_EX | LOCK_NB);
+  while (locked != 0 && errno == EINTR);
+  if (locked != 0 && errno != EWOULDBLOCK) {
+    const int error = errno;
+    ::close(lock_);
+    throw IoError(
+        "cannot lock {}: {}; without locks two runs could write to it at once: mount the file "
+        "system with them (Lustre: -o flock; NFS: its lock service), or choose another --run.out",
+        lock.string(), std::strerror(error));
+  }
+  if (locked != 0) {
     std::array<char, 256> holder{};
     const auto bytes = ::pread(lock_, holder.data(), holder.size() - 1, 0);
     ::close(lock_);

@@ -43,7 +43,7 @@ std::string prune(const io::SaveRequest& request, const io::Retention& retention
   if (request.rank != 0) return {};
   try {
     io::prune_checkpoints(request.checkpoints_dir, retention, request.step);
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     return fmt::format("warning: an old checkpoint stays: {}", error.what());
   }
   return {};

@@ -97,6 +97,12 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
         setup.resume->trainer_json(),
         (*resume / (setup.resume->index().trainer ? setup.resume->index().trainer->file : ""))
             .string());
+    const io::CheckpointIndex& index = setup.resume->index();
+    const std::int64_t updates = index.optimizer ? index.optimizer->step : index.step;
+    require<CorruptCheckpoint>(
+        setup.state.step == index.step && updates == index.step,
+        "{} is of step {}, but its trainer state of step {} and its optimizer state of step {}",
+        resume->string(), index.step, setup.state.step, updates);
     tokenizer = checkpoint_tokenizer(*setup.resume);
   } else if (!config.model.init_from.empty()) {
     setup.init_from = io::open_model(config.model.init_from, {}, io::LoadPolicy::Partial);
