@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Reads a tessera checkpoint into numpy arrays: io/FORMAT.md as a program. BF16 becomes float32.
 usage: read_checkpoint.py CHECKPOINT [model | exp_avg | exp_avg_sq]"""
-import json, math, pathlib, sys
+import json, math, pathlib, stat, sys
 import numpy as np
 
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4",
@@ -61,12 +61,14 @@ def read_index(path):
         check(len(index) == 10, "index.json: an unknown field, and no checksum")
     check(not path.resolve().name.endswith(".tmp"), f"{path} is an attempt to save a checkpoint")
     for name, file in index["files"].items():
-        check("/" not in name and (path / name).lstat().st_size == file["size"], f"{name}: wrong size")
+        status = (path / name).lstat()
+        check("/" not in name and stat.S_ISREG(status.st_mode), f"{name}: no regular file in {path}")
+        check(status.st_size == file["size"], f"{name}: wrong size")
         if "header" in file:
             read(path / name, 0, file["header"]["size"], file["header"]["checksum"], "header")
     return index
 
-def read_tensor(path, name, tensor):
+def read_tensor(path, files, name, tensor):
     shape, dtype, boxes = tensor["shape"], np.dtype(DTYPES[tensor["dtype"]]), {}
     for chunk in tensor["chunks"]:
         box = chunk.get("box", {"offsets": [0] * len(shape), "shape": shape})
@@ -76,6 +78,7 @@ def read_tensor(path, name, tensor):
         flat, position = np.empty(math.prod(extent), dtype), 0
         for chunk in sorted(chunks, key=lambda chunk: chunk["elements"]):
             (first, last), (begin, end) = chunk["elements"], chunk["bytes"]
+            check(chunk["file"] in files, f"{name}: {chunk['file']} is not among the files")
             check(first == position and (last - first) * dtype.itemsize == end - begin, f"{name}: a gap")
             what = f"tensor {name}, elements {first} to {last}"
             flat[first:last] = np.frombuffer(read(path / chunk["file"], begin, end, chunk["checksum"], what), dtype)
@@ -93,7 +96,7 @@ def load(path, section="model"):
     sections = index["sections"]
     tensors = (sections["model"] if section == "model" else sections["optimizer"])["tensors"]
     tensors = tensors if section == "model" else tensors[section]
-    read = {name: read_tensor(path, name, tensors[name]) for name in sorted(tensors, key=str.encode)}
+    read = {name: read_tensor(path, index["files"], name, tensors[name]) for name in sorted(tensors, key=str.encode)}
     digest = crc64("".join(line for _, line in read.values()).encode())
     return {name: array for name, (array, _) in read.items()}, digest, index
 

@@ -72,6 +72,11 @@ TEST_CASE_FIXTURE(Fixture, "a run does not go back behind checkpoints that it ha
   // Elsewhere it may.
   run(joined(small_run(text, dir.file("branch"), 1, 12), {"--checkpoint.resume=" + first}));
   CHECK(fs::exists(shard(dir.file("branch"), 12)));
+  // The same command again, as after a kill, goes on.
+  const auto again =
+      run(joined(small_run(text, dir.file("branch"), 1, 14), {"--checkpoint.resume=" + first}));
+  CHECK(contains(again, "has checkpoints of its own by now"));
+  CHECK(contains(again, "step 12 of 14"));
 }
 
 TEST_CASE_FIXTURE(Fixture, "a run without checkpoints leaves its metrics to the one after it") {

@@ -117,7 +117,8 @@ std::vector<Field> make_fields() {
       text("checkpoint.what", REF(checkpoint.what), "model: weights only, which cannot be resumed",
            {"all", "model"}),
       text("checkpoint.resume", REF(checkpoint.resume),
-           "auto: from the run's newest checkpoint if it has one; never; or a path"),
+           "auto: from the run's newest checkpoint if it has one; never; or a path, which counts "
+           "until the run has checkpoints of its own"),
       text("checkpoint.load_policy", REF(checkpoint.load_policy),
            "of tensors at the start: exact: all must fit; ignore-extra: what the model lacks is "
            "left "

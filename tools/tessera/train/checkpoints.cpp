@@ -133,7 +133,19 @@ std::optional<fs::path> find_resume(const fs::path& run_dir, const std::string& 
         "checkpoint.resume is {}, which is no directory; name a checkpoint or a run, or say auto "
         "or never",
         resume);
+    const fs::path own = run_dir / "checkpoints";
     const io::CheckpointReader reader = io::open_checkpoint(resume);
+    std::error_code absent;
+    const bool elsewhere = !fs::exists(own, absent) ||
+                           fs::weakly_canonical(reader.path()).parent_path() != fs::canonical(own);
+    if (elsewhere && fs::exists(own, absent) && !io::find_checkpoints(own).empty()) {
+      // The same command again, after a kill: it began there, and has its own since.
+      notes.push_back(
+          fmt::format("checkpoint.resume names {}, but {} has checkpoints of its own by now; it "
+                      "goes on from those (another --run.out starts from {} again)",
+                      reader.path().string(), run_dir.string(), reader.path().string()));
+      return find_resume(run_dir, "auto", unusable, notes);
+    }
     // Its saves would come before those in number, and be taken for the older ones.
     for (const fs::path& path : step_directories(run_dir / "checkpoints")) {
       require(*step_of(path.filename().string()) <= reader.index().step,

@@ -63,7 +63,8 @@ class StoreCoordinator final : public io::SaveCoordinator {
 
 /// Which checkpoint a run starts from, as rank 0 finds it; empty: none. Index, headers and sizes
 /// are looked at; checksums of the data are verified by the ranks as they read.
-/// @param resume    checkpoint.resume
+/// @param resume    checkpoint.resume; a checkpoint of another run counts only until this one has
+///                  its own
 /// @param unusable  of this run, with why: those that could not be read after an earlier call
 /// @param notes     receives one line for every broken checkpoint that was passed over
 /// Broken ones that are later than the one found are set aside under another name: they must not

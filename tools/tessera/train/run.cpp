@@ -113,7 +113,8 @@ int run_rank(Config config, const comm::LaunchEnvironment& environment, bool jso
       if (done && is_zero) std::cerr << done_text;
       return rank.run();
     }
-    require<CorruptCheckpoint>(config.checkpoint.resume == "auto", "{}", why);
+    require<CorruptCheckpoint>(config.checkpoint.resume == "auto", "{} cannot be read: {}", resume,
+                               why);
     unusable[resume] = fmt::format("{} is skipped: {}", resume, why);
     warn(unusable[resume]);
   }
