@@ -26,6 +26,22 @@ inline bool touches(const Chunk& chunk, const Shape& shape, std::int64_t begin, 
   return first < end && begin <= last;
 }
 
+/// How many elements of the chunk's box come before element `element` of the tensor, in row-major
+/// order.
+inline std::int64_t elements_before(const Chunk& chunk, const Shape& shape, std::int64_t element) {
+  if (!chunk.box || shape.empty()) return element;
+  std::int64_t in_box = 0, tensor_stride = numel(shape), box_stride = numel(chunk.box->shape);
+  for (int i = 0; i < shape.size(); ++i) {
+    tensor_stride /= shape[i];
+    box_stride /= chunk.box->shape[i];
+    const std::int64_t at = element / tensor_stride - chunk.box->offsets[i];
+    element %= tensor_stride;
+    in_box += std::clamp<std::int64_t>(at, 0, chunk.box->shape[i]) * box_stride;
+    if (at < 0 || at >= chunk.box->shape[i]) break;
+  }
+  return in_box;
+}
+
 /// Calls f(ChunkRun) for the parts of the chunk in elements [begin, end) of a tensor of `shape`:
 /// one run for a chunk of the whole tensor, one per row of a box.
 template <typename F>

@@ -40,11 +40,16 @@ struct Wanted {
   std::size_t first_piece = 0, pieces = 0;
 };
 
-/// What a thread takes at once: elements of a chunk, as it counts them.
+/// Elements of a chunk, as it counts them.
 struct Piece {
   std::size_t wanted;
   std::int64_t begin, end;
   std::uint64_t crc = 0;
+};
+
+/// Bytes of a file.
+struct Extent {
+  std::int64_t begin, end;
 };
 
 struct Buffers {
@@ -76,12 +81,21 @@ class Load {
     const auto start = std::chrono::steady_clock::now();
     std::vector<std::atomic<std::size_t>> left(wanted_.size());
     for (std::size_t i = 0; i < left.size(); ++i) left[i] = wanted_[i].pieces;
-    parallel_for_each(pieces_.size(), threads, [&](std::size_t i) {
-      Piece& piece = pieces_[i];
-      read(piece);
-      // Who reads the last piece of a chunk sees the sums of all of them.
-      if (left[piece.wanted].fetch_sub(1, std::memory_order_acq_rel) == 1) {
-        check_sum(wanted_[piece.wanted]);
+    const std::vector<std::size_t> batches = batch();
+    parallel_for_each(batches.size() - 1, threads, [&](std::size_t b) {
+      const Piece &first = pieces_[batches[b]], &last = pieces_[batches[b + 1] - 1];
+      const auto file = reader_.file(wanted_[first.wanted].chunk->file);
+      const Extent all{extent(first).begin, extent(last).end};
+      // Threads share the file's window of what is read ahead; this has one of its own.
+      ::posix_fadvise(file->descriptor(), all.begin, all.end - all.begin, POSIX_FADV_WILLNEED);
+      Buffers buffers;
+      for (std::size_t i = batches[b]; i < batches[b + 1]; ++i) {
+        Piece& piece = pieces_[i];
+        read(*file, piece, buffers);
+        // Who reads the last piece of a chunk sees the sums of all of them.
+        if (left[piece.wanted].fetch_sub(1, std::memory_order_acq_rel) == 1) {
+          check_sum(wanted_[piece.wanted]);
+        }
       }
     });
     report_.seconds =
@@ -142,19 +156,34 @@ class Load {
     }
   }
 
-  void read(Piece& piece) const {
+  Extent extent(const Piece& piece) const {
+    const Wanted& wanted = wanted_[piece.wanted];
+    const auto width = static_cast<std::int64_t>(dtype_size(wanted.tensor->dtype));
+    const std::int64_t begin =
+        wanted.chunk->byte_begin + (piece.begin - wanted.chunk->begin) * width;
+    return {begin, begin + (piece.end - piece.begin) * width};
+  }
+
+  // What a thread takes at once: pieces that lie in one piece in a file.
+  std::vector<std::size_t> batch() const {
+    const auto joins = [&](std::size_t i) {
+      const Piece &before = pieces_[i - 1], &piece = pieces_[i];
+      return wanted_[before.wanted].chunk->file == wanted_[piece.wanted].chunk->file &&
+             extent(before).end == extent(piece).begin;
+    };
+    const auto size = [&](std::size_t i) {
+      return extent(pieces_[i]).end - extent(pieces_[i]).begin;
+    };
+    return cut_batches(pieces_.size(), kPiece, joins, size);
+  }
+
+  void read(const File& file, Piece& piece, Buffers& buffers) const {
     const Wanted& wanted = wanted_[piece.wanted];
     const Chunk& chunk = *wanted.chunk;
     const auto width = static_cast<std::int64_t>(dtype_size(wanted.tensor->dtype));
-    const auto file = reader_.file(chunk.file);
-    const std::int64_t offset = chunk.byte_begin + (piece.begin - chunk.begin) * width;
-    // Threads share the file's window of what is read ahead; this has one of its own.
-    ::posix_fadvise(file->descriptor(), offset, (piece.end - piece.begin) * width,
-                    POSIX_FADV_WILLNEED);
     auto segment =
         std::upper_bound(wanted.segments.begin(), wanted.segments.end(), piece.begin,
                          [](std::int64_t at, const Segment& s) { return at < s.in_chunk + s.n; });
-    Buffers buffers;
     const std::int64_t step = kBlock / width;
     for (std::int64_t begin = piece.begin; begin < piece.end; begin += step) {
       const std::int64_t end = std::min(begin + step, piece.end);
@@ -162,9 +191,9 @@ class Load {
       while (segment != wanted.segments.end() && segment->in_chunk + segment->n <= begin) ++segment;
       char* const place =
           segment == wanted.segments.end() ? nullptr : in_place(*segment, wanted, begin, end);
-      if (!place && buffers.stored.empty()) buffers.stored.resize(bytes);
+      if (!place && buffers.stored.size() < bytes) buffers.stored.resize(bytes);
       char* const into = place ? place : buffers.stored.data();
-      file->read(chunk.byte_begin + (begin - chunk.begin) * width, into, bytes);
+      file.read(chunk.byte_begin + (begin - chunk.begin) * width, into, bytes);
       piece.crc = crc64(into, bytes, piece.crc);
       if (place) continue;
       for (auto s = segment; s != wanted.segments.end() && s->in_chunk < end; ++s) {

@@ -6,6 +6,22 @@
 #include "io/base/crc64.h"
 
 namespace tessera::io {
+namespace {
+
+const Chunk& chunk_of(const std::string& name, const TensorRecord& tensor, const PieceSum& piece) {
+  // The last chunk that begins at or before it; empty ones begin where others do.
+  auto chunk = std::upper_bound(tensor.chunks.begin(), tensor.chunks.end(), piece.begin,
+                                [](std::int64_t e, const Chunk& c) { return e < c.begin; });
+  require<InternalError>(chunk != tensor.chunks.begin(), "no chunk of {} has element {}", name,
+                         piece.begin);
+  --chunk;
+  require<InternalError>(piece.end <= chunk->end,
+                         "elements {} to {} of {} lie in more than one chunk", piece.begin,
+                         piece.end, name);
+  return *chunk;
+}
+
+}  // namespace
 
 bool is_boxed(const TensorRecord& tensor) {
   return std::any_of(tensor.chunks.begin(), tensor.chunks.end(),
@@ -25,25 +41,34 @@ std::vector<std::int64_t> PieceReader::ends(const TensorRecord& tensor) {
   return ends;
 }
 
-std::uint64_t PieceReader::read(Section section, const std::string& name,
-                                const TensorRecord& tensor, std::int64_t begin, std::int64_t end,
-                                void* out) {
+void PieceReader::read(Section section, const std::string& name, const TensorRecord& tensor,
+                       std::span<PieceSum> pieces, void* out) {
   const auto width = static_cast<std::int64_t>(dtype_size(tensor.dtype));
-  const auto bytes = static_cast<std::size_t>((end - begin) * width);
+  auto* at = static_cast<char*>(out);
   if (is_boxed(tensor)) {
-    reader_.read(section, name, begin, end, out, tensor.dtype);
-    return crc64(out, bytes);
+    reader_.read(section, name, pieces.front().begin, pieces.back().end, out, tensor.dtype);
+  } else {
+    for (auto first = pieces.begin(), last = first; first != pieces.end(); first = last) {
+      const Chunk& chunk = chunk_of(name, tensor, *first);
+      const std::int64_t begin = chunk.byte_begin + (first->begin - chunk.begin) * width;
+      std::int64_t end = begin;
+      for (; last != pieces.end(); ++last) {
+        const Chunk& next = chunk_of(name, tensor, *last);
+        const bool joins =
+            next.file == chunk.file && next.byte_begin + (last->begin - next.begin) * width == end;
+        if (!joins) break;
+        end += (last->end - last->begin) * width;
+      }
+      files_.get(chunk.file)->read(begin, at, static_cast<std::size_t>(end - begin));
+      at += end - begin;
+    }
+    at = static_cast<char*>(out);
   }
-  // The last chunk that begins at or before it; empty ones begin where others do.
-  auto chunk = std::upper_bound(tensor.chunks.begin(), tensor.chunks.end(), begin,
-                                [](std::int64_t e, const Chunk& c) { return e < c.begin; });
-  require<InternalError>(chunk != tensor.chunks.begin(), "no chunk of {} has element {}", name,
-                         begin);
-  --chunk;
-  require<InternalError>(end <= chunk->end, "elements {} to {} of {} lie in more than one chunk",
-                         begin, end, name);
-  files_.get(chunk->file)->read(chunk->byte_begin + (begin - chunk->begin) * width, out, bytes);
-  return crc64(out, bytes);
+  for (PieceSum& piece : pieces) {
+    const std::int64_t bytes = (piece.end - piece.begin) * width;
+    piece.crc64 = crc64(at, static_cast<std::size_t>(bytes));
+    at += bytes;
+  }
 }
 
 void PieceReader::verify(Section section, const std::string& name, const TensorRecord& tensor,

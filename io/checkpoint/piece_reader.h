@@ -28,11 +28,19 @@ class PieceReader {
   /// number of elements. A tensor that is stored in boxes has no other ends than its own.
   static std::vector<std::int64_t> ends(const TensorRecord& tensor);
 
-  /// Reads elements [begin, end) in the stored dtype; they must not reach over one of ends().
-  /// Tensors stored in boxes are verified here, and with chunks that are read more than once.
-  /// @return the checksum of the bytes. @throws IoError, CorruptCheckpoint
+  /// Reads pieces in the stored dtype, each where the one before it ends; none may reach over one
+  /// of ends(). What lies in one piece in a file is read at once. Tensors stored in boxes are
+  /// verified here, and with chunks that are read more than once.
+  /// @param pieces  receive their checksums. @throws IoError, CorruptCheckpoint
+  void read(Section section, const std::string& name, const TensorRecord& tensor,
+            std::span<PieceSum> pieces, void* out);
+  /// The same of one piece. @return its checksum
   std::uint64_t read(Section section, const std::string& name, const TensorRecord& tensor,
-                     std::int64_t begin, std::int64_t end, void* out);
+                     std::int64_t begin, std::int64_t end, void* out) {
+    PieceSum piece{begin, end};
+    read(section, name, tensor, std::span(&piece, 1), out);
+    return piece.crc64;
+  }
 
   /// Checks the chunks of a tensor of which every element has been read.
   /// @param pieces  by first element, without gap

@@ -77,10 +77,12 @@ std::string host_name() {
 struct Part {
   Section section;
   const std::string* name;
-  const TensorRecord* tensor;  // of the source
-  std::int64_t begin, end;     // elements
-  std::int64_t offset = 0;     // byte in the shard
-  std::uint64_t crc = 0;
+  const TensorRecord* tensor;         // of the source
+  std::int64_t begin, end;            // elements
+  std::int64_t offset = 0;            // byte in the shard
+  std::vector<std::uint64_t> crcs{};  // by chunk
+
+  std::int64_t width() const { return static_cast<std::int64_t>(dtype_size(tensor->dtype)); }
 };
 
 /// A shard that is written by several threads.
@@ -93,11 +95,13 @@ struct Output {
   std::size_t left = 0;        // guarded by mutex; pieces that are not copied yet
 };
 
-/// Elements that one thread copies at once.
+/// Elements that one thread copies at once: pieces of chunks, of the source's and of the new ones.
 struct Piece {
   Output* output;
   Part* part;
-  PieceSum sum;
+  std::vector<PieceSum> sums;
+
+  std::int64_t bytes() const { return (sums.back().end - sums.front().begin) * part->width(); }
 };
 
 class Reshard {
@@ -123,6 +127,7 @@ class Reshard {
     require(options_.overwrite || !fs::exists(target_, error),
             "{} exists; choose another directory, or say --overwrite", target_.string());
     plan();
+    chunk_bytes_ = chunk_bytes_of(total_, options_.chunk_bytes);
     check_space();
     make_directories_durably(dir_);
     remove_leftovers();
@@ -229,14 +234,19 @@ class Reshard {
       for (Part& part : output->parts) {
         auto& ends = all_ends[part.tensor];
         if (ends.empty()) ends = PieceReader::ends(*part.tensor);
-        const std::int64_t most =
-            buffer / static_cast<std::int64_t>(dtype_size(part.tensor->dtype));
+        const std::int64_t most = buffer / part.width(), chunk = chunk_bytes_ / part.width();
         auto next = std::upper_bound(ends.begin(), ends.end(), part.begin);
-        for (std::int64_t begin = part.begin; begin < part.end; begin = pieces.back().sum.end) {
+        std::int64_t full = part.begin;  // where the last piece has as much as it may
+        for (std::int64_t begin = part.begin, end; begin < part.end; begin = end) {
+          if (begin == full) {
+            pieces.push_back({output.get(), &part, {}});
+            ++output->left;
+            full = std::min(begin + most, part.end);
+          }
           while (next != ends.end() && *next <= begin) ++next;
-          const std::int64_t limit = next == ends.end() ? part.end : std::min(*next, part.end);
-          pieces.push_back({output.get(), &part, {begin, std::min(limit, begin + most), 0}});
-          ++output->left;
+          end = std::min(full, begin + chunk - (begin - part.begin) % chunk);
+          if (next != ends.end()) end = std::min(end, *next);
+          pieces.back().sums.push_back({begin, end});
         }
       }
     }
@@ -270,39 +280,36 @@ class Reshard {
     }
     PieceReader reader(source_);
     std::int64_t total = 0, done = 0;
-    for (const Piece& piece : pieces) total += byte_count(piece);
+    for (const Piece& piece : pieces) total += piece.bytes();
     std::mutex mutex;  // guards done
     parallel_for_each(pieces.size(), options_.jobs, [&](std::size_t i) {
-      auto& [output, part, sum] = pieces[i];
-      std::vector<char> buffer(static_cast<std::size_t>(byte_count(pieces[i])));
-      sum.crc64 =
-          reader.read(part->section, *part->name, *part->tensor, sum.begin, sum.end, buffer.data());
-      const auto width = static_cast<std::int64_t>(dtype_size(part->tensor->dtype));
-      open(*output).write_at(part->offset + (sum.begin - part->begin) * width, buffer.data(),
-                             buffer.size());
+      auto& [output, part, sums] = pieces[i];
+      std::vector<char> buffer(static_cast<std::size_t>(pieces[i].bytes()));
+      reader.read(part->section, *part->name, *part->tensor, sums, buffer.data());
+      open(*output).write_at(part->offset + (sums.front().begin - part->begin) * part->width(),
+                             buffer.data(), buffer.size());
       close_if_done(*output);
       const std::lock_guard lock(mutex);
-      done += byte_count(pieces[i]);
+      done += pieces[i].bytes();
       if (options_.progress) options_.progress(done, total);
     });
     sync_directory(attempt_);
     verify(reader, pieces);
   }
 
-  static std::int64_t byte_count(const Piece& piece) {
-    return (piece.sum.end - piece.sum.begin) *
-           static_cast<std::int64_t>(dtype_size(piece.part->tensor->dtype));
-  }
-
   // All that was read against the source's checksums; the same pieces give those of the new parts.
-  static void verify(const PieceReader& reader, const std::vector<Piece>& pieces) {
+  void verify(const PieceReader& reader, const std::vector<Piece>& pieces) const {
     std::map<const TensorRecord*, std::vector<PieceSum>> sums;
     std::map<const TensorRecord*, const Part*> of;
     for (const Piece& piece : pieces) {
       Part& part = *piece.part;
-      part.crc =
-          crc64_combine(part.crc, piece.sum.crc64, static_cast<std::uint64_t>(byte_count(piece)));
-      sums[part.tensor].push_back(piece.sum);
+      for (const PieceSum& sum : piece.sums) {
+        const auto bytes = static_cast<std::uint64_t>((sum.end - sum.begin) * part.width());
+        const std::int64_t chunk = (sum.begin - part.begin) * part.width() / chunk_bytes_;
+        part.crcs.resize(static_cast<std::size_t>(chunk) + 1);
+        part.crcs.back() = crc64_combine(part.crcs.back(), sum.crc64, bytes);
+        sums[part.tensor].push_back(sum);
+      }
       of[part.tensor] = &part;
     }
     for (auto& [tensor, list] : sums) {
@@ -330,15 +337,18 @@ class Reshard {
       index.headers[output->name] = {static_cast<std::int64_t>(output->preamble.size()),
                                      crc64(output->preamble.data(), output->preamble.size())};
       for (const Part& part : output->parts) {
-        const auto width = static_cast<std::int64_t>(dtype_size(part.tensor->dtype));
-        Chunk chunk;
-        chunk.file = output->name;
-        chunk.byte_begin = part.offset;
-        chunk.byte_end = part.offset + (part.end - part.begin) * width;
-        chunk.begin = part.begin;
-        chunk.end = part.end;
-        chunk.crc64 = part.crc;
-        index.tensors(part.section)->at(*part.name).chunks.push_back(std::move(chunk));
+        const std::int64_t step = chunk_bytes_ / part.width();
+        auto& chunks = index.tensors(part.section)->at(*part.name).chunks;
+        std::int64_t begin = part.begin;
+        for (const std::uint64_t crc : part.crcs) {
+          Chunk& chunk = chunks.emplace_back();
+          chunk.file = output->name;
+          chunk.begin = begin;
+          chunk.end = begin = std::min(begin + step, part.end);
+          chunk.byte_begin = part.offset + (chunk.begin - part.begin) * part.width();
+          chunk.byte_end = part.offset + (chunk.end - part.begin) * part.width();
+          chunk.crc64 = crc;
+        }
       }
     }
     if (index.trainer) {
@@ -397,6 +407,7 @@ class Reshard {
   const fs::path attempt_, target_;
   std::vector<std::unique_ptr<Output>> outputs_;  // by rank
   std::int64_t total_ = 0;
+  std::int64_t chunk_bytes_ = 0;
   bool renamed_ = false;
 };
 

@@ -15,6 +15,7 @@ struct ReshardOptions {
   std::int64_t memory = std::int64_t{256} << 20;  ///< bytes, for all buffers together
   int jobs = 1;                                   ///< threads that copy
   bool overwrite = false;                         ///< replace a committed checkpoint of this step
+  std::int64_t chunk_bytes = 0;                   ///< as SaveRequest::chunk_bytes
   /// Called now and then, never by two threads at once: bytes of tensor data done and in all.
   std::function<void(std::int64_t done, std::int64_t total)> progress{};
 };

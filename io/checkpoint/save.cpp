@@ -247,7 +247,8 @@ class Attempt {
   // The rank's part of the index goes to rank 0 as a file: it grows with the model, and what the
   // coordinator carries should not.
   std::string write(SaveReport& report) {
-    const std::string text = write_shard(request_, plan_, temporary_).dump();
+    const std::int64_t chunk_bytes = chunk_bytes_of(needed_, request_.chunk_bytes);
+    const std::string text = write_shard(request_, plan_, chunk_bytes, temporary_).dump();
     report.bytes = plan_.file_bytes;
     File file = File::create(temporary_ / part_name(static_cast<std::size_t>(request_.rank)));
     file.write(text.data(), text.size());

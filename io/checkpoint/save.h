@@ -43,6 +43,8 @@ struct SaveRequest {
   std::string trainer_json;
   /// A larger index is not written; readers refuse what is over kMaxIndexBytes.
   std::int64_t max_index_bytes = kMaxIndexBytes;
+  /// Of a chunk at most, a power of two from 8 on; 0: chunk_bytes_of() what all ranks save.
+  std::int64_t chunk_bytes = 0;
   /// Called with the name of each labelled point that this rank passes, for fault injection.
   std::function<void(std::string_view point)> at_point;
   /// Counts on as this rank gets on with the save: who watches it sees whether it hangs.

@@ -1,6 +1,7 @@
 #include "io/checkpoint/shard.h"
 
 #include <algorithm>
+#include <bit>
 #include <map>
 
 #include "core/base/error.h"
@@ -13,9 +14,11 @@ namespace tessera::io {
 namespace {
 
 // Checksum and write take turns on pieces that fit the cache.
-constexpr std::size_t kPiece = std::size_t{4} << 20;
-// Of a part in the rank's part of the index and in the index itself: about 250 bytes and 400.
-constexpr std::int64_t kIndexBytesPerPart = 650;
+constexpr std::int64_t kPiece = std::int64_t{4} << 20;
+constexpr std::int64_t kSmallestChunk = std::int64_t{256} << 10;
+constexpr std::int64_t kUsualChunk = std::int64_t{16} << 20;
+// Of a chunk in the rank's part of the index and in the index itself: about 250 bytes and 400.
+constexpr std::int64_t kIndexBytesPerChunk = 650;
 
 const std::vector<TensorPart>& parts_of(const SaveRequest& request, Section section) {
   switch (section) {
@@ -37,17 +40,28 @@ void check_part(const TensorPart& part) {
   require(part.data != nullptr || part.begin == part.end, "part of {}: no data", part.name);
 }
 
-std::uint64_t write_part(File& file, const TensorPart& part, const SaveRequest& request) {
-  const auto* data = static_cast<const char*>(part.data);
-  std::size_t left = static_cast<std::size_t>(part.end - part.begin) * dtype_size(part.dtype);
-  std::uint64_t crc = 0;
-  for (std::size_t n; left > 0; left -= n, data += n) {
-    n = std::min(left, kPiece);
-    crc = crc64(data, n, crc);
-    file.write(data, n);
+std::int64_t byte_count(const TensorPart& part) {
+  return (part.end - part.begin) * static_cast<std::int64_t>(dtype_size(part.dtype));
+}
+
+/// @return the checksum of each chunk
+std::vector<std::uint64_t> write_part(File& file, const TensorPart& part, std::int64_t chunk_bytes,
+                                      const SaveRequest& request) {
+  const auto* const data = static_cast<const char*>(part.data);
+  const std::int64_t bytes = byte_count(part);
+  std::vector<std::uint64_t> crcs(
+      static_cast<std::size_t>((bytes + chunk_bytes - 1) / chunk_bytes));
+  for (std::int64_t begin = 0, end; begin < bytes; begin = end) {
+    end = std::min(begin + kPiece, bytes);
+    for (std::int64_t at = begin, n; at < end; at += n) {
+      n = std::min(chunk_bytes - at % chunk_bytes, end - at);
+      std::uint64_t& crc = crcs[static_cast<std::size_t>(at / chunk_bytes)];
+      crc = crc64(data + at, static_cast<std::size_t>(n), crc);
+    }
+    file.write(data + begin, static_cast<std::size_t>(end - begin));
     if (request.pulse) request.pulse->fetch_add(1, std::memory_order_relaxed);
   }
-  return crc;
+  return crcs;
 }
 
 }  // namespace
@@ -56,7 +70,17 @@ std::string shard_name(int rank, int world_size) {
   return fmt::format("rank-{:05}-of-{:05}.safetensors", rank, world_size);
 }
 
+std::int64_t chunk_bytes_of(std::int64_t total, std::int64_t wanted) {
+  require(wanted == 0 || (wanted >= 8 && std::has_single_bit(static_cast<std::uint64_t>(wanted))),
+          "chunks of {} bytes: expected a power of two from 8 on", wanted);
+  if (wanted > 0) return wanted;
+  std::int64_t bytes = kSmallestChunk;
+  while (total / bytes > (bytes < kUsualChunk ? 1 << 14 : 1 << 17)) bytes *= 2;
+  return bytes;
+}
+
 ShardPlan plan_shard(const SaveRequest& request) {
+  const std::int64_t smallest = chunk_bytes_of(0, request.chunk_bytes);
   ShardPlan plan;
   plan.sections = Json::object();
   std::vector<SafetensorsSpec> specs;
@@ -70,7 +94,8 @@ ShardPlan plan_shard(const SaveRequest& request) {
       tensor = {{"dtype", safetensors_dtype_name(part.dtype)},
                 {"shape", std::vector<std::int64_t>(part.shape.begin(), part.shape.end())},
                 {"chunks", Json::array()}};
-      plan.index_bytes += kIndexBytesPerPart + static_cast<std::int64_t>(part.name.size());
+      plan.index_bytes += kIndexBytesPerChunk * (1 + byte_count(part) / smallest) +
+                          static_cast<std::int64_t>(part.name.size());
       if (part.begin == part.end) continue;
       const std::string name = fmt::format("{}/{}", section_name(section), part.name);
       specs.push_back({name, part.dtype, Shape{part.end - part.begin}});
@@ -92,7 +117,8 @@ ShardPlan plan_shard(const SaveRequest& request) {
   return plan;
 }
 
-Json write_shard(const SaveRequest& request, const ShardPlan& plan, const fs::path& dir) {
+Json write_shard(const SaveRequest& request, const ShardPlan& plan, std::int64_t chunk_bytes,
+                 const fs::path& dir) {
   const auto pass = [&](std::string_view point) {
     if (request.at_point) request.at_point(point);
   };
@@ -103,12 +129,20 @@ Json write_shard(const SaveRequest& request, const ShardPlan& plan, const fs::pa
   file.write(plan.preamble.data(), plan.preamble.size());
   for (const ShardPlan::Entry& entry : plan.entries) {
     const TensorPart& part = *entry.part;
-    const std::uint64_t crc = write_part(file, part, request);
-    sections[std::string(section_name(entry.section))][part.name]["chunks"].push_back(
-        {{"file", name},
-         {"bytes", {entry.begin, entry.end}},
-         {"elements", {part.begin, part.end}},
-         {"checksum", format_checksum(crc)}});
+    const std::vector<std::uint64_t> crcs = write_part(file, part, chunk_bytes, request);
+    const auto width = static_cast<std::int64_t>(dtype_size(part.dtype));
+    Json& chunks = sections[std::string(section_name(entry.section))][part.name]["chunks"];
+    std::int64_t begin = entry.begin;
+    for (const std::uint64_t crc : crcs) {
+      const std::int64_t end = std::min(begin + chunk_bytes, entry.end);
+      chunks.push_back(
+          {{"file", name},
+           {"bytes", {begin, end}},
+           {"elements",
+            {part.begin + (begin - entry.begin) / width, part.begin + (end - entry.begin) / width}},
+           {"checksum", format_checksum(crc)}});
+      begin = end;
+    }
   }
   pass("shard-written");
   file.finish();

@@ -9,6 +9,14 @@ namespace tessera::io {
 /// "rank-00000-of-00004.safetensors"
 std::string shard_name(int rank, int world_size);
 
+/// Bytes of a chunk at most, in a checkpoint of `total` bytes: a power of two. Who wants a part of
+/// a chunk reads all of it for its checksum; but the more chunks, the larger the index. 256 KiB,
+/// and from 4 GiB on so much that there are about 16,384 chunks, but no more than 16 MiB; from 2
+/// TiB on so much that there are about 131,072, for which the index takes 50 MB.
+/// @param wanted  taken instead if it is not 0
+/// @throws InvalidArgument unless that is a power of two from 8 on
+std::int64_t chunk_bytes_of(std::int64_t total, std::int64_t wanted);
+
 /// What a rank's shard will hold, and where.
 struct ShardPlan {
   struct Entry {
@@ -27,11 +35,13 @@ struct ShardPlan {
 /// @throws InvalidArgument on parts that do not fit
 ShardPlan plan_shard(const SaveRequest& request);
 
-/// Writes this rank's shard into `dir` and syncs file and directory.
+/// Writes this rank's shard into `dir`, in chunks of at most `chunk_bytes`, and syncs file and
+/// directory.
 /// @return the rank's part of the index: {"size": bytes, "header": {size, checksum}, "sections":
 ///         {"model": {NAME: {dtype, shape, chunks}}, "optimizer/exp_avg": ...,
 ///         "optimizer/exp_avg_sq": ...}}
 /// @throws IoError
-Json write_shard(const SaveRequest& request, const ShardPlan& plan, const fs::path& dir);
+Json write_shard(const SaveRequest& request, const ShardPlan& plan, std::int64_t chunk_bytes,
+                 const fs::path& dir);
 
 }  // namespace tessera::io

@@ -201,10 +201,9 @@ class Verification {
     return pieces;
   }
 
-  void read_piece(const File& file, Piece& piece) const {
+  void read_piece(const File& file, Piece& piece, std::vector<char>& buffer) const {
     const auto& [name, dtype, chunk, unread] = chunks_[piece.chunk];
     const auto width = static_cast<std::int64_t>(dtype_size(dtype));
-    std::vector<char> buffer(static_cast<std::size_t>(std::min(kBuffer, piece.end - piece.begin)));
     for (std::int64_t at = piece.begin; at < piece.end;) {
       const std::int64_t n = std::min(piece.end - at, static_cast<std::int64_t>(buffer.size()));
       file.read(at, buffer.data(), static_cast<std::size_t>(n));
@@ -223,18 +222,27 @@ class Verification {
     for (const Piece& piece : pieces) total += piece.end - piece.begin;
     std::mutex mutex;  // guards done, and the errors of chunks
     OpenFiles files(dir_);
-    parallel_for_each(pieces.size(), options_.threads, [&](std::size_t i) {
-      NamedChunk& chunk = chunks_[pieces[i].chunk];
-      std::string error;
-      try {
-        read_piece(*files.get(chunk.chunk->file), pieces[i]);
-      } catch (const Error& failure) {
-        error = failure.what();
+    const auto joins = [&](std::size_t i) {
+      return pieces[i - 1].end == pieces[i].begin &&
+             chunks_[pieces[i - 1].chunk].chunk->file == chunks_[pieces[i].chunk].chunk->file;
+    };
+    const auto size = [&](std::size_t i) { return pieces[i].end - pieces[i].begin; };
+    const std::vector<std::size_t> batches = cut_batches(pieces.size(), kPiece, joins, size);
+    parallel_for_each(batches.size() - 1, options_.threads, [&](std::size_t b) {
+      std::vector<char> buffer(static_cast<std::size_t>(kBuffer));
+      for (std::size_t i = batches[b]; i < batches[b + 1]; ++i) {
+        NamedChunk& chunk = chunks_[pieces[i].chunk];
+        std::string error;
+        try {
+          read_piece(*files.get(chunk.chunk->file), pieces[i], buffer);
+        } catch (const Error& failure) {
+          error = failure.what();
+        }
+        const std::lock_guard lock(mutex);
+        if (!error.empty() && chunk.error.empty()) chunk.error = error;
+        done += size(i);
+        if (options_.progress) options_.progress(done, total);
       }
-      const std::lock_guard lock(mutex);
-      if (!error.empty() && chunk.error.empty()) chunk.error = error;
-      done += pieces[i].end - pieces[i].begin;
-      if (options_.progress) options_.progress(done, total);
     });
     report_.bytes = total;
     std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {

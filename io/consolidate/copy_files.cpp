@@ -1,17 +1,15 @@
 #include "io/consolidate/copy_files.h"
 
 #include <sys/resource.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
+#include <span>
 #include <tuple>
 
 #include "core/base/error.h"
@@ -35,22 +33,6 @@ std::size_t max_open_sources() {
   return std::clamp<std::size_t>(static_cast<std::size_t>(limit.rlim_cur) / 8, 1, 256);
 }
 
-/// How many elements of the chunk's box come before element `element` of the tensor, in row-major
-/// order.
-std::int64_t elements_before(const Chunk& chunk, const Shape& shape, std::int64_t element) {
-  if (!chunk.box || shape.empty()) return element;
-  std::int64_t in_box = 0, tensor_stride = numel(shape), box_stride = numel(chunk.box->shape);
-  for (int i = 0; i < shape.size(); ++i) {
-    tensor_stride /= shape[i];
-    box_stride /= chunk.box->shape[i];
-    const std::int64_t at = element / tensor_stride - chunk.box->offsets[i];
-    element %= tensor_stride;
-    in_box += std::clamp<std::int64_t>(at, 0, chunk.box->shape[i]) * box_stride;
-    if (at < 0 || at >= chunk.box->shape[i]) break;
-  }
-  return in_box;
-}
-
 /// A tensor of an output file, and what is known of its chunks.
 struct TensorState {
   const ExportTensor* tensor = nullptr;
@@ -65,6 +47,12 @@ struct TensorState {
     std::vector<Range> ranges;
   };
   std::vector<ChunkState> chunks;  ///< guarded by Copier::mutex_
+};
+
+/// Elements of a chunk, as it counts them.
+struct Slice {
+  std::size_t chunk;
+  std::int64_t from, to;
 };
 
 struct FileState {
@@ -228,11 +216,17 @@ class Copier {
         return;
       }
       std::int64_t gathered = 0;
+      std::vector<Slice> slices;
       for_each_range(state, first, last, [&](std::size_t c, std::int64_t from, std::int64_t to) {
-        const std::uint64_t crc = gather(state, c, from, to, first, last, place, buffers.scratch);
-        if (state.layout->has_checksums) crcs.push_back(crc);
+        slices.push_back({c, from, to});
         gathered += to - from;
       });
+      const std::span<const Slice> all = slices;
+      for (std::size_t i = 0, n; i < all.size(); i += n) {
+        n = 1;
+        while (i + n < all.size() && joins(state, all[i + n - 1], all[i + n])) ++n;
+        gather(state, all.subspan(i, n), first, last, place, buffers.scratch, crcs);
+      }
       if (gathered != last - first) {
         throw InternalError("{}: the chunks of {} do not cover it", tensor.source->path().string(),
                             tensor.source_name);
@@ -240,18 +234,30 @@ class Copier {
     });
   }
 
-  /// Reads elements [from, to) of a chunk to their places. @param place  of element `first`
-  std::uint64_t gather(const TensorState& state, std::size_t c, std::int64_t from, std::int64_t to,
-                       std::int64_t first, std::int64_t last, char* place,
-                       const AlignedBuffer& scratch) {
-    const Chunk& chunk = state.layout->chunks[c];
+  /// Whether slices of two chunks are neighbours in their file as well as in the tensor.
+  static bool joins(const TensorState& state, const Slice& before, const Slice& slice) {
+    const Chunk &a = state.layout->chunks[before.chunk], &b = state.layout->chunks[slice.chunk];
+    const auto width = static_cast<std::int64_t>(dtype_size(state.tensor->stored));
+    return !a.box && !b.box && before.to == slice.from && a.file == b.file &&
+           a.byte_begin + (before.to - a.begin) * width ==
+               b.byte_begin + (slice.from - b.begin) * width;
+  }
+
+  /// Reads neighbours to their places. @param place  of element `first`
+  /// @param crcs  receives the checksum of each
+  void gather(const TensorState& state, std::span<const Slice> slices, std::int64_t first,
+              std::int64_t last, char* place, const AlignedBuffer& scratch,
+              std::vector<std::uint64_t>& crcs) {
+    const Chunk& chunk = state.layout->chunks[slices.front().chunk];
     const ExportTensor& tensor = *state.tensor;
+    std::int64_t from = slices.front().from;
+    const std::int64_t to = slices.back().to;
     const auto source_width = static_cast<std::int64_t>(dtype_size(tensor.stored));
     const auto width = static_cast<std::int64_t>(dtype_size(tensor.written));
     const auto file = open_source(*tensor.source, chunk.file);
     const bool plain = !chunk.box && tensor.stored == tensor.written;
     const std::int64_t per_piece = grain_.block / source_width;
-    std::uint64_t crc = 0;
+    std::vector<std::uint64_t> sums(slices.size());
     for (Chunk piece = chunk; from < to; from = piece.end) {
       piece.begin = from;
       piece.end = std::min(to, from + per_piece);
@@ -259,14 +265,20 @@ class Copier {
       char* const target = plain ? place + (from - first) * width : nullptr;
       const char* const data = file->read(chunk.byte_begin + (from - chunk.begin) * source_width,
                                           bytes, scratch, target);
-      if (state.layout->has_checksums) crc = checksum(*state.layout, data, bytes, crc);
+      for (std::size_t i = 0; state.layout->has_checksums && i < slices.size(); ++i) {
+        const std::int64_t low = std::max(slices[i].from, from);
+        const std::int64_t high = std::min(slices[i].to, piece.end);
+        if (low >= high) continue;
+        sums[i] = checksum(*state.layout, data + (low - from) * source_width,
+                           static_cast<std::size_t>((high - low) * source_width), sums[i]);
+      }
       if (data == target) continue;
       for_each_run(piece, tensor.shape, first, last, [&](const ChunkRun& run) {
         convert_elements(tensor.stored, data + (run.in_chunk - from) * source_width, tensor.written,
                          place + (run.in_tensor - first) * width, run.n);
       });
     }
-    return crc;
+    if (state.layout->has_checksums) crcs.insert(crcs.end(), sums.begin(), sums.end());
   }
 
   template <typename F>
@@ -472,45 +484,6 @@ CopyGrain copy_grain(const CopyOptions& options) {
   grain.block = std::clamp(options.memory / grain.jobs / 2, kMinBlock, kMaxBlock);
   grain.block -= grain.block % kMinBlock;
   return grain;
-}
-
-std::uint64_t copy_identity(const std::vector<ExportFile>& files, std::int64_t block) {
-  std::uint64_t identity = 0;
-  const auto add = [&](const std::string& text) {
-    identity = crc64(text.data(), text.size(), identity);
-  };
-  std::set<std::pair<const TensorSource*, std::string>> unchecked;
-  add(fmt::format("block {}\n", block));
-  for (const ExportFile& file : files) {
-    add(fmt::format("file {} {}\n{}\n", file.name, file.plan.file_size, file.plan.preamble));
-    for (const ExportTensor* tensor : file.tensors) {
-      add(fmt::format("tensor {} {} {} {}\n", tensor->name, tensor->source_name, tensor->stored,
-                      tensor->written));
-      const auto layout = tensor->source->layout(tensor->source_name);
-      if (!layout) {
-        // Nothing tells whether the source is as it was: such an export is never gone on with.
-        add(fmt::format("{} {}\n", ::getpid(),
-                        std::chrono::system_clock::now().time_since_epoch().count()));
-        continue;
-      }
-      for (const Chunk& chunk : layout->chunks) {
-        add(fmt::format("{} {} {} {} {}", chunk.file, chunk.byte_begin, chunk.byte_end, chunk.begin,
-                        chunk.end));
-        if (chunk.box) add(fmt::format(" {} {}", chunk.box->offsets, chunk.box->shape));
-        add(layout->has_checksums ? fmt::format(" {:016x}\n", chunk.crc64) : "\n");
-        if (!layout->has_checksums) unchecked.insert({tensor->source, chunk.file});
-      }
-    }
-  }
-  for (const auto& [source, name] : unchecked) {
-    const File file = source->open_file(name);
-    struct stat status {};
-    require<IoError>(::fstat(file.descriptor(), &status) == 0, "cannot stat {}",
-                     file.path().string());
-    add(fmt::format("{} {} {} {} {}.{}\n", fs::absolute(file.path()).string(), status.st_dev,
-                    status.st_ino, status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec));
-  }
-  return identity;
 }
 
 bool copy_files(Attempt& attempt, const std::vector<ExportFile>& files, const CopyOptions& options,

@@ -62,6 +62,7 @@ io::SaveRequest make_request(const SampleModel& model, const io::fs::path& dir, 
   request.run_id = options.run_id;
   request.model_config = model.config;
   request.trainer_json = options.trainer_json;
+  request.chunk_bytes = options.chunk_bytes;
   if (options.at_point) {
     request.at_point = [rank, f = options.at_point](std::string_view point) { f(rank, point); };
   }

@@ -50,6 +50,7 @@ struct SaveOptions {
   std::string run_id = "run-a";
   bool optimizer = true;
   std::string trainer_json = R"({"step": 7})";
+  std::int64_t chunk_bytes = 0;  ///< as in SaveRequest
   /// Called at each labelled point.
   std::function<void(int rank, std::string_view point)> at_point = nullptr;
   /// What the file system is said to have; empty: what it has.

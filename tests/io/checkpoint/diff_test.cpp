@@ -79,7 +79,7 @@ TEST_CASE("the same content at another world size is equal, and no data is read"
   Saved saved;
   const SampleModel model = make_sample_model();
   const auto a = saved.open(model, "a", {.world_size = 4});
-  const auto b = saved.open(model, "b", {.world_size = 3, .run_id = "other"});
+  const auto b = saved.open(model, "b", {.world_size = 3, .run_id = "other", .chunk_bytes = 64});
   // Even damage isn't seen: that is what verify is for.
   const Chunk& chunk = a.tensor(Section::Model, "wte.weight").chunks[0];
   flip_bit(a.path() / chunk.file, chunk.byte_begin);
@@ -102,7 +102,8 @@ TEST_CASE("differences are counted and measured") {
   bias[2] = std::numeric_limits<float>::quiet_NaN();
   for (const int threads : {1, 4}) {
     CAPTURE(threads);
-    const auto b = saved.open(model, "b" + std::to_string(threads), {.world_size = 3});
+    const auto b =
+        saved.open(model, "b" + std::to_string(threads), {.world_size = 3, .chunk_bytes = 64});
     std::int64_t progress = 0;
     const DiffReport report =
         diff_checkpoints(a, b, {.threads = threads, .progress = [&](auto done, auto total) {

@@ -51,7 +51,8 @@ std::vector<std::pair<std::string, std::string>> verify(const fs::path& path) {
 
 TEST_CASE("every flipped bit is detected, with its file and tensor") {
   TempDir dir;
-  const fs::path path = save(make_sample_model(), dir.path(), {.world_size = 4});
+  const fs::path path =
+      save(make_sample_model(), dir.path(), {.world_size = 4, .chunk_bytes = 128});
   const CheckpointReader reader = CheckpointReader::open(path);
   const CheckpointIndex& index = reader.index();
   std::vector<Target> targets;

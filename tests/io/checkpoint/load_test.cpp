@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <span>
 
 #include "core/base/dtype.h"
 #include "core/base/error.h"
@@ -82,6 +83,45 @@ TEST_CASE("what four ranks saved is loaded by any number of ranks, each its shar
   }
 }
 
+TEST_CASE(
+    "a rank reads what it needs, and no more than the rest of a chunk at each end of a part") {
+  TempDir dir;
+  const SampleModel model = make_sample_model();
+  constexpr std::int64_t kChunk = 64;
+  const fs::path path = save(model, dir.path(), {.world_size = 4, .chunk_bytes = kChunk});
+  for (const int world : {1, 2, 3, 5, 8}) {
+    CAPTURE(world);
+    for (int rank = 0; rank < world; ++rank) {
+      const auto reader = CheckpointReader::open(path);
+      Share share(model, rank, world);
+      const LoadReport report = load_parts(reader, share.parts, kThreads);
+      CHECK(share.is_right());
+      std::int64_t bound = 0;
+      for (const LoadPart& part : share.parts) {
+        const Shape& shape = reader.tensor(part.section, part.name).shape;
+        const int cut = (part.begin > 0 ? 1 : 0) + (part.end < numel(shape) ? 1 : 0);
+        bound += 4 * (part.end - part.begin) + cut * (kChunk - 4);
+      }
+      CHECK(report.read_bytes <= bound);
+    }
+  }
+}
+
+TEST_CASE("twice as many ranks read a large tensor once") {
+  TempDir dir;
+  const SampleModel model = one_large_tensor();
+  const fs::path path = save(model, dir.path(), {.world_size = 4, .optimizer = false});
+  const auto reader = CheckpointReader::open(path);
+  for (int rank = 0; rank < 8; ++rank) {
+    Share share(model, rank, 8);
+    share.parts.resize(1);  // the weight
+    const LoadReport report = load_parts(reader, share.parts, kThreads);
+    CHECK(
+        std::ranges::equal(share.memory[0], std::span(share.expected[0], share.memory[0].size())));
+    CHECK(report.read_bytes <= report.wanted_bytes + 2 * (std::int64_t{256} << 10));
+  }
+}
+
 TEST_CASE("values are converted on their way, to memory and to a sink") {
   TempDir dir;
   const SampleModel model = one_large_tensor();
@@ -125,7 +165,9 @@ TEST_CASE("values are converted on their way, to memory and to a sink") {
 TEST_CASE("a damaged chunk is found whichever part of it is wanted, and others serve") {
   TempDir dir;
   const SampleModel model = one_large_tensor();
-  const fs::path path = save(model, dir.path(), {.world_size = 2, .optimizer = false});
+  // Chunks of more than a thread takes at once.
+  const fs::path path =
+      save(model, dir.path(), {.world_size = 1, .optimizer = false, .chunk_bytes = 16 << 20});
   const auto& tensor = model.tensors[0];
   const Chunk damaged =
       CheckpointReader::open(path).tensor(Section::Model, tensor.name).chunks.back();

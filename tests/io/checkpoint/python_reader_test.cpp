@@ -39,7 +39,7 @@ TEST_CASE("a reader written from FORMAT.md reads checkpoints") {
   }
   TempDir dir;
   const SampleModel model = make_sample_model();
-  const fs::path path = save(model, dir.path(), {.world_size = 3});
+  const fs::path path = save(model, dir.path(), {.world_size = 3, .chunk_bytes = 64});
   const auto reader = CheckpointReader::open(path);
 
   SUBCASE("names, shapes and digest") {

@@ -32,16 +32,20 @@ TEST_CASE("what is resharded is what a run of that many ranks saves") {
   TempDir dir;
   const SampleModel model = make_sample_model();
   for (const int from : {1, 3, 4}) {
+    // Of other chunks than what is made of it.
     const auto source = CheckpointReader::open(
-        save(model, dir.path() / ("from" + std::to_string(from)), {.world_size = from}));
+        save(model, dir.path() / ("from" + std::to_string(from)),
+             {.world_size = from, .chunk_bytes = from == 1 ? 0 : std::int64_t{32} << from}));
     for (const int to : {1, 2, 4, 9}) {
       CAPTURE(from);
       CAPTURE(to);
-      const auto saved = CheckpointReader::open(
-          save(model, dir.path() / ("saved" + std::to_string(to)), {.world_size = to}));
+      const auto saved =
+          CheckpointReader::open(save(model, dir.path() / ("saved" + std::to_string(to)),
+                                      {.world_size = to, .chunk_bytes = 128}));
+      CHECK(saved.tensor(Section::Model, "wte.weight").chunks.size() >= 5);
       const fs::path out = dir.path() / fmt::format("{}to{}", from, to);
       const ReshardReport report =
-          reshard_checkpoint(source, out, {.world_size = to, .jobs = from});
+          reshard_checkpoint(source, out, {.world_size = to, .jobs = from, .chunk_bytes = 128});
       CHECK(report.path == out / "step-00000007");
       CHECK(report.digest == source.digest());
       CHECK(names(out) == std::set<std::string>{"latest", "step-00000007"});

@@ -14,6 +14,7 @@
 
 #include "core/base/error.h"
 #include "io/checkpoint/find.h"
+#include "io/checkpoint/shard.h"
 #include "io/safetensors/reader.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
@@ -47,7 +48,9 @@ TEST_CASE("what is saved at one world size is read at every other, with one dige
   std::set<std::string> digests;
   for (int saved = 1; saved <= 4; ++saved) {
     CAPTURE(saved);
-    const fs::path path = save(model, dir.path(), {.world_size = saved, .step = saved});
+    const std::int64_t chunk = saved == 1 ? 0 : std::int64_t{8} << saved;
+    const fs::path path =
+        save(model, dir.path(), {.world_size = saved, .step = saved, .chunk_bytes = chunk});
     const auto reader = CheckpointReader::open(path);
     CHECK(reader.index().world_size == saved);
     CHECK(reader.index().files.size() == static_cast<std::size_t>(saved));
@@ -85,6 +88,40 @@ TEST_CASE("a shard is a safetensors file of the rank's parts without padding") {
   std::int64_t expected = 0;
   for (const auto& tensor : model.tensors) expected += numel(tensor.shape);
   CHECK(weights == expected);
+}
+
+TEST_CASE("chunks are as large as a power of two says, but the last of what a rank owns") {
+  const SampleModel model = make_sample_model();
+  TempDir dir;
+  const auto reader =
+      CheckpointReader::open(save(model, dir.path(), {.world_size = 3, .chunk_bytes = 64}));
+  int whole = 0;
+  for (const auto& [name, tensor] : reader.tensors(Section::ExpAvg)) {
+    std::map<std::string, std::int64_t> last;  // bytes, by file
+    for (const Chunk& chunk : tensor.chunks) {
+      CHECK((!last.contains(chunk.file) || last[chunk.file] == 64));
+      last[chunk.file] = chunk.byte_end - chunk.byte_begin;
+      CHECK(last[chunk.file] <= 64);
+      whole += last[chunk.file] == 64 ? 1 : 0;
+    }
+  }
+  CHECK(whole > 100);
+  for (const std::int64_t wrong : {-8, 4, 12}) {
+    CHECK(save_ranks(model, dir.path(), {.step = 9, .chunk_bytes = wrong})[0].find(
+              "expected a power of two") != std::string::npos);
+  }
+}
+
+TEST_CASE("chunks are small, but never too many for the index") {
+  constexpr std::int64_t kKiB = 1 << 10, kMiB = kKiB << 10, kGiB = kMiB << 10, kTiB = kGiB << 10;
+  CHECK(chunk_bytes_of(0, 0) == 256 * kKiB);
+  CHECK(chunk_bytes_of(4 * kGiB, 0) == 256 * kKiB);
+  CHECK(chunk_bytes_of(100 * kGiB, 0) == 8 * kMiB);
+  CHECK(chunk_bytes_of(2 * kTiB, 0) == 16 * kMiB);
+  for (std::int64_t total = 1; total < 10'000 * kTiB; total *= 3) {
+    CHECK(total / chunk_bytes_of(total, 0) * 400 <= kMaxIndexBytes / 4);
+  }
+  CHECK(chunk_bytes_of(kTiB, 64) == 64);
 }
 
 TEST_CASE("values are read as bf16") {

@@ -39,7 +39,10 @@ struct Fixture {
   fs::path out = dir.path() / "out";
   fs::path make(int world_size, bool optimizer = true, const char* trainer = R"({"step": 7})") {
     return save(model, run / "checkpoints",
-                {.world_size = world_size, .optimizer = optimizer, .trainer_json = trainer});
+                {.world_size = world_size,
+                 .optimizer = optimizer,
+                 .trainer_json = trainer,
+                 .chunk_bytes = world_size == 1 ? 0 : 64});
   }
 };
 

@@ -86,6 +86,25 @@ class BoxedSource : public TensorSource {
     contents_[name] = data;
   }
 
+  /// Cuts a tensor that lies in one box into chunks of so many elements, as checkpoints have them.
+  void cut(const std::string& name, std::int64_t elements) {
+    auto& chunks = layouts_.at(name).chunks;
+    const Chunk whole = std::move(chunks.at(0));
+    chunks.clear();
+    const std::string& data = contents_.at(name);
+    const std::int64_t width = (whole.byte_end - whole.byte_begin) / whole.end;
+    for (std::int64_t begin = 0; begin < whole.end; begin += elements) {
+      Chunk& chunk = chunks.emplace_back(whole);
+      chunk.box.reset();
+      chunk.begin = begin;
+      chunk.end = std::min(begin + elements, whole.end);
+      chunk.byte_begin = whole.byte_begin + chunk.begin * width;
+      chunk.byte_end = whole.byte_begin + chunk.end * width;
+      chunk.crc64 = crc64(data.data() + chunk.begin * width,
+                          static_cast<std::size_t>(chunk.byte_end - chunk.byte_begin));
+    }
+  }
+
   const std::string& content(const std::string& name) const { return contents_.at(name); }
   std::vector<ExportTensor> exports(std::optional<DType> dtype = {}) const {
     std::vector<ExportTensor> all;
@@ -133,6 +152,8 @@ struct Fixture {
     source.add("rows", {300, 500}, DType::F32, {3, 1}, 8);
     source.add("columns", {300, 500}, DType::F32, {1, 3}, 3);
     source.add("blocks", {7, 60, 100}, DType::F32, {2, 3, 4}, 1);
+    source.add("runs", {101, 997}, DType::F32, {1, 1}, 4);
+    source.cut("runs", 7'000);
     source.add("halves", {90'001}, DType::BF16, {2});
     source.add("bytes", {3, 1001}, DType::U8, {2, 5}, 5);
     source.add("longs", {10'000}, DType::I64, {1});
