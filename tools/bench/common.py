@@ -1,9 +1,10 @@
-"""What the benchmarks of whole training runs share."""
+"""What the benchmarks of whole programs share."""
 import array, ctypes, json, os, random, signal, struct, subprocess, sys, tempfile, threading, time
 
 # Layers, heads, width.
 SIZES = {"tiny": (2, 2, 64), "124M": (12, 12, 768), "350M": (24, 16, 1024), "774M": (36, 20, 1280), "1558M": (48, 25, 1600)}
 VOCAB = 50257
+UNITS = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 def parameters(size, positions=1024, vocab=VOCAB):
@@ -156,3 +157,24 @@ def saves(run_directory):
 def step_times(run_directory, warmup):
     """Milliseconds of each step but the first ones."""
     return [row["step_ms"] for row in metrics(run_directory) if "step_ms" in row][warmup:]
+
+
+def parse_size(text):
+    number = text.rstrip("BKMGiIbkmg")
+    return int(float(number) * UNITS[text[len(number):].upper() or "B"])
+
+
+def files_under(folder):
+    return [os.path.join(at, name) for at, _, names in os.walk(folder) for name in names]
+
+
+def size_of(folder):
+    return sum(os.path.getsize(name) for name in (files_under(folder) if os.path.isdir(folder) else [folder]))
+
+
+def drop_cache(folder):
+    """Removes a folder's data from the page cache; all else stays, programs and their libraries too."""
+    os.sync()
+    for name in files_under(folder):
+        with open(name, "rb") as f:
+            os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

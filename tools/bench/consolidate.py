@@ -23,31 +23,9 @@ All of it is removed at the end.
 """
 import argparse, json, os, pathlib, shutil, statistics, subprocess, sys, tempfile
 
-from common import end_on_sigterm, must, run
+from common import drop_cache, end_on_sigterm, files_under, must, parse_size, run, size_of
 
 HERE = pathlib.Path(__file__).resolve().parent
-UNITS = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-
-
-def parse_size(text):
-    number = text.rstrip("BKMGiIbkmg")
-    return int(float(number) * UNITS[text[len(number):].upper() or "B"])
-
-
-def files_under(folder):
-    return [os.path.join(at, name) for at, _, names in os.walk(folder) for name in names]
-
-
-def size_of(folder):
-    return sum(os.path.getsize(name) for name in (files_under(folder) if os.path.isdir(folder) else [folder]))
-
-
-def drop_cache(folder):
-    """Removes a folder's data from the page cache; all else stays, programs and their libraries too."""
-    os.sync()
-    for name in files_under(folder):
-        with open(name, "rb") as f:
-            os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def fill_cache(folder):

@@ -24,10 +24,9 @@
 #include <thread>
 
 #include "core/base/error.h"
-#include "core/base/shard_layout.h"
 #include "io/base/size.h"
 #include "io/checkpoint/save.h"
-#include "io/hf/gpt2.h"
+#include "tools/bench/gpt2_units.h"
 
 namespace tessera::io {
 namespace {
@@ -106,35 +105,9 @@ class Pattern {
   char* data_;
 };
 
-Json make_config(const Options& options) {
-  const std::int64_t width = options.width, vocabulary = 50257, positions = 1024;
-  const std::int64_t per_layer = 12 * width * width + 13 * width;
-  const std::int64_t rest = options.size / 4 - (vocabulary + positions) * width;
-  return {{"arch", "gpt2"},
-          {"n_layer", std::max<std::int64_t>(1, (rest + per_layer / 2) / per_layer)},
-          {"n_head", std::max<std::int64_t>(1, width / 128)},
-          {"n_embd", width},
-          {"vocab_size", vocabulary},
-          {"seq_len", positions},
-          {"layer_norm_eps", 1e-5},
-          {"dropout", 0.0}};
-}
-
-std::vector<ShardLayout> make_units(const Json& config, int world_size) {
-  std::map<std::string, std::vector<ShardLayout::Parameter>> units;
-  for (const TensorInfo& info : gpt2_tensors(config)) {
-    const bool block = info.name.starts_with("h.");
-    units[block ? info.name.substr(0, info.name.find('.', 2)) : "root"].push_back(
-        {info.name, info.shape, false});
-  }
-  std::vector<ShardLayout> layouts;
-  for (const auto& [unit, parameters] : units) layouts.emplace_back(unit, parameters, world_size);
-  return layouts;
-}
-
 SaveReport save(const Options& options) {
-  const Json config = make_config(options);
-  const std::vector<ShardLayout> units = make_units(config, options.world_size);
+  const Json config = bench::gpt2_of_size(options.size, options.width);
+  const std::vector<ShardLayout> units = bench::gpt2_units(config, options.world_size);
   std::int64_t longest = 0;
   for (const ShardLayout& unit : units) longest = std::max(longest, unit.segment_size() * 4);
   const Pattern pattern(longest + kPattern);

@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+"""Saving and loading checkpoints against plain parallel writers and readers of as many bytes, taking turns, as a table of medians.
+
+  checkpoint_io.py BUILD_DIR [--size 2GiB] [--width 1024] [--ranks 2] [--load-ranks RANKS 2*RANKS] [--threads 4] [--rounds 5]
+                   [--train 124M|none] [--dir DIR] [--json FILE]
+
+In each round, in turns that change places from round to round:
+  save   a process per rank saves a checkpoint of that size (a GPT-2's weights and both moments), as a run does that waits for
+         its saves: room looked for, written with checksums, synced, index, rename. Against dd, a process per rank, which writes
+         as many bytes in pieces of 4 MiB and syncs its file at the end (conv=fsync). Both take the same random bytes from
+         memory, dd those of a file in a file system in memory.
+  load   each number of ranks loads that checkpoint, each rank its share, with all checksums checked, into memory that is there.
+         Against as many dd processes that read the same files, each its share in pieces of 4 MiB, to nowhere. Before either,
+         all is synced and the files are dropped from the page cache (posix_fadvise).
+  train  a run of `tessera train` saves beside its steps (checkpoint.async=on), every --every steps: how long they stood still
+         (the run's own save_stall_ms) as a share of the save.
+
+--dir is where files go: a folder on the disk to be measured, with room for four checkpoints; memory takes two. "of dd" is the
+median of the rounds' ratios, with the least and the greatest.
+"""
+import argparse, json, os, shutil, statistics, subprocess, sys, tempfile, time
+
+from common import SIZES, VOCAB, drop_cache, end_on_sigterm, metrics, must, parse_size, run, write_tokens
+
+SEQ = 16
+
+
+def parallel(scripts):
+    """Seconds that shell scripts take side by side."""
+    start = time.monotonic()
+    processes = [subprocess.Popen(["sh", "-ec", script]) for script in scripts]
+    if any(process.wait() != 0 for process in processes):
+        sys.exit("dd failed")
+    return time.monotonic() - start
+
+
+def dd(source, target, skip, count, more=""):
+    return f"dd if={source} of={target} bs=4M iflag=skip_bytes,count_bytes skip={skip} count={count} status=none {more}\n"
+
+
+class Bench:
+    def __init__(self, o, folder, source):
+        self.o, self.folder, self.source = o, folder, source
+        self.program = f"{o.build}/tools/bench/tessera_checkpoint_io"
+        self.model = ["--size", int(o.size), "--width", o.width]
+        self.checkpoint = f"{folder}/checkpoints/step-00000001"
+        self.rank_bytes = self.call("plan", *self.model, "--world", o.ranks)["rank_bytes"]
+        self.rows = {}  # name: [{seconds, bytes, ...}, ...] by round
+
+    def call(self, *words):
+        command = [self.program, *words]
+        return json.loads(must(run(command), command).out)
+
+    def shards(self):
+        return sorted(f"{self.checkpoint}/{name}" for name in os.listdir(self.checkpoint) if name.endswith(".safetensors"))
+
+    def write(self):
+        os.sync()
+        targets = [f"{self.folder}/dd-{rank}" for rank in range(self.o.ranks)]
+        seconds = parallel([dd(self.source, *each, "conv=fsync") for each in zip(targets, [0] * self.o.ranks, self.rank_bytes)])
+        for target in targets:
+            os.remove(target)
+        return {"seconds": seconds, "bytes": sum(self.rank_bytes)}
+
+    def save(self):
+        shutil.rmtree(f"{self.folder}/checkpoints", ignore_errors=True)
+        os.sync()
+        return self.call("save", self.folder, self.source, *self.model, "--world", self.o.ranks)
+
+    def read(self, ranks):
+        """Each reader takes as much of the shards, one after the other, as the rank of its number loads."""
+        drop_cache(self.checkpoint)
+        total, scripts, begin = sum(map(os.path.getsize, self.shards())), [""] * ranks, 0
+        for shard in self.shards():
+            end = begin + os.path.getsize(shard)
+            for rank in range(ranks):
+                low, high = max(begin, total * rank // ranks), min(end, total * (rank + 1) // ranks)
+                if low < high:
+                    scripts[rank] += dd(shard, "/dev/null", low - begin, high - low)
+            begin = end
+        return {"seconds": parallel(scripts), "bytes": total}
+
+    def load(self, ranks):
+        drop_cache(self.checkpoint)
+        return self.call("load", self.checkpoint, *self.model, "--world", ranks, "--threads", self.o.threads)
+
+    def turn(self, number, *measures):
+        for name, measure in measures if number % 2 == 0 else reversed(measures):
+            row = measure()
+            self.rows.setdefault(name, []).append(row)
+            print(f"  {name:<28} {row['seconds']:7.2f} s {row['bytes'] / row['seconds'] / 1e6:8.0f} MB/s", file=sys.stderr, flush=True)
+
+    def round(self, number):
+        o = self.o
+        self.turn(number, (f"dd, {o.ranks} writers", self.write), (f"save, {o.ranks} ranks", self.save))
+        for ranks in o.load_ranks:
+            self.turn(number, (f"dd, {ranks} readers", lambda: self.read(ranks)), (f"load, {ranks} ranks", lambda: self.load(ranks)))
+
+    def table(self):
+        print("| | s | MB/s | of dd | read / needed |\n| --- | --- | --- | --- | --- |")
+        plain = None
+        for name, rows in self.rows.items():
+            rates = [row["bytes"] / row["seconds"] / 1e6 for row in rows]
+            seconds = statistics.median(row["seconds"] for row in rows)
+            of_dd = read = ""
+            if name.startswith("dd"):
+                plain = rates
+            else:
+                ratios = [rate / base for rate, base in zip(rates, plain)]
+                of_dd = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+            if name.startswith("load"):
+                read = f"{rows[0]['read_bytes'] / rows[0]['bytes']:.3f}"
+            print(f"| {name} | {seconds:.2f} | {statistics.median(rates):.0f} | {of_dd} | {read} |")
+
+
+def train(o, folder, tokens, steps):
+    """The records of a run's saves but the last, which no step waits beside."""
+    layers, heads, width = SIZES[o.train]
+    out = f"{folder}/run"
+    command = [f"{o.build}/bin/tessera", "train", "--nproc", o.ranks, "--model.n_layer", layers, "--model.n_head", heads,
+               "--model.n_embd", width, "--model.vocab_size", VOCAB, "--model.seq_len", SEQ, "--data.train", tokens,
+               "--data.order", "sequential", "--train.device", "cpu", "--train.steps", steps, "--train.global_batch", o.ranks,
+               "--train.eval_every", 0, "--optim.lr", "1e-4", "--checkpoint.every", o.every, "--checkpoint.keep", 1,
+               "--checkpoint.async", "on", "--run.out", out]
+    must(run(command), command)
+    rows = metrics(out)
+    shutil.rmtree(out)
+    return [row for row in rows if "save_bytes" in row and row["step"] < steps]
+
+
+def main():
+    end_on_sigterm()
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument("build")
+    a.add_argument("--size", type=parse_size, default=2**31)
+    a.add_argument("--width", type=int, default=1024)
+    a.add_argument("--ranks", type=int, default=2)
+    a.add_argument("--load-ranks", type=int, nargs="+")
+    a.add_argument("--threads", type=int, default=4)
+    a.add_argument("--rounds", type=int, default=5)
+    a.add_argument("--train", choices=[*SIZES, "none"], default="124M")
+    a.add_argument("--every", type=int, default=10)
+    a.add_argument("--saves", type=int, default=3)
+    a.add_argument("--dir")
+    a.add_argument("--json")
+    o = a.parse_args()
+    o.load_ranks = o.load_ranks or [o.ranks, 2 * o.ranks]
+    saves = []
+    with tempfile.TemporaryDirectory(dir=o.dir, prefix="checkpoint-io-") as folder, \
+            tempfile.NamedTemporaryFile(dir="/dev/shm") as source:
+        bench = Bench(o, folder, source.name)
+        for begin in range(0, max(bench.rank_bytes), 2**24):
+            source.write(os.urandom(min(2**24, max(bench.rank_bytes) - begin)))
+        source.flush()
+        steps = o.every * o.saves + 1
+        tokens = f"{folder}/tokens.bin"
+        write_tokens(tokens, (steps + 1) * o.ranks * SEQ + 1, VOCAB)
+        bench.save()  # what is there to be read by the first round, and to warm up
+        for number in range(o.rounds):
+            bench.round(number)
+        shutil.rmtree(f"{folder}/checkpoints")
+        for _ in range(o.rounds if o.train != "none" else 0):
+            saves += train(o, folder, tokens, steps)
+        bench.table()
+    if saves:
+        median = statistics.median
+        seconds, stall = median(row["save_seconds"] for row in saves), median(row["save_stall_ms"] for row in saves)
+        share = median(row["save_stall_ms"] / 1e3 / row["save_seconds"] for row in saves)
+        print(f"\nA run of GPT-2 {o.train} on {o.ranks} ranks, {len(saves)} saves of {saves[0]['save_bytes'] / 1e6:.0f} MB beside its "
+              f"steps: {seconds:.2f} s each, steps stood still for {stall:.1f} ms: {share:.1%} of the save (medians).")
+    if o.json:
+        with open(o.json, "w") as file:
+            json.dump({"options": vars(o), "cpus": os.cpu_count(), "rows": bench.rows, "train_saves": saves}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
