@@ -2,7 +2,7 @@
 """Saving and loading checkpoints against plain parallel writers and readers of as many bytes, taking turns, as a table of medians.
 
   checkpoint_io.py BUILD_DIR [--size 2GiB] [--width 1024] [--ranks 2] [--load-ranks RANKS 2*RANKS] [--threads 4] [--rounds 5]
-                   [--train 124M|none] [--dir DIR] [--json FILE]
+                   [--train 124M|none] [--runs 2] [--every 10] [--saves 3] [--dir DIR] [--json FILE]
 
 In each round, in turns that change places from round to round:
   save   a process per rank saves a checkpoint of that size (a GPT-2's weights and both moments), as a run does that waits for
@@ -12,8 +12,9 @@ In each round, in turns that change places from round to round:
   load   each number of ranks loads that checkpoint, each rank its share, with all checksums checked, into memory that is there.
          Against as many dd processes that read the same files, each its share in pieces of 4 MiB, to nowhere. Before either,
          all is synced and the files are dropped from the page cache (posix_fadvise).
-  train  a run of `tessera train` saves beside its steps (checkpoint.async=on), every --every steps: how long they stood still
-         (the run's own save_stall_ms) as a share of the save.
+After the rounds, --runs runs of `tessera train` save beside their steps (checkpoint.async=on), every --every steps, which should
+leave a save time to end: how long they stood still (their own save_stall_ms) as a share of the save. Steps are of one short row
+a rank, so that they take as little as they can beside the save.
 
 --dir is where files go: a folder on the disk to be measured, with room for four checkpoints; memory takes two. "of dd" is the
 median of the rounds' ratios, with the least and the greatest.
@@ -139,6 +140,7 @@ def main():
     a.add_argument("--threads", type=int, default=4)
     a.add_argument("--rounds", type=int, default=5)
     a.add_argument("--train", choices=[*SIZES, "none"], default="124M")
+    a.add_argument("--runs", type=int, default=2)
     a.add_argument("--every", type=int, default=10)
     a.add_argument("--saves", type=int, default=3)
     a.add_argument("--dir")
@@ -159,7 +161,7 @@ def main():
         for number in range(o.rounds):
             bench.round(number)
         shutil.rmtree(f"{folder}/checkpoints")
-        for _ in range(o.rounds if o.train != "none" else 0):
+        for _ in range(o.runs if o.train != "none" else 0):
             saves += train(o, folder, tokens, steps)
         bench.table()
     if saves:
