@@ -134,6 +134,10 @@ void File::write_at(std::int64_t offset, const void* data, std::size_t bytes) {
   }
 }
 
+void File::start_writeback(std::int64_t offset, std::int64_t bytes) noexcept {
+  ::sync_file_range(fd_, offset, bytes, SYNC_FILE_RANGE_WRITE);
+}
+
 void File::sync() {
   if (::fsync(fd_) != 0) fail("sync", path_, errno);
 }

@@ -45,6 +45,9 @@ class File {
   void write(const void* data, std::size_t bytes);
   /// Writes at an offset; threads may write disjoint ranges. @throws IoError
   void write_at(std::int64_t offset, const void* data, std::size_t bytes);
+  /// Asks for a range to go to disk already, so that the sync at the end has little left to wait
+  /// for. A hint: where it can't be had, nothing happens.
+  void start_writeback(std::int64_t offset, std::int64_t bytes) noexcept;
   /// Syncs data to disk. A failure is final: the kernel may have dropped the pages, so the file
   /// must be written anew. @throws IoError
   void sync();

@@ -55,12 +55,13 @@ void check_coverage(TensorRecord& tensor, const std::string& where) {
   const auto key = [&](const Chunk& chunk) {
     const Box& box = box_of(chunk);
     return std::tuple(std::vector<std::int64_t>(box.offsets.begin(), box.offsets.end()),
-                      std::vector<std::int64_t>(box.shape.begin(), box.shape.end()), chunk.begin);
+                      std::vector<std::int64_t>(box.shape.begin(), box.shape.end()), chunk.begin,
+                      chunk.end);
   };
   const bool boxed = std::any_of(tensor.chunks.begin(), tensor.chunks.end(),
                                  [](const Chunk& chunk) { return chunk.box.has_value(); });
   std::sort(tensor.chunks.begin(), tensor.chunks.end(), [&](const Chunk& a, const Chunk& b) {
-    return boxed ? key(a) < key(b) : a.begin < b.begin;
+    return boxed ? key(a) < key(b) : std::tie(a.begin, a.end) < std::tie(b.begin, b.end);
   });
 
   std::vector<const Box*> boxes;

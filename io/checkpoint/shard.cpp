@@ -44,9 +44,10 @@ std::int64_t byte_count(const TensorPart& part) {
   return (part.end - part.begin) * static_cast<std::int64_t>(dtype_size(part.dtype));
 }
 
+/// @param offset  of the part in the file
 /// @return the checksum of each chunk
-std::vector<std::uint64_t> write_part(File& file, const TensorPart& part, std::int64_t chunk_bytes,
-                                      const SaveRequest& request) {
+std::vector<std::uint64_t> write_part(File& file, std::int64_t offset, const TensorPart& part,
+                                      std::int64_t chunk_bytes, const SaveRequest& request) {
   const auto* const data = static_cast<const char*>(part.data);
   const std::int64_t bytes = byte_count(part);
   std::vector<std::uint64_t> crcs(
@@ -59,6 +60,7 @@ std::vector<std::uint64_t> write_part(File& file, const TensorPart& part, std::i
       crc = crc64(data + at, static_cast<std::size_t>(n), crc);
     }
     file.write(data + begin, static_cast<std::size_t>(end - begin));
+    if (end - begin == kPiece) file.start_writeback(offset + begin, kPiece);
     if (request.pulse) request.pulse->fetch_add(1, std::memory_order_relaxed);
   }
   return crcs;
@@ -129,7 +131,8 @@ Json write_shard(const SaveRequest& request, const ShardPlan& plan, std::int64_t
   file.write(plan.preamble.data(), plan.preamble.size());
   for (const ShardPlan::Entry& entry : plan.entries) {
     const TensorPart& part = *entry.part;
-    const std::vector<std::uint64_t> crcs = write_part(file, part, chunk_bytes, request);
+    const std::vector<std::uint64_t> crcs =
+        write_part(file, entry.begin, part, chunk_bytes, request);
     const auto width = static_cast<std::int64_t>(dtype_size(part.dtype));
     Json& chunks = sections[std::string(section_name(entry.section))][part.name]["chunks"];
     std::int64_t begin = entry.begin;

@@ -21,7 +21,7 @@ median of the rounds' ratios, with the least and the greatest.
 """
 import argparse, json, os, shutil, statistics, subprocess, sys, tempfile, time
 
-from common import SIZES, VOCAB, drop_cache, end_on_sigterm, metrics, must, parse_size, run, write_tokens
+from common import SIZES, VOCAB, drop_cache, end_on_sigterm, must, parse_size, run, saves, write_tokens
 
 SEQ = 16
 
@@ -124,9 +124,9 @@ def train(o, folder, tokens, steps):
                "--train.eval_every", 0, "--optim.lr", "1e-4", "--checkpoint.every", o.every, "--checkpoint.keep", 1,
                "--checkpoint.async", "on", "--run.out", out]
     must(run(command), command)
-    rows = metrics(out)
+    records = saves(out)
     shutil.rmtree(out)
-    return [row for row in rows if "save_bytes" in row and row["step"] < steps]
+    return [record for record in records if record["step"] < steps]
 
 
 def main():
@@ -147,7 +147,7 @@ def main():
     a.add_argument("--json")
     o = a.parse_args()
     o.load_ranks = o.load_ranks or [o.ranks, 2 * o.ranks]
-    saves = []
+    records = []
     with tempfile.TemporaryDirectory(dir=o.dir, prefix="checkpoint-io-") as folder, \
             tempfile.NamedTemporaryFile(dir="/dev/shm") as source:
         bench = Bench(o, folder, source.name)
@@ -162,17 +162,17 @@ def main():
             bench.round(number)
         shutil.rmtree(f"{folder}/checkpoints")
         for _ in range(o.runs if o.train != "none" else 0):
-            saves += train(o, folder, tokens, steps)
+            records += train(o, folder, tokens, steps)
         bench.table()
-    if saves:
+    if records:
         median = statistics.median
-        seconds, stall = median(row["save_seconds"] for row in saves), median(row["save_stall_ms"] for row in saves)
-        share = median(row["save_stall_ms"] / 1e3 / row["save_seconds"] for row in saves)
-        print(f"\nA run of GPT-2 {o.train} on {o.ranks} ranks, {len(saves)} saves of {saves[0]['save_bytes'] / 1e6:.0f} MB beside its "
+        seconds, stall = median(row["seconds"] for row in records), median(row["stall_ms"] for row in records)
+        share = median(row["stall_ms"] / 1e3 / row["seconds"] for row in records)
+        print(f"\nA run of GPT-2 {o.train} on {o.ranks} ranks, {len(records)} saves of {records[0]['bytes'] / 1e6:.0f} MB beside its "
               f"steps: {seconds:.2f} s each, steps stood still for {stall:.1f} ms: {share:.1%} of the save (medians).")
     if o.json:
         with open(o.json, "w") as file:
-            json.dump({"options": vars(o), "cpus": os.cpu_count(), "rows": bench.rows, "train_saves": saves}, file, indent=1)
+            json.dump({"options": vars(o), "cpus": os.cpu_count(), "rows": bench.rows, "train_saves": records}, file, indent=1)
 
 
 if __name__ == "__main__":
