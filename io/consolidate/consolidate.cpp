@@ -11,12 +11,16 @@
 #include "io/consolidate/source.h"
 #include "io/consolidate/tensor_files.h"
 #include "io/hf/gpt2.h"
+#include "io/hf/tokenizer.h"
 
 namespace tessera::io {
 namespace {
 
 constexpr const char* kOwnConfig = "tessera.json";
 constexpr const char* kTokenizer = "tokenizer_tessera.json";
+constexpr const char* kHfTokenizer = "tokenizer.json";
+constexpr const char* kHfTokenizerConfig = "tokenizer_config.json";
+constexpr const char* kGeneration = "generation_config.json";
 
 /// Everything that is to be written, and where it comes from.
 struct Plan {
@@ -75,8 +79,9 @@ void check_out(const fs::path& out, bool overwrite) {
     const std::string name = item.path().filename().string();
     const bool is_config = name == "config.json" || name == kOwnConfig;
     const bool is_tensors = is_tensor_file(name);
-    const bool ours = item.is_regular_file() && (is_config || is_tensors || name == kTokenizer ||
-                                                 name == "generation_config.json");
+    const bool is_side_file = name == kTokenizer || name == kHfTokenizer ||
+                              name == kHfTokenizerConfig || name == kGeneration;
+    const bool ours = item.is_regular_file() && (is_config || is_tensors || is_side_file);
     require(ours, "{} holds {}, which no export does: it is not replaced; choose another directory",
             out.string(), name);
     empty = false;
@@ -122,13 +127,17 @@ void write_side_files(const fs::path& dir, const Plan& plan, const ConsolidateOp
   for (const char* key : {"bos_token_id", "eos_token_id"}) {
     if (!config[key].is_null()) generation[key] = config[key];
   }
-  write_json(dir, "generation_config.json", generation, files);
+  write_json(dir, kGeneration, generation, files);
   if (reader && reader->index().trainer) {
     const std::string source = (reader->path() / reader->index().trainer->file).string();
     const Json trainer = parse_json(reader->trainer_json(), source);
     const auto tokenizer = trainer.find("tokenizer");
     if (tokenizer != trainer.end() && tokenizer->is_object()) {
       write_json(dir, kTokenizer, *tokenizer, files);
+      if (const auto hf = tokenizer_to_hf(*tokenizer)) {
+        write_json(dir, kHfTokenizer, *hf, files);
+        write_json(dir, kHfTokenizerConfig, tokenizer_config_to_hf(config["n_positions"]), files);
+      }
     }
   }
 }

@@ -99,8 +99,9 @@ class ConsolidationStopped : public Error {
 /// Gathers ranges of bytes in buffers of at most `memory` bytes together, whatever the model's
 /// size, and verifies checksums as it reads. Writes into `<out>.tmp` beside `out`, syncs, and
 /// renames: `out` is complete or absent (or still the former export). HF: model.safetensors, or
-/// shards and model.safetensors.index.json, config.json, generation_config.json, and
-/// tokenizer_tessera.json if the run's trainer.json has a tokenizer. Safetensors: our names;
+/// shards and model.safetensors.index.json, config.json, generation_config.json, and, if the run's
+/// trainer.json has a tokenizer, tokenizer_tessera.json with tokenizer.json and
+/// tokenizer_config.json, which say the same to Hugging Face's programs. Safetensors: our names;
 /// moments go to optimizer.safetensors as "exp_avg/NAME"; tessera.json holds step and model
 /// configuration.
 ///

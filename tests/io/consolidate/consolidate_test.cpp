@@ -147,11 +147,23 @@ TEST_CASE("optimizer state goes to a file of its own") {
                        consolidate(weights_only.run, weights_only.out, options));
 }
 
-TEST_CASE("a tokenizer of the run goes along") {
+TEST_CASE("a tokenizer of the run goes along, for us and for Hugging Face's programs") {
   Fixture f;
-  f.make(1, true, R"({"tokenizer": {"type": "chars", "chars": "ab\u00e4"}})");
+  f.make(1, true, R"({"tokenizer": {"type": "chars", "vocabulary": "ab\u00e4"}})");
   consolidate(f.run, f.out);
-  CHECK(Json::parse(read_text(f.out / "tokenizer_tessera.json"))["chars"] == "ab\u00e4");
+  const auto read = [&](const char* name) { return Json::parse(read_text(f.out / name)); };
+  CHECK(read("tokenizer_tessera.json")["vocabulary"] == "ab\u00e4");
+  CHECK(read("tokenizer.json")["model"]["vocab"] == Json{{"a", 0}, {"b", 1}, {"\u00e4", 2}});
+  CHECK(read("tokenizer_config.json")["model_max_length"] == f.model.config["seq_len"]);
+  ConsolidateOptions options;
+  options.overwrite = true;
+  consolidate(f.run, f.out, options);  // all of it is known to be an export's
+
+  // Of a kind that Hugging Face's library has nothing for, or that this build does not know.
+  f.make(1, true, R"({"tokenizer": {"type": "other"}})");
+  consolidate(f.run, f.out, options);
+  CHECK(read("tokenizer_tessera.json")["type"] == "other");
+  CHECK_FALSE(fs::exists(f.out / "tokenizer.json"));
 }
 
 TEST_CASE("what is there is replaced only if told, and only an export") {
