@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+"""Opens what `tessera consolidate` writes with Hugging Face's transformers and safetensors, as they are, and compares.
+
+  check_transformers.py BUILD_DIR [--model MODEL ...]
+
+BUILD_DIR was configured with -DTESSERA_BUILD_BENCH=ON and has the targets tessera and tessera_logits. Without --model, a few
+steps of small models of characters and of bytes are trained on two ranks; they, a DCP of PyTorch's FSDP and a Hugging Face
+directory among the tests' files are exported as one file, as several, and as bf16. --model does this for a MODEL.
+
+Each export must hold, for transformers: no tensor missing or unexpected, and parameters of the dtype that was asked for; logits
+within 1e-4 of what tessera computes from the source (bf16: from the export; both in float32); the same greedy continuation;
+generation_config.json; and, of models of text, a tokenizer that gives tessera's ids and each text back as it was.
+
+Wants Python with torch, transformers and safetensors. Exit code 1 if a check fails.
+"""
+import argparse, json, os, pathlib, random, subprocess, sys, tempfile
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # what is not in the directory must not come from elsewhere
+os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+import torch, transformers
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+transformers.utils.logging.disable_progress_bar()
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TOLERANCE = 1e-4
+TEXTS = ["To be, or not to be: that 's all !", "  \n\n indented\n", "gr\u00fc\u00dfe, \u20ac 5 \U0001F600e\u0301 \u2581\u0120",
+         "\ttabs\r\nand returns ", " ", "\u00a0\ufeff\x7f"]
+
+
+class Failed(Exception):
+    pass
+
+
+def check(condition, message):
+    if not condition:
+        raise Failed(message)
+
+
+class Tessera:
+    def __init__(self, build):
+        self.program, self.logits_program = f"{build}/bin/tessera", f"{build}/tools/bench/tessera_logits"
+
+    def __call__(self, *words):
+        ran = subprocess.run([self.program, *map(str, words)], capture_output=True, text=True)
+        check(ran.returncode == 0, f"tessera {' '.join(map(str, words))}: exit code {ran.returncode}\n{ran.stderr[-1000:]}")
+        return ran.stdout
+
+    def train(self, run, text, tokenizer):
+        self("train", "--nproc", 2, "--run.out", run, "--data.train", text, "--data.tokenizer", tokenizer, "--train.steps", 30,
+             "--train.global_batch", 4, "--train.eval_every", 30, "--train.eval_batches", 1, "--model.n_layer", 2, 
+             "--model.n_head", 2, "--model.n_embd", 32, "--model.seq_len", 32, "--optim.lr", 0.01, "--optim.warmup_steps", 2)
+
+    def logits(self, model, rows):
+        text = "".join(" ".join(map(str, row)) + "\n" for row in rows)
+        ran = subprocess.run([self.logits_program, model], input=text.encode(), capture_output=True)
+        check(ran.returncode == 0, ran.stderr.decode())
+        return torch.frombuffer(bytearray(ran.stdout), dtype=torch.float32).view(len(rows), len(rows[0]), -1)
+
+    def generate(self, model, count, *prompt):
+        return json.loads(self("generate", model, "--json", "--temperature", 0, "--max-new-tokens", count, *prompt))
+
+
+def check_files(out, several):
+    """By safetensors alone: the index names each tensor's file, and sizes add up."""
+    held, size = {}, 0
+    for path in out.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            check(file.metadata() == {"format": "pt"}, f"{path.name}: metadata is {file.metadata()}")
+            for name in file.keys():
+                tensor = file.get_tensor(name)
+                check(name not in held, f"{name} is in {held.get(name)} and {path.name}")
+                held[name], size = path.name, size + tensor.numel() * tensor.element_size()
+    check((len(set(held.values())) > 1) == several, f"tensors are in {len(set(held.values()))} files")
+    if several:
+        index = json.loads((out / "model.safetensors.index.json").read_text())
+        check(index == {"metadata": {"total_size": size}, "weight_map": held}, "the index is not what the files hold")
+
+
+def check_tokenizer(tessera, out, vocab_size):
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    check(len(tokenizer) == vocab_size, f"{len(tokenizer)} entries in the tokenizer, {vocab_size} in the model")
+    compared = 0
+    known = json.loads((out / "tokenizer_tessera.json").read_text()).get("vocabulary")
+    for text in TEXTS:
+        if known is not None and not set(text) <= set(known):
+            continue
+        expected = tessera.generate(out, 0, "--prompt", text)["prompt_tokens"]
+        found = tokenizer(text).input_ids
+        check(found == expected, f"{text!r}: AutoTokenizer gives {found}, tessera {expected}")
+        check(tokenizer.decode(found) == text, f"{text!r} came back as {tokenizer.decode(found)!r}")
+        compared += 1
+    if known is not None:
+        try:
+            found = tokenizer("\u4e2d").input_ids if "\u4e2d" not in known else None
+        except Exception:
+            found = None
+        check(found is None, f"a character that the vocabulary lacks became {found}")
+    return compared
+
+
+def check_export(tessera, source, out, options):
+    tessera("consolidate", source, out, *options)
+    check_files(out, several="--max-shard-size" in options)
+    model, info = AutoModelForCausalLM.from_pretrained(out, torch_dtype="auto", output_loading_info=True)
+    for kind, found in info.items():
+        check(not found, f"transformers says {kind}: {found}")
+    bf16 = "bf16" in options
+    dtypes = {p.dtype for p in model.parameters()}
+    check(dtypes == {torch.bfloat16 if bf16 else torch.float32}, f"parameters are {dtypes}")
+    model = model.float().eval()
+    config = model.config
+    draw = random.Random(1)
+    rows = [[draw.randrange(config.vocab_size) for _ in range(config.n_positions)] for _ in range(4)]
+    with torch.no_grad():
+        theirs = model(torch.tensor(rows)).logits
+    ours = tessera.logits(out if bf16 else source, rows)
+    check(ours.shape == theirs.shape, f"logits are {list(theirs.shape)}, tessera's {list(ours.shape)}")
+    difference = (ours - theirs).abs().max().item()
+    check(difference <= TOLERANCE, f"logits differ by {difference:.2e}, which is more than {TOLERANCE:.0e}")
+
+    generation = GenerationConfig.from_pretrained(out)
+    check(generation.eos_token_id == config.eos_token_id, f"eos_token_id {generation.eos_token_id}, not {config.eos_token_id}")
+    prompt = rows[0][:config.n_positions // 4 or 1]
+    count = config.n_positions - len(prompt)
+    expected = tessera.generate(out, count, "--prompt-tokens", *prompt)["tokens"]
+    generation.update(do_sample=False, max_new_tokens=count, pad_token_id=0)
+    found = model.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                           generation_config=generation)[0, len(prompt):].tolist()
+    check(found == expected, f"greedy continuation {found}, tessera's {expected}")
+
+    texts = check_tokenizer(tessera, out, config.vocab_size) if (out / "tokenizer_tessera.json").exists() else None
+    return difference, ours.abs().max().item(), count, texts
+
+
+def small_models(tessera, folder):
+    """Sources by name: trained on two ranks, and of the tests' files."""
+    text = "".join(TEXTS) * 40
+    (folder / "text.txt").write_bytes(text.encode())
+    sources = {"GPT-2 of DCP (FSDP, 3 ranks)": ROOT / "tests/io/dcp/fixtures/fsdp-gpt2",
+               "Hugging Face directory": ROOT / "tests/golden/gpt2-odd"}
+    for tokenizer in ("chars", "bytes"):
+        run = folder / f"run-{tokenizer}"
+        tessera.train(run, folder / "text.txt", tokenizer)
+        sources[f"checkpoint of 2 ranks, {tokenizer}"] = run
+    return sources
+
+
+def main():
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument("build", type=pathlib.Path)
+    a.add_argument("--model", nargs="+", type=pathlib.Path)
+    o = a.parse_args()
+    print(f"transformers {transformers.__version__}, torch {torch.__version__}")
+    tessera, failures = Tessera(o.build), 0
+    with tempfile.TemporaryDirectory(prefix="check-transformers-") as name:
+        folder = pathlib.Path(name)
+        sources = {str(path): path for path in o.model} if o.model else small_models(tessera, folder)
+        exports = 0
+        for what, source in sources.items():
+            size = json.loads(tessera("consolidate", source, folder / "none", "--dry-run", "--json"))["bytes"]
+            for how, options in (("one file", []), ("several files", ["--max-shard-size", size // 3]), ("bf16", ["--dtype", "bf16"])):
+                exports += 1
+                try:
+                    difference, largest, count, texts = check_export(tessera, source, folder / f"out-{exports}", options)
+                    said = f"logits of up to {largest:.1f} differ by {difference:.1e} at most, {count} tokens alike"
+                    print(f"ok      {what}, {how}: {said}" + (f", {texts} texts to ids and back" if texts else ""))
+                except Failed as failure:
+                    failures += 1
+                    print(f"FAILED  {what}, {how}: {failure}")
+    print(f"{exports - failures} of {exports} exports passed")
+    return failures > 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except Failed as failure:
+        sys.exit(f"check_transformers: {failure}")
