@@ -63,7 +63,7 @@ class CaptureAllocator::Arena {
   bool is_empty() const { return used_.empty(); }
   std::size_t bytes() const { return bytes_; }
 
-  bool owned = true;  // by a capture under way, or a CapturedMemory
+  int owners = 0;  // a capture under way, and every CapturedMemory
 
  private:
   using Blocks = std::map<std::byte*, std::size_t>;
@@ -85,15 +85,23 @@ class CaptureAllocator::Arena {
 
 class CaptureAllocator::Captured final : public CapturedMemory {
  public:
-  Captured(CaptureAllocator& allocator, Arena* arena) : allocator_(allocator), arena_(arena) {}
+  Captured(CaptureAllocator& allocator, Arena* arena, std::size_t bytes)
+      : allocator_(allocator), arena_(arena), bytes_(bytes) {}
   ~Captured() override { allocator_.drop(arena_); }
   Captured(const Captured&) = delete;
   Captured& operator=(const Captured&) = delete;
-  std::size_t bytes() const override { return arena_->bytes(); }
+  std::size_t bytes() const override { return bytes_; }
+
+  /// @throws InternalError if it is another allocator's
+  Arena* arena_of(const CaptureAllocator& allocator) const {
+    require<InternalError>(&allocator_ == &allocator, "a capture within another device's memory");
+    return arena_;
+  }
 
  private:
   CaptureAllocator& allocator_;
   Arena* arena_;
+  std::size_t bytes_;
 };
 
 CaptureAllocator::CaptureAllocator(std::unique_ptr<Allocator> memory)
@@ -112,7 +120,7 @@ void CaptureAllocator::deallocate(void* data, std::size_t bytes) noexcept {
   const std::lock_guard lock(mutex_);
   for (auto arena = arenas_.begin(); arena != arenas_.end(); ++arena) {
     if (!(*arena)->deallocate(data)) continue;
-    if (!(*arena)->owned && (*arena)->is_empty()) arenas_.erase(arena);
+    if ((*arena)->owners == 0 && (*arena)->is_empty()) arenas_.erase(arena);
     return;
   }
   if (capturing_ != nullptr)
@@ -121,10 +129,13 @@ void CaptureAllocator::deallocate(void* data, std::size_t bytes) noexcept {
     memory_->deallocate(data, bytes);
 }
 
-void CaptureAllocator::begin_capture() {
+void CaptureAllocator::begin_capture(const CapturedMemory* within) {
   const std::lock_guard lock(mutex_);
   require<InternalError>(capturing_ == nullptr, "a capture is under way already");
-  capturing_ = arenas_.emplace_back(std::make_unique<Arena>(*memory_)).get();
+  capturing_ = within != nullptr ? static_cast<const Captured*>(within)->arena_of(*this)
+                                 : arenas_.emplace_back(std::make_unique<Arena>(*memory_)).get();
+  ++capturing_->owners;
+  bytes_before_ = capturing_->bytes();
 }
 
 std::unique_ptr<CapturedMemory> CaptureAllocator::end_capture() {
@@ -132,13 +143,13 @@ std::unique_ptr<CapturedMemory> CaptureAllocator::end_capture() {
   require<InternalError>(capturing_ != nullptr, "there is no capture to end");
   for (const Freed& freed : freed_later_) memory_->deallocate(freed.data, freed.bytes);
   freed_later_.clear();
-  return std::make_unique<Captured>(*this, std::exchange(capturing_, nullptr));
+  const std::size_t added = capturing_->bytes() - bytes_before_;
+  return std::make_unique<Captured>(*this, std::exchange(capturing_, nullptr), added);
 }
 
 void CaptureAllocator::drop(Arena* arena) noexcept {
   const std::lock_guard lock(mutex_);
-  arena->owned = false;
-  if (!arena->is_empty()) return;  // the last of its blocks takes it along
+  if (--arena->owners > 0 || !arena->is_empty()) return;  // the last of these takes it along
   std::erase_if(arenas_, [arena](const auto& a) { return a.get() == arena; });
 }
 

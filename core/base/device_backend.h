@@ -16,6 +16,7 @@ class CapturedWork {
  public:
   virtual ~CapturedWork() = default;
   virtual void run() = 0;
+  /// Beside what the work whose memory it shares took.
   virtual std::size_t memory_bytes() const = 0;
 };
 
@@ -52,7 +53,8 @@ class DeviceBackend {
 
   /// Waits for the device. From here to the matching end, work is kept instead of run, and copies
   /// to and from the host, marks and waits throw InternalError.
-  virtual void begin_capture() = 0;
+  /// @param within  of this backend: whose memory is shared; null: memory of its own
+  virtual void begin_capture(const CapturedWork* within) = 0;
   /// @throws CudaError if something in between cannot be captured; nothing is kept then
   virtual std::unique_ptr<CapturedWork> end_capture() = 0;
   virtual void abandon_capture() noexcept = 0;
@@ -87,6 +89,6 @@ std::unique_ptr<DeviceBackend> load_device_backend(int index, const std::string&
 int count_devices(const std::string& plugin = {});
 
 /// Changes whenever a plugin and a program may not understand each other.
-inline constexpr int kPluginVersion = 5;
+inline constexpr int kPluginVersion = 6;
 
 }  // namespace tessera

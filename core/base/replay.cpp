@@ -11,12 +11,15 @@ MemoryLedger::Entry& entry_of(Context& context) {
 
 }  // namespace
 
-Replay::Replay(std::shared_ptr<Context> context, const std::function<void()>& work)
+Replay::Replay(std::shared_ptr<Context> context, const std::function<void()>& work,
+               const Replay* within)
     : context_(std::move(context)) {
   require<Unsupported>(context_->device().type == DeviceType::CUDA,
                        "work of {} cannot be captured; only a GPU's can", context_->device().str());
   DeviceBackend& backend = context_->backend();
-  backend.begin_capture();
+  require<InternalError>(within == nullptr || within->context_ == context_,
+                         "captured work shares memory within one context");
+  backend.begin_capture(within == nullptr ? nullptr : within->captured_.get());
   try {
     work();
   } catch (...) {

@@ -22,16 +22,20 @@ class Replay {
   /// Calls `work`, whose kernels are kept and not run. The memory that they need stays taken; it is
   /// booked as Workspace of "captured work".
   ///
+  /// @param within  of the same context: its memory is shared, for work that never runs at the same
+  ///   time. What tensors made by `work` hold is lost when the other work runs
   /// @throws Unsupported on a device that captures nothing; InternalError if the work waits for the
   ///   device; what `work` throws. The context is usable afterwards
-  Replay(std::shared_ptr<Context> context, const std::function<void()>& work);
+  Replay(std::shared_ptr<Context> context, const std::function<void()>& work,
+         const Replay* within = nullptr);
   ~Replay();
   Replay(const Replay&) = delete;
   Replay& operator=(const Replay&) = delete;
 
   /// Queues the work.
   void run();
-  /// Of the device, kept for the work.
+  /// Of the device, kept for the work; of memory that is shared, what this one added. It stays
+  /// until the last that shares it is gone.
   std::size_t memory_bytes() const;
 
  private:

@@ -78,6 +78,48 @@ TEST_CASE("memory of a capture is reused within it, and stays until both sides h
   CHECK(live.empty());
 }
 
+TEST_CASE("captures share memory, each says what it added, and the last takes it along") {
+  constexpr std::size_t kLarge = std::size_t{3} << 20, kSlab = std::size_t{4} << 20;
+  std::set<void*> live;
+  CaptureAllocator allocator(std::make_unique<Counted>(live));
+  allocator.begin_capture();
+  void* first = allocator.allocate(kLarge);
+  allocator.deallocate(first, kLarge);
+  void* outlives = allocator.allocate(1000);
+  auto one = allocator.end_capture();
+  CHECK(one->bytes() == kSlab);
+
+  allocator.begin_capture(one.get());
+  void* second = allocator.allocate(kLarge);
+  CHECK(second != outlives);
+  CHECK(live.size() == 1);  // of the same slab
+  void* more = allocator.allocate(kLarge);
+  CHECK(live.size() == 2);
+  allocator.deallocate(second, kLarge);
+  allocator.deallocate(more, kLarge);
+  auto two = allocator.end_capture();
+  CHECK(two->bytes() == kSlab);
+  allocator.begin_capture(two.get());
+  allocator.deallocate(allocator.allocate(2 * kLarge), 2 * kLarge);
+  auto failed = allocator.end_capture();
+  CHECK(failed->bytes() == 2 * kLarge);
+  failed.reset();
+  CHECK(live.size() == 3);
+
+  one.reset();
+  allocator.deallocate(outlives, 1000);
+  CHECK(live.size() == 3);  // captured work runs on it
+  two.reset();
+  CHECK(live.empty());
+
+  CaptureAllocator other(std::make_unique<Counted>(live));
+  other.begin_capture();
+  auto foreign = other.end_capture();
+  CHECK_THROWS_AS(allocator.begin_capture(foreign.get()), InternalError);
+  allocator.begin_capture();  // nothing is under way
+  allocator.end_capture();
+}
+
 TEST_CASE("a capture without memory fails like any request, and can be ended") {
   std::set<void*> live;
   CaptureAllocator allocator(std::make_unique<Counted>(live));

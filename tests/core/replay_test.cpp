@@ -8,6 +8,7 @@
 #include "core/ops/activation.h"
 #include "core/ops/elementwise.h"
 #include "core/ops/linear.h"
+#include "kernels/elementwise.h"
 
 namespace tessera {
 namespace {
@@ -40,6 +41,34 @@ TEST_CASE("captured work runs when it is told to, on what its inputs hold then")
   }
   CHECK(y.to_vector<float>() == std::vector<float>{-3, 1.5F});
   CHECK(context->ledger().usage(MemoryCategory::Workspace).current == 0);
+}
+
+TEST_CASE("work that runs at other times shares memory; the ledger counts it once") {
+  const auto context = device();
+  const Tensor x = Tensor::empty(context, {2}, DType::F32);
+  const Tensor sum = Tensor::empty(context, {2}, DType::F32);
+  const auto adds = [&](int times) {
+    return [&, times] {
+      Tensor y = x;
+      for (int i = 1; i < times; ++i) y = ops::add(y, x);
+      kernels::cast(*context, y.view(), {sum.view(), false, true});
+    };
+  };
+  auto one = std::make_unique<Replay>(context, adds(3));
+  auto two = std::make_unique<Replay>(context, adds(4), one.get());
+  CHECK(two->memory_bytes() == 0);
+  CHECK(context->ledger().usage(MemoryCategory::Workspace).current ==
+        static_cast<std::int64_t>(one->memory_bytes()));
+  set(x, {1, 2});
+  one->run();
+  CHECK(sum.to_vector<float>() == std::vector<float>{3, 6});
+  one.reset();  // its memory stays
+  two->run();
+  CHECK(sum.to_vector<float>() == std::vector<float>{4, 8});
+  const auto elsewhere = device();
+  CHECK_THROWS_AS(Replay(
+                      elsewhere, [] {}, two.get()),
+                  InternalError);
 }
 
 TEST_CASE("a captured backward pass writes the gradients of its leaves again") {

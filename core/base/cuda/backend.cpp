@@ -153,6 +153,7 @@ class Graph final : public CapturedWork {
   void run() override { check(cudaGraphLaunch(instance_, stream_.get()), "cudaGraphLaunch"); }
   std::size_t memory_bytes() const override { return memory_->bytes(); }
 
+  const CapturedMemory& memory() const { return *memory_; }
  private:
   const Stream& stream_;
   std::unique_ptr<CapturedMemory> memory_;
@@ -246,9 +247,10 @@ void CudaBackend::require_running(const char* what) const {
   require<InternalError>(!capturing_, "{} cannot be part of captured work", what);
 }
 
-void CudaBackend::begin_capture() {
+void CudaBackend::begin_capture(const CapturedWork* within) {
   synchronize();
-  allocator_->begin_capture();
+  allocator_->begin_capture(within == nullptr ? nullptr
+                                              : &static_cast<const Graph*>(within)->memory());
   capturing_ = true;
   device_allocator_->set_stream(capture_memory_stream_->get());
   // Relaxed: memory is taken meanwhile, and libraries may set up what they need.

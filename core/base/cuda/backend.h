@@ -59,7 +59,7 @@ class CudaBackend final : public DeviceBackend {
   void copy_from_host(void* to, const void* from, std::size_t bytes) override;
   void copy_to_host(void* to, const void* from, std::size_t bytes) override;
   void synchronize() override;
-  void begin_capture() override;
+  void begin_capture(const CapturedWork* within) override;
   std::unique_ptr<CapturedWork> end_capture() override;
   void abandon_capture() noexcept override;
   void* stream() override { return stream_->get(); }

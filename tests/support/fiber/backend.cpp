@@ -62,6 +62,7 @@ class Captured final : public CapturedWork {
     for (const auto& part : work_) part();
   }
   std::size_t memory_bytes() const override { return memory_->bytes(); }
+  const CapturedMemory& memory() const { return *memory_; }
 
  private:
   std::vector<std::function<void()>> work_;
@@ -90,8 +91,9 @@ class Backend final : public DeviceBackend {
     if (bytes > 0) std::memcpy(to, from, bytes);
   }
   void synchronize() override { require_running(); }
-  void begin_capture() override {
-    allocator_->begin_capture();
+  void begin_capture(const CapturedWork* within) override {
+    allocator_->begin_capture(within == nullptr ? nullptr
+                                                : &static_cast<const Captured*>(within)->memory());
     fiber::begin_capture();
     capturing_ = true;
   }

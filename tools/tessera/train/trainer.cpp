@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 #include <vector>
 
 #include "core/autograd/autograd.h"
@@ -78,24 +79,29 @@ void Trainer::run(const MicroBatch& batch) {
 }
 
 void Trainer::run_or_replay(const MicroBatch& batch) {
-  // A trace times kernels one by one.
+  // A trace times kernels one by one; what they need has no room beside the graphs' memory.
+  if (context_->trace() != nullptr) graphs_.clear();
   if (!options_.graphs || !why_no_graphs_.empty() || !warm_ || context_->trace() != nullptr)
     return run(batch);
   // Casting weights that were loaded is no part of every step.
   sharded_.gather_all();
-  std::unique_ptr<Replay>& graph = graphs_[{batch.first, batch.last}];
-  if (!graph) {
+  const std::pair kind{batch.first, batch.last};
+  if (!graphs_.contains(kind)) {
+    // Micro-batches follow each other: one's activations may lie where another's have been.
+    const Replay* within = graphs_.empty() ? nullptr : graphs_.begin()->second.get();
     try {
-      graph = std::make_unique<Replay>(context_, [&] { run(batch); });
+      graphs_[kind] = std::make_unique<Replay>(
+          context_, [&] { run(batch); }, within);
     } catch (const Error& error) {
       // Nothing of it has run. Without graphs there is more memory, and less to go wrong.
-      why_no_graphs_ = error.what();
+      const std::string_view text = error.what();
+      why_no_graphs_ = text.substr(0, text.find('\n'));  // without the ledger
       graphs_.clear();
       return run(batch);
     }
   }
   const Range range(*context_, "forward and backward");
-  graph->run();
+  graphs_.at(kind)->run();
 }
 
 StepResult Trainer::step(std::int64_t step, std::int64_t position, const io::Sampler& data,

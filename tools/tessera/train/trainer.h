@@ -62,7 +62,8 @@ class Trainer {
   /// epoch; batches 0: the whole epoch. Same on every rank.
   double evaluate(const io::Sampler& data, std::int64_t batches);
 
-  /// Replays alive: one per kind of micro-batch (first of the step, last of the step).
+  /// Replays alive: one per kind of micro-batch (first of the step, last of the step); none while
+  /// a trace is taken.
   std::size_t graphs() const { return graphs_.size(); }
   /// Why steps run kernel by kernel though graphs were asked for, once it is known; else empty.
   const std::string& why_no_graphs() const { return why_no_graphs_; }
