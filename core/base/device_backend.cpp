@@ -5,8 +5,11 @@
 namespace tessera {
 namespace {
 
+constexpr const char* kFile = "libtessera_cuda.so";
+constexpr const char* kVariable = "TESSERA_CUDA_PLUGIN";
+
 Plugin load(const std::string& path) {
-  Plugin plugin("CUDA backend", "libtessera_cuda.so", "TESSERA_CUDA_PLUGIN", path);
+  Plugin plugin("CUDA backend", kFile, kVariable, path);
   plugin.require_version("tessera_plugin_version", kPluginVersion);
   return plugin;
 }
@@ -17,6 +20,8 @@ std::unique_ptr<DeviceBackend> load_device_backend(int index, const std::string&
   return std::unique_ptr<DeviceBackend>(
       load(plugin).symbol<DeviceBackend* (*)(int)>("tessera_open_device")(index));
 }
+
+bool has_device_backend() { return Plugin::exists(kFile, kVariable); }
 
 int count_devices(const std::string& plugin) {
   return load(plugin).symbol<int (*)()>("tessera_device_count")();

@@ -84,6 +84,10 @@ class DeviceBackend {
 ///   built from other sources
 std::unique_ptr<DeviceBackend> load_device_backend(int index, const std::string& plugin = {});
 
+/// Whether there is a plugin's file at all, as load_device_backend() looks for it: a build without
+/// the device's toolkit brings none.
+bool has_device_backend();
+
 /// How many devices the plugin can open; at least one.
 /// @throws Unsupported naming what is missing, as load_device_backend does
 int count_devices(const std::string& plugin = {});

@@ -3,9 +3,11 @@
 #include <dlfcn.h>
 #include <elf.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <vector>
 
 #include "core/base/error.h"
 
@@ -14,17 +16,23 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string find_file(std::string_view what, std::string_view file, const char* variable) {
+/// Where a file may be, the best first.
+std::vector<fs::path> places(std::string_view file, const char* variable) {
   const char* named = std::getenv(variable);  // NOLINT(concurrency-mt-unsafe)
-  if (named != nullptr && *named != '\0') return named;
+  if (named != nullptr && *named != '\0') return {named};
   std::error_code ignored;
   const fs::path program = fs::read_symlink("/proc/self/exe", ignored).parent_path();
-  const fs::path beside = program / file;
-  const fs::path installed = program.parent_path() / "lib" / "tessera" / file;
-  if (fs::exists(beside, ignored)) return beside.string();
-  if (fs::exists(installed, ignored)) return installed.string();
+  return {program / file, program.parent_path() / "lib" / "tessera" / file};
+}
+
+std::string find_file(std::string_view what, std::string_view file, const char* variable) {
+  const std::vector<fs::path> all = places(file, variable);
+  if (all.size() == 1) return all.front().string();  // named: the linker says what is wrong with it
+  std::error_code ignored;
+  for (const fs::path& path : all)
+    if (fs::exists(path, ignored)) return path.string();
   throw Unsupported("no {}: neither {} nor {} exists; build tessera where its libraries are", what,
-                    beside.string(), installed.string());
+                    all.front().string(), all.back().string());
 }
 
 /// Empty, or why the dynamic linker must not see a file: it would wait for a FIFO's other end, and
@@ -33,6 +41,7 @@ std::string why_unfit(const fs::path& path) {
   std::error_code error;
   const auto status = fs::status(path, error);
   if (!fs::exists(status)) return {};  // the linker says so
+  if (error) return error.message();   // of a folder on the way
   if (!fs::is_regular_file(status)) return "it is no regular file";
   const auto size = fs::file_size(path, error);
   std::ifstream in(path, std::ios::binary);
@@ -62,6 +71,14 @@ Plugin::Plugin(std::string_view what, std::string_view file, const char* variabl
   if (library_ != nullptr) return;
   const char* why = ::dlerror();
   throw Unsupported("the {} can't be loaded: {}", what, why == nullptr ? path_ : why);
+}
+
+bool Plugin::exists(std::string_view file, const char* variable) {
+  const std::vector<fs::path> all = places(file, variable);
+  std::error_code ignored;
+  return all.size() == 1 || std::any_of(all.begin(), all.end(), [&](const fs::path& path) {
+           return fs::exists(path, ignored);
+         });
 }
 
 void* Plugin::find(const char* name) const {

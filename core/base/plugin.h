@@ -18,6 +18,9 @@ class Plugin {
   Plugin(std::string_view what, std::string_view file, const char* variable,
          const std::string& path);
 
+  /// Whether there is a file to load; it may be unfit.
+  static bool exists(std::string_view file, const char* variable);
+
   /// @throws Unsupported unless the library's function `name` returns `version`
   void require_version(const char* name, int version) const;
   /// A function of the library. @throws Unsupported if it has none of that name

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "core/base/cuda/backend.h"
+#include "core/base/plugin.h"
 #include "kernels/cuda/cudnn_attention.h"
 
 namespace tessera::kernels::cuda {
@@ -29,17 +30,11 @@ class Library final : public tessera::cuda::KernelState {
       why_not_ = "this build has no cuDNN";
       return;
     }
-    void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) {
-      const char* why = ::dlerror();
-      why_not_ = fmt::format("cuDNN can't be loaded: {}", why == nullptr ? path.string() : why);
-      return;
-    }
-    using Open = CudnnAttention* (*)(CudaBackend&);
-    const auto open = reinterpret_cast<Open>(::dlsym(library, "tessera_open_cudnn"));
     try {
-      if (open != nullptr) attention_.reset(open(backend));
-      if (!attention_) why_not_ = path.string() + " is of another build";
+      const Plugin plugin("attention by cuDNN", {}, nullptr, path.string());
+      plugin.require_version("tessera_cudnn_plugin_version", kPluginVersion);
+      using Open = CudnnAttention* (*)(CudaBackend&);
+      attention_.reset(plugin.symbol<Open>("tessera_open_cudnn")(backend));
     } catch (const Error& error) {
       why_not_ = error.what();
     }

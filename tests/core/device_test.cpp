@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -67,6 +68,15 @@ TEST_CASE("a plugin that is none, or cut short, is refused and ends nobody") {
   refused(dir.file("folder"), "it is no regular file");
   REQUIRE(::mkfifo(dir.file("fifo").c_str(), 0600) == 0);
   refused(dir.file("fifo"), "it is no regular file");
+  // A folder on the way that may not be searched; by root it may always.
+  std::filesystem::create_directory(dir.file("closed"));
+  REQUIRE(::chmod(dir.file("closed").c_str(), 0) == 0);
+  const uid_t user = ::geteuid();
+  constexpr uid_t kNobody = 65534;
+  if (user == 0) REQUIRE(::seteuid(kNobody) == 0);
+  refused(dir.file("closed/plugin.so"), "Permission denied");
+  if (user == 0) REQUIRE(::seteuid(user) == 0);
+  REQUIRE(::chmod(dir.file("closed").c_str(), 0700) == 0);
 }
 
 TEST_CASE("contexts do not mix, and what fails leaves the context usable") {

@@ -232,7 +232,12 @@ class Attention final : public CudnnAttention {
 }  // namespace
 }  // namespace tessera::kernels::cuda
 
-extern "C" __attribute__((visibility("default"))) tessera::kernels::cuda::CudnnAttention*
-tessera_open_cudnn(tessera::cuda::CudaBackend& backend) {
+extern "C" {
+__attribute__((visibility("default"))) int tessera_cudnn_plugin_version() {
+  return tessera::kPluginVersion;
+}
+__attribute__((visibility("default"))) tessera::kernels::cuda::CudnnAttention* tessera_open_cudnn(
+    tessera::cuda::CudaBackend& backend) {
   return new tessera::kernels::cuda::Attention(backend);
+}
 }
