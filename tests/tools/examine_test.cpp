@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <cstdlib>
+
 #include "tests/support/temp_dir.h"
 
 using namespace tessera;
@@ -48,6 +50,27 @@ TEST_CASE("a directory that cannot be written to is named") {
   CHECK(!examine_directory(file).writable);
   CHECK(examine_directory(file).problem.find("is not a directory") != std::string::npos);
   CHECK(examine_directory("/proc/absent").problem.find("/proc") != std::string::npos);
+}
+
+TEST_CASE("where a driver is loaded, a GPU that can't be used is a failure; elsewhere a note") {
+  const test::TempDir dir;
+  const std::string driver = dir.write("version", "NVRM version\n");
+  const auto examine = [](const std::string& plugin, const std::string& version) {
+    REQUIRE(::setenv("TESSERA_CUDA_PLUGIN", plugin.c_str(), 1) == 0);
+    const Gpus gpus = examine_gpus(version);
+    REQUIRE(::unsetenv("TESSERA_CUDA_PLUGIN") == 0);
+    CHECK(gpus.descriptions.empty());
+    CHECK_FALSE(gpus.problem.empty());
+    return gpus.healthy();
+  };
+  const std::string unfit = dir.write("plugin.so", "");
+  CHECK_FALSE(examine(unfit, driver));
+  CHECK(examine(unfit, dir.file("absent")));
+  // The variable names no file: this build brings no backend, beside this test at least.
+  CHECK(examine("", driver));
+  REQUIRE(::setenv("CUDA_VISIBLE_DEVICES", "", 1) == 0);
+  CHECK(examine(unfit, driver));
+  REQUIRE(::unsetenv("CUDA_VISIBLE_DEVICES") == 0);
 }
 
 TEST_CASE("the matrix product is right at every level that this processor has") {

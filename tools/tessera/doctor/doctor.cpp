@@ -35,9 +35,7 @@ struct Findings {
   ProductResult product;
   Gpus gpus;
   std::string shared_memory_problem;  // empty if ranks can share memory
-  /// A machine without a GPU is healthy, one whose GPU fails is not.
-  bool gpus_work() const { return gpus.descriptions.empty() || gpus.problem.empty(); }
-  bool healthy() const { return directory.writable && product.correct && gpus_work(); }
+  bool healthy() const { return directory.writable && product.correct && gpus.healthy(); }
 };
 
 void print_json(const Options& options, const Findings& found) {
@@ -48,7 +46,7 @@ void print_json(const Options& options, const Findings& found) {
   out["cpu"] = {{"model", m.processor}, {"level", cpu_level_name(m.level)}, {"threads", m.threads}};
   out["memory"] = {{"total", m.memory_total}, {"available", m.memory_available}};
   out["backends"] = {{"cpu", true},
-                     {"cuda", !found.gpus.descriptions.empty() && found.gpus_work()},
+                     {"cuda", !found.gpus.descriptions.empty() && found.gpus.healthy()},
                      {"shm", found.shared_memory_problem.empty()},
                      {"gloo", true},
                      {"nccl", !found.gpus.nccl.empty()}};
@@ -76,6 +74,15 @@ void print_text(const Options& options, const Findings& found) {
   const auto verdict = [&](bool good, const std::string& text) {
     return paint(style, good ? Tone::Good : Tone::Bad, good ? "ok" : "FAILED") + "  " + text;
   };
+  std::string gpu_verdict = "models train on the processor, many times slower";
+  if (!gpus.descriptions.empty()) {
+    gpu_verdict = gpus.healthy() ? fmt::format("{}", fmt::join(gpus.notes, "; "))
+                                 : verdict(false, gpus.problem);
+  } else if (!gpus.healthy()) {
+    gpu_verdict = verdict(false,
+                          "an NVIDIA driver is loaded, but gives this process no GPU; see "
+                          "nvidia-smi, and in a container how GPUs are handed in");
+  }
   fmt::print(
       "{}",
       format_rows(
@@ -89,9 +96,7 @@ void print_text(const Options& options, const Findings& found) {
            {"GPUs", gpus.descriptions.empty()
                         ? "none: " + gpus.problem
                         : fmt::format("{}", fmt::join(gpus.descriptions, "; "))},
-           {"", gpus.descriptions.empty() ? "models train on the processor, many times slower"
-                : gpus.problem.empty()    ? fmt::format("{}", fmt::join(gpus.notes, "; "))
-                                          : verdict(false, gpus.problem)},
+           {"", gpu_verdict},
            {"communication",
             found.shared_memory_problem.empty()
                 ? "shm (shared memory of one host), gloo, threads of one process"

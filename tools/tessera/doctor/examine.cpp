@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <thread>
@@ -68,6 +69,18 @@ int usable_processors() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
+int count_or_tell(Gpus& out, const std::filesystem::path& driver) {
+  try {
+    return count_devices();
+  } catch (const Error&) {
+    const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");  // NOLINT(concurrency-mt-unsafe)
+    const bool hidden = visible != nullptr && (*visible == '\0' || *visible == '-');
+    std::error_code ignored;
+    out.driver_fails = has_device_backend() && !hidden && std::filesystem::exists(driver, ignored);
+    throw;
+  }
+}
+
 }  // namespace
 
 Machine examine_machine(const std::filesystem::path& cgroup) {
@@ -117,10 +130,10 @@ DirectoryState examine_directory(const std::filesystem::path& path) {
   return out;
 }
 
-Gpus examine_gpus() {
+Gpus examine_gpus(const std::filesystem::path& driver) {
   Gpus out;
   try {
-    const int count = count_devices();
+    const int count = count_or_tell(out, driver);
     for (int index = 0; index < count; ++index) {
       const auto backend = load_device_backend(index);
       out.descriptions.push_back(fmt::format("cuda:{} {}", index, backend->description()));

@@ -37,8 +37,12 @@ struct Gpus {
   std::vector<std::string> notes;         ///< which of several kernels serves, and why
   std::string nccl;                       ///< its version; empty if it can't be used
   std::string nccl_problem;               ///< why not
+  bool driver_fails = false;  ///< it is loaded, the build is for it, and still it shows no GPU
+  /// A machine without a GPU is healthy, one whose GPU fails is not.
+  bool healthy() const { return problem.empty() || (descriptions.empty() && !driver_fails); }
 };
-Gpus examine_gpus();
+/// @param driver  a file that the kernel shows while NVIDIA's driver is loaded
+Gpus examine_gpus(const std::filesystem::path& driver = "/proc/driver/nvidia/version");
 
 /// A float32 matrix product of the CPU kernels, checked against double precision and timed.
 struct ProductResult {
