@@ -1,6 +1,7 @@
 #include "kernels/optimizer.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -46,11 +47,12 @@ void run(Context& context, const AdamW& args, const Rates& r) {
   for_elements(context, args.param.numel(), [=, &args](std::int64_t begin, std::int64_t end) {
     if (args.stochastic) {
       if constexpr (std::is_same_v<P, BFloat16>) {
+        std::array<std::uint32_t, 4> words{};
         for (std::int64_t i = begin; i < end; ++i) {
-          const std::uint32_t random =
-              args.rounding.word(args.first_element + static_cast<std::uint64_t>(i));
+          const std::uint64_t at = args.first_element + static_cast<std::uint64_t>(i);
+          if (i == begin || at % 4 == 0) words = args.rounding.words(at / 4);
           param[i] = round_stochastically(
-              updated(r, load(param + i), grad[i], exp_avg[i], exp_avg_sq[i]), random);
+              updated(r, load(param + i), grad[i], exp_avg[i], exp_avg_sq[i]), words[at % 4]);
         }
       }
       return;
