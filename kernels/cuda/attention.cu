@@ -53,14 +53,13 @@ void delta(Context& context, const AttentionBackwardArgs<T>& args) {
          args, rows);
 }
 
-constexpr std::int64_t kMostDim = 256;
 /// Indices of tokens are ints, and must not overflow a tile beyond the last.
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 30;
 
 void check(std::string_view kernel, const TensorView& q, const TensorView& k) {
-  require<Unsupported>(q.shape[3] <= kMostDim,
+  require<Unsupported>(q.shape[3] <= kMostCudaHeadDim,
                        "{}: a head_dim of {} is more than the {} that it takes on CUDA", kernel,
-                       q.shape[3], kMostDim);
+                       q.shape[3], kMostCudaHeadDim);
   require<Unsupported>(k.shape[1] <= kMostTokens,
                        "{}: {} keys are more than the {} that it takes on CUDA", kernel, k.shape[1],
                        kMostTokens);
@@ -71,11 +70,27 @@ void check(std::string_view kernel, const TensorView& q, const TensorView& k) {
                        kernel, q.shape, kMost);
 }
 
+/// What the most demanding kernel of backward needs, which is more than forward does: better told
+/// before a step has begun.
+void check_backward(Context& context, std::string_view kernel, const TensorView& q) {
+  if (q.dtype != DType::BF16) return;
+  const std::int64_t dim = q.shape[3];
+  const int needed = attention_backward_bf16_shared_bytes(dim), most = most_shared_bytes(context);
+  require<Unsupported>(needed <= most,
+                       "{}: the gradients of a head_dim of {} in bf16 take {} bytes of shared "
+                       "memory in a block, more "
+                       "than the {} of this GPU; raise model.n_head, train with --train.precision "
+                       "fp32, or build with "
+                       "cuDNN (tools/setup.sh --cuda)",
+                       kernel, dim, needed, most);
+}
+
 }  // namespace
 
 void attention_forward(Context& context, const AttentionForward& args) {
   if (attention_forward_by_library(context, args)) return;
   check("attention_forward", args.q, args.k);
+  if (args.log_sum_exp.defined()) check_backward(context, "attention_forward", args.q);
   visit_floating(args.q.dtype, "attention_forward", [&]<typename T>(std::type_identity<T>) {
     const AttentionForwardArgs<T> arguments(args);
     if constexpr (std::is_same_v<T, BFloat16>)
@@ -88,6 +103,7 @@ void attention_forward(Context& context, const AttentionForward& args) {
 void attention_backward(Context& context, const AttentionBackward& args) {
   if (attention_backward_by_library(context, args)) return;
   check("attention_backward", args.q, args.k);
+  check_backward(context, "attention_backward", args.q);
   visit_floating(args.q.dtype, "attention_backward", [&]<typename T>(std::type_identity<T>) {
     const Workspace deltas(context,
                            static_cast<std::size_t>(args.log_sum_exp.numel()) * sizeof(Compute<T>),

@@ -236,31 +236,44 @@ __global__ void __launch_bounds__(AttentionQueryShape<kDim>::kThreads, 2)
       warp_count, sizes.dim, args.grad_q.packs, args.grad_q.accumulate);
 }
 
+template <typename F>
+void visit_dim(std::int64_t dim, const F& f) {
+  visit_head_dim<32, 64, 96, 128, 192, 256>(dim, f);
+}
+
 }  // namespace
+
+int attention_backward_bf16_shared_bytes(std::int64_t head_dim) {
+  int bytes = 0;
+  visit_dim(head_dim, [&]<int kDim>(std::integral_constant<int, kDim>) {
+    bytes =
+        std::max(AttentionKeyShape<kDim>::kSharedBytes, AttentionQueryShape<kDim>::kSharedBytes);
+  });
+  return bytes;
+}
 
 void attention_backward_bf16(Context& context, const AttentionBackwardArgs<BFloat16>& args) {
   constexpr const char* kName = "attention_backward";
   const AttentionSizes& sizes = args.sizes;
-  visit_head_dim<32, 64, 96, 128, 192, 256>(
-      sizes.dim, [&]<int kDim>(std::integral_constant<int, kDim>) {
-        if (args.grad_k.data != nullptr || args.grad_v.data != nullptr) {
-          using Shape = AttentionKeyShape<kDim>;
-          const int tiles = divide_up(sizes.keys, Shape::kRows);
-          launch(context, "attention_backward: keys", attention_key_gradient_bf16_kernel<kDim>,
-                 LaunchShape{
-                     attention_blocks(kName, tiles * Shape::kParts, sizes.kv_heads, sizes.batch),
-                     Shape::kThreads, Shape::kSharedBytes},
-                 args, tiles);
-        }
-        if (args.grad_q.data != nullptr && sizes.queries > 0) {
-          using Shape = AttentionQueryShape<kDim>;
-          const int tiles = divide_up(sizes.queries, Shape::kRows);
-          launch(context, "attention_backward: queries", attention_query_gradient_bf16_kernel<kDim>,
-                 LaunchShape{attention_blocks(kName, tiles, sizes.heads, sizes.batch),
-                             Shape::kThreads, Shape::kSharedBytes},
-                 args, tiles);
-        }
-      });
+  visit_dim(sizes.dim, [&]<int kDim>(std::integral_constant<int, kDim>) {
+    if (args.grad_k.data != nullptr || args.grad_v.data != nullptr) {
+      using Shape = AttentionKeyShape<kDim>;
+      const int tiles = divide_up(sizes.keys, Shape::kRows);
+      launch(
+          context, "attention_backward: keys", attention_key_gradient_bf16_kernel<kDim>,
+          LaunchShape{attention_blocks(kName, tiles * Shape::kParts, sizes.kv_heads, sizes.batch),
+                      Shape::kThreads, Shape::kSharedBytes},
+          args, tiles);
+    }
+    if (args.grad_q.data != nullptr && sizes.queries > 0) {
+      using Shape = AttentionQueryShape<kDim>;
+      const int tiles = divide_up(sizes.queries, Shape::kRows);
+      launch(context, "attention_backward: queries", attention_query_gradient_bf16_kernel<kDim>,
+             LaunchShape{attention_blocks(kName, tiles, sizes.heads, sizes.batch), Shape::kThreads,
+                         Shape::kSharedBytes},
+             args, tiles);
+    }
+  });
 }
 
 }  // namespace tessera::kernels::cuda

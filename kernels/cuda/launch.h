@@ -18,6 +18,20 @@ struct LaunchShape {
   unsigned grid_y = 1, grid_z = 1;
 };
 
+/// What a block may have of the context's device, in bytes.
+inline int most_shared_bytes([[maybe_unused]] Context& context) {
+#if defined(TESSERA_FIBER)
+  return fiber::most_shared_bytes();
+#else
+  int bytes = 0;
+  const cudaError_t status = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin,
+                                                    context.device().index);
+  if (status != cudaSuccess)
+    throw CudaError("cudaDeviceGetAttribute: {}", cudaGetErrorString(status));
+  return bytes;
+#endif
+}
+
 /// Starts a kernel on the context's stream.
 /// @throws Unsupported if a block needs more shared memory than the device has, CudaError naming
 /// the kernel and the shape if the device refuses it
@@ -25,7 +39,10 @@ template <typename... Params, typename... Args>
 void launch(Context& context, const char* name, void (*kernel)(Params...), const LaunchShape& shape,
             Args&&... args) {
 #if defined(TESSERA_FIBER)
-  (void)context;
+  require<Unsupported>(
+      shape.shared_bytes <= most_shared_bytes(context),
+      "{}: a block needs {} bytes of shared memory, more than the {} that there are", name,
+      shape.shared_bytes, most_shared_bytes(context));
   fiber::run_grid(name, {shape.grid, shape.grid_y, shape.grid_z}, {shape.block, 1, 1},
                   static_cast<std::size_t>(shape.shared_bytes),
                   [kernel, ... params = Params(std::forward<Args>(args))] { kernel(params...); });
@@ -37,8 +54,8 @@ void launch(Context& context, const char* name, void (*kernel)(Params...), const
                                   shape.shared_bytes);
     if (status == cudaErrorInvalidValue) {
       cudaGetLastError();
-      throw Unsupported("{}: a block needs {} bytes of shared memory, more than this GPU has", name,
-                        shape.shared_bytes);
+      throw Unsupported("{}: a block needs {} bytes of shared memory, more than the {} of this GPU",
+                        name, shape.shared_bytes, most_shared_bytes(context));
     }
   }
   if (status == cudaSuccess) {

@@ -415,5 +415,49 @@ TEST_CASE("attention on CUDA refuses heads that it is not made for") {
   });
 }
 
+TEST_CASE("where gradients of wide heads have no room, forward already says so") {
+  if (gpu_only()) return;
+  REQUIRE(::setenv("TESSERA_FIBER_SHARED", "101376", 1) == 0);  // of an RTX 4090: 99 KiB
+  with_plugin(TESSERA_FIBER_PLUGIN, [](Context& context) {
+    for (const std::int64_t dim : {192, 193, 256}) {
+      CAPTURE(dim);
+      const Buffer x(DType::BF16, {1, 1, 1, dim}, 1.0), out(DType::BF16, {1, 1, 1, dim});
+      const Buffer log_sum_exp(DType::F32, {1, 1, 1}), gradient(DType::BF16, {1, 1, 1, dim});
+      const AttentionForward only{x.view(), x.view(), x.view(), out.view()};
+      CHECK_NOTHROW(attention_forward(context, only));
+      AttentionForward forward = only;
+      forward.log_sum_exp = log_sum_exp.view();
+      const AttentionBackward backward{x.view(),
+                                       x.view(),
+                                       x.view(),
+                                       out.view(),
+                                       log_sum_exp.view(),
+                                       x.view(),
+                                       {gradient.view(), false, true},
+                                       {gradient.view(), true, true},
+                                       {gradient.view(), true, true}};
+      if (dim <= 192) {
+        CHECK_NOTHROW(attention_forward(context, forward));
+        CHECK_NOTHROW(attention_backward(context, backward));
+        continue;
+      }
+      const std::string why =
+          "the gradients of a head_dim of " + std::to_string(dim) +
+          " in bf16 take 131584 bytes of shared memory in a block, more than the 101376 of this "
+          "GPU; raise model.n_head, train with --train.precision fp32, or build with cuDNN "
+          "(tools/setup.sh --cuda)";
+      CHECK_THROWS_WITH_AS(attention_forward(context, forward),
+                           ("attention_forward: " + why).c_str(), Unsupported);
+      CHECK_THROWS_WITH_AS(attention_backward(context, backward),
+                           ("attention_backward: " + why).c_str(), Unsupported);
+    }
+    const Buffer x(DType::F32, {1, 1, 1, 256}, 1.0), out(DType::F32, {1, 1, 1, 256});
+    const Buffer log_sum_exp(DType::F32, {1, 1, 1});
+    CHECK_NOTHROW(
+        attention_forward(context, {x.view(), x.view(), x.view(), out.view(), log_sum_exp.view()}));
+  });
+  REQUIRE(::unsetenv("TESSERA_FIBER_SHARED") == 0);
+}
+
 }  // namespace
 }  // namespace tessera::test

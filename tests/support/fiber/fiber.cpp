@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <boost/context/fiber.hpp>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -402,6 +403,12 @@ std::vector<std::function<void()>> end_capture() {
   auto work = std::move(*captured);
   captured.reset();
   return work;
+}
+
+int most_shared_bytes() {
+  constexpr int kHopper = 227 * 1024;
+  const char* limit = std::getenv("TESSERA_FIBER_SHARED");  // NOLINT(concurrency-mt-unsafe)
+  return limit == nullptr ? kHopper : std::atoi(limit);
 }
 
 void run_grid(const char* kernel, Dim grid, Dim block_dim, std::size_t shared_bytes,

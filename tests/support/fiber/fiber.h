@@ -47,6 +47,10 @@ void enqueue(std::function<void()> work);
 void begin_capture();
 std::vector<std::function<void()>> end_capture();
 
+/// Shared memory of a block at most, in bytes: that of an H100, or what the environment's
+/// TESSERA_FIBER_SHARED says.
+int most_shared_bytes();
+
 // What follows is called by kernels, that is, inside run_grid.
 
 struct Place {
