@@ -6,6 +6,14 @@ void throw_no_kernel(std::string_view kernel, Device device) {
   throw Unsupported("kernel {} is not available on {}; it runs on cpu", kernel, device.str());
 }
 
+bool run_on_device(std::string_view kernel, Context& context, const void* args) {
+  try {
+    return context.backend().run_kernel(kernel, context, args);
+  } catch (const OutOfMemory& error) {
+    throw OutOfMemory("{}", with_ledger(error.what(), context.ledger()));
+  }
+}
+
 void check_device(std::string_view kernel, std::string_view argument, const Context& context,
                   const TensorView& view) {
   require(view.device == context.device(), "{}: {} is on {}, the context on {}", kernel, argument,

@@ -49,35 +49,39 @@
 #endif
 
 /// Runs the kernel of the context's device; meta devices compute nothing.
-#define TESSERA_DISPATCH(name, context, args)                                \
-  do {                                                                       \
-    const ::tessera::KernelRange kernel_range(context, #name);               \
-    switch ((context).device().type) {                                       \
-      case DeviceType::Meta:                                                 \
-        return;                                                              \
-      case DeviceType::CPU:                                                  \
-        TESSERA_CPU_DISPATCH(name, context, args);                           \
-        break;                                                               \
-      case DeviceType::CUDA:                                                 \
-        if ((context).backend().run_kernel(#name, context, &(args))) return; \
-        break;                                                               \
-    }                                                                        \
-    ::tessera::kernels::throw_no_kernel(#name, (context).device());          \
+#define TESSERA_DISPATCH(name, context, args)                                   \
+  do {                                                                          \
+    const ::tessera::KernelRange kernel_range(context, #name);                  \
+    switch ((context).device().type) {                                          \
+      case DeviceType::Meta:                                                    \
+        return;                                                                 \
+      case DeviceType::CPU:                                                     \
+        TESSERA_CPU_DISPATCH(name, context, args);                              \
+        break;                                                                  \
+      case DeviceType::CUDA:                                                    \
+        if (::tessera::kernels::run_on_device(#name, context, &(args))) return; \
+        break;                                                                  \
+    }                                                                           \
+    ::tessera::kernels::throw_no_kernel(#name, (context).device());             \
   } while (false)
 
 /// Runs a kernel that does at once what the lines after it compose of others, and returns, if the
 /// context's device has one.
-#define TESSERA_DISPATCH_FUSED(name, context, args)                      \
-  do {                                                                   \
-    if ((context).device().type != DeviceType::CUDA) break;              \
-    const ::tessera::KernelRange kernel_range(context, #name);           \
-    if ((context).backend().run_kernel(#name, context, &(args))) return; \
+#define TESSERA_DISPATCH_FUSED(name, context, args)                         \
+  do {                                                                      \
+    if ((context).device().type != DeviceType::CUDA) break;                 \
+    const ::tessera::KernelRange kernel_range(context, #name);              \
+    if (::tessera::kernels::run_on_device(#name, context, &(args))) return; \
   } while (false)
 
 namespace tessera::kernels {
 
 /// @throws Unsupported naming operation and device
 [[noreturn]] void throw_no_kernel(std::string_view kernel, Device device);
+
+/// Starts the kernel of a device beside the CPU. @return false if it has none of that name
+/// @throws OutOfMemory with the ledger, also where what is missing is no block of it
+bool run_on_device(std::string_view kernel, Context& context, const void* args);
 
 /// Checks shared by the families; all name the kernel and the argument and print what they
 /// compared.

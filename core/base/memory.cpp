@@ -27,6 +27,10 @@ std::size_t size_class(std::size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
+std::string table_head() {
+  return fmt::format("{:<16} {:<28} {:>12} {:>12}\n", "category", "owner", "now", "peak");
+}
+
 class CpuAllocator final : public CachingAllocator {
  public:
   CpuAllocator() = default;
@@ -99,8 +103,7 @@ std::vector<MemoryLedger::Line> MemoryLedger::lines() const {
 }
 
 std::string MemoryLedger::table() const {
-  std::string text =
-      fmt::format("{:<16} {:<28} {:>12} {:>12}\n", "category", "owner", "now", "peak");
+  std::string text = table_head();
   const auto row = [&text](std::string_view category, std::string_view owner, MemoryUsage usage) {
     text += fmt::format("{:<16} {:<28} {:>12} {:>12}\n", category, owner,
                         format_bytes(usage.current), format_bytes(usage.peak));
@@ -112,6 +115,11 @@ std::string MemoryLedger::table() const {
   }
   row("total", "", total());
   return text;
+}
+
+std::string with_ledger(const std::string& message, const MemoryLedger& ledger) {
+  if (message.find(table_head()) != std::string::npos) return message;
+  return message + "\n" + ledger.table();
 }
 
 void MemoryLedger::reset_peaks() {

@@ -72,6 +72,9 @@ class MemoryLedger {
   std::array<std::atomic<std::int64_t>, kMemoryCategories> by_category_{}, by_category_peak_{};
 };
 
+/// The message of an OutOfMemory with the ledger below, unless one is in it already.
+std::string with_ledger(const std::string& message, const MemoryLedger& ledger);
+
 /// Source of raw memory of one device. Thread-safe.
 class Allocator {
  public:

@@ -41,7 +41,8 @@ constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;  // what Hopper's
 
 void check_lt(cublasStatus_t status, std::string_view what) {
   require<OutOfMemory>(status != CUBLAS_STATUS_ALLOC_FAILED,
-                       "matmul: {}: the GPU has no memory left", what);
+                       "matmul: {}: the GPU has no memory left{}", what,
+                       tessera::cuda::memory_of_device());
   require<CudaError>(status == CUBLAS_STATUS_SUCCESS, "matmul: {}: {}", what,
                      cublasLtGetStatusString(status));
 }
@@ -229,11 +230,11 @@ class Plan {
     };
     cublasStatus_t status = set_preference(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                            static_cast<std::uint64_t>(kWorkspaceBytes));
-    const std::pair<cublasLtMatmulPreferenceAttributes_t, std::uint32_t> alignments[] = {
     // Parts of a sum over k are added up in float32, never in a bf16 result.
     if (status == CUBLAS_STATUS_SUCCESS && key.c_dtype == DType::BF16)
       status = set_preference(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                               std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
+    const std::pair<cublasLtMatmulPreferenceAttributes_t, std::uint32_t> alignments[] = {
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.b_alignment},
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.a_alignment},
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.c_alignment},

@@ -106,9 +106,10 @@ class CudaBackend::DeviceAllocator final : public Allocator {
     }
     if (status == cudaErrorMemoryAllocation) {
       cudaGetLastError();
-      throw OutOfMemory("memory of cuda:{} is exhausted: {} requested, {} held", index_,
+      throw OutOfMemory("memory of cuda:{} is exhausted: {} requested, {} held{}", index_,
                         format_bytes(static_cast<std::int64_t>(bytes)),
-                        format_bytes(static_cast<std::int64_t>(reserved_bytes())));
+                        format_bytes(static_cast<std::int64_t>(reserved_bytes())),
+                        memory_of_device());
     }
     check(status, "cudaMallocFromPoolAsync");
     return data;
@@ -152,8 +153,8 @@ class Graph final : public CapturedWork {
 
   void run() override { check(cudaGraphLaunch(instance_, stream_.get()), "cudaGraphLaunch"); }
   std::size_t memory_bytes() const override { return memory_->bytes(); }
-
   const CapturedMemory& memory() const { return *memory_; }
+
  private:
   const Stream& stream_;
   std::unique_ptr<CapturedMemory> memory_;

@@ -3,8 +3,21 @@
 #include <cuda_runtime_api.h>
 
 #include "core/base/error.h"
+#include "core/base/memory.h"
 
 namespace tessera::cuda {
+
+/// " (the device has 1.50 GiB free of 79.1 GiB; ...)" of the current one; empty if it tells
+/// nothing.
+inline std::string memory_of_device() {
+  std::size_t free = 0, total = 0;
+  const bool known = cudaMemGetInfo(&free, &total) == cudaSuccess;
+  cudaGetLastError();
+  if (!known) return {};
+  return fmt::format(" (the device has {} free of {}; other processes may hold the rest)",
+                     format_bytes(static_cast<std::int64_t>(free)),
+                     format_bytes(static_cast<std::int64_t>(total)));
+}
 
 /// @param what  the call, for the message: "cudaMalloc of 3.0 GiB"
 /// @throws OutOfMemory, CudaError with the runtime's name and words for the status
@@ -13,7 +26,7 @@ inline void check(cudaError_t status, std::string_view what) {
     return;
   cudaGetLastError();                       // so that the next call does not report it again
   if (status == cudaErrorMemoryAllocation)  // of the driver's own needs, beside the ledger
-    throw OutOfMemory("{}: the GPU has no memory left", what);
+    throw OutOfMemory("{}: the GPU has no memory left{}", what, memory_of_device());
   throw CudaError("{}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status));
 }
 

@@ -7,6 +7,7 @@
 
 #include "io/hf/model_source.h"
 #include "tools/tessera/device/choose_device.h"
+#include "tools/tessera/device/head_dim.h"
 #include "tools/tessera/train/setup.h"
 
 namespace tessera::tools {
@@ -33,8 +34,9 @@ LoadedModel load_model(const std::string& path, const LoadOptions& options) {
   loaded.path = source->path();
   loaded.context = open_device(options.device, 0, default_threads(options.threads, 1)).context;
   loaded.context->set_grad_enabled(false);
-  loaded.model =
-      std::make_unique<models::Gpt2>(parse_model_section(source->config(), loaded.path.string()));
+  const models::Gpt2Config config = parse_model_section(source->config(), loaded.path.string());
+  require_head_dim(config, loaded.context->device(), "--device cpu");
+  loaded.model = std::make_unique<models::Gpt2>(config);
   materialize(loaded.model->units(), loaded.context,
               options.dtype == "bf16" ? DType::BF16 : DType::F32,
               [&](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {

@@ -1,0 +1,113 @@
+#include "tools/tessera/train/memory_advice.h"
+
+#include <doctest/doctest.h>
+
+#include "core/base/error.h"
+#include "core/tensor.h"
+#include "tools/tessera/device/head_dim.h"
+
+using namespace tessera;
+using namespace tessera::tools;
+
+namespace {
+
+bool holds(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+Config config_of(int world_size) {
+  Config config;
+  config.data.train = {"tokens.bin"};
+  config.train.global_batch = 24;
+  config.validate(world_size);
+  return config;
+}
+
+}  // namespace
+
+TEST_CASE("advice names what the configuration leaves, and nothing else") {
+  Config config = config_of(1);
+  config.train.cuda_graphs = "on";
+  std::string advice = memory_advice(config, 1, DeviceType::CUDA);
+  CAPTURE(advice);
+  CHECK(holds(advice, "--train.cuda_graphs off"));
+  CHECK(holds(advice, "--train.micro_batch 12 "));
+  CHECK(holds(advice, "--train.recompute block"));
+  CHECK(holds(advice, "--train.precision bf16 "));
+  CHECK(holds(advice, "--nproc 2 "));
+  CHECK_FALSE(holds(advice, "shard.mode"));
+
+  // Nothing is captured here, and processors share their memory.
+  advice = memory_advice(config, 1, DeviceType::CPU);
+  CHECK_FALSE(holds(advice, "cuda_graphs"));
+  CHECK_FALSE(holds(advice, "nproc"));
+  config.model.dropout = 0.1;
+  CHECK_FALSE(holds(memory_advice(config, 1, DeviceType::CUDA), "cuda_graphs"));
+
+  config = config_of(2);
+  config.given.insert("train.micro_batch");
+  config.train.micro_batch = 3;
+  config.train.recompute = "block";
+  config.train.precision = "bf16";
+  config.train.cuda_graphs = "on";
+  config.shard.mode = "none";
+  advice = memory_advice(config, 2, DeviceType::CUDA);
+  CHECK_FALSE(holds(advice, "cuda_graphs"));
+  CHECK_FALSE(holds(advice, "recompute"));
+  CHECK(holds(advice, "--train.micro_batch 2 "));
+  CHECK(holds(advice, "--shard.mode full"));
+  CHECK(holds(advice, "1/2 of weights"));
+  CHECK(holds(advice, "--train.precision bf16-true"));
+  CHECK(holds(advice, "--nproc 4 "));  // 3 ranks of 3 sequences don't make 24
+
+  config.train.micro_batch = 1;
+  config.train.precision = "bf16-true";
+  config.shard.mode = "full";
+  CHECK(memory_advice(config, 24, DeviceType::CUDA).empty());
+}
+
+TEST_CASE("an error without memory gets a ledger and advice; others stay") {
+  const Config config = config_of(1);
+  const auto context = Context::create();
+  const Tensor kept = Tensor::full(context, {8}, DType::F32, 1.0);
+  const auto message = [&](const std::function<int()>& work) -> std::string {
+    try {
+      with_memory_advice(config, 1, *context, work);
+    } catch (const OutOfMemory& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const std::string bare = message([]() -> int { throw OutOfMemory("the driver has no memory"); });
+  CAPTURE(bare);
+  CHECK(bare.starts_with("the driver has no memory\ncategory"));
+  CHECK(holds(bare, "total"));
+  CHECK(bare.find("--train.micro_batch 12") > bare.find("total"));
+
+  const std::string whole = message([&]() -> int {
+    Tensor::empty(context, {std::int64_t{1} << 55}, DType::F32);
+    return 0;
+  });
+  CAPTURE(whole);
+  CHECK(whole.find("category") == whole.rfind("category"));  // one ledger
+  CHECK(holds(whole, "--train.recompute block"));
+
+  CHECK(with_memory_advice(config, 1, *context, [] { return 7; }) == 7);
+  CHECK_THROWS_AS(with_memory_advice(config, 1, *context, []() -> int { throw IoError("a disk"); }),
+                  IoError);
+}
+
+TEST_CASE("heads that no kernel of a GPU takes are refused by name") {
+  models::Gpt2Config model;
+  model.n_embd = 2048;
+  model.n_head = 8;
+  const Device gpu{DeviceType::CUDA, 0};
+  CHECK_NOTHROW(require_head_dim(model, gpu, "--device cpu"));
+  model.n_head = 4;
+  CHECK_NOTHROW(require_head_dim(model, {}, "--device cpu"));
+  CHECK_THROWS_WITH_AS(
+      require_head_dim(model, gpu, "--device cpu"),
+      "model.n_embd 2048 over model.n_head 4 is a head_dim of 512, and a GPU takes "
+      "at most 256; raise model.n_head, or compute on the CPU (--device cpu)",
+      Unsupported);
+}

@@ -1,0 +1,77 @@
+#include "tools/tessera/train/memory_advice.h"
+
+#include <fmt/format.h>
+
+#include <string_view>
+
+#include "core/base/error.h"
+
+namespace tessera::tools {
+namespace {
+
+/// The largest divisor of `value` below `wish`; 0 if there is none.
+std::int64_t next_divisor_below(std::int64_t value, std::int64_t wish) {
+  for (std::int64_t divisor = wish - 1; divisor > 0; --divisor)
+    if (value % divisor == 0) return divisor;
+  return 0;
+}
+
+/// The fewest ranks above `world_size` that share the batch equally; 0 if there are none.
+std::int64_t more_ranks(const Config& config, std::int64_t world_size) {
+  const std::int64_t batch = config.train.global_batch;
+  const std::int64_t unit =
+      config.given.contains("train.micro_batch") ? config.train.micro_batch : 1;
+  for (std::int64_t ranks = world_size + 1; ranks * unit <= batch; ++ranks)
+    if (batch % (ranks * unit) == 0) return ranks;
+  return 0;
+}
+
+}  // namespace
+
+std::string memory_advice(const Config& config, int world_size, DeviceType device) {
+  const bool gpu = device == DeviceType::CUDA;
+  std::string text;
+  const auto add = [&text](const std::string& flag, const std::string& why) {
+    text += fmt::format("\n  {:<30} # {}", flag, why);
+  };
+  if (gpu && config.train.cuda_graphs == "on" && world_size == 1 && config.model.dropout == 0)
+    add("--train.cuda_graphs off", "captured work keeps its memory");
+  if (const auto rows =
+          next_divisor_below(config.train.global_batch / world_size, config.train.micro_batch);
+      rows > 0) {
+    add(fmt::format("--train.micro_batch {}", rows),
+        fmt::format("activations of {} sequences at a time, not of {}", rows,
+                    config.train.micro_batch));
+  }
+  if (config.train.recompute == "none")
+    add("--train.recompute block", "activations of one block at a time, computed twice");
+  if (config.shard.mode == "none" && world_size > 1) {
+    add("--shard.mode full",
+        fmt::format("1/{} of weights, gradients and optimizer state on each rank", world_size));
+  }
+  if (config.train.precision == "fp32")
+    add("--train.precision bf16", "activations of half the size");
+  else if (config.train.precision == "bf16")
+    add("--train.precision bf16-true", "weights of half the size too, rounded stochastically");
+  // On processors the ranks share what there is.
+  if (const auto ranks = more_ranks(config, world_size); gpu && ranks > 0)
+    add(fmt::format("--nproc {}", ranks), "ranks, each on a GPU of its own");
+  return text.empty() ? text : "what lowers the need of memory, one or more of:" + text;
+}
+
+int with_memory_advice(const Config& config, int world_size, const Context& context,
+                       const std::function<int()>& work) {
+  try {
+    return work();
+  } catch (const OutOfMemory& error) {
+    std::string text = with_ledger(error.what(), context.ledger());
+    const DeviceType device = context.device().type;
+    // A GPU's run may lack memory of its host, for copies: these flags don't change that.
+    const bool of_host = text.find("host memory is exhausted") != std::string::npos;
+    if (device == DeviceType::CUDA && of_host) throw OutOfMemory("{}", text);
+    if (!text.ends_with('\n')) text += '\n';
+    throw OutOfMemory("{}{}", text, memory_advice(config, world_size, device));
+  }
+}
+
+}  // namespace tessera::tools
