@@ -10,7 +10,9 @@
 
 #include "comm/bootstrap.h"
 #include "tools/tessera/device/choose_device.h"
+#include "tools/tessera/device/head_dim.h"
 #include "tools/tessera/model/loaded_model.h"
+#include "tools/tessera/train/memory_advice.h"
 #include "tools/tessera/train/rank.h"
 #include "tools/tessera/train/rank_zero.h"
 #include "tools/tessera/train/run_directory.h"
@@ -97,6 +99,7 @@ int run_rank(Config config, const comm::LaunchEnvironment& environment, bool jso
         });
     RunSetup setup = set_up(config, environment.world_size,
                             resume.empty() ? std::nullopt : std::optional<fs::path>(resume));
+    require_head_dim(setup.model, context->device(), "--train.device cpu");
     for (std::string& note : start_notes(group, chosen)) setup.notes.push_back(std::move(note));
     require(setup.config.checkpoint.keep_best == 0 || setup.val,
             "checkpoint.keep_best is {}, but there is no validation data to tell the best by; name "
@@ -107,12 +110,16 @@ int run_rank(Config config, const comm::LaunchEnvironment& environment, bool jso
         fmt::format("{} is at step {} of {} already; raise --train.steps to go on\n", resume,
                     setup.state.step, setup.config.train.steps);
 
-    Rank rank(std::move(setup), environment, group, context, attempt, json);
-    const std::string why = rank.load();
-    if (why.empty()) {
+    std::string why;
+    const Config resolved = setup.config;
+    const int code = with_memory_advice(resolved, environment.world_size, *context, [&] {
+      Rank rank(std::move(setup), environment, group, context, attempt, json);
+      why = rank.load();
+      if (!why.empty()) return -1;
       if (done && is_zero) std::cerr << done_text;
       return rank.run();
-    }
+    });
+    if (why.empty()) return code;
     require<CorruptCheckpoint>(config.checkpoint.resume == "auto", "{} cannot be read: {}", resume,
                                why);
     unusable[resume] = fmt::format("{} is skipped: {}", resume, why);
