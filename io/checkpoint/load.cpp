@@ -1,11 +1,11 @@
 #include "io/checkpoint/load.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -14,14 +14,16 @@
 #include "core/base/error.h"
 #include "io/base/convert.h"
 #include "io/base/crc64.h"
+#include "io/base/direct_file.h"
 #include "io/base/parallel.h"
 #include "io/checkpoint/box.h"
 
 namespace tessera::io {
 namespace {
 
-// Bytes that are read, summed up and handed on while they are in the cache.
+// Bytes that are summed up and handed on while they are in the cache.
 constexpr std::int64_t kBlock = std::int64_t{512} << 10;
+constexpr std::int64_t kRead = std::int64_t{2} << 20;   // bytes of a read
 constexpr std::int64_t kPiece = std::int64_t{8} << 20;  // bytes that a thread takes at once
 
 /// Neighbouring elements of a chunk that go to one place.
@@ -52,8 +54,16 @@ struct Extent {
   std::int64_t begin, end;
 };
 
+/// Elements of a piece that are summed up and handed on at once.
+struct Block {
+  Piece* piece;
+  std::int64_t begin, end;
+};
+
 struct Buffers {
-  std::vector<char> stored, converted;
+  AlignedBuffer scratch{static_cast<std::size_t>(kRead) + 2 * kDirectAlignment};
+  std::vector<char> converted;
+  std::vector<Block> blocks;
 };
 
 class Load {
@@ -83,15 +93,9 @@ class Load {
     for (std::size_t i = 0; i < left.size(); ++i) left[i] = wanted_[i].pieces;
     const std::vector<std::size_t> batches = batch();
     parallel_for_each(batches.size() - 1, threads, [&](std::size_t b) {
-      const Piece &first = pieces_[batches[b]], &last = pieces_[batches[b + 1] - 1];
-      const auto file = reader_.file(wanted_[first.wanted].chunk->file);
-      const Extent all{extent(first).begin, extent(last).end};
-      // Threads share the file's window of what is read ahead; this has one of its own.
-      ::posix_fadvise(file->descriptor(), all.begin, all.end - all.begin, POSIX_FADV_WILLNEED);
-      Buffers buffers;
-      for (std::size_t i = batches[b]; i < batches[b + 1]; ++i) {
-        Piece& piece = pieces_[i];
-        read(*file, piece, buffers);
+      const std::span<Piece> pieces(&pieces_[batches[b]], batches[b + 1] - batches[b]);
+      read(pieces);
+      for (const Piece& piece : pieces) {
         // Who reads the last piece of a chunk sees the sums of all of them.
         if (left[piece.wanted].fetch_sub(1, std::memory_order_acq_rel) == 1) {
           check_sum(wanted_[piece.wanted]);
@@ -156,13 +160,18 @@ class Load {
     }
   }
 
-  Extent extent(const Piece& piece) const {
-    const Wanted& wanted = wanted_[piece.wanted];
-    const auto width = static_cast<std::int64_t>(dtype_size(wanted.tensor->dtype));
-    const std::int64_t begin =
-        wanted.chunk->byte_begin + (piece.begin - wanted.chunk->begin) * width;
-    return {begin, begin + (piece.end - piece.begin) * width};
+  std::int64_t width_of(const Piece& piece) const {
+    return static_cast<std::int64_t>(dtype_size(wanted_[piece.wanted].tensor->dtype));
   }
+
+  // In the file, of elements of a piece.
+  Extent extent(const Piece& piece, std::int64_t begin, std::int64_t end) const {
+    const Chunk& chunk = *wanted_[piece.wanted].chunk;
+    const std::int64_t at = chunk.byte_begin + (begin - chunk.begin) * width_of(piece);
+    return {at, at + (end - begin) * width_of(piece)};
+  }
+  Extent extent(const Piece& piece) const { return extent(piece, piece.begin, piece.end); }
+  Extent extent(const Block& block) const { return extent(*block.piece, block.begin, block.end); }
 
   // What a thread takes at once: pieces that lie in one piece in a file.
   std::vector<std::size_t> batch() const {
@@ -177,40 +186,65 @@ class Load {
     return cut_batches(pieces_.size(), kPiece, joins, size);
   }
 
-  void read(const File& file, Piece& piece, Buffers& buffers) const {
-    const Wanted& wanted = wanted_[piece.wanted];
-    const Chunk& chunk = *wanted.chunk;
-    const auto width = static_cast<std::int64_t>(dtype_size(wanted.tensor->dtype));
-    auto segment =
-        std::upper_bound(wanted.segments.begin(), wanted.segments.end(), piece.begin,
-                         [](std::int64_t at, const Segment& s) { return at < s.in_chunk + s.n; });
-    const std::int64_t step = kBlock / width;
-    for (std::int64_t begin = piece.begin; begin < piece.end; begin += step) {
-      const std::int64_t end = std::min(begin + step, piece.end);
-      const auto bytes = static_cast<std::size_t>((end - begin) * width);
-      while (segment != wanted.segments.end() && segment->in_chunk + segment->n <= begin) ++segment;
-      char* const place =
-          segment == wanted.segments.end() ? nullptr : in_place(*segment, wanted, begin, end);
-      if (!place && buffers.stored.size() < bytes) buffers.stored.resize(bytes);
-      char* const into = place ? place : buffers.stored.data();
-      file.read(chunk.byte_begin + (begin - chunk.begin) * width, into, bytes);
-      piece.crc = crc64(into, bytes, piece.crc);
-      if (place) continue;
-      for (auto s = segment; s != wanted.segments.end() && s->in_chunk < end; ++s) {
-        const std::int64_t from = std::max(s->in_chunk, begin);
-        const std::int64_t n = std::min(s->in_chunk + s->n, end) - from;
-        hand_over(*s, wanted.tensor->dtype, into + (from - begin) * width, from, n, buffers);
+  // Pieces that lie in one piece in a file.
+  void read(std::span<Piece> pieces) {
+    const std::string& name = wanted_[pieces.front().wanted].chunk->file;
+    reader_.file(name);  // it is what the index says
+    const DirectFile file(File::open(reader_.path() / name, Links::Refuse));
+    std::unique_ptr<Buffers> buffers = take_buffers();
+    for (Piece& piece : pieces) {
+      const std::int64_t step = kBlock / width_of(piece);
+      for (std::int64_t begin = piece.begin; begin < piece.end; begin += step) {
+        const Block block{&piece, begin, std::min(begin + step, piece.end)};
+        std::vector<Block>& blocks = buffers->blocks;
+        if (!blocks.empty() && extent(block).end - extent(blocks.front()).begin > kRead)
+          read(file, *buffers);
+        blocks.push_back(block);
       }
+    }
+    read(file, *buffers);
+    const std::lock_guard lock(mutex_);
+    free_buffers_.push_back(std::move(buffers));
+  }
+
+  // Reads and hands on the blocks that have been gathered.
+  void read(const DirectFile& file, Buffers& buffers) const {
+    const Extent all{extent(buffers.blocks.front()).begin, extent(buffers.blocks.back()).end};
+    // Aligned as in the file.
+    char* const place =
+        buffers.scratch.data() + all.begin % static_cast<std::int64_t>(kDirectAlignment);
+    const char* data =
+        file.read(all.begin, static_cast<std::size_t>(all.end - all.begin), buffers.scratch, place);
+    for (const Block& block : buffers.blocks) {
+      const auto bytes =
+          static_cast<std::size_t>((block.end - block.begin) * width_of(*block.piece));
+      block.piece->crc = crc64(data, bytes, block.piece->crc);
+      hand_over(block, data, buffers);
+      data += bytes;
+    }
+    buffers.blocks.clear();
+  }
+
+  void hand_over(const Block& block, const char* data, Buffers& buffers) const {
+    const Wanted& wanted = wanted_[block.piece->wanted];
+    const std::int64_t width = width_of(*block.piece);
+    auto segment =
+        std::upper_bound(wanted.segments.begin(), wanted.segments.end(), block.begin,
+                         [](std::int64_t at, const Segment& s) { return at < s.in_chunk + s.n; });
+    for (; segment != wanted.segments.end() && segment->in_chunk < block.end; ++segment) {
+      const std::int64_t from = std::max(segment->in_chunk, block.begin);
+      const std::int64_t n = std::min(segment->in_chunk + segment->n, block.end) - from;
+      hand_over(*segment, wanted.tensor->dtype, data + (from - block.begin) * width, from, n,
+                buffers);
     }
   }
 
-  // Where a block belongs, if it can be read straight to there.
-  static char* in_place(const Segment& segment, const Wanted& wanted, std::int64_t begin,
-                        std::int64_t end) {
-    const LoadPart& part = *segment.part;
-    const bool covers = segment.in_chunk <= begin && end <= segment.in_chunk + segment.n;
-    if (!covers || !part.data || part.dtype != wanted.tensor->dtype) return nullptr;
-    return address(part, segment.in_tensor + begin - segment.in_chunk);
+  std::unique_ptr<Buffers> take_buffers() {
+    const std::lock_guard lock(mutex_);
+    if (free_buffers_.empty()) return std::make_unique<Buffers>();
+    auto buffers = std::move(free_buffers_.back());
+    free_buffers_.pop_back();
+    return buffers;
   }
 
   static char* address(const LoadPart& part, std::int64_t element) {
@@ -250,6 +284,9 @@ class Load {
   std::vector<Wanted> wanted_;
   std::vector<Piece> pieces_;
   LoadReport report_;
+
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Buffers>> free_buffers_;  // guarded by mutex
 };
 
 }  // namespace
