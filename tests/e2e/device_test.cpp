@@ -107,17 +107,131 @@ TEST_CASE("a run with graphs is the run without, through evaluations, saves and 
   CHECK(holds(dropped.err, "train.cuda_graphs: off, dropout draws a new mask in every step"));
 }
 
-TEST_CASE("a device without enough memory: exit code 5, the request and the ledger") {
+namespace {
+
+/// Three kinds of micro-batch in a step: the first, the last, and one between.
+Arguments three_kinds(const testing::Golden& golden, const std::string& run, int steps) {
+  REQUIRE(golden.batch == 3);
+  return joined(train(golden, run, steps),
+                {"--train.device=cuda", "--train.micro_batch=1", "--checkpoint.every=0"});
+}
+
+test::Variables limited(std::int64_t bytes) {
+  test::Variables variables = kFibers;
+  variables["TESSERA_FIBER_MEMORY"] = std::to_string(bytes);
+  return variables;
+}
+
+constexpr std::int64_t kMiB = std::int64_t{1} << 20;
+constexpr std::int64_t kArena = 4 * kMiB;  // of captured work, at the least
+
+}  // namespace
+
+TEST_CASE("graphs share memory; without enough of it, steps run without") {
+  const test::TempDir dir;
+  const auto golden = testing::load_golden("gpt2-odd");
+  const auto run = [&](const std::string& name, const Arguments& words,
+                       const test::Variables& variables) {
+    const auto result = run_cli(joined(three_kinds(golden, dir.file(name), 4), words), variables);
+    INFO(result.describe());
+    REQUIRE(result.code == 0);
+    return result.err;
+  };
+  const Arguments graphs = {"--train.cuda_graphs=on"};
+  run("eager", {}, kFibers);
+  CHECK(holds(run("shared", graphs, limited(2 * kArena - 1)), "train.cuda_graphs: on"));
+  const std::string err = run("without", graphs, limited(kArena - 1));
+  CAPTURE(err);
+  CHECK(holds(err, "train.cuda_graphs: off, memory of fibers is exhausted: 4.00 MiB requested"));
+  CHECK_FALSE(holds(err, "category"));  // no ledger in a note
+  const auto want = test::read_metrics(dir.file("eager"));
+  CHECK(test::read_metrics(dir.file("shared")) == want);
+  CHECK(test::read_metrics(dir.file("without")) == want);
+}
+
+TEST_CASE("a trace has the memory of the graphs, which are captured again after it") {
+  const test::TempDir dir;
+  const auto golden = testing::load_golden("gpt2-odd");
+  const auto run = [&](const std::string& name, const Arguments& words,
+                       const test::Variables& variables) {
+    auto result = run_cli(joined(three_kinds(golden, dir.file(name), 7), joined(words, {"--json"})),
+                          variables);
+    INFO(result.describe());
+    REQUIRE(result.code == 0);
+    return result;
+  };
+  const Arguments graphs = {"--train.cuda_graphs=on"};
+  run("eager", {}, kFibers);
+  const auto replayed = run("replayed", graphs, kFibers);
+  const std::int64_t peak = nlohmann::json::parse(replayed.out).at("memory_peak_bytes");
+  REQUIRE(peak > kArena);
+  // Nothing is left for activations beside the graphs.
+  const std::string trace = dir.file("trace.json");
+  const auto traced =
+      run("traced", joined(graphs, {"--train.profile=" + trace}), limited(peak + 1000));
+  CHECK(holds(traced.err, "train.cuda_graphs: on"));
+  CHECK_FALSE(holds(traced.err, "train.cuda_graphs: off"));
+  CHECK(holds(traced.err, "step 5: wrote a trace"));
+  CHECK(nlohmann::json::parse(traced.out).at("memory_peak_bytes") == peak);
+  const auto want = test::read_metrics(dir.file("eager"));
+  CHECK(test::read_metrics(dir.file("replayed")) == want);
+  CHECK(test::read_metrics(dir.file("traced")) == want);
+}
+
+TEST_CASE("a device without enough memory: exit code 5, the request, the ledger and advice") {
   const test::TempDir dir;
   const auto golden = testing::load_golden("gpt2-tiny");
-  test::Variables small = kFibers;
-  small["TESSERA_FIBER_MEMORY"] = "1000000";
   const auto result =
-      run_cli(joined(train(golden, dir.file("run"), 2), {"--train.device=cuda"}), small);
+      run_cli(joined(train(golden, dir.file("run"), 2), {"--train.device=cuda"}), limited(1000000));
   INFO(result.describe());
   CHECK(result.code == 5);
   CHECK(holds(result.err, "memory of fibers is exhausted"));
   CHECK(holds(result.err, "optimizer state"));
+  const auto advice = result.err.find("what lowers the need of memory, one or more of:");
+  REQUIRE(advice != std::string::npos);
+  CHECK(advice > result.err.find("total"));
+  CHECK(holds(result.err, "\n  --train.micro_batch 2 "));
+  CHECK(holds(result.err, "\n  --train.recompute block "));
+  CHECK(holds(result.err, "\n  --train.precision bf16 "));
+  CHECK_FALSE(holds(result.err, "cuda_graphs"));
+  CHECK(
+      result.err.ends_with("  --nproc 2                      # ranks, each on a GPU of its own\n"));
+}
+
+TEST_CASE("heads that no GPU takes are refused before anything is computed") {
+  const test::TempDir dir;
+  const auto golden = testing::load_golden("gpt2-odd");
+  const std::string tokens = golden.folder + "/tokens.bin", wide = dir.file("wide");
+  const Arguments model = {"train",
+                           "--data.train=" + tokens,
+                           "--model.n_layer=1",
+                           "--model.n_embd=264",
+                           "--model.n_head=1",
+                           "--model.vocab_size=97",
+                           "--model.seq_len=4",
+                           "--train.global_batch=2",
+                           "--train.steps=1"};
+  const std::string why = "is a head_dim of 264, and a GPU takes at most 256";
+  for (const Arguments& ranks : {Arguments{}, Arguments{"--nproc=2"}}) {
+    const auto trained = run_cli(
+        joined(joined(model, ranks), {"--run.out=" + dir.file("none"), "--train.device=cuda"}),
+        kFibers);
+    INFO(trained.describe());
+    CHECK(trained.code == 2);
+    CHECK(holds(trained.err, why));
+    CHECK(holds(trained.err, "compute on the CPU (--train.device cpu)"));
+  }
+  REQUIRE(run_cli(joined(model, {"--run.out=" + wide, "--train.device=cpu"})).code == 0);
+  for (const Arguments& words :
+       {Arguments{"eval", wide, "--data", tokens},
+        Arguments{"generate", wide, "--prompt-tokens", "1", "--max-new-tokens", "2"}}) {
+    const auto refused = run_cli(joined(words, {"--device", "cuda"}), kFibers);
+    INFO(refused.describe());
+    CHECK(refused.code == 2);
+    CHECK(holds(refused.err, why));
+    CHECK(holds(refused.err, "compute on the CPU (--device cpu)"));
+    CHECK(run_cli(joined(words, {"--device", "cpu"})).code == 0);
+  }
 }
 
 TEST_CASE("a device that is not there is named; without being asked for, the CPU serves") {
