@@ -154,8 +154,11 @@ TEST_CASE("a trace has the memory of the graphs, which are captured again after 
   const auto golden = testing::load_golden("gpt2-odd");
   const auto run = [&](const std::string& name, const Arguments& words,
                        const test::Variables& variables) {
-    auto result = run_cli(joined(three_kinds(golden, dir.file(name), 7), joined(words, {"--json"})),
-                          variables);
+    // One kind of micro-batch: a peak is all that there is at once.
+    auto result =
+        run_cli(joined(train(golden, dir.file(name), 7),
+                       joined(words, {"--train.device=cuda", "--checkpoint.every=0", "--json"})),
+                variables);
     INFO(result.describe());
     REQUIRE(result.code == 0);
     return result;
