@@ -1,6 +1,7 @@
 #include "io/base/direct_file.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -14,6 +15,7 @@
 namespace tessera::io {
 namespace {
 
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::size_t kLeastDirectRead = std::size_t{64} << 10;  // bytes; less: the page cache
 
 std::int64_t round_down(std::int64_t value) {
@@ -42,8 +44,11 @@ bool is_cached(const File& file, std::int64_t begin, std::int64_t end) {
 
 AlignedBuffer::AlignedBuffer(std::size_t bytes)
     : size_(static_cast<std::size_t>(round_up(static_cast<std::int64_t>(bytes)))) {
-  data_.reset(static_cast<char*>(std::aligned_alloc(kDirectAlignment, size_)));
+  const bool large = size_ >= kHugePage;
+  data_.reset(static_cast<char*>(std::aligned_alloc(large ? kHugePage : kDirectAlignment, size_)));
   if (!data_) throw std::bad_alloc();
+  // Whole stretches of memory make few requests of a transfer. A hint.
+  if (large) ::madvise(data_.get(), size_, MADV_HUGEPAGE);
 }
 
 DirectFile::DirectFile(File file, bool direct) : file_(std::move(file)) {
