@@ -7,6 +7,58 @@
 
 namespace tessera::io {
 
+namespace {
+
+/// What is refused of valid JSON. Json::parse could do it with a callback, which takes it time
+/// quadratic in the number of objects side by side.
+class Checker final : public nlohmann::json_sax<Json> {
+ public:
+  Checker(const std::string& source, int max_depth) : source_(source), max_depth_(max_depth) {}
+
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(std::size_t) override {
+    keys_.emplace_back();
+    return open();
+  }
+  bool key(string_t& name) override {
+    require<CorruptCheckpoint>(keys_.back().insert(name).second,
+                               "{}: the key \"{}\" stands twice in one object", source_, name);
+    return true;
+  }
+  bool end_object() override {
+    keys_.pop_back();
+    --depth_;
+    return true;
+  }
+  bool start_array(std::size_t) override { return open(); }
+  bool end_array() override {
+    --depth_;
+    return true;
+  }
+  bool parse_error(std::size_t, const std::string&, const Json::exception& error) override {
+    throw CorruptCheckpoint("{} is not valid JSON: {}", source_, error.what());
+  }
+
+ private:
+  bool open() {
+    require<CorruptCheckpoint>(++depth_ <= max_depth_, "{}: nested deeper than {} levels", source_,
+                               max_depth_);
+    return true;
+  }
+  const std::string& source_;
+  const int max_depth_;
+  int depth_ = 0;
+  std::vector<std::unordered_set<std::string>> keys_;  // of the objects that are open
+};
+
+}  // namespace
+
 Json parse_json(std::string_view text, const std::string& source, int max_depth) {
   require<CorruptCheckpoint>(!text.empty(), "{} is empty; expected JSON", source);
   require<CorruptCheckpoint>(!text.starts_with("\xEF\xBB\xBF"),
@@ -14,43 +66,17 @@ Json parse_json(std::string_view text, const std::string& source, int max_depth)
   require<CorruptCheckpoint>(!text.starts_with("\xFF\xFE") && !text.starts_with("\xFE\xFF") &&
                                  text.find('\0') == std::string_view::npos,
                              "{} is UTF-16 or binary; expected JSON in UTF-8", source);
-  std::vector<std::unordered_set<std::string>> keys;  // of the objects that are open
-  int depth = 0;
-  const auto open = [&] {
-    require<CorruptCheckpoint>(++depth <= max_depth, "{}: nested deeper than {} levels", source,
-                               max_depth);
-  };
-  const auto check = [&](int, Json::parse_event_t event, Json& value) {
-    switch (event) {
-      case Json::parse_event_t::object_start:
-        open();
-        keys.emplace_back();
-        break;
-      case Json::parse_event_t::object_end:
-        --depth;
-        keys.pop_back();
-        break;
-      case Json::parse_event_t::array_start:
-        open();
-        break;
-      case Json::parse_event_t::array_end:
-        --depth;
-        break;
-      case Json::parse_event_t::key:
-        require<CorruptCheckpoint>(keys.back().insert(value.get_ref<const std::string&>()).second,
-                                   "{}: the key \"{}\" stands twice in one object", source,
-                                   value.get_ref<const std::string&>());
-        break;
-      case Json::parse_event_t::value:
-        break;
-    }
-    return true;
-  };
+  Checker checker(source, max_depth);
+  Json::sax_parse(text, &checker);
   try {
-    return Json::parse(text, check);
+    return Json::parse(text);
   } catch (const Json::exception& error) {
     throw CorruptCheckpoint("{} is not valid JSON: {}", source, error.what());
   }
+}
+
+std::string dump_json(const Json& json) {
+  return json.dump(2, ' ', false, Json::error_handler_t::replace);
 }
 
 std::string JsonReader::where() const { return place_.empty() ? source_ : source_ + ": " + place_; }

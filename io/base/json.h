@@ -16,6 +16,10 @@ using Json = nlohmann::json;
 /// @throws CorruptCheckpoint
 Json parse_json(std::string_view text, const std::string& source, int max_depth = 64);
 
+/// JSON for people and their programs, indented by 2. Bytes that are not UTF-8, as names of files
+/// may hold, become U+FFFD.
+std::string dump_json(const Json& json);
+
 /// Reads an expected structure out of a JSON value; each error names the source, the place
 /// ("sections.model.tensors") and what was found there. Copies nothing: the value must outlive it.
 class JsonReader {

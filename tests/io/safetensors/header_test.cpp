@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstring>
 
 #include "core/base/error.h"
@@ -204,6 +205,22 @@ TEST_CASE("a plan lays tensors out by alignment, then name") {
   CHECK_THROWS_HOLDING(InvalidArgument, "reserved",
                        plan_safetensors({{"__metadata__", DType::U8, {}}}));
   CHECK_THROWS_HOLDING(InvalidArgument, "UTF-8", plan_safetensors({{"\xff", DType::U8, {}}}));
+}
+
+// Twenty minutes if time were quadratic in their number.
+TEST_CASE("200,000 tensors take seconds") {
+  std::string json = R"({"__metadata__":{"format":"pt"})";
+  const int n = 200'000;
+  for (int i = 0; i < n; ++i) {
+    json += fmt::format(R"(,"layer.{}":{{"dtype":"U8","shape":[1],"data_offsets":[{},{}]}})", i, i,
+                        i + 1);
+  }
+  json += '}';
+  TempDir dir;
+  const std::string path = dir.write("m.safetensors", file_of(json, n));
+  const auto start = std::chrono::steady_clock::now();
+  CHECK(read_safetensors_header(File::open(path)).tensors.size() == n);
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(60));
 }
 
 }  // namespace
