@@ -29,6 +29,10 @@ constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;
                 path.string(), std::strerror(error), bytes, free_bytes(path));
 }
 
+bool exchange(const fs::path& a, const fs::path& b) {
+  return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
+}
+
 }  // namespace
 
 File File::open(const fs::path& path, Links links) { return open(path, links, O_RDONLY); }
@@ -89,10 +93,12 @@ void File::close() noexcept {
   if (fd_ >= 0) ::close(std::exchange(fd_, -1));
 }
 
-std::int64_t File::size() const {
+std::int64_t File::size() const { return identity().size; }
+
+FileIdentity File::identity() const {
   struct stat status {};
   if (::fstat(fd_, &status) != 0) fail("stat", path_, errno);
-  return status.st_size;
+  return {status.st_dev, status.st_ino, status.st_size};
 }
 
 void File::read(std::int64_t offset, void* data, std::size_t bytes) const {
@@ -216,11 +222,37 @@ void rename_path(const fs::path& from, const fs::path& to) {
   }
 }
 
+bool rename_to_new(const fs::path& from, const fs::path& to) {
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return true;
+  if (errno == EEXIST) return false;
+  if (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP) {
+    // A directory never replaces a file or a directory that holds something.
+    std::error_code error;
+    if (fs::exists(fs::symlink_status(to, error))) return false;
+    if (::rename(from.c_str(), to.c_str()) == 0) return true;
+    if (errno == ENOTEMPTY || errno == EEXIST || errno == ENOTDIR) return false;
+  }
+  throw IoError("cannot rename {} to {}: {}", from.string(), to.string(), std::strerror(errno));
+}
+
 void exchange_paths(const fs::path& a, const fs::path& b) {
-  if (::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) != 0) {
+  if (!exchange(a, b)) {
     throw IoError("cannot swap {} and {} in one step: {}; move {} away and repeat", a.string(),
                   b.string(), std::strerror(errno), b.string());
   }
+}
+
+bool can_exchange_in(const fs::path& dir) {
+  const fs::path a = dir / "exchange-a", b = dir / "exchange-b";
+  for (const fs::path& path : {a, b}) {
+    std::error_code error;
+    fs::create_directory(path, error);
+    require<IoError>(!error, "cannot make directory {}: {}", path.string(), error.message());
+  }
+  const bool can = exchange(a, b);
+  std::error_code ignored;
+  for (const fs::path& path : {a, b}) fs::remove(path, ignored);
+  return can;
 }
 
 std::int64_t free_bytes(const fs::path& path) {

@@ -13,6 +13,13 @@ namespace fs = std::filesystem;
 /// Whether a symbolic link in a path's last component is followed or refused.
 enum class Links { Follow, Refuse };
 
+/// Which file it is, and its size: tells whether a name leads to the same one as before.
+struct FileIdentity {
+  std::uint64_t device = 0, inode = 0;
+  std::int64_t size = 0;
+  friend bool operator==(const FileIdentity&, const FileIdentity&) = default;
+};
+
 /// A regular file, open for reading or writing. Move-only; the destructor closes without reporting.
 /// Reads are positioned and may run in several threads at once.
 class File {
@@ -36,6 +43,7 @@ class File {
   int descriptor() const { return fd_; }
   /// Bytes, by a fresh stat.
   std::int64_t size() const;
+  FileIdentity identity() const;
 
   /// Reads exactly `bytes` from `offset`.
   /// @throws IoError on an I/O error, CorruptCheckpoint if the file ends before (it was cut, or
@@ -86,9 +94,17 @@ void make_directories_durably(const fs::path& path);
 /// Renames; sync_directory of the parent makes it durable. @throws IoError
 void rename_path(const fs::path& from, const fs::path& to);
 
+/// Renames to a name that is free. @return false, and nothing is changed, if something has it; an
+/// empty directory may be replaced where the file system can't tell. @throws IoError
+bool rename_to_new(const fs::path& from, const fs::path& to);
+
 /// Swaps two names in one step, so that neither is ever missing; sync_directory of the parent makes
 /// it durable. @throws IoError, also where the file system cannot do it
 void exchange_paths(const fs::path& a, const fs::path& b);
+
+/// Whether the file system of a directory can swap names, tried with two empty folders in it.
+/// @throws IoError
+bool can_exchange_in(const fs::path& dir);
 
 /// Bytes free for this user on the file system that holds path (or its nearest existing parent);
 /// -1 if unknown.

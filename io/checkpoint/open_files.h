@@ -5,32 +5,50 @@
 #include <mutex>
 #include <string>
 
+#include "core/base/error.h"
 #include "io/base/file.h"
 
 namespace tessera::io {
 
 /// Files of a checkpoint, opened when they are first asked for. A checkpoint has as many as ranks,
-/// a process may have fewer: only so many stay open. Threads may ask at once.
+/// a process may have fewer: only so many stay open. A name that leads to another file than the
+/// first time is an error: what is known of the first says nothing of it. Threads may ask at once.
 class OpenFiles {
  public:
   explicit OpenFiles(fs::path dir, Links links = Links::Refuse)
       : dir_(std::move(dir)), links_(links) {}
 
-  /// @throws as File::open
+  /// @throws as File::open; CorruptCheckpoint if the file was replaced
   std::shared_ptr<const File> get(const std::string& name) {
     const std::lock_guard lock(mutex_);
     const auto found = files_.find(name);
     if (found != files_.end()) return found->second;
     if (files_.size() >= kMaxOpen) files_.clear();  // who reads one keeps it alive
-    return files_[name] = std::make_shared<const File>(File::open(dir_ / name, links_));
+    return files_[name] = std::make_shared<const File>(open_checked(name));
+  }
+  /// The same, for the caller alone.
+  File open(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    return open_checked(name);
   }
 
  private:
   static constexpr std::size_t kMaxOpen = 64;
+  File open_checked(const std::string& name) {
+    File file = File::open(dir_ / name, links_);
+    const FileIdentity found = file.identity();
+    const FileIdentity& first = identities_.emplace(name, found).first->second;
+    require<CorruptCheckpoint>(
+        found == first,
+        "{} was replaced while it was read: it has {} bytes (inode {}), and had {} (inode {})",
+        file.path().string(), found.size, found.inode, first.size, first.inode);
+    return file;
+  }
   fs::path dir_;
   Links links_;
   std::mutex mutex_;
   std::map<std::string, std::shared_ptr<const File>> files_;  // guarded by mutex_
+  std::map<std::string, FileIdentity> identities_;            // guarded by mutex_
 };
 
 }  // namespace tessera::io

@@ -1,6 +1,8 @@
 #include "io/consolidate/source.h"
 
 #include <algorithm>
+#include <string_view>
+#include <unordered_set>
 
 #include "core/base/error.h"
 #include "io/base/convert.h"
@@ -13,6 +15,7 @@ namespace tessera::io {
 namespace {
 
 constexpr const char* kConfig = "config.json";
+constexpr std::int64_t kMaxConfig = std::int64_t{64} << 20;  // bytes
 
 bool wants_weights(const ConsolidateOptions& options) {
   return options.what != ExportWhat::Optimizer;
@@ -57,24 +60,38 @@ void add_checkpoint(ConsolidateSource& result, const CheckpointReader& reader,
   }
 }
 
-/// Our "model" section for a source that is not ours; empty if it is exported without.
-std::optional<Json> find_config(const ShardedSource& source, const ConsolidateOptions& options) {
-  const fs::path beside = source.path() / kConfig;
+bool says_gpt2(const Json& config) {
+  if (!config.is_object()) return false;
+  const auto type = config.find("model_type");
+  return type != config.end() && *type == "gpt2";
+}
+
+/// Finds the configuration of a source that is not ours; none if it is exported without.
+void find_config(ConsolidateSource& result, const ShardedSource& source,
+                 const ConsolidateOptions& options) {
+  const fs::path file = options.config_file.value_or(source.path() / kConfig);
   std::error_code error;
-  const bool is_beside = fs::exists(beside, error);
-  if (options.config_file) return read_hf_config(*options.config_file);
-  if (options.format == ExportFormat::HF) {
-    require(is_beside,
+  if (!options.config_file && !fs::exists(file, error)) {
+    require(options.format == ExportFormat::Safetensors,
             "{} is a {} without config.json, so which model it holds is unknown; name the "
             "config.json with --config, or write its tensors as they are with --format safetensors",
             source.path().string(), source.kind());
-    return read_hf_config(beside);
+    return;
   }
-  if (!is_beside) return std::nullopt;
+  Json config = parse_json(read_file(file, kMaxConfig), file.string());
+  // Of another model, the tensors can be written all the same.
+  const bool may_do_without = !options.config_file && options.format == ExportFormat::Safetensors;
+  if (may_do_without && !says_gpt2(config)) {
+    result.skipped.push_back({kConfig, "of no GPT-2: tensors are written as they are"});
+    return;
+  }
   try {
-    return read_hf_config(beside);
-  } catch (const Unsupported&) {
-    return std::nullopt;  // of another model, whose tensors can be written all the same
+    result.config = gpt2_config_from_hf(config, file.string());
+    result.hf_config = std::move(config);
+  } catch (const Unsupported& unsupported) {
+    if (!may_do_without) throw;
+    result.skipped.push_back(
+        {kConfig, fmt::format("{}: tensors are written as they are", unsupported.what())});
   }
 }
 
@@ -88,18 +105,37 @@ std::string our_state_name(const std::string& name) {
 void refuse_unreadable(const ShardedSource& source, const ConsolidateOptions& options,
                        const NameRules& rules, ConsolidateSource& result) {
   std::string refused;
-  for (const ShardedSource::Unreadable& tensor : source.unreadable()) {
-    const TensorRole role = classify(tensor.name, "", false, rules).role;
-    const bool wanted = (role == TensorRole::Weight && wants_weights(options)) ||
+  const std::vector<TensorName> names = classify_unreadable(source, rules);
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const auto& [name, dtype, top_key] = source.unreadable()[i];
+    const TensorRole role = names[i].role;
+    const bool is_buffer = result.config && gpt2_name_from_hf(names[i].name).empty();
+    const bool wanted = (role == TensorRole::Weight && wants_weights(options) && !is_buffer) ||
                         (role == TensorRole::OptimizerState && wants_optimizer(options));
     if (wanted) {
-      refused += fmt::format("\n  {} {}", tensor.name, tensor.dtype);
+      refused += fmt::format("\n  {} {}", name, dtype);
     } else {
-      result.skipped.push_back({tensor.name, fmt::format("not asked for ({})", tensor.dtype)});
+      result.skipped.push_back({name, fmt::format("not asked for ({})", dtype)});
     }
   }
   require<Unsupported>(refused.empty(), "{} holds tensors of dtypes that tessera does not read:{}",
                        source.path().string(), refused);
+}
+
+// So that sums of bytes have no need to be looked at again.
+void check_size(const ConsolidateSource& source) {
+  std::int64_t total = 0;
+  for (const auto* tensors : {&source.weights, &source.optimizer}) {
+    for (const ExportTensor& tensor : *tensors) {
+      std::int64_t bytes = 0;
+      require<CorruptCheckpoint>(
+          !__builtin_mul_overflow(numel(tensor.shape),
+                                  static_cast<std::int64_t>(dtype_size(tensor.written)), &bytes) &&
+              !__builtin_add_overflow(total, bytes, &total),
+          "{}: tensor {} of shape {} and those before it have more than 2^63 bytes",
+          source.path.string(), tensor.source_name, tensor.shape);
+    }
+  }
 }
 
 void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned,
@@ -108,13 +144,14 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned
   NameRules rules = options.names;
   if (hugging_face && rules.prefixes.empty()) rules.strip_wrappers = false;
   result.kind = owned->kind();
-  result.config = find_config(*owned, options);
+  find_config(result, *owned, options);
   refuse_unreadable(*owned, options, rules, result);
   for (const std::string& name : owned->objects()) result.skipped.push_back({name, "no tensor"});
   const std::vector<TensorName> names = classify_tensors(*owned, rules);
   const ShardedSource* const source = owned.get();
 
   std::unique_ptr<Gpt2Source> model;
+  std::unordered_set<std::string_view> written;  // names at the source
   if (result.config) {
     model = std::make_unique<Gpt2Source>(std::move(owned), *result.config, rules);
     if (wants_weights(options)) {
@@ -123,6 +160,7 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned
         result.weights.push_back({hf ? gpt2_name_to_hf(info.name) : info.name, info.shape,
                                   info.dtype, written_dtype(info, options), source,
                                   model->source_name(info.name)});
+        written.insert(model->source_name(info.name));
       }
     }
   }
@@ -142,9 +180,7 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned
       result.skipped.push_back({name.source, "a weight, written with --what all"});
     } else if (!model) {
       add_weight(result, *source, info, name.name, options);
-    } else if (std::none_of(result.weights.begin(), result.weights.end(), [&](const auto& weight) {
-                 return weight.source_name == name.source;
-               })) {
+    } else if (!written.contains(name.source)) {
       result.skipped.push_back({name.source, "a buffer, or a head that is tied"});
     }
   }
@@ -169,6 +205,7 @@ ConsolidateSource open_consolidate_source(const fs::path& path, const Consolidat
     require(!options.step, "{} is a {} and has no step {}", path.string(), sharded->kind(),
             options.step.value_or(0));
     add_sharded(result, std::move(sharded), options);
+    check_size(result);
     return result;
   }
   const CheckpointReader reader = open_checkpoint(path, options.step);

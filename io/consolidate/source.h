@@ -17,6 +17,7 @@ struct ConsolidateSource {
   fs::path path;
   std::optional<CheckpointReader> checkpoint;  ///< if it is one of tessera's
   std::optional<Json> config;                  ///< our "model" section; empty if it is not known
+  std::optional<Json> hf_config;  ///< Hugging Face's config.json that `config` was made of
   std::vector<ExportTensor> weights, optimizer;
   std::vector<SkippedEntry> skipped;
 

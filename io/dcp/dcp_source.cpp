@@ -51,7 +51,7 @@ class Source final : public ShardedSource {
   void add(const std::string& name, const std::string& dtype_name, std::optional<DType> dtype,
            const Shape& shape, std::vector<DcpChunk> chunks, const std::string& top_key) {
     if (!dtype) {
-      unreadable_.push_back({name, dtype_name});
+      unreadable_.push_back({name, dtype_name, top_key});
       return;
     }
     infos_.push_back({name, shape, *dtype});
@@ -123,6 +123,8 @@ class Source final : public ShardedSource {
     }
   }
 
+  File open_file(const std::string& name) const override { return open_files_.open(name); }
+
   std::optional<TensorLayout> layout(const std::string& name) const override {
     const StoredTensor& tensor = find(name);
     TensorLayout layout;
@@ -131,8 +133,7 @@ class Source final : public ShardedSource {
       const DcpChunk& chunk = tensor.chunks[i];
       const std::int64_t n = numel(chunk.box.shape);
       const std::int64_t bytes = n * static_cast<std::int64_t>(dtype_size(tensor.dtype));
-      const auto file = open_files_.get(files_[chunk.file]);
-      const Location location = locate(name, tensor, i, *file);
+      const Location location = locate(name, tensor, i);
       if (location.crc32) {
         // The checksum of more than the chunk: only read() knows how to check it.
         if (location.checked_end - location.checked_begin != bytes) return std::nullopt;
@@ -172,8 +173,7 @@ class Source final : public ShardedSource {
   }
 
   // Reads the archive's directory the first time. Two threads may do so at once: to no harm.
-  Location locate(const std::string& name, const StoredTensor& tensor, std::size_t i,
-                  const File& file) const {
+  Location locate(const std::string& name, const StoredTensor& tensor, std::size_t i) const {
     const DcpChunk& chunk = tensor.chunks[i];
     if (!archives_) return {chunk.offset, 0, 0, std::nullopt};
     const std::size_t number = tensor.first_chunk + i;
@@ -181,7 +181,8 @@ class Source final : public ShardedSource {
       const std::lock_guard lock(mutex_);
       if (locations_[number]) return *locations_[number];
     }
-    const ByteRange archive(file, chunk.offset, chunk.length);
+    const auto file = open_files_.get(files_[chunk.file]);
+    const ByteRange archive(*file, chunk.offset, chunk.length);
     const TorchTensor stored = read_torch_tensor(archive);
     require<CorruptCheckpoint>(stored.shape == chunk.box.shape && stored.dtype == tensor.dtype,
                                "{}: tensor {} has a chunk of {} {} at {}, but its archive holds {} "
@@ -217,7 +218,7 @@ class Source final : public ShardedSource {
     if (!archives_ || is_verified(tensor.first_chunk + i)) return;
     const DcpChunk& chunk = tensor.chunks[i];
     const auto file = open_files_.get(files_[chunk.file]);
-    const Location location = locate(name, tensor, i, *file);
+    const Location location = locate(name, tensor, i);
     if (location.crc32) {
       std::vector<char> buffer(static_cast<std::size_t>(
           std::min<std::int64_t>(location.checked_end - location.checked_begin, kScratch)));
@@ -241,7 +242,7 @@ class Source final : public ShardedSource {
             char* out, DType dtype, Checksum& checksum, std::size_t scratch_bytes) const {
     const DcpChunk& chunk = tensor.chunks[i];
     const auto file = open_files_.get(files_[chunk.file]);
-    const Location location = locate(name, tensor, i, *file);
+    const Location location = locate(name, tensor, i);
     const auto width = static_cast<std::int64_t>(dtype_size(tensor.dtype));
     const auto out_width = static_cast<std::int64_t>(dtype_size(dtype));
     // A storage that holds more than the chunk has a checksum of its own, which is looked at first.
@@ -338,6 +339,18 @@ Shape saved_offsets(const JsonReader& info, const SafetensorsEntry& entry) {
   return offsets;
 }
 
+// An archive holds all elements of its chunk.
+void check_length(const DcpTensor& tensor, const DcpChunk& chunk, const std::string& where) {
+  const std::optional<DType> dtype = dtype_from_torch(tensor.dtype);
+  std::int64_t bytes = 0;
+  require<CorruptCheckpoint>(
+      !dtype || (!__builtin_mul_overflow(numel(chunk.box.shape),
+                                         static_cast<std::int64_t>(dtype_size(*dtype)), &bytes) &&
+                 bytes <= chunk.length),
+      "{}: the chunk at {} of shape {} is said to lie in {} bytes", where, chunk.box.offsets,
+      chunk.box.shape, chunk.length);
+}
+
 }  // namespace
 
 bool is_dcp(const fs::path& dir) {
@@ -364,6 +377,7 @@ std::unique_ptr<ShardedSource> open_dcp(const fs::path& dir) {
       require<CorruptCheckpoint>(!__builtin_add_overflow(chunk.offset, chunk.length, &end),
                                  "{}: tensor {} has {} bytes at {}, past 2^63",
                                  metadata_path.string(), name, chunk.length, chunk.offset);
+      check_length(tensor, chunk, fmt::format("{}: tensor {}", metadata_path.string(), name));
       needed[chunk.file] = std::max(needed[chunk.file], end);
     }
     source->add(name, tensor.dtype, dtype_from_torch(tensor.dtype), tensor.shape,

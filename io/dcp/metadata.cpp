@@ -14,6 +14,8 @@ namespace {
 
 // A chunk takes more than this in the file; lists of them that are shared could say less.
 constexpr std::int64_t kLeastBytesPerChunk = 16;
+// The classes have fewer than 10.
+constexpr std::size_t kMaxFields = 64;
 // Chunks that lie side by side are compared with each other; more are no layout of a training run.
 constexpr std::size_t kMaxSideBySide = 1024;
 // Where PyTorch 2 keeps the classes, and where 1.13 kept them.
@@ -156,6 +158,9 @@ class Place {
     Place place;
     place.where_ = fmt::format("{}: {}", where_, field);
     if (value_->is(PickleKind::Object) && value_->state && value_->state->is(PickleKind::Dict)) {
+      // It is searched one by one, and many objects may share it.
+      const std::size_t entries = value_->state->items().size() / 2;
+      if (entries > kMaxFields) fail("{} fields; at most {} are accepted", entries, kMaxFields);
       place.value_ = value_->state->find(field);
     }
     return place;

@@ -10,11 +10,17 @@ namespace {
 constexpr const char* kHead = "lm_head.weight";
 constexpr const char* kEmbedding = "wte.weight";
 
+bool is_keyed(const ShardedSource& source) {
+  return std::ranges::any_of(source.top_keys(), is_model_key) ||
+         std::ranges::any_of(source.unreadable(), is_model_key,
+                             &ShardedSource::Unreadable::top_key);
+}
+
 }  // namespace
 
 std::vector<TensorName> classify_tensors(const ShardedSource& source, const NameRules& rules) {
   const std::vector<std::string>& keys = source.top_keys();
-  const bool keyed = std::any_of(keys.begin(), keys.end(), is_model_key);
+  const bool keyed = is_keyed(source);
   std::vector<TensorName> names;
   for (std::size_t i = 0; i < source.tensors().size(); ++i) {
     names.push_back(classify(source.tensors()[i].name, keys[i], keyed, rules));
@@ -23,15 +29,25 @@ std::vector<TensorName> classify_tensors(const ShardedSource& source, const Name
   return names;
 }
 
+std::vector<TensorName> classify_unreadable(const ShardedSource& source, const NameRules& rules) {
+  const bool keyed = is_keyed(source);
+  std::vector<TensorName> names;
+  for (const ShardedSource::Unreadable& tensor : source.unreadable()) {
+    names.push_back(classify(tensor.name, tensor.top_key, keyed, rules));
+  }
+  return names;
+}
+
 Gpt2Source::Gpt2Source(std::unique_ptr<ShardedSource> source, Json config, const NameRules& rules,
                        LoadPolicy policy)
     : source_(std::move(source)), config_(std::move(config)) {
   const std::string where = source_->path().string();
-  for (const ShardedSource::Unreadable& tensor : source_->unreadable()) {
-    const std::string name = strip_name(tensor.name, rules);
-    require<Unsupported>(gpt2_name_from_hf(name).empty(),
-                         "{}: tensor {} is stored as {}, which tessera does not read", where,
-                         tensor.name, tensor.dtype);
+  const std::vector<TensorName> unreadable = classify_unreadable(*source_, rules);
+  for (std::size_t i = 0; i < unreadable.size(); ++i) {
+    require<Unsupported>(
+        unreadable[i].role != TensorRole::Weight || gpt2_name_from_hf(unreadable[i].name).empty(),
+        "{}: tensor {} is stored as {}, which tessera does not read", where, unreadable[i].source,
+        source_->unreadable()[i].dtype);
   }
   const std::vector<TensorName> names = classify_tensors(*source_, rules);
   for (std::size_t i = 0; i < names.size(); ++i) {

@@ -14,6 +14,9 @@ namespace tessera::io {
 /// @throws InvalidArgument naming both if two tensors of a role would have one name
 std::vector<TensorName> classify_tensors(const ShardedSource& source, const NameRules& rules);
 
+/// The same of those of unreadable().
+std::vector<TensorName> classify_unreadable(const ShardedSource& source, const NameRules& rules);
+
 /// A GPT-2 in a sharded source: a ModelSource by our names.
 class Gpt2Source : public ModelSource {
  public:
@@ -23,8 +26,8 @@ class Gpt2Source : public ModelSource {
   /// @param rules   for the names of weights; other tensors are ignored
   /// @param policy  other than Exact: the weights may differ from those of the configuration
   /// @throws InvalidArgument if the weights are not those of the configuration, listing all that
-  ///         differ, or two would have one name; Unsupported on a head that is not tied or a dtype
-  ///         that tessera lacks
+  ///         differ, or two would have one name; Unsupported on a head that is not tied or a weight
+  ///         of a dtype that tessera lacks
   Gpt2Source(std::unique_ptr<ShardedSource> source, Json config, const NameRules& rules,
              LoadPolicy policy = LoadPolicy::Exact);
 

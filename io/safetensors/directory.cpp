@@ -1,17 +1,19 @@
 #include "io/safetensors/directory.h"
 
 #include <algorithm>
-#include <map>
 #include <set>
+#include <unordered_map>
 
 #include "core/base/error.h"
 #include "io/base/json.h"
+#include "io/checkpoint/open_files.h"
 #include "io/safetensors/reader.h"
 
 namespace tessera::io {
 namespace {
 
-constexpr std::int64_t kMaxJson = std::int64_t{64} << 20;
+// A line per tensor: room for some millions.
+constexpr std::int64_t kMaxJson = std::int64_t{1} << 30;
 constexpr const char* kSingle = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 
@@ -22,9 +24,9 @@ bool is_there(const fs::path& path) {
 
 class Directory final : public ShardedSource {
  public:
-  explicit Directory(const fs::path& dir) : dir_(dir) {
+  explicit Directory(const fs::path& dir) : dir_(dir), open_files_(dir, Links::Follow) {
     if (is_there(dir / kSingle)) {
-      add_file(dir / kSingle, nullptr);
+      add_file(kSingle, nullptr);
     } else {
       open_indexed();
     }
@@ -40,23 +42,28 @@ class Directory final : public ShardedSource {
 
   void read(const std::string& name, std::int64_t begin, std::int64_t end, void* out,
             DType dtype) const override {
-    find(name).file->read(name, begin, end, out, dtype);
+    const Place& place = find(name);
+    require(begin >= 0 && begin <= end && end <= numel(place.shape),
+            "elements {} to {} are outside tensor {} of shape {}", begin, end, name, place.shape);
+    const DType stored = dtype_of(place, name);
+    const auto width = static_cast<std::int64_t>(dtype_size(stored));
+    read_elements(*open_files_.get(files_[place.file]), place.begin + begin * width, stored,
+                  end - begin, dtype, out);
   }
 
   void stream(const std::string& name, std::size_t buffer_bytes, const Sink& sink) const override {
     const Place& place = find(name);
-    require<Unsupported>(place.entry->dtype.has_value(),
-                         "{}: tensor {} is stored as {}, which tessera does not read",
-                         place.file->file().path().string(), name, place.entry->stored_dtype);
-    const DType dtype = *place.entry->dtype;
-    const std::int64_t size = numel(place.entry->shape);
+    const DType dtype = dtype_of(place, name);
+    const std::int64_t size = numel(place.shape);
+    const auto file = open_files_.get(files_[place.file]);
     const auto per_piece =
         std::max<std::int64_t>(1, static_cast<std::int64_t>(buffer_bytes / dtype_size(dtype)));
     std::vector<char> buffer(static_cast<std::size_t>(std::min(size, per_piece)) *
                              dtype_size(dtype));
     for (std::int64_t begin = 0; begin < size; begin += per_piece) {
       const std::int64_t n = std::min(per_piece, size - begin);
-      place.file->read(name, begin, begin + n, buffer.data(), dtype);
+      file->read(place.begin + begin * static_cast<std::int64_t>(dtype_size(dtype)), buffer.data(),
+                 static_cast<std::size_t>(n) * dtype_size(dtype));
       sink(begin, buffer.data(), n);
     }
   }
@@ -64,21 +71,32 @@ class Directory final : public ShardedSource {
   std::optional<TensorLayout> layout(const std::string& name) const override {
     const Place& place = find(name);
     TensorLayout layout;
-    layout.chunks.push_back({place.file->file().path().filename().string(), place.entry->begin,
-                             place.entry->end, 0, numel(place.entry->shape), std::nullopt, 0});
+    layout.chunks.push_back(
+        {files_[place.file], place.begin, place.end, 0, numel(place.shape), std::nullopt, 0});
     return layout;
   }
 
+  File open_file(const std::string& name) const override { return open_files_.open(name); }
+
  private:
   struct Place {
-    const SafetensorsReader* file = nullptr;
-    const SafetensorsEntry* entry = nullptr;
+    std::size_t file = 0;  // of files_
+    std::int64_t begin = 0, end = 0;
+    Shape shape;
+    std::optional<DType> dtype;  // empty if tessera has none
   };
 
   const Place& find(const std::string& name) const {
     const auto found = places_.find(name);
     require(found != places_.end(), "{} holds no tensor {}", dir_.string(), name);
     return found->second;
+  }
+
+  DType dtype_of(const Place& place, const std::string& name) const {
+    if (place.dtype) return *place.dtype;
+    const auto stored = std::ranges::find(unreadable_, name, &Unreadable::name);
+    throw Unsupported("{}: tensor {} is stored as {}, which tessera does not read",
+                      (dir_ / files_[place.file]).string(), name, stored->dtype);
   }
 
   void open_indexed() {
@@ -93,7 +111,7 @@ class Directory final : public ShardedSource {
           "{}: \"{}\" is not a plain file name", map.where(), file);
       files.insert(file);
     }
-    for (const std::string& file : files) add_file(dir_ / file, &map.value());
+    for (const std::string& file : files) add_file(file, &map.value());
     for (const auto& [name, value] : map.object().items()) {
       require<CorruptCheckpoint>(places_.contains(name),
                                  "{}: {} is not in {}, where the index has it", dir_.string(), name,
@@ -102,23 +120,29 @@ class Directory final : public ShardedSource {
   }
 
   // @param weight_map  names that the index has in each file; null for a single file
-  void add_file(const fs::path& path, const Json* weight_map) {
-    files_.push_back(std::make_unique<SafetensorsReader>(path));
-    for (const SafetensorsEntry& entry : files_.back()->header().tensors) {
-      if (weight_map && weight_map->value(entry.name, "") != path.filename().string()) continue;
-      places_.emplace(entry.name, Place{files_.back().get(), &entry});
+  void add_file(const std::string& name, const Json* weight_map) {
+    files_.push_back(name);
+    SafetensorsHeader header = read_safetensors_header(*open_files_.get(name));
+    for (SafetensorsEntry& entry : header.tensors) {
+      if (weight_map) {
+        const auto listed = weight_map->find(entry.name);
+        if (listed == weight_map->end() || *listed != name) continue;
+      }
+      places_.emplace(entry.name,
+                      Place{files_.size() - 1, entry.begin, entry.end, entry.shape, entry.dtype});
       if (entry.dtype) {
-        infos_.push_back({entry.name, entry.shape, *entry.dtype});
+        infos_.push_back({std::move(entry.name), entry.shape, *entry.dtype});
       } else {
-        unreadable_.push_back({entry.name, entry.stored_dtype});
+        unreadable_.push_back({std::move(entry.name), std::move(entry.stored_dtype), ""});
       }
     }
   }
 
   fs::path dir_;
   std::string kind_ = "Hugging Face model";
-  std::vector<std::unique_ptr<SafetensorsReader>> files_;
-  std::map<std::string, Place> places_;
+  mutable OpenFiles open_files_;
+  std::vector<std::string> files_;
+  std::unordered_map<std::string, Place> places_;
   std::vector<TensorInfo> infos_;
   std::vector<std::string> objects_, top_keys_;
   std::vector<Unreadable> unreadable_;

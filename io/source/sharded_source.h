@@ -15,9 +15,10 @@ class ShardedSource : public TensorSource {
   virtual const std::string& kind() const = 0;
   /// Names of entries that are no tensors.
   virtual const std::vector<std::string>& objects() const = 0;
-  /// Names of tensors whose dtype tessera does not have, and that dtype. They are not in tensors().
+  /// Names of tensors whose dtype tessera does not have, that dtype, and the key as in top_keys().
+  /// They are not in tensors().
   struct Unreadable {
-    std::string name, dtype;
+    std::string name, dtype, top_key;
   };
   virtual const std::vector<Unreadable>& unreadable() const = 0;
   /// Outermost key of each tensor of tensors() in the dict of dicts that was saved; empty if it was

@@ -239,6 +239,53 @@ TEST_CASE("tensors that cannot be read are named, unless nobody asks for them") 
   CHECK_FALSE(fs::exists(dir.path() / "out"));
 }
 
+// Shards in safetensors form: a GPT-2's, and one more tensor of a dtype that tessera lacks.
+void write_gpt2_and(const fs::path& dir, const std::string& name) {
+  const fs::path made = dir / "made";
+  consolidate(kFixtures / "fsdp-gpt2", made);
+  const SafetensorsReader file(made / "model.safetensors");
+  Json header, info;
+  std::string data;
+  for (const SafetensorsEntry& entry : file.header().tensors) {
+    const auto begin = data.size();
+    data.resize(begin + static_cast<std::size_t>(entry.end - entry.begin));
+    file.file().read(entry.begin, data.data() + begin, data.size() - begin);
+    header[entry.name] = {{"dtype", entry.stored_dtype},
+                          {"shape", std::vector(entry.shape.begin(), entry.shape.end())},
+                          {"data_offsets", {begin, data.size()}}};
+    info[entry.name]["saved_offsets"] =
+        std::vector<int>(static_cast<std::size_t>(entry.shape.size()));
+  }
+  header[name] = {
+      {"dtype", "U32"}, {"shape", {1}}, {"data_offsets", {data.size(), data.size() + 4}}};
+  info[name]["saved_offsets"] = {0};
+  header["__metadata__"]["DCP_SHARDING_INFO"] = info.dump();
+  const std::string text = header.dump();
+  const std::uint64_t length = text.size();
+  const fs::path source = dir / "source";
+  fs::create_directory(source);
+  write_text(source / "shard-00001-model-00001-of-00001.safetensors",
+             std::string(reinterpret_cast<const char*>(&length), 8) + text + data + "rng!");
+  fs::copy(made / "config.json", source / "config.json");
+}
+
+TEST_CASE("a GPT-2 is exported though something that is not asked for cannot be read") {
+  for (const char* name : {"optimizer.state.wte.weight.count", "transformer.h.0.attn.bias"}) {
+    CAPTURE(name);
+    const TempDir dir;
+    write_gpt2_and(dir.path(), name);
+    const ConsolidateReport report = consolidate(dir.path() / "source", dir.path() / "out");
+    REQUIRE(report.skipped.size() == 1);
+    CHECK(report.skipped[0].name == name);
+    CHECK(report.skipped[0].why == "not asked for (U32)");
+    CHECK(open_model(dir.path() / "source")->tensors().size() == 16);
+  }
+  const TempDir dir;
+  write_gpt2_and(dir.path(), "transformer.h.0.mlp.scale");
+  CHECK_THROWS_HOLDING(Unsupported, "transformer.h.0.mlp.scale U32",
+                       consolidate(dir.path() / "source", dir.path() / "out"));
+}
+
 TEST_CASE("damaged shards make no model") {
   const TempDir dir;
   const fs::path source = dir.path() / "source";
@@ -265,10 +312,20 @@ TEST_CASE("a Hugging Face model that is no GPT-2 is written by its own names") {
   consolidate(kFixtures / "lightning", dir.path() / "made", options);
   fs::create_directory(source);
   fs::copy(dir.path() / "made/model.safetensors", source / "model.safetensors");
-  write_text(source / "config.json", R"({"model_type": "llama"})");
-  const ConsolidateReport report = consolidate(source, out, options);
-  CHECK(report.kind == "Hugging Face model");
-  CHECK(tensors_of(out / "model.safetensors") == tensors_of(source / "model.safetensors"));
+  options.overwrite = true;
+  for (const char* config :
+       {"{}", "[]", R"({"model_type": 5})", R"({"model_type": "gpt2", "tie_word_embeddings": false,
+         "n_embd": 4, "n_head": 1})",
+        R"({"model_type": "llama"})"}) {
+    CAPTURE(config);
+    write_text(source / "config.json", config);
+    const ConsolidateReport report = consolidate(source, out, options);
+    CHECK(report.kind == "Hugging Face model");
+    REQUIRE(report.skipped.size() == 1);
+    CHECK(report.skipped[0].name == "config.json");
+    CHECK(report.skipped[0].why.ends_with("tensors are written as they are"));
+    CHECK(tensors_of(out / "model.safetensors") == tensors_of(source / "model.safetensors"));
+  }
   CHECK_THROWS_HOLDING(Unsupported, "model_type \"llama\" cannot be imported",
                        consolidate(source, dir.path() / "out2"));
 }

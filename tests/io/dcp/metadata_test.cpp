@@ -3,9 +3,11 @@
 #include <doctest/doctest.h>
 
 #include "core/base/error.h"
+#include "io/consolidate/consolidate.h"
 #include "tests/io/dcp/bytes.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
+#include "tests/support/temp_dir.h"
 
 namespace tessera::io {
 namespace {
@@ -251,6 +253,59 @@ TEST_CASE("a list of chunks that many tensors share is not read for each without
   }
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "which is more than a file of its size can describe",
                        parse(bomb.str()));
+}
+
+TEST_CASE("chunks that share a state of many entries") {
+  Parts parts;
+  std::vector<std::pair<std::string, std::string>> fields;
+  for (int i = 0; i < 65; ++i) fields.emplace_back(fmt::format("field {}", i), "N");
+  parts.chunk_list = list({object(global(kModule, "ChunkStorageMetadata"), fields)});
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "65 fields; at most 64 are accepted", parse(parts.str()));
+}
+
+/// The value of the first tensor.
+std::string entry_of(const Parts& parts) {
+  const std::string whole = parts.str();
+  const std::size_t begin = whole.find(global(kModule, "TensorStorageMetadata"));
+  return whole.substr(begin, whole.find(text("storage_data")) - 1 - begin);
+}
+
+ConsolidatePlan plan_of(const Parts& parts) {
+  const TempDir dir;
+  write_text(dir.path() / ".metadata", parts.str());
+  write_text(dir.path() / "__0_0.distcp", std::string(200, 'x'));
+  ConsolidateOptions options;
+  options.format = ExportFormat::Safetensors;
+  return plan_consolidation(dir.path(), options);
+}
+
+TEST_CASE("what cannot be read and lies beside the model is left out") {
+  Parts parts, other;
+  other.dtype = global("torch", "uint32");
+  parts.more_entries = {{text("loop.counter"), entry_of(other)}};
+  for (const std::int64_t row : {0, 2}) {
+    parts.places.push_back({.name = text("loop.counter"), .offset = {row, 0}});
+  }
+  CHECK_THROWS_HOLDING(Unsupported, "loop.counter uint32", plan_of(parts));
+  parts.more_fields = {
+      {"planner_data", dict({{text("w"), tuple({text("model"), text("w")})},
+                             {text("loop.counter"), tuple({text("loop"), text("counter")})}})}};
+  const ConsolidatePlan plan = plan_of(parts);
+  CHECK(plan.tensors.size() == 1);
+  REQUIRE(plan.skipped.size() == 1);
+  CHECK(plan.skipped[0].name == "loop.counter");
+}
+
+TEST_CASE("chunks that are larger than their bytes") {
+  Parts parts;
+  CHECK(plan_of(parts).tensors.size() == 1);
+  const std::int64_t rows = std::int64_t{1} << 61;  // 3 times as many elements are below 2^63
+  parts.shape = size({rows, 3});
+  parts.chunks = {{{0, 0}, {rows, 3}}};
+  CHECK_THROWS_HOLDING(CorruptCheckpoint,
+                       ".metadata: tensor w: the chunk at [0, 0] of shape [2305843009213693952, 3] "
+                       "is said to lie in 100 bytes",
+                       plan_of(parts));
 }
 
 std::vector<DcpChunk> boxes(

@@ -1,0 +1,90 @@
+#include "io/safetensors/directory.h"
+
+#include <doctest/doctest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "core/base/error.h"
+#include "io/base/json.h"
+#include "io/safetensors/writer.h"
+#include "tests/io/support.h"
+#include "tests/support/check_throws.h"
+#include "tests/support/temp_dir.h"
+
+namespace tessera::io {
+namespace {
+
+using namespace tessera::test;
+
+/// A file per tensor, "0", "1", ..., each of one byte.
+void write_files(const fs::path& dir, int n) {
+  Json map;
+  for (int i = 0; i < n; ++i) {
+    const std::string name = std::to_string(i);
+    const SafetensorsPlan plan = plan_safetensors({{name, DType::U8, {1}}});
+    write_text(dir / (name + ".safetensors"), plan.preamble + static_cast<char>(i));
+    map[name] = name + ".safetensors";
+  }
+  write_text(dir / "model.safetensors.index.json", Json{{"weight_map", map}}.dump());
+}
+
+TEST_CASE("more files than may be open at once") {
+  TempDir dir;
+  write_files(dir.path(), 150);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const rlimit limit{100, 100};
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+    int wrong = 1;
+    try {
+      const auto source = open_safetensors_directory(dir.path());
+      wrong = source->tensors().size() == 150 ? 0 : 1;
+      for (int i = 0; i < 150; ++i) {
+        std::uint8_t value = 0;
+        source->read(std::to_string(i), 0, 1, &value, DType::U8);
+        wrong += value == i ? 0 : 1;
+      }
+    } catch (const Error&) {
+      wrong = 2;
+    }
+    ::_exit(std::min(wrong, 100));
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  REQUIRE(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+}
+
+TEST_CASE("a file that is replaced is not read by the old one's header") {
+  TempDir dir;
+  write_files(dir.path(), 1);
+  const auto source = open_safetensors_directory(dir.path());
+  CHECK(source->open_file("0.safetensors").size() > 0);
+  fs::copy(dir.path() / "0.safetensors", dir.path() / "copy");
+  fs::rename(dir.path() / "copy", dir.path() / "0.safetensors");
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "0.safetensors was replaced while it was read",
+                       source->open_file("0.safetensors"));
+}
+
+TEST_CASE("what a directory says of its tensors") {
+  TempDir dir;
+  write_files(dir.path(), 2);
+  const auto source = open_safetensors_directory(dir.path());
+  std::uint8_t value = 0;
+  CHECK_THROWS_HOLDING(InvalidArgument, "holds no tensor 2",
+                       source->read("2", 0, 1, &value, DType::U8));
+  CHECK_THROWS_HOLDING(InvalidArgument, "outside tensor 1",
+                       source->read("1", 0, 2, &value, DType::U8));
+  source->stream("1", 16, [&](std::int64_t begin, const void* data, std::int64_t n) {
+    CHECK(begin == 0);
+    CHECK(n == 1);
+    CHECK(*static_cast<const std::uint8_t*>(data) == 1);
+  });
+  const auto layout = source->layout("1");
+  REQUIRE(layout);
+  CHECK(layout->chunks[0].file == "1.safetensors");
+}
+
+}  // namespace
+}  // namespace tessera::io
