@@ -17,6 +17,8 @@ namespace tessera::io {
 namespace {
 
 constexpr std::string_view kMagic = "tessera-consolidate 1";
+constexpr std::string_view kAnyVersion = "tessera-consolidate ";
+constexpr std::size_t kMaxHeader = 200;                      // bytes; far over what is written
 constexpr std::int64_t kMaxJournal = std::int64_t{4} << 30;  // bytes; far over what is ever written
 
 std::string this_process() {
@@ -91,6 +93,21 @@ std::string owner_in(const std::string& journal) {
   return line.empty() ? "unknown" : std::string(line);
 }
 
+/// Whether a journal begins with the whole first line of one, of any version.
+bool has_header(const std::string& journal) {
+  const std::size_t end = journal.find('\n');
+  return end != std::string::npos && end <= kMaxHeader &&
+         check_line(std::string_view(journal).substr(0, end)).starts_with(kAnyVersion);
+}
+
+/// Whether this may be what was written of a journal's first line, which its directory is made
+/// after.
+bool is_cut_header(const std::string& journal) {
+  const std::size_t n = std::min(journal.size(), kAnyVersion.size());
+  return journal.size() <= kMaxHeader && journal.find('\n') == std::string::npos &&
+         std::string_view(journal).substr(0, n) == kAnyVersion.substr(0, n);
+}
+
 bool same_file(const File& file, const fs::path& path) {
   struct stat open {
   }, named{};
@@ -100,24 +117,40 @@ bool same_file(const File& file, const fs::path& path) {
 
 }  // namespace
 
+fs::path attempt_path(const fs::path& out) {
+  return out.parent_path() / (out.filename().string() + ".tmp");
+}
+
 Attempt::Attempt(const fs::path& out, std::uint64_t identity)
-    : out_(out),
-      dir_(out.parent_path() / (out.filename().string() + ".tmp")),
-      journal_path_(out.parent_path() / (out.filename().string() + ".tmp.journal")) {
-  lock();
+    : out_(out), dir_(attempt_path(out)), journal_path_(dir_.string() + ".journal") {
+  const bool is_new = lock();
+  const std::string text = read_all(journal_);
+  check_ours(text, is_new);
+  take_up(text, identity);
+  make_directories_durably(dir_);
+}
+
+// Removes nothing that another program or person may have made.
+void Attempt::check_ours(const std::string& text, bool is_new) {
   std::error_code error;
-  if (journal_.size() == 0 && fs::exists(fs::symlink_status(dir_, error))) {
+  const fs::file_type found = fs::symlink_status(dir_, error).type();
+  const bool is_there = found != fs::file_type::not_found;
+  if (is_new && is_there) {
     fs::remove(journal_path_, error);
     throw InvalidArgument(
         "{} exists, but {} does not, so it is no attempt to export that could be gone on with; "
         "move it away or remove it",
         dir_.string(), journal_path_.string());
   }
-  read_journal(identity);
-  make_directories_durably(dir_);
+  require(has_header(text) || (!is_there && is_cut_header(text)),
+          "{} is no journal of an export; move it and {} away", journal_path_.string(),
+          dir_.string());
+  require(!is_there || found == fs::file_type::directory,
+          "{} is no directory, so it is no attempt to export; move it and {} away", dir_.string(),
+          journal_path_.string());
 }
 
-void Attempt::lock() {
+bool Attempt::lock() {
   // Each round, another process may make or remove the journal between two calls of this one.
   for (int left = 100;; --left) {
     std::error_code error;
@@ -136,13 +169,12 @@ void Attempt::lock() {
               "at it; if none is, remove {} and {}",
               journal_path_.string(), dir_.string(), journal_path_.string());
     }
-    if (same_file(journal_, journal_path_)) return;
+    if (same_file(journal_, journal_path_)) return !existed;
   }
 }
 
-void Attempt::read_journal(std::uint64_t identity) {
+void Attempt::take_up(const std::string& text, std::uint64_t identity) {
   const std::string header = make_line(fmt::format("{} {:016x}", kMagic, identity));
-  const std::string text = read_all(journal_);
   std::size_t valid = 0;
   if (text.starts_with(header)) {
     valid = header.size();
@@ -161,6 +193,7 @@ void Attempt::read_journal(std::uint64_t identity) {
                      error.message());
     sync_directory(out_.parent_path());
   }
+  has_records_ = !found_.empty();
   // What follows the last whole line was being written when the attempt ended.
   if (::ftruncate(journal_.descriptor(), static_cast<off_t>(valid)) != 0) {
     throw IoError("cannot write {}: {}", journal_path_.string(), std::strerror(errno));
@@ -177,14 +210,25 @@ void Attempt::record(const std::vector<BlockRecord>& blocks) {
   for (const BlockRecord& block : blocks) lines += format_block(block);
   journal_.write_at(journal_.size(), lines.data(), lines.size());
   journal_.sync();
+  has_records_ = has_records_ || !blocks.empty();
 }
 
-void Attempt::commit() {
+void Attempt::check_exchange() const {
+  require<IoError>(can_exchange_in(dir_),
+                   "this file system cannot swap {} for another directory in one step, as "
+                   "--overwrite does; move it away, and repeat without --overwrite",
+                   out_.string());
+}
+
+void Attempt::commit(bool overwrite) {
   std::error_code error;
-  if (fs::exists(fs::symlink_status(out_, error))) {
+  if (overwrite && fs::exists(fs::symlink_status(out_, error))) {
     exchange_paths(dir_, out_);
   } else {
-    rename_path(dir_, out_);
+    require(rename_to_new(dir_, out_),
+            "{} was made while it was exported to; it stays as it is, and what was exported waits "
+            "in {}",
+            out_.string(), dir_.string());
   }
   sync_directory(out_.parent_path());
   remove();

@@ -17,6 +17,9 @@ struct BlockRecord {
   std::vector<std::uint64_t> sources;  ///< checksum of each range of checksummed bytes in it
 };
 
+/// Where an export to `out` is made: `<out>.tmp`.
+fs::path attempt_path(const fs::path& out);
+
 /// An export that is being made: the directory `<out>.tmp`, and the journal `<out>.tmp.journal`
 /// beside it, whose lock says that a process is at it and whose lines say which blocks are done.
 /// io/FORMAT.md defines both.
@@ -25,8 +28,8 @@ class Attempt {
   /// Takes up what an attempt of the same identity left, removes what another left, or begins.
   /// @param out       absolute; its parent exists
   /// @param identity  of all that decides what is written
-  /// @throws InvalidArgument if another process is at it or `<out>.tmp` is not known to be an
-  ///         attempt; IoError
+  /// @throws InvalidArgument if another process is at it, or directory or journal are not known to
+  ///         be an attempt's: those stay as they are; IoError
   Attempt(const fs::path& out, std::uint64_t identity);
   /// Leaves everything as it is, for the next attempt to take up.
   ~Attempt() = default;
@@ -37,20 +40,31 @@ class Attempt {
   /// What the attempt that was taken up had done, in the order in which it was.
   const std::vector<BlockRecord>& found() const { return found_; }
 
+  /// Whether there is anything to go on with.
+  bool has_records() const { return has_records_; }
+
   /// Notes blocks whose data is synced, durably. @throws IoError
   void record(const std::vector<BlockRecord>& blocks);
-  /// Puts the directory in the place of `out` by one rename (what was there is swapped out and
-  /// removed), and removes the journal. @throws IoError, and all is as it was
-  void commit();
+  /// Whether commit(true) can replace what is there: tried with two empty directories.
+  /// @throws IoError that says what to do, if this file system can't
+  void check_exchange() const;
+  /// Puts the directory in the place of `out` by one rename, and removes the journal.
+  /// @param overwrite  what is there is swapped out and removed
+  /// @throws InvalidArgument if something is there and is not to be replaced; IoError; and all is
+  ///         as it was
+  void commit(bool overwrite);
   /// Removes directory and journal, as far as that is possible.
   void remove() noexcept;
 
  private:
-  void lock();
-  void read_journal(std::uint64_t identity);
+  /// @return whether the journal is new
+  bool lock();
+  void check_ours(const std::string& text, bool is_new);
+  void take_up(const std::string& text, std::uint64_t identity);
   fs::path out_, dir_, journal_path_;
   File journal_;  ///< locked as long as it is open
   std::vector<BlockRecord> found_;
+  bool has_records_ = false;
 };
 
 }  // namespace tessera::io

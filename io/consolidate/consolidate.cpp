@@ -4,34 +4,24 @@
 
 #include <algorithm>
 #include <chrono>
+#include <span>
 
 #include "core/base/error.h"
 #include "io/consolidate/attempt.h"
 #include "io/consolidate/copy_files.h"
+#include "io/consolidate/side_files.h"
 #include "io/consolidate/source.h"
 #include "io/consolidate/tensor_files.h"
-#include "io/hf/gpt2.h"
-#include "io/hf/tokenizer.h"
 
 namespace tessera::io {
 namespace {
 
-constexpr const char* kOwnConfig = "tessera.json";
-constexpr const char* kTokenizer = "tokenizer_tessera.json";
-constexpr const char* kHfTokenizer = "tokenizer.json";
-constexpr const char* kHfTokenizerConfig = "tokenizer_config.json";
-constexpr const char* kGeneration = "generation_config.json";
-
 /// Everything that is to be written, and where it comes from.
 struct Plan {
   ConsolidateSource source;
-  std::vector<ExportFile> weight_files, moment_files;
-
-  std::vector<ExportFile> files() const {
-    std::vector<ExportFile> all = weight_files;
-    all.insert(all.end(), moment_files.begin(), moment_files.end());
-    return all;
-  }
+  std::vector<ExportFile> files;     ///< of weights, and then of moments
+  std::size_t weight_files = 0;      ///< how many of them are of weights
+  std::vector<SideFile> side_files;  ///< but for the indices of `files`
 };
 
 void check_options(const ConsolidateOptions& options) {
@@ -58,96 +48,97 @@ bool is_tensor_file(std::string_view name) {
   return false;
 }
 
+/// Whether a path is `dir` or lies in it. Both are canonical.
+bool is_in(const fs::path& path, const fs::path& dir) {
+  return std::mismatch(dir.begin(), dir.end(), path.begin(), path.end()).first == dir.end();
+}
+
+// `out` may be swapped out, and `out`.tmp may be emptied.
 void check_apart(const fs::path& out, const fs::path& source) {
-  const fs::path from = fs::weakly_canonical(source), to = fs::weakly_canonical(out);
-  const auto contains = std::mismatch(to.begin(), to.end(), from.begin(), from.end());
-  require(contains.first != to.end(), "{} holds the source {}; choose another directory",
-          out.string(), source.string());
+  const fs::path from = fs::weakly_canonical(source);
+  const fs::path attempt = attempt_path(out);
+  require(!is_in(from, fs::weakly_canonical(out)),
+          "{} holds the source {}; choose another directory", out.string(), source.string());
+  require(!is_in(from, fs::weakly_canonical(attempt)),
+          "{}, where an export to {} is made, holds the source {}; choose another directory",
+          attempt.string(), out.string(), source.string());
+}
+
+// @param dir  the directory that is read, not a run that holds it
+void check_outside(const fs::path& out, const fs::path& dir) {
+  require(!is_in(fs::weakly_canonical(attempt_path(out)), fs::weakly_canonical(dir)),
+          "{} lies in the source {}; choose another directory", out.string(), dir.string());
 }
 
 // An existing `out` is replaced only if it is an earlier export: a mistyped path must not cost
 // somebody a directory.
 void check_out(const fs::path& out, bool overwrite) {
   std::error_code error;
-  if (!fs::exists(fs::symlink_status(out, error))) return;
+  const fs::file_status status = fs::symlink_status(out, error);
+  if (!fs::exists(status)) return;
   require(overwrite, "{} exists already; choose another directory, or replace it with --overwrite",
           out.string());
-  require(fs::is_directory(out, error), "{} is no directory; --overwrite replaces only an export",
+  require(!fs::is_symlink(status),
+          "{} is a symbolic link; name the directory that it leads to, or remove the link",
+          out.string());
+  require(fs::is_directory(status), "{} is no directory; --overwrite replaces only an export",
           out.string());
   bool empty = true, config = false, tensors = false;
   for (const auto& item : fs::directory_iterator(out)) {
     const std::string name = item.path().filename().string();
-    const bool is_config = name == "config.json" || name == kOwnConfig;
+    const bool is_config = is_config_file(name);
     const bool is_tensors = is_tensor_file(name);
-    const bool is_side_file = name == kTokenizer || name == kHfTokenizer ||
-                              name == kHfTokenizerConfig || name == kGeneration;
-    const bool ours = item.is_regular_file() && (is_config || is_tensors || is_side_file);
+    const bool ours = item.is_regular_file() && (is_tensors || is_side_file(name));
     require(ours, "{} holds {}, which no export does: it is not replaced; choose another directory",
             out.string(), name);
     empty = false;
     config = config || is_config;
     tensors = tensors || is_tensors;
   }
-  require(empty || (config && tensors),
-          "{} is no complete export (config.json or {}, and tensors): it is not replaced; choose "
-          "another directory",
-          out.string(), kOwnConfig);
+  require(
+      empty || (config && tensors),
+      "{} is no complete export (config.json or tessera.json, and tensors): it is not replaced; "
+      "choose another directory",
+      out.string());
 }
 
 Plan make_plan(const fs::path& source, const ConsolidateOptions& options) {
   Plan plan;
   plan.source = open_consolidate_source(source, options);
   const auto lay_out = [&](const std::vector<ExportTensor>& tensors, const char* stem) {
-    if (tensors.empty()) return std::vector<ExportFile>();
-    return plan_tensor_files(tensors, stem, options.max_shard_size);
+    if (tensors.empty()) return;
+    for (ExportFile& file : plan_tensor_files(tensors, stem, options.max_shard_size)) {
+      plan.files.push_back(std::move(file));
+    }
   };
-  plan.weight_files = lay_out(plan.source.weights, "model");
-  plan.moment_files = lay_out(plan.source.optimizer, "optimizer");
+  lay_out(plan.source.weights, "model");
+  plan.weight_files = plan.files.size();
+  lay_out(plan.source.optimizer, "optimizer");
+  plan.side_files = compose_side_files(plan.source, options);
   return plan;
 }
 
-void write_json(const fs::path& dir, const char* name, const Json& json,
-                std::vector<std::string>& files) {
-  write_file_atomically(dir / name, json.dump(2) + "\n");
-  files.emplace_back(name);
-}
-
-void write_side_files(const fs::path& dir, const Plan& plan, const ConsolidateOptions& options,
-                      std::vector<std::string>& files) {
-  const auto& reader = plan.source.checkpoint;
-  if (options.format == ExportFormat::Safetensors) {
-    Json own{{"model", plan.source.config.value_or(nullptr)}};
-    if (reader) own["step"] = reader->index().step;
-    write_json(dir, kOwnConfig, own, files);
-    return;
-  }
-  const Json config = gpt2_config_to_hf(*plan.source.config, plan.source.weights.front().written);
-  write_json(dir, "config.json", config, files);
-  Json generation{{"_from_model_config", true}};
-  for (const char* key : {"bos_token_id", "eos_token_id"}) {
-    if (!config[key].is_null()) generation[key] = config[key];
-  }
-  write_json(dir, kGeneration, generation, files);
-  if (reader && reader->index().trainer) {
-    const std::string source = (reader->path() / reader->index().trainer->file).string();
-    const Json trainer = parse_json(reader->trainer_json(), source);
-    const auto tokenizer = trainer.find("tokenizer");
-    if (tokenizer != trainer.end() && tokenizer->is_object()) {
-      write_json(dir, kTokenizer, *tokenizer, files);
-      if (const auto hf = tokenizer_to_hf(*tokenizer)) {
-        write_json(dir, kHfTokenizer, *hf, files);
-        write_json(dir, kHfTokenizerConfig, tokenizer_config_to_hf(config["n_positions"]), files);
-      }
-    }
-  }
-}
-
-void write_index(const fs::path& dir, const char* stem, const std::vector<ExportFile>& files,
+void write_index(const fs::path& dir, const char* stem, std::span<const ExportFile> files,
                  std::vector<std::string>& names) {
   for (const ExportFile& file : files) names.push_back(file.name);
   if (files.size() < 2) return;
-  write_json(dir, fmt::format("{}.safetensors.index.json", stem).c_str(), tensor_files_index(files),
-             names);
+  names.push_back(fmt::format("{}.safetensors.index.json", stem));
+  write_file_atomically(dir / names.back(), tensor_files_index(files).dump(2) + "\n");
+}
+
+void write_small_files(const fs::path& dir, const Plan& plan, std::vector<std::string>& names) {
+  const std::span files(plan.files);
+  write_index(dir, "model", files.first(plan.weight_files), names);
+  write_index(dir, "optimizer", files.subspan(plan.weight_files), names);
+  for (const SideFile& file : plan.side_files) {
+    write_file_atomically(dir / file.name, file.content);
+    names.push_back(file.name);
+  }
+}
+
+bool replaces(const fs::path& out) {
+  std::error_code error;
+  return fs::exists(fs::symlink_status(out, error));
 }
 
 // Bytes of the file system that the files of an attempt have already.
@@ -162,11 +153,12 @@ std::int64_t allocated_bytes(const fs::path& dir) {
   return bytes;
 }
 
-void check_space(const fs::path& out, const Attempt& attempt,
-                 const std::vector<ExportFile>& files) {
-  constexpr std::int64_t kSideFiles = std::int64_t{1} << 20;  // configuration and the like
-  std::int64_t needed = kSideFiles;
-  for (const ExportFile& file : files) needed += file.plan.file_size;
+void check_space(const fs::path& out, const Attempt& attempt, const Plan& plan) {
+  std::int64_t needed = std::int64_t{1} << 20;  // indices, directories
+  for (const ExportFile& file : plan.files) needed += file.plan.file_size;
+  for (const SideFile& file : plan.side_files) {
+    needed += static_cast<std::int64_t>(file.content.size());
+  }
   needed = std::max<std::int64_t>(needed - allocated_bytes(attempt.dir()), 0);
   const std::int64_t available = free_bytes(out.parent_path());
   require<IoError>(available < 0 || needed <= available,
@@ -183,7 +175,7 @@ ConsolidatePlan plan_consolidation(const fs::path& source, const ConsolidateOpti
   result.source = plan.source.path;
   result.kind = plan.source.kind;
   result.skipped = plan.source.skipped;
-  for (const ExportFile& file : plan.files()) {
+  for (const ExportFile& file : plan.files) {
     result.files.push_back({file.name, file.plan.file_size});
     for (const ExportTensor* tensor : file.tensors) {
       result.tensors.push_back({tensor->source_name, tensor->name, file.name, tensor->shape,
@@ -202,14 +194,14 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
   check_out(out, options.overwrite);
   const Plan plan = make_plan(source, options);
   check_apart(out, plan.source.path);
+  check_outside(out, plan.source.path);
 
-  const std::vector<ExportFile> files = plan.files();
   CopyOptions copy;
   copy.memory = options.memory;
   copy.jobs = options.jobs;
   copy.direct_io = options.direct_io;
   ConsolidateProgress progress;
-  for (const ExportFile& file : files) progress.total += file.plan.file_size;
+  for (const ExportFile& file : plan.files) progress.total += file.plan.file_size;
 
   ConsolidateReport report;
   report.source = plan.source.path;
@@ -217,32 +209,43 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
   report.skipped = plan.source.skipped;
   if (plan.source.checkpoint) report.step = plan.source.checkpoint->index().step;
   make_directories_durably(out.parent_path());
-  Attempt attempt(out, copy_identity(files, copy_grain(copy).block));
-  bool keep = !attempt.found().empty();  // a full disk is no reason to throw away what there is
+  Attempt attempt(out, copy_identity(plan.files, copy_grain(copy).block));
+  bool whole = false;
   try {
-    check_space(out, attempt, files);
-    keep = false;
-    const bool whole = copy_files(attempt, files, copy, [&](std::int64_t bytes, bool reused) {
+    check_space(out, attempt, plan);
+    if (replaces(out)) attempt.check_exchange();
+    whole = copy_files(attempt, plan.files, copy, [&](std::int64_t bytes, bool reused) {
       progress.done += bytes;
       if (reused) progress.reused += bytes;
       return !options.progress || options.progress(progress);
     });
     if (!whole) {
+      const bool newest = report.step && !options.step && plan.source.path != source;
       throw ConsolidationStopped(
-          "stopped with {} of {} bytes written; the same command goes on from there, what is "
+          "stopped with {} of {} bytes written; the same command goes on from there{}, what is "
           "done waits in {}",
-          progress.done, progress.total, attempt.dir().string());
+          progress.done, progress.total,
+          newest ? fmt::format(", with --step {} should the run have saved again", *report.step)
+                 : "",
+          attempt.dir().string());
     }
-    write_index(attempt.dir(), "model", plan.weight_files, report.files);
-    write_index(attempt.dir(), "optimizer", plan.moment_files, report.files);
-    write_side_files(attempt.dir(), plan, options, report.files);
+    write_small_files(attempt.dir(), plan, report.files);
     sync_directory(attempt.dir());
     check_out(out, options.overwrite);  // again: somebody may have used the name meanwhile
-    attempt.commit();
+    attempt.commit(options.overwrite);
   } catch (const ConsolidationStopped&) {
     throw;
+  } catch (const IoError& error) {
+    // A full disk or a broken one is no reason to throw away what there is: it is verified when it
+    // is taken up.
+    if (attempt.has_records()) {
+      throw IoError("{}; what is done waits in {}, and the same command goes on from there",
+                    error.what(), attempt.dir().string());
+    }
+    attempt.remove();
+    throw;
   } catch (...) {
-    if (!keep) attempt.remove();
+    if (!whole) attempt.remove();
     throw;
   }
   for (const ExportTensor& tensor : plan.source.weights) report.parameters += numel(tensor.shape);

@@ -99,19 +99,20 @@ class ConsolidationStopped : public Error {
 /// Gathers ranges of bytes in buffers of at most `memory` bytes together, whatever the model's
 /// size, and verifies checksums as it reads. Writes into `<out>.tmp` beside `out`, syncs, and
 /// renames: `out` is complete or absent (or still the former export). HF: model.safetensors, or
-/// shards and model.safetensors.index.json, config.json, generation_config.json, and, if the run's
-/// trainer.json has a tokenizer, tokenizer_tessera.json with tokenizer.json and
-/// tokenizer_config.json, which say the same to Hugging Face's programs. Safetensors: our names;
-/// moments go to optimizer.safetensors as "exp_avg/NAME"; tessera.json holds step and model
-/// configuration.
+/// shards and model.safetensors.index.json, config.json, generation_config.json, and the
+/// tokenizer: a Hugging Face directory's own files, or, if the run's trainer.json has one,
+/// tokenizer_tessera.json with tokenizer.json and tokenizer_config.json, which say the same to
+/// Hugging Face's programs. Safetensors: our names; moments go to optimizer.safetensors as
+/// "exp_avg/NAME"; tessera.json holds step and model configuration.
 ///
-/// A call that was stopped or killed leaves `<out>.tmp` and `<out>.tmp.journal`, and one like it
-/// goes on from there: with the same checksums at the source (or, where it has none, the same
-/// unchanged files), the same layout of the output, and so much memory a job that the blocks are
-/// the same. It reads back what it finds and keeps only what is as it was written. Another call
-/// begins anew. One that fails removes both.
-/// @throws InvalidArgument if `out` exists and may not be replaced, another process is writing
-///         there, or the options do not fit; ConsolidationStopped, IoError, CorruptCheckpoint
+/// A call that was stopped or killed, or that an IoError ended, leaves `<out>.tmp` and
+/// `<out>.tmp.journal`, and one like it goes on from there: with the same checksums at the source
+/// (or, where it has none, the same unchanged files), the same layout of the output, and so much
+/// memory a job that the blocks are the same. It reads back what it finds and keeps only what is as
+/// it was written. Another call begins anew. One that fails otherwise removes both.
+/// @throws InvalidArgument if `out` exists and may not be replaced, the source lies in or around
+///         `out` or `<out>.tmp`, another process is writing there, or the options do not fit;
+///         ConsolidationStopped, IoError, CorruptCheckpoint
 ConsolidateReport consolidate(const fs::path& source, const fs::path& out,
                               const ConsolidateOptions& options = {});
 

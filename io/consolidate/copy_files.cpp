@@ -1,16 +1,12 @@
 #include "io/consolidate/copy_files.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
 #include <span>
-#include <tuple>
 
 #include "core/base/error.h"
 #include "io/base/convert.h"
@@ -18,6 +14,7 @@
 #include "io/base/direct_file.h"
 #include "io/base/parallel.h"
 #include "io/checkpoint/box.h"
+#include "io/consolidate/source_files.h"
 #include "io/zip/crc32.h"
 
 namespace tessera::io {
@@ -26,17 +23,8 @@ namespace {
 constexpr std::int64_t kMaxBlock = std::int64_t{4} << 20;
 constexpr std::int64_t kMinBlock = std::int64_t{64} << 10;
 
-/// Each takes two descriptors, and the outputs and others want some too.
-std::size_t max_open_sources() {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 16;
-  return std::clamp<std::size_t>(static_cast<std::size_t>(limit.rlim_cur) / 8, 1, 256);
-}
-
-/// A tensor of an output file, and what is known of its chunks.
-struct TensorState {
-  const ExportTensor* tensor = nullptr;
-  std::int64_t begin = 0;  ///< byte of the output file
+/// What is known of a tensor while it is copied.
+struct TensorProgress {
   std::optional<TensorLayout> layout;
   struct Range {
     std::int64_t begin = 0, bytes = 0;
@@ -46,7 +34,24 @@ struct TensorState {
     std::int64_t left = 0;  ///< elements that are not read yet
     std::vector<Range> ranges;
   };
-  std::vector<ChunkState> chunks;  ///< guarded by Copier::mutex_
+  std::vector<ChunkState> chunks;  ///< if they have checksums; guarded by Copier::mutex_
+  std::int64_t left = 0;           ///< elements that are not written yet; guarded by it too
+};
+
+/// A tensor of an output file.
+struct TensorState {
+  const ExportTensor* tensor = nullptr;
+  std::int64_t begin = 0;  ///< byte of the output file
+  /// From its first block to its last: a layout takes more memory than all else. Guarded by
+  /// Copier::mutex_.
+  std::shared_ptr<TensorProgress> progress;
+};
+
+/// What a block has of a tensor: elements [first, last).
+struct Part {
+  TensorState* state;
+  std::shared_ptr<TensorProgress> progress;
+  std::int64_t first, last;
 };
 
 /// Elements of a chunk, as it counts them.
@@ -82,7 +87,11 @@ class Copier {
  public:
   Copier(Attempt& attempt, const std::vector<ExportFile>& files, const CopyOptions& options,
          const std::function<bool(std::int64_t, bool)>& wrote)
-      : attempt_(attempt), options_(options), grain_(copy_grain(options)), wrote_(wrote) {
+      : attempt_(attempt),
+        options_(options),
+        grain_(copy_grain(options)),
+        wrote_(wrote),
+        sources_(options.direct_io) {
     for (const ExportFile& file : files) add(file);
     std::map<std::pair<std::size_t, std::int64_t>, const BlockRecord*> found;
     for (const BlockRecord& record : attempt.found()) found[{record.file, record.block}] = &record;
@@ -101,14 +110,16 @@ class Copier {
     } catch (const Stopped&) {
       flush();
       return false;
-    }
-    for (const FileState& file : files_) {
-      for (const TensorState& tensor : file.tensors) {
-        for (const TensorState::ChunkState& chunk : tensor.chunks) {
-          if (chunk.left != 0) throw InternalError("{} was not read whole", tensor.tensor->name);
-        }
+    } catch (const IoError&) {
+      try {
+        flush();
+      } catch (const IoError&) {
+        // What was recorded before stays.
       }
+      throw;
     }
+    flush();
+    if (tensors_left_ != 0) throw InternalError("{} tensors were not read whole", tensors_left_);
     return true;
   }
 
@@ -122,13 +133,8 @@ class Copier {
       if (tensor.bytes() == 0) continue;
       TensorState& added = state.tensors.emplace_back();
       added.tensor = &tensor;
-      added.begin = file.plan.tensors[i].begin;
-      added.layout = tensor.source->layout(tensor.source_name);
-      if (!added.layout) continue;
-      added.chunks.resize(added.layout->chunks.size());
-      for (std::size_t c = 0; c < added.chunks.size(); ++c) {
-        added.chunks[c].left = added.layout->chunks[c].end - added.layout->chunks[c].begin;
-      }
+      added.begin = file.begins[i];
+      ++tensors_left_;
     }
     files_.push_back(std::move(state));
   }
@@ -138,34 +144,60 @@ class Copier {
     return std::min(grain_.block, files_[task.file].file->plan.file_size - begin);
   }
 
-  /// Calls f(tensor, first element, last element + 1) for what of the tensors a block holds.
-  template <typename F>
-  void for_each_tensor(const Task& task, F&& f) {
+  /// What of the tensors a block holds.
+  std::vector<Part> take_parts(const Task& task) {
     const std::int64_t begin = task.block * grain_.block, end = begin + block_bytes(task);
     auto& tensors = files_[task.file].tensors;
     auto at = std::partition_point(tensors.begin(), tensors.end(), [&](const TensorState& state) {
       return state.begin + state.tensor->bytes() <= begin;
     });
+    std::vector<Part> parts;
     for (; at != tensors.end() && at->begin < end; ++at) {
       // Tensors begin at multiples of their element's size, as blocks do: none is cut.
       const auto width = static_cast<std::int64_t>(dtype_size(at->tensor->written));
       const std::int64_t last = std::min(end, at->begin + at->tensor->bytes());
-      f(*at, (std::max(begin, at->begin) - at->begin) / width, (last - at->begin) / width);
+      parts.push_back({&*at, take_progress(*at), (std::max(begin, at->begin) - at->begin) / width,
+                       (last - at->begin) / width});
     }
+    return parts;
+  }
+
+  std::shared_ptr<TensorProgress> take_progress(TensorState& state) {
+    const std::lock_guard lock(mutex_);
+    if (state.progress) return state.progress;
+    auto progress = std::make_shared<TensorProgress>();
+    progress->layout = state.tensor->source->layout(state.tensor->source_name);
+    progress->left = numel(state.tensor->shape);
+    if (progress->layout && progress->layout->has_checksums) {
+      for (const Chunk& chunk : progress->layout->chunks) {
+        progress->chunks.push_back({chunk.end - chunk.begin, {}});
+      }
+    }
+    return state.progress = std::move(progress);
   }
 
   /// Calls f(chunk's number, first, last + 1) for what of the chunks, counted inside their boxes,
-  /// elements [begin, end) of the tensor are.
+  /// the part is.
   template <typename F>
-  static void for_each_range(const TensorState& state, std::int64_t begin, std::int64_t end,
-                             F&& f) {
-    for (std::size_t c = 0; c < state.layout->chunks.size(); ++c) {
-      const Chunk& chunk = state.layout->chunks[c];
-      const Shape& shape = state.tensor->shape;
-      if (!touches(chunk, shape, begin, end)) continue;
-      const std::int64_t first = std::max(chunk.begin, elements_before(chunk, shape, begin));
-      const std::int64_t last = std::min(chunk.end, elements_before(chunk, shape, end));
+  static void for_each_range(const Part& part, F&& f) {
+    const TensorLayout& layout = *part.progress->layout;
+    for (std::size_t c = 0; c < layout.chunks.size(); ++c) {
+      const Chunk& chunk = layout.chunks[c];
+      const Shape& shape = part.state->tensor->shape;
+      if (!touches(chunk, shape, part.first, part.last)) continue;
+      const std::int64_t first = std::max(chunk.begin, elements_before(chunk, shape, part.first));
+      const std::int64_t last = std::min(chunk.end, elements_before(chunk, shape, part.last));
       if (first < last) f(c, first, last);
+    }
+  }
+
+  /// Calls f(part, chunk's number, first, last + 1) for those that have checksums.
+  template <typename F>
+  static void for_each_checked_range(const std::vector<Part>& parts, F&& f) {
+    for (const Part& part : parts) {
+      if (part.progress->chunks.empty()) continue;
+      for_each_range(
+          part, [&](std::size_t c, std::int64_t from, std::int64_t to) { f(part, c, from, to); });
     }
   }
 
@@ -174,24 +206,26 @@ class Copier {
     FileState& file = files_[task.file];
     const std::shared_ptr<DirectFile> out = open_output(file);
     const std::int64_t begin = task.block * grain_.block, bytes = block_bytes(task);
-    const bool reused = task.found && is_as_recorded(task, *out, *buffers);
+    const std::vector<Part> parts = take_parts(task);
+    const bool reused = task.found && is_as_recorded(task, parts, *out, *buffers);
     BlockRecord record{task.file, task.block, 0, {}};
     if (reused) {
       record = *task.found;
     } else {
-      fill(task, *buffers, record.sources);
+      fill(task, parts, *buffers, record.sources);
       record.crc64 = crc64(buffers->block.data(), static_cast<std::size_t>(bytes));
       out->write(begin, buffers->block.data(), static_cast<std::size_t>(bytes));
     }
-    check_chunks(task, record.sources);
+    check_chunks(parts, record.sources);
     give_buffers(std::move(buffers));
     finish(task, std::move(record), reused, out);
   }
 
-  bool is_as_recorded(const Task& task, const DirectFile& out, const Buffers& buffers) {
+  bool is_as_recorded(const Task& task, const std::vector<Part>& parts, const DirectFile& out,
+                      const Buffers& buffers) {
     std::size_t ranges = 0;
-    for_each_checked_range(
-        task, [&](TensorState&, std::size_t, std::int64_t, std::int64_t) { ++ranges; });
+    for_each_checked_range(parts,
+                           [&](const Part&, std::size_t, std::int64_t, std::int64_t) { ++ranges; });
     if (task.found->sources.size() != ranges) return false;
     const auto bytes = static_cast<std::size_t>(block_bytes(task));
     const char* data =
@@ -200,61 +234,63 @@ class Copier {
   }
 
   /// Makes a block of an output file. @param crcs  receives the checksum of each range of a chunk
-  void fill(const Task& task, Buffers& buffers, std::vector<std::uint64_t>& crcs) {
+  void fill(const Task& task, const std::vector<Part>& parts, Buffers& buffers,
+            std::vector<std::uint64_t>& crcs) {
     const std::int64_t begin = task.block * grain_.block;
     const std::string& preamble = files_[task.file].file->plan.preamble;
     char* const block = buffers.block.data();
     if (begin < static_cast<std::int64_t>(preamble.size())) {
       preamble.copy(block, static_cast<std::size_t>(grain_.block), static_cast<std::size_t>(begin));
     }
-    for_each_tensor(task, [&](TensorState& state, std::int64_t first, std::int64_t last) {
-      const ExportTensor& tensor = *state.tensor;
+    for (const Part& part : parts) {
+      const ExportTensor& tensor = *part.state->tensor;
       const auto width = static_cast<std::int64_t>(dtype_size(tensor.written));
-      char* const place = block + (state.begin + first * width - begin);
-      if (!state.layout) {
-        tensor.source->read(tensor.source_name, first, last, place, tensor.written);
-        return;
+      char* const place = block + (part.state->begin + part.first * width - begin);
+      if (!part.progress->layout) {
+        tensor.source->read(tensor.source_name, part.first, part.last, place, tensor.written);
+        continue;
       }
       std::int64_t gathered = 0;
       std::vector<Slice> slices;
-      for_each_range(state, first, last, [&](std::size_t c, std::int64_t from, std::int64_t to) {
+      for_each_range(part, [&](std::size_t c, std::int64_t from, std::int64_t to) {
         slices.push_back({c, from, to});
         gathered += to - from;
       });
       const std::span<const Slice> all = slices;
       for (std::size_t i = 0, n; i < all.size(); i += n) {
         n = 1;
-        while (i + n < all.size() && joins(state, all[i + n - 1], all[i + n])) ++n;
-        gather(state, all.subspan(i, n), first, last, place, buffers.scratch, crcs);
+        while (i + n < all.size() && joins(part, all[i + n - 1], all[i + n])) ++n;
+        gather(part, all.subspan(i, n), place, buffers.scratch, crcs);
       }
-      if (gathered != last - first) {
+      if (gathered != part.last - part.first) {
         throw InternalError("{}: the chunks of {} do not cover it", tensor.source->path().string(),
                             tensor.source_name);
       }
-    });
+    }
   }
 
   /// Whether slices of two chunks are neighbours in their file as well as in the tensor.
-  static bool joins(const TensorState& state, const Slice& before, const Slice& slice) {
-    const Chunk &a = state.layout->chunks[before.chunk], &b = state.layout->chunks[slice.chunk];
-    const auto width = static_cast<std::int64_t>(dtype_size(state.tensor->stored));
+  static bool joins(const Part& part, const Slice& before, const Slice& slice) {
+    const std::vector<Chunk>& chunks = part.progress->layout->chunks;
+    const Chunk &a = chunks[before.chunk], &b = chunks[slice.chunk];
+    const auto width = static_cast<std::int64_t>(dtype_size(part.state->tensor->stored));
     return !a.box && !b.box && before.to == slice.from && a.file == b.file &&
            a.byte_begin + (before.to - a.begin) * width ==
                b.byte_begin + (slice.from - b.begin) * width;
   }
 
-  /// Reads neighbours to their places. @param place  of element `first`
+  /// Reads neighbours to their places. @param place  of the part's first element
   /// @param crcs  receives the checksum of each
-  void gather(const TensorState& state, std::span<const Slice> slices, std::int64_t first,
-              std::int64_t last, char* place, const AlignedBuffer& scratch,
-              std::vector<std::uint64_t>& crcs) {
-    const Chunk& chunk = state.layout->chunks[slices.front().chunk];
-    const ExportTensor& tensor = *state.tensor;
+  void gather(const Part& part, std::span<const Slice> slices, char* place,
+              const AlignedBuffer& scratch, std::vector<std::uint64_t>& crcs) {
+    const TensorLayout& layout = *part.progress->layout;
+    const Chunk& chunk = layout.chunks[slices.front().chunk];
+    const ExportTensor& tensor = *part.state->tensor;
     std::int64_t from = slices.front().from;
     const std::int64_t to = slices.back().to;
     const auto source_width = static_cast<std::int64_t>(dtype_size(tensor.stored));
     const auto width = static_cast<std::int64_t>(dtype_size(tensor.written));
-    const auto file = open_source(*tensor.source, chunk.file);
+    const auto file = sources_.get(*tensor.source, chunk.file);
     const bool plain = !chunk.box && tensor.stored == tensor.written;
     const std::int64_t per_piece = grain_.block / source_width;
     std::vector<std::uint64_t> sums(slices.size());
@@ -262,54 +298,48 @@ class Copier {
       piece.begin = from;
       piece.end = std::min(to, from + per_piece);
       const auto bytes = static_cast<std::size_t>((piece.end - from) * source_width);
-      char* const target = plain ? place + (from - first) * width : nullptr;
+      char* const target = plain ? place + (from - part.first) * width : nullptr;
       const char* const data = file->read(chunk.byte_begin + (from - chunk.begin) * source_width,
                                           bytes, scratch, target);
-      for (std::size_t i = 0; state.layout->has_checksums && i < slices.size(); ++i) {
+      for (std::size_t i = 0; layout.has_checksums && i < slices.size(); ++i) {
         const std::int64_t low = std::max(slices[i].from, from);
         const std::int64_t high = std::min(slices[i].to, piece.end);
         if (low >= high) continue;
-        sums[i] = checksum(*state.layout, data + (low - from) * source_width,
+        sums[i] = checksum(layout, data + (low - from) * source_width,
                            static_cast<std::size_t>((high - low) * source_width), sums[i]);
       }
       if (data == target) continue;
-      for_each_run(piece, tensor.shape, first, last, [&](const ChunkRun& run) {
+      for_each_run(piece, tensor.shape, part.first, part.last, [&](const ChunkRun& run) {
         convert_elements(tensor.stored, data + (run.in_chunk - from) * source_width, tensor.written,
-                         place + (run.in_tensor - first) * width, run.n);
+                         place + (run.in_tensor - part.first) * width, run.n);
       });
     }
-    if (state.layout->has_checksums) crcs.insert(crcs.end(), sums.begin(), sums.end());
-  }
-
-  template <typename F>
-  void for_each_checked_range(const Task& task, F&& f) {
-    for_each_tensor(task, [&](TensorState& state, std::int64_t first, std::int64_t last) {
-      if (!state.layout || !state.layout->has_checksums) return;
-      for_each_range(state, first, last, [&](std::size_t c, std::int64_t from, std::int64_t to) {
-        f(state, c, from, to);
-      });
-    });
+    if (layout.has_checksums) crcs.insert(crcs.end(), sums.begin(), sums.end());
   }
 
   /// Books the checksums of a block's ranges, and checks each chunk that is complete with them.
-  void check_chunks(const Task& task, const std::vector<std::uint64_t>& crcs) {
+  void check_chunks(const std::vector<Part>& parts, const std::vector<std::uint64_t>& crcs) {
     const std::lock_guard lock(mutex_);
     std::size_t next = 0;
     for_each_checked_range(
-        task, [&](TensorState& state, std::size_t c, std::int64_t from, std::int64_t to) {
-          const auto width = static_cast<std::int64_t>(dtype_size(state.tensor->stored));
-          TensorState::ChunkState& known = state.chunks[c];
+        parts, [&](const Part& part, std::size_t c, std::int64_t from, std::int64_t to) {
+          const auto width = static_cast<std::int64_t>(dtype_size(part.state->tensor->stored));
+          TensorProgress::ChunkState& known = part.progress->chunks[c];
           known.ranges.push_back({from, (to - from) * width, crcs[next++]});
           known.left -= to - from;
-          if (known.left == 0) check_chunk(state, state.layout->chunks[c], known);
+          if (known.left == 0) check_chunk(part, c);
         });
-    // Without checksums there is nothing to check, but what was read is counted all the same.
-    for_each_tensor(task, [&](TensorState& state, std::int64_t first, std::int64_t last) {
-      if (!state.layout || state.layout->has_checksums) return;
-      for_each_range(state, first, last, [&](std::size_t c, std::int64_t from, std::int64_t to) {
-        state.chunks[c].left -= to - from;
-      });
-    });
+    for (const Part& part : parts) {
+      part.progress->left -= part.last - part.first;
+      if (part.progress->left > 0) continue;
+      for (const TensorProgress::ChunkState& chunk : part.progress->chunks) {
+        if (chunk.left != 0) {
+          throw InternalError("{} was not read whole", part.state->tensor->name);
+        }
+      }
+      part.state->progress = nullptr;
+      --tensors_left_;
+    }
   }
 
   static std::uint64_t checksum(const TensorLayout& layout, const char* data, std::size_t bytes,
@@ -325,14 +355,16 @@ class Copier {
                : crc64_combine(a, b, n);
   }
 
-  static void check_chunk(const TensorState& state, const Chunk& chunk,
-                          TensorState::ChunkState& known) {
-    const ExportTensor& tensor = *state.tensor;
+  static void check_chunk(const Part& part, std::size_t c) {
+    const ExportTensor& tensor = *part.state->tensor;
+    const TensorLayout& layout = *part.progress->layout;
+    const Chunk& chunk = layout.chunks[c];
+    TensorProgress::ChunkState& known = part.progress->chunks[c];
     std::sort(known.ranges.begin(), known.ranges.end(),
               [](const auto& a, const auto& b) { return a.begin < b.begin; });
     std::uint64_t crc = 0;
-    for (const TensorState::Range& range : known.ranges) {
-      crc = combine(*state.layout, crc, range.crc, static_cast<std::uint64_t>(range.bytes));
+    for (const TensorProgress::Range& range : known.ranges) {
+      crc = combine(layout, crc, range.crc, static_cast<std::uint64_t>(range.bytes));
     }
     known.ranges = {};
     require<CorruptCheckpoint>(
@@ -357,7 +389,10 @@ class Copier {
       full = unrecorded_bytes_ >= options_.bytes_per_record;
     }
     if (complete) {
-      out->sync();
+      {
+        const std::lock_guard flushing(flush_mutex_);
+        sync(*out);
+      }
       const std::lock_guard lock(mutex_);
       file.out = nullptr;
       for (Unrecorded& written : unrecorded_) {
@@ -385,8 +420,20 @@ class Copier {
       if (written.out) outs.insert(std::move(written.out));
       records.push_back(std::move(written.record));
     }
-    for (const auto& out : outs) out->sync();
-    attempt_.record(records);
+    for (const auto& out : outs) sync(*out);
+    // A failure is told once: another file's, or this one's when it was complete, ends recording.
+    require<IoError>(!sync_failed_, "cannot sync what was written to {}", attempt_.dir().string());
+    if (!records.empty()) attempt_.record(records);
+  }
+
+  /// flush_mutex_ is held.
+  void sync(DirectFile& out) {
+    try {
+      out.sync();
+    } catch (...) {
+      sync_failed_ = true;
+      throw;
+    }
   }
 
   std::shared_ptr<DirectFile> open_output(FileState& state) {
@@ -406,17 +453,6 @@ class Copier {
     if (file.descriptor() < 0) file = create_sized_file(path, size);
     state.out = std::make_shared<DirectFile>(std::move(file), options_.direct_io);
     return state.out;
-  }
-
-  std::shared_ptr<const DirectFile> open_source(const TensorSource& source,
-                                                const std::string& name) {
-    const std::lock_guard lock(sources_mutex_);
-    const std::pair key(&source, name);
-    const auto found = sources_.find(key);
-    if (found != sources_.end()) return found->second;
-    if (sources_.size() >= max_sources_) sources_.clear();  // who reads one keeps it alive
-    auto file = std::make_shared<const DirectFile>(source.open_file(name), options_.direct_io);
-    return sources_[key] = std::move(file);
   }
 
   // A taken-up directory may hold what is written last, and would not be written this time.
@@ -456,21 +492,19 @@ class Copier {
   const CopyOptions& options_;
   const CopyGrain grain_;
   const std::function<bool(std::int64_t, bool)>& wrote_;
-  const std::size_t max_sources_ = max_open_sources();
+  SourceFiles sources_;
   std::vector<FileState> files_;
   std::vector<Task> tasks_;
 
-  std::mutex mutex_;  // guards what follows, and of files_: chunks, blocks_left, out
+  std::mutex mutex_;  // guards what follows, and of files_: progress, blocks_left, out
   std::vector<std::unique_ptr<Buffers>> buffers_;
   std::vector<Unrecorded> unrecorded_;
   std::int64_t unrecorded_bytes_ = 0;
   bool stopped_ = false;
+  std::size_t tensors_left_ = 0;  // that are not written whole
 
-  std::mutex flush_mutex_;  // held while syncing and recording; taken before mutex_
-
-  std::mutex sources_mutex_;
-  std::map<std::pair<const TensorSource*, std::string>, std::shared_ptr<const DirectFile>>
-      sources_;  // guarded by sources_mutex_
+  std::mutex flush_mutex_;    // held while syncing and recording; taken before mutex_
+  bool sync_failed_ = false;  // guarded by flush_mutex_
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "io/consolidate/tensor_files.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "core/base/error.h"
 
@@ -30,7 +31,7 @@ std::vector<ExportFile> plan_tensor_files(const std::vector<ExportTensor>& tenso
                     ? fmt::format("{}.safetensors", stem)
                     : fmt::format("{}-{:05}-of-{:05}.safetensors", stem, i + 1, files.size());
     std::vector<SafetensorsSpec> specs;
-    std::map<std::string, const ExportTensor*> by_name;
+    std::map<std::string_view, const ExportTensor*> by_name;
     for (const ExportTensor* tensor : file.tensors) {
       specs.push_back({tensor->name, tensor->written, tensor->shape});
       by_name[tensor->name] = tensor;
@@ -39,12 +40,14 @@ std::vector<ExportFile> plan_tensor_files(const std::vector<ExportTensor>& tenso
     file.tensors.clear();
     for (const SafetensorsEntry& entry : file.plan.tensors) {
       file.tensors.push_back(by_name.at(entry.name));
+      file.begins.push_back(entry.begin);
     }
+    file.plan.tensors = {};
   }
   return files;
 }
 
-Json tensor_files_index(const std::vector<ExportFile>& files) {
+Json tensor_files_index(std::span<const ExportFile> files) {
   Json weight_map = Json::object();
   std::int64_t total = 0;
   for (const ExportFile& file : files) {

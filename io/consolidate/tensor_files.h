@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -28,8 +29,9 @@ struct ExportTensor {
 /// A safetensors file that is to be written.
 struct ExportFile {
   std::string name;
-  SafetensorsPlan plan;
-  std::vector<const ExportTensor*> tensors;  ///< as in plan.tensors
+  SafetensorsPlan plan;                      ///< without its tensors, which are:
+  std::vector<const ExportTensor*> tensors;  ///< in order of their bytes
+  std::vector<std::int64_t> begins;          ///< first byte of each in the file
 };
 
 /// Lays out STEM.safetensors or, if the tensors are larger than max_shard_size bytes,
@@ -42,6 +44,6 @@ std::vector<ExportFile> plan_tensor_files(const std::vector<ExportTensor>& tenso
                                           const std::map<std::string, std::string>& metadata = {});
 
 /// Content of Hugging Face's STEM.safetensors.index.json.
-Json tensor_files_index(const std::vector<ExportFile>& files);
+Json tensor_files_index(std::span<const ExportFile> files);
 
 }  // namespace tessera::io

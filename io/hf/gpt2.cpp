@@ -81,12 +81,15 @@ Json gpt2_config_to_hf(const Json& model, DType dtype) {
   check_arch(model);
   const std::string torch_dtype = dtype == DType::BF16  ? "bfloat16"
                                   : dtype == DType::F16 ? "float16"
+                                  : dtype == DType::F64 ? "float64"
                                                         : "float32";
   const double dropout = number_or(model, "dropout", 0);
   const std::int64_t vocab = dimension(model, "vocab_size");
-  // GPT-2's <|endoftext|>; a smaller vocabulary has no token of that meaning.
-  constexpr std::int64_t kEndOfText = 50256;
-  const Json special = vocab > kEndOfText ? Json(kEndOfText) : Json(nullptr);
+  // GPT-2's <|endoftext|>, also where nanoGPT padded its vocabulary; in another, that id means
+  // something else or nothing.
+  constexpr std::int64_t kGpt2Vocab = 50257, kPaddedVocab = 50304;
+  const Json special =
+      vocab == kGpt2Vocab || vocab == kPaddedVocab ? Json(kGpt2Vocab - 1) : Json(nullptr);
   return {{"architectures", {"GPT2LMHeadModel"}},
           {"model_type", "gpt2"},
           {"vocab_size", vocab},

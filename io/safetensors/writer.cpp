@@ -1,5 +1,7 @@
 #include "io/safetensors/writer.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -8,6 +10,17 @@
 #include "io/safetensors/dtype.h"
 
 namespace tessera::io {
+namespace {
+
+std::string dump(const Json& json) {
+  try {
+    return json.dump();
+  } catch (const Json::exception& error) {
+    throw InvalidArgument("a name or metadata value is not UTF-8: {}", error.what());
+  }
+}
+
+}  // namespace
 
 SafetensorsPlan plan_safetensors(const std::vector<SafetensorsSpec>& tensors,
                                  std::map<std::string, std::string> metadata) {
@@ -18,33 +31,37 @@ SafetensorsPlan plan_safetensors(const std::vector<SafetensorsSpec>& tensors,
   });
 
   metadata["format"] = "pt";
-  Json header{{"__metadata__", metadata}};
+  // As text, by name: a tree of JSON takes far more memory.
+  std::map<std::string, std::string> header{{"__metadata__", dump(metadata)}};
   SafetensorsPlan plan;
   std::int64_t position = 0;  // relative to the data, as in the file
   for (const SafetensorsSpec& spec : sorted) {
     require(!spec.name.empty() && spec.name.size() <= kMaxTensorName,
             "a tensor's name must have 1 to {} bytes, got {}", kMaxTensorName, spec.name.size());
-    require(!header.contains(spec.name), "the tensor name {} stands twice or is reserved",
-            spec.name);
     std::int64_t bytes = 0, end = 0;
     require(!__builtin_mul_overflow(numel(spec.shape),
                                     static_cast<std::int64_t>(dtype_size(spec.dtype)), &bytes) &&
                 !__builtin_add_overflow(position, bytes, &end),
             "tensor {} of shape {} ends past 2^63 bytes", spec.name, spec.shape);
-    header[spec.name] = {{"dtype", safetensors_dtype_name(spec.dtype)},
-                         {"shape", std::vector<std::int64_t>(spec.shape.begin(), spec.shape.end())},
-                         {"data_offsets", {position, end}}};
+    const bool is_new =
+        header
+            .emplace(spec.name,
+                     fmt::format(R"({{"data_offsets":[{},{}],"dtype":"{}","shape":[{}]}})",
+                                 position, end, safetensors_dtype_name(spec.dtype),
+                                 fmt::join(spec.shape.begin(), spec.shape.end(), ",")))
+            .second;
+    require(is_new, "the tensor name {} stands twice or is reserved", spec.name);
     plan.tensors.push_back({spec.name, std::string(safetensors_dtype_name(spec.dtype)), spec.dtype,
                             spec.shape, position, end});
     position = end;
   }
 
-  std::string text;
-  try {
-    text = header.dump();
-  } catch (const Json::exception& error) {
-    throw InvalidArgument("a name or metadata value is not UTF-8: {}", error.what());
+  std::string text = "{";
+  for (const auto& [name, value] : header) {
+    if (text.size() > 1) text += ',';
+    text += dump(name) + ':' + value;
   }
+  text += '}';
   text.append((8 - text.size() % 8) % 8, ' ');
   require(static_cast<std::int64_t>(text.size()) <= kMaxSafetensorsHeader,
           "the header of {} tensors takes {} bytes; at most {} are allowed", tensors.size(),

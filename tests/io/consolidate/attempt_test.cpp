@@ -51,7 +51,7 @@ TEST_CASE_FIXTURE(Fixture, "what an attempt recorded is found by the next one li
   }
   Attempt third(out, 5);
   check_equal(third.found(), 3);
-  third.commit();
+  third.commit(false);
   CHECK(read_text(out / "data") == "x");
   CHECK(nothing_left());
 }
@@ -83,8 +83,10 @@ TEST_CASE_FIXTURE(Fixture,
     CAPTURE(size);
     fs::create_directories(attempt);
     write_text(journal, whole.substr(0, size));
-    if (size == 0) {
+    if (size <= whole.find('\n')) {
       CHECK_THROWS_AS(Attempt(out, 5), InvalidArgument);
+      fs::remove_all(attempt);  // which is made after the first line
+      CHECK(Attempt(out, 5).found().empty());
       continue;
     }
     std::size_t expected = 0;
@@ -99,6 +101,10 @@ TEST_CASE_FIXTURE(Fixture,
     std::string changed = whole;
     changed[at] = static_cast<char>(changed[at] ^ 1);
     write_text(journal, changed);
+    if (at <= whole.find('\n')) {
+      CHECK_THROWS_HOLDING(InvalidArgument, "is no journal of an export", Attempt(out, 5));
+      continue;
+    }
     const Attempt next(out, 5);
     REQUIRE(next.found().size() < 3);
     check_equal(next.found(), next.found().size());
@@ -122,14 +128,55 @@ TEST_CASE_FIXTURE(Fixture, "a directory that no attempt made is left alone") {
   CHECK_FALSE(fs::exists(journal));
 }
 
+TEST_CASE_FIXTURE(Fixture, "a journal that no attempt wrote is left alone, and what is beside it") {
+  fs::create_directories(attempt);
+  write_text(attempt / "diary.txt", "dear");
+  for (const char* content :
+       {"x\n", "x", "", "tessera-consolidate 1 0 0\n", "tessera-consolidate 1"}) {
+    CAPTURE(content);
+    write_text(journal, content);
+    CHECK_THROWS_HOLDING(InvalidArgument, "is no journal of an export; move it and",
+                         Attempt(out, 5));
+    CHECK(read_text(attempt / "diary.txt") == "dear");
+    CHECK(read_text(journal) == content);
+  }
+  fs::remove_all(attempt);
+  write_text(journal, "notes\n");
+  CHECK_THROWS_AS(Attempt(out, 5), InvalidArgument);
+  CHECK(read_text(journal) == "notes\n");
+  // A link in the directory's place leads to what no attempt made.
+  fs::remove(journal);
+  { Attempt(out, 5).record(kBlocks); }
+  fs::rename(attempt, dir.path() / "moved");
+  fs::create_directory_symlink("moved", attempt);
+  CHECK_THROWS_HOLDING(InvalidArgument, "is no directory", Attempt(out, 5));
+}
+
 TEST_CASE_FIXTURE(Fixture, "a commit replaces what was there in one step, and removes it") {
   fs::create_directories(out);
   write_text(out / "data", "old");
   Attempt next(out, 5);
   write_text(next.dir() / "data", "new");
-  next.commit();
+  next.check_exchange();
+  next.commit(true);
   CHECK(read_text(out / "data") == "new");
   CHECK(nothing_left());
+}
+
+TEST_CASE_FIXTURE(Fixture, "a commit replaces nothing that it was not told to") {
+  for (const bool empty : {false, true}) {
+    Attempt next(out, 5);
+    write_text(next.dir() / "data", "new");
+    fs::create_directories(out);
+    if (!empty) write_text(out / "data", "old");
+    CHECK_THROWS_HOLDING(InvalidArgument, "was made while it was exported to", next.commit(false));
+    CHECK(fs::is_empty(out) == empty);
+    CHECK(read_text(attempt / "data") == "new");
+    fs::remove_all(out);
+  }
+  write_text(out, "a file");
+  CHECK_THROWS_AS(Attempt(out, 5).commit(false), InvalidArgument);
+  CHECK(read_text(out) == "a file");
 }
 
 }  // namespace

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "io/consolidate/consolidate.h"
+#include "io/consolidate/source.h"
+
+namespace tessera::io {
+
+/// A small file beside those of tensors.
+struct SideFile {
+  std::string name, content;
+};
+
+/// Configuration and tokenizer of an export; io/FORMAT.md lists them. Reads small files of the
+/// source, and writes nothing.
+/// @throws InvalidArgument, IoError, CorruptCheckpoint
+std::vector<SideFile> compose_side_files(const ConsolidateSource& source,
+                                         const ConsolidateOptions& options);
+
+/// Whether an export may hold a file of this name that says which model it is.
+bool is_config_file(std::string_view name);
+/// Whether an export may hold a file of this name beside its tensors.
+bool is_side_file(std::string_view name);
+
+}  // namespace tessera::io

@@ -1,0 +1,126 @@
+// What an export leaves when it ends early, and what it never touches.
+
+#include <doctest/doctest.h>
+
+#include "core/base/error.h"
+#include "io/consolidate/consolidate.h"
+#include "io/hf/model_source.h"
+#include "tests/io/support.h"
+#include "tests/support/check_throws.h"
+#include "tests/support/temp_dir.h"
+
+namespace tessera::io {
+namespace {
+
+using namespace tessera::test;
+
+struct Fixture {
+  TempDir dir;
+  SampleModel model = make_sample_model();
+  fs::path run = dir.path() / "run", out = dir.path() / "out";
+  fs::path attempt = dir.path() / "out.tmp", journal = dir.path() / "out.tmp.journal";
+  ConsolidateOptions options;
+
+  Fixture() {
+    save(model, run / "checkpoints", {.world_size = 2});
+    options.max_shard_size = 2000;  // many files, so that blocks are done one after the other
+  }
+  bool nothing_left() const { return !fs::exists(attempt) && !fs::exists(journal); }
+};
+
+TEST_CASE_FIXTURE(Fixture, "a source where the export is made is refused, and stays as it is") {
+  options.overwrite = true;
+  options.format = ExportFormat::Safetensors;
+  consolidate(run, attempt, options);  // a model that is called out.tmp
+  const std::string before = read_text(attempt / "tessera.json");
+  for (const char* content : {"", "x\n"}) {
+    CAPTURE(content);
+    write_text(journal, content);
+    CHECK_THROWS_HOLDING(InvalidArgument, "out.tmp, where an export to",
+                         consolidate(attempt, out, options));
+    CHECK_THROWS_HOLDING(InvalidArgument, "holds the source",
+                         consolidate(attempt / ".", out, options));
+    // Nor is it emptied for the export of another source.
+    CHECK_THROWS_HOLDING(InvalidArgument, "is no journal of an export; move it and",
+                         consolidate(run, out, options));
+    CHECK(read_text(attempt / "tessera.json") == before);
+    CHECK(read_text(journal) == content);
+  }
+  fs::remove(journal);
+  fs::create_directory_symlink(attempt, dir.path() / "link");
+  CHECK_THROWS_HOLDING(InvalidArgument, "holds the source",
+                       consolidate(dir.path() / "link", out, options));
+  CHECK_THROWS_HOLDING(InvalidArgument, "lies in the source",
+                       consolidate(attempt, attempt / "out", options));
+  fs::rename(attempt, dir.path() / "model");
+  fs::create_directory_symlink(dir.path() / "model", attempt);
+  CHECK_THROWS_HOLDING(InvalidArgument, "holds the source",
+                       consolidate(dir.path() / "model", out, options));
+  CHECK(read_text(dir.path() / "model/tessera.json") == before);
+}
+
+TEST_CASE_FIXTURE(Fixture, "a link is not replaced, and what it leads to neither") {
+  consolidate(run, dir.path() / "real", options);
+  fs::create_directory_symlink("real", out);
+  options.overwrite = true;
+  CHECK_THROWS_HOLDING(InvalidArgument,
+                       "out is a symbolic link; name the directory that it leads to, or remove",
+                       consolidate(run, out, options));
+  CHECK(fs::is_symlink(out));
+  CHECK(fs::exists(dir.path() / "real/config.json"));
+}
+
+TEST_CASE_FIXTURE(Fixture, "a copy that cannot be committed waits, and is not made again") {
+  // Somebody uses the name when all is written.
+  options.progress = [&](const ConsolidateProgress& progress) {
+    if (progress.done == progress.total) {
+      fs::create_directories(out);
+      write_text(out / "diary.txt", "dear");
+    }
+    return true;
+  };
+  SUBCASE("without --overwrite") {}
+  SUBCASE("with it") { options.overwrite = true; }
+  CHECK_THROWS_AS(consolidate(run, out, options), InvalidArgument);
+  CHECK(read_text(out / "diary.txt") == "dear");
+  REQUIRE(fs::exists(attempt));
+  fs::remove_all(out);
+  options.progress = nullptr;
+  const ConsolidateReport report = consolidate(run, out, options);
+  CHECK(report.reused_bytes > report.bytes);  // headers too
+  CHECK(nothing_left());
+  CHECK(open_model(out)->tensors().size() == model.tensors.size());
+}
+
+TEST_CASE_FIXTURE(Fixture, "a disk that fails costs what was not written") {
+  options.progress = [&](const ConsolidateProgress& progress) {
+    if (progress.done * 2 > progress.total) throw IoError("no more");
+    return true;
+  };
+  CHECK_THROWS_HOLDING(IoError, "no more; what is done waits in", consolidate(run, out, options));
+  CHECK_THROWS_HOLDING(IoError, "the same command goes on from there",
+                       consolidate(run, out, options));
+  REQUIRE(fs::exists(attempt));
+  options.progress = nullptr;
+  const ConsolidateReport report = consolidate(run, out, options);
+  CHECK(report.reused_bytes * 2 > report.bytes);
+  CHECK(nothing_left());
+}
+
+TEST_CASE_FIXTURE(Fixture, "one that stops says which step it goes on with") {
+  options.progress = [](const ConsolidateProgress&) { return false; };
+  CHECK_THROWS_HOLDING(ConsolidationStopped, "with --step 7 should the run have saved again",
+                       consolidate(run, out, options));
+  save(model, run / "checkpoints", {.world_size = 2, .step = 9});
+  options.step = 7;
+  options.progress = nullptr;
+  CHECK(consolidate(run, out, options).reused_bytes > 0);
+  // A checkpoint that is named itself, or with its step, can be no other.
+  fs::remove_all(out);
+  options.progress = [](const ConsolidateProgress&) { return false; };
+  CHECK_THROWS_HOLDING(ConsolidationStopped, "goes on from there, what is done waits",
+                       consolidate(run, out, options));
+}
+
+}  // namespace
+}  // namespace tessera::io
