@@ -28,6 +28,8 @@ namespace {
 
 constexpr std::int64_t kMinBuffer = std::int64_t{64} << 10;
 constexpr std::int64_t kMaxBuffer = std::int64_t{16} << 20;
+// Reading a part of a tensor that is stored in boxes takes as much beside the buffer.
+constexpr std::int64_t kBoxScratch = std::int64_t{1} << 20;
 
 std::string now_utc() {
   const std::time_t now = std::time(nullptr);
@@ -135,6 +137,14 @@ class Reshard {
       fs::create_directory(attempt_, error);
       require<IoError>(!error, "cannot make {}: {}", attempt_.string(), error.message());
       sync_directory(dir_);
+      // What would end it last is looked at first.
+      if (index_.trainer) trainer_json_ = source_.trainer_json();
+      if (fs::exists(target_, error)) {
+        require<IoError>(can_exchange_in(attempt_),
+                         "this file system cannot swap {} for another directory in one step, as "
+                         "--overwrite does; move it away, and repeat without --overwrite",
+                         target_.string());
+      }
       copy();
       write_index();
       commit();
@@ -169,6 +179,14 @@ class Reshard {
         }
       }
     }
+    const auto holds_boxes = [](const Part& part) { return is_boxed(*part.tensor); };
+    if (std::ranges::any_of(parts, [&](const auto& of_rank) {
+          return std::ranges::any_of(of_rank, holds_boxes);
+        })) {
+      scratch_ = kBoxScratch;
+    }
+    jobs_ = static_cast<int>(
+        std::clamp<std::int64_t>(options_.memory / (kMinBuffer + scratch_), 1, options_.jobs));
     for (int rank = 0; rank < options_.world_size; ++rank) {
       plan_shard(rank, std::move(parts[static_cast<std::size_t>(rank)]));
     }
@@ -227,7 +245,8 @@ class Reshard {
   // In the order of the shards and of their bytes: threads that take pieces in this order work on
   // few shards at once, and write each forwards.
   std::vector<Piece> cut() {
-    const std::int64_t buffer = std::clamp(options_.memory / options_.jobs, kMinBuffer, kMaxBuffer);
+    const std::int64_t buffer =
+        std::clamp(options_.memory / jobs_ - scratch_, kMinBuffer, kMaxBuffer);
     std::map<const TensorRecord*, std::vector<std::int64_t>> all_ends;
     std::vector<Piece> pieces;
     for (const auto& output : outputs_) {
@@ -282,7 +301,7 @@ class Reshard {
     std::int64_t total = 0, done = 0;
     for (const Piece& piece : pieces) total += piece.bytes();
     std::mutex mutex;  // guards done
-    parallel_for_each(pieces.size(), options_.jobs, [&](std::size_t i) {
+    parallel_for_each(pieces.size(), jobs_, [&](std::size_t i) {
       auto& [output, part, sums] = pieces[i];
       std::vector<char> buffer(static_cast<std::size_t>(pieces[i].bytes()));
       reader.read(part->section, *part->name, *part->tensor, sums, buffer.data());
@@ -352,7 +371,7 @@ class Reshard {
       }
     }
     if (index.trainer) {
-      write_file_atomically(attempt_ / index.trainer->file, source_.trainer_json());
+      write_file_atomically(attempt_ / index.trainer->file, trainer_json_);
     }
     const std::string text = format_index(index);
     require<IoError>(static_cast<std::int64_t>(text.size()) <= kMaxIndexBytes,
@@ -379,12 +398,12 @@ class Reshard {
 
   void commit() {
     std::error_code error;
-    const bool replaces = fs::exists(target_, error);
-    require(options_.overwrite || !replaces, "{} was made meanwhile; it stays", target_.string());
+    const bool replaces = options_.overwrite && fs::exists(target_, error);
     if (replaces) {
       exchange_paths(attempt_, target_);
     } else {
-      rename_path(attempt_, target_);
+      require(rename_to_new(attempt_, target_), "{} was made meanwhile; it stays",
+              target_.string());
     }
     renamed_ = true;
     sync_directory(dir_);
@@ -408,6 +427,9 @@ class Reshard {
   std::vector<std::unique_ptr<Output>> outputs_;  // by rank
   std::int64_t total_ = 0;
   std::int64_t chunk_bytes_ = 0;
+  std::int64_t scratch_ = 0;  // bytes for each job beside its buffer
+  int jobs_ = 1;
+  std::string trainer_json_;
   bool renamed_ = false;
 };
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "io/checkpoint/reader.h"
 #include "io/checkpoint/save.h"
 
 namespace tessera::test {
@@ -67,6 +68,10 @@ std::vector<std::string> save_ranks(const SampleModel& model, const io::fs::path
 /// The same, for a save that must succeed. @return the checkpoint's path
 io::fs::path save(const SampleModel& model, const io::fs::path& dir,
                   const SaveOptions& options = {});
+
+/// A checkpoint of one tensor "w", written by hand: any dtype, whole or in boxes of columns.
+io::CheckpointReader write_tensor(const io::fs::path& path, DType dtype, const Shape& shape,
+                                  const std::string& bytes, bool boxed = false);
 
 /// Content of a file, and the other way.
 std::string read_text(const io::fs::path& path);

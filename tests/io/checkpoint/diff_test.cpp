@@ -31,45 +31,6 @@ struct Saved {
   }
 };
 
-/// A checkpoint of one tensor "w", written by hand: any dtype, whole or in boxes of columns.
-CheckpointReader write_tensor(const fs::path& path, DType dtype, const Shape& shape,
-                              const std::string& bytes, bool boxed = false) {
-  fs::create_directories(path);
-  const auto width = static_cast<std::int64_t>(dtype_size(dtype));
-  const SafetensorsPlan plan = plan_safetensors({{"model/w", dtype, Shape{numel(shape)}}});
-  CheckpointIndex index;
-  index.run_id = "r";
-  index.created = "2026-01-31T12:00:00Z";
-  index.model_config = Json::object();
-  index.files["data"] = plan.file_size;
-  TensorRecord record{dtype, shape, {}};
-  std::string stored;
-  const std::int64_t columns = boxed ? shape[1] : 1;
-  for (std::int64_t column = 0; column < columns; ++column) {
-    std::string part = bytes;
-    if (boxed) {
-      part.clear();
-      for (std::int64_t row = 0; row < shape[0]; ++row) {
-        part += bytes.substr(static_cast<std::size_t>((row * columns + column) * width),
-                             static_cast<std::size_t>(width));
-      }
-    }
-    Chunk chunk;
-    chunk.file = "data";
-    chunk.byte_begin = plan.tensors[0].begin + static_cast<std::int64_t>(stored.size());
-    chunk.byte_end = chunk.byte_begin + static_cast<std::int64_t>(part.size());
-    chunk.end = static_cast<std::int64_t>(part.size()) / width;
-    chunk.crc64 = crc64(part.data(), part.size());
-    if (boxed) chunk.box = Box{{0, column}, {shape[0], 1}};
-    record.chunks.push_back(chunk);
-    stored += part;
-  }
-  index.model = TensorMap{{"w", record}};
-  write_text(path / "index.json", format_index(index));
-  write_text(path / "data", plan.preamble + stored);
-  return CheckpointReader::open(path);
-}
-
 template <typename T>
 std::string bytes_of(const std::vector<T>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};

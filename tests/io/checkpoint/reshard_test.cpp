@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <set>
+#include <thread>
 
 #include "io/checkpoint/diff.h"
 #include "io/checkpoint/find.h"
@@ -99,6 +100,40 @@ TEST_CASE("pieces are as large as the memory allows") {
   CHECK(calls >= 3 * 1'200'000 / (1 << 16));
   CHECK(diff_checkpoints(source, CheckpointReader::open(report.path), {.optimizer = true}).equal());
   CHECK(verify_checkpoint(CheckpointReader::open(report.path)).problems.empty());
+}
+
+TEST_CASE("tensors in boxes take memory of their own, so fewer threads share it") {
+  TempDir dir;
+  const std::int64_t rows = 200'000;
+  std::string bytes(static_cast<std::size_t>(rows) * 3 * 4, '\0');
+  for (std::size_t i = 0; i < bytes.size(); i += 4) bytes[i] = static_cast<char>(i / 4);
+  const auto source = write_tensor(dir.path() / "a", DType::F32, {rows, 3}, bytes, true);
+  for (const int jobs : {1, 2}) {
+    std::set<std::thread::id> threads;
+    const auto progress = [&](std::int64_t, std::int64_t) {
+      threads.insert(std::this_thread::get_id());
+    };
+    const auto report =
+        reshard_checkpoint(source, dir.path() / fmt::format("out{}", jobs),
+                           {.world_size = 2,
+                            .memory = jobs * ((std::int64_t{1} << 20) + (256 << 10)),
+                            .jobs = 8,
+                            .progress = progress});
+    CHECK(threads.size() <= static_cast<std::size_t>(jobs));
+    CHECK(diff_checkpoints(source, CheckpointReader::open(report.path), {}).equal());
+  }
+}
+
+TEST_CASE("a checkpoint that is made meanwhile stays") {
+  TempDir dir;
+  const auto source =
+      CheckpointReader::open(save(make_sample_model(), dir.path() / "a", {.world_size = 3}));
+  const fs::path target = dir.path() / "b" / "step-00000007";
+  const auto progress = [&](std::int64_t, std::int64_t) { fs::create_directories(target); };
+  CHECK_THROWS_HOLDING(
+      InvalidArgument, "was made meanwhile; it stays",
+      reshard_checkpoint(source, dir.path() / "b", {.world_size = 2, .progress = progress}));
+  CHECK(fs::is_empty(target));
 }
 
 TEST_CASE("a damaged source leaves nothing") {
