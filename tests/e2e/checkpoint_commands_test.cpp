@@ -117,6 +117,20 @@ TEST_CASE_FIXTURE(Fixture, "checkpoints are listed, inspected, verified and comp
   const fs::path first = checkpoints / "step-00000010", last = checkpoints / "step-00000020";
   fs::create_directory(checkpoints / "step-00000030.r1.tmp");
 
+  SUBCASE("a step that the checkpoint is not of") {
+    const auto wrong = run({"checkpoint", "verify", last.string(), "--step", "10"}, 2);
+    CHECK(wrong.err.find("is the checkpoint of step 20, not of 10") != std::string::npos);
+    run({"checkpoint", "verify", last.string(), "--step", "20"});
+  }
+  SUBCASE("a directory whose name is not UTF-8") {
+    const fs::path odd = dir.path() / "odd\xff";
+    fs::create_directory(odd);
+    fs::rename(last, odd / "step-00000020");
+    CHECK(json({"checkpoint", "inspect", odd.string()}).at("step") == 20);
+    CHECK(json({"checkpoint", "diff", odd.string(), odd.string()}).at("equal") == true);
+    const std::string out = dir.file("out\xff");
+    CHECK(json({"checkpoint", "reshard", odd.string(), out, "--world", "1"}).at("step") == 20);
+  }
   SUBCASE("list") {
     const Json rows = json({"checkpoint", "list", path});
     REQUIRE(rows.size() == 3);

@@ -1,5 +1,6 @@
 // Consolidation stopped by a signal, and gone on with.
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include <csignal>
 #include <filesystem>
@@ -70,6 +71,32 @@ TEST_CASE("Ctrl-C leaves what the same command goes on with") {
       CHECK(read_text(item.path()) == read_text(out / item.path().filename()));
     }
     fs::remove_all(dir.path() / "whole");
+  }
+}
+
+TEST_CASE("a signal ends the planning of many tensors at once") {
+  TempDir dir;
+  std::string json = "{";
+  const int n = 400'000;
+  for (int i = 0; i < n; ++i) {
+    json += fmt::format(R"({}"layer.{}":{{"dtype":"U8","shape":[1],"data_offsets":[{},{}]}})",
+                        i == 0 ? "" : ",", i, i, i + 1);
+  }
+  json += '}';
+  const std::uint64_t length = json.size();
+  const fs::path source = dir.path() / "source";
+  fs::create_directory(source);
+  write_text(source / "model.safetensors",
+             std::string(reinterpret_cast<const char*>(&length), 8) + json + std::string(n, 'x'));
+  for (const int number : {SIGINT, SIGTERM}) {
+    CliProcess process(
+        {"consolidate", source.string(), (dir.path() / "out").string(), "--format", "safetensors"});
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    process.signal(number);
+    const CliResult ended = process.wait(std::chrono::seconds(60));
+    INFO(ended.describe());
+    CHECK(ended.signal == number);
+    CHECK_FALSE(fs::exists(dir.path() / "out.tmp"));
   }
 }
 

@@ -99,4 +99,21 @@ TEST_CASE("inspect says what shards hold") {
   CHECK(Json::parse(json.out)["kind"] == "PyTorch DCP as safetensors");
 }
 
+TEST_CASE("names of files need not be UTF-8") {
+  const test::TempDir dir;
+  const std::string out = dir.file("out\xff");
+  for (const bool dry : {true, false}) {
+    test::Arguments arguments = {"consolidate", fixture("fsdp-gpt2"), out, "--json"};
+    if (dry) arguments.push_back("--dry-run");
+    const auto made = run_cli(arguments);
+    INFO(made.describe());
+    REQUIRE(made.code == 0);
+    CHECK(Json::parse(made.out)["kind"] == "PyTorch DCP");
+  }
+  const auto plan = run_cli({"checkpoint", "inspect", out, "--json"});
+  INFO(plan.describe());
+  REQUIRE(plan.code == 0);
+  CHECK(Json::parse(plan.out)["source"].get<std::string>().ends_with("out\xEF\xBF\xBD"));
+}
+
 }  // namespace

@@ -126,7 +126,7 @@ void print_json(const io::CheckpointReader& a, const io::CheckpointReader& b,
                       {"bytes_read", report.bytes_read},
                       {"settings", std::move(settings)},
                       {"differences", std::move(differences)}};
-  fmt::print("{}\n", json.dump(2));
+  fmt::print("{}\n", io::dump_json(json));
 }
 
 int run(const Options& options) {

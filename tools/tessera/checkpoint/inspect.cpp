@@ -65,7 +65,7 @@ void print_sharded(const Options& options) {
   io::ConsolidateOptions consolidate;
   consolidate.format = io::ExportFormat::Safetensors;
   const io::ConsolidatePlan plan = io::plan_consolidation(options.path, consolidate);
-  fmt::print("{}", options.json ? plan_json(plan).dump(2) + "\n"
+  fmt::print("{}", options.json ? io::dump_json(plan_json(plan)) + "\n"
                                 : format_plan(plan, detect_console(STDOUT_FILENO), "weights"));
 }
 
@@ -78,7 +78,7 @@ int run(const Options& options) {
   const auto reader = io::open_checkpoint(options.path, parse_step(options.step));
   const io::Json json = describe_checkpoint(reader);
   if (options.json) {
-    fmt::print("{}\n", json.dump(2));
+    fmt::print("{}\n", io::dump_json(json));
   } else {
     print(reader, json);
   }

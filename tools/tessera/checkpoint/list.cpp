@@ -50,7 +50,7 @@ int run(const Options& options) {
   if (options.json) {
     io::Json rows = io::Json::array();
     for (const io::ListedCheckpoint& entry : entries) rows.push_back(to_json(entry));
-    fmt::print("{}\n", rows.dump(2, ' ', false, io::Json::error_handler_t::replace));
+    fmt::print("{}\n", io::dump_json(rows));
     return 0;
   }
   const auto committed =

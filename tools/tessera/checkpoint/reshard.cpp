@@ -85,7 +85,7 @@ int run(const Options& options) {
                         {"digest", report.digest.empty() ? io::Json() : io::Json(report.digest)},
                         {"bytes", report.bytes},
                         {"seconds", report.seconds}};
-    fmt::print("{}\n", json.dump(2));
+    fmt::print("{}\n", io::dump_json(json));
     return 0;
   }
   std::vector<std::pair<std::string, std::string>> rows{

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "core/base/memory.h"
@@ -23,14 +24,22 @@ struct Options {
 };
 
 // What is so broken that it cannot be opened is a finding, too.
-io::VerifyReport examine(const io::fs::path& dir, const io::VerifyOptions& options) {
+io::VerifyReport examine(const io::fs::path& dir, const io::VerifyOptions& options,
+                         std::optional<std::int64_t> step) {
+  const auto check_step = [&](const io::CheckpointIndex& index) {
+    require(!step || *step == index.step, "{} is the checkpoint of step {}, not of {}",
+            dir.string(), index.step, step.value_or(0));
+  };
   try {
-    return io::verify_checkpoint(io::CheckpointReader::open(dir), options);
+    const auto reader = io::CheckpointReader::open(dir);
+    check_step(reader.index());
+    return io::verify_checkpoint(reader, options);
   } catch (const io::CorruptFile&) {
     // The index is valid, but not all files are there: the others are looked at all the same.
     const std::string source = (dir / "index.json").string();
     const auto index =
         io::parse_index(io::read_file(source, io::kMaxIndexBytes, io::Links::Refuse), source);
+    check_step(index);
     return io::verify_checkpoint(dir, index, options);
   } catch (const CorruptCheckpoint& error) {
     io::VerifyReport report;
@@ -53,17 +62,18 @@ void print_json(const std::string& path, const io::VerifyReport& report) {
                       {"tensors", report.tensors},
                       {"bytes", report.bytes},
                       {"problems", std::move(problems)}};
-  fmt::print("{}\n", json.dump(2, ' ', false, io::Json::error_handler_t::replace));
+  fmt::print("{}\n", io::dump_json(json));
 }
 
 int run(const Options& options) {
   require(options.jobs >= 1, "--jobs {}: expected 1 at least", options.jobs);
-  const io::fs::path path = io::locate_checkpoint(options.path, parse_step(options.step));
+  const std::optional<std::int64_t> step = parse_step(options.step);
+  const io::fs::path path = io::locate_checkpoint(options.path, step);
   ByteProgress progress("read");
   io::VerifyOptions verify;
   verify.threads = options.jobs;
   verify.progress = [&](std::int64_t done, std::int64_t total) { progress.update(done, total); };
-  const io::VerifyReport report = examine(path, verify);
+  const io::VerifyReport report = examine(path, verify, step);
   const bool good = report.problems.empty();
   if (options.json) {
     print_json(path.string(), report);

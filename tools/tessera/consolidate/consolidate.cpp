@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "core/base/memory.h"
@@ -55,7 +56,7 @@ void print_report(const io::ConsolidateReport& report, const Options& options) {
     if (report.step) json["step"] = *report.step;
     json["kind"] = report.kind;
     json["skipped"] = report.skipped.size();
-    fmt::print("{}\n", json.dump(2));
+    fmt::print("{}\n", io::dump_json(json));
     return;
   }
   std::vector<std::pair<std::string, std::string>> rows{
@@ -101,15 +102,17 @@ int run(const Options& options) {
   if (!options.config.empty()) consolidate.config_file = options.config;
   if (options.dry_run) {
     const io::ConsolidatePlan plan = io::plan_consolidation(options.source, consolidate);
-    fmt::print("{}", options.json ? plan_json(plan).dump(2) + "\n"
+    fmt::print("{}", options.json ? io::dump_json(plan_json(plan)) + "\n"
                                   : format_plan(plan, detect_console(STDOUT_FILENO)));
     return 0;
   }
-  const StopSignal stop;
+  // From the first block on: before it, a signal ends the process at once and costs nothing.
+  std::optional<StopSignal> stop;
   ByteProgress progress("written");
   consolidate.progress = [&](const io::ConsolidateProgress& at) {
+    if (!stop) stop.emplace();
     progress.update(at.done, at.total, at.reused);
-    return stop.received() == 0;
+    return stop->received() == 0;
   };
   try {
     print_report(io::consolidate(options.source, options.out, consolidate), options);
@@ -117,7 +120,7 @@ int run(const Options& options) {
   } catch (const io::ConsolidationStopped& stopped) {
     progress.stop();
     fmt::print(stderr, "tessera: {}\n", stopped.what());
-    return 128 + stop.received();
+    return 128 + stop->received();
   }
 }
 
