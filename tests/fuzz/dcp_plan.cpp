@@ -1,0 +1,39 @@
+// What would be exported of a PyTorch Distributed Checkpoint with any `.metadata`.
+#include <filesystem>
+#include <fstream>
+
+#include "io/consolidate/consolidate.h"
+#include "io/dcp/metadata.h"
+#include "tests/fuzz/fuzz.h"
+
+using namespace tessera;
+namespace fs = std::filesystem;
+
+int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static const fs::path dir =
+      fs::path("/dev/shm") / ("tessera-fuzz-dcp-plan-" + std::to_string(::getpid()));
+  fs::create_directories(dir);
+  fuzz::try_parse([&] {
+    const std::string text(fuzz::text_of(data, size));
+    const io::DcpMetadata metadata = io::parse_dcp_metadata(text, ".metadata");
+    if (metadata.files.size() > 8) return;
+    // Sparse, and as large as may be, so that sizes in the metadata are believed.
+    for (const std::string& name : metadata.files) {
+      std::ofstream(dir / name).put('x');
+      std::error_code error;
+      fs::resize_file(dir / name, std::uintmax_t{1} << 62, error);
+    }
+    std::ofstream(dir / ".metadata", std::ios::binary) << text;
+    io::ConsolidateOptions options;
+    options.format = io::ExportFormat::Safetensors;
+    options.what = data[size - 1] % 2 == 0 ? io::ExportWhat::Model : io::ExportWhat::All;
+    options.dtype = DType::F32;
+    const io::ConsolidatePlan plan = io::plan_consolidation(dir, options);
+    for (const auto& tensor : plan.tensors) {
+      fuzz::expect(tensor.bytes ==
+                   numel(tensor.shape) * static_cast<std::int64_t>(dtype_size(tensor.written)));
+    }
+  });
+  fs::remove_all(dir);
+  return 0;
+}

@@ -1,0 +1,30 @@
+// The journal of an unfinished export, and the directory beside it.
+#include <filesystem>
+#include <fstream>
+
+#include "io/consolidate/attempt.h"
+#include "tests/fuzz/fuzz.h"
+
+using namespace tessera;
+namespace fs = std::filesystem;
+
+int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static const fs::path dir =
+      fs::path("/dev/shm") / ("tessera-fuzz-journal-" + std::to_string(::getpid()));
+  const fs::path made = dir / "out.tmp", file = made / "data";
+  fs::create_directories(made);
+  std::ofstream(file) << 'x';
+  std::ofstream(dir / "out.tmp.journal", std::ios::binary) << fuzz::text_of(data, size);
+  bool taken = false;
+  fuzz::try_parse([&] {
+    io::Attempt attempt(dir / "out", 0x0123456789abcdef);
+    taken = true;
+    const std::size_t n = attempt.found().size();
+    attempt.record(attempt.found());
+    // What it is beside stays if anything is gone on with.
+    fuzz::expect(fs::is_directory(made) && (n == 0 || fs::exists(file)));
+  });
+  fuzz::expect(taken || fs::exists(file));  // what is no attempt's is left alone
+  fs::remove_all(dir);
+  return 0;
+}
