@@ -97,13 +97,14 @@ class ConsolidationStopped : public Error {
 /// its files; see open_consolidate_source for names and configuration.
 ///
 /// Gathers ranges of bytes in buffers of at most `memory` bytes together, whatever the model's
-/// size, and verifies checksums as it reads. Writes into `<out>.tmp` beside `out`, syncs, and
-/// renames: `out` is complete or absent (or still the former export). HF: model.safetensors, or
-/// shards and model.safetensors.index.json, config.json, generation_config.json, and the
-/// tokenizer: a Hugging Face directory's own files, or, if the run's trainer.json has one,
-/// tokenizer_tessera.json with tokenizer.json and tokenizer_config.json, which say the same to
-/// Hugging Face's programs. Safetensors: our names; moments go to optimizer.safetensors as
-/// "exp_avg/NAME"; tessera.json holds step and model configuration.
+/// size (names and places of tensors take about 2 KiB each beside them), and verifies checksums as
+/// it reads. Writes into `<out>.tmp` beside `out`, syncs, and renames: `out` is complete or absent
+/// (or still the former export). HF: model.safetensors, or shards and model.safetensors.index.json,
+/// config.json, generation_config.json, and the tokenizer: a Hugging Face directory's own files,
+/// or, if the run's trainer.json has one, tokenizer_tessera.json with tokenizer.json and
+/// tokenizer_config.json, which say the same to Hugging Face's programs. Safetensors: our names;
+/// moments go to optimizer.safetensors as "exp_avg/NAME"; tessera.json holds step and model
+/// configuration.
 ///
 /// A call that was stopped or killed, or that an IoError ended, leaves `<out>.tmp` and
 /// `<out>.tmp.journal`, and one like it goes on from there: with the same checksums at the source

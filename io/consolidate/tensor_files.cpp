@@ -1,11 +1,19 @@
 #include "io/consolidate/tensor_files.h"
 
 #include <algorithm>
-#include <string_view>
 
 #include "core/base/error.h"
 
 namespace tessera::io {
+namespace {
+
+// Of two tensors in a file: as plan_safetensors orders them.
+bool is_before(const ExportTensor* a, const ExportTensor* b) {
+  const auto width_a = dtype_size(a->written), width_b = dtype_size(b->written);
+  return width_a != width_b ? width_a > width_b : a->name < b->name;
+}
+
+}  // namespace
 
 std::vector<ExportFile> plan_tensor_files(const std::vector<ExportTensor>& tensors,
                                           const std::string& stem, std::int64_t max_shard_size,
@@ -31,16 +39,17 @@ std::vector<ExportFile> plan_tensor_files(const std::vector<ExportTensor>& tenso
                     ? fmt::format("{}.safetensors", stem)
                     : fmt::format("{}-{:05}-of-{:05}.safetensors", stem, i + 1, files.size());
     std::vector<SafetensorsSpec> specs;
-    std::map<std::string_view, const ExportTensor*> by_name;
+    specs.reserve(file.tensors.size());
+    std::sort(file.tensors.begin(), file.tensors.end(), is_before);
     for (const ExportTensor* tensor : file.tensors) {
       specs.push_back({tensor->name, tensor->written, tensor->shape});
-      by_name[tensor->name] = tensor;
     }
     file.plan = plan_safetensors(specs, metadata);
-    file.tensors.clear();
-    for (const SafetensorsEntry& entry : file.plan.tensors) {
-      file.tensors.push_back(by_name.at(entry.name));
-      file.begins.push_back(entry.begin);
+    for (std::size_t t = 0; t < specs.size(); ++t) {
+      if (file.plan.tensors[t].name != file.tensors[t]->name) {
+        throw InternalError("{} is not where it was planned", file.tensors[t]->name);
+      }
+      file.begins.push_back(file.plan.tensors[t].begin);
     }
     file.plan.tensors = {};
   }

@@ -43,9 +43,9 @@ class Directory final : public ShardedSource {
   void read(const std::string& name, std::int64_t begin, std::int64_t end, void* out,
             DType dtype) const override {
     const Place& place = find(name);
-    require(begin >= 0 && begin <= end && end <= numel(place.shape),
-            "elements {} to {} are outside tensor {} of shape {}", begin, end, name, place.shape);
-    const DType stored = dtype_of(place, name);
+    const auto& [_, shape, stored] = info_of(place, name);
+    require(begin >= 0 && begin <= end && end <= numel(shape),
+            "elements {} to {} are outside tensor {} of shape {}", begin, end, name, shape);
     const auto width = static_cast<std::int64_t>(dtype_size(stored));
     read_elements(*open_files_.get(files_[place.file]), place.begin + begin * width, stored,
                   end - begin, dtype, out);
@@ -53,8 +53,8 @@ class Directory final : public ShardedSource {
 
   void stream(const std::string& name, std::size_t buffer_bytes, const Sink& sink) const override {
     const Place& place = find(name);
-    const DType dtype = dtype_of(place, name);
-    const std::int64_t size = numel(place.shape);
+    const auto& [_, shape, dtype] = info_of(place, name);
+    const std::int64_t size = numel(shape);
     const auto file = open_files_.get(files_[place.file]);
     const auto per_piece =
         std::max<std::int64_t>(1, static_cast<std::int64_t>(buffer_bytes / dtype_size(dtype)));
@@ -71,19 +71,19 @@ class Directory final : public ShardedSource {
   std::optional<TensorLayout> layout(const std::string& name) const override {
     const Place& place = find(name);
     TensorLayout layout;
-    layout.chunks.push_back(
-        {files_[place.file], place.begin, place.end, 0, numel(place.shape), std::nullopt, 0});
+    layout.chunks.push_back({files_[place.file], place.begin, place.end, 0,
+                             numel(info_of(place, name).shape), std::nullopt, 0});
     return layout;
   }
 
   File open_file(const std::string& name) const override { return open_files_.open(name); }
 
  private:
+  static constexpr auto kUnreadable = static_cast<std::size_t>(-1);
   struct Place {
     std::size_t file = 0;  // of files_
+    std::size_t info = 0;  // of infos_, or kUnreadable
     std::int64_t begin = 0, end = 0;
-    Shape shape;
-    std::optional<DType> dtype;  // empty if tessera has none
   };
 
   const Place& find(const std::string& name) const {
@@ -92,8 +92,8 @@ class Directory final : public ShardedSource {
     return found->second;
   }
 
-  DType dtype_of(const Place& place, const std::string& name) const {
-    if (place.dtype) return *place.dtype;
+  const TensorInfo& info_of(const Place& place, const std::string& name) const {
+    if (place.info != kUnreadable) return infos_[place.info];
     const auto stored = std::ranges::find(unreadable_, name, &Unreadable::name);
     throw Unsupported("{}: tensor {} is stored as {}, which tessera does not read",
                       (dir_ / files_[place.file]).string(), name, stored->dtype);
@@ -129,7 +129,8 @@ class Directory final : public ShardedSource {
         if (listed == weight_map->end() || *listed != name) continue;
       }
       places_.emplace(entry.name,
-                      Place{files_.size() - 1, entry.begin, entry.end, entry.shape, entry.dtype});
+                      Place{files_.size() - 1, entry.dtype ? infos_.size() : kUnreadable,
+                            entry.begin, entry.end});
       if (entry.dtype) {
         infos_.push_back({std::move(entry.name), entry.shape, *entry.dtype});
       } else {

@@ -129,6 +129,7 @@ SafetensorsHeader read_safetensors_header(const File& file) {
   const Json json = parse_json(text, path + " (header)", 8);
   const std::int64_t data_begin = 8 + static_cast<std::int64_t>(text.size());
   const JsonReader root(json, path);
+  header.tensors.reserve(root.object().size());
   for (const auto& [name, value] : root.object().items()) {
     if (name == "__metadata__") {
       const JsonReader metadata = root.at(name);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "core/base/error.h"
 #include "io/base/json.h"
@@ -11,6 +12,8 @@
 
 namespace tessera::io {
 namespace {
+
+constexpr const char* kMetadata = "__metadata__";
 
 std::string dump(const Json& json) {
   try {
@@ -24,52 +27,59 @@ std::string dump(const Json& json) {
 
 SafetensorsPlan plan_safetensors(const std::vector<SafetensorsSpec>& tensors,
                                  std::map<std::string, std::string> metadata) {
-  std::vector<SafetensorsSpec> sorted = tensors;
-  std::sort(sorted.begin(), sorted.end(), [](const SafetensorsSpec& a, const SafetensorsSpec& b) {
-    const auto width_a = dtype_size(a.dtype), width_b = dtype_size(b.dtype);
-    return width_a != width_b ? width_a > width_b : a.name < b.name;
+  std::vector<const SafetensorsSpec*> sorted;
+  for (const SafetensorsSpec& spec : tensors) sorted.push_back(&spec);
+  std::sort(sorted.begin(), sorted.end(), [](const SafetensorsSpec* a, const SafetensorsSpec* b) {
+    const auto width_a = dtype_size(a->dtype), width_b = dtype_size(b->dtype);
+    return width_a != width_b ? width_a > width_b : a->name < b->name;
   });
 
-  metadata["format"] = "pt";
-  // As text, by name: a tree of JSON takes far more memory.
-  std::map<std::string, std::string> header{{"__metadata__", dump(metadata)}};
   SafetensorsPlan plan;
   std::int64_t position = 0;  // relative to the data, as in the file
-  for (const SafetensorsSpec& spec : sorted) {
-    require(!spec.name.empty() && spec.name.size() <= kMaxTensorName,
-            "a tensor's name must have 1 to {} bytes, got {}", kMaxTensorName, spec.name.size());
+  for (const SafetensorsSpec* spec : sorted) {
+    require(!spec->name.empty() && spec->name.size() <= kMaxTensorName,
+            "a tensor's name must have 1 to {} bytes, got {}", kMaxTensorName, spec->name.size());
     std::int64_t bytes = 0, end = 0;
-    require(!__builtin_mul_overflow(numel(spec.shape),
-                                    static_cast<std::int64_t>(dtype_size(spec.dtype)), &bytes) &&
+    require(!__builtin_mul_overflow(numel(spec->shape),
+                                    static_cast<std::int64_t>(dtype_size(spec->dtype)), &bytes) &&
                 !__builtin_add_overflow(position, bytes, &end),
-            "tensor {} of shape {} ends past 2^63 bytes", spec.name, spec.shape);
-    const bool is_new =
-        header
-            .emplace(spec.name,
-                     fmt::format(R"({{"data_offsets":[{},{}],"dtype":"{}","shape":[{}]}})",
-                                 position, end, safetensors_dtype_name(spec.dtype),
-                                 fmt::join(spec.shape.begin(), spec.shape.end(), ",")))
-            .second;
-    require(is_new, "the tensor name {} stands twice or is reserved", spec.name);
-    plan.tensors.push_back({spec.name, std::string(safetensors_dtype_name(spec.dtype)), spec.dtype,
-                            spec.shape, position, end});
+            "tensor {} of shape {} ends past 2^63 bytes", spec->name, spec->shape);
+    plan.tensors.push_back({spec->name, std::string(safetensors_dtype_name(spec->dtype)),
+                            spec->dtype, spec->shape, position, end});
     position = end;
   }
 
-  std::string text = "{";
-  for (const auto& [name, value] : header) {
-    if (text.size() > 1) text += ',';
-    text += dump(name) + ':' + value;
+  // As text at once: a tree of JSON takes far more memory.
+  metadata["format"] = "pt";
+  const SafetensorsEntry metadata_entry{kMetadata, "", {}, {}, 0, 0};
+  std::vector<const SafetensorsEntry*> by_name{&metadata_entry};
+  for (const SafetensorsEntry& entry : plan.tensors) by_name.push_back(&entry);
+  std::ranges::sort(
+      by_name, {}, [](const auto* entry) -> const auto& { return entry->name; });
+  std::string& text = plan.preamble;
+  text.assign(8, '\0');  // the length
+  for (std::size_t i = 0; i < by_name.size(); ++i) {
+    const SafetensorsEntry& entry = *by_name[i];
+    require(i == 0 || by_name[i - 1]->name != entry.name,
+            "the tensor name {} stands twice or is reserved", entry.name);
+    text += i == 0 ? '{' : ',';
+    text += dump(entry.name) + ':';
+    if (&entry == &metadata_entry) {
+      text += dump(metadata);
+    } else {
+      fmt::format_to(std::back_inserter(text),
+                     R"({{"data_offsets":[{},{}],"dtype":"{}","shape":[{}]}})", entry.begin,
+                     entry.end, entry.stored_dtype,
+                     fmt::join(entry.shape.begin(), entry.shape.end(), ","));
+    }
   }
   text += '}';
   text.append((8 - text.size() % 8) % 8, ' ');
-  require(static_cast<std::int64_t>(text.size()) <= kMaxSafetensorsHeader,
-          "the header of {} tensors takes {} bytes; at most {} are allowed", tensors.size(),
-          text.size(), kMaxSafetensorsHeader);
-  const std::uint64_t length = text.size();
-  plan.preamble.resize(8);
-  std::memcpy(plan.preamble.data(), &length, 8);
-  plan.preamble += text;
+  const std::uint64_t length = text.size() - 8;
+  require(length <= static_cast<std::uint64_t>(kMaxSafetensorsHeader),
+          "the header of {} tensors takes {} bytes; at most {} are allowed", tensors.size(), length,
+          kMaxSafetensorsHeader);
+  std::memcpy(text.data(), &length, 8);
 
   const auto data_begin = static_cast<std::int64_t>(plan.preamble.size());
   for (SafetensorsEntry& entry : plan.tensors) {

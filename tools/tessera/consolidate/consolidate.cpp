@@ -150,7 +150,10 @@ Command add_consolidate(CLI::App& parent) {
       ->capture_default_str();
   app->add_option("--max-shard-size", options->max_shard_size, "Largest file of tensors")
       ->capture_default_str();
-  app->add_option("--memory", options->memory, "For all buffers together")->capture_default_str();
+  app->add_option("--memory", options->memory,
+                  "For all buffers together; names and places of tensors take about 2 KiB each "
+                  "beside them")
+      ->capture_default_str();
   app->add_option("--step", options->step, "Of a run: latest, or a number")->capture_default_str();
   app->add_option("--jobs", consolidate.jobs, "Threads that copy")->capture_default_str();
   app->add_flag("--buffered", options->buffered,
