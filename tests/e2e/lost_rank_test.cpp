@@ -28,7 +28,7 @@ constexpr bool kGlooSpeaksInTime = true;
 #endif
 
 struct Fixture {
-  test::TempDir dir;
+  test::TempDir dir{test::TempDir::in_memory()};
   std::string text = dir.write("text.txt", test::make_text(2000));
 };
 

@@ -230,9 +230,10 @@ void Saver::saved(const io::SaveReport& report, std::int64_t step, double second
 }
 
 void Saver::failed(std::int64_t step, const std::string& why) {
-  notes_.push_back(
-      fmt::format("warning: step {} was not saved, training {}: {}", step,
-                  options_.stop_on_error ? "ends (checkpoint.on_error is stop)" : "goes on", why));
+  const char* const then = leaving_                 ? "ends"
+                           : options_.stop_on_error ? "ends (checkpoint.on_error is stop)"
+                                                    : "goes on";
+  notes_.push_back(fmt::format("warning: step {} was not saved, training {}: {}", step, then, why));
   if (options_.stop_on_error && failure_.empty()) failure_ = why;
 }
 
@@ -284,6 +285,7 @@ void Saver::finish_in_background(const TrainerState& state) {
 
 void Saver::leave(milliseconds at_most) noexcept {
   if (!async_) return;
+  leaving_ = true;
   try {
     wait_for_writer(Clock::now() + at_most);
     poll();

@@ -113,6 +113,7 @@ class Saver {
 
   std::vector<Saved> saved_;
   std::vector<std::string> notes_;
+  bool leaving_ = false;
   std::string failure_;       // ends training
   std::exception_ptr fatal_;  // ends training, whatever the policy
 };
