@@ -104,10 +104,10 @@ fi
 if [[ $mode == default ]]; then
   # All kernels, but each only once: the CPU's for other processors take minutes to compile.
   options=(-DTESSERA_GENERIC_CPU=ON)
-  stage "asan: build" build asan base_test io_tests io_data_tests tools_config_tests tools_report_tests \
+  stage "asan: build" build asan base_test io_tests io_data_tests io_dcp_tests tools_config_tests tools_report_tests \
     kernels_test fiber_test &&
     stage "asan: parsers, files, kernels" \
-      check asan -R "^(base|io|io_data|tools_config|tools_report|kernels|fiber)_tests?\."
+      check asan -R "^(base|io|io_data|io_dcp|tools_config|tools_report|kernels|fiber)_tests?\."
   stage "tsan: build" build tsan base_test comm_test comm_control_test &&
     stage "tsan: communication and threads" check tsan -R "^(base|comm|comm_control)_tests?\."
   if has_fuzzer; then

@@ -45,8 +45,10 @@ bool is_cached(const File& file, std::int64_t begin, std::int64_t end) {
 AlignedBuffer::AlignedBuffer(std::size_t bytes)
     : size_(static_cast<std::size_t>(round_up(static_cast<std::int64_t>(bytes)))) {
   const bool large = size_ >= kHugePage;
-  data_.reset(static_cast<char*>(std::aligned_alloc(large ? kHugePage : kDirectAlignment, size_)));
-  if (!data_) throw std::bad_alloc();
+  void* data = nullptr;
+  if (::posix_memalign(&data, large ? kHugePage : kDirectAlignment, size_) != 0)
+    throw std::bad_alloc();
+  data_.reset(static_cast<char*>(data));
   // Whole stretches of memory make few requests of a transfer. A hint.
   if (large) ::madvise(data_.get(), size_, MADV_HUGEPAGE);
 }
