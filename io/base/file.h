@@ -75,8 +75,7 @@ class File {
 std::string read_file(const fs::path& path, std::int64_t max_bytes, Links links = Links::Follow);
 
 /// @throws IoError if there is something at `path` that is no regular file: a directory, a device
-/// or
-///         a link, which a rename would put an end to
+///         or a link, which a rename would put an end to
 void require_replaceable(const fs::path& path);
 
 /// Replaces the file by rename: at every moment the name holds the old or the new content. Writes

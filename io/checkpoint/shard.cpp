@@ -45,9 +45,11 @@ std::int64_t byte_count(const TensorPart& part) {
 }
 
 /// @param offset  of the part in the file
+/// @param sent    up to where the file is on its way to the disk; moves on
 /// @return the checksum of each chunk
-std::vector<std::uint64_t> write_part(File& file, std::int64_t offset, const TensorPart& part,
-                                      std::int64_t chunk_bytes, const SaveRequest& request) {
+std::vector<std::uint64_t> write_part(File& file, std::int64_t offset, std::int64_t& sent,
+                                      const TensorPart& part, std::int64_t chunk_bytes,
+                                      const SaveRequest& request) {
   const auto* const data = static_cast<const char*>(part.data);
   const std::int64_t bytes = byte_count(part);
   std::vector<std::uint64_t> crcs(
@@ -60,7 +62,10 @@ std::vector<std::uint64_t> write_part(File& file, std::int64_t offset, const Ten
       crc = crc64(data + at, static_cast<std::size_t>(n), crc);
     }
     file.write(data + begin, static_cast<std::size_t>(end - begin));
-    if (end - begin == kPiece) file.start_writeback(offset + begin, kPiece);
+    if (offset + end - sent >= kPiece) {
+      file.start_writeback(sent, offset + end - sent);
+      sent = offset + end;
+    }
     if (request.pulse) request.pulse->fetch_add(1, std::memory_order_relaxed);
   }
   return crcs;
@@ -129,10 +134,11 @@ Json write_shard(const SaveRequest& request, const ShardPlan& plan, std::int64_t
   File file = File::create(dir / name);
   pass("shard-created");
   file.write(plan.preamble.data(), plan.preamble.size());
+  std::int64_t sent = 0;
   for (const ShardPlan::Entry& entry : plan.entries) {
     const TensorPart& part = *entry.part;
     const std::vector<std::uint64_t> crcs =
-        write_part(file, entry.begin, part, chunk_bytes, request);
+        write_part(file, entry.begin, sent, part, chunk_bytes, request);
     const auto width = static_cast<std::int64_t>(dtype_size(part.dtype));
     Json& chunks = sections[std::string(section_name(entry.section))][part.name]["chunks"];
     std::int64_t begin = entry.begin;
