@@ -1,9 +1,13 @@
 #include "comm/bootstrap.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
+#include <random>
 #include <thread>
 
+#include "comm/control/agreement.h"
+#include "comm/control/authentication.h"
 #include "comm/control/memory_store.h"
 #include "comm/control/socket.h"
 #include "comm/control/tcp_store.h"
@@ -18,14 +22,20 @@ namespace {
 
 constexpr std::chrono::milliseconds kDrain{2000};
 constexpr std::chrono::milliseconds kResolvePause{200};
+// From a rank's silence to its verdict.
+constexpr std::chrono::milliseconds kNoticed{1000};
 
 // The store of a run whose rank 0 serves it: this rank must leave last.
 class ServedStore final : public Store {
  public:
   ServedStore(std::unique_ptr<TcpStoreServer> server, std::chrono::milliseconds deadline,
-              const std::string& run_id)
+              const BootstrapOptions& options)
       : server_(std::move(server)),
-        client_(std::make_unique<TcpStore>(server_->host(), server_->port(), run_id, deadline)) {}
+        client_(std::make_unique<TcpStore>(server_->host(), server_->port(), server_->run_id(),
+                                           deadline, 1, server_->token())),
+        monitor_(std::make_unique<Monitor>(*server_,
+                                           MonitorOptions{.silence = options.heartbeat_timeout},
+                                           nullptr, options.on_note)) {}
   ~ServedStore() override {
     client_.reset();
     server_->drain(kDrain);
@@ -36,22 +46,34 @@ class ServedStore final : public Store {
   }
   bool has(const std::string& key) override { return client_->has(key); }
   void leave(const std::string& name, int readers) override { client_->leave(name, readers); }
+  void beat(int rank, const RankState& state) override { client_->beat(rank, state); }
+  std::shared_ptr<Store> separate(std::chrono::milliseconds answer_time) const override {
+    return client_->separate(answer_time);
+  }
 
  private:
   std::unique_ptr<TcpStoreServer> server_;
   std::unique_ptr<TcpStore> client_;
+  std::unique_ptr<Monitor> monitor_;
 };
 
+// Where rank 0 listens.
+const std::string& served_address(const LaunchEnvironment& env) {
+  return env.bind.empty() ? env.address : env.bind;
+}
+
 std::unique_ptr<TcpStoreServer> serve(const LaunchEnvironment& env, Deadline end) {
-  while (!has_address(env.address) && std::chrono::steady_clock::now() < end) {
+  const std::string& host = served_address(env);
+  while (!has_address(host) && std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(
         std::min(kResolvePause, std::chrono::milliseconds(milliseconds_until(end))));
   }
   for (int i = 0;; ++i) {
     TcpStoreServerOptions options;
-    options.host = env.address;
+    options.host = host;
     options.port = static_cast<std::uint16_t>(env.port + i);
     options.run_id = env.run_id;
+    options.token = env.token;
     options.max_connections += 4 * static_cast<std::size_t>(env.world_size);
     try {
       return std::make_unique<TcpStoreServer>(std::move(options));
@@ -61,9 +83,29 @@ std::unique_ptr<TcpStoreServer> serve(const LaunchEnvironment& env, Deadline end
   }
 }
 
+// The store that the launcher or rank 0 serves.
+std::shared_ptr<Store> join_store(const LaunchEnvironment& env,
+                                  std::chrono::milliseconds deadline) {
+  try {
+    return std::make_shared<TcpStore>(env.address, env.port, env.run_id, deadline, env.ports,
+                                      env.token);
+  } catch (const CommError& error) {
+    if (!env.rank_zero_serves || error.failure() != CommFailure::Timeout) throw;
+    throw CommError(CommFailure::Timeout, {0}, "{}", error.what());
+  }
+}
+
 bool computes_on_device(const BootstrapOptions& options) {
   const auto& context = options.communicator.context;
   return context && context->device().type == DeviceType::CUDA;
+}
+
+// What a communicator of host memory is to this rank.
+std::unique_ptr<Communicator> adapted(const BootstrapOptions& options,
+                                      std::unique_ptr<Communicator> communicator) {
+  return computes_on_device(options)
+             ? make_host_staged_communicator(std::move(communicator), options.communicator.context)
+             : std::move(communicator);
 }
 
 bool may_share_devices() {
@@ -114,6 +156,138 @@ std::unique_ptr<NcclDriver> try_nccl(RankGroup& group, int rank, const Bootstrap
   return nullptr;
 }
 
+// What a verdict aborts, once it is there.
+struct AbortTarget {
+  std::mutex mutex;
+  Communicator* communicator = nullptr;
+  std::optional<CommError> verdict = {};
+
+  void strike(const CommError& error) {
+    const std::lock_guard lock(mutex);
+    verdict = error;
+    if (communicator != nullptr) communicator->fail(error);
+  }
+  void set(Communicator* made) {
+    const std::lock_guard lock(mutex);
+    if (verdict) throw CommError(*verdict);
+    communicator = made;
+  }
+};
+
+std::unique_ptr<Heartbeat> start_heartbeat(const LaunchEnvironment& env,
+                                           const BootstrapOptions& options, const RankGroup& group,
+                                           const std::shared_ptr<AbortTarget>& target) {
+  HeartbeatOptions heartbeat;
+  heartbeat.silence = options.heartbeat_timeout;
+  if (env.rank_zero_serves) {
+    heartbeat.server = {0};
+    heartbeat.server_name = fmt::format("rank 0 ({})", group.ranks[0].process());
+  }
+  heartbeat.on_verdict = [target](const CommError& error) { target->strike(error); };
+  if (options.on_stuck) {
+    heartbeat.on_stuck = [stuck = options.on_stuck, ranks = group.ranks](const CommError& error) {
+      stuck(error, ranks);
+    };
+  }
+  constexpr std::chrono::milliseconds kNoLimit{60'000};
+  auto store = group.store->separate(heartbeat.silence.count() > 0 ? heartbeat.silence : kNoLimit);
+  return std::make_unique<Heartbeat>(std::move(store), env.rank, group.status,
+                                     std::move(heartbeat));
+}
+
+// Whoever comes to the store first chooses. The run's id does not do: by hand, and under most
+// launchers, it is the same for every start.
+void tell_start_id(Store& store, const BootstrapOptions& options) {
+  if (!options.on_start_id) return;
+  std::random_device random;
+  const std::uint64_t mine = (std::uint64_t{random()} << 32 | random()) | 1;
+  const std::string text = set_or_get(store, "start id", std::to_string(mine));
+  std::uint64_t id = 0;
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), id);
+  if (parsed.ec == std::errc() && id != 0) options.on_start_id(id);
+}
+
+// The same error for all ranks, if the store is still there.
+CommError published(Store& store, const CommError& error) {
+  try {
+    return publish_verdict(store, error);
+  } catch (const CommError&) {
+    return error;
+  }
+}
+
+// Makes the communicator of ranks that have met.
+void connect(RankGroup& group, const LaunchEnvironment& env, const BootstrapOptions& options,
+             Deadline end) {
+  const std::string& backend = options.backend;
+  const bool on_device = computes_on_device(options);
+  const Hello& hello = group.ranks[static_cast<std::size_t>(env.rank)];
+  CommunicatorOptions communicator = options.communicator;
+  communicator.ends_run = true;
+  const auto left = [&] { return std::chrono::milliseconds(milliseconds_until(end)); };
+  const auto time_to_connect = [&] { return std::max(left(), std::chrono::milliseconds(2000)); };
+  const auto other = std::find_if(group.ranks.begin(), group.ranks.end(),
+                                  [&](const Hello& h) { return h.host != group.ranks[0].host; });
+  const bool one_host = other == group.ranks.end();
+  std::vector<std::string> processes;
+  for (const Hello& h : group.ranks) processes.push_back(h.process());
+
+  if (on_device && (backend == "auto" || backend == "nccl")) {
+    if (auto driver = try_nccl(group, env.rank, options, time_to_connect())) {
+      NcclOptions nccl;
+      nccl.communicator = communicator;
+      nccl.connect_timeout = time_to_connect();
+      nccl.processes = processes;
+      group.communicator =
+          make_nccl_communicator(std::move(driver), group.store, env.rank, env.world_size, nccl);
+      return;
+    }
+    require<Unsupported>(backend == "auto", "comm.backend=nccl: {}", group.why_not_nccl);
+  }
+
+  if (backend != "gloo") {
+    SharedMemoryOptions shared;
+    shared.communicator = communicator;
+    shared.connect_timeout = time_to_connect();
+    shared.processes = processes;
+    try {
+      if (!one_host) {
+        throw Unsupported("the ranks are on several hosts: rank 0 on {}, rank {} on {}",
+                          group.ranks[0].host, other->rank, other->host);
+      }
+      SharedSegment segment =
+          connect_shared_segment(*group.store, env.rank, env.world_size, shared);
+      group.communicator =
+          adapted(options, make_shared_memory_communicator(group.store, env.rank, env.world_size,
+                                                           std::move(segment), shared));
+      return;
+    } catch (const Unsupported& error) {
+      require<Unsupported>(backend == "auto", "comm.backend=shm: {}; use gloo or auto",
+                           error.what());
+      group.why_not_shared_memory = error.what();
+    }
+  }
+
+  GlooOptions gloo;
+  gloo.communicator = communicator;
+  gloo.connect_timeout = time_to_connect();
+  if (options.heartbeat_timeout.count() > 0)
+    gloo.watched_within = options.heartbeat_timeout + kNoticed;
+  gloo.processes = std::move(processes);
+  if (!one_host) {
+    // Not this host's own name, which many systems resolve to a loopback address.
+    std::vector<std::string> others = {env.address};
+    for (const Hello& h : group.ranks) {
+      if (h.host != hello.host) others.push_back(h.host);
+    }
+    // Containers that share a network meet on loopback, and then that leads everywhere.
+    const auto towards = address_towards(others);
+    gloo.address = towards ? *towards : is_loopback(env.address) ? env.address : hello.host;
+  }
+  group.communicator =
+      adapted(options, make_gloo_communicator(group.store, env.rank, env.world_size, gloo));
+}
+
 }  // namespace
 
 RankGroup bootstrap(const LaunchEnvironment& env, const BootstrapOptions& options) {
@@ -125,86 +299,44 @@ RankGroup bootstrap(const LaunchEnvironment& env, const BootstrapOptions& option
   require<Unsupported>(backend != "nccl" || on_device,
                        "comm.backend=nccl is for ranks that compute on GPUs, and these compute on "
                        "the cpu; use comm.backend=shm, gloo or auto");
-  // What a communicator of host memory is to this rank.
-  const auto adapted = [&](std::unique_ptr<Communicator> communicator) {
-    return on_device ? make_host_staged_communicator(std::move(communicator), context)
-                     : std::move(communicator);
-  };
-
   RankGroup group;
+  const auto target = std::make_shared<AbortTarget>();
   const Hello hello = make_hello(env.rank, env.world_size, env.run_id, options.fingerprint,
                                  on_device ? context->backend().device_id() : std::string());
+  group.status = options.status ? options.status : std::make_shared<RankStatus>(hello.process());
   if (env.world_size == 1) {
     group.store = std::make_shared<MemoryStore>();
-    group.communicator = adapted(make_single_communicator());
+    group.communicator = adapted(options, make_single_communicator());
     group.ranks = {hello};
+    tell_start_id(*group.store, options);
     return group;
   }
 
   const auto end = std::chrono::steady_clock::now() + options.init_timeout;
   const auto left = [&] { return std::chrono::milliseconds(milliseconds_until(end)); };
   if (env.rank_zero_serves && env.rank == 0) {
-    group.store = std::make_shared<ServedStore>(serve(env, end), left(), env.run_id);
+    group.store = std::make_shared<ServedStore>(serve(env, end), left(), options);
   } else {
-    group.store = std::make_shared<TcpStore>(env.address, env.port, env.run_id, left(), env.ports);
+    // Every rank would learn at its deadline only that rank 0 does not serve.
+    if (env.rank_zero_serves && has_address(served_address(env))) {
+      require_token(served_address(env), env.token);
+    }
+    group.store = join_store(env, left());
   }
+  tell_start_id(*group.store, options);
   group.ranks = rendezvous(*group.store, hello, left());
+  if (options.on_met) options.on_met(group.ranks);
 
-  const auto time_to_connect = [&] { return std::max(left(), std::chrono::milliseconds(1000)); };
-  const auto other = std::find_if(group.ranks.begin(), group.ranks.end(),
-                                  [&](const Hello& h) { return h.host != group.ranks[0].host; });
-  const bool one_host = other == group.ranks.end();
-  std::vector<std::string> processes;
-  for (const Hello& h : group.ranks) processes.push_back(h.process());
-
-  if (on_device && (backend == "auto" || backend == "nccl")) {
-    if (auto driver = try_nccl(group, env.rank, options, time_to_connect())) {
-      NcclOptions nccl;
-      nccl.communicator = options.communicator;
-      nccl.connect_timeout = time_to_connect();
-      nccl.processes = processes;
-      group.communicator =
-          make_nccl_communicator(std::move(driver), group.store, env.rank, env.world_size, nccl);
-      return group;
-    }
-    require<Unsupported>(backend == "auto", "comm.backend=nccl: {}", group.why_not_nccl);
+  group.heartbeat = start_heartbeat(env, options, group, target);
+  try {
+    connect(group, env, options, end);
+  } catch (const CommError& error) {
+    if (error.culprits().empty()) throw;  // the store may only have been slow for this rank
+    throw published(*group.store, error);
   }
-
-  if (backend != "gloo") {
-    SharedMemoryOptions shared;
-    shared.communicator = options.communicator;
-    shared.connect_timeout = time_to_connect();
-    shared.processes = processes;
-    try {
-      if (!one_host) {
-        throw Unsupported("the ranks are on several hosts: rank 0 on {}, rank {} on {}",
-                          group.ranks[0].host, other->rank, other->host);
-      }
-      SharedSegment segment =
-          connect_shared_segment(*group.store, env.rank, env.world_size, shared);
-      group.communicator = adapted(make_shared_memory_communicator(
-          group.store, env.rank, env.world_size, std::move(segment), shared));
-      return group;
-    } catch (const Unsupported& error) {
-      require<Unsupported>(backend == "auto", "comm.backend=shm: {}; use gloo or auto",
-                           error.what());
-      group.why_not_shared_memory = error.what();
-    }
-  }
-
-  GlooOptions gloo;
-  gloo.communicator = options.communicator;
-  gloo.connect_timeout = time_to_connect();
-  gloo.processes = std::move(processes);
-  if (!one_host) {
-    // Not this host's own name, which many systems resolve to a loopback address.
-    std::vector<std::string> others = {env.address};
-    for (const Hello& h : group.ranks) {
-      if (h.host != hello.host) others.push_back(h.host);
-    }
-    gloo.address = address_towards(others).value_or(hello.host);
-  }
-  group.communicator = adapted(make_gloo_communicator(group.store, env.rank, env.world_size, gloo));
+  target->set(group.communicator.get());
+  group.status->set_collective(
+      [communicator = group.communicator.get()] { return communicator->under_way(); });
   return group;
 }
 

@@ -8,7 +8,12 @@
 namespace tessera::comm {
 namespace {
 
+// A label that begins with the kind ("all_gather h.3") does not say it twice.
 std::string with_label(std::string_view kind, std::uint64_t sequence, std::string_view label) {
+  if (label.starts_with(kind)) {
+    label.remove_prefix(kind.size());
+    label.remove_prefix(std::min(label.size(), label.find_first_not_of(' ')));
+  }
   return label.empty() ? fmt::format("{}#{}", kind, sequence)
                        : fmt::format("{}#{} ({})", kind, sequence, label);
 }
@@ -60,7 +65,8 @@ std::string Signature::describe() const {
   return result;
 }
 
-std::optional<CommError> find_mismatch(std::span<const Signature> by_rank) {
+std::optional<CommError> find_mismatch(std::span<const Signature> by_rank,
+                                       std::span<const int> ranks) {
   const auto agreeing = [&](const Signature& s) {
     return std::count(by_rank.begin(), by_rank.end(), s);
   };
@@ -72,8 +78,8 @@ std::optional<CommError> find_mismatch(std::span<const Signature> by_rank) {
   std::vector<std::string> calls;
   for (std::size_t r = 0; r < by_rank.size(); ++r) {
     if (by_rank[r] == *reference) continue;
-    odd.push_back(static_cast<int>(r));
-    calls.push_back(fmt::format("rank {} called {}", r, by_rank[r].describe()));
+    odd.push_back(ranks.empty() ? static_cast<int>(r) : ranks[r]);
+    calls.push_back(fmt::format("rank {} called {}", odd.back(), by_rank[r].describe()));
   }
   if (odd.empty()) return std::nullopt;
   return CommError(CommFailure::Mismatch, odd,

@@ -61,8 +61,10 @@ struct Signature {
 
 /// Compares the signatures of all ranks; the odd ones out are found by majority, a tie goes to the
 /// group of the lowest rank. The same answer on every rank.
+/// @param ranks  whose they are; empty: of ranks 0, 1, 2, ...
 /// @return the error to throw, or nothing if all agree
-std::optional<CommError> find_mismatch(std::span<const Signature> by_rank);
+std::optional<CommError> find_mismatch(std::span<const Signature> by_rank,
+                                       std::span<const int> ranks = {});
 
 /// "rank 2" or "ranks 1, 3"
 std::string rank_list(std::span<const int> ranks);

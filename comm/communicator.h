@@ -5,10 +5,14 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 
+#include "core/base/error.h"
 #include "core/base/tensor_view.h"
 
 namespace tessera::comm {
+
+class FlightRecorder;
 
 enum class ReduceOp : std::uint8_t { Sum, Max };
 
@@ -68,6 +72,17 @@ class Communicator {
                                   CollectiveOptions options) = 0;
   virtual WorkPtr start_barrier(CollectiveOptions options) = 0;
 
+  /// What is started from here to end_group() is ready at once, and handed on together: NCCL runs
+  /// it in one launch that has one sequence number, and the sum of the deadlines; backends that run
+  /// one collective after the other take no notice. Buffers on the host are read by end_group() at
+  /// the latest; works may be waited for after it. Groups do not nest. See CollectiveGroup.
+  virtual void begin_group() {}
+  /// @throws CommError
+  virtual void end_group() {}
+  /// Instead of end_group(), after an error between the starts: what was held back never runs, and
+  /// to wait for it is an InternalError. The same group may be started again.
+  virtual void drop_group() noexcept {}
+
   void all_gather(const TensorView& buffer, CollectiveOptions options) {
     start_all_gather(buffer, std::move(options))->wait();
   }
@@ -87,8 +102,41 @@ class Communicator {
   /// before a result is kept (a checkpoint) or shown. @throws CommError
   virtual void check() {}
 
+  /// The collective that runs, or is next, or was the last of a communicator that is dead, in
+  /// words; empty if there is none. Any thread.
+  virtual std::string under_way() const { return {}; }
+  /// Nanoseconds that the caller has stood in waits of collectives, in all; 0 where the host does
+  /// not wait. Any thread.
+  virtual std::int64_t waited_ns() const { return 0; }
+
+  /// Collectives that are queued from now on are recorded there; null: no more. A group of one has
+  /// none, and takes no notice.
+  // NOLINTNEXTLINE(performance-unnecessary-value-param): those that have one keep it
+  virtual void set_recorder(std::shared_ptr<FlightRecorder> /*recorder*/) {}
+
   /// Fails what is under way or queued, and every later call. Safe from any thread; idempotent.
   virtual void abort(std::string_view reason) noexcept = 0;
+  /// The same because of something that was found elsewhere, which later calls then report.
+  virtual void fail(const CommError& reason) noexcept { abort(reason.what()); }
+};
+
+/// Collectives that are started while it lives go together; see Communicator::begin_group().
+class CollectiveGroup {
+ public:
+  explicit CollectiveGroup(Communicator& communicator) : communicator_(&communicator) {
+    communicator.begin_group();
+  }
+  ~CollectiveGroup() {
+    if (communicator_ != nullptr) communicator_->drop_group();
+  }
+  CollectiveGroup(const CollectiveGroup&) = delete;
+  CollectiveGroup& operator=(const CollectiveGroup&) = delete;
+
+  /// To be called once, after the last start. @throws CommError
+  void end() { std::exchange(communicator_, nullptr)->end_group(); }
+
+ private:
+  Communicator* communicator_;
 };
 
 }  // namespace tessera::comm

@@ -13,11 +13,16 @@
 
 namespace tessera::comm {
 
+/// CommError::fate() of ranks that live, but that others do not reach.
+inline constexpr std::string_view kCutOff = "cut off";
+
 /// How ranks that are processes speak of a collective that failed: the same words whatever moves
 /// the data, and one verdict for all of them.
 class FailureReport {
  public:
-  /// @param key        of the verdict in the store; new for each communicator
+  /// @param key        of the verdict in the store; new for each communicator. kVerdict: it ends
+  /// the
+  ///                   run, and who watches processes may know better why a rank is lost
   /// @param processes  how messages call each rank's process, by rank; may be empty
   FailureReport(std::shared_ptr<Store> store, std::string key, int world_size,
                 std::vector<std::string> processes);
@@ -30,6 +35,8 @@ class FailureReport {
   /// All came, but not all data did. @param question  what may be the cause: "is it stopped?"
   CommError stuck(const Collective& collective, std::span<const int> ranks,
                   std::string_view question) const;
+  /// These wait for each other: all came, and all reach the store.
+  CommError apart(const Collective& collective, std::span<const int> ranks) const;
 
   /// The error that all ranks report: whichever rank failed first. A rank leaves only after this,
   /// so no peer can blame it for leaving. One thread at a time.

@@ -1,14 +1,15 @@
 #include "comm/gloo.h"
 
-#include <pthread.h>
-
 #include <algorithm>
-#include <csignal>
 #include <cstring>
+#include <thread>
 
+#include "comm/control/agreement.h"
+#include "comm/control/waiting_ranks.h"
 #include "comm/failure_report.h"
 #include "comm/gloo_mesh.h"
 #include "comm/host_memory.h"
+#include "comm/pipe_signal_block.h"
 #include "comm/reduce.h"
 
 namespace tessera::comm {
@@ -25,6 +26,13 @@ static_assert(std::is_trivially_copyable_v<Header> && sizeof(Header) == 256);
 // all_reduce up to this size sends everything to everybody: one exchange instead of two.
 constexpr std::size_t kDirectAllReduce = 32 * 1024;
 
+// Where two ranks do not reach each other, both say so at about the same time; where a rank reaches
+// nobody, several do.
+constexpr std::chrono::milliseconds kSettle{500};
+constexpr std::chrono::milliseconds kLook{50};
+// Stands for a collective that is far from all others.
+constexpr std::uint64_t kConnecting = std::uint64_t{1} << 63;
+
 // Slot of a collective's data. It depends on the whole signature, so that ranks that disagree never
 // receive each other's data: Gloo ends the process when sizes differ.
 std::uint64_t data_slot(const Signature& signature, int phase) {
@@ -37,13 +45,21 @@ std::uint64_t data_slot(const Signature& signature, int phase) {
 
 class GlooBackend final : public CollectiveBackend {
  public:
-  GlooBackend(std::shared_ptr<Store> store, int rank, int world_size, const GlooOptions& options)
+  GlooBackend(const std::shared_ptr<Store>& store, int rank, int world_size,
+              const GlooOptions& options)
       : options_(options),
         rank_(rank),
         world_(world_size),
-        mesh_(*store, rank, world_size, options),
-        report_(std::move(store), options.name + "/failure", world_size, options.processes),
+        waiting_(store, options.name, rank, world_size),
+        report_(store, options.communicator.ends_run ? kVerdict : options.name + "/failure",
+                world_size, options.processes),
         headers_(static_cast<std::size_t>(world_size)) {
+    try {
+      mesh_ = std::make_unique<GlooMesh>(*store, rank, world_size, options);
+    } catch (const GlooMesh::Unreachable& error) {
+      throw report_.verdict(unreachable(*store, error, error.they_end));
+    }
+    const PipeSignalBlock block;
     post_headers(0);
   }
 
@@ -52,16 +68,14 @@ class GlooBackend final : public CollectiveBackend {
   std::string_view name() const override { return "gloo"; }
 
   void run(const Collective& c) override {
-    if (!signals_blocked_) {  // a write to a lost peer must be an error, not a signal
-      sigset_t pipe;
-      sigemptyset(&pipe);
-      sigaddset(&pipe, SIGPIPE);
-      pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
-      signals_blocked_ = true;
-    }
-    mesh_.set_deadline(GlooMesh::Clock::now() + c.deadline);
+    const PipeSignalBlock block;
+    const auto now = GlooMesh::Clock::now();
+    mesh_->set_deadline(now + c.deadline / 2, now + c.deadline,
+                        [this, &c](const auto& owing) { tell_waiting(c, owing); });
     try {
       run_checked(c);
+      if (has_told_) ask_store([&] { waiting_.tell_over(c.sequence); });
+      has_told_ = false;
       post_headers(c.sequence + 1);
     } catch (const CommError& error) {
       throw report_.verdict(error);
@@ -70,13 +84,13 @@ class GlooBackend final : public CollectiveBackend {
 
   void interrupt(const CommError& reason) noexcept override {
     report_.set_interruption(reason);
-    mesh_.interrupt();
+    mesh_->interrupt();
   }
 
   void close(const CommError* reason) noexcept override {
     if (reason != nullptr) report_.verdict(*reason);
     incoming_.clear();
-    mesh_.close();
+    mesh_->close();
   }
 
  private:
@@ -194,17 +208,16 @@ class GlooBackend final : public CollectiveBackend {
           out_(static_cast<const std::byte*>(out)) {}
     void receive(int peer, std::size_t offset, std::size_t bytes) {
       if (bytes == 0) return;
-      transfers_.push_back(backend_.mesh_.receive(peer, slot_, in_ + offset, bytes));
+      transfers_.push_back(backend_.mesh_->receive(peer, slot_, in_ + offset, bytes));
     }
     void send(int peer, std::size_t offset, std::size_t bytes) {
       if (bytes == 0) return;
-      transfers_.push_back(backend_.mesh_.send(peer, slot_, out_ + offset, bytes));
+      transfers_.push_back(backend_.mesh_->send(peer, slot_, out_ + offset, bytes));
     }
     void finish() {
-      const GlooMesh::Result result = backend_.mesh_.wait(transfers_);
+      const GlooMesh::Result result = backend_.mesh_->wait(transfers_);
       if (result.outcome == GlooMesh::Outcome::Late) {
-        throw backend_.report_.stuck(collective_, result.peers,
-                                     "is it stopped, or the network down?");
+        throw backend_.late(collective_, result.peers, true);
       }
       backend_.check(collective_, result);
     }
@@ -241,7 +254,7 @@ class GlooBackend final : public CollectiveBackend {
   void post_headers(std::uint64_t sequence) {
     incoming_.clear();
     for_peers([&](int r) {
-      incoming_.push_back(mesh_.receive(r, sequence, &headers_[index(r)], sizeof(Header)));
+      incoming_.push_back(mesh_->receive(r, sequence, &headers_[index(r)], sizeof(Header)));
     });
   }
 
@@ -250,13 +263,83 @@ class GlooBackend final : public CollectiveBackend {
     copy(header_.payload.data(), payload, bytes);
     std::vector<GlooMesh::Transfer> outgoing;
     for_peers(
-        [&](int r) { outgoing.push_back(mesh_.send(r, c.sequence, &header_, sizeof(Header))); });
-    check(c, mesh_.wait(incoming_));
-    check(c, mesh_.wait(outgoing));
+        [&](int r) { outgoing.push_back(mesh_->send(r, c.sequence, &header_, sizeof(Header))); });
+    check(c, mesh_->wait(incoming_));
+    check(c, mesh_->wait(outgoing));
     headers_[index(rank_)].signature = header_.signature;
     std::vector<Signature> signatures;
     for (const Header& header : headers_) signatures.push_back(header.signature);
     if (const auto mismatch = find_mismatch(signatures)) throw CommError(*mismatch);
+  }
+
+  // Without the store nothing is known of the others; that alone is no failure.
+  template <typename F>
+  void ask_store(F&& f) {
+    if (store_is_lost_) return;
+    try {
+      f();
+    } catch (const CommError&) {
+      store_is_lost_ = true;
+    }
+  }
+
+  void tell_waiting(const Collective& c, const std::vector<int>& owing) {
+    has_told_ = true;
+    ask_store([&] { waiting_.tell(c.sequence, owing); });
+  }
+
+  // Not all data came in time. @param arrived  but all ranks did come
+  CommError late(const Collective& c, const std::vector<int>& owing, bool arrived) {
+    WaitCause cause{owing, {}};
+    ask_store([&] {
+      cause = find_wait_cause(rank_, owing, [&](int r) { return waiting_.of(r, c.sequence); });
+    });
+    if (!cause.apart.empty()) return report_.apart(c, cause.apart);
+    const std::vector<int>& culprits = cause.silent.empty() ? owing : cause.silent;
+    return arrived ? report_.stuck(c, culprits, "is it stopped, or the network down?")
+                   : report_.missing(c, culprits);
+  }
+
+  // A rank that has ended, or is stopped, can't be reached, either, but is found by who watches it,
+  // and does not say itself that it can't connect. One that lives may say so much later: who is
+  // refused knows at once, who is waited for in vain at the end of its time.
+  // @param they_end  that time, at the latest
+  CommError unreachable(Store& store, const CommError& error,
+                        GlooMesh::Clock::time_point they_end) {
+    std::optional<CommError> verdict;
+    std::vector<int> apart;
+    ask_store([&] {
+      waiting_.tell(kConnecting, error.culprits());
+      const auto says = [&](int r) { return waiting_.of(r, kConnecting).has_value(); };
+      bool all_say = false;
+      auto end = std::max(they_end + kSettle, GlooMesh::Clock::now() + options_.watched_within);
+      while (GlooMesh::Clock::now() < end) {
+        if (options_.communicator.ends_run) verdict = find_verdict(store, kLook);
+        if (verdict) return;
+        if (!all_say && std::ranges::all_of(error.culprits(), says)) {
+          all_say = true;
+          end = std::min(end, GlooMesh::Clock::now() + kSettle);
+        }
+        std::this_thread::sleep_for(kLook);
+      }
+      if (!all_say) return;
+      Waits waits = {{rank_, error.culprits()}};
+      for_peers([&](int r) {
+        if (const auto others = waiting_.of(r, kConnecting)) waits[r] = *others;
+      });
+      // One end may take for made what the other one could not make.
+      for (const auto& [rank, owing] : Waits(waits)) {
+        for (const int other : owing) waits[other].push_back(rank);
+      }
+      apart = find_cut(waits);
+    });
+    if (verdict) return *verdict;
+    if (apart.empty()) return error;
+    return CommError(CommFailure::Timeout, apart,
+                     "{}; they live, and could not connect either, so the network between {}{} is "
+                     "cut, or a firewall blocks it",
+                     error.what(), report_.name(apart), apart.size() == 1 ? " and others" : "")
+        .set_fate(std::string(kCutOff));
   }
 
   void check(const Collective& c, const GlooMesh::Result& result) {
@@ -266,7 +349,7 @@ class GlooBackend final : public CollectiveBackend {
       case GlooMesh::Outcome::Lost:
         throw report_.lost(c, result.peers);
       case GlooMesh::Outcome::Late:
-        throw report_.missing(c, result.peers);
+        throw late(c, result.peers, false);
       case GlooMesh::Outcome::Interrupted:
         throw report_.interruption();
     }
@@ -290,8 +373,9 @@ class GlooBackend final : public CollectiveBackend {
 
   const GlooOptions options_;
   const int rank_, world_;
-  GlooMesh mesh_;
+  WaitingRanks waiting_;
   FailureReport report_;
+  std::unique_ptr<GlooMesh> mesh_;
   Header header_{};
   std::vector<Header> headers_;
   std::vector<GlooMesh::Transfer> incoming_;  // the next collective's headers
@@ -299,18 +383,19 @@ class GlooBackend final : public CollectiveBackend {
   std::unique_ptr<std::byte[]> unbooked_;
   std::byte* staging_ = nullptr;
   std::size_t staging_bytes_ = 0;
-  bool signals_blocked_ = false;
+  bool has_told_ = false;  // in this collective: for whom it waits
+  bool store_is_lost_ = false;
 };
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_gloo_communicator(std::shared_ptr<Store> store, int rank,
+std::unique_ptr<Communicator> make_gloo_communicator(const std::shared_ptr<Store>& store, int rank,
                                                      int world_size, const GlooOptions& options) {
   require(store != nullptr && world_size >= 2 && rank >= 0 && rank < world_size,
           "gloo needs a store and a rank of a group of two or more, got rank {} of {}", rank,
           world_size);
   return std::make_unique<QueuedCommunicator>(
-      std::make_unique<GlooBackend>(std::move(store), rank, world_size, options),
+      std::make_unique<GlooBackend>(store, rank, world_size, options),
       options.communicator.timeout);
 }
 

@@ -11,8 +11,12 @@ namespace tessera::comm {
 
 struct GlooOptions {
   CommunicatorOptions communicator = {};
-  /// Time for all ranks to connect to each other.
+  /// Time for all ranks to connect to each other: half of it to say where they listen, half to
+  /// connect, and half of it more where more than 64 can't be reached. Why they can't be is found
+  /// within watched_within, or the time that those take, and half a second more.
   std::chrono::milliseconds connect_timeout{60'000};
+  /// Who watches processes, if ends_run, finds one that has ended or is stopped within this.
+  std::chrono::milliseconds watched_within{2000};
   /// Address or host name on which this rank listens for its peers.
   std::string address = "127.0.0.1";
   /// Prefix of the keys in the store; new for each communicator.
@@ -31,7 +35,7 @@ struct GlooOptions {
 ///
 /// @param store  outlives the connection; also carries verdicts
 /// @throws CommError if not all ranks connect in time
-std::unique_ptr<Communicator> make_gloo_communicator(std::shared_ptr<Store> store, int rank,
+std::unique_ptr<Communicator> make_gloo_communicator(const std::shared_ptr<Store>& store, int rank,
                                                      int world_size, const GlooOptions& options);
 
 }  // namespace tessera::comm

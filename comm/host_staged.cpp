@@ -149,7 +149,14 @@ class HostStagedCommunicator final : public Communicator {
 
   void check() override { inner_->check(); }
 
+  std::string under_way() const override { return inner_->under_way(); }
+  std::int64_t waited_ns() const override { return inner_->waited_ns(); }
+
+  void set_recorder(std::shared_ptr<FlightRecorder> recorder) override {
+    inner_->set_recorder(std::move(recorder));
+  }
   void abort(std::string_view reason) noexcept override { inner_->abort(reason); }
+  void fail(const CommError& reason) noexcept override { inner_->fail(reason); }
 
  private:
   std::unique_ptr<HostMemory> take(std::size_t bytes) {

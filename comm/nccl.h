@@ -56,17 +56,27 @@ std::unique_ptr<NcclDriver> open_nccl(Context& context, const std::string& plugi
 /// though not between ranks or runs of the same shape. A reduce-scatter of bf16 would round at
 /// every hop, and a maximum of floating point drop NaN: both are Unsupported.
 ///
+/// Collectives of a group (see Communicator::begin_group) go to NCCL together, behind the compute
+/// stream's work at its end, and are one collective to what follows.
+///
 /// A collective's deadline counts from when the device has reached it, since the host runs ahead. A
 /// watchdog looks after deadlines and NCCL's errors. When one comes, the ranks tell each other
 /// through the store where they are: who does not answer, has not called the collective, calls
 /// another one, or has not reached it on its device, is the culprit, and all ranks report the same
-/// verdict. That is also all that compares what ranks call: there is no comparison before data
-/// moves, as the other backends have, for it would cost every collective a message of its own.
-/// Then the communicator is aborted, so that what the device computes from then on is worthless:
-/// check() before it leaves the device for good. If that does not free the caller, see
+/// verdict.
+///
+/// What ranks call is compared before data moves, as with the other backends, but without a message
+/// for each collective: what differs from what all expect is compared through the store before it
+/// is launched, and waits for all ranks until its deadline; what is expected, as in every step but
+/// the first ones, is launched at once. See comm/nccl/call_comparison.h. After a mismatch nothing
+/// that was launched beyond it ends, and all ranks throw within a second or so.
+///
+/// After a failure the communicator is aborted, so that what the device computes from then on is
+/// worthless: check() before it leaves the device for good. If that does not free the caller, see
 /// NcclOptions::on_stuck.
 ///
-/// @param store  outlives the communicator; carries NCCL's unique id, verdicts and positions
+/// @param store  outlives the communicator; carries NCCL's unique id, verdicts, positions, and
+///   what is compared; once it is lost, nothing new can be launched
 /// @throws CommError naming who is missing, or where NCCL does not start and why
 std::unique_ptr<Communicator> make_nccl_communicator(std::unique_ptr<NcclDriver> driver,
                                                      std::shared_ptr<Store> store, int rank,

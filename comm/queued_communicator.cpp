@@ -2,6 +2,9 @@
 
 #include <utility>
 
+#include "comm/flight_recorder.h"
+#include "core/base/fault_point.h"
+
 namespace tessera::comm {
 namespace {
 
@@ -87,11 +90,16 @@ Collective checked_broadcast(const TensorView& buffer, int root, int world_size,
 
 class QueuedCommunicator::QueuedWork final : public Work {
  public:
-  explicit QueuedWork(Collective c) : collective(std::move(c)) {}
+  QueuedWork(Collective c, std::shared_ptr<std::atomic<std::int64_t>> waited_ns)
+      : collective(std::move(c)), waited_ns_(std::move(waited_ns)) {}
   bool is_done() const override { return done_.load(std::memory_order_acquire); }
   void wait() override {
     std::unique_lock lock(mutex_);
-    finished_.wait(lock, [&] { return is_done(); });
+    if (!is_done()) {
+      const auto start = std::chrono::steady_clock::now();
+      finished_.wait(lock, [&] { return is_done(); });
+      *waited_ns_ += std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
+    }
     if (error_) throw CommError(*error_);
   }
   void finish(const CommError* error) {
@@ -104,6 +112,7 @@ class QueuedCommunicator::QueuedWork final : public Work {
   const Collective collective;
 
  private:
+  const std::shared_ptr<std::atomic<std::int64_t>> waited_ns_;
   std::mutex mutex_;
   std::condition_variable finished_;
   std::atomic<bool> done_{false};
@@ -155,28 +164,48 @@ WorkPtr QueuedCommunicator::enqueue(Collective collective, CollectiveOptions opt
   collective.label = std::move(options.label);
   collective.deadline = options.deadline.count() > 0 ? options.deadline : timeout_;
   const std::lock_guard lock(mutex_);
+  if (failure_ && !std::exchange(told_, true)) throw CommError(*failure_);
   if (failure_) throw aborted_error();
   collective.sequence = sequence_++;
-  auto item = std::make_shared<QueuedWork>(std::move(collective));
+  if (recorder_) recorder_->queued(collective);
+  auto item = std::make_shared<QueuedWork>(std::move(collective), waited_ns_);
   queue_.push_back(item);
   wake_.notify_one();
   return item;
 }
 
+std::string QueuedCommunicator::under_way() const {
+  const std::lock_guard lock(mutex_);
+  return queue_.empty() ? died_in_ : queue_.front()->collective.describe();
+}
+
 CommError QueuedCommunicator::aborted_error() const {
-  return CommError(CommFailure::Aborted, failure_->culprits(),
-                   "this communicator is dead; it failed before: {}", failure_->what());
+  CommError error(CommFailure::Aborted, failure_->culprits(),
+                  "this communicator is dead; it failed before: {}", failure_->what());
+  return error.set_fate(failure_->fate());
+}
+
+void QueuedCommunicator::set_recorder(std::shared_ptr<FlightRecorder> recorder) {
+  const std::lock_guard lock(mutex_);
+  recorder_ = std::move(recorder);
 }
 
 void QueuedCommunicator::abort(std::string_view reason) noexcept {
-  const CommError error(CommFailure::Aborted, std::vector<int>{rank()},
-                        "rank {} aborted communication: {}", rank(), reason);
+  {
+    const std::lock_guard lock(mutex_);
+    told_ = true;  // the caller knows
+  }
+  fail(CommError(CommFailure::Aborted, std::vector<int>{rank()},
+                 "rank {} aborted communication: {}", rank(), reason));
+}
+
+void QueuedCommunicator::fail(const CommError& reason) noexcept {
   {
     const std::lock_guard lock(mutex_);
     if (failure_) return;
-    failure_ = error;
+    failure_ = reason;
   }
-  backend_->interrupt(error);
+  backend_->interrupt(reason);
   wake_.notify_all();
 }
 
@@ -186,9 +215,12 @@ void QueuedCommunicator::work() {
     wake_.wait(lock, [&] { return stop_ || failure_ || !queue_.empty(); });
     if (failure_ || queue_.empty()) break;
     const auto item = queue_.front();
+    const auto recorder = recorder_;
     lock.unlock();
     std::optional<CommError> error;
+    if (recorder) recorder->started(item->collective.sequence);
     try {
+      fault_point(collective_name(item->collective.kind).data());
       backend_->run(item->collective);
     } catch (const CommError& failure) {
       error = failure;
@@ -196,8 +228,13 @@ void QueuedCommunicator::work() {
       error = CommError(CommFailure::Aborted, std::vector<int>{rank()}, "rank {}: {} failed: {}",
                         rank(), item->collective.describe(), failure.what());
     }
+    if (recorder) recorder->ended(item->collective.sequence, !error);
     lock.lock();
     if (error && !failure_) failure_ = error;
+    if (error) {
+      died_in_ = item->collective.describe();
+      told_ = true;
+    }
     // Off the queue first: whoever sees the work done may destroy an idle communicator.
     queue_.pop_front();
     lock.unlock();
@@ -206,11 +243,18 @@ void QueuedCommunicator::work() {
   }
   const std::optional<CommError> reason = failure_;
   auto left = std::exchange(queue_, {});
+  const auto recorder = recorder_;
+  bool told = told_ || left.empty();
+  told_ = told_ || !left.empty();
   lock.unlock();
   backend_->close(reason ? &*reason : nullptr);
   for (const auto& item : left) {
-    const CommError error(CommFailure::Aborted, reason->culprits(), "{} did not run: {}",
-                          item->collective.describe(), reason->what());
+    const CommError error =
+        std::exchange(told, true)
+            ? CommError(CommFailure::Aborted, reason->culprits(), "{} did not run: {}",
+                        item->collective.describe(), reason->what())
+            : *reason;
+    if (recorder) recorder->ended(item->collective.sequence, false);
     item->finish(&error);
   }
 }

@@ -22,6 +22,8 @@ struct CommunicatorOptions {
   std::chrono::milliseconds timeout{120'000};
   /// Books staging buffers in this context's ledger; null: not booked.
   std::shared_ptr<Context> context = {};
+  /// Its failure is that of the run: told where every verdict on the run is.
+  bool ends_run = false;
 };
 
 /// Throws InvalidArgument unless the arguments fit, on `device` all of them; fills everything but
@@ -69,7 +71,11 @@ class QueuedCommunicator final : public Communicator {
                            CollectiveOptions options) override;
   WorkPtr start_broadcast(const TensorView& buffer, int root, CollectiveOptions options) override;
   WorkPtr start_barrier(CollectiveOptions options) override;
+  std::string under_way() const override;
+  std::int64_t waited_ns() const override { return waited_ns_->load(); }
+  void set_recorder(std::shared_ptr<FlightRecorder> recorder) override;
   void abort(std::string_view reason) noexcept override;
+  void fail(const CommError& reason) noexcept override;
 
  private:
   class QueuedWork;
@@ -79,10 +85,16 @@ class QueuedCommunicator final : public Communicator {
 
   std::unique_ptr<CollectiveBackend> backend_;
   const std::chrono::milliseconds timeout_;
-  std::mutex mutex_;
+  // Shared with works, which may be waited for after this is gone.
+  const std::shared_ptr<std::atomic<std::int64_t>> waited_ns_ =
+      std::make_shared<std::atomic<std::int64_t>>(0);
+  mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<std::shared_ptr<QueuedWork>> queue_;
   std::optional<CommError> failure_;  // set once: the communicator is dead
+  bool told_ = false;                 // the caller knows of it
+  std::string died_in_;               // the collective that failed
+  std::shared_ptr<FlightRecorder> recorder_;
   bool stop_ = false;
   std::uint64_t sequence_ = 0;
   std::thread thread_;

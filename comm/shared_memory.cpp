@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "comm/control/agreement.h"
+#include "comm/control/withheld_time.h"
 #include "comm/failure_report.h"
 #include "comm/reduce.h"
 #include "core/base/context.h"
@@ -103,7 +104,9 @@ class SharedMemoryBackend final : public CollectiveBackend {
         layout_(layout_of(world_size, options)),
         spins_(world_size <= available_cores()),
         segment_(std::move(segment)),
-        report_(std::move(store), options.name + "/failure", world_size, options.processes) {
+        report_(std::move(store),
+                options.communicator.ends_run ? kVerdict : options.name + "/failure", world_size,
+                options.processes) {
     require(segment_.bytes() >= layout_.bytes(),
             "a segment of {} bytes is too small for {} ranks with chunks of {}, which need {}",
             segment_.bytes(), world_size, layout_.chunk, layout_.bytes());
@@ -268,7 +271,9 @@ class SharedMemoryBackend final : public CollectiveBackend {
     entry(rank_).arrived.store(number_);
     if (all_arrived()) return announce();
     if (spins_ && spin()) return;
+    WithheldTime withheld(kTick);
     for (bool slept = false;; slept = true) {
+      deadline_ += withheld.look(Clock::now());
       const std::uint32_t seen = meeting().complete.load();
       if (reaches(seen, number_)) return;
       if (all_arrived()) return announce();  // who should have told us was lost

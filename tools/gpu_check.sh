@@ -92,14 +92,14 @@ jobs=$(nproc)
 # --- prepare -------------------------------------------------------------------------------------
 
 # Compilers, the C library and the like are everywhere; what belongs to them is not followed.
-everywhere='^(libc6.*|libc-.*|libgcc.*|libstdc\+\+.*|gcc-.*|linux-libc-dev|libcrypt.*|zlib1g|libssl.*|libnsl.*|libtirpc.*|.*krb5.*|libcom-err2|libkeyutils1|dpkg|tar)$'
+everywhere='^(libc6.*|libc-.*|libgcc.*|libstdc\+\+.*|gcc-.*|linux-libc-dev|libcrypt.*|zlib1g|libnsl.*|libtirpc.*|.*krb5.*|libcom-err2|libkeyutils1|dpkg|tar)$'
 
 # needed_packages PACKAGE...: with the shared libraries that they need.
 needed_packages() {
   local package
   for package in "$@"; do echo "$package"; done
   apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
-    --no-enhances --installed "$@" 2>/dev/null | grep -E '^lib(fmt|gloo|isal|hiredis|ibverbs1|nl-|boost-context|boost1)' |
+    --no-enhances --installed "$@" 2>/dev/null | grep -E '^lib(fmt|gloo|isal|ssl3|hiredis|ibverbs1|nl-|boost-context|boost1)' |
     grep -vE '(hiredis|ibverbs|nl-3|nl-route-3)-dev$' | grep -vE "$everywhere"
 }
 
@@ -114,7 +114,7 @@ prepare() {
   # shellcheck disable=SC2064  # its value now
   trap "rm -rf '$stage'" RETURN
   mapfile -t packages < <(needed_packages libeigen3-dev nlohmann-json3-dev libfmt-dev libcli11-dev libgloo-dev \
-    libisal-dev libboost-context-dev doctest-dev | sort -u)
+    libisal-dev libssl-dev libboost-context-dev doctest-dev | sort -u)
   mkdir -p "$stage/deb" "$stage/all"
   chmod 755 "$stage" && chmod 777 "$stage/deb"  # for the user that fetches
   echo "gpu_check: fetching ${packages[*]}"
@@ -137,6 +137,8 @@ prepare() {
     "$usr/include/eigen3/unsupported" "$stage/all/etc"
   mv "$stage/boost/boost" "$usr/include/boost" || return 1
   find "$usr" -name '*.a' -delete
+  # OpenSSL's configuration lies in a folder of the architecture, which only the system's compiler looks into.
+  cp -r "$usr/include/$(uname -m)-linux-gnu/openssl/." "$usr/include/openssl/" || return 1
   # Only the exported targets of Gloo name their library by an absolute path.
   # shellcheck disable=SC2016  # CMake's variable
   find "$usr" -name '*.cmake' -exec sed -i 's|"/usr/lib/|"${_IMPORT_PREFIX}/lib/|' {} +

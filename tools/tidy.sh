@@ -7,18 +7,19 @@ usage() {
   cat <<'EOF'
 usage: tools/tidy.sh [--since COMMIT] [FILE.cpp ...]
 
-Looks at the files named, or at those that differ from COMMIT, or at all of the repository, as many
-at once as there are processors (about 10 s each). Needs clang-tidy and jq. Writes to build/tidy.
+Looks at the files named, or at those that differ from COMMIT, or at all of the repository but the
+fuzz targets, which only clang builds; as many at once as there are processors (about 10 s each).
+Needs clang-tidy and jq. Writes to build/tidy.
 
 Exit code 0 without findings, 1 with findings, 2 on a wrong option or without these programs.
 EOF
 }
 
-mapfile -t files < <(git ls-files '*.cpp' ':!tests/tools/install/consumer')
+mapfile -t files < <(git ls-files '*.cpp' ':!tests/tools/install/consumer' ':!tests/fuzz')
 case ${1:-} in
   --help | -h) usage; exit 0 ;;
   --since) mapfile -t files < <(git diff --name-only --diff-filter=d "${2:?a commit}" -- '*.cpp' \
-                                  ':!tests/tools/install/consumer') ;;
+                                  ':!tests/tools/install/consumer' ':!tests/fuzz') ;;
   -*) echo "tidy: unknown option '$1'; see tools/tidy.sh --help" >&2; exit 2 ;;
   ?*) files=("$@") ;;
 esac

@@ -2,20 +2,24 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <charconv>
 
 #include "comm/collective.h"
+#include "comm/control/tcp_store.h"
 
 namespace tessera::comm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::string_view kAgreed = "agreed";
-const std::string kLostRank = "lost rank";
 // Grace for a last look at the store once the deadline has passed.
 constexpr std::chrono::milliseconds kLastLook{1};
 // A waiting rank looks this often whether somebody has ended the agreement, or the run.
 constexpr std::chrono::milliseconds kSlice{250};
+
+// Ranks whose processes a failure tells.
+constexpr int kProcessesShown = 8;
 
 std::chrono::milliseconds remaining(Clock::time_point deadline) {
   return std::max(kLastLook,
@@ -34,21 +38,60 @@ std::string set_or_get(Store& store, const std::string& key, std::string_view va
   }
 }
 
-void tell_of_lost_rank(Store& store, const CommError& error) {
-  set_or_get(store, kLostRank, encode_error(error));
+CommError publish_verdict(Store& store, const CommError& error) {
+  return decode_error(set_or_get(store, kVerdict, encode_error(error)));
+}
+
+CommError publish_verdict(TcpStoreServer& server, const CommError& error) {
+  return decode_error(server.set_or_get(kVerdict, encode_error(error)));
+}
+
+std::optional<CommError> find_verdict(const TcpStoreServer& server) {
+  const auto text = server.find(kVerdict);
+  return text ? std::optional(decode_error(*text)) : std::nullopt;
+}
+
+std::optional<CommError> find_verdict(Store& store, std::chrono::milliseconds at_most) {
+  try {
+    return decode_error(store.get(kVerdict, at_most));
+  } catch (const CommError& error) {
+    if (error.failure() != CommFailure::Timeout) throw;
+    return std::nullopt;
+  }
+}
+
+std::string get_or_verdict(Store& store, const std::string& key,
+                           std::chrono::milliseconds deadline) {
+  const auto end = Clock::now() + deadline;
+  for (;;) {
+    try {
+      return store.get(key, std::min(kSlice, remaining(end)));
+    } catch (const CommError& error) {
+      if (error.failure() != CommFailure::Timeout) throw;
+    }
+    if (const auto verdict = find_verdict(store, std::chrono::milliseconds(0)))
+      throw CommError(*verdict);
+    if (Clock::now() >= end) {
+      throw CommError(CommFailure::Timeout, {}, "store key '{}' was not set within {}", key,
+                      format_seconds(deadline));
+    }
+  }
 }
 
 std::string encode_error(const CommError& error) {
-  return fmt::format("{}|{}|{}", static_cast<int>(error.failure()),
-                     fmt::join(error.culprits(), ","), error.what());
+  std::string fate = error.fate();
+  std::replace(fate.begin(), fate.end(), '|', '/');
+  return fmt::format("{}|{}|{}|{}", static_cast<int>(error.failure()),
+                     fmt::join(error.culprits(), ","), fate, error.what());
 }
 
 CommError decode_error(std::string_view text) {
   const std::size_t first = text.find('|');
   const std::size_t second = first == text.npos ? first : text.find('|', first + 1);
+  const std::size_t third = second == text.npos ? second : text.find('|', second + 1);
   int failure = -1;
   std::vector<int> culprits;
-  if (second != text.npos) {
+  if (third != text.npos) {
     std::from_chars(text.data(), text.data() + first, failure);
     const char* at = text.data() + first + 1;
     const char* const end = text.data() + second;
@@ -65,7 +108,8 @@ CommError decode_error(std::string_view text) {
                      "run the same build?",
                      text.substr(0, 200));
   }
-  return CommError(static_cast<CommFailure>(failure), culprits, "{}", text.substr(second + 1));
+  CommError error(static_cast<CommFailure>(failure), culprits, "{}", text.substr(third + 1));
+  return error.set_fate(std::string(text.substr(second + 1, third - second - 1)));
 }
 
 std::vector<std::string> agree(Store& store, const AgreementOptions& options, int rank,
@@ -78,6 +122,24 @@ std::vector<std::string> agree(Store& store, const AgreementOptions& options, in
   const auto conclude = [&](const CommError& error) {
     const std::string outcome = set_or_get(store, outcome_key, encode_error(error));
     if (outcome != kAgreed) throw decode_error(outcome);
+  };
+
+  // "; arrived: rank 0 (host, pid 12), rank 2 (host, pid 14)": what is known of those who came.
+  const auto who_came = [&]() -> std::string {
+    if (!options.describe) return {};
+    std::vector<std::string> told;
+    int more = 0;
+    for (int r = 0; r < world_size; ++r) {
+      if (!store.has(key(r))) continue;
+      if (static_cast<int>(told.size()) == kProcessesShown) {
+        ++more;
+        continue;
+      }
+      told.push_back(fmt::format("rank {} ({})", r,
+                                 options.describe(store.get(key(r), std::chrono::seconds(5)))));
+    }
+    return fmt::format("; {}: {}{}", options.verb, fmt::join(told, ", "),
+                       more > 0 ? fmt::format(" and {} more", more) : "");
   };
 
   try {
@@ -99,8 +161,11 @@ std::vector<std::string> agree(Store& store, const AgreementOptions& options, in
       if (store.has(outcome_key)) {
         const std::string outcome = store.get(outcome_key, std::chrono::seconds(5));
         if (outcome != kAgreed) throw decode_error(outcome);
-      } else if (store.has(kLostRank)) {
-        conclude(decode_error(store.get(kLostRank, std::chrono::seconds(5))));
+      } else if (const auto verdict = find_verdict(store, std::chrono::milliseconds(0))) {
+        const std::string came = who_came();
+        CommError told(verdict->failure(), verdict->culprits(), "{}{}{}",
+                       came.empty() ? "" : name + ": ", verdict->what(), came);
+        conclude(told.set_fate(verdict->fate()));
       }
       if (Clock::now() < end) continue;
       std::vector<int> missing;
@@ -109,9 +174,9 @@ std::vector<std::string> agree(Store& store, const AgreementOptions& options, in
       }
       if (missing.empty()) continue;
       const CommError late(CommFailure::Timeout, missing,
-                           "{}: {} of {} ranks {} within {}, missing: {}", name,
+                           "{}: {} of {} ranks {} within {}, missing: {}{}", name,
                            world_size - static_cast<int>(missing.size()), world_size, options.verb,
-                           format_seconds(deadline), rank_list(missing));
+                           format_seconds(deadline), rank_list(missing), who_came());
       conclude(late);
       // The others have agreed, so all values are there, unless their world is another one.
       if (!store.has(key(missing.front()))) throw CommError(late);

@@ -34,8 +34,14 @@ struct LaunchEnvironment {
   std::string run_id;
   /// True if rank 0 serves the store; false if the launcher does.
   bool rank_zero_serves = true;
+  /// On which address rank 0 then listens; empty: on `address`.
+  std::string bind = {};
+  /// What the ranks share to keep strangers out: read_token() of authentication.h. detect_launch()
+  /// leaves both as they are.
+  std::string token = {};
 
-  /// "rank 2 of 4 (local 0 of 2), started by torchrun, rendezvous at 10.0.0.1:29501"
+  /// "rank 2 of 4 (local 0 of 2), started by torchrun, rendezvous at 10.0.0.1:29501", never the
+  /// token
   std::string describe() const;
 };
 

@@ -1,20 +1,32 @@
 #include "comm/control/rendezvous.h"
 
-#include <fmt/ranges.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <charconv>
-#include <map>
 
-#include "comm/collective.h"
 #include "comm/control/agreement.h"
+#include "comm/control/comparison.h"
 #include "comm/control/socket.h"
 
 namespace tessera::comm {
 namespace {
 
-std::string encode(const Hello& h) {
+// All that must be equal, in the order in which it is told.
+RankText text_of(const Hello& h) {
+  return {h.rank, h.process(),
+          fmt::format("world size = {}\nrun id = {}\n{}", h.world_size, h.run_id, h.fingerprint)};
+}
+
+void compare(const std::vector<Hello>& hellos) {
+  std::vector<RankText> texts;
+  for (const Hello& h : hellos) texts.push_back(text_of(h));
+  if (const auto error = find_differences("rendezvous", texts)) throw CommError(*error);
+}
+
+}  // namespace
+
+std::string encode_hello(const Hello& h) {
   Message message;
   message.type = 'H';
   message.fields = {std::to_string(h.rank),
@@ -27,7 +39,7 @@ std::string encode(const Hello& h) {
   return message.encode().substr(4);
 }
 
-Hello decode(std::string_view text) {
+Hello decode_hello(std::string_view text) {
   Message message;
   const auto number = [&](std::size_t i, int& out) {
     const std::string& field = message.fields[i];
@@ -49,44 +61,6 @@ Hello decode(std::string_view text) {
   h.device = message.fields[6];
   return h;
 }
-
-// The first line of `a` that differs from `b`.
-std::string first_difference(std::string_view a, std::string_view b) {
-  while (true) {
-    const auto line_a = a.substr(0, a.find('\n'));
-    const auto line_b = b.substr(0, b.find('\n'));
-    if (line_a != line_b || line_a.size() == a.size()) return std::string(line_a);
-    a.remove_prefix(line_a.size() + 1);
-    b.remove_prefix(std::min(b.size(), line_b.size() + 1));
-  }
-}
-
-// Throws if not all hellos agree in what `get` returns; the odd ones out by majority, ties to the
-// lowest rank's side.
-template <typename Get>
-void compare(const std::vector<Hello>& hellos, std::string_view what, Get get) {
-  std::map<std::string, int> votes;
-  for (const Hello& h : hellos) ++votes[get(h)];
-  if (votes.size() == 1) return;
-  const Hello* reference = &hellos[0];
-  for (const Hello& h : hellos) {
-    if (votes[get(h)] > votes[get(*reference)]) reference = &h;
-  }
-  const std::string expected = get(*reference);
-  std::vector<int> odd;
-  for (const Hello& h : hellos) {
-    if (get(h) != expected) odd.push_back(h.rank);
-  }
-  const Hello& first = hellos[static_cast<std::size_t>(odd.front())];
-  throw CommError(CommFailure::Mismatch, odd,
-                  "rendezvous: {} differ{} from the others in {}: rank {} ({}) has '{}', rank {} "
-                  "({}) has '{}'; start all ranks with the same program and configuration",
-                  rank_list(odd), odd.size() == 1 ? "s" : "", what, first.rank, first.process(),
-                  first_difference(get(first), expected), reference->rank, reference->process(),
-                  first_difference(expected, get(first)));
-}
-
-}  // namespace
 
 Hello make_hello(int rank, int world_size, std::string run_id, std::string fingerprint,
                  std::string device) {
@@ -112,20 +86,17 @@ std::vector<Hello> rendezvous(Store& store, const Hello& hello,
   AgreementOptions options;
   options.name = "rendezvous";
   options.verb = "arrived";
+  options.describe = [](const std::string& value) { return decode_hello(value).process(); };
   // World sizes are compared as ranks come: with two of them in play, the wait for all never ends.
   options.check = [&](int rank, const std::string& value) {
-    hellos.push_back(decode(value));
-    const Hello& other = hellos.back();
-    if (other.world_size == hello.world_size) return;
-    throw CommError(CommFailure::Mismatch, {std::max(rank, hello.rank)},
-                    "rendezvous: rank {} ({}) was started for a world size of {}, rank {} ({}) for "
-                    "{}; start all ranks with the same one",
-                    rank, other.process(), other.world_size, hello.rank, hello.process(),
-                    hello.world_size);
+    hellos.push_back(decode_hello(value));
+    if (hellos.back().world_size == hello.world_size) return;
+    std::vector<Hello> met = hellos;
+    if (rank < hello.rank) met.push_back(hello);
+    compare(met);
   };
-  agree(store, options, hello.rank, hello.world_size, encode(hello), deadline);
-  compare(hellos, "run id", [](const Hello& h) { return h.run_id; });
-  compare(hellos, "fingerprint", [](const Hello& h) { return h.fingerprint; });
+  agree(store, options, hello.rank, hello.world_size, encode_hello(hello), deadline);
+  compare(hellos);
   return hellos;
 }
 

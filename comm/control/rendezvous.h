@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "comm/control/store.h"
@@ -28,12 +29,19 @@ struct Hello {
 Hello make_hello(int rank, int world_size, std::string run_id, std::string fingerprint,
                  std::string device = {});
 
+/// A hello as text and back. @throws CommError(Mismatch) if the text is none
+std::string encode_hello(const Hello& hello);
+Hello decode_hello(std::string_view text);
+
 /// All ranks meet and compare who they are; returns the hellos by rank. Every rank that called ends
 /// with the same result or the same error.
 ///
 /// @throws InvalidArgument if this rank is not in [0, world_size)
-/// @throws CommError Timeout: "rendezvous: 3 of 4 ranks arrived within 30 s, missing: rank 2";
-/// Mismatch: a rank taken twice, another world size, run or fingerprint, with both values
+/// @throws CommError Timeout: "rendezvous: 3 of 4 ranks arrived within 30 s, missing: rank 2;
+/// arrived: rank 0 (host, pid 12), ..."; PeerLost, before that, if the launcher has seen a rank
+/// end: how, and who has arrived; Mismatch: a rank taken twice; or another world size, run or
+/// fingerprint, with every field that differs, its values and their ranks: see
+/// find_differences()
 std::vector<Hello> rendezvous(Store& store, const Hello& hello, std::chrono::milliseconds deadline);
 
 }  // namespace tessera::comm

@@ -34,11 +34,11 @@ AddressList resolve(const std::string& host, std::uint16_t port, bool passive) {
   return AddressList(found, freeaddrinfo);
 }
 
-bool is_loopback(const sockaddr_storage& address) {
-  if (address.ss_family == AF_INET6) {
-    return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(&address)->sin6_addr);
+bool is_loopback(const sockaddr* address) {
+  if (address->sa_family == AF_INET6) {
+    return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
   }
-  return ntohl(reinterpret_cast<const sockaddr_in*>(&address)->sin_addr.s_addr) >> 24 == 127;
+  return ntohl(reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr) >> 24 == 127;
 }
 
 std::uint32_t read_u32(std::string_view bytes) {
@@ -72,6 +72,14 @@ bool has_address(const std::string& host) {
   } catch (const CommError&) {
     return false;
   }
+}
+
+bool is_loopback(const std::string& host) {
+  const AddressList list = resolve(host, 9, true);
+  for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {
+    if (!is_loopback(a->ai_addr)) return false;
+  }
+  return true;
 }
 
 FileDescriptor listen_on(const std::string& host, std::uint16_t port, int backlog) {
@@ -148,7 +156,7 @@ std::optional<std::string> address_towards(const std::vector<std::string>& hosts
       char text[NI_MAXHOST];
       if (fd && ::connect(fd.get(), a->ai_addr, a->ai_addrlen) == 0 &&
           ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &length) == 0 &&
-          !is_loopback(own) &&
+          !is_loopback(reinterpret_cast<const sockaddr*>(&own)) &&
           ::getnameinfo(reinterpret_cast<const sockaddr*>(&own), length, text, sizeof(text),
                         nullptr, 0, NI_NUMERICHOST) == 0) {
         return std::string(text);

@@ -34,6 +34,8 @@ int milliseconds_until(Deadline deadline);
 
 /// Whether the host name has an address now; a cluster may publish it after its ranks start.
 bool has_address(const std::string& host);
+/// Whether all addresses of a host name are this host's own. @throws CommError if it has none
+bool is_loopback(const std::string& host);
 /// A listening, non-blocking TCP socket. Port 0: any free one.
 /// @throws CommError(Aborted) with the address and the system's reason, EADDRINUSE included
 FileDescriptor listen_on(const std::string& host, std::uint16_t port, int backlog);

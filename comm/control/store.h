@@ -1,11 +1,14 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace tessera::comm {
+
+struct RankState;
 
 /// A small key-value store that all ranks of a run share: rendezvous, votes and agreements go
 /// through it, never through the training communicator. Keys are written once. Thread-safe.
@@ -21,6 +24,20 @@ class Store {
   /// Called once by each of `readers` who share the keys directly under "<name>/" and needs them no
   /// more; when all have called it, these keys are forgotten.
   virtual void leave(const std::string& name, int readers) = 0;
+
+  /// Tells who serves the store what this rank does, and so that it is alive. What is not served by
+  /// another process has nobody to tell.
+  /// @throws CommError if the store is lost
+  virtual void beat(int rank, const RankState& state) {
+    (void)rank;
+    (void)state;
+  }
+  /// The same store over a connection of its own, which gives up on an answer after so long; null
+  /// if there is no connection. @throws CommError
+  virtual std::shared_ptr<Store> separate(std::chrono::milliseconds answer_time) const {
+    (void)answer_time;
+    return nullptr;
+  }
 };
 
 /// Every rank contributes `value` under `name`; returns all values by rank.

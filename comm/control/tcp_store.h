@@ -1,12 +1,21 @@
 #pragma once
 
 #include <atomic>
-#include <list>
+#include <memory>
 #include <mutex>
+#include <optional>
+#include <random>
+#include <set>
 #include <string>
 #include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
 
+#include "comm/control/client_session.h"
+#include "comm/control/frame_seal.h"
 #include "comm/control/key_values.h"
+#include "comm/control/monitor.h"
 #include "comm/control/socket.h"
 #include "comm/control/store.h"
 #include "core/base/error.h"
@@ -19,17 +28,26 @@ struct TcpStoreServerOptions {
   /// Clients must name it in their first message. It keeps out stale and foreign processes; it is
   /// not a secret that protects an open network.
   std::string run_id = {};
+  /// The secret that does; see authentication.h. May be empty on a loopback address only.
+  std::string token = {};
   std::size_t max_connections = 1024;  ///< a rank takes one for each of its threads that waits
-  /// Connections that have not introduced themselves by then are closed.
-  std::chrono::milliseconds hello_timeout{5000};
+  /// Connections that have not introduced themselves yet, beside max_connections.
+  std::size_t max_strangers = 256;
+  /// From being accepted to being introduced, in all; later connections are closed.
+  std::chrono::milliseconds hello_timeout{2000};
 };
 
-/// The key-value store of a run, served over TCP by a thread of its own. Whatever clients send, it
-/// buffers at most one frame for each; malformed frames close the connection, and a full house
-/// closes the oldest stranger.
+/// The key-value store of a run, served over TCP by a thread of its own, for clients that know the
+/// run and the token. It does not trust anybody else: a stranger has a small frame and a short time
+/// in all, strangers have their own limit, and beyond it a new one takes the place of any of them,
+/// by chance, so that no order of coming keeps a rank out for long, and introduced clients lose
+/// nothing. With a token whoever sits on the way may read and cut, and change nothing. Of each
+/// client it buffers at most one frame; malformed frames close the connection. The work per event
+/// does not grow with the number of connections.
 class TcpStoreServer {
  public:
-  /// @throws CommError if the address is taken
+  /// @throws InvalidArgument if the address is not a loopback one and there is no token; CommError
+  /// if the address is taken
   explicit TcpStoreServer(TcpStoreServerOptions options);
   ~TcpStoreServer();
   TcpStoreServer(const TcpStoreServer&) = delete;
@@ -37,68 +55,130 @@ class TcpStoreServer {
 
   const std::string& host() const { return options_.host; }
   std::uint16_t port() const { return port_; }
-  const std::string& run_id() const { return options_.run_id; }
+  const std::string& run_id() const { return secrets_.run_id; }
+  const std::string& token() const { return secrets_.token; }
   /// Clients that have introduced themselves and are still connected.
   int clients() const { return clients_.load(); }
+  /// Connections that are held now, strangers included.
+  std::size_t connections() const { return held_.load(); }
+  /// Clients that were turned away so far: for another run or token, malformed or unsigned bytes,
+  /// or not being introduced in time; not those that left by themselves or gave their place to
+  /// another.
+  std::uint64_t refused() const { return refused_.load(); }
   /// Entries that are held: the measure of its growth.
   std::size_t size() const { return size_.load(); }
+  /// Writes `value` unless the key is taken; returns what stands there. At once, without a
+  /// connection.
+  std::string set_or_get(const std::string& key, std::string_view value);
+  std::optional<std::string> find(std::string_view key) const;
+  /// Heartbeats of ranks that send some.
+  const BeatTable& beats() const { return beats_; }
   /// Waits until no client is left, at most so long: who serves the store leaves last.
   void drain(std::chrono::milliseconds timeout) const;
 
  private:
   struct Connection;
+  using Clock = std::chrono::steady_clock;
+  using Id = std::uint64_t;  // of a connection, never used twice
+
+  void wake() const;
   void serve();
-  void accept_all();
+  void accept_some();
+  void admit(FileDescriptor fd);
+  void pause_accepting();
+  bool proceed(Connection& connection, std::uint32_t events);
   bool receive(Connection& connection);
+  bool join(Connection& connection);
   bool handle(Connection& connection, std::string_view body);
   void reply(Connection& connection, std::uint8_t status, std::string value);
   bool flush(Connection& connection);
+  void wake_for_others();
+  void start_waiting(Connection& connection, std::string key, Clock::time_point deadline);
+  void stop_waiting(Connection& connection);
+  void wake_waiting(const std::string& key, const std::string& value);
+  void pass_deadlines(Clock::time_point now);
+  void set_deadline(Connection& connection, std::optional<Clock::time_point> deadline);
+  void leave_strangers(Connection& connection);
+  void evict_stranger();
+  void close(Id id);
   int next_timeout() const;
 
   const TcpStoreServerOptions options_;
-  FileDescriptor listener_, wake_;
+  const StoreSecrets secrets_;
+  FileDescriptor listener_, wake_, events_;
   std::uint16_t port_ = 0;
   std::atomic<int> clients_{0};
-  std::atomic<std::size_t> size_{0};
-  KeyValues values_;  // the thread's own, as all below
-  std::list<Connection> connections_;
+  std::atomic<std::size_t> size_{0}, held_{0};
+  std::atomic<std::uint64_t> refused_{0};
+  BeatTable beats_;
+  std::atomic<bool> stop_{false};
+  mutable std::mutex values_mutex_;
+  KeyValues values_;                        // guarded by values_mutex_, as:
+  std::vector<std::string> set_elsewhere_;  // keys that clients may be waiting for
+  // The thread's own, as all below.
+  std::unordered_map<Id, std::unique_ptr<Connection>> connections_;
+  std::vector<Id> strangers_;                             // in no order
+  std::set<std::pair<Clock::time_point, Id>> deadlines_;  // of introductions and gets
+  std::set<std::pair<std::string, Id>> waiting_;          // by the key that they wait for
+  std::optional<Clock::time_point> accept_again_;         // if accepting is paused
+  std::mt19937_64 random_;
+  Id next_id_ = 0;
   std::thread thread_;
 };
 
+/// A connection to a store, and what signs its frames once it is introduced.
+struct StoreConnection {
+  FileDescriptor socket;
+  FrameSeal seal;
+};
+
 /// A client of TcpStoreServer. Each call that runs takes a connection of its own, kept for reuse.
+/// With a token, an answer that the server did not give to that very request is as good as a broken
+/// connection.
 class TcpStore final : public Store {
  public:
   /// Connects, trying the ports [port, port + ports) again and again: who serves may come later.
   /// A host name without an address is one that does not have it yet.
-  /// @throws CommError Timeout at the deadline; Mismatch if ports is 1 and the store there serves
-  /// another run
+  /// With a token, a store that does not prove that it knows it is refused.
+  /// @throws CommError Timeout at the deadline; Mismatch if ports is 1 and the store there refuses
+  /// this process, for its run or token, or does not know the token
   TcpStore(std::string host, std::uint16_t port, std::string run_id,
-           std::chrono::milliseconds connect_deadline, int ports = 1);
+           std::chrono::milliseconds connect_deadline, int ports = 1, std::string token = {});
   ~TcpStore() override;
 
   void set(const std::string& key, std::string_view value) override;
   std::string get(const std::string& key, std::chrono::milliseconds deadline) override;
   bool has(const std::string& key) override;
   void leave(const std::string& name, int readers) override;
+  void beat(int rank, const RankState& state) override;
+  std::shared_ptr<Store> separate(std::chrono::milliseconds answer_time) const override;
 
  private:
   Message call(const Message& request, std::chrono::milliseconds deadline);
+  StoreConnection connect(Deadline deadline) const;
   CommError lost(std::string_view what) const;
+  CommError refused(bool by_us) const;
   std::string where() const;
 
   const std::string host_;
   std::uint16_t port_;
-  const std::string run_id_;
+  const StoreSecrets secrets_;
+  // The server answers at once but for get, whose own deadline it watches; this is on top.
+  std::chrono::milliseconds answer_time_{5000};
   std::mutex mutex_;
-  std::vector<FileDescriptor> idle_;
+  std::vector<StoreConnection> idle_;
 };
 
 /// What the messages mean. A request is answered by one reply whose only field is the value.
 struct StoreProtocol {
-  static constexpr std::string_view kMagic = "tessera-store-1";
-  // Requests: hello {magic, run id}, set {key, value}, get {key, milliseconds in decimal}, has
-  // {key}, leave {name, readers in decimal}
-  static constexpr std::uint8_t kHello = 'H', kSet = 'S', kGet = 'G', kHas = '?', kLeave = 'L';
+  static constexpr std::string_view kMagic = "tessera-store-3";
+  // Introduction: hello {magic, run id, nonce, empty without a token}, answered by yes, no, or a
+  // challenge {nonce}; then prove {proof of the client}, answered by yes {proof of the server} or
+  // no. With a token every later frame is sealed; see frame_seal.h.
+  static constexpr std::uint8_t kHello = 'H', kChallenge = 'C', kProve = 'P';
+  // Requests: set {key, value}, get {key, milliseconds in decimal}, has {key}, leave {name, readers
+  // in decimal}, beat {rank in decimal, RankState}
+  static constexpr std::uint8_t kSet = 'S', kGet = 'G', kHas = '?', kLeave = 'L', kBeat = 'B';
   // Replies; "no": a taken key, a key that did not come in time, one that is not there, a stranger.
   static constexpr std::uint8_t kYes = 'y', kNo = 'n';
 };

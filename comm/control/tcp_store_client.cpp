@@ -1,11 +1,14 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <optional>
 
 #include "comm/collective.h"
+#include "comm/control/authentication.h"
 #include "comm/control/tcp_store.h"
+#include "comm/control/withheld_time.h"
 
 namespace tessera::comm {
 namespace {
@@ -14,24 +17,34 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using P = StoreProtocol;
 
-// The server answers at once but for get, whose own deadline it watches; this is on top.
-constexpr milliseconds kAnswerTime{5000};
+constexpr milliseconds kTick{100};
 constexpr milliseconds kRetryPause{20};
 constexpr milliseconds kAttempt{1000};
+// For coming in again where strangers crowd the door.
+constexpr milliseconds kDropped{3000};
 // A name server is asked less often than a port.
 constexpr milliseconds kResolvePause{200};
 
-bool wait_for(int fd, short events, Deadline deadline) {
+// Moves the deadline by time in which this process could not run: nor could it take the answer.
+bool wait_for(int fd, short events, Deadline& deadline) {
+  WithheldTime withheld(kTick);
   for (;;) {
+    deadline += withheld.look(Clock::now());
+    const int left = milliseconds_until(deadline);
     pollfd waiting{fd, events, 0};
-    const int ready = ::poll(&waiting, 1, milliseconds_until(deadline));
-    if (ready >= 0) return ready > 0;
-    if (errno != EINTR) return false;
+    const int ready = ::poll(&waiting, 1, std::min(left, static_cast<int>(kTick.count())));
+    if (ready > 0) return true;
+    if ((ready == 0 && left == 0) || (ready < 0 && errno != EINTR)) return false;
   }
 }
 
-// One request and its answer; nothing if the connection broke or the deadline passed.
-std::optional<Message> round_trip(int fd, std::string_view request, Deadline deadline) {
+// One request and its answer; nothing if the connection broke, the answer is not the server's, or
+// the deadline passed: then the connection is worth nothing more.
+std::optional<Message> round_trip(StoreConnection& connection, std::string frame,
+                                  Deadline deadline) {
+  const int fd = connection.socket.get();
+  connection.seal.seal(frame);
+  std::string_view request = frame;
   while (!request.empty()) {
     const ssize_t n = ::send(fd, request.data(), request.size(), MSG_NOSIGNAL);
     if (n >= 0) {
@@ -52,10 +65,11 @@ std::optional<Message> round_trip(int fd, std::string_view request, Deadline dea
     if (n == 0) return std::nullopt;
     in.append(bytes, static_cast<std::size_t>(n));
     const std::size_t size = frame_size(in);
-    if (size > 4 + kMaxFrame) return std::nullopt;
+    if (size > 4 + kMaxFrame + connection.seal.overhead()) return std::nullopt;
     if (size == 0 || in.size() < size) continue;
+    std::string_view body = std::string_view(in).substr(4, size - 4);
     Message answer;
-    if (!Message::decode(std::string_view(in).substr(4, size - 4), answer)) return std::nullopt;
+    if (!connection.seal.open(body) || !Message::decode(body, answer)) return std::nullopt;
     if (answer.fields.size() != 1) return std::nullopt;
     return answer;
   }
@@ -69,59 +83,83 @@ Message request(std::uint8_t type, std::vector<std::string> fields) {
 }
 
 struct Attempt {
-  FileDescriptor connection;
-  bool refused = false;    // it answered, and serves another run
+  StoreConnection connection;
+  bool refused = false;    // it answered, and serves another run, or has another token
+  bool unproven = false;   // it answered, but does not know our token
+  bool dropped = false;    // it took the connection and closed it without an answer
   std::string unresolved;  // why the host has no address
 };
 
-Attempt introduce(const std::string& host, std::uint16_t port, const std::string& run_id,
+// The hello's answer, after the proofs if there is a token; what comes next is sealed then.
+std::optional<Message> shake_hands(StoreConnection& connection, const StoreSecrets& secrets,
+                                   bool& unproven, Deadline deadline) {
+  const bool has_token = !secrets.token.empty();
+  const std::string nonce = has_token ? make_nonce() : std::string();
+  auto answer = round_trip(
+      connection, request(P::kHello, {std::string(P::kMagic), secrets.run_id, nonce}).encode(),
+      deadline);
+  if (!answer || !has_token || answer->type == P::kNo) return answer;
+  const std::string challenge = answer->fields[0];
+  unproven = answer->type != P::kChallenge || challenge.size() != kNonceBytes;
+  if (unproven) return answer;
+  const auto proof = [&](ProofRole role) {
+    return make_proof(secrets.token, role, secrets.run_id, nonce, challenge);
+  };
+  answer =
+      round_trip(connection, request(P::kProve, {proof(ProofRole::Client)}).encode(), deadline);
+  if (!answer || answer->type == P::kNo) return answer;
+  unproven = !is_same_secret(answer->fields[0], proof(ProofRole::Server));
+  if (!unproven) {
+    connection.seal = FrameSeal(make_session_key(secrets.token, secrets.run_id, nonce, challenge),
+                                ProofRole::Client);
+  }
+  return answer;
+}
+
+Attempt introduce(const std::string& host, std::uint16_t port, const StoreSecrets& secrets,
                   Deadline deadline) {
   Attempt attempt;
-  FileDescriptor fd;
+  StoreConnection connection;
   try {
-    fd = connect_to(host, port, deadline);
+    connection.socket = connect_to(host, port, deadline);
   } catch (const CommError& error) {
     attempt.unresolved = error.what();
   }
-  if (!fd) return attempt;
-  const auto answer =
-      round_trip(fd.get(), request(P::kHello, {std::string(P::kMagic), run_id}).encode(), deadline);
-  if (!answer) return attempt;
+  if (!connection.socket) return attempt;
+  const auto answer = shake_hands(connection, secrets, attempt.unproven, deadline);
+  attempt.dropped = !answer && Clock::now() < deadline;
+  if (!answer || attempt.unproven) return attempt;
   attempt.refused = answer->type != P::kYes;
-  if (!attempt.refused) attempt.connection = std::move(fd);
+  if (!attempt.refused) attempt.connection = std::move(connection);
   return attempt;
 }
 
 }  // namespace
 
 TcpStore::TcpStore(std::string host, std::uint16_t port, std::string run_id,
-                   milliseconds connect_deadline, int ports)
-    : host_(std::move(host)), port_(port), run_id_(std::move(run_id)) {
+                   milliseconds connect_deadline, int ports, std::string token)
+    : host_(std::move(host)), port_(port), secrets_{std::move(run_id), std::move(token)} {
   const auto end = Clock::now() + connect_deadline;
-  bool refused = false;
+  bool is_refused = false, is_unproven = false;
   std::string unresolved;
   do {
     for (int i = 0; i < ports; ++i) {
       port_ = static_cast<std::uint16_t>(port + i);
-      Attempt attempt = introduce(host_, port_, run_id_, std::min(end, Clock::now() + kAttempt));
-      if (attempt.connection) {
+      Attempt attempt = introduce(host_, port_, secrets_, std::min(end, Clock::now() + kAttempt));
+      if (attempt.connection.socket) {
         idle_.push_back(std::move(attempt.connection));
         return;
       }
-      refused = refused || attempt.refused;
+      is_refused = is_refused || attempt.refused;
+      is_unproven = is_unproven || attempt.unproven;
       unresolved = std::move(attempt.unresolved);
       if (!unresolved.empty()) break;
     }
-    if (refused && ports == 1) break;
+    if ((is_refused || is_unproven) && ports == 1) break;
     std::this_thread::sleep_for(unresolved.empty() ? kRetryPause : kResolvePause);
   } while (Clock::now() < end);
   port_ = port;
-  if (refused) {
-    throw CommError(CommFailure::Mismatch, {},
-                    "the store at {} serves another run than '{}'; a process of an earlier run may "
-                    "still be there: end it, or choose another port",
-                    where(), run_id_);
-  }
+  if (is_refused || is_unproven) throw refused(!is_refused);
   throw CommError(CommFailure::Timeout, {},
                   "no store answered at {} within {}{}{}; is the launcher (or rank 0) running, and "
                   "is the address right?",
@@ -133,6 +171,22 @@ TcpStore::~TcpStore() = default;
 
 std::string TcpStore::where() const { return fmt::format("{}:{}", host_, port_); }
 
+CommError TcpStore::refused(bool by_us) const {
+  if (by_us) {
+    return CommError(CommFailure::Mismatch, {},
+                     "the store at {} does not know this run's token, so this process does not "
+                     "join it; set TESSERA_TOKEN to the same for all ranks, or for none",
+                     where());
+  }
+  return CommError(
+      CommFailure::Mismatch, {},
+      "the store at {} refused this process: it serves another run than '{}', or {}; a process of "
+      "an earlier run may still be there: end it, or choose another port; or set TESSERA_TOKEN to "
+      "the same for all ranks",
+      where(), secrets_.run_id,
+      secrets_.token.empty() ? "it wants a token, and there is none here" : "has another token");
+}
+
 CommError TcpStore::lost(std::string_view what) const {
   return CommError(
       CommFailure::PeerLost, {},
@@ -141,10 +195,21 @@ CommError TcpStore::lost(std::string_view what) const {
       where(), what);
 }
 
+StoreConnection TcpStore::connect(Deadline deadline) const {
+  const auto end = std::min(deadline, Clock::now() + kDropped);
+  for (;;) {
+    Attempt attempt = introduce(host_, port_, secrets_, std::min(end, Clock::now() + kAttempt));
+    if (!attempt.dropped || Clock::now() + kRetryPause >= end) {
+      return std::move(attempt.connection);
+    }
+    std::this_thread::sleep_for(kRetryPause);
+  }
+}
+
 Message TcpStore::call(const Message& message, milliseconds deadline) {
   const std::string frame = message.encode();
   const auto end = Clock::now() + deadline;
-  FileDescriptor connection;
+  StoreConnection connection;
   {
     const std::lock_guard lock(mutex_);
     if (!idle_.empty()) {
@@ -153,19 +218,18 @@ Message TcpStore::call(const Message& message, milliseconds deadline) {
     }
   }
   const std::string& key = message.fields[0];
-  const bool reused = static_cast<bool>(connection);
-  if (!connection) {
-    connection =
-        introduce(host_, port_, run_id_, std::min(end, Clock::now() + kAttempt)).connection;
+  const bool reused = static_cast<bool>(connection.socket);
+  if (!reused) {
+    connection = connect(end);
   }
-  if (!connection) throw lost(key);
-  std::optional<Message> answer = round_trip(connection.get(), frame, end);
+  if (!connection.socket) throw lost(key);
+  std::optional<Message> answer = round_trip(connection, frame, end);
   // Something on the way may have forgotten a connection that was idle. All but leave may be asked
   // twice.
   if (!answer && reused && message.type != P::kLeave && Clock::now() < end) {
-    connection =
-        introduce(host_, port_, run_id_, std::min(end, Clock::now() + kAttempt)).connection;
-    if (connection) answer = round_trip(connection.get(), frame, end);
+    connection = {};  // closed before the next one is open: the server holds one of them
+    connection = connect(end);
+    if (connection.socket) answer = round_trip(connection, frame, end);
   }
   if (!answer) throw lost(key);
   const std::lock_guard lock(mutex_);
@@ -179,7 +243,7 @@ void TcpStore::set(const std::string& key, std::string_view value) {
           "store key '{}': its value of {} bytes makes a message of {}, over the limit of {}; "
           "exchange less at once",
           key, value.size(), size, kMaxFrame);
-  const Message answer = call(request(P::kSet, {key, std::string(value)}), kAnswerTime);
+  const Message answer = call(request(P::kSet, {key, std::string(value)}), answer_time_);
   require(answer.type == P::kYes, "store key '{}' is taken by another value; keys are written once",
           key);
 }
@@ -187,7 +251,7 @@ void TcpStore::set(const std::string& key, std::string_view value) {
 std::string TcpStore::get(const std::string& key, milliseconds deadline) {
   Message answer =
       call(request(P::kGet, {key, std::to_string(std::max<std::int64_t>(0, deadline.count()))}),
-           deadline + kAnswerTime);
+           deadline + answer_time_);
   if (answer.type != P::kYes) {
     throw CommError(CommFailure::Timeout, {}, "store key '{}' was not set within {}", key,
                     format_seconds(deadline));
@@ -196,11 +260,22 @@ std::string TcpStore::get(const std::string& key, milliseconds deadline) {
 }
 
 bool TcpStore::has(const std::string& key) {
-  return call(request(P::kHas, {key}), kAnswerTime).type == P::kYes;
+  return call(request(P::kHas, {key}), answer_time_).type == P::kYes;
 }
 
 void TcpStore::leave(const std::string& name, int readers) {
-  call(request(P::kLeave, {name, std::to_string(readers)}), kAnswerTime);
+  call(request(P::kLeave, {name, std::to_string(readers)}), answer_time_);
+}
+
+void TcpStore::beat(int rank, const RankState& state) {
+  call(request(P::kBeat, {std::to_string(rank), state.encode()}), answer_time_);
+}
+
+std::shared_ptr<Store> TcpStore::separate(milliseconds answer_time) const {
+  auto store =
+      std::make_shared<TcpStore>(host_, port_, secrets_.run_id, answer_time, 1, secrets_.token);
+  store->answer_time_ = answer_time;
+  return store;
 }
 
 }  // namespace tessera::comm

@@ -1,22 +1,27 @@
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <poll.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <charconv>
+#include <cstring>
+#include <optional>
 
+#include "comm/control/authentication.h"
 #include "comm/control/tcp_store.h"
 
 namespace tessera::comm {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-constexpr std::size_t kMaxHelloFrame = 1024;
+// What is looked at between two looks at the rest: events, and new connections.
+constexpr int kEventsAtOnce = 64, kAcceptsAtOnce = 16;
+// Until connections are accepted again after the system had no room for one.
+constexpr std::chrono::milliseconds kAcceptPause{100};
+// Looks for a stranger that has not even named the run before one that has must go.
+constexpr int kLooks = 8;
 
 template <typename Int>
 bool parse(std::string_view text, Int& value) {
@@ -24,28 +29,102 @@ bool parse(std::string_view text, Int& value) {
   return result.ec == std::errc() && result.ptr == text.data() + text.size();
 }
 
+// Nobody else can tell who will have to go.
+std::uint64_t unpredictable() {
+  std::uint64_t value = 0;
+  std::memcpy(&value, make_nonce().data(), sizeof(value));
+  return value;
+}
+
+FileDescriptor listen_for(const TcpStoreServerOptions& options) {
+  require_token(options.host, options.token);
+  return listen_on(options.host, options.port, SOMAXCONN);
+}
+
+bool watch(int epoll, int operation, int fd, std::uint64_t id, std::uint32_t events) {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = id;
+  return ::epoll_ctl(epoll, operation, fd, &event) == 0;
+}
+
+constexpr std::uint64_t kWakeId = 0, kListenerId = 1, kFirstId = 2;
+
 }  // namespace
 
 struct TcpStoreServer::Connection {
+  Connection(Id number, FileDescriptor socket, const StoreSecrets& secrets)
+      : id(number), fd(std::move(socket)), session(secrets) {}
+
+  const Id id;
   FileDescriptor fd;
-  std::string in, out;
-  bool introduced = false;
+  ClientSession session;
+  std::string out;
+  bool reads = true;     // is watched for bytes to read; else for room to write
   bool waiting = false;  // in a get whose key is not there yet
-  std::string key;
-  Clock::time_point deadline;  // of the get, or of the introduction
+  std::string key;       // of the get
+  std::optional<Clock::time_point> deadline;  // of the get, or of the introduction
+  std::size_t place = 0;                      // among the strangers, until it is introduced
+  std::optional<int> beats;                   // the rank whose heartbeats come over it
 };
 
 TcpStoreServer::TcpStoreServer(TcpStoreServerOptions options)
     : options_(std::move(options)),
-      listener_(listen_on(options_.host, options_.port, 256)),
+      secrets_{options_.run_id, options_.token},
+      listener_(listen_for(options_)),
       wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
+      events_(::epoll_create1(EPOLL_CLOEXEC)),
       port_(bound_port(listener_.get())),
-      thread_([this] { serve(); }) {}
+      random_(unpredictable()),
+      next_id_(kFirstId) {
+  if (!watch(events_.get(), EPOLL_CTL_ADD, wake_.get(), kWakeId, EPOLLIN) ||
+      !watch(events_.get(), EPOLL_CTL_ADD, listener_.get(), kListenerId, EPOLLIN)) {
+    throw CommError(CommFailure::Aborted, {}, "the store at {}:{} cannot watch its connections: {}",
+                    options_.host, port_, std::strerror(errno));
+  }
+  thread_ = std::thread([this] { serve(); });
+}
 
 TcpStoreServer::~TcpStoreServer() {
+  stop_.store(true);
+  wake();
+  thread_.join();
+}
+
+void TcpStoreServer::wake() const {
   const std::uint64_t one = 1;
   [[maybe_unused]] const auto written = ::write(wake_.get(), &one, sizeof(one));
-  thread_.join();
+}
+
+std::string TcpStoreServer::set_or_get(const std::string& key, std::string_view value) {
+  {
+    const std::lock_guard lock(values_mutex_);
+    if (const std::string* const found = values_.find(key)) return *found;
+    values_.set(key, value);
+    size_.store(values_.size());
+    set_elsewhere_.push_back(key);
+  }
+  wake();
+  return std::string(value);
+}
+
+std::optional<std::string> TcpStoreServer::find(std::string_view key) const {
+  const std::lock_guard lock(values_mutex_);
+  const std::string* const found = values_.find(key);
+  return found == nullptr ? std::nullopt : std::optional(*found);
+}
+
+void TcpStoreServer::wake_for_others() {
+  std::uint64_t count = 0;
+  [[maybe_unused]] const auto n = ::read(wake_.get(), &count, sizeof(count));
+  std::vector<std::string> keys;
+  {
+    const std::lock_guard lock(values_mutex_);
+    keys.swap(set_elsewhere_);
+  }
+  for (const std::string& key : keys) {
+    if (const auto value = find(key)) wake_waiting(key, *value);
+  }
 }
 
 void TcpStoreServer::drain(std::chrono::milliseconds timeout) const {
@@ -57,75 +136,193 @@ void TcpStoreServer::drain(std::chrono::milliseconds timeout) const {
 
 int TcpStoreServer::next_timeout() const {
   int timeout = 60'000;
-  for (const Connection& c : connections_) {
-    if (c.waiting || !c.introduced) timeout = std::min(timeout, milliseconds_until(c.deadline));
+  if (!deadlines_.empty()) {
+    timeout = std::min(timeout, milliseconds_until(deadlines_.begin()->first));
   }
+  if (accept_again_) timeout = std::min(timeout, milliseconds_until(*accept_again_));
   return timeout;
 }
 
 void TcpStoreServer::serve() {
-  std::vector<pollfd> polled;
+  std::array<epoll_event, kEventsAtOnce> events;
   for (;;) {
-    polled.assign({{wake_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}});
-    for (const Connection& c : connections_) {
-      // A client that does not read its answer is not read either: one frame is the limit.
-      polled.push_back({c.fd.get(), static_cast<short>(c.out.empty() ? POLLIN : POLLOUT), 0});
-    }
-    if (::poll(polled.data(), polled.size(), next_timeout()) < 0 && errno != EINTR) return;
-    if (polled[0].revents != 0) return;
-
-    const auto now = Clock::now();
-    std::size_t i = 2;
-    for (auto c = connections_.begin(); c != connections_.end(); ++i) {
-      const auto events = polled[i].revents;
-      bool keep = true;
-      if ((events & POLLOUT) != 0) keep = flush(*c);
-      if (keep && (events & (POLLIN | POLLHUP | POLLERR)) != 0) keep = receive(*c);
-      if (keep && !c->introduced && c->deadline <= now) keep = false;
-      if (keep && c->waiting && c->deadline <= now) {
-        c->waiting = false;
-        reply(*c, StoreProtocol::kNo, {});
-        keep = flush(*c);
+    const int ready = ::epoll_wait(events_.get(), events.data(), kEventsAtOnce, next_timeout());
+    if (ready < 0 && errno != EINTR) return;
+    bool somebody_comes = false;
+    for (int i = 0; i < ready; ++i) {
+      const epoll_event& event = events[static_cast<std::size_t>(i)];
+      const Id id = event.data.u64;
+      if (id == kWakeId) {
+        if (stop_.load()) return;
+        wake_for_others();
+        continue;
       }
-      if (!keep && c->introduced) clients_.fetch_sub(1);
-      c = keep ? std::next(c) : connections_.erase(c);
+      somebody_comes = somebody_comes || id == kListenerId;
+      const auto found = connections_.find(id);
+      if (found != connections_.end() && !proceed(*found->second, event.events)) close(id);
     }
-    if (polled[1].revents != 0) accept_all();
+    const auto now = Clock::now();
+    pass_deadlines(now);
+    if (accept_again_ && *accept_again_ <= now) {
+      accept_again_.reset();
+      if (!watch(events_.get(), EPOLL_CTL_ADD, listener_.get(), kListenerId, EPOLLIN)) {
+        pause_accepting();
+      }
+    }
+    if (somebody_comes) accept_some();
   }
 }
 
-void TcpStoreServer::accept_all() {
-  for (;;) {
+void TcpStoreServer::accept_some() {
+  for (int i = 0; i < kAcceptsAtOnce; ++i) {
     FileDescriptor fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (!fd) return;  // none left, or out of descriptors: the others go on
-    if (connections_.size() >= options_.max_connections) {
-      const auto stranger = std::find_if(connections_.begin(), connections_.end(),
-                                         [](const Connection& c) { return !c.introduced; });
-      if (stranger == connections_.end()) continue;
-      connections_.erase(stranger);
-    }
-    keep_alive(fd.get());
-    Connection& added = connections_.emplace_back();
-    added.fd = std::move(fd);
-    added.deadline = Clock::now() + options_.hello_timeout;
+    if (fd) {
+      admit(std::move(fd));
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      return;
+    } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+      // Who comes stays in the kernel's queue, which would wake us again and again.
+      if (strangers_.empty()) return pause_accepting();
+      evict_stranger();
+    }  // else it left before it was accepted
   }
+}
+
+void TcpStoreServer::pause_accepting() {
+  ::epoll_ctl(events_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr);
+  accept_again_ = Clock::now() + kAcceptPause;
+}
+
+void TcpStoreServer::admit(FileDescriptor fd) {
+  if (strangers_.size() >= std::max<std::size_t>(1, options_.max_strangers)) evict_stranger();
+  keep_alive(fd.get());
+  const Id id = next_id_++;
+  if (!watch(events_.get(), EPOLL_CTL_ADD, fd.get(), id, EPOLLIN)) return;
+  auto& added = connections_[id];
+  added = std::make_unique<Connection>(id, std::move(fd), secrets_);
+  held_.store(connections_.size());
+  added->place = strangers_.size();
+  strangers_.push_back(id);
+  set_deadline(*added, Clock::now() + options_.hello_timeout);
+  // A rank says hello as soon as it is connected: often that is here, and it is no stranger among
+  // strangers for a moment longer than it must.
+  if (!receive(*added)) close(id);
+}
+
+void TcpStoreServer::evict_stranger() {
+  Id id = 0;
+  for (int look = 0; look < kLooks; ++look) {
+    id = strangers_[random_() % strangers_.size()];
+    if (!connections_.at(id)->session.greeted()) break;
+  }
+  close(id);
+}
+
+void TcpStoreServer::leave_strangers(Connection& c) {
+  connections_.at(strangers_.back())->place = c.place;
+  strangers_[c.place] = strangers_.back();
+  strangers_.pop_back();
+}
+
+void TcpStoreServer::close(Id id) {
+  Connection& c = *connections_.at(id);
+  stop_waiting(c);
+  set_deadline(c, std::nullopt);
+  if (c.beats) beats_.broken(*c.beats, id);
+  if (c.session.introduced()) {
+    clients_.fetch_sub(1);
+  } else {
+    leave_strangers(c);
+  }
+  // Also in the copies that a fork may have made of it.
+  ::epoll_ctl(events_.get(), EPOLL_CTL_DEL, c.fd.get(), nullptr);
+  connections_.erase(id);
+  held_.store(connections_.size());
+}
+
+void TcpStoreServer::set_deadline(Connection& c, std::optional<Clock::time_point> deadline) {
+  if (c.deadline) deadlines_.erase({*c.deadline, c.id});
+  c.deadline = deadline;
+  if (deadline) deadlines_.insert({*deadline, c.id});
+}
+
+void TcpStoreServer::pass_deadlines(Clock::time_point now) {
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    Connection& c = *connections_.at(deadlines_.begin()->second);
+    if (!c.session.introduced()) {
+      refused_.fetch_add(1);
+      close(c.id);
+      continue;
+    }
+    stop_waiting(c);
+    reply(c, StoreProtocol::kNo, {});
+    if (!flush(c)) close(c.id);
+  }
+}
+
+void TcpStoreServer::start_waiting(Connection& c, std::string key, Clock::time_point deadline) {
+  c.waiting = true;
+  c.key = std::move(key);
+  waiting_.insert({c.key, c.id});
+  set_deadline(c, deadline);
+}
+
+void TcpStoreServer::stop_waiting(Connection& c) {
+  if (!c.waiting) return;
+  c.waiting = false;
+  waiting_.erase({c.key, c.id});
+  set_deadline(c, std::nullopt);
+}
+
+void TcpStoreServer::wake_waiting(const std::string& key, const std::string& value) {
+  for (auto first = waiting_.lower_bound({key, 0}); first != waiting_.end() && first->first == key;
+       first = waiting_.lower_bound({key, 0})) {
+    Connection& c = *connections_.at(first->second);
+    stop_waiting(c);
+    reply(c, StoreProtocol::kYes, value);
+    flush(c);  // what does not go now goes when the socket takes it; errors show there
+  }
+}
+
+bool TcpStoreServer::proceed(Connection& c, std::uint32_t events) {
+  if ((events & EPOLLOUT) != 0 && !flush(c)) return false;
+  return (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) == 0 || receive(c);
 }
 
 bool TcpStoreServer::receive(Connection& c) {
-  char bytes[16384];
+  using Next = ClientSession::Next;
+  std::array<char, 16384> bytes;
   for (;;) {
-    const ssize_t n = ::recv(c.fd.get(), bytes, sizeof(bytes), 0);
+    const std::size_t most =
+        c.session.introduced() ? bytes.size() : ClientSession::kMaxHelloFrame + 5;
+    const ssize_t n = ::recv(c.fd.get(), bytes.data(), most, 0);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
     if (n == 0 || c.waiting) return false;  // gone, or talks before it was answered
-    c.in.append(bytes, static_cast<std::size_t>(n));
-    const std::size_t size = frame_size(c.in);
-    if (size > 4 + (c.introduced ? kMaxFrame : kMaxHelloFrame)) return false;
-    if (size == 0 || c.in.size() < size) continue;
-    if (c.in.size() > size) return false;
-    const std::string frame = std::exchange(c.in, {});
-    return handle(c, std::string_view(frame).substr(4)) && flush(c);
+    switch (c.session.take({bytes.data(), static_cast<std::size_t>(n)}, c.out)) {
+      case Next::Wait:
+        if (!c.out.empty() && !flush(c)) return false;
+        continue;
+      case Next::Joined:
+        return join(c) && flush(c);
+      case Next::Request:
+        return handle(c, c.session.take_request()) && flush(c);
+      case Next::Refuse:
+        refused_.fetch_add(1);
+        flush(c);  // into an empty buffer: it goes, or the client is gone
+        return false;
+      case Next::Close:
+        refused_.fetch_add(1);
+        return false;
+    }
   }
+}
+
+bool TcpStoreServer::join(Connection& c) {
+  leave_strangers(c);
+  set_deadline(c, std::nullopt);
+  // Told nothing: it may come again when somebody has left.
+  return static_cast<std::size_t>(clients_.fetch_add(1)) < options_.max_connections;
 }
 
 bool TcpStoreServer::handle(Connection& c, std::string_view body) {
@@ -133,49 +330,52 @@ bool TcpStoreServer::handle(Connection& c, std::string_view body) {
   Message m;
   if (!Message::decode(body, m)) return false;
   const std::size_t count = m.fields.size();
-  if (!c.introduced) {
-    if (m.type != P::kHello || count != 2 || m.fields[0] != P::kMagic) return false;
-    c.introduced = m.fields[1] == options_.run_id;
-    if (c.introduced) clients_.fetch_add(1);
-    reply(c, c.introduced ? P::kYes : P::kNo, {});
-    return true;  // a stranger is closed once its time to introduce itself is over
-  }
   if (m.type == P::kSet && count == 2) {
-    const bool taken = !values_.set(m.fields[0], m.fields[1]);
-    size_.store(values_.size());
+    bool taken = false;
+    {
+      const std::lock_guard lock(values_mutex_);
+      taken = !values_.set(m.fields[0], m.fields[1]);
+      size_.store(values_.size());
+    }
     reply(c, taken ? P::kNo : P::kYes, {});
     if (taken) return true;
-    for (Connection& other : connections_) {
-      if (!other.waiting || other.key != m.fields[0]) continue;
-      other.waiting = false;
-      reply(other, P::kYes, m.fields[1]);
-      flush(other);  // what does not go now goes when the socket takes it; errors show there
-    }
+    wake_waiting(m.fields[0], m.fields[1]);
     return true;
   }
   if (m.type == P::kHas && count == 1) {
-    reply(c, values_.find(m.fields[0]) != nullptr ? P::kYes : P::kNo, {});
+    reply(c, find(m.fields[0]) ? P::kYes : P::kNo, {});
+    return true;
+  }
+  if (m.type == P::kBeat && count == 2) {
+    int rank = 0;
+    auto state = RankState::decode(m.fields[1]);
+    if (!state || !parse(m.fields[0], rank) || rank < 0) return false;
+    c.beats = rank;
+    beats_.beat(rank, *std::move(state), c.id);
+    reply(c, P::kYes, {});
     return true;
   }
   if (m.type == P::kLeave && count == 2) {
     int readers = 0;
     if (!parse(m.fields[1], readers) || readers < 1) return false;
-    values_.leave(m.fields[0], readers);
-    size_.store(values_.size());
+    {
+      const std::lock_guard lock(values_mutex_);
+      values_.leave(m.fields[0], readers);
+      size_.store(values_.size());
+    }
     reply(c, P::kYes, {});
     return true;
   }
   if (m.type != P::kGet || count != 2) return false;
-  if (const std::string* const found = values_.find(m.fields[0])) {
-    reply(c, P::kYes, *found);
+  if (auto found = find(m.fields[0])) {
+    reply(c, P::kYes, *std::move(found));
     return true;
   }
   std::int64_t milliseconds = 0;
   if (!parse(m.fields[1], milliseconds) || milliseconds < 0) return false;
-  c.waiting = true;
-  c.key = m.fields[0];
-  c.deadline =
-      Clock::now() + std::chrono::milliseconds(std::min<std::int64_t>(milliseconds, 86'400'000));
+  start_waiting(
+      c, m.fields[0],
+      Clock::now() + std::chrono::milliseconds(std::min<std::int64_t>(milliseconds, 86'400'000)));
   return true;
 }
 
@@ -183,17 +383,23 @@ void TcpStoreServer::reply(Connection& c, std::uint8_t status, std::string value
   Message answer;
   answer.type = status;
   answer.fields.push_back(std::move(value));
-  c.out += answer.encode();
+  std::string frame = answer.encode();
+  c.session.seal(frame);
+  c.out += frame;
 }
 
 bool TcpStoreServer::flush(Connection& c) {
   while (!c.out.empty()) {
     const ssize_t n = ::send(c.fd.get(), c.out.data(), c.out.size(), MSG_NOSIGNAL);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
+    if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return false;
+    if (n < 0) break;
     c.out.erase(0, static_cast<std::size_t>(n));
   }
-  return true;
+  // A client that does not read its answer is not read either: one frame is the limit.
+  if (c.reads == c.out.empty()) return true;
+  c.reads = c.out.empty();
+  return watch(events_.get(), EPOLL_CTL_MOD, c.fd.get(), c.id, c.reads ? EPOLLIN : EPOLLOUT);
 }
 
 }  // namespace tessera::comm

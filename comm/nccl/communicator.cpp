@@ -1,5 +1,7 @@
 #include "comm/nccl/communicator.h"
 
+#include <utility>
+
 namespace tessera::comm {
 namespace {
 
@@ -66,12 +68,34 @@ class NcclCommunicator final : public Communicator {
     return run(item, Collective{}, call, std::move(options));
   }
 
+  void begin_group() override {
+    require<InternalError>(!in_group_, "groups of collectives do not nest");
+    in_group_ = true;
+  }
+  void end_group() override {
+    in_group_ = false;
+    const auto group = std::exchange(group_, {});
+    if (group.empty()) return;
+    core_->check_alive();
+    core_->run(group);
+  }
+
+  void drop_group() noexcept override {
+    in_group_ = false;
+    group_.clear();
+  }
+
   void check() override { core_->check_alive(); }
+
+  void set_recorder(std::shared_ptr<FlightRecorder> recorder) override {
+    core_->set_recorder(std::move(recorder));
+  }
 
   void abort(std::string_view reason) noexcept override {
     core_->fail(CommError(CommFailure::Aborted, std::vector<int>{rank()},
                           "rank {} aborted communication: {}", rank(), reason));
   }
+  void fail(const CommError& reason) noexcept override { core_->fail(reason); }
 
  private:
   struct Buffer {
@@ -117,13 +141,18 @@ class NcclCommunicator final : public Communicator {
     collective.label = std::move(options.label);
     collective.deadline =
         options.deadline.count() > 0 ? options.deadline : core_->options().communicator.timeout;
-    collective.sequence = core_->next_sequence();
     item->collective = std::move(collective);
-    core_->run(item, call);
+    const NcclCore::Call one{item, call};
+    if (in_group_)
+      group_.push_back(one);
+    else
+      core_->run({&one, 1});
     return std::make_shared<NcclWork>(core_, item);
   }
 
   const std::shared_ptr<NcclCore> core_;
+  bool in_group_ = false;
+  std::vector<NcclCore::Call> group_;
 };
 
 }  // namespace

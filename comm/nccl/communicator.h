@@ -2,13 +2,15 @@
 
 #include <condition_variable>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <utility>
+#include <vector>
 
-#include "comm/failure_report.h"
 #include "comm/nccl.h"
+#include "comm/nccl/call_comparison.h"
+#include "comm/nccl/inquiry.h"
 #include "comm/nccl/pending.h"
-#include "comm/nccl/position.h"
 
 namespace tessera::comm {
 
@@ -63,15 +65,19 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   /// most to its deadline, and in all for communicator.timeout + grace; aborts the rest.
   void shut_down() noexcept;
 
-  /// Queues a collective; `staged` buffers have device memory, and what it takes is copied there.
-  /// @param call  what NCCL is to do, `item->collective` what messages say of it
-  void run(const std::shared_ptr<NcclItem>& item, const Collective& call);
+  struct Call {
+    std::shared_ptr<NcclItem> item;  ///< with what messages say of it
+    Collective call;                 ///< what NCCL is to do
+  };
+  /// Queues collectives as one launch, at least one; `staged` buffers have device memory, and what
+  /// a collective takes is copied there.
+  void run(std::span<const Call> group);
   void wait(NcclItem& item);
   bool is_done(const NcclItem& item) const noexcept;
   /// Throws the failure, if there is one: itself at the first time, then CommError(Aborted).
   void check_alive();
   void fail(const CommError& error) noexcept;
-  std::uint64_t next_sequence() { return called_++; }
+  void set_recorder(std::shared_ptr<FlightRecorder> recorder);
 
   const NcclOptions& options() const { return options_; }
   Context& context() const { return *options_.communicator.context; }
@@ -79,9 +85,11 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   int world_size() const { return world_size_; }
 
  private:
+  std::shared_ptr<FlightRecorder> recorder() const;
   std::optional<CommError> initialize(Clock::time_point end);
   void abort_in_time();
-  void enqueue(const Collective& call, const Collective& collective);
+  void compare(const NcclLaunch& launch);
+  void enqueue(std::span<const Collective> calls, const Collective& collective);
   [[noreturn]] void report(const NcclSuspicion& suspicion);
   [[noreturn]] void throw_failure();
 
@@ -90,35 +98,31 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   void close_driver();
 
   void watch();
-  std::optional<CommError> ask_peers();
-  CommError investigate(const NcclSuspicion& suspicion);
-  CommError await_verdict(const std::string& who);
-  void publish_position();
-  void publish(const CommError& error);
-  std::string key(std::string_view what) const;
+  NcclPosition position() const;
 
   const NcclOptions options_;
   const int rank_, world_size_;
   const std::shared_ptr<Store> store_;
   const std::unique_ptr<NcclDriver> driver_;
+  CallComparison comparison_;
   PendingCollectives pending_;
-  std::shared_ptr<NcclItem> launching_;    // the caller's
-  FailureReport report_;                   // the watchdog's
-  bool store_is_lost_ = false;             // the watchdog's
-  std::atomic<std::uint64_t> called_ = 0;  // collectives that were started
+  std::shared_ptr<NcclLaunch> launching_;  // the caller's
+  NcclInquiry inquiry_;                    // the watchdog's
+  std::atomic<std::uint64_t> called_ = 0;  // launches
 
   TimedTurn nccl_;  // held in calls of NCCL itself
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   /// What the caller has handed to NCCL and not got back: it may connect now, and wait for peers.
-  struct Launch {
+  struct Calling {
     Collective collective;
     Clock::time_point since;
   };
-  void set_launch(std::optional<Launch> launch);
-  std::optional<Launch> launch_;
+  void set_calling(std::optional<Calling> calling);
+  std::optional<Calling> calling_;
   std::optional<NcclSuspicion> suspicion_;
   std::optional<CommError> failure_;
+  std::shared_ptr<FlightRecorder> recorder_;  // changes under mutex_
   std::optional<Clock::time_point> probing_since_, stopping_since_, closing_since_;
   bool noticed_ = false;  // the caller knows of the failure
   bool stop_ = false;

@@ -5,6 +5,7 @@
 #include <future>
 
 #include "comm/control/agreement.h"
+#include "comm/flight_recorder.h"
 #include "comm/nccl/communicator.h"
 
 namespace tessera::comm {
@@ -28,7 +29,17 @@ milliseconds left_until(NcclCore::Clock::time_point end) {
                   std::chrono::duration_cast<milliseconds>(end - NcclCore::Clock::now()));
 }
 
-constexpr milliseconds kVerdictTime{5000};
+// What messages and other ranks are told of collectives that go together.
+Collective summary(std::span<const std::shared_ptr<NcclItem>> items) {
+  Collective all = items.front()->collective;
+  for (const auto& item : items.subspan(1)) {
+    all.label += " + " + item->collective.label;
+    all.count += item->collective.count;
+    all.deadline += item->collective.deadline;
+  }
+  return all;
+}
+
 constexpr milliseconds kFinalizeTime{2000};
 constexpr std::string_view kConnected = "connected";
 
@@ -48,35 +59,36 @@ NcclCore::NcclCore(std::unique_ptr<NcclDriver> driver, std::shared_ptr<Store> st
       world_size_(world_size),
       store_(std::move(store)),
       driver_(std::move(driver)),
-      report_(store_, options_.name + "/verdict", world_size, options_.processes) {}
-
-std::string NcclCore::key(std::string_view what) const {
-  return fmt::format("{}/{}", options_.name, what);
-}
+      comparison_(store_, options_.name + "/calls", rank, world_size, options_.answer_time),
+      inquiry_(store_, rank, world_size, options_, comparison_, [this] { return position(); }) {}
 
 // --- connecting ---
 
 void NcclCore::connect() {
   const auto end = Clock::now() + options_.connect_timeout;
   // NCCL's own start has no deadline, so it begins only when all are here.
-  exchange(*store_, key("start"), rank_, world_size_, "here", left_until(end));
+  exchange(*store_, inquiry_.key("start"), rank_, world_size_, "here", left_until(end));
   const std::optional<CommError> error = initialize(end);
   constexpr milliseconds kSkew{3000};
   std::vector<std::string> outcomes;
   try {
-    if (error) set_or_get(*store_, key("not started"), std::to_string(rank_));
-    outcomes = exchange(*store_, key("connection"), rank_, world_size_,
+    if (error) set_or_get(*store_, inquiry_.key("not started"), std::to_string(rank_));
+    outcomes = exchange(*store_, inquiry_.key("connection"), rank_, world_size_,
                         error ? encode_error(*error) : kConnected, left_until(end) + kSkew);
   } catch (const CommError&) {
     abort_in_time();
     throw;
   }
   // Of several, one that failed by itself, not one that gave up since another had failed.
+  const auto weight = [](const CommError& e) {
+    if (!e.culprits().empty()) return 2;
+    return e.failure() == CommFailure::Timeout ? 1 : 0;
+  };
   std::optional<CommError> verdict;
   for (const std::string& outcome : outcomes) {
     if (outcome == kConnected) continue;
     const CommError theirs = decode_error(outcome);
-    if (!verdict || (verdict->culprits().empty() && !theirs.culprits().empty())) verdict = theirs;
+    if (!verdict || weight(theirs) > weight(*verdict)) verdict = theirs;
   }
   if (!verdict) return;
   abort_in_time();
@@ -87,12 +99,12 @@ std::optional<CommError> NcclCore::initialize(Clock::time_point end) {
   const auto refused = [this](std::string_view why) {
     const int self[] = {rank_};
     return CommError(CommFailure::Aborted, std::vector<int>{rank_},
-                     "NCCL {} does not start on {}: {}", driver_->version(), report_.name(self),
+                     "NCCL {} does not start on {}: {}", driver_->version(), inquiry_.name(self),
                      why);
   };
   try {
-    if (rank_ == 0) store_->set(key("id"), driver_->make_unique_id());
-    const std::string id = store_->get(key("id"), left_until(end));
+    if (rank_ == 0) store_->set(inquiry_.key("id"), driver_->make_unique_id());
+    const std::string id = store_->get(inquiry_.key("id"), left_until(end));
     NcclStatus status = driver_->init(id, rank_, world_size_);
     auto next_look = Clock::now();
     for (Pause pause; status.state == State::InProgress; status = driver_->status()) {
@@ -104,7 +116,7 @@ std::optional<CommError> NcclCore::initialize(Clock::time_point end) {
                          driver_->version(), world_size_, format_seconds(options_.connect_timeout));
       }
       if (now >= next_look) {
-        if (store_->has(key("not started"))) {
+        if (store_->has(inquiry_.key("not started"))) {
           return CommError(CommFailure::Aborted, {}, "NCCL does not start on another rank");
         }
         next_look = now + options_.store_poll;
@@ -138,43 +150,92 @@ void NcclCore::start_threads() {
   watchdog_ = std::thread([self = shared_from_this()] { self->watch(); });
 }
 
-void NcclCore::run(const std::shared_ptr<NcclItem>& item, const Collective& call) {
+void NcclCore::run(std::span<const Call> group) {
   // Should it fail half-way, copies may still be under way.
-  launching_ = item;
+  launching_ = std::make_shared<NcclLaunch>();
+  NcclLaunch& launch = *launching_;
+  std::vector<Collective> calls;
+  for (const Call& call : group) {
+    launch.items.push_back(call.item);
+    if (call.call.count > 0) calls.push_back(call.call);
+  }
+  launch.collective = summary(launch.items);
+  launch.collective.sequence = called_++;
+  for (const auto& item : launch.items) item->collective.sequence = launch.collective.sequence;
+  launch.recorder = recorder();
+  if (launch.recorder) launch.recorder->queued(launch.collective);
+  const auto record_failure = [&launch] {
+    if (launch.recorder) launch.recorder->ended(launch.collective.sequence, false);
+  };
+  const auto each_staged = [&launch](auto&& copy) {
+    for (const auto& item : launch.items) {
+      for (const NcclItem::Staged& staged : item->staged) {
+        if (staged.bytes > 0) copy(staged);
+      }
+    }
+  };
   try {
+    set_calling(Calling{launch.collective, Clock::now()});
+    compare(launch);
+    set_calling(std::nullopt);
     driver_->wait_for_compute();
-    for (const NcclItem::Staged& staged : item->staged) {
-      if (staged.bytes == 0) continue;
+    each_staged([this](const NcclItem::Staged& staged) {
       std::memcpy(staged.pinned->data(), staged.user, staged.bytes);
       driver_->copy_to_device(staged.device->data(), staged.pinned->data(), staged.bytes);
+    });
+    launch.start = driver_->record();
+    if (!calls.empty()) {
+      set_calling(Calling{launch.collective, Clock::now()});
+      enqueue(calls, launch.collective);
+      set_calling(std::nullopt);
     }
-    item->start = driver_->record();
-    if (call.count > 0) {
-      set_launch(Launch{item->collective, Clock::now()});
-      enqueue(call, item->collective);
-      set_launch(std::nullopt);
-    }
-    for (const NcclItem::Staged& staged : item->staged) {
-      if (!staged.is_result || staged.bytes == 0) continue;
+    each_staged([this](const NcclItem::Staged& staged) {
+      if (!staged.is_result) return;
       driver_->copy_to_host(staged.pinned->data(), staged.device->data(), staged.bytes);
-    }
-    item->done = driver_->record();
+    });
+    launch.done = driver_->record();
+    for (const auto& item : launch.items) item->done = launch.done;
   } catch (const CommError&) {
+    record_failure();
     throw;
   } catch (const std::exception& error) {
-    report({.collective = item->collective, .text = error.what()});
+    record_failure();
+    report({.collective = launch.collective, .text = error.what()});
   }
   pending_.push(std::move(launching_));
 }
 
-void NcclCore::set_launch(std::optional<Launch> launch) {
-  const std::lock_guard lock(mutex_);
-  launch_ = std::move(launch);
+// Returns when the launch is known to be the same on all ranks.
+void NcclCore::compare(const NcclLaunch& launch) {
+  std::vector<Collective> parts;
+  for (const auto& item : launch.items) parts.push_back(item->collective);
+  // The watchdog sees to the deadline.
+  const auto wrong = comparison_.check(launch.collective, parts, [this] {
+    const std::lock_guard lock(mutex_);
+    return failure_.has_value();
+  });
+  if (wrong) report(*wrong);
+  check_alive();
 }
 
-// Returns when the collective is on the stream: NCCL may do that in the background, and then
-// nothing may follow it before.
-void NcclCore::enqueue(const Collective& call, const Collective& collective) {
+void NcclCore::set_recorder(std::shared_ptr<FlightRecorder> recorder) {
+  const std::lock_guard lock(mutex_);
+  recorder_ = std::move(recorder);
+}
+
+std::shared_ptr<FlightRecorder> NcclCore::recorder() const {
+  const std::lock_guard lock(mutex_);
+  return recorder_;
+}
+
+void NcclCore::set_calling(std::optional<Calling> calling) {
+  const std::lock_guard lock(mutex_);
+  calling_ = std::move(calling);
+}
+
+// Returns when the calls, which are one `collective` to messages, are on the stream: NCCL may do
+// that in the background, and then nothing may follow it before.
+void NcclCore::enqueue(std::span<const Collective> calls, const Collective& collective) {
   const auto end = Clock::now() + collective.deadline;
   const auto under_lock = [&](auto&& ask) {
     const std::unique_lock lock(nccl_, end);
@@ -183,7 +244,7 @@ void NcclCore::enqueue(const Collective& call, const Collective& collective) {
   };
   NcclStatus status = under_lock([&] {
     check_alive();  // before an abort, or not at all
-    return driver_->run(call);
+    return driver_->run(calls);
   });
   for (Pause pause; status.state == State::InProgress;) {
     if (Clock::now() >= end) report({.collective = collective, .late = true});
@@ -202,7 +263,7 @@ void NcclCore::report(const NcclSuspicion& suspicion) {
   std::unique_lock lock(mutex_);
   if (!suspicion_) suspicion_ = suspicion;
   changed_.notify_all();
-  const auto limit = options_.answer_time + 2 * kVerdictTime;
+  const auto limit = options_.answer_time + 2 * kNcclVerdictTime;
   if (!changed_.wait_for(lock, limit, [this] { return failure_.has_value(); })) {
     // Who is late may be a peer; a failure of this rank's own is its own.
     failure_ =
@@ -218,6 +279,9 @@ void NcclCore::report(const NcclSuspicion& suspicion) {
 }
 
 void NcclCore::wait(NcclItem& item) {
+  check_alive();
+  require<InternalError>(item.done != nullptr, "{} was waited for before its group ended",
+                         item.collective.describe());
   item.waited = true;
   if (!item.host_waits) {
     check_alive();
@@ -244,7 +308,7 @@ bool NcclCore::is_done(const NcclItem& item) const noexcept {
     if (failure_) return is_closed_;
   }
   try {
-    return item.done->is_done();
+    return item.done && item.done->is_done();
   } catch (const std::exception&) {  // of the device: wait() will say so
     return true;
   }
@@ -308,13 +372,13 @@ std::optional<NcclSuspicion> NcclCore::look() {
     if (!lock.owns_lock()) return std::nullopt;  // the caller is in NCCL, and watches the status
     const NcclStatus status = driver_->status();
     if (status.state != State::Failed) return std::nullopt;
-    const auto item = pending_.oldest();
-    return NcclSuspicion{.collective = item ? item->collective : Collective{},
+    const auto oldest = pending_.oldest();
+    return NcclSuspicion{.collective = oldest ? oldest->collective : Collective{},
                          .remote = status.remote,
                          .text = status.text};
   } catch (const std::exception& error) {
-    const auto item = pending_.oldest();
-    return NcclSuspicion{.collective = item ? item->collective : Collective{},
+    const auto oldest = pending_.oldest();
+    return NcclSuspicion{.collective = oldest ? oldest->collective : Collective{},
                          .text = error.what()};
   }
 }
@@ -341,6 +405,7 @@ void NcclCore::probe() {
   const bool failed = failure_.has_value();
   closing_since_ = Clock::now();
   lock.unlock();
+  if (failed) pending_.record_failure();
   nccl_.lock();  // no other thread may be in NCCL; the watchdog sees to the time
   if (failed) {
     driver_->abort();
@@ -378,8 +443,8 @@ void NcclCore::watch() {
     const auto now = Clock::now();
     if (closing_since_ && now - *closing_since_ >= kFinalizeTime + options_.abort_time) return;
     auto suspicion = suspicion_;
-    if (!suspicion && launch_ && now - launch_->since >= launch_->collective.deadline)
-      suspicion = NcclSuspicion{.collective = launch_->collective, .late = true};
+    if (!suspicion && calling_ && now - calling_->since >= calling_->collective.deadline)
+      suspicion = NcclSuspicion{.collective = calling_->collective, .late = true};
     // What has not started has no deadline of its own.
     const auto limit = options_.communicator.timeout + options_.grace;
     const auto overdue = [&](const std::optional<Clock::time_point>& since) {
@@ -389,13 +454,13 @@ void NcclCore::watch() {
     std::optional<CommError> error;
     lock.unlock();
     if (suspicion) {
-      error = investigate(*suspicion);
+      error = inquiry_.investigate(*suspicion);
     } else if (is_silent) {
       error =
           CommError(CommFailure::Timeout, std::vector<int>{rank_},
                     "rank {}: its device has not answered for {}", rank_, format_seconds(limit));
     } else if (now >= next_ask) {
-      error = ask_peers();
+      error = inquiry_.ask_peers();
       next_ask = Clock::now() + options_.store_poll;
     }
     lock.lock();
@@ -407,93 +472,30 @@ void NcclCore::watch() {
   if (!failure_) return;
   const CommError failure = *failure_;
   lock.unlock();
-  publish(failure);
+  inquiry_.publish(failure);
   lock.lock();
   const bool in_time = changed_.wait_for(lock, options_.abort_time, [this] {
     return is_closed_;
   }) && changed_.wait_for(lock, options_.grace, [this] { return noticed_; });
   lock.unlock();
-  if (!in_time && options_.on_stuck) options_.on_stuck(failure);
+  if (in_time || !options_.on_stuck) return;
+  if (const auto last = recorder()) last->end(failure);  // nobody may come to do it
+  options_.on_stuck(failure);
 }
 
-// Whether another rank has found something.
-std::optional<CommError> NcclCore::ask_peers() {
-  if (store_is_lost_) return std::nullopt;
-  try {
-    if (!store_->has(key("alarm"))) return std::nullopt;
-    publish_position();
-    return await_verdict(store_->get(key("alarm"), kVerdictTime));
-  } catch (const std::exception&) {  // who serves it went first; that alone is no failure
-    store_is_lost_ = true;
-    return std::nullopt;
+NcclPosition NcclCore::position() const {
+  NcclPosition result;
+  result.called = called_;
+  if (const auto oldest = pending_.oldest()) {
+    result.unfinished = 1;
+    result.has_started = oldest->has_started ? 1 : 0;
+    result.oldest = Signature(oldest->collective);
+  } else if (const std::lock_guard lock(mutex_); calling_) {
+    result.unfinished = 1;
+    result.has_started = 1;
+    result.oldest = Signature(calling_->collective);
   }
-}
-
-CommError NcclCore::await_verdict(const std::string& who) {
-  const CommError none(CommFailure::Aborted, {},
-                       "rank {} found communication broken, and left no verdict", who);
-  const auto end = Clock::now() + options_.answer_time + kVerdictTime;
-  while (!store_->has(key("verdict")) && Clock::now() < end) {
-    std::this_thread::sleep_for(std::min(options_.poll, milliseconds(20)));
-  }
-  return report_.verdict(none);
-}
-
-CommError NcclCore::investigate(const NcclSuspicion& suspicion) {
-  std::vector<std::optional<NcclPosition>> positions(static_cast<std::size_t>(world_size_));
-  try {
-    set_or_get(*store_, key("alarm"), std::to_string(rank_));
-    publish_position();
-    const auto end = Clock::now() + options_.answer_time;
-    for (bool all = false; !all && Clock::now() < end && !store_->has(key("verdict"));) {
-      all = true;
-      for (int r = 0; r < world_size_; ++r) {
-        auto& position = positions[static_cast<std::size_t>(r)];
-        const std::string at = key(fmt::format("position/{}", r));
-        if (!position && store_->has(at)) {
-          position = NcclPosition::decode(store_->get(at, kVerdictTime));
-        }
-        all = all && position;
-      }
-      if (!all) std::this_thread::sleep_for(std::min(options_.poll, milliseconds(20)));
-    }
-  } catch (const std::exception&) {
-    store_is_lost_ = true;
-    return CommError(suspicion.late ? CommFailure::Timeout : CommFailure::Aborted, {},
-                     "{}: rank {}: {}; and the store is lost, so the ranks can't tell each other "
-                     "where they are",
-                     suspicion.collective.describe(), rank_,
-                     suspicion.late
-                         ? "not done within " + format_seconds(suspicion.collective.deadline)
-                         : suspicion.text);
-  }
-  return report_.verdict(judge(suspicion, rank_, positions, report_, options_.answer_time));
-}
-
-void NcclCore::publish_position() {
-  NcclPosition position;
-  position.called = called_;
-  if (const auto item = pending_.oldest()) {
-    position.unfinished = 1;
-    position.has_started = item->has_started ? 1 : 0;
-    position.oldest = Signature(item->collective);
-  } else if (const std::lock_guard lock(mutex_); launch_) {
-    position.unfinished = 1;
-    position.has_started = 1;
-    position.oldest = Signature(launch_->collective);
-  }
-  set_or_get(*store_, key(fmt::format("position/{}", rank_)), position.encode());
-}
-
-// Peers that ask learn of it.
-void NcclCore::publish(const CommError& error) {
-  if (store_is_lost_) return;
-  try {
-    report_.verdict(error);
-    set_or_get(*store_, key("alarm"), std::to_string(rank_));
-  } catch (const std::exception&) {
-    store_is_lost_ = true;
-  }
+  return result;
 }
 
 }  // namespace tessera::comm

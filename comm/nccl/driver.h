@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -49,9 +50,9 @@ class NcclDriver {
   virtual std::string make_unique_id() = 0;
   virtual NcclStatus init(std::string_view unique_id, int rank, int world_size) = 0;
   virtual NcclStatus status() = 0;
-  /// Queues a collective on the communication stream. What the pointers mean is said in Collective;
-  /// they are of the device. No barrier.
-  virtual NcclStatus run(const Collective& collective) = 0;
+  /// Queues collectives on the communication stream, several as one group. What the pointers mean
+  /// is said in Collective; they are of the device. At least one, no barrier.
+  virtual NcclStatus run(std::span<const Collective> collectives) = 0;
   /// Flushes what is queued; destroy() may follow when the status is Ready.
   virtual NcclStatus finalize() = 0;
   virtual void destroy() noexcept = 0;
@@ -74,6 +75,6 @@ class NcclDriver {
 using NcclOpener = std::function<std::unique_ptr<NcclDriver>(Context& context)>;
 
 /// Changes whenever a plugin and a program may not understand each other.
-inline constexpr int kNcclPluginVersion = 1;
+inline constexpr int kNcclPluginVersion = 2;
 
 }  // namespace tessera::comm

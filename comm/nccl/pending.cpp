@@ -2,37 +2,50 @@
 
 #include <algorithm>
 
+#include "comm/flight_recorder.h"
+
 namespace tessera::comm {
 
-void PendingCollectives::push(std::shared_ptr<NcclItem> item) {
+void PendingCollectives::push(std::shared_ptr<NcclLaunch> launch) {
   const std::lock_guard lock(mutex_);
-  items_.push_back(std::move(item));
+  launches_.push_back(std::move(launch));
 }
 
-std::shared_ptr<NcclItem> PendingCollectives::oldest() const {
+std::shared_ptr<NcclLaunch> PendingCollectives::oldest() const {
   const std::lock_guard lock(mutex_);
-  return items_.empty() ? nullptr : items_.front();
+  return launches_.empty() ? nullptr : launches_.front();
 }
 
 bool PendingCollectives::all_waited() const {
   const std::lock_guard lock(mutex_);
-  return std::all_of(items_.begin(), items_.end(),
-                     [](const auto& item) { return item->waited.load(); });
+  return std::all_of(launches_.begin(), launches_.end(), [](const auto& launch) {
+    return std::all_of(launch->items.begin(), launch->items.end(),
+                       [](const auto& item) { return item->waited.load(); });
+  });
 }
 
-std::shared_ptr<NcclItem> PendingCollectives::advance(NcclItem::Time now) {
-  while (const auto item = oldest()) {
-    if (item->done->is_done()) {
+void PendingCollectives::record_failure() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& launch : launches_) {
+    if (launch->recorder) launch->recorder->ended(launch->collective.sequence, false);
+  }
+}
+
+std::shared_ptr<NcclLaunch> PendingCollectives::advance(NcclLaunch::Time now) {
+  while (const auto launch = oldest()) {
+    if (launch->done->is_done()) {
+      if (launch->recorder) launch->recorder->ended(launch->collective.sequence, true);
       const std::lock_guard lock(mutex_);
-      items_.pop_front();
+      launches_.pop_front();
       continue;
     }
-    if (!item->started && item->start->is_done()) {
-      item->started = now;
-      item->has_started = true;
+    if (!launch->started && launch->start->is_done()) {
+      launch->started = now;
+      launch->has_started = true;
+      if (launch->recorder) launch->recorder->started(launch->collective.sequence);
     }
-    const bool late = item->started && now - *item->started >= item->collective.deadline;
-    return late ? item : nullptr;
+    const bool late = launch->started && now - *launch->started >= launch->collective.deadline;
+    return late ? launch : nullptr;
   }
   return nullptr;
 }

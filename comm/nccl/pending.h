@@ -15,10 +15,8 @@
 
 namespace tessera::comm {
 
-/// A collective on the communication stream, from its start until the device is done with it.
+/// A collective, from its start until its buffers are free.
 struct NcclItem {
-  using Time = std::chrono::steady_clock::time_point;
-
   /// A host buffer, and its copies: pinned, and on the device.
   struct Staged {
     std::shared_ptr<Storage> device;
@@ -28,37 +26,51 @@ struct NcclItem {
     bool is_result = false;
   };
 
-  Collective collective;  ///< as messages call it
-  std::unique_ptr<NcclEvent> start, done;
+  Collective collective;            ///< as messages call it; its number comes with its launch
+  std::shared_ptr<NcclEvent> done;  ///< of its launch; null until that is on the stream
   std::vector<Staged> staged;
   float token = 0.0F;                ///< what a barrier sums
   bool host_waits = false;           ///< results go to the host, or it is a barrier
   std::atomic<bool> waited = false;  ///< wait() was called
+};
+
+/// Collectives that go to NCCL together, mostly one, until the device is done with them.
+struct NcclLaunch {
+  using Time = std::chrono::steady_clock::time_point;
+
+  /// As messages call it, and as ranks compare it. Of a group: the first's kind, the labels and
+  /// elements of all, and the sum of their deadlines, since they take turns on the network.
+  Collective collective;
+  std::vector<std::shared_ptr<NcclItem>> items;
+  std::shared_ptr<NcclEvent> start, done;
+  std::shared_ptr<FlightRecorder> recorder;  ///< is told when it starts and ends; or null
   /// When the device was first seen to have reached it. The prober's own.
   std::optional<Time> started;
   std::atomic<bool> has_started = false;  ///< the same for other threads
 };
 
-/// The items that the device is not known to be done with, oldest first: a collective starts when
+/// The launches that the device is not known to be done with, oldest first: one starts when
 /// those before it are done, whenever the host queued it.
 class PendingCollectives {
  public:
   /// Any thread.
-  void push(std::shared_ptr<NcclItem> item);
-  std::shared_ptr<NcclItem> oldest() const;
+  void push(std::shared_ptr<NcclLaunch> launch);
+  /// Tells recorders that what is left has failed.
+  void record_failure();
+  std::shared_ptr<NcclLaunch> oldest() const;
   bool is_empty() const { return oldest() == nullptr; }
   /// Whether the caller has waited for all of them.
   bool all_waited() const;
 
   /// Forgets what is done, and notes what has started. One thread at a time. No lock is held while
   /// the device is asked, which may block.
-  /// @return the oldest item, if it started longer ago than its deadline; else null
+  /// @return the oldest, if it started longer ago than its deadline; else null
   /// @throws CudaError if the device's work failed
-  std::shared_ptr<NcclItem> advance(NcclItem::Time now);
+  std::shared_ptr<NcclLaunch> advance(NcclLaunch::Time now);
 
  private:
   mutable std::mutex mutex_;
-  std::deque<std::shared_ptr<NcclItem>> items_;
+  std::deque<std::shared_ptr<NcclLaunch>> launches_;
 };
 
 }  // namespace tessera::comm

@@ -116,27 +116,22 @@ class Driver final : public NcclDriver {
     return status_of(asked == ncclSuccess ? result : asked);
   }
 
-  NcclStatus run(const Collective& c) override {
+  NcclStatus run(std::span<const Collective> collectives) override {
     make_current();
-    const auto count = static_cast<std::size_t>(c.count);
-    switch (c.kind) {
-      case CollectiveKind::AllGather: {  // as bytes: nothing is computed
-        const std::size_t part = c.bytes() / world_size_;
-        return status_of(ncclAllGather(static_cast<const std::byte*>(c.out) + rank_ * part, c.out,
-                                       part, ncclUint8, comm_, stream_));
+    if (collectives.size() == 1) return status_of(launch(collectives.front()));
+    ncclResult_t result = ncclGroupStart();
+    if (result != ncclSuccess) return status_of(result);
+    try {
+      for (const Collective& collective : collectives) {
+        result = launch(collective);
+        if (result != ncclSuccess && result != ncclInProgress) break;
       }
-      case CollectiveKind::ReduceScatter:
-        return status_of(ncclReduceScatter(c.in, c.out, count / world_size_, reduced_type(c.dtype),
-                                           ncclSum, comm_, stream_));
-      case CollectiveKind::AllReduce:
-        return status_of(ncclAllReduce(c.out, c.out, count, reduced_type(c.dtype),
-                                       c.op == ReduceOp::Sum ? ncclSum : ncclMax, comm_, stream_));
-      case CollectiveKind::Broadcast:
-        return status_of(ncclBroadcast(c.out, c.out, c.bytes(), ncclUint8, c.root, comm_, stream_));
-      case CollectiveKind::Barrier:
-        break;
+    } catch (...) {
+      ncclGroupEnd();
+      throw;
     }
-    throw InternalError("nccl has no {}", collective_name(c.kind));
+    const ncclResult_t ended = ncclGroupEnd();
+    return status_of(result != ncclSuccess && result != ncclInProgress ? result : ended);
   }
 
   NcclStatus finalize() override {
@@ -198,6 +193,28 @@ class Driver final : public NcclDriver {
     require<Unsupported>(!own.empty() && theirs.starts_with(own),
                          "NCCL can't use cuda:{}: the context computes on {}, CUDA has {} there",
                          index_, own, theirs);
+  }
+
+  ncclResult_t launch(const Collective& c) {
+    const auto count = static_cast<std::size_t>(c.count);
+    switch (c.kind) {
+      case CollectiveKind::AllGather: {  // as bytes: nothing is computed
+        const std::size_t part = c.bytes() / world_size_;
+        return ncclAllGather(static_cast<const std::byte*>(c.out) + rank_ * part, c.out, part,
+                             ncclUint8, comm_, stream_);
+      }
+      case CollectiveKind::ReduceScatter:
+        return ncclReduceScatter(c.in, c.out, count / world_size_, reduced_type(c.dtype), ncclSum,
+                                 comm_, stream_);
+      case CollectiveKind::AllReduce:
+        return ncclAllReduce(c.out, c.out, count, reduced_type(c.dtype),
+                             c.op == ReduceOp::Sum ? ncclSum : ncclMax, comm_, stream_);
+      case CollectiveKind::Broadcast:
+        return ncclBroadcast(c.out, c.out, c.bytes(), ncclUint8, c.root, comm_, stream_);
+      case CollectiveKind::Barrier:
+        break;
+    }
+    return ncclInvalidUsage;  // a barrier is an all_reduce by now
   }
 
   void make_current() const { check(cudaSetDevice(index_), "cudaSetDevice"); }

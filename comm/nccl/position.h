@@ -12,7 +12,7 @@ namespace tessera::comm {
 
 /// How far a rank has come with its collectives. Plain data: sent between processes of one build.
 struct NcclPosition {
-  std::uint64_t called = 0;      ///< collectives that it has started
+  std::uint64_t called = 0;      ///< launches that it has made
   std::uint8_t unfinished = 0;   ///< whether `oldest` is one
   std::uint8_t has_started = 0;  ///< whether its device has reached `oldest`
   std::array<std::uint8_t, 6> reserved{};
@@ -29,6 +29,7 @@ struct NcclSuspicion {
   bool late = false;      ///< else `text` says what failed
   bool remote = false;    ///< it failed for a peer's sake
   std::string text = {};
+  std::optional<CommError> found = {};  ///< what is broken is known: nothing is to be asked
 };
 
 /// Who is to blame, from what each rank said of itself within `answer_time`.

@@ -5,15 +5,6 @@
 namespace tessera::comm {
 namespace {
 
-std::vector<ShardLayout::Parameter> describe(const Unit& unit) {
-  std::vector<ShardLayout::Parameter> result;
-  result.reserve(unit.parameters.size());
-  for (const Parameter* p : unit.parameters) {
-    result.push_back({p->name, p->tensor.shape(), p->decay});
-  }
-  return result;
-}
-
 std::string_view state_name(FlatUnit::State state) {
   switch (state) {
     case FlatUnit::State::Sharded:
@@ -28,6 +19,14 @@ std::string_view state_name(FlatUnit::State state) {
 
 }  // namespace
 
+ShardLayout layout_of(const Unit& unit, int world_size) {
+  std::vector<ShardLayout::Parameter> parameters;
+  parameters.reserve(unit.parameters.size());
+  for (const Parameter* p : unit.parameters)
+    parameters.push_back({p->name, p->tensor.shape(), p->decay});
+  return ShardLayout(unit.name, parameters, world_size);
+}
+
 ShardMode parse_shard_mode(const std::string& name) {
   if (name == "full") return ShardMode::Full;
   if (name == "none") return ShardMode::None;
@@ -40,7 +39,7 @@ FlatUnit::FlatUnit(const Unit& unit, ShardMode mode, DType compute_dtype, DType 
       compute_dtype_(compute_dtype),
       context_(context),
       communicator_(communicator),
-      layout_(unit.name, describe(unit), communicator.world_size()),
+      layout_(layout_of(unit, communicator.world_size())),
       scatters_(mode == ShardMode::Full && communicator.world_size() > 1) {
   const std::int64_t padded = layout_.padded_size();
   const std::int64_t segment = segment_size();

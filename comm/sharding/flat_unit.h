@@ -20,6 +20,9 @@ enum class ShardMode : std::uint8_t {
 /// "full" or "none". @throws InvalidArgument for other names
 ShardMode parse_shard_mode(const std::string& name);
 
+/// How a unit's parameters lie in its flat buffer, split over so many ranks.
+ShardLayout layout_of(const Unit& unit, int world_size);
+
 /// One unit's parameters as a flat buffer split over the ranks of a communicator.
 ///
 /// Holds this rank's master values and their float32 gradient, `segment()` elements each (the whole

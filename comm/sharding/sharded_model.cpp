@@ -18,6 +18,7 @@ ShardedModel::ShardedModel(const std::vector<Unit>& units, ShardMode mode, DType
   require(master_dtype == DType::F32 || master_dtype == compute_dtype,
           "master weights are f32 or of the compute dtype {}, got {}", compute_dtype, master_dtype);
   for (const Unit& unit : units) {
+    require(!unit.parameters.empty(), "unit '{}' has no parameters", unit.name);
     units_.push_back(
         std::make_unique<FlatUnit>(unit, mode, compute_dtype, master_dtype, context, communicator));
     const FlatUnit& flat = *units_.back();
@@ -82,12 +83,20 @@ void ShardedModel::values_changed() {
 
 // Waits for a unit's parameters and starts those of the units that come next.
 void ShardedModel::ensure_gathered(int unit, int direction) {
-  units_[static_cast<std::size_t>(unit)]->start_gather();
-  for (int ahead = 1; ahead <= gather_ahead_; ++ahead) {
+  const int count = static_cast<int>(units_.size());
+  const int last_ahead = std::min(gather_ahead_, direction > 0 ? count - 1 - unit : unit - 1);
+  const auto start = [&](int ahead) {
     const int next = unit + direction * ahead;
-    if (next <= 0 || next >= static_cast<int>(units_.size())) break;
     units_[static_cast<std::size_t>(next)]->start_gather();
+  };
+  {
+    // At the start of a pass both have to come; what is further ahead must not hold up the first.
+    CollectiveGroup group(communicator_);
+    start(0);
+    if (last_ahead >= 1) start(1);
+    group.end();
   }
+  for (int ahead = 2; ahead <= last_ahead; ++ahead) start(ahead);
   units_[static_cast<std::size_t>(unit)]->finish_gather();
 }
 
@@ -129,8 +138,13 @@ void ShardedModel::after_backward(int unit) {
   FlatUnit& flat = *units_[static_cast<std::size_t>(unit)];
   flat.release();
   drain_reductions(0);
-  flat.start_reduce(last_);
-  reducing_.push_back(&flat);
+  start_reduce(flat);
+}
+
+void ShardedModel::start_reduce(FlatUnit& unit) {
+  if (observer_) observer_(unit);
+  unit.start_reduce(last_);
+  reducing_.push_back(&unit);
 }
 
 void ShardedModel::drain_reductions(std::size_t keep) {
@@ -143,8 +157,7 @@ void ShardedModel::drain_reductions(std::size_t keep) {
 void ShardedModel::end_micro_batch() {
   FlatUnit& root = *units_.front();
   root.release();
-  root.start_reduce(last_);
-  reducing_.push_back(&root);
+  start_reduce(root);
   drain_reductions(0);
   training_ = false;
 }
@@ -187,7 +200,10 @@ void ShardedModel::step(const optim::AdamWOptions& options, double lr, std::int6
 }
 
 void ShardedModel::gather_all() {
-  for (int u = 0; u < static_cast<int>(units_.size()); ++u) ensure_gathered(u, 1);
+  CollectiveGroup group(communicator_);
+  for (const auto& unit : units_) unit->start_gather();
+  group.end();
+  for (const auto& unit : units_) unit->finish_gather();
 }
 
 void ShardedModel::end_evaluation() {

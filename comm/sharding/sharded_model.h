@@ -1,6 +1,8 @@
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "comm/sharding/flat_unit.h"
@@ -50,6 +52,12 @@ class ShardedModel final : public UnitHooks {
   /// After writing into pieces: gathered copies are stale.
   void values_changed();
 
+  /// From now on, `observer` sees each unit's gradients of each micro-batch when this rank has
+  /// computed them, before they are reduced; empty: nobody does. What it throws ends backward.
+  void observe_gradients(std::function<void(const FlatUnit&)> observer) {
+    observer_ = std::move(observer);
+  }
+
   void begin_micro_batch(bool first, bool last);
   void end_micro_batch();
   /// One all-reduce of what a step is judged by; on a device nothing waits for it.
@@ -78,6 +86,7 @@ class ShardedModel final : public UnitHooks {
   std::vector<Piece> pieces(bool owned_only);
   void begin_range(const char* phase, int unit);
   void ensure_gathered(int unit, int direction);
+  void start_reduce(FlatUnit& unit);
   void drain_reductions(std::size_t keep);
 
   ShardMode mode_;
@@ -89,6 +98,7 @@ class ShardedModel final : public UnitHooks {
   std::vector<Tensor> exp_avg_, exp_avg_sq_;
   std::vector<FlatUnit*> reducing_;             // in flight, oldest first
   std::vector<std::unique_ptr<Range>> ranges_;  // open ones, the innermost last
+  std::function<void(const FlatUnit&)> observer_;
   bool training_ = false;
   bool first_ = true, last_ = true;
 };

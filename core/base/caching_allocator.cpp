@@ -24,18 +24,52 @@ void* CachingAllocator::allocate(std::size_t bytes) {
       return data;
     }
   }
-  void* data = take(wanted);
+  void* data = take_within_limit(wanted);
   if (data == nullptr) {  // what is kept for reuse may be what is missing
     trim();
-    data = take(wanted);
+    data = take_within_limit(wanted);
   }
-  require<OutOfMemory>(data != nullptr, "{} is exhausted: {} requested, {} held", name(),
-                       format_bytes(static_cast<std::int64_t>(wanted)),
-                       format_bytes(static_cast<std::int64_t>(reserved_bytes())));
   const std::lock_guard lock(mutex_);
+  const auto text = [](std::size_t n) { return format_bytes(static_cast<std::int64_t>(n)); };
+  require<OutOfMemory>(data != nullptr, "{} is exhausted: {} requested, {} held{}", name(),
+                       text(wanted), text(reserved_),
+                       limit_ > 0 ? " of a limit of " + text(limit_) : "");
   in_use_[data] = wanted;
-  reserved_ += wanted;
   return data;
+}
+
+// Null if the system or the limit has no more.
+void* CachingAllocator::take_within_limit(std::size_t bytes) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (limit_ > 0 && (bytes > limit_ || reserved_ > limit_ - bytes)) return nullptr;
+    reserved_ += bytes;  // before it is taken: another thread must not count on the same room
+  }
+  const auto give_room_back = [&] {
+    const std::lock_guard lock(mutex_);
+    reserved_ -= bytes;
+  };
+  try {
+    void* const data = take(bytes);
+    if (data == nullptr) give_room_back();
+    return data;
+  } catch (...) {
+    give_room_back();
+    throw;
+  }
+}
+
+void CachingAllocator::set_limit(std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  limit_ = bytes;
+}
+
+void limit_memory(Allocator& allocator, std::size_t bytes) {
+  auto* const host = dynamic_cast<CachingAllocator*>(&allocator);
+  require<Unsupported>(host != nullptr,
+                       "a limit of {} was asked for, but only memory of the host has one",
+                       format_bytes(static_cast<std::int64_t>(bytes)));
+  host->set_limit(bytes);
 }
 
 void CachingAllocator::deallocate(void* data, std::size_t) noexcept {

@@ -19,6 +19,9 @@ class CachingAllocator : public Allocator {
   void deallocate(void* data, std::size_t bytes) noexcept final;
   std::size_t reserved_bytes() const final;
   void trim() noexcept final;
+  /// What may be held from the system at most, in bytes, from now on; 0: no limit. What is held
+  /// already stays.
+  void set_limit(std::size_t bytes);
 
  protected:
   /// What a request for `bytes` takes, so that blocks fit again. At least `bytes`, not 0.
@@ -32,10 +35,18 @@ class CachingAllocator : public Allocator {
   void release_idle() noexcept;
 
  private:
+  void* take_within_limit(std::size_t bytes);
+
   mutable std::mutex mutex_;
   std::multimap<std::size_t, void*> idle_;
   std::map<void*, std::size_t> in_use_;
   std::size_t reserved_ = 0;
+  std::size_t limit_ = 0;
 };
+
+/// Lets the host's memory run out at `bytes` held: a request beyond that throws OutOfMemory once
+/// nothing idle is left to give back. 0: no limit.
+/// @throws Unsupported if the allocator is not one of the host's memory
+void limit_memory(Allocator& allocator, std::size_t bytes);
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/base/memory.h"
+#include "core/base/system_memory.h"
 
 namespace tessera {
 
@@ -34,6 +35,8 @@ class DeviceBackend {
   virtual std::string description() const = 0;
   /// The same for two backends only if they share a device; of CUDA the PCI bus id.
   virtual std::string device_id() const = 0;
+  /// Of the device, with what this process and others hold of it; zeros if it doesn't tell.
+  virtual SystemMemory memory() const = 0;
   virtual Allocator& allocator() = 0;
   /// Memory of the host that copies to and from the device reach without a detour.
   virtual Allocator& host_allocator() = 0;
@@ -93,6 +96,6 @@ bool has_device_backend();
 int count_devices(const std::string& plugin = {});
 
 /// Changes whenever a plugin and a program may not understand each other.
-inline constexpr int kPluginVersion = 6;
+inline constexpr int kPluginVersion = 7;
 
 }  // namespace tessera

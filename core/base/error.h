@@ -60,10 +60,17 @@ class CommError : public Error {
   CommFailure failure() const { return failure_; }
   /// Ranks held responsible, ascending; empty if unknown.
   const std::vector<int>& culprits() const { return culprits_; }
+  /// In a word or two what became of the culprits, if that is known: "SIGKILL", "out of memory".
+  const std::string& fate() const { return fate_; }
+  CommError& set_fate(std::string fate) {
+    fate_ = std::move(fate);
+    return *this;
+  }
 
  private:
   CommFailure failure_;
   std::vector<int> culprits_;
+  std::string fate_;
 };
 
 /// Throws E, formatted, unless the condition holds.

@@ -8,7 +8,7 @@ namespace tessera {
 namespace {
 
 // As a JSON string. Names are the program's own, or a model's units.
-std::string quoted(std::string_view text) {
+std::string quote(std::string_view text) {
   std::string result = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') result += '\\';
@@ -70,13 +70,13 @@ std::string Trace::to_json(int process, const std::string& name) {
       R"({{"name":"process_name","ph":"M","pid":{0},"args":{{"name":{1}}}}},)"
       R"({{"name":"thread_name","ph":"M","pid":{0},"tid":0,"args":{{"name":"host"}}}},)"
       R"({{"name":"thread_name","ph":"M","pid":{0},"tid":1,"args":{{"name":"device"}}}})",
-      process, quoted(name));
+      process, quote(name));
   for (const Span& span : spans_) {
     const double begin = place(span, span.begin);
     events += fmt::format(
         ",\n"
         R"({{"name":{},"ph":"X","pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f}}})",
-        quoted(span.name), process, span.on_device ? 1 : 0, begin, place(span, span.end) - begin);
+        quote(span.name), process, span.on_device ? 1 : 0, begin, place(span, span.end) - begin);
   }
   return fmt::format("{{\"traceEvents\":[\n{}\n]}}\n", events);
 }

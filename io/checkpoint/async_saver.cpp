@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <csignal>
 #include <cstring>
@@ -32,6 +33,36 @@ std::size_t bytes_of(const TensorPart& part) {
 }
 
 std::size_t padded(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+struct Copy {
+  std::byte* to;
+  const std::byte* from;
+  std::size_t bytes;
+};
+
+/// Copies that threads share out among themselves.
+class SharedCopies {
+ public:
+  explicit SharedCopies(std::vector<Copy> copies) : copies_(std::move(copies)) {}
+
+  /// Copies until none is left to begin. Any number of threads at once.
+  void work() {
+    for (std::size_t i = next_++; i < copies_.size(); i = next_++) {
+      std::memcpy(copies_[i].to, copies_[i].from, copies_[i].bytes);
+      done_.fetch_add(1, std::memory_order_release);
+    }
+  }
+  /// Returns when all are done: others may be at their last ones.
+  void finish() {
+    work();
+    while (done_.load(std::memory_order_acquire) < copies_.size()) std::this_thread::yield();
+  }
+  bool is_done() const { return done_.load(std::memory_order_acquire) == copies_.size(); }
+
+ private:
+  const std::vector<Copy> copies_;
+  std::atomic<std::size_t> next_ = 0, done_ = 0;
+};
 
 /// Host memory that the device copies to without a detour.
 class Staging {
@@ -70,13 +101,9 @@ class Staging {
 
   std::size_t bytes() const { return bytes_; }
 
-  /// Copies the parts, and lets the request point at the copies.
-  void take(SaveRequest& request) {
-    struct Copy {
-      std::byte* to;
-      const std::byte* from;
-      std::size_t bytes;
-    };
+  /// Lets the request point at copies of its parts: those on a device are made here, the others
+  /// are the caller's to make.
+  std::vector<Copy> take(SaveRequest& request) {
     const bool on_device = context_->device().type == DeviceType::CUDA;
     std::vector<Copy> copies;
     std::size_t at = 0;
@@ -85,27 +112,16 @@ class Staging {
         const std::size_t bytes = bytes_of(part);
         const auto* from = static_cast<const std::byte*>(part.data);
         std::byte* const to = data_ + at;
-        for (std::size_t done = 0, n = 0; done < bytes; done += n) {
-          n = on_device ? bytes : std::min(bytes - done, kPiece);
+        if (on_device && bytes > 0) context_->backend().copy_to_host(to, from, bytes);
+        for (std::size_t done = 0, n = 0; !on_device && done < bytes; done += n) {
+          n = std::min(bytes - done, kPiece);
           copies.push_back({to + done, from + done, n});
         }
         part.data = bytes > 0 ? to : nullptr;
         at += padded(bytes);
       }
     }
-    if (on_device) {
-      for (const Copy& copy : copies) {
-        context_->backend().copy_to_host(copy.to, copy.from, copy.bytes);
-      }
-      return;
-    }
-    context_->threads().parallel_for(static_cast<std::int64_t>(copies.size()), 1,
-                                     [&](std::int64_t begin, std::int64_t end) {
-                                       for (std::int64_t i = begin; i < end; ++i) {
-                                         const Copy& copy = copies[static_cast<std::size_t>(i)];
-                                         std::memcpy(copy.to, copy.from, copy.bytes);
-                                       }
-                                     });
+    return copies;
   }
 
  private:
@@ -127,18 +143,26 @@ struct AsyncSaver::State {
   std::condition_variable changed;
   // Guarded by mutex:
   SaveRequest request;
+  std::shared_ptr<SharedCopies> copies = std::make_shared<SharedCopies>(std::vector<Copy>());
   Write write;  // set: a save is in flight
   Clock::time_point started;
   std::optional<FinishedSave> finished;
   bool quit = false;
   std::thread writer;  // the saver's own
 
+  std::shared_ptr<SharedCopies> shared_copies() {
+    const std::lock_guard lock(mutex);
+    return copies;
+  }
+
   void run() {
     std::unique_lock lock(mutex);
     for (;;) {
       changed.wait(lock, [this] { return write || quit; });
       if (!write) return;
+      const auto to_copy = copies;
       lock.unlock();
+      to_copy->finish();
       SaveReport report;
       std::exception_ptr error;
       try {
@@ -186,6 +210,7 @@ AsyncSaver::AsyncSaver(std::shared_ptr<Context> context, std::size_t bytes,
 }
 
 AsyncSaver::~AsyncSaver() {
+  state_->shared_copies()->finish();  // whose sources may go after this
   const bool idle = wait_until(Clock::now() + patience_);
   {
     const std::lock_guard lock(state_->mutex);
@@ -212,8 +237,9 @@ void AsyncSaver::start(SaveRequest request, Write write) {
   require(bytes <= state_->staging.bytes(),
           "the save of step {} needs {} bytes of staging, and {} were set aside", request.step,
           bytes, state_->staging.bytes());
-  state_->staging.take(request);
+  auto copies = std::make_shared<SharedCopies>(state_->staging.take(request));
   const std::lock_guard lock(state_->mutex);
+  state_->copies = std::move(copies);
   state_->request = std::move(request);
   state_->write = std::move(write);
   state_->started = start;
@@ -221,6 +247,17 @@ void AsyncSaver::start(SaveRequest request, Write write) {
   state_->finished->step = state_->request.step;
   state_->finished->stall_seconds = seconds_since(start);
   state_->changed.notify_all();
+}
+
+void AsyncSaver::wait_copied() {
+  const auto start = Clock::now();
+  const auto copies = state_->shared_copies();
+  if (copies->is_done()) return;
+  context_->threads().parallel_for(context_->threads().size(), 1,
+                                   [&](std::int64_t, std::int64_t) { copies->work(); });
+  copies->finish();
+  const std::lock_guard lock(state_->mutex);
+  if (state_->finished) state_->finished->stall_seconds += seconds_since(start);
 }
 
 bool AsyncSaver::busy() const {

@@ -17,12 +17,12 @@ struct FinishedSave {
   std::int64_t step = 0;
   SaveReport report;         ///< if there is no error
   std::exception_ptr error;  ///< what the writer threw
-  double stall_seconds = 0;  ///< that start() took: the copy into staging
+  double stall_seconds = 0;  ///< that start() and wait_copied() took
   double seconds = 0;        ///< from start() to the end of the writer
 };
 
-/// Saves while its caller goes on: start() copies what is to be saved into memory of the host, and
-/// one writer thread does the rest. One save is in flight at a time.
+/// Saves while its caller goes on: what is to be saved is copied into memory of the host, and one
+/// writer thread does the rest. One save is in flight at a time.
 ///
 /// The staging is allocated once, touched, and reused; of a device's context it comes from the
 /// backend's host_allocator(). It is booked in the context's ledger as Staging.
@@ -39,7 +39,8 @@ class AsyncSaver {
   AsyncSaver(std::shared_ptr<Context> context, std::size_t bytes,
              std::chrono::milliseconds patience);
   /// Waits for a save in flight, but no longer than the patience: a writer that hangs in a system
-  /// call is left behind with all that it uses, and the process can end.
+  /// call is left behind with all that it uses, and the process can end. What is still to be copied
+  /// is copied first.
   ~AsyncSaver();
   AsyncSaver(const AsyncSaver&) = delete;
   AsyncSaver& operator=(const AsyncSaver&) = delete;
@@ -49,11 +50,15 @@ class AsyncSaver {
   /// it owns what it uses.
   using Write = std::function<SaveReport(const SaveRequest& staged)>;
 
-  /// Copies the request's parts, and returns while the writer writes. The parts' data are in the
-  /// memory of the context's device.
+  /// Returns while the writer copies the parts, whose data are in the memory of the context's
+  /// device, and writes. The parts must stay, and not change, until wait_copied() has
+  /// returned or this object is gone; what is on a GPU is copied here.
   /// @throws InternalError if a save is in flight, or its outcome was not taken; InvalidArgument if
   ///         the staging is too small; errors of the device
   void start(SaveRequest request, Write write);
+
+  /// Waits until the parts of the save in flight, if there is one, are copied, and helps with it.
+  void wait_copied();
 
   /// Whether a save is in flight.
   bool busy() const;

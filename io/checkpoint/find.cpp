@@ -57,7 +57,9 @@ std::vector<CheckpointEntry> find_checkpoints(const fs::path& run_or_checkpoints
   for (; !error && items != fs::directory_iterator(); items.increment(error)) {
     const auto step = parse_step(items->path().filename().string());
     std::error_code absent;
-    if (step && fs::exists(items->path() / "index.json", absent)) {
+    // What cannot be looked at counts, and says so when it is opened.
+    if (step &&
+        fs::status(items->path() / "index.json", absent).type() != fs::file_type::not_found) {
       entries.push_back({*step, items->path()});
     }
   }
@@ -67,19 +69,20 @@ std::vector<CheckpointEntry> find_checkpoints(const fs::path& run_or_checkpoints
   return entries;
 }
 
-NewestCheckpoint newest_valid(const fs::path& run_or_checkpoints_dir, bool verify_data,
-                              const std::set<fs::path>& passed_over) {
+NewestCheckpoint newest_valid(const fs::path& run_or_checkpoints_dir,
+                              const NewestOptions& options) {
   NewestCheckpoint newest;
   auto entries = find_checkpoints(run_or_checkpoints_dir);
   for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
-    if (passed_over.contains(entry->path)) continue;
+    if (options.passed_over.contains(entry->path)) continue;
     try {
       auto reader = open_patiently(entry->path);
-      if (verify_data) {
+      if (options.verify_data) {
         const VerifyReport report = verify_checkpoint(reader, {.threads = verifying_threads()});
         require<CorruptCheckpoint>(report.problems.empty(), "{}",
                                    report.problems.empty() ? "" : report.problems[0].str());
       }
+      if (options.check) options.check(reader);
       newest.reader = std::move(reader);
       break;
     } catch (const CorruptCheckpoint& error) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <set>
 #include <string>
@@ -13,7 +14,8 @@ namespace tessera::io {
 /// "step-00001200"
 std::string checkpoint_name(std::int64_t step);
 
-/// A committed checkpoint: a directory named after its step that holds an index.
+/// A committed checkpoint: a directory named after its step that holds an index, or that cannot be
+/// looked into.
 struct CheckpointEntry {
   std::int64_t step = 0;
   fs::path path;
@@ -29,15 +31,22 @@ struct NewestCheckpoint {
   std::vector<std::string> skipped;        ///< newer ones that are broken: why, one line each
 };
 
+struct NewestOptions {
+  /// Reads everything, on as many threads as the machine has, up to 16. Else checksums are verified
+  /// as data is read.
+  bool verify_data = false;
+  std::set<fs::path> passed_over{};  ///< not to be looked at, as whoever asks knows better
+  /// What else must be right; throws CorruptCheckpoint on one that is broken. What else it throws
+  /// ends the search.
+  std::function<void(const CheckpointReader&)> check{};
+};
+
 /// Newest checkpoint whose index is valid and whose files are there in their full size (what is not
-/// is looked at again for a second: network file systems show files late). Checksums
-/// are verified as data is read, or here if verify_data is set (reads everything, on as many
-/// threads as the machine has, up to 16).
+/// is looked at again for a second: network file systems show files late).
 /// @throws IoError if one cannot be opened or looked at (its permissions, a server that does not
 ///         answer): nobody is handed older weights for that
-/// @param passed_over  not to be looked at, as whoever asks knows better
-NewestCheckpoint newest_valid(const fs::path& run_or_checkpoints_dir, bool verify_data = false,
-                              const std::set<fs::path>& passed_over = {});
+NewestCheckpoint newest_valid(const fs::path& run_or_checkpoints_dir,
+                              const NewestOptions& options = {});
 
 /// Directory of what a user names as CHECKPOINT, found but not opened; see open_checkpoint.
 /// @throws InvalidArgument if there is no checkpoint or no such step, IoError

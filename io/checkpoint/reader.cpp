@@ -27,7 +27,7 @@ std::string missing_section(const fs::path& path, Section section, const Checkpo
   }
   std::string text = fmt::format(
       "checkpoint {} holds no optimizer state (it was saved with checkpoint.what=model); start "
-      "from its weights with --model.init-from",
+      "from its weights with --model.init_from",
       path.string());
   try {
     const auto entries = find_checkpoints(fs::absolute(path).parent_path());

@@ -158,7 +158,7 @@ T online_softmax_row(T* scores, std::int32_t visible, std::int32_t width, T& max
   Vector<T> largest = Vector<T>{} + max;
   for (std::int32_t j = 0; j < visible; j += kWidth) {
     const Vector<T> score = load_vector<T>(scores + j);
-    largest = (kLaneNumbers<T> < visible - j) & (score > largest) ? score : largest;
+    largest = ((kLaneNumbers<T> < visible - j) & (score > largest)) ? score : largest;
   }
   const T tile_max = horizontal_max<T>(largest);
   Vector<T> sums{};

@@ -15,12 +15,13 @@ void forward(Context& context, const EmbeddingForward& args) {
   auto* y = static_cast<T*>(args.y.data);
   const std::int64_t columns = args.tokens.shape[1];
   const std::int64_t width = args.y.shape[2];
-  for_rows(context, args.tokens.numel(), width, [=, &args](std::int64_t row, std::int64_t end) {
+  const std::int64_t first_position = args.first_position;
+  for_rows(context, args.tokens.numel(), width, [=](std::int64_t row, std::int64_t end) {
     for (; row < end; ++row) {
       const T* token = token_weight + tokens[row] * width;
       T* out = y + row * width;
       if constexpr (kPositions) {
-        const T* position = position_weight + (args.first_position + row % columns) * width;
+        const T* position = position_weight + (first_position + row % columns) * width;
 #pragma omp simd
         for (std::int64_t c = 0; c < width; ++c)
           store(out + c, load(token + c) + load(position + c));

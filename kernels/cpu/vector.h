@@ -72,6 +72,12 @@ template <typename T>
 inline constexpr IndexVector<T> kLaneNumbers =
     lane_numbers<T>(std::make_integer_sequence<int, kLanes<T>>{});
 
+/// v with the lanes exchanged whose numbers differ by `distance`, a power of two.
+template <int distance, typename T, int... lane>
+inline Vector<T> swap_lanes(Vector<T> v, std::integer_sequence<int, lane...>) {
+  return __builtin_shufflevector(v, v, (lane ^ distance)...);
+}
+
 /// combine(v[0], v[1], ...) for an operation whose order does not matter; halves the vector each
 /// time. (A reduction of `#pragma omp simd` ends in one addition after the other.)
 template <typename T, int width = kLanes<T>, typename Combine>
@@ -79,7 +85,8 @@ inline T reduce(Vector<T> v, Combine&& combine) {
   if constexpr (width == 1) {
     return v[0];
   } else {
-    const Vector<T> other = __builtin_shuffle(v, kLaneNumbers<T> ^ (width / 2));
+    const Vector<T> other =
+        swap_lanes<width / 2, T>(v, std::make_integer_sequence<int, kLanes<T>>{});
     return reduce<T, width / 2>(combine(v, other), combine);
   }
 }
@@ -120,14 +127,13 @@ inline Vector<double> exp(Vector<double> x) {
 /// Swaps the off-diagonal squares of side `step` in a matrix whose rows are v.
 template <typename T, int step, int... lane>
 inline void swap_squares(Vector<T>* v, std::integer_sequence<int, lane...>) {
-  using Mask = typename VectorOf<T>::Index;
   constexpr int kWidth = sizeof...(lane);
-  constexpr Mask kUpper = {((lane & step) != 0 ? kWidth + lane - step : lane)...};
-  constexpr Mask kLower = {((lane & step) != 0 ? kWidth + lane : lane + step)...};
   for (int i = 0; i < kWidth; ++i) {
     if ((i & step) != 0) continue;
-    const Vector<T> upper = __builtin_shuffle(v[i], v[i + step], kUpper);
-    v[i + step] = __builtin_shuffle(v[i], v[i + step], kLower);
+    const Vector<T> upper = __builtin_shufflevector(
+        v[i], v[i + step], ((lane & step) != 0 ? kWidth + lane - step : lane)...);
+    v[i + step] = __builtin_shufflevector(v[i], v[i + step],
+                                          ((lane & step) != 0 ? kWidth + lane : lane + step)...);
     v[i] = upper;
   }
 }

@@ -126,6 +126,38 @@ void check_broadcast(comm::Communicator& c, std::int64_t count, int root) {
   expect(same_bits(buffer, wanted), "broadcast", c.rank(), count);
 }
 
+// Three that are ready at once: the same values as one after the other.
+inline void check_group(comm::Communicator& c, std::int64_t part) {
+  const int world = c.world_size(), last = world - 1;
+  const auto size = static_cast<std::size_t>(part * world);
+  std::vector<std::int64_t> own(size), sums(size), cast(size), wanted_own(size), wanted_sums(size),
+      wanted_cast(size);
+  for (std::int64_t i = 0; i < part * world; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    const auto owner = static_cast<int>(i / part);
+    sums[at] = cast[at] = value<std::int64_t>(c.rank(), i);
+    if (owner == c.rank()) own[at] = sums[at];
+    wanted_own[at] = value<std::int64_t>(owner, i);
+    wanted_cast[at] = value<std::int64_t>(last, i);
+    for (int r = 0; r < world; ++r) wanted_sums[at] += value<std::int64_t>(r, i);
+  }
+  Mirror<std::int64_t> own_mirror(own), sums_mirror(sums), cast_mirror(cast);
+  const auto options = [](const char* label) { return comm::CollectiveOptions{label, 20s}; };
+  comm::CollectiveGroup group(c);
+  const auto gather = c.start_all_gather(own_mirror.view(), options("grouped gather"));
+  const auto reduce =
+      c.start_all_reduce(sums_mirror.view(), comm::ReduceOp::Sum, options("grouped sum"));
+  const auto broadcast = c.start_broadcast(cast_mirror.view(), last, options("grouped cast"));
+  group.end();
+  for (const auto& work : {gather, reduce, broadcast}) work->wait();
+  own_mirror.fetch();
+  sums_mirror.fetch();
+  cast_mirror.fetch();
+  expect(same_bits(own, wanted_own), "all_gather of a group", c.rank(), part);
+  expect(same_bits(sums, wanted_sums), "all_reduce of a group", c.rank(), part);
+  expect(same_bits(cast, wanted_cast), "broadcast of a group", c.rank(), part);
+}
+
 /// What a communicator can't do, or not to the bit.
 struct CollectiveLimits {
   bool sums_in_rank_order = true;
@@ -150,6 +182,7 @@ inline void check_everything(comm::Communicator& c, const CollectiveLimits& limi
     }
     check_broadcast<float>(c, count, 0);
     check_broadcast<std::int16_t>(c, count, c.world_size() - 1);
+    check_group(c, count);
     c.barrier({});
   }
 }

@@ -18,7 +18,7 @@ constexpr const char* kBackends[] = {
     "threads", "gloo", "shm", "shm, one mapping", "threads, staged", "gloo, staged", "shm, staged"};
 
 void for_each_backend(const std::function<void(const std::string&, int)>& body) {
-  for (const char* backend : kBackends) {
+  for (const std::string backend : kBackends) {
     for (int world = 1; world <= 5; ++world) {
       CAPTURE(backend);
       CAPTURE(world);
@@ -42,7 +42,7 @@ TEST_CASE("collectives give the expected values, bit by bit, on every backend an
 }
 
 TEST_CASE("max lets a NaN of any rank through to all") {
-  for (const char* backend : kBackends) {
+  for (const std::string backend : kBackends) {
     const Group group(backend, 3);
     const auto results = run_ranks(3, [&](int rank) {
       const auto c = group.join(rank);
@@ -58,7 +58,7 @@ TEST_CASE("max lets a NaN of any rank through to all") {
 }
 
 TEST_CASE("queued collectives run in order and overlap with the caller") {
-  for (const char* backend : kBackends) {
+  for (const std::string backend : kBackends) {
     CAPTURE(backend);
     const Group group(backend, 2);
     const auto results = run_ranks(2, [&](int rank) {
@@ -124,7 +124,7 @@ TEST_CASE("arguments that do not fit are refused before anything is sent") {
 }
 
 TEST_CASE("abort fails what waits, on all ranks, and every later call") {
-  for (const char* backend : kBackends) {
+  for (const std::string backend : kBackends) {
     CAPTURE(backend);
     const Group group(backend, 3);
     const Stopwatch watch;
@@ -163,7 +163,7 @@ TEST_CASE("abort fails what waits, on all ranks, and every later call") {
 }
 
 TEST_CASE("others learn of an abort at once, though the communicator that was aborted stays") {
-  for (const char* backend : kBackends) {
+  for (const std::string backend : kBackends) {
     CAPTURE(backend);
     const Group group(backend, 2);
     std::atomic<bool> told = false;
@@ -197,7 +197,7 @@ TEST_CASE("single: abort kills it") {
 }
 
 TEST_CASE("a destroyed communicator ends what is under way, in bounded time") {
-  for (const char* backend : kBackends) {
+  for (const std::string backend : kBackends) {
     CAPTURE(backend);
     const Group group(backend, 2);
     const Stopwatch watch;

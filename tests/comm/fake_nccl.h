@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <thread>
 
@@ -29,7 +30,7 @@ struct FakeNcclState {
   std::atomic<int> polls_in_progress = 0;  ///< how often a call says that it is in progress
   std::atomic<bool> is_over = false;       ///< lets everything that blocks go
 
-  std::atomic<int> inits = 0, runs = 0, aborts = 0, destroys = 0, holds = 0;
+  std::atomic<int> inits = 0, launches = 0, runs = 0, aborts = 0, destroys = 0, holds = 0;
   std::atomic<int> calls_while_in_progress = 0;
   std::atomic<int> calls_at_once = 0;
 
@@ -69,13 +70,16 @@ class FakeNccl final : public comm::NcclDriver {
     return left_ > 0 ? comm::NcclStatus{.state = comm::NcclStatus::State::InProgress}
                      : comm::NcclStatus{};
   }
-  comm::NcclStatus run(const comm::Collective& c) override {
+  comm::NcclStatus run(std::span<const comm::Collective> group) override {
     const Call call(*this);
-    ++state_->runs;
+    ++state_->launches;
+    state_->runs += static_cast<int>(group.size());
     if (state_->run_blocks) state_->block_until_over();
     const bool ends = state_->collectives_end && state_->collectives_start;
     done_now_ = ends;
-    if (ends) play(c);
+    for (const comm::Collective& c : group) {
+      if (ends) play(c);
+    }
     return begin();
   }
   comm::NcclStatus finalize() override {

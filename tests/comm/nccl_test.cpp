@@ -6,7 +6,7 @@
 
 #include "comm/nccl/position.h"
 #include "tests/comm/collective_checks.h"
-#include "tests/comm/fake_nccl.h"
+#include "tests/comm/fake_nccl_ranks.h"
 #include "tests/comm/ranks.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/multiprocess.h"
@@ -19,78 +19,6 @@ namespace {
 
 constexpr CollectiveLimits kLimits{
     .sums_in_rank_order = true, .bf16_sums = false, .floating_max = false};
-
-// Ranks whose NCCL is fake, each with a state to break.
-class FakeRanks {
- public:
-  explicit FakeRanks(int world) : group(std::make_shared<comm::ThreadGroup>(world)) {
-    for (int r = 0; r < world; ++r) states.push_back(std::make_shared<FakeNcclState>());
-  }
-  ~FakeRanks() {
-    for (const auto& state : states) state->is_over = true;
-  }
-  FakeRanks(const FakeRanks&) = delete;
-  FakeRanks& operator=(const FakeRanks&) = delete;
-
-  std::unique_ptr<comm::Communicator> join(int rank) {
-    device_context() = fiber_context();
-    comm::NcclOptions options;
-    options.communicator = {timeout, device_context()};
-    options.connect_timeout = connect_timeout;
-    options.poll = 5ms;
-    options.store_poll = 10ms;
-    options.answer_time = 2s;
-    options.abort_time = 1s;
-    options.grace = 1s;
-    options.on_stuck = [this](const CommError& error) {
-      const std::lock_guard lock(mutex);
-      stuck.emplace_back(error.what());
-    };
-    return comm::make_nccl_communicator(
-        std::make_unique<FakeNccl>(state(rank), comm::make_threads_communicator(group, rank)),
-        store, rank, group->world_size(), options);
-  }
-  const std::shared_ptr<FakeNcclState>& state(int rank) const {
-    return states[static_cast<std::size_t>(rank)];
-  }
-
-  std::chrono::milliseconds timeout{300}, connect_timeout{10'000};
-  std::shared_ptr<comm::ThreadGroup> group;
-  std::shared_ptr<comm::Store> store = std::make_shared<comm::MemoryStore>();
-  std::vector<std::shared_ptr<FakeNcclState>> states;
-  std::mutex mutex;
-  std::vector<std::string> stuck;  // what on_stuck() was told
-};
-
-// A store whose server ends.
-class StoreThatGoes final : public comm::Store {
- public:
-  void set(const std::string& key, std::string_view value) override { store_.set(key, value); }
-  std::string get(const std::string& key, std::chrono::milliseconds deadline) override {
-    return store_.get(key, deadline);
-  }
-  bool has(const std::string& key) override {
-    if (is_gone) throw CommError(CommFailure::PeerLost, {}, "the store is lost");
-    return store_.has(key);
-  }
-  void leave(const std::string& name, int readers) override { store_.leave(name, readers); }
-
-  std::atomic<bool> is_gone = false;
-
- private:
-  comm::MemoryStore store_;
-};
-
-// All ranks are there, and nothing is wrong yet.
-void meet(comm::Communicator& c) { c.barrier({.label = "meet", .deadline = 10s}); }
-
-// Calls check() until it throws, as a rank does that is at something else.
-void stay_until_failure(comm::Communicator& c) {
-  for (int i = 0; i < 2000; ++i) {
-    c.check();
-    std::this_thread::sleep_for(2ms);
-  }
-}
 
 }  // namespace
 
@@ -126,6 +54,138 @@ TEST_CASE("collectives give the expected values, from the device and from the ho
   }
 }
 
+TEST_CASE("what is ready at once is one launch with one number") {
+  FakeRanks ranks(2);
+  ranks.timeout = 20s;
+  const auto results = run_ranks(2, [&](int rank) {
+    const auto c = ranks.join(rank);
+    meet(*c);
+    std::vector<float> x(6, 1.0F);
+    Mirror<float> mirror(x);
+    double norm = 2.0;
+    {
+      comm::CollectiveGroup group(*c);
+      const auto first =
+          c->start_all_reduce(mirror.view(), ReduceOp::Sum, {.label = "h.0", .deadline = {}});
+      const auto second = c->start_all_reduce(dense_view(&norm, DType::F64, {1}), ReduceOp::Sum,
+                                              {.label = "norm", .deadline = {}});
+      expect(ranks.state(rank)->launches == 1, "launched before the end of its group", rank, 0);
+      expect(!first->is_done(), "done before the end of its group", rank, 0);
+      CHECK_THROWS_HOLDING(InternalError, "(h.0) was waited for before its group ended",
+                           first->wait());
+      CHECK_THROWS_HOLDING(InternalError, "do not nest", comm::CollectiveGroup(*c));
+      group.end();
+      first->wait();
+      second->wait();
+    }
+    mirror.fetch();
+    expect(x == std::vector<float>(6, 2.0F) && norm == 4.0, "values", rank, 0);
+    expect(ranks.state(rank)->launches == 2 && ranks.state(rank)->runs == 3, "launches", rank, 0);
+    comm::CollectiveGroup(*c).end();  // of nothing
+    ranks.state(rank)->collectives_end = false;
+    c->barrier({.label = "after", .deadline = 300ms});
+  });
+  for (const RankResult& result : results) {
+    CHECK(result.error.find("barrier#2 (after)") == 0);  // after the meeting and the group
+    CHECK(result.culprits.empty());
+  }
+}
+
+// Two gathers of 12 elements with these labels, as one launch.
+void gather_two(comm::Communicator& c, const char* first, const char* second,
+                std::chrono::milliseconds deadline = {}) {
+  std::vector<float> x(12), y(12);
+  const Mirror<float> one(x), other(y);
+  comm::CollectiveGroup group(c);
+  c.start_all_gather(one.view(), {.label = first, .deadline = {}});
+  c.start_all_gather(other.view(), {.label = second, .deadline = deadline});
+  group.end();
+  stay_until_failure(c);
+}
+
+TEST_CASE("a group that a rank does not come to is named whole") {
+  FakeRanks ranks(2);
+  const auto results = run_ranks(2, [&](int rank) {
+    const auto c = ranks.join(rank);
+    meet(*c);
+    ranks.state(rank)->collectives_end = false;
+    if (rank == 0) gather_two(*c, "h.1", "h.2");
+    stay_until_failure(*c);
+  });
+  for (const RankResult& result : results) {
+    CHECK(result.error ==
+          "all_gather#1 (h.1 + h.2): 1 of 2 ranks arrived within 0.6 s, missing: rank 1");
+    CHECK(result.culprits == std::vector<int>{1});
+  }
+}
+
+TEST_CASE("ranks that group other collectives than the rest are named") {
+  for (const bool alone : {false, true}) {
+    CAPTURE(alone);
+    FakeRanks ranks(3);
+    for (const auto& state : ranks.states) state->collectives_end = false;
+    const auto results = run_ranks(3, [&](int rank) {
+      const auto c = ranks.join(rank);
+      if (rank == 1 && alone) {
+        std::vector<float> x(12);
+        const Mirror<float> mirror(x);
+        c->start_all_gather(mirror.view(), {.label = "h.1", .deadline = {}});
+        stay_until_failure(*c);
+      }
+      gather_two(*c, "h.1", rank == 1 ? "h.3" : "h.2");
+    });
+    for (const RankResult& result : results) {
+      CHECK(result.failure == CommFailure::Mismatch);
+      CHECK(result.culprits == std::vector<int>{1});
+      CHECK(result.error.find(alone ? "rank 1 called all_gather#0 (h.1) f32[12]"
+                                    : "rank 1 called all_gather#0 (h.1 + h.3) f32[24]") !=
+            std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("a group has the time of all that is in it") {
+  FakeRanks ranks(1);
+  ranks.state(0)->collectives_end = false;
+  const Stopwatch watch;
+  const auto results = run_ranks(1, [&](int rank) {
+    const auto c = ranks.join(rank);
+    gather_two(*c, "h.1", "h.2", 500ms);
+  });
+  CHECK(watch.wall() >= 800ms);
+  CHECK(results[0].error.find("all_gather#0 (h.1 + h.2)") == 0);
+}
+
+TEST_CASE("after an error within a group it can be started again, and none was the wiser") {
+  FakeRanks ranks(2);
+  ranks.timeout = 20s;
+  const auto results = run_ranks(2, [&](int rank) {
+    const auto c = ranks.join(rank);
+    double sum = 1.0;
+    const auto start = [&] {
+      return c->start_all_reduce(dense_view(&sum, DType::F64, {1}), ReduceOp::Sum, {});
+    };
+    comm::WorkPtr dropped;
+    if (rank == 1) {
+      try {
+        const comm::CollectiveGroup group(*c);
+        dropped = start();
+        throw OutOfMemory("of the next buffer");
+      } catch (const OutOfMemory&) {
+      }
+      expect(!dropped->is_done(), "done, though it never ran", rank, 0);
+      CHECK_THROWS_HOLDING(InternalError, "before its group ended", dropped->wait());
+    }
+    comm::CollectiveGroup group(*c);
+    const auto work = start();
+    group.end();
+    work->wait();
+    expect(sum == 2.0, "values", rank, 0);
+    c->check();
+  });
+  for (const RankResult& result : results) CHECK(result.error == "");
+}
+
 TEST_CASE("what NCCL would round or drop is refused, and the communicator lives on") {
   FakeRanks ranks(1);
   const auto c = ranks.join(0);
@@ -155,308 +215,4 @@ TEST_CASE("a plugin that is not there is named") {
                        comm::open_nccl(*context, "/nowhere/libtessera_nccl.so"));
   CHECK_THROWS_HOLDING(Unsupported, "is no tessera plugin",
                        comm::open_nccl(*context, TESSERA_FIBER_PLUGIN));
-}
-
-TEST_CASE("NCCL that does not start on a rank is that rank's failure, on all ranks at once") {
-  FakeRanks ranks(3);
-  ranks.state(1)->fails_to_connect = true;
-  ranks.state(0)->never_connects = true;  // as it would, without that rank
-  const Stopwatch watch;
-  const auto results = run_ranks(3, [&](int rank) { ranks.join(rank); });
-  CHECK(watch.elapsed() < 5s);
-  for (const RankResult& result : results) {
-    CHECK(result.error.find("NCCL 0.fake does not start on rank 1: no such device") == 0);
-    CHECK(result.culprits == std::vector<int>{1});
-  }
-  for (const auto& state : ranks.states) CHECK(state->aborts == 1);
-}
-
-TEST_CASE("NCCL that never connects ends at the deadline, even if it does not abort either") {
-  FakeRanks ranks(2);
-  ranks.connect_timeout = 1s;
-  for (const auto& state : ranks.states) {
-    state->never_connects = true;
-    state->abort_blocks = true;
-  }
-  const Stopwatch watch;
-  const auto results = run_ranks(2, [&](int rank) { ranks.join(rank); });
-  CHECK(watch.elapsed() < 5s);
-  for (const RankResult& result : results) {
-    CHECK(result.failure == CommFailure::Timeout);
-    CHECK(result.error.find("did not connect 2 ranks within 1 s") != std::string::npos);
-  }
-}
-
-TEST_CASE("a rank that does not come to the start is named before NCCL is called") {
-  FakeRanks ranks(3);
-  ranks.connect_timeout = 1s;
-  const auto results = run_ranks(3, [&](int rank) {
-    if (rank != 1) ranks.join(rank);
-  });
-  for (int r : {0, 2}) {
-    const RankResult& result = results[static_cast<std::size_t>(r)];
-    CHECK(result.failure == CommFailure::Timeout);
-    CHECK(result.error.find("missing: rank 1") != std::string::npos);
-    CHECK(ranks.state(r)->inits == 0);
-  }
-}
-
-TEST_CASE("a rank that does not call a collective is named by all, itself too") {
-  FakeRanks ranks(3);
-  const Stopwatch watch;
-  const auto results = run_ranks(3, [&](int rank) {
-    const auto c = ranks.join(rank);
-    meet(*c);
-    ranks.state(rank)->collectives_end = false;
-    std::vector<float> x(6);
-    const Mirror<float> mirror(x);
-    if (rank != 1) {
-      c->start_all_gather(mirror.view(), {.label = "h.1"})->wait();  // which does not block
-    }
-    stay_until_failure(*c);
-  });
-  CHECK(watch.elapsed() < 2s);
-  for (const RankResult& result : results) {
-    CHECK(result.error == "all_gather#1 (h.1): 2 of 3 ranks arrived within 0.3 s, missing: rank 1");
-    CHECK(result.culprits == std::vector<int>{1});
-  }
-  for (const auto& state : ranks.states) CHECK(state->aborts == 1);
-  CHECK(ranks.stuck.empty());
-}
-
-TEST_CASE("a rank whose device is late is named, and a wait of the host ends") {
-  FakeRanks ranks(2);
-  ranks.state(1)->collectives_start = false;
-  ranks.state(0)->collectives_end = false;
-  const auto results = run_ranks(2, [&](int rank) {
-    const auto c = ranks.join(rank);
-    double x = 1.0;
-    c->all_reduce(dense_view(&x, DType::F64, {1}), ReduceOp::Sum, {.label = "norm"});
-  });
-  for (const RankResult& result : results) {
-    CHECK(result.error.find("all_reduce#0 (norm): rank 1 called it, but the work before it") == 0);
-    CHECK(result.culprits == std::vector<int>{1});
-  }
-}
-
-TEST_CASE("ranks that call different collectives learn it after the deadline") {
-  FakeRanks ranks(3);
-  for (const auto& state : ranks.states) state->collectives_end = false;
-  const auto results = run_ranks(3, [&](int rank) {
-    const auto c = ranks.join(rank);
-    std::vector<float> x(rank == 2 ? 6 : 3);
-    const Mirror<float> mirror(x);
-    c->all_gather(mirror.view(), {.label = "h.1"});
-    stay_until_failure(*c);
-  });
-  for (const RankResult& result : results) {
-    CHECK(result.failure == CommFailure::Mismatch);
-    CHECK(result.culprits == std::vector<int>{2});
-    CHECK(result.error.find("rank 2 called all_gather#0 (h.1) f32[6]") != std::string::npos);
-  }
-}
-
-TEST_CASE("an error of NCCL for a lost peer names who does not answer") {
-  FakeRanks ranks(3);
-  std::atomic<int> ready = 0;
-  const auto results = run_ranks(3, [&](int rank) {
-    const auto c = ranks.join(rank);
-    meet(*c);
-    if (rank == 1) return;  // gone, and nobody is told
-    ++ready;
-    while (ready < 2) std::this_thread::sleep_for(1ms);
-    ranks.state(rank)->fails_on_peer = true;
-    stay_until_failure(*c);
-  });
-  for (int r : {0, 2}) {
-    const RankResult& result = results[static_cast<std::size_t>(r)];
-    CHECK(result.failure == CommFailure::PeerLost);
-    CHECK(result.culprits == std::vector<int>{1});
-    CHECK(result.error.find("lost rank 1") != std::string::npos);
-  }
-}
-
-TEST_CASE("without a store that answers, a rank blames nobody, and lives on until it is late") {
-  FakeRanks ranks(2);
-  const auto store = std::make_shared<StoreThatGoes>();
-  ranks.store = store;
-  const auto results = run_ranks(2, [&](int rank) {
-    const auto c = ranks.join(rank);
-    meet(*c);
-    store->is_gone = true;
-    std::this_thread::sleep_for(50ms);
-    c->check();
-    ranks.state(rank)->collectives_end = false;
-    c->barrier({.label = "step"});
-  });
-  for (int r : {0, 1}) {
-    const RankResult& result = results[static_cast<std::size_t>(r)];
-    CHECK(result.culprits.empty());
-    CHECK(result.error.find(fmt::format("barrier#1 (step): rank {}: not done within 0.3 s; and "
-                                        "the store is lost",
-                                        r)) == 0);
-  }
-}
-
-TEST_CASE("after a failure the first call says what it was, later ones that it is dead") {
-  FakeRanks ranks(1);
-  const auto c = ranks.join(0);
-  ranks.state(0)->collectives_end = false;
-  CHECK_THROWS_HOLDING(CommError, "barrier#0 (step): ", c->barrier({.label = "step"}));
-  CHECK_THROWS_HOLDING(CommError, "this communicator is dead; it failed before: barrier#0 (step)",
-                       c->barrier({}));
-  CHECK_THROWS_HOLDING(CommError, "is dead", c->check());
-  device_context().reset();
-}
-
-TEST_CASE("a result that an abort leaves behind is not taken for one") {
-  FakeRanks ranks(1);
-  const auto c = ranks.join(0);
-  ranks.state(0)->collectives_end = false;
-  double x = 5.0;
-  const auto work =
-      c->start_all_reduce(dense_view(&x, DType::F64, {1}), ReduceOp::Sum, {.label = "norm"});
-  c->abort("the disk is full");
-  for (int i = 0; i < 1000 && ranks.state(0)->aborts == 0; ++i) std::this_thread::sleep_for(1ms);
-  std::this_thread::sleep_for(20ms);  // now its event is done
-  CHECK_THROWS_HOLDING(CommError, "the disk is full", work->wait());
-  CHECK(x == 5.0);
-  device_context().reset();
-}
-
-TEST_CASE("an abort reaches the others, wherever they are") {
-  FakeRanks ranks(3);
-  const auto results = run_ranks(3, [&](int rank) {
-    const auto c = ranks.join(rank);
-    meet(*c);
-    if (rank == 1) c->abort("the disk is full");
-    stay_until_failure(*c);
-  });
-  for (const RankResult& result : results) {
-    CHECK(result.failure == CommFailure::Aborted);
-    CHECK(result.error == "rank 1 aborted communication: the disk is full");
-  }
-}
-
-TEST_CASE("destruction waits for what was waited for, and aborts the rest, in bounded time") {
-  for (const bool waited : {true, false}) {
-    CAPTURE(waited);
-    FakeRanks ranks(1);
-    auto c = ranks.join(0);
-    ranks.state(0)->collectives_end = false;
-    std::vector<float> x(4);
-    const Mirror<float> mirror(x);
-    const auto work = c->start_all_gather(mirror.view(), {.label = "late", .deadline = 200ms});
-    if (waited) work->wait();
-    const Stopwatch watch;
-    c.reset();
-    CHECK(watch.elapsed() < 5s);
-    CHECK((watch.elapsed() >= 100ms) == waited);  // its deadline
-    CHECK(ranks.state(0)->aborts == 1);
-    CHECK(ranks.state(0)->destroys == 0);
-    CHECK(work->is_done());
-    CHECK_THROWS_HOLDING(CommError, waited ? "late" : "destroyed", work->wait());
-    device_context().reset();
-  }
-}
-
-TEST_CASE("destruction does not wait forever for a device that never gets there") {
-  FakeRanks ranks(1);
-  auto c = ranks.join(0);
-  ranks.state(0)->collectives_start = false;
-  std::vector<float> x(4);
-  const Mirror<float> mirror(x);
-  const auto work = c->start_all_gather(mirror.view(), {.label = "late"});
-  work->wait();
-  const Stopwatch watch;
-  c.reset();
-  CHECK(watch.elapsed() < 5s);
-  CHECK_THROWS_HOLDING(CommError, "its device has not answered for 1.3 s", work->wait());
-  device_context().reset();
-}
-
-TEST_CASE("NCCL that does not abort: the process is left") {
-  FakeRanks ranks(1);
-  ranks.state(0)->collectives_end = false;
-  ranks.state(0)->abort_blocks = true;
-  auto c = ranks.join(0);
-  CHECK_THROWS_HOLDING(CommError, "barrier#0", c->barrier({}));
-  const Stopwatch watch;
-  c.reset();  // goes without the thread that aborts
-  CHECK(watch.elapsed() < 5s);
-  REQUIRE(ranks.stuck.size() == 1);
-  CHECK(ranks.stuck[0].find("barrier#0") == 0);
-  device_context().reset();
-}
-
-TEST_CASE("a caller that is stuck in NCCL: the process is left") {
-  for (const bool all : {false, true}) {  // else a peer notices
-    CAPTURE(all);
-    FakeRanks ranks(2);
-    const auto results = run_ranks(2, [&](int rank) {
-      const auto c = ranks.join(rank);
-      const bool blocks = all || rank == 0;
-      ranks.state(rank)->run_blocks = blocks;
-      ranks.state(rank)->collectives_end = false;
-      std::thread watcher;
-      if (blocks) {
-        watcher = std::thread([&, rank] {  // lets it go when the process would have ended
-          for (int i = 0; i < 5000; ++i) {
-            std::this_thread::sleep_for(1ms);
-            const std::lock_guard lock(ranks.mutex);
-            if (ranks.stuck.size() == (all ? 2U : 1U)) break;
-          }
-          ranks.state(rank)->is_over = true;
-        });
-      }
-      std::vector<float> x(2);
-      const Mirror<float> mirror(x);
-      std::string error;
-      try {
-        c->all_gather(mirror.view(), {.label = "h.1"});
-        stay_until_failure(*c);
-      } catch (const CommError& failure) {
-        error = failure.what();
-      }
-      if (watcher.joinable()) watcher.join();
-      throw std::runtime_error(error);
-    });
-    CHECK(ranks.stuck.size() == (all ? 2 : 1));
-    for (const RankResult& result : results) {
-      CHECK(result.error.find("all_gather#0 (h.1)") != std::string::npos);
-    }
-  }
-}
-
-TEST_CASE(
-    "a caller that does not notice within the grace: the process is left, and not if it does") {
-  for (const bool notices : {false, true}) {
-    FakeRanks ranks(1);
-    const auto c = ranks.join(0);
-    c->abort("enough");
-    if (notices) CHECK_THROWS_AS(c->check(), CommError);
-    for (int i = 0; i < 1000 && ranks.state(0)->aborts == 0; ++i) std::this_thread::sleep_for(5ms);
-    std::this_thread::sleep_for(1500ms);  // the grace, and more
-    const std::lock_guard lock(ranks.mutex);
-    CHECK(ranks.stuck.size() == (notices ? 0U : 1U));
-    device_context().reset();
-  }
-}
-
-TEST_CASE("the process is left with the error in the program's words and exit code 4") {
-  int out[2];
-  REQUIRE(::pipe(out) == 0);
-  Processes child(1, [&](int, const std::string&) -> std::string {
-    ::dup2(out[1], STDERR_FILENO);
-    comm::leave_process(CommError(CommFailure::Timeout, std::vector<int>{3}, "rank 3 is late"));
-  });
-  ::close(out[1]);
-  child.go("go");
-  const auto outcomes = child.wait(5s);
-  CHECK(outcomes[0].exit_code == 4);
-  char text[100] = {};
-  const auto n = ::read(out[0], text, sizeof text - 1);
-  CHECK(std::string(text, static_cast<std::size_t>(std::max<ssize_t>(n, 0))) ==
-        "tessera: error: rank 3 is late\n");
-  ::close(out[0]);
 }

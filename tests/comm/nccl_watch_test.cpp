@@ -1,6 +1,7 @@
 // What decides that a collective over NCCL is late, and who is to blame: no device, no clock.
 #include <algorithm>
 
+#include "comm/flight_recorder.h"
 #include "comm/nccl/pending.h"
 #include "comm/nccl/position.h"
 #include "tests/comm/ranks.h"
@@ -9,6 +10,7 @@ using namespace tessera;
 using namespace tessera::test;
 using comm::Collective;
 using comm::NcclItem;
+using comm::NcclLaunch;
 using comm::NcclPosition;
 
 namespace {
@@ -28,15 +30,17 @@ class FailedEvent final : public comm::NcclEvent {
 };
 
 struct Queued {
-  std::shared_ptr<NcclItem> item = std::make_shared<NcclItem>();
+  std::shared_ptr<NcclLaunch> launch = std::make_shared<NcclLaunch>();
   std::shared_ptr<bool> start = std::make_shared<bool>(false);
   std::shared_ptr<bool> done = std::make_shared<bool>(false);
 
   explicit Queued(std::uint64_t sequence, std::chrono::milliseconds deadline = 10s) {
-    item->collective.sequence = sequence;
-    item->collective.deadline = deadline;
-    item->start = std::make_unique<SetEvent>(start);
-    item->done = std::make_unique<SetEvent>(done);
+    launch->items.push_back(std::make_shared<NcclItem>());
+    launch->items.push_back(std::make_shared<NcclItem>());
+    launch->collective.sequence = sequence;
+    launch->collective.deadline = deadline;
+    launch->start = std::make_shared<SetEvent>(start);
+    launch->done = std::make_shared<SetEvent>(done);
   }
 };
 
@@ -77,24 +81,24 @@ CommError judged(const comm::NcclSuspicion& suspicion,
 }  // namespace
 
 TEST_CASE("a deadline counts from when the device reaches the collective, not from its call") {
-  const auto zero = NcclItem::Time();
+  const auto zero = NcclLaunch::Time();
   comm::PendingCollectives pending;
   const Queued first(0), second(1, 5s);
-  pending.push(first.item);
-  pending.push(second.item);
+  pending.push(first.launch);
+  pending.push(second.launch);
   CHECK(pending.advance(zero + 1h) == nullptr);  // the device is still at what comes before
   *first.start = true;
   CHECK(pending.advance(zero + 2h) == nullptr);
   CHECK(pending.advance(zero + 2h + 9999ms) == nullptr);
-  CHECK(pending.advance(zero + 2h + 10s) == first.item);
+  CHECK(pending.advance(zero + 2h + 10s) == first.launch);
   *first.done = true;  // late, but done
   CHECK(pending.advance(zero + 3h) == nullptr);
-  CHECK(pending.oldest() == second.item);
-  CHECK_FALSE(second.item->has_started);
+  CHECK(pending.oldest() == second.launch);
+  CHECK_FALSE(second.launch->has_started);
   *second.start = true;
   CHECK(pending.advance(zero + 4h) == nullptr);
-  CHECK(second.item->has_started);
-  CHECK(pending.advance(zero + 4h + 5s) == second.item);
+  CHECK(second.launch->has_started);
+  CHECK(pending.advance(zero + 4h + 5s) == second.launch);
 }
 
 TEST_CASE("what is done is forgotten in order, however late it is looked at") {
@@ -103,26 +107,61 @@ TEST_CASE("what is done is forgotten in order, however late it is looked at") {
   for (std::uint64_t i = 0; i < 5; ++i) {
     items.emplace_back(i, 1ms);
     *items.back().start = true;
-    pending.push(items.back().item);
+    pending.push(items.back().launch);
   }
   for (std::size_t i : {0U, 1U, 2U, 4U}) *items[i].done = true;
-  CHECK(pending.advance(NcclItem::Time() + 1h) == nullptr);  // first seen only now
-  CHECK(pending.oldest() == items[3].item);
+  CHECK(pending.advance(NcclLaunch::Time() + 1h) == nullptr);  // first seen only now
+  CHECK(pending.oldest() == items[3].launch);
   CHECK_FALSE(pending.all_waited());
-  items[3].item->waited = items[4].item->waited = true;
+  for (const std::size_t i : {3U, 4U}) {
+    for (const auto& item : items[i].launch->items) {
+      CHECK_FALSE(pending.all_waited());
+      item->waited = true;
+    }
+  }
   CHECK(pending.all_waited());
   *items[3].done = true;
-  CHECK(pending.advance(NcclItem::Time() + 2h) == nullptr);
+  CHECK(pending.advance(NcclLaunch::Time() + 2h) == nullptr);
   CHECK(pending.is_empty());
+}
+
+TEST_CASE("what the device is seen to start and to be done with is recorded, and what is left") {
+  const auto recorder = comm::FlightRecorder::create({}, {});
+  comm::PendingCollectives pending;
+  const Queued first(0), second(1), third(2);
+  for (const Queued* queued : {&first, &second, &third}) {
+    queued->launch->recorder = recorder;
+    recorder->queued(queued->launch->collective);
+    pending.push(queued->launch);
+  }
+  const auto states = [&] {
+    std::vector<std::string_view> names;
+    for (const auto& c : recorder->snapshot().collectives) {
+      names.push_back(comm::flight_state_name(c.state));
+    }
+    return names;
+  };
+  using Names = std::vector<std::string_view>;
+  CHECK(states() == Names{"queued", "queued", "queued"});
+  *first.done = true;  // at once: nobody saw it start
+  *second.start = true;
+  CHECK(pending.advance(NcclLaunch::Time()) == nullptr);
+  CHECK(states() == Names{"done", "running", "queued"});
+  CHECK(recorder->snapshot().newest_started()->signature.sequence == 1);
+  *second.done = true;
+  CHECK(pending.advance(NcclLaunch::Time()) == nullptr);
+  CHECK(recorder->snapshot().newest_started()->signature.sequence == 1);
+  pending.record_failure();
+  CHECK(states() == Names{"done", "done", "failed"});
 }
 
 TEST_CASE("a device that fails is no collective that is done") {
   comm::PendingCollectives pending;
   const Queued item(0);
-  item.item->done = std::make_unique<FailedEvent>();
-  pending.push(item.item);
-  CHECK_THROWS_AS(pending.advance(NcclItem::Time()), CudaError);
-  CHECK(pending.oldest() == item.item);
+  item.launch->done = std::make_shared<FailedEvent>();
+  pending.push(item.launch);
+  CHECK_THROWS_AS(pending.advance(NcclLaunch::Time()), CudaError);
+  CHECK(pending.oldest() == item.launch);
 }
 
 TEST_CASE("a position goes through text, and nothing else is taken for one") {

@@ -13,12 +13,16 @@ namespace {
 
 constexpr const char* kBackends[] = {"gloo", "shm", "shm, staged"};
 
+std::shared_ptr<comm::TcpStore> connect(const std::string& port) {
+  return std::make_shared<comm::TcpStore>("127.0.0.1", static_cast<std::uint16_t>(std::stoi(port)),
+                                          "run", 10s);
+}
+
 // A rank of a forked group; the store is the test's.
 std::unique_ptr<comm::Communicator> join(const std::string& backend, int rank, int world,
                                          const std::string& port,
                                          std::chrono::milliseconds timeout = 20s) {
-  auto store = std::make_shared<comm::TcpStore>(
-      "127.0.0.1", static_cast<std::uint16_t>(std::stoi(port)), "run", 10s);
+  auto store = connect(port);
   std::vector<std::string> processes;
   for (int r = 0; r < world; ++r) processes.push_back(fmt::format("here, pid of {}", r));
   if (backend == "shm, staged") {
@@ -64,6 +68,11 @@ std::string train_until_failure(comm::Communicator& c, std::size_t count) {
 struct Served {
   comm::TcpStoreServer server{{.run_id = "run"}};
   std::string port() const { return std::to_string(server.port()); }
+  // Until each rank has said so.
+  void wait_until_joined(int world) const {
+    const auto store = connect(port());
+    for (int rank = 0; rank < world; ++rank) store->get(fmt::format("joined/{}", rank), 20s);
+  }
 };
 
 }  // namespace
@@ -74,11 +83,14 @@ TEST_CASE("a killed rank: every survivor names it within 3 s") {
     for (const std::size_t count : {std::size_t{10}, std::size_t{300'000}}) {
       CAPTURE(count);
       Processes ranks(4, [&](int rank, const std::string& port) {
-        return train_until_failure(*join(backend, rank, 4, port), count);
+        const auto c = join(backend, rank, 4, port);
+        connect(port)->set(fmt::format("joined/{}", rank), "");
+        return train_until_failure(*c, count);
       });
       const Served served;
       ranks.go(served.port());
-      std::this_thread::sleep_for(400ms);
+      served.wait_until_joined(4);
+      std::this_thread::sleep_for(200ms);
       const Stopwatch since_kill;
       ranks.signal(2, SIGKILL);
       const auto outcomes = ranks.wait(kSlack * 10s);
@@ -112,8 +124,7 @@ TEST_CASE("a killed rank is noticed while another one is merely slow") {
     });
     const Served served;
     ranks.go(served.port());
-    std::this_thread::sleep_for(100ms);
-    const auto outcomes = ranks.wait(kSlack * 3s);
+    const auto outcomes = ranks.wait(kSlack * 10s, 1);
     CHECK(outcomes[0].in_time);
     CHECK(outcomes[0].text.find("1 [2] barrier#1 (step): lost rank 2") == 0);
   }
@@ -138,7 +149,7 @@ TEST_CASE("a rank that is killed while it waits for another is noticed") {
   });
   const Served served;
   ranks.go(served.port());
-  const auto outcomes = ranks.wait(kSlack * 3s);
+  const auto outcomes = ranks.wait(kSlack * 10s, 1);
   CHECK(outcomes[0].in_time);
   CHECK(outcomes[0].text.find("1 [2] barrier#1 (step): lost rank 2") == 0);
 }
@@ -154,7 +165,7 @@ TEST_CASE("a stopped rank: at the deadline every survivor names it") {
     });
     const Served served;
     ranks.go(served.port());
-    const auto outcomes = ranks.wait(kSlack * 3s);
+    const auto outcomes = ranks.wait(kSlack * 10s, 1);
     for (std::size_t r : {0U, 2U}) {
       CHECK(outcomes[r].in_time);
       CHECK(outcomes[r].text.find("0 [1] all_gather#1 (h.1): 2 of 3 ranks arrived within 0.7 s, "
@@ -167,16 +178,20 @@ TEST_CASE("a stopped rank: at the deadline every survivor names it") {
 TEST_CASE("a rank stopped at any point of a transfer is the culprit on all others") {
   for (const std::string backend : kBackends) {
     CAPTURE(backend);
-    for (const int milliseconds : {150, 163, 177}) {
+    for (const int milliseconds : {50, 63, 77}) {
       Processes ranks(3, [&](int rank, const std::string& port) {
-        return train_until_failure(*join(backend, rank, 3, port, 400ms), 500'000);
+        const auto c = join(backend, rank, 3, port, 1500ms);
+        connect(port)->set(fmt::format("joined/{}", rank), "");
+        return train_until_failure(*c, 500'000);
       });
       const Served served;
       ranks.go(served.port());
+      served.wait_until_joined(3);
       std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
       ranks.signal(1, SIGSTOP);
-      const auto outcomes = ranks.wait(kSlack * 2s);
+      const auto outcomes = ranks.wait(kSlack * 3100ms, 1);
       for (std::size_t r : {0U, 2U}) {
+        CAPTURE(outcomes[r].text);
         CHECK(outcomes[r].in_time);
         CHECK(outcomes[r].text.find("0 [1] ") == 0);
         CHECK(outcomes[r].text.find("rank 1 (here, pid of 1)") != std::string::npos);

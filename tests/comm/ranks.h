@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "comm/control/memory_store.h"
@@ -18,22 +19,11 @@
 #include "comm/threads.h"
 #include "core/base/context.h"
 #include "core/base/storage.h"
+#include "tests/support/machine_time.h"
 
 namespace tessera::test {
 
 using namespace std::chrono_literals;
-
-/// Milliseconds since it was made.
-class Stopwatch {
- public:
-  std::chrono::milliseconds elapsed() const {
-    return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() -
-                                                                 start_);
-  }
-
- private:
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
 
 /// What a rank's body threw, if anything.
 struct RankResult {
@@ -119,6 +109,10 @@ class Group {
     if (backend_ == "shm, one mapping") {
       segment_ =
           comm::SharedSegment::create(comm::shared_memory_bytes(world_size, shared_memory({})));
+      for (int rank = 0; rank < world_size; ++rank) {
+        held_.push_back(segment_->open_again());
+        held_.back()->hold(rank);  // or who comes first finds the others gone
+      }
     }
   }
   /// Called by each rank on its thread.
@@ -137,9 +131,8 @@ class Group {
     if (backend_ == "threads") return comm::make_threads_communicator(threads_, rank, options);
     if (backend_ == "single" || world_ == 1) return comm::make_single_communicator();
     if (segment_) {
-      auto segment = segment_->open_again();
-      segment.hold(rank);
-      return comm::make_shared_memory_communicator(store_, rank, world_, std::move(segment),
+      auto segment = std::exchange(held_.at(static_cast<std::size_t>(rank)), std::nullopt);
+      return comm::make_shared_memory_communicator(store_, rank, world_, std::move(segment.value()),
                                                    shared_memory(options));
     }
     if (backend_ == "shm") {
@@ -163,6 +156,7 @@ class Group {
   std::string backend_;
   int world_;
   std::optional<comm::SharedSegment> segment_;
+  mutable std::vector<std::optional<comm::SharedSegment>> held_;  // of ranks that have not joined
   std::shared_ptr<comm::ThreadGroup> threads_;
   std::shared_ptr<comm::MemoryStore> store_;
 };

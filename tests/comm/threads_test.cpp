@@ -20,7 +20,7 @@ TEST_CASE("a rank that does not arrive is named on all others, at the deadline")
     }
     c->all_gather(view_of(x), {.label = "h.1", .deadline = 200ms});
   });
-  CHECK(watch.elapsed() >= 200ms);
+  CHECK(watch.wall() >= 200ms);
   CHECK(watch.elapsed() < 3s);
   for (int rank : {0, 1, 3}) {
     const RankResult& result = results[static_cast<std::size_t>(rank)];
@@ -46,7 +46,7 @@ TEST_CASE("the late rank learns of the failure, and the communicator stays dead"
     try {
       c->barrier({});
     } catch (const CommError& error) {
-      if (watch.elapsed() > 100ms) throw std::runtime_error("late");
+      if (watch.elapsed() > 2s) throw std::runtime_error("late");
       if (std::string(error.what()).find(first) == std::string::npos) {
         throw std::runtime_error("does not tell what failed first");
       }
@@ -118,6 +118,20 @@ TEST_CASE("ranks that disagree all throw the same error, with the odd one out by
       {"label",
        [&](auto& c, bool odd) { c.all_gather(buffer(c, 8), {.label = odd ? "h.2" : "h.1"}); },
        "rank 1 called all_gather#0 (h.2)"},
+      {"order",
+       [&](auto& c, bool odd) {
+         c.all_gather(buffer(c, 8), {.label = "h.0"});
+         c.all_reduce(buffer(c, 8), ReduceOp::Sum, {.label = odd ? "norm" : "loss"});
+         c.all_reduce(buffer(c, 8), ReduceOp::Sum, {.label = odd ? "loss" : "norm"});
+       },
+       "rank 1 called all_reduce#1 (norm) f32[8] sum, where 3 of 4 ranks called all_reduce#1 "
+       "(loss)"},
+      {"a call left out",
+       [&](auto& c, bool odd) {
+         if (!odd) c.all_gather(buffer(c, 8), {.label = "h.0"});
+         c.all_gather(buffer(c, 8), {.label = "h.1"});
+       },
+       "rank 1 called all_gather#0 (h.1) f32[8], where 3 of 4 ranks called all_gather#0 (h.0)"},
   };
   // Gloo compares what it is sent; the others see each other's calls.
   for (const char* backend : {"threads", "gloo", "shm"}) {

@@ -4,8 +4,10 @@
 #include <limits>
 #include <thread>
 
+#include "core/base/caching_allocator.h"
 #include "core/base/error.h"
 #include "core/base/memory.h"
+#include "tests/support/check_throws.h"
 
 namespace tessera {
 namespace {
@@ -128,6 +130,25 @@ TEST_CASE("a request that no machine can serve is an error, not a small block") 
     CHECK_THROWS_AS(allocator->allocate(bytes), OutOfMemory);
   }
   CHECK(allocator->reserved_bytes() == 0);
+}
+
+TEST_CASE("a limit ends what may be held, after idle blocks were given back") {
+  const auto allocator = make_cpu_allocator();
+  limit_memory(*allocator, 100'000);
+  void* first = allocator->allocate(60'000);
+  CHECK_THROWS_HOLDING(OutOfMemory, "of a limit of 97.7 KiB", allocator->allocate(60'000));
+  CHECK(allocator->reserved_bytes() < 70'000);
+  void* small = allocator->allocate(10'000);
+  allocator->deallocate(first, 60'000);
+  void* larger = allocator->allocate(80'000);  // takes the idle block's place
+  CHECK(larger != nullptr);
+  allocator->deallocate(larger, 80'000);
+  allocator->deallocate(small, 10'000);
+  CHECK_THROWS_AS(allocator->allocate(1'000'000), OutOfMemory);
+  limit_memory(*allocator, 0);
+  void* any = allocator->allocate(1'000'000);
+  allocator->deallocate(any, 1'000'000);
+  CHECK_THROWS_AS(limit_memory(*make_meta_allocator(), 100), Unsupported);
 }
 
 TEST_CASE("the meta device takes no memory") {

@@ -135,10 +135,11 @@ TEST_CASE_FIXTURE(Fixture, "runs that save beside training end as those that sav
 }
 
 TEST_CASE_FIXTURE(Fixture, "SIGTERM in a save beside training ends the run with its last step") {
-  for (const int world : {1, 2}) {
+  for (const int world : {1, 2, 3, 4}) {
     CAPTURE(world);
     const auto command = [&](const std::string& out) {
-      return joined(small_run(text, out, world, 120), {"--checkpoint.every=2"});
+      return joined(small_run(text, out, world, 120),
+                    {"--checkpoint.every=2", "--train.global_batch=12"});
     };
     const std::string calm = dir.file(fmt::format("calm-{}", world));
     run(command(calm));

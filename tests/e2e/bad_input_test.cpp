@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include "tests/e2e/small_run.h"
 
@@ -164,9 +165,10 @@ TEST_CASE_FIXTURE(Fixture, "a cut shard or a flipped bit is found, named, and pa
     CHECK(verified.out.find("rank-00000-of-00001.safetensors") != std::string::npos);
     CHECK(verified.out.find(damage.problem) != std::string::npos);
     // A path says that this one is wanted and no other.
-    check_refusal(
-        run_cli(train({"--checkpoint.resume", (run / "checkpoints/step-00000020").string()})), kIo,
-        {"rank-00000-of-00001.safetensors", damage.problem});
+    for (const char* step : {"checkpoints/step-00000020", "checkpoints/step-00000020/"}) {
+      check_refusal(run_cli(train({"--checkpoint.resume", (run / step).string()})), kIo,
+                    {"rank-00000-of-00001.safetensors", damage.problem});
+    }
 
     const fs::path only = copy(std::string(damage.name) + "-only");
     fs::remove_all(only / "checkpoints/step-00000010");
@@ -227,10 +229,73 @@ TEST_CASE_FIXTURE(Fixture,
   for (const char* step : {"step-00000010", "step-00000020"}) {
     fs::remove(all / "checkpoints" / step / "index.json");
   }
-  check_refusal(resume(all), kIo, {"step-00000020 has no index.json", "--run.out"});
+  check_refusal(resume(all), kIo,
+                {"none of the 2 checkpoints", "step-00000010 is skipped: it has no index.json",
+                 "step-00000020 is skipped: it has no index.json", "--run.out"});
   CHECK(test::read_metrics(all).steps.size() == 20);
   check_refusal(run_cli({"consolidate", all, dir.path() / "model"}), kUsage,
                 {"is no checkpoint and holds none", "index.json"});
+}
+
+TEST_CASE_FIXTURE(Fixture, "a changed trainer.json is noticed, and its checkpoint passed over") {
+  make_run();
+  const fs::path run = copy("changed"), both = copy("both");
+  const auto change = [](const fs::path& of, const char* step) {
+    flip_bit(of / "checkpoints" / step / "trainer.json", 40);
+  };
+  change(run, "step-00000020");
+  const auto resumed = resume(run);
+  INFO(resumed.describe());
+  CHECK(resumed.code == 0);
+  CHECK(count(resumed.err, "step-00000020 is skipped: ") == 1);
+  CHECK(count(resumed.err, "trainer.json: the checksum is wrong") == 1);
+  CHECK(resumed.err.find("step 10 of 25, from") != std::string::npos);
+
+  change(both, "step-00000010");
+  change(both, "step-00000020");
+  // At the second start as at the first: nothing is set aside while nothing is found.
+  for (int start = 0; start < 2; ++start) {
+    check_refusal(resume(both), kIo,
+                  {"none of the 2 checkpoints", "step-00000010/trainer.json: the checksum is wrong",
+                   "step-00000020/trainer.json: the checksum is wrong", "--run.out"});
+  }
+}
+
+TEST_CASE_FIXTURE(Fixture,
+                  "a run of which only unusable checkpoints are left is not started anew") {
+  make_run();
+  const fs::path run = copy("left"), checkpoints = run / "checkpoints";
+  fs::rename(checkpoints / "step-00000020", checkpoints / "step-00000020.unusable");
+  fs::remove_all(checkpoints / "step-00000010");
+  check_refusal(resume(run), kIo,
+                {"holds no checkpoint but", "step-00000020.unusable", "--run.out"});
+  CHECK(test::read_metrics(run).steps.size() == 20);
+}
+
+TEST_CASE_FIXTURE(Fixture, "files of a run that are no regular files are refused on all ranks") {
+  const fs::path run = dir.path() / "run";
+  for (const char* name : {"metrics.jsonl", "saves.jsonl", "config.json"}) {
+    CAPTURE(name);
+    fs::create_directories(run);
+    REQUIRE(::mkfifo((run / name).c_str(), 0600) == 0);
+    const auto result = run_cli(train({"--checkpoint.every=5"}, 2));
+    INFO(result.describe());
+    CHECK(result.code == kIo);
+    const std::string reason = fmt::format(
+        "cannot {} {}: it is no regular file",
+        std::string(name) == "config.json" ? "replace" : "append to", (run / name).string());
+    CHECK(count(result.err, "tessera: error: " + reason) == 1);
+    const auto rank_1 = result.err.find("[rank 1] tessera: error: ");
+    REQUIRE(rank_1 != std::string::npos);
+    CHECK(result.err.find("culprit=rank 0 (", rank_1) != std::string::npos);
+    CHECK(result.err.find("action=mend what that rank says", rank_1) != std::string::npos);
+    CHECK(result.err.find(": " + reason, rank_1) != std::string::npos);
+    fs::remove_all(run);
+  }
+  // A log is no reason not to train.
+  fs::create_directories(run / "logs");
+  REQUIRE(::mkfifo((run / "logs/rank-0.log").c_str(), 0600) == 0);
+  CHECK(run_cli(train({}, 1, 2)).code == 0);
 }
 
 TEST_CASE_FIXTURE(Fixture, "nothing that exists is overwritten by consolidate unasked") {
@@ -263,7 +328,7 @@ TEST_CASE_FIXTURE(Fixture, "paths that are no run, no checkpoint or no model") {
                 {"cannot make the run directory " + text + "/run"});
   fs::create_directories(dir.path() / "blocked/metrics.jsonl");
   check_refusal(run_cli(small_run(text, dir.file("blocked"), 1, 5)), kIo,
-                {"blocked/metrics.jsonl", "Is a directory"});
+                {"blocked/metrics.jsonl", "no regular file"});
 }
 
 TEST_CASE_FIXTURE(Fixture, "a trace that could not be written is refused before the first step") {
@@ -310,7 +375,7 @@ TEST_CASE_FIXTURE(Fixture,
       const auto says = [&](const std::string& what) {
         return result.err.find("tessera: error: step " + what) != std::string::npos;
       };
-      bool found = says(fmt::format("{}: loss is nan", steps));
+      bool found = says(fmt::format("{}: the gradient of ", steps));
       for (std::size_t step = 0; every == "1" && step < steps; ++step) {
         found = found || says(fmt::format("{}: after its update", step));
       }

@@ -48,7 +48,7 @@ TEST_CASE("Ctrl-C leaves what the same command goes on with") {
       while (!fs::exists(attempt / "model.safetensors") && process.running()) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      std::this_thread::sleep_for(std::chrono::milliseconds(20 - 2 * tries));
       process.signal(number);
       stopped = process.wait(std::chrono::seconds(60));
     }

@@ -181,11 +181,25 @@ TEST_CASE("a trace has the memory of the graphs, which are captured again after 
   CHECK(test::read_metrics(dir.file("traced")) == want);
 }
 
-TEST_CASE("a device without enough memory: exit code 5, the request, the ledger and advice") {
+TEST_CASE("a run that no memory of the device could hold is refused before it starts") {
   const test::TempDir dir;
   const auto golden = testing::load_golden("gpt2-tiny");
   const auto result =
       run_cli(joined(train(golden, dir.file("run"), 2), {"--train.device=cuda"}), limited(1000000));
+  INFO(result.describe());
+  CHECK(result.code == 5);
+  CHECK(holds(result.err, "this run needs up to "));
+  CHECK(holds(result.err, "cuda:0 has 976.6 KiB; a rank's share: parameters "));
+  CHECK(holds(result.err, "Nothing was started"));
+  CHECK(holds(result.err, "\n  --train.micro_batch 2 "));
+}
+
+TEST_CASE("a device without enough memory: exit code 5, the request, the ledger and advice") {
+  const test::TempDir dir;
+  const auto golden = testing::load_golden("gpt2-tiny");
+  const auto result = run_cli(joined(train(golden, dir.file("run"), 2),
+                                     {"--train.device=cuda", "--train.memory_check=warn"}),
+                              limited(1000000));
   INFO(result.describe());
   CHECK(result.code == 5);
   CHECK(holds(result.err, "memory of fibers is exhausted"));

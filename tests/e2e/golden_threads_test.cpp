@@ -190,6 +190,9 @@ TEST_CASE("replayed steps are, bit for bit, those that run kernel by kernel") {
         CAPTURE(plugin);
         CAPTURE(dtype_name(compute));
         CAPTURE(micro_batch);
+        // For time, on fibers.
+        if (plugin == TESSERA_FIBER_PLUGIN && (micro_batch == 1) != (compute == DType::BF16))
+          continue;
         Setting setting{"gpt2-odd",       1,           comm::ShardMode::Full,
                         micro_batch == 1, micro_batch, compute,
                         plugin,           false};

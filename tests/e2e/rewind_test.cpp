@@ -62,6 +62,17 @@ TEST_CASE_FIXTURE(Fixture, "a broken newest checkpoint is set aside and pushes n
   CHECK(contains(again, "step 14 of 15"));
 }
 
+TEST_CASE_FIXTURE(Fixture, "checkpoints that a slip copied into others are none of the run's") {
+  const std::string out = dir.file("run");
+  run(joined(small_run(text, out, 1, 20), {"--checkpoint.every=10"}));
+  const fs::path checkpoints = out + "/checkpoints";
+  fs::create_directory(checkpoints / "checkpoints");
+  fs::copy(checkpoints / "step-00000010", checkpoints / "checkpoints/step-00000010",
+           fs::copy_options::recursive);
+  fs::remove_all(checkpoints / "step-00000010");
+  CHECK(contains(run(small_run(text, out, 1, 22)), "step 20 of 22"));
+}
+
 TEST_CASE_FIXTURE(Fixture, "a run does not go back behind checkpoints that it has") {
   const std::string out = dir.file("run");
   run(joined(small_run(text, out, 1, 20), {"--checkpoint.every=10"}));

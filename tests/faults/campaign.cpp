@@ -7,11 +7,14 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <fstream>
+#include <mutex>
 #include <sstream>
 #include <thread>
 
 #include "io/checkpoint/find.h"
 #include "tests/e2e/small_run.h"
+#include "tests/support/machine_time.h"
 
 namespace tessera::test {
 namespace {
@@ -78,7 +81,7 @@ SavedRun::SavedRun() : text_(dir_.write("text.txt", make_text(2000))) {
 }
 
 std::string SavedRun::copy(const std::string& name) const {
-  const std::string to = dir_.file(name);
+  std::string to = dir_.file(name);
   fs::copy(dir_.file("base"), to, fs::copy_options::recursive);
   return to;
 }
@@ -103,12 +106,58 @@ std::string content_of(const io::CheckpointReader& reader) {
 
 Newest newest_of(const fs::path& checkpoints) {
   Newest found;
-  const io::NewestCheckpoint newest = io::newest_valid(checkpoints, true);
+  const io::NewestCheckpoint newest = io::newest_valid(checkpoints, {.verify_data = true});
   for (const std::string& why : newest.skipped) found.skipped += why + "\n";
   if (!newest.reader) return found;
   found.step = newest.reader->index().step;
   found.content = content_of(*newest.reader);
   return found;
+}
+
+namespace {
+
+using std::chrono::milliseconds;
+
+// Reads /proc/stat all the time.
+// What was stolen when, looked at often.
+class StolenTimes {
+ public:
+  using Clock = std::chrono::steady_clock;
+  StolenTimes() : thread_([this](const std::stop_token& stop) { watch(stop); }) {}
+
+  milliseconds between(Clock::time_point from, Clock::time_point to) const {
+    const std::lock_guard lock(mutex_);
+    const auto at = [this](Clock::time_point time) {
+      const auto next = samples_.lower_bound(time);
+      return next != samples_.end() ? next->second : stolen_;
+    };
+    return at(to) - at(from);
+  }
+
+ private:
+  void watch(const std::stop_token& stop) {
+    for (auto last = StolenTime::now(); !stop.stop_requested();) {
+      std::this_thread::sleep_for(milliseconds(20));
+      const auto now = StolenTime::now();
+      const std::lock_guard lock(mutex_);
+      stolen_ += now.since(last);
+      samples_[Clock::now()] = stolen_;
+      last = now;
+    }
+  }
+
+  mutable std::mutex mutex_;
+  milliseconds stolen_{};
+  std::map<Clock::time_point, milliseconds> samples_;
+  std::jthread thread_;
+};
+
+}  // namespace
+
+milliseconds stolen_between(std::chrono::steady_clock::time_point from,
+                            std::chrono::steady_clock::time_point to) {
+  static const StolenTimes time;
+  return time.between(from, to);
 }
 
 bool tries_all() {

@@ -75,6 +75,12 @@ struct Newest {
 };
 Newest newest_of(const std::filesystem::path& checkpoints);
 
+/// How long the host of a virtual machine withheld a processor in that time, of the one that it
+/// withheld most: what a process did not do then is not its fault. Zero on a machine of its own.
+/// The first call starts to watch.
+std::chrono::milliseconds stolen_between(std::chrono::steady_clock::time_point from,
+                                         std::chrono::steady_clock::time_point to);
+
 /// TESSERA_FAULT_POINTS=all: everything is tried, not a sample.
 bool tries_all();
 

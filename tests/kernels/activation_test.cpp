@@ -29,7 +29,7 @@ std::vector<double> inputs(std::int64_t n) {
 template <typename F>
 std::vector<double> map(const std::vector<double>& values, F&& f) {
   std::vector<double> result;
-  for (const double value : values) result.push_back(f(value));
+  for (const double value : values) result.push_back(f(static_cast<long double>(value)));
   return result;
 }
 

@@ -20,10 +20,12 @@ long double slope(GatedKind kind, long double x) {
   if (kind == GatedKind::SwiGlu) return 1.0L;
   return 2.0L * 0.79788456080286535588L * (1.0L + 3.0L * 0.044715L * x * x);
 }
-double act(GatedKind kind, long double x) {
+double act(GatedKind kind, double gate) {
+  const auto x = static_cast<long double>(gate);
   return static_cast<double>(x / (1.0L + std::exp(-exponent(kind, x))));
 }
-double act_derivative(GatedKind kind, long double x) {
+double act_derivative(GatedKind kind, double gate) {
+  const auto x = static_cast<long double>(gate);
   const long double e = exponent(kind, x);
   const long double s = 1.0L / (1.0L + std::exp(-e)), rest = 1.0L / (1.0L + std::exp(e));
   return static_cast<double>(s + x * slope(kind, x) * s * rest);

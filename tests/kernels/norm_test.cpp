@@ -22,7 +22,7 @@ Reference reference(std::int64_t rows, std::int64_t width, const std::vector<dou
   for (std::size_t r = 0; r < static_cast<std::size_t>(rows); ++r) {
     const double* in = x.data() + r * columns;
     long double mean = 0, variance = 0;
-    for (std::size_t c = 0; c < columns; ++c) mean += in[c];
+    for (std::size_t c = 0; c < columns; ++c) mean += static_cast<long double>(in[c]);
     mean /= static_cast<long double>(width);
     for (std::size_t c = 0; c < columns; ++c) variance += (in[c] - mean) * (in[c] - mean);
     const long double rstd = 1.0L / std::sqrt(variance / static_cast<long double>(width) +

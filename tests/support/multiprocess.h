@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "tests/support/machine_time.h"
+
 namespace tessera::test {
 
 /// How much longer things may take than in a build without the thread sanitizer.
@@ -82,12 +84,20 @@ class Processes {
   void signal(int rank, int number) { ::kill(pid(rank), number); }
   pid_t pid(int rank) const { return children_[static_cast<std::size_t>(rank)].pid; }
 
-  /// Waits for all children, at most so long from now; kills who is left.
-  std::vector<Outcome> wait(std::chrono::milliseconds deadline) {
+  /// Waits for all children, at most so long from now and what is stolen meanwhile; kills who is
+  /// left.
+  /// @param stopped  a rank that will not end, so that waiting for it alone is no use
+  std::vector<Outcome> wait(std::chrono::milliseconds deadline, int stopped = -1) {
     const auto end = std::chrono::steady_clock::now() + deadline;
+    const auto stolen = StolenTime::now();
     bool left = true;
     while (left) {
-      const bool late = std::chrono::steady_clock::now() >= end;
+      const auto now = std::chrono::steady_clock::now();
+      const bool alone =
+          stopped >= 0 && std::all_of(children_.begin(), children_.end(), [&](const Child& child) {
+            return child.reaped || child.pid == pid(stopped);
+          });
+      const bool late = alone || (now >= end && now >= end + StolenTime::now().since(stolen));
       left = false;
       for (Child& child : children_) {
         if (child.reaped) continue;

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 
 #include "tests/support/temp_dir.h"
@@ -40,7 +41,8 @@ TEST_CASE("help and version go to standard output and succeed") {
   const Result help = run("--help");
   CHECK(help.code == 0);
   CHECK(help.err.empty());
-  for (const char* command : {"train", "generate", "eval", "consolidate", "checkpoint", "doctor"}) {
+  for (const char* command :
+       {"train", "generate", "eval", "consolidate", "checkpoint", "doctor", "run-report"}) {
     INFO(command);
     CHECK(holds(help.out, command));
     const Result own = run(std::string(command) + " --help");
@@ -158,8 +160,8 @@ TEST_CASE("doctor measures, and fails on a directory that it cannot write to") {
   CHECK(found["cpu"]["threads"] >= 1);
   CHECK(found["backends"]["cpu"] == true);
   CHECK(found["backends"]["cuda"] == !found["gpus"].empty());
-  CHECK((found["gpus"].empty() || found["gpu_problem"] == ""));
-  CHECK((!found["gpus"].empty() || found["gpu_problem"] != ""));
+  const std::string problem = found["gpu_problem"];
+  CHECK(found["gpus"].empty() == !problem.empty());
   CHECK(found["backends"]["gloo"] == true);
   CHECK(found["backends"]["shm"].is_boolean());
 
@@ -171,4 +173,39 @@ TEST_CASE("doctor measures, and fails on a directory that it cannot write to") {
   const Result bad = run("doctor --run.out /proc/absent");
   CHECK(bad.code == 1);
   CHECK(holds(bad.out, "FAILED"));
+}
+
+TEST_CASE("with its standard streams closed, nothing that is said goes into files") {
+  // The first file that is opened would take the place of a stream: here the text, or a run's
+  // files.
+  const tessera::test::TempDir dir;
+  std::string text;
+  for (int i = 0; i < 400; ++i) text += "to be or not to be\n";
+  const std::string data = dir.write("text.txt", text), run = dir.file("run");
+  const std::string command =
+      std::string(TESSERA_BINARY) + " train --run.out=" + run + " --data.train=" + data +
+      " --model.n_layer=1 --model.n_head=1 --model.n_embd=16 --model.seq_len=16"
+      " --train.global_batch=2 --train.steps=3 --json <&- >&- 2>&-";
+  const int status = std::system(command.c_str());
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  CHECK(dir.read("text.txt") == text);
+  std::size_t files = 0;
+  for (const auto& file : std::filesystem::recursive_directory_iterator(run)) {
+    const std::string name = file.path().filename().string();
+    if (!file.is_regular_file() || name.ends_with(".bin")) continue;
+    ++files;
+    INFO(name);
+    const std::string content =
+        dir.read(std::filesystem::relative(file.path(), dir.path()).string());
+    CHECK_FALSE(holds(content, "step 1/3"));  // what the console shows
+    CHECK_FALSE(holds(content, "tessera: "));
+    if (name == "metrics.jsonl" || name == "saves.jsonl") {
+      std::istringstream lines(content);
+      for (std::string line; std::getline(lines, line);) {
+        CHECK(nlohmann::json::accept(line));
+      }
+    }
+  }
+  CHECK(files >= 4);
 }

@@ -19,22 +19,6 @@ TEST_CASE("the machine has processors and memory") {
   CHECK(!machine.processor.empty());
 }
 
-TEST_CASE("in a container, what it uses is not available") {
-  const test::TempDir dir;
-  const std::int64_t whole = examine_machine(dir.path()).memory_total;
-  dir.write("memory.max", "50000000\n");
-  dir.write("memory.current", "49000000\n");
-  const Machine machine = examine_machine(dir.path());
-  CHECK(machine.memory_total == 50'000'000);
-  CHECK(machine.memory_available == 1'000'000);
-  dir.write("memory.stat", "anon 9000000\ninactive_file 2000000\nactive_file 5\n");
-  CHECK(examine_machine(dir.path()).memory_available == 3'000'000);
-  dir.write("memory.current", "52000001\n");  // over the limit for a moment
-  CHECK(examine_machine(dir.path()).memory_available == 0);
-  dir.write("memory.max", "max\n");
-  CHECK(examine_machine(dir.path()).memory_total == whole);
-}
-
 TEST_CASE("a directory that is to be made is judged by its parent; nothing is left behind") {
   const test::TempDir dir;
   const auto state = examine_directory(dir.path() / "a" / "b");

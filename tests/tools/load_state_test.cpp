@@ -183,7 +183,7 @@ TEST_CASE("weights that ranks saved without moments start a run, and cannot be r
   const auto reader = io::CheckpointReader::open(save_sample(dir.path() / "saved", 4, false));
   CHECK_THROWS_HOLDING(InvalidArgument,
                        "holds no optimizer state (it was saved with checkpoint.what=model); start "
-                       "from its weights with --model.init-from",
+                       "from its weights with --model.init_from",
                        plan_resume(reader, kConfig, io::LoadPolicy::Exact));
   const LoadPlan partial = plan_resume(reader, kConfig, io::LoadPolicy::Partial);
   REQUIRE(partial.notes.size() == 1);

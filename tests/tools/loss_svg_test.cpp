@@ -44,7 +44,7 @@ TEST_CASE("hard data gives a picture without nan or inf") {
                                                       {{0, 3.0}},
                                                       {{0, 3.0}, {1, 3.0}},
                                                       {{5, std::nan("")}},
-                                                      {{0, INFINITY}, {10, 2.0}},
+                                                      {{0, HUGE_VAL}, {10, 2.0}},
                                                       {{0, 1e30}, {1, 1e-30}},
                                                       {{0, -5.0}, {1000000, 5.0}}};
   for (const auto& train : curves) {

@@ -53,9 +53,16 @@ TEST_CASE("each step is one line with the documented keys, visible at once") {
                          {"step_ms", 12.5},
                          {"tokens_per_s", 61440.0},
                          {"memory_bytes", 1 << 20}});
+  StepMetrics skipped = at(0);
+  skipped.step = 1;
+  skipped.loss = NAN;
+  skipped.skipped = true;
+  writer.write_step(skipped);
+  CHECK(lines(dir).back()["skipped"] == true);
+  CHECK(lines(dir).back()["loss"].is_null());
   writer.write_evaluation(1, 3.5);
   CHECK(lines(dir).back() == json{{"step", 1}, {"val_loss", 3.5}});
-  CHECK(writer.train_losses().size() == 1);
+  CHECK(writer.train_losses().size() == 2);
   CHECK(writer.val_losses().size() == 1);
   CHECK_THROWS_AS(writer.write_step(at(0)), InternalError);
 }
@@ -104,7 +111,7 @@ TEST_CASE("foreign lines are dropped, values that are not finite are null and st
   REQUIRE(writer.train_losses().size() == 1);
   CHECK(std::isnan(writer.train_losses()[0].loss));
   StepMetrics metrics = at(1);
-  metrics.grad_norm = INFINITY;
+  metrics.grad_norm = HUGE_VAL;
   writer.write_step(metrics);
   REQUIRE(lines(dir).size() == 2);
   CHECK(lines(dir)[1]["grad_norm"].is_null());

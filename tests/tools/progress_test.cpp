@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <sstream>
+#include <streambuf>
+#include <string>
+#include <vector>
 
 using namespace tessera::tools;
 
@@ -39,6 +42,27 @@ TEST_CASE("without a terminal: a plain line every log_every steps, and the last"
   CHECK(text.find('\r') == std::string::npos);
   CHECK(text.find('\x1b') == std::string::npos);
   CHECK(text.ends_with("saved\n"));
+}
+
+TEST_CASE("a line goes out in one piece, so that nobody's words get between it and its end") {
+  struct Pieces final : std::streambuf {
+    std::vector<std::string> all;
+    std::streamsize xsputn(const char* text, std::streamsize n) override {
+      all.emplace_back(text, static_cast<std::size_t>(n));
+      return n;
+    }
+    int_type overflow(int_type c) override {
+      all.emplace_back(1, static_cast<char>(c));
+      return c;
+    }
+  } pieces;
+  std::ostream out(&pieces);
+  ProgressLine progress(out, {}, 0, 25, 10);
+  progress.update(at(0));
+  progress.note("saved");
+  REQUIRE(pieces.all.size() == 2);
+  CHECK(pieces.all[0].ends_with("left\n"));
+  CHECK(pieces.all[1] == "saved\n");
 }
 
 TEST_CASE("on a terminal: one line, drawn over and never wider than the screen") {

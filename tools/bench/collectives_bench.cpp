@@ -2,6 +2,12 @@
 // TCP, taking turns. Prints rank 0's median and best time of a call.
 //
 //   tessera_collectives_bench [ranks] [KiB handed over at a time]
+//   tessera_collectives_bench ledger RANKS FILE
+//
+// The second form: what a collective costs more because it is written down and compared. Over
+// shared memory, with a recorder (of FILE.0, FILE.1, ...) and without one, taking turns; and by
+// themselves the recorder's three calls, and what a rank does to compare signatures once they are
+// there.
 #include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,6 +21,7 @@
 #include <vector>
 
 #include "comm/control/tcp_store.h"
+#include "comm/flight_recorder.h"
 #include "comm/gloo.h"
 #include "comm/shared_memory.h"
 
@@ -76,7 +83,85 @@ void run(Communicator& c) {
   }
 }
 
-int bench(int world, std::size_t chunk) {
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+double micros_of(int calls, const std::function<void()>& call) {
+  const auto start = Clock::now();
+  for (int i = 0; i < calls; ++i) call();
+  return std::chrono::duration<double, std::micro>(Clock::now() - start).count() / calls;
+}
+
+// Medians of blocks of calls, blocks with and without a recorder taking turns.
+void measure_recorder(Communicator& c, const std::shared_ptr<FlightRecorder>& recorder,
+                      const char* name, std::int64_t bytes, const std::function<void()>& call) {
+  constexpr int kBlocks = 60;
+  const int calls = 20;
+  std::vector<double> micros[2];
+  for (int i = 0; i < 2 * kBlocks; ++i) {
+    c.set_recorder(i % 2 == 1 ? recorder : nullptr);
+    call();  // both ranks begin a block together
+    micros[i % 2].push_back(micros_of(calls, call));
+  }
+  if (c.rank() != 0) return;
+  const double off = median(micros[0]), on = median(micros[1]);
+  fmt::print("{:<16} {:>9} {:>12.2f} {:>12.2f} {:>8.3f}\n", name, bytes, off, on, on / off);
+  std::fflush(stdout);
+}
+
+void run_ledger(Communicator& c, const std::string& file) {
+  const auto recorder = FlightRecorder::create(fmt::format("{}.{}", file, c.rank()),
+                                               {.rank = c.rank(), .world_size = c.world_size()});
+  if (!recorder->why_not_in_file().empty()) {
+    fmt::print(stderr, "records in memory: {}\n", recorder->why_not_in_file());
+  }
+  if (c.rank() == 0) {
+    fmt::print("{:<16} {:>9} {:>12} {:>12} {:>8}\n", "collective", "bytes", "off, us", "on, us",
+               "on/off");
+  }
+  measure_recorder(c, recorder, "barrier", 0, [&] { c.barrier({.label = "barrier step"}); });
+  for (const std::int64_t bytes : {64 << 10, 1 << 20}) {
+    const std::int64_t part = bytes / 4 / c.world_size();
+    std::vector<float> whole(static_cast<std::size_t>(part * c.world_size()), 1.0F);
+    std::vector<float> own(static_cast<std::size_t>(part));
+    const TensorView buffer = dense_view(whole.data(), DType::F32, {part * c.world_size()});
+    const TensorView out = dense_view(own.data(), DType::F32, {part});
+    measure_recorder(c, recorder, "all_gather", bytes,
+                     [&] { c.all_gather(buffer, {.label = "all_gather h.3"}); });
+    measure_recorder(c, recorder, "reduce_scatter", bytes,
+                     [&] { c.reduce_scatter(buffer, out, {.label = "reduce_scatter h.3"}); });
+  }
+  c.set_recorder(nullptr);
+  c.barrier({});
+  if (c.rank() != 0) return c.barrier({});  // the others wait, so as not to disturb
+  Collective one;
+  one.label = "reduce_scatter h.3";
+  std::vector<double> record, compare;
+  std::size_t mismatches = 0;
+  for (int block = 0; block < 200; ++block) {
+    record.push_back(micros_of(1000, [&] {
+      ++one.sequence;
+      recorder->queued(one);
+      recorder->started(one.sequence);
+      recorder->ended(one.sequence, true);
+    }));
+    compare.push_back(micros_of(1000, [&] {  // as the backends do it: own, then all
+      ++one.sequence;
+      const Signature own(one);
+      std::vector<Signature> signatures;
+      for (int r = 0; r < c.world_size(); ++r) signatures.push_back(own);
+      mismatches += find_mismatch(signatures).has_value();
+    }));
+  }
+  fmt::print("record, us {:.3f}\ncompare, us {:.3f}\n", median(record), median(compare));
+  if (mismatches != 0) fmt::print("found {} mismatches\n", mismatches);
+  std::fflush(stdout);
+  c.barrier({});
+}
+
+int bench(int world, std::size_t chunk, const std::string& ledger) {
   std::vector<pid_t> children;
   int port_pipe[2];
   if (::pipe(port_pipe) != 0) return 1;
@@ -88,6 +173,10 @@ int bench(int world, std::size_t chunk) {
     }
     int port = 0;
     if (::read(port_pipe[0], &port, sizeof(port)) != sizeof(port)) ::_exit(1);
+    if (!ledger.empty()) {
+      run_ledger(*join("shm", rank, world, port, 0, 0), ledger);
+      ::_exit(0);
+    }
     for (int round = 0; round < 2; ++round) {
       for (const char* backend : {"shm", "gloo"}) {
         run(*join(backend, rank, world, port, round, chunk));
@@ -113,7 +202,13 @@ int bench(int world, std::size_t chunk) {
 }  // namespace tessera::comm
 
 int main(int argc, char** argv) {
+  const bool ledger = argc > 1 && std::string(argv[1]) == "ledger";
+  if (ledger && argc != 4) {
+    fmt::print(stderr, "usage: tessera_collectives_bench ledger RANKS FILE\n");
+    return 2;
+  }
+  if (ledger) return tessera::comm::bench(std::atoi(argv[2]), 0, argv[3]);
   const int world = argc > 1 ? std::atoi(argv[1]) : 2;
   const int kib = argc > 2 ? std::atoi(argv[2]) : 0;
-  return tessera::comm::bench(world, static_cast<std::size_t>(kib) * 1024);
+  return tessera::comm::bench(world, static_cast<std::size_t>(kib) * 1024, {});
 }

@@ -19,5 +19,6 @@ Command add_eval(CLI::App& parent);
 Command add_consolidate(CLI::App& parent);
 Command add_checkpoint(CLI::App& parent);
 Command add_doctor(CLI::App& parent);
+Command add_run_report(CLI::App& parent);
 
 }  // namespace tessera::tools

@@ -1,6 +1,8 @@
 // The only place that turns errors into messages and exit codes.
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -93,9 +95,9 @@ int parse_and_run(int argc, char** argv) {
       "tessera"};
   app.set_version_flag("--version", "tessera " TESSERA_VERSION);
   app.require_subcommand(1);
-  const std::vector<Command> commands = {add_train(app),      add_generate(app),
-                                         add_eval(app),       add_consolidate(app),
-                                         add_checkpoint(app), add_doctor(app)};
+  const std::vector<Command> commands = {add_train(app),       add_generate(app),   add_eval(app),
+                                         add_consolidate(app), add_checkpoint(app), add_doctor(app),
+                                         add_run_report(app)};
   if (argc < 2) {
     say(app.help());
     return kUsage;
@@ -120,10 +122,20 @@ int parse_and_run(int argc, char** argv) {
   return run(commands);
 }
 
+/// Of the standard streams those that who started us has closed: their numbers would go to the next
+/// files that are opened, and messages into these.
+void open_standard_streams() {
+  int fd = -1;
+  do fd = ::open("/dev/null", O_RDWR);  // the lowest number that is free
+  while (fd >= 0 && fd <= STDERR_FILENO);
+  if (fd > STDERR_FILENO) ::close(fd);
+}
+
 }  // namespace
 }  // namespace tessera::tools
 
 int main(int argc, char** argv) {
+  tessera::tools::open_standard_streams();
   // A training run goes on and saves though nobody reads its messages any more, and a limit of a
   // file's size is an error of the write as a full disk is. Ranks inherit both.
   std::signal(SIGPIPE, SIG_IGN);

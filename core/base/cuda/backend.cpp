@@ -206,6 +206,16 @@ std::string CudaBackend::device_id() const {
                      properties_.pciDeviceID);
 }
 
+SystemMemory CudaBackend::memory() const {
+  std::size_t free = 0, total = 0;
+  cudaSetDevice(index_);
+  if (cudaMemGetInfo(&free, &total) != cudaSuccess) {
+    cudaGetLastError();  // it is told by whatever needs the memory
+    return {};
+  }
+  return {static_cast<std::int64_t>(total), static_cast<std::int64_t>(free)};
+}
+
 bool CudaBackend::run_kernel(std::string_view name, Context& context, const void* args) {
   make_current();
   return kernels_.run(name, context, args);

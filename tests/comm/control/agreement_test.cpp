@@ -72,8 +72,8 @@ TEST_CASE("a rank that is known to be lost ends what waits for it, long before t
   const auto results = run_ranks(3, [&](int rank) {
     if (rank == 2) {
       std::this_thread::sleep_for(50ms);
-      comm::tell_of_lost_rank(store, CommError(CommFailure::PeerLost, {2}, "rank 2 was killed"));
-      comm::tell_of_lost_rank(store, CommError(CommFailure::PeerLost, {0}, "what follows"));
+      comm::publish_verdict(store, CommError(CommFailure::PeerLost, {2}, "rank 2 was killed"));
+      comm::publish_verdict(store, CommError(CommFailure::PeerLost, {0}, "what follows"));
       return;
     }
     comm::exchange(store, "vote", rank, 3, "yes", 1h);

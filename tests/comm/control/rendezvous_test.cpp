@@ -1,5 +1,6 @@
 #include "comm/control/rendezvous.h"
 
+#include "comm/control/agreement.h"
 #include "tests/comm/ranks.h"
 #include "tests/support/check_throws.h"
 
@@ -42,12 +43,14 @@ TEST_CASE("all ranks learn who the others are") {
 TEST_CASE("a rank that never comes is named to all, in time") {
   const Stopwatch watch;
   const auto results = meet(
-      3, [](int caller) { return hello(caller == 2 ? 3 : caller, 4); }, 300ms);
-  CHECK(watch.elapsed() < 3s);
+      3, [](int caller) { return hello(caller == 2 ? 3 : caller, 4); }, 1500ms);
+  CHECK(watch.elapsed() < 4s);
   for (const RankResult& result : results) {
     CHECK(result.failure == CommFailure::Timeout);
     CHECK(result.culprits == std::vector<int>{2});
-    CHECK(result.error == "rendezvous: 3 of 4 ranks arrived within 0.3 s, missing: rank 2");
+    CHECK(result.error ==
+          "rendezvous: 3 of 4 ranks arrived within 1.5 s, missing: rank 2; arrived: rank 0 (node0, "
+          "pid 100), rank 1 (node1, pid 101), rank 3 (node3, pid 103)");
   }
 }
 
@@ -60,8 +63,10 @@ TEST_CASE("another configuration is refused with the line that differs") {
   for (const RankResult& result : results) {
     CHECK(result.failure == CommFailure::Mismatch);
     CHECK(result.culprits == std::vector<int>{1});
-    CHECK(result.error.find("rank 1 (node1, pid 101) has 'model.n_layer = 24', rank 0 (node0, pid "
-                            "100) has 'model.n_layer = 12'") != std::string::npos);
+    CHECK(result.error ==
+          "rendezvous: rank 1 differs from the others in one field: model.n_layer: rank 1 (node1, "
+          "pid 101) has '24', ranks 0, 2 have '12'; start all ranks with the same program and "
+          "configuration");
   }
 }
 
@@ -72,7 +77,8 @@ TEST_CASE("a configuration that is only longer differs too") {
     return h;
   });
   for (const RankResult& result : results) {
-    CHECK(result.error.find("has 'extra = 1'") != std::string::npos);
+    CHECK(result.error.find("one field: extra: rank 1 (node1, pid 101) has '1', rank 0 (node0, pid "
+                            "100) has none") != std::string::npos);
   }
 }
 
@@ -83,9 +89,9 @@ TEST_CASE("another world size is refused with both values, before the deadline")
   CHECK(watch.elapsed() < 5s);
   for (const RankResult& result : results) {
     CHECK(result.failure == CommFailure::Mismatch);
-    CHECK(result.error.find("world size of") != std::string::npos);
-    CHECK(result.error.find('2') != std::string::npos);
-    CHECK(result.error.find('3') != std::string::npos);
+    CHECK(result.error.find("world size: ") != std::string::npos);
+    CHECK(result.error.find("has '2'") != std::string::npos);
+    CHECK(result.error.find("'3'") != std::string::npos);
   }
 }
 
@@ -96,8 +102,8 @@ TEST_CASE("another run is refused") {
     return h;
   });
   for (const RankResult& result : results) {
-    CHECK(result.error.find("run id") != std::string::npos);
-    CHECK(result.error.find("'stale'") != std::string::npos);
+    CHECK(result.error.find("run id: rank 1 (node1, pid 101) has 'stale', rank 0 (node0, pid 100) "
+                            "has 'run'") != std::string::npos);
   }
 }
 
@@ -117,4 +123,96 @@ TEST_CASE("a rank taken twice, and a rank out of range") {
                        comm::rendezvous(store, hello(4, 4), 1s));
   CHECK_THROWS_HOLDING(InvalidArgument, "rank -1 is out of range",
                        comm::rendezvous(store, hello(-1, 4), 1s));
+}
+
+TEST_CASE("each rank in turn never comes: named, with who did come") {
+  struct Meeting {
+    int world, absent;
+    std::vector<RankResult> results;
+  };
+  std::vector<Meeting> meetings;
+  for (int world = 2; world <= 4; ++world)
+    for (int absent = 0; absent < world; ++absent) meetings.push_back({world, absent, {}});
+  std::vector<std::thread> threads;  // all at once: each takes its whole deadline
+  for (Meeting& m : meetings) {
+    threads.emplace_back([&m] {
+      m.results = meet(
+          m.world - 1, [&](int caller) { return hello(caller + (caller >= m.absent), m.world); },
+          1500ms);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+
+  for (const Meeting& m : meetings) {
+    CAPTURE(m.world);
+    CAPTURE(m.absent);
+    for (const RankResult& result : m.results) {
+      CAPTURE(result.error);
+      CHECK(result.failure == CommFailure::Timeout);
+      CHECK(result.culprits == std::vector<int>{m.absent});
+      CHECK(result.error.find(fmt::format("{} of {} ranks arrived within 1.5 s, missing: rank {}; "
+                                          "arrived: rank {} (node",
+                                          m.world - 1, m.world, m.absent, m.absent == 0 ? 1 : 0)) !=
+            std::string::npos);
+      for (int r = 0; r < m.world; ++r) {
+        const bool told =
+            result.error.find(fmt::format("(node{}, pid {})", r, 100 + r)) != std::string::npos;
+        CHECK(told == (r != m.absent));
+      }
+    }
+  }
+}
+
+TEST_CASE("each rank in turn comes late, but in time: all meet") {
+  for (int world = 2; world <= 4; ++world) {
+    for (int late = 0; late < world; ++late) {
+      comm::MemoryStore store;
+      const auto results = run_ranks(world, [&](int rank) {
+        if (rank == late) std::this_thread::sleep_for(60ms);
+        if (comm::rendezvous(store, hello(rank, world), 20s).size() !=
+            static_cast<std::size_t>(world)) {
+          throw std::runtime_error("not all came");
+        }
+      });
+      for (const RankResult& result : results) CHECK(result.error == "");
+    }
+  }
+}
+
+TEST_CASE("each rank in turn comes after the deadline: it hears the others' verdict") {
+  for (int late = 0; late < 3; ++late) {
+    comm::MemoryStore store;
+    const auto results = run_ranks(3, [&](int rank) {
+      if (rank == late) {
+        while (!store.has("rendezvous/outcome")) std::this_thread::sleep_for(5ms);
+      }
+      comm::rendezvous(store, hello(rank, 3), rank == late ? 10s : 100ms);
+    });
+    for (const RankResult& result : results) {
+      CHECK(result.culprits == std::vector<int>{late});
+      CHECK(result.error == results[0].error);
+    }
+  }
+}
+
+TEST_CASE("a rank whose end the launcher saw ends the rendezvous with its reason, and who came") {
+  comm::MemoryStore store;
+  const Stopwatch watch;
+  const auto results = run_ranks(3, [&](int rank) {
+    if (rank != 1) comm::rendezvous(store, hello(rank, 3), 60s);
+    while (!store.has("rendezvous/0") || !store.has("rendezvous/2")) {
+      std::this_thread::sleep_for(5ms);
+    }
+    comm::publish_verdict(
+        store, CommError(CommFailure::PeerLost, {1}, "rank 1 (pid 101) was killed by SIGSEGV"));
+  });
+  CHECK(watch.elapsed() < 20s);
+  for (const int rank : {0, 2}) {
+    const RankResult& result = results[static_cast<std::size_t>(rank)];
+    CHECK(result.failure == CommFailure::PeerLost);
+    CHECK(result.culprits == std::vector<int>{1});
+    CHECK(result.error ==
+          "rendezvous: rank 1 (pid 101) was killed by SIGSEGV; arrived: rank 0 (node0, pid 100), "
+          "rank 2 (node2, pid 102)");
+  }
 }

@@ -1,8 +1,7 @@
 #include "comm/control/tcp_store.h"
 
-#include <poll.h>
-#include <sys/socket.h>
-
+#include "comm/control/agreement.h"
+#include "tests/comm/control/raw_client.h"
 #include "tests/comm/ranks.h"
 #include "tests/support/check_throws.h"
 
@@ -18,34 +17,7 @@ std::unique_ptr<TcpStore> client(const TcpStoreServer& server, const std::string
   return std::make_unique<TcpStore>(server.host(), server.port(), run, 5s);
 }
 
-FileDescriptor raw(const TcpStoreServer& server) {
-  return comm::connect_to(server.host(), server.port(), std::chrono::steady_clock::now() + 5s);
-}
-
-void send_all(const FileDescriptor& fd, const std::string& bytes) {
-  // The server may close as it reads: what does not go then is no error of the test.
-  [[maybe_unused]] const auto n = ::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
-}
-
-// True if the server closes the connection within 2 s.
-bool is_closed(const FileDescriptor& fd) {
-  for (;;) {
-    pollfd waiting{fd.get(), POLLIN, 0};
-    if (::poll(&waiting, 1, 2000) <= 0) return false;
-    char bytes[256];
-    const auto n = ::recv(fd.get(), bytes, sizeof(bytes), 0);
-    if (n <= 0) return true;
-  }
-}
-
-std::string message(char type, std::vector<std::string> fields) {
-  comm::Message m;
-  m.type = static_cast<std::uint8_t>(type);
-  m.fields = std::move(fields);
-  return m.encode();
-}
-
-const std::string kHello = message('H', {"tessera-store-1", "run"});
+const std::string kHello = message('H', {"tessera-store-3", "run", ""});
 
 }  // namespace
 
@@ -150,7 +122,7 @@ TEST_CASE("a host without an address may get one until the deadline, then it is 
       CommError,
       fmt::format("no store answered at {}:900 within 0.3 s: host '{}' has no address", host, host),
       TcpStore(host, 900, "run", 300ms, 16));
-  CHECK(watch.elapsed() >= 300ms);
+  CHECK(watch.wall() >= 300ms);
   CHECK(watch.elapsed() < 3s);
 }
 
@@ -186,8 +158,8 @@ TEST_CASE("garbage, HTTP and broken frames close the connection and nothing else
       std::string("\x00\x00\x00\x00", 4),                   // an empty frame
       std::string("\x05\x00\x00\x00H\xff\x00\x00\x00", 9),  // a field longer than its frame
       std::string("\x03\x00\x00\x00H\x01\x00", 7),          // half a field length
-      message('H', {"tessera-store-9", "run"}),
-      message('H', {"tessera-store-1"}),
+      message('H', {"tessera-store-9", "run", ""}),
+      message('H', {"tessera-store-3", "run"}),
       message('S', {"key", "set without a hello"}),
       kHello + std::string("\xff\xff\xff\x7f", 4),
   };
@@ -226,7 +198,7 @@ TEST_CASE("a frame may come byte by byte") {
 }
 
 TEST_CASE("idle strangers are closed in time, and do not keep ranks out before") {
-  TcpStoreServer server({.run_id = "run", .max_connections = 8, .hello_timeout = 400ms});
+  TcpStoreServer server({.run_id = "run", .max_strangers = 8, .hello_timeout = 400ms});
   std::vector<FileDescriptor> idle;
   for (int i = 0; i < 30; ++i) idle.push_back(raw(server));
   const auto good = client(server);
@@ -240,10 +212,45 @@ TEST_CASE("who serves the store can wait for the others to leave") {
   auto a = client(server);
   Stopwatch watch;
   server.drain(50ms);
-  CHECK(watch.elapsed() >= 50ms);
+  CHECK(watch.wall() >= 50ms);
   std::thread leave([&] { a.reset(); });
   watch = {};
   server.drain(10s);
   CHECK(watch.elapsed() < 2s);
   leave.join();
+}
+
+TEST_CASE("who serves the store reads and writes it itself, and wakes who waits") {
+  TcpStoreServer server({.run_id = "run"});
+  const auto store = client(server);
+  CHECK(server.find("a") == std::nullopt);
+  std::string got;
+  std::thread waiting([&] { got = client(server)->get("a", 10s); });
+  std::this_thread::sleep_for(50ms);
+  CHECK(server.set_or_get("a", "1") == "1");
+  waiting.join();
+  CHECK(got == "1");
+  CHECK(server.set_or_get("a", "2") == "1");
+  CHECK(store->get("a", 1s) == "1");
+  store->set("b", "3");
+  CHECK(server.find("b") == std::optional<std::string>("3"));
+  CHECK(server.set_or_get("b", "4") == "3");
+  CHECK(server.size() == 2);
+}
+
+TEST_CASE("who serves the store publishes verdicts without a connection") {
+  // It has room for nobody.
+  TcpStoreServer server({.run_id = "run", .max_connections = 1});
+  const auto store = client(server);
+  CHECK_FALSE(comm::find_verdict(server));
+  const CommError error(CommFailure::PeerLost, {2}, "rank 2 was killed");
+  CHECK(std::string(comm::publish_verdict(server, error).what()) == "rank 2 was killed");
+  const CommError later(CommFailure::PeerLost, {0}, "what follows");
+  CHECK(std::string(comm::publish_verdict(server, later).what()) == "rank 2 was killed");
+  CHECK(comm::find_verdict(*store, 0ms)->culprits() == std::vector<int>{2});
+  CHECK(comm::find_verdict(server)->culprits() == std::vector<int>{2});
+  // What is none is told as such.
+  TcpStoreServer other({.run_id = "run"});
+  client(other)->set(comm::kVerdict, "nonsense");
+  CHECK(comm::find_verdict(other)->failure() == CommFailure::Mismatch);
 }

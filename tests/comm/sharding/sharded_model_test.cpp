@@ -296,6 +296,9 @@ TEST_CASE("what makes no sense is refused") {
   auto single = comm::make_single_communicator();
   CHECK_THROWS_WITH_AS(ShardedModel({}, ShardMode::Full, DType::F32, context, *single),
                        "a model needs at least one unit", InvalidArgument);
+  CHECK_THROWS_WITH_AS(
+      ShardedModel({Unit{"h.0", {}}}, ShardMode::Full, DType::F32, context, *single),
+      "unit 'h.0' has no parameters", InvalidArgument);
   Chain chain(4, 1);
   CHECK_THROWS_AS(ShardedModel(chain.units, ShardMode::Full, DType::F64, context, *single),
                   InvalidArgument);

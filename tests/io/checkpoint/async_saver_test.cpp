@@ -109,6 +109,7 @@ TEST_CASE("a save holds what was there when it began, whatever training does mea
     ranks.start(model, dir.path(), {.step = 2, .at_point = [&](int, std::string_view point) {
                                       if (point == "shard-created") wait_for_change.wait_for(20s);
                                     }});
+    for (const auto& rank : ranks.ranks) rank.saver->wait_copied();
     for (auto& tensor : model.tensors) {
       std::fill(tensor.weight.begin(), tensor.weight.end(), -1.0F);
       std::fill(tensor.exp_avg.begin(), tensor.exp_avg.end(), -1.0F);
@@ -188,7 +189,7 @@ TEST_CASE("an error of one rank comes back on all, and the next save goes well")
   }
   ranks.start(model, dir.path(), {.step = 2});
   for (const FinishedSave& finished : ranks.finish()) CHECK(message_of(finished.error).empty());
-  CHECK(newest_valid(dir.path(), true).reader->index().step == 2);
+  CHECK(newest_valid(dir.path(), {.verify_data = true}).reader->index().step == 2);
 }
 
 TEST_CASE("one save at a time, and none that is larger than its staging") {
@@ -254,7 +255,7 @@ TEST_CASE("the destructor waits for a save, but not for one that hangs") {
       return save_checkpoint(staged, coordinator);
     });
   }
-  CHECK(newest_valid(dir.path(), true).reader);
+  CHECK(newest_valid(dir.path(), {.verify_data = true}).reader);
 
   const auto gate = std::make_shared<Gate>();
   const auto ended = std::make_shared<std::promise<void>>();

@@ -62,7 +62,7 @@ TEST_CASE("the newest valid checkpoint is taken, and why others are not is told"
   CHECK(quick.skipped[0].find("step-00000004 is skipped") != std::string::npos);
   CHECK(quick.skipped[1].find("has 100 bytes") != std::string::npos);
 
-  const NewestCheckpoint thorough = newest_valid(dir.path(), true);
+  const NewestCheckpoint thorough = newest_valid(dir.path(), {.verify_data = true});
   REQUIRE(thorough.reader);
   CHECK(thorough.reader->index().step == 1);
   CHECK(thorough.skipped.size() == 3);

@@ -167,8 +167,9 @@ TEST_CASE("each field of what may be absent as a whole is needed") {
       {"/sections/optimizer/hyper", {"step"}},
       {"/sections/optimizer/tensors", {"exp_avg", "exp_avg_sq"}},
       {"/sections/trainer", {"file", "size", "checksum"}}};
-  for (const auto& [place, names] : fields) {
-    for (const char* name : names) {
+  for (const auto& field : fields) {
+    const std::string& place = field.first;
+    for (const char* name : field.second) {
       CAPTURE(place);
       Json json = whole;
       REQUIRE(json[Json::json_pointer(place)].erase(name) == 1);

@@ -144,7 +144,7 @@ TEST_CASE("a weights-only checkpoint says where the optimizer state is") {
   const std::string expected =
       "checkpoint " + reader.path().string() +
       " holds no optimizer state (it was saved with checkpoint.what=model); "
-      "start from its weights with --model.init-from, or resume from "
+      "start from its weights with --model.init_from, or resume from "
       "step-00000300, which has it";
   CHECK_THROWS_WITH_AS(reader.tensors(Section::ExpAvg), expected.c_str(), InvalidArgument);
 }
@@ -393,7 +393,7 @@ TEST_CASE("a kill at any point of a save leaves the old or the new checkpoint") 
       const auto old_digest =
           CheckpointReader::open(save(old_model, dir.path(), {.step = 1})).digest();
       REQUIRE(save_until(new_model, dir.path(), new_step, point));
-      const auto found = newest_valid(dir.path(), true);
+      const auto found = newest_valid(dir.path(), {.verify_data = true});
       REQUIRE(found.reader);
       CHECK(found.skipped.empty());
       const bool committed =
@@ -402,7 +402,7 @@ TEST_CASE("a kill at any point of a save leaves the old or the new checkpoint") 
       // The next save cleans up and succeeds.
       save(new_model, dir.path(), {.step = new_step});
       for (const std::string& name : names_in(dir.path())) CHECK_FALSE(name.ends_with(".tmp"));
-      CHECK(newest_valid(dir.path(), true).reader->digest() != old_digest);
+      CHECK(newest_valid(dir.path(), {.verify_data = true}).reader->digest() != old_digest);
     }
   }
 }

@@ -71,7 +71,9 @@ TEST_CASE("shards of any model become safetensors, names without what wrappers a
     CHECK(objects == row.objects);
     const auto expected = expected_of(row.fixture);
     CHECK(expected.size() == found.size() + state);
-    for (const auto& [name, content] : found) {
+    for (const auto& tensor : found) {
+      const auto& name = tensor.first;
+      const auto& content = tensor.second;
       CAPTURE(name);
       std::string stored = row.prefix + name;
       const std::string wrapped = "model._orig_mod.layers.0._checkpoint_wrapped_module.";

@@ -21,16 +21,13 @@ Pickle parse(const std::string& text, const PickleLimits& limits = {}) {
 }
 
 TEST_CASE("values of a pickle") {
-  const Pickle pickle =
-      parse(program(tuple({"N", "\x88", "\x89", integer(-5), "K\x07", std::string("M\x01\x02", 3),
-                           "J" + bytes_of<std::int32_t>(-70000),
-                           std::string("G\x3f\xf8\0\0\0\0\0\0", 9), text("n\xc3\xa4me"),
-                           "C\x03"
-                           "abc",
-                           list({"K\x01", "K\x02"}), dict({{text("k"), "K\x03"}}), ")",
-                           call(global("torch", "Size"), {tuple({"K\x04"})}),
-                           object(global("a", "B"), {{"f", "K\x05"}}), text("id") + "Q",
-                           "\x8a" + std::string(1, '\0'), "\x8a\x01\xff"})));
+  const Pickle pickle = parse(program(
+      tuple({"N", "\x88", "\x89", integer(-5), "K\x07", std::string("M\x01\x02", 3),
+             "J" + bytes_of<std::int32_t>(-70000), std::string("G\x3f\xf8\0\0\0\0\0\0", 9),
+             text("n\xc3\xa4me"), std::string("C\x03") + "abc", list({"K\x01", "K\x02"}),
+             dict({{text("k"), "K\x03"}}), ")", call(global("torch", "Size"), {tuple({"K\x04"})}),
+             object(global("a", "B"), {{"f", "K\x05"}}), text("id") + "Q",
+             "\x8a" + std::string(1, '\0'), "\x8a\x01\xff"})));
   const auto items = pickle.root().items();
   REQUIRE(pickle.root().is(PickleKind::Tuple));
   REQUIRE(items.size() == 18);
@@ -83,7 +80,9 @@ TEST_CASE("no global but the known ones may be named, however it is done") {
       {"torch.size", global("torch", "size")},
       {"numpy.core.multiarray._reconstruct", global("numpy.core.multiarray", "_reconstruct")},
   };
-  for (const auto& [name, body] : attacks) {
+  for (const auto& attack : attacks) {
+    const auto& name = attack.first;
+    const auto& body = attack.second;
     CAPTURE(name);
     CHECK_THROWS_HOLDING(Unsupported, std::string("names ") + name + ",", parse(program(body)));
     CHECK_THROWS_HOLDING(Unsupported, "nothing was executed", parse(program(body)));
@@ -115,7 +114,9 @@ TEST_CASE("opcodes that tensors need not are refused by name") {
       {"BYTEARRAY8", "\x96"},
       {"NEXT_BUFFER", "\x97"},
   };
-  for (const auto& [name, body] : refused) {
+  for (const auto& opcode : refused) {
+    const auto& name = opcode.first;
+    const auto& body = opcode.second;
     CHECK_THROWS_HOLDING(Unsupported, fmt::format("opcode {},", name), parse(program(body)));
   }
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "0xff is no opcode", parse(program("\xff")));
@@ -153,7 +154,9 @@ TEST_CASE("each way to be no pickle has an error of its own") {
       {"memo 3 is empty", program("h\x03")},
       {"a frame of 100 bytes", program("\x95" + bytes_of<std::uint64_t>(100))},
   };
-  for (const auto& [reason, text] : malformed) {
+  for (const auto& program : malformed) {
+    const auto& reason = program.first;
+    const auto& text = program.second;
     CAPTURE(reason);
     CHECK_THROWS_HOLDING(CorruptCheckpoint, reason, parse(text));
     CHECK_THROWS_HOLDING(CorruptCheckpoint, "x.pkl", parse(text));

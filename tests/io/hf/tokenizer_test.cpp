@@ -17,19 +17,19 @@ TEST_CASE("bytes are byte-level BPE without merges, in GPT-2's letters for bytes
   const Json& vocabulary = model["vocab"];
   CHECK(vocabulary.size() == 256);
   CHECK(std::set<int>(vocabulary.begin(), vocabulary.end()).size() == 256);
-  for (const auto& [letter, byte] : std::map<std::string, int>{{"\u0100", 0x00},
-                                                               {"\u010A", '\n'},
-                                                               {"\u0120", ' '},
-                                                               {"!", '!'},
-                                                               {"\"", '"'},
-                                                               {"~", '~'},
-                                                               {"\u0121", 0x7F},
-                                                               {"\u0142", 0xA0},
-                                                               {"\u00A1", 0xA1},
-                                                               {"\u0143", 0xAD},
-                                                               {"\u00FF", 0xFF}}) {
-    INFO(letter);
-    CHECK(vocabulary.value(letter, -1) == byte);
+  for (const auto& entry : std::map<std::string, int>{{"\u0100", 0x00},
+                                                      {"\u010A", '\n'},
+                                                      {"\u0120", ' '},
+                                                      {"!", '!'},
+                                                      {"\"", '"'},
+                                                      {"~", '~'},
+                                                      {"\u0121", 0x7F},
+                                                      {"\u0142", 0xA0},
+                                                      {"\u00A1", 0xA1},
+                                                      {"\u0143", 0xAD},
+                                                      {"\u00FF", 0xFF}}) {
+    INFO(entry.first);
+    CHECK(vocabulary.value(entry.first, -1) == entry.second);
   }
   for (const char* part : {"pre_tokenizer", "decoder"}) {
     CHECK(json->at(part)["type"] == "ByteLevel");

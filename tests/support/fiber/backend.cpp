@@ -25,12 +25,17 @@ bool attention_backward_by_library(Context&, const AttentionBackward&) { return 
 namespace tessera::fiber {
 namespace {
 
-/// Host memory, of which there is only so much if TESSERA_FIBER_MEMORY gives a number of bytes.
+/// What TESSERA_FIBER_MEMORY says, in bytes; 0: no limit.
+std::size_t memory_limit() {
+  const char* limit = std::getenv("TESSERA_FIBER_MEMORY");  // NOLINT(concurrency-mt-unsafe)
+  return limit == nullptr ? 0 : std::strtoull(limit, nullptr, 10);
+}
+
+/// Host memory, of which there may be only so much.
 class LimitedAllocator final : public Allocator {
  public:
   LimitedAllocator() {
-    const char* limit = std::getenv("TESSERA_FIBER_MEMORY");  // NOLINT(concurrency-mt-unsafe)
-    if (limit != nullptr) limit_ = std::strtoull(limit, nullptr, 10);
+    if (memory_limit() > 0) limit_ = memory_limit();
   }
   void* allocate(std::size_t bytes) override {
     require<OutOfMemory>(used_ + bytes <= limit_,
@@ -75,6 +80,10 @@ class Backend final : public DeviceBackend {
 
   std::string description() const override { return "fibers on the host"; }
   std::string device_id() const override { return "fibers-" + std::to_string(index_); }
+  SystemMemory memory() const override {
+    const auto limit = static_cast<std::int64_t>(memory_limit());
+    return {limit, limit};
+  }
   Allocator& allocator() override { return *allocator_; }
   Allocator& host_allocator() override { return *host_allocator_; }
 

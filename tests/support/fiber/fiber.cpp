@@ -22,7 +22,7 @@ namespace {
 namespace context = boost::context;
 
 constexpr std::size_t kStackBytes = std::size_t{256} << 10;
-constexpr std::size_t kNobody = ~std::size_t{0};
+constexpr std::uint16_t kNobody = 0xffff;
 
 // Stacks are kept for the next block.
 class Stacks {
@@ -74,7 +74,7 @@ struct Thread {
   std::uint64_t value = 0;                // handed in
   std::array<std::uint64_t, kWarp> seen;  // what all lanes of the mask handed in
   bool orders = false;                    // whether the warp operation orders memory
-  std::size_t warp_phase = 0;             // counts the operations of the warp that order memory
+  std::uint32_t warp_phase = 0;           // counts the operations of the warp that order memory
   std::vector<CopyGroup> copies;          // under way; the last group is not committed
   void* fake_stack = nullptr;             // of the address sanitizer
 };
@@ -82,28 +82,41 @@ struct Thread {
 // Who touched a byte of shared memory last. Accesses are ordered if a barrier of the block, or for
 // threads of one warp an operation of both, lies between.
 struct Access {
-  std::size_t thread = kNobody;
-  std::size_t block_phase = 0;
-  std::size_t warp_phase = 0;
+  std::uint32_t block_phase = 0;
+  std::uint32_t warp_phase = 0;
+  std::uint16_t thread = kNobody;
+  bool by_several = false;  // reads: since the block's last barrier, by different warps
 };
-struct Byte {
+struct Touched {
   Access write, read;
-  bool read_by_several = false;  // since the block's last barrier, of different warps
+  bool split = false;  // of a word: its bytes have been touched apart, and are looked at apart
 };
+constexpr std::size_t kWord = 4;
+
+// What blocks take over from each other, on one thread of the host: most of the time of small
+// blocks would go into memory that the system has to clear.
+struct Scratch {
+  Stacks stacks;
+  std::vector<Thread> threads;
+  std::vector<Touched> words, bytes;  // of shared memory
+};
+
+Scratch& scratch() {
+  thread_local Scratch result;
+  return result;
+}
 
 class Block {
  public:
-  Block(const char* kernel, const Place& place, std::size_t shared_bytes, Stacks& stacks,
+  Block(const char* kernel, const Place& place, std::size_t shared_bytes,
         const std::function<void()>& body)
-      : kernel_(kernel),
-        place_(place),
-        body_(body),
-        stacks_(stacks),
-        threads_(place.block_dim.count()),
-        shared_((shared_bytes + 15) / 16 * 2),
-        shared_bytes_(shared_bytes),
-        shadow_(shared_bytes) {
-    std::fill(shared_.begin(), shared_.end(), 0xfbfbfbfbfbfbfbfbU);  // NaNs, wild indices
+      : kernel_(kernel), place_(place), body_(body), shared_bytes_(shared_bytes) {
+    threads_.clear();
+    threads_.resize(place.block_dim.count());
+    // NaNs, wild indices; not reused, so that the address sanitizer knows where it ends.
+    shared_ = std::vector<std::uint64_t>((shared_bytes + 15) / 16 * 2, 0xfbfbfbfbfbfbfbfbU);
+    words_.assign(shared_bytes / kWord + 1, {});
+    bytes_.resize(words_.size() * kWord);
     for (std::size_t i = 0; i < threads_.size(); ++i) start(i);
   }
 
@@ -153,36 +166,51 @@ class Block {
       fail(fmt::format("{} shared memory at byte {}, {} bytes, outside of the {} of the launch",
                        write ? "writes" : "reads", begin - shared(), bytes, shared_bytes_));
     const auto first = static_cast<std::size_t>(begin - shared());
-    const Access now{running_, block_phase_, thread().warp_phase};
-    for (std::size_t i = first; i < first + bytes; ++i) {
-      Byte& byte = shadow_[i];
-      if (!write && byte.write.thread == kNobody)
-        fail(fmt::format("reads shared memory at byte {}, which nobody wrote", i));
-      if (!ordered(byte.write, now))
-        fail(fmt::format("{} shared memory at byte {}, which {} wrote with no barrier between",
-                         write ? "writes" : "reads", i, name(byte.write.thread)));
-      if (write) {
-        if (!ordered(byte.read, now) ||
-            (byte.read_by_several && byte.read.block_phase == block_phase_))
-          fail(fmt::format("writes shared memory at byte {}, which {} read with no barrier between",
-                           i, name(byte.read.thread)));
-        byte.write = now;
-      } else {
-        const bool same_phase =
-            byte.read.thread != kNobody && byte.read.block_phase == block_phase_;
-        byte.read_by_several =
-            same_phase && (byte.read_by_several || byte.read.thread / kWarp != running_ / kWarp);
-        // Of several lanes of a warp the one that read in its latest phase stands for all.
-        if (!same_phase || byte.read.thread == kNobody ||
-            byte.read.thread / kWarp != running_ / kWarp || now.warp_phase >= byte.read.warp_phase)
-          byte.read = now;
+    const Access now{block_phase_, thread().warp_phase, static_cast<std::uint16_t>(running_)};
+    const auto end = first + bytes;
+    for (std::size_t i = first; i < end;) {
+      Touched& word = words_[i / kWord];
+      if (i % kWord == 0 && end - i >= kWord && !word.split) {
+        touch(word, now, write, i);
+        i += kWord;
+        continue;
       }
+      if (!word.split) {
+        std::fill_n(bytes_.begin() + static_cast<std::ptrdiff_t>(i / kWord * kWord), kWord, word);
+        word.split = true;
+      }
+      touch(bytes_[i], now, write, i);
+      ++i;
     }
   }
 
  private:
-  bool ordered(const Access& before, const Access& now) const {
-    if (before.thread == kNobody || before.thread == now.thread) return true;
+  void touch(Touched& touched, const Access& now, bool write, std::size_t i) {
+    if (!write && touched.write.thread == kNobody)
+      fail(fmt::format("reads shared memory at byte {}, which nobody wrote", i));
+    if (!ordered(touched.write, now))
+      fail(fmt::format("{} shared memory at byte {}, which {} wrote with no barrier between",
+                       write ? "writes" : "reads", i, name(touched.write.thread)));
+    if (!write) return note_read(touched.read, now);
+    if (!ordered(touched.read, now) ||
+        (touched.read.by_several && touched.read.block_phase == block_phase_))
+      fail(fmt::format("writes shared memory at byte {}, which {} read with no barrier between", i,
+                       name(touched.read.thread)));
+    touched.write = now;
+  }
+  static void note_read(Access& last, const Access& now) {
+    if (last.thread == kNobody || last.block_phase != now.block_phase) {
+      last = now;
+      return;
+    }
+    const bool same_warp = last.thread / kWarp == now.thread / kWarp;
+    const bool by_several = last.by_several || !same_warp;
+    // Of several lanes of a warp the one that read in its latest phase stands for all.
+    if (!same_warp || now.warp_phase >= last.warp_phase) last = now;
+    last.by_several = by_several;
+  }
+  static bool ordered(const Access& before, const Access& now) {
+    if (before.thread == now.thread || before.thread == kNobody) return true;
     if (before.block_phase != now.block_phase) return true;
     return before.thread / kWarp == now.thread / kWarp && before.warp_phase < now.warp_phase;
   }
@@ -311,11 +339,10 @@ class Block {
   }
 
   void meet_in_block() {
-    std::size_t waiting = kNobody;
-    for (std::size_t i = 0; i < threads_.size(); ++i) {
-      if (threads_[i].state == State::AtBarrier && waiting == kNobody) waiting = i;
-    }
-    if (waiting == kNobody) return;
+    const auto first = std::find_if(threads_.begin(), threads_.end(),
+                                    [](const Thread& t) { return t.state == State::AtBarrier; });
+    if (first == threads_.end()) return;
+    const auto waiting = static_cast<std::size_t>(first - threads_.begin());
     const Site& site = threads_[waiting].site;
     for (std::size_t i = 0; i < threads_.size(); ++i) {
       const Thread& t = threads_[i];
@@ -349,12 +376,12 @@ class Block {
   const char* kernel_;
   const Place place_;
   const std::function<void()>& body_;
-  Stacks& stacks_;
-  std::vector<Thread> threads_;
+  Stacks& stacks_ = scratch().stacks;
+  std::vector<Thread>& threads_ = scratch().threads;
   std::vector<std::uint64_t> shared_;
   const std::size_t shared_bytes_;
-  std::vector<Byte> shadow_;
-  std::size_t block_phase_ = 0;
+  std::vector<Touched>&words_ = scratch().words, &bytes_ = scratch().bytes;
+  std::uint32_t block_phase_ = 0;
   std::size_t running_ = 0;
   context::fiber back_;
   std::exception_ptr error_;
@@ -419,12 +446,10 @@ void run_grid(const char* kernel, Dim grid, Dim block_dim, std::size_t shared_by
                                  kernel, grid.x, grid.y, grid.z, block_dim.x, block_dim.y,
                                  block_dim.z));
   enqueue([=, body = std::move(body)] {
-    Stacks stacks;
     for (unsigned z = 0; z < grid.z; ++z)
       for (unsigned y = 0; y < grid.y; ++y)
         for (unsigned x = 0; x < grid.x; ++x)
-          Block(kernel, Place{{0, 0, 0}, {x, y, z}, block_dim, grid}, shared_bytes, stacks, body)
-              .run();
+          Block(kernel, Place{{0, 0, 0}, {x, y, z}, block_dim, grid}, shared_bytes, body).run();
   });
 }
 

@@ -13,6 +13,7 @@
 #include "core/base/error.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/temp_dir.h"
+#include "tools/tessera/launch/line_prefixer.h"
 
 using namespace tessera;
 using namespace std::chrono_literals;
@@ -66,7 +67,7 @@ TEST_CASE("ranks get their variables, and all ending well is 0") {
   const test::TempDir dir;
   const Run r = run(3,
                     "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $TESSERA_RENDEZVOUS "
-                    "$TESSERA_RUN_ID > $DIR/$RANK",
+                    "$TESSERA_RUN_ID $TESSERA_TOKEN > $DIR/$RANK",
                     dir);
   CHECK(r.code == 0);
   CHECK(r.errors == "");
@@ -112,10 +113,11 @@ TEST_CASE("a rank that waits for a killed one in an agreement is told at once") 
   std::thread waiting([&] {  // as rank 0
     wait_for_files(dir, 1);
     const std::string text = dir.read("0");
-    const std::size_t colon = text.find(':'), blank = text.find(' ');
+    const std::size_t colon = text.find(':'), blank = text.find(' '), last = text.rfind(' ');
     comm::TcpStore store(text.substr(0, colon),
                          static_cast<std::uint16_t>(std::stoi(text.substr(colon + 1))),
-                         text.substr(blank + 1, text.find('\n') - blank - 1), 5s);
+                         text.substr(blank + 1, last - blank - 1), 5s, 1,
+                         text.substr(last + 1, text.find('\n') - last - 1));
     dir.write("connected", "");
     try {
       comm::exchange(store, "vote", 0, 2, "yes", 60s);
@@ -124,13 +126,14 @@ TEST_CASE("a rank that waits for a killed one in an agreement is told at once") 
     }
     dir.write("told", "");
   });
-  const Run r = run(2,
-                    "if test $RANK = 0; then\n"
-                    "  echo $TESSERA_RENDEZVOUS $TESSERA_RUN_ID > $DIR/tmp; mv $DIR/tmp $DIR/0\n"
-                    "  while ! test -e $DIR/told; do sleep 0.05; done; exit 4\n"
-                    "fi\n"
-                    "while ! test -e $DIR/connected; do sleep 0.05; done; kill -KILL $$",
-                    dir, 30s);
+  const Run r = run(
+      2,
+      "if test $RANK = 0; then\n"
+      "  echo $TESSERA_RENDEZVOUS $TESSERA_RUN_ID $TESSERA_TOKEN > $DIR/tmp; mv $DIR/tmp $DIR/0\n"
+      "  while ! test -e $DIR/told; do sleep 0.05; done; exit 4\n"
+      "fi\n"
+      "while ! test -e $DIR/connected; do sleep 0.05; done; kill -KILL $$",
+      dir, 30s);
   waiting.join();
   CHECK(r.code == 4);
   CHECK(r.time < 20s);
@@ -261,4 +264,26 @@ TEST_CASE("the ranks die with the launcher") {
     }
     CHECK(gone);
   }
+}
+
+TEST_CASE("a rank that writes without end does not hold up who copies its lines") {
+  int ends[2];
+  REQUIRE(::pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0);
+  REQUIRE(::fcntl(ends[1], F_SETPIPE_SZ, 1 << 20) >= 1 << 20);
+  const std::string line(99, 'x');
+  std::size_t written = 0;
+  for (; written < 500'000; written += 100)
+    REQUIRE(::write(ends[1], (line + "\n").data(), 100) == 100);
+  const test::TempDir dir;
+  const std::string path = dir.file("log");
+  const int log = ::open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+  tools::LinePrefixer prefixer{comm::FileDescriptor(ends[0]), log, ""};
+  prefixer.pump();
+  CHECK(::lseek(log, 0, SEEK_END) <= 64 * 1024);
+  CHECK(::lseek(log, 0, SEEK_END) > 32 * 1024);
+  ::close(ends[1]);
+  for (int i = 0; i < 20 && prefixer.fd() >= 0; ++i) prefixer.pump();
+  CHECK(prefixer.fd() == -1);
+  CHECK(::lseek(log, 0, SEEK_END) == static_cast<off_t>(written));
+  ::close(log);
 }

@@ -37,10 +37,13 @@ struct Config {
     std::int64_t micro_batch = 0;    ///< sequences per rank and micro-step; 0: global_batch / world
     std::string device = "auto";     ///< auto, cpu, cuda, cuda:N
     std::string precision = "fp32";
+    std::string nonfinite = "stop";
     std::string recompute = "none";
     std::int64_t eval_every = 250;  ///< steps; 0: only at the end
     std::int64_t eval_batches = 20;
     std::int64_t threads = 0;  ///< per rank; 0: the processors divided by the ranks of this host
+    std::string memory_check = "refuse";
+    std::int64_t memory_limit = 0;  ///< bytes of a rank on the CPU; 0: no limit
     std::int64_t log_every = 10;
     std::string cuda_graphs = "off";
     std::string profile;
@@ -76,8 +79,10 @@ struct Config {
   } checkpoint;
   struct Comm {
     std::string backend = "auto";
-    double init_timeout = 60;  ///< seconds
-    double timeout = 60;       ///< seconds
+    double init_timeout = 60;      ///< seconds
+    double heartbeat_timeout = 4;  ///< seconds; 0: off
+    double timeout = 60;           ///< seconds
+    std::string bind;              ///< empty: the address where the ranks meet
   } comm;
   struct Run {
     std::string out = "runs/default";

@@ -64,6 +64,10 @@ std::vector<Field> make_fields() {
            "bf16 computes in bf16 and keeps float32 weights; bf16-true keeps bf16 weights, rounded "
            "stochastically; gradients and moments are float32 in all",
            {"fp32", "bf16", "bf16-true"}),
+      text("train.nonfinite", REF(train.nonfinite),
+           "after a step whose loss or gradients are NaN or infinite, which updates nothing and is "
+           "told with rank and parameter: stop, or skip it and go on, at most 10 in a row",
+           {"stop", "skip"}),
       text("train.recompute", REF(train.recompute),
            "block: keep only each block's input and compute the rest again in backward",
            {"none", "block"}),
@@ -73,6 +77,13 @@ std::vector<Field> make_fields() {
               "global batches per evaluation; 0: all validation data"),
       integer("train.threads", REF(train.threads), 0, 4096,
               "threads of the host per rank; 0: the processors divided by the ranks of this host"),
+      text(
+          "train.memory_check", REF(train.memory_check),
+          "before a run that needs more memory than the host or GPU has, by the plan that is shown "
+          "at the start: refuse it, or warn",
+          {"refuse", "warn"}),
+      integer("train.memory_limit", REF(train.memory_limit), 0, 9.2e18,
+              "bytes of memory that a rank on the CPU may take for tensors; 0: no limit"),
       integer("train.log_every", REF(train.log_every), 1, 1e15,
               "steps between lines where no terminal is"),
       text("train.cuda_graphs", REF(train.cuda_graphs),
@@ -136,8 +147,15 @@ std::vector<Field> make_fields() {
            {"auto", "shm", "gloo", "nccl"}),
       number("comm.init_timeout", REF(comm.init_timeout), 0, 1e6,
              "seconds to wait for all ranks at the start", positive),
+      number("comm.heartbeat_timeout", REF(comm.heartbeat_timeout), 0, 1e6,
+             "seconds without a sign of life after which a rank is taken for stopped, and the run "
+             "ends; 0: never"),
       number("comm.timeout", REF(comm.timeout), 0, 1e6, "seconds that a collective may take",
              positive),
+      text(
+          "comm.bind", REF(comm.bind),
+          "address on which rank 0 serves where the ranks meet, if no --nproc does; empty: that of "
+          "the meeting point; other than loopback needs TESSERA_TOKEN"),
 
       text("run.out", REF(run.out), "directory of configuration, metrics, logs and checkpoints"),
   };

@@ -20,6 +20,7 @@
 #include "core/base/context.h"
 #include "core/base/device_backend.h"
 #include "core/base/rng.h"
+#include "core/base/system_memory.h"
 #include "core/ops/attention.h"
 #include "kernels/matmul.h"
 
@@ -37,23 +38,6 @@ std::string proc_value(const char* file, std::string_view key) {
     return begin == std::string::npos ? "" : line.substr(begin);
   }
   return "";
-}
-
-std::int64_t meminfo_bytes(std::string_view key) {
-  const std::string text = proc_value("/proc/meminfo", key);  // "16384 kB"
-  return text.empty() ? 0 : std::strtoll(text.c_str(), nullptr, 10) * 1024;
-}
-
-/// Bytes in use by a control group, less the file cache that the system drops when asked for more.
-std::int64_t cgroup_used(const std::filesystem::path& cgroup) {
-  std::int64_t used = 0;
-  std::ifstream(cgroup / "memory.current") >> used;
-  std::ifstream statistics(cgroup / "memory.stat");
-  std::string key;
-  for (std::int64_t bytes = 0; statistics >> key >> bytes;) {
-    if (key == "inactive_file") used -= bytes;
-  }
-  return used;
 }
 
 std::int64_t free_bytes_of(const std::filesystem::path& path) {
@@ -89,14 +73,9 @@ Machine examine_machine(const std::filesystem::path& cgroup) {
   if (out.processor.empty()) out.processor = "unknown";
   out.level = detect_cpu_level();
   out.threads = usable_processors();
-  out.memory_total = meminfo_bytes("MemTotal");
-  out.memory_available = meminfo_bytes("MemAvailable");
-  std::int64_t limit = 0;
-  if (std::ifstream(cgroup / "memory.max") >> limit && limit > 0 && limit < out.memory_total) {
-    out.memory_total = limit;
-    const std::int64_t left = limit - std::clamp<std::int64_t>(cgroup_used(cgroup), 0, limit);
-    out.memory_available = std::min(out.memory_available, left);
-  }
+  const SystemMemory memory = system_memory(cgroup);
+  out.memory_total = memory.total;
+  out.memory_available = memory.available;
   struct rlimit files {};
   if (::getrlimit(RLIMIT_NOFILE, &files) == 0) {
     out.open_files = static_cast<std::int64_t>(files.rlim_cur);

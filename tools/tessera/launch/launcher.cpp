@@ -1,8 +1,10 @@
 #include "tools/tessera/launch/launcher.h"
 
 #include <fcntl.h>
+#include <fmt/ranges.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/signalfd.h>
@@ -14,12 +16,19 @@
 #include <csignal>
 #include <cstring>
 #include <deque>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <thread>
 
+#include "comm/collective.h"
 #include "comm/control/agreement.h"
+#include "comm/control/authentication.h"
 #include "comm/control/launch_environment.h"
+#include "comm/control/monitor.h"
 #include "comm/control/tcp_store.h"
+#include "comm/control/withheld_time.h"
+#include "comm/failure_report.h"
 #include "core/base/error.h"
 #include "tools/tessera/launch/line_prefixer.h"
 
@@ -32,8 +41,12 @@ constexpr int kCommunicationFailed = 4;  // exit code
 constexpr std::chrono::seconds kSameRequest{1};
 // Of a rank to the store.
 constexpr std::size_t kConnections = 4;
-// For connecting to our own store.
-constexpr std::chrono::milliseconds kTelling{500};
+// Between looks at the clock while ranks are given time to end.
+constexpr int kLastPumps = 16;  // a pipe holds 16 pages of memory, of 64 KiB at most
+constexpr std::chrono::milliseconds kTick{100};
+// Between looks at the ranks when nothing tells of one: a thread that was there before us may be
+// handed the signal of a rank's end, and ignores it.
+constexpr std::chrono::milliseconds kLook{1000};
 
 std::string make_run_id() {
   std::uint64_t bits[2] = {};
@@ -47,35 +60,7 @@ std::string signal_name(int signal) {
   return name != nullptr ? fmt::format("SIG{}", name) : fmt::format("signal {}", signal);
 }
 
-// Signals blocked for a scope and read through a descriptor; the children get the mask before it.
-// SIGCHLD may have been ignored by who started us, which exec keeps: the kernel would then throw
-// the ranks' exit codes away.
-class SignalScope {
- public:
-  SignalScope() {
-    sigset_t set;
-    sigemptyset(&set);
-    for (const int signal : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&set, signal);
-    ::pthread_sigmask(SIG_BLOCK, &set, &before_);
-    struct sigaction standard {};
-    standard.sa_handler = SIG_DFL;
-    ::sigaction(SIGCHLD, &standard, &child_before_);
-    fd_ = comm::FileDescriptor(::signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC));
-  }
-  ~SignalScope() {
-    ::sigaction(SIGCHLD, &child_before_, nullptr);
-    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-  }
-  SignalScope(const SignalScope&) = delete;
-  SignalScope& operator=(const SignalScope&) = delete;
-  int fd() const { return fd_.get(); }
-  const sigset_t& before() const { return before_; }
-
- private:
-  sigset_t before_;
-  struct sigaction child_before_ {};
-  comm::FileDescriptor fd_;
-};
+bool is_request(int signal) { return signal == SIGINT || signal == SIGTERM || signal == SIGUSR1; }
 
 struct Rank {
   pid_t pid = -1;
@@ -85,12 +70,23 @@ struct Rank {
 
 class Launch {
  public:
-  Launch(int nproc, const std::vector<std::string>& argv, const LaunchOptions& options)
-      : nproc_(nproc), options_(options), argv_(argv), server_(server_options(nproc)) {
-    require<IoError>(signals_.fd() >= 0, "signalfd failed: {}", std::strerror(errno));
+  /// @param signals  made before any thread, which inherits the mask
+  Launch(int nproc, const std::vector<std::string>& argv, const LaunchOptions& options,
+         const LauncherSignals& signals)
+      : nproc_(nproc),
+        options_(options),
+        argv_(argv),
+        signals_(signals),
+        server_(server_options(nproc)) {
+    require<IoError>(static_cast<bool>(wake_), "eventfd failed: {}", std::strerror(errno));
+    monitor_ = std::make_unique<comm::Monitor>(
+        server_, comm::MonitorOptions{.silence = options.heartbeat_timeout},
+        [this](const CommError& error) { take_verdict(error); },
+        [this](const std::string& note) { say(fmt::format("tessera: warning: {}\n", note)); });
   }
 
   ~Launch() {  // only on an exception are any left
+    monitor_.reset();
     for (const Rank& rank : ranks_) {
       if (!rank.running) continue;
       ::kill(rank.pid, SIGKILL);
@@ -102,20 +98,24 @@ class Launch {
     for (int rank = 0; rank < nproc_; ++rank) start(rank);
   }
 
-  int wait() {
+  LaunchOutcome wait() {
     while (running() > 0) {
-      std::vector<pollfd> polled{{signals_.fd(), POLLIN, 0}};
+      std::vector<pollfd> polled{{signals_.fd(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
       for (const Rank& rank : ranks_) {
         if (rank.output && rank.output->fd() >= 0) polled.push_back({rank.output->fd(), POLLIN, 0});
       }
-      const int timeout = next_step_ ? comm::milliseconds_until(*next_step_) : 60'000;
-      ::poll(polled.data(), polled.size(), timeout);
+      ::poll(polled.data(), polled.size(), time_to_wait());
+      const auto withheld = withheld_.look(Clock::now());
+      if (next_step_) *next_step_ += withheld;
       read_signals();
       pump_all();
       reap();
+      act_on_verdict();
       if (next_step_ && Clock::now() >= *next_step_) end_the_others();
     }
-    pump_all();
+    // All that their pipes hold; processes that ranks began may go on to write, and are not waited
+    // for.
+    for (int i = 0; i < kLastPumps; ++i) pump_all();
     for (Rank& rank : ranks_) {
       if (rank.output) rank.output->finish();
     }
@@ -126,6 +126,7 @@ class Launch {
   static comm::TcpStoreServerOptions server_options(int nproc) {
     comm::TcpStoreServerOptions options;
     options.run_id = make_run_id();
+    options.token = comm::make_token();
     options.max_connections += kConnections * static_cast<std::size_t>(nproc);
     return options;
   }
@@ -138,6 +139,8 @@ class Launch {
     variables["WORLD_SIZE"] = variables["LOCAL_WORLD_SIZE"] = std::to_string(nproc_);
     variables["TESSERA_RENDEZVOUS"] = fmt::format("{}:{}", server_.host(), server_.port());
     variables["TESSERA_RUN_ID"] = server_.run_id();
+    variables["TESSERA_TOKEN"] = server_.token();
+    variables.erase("TESSERA_TOKEN_FD");
     std::vector<std::string> lines;
     for (const auto& [name, value] : variables) lines.push_back(name + "=" + value);
     return lines;
@@ -166,7 +169,10 @@ class Launch {
         ::dup2(to.get(), STDOUT_FILENO);
         ::dup2(to.get(), STDERR_FILENO);
       }
-      ::pthread_sigmask(SIG_SETMASK, &signals_.before(), nullptr);
+      // A warning waits until the rank can take it: see HeldWarnings.
+      sigset_t mask = signals_.before();
+      sigaddset(&mask, SIGUSR1);
+      ::pthread_sigmask(SIG_SETMASK, &mask, nullptr);
       ::execve(options_.program.c_str(), argv.data(), envp.data());
       ::_exit(127);
     }
@@ -176,6 +182,17 @@ class Launch {
       ::fcntl(from.get(), F_SETFL, O_NONBLOCK);
       added.output.emplace(std::move(from), options_.error_fd, fmt::format("[rank {}] ", rank));
     }
+  }
+
+  int time_to_wait() const {  // milliseconds
+    if (!next_step_) return static_cast<int>(kLook.count());
+    return std::min(comm::milliseconds_until(*next_step_), static_cast<int>(kTick.count()));
+  }
+
+  void act_again_in(std::chrono::milliseconds time) {
+    const auto now = Clock::now();
+    withheld_.look(now);  // from here on it counts
+    next_step_ = now + time;
   }
 
   int running() const {
@@ -200,7 +217,8 @@ class Launch {
     while (::read(signals_.fd(), &info, sizeof(info)) == sizeof(info)) {
       const int signal = static_cast<int>(info.ssi_signo);
       if (signal == SIGCHLD) continue;
-      if (passed_on_ != 0) {
+      if (signal == SIGUSR1 && passed_on_ != 0) continue;  // a warning, and nobody's impatience
+      if (passed_on_ != 0 && passed_on_ != SIGUSR1) {
         if (Clock::now() - passed_on_at_ >= kSameRequest) end_the_others();
         continue;
       }
@@ -232,10 +250,14 @@ class Launch {
     const int code = by_signal ? kCommunicationFailed : WEXITSTATUS(status);
     if (passed_on_ != 0 &&
         (by_signal ? WTERMSIG(status) == passed_on_ : code == 128 + passed_on_)) {
-      stopped_by_signal_ = true;
+      stopped_by_ = passed_on_;
       return;
     }
-    if (ending_) return;  // our doing
+    if (ending_) return;                         // our doing
+    if (!by_signal && is_request(code - 128)) {  // it was signalled itself, and all stop for it
+      stopped_by_ = code - 128;
+      return;
+    }
     const bool better = !by_signal && root_ && root_->code == kCommunicationFailed &&
                         !root_->by_signal && code != kCommunicationFailed;
     if (!root_ || better ||
@@ -244,69 +266,179 @@ class Launch {
                                    : fmt::format("exited with code {}", code);
       if (!known_status) what = "ended, and its exit code is lost";
       if (code == 127 && !by_signal) what += fmt::format(" (could {} be run?)", options_.program);
-      root_ = Failure{code, by_signal, fmt::format("rank {} (pid {}) {}", rank, pid, what)};
+      root_ =
+          Failure{code,
+                  by_signal,
+                  rank,
+                  what,
+                  fmt::format("rank {} (pid {}) {}", rank, pid, what),
+                  by_signal ? signal_name(WTERMSIG(status)) : fmt::format("exit code {}", code)};
       // A rank that could not talk to others is no culprit.
       if (code != kCommunicationFailed || by_signal) tell_others(rank);
     }
-    if (!next_step_) next_step_ = Clock::now() + options_.notice;
+    if (!by_signal && code == kCommunicationFailed && !root_->by_signal &&
+        root_->code == kCommunicationFailed) {
+      blame_agreed();
+    }
+    if (!next_step_) act_again_in(options_.notice);
+  }
+
+  // A rank that could not talk to others has agreed with them on who is to blame.
+  void blame_agreed() {
+    const auto verdict = comm::find_verdict(server_);
+    if (!verdict || verdict->culprits().empty()) return;
+    root_->rank = verdict->culprits().front();
+    root_->what = what_happened(*verdict);
+    root_->text = verdict->what();
+  }
+
+  static std::string what_happened(const CommError& verdict) {
+    if (verdict.fate() == "stopped") return "gave no sign of life";
+    if (verdict.fate() == comm::kCutOff) return "and others did not reach each other";
+    switch (verdict.failure()) {
+      case CommFailure::PeerLost:
+        return "was lost";
+      case CommFailure::Timeout:
+        return "did not come in time";
+      case CommFailure::Mismatch:
+        return "did something else than the others";
+      case CommFailure::Aborted:
+        return "gave up";
+    }
+    return "failed";
   }
 
   // Those that wait in an agreement, where no broken connection tells them.
   void tell_others(int rank) {
     if (running() == 0) return;
-    try {
-      comm::TcpStore store(server_.host(), server_.port(), server_.run_id(), kTelling);
-      comm::tell_of_lost_rank(store, CommError(CommFailure::PeerLost, {rank}, "{}", root_->text));
-    } catch (const CommError&) {
-      // They are ended by signals then.
+    CommError error(CommFailure::PeerLost, {rank}, "{}", root_->text);
+    comm::publish_verdict(server_, error.set_fate(root_->fate));
+  }
+
+  // On the monitor's thread.
+  void take_verdict(const CommError& error) {
+    const std::lock_guard lock(verdict_mutex_);
+    verdict_ = error;
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const auto n = ::write(wake_.get(), &one, sizeof(one));
+  }
+
+  // Whoever is stopped takes no notice of anything but SIGKILL.
+  void act_on_verdict() {
+    std::optional<CommError> verdict;
+    std::uint64_t count = 0;
+    [[maybe_unused]] const auto n = ::read(wake_.get(), &count, sizeof(count));
+    {
+      const std::lock_guard lock(verdict_mutex_);
+      verdict.swap(verdict_);
     }
+    if (!verdict || root_) return;
+    const int rank = verdict->culprits().empty() ? -1 : verdict->culprits().front();
+    root_ = Failure{kCommunicationFailed, true, rank, what_happened(*verdict), verdict->what()};
+    for (const int culprit : verdict->culprits()) {
+      if (culprit < 0 || culprit >= nproc_) continue;
+      const Rank& stopped = ranks_[static_cast<std::size_t>(culprit)];
+      if (stopped.running) ::kill(stopped.pid, SIGKILL);
+    }
+    if (!next_step_) act_again_in(options_.notice);
+  }
+
+  void say(const std::string& line) const {
+    [[maybe_unused]] const auto n = ::write(options_.error_fd, line.data(), line.size());
   }
 
   // First politely, then not.
   void end_the_others() {
     signalled_ = signalled_ || running() > 0;
+    if (ending_ && killed_.empty()) {
+      for (std::size_t r = 0; r < ranks_.size(); ++r)
+        if (ranks_[r].running) killed_.push_back(static_cast<int>(r));
+    }
     signal_all(ending_ ? SIGKILL : SIGTERM);
     ending_ = true;
-    next_step_ = Clock::now() + options_.grace;
+    act_again_in(options_.grace);
   }
 
-  int conclude() const {
+  LaunchOutcome conclude() const {
+    LaunchOutcome outcome;
+    outcome.signal = passed_on_ != 0 ? passed_on_ : stopped_by_;
     if (root_) {
-      const std::string line = fmt::format("tessera: {}{}\n", root_->text,
-                                           signalled_ ? "; the other ranks were ended" : "");
-      [[maybe_unused]] const auto n = ::write(options_.error_fd, line.data(), line.size());
-      return root_->code;
+      say(fmt::format("tessera: {}{}\n", root_->text,
+                      signalled_ ? "; the other ranks were ended" : ""));
+      outcome.code = root_->code;
+      outcome.culprit = root_->rank;
+      outcome.failure = root_->what;
+    } else if (!killed_.empty()) {
+      say(fmt::format(
+          "tessera: rank{} {} did not end within {} of a second request to stop, and {} "
+          "killed; what was not saved is lost\n",
+          killed_.size() == 1 ? "" : "s", fmt::join(killed_, ", "),
+          comm::format_seconds(options_.grace), killed_.size() == 1 ? "was" : "were"));
+      outcome.code = kCommunicationFailed;
+    } else if (stopped_by_ != 0 || ending_) {
+      outcome.code = 128 + outcome.signal;
     }
-    return stopped_by_signal_ || ending_ ? 128 + passed_on_ : 0;
+    return outcome;
   }
 
   struct Failure {
     int code;
     bool by_signal;
-    std::string text;
+    int rank;
+    std::string what, text;
+    std::string fate = {};
   };
   const int nproc_;
   const LaunchOptions options_;
   const std::vector<std::string> argv_;
-  SignalScope signals_;  // before the server's thread, which inherits the mask
+  const LauncherSignals& signals_;
   comm::TcpStoreServer server_;
+  comm::FileDescriptor wake_{::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)};
+  std::mutex verdict_mutex_;
+  std::optional<CommError> verdict_;  // that the monitor came to
+  std::unique_ptr<comm::Monitor> monitor_;
   std::deque<Rank> ranks_;
   std::optional<Failure> root_;
   int passed_on_ = 0;  // signal
   Clock::time_point passed_on_at_;
-  bool stopped_by_signal_ = false;
+  int stopped_by_ = 0;  // signal
   bool ending_ = false;
-  bool signalled_ = false;  // ranks that still ran then
+  bool signalled_ = false;   // ranks that still ran then
+  std::vector<int> killed_;  // that SIGTERM did not end
   std::optional<Clock::time_point> next_step_;
+  comm::WithheldTime withheld_{kTick};
 };
 
 }  // namespace
 
-int launch(int nproc, const std::vector<std::string>& argv, const LaunchOptions& options) {
+LauncherSignals::LauncherSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGCHLD}) sigaddset(&set, signal);
+  fd_ = comm::FileDescriptor(::signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC));
+  require<IoError>(fd_.get() >= 0, "signalfd failed: {}", std::strerror(errno));
+  ::pthread_sigmask(SIG_BLOCK, &set, &before_);
+  struct sigaction standard {};
+  standard.sa_handler = SIG_DFL;
+  ::sigaction(SIGCHLD, &standard, &child_before_);
+}
+
+LauncherSignals::~LauncherSignals() {
+  ::sigaction(SIGCHLD, &child_before_, nullptr);
+  ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
+
+LaunchOutcome launch_once(int nproc, const std::vector<std::string>& argv,
+                          const LaunchOptions& options, const LauncherSignals& signals) {
   require(nproc >= 1, "--nproc: expected at least 1, got {}", nproc);
-  Launch ranks(nproc, argv, options);
+  Launch ranks(nproc, argv, options, signals);
   ranks.start();
   return ranks.wait();
+}
+
+int launch(int nproc, const std::vector<std::string>& argv, const LaunchOptions& options) {
+  const LauncherSignals signals;
+  return launch_once(nproc, argv, options, signals).code;
 }
 
 }  // namespace tessera::tools

@@ -8,6 +8,7 @@ namespace tessera::tools {
 namespace {
 
 constexpr std::size_t kMaxLine = 64 * 1024;  // longer ones are broken
+constexpr int kReads = 16;                   // at once: what a pipe holds
 
 }  // namespace
 
@@ -27,7 +28,7 @@ void LinePrefixer::write_line(std::string_view line) const {
 
 void LinePrefixer::pump() {
   char bytes[4096];
-  while (from_) {
+  for (int i = 0; i < kReads && from_; ++i) {
     const ssize_t n = ::read(from_.get(), bytes, sizeof(bytes));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EAGAIN) return;

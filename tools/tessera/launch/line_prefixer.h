@@ -14,7 +14,8 @@ class LinePrefixer {
   LinePrefixer(comm::FileDescriptor from, int to, std::string prefix);
   /// -1 at the end of the stream.
   int fd() const { return from_.get(); }
-  /// Copies what is there now; at the end of the stream also a last line without a newline.
+  /// Copies what is there now, at most 64 KiB of it, however fast more comes; at the end of the
+  /// stream also a last line without a newline.
   void pump();
   /// Writes what is left of a line.
   void finish();

@@ -39,8 +39,14 @@ void keep_lines(const std::filesystem::path& path, const Keep& keep) {
 }  // namespace
 
 LineFile::LineFile(std::filesystem::path path, const Keep& keep) : path_(std::move(path)) {
-  keep_lines(path_, keep);
-  fd_ = ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+  // A FIFO without a reader would be waited for for ever.
+  std::error_code absent;
+  const auto type = std::filesystem::status(path_, absent).type();
+  using enum std::filesystem::file_type;
+  require<IoError>(type != fifo && type != socket && type != directory,
+                   "cannot append to {}: it is no regular file; move it away", path_.string());
+  if (type == regular) keep_lines(path_, keep);
+  fd_ = ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_NONBLOCK | O_CLOEXEC, 0666);
   require<IoError>(fd_ >= 0, "cannot open {}: {}", path_.string(), std::strerror(errno));
 }
 

@@ -43,6 +43,7 @@ void MetricsWriter::write_step(const StepMetrics& m) {
   line["step_ms"] = m.step_ms;
   line["tokens_per_s"] = m.tokens_per_s;
   line["memory_bytes"] = m.memory_bytes;
+  if (m.skipped) line["skipped"] = true;
   lines_.write(line);
   train_.push_back({m.step, m.loss});
 }

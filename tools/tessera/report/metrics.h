@@ -21,6 +21,7 @@ struct StepMetrics {
   double step_ms = 0;
   double tokens_per_s = 0;
   std::int64_t memory_bytes = 0;  ///< peak of this rank's ledger
+  bool skipped = false;           ///< nothing was updated; in the file only if it is so
 };
 
 struct LossPoint {

@@ -34,7 +34,7 @@ void ProgressLine::update(const StepMetrics& metrics) {
   mean_step_ms_ += weight * (metrics.step_ms - mean_step_ms_);
   const bool last = metrics.step + 1 == total_steps_;
   if (!style_.live) {
-    if (metrics.step % log_every_ == 0 || last) out_ << line(metrics) << std::endl;
+    if (metrics.step % log_every_ == 0 || last) write_line(line(metrics));
     return;
   }
   shown_ = line(metrics);
@@ -50,16 +50,22 @@ void ProgressLine::update(const StepMetrics& metrics) {
 
 void ProgressLine::note(std::string_view text) {
   if (style_.live) clear();
-  out_ << text << std::endl;
+  write_line(text);
   drawn_ = {};
 }
 
 void ProgressLine::finish() {
   if (style_.live && !shown_.empty()) {
     clear();
-    out_ << shown_ << std::endl;
+    write_line(shown_);
     shown_.clear();
   }
+}
+
+// At once: standard error has no buffer, and should this process be killed between a text and its
+// end, another rank's words would be on the same line.
+void ProgressLine::write_line(std::string_view text) {
+  out_ << fmt::format("{}\n", text) << std::flush;
 }
 
 void ProgressLine::clear() { out_ << "\r\x1b[K"; }

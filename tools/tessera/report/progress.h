@@ -31,6 +31,7 @@ class ProgressLine {
 
  private:
   std::string line(const StepMetrics& metrics) const;
+  void write_line(std::string_view text);
   void clear();
 
   std::ostream& out_;

@@ -1,5 +1,6 @@
 #include "tools/tessera/signal/stop_signal.h"
 
+#include <array>
 #include <atomic>
 #include <csignal>
 #include <cstdint>
@@ -11,6 +12,7 @@ namespace {
 volatile std::sig_atomic_t received_signal = 0;
 std::atomic<std::int64_t> received_at = 0;  // ms of the monotonic clock
 static_assert(std::atomic<std::int64_t>::is_always_lock_free, "a handler must not wait");
+constexpr std::array kSignals = {SIGINT, SIGTERM, SIGUSR1};
 constexpr std::int64_t kSameRequest = 1000;  // ms
 
 std::int64_t now() {
@@ -20,7 +22,9 @@ std::int64_t now() {
 }
 
 void handle(int signal) {
-  if (received_signal == 0) {
+  const bool warned = received_signal == SIGUSR1;
+  if (signal == SIGUSR1 && received_signal != 0) return;
+  if (received_signal == 0 || warned) {
     received_at = now();
     received_signal = signal;
   } else if (now() - received_at >= kSameRequest) {
@@ -31,15 +35,27 @@ void handle(int signal) {
 
 }  // namespace
 
-StopSignal::StopSignal() {
+HeldWarnings::HeldWarnings() {
   received_signal = 0;
-  std::signal(SIGINT, handle);
-  std::signal(SIGTERM, handle);
+  std::signal(SIGUSR1, handle);
+  sigset_t warnings;
+  sigemptyset(&warnings);
+  sigaddset(&warnings, SIGUSR1);
+  ::pthread_sigmask(SIG_UNBLOCK, &warnings, nullptr);
+}
+
+HeldWarnings::~HeldWarnings() {
+  std::signal(SIGUSR1, SIG_DFL);
+  received_signal = 0;
+}
+
+StopSignal::StopSignal() {
+  for (std::size_t i = 0; i < kSignals.size(); ++i) before_[i] = std::signal(kSignals[i], handle);
 }
 
 StopSignal::~StopSignal() {
-  std::signal(SIGINT, SIG_DFL);
-  std::signal(SIGTERM, SIG_DFL);
+  for (std::size_t i = 0; i < kSignals.size(); ++i) std::signal(kSignals[i], before_[i]);
+  received_signal = 0;
 }
 
 int StopSignal::received() const { return received_signal; }

@@ -1,8 +1,5 @@
 #include "tools/tessera/train/checkpoints.h"
 
-#include <algorithm>
-#include <set>
-
 #include "io/base/json.h"
 
 namespace tessera::tools {
@@ -13,36 +10,6 @@ using Json = nlohmann::json;
 
 constexpr const char* kFormat = "tessera-trainer";
 constexpr std::int64_t kVersion = 1;
-
-// The step in "step-00000020"; empty for any other name.
-std::optional<std::int64_t> step_of(const std::string& name) {
-  const std::string digits = name.starts_with("step-") ? name.substr(5) : "";
-  const bool number = !digits.empty() && digits.size() <= 18 &&
-                      digits.find_first_not_of("0123456789") == std::string::npos;
-  return number ? std::optional<std::int64_t>(std::stoll(digits)) : std::nullopt;
-}
-
-// Directories that look like checkpoints, with or without an index.
-std::vector<fs::path> step_directories(const fs::path& checkpoints) {
-  std::vector<fs::path> result;
-  std::error_code error;
-  for (fs::directory_iterator item(checkpoints, error), end; !error && item != end;
-       item.increment(error)) {
-    if (step_of(item->path().filename().string())) result.push_back(item->path());
-  }
-  std::sort(result.begin(), result.end());
-  return result;
-}
-
-// Directories that are named as committed checkpoints are, but have lost their index.
-std::vector<fs::path> without_index(const fs::path& checkpoints) {
-  std::vector<fs::path> result;
-  for (const fs::path& path : step_directories(checkpoints)) {
-    std::error_code absent;
-    if (!fs::exists(path / "index.json", absent)) result.push_back(path);
-  }
-  return result;
-}
 
 }  // namespace
 
@@ -71,6 +38,18 @@ TrainerState parse_trainer_state(const std::string& text, const std::string& sou
                      root.at("tokenizer").value(), root.at("config").value()};
   if (root.has("val_loss") && root.at("val_loss").value().is_number())
     state.val_loss = root.at("val_loss").value().get<double>();
+  return state;
+}
+
+TrainerState read_trainer_state(const io::CheckpointReader& reader) {
+  const io::CheckpointIndex& index = reader.index();
+  const std::string text = reader.trainer_json();
+  TrainerState state = parse_trainer_state(text, (reader.path() / index.trainer->file).string());
+  const std::int64_t updates = index.optimizer ? index.optimizer->step : index.step;
+  require<CorruptCheckpoint>(
+      state.step == index.step && updates == index.step,
+      "{} is of step {}, but its trainer state of step {} and its optimizer state of step {}",
+      reader.path().string(), index.step, state.step, updates);
   return state;
 }
 
@@ -122,97 +101,6 @@ std::vector<std::string> StoreCoordinator::exchange(const std::string& phase,
   // same on all ranks since they make the same calls.
   return comm::exchange(*store_, fmt::format("{}/{}/{}", name_, calls_++, phase), rank_,
                         world_size_, mine, deadline_);
-}
-
-std::optional<fs::path> find_resume(const fs::path& run_dir, const std::string& resume,
-                                    const std::map<fs::path, std::string>& unusable,
-                                    std::vector<std::string>& notes) {
-  if (resume != "auto" && resume != "never") {
-    require(
-        fs::is_directory(resume),
-        "checkpoint.resume is {}, which is no directory; name a checkpoint or a run, or say auto "
-        "or never",
-        resume);
-    const fs::path own = run_dir / "checkpoints";
-    const io::CheckpointReader reader = io::open_checkpoint(resume);
-    std::error_code absent;
-    const bool elsewhere = !fs::exists(own, absent) ||
-                           fs::weakly_canonical(reader.path()).parent_path() != fs::canonical(own);
-    if (elsewhere && fs::exists(own, absent) && !io::find_checkpoints(own).empty()) {
-      // The same command again, after a kill: it began there, and has its own since.
-      notes.push_back(
-          fmt::format("checkpoint.resume names {}, but {} has checkpoints of its own by now; it "
-                      "goes on from those (another --run.out starts from {} again)",
-                      reader.path().string(), run_dir.string(), reader.path().string()));
-      return find_resume(run_dir, "auto", unusable, notes);
-    }
-    // Its saves would come before those in number, and be taken for the older ones.
-    for (const fs::path& path : step_directories(run_dir / "checkpoints")) {
-      require(*step_of(path.filename().string()) <= reader.index().step,
-              "{} is later than {}, which checkpoint.resume names; choose another --run.out for "
-              "what comes of that one, or go on from the later one with --checkpoint.resume auto",
-              path.string(), reader.path().string());
-    }
-    return reader.path();
-  }
-  const fs::path checkpoints = run_dir / "checkpoints";
-  std::error_code unreadable;
-  const auto start_anew = [&] {
-    std::error_code absent;
-    const auto metrics = fs::file_size(run_dir / "metrics.jsonl", absent);
-    require(
-        resume == "auto" || absent || metrics == 0,
-        "{} holds a run (metrics.jsonl), and checkpoint.resume is never; choose another --run.out",
-        run_dir.string());
-    return std::nullopt;
-  };
-  if (fs::symlink_status(checkpoints, unreadable).type() == fs::file_type::not_found)
-    return start_anew();
-  // A link to a disk that is not mounted, say.
-  require<IoError>(
-      fs::is_directory(checkpoints, unreadable),
-      "cannot look into {}{}{}; a run is not started anew while its checkpoints cannot "
-      "be seen: make the directory readable, or choose another --run.out",
-      checkpoints.string(), unreadable ? ": " : ", which is no directory",
-      unreadable ? unreadable.message() : "");
-  const auto existing = io::find_checkpoints(run_dir);
-  const auto damaged = without_index(run_dir / "checkpoints");
-  for (const fs::path& path : damaged)
-    notes.push_back(path.string() + " is skipped: it has no index.json");
-  if (existing.empty()) {
-    // To start anew would write over the rest of a run.
-    require<CorruptCheckpoint>(damaged.empty(),
-                               "{} has no index.json, without which its shards cannot be read; put "
-                               "it back, or start anew with another --run.out",
-                               damaged.empty() ? "" : damaged.back().string());
-    return start_anew();
-  }
-  require(
-      resume == "auto",
-      "{} holds a run with checkpoints up to step {}; continue it with --checkpoint.resume auto, "
-      "or choose another --run.out",
-      run_dir.string(), existing.back().step);
-  std::set<fs::path> passed_over;
-  for (const auto& [path, why] : unusable) passed_over.insert(path);
-  const auto newest = io::newest_valid(run_dir, /*verify_data=*/false, passed_over);
-  const std::string reason = !unusable.empty()         ? unusable.rbegin()->second
-                             : !newest.skipped.empty() ? newest.skipped.front()
-                                                       : "no reason found";
-  notes.insert(notes.end(), newest.skipped.begin(), newest.skipped.end());
-  require<CorruptCheckpoint>(newest.reader.has_value(),
-                             "none of the {} checkpoints of {} can be used ({}); start anew with "
-                             "another --run.out",
-                             existing.size(), run_dir.string(), reason);
-  // What cannot be used must not count as the newest, nor push good ones out.
-  for (const fs::path& path : step_directories(run_dir / "checkpoints")) {
-    if (*step_of(path.filename().string()) <= newest.reader->index().step) continue;
-    fs::path aside = path;
-    for (aside += ".unusable"; fs::exists(aside, unreadable); aside += "-again") {
-    }
-    io::rename_path(path, aside);
-    notes.push_back(fmt::format("{} is set aside as {}", path.string(), aside.filename().string()));
-  }
-  return newest.reader->path();
 }
 
 bool saves_beside_training(const Config& config, std::int64_t step) {

@@ -3,7 +3,6 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -11,7 +10,7 @@
 #include "comm/control/store.h"
 #include "comm/host_memory.h"
 #include "comm/sharding/sharded_model.h"
-#include "io/checkpoint/find.h"
+#include "io/checkpoint/reader.h"
 #include "io/checkpoint/save.h"
 #include "models/gpt2_config.h"
 #include "tools/tessera/config/config.h"
@@ -30,6 +29,9 @@ struct TrainerState {
 std::string format_trainer_state(const TrainerState& state);
 /// @throws CorruptCheckpoint naming source and field
 TrainerState parse_trainer_state(const std::string& text, const std::string& source);
+/// That of a checkpoint, verified. @throws IoError; CorruptCheckpoint, also if it is of another
+/// step than the checkpoint; InvalidArgument if the checkpoint has none
+TrainerState read_trainer_state(const io::CheckpointReader& reader);
 
 /// The "model" section that is stored with a checkpoint.
 nlohmann::json model_section(const models::Gpt2Config& config);
@@ -60,21 +62,6 @@ class StoreCoordinator final : public io::SaveCoordinator {
   std::chrono::milliseconds deadline_;
   std::int64_t calls_ = 0;
 };
-
-/// Which checkpoint a run starts from, as rank 0 finds it; empty: none. Index, headers and sizes
-/// are looked at; checksums of the data are verified by the ranks as they read.
-/// @param resume    checkpoint.resume; a checkpoint of another run counts only until this one has
-///                  its own
-/// @param unusable  of this run, with why: those that could not be read after an earlier call
-/// @param notes     receives one line for every broken checkpoint that was passed over
-/// Broken ones that are later than the one found are set aside under another name: they must not
-/// count as the newest once the run goes on.
-/// @throws CorruptCheckpoint if there are only broken ones: starting anew would write over the run;
-///         InvalidArgument if `resume` names what is not there or comes before checkpoints that the
-///         run has already, or if the run must not be continued (resume=never) but is there
-std::optional<std::filesystem::path> find_resume(
-    const std::filesystem::path& run_dir, const std::string& resume,
-    const std::map<std::filesystem::path, std::string>& unusable, std::vector<std::string>& notes);
 
 /// Whether a run that starts at `step` saves beside training, and needs staging for it: what it
 /// saves at its end can as well lie where it is.

@@ -7,9 +7,13 @@
 #include <csignal>
 #include <iostream>
 
+#include "core/base/fault_point.h"
 #include "tools/tessera/model/text_generation.h"
 #include "tools/tessera/report/loss_svg.h"
+#include "tools/tessera/train/flight.h"
+#include "tools/tessera/train/resume.h"
 #include "tools/tessera/train/summary.h"
+#include "tools/tessera/train/tell_others.h"
 
 namespace tessera::tools {
 namespace {
@@ -26,22 +30,6 @@ constexpr std::chrono::milliseconds kWithoutPeers{300};
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-TrainerOptions trainer_options(const Config& config) {
-  TrainerOptions options;
-  options.global_batch = config.train.global_batch;
-  options.micro_batch = config.train.micro_batch;
-  options.recompute_blocks = config.train.recompute == "block";
-  options.dropout = config.model.dropout > 0;
-  options.graphs = config.train.cuda_graphs == "on";
-  options.clip_norm = config.optim.clip_norm;
-  options.seed = static_cast<std::uint64_t>(config.train.seed);
-  options.adamw = {config.optim.beta1, config.optim.beta2, config.optim.eps,
-                   config.optim.weight_decay};
-  options.schedule = {optim::LrSchedule::parse(config.optim.schedule), config.optim.lr,
-                      config.optim.min_lr, config.optim.warmup_steps, config.train.steps};
-  return options;
 }
 
 // A launcher's id of a run as part of a file name: "127.0.0.1:23100" and the like lose their
@@ -65,7 +53,8 @@ fs::path profile_file(const Config& config, int rank) {
 }
 
 Rank::Rank(RunSetup setup, const comm::LaunchEnvironment& environment, comm::RankGroup& group,
-           const std::shared_ptr<Context>& context, int attempt, bool json)
+           const std::shared_ptr<Context>& context, int attempt, bool json,
+           std::shared_ptr<comm::FlightRecorder> recorder)
     : setup_(std::move(setup)),
       config_(setup_.config),
       rank_(environment.rank),
@@ -78,15 +67,37 @@ Rank::Rank(RunSetup setup, const comm::LaunchEnvironment& environment, comm::Ran
                config_.train.precision == "fp32" ? DType::F32 : DType::BF16, context_,
                communicator_, static_cast<int>(config_.shard.gather_ahead),
                config_.train.precision == "bf16-true" ? DType::BF16 : DType::F32),
-      trainer_(model_, sharded_, communicator_, context_, trainer_options(config_)),
+      trainer_(model_, sharded_, communicator_, context_, trainer_options()),
       store_(group.store),
+      status_(group.status),
       coordinator_(store_, fmt::format("training/{}", attempt), rank_, world_size_,
                    to_milliseconds(config_.checkpoint.timeout) + kLateForSave),
       run_id_(file_name_of(environment.run_id, setup_.state.step)),
+      recorder_(std::move(recorder)),
       log_(config_.run.out, rank_),
       state_(setup_.state) {
   if (setup_.dataset.tokenizer) state_.tokenizer = setup_.dataset.tokenizer->to_json();
   state_.config = nlohmann::json::parse(to_json(config_).dump());
+}
+
+TrainerOptions Rank::trainer_options() {
+  TrainerOptions options;
+  options.global_batch = config_.train.global_batch;
+  options.micro_batch = config_.train.micro_batch;
+  options.recompute_blocks = config_.train.recompute == "block";
+  options.dropout = config_.model.dropout > 0;
+  options.graphs = config_.train.cuda_graphs == "on";
+  options.clip_norm = config_.optim.clip_norm;
+  options.seed = static_cast<std::uint64_t>(config_.train.seed);
+  options.adamw = {config_.optim.beta1, config_.optim.beta2, config_.optim.eps,
+                   config_.optim.weight_decay};
+  options.schedule = {optim::LrSchedule::parse(config_.optim.schedule), config_.optim.lr,
+                      config_.optim.min_lr, config_.optim.warmup_steps, config_.train.steps};
+  options.skip_nonfinite = config_.train.nonfinite == "skip";
+  options.exchange = [this](const std::string& name, const std::string& text) {
+    return coordinator_.exchange(name, text);
+  };
+  return options;
 }
 
 void Rank::note(const std::string& text) {
@@ -108,6 +119,7 @@ std::vector<std::string> Rank::device_notes() {
 }
 
 std::string Rank::load() {
+  status_->enter("load", state_.step);
   // Reads wait for disks as well as for the CPU: more than it has threads are of use.
   const int threads = std::max(kReadingThreads, context_->threads().size());
   const auto seed = static_cast<std::uint64_t>(config_.train.seed);
@@ -150,13 +162,12 @@ void Rank::tell_of_loading(const fs::path& from, const io::LoadReport& report) {
                          format_bytes(report.read_bytes)));
 }
 
-void Rank::show_start() {
-  if (!is_zero()) return;
+void Rank::open_files() {
   const fs::path out = config_.run.out;
   io::write_file_atomically(out / "config.json", to_json(config_).dump(2) + "\n");
   std::error_code absent;
   if (state_.step == 0 && fs::file_size(out / "metrics.jsonl", absent) > 0 && !absent) {
-    fs::rename(out / "metrics.jsonl", out / "metrics.previous.jsonl");
+    io::rename_path(out / "metrics.jsonl", out / "metrics.previous.jsonl");
     setup_.notes.push_back(
         "note: there was no checkpoint to go on from; the former metrics are in "
         "metrics.previous.jsonl");
@@ -164,6 +175,13 @@ void Rank::show_start() {
   metrics_ = std::make_unique<MetricsWriter>(out / "metrics.jsonl", state_.step);
   if (config_.checkpoint.every > 0)
     saves_ = std::make_unique<SavesWriter>(out / "saves.jsonl", state_.step);
+  // Last: a start that is refused changes nothing about checkpoints.
+  for (std::string& text : set_aside_later(out, state_.step))
+    setup_.notes.push_back("warning: " + std::move(text));
+}
+
+void Rank::show_start() {
+  if (!is_zero()) return;
   std::cerr << start_table(style_, setup_, sharded_, communicator_, *context_);
   progress_ = std::make_unique<ProgressLine>(std::cerr, style_, state_.step, config_.train.steps,
                                              config_.train.log_every);
@@ -173,6 +191,7 @@ void Rank::show_start() {
 void Rank::evaluate() {
   if (!setup_.val || evaluated_step_ == state_.step) return;
   evaluated_step_ = state_.step;
+  status_->enter("evaluate", state_.step);
   const double loss = trainer_.evaluate(*setup_.val, config_.train.eval_batches);
   state_.val_loss = loss;
   if (is_zero()) {
@@ -215,13 +234,17 @@ void Rank::prepare_saves() {
   options.retention = {static_cast<int>(config.keep), config.keep_every,
                        static_cast<int>(config.keep_best), stored_val_loss};
   options.timeout = to_milliseconds(config.timeout);
+  options.at_point = [](std::string_view point) {
+    fault_point(("save/" + std::string(point)).c_str());
+  };
   if (setup_.resume) options.saved_step = state_.step;
   saver_ = std::make_unique<Saver>(std::move(options), store_, coordinator_, context_, sharded_);
 }
 
 void Rank::save() {
   if (config_.checkpoint.keep_best > 0) evaluate();
-  saver_->save(state_, last_.saves);
+  status_->enter("save", state_.step);
+  saver_->save(state_);
   report_saves();
 }
 
@@ -293,12 +316,17 @@ int Rank::train(const StopSignal& stop) {
   int signal = 0;
   // A run that a signal stopped before an evaluation was due makes it when it goes on.
   if (state_.step > 0 && !state_.val_loss && due(config_.train.eval_every)) evaluate();
-  while (state_.step < config_.train.steps && signal == 0 && !last_.saves.failed) {
+  while (state_.step < config_.train.steps && signal == 0) {
     const auto step_started = Clock::now();
+    const std::int64_t waited_before = communicator_.waited_ns();
+    status_->enter("step", state_.step);
     profile();
-    last_ = trainer_.step(state_.step, state_.position, *setup_.train, stop.received() != 0,
-                          saver_ ? saver_->flags() : SaveFlags{});
+    last_ = trainer_.step(state_.step, state_.position, *setup_.train, stop.received(), [this] {
+      if (saver_) saver_->before_update();
+    });
     const double seconds = seconds_since(step_started);
+    status_->worked(seconds -
+                    static_cast<double>(communicator_.waited_ns() - waited_before) * 1e-9);
     if (is_zero()) {
       const StepMetrics metrics{.step = state_.step,
                                 .loss = last_.loss,
@@ -307,18 +335,21 @@ int Rank::train(const StopSignal& stop) {
                                 .tokens = tokens,
                                 .step_ms = seconds * 1e3,
                                 .tokens_per_s = static_cast<double>(tokens) / seconds,
-                                .memory_bytes = context_->ledger().total().peak};
+                                .memory_bytes = context_->ledger().total().peak,
+                                .skipped = !last_.skipped.empty()};
       metrics_->write_step(metrics);
       progress_->update(metrics);
     }
+    if (!last_.skipped.empty()) note("warning: skipped: " + last_.skipped);
     for (const std::string& text : device_notes()) note(text);
     tell_of_metrics();
     ++state_.step;
     state_.position += config_.train.global_batch;
     state_.val_loss.reset();
-    if (last_.stop_requested) signal = stop.received() != 0 ? stop.received() : SIGTERM;
+    signal = last_.stop_signal;
+    ends_for_save_ = saver_ && saver_->agree(state_.step);
     report_saves();
-    if (signal != 0 || last_.saves.failed) break;
+    if (signal != 0 || ends_for_save_) break;
     if (due(config_.train.eval_every)) evaluate();
     if (saver_ && due(config_.checkpoint.every)) save();
   }
@@ -339,7 +370,8 @@ int Rank::run() {
   try {
     signal = train(stop);
     write_profile();
-    if (signal == 0 && !last_.saves.failed) evaluate();
+    if (signal == 0 && !ends_for_save_) evaluate();
+    status_->enter("finish", state_.step);
     try {
       if (saver_) saver_->finish(state_);
     } catch (const IoError&) {
@@ -353,12 +385,18 @@ int Rank::run() {
       if (!not_saved) not_saved = std::current_exception();
     }
   } catch (const CommError& error) {
+    record_failure(*recorder_, log_, error);
     // A rank that is lost does not come to the save's end either; one that wrote its part has done
     // what it must.
     leave(error.what(), kWithoutPeers);
     throw;
   } catch (const std::exception& error) {
-    leave(error.what(), to_milliseconds(config_.checkpoint.timeout));
+    record_failure(*recorder_, log_, error);
+    // While what is under way still is: the others shall hear of the error, not of a rank that
+    // left.
+    const bool alone =
+        world_size_ > 1 && tell_others(*store_, rank_, status_->state().process, error);
+    leave(error.what(), alone ? kWithoutPeers : to_milliseconds(config_.checkpoint.timeout));
     throw;
   }
   log_.write(fmt::format("end at step {}", state_.step));

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "comm/bootstrap.h"
+#include "comm/flight_recorder.h"
+#include "comm/sharding/layout_text.h"
 #include "comm/sharding/sharded_model.h"
 #include "core/base/trace.h"
 #include "models/gpt2.h"
@@ -30,18 +32,26 @@ std::filesystem::path profile_file(const Config& config, int rank);
 /// One rank of a run: owns what the steps need, and what only rank 0 shows and writes.
 class Rank {
  public:
-  /// @param attempt  new for each Rank of a run, the same on all ranks
+  /// @param attempt   new for each Rank of a run, the same on all ranks
+  /// @param recorder  is told of phases and of an error; not null
   Rank(RunSetup setup, const comm::LaunchEnvironment& environment, comm::RankGroup& group,
-       const std::shared_ptr<Context>& context, int attempt, bool json);
+       const std::shared_ptr<Context>& context, int attempt, bool json,
+       std::shared_ptr<comm::FlightRecorder> recorder);
 
+  /// What must be equal on all ranks before they exchange parameters: see comm::layout_text().
+  std::string layout() const { return comm::layout_text(sharded_); }
   /// What it starts from, verified as it is read. All ranks make this call.
   /// @return why the checkpoint to go on from cannot be read, the same on every rank; else empty
   std::string load();
-  /// Trains what was loaded.
+  /// Rank 0: sets aside checkpoints that are later than what was loaded, and opens the files of the
+  /// run directory that it writes while training. @throws IoError
+  void open_files();
+  /// Trains what was loaded, once rank 0 has opened its files.
   int run();
 
  private:
   bool is_zero() const { return rank_ == 0; }
+  TrainerOptions trainer_options();
   std::string resume(int threads);
   void tell_of_loading(const std::filesystem::path& from, const io::LoadReport& report);
   void show_start();
@@ -70,8 +80,10 @@ class Rank {
   comm::ShardedModel sharded_;
   Trainer trainer_;
   std::shared_ptr<comm::Store> store_;
+  std::shared_ptr<comm::RankStatus> status_;
   StoreCoordinator coordinator_;
   std::string run_id_;
+  std::shared_ptr<comm::FlightRecorder> recorder_;
   RankLog log_;
   TrainerState state_;
   ConsoleStyle style_ = detect_console(STDERR_FILENO);
@@ -82,6 +94,7 @@ class Rank {
   bool told_of_graphs_ = false;
   std::int64_t evaluated_step_ = -1;
   StepResult last_;
+  bool ends_for_save_ = false;
   std::unique_ptr<Saver> saver_;  // null: nothing is saved
 };
 

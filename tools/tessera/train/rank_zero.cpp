@@ -1,5 +1,6 @@
 #include "tools/tessera/train/rank_zero.h"
 
+#include "comm/control/agreement.h"
 #include "core/base/error.h"
 
 namespace tessera::tools {
@@ -20,7 +21,7 @@ std::string decide_on_rank_zero(comm::Store& store, const std::string& name, int
   }
   const std::string answer = [&] {
     try {
-      return store.get(key, deadline);
+      return comm::get_or_verdict(store, key, deadline);
     } catch (const CommError& error) {
       if (error.failure() != CommFailure::Timeout) throw;
       throw CommError(CommFailure::Timeout, {0},

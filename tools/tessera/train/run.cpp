@@ -7,36 +7,32 @@
 #include <cstring>
 #include <iostream>
 #include <map>
+#include <optional>
 
 #include "comm/bootstrap.h"
+#include "comm/control/agreement.h"
+#include "comm/control/comparison.h"
+#include "core/base/caching_allocator.h"
 #include "tools/tessera/device/choose_device.h"
 #include "tools/tessera/device/head_dim.h"
 #include "tools/tessera/model/loaded_model.h"
+#include "tools/tessera/signal/stop_signal.h"
+#include "tools/tessera/train/fault_line.h"
+#include "tools/tessera/train/fingerprint.h"
+#include "tools/tessera/train/flight.h"
 #include "tools/tessera/train/memory_advice.h"
+#include "tools/tessera/train/memory_check.h"
 #include "tools/tessera/train/rank.h"
 #include "tools/tessera/train/rank_zero.h"
+#include "tools/tessera/train/resume.h"
 #include "tools/tessera/train/run_directory.h"
 #include "tools/tessera/train/setup.h"
+#include "tools/tessera/train/tell_others.h"
 
 namespace tessera::tools {
 namespace {
 
 namespace fs = std::filesystem;
-
-// What must be equal on all ranks: everything but threads, which may differ between hosts, and the
-// number of the device.
-std::string fingerprint(const Config& config, Device device) {
-  std::string text = fmt::format("tessera = {}\ndevice = {}\n", TESSERA_VERSION,
-                                 device.type == DeviceType::CUDA ? "cuda" : "cpu");
-  const auto json = to_json(config);
-  for (const auto& [section, keys] : json.items()) {
-    for (const auto& [key, value] : keys.items()) {
-      if (section == "train" && (key == "threads" || key == "device")) continue;
-      text += fmt::format("{}.{} = {}\n", section, key, value.dump());
-    }
-  }
-  return text;
-}
 
 // Better at the start than after the steps that were to be traced.
 void check_profile(const Config& config, int rank) {
@@ -50,7 +46,8 @@ void check_profile(const Config& config, int rank) {
 }
 
 // What people should know of where the ranks compute and how they talk.
-std::vector<std::string> start_notes(const comm::RankGroup& group, const ChosenDevice& chosen) {
+std::vector<std::string> start_notes(const comm::RankGroup& group, const ChosenDevice& chosen,
+                                     const comm::FlightRecorder& recorder) {
   std::vector<std::string> notes;
   const std::string_view backend = group.communicator->backend();
   if (!group.why_not_nccl.empty()) {
@@ -61,46 +58,129 @@ std::vector<std::string> start_notes(const comm::RankGroup& group, const ChosenD
     notes.push_back(fmt::format("note: ranks talk through {}, not through shared memory: {}",
                                 backend, group.why_not_shared_memory));
   }
+  if (!recorder.why_not_in_file().empty()) {
+    notes.push_back(
+        "note: what the ranks do is recorded in memory alone, and lost with a rank that is "
+        "killed: " +
+        recorder.why_not_in_file());
+  }
   if (!chosen.why_cpu.empty()) notes.push_back("note: training runs on the CPU: " + chosen.why_cpu);
   return notes;
 }
 
-}  // namespace
+// Whether what the run will take is there, before any of it is taken. Of the ranks of a host the
+// first one looks. @return a warning, or nothing
+std::string check_room(const RunSetup& setup, const comm::LaunchEnvironment& environment,
+                       const std::vector<comm::Hello>& ranks, Context& context) {
+  const Config& config = setup.config;
+  const DeviceType device = context.device().type;
+  const std::int64_t limit = config.train.memory_limit;
+  MemoryNeed need;
+  need.plan = plan_memory(setup, environment.world_size, context);
+  if (device == DeviceType::CUDA) {
+    need.memory = context.backend().memory();
+    need.there = context.device().str() + " has";
+  } else if (limit > 0) {
+    need.memory = {limit, limit};
+    need.there = "train.memory_limit allows";
+  } else {
+    // Launchers need not tell who shares a host; the ranks have told each other.
+    std::vector<int> here;
+    for (const comm::Hello& hello : ranks)
+      if (hello.host == ranks[static_cast<std::size_t>(environment.rank)].host)
+        here.push_back(hello.rank);
+    if (here.front() != environment.rank) return {};
+    need.memory = system_memory();
+    need.there = "this host has";
+    need.ranks = static_cast<int>(here.size());
+  }
+  const bool own_limit = device == DeviceType::CPU && limit > 0;
+  try {
+    return check_memory(need, config.train.memory_check == "refuse" && !own_limit);
+  } catch (const OutOfMemory& error) {
+    const std::string advice = memory_advice(config, environment.world_size, device);
+    throw OutOfMemory("{}{}{}", error.what(), advice.empty() ? "" : "\n", advice);
+  }
+}
 
-int run_rank(Config config, const comm::LaunchEnvironment& environment, bool json) {
-  const ChosenDevice chosen =
-      open_device(config.train.device, environment.local_rank,
-                  default_threads(config.train.threads, environment.local_world_size));
-  const std::shared_ptr<Context>& context = chosen.context;
+comm::RankGroup join(const Config& config, const comm::LaunchEnvironment& environment,
+                     const std::shared_ptr<Context>& context,
+                     const std::shared_ptr<comm::RankStatus>& status,
+                     const std::shared_ptr<RankFlight>& flight) {
   comm::BootstrapOptions options;
   options.backend = config.comm.backend;
   options.init_timeout = to_milliseconds(config.comm.init_timeout);
   options.communicator = {to_milliseconds(config.comm.timeout), context};
   options.fingerprint = fingerprint(config, context->device());
-  comm::RankGroup group = comm::bootstrap(environment, options);
+  options.heartbeat_timeout = to_milliseconds(config.comm.heartbeat_timeout);
+  options.status = status;
+  options.on_start_id = [flight](std::uint64_t id) { flight->set_start_id(id); };
+  options.on_stuck = [status, flight](const CommError& error,
+                                      const std::vector<comm::Hello>& ranks) {
+    fail_at_once(flight, error, [status, error, ranks] {
+      return fmt::format("tessera: error: {}\n", fault_line(error, status->state(), ranks));
+    });
+    constexpr int kExitCode = 4;
+    ::_exit(kExitCode);
+  };
+  options.on_note = [](const std::string& text) {
+    std::cerr << fmt::format("tessera: warning: {}\n", text);
+  };
+  std::vector<comm::Hello> met;
+  options.on_met = [&met](const std::vector<comm::Hello>& ranks) { met = ranks; };
+  try {
+    return comm::bootstrap(environment, options);
+  } catch (const CommError& error) {
+    throw CommError(error.failure(), error.culprits(), "{}",
+                    fault_line(error, status->state(), met))
+        .set_fate(error.fate());
+  }
+}
 
+// The same error on every rank, whatever each has seen of it.
+CommError agreed(comm::RankGroup& group, const CommError& error) {
+  CommError verdict = error;
+  if (group.ranks.size() < 2) return verdict;
+  try {
+    verdict = comm::publish_verdict(*group.store, error);
+  } catch (const std::exception&) {
+    // The store went first.
+  }
+  return CommError(verdict.failure(), verdict.culprits(), "{}",
+                   fault_line(verdict, group.status->state(), group.ranks))
+      .set_fate(verdict.fate());
+}
+
+int train(Config config, const comm::LaunchEnvironment& environment, comm::RankGroup& group,
+          const ChosenDevice& chosen, RankFlight& flight, bool json) {
+  const std::shared_ptr<Context>& context = chosen.context;
   check_profile(config, environment.rank);
   const bool is_zero = environment.rank == 0;
   const auto warn = [is_zero](const std::string& text) {
-    if (is_zero) std::cerr << "tessera: warning: " << text << "\n";
+    if (is_zero) std::cerr << fmt::format("tessera: warning: {}\n", text);
   };
+  const std::chrono::milliseconds timeout = to_milliseconds(config.checkpoint.timeout);
   std::unique_ptr<RunDirectory> directory;
   std::map<fs::path, std::string> unusable;  // checkpoints, and why
-  // Each attempt goes on from an older checkpoint, until the ranks can read one.
-  for (int attempt = 0;; ++attempt) {
+  std::string skipped;                       // the last of these
+  std::shared_ptr<comm::FlightRecorder> recorder;
+  const auto try_once = [&](int attempt) -> std::optional<int> {
     const std::string resume = decide_on_rank_zero(
-        *group.store, fmt::format("resume/{}", attempt), environment.rank,
-        to_milliseconds(config.checkpoint.timeout), [&] {
+        *group.store, fmt::format("resume/{}", attempt), environment.rank, timeout, [&] {
           if (!directory) directory = std::make_unique<RunDirectory>(config.run.out);
           std::vector<std::string> notes;
           const auto found = find_resume(config.run.out, config.checkpoint.resume, unusable, notes);
+          if (!skipped.empty()) warn(skipped);
           for (const std::string& note : notes) warn(note);
           return found ? found->string() : std::string();
         });
+    recorder = flight.open();
+    group.communicator->set_recorder(recorder);
     RunSetup setup = set_up(config, environment.world_size,
                             resume.empty() ? std::nullopt : std::optional<fs::path>(resume));
     require_head_dim(setup.model, context->device(), "--train.device cpu");
-    for (std::string& note : start_notes(group, chosen)) setup.notes.push_back(std::move(note));
+    for (std::string& note : start_notes(group, chosen, *recorder))
+      setup.notes.push_back(std::move(note));
     require(setup.config.checkpoint.keep_best == 0 || setup.val,
             "checkpoint.keep_best is {}, but there is no validation data to tell the best by; name "
             "some with --data.val FILE, or leave the key out",
@@ -110,20 +190,83 @@ int run_rank(Config config, const comm::LaunchEnvironment& environment, bool jso
         fmt::format("{} is at step {} of {} already; raise --train.steps to go on\n", resume,
                     setup.state.step, setup.config.train.steps);
 
+    const auto warnings = comm::exchange(
+        *group.store, fmt::format("memory/{}", attempt), environment.rank, environment.world_size,
+        check_room(setup, environment, group.ranks, *context), timeout);
+    for (std::size_t rank = 0; rank < warnings.size(); ++rank) {
+      if (!warnings[rank].empty())
+        setup.notes.push_back(fmt::format("warning: rank {}: {}", rank, warnings[rank]));
+    }
+
     std::string why;
     const Config resolved = setup.config;
     const int code = with_memory_advice(resolved, environment.world_size, *context, [&] {
-      Rank rank(std::move(setup), environment, group, context, attempt, json);
+      Rank rank(std::move(setup), environment, group, context, attempt, json, recorder);
+      comm::compare_among_ranks(
+          *group.store,
+          attempt == 0 ? "parameter layout" : fmt::format("parameter layout, attempt {}", attempt),
+          environment.rank, environment.world_size, rank.layout(), timeout);
       why = rank.load();
       if (!why.empty()) return -1;
       if (done && is_zero) std::cerr << done_text;
+      decide_on_rank_zero(*group.store, fmt::format("start/{}", attempt), environment.rank, timeout,
+                          [&] { return rank.open_files(), std::string(); });
       return rank.run();
     });
     if (why.empty()) return code;
-    require<CorruptCheckpoint>(config.checkpoint.resume == "auto", "{} cannot be read: {}", resume,
-                               why);
-    unusable[resume] = fmt::format("{} is skipped: {}", resume, why);
-    warn(unusable[resume]);
+    skipped = fmt::format("{} is skipped: {}", resume, why);
+    require<InternalError>(unusable.emplace(resume, why).second, "{} was tried twice", resume);
+    return std::nullopt;
+  };
+  try {
+    // Each attempt goes on from an older checkpoint, until the ranks can read one.
+    for (int attempt = 0;; ++attempt) {
+      const std::optional<int> code = try_once(attempt);
+      if (!code) continue;
+      recorder->end(comm::FlightEnd::Done,
+                    *code == 0 ? "" : fmt::format("stopped by signal {}", *code - 128));
+      return *code;
+    }
+  } catch (const std::exception& error) {
+    flight.fail(error);
+    throw;
+  }
+}
+
+int join_and_train(Config config, const comm::LaunchEnvironment& environment,
+                   const std::string& process, const std::shared_ptr<comm::RankStatus>& status,
+                   const std::shared_ptr<RankFlight>& flight, bool json) {
+  status->enter("start");
+  const ChosenDevice chosen =
+      open_device(config.train.device, environment.local_rank,
+                  default_threads(config.train.threads, environment.local_world_size));
+  if (config.train.memory_limit > 0)
+    limit_memory(chosen.context->allocator(), static_cast<std::size_t>(config.train.memory_limit));
+  comm::RankGroup group = join(config, environment, chosen.context, status, flight);
+  try {
+    return train(std::move(config), environment, group, chosen, *flight, json);
+  } catch (const CommError& error) {
+    throw CommError(agreed(group, error));
+  } catch (const std::exception& error) {
+    if (group.ranks.size() > 1) tell_others(*group.store, environment.rank, process, error);
+    throw;
+  }
+}
+
+}  // namespace
+
+int run_rank(Config config, const comm::LaunchEnvironment& environment, bool json) {
+  const HeldWarnings held;  // a scheduler's warning comes when it comes
+  const std::string process =
+      comm::make_hello(environment.rank, environment.world_size, {}, {}).process();
+  const auto status = std::make_shared<comm::RankStatus>(process);
+  // First of all: what goes wrong from here on, it tells.
+  const auto flight = std::make_shared<RankFlight>(config.run.out, environment, status);
+  try {
+    return join_and_train(std::move(config), environment, process, status, flight, json);
+  } catch (const std::exception& error) {
+    flight->fail(error);
+    throw;
   }
 }
 

@@ -7,9 +7,10 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
-#include <fstream>
 #include <system_error>
+#include <thread>
 
 #include "core/base/error.h"
 #include "io/base/file.h"
@@ -36,9 +37,15 @@ RunDirectory::RunDirectory(fs::path path) : path_(std::move(path)) {
   const fs::path lock = path_ / ".lock";
   lock_ = ::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   require<IoError>(lock_ >= 0, "cannot open {}: {}", lock.string(), std::strerror(errno));
+  // Who only looks whether it is held, holds it for a moment: see is_idle_run().
+  constexpr int kAttempts = 5;
   int locked = 0;
-  do locked = ::flock(lock_, LOCK_EX | LOCK_NB);
-  while (locked != 0 && errno == EINTR);
+  for (int attempt = 1;; ++attempt) {
+    do locked = ::flock(lock_, LOCK_EX | LOCK_NB);
+    while (locked != 0 && errno == EINTR);
+    if (locked == 0 || errno != EWOULDBLOCK || attempt == kAttempts) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
   if (locked != 0 && errno != EWOULDBLOCK) {
     const int error = errno;
     ::close(lock_);
@@ -60,17 +67,32 @@ RunDirectory::RunDirectory(fs::path path) : path_(std::move(path)) {
       ::ftruncate(lock_, 0) == 0 && ::pwrite(lock_, self.data(), self.size(), 0) >= 0;
 }
 
+bool is_idle_run(const fs::path& path) {
+  const fs::path lock = path / ".lock";
+  const int fd = ::open(lock.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  if (fd < 0) return false;
+  // Shared: ranks that look at once find each other no job.
+  const bool is_idle = ::flock(fd, LOCK_SH | LOCK_NB) == 0;
+  ::close(fd);
+  return is_idle;
+}
+
 RunDirectory::~RunDirectory() { ::close(lock_); }
 
 RankLog::RankLog(const fs::path& run_dir, int rank)
     : path_(run_dir / "logs" / fmt::format("rank-{}.log", rank)) {}
 
 void RankLog::write(const std::string& line) const {
-  std::ofstream file(path_, std::ios::app);
   const std::time_t now = std::time(nullptr);
   std::tm utc{};
   gmtime_r(&now, &utc);
-  file << fmt::format("{:%Y-%m-%dT%H:%M:%SZ} {}\n", utc, line);
+  const std::string text = fmt::format("{:%Y-%m-%dT%H:%M:%SZ} {}\n", utc, line);
+  // O_NONBLOCK: a FIFO in its place must not be waited for.
+  const int fd =
+      ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_NONBLOCK | O_CLOEXEC, 0666);
+  if (fd < 0) return;
+  [[maybe_unused]] const ssize_t written = ::write(fd, text.data(), text.size());
+  ::close(fd);
 }
 
 }  // namespace tessera::tools

@@ -10,6 +10,7 @@ namespace tessera::tools {
 ///   config.json    resolved configuration        metrics.jsonl   see report/metrics.h
 ///   checkpoints/   see io/FORMAT.md              logs/           one file per rank
 ///   loss.svg       at the end                    .lock           who holds the directory
+///   flight/        one record per rank, see comm/flight_recorder.h
 class RunDirectory {
  public:
   /// Makes and locks it. The lock goes with the process, however it ends.
@@ -25,6 +26,9 @@ class RunDirectory {
   std::filesystem::path path_;
   int lock_ = -1;
 };
+
+/// Whether it is a run's directory that no job holds now. Keeps nobody from taking it.
+bool is_idle_run(const std::filesystem::path& path);
 
 /// Appends lines with UTC times to logs/rank-N.log of a run. A log that cannot be written is no
 /// reason to stop a run: errors are ignored.

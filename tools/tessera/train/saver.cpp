@@ -102,15 +102,24 @@ io::SaveRequest Saver::complete(io::SaveRequest request, const TrainerState& sta
   return request;
 }
 
-SaveFlags Saver::flags() const {
-  return {async_ && async_->busy(), !failure_.empty() || fatal_ != nullptr};
+bool Saver::agree(std::int64_t step) {
+  const auto failed = [this] { return !failure_.empty() || fatal_ != nullptr; };
+  if (!pending_) return failed();  // a failure that is known by now is known to all
+  const bool busy = async_->busy();
+  poll();  // of a writer that has ended, how
+  const auto answers = meeting_.exchange(fmt::format("saves at step {}", step), failed() ? "failed"
+                                                                                : busy   ? "busy"
+                                                                                         : "");
+  const auto any = [&](std::string_view what) { return std::ranges::count(answers, what) > 0; };
+  pending_ = any("busy");
+  return any("failed");
 }
 
 std::optional<std::int64_t> Saver::in_flight() const {
   return async_ && async_->busy() ? std::optional(step_) : std::nullopt;
 }
 
-void Saver::save(const TrainerState& state, SaveFlags told) {
+void Saver::save(const TrainerState& state) {
   const auto begin = Clock::now();
   if (!async_) {
     try {
@@ -120,14 +129,14 @@ void Saver::save(const TrainerState& state, SaveFlags told) {
     }
     return;
   }
-  // If no rank had a save in flight before the step, none has now.
-  if (told.in_flight && !wait_for_former(state.step)) return;
+  if (pending_ && !wait_for_former(state.step)) return;
   poll();
   start(state, begin);
 }
 
 void Saver::start(const TrainerState& state, Clock::time_point begin) {
   step_ = state.step;
+  pending_ = true;
   pulse_ = std::make_shared<std::atomic<std::uint64_t>>(0);
   last_pulse_ = 0;
   last_moved_ = Clock::now();
@@ -145,6 +154,13 @@ void Saver::start(const TrainerState& state, Clock::time_point begin) {
   };
   async_->start(complete(make_save_request(sharded_, options_.with_optimizer), state), write);
   stall_ = seconds_since(begin);
+}
+
+void Saver::before_update() {
+  if (!async_) return;
+  const auto begin = Clock::now();
+  async_->wait_copied();
+  stall_ += seconds_since(begin);
 }
 
 void Saver::save_here(const TrainerState& state) {

@@ -45,10 +45,9 @@ struct Saved {
 
 /// Saves a run's checkpoints, beside training or between steps, and keeps those that are to stay.
 ///
-/// All ranks make the same calls of save() and finish() at the same steps, with what the last step
-/// told: whether any rank's writer is still at work is known before a save is due, so that ranks
-/// meet outside a collective only if one must wait. Between these calls each rank may learn at
-/// another step how a save ended; only flags() lets it act on that, and then on all ranks at once.
+/// All ranks make the same calls of agree(), save() and finish() at the same steps, and talk to
+/// each other over the control channel alone. Each rank may learn at another step how a save ended;
+/// only agree() lets it act on that, and then on all ranks at once.
 class Saver {
  public:
   /// Takes the staging for saves in the background. The references must outlive this.
@@ -57,15 +56,21 @@ class Saver {
   Saver(SaverOptions options, std::shared_ptr<comm::Store> store, io::SaveCoordinator& meeting,
         const std::shared_ptr<Context>& context, comm::ShardedModel& sharded);
 
+  /// After each step, and before a save that is due then: ranks tell each other how the save in
+  /// flight stands, from its start to the step at which it has ended on all of them. In between
+  /// saves this costs nothing.
+  /// @return whether training is to end, because a save failed; the same on all ranks
+  /// @throws CommError
+  bool agree(std::int64_t step);
   /// Saves, or begins to, once the former save has ended. What fails becomes a note; with
-  /// stop_on_error also a flag, for the next step.
-  /// @param told  by the last step
+  /// stop_on_error it also ends training at the next agree().
   /// @throws NonFiniteLoss, CommError
-  void save(const TrainerState& state, SaveFlags told);
+  void save(const TrainerState& state);
+  /// To be called before weights or moments change: a save in the background may still be copying
+  /// them. Waits for that, and helps with it.
+  void before_update();
   /// Takes note of a save that has ended meanwhile. Never waits.
   void poll();
-  /// For the next step.
-  SaveFlags flags() const;
 
   /// The end of the run: waits for the save in flight, and saves if `state` is not yet.
   /// @throws IoError if it could not be saved, or training ended because of a save; NonFiniteLoss;
@@ -103,6 +108,8 @@ class Saver {
 
   std::int64_t saved_step_;
   std::int64_t saves_ = 0;  // begun, the same on all ranks
+  // A save has begun, and the ranks have not agreed yet that it has ended; the same on all ranks.
+  bool pending_ = false;
   // Of the save in flight:
   std::int64_t step_ = -1;
   double stall_ = 0;

@@ -46,10 +46,7 @@ models::Gpt2Config from_config(const Config& config) {
 
 constexpr const char* kTokenizerFile = "tokenizer_tessera.json";
 
-io::TokenizerPtr checkpoint_tokenizer(const io::CheckpointReader& reader) {
-  if (!reader.index().trainer) return nullptr;
-  const auto state = parse_trainer_state(reader.trainer_json(),
-                                         (reader.path() / reader.index().trainer->file).string());
+io::TokenizerPtr tokenizer_of(const TrainerState& state) {
   return state.tokenizer.is_null() ? nullptr : io::tokenizer_from_json(state.tokenizer);
 }
 
@@ -61,8 +58,9 @@ std::vector<std::string> changes_since(const nlohmann::json& before, const nlohm
     if (!before.contains(section)) continue;
     for (const auto& [key, value] : now.at(section).items()) {
       static const std::set<std::string_view> kFree = {
-          "threads",       "log_every", "micro_batch", "sample_prompt",
-          "sample_tokens", "init_from", "eval_every",  "eval_batches"};
+          "threads",   "log_every",    "micro_batch",  "sample_prompt",
+          "nonfinite", "memory_limit", "memory_check", "sample_tokens",
+          "init_from", "eval_every",   "eval_batches"};
       const auto& old = before.at(section);
       if (kFree.contains(key) || !old.contains(key) || old.at(key) == value) continue;
       notes.push_back(fmt::format("note: since step {}, {}.{} changes from {} to {}", step, section,
@@ -75,7 +73,12 @@ std::vector<std::string> changes_since(const nlohmann::json& before, const nlohm
 }  // namespace
 
 io::TokenizerPtr model_tokenizer(const io::ModelSource& source) {
-  if (const auto* checkpoint = source.checkpoint()) return checkpoint_tokenizer(*checkpoint);
+  if (const io::CheckpointReader* checkpoint = source.checkpoint()) {
+    const io::CheckpointIndex& index = checkpoint->index();
+    if (!index.trainer) return nullptr;
+    return tokenizer_of(parse_trainer_state(checkpoint->trainer_json(),
+                                            (checkpoint->path() / index.trainer->file).string()));
+  }
   const auto file = source.path() / kTokenizerFile;
   return std::filesystem::exists(file) ? io::load_tokenizer(file.string()) : nullptr;
 }
@@ -93,17 +96,8 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
   if (resume) {
     setup.resume = io::CheckpointReader::open(*resume);
     adopt(setup.resume->index().model_config, resume->string());
-    setup.state = parse_trainer_state(
-        setup.resume->trainer_json(),
-        (*resume / (setup.resume->index().trainer ? setup.resume->index().trainer->file : ""))
-            .string());
-    const io::CheckpointIndex& index = setup.resume->index();
-    const std::int64_t updates = index.optimizer ? index.optimizer->step : index.step;
-    require<CorruptCheckpoint>(
-        setup.state.step == index.step && updates == index.step,
-        "{} is of step {}, but its trainer state of step {} and its optimizer state of step {}",
-        resume->string(), index.step, setup.state.step, updates);
-    tokenizer = checkpoint_tokenizer(*setup.resume);
+    setup.state = read_trainer_state(*setup.resume);
+    tokenizer = tokenizer_of(setup.state);
   } else if (!config.model.init_from.empty()) {
     setup.init_from = io::open_model(config.model.init_from, {}, io::LoadPolicy::Partial);
     adopt(setup.init_from->config(), setup.init_from->path().string());

@@ -4,28 +4,11 @@
 
 #include <algorithm>
 
-#include "core/autograd/autograd.h"
 #include "models/gpt2.h"
+#include "tools/tessera/train/memory_plan.h"
 
 namespace tessera::tools {
 namespace {
-
-std::int64_t& of(MemoryPlan& plan, MemoryCategory category) {
-  return plan[static_cast<std::size_t>(category)];
-}
-
-// Peak of activations in one micro-batch, found by running it without memory.
-std::int64_t plan_activations(const RunSetup& setup, DType compute_dtype) {
-  const auto meta = Context::create({.device = {DeviceType::Meta, 0}});
-  models::Gpt2 model(setup.model);
-  materialize(model.units(), meta, compute_dtype, {});
-  const Shape shape{setup.config.train.micro_batch, setup.config.model.seq_len};
-  const Tensor tokens = Tensor::empty(meta, shape, DType::I32, MemoryCategory::Data, "batch");
-  autograd::backward(
-      model.loss(tokens, tokens, 1.0,
-                 {.training = true, .recompute_blocks = setup.config.train.recompute == "block"}));
-  return meta->ledger().usage(MemoryCategory::Activations).peak;
-}
 
 std::string batch_text(const Config& config, int world_size) {
   const std::int64_t per_rank = config.train.global_batch / world_size;
@@ -78,60 +61,6 @@ std::string start_text(const RunSetup& setup) {
 
 }  // namespace
 
-MemoryPlan plan_memory(const RunSetup& setup, const comm::ShardedModel& sharded, int world_size) {
-  MemoryPlan plan{};
-  const bool scatters = sharded.mode() == comm::ShardMode::Full && world_size > 1;
-  const bool bf16 = setup.config.train.precision != "fp32";
-  const std::int64_t compute_size = bf16 ? 2 : 4;
-  const std::int64_t master_size = setup.config.train.precision == "bf16-true" ? 2 : 4;
-  std::vector<std::int64_t> blocks;  // padded elements of the units but the root
-  std::int64_t held = 0;
-  std::int64_t padded = 0;
-  for (const auto& unit : sharded.units()) {
-    held += unit->segment_size();
-    padded += unit->layout().padded_size();
-    if (unit != sharded.units().front()) blocks.push_back(unit->layout().padded_size());
-  }
-  std::sort(blocks.rbegin(), blocks.rend());
-  const std::int64_t root = sharded.units().front()->layout().padded_size();
-  // The root, the block in use and those gathered ahead are whole at a time; of the gradients,
-  // those of the block in use and of the one that is being reduced.
-  const auto largest = [&](std::int64_t count) {
-    std::int64_t sum = root;
-    for (std::size_t i = 0; i < std::min(static_cast<std::size_t>(count), blocks.size()); ++i)
-      sum += blocks[i];
-    return sum;
-  };
-  const std::int64_t whole = largest(2);
-  const std::int64_t gathered = largest(1 + setup.config.shard.gather_ahead);
-
-  // Later micro-batches arrive beside the segment that they are added to, unit by unit.
-  std::int64_t arriving = 0;
-  if (scatters && setup.config.train.global_batch / world_size > setup.config.train.micro_batch) {
-    for (const auto& unit : sharded.units()) arriving = std::max(arriving, unit->segment_size());
-  }
-
-  of(plan, MemoryCategory::Parameters) = held * master_size;
-  of(plan, MemoryCategory::OptimizerState) = held * 8;
-  of(plan, MemoryCategory::Gradients) = scatters ? (held + whole + arriving) * 4 : padded * 4;
-  // Sampling text at evaluations gathers the whole model.
-  const bool samples = !setup.config.train.sample_prompt.empty();
-  if (scatters) of(plan, MemoryCategory::Gathered) = (samples ? padded : gathered) * compute_size;
-  if (!scatters && compute_size != master_size)
-    of(plan, MemoryCategory::Gathered) = padded * compute_size;
-  of(plan, MemoryCategory::Activations) = plan_activations(setup, bf16 ? DType::BF16 : DType::F32);
-  if (saves_beside_training(setup.config, setup.state.step)) {
-    const std::int64_t moments = setup.config.checkpoint.what == "all" ? 8 : 0;
-    // In whole cache lines, tensor by tensor.
-    for (const auto& unit : sharded.units()) {
-      of(plan, MemoryCategory::Staging) += unit->layout().segment_size() * (master_size + moments);
-    }
-  }
-  of(plan, MemoryCategory::Data) =
-      2 * 4 * setup.config.train.micro_batch * setup.config.model.seq_len;
-  return plan;
-}
-
 std::string start_table(const ConsoleStyle& style, const RunSetup& setup,
                         const comm::ShardedModel& sharded, const comm::Communicator& communicator,
                         Context& context) {
@@ -154,22 +83,10 @@ std::string start_table(const ConsoleStyle& style, const RunSetup& setup,
       {"compute", compute_text(context)},
       {"batch", batch_text(config, world_size)},
       {"data", data_text(setup)}};
-  MemoryPlan plan = plan_memory(setup, sharded, world_size);
-  // Memory that ranks share is taken when they meet.
-  of(plan, MemoryCategory::Communication) =
-      context.ledger().usage(MemoryCategory::Communication).current;
-  std::int64_t total = 0;
-  std::string memory;
-  for (std::size_t c = 0; c < plan.size(); ++c) {
-    if (plan[c] == 0) continue;
-    total += plan[c];
-    memory +=
-        fmt::format("{}{} {}", memory.empty() ? "" : ", ",
-                    memory_category_name(static_cast<MemoryCategory>(c)), format_bytes(plan[c]));
-  }
+  const MemoryPlan plan = plan_memory(setup, world_size, context);
   rows.emplace_back("memory",
-                    fmt::format("{} a rank at most, before scratch", format_bytes(total)));
-  rows.emplace_back("", memory);
+                    fmt::format("{} a rank at most, before scratch", format_bytes(total(plan))));
+  rows.emplace_back("", describe(plan));
   return format_rows(style, rows);
 }
 

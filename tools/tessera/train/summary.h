@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <memory>
 #include <string>
 
@@ -10,12 +9,6 @@
 #include "tools/tessera/train/setup.h"
 
 namespace tessera::tools {
-
-/// Bytes that a rank will hold at most, by MemoryCategory, before the first step has run.
-/// Activations come from a training step on the meta device; scratch of kernels and of collectives
-/// is not in it.
-using MemoryPlan = std::array<std::int64_t, kMemoryCategories>;
-MemoryPlan plan_memory(const RunSetup& setup, const comm::ShardedModel& sharded, int world_size);
 
 /// What is about to run: model, sharding, batch, data, memory by category.
 std::string start_table(const ConsoleStyle& style, const RunSetup& setup,

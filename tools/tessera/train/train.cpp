@@ -1,11 +1,19 @@
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "comm/control/authentication.h"
 #include "core/base/error.h"
+#include "io/checkpoint/find.h"
 #include "tools/tessera/command.h"
 #include "tools/tessera/config/fields.h"
 #include "tools/tessera/config/load.h"
-#include "tools/tessera/launch/launcher.h"
+#include "tools/tessera/launch/restarts.h"
+#include "tools/tessera/train/resume.h"
 #include "tools/tessera/train/run.h"
 
 namespace tessera::tools {
@@ -13,10 +21,48 @@ namespace {
 
 struct Options {
   int nproc = 0;
+  int restarts = 0, min_nproc = 0;
   int rank = -1, world_size = -1, local_rank = -1;
   std::string rendezvous;
   bool json = false;
 };
+
+// From the newest checkpoint that the run has; one that it was to begin from is its past by then.
+std::vector<std::string> again(const Config& config, std::vector<std::string> arguments,
+                               bool has_checkpoint) {
+  // As long as it has none, it begins where it was to begin.
+  if (has_checkpoint || config.checkpoint.resume == "never")
+    arguments.emplace_back("--checkpoint.resume=auto");
+  return arguments;
+}
+
+RestartOptions restart_options(const Options& options, const Config& config,
+                               const std::vector<std::string>& arguments) {
+  RestartOptions restarts;
+  restarts.restarts = options.restarts;
+  restarts.min_nproc = options.min_nproc;
+  restarts.fits = [config](int nproc) {
+    Config other = config;
+    try {
+      other.validate(nproc);
+      return true;
+    } catch (const InvalidArgument&) {
+      return false;
+    }
+  };
+  restarts.newest_step = [directory = config.run.out]() -> std::optional<std::int64_t> {
+    try {
+      const auto found = io::find_checkpoints(directory);
+      return found.empty() ? std::nullopt : std::optional(found.back().step);
+    } catch (const IoError&) {  // there is no such directory yet, or it is gone: ranks will say
+      return std::nullopt;
+    }
+  };
+  restarts.arguments = [config, arguments](bool has_checkpoint) {
+    return again(config, arguments, has_checkpoint);
+  };
+  return restarts;
+}
 
 int run(const Options& options, const std::vector<std::string>& words) {
   comm::LaunchFlags flags;
@@ -25,25 +71,47 @@ int run(const Options& options, const std::vector<std::string>& words) {
   flags.world_size = given(options.world_size);
   flags.local_rank = given(options.local_rank);
   flags.rendezvous = options.rendezvous;
-  const comm::LaunchEnvironment environment =
-      comm::detect_launch(comm::process_environment(), flags);
+  const comm::Variables variables = comm::process_environment();
+  comm::LaunchEnvironment environment = comm::detect_launch(variables, flags);
 
   // Parsed before ranks are started, so that a mistake is told once and at once.
   Config config = load_config(parse_train_arguments(words), tessera_environment());
   const bool is_rank = environment.launcher != comm::Launcher::None;
   const bool launches = options.nproc > 0 && !is_rank;
+  require(launches || (options.restarts == 0 && options.min_nproc == 0),
+          "--restarts and --min-nproc are for ranks that --nproc starts here; leave them out, or "
+          "let the other launcher start its ranks again");
+  require(options.min_nproc <= options.nproc, "--min-nproc is {}, more than --nproc {}",
+          options.min_nproc, options.nproc);
+  require(options.min_nproc == 0 || options.restarts > 0,
+          "--min-nproc is for restarts; say how many with --restarts");
   Config checked = config;
   checked.model = {};  // parts of it may come from a checkpoint, which only ranks open
+  const Config unchecked = checked;  // validating sets the size of micro-batches
   checked.validate(launches ? options.nproc : environment.world_size);
   if (launches) {
     std::vector<std::string> arguments = {"tessera", "train"};
     if (options.json) arguments.emplace_back("--json");
     arguments.insert(arguments.end(), words.begin(), words.end());
-    return launch(options.nproc, arguments);
+    // A rank that ends before it refuses must not be started again to go on from another run.
+    if (options.restarts > 0 && config.checkpoint.resume == "never") {
+      std::map<std::filesystem::path, std::string> unusable;
+      std::vector<std::string> notes;
+      find_resume(config.run.out, config.checkpoint.resume, unusable, notes);
+    }
+    LaunchOptions launch;
+    launch.heartbeat_timeout = to_milliseconds(config.comm.heartbeat_timeout);
+    return launch_with_restarts(options.nproc, arguments,
+                                restart_options(options, unchecked, arguments), launch);
   }
   require(options.nproc <= 1 || environment.launcher == comm::Launcher::Tessera,
           "--nproc starts ranks here, but this process is a rank already ({}); leave it out",
           environment.describe());
+  environment.bind = config.comm.bind;
+  environment.token = comm::read_token(variables);
+  // What this process may start has no use for it. There are no other threads yet.
+  ::unsetenv("TESSERA_TOKEN");     // NOLINT(concurrency-mt-unsafe)
+  ::unsetenv("TESSERA_TOKEN_FD");  // NOLINT(concurrency-mt-unsafe)
   return run_rank(std::move(config), environment, options.json);
 }
 
@@ -56,10 +124,21 @@ Command add_train(CLI::App& parent) {
   app->allow_extras();
   app->add_option("--nproc", options->nproc, "Start this many ranks on this machine")
       ->check(CLI::Range(1, 4096));
+  app->add_option(
+         "--restarts", options->restarts,
+         "With --nproc: after a failure, start all ranks again from the newest checkpoint, "
+         "so often at most")
+      ->check(CLI::Range(0, 1'000'000));
+  app->add_option("--min-nproc", options->min_nproc,
+                  "With --restarts: if one rank fails twice without a checkpoint in between, go on "
+                  "with fewer ranks, but not fewer than these")
+      ->check(CLI::Range(1, 4096));
   app->add_option("--rank", options->rank, "This process's rank, if no launcher tells it");
   app->add_option("--world-size", options->world_size, "Number of ranks");
   app->add_option("--local-rank", options->local_rank, "Rank among those of this host");
-  app->add_option("--rdzv", options->rendezvous, "host:port where rank 0 serves the rendezvous");
+  app->add_option("--rdzv", options->rendezvous,
+                  "host:port where rank 0 serves the rendezvous; beyond this host, all ranks need "
+                  "the same secret in TESSERA_TOKEN, or TESSERA_TOKEN_FD, a descriptor to read");
   app->add_flag("--json", options->json, "Print a summary as JSON on standard output at the end");
   return {app, [options, app] { return run(*options, app->remaining()); }};
 }

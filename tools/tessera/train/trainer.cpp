@@ -1,15 +1,19 @@
 #include "tools/tessera/train/trainer.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <csignal>
 #include <string_view>
 #include <vector>
 
 #include "core/autograd/autograd.h"
+#include "core/base/fault_point.h"
 #include "core/base/trace.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/elementwise.h"
 #include "kernels/optimizer.h"
+#include "tools/tessera/train/nonfinite.h"
 
 namespace tessera::tools {
 
@@ -58,14 +62,21 @@ GradientView element(const Tensor& t, std::int64_t i, bool accumulate) {
   return {t.alias({1}, {1}, i).view(), accumulate, true};
 }
 
-constexpr std::int64_t kLoss = 1, kStop = 2, kInFlight = 3, kFailed = 4;  // places in totals_
-constexpr std::int64_t kTotals = 5;
+constexpr std::int64_t kLoss = 1, kStop = 2;  // places in totals_
+// From place kStop on. Who is told to leave now is not kept by a warning.
+constexpr std::array kStopSignals = {SIGTERM, SIGINT, SIGUSR1};
+constexpr std::int64_t kTotals = kStop + std::int64_t{kStopSignals.size()};
+
+bool is_finite(const StepResult& result) {
+  return std::isfinite(result.loss) && std::isfinite(result.grad_norm);
+}
 
 }  // namespace
 
 void Trainer::run(const MicroBatch& batch) {
   sharded_.begin_micro_batch(batch.first, batch.last);
   const auto tokens = static_cast<double>(options_.global_batch * inputs_.dim(1));
+  fault_point("forward");
   const Tensor part = model_.loss(inputs_, targets_, 1.0 / tokens,
                                   {.training = true,
                                    .recompute_blocks = options_.recompute_blocks,
@@ -73,6 +84,7 @@ void Trainer::run(const MicroBatch& batch) {
                                    .step = batch.step,
                                    .first_sample = batch.first_sample,
                                    .hooks = &sharded_});
+  fault_point("backward");
   autograd::backward(part);
   sharded_.end_micro_batch();
   kernels::cast(*context_, part.view(), element(totals_, kLoss, true));
@@ -104,25 +116,29 @@ void Trainer::run_or_replay(const MicroBatch& batch) {
   graphs_.at(kind)->run();
 }
 
-StepResult Trainer::step(std::int64_t step, std::int64_t position, const io::Sampler& data,
-                         bool stop, SaveFlags saves) {
-  const Range range(*context_, fmt::format("step {}", step));
+void Trainer::run_all(std::int64_t step, std::int64_t position, const io::Sampler& data,
+                      void (Trainer::*run_one)(const MicroBatch&)) {
   const std::int64_t micro_batches = rows_per_rank_ / options_.micro_batch;
   const std::int64_t first_row = position + communicator_.rank() * rows_per_rank_;
-  if (!totals_.defined())
-    totals_ = Tensor::empty(context_, {kTotals}, DType::F64, MemoryCategory::Data, "step totals");
-  kernels::fill(*context_, totals_.view(), 0.0);
-  const auto tell = [&](bool flag, std::int64_t place) {
-    if (flag) kernels::fill(*context_, element(totals_, place, false).view, 1.0);
-  };
-  tell(stop, kStop);
-  tell(saves.in_flight, kInFlight);
-  tell(saves.failed, kFailed);
   for (std::int64_t m = 0; m < micro_batches; ++m) {
     const std::int64_t first = first_row + m * options_.micro_batch;
     load(data, first, first + options_.micro_batch);
-    run_or_replay({step, first, m == 0, m + 1 == micro_batches});
+    (this->*run_one)({step, first, m == 0, m + 1 == micro_batches});
   }
+}
+
+StepResult Trainer::step(std::int64_t step, std::int64_t position, const io::Sampler& data,
+                         int stop_signal, const std::function<void()>& before_update) {
+  const Range range(*context_, fmt::format("step {}", step));
+  if (!totals_.defined())
+    totals_ = Tensor::empty(context_, {kTotals}, DType::F64, MemoryCategory::Data, "step totals");
+  kernels::fill(*context_, totals_.view(), 0.0);
+  for (std::size_t i = 0; i < kStopSignals.size(); ++i) {
+    if (stop_signal != kStopSignals[i]) continue;
+    kernels::fill(*context_, element(totals_, kStop + static_cast<std::int64_t>(i), false).view,
+                  1.0);
+  }
+  run_all(step, position, data, &Trainer::run_or_replay);
   warm_ = true;
   sharded_.sum_totals(totals_);
 
@@ -131,21 +147,64 @@ StepResult Trainer::step(std::int64_t step, std::int64_t position, const io::Sam
   kernels::clip_factor(*context_, {totals_.view(), factor.view(), options_.clip_norm});
   StepResult result;
   result.lr = options_.schedule.at(step);
+  if (before_update) before_update();
+  fault_point("update");
   sharded_.step(options_.adamw, result.lr, step + 1, factor, options_.seed);
 
   const std::vector<double> sums = totals_.to_vector<double>();
   communicator_.check();
   result.grad_norm = std::sqrt(sums[0]);
   result.loss = sums[kLoss];
-  result.stop_requested = sums[kStop] > 0;
-  result.saves = {sums[kInFlight] > 0, sums[kFailed] > 0};
-  // Every rank sees the same sums, so all stop together; the factor has kept the weights as they
-  // were. The sign of a NaN tells nobody anything.
-  require<NonFiniteLoss>(std::isfinite(result.loss) && std::isfinite(result.grad_norm),
-                         "step {}: loss is {} and the gradient norm {}; nothing was updated. Lower "
-                         "optim.lr or resume from an earlier checkpoint",
-                         step, std::abs(result.loss), std::abs(result.grad_norm));
+  for (std::size_t i = kStopSignals.size(); i-- > 0;)
+    if (sums[kStop + i] > 0) result.stop_signal = kStopSignals[i];
+  // Every rank sees the same sums, so all stop together; the factor has kept weights and moments as
+  // they were.
+  if (is_finite(result)) {
+    skipped_ = 0;
+    return result;
+  }
+  result.skipped = find_culprit(step, position, data, result);
+  require<NonFiniteLoss>(options_.skip_nonfinite, "{}", result.skipped);
+  require<NonFiniteLoss>(++skipped_ <= kMostSkipped, "{} ({} steps in a row were skipped before)",
+                         result.skipped, kMostSkipped);
   return result;
+}
+
+std::string Trainer::find_culprit(std::int64_t step, std::int64_t position, const io::Sampler& data,
+                                  const StepResult& result) {
+  graphs_.clear();  // what runs beside them has no room; the next steps capture anew
+  StepFindings mine;
+  StepResult again;
+  kernels::fill(*context_, totals_.view(), 0.0);
+  {
+    // Whatever happens, later steps must not be looked at.
+    const auto off = [this](void*) { sharded_.observe_gradients({}); };
+    const std::unique_ptr<void, decltype(off)> guard(this, off);
+    sharded_.observe_gradients([&](const comm::FlatUnit& unit) {
+      mine.gradients.add(comm::non_finite_gradients(*context_, unit));
+    });
+    run_all(step, position, data, &Trainer::run);
+  }
+  const double loss = totals_.to_vector<double>()[kLoss];
+  if (!std::isfinite(loss)) mine.loss = non_finite_word(loss);
+  sharded_.sum_totals(totals_);
+  const std::vector<double> sums = totals_.to_vector<double>();
+  communicator_.check();
+  again.grad_norm = std::sqrt(sums[0]);
+  again.loss = sums[kLoss];
+  if (!std::isfinite(again.grad_norm)) mine.sums.add(comm::non_finite_sums(*context_, sharded_));
+  mine.weights.add(comm::non_finite_weights(*context_, sharded_));
+
+  std::vector<StepFindings> ranks;
+  if (options_.exchange) {
+    for (const std::string& text :
+         options_.exchange(fmt::format("not finite at step {}", step), encode(mine)))
+      ranks.push_back(decode_findings(text));
+  } else {
+    ranks.resize(static_cast<std::size_t>(communicator_.world_size()));
+    ranks[static_cast<std::size_t>(communicator_.rank())] = std::move(mine);
+  }
+  return describe({step, result.loss, result.grad_norm, is_finite(again), ranks});
 }
 
 double Trainer::evaluate(const io::Sampler& data, std::int64_t batches) {

@@ -1,0 +1,97 @@
+#include "comm/control/heartbeat.h"
+
+#include <algorithm>
+
+#include "comm/collective.h"
+#include "comm/control/agreement.h"
+
+namespace tessera::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+// A wait for the verdict is not cut short when this rank leaves: so long it may take.
+constexpr milliseconds kSlice{250};
+constexpr milliseconds kRetry{100};
+constexpr int kRetries = 5;
+
+}  // namespace
+
+Heartbeat::Heartbeat(std::shared_ptr<Store> store, int rank, std::shared_ptr<RankStatus> status,
+                     HeartbeatOptions options)
+    : store_(std::move(store)),
+      rank_(rank),
+      status_(std::move(status)),
+      options_(std::move(options)),
+      thread_([this] { run(); }) {}
+
+Heartbeat::~Heartbeat() {
+  status_->leave();
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+  try {
+    store_->beat(rank_, status_->state());
+  } catch (const std::exception&) {
+    // Who served the store has gone, or the run has failed: nobody waits for this.
+  }
+}
+
+bool Heartbeat::sleep(milliseconds time) {
+  std::unique_lock lock(mutex_);
+  return wake_.wait_for(lock, time, [this] { return stop_; });
+}
+
+CommError Heartbeat::lost(std::string_view why) const {
+  CommError error(
+      CommFailure::PeerLost, options_.server,
+      "the control channel is lost: {}, which serves it, did not answer for {} ({}); it "
+      "ended or is stopped, or the network to it is cut",
+      options_.server_name, format_seconds(options_.silence), why);
+  return error.set_fate("no answer");
+}
+
+std::optional<CommError> Heartbeat::wait_for_verdict(milliseconds at_most) {
+  const auto end = Clock::now() + at_most;
+  do {
+    const auto left = std::chrono::duration_cast<milliseconds>(end - Clock::now());
+    if (auto verdict = find_verdict(*store_, std::clamp(left, milliseconds(0), kSlice)))
+      return verdict;
+    const std::lock_guard lock(mutex_);
+    if (stop_) return std::nullopt;
+  } while (Clock::now() < end);
+  return std::nullopt;
+}
+
+void Heartbeat::run() {
+  auto answered = Clock::now();
+  int failures = 0;
+  std::optional<CommError> verdict;
+  while (!verdict) {
+    try {
+      store_->beat(rank_, status_->state());
+      verdict = wait_for_verdict(options_.period);
+      answered = Clock::now();
+      failures = 0;
+    } catch (const std::exception& error) {
+      // Of a process that is gone, the host says so at once.
+      const bool is_silent =
+          options_.silence.count() > 0 && Clock::now() - answered >= options_.silence;
+      if (++failures >= kRetries || is_silent) {
+        verdict = lost(error.what());
+      } else if (sleep(kRetry)) {
+        return;
+      }
+    }
+    const std::lock_guard lock(mutex_);
+    if (stop_) return;
+  }
+  if (options_.on_verdict) options_.on_verdict(*verdict);
+  if (!sleep(options_.leave_within) && options_.on_stuck) options_.on_stuck(*verdict);
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,172 @@
+#include "comm/control/monitor.h"
+
+#include <algorithm>
+
+#include "comm/collective.h"
+#include "comm/control/agreement.h"
+#include "comm/control/tcp_store.h"
+#include "comm/control/withheld_time.h"
+
+namespace tessera::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kTick{100};
+constexpr std::chrono::seconds kTellAgain{60};
+// Steps of a rank over a window, fewer of which say nothing.
+constexpr std::int64_t kFewSteps = 3;
+// Own time of a step below which nobody is slow.
+constexpr double kNoTime = 10e-3;
+
+std::string describe(int rank, const RankState& state) {
+  return fmt::format("rank {} ({})", rank, state.process);
+}
+
+double seconds(Clock::duration time) { return std::chrono::duration<double>(time).count(); }
+
+}  // namespace
+
+void BeatTable::beat(int rank, RankState state, std::uint64_t connection) {
+  const std::lock_guard lock(mutex_);
+  beats_[rank] = Beat{Clock::now(), connection, std::nullopt, std::move(state)};
+}
+
+void BeatTable::broken(int rank, std::uint64_t connection) {
+  const std::lock_guard lock(mutex_);
+  const auto found = beats_.find(rank);
+  if (found != beats_.end() && found->second.connection == connection)
+    found->second.broken = Clock::now();
+}
+
+std::map<int, Beat> BeatTable::all() const {
+  const std::lock_guard lock(mutex_);
+  return beats_;
+}
+
+std::optional<CommError> judge_beats(const std::map<int, Beat>& beats, Clock::time_point now,
+                                     const MonitorOptions& options) {
+  std::vector<int> ended, silent;
+  std::string names, where;
+  Clock::duration longest{};
+  for (const auto& [rank, beat] : beats) {
+    if (beat.state.leaving) continue;
+    if (beat.broken && now - *beat.broken >= options.broken) ended.push_back(rank);
+  }
+  for (const auto& [rank, beat] : beats) {
+    const bool is_silent = !beat.state.leaving && options.silence.count() > 0 && !beat.broken &&
+                           now - beat.at >= options.silence;
+    if (is_silent) silent.push_back(rank);
+  }
+  const std::vector<int>& culprits = ended.empty() ? silent : ended;
+  if (culprits.empty()) return std::nullopt;
+  for (const int rank : culprits) {
+    const Beat& beat = beats.at(rank);
+    names += (names.empty() ? "" : ", ") + describe(rank, beat.state);
+    where += (where.empty() ? "" : "; ") + beat.state.where();
+    longest = std::max(longest, now - beat.at);
+  }
+  if (!ended.empty()) {
+    CommError error(CommFailure::PeerLost, ended, "lost {}, which ended without a word in {}",
+                    names, where);
+    return error.set_fate("ended");
+  }
+  CommError error(CommFailure::Timeout, silent,
+                  "no heartbeat of {} for {:.1f} s, last seen in {}; a process or its host is "
+                  "stopped, or the network between them is cut",
+                  names, seconds(longest), where);
+  return error.set_fate("stopped");
+}
+
+std::vector<std::string> SlowRanks::look(const std::map<int, Beat>& beats, Clock::time_point now) {
+  if (began_ != Clock::time_point{} && now - began_ < options_.slow_window) return {};
+  std::map<int, double> own;  // seconds a step
+  for (const auto& [rank, beat] : beats) {
+    const auto before = before_.find(rank);
+    if (before == before_.end()) continue;
+    const std::int64_t steps = beat.state.busy_steps - before->second.busy_steps;
+    if (steps < kFewSteps) continue;
+    own[rank] = static_cast<double>(beat.state.busy_us - before->second.busy_us) * 1e-6 /
+                static_cast<double>(steps);
+  }
+  began_ = now;
+  before_.clear();
+  for (const auto& [rank, beat] : beats) before_[rank] = beat.state;
+  if (own.size() < 2 || own.size() != beats.size()) return {};
+
+  std::vector<double> sorted;
+  for (const auto& [rank, time] : own) sorted.push_back(time);
+  std::sort(sorted.begin(), sorted.end());
+  const double median = sorted[(sorted.size() - 1) / 2];
+  std::vector<std::string> notes;
+  for (const auto& [rank, time] : own) {
+    if (time < options_.slow * median || time < kNoTime) continue;
+    const auto told = told_.find(rank);
+    if (told != told_.end() && now - told->second < kTellAgain) continue;
+    told_[rank] = now;
+    notes.push_back(fmt::format(
+        "rank {} ({}) is slow: it computes {:.3g} s a step, {:.1f} times the median of {:.3g} s, "
+        "and all ranks wait for it",
+        rank, beats.at(rank).state.process, time, median > 0 ? time / median : 0.0, median));
+  }
+  return notes;
+}
+
+void Allowance::grant(std::map<int, Beat>& beats, Clock::duration withheld, Clock::time_point now) {
+  for (auto& [rank, beat] : beats) {
+    Granted& granted = granted_[rank];
+    if (granted.at != beat.at) granted = {beat.at, std::nullopt};
+    if (granted.broken != beat.broken) {
+      granted.broken = beat.broken;
+      granted.lost = {};
+    }
+    granted.silent += std::min(withheld, now - beat.at);
+    beat.at += granted.silent;
+    if (!beat.broken) continue;
+    granted.lost += std::min(withheld, now - *beat.broken);
+    *beat.broken += granted.lost;
+  }
+}
+
+Monitor::Monitor(TcpStoreServer& server, const MonitorOptions& options,
+                 std::function<void(const CommError&)> on_verdict,
+                 std::function<void(const std::string&)> on_note)
+    : server_(server),
+      options_(options),
+      on_verdict_(std::move(on_verdict)),
+      on_note_(std::move(on_note)),
+      thread_([this] { watch(); }) {}
+
+Monitor::~Monitor() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+}
+
+void Monitor::watch() {
+  SlowRanks slow(options_);
+  WithheldTime withheld(kTick, started_);
+  Allowance allowance;
+  std::unique_lock lock(mutex_);
+  while (!wake_.wait_for(lock, kTick, [this] { return stop_; })) {
+    lock.unlock();
+    auto beats = server_.beats().all();
+    const auto now = Clock::now();  // none of them came later
+    allowance.grant(beats, withheld.look(now), now);
+    if (on_note_) {
+      for (const std::string& note : slow.look(beats, now)) on_note_(note);
+    }
+    if (const auto error = judge_beats(beats, now, options_)) {
+      const CommError verdict = publish_verdict(server_, *error);
+      if (on_verdict_) on_verdict_(verdict);
+      return;
+    }
+    lock.lock();
+  }
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,306 @@
+#include "comm/flight_recorder.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <new>
+#include <sstream>
+
+#include "comm/control/socket.h"
+#include "comm/failure_report.h"
+#include "comm/flight_layout.h"
+
+namespace tessera::comm {
+namespace {
+
+namespace fs = std::filesystem;
+using Word = std::uint64_t;
+
+std::int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+template <std::size_t N>
+void put(std::array<char, N>& to, std::string_view text) {
+  std::copy_n(text.data(), std::min(text.size(), N), to.data());
+}
+
+// Word by word, each visible before what follows: a reader that finds a later one finds this, too.
+void store(std::byte* to, Word value) {
+  static_assert(std::atomic_ref<Word>::is_always_lock_free);
+  std::atomic_ref<Word>(*reinterpret_cast<Word*>(to)).store(value, std::memory_order_release);
+}
+
+template <typename T>
+void store_words(std::byte* to, const T& value, std::size_t begin, std::size_t end) {
+  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(Word) == 0);
+  for (std::size_t at = begin; at < end; at += sizeof(Word)) {
+    Word word = 0;
+    std::memcpy(&word, reinterpret_cast<const std::byte*>(&value) + at, sizeof(Word));
+    store(to + at, word);
+  }
+}
+
+// A part that begins with its version: odd meanwhile.
+template <typename T>
+void store_guarded(std::byte* to, T value) {
+  static_assert(offsetof(T, version) == 0);
+  Word version = 0;
+  std::memcpy(&version, to, sizeof(Word));
+  store(to, version + 1);
+  store_words(to, value, sizeof(Word), sizeof(T));
+  store(to, version + 2);
+}
+
+void rename_into_place(const fs::path& path) {
+  const std::string temporary = path.string() + ".tmp";
+  if (::rename(temporary.c_str(), path.c_str()) == 0) return;
+  const int error = errno;
+  ::unlink(temporary.c_str());
+  throw IoError("cannot replace {}: {}", path.string(), std::strerror(error));
+}
+
+FlightEnd end_of(CommFailure failure) {
+  switch (failure) {
+    case CommFailure::Timeout:
+      return FlightEnd::Timeout;
+    case CommFailure::PeerLost:
+      return FlightEnd::PeerLost;
+    case CommFailure::Mismatch:
+      return FlightEnd::Mismatch;
+    case CommFailure::Aborted:
+      return FlightEnd::Aborted;
+  }
+  return FlightEnd::Error;
+}
+
+}  // namespace
+
+// A file of full size, mapped; throws the reason why there is none.
+FlightRecorder::Made FlightRecorder::map_file(const fs::path& path) {
+  const fs::path folder = path.parent_path();
+  if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) {
+    throw IoError("cannot make {}: {}", folder.string(), std::strerror(errno));
+  }
+  const FileDescriptor dir(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  require<IoError>(dir.get() >= 0, "cannot open {}: {}", folder.string(), std::strerror(errno));
+  const std::string name = path.filename().string();
+  const std::string temporary = name + ".tmp";
+  ::unlinkat(dir.get(), temporary.c_str(), 0);  // of a rank that was killed here
+  const FileDescriptor file(::openat(dir.get(), temporary.c_str(),
+                                     O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
+  require<IoError>(file.get() >= 0, "cannot make {}: {}", path.string(), std::strerror(errno));
+  try {
+    int error = 0;
+    do error = ::posix_fallocate(file.get(), 0, static_cast<off_t>(kFlightBytes));
+    while (error == EINTR);
+    require<IoError>(error == 0, "no room for {} ({} bytes): {}", path.string(), kFlightBytes,
+                     std::strerror(error));
+    struct stat status {};
+    require<IoError>(::fstat(file.get(), &status) == 0, "cannot look at {}: {}", path.string(),
+                     std::strerror(errno));
+    void* const memory =
+        ::mmap(nullptr, kFlightBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+    require<IoError>(memory != MAP_FAILED, "cannot map {}: {}", path.string(),
+                     std::strerror(errno));
+    return {memory, path, status.st_dev, status.st_ino};
+  } catch (const IoError&) {
+    ::unlinkat(dir.get(), temporary.c_str(), 0);
+    throw;
+  }
+}
+
+std::shared_ptr<FlightRecorder> FlightRecorder::create(const fs::path& path,
+                                                       const FlightIdentity& identity) {
+  std::string why;
+  if (!path.empty()) {
+    try {
+      // Not make_shared: the constructor is private.
+      std::shared_ptr<FlightRecorder> recorder(new FlightRecorder(map_file(path), {}));
+      recorder->write_header(identity);
+      rename_into_place(path);
+      return recorder;
+    } catch (const IoError& error) {
+      why = error.what();
+    }
+  }
+  void* memory =
+      ::mmap(nullptr, kFlightBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  require<IoError>(memory != MAP_FAILED, "no memory for a flight record: {}", std::strerror(errno));
+  std::shared_ptr<FlightRecorder> recorder(new FlightRecorder({memory}, std::move(why)));
+  recorder->write_header(identity);
+  return recorder;
+}
+
+FlightRecorder::FlightRecorder(Made made, std::string why_not_in_file)
+    : made_(std::move(made)),
+      memory_(static_cast<std::byte*>(made_.memory)),
+      why_not_in_file_(std::move(why_not_in_file)) {}
+
+FlightRecorder::~FlightRecorder() { ::munmap(memory_, kFlightBytes); }
+
+void FlightRecorder::write_header(const FlightIdentity& identity) {
+  FlightHeader header;
+  header.rank = identity.rank;
+  header.world_size = identity.world_size;
+  header.pid = ::getpid();
+  header.pid_start = look_at_process(header.pid).start;
+  header.pid_namespace = this_pid_namespace();
+  header.start_wall_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(
+                             std::chrono::system_clock::now().time_since_epoch())
+                             .count();
+  header.start_ns = now_ns();
+  put(header.boot_id, this_boot_id());
+  std::array<char, 256> host{};
+  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '?';
+  put(header.host, host.data());
+  put(header.run_id, identity.run_id);
+  header.start_id = identity.start_id;
+  std::memcpy(memory_, &header, sizeof(header));
+}
+
+bool FlightRecorder::is_in_place() const {
+  struct stat status {};
+  return !made_.path.empty() && ::lstat(made_.path.c_str(), &status) == 0 &&
+         status.st_dev == made_.device && status.st_ino == made_.inode;
+}
+
+void FlightRecorder::set_start_id(std::uint64_t id) noexcept {
+  std::byte* const at = memory_ + offsetof(FlightHeader, start_id);
+  const std::lock_guard lock(mutex_);
+  Word before = 0;
+  std::memcpy(&before, at, sizeof(before));
+  if (before == 0) store(at, id);
+}
+
+void FlightRecorder::set_phase(std::string_view phase, std::int64_t step) noexcept {
+  FlightPhase value;
+  put(value.name, phase.substr(0, value.name.size() - 1));
+  value.step = step;
+  value.entered_ns = now_ns();
+  const std::lock_guard lock(mutex_);
+  store_guarded(memory_ + offsetof(FlightHeader, phase), value);
+}
+
+void FlightRecorder::queued(const Collective& collective) noexcept {
+  FlightEntry entry;
+  entry.signature = Signature(collective);
+  entry.bytes = collective.bytes();
+  entry.queued_ns = now_ns();
+  entry.state = static_cast<Word>(FlightState::Queued);
+  const std::size_t slot = collective.sequence % kFlightEntries;
+  const std::lock_guard lock(mutex_);
+  store_guarded(memory_ + sizeof(FlightHeader) + slot * sizeof(FlightEntry), entry);
+}
+
+template <typename Change>
+void FlightRecorder::change(std::uint64_t sequence, const Change& change) noexcept {
+  const std::int64_t now = now_ns();
+  std::byte* const at =
+      memory_ + sizeof(FlightHeader) + sequence % kFlightEntries * sizeof(FlightEntry);
+  const std::lock_guard lock(mutex_);
+  FlightEntry entry;
+  std::memcpy(static_cast<void*>(&entry), at, sizeof(entry));
+  if (entry.version == 0 || entry.signature.sequence != sequence) return;
+  change(entry, now);
+  store_guarded(at, entry);
+}
+
+void FlightRecorder::started(std::uint64_t sequence) noexcept {
+  change(sequence, [](FlightEntry& entry, std::int64_t now) {
+    entry.started_ns = now;
+    entry.state = static_cast<Word>(FlightState::Running);
+  });
+}
+
+void FlightRecorder::ended(std::uint64_t sequence, bool ok) noexcept {
+  change(sequence, [ok](FlightEntry& entry, std::int64_t now) {
+    entry.ended_ns = now;
+    entry.state = static_cast<Word>(ok ? FlightState::Done : FlightState::Failed);
+  });
+}
+
+void FlightRecorder::end(FlightEnd kind, std::string_view text, int culprit) noexcept {
+  FlightEnding ending;
+  ending.time_ns = now_ns();
+  ending.culprit = culprit;
+  ending.kind = static_cast<Word>(kind);
+  put(ending.text, text);
+  std::byte* const at = memory_ + offsetof(FlightHeader, ending);
+  const std::lock_guard lock(mutex_);
+  Word before = 0;
+  std::memcpy(&before, at + offsetof(FlightEnding, kind), sizeof(before));
+  if (before == 0) store_words(at, ending, 0, sizeof(ending));
+}
+
+void FlightRecorder::end(const std::exception& error) noexcept {
+  if (const auto* comm = dynamic_cast<const CommError*>(&error)) {
+    if (comm->fate() == kCutOff) {  // none of them is to blame alone
+      end(FlightEnd::CutOff, error.what());
+    } else {
+      end(end_of(comm->failure()), error.what(),
+          comm->culprits().empty() ? -1 : comm->culprits().front());
+    }
+    return;
+  }
+  const bool memory = dynamic_cast<const OutOfMemory*>(&error) != nullptr ||
+                      dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
+  end(memory ? FlightEnd::OutOfMemory : FlightEnd::Error, error.what());
+}
+
+FlightRecord FlightRecorder::snapshot() const {
+  const std::lock_guard lock(mutex_);
+  return parse_flight_record({memory_, kFlightBytes}, "this rank's record");
+}
+
+std::string flight_file_name(int rank) { return fmt::format("rank-{:05}.bin", rank); }
+
+std::optional<int> rank_of_flight_file(std::string_view name) {
+  constexpr std::string_view kPrefix = "rank-", kSuffix = ".bin";
+  if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix)) return std::nullopt;
+  int rank = -1;
+  const char* const end = name.data() + name.size() - kSuffix.size();
+  const auto parsed = std::from_chars(name.data() + kPrefix.size(), end, rank);
+  // One spelling for each rank: two files can't be of the same one.
+  const bool is_exact = parsed.ec == std::errc() && rank >= 0 && flight_file_name(rank) == name;
+  return is_exact ? std::optional<int>(rank) : std::nullopt;
+}
+
+ProcessLook look_at_process(std::int64_t pid) {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  std::string text;
+  // "12 (a name (of any kind)) S 1 ...": the state is the third field, the start the 22nd.
+  if (!std::getline(file, text) || text.rfind(')') == std::string::npos) return {};
+  std::istringstream fields(text.substr(text.rfind(')') + 1));
+  ProcessLook look;
+  std::string skipped;
+  fields >> look.state;
+  for (int field = 4; field < 22; ++field) fields >> skipped;
+  fields >> look.start;
+  return fields ? look : ProcessLook{};
+}
+
+std::string this_boot_id() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  std::getline(file, id);
+  return id;
+}
+
+std::uint64_t this_pid_namespace() {
+  struct stat status {};
+  return ::stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,79 @@
+#include "comm/sharding/finite_check.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/elementwise.h"
+#include "kernels/optimizer.h"
+
+namespace tessera::comm {
+namespace {
+
+// "[5, 100]" of a flat element of a shape.
+std::string place(std::int64_t element, const Shape& shape) {
+  std::string text = "]";
+  for (std::size_t dim = shape.size(); dim-- > 0;) {
+    text = fmt::format("{}{}{}", element % shape[dim], text == "]" ? "" : ", ", text);
+    element /= shape[dim];
+  }
+  return "[" + text;
+}
+
+std::string word(float value) {
+  if (std::isnan(value)) return "nan";  // its sign tells nobody anything
+  return value > 0 ? "inf" : "-inf";
+}
+
+// `values`: elements from `begin` on of a parameter.
+void look(Context& context, const Tensor& values, const std::string& name, const Shape& shape,
+          std::int64_t begin, std::vector<NonFinite>& found) {
+  Tensor floats = values;
+  if (values.dtype() != DType::F32) {
+    floats = Tensor::empty(values.context(), values.shape(), DType::F32, MemoryCategory::Workspace,
+                           "finite check");
+    kernels::cast(context, values.view(), {floats.view(), false, true});
+  }
+  // The square of no float32 overflows in float64.
+  if (std::isfinite(kernels::sum_of_squares(context, floats.view()))) return;
+  const auto bad = [](float x) { return !std::isfinite(x); };
+  const std::vector<float> all = floats.to_vector<float>();
+  const auto first = std::find_if(all.begin(), all.end(), bad);
+  if (first == all.end()) return;
+  found.push_back({name, std::count_if(first, all.end(), bad), values.numel(),
+                   place(begin + (first - all.begin()), shape), word(*first)});
+}
+
+}  // namespace
+
+std::vector<NonFinite> non_finite_gradients(Context& context, const FlatUnit& unit) {
+  std::vector<NonFinite> found;
+  for (auto p = unit.parameters().rbegin(); p != unit.parameters().rend(); ++p) {
+    const Tensor& tensor = (*p)->tensor;
+    if (tensor.grad().defined()) look(context, tensor.grad(), (*p)->name, tensor.shape(), 0, found);
+  }
+  return found;
+}
+
+std::vector<NonFinite> non_finite_sums(Context& context, const ShardedModel& model) {
+  std::vector<NonFinite> found;
+  for (const auto& unit : model.units()) {
+    const std::int64_t begin = unit->segment_begin();
+    for (const SlotRange& range : unit->layout().ranges(begin, begin + unit->segment_size())) {
+      const ParameterSlot& slot = unit->layout().slots()[static_cast<std::size_t>(range.slot)];
+      const Tensor part = unit->gradient().alias({range.end - range.begin}, {1}, range.offset);
+      look(context, part, slot.name, slot.shape, range.begin, found);
+    }
+  }
+  return found;
+}
+
+std::vector<NonFinite> non_finite_weights(Context& context, ShardedModel& model) {
+  std::vector<NonFinite> found;
+  for (const ShardedModel::Piece& piece : model.held_pieces()) {
+    look(context, piece.master, piece.parameter->name, piece.parameter->tensor.shape(), piece.begin,
+         found);
+  }
+  return found;
+}
+
+}  // namespace tessera::comm

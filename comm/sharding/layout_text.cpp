@@ -1,0 +1,42 @@
+#include "comm/sharding/layout_text.h"
+
+#include <fmt/format.h>
+
+#include <cstdint>
+
+namespace tessera::comm {
+namespace {
+
+// FNV-1a: finds mistakes, not forgeries.
+std::uint64_t hash_of(std::string_view text) {
+  std::uint64_t hash = 14695981039346656037U;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211U;
+  return hash;
+}
+
+std::string parameters_of(const FlatUnit& unit) {
+  std::string text;
+  for (std::size_t i = 0; i < unit.parameters().size(); ++i) {
+    const ParameterSlot& slot = unit.layout().slots()[i];
+    text += fmt::format("{} {} at {}", slot.name, slot.shape.str(), slot.offset);
+    text += fmt::format(" {}{}\n", dtype_name(unit.parameters()[i]->tensor.dtype()),
+                        slot.decay ? " decays" : "");
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string layout_text(const ShardedModel& model) {
+  std::string text = fmt::format("units = {}\n", model.units().size());
+  for (const auto& unit : model.units()) {
+    const ShardLayout& layout = unit->layout();
+    text += fmt::format(
+        "unit {} = {} parameters of {} elements in a buffer of {}, {} weights, hash {:016x}\n",
+        unit->name(), layout.slots().size(), layout.parameter_count(), layout.padded_size(),
+        dtype_name(unit->master().dtype()), hash_of(parameters_of(*unit)));
+  }
+  return text;
+}
+
+}  // namespace tessera::comm

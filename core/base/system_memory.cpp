@@ -1,0 +1,87 @@
+#include "core/base/system_memory.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <fstream>
+#include <string>
+#include <string_view>
+
+namespace tessera {
+namespace {
+
+SystemMemory of_machine() {
+  SystemMemory out;
+  std::ifstream in("/proc/meminfo");  // "MemTotal:       16384 kB"
+  std::string key, unit;
+  for (std::int64_t kib = 0; in >> key >> kib; std::getline(in, unit)) {
+    if (key == "MemTotal:") out.total = kib * 1024;
+    if (key == "MemAvailable:") out.available = kib * 1024;
+  }
+  return out;
+}
+
+// The files of a control group, by the version of the interface.
+struct Names {
+  const char* limit;
+  const char* used;
+  const char* cache;  // in memory.stat: files that the system drops when asked for more
+};
+constexpr Names kVersion2 = {"memory.max", "memory.current", "inactive_file"};
+constexpr Names kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_bytes",
+                             "total_inactive_file"};
+
+std::int64_t used_by(const std::filesystem::path& group, const Names& names) {
+  std::int64_t used = 0;
+  std::ifstream(group / names.used) >> used;
+  std::ifstream statistics(group / "memory.stat");
+  std::string key;
+  for (std::int64_t bytes = 0; statistics >> key >> bytes;) {
+    if (key == names.cache) used -= bytes;
+  }
+  return used;
+}
+
+void apply(SystemMemory& memory, const std::filesystem::path& group, const Names& names) {
+  std::int64_t limit = 0;
+  if (!(std::ifstream(group / names.limit) >> limit) || limit <= 0 || limit >= of_machine().total)
+    return;
+  const std::int64_t left = limit - std::clamp<std::int64_t>(used_by(group, names), 0, limit);
+  memory.total = std::min(memory.total, limit);
+  memory.available = std::min(memory.available, left);
+}
+
+// A group within another one may use what both allow.
+void apply_all(SystemMemory& memory, const std::filesystem::path& root, std::string_view path,
+               const Names& names) {
+  std::filesystem::path group = root;
+  apply(memory, group, names);
+  for (const auto& part : std::filesystem::path(path).relative_path()) {
+    if (part == "..") return;  // outside of what this namespace shows
+    group /= part;
+    apply(memory, group, names);
+  }
+}
+
+}  // namespace
+
+SystemMemory system_memory(const std::filesystem::path& root,
+                           const std::filesystem::path& membership) {
+  SystemMemory out = of_machine();
+  apply(out, root, kVersion2);
+  std::ifstream in(membership);  // "0::/a/b" or "4:cpu,memory:/a/b"
+  for (std::string line; std::getline(in, line);) {
+    const auto first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = fmt::format(",{},", line.substr(first + 1, second - first - 1));
+    const std::string path = line.substr(second + 1);
+    if (line.starts_with("0::")) {
+      apply_all(out, root, path, kVersion2);
+    } else if (controllers.find(",memory,") != std::string::npos) {
+      apply_all(out, root / "memory", path, kVersion1);
+    }
+  }
+  return out;
+}
+
+}  // namespace tessera

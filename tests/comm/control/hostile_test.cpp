@@ -1,0 +1,378 @@
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <random>
+
+#include "comm/control/authentication.h"
+#include "comm/control/tcp_store.h"
+#include "tests/comm/control/hostile_client.h"
+#include "tests/support/check_throws.h"
+#include "tests/support/multiprocess.h"
+
+using namespace tessera;
+using namespace tessera::test;
+using comm::FileDescriptor;
+using comm::ProofRole;
+using comm::TcpStore;
+using comm::TcpStoreServer;
+
+namespace {
+
+const std::string kToken = "the secret of this run, long enough";
+const std::string kOther = "another secret, as long as the first";
+
+std::unique_ptr<TcpStore> client(const TcpStoreServer& server, const std::string& token = kToken) {
+  return std::make_unique<TcpStore>(server.host(), server.port(), "run", 10s, 1, token);
+}
+
+std::string hello(const std::string& nonce) { return test::hello("run", nonce); }
+
+Recording record(const TcpStoreServer& server) { return test::record(door_of(server), kToken); }
+
+// A listener that plays a server: answers the hello, then the proof, by `answer`.
+class FakeServer {
+ public:
+  explicit FakeServer(const std::function<std::string(const comm::Message&)>& answer)
+      : listener_(comm::listen_on("127.0.0.1", 0, 8)), thread_([this, answer] { serve(answer); }) {}
+  ~FakeServer() {
+    stop_.store(true);
+    thread_.join();
+  }
+  std::uint16_t port() const { return comm::bound_port(listener_.get()); }
+
+ private:
+  void serve(const std::function<std::string(const comm::Message&)>& answer) {
+    while (!stop_.load()) {
+      pollfd waiting{listener_.get(), POLLIN, 0};
+      if (::poll(&waiting, 1, 20) <= 0) continue;
+      const FileDescriptor fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      for (int i = 0; fd && i < 2; ++i) {
+        const comm::Message m = receive_message(fd);
+        if (m.type == 0) break;
+        send_all(fd, answer(m));
+      }
+    }
+  }
+  FileDescriptor listener_;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+constexpr auto kRefused = "refused this process: it serves another run than 'run', or ";
+
+}  // namespace
+
+TEST_CASE("who has the token joins, and keys are shared") {
+  const TcpStoreServer server({.run_id = "run", .token = kToken});
+  client(server)->set("k", "v");
+  CHECK(client(server)->get("k", 1s) == "v");
+  CHECK(server.refused() == 0);
+}
+
+TEST_CASE("a wrong token is refused, at once") {
+  const TcpStoreServer server({.run_id = "run", .token = kToken});
+  const Stopwatch watch;
+  CHECK_THROWS_HOLDING(CommError, std::string(kRefused) + "has another token",
+                       client(server, kOther));
+  CHECK(watch.elapsed() < 5s);
+  CHECK(server.clients() == 0);
+  CHECK(server.refused() == 1);
+}
+
+TEST_CASE("no token: refused by a server that has one") {
+  const TcpStoreServer server({.run_id = "run", .token = kToken});
+  CHECK_THROWS_HOLDING(CommError, std::string(kRefused) + "it wants a token", client(server, ""));
+  CHECK(server.clients() == 0);
+}
+
+TEST_CASE("a token on the client's side only: it does not join") {
+  const TcpStoreServer server({.run_id = "run"});
+  CHECK_THROWS_HOLDING(CommError, kRefused, client(server));
+  CHECK(server.clients() == 0);
+}
+
+TEST_CASE("a server that does not know the token is not joined, whatever it answers") {
+  const auto answers = std::vector<std::function<std::string(const comm::Message&)>>{
+      [](const comm::Message&) { return message('y', {""}); },
+      [](const comm::Message&) { return message('C', {""}); },
+      [](const comm::Message& m) {  // with proofs of another token
+        return m.type == 'H' ? message('C', {std::string(32, 'n')})
+                             : message('y', {std::string(32, 'p')});
+      },
+      // What the client sends, reflected: its nonce as the challenge, its proof as the server's.
+      [](const comm::Message& m) {
+        return m.type == 'H' ? message('C', {m.fields.at(2)}) : message('y', {m.fields.at(0)});
+      }};
+  for (const auto& answer : answers) {
+    const FakeServer server(answer);
+    CHECK_THROWS_HOLDING(CommError, "does not know this run's token",
+                         TcpStore("127.0.0.1", server.port(), "run", 10s, 1, kToken));
+  }
+}
+
+TEST_CASE("a reflected challenge is no proof") {
+  const TcpStoreServer server({.run_id = "run", .token = kToken});
+  const auto fd = raw(server), other = raw(server);
+  send_all(fd, hello(comm::make_nonce()));
+  const std::string challenge = receive_message(fd).fields.at(0);
+  send_all(other, hello(challenge));  // will the server itself answer its challenge?
+  CHECK(receive_message(other).fields.at(0) != challenge);
+  send_all(fd, message('P', {challenge}));
+  CHECK(receive_message(fd).type == 'n');
+  CHECK(is_closed(fd));
+  CHECK(server.clients() == 0);
+}
+
+TEST_CASE("a replayed handshake is refused") {
+  const TcpStoreServer server({.run_id = "run", .token = kToken});
+  const Recording said = record(server);
+  for (int i = 0; i < 3; ++i) {
+    const auto fd = raw(server);
+    send_all(fd, said.hello);
+    CHECK(receive_message(fd).type == 'C');
+    send_all(fd, said.proof);
+    CHECK(receive_message(fd).type == 'n');
+    CHECK(is_closed(fd));
+  }
+  const auto fd = raw(server);  // all in one piece
+  send_all(fd, said.hello + said.proof);
+  CHECK(is_closed(fd));
+  CHECK(server.refused() == 4);
+}
+
+TEST_CASE("slow, half-open and silent strangers are closed after the same time in all") {
+  const TcpStoreServer server({.run_id = "run", .token = kToken, .hello_timeout = 400ms});
+  const auto silent = raw(server), half_open = raw(server), slow = raw(server);
+  ::shutdown(half_open.get(), SHUT_WR);
+  CHECK(is_closed(half_open));
+  const std::string bytes = hello(comm::make_nonce());
+  const Stopwatch watch;
+  std::size_t sent = 0;
+  // A byte now and then does not buy it more time.
+  for (; sent < bytes.size() && watch.elapsed() < 10s; ++sent) {
+    if (::send(slow.get(), bytes.data() + sent, 1, MSG_NOSIGNAL) != 1) break;
+    std::this_thread::sleep_for(20ms);
+  }
+  CHECK(sent < bytes.size());
+  CHECK(is_closed(silent));
+  CHECK(server.connections() == 0);
+}
+
+TEST_CASE("who was challenged is not pushed out by a crowd of silent strangers") {
+  const TcpStoreServer server(
+      {.run_id = "run", .token = kToken, .max_strangers = 16, .hello_timeout = 30s});
+  const auto fd = raw(server);
+  const std::string nonce = comm::make_nonce();
+  send_all(fd, hello(nonce));
+  const std::string challenge = receive_message(fd).fields.at(0);
+  std::deque<FileDescriptor> crowd;
+  for (int i = 0; i < 300; ++i) {
+    crowd.push_back(raw(server));
+    if (crowd.size() > 50) crowd.pop_front();
+  }
+  send_all(fd,
+           message('P', {comm::make_proof(kToken, ProofRole::Client, "run", nonce, challenge)}));
+  CHECK(receive_message(fd).type == 'y');
+  CHECK(server.connections() <= 17);
+}
+
+TEST_CASE("strangers take no place of ranks, and a full house turns the next away") {
+  const TcpStoreServer server({.run_id = "run", .max_connections = 2, .max_strangers = 4});
+  std::vector<FileDescriptor> strangers;
+  const auto a = client(server, ""), b = client(server, "");
+  for (int i = 0; i < 20; ++i) strangers.push_back(raw(server));
+  a->set("k", "v");
+  CHECK(b->get("k", 1s) == "v");
+  const auto third = raw(server);
+  send_all(third, hello(""));
+  CHECK(is_closed(third));
+  CHECK(a->has("k"));
+  CHECK(server.clients() == 2);
+}
+
+TEST_CASE("out of descriptors: introduced clients go on, nothing spins, and the next one waits") {
+  const TcpStoreServer server({.run_id = "run", .token = kToken});
+  const auto good = client(server);
+  good->set("k", "v");
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+  rlimit low = before;
+  low.rlim_cur = std::min<rlim_t>(before.rlim_cur, 256);
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &low) == 0);
+  std::vector<FileDescriptor> filling;
+  for (int fd = 0; (fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0;) filling.emplace_back(fd);
+  REQUIRE_FALSE(filling.empty());
+  filling.pop_back();
+  const auto waits = raw(server);  // takes the last one, and none is left to accept it
+  timespec cpu_before{}, cpu_after{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu_before);
+  std::this_thread::sleep_for(400ms);
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu_after);
+  const bool goes_on = good->has("k");
+  const std::size_t held = server.connections();
+  filling.clear();
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  CHECK(goes_on);
+  CHECK(held == 1);
+  CHECK((cpu_after.tv_sec - cpu_before.tv_sec) * 1000 +
+            (cpu_after.tv_nsec - cpu_before.tv_nsec) / 1'000'000 <
+        100);
+  send_all(waits, hello(comm::make_nonce()));
+  CHECK(receive_message(waits).type == 'C');
+}
+
+namespace {
+
+// Waits, 5 s at most, until so many bytes can be read, and leaves them there.
+bool has_come(const FileDescriptor& fd, std::size_t bytes) {
+  std::string seen(bytes, '\0');
+  for (const auto end = std::chrono::steady_clock::now() + 5s;
+       std::chrono::steady_clock::now() < end; std::this_thread::sleep_for(2ms)) {
+    const ssize_t n = ::recv(fd.get(), seen.data(), bytes, MSG_PEEK | MSG_DONTWAIT);
+    if (n == static_cast<ssize_t>(bytes)) return true;
+  }
+  return false;
+}
+
+constexpr std::size_t kAnswer = 4 + 1 + 4 + 32;  // a challenge, a yes with its proof, a sealed one
+
+}  // namespace
+
+TEST_CASE("a hostile client that gets in is counted, by its proof or by a request") {
+  const TcpStoreServer server({.run_id = "run", .token = kToken, .hello_timeout = 30s});
+  const std::string nonce = comm::make_nonce();
+  const auto challenged = [&](const FileDescriptor& fd) {
+    send_all(fd, hello(nonce));
+    std::string frame(kAnswer, '\0');
+    REQUIRE(has_come(fd, kAnswer));  // and stays there for leave()
+    REQUIRE(::recv(fd.get(), frame.data(), kAnswer, MSG_PEEK) == static_cast<ssize_t>(kAnswer));
+    return frame.substr(9);
+  };
+  const auto prove = [&](const FileDescriptor& fd, const std::string& challenge,
+                         const std::string& token) {
+    send_all(fd,
+             message('P', {comm::make_proof(token, ProofRole::Client, "run", nonce, challenge)}));
+  };
+  Attack attack;
+  const auto only_challenged = raw(server);
+  challenged(only_challenged);
+  leave(only_challenged, attack);
+  CHECK(attack.joined.load() == 0);
+  CHECK(attack.refused.load() == 0);
+
+  const auto wrong = raw(server);
+  prove(wrong, challenged(wrong), kOther);
+  REQUIRE(has_come(wrong, kAnswer + 9));
+  leave(wrong, attack);
+  CHECK(attack.joined.load() == 0);
+  CHECK(attack.refused.load() == 1);
+
+  const auto right = raw(server);
+  prove(right, challenged(right), kToken);
+  REQUIRE(has_come(right, 2 * kAnswer));
+  leave(right, attack);
+  CHECK(attack.joined.load() == 1);
+
+  const auto asks = raw(server);
+  const std::string challenge = challenged(asks);
+  prove(asks, challenge, kToken);
+  receive_frame(asks);
+  receive_frame(asks);
+  std::string request = message('S', {"k", "v"});
+  comm::FrameSeal seal(comm::make_session_key(kToken, "run", nonce, challenge), ProofRole::Client);
+  seal.seal(request);
+  send_all(asks, request);
+  REQUIRE(has_come(asks, kAnswer));
+  leave(asks, attack);
+  CHECK(attack.joined.load() == 2);
+  CHECK(attack.refused.load() == 1);
+}
+
+namespace {
+
+constexpr int kThreads = 4, kConnectionsEach = 2500;
+constexpr std::size_t kOpenEach = 40, kRanks = 64, kStrangers = 64;
+
+void run_attack(const TcpStoreServer& server, const Recording& said, unsigned seed,
+                std::deque<FileDescriptor>& open, Attack& attack, std::atomic<int>& running) {
+  std::mt19937 random(seed);
+  const Door door = door_of(server);
+  for (int i = 0; i < kConnectionsEach; ++i)
+    attack_once(random, door, said, open, kOpenEach, attack);
+  --running;
+}
+
+}  // namespace
+
+TEST_CASE("ten thousand hostile connections: none joins, none takes a rank's place or time") {
+  const TcpStoreServer server(
+      {.run_id = "run", .token = kToken, .max_connections = kRanks, .max_strangers = kStrangers});
+  const Recording said = record(server);
+  auto a = client(server), b = client(server);
+  Attack attack;
+  std::atomic<int> running{kThreads};
+  std::vector<std::deque<FileDescriptor>> open(kThreads);
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] { run_attack(server, said, 1000 + t, open[t], attack, running); });
+  }
+  std::vector<std::chrono::milliseconds> turns, introductions;
+  std::size_t most_held = 0;
+  std::string problem;
+  std::thread echo([&] {
+    try {
+      for (int i = 0; b->get("a" + std::to_string(i), 60s) != "end"; ++i) {
+        b->set("b" + std::to_string(i), "answer");
+      }
+    } catch (const std::exception& error) {
+      problem = error.what();
+    }
+  });
+  try {
+    int i = 0;
+    for (; running.load() > 0 || i < 20; ++i) {
+      Stopwatch turn;
+      a->set("a" + std::to_string(i), "question");
+      a->get("b" + std::to_string(i), 30s);
+      turns.push_back(turn.elapsed());
+      most_held = std::max(most_held, server.connections());
+      std::this_thread::sleep_for(1ms);
+      if (i % 50 != 0) continue;
+      const Stopwatch introduction;
+      CHECK(client(server)->has("a0"));  // a rank that comes in the middle of it
+      introductions.push_back(introduction.elapsed());
+    }
+    a->set("a" + std::to_string(i), "end");
+  } catch (const std::exception& error) {
+    FAIL_CHECK(error.what());
+  }
+  for (std::thread& thread : threads) thread.join();
+  echo.join();
+  CHECK(problem == "");
+  a.reset();
+  b.reset();
+  server.drain(5s);
+  CHECK(server.clients() == 0);  // while the last hostile ones are still there
+  for (auto& some : open) {
+    for (const FileDescriptor& fd : some) leave(fd, attack);
+  }
+  CHECK(attack.made.load() > kThreads * kConnectionsEach * 9 / 10);
+  CHECK(attack.joined.load() == 0);
+  CHECK(server.refused() > 1000);
+  CHECK(most_held <= kRanks + kStrangers);
+  CHECK(server.size() == 2 * (turns.size()) + 1);  // the honest ones' keys and no other
+
+  std::sort(turns.begin(), turns.end());
+  std::sort(introductions.begin(), introductions.end());
+  CAPTURE(turns.size());
+  CHECK(turns[turns.size() / 2] < 200ms * kSlack);
+  CHECK(turns.back() < 4s * kSlack);
+  CHECK(introductions.back() < 8s * kSlack);
+  MESSAGE("turns: " << turns.size() << ", median " << turns[turns.size() / 2].count()
+                    << " ms, most " << turns.back().count() << " ms; introductions: most "
+                    << introductions.back().count() << " ms");
+}

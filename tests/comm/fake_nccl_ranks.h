@@ -1,0 +1,68 @@
+#pragma once
+
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "comm/nccl.h"
+#include "comm/threads.h"
+#include "tests/comm/fake_nccl.h"
+#include "tests/comm/ranks.h"
+#include "tests/support/multiprocess.h"
+
+namespace tessera::test {
+
+/// Ranks whose NCCL is fake, each with a state to break.
+class FakeRanks {
+ public:
+  explicit FakeRanks(int world) : group(std::make_shared<comm::ThreadGroup>(world)) {
+    for (int r = 0; r < world; ++r) states.push_back(std::make_shared<FakeNcclState>());
+  }
+  ~FakeRanks() {
+    for (const auto& state : states) state->is_over = true;
+  }
+  FakeRanks(const FakeRanks&) = delete;
+  FakeRanks& operator=(const FakeRanks&) = delete;
+
+  std::unique_ptr<comm::Communicator> join(int rank) {
+    device_context() = fiber_context();
+    comm::NcclOptions options;
+    options.communicator = {timeout, device_context()};
+    options.connect_timeout = connect_timeout;
+    options.poll = 5ms;
+    options.store_poll = 10ms;
+    options.answer_time = kSlack > 1 ? 4s : 2s;
+    options.abort_time = 1s;
+    options.grace = 1s;
+    options.on_stuck = [this](const CommError& error) {
+      const std::lock_guard lock(mutex);
+      stuck.emplace_back(error.what());
+    };
+    return comm::make_nccl_communicator(
+        std::make_unique<FakeNccl>(state(rank), comm::make_threads_communicator(group, rank)),
+        store, rank, group->world_size(), options);
+  }
+  const std::shared_ptr<FakeNcclState>& state(int rank) const {
+    return states[static_cast<std::size_t>(rank)];
+  }
+
+  std::chrono::milliseconds timeout{300}, connect_timeout{10'000};
+  std::shared_ptr<comm::ThreadGroup> group;
+  std::shared_ptr<comm::Store> store = std::make_shared<comm::MemoryStore>();
+  std::vector<std::shared_ptr<FakeNcclState>> states;
+  std::mutex mutex;
+  std::vector<std::string> stuck;  // what on_stuck() was told
+};
+
+/// Calls check() until it throws, as a rank does that is at something else.
+inline void stay_until_failure(comm::Communicator& c) {
+  for (int i = 0; i < 2000; ++i) {
+    c.check();
+    std::this_thread::sleep_for(2ms);
+  }
+}
+
+/// Returns when all ranks are there, and nothing is wrong yet.
+inline void meet(comm::Communicator& c) { c.barrier({.label = "meet", .deadline = 10s}); }
+
+}  // namespace tessera::test

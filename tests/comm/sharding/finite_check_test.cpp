@@ -1,0 +1,61 @@
+#include "comm/sharding/finite_check.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "comm/single.h"
+#include "kernels/elementwise.h"
+
+using namespace tessera;
+
+TEST_CASE("what is not finite is counted per parameter, with the place of the first") {
+  for (const DType master : {DType::F32, DType::BF16}) {
+    CAPTURE(dtype_name(master));
+    const auto context = Context::create();
+    const auto communicator = comm::make_single_communicator();
+    Parameter a{"a", Tensor::unbound({4, 6}, DType::F32), {}, true};
+    Parameter b{"b", Tensor::unbound({7}, DType::F32), {}, false};
+    Parameter c{"c", Tensor::unbound({2}, DType::F32), {}, false};
+    for (Parameter* p : {&a, &b, &c}) p->tensor.set_requires_grad(true);
+    comm::ShardedModel model({Unit{"root", {&a, &b, &c}}}, comm::ShardMode::Full, master, context,
+                             *communicator, 1, master);
+    const auto load = [&](bool bad) {
+      model.load([&](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          const bool here =
+              bad && ((p.name == "a" && i >= 15 && i % 2 == 1) || (p.name == "c" && i == 0));
+          // Squares of large values overflow no float64.
+          *out++ = !here ? 3e38F : p.name == "a" ? NAN : -INFINITY;
+        }
+      });
+    };
+    load(false);
+    CHECK(comm::non_finite_weights(*context, model).empty());
+    model.begin_micro_batch(true, true);
+    model.end_micro_batch();
+    comm::FlatUnit& root = *model.units().front();
+    CHECK(comm::non_finite_sums(*context, model).empty());
+    CHECK(comm::non_finite_gradients(*context, root).empty());
+    const std::int64_t spoilt = root.layout().slots()[1].offset + 3;
+    kernels::fill(*context, root.gradient().alias({1}, {1}, spoilt).view(), INFINITY);
+    const auto sums = comm::non_finite_sums(*context, model);
+    REQUIRE(sums.size() == 1);
+    CHECK(sums[0].parameter == "b");
+    CHECK(sums[0].count == 1);
+    CHECK(sums[0].numel == 7);
+    CHECK(sums[0].first == "[3]");
+    CHECK(sums[0].value == "inf");
+    load(true);
+    const auto found = comm::non_finite_weights(*context, model);
+    REQUIRE(found.size() == 2);
+    CHECK(found[0].parameter == "a");
+    CHECK(found[0].count == 5);
+    CHECK(found[0].numel == 24);
+    CHECK(found[0].first == "[2, 3]");
+    CHECK(found[0].value == "nan");
+    CHECK(found[1].parameter == "c");
+    CHECK(found[1].first == "[0]");
+    CHECK(found[1].value == "-inf");
+  }
+}

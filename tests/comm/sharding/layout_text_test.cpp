@@ -1,0 +1,69 @@
+#include "comm/sharding/layout_text.h"
+
+#include <doctest/doctest.h>
+
+#include "comm/single.h"
+#include "comm/threads.h"
+
+using namespace tessera;
+using comm::ShardMode;
+
+namespace {
+
+struct Given {
+  std::string name = "h.0.weight";
+  Shape shape = {8, 4};
+  bool decay = true;
+  std::string unit = "h.0";
+  DType compute = DType::F32, master = DType::F32;
+};
+
+// What a rank says of a root and one block.
+std::string text(const Given& given, comm::Communicator& communicator,
+                 ShardMode mode = ShardMode::Full) {
+  Parameter root{"wte", Tensor::unbound({5, 4}, DType::F32), {}, true};
+  Parameter first{given.name, Tensor::unbound(given.shape, DType::F32), {}, given.decay};
+  Parameter second{"h.0.bias", Tensor::unbound({8}, DType::F32), {}, false};
+  for (Parameter* p : {&root, &first, &second}) p->tensor.set_requires_grad(true);
+  const std::vector<Unit> units = {{"root", {&root}}, {given.unit, {&first, &second}}};
+  return comm::layout_text(comm::ShardedModel(units, mode, given.compute, Context::create(),
+                                              communicator, 1, given.master));
+}
+
+std::string text(const Given& given) {
+  const auto alone = comm::make_single_communicator();
+  return text(given, *alone);
+}
+
+}  // namespace
+
+TEST_CASE("a line for each unit, the same for the same model") {
+  const std::string usual = text({});
+  CHECK(usual == text({}));
+  CHECK(usual.find("units = 2\nunit root = 1 parameters of 20 elements in a buffer of 64, ") == 0);
+  CHECK(usual.find("\nunit h.0 = 2 parameters of 40 elements in a buffer of 128, ") !=
+        std::string::npos);
+}
+
+TEST_CASE("whatever differs in a unit differs in its line") {
+  const std::string usual = text({});
+  for (const Given& given :
+       {Given{.name = "h.0.other"}, Given{.shape = {4, 8}}, Given{.shape = {8, 5}},
+        Given{.decay = false}, Given{.unit = "h.1"}, Given{.compute = DType::BF16},
+        Given{.compute = DType::BF16, .master = DType::BF16}}) {
+    CHECK(text(given) != usual);
+  }
+  // Shapes of as many elements: told by the hash alone, in this unit's line alone.
+  const std::string turned = text({.shape = {4, 8}});
+  const auto root_of = [](const std::string& lines) { return lines.substr(0, lines.find("h.0")); };
+  CHECK(root_of(turned) == root_of(usual));
+}
+
+TEST_CASE("all ranks say the same, though they hold other parts") {
+  for (const ShardMode mode : {ShardMode::Full, ShardMode::None}) {
+    const auto group = std::make_shared<comm::ThreadGroup>(2);
+    const auto first = comm::make_threads_communicator(group, 0);
+    const auto second = comm::make_threads_communicator(group, 1);
+    CHECK(text({}, *first, mode) == text({}, *second, mode));
+  }
+}

@@ -1,0 +1,74 @@
+// Strangers at the control port of a run that trains.
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <thread>
+
+#include "comm/control/socket.h"
+#include "tests/comm/control/hostile_client.h"
+#include "tests/e2e/small_run.h"
+
+using namespace tessera;
+using namespace tessera::test;
+
+namespace {
+
+// A variable of a process as it was started.
+std::string variable(pid_t process, const std::string& name) {
+  std::ifstream in(fmt::format("/proc/{}/environ", process), std::ios::binary);
+  for (std::string line; std::getline(in, line, '\0');) {
+    if (line.starts_with(name + "=")) return line.substr(name.size() + 1);
+  }
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("hundreds of hostile clients during training: none joins, and the losses are the same") {
+  constexpr int kSteps = 200, kLeast = 300;
+  const TempDir dir{TempDir::in_memory()};
+  const std::string text = dir.write("text.txt", make_text(2000));
+  const auto quiet = run_cli(small_run(text, dir.file("quiet"), 2, kSteps));
+  INFO(quiet.describe());
+  REQUIRE(quiet.code == 0);
+
+  CliProcess process(
+      joined(small_run(text, dir.file("attacked"), 2, kSteps), {"--checkpoint.every=20"}));
+  const auto end = std::chrono::steady_clock::now() + 30s;
+  while (process.err().find("step   1/") == std::string::npos && process.running() &&
+         std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(2ms);
+  }
+  const auto ranks = process.ranks();
+  REQUIRE(ranks.size() == 2);
+  const pid_t rank = ranks.at(1);
+  const std::string address = variable(rank, "TESSERA_RENDEZVOUS");
+  const std::size_t colon = address.rfind(':');
+  REQUIRE(colon != std::string::npos);
+  const Door door{address.substr(0, colon),
+                  static_cast<std::uint16_t>(std::stoi(address.substr(colon + 1))),
+                  variable(rank, "TESSERA_RUN_ID")};
+  // One that may join does, so that there is something to replay; then it leaves.
+  const Recording said = record(door, variable(rank, "TESSERA_TOKEN"));
+  CHECK_THROWS_AS(record(door, "a token that is none of this run's"), std::runtime_error);
+
+  Attack attack;
+  std::deque<comm::FileDescriptor> open;
+  std::mt19937 random(5);
+  // As long as it trains, but not so many that a busy machine does nothing else.
+  while (process.running() && attack.made.load() < 10 * kLeast) {
+    attack_once(random, door, said, open, 40, attack);
+    std::this_thread::sleep_for(1ms);
+  }
+  for (const comm::FileDescriptor& fd : open) leave(fd, attack);
+  open.clear();
+  const auto result = process.wait(60s);
+  INFO(result.describe());
+  CHECK(result.code == 0);
+  CHECK(attack.made.load() >= kLeast);
+  CHECK(attack.refused.load() > kLeast / 10);
+  CHECK(attack.joined.load() == 0);
+  CHECK(read_metrics(dir.file("attacked")) == read_metrics(dir.file("quiet")));
+  MESSAGE(attack.made.load() << " hostile connections, " << attack.refused.load() << " refused");
+}

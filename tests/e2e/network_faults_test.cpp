@@ -1,0 +1,295 @@
+// Ranks on hosts of their own, whose network is cut, or loses and delays what they send. Cut means
+// that packets vanish: no connection is closed, so nobody learns of it but by silence.
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <thread>
+
+#include "tests/e2e/small_run.h"
+#include "tests/support/multiprocess.h"
+#include "tests/support/virtual_network.h"
+
+using namespace tessera;
+using namespace std::chrono_literals;
+using std::chrono::milliseconds;
+using test::CliProcess;
+using test::CliResult;
+using test::joined;
+using test::kSlack;
+using test::run_cli;
+using test::small_run;
+using test::VirtualNetwork;
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+constexpr int kComm = 4;
+// From the cut to the end of all: 4 s of silence, a heartbeat's period before it, what a rank may
+// take to leave (2.5 s), and a busy machine. Without heartbeats it would be minutes.
+constexpr milliseconds kAllGone = 25s * kSlack;
+constexpr milliseconds kWholeRun = 100s * kSlack;
+
+std::unique_ptr<VirtualNetwork> make_network(int hosts) {
+  try {
+    return std::make_unique<VirtualNetwork>(hosts);
+  } catch (const test::NoVirtualNetwork& error) {
+    MESSAGE("skipped: no virtual network here: " << error.what()
+                                                 << "; run it as root, with /dev/net/tun");
+    return nullptr;
+  }
+}
+
+struct Fixture {
+  test::TempDir dir{test::TempDir::in_memory()};
+  std::string text = dir.write("text.txt", test::make_text(2000));
+};
+
+// A run with one rank on each host.
+class Run {
+ public:
+  Run(VirtualNetwork& network, int world, test::Arguments arguments)
+      : network_(network), world_(world), arguments_(std::move(arguments)) {
+    for (int rank = 0; rank < world; ++rank) start(rank);
+  }
+
+  CliProcess& rank(int rank) { return *ranks_.at(static_cast<std::size_t>(rank)); }
+
+  // Until rank 0 has said it.
+  bool wait_for(const std::string& part) {
+    const auto end = Clock::now() + 30s * kSlack;
+    while (rank(0).err().find(part) == std::string::npos) {
+      if (!rank(0).running() || Clock::now() > end) return false;
+      std::this_thread::sleep_for(2ms);
+    }
+    return true;
+  }
+
+  // All of them must have ended by then, each by itself.
+  std::vector<CliResult> wait(Clock::time_point end) {
+    std::vector<CliResult> results;
+    for (auto& process : ranks_) {
+      const auto left = std::chrono::duration_cast<milliseconds>(end - Clock::now());
+      results.push_back(process->wait(std::max(left, milliseconds(0))));
+    }
+    return results;
+  }
+
+ private:
+  void start(int rank) {
+    network_.on(rank, [&] {
+      ranks_.push_back(std::make_unique<CliProcess>(
+          joined(arguments_,
+                 {"--rank", std::to_string(rank), "--world-size", std::to_string(world_), "--rdzv",
+                  VirtualNetwork::address(0) + ":23456",
+                  "--comm.bind=" + VirtualNetwork::address(0), "--comm.backend=gloo"}),
+          test::Variables{{"TESSERA_TOKEN", "the secret of these ranks"}}));
+    });
+  }
+
+  VirtualNetwork& network_;
+  const int world_;
+  const test::Arguments arguments_;
+  std::vector<std::unique_ptr<CliProcess>> ranks_;
+};
+
+std::string all_of(const std::vector<CliResult>& results) {
+  std::string text;
+  for (std::size_t rank = 0; rank < results.size(); ++rank)
+    text += fmt::format("rank {}: {}\n", rank, results[rank].describe());
+  return text;
+}
+
+// The rank's line of the failure, or nothing.
+std::string fault_line(const CliResult& result) {
+  const auto at = result.err.rfind("tessera: error: E04");
+  return at == std::string::npos ? "" : result.err.substr(at, result.err.find('\n', at) - at);
+}
+
+// What must be true once `victim` was cut off: each rank that was not names it alone, and it names
+// others.
+void check_ends(const std::vector<CliResult>& results, int victim) {
+  INFO(all_of(results));
+  for (int rank = 0; rank < static_cast<int>(results.size()); ++rank) {
+    CAPTURE(rank);
+    const CliResult& result = results[static_cast<std::size_t>(rank)];
+    CHECK(result.in_time);
+    CHECK(result.code == kComm);
+    const std::string line = fault_line(result);
+    const std::string culprits = line.substr(std::min(line.size(), line.find(" culprit=")),
+                                             line.find(" action=") - line.find(" culprit="));
+    CAPTURE(culprits);
+    const std::string named = fmt::format("rank {} (host{}, pid ", victim, victim);
+    if (rank == victim) {
+      CHECK(culprits.find("culprit=rank ") != std::string::npos);
+      CHECK(culprits.find(named) == std::string::npos);
+    } else {
+      CHECK(culprits.find("culprit=" + named) != std::string::npos);
+      CHECK(culprits.find(", rank ") == std::string::npos);
+    }
+    CHECK(result.err.find("bug") == std::string::npos);
+  }
+}
+
+}  // namespace
+
+TEST_CASE_FIXTURE(Fixture, "a rank whose network is cut is named by all others, and all end") {
+  struct Fault {
+    int world, victim;
+    std::string every;  // saves: 1 is mostly within one
+  };
+  for (const Fault& fault : {Fault{3, 1, "20"}, Fault{3, 2, "1"}, Fault{3, 0, "1"},
+                             Fault{2, 1, "1"}, Fault{2, 0, "20"}}) {
+    CAPTURE(fault.world);
+    CAPTURE(fault.victim);
+    CAPTURE(fault.every);
+    auto network = make_network(fault.world);
+    if (!network) return;
+    const std::string out =
+        dir.file(fmt::format("run-{}-{}-{}", fault.world, fault.victim, fault.every));
+    Run run(*network, fault.world,
+            joined(small_run(text, out, 1, 100'000),
+                   {"--train.global_batch=6", "--checkpoint.every=" + fault.every}));
+    REQUIRE(run.wait_for("saved"));
+    network->cut(fault.victim);
+    const auto cut_at = Clock::now();
+    check_ends(run.wait(cut_at + kAllGone), fault.victim);
+    MESSAGE(fmt::format("world {}, rank {} cut off: all gone after {:.1f} s", fault.world,
+                        fault.victim,
+                        std::chrono::duration<double>(Clock::now() - cut_at).count()));
+    const auto verified = run_cli({"checkpoint", "verify", out});
+    INFO(verified.describe());
+    CHECK(verified.code == 0);
+  }
+}
+
+TEST_CASE_FIXTURE(Fixture, "two ranks that no longer reach each other are named, by all") {
+  auto network = make_network(3);
+  if (!network) return;
+  const std::string out = dir.file("run");
+  Run run(*network, 3,
+          joined(small_run(text, out, 1, 100'000),
+                 {"--train.global_batch=6", "--checkpoint.every=20", "--comm.timeout=6"}));
+  REQUIRE(run.wait_for("saved"));
+  network->cut_between(1, 2);
+  const auto results = run.wait(Clock::now() + kAllGone);
+  INFO(all_of(results));
+  for (const CliResult& result : results) {
+    CHECK(result.in_time);
+    CHECK(result.code == kComm);
+    const std::string line = fault_line(result);
+    CAPTURE(line);
+    CHECK(line.find("E043") != std::string::npos);
+    CHECK(line.find(" culprit=rank 1 (host1, pid ") != std::string::npos);
+    CHECK(line.find(", rank 2 (host2, pid ") != std::string::npos);
+    CHECK(line.find("wait for each other's data, which did not get through within 6 s") !=
+          std::string::npos);
+    CHECK(line.find("rank 0") == std::string::npos);
+  }
+  CHECK(run_cli({"checkpoint", "verify", out}).code == 0);
+  const auto report = run_cli({"run-report", out});
+  INFO(report.describe());
+  CHECK(report.out.find("communication failed, first on rank ") != std::string::npos);
+  CHECK(report.out.find("rank 1 (host1, pid ") != std::string::npos);
+  CHECK(report.out.find("wait for each other's data") != std::string::npos);
+}
+
+TEST_CASE_FIXTURE(Fixture, "two ranks that can't connect to each other are named, by all") {
+  auto network = make_network(3);
+  if (!network) return;
+  network->cut_between(1, 2);
+  const auto started = Clock::now();
+  Run run(*network, 3,
+          joined(small_run(text, dir.file("run"), 1, 10),
+                 {"--train.global_batch=6", "--comm.init_timeout=8"}));
+  const auto results = run.wait(started + 8s + 20s * kSlack);
+  INFO(all_of(results));
+  for (const CliResult& result : results) {
+    CHECK(result.in_time);
+    CHECK(result.code == kComm);
+    const std::string line = fault_line(result);
+    CAPTURE(line);
+    CHECK(line.find("E043") != std::string::npos);
+    CHECK(line.find(" culprit=rank 1 (host1, pid ") != std::string::npos);
+    CHECK(line.find(", rank 2 (host2, pid ") != std::string::npos);
+    CHECK(line.find("rank 0") == std::string::npos);
+    CHECK(line.find("could not connect to rank ") != std::string::npos);
+  }
+}
+
+TEST_CASE_FIXTURE(Fixture, "a rank that was never reached is missing, and learns so itself") {
+  for (const int victim : {1, 0}) {
+    CAPTURE(victim);
+    auto network = make_network(3);
+    if (!network) return;
+    network->cut(victim);
+    const auto started = Clock::now();
+    Run run(*network, 3,
+            joined(small_run(text, dir.file("run"), 1, 10),
+                   {"--train.global_batch=6", "--comm.init_timeout=8"}));
+    const auto results = run.wait(started + 8s + 20s * kSlack);
+    INFO(all_of(results));
+    for (int rank = 0; rank < 3; ++rank) {
+      CAPTURE(rank);
+      const CliResult& result = results[static_cast<std::size_t>(rank)];
+      CHECK(result.in_time);
+      CHECK(result.code == kComm);
+      CHECK(fault_line(result).find("E041") != std::string::npos);
+      if (victim == 0 && rank == 0) {
+        CHECK(result.err.find("missing: ranks 1, 2") != std::string::npos);
+      } else if (victim == 0 || rank == victim) {
+        CHECK(result.err.find("no store answered at 10.77.0.1:23456") != std::string::npos);
+        CHECK(fault_line(result).find(" culprit=rank 0 action=") != std::string::npos);
+      } else {
+        CHECK(result.err.find("missing: rank 1") != std::string::npos);
+      }
+    }
+    CHECK_FALSE(std::filesystem::exists(dir.file("run")));  // nothing was touched
+  }
+}
+
+TEST_CASE_FIXTURE(Fixture, "a network that is bad for a while changes nothing") {
+  constexpr int kSteps = 60;  // more than a bad network lets happen while it is bad
+  const auto arguments = [&](const std::string& out, int heartbeat_timeout = 4) {
+    return joined(small_run(text, out, 1, kSteps),
+                  {"--train.global_batch=6", "--checkpoint.every=20",
+                   fmt::format("--comm.heartbeat_timeout={}", heartbeat_timeout)});
+  };
+  const std::string undisturbed = dir.file("undisturbed");
+  {
+    auto network = make_network(3);
+    if (!network) return;
+    Run run(*network, 3, arguments(undisturbed));
+    const auto results = run.wait(Clock::now() + kWholeRun);
+    INFO(all_of(results));
+    for (const CliResult& result : results) REQUIRE(result.code == 0);
+  }
+  struct Fault {
+    std::string name;
+    int host;
+    VirtualNetwork::Link link;
+    milliseconds time;
+    int heartbeat_timeout = 4;
+  };
+  // TCP waits twice as long before each time that it sends again what was lost, so a few losses in
+  // a row are a silence of seconds, which outlasts their cause.
+  for (const Fault& fault :
+       {Fault{"lossy", 1, {.loss = 0.3}, 3s, 20}, Fault{"lossy-0", 0, {.loss = 0.3}, 3s, 20},
+        Fault{"slow", 2, {.delay = 200ms}, 3s}, Fault{"gone", 1, {.loss = 1}, 1500ms}}) {
+    CAPTURE(fault.name);
+    auto network = make_network(3);
+    if (!network) return;
+    const std::string out = dir.file(fault.name);
+    Run run(*network, 3, arguments(out, fault.heartbeat_timeout));
+    REQUIRE(run.wait_for("step  1/"));
+    network->set_link(fault.host, fault.link);
+    std::this_thread::sleep_for(fault.time);
+    const bool went_on = run.rank(0).running();  // it is what was to be tried
+    network->heal(fault.host);
+    const auto results = run.wait(Clock::now() + kWholeRun);
+    INFO(all_of(results));
+    CHECK(went_on);
+    for (const CliResult& result : results) REQUIRE(result.code == 0);
+    CHECK(test::read_metrics(out) == test::read_metrics(undisturbed));
+  }
+}

@@ -1,0 +1,274 @@
+// Steps that are not finite, warnings by signal, memory that runs out, and runs that start again.
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <csignal>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "tests/e2e/small_run.h"
+#include "tests/support/meeting_port.h"
+
+using namespace tessera;
+using std::chrono::milliseconds;
+using test::Arguments;
+using test::CliProcess;
+using test::joined;
+using test::run_cli;
+using test::small_run;
+
+namespace {
+
+constexpr int kFailed = 1, kUsage = 2, kComm = 4, kMemory = 5;
+
+bool holds(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+int count(const std::string& text, const std::string& part) {
+  int n = 0;
+  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
+  return n;
+}
+
+bool wait_for_text(CliProcess& process, const std::string& part) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!holds(process.err(), part)) {
+    if (!process.running() || std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(milliseconds(2));
+  }
+  return true;
+}
+
+struct Fixture {
+  test::TempDir dir{test::TempDir::in_memory()};
+  std::string text = dir.write("text.txt", test::make_text(2000));
+
+  // A rate at which decay alone lets weights grow until gradients are not finite after a few
+  // steps; clipped gradients keep the moments so that they can be saved.
+  Arguments wild(const std::string& run, int world, int steps) const {
+    return joined(small_run(text, dir.file(run), world, steps),
+                  {"--optim.lr=1000", "--optim.warmup_steps=0", "--train.eval_every=0"});
+  }
+  std::string digest(const std::string& run) const {
+    const auto result = run_cli({"checkpoint", "inspect", dir.file(run), "--json"});
+    INFO(result.describe());
+    REQUIRE(result.code == 0);
+    return nlohmann::json::parse(result.out).at("digest").get<std::string>();
+  }
+  // Steps whose line says that they were skipped, of a run.
+  std::vector<std::int64_t> skipped(const std::string& run) const {
+    std::vector<std::int64_t> steps;
+    std::ifstream in(dir.file(run) + "/metrics.jsonl");
+    for (std::string line; std::getline(in, line);) {
+      const auto json = nlohmann::json::parse(line);
+      if (!json.value("skipped", false)) continue;
+      steps.push_back(json.at("step").get<std::int64_t>());
+      CHECK(json.at("grad_norm").is_null());
+    }
+    return steps;
+  }
+};
+
+}  // namespace
+
+TEST_CASE_FIXTURE(Fixture, "a step that is not finite stops the run, and all ranks name the same") {
+  for (const int world : {1, 2, 3, 4}) {
+    CAPTURE(world);
+    const auto result = run_cli(
+        joined(wild(fmt::format("stop-{}", world), world, 60), {"--train.global_batch=12"}));
+    INFO(result.describe());
+    CHECK(result.code == kFailed);
+    CHECK(count(result.err, ": the gradient of h.") == world);
+    CHECK(count(result.err, " is not finite on rank 0 (and ") == world);
+    CHECK(count(result.err, "; nothing was updated") == world);
+    CHECK(skipped(fmt::format("stop-{}", world)).empty());
+  }
+}
+
+TEST_CASE_FIXTURE(Fixture, "steps that are not finite are skipped, ten in a row at most") {
+  const auto all = run_cli(joined(wild("skip", 2, 60), {"--train.nonfinite=skip"}));
+  INFO(all.describe());
+  CHECK(all.code == kFailed);
+  CHECK(holds(all.err, "(10 steps in a row were skipped before)"));
+  CHECK(holds(all.err, "warning: skipped: step "));
+  const auto steps = skipped("skip");
+  REQUIRE(steps.size() >= 10);
+  const int first = static_cast<int>(steps.front());
+
+  // With the tenth it can still end well, and be resumed in between as if nothing had happened.
+  const auto whole = run_cli(joined(wild("whole", 2, first + 6), {"--train.nonfinite=skip"}));
+  INFO(whole.describe());
+  CHECK(whole.code == 0);
+  for (const int part : {first + 3, first + 6}) {
+    const auto result = run_cli(joined(wild("parts", 2, part), {"--train.nonfinite=skip"}));
+    INFO(result.describe());
+    CHECK(result.code == 0);
+  }
+  CHECK(
+      (test::read_metrics(dir.file("parts")).steps == test::read_metrics(dir.file("whole")).steps));
+  CHECK(skipped("parts") == skipped("whole"));
+  CHECK(skipped("whole").size() >= 3);
+  CHECK(digest("parts") == digest("whole"));
+}
+
+TEST_CASE_FIXTURE(Fixture, "SIGUSR1 of one rank stops all at the same step, with one checkpoint") {
+  for (int i = 0; i < 6; ++i) {
+    const int world = 2 + i / 2;
+    const bool of_launcher = i % 2 == 1;
+    CAPTURE(world);
+    CAPTURE(of_launcher);
+    const std::string run = dir.file(fmt::format("warned-{}", i));
+    CliProcess process(joined(small_run(text, run, world, 1'000'000),
+                              {"--checkpoint.every=1000000", "--train.global_batch=12"}));
+    REQUIRE(wait_for_text(process, "step       1/1000000"));
+    const auto ranks = process.ranks();
+    REQUIRE(ranks.size() == static_cast<std::size_t>(world));
+    ::kill(of_launcher ? process.pid() : ranks.at(1), SIGUSR1);
+    const auto result = process.wait(std::chrono::seconds(30));
+    INFO(result.describe());
+    CHECK(result.code == 128 + SIGUSR1);
+    CHECK_FALSE(holds(result.err, "exited with code"));
+    CHECK(count(result.err, ": saved ") == 1);
+    std::vector<std::string> ends;
+    for (int rank = 0; rank < world; ++rank) {
+      std::ifstream log(fmt::format("{}/logs/rank-{}.log", run, rank));
+      std::string line, last;
+      while (std::getline(log, line)) last = line;
+      const auto at = last.find("end at step ");
+      REQUIRE(at != std::string::npos);
+      ends.push_back(last.substr(at));
+    }
+    for (const std::string& end : ends) CHECK(end == ends[0]);
+  }
+}
+
+TEST_CASE_FIXTURE(Fixture, "a rank without memory ends all within 3 s, and all name it") {
+  int started = 0;
+  for (const int world : {2, 3, 4}) {
+    // As its weights and moments are made, and in its first step.
+    for (const std::string limit : {"100000", "400000"}) {
+      for (const int victim : {0, world - 1}) {
+        CAPTURE(world);
+        CAPTURE(limit);
+        CAPTURE(victim);
+        const std::string run = dir.file(fmt::format("memory-{}", started++));
+        const std::string port = test::meeting_port();
+        std::vector<std::unique_ptr<CliProcess>> ranks;
+        for (int rank = 0; rank < world; ++rank) {
+          test::Variables variables = {
+              {"RANK", std::to_string(rank)},       {"WORLD_SIZE", std::to_string(world)},
+              {"LOCAL_RANK", std::to_string(rank)}, {"LOCAL_WORLD_SIZE", std::to_string(world)},
+              {"MASTER_ADDR", "127.0.0.1"},         {"MASTER_PORT", port}};
+          if (rank == victim) variables["TESSERA_TRAIN_MEMORY_LIMIT"] = limit;
+          ranks.push_back(std::make_unique<CliProcess>(
+              joined(small_run(text, run, 1, 100'000),
+                     {fmt::format("--train.global_batch={}", 2 * world)}),
+              variables));
+        }
+        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+        CliProcess& culprit = *ranks[static_cast<std::size_t>(victim)];
+        while (!holds(culprit.err(), "exhausted") && culprit.running() &&
+               std::chrono::steady_clock::now() < end)
+          std::this_thread::sleep_for(milliseconds(2));
+        const auto failed_at = std::chrono::steady_clock::now();
+        for (int rank = 0; rank < world; ++rank) {
+          const auto result = ranks[static_cast<std::size_t>(rank)]->wait(std::chrono::seconds(20));
+          CAPTURE(rank);
+          INFO(result.describe());
+          CHECK(std::chrono::steady_clock::now() - failed_at < milliseconds(3000));
+          CHECK(result.code == (rank == victim ? kMemory : kComm));
+          if (rank == victim) {
+            CHECK(holds(result.err, "host memory is exhausted: "));
+            CHECK(holds(result.err, " of a limit of "));
+            CHECK(holds(result.err, "category "));  // the ledger
+          } else {
+            CHECK(holds(result.err, fmt::format("rank {} ", victim)));
+            CHECK(holds(result.err, "out of memory: host memory is exhausted: "));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE_FIXTURE(Fixture, "a run whose rank is killed once goes on by itself, bit for bit") {
+  constexpr int kSteps = 1500;
+  const auto start = [&](const std::string& run) {
+    return joined(small_run(text, dir.file(run), 2, kSteps), {"--checkpoint.every=100"});
+  };
+  const auto alone = run_cli(start("alone"));
+  INFO(alone.describe());
+  REQUIRE(alone.code == 0);
+  CliProcess process(joined(start("killed"), {"--restarts", "3", "--checkpoint.resume=never"}));
+  REQUIRE(wait_for_text(process, "saved"));
+  const auto ranks = process.ranks();
+  REQUIRE(ranks.size() == 2);
+  ::kill(ranks.at(1), SIGKILL);
+  const auto result = process.wait(std::chrono::seconds(60));
+  INFO(result.describe());
+  CHECK(result.code == 0);
+  CHECK(holds(result.err, "restart 1 of 3: rank 1 was killed by SIGKILL; going on from step "));
+  CHECK_FALSE(holds(result.err, "restart 2 of 3"));
+  CHECK((test::read_metrics(dir.file("killed")) == test::read_metrics(dir.file("alone"))));
+  CHECK(digest("killed") == digest("alone"));
+  for (const int rank : {0, 1}) {  // the logs go on
+    std::ifstream log(dir.file(fmt::format("killed/logs/rank-{}.log", rank)));
+    const std::string lines{std::istreambuf_iterator<char>(log), {}};
+    CHECK(count(lines, "start at step") == 2);
+  }
+}
+
+TEST_CASE_FIXTURE(Fixture,
+                  "what cannot be mended is not started again, nor is a run told to stop") {
+  auto result = run_cli(
+      joined(small_run(text, dir.file("usage"), 2, 10), {"--restarts=3", "--model.n_head=5"}));
+  INFO(result.describe());
+  CHECK(result.code == kUsage);
+  CHECK_FALSE(holds(result.err, "restart"));
+  result = run_cli(joined(wild("wild", 2, 100), {"--restarts=3"}));
+  INFO(result.describe());
+  CHECK(result.code == kFailed);
+  CHECK(count(result.err, "tessera: restart ") == 1);
+  result = run_cli(joined(small_run(text, dir.file("alone"), 1, 10), {"--restarts=3"}));
+  CHECK(result.code == kUsage);
+  CHECK(holds(result.err, "--nproc"));
+
+  CliProcess process(joined(small_run(text, dir.file("stopped"), 2, 1'000'000),
+                            {"--checkpoint.every=20", "--restarts=3"}));
+  REQUIRE(wait_for_text(process, "saved"));
+  ::kill(process.ranks().at(1), SIGKILL);
+  REQUIRE(wait_for_text(process, "restart 1 of 3"));
+  process.signal(SIGTERM);
+  const auto stopped = process.wait(std::chrono::seconds(30));
+  INFO(stopped.describe());
+  CHECK(stopped.code == 128 + SIGTERM);
+  CHECK_FALSE(holds(stopped.err, "restart 2 of 3"));
+}
+
+TEST_CASE_FIXTURE(Fixture, "a warning that comes before the first step is kept for it") {
+  CliProcess process(joined(small_run(text, dir.file("early"), 2, 100'000),
+                            {"--checkpoint.every=1000", "--train.eval_every=0"}));
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (process.ranks().size() < 2 && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(milliseconds(1));
+  process.signal(SIGUSR1);
+  const auto result = process.wait(std::chrono::seconds(30));
+  INFO(result.describe());
+  CHECK(result.code == 128 + SIGUSR1);
+  CHECK(holds(result.err, "stopped"));
+  CHECK(run_cli({"checkpoint", "verify", dir.file("early")}).code == 0);
+}
+
+TEST_CASE_FIXTURE(Fixture, "a run that is not to be resumed is not taken up by a restart") {
+  REQUIRE(run_cli(small_run(text, dir.file("old"), 1, 4)).code == 0);
+  const auto before = test::read_metrics(dir.file("old"));
+  const auto result = run_cli(joined(small_run(text, dir.file("old"), 2, 8),
+                                     {"--restarts=2", "--checkpoint.resume=never"}));
+  INFO(result.describe());
+  CHECK(result.code == kUsage);
+  CHECK(holds(result.err, "continue it with --checkpoint.resume auto"));
+  CHECK_FALSE(holds(result.err, "rank 1"));  // none was started
+  CHECK((test::read_metrics(dir.file("old")) == before));
+}

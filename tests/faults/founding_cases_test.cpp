@@ -1,0 +1,262 @@
+// The four ways in which other systems fail their users that this one was made to end.
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "core/base/memory.h"
+#include "core/base/system_memory.h"
+#include "tests/e2e/small_run.h"
+#include "tests/faults/campaign.h"
+#include "tests/support/meeting_port.h"
+
+using namespace tessera;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using test::Arguments;
+using test::CliProcess;
+using test::joined;
+using test::run_cli;
+using test::small_run;
+
+namespace {
+
+constexpr int kUsage = 2, kComm = 4, kMemory = 5;
+
+struct Fixture {
+  test::TempDir dir{test::TempDir::in_memory()};
+  std::string text = dir.write("text.txt", test::make_text(2000));
+};
+
+bool holds(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// The line by which a rank says why it ends; empty if there is none.
+std::string last_words(const std::string& err, int rank) {
+  const std::string prefix =
+      rank == 0 ? "tessera: error: " : fmt::format("[rank {}] tessera: error: ", rank);
+  for (std::size_t at = err.find(prefix); at != err.npos; at = err.find(prefix, at + 1)) {
+    if (at == 0 || err[at - 1] == '\n') return err.substr(at, err.find('\n', at) - at);
+  }
+  return {};
+}
+
+// One rank of a run that this test launches itself.
+std::unique_ptr<CliProcess> start_rank(const Arguments& words, int rank, int world,
+                                       const std::string& port) {
+  return std::make_unique<CliProcess>(words,
+                                      test::Variables{{"RANK", std::to_string(rank)},
+                                                      {"WORLD_SIZE", std::to_string(world)},
+                                                      {"LOCAL_RANK", std::to_string(rank)},
+                                                      {"LOCAL_WORLD_SIZE", std::to_string(world)},
+                                                      {"MASTER_ADDR", "127.0.0.1"},
+                                                      {"MASTER_PORT", port}});
+}
+
+}  // namespace
+
+TEST_CASE_FIXTURE(Fixture, "founding case: a save during which a rank dies or sleeps") {
+  for (const std::string kind : {"kill", "stop"}) {
+    for (const std::string point :
+         {"save/shard-created", "save/shard-synced", "save/part-written"}) {
+      CAPTURE(kind);
+      CAPTURE(point);
+      const std::string run = dir.file(kind + point.substr(5));
+      // Its second save of three: the first stands.
+      const auto result = run_cli(
+          joined(small_run(text, run, 3, 9),
+                 {"--train.global_batch=6", "--checkpoint.every=3", "--train.eval_every=0"}),
+          {{"LD_PRELOAD", TESSERA_FAULT_POINTS_LIBRARY},
+           {"TESSERA_FAULT", fmt::format("{}:{}:2:1", kind, point)}});
+      INFO(result.describe());
+      CHECK(result.code == kComm);
+      CHECK(result.time < seconds(20));
+      for (const int rank : {0, 2}) {
+        const std::string line = last_words(result.err, rank);
+        CAPTURE(line);
+        CHECK(holds(line, "culprit=rank 1 ("));
+        CHECK(holds(line, kind == "kill" ? "SIGKILL" : "stopped"));
+      }
+      const test::Newest newest = test::newest_of(run + "/checkpoints");
+      CHECK(newest.step == 3);
+      CHECK(newest.skipped.empty());
+      const auto on = run_cli(joined(small_run(text, run, 3, 9), {"--train.global_batch=6"}));
+      INFO(on.describe());
+      CHECK(on.code == 0);
+    }
+  }
+}
+
+TEST_CASE_FIXTURE(Fixture, "founding case: a save for which there is no space") {
+  const std::string run = dir.file("run");
+  // From some write on, all of the first save; the second finds space again.
+  for (int i = 0; i < 6; ++i) {
+    const int world = 2 + i / 2;
+    const int call = i % 2 == 0 ? 2 : 5;
+    CAPTURE(world);
+    CAPTURE(call);
+    std::filesystem::remove_all(run);
+    const auto result =
+        run_cli(joined(small_run(text, run, world, 6),
+                       {"--train.global_batch=12", "--checkpoint.every=3", "--train.eval_every=0"}),
+                {{"LD_PRELOAD", TESSERA_FAULT_LIBRARY},
+                 {"TESSERA_FAULT_RANK", "1"},
+                 {"TESSERA_FAULT_CALL", std::to_string(call)},
+                 {"TESSERA_FAULT_KIND", "ENOSPC"}});
+    INFO(result.describe());
+    CHECK(result.code == 0);
+    CHECK(holds(result.err, "rank 1"));
+    CHECK(holds(result.err, "No space left on device"));
+    const test::Newest newest = test::newest_of(run + "/checkpoints");
+    CHECK(newest.step == 6);
+    CHECK(newest.skipped.empty());
+  }
+}
+
+TEST_CASE_FIXTURE(Fixture,
+                  "founding case: weights alone are saved, and a run goes on from them and is "
+                  "fine-tuned") {
+  const std::string run = dir.file("weights");
+  const auto saved =
+      run_cli(joined(small_run(text, run, 2, 20), {"--checkpoint.what=model", "--optim.lr=0.01"}));
+  INFO(saved.describe());
+  REQUIRE(saved.code == 0);
+  const std::string checkpoint = run + "/checkpoints/step-00000020";
+  const double reached = std::stod(test::read_metrics(run).steps.back().loss);
+
+  // There are no moments to go on with: one sentence says so, and what to do.
+  for (const int world : {1, 2}) {
+    const auto resumed =
+        run_cli(joined(small_run(text, run, world, 30), {"--checkpoint.resume=" + checkpoint}));
+    INFO(resumed.describe());
+    CHECK(resumed.code == kUsage);
+    const std::string line = last_words(resumed.err, 0);
+    CHECK(holds(line, "weights"));
+    CHECK(holds(line, "--model.init_from"));
+    CHECK_FALSE(holds(resumed.err, "KeyError"));
+  }
+  // As the start of another run, on any number of ranks.
+  for (const int world : {1, 3}) {
+    CAPTURE(world);
+    const std::string tuned = dir.file(fmt::format("tuned-{}", world));
+    const auto result = run_cli(
+        joined(small_run(text, tuned, world, 10),
+               {"--train.global_batch=6", "--model.init_from=" + checkpoint, "--optim.lr=0.001"}));
+    INFO(result.describe());
+    CHECK(result.code == 0);
+    CHECK(std::stod(test::read_metrics(tuned).steps.front().loss) < reached + 0.3);
+    CHECK(test::newest_of(tuned + "/checkpoints").step == 10);
+  }
+}
+
+TEST_CASE_FIXTURE(Fixture,
+                  "founding case: a run that needs more memory than there is is refused before it "
+                  "takes any") {
+  struct Case {
+    const char* what;
+    Arguments words;
+    Arguments advice;
+  };
+  const Case cases[] = {
+      {"sequences too long", {"--model.seq_len=8000", "--train.global_batch=3000000"}, {}},
+      {"batches too large", {"--train.global_batch=300000000"}, {"--train.micro_batch "}},
+      {"nothing is split",
+       {"--shard.mode=none", "--model.n_embd=32768", "--model.n_layer=24"},
+       {"--shard.mode full"}},
+  };
+  for (const Case& c : cases) {
+    for (const int world : {1, 3}) {
+      const std::string_view what = c.what;
+      if (world == 1 && what == "nothing is split") continue;
+      CAPTURE(what);
+      CAPTURE(world);
+      const std::string run = dir.file("large");
+      std::filesystem::remove_all(run);
+      const auto result = run_cli(
+          joined(joined(small_run(text, run, world, 10), {"--train.global_batch=12"}), c.words));
+      INFO(result.describe());
+      CHECK(result.code == kMemory);
+      CHECK(result.time < seconds(20));
+      const std::string line = last_words(result.err, 0);
+      CHECK(holds(line, " up to "));
+      CHECK(holds(line, "this host has " + format_bytes(system_memory().total)));
+      CHECK(holds(line, "activations "));
+      CHECK(holds(line, "optimizer state "));
+      CHECK(holds(line, "Nothing was started"));
+      for (const std::string& flag : joined(c.advice, {"--train.precision bf16"}))
+        CHECK(holds(result.err, flag));
+      // Once: the others say only whose word it is.
+      CHECK(holds(last_words(result.err, world - 1), world == 1 ? "" : "culprit=rank 0 ("));
+      CHECK_FALSE(std::filesystem::exists(run + "/metrics.jsonl"));
+    }
+  }
+}
+
+TEST_CASE_FIXTURE(Fixture, "founding case: a start to which one rank never comes") {
+  for (const int missing : {0, 1, 2}) {
+    CAPTURE(missing);
+    const std::string port = test::meeting_port();
+    std::vector<std::unique_ptr<CliProcess>> ranks(3);
+    for (int rank = 0; rank < 3; ++rank) {
+      if (rank == missing) continue;
+      ranks[static_cast<std::size_t>(rank)] =
+          start_rank(joined(small_run(text, dir.file("run"), 1, 10),
+                            {"--train.global_batch=6", "--comm.init_timeout=2"}),
+                     rank, 3, port);
+    }
+    for (int rank = 0; rank < 3; ++rank) {
+      if (rank == missing) continue;
+      const auto result = ranks[static_cast<std::size_t>(rank)]->wait(seconds(10));
+      INFO(result.describe());
+      CHECK(result.in_time);
+      CHECK(result.code == kComm);
+      // Without rank 0, who serves the meeting, a rank knows of nobody but that one.
+      CHECK(holds(result.err, missing == 0 ? "rank 0" : fmt::format("missing: rank {}", missing)));
+      if (missing != 0) CHECK(holds(result.err, "2 of 3 ranks arrived"));
+      if (missing != 0) CHECK(holds(result.err, fmt::format("culprit=rank {}", missing)));
+    }
+  }
+}
+
+TEST_CASE_FIXTURE(Fixture, "founding case: ranks that start in any order, some late, all meet") {
+  const std::string port = test::meeting_port();
+  std::vector<std::unique_ptr<CliProcess>> ranks(3);
+  for (const int rank : {2, 0, 1}) {
+    ranks[static_cast<std::size_t>(rank)] = start_rank(
+        joined(small_run(text, dir.file("run"), 1, 3), {"--train.global_batch=6"}), rank, 3, port);
+    std::this_thread::sleep_for(milliseconds(700));
+  }
+  for (const auto& rank : ranks) {
+    const auto result = rank->wait(seconds(30));
+    INFO(result.describe());
+    CHECK(result.code == 0);
+  }
+}
+
+TEST_CASE_FIXTURE(
+    Fixture, "founding case: a rank that would call in another order is refused at the start") {
+  for (const int odd : {0, 2}) {
+    CAPTURE(odd);
+    const std::string port = test::meeting_port();
+    std::vector<std::unique_ptr<CliProcess>> ranks;
+    for (int rank = 0; rank < 3; ++rank) {
+      // It would gather its units earlier than the others.
+      ranks.push_back(
+          start_rank(joined(small_run(text, dir.file("run"), 1, 3),
+                            {"--train.global_batch=6",
+                             fmt::format("--shard.gather_ahead={}", rank == odd ? 0 : 1)}),
+                     rank, 3, port));
+    }
+    for (const auto& rank : ranks) {
+      const auto result = rank->wait(seconds(20));
+      INFO(result.describe());
+      CHECK(result.code == kComm);
+      CHECK(holds(result.err, "E045"));
+      CHECK(holds(result.err, "shard.gather_ahead"));
+      CHECK(holds(result.err, fmt::format("culprit=rank {}", odd)));
+    }
+  }
+}

@@ -1,0 +1,238 @@
+// A rank is killed, stopped, or ends by itself at every labelled point of a run: the others end in
+// time, and each of them names it.
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <fstream>
+#include <mutex>
+
+#include "tests/e2e/small_run.h"
+#include "tests/faults/campaign.h"
+
+using namespace tessera;
+using std::chrono::milliseconds;
+
+namespace {
+
+constexpr int kInitSeconds = 4;
+
+struct Kind {
+  const char* name;
+  int code;               ///< of the launcher
+  milliseconds deadline;  ///< from the fault to the end of the last process
+};
+constexpr Kind kKinds[] = {{"kill", 4, milliseconds(3000)},
+                           {"stop", 4, milliseconds(5000)},
+                           {"abort", 4, milliseconds(3000)},
+                           {"exit", 7, milliseconds(3000)},
+                           {"memory", 5, milliseconds(3000)}};
+
+struct Point {
+  const char* name;
+  int pass;
+  bool rank_zero_only = false;
+  bool memory = false;  ///< also where an allocation may fail and end the rank
+  bool by_one = false;  ///< only the rank with the least to write comes here
+};
+constexpr Point kPoints[] = {{"start", 1},
+                             {"load", 1, false, true},
+                             {"step", 3, false, true},
+                             {"forward", 3, false, true},
+                             {"backward", 3, false, true},
+                             {"update", 3, false, true},
+                             {"evaluate", 1, false, true},
+                             {"save", 1},
+                             {"all_gather", 20},
+                             {"reduce_scatter", 7},
+                             {"all_reduce", 3},
+                             {"save/shard-created", 1},
+                             {"save/shard-written", 1},
+                             {"save/shard-synced", 1},
+                             {"save/part-written", 1},
+                             {"save/trainer-written", 1, false, false, true},
+                             {"save/directory-created", 1, true},
+                             {"save/index-written", 1, true},
+                             {"save/renamed", 1, true},
+                             {"save/committed", 1, true}};
+
+struct Case {
+  Kind kind;
+  Point point;
+  int world, victim;
+};
+
+std::vector<Case> all_cases(const Kind& kind) {
+  std::vector<Case> cases;
+  for (int world = 2; world <= 4; ++world) {
+    for (const Point& point : kPoints) {
+      if (std::string_view(kind.name) == "memory" && !point.memory) continue;
+      for (int victim = 0; victim < (point.rank_zero_only ? 1 : world); ++victim)
+        cases.push_back({kind, point, world, victim});
+    }
+  }
+  return cases;
+}
+
+struct Tally {
+  int runs = 0, unreached = 0, by_one = 0, culprit = 0, result = 0, lost = 0, late = 0;
+  milliseconds worst{}, stolen{}, time{};
+  std::string stories;
+};
+
+struct Setting {
+  test::TempDir dir{test::TempDir::in_memory()};
+  std::string text = dir.write("text.txt", test::make_text(2000));
+};
+
+test::Arguments arguments(const Setting& setting, const std::string& run, int world, int steps) {
+  return test::joined(
+      test::small_run(setting.text, run, world, steps),
+      {"--train.global_batch=12", "--train.eval_every=3", "--checkpoint.every=2",
+       fmt::format("--comm.init_timeout={}", kInitSeconds), "--checkpoint.timeout=20"});
+}
+
+// Whether this rank said who is to blame.
+bool names(const std::string& err, int rank, int victim) {
+  const std::string prefix =
+      rank == 0 ? "tessera: error: E0" : fmt::format("[rank {}] tessera: error: E0", rank);
+  for (std::size_t at = err.find(prefix); at != err.npos; at = err.find(prefix, at + 1)) {
+    if (at > 0 && err[at - 1] != '\n') continue;
+    const std::string line = err.substr(at, err.find('\n', at) - at);
+    if (line.find(fmt::format("culprit=rank {} ", victim)) != line.npos) return true;
+  }
+  return false;
+}
+
+void strike(const Setting& setting, const Case& c, std::size_t i, Tally& tally, std::mutex& mutex) {
+  const std::string run = setting.dir.file(fmt::format("{}-{}", c.kind.name, i));
+  const std::string mark = run + ".mark";
+  test::CliProcess process(arguments(setting, run, c.world, 7),
+                           {{"LD_PRELOAD", TESSERA_FAULT_POINTS_LIBRARY},
+                            {"TESSERA_FAULT", fmt::format("{}:{}:{}:{}", c.kind.name, c.point.name,
+                                                          c.point.pass, c.victim)},
+                            {"TESSERA_FAULT_MARK", mark}});
+  const auto result = process.wait(std::chrono::seconds(60));
+  const auto end = std::chrono::steady_clock::now();
+  std::ifstream in(mark);
+  long long at = 0;
+  const bool reached = static_cast<bool>(in >> at);
+  const std::chrono::steady_clock::time_point struck{std::chrono::nanoseconds(at)};
+  const auto wall = std::chrono::duration_cast<milliseconds>(end - struck);
+  const auto stolen = std::min(wall, test::stolen_between(struck, end));
+  const auto after = wall - stolen;
+
+  milliseconds deadline = c.kind.deadline;
+  const bool unmet = std::string_view(c.point.name) == "start";
+  milliseconds wait_to_meet{0};
+  if (unmet && std::string_view(c.kind.name) == "stop")
+    wait_to_meet = milliseconds(1000 * kInitSeconds);
+  deadline += wait_to_meet;
+  if (!test::tries_all()) deadline += milliseconds(20'000);  // how soon says the whole campaign
+  bool named = true;
+  for (int rank = 0; rank < c.world; ++rank) {
+    if (rank != c.victim && !names(result.err, rank, c.victim)) named = false;
+  }
+  // Committed checkpoints are at even steps and whole; what is there cannot be older than what was
+  // committed before the fault.
+  test::Newest newest;
+  if (std::filesystem::exists(run + "/checkpoints")) newest = test::newest_of(run + "/checkpoints");
+  const bool lost = !newest.skipped.empty() ||
+                    (std::string_view(c.point.name) == "save/committed" && newest.step != 2);
+
+  const std::lock_guard lock(mutex);
+  if (!reached && c.point.by_one && result.code == 0) return;  // it is another rank's point
+  if (!reached) {
+    ++tally.unreached;
+  } else {
+    tally.by_one += c.point.by_one ? 1 : 0;
+    ++tally.runs;
+    tally.worst = std::max(tally.worst, after - wait_to_meet);
+    tally.stolen += stolen;
+    tally.time += wall;
+    tally.late += after > deadline ? 1 : 0;
+    tally.culprit += named ? 0 : 1;
+    tally.result += result.code == c.kind.code ? 0 : 1;
+    tally.lost += lost ? 1 : 0;
+  }
+  if (!reached || after > deadline || !named || result.code != c.kind.code || lost) {
+    tally.stories += fmt::format("\n{} at pass {} of {}, rank {} of {}: {}, {} ms{}{}{}\n{}\n",
+                                 c.kind.name, c.point.pass, c.point.name, c.victim, c.world,
+                                 reached ? "reached" : "never reached", reached ? wall.count() : 0,
+                                 named ? "" : ", not named by all", lost ? ", lost: " : "",
+                                 newest.skipped, result.describe());
+  }
+  std::error_code ignored;
+  std::filesystem::remove_all(run, ignored);
+}
+
+std::vector<int> some_worlds() { return test::tries_all() ? std::vector{2, 3, 4} : std::vector{3}; }
+
+}  // namespace
+
+TEST_CASE("a rank that fails at any point of a run is named by all others, in time") {
+  const Setting setting;
+  test::stolen_between({}, {});
+  for (const Kind& kind : kKinds) {
+    std::vector<Case> cases = all_cases(kind);
+    if (!test::tries_all()) {
+      // Every k-th, so that points, worlds and ranks are mixed.
+      std::vector<Case> chosen;
+      for (std::size_t i = 0; i < 6; ++i) chosen.push_back(cases[(i * cases.size() + 3) / 6]);
+      cases = std::move(chosen);
+    }
+    Tally tally;
+    std::mutex mutex;
+    test::for_all(cases.size(), [&](std::size_t i) { strike(setting, cases[i], i, tally, mutex); });
+    std::printf("| %s | %d | %d | %d | %d | %d | %.1f s | %.0f%% |\n", kind.name, tally.runs,
+                tally.culprit, tally.result, tally.lost, tally.late,
+                static_cast<double>(tally.worst.count()) / 1e3,
+                100.0 * static_cast<double>(tally.stolen.count()) /
+                    static_cast<double>(std::max<std::int64_t>(1, tally.time.count())));
+    std::fflush(stdout);
+    INFO(tally.stories);
+    CHECK(tally.unreached == 0);
+    if (test::tries_all() && std::string_view(kind.name) != "memory")
+      CHECK(tally.by_one == 3);  // once in each world
+    CHECK(tally.culprit == 0);
+    CHECK(tally.result == 0);
+    CHECK(tally.lost == 0);
+    CHECK(tally.late == 0);
+  }
+}
+
+TEST_CASE("a slow rank is named, and nobody is ended for it") {
+  const Setting setting;
+  for (const int world : some_worlds()) {
+    CAPTURE(world);
+    const std::string run = setting.dir.file(fmt::format("slow-{}", world));
+    const auto result = test::run_cli(
+        test::joined(arguments(setting, run, world, 130), {"--checkpoint.every=0"}),
+        {{"LD_PRELOAD", TESSERA_FAULT_POINTS_LIBRARY}, {"TESSERA_FAULT", "slow:forward:10:1"}},
+        std::chrono::seconds(100));
+    INFO(result.describe());
+    CHECK(result.code == 0);
+    CHECK(result.err.find("tessera: warning: rank 1 (") != std::string::npos);
+    CHECK(result.err.find("is slow: it computes") != std::string::npos);
+    for (const int other : {0, 2, 3})
+      CHECK(result.err.find(fmt::format("warning: rank {} (", other)) == std::string::npos);
+  }
+}
+
+TEST_CASE("a rank that comes late is waited for") {
+  const Setting setting;
+  for (const int world : some_worlds()) {
+    for (int late = 0; late < world; ++late) {
+      CAPTURE(world);
+      CAPTURE(late);
+      const std::string run = setting.dir.file(fmt::format("late-{}-{}", world, late));
+      const auto result =
+          test::run_cli(test::joined(arguments(setting, run, world, 2), {"--comm.init_timeout=30"}),
+                        {{"LD_PRELOAD", TESSERA_FAULT_POINTS_LIBRARY},
+                         {"TESSERA_FAULT", fmt::format("late:start:1:{}", late)}});
+      INFO(result.describe());
+      CHECK(result.code == 0);
+    }
+  }
+}

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace tessera::test {
+
+/// Time that the host of a virtual machine withheld from its processors, since the machine started.
+/// Zero on a machine of its own. What nobody did in that time is nobody's fault.
+class StolenTime {
+ public:
+  static StolenTime now() {
+    StolenTime result;
+    std::ifstream in("/proc/stat");
+    for (std::string line; std::getline(in, line) && line.starts_with("cpu");) {
+      std::istringstream words(line);
+      std::string name;
+      std::int64_t ticks[8] = {};  // user, nice, system, idle, iowait, irq, softirq, steal
+      words >> name;
+      for (std::int64_t& value : ticks) words >> value;
+      if (name != "cpu") result.ticks_.push_back(ticks[7]);  // not their sum
+    }
+    return result;
+  }
+  /// Of the processor that lost most.
+  std::chrono::milliseconds since(const StolenTime& before) const {
+    std::int64_t most = 0;
+    for (std::size_t i = 0; i < std::min(ticks_.size(), before.ticks_.size()); ++i)
+      most = std::max(most, ticks_[i] - before.ticks_[i]);
+    return std::chrono::milliseconds(most * 1000 / ::sysconf(_SC_CLK_TCK));
+  }
+
+ private:
+  std::vector<std::int64_t> ticks_;  // by processor
+};
+
+/// Milliseconds since it was made.
+class Stopwatch {
+ public:
+  std::chrono::milliseconds wall() const {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() -
+                                                                 start_);
+  }
+  /// Without those that were stolen: for what is to be soon enough.
+  std::chrono::milliseconds elapsed() const {
+    const auto all = wall();
+    return all - std::min(all, StolenTime::now().since(stolen_));
+  }
+
+ private:
+  StolenTime stolen_ = StolenTime::now();
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace tessera::test

@@ -1,0 +1,82 @@
+#include "tools/tessera/train/fault_line.h"
+
+#include <doctest/doctest.h>
+
+#include "comm/failure_report.h"
+
+using namespace tessera;
+using tools::fault_line;
+
+namespace {
+
+std::vector<comm::Hello> two_ranks() {
+  std::vector<comm::Hello> ranks(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks[static_cast<std::size_t>(rank)].rank = rank;
+    ranks[static_cast<std::size_t>(rank)].host = "node" + std::to_string(rank);
+    ranks[static_cast<std::size_t>(rank)].pid = 70 + rank;
+  }
+  return ranks;
+}
+
+}  // namespace
+
+TEST_CASE("a fault line says where this rank was, who is to blame, and what to do") {
+  comm::RankState state;
+  state.phase = "step";
+  state.step = 1200;
+  state.collective = "reduce_scatter#88 (h.3)";
+  CommError error(CommFailure::PeerLost, {1}, "rank 1 (pid 71) was killed by SIGKILL");
+  error.set_fate("SIGKILL");
+  CHECK(fault_line(error, state, two_ranks()) ==
+        "E042 step=1200 phase=reduce_scatter#88(h.3) culprit=rank 1 (node1, pid 71, SIGKILL) "
+        "action=start it again; it goes on from the newest checkpoint: rank 1 (pid 71) was killed "
+        "by SIGKILL");
+}
+
+TEST_CASE("each kind of failure has its code, at the start another one than later") {
+  comm::RankState state;
+  state.phase = "start";
+  const auto code = [&](CommFailure failure, bool met) {
+    return fault_line(CommError(failure, {0}, "x"), state,
+                      met ? two_ranks() : std::vector<comm::Hello>())
+        .substr(0, 4);
+  };
+  CHECK(code(CommFailure::Timeout, false) == "E041");
+  CHECK(code(CommFailure::PeerLost, false) == "E042");
+  CHECK(code(CommFailure::PeerLost, true) == "E042");
+  CHECK(code(CommFailure::Timeout, true) == "E043");
+  CHECK(code(CommFailure::Mismatch, true) == "E044");
+  CHECK(code(CommFailure::Mismatch, false) == "E045");
+  CHECK(code(CommFailure::Aborted, true) == "E046");
+}
+
+TEST_CASE("what is not known is said so") {
+  comm::RankState state;
+  state.phase = "start";
+  CHECK(fault_line(CommError(CommFailure::Timeout, {}, "nobody came"), state, {}) ==
+        "E041 step=none phase=start culprit=unknown action=start the ranks that are missing, or "
+        "raise comm.init_timeout: nobody came");
+  CHECK(fault_line(CommError(CommFailure::PeerLost, {5, 7}, "x"), state, {})
+            .find("culprit=rank 5, rank 7 action") != std::string::npos);
+}
+
+TEST_CASE("what a rank said itself is to be mended, not started again") {
+  const comm::RankState state;
+  for (const char* fate : {"error", "out of memory"}) {
+    CommError error(CommFailure::PeerLost, {1}, "rank 1 ended by an error: the disk is full");
+    error.set_fate(fate);
+    CHECK(fault_line(error, state, two_ranks()).find("action=mend what that rank says and") !=
+          std::string::npos);
+  }
+}
+
+TEST_CASE("of ranks that do not reach each other it is told what to do") {
+  CommError error(CommFailure::Timeout, {0, 1}, "no way");
+  error.set_fate(std::string(comm::kCutOff));
+  const std::string line = fault_line(error, {}, two_ranks());
+  CAPTURE(line);
+  CHECK(line.find(", cut off), rank 1 (") != std::string::npos);
+  CHECK(line.find("action=let these hosts reach each other and start it again: no way") !=
+        std::string::npos);
+}

@@ -1,0 +1,43 @@
+#!/usr/bin/env python3
+"""What it costs a step that its collectives are written down and compared.
+
+  ledger.py BUILD_DIR [--ranks 2] [--steps 100]
+
+Runs `tessera_collectives_bench ledger`, then trains nanoGPT's small CPU setting (4 layers, width 128, context 64, batch 12) on
+random characters, and prints collectives per step x (record + compare) / the median step. The comparison has no switch: its
+cost is that of its code by itself; waiting for the other ranks is part of the collective with or without it.
+"""
+import argparse, json, os, random, re, statistics, tempfile
+
+from common import end_on_sigterm, must, run, step_times
+
+
+def main():
+    end_on_sigterm()
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument("build")
+    a.add_argument("--ranks", type=int, default=2)
+    a.add_argument("--steps", type=int, default=100)
+    o = a.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        command = [f"{o.build}/tools/bench/tessera_collectives_bench", "ledger", str(o.ranks), f"{folder}/flight"]
+        text = must(run(command), command).out
+        print(text)
+        cost = {name: float(us) for name, us in re.findall(r"^(record|compare), us ([0-9.]+)", text, re.M)}
+        data, out = f"{folder}/text", f"{folder}/run"
+        with open(data, "w") as f:
+            f.write("".join(random.Random(1).choices("abcdefgh \n", k=100_000)))
+        command = [f"{o.build}/bin/tessera", "train", "--nproc", str(o.ranks), "--data.train", data, "--data.tokenizer", "chars",
+                   "--model.n_layer", "4", "--model.n_head", "4", "--model.n_embd", "128", "--model.seq_len", "64",
+                   "--train.global_batch", "12", "--train.steps", str(o.steps), "--train.eval_every", "0",
+                   "--train.eval_batches", "0", "--checkpoint.every", "0", "--train.device", "cpu", "--run.out", out]
+        must(run(command), command)
+        step = statistics.median(step_times(out, 5))
+        command = [f"{o.build}/bin/tessera", "run-report", out, "--json"]
+        report = json.loads(run(command).out)
+        calls = (report["ranks"][0]["last"]["sequence"] + 1) / o.steps
+    micros = calls * (cost["record"] + cost["compare"])
+    print(f"{calls:.1f} collectives a step, {micros:.1f} us of {step:.2f} ms (median): {micros / step / 10:.3f}%")
+
+
+main()

@@ -1,0 +1,96 @@
+#include "tools/tessera/launch/restarts.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include "comm/control/socket.h"
+
+namespace tessera::tools {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr int kUsage = 2;       // exit code
+constexpr int kMostBarren = 2;  // failures in a row without a checkpoint in between
+
+void say(const LaunchOptions& options, const std::string& text) {
+  const std::string line = fmt::format("tessera: {}\n", text);
+  [[maybe_unused]] const auto n = ::write(options.error_fd, line.data(), line.size());
+}
+
+// @return the signal that came, or 0
+int pause(const LauncherSignals& signals, std::chrono::milliseconds time) {
+  const auto end = Clock::now() + time;
+  for (;;) {
+    signalfd_siginfo info;
+    while (::read(signals.fd(), &info, sizeof(info)) == sizeof(info)) {
+      if (info.ssi_signo != SIGCHLD) return static_cast<int>(info.ssi_signo);
+    }
+    const int left = comm::milliseconds_until(end);
+    if (left <= 0) return 0;
+    pollfd polled{signals.fd(), POLLIN, 0};
+    ::poll(&polled, 1, left);
+  }
+}
+
+// The largest number of ranks below `nproc` that fits; 0 if there is none.
+int fewer_ranks(const RestartOptions& restarts, int nproc) {
+  if (restarts.min_nproc <= 0) return 0;
+  for (int fewer = nproc - 1; fewer >= restarts.min_nproc; --fewer)
+    if (restarts.fits(fewer)) return fewer;
+  return 0;
+}
+
+}  // namespace
+
+int launch_with_restarts(int nproc, const std::vector<std::string>& argv,
+                         const RestartOptions& restarts, const LaunchOptions& options) {
+  const LauncherSignals signals;
+  std::vector<std::string> arguments = argv;
+  std::optional<std::int64_t> step = restarts.newest_step();
+  int barren = 0;
+  int former_culprit = -1;
+  for (int restart = 1;; ++restart) {
+    const LaunchOutcome outcome = launch_once(nproc, arguments, options, signals);
+    if (outcome.culprit < 0 || outcome.signal != 0 || outcome.code == kUsage) return outcome.code;
+    const std::string failure = fmt::format("rank {} {}", outcome.culprit, outcome.failure);
+    if (restart > restarts.restarts) {
+      if (restarts.restarts > 0) {
+        say(options, fmt::format("{}; not started again after {} restart{}", failure,
+                                 restarts.restarts, restarts.restarts == 1 ? "" : "s"));
+      }
+      return outcome.code;
+    }
+    const std::optional<std::int64_t> newest = restarts.newest_step();
+    const bool progress = newest > step;  // none comes before any
+    barren = progress ? 0 : barren + 1;
+    std::string size;
+    if (!progress && outcome.culprit == former_culprit) {
+      if (const int fewer = fewer_ranks(restarts, nproc); fewer > 0) {
+        size = fmt::format(" with {} ranks instead of {}", fewer, nproc);
+        nproc = fewer;
+        barren = 0;
+      }
+    }
+    if (barren >= kMostBarren) {
+      say(options, fmt::format("{}; not started again: no checkpoint was committed between the "
+                               "last {} failures",
+                               failure, barren));
+      return outcome.code;
+    }
+    step = newest;
+    former_culprit = size.empty() ? outcome.culprit : -1;
+    arguments = restarts.arguments(newest.has_value());
+    say(options, fmt::format("restart {} of {}: {}; {}{}", restart, restarts.restarts, failure,
+                             newest ? fmt::format("going on from step {}", *newest)
+                                    : std::string("starting anew, as there is no checkpoint yet"),
+                             size));
+    if (const int signal = pause(signals, restarts.pause); signal != 0) {
+      say(options, fmt::format("stopped by signal {} before the restart", signal));
+      return 128 + signal;
+    }
+  }
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,212 @@
+#include "tools/tessera/run_report/evidence.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "comm/flight_recorder.h"
+#include "core/base/error.h"
+#include "io/base/file.h"
+#include "io/checkpoint/list.h"
+
+namespace tessera::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using comm::FlightRecord;
+
+constexpr std::int64_t kTailBytes = 64 * 1024;
+constexpr std::size_t kLogLines = 8;
+// A run of thousands of ranks may lack as many files.
+constexpr std::size_t kProblems = 20;
+
+// Whole lines at the end of a file, the oldest first.
+std::vector<std::string> tail(const fs::path& path) {
+  const io::File file = io::File::open(path);
+  const std::int64_t size = file.size();
+  const std::int64_t begin = std::max<std::int64_t>(0, size - kTailBytes);
+  std::string text(static_cast<std::size_t>(size - begin), '\0');
+  file.read(begin, text.data(), text.size());
+  std::vector<std::string> lines;
+  std::size_t at = begin == 0 ? 0 : std::min(text.find('\n'), text.size() - 1) + 1;
+  while (at < text.size()) {
+    const std::size_t end = std::min(text.find('\n', at), text.size());
+    lines.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return lines;
+}
+
+// The newest line that is an object with numbers `step` and `value`.
+std::optional<nlohmann::json> last_line(const std::vector<std::string>& lines, const char* value) {
+  for (auto text = lines.rbegin(); text != lines.rend(); ++text) {
+    auto line = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
+    if (line.is_object() && line.contains("step") && line["step"].is_number_integer() &&
+        line.contains(value) && line[value].is_number()) {
+      return line;
+    }
+  }
+  return std::nullopt;
+}
+
+// Text of other processes, on its way to a terminal.
+std::string printable(std::string text) {
+  std::erase_if(text, [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; });
+  return text;
+}
+
+class Gatherer {
+ public:
+  explicit Gatherer(const fs::path& dir) { found_.directory = dir; }
+
+  RunEvidence gather() {
+    const fs::path& dir = found_.directory;
+    std::error_code ignored;
+    const auto has = [&](const char* name) { return fs::exists(dir / name, ignored); };
+    require<IoError>(fs::is_directory(dir, ignored), "{} is no directory", dir.string());
+    require<IoError>(has("flight") || has("config.json") || has("metrics.jsonl") || has(".lock"),
+                     "{} is no run: it has neither flight/ nor config.json nor metrics.jsonl; name "
+                     "the directory that --run.out named",
+                     dir.string());
+    found_.has_config = has("config.json");
+    read_records();
+    tolerate([&] { read_metrics(); });
+    tolerate([&] { read_saves(); });
+    tolerate([&] { read_checkpoints(); });
+    read_logs();  // last: of these most may be missing
+    return std::move(found_);
+  }
+
+ private:
+  template <typename Read>
+  void tolerate(const Read& read) {
+    try {
+      read();
+    } catch (const Error& error) {
+      add_problem(error.what());
+    } catch (const fs::filesystem_error& error) {
+      add_problem(error.what());
+    }
+  }
+
+  void read_records() {
+    const fs::path folder = found_.directory / "flight";
+    std::map<int, FlightRecord> records;
+    std::map<int, std::string> unreadable;
+    std::error_code error;
+    for (fs::directory_iterator file(folder, error), end; !error && file != end;
+         file.increment(error)) {
+      const auto rank = comm::rank_of_flight_file(file->path().filename().string());
+      if (!rank) continue;
+      try {
+        auto record = comm::read_flight_record(file->path());
+        require<comm::CorruptRecord>(record.rank == *rank, "{}: is the record of rank {}",
+                                     file->path().string(), record.rank);
+        records.emplace(*rank, std::move(record));
+      } catch (const Error& failure) {
+        unreadable.emplace(*rank, failure.what());
+      }
+    }
+    if (error) add_problem(fmt::format("{}: {}", folder.string(), error.message()));
+    for (const auto& [rank, why] : unreadable) add_problem(why);
+    if (records.empty()) return;
+    const FlightRecord newest = std::ranges::max_element(records, {}, [](const auto& r) {
+                                  return r.second.start_wall_ns;
+                                })->second;
+    for (int rank = 0; rank < newest.world_size; ++rank) {
+      RankEvidence evidence;
+      evidence.rank = rank;
+      const auto record = records.find(rank);
+      if (record == records.end()) {
+        const auto why = unreadable.find(rank);
+        evidence.problem = why == unreadable.end()
+                               ? "no record: it did not come so far, or could make no file here"
+                               : "its record can't be read";
+      } else if (!is_of_start(record->second, newest)) {
+        evidence.problem = "it left no record of this start: its file is of another one";
+      } else {
+        evidence.process = look_at(record->second);
+        evidence.record = std::move(record->second);
+      }
+      found_.ranks.push_back(std::move(evidence));
+    }
+  }
+
+  // A rank that could make no file has left that of an earlier start, and the run's id may be the
+  // same for all starts. Ranks that have met nobody share nothing that could tell.
+  static bool is_of_start(const FlightRecord& record, const FlightRecord& newest) {
+    if (record.world_size != newest.world_size) return false;
+    return newest.start_id != 0 ? record.start_id == newest.start_id : record.rank == newest.rank;
+  }
+
+  void add_problem(std::string text) {
+    if (found_.problems.size() < kProblems) {
+      found_.problems.push_back(std::move(text));
+    } else if (found_.problems.size() == kProblems) {
+      found_.problems.emplace_back("and more that is like these");
+    }
+  }
+
+  void read_logs() {
+    for (const RankEvidence& rank : found_.ranks) {
+      tolerate([&] {
+        auto lines = tail(found_.directory / "logs" / fmt::format("rank-{}.log", rank.rank));
+        if (lines.size() > kLogLines) {
+          lines.erase(lines.begin(), lines.end() - static_cast<std::ptrdiff_t>(kLogLines));
+        }
+        for (std::string& line : lines) line = printable(std::move(line));
+        found_.log_tails[rank.rank] = std::move(lines);
+      });
+    }
+  }
+
+  void read_metrics() {
+    const auto line = last_line(tail(found_.directory / "metrics.jsonl"), "loss");
+    if (!line) return;
+    found_.last_step = line->at("step").get<std::int64_t>();
+    found_.last_loss = line->at("loss").get<double>();
+  }
+
+  void read_saves() {
+    const fs::path file = found_.directory / "saves.jsonl";
+    if (!fs::exists(file)) return;  // nothing was to be saved
+    const auto line = last_line(tail(file), "seconds");
+    if (!line) return;
+    found_.saved_step = line->at("step").get<std::int64_t>();
+    found_.save_seconds = line->at("seconds").get<double>();
+  }
+
+  void read_checkpoints() {
+    if (!fs::exists(found_.directory / "checkpoints")) return;
+    for (const io::ListedCheckpoint& entry : io::list_checkpoints(found_.directory)) {
+      if (entry.state == io::CheckpointState::Committed && entry.step > found_.checkpoint_step) {
+        found_.checkpoint = entry.path;
+        found_.checkpoint_step = entry.step;
+      } else if (entry.state == io::CheckpointState::Broken) {
+        add_problem(fmt::format("{}: {}", entry.path.string(), entry.problem));
+      }
+    }
+  }
+
+  RunEvidence found_;
+};
+
+}  // namespace
+
+RunEvidence gather_evidence(const fs::path& run_dir) { return Gatherer(run_dir).gather(); }
+
+ProcessState look_at(const FlightRecord& record) {
+  // Another boot id is another host; or this one, which has started again since.
+  const bool is_here = !record.boot_id.empty() && record.boot_id == comm::this_boot_id() &&
+                       record.pid_start != 0 && record.pid_namespace != 0 &&
+                       record.pid_namespace == comm::this_pid_namespace();
+  if (!is_here) return ProcessState::Unknown;
+  const comm::ProcessLook look = comm::look_at_process(record.pid);
+  if (look.state == '-' || look.state == 'Z' || look.state == 'X' || look.start != record.pid_start)
+    return ProcessState::Gone;
+  return look.state == 'T' || look.state == 't' ? ProcessState::Stopped : ProcessState::Running;
+}
+
+}  // namespace tessera::tools

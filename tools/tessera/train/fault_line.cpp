@@ -1,0 +1,70 @@
+#include "tools/tessera/train/fault_line.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "comm/failure_report.h"
+
+namespace tessera::tools {
+namespace {
+
+int code_of(const CommError& error, bool met) {
+  switch (error.failure()) {
+    case CommFailure::PeerLost:
+      return 42;
+    case CommFailure::Timeout:
+      return met ? 43 : 41;
+    case CommFailure::Mismatch:
+      return met ? 44 : 45;
+    case CommFailure::Aborted:
+      return 46;
+  }
+  return 46;
+}
+
+// `stated`: that rank said why.
+std::string action_of(int code, bool stated, bool cut_off) {
+  if (cut_off) return "let these hosts reach each other and start it again";
+  if (stated) return "mend what that rank says and start it again";
+  switch (code) {
+    case 41:
+      return "start the ranks that are missing, or raise comm.init_timeout";
+    case 44:
+      return "this is a mistake in the program: compare what the ranks call";
+    case 45:
+      return "start all ranks with the same program and configuration";
+    default:
+      return "start it again; it goes on from the newest checkpoint";
+  }
+}
+
+}  // namespace
+
+std::string fault_line(const CommError& error, const comm::RankState& state,
+                       const std::vector<comm::Hello>& ranks) {
+  const int code = code_of(error, !ranks.empty());
+  const bool stated =
+      code == 46 || (code == 42 && (error.fate() == "error" || error.fate() == "out of memory"));
+  std::string phase = state.collective.empty() ? state.phase : state.collective;
+  if (const auto space = phase.find(" ("); space != phase.npos) phase.erase(space, 1);
+  std::replace(phase.begin(), phase.end(), ' ', '_');
+  std::string culprits;
+  for (const int rank : error.culprits()) {
+    culprits += fmt::format("{}rank {}", culprits.empty() ? "" : ", ", rank);
+    std::string more = static_cast<std::size_t>(rank) < ranks.size()
+                           ? ranks[static_cast<std::size_t>(rank)].process()
+                           : std::string();
+    if (!error.fate().empty()) more += (more.empty() ? "" : ", ") + error.fate();
+    if (!more.empty()) culprits += " (" + more + ")";
+  }
+  // Who does not answer and is no rank serves the control channel.
+  if (culprits.empty()) culprits = error.fate() == "no answer" ? "launcher" : "unknown";
+  if (error.culprits().empty() && !error.fate().empty()) culprits += ", " + error.fate();
+  return fmt::format("E{:03} step={} phase={} culprit={} action={}: {}", code,
+                     state.step < 0 ? std::string("none") : std::to_string(state.step),
+                     phase.empty() ? "none" : phase, culprits,
+                     action_of(code, stated, error.fate() == comm::kCutOff), error.what());
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,141 @@
+#include "tools/tessera/train/flight.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <future>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "comm/control/socket.h"
+
+namespace tessera::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Of its collectives a rank that fails writes so many into its log.
+constexpr int kInLog = 5;
+constexpr std::chrono::milliseconds kAtOnce{500};
+
+// What an earlier run of more ranks has left. The folder may be a link to elsewhere, and hold what
+// others have put there: only what a recorder has made goes.
+void remove_other_ranks(const fs::path& folder, int world_size) {
+  const comm::FileDescriptor dir(
+      ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (dir.get() < 0) return;
+  constexpr std::string_view kTemporary = ".tmp";
+  std::error_code error;
+  for (fs::directory_iterator file(folder, error), end; !error && file != end;
+       file.increment(error)) {
+    const std::string name = file->path().filename().string();
+    std::string_view stem = name;
+    if (stem.ends_with(kTemporary)) stem.remove_suffix(kTemporary.size());
+    const auto rank = comm::rank_of_flight_file(stem);
+    if (!rank || *rank < world_size) continue;
+    struct stat status {};
+    if (::fstatat(dir.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0 &&
+        S_ISREG(status.st_mode)) {
+      ::unlinkat(dir.get(), name.c_str(), 0);
+    }
+  }
+}
+
+void write_to_stderr(const std::string& line) {
+  [[maybe_unused]] const auto n = ::write(STDERR_FILENO, line.data(), line.size());
+}
+
+// On a thread that nobody waits for: the future of a task does not either.
+std::future<void> begin(std::function<void()> work) {
+  std::packaged_task<void()> task(std::move(work));
+  std::future<void> done = task.get_future();
+  std::thread(std::move(task)).detach();
+  return done;
+}
+
+}  // namespace
+
+RankFlight::RankFlight(fs::path run_dir, const comm::LaunchEnvironment& environment,
+                       std::shared_ptr<comm::RankStatus> status)
+    : run_dir_(std::move(run_dir)),
+      status_(std::move(status)),
+      identity_{.rank = environment.rank,
+                .world_size = environment.world_size,
+                .run_id = environment.run_id} {
+  if (is_idle_run(run_dir_)) make();
+}
+
+void RankFlight::make() {
+  recorder_ = comm::FlightRecorder::create(
+      run_dir_ / "flight" / comm::flight_file_name(identity_.rank), identity_);
+  status_->on_enter([recorder = recorder_](const std::string& phase, std::int64_t step) {
+    recorder->set_phase(phase, step);
+  });
+}
+
+void RankFlight::set_start_id(std::uint64_t id) {
+  const std::lock_guard lock(mutex_);
+  identity_.start_id = id;
+  if (recorder_) recorder_->set_start_id(id);
+}
+
+std::shared_ptr<comm::FlightRecorder> RankFlight::open() {
+  const std::lock_guard lock(mutex_);
+  if (is_open_) return recorder_;
+  is_open_ = true;
+  if (identity_.rank == 0) remove_other_ranks(run_dir_ / "flight", identity_.world_size);
+  // Ranks of a job that has come meanwhile, and is refused now, may have replaced it.
+  if (!recorder_ || !recorder_->is_in_place()) make();
+  if (identity_.rank != 0 && !recorder_->why_not_in_file().empty()) {  // rank 0's note is shown
+    RankLog(run_dir_, identity_.rank).write("no flight record: " + recorder_->why_not_in_file());
+  }
+  return recorder_;
+}
+
+std::shared_ptr<comm::FlightRecorder> RankFlight::recorder() const {
+  const std::lock_guard lock(mutex_);
+  return recorder_;
+}
+
+void RankFlight::fail(const std::exception& error) noexcept {
+  try {
+    if (const auto recorder = this->recorder())
+      record_failure(*recorder, RankLog(run_dir_, identity_.rank), error);
+  } catch (const std::exception&) {
+    // There is an error to report already.
+  }
+}
+
+void record_failure(comm::FlightRecorder& recorder, const RankLog& log,
+                    const std::exception& error) noexcept {
+  try {
+    if (recorder.snapshot().end != comm::FlightEnd::Running) return;
+    recorder.end(error);
+    log.write(std::string("error: ") + error.what());
+    if (dynamic_cast<const CommError*>(&error) != nullptr) {
+      log.write("last collectives: " + comm::describe(recorder.snapshot(), kInLog));
+    }
+  } catch (const std::exception&) {
+    // There is an error to report already.
+  }
+}
+
+void fail_at_once(const std::shared_ptr<RankFlight>& flight, const CommError& error,
+                  const std::function<std::string()>& line) noexcept {
+  const auto end = std::chrono::steady_clock::now() + kAtOnce;
+  // Without a thread there is no place to hang in either: this process then ends without a word.
+  try {
+    const auto said = begin([line] { write_to_stderr(line()); });
+    const auto noted = begin([flight, error] { flight->fail(error); });
+    said.wait_until(end);
+    noted.wait_until(end);
+  } catch (const std::exception&) {
+    // No thread, no memory: what is left is to end.
+  }
+}
+
+}  // namespace tessera::tools

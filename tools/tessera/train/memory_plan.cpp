@@ -1,0 +1,114 @@
+#include "tools/tessera/train/memory_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "comm/sharding/flat_unit.h"
+#include "core/autograd/autograd.h"
+#include "models/gpt2.h"
+#include "tools/tessera/train/checkpoints.h"
+
+namespace tessera::tools {
+namespace {
+
+std::int64_t& of(MemoryPlan& plan, MemoryCategory category) {
+  return plan[static_cast<std::size_t>(category)];
+}
+
+// Peak of activations in one micro-batch, found by running it without memory.
+std::int64_t plan_activations(const RunSetup& setup, DType compute_dtype) {
+  const auto meta = Context::create({.device = {DeviceType::Meta, 0}});
+  models::Gpt2 model(setup.model);
+  materialize(model.units(), meta, compute_dtype, {});
+  const Shape shape{setup.config.train.micro_batch, setup.config.model.seq_len};
+  const Tensor tokens = Tensor::empty(meta, shape, DType::I32, MemoryCategory::Data, "batch");
+  autograd::backward(
+      model.loss(tokens, tokens, 1.0,
+                 {.training = true, .recompute_blocks = setup.config.train.recompute == "block"}));
+  return meta->ledger().usage(MemoryCategory::Activations).peak;
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const RunSetup& setup, int world_size, const Context& context) {
+  MemoryPlan plan{};
+  const bool scatters =
+      comm::parse_shard_mode(setup.config.shard.mode) == comm::ShardMode::Full && world_size > 1;
+  const bool bf16 = setup.config.train.precision != "fp32";
+  const std::int64_t compute_size = bf16 ? 2 : 4;
+  const std::int64_t master_size = setup.config.train.precision == "bf16-true" ? 2 : 4;
+  models::Gpt2 model(setup.model);
+  std::vector<ShardLayout> units;
+  for (const Unit& unit : model.units()) units.push_back(comm::layout_of(unit, world_size));
+  const auto held_of = [&](const ShardLayout& unit) {
+    return scatters ? unit.segment_size() : unit.padded_size();
+  };
+  std::int64_t held = 0;
+  std::int64_t padded = 0;
+  std::vector<std::int64_t> blocks;  // padded elements of the units but the root
+  for (const ShardLayout& unit : units) {
+    held += held_of(unit);
+    padded += unit.padded_size();
+    blocks.push_back(unit.padded_size());
+  }
+  const std::int64_t root = blocks.front();
+  blocks.erase(blocks.begin());
+  std::sort(blocks.rbegin(), blocks.rend());
+  // The root, the block in use and those gathered ahead are whole at a time; of the gradients,
+  // those of the block in use and of the one that is being reduced.
+  const auto largest = [&](std::int64_t count) {
+    std::int64_t sum = root;
+    for (std::size_t i = 0; i < std::min(static_cast<std::size_t>(count), blocks.size()); ++i)
+      sum += blocks[i];
+    return sum;
+  };
+  const std::int64_t whole = largest(2);
+  const std::int64_t gathered = largest(1 + setup.config.shard.gather_ahead);
+
+  // Later micro-batches arrive beside the segment that they are added to, unit by unit.
+  std::int64_t arriving = 0;
+  if (scatters && setup.config.train.global_batch / world_size > setup.config.train.micro_batch) {
+    for (const ShardLayout& unit : units) arriving = std::max(arriving, held_of(unit));
+  }
+
+  of(plan, MemoryCategory::Parameters) = held * master_size;
+  of(plan, MemoryCategory::OptimizerState) = held * 8;
+  of(plan, MemoryCategory::Gradients) = scatters ? (held + whole + arriving) * 4 : padded * 4;
+  // Sampling text at evaluations gathers the whole model.
+  const bool samples = !setup.config.train.sample_prompt.empty();
+  if (scatters) of(plan, MemoryCategory::Gathered) = (samples ? padded : gathered) * compute_size;
+  if (!scatters && compute_size != master_size)
+    of(plan, MemoryCategory::Gathered) = padded * compute_size;
+  of(plan, MemoryCategory::Activations) = plan_activations(setup, bf16 ? DType::BF16 : DType::F32);
+  if (saves_beside_training(setup.config, setup.state.step)) {
+    const std::int64_t moments = setup.config.checkpoint.what == "all" ? 8 : 0;
+    // In whole cache lines, tensor by tensor.
+    for (const ShardLayout& unit : units)
+      of(plan, MemoryCategory::Staging) += unit.segment_size() * (master_size + moments);
+  }
+  of(plan, MemoryCategory::Data) =
+      2 * 4 * setup.config.train.micro_batch * setup.config.model.seq_len;
+  // Memory that ranks share is taken when they meet.
+  of(plan, MemoryCategory::Communication) =
+      context.ledger().usage(MemoryCategory::Communication).current;
+  return plan;
+}
+
+std::int64_t total(const MemoryPlan& plan) {
+  return std::accumulate(plan.begin(), plan.end(), std::int64_t{0});
+}
+
+std::string describe(const MemoryPlan& plan) {
+  std::string text;
+  for (std::size_t c = 0; c < plan.size(); ++c) {
+    if (plan[c] == 0) continue;
+    text +=
+        fmt::format("{}{} {}", text.empty() ? "" : ", ",
+                    memory_category_name(static_cast<MemoryCategory>(c)), format_bytes(plan[c]));
+  }
+  return text;
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,180 @@
+#include "tools/tessera/train/resume.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <set>
+
+#include "core/base/error.h"
+#include "io/base/file.h"
+#include "io/checkpoint/find.h"
+#include "tools/tessera/train/checkpoints.h"
+
+namespace tessera::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kAside = ".unusable";
+
+// The step in "step-00000020"; empty for any other name.
+std::optional<std::int64_t> step_of(const fs::path& path) {
+  const std::string name = path.filename().string();
+  const std::string digits = name.starts_with("step-") ? name.substr(5) : "";
+  const bool number = digits.size() >= 8 && digits.size() <= 18 &&
+                      digits.find_first_not_of("0123456789") == std::string::npos;
+  return number ? std::optional<std::int64_t>(std::stoll(digits)) : std::nullopt;
+}
+
+struct Checkpoints {
+  std::vector<fs::path> named;          // as checkpoints are, by ascending step
+  std::vector<fs::path> without_index;  // of these
+  std::vector<fs::path> aside;          // that an earlier start could not use
+};
+
+Checkpoints look_into(const fs::path& dir) {
+  Checkpoints result;
+  std::error_code error;
+  fs::directory_iterator item(dir, error);
+  for (; !error && item != fs::directory_iterator(); item.increment(error)) {
+    const fs::path& path = item->path();
+    const std::string name = path.filename().string();
+    const auto aside = name.find(kAside);
+    if (step_of(name)) {
+      result.named.push_back(path);
+    } else if (aside != std::string::npos && step_of(name.substr(0, aside))) {
+      result.aside.push_back(path);
+    }
+  }
+  require<IoError>(!error, "cannot list {}: {}", dir.string(), error.message());
+  std::sort(result.named.begin(), result.named.end(),
+            [](const fs::path& a, const fs::path& b) { return *step_of(a) < *step_of(b); });
+  for (const fs::path& path : result.named) {
+    if (fs::status(path / "index.json", error).type() == fs::file_type::not_found)
+      result.without_index.push_back(path);
+  }
+  return result;
+}
+
+// What can be told before tensors are read.
+void check_state(const io::CheckpointReader& reader) {
+  parse_model_section(reader.index().model_config, reader.path().string());
+  if (reader.index().trainer) read_trainer_state(reader);
+}
+
+void require_no_run(const fs::path& run_dir, const std::string& resume) {
+  std::error_code absent;
+  const auto metrics = fs::file_size(run_dir / "metrics.jsonl", absent);
+  require(
+      resume == "auto" || absent || metrics == 0,
+      "{} holds a run (metrics.jsonl), and checkpoint.resume is never; choose another --run.out",
+      run_dir.string());
+}
+
+std::optional<fs::path> find_own(const fs::path& run_dir, const std::string& resume,
+                                 const std::map<fs::path, std::string>& unusable,
+                                 std::vector<std::string>& notes) {
+  const fs::path checkpoints = run_dir / "checkpoints";
+  std::error_code unreadable;
+  if (fs::symlink_status(checkpoints, unreadable).type() == fs::file_type::not_found) {
+    require_no_run(run_dir, resume);
+    return std::nullopt;
+  }
+  // A link to a disk that is not mounted, say.
+  require<IoError>(
+      fs::is_directory(checkpoints, unreadable),
+      "cannot look into {}{}{}; a run is not started anew while its checkpoints cannot "
+      "be seen: make the directory readable, or choose another --run.out",
+      checkpoints.string(), unreadable ? ": " : ", which is no directory",
+      unreadable ? unreadable.message() : "");
+  const Checkpoints found = look_into(checkpoints);
+  if (found.named.empty()) {
+    require<CorruptCheckpoint>(
+        found.aside.empty(),
+        "{} holds no checkpoint but what could not be used before ({}); start anew with another "
+        "--run.out, or move that away",
+        checkpoints.string(), found.aside.empty() ? "" : found.aside.back().filename().string());
+    require_no_run(run_dir, resume);
+    return std::nullopt;
+  }
+  require(
+      resume == "auto",
+      "{} holds a run with checkpoints up to step {}; continue it with --checkpoint.resume auto, "
+      "or choose another --run.out",
+      run_dir.string(), *step_of(found.named.back()));
+  std::set<fs::path> passed_over;
+  std::vector<std::string> reasons;
+  for (const auto& [path, why] : unusable) {
+    passed_over.insert(path);
+    reasons.push_back(fmt::format("{} is skipped: {}", path.string(), why));
+  }
+  auto newest = io::newest_valid(run_dir, {.passed_over = passed_over, .check = check_state});
+  for (const fs::path& path : found.without_index) {
+    newest.skipped.push_back(path.string() +
+                             " is skipped: it has no index.json, without which its shards cannot "
+                             "be read");
+  }
+  reasons.insert(reasons.end(), newest.skipped.begin(), newest.skipped.end());
+  require<CorruptCheckpoint>(newest.reader.has_value(),
+                             "none of the {} checkpoints of {} can be used ({}); repair one, or "
+                             "start anew with another --run.out",
+                             found.named.size(), run_dir.string(), fmt::join(reasons, "; "));
+  notes.insert(notes.end(), newest.skipped.begin(), newest.skipped.end());
+  return newest.reader->path();
+}
+
+}  // namespace
+
+std::optional<fs::path> find_resume(const fs::path& run_dir, const std::string& resume,
+                                    const std::map<fs::path, std::string>& unusable,
+                                    std::vector<std::string>& notes) {
+  if (resume == "auto" || resume == "never") return find_own(run_dir, resume, unusable, notes);
+  require(fs::is_directory(resume),
+          "checkpoint.resume is {}, which is no directory; name a checkpoint or a run, or say auto "
+          "or never",
+          resume);
+  const fs::path own = run_dir / "checkpoints";
+  const fs::path named = io::locate_checkpoint(resume);
+  std::error_code absent;
+  const bool has_own = fs::is_directory(own, absent);
+  const Checkpoints found = has_own ? look_into(own) : Checkpoints{};
+  const bool elsewhere =
+      !has_own || fs::weakly_canonical(named).parent_path() != fs::canonical(own);
+  if (elsewhere && found.named.size() > found.without_index.size()) {
+    // The same command again, after a kill: it began there, and has its own since.
+    notes.push_back(
+        fmt::format("checkpoint.resume names {}, but {} has checkpoints of its own by now; it "
+                    "goes on from those (another --run.out starts from {} again)",
+                    named.string(), run_dir.string(), named.string()));
+    return find_own(run_dir, "auto", unusable, notes);
+  }
+  const io::CheckpointReader reader = io::open_checkpoint(resume);
+  const auto why = unusable.find(reader.path());
+  require<CorruptCheckpoint>(why == unusable.end(), "{} cannot be read: {}", reader.path().string(),
+                             why == unusable.end() ? "" : why->second);
+  // Its saves would come before those in number, and be taken for the older ones.
+  require(found.named.empty() || *step_of(found.named.back()) <= reader.index().step,
+          "{} is later than {}, which checkpoint.resume names; choose another --run.out for "
+          "what comes of that one, or go on from the later one with --checkpoint.resume auto",
+          found.named.empty() ? "" : found.named.back().string(), reader.path().string());
+  return reader.path();
+}
+
+std::vector<std::string> set_aside_later(const fs::path& run_dir, std::int64_t step) {
+  const fs::path checkpoints = run_dir / "checkpoints";
+  std::vector<std::string> notes;
+  std::error_code absent;
+  if (!fs::is_directory(checkpoints, absent)) return notes;
+  for (const fs::path& path : look_into(checkpoints).named) {
+    if (*step_of(path) <= step) continue;
+    fs::path aside = path;
+    for (aside += kAside; fs::exists(aside, absent); aside += "-again") {
+    }
+    io::rename_path(path, aside);
+    notes.push_back(fmt::format("{} is set aside as {}", path.string(), aside.filename().string()));
+  }
+  return notes;
+}
+
+}  // namespace tessera::tools
