@@ -194,9 +194,12 @@ TEST_CASE_FIXTURE(Fixture, "ranks whose launcher is stopped say so, all the same
   CliProcess process(
       joined(small_run(text, dir.file("run"), 2, 100'000), {"--checkpoint.every=0"}));
   REQUIRE(wait_for_text(process, "step      1/100000"));
-  const auto ranks = process.ranks();
+  REQUIRE(process.ranks().size() == 2);
   process.signal(SIGSTOP);
-  std::this_thread::sleep_for(milliseconds(8000));
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!process.ranks().empty() && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(milliseconds(10));
+  CHECK(process.ranks().empty());
   process.signal(SIGCONT);
   const auto result = process.wait(std::chrono::seconds(20));
   INFO(result.describe());
