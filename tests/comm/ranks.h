@@ -161,4 +161,12 @@ class Group {
   std::shared_ptr<comm::MemoryStore> store_;
 };
 
+/// The text of an error for `world` ranks: MOST in it stands for all but one of them.
+inline std::string all_but_one(std::string text, int world) {
+  const std::string from = "MOST", to = fmt::format("{} of {}", world - 1, world);
+  for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+    text.replace(at, from.size(), to);
+  return text;
+}
+
 }  // namespace tessera::test

@@ -6,6 +6,8 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <thread>
+
 #include "tests/e2e/small_run.h"
 
 using namespace tessera;
@@ -189,27 +191,78 @@ TEST_CASE_FIXTURE(Fixture, "a cut shard or a flipped bit is found, named, and pa
 
 TEST_CASE_FIXTURE(Fixture,
                   "what one rank cannot read takes all ranks to the checkpoint before it") {
-  const auto command = [&](int steps) {
-    return train({"--checkpoint.every=5", "--checkpoint.keep=0"}, 2, steps);
-  };
-  REQUIRE(run_cli(command(20)).code == 0);
-  const fs::path run = dir.path() / "run", checkpoints = run / "checkpoints";
-  flip_bit(checkpoints / "step-00000020/rank-00001-of-00002.safetensors", 5000);
-  flip_bit(checkpoints / "step-00000015/rank-00000-of-00002.safetensors", 5000);
-  const auto resumed = run_cli(command(25));
-  INFO(resumed.describe());
-  CHECK(resumed.code == 0);
-  for (const std::string why :
-       {"step-00000020 is skipped: rank ", "step-00000015 is skipped: rank ", "rank-00001-of-00002",
-        "rank-00000-of-00002"})
-    CHECK(count(resumed.err, why) >= 1);
-  CHECK(count(resumed.err, "the checksum is wrong") >= 2);
-  CHECK(resumed.err.find("step 10 of 25, from") != std::string::npos);
-  for (const char* step : {"step-00000015", "step-00000020"}) {
-    CHECK(fs::exists(checkpoints / (std::string(step) + ".unusable")));
-    CHECK(run_cli({"checkpoint", "verify", checkpoints / step}).code == 0);  // made again
+  for (const int world : {2, 3, 4}) {
+    CAPTURE(world);
+    const fs::path run = dir.path() / fmt::format("run-{}", world);
+    const auto command = [&](int steps) {
+      return joined(small_run(text, run, world, steps),
+                    {"--train.global_batch=12", "--checkpoint.every=5", "--checkpoint.keep=0"});
+    };
+    REQUIRE(run_cli(command(20)).code == 0);
+    const fs::path checkpoints = run / "checkpoints";
+    const std::string last = fmt::format("rank-{:05}-of-{:05}.safetensors", world - 1, world);
+    const std::string first = fmt::format("rank-00000-of-{:05}.safetensors", world);
+    flip_bit(checkpoints / "step-00000020" / last, 5000);
+    flip_bit(checkpoints / "step-00000015" / first, 5000);
+    const auto resumed = run_cli(command(25));
+    INFO(resumed.describe());
+    CHECK(resumed.code == 0);
+    for (const std::string& why : {std::string("step-00000020 is skipped: rank "),
+                                   std::string("step-00000015 is skipped: rank "), last, first})
+      CHECK(count(resumed.err, why) >= 1);
+    CHECK(count(resumed.err, ".safetensors: tensor ") >= 2);
+    CHECK(count(resumed.err, "the checksum is wrong") >= 2);
+    CHECK(resumed.err.find("step 10 of 25, from") != std::string::npos);
+    for (const char* step : {"step-00000015", "step-00000020"}) {
+      CHECK(fs::exists(checkpoints / (std::string(step) + ".unusable")));
+      CHECK(run_cli({"checkpoint", "verify", checkpoints / step}).code == 0);  // made again
+    }
+    CHECK(test::read_metrics(run).steps.size() == 25);
   }
-  CHECK(test::read_metrics(run).steps.size() == 25);
+}
+
+TEST_CASE_FIXTURE(Fixture,
+                  "a shard that a network file system shows late is waited for, but not for long") {
+  for (const int world : {2, 3, 4}) {
+    const fs::path saved = dir.path() / fmt::format("saved-{}", world);
+    const auto command = [&](const fs::path& run, int steps) {
+      return joined(small_run(text, run, world, steps),
+                    {"--train.global_batch=12", "--checkpoint.every=5", "--train.eval_every=0"});
+    };
+    REQUIRE(run_cli(command(saved, 10)).code == 0);
+    for (const std::string how : {"late", "growing", "absent"}) {
+      CAPTURE(world);
+      CAPTURE(how);
+      const fs::path run = dir.path() / fmt::format("{}-{}", how, world),
+                     hidden = dir.file("hidden");
+      fs::copy(saved, run, fs::copy_options::recursive);
+      const fs::path file =
+          run / "checkpoints/step-00000010" / fmt::format("rank-00001-of-{:05}.safetensors", world);
+      fs::copy_file(file, hidden, fs::copy_options::overwrite_existing);
+      if (how == "growing") {
+        fs::resize_file(file, 100);
+      } else {
+        fs::remove(file);
+      }
+      test::CliProcess process(command(run, 12));
+      if (how != "absent") {
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        fs::rename(hidden, file);
+      }
+      const auto result = process.wait(std::chrono::seconds(20));
+      INFO(result.describe());
+      CHECK(result.in_time);
+      CHECK(result.code == 0);
+      if (how == "absent") {
+        CHECK(result.err.find("step 5 of 12, from") != result.err.npos);
+        CHECK(result.err.find("step-00000010 is skipped") != result.err.npos);
+        CHECK(result.err.find(file.filename()) != result.err.npos);
+      } else {
+        CHECK(result.err.find("step 10 of 12, from") != result.err.npos);
+        CHECK(result.err.find("is skipped") == result.err.npos);
+      }
+    }
+  }
 }
 
 TEST_CASE_FIXTURE(Fixture,

@@ -88,29 +88,37 @@ TEST_CASE_FIXTURE(Fixture, "a step that is not finite stops the run, and all ran
 }
 
 TEST_CASE_FIXTURE(Fixture, "steps that are not finite are skipped, ten in a row at most") {
-  const auto all = run_cli(joined(wild("skip", 2, 60), {"--train.nonfinite=skip"}));
-  INFO(all.describe());
-  CHECK(all.code == kFailed);
-  CHECK(holds(all.err, "(10 steps in a row were skipped before)"));
-  CHECK(holds(all.err, "warning: skipped: step "));
-  const auto steps = skipped("skip");
-  REQUIRE(steps.size() >= 10);
-  const int first = static_cast<int>(steps.front());
+  for (const int world : {2, 3, 4}) {
+    CAPTURE(world);
+    const auto name = [&](const std::string& what) { return fmt::format("{}-{}", what, world); };
+    const auto go = [&](const std::string& what, int steps) {
+      return run_cli(joined(wild(name(what), world, steps),
+                            {"--train.nonfinite=skip", "--train.global_batch=12"}));
+    };
+    const auto all = go("skip", 60);
+    INFO(all.describe());
+    CHECK(all.code == kFailed);
+    CHECK(holds(all.err, "(10 steps in a row were skipped before)"));
+    CHECK(holds(all.err, "warning: skipped: step "));
+    const auto steps = skipped(name("skip"));
+    REQUIRE(steps.size() >= 10);
+    const int first = static_cast<int>(steps.front());
 
-  // With the tenth it can still end well, and be resumed in between as if nothing had happened.
-  const auto whole = run_cli(joined(wild("whole", 2, first + 6), {"--train.nonfinite=skip"}));
-  INFO(whole.describe());
-  CHECK(whole.code == 0);
-  for (const int part : {first + 3, first + 6}) {
-    const auto result = run_cli(joined(wild("parts", 2, part), {"--train.nonfinite=skip"}));
-    INFO(result.describe());
-    CHECK(result.code == 0);
+    // With the tenth it can still end well, and be resumed in between as if nothing had happened.
+    const auto whole = go("whole", first + 6);
+    INFO(whole.describe());
+    CHECK(whole.code == 0);
+    for (const int part : {first + 3, first + 6}) {
+      const auto result = go("parts", part);
+      INFO(result.describe());
+      CHECK(result.code == 0);
+    }
+    CHECK((test::read_metrics(dir.file(name("parts"))).steps ==
+           test::read_metrics(dir.file(name("whole"))).steps));
+    CHECK(skipped(name("parts")) == skipped(name("whole")));
+    CHECK(skipped(name("whole")).size() >= 3);
+    CHECK(digest(name("parts")) == digest(name("whole")));
   }
-  CHECK(
-      (test::read_metrics(dir.file("parts")).steps == test::read_metrics(dir.file("whole")).steps));
-  CHECK(skipped("parts") == skipped("whole"));
-  CHECK(skipped("whole").size() >= 3);
-  CHECK(digest("parts") == digest("whole"));
 }
 
 TEST_CASE_FIXTURE(Fixture, "SIGUSR1 of one rank stops all at the same step, with one checkpoint") {

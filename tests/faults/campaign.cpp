@@ -21,10 +21,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-Arguments train(const std::string& text, const std::string& run, std::int64_t steps) {
-  return joined(small_run(text, run, kFaultRanks, static_cast<int>(steps)),
-                {"--model.n_layer=1", "--model.n_embd=16", "--checkpoint.keep=1",
-                 fmt::format("--checkpoint.every={}", kFirstStep + 1)});
+Arguments train(const std::string& text, const std::string& run, int world, std::int64_t steps) {
+  return joined(small_run(text, run, world, static_cast<int>(steps)),
+                {"--train.global_batch=12", "--model.n_layer=1", "--model.n_embd=16",
+                 "--checkpoint.keep=1", fmt::format("--checkpoint.every={}", kFirstStep + 1)});
 }
 
 void run_well(const Arguments& arguments, const Variables& variables = {}) {
@@ -50,8 +50,8 @@ std::vector<LoggedCall> parse_log(const std::string& text) {
 
 }  // namespace
 
-SavedRun::SavedRun() : text_(dir_.write("text.txt", make_text(2000))) {
-  run_well(train(text_, dir_.file("base"), kFirstStep));
+SavedRun::SavedRun(int world) : world_(world), text_(dir_.write("text.txt", make_text(2000))) {
+  run_well(train(text_, dir_.file("base"), world_, kFirstStep));
   // What should come out, of a run that keeps all and has no library loaded before it.
   const std::string calm = copy("calm");
   run_well(joined(go_on(calm), {"--checkpoint.keep=0"}));
@@ -86,11 +86,15 @@ std::string SavedRun::copy(const std::string& name) const {
   return to;
 }
 
-Arguments SavedRun::go_on(const std::string& run) const { return train(text_, run, kLastStep); }
+Arguments SavedRun::go_on(const std::string& run) const {
+  return train(text_, run, world_, kLastStep);
+}
 
-const SavedRun& saved_run() {
-  static const SavedRun run;
-  return run;
+const SavedRun& saved_run(int world) {
+  static std::mutex mutex;
+  static std::map<int, SavedRun> runs;
+  const std::lock_guard lock(mutex);
+  return runs.try_emplace(world, world).first->second;
 }
 
 std::string content_of(const io::CheckpointReader& reader) {

@@ -17,7 +17,7 @@ class CheckpointReader;
 
 namespace tessera::test {
 
-inline constexpr int kFaultRanks = 4;
+inline constexpr int kWorlds[] = {2, 3, 4};
 /// The prepared run was saved at kFirstStep; going on, it saves at the next step, beside training,
 /// and at kLastStep, as it ends. It keeps one checkpoint and removes its predecessor.
 inline constexpr std::int64_t kFirstStep = 2, kLastStep = 4;
@@ -36,7 +36,7 @@ struct LoggedCall {
 /// the order in which all ranks made them.
 class SavedRun {
  public:
-  SavedRun();
+  explicit SavedRun(int world);
 
   /// A copy of the run as it was saved. @return its directory
   std::string copy(const std::string& name) const;
@@ -53,6 +53,7 @@ class SavedRun {
   const TempDir& dir() const { return dir_; }
 
  private:
+  int world_;
   TempDir dir_;
   std::string text_;
   std::map<std::int64_t, std::string> content_;
@@ -61,8 +62,9 @@ class SavedRun {
   std::map<std::uint64_t, std::string> first_inodes_;
 };
 
-/// Prepared on first use, for all tests of the process.
-const SavedRun& saved_run();
+/// Prepared on first use, for all tests of the process. Any thread.
+/// @param world  of kWorlds
+const SavedRun& saved_run(int world = 4);
 
 /// Tells checkpoints apart: checksums of all tensors of all sections.
 std::string content_of(const io::CheckpointReader& reader);

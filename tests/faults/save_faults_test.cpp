@@ -25,6 +25,7 @@ constexpr int kIoExit = 3, kCommExit = 4;
 constexpr milliseconds kInTime{20'000};
 
 struct Point {
+  int world = 0;
   std::string kind;
   LoggedCall call;
   bool tolerated = false;  ///< no save needs to fail by it
@@ -68,13 +69,13 @@ std::int64_t now_ns() {
 
 // Calls after the commit serve a hint and retention, those of which the outcome is not asked only
 // tidy up; none of them makes a save fail.
-std::vector<Point> points_of_calls() {
+std::vector<Point> points_of_calls(int world) {
   std::vector<Point> points;
   std::int64_t step = test::kFirstStep + 1;
   std::map<int, std::int64_t> last_write;
   std::int64_t since_commit = -1;  // of rank 0
   std::map<int, std::vector<LoggedCall>> by_rank;
-  for (const LoggedCall& call : saved_run().calls()) by_rank[call.rank].push_back(call);
+  for (const LoggedCall& call : saved_run(world).calls()) by_rank[call.rank].push_back(call);
   for (const auto& [rank, calls] : by_rank) {
     step = test::kFirstStep + 1;
     since_commit = -1;
@@ -90,7 +91,7 @@ std::vector<Point> points_of_calls() {
       // The directory is opened, synced and closed.
       const bool tidies = since_commit > 3 || call.name == "close" || call.name == "failed" ||
                           (call.name == "remove" && call.path.ends_with(".part.json"));
-      points.push_back({"", call, tidies, step});
+      points.push_back({world, "", call, tidies, step});
     }
   }
   return points;
@@ -98,12 +99,14 @@ std::vector<Point> points_of_calls() {
 
 std::vector<Point> points(const std::string& kind, const std::vector<std::string>& names = {}) {
   std::vector<Point> chosen;
-  for (Point point : points_of_calls()) {
-    if (!names.empty() && std::find(names.begin(), names.end(), point.call.name) == names.end()) {
-      continue;
+  for (const int world : test::kWorlds) {
+    for (Point point : points_of_calls(world)) {
+      if (!names.empty() && std::find(names.begin(), names.end(), point.call.name) == names.end()) {
+        continue;
+      }
+      point.kind = kind;
+      chosen.push_back(std::move(point));
     }
-    point.kind = kind;
-    chosen.push_back(std::move(point));
   }
   return chosen;
 }
@@ -119,11 +122,12 @@ std::vector<Point> sample(std::vector<Point> all, std::size_t n, std::size_t see
 
 Outcome run_once(const Point& point, std::size_t i, bool resume, const test::Arguments& more) {
   const std::string name = fmt::format("{}-{}", point.kind, i);
-  const std::string run = saved_run().copy(name);
+  const test::SavedRun& saved = test::saved_run(point.world);
+  const std::string run = saved.copy(name);
   const std::string mark = run + ".mark";
   Outcome outcome;
   {
-    test::CliProcess process(test::joined(saved_run().go_on(run), more),
+    test::CliProcess process(test::joined(saved.go_on(run), more),
                              {{"LD_PRELOAD", TESSERA_FAULT_LIBRARY},
                               {"TESSERA_FAULT_RANK", std::to_string(point.call.rank)},
                               {"TESSERA_FAULT_CALL", std::to_string(point.call.number)},
@@ -138,10 +142,10 @@ Outcome run_once(const Point& point, std::size_t i, bool resume, const test::Arg
   if (outcome.reached) outcome.after = milliseconds((ended - at) / 1'000'000);
   outcome.newest = test::newest_of(run);
   if (resume) {
-    const auto again = test::run_cli(saved_run().go_on(run));
+    const auto again = test::run_cli(saved.go_on(run));
     const auto newest = test::newest_of(run);
     outcome.resumed_well = again.code == 0 && newest.step == test::kLastStep &&
-                           newest.content == saved_run().content().at(newest.step);
+                           newest.content == saved.content().at(newest.step);
   }
   std::error_code ignored;
   fs::remove_all(run, ignored);
@@ -164,7 +168,6 @@ using Judge = std::function<std::string(const Point&, const Outcome&)>;
 Tally campaign(const std::vector<Point>& points, std::size_t resume_every, const Judge& judge,
                const test::Arguments& more = {}) {
   std::vector<Outcome> outcomes(points.size());
-  saved_run();
   test::for_all(points.size(), [&](std::size_t i) {
     outcomes[i] = run(points[i], i, resume_every > 0 && i % resume_every == 0, more);
   });
@@ -175,7 +178,7 @@ Tally campaign(const std::vector<Point>& points, std::size_t resume_every, const
     ++tally.points;
     tally.worst = std::max(tally.worst, outcome.after);
     std::string wrong;
-    const auto& content = saved_run().content();
+    const auto& content = saved_run(point.world).content();
     const auto expected = content.find(outcome.newest.step);
     // Without the fault, nothing is known of how far the run came.
     const std::int64_t oldest = outcome.reached ? point.step - 1 : test::kFirstStep;
@@ -196,11 +199,11 @@ Tally campaign(const std::vector<Point>& points, std::size_t resume_every, const
     wrong += why.empty() ? "" : " " + why;
     if (!wrong.empty() && tally.stories.size() < 30'000) {
       tally.stories += fmt::format(
-          "{} at call {} of rank {}, {} {} {} (save of step {}):{}; newest is step {}, skipped "
-          "{}\n{}\n",
-          point.kind, point.call.number, point.call.rank, point.call.name, point.call.path,
-          point.call.path2, point.step, wrong, outcome.newest.step, outcome.newest.skipped,
-          outcome.cli.describe());
+          "{} at call {} of rank {} of {}, {} {} {} (save of step {}):{}; newest is step {}, "
+          "skipped {}\n{}\n",
+          point.kind, point.call.number, point.call.rank, point.world, point.call.name,
+          point.call.path, point.call.path2, point.step, wrong, outcome.newest.step,
+          outcome.newest.skipped, outcome.cli.describe());
     }
   }
   return tally;

@@ -154,7 +154,7 @@ bool holds(const std::string& text, const std::string& part) {
 
 TEST_CASE("the rank and the parameter whose gradient is not finite are named by all ranks") {
   std::vector<Setting> settings;
-  for (const int world : {1, 2, 3}) {
+  for (const int world : {1, 2, 3, 4}) {
     for (const ShardMode mode : {ShardMode::Full, ShardMode::None}) {
       settings.push_back({world, mode});
       settings.push_back({world, mode, DType::BF16, DType::F32, 2});
@@ -186,7 +186,7 @@ TEST_CASE("the rank and the parameter whose gradient is not finite are named by 
 }
 
 TEST_CASE("a skipped step changes nothing, and the steps after it do not know of it") {
-  for (const int world : {1, 2, 3}) {
+  for (const int world : {1, 2, 3, 4}) {
     for (const ShardMode mode : {ShardMode::Full, ShardMode::None}) {
       CAPTURE(world);
       Setting setting{world, mode};

@@ -122,18 +122,21 @@ TEST_CASE("a start has a number that all its ranks are told, and no other start"
 }
 
 TEST_CASE("processes come together when the launcher serves the store, and when rank 0 does") {
-  for (const bool rank_zero_serves : {false, true}) {
+  for (int i = 0; i < 6; ++i) {
+    const bool rank_zero_serves = i % 2 == 1;
+    const int world = 2 + i / 2;
     CAPTURE(rank_zero_serves);
-    Processes ranks(3, [&](int rank, const std::string& port) {
+    CAPTURE(world);
+    Processes ranks(world, [&](int rank, const std::string& port) {
       return sum_of_ranks(
-          comm::bootstrap(environment(rank, 3, std::stoi(port), rank_zero_serves), {}));
+          comm::bootstrap(environment(rank, world, std::stoi(port), rank_zero_serves), {}));
     });
     comm::TcpStoreServer server({.run_id = "run"});
     // Rank 0 finds this port taken, by a store of another run in effect, and takes the next.
     const comm::TcpStoreServer other({.run_id = "another run"});
     ranks.go(std::to_string(rank_zero_serves ? other.port() : server.port()));
     for (const Outcome& outcome : ranks.wait(15s)) {
-      CHECK(outcome.text == "6 of 3 over shm");
+      CHECK(outcome.text == fmt::format("{} of {} over shm", world * (world + 1) / 2, world));
     }
   }
 }

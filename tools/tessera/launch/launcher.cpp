@@ -16,6 +16,7 @@
 #include <csignal>
 #include <cstring>
 #include <deque>
+#include <fstream>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -47,6 +48,8 @@ constexpr std::chrono::milliseconds kTick{100};
 // Between looks at the ranks when nothing tells of one: a thread that was there before us may be
 // handed the signal of a rank's end, and ignores it.
 constexpr std::chrono::milliseconds kLook{1000};
+// To ranks that wait for a processor, beside what they are given anyway.
+constexpr std::chrono::milliseconds kMostGiven{3000};
 
 std::string make_run_id() {
   std::uint64_t bits[2] = {};
@@ -62,9 +65,18 @@ std::string signal_name(int signal) {
 
 bool is_request(int signal) { return signal == SIGINT || signal == SIGTERM || signal == SIGUSR1; }
 
+// How long a process that could run has waited for a processor since it began; of its first thread.
+Clock::duration starved(pid_t pid) {
+  std::ifstream in(fmt::format("/proc/{}/schedstat", pid));
+  std::int64_t ran = 0, waited = 0;
+  if (!(in >> ran >> waited)) return {};
+  return std::chrono::nanoseconds(waited);
+}
+
 struct Rank {
   pid_t pid = -1;
   bool running = true;
+  Clock::duration starved{};  // when time was given last
   std::optional<LinePrefixer> output;
 };
 
@@ -111,7 +123,7 @@ class Launch {
       pump_all();
       reap();
       act_on_verdict();
-      if (next_step_ && Clock::now() >= *next_step_) end_the_others();
+      if (next_step_ && Clock::now() >= *next_step_ && !give_starved_ranks_time()) end_the_others();
     }
     // All that their pipes hold; processes that ranks began may go on to write, and are not waited
     // for.
@@ -193,6 +205,21 @@ class Launch {
     const auto now = Clock::now();
     withheld_.look(now);  // from here on it counts
     next_step_ = now + time;
+    for (Rank& rank : ranks_) rank.starved = starved(rank.pid);
+    given_ = {};
+  }
+
+  // On a machine with more to do than it has processors for, a rank may not have got one yet, to
+  // say what it has to. What all have waited for one is added once more, up to a limit.
+  bool give_starved_ranks_time() {
+    Clock::duration most{};
+    for (const Rank& rank : ranks_)
+      if (rank.running) most = std::max(most, starved(rank.pid) - rank.starved);
+    const Clock::duration more = std::min<Clock::duration>(most, kMostGiven) - given_;
+    if (more < kTick) return false;
+    given_ += more;
+    *next_step_ += more;
+    return true;
   }
 
   int running() const {
@@ -406,6 +433,7 @@ class Launch {
   bool signalled_ = false;   // ranks that still ran then
   std::vector<int> killed_;  // that SIGTERM did not end
   std::optional<Clock::time_point> next_step_;
+  Clock::duration given_{};  // beside that, to ranks that were starved
   comm::WithheldTime withheld_{kTick};
 };
 
