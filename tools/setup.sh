@@ -6,6 +6,7 @@ packages=(
   g++ cmake ninja-build ccache
   libeigen3-dev nlohmann-json3-dev libfmt-dev libcli11-dev libgloo-dev libisal-dev
   libssl-dev libboost-context-dev doctest-dev
+  python3-numpy python3-jsonschema
 )
 
 deps=$(dirname "$0")/../.deps

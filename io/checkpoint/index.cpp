@@ -28,16 +28,37 @@ std::uint64_t index_checksum(std::string_view text) {
   return crc64(rest.data(), rest.size(), crc);
 }
 
+// Of text whose checksum can't be trusted: a later format may have another kind of checksum.
+std::string newer_version(std::string_view text, const std::string& source) {
+  try {
+    const Json json = parse_json(text, source);
+    const std::int64_t version = JsonReader(json, source).at("version").integer(1);
+    if (version <= kCheckpointVersion) return {};
+    return fmt::format(
+        "; or a newer tessera wrote it: it has format version {}, and this build reads up to {}",
+        version, kCheckpointVersion);
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+[[noreturn]] void refuse_checksum(std::string_view why, std::string_view text,
+                                  const std::string& source) {
+  throw CorruptCheckpoint("{}{}{}", source, why, newer_version(text, source));
+}
+
 // Before anything else is made of the text, so that damage is called damage. False: no checksum.
 bool check_text(std::string_view text, const std::string& source) {
   if (!text.starts_with(kChecksumStart)) return false;
   std::uint64_t stored = 0;
   constexpr std::size_t kDigits = kChecksumStart.size() - std::string_view("crc64:").size();
-  require<CorruptCheckpoint>(
-      text.size() > kChecksumStart.size() + kNoDigits.size() &&
-          parse_checksum(text.substr(kDigits, kNoDigits.size() + 6), stored) &&
-          index_checksum(text) == stored,
-      "{}: its own checksum is wrong, it was damaged or edited after it was saved", source);
+  const bool right = text.size() > kChecksumStart.size() + kNoDigits.size() &&
+                     parse_checksum(text.substr(kDigits, kNoDigits.size() + 6), stored) &&
+                     index_checksum(text) == stored;
+  if (!right) {
+    refuse_checksum(": its own checksum is wrong, it was damaged or edited after it was saved",
+                    text, source);
+  }
   return true;
 }
 
@@ -235,10 +256,12 @@ CheckpointIndex parse_index(std::string_view text, const std::string& source) {
   const bool checked = check_text(text, source);
   const Json json = parse_json(text, source);
   const JsonReader root(json, source);
-  require<CorruptCheckpoint>(checked || !root.has("checksum"),
-                             "{} was written anew by another program, so that its checksum can't "
-                             "be checked; remove the field \"checksum\" to have it read without",
-                             source);
+  if (!checked && root.has("checksum")) {
+    refuse_checksum(
+        " was written anew by another program, so that its checksum can't be checked; remove the "
+        "field \"checksum\" to have it read without",
+        text, source);
+  }
   require<CorruptCheckpoint>(root.at("format").string() == kCheckpointFormat,
                              "{}: expected format \"{}\", found \"{}\"", source, kCheckpointFormat,
                              root.at("format").string());

@@ -27,9 +27,9 @@ struct LoadReport {
   double seconds = 0;
 };
 
-/// Reads parts of a checkpoint on several threads, straight into their memory where dtypes are
-/// equal and through at most 1.5 MiB a thread where they are not. Every chunk that a part lies in
-/// is read once, in whole, and checked as it is read.
+/// Reads parts of a checkpoint on several threads, each through a buffer that the disk fills past
+/// the page cache; from it values go to their place at once, converted where dtypes differ. Every
+/// chunk that a part lies in is read once, in whole, and checked as it is read.
 /// @param threads  that read, the caller among them
 /// @throws InvalidArgument if parts overlap, or one is not in the checkpoint; Unsupported if dtypes
 ///         do not convert; IoError; CorruptCheckpoint naming file, tensor and elements of a chunk

@@ -101,6 +101,14 @@ TEST_CASE("an index vouches for itself") {
     newer["version"] = 2;
     newer["not yet known"] = 1;
     refuse_text(newer.dump(), "has format version 2; this build reads up to 1");
+    // Whatever becomes of checksums.
+    newer["checksum"] = "of another kind";
+    refuse_text(newer.dump(), "it has format version 2, and this build reads up to 1");
+    newer["checksum"] = "crc64:0000000000000000";
+    refuse_text(
+        "{\n \"checksum\": \"crc64:0000000000000000\",\n \"format\": \"tessera-checkpoint\",\n "
+        "\"version\": 2}",
+        "it has format version 2, and this build reads up to 1");
   }
 }
 

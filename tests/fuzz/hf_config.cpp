@@ -1,0 +1,12 @@
+// config.json of a Hugging Face model.
+#include "io/hf/model_source.h"
+#include "tests/fuzz/fuzz.h"
+
+using namespace tessera;
+
+int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static const fuzz::InputFile file;
+  const std::string path = file.write(data, size);
+  fuzz::try_parse([&] { fuzz::expect(io::read_hf_config(path).is_object()); });
+  return 0;
+}
