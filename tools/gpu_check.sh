@@ -27,7 +27,9 @@ it as JSON. Without a PART: all but prepare, in this order, in less than 10 minu
   --out DIR      where report, data and logs go (default: report and data to docs/gpu, logs to
                  BUILD/gpu-check)
   --limit S      seconds for all parts together (default 570): what they don't suffice for is left out
-  --sizes "S..." sizes of GPT-2 that bench measures (default "124M 350M")
+  --sizes "S..." sizes of GPT-2 that bench measures (default "124M 350M 1558M"); those above 350M come
+                 last, where memory and time allow
+  --no-suite     without the part suite
   --commit REV   what to name in the report where git can't tell
   --quick        tiny shapes: to try the script itself, with the kernels on the host
   --help         this text
@@ -35,7 +37,8 @@ it as JSON. Without a PART: all but prepare, in this order, in less than 10 minu
 A part that fails does not stop the next. Results of parts that are not run again are taken over from
 the report's data if it is of the same commit, GPU and day. Needs nvcc, CMake 3.25, Ninja and python3; PyTorch
 for what it is compared with. Changes no setting of the GPU.
-Exit code 0 if everything passed, 1 if something failed or there is no GPU, 2 on a wrong option.
+Exit code 0 if everything passed, 1 if something failed, if suite was asked for and not run to its end
+(as where no time was left for it), or if there is no GPU, 2 on a wrong option.
 EOF
 }
 
@@ -44,9 +47,10 @@ deps=
 build=build/gpu-check
 out=
 limit=570
-sizes="124M 350M"
+sizes="124M 350M 1558M"
 commit=
 quick=
+no_suite=
 fail_usage() {
   echo "gpu_check: $1; see tools/gpu_check.sh --help" >&2
   exit 2
@@ -72,6 +76,7 @@ while [[ $# -gt 0 ]]; do
       shift
       ;;
     --quick) quick=yes ;;
+    --no-suite) no_suite=yes ;;
     --help | -h) usage; exit 0 ;;
     *) fail_usage "unknown argument '$1'" ;;
   esac
@@ -83,6 +88,10 @@ wanted() {  # wanted PART: whether it is among those to run
   return 1
 }
 [[ ${#parts[@]} -gt 0 ]] || parts=(build test nccl bench sanitize suite)
+if [[ -n $no_suite ]]; then
+  for i in "${!parts[@]}"; do [[ ${parts[$i]} != suite ]] || unset "parts[$i]"; done
+  [[ ${#parts[@]} -gt 0 ]] || fail_usage "--no-suite leaves nothing to do"
+fi
 
 case $build in /*) ;; *) build=$root/$build ;; esac
 [[ -n $deps || ! -d .deps ]] || deps=$root/.deps
@@ -373,10 +382,12 @@ part_nccl() {
     skip "collectives over NCCL" "nccl_gpu_test was not built: see whether NCCL was found in the log of configure"
   fi
   program bin/tessera || return
-  local arguments=(--gpus "$(nvidia-smi -L | grep -c GPU)" --json "$work/ranks.json" --seconds 40)
+  local most=$((deadline - SECONDS - reserved))  # of the step: it shall not be cut in a run
+  [[ $most -le 150 ]] || most=150
+  local arguments=(--gpus "$(nvidia-smi -L | grep -c GPU)" --json "$work/ranks.json" --seconds 40 --limit "$((most > 15 ? most - 5 : 10))")
   [[ -z $quick ]] || arguments+=(--set gpt2-odd --worlds 1 3 --precision fp32)
   [[ -e $build/bin/libtessera_nccl.so ]] || arguments+=(--backends staged)
-  bash_step "runs of one and more ranks" 150 with_libraries python3 tools/bench/golden_ranks.py "$build" "${arguments[@]}"
+  bash_step "runs of one and more ranks" "$most" with_libraries python3 tools/bench/golden_ranks.py "$build" "${arguments[@]}"
 }
 
 part_bench() {
@@ -439,14 +450,37 @@ part_sanitize() {
   done
 }
 
+suite_passed=
 part_suite() {
   bash_step "all targets" 240 compile || true
   # shellcheck disable=SC2016
-  step "every test" 300 bash -c 'with_libraries ctest --test-dir "$build" -j "$jobs" --timeout 120 --output-on-failure --no-tests=error'
-  if [[ $? -ne 0 && -s $build/Testing/Temporary/LastTestsFailed.log ]]; then
+  if step "every test" 300 bash -c 'with_libraries ctest --test-dir "$build" -j "$jobs" --timeout 120 --output-on-failure --no-tests=error'; then
+    suite_passed=yes
+  elif [[ -s $build/Testing/Temporary/LastTestsFailed.log ]]; then
     # shellcheck disable=SC2016
     step "what failed, without the GPU" 90 bash -c \
       'CUDA_VISIBLE_DEVICES= TESSERA_TEST_CUDA_PLUGIN= TESSERA_CUDA_PLUGIN= with_libraries ctest --test-dir "$build" -j "$jobs" --timeout 60 --rerun-failed'
+  fi
+}
+
+# What failed and what was left out, once more at the end.
+summary() {
+  awk -F '\t' '
+    $3 == "ok" { passed++; next }
+    $3 == "skipped" { left_out++ }
+    $3 != "skipped" { bad++ }
+    { lines = lines sprintf("   %s, %s: %s: %s\n", $1, $2, $3, $6) }
+    END { printf "== %d steps passed, %d failed, %d were left out\n%s", passed, bad, left_out, lines }' "$work/steps.tsv"
+  if wanted suite; then
+    if [[ -n $suite_passed ]]; then
+      echo "   the whole suite passed"
+    else
+      echo "   the whole suite did not pass, or was not run to its end: that counts as a failure (--no-suite leaves it out)"
+    fi
+  elif [[ -n $no_suite ]]; then
+    echo "   the whole suite was left out by --no-suite"
+  else
+    echo "   the whole suite was not asked for"
   fi
 }
 
@@ -456,7 +490,7 @@ environment=$!
 # What is still to come keeps some time, so that a slow part does not take it all; without a build
 # there is nothing to come.
 order=(build test nccl bench sanitize suite)
-declare -A keeps=([test]=60 [nccl]=60 [bench]=150 [sanitize]=60 [suite]=20)
+declare -A keeps=([test]=60 [nccl]=60 [bench]=150 [sanitize]=60 [suite]=90)
 for i in "${!order[@]}"; do
   part=${order[$i]}
   wanted "$part" || continue
@@ -480,5 +514,7 @@ for i in "${!order[@]}"; do
 done
 wait "$environment"
 write_report
+if wanted suite && [[ -z $suite_passed ]]; then failed=1; fi
+summary
 if [[ -n $gpu ]]; then echo "report: $(cat "$work/report" 2>/dev/null)"; fi
 exit "$failed"

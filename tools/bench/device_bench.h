@@ -12,8 +12,9 @@ struct DeviceBenchOptions {
   bool quick = false;       ///< tiny shapes, one sample: shows that all of it runs
 };
 
-/// Times the kernels of a GPT-2 124M step in bf16 on a device and prints, for each, its share of
-/// the roof: what a copy of 1 GiB and an 8192^3 product reach in the same run.
+/// Times kernels on a device, those of a GPT-2 124M step in bf16 first, and prints, for each, its
+/// share of the roof: what a copy of 1 GiB and an 8192^3 product (in bf16; for kernels that compute
+/// products of float32, in float32) reach in the same run.
 ///
 /// Samples are host time around as many launches as take some milliseconds, between two waits for
 /// the device. Bytes are the fewest a kernel has to move: each operand once. Each line is written

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Training runs of one and more ranks on a device, against the reference values of tests/golden.
 
-  golden_ranks.py BUILD_DIR [--worlds 1 2 4] [--precision fp32 bf16] [--backends staged nccl] [--json FILE]
+  golden_ranks.py BUILD_DIR [--worlds 1 2 4] [--precision fp32 bf16] [--backends staged nccl] [--limit S] [--json FILE]
 
 staged: collectives go through the host's memory. nccl: each rank on a GPU of its own; where there are fewer GPUs, ranks
-share one, by a recipe that NCCL does not promise to serve (see BootstrapOptions::backend). Checked: loss and gradient norm of
-every step against PyTorch's float64, and against the run of one rank. Bounds: fp32 1e-4, bf16 2e-2, relative. Exit code 0 if
-all runs keep them, 1 if not.
+share one, by a recipe that NCCL does not promise to serve (see BootstrapOptions::backend): where it does not start there, or
+gets stuck, that run is skipped, and larger worlds are not tried. Wrong values are a failure there, too. Checked: loss and
+gradient norm of every step against PyTorch's float64, and against the run of one rank. Bounds: fp32 1e-4, bf16 2e-2, relative.
+Exit code 0 if all runs that were not skipped keep them, 1 if not, or if none was left. What --limit has no time for is skipped.
 """
-import argparse, json, os, pathlib, socket, subprocess, sys, tempfile, time
+import argparse, json, os, pathlib, re, socket, subprocess, sys, tempfile, time
 
 from common import end_on_sigterm, kill_group, metrics
 
@@ -16,6 +17,13 @@ GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden"
 BOUNDS = {"fp32": 1e-4, "bf16": 2e-2}
 SHARED_GPU = {"TESSERA_NCCL_SHARE_DEVICES": "1", "NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo",
               "NCCL_PROTO": "Simple", "NCCL_MAX_CTAS": "1"}
+# What a run says where NCCL did not start, or where a collective got stuck.
+STUCK = re.compile(r"^.*(?:NCCL\b.*\b(?:does not start|did not connect)|comm\.backend=nccl: |\bE043 ).*$", re.M)
+LEAST_SECONDS = 5  # a run is not begun with less
+
+
+class Skipped(Exception):
+    """Why a run says nothing about tessera."""
 
 
 def free_port():
@@ -34,20 +42,24 @@ def wait_all(processes, deadline):
     return [p.poll() for p in processes]
 
 
-def train(o, golden, expected, world, backend, precision, folder):
-    """Metrics of each step, or a text that says why there are none."""
+def train(o, golden, expected, world, backend, precision, folder, end):
+    """Metrics of each step, or a text that says why there are none. @throws Skipped: NCCL, or no time until `end`"""
+    seconds = min(o.seconds, end - time.monotonic())
+    if seconds < LEAST_SECONDS:
+        raise Skipped("no time was left")
+    shared = backend == "nccl" and world > o.gpus
     out = tempfile.mkdtemp(dir=folder)
     keys = {"run.out": out, "model.init_from": golden, "data.train": golden / "tokens.bin", "data.order": "sequential",
             "model.seq_len": expected["seq"], "train.global_batch": expected["batch"], "train.steps": len(expected["loss"]),
             "train.device": o.device, "train.precision": precision, "optim.schedule": "constant", "optim.warmup_steps": 0,
             "optim.lr": expected["lr"], "optim.beta1": expected["betas"][0], "optim.beta2": expected["betas"][1],
             "optim.eps": expected["eps"], "optim.weight_decay": expected["weight_decay"], "optim.clip_norm": expected["clip_norm"],
-            "checkpoint.every": 0, "comm.init_timeout": 60, "comm.timeout": 30}
+            "checkpoint.every": 0, "comm.init_timeout": 20 if shared else 60, "comm.timeout": 15 if shared else 30}
     if world > 1:
         keys["comm.backend"] = "shm" if backend == "staged" else "nccl"
     command = [f"{o.build}/bin/tessera", "train", *(f"--{key}={value}" for key, value in keys.items())]
     env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    if backend == "nccl" and world > o.gpus:
+    if shared:
         rendezvous = ["--world-size", str(world), "--rdzv", f"127.0.0.1:{free_port()}"]
         commands = [(command + rendezvous + ["--rank", str(rank), "--local-rank", str(rank)],
                      dict(env, NCCL_HOSTID=f"tessera-{rank}", **SHARED_GPU)) for rank in range(world)]
@@ -59,19 +71,26 @@ def train(o, golden, expected, world, backend, precision, folder):
         for (arguments, variables), log in zip(commands, logs):
             processes.append(subprocess.Popen(arguments, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                               start_new_session=True))
-        codes = wait_all(processes, o.seconds)
+        codes = wait_all(processes, seconds)
     finally:
         for process in processes:
             kill_group(process)
             process.wait()
+    texts = []
+    for log in logs:
+        log.seek(0)
+        texts.append(log.read())
     if any(codes):
-        texts = []
-        for log in logs:
-            log.seek(0)
-            texts.append(log.read()[-800:])
-        return f"ended with {codes}: " + " | ".join(texts)
+        stuck = next((found for text in texts if (found := STUCK.search(text))), None)
+        if shared and stuck:
+            raise Skipped(f"NCCL does not serve ranks that share a GPU here: {stuck.group(0).strip()[:400]}")
+        return f"ended with {codes}: " + " | ".join(text[-800:] for text in texts)
     if None in codes:
-        return f"was killed after {o.seconds:g} s: {codes}"
+        if shared:
+            raise Skipped(f"NCCL does not serve ranks that share a GPU here: killed after {seconds:.0f} s")
+        if seconds < o.seconds:
+            raise Skipped(f"no time was left: it had but {seconds:.0f} s")
+        return f"was killed after {seconds:.0f} s: {codes}: " + " | ".join(text[-200:] for text in texts)
     rows = [row for row in metrics(out) if "loss" in row]
     return rows if len(rows) == len(expected["loss"]) else f"has {len(rows)} steps instead of {len(expected['loss'])}"
 
@@ -80,6 +99,12 @@ def worst(pairs):
     """The largest relative difference; infinite if a value is no number."""
     differences = [abs(a - b) / abs(b) for a, b in pairs]
     return max(differences) if all(d == d for d in differences) else float("inf")
+
+
+def save(o, results):
+    if o.json:
+        with open(o.json, "w") as f:
+            json.dump(results, f, indent=1)
 
 
 def main():
@@ -92,12 +117,14 @@ def main():
     a.add_argument("--device", default="cuda")
     a.add_argument("--gpus", type=int, default=1, help="of this machine")
     a.add_argument("--seconds", type=float, default=60, help="for one run")
+    a.add_argument("--limit", type=float, default=3600, help="seconds for all runs")
     a.add_argument("--json", help="file that takes the results")
     o = a.parse_args()
     end_on_sigterm()
     golden = GOLDEN / o.set
     expected = json.load(open(golden / "expected.json"))
-    results, failed, single = [], False, {}
+    results, failed, single, end = [], False, {}, time.monotonic() + o.limit
+    unserved = None  # of ranks that share a GPU, the fewest that NCCL did not serve
     print(f"{o.set:<10} {'ranks':>5} {'':<8} {'loss':>10} {'grad_norm':>10} {'to 1 rank':>10}   worst relative difference", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for backend in o.backends:
@@ -108,8 +135,20 @@ def main():
                     if expected["batch"] % world != 0:
                         print(f"{o.set}: {world} ranks can't share {expected['batch']} rows", flush=True)
                         continue
+                    shared = backend == "nccl" and world > o.gpus
                     result = dict(set=o.set, world=world, backend=backend if world > 1 else "none", precision=precision)
-                    rows = train(o, golden, expected, world, backend, precision, folder)
+                    try:
+                        if shared and unserved is not None and world >= unserved:
+                            raise Skipped(f"{unserved} ranks were, too")
+                        rows = train(o, golden, expected, world, backend, precision, folder, end)
+                    except Skipped as reason:
+                        if shared and unserved is None and end - time.monotonic() >= LEAST_SECONDS:
+                            unserved = world
+                        result.update(ok=None, skipped=str(reason))
+                        print(f"{precision:<10} {world:>5} {result['backend']:<8} skipped: {reason}", flush=True)
+                        results.append(result)
+                        save(o, results)
+                        continue
                     if isinstance(rows, str):
                         result.update(ok=False, error=rows)
                         print(f"{precision:<10} {world:>5} {result['backend']:<8} {rows}", flush=True)
@@ -127,10 +166,8 @@ def main():
                               f"{text:>10}   {'ok' if result['ok'] else 'FAILED'}", flush=True)
                     failed |= not result["ok"]
                     results.append(result)
-                    if o.json:
-                        with open(o.json, "w") as f:
-                            json.dump(results, f, indent=1)
-    return 1 if failed or not results else 0
+                    save(o, results)
+    return 1 if failed or not any(result["ok"] for result in results) else 0
 
 
 sys.exit(main())

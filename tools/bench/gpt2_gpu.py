@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
 """GPT-2 training steps on one GPU: tessera against PyTorch, taking turns.
 
-  gpt2_gpu.py BUILD_DIR [--sizes 124M 350M] [--rounds 2] [--steps 20] [--seconds 480] [--json FILE] [--no-torch]
+  gpt2_gpu.py BUILD_DIR [--sizes 124M 350M 1558M] [--rounds 2] [--steps 20] [--seconds 480] [--json FILE] [--no-torch]
 
 Both run the same shapes (T=1024, random weights and tokens, forward, backward, clipping, AdamW). tessera is the trainer
 itself with precision bf16: bf16 compute, float32 weights. PyTorch (gpt2_torch.py beside this file) is compiled, with its fused
 AdamW, once with autocast (float32 weights, too) and once all in bf16. tessera's step includes reading its batch and copying it
 to the GPU, not logging; PyTorch's tokens lie on the GPU. PyTorch's vocabulary is padded to 50304 columns, which it computes;
 tessera computes 50257, in rows of 50304; the FLOPs below are those of 50257 for both.
-In this order, for all sizes: tessera and PyTorch with autocast at the largest micro-batch that was found to fit both, in turns;
-PyTorch all in bf16 at the same one; tessera with its own attention where that was cuDNN's, with GELU after products and not within
-them, replaying CUDA graphs, and with weights kept in bf16; then each at its own largest where that is more. The search for what fits begins at a size that is likely to be
-the largest.
+In this order: tessera and PyTorch, both as above and both all in bf16 (tessera then keeps its weights in bf16), in turns, at the
+largest micro-batch that was found to fit the first of both; tessera with its own attention where that was cuDNN's, with GELU
+after products and not within them, and replaying CUDA graphs; then each at its own largest where that is more. Sizes above 350M
+begin when all this is done for the others. The search for what fits begins at a size that is likely to be the largest; a size of
+which not even one sequence fits is left out, and said.
 ms: median of all timed steps, the first ones left out; IQR and worst show jitter. Memory: the peak of what the driver counts
 over what was in use before, for all alike; "booked" is what tessera's own ledger says.
 MFU: (6 N + 6 L C T) flops a token over the peak of the data sheet, known for A100, H100 and H200, dense bf16.
@@ -28,12 +29,15 @@ BATCHES = [384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1]
 FIRST = {"tiny": (2, 2), "124M": (192, 96), "350M": (96, 48), "774M": (48, 24), "1558M": (16, 12)}  # tessera's, PyTorch's
 RUN_SECONDS = 240  # of one program
 FIRST_RUN_SECONDS = {"tessera": 10, "torch": 90}  # what the first of a kind may take; torch compiles
-MODES = {"tessera bf16": None, "torch bf16": "bf16", "torch bf16-true": "bf16-true"}
+# What takes turns: a program, and its precision. The first of each says which micro-batch fits both.
+MODES = {"tessera bf16": ("tessera", "bf16"), "torch bf16": ("torch", "bf16"), "torch bf16-true": ("torch", "bf16-true"),
+         "tessera, bf16 weights": ("tessera", "bf16-true")}
+PAIRS = [("tessera bf16", "torch bf16"), ("tessera bf16", "torch bf16-true"), ("tessera, bf16 weights", "torch bf16-true")]
 # What libraries do is measured without them, too: the environment, and a plugin that must be there.
 VARIANTS = {"tessera, own attention": ({"TESSERA_ATTENTION": "own"}, "libtessera_cudnn.so"),
             "tessera, GELU after products": ({"TESSERA_EPILOGUES": "0"}, "libtessera_cuda.so"),
-            "tessera, CUDA graphs": ({"TESSERA_TRAIN_CUDA_GRAPHS": "on"}, "libtessera_cuda.so"),
-            "tessera, bf16 weights": ({"TESSERA_TRAIN_PRECISION": "bf16-true"}, "libtessera_cuda.so")}
+            "tessera, CUDA graphs": ({"TESSERA_TRAIN_CUDA_GRAPHS": "on"}, "libtessera_cuda.so")}
+LAST = ["774M", "1558M"]  # sizes that wait until the others are done
 
 
 class OutOfTime(Exception):
@@ -123,10 +127,11 @@ class Bench:
 
     def run(self, mode, size, batches, steps):
         """A run of `mode` at the first of `batches` that fits, or None."""
-        if MODES[mode] is not None:
-            return self.torch(size, batches, steps, MODES[mode])
+        program, precision = MODES[mode]
+        if program == "torch":
+            return self.torch(size, batches, steps, precision)
         for batch in batches:
-            result = self.tessera(size, batch, steps)
+            result = self.tessera(size, batch, steps, {"TESSERA_TRAIN_PRECISION": precision})
             if result is not None:
                 return result
         return None
@@ -155,15 +160,16 @@ class Bench:
             return
         same = {(r["size"], r["mode"]): r for r in self.results if r["what"] == "same micro-batch"}
         ratios = []
-        for (size, mode), peer in same.items():
-            mine = same.get((size, "tessera bf16"))
-            if not mode.startswith("torch") or mine is None:
-                continue
-            memory = [r["peak_gib"] for r in (mine, peer)]
-            ratios.append(dict(size=size, batch=mine["batch"], over=mode, speed=round(peer["ms"] / mine["ms"], 3),
-                               memory=round(memory[0] / memory[1], 3) if all(memory) else None))
+        for size in self.o.sizes:
+            for mode, over in PAIRS:
+                mine, peer = same.get((size, mode)), same.get((size, over))
+                if mine is None or peer is None:
+                    continue
+                memory = [r["peak_gib"] for r in (mine, peer)]
+                ratios.append(dict(size=size, batch=mine["batch"], mode=mode, over=over, speed=round(peer["ms"] / mine["ms"], 3),
+                                   memory=round(memory[0] / memory[1], 3) if all(memory) else None))
         with open(self.o.json, "w") as f:
-            json.dump(dict(gpu=self.o.gpu, results=self.results, ratios=ratios, notes=self.notes), f, indent=1)
+            json.dump(dict(gpu=self.o.gpu, compiled=self.o.compile, results=self.results, ratios=ratios, notes=self.notes), f, indent=1)
 
     def tried(self, what, attempt):
         """What `attempt` returns; None, too, if it failed or had no time, which is said."""
@@ -191,14 +197,16 @@ class Bench:
         return result
 
     def rounds(self, modes, size, batch):
-        """Measures all modes at one micro-batch, in turns."""
-        rows = {mode: [] for mode in modes}
+        """Measures all modes at one micro-batch, in turns; one that does not run is not tried again."""
+        rows, turns = {mode: [] for mode in modes}, list(modes)
         try:
             for _ in range(self.o.rounds):
-                for mode in modes:
+                for mode in list(turns):
                     result = self.tried(f"{mode} {size}", lambda: self.measured(mode, size, batch))
                     if result is not None:
                         rows[mode].append(result)
+                    else:
+                        turns.remove(mode)
         finally:  # also when this program is ended
             for mode in modes:
                 if rows[mode]:
@@ -225,16 +233,22 @@ class Bench:
                 self.row(mode, size, [result], "largest that fits")
 
     def all(self):
-        main = [mode for mode in ("tessera bf16", "torch bf16") if self.o.torch or MODES[mode] is None]
+        self.compare([size for size in self.o.sizes if size not in LAST])
+        for size in LAST:
+            if size in self.o.sizes:
+                self.compare([size])
+
+    def compare(self, sizes):
+        """All that is measured of some sizes."""
+        main = [mode for mode in ("tessera bf16", "torch bf16") if self.o.torch or MODES[mode][0] == "tessera"]
         fits, same = {}, {}
-        for size in self.o.sizes:
+        for size in sizes:
             fits[size] = {mode: result["batch"] for mode in main if (result := self.fit(mode, size)) is not None}
             if fits[size]:
                 same[size] = min(fits[size].values())
-                self.rounds(list(fits[size]), size, same[size])
-        for size, batch in same.items():
-            if self.o.torch:
-                self.rounds(["torch bf16-true"], size, batch)
+                programs = {MODES[mode][0] for mode in fits[size]}
+                self.rounds([mode for mode, (program, _) in MODES.items() if mode in fits[size] or
+                             mode not in main and program in programs], size, same[size])
         for size, batch in same.items():
             for name, (variables, plugin) in VARIANTS.items():
                 if "tessera bf16" not in fits[size] or not os.path.exists(f"{self.o.build}/bin/{plugin}"):
@@ -246,13 +260,14 @@ class Bench:
             for mode, fit in fits[size].items():
                 self.largest(mode, size, fit, batch)
         for size, batch in same.items():
-            if self.o.torch and (result := self.fit("torch bf16-true", size)) is not None:
-                self.largest("torch bf16-true", size, result["batch"], batch)
+            for mode in ("torch bf16-true", "tessera, bf16 weights"):
+                if (self.o.torch or MODES[mode][0] == "tessera") and (result := self.fit(mode, size)) is not None:
+                    self.largest(mode, size, result["batch"], batch)
 
 
 def first(size, mode, gpu_gib):
     """Where in BATCHES the search for the largest that fits begins."""
-    most = max(1, FIRST[size][MODES[mode] is not None] * round(gpu_gib) / 80)
+    most = max(1, FIRST[size][MODES[mode][0] == "torch"] * round(gpu_gib) / 80)
     return next(i for i, batch in enumerate(BATCHES) if batch <= most)
 
 
@@ -274,7 +289,7 @@ def gpu():
 def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument("build")
-    a.add_argument("--sizes", nargs="+", default=["124M", "350M"], choices=SIZES)
+    a.add_argument("--sizes", nargs="+", default=["124M", "350M", "1558M"], choices=SIZES)
     a.add_argument("--seq", type=int, default=1024)
     a.add_argument("--rounds", type=int, default=2)
     a.add_argument("--steps", type=int, default=20)

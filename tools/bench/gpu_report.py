@@ -4,8 +4,8 @@
   gpu_report.py WORK --environment CUDA_ROOT --commit REV     # writes WORK/environment.json
   gpu_report.py WORK --commit REV --report DIR [--earlier DIR] [--logs FILE]
 
-The second form writes DIR/DATE-GPU.json and .md. Parts that WORK knows nothing of are taken over from an earlier report of
-the same name and commit, in DIR or --earlier.
+The second form writes DIR/DATE-GPU.json and .md, with each target of docs/gpu/README.md: met, missed or not measured. Parts
+that WORK knows nothing of are taken over from an earlier report of the same name and commit, in DIR or --earlier.
 """
 import argparse, datetime, json, os, pathlib, platform, re, subprocess, sys, tarfile
 
@@ -151,6 +151,59 @@ def percent(share):
     return None if share is None else f"{100 * share:.1f}%"
 
 
+SMALL = 64e6  # bytes: kernels that move less are bound by their launch, or read from the L2 cache
+
+
+def targets(figures):
+    """The targets for one H100, each with what was measured: dicts of target, bound, measured, verdict."""
+    gpt2 = figures.get("gpt2") or {}
+    compiled = gpt2.get("compiled", True)
+    ratios = gpt2.get("ratios") or []
+    same = [r for r in gpt2.get("results") or [] if r["mode"] == "tessera bf16" and r["what"] == "same micro-batch"]
+    best = max((r for r in gpt2.get("results") or [] if r["mode"] == "tessera bf16" and r["size"] == "124M" and r["mfu"]),
+               key=lambda r: r["mfu"], default=None)
+    result = []
+
+    def add(target, bound, measured, met):
+        """`met`: None if nothing was measured."""
+        result.append(dict(target=target, bound=bound, measured=measured or None,
+                           verdict="not measured" if met is None else "met" if met else "missed"))
+
+    for mode, over, what in (("tessera bf16", "torch bf16", "bf16 over float32 weights"),
+                             ("tessera, bf16 weights", "torch bf16-true", "all in bf16")):
+        ratio = next((r for r in ratios if (r["size"], r["mode"], r["over"]) == ("124M", mode, over)), None) if compiled else None
+        for bound, goal in ((1.0, ""), (1.15, ", the goal")):
+            add(f"tokens/s over compiled PyTorch's, GPT-2 124M, {what}{goal}", f"at least {bound}x",
+                ratio and f"{ratio['speed']:.2f}x at B={ratio['batch']}", ratio and ratio["speed"] >= bound)
+    for bound, goal in ((0.48, ""), (0.55, ", the goal")):
+        add(f"model FLOPs utilization, GPT-2 124M{goal}", f"at least {100 * bound:.0f}%",
+            best and f"{percent(best['mfu'])} at B={best['batch']}", best and best["mfu"] >= bound)
+    memory = [r for r in ratios if (r["mode"], r["over"]) == ("tessera bf16", "torch bf16") and r["memory"]] if compiled else []
+    add("peak memory over compiled PyTorch's at the same micro-batch", "at most 0.8x",
+        ", ".join(f"{r['size']} {r['memory']:.2f}x" for r in memory), all(r["memory"] <= 0.8 for r in memory) if memory else None)
+    kernels = [k for k in figures.get("kernels") or []
+               if k["unit"] == "GB/s" and not k["name"].startswith("roof") and k["share_of_roof"] > 0
+               and k.get("work", k["rate"] * k["ms"] * 1e6) >= SMALL]
+    slow = sorted((k for k in kernels if k["share_of_roof"] < 0.85), key=lambda k: k["share_of_roof"])
+    add("memory-bound kernels, of the measured copy bandwidth", "at least 85%",
+        kernels and f"{len(kernels) - len(slow)} of {len(kernels)} kernels" +
+        "".join(f"; {k['name']} {percent(k['share_of_roof'])}" for k in slow), not slow if kernels else None)
+    add("step time jitter: IQR over the median", "below 2%",
+        ", ".join(f"{r['size']} {percent(r['iqr_of_median'])}" for r in same),
+        all(r["iqr_of_median"] < 0.02 for r in same) if same else None)
+    return result
+
+
+def suite(report):
+    """What became of the whole suite, in one sentence."""
+    step = next((s for s in report["steps"] if (s["part"], s["name"]) == ("suite", "every test")), None)
+    if step is None:
+        return "The whole suite of tests was not asked for."
+    if step["result"] == "ok":
+        return "The whole suite of tests passed."
+    return f"The whole suite of tests did not pass: {step['result']}, {step['why']}."
+
+
 def markdown(report):
     env, figures = report["environment"], report["figures"]
     lines = [f"# {env.get('GPU') or 'GPU'}, {report['date']}", "",
@@ -162,6 +215,7 @@ def markdown(report):
     lines += ["", "## What ran", "", f"{len(done)} steps passed, {len(bad)} failed, {len(skipped)} were left out.", ""]
     lines += table(["part", "step", "result", "seconds", "counted"],
                    [(s["part"], s["name"], s["result"], s["seconds"], s["counted"]) for s in report["steps"] if s["result"] != "skipped"])
+    lines += ["", suite(report)]
     never = [part for part in PARTS if part not in {s["part"] for s in report["steps"]}]
     if skipped or never:
         lines += ["", "Left out:", ""]
@@ -170,6 +224,12 @@ def markdown(report):
     notes = [f"- {s['name']}: {note}" for s in report["steps"] for note in s.get("notes", [])]
     if notes:
         lines += ["", "Said by what ran:", "", *notes]
+
+    lines += ["", "## Targets", "",
+              "Set for one H100 (MFU: of its 989 TFLOP/s dense bf16). Kernels that move less than "
+              f"{SMALL / 1e6:.0f} MB are not held to the copy bandwidth." +
+              ("" if "H100" in (env.get("GPU") or "H100") else " This GPU is another."), ""]
+    lines += table(["target", "", "measured", ""], [(t["target"], t["bound"], t["measured"], t["verdict"]) for t in report["targets"]])
 
     gpt2 = figures.get("gpt2")
     if gpt2 and gpt2["results"]:
@@ -182,8 +242,8 @@ def markdown(report):
                         for r in gpt2["results"]])
         if gpt2["ratios"]:
             lines += ["", "tessera over PyTorch at the same micro-batch (speed: more is better; memory: less is):", ""]
-            lines += table(["size", "over", "B", "speed", "memory"],
-                           [(r["size"], r["over"], r["batch"], f"{r['speed']:.2f}x", r["memory"] and f"{r['memory']:.2f}x")
+            lines += table(["size", "", "over", "B", "speed", "memory"],
+                           [(r["size"], r["mode"], r["over"], r["batch"], f"{r['speed']:.2f}x", r["memory"] and f"{r['memory']:.2f}x")
                             for r in gpt2["ratios"]])
     if gpt2 and gpt2["notes"]:
         lines += ["", *[f"- {' '.join(note.split())}" for note in gpt2["notes"]]]
@@ -191,7 +251,8 @@ def markdown(report):
     if kernels:
         lines += ["", "## Kernels", "",
                   "`tessera_kernels_bench --device cuda`. The roofs are measured in the same run: a copy of 1 GiB by `kernels::cast`, an "
-                  "8192^3 product in bf16 by `kernels::matmul`. Bytes are the fewest that a kernel has to move.", ""]
+                  "8192^3 product by `kernels::matmul`, in bf16, and in float32 for attention of float32. Bytes are the fewest that a "
+                  "kernel has to move.", ""]
         roofs = figures.get("torch_roofs")
         if roofs:
             lines += [f"PyTorch on the same GPU: a copy of 1 GiB at {roofs['copy_gb_s']} GB/s, the product at "
@@ -213,6 +274,7 @@ def markdown(report):
         lines += table(["set", "precision", "ranks", "collectives", "loss", "grad_norm", "to one rank", ""],
                        [(r["set"], r["precision"], r["world"], r["backend"],
                          *(f"{r[key]:.1e}" if r.get(key) is not None else None for key in ("loss", "grad_norm", "to_one_rank")),
+                         f"skipped: {r['skipped'][:200]}" if "skipped" in r else
                          "ok" if r["ok"] else " ".join(r.get("error", "FAILED").split())[:200]) for r in ranks])
     if bad:
         lines += ["", "## Failures"]
@@ -244,6 +306,7 @@ def report(work, o):
                 result["figures"].setdefault(key, value)
         result["environment"] = env or earlier["environment"]
         break
+    result["targets"] = targets(result["figures"])
     result["steps"].sort(key=lambda step: PARTS.index(step["part"]))
     folder = pathlib.Path(o.report)
     folder.mkdir(parents=True, exist_ok=True)
