@@ -21,7 +21,7 @@ std::unique_ptr<DeviceBackend> load_device_backend(int index, const std::string&
       load(plugin).symbol<DeviceBackend* (*)(int)>("tessera_open_device")(index));
 }
 
-bool has_device_backend() { return Plugin::exists(kFile, kVariable); }
+bool has_device_backend() { return !Plugin::locate(kFile, kVariable).empty(); }
 
 int count_devices(const std::string& plugin) {
   return load(plugin).symbol<int (*)()>("tessera_device_count")();

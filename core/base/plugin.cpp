@@ -73,12 +73,13 @@ Plugin::Plugin(std::string_view what, std::string_view file, const char* variabl
   throw Unsupported("the {} can't be loaded: {}", what, why == nullptr ? path_ : why);
 }
 
-bool Plugin::exists(std::string_view file, const char* variable) {
+std::string Plugin::locate(std::string_view file, const char* variable) {
   const std::vector<fs::path> all = places(file, variable);
+  if (all.size() == 1) return all.front().string();
   std::error_code ignored;
-  return all.size() == 1 || std::any_of(all.begin(), all.end(), [&](const fs::path& path) {
-           return fs::exists(path, ignored);
-         });
+  const auto at = std::find_if(all.begin(), all.end(),
+                               [&](const fs::path& path) { return fs::exists(path, ignored); });
+  return at == all.end() ? "" : at->string();
 }
 
 void* Plugin::find(const char* name) const {

@@ -18,8 +18,8 @@ class Plugin {
   Plugin(std::string_view what, std::string_view file, const char* variable,
          const std::string& path);
 
-  /// Whether there is a file to load; it may be unfit.
-  static bool exists(std::string_view file, const char* variable);
+  /// The file to load, which may be unfit; empty if there is none.
+  static std::string locate(std::string_view file, const char* variable);
 
   /// @throws Unsupported unless the library's function `name` returns `version`
   void require_version(const char* name, int version) const;

@@ -1,11 +1,11 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 
 #include "kernels/attention.h"
 #include "kernels/cuda/device/number.h"
 #include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/launch/attention.h"
 
 // What the kernels of attention are given, and where in the grid a block is.
 namespace tessera::kernels::cuda {
@@ -116,15 +116,6 @@ struct AttentionPlace {
     batch = of_head / heads;
   }
 };
-/// @throws Unsupported if there are more blocks than a launch takes
-inline unsigned attention_blocks(const char* kernel, std::int64_t tiles, int heads, int batch) {
-  const std::int64_t blocks = tiles * heads * batch;
-  require<Unsupported>(blocks <= std::numeric_limits<std::int32_t>::max(),
-                       "{}: {} tiles for each of {} heads in a batch of {} are more than a launch "
-                       "takes ({})",
-                       kernel, tiles, heads, batch, std::numeric_limits<std::int32_t>::max());
-  return static_cast<unsigned>(blocks);
-}
 inline int divide_up(int n, int by) { return (n + by - 1) / by; }
 
 // On tensor cores: attention_bf16_forward.cu, attention_bf16_backward.cu.

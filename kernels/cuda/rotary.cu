@@ -2,12 +2,11 @@
 
 #include "kernels/cuda/device/shared.h"
 #include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/launch/rotary.h"
 #include "kernels/rotary.h"
 
 namespace tessera::kernels::cuda {
 namespace {
-
-constexpr int kMostThreads = 256;
 
 template <typename T>
 struct Arguments {
@@ -42,7 +41,8 @@ __device__ __forceinline__ void load_shared(const SharedArray<A>& from, int i, A
 // before anything is rounded to f32. Bound by the bytes moved: a frequency costs some 60
 // instructions in f64, once for all heads.
 template <typename T, int N>
-__global__ void __launch_bounds__(kMostThreads) rotary_kernel(const Arguments<T> args) {
+__global__ void __launch_bounds__(RotaryShape::kMostThreads)
+    rotary_kernel(const Arguments<T> args) {
   using A = Compute<T>;
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   const int half = args.half;
@@ -104,11 +104,12 @@ template <typename T, int N>
 void run(Context& context, const Rotary& args) {
   using A = Compute<T>;
   const TensorView &x = args.x, &y = args.y.view;
-  constexpr std::int64_t kMostBatch = 65535, kMostPairs = 2048, kMostWork = std::int64_t{1} << 30;
+  using Shape = RotaryShape;
   const std::int64_t half = x.shape[3] / 2, heads = x.shape[2];
-  require<Unsupported>(x.shape[0] <= kMostBatch && half <= kMostPairs && heads * half <= kMostWork,
+  require<Unsupported>(x.shape[0] <= Shape::kMostBatch && half <= Shape::kMostPairs &&
+                           heads * half <= Shape::kMostWork,
                        "rotary: x of shape {} is more than a launch takes ([{}, T, {} / D, {}])",
-                       x.shape, kMostBatch, 2 * kMostWork, 2 * kMostPairs);
+                       x.shape, Shape::kMostBatch, 2 * Shape::kMostWork, 2 * Shape::kMostPairs);
   const Arguments<T> arguments{
       .x = static_cast<const T*>(x.data),
       .y = static_cast<T*>(y.data),
@@ -121,11 +122,9 @@ void run(Context& context, const Rotary& args) {
       .rotated_heads = static_cast<int>(heads - args.copied_heads),
       .inverse = args.inverse,
       .accumulate = args.y.accumulate};
-  const std::int64_t warps = (heads * (half / N) + kWarpSize - 1) / kWarpSize;
   launch(context, "rotary", rotary_kernel<T, N>,
          LaunchShape{.grid = static_cast<unsigned>(x.shape[1]),
-                     .block = static_cast<unsigned>(
-                         kWarpSize * std::min<std::int64_t>(warps, kMostThreads / kWarpSize)),
+                     .block = Shape::threads(heads * (half / N)),
                      .shared_bytes = 2 * SharedMemory::shared_bytes<A>(static_cast<int>(half)),
                      .grid_y = static_cast<unsigned>(x.shape[0])},
          arguments);

@@ -43,7 +43,7 @@ TEST_CASE("GELU forward matches float64") {
   CHECK(gelu(-1.0L) == doctest::Approx(-0.1588080094).epsilon(1e-9));
   for_each_context([](Context& context) {
     for (const DType dtype : kComputingDTypes) {
-      for (const std::int64_t n : kOddSizes) {
+      for (const std::int64_t n : kOddLengths) {
         CAPTURE(dtype_name(dtype));
         CAPTURE(n);
         const Buffer x(dtype, {n}, inputs(n));
@@ -59,7 +59,7 @@ TEST_CASE("GELU backward matches float64, overwriting or adding") {
   for_each_context([](Context& context) {
     for (const DType dtype : kComputingDTypes) {
       for (const bool accumulate : {false, true}) {
-        for (const std::int64_t n : kOddSizes) {
+        for (const std::int64_t n : kOddLengths) {
           CAPTURE(dtype_name(dtype));
           CAPTURE(accumulate);
           CAPTURE(n);

@@ -13,9 +13,10 @@ TEST_CASE("dropout keeps what its stream says and scales it") {
   for_each_context([](Context& context) {
     for (const DType dtype : kComputingDTypes) {
       for (const bool accumulate : {false, true}) {
-        for (const std::int64_t n : kOddSizes) {
+        for (const std::int64_t n : kOddLengths) {
           for (const std::uint64_t first : {std::uint64_t{0}, std::uint64_t{5}, std::uint64_t{6},
                                             std::uint64_t{7}, std::uint64_t{1} << 44}) {
+            if (n > 50000 && first != 5) continue;
             CAPTURE(dtype_name(dtype));
             CAPTURE(accumulate);
             CAPTURE(n);

@@ -111,6 +111,14 @@ TEST_CASE("gated units match float64 in both directions, on halves of packed row
   });
 }
 
+TEST_CASE("gated units match float64 in a row as wide as a vocabulary") {
+  for_each_context([](Context& context) {
+    for (const GatedKind kind : kKinds)
+      for (const DType dtype : kComputingDTypes)
+        check_halves(context, kind, dtype, 1, 50257, 0, true);
+  });
+}
+
 TEST_CASE("gated units touch nothing between strided rows, in packs or element by element") {
   for_each_context([](Context& context) {
     for (const GatedKind kind : kKinds)

@@ -93,7 +93,7 @@ TEST_CASE("layer norm backward matches float64, overwriting or adding") {
   for_each_context([](Context& context) {
     for (const DType dtype : kComputingDTypes) {
       for (const bool accumulate : {false, true}) {
-        for (const std::int64_t width : {2, 3, 31, 33, 257}) {
+        for (const std::int64_t width : {1, 2, 3, 31, 33, 257}) {
           CAPTURE(dtype_name(dtype));
           CAPTURE(accumulate);
           CAPTURE(width);
@@ -116,8 +116,9 @@ TEST_CASE("layer norm backward matches float64, overwriting or adding") {
             for (auto* gradient : {&want.grad_x, &want.grad_weight, &want.grad_bias})
               for (double& value : *gradient) value += 0.5;
           }
-          // With two or three columns the terms of grad_x nearly cancel where rstd is large.
-          const double magnitude = width < 4 ? 30.0 : 3.0;
+          // With two or three columns the terms of grad_x nearly cancel where rstd is large; of
+          // one column they cancel wholly, and rstd is 1 / sqrt(eps).
+          const double magnitude = width == 1 ? 1000.0 : width < 4 ? 30.0 : 3.0;
           check_close(grad_x.values(), want.grad_x, tolerance(dtype), magnitude);
           check_close(grad_weight.values(), want.grad_weight, tolerance(sums), 10.0);
           check_close(grad_bias.values(), want.grad_bias, tolerance(sums), 10.0);
@@ -156,10 +157,13 @@ TEST_CASE("layer norm in f32 is within 1e-6 of float64 in norm") {
 TEST_CASE("layer norm matches float64 for long rows") {
   for_each_context([](Context& context) {
     for (const DType dtype : kComputingDTypes) {
-      for (const std::int64_t width : {8, 248, 264, 768, 1023, 1033, 1600, 2056, 4104, 8200}) {
+      for (const std::int64_t width :
+           {8, 248, 264, 768, 1023, 1033, 1600, 2056, 4104, 8200, 50257}) {
         CAPTURE(dtype_name(dtype));
         CAPTURE(width);
-        const std::int64_t rows = width < 1000 ? 9 : 2;
+        const std::int64_t rows = width < 1000 ? 9 : width < 50000 ? 2 : 1;
+        // The rounding error of the sums over a row grows with the row.
+        const double long_row = width < 50000 ? 1.0 : 8.0;
         const DType sums = sums_of(dtype);
         const Buffer x(dtype, {rows, width}, Buffer::normal(rows * width, 13, 2.0, 0.5));
         const Buffer weight(dtype, {width}, Buffer::normal(width, 14));
@@ -176,9 +180,9 @@ TEST_CASE("layer norm matches float64 for long rows") {
              grad_x.gradient(false), grad_weight.gradient(false), grad_bias.gradient(false)});
         const auto want =
             reference(rows, width, x.values(), weight.values(), bias.values(), grad_y.values());
-        check_close(y.values(), want.y, tolerance(dtype), 3.0);
-        check_close(mean.values(), want.mean, tolerance(sums), 1.0);
-        check_close(rstd.values(), want.rstd, tolerance(sums), 1.0);
+        check_close(y.values(), want.y, long_row * tolerance(dtype), 3.0);
+        check_close(mean.values(), want.mean, long_row * tolerance(sums), 1.0);
+        check_close(rstd.values(), want.rstd, long_row * tolerance(sums), 1.0);
         check_close(grad_x.values(), want.grad_x, tolerance(dtype), 3.0);
         check_close(grad_weight.values(), want.grad_weight, tolerance(sums), 10.0);
         check_close(grad_bias.values(), want.grad_bias, tolerance(sums), 10.0);

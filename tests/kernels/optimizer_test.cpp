@@ -26,7 +26,7 @@ struct State {
 };
 
 TEST_CASE("adamw follows the definition over several steps") {
-  for (const std::int64_t n : {1, 3, 31, 33, 257, 10007}) {
+  for (const std::int64_t n : kOddLengths) {
     for_each_context([&](Context& context) {
       const State state(n);
       auto param = state.param.values(), m = state.exp_avg.values(), v = state.exp_avg_sq.values();
@@ -91,7 +91,7 @@ TEST_CASE("adamw takes ranges that begin anywhere") {
 }
 
 TEST_CASE("adamw writes a rounded copy, and changes nothing if the factor is NaN") {
-  for (const std::int64_t n : {1, 33, 257}) {
+  for (const std::int64_t n : kOddLengths) {
     for_each_context([&](Context& context) {
       CAPTURE(n);
       const State plain(n), state(n);
@@ -190,7 +190,7 @@ double sum_on_device(Context& context, const TensorView& x) {
 }
 
 TEST_CASE("sum_of_squares is the same for any number of threads") {
-  for (const std::int64_t n : {0, 1, 3, 257, 16384, 16385, 100003}) {
+  for (const std::int64_t n : {0, 1, 3, 31, 33, 257, 16384, 16385, 50257, 100003}) {
     CAPTURE(n);
     const auto numbers = Buffer::normal(n, 3);
     const Buffer rounded(DType::F32, {n}, numbers);

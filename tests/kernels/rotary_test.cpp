@@ -38,7 +38,7 @@ TensorView offset(TensorView view, std::int64_t elements) {
 TEST_CASE("rotary matches float64, in both directions, overwriting or adding") {
   for_each_context([](Context& context) {
     for (const DType dtype : kComputingDTypes) {
-      for (const std::int64_t dim : {2, 6, 30, 32, 64, 258, 514}) {
+      for (const std::int64_t dim : {2, 6, 30, 32, 62, 64, 66, 258, 514}) {
         for (const bool inverse : {false, true}) {
           for (const bool accumulate : {false, true}) {
             CAPTURE(dtype_name(dtype));
@@ -60,6 +60,20 @@ TEST_CASE("rotary matches float64, in both directions, overwriting or adding") {
           }
         }
       }
+    }
+  });
+}
+
+TEST_CASE("rotary takes as many pairs of a token as a vocabulary has words") {
+  for_each_context([](Context& context) {
+    for (const DType dtype : kComputingDTypes) {
+      CAPTURE(dtype_name(dtype));
+      const Shape shape{1, 1, 1733, 58};
+      REQUIRE(numel(shape) == 2 * 50257);
+      const Buffer x(dtype, shape, Buffer::normal(numel(shape), 1)), y(dtype, shape);
+      const Rotary args{.x = x.view(), .y = y.gradient(false), .first_position = 5};
+      kernels::rotary(context, args);
+      check_close(y.values(), reference(args, shape, x.values()), tolerance(dtype), 2.0);
     }
   });
 }

@@ -173,6 +173,21 @@ TEST_CASE("doctor measures, and fails on a directory that it cannot write to") {
   const Result bad = run("doctor --run.out /proc/absent");
   CHECK(bad.code == 1);
   CHECK(holds(bad.out, "FAILED"));
+
+  REQUIRE(found.contains("libraries"));
+  REQUIRE(found["libraries"].size() == 3);
+  for (const auto& library : found["libraries"]) {
+    const std::string name = library["name"], why = library["problem"];
+    const std::string cost = library["cost_of_missing"];
+    CAPTURE(name);
+    const bool in_build = library["in_build"], on_machine = library["on_machine"];
+    CHECK(on_machine == why.empty());
+    CHECK(holds(bad.out, name + ": " + (in_build ? "found" : "missing") + " in this build, " +
+                             (on_machine ? "found" : "missing") + " on this machine"));
+    CHECK_FALSE(cost.empty());
+    CHECK(holds(bad.out, "without it " + cost) == !(in_build && on_machine));
+  }
+  CHECK_FALSE(holds(bad.out, "there is no GPU to use it"));
 }
 
 TEST_CASE("with its standard streams closed, nothing that is said goes into files") {

@@ -57,6 +57,45 @@ TEST_CASE("where a driver is loaded, a GPU that can't be used is a failure; else
   REQUIRE(::unsetenv("CUDA_VISIBLE_DEVICES") == 0);
 }
 
+TEST_CASE("each library is told, in the build and on the machine, whatever GPU there is") {
+  const test::TempDir dir;
+  const auto examine = [] {
+    const std::vector<Library> libraries = examine_libraries();
+    REQUIRE(libraries.size() == 3);
+    CHECK(libraries[0].name == "CUDA backend");
+    CHECK(libraries[1].name == "cuDNN attention");
+    CHECK(libraries[2].name == "NCCL backend");
+    for (const Library& library : libraries) {
+      CAPTURE(library.name);
+      CHECK_FALSE(library.cost.empty());
+      CHECK(library.on_machine == library.problem.empty());
+      CHECK(library.found() == (library.in_build && library.on_machine));
+    }
+    return libraries;
+  };
+  // Beside this test there are no plugins.
+  for (const Library& library : examine()) CHECK_FALSE(library.in_build);
+
+  REQUIRE(::setenv("TESSERA_CUDA_PLUGIN", dir.write("libtessera_cuda.so", "").c_str(), 1) == 0);
+  REQUIRE(::setenv("TESSERA_NCCL_PLUGIN", dir.file("absent").c_str(), 1) == 0);
+  auto libraries = examine();
+  CHECK(libraries[0].in_build);
+  CHECK_FALSE(libraries[0].on_machine);
+  CHECK(libraries[0].problem.find("the CUDA backend can't be loaded") != std::string::npos);
+  CHECK_FALSE(libraries[1].in_build);
+  CHECK_FALSE(libraries[2].in_build);
+
+  dir.write("libtessera_cudnn.so", "");
+  REQUIRE(::setenv("TESSERA_NCCL_PLUGIN", dir.write("nccl.so", "").c_str(), 1) == 0);
+  libraries = examine();
+  CHECK(libraries[1].in_build);
+  CHECK_FALSE(libraries[1].on_machine);
+  CHECK(libraries[2].in_build);
+  CHECK(libraries[2].problem.find("the NCCL backend can't be loaded") != std::string::npos);
+  REQUIRE(::unsetenv("TESSERA_CUDA_PLUGIN") == 0);
+  REQUIRE(::unsetenv("TESSERA_NCCL_PLUGIN") == 0);
+}
+
 TEST_CASE("the matrix product is right at every level that this processor has") {
   const auto highest = static_cast<int>(detect_cpu_level());
   for (int level = 0; level <= highest; ++level) {

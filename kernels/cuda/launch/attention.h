@@ -1,7 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <type_traits>
+
+#include "core/base/error.h"
 
 namespace tessera::kernels::cuda {
 
@@ -78,6 +81,18 @@ struct AttentionDeltaShape {
   static constexpr unsigned kThreads = 256;
   static constexpr int kTeam = 8, kTeams = kThreads / kTeam;
 };
+
+/// Of a grid that is a line: the tiles of a head, then the next head.
+/// @throws Unsupported if there are more blocks than a launch takes
+inline unsigned attention_blocks(const char* kernel, std::int64_t tiles, int heads, int batch) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  const std::int64_t all_heads = std::int64_t{heads} * batch;
+  require<Unsupported>(tiles == 0 || all_heads <= kMost / tiles,
+                       "{}: {} tiles for each of {} heads in a batch of {} are more than a launch "
+                       "takes ({})",
+                       kernel, tiles, heads, batch, kMost);
+  return static_cast<unsigned>(tiles * all_heads);
+}
 
 /// f(std::integral_constant<int, kDim>) with the least of the compiled kDims that holds `dim`.
 /// @return  false if none does

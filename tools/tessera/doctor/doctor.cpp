@@ -34,6 +34,7 @@ struct Findings {
   DirectoryState directory;
   ProductResult product;
   Gpus gpus;
+  std::vector<Library> libraries;
   std::string shared_memory_problem;  // empty if ranks can share memory
   bool healthy() const { return directory.writable && product.correct && gpus.healthy(); }
 };
@@ -54,6 +55,12 @@ void print_json(const Options& options, const Findings& found) {
   out["gpu_problem"] = found.gpus.problem;
   out["gpu_notes"] = found.gpus.notes;
   out["nccl_problem"] = found.gpus.nccl_problem;
+  for (const Library& library : found.libraries)
+    out["libraries"].push_back({{"name", library.name},
+                                {"in_build", library.in_build},
+                                {"on_machine", library.on_machine},
+                                {"problem", library.problem},
+                                {"cost_of_missing", library.cost}});
   out["run_directory"] = {{"path", options.directory},
                           {"writable", found.directory.writable},
                           {"problem", found.directory.problem},
@@ -65,6 +72,15 @@ void print_json(const Options& options, const Findings& found) {
   out["healthy"] = found.healthy();
   // Paths may hold bytes that are no UTF-8.
   fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+}
+
+std::string describe(const Library& library) {
+  const auto presence = [](bool there) { return there ? "found" : "missing"; };
+  std::string text = fmt::format("{}: {} in this build, {} on this machine", library.name,
+                                 presence(library.in_build), presence(library.on_machine));
+  if (!library.problem.empty()) text += fmt::format(" ({})", library.problem);
+  if (!library.found()) text += fmt::format("; without it {}", library.cost);
+  return text;
 }
 
 void print_text(const Options& options, const Findings& found) {
@@ -83,41 +99,41 @@ void print_text(const Options& options, const Findings& found) {
                           "an NVIDIA driver is loaded, but gives this process no GPU; see "
                           "nvidia-smi, and in a container how GPUs are handed in");
   }
-  fmt::print(
-      "{}",
-      format_rows(
-          style,
-          {{"tessera", fmt::format("{}, built with {}", TESSERA_VERSION, kCompiler)},
-           {"processor",
-            fmt::format("{}, kernels for {}, {} thread{}", m.processor, cpu_level_name(m.level),
-                        m.threads, m.threads == 1 ? "" : "s")},
-           {"memory", fmt::format("{} of {} available", format_bytes(m.memory_available),
-                                  format_bytes(m.memory_total))},
-           {"GPUs", gpus.descriptions.empty()
-                        ? "none: " + gpus.problem
-                        : fmt::format("{}", fmt::join(gpus.descriptions, "; "))},
-           {"", gpu_verdict},
-           {"communication",
-            found.shared_memory_problem.empty()
-                ? "shm (shared memory of one host), gloo, threads of one process"
-                : "gloo, threads of one process; no shm: " + found.shared_memory_problem},
-           {"", found.gpus.nccl.empty()
-                    ? fmt::format("no nccl: {}; ranks exchange data through host memory",
-                                  found.gpus.nccl_problem)
-                    : "nccl " + found.gpus.nccl + " between GPUs"},
-           {"limits",
-            fmt::format("{} open files, {} free in /dev/shm", m.open_files,
-                        m.shared_memory_free < 0 ? "nothing" : format_bytes(m.shared_memory_free))},
-           {"run directory",
-            verdict(found.directory.writable,
-                    found.directory.writable
-                        ? fmt::format("{}, {} free", options.directory,
-                                      format_bytes(found.directory.free_bytes))
-                        : found.directory.problem + "; choose another with --run.out")},
-           {"matrix product",
-            verdict(found.product.correct,
-                    fmt::format("{:.0f} GFLOP/s in float32, largest relative error {:.1e}",
-                                found.product.gflops, found.product.largest_error))}}));
+  std::vector<std::pair<std::string, std::string>> rows = {
+      {"tessera", fmt::format("{}, built with {}", TESSERA_VERSION, kCompiler)},
+      {"processor", fmt::format("{}, kernels for {}, {} thread{}", m.processor,
+                                cpu_level_name(m.level), m.threads, m.threads == 1 ? "" : "s")},
+      {"memory", fmt::format("{} of {} available", format_bytes(m.memory_available),
+                             format_bytes(m.memory_total))},
+      {"GPUs", gpus.descriptions.empty() ? "none: " + gpus.problem
+                                         : fmt::format("{}", fmt::join(gpus.descriptions, "; "))},
+      {"", gpu_verdict}};
+  for (const Library& library : found.libraries)
+    rows.emplace_back(&library == found.libraries.data() ? "libraries" : "", describe(library));
+  rows.emplace_back("communication",
+                    found.shared_memory_problem.empty()
+                        ? "shm (shared memory of one host), gloo, threads of one process"
+                        : "gloo, threads of one process; no shm: " + found.shared_memory_problem);
+  if (!gpus.nccl.empty())
+    rows.emplace_back("", "nccl " + gpus.nccl + " between GPUs");
+  else if (!gpus.descriptions.empty())
+    rows.emplace_back(
+        "", fmt::format("no nccl: {}; ranks exchange data through host memory", gpus.nccl_problem));
+  rows.emplace_back(
+      "limits",
+      fmt::format("{} open files, {} free in /dev/shm", m.open_files,
+                  m.shared_memory_free < 0 ? "nothing" : format_bytes(m.shared_memory_free)));
+  rows.emplace_back("run directory",
+                    verdict(found.directory.writable,
+                            found.directory.writable
+                                ? fmt::format("{}, {} free", options.directory,
+                                              format_bytes(found.directory.free_bytes))
+                                : found.directory.problem + "; choose another with --run.out"));
+  rows.emplace_back("matrix product",
+                    verdict(found.product.correct,
+                            fmt::format("{:.0f} GFLOP/s in float32, largest relative error {:.1e}",
+                                        found.product.gflops, found.product.largest_error)));
+  fmt::print("{}", format_rows(style, rows));
 }
 
 }  // namespace
@@ -132,6 +148,7 @@ Command add_doctor(CLI::App& parent) {
             found.machine = examine_machine();
             found.directory = examine_directory(options->directory);
             found.product = examine_product(found.machine.threads, found.machine.level);
+            found.libraries = examine_libraries();
             found.gpus = examine_gpus();
             found.shared_memory_problem = comm::shared_memory_problem();
             options->json ? print_json(*options, found) : print_text(*options, found);

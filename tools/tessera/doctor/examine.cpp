@@ -19,6 +19,7 @@
 #include "comm/nccl.h"
 #include "core/base/context.h"
 #include "core/base/device_backend.h"
+#include "core/base/plugin.h"
 #include "core/base/rng.h"
 #include "core/base/system_memory.h"
 #include "core/ops/attention.h"
@@ -26,6 +27,8 @@
 
 namespace tessera::tools {
 namespace {
+
+constexpr const char* kDriverLibrary = "libcuda.so.1";
 
 /// Text after "key" and a colon in a file like /proc/meminfo; empty if it is not there.
 std::string proc_value(const char* file, std::string_view key) {
@@ -51,6 +54,28 @@ int usable_processors() {
   CPU_ZERO(&set);
   if (::sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+/// @param plugin   where it would be; may be absent
+/// @param library  that it needs of the machine
+Library examine_library(const char* name, const std::filesystem::path& plugin, const char* library,
+                        const char* cost) {
+  Library out;
+  out.name = name;
+  out.cost = cost;
+  std::error_code ignored;
+  out.in_build = std::filesystem::exists(plugin, ignored);
+  try {
+    // It knows of folders where the linker does not look by itself.
+    if (out.in_build) const Plugin loaded(name, {}, nullptr, plugin.string());
+    // The backend asks for the driver's library when it starts, not when it is loaded.
+    if (!out.in_build || std::string_view(library) == kDriverLibrary)
+      const Plugin loaded("library", {}, nullptr, library);
+    out.on_machine = true;
+  } catch (const Unsupported& error) {
+    out.problem = error.what();
+  }
+  return out;
 }
 
 int count_or_tell(Gpus& out, const std::filesystem::path& driver) {
@@ -107,6 +132,19 @@ DirectoryState examine_directory(const std::filesystem::path& path) {
   ::close(descriptor);
   ::unlink(probe.c_str());
   return out;
+}
+
+std::vector<Library> examine_libraries() {
+  const std::filesystem::path backend = Plugin::locate("libtessera_cuda.so", "TESSERA_CUDA_PLUGIN");
+  // Attention by cuDNN is a part of the backend, and lies beside it.
+  const std::filesystem::path attention =
+      backend.has_parent_path() ? backend.parent_path() / "libtessera_cudnn.so" : "";
+  return {
+      examine_library("CUDA backend", backend, kDriverLibrary, "GPUs are not used"),
+      examine_library("cuDNN attention", attention, "libcudnn.so.9",
+                      "attention on GPUs is tessera's own, and slower"),
+      examine_library("NCCL backend", Plugin::locate("libtessera_nccl.so", "TESSERA_NCCL_PLUGIN"),
+                      "libnccl.so.2", "GPUs exchange data through host memory")};
 }
 
 Gpus examine_gpus(const std::filesystem::path& driver) {

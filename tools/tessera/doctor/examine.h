@@ -30,6 +30,19 @@ struct DirectoryState {
 };
 DirectoryState examine_directory(const std::filesystem::path& path);
 
+/// What tessera loads where it is: a plugin of its own, and libraries of the machine. Whether there
+/// is a GPU to use it plays no part.
+struct Library {
+  std::string name;
+  bool in_build = false;    ///< the plugin's file is there
+  bool on_machine = false;  ///< what the plugin needs can be loaded, or could, if it were there
+  std::string problem;      ///< why not; else empty
+  std::string cost;         ///< of going without
+  bool found() const { return in_build && on_machine; }
+};
+/// CUDA backend, attention by cuDNN, NCCL.
+std::vector<Library> examine_libraries();
+
 /// The GPUs, and what serves on them.
 struct Gpus {
   std::vector<std::string> descriptions;  ///< of those that can be opened

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace tessera::kernels::cuda {
+
+/// Block (t, b) takes a token: the angles of its position, then the pairs of all its heads.
+struct RotaryShape {
+  static constexpr int kMostThreads = 256;
+  static constexpr std::int64_t kMostBatch = 65535;
+  /// Of a head: their cosines and sines lie in shared memory.
+  static constexpr std::int64_t kMostPairs = 2048;
+  /// Pairs of a token: they are counted with ints.
+  static constexpr std::int64_t kMostWork = std::int64_t{1} << 30;
+
+  /// Whole warps, with a pack to a thread as long as there are threads enough.
+  /// @param packs  of pairs of a token
+  static unsigned threads(std::int64_t packs) {
+    const std::int64_t warps = (packs + 31) / 32;
+    return 32 * static_cast<unsigned>(std::clamp<std::int64_t>(warps, 1, kMostThreads / 32));
+  }
+};
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,274 @@
+// How kernels are cut into blocks, without a device: all is covered, nothing is empty, and what a
+// launch asks for is what every supported GPU has.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/base/error.h"
+#include "kernels/cuda/launch/attention.h"
+#include "kernels/cuda/launch/elementwise.h"
+#include "kernels/cuda/launch/embedding.h"
+#include "kernels/cuda/launch/norm.h"
+#include "kernels/cuda/launch/rotary.h"
+#include "kernels/cuda/launch/sampling.h"
+#include "kernels/cuda/launch/sums.h"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+constexpr int kWarp = 32, kMostThreads = 1024;
+constexpr std::int64_t kMostGrid = std::numeric_limits<std::int32_t>::max(), kMostGridY = 65535;
+constexpr int kMostShared = 227 * 1024;  // of a block, on compute capability 9.0
+
+constexpr std::int64_t kSizes[] = {1,    3,     31,    33,    257,     1023,   1024,
+                                   1025, 16384, 16385, 50257, 1000003, 4325377};
+constexpr int kPacks[] = {1, 2, 4, 8};
+
+void check_threads(std::int64_t threads) {
+  CHECK(threads >= kWarp);
+  CHECK(threads <= kMostThreads);
+  CHECK(threads % kWarp == 0);
+}
+
+/// n is cut into so many parts of that length; none is empty.
+void check_parts(std::int64_t n, std::int64_t parts, std::int64_t length) {
+  CAPTURE(n);
+  CAPTURE(parts);
+  CAPTURE(length);
+  CHECK(parts * length >= n);
+  CHECK((parts - 1) * length < n);
+}
+
+TEST_CASE("elementwise: threads that step by a grid meet every element once") {
+  using Shape = ElementwiseShape;
+  check_threads(Shape::kThreads);
+  for (const std::int64_t n : kSizes) {
+    for (const int pack : kPacks) {
+      CAPTURE(n);
+      CAPTURE(pack);
+      const std::int64_t threads = std::int64_t{Shape::blocks(n, pack)} * Shape::kThreads;
+      const std::int64_t whole = n / pack;
+      std::vector<std::uint8_t> met(static_cast<std::size_t>(n), 0);
+      for (std::int64_t first = 0; first < std::min(threads, n); ++first) {
+        for (std::int64_t i = first; i < whole; i += threads)
+          for (std::int64_t k = 0; k < pack; ++k) ++met[static_cast<std::size_t>(i * pack + k)];
+        for (std::int64_t i = whole * pack + first; i < n; i += threads)
+          ++met[static_cast<std::size_t>(i)];
+      }
+      CHECK(std::count(met.begin(), met.end(), 1) == n);
+      CHECK((threads - Shape::kThreads) * pack < n);  // no block without work
+    }
+  }
+  for (const int pack : kPacks) {
+    CHECK(Shape::blocks(0, pack) == 1);
+    CHECK(Shape::blocks((std::int64_t{1} << 31) + 1, pack) == Shape::kMostBlocks);
+    CHECK(Shape::blocks(std::int64_t{1} << 45, pack) == Shape::kMostBlocks);
+  }
+}
+
+TEST_CASE("norms: a team holds its row, in one of the ways that kernels are compiled for") {
+  check_threads(NormShape::kThreads);
+  for (const int pack : kPacks) {
+    for (std::int64_t width = pack; width <= 70000; width += width < 20000 ? pack : 977 * pack) {
+      const NormShape shape(width, pack);
+      const std::int64_t team = shape.block ? NormShape::kThreads : kWarp;
+      // Each of these fails for one width only: named, it is found at once.
+      const auto is_compiled = [&] {
+        if (pack == 1) return shape.kept == 0;
+        if (shape.block) return shape.kept == 0 || shape.kept == NormShape::kFewPacks;
+        return shape.kept == NormShape::kFewPacks || shape.kept == NormShape::kManyPacks;
+      };
+      const bool holds = shape.kept == 0 || shape.kept * team * pack >= width;
+      const bool short_enough =
+          shape.block || shape.kept > 0 || width <= team * NormShape::kMostSingle;
+      if (!is_compiled() || !holds || !short_enough) FAIL("width " << width << ", pack " << pack);
+    }
+  }
+  CHECK_FALSE(NormShape(768, 8).block);
+  CHECK_FALSE(NormShape(1600, 8).block);
+  CHECK(NormShape(2056, 8).block);
+  CHECK(NormShape(8200, 8).kept == 0);
+  CHECK(NormShape(50257, 1).block);
+}
+
+TEST_CASE("norms: blocks cover all rows, none is empty") {
+  for (const std::int64_t width : {64, 2056, 8200}) {
+    const NormShape shape(width, 8);
+    const std::int64_t teams = shape.block ? 1 : NormShape::kThreads / kWarp;
+    for (const std::int64_t rows : kSizes) check_parts(rows, shape.blocks(rows), teams);
+    CHECK(shape.blocks(0) == 0);
+    check_parts(kMostGrid * teams, shape.blocks(kMostGrid * teams), teams);
+  }
+}
+
+TEST_CASE("sums: parts cover the range, none is empty") {
+  check_threads(SumShape::kThreads);
+  check_threads(SumShape::kFinalThreads);
+  for (const std::int64_t n : kSizes) check_parts(n, SumShape::parts(n), SumShape::kPart);
+  CHECK(SumShape::parts(0) == 0);
+  const std::int64_t huge = kMostGrid * SumShape::kPart;
+  check_parts(huge, SumShape::parts(huge), SumShape::kPart);
+  // A part's elements are counted with ints, also one step beyond its end.
+  CHECK(SumShape::kPart + std::int64_t{SumShape::kThreads} * 8 < kMostGrid);
+}
+
+TEST_CASE("sampling: sums of all digits for all threads fit into shared memory") {
+  using Shape = SamplingShape;
+  check_threads(Shape::kThreads);
+  constexpr int kSum = sizeof(std::uint64_t);
+  CHECK((kWarp + Shape::kDigits * Shape::kThreads) * kSum <= kMostShared);
+  CHECK(32 % Shape::kDigitBits == 0);  // the digits of a key
+  CHECK(Shape::kMostRows <= kMostGrid);
+}
+
+TEST_CASE("embedding: warps cover all rows, and slabs all columns") {
+  using Shape = EmbeddingShape;
+  check_threads(Shape::kThreads);
+  for (const std::int64_t rows : kSizes) check_parts(rows, Shape::blocks(rows), Shape::kWarps);
+  CHECK(Shape::blocks(0) == 0);
+  const std::int64_t huge = kMostGrid * Shape::kWarps;
+  check_parts(huge, Shape::blocks(huge), Shape::kWarps);
+  for (const int pack : kPacks) {
+    for (const std::int64_t width : {1, 3, 31, 33, 257, 768, 50257, 2000003}) {
+      check_parts(width, Shape::slabs(width, pack), std::int64_t{kWarp} * pack);
+      CHECK(Shape::slabs(width, pack) <= kMostGridY);
+    }
+  }
+}
+
+TEST_CASE("rotary: whole warps, and angles that fit into shared memory") {
+  using Shape = RotaryShape;
+  for (const std::int64_t packs : {std::int64_t{1}, std::int64_t{3}, std::int64_t{31},
+                                   std::int64_t{33}, std::int64_t{50257}, Shape::kMostWork}) {
+    CAPTURE(packs);
+    const std::int64_t threads = Shape::threads(packs);
+    check_threads(threads);
+    CHECK(threads <= Shape::kMostThreads);
+    CHECK(threads >= std::min<std::int64_t>(packs, Shape::kMostThreads));
+    CHECK(threads - kWarp < packs);  // no warp without work
+  }
+  CHECK(Shape::threads(0) == kWarp);
+  CHECK(Shape::threads(std::int64_t{1} << 40) == Shape::kMostThreads);
+  CHECK(Shape::kMostBatch <= kMostGridY);
+  CHECK(2 * Shape::kMostPairs * static_cast<std::int64_t>(sizeof(double)) <= kMostShared);
+  // A thread's pair is an int, also one step beyond the last.
+  CHECK(Shape::kMostWork + Shape::kMostThreads <= kMostGrid);
+}
+
+template <typename Shape>
+void check_tiles() {
+  check_threads(Shape::kThreads);
+  CHECK(Shape::kThreads == Shape::kWarps * kWarp);
+  CHECK(Shape::kRows == Shape::kWarps * Shape::kRowTiles * 16);
+  CHECK(Shape::kStep % 16 == 0);  // the depth of a product on tensor cores
+  CHECK(Shape::kSharedBytes <= kMostShared);
+  CHECK(Shape::kSharedBytes % 16 == 0);
+}
+
+/// Of rows of kDim bf16: every chunk has a place of its own, and 8 rows hold a chunk in 8 different
+/// groups of 4 banks.
+template <int kDim>
+void check_swizzle() {
+  constexpr int kRows = 64, kChunks = kDim / 8;
+  std::set<int> places;
+  for (int row = 0; row < kRows; ++row)
+    for (int chunk = 0; chunk < kChunks; ++chunk) places.insert(swizzled<kDim>(row, chunk));
+  CHECK(places.size() == std::size_t{kRows * kChunks});
+  CHECK(*places.begin() == 0);
+  CHECK(*places.rbegin() == (kRows * kChunks - 1) * 8);
+  for (int first = 0; first < kRows; first += 8) {
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      std::set<int> groups;
+      for (int row = first; row < first + 8; ++row)
+        groups.insert(swizzled<kDim>(row, chunk) / 8 % 8);
+      CHECK(groups.size() == 8);
+    }
+  }
+}
+
+template <int... kDims>
+void check_tensor_core_attention() {
+  const auto check = []<int kDim>(std::integral_constant<int, kDim>) {
+    CAPTURE(kDim);
+    check_tiles<AttentionForwardShape<kDim>>();
+    check_tiles<AttentionQueryShape<kDim>>();
+    check_tiles<AttentionKeyShape<kDim>>();
+    using Key = AttentionKeyShape<kDim>;
+    CHECK(Key::kParts * Key::kPartDim == kDim);
+    CHECK(Key::kPartDim % 16 == 0);
+    check_swizzle<kDim>();
+  };
+  (check(std::integral_constant<int, kDims>{}), ...);
+}
+
+TEST_CASE("attention on tensor cores: tiles fit into a block, and meet no bank twice") {
+  check_tensor_core_attention<32, 64, 96, 128, 192, 256>();
+}
+
+template <typename T, int... kDims>
+void check_plain_attention() {
+  const auto check = []<int kDim>(std::integral_constant<int, kDim>) {
+    CAPTURE(kDim);
+    using Shape = AttentionPlainShape<T, kDim>;
+    check_threads(Shape::kThreads);
+    CHECK(Shape::kRows % Shape::kSide == 0);
+    CHECK(kDim % Shape::kSide == 0);
+    CHECK(Shape::kStride * sizeof(T) % 16 == 0);  // rows begin at whole packs
+    CHECK(Shape::kScoreStride * sizeof(T) % 16 == 0);
+    // What the gradients of keys and values take: the most of all.
+    CHECK(Shape::shared_bytes(4, 2) <= kMostShared);
+  };
+  (check(std::integral_constant<int, kDims>{}), ...);
+}
+
+TEST_CASE("attention on CUDA cores: tiles fit into a block") {
+  check_plain_attention<float, 32, 64, 128, 256>();
+  check_plain_attention<double, 32, 64, 128, 256>();
+}
+
+TEST_CASE("attention: teams of a warp share out the rows of delta") {
+  using Shape = AttentionDeltaShape;
+  check_threads(Shape::kThreads);
+  CHECK(kWarp % Shape::kTeam == 0);
+  CHECK(Shape::kTeam * Shape::kTeams == Shape::kThreads);
+}
+
+TEST_CASE("attention: a head takes the narrowest kernel that holds it, or none") {
+  for (int dim = 1; dim <= 300; ++dim) {
+    CAPTURE(dim);
+    int calls = 0, taken = 0;
+    const bool found = visit_head_dim<32, 64, 96, 128, 192, 256>(
+        dim, [&]<int kDim>(std::integral_constant<int, kDim>) {
+          ++calls;
+          taken = kDim;
+        });
+    CHECK(found == (dim <= 256));
+    CHECK(calls == (found ? 1 : 0));
+    int narrowest = 0;
+    for (const int held : {256, 192, 128, 96, 64, 32})
+      if (dim <= held) narrowest = held;
+    CHECK(taken == narrowest);
+  }
+  CHECK_FALSE(visit_head_dim<32, 64>(std::int64_t{1} << 40, [](auto) {}));
+}
+
+TEST_CASE("attention: a line of blocks holds the tiles of all heads, up to a launch's limit") {
+  CHECK(attention_blocks("k", 5, 12, 8) == 480);
+  CHECK(attention_blocks("k", 0, 12, 8) == 0);
+  CHECK(attention_blocks("k", 5, 0, 8) == 0);
+  CHECK(attention_blocks("k", kMostGrid, 1, 1) == kMostGrid);
+  CHECK_THROWS_WITH_AS(attention_blocks("k", 1 << 20, 1 << 10, 2),
+                       "k: 1048576 tiles for each of 1024 heads in a batch of 2 are more than a "
+                       "launch takes (2147483647)",
+                       Unsupported);
+  constexpr int kMost = std::numeric_limits<std::int32_t>::max();
+  CHECK_THROWS_AS(attention_blocks("k", std::int64_t{1} << 40, kMost, kMost), Unsupported);
+}
+
+}  // namespace
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,84 @@
+// cmake/nvcc_without_spills.sh, around a compiler that prints what ptxas would.
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <string>
+#include <utility>
+
+#include "tests/support/temp_dir.h"
+
+namespace {
+
+struct Result {
+  int code = -1;
+  std::string said;
+};
+
+/// Compiles with a compiler that prints this text, and its arguments to a file, and exits so.
+Result compile(const tessera::test::TempDir& dir, const std::string& text, int code = 0) {
+  dir.write("text", text);
+  const std::string nvcc =
+      dir.write("nvcc", "printf '<%s>' \"$@\" >" + dir.file("arguments") + "\ncat " +
+                            dir.file("text") + " >&2\nexit " + std::to_string(code) + "\n");
+  const std::string command = "bash " TESSERA_SOURCE_DIR "/cmake/nvcc_without_spills.sh sh " +
+                              nvcc + " -c 'a file.cu' -Xptxas=-v >" + dir.file("out") + " 2>" +
+                              dir.file("err") + " </dev/null";
+  const int status = std::system(command.c_str());
+  CHECK(dir.read("out") == "");
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, dir.read("err")};
+}
+
+std::string statistics(const std::string& kernel, int stack, int stores, int loads) {
+  return "ptxas info    : Compiling entry function '" + kernel +
+         "' for 'sm_90a'\n"
+         "ptxas info    : Function properties for " +
+         kernel + "\n    " + std::to_string(stack) + " bytes stack frame, " +
+         std::to_string(stores) + " bytes spill stores, " + std::to_string(loads) +
+         " bytes spill loads\n"
+         "ptxas info    : Used 255 registers, used 1 barriers, 400 bytes cmem[0]\n";
+}
+
+bool holds(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("kernels without spills compile, and nothing is said of them") {
+  const tessera::test::TempDir dir;
+  const Result quiet = compile(dir, "ptxas info    : 0 bytes gmem\n" + statistics("hot", 0, 0, 0));
+  CHECK(quiet.code == 0);
+  CHECK(quiet.said == "");
+  CHECK(dir.read("arguments") == "<-c><a file.cu><-Xptxas=-v>");
+  // An array that is indexed at run time lies on the stack, and is no spill.
+  CHECK(compile(dir, statistics("hot", 64, 0, 0)).code == 0);
+  CHECK(compile(dir, "").code == 0);
+}
+
+TEST_CASE("a kernel that spills fails to compile, and is named") {
+  const tessera::test::TempDir dir;
+  for (const auto& [stores, loads] : {std::pair{24, 32}, {4, 0}, {0, 8}}) {
+    const Result spilled =
+        compile(dir, statistics("cold", 0, 0, 0) + statistics("hot", 32, stores, loads) +
+                         statistics("tepid", 8, 0, 0));
+    CHECK(spilled.code == 1);
+    CHECK(holds(spilled.said, "spilled registers: hot:"));
+    CHECK(holds(spilled.said, std::to_string(stores) + " bytes spill stores"));
+    CHECK_FALSE(holds(spilled.said, "cold"));
+    CHECK_FALSE(holds(spilled.said, "tepid"));
+  }
+}
+
+TEST_CASE("what the compiler says otherwise goes through, with its exit code") {
+  const tessera::test::TempDir dir;
+  const std::string warning = "a.cu(3): warning #177-D: variable \"x\" was declared";
+  const Result warned = compile(dir, statistics("hot", 0, 0, 0) + warning + "\n");
+  CHECK(warned.code == 0);
+  CHECK(warned.said == warning + "\n");
+  const std::string error = "a.cu(4): error: expected a \";\"";
+  const Result failed = compile(dir, error + "\n", 2);
+  CHECK(failed.code == 2);
+  CHECK(failed.said == error + "\n");
+  CHECK(compile(dir, statistics("hot", 0, 4, 4), 2).code == 2);
+}
