@@ -32,8 +32,9 @@ std::uint64_t index_checksum(std::string_view text) {
 std::string newer_version(std::string_view text, const std::string& source) {
   try {
     const Json json = parse_json(text, source);
-    const std::int64_t version = JsonReader(json, source).at("version").integer(1);
-    if (version <= kCheckpointVersion) return {};
+    const JsonReader root(json, source);
+    const std::int64_t version = root.at("version").integer(1);
+    if (version <= kCheckpointVersion || root.at("format").string() != kCheckpointFormat) return {};
     return fmt::format(
         "; or a newer tessera wrote it: it has format version {}, and this build reads up to {}",
         version, kCheckpointVersion);

@@ -3,10 +3,14 @@
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
+#include <poll.h>
+#include <sys/inotify.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
-#include <thread>
+#include <functional>
+#include <optional>
 
 #include "tests/e2e/small_run.h"
 
@@ -83,6 +87,17 @@ struct Fixture {
     return run_cli(small_run(text, run, world, 25));
   }
 };
+
+// Or for 10 s.
+void wait_until_opened(const fs::path& file, const std::function<void()>& begin) {
+  const int events = ::inotify_init1(IN_CLOEXEC);
+  REQUIRE(events >= 0);
+  REQUIRE(::inotify_add_watch(events, file.c_str(), IN_OPEN) >= 0);
+  begin();
+  pollfd waiting{events, POLLIN, 0};
+  CHECK(::poll(&waiting, 1, 10'000) == 1);
+  ::close(events);
+}
 
 fs::path shard(const fs::path& run, int step) {
   return run / "checkpoints" / fmt::format("step-{:08}", step) / "rank-00000-of-00001.safetensors";
@@ -244,12 +259,11 @@ TEST_CASE_FIXTURE(Fixture,
       } else {
         fs::remove(file);
       }
-      test::CliProcess process(command(run, 12));
-      if (how != "absent") {
-        std::this_thread::sleep_for(std::chrono::milliseconds(300));
-        fs::rename(hidden, file);
-      }
-      const auto result = process.wait(std::chrono::seconds(20));
+      std::optional<test::CliProcess> process;
+      wait_until_opened(file.parent_path() / "index.json",
+                        [&] { process.emplace(command(run, 12)); });
+      if (how != "absent") fs::rename(hidden, file);
+      const auto result = process->wait(std::chrono::seconds(20));
       INFO(result.describe());
       CHECK(result.in_time);
       CHECK(result.code == 0);

@@ -182,7 +182,7 @@ TEST_CASE_FIXTURE(Fixture,
   const auto command = [&](const std::string& run, int world) {
     // One rank alone is fast: the signal must come before it is done.
     // Wherever it stops, an evaluation is due, which the run makes when it goes on.
-    return joined(small_run(text, run, world, world == 1 ? 600 : 120),
+    return joined(small_run(text, run, world, world == 1 ? 600 : 300),
                   {"--checkpoint.every=1000", "--train.eval_every=1", "--train.eval_batches=1",
                    world == 3 ? "--train.global_batch=3" : "--train.global_batch=4"});
   };

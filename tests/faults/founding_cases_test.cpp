@@ -214,12 +214,12 @@ TEST_CASE_FIXTURE(Fixture, "founding case: a start to which one rank never comes
       if (rank == missing) continue;
       ranks[static_cast<std::size_t>(rank)] =
           start_rank(joined(small_run(text, dir.file("run"), 1, 10),
-                            {"--train.global_batch=12", "--comm.init_timeout=2"}),
+                            {"--train.global_batch=12", "--comm.init_timeout=4"}),
                      rank, world, port);
     }
     for (int rank = 0; rank < world; ++rank) {
       if (rank == missing) continue;
-      const auto result = ranks[static_cast<std::size_t>(rank)]->wait(seconds(10));
+      const auto result = ranks[static_cast<std::size_t>(rank)]->wait(seconds(20));
       INFO(result.describe());
       CHECK(result.in_time);
       CHECK(result.code == kComm);

@@ -74,6 +74,8 @@ TEST_CASE("each library is told, in the build and on the machine, whatever GPU t
     return libraries;
   };
   // Beside this test there are no plugins.
+  ::unsetenv("TESSERA_CUDA_PLUGIN");
+  ::unsetenv("TESSERA_NCCL_PLUGIN");
   for (const Library& library : examine()) CHECK_FALSE(library.in_build);
 
   REQUIRE(::setenv("TESSERA_CUDA_PLUGIN", dir.write("libtessera_cuda.so", "").c_str(), 1) == 0);

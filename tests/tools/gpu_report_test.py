@@ -45,8 +45,8 @@ def report(steps=(), environment=None, **figures):
 
 
 class Targets(unittest.TestCase):
-    def verdicts(self, **figures):
-        data, text = report(**figures)
+    def verdicts(self, kernels_ended="ok", **figures):
+        data, text = report([("bench", "each kernel", kernels_ended, 1, "-", "")] if "kernels" in figures else (), **figures)
         for target in data["targets"]:
             self.assertIn(f"| {target['target']} | {target['bound']} | {target['measured'] or '-'} | {target['verdict']} |", text)
         return [target["verdict"] for target in data["targets"]], data["targets"]
@@ -66,9 +66,16 @@ class Targets(unittest.TestCase):
         verdicts, said = self.verdicts(gpt2=gpt2(1.1, 0.99, 0.5, 0.81, 0.02), kernels=[
             kernel("roof: copy f32", 1.0), kernel("add", 0.9), kernel("gelu_forward", 0.7)])
         self.assertEqual(verdicts, ["met", "missed", "missed", "missed", "met", "missed", "missed", "missed", "missed"])
-        self.assertEqual(said[SPEED]["measured"], "1.10x at B=96")
-        self.assertEqual(said[MEMORY]["measured"], "124M 0.81x, 350M 0.40x")
+        self.assertEqual(said[SPEED]["measured"], "1.100x at B=96")
+        self.assertEqual(said[MEMORY]["measured"], "124M 0.810x, 350M 0.400x")
         self.assertEqual(said[KERNELS]["measured"], "1 of 2 kernels; gelu_forward 70.0%")
+
+    def test_of_kernels_that_were_cut_short_only_a_miss_is_known(self):
+        roof, fast, slow = kernel("roof: copy f32", 1.0), kernel("add", 0.9), kernel("gelu_forward", 0.7)
+        for kernels, verdict in (([roof, fast], "not measured"), ([roof, fast, slow], "missed")):
+            verdicts, said = self.verdicts("timeout", kernels=kernels)
+            self.assertEqual(verdicts[KERNELS], verdict)
+            self.assertIn("others were not measured", said[KERNELS]["measured"])
 
     def test_a_peer_that_was_not_compiled_is_no_peer(self):
         verdicts, _ = self.verdicts(gpt2=dict(gpt2(2.0, 2.0, 0.56, 0.5, 0.01), compiled=False))

@@ -148,7 +148,7 @@ TEST_CASE("ranks that ignore SIGTERM are killed after the grace") {
       run(2, "trap '' TERM\ntest $RANK = 1 && exit 3\nwhile true; do sleep 0.05; done", dir);
   CHECK(r.code == 3);
   CHECK(r.time >= 400ms);
-  CHECK(r.time < 4s);
+  CHECK(r.time < 10s);
 }
 
 TEST_CASE("a failure of its own beats the communication errors that follow from it") {

@@ -16,7 +16,6 @@
 #include <csignal>
 #include <cstring>
 #include <deque>
-#include <fstream>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -32,6 +31,7 @@
 #include "comm/failure_report.h"
 #include "core/base/error.h"
 #include "tools/tessera/launch/line_prefixer.h"
+#include "tools/tessera/launch/starved.h"
 
 namespace tessera::tools {
 namespace {
@@ -48,8 +48,6 @@ constexpr std::chrono::milliseconds kTick{100};
 // Between looks at the ranks when nothing tells of one: a thread that was there before us may be
 // handed the signal of a rank's end, and ignores it.
 constexpr std::chrono::milliseconds kLook{1000};
-// To ranks that wait for a processor, beside what they are given anyway.
-constexpr std::chrono::milliseconds kMostGiven{3000};
 
 std::string make_run_id() {
   std::uint64_t bits[2] = {};
@@ -65,18 +63,10 @@ std::string signal_name(int signal) {
 
 bool is_request(int signal) { return signal == SIGINT || signal == SIGTERM || signal == SIGUSR1; }
 
-// How long a process that could run has waited for a processor since it began; of its first thread.
-Clock::duration starved(pid_t pid) {
-  std::ifstream in(fmt::format("/proc/{}/schedstat", pid));
-  std::int64_t ran = 0, waited = 0;
-  if (!(in >> ran >> waited)) return {};
-  return std::chrono::nanoseconds(waited);
-}
-
 struct Rank {
   pid_t pid = -1;
   bool running = true;
-  Clock::duration starved{};  // when time was given last
+  std::chrono::nanoseconds starved{};  // when time was given last
   std::optional<LinePrefixer> output;
 };
 
@@ -118,7 +108,10 @@ class Launch {
       }
       ::poll(polled.data(), polled.size(), time_to_wait());
       const auto withheld = withheld_.look(Clock::now());
-      if (next_step_) *next_step_ += withheld;
+      if (next_step_) {
+        *next_step_ += withheld;
+        added_ += withheld;
+      }
       read_signals();
       pump_all();
       reap();
@@ -206,20 +199,20 @@ class Launch {
     withheld_.look(now);  // from here on it counts
     next_step_ = now + time;
     for (Rank& rank : ranks_) rank.starved = starved(rank.pid);
-    given_ = {};
+    added_ = {};
   }
 
-  // On a machine with more to do than it has processors for, a rank may not have got one yet, to
-  // say what it has to. What all have waited for one is added once more, up to a limit.
+  // A rank that is to say what it has to may not have had a processor yet. The grace after SIGTERM
+  // stays what it is.
   bool give_starved_ranks_time() {
-    Clock::duration most{};
+    if (ending_) return false;
+    std::chrono::nanoseconds longest{};
     for (const Rank& rank : ranks_)
-      if (rank.running) most = std::max(most, starved(rank.pid) - rank.starved);
-    const Clock::duration more = std::min<Clock::duration>(most, kMostGiven) - given_;
-    if (more < kTick) return false;
-    given_ += more;
+      if (rank.running) longest = std::max(longest, starved(rank.pid) - rank.starved);
+    const auto more = time_for_starved(longest, added_);
     *next_step_ += more;
-    return true;
+    added_ += more;
+    return more.count() > 0;
   }
 
   int running() const {
@@ -433,7 +426,7 @@ class Launch {
   bool signalled_ = false;   // ranks that still ran then
   std::vector<int> killed_;  // that SIGTERM did not end
   std::optional<Clock::time_point> next_step_;
-  Clock::duration given_{};  // beside that, to ranks that were starved
+  std::chrono::nanoseconds added_{};  // to it, since it was set
   comm::WithheldTime withheld_{kTick};
 };
 
