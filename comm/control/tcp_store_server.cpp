@@ -115,8 +115,6 @@ std::optional<std::string> TcpStoreServer::find(std::string_view key) const {
 }
 
 void TcpStoreServer::wake_for_others() {
-  std::uint64_t count = 0;
-  [[maybe_unused]] const auto n = ::read(wake_.get(), &count, sizeof(count));
   std::vector<std::string> keys;
   {
     const std::lock_guard lock(values_mutex_);
@@ -153,6 +151,9 @@ void TcpStoreServer::serve() {
       const epoll_event& event = events[static_cast<std::size_t>(i)];
       const Id id = event.data.u64;
       if (id == kWakeId) {
+        // First: what is asked for after this wakes again.
+        std::uint64_t count = 0;
+        [[maybe_unused]] const auto n = ::read(wake_.get(), &count, sizeof(count));
         if (stop_.load()) return;
         wake_for_others();
         continue;

@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <net/if.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -19,6 +20,10 @@ using comm::LaunchEnvironment;
 
 namespace {
 
+// Of this process and its forks alone: ranks look at several ports, where tests beside this one may
+// serve a store, too.
+const std::string kRun = fmt::format("run-{}", ::getpid());
+
 LaunchEnvironment environment(int rank, int world, int port, bool rank_zero_serves) {
   LaunchEnvironment e;
   e.rank = e.local_rank = rank;
@@ -26,7 +31,7 @@ LaunchEnvironment environment(int rank, int world, int port, bool rank_zero_serv
   e.address = world > 1 ? "127.0.0.1" : "";
   e.port = static_cast<std::uint16_t>(port);
   e.ports = rank_zero_serves ? 16 : 1;
-  e.run_id = "run";
+  e.run_id = kRun;
   e.rank_zero_serves = rank_zero_serves;
   return e;
 }
@@ -77,7 +82,7 @@ std::vector<Outcome> bootstrapped(const OnDevice& how) {
     device_context().reset();
     return fmt::format("{} [{}]", text, opened);
   });
-  const comm::TcpStoreServer server({.run_id = "run"});
+  const comm::TcpStoreServer server({.run_id = kRun});
   ranks.go(std::to_string(server.port()));
   return ranks.wait(15s);
 }
@@ -109,7 +114,7 @@ TEST_CASE("a start has a number that all its ranks are told, and no other start"
       sum_of_ranks(comm::bootstrap(environment(rank, world, std::stoi(port), false), options));
       return told;
     });
-    const comm::TcpStoreServer server({.run_id = "run"});
+    const comm::TcpStoreServer server({.run_id = kRun});
     ranks.go(std::to_string(server.port()));
     const auto outcomes = ranks.wait(20s);
     const std::string& first = outcomes[0].text;
@@ -131,7 +136,7 @@ TEST_CASE("processes come together when the launcher serves the store, and when 
       return sum_of_ranks(
           comm::bootstrap(environment(rank, world, std::stoi(port), rank_zero_serves), {}));
     });
-    comm::TcpStoreServer server({.run_id = "run"});
+    comm::TcpStoreServer server({.run_id = kRun});
     // Rank 0 finds this port taken, by a store of another run in effect, and takes the next.
     const comm::TcpStoreServer other({.run_id = "another run"});
     ranks.go(std::to_string(rank_zero_serves ? other.port() : server.port()));
@@ -231,7 +236,7 @@ TEST_CASE("a rank that never starts is named by all others in time") {
     }
     return "no error";
   });
-  const comm::TcpStoreServer server({.run_id = "run"});
+  const comm::TcpStoreServer server({.run_id = kRun});
   const Stopwatch watch;
   ranks.go(std::to_string(server.port()));
   const auto outcomes = ranks.wait(8s);
@@ -244,7 +249,7 @@ TEST_CASE("a rank that never starts is named by all others in time") {
 TEST_CASE("where no store answers, rank 0 is missing if it serves; a launcher is no rank") {
   std::uint16_t port = 0;
   {
-    const comm::TcpStoreServer gone({.run_id = "run"});
+    const comm::TcpStoreServer gone({.run_id = kRun});
     port = gone.port();
   }
   for (const bool rank_zero_serves : {true, false}) {
@@ -273,7 +278,7 @@ TEST_CASE("ranks with another configuration do not start") {
     }
     return "no error";
   });
-  const comm::TcpStoreServer server({.run_id = "run"});
+  const comm::TcpStoreServer server({.run_id = kRun});
   ranks.go(std::to_string(server.port()));
   for (const Outcome& outcome : ranks.wait(8s)) {
     CHECK(outcome.text.find("one field: lr: rank 1 (") != std::string::npos);
@@ -315,7 +320,7 @@ TEST_CASE("with a token rank 0 serves on all addresses, and who has another one 
   });
   std::uint16_t port = 0;
   {
-    const comm::TcpStoreServer gone({.run_id = "run"});
+    const comm::TcpStoreServer gone({.run_id = kRun});
     port = gone.port();
   }
   ranks.go(std::to_string(port));

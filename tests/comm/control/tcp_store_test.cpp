@@ -1,5 +1,7 @@
 #include "comm/control/tcp_store.h"
 
+#include <optional>
+
 #include "comm/control/agreement.h"
 #include "tests/comm/control/raw_client.h"
 #include "tests/comm/ranks.h"
@@ -253,4 +255,16 @@ TEST_CASE("who serves the store publishes verdicts without a connection") {
   TcpStoreServer other({.run_id = "run"});
   client(other)->set(comm::kVerdict, "nonsense");
   CHECK(comm::find_verdict(other)->failure() == CommFailure::Mismatch);
+}
+
+TEST_CASE("a server ends at once, also when it was told something a moment before") {
+  for (int i = 0; i < 5000; ++i) {
+    std::optional<TcpStoreServer> server(std::in_place, comm::TcpStoreServerOptions{});
+    server->set_or_get("verdict", "a rank was killed");
+    const auto start = std::chrono::steady_clock::now();
+    for (int wait = i % 50; wait > 0 && std::chrono::steady_clock::now() - start < 1us * wait;) {
+    }
+    server.reset();
+    REQUIRE(std::chrono::steady_clock::now() - start < 30s);  // it would look again after 60 s
+  }
 }
