@@ -20,15 +20,15 @@ constexpr int kInitSeconds = 4;
 
 struct Kind {
   const char* name;
-  const char* fate;       ///< as survivors tell it
+  const char* fate;       ///< as survivors tell it, behind the process
   int code;               ///< of the launcher
   milliseconds deadline;  ///< from the fault to the end of the last process
 };
-constexpr Kind kKinds[] = {{"kill", "SIGKILL", 4, milliseconds(3000)},
-                           {"stop", "stopped", 4, milliseconds(5000)},
-                           {"abort", "SIGABRT", 4, milliseconds(3000)},
-                           {"exit", "exit code 7", 7, milliseconds(3000)},
-                           {"memory", "out of memory", 5, milliseconds(3000)}};
+constexpr Kind kKinds[] = {{"kill", "SIGKILL)", 4, milliseconds(3000)},
+                           {"stop", "stopped)", 4, milliseconds(5000)},
+                           {"abort", "SIGABRT)", 4, milliseconds(3000)},
+                           {"exit", "exit code 7)", 7, milliseconds(3000)},
+                           {"memory", "out of memory)", 5, milliseconds(3000)}};
 
 struct Point {
   const char* name;
@@ -103,8 +103,8 @@ bool names(const std::string& err, int rank, int victim, std::string_view fate) 
     if (at > 0 && err[at - 1] != '\n') continue;
     const std::string line = err.substr(at, err.find('\n', at) - at);
     if (line.find(" step=") != line.npos && line.find(" phase=") != line.npos &&
-        line.find(fmt::format(" culprit=rank {} (", victim)) != line.npos &&
-        line.find(fmt::format("{}) action=", fate)) != line.npos) {
+        line.find(fmt::format(" culprit=rank {} ", victim)) != line.npos &&
+        line.find(fmt::format("{} action=", fate)) != line.npos) {
       return true;
     }
   }
