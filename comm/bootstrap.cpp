@@ -25,6 +25,9 @@ constexpr std::chrono::milliseconds kResolvePause{200};
 // From a rank's silence to its verdict.
 constexpr std::chrono::milliseconds kNoticed{1000};
 
+// Until the ranks have met, and told their processes.
+StoreHost rank_zero() { return {{0}, "rank 0"}; }
+
 // The store of a run whose rank 0 serves it: this rank must leave last.
 class ServedStore final : public Store {
  public:
@@ -32,10 +35,10 @@ class ServedStore final : public Store {
               const BootstrapOptions& options)
       : server_(std::move(server)),
         client_(std::make_unique<TcpStore>(server_->host(), server_->port(), server_->run_id(),
-                                           deadline, 1, server_->token())),
-        monitor_(std::make_unique<Monitor>(*server_,
-                                           MonitorOptions{.silence = options.heartbeat_timeout},
-                                           nullptr, options.on_note)) {}
+                                           deadline, 1, server_->token(), rank_zero())),
+        monitor_(std::make_unique<Monitor>(
+            *server_, MonitorOptions{.silence = options.heartbeat_timeout, .server = rank_zero()},
+            nullptr, options.on_note)) {}
   ~ServedStore() override {
     client_.reset();
     server_->drain(kDrain);
@@ -50,6 +53,7 @@ class ServedStore final : public Store {
   std::shared_ptr<Store> separate(std::chrono::milliseconds answer_time) const override {
     return client_->separate(answer_time);
   }
+  void give_up() override { client_->give_up(); }
 
  private:
   std::unique_ptr<TcpStoreServer> server_;
@@ -88,7 +92,7 @@ std::shared_ptr<Store> join_store(const LaunchEnvironment& env,
                                   std::chrono::milliseconds deadline) {
   try {
     return std::make_shared<TcpStore>(env.address, env.port, env.run_id, deadline, env.ports,
-                                      env.token);
+                                      env.token, env.rank_zero_serves ? rank_zero() : StoreHost());
   } catch (const CommError& error) {
     if (!env.rank_zero_serves || error.failure() != CommFailure::Timeout) throw;
     throw CommError(CommFailure::Timeout, {0}, "{}", error.what());
@@ -180,10 +184,12 @@ std::unique_ptr<Heartbeat> start_heartbeat(const LaunchEnvironment& env,
   HeartbeatOptions heartbeat;
   heartbeat.silence = options.heartbeat_timeout;
   if (env.rank_zero_serves) {
-    heartbeat.server = {0};
-    heartbeat.server_name = fmt::format("rank 0 ({})", group.ranks[0].process());
+    heartbeat.server = {{0}, fmt::format("rank 0 ({})", group.ranks[0].process())};
   }
-  heartbeat.on_verdict = [target](const CommError& error) { target->strike(error); };
+  heartbeat.on_verdict = [target, store = group.store](const CommError& error) {
+    if (error.fate() == kNoAnswer) store->give_up();
+    target->strike(error);
+  };
   if (options.on_stuck) {
     heartbeat.on_stuck = [stuck = options.on_stuck, ranks = group.ranks](const CommError& error) {
       stuck(error, ranks);
@@ -331,7 +337,8 @@ RankGroup bootstrap(const LaunchEnvironment& env, const BootstrapOptions& option
   try {
     connect(group, env, options, end);
   } catch (const CommError& error) {
-    if (error.culprits().empty()) throw;  // the store may only have been slow for this rank
+    // The store may only have been slow for this rank.
+    if (error.culprits().empty() || error.fate() == kNoAnswer) throw;
     throw published(*group.store, error);
   }
   target->set(group.communicator.get());

@@ -13,6 +13,8 @@ using std::chrono::milliseconds;
 
 // A wait for the verdict is not cut short when this rank leaves: so long it may take.
 constexpr milliseconds kSlice{250};
+// Then who serves the store does not answer any more.
+constexpr milliseconds kLeave{1000};
 constexpr milliseconds kRetry{100};
 constexpr int kRetries = 5;
 
@@ -29,10 +31,11 @@ Heartbeat::Heartbeat(std::shared_ptr<Store> store, int rank, std::shared_ptr<Ran
 Heartbeat::~Heartbeat() {
   status_->leave();
   {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     stop_ = true;
+    wake_.notify_all();
+    if (!wake_.wait_for(lock, kLeave, [this] { return ended_; })) store_->give_up();
   }
-  wake_.notify_all();
   thread_.join();
   try {
     store_->beat(rank_, status_->state());
@@ -48,11 +51,11 @@ bool Heartbeat::sleep(milliseconds time) {
 
 CommError Heartbeat::lost(std::string_view why) const {
   CommError error(
-      CommFailure::PeerLost, options_.server,
+      CommFailure::PeerLost, options_.server.ranks,
       "the control channel is lost: {}, which serves it, did not answer for {} ({}); it "
       "ended or is stopped, or the network to it is cut",
-      options_.server_name, format_seconds(options_.silence), why);
-  return error.set_fate("no answer");
+      options_.server.name, format_seconds(options_.silence), why);
+  return error.set_fate(kNoAnswer);
 }
 
 std::optional<CommError> Heartbeat::wait_for_verdict(milliseconds at_most) {
@@ -68,6 +71,15 @@ std::optional<CommError> Heartbeat::wait_for_verdict(milliseconds at_most) {
 }
 
 void Heartbeat::run() {
+  watch();
+  {
+    const std::lock_guard lock(mutex_);
+    ended_ = true;
+  }
+  wake_.notify_all();
+}
+
+void Heartbeat::watch() {
   auto answered = Clock::now();
   int failures = 0;
   std::optional<CommError> verdict;
@@ -83,6 +95,7 @@ void Heartbeat::run() {
           options_.silence.count() > 0 && Clock::now() - answered >= options_.silence;
       if (++failures >= kRetries || is_silent) {
         verdict = lost(error.what());
+        store_->give_up();
       } else if (sleep(kRetry)) {
         return;
       }

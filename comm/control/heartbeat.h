@@ -17,10 +17,8 @@ struct HeartbeatOptions {
   std::chrono::milliseconds period{1000};
   /// Whoever serves the store and does not answer for so long is lost.
   std::chrono::milliseconds silence{4000};
-  /// Who serves the store, if a rank does: the culprit if it is lost.
-  std::vector<int> server = {};
-  /// How messages call it: "the launcher", "rank 0 (host, pid 12)".
-  std::string server_name = "the launcher";
+  /// Who serves the store: "the launcher", "rank 0 (host, pid 12)".
+  StoreHost server = {};
   /// On the heartbeat's thread, once: the run has failed, and this is why. Nothing that waits may
   /// be called from it.
   std::function<void(const CommError&)> on_verdict;
@@ -39,13 +37,15 @@ class Heartbeat {
   /// @param store  a connection of its own: see Store::separate()
   Heartbeat(std::shared_ptr<Store> store, int rank, std::shared_ptr<RankStatus> status,
             HeartbeatOptions options);
-  /// Says that this rank leaves; from then on nobody expects a heartbeat of it. Bounded.
+  /// Says that this rank leaves; from then on nobody expects a heartbeat of it. A few seconds at
+  /// most, whatever became of the store.
   ~Heartbeat();
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;
 
  private:
   void run();
+  void watch();
   /// @return the verdict, if there is one by then
   std::optional<CommError> wait_for_verdict(std::chrono::milliseconds at_most);
   bool sleep(std::chrono::milliseconds time);
@@ -57,7 +57,7 @@ class Heartbeat {
   const HeartbeatOptions options_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  bool stop_ = false;
+  bool stop_ = false, ended_ = false;
   std::thread thread_;
 };
 

@@ -15,6 +15,8 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kTick{100};
 constexpr std::chrono::seconds kTellAgain{60};
+// From the end of our own stop on, ranks that gave us up meanwhile may close their connections.
+constexpr std::chrono::seconds kAftermath{3};
 // Steps of a rank over a window, fewer of which say nothing.
 constexpr std::int64_t kFewSteps = 3;
 // Own time of a step below which nobody is slow.
@@ -77,6 +79,27 @@ std::optional<CommError> judge_beats(const std::map<int, Beat>& beats, Clock::ti
                   "stopped, or the network between them is cut",
                   names, seconds(longest), where);
   return error.set_fate("stopped");
+}
+
+CommError given_up(const StoreHost& server, Clock::duration stopped) {
+  CommError error(CommFailure::PeerLost, server.ranks,
+                  "{} was stopped for {:.1f} s, and the ranks gave it up", server.name,
+                  seconds(stopped));
+  return error.set_fate(kNoAnswer);
+}
+
+void OwnStop::look(Clock::duration withheld, Clock::time_point now) {
+  // A rank counts from the last answer that it had.
+  if (options_.silence.count() == 0 || withheld < options_.silence / 2) return;
+  ended_ = now;
+  stopped_ = withheld;
+}
+
+CommError OwnStop::judge(const CommError& error, Clock::time_point now) const {
+  const bool is_aftermath = stopped_.count() > 0 && now - ended_ < options_.broken + kAftermath;
+  return is_aftermath && error.failure() == CommFailure::PeerLost
+             ? given_up(options_.server, stopped_)
+             : CommError(error);
 }
 
 std::vector<std::string> SlowRanks::look(const std::map<int, Beat>& beats, Clock::time_point now) {
@@ -151,17 +174,20 @@ void Monitor::watch() {
   SlowRanks slow(options_);
   WithheldTime withheld(kTick, started_);
   Allowance allowance;
+  OwnStop own_stop(options_);
   std::unique_lock lock(mutex_);
   while (!wake_.wait_for(lock, kTick, [this] { return stop_; })) {
     lock.unlock();
     auto beats = server_.beats().all();
     const auto now = Clock::now();  // none of them came later
-    allowance.grant(beats, withheld.look(now), now);
+    const auto stopped = withheld.look(now);
+    allowance.grant(beats, stopped, now);
+    own_stop.look(stopped, now);
     if (on_note_) {
       for (const std::string& note : slow.look(beats, now)) on_note_(note);
     }
     if (const auto error = judge_beats(beats, now, options_)) {
-      const CommError verdict = publish_verdict(server_, *error);
+      const CommError verdict = publish_verdict(server_, own_stop.judge(*error, now));
       if (on_verdict_) on_verdict_(verdict);
       return;
     }

@@ -54,6 +54,8 @@ struct MonitorOptions {
   double slow = 3;
   /// Over how long that is measured.
   std::chrono::milliseconds slow_window{5000};
+  /// Who runs the monitor.
+  StoreHost server = {};
 };
 
 /// Who is to blame, if anybody is. Pure.
@@ -61,6 +63,27 @@ struct MonitorOptions {
 std::optional<CommError> judge_beats(const std::map<int, Beat>& beats,
                                      std::chrono::steady_clock::time_point now,
                                      const MonitorOptions& options);
+
+/// What ranks say, and this process must, that was stopped for so long that they gave it up: nobody
+/// else is to blame.
+CommError given_up(const StoreHost& server, std::chrono::steady_clock::duration stopped);
+
+/// Tells connections that broke because this process was stopped from those of ranks that ended.
+/// Not thread-safe.
+class OwnStop {
+ public:
+  using Clock = std::chrono::steady_clock;
+  explicit OwnStop(const MonitorOptions& options) : options_(options) {}
+  /// @param withheld  since the last call: see WithheldTime
+  void look(Clock::duration withheld, Clock::time_point now);
+  /// @return what to say instead of `error`, which judge_beats() gave
+  CommError judge(const CommError& error, Clock::time_point now) const;
+
+ private:
+  const MonitorOptions options_;
+  Clock::time_point ended_{};
+  Clock::duration stopped_{};  // zero: never
+};
 
 /// Finds ranks that hold the others up. Not thread-safe.
 class SlowRanks {

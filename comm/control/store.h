@@ -10,6 +10,15 @@ namespace tessera::comm {
 
 struct RankState;
 
+/// CommError::fate() of whoever serves a store that no longer answers.
+inline constexpr const char* kNoAnswer = "no answer";
+
+/// Who serves a store.
+struct StoreHost {
+  std::vector<int> ranks = {};        ///< the culprit if it is lost; none: it is no rank
+  std::string name = "the launcher";  ///< how messages call it
+};
+
 /// A small key-value store that all ranks of a run share: rendezvous, votes and agreements go
 /// through it, never through the training communicator. Keys are written once. Thread-safe.
 class Store {
@@ -38,6 +47,9 @@ class Store {
     (void)answer_time;
     return nullptr;
   }
+  /// Who serves the store is known to be lost: calls that wait for it end now, with CommError, and
+  /// later ones, made to tell others why, take a second at most. Any thread.
+  virtual void give_up() {}
 };
 
 /// Every rank contributes `value` under `name`; returns all values by rank.

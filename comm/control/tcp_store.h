@@ -140,10 +140,12 @@ class TcpStore final : public Store {
   /// Connects, trying the ports [port, port + ports) again and again: who serves may come later.
   /// A host name without an address is one that does not have it yet.
   /// With a token, a store that does not prove that it knows it is refused.
+  /// @param served_by  blamed, with kNoAnswer, by calls that get no answer
   /// @throws CommError Timeout at the deadline; Mismatch if ports is 1 and the store there refuses
   /// this process, for its run or token, or does not know the token
   TcpStore(std::string host, std::uint16_t port, std::string run_id,
-           std::chrono::milliseconds connect_deadline, int ports = 1, std::string token = {});
+           std::chrono::milliseconds connect_deadline, int ports = 1, std::string token = {},
+           StoreHost served_by = {});
   ~TcpStore() override;
 
   void set(const std::string& key, std::string_view value) override;
@@ -152,6 +154,7 @@ class TcpStore final : public Store {
   void leave(const std::string& name, int readers) override;
   void beat(int rank, const RankState& state) override;
   std::shared_ptr<Store> separate(std::chrono::milliseconds answer_time) const override;
+  void give_up() override { given_up_.store(true); }
 
  private:
   Message call(const Message& request, std::chrono::milliseconds deadline);
@@ -163,6 +166,8 @@ class TcpStore final : public Store {
   const std::string host_;
   std::uint16_t port_;
   const StoreSecrets secrets_;
+  const StoreHost served_by_;
+  std::atomic<bool> given_up_{false};
   // The server answers at once but for get, whose own deadline it watches; this is on top.
   std::chrono::milliseconds answer_time_{5000};
   std::mutex mutex_;

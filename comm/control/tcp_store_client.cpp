@@ -22,14 +22,24 @@ constexpr milliseconds kRetryPause{20};
 constexpr milliseconds kAttempt{1000};
 // For coming in again where strangers crowd the door.
 constexpr milliseconds kDropped{3000};
+// A call to a server that was given up, beside connecting.
+constexpr milliseconds kLastTry{500};
 // A name server is asked less often than a port.
 constexpr milliseconds kResolvePause{200};
 
+// When a call is over: at the deadline, or once `given_up` is, if there is one.
+struct CallEnd {
+  Deadline deadline;
+  const std::atomic<bool>* given_up = nullptr;
+};
+
 // Moves the deadline by time in which this process could not run: nor could it take the answer.
-bool wait_for(int fd, short events, Deadline& deadline) {
+bool wait_for(int fd, short events, CallEnd& end) {
+  Deadline& deadline = end.deadline;
   WithheldTime withheld(kTick);
   for (;;) {
     deadline += withheld.look(Clock::now());
+    if (end.given_up != nullptr && *end.given_up) return false;
     const int left = milliseconds_until(deadline);
     pollfd waiting{fd, events, 0};
     const int ready = ::poll(&waiting, 1, std::min(left, static_cast<int>(kTick.count())));
@@ -40,8 +50,7 @@ bool wait_for(int fd, short events, Deadline& deadline) {
 
 // One request and its answer; nothing if the connection broke, the answer is not the server's, or
 // the deadline passed: then the connection is worth nothing more.
-std::optional<Message> round_trip(StoreConnection& connection, std::string frame,
-                                  Deadline deadline) {
+std::optional<Message> round_trip(StoreConnection& connection, std::string frame, CallEnd end) {
   const int fd = connection.socket.get();
   connection.seal.seal(frame);
   std::string_view request = frame;
@@ -50,7 +59,7 @@ std::optional<Message> round_trip(StoreConnection& connection, std::string frame
     if (n >= 0) {
       request.remove_prefix(static_cast<std::size_t>(n));
     } else if (errno != EINTR) {
-      if (errno != EAGAIN || !wait_for(fd, POLLOUT, deadline)) return std::nullopt;
+      if (errno != EAGAIN || !wait_for(fd, POLLOUT, end)) return std::nullopt;
     }
   }
   std::string in;
@@ -59,7 +68,7 @@ std::optional<Message> round_trip(StoreConnection& connection, std::string frame
     const ssize_t n = ::recv(fd, bytes, sizeof(bytes), 0);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) {
-      if (errno != EAGAIN || !wait_for(fd, POLLIN, deadline)) return std::nullopt;
+      if (errno != EAGAIN || !wait_for(fd, POLLIN, end)) return std::nullopt;
       continue;
     }
     if (n == 0) return std::nullopt;
@@ -97,7 +106,7 @@ std::optional<Message> shake_hands(StoreConnection& connection, const StoreSecre
   const std::string nonce = has_token ? make_nonce() : std::string();
   auto answer = round_trip(
       connection, request(P::kHello, {std::string(P::kMagic), secrets.run_id, nonce}).encode(),
-      deadline);
+      {deadline});
   if (!answer || !has_token || answer->type == P::kNo) return answer;
   const std::string challenge = answer->fields[0];
   unproven = answer->type != P::kChallenge || challenge.size() != kNonceBytes;
@@ -106,7 +115,7 @@ std::optional<Message> shake_hands(StoreConnection& connection, const StoreSecre
     return make_proof(secrets.token, role, secrets.run_id, nonce, challenge);
   };
   answer =
-      round_trip(connection, request(P::kProve, {proof(ProofRole::Client)}).encode(), deadline);
+      round_trip(connection, request(P::kProve, {proof(ProofRole::Client)}).encode(), {deadline});
   if (!answer || answer->type == P::kNo) return answer;
   unproven = !is_same_secret(answer->fields[0], proof(ProofRole::Server));
   if (!unproven) {
@@ -137,8 +146,11 @@ Attempt introduce(const std::string& host, std::uint16_t port, const StoreSecret
 }  // namespace
 
 TcpStore::TcpStore(std::string host, std::uint16_t port, std::string run_id,
-                   milliseconds connect_deadline, int ports, std::string token)
-    : host_(std::move(host)), port_(port), secrets_{std::move(run_id), std::move(token)} {
+                   milliseconds connect_deadline, int ports, std::string token, StoreHost served_by)
+    : host_(std::move(host)),
+      port_(port),
+      secrets_{std::move(run_id), std::move(token)},
+      served_by_(std::move(served_by)) {
   const auto end = Clock::now() + connect_deadline;
   bool is_refused = false, is_unproven = false;
   std::string unresolved;
@@ -188,11 +200,12 @@ CommError TcpStore::refused(bool by_us) const {
 }
 
 CommError TcpStore::lost(std::string_view what) const {
-  return CommError(
-      CommFailure::PeerLost, {},
-      "the store at {} did not answer ({}); the launcher (or rank 0), which serves it, "
-      "ended or is stopped",
-      where(), what);
+  CommError error(
+      CommFailure::PeerLost, served_by_.ranks,
+      "the store at {} did not answer ({}); {}, which serves it, ended or is stopped, or the "
+      "network to it is cut",
+      where(), what, served_by_.name);
+  return error.set_fate(kNoAnswer);
 }
 
 StoreConnection TcpStore::connect(Deadline deadline) const {
@@ -208,7 +221,9 @@ StoreConnection TcpStore::connect(Deadline deadline) const {
 
 Message TcpStore::call(const Message& message, milliseconds deadline) {
   const std::string frame = message.encode();
-  const auto end = Clock::now() + deadline;
+  const bool is_last_try = given_up_;
+  const auto end = Clock::now() + (is_last_try ? std::min(deadline, kLastTry) : deadline);
+  const CallEnd call_end{end, is_last_try ? nullptr : &given_up_};
   StoreConnection connection;
   {
     const std::lock_guard lock(mutex_);
@@ -223,13 +238,14 @@ Message TcpStore::call(const Message& message, milliseconds deadline) {
     connection = connect(end);
   }
   if (!connection.socket) throw lost(key);
-  std::optional<Message> answer = round_trip(connection, frame, end);
+  std::optional<Message> answer = round_trip(connection, frame, call_end);
   // Something on the way may have forgotten a connection that was idle. All but leave may be asked
   // twice.
-  if (!answer && reused && message.type != P::kLeave && Clock::now() < end) {
+  if (!answer && reused && message.type != P::kLeave && Clock::now() < end &&
+      (is_last_try || !given_up_)) {
     connection = {};  // closed before the next one is open: the server holds one of them
     connection = connect(end);
-    if (connection.socket) answer = round_trip(connection, frame, end);
+    if (connection.socket) answer = round_trip(connection, frame, call_end);
   }
   if (!answer) throw lost(key);
   const std::lock_guard lock(mutex_);
@@ -272,8 +288,8 @@ void TcpStore::beat(int rank, const RankState& state) {
 }
 
 std::shared_ptr<Store> TcpStore::separate(milliseconds answer_time) const {
-  auto store =
-      std::make_shared<TcpStore>(host_, port_, secrets_.run_id, answer_time, 1, secrets_.token);
+  auto store = std::make_shared<TcpStore>(host_, port_, secrets_.run_id, answer_time, 1,
+                                          secrets_.token, served_by_);
   store->answer_time_ = answer_time;
   return store;
 }

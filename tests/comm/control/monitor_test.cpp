@@ -203,6 +203,32 @@ TEST_CASE("time in which nobody could run is nobody's silence") {
   CHECK(seen(beats, 0s, start + 68300ms));
 }
 
+TEST_CASE("connections that broke while the monitor itself was stopped are its own fault") {
+  const auto now = Clock::now();
+  MonitorOptions options;
+  options.server = {{0}, "rank 0 (here, pid 1)"};
+  auto beats = three_ranks(now);
+  beats[1].broken = now - 2s;
+  const auto lost = judge_beats(beats, now, options);
+  REQUIRE(lost);
+  OwnStop own(options);
+  CHECK(own.judge(*lost, now).culprits() == std::vector<int>{1});
+  own.look(1900ms, now);  // the ranks still had patience
+  CHECK(own.judge(*lost, now).culprits() == std::vector<int>{1});
+  own.look(5200ms, now);
+  const CommError ours = own.judge(*lost, now + 4s);
+  CHECK(ours.culprits() == std::vector<int>{0});
+  CHECK(ours.fate() == kNoAnswer);
+  CHECK(std::string(ours.what()) ==
+        "rank 0 (here, pid 1) was stopped for 5.2 s, and the ranks gave it up");
+  CHECK(own.judge(*lost, now + 5s).culprits() == std::vector<int>{1});  // too long ago
+  // Who is silent was not heard by a monitor that hears again.
+  beats = three_ranks(now - 10s);
+  const auto silent = judge_beats(beats, now, options);
+  REQUIRE(silent);
+  CHECK(own.judge(*silent, now).culprits() == std::vector<int>{0, 1, 2});
+}
+
 TEST_CASE("a rank that has come over another connection is not lost with the former one") {
   BeatTable table;
   table.beat(3, state("here, pid 3", "step", 1), 7);
@@ -243,8 +269,7 @@ TEST_CASE("a rank notices that who serves the store is gone, and a stuck process
   auto server = std::make_unique<TcpStoreServer>(TcpStoreServerOptions{});
   auto store = std::make_shared<TcpStore>(server->host(), server->port(), "", 5s);
   HeartbeatOptions options;
-  options.server = {0};
-  options.server_name = "rank 0 (there, pid 1)";
+  options.server = {{0}, "rank 0 (there, pid 1)"};
   options.leave_within = 50ms;
   std::atomic<int> verdicts{0}, stuck{0};
   options.on_verdict = [&](const CommError& error) {

@@ -1,8 +1,11 @@
 #include "comm/control/tcp_store.h"
 
+#include <atomic>
 #include <optional>
+#include <thread>
 
 #include "comm/control/agreement.h"
+#include "comm/control/heartbeat.h"
 #include "tests/comm/control/raw_client.h"
 #include "tests/comm/ranks.h"
 #include "tests/support/check_throws.h"
@@ -18,6 +21,34 @@ namespace {
 std::unique_ptr<TcpStore> client(const TcpStoreServer& server, const std::string& run = "run") {
   return std::make_unique<TcpStore>(server.host(), server.port(), run, 5s);
 }
+
+// Welcomes clients, reads what they ask, and answers nothing more.
+class MuteStore {
+ public:
+  MuteStore() : listener_(comm::listen_on("127.0.0.1", 0, 8)), thread_([this] { serve(); }) {}
+  ~MuteStore() {
+    stop_.store(true);
+    thread_.join();
+  }
+  std::uint16_t port() const { return comm::bound_port(listener_.get()); }
+
+ private:
+  void serve() {
+    while (!stop_.load()) {
+      pollfd waiting{listener_.get(), POLLIN, 0};
+      if (::poll(&waiting, 1, 20) <= 0) continue;
+      FileDescriptor client(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      receive_frame(client);
+      send_all(client, message('y', {""}));
+      clients_.push_back(std::move(client));
+    }
+  }
+
+  const FileDescriptor listener_;
+  std::vector<FileDescriptor> clients_;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
 
 const std::string kHello = message('H', {"tessera-store-3", "run", ""});
 
@@ -115,6 +146,53 @@ TEST_CASE("nobody there: the deadline holds and the address is named") {
                        fmt::format("no store answered at 127.0.0.1:{} within 0.3 s", port),
                        TcpStore("127.0.0.1", port, "run", 300ms));
   CHECK(watch.elapsed() < 3s);
+}
+
+TEST_CASE(
+    "who serves a store that does not answer is blamed; once given up, it is not waited for") {
+  const MuteStore mute;
+  const comm::StoreHost host{{0}, "rank 0 (there, pid 1)"};
+  TcpStore store("127.0.0.1", mute.port(), "run", 5s, 1, "", host);
+  const auto expect_blame = [&](auto&& call) {
+    const Stopwatch watch;
+    try {
+      call();
+      FAIL("it answered");
+    } catch (const CommError& error) {
+      CHECK(error.failure() == CommFailure::PeerLost);
+      CHECK(error.culprits() == std::vector<int>{0});
+      CHECK(error.fate() == comm::kNoAnswer);
+      CHECK(std::string(error.what()).find("rank 0 (there, pid 1), which serves it, ended") !=
+            std::string::npos);
+    }
+    return watch.elapsed();
+  };
+  expect_blame([&] { store.separate(200ms)->set("k", "v"); });
+  std::thread soon([&] {
+    std::this_thread::sleep_for(300ms);
+    store.give_up();
+  });
+  CHECK(expect_blame([&] { store.get("k", 60s); }) < 10s);
+  soon.join();
+  CHECK(expect_blame([&] { store.set("k", "v"); }) < 3s);
+  CHECK(expect_blame([&] {
+          comm::publish_verdict(store, CommError(CommFailure::PeerLost, {1}, "w"));
+        }) < 3s);
+  // With patience for an hour, a heartbeat leaves soon.
+  const Stopwatch watch;
+  {
+    const comm::Heartbeat heartbeat(store.separate(1h), 1,
+                                    std::make_shared<comm::RankStatus>("here, pid 2"), {});
+    std::this_thread::sleep_for(100ms);
+  }
+  CHECK(watch.elapsed() < 6s);
+
+  // Who is there all the same still hears why.
+  TcpStoreServer server({.run_id = "run"});
+  const auto there = client(server);
+  there->give_up();
+  there->set("k", "v");
+  CHECK(client(server)->has("k"));
 }
 
 TEST_CASE("a host without an address may get one until the deadline, then it is named") {

@@ -59,7 +59,7 @@ std::string fault_line(const CommError& error, const comm::RankState& state,
     if (!more.empty()) culprits += " (" + more + ")";
   }
   // Who does not answer and is no rank serves the control channel.
-  if (culprits.empty()) culprits = error.fate() == "no answer" ? "launcher" : "unknown";
+  if (culprits.empty()) culprits = error.fate() == comm::kNoAnswer ? "launcher" : "unknown";
   if (error.culprits().empty() && !error.fate().empty()) culprits += ", " + error.fate();
   return fmt::format("E{:03} step={} phase={} culprit={} action={}: {}", code,
                      state.step < 0 ? std::string("none") : std::to_string(state.step),

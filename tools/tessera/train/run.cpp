@@ -141,6 +141,7 @@ comm::RankGroup join(const Config& config, const comm::LaunchEnvironment& enviro
 CommError agreed(comm::RankGroup& group, const CommError& error) {
   CommError verdict = error;
   if (group.ranks.size() < 2) return verdict;
+  if (error.fate() == comm::kNoAnswer) group.store->give_up();
   try {
     verdict = comm::publish_verdict(*group.store, error);
   } catch (const std::exception&) {
