@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -30,11 +31,13 @@ struct Run {
 // Each rank runs a shell script; $RANK is its rank, $DIR a directory of this test. What the
 // launcher and ranks other than 0 write is collected.
 Run run(int nproc, const std::string& script, const test::TempDir& dir,
-        std::chrono::milliseconds notice = 100ms, std::chrono::milliseconds grace = 300ms) {
+        std::chrono::milliseconds notice = 100ms, std::chrono::milliseconds grace = 300ms,
+        std::chrono::milliseconds leave = 30s) {
   LaunchOptions options;
   options.program = "/bin/sh";
   options.notice = notice;
   options.grace = grace;
+  options.leave = leave;
   const std::string log = dir.file("log");
   options.error_fd = ::open(log.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0600);
   const auto start = std::chrono::steady_clock::now();
@@ -59,6 +62,15 @@ void wait_for_files(const test::TempDir& dir, int nproc) {
       std::this_thread::sleep_for(10ms);
     }
   }
+}
+
+// @param text  "$TESSERA_RENDEZVOUS $TESSERA_RUN_ID $TESSERA_TOKEN" of a rank
+comm::TcpStore store_of(const std::string& text) {
+  const std::size_t colon = text.find(':'), blank = text.find(' '), last = text.rfind(' ');
+  return comm::TcpStore(text.substr(0, colon),
+                        static_cast<std::uint16_t>(std::stoi(text.substr(colon + 1))),
+                        text.substr(blank + 1, last - blank - 1), 5s, 1,
+                        text.substr(last + 1, text.find('\n') - last - 1));
 }
 
 }  // namespace
@@ -112,12 +124,7 @@ TEST_CASE("a rank that waits for a killed one in an agreement is told at once") 
   std::string error;
   std::thread waiting([&] {  // as rank 0
     wait_for_files(dir, 1);
-    const std::string text = dir.read("0");
-    const std::size_t colon = text.find(':'), blank = text.find(' '), last = text.rfind(' ');
-    comm::TcpStore store(text.substr(0, colon),
-                         static_cast<std::uint16_t>(std::stoi(text.substr(colon + 1))),
-                         text.substr(blank + 1, last - blank - 1), 5s, 1,
-                         text.substr(last + 1, text.find('\n') - last - 1));
+    comm::TcpStore store = store_of(dir.read("0"));
     dir.write("connected", "");
     try {
       comm::exchange(store, "vote", 0, 2, "yes", 60s);
@@ -266,6 +273,65 @@ TEST_CASE("the ranks die with the launcher") {
   }
 }
 
+TEST_CASE("a rank that is done, or says that it leaves, and stays is ended and named") {
+  const test::TempDir dir;
+  const Run r = run(2, "test $RANK = 0 && exit 0\nexec sleep 30", dir, 100ms, 300ms, 300ms);
+  INFO(r.errors);
+  CHECK(r.code == 4);
+  CHECK(holds(r.errors, "tessera: rank 1 (pid "));
+  CHECK(r.errors.ends_with(") was still there 0.3 s after ranks began to end, and was ended\n"));
+  CHECK(r.time < 10s);
+
+  const test::TempDir other;
+  std::thread leaving([&] {  // as rank 0
+    wait_for_files(other, 1);
+    comm::RankState state;
+    state.leaving = true;
+    store_of(other.read("0")).beat(0, state);
+  });
+  const Run all = run(2,
+                      "echo $TESSERA_RENDEZVOUS $TESSERA_RUN_ID $TESSERA_TOKEN > $DIR/tmp$RANK\n"
+                      "mv $DIR/tmp$RANK $DIR/$RANK\nexec sleep 30",
+                      other, 100ms, 300ms, 300ms);
+  leaving.join();
+  INFO(all.errors);
+  CHECK(all.code == 4);
+  CHECK(holds(all.errors, "was still there 0.3 s after ranks began to end"));
+  CHECK(all.time < 10s);
+}
+
+TEST_CASE("a log that nobody reads keeps the launcher from nothing") {
+  const test::TempDir dir;
+  for (const bool is_socket : {false, true}) {
+    CAPTURE(is_socket);
+    int ends[2];
+    REQUIRE((is_socket ? ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends)
+                       : ::pipe2(ends, O_CLOEXEC)) == 0);
+    LaunchOptions options;
+    options.program = "/bin/sh";
+    options.notice = 100ms;
+    options.grace = 300ms;
+    options.error_fd = ends[1];
+    const auto start = std::chrono::steady_clock::now();
+    const int code =
+        tools::launch(3,
+                      {"sh", "-c",
+                       "test $RANK = 0 && exec sleep 30\n"
+                       "test $RANK = 1 && { sleep 1; kill -KILL $$; }\n"
+                       "while true; do echo a line of many, which nobody will ever read; done"},
+                      options);
+    CHECK(code == 4);
+    CHECK(std::chrono::steady_clock::now() - start < 15s);
+    // What was written is there, and whole.
+    char bytes[4096];
+    const ssize_t n = ::read(ends[0], bytes, sizeof(bytes));
+    REQUIRE(n == sizeof(bytes));
+    CHECK(std::string(bytes, 60).starts_with("[rank 2] a line of many, which nobody will ever"));
+    ::close(ends[0]);
+    ::close(ends[1]);
+  }
+}
+
 TEST_CASE("a rank that writes without end does not hold up who copies its lines") {
   int ends[2];
   REQUIRE(::pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0);
@@ -277,7 +343,8 @@ TEST_CASE("a rank that writes without end does not hold up who copies its lines"
   const test::TempDir dir;
   const std::string path = dir.file("log");
   const int log = ::open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600);
-  tools::LinePrefixer prefixer{comm::FileDescriptor(ends[0]), log, ""};
+  tools::LogOutput output(log);
+  tools::LinePrefixer prefixer{comm::FileDescriptor(ends[0]), output, ""};
   prefixer.pump();
   CHECK(::lseek(log, 0, SEEK_END) <= 64 * 1024);
   CHECK(::lseek(log, 0, SEEK_END) > 32 * 1024);

@@ -130,6 +130,16 @@ TEST_CASE("a rank that fails twice at the same place is done without, if that is
   CHECK(other.read("starts") == "2 first\n2 anew\n");
 }
 
+TEST_CASE("ranks that can't tell who is to blame are started again, and none is done without") {
+  const test::TempDir dir;
+  const Run r = run(2, "exit 4", dir, at_most(9, 1));
+  INFO(r.errors);
+  CHECK(r.code == 4);
+  CHECK(dir.read("starts") == "2 first\n2 anew\n");
+  CHECK(holds(r.errors, "restart 1 of 9: rank "));
+  CHECK(holds(r.errors, ") exited with code 4; starting anew"));
+}
+
 TEST_CASE("wrong usage is not tried again") {
   const test::TempDir dir;
   const Run r = run(2, "test $RANK = 1 && exit 2\nexec sleep 30", dir, at_most(3));

@@ -31,6 +31,7 @@
 #include "comm/failure_report.h"
 #include "core/base/error.h"
 #include "tools/tessera/launch/line_prefixer.h"
+#include "tools/tessera/launch/log_output.h"
 #include "tools/tessera/launch/starved.h"
 
 namespace tessera::tools {
@@ -45,6 +46,8 @@ constexpr std::size_t kConnections = 4;
 // Between looks at the clock while ranks are given time to end.
 constexpr int kLastPumps = 16;  // a pipe holds 16 pages of memory, of 64 KiB at most
 constexpr std::chrono::milliseconds kTick{100};
+// For a log that is slow to take what there is at the end.
+constexpr std::chrono::milliseconds kLastWords{1000};
 // Between looks at the ranks when nothing tells of one: a thread that was there before us may be
 // handed the signal of a rank's end, and ignores it.
 constexpr std::chrono::milliseconds kLook{1000};
@@ -79,12 +82,15 @@ class Launch {
         options_(options),
         argv_(argv),
         signals_(signals),
+        log_(options.error_fd),
         server_(server_options(nproc)) {
     require<IoError>(static_cast<bool>(wake_), "eventfd failed: {}", std::strerror(errno));
     monitor_ = std::make_unique<comm::Monitor>(
         server_, comm::MonitorOptions{.silence = options.heartbeat_timeout},
         [this](const CommError& error) { take_verdict(error); },
-        [this](const std::string& note) { say(fmt::format("tessera: warning: {}\n", note)); });
+        [this](const std::string& note) {
+          log_.write(fmt::format("tessera: warning: {}\n", note));
+        });
   }
 
   ~Launch() {  // only on an exception are any left
@@ -103,20 +109,27 @@ class Launch {
   LaunchOutcome wait() {
     while (running() > 0) {
       std::vector<pollfd> polled{{signals_.fd(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
+      polled.push_back({log_.fd(), POLLOUT, 0});  // -1 is passed over
       for (const Rank& rank : ranks_) {
-        if (rank.output && rank.output->fd() >= 0) polled.push_back({rank.output->fd(), POLLIN, 0});
+        if (rank.output && rank.output->fd() >= 0 && !log_.is_full())
+          polled.push_back({rank.output->fd(), POLLIN, 0});
       }
       ::poll(polled.data(), polled.size(), time_to_wait());
-      const auto withheld = withheld_.look(Clock::now());
+      const auto now = Clock::now();
+      const auto withheld = withheld_.look(now), stopped = own_stop_look_.look(now);
+      own_stop_.look(stopped, now);
+      if (leave_by_) *leave_by_ += stopped;
       if (next_step_) {
         *next_step_ += withheld;
         added_ += withheld;
       }
       read_signals();
-      pump_all();
+      log_.flush();
+      if (!log_.is_full()) pump_all();
       reap();
       act_on_verdict();
       if (next_step_ && Clock::now() >= *next_step_ && !give_starved_ranks_time()) end_the_others();
+      end_who_stays();
     }
     // All that their pipes hold; processes that ranks began may go on to write, and are not waited
     // for.
@@ -124,7 +137,9 @@ class Launch {
     for (Rank& rank : ranks_) {
       if (rank.output) rank.output->finish();
     }
-    return conclude();
+    const LaunchOutcome outcome = conclude();
+    log_.finish(kLastWords);
+    return outcome;
   }
 
  private:
@@ -185,13 +200,46 @@ class Launch {
     added.pid = pid;
     if (rank != 0) {
       ::fcntl(from.get(), F_SETFL, O_NONBLOCK);
-      added.output.emplace(std::move(from), options_.error_fd, fmt::format("[rank {}] ", rank));
+      added.output.emplace(std::move(from), log_, fmt::format("[rank {}] ", rank));
     }
   }
 
   int time_to_wait() const {  // milliseconds
     if (!next_step_) return static_cast<int>(kLook.count());
     return std::min(comm::milliseconds_until(*next_step_), static_cast<int>(kTick.count()));
+  }
+
+  bool somebody_leaves() const {
+    if (running() < nproc_) return true;
+    const auto beats = server_.beats().all();
+    return std::any_of(beats.begin(), beats.end(),
+                       [](const auto& beat) { return beat.second.state.leaving; });
+  }
+
+  // Ranks that are done end together. No heartbeat is expected any more of one that leaves.
+  void end_who_stays() {
+    if (root_ || next_step_ || running() == 0) return;
+    const auto now = Clock::now();
+    if (!leave_by_) {
+      if (now < look_for_leavers_) return;
+      look_for_leavers_ = now + kLook;
+      if (somebody_leaves()) leave_by_ = now + options_.leave;
+      return;
+    }
+    if (now < *leave_by_) return;
+    const auto late =
+        std::find_if(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.running; });
+    const std::string what =
+        fmt::format("was still there {} after ranks began to end, and was ended",
+                    comm::format_seconds(options_.leave));
+    const int rank = static_cast<int>(late - ranks_.begin());
+    root_ = Failure{.code = kCommunicationFailed,
+                    .by_signal = false,
+                    .rank = rank,
+                    .what = what,
+                    .text = fmt::format("rank {} (pid {}) {}", rank, late->pid, what),
+                    .stayed = true};
+    end_the_others();
   }
 
   void act_again_in(std::chrono::milliseconds time) {
@@ -293,8 +341,11 @@ class Launch {
                   what,
                   fmt::format("rank {} (pid {}) {}", rank, pid, what),
                   by_signal ? signal_name(WTERMSIG(status)) : fmt::format("exit code {}", code)};
-      // A rank that could not talk to others is no culprit.
-      if (code != kCommunicationFailed || by_signal) tell_others(rank);
+      if (code != kCommunicationFailed || by_signal) {
+        tell_others(rank);
+      } else {
+        name_nobody();
+      }
     }
     if (!by_signal && code == kCommunicationFailed && !root_->by_signal &&
         root_->code == kCommunicationFailed) {
@@ -303,10 +354,21 @@ class Launch {
     if (!next_step_) act_again_in(options_.notice);
   }
 
-  // A rank that could not talk to others has agreed with them on who is to blame.
+  // A rank that could not talk to others is no culprit. It may be that they could not talk to us.
+  void name_nobody() {
+    const CommError lost(CommFailure::PeerLost, {}, "{}", root_->text);
+    root_->rank = -1;
+    root_->what = root_->text = own_stop_.judge(lost, Clock::now()).what();
+  }
+
+  // It has agreed with them on who is.
   void blame_agreed() {
     const auto verdict = comm::find_verdict(server_);
-    if (!verdict || verdict->culprits().empty()) return;
+    if (!verdict) return;
+    if (verdict->culprits().empty()) {
+      root_->what = root_->text = verdict->what();
+      return;
+    }
     root_->rank = verdict->culprits().front();
     root_->what = what_happened(*verdict);
     root_->text = verdict->what();
@@ -353,18 +415,15 @@ class Launch {
       verdict.swap(verdict_);
     }
     if (!verdict || root_) return;
-    const int rank = verdict->culprits().empty() ? -1 : verdict->culprits().front();
-    root_ = Failure{kCommunicationFailed, true, rank, what_happened(*verdict), verdict->what()};
+    const bool known = !verdict->culprits().empty();
+    root_ = Failure{kCommunicationFailed, true, known ? verdict->culprits().front() : -1,
+                    known ? what_happened(*verdict) : verdict->what(), verdict->what()};
     for (const int culprit : verdict->culprits()) {
       if (culprit < 0 || culprit >= nproc_) continue;
       const Rank& stopped = ranks_[static_cast<std::size_t>(culprit)];
       if (stopped.running) ::kill(stopped.pid, SIGKILL);
     }
     if (!next_step_) act_again_in(options_.notice);
-  }
-
-  void say(const std::string& line) const {
-    [[maybe_unused]] const auto n = ::write(options_.error_fd, line.data(), line.size());
   }
 
   // First politely, then not.
@@ -379,17 +438,19 @@ class Launch {
     act_again_in(options_.grace);
   }
 
-  LaunchOutcome conclude() const {
+  LaunchOutcome conclude() {
     LaunchOutcome outcome;
     outcome.signal = passed_on_ != 0 ? passed_on_ : stopped_by_;
     if (root_) {
-      say(fmt::format("tessera: {}{}\n", root_->text,
-                      signalled_ ? "; the other ranks were ended" : ""));
+      log_.write(fmt::format("tessera: {}{}\n", root_->text,
+                             signalled_ && !root_->stayed ? "; the other ranks were ended" : ""));
       outcome.code = root_->code;
+      outcome.failed = true;
       outcome.culprit = root_->rank;
-      outcome.failure = root_->what;
+      outcome.failure =
+          root_->rank < 0 ? root_->what : fmt::format("rank {} {}", root_->rank, root_->what);
     } else if (!killed_.empty()) {
-      say(fmt::format(
+      log_.write(fmt::format(
           "tessera: rank{} {} did not end within {} of a second request to stop, and {} "
           "killed; what was not saved is lost\n",
           killed_.size() == 1 ? "" : "s", fmt::join(killed_, ", "),
@@ -405,13 +466,15 @@ class Launch {
     int code;
     bool by_signal;
     int rank;
-    std::string what, text;
+    std::string what, text;  // with the rank, or whoever it is, before it in `text`
     std::string fate = {};
+    bool stayed = false;  // when the others had ended
   };
   const int nproc_;
   const LaunchOptions options_;
   const std::vector<std::string> argv_;
   const LauncherSignals& signals_;
+  LogOutput log_;
   comm::TcpStoreServer server_;
   comm::FileDescriptor wake_{::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)};
   std::mutex verdict_mutex_;
@@ -428,6 +491,10 @@ class Launch {
   std::optional<Clock::time_point> next_step_;
   std::chrono::nanoseconds added_{};  // to it, since it was set
   comm::WithheldTime withheld_{kTick};
+  comm::WithheldTime own_stop_look_{kLook};
+  comm::OwnStop own_stop_{comm::MonitorOptions{.silence = options_.heartbeat_timeout}};
+  std::optional<Clock::time_point> leave_by_;
+  Clock::time_point look_for_leavers_{};
 };
 
 }  // namespace

@@ -17,8 +17,11 @@ struct LaunchOptions {
   int error_fd = 2;
   /// After a rank failed: the others' time to notice it and report, before SIGTERM.
   std::chrono::milliseconds notice{2000};
-  /// A rank that gives no sign of life for so long ends the run. Zero: never.
+  /// A rank that gives no sign of life for so long ends the run. Zero: never. What the ranks allow
+  /// this process, too.
   std::chrono::milliseconds heartbeat_timeout{4000};
+  /// After a rank ended well, or said that it leaves: the others' time to end.
+  std::chrono::milliseconds leave{30'000};
   /// From SIGTERM to SIGKILL.
   std::chrono::milliseconds grace{800};
 };
@@ -35,8 +38,9 @@ struct LaunchOptions {
 /// these, though nothing was passed on, was signalled itself, and all have agreed to stop: that is
 /// no failure either.
 ///
-/// When a rank fails, or its heartbeats stop, all ranks are told why, one line names the root
-/// cause, and those that still run are ended.
+/// When a rank fails, or its heartbeats stop, or it is still there long after another one ended
+/// well, all ranks are told why, one line names the root cause, and those that still run are ended.
+/// If this process was itself stopped for so long that the ranks gave it up, the line says that.
 ///
 /// Call it before this process has other threads, so that they can't catch its signals.
 ///
@@ -72,8 +76,9 @@ class LauncherSignals {
 struct LaunchOutcome {
   int code = 0;         ///< as launch() returns it
   int signal = 0;       ///< that was passed on, or by which the ranks agreed to stop; 0: none
-  int culprit = -1;     ///< the rank that failed first; -1: none did
-  std::string failure;  ///< what it did: "was killed by SIGKILL"; empty: none failed
+  bool failed = false;  ///< beyond signals
+  int culprit = -1;     ///< the rank that failed first; -1: none, or nobody knows
+  std::string failure;  ///< "rank 1 was killed by SIGKILL"; empty: none failed
 };
 
 /// launch() for who starts ranks again: signals that come between two calls wait in `signals`.

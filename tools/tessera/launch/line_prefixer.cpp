@@ -12,18 +12,11 @@ constexpr int kReads = 16;                   // at once: what a pipe holds
 
 }  // namespace
 
-LinePrefixer::LinePrefixer(comm::FileDescriptor from, int to, std::string prefix)
+LinePrefixer::LinePrefixer(comm::FileDescriptor from, LogOutput& to, std::string prefix)
     : from_(std::move(from)), to_(to), prefix_(std::move(prefix)) {}
 
 void LinePrefixer::write_line(std::string_view line) const {
-  const std::string text = prefix_ + std::string(line) + "\n";
-  std::string_view rest = text;
-  while (!rest.empty()) {
-    const ssize_t n = ::write(to_, rest.data(), rest.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return;  // nobody reads the log; the ranks go on
-    rest.remove_prefix(static_cast<std::size_t>(n));
-  }
+  to_.write(prefix_ + std::string(line) + "\n");
 }
 
 void LinePrefixer::pump() {

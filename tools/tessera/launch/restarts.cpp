@@ -6,17 +6,20 @@
 #include <unistd.h>
 
 #include "comm/control/socket.h"
+#include "tools/tessera/launch/log_output.h"
 
 namespace tessera::tools {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr int kUsage = 2;       // exit code
+constexpr int kUsage = 2;  // exit code
+constexpr std::chrono::milliseconds kLastWords{1000};
 constexpr int kMostBarren = 2;  // failures in a row without a checkpoint in between
 
 void say(const LaunchOptions& options, const std::string& text) {
-  const std::string line = fmt::format("tessera: {}\n", text);
-  [[maybe_unused]] const auto n = ::write(options.error_fd, line.data(), line.size());
+  LogOutput log(options.error_fd);
+  log.write(fmt::format("tessera: {}\n", text));
+  log.finish(kLastWords);
 }
 
 // @return the signal that came, or 0
@@ -53,8 +56,8 @@ int launch_with_restarts(int nproc, const std::vector<std::string>& argv,
   int former_culprit = -1;
   for (int restart = 1;; ++restart) {
     const LaunchOutcome outcome = launch_once(nproc, arguments, options, signals);
-    if (outcome.culprit < 0 || outcome.signal != 0 || outcome.code == kUsage) return outcome.code;
-    const std::string failure = fmt::format("rank {} {}", outcome.culprit, outcome.failure);
+    if (!outcome.failed || outcome.signal != 0 || outcome.code == kUsage) return outcome.code;
+    const std::string& failure = outcome.failure;
     if (restart > restarts.restarts) {
       if (restarts.restarts > 0) {
         say(options, fmt::format("{}; not started again after {} restart{}", failure,
@@ -66,7 +69,7 @@ int launch_with_restarts(int nproc, const std::vector<std::string>& argv,
     const bool progress = newest > step;  // none comes before any
     barren = progress ? 0 : barren + 1;
     std::string size;
-    if (!progress && outcome.culprit == former_culprit) {
+    if (!progress && outcome.culprit >= 0 && outcome.culprit == former_culprit) {
       if (const int fewer = fewer_ranks(restarts, nproc); fewer > 0) {
         size = fmt::format(" with {} ranks instead of {}", fewer, nproc);
         nproc = fewer;

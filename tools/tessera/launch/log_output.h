@@ -1,0 +1,41 @@
+#pragma once
+
+#include <chrono>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+#include "comm/control/socket.h"
+
+namespace tessera::tools {
+
+/// Text for a descriptor that may be slow, or that nobody reads, from threads that must not wait
+/// for it: what does not go at once is kept. Thread-safe.
+class LogOutput {
+ public:
+  /// @param fd  must outlive this; its flags, which other processes share, stay as they are
+  explicit LogOutput(int fd);
+  /// Never waits, if the system has a way to. Once writing fails (nobody will ever read it), text
+  /// is dropped.
+  void write(std::string_view text);
+  /// Writes what goes now.
+  void flush() { write({}); }
+  /// To be polled for writing; -1 if nothing is kept.
+  int fd() const;
+  /// So much is kept that who copies from elsewhere should wait.
+  bool is_full() const;
+  /// Waits until all is written, at most so long; then the rest is dropped.
+  void finish(std::chrono::milliseconds at_most);
+
+ private:
+  enum class Kind { Plain, Polled, Socket, Own };
+  ssize_t write_some(std::string_view text) const;
+
+  const int fd_;
+  comm::FileDescriptor own_;  // the same file, opened once more, not to wait
+  Kind kind_ = Kind::Plain;
+  mutable std::mutex mutex_;
+  std::string kept_;
+};
+
+}  // namespace tessera::tools
