@@ -1,6 +1,7 @@
 #include "core/base/thread_pool.h"
 
 #include <algorithm>
+#include <system_error>
 
 #include "core/base/error.h"
 
@@ -25,10 +26,24 @@ ThreadPool::ThreadPool(int threads)
     : shares_(threads >= 1 ? static_cast<std::size_t>(threads) : 0) {
   require(threads >= 1 && threads <= 4096, "number of threads must be in 1..4096, got {}", threads);
   workers_.reserve(static_cast<std::size_t>(threads - 1));
-  for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+  try {
+    for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+  } catch (const std::system_error& error) {
+    const std::size_t started = workers_.size();
+    end_workers();
+    throw IoError(
+        "cannot start thread {} of {}: {}; ask for fewer (train.threads), or raise the limit of "
+        "processes or memory (ulimit -u, ulimit -v)",
+        started + 2, threads, error.what());
+  } catch (...) {
+    end_workers();
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { end_workers(); }
+
+void ThreadPool::end_workers() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;

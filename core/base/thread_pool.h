@@ -21,6 +21,7 @@ class ThreadPool {
   static constexpr int kChunksPerThread = 4;
 
   /// @param threads  at least 1; the calling thread is one of them
+  /// @throws IoError if the system does not give so many
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -57,6 +58,7 @@ class ThreadPool {
   };
   void run(std::int64_t n, std::int64_t grain, void* body, Call call);
   void work(int index);
+  void end_workers();
   void run_chunks(int index);
   void run_chunk(std::int64_t chunk);
 

@@ -1,6 +1,11 @@
 #include <doctest/doctest.h>
+#include <pthread.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 #include <numeric>
 
 #include "core/base/error.h"
@@ -8,6 +13,40 @@
 
 namespace tessera {
 namespace {
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they need address space
+// In a process of its own. @return 0: some threads were there, one was not, and the error says so
+int run_out_of_threads() {
+  constexpr std::size_t kStack = std::size_t{64} << 20;
+  pthread_attr_t attributes;
+  ::pthread_attr_init(&attributes);
+  ::pthread_attr_setstacksize(&attributes, kStack);
+  if (::pthread_setattr_default_np(&attributes) != 0) return 3;
+  std::size_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  const rlim_t most = pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)) + 3 * kStack;
+  const rlimit limit{most, most};
+  if (::setrlimit(RLIMIT_AS, &limit) != 0) return 4;
+  try {
+    const ThreadPool pool(64);
+    return 5;
+  } catch (const IoError& error) {
+    const std::string text = error.what();
+    const bool some = text.find("cannot start thread 1 of") == text.npos &&
+                      text.find("cannot start thread 2 of") == text.npos;
+    return some && text.find(" of 64: ") != text.npos && text.find("ulimit") != text.npos ? 0 : 6;
+  }
+}
+
+TEST_CASE("a thread that can't be started is an error that tells how many there are") {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(run_out_of_threads());
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+}
+#endif
 
 TEST_CASE("a loop covers every index once, in parts of at least the grain") {
   for (const int threads : {1, 2, 3, 8}) {
