@@ -186,10 +186,8 @@ std::unique_ptr<Heartbeat> start_heartbeat(const LaunchEnvironment& env,
   if (env.rank_zero_serves) {
     heartbeat.server = {{0}, fmt::format("rank 0 ({})", group.ranks[0].process())};
   }
-  heartbeat.on_verdict = [target, store = group.store](const CommError& error) {
-    if (error.fate() == kNoAnswer) store->give_up();
-    target->strike(error);
-  };
+  heartbeat.on_verdict = [target](const CommError& error) { target->strike(error); };
+  heartbeat.on_lost = [store = group.store] { store->give_up(); };
   if (options.on_stuck) {
     heartbeat.on_stuck = [stuck = options.on_stuck, ranks = group.ranks](const CommError& error) {
       stuck(error, ranks);

@@ -58,8 +58,10 @@ CommError FailureReport::verdict(const CommError& error) noexcept {
       verdict_ = find_verdict(*store_, kWatcher);
     if (verdict_) return *verdict_;
     verdict_ = decode_error(set_or_get(*store_, key_, encode_error(error)));
-  } catch (const std::exception&) {  // the store went first: our own finding must do
-    verdict_ = error;
+  } catch (const std::exception&) {
+    // The store went first: who knows why has interrupted us, else our own finding must do.
+    const std::lock_guard lock(mutex_);
+    verdict_ = interruption_ ? *interruption_ : error;
   }
   return *verdict_;
 }

@@ -13,8 +13,8 @@ using std::chrono::milliseconds;
 
 // A wait for the verdict is not cut short when this rank leaves: so long it may take.
 constexpr milliseconds kSlice{250};
-// Then who serves the store does not answer any more.
-constexpr milliseconds kLeave{1000};
+// Patience of who leaves, where nobody is missed for silence.
+constexpr milliseconds kLeave{4000};
 constexpr milliseconds kRetry{100};
 constexpr int kRetries = 5;
 
@@ -34,7 +34,8 @@ Heartbeat::~Heartbeat() {
     std::unique_lock lock(mutex_);
     stop_ = true;
     wake_.notify_all();
-    if (!wake_.wait_for(lock, kLeave, [this] { return ended_; })) store_->give_up();
+    const milliseconds patience = options_.silence.count() > 0 ? options_.silence : kLeave;
+    if (!wake_.wait_for(lock, patience, [this] { return ended_; })) store_->give_up();
   }
   thread_.join();
   try {
@@ -71,7 +72,11 @@ std::optional<CommError> Heartbeat::wait_for_verdict(milliseconds at_most) {
 }
 
 void Heartbeat::run() {
-  watch();
+  if (const auto verdict = watch()) {
+    if (options_.on_verdict) options_.on_verdict(*verdict);
+    if (is_lost_ && options_.on_lost) options_.on_lost();
+    if (!sleep(options_.leave_within) && options_.on_stuck) options_.on_stuck(*verdict);
+  }
   {
     const std::lock_guard lock(mutex_);
     ended_ = true;
@@ -79,14 +84,13 @@ void Heartbeat::run() {
   wake_.notify_all();
 }
 
-void Heartbeat::watch() {
+std::optional<CommError> Heartbeat::watch() {
   auto answered = Clock::now();
   int failures = 0;
-  std::optional<CommError> verdict;
-  while (!verdict) {
+  for (;;) {
     try {
       store_->beat(rank_, status_->state());
-      verdict = wait_for_verdict(options_.period);
+      if (auto verdict = wait_for_verdict(options_.period)) return verdict;
       answered = Clock::now();
       failures = 0;
     } catch (const std::exception& error) {
@@ -94,17 +98,15 @@ void Heartbeat::watch() {
       const bool is_silent =
           options_.silence.count() > 0 && Clock::now() - answered >= options_.silence;
       if (++failures >= kRetries || is_silent) {
-        verdict = lost(error.what());
+        is_lost_ = true;
         store_->give_up();
-      } else if (sleep(kRetry)) {
-        return;
+        return lost(error.what());
       }
+      if (sleep(kRetry)) return std::nullopt;
     }
     const std::lock_guard lock(mutex_);
-    if (stop_) return;
+    if (stop_) return std::nullopt;
   }
-  if (options_.on_verdict) options_.on_verdict(*verdict);
-  if (!sleep(options_.leave_within) && options_.on_stuck) options_.on_stuck(*verdict);
 }
 
 }  // namespace tessera::comm

@@ -22,6 +22,9 @@ struct HeartbeatOptions {
   /// On the heartbeat's thread, once: the run has failed, and this is why. Nothing that waits may
   /// be called from it.
   std::function<void(const CommError&)> on_verdict;
+  /// On the heartbeat's thread, after on_verdict: it is this rank's own, as who serves the store
+  /// does not answer; whatever waits for the store need not.
+  std::function<void()> on_lost;
   /// A process that is still there so long after the verdict is ended by on_stuck, before a
   /// launcher does it without a word.
   std::chrono::milliseconds leave_within{1800};
@@ -37,15 +40,16 @@ class Heartbeat {
   /// @param store  a connection of its own: see Store::separate()
   Heartbeat(std::shared_ptr<Store> store, int rank, std::shared_ptr<RankStatus> status,
             HeartbeatOptions options);
-  /// Says that this rank leaves; from then on nobody expects a heartbeat of it. A few seconds at
-  /// most, whatever became of the store.
+  /// Says that this rank leaves; from then on nobody expects a heartbeat of it. Within
+  /// options.silence and a second, whatever became of the store.
   ~Heartbeat();
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;
 
  private:
   void run();
-  void watch();
+  /// @return the verdict, or nothing if this rank leaves before there is one
+  std::optional<CommError> watch();
   /// @return the verdict, if there is one by then
   std::optional<CommError> wait_for_verdict(std::chrono::milliseconds at_most);
   bool sleep(std::chrono::milliseconds time);
@@ -58,6 +62,7 @@ class Heartbeat {
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stop_ = false, ended_ = false;
+  bool is_lost_ = false;  // the thread's own
   std::thread thread_;
 };
 

@@ -1,6 +1,7 @@
 #include "comm/control/monitor.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "comm/collective.h"
 #include "comm/control/agreement.h"
@@ -17,6 +18,8 @@ constexpr milliseconds kTick{100};
 constexpr std::chrono::seconds kTellAgain{60};
 // From the end of our own stop on, ranks that gave us up meanwhile may close their connections.
 constexpr std::chrono::seconds kAftermath{3};
+// A stop is found to have been shorter than it was, and a rank's patience begins with its request.
+constexpr milliseconds kUnseen{500};
 // Steps of a rank over a window, fewer of which say nothing.
 constexpr std::int64_t kFewSteps = 3;
 // Own time of a step below which nobody is slow.
@@ -89,17 +92,22 @@ CommError given_up(const StoreHost& server, Clock::duration stopped) {
 }
 
 void OwnStop::look(Clock::duration withheld, Clock::time_point now) {
-  // A rank counts from the last answer that it had.
-  if (options_.silence.count() == 0 || withheld < options_.silence / 2) return;
+  if (options_.silence.count() == 0 || withheld + kUnseen < options_.silence) return;
   ended_ = now;
   stopped_ = withheld;
 }
 
-CommError OwnStop::judge(const CommError& error, Clock::time_point now) const {
+CommError OwnStop::judge(const CommError& error, const std::map<int, Beat>& beats,
+                         Clock::time_point now) const {
+  const auto had_patience = [&](int rank) {
+    const auto beat = beats.find(rank);
+    return beat != beats.end() && beat->second.at > ended_;
+  };
+  const std::vector<int>& lost = error.culprits();
   const bool is_aftermath = stopped_.count() > 0 && now - ended_ < options_.broken + kAftermath;
-  return is_aftermath && error.failure() == CommFailure::PeerLost
-             ? given_up(options_.server, stopped_)
-             : CommError(error);
+  const bool is_ours = is_aftermath && error.failure() == CommFailure::PeerLost &&
+                       std::none_of(lost.begin(), lost.end(), had_patience);
+  return is_ours ? given_up(options_.server, stopped_) : CommError(error);
 }
 
 std::vector<std::string> SlowRanks::look(const std::map<int, Beat>& beats, Clock::time_point now) {
@@ -159,6 +167,7 @@ Monitor::Monitor(TcpStoreServer& server, const MonitorOptions& options,
       options_(options),
       on_verdict_(std::move(on_verdict)),
       on_note_(std::move(on_note)),
+      withheld_(kTick),
       thread_([this] { watch(); }) {}
 
 Monitor::~Monitor() {
@@ -170,24 +179,36 @@ Monitor::~Monitor() {
   thread_.join();
 }
 
+void Monitor::look_locked(Clock::time_point now) {
+  const auto withheld = withheld_.look(now);
+  own_stop_.look(withheld, now);
+  not_granted_ += withheld;
+}
+
+CommError Monitor::judge(const CommError& error) {
+  const auto beats = server_.beats().all();
+  const std::lock_guard lock(mutex_);
+  const auto now = Clock::now();
+  look_locked(now);
+  return own_stop_.judge(error, beats, now);
+}
+
 void Monitor::watch() {
   SlowRanks slow(options_);
-  WithheldTime withheld(kTick, started_);
   Allowance allowance;
-  OwnStop own_stop(options_);
   std::unique_lock lock(mutex_);
   while (!wake_.wait_for(lock, kTick, [this] { return stop_; })) {
-    lock.unlock();
     auto beats = server_.beats().all();
     const auto now = Clock::now();  // none of them came later
-    const auto stopped = withheld.look(now);
-    allowance.grant(beats, stopped, now);
-    own_stop.look(stopped, now);
+    look_locked(now);
+    allowance.grant(beats, std::exchange(not_granted_, {}), now);
+    const OwnStop own_stop = own_stop_;
+    lock.unlock();
     if (on_note_) {
       for (const std::string& note : slow.look(beats, now)) on_note_(note);
     }
     if (const auto error = judge_beats(beats, now, options_)) {
-      const CommError verdict = publish_verdict(server_, own_stop.judge(*error, now));
+      const CommError verdict = publish_verdict(server_, own_stop.judge(*error, beats, now));
       if (on_verdict_) on_verdict_(verdict);
       return;
     }

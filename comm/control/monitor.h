@@ -14,6 +14,7 @@
 
 #include "comm/control/rank_status.h"
 #include "comm/control/store.h"
+#include "comm/control/withheld_time.h"
 #include "core/base/error.h"
 
 namespace tessera::comm {
@@ -68,16 +69,18 @@ std::optional<CommError> judge_beats(const std::map<int, Beat>& beats,
 /// else is to blame.
 CommError given_up(const StoreHost& server, std::chrono::steady_clock::duration stopped);
 
-/// Tells connections that broke because this process was stopped from those of ranks that ended.
-/// Not thread-safe.
+/// Tells ranks that were lost because this process was stopped, and they gave it up, from those
+/// that ended. Not thread-safe.
 class OwnStop {
  public:
   using Clock = std::chrono::steady_clock;
   explicit OwnStop(const MonitorOptions& options) : options_(options) {}
   /// @param withheld  since the last call: see WithheldTime
   void look(Clock::duration withheld, Clock::time_point now);
-  /// @return what to say instead of `error`, which judge_beats() gave
-  CommError judge(const CommError& error, Clock::time_point now) const;
+  /// @param error  that ranks were lost
+  /// @return it, or what to say instead
+  CommError judge(const CommError& error, const std::map<int, Beat>& beats,
+                  Clock::time_point now) const;
 
  private:
   const MonitorOptions options_;
@@ -111,18 +114,24 @@ class Monitor {
           std::function<void(const CommError&)> on_verdict,
           std::function<void(const std::string&)> on_note);
   ~Monitor();
+  /// What to say of ranks that were lost: that, or that they gave up this process. Any thread.
+  CommError judge(const CommError& error);
   Monitor(const Monitor&) = delete;
   Monitor& operator=(const Monitor&) = delete;
 
  private:
+  using Clock = std::chrono::steady_clock;
   void watch();
+  void look_locked(Clock::time_point now);
 
   TcpStoreServer& server_;
   const MonitorOptions options_;
   const std::function<void(const CommError&)> on_verdict_;
   const std::function<void(const std::string&)> on_note_;
-  const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
   std::mutex mutex_;
+  WithheldTime withheld_;  // guarded by mutex_, as all below
+  Clock::duration not_granted_{};
+  OwnStop own_stop_{options_};
   std::condition_variable wake_;
   bool stop_ = false;
   std::thread thread_;

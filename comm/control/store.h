@@ -47,8 +47,8 @@ class Store {
     (void)answer_time;
     return nullptr;
   }
-  /// Who serves the store is known to be lost: calls that wait for it end now, with CommError, and
-  /// later ones, made to tell others why, take a second at most. Any thread.
+  /// Who serves the store is known to be lost: calls that wait for its answer end now, with
+  /// CommError, and later ones, made to tell others why, take a second at most. Any thread.
   virtual void give_up() {}
 };
 

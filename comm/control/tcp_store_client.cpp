@@ -212,7 +212,7 @@ StoreConnection TcpStore::connect(Deadline deadline) const {
   const auto end = std::min(deadline, Clock::now() + kDropped);
   for (;;) {
     Attempt attempt = introduce(host_, port_, secrets_, std::min(end, Clock::now() + kAttempt));
-    if (!attempt.dropped || Clock::now() + kRetryPause >= end) {
+    if (!attempt.dropped || given_up_ || Clock::now() + kRetryPause >= end) {
       return std::move(attempt.connection);
     }
     std::this_thread::sleep_for(kRetryPause);

@@ -14,7 +14,13 @@
 namespace tessera {
 namespace {
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they need address space
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define TESSERA_IS_SANITIZED  // that takes address space
+#endif
+#endif
+#if !defined(TESSERA_IS_SANITIZED) && !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)
 // In a process of its own. @return 0: some threads were there, one was not, and the error says so
 int run_out_of_threads() {
   constexpr std::size_t kStack = std::size_t{64} << 20;

@@ -212,21 +212,24 @@ TEST_CASE("connections that broke while the monitor itself was stopped are its o
   const auto lost = judge_beats(beats, now, options);
   REQUIRE(lost);
   OwnStop own(options);
-  CHECK(own.judge(*lost, now).culprits() == std::vector<int>{1});
-  own.look(1900ms, now);  // the ranks still had patience
-  CHECK(own.judge(*lost, now).culprits() == std::vector<int>{1});
+  CHECK(own.judge(*lost, beats, now).culprits() == std::vector<int>{1});
+  own.look(3400ms, now);  // the ranks still had patience
+  CHECK(own.judge(*lost, beats, now).culprits() == std::vector<int>{1});
   own.look(5200ms, now);
-  const CommError ours = own.judge(*lost, now + 4s);
+  const CommError ours = own.judge(*lost, beats, now + 4s);
   CHECK(ours.culprits() == std::vector<int>{0});
   CHECK(ours.fate() == kNoAnswer);
   CHECK(std::string(ours.what()) ==
         "rank 0 (here, pid 1) was stopped for 5.2 s, and the ranks gave it up");
-  CHECK(own.judge(*lost, now + 5s).culprits() == std::vector<int>{1});  // too long ago
+  CHECK(own.judge(*lost, beats, now + 5s).culprits() == std::vector<int>{1});  // too long ago
+  // A rank that came after the stop had not given up.
+  beats[1].at = now + 1s;
+  CHECK(own.judge(*lost, beats, now + 4s).culprits() == std::vector<int>{1});
   // Who is silent was not heard by a monitor that hears again.
   beats = three_ranks(now - 10s);
   const auto silent = judge_beats(beats, now, options);
   REQUIRE(silent);
-  CHECK(own.judge(*silent, now).culprits() == std::vector<int>{0, 1, 2});
+  CHECK(own.judge(*silent, beats, now).culprits() == std::vector<int>{0, 1, 2});
 }
 
 TEST_CASE("a rank that has come over another connection is not lost with the former one") {

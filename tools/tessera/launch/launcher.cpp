@@ -16,6 +16,7 @@
 #include <csignal>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -47,7 +48,7 @@ constexpr std::size_t kConnections = 4;
 constexpr int kLastPumps = 16;  // a pipe holds 16 pages of memory, of 64 KiB at most
 constexpr std::chrono::milliseconds kTick{100};
 // For a log that is slow to take what there is at the end.
-constexpr std::chrono::milliseconds kLastWords{1000};
+constexpr std::chrono::milliseconds kLastWords{10'000};
 // Between looks at the ranks when nothing tells of one: a thread that was there before us may be
 // handed the signal of a rank's end, and ignores it.
 constexpr std::chrono::milliseconds kLook{1000};
@@ -116,9 +117,8 @@ class Launch {
       }
       ::poll(polled.data(), polled.size(), time_to_wait());
       const auto now = Clock::now();
-      const auto withheld = withheld_.look(now), stopped = own_stop_look_.look(now);
-      own_stop_.look(stopped, now);
-      if (leave_by_) *leave_by_ += stopped;
+      const auto withheld = withheld_.look(now), stopped = stopped_.look(now);
+      for (auto& [rank, began] : leaves_) began += stopped;
       if (next_step_) {
         *next_step_ += withheld;
         added_ += withheld;
@@ -209,35 +209,31 @@ class Launch {
     return std::min(comm::milliseconds_until(*next_step_), static_cast<int>(kTick.count()));
   }
 
-  bool somebody_leaves() const {
-    if (running() < nproc_) return true;
-    const auto beats = server_.beats().all();
-    return std::any_of(beats.begin(), beats.end(),
-                       [](const auto& beat) { return beat.second.state.leaving; });
-  }
-
-  // Ranks that are done end together. No heartbeat is expected any more of one that leaves.
+  // No heartbeat is expected any more of a rank that has said that it leaves.
   void end_who_stays() {
-    if (root_ || next_step_ || running() == 0) return;
     const auto now = Clock::now();
-    if (!leave_by_) {
-      if (now < look_for_leavers_) return;
-      look_for_leavers_ = now + kLook;
-      if (somebody_leaves()) leave_by_ = now + options_.leave;
-      return;
+    if (root_ || next_step_ || now < look_for_leavers_) return;
+    look_for_leavers_ = now + kLook;
+    std::vector<int> staying;
+    for (const auto& [rank, beat] : server_.beats().all()) {
+      if (!beat.state.leaving || rank < 0 || rank >= nproc_) continue;
+      if (!ranks_[static_cast<std::size_t>(rank)].running) continue;
+      const auto began = leaves_.try_emplace(rank, now).first->second;
+      if (now - began >= options_.leave) staying.push_back(rank);
     }
-    if (now < *leave_by_) return;
-    const auto late =
-        std::find_if(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.running; });
+    if (staying.empty()) return;
+    const bool one = staying.size() == 1;
     const std::string what =
-        fmt::format("was still there {} after ranks began to end, and was ended",
-                    comm::format_seconds(options_.leave));
-    const int rank = static_cast<int>(late - ranks_.begin());
+        fmt::format("did not end within {} of leaving, and {} ended",
+                    comm::format_seconds(options_.leave), one ? "was" : "were");
+    std::string text = comm::rank_list(staying);
+    if (one) text += fmt::format(" (pid {})", ranks_[static_cast<std::size_t>(staying[0])].pid);
+    text += " " + what;
     root_ = Failure{.code = kCommunicationFailed,
                     .by_signal = false,
-                    .rank = rank,
-                    .what = what,
-                    .text = fmt::format("rank {} (pid {}) {}", rank, late->pid, what),
+                    .rank = one ? staying[0] : -1,
+                    .what = one ? what : text,
+                    .text = text,
                     .stayed = true};
     end_the_others();
   }
@@ -356,19 +352,15 @@ class Launch {
 
   // A rank that could not talk to others is no culprit. It may be that they could not talk to us.
   void name_nobody() {
-    const CommError lost(CommFailure::PeerLost, {}, "{}", root_->text);
+    const CommError lost(CommFailure::PeerLost, {root_->rank}, "{}", root_->text);
     root_->rank = -1;
-    root_->what = root_->text = own_stop_.judge(lost, Clock::now()).what();
+    root_->what = root_->text = monitor_->judge(lost).what();
   }
 
   // It has agreed with them on who is.
   void blame_agreed() {
     const auto verdict = comm::find_verdict(server_);
-    if (!verdict) return;
-    if (verdict->culprits().empty()) {
-      root_->what = root_->text = verdict->what();
-      return;
-    }
+    if (!verdict || verdict->culprits().empty()) return;
     root_->rank = verdict->culprits().front();
     root_->what = what_happened(*verdict);
     root_->text = verdict->what();
@@ -468,7 +460,7 @@ class Launch {
     int rank;
     std::string what, text;  // with the rank, or whoever it is, before it in `text`
     std::string fate = {};
-    bool stayed = false;  // when the others had ended
+    bool stayed = false;  // though it had said that it leaves
   };
   const int nproc_;
   const LaunchOptions options_;
@@ -491,9 +483,8 @@ class Launch {
   std::optional<Clock::time_point> next_step_;
   std::chrono::nanoseconds added_{};  // to it, since it was set
   comm::WithheldTime withheld_{kTick};
-  comm::WithheldTime own_stop_look_{kLook};
-  comm::OwnStop own_stop_{comm::MonitorOptions{.silence = options_.heartbeat_timeout}};
-  std::optional<Clock::time_point> leave_by_;
+  comm::WithheldTime stopped_{kLook};
+  std::map<int, Clock::time_point> leaves_;  // since when a rank is known to
   Clock::time_point look_for_leavers_{};
 };
 

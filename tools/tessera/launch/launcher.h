@@ -20,7 +20,7 @@ struct LaunchOptions {
   /// A rank that gives no sign of life for so long ends the run. Zero: never. What the ranks allow
   /// this process, too.
   std::chrono::milliseconds heartbeat_timeout{4000};
-  /// After a rank ended well, or said that it leaves: the others' time to end.
+  /// After a rank said that it leaves: its time to end.
   std::chrono::milliseconds leave{30'000};
   /// From SIGTERM to SIGKILL.
   std::chrono::milliseconds grace{800};
@@ -38,9 +38,10 @@ struct LaunchOptions {
 /// these, though nothing was passed on, was signalled itself, and all have agreed to stop: that is
 /// no failure either.
 ///
-/// When a rank fails, or its heartbeats stop, or it is still there long after another one ended
-/// well, all ranks are told why, one line names the root cause, and those that still run are ended.
-/// If this process was itself stopped for so long that the ranks gave it up, the line says that.
+/// When a rank fails, or its heartbeats stop, or it says that it leaves and does not end, all ranks
+/// are told why, one line names the root cause, and those that still run are ended. If this process
+/// was itself stopped for so long that the ranks gave it up, the line says that, and names no rank.
+/// A log that nobody reads delays nothing but the end, by 10 s; what it does not take is lost then.
 ///
 /// Call it before this process has other threads, so that they can't catch its signals.
 ///

@@ -7,14 +7,20 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
+#include <climits>
 
 namespace tessera::tools {
 namespace {
 
 constexpr std::size_t kFull = 256 * 1024;
-constexpr std::size_t kAtOnce = 4096;  // fits, if a pipe is ready for writing
+
+// What a pipe takes in one piece if it is ready for writing: lines, or the begin of a long one.
+std::string_view piece_of(std::string_view text) {
+  if (text.size() <= PIPE_BUF) return text;
+  const std::size_t end = text.rfind('\n', PIPE_BUF - 1);
+  return text.substr(0, end == text.npos ? PIPE_BUF : end + 1);
+}
 
 bool is_ready(int fd, int milliseconds) {
   pollfd polled{fd, POLLOUT, 0};
@@ -37,6 +43,7 @@ LogOutput::LogOutput(int fd) : fd_(fd) {
 ssize_t LogOutput::write_some(std::string_view text) const {
   switch (kind_) {
     case Kind::Own:
+      text = piece_of(text);
       return ::write(own_.get(), text.data(), text.size());
     case Kind::Socket:
       return ::send(fd_, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -45,7 +52,8 @@ ssize_t LogOutput::write_some(std::string_view text) const {
         errno = EAGAIN;
         return -1;
       }
-      return ::write(fd_, text.data(), std::min(text.size(), kAtOnce));
+      text = piece_of(text);
+      return ::write(fd_, text.data(), text.size());
     case Kind::Plain:
       break;
   }
@@ -71,17 +79,22 @@ int LogOutput::fd() const {
   return kept_.empty() ? -1 : own_ ? own_.get() : fd_;
 }
 
-bool LogOutput::is_full() const {
+bool LogOutput::is_full() const { return kept() >= kFull; }
+
+std::size_t LogOutput::kept() const {
   const std::lock_guard lock(mutex_);
-  return kept_.size() >= kFull;
+  return kept_.size();
 }
 
-void LogOutput::finish(std::chrono::milliseconds at_most) {
-  const auto end = std::chrono::steady_clock::now() + at_most;
-  for (flush(); fd() >= 0; flush()) {
-    const int left = comm::milliseconds_until(end);
-    if (left == 0) break;
-    is_ready(fd(), left);
+void LogOutput::finish(std::chrono::milliseconds patience) {
+  using Clock = std::chrono::steady_clock;
+  auto end = Clock::now() + patience;
+  flush();
+  for (std::size_t before = kept(); before > 0; before = kept()) {
+    if (!is_ready(fd(), comm::milliseconds_until(end))) break;
+    flush();
+    if (kept() < before) end = Clock::now() + patience;
+    if (Clock::now() >= end) break;
   }
   const std::lock_guard lock(mutex_);
   kept_.clear();

@@ -15,8 +15,10 @@ class LogOutput {
  public:
   /// @param fd  must outlive this; its flags, which other processes share, stay as they are
   explicit LogOutput(int fd);
-  /// Never waits, if the system has a way to. Once writing fails (nobody will ever read it), text
-  /// is dropped.
+  /// Never waits, if the system has a way to: it has none for files. Other writers of the same pipe
+  /// don't break into a line of up to PIPE_BUF bytes. Once writing fails (nobody will ever read
+  /// it), text is dropped.
+  /// @param text  whole lines
   void write(std::string_view text);
   /// Writes what goes now.
   void flush() { write({}); }
@@ -24,12 +26,13 @@ class LogOutput {
   int fd() const;
   /// So much is kept that who copies from elsewhere should wait.
   bool is_full() const;
-  /// Waits until all is written, at most so long; then the rest is dropped.
-  void finish(std::chrono::milliseconds at_most);
+  /// Waits until all is written; once nothing is taken for so long, the rest is dropped.
+  void finish(std::chrono::milliseconds patience);
 
  private:
   enum class Kind { Plain, Polled, Socket, Own };
   ssize_t write_some(std::string_view text) const;
+  std::size_t kept() const;
 
   const int fd_;
   comm::FileDescriptor own_;  // the same file, opened once more, not to wait

@@ -13,7 +13,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int kUsage = 2;  // exit code
-constexpr std::chrono::milliseconds kLastWords{1000};
+constexpr std::chrono::milliseconds kLastWords{10'000};
 constexpr int kMostBarren = 2;  // failures in a row without a checkpoint in between
 
 void say(const LaunchOptions& options, const std::string& text) {
