@@ -142,6 +142,17 @@ std::vector<std::string> agree(Store& store, const AgreementOptions& options, in
                        more > 0 ? fmt::format(" and {} more", more) : "");
   };
 
+  // "; of rank 3: the launcher started it as pid 12"
+  const auto known_of = [&](const std::vector<int>& missing) {
+    std::string text;
+    if (!options.describe_missing) return text;
+    for (std::size_t i = 0; i < missing.size() && i < std::size_t{kProcessesShown}; ++i) {
+      const std::string known = options.describe_missing(missing[i]);
+      if (!known.empty()) text += fmt::format("; of rank {}: {}", missing[i], known);
+    }
+    return text;
+  };
+
   try {
     store.set(key(rank), value);
   } catch (const InvalidArgument&) {
@@ -173,10 +184,10 @@ std::vector<std::string> agree(Store& store, const AgreementOptions& options, in
         if (!store.has(key(other))) missing.push_back(other);
       }
       if (missing.empty()) continue;
-      const CommError late(CommFailure::Timeout, missing,
-                           "{}: {} of {} ranks {} within {}, missing: {}{}", name,
-                           world_size - static_cast<int>(missing.size()), world_size, options.verb,
-                           format_seconds(deadline), rank_list(missing), who_came());
+      const CommError late(
+          CommFailure::Timeout, missing, "{}: {} of {} ranks {} within {}, missing: {}{}{}", name,
+          world_size - static_cast<int>(missing.size()), world_size, options.verb,
+          format_seconds(deadline), rank_list(missing), known_of(missing), who_came());
       conclude(late);
       // The others have agreed, so all values are there, unless their world is another one.
       if (!store.has(key(missing.front()))) throw CommError(late);

@@ -20,6 +20,9 @@ struct AgreementOptions {
   std::string verb = "answered";  ///< what the ranks did
   /// Who a rank is, from its value: failures then also tell who did come, by this.
   std::function<std::string(const std::string& value)> describe;
+  /// What is known of a rank that did not come, for failures: "the launcher started it as pid 12",
+  /// or nothing.
+  std::function<std::string(int rank)> describe_missing;
   /// Looks at one rank's value as it comes; what it throws ends the agreement for this rank and
   /// every one that is still waiting.
   std::function<void(int rank, const std::string& value)> check;

@@ -71,8 +71,17 @@ std::optional<CommError> Heartbeat::wait_for_verdict(milliseconds at_most) {
   return std::nullopt;
 }
 
+std::optional<CommError> Heartbeat::verdict() const {
+  const std::lock_guard lock(mutex_);
+  return verdict_;
+}
+
 void Heartbeat::run() {
   if (const auto verdict = watch()) {
+    {
+      const std::lock_guard lock(mutex_);
+      verdict_ = verdict;
+    }
     if (options_.on_verdict) options_.on_verdict(*verdict);
     if (is_lost_ && options_.on_lost) options_.on_lost();
     if (!sleep(options_.leave_within) && options_.on_stuck) options_.on_stuck(*verdict);

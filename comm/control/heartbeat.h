@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "comm/control/rank_status.h"
@@ -45,6 +46,8 @@ class Heartbeat {
   ~Heartbeat();
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;
+  /// What on_verdict was told, if it was.
+  std::optional<CommError> verdict() const;
 
  private:
   void run();
@@ -59,8 +62,9 @@ class Heartbeat {
   const int rank_;
   const std::shared_ptr<RankStatus> status_;
   const HeartbeatOptions options_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable wake_;
+  std::optional<CommError> verdict_;
   bool stop_ = false, ended_ = false;
   bool is_lost_ = false;  // the thread's own
   std::thread thread_;

@@ -26,6 +26,8 @@ void compare(const std::vector<Hello>& hellos) {
 
 }  // namespace
 
+std::string started_key(int rank) { return fmt::format("started/{}", rank); }
+
 std::string encode_hello(const Hello& h) {
   Message message;
   message.type = 'H';
@@ -86,6 +88,11 @@ std::vector<Hello> rendezvous(Store& store, const Hello& hello,
   AgreementOptions options;
   options.name = "rendezvous";
   options.verb = "arrived";
+  options.describe_missing = [&](int rank) -> std::string {
+    const std::string key = started_key(rank);
+    return store.has(key) ? "the launcher started it as " + store.get(key, std::chrono::seconds(5))
+                          : "";
+  };
   options.describe = [](const std::string& value) { return decode_hello(value).process(); };
   // World sizes are compared as ranks come: with two of them in play, the wait for all never ends.
   options.check = [&](int rank, const std::string& value) {

@@ -29,6 +29,9 @@ struct Hello {
 Hello make_hello(int rank, int world_size, std::string run_id, std::string fingerprint,
                  std::string device = {});
 
+/// Where who starts processes says as what: "pid 12". Told of ranks that do not come.
+std::string started_key(int rank);
+
 /// A hello as text and back. @throws CommError(Mismatch) if the text is none
 std::string encode_hello(const Hello& hello);
 Hello decode_hello(std::string_view text);

@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 
 #include "comm/control/tcp_store.h"
+#include "tests/comm/mismatches.h"
 #include "tests/comm/ranks.h"
 #include "tests/support/multiprocess.h"
 
@@ -223,6 +224,46 @@ TEST_CASE("a mismatch of sizes ends in an error on all ranks, not in the end of 
       CHECK(outcome.exit_code == 0);
       CHECK(outcome.text.find("2 [1] ranks disagree on collective #0: rank 1 called all_gather#0 "
                               "(wte) f32[300000]") == 0);
+    }
+  }
+}
+
+TEST_CASE("processes that disagree all say so, before data move, and name the odd one") {
+  const std::vector<Mismatch> all = mismatches();
+  int odd = 0;
+  for (const std::string backend : kBackends) {
+    for (const int world : {2, 3, 4}) {
+      for (const Mismatch& mismatch : all) {
+        odd = std::max(first_odd(world), (odd + 1) % world);
+        CAPTURE(backend);
+        CAPTURE(world);
+        CAPTURE(mismatch.name);
+        CAPTURE(odd);
+        Processes ranks(world, [&](int rank, const std::string& port) -> std::string {
+          const auto c = join(backend, rank, world, port);
+          const std::vector<float> before(32, static_cast<float>(rank + 1));
+          std::vector<float> values = before;
+          Mirror<float> buffer(values);
+          try {
+            mismatch.call(*c, buffer.view(), rank == odd);
+          } catch (const CommError& error) {
+            buffer.fetch();
+            const bool same = values == before;
+            return describe(error) + (same || mismatch.is_later ? "" : ", and data moved");
+          }
+          return "no error";
+        });
+        const Served served;
+        ranks.go(served.port());
+        const auto outcomes = ranks.wait(kSlack * 10s);
+        for (const Outcome& outcome : outcomes) {
+          CHECK(outcome.in_time);
+          CHECK(outcome.exit_code == 0);
+          CHECK(outcome.text.starts_with(fmt::format("2 [{}] ", odd)));
+          CHECK(outcome.text.find(text_of(mismatch, world, odd)) != std::string::npos);
+          CHECK(outcome.text == outcomes[0].text);
+        }
+      }
     }
   }
 }

@@ -1,5 +1,6 @@
 #include "comm/threads.h"
 
+#include "tests/comm/mismatches.h"
 #include "tests/comm/ranks.h"
 #include "tests/support/check_throws.h"
 
@@ -78,81 +79,34 @@ TEST_CASE("a rank that left is named at once, not at the deadline") {
   }
 }
 
-TEST_CASE("ranks that disagree all throw the same error, with the odd one out by majority") {
-  struct Case {
-    const char* name;
-    std::function<void(comm::Communicator&, bool odd)> call;
-    const char* text;  // with MOST for all but one of the ranks
-  };
-  std::vector<std::vector<float>> buffers(8, std::vector<float>(32));
-  const auto buffer = [&](comm::Communicator& c, std::int64_t n) {
-    return dense_view(buffers[static_cast<std::size_t>(c.rank())].data(), DType::F32, {n});
-  };
-  const std::vector<Case> cases = {
-      {"operation",
-       [&](auto& c, bool odd) {
-         if (odd) {
-           c.barrier({.label = "x"});
-         } else {
-           c.all_reduce(buffer(c, 12), ReduceOp::Sum, {.label = "x"});
-         }
-       },
-       "rank 1 called barrier#0 (x), where MOST ranks called all_reduce#0 (x) f32[12] sum"},
-      {"count",
-       [&](auto& c, bool odd) { c.all_gather(buffer(c, odd ? 24 : 12), {.label = "h.1"}); },
-       "rank 1 called all_gather#0 (h.1) f32[24], where MOST ranks called all_gather#0 (h.1) "
-       "f32[12]"},
-      {"dtype",
-       [&](auto& c, bool odd) {
-         TensorView view = buffer(c, 12);
-         if (odd) view.dtype = DType::I32;
-         c.all_gather(view, {});
-       },
-       "i32[12]"},
-      {"reduction",
-       [&](auto& c, bool odd) {
-         c.all_reduce(buffer(c, 12), odd ? ReduceOp::Max : ReduceOp::Sum, {});
-       },
-       "f32[12] max"},
-      {"root", [&](auto& c, bool odd) { c.broadcast(buffer(c, 12), odd ? 1 : 0, {}); },
-       "f32[12] from rank 1, where"},
-      {"label",
-       [&](auto& c, bool odd) { c.all_gather(buffer(c, 12), {.label = odd ? "h.2" : "h.1"}); },
-       "rank 1 called all_gather#0 (h.2)"},
-      {"order",
-       [&](auto& c, bool odd) {
-         c.all_gather(buffer(c, 12), {.label = "h.0"});
-         c.all_reduce(buffer(c, 12), ReduceOp::Sum, {.label = odd ? "norm" : "loss"});
-         c.all_reduce(buffer(c, 12), ReduceOp::Sum, {.label = odd ? "loss" : "norm"});
-       },
-       "rank 1 called all_reduce#1 (norm) f32[12] sum, where MOST ranks called all_reduce#1 "
-       "(loss)"},
-      {"a call left out",
-       [&](auto& c, bool odd) {
-         if (!odd) c.all_gather(buffer(c, 12), {.label = "h.0"});
-         c.all_gather(buffer(c, 12), {.label = "h.1"});
-       },
-       "rank 1 called all_gather#0 (h.1) f32[12], where MOST ranks called all_gather#0 (h.0)"},
-  };
+TEST_CASE("ranks that disagree all throw the same error, before data move, and name the odd one") {
   // Gloo compares what it is sent; the others see each other's calls.
   for (const char* backend : {"threads", "gloo", "shm"}) {
-    for (const Case& test : cases) {
+    for (const Mismatch& mismatch : mismatches()) {
       CAPTURE(backend);
-      CAPTURE(test.name);
-      for (const int world : {2, 3, 4}) {  // of two the first one counts
-        CAPTURE(world);
-        const Group group(backend, world);
-        const Stopwatch watch;
-        const auto results = run_ranks(world, [&](int rank) {
-          const auto c = group.join(rank);
-          test.call(*c, rank == 1);
-        });
-        CHECK(watch.elapsed() < 5s);
-        for (const RankResult& result : results) {
-          CHECK(result.failure == CommFailure::Mismatch);
-          CHECK(result.culprits == std::vector<int>{1});
-          CHECK(result.error.find(all_but_one(test.text, world)) != std::string::npos);
-          CHECK(result.error == results[0].error);
+      CAPTURE(mismatch.name);
+      for (const int world : {2, 3, 4}) {
+        for (int odd = first_odd(world); odd < world; ++odd) {
+          CAPTURE(world);
+          CAPTURE(odd);
+          std::vector<std::vector<float>> buffers;
+          for (int rank = 0; rank < world; ++rank)
+            buffers.emplace_back(32, static_cast<float>(rank + 1));
+          const auto before = buffers;
+          const Group group(backend, world);
+          const Stopwatch watch;
+          const auto results = run_ranks(world, [&](int rank) {
+            const auto c = group.join(rank);
+            mismatch.call(*c, view_of(buffers[static_cast<std::size_t>(rank)]), rank == odd);
+          });
+          CHECK(watch.elapsed() < 5s);
+          for (const RankResult& result : results) {
+            CHECK(result.failure == CommFailure::Mismatch);
+            CHECK(result.culprits == std::vector<int>{odd});
+            CHECK(result.error.find(text_of(mismatch, world, odd)) != std::string::npos);
+            CHECK(result.error == results[0].error);
+          }
+          if (!mismatch.is_later) CHECK(buffers == before);
         }
       }
     }

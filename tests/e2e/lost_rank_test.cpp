@@ -136,6 +136,7 @@ TEST_CASE_FIXTURE(Fixture, "a killed rank ends the others soon, and they name it
         CHECK(result.err.find(fmt::format("culprit=rank {} (", victim)) != std::string::npos);
         CHECK(result.err.find(fmt::format(", pid {}, SIGKILL)", ranks.at(victim))) !=
               std::string::npos);
+        CHECK(result.err.find("  last collectives: ") != std::string::npos);
       }
       CHECK(result.err.find("bug") == std::string::npos);
       if (every == "1") CHECK(run_cli({"checkpoint", "verify", run}).code == 0);

@@ -140,8 +140,9 @@ TEST_CASE_FIXTURE(Fixture, "a rank whose network is cut is named by all others, 
     std::string heartbeat_timeout = "4";
   };
   // In the last one a meeting that waits for the store learns of it before the heartbeats do.
-  for (const Fault& fault : {Fault{3, 1, "20"}, Fault{3, 2, "1"}, Fault{3, 0, "1"},
-                             Fault{2, 1, "1"}, Fault{2, 0, "20"}, Fault{2, 0, "1", "8"}}) {
+  for (const Fault& fault :
+       {Fault{3, 1, "20"}, Fault{3, 2, "1"}, Fault{3, 0, "1"}, Fault{4, 2, "1"}, Fault{2, 1, "1"},
+        Fault{2, 0, "20"}, Fault{2, 0, "1", "8"}}) {
     CAPTURE(fault.world);
     CAPTURE(fault.victim);
     CAPTURE(fault.every);
@@ -151,7 +152,7 @@ TEST_CASE_FIXTURE(Fixture, "a rank whose network is cut is named by all others, 
                                                  fault.every, fault.heartbeat_timeout));
     Run run(*network, fault.world,
             joined(small_run(text, out, 1, 100'000),
-                   {"--train.global_batch=6", "--checkpoint.every=" + fault.every,
+                   {"--train.global_batch=12", "--checkpoint.every=" + fault.every,
                     "--comm.heartbeat_timeout=" + fault.heartbeat_timeout}));
     REQUIRE(run.wait_for("saved"));
     network->cut(fault.victim);

@@ -24,7 +24,7 @@ using test::small_run;
 namespace {
 
 constexpr int kUsage = 2, kComm = 4, kMemory = 5;
-constexpr std::pair<int, int> kSomeRanks[] = {{2, 1}, {3, 0}, {3, 2}, {4, 0}, {4, 3}};  // of worlds
+constexpr int kWorlds[] = {2, 3, 4};
 
 struct Fixture {
   test::TempDir dir{test::TempDir::in_memory()};
@@ -205,71 +205,89 @@ TEST_CASE_FIXTURE(Fixture,
 }
 
 TEST_CASE_FIXTURE(Fixture, "founding case: a start to which one rank never comes") {
-  for (const auto& [world, missing] : kSomeRanks) {
-    CAPTURE(world);
-    CAPTURE(missing);
-    const std::string port = test::meeting_port();
-    std::vector<std::unique_ptr<CliProcess>> ranks(static_cast<std::size_t>(world));
-    for (int rank = 0; rank < world; ++rank) {
-      if (rank == missing) continue;
-      ranks[static_cast<std::size_t>(rank)] =
-          start_rank(joined(small_run(text, dir.file("run"), 1, 10),
-                            {"--train.global_batch=12", "--comm.init_timeout=4"}),
-                     rank, world, port);
+  for (const int world : kWorlds) {
+    // Each of them is missing in one of these starts, which wait together.
+    std::vector<std::vector<std::unique_ptr<CliProcess>>> starts(static_cast<std::size_t>(world));
+    for (int missing = 0; missing < world; ++missing) {
+      const std::string port = test::meeting_port();
+      auto& ranks = starts[static_cast<std::size_t>(missing)];
+      ranks.resize(static_cast<std::size_t>(world));
+      for (int rank = 0; rank < world; ++rank) {
+        if (rank == missing) continue;
+        const std::string run = dir.file(fmt::format("run-{}-{}", world, missing));
+        ranks[static_cast<std::size_t>(rank)] =
+            start_rank(joined(small_run(text, run, 1, 10),
+                              {"--train.global_batch=12", "--comm.init_timeout=5"}),
+                       rank, world, port);
+      }
     }
-    for (int rank = 0; rank < world; ++rank) {
-      if (rank == missing) continue;
-      const auto result = ranks[static_cast<std::size_t>(rank)]->wait(seconds(20));
-      INFO(result.describe());
-      CHECK(result.in_time);
-      CHECK(result.code == kComm);
-      // Without rank 0, who serves the meeting, a rank knows of nobody but that one.
-      CHECK(holds(result.err, missing == 0 ? "rank 0" : fmt::format("missing: rank {}", missing)));
-      if (missing != 0)
-        CHECK(holds(result.err, fmt::format("{} of {} ranks arrived", world - 1, world)));
-      if (missing != 0) CHECK(holds(result.err, fmt::format("culprit=rank {}", missing)));
+    for (int missing = 0; missing < world; ++missing) {
+      CAPTURE(world);
+      CAPTURE(missing);
+      for (const auto& rank : starts[static_cast<std::size_t>(missing)]) {
+        if (!rank) continue;
+        const auto result = rank->wait(seconds(20));
+        INFO(result.describe());
+        CHECK(result.in_time);
+        CHECK(result.code == kComm);
+        // Without rank 0, who serves the meeting, a rank knows of nobody but that one.
+        CHECK(
+            holds(result.err, missing == 0 ? "rank 0" : fmt::format("missing: rank {}", missing)));
+        if (missing != 0)
+          CHECK(holds(result.err, fmt::format("{} of {} ranks arrived", world - 1, world)));
+        if (missing != 0) CHECK(holds(result.err, fmt::format("culprit=rank {}", missing)));
+      }
     }
   }
 }
 
 TEST_CASE_FIXTURE(Fixture, "founding case: ranks that start in any order, some late, all meet") {
-  const std::string port = test::meeting_port();
-  std::vector<std::unique_ptr<CliProcess>> ranks(3);
-  for (const int rank : {2, 0, 1}) {
-    ranks[static_cast<std::size_t>(rank)] = start_rank(
-        joined(small_run(text, dir.file("run"), 1, 3), {"--train.global_batch=6"}), rank, 3, port);
-    std::this_thread::sleep_for(milliseconds(700));
-  }
-  for (const auto& rank : ranks) {
-    const auto result = rank->wait(seconds(30));
-    INFO(result.describe());
-    CHECK(result.code == 0);
+  for (const int world : kWorlds) {
+    for (int last = 0; last < world; ++last) {
+      CAPTURE(world);
+      CAPTURE(last);
+      const std::string port = test::meeting_port();
+      const std::string run = dir.file(fmt::format("run-{}-{}", world, last));
+      std::vector<std::unique_ptr<CliProcess>> ranks;
+      for (int i = 1; i <= world; ++i) {
+        if (i == world) std::this_thread::sleep_for(milliseconds(700));
+        ranks.push_back(start_rank(joined(small_run(text, run, 1, 3), {"--train.global_batch=12"}),
+                                   (last + i) % world, world, port));
+      }
+      for (const auto& rank : ranks) {
+        const auto result = rank->wait(seconds(30));
+        INFO(result.describe());
+        CHECK(result.code == 0);
+      }
+    }
   }
 }
 
 TEST_CASE_FIXTURE(
     Fixture, "founding case: a rank that would call in another order is refused at the start") {
-  for (const auto& [world, odd] : kSomeRanks) {
-    CAPTURE(world);
-    CAPTURE(odd);
-    const std::string port = test::meeting_port();
-    std::vector<std::unique_ptr<CliProcess>> ranks;
-    for (int rank = 0; rank < world; ++rank) {
-      // It would gather its units earlier than the others.
-      ranks.push_back(
-          start_rank(joined(small_run(text, dir.file("run"), 1, 3),
-                            {"--train.global_batch=12",
-                             fmt::format("--shard.gather_ahead={}", rank == odd ? 0 : 1)}),
-                     rank, world, port));
-    }
-    for (const auto& rank : ranks) {
-      const auto result = rank->wait(seconds(20));
-      INFO(result.describe());
-      CHECK(result.code == kComm);
-      CHECK(holds(result.err, "E045"));
-      CHECK(holds(result.err, "shard.gather_ahead"));
-      // Of two ranks the lower one is taken to be right.
-      CHECK(holds(result.err, fmt::format("culprit=rank {}", world == 2 ? 1 : odd)));
+  for (const int world : kWorlds) {
+    for (int odd = 0; odd < world; ++odd) {
+      CAPTURE(world);
+      CAPTURE(odd);
+      const std::string port = test::meeting_port();
+      std::vector<std::unique_ptr<CliProcess>> ranks;
+      for (int rank = 0; rank < world; ++rank) {
+        // It would gather its units earlier than the others.
+        ranks.push_back(
+            start_rank(joined(small_run(text, dir.file("run"), 1, 3),
+                              {"--train.global_batch=12",
+                               fmt::format("--shard.gather_ahead={}", rank == odd ? 0 : 1)}),
+                       rank, world, port));
+      }
+      for (const auto& rank : ranks) {
+        const auto result = rank->wait(seconds(20));
+        INFO(result.describe());
+        CHECK(result.code == kComm);
+        CHECK(holds(result.err, "E045"));
+        CHECK(holds(result.err, "shard.gather_ahead"));
+        // Of two ranks the lower one is taken to be right.
+        CHECK(holds(result.err, fmt::format("culprit=rank {}", world == 2 ? 1 : odd)));
+      }
     }
   }
 }

@@ -4,8 +4,9 @@
 //     TESSERA_FAULT=<kind>:<point>:<n>:<rank>
 //
 // kill, stop and abort send the process SIGKILL, SIGSTOP and SIGABRT; exit leaves with code 7;
-// memory throws std::bad_alloc; slow sleeps 100 ms at every pass from the n-th on; late sleeps 1.5
-// s once. The monotonic clock is written to the file $TESSERA_FAULT_MARK first.
+// memory throws std::bad_alloc; hang sleeps for ten minutes, with the other threads at work; slow
+// sleeps 100 ms at every pass from the n-th on; late sleeps 1.5 s once. The monotonic clock is
+// written to the file $TESSERA_FAULT_MARK first.
 
 #include <unistd.h>
 
@@ -86,5 +87,6 @@ extern "C" __attribute__((visibility("default"))) void tessera_fault_point(const
   if (fault.kind == "abort") std::abort();
   if (fault.kind == "exit") ::_exit(7);
   if (fault.kind == "late") sleep_ms(1500);
+  if (fault.kind == "hang") sleep_ms(600'000);
   if (fault.kind == "memory") throw std::bad_alloc();
 }

@@ -142,6 +142,12 @@ void strike(const Setting& setting, const Case& c, std::size_t i, Tally& tally, 
   for (int rank = 0; rank < c.world; ++rank) {
     if (rank != c.victim && !names(result.err, rank, c.victim, fate)) named = false;
   }
+  // But the launcher knows what it started.
+  if (wait_to_meet.count() > 0 &&
+      result.err.find(fmt::format("; of rank {}: the launcher started it as pid ", c.victim)) ==
+          std::string::npos) {
+    named = false;
+  }
   // Committed checkpoints are at even steps and whole; what is there cannot be older than what was
   // committed before the fault.
   test::Newest newest;
@@ -212,6 +218,63 @@ TEST_CASE("a rank that fails at any point of a run is named by all others, in ti
     CHECK(tally.result == 0);
     CHECK(tally.lost == 0);
     CHECK(tally.late == 0);
+  }
+}
+
+TEST_CASE("a rank that hangs while its heart beats is named at the deadline of the wait for it") {
+  struct Hang {
+    const char* point;
+    const char* option;
+    int world, victim;
+  };
+  std::vector<Hang> hangs;
+  for (const int world : some_worlds()) {
+    for (int victim = 0; victim < world; ++victim) {
+      hangs.push_back({"load", "--checkpoint.load_timeout=3", world, victim});
+      hangs.push_back({"backward", "--comm.timeout=3", world, victim});
+    }
+  }
+  const Setting setting;
+  std::mutex mutex;
+  test::for_all(hangs.size(), [&](std::size_t i) {
+    const auto& [point, option, world, victim] = hangs[i];
+    const std::string run = setting.dir.file(fmt::format("hang-{}", i));
+    const auto first = test::run_cli(arguments(setting, run, world, 2));
+    const auto result =
+        test::run_cli(test::joined(arguments(setting, run, world, 4), {option}),
+                      {{"LD_PRELOAD", TESSERA_FAULT_POINTS_LIBRARY},
+                       {"TESSERA_FAULT", fmt::format("hang:{}:1:{}", point, victim)}},
+                      std::chrono::seconds(100));
+    const std::lock_guard lock(mutex);
+    CAPTURE(point);
+    CAPTURE(world);
+    CAPTURE(victim);
+    INFO(first.describe());
+    INFO(result.describe());
+    CHECK(first.code == 0);
+    CHECK(result.code == 4);
+    CHECK(result.time < milliseconds(40'000));
+    for (int rank = 0; rank < world; ++rank)
+      if (rank != victim) CHECK(names(result.err, rank, victim, ""));
+  });
+}
+
+TEST_CASE("a rank that dies twice at the same place is done without, and its checkpoint is not") {
+  const Setting setting;
+  for (const int world : some_worlds()) {
+    CAPTURE(world);
+    const std::string run = setting.dir.file(fmt::format("fewer-{}", world));
+    const auto result =
+        test::run_cli(test::joined(arguments(setting, run, world, 4),
+                                   {"--restarts=3", "--min-nproc=1", "--checkpoint.async=off"}),
+                      {{"LD_PRELOAD", TESSERA_FAULT_POINTS_LIBRARY},
+                       {"TESSERA_FAULT", fmt::format("kill:evaluate:1:{}", world - 1)}},
+                      std::chrono::seconds(100));
+    INFO(result.describe());
+    CHECK(result.code == 0);
+    CHECK(result.err.find(fmt::format("going on from step 2 with {} rank", world - 1)) !=
+          std::string::npos);
+    CHECK(test::newest_of(run + "/checkpoints").step == 4);
   }
 }
 

@@ -75,7 +75,8 @@ struct Config {
     std::string what = "all";
     std::string resume = "auto";
     std::string load_policy = "exact";
-    double timeout = 600;  ///< seconds that a save may stand still
+    double timeout = 600;       ///< seconds that a save may stand still
+    double load_timeout = 600;  ///< seconds
   } checkpoint;
   struct Comm {
     std::string backend = "auto";

@@ -140,6 +140,10 @@ std::vector<Field> make_fields() {
            {"warn", "stop"}),
       number("checkpoint.timeout", REF(checkpoint.timeout), 0, 1e6,
              "seconds that a save may stand still, and its ranks wait for each other", positive),
+      number(
+          "checkpoint.load_timeout", REF(checkpoint.load_timeout), 0, 1e6,
+          "seconds that ranks wait for each other while the run is opened and a checkpoint loaded",
+          positive),
 
       text("comm.backend", REF(comm.backend),
            "how ranks talk: nccl, between GPUs; shm, the memory of one host; gloo, TCP; auto: the "

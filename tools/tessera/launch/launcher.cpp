@@ -27,6 +27,7 @@
 #include "comm/control/authentication.h"
 #include "comm/control/launch_environment.h"
 #include "comm/control/monitor.h"
+#include "comm/control/rendezvous.h"
 #include "comm/control/tcp_store.h"
 #include "comm/control/withheld_time.h"
 #include "comm/failure_report.h"
@@ -198,6 +199,7 @@ class Launch {
     }
     Rank& added = ranks_.emplace_back();
     added.pid = pid;
+    server_.set_or_get(comm::started_key(rank), fmt::format("pid {}", pid));
     if (rank != 0) {
       ::fcntl(from.get(), F_SETFL, O_NONBLOCK);
       added.output.emplace(std::move(from), log_, fmt::format("[rank {}] ", rank));

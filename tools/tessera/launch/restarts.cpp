@@ -71,7 +71,7 @@ int launch_with_restarts(int nproc, const std::vector<std::string>& argv,
     std::string size;
     if (!progress && outcome.culprit >= 0 && outcome.culprit == former_culprit) {
       if (const int fewer = fewer_ranks(restarts, nproc); fewer > 0) {
-        size = fmt::format(" with {} ranks instead of {}", fewer, nproc);
+        size = fmt::format(" with {} rank{} instead of {}", fewer, fewer == 1 ? "" : "s", nproc);
         nproc = fewer;
         barren = 0;
       }

@@ -1,9 +1,11 @@
 #include "tools/tessera/train/flight.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <future>
 #include <string>
@@ -20,6 +22,8 @@ namespace fs = std::filesystem;
 
 // Of its collectives a rank that fails writes so many into its log.
 constexpr int kInLog = 5;
+// And so many to standard error.
+constexpr std::size_t kShown = 3;
 constexpr std::chrono::milliseconds kAtOnce{500};
 
 // What an earlier run of more ranks has left. The folder may be a link to elsewhere, and hold what
@@ -99,6 +103,23 @@ std::shared_ptr<comm::FlightRecorder> RankFlight::open() {
 std::shared_ptr<comm::FlightRecorder> RankFlight::recorder() const {
   const std::lock_guard lock(mutex_);
   return recorder_;
+}
+
+std::string RankFlight::last_collectives() const noexcept {
+  try {
+    const auto recorder = this->recorder();
+    if (!recorder) return {};
+    const comm::FlightRecord record = recorder->snapshot();
+    const auto& all = record.collectives;
+    std::string text;
+    for (std::size_t i = all.size() - std::min(kShown, all.size()); i < all.size(); ++i) {
+      text += fmt::format("{}{} {}", text.empty() ? "\n  last collectives: " : ", ",
+                          all[i].signature.describe(), comm::flight_state_name(all[i].state));
+    }
+    return text;
+  } catch (const std::exception&) {
+    return {};  // the line of failure does without
+  }
 }
 
 void RankFlight::fail(const std::exception& error) noexcept {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 
 #include "comm/control/launch_environment.h"
 #include "comm/control/rank_status.h"
@@ -32,6 +33,10 @@ class RankFlight {
   /// is no such directory or no room (the rank's log says so). Rank 0 removes those of ranks that
   /// this run has not. A second call gives the same.
   std::shared_ptr<comm::FlightRecorder> open();
+
+  /// "\n  last collectives: all_gather#175 (h.0) f32[96] done, all_gather#176 (root) f32[96]
+  /// running", for behind a line of failure; empty if there were none.
+  std::string last_collectives() const noexcept;
 
   /// Notes how the rank ends, and after an error of communication its last collectives in its log.
   /// Only the first call of a rank does something, and only if it has a record.

@@ -72,6 +72,8 @@ Rank::Rank(RunSetup setup, const comm::LaunchEnvironment& environment, comm::Ran
       status_(group.status),
       coordinator_(store_, fmt::format("training/{}", attempt), rank_, world_size_,
                    to_milliseconds(config_.checkpoint.timeout) + kLateForSave),
+      loading_(store_, fmt::format("loading/{}", attempt), rank_, world_size_,
+               to_milliseconds(config_.checkpoint.load_timeout)),
       run_id_(file_name_of(environment.run_id, setup_.state.step)),
       recorder_(std::move(recorder)),
       log_(config_.run.out, rank_),
@@ -148,7 +150,7 @@ std::string Rank::resume(int threads) {
   } catch (const IoError& error) {
     problem = error.what();
   }
-  const auto problems = coordinator_.exchange("loaded", problem);
+  const auto problems = loading_.exchange("loaded", problem);
   for (std::size_t rank = 0; rank < problems.size(); ++rank) {
     if (problems[rank].empty()) continue;
     return world_size_ == 1 ? problems[rank] : fmt::format("rank {}: {}", rank, problems[rank]);

@@ -81,7 +81,7 @@ class Rank {
   Trainer trainer_;
   std::shared_ptr<comm::Store> store_;
   std::shared_ptr<comm::RankStatus> status_;
-  StoreCoordinator coordinator_;
+  StoreCoordinator coordinator_, loading_;
   std::string run_id_;
   std::shared_ptr<comm::FlightRecorder> recorder_;
   RankLog log_;

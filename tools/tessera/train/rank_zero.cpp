@@ -26,7 +26,7 @@ std::string decide_on_rank_zero(comm::Store& store, const std::string& name, int
       if (error.failure() != CommFailure::Timeout) throw;
       throw CommError(CommFailure::Timeout, {0},
                       "rank 0 did not decide on {} within {} s; look after its disk, or raise "
-                      "checkpoint.timeout",
+                      "checkpoint.load_timeout",
                       name, static_cast<double>(deadline.count()) / 1e3);
     }
   }();

@@ -117,8 +117,9 @@ comm::RankGroup join(const Config& config, const comm::LaunchEnvironment& enviro
   options.on_start_id = [flight](std::uint64_t id) { flight->set_start_id(id); };
   options.on_stuck = [status, flight](const CommError& error,
                                       const std::vector<comm::Hello>& ranks) {
-    fail_at_once(flight, error, [status, error, ranks] {
-      return fmt::format("tessera: error: {}\n", fault_line(error, status->state(), ranks));
+    fail_at_once(flight, error, [status, flight, error, ranks] {
+      return fmt::format("tessera: error: {}{}\n", fault_line(error, status->state(), ranks),
+                         flight->last_collectives());
     });
     constexpr int kExitCode = 4;
     ::_exit(kExitCode);
@@ -138,18 +139,22 @@ comm::RankGroup join(const Config& config, const comm::LaunchEnvironment& enviro
 }
 
 // The same error on every rank, whatever each has seen of it.
-CommError agreed(comm::RankGroup& group, const CommError& error) {
-  CommError verdict = error;
-  if (group.ranks.size() < 2) return verdict;
-  if (error.fate() == comm::kNoAnswer) group.store->give_up();
-  try {
-    verdict = comm::publish_verdict(*group.store, error);
-  } catch (const std::exception&) {
-    // The store went first.
+CommError agreed(comm::RankGroup& group, const CommError& error, const RankFlight& flight) {
+  if (group.ranks.size() < 2) return error;
+  std::optional<CommError> verdict = group.heartbeat->verdict();
+  if (!verdict) {
+    verdict = error;
+    if (error.fate() == comm::kNoAnswer) group.store->give_up();
+    try {
+      verdict = comm::publish_verdict(*group.store, error);
+    } catch (const std::exception&) {
+      // The store went first.
+    }
   }
-  return CommError(verdict.failure(), verdict.culprits(), "{}",
-                   fault_line(verdict, group.status->state(), group.ranks))
-      .set_fate(verdict.fate());
+  return CommError(verdict->failure(), verdict->culprits(), "{}{}",
+                   fault_line(*verdict, group.status->state(), group.ranks),
+                   flight.last_collectives())
+      .set_fate(verdict->fate());
 }
 
 int train(Config config, const comm::LaunchEnvironment& environment, comm::RankGroup& group,
@@ -160,7 +165,7 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
   const auto warn = [is_zero](const std::string& text) {
     if (is_zero) std::cerr << fmt::format("tessera: warning: {}\n", text);
   };
-  const std::chrono::milliseconds timeout = to_milliseconds(config.checkpoint.timeout);
+  const std::chrono::milliseconds timeout = to_milliseconds(config.checkpoint.load_timeout);
   std::unique_ptr<RunDirectory> directory;
   std::map<fs::path, std::string> unusable;  // checkpoints, and why
   std::string skipped;                       // the last of these
@@ -247,7 +252,7 @@ int join_and_train(Config config, const comm::LaunchEnvironment& environment,
   try {
     return train(std::move(config), environment, group, chosen, *flight, json);
   } catch (const CommError& error) {
-    throw CommError(agreed(group, error));
+    throw CommError(agreed(group, error, *flight));
   } catch (const std::exception& error) {
     if (group.ranks.size() > 1) tell_others(*group.store, environment.rank, process, error);
     throw;
