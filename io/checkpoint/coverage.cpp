@@ -21,6 +21,11 @@ std::int64_t element_count(const Shape& shape, const std::string& where) {
   }
 }
 
+CorruptTensor covered_wrongly(const std::string& where, std::int64_t begin, std::int64_t end,
+                              const char* by) {
+  return {"", begin, end, fmt::format("{}: elements {} to {} are in {}", where, begin, end, by)};
+}
+
 Box whole(const Shape& shape) {
   Shape offsets = shape;
   for (int i = 0; i < offsets.size(); ++i) offsets[i] = 0;
@@ -73,17 +78,16 @@ void check_coverage(TensorRecord& tensor, const std::string& where) {
     std::int64_t position = 0;
     for (; i < tensor.chunks.size() && box_of(tensor.chunks[i]) == box; ++i) {
       const Chunk& chunk = tensor.chunks[i];
-      require<CorruptCheckpoint>(chunk.begin <= position, "{}: elements {} to {} are in no chunk",
-                                 where, position, chunk.begin);
-      require<CorruptCheckpoint>(chunk.begin >= position, "{}: elements {} to {} are in two chunks",
-                                 where, chunk.begin, std::min(position, chunk.end));
+      if (chunk.begin > position) throw covered_wrongly(where, position, chunk.begin, "no chunk");
+      if (chunk.begin < position) {
+        throw covered_wrongly(where, chunk.begin, std::min(position, chunk.end), "two chunks");
+      }
       require<CorruptCheckpoint>(chunk.end <= size,
                                  "{}: a chunk ends at element {}, but there are {}", where,
                                  chunk.end, size);
       position = chunk.end;
     }
-    require<CorruptCheckpoint>(position == size, "{}: elements {} to {} are in no chunk", where,
-                               position, size);
+    if (position != size) throw covered_wrongly(where, position, size, "no chunk");
     require<CorruptCheckpoint>(!__builtin_add_overflow(covered, size, &covered),
                                "{}: chunks hold more than 2^63 elements", where);
     boxes.push_back(&box);
@@ -98,6 +102,7 @@ void check_coverage(TensorRecord& tensor, const std::string& where) {
     }
   }
   const std::int64_t size = element_count(tensor.shape, where);
+  if (boxes.empty() && size > 0) throw covered_wrongly(where, 0, size, "no chunk");
   require<CorruptCheckpoint>(covered == size, "{}: chunks hold {} of {} elements", where, covered,
                              size);
 }

@@ -170,14 +170,21 @@ TensorRecord parse_tensor(const JsonReader& json, const CheckpointIndex& index) 
   return tensor;
 }
 
-TensorMap parse_tensors(const JsonReader& json, const CheckpointIndex& index) {
+TensorMap parse_tensors(const JsonReader& json, const CheckpointIndex& index, Section section) {
   TensorMap tensors;
   for (const auto& [name, value] : json.object().items()) {
     require<CorruptCheckpoint>(
         !name.empty() && name.size() <= kMaxTensorName && name.find('\0') == std::string::npos,
         "{}: a tensor's name is empty, holds a NUL, or is longer than {} bytes", json.where(),
         kMaxTensorName);
-    tensors.emplace(name, parse_tensor(json.at(name), index));
+    const auto full_name = [&] { return fmt::format("{}/{}", section_name(section), name); };
+    try {
+      tensors.emplace(name, parse_tensor(json.at(name), index));
+    } catch (const CorruptTensor& error) {
+      throw CorruptTensor(full_name(), error.begin(), error.end(), error.what());
+    } catch (const CorruptCheckpoint& error) {
+      throw CorruptTensor(full_name(), 0, 0, error.what());
+    }
   }
   return tensors;
 }
@@ -303,14 +310,15 @@ CheckpointIndex parse_index(std::string_view text, const std::string& source) {
   }
   const JsonReader sections = root.at("sections");
   if (sections.has("model")) {
-    index.model = parse_tensors(sections.at("model").at("tensors"), index);
+    index.model = parse_tensors(sections.at("model").at("tensors"), index, Section::Model);
   }
   if (sections.has("optimizer")) {
     const JsonReader optimizer = sections.at("optimizer");
     const JsonReader tensors = optimizer.at("tensors");
-    index.optimizer = OptimizerSection{optimizer.at("hyper").at("step").integer(),
-                                       parse_tensors(tensors.at("exp_avg"), index),
-                                       parse_tensors(tensors.at("exp_avg_sq"), index)};
+    index.optimizer =
+        OptimizerSection{optimizer.at("hyper").at("step").integer(),
+                         parse_tensors(tensors.at("exp_avg"), index, Section::ExpAvg),
+                         parse_tensors(tensors.at("exp_avg_sq"), index, Section::ExpAvgSq)};
     check_optimizer(index, source);
   }
   if (sections.has("trainer")) {

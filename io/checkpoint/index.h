@@ -5,9 +5,11 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/base/dtype.h"
+#include "core/base/error.h"
 #include "core/base/shape.h"
 #include "io/base/json.h"
 
@@ -84,13 +86,30 @@ struct CheckpointIndex {
   TensorMap* tensors(Section section);
 };
 
+/// What an index says of one tensor does not hold together.
+class CorruptTensor : public CorruptCheckpoint {
+ public:
+  /// @param begin, end  elements that are in no chunk, or in two; or equal
+  CorruptTensor(std::string tensor, std::int64_t begin, std::int64_t end, const std::string& what)
+      : CorruptCheckpoint("{}", what), tensor_(std::move(tensor)), begin_(begin), end_(end) {}
+  /// With its section: "model/wte.weight".
+  const std::string& tensor() const { return tensor_; }
+  std::int64_t begin() const { return begin_; }
+  std::int64_t end() const { return end_; }
+
+ private:
+  std::string tensor_;
+  std::int64_t begin_, end_;
+};
+
 /// Whether a text may be a run id: 1 to 100 letters, digits, '.', '_' or '-'.
 bool is_run_id(std::string_view text);
 
 /// Parses and validates an index completely; touches no other file. An index without a checksum of
 /// its own, as tessera wrote them at first, is read unchecked, but may have no unknown field.
 /// @param source  named in errors
-/// @throws CorruptCheckpoint naming the field, what was expected and what was found
+/// @throws CorruptCheckpoint naming the field, what was expected and what was found; CorruptTensor
+/// if it is a tensor's
 CheckpointIndex parse_index(std::string_view text, const std::string& source);
 
 /// Text of index.json, with its checksum. parse_index(format_index(i)) is i.

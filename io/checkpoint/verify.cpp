@@ -291,7 +291,7 @@ class Verification {
 
 std::string VerifyProblem::str() const {
   if (tensor.empty()) return fmt::format("{}: {}", file, what);
-  if (begin == end) return fmt::format("{}: tensor {}: {}", file, tensor, what);
+  if (byte_begin == byte_end) return fmt::format("{}: tensor {}: {}", file, tensor, what);
   return fmt::format("{}: tensor {}, elements {} to {} (bytes {} to {}): {}", file, tensor, begin,
                      end, byte_begin, byte_end, what);
 }

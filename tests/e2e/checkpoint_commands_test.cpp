@@ -187,6 +187,20 @@ TEST_CASE_FIXTURE(Fixture, "checkpoints are listed, inspected, verified and comp
     flip_byte(first / "index.json", at + 22);
     CHECK(run({"checkpoint", "verify", first}, 1).out.find("its own checksum is wrong") !=
           std::string::npos);
+
+    Json index = read_json(last / "index.json");
+    index.erase("checksum");
+    auto& chunks = index["sections"]["model"]["tensors"]["wpe.weight"]["chunks"];
+    const std::int64_t begin = chunks[0]["elements"][0], end = chunks[0]["elements"][1];
+    chunks.erase(0);
+    dir.write("run/checkpoints/step-00000020/index.json", index.dump());
+    const Json problem = json({"checkpoint", "verify", last}, 1).at("problems").at(0);
+    CHECK(problem.at("file") == "index.json");
+    CHECK(problem.at("tensor") == "model/wpe.weight");
+    CHECK(problem.at("elements") == Json({begin, end}));
+    CHECK(run({"checkpoint", "verify", last}, 1)
+              .out.find(fmt::format("elements {} to {} are in no chunk", begin, end)) !=
+          std::string::npos);
   }
   SUBCASE("diff") {
     const Json report = json({"checkpoint", "diff", first, last}, 1);

@@ -280,7 +280,7 @@ TEST_CASE("tensors and chunks that do not fit") {
   refuse("/sections/model/tensors/w/shape", {-4, 3}, "whole number");
   refuse("/sections/model/tensors/w/shape", {4294967296, 4294967296}, "more than 2^63");
   refuse("/sections/model/tensors/w/shape", {1, 1, 1, 1, 1, 1, 1, 1, 12}, "9 dims");
-  refuse("/sections/model/tensors/w/chunks", Json::array(), "chunks hold 0 of 12");
+  refuse("/sections/model/tensors/w/chunks", Json::array(), "elements 0 to 12 are in no chunk");
   refuse(in_chunk("/bytes").c_str(), {100, 132}, "has 128 bytes");
   refuse(in_chunk("/bytes").c_str(), {100, 119}, "cannot lie in 19 bytes");
   refuse(in_chunk("/bytes").c_str(), {120, 100}, "whole number from 120");
@@ -294,6 +294,14 @@ TEST_CASE("tensors and chunks that do not fit") {
   json[Json::json_pointer(kChunk)]["elements"] = {0, 6};
   json[Json::json_pointer(kChunk)]["bytes"] = {100, 124};
   refuse_text(json.dump(), "elements 5 to 6 are in two chunks");
+  try {
+    parse_index(json.dump(), "index.json");
+    FAIL("it was taken");
+  } catch (const CorruptTensor& error) {
+    CHECK(error.tensor() == "model/w");
+    CHECK(error.begin() == 5);
+    CHECK(error.end() == 6);
+  }
   json = sample();
   json["sections"]["model"]["tensors"][std::string("w\0", 2)] =
       json["sections"]["model"]["tensors"]["w"];

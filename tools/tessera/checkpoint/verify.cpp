@@ -41,6 +41,11 @@ io::VerifyReport examine(const io::fs::path& dir, const io::VerifyOptions& optio
         io::parse_index(io::read_file(source, io::kMaxIndexBytes, io::Links::Refuse), source);
     check_step(index);
     return io::verify_checkpoint(dir, index, options);
+  } catch (const io::CorruptTensor& error) {
+    io::VerifyReport report;
+    report.problems.push_back(
+        {"index.json", error.tensor(), error.begin(), error.end(), error.what()});
+    return report;
   } catch (const CorruptCheckpoint& error) {
     io::VerifyReport report;
     report.problems.push_back({"index.json", "", 0, 0, error.what()});
