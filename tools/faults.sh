@@ -10,8 +10,8 @@ usage: tools/faults.sh [--only runs|saves] [--jobs N] [--build DIR]
 Builds the release preset and runs the whole fault campaign with 2, 3 and 4 ranks, and prints the
 tables of docs/faults.md.
 
-  runs    at each labelled point of a run, each rank in turn is killed, stopped, aborts, exits, hangs,
-          or finds no memory
+  runs    at each labelled point of a run, each rank in turn is killed, stopped, aborts, exits, or
+          finds no memory; while loading and in a step it hangs, too
   saves   a rank is killed before, after and in the middle of every system call of a save, each call
           fails with each error that it can give, and ranks are stopped; with four, the power is cut
           in 10,000 ways; then 10,000 bits of a checkpoint are flipped, one at a time

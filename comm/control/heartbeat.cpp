@@ -71,8 +71,9 @@ std::optional<CommError> Heartbeat::wait_for_verdict(milliseconds at_most) {
   return std::nullopt;
 }
 
-std::optional<CommError> Heartbeat::verdict() const {
-  const std::lock_guard lock(mutex_);
+std::optional<CommError> Heartbeat::verdict(milliseconds at_most) {
+  std::unique_lock lock(mutex_);
+  wake_.wait_for(lock, at_most, [this] { return verdict_ || ended_; });
   return verdict_;
 }
 
@@ -82,6 +83,7 @@ void Heartbeat::run() {
       const std::lock_guard lock(mutex_);
       verdict_ = verdict;
     }
+    wake_.notify_all();
     if (options_.on_verdict) options_.on_verdict(*verdict);
     if (is_lost_ && options_.on_lost) options_.on_lost();
     if (!sleep(options_.leave_within) && options_.on_stuck) options_.on_stuck(*verdict);

@@ -46,8 +46,8 @@ class Heartbeat {
   ~Heartbeat();
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;
-  /// What on_verdict was told, if it was.
-  std::optional<CommError> verdict() const;
+  /// What on_verdict is told, if it is by then.
+  std::optional<CommError> verdict(std::chrono::milliseconds at_most = {});
 
  private:
   void run();
@@ -62,7 +62,7 @@ class Heartbeat {
   const int rank_;
   const std::shared_ptr<RankStatus> status_;
   const HeartbeatOptions options_;
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   std::condition_variable wake_;
   std::optional<CommError> verdict_;
   bool stop_ = false, ended_ = false;

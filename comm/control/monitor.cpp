@@ -198,8 +198,9 @@ void Monitor::watch() {
   Allowance allowance;
   std::unique_lock lock(mutex_);
   while (!wake_.wait_for(lock, kTick, [this] { return stop_; })) {
-    auto beats = server_.beats().all();
+    const auto came = server_.beats().all();
     const auto now = Clock::now();  // none of them came later
+    auto beats = came;
     look_locked(now);
     allowance.grant(beats, std::exchange(not_granted_, {}), now);
     const OwnStop own_stop = own_stop_;
@@ -208,7 +209,7 @@ void Monitor::watch() {
       for (const std::string& note : slow.look(beats, now)) on_note_(note);
     }
     if (const auto error = judge_beats(beats, now, options_)) {
-      const CommError verdict = publish_verdict(server_, own_stop.judge(*error, beats, now));
+      const CommError verdict = publish_verdict(server_, own_stop.judge(*error, came, now));
       if (on_verdict_) on_verdict_(verdict);
       return;
     }

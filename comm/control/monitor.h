@@ -78,6 +78,7 @@ class OwnStop {
   /// @param withheld  since the last call: see WithheldTime
   void look(Clock::duration withheld, Clock::time_point now);
   /// @param error  that ranks were lost
+  /// @param beats  as they came, without any Allowance
   /// @return it, or what to say instead
   CommError judge(const CommError& error, const std::map<int, Beat>& beats,
                   Clock::time_point now) const;

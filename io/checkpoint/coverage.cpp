@@ -73,21 +73,24 @@ void check_coverage(TensorRecord& tensor, const std::string& where) {
   std::int64_t covered = 0;
   for (std::size_t i = 0; i < tensor.chunks.size();) {
     const Box& box = box_of(tensor.chunks[i]);
+    const std::string in = tensor.chunks[i].box ? fmt::format("{}, box at {} of shape {}", where,
+                                                              box.offsets, box.shape)
+                                                : where;
     check_inside(box, tensor.shape, where);
     const std::int64_t size = element_count(box.shape, where);
     std::int64_t position = 0;
     for (; i < tensor.chunks.size() && box_of(tensor.chunks[i]) == box; ++i) {
       const Chunk& chunk = tensor.chunks[i];
-      if (chunk.begin > position) throw covered_wrongly(where, position, chunk.begin, "no chunk");
+      if (chunk.begin > position) throw covered_wrongly(in, position, chunk.begin, "no chunk");
       if (chunk.begin < position) {
-        throw covered_wrongly(where, chunk.begin, std::min(position, chunk.end), "two chunks");
+        throw covered_wrongly(in, chunk.begin, std::min(position, chunk.end), "two chunks");
       }
       require<CorruptCheckpoint>(chunk.end <= size,
                                  "{}: a chunk ends at element {}, but there are {}", where,
                                  chunk.end, size);
       position = chunk.end;
     }
-    if (position != size) throw covered_wrongly(where, position, size, "no chunk");
+    if (position != size) throw covered_wrongly(in, position, size, "no chunk");
     require<CorruptCheckpoint>(!__builtin_add_overflow(covered, size, &covered),
                                "{}: chunks hold more than 2^63 elements", where);
     boxes.push_back(&box);

@@ -89,7 +89,8 @@ struct CheckpointIndex {
 /// What an index says of one tensor does not hold together.
 class CorruptTensor : public CorruptCheckpoint {
  public:
-  /// @param begin, end  elements that are in no chunk, or in two; or equal
+  /// @param begin, end  elements that are in no chunk, or in two, counted in the box that `what`
+  /// names, if it names one; or equal
   CorruptTensor(std::string tensor, std::int64_t begin, std::int64_t end, const std::string& what)
       : CorruptCheckpoint("{}", what), tensor_(std::move(tensor)), begin_(begin), end_(end) {}
   /// With its section: "model/wte.weight".

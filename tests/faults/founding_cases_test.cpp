@@ -217,7 +217,7 @@ TEST_CASE_FIXTURE(Fixture, "founding case: a start to which one rank never comes
         const std::string run = dir.file(fmt::format("run-{}-{}", world, missing));
         ranks[static_cast<std::size_t>(rank)] =
             start_rank(joined(small_run(text, run, 1, 10),
-                              {"--train.global_batch=12", "--comm.init_timeout=5"}),
+                              {"--train.global_batch=12", "--comm.init_timeout=8"}),
                        rank, world, port);
       }
     }

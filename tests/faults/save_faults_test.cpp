@@ -177,6 +177,7 @@ using Judge = std::function<std::string(const Point&, const Outcome&)>;
 
 Tally campaign(const std::vector<Point>& points, std::size_t resume_every, const Judge& judge,
                const test::Arguments& more = {}) {
+  test::stolen_between({}, {});  // watches from here on
   std::vector<Outcome> outcomes(points.size());
   test::for_all(points.size(), [&](std::size_t i) {
     outcomes[i] = run(points[i], i, resume_every > 0 && i % resume_every == 0, more);

@@ -71,6 +71,7 @@ bool is_request(int signal) { return signal == SIGINT || signal == SIGTERM || si
 struct Rank {
   pid_t pid = -1;
   bool running = true;
+  bool is_ended = false;               // by us, and nobody else is for it
   std::chrono::nanoseconds starved{};  // when time was given last
   std::optional<LinePrefixer> output;
 };
@@ -214,7 +215,7 @@ class Launch {
   // No heartbeat is expected any more of a rank that has said that it leaves.
   void end_who_stays() {
     const auto now = Clock::now();
-    if (root_ || next_step_ || now < look_for_leavers_) return;
+    if (next_step_ || now < look_for_leavers_) return;
     look_for_leavers_ = now + kLook;
     std::vector<int> staying;
     for (const auto& [rank, beat] : server_.beats().all()) {
@@ -224,6 +225,12 @@ class Launch {
       if (now - began >= options_.leave) staying.push_back(rank);
     }
     if (staying.empty()) return;
+    for (const int rank : staying) {  // it does not end by SIGTERM either
+      Rank& stays = ranks_[static_cast<std::size_t>(rank)];
+      stays.is_ended = true;
+      ::kill(stays.pid, SIGKILL);
+    }
+    if (root_) return;
     const bool one = staying.size() == 1;
     const std::string what =
         fmt::format("did not end within {} of leaving, and {} ended",
@@ -232,12 +239,10 @@ class Launch {
     if (one) text += fmt::format(" (pid {})", ranks_[static_cast<std::size_t>(staying[0])].pid);
     text += " " + what;
     root_ = Failure{.code = kCommunicationFailed,
-                    .by_signal = false,
+                    .by_signal = true,
                     .rank = one ? staying[0] : -1,
                     .what = one ? what : text,
-                    .text = text,
-                    .stayed = true};
-    end_the_others();
+                    .text = text};
   }
 
   void act_again_in(std::chrono::milliseconds time) {
@@ -311,6 +316,7 @@ class Launch {
   void note_end(int rank, std::optional<int> known_status) {
     const int status = known_status.value_or(W_EXITCODE(1, 0));
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return;
+    if (ranks_[static_cast<std::size_t>(rank)].is_ended) return;
     const pid_t pid = ranks_[static_cast<std::size_t>(rank)].pid;
     const bool by_signal = WIFSIGNALED(status);
     const int code = by_signal ? kCommunicationFailed : WEXITSTATUS(status);
@@ -437,7 +443,7 @@ class Launch {
     outcome.signal = passed_on_ != 0 ? passed_on_ : stopped_by_;
     if (root_) {
       log_.write(fmt::format("tessera: {}{}\n", root_->text,
-                             signalled_ && !root_->stayed ? "; the other ranks were ended" : ""));
+                             signalled_ ? "; the other ranks were ended" : ""));
       outcome.code = root_->code;
       outcome.failed = true;
       outcome.culprit = root_->rank;
@@ -462,7 +468,6 @@ class Launch {
     int rank;
     std::string what, text;  // with the rank, or whoever it is, before it in `text`
     std::string fate = {};
-    bool stayed = false;  // though it had said that it leaves
   };
   const int nproc_;
   const LaunchOptions options_;

@@ -38,10 +38,12 @@ struct LaunchOptions {
 /// these, though nothing was passed on, was signalled itself, and all have agreed to stop: that is
 /// no failure either.
 ///
-/// When a rank fails, or its heartbeats stop, or it says that it leaves and does not end, all ranks
-/// are told why, one line names the root cause, and those that still run are ended. If this process
-/// was itself stopped for so long that the ranks gave it up, the line says that, and names no rank.
-/// A log that nobody reads delays nothing but the end, by 10 s; what it does not take is lost then.
+/// When a rank fails, or its heartbeats stop, all ranks are told why, one line names the root
+/// cause, and those that still run are ended. A rank that says that it leaves, and does not end, is
+/// killed and named, and the others go on. If this process was itself stopped for so long that the
+/// ranks gave it up, the line says that, and names no rank. A log that nobody reads delays nothing
+/// but the end, by 10 s, and one that is read slowly by a minute; what it does not take is lost
+/// then.
 ///
 /// Call it before this process has other threads, so that they can't catch its signals.
 ///

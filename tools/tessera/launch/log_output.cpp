@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <climits>
 
@@ -14,6 +15,7 @@ namespace tessera::tools {
 namespace {
 
 constexpr std::size_t kFull = 256 * 1024;
+constexpr std::chrono::seconds kMost{60};
 
 // What a pipe takes in one piece if it is ready for writing: lines, or the begin of a long one.
 std::string_view piece_of(std::string_view text) {
@@ -88,12 +90,14 @@ std::size_t LogOutput::kept() const {
 
 void LogOutput::finish(std::chrono::milliseconds patience) {
   using Clock = std::chrono::steady_clock;
+  const auto last = Clock::now() + kMost;
   auto end = Clock::now() + patience;
   flush();
   for (std::size_t before = kept(); before > 0; before = kept()) {
-    if (!is_ready(fd(), comm::milliseconds_until(end))) break;
+    const int waited_for = fd();
+    if (waited_for < 0 || !is_ready(waited_for, comm::milliseconds_until(end))) break;
     flush();
-    if (kept() < before) end = Clock::now() + patience;
+    if (kept() < before) end = std::min(last, Clock::now() + patience);
     if (Clock::now() >= end) break;
   }
   const std::lock_guard lock(mutex_);

@@ -26,7 +26,8 @@ class LogOutput {
   int fd() const;
   /// So much is kept that who copies from elsewhere should wait.
   bool is_full() const;
-  /// Waits until all is written; once nothing is taken for so long, the rest is dropped.
+  /// Waits until all is written; once nothing is taken for so long, or after a minute, the rest is
+  /// dropped.
   void finish(std::chrono::milliseconds patience);
 
  private:

@@ -113,7 +113,7 @@ std::string RankFlight::last_collectives() const noexcept {
     const auto& all = record.collectives;
     std::string text;
     for (std::size_t i = all.size() - std::min(kShown, all.size()); i < all.size(); ++i) {
-      text += fmt::format("{}{} {}", text.empty() ? "\n  last collectives: " : ", ",
+      text += fmt::format("{}{} {}", text.empty() ? "last collectives: " : ", ",
                           all[i].signature.describe(), comm::flight_state_name(all[i].state));
     }
     return text;
@@ -150,7 +150,11 @@ void fail_at_once(const std::shared_ptr<RankFlight>& flight, const CommError& er
   const auto end = std::chrono::steady_clock::now() + kAtOnce;
   // Without a thread there is no place to hang in either: this process then ends without a word.
   try {
-    const auto said = begin([line] { write_to_stderr(line()); });
+    const auto said = begin([line, flight] {
+      write_to_stderr(line() + "\n");
+      const std::string last = flight->last_collectives();
+      if (!last.empty()) write_to_stderr("  " + last + "\n");
+    });
     const auto noted = begin([flight, error] { flight->fail(error); });
     said.wait_until(end);
     noted.wait_until(end);

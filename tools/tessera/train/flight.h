@@ -34,8 +34,8 @@ class RankFlight {
   /// this run has not. A second call gives the same.
   std::shared_ptr<comm::FlightRecorder> open();
 
-  /// "\n  last collectives: all_gather#175 (h.0) f32[96] done, all_gather#176 (root) f32[96]
-  /// running", for behind a line of failure; empty if there were none.
+  /// "last collectives: all_gather#175 (h.0) f32[96] done, all_gather#176 (root) f32[96] failed",
+  /// for below a line of failure; empty if there were none. May wait for a disk.
   std::string last_collectives() const noexcept;
 
   /// Notes how the rank ends, and after an error of communication its last collectives in its log.
@@ -59,8 +59,9 @@ void record_failure(comm::FlightRecorder& recorder, const RankLog& log,
                     const std::exception& error) noexcept;
 
 /// RankFlight::fail() for a process that must end now, though any of its threads may hang, in a
-/// disk, say, and with what locks: writes `line()` to standard error and notes the error, each on a
-/// thread of its own, and is back within 500 ms whatever becomes of them.
+/// disk, say, and with what locks: writes `line()` and the last collectives to standard error and
+/// notes the error, each on a thread of its own, and is back within 500 ms whatever becomes of
+/// them.
 void fail_at_once(const std::shared_ptr<RankFlight>& flight, const CommError& error,
                   const std::function<std::string()>& line) noexcept;
 

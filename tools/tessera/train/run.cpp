@@ -34,6 +34,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// For a heartbeat to find out what a call of the store has found out.
+constexpr std::chrono::milliseconds kFinds{1000};
+
 // Better at the start than after the steps that were to be traced.
 void check_profile(const Config& config, int rank) {
   if (config.train.profile.empty()) return;
@@ -117,9 +120,8 @@ comm::RankGroup join(const Config& config, const comm::LaunchEnvironment& enviro
   options.on_start_id = [flight](std::uint64_t id) { flight->set_start_id(id); };
   options.on_stuck = [status, flight](const CommError& error,
                                       const std::vector<comm::Hello>& ranks) {
-    fail_at_once(flight, error, [status, flight, error, ranks] {
-      return fmt::format("tessera: error: {}{}\n", fault_line(error, status->state(), ranks),
-                         flight->last_collectives());
+    fail_at_once(flight, error, [status, error, ranks] {
+      return "tessera: error: " + fault_line(error, status->state(), ranks);
     });
     constexpr int kExitCode = 4;
     ::_exit(kExitCode);
@@ -148,12 +150,14 @@ CommError agreed(comm::RankGroup& group, const CommError& error, const RankFligh
     try {
       verdict = comm::publish_verdict(*group.store, error);
     } catch (const std::exception&) {
-      // The store went first.
+      // The store went first, as the heartbeat finds, too.
+      if (auto lost = group.heartbeat->verdict(kFinds)) verdict = lost;
     }
   }
-  return CommError(verdict->failure(), verdict->culprits(), "{}{}",
+  const std::string last = flight.last_collectives();
+  return CommError(verdict->failure(), verdict->culprits(), "{}{}{}",
                    fault_line(*verdict, group.status->state(), group.ranks),
-                   flight.last_collectives())
+                   last.empty() ? "" : "\n  ", last)
       .set_fate(verdict->fate());
 }
 
