@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <thread>
 
+#include "comm/control/socket.h"
+#include "comm/control/tcp_store.h"
 #include "core/base/memory.h"
 #include "core/base/system_memory.h"
 #include "tests/e2e/small_run.h"
@@ -172,6 +174,7 @@ TEST_CASE_FIXTURE(Fixture,
   const Case cases[] = {
       {"sequences too long", {"--model.seq_len=8000", "--train.global_batch=3000000"}, {}},
       {"batches too large", {"--train.global_batch=300000000"}, {"--train.micro_batch "}},
+      // What a wrapping policy that matches no block comes to elsewhere; here units are the blocks.
       {"nothing is split",
        {"--shard.mode=none", "--model.n_embd=32768", "--model.n_layer=24"},
        {"--shard.mode full"}},
@@ -201,6 +204,54 @@ TEST_CASE_FIXTURE(Fixture,
       CHECK(holds(last_words(result.err, world - 1), world == 1 ? "" : "culprit=rank 0 ("));
       CHECK_FALSE(std::filesystem::exists(run + "/metrics.jsonl"));
     }
+  }
+}
+
+TEST_CASE_FIXTURE(
+    Fixture, "founding case: a precision that needs too much memory is told, with what would do") {
+  // Two blocks of width 64 take 5.4, 4.0 and 3.3 MiB of each of 2, 3 and 4 ranks, and 3.4, 2.6 and
+  // 2.2 MiB in bf16.
+  const std::map<int, std::string> limits = {{2, "4800000"}, {3, "3500000"}, {4, "2900000"}};
+  for (const auto& [world, limit] : limits) {
+    CAPTURE(world);
+    for (const bool narrow : {false, true}) {
+      CAPTURE(narrow);
+      const std::string run = dir.file(fmt::format("precision-{}-{}", world, narrow));
+      const auto result =
+          run_cli(joined(small_run(text, run, world, 2),
+                         {"--train.global_batch=12", "--model.n_embd=64", "--model.seq_len=64",
+                          "--train.memory_limit=" + limit,
+                          fmt::format("--train.precision={}", narrow ? "bf16-true" : "fp32")}));
+      INFO(result.describe());
+      CHECK(result.code == (narrow ? 0 : kMemory));
+      CHECK(holds(result.err, "train.memory_limit allows") == !narrow);
+      if (!narrow) CHECK(holds(result.err, "--train.precision bf16"));
+      if (!narrow) CHECK(holds(result.err, "optimizer state "));
+    }
+  }
+}
+
+TEST_CASE_FIXTURE(Fixture, "ports that others hold, and a store of a former run, are passed over") {
+  for (const int world : kWorlds) {
+    CAPTURE(world);
+    const std::string port = test::meeting_port();
+    const auto first = static_cast<std::uint16_t>(std::stoi(port));
+    const auto silent = comm::listen_on("127.0.0.1", first, 64);
+    const comm::TcpStoreServer former(
+        {.port = static_cast<std::uint16_t>(first + 1), .run_id = "a former run"});
+    std::vector<std::unique_ptr<CliProcess>> ranks;
+    for (int rank = 0; rank < world; ++rank) {
+      ranks.push_back(
+          start_rank(joined(small_run(text, dir.file(fmt::format("ports-{}", world)), 1, 3),
+                            {"--train.global_batch=12"}),
+                     rank, world, port));
+    }
+    for (const auto& rank : ranks) {
+      const auto result = rank->wait(seconds(30));
+      INFO(result.describe());
+      CHECK(result.code == 0);
+    }
+    CHECK(former.size() == 0);
   }
 }
 
