@@ -170,6 +170,10 @@ TensorRecord parse_tensor(const JsonReader& json, const CheckpointIndex& index) 
   return tensor;
 }
 
+std::string full_name(Section section, const std::string& name) {
+  return fmt::format("{}/{}", section_name(section), name);
+}
+
 TensorMap parse_tensors(const JsonReader& json, const CheckpointIndex& index, Section section) {
   TensorMap tensors;
   for (const auto& [name, value] : json.object().items()) {
@@ -177,13 +181,12 @@ TensorMap parse_tensors(const JsonReader& json, const CheckpointIndex& index, Se
         !name.empty() && name.size() <= kMaxTensorName && name.find('\0') == std::string::npos,
         "{}: a tensor's name is empty, holds a NUL, or is longer than {} bytes", json.where(),
         kMaxTensorName);
-    const auto full_name = [&] { return fmt::format("{}/{}", section_name(section), name); };
     try {
       tensors.emplace(name, parse_tensor(json.at(name), index));
     } catch (const CorruptTensor& error) {
-      throw CorruptTensor(full_name(), error.begin(), error.end(), error.what());
+      throw CorruptTensor(full_name(section, name), error.begin(), error.end(), error.what());
     } catch (const CorruptCheckpoint& error) {
-      throw CorruptTensor(full_name(), 0, 0, error.what());
+      throw CorruptTensor(full_name(section, name), 0, 0, error.what());
     }
   }
   return tensors;

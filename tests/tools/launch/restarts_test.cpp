@@ -24,7 +24,7 @@ struct Run {
 
 // Each rank runs a shell script; $RANK is its rank, $DIR a directory of this test. The newest
 // "checkpoint" is the number in $DIR/step. Each start of rank 0 adds a line to $DIR/starts: the
-// number of ranks, and the script's argument, which is "again" after a failure.
+// number of ranks, and the script's argument; the others wait for it.
 Run run(int nproc, const std::string& script, const test::TempDir& dir, RestartOptions restarts) {
   tools::LaunchOptions options;
   options.program = "/bin/sh";
@@ -37,7 +37,11 @@ Run run(int nproc, const std::string& script, const test::TempDir& dir, RestartO
     return std::stoll(dir.read("step"));
   };
   const std::string text = "DIR=" + dir.path().string() +
-                           "\ntest $RANK = 0 && echo $WORLD_SIZE $1 >> $DIR/starts\n" + script;
+                           "\nif test $RANK = 0; then\n"
+                           "  echo $WORLD_SIZE $1 >> $DIR/starts; touch $DIR/$TESSERA_RUN_ID\n"
+                           "fi\n"
+                           "while ! test -e $DIR/$TESSERA_RUN_ID; do sleep 0.02; done\n" +
+                           script;
   restarts.arguments = [&](bool has_checkpoint) {
     return std::vector<std::string>{"sh", "-c", text, "sh", has_checkpoint ? "from" : "anew"};
   };

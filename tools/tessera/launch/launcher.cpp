@@ -139,7 +139,7 @@ class Launch {
     for (Rank& rank : ranks_) {
       if (rank.output) rank.output->finish();
     }
-    const LaunchOutcome outcome = conclude();
+    LaunchOutcome outcome = conclude();
     log_.finish(kLastWords);
     return outcome;
   }
