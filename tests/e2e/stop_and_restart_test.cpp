@@ -1,9 +1,14 @@
 // Steps that are not finite, warnings by signal, memory that runs out, and runs that start again.
 
 #include <doctest/doctest.h>
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -149,6 +154,39 @@ TEST_CASE_FIXTURE(Fixture, "SIGUSR1 of one rank stops all at the same step, with
       ends.push_back(last.substr(at));
     }
     for (const std::string& end : ends) CHECK(end == ends[0]);
+  }
+}
+
+TEST_CASE_FIXTURE(Fixture, "a run whose log nobody reads goes on, stops by one signal, and saves") {
+  for (const int world : {1, 3}) {
+    CAPTURE(world);
+    const std::string run = dir.file(fmt::format("unread-{}", world));
+    // All ranks, and the launcher, write to one pipe, which is small and stays full.
+    const std::string fifo = dir.file(fmt::format("log-{}", world));
+    REQUIRE(::mkfifo(fifo.c_str(), 0600) == 0);
+    const int reader = ::open(fifo.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    REQUIRE(::fcntl(reader, F_SETPIPE_SZ, 4096) >= 0);
+    CliProcess process(joined(small_run(text, run, world, 1'000'000),
+                              {"--train.global_batch=12", "--checkpoint.every=1000000",
+                               "--train.eval_every=0", "--comm.timeout=5", "--train.log_every=1"}),
+                       {}, fifo);
+    const auto steps = [&] {
+      std::ifstream in(run + "/metrics.jsonl");
+      return std::count(std::istreambuf_iterator<char>(in), {}, '\n');
+    };
+    // Each with a line in the log: many times what fits into the pipe.
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (steps() < 400 && std::chrono::steady_clock::now() < end)
+      std::this_thread::sleep_for(milliseconds(20));
+    CHECK(steps() >= 400);
+    process.signal(SIGTERM);
+    const auto result = process.wait(std::chrono::seconds(60));
+    INFO(result.describe());
+    CHECK(result.code == 128 + SIGTERM);
+    const auto newest = run_cli({"checkpoint", "verify", run});
+    INFO(newest.describe());
+    CHECK(newest.code == 0);
+    ::close(reader);
   }
 }
 

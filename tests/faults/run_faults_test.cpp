@@ -111,6 +111,15 @@ bool names(const std::string& err, int rank, int victim, std::string_view fate) 
   return false;
 }
 
+// The launcher says at the end who was first.
+bool last_line_names(const std::string& err, int victim) {
+  const std::string_view text = std::string_view(err).substr(0, err.find_last_not_of('\n') + 1);
+  const std::string_view line = text.substr(text.rfind('\n') + 1);
+  return line.starts_with("tessera: ") &&
+         (line.find(fmt::format("rank {} (", victim)) != line.npos ||
+          line.find(fmt::format("missing: rank {};", victim)) != line.npos);
+}
+
 void strike(const Setting& setting, const Case& c, std::size_t i, Tally& tally, std::mutex& mutex) {
   const std::string run = setting.dir.file(fmt::format("{}-{}", c.kind.name, i));
   const std::string mark = run + ".mark";
@@ -142,6 +151,7 @@ void strike(const Setting& setting, const Case& c, std::size_t i, Tally& tally, 
   for (int rank = 0; rank < c.world; ++rank) {
     if (rank != c.victim && !names(result.err, rank, c.victim, fate)) named = false;
   }
+  named = named && last_line_names(result.err, c.victim);
   // But the launcher knows what it started.
   if (wait_to_meet.count() > 0 &&
       result.err.find(fmt::format("; of rank {}: the launcher started it as pid ", c.victim)) ==

@@ -56,7 +56,8 @@ std::string CliResult::describe() const {
                      in_time ? "" : ", past the deadline", time.count(), out, err);
 }
 
-CliProcess::CliProcess(const Arguments& arguments, const Variables& variables)
+CliProcess::CliProcess(const Arguments& arguments, const Variables& variables,
+                       const std::string& log)
     : start_(Clock::now()) {
   if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) throw std::runtime_error("prctl failed");
   std::vector<std::string> words = {TESSERA_BINARY};
@@ -64,7 +65,7 @@ CliProcess::CliProcess(const Arguments& arguments, const Variables& variables)
   std::vector<std::string> lines = environment(variables);
   const auto argv = pointers(words);
   const auto envp = pointers(lines);
-  const std::string out = streams_.file("out"), err = streams_.file("err");
+  const std::string out = streams_.file("out"), err = log.empty() ? streams_.file("err") : log;
   pid_ = ::fork();
   if (pid_ < 0) throw std::runtime_error("fork failed");
   if (pid_ == 0) {

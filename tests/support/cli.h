@@ -33,7 +33,9 @@ struct CliResult {
 /// leaves behind becomes a child of this test, so that wait() can wait for all of it.
 class CliProcess {
  public:
-  explicit CliProcess(const Arguments& arguments, const Variables& variables = {});
+  /// @param log  where its standard error goes, if not to err()
+  explicit CliProcess(const Arguments& arguments, const Variables& variables = {},
+                      const std::string& log = {});
   /// Kills what still runs.
   ~CliProcess();
   CliProcess(const CliProcess&) = delete;

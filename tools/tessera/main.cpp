@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <cstdio>
 #include <exception>
 #include <filesystem>
 #include <new>
@@ -19,14 +18,20 @@
 #include "core/base/error.h"
 #include "tools/tessera/command.h"
 #include "tools/tessera/config/fields.h"
+#include "tools/tessera/launch/log_output.h"
 
 namespace tessera::tools {
 namespace {
 
 enum ExitCode { kOk = 0, kFailed = 1, kUsage = 2, kIo = 3, kComm = 4, kMemory = 5 };
 
-/// Not fmt::print, which throws if nobody reads standard error any more.
-void say(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stderr); }
+/// Not fmt::print, which throws if nobody reads standard error any more, and waits for who does not
+/// read it now.
+void say(std::string_view text) {
+  LogOutput log(STDERR_FILENO);
+  log.write(text);
+  log.finish();
+}
 
 int report(ExitCode code, std::string_view message) {
   say(fmt::format("tessera: error: {}\n", message));

@@ -2,11 +2,14 @@
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <ostream>
+#include <sstream>
 #include <string>
 #include <thread>
 
@@ -15,6 +18,7 @@
 #include "tests/support/check_throws.h"
 #include "tests/support/temp_dir.h"
 #include "tools/tessera/launch/line_prefixer.h"
+#include "tools/tessera/launch/standard_error.h"
 
 using namespace tessera;
 using namespace std::chrono_literals;
@@ -302,6 +306,59 @@ TEST_CASE("a rank that says that it leaves, and stays, is killed and named; no o
     // Who has not said so goes on.
     CHECK(std::filesystem::exists(dir.file("done")) == !both);
   }
+}
+
+TEST_CASE("a log that nobody reads loses whole lines, and says so") {
+  int ends[2];
+  REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+  std::string log;
+  std::thread reader;
+  constexpr int kLines = 100'000;
+  {
+    tools::LogOutput output(ends[1]);
+    tools::LogBuffer buffer(output);
+    std::ostream stream(&buffer);
+    for (int i = 0; i < kLines; ++i) stream << fmt::format("line {}\n", i);
+    CHECK(output.is_full());
+    // Now somebody does.
+    reader = std::thread([&] {
+      char bytes[4096];
+      for (ssize_t n; (n = ::read(ends[0], bytes, sizeof(bytes))) > 0;)
+        log.append(bytes, static_cast<std::size_t>(n));
+    });
+    while (output.is_full()) stream << std::flush;
+    stream << "the last line\n";
+    output.finish(10s);
+  }
+  ::close(ends[1]);
+  reader.join();
+  ::close(ends[0]);
+  std::istringstream lines(log);
+  std::string line;
+  std::size_t size = 0;
+  int count = 0;
+  for (; std::getline(lines, line) && line == fmt::format("line {}", count); ++count)
+    size += line.size() + 1;
+  CHECK(size > 256 * 1024);
+  CHECK(count < kLines);
+  std::size_t dropped = 0;
+  for (int i = count; i < kLines; ++i) dropped += fmt::format("line {}\n", i).size();
+  CHECK(line ==
+        fmt::format("tessera: warning: {} bytes of this log were dropped, as nobody read it",
+                    dropped));
+  CHECK(std::getline(lines, line));
+  CHECK(line == "the last line");
+  CHECK_FALSE(std::getline(lines, line));
+}
+
+TEST_CASE("ranks that are killed together are all named") {
+  const test::TempDir dir;
+  const Run r = run(3, "test $RANK = 0 || kill -KILL $$; sleep 5", dir, 2s);
+  INFO(r.errors);
+  CHECK(r.code == 4);
+  for (const char* part : {"rank 1 (pid ", "rank 2 (pid ", " was killed by SIGKILL; rank ",
+                           ") was killed by SIGKILL; the other ranks were ended\n"})
+    CHECK(holds(r.errors, part));
 }
 
 TEST_CASE("ranks are ended, and lines stay whole, while nobody reads the log") {

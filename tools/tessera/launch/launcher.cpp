@@ -48,8 +48,6 @@ constexpr std::size_t kConnections = 4;
 // Between looks at the clock while ranks are given time to end.
 constexpr int kLastPumps = 16;  // a pipe holds 16 pages of memory, of 64 KiB at most
 constexpr std::chrono::milliseconds kTick{100};
-// For a log that is slow to take what there is at the end.
-constexpr std::chrono::milliseconds kLastWords{10'000};
 // Between looks at the ranks when nothing tells of one: a thread that was there before us may be
 // handed the signal of a rank's end, and ignores it.
 constexpr std::chrono::milliseconds kLook{1000};
@@ -140,7 +138,7 @@ class Launch {
       if (rank.output) rank.output->finish();
     }
     LaunchOutcome outcome = conclude();
-    log_.finish(kLastWords);
+    log_.finish();
     return outcome;
   }
 
@@ -332,6 +330,11 @@ class Launch {
     }
     const bool better = !by_signal && root_ && root_->code == kCommunicationFailed &&
                         !root_->by_signal && code != kCommunicationFailed;
+    const bool beside = by_signal && root_ && root_->by_signal && root_->rank >= 0 && !better;
+    if (beside && root_->rank != rank) {
+      root_->text += fmt::format("; rank {} (pid {}) was killed by {}", rank, pid,
+                                 signal_name(WTERMSIG(status)));
+    }
     if (!root_ || better ||
         (by_signal && root_->code == kCommunicationFailed && !root_->by_signal)) {
       std::string what = by_signal ? "was killed by " + signal_name(WTERMSIG(status))
@@ -347,6 +350,7 @@ class Launch {
                   by_signal ? signal_name(WTERMSIG(status)) : fmt::format("exit code {}", code)};
       if (code != kCommunicationFailed || by_signal) {
         tell_others(rank);
+        add_own_stop(rank);
       } else {
         name_nobody();
       }
@@ -365,13 +369,21 @@ class Launch {
     root_->what = root_->text = monitor_->judge(lost).what();
   }
 
+  // The other ranks may have given this process up before they could hear of that one.
+  void add_own_stop(int rank) {
+    const CommError lost(CommFailure::PeerLost, {rank}, "{}", root_->text);
+    const CommError judged = monitor_->judge(lost);
+    if (judged.fate() == comm::kNoAnswer) root_->text += fmt::format("; {}", judged.what());
+  }
+
   // It has agreed with them on who is.
   void blame_agreed() {
     const auto verdict = comm::find_verdict(server_);
     if (!verdict || verdict->culprits().empty()) return;
     root_->rank = verdict->culprits().front();
     root_->what = what_happened(*verdict);
-    root_->text = verdict->what();
+    const std::string_view text = verdict->what();
+    root_->text = text.substr(0, text.find('\n'));
   }
 
   static std::string what_happened(const CommError& verdict) {
@@ -420,8 +432,10 @@ class Launch {
                     known ? what_happened(*verdict) : verdict->what(), verdict->what()};
     for (const int culprit : verdict->culprits()) {
       if (culprit < 0 || culprit >= nproc_) continue;
-      const Rank& stopped = ranks_[static_cast<std::size_t>(culprit)];
-      if (stopped.running) ::kill(stopped.pid, SIGKILL);
+      Rank& stopped = ranks_[static_cast<std::size_t>(culprit)];
+      if (!stopped.running) continue;
+      stopped.is_ended = true;
+      ::kill(stopped.pid, SIGKILL);
     }
     if (!next_step_) act_again_in(options_.notice);
   }

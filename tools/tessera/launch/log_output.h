@@ -28,7 +28,7 @@ class LogOutput {
   bool is_full() const;
   /// Waits until all is written; once nothing is taken for so long, or after a minute, the rest is
   /// dropped.
-  void finish(std::chrono::milliseconds patience);
+  void finish(std::chrono::milliseconds patience = std::chrono::seconds(10));
 
  private:
   enum class Kind { Plain, Polled, Socket, Own };

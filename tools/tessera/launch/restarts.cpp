@@ -12,14 +12,13 @@ namespace tessera::tools {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr int kUsage = 2;  // exit code
-constexpr std::chrono::milliseconds kLastWords{10'000};
+constexpr int kUsage = 2;       // exit code
 constexpr int kMostBarren = 2;  // failures in a row without a checkpoint in between
 
 void say(const LaunchOptions& options, const std::string& text) {
   LogOutput log(options.error_fd);
   log.write(fmt::format("tessera: {}\n", text));
-  log.finish(kLastWords);
+  log.finish();
 }
 
 // @return the signal that came, or 0

@@ -15,6 +15,7 @@
 #include "core/base/caching_allocator.h"
 #include "tools/tessera/device/choose_device.h"
 #include "tools/tessera/device/head_dim.h"
+#include "tools/tessera/launch/standard_error.h"
 #include "tools/tessera/model/loaded_model.h"
 #include "tools/tessera/signal/stop_signal.h"
 #include "tools/tessera/train/fault_line.h"
@@ -267,6 +268,7 @@ int join_and_train(Config config, const comm::LaunchEnvironment& environment,
 
 int run_rank(Config config, const comm::LaunchEnvironment& environment, bool json) {
   const HeldWarnings held;  // a scheduler's warning comes when it comes
+  const PatientStandardError log;
   const std::string process =
       comm::make_hello(environment.rank, environment.world_size, {}, {}).process();
   const auto status = std::make_shared<comm::RankStatus>(process);
