@@ -8,6 +8,12 @@
 
 namespace tessera::kernels {
 
+/// What AdamW makes of its settings once a step, in double, for all elements: 1 - lr wd,
+/// lr / (1 - b1^t) and 1 / sqrt(1 - b2^t).
+struct AdamWRates {
+  float decay = 1, rate = 0, v_scale = 0;
+};
+
 /// One AdamW step over a flat range, all moments and weights in one pass over memory.
 ///
 /// param                      [n] f32 or bf16, contiguous
@@ -16,6 +22,10 @@ namespace tessera::kernels {
 /// is
 ///                            NaN, nothing changes: see ClipFactor.
 /// copy                       optional, [n] bf16, contiguous: param, rounded, from the same pass
+/// rates                      optional, [3] f32 where the others lie: AdamWRates, instead of lr and
+///                            step. No decay without weight_decay
+/// stream                     optional, [2] i64 where the others lie: key and stream of `rounding`,
+///                            instead of it. With both, work that is captured serves every step.
 ///   g = grad_scale * grad;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
 ///   param = param (1 - lr wd) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 /// Computes in f32. A bf16 param is rounded to nearest or, with `stochastic`, up with the
@@ -27,12 +37,16 @@ struct AdamW {
   double lr = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   std::int64_t step = 1;  ///< t, from 1
   double grad_scale = 1.0;
-  TensorView factor{}, copy{};
+  TensorView factor{}, copy{}, rates{}, stream{};
   bool stochastic = false;
   RngKey rounding{};
   std::uint64_t first_element = 0;
+  AdamWRates host_rates{};  ///< what adamw() works out, without `rates`
 };
 void adamw(Context& context, const AdamW& args);
+/// @param step  from 1
+AdamWRates adamw_rates(double lr, double beta1, double beta2, double weight_decay,
+                       std::int64_t step);
 
 /// factor = min(1, max_norm / (sqrt(totals[0]) + 1e-6)), 1 if max_norm is 0; NaN if any of the
 /// totals is not finite, so that an update with it changes nothing.

@@ -91,12 +91,28 @@ void Gpt2::check_tokens(const Tensor& tokens, std::int64_t past) const {
 
 Tensor Gpt2::drop(const Tensor& x, const ForwardOptions& options, std::int64_t place) const {
   if (!options.training || config_.dropout == 0.0F) return x;
-  const RngKey key =
-      RngKey::make(options.seed, RngPurpose::Dropout, static_cast<std::uint64_t>(options.step),
-                   static_cast<std::uint64_t>(place));
-  const std::int64_t per_sample = x.numel() / x.dim(0);
-  return ops::dropout(x, config_.dropout, key,
-                      static_cast<std::uint64_t>(options.first_sample * per_sample));
+  const kernels::DropoutPlace at = dropout_place(options, place, x.dim(1));
+  const Tensor& table = options.dropout_table;
+  return ops::dropout(x, config_.dropout, at.key, at.first_element,
+                      table.defined() ? table.alias({3}, {1}, 3 * place) : Tensor());
+}
+
+kernels::DropoutPlace Gpt2::dropout_place(const ForwardOptions& options, std::int64_t place,
+                                          std::int64_t seq_len) const {
+  return {RngKey::make(options.seed, RngPurpose::Dropout, static_cast<std::uint64_t>(options.step),
+                       static_cast<std::uint64_t>(place)),
+          static_cast<std::uint64_t>(options.first_sample * seq_len * config_.n_embd)};
+}
+
+std::vector<std::int64_t> Gpt2::dropout_table(const ForwardOptions& options,
+                                              std::int64_t seq_len) const {
+  std::vector<std::int64_t> table;
+  for (std::int64_t place = 0; place < dropout_places(); ++place) {
+    const kernels::DropoutPlace at = dropout_place(options, place, seq_len);
+    for (const std::uint64_t word : {at.key.key, at.key.stream, at.first_element})
+      table.push_back(static_cast<std::int64_t>(word));
+  }
+  return table;
 }
 
 Tensor Gpt2::mlp(const Block& b, const Tensor& x) const {

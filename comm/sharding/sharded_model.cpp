@@ -186,17 +186,60 @@ void ShardedModel::sum_totals(const Tensor& totals) {
 void ShardedModel::step(const optim::AdamWOptions& options, double lr, std::int64_t step,
                         const Tensor& factor, std::uint64_t seed) {
   create_optimizer_state();
+  update(options, factor, [&](std::size_t u) {
+    return StepOf{lr, step, rounding_key(seed, step, u), {}};
+  });
+  step_replayed();
+}
+
+void ShardedModel::update(const optim::AdamWOptions& options, const Tensor& factor,
+                          const std::function<StepOf(std::size_t)>& step_of) {
   const Range range(*context_, "optimizer");
   for (std::size_t u = 0; u < units_.size(); ++u) {
     FlatUnit& unit = *units_[u];
-    const Tensor copy = unit.copy_of_master();
-    optim::adamw_step(
-        options, decay_[u], unit.master(), unit.gradient(), exp_avg_[u], exp_avg_sq_[u], lr, step,
-        factor, copy,
-        {RngKey::make(seed, RngPurpose::Rounding, static_cast<std::uint64_t>(step), u),
-         unit.segment_begin()});
-    unit.master_changed(copy.defined());
+    const StepOf at = step_of(u);
+    optim::adamw_step(options, decay_[u], unit.master(), unit.gradient(), exp_avg_[u],
+                      exp_avg_sq_[u], at.lr, at.step, factor, unit.copy_of_master(),
+                      {at.rounding, unit.segment_begin()}, at.tensors);
   }
+}
+
+RngKey ShardedModel::rounding_key(std::uint64_t seed, std::int64_t step, std::size_t unit) const {
+  return RngKey::make(seed, RngPurpose::Rounding, static_cast<std::uint64_t>(step), unit);
+}
+
+void ShardedModel::write_step(const optim::AdamWOptions& options, double lr, std::int64_t step,
+                              std::uint64_t seed) {
+  create_optimizer_state();
+  if (!rates_.defined()) {
+    const auto empty = [this](const Shape& shape, DType dtype) {
+      return Tensor::empty(context_, shape, dtype, MemoryCategory::Data, "step of the update");
+    };
+    rates_ = empty({3}, DType::F32);
+    streams_ = empty({static_cast<std::int64_t>(units_.size()), 2}, DType::I64);
+  }
+  const kernels::AdamWRates rates =
+      kernels::adamw_rates(lr, options.beta1, options.beta2, options.weight_decay, step);
+  static_assert(sizeof(rates) == 3 * sizeof(float));
+  rates_.copy_from_host(&rates);
+  std::vector<std::int64_t> streams;
+  for (std::size_t u = 0; u < units_.size(); ++u) {
+    const RngKey key = rounding_key(seed, step, u);
+    streams.push_back(static_cast<std::int64_t>(key.key));
+    streams.push_back(static_cast<std::int64_t>(key.stream));
+  }
+  streams_.copy_from_host(streams.data());
+}
+
+void ShardedModel::written_step(const optim::AdamWOptions& options, const Tensor& factor) {
+  update(options, factor, [this](std::size_t u) {
+    const auto row = static_cast<std::int64_t>(u);
+    return StepOf{.tensors = {rates_, streams_.alias({2}, {1}, 2 * row)}};
+  });
+}
+
+void ShardedModel::step_replayed() {
+  for (const auto& unit : units_) unit->master_changed(unit->copy_of_master().defined());
 }
 
 void ShardedModel::gather_all() {

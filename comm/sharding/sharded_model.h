@@ -71,6 +71,14 @@ class ShardedModel final : public UnitHooks {
   void step(const optim::AdamWOptions& options, double lr, std::int64_t step, const Tensor& factor,
             std::uint64_t seed = 0);
 
+  /// The same in two parts, the second of which can be captured once and replayed: what changes
+  /// from step to step is written to the device's memory first.
+  void write_step(const optim::AdamWOptions& options, double lr, std::int64_t step,
+                  std::uint64_t seed);
+  void written_step(const optim::AdamWOptions& options, const Tensor& factor);
+  /// To be called after each replay of written_step().
+  void step_replayed();
+
   /// For whole-model work such as sampling text: gathers every unit; end_evaluation() gives them
   /// back.
   void gather_all();
@@ -88,6 +96,15 @@ class ShardedModel final : public UnitHooks {
   void ensure_gathered(int unit, int direction);
   void start_reduce(FlatUnit& unit);
   void drain_reductions(std::size_t keep);
+  struct StepOf {  // a unit
+    double lr = 0;
+    std::int64_t step = 1;
+    RngKey rounding{};
+    optim::StepTensors tensors{};
+  };
+  void update(const optim::AdamWOptions& options, const Tensor& factor,
+              const std::function<StepOf(std::size_t)>& step_of);
+  RngKey rounding_key(std::uint64_t seed, std::int64_t step, std::size_t unit) const;
 
   ShardMode mode_;
   int gather_ahead_;
@@ -96,6 +113,7 @@ class ShardedModel final : public UnitHooks {
   std::vector<std::unique_ptr<FlatUnit>> units_;
   std::vector<std::vector<optim::DecayRange>> decay_;
   std::vector<Tensor> exp_avg_, exp_avg_sq_;
+  Tensor rates_, streams_;                      // of write_step(): [3] f32, [units, 2] i64
   std::vector<FlatUnit*> reducing_;             // in flight, oldest first
   std::vector<std::unique_ptr<Range>> ranges_;  // open ones, the innermost last
   std::function<void(const FlatUnit&)> observer_;

@@ -27,7 +27,8 @@ Tensor add(const Tensor& a, const Tensor& b) {
   return y;
 }
 
-Tensor dropout(const Tensor& x, float p, const RngKey& key, std::uint64_t first_element) {
+Tensor dropout(const Tensor& x, float p, const RngKey& key, std::uint64_t first_element,
+               const Tensor& place) {
   const auto& context = common_context("dropout", {&x});
   check_computes("dropout", "x", x);
   check_contiguous("dropout", "x", x);
@@ -35,12 +36,14 @@ Tensor dropout(const Tensor& x, float p, const RngKey& key, std::uint64_t first_
   if (p == 0.0F) return x;
 
   Tensor y = Tensor::empty(context, x.shape(), x.dtype(), MemoryCategory::Activations, "dropout");
-  kernels::dropout(*context, {x.view(), {y.view(), false, true}, p, key, first_element});
+  const auto view_of = [](const Tensor& t) { return t.defined() ? t.view() : TensorView{}; };
+  kernels::dropout(*context,
+                   {x.view(), {y.view(), false, true}, p, key, first_element, view_of(place)});
 
   if (autograd::needs_grad({&x})) {
-    const auto backward = [p, key, first_element](const Tensor& grad_y,
-                                                  autograd::InputGradients& into) {
-      kernels::dropout(*grad_y.context(), {grad_y.view(), into.target(0), p, key, first_element});
+    const auto backward = [=](const Tensor& grad_y, autograd::InputGradients& into) {
+      kernels::dropout(*grad_y.context(),
+                       {grad_y.view(), into.target(0), p, key, first_element, view_of(place)});
     };
     autograd::record("dropout", y, {x}, backward);
   }

@@ -19,7 +19,8 @@ std::vector<DecayRange> decay_ranges(const ShardLayout& layout, std::int64_t fir
 void adamw_step(const AdamWOptions& options, const std::vector<DecayRange>& ranges,
                 const Tensor& param, const Tensor& grad, const Tensor& exp_avg,
                 const Tensor& exp_avg_sq, double lr, std::int64_t step, const Tensor& factor,
-                const Tensor& copy, const Rounding& rounding) {
+                const Tensor& copy, const Rounding& rounding, const StepTensors& tensors) {
+  const auto view_of = [](const Tensor& t) { return t.defined() ? t.view() : TensorView{}; };
   for (const DecayRange& range : ranges) {
     const auto part = [&range](const Tensor& t) {
       return t.alias({range.end - range.begin}, {1}, range.begin).view();
@@ -38,6 +39,8 @@ void adamw_step(const AdamWOptions& options, const std::vector<DecayRange>& rang
          .step = step,
          .factor = factor.view(),
          .copy = copy.defined() ? part(copy) : TensorView{},
+         .rates = view_of(tensors.rates),
+         .stream = view_of(tensors.stream),
          .stochastic = param.dtype() == DType::BF16,
          .rounding = rounding.key,
          .first_element = static_cast<std::uint64_t>(rounding.first_element + range.begin)});

@@ -34,15 +34,24 @@ struct Rounding {
   std::int64_t first_element = 0;  ///< flat number of the segment's first element
 };
 
+/// What changes from step to step, where the segments lie, so that an update can be captured once:
+/// see kernels::AdamW. Undefined: the numbers are passed instead.
+struct StepTensors {
+  Tensor rates;   ///< [3] f32
+  Tensor stream;  ///< [2] i64, of the segment's rounding
+};
+
 /// One step over a segment, range by range.
 /// @param param       [n] f32, or bf16, which is rounded stochastically
 /// @param grad, exp_avg, exp_avg_sq  [n] f32
 /// @param step        from 1
 /// @param factor      [1] f32, multiplies the gradient: the clipping factor. NaN: nothing changes
 /// @param copy        [n] bf16 that receives param, rounded; may be undefined
+/// @param tensors     both, or neither, are defined; lr, step and rounding.key don't count then
 void adamw_step(const AdamWOptions& options, const std::vector<DecayRange>& ranges,
                 const Tensor& param, const Tensor& grad, const Tensor& exp_avg,
                 const Tensor& exp_avg_sq, double lr, std::int64_t step, const Tensor& factor,
-                const Tensor& copy = {}, const Rounding& rounding = {});
+                const Tensor& copy = {}, const Rounding& rounding = {},
+                const StepTensors& tensors = {});
 
 }  // namespace tessera::optim

@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "kernels/cpu/loops.h"
@@ -39,6 +40,8 @@ BFloat16 round_stochastically(float value, std::uint32_t random) {
 
 template <typename P, bool kCopy>
 void run(Context& context, const AdamW& args, const Rates& r) {
+  RngKey rounding = args.rounding;
+  if (args.stream.data != nullptr) std::memcpy(&rounding, args.stream.data, sizeof(rounding));
   auto* param = static_cast<P*>(args.param.data);
   const auto* grad = static_cast<const float*>(args.grad.data);
   auto* exp_avg = static_cast<float*>(args.exp_avg.data);
@@ -50,7 +53,7 @@ void run(Context& context, const AdamW& args, const Rates& r) {
         std::array<std::uint32_t, 4> words{};
         for (std::int64_t i = begin; i < end; ++i) {
           const std::uint64_t at = args.first_element + static_cast<std::uint64_t>(i);
-          if (i == begin || at % 4 == 0) words = args.rounding.words(at / 4);
+          if (i == begin || at % 4 == 0) words = rounding.words(at / 4);
           param[i] = round_stochastically(
               updated(r, load(param + i), grad[i], exp_avg[i], exp_avg_sq[i]), words[at % 4]);
         }
@@ -72,18 +75,20 @@ void adamw(Context& context, const AdamW& args) {
   const float factor =
       args.factor.data != nullptr ? *static_cast<const float*>(args.factor.data) : 1.0F;
   if (std::isnan(factor)) return;
-  // What does not change within the step is worked out once, in double.
-  const auto step = static_cast<double>(args.step);
-  const Rates rates{
-      .scale = static_cast<float>(args.grad_scale) * factor,
-      .beta1 = static_cast<float>(args.beta1),
-      .beta2 = static_cast<float>(args.beta2),
-      .one_minus_beta1 = static_cast<float>(1.0 - args.beta1),
-      .one_minus_beta2 = static_cast<float>(1.0 - args.beta2),
-      .decay = static_cast<float>(1.0 - args.lr * args.weight_decay),
-      .rate = static_cast<float>(args.lr / (1.0 - std::pow(args.beta1, step))),
-      .v_scale = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(args.beta2, step))),
-      .eps = static_cast<float>(args.eps)};
+  AdamWRates own = args.host_rates;
+  if (args.rates.data != nullptr) {
+    std::memcpy(&own, args.rates.data, sizeof(own));
+    if (args.weight_decay == 0) own.decay = 1;
+  }
+  const Rates rates{.scale = static_cast<float>(args.grad_scale) * factor,
+                    .beta1 = static_cast<float>(args.beta1),
+                    .beta2 = static_cast<float>(args.beta2),
+                    .one_minus_beta1 = static_cast<float>(1.0 - args.beta1),
+                    .one_minus_beta2 = static_cast<float>(1.0 - args.beta2),
+                    .decay = own.decay,
+                    .rate = own.rate,
+                    .v_scale = own.v_scale,
+                    .eps = static_cast<float>(args.eps)};
   if (args.param.dtype == DType::BF16)
     run<BFloat16, false>(context, args, rates);
   else if (args.copy.data != nullptr)

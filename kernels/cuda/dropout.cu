@@ -13,8 +13,8 @@ struct DropoutBody {
   T* y;
   float p;
   Compute<T> scale;
-  RngKey key;
-  std::uint64_t first_element;
+  DropoutPlace host_place;
+  const DropoutPlace* place;
 
   template <int N>
   __device__ __forceinline__ void operator()(std::int64_t i, std::integral_constant<int, N>) const {
@@ -22,7 +22,8 @@ struct DropoutBody {
     const Pack<T, N> in = load_pack<N>(x + i);
     Pack<T, N> out;
     if constexpr (kAccumulate) out = load_pack<N>(y + i);
-    draw<N>(key, first_element + static_cast<std::uint64_t>(i), words);
+    const DropoutPlace at = place != nullptr ? *place : host_place;
+    draw<N>(at.key, at.first_element + static_cast<std::uint64_t>(i), words);
     for (int k = 0; k < N; ++k) {
       const Compute<T> scaled = widen(in[k]) * scale;
       Compute<T> value = uniform_from_bits(words[k]) >= p ? scaled : Compute<T>(0);
@@ -40,8 +41,8 @@ void run(Context& context, const Dropout& args) {
                                          static_cast<T*>(args.y.view.data),
                                          args.p,
                                          A(1) / (A(1) - static_cast<A>(args.p)),
-                                         args.key,
-                                         args.first_element};
+                                         {args.key, args.first_element},
+                                         static_cast<const DropoutPlace*>(args.place.data)};
   launch_elementwise<kPack<T>>(context, "dropout", args.x.numel(),
                                is_aligned(body.x) && is_aligned(body.y), body);
 }

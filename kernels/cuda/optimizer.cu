@@ -25,7 +25,11 @@ struct AdamWBody {
   float* exp_avg_sq;
   BFloat16* copy;
   const float* factor;
-  float scale, beta1, beta2, one_minus_beta1, one_minus_beta2, decay, rate, v_scale, eps;
+  const AdamWRates* rates;
+  const RngKey* stream;
+  float scale, beta1, beta2, one_minus_beta1, one_minus_beta2, eps;
+  AdamWRates host_rates;
+  bool decays;
   RngKey rounding;
   std::uint64_t first_element;
 
@@ -37,6 +41,8 @@ struct AdamWBody {
       if (clip != clip) return;
       g_scale *= clip;
     }
+    const AdamWRates r = rates != nullptr ? *rates : host_rates;
+    const float decay = decays ? r.decay : 1.0F;
     const Pack<float, N> gradients = load_pack<N>(grad + i);
     Pack<float, N> m = load_pack<N>(exp_avg + i);
     Pack<float, N> v = load_pack<N>(exp_avg_sq + i);
@@ -44,13 +50,14 @@ struct AdamWBody {
     Pack<BFloat16, N> rounded;
     std::uint32_t words[N];
     if constexpr (kStochastic)
-      draw<N>(rounding, first_element + static_cast<std::uint64_t>(i), words);
+      draw<N>(stream != nullptr ? *stream : rounding, first_element + static_cast<std::uint64_t>(i),
+              words);
     for (int k = 0; k < N; ++k) {
       const float g = g_scale * gradients[k];
       m[k] = beta1 * m[k] + one_minus_beta1 * g;
       v[k] = beta2 * v[k] + one_minus_beta2 * g * g;
       const float value =
-          widen(weights[k]) * decay - rate * m[k] / (std::sqrt(v[k]) * v_scale + eps);
+          widen(weights[k]) * decay - r.rate * m[k] / (std::sqrt(v[k]) * r.v_scale + eps);
       if constexpr (kStochastic)
         weights[k] = round_stochastically(value, words[k]);
       else
@@ -66,8 +73,6 @@ struct AdamWBody {
 
 template <typename P, bool kCopy, bool kStochastic>
 void run(Context& context, const AdamW& args) {
-  // As in kernels/cpu/optimizer.cpp: what does not change within the step is worked out once.
-  const auto step = static_cast<double>(args.step);
   const AdamWBody<P, kCopy, kStochastic> body{
       .param = static_cast<P*>(args.param.data),
       .grad = static_cast<const float*>(args.grad.data),
@@ -75,15 +80,16 @@ void run(Context& context, const AdamW& args) {
       .exp_avg_sq = static_cast<float*>(args.exp_avg_sq.data),
       .copy = static_cast<BFloat16*>(args.copy.data),
       .factor = static_cast<const float*>(args.factor.data),
+      .rates = static_cast<const AdamWRates*>(args.rates.data),
+      .stream = static_cast<const RngKey*>(args.stream.data),
       .scale = static_cast<float>(args.grad_scale),
       .beta1 = static_cast<float>(args.beta1),
       .beta2 = static_cast<float>(args.beta2),
       .one_minus_beta1 = static_cast<float>(1.0 - args.beta1),
       .one_minus_beta2 = static_cast<float>(1.0 - args.beta2),
-      .decay = static_cast<float>(1.0 - args.lr * args.weight_decay),
-      .rate = static_cast<float>(args.lr / (1.0 - std::pow(args.beta1, step))),
-      .v_scale = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(args.beta2, step))),
       .eps = static_cast<float>(args.eps),
+      .host_rates = args.host_rates,
+      .decays = args.weight_decay != 0,
       .rounding = args.rounding,
       .first_element = args.first_element};
   launch_elementwise<kPack<float>>(context, "adamw", args.param.numel(),

@@ -91,7 +91,7 @@ TEST_CASE("a run with graphs is the run without, through evaluations, saves and 
     const auto result = run_cli(joined(train(golden, replayed, steps), graphs), kFibers);
     INFO(result.describe());
     REQUIRE(result.code == 0);
-    CHECK(holds(result.err, "train.cuda_graphs: on, forward and backward are captured"));
+    CHECK(holds(result.err, "train.cuda_graphs: on, the step is captured"));
   }
   const auto want = test::read_metrics(eager).steps, got = test::read_metrics(replayed).steps;
   REQUIRE(got.size() == want.size());
@@ -99,12 +99,6 @@ TEST_CASE("a run with graphs is the run without, through evaluations, saves and 
     CHECK(got[i].loss == want[i].loss);
     CHECK(got[i].grad_norm == want[i].grad_norm);
   }
-
-  const auto dropped = run_cli(
-      joined(train(golden, dir.file("dropped"), 2), joined(graphs, {"--model.dropout=0.1"})),
-      kFibers);
-  CHECK(dropped.code == 0);
-  CHECK(holds(dropped.err, "train.cuda_graphs: off, dropout draws a new mask in every step"));
 }
 
 namespace {

@@ -65,6 +65,26 @@ TEST_CASE("dropout draws the same mask for any split, on all devices") {
   });
 }
 
+TEST_CASE("dropout takes its place in the stream from the device's memory, too") {
+  constexpr std::int64_t kSize = 4099;
+  for_each_context([&](Context& context) {
+    const Buffer x(DType::F32, {kSize}, 1.0), place(DType::I64, {3});
+    for (const std::uint64_t first : {std::uint64_t{7}, std::uint64_t{1} << 44}) {
+      const Buffer want(DType::F32, {kSize}), got(DType::F32, {kSize});
+      kernels::dropout(context, {x.view(), want.gradient(false), 0.3F, kKey, first});
+      // What is passed beside it does not count.
+      const kernels::DropoutPlace at{kKey, first};
+      place.set_bytes(&at, sizeof(at));
+      kernels::dropout(context, {x.view(), got.gradient(false), 0.3F, {}, 1, place.view()});
+      CHECK(got.bytes() == want.bytes());
+    }
+    const Buffer wrong(DType::I64, {2});
+    CHECK_THROWS_AS(
+        kernels::dropout(context, {x.view(), x.gradient(false), 0.3F, kKey, 0, wrong.view()}),
+        InvalidArgument);
+  });
+}
+
 TEST_CASE("dropout keeps 1 - p of the elements, and its mean") {
   const auto context = Context::create();
   constexpr std::int64_t kSize = 100000;

@@ -124,7 +124,8 @@ class Buffer {
       view_.data = storage_->data();
       view_.device = context_->device();
     }
-    set(std::vector<double>(static_cast<std::size_t>(numel(shape)), value));
+    if (is_floating(dtype))
+      set(std::vector<double>(static_cast<std::size_t>(numel(shape)), value));
   }
   Buffer(DType dtype, const Shape& shape, const std::vector<double>& values)
       : Buffer(dtype, shape) {
@@ -157,7 +158,12 @@ class Buffer {
       for (std::size_t i = 0; i < values.size(); ++i)
         host_.as<T>()[i] = T(static_cast<Accumulator<T>>(values[i]));
     });
-    if (context_) context_->backend().copy_from_host(view_.data, bytes_.data(), bytes_.size());
+    set_bytes(bytes_.data(), bytes_.size());
+  }
+  void set_bytes(const void* from, std::size_t size) const {
+    REQUIRE(size == bytes_.size());
+    std::memmove(bytes_.data(), from, size);
+    if (context_) context_->backend().copy_from_host(view_.data, bytes_.data(), size);
   }
   std::vector<double> values() const {
     bytes();

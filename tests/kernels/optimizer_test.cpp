@@ -159,6 +159,52 @@ TEST_CASE("adamw keeps a bf16 weight, rounded to nearest or at random") {
   });
 }
 
+TEST_CASE("adamw takes a step's rates and random stream from the device's memory, too") {
+  for_each_context([](Context& context) {
+    constexpr std::int64_t kCount = 4097;
+    const RngKey key = RngKey::make(7, RngPurpose::Test, 1);
+    const Buffer rates(DType::F32, {3}), stream(DType::I64, {2});
+    stream.set_bytes(&key, sizeof(key));
+    for (const DType dtype : {DType::F32, DType::BF16}) {
+      for (const double decay : {0.0, 0.1}) {
+        CAPTURE(dtype_name(dtype));
+        CAPTURE(decay);
+        const auto run = [&](bool in_memory) {
+          const Buffer param(dtype, {kCount}, Buffer::normal(kCount, 1)),
+              grad(DType::F32, {kCount}, Buffer::normal(kCount, 2)), m(DType::F32, {kCount}),
+              v(DType::F32, {kCount});
+          for (std::int64_t step = 1; step <= 3; ++step) {
+            AdamW args{param.view(), grad.view(), m.view(), v.view()};
+            args.weight_decay = decay;
+            args.stochastic = dtype == DType::BF16;
+            const double lr = 1e-2 / static_cast<double>(step);
+            if (in_memory) {
+              const auto in_step = kernels::adamw_rates(lr, args.beta1, args.beta2, 0.1, step);
+              rates.set_bytes(&in_step, sizeof(in_step));
+              args.rates = rates.view();
+              args.stream = stream.view();
+            } else {
+              args.lr = lr;
+              args.step = step;
+              args.rounding = key;
+            }
+            adamw(context, args);
+          }
+          return param.bytes();
+        };
+        CHECK(run(true) == run(false));
+      }
+    }
+    const State state(4);
+    AdamW args = state.args();
+    args.rates = stream.view();
+    CHECK_THROWS_AS(adamw(context, args), InvalidArgument);
+    args.rates = {};
+    args.stream = rates.view();
+    CHECK_THROWS_AS(adamw(context, args), InvalidArgument);
+  });
+}
+
 TEST_CASE("clip_factor clips the norm, and is NaN if a total is not finite") {
   for_each_context([](Context& context) {
     Buffer totals(DType::F64, {3});

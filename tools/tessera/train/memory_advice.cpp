@@ -34,7 +34,7 @@ std::string memory_advice(const Config& config, int world_size, DeviceType devic
   const auto add = [&text](const std::string& flag, const std::string& why) {
     text += fmt::format("\n  {:<30} # {}", flag, why);
   };
-  if (gpu && config.train.cuda_graphs == "on" && world_size == 1 && config.model.dropout == 0)
+  if (gpu && config.train.cuda_graphs == "on" && world_size == 1)
     add("--train.cuda_graphs off", "captured work keeps its memory");
   if (const auto rows =
           next_divisor_below(config.train.global_batch / world_size, config.train.micro_batch);

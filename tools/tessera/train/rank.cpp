@@ -115,7 +115,7 @@ std::vector<std::string> Rank::device_notes() {
     notes.push_back("train.cuda_graphs: off, " + trainer_.why_no_graphs());
   } else if (!told_of_graphs_ && trainer_.graphs() > 0) {
     told_of_graphs_ = true;
-    notes.emplace_back("train.cuda_graphs: on, forward and backward are captured");
+    notes.emplace_back("train.cuda_graphs: on, the step is captured");
   }
   return notes;
 }

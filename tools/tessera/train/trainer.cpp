@@ -34,15 +34,20 @@ Trainer::Trainer(models::Gpt2& model, comm::ShardedModel& sharded, comm::Communi
     why_no_graphs_ = "training runs on the CPU";
   else if (communicator_.world_size() > 1)
     why_no_graphs_ = "a replayed collective would have no deadline";
-  else if (options_.dropout)
-    why_no_graphs_ = "dropout draws a new mask in every step";
 }
+
+void Trainer::clear_graphs() {
+  graphs_.clear();
+  update_graph_.reset();
+}
+
+bool Trainer::uses_graphs() const { return options_.graphs && why_no_graphs_.empty(); }
 
 void Trainer::load(const io::Sampler& data, std::int64_t first, std::int64_t limit) {
   const std::int64_t rows = options_.micro_batch;
   const Shape shape{rows, data.seq_len()};
   if (!inputs_.defined() || inputs_.shape() != shape) {
-    graphs_.clear();  // they read the former
+    clear_graphs();  // they read the former
     inputs_ = Tensor::empty(context_, shape, DType::I32, MemoryCategory::Data, "batch");
     targets_ = Tensor::empty(context_, shape, DType::I32, MemoryCategory::Data, "batch");
   }
@@ -83,7 +88,8 @@ void Trainer::run(const MicroBatch& batch) {
                                    .seed = options_.seed,
                                    .step = batch.step,
                                    .first_sample = batch.first_sample,
-                                   .hooks = &sharded_});
+                                   .hooks = &sharded_,
+                                   .dropout_table = uses_graphs() ? dropout_table_ : Tensor()});
   fault_point("backward");
   autograd::backward(part);
   sharded_.end_micro_batch();
@@ -92,28 +98,45 @@ void Trainer::run(const MicroBatch& batch) {
 
 void Trainer::run_or_replay(const MicroBatch& batch) {
   // A trace times kernels one by one; what they need has no room beside the graphs' memory.
-  if (context_->trace() != nullptr) graphs_.clear();
-  if (!options_.graphs || !why_no_graphs_.empty() || !warm_ || context_->trace() != nullptr)
-    return run(batch);
+  if (context_->trace() != nullptr) clear_graphs();
+  if (!uses_graphs()) return run(batch);
+  if (options_.dropout) write_dropout_table(batch);
+  if (!warm_ || context_->trace() != nullptr) return run(batch);
   // Casting weights that were loaded is no part of every step.
   sharded_.gather_all();
   const std::pair kind{batch.first, batch.last};
   if (!graphs_.contains(kind)) {
-    // Micro-batches follow each other: one's activations may lie where another's have been.
-    const Replay* within = graphs_.empty() ? nullptr : graphs_.begin()->second.get();
-    try {
-      graphs_[kind] = std::make_unique<Replay>(
-          context_, [&] { run(batch); }, within);
-    } catch (const Error& error) {
-      // Nothing of it has run. Without graphs there is more memory, and less to go wrong.
-      const std::string_view text = error.what();
-      why_no_graphs_ = text.substr(0, text.find('\n'));  // without the ledger
-      graphs_.clear();
-      return run(batch);
-    }
+    auto graph = capture([&] { run(batch); });
+    if (!graph) return run(batch);
+    graphs_[kind] = std::move(graph);
   }
   const Range range(*context_, "forward and backward");
   graphs_.at(kind)->run();
+}
+
+void Trainer::write_dropout_table(const MicroBatch& batch) {
+  if (!dropout_table_.defined()) {
+    dropout_table_ = Tensor::empty(context_, {model_.dropout_places(), 3}, DType::I64,
+                                   MemoryCategory::Data, "dropout masks");
+  }
+  const auto table = model_.dropout_table(
+      {.seed = options_.seed, .step = batch.step, .first_sample = batch.first_sample},
+      inputs_.dim(1));
+  dropout_table_.copy_from_host(table.data());
+}
+
+std::unique_ptr<Replay> Trainer::capture(const std::function<void()>& work) {
+  // Parts of a step follow each other: one's memory may lie where another's has been.
+  const Replay* within = graphs_.empty() ? nullptr : graphs_.begin()->second.get();
+  try {
+    return std::make_unique<Replay>(context_, work, within);
+  } catch (const Error& error) {
+    // Nothing of it has run. Without graphs there is more memory, and less to go wrong.
+    const std::string_view text = error.what();
+    why_no_graphs_ = text.substr(0, text.find('\n'));  // without the ledger
+    clear_graphs();
+    return nullptr;
+  }
 }
 
 void Trainer::run_all(std::int64_t step, std::int64_t position, const io::Sampler& data,
@@ -125,6 +148,40 @@ void Trainer::run_all(std::int64_t step, std::int64_t position, const io::Sample
     load(data, first, first + options_.micro_batch);
     (this->*run_one)({step, first, m == 0, m + 1 == micro_batches});
   }
+}
+
+void Trainer::judge() {
+  sharded_.sum_totals(totals_);
+  kernels::clip_factor(*context_, {totals_.view(), factor_.view(), options_.clip_norm});
+}
+
+void Trainer::update(std::int64_t step, double lr, const std::function<void()>& before_update) {
+  if (!factor_.defined()) {
+    factor_ = Tensor::empty(context_, {1}, DType::F32, MemoryCategory::Data, "clipping factor");
+  }
+  const auto about_to_change = [&] {
+    if (before_update) before_update();
+    fault_point("update");
+  };
+  // Where the micro-batches ran one kernel at a time, so does this.
+  if (!graphs_.empty() && !update_graph_) {
+    sharded_.write_step(options_.adamw, lr, step + 1, options_.seed);
+    update_graph_ = capture([&] {
+      judge();
+      sharded_.written_step(options_.adamw, factor_);
+    });
+  }
+  if (!update_graph_) {
+    judge();
+    about_to_change();
+    sharded_.step(options_.adamw, lr, step + 1, factor_, options_.seed);
+    return;
+  }
+  about_to_change();
+  sharded_.write_step(options_.adamw, lr, step + 1, options_.seed);
+  const Range range(*context_, "update");
+  update_graph_->run();
+  sharded_.step_replayed();
 }
 
 StepResult Trainer::step(std::int64_t step, std::int64_t position, const io::Sampler& data,
@@ -139,17 +196,10 @@ StepResult Trainer::step(std::int64_t step, std::int64_t position, const io::Sam
                   1.0);
   }
   run_all(step, position, data, &Trainer::run_or_replay);
-  warm_ = true;
-  sharded_.sum_totals(totals_);
-
-  const Tensor factor =
-      Tensor::empty(context_, {1}, DType::F32, MemoryCategory::Workspace, "clipping factor");
-  kernels::clip_factor(*context_, {totals_.view(), factor.view(), options_.clip_norm});
   StepResult result;
   result.lr = options_.schedule.at(step);
-  if (before_update) before_update();
-  fault_point("update");
-  sharded_.step(options_.adamw, result.lr, step + 1, factor, options_.seed);
+  update(step, result.lr, before_update);
+  warm_ = true;
 
   const std::vector<double> sums = totals_.to_vector<double>();
   communicator_.check();
@@ -172,7 +222,7 @@ StepResult Trainer::step(std::int64_t step, std::int64_t position, const io::Sam
 
 std::string Trainer::find_culprit(std::int64_t step, std::int64_t position, const io::Sampler& data,
                                   const StepResult& result) {
-  graphs_.clear();  // what runs beside them has no room; the next steps capture anew
+  clear_graphs();  // what runs beside them has no room; the next steps capture anew
   StepFindings mine;
   StepResult again;
   kernels::fill(*context_, totals_.view(), 0.0);

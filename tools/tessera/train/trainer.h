@@ -21,7 +21,7 @@ struct TrainerOptions {
   std::int64_t micro_batch = 1;   ///< sequences per rank and micro-batch; divides global / world
   bool recompute_blocks = false;
   bool dropout = false;         ///< the model drops activations
-  bool graphs = false;          ///< capture forward and backward once, then replay; see Replay
+  bool graphs = false;          ///< capture the step once, then replay; see Replay
   bool skip_nonfinite = false;  ///< go on after a step whose loss or gradients are not finite
   /// Shows every rank's text to all, in rank order, and not over the communicator: for naming who
   /// spoiled a step. `name` is new for each call. Empty: each rank knows of itself alone.
@@ -74,9 +74,9 @@ class Trainer {
   /// epoch; batches 0: the whole epoch. Same on every rank.
   double evaluate(const io::Sampler& data, std::int64_t batches);
 
-  /// Replays alive: one per kind of micro-batch (first of the step, last of the step); none while
-  /// a trace is taken.
-  std::size_t graphs() const { return graphs_.size(); }
+  /// Replays alive: one per kind of micro-batch (first of the step, last of the step), and one of
+  /// the update; none while a trace is taken.
+  std::size_t graphs() const { return graphs_.size() + (update_graph_ ? 1 : 0); }
   /// Why steps run kernel by kernel though graphs were asked for, once it is known; else empty.
   const std::string& why_no_graphs() const { return why_no_graphs_; }
 
@@ -94,6 +94,14 @@ class Trainer {
   /// All micro-batches of a step; `run_one` is run() or run_or_replay().
   void run_all(std::int64_t step, std::int64_t position, const io::Sampler& data,
                void (Trainer::*run_one)(const MicroBatch&));
+  /// What a step is judged by: sums over all ranks, and the clipping factor.
+  void judge();
+  void update(std::int64_t step, double lr, const std::function<void()>& before_update);
+  bool uses_graphs() const;
+  void clear_graphs();
+  /// @return null if it could not be: without graphs from then on
+  std::unique_ptr<Replay> capture(const std::function<void()>& work);
+  void write_dropout_table(const MicroBatch& batch);
   std::string find_culprit(std::int64_t step, std::int64_t position, const io::Sampler& data,
                            const StepResult& result);
 
@@ -107,8 +115,10 @@ class Trainer {
   Tensor inputs_, targets_;                               // [micro_batch, T] i32
   // Sum of squares, loss, requests to stop by signal: summed where the gradients are, and read once
   // the whole step has been queued. [5] f64
-  Tensor totals_;
+  Tensor totals_, factor_;
+  Tensor dropout_table_;  // see models::ForwardOptions; for graphs
   std::map<std::pair<bool, bool>, std::unique_ptr<Replay>> graphs_;  // by first, last
+  std::unique_ptr<Replay> update_graph_;  // shares their memory, as they do each other's
   std::string why_no_graphs_;
   int skipped_ = 0;    // steps in a row
   bool warm_ = false;  // a step has run, so what is made on first use is there
