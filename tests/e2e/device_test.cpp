@@ -271,6 +271,27 @@ TEST_CASE("a device that is not there is named; without being asked for, the CPU
   CHECK(holds(silent.err, "training runs on the CPU: the CUDA backend can't be loaded"));
 }
 
+TEST_CASE("a model that doesn't fit: exit code 5, the ledger, and what would help") {
+  const auto golden = testing::load_golden("gpt2-odd");
+  const Arguments eval = {"eval",    golden.folder, "--data",   golden.folder + "/tokens.bin",
+                          "--batch", "4",           "--device", "cuda"};
+  const Arguments generate = {"generate", golden.folder, "--prompt-tokens", "3", "1",
+                              "--device", "cuda"};
+  for (const Arguments& words : {eval, generate}) {
+    for (const std::int64_t bytes : {10'000, 300'000}) {  // of weights, of activations
+      const auto result = run_cli(words, limited(bytes));
+      INFO(result.describe());
+      if (result.code == 0) continue;
+      CHECK(result.code == 5);
+      CHECK(holds(result.err, "memory of fibers is exhausted"));
+      CHECK(holds(result.err, "\nwhat lowers the need of memory, one or more of:\n"));
+      CHECK(holds(result.err, "\n  --dtype bf16 "));
+      CHECK(holds(result.err, "\n  --batch 2 ") == (words == eval));
+      CHECK(result.err.ends_with("  --device cpu                   # the host's memory\n"));
+    }
+  }
+}
+
 TEST_CASE("a model evaluates and generates on a device as on the CPU") {
   const auto golden = testing::load_golden("gpt2-odd");
   const auto both = [&](const Arguments& words, const std::string& key) {

@@ -107,7 +107,12 @@ Command add_eval(CLI::App& parent) {
       ->capture_default_str()
       ->check(CLI::Range(0, 1 << 30));
   app->add_flag("--json", options->json, "Machine-readable output");
-  return {app, [options] { return run(*options); }};
+  return {app, [options] {
+            MemoryAdvice advice;
+            if (options->batch > 1)
+              advice.add(fmt::format("--batch {}", options->batch / 2), "fewer rows at a time");
+            return with_load_advice(options->load, advice, [&] { return run(*options); });
+          }};
 }
 
 }  // namespace tessera::tools

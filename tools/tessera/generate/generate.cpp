@@ -92,7 +92,8 @@ Command add_generate(CLI::App& parent) {
       ->capture_default_str();
   app->add_option("--seed", options->seed, "Of the random draws")->capture_default_str();
   app->add_flag("--json", options->json, "Machine-readable output");
-  return {app, [options] { return run(*options); }};
+  return {app,
+          [options] { return with_load_advice(options->load, {}, [&] { return run(*options); }); }};
 }
 
 }  // namespace tessera::tools

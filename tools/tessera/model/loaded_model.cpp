@@ -3,8 +3,11 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <iostream>
 #include <thread>
+#include <utility>
 
+#include "core/base/device_backend.h"
 #include "io/hf/model_source.h"
 #include "tools/tessera/device/choose_device.h"
 #include "tools/tessera/device/head_dim.h"
@@ -32,7 +35,11 @@ LoadedModel load_model(const std::string& path, const LoadOptions& options) {
   const auto source = io::open_model(path, options.step);
   LoadedModel loaded;
   loaded.path = source->path();
-  loaded.context = open_device(options.device, 0, default_threads(options.threads, 1)).context;
+  ChosenDevice chosen = open_device(options.device, 0, default_threads(options.threads, 1));
+  loaded.context = std::move(chosen.context);
+  // Where a build without a backend runs, nobody expects a GPU.
+  if (!chosen.why_cpu.empty() && has_device_backend())
+    std::cerr << fmt::format("tessera: note: computing on the CPU: {}\n", chosen.why_cpu);
   loaded.context->set_grad_enabled(false);
   const models::Gpt2Config config = parse_model_section(source->config(), loaded.path.string());
   require_head_dim(config, loaded.context->device(), "--device cpu");
@@ -44,6 +51,19 @@ LoadedModel load_model(const std::string& path, const LoadOptions& options) {
               });
   loaded.tokenizer = model_tokenizer(*source);
   return loaded;
+}
+
+int with_load_advice(const LoadOptions& options, MemoryAdvice advice,
+                     const std::function<int()>& work) {
+  try {
+    return work();
+  } catch (const OutOfMemory& error) {
+    if (options.dtype == "f32")
+      advice.add("--dtype bf16", "weights and activations of half the size");
+    const std::string text = error.what();
+    if (text.find(" on cuda:") != text.npos) advice.add("--device cpu", "the host's memory");
+    throw OutOfMemory("{}", with_advice(text, advice));
+  }
 }
 
 }  // namespace tessera::tools

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "io/data/tokenizer.h"
 #include "models/gpt2.h"
+#include "tools/tessera/report/advice.h"
 
 namespace tessera::tools {
 
@@ -25,9 +27,15 @@ struct LoadOptions {
   int threads = 0;                   ///< 0: OMP_NUM_THREADS or the number of processors
 };
 
-/// Loads a MODEL: a checkpoint, a run, or a Hugging Face directory.
+/// Loads a MODEL: a checkpoint, a run, or a Hugging Face directory. Says on standard error why
+/// "auto" took the processor, where this build has a backend for GPUs.
 /// @throws what io::open_model throws; InvalidArgument on another dtype
 LoadedModel load_model(const std::string& path, const LoadOptions& options);
+
+/// What `work` returns; an OutOfMemory that it throws, with its ledger, gets advice.
+/// @param advice  of the command's own, before what these options leave
+int with_load_advice(const LoadOptions& options, MemoryAdvice advice,
+                     const std::function<int()>& work);
 
 /// Threads that a single process computes with: `asked`, else OMP_NUM_THREADS, else the number of
 /// processors divided by the ranks of this host. @throws InvalidArgument on a malformed variable

@@ -28,11 +28,11 @@ std::int64_t more_ranks(const Config& config, std::int64_t world_size) {
 
 }  // namespace
 
-std::string memory_advice(const Config& config, int world_size, DeviceType device) {
+MemoryAdvice memory_advice(const Config& config, int world_size, DeviceType device) {
   const bool gpu = device == DeviceType::CUDA;
-  std::string text;
-  const auto add = [&text](const std::string& flag, const std::string& why) {
-    text += fmt::format("\n  {:<30} # {}", flag, why);
+  MemoryAdvice advice;
+  const auto add = [&advice](const std::string& flag, const std::string& why) {
+    advice.add(flag, why);
   };
   if (gpu && config.train.cuda_graphs == "on" && world_size == 1)
     add("--train.cuda_graphs off", "captured work keeps its memory");
@@ -56,7 +56,7 @@ std::string memory_advice(const Config& config, int world_size, DeviceType devic
   // On processors the ranks share what there is.
   if (const auto ranks = more_ranks(config, world_size); gpu && ranks > 0)
     add(fmt::format("--nproc {}", ranks), "ranks, each on a GPU of its own");
-  return text.empty() ? text : "what lowers the need of memory, one or more of:" + text;
+  return advice;
 }
 
 int with_memory_advice(const Config& config, int world_size, const Context& context,
@@ -64,13 +64,12 @@ int with_memory_advice(const Config& config, int world_size, const Context& cont
   try {
     return work();
   } catch (const OutOfMemory& error) {
-    std::string text = with_ledger(error.what(), context.ledger());
+    const std::string text = with_ledger(error.what(), context.ledger());
     const DeviceType device = context.device().type;
     // A GPU's run may lack memory of its host, for copies: these flags don't change that.
     const bool of_host = text.find("host memory is exhausted") != std::string::npos;
     if (device == DeviceType::CUDA && of_host) throw OutOfMemory("{}", text);
-    if (!text.ends_with('\n')) text += '\n';
-    throw OutOfMemory("{}{}", text, memory_advice(config, world_size, device));
+    throw OutOfMemory("{}", with_advice(text, memory_advice(config, world_size, device)));
   }
 }
 

@@ -102,8 +102,8 @@ std::string check_room(const RunSetup& setup, const comm::LaunchEnvironment& env
   try {
     return check_memory(need, config.train.memory_check == "refuse" && !own_limit);
   } catch (const OutOfMemory& error) {
-    const std::string advice = memory_advice(config, environment.world_size, device);
-    throw OutOfMemory("{}{}{}", error.what(), advice.empty() ? "" : "\n", advice);
+    throw OutOfMemory(
+        "{}", with_advice(error.what(), memory_advice(config, environment.world_size, device)));
   }
 }
 

@@ -1,0 +1,17 @@
+#include "tools/tessera/report/advice.h"
+
+#include <fmt/format.h>
+
+namespace tessera::tools {
+
+void MemoryAdvice::add(const std::string& flag, const std::string& why) {
+  if (text_.empty()) text_ = "what lowers the need of memory, one or more of:";
+  text_ += fmt::format("\n  {:<30} # {}", flag, why);
+}
+
+std::string with_advice(std::string message, const MemoryAdvice& advice) {
+  if (!message.ends_with('\n')) message += '\n';
+  return message + advice.text();
+}
+
+}  // namespace tessera::tools
