@@ -14,6 +14,7 @@
 #include "comm/threads.h"
 #include "core/autograd/autograd.h"
 #include "core/base/device_backend.h"
+#include "core/base/plugin.h"
 #include "support/golden.h"
 #include "tools/tessera/train/trainer.h"
 
@@ -53,10 +54,17 @@ double bound(const std::string& plugin, double of_host, DType compute = DType::F
   return std::max(of_host, compute == DType::BF16 ? 2e-2 : 1e-4);
 }
 
+/// How often the host has waited for work of a device of fibers.
+std::uint64_t waits_for_fibers() {
+  static const Plugin fibers("fibers", "", nullptr, TESSERA_FIBER_PLUGIN);
+  return fibers.symbol<std::uint64_t (*)()>("tessera_fiber_waits")();
+}
+
 struct Outcome {
   std::vector<double> loss, grad_norm;
   std::map<std::string, std::vector<float>> weights;
-  std::size_t graphs = 0;  // of the last rank to end
+  std::vector<std::uint64_t> waits;  // for fibers, of all ranks, by step
+  std::size_t graphs = 0;            // of the last rank to end
   std::string why_no_graphs;
 };
 
@@ -106,8 +114,10 @@ Outcome train(const testing::Golden& golden, const Setting& setting) {
     options.schedule.lr = golden.lr;
     tools::Trainer trainer(model, sharded, *communicator, context, options);
     for (std::int64_t step = 0; step < golden.steps; ++step) {
+      const std::uint64_t waited = waits_for_fibers();
       const auto result = trainer.step(step, step * golden.batch, data, false);
       if (rank == 0) {
+        outcome.waits.push_back(waits_for_fibers() - waited);
         outcome.loss.push_back(result.loss);
         outcome.grad_norm.push_back(result.grad_norm);
       }
@@ -215,6 +225,24 @@ TEST_CASE("replayed steps are, bit for bit, those that run kernel by kernel") {
         CHECK(replayed.grad_norm == eager.grad_norm);
         CHECK(replayed.weights == eager.weights);
       }
+    }
+  }
+}
+
+TEST_CASE("the host waits for a device once a step, when all of it is queued") {
+  const auto golden = testing::load_golden("gpt2-odd");
+  for (const bool graphs : {false, true}) {
+    CAPTURE(graphs);
+    Setting setting{"gpt2-odd", 1,           comm::ShardMode::Full, true,
+                    1,          DType::BF16, TESSERA_FIBER_PLUGIN,  graphs,
+                    DType::BF16};
+    setting.dropout = 0.1F;
+    const Outcome outcome = train(golden, setting);
+    REQUIRE(outcome.waits.size() >= 3);
+    for (std::size_t step = 0; step < outcome.waits.size(); ++step) {
+      CAPTURE(step);
+      // Three kinds of micro-batches and the update are captured in the second step.
+      CHECK(outcome.waits[step] == (graphs && step == 1 ? 5 : 1));
     }
   }
 }

@@ -2,6 +2,7 @@
 // returns.
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -74,6 +75,9 @@ class Captured final : public CapturedWork {
   std::unique_ptr<CapturedMemory> memory_;
 };
 
+// How often the host waited for work of the device, were it one.
+std::atomic<std::uint64_t> waits = 0;
+
 class Backend final : public DeviceBackend {
  public:
   explicit Backend(int index) : index_(index) {}
@@ -97,10 +101,15 @@ class Backend final : public DeviceBackend {
   }
   void copy_to_host(void* to, const void* from, std::size_t bytes) override {
     require_running();
+    ++waits;
     if (bytes > 0) std::memcpy(to, from, bytes);
   }
-  void synchronize() override { require_running(); }
+  void synchronize() override {
+    require_running();
+    ++waits;
+  }
   void begin_capture(const CapturedWork* within) override {
+    ++waits;
     allocator_->begin_capture(within == nullptr ? nullptr
                                                 : &static_cast<const Captured*>(within)->memory());
     fiber::begin_capture();
@@ -157,6 +166,9 @@ constexpr int kDevices = 8;
 extern "C" {
 __attribute__((visibility("default"))) int tessera_plugin_version() {
   return tessera::kPluginVersion;
+}
+__attribute__((visibility("default"))) std::uint64_t tessera_fiber_waits() {
+  return tessera::fiber::waits;
 }
 __attribute__((visibility("default"))) int tessera_device_count() { return kDevices; }
 __attribute__((visibility("default"))) tessera::DeviceBackend* tessera_open_device(int index) {
