@@ -2,6 +2,7 @@
 
 #include "kernels/activation.h"
 #include "kernels/checks.h"
+#include "kernels/elementwise.h"
 
 namespace tessera::kernels {
 namespace {
@@ -88,6 +89,23 @@ void matmul_gelu_backward(Context& context, const MatmulGeluBackward& args) {
   TESSERA_DISPATCH_FUSED(matmul_gelu_backward, context, args);
   matmul(context, args.product);
   gelu_backward(context, {args.pre, c, {c, false, true}});
+}
+
+void matmul_bias_gradient(Context& context, const MatmulBiasGradient& args) {
+  constexpr std::string_view kName = "matmul_bias_gradient";
+  const Matmul& product = args.product;
+  check(context, product);
+  require(!product.bias.defined(), "{}: takes no bias", kName);
+  require(args.of_a ? product.transpose_a : !product.transpose_b,
+          "{}: the gradient must have its sums' terms as rows: {}", kName,
+          args.of_a ? "a transposed" : "b not transposed");
+  const TensorView& gradient = args.gradient();
+  check_dense(kName, "bias", context, args.bias.view, accumulator_dtype(gradient.dtype),
+              Shape{gradient.shape[1]});
+  if (product.c.numel() > 0 && product.a.numel() > 0)
+    TESSERA_DISPATCH_FUSED(matmul_bias_gradient, context, args);
+  matmul(context, product);
+  sum_rows(context, gradient, args.bias);
 }
 
 }  // namespace tessera::kernels

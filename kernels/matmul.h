@@ -54,4 +54,21 @@ struct MatmulGeluBackward {
 /// @throws InvalidArgument on shapes, strides or dtypes that don't fit, Unsupported as matmul
 void matmul_gelu_backward(Context& context, const MatmulGeluBackward& args);
 
+/// The gradients of a linear layer's weight and bias: product, and bias [+]= the sum over k of what
+/// is multiplied with the layer's input, that is over the rows of the gradient of its output.
+///
+/// product     as Matmul, without bias
+/// of_a        the gradient is a, transposed: [K, M]; else it is b, not transposed: [K, N]
+/// bias        [M] of a, [N] of b, contiguous, in the accumulator's dtype
+///
+/// Where the device has no kernel that does it at once, it is a matmul and a sum_rows, bit for bit.
+struct MatmulBiasGradient {
+  Matmul product;
+  bool of_a = false;
+  GradientView bias{};
+  const TensorView& gradient() const { return of_a ? product.a : product.b; }
+};
+/// @throws InvalidArgument on shapes or dtypes that don't fit, Unsupported as matmul
+void matmul_bias_gradient(Context& context, const MatmulBiasGradient& args);
+
 }  // namespace tessera::kernels

@@ -56,10 +56,21 @@ void input_gradient(Context& context, const TensorView& grad_y, const Tensor& we
   kernels::matmul(context, {grad_y, weight.view(), to.view, false, !out_in, to.accumulate});
 }
 
-void weight_gradient(Context& context, const TensorView& x, const TensorView& grad_y, bool out_in,
-                     const GradientView& to) {
-  kernels::matmul(context,
-                  {out_in ? grad_y : x, out_in ? x : grad_y, to.view, true, false, to.accumulate});
+/// Of a layer's weight and bias. @param x  its input; asked for if the weight's is wanted
+template <typename F>
+void parameter_gradients(Context& context, const F& x, const TensorView& grad_y, bool out_in,
+                         const GradientView& weight, const GradientView& bias) {
+  if (!weight) {
+    if (bias) kernels::sum_rows(context, grad_y, bias);
+    return;
+  }
+  const TensorView in = as_rows(x().view());
+  const kernels::Matmul product{
+      out_in ? grad_y : in, out_in ? in : grad_y, weight.view, true, false, weight.accumulate};
+  if (bias)
+    kernels::matmul_bias_gradient(context, {product, out_in, bias});
+  else
+    kernels::matmul(context, product);
 }
 
 }  // namespace
@@ -88,10 +99,9 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightL
       const TensorView grad = as_rows(grad_y.view());
       if (const GradientView grad_x = as_rows(into.target(0)))
         input_gradient(ctx, grad, saved_weight.get(kName), out_in, grad_x);
-      if (const GradientView grad_weight = into.weight_target(1))
-        weight_gradient(ctx, as_rows(saved_x.get(kName).view()), grad, out_in, grad_weight);
-      if (const GradientView grad_bias = into.weight_target(2))
-        kernels::sum_rows(ctx, grad, grad_bias);
+      parameter_gradients(
+          ctx, [&] { return saved_x.get(kName); }, grad, out_in, into.weight_target(1),
+          into.weight_target(2));
     };
     autograd::record(kName, y, {x, weight, bias}, backward);
   }
@@ -136,10 +146,9 @@ Tensor gelu_mlp(const Tensor& x, const Tensor& fc_weight, const Tensor& fc_bias,
                         const Tensor& grad_y, autograd::InputGradients& into) mutable {
       Context& ctx = *grad_y.context();
       const TensorView grad = as_rows(grad_y.view());
-      if (const GradientView grad_weight = into.weight_target(3))
-        weight_gradient(ctx, as_rows(saved_activated.get(kName).view()), grad, out_in, grad_weight);
-      if (const GradientView grad_bias = into.weight_target(4))
-        kernels::sum_rows(ctx, grad, grad_bias);
+      parameter_gradients(
+          ctx, [&] { return saved_activated.get(kName); }, grad, out_in, into.weight_target(3),
+          into.weight_target(4));
       saved_activated = {};
       if (!saved_pre.defined()) return;
 
@@ -153,10 +162,9 @@ Tensor gelu_mlp(const Tensor& x, const Tensor& fc_weight, const Tensor& fc_bias,
       saved_pre = {};
       if (const GradientView grad_x = as_rows(into.target(0)))
         input_gradient(ctx, grad_hidden, saved_fc.get(kName), out_in, grad_x);
-      if (const GradientView grad_weight = into.weight_target(1))
-        weight_gradient(ctx, as_rows(saved_x.get(kName).view()), grad_hidden, out_in, grad_weight);
-      if (const GradientView grad_bias = into.weight_target(2))
-        kernels::sum_rows(ctx, grad_hidden, grad_bias);
+      parameter_gradients(
+          ctx, [&] { return saved_x.get(kName); }, grad_hidden, out_in, into.weight_target(1),
+          into.weight_target(2));
     };
     autograd::record(kName, y, {x, fc_weight, fc_bias, proj_weight, proj_bias},
                      std::move(backward));

@@ -22,14 +22,15 @@
 // op(a)', whose columns are the rows of c.
 //
 // GELU and its gradient are epilogues of bf16 products where cuBLASLt has them. The gradient of a
-// bias is none: the epilogues that sum it up (BGRADA, BGRADB) store the sum and can't add it to a
-// gradient that micro-batches accumulate.
+// bias is one where that is asked for, and for the first micro-batch alone: the epilogues that sum
+// it up (BGRADA, BGRADB) store the sum and can't add it to a gradient.
 namespace tessera::kernels::cuda {
 
 // Of elementwise.cu and activation.cu.
 void cast(Context& context, const Cast& args);
 void gelu_forward(Context& context, const GeluForward& args);
 void gelu_backward(Context& context, const GeluBackward& args);
+void sum_rows(Context& context, const SumRows& args);
 
 namespace {
 
@@ -75,13 +76,18 @@ class Layout {
   cublasLtMatrixLayout_t layout_ = nullptr;
 };
 
-enum class Epilogue : std::uint8_t { None, Gelu, GeluGradient };
+enum class Epilogue : std::uint8_t { None, Gelu, GeluGradient, BiasGradientOfA, BiasGradientOfB };
+
+bool sums_up_bias(Epilogue epilogue) {
+  return epilogue == Epilogue::BiasGradientOfA || epilogue == Epilogue::BiasGradientOfB;
+}
 
 /// A product, and what is done with its sums before they are written.
 struct Product {
   Matmul matmul;
   Epilogue epilogue = Epilogue::None;
-  TensorView pre{};  // of GELU: contiguous, may be undefined in forward
+  TensorView pre{};       // of GELU: contiguous, may be undefined in forward
+  void* bias_gradient{};  // in c's dtype
 };
 
 // Where bias and pre begin, in bytes, at least. The heuristic takes it from their pointers: no
@@ -141,6 +147,10 @@ cublasLtEpilogue_t epilogue_of(const Key& key) {
       return key.bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
     case Epilogue::GeluGradient:
       return CUBLASLT_EPILOGUE_DGELU;
+    case Epilogue::BiasGradientOfA:  // cuBLASLt's B
+      return CUBLASLT_EPILOGUE_BGRADB;
+    case Epilogue::BiasGradientOfB:
+      return CUBLASLT_EPILOGUE_BGRADA;
     case Epilogue::None:
       break;
   }
@@ -164,7 +174,7 @@ class Plan {
       set(CUBLASLT_MATMUL_DESC_TRANSA, key.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
       set(CUBLASLT_MATMUL_DESC_TRANSB, key.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
       set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(key));
-      if (key.bias) {
+      if (key.bias || sums_up_bias(key.epilogue)) {
         set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(key.c_dtype));
         set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, kAlignedPlace);
       }
@@ -191,6 +201,8 @@ class Plan {
   bool run(CudaBackend& backend, const Product& product, void* workspace, const void* bias) {
     const Matmul& args = product.matmul;
     if (bias != nullptr) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    if (product.bias_gradient != nullptr)
+      set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.bias_gradient);
     if (product.pre.defined()) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, product.pre.data);
     const bool f64 = args.a.dtype == DType::F64;
     const float one = 1.0F;
@@ -279,6 +291,12 @@ std::string why_no_epilogues(const cudaDeviceProp& gpu) {
                             gpu.major, gpu.minor);
 }
 
+/// Whether that pays has not been measured.
+bool wants_bias_epilogue() {
+  const char* wanted = std::getenv("TESSERA_BIAS_EPILOGUE");  // NOLINT(concurrency-mt-unsafe)
+  return wanted != nullptr && std::string_view(wanted) == "1";
+}
+
 /// What a backend knows of products.
 class Products final : public KernelState {
  public:
@@ -290,8 +308,10 @@ class Products final : public KernelState {
     return *plan;
   }
   const std::string& why_no_epilogues() const { return why_no_epilogues_; }
+  bool bias_epilogue() const { return bias_epilogue_; }
 
  private:
+  const bool bias_epilogue_ = wants_bias_epilogue();
   const std::string why_no_epilogues_;
   std::map<Key, std::unique_ptr<Plan>> plans_;
 };
@@ -352,6 +372,32 @@ bool run_fused(Context& context, const Product& product, const char* name) {
   return why.empty();
 }
 
+/// Runs the product with the sums of the bias as its epilogue, if that is asked for and can be.
+/// @return false: nothing was done
+bool run_with_bias_gradient(Context& context, const MatmulBiasGradient& args) {
+  CudaBackend& backend = backend_of(context);
+  const DType dtype = args.product.c.dtype;
+  // A gradient that is accumulated on is the same layer's in a later micro-batch.
+  if (!products_of(backend).bias_epilogue() || args.bias.accumulate) return false;
+  std::string why;
+  if (args.product.a.dtype != DType::BF16)
+    why = fmt::format("the dtype is {}", args.product.a.dtype);
+  else if (dtype != args.bias.view.dtype)
+    why = fmt::format("the weight's gradient is {}, the bias's {}", dtype, args.bias.view.dtype);
+  else if (alignment(args.bias.view.data) < kEpilogueAlignment)
+    why = fmt::format("it does not begin at a multiple of {} bytes", kEpilogueAlignment);
+  else
+    why =
+        run(context, {.matmul = args.product,
+                      .epilogue = args.of_a ? Epilogue::BiasGradientOfA : Epilogue::BiasGradientOfB,
+                      .bias_gradient = args.bias.view.data});
+  backend.note(
+      why.empty()
+          ? std::string("bias gradients: within cuBLASLt's products")
+          : fmt::format("a bias gradient: tessera's own kernel beside the product; {}", why));
+  return why.empty();
+}
+
 }  // namespace
 
 void matmul(Context& context, const Matmul& args) {
@@ -386,7 +432,14 @@ void matmul_gelu_backward(Context& context, const MatmulGeluBackward& args) {
   cuda::gelu_backward(context, {args.pre, c, {c, false, true}});
 }
 
+void matmul_bias_gradient(Context& context, const MatmulBiasGradient& args) {
+  if (run_with_bias_gradient(context, args)) return;
+  cuda::matmul(context, args.product);
+  cuda::sum_rows(context, {args.gradient(), args.bias});
+}
+
 TESSERA_CUDA_KERNEL(matmul, Matmul)
+TESSERA_CUDA_KERNEL(matmul_bias_gradient, MatmulBiasGradient)
 TESSERA_CUDA_KERNEL(matmul_gelu, MatmulGelu)
 TESSERA_CUDA_KERNEL(matmul_gelu_backward, MatmulGeluBackward)
 

@@ -164,7 +164,8 @@ bool calls_in(const std::string& test, const std::string& contexts, const std::s
 
 // On a GPU these are a library's. On fibers a plain loop of the host stands in for it, and GELU
 // comes after: there is no kernel to compare.
-const std::set<std::string> kProducts = {"matmul", "matmul_gelu", "matmul_gelu_backward"};
+const std::set<std::string> kProducts = {"matmul", "matmul_bias_gradient", "matmul_gelu",
+                                         "matmul_gelu_backward"};
 
 TEST_CASE("every kernel has a test that runs on all backends, as fibers, too") {
   std::vector<std::string> tests;

@@ -5,6 +5,8 @@
 
 #include "kernel_support.h"
 #include "kernels/activation.h"
+#include "kernels/dispatch.h"
+#include "kernels/elementwise.h"
 
 namespace tessera::test {
 namespace {
@@ -379,6 +381,62 @@ TEST_CASE("a product with GELU's gradient is the product, then the gradient") {
     kernels::matmul_gelu_backward(context, {layer.product(got), pre.view()});
     check_same(context, got, want, gpu);
   });
+}
+
+TEST_CASE("the gradients of weight and bias are the product, and the sums over rows") {
+  for_each_layer_and_context([](Context& context, const LayerCase& c, bool gpu) {
+    const Layer layer(c);
+    const DType dtype = kernels::accumulator_dtype(c.dtype);
+    for (const bool of_a : {false, true}) {
+      if (of_a ? !c.transpose_a : c.transpose_b) continue;
+      for (const bool accumulate : {false, true}) {
+        CAPTURE(of_a);
+        CAPTURE(accumulate);
+        const Shape width{of_a ? c.size.m : c.size.n};
+        const Buffer want(dtype, layer.shape(), 1.0), want_bias(dtype, width, 1.0);
+        const Buffer got(dtype, layer.shape(), 1.0), got_bias(dtype, width, 1.0);
+        Matmul product = layer.product(want);
+        product.accumulate = accumulate;
+        matmul(context, product);
+        kernels::sum_rows(context, of_a ? product.a : product.b, want_bias.gradient(accumulate));
+        product.c = got.view();
+        kernels::matmul_bias_gradient(context, {product, of_a, got_bias.gradient(accumulate)});
+        if (gpu) {  // TESSERA_BIAS_EPILOGUE=1 sums in another order
+          check_close(got.values(), want.values(), tolerance(dtype), 4.0);
+          check_close(got_bias.values(), want_bias.values(), tolerance(dtype),
+                      static_cast<double>(c.size.k));
+        } else {
+          CHECK(got.bytes() == want.bytes());
+          CHECK(got_bias.bytes() == want_bias.bytes());
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("a product with a bias gradient refuses what does not fit") {
+  const auto context = Context::create();
+  const Buffer x(DType::BF16, {3, 2}), grad(DType::BF16, {3, 4}), weight(DType::F32, {2, 4});
+  const Buffer bias(DType::F32, {4}), short_bias(DType::F32, {2}), half(DType::BF16, {4});
+  const Matmul good{x.view(), grad.view(), weight.view(), true};
+  CHECK_NOTHROW(kernels::matmul_bias_gradient(*context, {good, false, bias.gradient(false)}));
+  CHECK_THROWS_AS(
+      kernels::matmul_bias_gradient(*context, {good, false, short_bias.gradient(false)}),
+      InvalidArgument);
+  CHECK_THROWS_AS(kernels::matmul_bias_gradient(*context, {good, false, half.gradient(false)}),
+                  InvalidArgument);
+  CHECK_NOTHROW(kernels::matmul_bias_gradient(*context, {good, true, short_bias.gradient(false)}));
+  const Buffer wide(DType::BF16, {4, 3}), narrow(DType::BF16, {2, 3});
+  const Matmul turned{narrow.view(), wide.view(), weight.view(), false, true};
+  CHECK_THROWS_AS(kernels::matmul_bias_gradient(*context, {turned, false, bias.gradient(false)}),
+                  InvalidArgument);
+  CHECK_THROWS_AS(kernels::matmul_bias_gradient(*context, {turned, true, bias.gradient(false)}),
+                  InvalidArgument);
+  Matmul biased = good;
+  biased.bias = half.view();
+  CHECK_THROWS_WITH_AS(
+      kernels::matmul_bias_gradient(*context, {biased, false, bias.gradient(false)}),
+      "matmul_bias_gradient: takes no bias", InvalidArgument);
 }
 
 TEST_CASE("products with GELU refuse what does not fit") {

@@ -116,6 +116,30 @@ void products_and_gelu(DeviceMeasure& bench, const DeviceShapes& s) {
   });
 }
 
+/// A weight's gradient and its bias's: at once, which TESSERA_BIAS_EPILOGUE=1 leaves to the
+/// product, and apart.
+void products_and_bias_gradients(DeviceMeasure& bench, const DeviceShapes& s) {
+  const std::int64_t rows = s.rows(), in = s.width(), out = 4 * s.width();
+  const std::string shape = fmt::format("{}x{}x{}", rows, in, out);
+  const double work = 2 * number(rows) * number(in) * number(out);
+  const auto args = [&] {
+    return MatmulBiasGradient{.product = {.a = bench.tensor({rows, in}),
+                                          .b = bench.tensor({rows, out}),
+                                          .c = bench.tensor({in, out}, DType::F32),
+                                          .transpose_a = true},
+                              .bias = fresh(bench.tensor({out}, DType::F32))};
+  };
+  bench.measure("matmul_bias_gradient mlp in " + shape, Bound::Arithmetic, work, [&] {
+    return [args = args(), &bench] { matmul_bias_gradient(bench.context(), args); };
+  });
+  bench.measure("matmul, sum_rows mlp in " + shape, Bound::Arithmetic, work, [&] {
+    return [args = args(), &bench] {
+      matmul(bench.context(), args.product);
+      sum_rows(bench.context(), args.gradient(), args.bias);
+    };
+  });
+}
+
 /// Logits lie in rows of whole 128 bytes, a part of all rows at a time.
 void head(DeviceMeasure& bench, const DeviceShapes& s) {
   const std::int64_t c = s.width(), rows = s.logit_rows, v = s.vocab;
@@ -314,6 +338,7 @@ int run_device_bench(const DeviceBenchOptions& options) {
   roofs(bench, shapes);
   products(bench, shapes);
   products_and_gelu(bench, shapes);
+  products_and_bias_gradients(bench, shapes);
   head(bench, shapes);
   measure_attention(bench, shapes, DType::BF16);
   rows_of_activations(bench, shapes);

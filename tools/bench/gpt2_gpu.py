@@ -36,6 +36,7 @@ PAIRS = [("tessera bf16", "torch bf16"), ("tessera bf16", "torch bf16-true"), ("
 # What libraries do is measured without them, too: the environment, and a plugin that must be there.
 VARIANTS = {"tessera, own attention": ({"TESSERA_ATTENTION": "own"}, "libtessera_cudnn.so"),
             "tessera, GELU after products": ({"TESSERA_EPILOGUES": "0"}, "libtessera_cuda.so"),
+            "tessera, bias gradients within products": ({"TESSERA_BIAS_EPILOGUE": "1"}, "libtessera_cuda.so"),
             "tessera, CUDA graphs": ({"TESSERA_TRAIN_CUDA_GRAPHS": "on"}, "libtessera_cuda.so")}
 LAST = ["774M", "1558M"]  # sizes that wait until the others are done
 
