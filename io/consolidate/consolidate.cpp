@@ -175,6 +175,7 @@ ConsolidatePlan plan_consolidation(const fs::path& source, const ConsolidateOpti
   result.source = plan.source.path;
   result.kind = plan.source.kind;
   result.skipped = plan.source.skipped;
+  result.warnings = plan.source.warnings;
   for (const ExportFile& file : plan.files) {
     result.files.push_back({file.name, file.plan.file_size});
     for (const ExportTensor* tensor : file.tensors) {
@@ -195,6 +196,10 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
   const Plan plan = make_plan(source, options);
   check_apart(out, plan.source.path);
   check_outside(out, plan.source.path);
+  const auto warn = [&](const std::string& text) {
+    if (options.warn) options.warn(text);
+  };
+  for (const std::string& text : plan.source.warnings) warn(text);
 
   CopyOptions copy;
   copy.memory = options.memory;

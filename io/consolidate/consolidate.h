@@ -36,11 +36,16 @@ struct ConsolidateOptions {
   bool overwrite = false;                         ///< replace an earlier export at `out`
   NameRules names;  ///< for names of somebody else's shards, but not of Hugging Face directories
   std::optional<fs::path> config_file;  ///< Hugging Face's config.json, if it is not in the source
+  /// How many shards there must be: of a PyTorch DCP as safetensors, which does not say it.
+  std::optional<std::int64_t> shards;
   /// Read and write past the page cache where the file system can do that; false: leave what was
   /// written in the cache, for a program that reads it at once.
   bool direct_io = true;
   /// Called from one thread at a time after each few MiB. False stops: see ConsolidationStopped.
   std::function<bool(const ConsolidateProgress&)> progress;
+  /// Called, before anything is written, with each sentence that whoever waits should read: what
+  /// ConsolidatePlan::warnings holds, and that an unfinished export is thrown away.
+  std::function<void(const std::string&)> warn;
 };
 
 /// A tensor, or something else, that is in a source and is not exported.
@@ -65,7 +70,8 @@ struct ConsolidatePlan {
   std::string kind;             ///< as in ConsolidateReport
   std::vector<Tensor> tensors;  ///< in the order in which they are written
   std::vector<SkippedEntry> skipped;
-  std::vector<File> files;  ///< of tensors; small ones beside them are not listed
+  std::vector<File> files;            ///< of tensors; small ones beside them are not listed
+  std::vector<std::string> warnings;  ///< what may be missing in the source and leaves no trace
 };
 
 struct ConsolidateReport {

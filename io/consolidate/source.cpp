@@ -149,6 +149,8 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned
   for (const std::string& name : owned->objects()) result.skipped.push_back({name, "no tensor"});
   const std::vector<TensorName> names = classify_tensors(*owned, rules);
   const ShardedSource* const source = owned.get();
+  // The shapes of a configuration's weights are compared below: none is shorter.
+  if (!result.config || wants_optimizer(options)) result.warnings = owned->warnings();
 
   std::unique_ptr<Gpt2Source> model;
   std::unordered_set<std::string_view> written;  // names at the source
@@ -201,7 +203,7 @@ ConsolidateSource open_consolidate_source(const fs::path& path, const Consolidat
   require_model_directory(path);
   ConsolidateSource result;
   result.path = path;
-  if (std::unique_ptr<ShardedSource> sharded = open_sharded(path)) {
+  if (std::unique_ptr<ShardedSource> sharded = open_sharded(path, options.shards)) {
     require(!options.step, "{} is a {} and has no step {}", path.string(), sharded->kind(),
             options.step.value_or(0));
     add_sharded(result, std::move(sharded), options);
@@ -209,6 +211,10 @@ ConsolidateSource open_consolidate_source(const fs::path& path, const Consolidat
     return result;
   }
   const CheckpointReader reader = open_checkpoint(path, options.step);
+  require(
+      !options.shards,
+      "{} is a checkpoint of tessera, which says itself what it consists of; leave --shards out",
+      reader.path().string());
   require(!options.config_file,
           "{} is a checkpoint of tessera, which knows its model; leave "
           "--config out",

@@ -20,6 +20,7 @@ struct ConsolidateSource {
   std::optional<Json> hf_config;  ///< Hugging Face's config.json that `config` was made of
   std::vector<ExportTensor> weights, optimizer;
   std::vector<SkippedEntry> skipped;
+  std::vector<std::string> warnings;  ///< as in ConsolidatePlan
 
   std::vector<std::unique_ptr<TensorSource>> sources;  ///< owns what the tensors refer to
 };

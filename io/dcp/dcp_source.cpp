@@ -15,6 +15,7 @@
 #include "io/checkpoint/open_files.h"
 #include "io/dcp/chunk_runs.h"
 #include "io/dcp/metadata.h"
+#include "io/dcp/shard_names.h"
 #include "io/dcp/torch_tensor.h"
 #include "io/safetensors/reader.h"
 #include "io/zip/crc32.h"
@@ -68,6 +69,7 @@ class Source final : public ShardedSource {
     locations_.resize(chunk_count_);
     verified_.resize(chunk_count_);
   }
+  void warn(std::vector<std::string> warnings) { warnings_ = std::move(warnings); }
   std::shared_ptr<const File> file(const std::string& name) const { return open_files_.get(name); }
 
   const fs::path& path() const override { return dir_; }
@@ -76,6 +78,7 @@ class Source final : public ShardedSource {
   const std::vector<std::string>& objects() const override { return objects_; }
   const std::vector<Unreadable>& unreadable() const override { return unreadable_; }
   const std::vector<std::string>& top_keys() const override { return top_keys_; }
+  std::vector<std::string> warnings() const override { return warnings_; }
 
   void read(const std::string& name, std::int64_t begin, std::int64_t end, void* out,
             DType dtype) const override {
@@ -281,7 +284,7 @@ class Source final : public ShardedSource {
   fs::path dir_;
   std::string kind_;
   std::vector<TensorInfo> infos_;
-  std::vector<std::string> top_keys_, objects_, files_;
+  std::vector<std::string> top_keys_, objects_, files_, warnings_;
   std::vector<Unreadable> unreadable_;
   std::map<std::string, StoredTensor> tensors_;
   std::size_t chunk_count_ = 0;
@@ -291,11 +294,6 @@ class Source final : public ShardedSource {
   mutable std::vector<std::optional<Location>> locations_;
   mutable std::vector<bool> verified_;
 };
-
-// "shard-00001-model-00001-of-00001.safetensors"
-bool is_shard_name(const std::string& name) {
-  return name.starts_with("shard-") && name.ends_with(".safetensors");
-}
 
 std::vector<std::string> list_files(const fs::path& dir) {
   std::vector<std::string> names;
@@ -401,10 +399,11 @@ bool is_dcp_safetensors(const fs::path& dir) {
     return false;
   }
   const std::vector<std::string> names = list_files(dir);
-  return std::any_of(names.begin(), names.end(), is_shard_name);
+  return std::any_of(names.begin(), names.end(), is_dcp_shard_name);
 }
 
-std::unique_ptr<ShardedSource> open_dcp_safetensors(const fs::path& dir) {
+std::unique_ptr<ShardedSource> open_dcp_safetensors(const fs::path& dir,
+                                                    std::optional<std::int64_t> shards) {
   struct Found {
     std::string dtype;
     std::optional<DType> our_dtype;
@@ -412,10 +411,12 @@ std::unique_ptr<ShardedSource> open_dcp_safetensors(const fs::path& dir) {
     std::vector<DcpChunk> chunks;
   };
   std::map<std::string, Found> tensors;
-  std::vector<std::string> files;
+  DcpShards found_shards = find_dcp_shards(list_files(dir), dir, shards);
   auto source = std::make_unique<Source>(dir, "PyTorch DCP as safetensors");
-  for (const std::string& name : list_files(dir)) {
-    if (!is_shard_name(name)) continue;
+  source->warn(std::move(found_shards.warnings));
+  const std::vector<std::string>& files = found_shards.names;
+  for (std::size_t f = 0; f < files.size(); ++f) {
+    const std::string& name = files[f];
     const std::string path = (dir / name).string();
     const SafetensorsHeader header = read_safetensors_header(*source->file(name));
     const Json info = sharding_info(header, path);
@@ -433,15 +434,14 @@ std::unique_ptr<ShardedSource> open_dcp_safetensors(const fs::path& dir) {
         tensor.shape[i] = std::max(tensor.shape[i], box.offsets[i] + box.shape[i]);
       }
       tensor.chunks.push_back(
-          {box, static_cast<std::uint32_t>(files.size()), entry.begin, entry.end - entry.begin});
+          {box, static_cast<std::uint32_t>(f), entry.begin, entry.end - entry.begin});
     }
-    files.push_back(name);
   }
   for (auto& [name, tensor] : tensors) {
     check_boxes(tensor.shape, tensor.chunks, fmt::format("{}: tensor {}", dir.string(), name));
     source->add(name, tensor.dtype, tensor.our_dtype, tensor.shape, std::move(tensor.chunks), "");
   }
-  source->finish(std::move(files), {}, false);
+  source->finish(std::move(found_shards.names), {}, false);
   return source;
 }
 

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "io/source/sharded_source.h"
 
@@ -19,10 +21,13 @@ std::unique_ptr<ShardedSource> open_dcp(const fs::path& dir);
 /// Whether a directory holds a Distributed Checkpoint in safetensors form: files
 /// `shard-...safetensors`, and no model.safetensors or index of one.
 bool is_dcp_safetensors(const fs::path& dir);
-/// Opens one. Nothing in this form says how large a tensor is: it ends where its last chunk does,
-/// so a shard that is missing is noticed only if others surround what it held. There are no
-/// checksums.
-/// @throws CorruptCheckpoint naming file and tensor, IoError
-std::unique_ptr<ShardedSource> open_dcp_safetensors(const fs::path& dir);
+/// Opens one. Nothing in this form says how large a tensor is: it ends where its last chunk does.
+/// A shard that is missing is noticed by the numbers of the others (see find_dcp_shards) or a hole
+/// in a tensor; warnings() says what is noticed by neither. There are no checksums.
+/// @param shards  how many there must be, if that is known
+/// @throws CorruptCheckpoint naming file and tensor; InvalidArgument if there are more than
+///         `shards`; IoError
+std::unique_ptr<ShardedSource> open_dcp_safetensors(const fs::path& dir,
+                                                    std::optional<std::int64_t> shards = {});
 
 }  // namespace tessera::io

@@ -32,12 +32,22 @@ bool is_sharded(const fs::path& dir) {
          (is_safetensors_directory(dir) || is_dcp(dir) || is_dcp_safetensors(dir));
 }
 
-std::unique_ptr<ShardedSource> open_sharded(const fs::path& dir) {
-  if (is_safetensors_directory(dir)) return open_safetensors_directory(dir);
-  if (is_dcp(dir)) return open_dcp(dir);
-  if (is_dcp_safetensors(dir)) return open_dcp_safetensors(dir);
-  refuse_parent_of_shards(dir);
-  return nullptr;
+std::unique_ptr<ShardedSource> open_sharded(const fs::path& dir,
+                                            std::optional<std::int64_t> shards) {
+  std::unique_ptr<ShardedSource> source;
+  if (is_safetensors_directory(dir)) {
+    source = open_safetensors_directory(dir);
+  } else if (is_dcp(dir)) {
+    source = open_dcp(dir);
+  } else if (is_dcp_safetensors(dir)) {
+    return open_dcp_safetensors(dir, shards);
+  } else {
+    refuse_parent_of_shards(dir);
+  }
+  require(!shards || !source,
+          "{} is a {}, which says itself what it consists of; leave --shards out", dir.string(),
+          source ? source->kind() : "");
+  return source;
 }
 
 }  // namespace tessera::io

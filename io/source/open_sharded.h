@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "io/source/sharded_source.h"
 
@@ -14,9 +16,11 @@ void refuse_parent_of_shards(const fs::path& dir);
 
 /// Opens somebody else's tensors, if a directory holds such, told by its files: a Hugging Face
 /// model, a PyTorch Distributed Checkpoint (FSDP, torchtitan, Lightning) or its safetensors form.
+/// @param shards  how many there must be; for the safetensors form alone, which does not say it
 /// @return null if it is none of these
 /// @throws InvalidArgument naming them if its folders are Distributed Checkpoints, but not it
-///         itself; as the open functions of each
-std::unique_ptr<ShardedSource> open_sharded(const fs::path& dir);
+///         itself, and if `shards` is given for another form; as the open functions of each
+std::unique_ptr<ShardedSource> open_sharded(const fs::path& dir,
+                                            std::optional<std::int64_t> shards = {});
 
 }  // namespace tessera::io

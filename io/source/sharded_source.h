@@ -24,6 +24,8 @@ class ShardedSource : public TensorSource {
   /// Outermost key of each tensor of tensors() in the dict of dicts that was saved; empty if it was
   /// flat or that is not known.
   virtual const std::vector<std::string>& top_keys() const = 0;
+  /// What of the shards may be missing and leaves no trace, in sentences.
+  virtual std::vector<std::string> warnings() const { return {}; }
 };
 
 }  // namespace tessera::io

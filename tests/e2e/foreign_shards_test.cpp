@@ -89,6 +89,34 @@ TEST_CASE("what is missing is said in one sentence") {
   CHECK(parent.err.find("name one of them") != std::string::npos);
 }
 
+TEST_CASE("shards that do not say how many there were are told of, unless it is said") {
+  const test::TempDir dir;
+  const std::string source = fixture("dcp-safetensors");
+  const auto command = [&](const char* out, const char* shards) {
+    test::Arguments arguments = {"consolidate", source,        dir.file(out),
+                                 "--format",    "safetensors", "--json"};
+    if (*shards != '\0') arguments.insert(arguments.end(), {"--shards", shards});
+    return arguments;
+  };
+  const auto made = run_cli(command("out", ""));
+  INFO(made.describe());
+  REQUIRE(made.code == 0);
+  CHECK(made.err.starts_with("tessera: warning: 4 shards; nothing in them tells how many"));
+  CHECK(Json::parse(made.out)["warnings"].size() == 1);
+  auto dry = command("out2", "");
+  dry.push_back("--dry-run");
+  CHECK(Json::parse(run_cli(dry).out)["warnings"].size() == 1);
+  const auto said = run_cli(command("out2", "4"));
+  REQUIRE(said.code == 0);
+  CHECK(said.err.empty());
+  CHECK(Json::parse(said.out)["warnings"].empty());
+  const auto missing = run_cli(command("out3", "5"));
+  CHECK(missing.code == 3);
+  CHECK(missing.err.find("shard-00005-model-00001-of-00001.safetensors is missing") !=
+        std::string::npos);
+  CHECK_FALSE(fs::exists(dir.file("out3")));
+}
+
 TEST_CASE("inspect says what shards hold") {
   const auto text = run_cli({"checkpoint", "inspect", fixture("torchtitan")});
   INFO(text.describe());

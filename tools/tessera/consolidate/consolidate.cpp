@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <thread>
+#include <vector>
 
 #include "core/base/memory.h"
 #include "io/base/json.h"
@@ -42,7 +43,8 @@ std::optional<std::int64_t> parse_step(const std::string& text) {
   return step;
 }
 
-void print_report(const io::ConsolidateReport& report, const Options& options) {
+void print_report(const io::ConsolidateReport& report, const std::vector<std::string>& warnings,
+                  const Options& options) {
   if (options.json) {
     io::Json json{{"source", report.source.string()},
                   {"out", options.out},
@@ -56,6 +58,7 @@ void print_report(const io::ConsolidateReport& report, const Options& options) {
     if (report.step) json["step"] = *report.step;
     json["kind"] = report.kind;
     json["skipped"] = report.skipped.size();
+    json["warnings"] = warnings;
     fmt::print("{}\n", io::dump_json(json));
     return;
   }
@@ -108,6 +111,11 @@ int run(const Options& options) {
   }
   // From the first block on: before it, a signal ends the process at once and costs nothing.
   std::optional<StopSignal> stop;
+  std::vector<std::string> warnings;
+  consolidate.warn = [&](const std::string& text) {
+    warnings.push_back(text);
+    fmt::print(stderr, "tessera: warning: {}\n", text);
+  };
   ByteProgress progress("written");
   consolidate.progress = [&](const io::ConsolidateProgress& at) {
     if (!stop) stop.emplace();
@@ -115,7 +123,8 @@ int run(const Options& options) {
     return stop->received() == 0;
   };
   try {
-    print_report(io::consolidate(options.source, options.out, consolidate), options);
+    const auto report = io::consolidate(options.source, options.out, consolidate);
+    print_report(report, warnings, options);
     return 0;
   } catch (const io::ConsolidationStopped& stopped) {
     progress.stop();
@@ -166,6 +175,10 @@ Command add_consolidate(CLI::App& parent) {
          "the beginning), none, or a prefix, such as model. (may be given several times)")
       ->allow_extra_args(false)
       ->capture_default_str();
+  app->add_option(
+         "--shards", consolidate.shards,
+         "How many shards there must be, of PyTorch's shard-*.safetensors, which do not say")
+      ->check(CLI::PositiveNumber);
   app->add_flag("--dry-run", options->dry_run,
                 "Only say what would be written, from where and under which names");
   app->add_flag("--overwrite", consolidate.overwrite, "Replace an earlier export at OUT");

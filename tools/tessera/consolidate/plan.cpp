@@ -30,7 +30,8 @@ io::Json plan_json(const io::ConsolidatePlan& plan) {
   }
   return {{"source", plan.source.string()}, {"kind", plan.kind},
           {"tensors", std::move(tensors)},  {"files", std::move(files)},
-          {"skipped", std::move(skipped)},  {"bytes", bytes}};
+          {"skipped", std::move(skipped)},  {"bytes", bytes},
+          {"warnings", plan.warnings}};
 }
 
 std::string format_skipped(const std::vector<io::SkippedEntry>& skipped) {
@@ -57,6 +58,7 @@ std::string format_plan(const io::ConsolidatePlan& plan, const ConsoleStyle& sty
       {label, fmt::format("{} tensors, {}", plan.tensors.size(), format_bytes(bytes))}};
   const std::string skipped = format_skipped(plan.skipped);
   if (!skipped.empty()) rows.emplace_back("skipped", skipped);
+  for (const std::string& warning : plan.warnings) rows.emplace_back("warning", warning);
   std::string text = format_rows(style, rows);
   std::string file;
   for (const auto& tensor : plan.tensors) {

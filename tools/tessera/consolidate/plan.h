@@ -9,8 +9,8 @@
 namespace tessera::tools {
 
 /// {"source", "kind", "tensors": [{"source", "name", "dtype", "written", "shape", "bytes",
-/// "file"}], "files": {NAME: bytes}, "skipped": [{"name", "why"}], "bytes"}; dtypes as in
-/// safetensors.
+/// "file"}], "files": {NAME: bytes}, "skipped": [{"name", "why"}], "bytes", "warnings": [text]};
+/// dtypes as in safetensors.
 io::Json plan_json(const io::ConsolidatePlan& plan);
 
 /// The same for people: a line for each tensor, with the name it has at the source where that

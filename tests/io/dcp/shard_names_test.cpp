@@ -1,0 +1,180 @@
+// Shards in safetensors form of which some are missing.
+
+#include "io/dcp/shard_names.h"
+
+#include <doctest/doctest.h>
+
+#include <array>
+
+#include "core/base/error.h"
+#include "io/consolidate/consolidate.h"
+#include "io/dcp/dcp_source.h"
+#include "io/safetensors/reader.h"
+#include "tests/io/support.h"
+#include "tests/support/check_throws.h"
+#include "tests/support/temp_dir.h"
+
+namespace tessera::io {
+namespace {
+
+using namespace tessera::test;
+
+constexpr std::int64_t kColumns = 3, kRowsPerShard = 2;
+
+std::string shard_name(int shard, int model = 1, int models = 1) {
+  return fmt::format("shard-{:05}-model-{:05}-of-{:05}.safetensors", shard, model, models);
+}
+
+/// Rows of a tensor, each element with its number in the tensor, as rank `shard` - 1 saves them.
+void write_shard(const fs::path& path, const std::string& tensor, int shard) {
+  const std::int64_t first = (shard - 1) * kRowsPerShard;
+  std::string data;
+  for (std::int64_t i = first * kColumns; i < (first + kRowsPerShard) * kColumns; ++i) {
+    const auto value = static_cast<float>(i);
+    data.append(reinterpret_cast<const char*>(&value), sizeof(value));
+  }
+  Json header, info;
+  header[tensor] = {
+      {"dtype", "F32"}, {"shape", {kRowsPerShard, kColumns}}, {"data_offsets", {0, data.size()}}};
+  info[tensor]["saved_offsets"] = {first, 0};
+  header["__metadata__"]["DCP_SHARDING_INFO"] = info.dump();
+  const std::string text = header.dump();
+  const std::uint64_t length = text.size();
+  write_text(path, std::string(reinterpret_cast<const char*>(&length), 8) + text + data);
+}
+
+/// A tensor "a" in model file 1 and, if there are two, "b" in model file 2: a row-sharded each.
+struct Shards {
+  TempDir dir;
+  fs::path path = dir.path() / "source", out = dir.path() / "out";
+  int models;
+  Shards(int shards, int model_files) : models(model_files) {
+    fs::create_directory(path);
+    for (int shard = 1; shard <= shards; ++shard) {
+      for (int model = 1; model <= models; ++model) {
+        write_shard(path / shard_name(shard, model, models), model == 1 ? "a" : "b", shard);
+      }
+    }
+  }
+  void remove(int shard, int model = 1) const {
+    REQUIRE(fs::remove(path / shard_name(shard, model, models)));
+  }
+  ConsolidatePlan plan(std::optional<std::int64_t> shards = {}) const {
+    ConsolidateOptions options;
+    options.format = ExportFormat::Safetensors;
+    options.shards = shards;
+    return plan_consolidation(path, options);
+  }
+};
+
+TEST_CASE("all shards make a whole tensor, and what they do not tell is said") {
+  const Shards shards(3, 1);
+  ConsolidateOptions options;
+  options.format = ExportFormat::Safetensors;
+  std::vector<std::string> warnings;
+  options.warn = [&](const std::string& text) { warnings.push_back(text); };
+  consolidate(shards.path, shards.out, options);
+  REQUIRE(warnings.size() == 1);
+  CHECK(warnings[0].starts_with("3 shards; nothing in them tells how many there were"));
+  CHECK(shards.plan().warnings == warnings);
+  CHECK(shards.plan(3).warnings.empty());
+  std::array<float, 18> values{};
+  const SafetensorsReader made(shards.out / "model.safetensors");
+  REQUIRE(made.header().find("a")->shape == Shape{6, 3});
+  made.read("a", 0, 18, values.data(), DType::F32);
+  for (std::size_t i = 0; i < values.size(); ++i) CHECK(values[i] == static_cast<float>(i));
+}
+
+TEST_CASE("a last shard that is missing is refused if somebody says how many there were") {
+  const Shards shards(3, 1);
+  shards.remove(3);
+  CHECK(shards.plan().warnings[0].starts_with("2 shards; nothing in them tells"));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint,
+                       shard_name(3) + " is missing: 2 shards are there, and --shards says 3",
+                       shards.plan(3));
+  CHECK_THROWS_HOLDING(InvalidArgument, "holds 2 shards, but --shards says 1", shards.plan(1));
+}
+
+TEST_CASE("a shard that is missing before another is refused") {
+  const Shards shards(4, 1);
+  shards.remove(3);
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, shard_name(3) + " is missing, and shard 4 is there",
+                       shards.plan());
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, shard_name(3) + " is missing", shards.plan(4));
+  // Its rank may have saved nothing; but here, it held rows.
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "tensor a: rows 4 to 6 of shape [8, 3] are in no chunk",
+                       shards.plan(3));
+  write_shard(shards.path / shard_name(4), "a", 3);
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "with --shards 3", shards.plan());
+  CHECK(shards.plan(3).tensors[0].shape == Shape{6, 3});
+  shards.remove(1);
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, shard_name(1) + " is missing", shards.plan());
+}
+
+TEST_CASE("a model file of which no shard is there is refused") {
+  for (const int gone : {1, 2}) {
+    const Shards shards(2, 2);
+    shards.remove(1, gone);
+    shards.remove(2, gone);
+    for (const auto said : {std::optional<std::int64_t>{}, std::optional<std::int64_t>{2}}) {
+      CHECK_THROWS_HOLDING(CorruptCheckpoint,
+                           fmt::format("{} is missing, as are other shards of model file {} of 2",
+                                       shard_name(1, gone, 2), gone),
+                           shards.plan(said));
+    }
+  }
+}
+
+TEST_CASE("a shard that lacks one of its model files is told of") {
+  const Shards shards(3, 2);
+  CHECK(shards.plan(3).warnings.empty());
+  shards.remove(3, 2);
+  const ConsolidatePlan plan = shards.plan(3);
+  CHECK(plan.tensors.size() == 2);
+  REQUIRE(plan.warnings.size() == 1);
+  CHECK(plan.warnings[0] == shard_name(3, 2, 2) +
+                                " is not there: either its rank had nothing to save in it, or it "
+                                "is lost");
+  shards.remove(2, 2);
+  CHECK(shards.plan(3).warnings[0].find(shard_name(2, 2, 2) + " is not there, nor is another") !=
+        std::string::npos);
+}
+
+TEST_CASE("shards that disagree about the number of model files are refused") {
+  const Shards shards(2, 1);
+  write_shard(shards.path / shard_name(2, 1, 2), "b", 1);
+  CHECK_THROWS_HOLDING(CorruptCheckpoint,
+                       shard_name(2, 1, 2) + " is one of 2 model files, but " + shard_name(1) +
+                           " is one of 1: they are of two checkpoints",
+                       shards.plan());
+}
+
+TEST_CASE("names that tell no numbers are refused") {
+  for (const char* name :
+       {"shard-1-model-00001-of-00001.safetensors", "shard-00000-model-00001-of-00001.safetensors",
+        "shard-00002-model-00002-of-00001.safetensors",
+        "shard-000002-model-00001-of-00001.safetensors",
+        "shard-00002-model-00001-of-00001 (1).safetensors", "shard-00002.safetensors"}) {
+    CAPTURE(name);
+    CHECK_THROWS_HOLDING(CorruptCheckpoint, "is not named as a shard is",
+                         find_dcp_shards({shard_name(1), name}, "dir"));
+  }
+  const DcpShards many = find_dcp_shards({"config.json", shard_name(1)}, "dir");
+  CHECK(many.names == std::vector<std::string>{shard_name(1)});
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, shard_name(2) + " is missing, and shard 100000 is there",
+                       find_dcp_shards({shard_name(1), shard_name(100000)}, "dir"));
+}
+
+TEST_CASE("how many shards there must be is for those that do not say it") {
+  const fs::path fixtures = fs::path(TESSERA_SOURCE_DIR) / "tests/io/dcp/fixtures";
+  ConsolidateOptions options;
+  options.format = ExportFormat::Safetensors;
+  options.shards = 3;
+  CHECK_THROWS_HOLDING(InvalidArgument,
+                       "is a PyTorch DCP, which says itself what it consists of; leave --shards "
+                       "out",
+                       plan_consolidation(fixtures / "fsdp-gpt2", options));
+}
+
+}  // namespace
+}  // namespace tessera::io
