@@ -133,8 +133,11 @@ TorchTensor read_torch_tensor(const ByteRange& archive) {
         return entry.name.ends_with(kPickle) &&
                entry.name.find('/') == entry.name.size() - kPickle.size();
       });
-  require<Unsupported>(pickle_entry != directory.entries().end(),
-                       "{} is no archive of torch.save: it has no data.pkl", where);
+  if (pickle_entry == directory.entries().end()) {
+    // Unless its name was damaged in the directory, which the name before its data tells.
+    for (const ZipEntry& entry : directory.entries()) zip_data_begin(archive, entry);
+    throw Unsupported("{} is no archive of torch.save: it has no data.pkl", where);
+  }
   const std::string folder =
       pickle_entry->name.substr(0, pickle_entry->name.size() - kPickle.size() + 1);
   if (const ZipEntry* order = directory.find(folder + "byteorder")) {

@@ -61,9 +61,12 @@ struct End {
   std::int64_t entries = 0, size = 0, begin = 0;
 };
 
+// torch.save makes no archives of several files, so another number is damage.
 void require_one_file(std::uint32_t disk, std::uint32_t directory_disk, const std::string& source) {
-  require<Unsupported>(disk == 0 && directory_disk == 0,
-                       "{} is a part of a zip archive that spans several files", source);
+  require<CorruptCheckpoint>(disk == 0 && directory_disk == 0,
+                             "{}: the zip archive is said to span several files (numbers {} and "
+                             "{}), which torch.save writes none of: it is damaged",
+                             source, disk, directory_disk);
 }
 
 /// The zip64 record before the end record at `end`; empty if there is none. PyTorch always writes
@@ -161,7 +164,28 @@ void apply_zip64(Fields extra, const std::string& where, std::int64_t& size,
   throw CorruptCheckpoint("{}: the zip64 field is missing", where);
 }
 
-ZipEntry take_entry(Fields& fields, const std::string& source) {
+constexpr std::uint16_t kEncrypted = 1;  // a flag
+
+// An entry that the directory says is not stored as it is: its local header must say so too.
+[[noreturn]] void refuse_packed(const ByteRange& archive, const ZipEntry& entry,
+                                std::uint16_t flags, std::uint16_t method,
+                                const std::string& where) {
+  const std::string text = archive.read(entry.header, kLocalHeaderSize);
+  Fields local(text, where);
+  local.skip(6);  // signature, version
+  const auto local_flags = local.take<std::uint16_t>();
+  const auto local_method = local.take<std::uint16_t>();
+  require<CorruptCheckpoint>(
+      ((flags ^ local_flags) & kEncrypted) == 0 && method == local_method,
+      "{}: flags {:x} and method {} in the zip directory, but {:x} and {} before its data", where,
+      flags, method, local_flags, local_method);
+  require<Unsupported>((flags & kEncrypted) == 0, "{} is encrypted", where);
+  throw Unsupported("{} is compressed (method {}); torch.save stores tensors as they are", where,
+                    method);
+}
+
+ZipEntry take_entry(Fields& fields, const ByteRange& archive) {
+  const std::string& source = archive.name();
   require<CorruptCheckpoint>(fields.take<std::uint32_t>() == kDirectoryHeader,
                              "{}: an entry of the zip directory does not begin as one", source);
   fields.skip(4);  // versions
@@ -182,12 +206,11 @@ ZipEntry take_entry(Fields& fields, const std::string& source) {
   const std::string where = fmt::format("{}: zip entry {}", source, entry.name);
   const std::string_view extra = fields.take_bytes(extra_size);
   fields.skip(comment_size);
-  require<Unsupported>((flags & 1U) == 0, "{} is encrypted", where);
-  require<Unsupported>(method == 0,
-                       "{} is compressed (method {}); torch.save stores tensors as they are", where,
-                       method);
   require_one_file(disk == 0xffff ? 0 : disk, 0, source);
   apply_zip64(Fields(extra, where), where, entry.size, stored_size, entry.header);
+  if ((flags & kEncrypted) != 0 || method != 0) {
+    refuse_packed(archive, entry, flags, method, where);
+  }
   require<CorruptCheckpoint>(entry.size == stored_size,
                              "{} is not compressed, but takes {} bytes for {}", where, stored_size,
                              entry.size);
@@ -207,7 +230,7 @@ ZipDirectory::ZipDirectory(const ByteRange& archive) {
                              end.size);
   const std::string text = archive.read(end.begin, end.size);
   Fields fields(text, source);
-  for (std::int64_t i = 0; i < end.entries; ++i) entries_.push_back(take_entry(fields, source));
+  for (std::int64_t i = 0; i < end.entries; ++i) entries_.push_back(take_entry(fields, archive));
   require<CorruptCheckpoint>(fields.left() == 0,
                              "{}: {} bytes follow the {} entries of the zip directory", source,
                              fields.left(), end.entries);

@@ -24,8 +24,9 @@ class ZipDirectory {
  public:
   /// @param archive  exactly the archive: it starts and ends with this range, without a comment
   /// @throws CorruptCheckpoint on anything that contradicts itself: no end record, sizes that pass
-  ///         the archive's end, entries that overlap, a name that stands twice; Unsupported naming
-  ///         the entry if one is compressed or encrypted, or if the archive spans several files
+  ///         the archive's end, entries that overlap, a name that stands twice; and if the archive
+  ///         is said to span several files; Unsupported naming the entry if one is compressed or
+  ///         encrypted
   explicit ZipDirectory(const ByteRange& archive);
 
   const std::vector<ZipEntry>& entries() const { return entries_; }

@@ -67,6 +67,7 @@ struct ZipPart {
   bool zip64 = false;            ///< sizes and position in an extra field
   std::string extra = {};        ///< of the local header
   std::string local_name = {};   ///< if another stands there
+  bool local_differs = false;    ///< flags and method stand in the directory alone
 };
 
 struct ZipFile {
@@ -82,10 +83,12 @@ struct ZipFile {
     for (const ZipPart& part : parts) {
       const auto begin = archive.size();
       const std::string& local = part.local_name.empty() ? part.name : part.local_name;
-      archive +=
-          bytes_of<std::uint32_t>(0x04034b50) + std::string(4, '\0') + bytes_of(part.method) +
-          std::string(16, '\0') + bytes_of(static_cast<std::uint16_t>(local.size())) +
-          bytes_of(static_cast<std::uint16_t>(part.extra.size())) + local + part.extra + part.data;
+      archive += bytes_of<std::uint32_t>(0x04034b50) + std::string(2, '\0') +
+                 bytes_of(part.local_differs ? std::uint16_t{0} : part.flags) +
+                 bytes_of(part.local_differs ? std::uint16_t{0} : part.method) +
+                 std::string(16, '\0') + bytes_of(static_cast<std::uint16_t>(local.size())) +
+                 bytes_of(static_cast<std::uint16_t>(part.extra.size())) + local + part.extra +
+                 part.data;
       const auto size = static_cast<std::uint32_t>(part.data.size()) + part.size_added;
       const std::string extra =
           part.zip64 ? bytes_of<std::uint16_t>(1) + bytes_of<std::uint16_t>(24) +
