@@ -180,7 +180,8 @@ ConsolidatePlan plan_consolidation(const fs::path& source, const ConsolidateOpti
     result.files.push_back({file.name, file.plan.file_size});
     for (const ExportTensor* tensor : file.tensors) {
       result.tensors.push_back({tensor->source_name, tensor->name, file.name, tensor->shape,
-                                tensor->stored, tensor->written, tensor->bytes()});
+                                tensor->stored, tensor->written, tensor->bytes(),
+                                tensor->opaque_dtype});
     }
   }
   return result;

@@ -61,6 +61,9 @@ struct ConsolidatePlan {
     Shape shape;
     DType stored = DType::F32, written = DType::F32;
     std::int64_t bytes = 0;  ///< as written
+    /// safetensors' name of a dtype that tessera lacks, which is copied as it is; stored and
+    /// written are then an integer of as many bytes.
+    std::string opaque_dtype;
   };
   struct File {
     std::string name;

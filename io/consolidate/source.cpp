@@ -102,24 +102,35 @@ std::string our_state_name(const std::string& name) {
   return name.substr(0, slash + 1) + gpt2_name_from_hf(name.substr(slash + 1));
 }
 
-void refuse_unreadable(const ShardedSource& source, const ConsolidateOptions& options,
-                       const NameRules& rules, ConsolidateSource& result) {
+/// Exports those of the tensors of unreadable() that can be copied as they are.
+/// @param names  of the other tensors
+void add_unreadable(ConsolidateSource& result, const ShardedSource& source,
+                    const ConsolidateOptions& options, const NameRules& rules,
+                    std::vector<TensorName> names) {
   std::string refused;
-  const std::vector<TensorName> names = classify_unreadable(source, rules);
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    const auto& [name, dtype, top_key] = source.unreadable()[i];
-    const TensorRole role = names[i].role;
-    const bool is_buffer = result.config && gpt2_name_from_hf(names[i].name).empty();
-    const bool wanted = (role == TensorRole::Weight && wants_weights(options) && !is_buffer) ||
-                        (role == TensorRole::OptimizerState && wants_optimizer(options));
-    if (wanted) {
-      refused += fmt::format("\n  {} {}", name, dtype);
+  const std::vector<TensorName> ours = classify_unreadable(source, rules);
+  for (std::size_t i = 0; i < ours.size(); ++i) {
+    const ShardedSource::Unreadable& tensor = source.unreadable()[i];
+    const bool is_state = ours[i].role == TensorRole::OptimizerState;
+    const bool is_buffer = result.config && gpt2_name_from_hf(ours[i].name).empty();
+    const bool wanted =
+        (ours[i].role == TensorRole::Weight && wants_weights(options) && !is_buffer) ||
+        (is_state && wants_optimizer(options));
+    if (!wanted) {
+      result.skipped.push_back({tensor.name, fmt::format("not asked for ({})", tensor.dtype)});
+    } else if (!tensor.carrier || (result.config && !is_state)) {  // a GPT-2 is there to be used
+      refused += fmt::format("\n  {} {}", tensor.name, tensor.dtype);
     } else {
-      result.skipped.push_back({name, fmt::format("not asked for ({})", dtype)});
+      names.push_back(ours[i]);
+      (is_state ? result.optimizer : result.weights)
+          .push_back({result.config ? our_state_name(ours[i].name) : ours[i].name, tensor.shape,
+                      *tensor.carrier, *tensor.carrier, &source, tensor.name,
+                      tensor.safetensors_dtype});
     }
   }
   require<Unsupported>(refused.empty(), "{} holds tensors of dtypes that tessera does not read:{}",
                        source.path().string(), refused);
+  check_distinct(names, source.path().string());
 }
 
 // So that sums of bytes have no need to be looked at again.
@@ -145,9 +156,9 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned
   if (hugging_face && rules.prefixes.empty()) rules.strip_wrappers = false;
   result.kind = owned->kind();
   find_config(result, *owned, options);
-  refuse_unreadable(*owned, options, rules, result);
-  for (const std::string& name : owned->objects()) result.skipped.push_back({name, "no tensor"});
   const std::vector<TensorName> names = classify_tensors(*owned, rules);
+  add_unreadable(result, *owned, options, rules, names);
+  for (const std::string& name : owned->objects()) result.skipped.push_back({name, "no tensor"});
   const ShardedSource* const source = owned.get();
   // The shapes of a configuration's weights are compared below: none is shorter.
   if (!result.config || wants_optimizer(options)) result.warnings = owned->warnings();

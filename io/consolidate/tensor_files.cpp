@@ -42,7 +42,7 @@ std::vector<ExportFile> plan_tensor_files(const std::vector<ExportTensor>& tenso
     specs.reserve(file.tensors.size());
     std::sort(file.tensors.begin(), file.tensors.end(), is_before);
     for (const ExportTensor* tensor : file.tensors) {
-      specs.push_back({tensor->name, tensor->written, tensor->shape});
+      specs.push_back({tensor->name, tensor->written, tensor->shape, tensor->opaque_dtype});
     }
     file.plan = plan_safetensors(specs, metadata);
     for (std::size_t t = 0; t < specs.size(); ++t) {

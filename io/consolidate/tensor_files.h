@@ -20,6 +20,9 @@ struct ExportTensor {
   DType written = DType::F32;            ///< dtype in the output
   const TensorSource* source = nullptr;  ///< outlives the export
   std::string source_name;               ///< there
+  /// safetensors' name of a dtype that tessera lacks; stored and written are then an integer of as
+  /// many bytes, in which the elements are copied as they are.
+  std::string opaque_dtype = {};
 
   std::int64_t bytes() const {
     return numel(shape) * static_cast<std::int64_t>(dtype_size(written));

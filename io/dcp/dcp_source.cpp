@@ -17,6 +17,7 @@
 #include "io/dcp/metadata.h"
 #include "io/dcp/shard_names.h"
 #include "io/dcp/torch_tensor.h"
+#include "io/safetensors/dtype.h"
 #include "io/safetensors/reader.h"
 #include "io/zip/crc32.h"
 
@@ -39,7 +40,9 @@ struct Location {
 
 struct StoredTensor {
   Shape shape;
-  DType dtype = DType::F32;
+  std::string dtype_name;    // PyTorch's, or that of safetensors
+  bool is_readable = false;  // tessera has that dtype
+  DType dtype = DType::F32;  // or what its elements are copied as
   std::vector<DcpChunk> chunks;
   std::size_t first_chunk = 0;  // number of chunks[0] among those of all tensors
 };
@@ -49,16 +52,21 @@ class Source final : public ShardedSource {
   Source(fs::path dir, std::string kind)
       : dir_(std::move(dir)), kind_(std::move(kind)), open_files_(dir_, Links::Follow) {}
 
-  void add(const std::string& name, const std::string& dtype_name, std::optional<DType> dtype,
+  /// @param safetensors_dtype  safetensors' name of the dtype; empty: it has none
+  void add(const std::string& name, const std::string& dtype, std::string_view safetensors_dtype,
            const Shape& shape, std::vector<DcpChunk> chunks, const std::string& top_key) {
-    if (!dtype) {
-      unreadable_.push_back({name, dtype_name, top_key});
-      return;
+    const bool is_readable = dtype_from_safetensors(safetensors_dtype).has_value();
+    const std::optional<DType> carrier = carrier_of_safetensors(safetensors_dtype);
+    if (is_readable) {
+      infos_.push_back({name, shape, *carrier});
+      top_keys_.push_back(top_key);
+    } else {
+      unreadable_.push_back({name, dtype, top_key, shape, std::string(safetensors_dtype), carrier});
+      if (!carrier) return;
     }
-    infos_.push_back({name, shape, *dtype});
-    top_keys_.push_back(top_key);
     const std::size_t n = chunks.size();
-    tensors_.emplace(name, StoredTensor{shape, *dtype, std::move(chunks), chunk_count_});
+    tensors_.emplace(
+        name, StoredTensor{shape, dtype, is_readable, *carrier, std::move(chunks), chunk_count_});
     chunk_count_ += n;
   }
   /// @param archives  whether chunks are archives of torch.save, not bare elements
@@ -85,6 +93,7 @@ class Source final : public ShardedSource {
     const StoredTensor& tensor = find(name);
     require(begin >= 0 && begin <= end && end <= numel(tensor.shape),
             "elements {} to {} are outside tensor {} of shape {}", begin, end, name, tensor.shape);
+    if (!tensor.is_readable && dtype != tensor.dtype) refuse_dtype(name, tensor.dtype_name);
     require<Unsupported>(can_convert(tensor.dtype, dtype),
                          "tensor {} is stored as {}, which does not convert to {}", name,
                          tensor.dtype, dtype);
@@ -168,11 +177,13 @@ class Source final : public ShardedSource {
     const auto found = tensors_.find(name);
     if (found != tensors_.end()) return found->second;
     for (const Unreadable& other : unreadable_) {
-      require<Unsupported>(other.name != name,
-                           "{}: tensor {} is of dtype {}, which tessera does not read",
-                           dir_.string(), name, other.dtype);
+      if (other.name == name) refuse_dtype(name, other.dtype);
     }
     throw InvalidArgument("{} holds no tensor {}", dir_.string(), name);
+  }
+  [[noreturn]] void refuse_dtype(const std::string& name, const std::string& dtype) const {
+    throw Unsupported("{}: tensor {} is of dtype {}, which tessera does not read", dir_.string(),
+                      name, dtype);
   }
 
   // Reads the archive's directory the first time. Two threads may do so at once: to no harm.
@@ -187,10 +198,10 @@ class Source final : public ShardedSource {
     const auto file = open_files_.get(files_[chunk.file]);
     const ByteRange archive(*file, chunk.offset, chunk.length);
     const TorchTensor stored = read_torch_tensor(archive);
-    require<CorruptCheckpoint>(stored.shape == chunk.box.shape && stored.dtype == tensor.dtype,
+    require<CorruptCheckpoint>(stored.shape == chunk.box.shape && stored.dtype == tensor.dtype_name,
                                "{}: tensor {} has a chunk of {} {} at {}, but its archive holds {} "
                                "{}",
-                               archive.name(), name, tensor.dtype, chunk.box.shape,
+                               archive.name(), name, tensor.dtype_name, chunk.box.shape,
                                chunk.box.offsets, stored.dtype, stored.shape);
     const Location location{chunk.offset + stored.begin, chunk.offset + stored.storage_begin,
                             chunk.offset + stored.storage_end, stored.crc32};
@@ -339,7 +350,7 @@ Shape saved_offsets(const JsonReader& info, const SafetensorsEntry& entry) {
 
 // An archive holds all elements of its chunk.
 void check_length(const DcpTensor& tensor, const DcpChunk& chunk, const std::string& where) {
-  const std::optional<DType> dtype = dtype_from_torch(tensor.dtype);
+  const std::optional<DType> dtype = carrier_of_safetensors(safetensors_from_torch(tensor.dtype));
   std::int64_t bytes = 0;
   require<CorruptCheckpoint>(
       !dtype || (!__builtin_mul_overflow(numel(chunk.box.shape),
@@ -378,7 +389,7 @@ std::unique_ptr<ShardedSource> open_dcp(const fs::path& dir) {
       check_length(tensor, chunk, fmt::format("{}: tensor {}", metadata_path.string(), name));
       needed[chunk.file] = std::max(needed[chunk.file], end);
     }
-    source->add(name, tensor.dtype, dtype_from_torch(tensor.dtype), tensor.shape,
+    source->add(name, tensor.dtype, safetensors_from_torch(tensor.dtype), tensor.shape,
                 std::move(tensor.chunks), tensor.top_key);
   }
   for (std::size_t i = 0; i < needed.size(); ++i) {
@@ -406,7 +417,6 @@ std::unique_ptr<ShardedSource> open_dcp_safetensors(const fs::path& dir,
                                                     std::optional<std::int64_t> shards) {
   struct Found {
     std::string dtype;
-    std::optional<DType> our_dtype;
     Shape shape;  // as far as chunks are known
     std::vector<DcpChunk> chunks;
   };
@@ -424,7 +434,7 @@ std::unique_ptr<ShardedSource> open_dcp_safetensors(const fs::path& dir,
     for (const SafetensorsEntry& entry : header.tensors) {
       const Box box{saved_offsets(offsets, entry), entry.shape};
       const auto [found, is_new] =
-          tensors.try_emplace(entry.name, Found{entry.stored_dtype, entry.dtype, entry.shape, {}});
+          tensors.try_emplace(entry.name, Found{entry.stored_dtype, entry.shape, {}});
       Found& tensor = found->second;
       require<CorruptCheckpoint>(
           tensor.dtype == entry.stored_dtype && tensor.shape.size() == box.shape.size(),
@@ -439,7 +449,7 @@ std::unique_ptr<ShardedSource> open_dcp_safetensors(const fs::path& dir,
   }
   for (auto& [name, tensor] : tensors) {
     check_boxes(tensor.shape, tensor.chunks, fmt::format("{}: tensor {}", dir.string(), name));
-    source->add(name, tensor.dtype, tensor.our_dtype, tensor.shape, std::move(tensor.chunks), "");
+    source->add(name, tensor.dtype, tensor.dtype, tensor.shape, std::move(tensor.chunks), "");
   }
   source->finish(std::move(found_shards.names), {}, false);
   return source;

@@ -6,6 +6,7 @@
 
 #include "core/base/error.h"
 #include "io/pickle/pickle.h"
+#include "io/safetensors/dtype.h"
 #include "io/zip/zip.h"
 
 namespace tessera::io {
@@ -19,32 +20,31 @@ constexpr PickleGlobal kRebuildParameter{"torch._utils", "_rebuild_parameter"};
 constexpr PickleGlobal kOrderedDict{"collections", "OrderedDict"};
 constexpr PickleGlobal kUntypedStorage{"torch.storage", "UntypedStorage"};
 
-/// PyTorch's names of our dtypes, and of those that are told by name before they are refused.
+/// PyTorch's names of dtypes and of their storages, and safetensors' name of each.
 struct TorchDType {
-  std::string_view name, storage;
-  std::optional<DType> dtype;
+  std::string_view name, storage, safetensors;
 };
 constexpr std::array kDTypes = {
-    TorchDType{"float64", "DoubleStorage", DType::F64},
-    TorchDType{"float32", "FloatStorage", DType::F32},
-    TorchDType{"bfloat16", "BFloat16Storage", DType::BF16},
-    TorchDType{"float16", "HalfStorage", DType::F16},
-    TorchDType{"int64", "LongStorage", DType::I64},
-    TorchDType{"int32", "IntStorage", DType::I32},
-    TorchDType{"int16", "ShortStorage", DType::I16},
-    TorchDType{"int8", "CharStorage", DType::I8},
-    TorchDType{"uint16", "", DType::U16},
-    TorchDType{"uint8", "ByteStorage", DType::U8},
-    TorchDType{"bool", "BoolStorage", DType::Bool},
-    TorchDType{"uint32", "", std::nullopt},
-    TorchDType{"uint64", "", std::nullopt},
-    TorchDType{"complex64", "ComplexFloatStorage", std::nullopt},
-    TorchDType{"complex128", "ComplexDoubleStorage", std::nullopt},
-    TorchDType{"float8_e4m3fn", "", std::nullopt},
-    TorchDType{"float8_e5m2", "", std::nullopt},
-    TorchDType{"float8_e4m3fnuz", "", std::nullopt},
-    TorchDType{"float8_e5m2fnuz", "", std::nullopt},
-    TorchDType{"float8_e8m0fnu", "", std::nullopt},
+    TorchDType{"float64", "DoubleStorage", "F64"},
+    TorchDType{"float32", "FloatStorage", "F32"},
+    TorchDType{"bfloat16", "BFloat16Storage", "BF16"},
+    TorchDType{"float16", "HalfStorage", "F16"},
+    TorchDType{"int64", "LongStorage", "I64"},
+    TorchDType{"int32", "IntStorage", "I32"},
+    TorchDType{"int16", "ShortStorage", "I16"},
+    TorchDType{"int8", "CharStorage", "I8"},
+    TorchDType{"uint64", "", "U64"},
+    TorchDType{"uint32", "", "U32"},
+    TorchDType{"uint16", "", "U16"},
+    TorchDType{"uint8", "ByteStorage", "U8"},
+    TorchDType{"bool", "BoolStorage", "BOOL"},
+    TorchDType{"complex64", "ComplexFloatStorage", "C64"},
+    TorchDType{"complex128", "ComplexDoubleStorage", ""},
+    TorchDType{"float8_e4m3fn", "", "F8_E4M3"},
+    TorchDType{"float8_e5m2", "", "F8_E5M2"},
+    TorchDType{"float8_e4m3fnuz", "", "F8_E4M3FNUZ"},
+    TorchDType{"float8_e5m2fnuz", "", "F8_E5M2FNUZ"},
+    TorchDType{"float8_e8m0fnu", "", "F8_E8M0"},
 };
 
 constexpr auto kKnown = [] {
@@ -98,28 +98,31 @@ bool is_row_major(const Shape& shape, const Strides& strides) {
   return true;
 }
 
-DType our_dtype(const TorchDType& row, const std::string& where) {
-  require<Unsupported>(row.dtype.has_value(), "{}: a tensor of {}, which tessera does not read",
-                       where, row.name);
-  return *row.dtype;
-}
-
-DType find_dtype(const PickleGlobal& global, std::string_view TorchDType::*member,
-                 const std::string& where) {
+const TorchDType& find_dtype(const PickleGlobal& global, std::string_view TorchDType::*member,
+                             const std::string& where) {
   const auto* const row = std::find_if(kDTypes.begin(), kDTypes.end(), [&](const TorchDType& each) {
     return global.module == "torch" && !global.name.empty() && each.*member == global.name;
   });
   require<CorruptCheckpoint>(row != kDTypes.end(), "{}: {}.{} is no type of elements", where,
                              global.module, global.name);
-  return our_dtype(*row, where);
+  return *row;
+}
+
+// {"conj": True} or {"neg": True}: the elements are to be conjugated or negated when they are read.
+void check_no_math_bits(const PickleValue& args, std::size_t i, const std::string& where) {
+  if (i >= args.items().size() || args.items()[i]->is(PickleKind::None)) return;
+  require<Unsupported>(args.items()[i]->is(PickleKind::Dict) && args.items()[i]->items().empty(),
+                       "{}: a tensor whose elements wait to be conjugated or negated; save its "
+                       ".resolve_conj().resolve_neg()",
+                       where);
 }
 
 }  // namespace
 
-std::optional<DType> dtype_from_torch(std::string_view name) {
+std::string_view safetensors_from_torch(std::string_view name) {
   const auto* const row = std::find_if(kDTypes.begin(), kDTypes.end(),
                                        [&](const TorchDType& each) { return each.name == name; });
-  return row == kDTypes.end() ? std::nullopt : row->dtype;
+  return row == kDTypes.end() ? "" : row->safetensors;
 }
 
 TorchTensor read_torch_tensor(const ByteRange& archive) {
@@ -175,18 +178,22 @@ TorchTensor read_torch_tensor(const ByteRange& archive) {
   const PickleGlobal& storage_class = *item(id, 1, PickleKind::Global, where).global;
   const std::string key(item(id, 2, PickleKind::Str, where).text());
   const std::int64_t elements = item(id, 4, PickleKind::Int, where).integer;
-  if (untyped) {
-    require<CorruptCheckpoint>(storage_class == kUntypedStorage, "{}: storage of class {}.{}",
-                               where, storage_class.module, storage_class.name);
-    tensor.dtype =
-        find_dtype(*item(args, 6, PickleKind::Global, where).global, &TorchDType::name, where);
-  } else {
-    tensor.dtype = find_dtype(storage_class, &TorchDType::storage, where);
-  }
+  require<CorruptCheckpoint>(!untyped || storage_class == kUntypedStorage,
+                             "{}: storage of class {}.{}", where, storage_class.module,
+                             storage_class.name);
+  const TorchDType& dtype = untyped ? find_dtype(*item(args, 6, PickleKind::Global, where).global,
+                                                 &TorchDType::name, where)
+                                    : find_dtype(storage_class, &TorchDType::storage, where);
+  const std::optional<DType> carrier = carrier_of_safetensors(dtype.safetensors);
+  require<Unsupported>(carrier.has_value(), "{}: a tensor of {}, which tessera does not read",
+                       where, dtype.name);
+  check_no_math_bits(args, untyped ? 7 : 6, where);
+  tensor.dtype = dtype.name;
+  tensor.carrier = *carrier;
 
   const ZipEntry* const storage = directory.find(folder + "data/" + key);
   require<CorruptCheckpoint>(storage != nullptr, "{}: the storage data/{} is missing", where, key);
-  const auto width = static_cast<std::int64_t>(dtype_size(tensor.dtype));
+  const auto width = static_cast<std::int64_t>(dtype_size(tensor.carrier));
   std::int64_t bytes = 0;
   require<CorruptCheckpoint>(
       elements >= 0 &&

@@ -11,12 +11,13 @@
 
 namespace tessera::io {
 
-/// The DType of one of PyTorch's ("float32", "bfloat16", "bool"); empty if tessera has none.
-std::optional<DType> dtype_from_torch(std::string_view name);
+/// What safetensors calls one of PyTorch's dtypes ("F32" for "float32"); empty if it has none.
+std::string_view safetensors_from_torch(std::string_view name);
 
 /// A tensor in an archive of torch.save, and where its bytes lie.
 struct TorchTensor {
-  DType dtype = DType::F32;
+  std::string_view dtype;      ///< PyTorch's name
+  DType carrier = DType::F32;  ///< the same, or what its elements are copied as
   Shape shape;
   std::int64_t begin = 0;  ///< first byte of its elements, row-major, counted in the archive
   std::int64_t storage_begin = 0;  ///< the storage that holds them; may hold more
@@ -26,8 +27,9 @@ struct TorchTensor {
 
 /// Reads the description of the one tensor that an archive of torch.save holds: its directory and
 /// the pickle data.pkl. Tensor data is not read. Executes nothing: see Pickle.
-/// @throws Unsupported naming what tessera does not read: a dtype, big-endian data, memory that is
-///         not in row-major order, anything that is no tensor; CorruptCheckpoint, IoError
+/// @throws Unsupported naming what tessera does not read: a dtype that safetensors lacks too,
+///         big-endian data, memory that is not in row-major order or wants to be conjugated or
+///         negated, anything that is no tensor; CorruptCheckpoint, IoError
 TorchTensor read_torch_tensor(const ByteRange& archive);
 
 }  // namespace tessera::io

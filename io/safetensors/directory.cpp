@@ -7,6 +7,7 @@
 #include "core/base/error.h"
 #include "io/base/json.h"
 #include "io/checkpoint/open_files.h"
+#include "io/safetensors/dtype.h"
 #include "io/safetensors/reader.h"
 
 namespace tessera::io {
@@ -43,7 +44,8 @@ class Directory final : public ShardedSource {
   void read(const std::string& name, std::int64_t begin, std::int64_t end, void* out,
             DType dtype) const override {
     const Place& place = find(name);
-    const auto& [_, shape, stored] = info_of(place, name);
+    const auto& [shape, stored] = contents(place, name);
+    if (place.is_unreadable && dtype != stored) refuse(place, name);
     require(begin >= 0 && begin <= end && end <= numel(shape),
             "elements {} to {} are outside tensor {} of shape {}", begin, end, name, shape);
     const auto width = static_cast<std::int64_t>(dtype_size(stored));
@@ -53,7 +55,7 @@ class Directory final : public ShardedSource {
 
   void stream(const std::string& name, std::size_t buffer_bytes, const Sink& sink) const override {
     const Place& place = find(name);
-    const auto& [_, shape, dtype] = info_of(place, name);
+    const auto& [shape, dtype] = contents(place, name);
     const std::int64_t size = numel(shape);
     const auto file = open_files_.get(files_[place.file]);
     const auto per_piece =
@@ -72,18 +74,22 @@ class Directory final : public ShardedSource {
     const Place& place = find(name);
     TensorLayout layout;
     layout.chunks.push_back({files_[place.file], place.begin, place.end, 0,
-                             numel(info_of(place, name).shape), std::nullopt, 0});
+                             numel(contents(place, name).shape), std::nullopt, 0});
     return layout;
   }
 
   File open_file(const std::string& name) const override { return open_files_.open(name); }
 
  private:
-  static constexpr auto kUnreadable = static_cast<std::size_t>(-1);
   struct Place {
-    std::size_t file = 0;  // of files_
-    std::size_t info = 0;  // of infos_, or kUnreadable
+    std::size_t file = 0;        // of files_
+    bool is_unreadable = false;  // tessera lacks its dtype
+    std::size_t number = 0;      // of infos_, or of unreadable_
     std::int64_t begin = 0, end = 0;
+  };
+  struct Contents {
+    const Shape& shape;
+    DType dtype;  // or what its elements are copied as
   };
 
   const Place& find(const std::string& name) const {
@@ -92,11 +98,15 @@ class Directory final : public ShardedSource {
     return found->second;
   }
 
-  const TensorInfo& info_of(const Place& place, const std::string& name) const {
-    if (place.info != kUnreadable) return infos_[place.info];
-    const auto stored = std::ranges::find(unreadable_, name, &Unreadable::name);
+  Contents contents(const Place& place, const std::string& name) const {
+    if (!place.is_unreadable) return {infos_[place.number].shape, infos_[place.number].dtype};
+    const Unreadable& tensor = unreadable_[place.number];
+    if (!tensor.carrier) refuse(place, name);
+    return {tensor.shape, *tensor.carrier};
+  }
+  [[noreturn]] void refuse(const Place& place, const std::string& name) const {
     throw Unsupported("{}: tensor {} is stored as {}, which tessera does not read",
-                      (dir_ / files_[place.file]).string(), name, stored->dtype);
+                      (dir_ / files_[place.file]).string(), name, unreadable_[place.number].dtype);
   }
 
   void open_indexed() {
@@ -128,13 +138,14 @@ class Directory final : public ShardedSource {
         const auto listed = weight_map->find(entry.name);
         if (listed == weight_map->end() || *listed != name) continue;
       }
-      places_.emplace(entry.name,
-                      Place{files_.size() - 1, entry.dtype ? infos_.size() : kUnreadable,
-                            entry.begin, entry.end});
+      places_.emplace(entry.name, Place{files_.size() - 1, !entry.dtype,
+                                        entry.dtype ? infos_.size() : unreadable_.size(),
+                                        entry.begin, entry.end});
       if (entry.dtype) {
         infos_.push_back({std::move(entry.name), entry.shape, *entry.dtype});
       } else {
-        unreadable_.push_back({std::move(entry.name), std::move(entry.stored_dtype), ""});
+        unreadable_.push_back({std::move(entry.name), entry.stored_dtype, "", entry.shape,
+                               entry.stored_dtype, carrier_of_safetensors(entry.stored_dtype)});
       }
     }
   }

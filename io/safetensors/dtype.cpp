@@ -44,6 +44,23 @@ std::optional<DType> dtype_from_safetensors(std::string_view name) {
   return row ? row->dtype : std::nullopt;
 }
 
+std::optional<DType> carrier_of_safetensors(std::string_view name) {
+  const Row* row = find_row(name);
+  if (!row || row->dtype) return row ? row->dtype : std::nullopt;
+  switch (row->bits) {
+    case 8:
+      return DType::U8;
+    case 16:
+      return DType::U16;
+    case 32:
+      return DType::I32;
+    case 64:
+      return DType::I64;
+    default:
+      return std::nullopt;
+  }
+}
+
 std::string_view safetensors_dtype_name(DType dtype) {
   for (const Row& row : kRows) {
     if (row.dtype == dtype) return row.name;

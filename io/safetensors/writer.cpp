@@ -44,8 +44,10 @@ SafetensorsPlan plan_safetensors(const std::vector<SafetensorsSpec>& tensors,
                                     static_cast<std::int64_t>(dtype_size(spec->dtype)), &bytes) &&
                 !__builtin_add_overflow(position, bytes, &end),
             "tensor {} of shape {} ends past 2^63 bytes", spec->name, spec->shape);
-    plan.tensors.push_back({spec->name, std::string(safetensors_dtype_name(spec->dtype)),
-                            spec->dtype, spec->shape, position, end});
+    const std::string stored_dtype = spec->stored_dtype.empty()
+                                         ? std::string(safetensors_dtype_name(spec->dtype))
+                                         : spec->stored_dtype;
+    plan.tensors.push_back({spec->name, stored_dtype, spec->dtype, spec->shape, position, end});
     position = end;
   }
 

@@ -13,6 +13,9 @@ struct SafetensorsSpec {
   std::string name;
   DType dtype = DType::F32;
   Shape shape;
+  /// In the place of dtype's name: of a dtype that tessera lacks, whose elements have as many
+  /// bytes.
+  std::string stored_dtype = {};
 };
 
 /// Where everything goes in a file that is still to be written: `preamble` at byte 0, then each

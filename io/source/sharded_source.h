@@ -15,11 +15,16 @@ class ShardedSource : public TensorSource {
   virtual const std::string& kind() const = 0;
   /// Names of entries that are no tensors.
   virtual const std::vector<std::string>& objects() const = 0;
-  /// Names of tensors whose dtype tessera does not have, that dtype, and the key as in top_keys().
-  /// They are not in tensors().
+  /// A tensor whose dtype tessera does not have.
   struct Unreadable {
-    std::string name, dtype, top_key;
+    std::string name, dtype, top_key;  ///< dtype: as in the source; key: as in top_keys()
+    Shape shape;
+    std::string safetensors_dtype;  ///< its dtype's name in safetensors; empty: it has none
+    /// What read(), stream() and layout() copy its elements as, which stay as they are; empty: they
+    /// refuse it.
+    std::optional<DType> carrier;
   };
+  /// They are not in tensors().
   virtual const std::vector<Unreadable>& unreadable() const = 0;
   /// Outermost key of each tensor of tensors() in the dict of dicts that was saved; empty if it was
   /// flat or that is not known.

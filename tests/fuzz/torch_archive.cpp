@@ -8,7 +8,7 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   fuzz::try_parse([&] {
     const io::ByteRange archive(fuzz::text_of(data, size), "archive");
     const io::TorchTensor tensor = io::read_torch_tensor(archive);
-    const auto bytes = numel(tensor.shape) * static_cast<std::int64_t>(dtype_size(tensor.dtype));
+    const auto bytes = numel(tensor.shape) * static_cast<std::int64_t>(dtype_size(tensor.carrier));
     fuzz::expect(tensor.storage_begin >= 0 &&
                  tensor.storage_end <= static_cast<std::int64_t>(size));
     fuzz::expect(tensor.begin >= tensor.storage_begin &&

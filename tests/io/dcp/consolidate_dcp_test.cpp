@@ -229,16 +229,29 @@ TEST_CASE("names are stripped as the user says") {
   CHECK(plan_consolidation(dir.path() / "source", options).tensors.size() == 4);
 }
 
-TEST_CASE("tensors that cannot be read are named, unless nobody asks for them") {
-  const TempDir dir;
-  CHECK_THROWS_HOLDING(
-      Unsupported,
-      "holds tensors of dtypes that tessera does not read:\n  c64 complex64\n  f8 float8_e4m3fn\n  "
-      "u32 uint32",
-      consolidate(kFixtures / "other-dtypes", dir.path() / "out", as_safetensors()));
-  CHECK_THROWS_HOLDING(Unsupported, "has strides",
-                       consolidate(kFixtures / "strided", dir.path() / "out", as_safetensors()));
-  CHECK_FALSE(fs::exists(dir.path() / "out"));
+TEST_CASE("elements of a dtype that tessera lacks are copied as they are, with --dtype too") {
+  for (const std::optional<DType> dtype : {std::optional<DType>{}, std::optional{DType::BF16}}) {
+    const TempDir dir;
+    ConsolidateOptions options = as_safetensors();
+    options.dtype = dtype;
+    const ConsolidatePlan plan = plan_consolidation(kFixtures / "other-dtypes", options);
+    REQUIRE(plan.tensors.size() == 4);
+    CHECK(plan.tensors[0].name == "c64");
+    CHECK(plan.tensors[0].opaque_dtype == "C64");
+    CHECK(plan.tensors[0].bytes == 16);
+    // From archives, and again from the Hugging Face directory that this makes.
+    consolidate(kFixtures / "other-dtypes", dir.path() / "out", options);
+    consolidate(dir.path() / "out", dir.path() / "again", options);
+    for (const char* out : {"out", "again"}) {
+      auto found = tensors_of(dir.path() / out / "model.safetensors");
+      auto expected = expected_of("other-dtypes");
+      CHECK(found.size() == 4);
+      CHECK(found["weight"].starts_with(dtype ? "BF16 [3]" : "F32 [3]"));
+      found.erase("weight");
+      expected.erase("weight");
+      CHECK(found == expected);
+    }
+  }
 }
 
 // Shards in safetensors form: a GPT-2's, and one more tensor of a dtype that tessera lacks.
@@ -269,6 +282,31 @@ void write_gpt2_and(const fs::path& dir, const std::string& name) {
   write_text(source / "shard-00001-model-00001-of-00001.safetensors",
              std::string(reinterpret_cast<const char*>(&length), 8) + text + data + "rng!");
   fs::copy(made / "config.json", source / "config.json");
+}
+
+TEST_CASE("state of a dtype that tessera lacks is copied where the model is a GPT-2") {
+  const TempDir dir;
+  write_gpt2_and(dir.path(), "optimizer.state.wte.weight.count");
+  ConsolidateOptions options = as_safetensors();
+  options.what = ExportWhat::Optimizer;
+  consolidate(dir.path() / "source", dir.path() / "out", options);
+  CHECK(tensors_of(dir.path() / "out/optimizer.safetensors") ==
+        std::map<std::string, std::string>{{"count/wte.weight", "U32 [1] rng!"}});
+}
+
+TEST_CASE("a name that a tensor of a dtype that tessera lacks would have as well is refused") {
+  const TempDir dir;
+  write_gpt2_and(dir.path(), "module.wte.weight");
+  fs::remove(dir.path() / "source/config.json");
+  const std::string from = "\"transformer.wte.weight\"", to = "\"wte.weight\"            ";
+  const fs::path file = dir.path() / "source/shard-00001-model-00001-of-00001.safetensors";
+  std::string text = read_text(file);
+  text.replace(text.find(from), from.size(), to);
+  const std::string in_info = "\\\"transformer.wte.weight\\\"";
+  text.replace(text.find(in_info), in_info.size(), "\\\"wte.weight\\\"            ");
+  write_text(file, text);
+  CHECK_THROWS_HOLDING(InvalidArgument, "wte.weight and module.wte.weight would both be called",
+                       plan_consolidation(dir.path() / "source", as_safetensors()));
 }
 
 TEST_CASE("a GPT-2 is exported though something that is not asked for cannot be read") {

@@ -183,7 +183,8 @@ TEST_CASE("each way in which shards do not fit their metadata has an error of it
                      bytes.begin() + weight.offset);
     REQUIRE(bytes.size() > n);
     copy.write(file, bytes);
-    CHECK_THROWS_HOLDING(CorruptCheckpoint, "has a chunk of f32 [3] at [0], but its archive holds",
+    CHECK_THROWS_HOLDING(CorruptCheckpoint,
+                         "has a chunk of float32 [3] at [0], but its archive holds",
                          read_everything(copy.path));
   }
 }

@@ -281,12 +281,12 @@ ConsolidatePlan plan_of(const Parts& parts) {
 
 TEST_CASE("what cannot be read and lies beside the model is left out") {
   Parts parts, other;
-  other.dtype = global("torch", "uint32");
+  other.dtype = global("torch", "complex128");
   parts.more_entries = {{text("loop.counter"), entry_of(other)}};
   for (const std::int64_t row : {0, 2}) {
     parts.places.push_back({.name = text("loop.counter"), .offset = {row, 0}});
   }
-  CHECK_THROWS_HOLDING(Unsupported, "loop.counter uint32", plan_of(parts));
+  CHECK_THROWS_HOLDING(Unsupported, "loop.counter complex128", plan_of(parts));
   parts.more_fields = {
       {"planner_data", dict({{text("w"), tuple({text("model"), text("w")})},
                              {text("loop.counter"), tuple({text("loop"), text("counter")})}})}};

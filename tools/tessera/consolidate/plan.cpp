@@ -14,11 +14,15 @@ io::Json plan_json(const io::ConsolidatePlan& plan) {
   io::Json tensors = io::Json::array(), files = io::Json::object(), skipped = io::Json::array();
   std::int64_t bytes = 0;
   for (const auto& tensor : plan.tensors) {
+    const auto name_of = [&](DType dtype) {
+      return tensor.opaque_dtype.empty() ? std::string(io::safetensors_dtype_name(dtype))
+                                         : tensor.opaque_dtype;
+    };
     tensors.push_back(
         {{"source", tensor.source_name},
          {"name", tensor.name},
-         {"dtype", io::safetensors_dtype_name(tensor.stored)},
-         {"written", io::safetensors_dtype_name(tensor.written)},
+         {"dtype", name_of(tensor.stored)},
+         {"written", name_of(tensor.written)},
          {"shape", std::vector<std::int64_t>(tensor.shape.begin(), tensor.shape.end())},
          {"bytes", tensor.bytes},
          {"file", tensor.file}});
@@ -69,7 +73,8 @@ std::string format_plan(const io::ConsolidatePlan& plan, const ConsoleStyle& sty
       text += fmt::format("\n  {} ({})\n", file,
                           format_bytes(found == plan.files.end() ? 0 : found->bytes));
     }
-    const std::string dtype = tensor.stored == tensor.written
+    const std::string dtype = !tensor.opaque_dtype.empty() ? tensor.opaque_dtype
+                              : tensor.stored == tensor.written
                                   ? fmt::format("{}", tensor.stored)
                                   : fmt::format("{} -> {}", tensor.stored, tensor.written);
     text += fmt::format("    {:<{}}  {:<12}  {:<16}  {:>10}{}\n", tensor.name, width, dtype,
