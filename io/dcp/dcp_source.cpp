@@ -16,6 +16,7 @@
 #include "io/dcp/chunk_runs.h"
 #include "io/dcp/metadata.h"
 #include "io/dcp/shard_names.h"
+#include "io/dcp/strided.h"
 #include "io/dcp/torch_tensor.h"
 #include "io/safetensors/dtype.h"
 #include "io/safetensors/reader.h"
@@ -30,13 +31,26 @@ constexpr const char* kMetadataFile = ".metadata";
 constexpr const char* kLightningFile = "meta.pt";
 constexpr const char* kShardingInfo = "DCP_SHARDING_INFO";
 
-/// Where a chunk's elements lie in its file, row-major in its box.
+/// Where a chunk's elements lie in its file.
 struct Location {
-  std::int64_t begin = 0;  ///< byte
+  std::int64_t begin = 0;                  ///< byte
+  std::shared_ptr<const Strides> strides;  ///< null: they are row-major in its box
   /// The bytes that the checksum is of: the chunk, or a storage that holds it.
   std::int64_t checked_begin = 0, checked_end = 0;
   std::optional<std::uint32_t> crc32;
 };
+
+/// Null if the elements are row-major without gaps.
+std::shared_ptr<const Strides> shared_strides(const TorchTensor& tensor) {
+  std::int64_t expected = 1;
+  for (int i = tensor.shape.size() - 1; i >= 0; --i) {
+    if (tensor.shape[i] != 1 && tensor.strides[i] != expected) {
+      return std::make_shared<const Strides>(tensor.strides);
+    }
+    expected *= tensor.shape[i];
+  }
+  return nullptr;
+}
 
 struct StoredTensor {
   Shape shape;
@@ -146,6 +160,7 @@ class Source final : public ShardedSource {
       const std::int64_t n = numel(chunk.box.shape);
       const std::int64_t bytes = n * static_cast<std::int64_t>(dtype_size(tensor.dtype));
       const Location location = locate(name, tensor, i);
+      if (location.strides) return std::nullopt;
       if (location.crc32) {
         // The checksum of more than the chunk: only read() knows how to check it.
         if (location.checked_end - location.checked_begin != bytes) return std::nullopt;
@@ -189,7 +204,7 @@ class Source final : public ShardedSource {
   // Reads the archive's directory the first time. Two threads may do so at once: to no harm.
   Location locate(const std::string& name, const StoredTensor& tensor, std::size_t i) const {
     const DcpChunk& chunk = tensor.chunks[i];
-    if (!archives_) return {chunk.offset, 0, 0, std::nullopt};
+    if (!archives_) return {chunk.offset, nullptr, 0, 0, std::nullopt};
     const std::size_t number = tensor.first_chunk + i;
     {
       const std::lock_guard lock(mutex_);
@@ -203,8 +218,9 @@ class Source final : public ShardedSource {
                                "{}",
                                archive.name(), name, tensor.dtype_name, chunk.box.shape,
                                chunk.box.offsets, stored.dtype, stored.shape);
-    const Location location{chunk.offset + stored.begin, chunk.offset + stored.storage_begin,
-                            chunk.offset + stored.storage_end, stored.crc32};
+    const Location location{chunk.offset + stored.begin, shared_strides(stored),
+                            chunk.offset + stored.storage_begin, chunk.offset + stored.storage_end,
+                            stored.crc32};
     const std::lock_guard lock(mutex_);
     locations_[number] = location;
     return location;
@@ -259,9 +275,9 @@ class Source final : public ShardedSource {
     const Location location = locate(name, tensor, i);
     const auto width = static_cast<std::int64_t>(dtype_size(tensor.dtype));
     const auto out_width = static_cast<std::int64_t>(dtype_size(dtype));
-    // A storage that holds more than the chunk has a checksum of its own, which is looked at first.
-    if (location.crc32 &&
-        location.checked_end - location.checked_begin != runs.elements() * width) {
+    // A storage that holds more than the chunk, or not in order, is looked at first.
+    if (location.crc32 && (location.strides || location.checked_end - location.checked_begin !=
+                                                   runs.elements() * width)) {
       verify(name, tensor, i);
     }
     const bool direct = runs.is_one_run() && dtype == tensor.dtype;
@@ -274,7 +290,12 @@ class Source final : public ShardedSource {
       const std::int64_t n = std::min(piece, last - at);
       char* const data = direct ? out + (runs.in_tensor(at) - begin) * out_width : scratch.data();
       const auto bytes = static_cast<std::size_t>(n * width);
-      file->read(location.begin + at * width, data, bytes);
+      if (location.strides) {
+        const StridedBlock block{location.begin, width, chunk.box.shape, *location.strides};
+        read_strided(*file, block, at, at + n, data);
+      } else {
+        file->read(location.begin + at * width, data, bytes);
+      }
       if (checksum.elements == at) {
         checksum.crc = crc32(data, bytes, checksum.crc);
         checksum.elements += n;

@@ -89,13 +89,17 @@ std::int64_t count(const Shape& shape, const std::string& where) {
   }
 }
 
-bool is_row_major(const Shape& shape, const Strides& strides) {
-  std::int64_t expected = 1;
-  for (int i = shape.size() - 1; i >= 0; --i) {
-    if (shape[i] != 1 && strides[i] != expected) return false;
-    expected *= shape[i];
+/// The element of a storage that lies furthest from a tensor's first; -1 if that is past 2^63.
+std::int64_t last_element(const Shape& shape, const Strides& strides) {
+  std::int64_t last = 0;
+  for (int i = 0; i < shape.size(); ++i) {
+    std::int64_t more = 0;
+    if (__builtin_mul_overflow(shape[i] - 1, strides[i], &more) ||
+        __builtin_add_overflow(last, more, &last)) {
+      return -1;
+    }
   }
-  return true;
+  return last;
 }
 
 const TorchDType& find_dtype(const PickleGlobal& global, std::string_view TorchDType::*member,
@@ -166,9 +170,9 @@ TorchTensor read_torch_tensor(const ByteRange& archive) {
   const std::int64_t offset = item(args, 1, PickleKind::Int, where).integer;
   TorchTensor tensor;
   tensor.shape = read_dims(item(args, 2, PickleKind::Tuple, where), where);
-  const Strides strides = read_dims(item(args, 3, PickleKind::Tuple, where), where);
-  require<CorruptCheckpoint>(strides.size() == tensor.shape.size(), "{}: shape {} with strides {}",
-                             where, tensor.shape, strides);
+  tensor.strides = read_dims(item(args, 3, PickleKind::Tuple, where), where);
+  require<CorruptCheckpoint>(tensor.strides.size() == tensor.shape.size(),
+                             "{}: shape {} with strides {}", where, tensor.shape, tensor.strides);
 
   // ("storage", its class, key, device, elements)
   require<CorruptCheckpoint>(id.is(PickleKind::Tuple), "{}: a storage is {}, expected a tuple",
@@ -206,10 +210,11 @@ TorchTensor read_torch_tensor(const ByteRange& archive) {
       offset >= 0 && n <= storage->size / width && offset <= storage->size / width - n,
       "{}: {} elements of {} from {} on are outside the {} bytes of data/{}", where, n,
       tensor.dtype, offset, storage->size, key);
-  require<Unsupported>(n == 0 || is_row_major(tensor.shape, strides),
-                       "{}: a tensor of shape {} has strides {}: it is not in row-major order in "
-                       "its memory; save its .contiguous()",
-                       where, tensor.shape, strides);
+  const std::int64_t last = n == 0 ? 0 : last_element(tensor.shape, tensor.strides);
+  require<CorruptCheckpoint>(
+      n == 0 || (last >= 0 && last < storage->size / width - offset),
+      "{}: shape {} with strides {} from element {} on passes the {} bytes of data/{}", where,
+      tensor.shape, tensor.strides, offset, storage->size, key);
   tensor.storage_begin = zip_data_begin(archive, *storage);
   tensor.storage_end = tensor.storage_begin + storage->size;
   tensor.begin = tensor.storage_begin + offset * width;

@@ -19,7 +19,8 @@ struct TorchTensor {
   std::string_view dtype;      ///< PyTorch's name
   DType carrier = DType::F32;  ///< the same, or what its elements are copied as
   Shape shape;
-  std::int64_t begin = 0;  ///< first byte of its elements, row-major, counted in the archive
+  Strides strides;                 ///< in elements, none negative
+  std::int64_t begin = 0;          ///< its first element, in bytes counted in the archive
   std::int64_t storage_begin = 0;  ///< the storage that holds them; may hold more
   std::int64_t storage_end = 0;
   std::optional<std::uint32_t> crc32;  ///< of the storage; empty if none was written
@@ -28,8 +29,8 @@ struct TorchTensor {
 /// Reads the description of the one tensor that an archive of torch.save holds: its directory and
 /// the pickle data.pkl. Tensor data is not read. Executes nothing: see Pickle.
 /// @throws Unsupported naming what tessera does not read: a dtype that safetensors lacks too,
-///         big-endian data, memory that is not in row-major order or wants to be conjugated or
-///         negated, anything that is no tensor; CorruptCheckpoint, IoError
+///         big-endian data, elements that wait to be conjugated or negated, anything that is no
+///         tensor; CorruptCheckpoint, IoError
 TorchTensor read_torch_tensor(const ByteRange& archive);
 
 }  // namespace tessera::io

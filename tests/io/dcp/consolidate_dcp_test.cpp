@@ -229,6 +229,28 @@ TEST_CASE("names are stripped as the user says") {
   CHECK(plan_consolidation(dir.path() / "source", options).tensors.size() == 4);
 }
 
+TEST_CASE("tensors that are not row-major in memory are put in order") {
+  for (const bool narrow : {false, true}) {
+    const TempDir dir;
+    ConsolidateOptions options = as_safetensors();
+    if (narrow) options.dtype = DType::BF16;
+    consolidate(kFixtures / "strided", dir.path() / "out", options);
+    if (!narrow) {
+      CHECK(tensors_of(dir.path() / "out/model.safetensors") == expected_of("strided"));
+      continue;
+    }
+    const SafetensorsReader expected(kFixtures / "strided/expected.safetensors.golden");
+    const SafetensorsReader made(dir.path() / "out/model.safetensors");
+    for (const char* name : {"permuted", "transposed"}) {
+      const auto n = numel(made.header().find(name)->shape);
+      std::vector<float> a(24), b(24);
+      expected.read(name, 0, n, a.data(), DType::F32);
+      made.read(name, 0, n, b.data(), DType::F32);
+      CHECK(a == b);
+    }
+  }
+}
+
 TEST_CASE("elements of a dtype that tessera lacks are copied as they are, with --dtype too") {
   for (const std::optional<DType> dtype : {std::optional<DType>{}, std::optional{DType::BF16}}) {
     const TempDir dir;

@@ -77,6 +77,20 @@ TEST_CASE("dtypes that tessera lacks have a carrier, if safetensors has them") {
                        read({.dtype = "complex128", .data = std::string(96, 'x')}));
 }
 
+TEST_CASE("elements may lie in any order inside the storage, and not outside it") {
+  CHECK(read({}).strides == Strides{3, 1});
+  CHECK(read({.strides = {1, 2}}).strides == Strides{1, 2});
+  CHECK(read({.shape = {0, 3}, .strides = {1, 1000}}).shape == Shape{0, 3});
+  for (const auto& strides : std::vector<std::vector<std::int64_t>>{
+           {1, 3}, {4, 1}, {std::int64_t{1} << 62, 1}, {1, std::int64_t{1} << 62}}) {
+    CHECK_THROWS_HOLDING(CorruptCheckpoint, "passes the 24 bytes of data/0",
+                         read({.strides = strides}));
+  }
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "a size or stride of -1", read({.strides = {-1, 1}}));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "6 elements of float32 from 1 on are outside the 24",
+                       read({.offset = 1, .strides = {1, 2}}));
+}
+
 TEST_CASE("elements that wait to be conjugated or negated are refused") {
   CHECK(read({.metadata = "}"}).shape == Shape{2, 3});
   for (const char* bit : {"conj", "neg"}) {
