@@ -187,6 +187,7 @@ void Attempt::take_up(const std::string& text, std::uint64_t identity) {
       valid = end + 1;
     }
   } else {
+    has_discarded_ = text.find("\nblock ") != std::string::npos;
     std::error_code error;
     fs::remove_all(dir_, error);
     require<IoError>(!error, "cannot remove {}, which an earlier export left: {}", dir_.string(),

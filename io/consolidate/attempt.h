@@ -40,6 +40,8 @@ class Attempt {
   /// What the attempt that was taken up had done, in the order in which it was.
   const std::vector<BlockRecord>& found() const { return found_; }
 
+  /// Whether blocks that an attempt of another identity had recorded were removed.
+  bool has_discarded() const { return has_discarded_; }
   /// Whether there is anything to go on with.
   bool has_records() const { return has_records_; }
 
@@ -64,7 +66,7 @@ class Attempt {
   fs::path out_, dir_, journal_path_;
   File journal_;  ///< locked as long as it is open
   std::vector<BlockRecord> found_;
-  bool has_records_ = false;
+  bool has_records_ = false, has_discarded_ = false;
 };
 
 }  // namespace tessera::io

@@ -26,7 +26,7 @@ struct Plan {
 
 void check_options(const ConsolidateOptions& options) {
   require(options.what == ExportWhat::Model || options.format == ExportFormat::Safetensors,
-          "a Hugging Face directory holds no optimizer state; add --format safetensors");
+          "a Hugging Face directory holds no optimizer state; choose --format safetensors");
   require(!options.dtype || *options.dtype == DType::F32 || *options.dtype == DType::BF16,
           "weights are written as f32 or bf16, not {}", options.dtype.value_or(DType::F32));
   require(options.jobs >= 1 && options.memory >= 1 && options.max_shard_size >= 1,
@@ -168,9 +168,33 @@ void check_space(const fs::path& out, const Attempt& attempt, const Plan& plan) 
 
 }  // namespace
 
-ConsolidatePlan plan_consolidation(const fs::path& source, const ConsolidateOptions& options) {
+namespace {
+
+/// What is checked before anything is written.
+struct Prepared {
+  fs::path out;  ///< absolute
+  Plan plan;
+  CopyOptions copy;
+  std::uint64_t identity = 0;  ///< of the attempt
+};
+
+Prepared prepare(const fs::path& source, const fs::path& out, const ConsolidateOptions& options) {
   check_options(options);
-  const Plan plan = make_plan(source, options);
+  Prepared prepared;
+  prepared.out = fs::absolute(out / "").lexically_normal().parent_path();
+  check_apart(prepared.out, source);
+  check_out(prepared.out, options.overwrite);
+  prepared.plan = make_plan(source, options);
+  check_apart(prepared.out, prepared.plan.source.path);
+  check_outside(prepared.out, prepared.plan.source.path);
+  prepared.copy.memory = options.memory;
+  prepared.copy.jobs = options.jobs;
+  prepared.copy.direct_io = options.direct_io;
+  prepared.identity = copy_identity(prepared.plan.files, copy_grain(prepared.copy).block);
+  return prepared;
+}
+
+ConsolidatePlan describe(const Plan& plan) {
   ConsolidatePlan result;
   result.source = plan.source.path;
   result.kind = plan.source.kind;
@@ -187,25 +211,29 @@ ConsolidatePlan plan_consolidation(const fs::path& source, const ConsolidateOpti
   return result;
 }
 
+}  // namespace
+
+ConsolidatePlan plan_consolidation(const fs::path& source, const ConsolidateOptions& options) {
+  check_options(options);
+  return describe(make_plan(source, options));
+}
+
+ConsolidatePlan plan_consolidation(const fs::path& source, const fs::path& out,
+                                   const ConsolidateOptions& options) {
+  return describe(prepare(source, out, options).plan);
+}
+
 ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
                               const ConsolidateOptions& options) {
   const auto start = std::chrono::steady_clock::now();
-  check_options(options);
-  const fs::path out = fs::absolute(out_path / "").lexically_normal().parent_path();
-  check_apart(out, source);
-  check_out(out, options.overwrite);
-  const Plan plan = make_plan(source, options);
-  check_apart(out, plan.source.path);
-  check_outside(out, plan.source.path);
+  const Prepared prepared = prepare(source, out_path, options);
+  const fs::path& out = prepared.out;
+  const Plan& plan = prepared.plan;
   const auto warn = [&](const std::string& text) {
     if (options.warn) options.warn(text);
   };
   for (const std::string& text : plan.source.warnings) warn(text);
 
-  CopyOptions copy;
-  copy.memory = options.memory;
-  copy.jobs = options.jobs;
-  copy.direct_io = options.direct_io;
   ConsolidateProgress progress;
   for (const ExportFile& file : plan.files) progress.total += file.plan.file_size;
 
@@ -215,12 +243,18 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
   report.skipped = plan.source.skipped;
   if (plan.source.checkpoint) report.step = plan.source.checkpoint->index().step;
   make_directories_durably(out.parent_path());
-  Attempt attempt(out, copy_identity(plan.files, copy_grain(copy).block));
+  Attempt attempt(out, prepared.identity);
+  if (attempt.has_discarded()) {
+    warn(fmt::format(
+        "{} held an unfinished export that this one cannot go on with (another or changed source, "
+        "or another --dtype, --memory, --jobs, ...): that one is removed, and this begins anew",
+        attempt.dir().string()));
+  }
   bool whole = false;
   try {
     check_space(out, attempt, plan);
     if (replaces(out)) attempt.check_exchange();
-    whole = copy_files(attempt, plan.files, copy, [&](std::int64_t bytes, bool reused) {
+    whole = copy_files(attempt, plan.files, prepared.copy, [&](std::int64_t bytes, bool reused) {
       progress.done += bytes;
       if (reused) progress.reused += bytes;
       return !options.progress || options.progress(progress);

@@ -130,4 +130,9 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out,
 /// metadata only, and writes nothing. @throws as consolidate()
 ConsolidatePlan plan_consolidation(const fs::path& source, const ConsolidateOptions& options = {});
 
+/// The same of an export to `out`, after all checks that consolidate() makes before it writes: of
+/// `out`, and of what describes each chunk of the source.
+ConsolidatePlan plan_consolidation(const fs::path& source, const fs::path& out,
+                                   const ConsolidateOptions& options = {});
+
 }  // namespace tessera::io

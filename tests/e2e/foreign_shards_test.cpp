@@ -89,6 +89,41 @@ TEST_CASE("what is missing is said in one sentence") {
   CHECK(parent.err.find("name one of them") != std::string::npos);
 }
 
+TEST_CASE("a dry run ends as the export would") {
+  const test::TempDir dir;
+  const std::string out = dir.file("out");
+  fs::create_directory(out);
+  for (const bool dry : {true, false}) {
+    test::Arguments arguments = {"consolidate", fixture("strided"), out, "--format", "safetensors"};
+    if (dry) arguments.push_back("--dry-run");
+    const auto refused = run_cli(arguments);
+    CHECK(refused.code == 2);
+    CHECK(refused.err.find(out + " exists already") != std::string::npos);
+    CHECK(refused.out.empty());
+    arguments[2] = dir.file("other");
+    const auto made = run_cli(arguments);
+    INFO(made.describe());
+    CHECK(made.code == 0);
+  }
+}
+
+TEST_CASE("optimizer state goes into safetensors unless a format is named") {
+  const test::TempDir dir;
+  for (const char* what : {"optimizer", "all"}) {
+    const std::string out = dir.file(what);
+    const auto made = run_cli({"consolidate", fixture("lightning"), out, "--what", what});
+    INFO(made.describe());
+    REQUIRE(made.code == 0);
+    CHECK(fs::exists(out + "/optimizer.safetensors"));
+    CHECK(fs::exists(out + "/tessera.json"));
+    const auto refused = run_cli(
+        {"consolidate", fixture("lightning"), out + "-hf", "--what", what, "--format", "hf"});
+    CHECK(refused.code == 2);
+    CHECK(refused.err.find("holds no optimizer state; choose --format safetensors") !=
+          std::string::npos);
+  }
+}
+
 TEST_CASE("shards that do not say how many there were are told of, unless it is said") {
   const test::TempDir dir;
   const std::string source = fixture("dcp-safetensors");

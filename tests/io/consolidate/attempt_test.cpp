@@ -62,11 +62,15 @@ TEST_CASE_FIXTURE(Fixture, "another identity begins anew") {
     write_text(first.dir() / "data", "x");
     first.record(kBlocks);
   }
+  CHECK_FALSE(Attempt(out, 5).has_discarded());
   Attempt second(out, 6);
   CHECK(second.found().empty());
+  CHECK(second.has_discarded());
   CHECK(fs::is_empty(attempt));
   second.remove();
   CHECK(nothing_left());
+  { Attempt(out, 5); }
+  CHECK_FALSE(Attempt(out, 6).has_discarded());  // nothing was done yet
 }
 
 TEST_CASE_FIXTURE(Fixture,

@@ -59,6 +59,51 @@ TEST_CASE_FIXTURE(Fixture, "a source where the export is made is refused, and st
   CHECK(read_text(dir.path() / "model/tessera.json") == before);
 }
 
+TEST_CASE_FIXTURE(Fixture, "what cannot be gone on with is thrown away, and that is said") {
+  std::vector<std::string> warnings;
+  options.warn = [&](const std::string& text) { warnings.push_back(text); };
+  options.memory = 128 << 10;
+  const auto stop = [&] {
+    options.progress = [](const ConsolidateProgress& at) { return at.done < at.total / 2; };
+    CHECK_THROWS_AS(consolidate(run, out, options), ConsolidationStopped);
+    options.progress = nullptr;
+  };
+  SUBCASE("another dtype") {
+    stop();
+    options.dtype = DType::BF16;
+  }
+  SUBCASE("other blocks") {
+    stop();
+    options.memory = 1 << 20;
+  }
+  CHECK(warnings.empty());
+  CHECK(consolidate(run, out, options).reused_bytes == 0);
+  REQUIRE(warnings.size() == 1);
+  CHECK(warnings[0].starts_with(attempt.string() + " held an unfinished export that this one "));
+
+  options.overwrite = true;
+  stop();
+  CHECK(consolidate(run, out, options).reused_bytes > 0);
+  CHECK(warnings.size() == 1);
+}
+
+TEST_CASE_FIXTURE(Fixture, "a plan is refused where the export would be") {
+  CHECK(plan_consolidation(run, out, options).tensors.size() == model.tensors.size());
+  CHECK_FALSE(fs::exists(out));
+  CHECK(nothing_left());
+  consolidate(run, out, options);
+  CHECK_THROWS_HOLDING(InvalidArgument, "out exists already; choose another directory",
+                       plan_consolidation(run, out, options));
+  options.overwrite = true;
+  CHECK_FALSE(plan_consolidation(run, out, options).tensors.empty());
+  write_text(out / "diary.txt", "dear");
+  CHECK_THROWS_HOLDING(InvalidArgument, "out holds diary.txt",
+                       plan_consolidation(run, out, options));
+  const fs::path checkpoint = plan_consolidation(run, options).source;
+  CHECK_THROWS_HOLDING(InvalidArgument, "lies in the source",
+                       plan_consolidation(run, checkpoint / "out", options));
+}
+
 TEST_CASE_FIXTURE(Fixture, "a link is not replaced, and what it leads to neither") {
   consolidate(run, dir.path() / "real", options);
   fs::create_directory_symlink("real", out);

@@ -366,6 +366,14 @@ TEST_CASE("damaged shards make no model") {
   flip_bit(file, static_cast<std::int64_t>(data));
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "layers.1.weight",
                        consolidate(source, dir.path() / "out", as_safetensors()));
+  // A plan reads no data, but what describes it.
+  CHECK(plan_consolidation(source, dir.path() / "out", as_safetensors()).tensors.size() == 4);
+  flip_bit(file, static_cast<std::int64_t>(at));
+  for (const auto& export_it : std::vector<std::function<void()>>{
+           [&] { plan_consolidation(source, dir.path() / "out", as_safetensors()); },
+           [&] { consolidate(source, dir.path() / "out", as_safetensors()); }}) {
+    CHECK_THROWS_HOLDING(CorruptCheckpoint, "the local header at", (export_it(), 0));
+  }
   CHECK_FALSE(fs::exists(dir.path() / "out"));
 }
 

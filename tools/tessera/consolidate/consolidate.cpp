@@ -25,7 +25,7 @@ namespace {
 
 struct Options {
   std::string source, out;
-  std::string format = "hf", what = "model", dtype = "keep", step = "latest";
+  std::string format, what = "model", dtype = "keep", step = "latest";
   std::string max_shard_size = "5GB", memory = "256MiB";
   io::ConsolidateOptions consolidate;
   std::string config;
@@ -92,7 +92,9 @@ io::NameRules name_rules(const std::vector<std::string>& strip) {
 
 int run(const Options& options) {
   io::ConsolidateOptions consolidate = options.consolidate;
-  if (options.format == "safetensors") consolidate.format = io::ExportFormat::Safetensors;
+  if (options.format == "safetensors" || (options.format.empty() && options.what != "model")) {
+    consolidate.format = io::ExportFormat::Safetensors;
+  }
   if (options.what == "optimizer") consolidate.what = io::ExportWhat::Optimizer;
   if (options.what == "all") consolidate.what = io::ExportWhat::All;
   if (options.dtype != "keep")
@@ -104,7 +106,7 @@ int run(const Options& options) {
   consolidate.names = name_rules(options.strip);
   if (!options.config.empty()) consolidate.config_file = options.config;
   if (options.dry_run) {
-    const io::ConsolidatePlan plan = io::plan_consolidation(options.source, consolidate);
+    const auto plan = io::plan_consolidation(options.source, options.out, consolidate);
     fmt::print("{}", options.json ? io::dump_json(plan_json(plan)) + "\n"
                                   : format_plan(plan, detect_console(STDOUT_FILENO)));
     return 0;
@@ -148,9 +150,10 @@ Command add_consolidate(CLI::App& parent) {
                   "a PyTorch Distributed Checkpoint (FSDP, torchtitan, Lightning)")
       ->required();
   app->add_option("OUT", options->out, "Directory to write")->required();
-  app->add_option("--format", options->format, "Hugging Face directory, or plain safetensors")
+  app->add_option("--format", options->format,
+                  "Hugging Face directory, or plain safetensors, which alone hold optimizer state")
       ->check(CLI::IsMember({"hf", "safetensors"}))
-      ->capture_default_str();
+      ->default_str("hf, or safetensors with --what optimizer or all");
   app->add_option("--what", options->what, "Weights, optimizer state, or both")
       ->check(CLI::IsMember({"model", "optimizer", "all"}))
       ->capture_default_str();
@@ -180,7 +183,7 @@ Command add_consolidate(CLI::App& parent) {
          "How many shards there must be, of PyTorch's shard-*.safetensors, which do not say")
       ->check(CLI::PositiveNumber);
   app->add_flag("--dry-run", options->dry_run,
-                "Only say what would be written, from where and under which names");
+                "Only say what would be written, from where and under which names, or why not");
   app->add_flag("--overwrite", consolidate.overwrite, "Replace an earlier export at OUT");
   app->add_flag("--json", options->json, "Machine-readable output");
   return {app, [options] { return run(*options); }};
