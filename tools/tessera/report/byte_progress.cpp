@@ -1,16 +1,24 @@
 #include "tools/tessera/report/byte_progress.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <iostream>
 
 #include "core/base/memory.h"
 
 namespace tessera::tools {
 
-void ByteProgress::update(std::int64_t done, std::int64_t total, std::int64_t found) {
-  const auto now = std::chrono::steady_clock::now();
+ByteProgress::ByteProgress(std::string verb)
+    : ByteProgress(std::move(verb), std::cerr, detect_console(STDERR_FILENO), Clock::now()) {}
+
+ByteProgress::ByteProgress(std::string verb, std::ostream& out, const ConsoleStyle& style,
+                           Clock::time_point start)
+    : verb_(std::move(verb)), out_(out), style_(style), start_(start) {}
+
+void ByteProgress::update(std::int64_t done, std::int64_t total, std::int64_t found,
+                          Clock::time_point now) {
   const double seconds = std::max(std::chrono::duration<double>(now - start_).count(), 1e-3);
   if (seconds < 0.5 && !visible_) return;
   const double rate = static_cast<double>(done - found) / seconds;
@@ -29,16 +37,16 @@ void ByteProgress::update(std::int64_t done, std::int64_t total, std::int64_t fo
     if (now - drawn_ < std::chrono::milliseconds(100) && done < total) return;
     drawn_ = now;
     visible_ = done < total;
-    fmt::print(stderr, "\r{}\x1b[K{}", line(), visible_ ? "" : "\n");
+    out_ << fmt::format("\r{}\x1b[K{}", line(), visible_ ? "" : "\n") << std::flush;
   } else if (percent / 25 > shown_ || now - std::max(drawn_, start_) >= std::chrono::seconds(30)) {
     shown_ = percent / 25;
     drawn_ = now;
-    fmt::print(stderr, "{}\n", line());
+    out_ << fmt::format("{}\n", line()) << std::flush;
   }
 }
 
 void ByteProgress::stop() {
-  if (visible_) fmt::print(stderr, "\n");
+  if (visible_) out_ << '\n' << std::flush;
   visible_ = false;
 }
 

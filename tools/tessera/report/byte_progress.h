@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <iosfwd>
 #include <string>
 
 #include "tools/tessera/report/console.h"
@@ -13,19 +14,26 @@ namespace tessera::tools {
 /// of what takes under half a second. Not thread-safe.
 class ByteProgress {
  public:
-  explicit ByteProgress(std::string verb) : verb_(std::move(verb)) {}
+  using Clock = std::chrono::steady_clock;
+
+  explicit ByteProgress(std::string verb);
+  /// The same for another stream, which outlives this, and from a time that is given.
+  ByteProgress(std::string verb, std::ostream& out, const ConsoleStyle& style,
+               Clock::time_point start);
   /// @param found  of `done`, what was there already: it tells nothing of the rate
-  void update(std::int64_t done, std::int64_t total, std::int64_t found = 0);
+  void update(std::int64_t done, std::int64_t total, std::int64_t found = 0,
+              Clock::time_point now = Clock::now());
   /// Leaves the line on the screen, where work ends before `total`.
   void stop();
 
  private:
   std::string verb_;  // "read"
-  ConsoleStyle style_ = detect_console(2);
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  std::chrono::steady_clock::time_point drawn_{};  // or printed
-  std::int64_t shown_ = 0;                         // quarters
-  bool visible_ = false;                           // a line is on the terminal
+  std::ostream& out_;
+  ConsoleStyle style_;
+  Clock::time_point start_;
+  Clock::time_point drawn_{};  // or printed
+  std::int64_t shown_ = 0;     // quarters
+  bool visible_ = false;       // a line is on the terminal
 };
 
 }  // namespace tessera::tools
