@@ -1,13 +1,53 @@
 // Uses an installed tessera as research code would: an operation and its gradient, a model's size,
-// the data of a step. Exits with 1 if a value is not what it must be.
+// the data of a step, the export of a model with its progress. Exits with 1 if a value is not what
+// it must be.
+#include <unistd.h>
+
 #include <array>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <span>
+#include <string>
 
 #include "core/autograd/autograd.h"
 #include "core/ops/linear.h"
+#include "io/consolidate/consolidate.h"
 #include "io/data/sampler.h"
+#include "io/safetensors/writer.h"
 #include "models/gpt2.h"
+
+namespace {
+
+/// Whether the export of a tensor is told of while it is made, and whole.
+bool consolidates() {
+  namespace fs = std::filesystem;
+  const fs::path dir =
+      fs::temp_directory_path() / ("tessera-consumer-" + std::to_string(::getpid()));
+  fs::create_directories(dir / "source");
+  const auto plan = tessera::io::plan_safetensors({{"w", tessera::DType::U8, {1 << 20}}});
+  std::ofstream(dir / "source/model.safetensors", std::ios::binary)
+      << plan.preamble << std::string(1 << 20, 'w');
+  tessera::io::ConsolidateProgress last;
+  int calls = 0;
+  tessera::io::ConsolidateOptions options;
+  options.format = tessera::io::ExportFormat::Safetensors;
+  options.memory = 512 << 10;  // blocks of a quarter of the tensor
+  options.progress = [&](const tessera::io::ConsolidateProgress& progress) {
+    last = progress;
+    ++calls;
+    return true;
+  };
+  const auto report = tessera::io::consolidate(dir / "source", dir / "out", options);
+  const bool good =
+      report.tensors == 1 && calls > 1 && last.done == last.total && last.total > 1 << 20 &&
+      last.reused == 0 &&
+      fs::file_size(dir / "out/model.safetensors") == static_cast<std::uintmax_t>(last.total);
+  fs::remove_all(dir);
+  return good;
+}
+
+}  // namespace
 
 int main() {
   const auto context = tessera::Context::create();
@@ -28,7 +68,7 @@ int main() {
   const tessera::models::Gpt2 model(
       {.n_layer = 1, .n_head = 1, .n_embd = 8, .vocab_size = 16, .seq_len = 4});
   const bool good = y.item() == 32.0 && w.grad().to_vector<float>()[2] == 3.0F && targets[2] == 4 &&
-                    model.units().size() == 2;
+                    model.units().size() == 2 && consolidates();
   std::printf("%s\n", good ? "consumer: ok" : "consumer: wrong values");
   return good ? 0 : 1;
 }
