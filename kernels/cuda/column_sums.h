@@ -94,6 +94,27 @@ struct StoreColumnSums {
   }
 };
 
+template <typename A>
+LaunchShape column_sums_grid(std::int64_t tiles, std::int64_t row_blocks, int warps, int pack) {
+  return {.grid = static_cast<unsigned>(tiles),
+          .block = static_cast<unsigned>(warps * kWarpSize),
+          .shared_bytes = SharedMemory::shared_bytes<A>(warps * kWarpSize * pack),
+          .grid_y = static_cast<unsigned>(row_blocks)};
+}
+
+/// Adds up and stores what blocks of rows left, in the order of the blocks.
+template <typename A, int kSums>
+void launch_sum_of_partials(Context& context, const char* name, std::int64_t row_blocks,
+                            std::int64_t columns, const PartialColumnSums<A, kSums>& partial,
+                            const StoreColumnSums<A, kSums>& store) {
+  constexpr int kWarps = ColumnSumsShape::kFinalWarps;
+  launch(context, name,
+         column_sums_kernel<A, kSums, 1, kWarps, PartialColumnSums<A, kSums>,
+                            StoreColumnSums<A, kSums>>,
+         column_sums_grid<A>((columns + kWarpSize - 1) / kWarpSize, 1, kWarps, 1), row_blocks,
+         columns, row_blocks, partial, store);
+}
+
 /// Runs a term as above over all rows and stores the sums; zeros if there are no rows. Takes at
 /// most kBlocks * 32 * N * kSums elements of scratch memory.
 /// @param N  columns at a time; must divide `columns`
@@ -103,16 +124,10 @@ void launch_column_sums(Context& context, const char* name, std::int64_t rows, s
   using Shape = ColumnSumsShape;
   const Shape shape(rows, columns, N);
   if (shape.tiles == 0) return;
-  const auto grid = [](std::int64_t tiles, std::int64_t row_blocks, int warps, int pack) {
-    return LaunchShape{.grid = static_cast<unsigned>(tiles),
-                       .block = static_cast<unsigned>(warps * kWarpSize),
-                       .shared_bytes = SharedMemory::shared_bytes<A>(warps * kWarpSize * pack),
-                       .grid_y = static_cast<unsigned>(row_blocks)};
-  };
   if (shape.row_blocks == 1) {
     launch(context, name,
            column_sums_kernel<A, kSums, N, Shape::kWarps, Term, StoreColumnSums<A, kSums>>,
-           grid(shape.tiles, 1, Shape::kWarps, N), rows, columns, rows, term, store);
+           column_sums_grid<A>(shape.tiles, 1, Shape::kWarps, N), rows, columns, rows, term, store);
     return;
   }
   using Partial = PartialColumnSums<A, kSums>;
@@ -120,12 +135,9 @@ void launch_column_sums(Context& context, const char* name, std::int64_t rows, s
   const Workspace scratch(context, static_cast<std::size_t>(elements) * sizeof(A), name);
   const Partial partial{static_cast<A*>(scratch.data()), columns};
   launch(context, name, column_sums_kernel<A, kSums, N, Shape::kWarps, Term, Partial>,
-         grid(shape.tiles, shape.row_blocks, Shape::kWarps, N), rows, columns, shape.rows_per_block,
-         term, partial);
-  launch(context, name,
-         column_sums_kernel<A, kSums, 1, Shape::kFinalWarps, Partial, StoreColumnSums<A, kSums>>,
-         grid((columns + kWarpSize - 1) / kWarpSize, 1, Shape::kFinalWarps, 1), shape.row_blocks,
-         columns, shape.row_blocks, partial, store);
+         column_sums_grid<A>(shape.tiles, shape.row_blocks, Shape::kWarps, N), rows, columns,
+         shape.rows_per_block, term, partial);
+  launch_sum_of_partials(context, name, shape.row_blocks, columns, partial, store);
 }
 
 }  // namespace tessera::kernels::cuda

@@ -32,6 +32,20 @@ inline int most_shared_bytes([[maybe_unused]] Context& context) {
 #endif
 }
 
+/// How many blocks, or groups of blocks, the context's device runs side by side.
+inline int processors([[maybe_unused]] Context& context) {
+#if defined(TESSERA_FIBER)
+  return fiber::processors();
+#else
+  int count = 0;
+  const cudaError_t status =
+      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, context.device().index);
+  if (status != cudaSuccess)
+    throw CudaError("cudaDeviceGetAttribute: {}", cudaGetErrorString(status));
+  return count;
+#endif
+}
+
 /// Starts a kernel on the context's stream.
 /// @throws Unsupported if a block needs more shared memory than the device has, CudaError naming
 /// the kernel and the shape if the device refuses it

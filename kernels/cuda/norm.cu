@@ -2,20 +2,19 @@
 #include "kernels/cuda/device/reduce.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/launch/norm.h"
+#include "kernels/cuda/norm_gradients.h"
 #include "kernels/norm.h"
 
 // A row is worked on by a team: a warp, or for long rows a block. Rows that fit are kept in
 // registers, so that they are read from memory once; the others are read once for each pass over
-// them, and come from a cache if they fit there. Forward and the gradient of x are bound by the
-// bytes that they move; the gradients of the parameters read x and grad_y once more. With a
-// residual, forward moves 4 rows' bytes where an addition and a norm of its own move 5.
+// them, and come from a cache if they fit there. Bound by the bytes that they move. With a
+// residual, forward moves 4 rows' bytes where an addition and a norm of its own move 5. All
+// gradients come of one pass (norm_gradients.h); where rows don't suit it, or only some gradients
+// are wanted, those of the parameters read x and grad_y once more.
 namespace tessera::kernels::cuda {
 namespace {
 
 constexpr int kThreads = NormShape::kThreads;
-
-/// RMS norm is layer norm with a mean and a bias of zero.
-enum class Norm { kLayer, kRms };
 
 /// A place in a team, and the row of the team.
 template <int kTeam>
@@ -148,24 +147,11 @@ __global__ void __launch_bounds__(kThreads, 2) norm_forward_kernel(const Forward
   }
 }
 
-template <typename T>
-struct BackwardArguments {
-  const T* x;
-  const T* weight;
-  const Compute<T>* means;
-  const Compute<T>* rstds;
-  const T* grad_y;
-  T* grad_x;
-  std::int64_t rows, width;
-  bool accumulate;
-};
-
-// With n = (x - mean) rstd and g = weight grad_y:
-// grad_x = rstd (g - mean(g) - n mean(g n)), means over the row; without mean(g) for RMS norm.
-// Two rows of many packs are more than half of the registers hold.
+// grad_x alone, by the formula in norm_gradients.h. Two rows of many packs are more than half of
+// the registers hold.
 template <Norm norm, typename T, int N, int kKept, int kTeam>
 __global__ void __launch_bounds__(kThreads, kKept == NormShape::kManyPacks ? 1 : 2)
-    norm_input_gradient_kernel(const BackwardArguments<T> args) {
+    norm_input_gradient_kernel(const NormBackwardArguments<T> args) {
   using A = Compute<T>;
   const Team<kTeam> team;
   if (team.row >= args.rows) return;
@@ -202,10 +188,6 @@ __global__ void __launch_bounds__(kThreads, kKept == NormShape::kManyPacks ? 1 :
     store_pack<N>(grad_x + column, out);
   });
 }
-
-/// Gradients of weight and, in layer norm, bias.
-template <Norm norm>
-inline constexpr int kParameters = norm == Norm::kLayer ? 2 : 1;
 
 template <Norm norm, typename T>
 struct ParameterGradientTerm {
@@ -295,46 +277,67 @@ void forward(Context& context, const char* name, const LayerNormForward& args) {
             });
 }
 
-template <Norm norm, typename T>
-void input_gradient(Context& context, const char* name, const LayerNormBackward& args) {
+template <typename T>
+NormBackwardArguments<T> backward_arguments(const LayerNormBackward& args) {
   using A = Compute<T>;
-  const BackwardArguments<T> arguments{.x = static_cast<const T*>(args.x.data),
-                                       .weight = static_cast<const T*>(args.weight.data),
-                                       .means = static_cast<const A*>(args.mean.data),
-                                       .rstds = static_cast<const A*>(args.rstd.data),
-                                       .grad_y = static_cast<const T*>(args.grad_y.data),
-                                       .grad_x = static_cast<T*>(args.grad_x.view.data),
-                                       .rows = args.x.shape[0],
-                                       .width = args.x.shape[1],
-                                       .accumulate = args.grad_x.accumulate};
-  const bool packs = takes_packs<T>(
-      arguments.width, {arguments.x, arguments.weight, arguments.grad_y, arguments.grad_x});
-  choose<T>(arguments.width, packs,
+  return {.x = static_cast<const T*>(args.x.data),
+          .weight = static_cast<const T*>(args.weight.data),
+          .means = static_cast<const A*>(args.mean.data),
+          .rstds = static_cast<const A*>(args.rstd.data),
+          .grad_y = static_cast<const T*>(args.grad_y.data),
+          .grad_x = static_cast<T*>(args.grad_x.view.data),
+          .rows = args.x.shape[0],
+          .width = args.x.shape[1],
+          .accumulate = args.grad_x.accumulate};
+}
+
+template <Norm norm, typename T>
+void input_gradient(Context& context, const char* name, const NormBackwardArguments<T>& args,
+                    bool packs) {
+  choose<T>(args.width, packs,
             [&]<int N, int kKept, int kTeam>(Choice<N, kKept, kTeam>, const NormShape& shape) {
               launch(context, name, norm_input_gradient_kernel<norm, T, N, kKept, kTeam>,
-                     launch_shape<A>(shape, arguments.rows), arguments);
+                     launch_shape<Compute<T>>(shape, args.rows), args);
             });
 }
 
 template <Norm norm, typename T>
-void parameter_gradients(Context& context, const char* name, const LayerNormBackward& args) {
-  using A = Compute<T>;
-  constexpr int kSums = kParameters<norm>;
-  const std::int64_t rows = args.x.shape[0], width = args.x.shape[1];
-  const ParameterGradientTerm<norm, T> term{
-      static_cast<const T*>(args.x.data), static_cast<const T*>(args.grad_y.data),
-      static_cast<const A*>(args.mean.data), static_cast<const A*>(args.rstd.data), width};
+StoreColumnSums<Compute<T>, kParameters<norm>> parameter_store(const LayerNormBackward& args) {
   const GradientView* const gradients[] = {&args.grad_weight, &args.grad_bias};
-  StoreColumnSums<A, kSums> store{};
-  for (int k = 0; k < kSums; ++k) {
+  StoreColumnSums<Compute<T>, kParameters<norm>> store{};
+  for (int k = 0; k < kParameters<norm>; ++k) {
     const GradientView& grad = *gradients[k];
-    store.to[k] = grad ? static_cast<A*>(grad.view.data) : nullptr;
+    store.to[k] = grad ? static_cast<Compute<T>*>(grad.view.data) : nullptr;
     store.accumulate[k] = grad.accumulate;
   }
-  if (takes_packs<T>(width, {term.x, term.grad_y}))
-    launch_column_sums<A, kSums, kPack<T>>(context, name, rows, width, term, store);
+  return store;
+}
+
+template <Norm norm, typename T>
+void parameter_gradients(Context& context, const char* name, const NormBackwardArguments<T>& args,
+                         const StoreColumnSums<Compute<T>, kParameters<norm>>& store) {
+  using A = Compute<T>;
+  constexpr int kSums = kParameters<norm>;
+  const ParameterGradientTerm<norm, T> term{args.x, args.grad_y, args.means, args.rstds,
+                                            args.width};
+  if (takes_packs<T>(args.width, {args.x, args.grad_y}))
+    launch_column_sums<A, kSums, kPack<T>>(context, name, args.rows, args.width, term, store);
   else
-    launch_column_sums<A, kSums, 1>(context, name, rows, width, term, store);
+    launch_column_sums<A, kSums, 1>(context, name, args.rows, args.width, term, store);
+}
+
+template <Norm norm, typename T>
+void backward(Context& context, const char* name, const LayerNormBackward& args) {
+  const NormBackwardArguments<T> arguments = backward_arguments<T>(args);
+  const auto store = parameter_store<norm, T>(args);
+  const bool input = args.grad_x && arguments.rows > 0;
+  const bool parameters = args.grad_weight || args.grad_bias;
+  const bool packs = takes_packs<T>(
+      arguments.width, {arguments.x, arguments.weight, arguments.grad_y, arguments.grad_x});
+  if (input && parameters && launch_norm_gradients<norm, T>(context, name, packs, arguments, store))
+    return;
+  if (input) input_gradient<norm, T>(context, name, arguments, packs);
+  if (parameters) parameter_gradients<norm, T>(context, name, arguments, store);
 }
 
 template <Norm norm>
@@ -347,8 +350,7 @@ void run_forward(Context& context, const char* name, const LayerNormForward& arg
 template <Norm norm>
 void run_backward(Context& context, const char* name, const LayerNormBackward& args) {
   visit_floating(args.x.dtype, name, [&]<typename T>(std::type_identity<T>) {
-    if (args.grad_x && args.x.shape[0] > 0) input_gradient<norm, T>(context, name, args);
-    if (args.grad_weight || args.grad_bias) parameter_gradients<norm, T>(context, name, args);
+    backward<norm, T>(context, name, args);
   });
 }
 

@@ -106,6 +106,64 @@ TEST_CASE("norms: blocks cover all rows, none is empty") {
   }
 }
 
+TEST_CASE("norms: teams hold the rows whose gradients one pass makes") {
+  using Shape = NormGradientsShape;
+  for (const int pack : {2, 4, 8}) {
+    const std::int64_t longest = std::int64_t{Shape::kMostThreads} * Shape::kMostPacks * pack;
+    for (std::int64_t width = pack; width <= longest; width += pack) {
+      const Shape shape(width, pack);
+      const std::int64_t team = std::int64_t{shape.team_warps} * kWarp;
+      // Each of these fails for one width only: named, it is found at once.
+      const bool holds = shape.packs * team * pack >= width;
+      const bool needed = (shape.packs - 1) * team * pack < width;
+      const bool short_enough =
+          shape.team_warps == 1 || shape.team_warps / 2 * kWarp * Shape::kMostPacks * pack < width;
+      if (!holds || !needed || !short_enough || shape.packs > Shape::kMostPacks)
+        FAIL("width " << width << ", pack " << pack);
+      if (shape.threads % team != 0 || shape.threads > Shape::kMostThreads)
+        FAIL("width " << width << ", pack " << pack << ": " << shape.threads << " threads");
+      if (shape.staged_bytes(3) > kMostShared)
+        FAIL("width " << width << ", pack " << pack << ": " << shape.staged_bytes(3) << " bytes");
+    }
+    CHECK(Shape(longest + pack, pack).packs == 0);
+    CHECK(Shape(std::int64_t{1} << 40, pack).packs == 0);
+  }
+  check_threads(Shape::kFewThreads);
+  check_threads(Shape::kMostThreads);
+  CHECK(Shape(768, 8).team_warps == 1);
+  CHECK(Shape(768, 8).packs == 3);
+  CHECK(Shape(1600, 8).team_warps == 2);
+  CHECK(Shape(8192, 8).threads == Shape::kFewThreads);
+}
+
+TEST_CASE("norms: the blocks that make all gradients run at once, and each has rows") {
+  using Shape = NormGradientsShape;
+  constexpr int kProcessors = 132, kAmpere = 163 * 1024, kSmall = 99 * 1024;
+  const auto blocks = [](const Shape& shape, std::int64_t rows, int operands, int most_shared) {
+    return shape.blocks(rows, kProcessors, shape.staged_bytes(operands), most_shared);
+  };
+  for (const std::int64_t width : {64, 768, 1600, 4096, 8192, 16384}) {
+    const Shape shape(width, 8);
+    for (const std::int64_t rows : kSizes) {
+      for (const int operands : {2, 3}) {
+        const std::int64_t grid = blocks(shape, rows, operands, kMostShared);
+        CHECK(grid >= 1);
+        CHECK((grid - 1) * shape.teams() < rows);
+        CHECK(grid <= kProcessors * Shape::kMostThreads / shape.threads);
+        const std::int64_t together = (grid + kProcessors - 1) / kProcessors;
+        CHECK(together * (shape.staged_bytes(operands) + 1024) <= kMostShared + 1024);
+      }
+    }
+  }
+  const std::int64_t many = 65536;
+  CHECK(blocks(Shape(768, 8), many, 2, kMostShared) == 2 * kProcessors);
+  CHECK(blocks(Shape(768, 8), 9, 2, kMostShared) == 2);
+  CHECK(blocks(Shape(8192, 8), many, 3, kMostShared) == 2 * kProcessors);
+  CHECK(blocks(Shape(8192, 8), many, 3, kAmpere) == kProcessors);
+  CHECK(blocks(Shape(8192, 8), many, 2, kSmall) == kProcessors);
+  CHECK(blocks(Shape(16384, 8), many, 2, kMostShared) == kProcessors);
+}
+
 TEST_CASE("sums: parts cover the range, none is empty") {
   check_threads(SumShape::kThreads);
   check_threads(SumShape::kFinalThreads);

@@ -77,8 +77,8 @@ __device__ __forceinline__ unsigned pack_bf16(float low, float high) {
 
 /// Begins to copy 16 bytes to shared memory, or to fill them with zeros. Both addresses are aligned
 /// to 16 bytes; of zeros, `from` is not read.
-__device__ __forceinline__ void copy_async(const SharedArray<BFloat16>& to, const BFloat16* from,
-                                           bool zeros) {
+template <typename T>
+__device__ __forceinline__ void copy_async(const SharedArray<T>& to, const T* from, bool zeros) {
 #if defined(TESSERA_FIBER)
   fiber::copy_async(to.data(), from, 16, zeros ? 0 : 16);
 #else

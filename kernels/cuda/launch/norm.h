@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace tessera::kernels::cuda {
@@ -32,6 +33,48 @@ struct NormShape {
   unsigned blocks(std::int64_t rows) const {
     const std::int64_t teams = block ? 1 : kThreads / 32;
     return static_cast<unsigned>((rows + teams - 1) / teams);
+  }
+};
+
+/// How all gradients of a norm are made in one pass: teams of warps walk down the rows, a whole
+/// grid of teams at a time, while their next row is on its way to shared memory. A thread works on
+/// the same columns in every row, whose sums it keeps in registers.
+///
+/// An H100 needs some 32 to 40 KB under way on each processor. 16 warps, each with a row or two of
+/// x and grad_y ahead, have 16 to 32 KB for each pack that a thread has: 48 KB or more at the
+/// widths of GPT-2. 4 packs of bf16 are 64 sums, so a thread gets 128 registers, and a processor
+/// has no room for more warps. One block for each processor would halve the partial sums, but two
+/// compute while the other one waits at its barrier.
+struct NormGradientsShape {
+  static constexpr int kMostPacks = 4;  ///< of a row, to each thread
+  static constexpr int kFewThreads = 256, kMostThreads = 512;
+  static constexpr int kMostWarps = kMostThreads / 32;
+  static constexpr int kStages = 2;  ///< rows of a team in shared memory
+
+  int packs = 0;  ///< of a row, to each thread; 0: the row is too long
+  int team_warps = 1;
+  int threads = kFewThreads;
+
+  /// @param pack  elements at a time; divides width
+  NormGradientsShape(std::int64_t width, int pack) {
+    const std::int64_t warps = (width / pack + 31) / 32;  // at one pack to a thread
+    if (warps > std::int64_t{kMostWarps} * kMostPacks) return;
+    while (team_warps * kMostPacks < warps) team_warps *= 2;
+    packs = static_cast<int>((warps + team_warps - 1) / team_warps);
+    threads = std::max(kFewThreads, 32 * team_warps);
+  }
+  int teams() const { return threads / (32 * team_warps); }
+  /// @param operands  whose rows are staged
+  int staged_bytes(int operands) const { return threads * packs * 16 * operands * kStages; }
+  /// As many as run at once, each with a row for its first team.
+  /// @param shared_bytes  of a block; @param most_shared  what a block may have of the device
+  unsigned blocks(std::int64_t rows, int processors, int shared_bytes, int most_shared) const {
+    constexpr int kReserved = 1024;  // of each block, by the system
+    const int by_registers = kMostThreads / threads;
+    const int together =
+        std::clamp((most_shared + kReserved) / (shared_bytes + kReserved), 1, by_registers);
+    const std::int64_t useful = (rows + teams() - 1) / teams();
+    return static_cast<unsigned>(std::min(useful, std::int64_t{processors} * together));
   }
 };
 

@@ -51,6 +51,10 @@ std::vector<std::function<void()>> end_capture();
 /// TESSERA_FIBER_SHARED says.
 int most_shared_bytes();
 
+/// Of a device that would run blocks side by side; few, so that a block that walks over its work
+/// takes more than one step in small tests.
+constexpr int processors() { return 2; }
+
 // What follows is called by kernels, that is, inside run_grid.
 
 struct Place {

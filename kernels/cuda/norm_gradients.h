@@ -1,0 +1,240 @@
+#pragma once
+
+#include "kernels/cuda/column_sums.h"
+#include "kernels/cuda/device/mma.h"
+#include "kernels/cuda/device/reduce.h"
+#include "kernels/cuda/device/unroll.h"
+#include "kernels/cuda/launch/norm.h"
+
+// All gradients of a norm, with x and grad_y read once: 6 bytes for each element of bf16 where a
+// kernel for grad_x and one for the parameters move 10. With
+//   n = (x - mean) rstd  and  g = weight grad_y,  means over the row,
+//   grad_x      = rstd (g - mean(g) - n mean(g n)),  without mean(g) for RMS norm
+//   grad_weight = sum of n grad_y over the rows,  grad_bias = sum of grad_y.
+// Blocks that stay, sums in registers and a second pass over the sums of the blocks are the way of
+// NVIDIA's Apex and Transformer Engine. Rows come through shared memory, where asynchronous copies
+// need no registers while they are under way.
+//
+// Takes rows of whole packs that begin at multiples of 16 bytes, up to 16384 elements of bf16 or
+// 8192 of f32; longer ones would leave no registers for their sums. No atomics: the order of every
+// sum is fixed by the sizes and by how many blocks the device runs at once.
+namespace tessera::kernels::cuda {
+
+/// RMS norm is layer norm with a mean and a bias of zero.
+enum class Norm { kLayer, kRms };
+
+/// Gradients of weight and, in layer norm, bias.
+template <Norm norm>
+inline constexpr int kParameters = norm == Norm::kLayer ? 2 : 1;
+
+template <typename T>
+struct NormBackwardArguments {
+  const T* x;
+  const T* weight;
+  const Compute<T>* means;
+  const Compute<T>* rstds;
+  const T* grad_y;
+  T* grad_x;
+  std::int64_t rows, width;
+  bool accumulate;  ///< adds to grad_x
+};
+
+/// A thread copies, and reads back, its own packs only, so they need no barrier. A slot holds a
+/// pack of each thread side by side: lanes meet in no bank.
+template <typename T>
+struct StagedRows {
+  static constexpr int N = kPack<T>;
+  SharedArray<T> data;
+  int operands, packs, threads;
+
+  /// @param operand  0: x, 1: grad_y, 2: grad_x before
+  __device__ __forceinline__ int place(int stage, int operand, int k) const {
+    return (((stage * operands + operand) * packs + k) * threads + static_cast<int>(threadIdx.x)) *
+           N;
+  }
+  __device__ __forceinline__ void copy(int stage, int operand, int k, const T* from) const {
+    copy_async(data.from(place(stage, operand, k)), from, false);
+  }
+  __device__ __forceinline__ Pack<T, N> pack(int stage, int operand, int k) const {
+    return data.template load<N>(place(stage, operand, k));
+  }
+};
+
+/// Sums of a row over a team of warps, in all its threads.
+/// @param scratch  2 for each warp, which no thread has read since the last barrier
+template <typename A>
+__device__ __forceinline__ Pack<A, 2> team_sums(Pack<A, 2> value, const SharedArray<A>& scratch,
+                                                int team_warps) {
+  for (int i = 0; i < 2; ++i) value[i] = warp_reduce(value[i], Sum{});
+  if (team_warps == 1) return value;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarpSize;
+  if (thread % kWarpSize == 0) scratch.template store<2>(2 * warp, value);
+  __syncthreads();
+  const int first = warp / team_warps * team_warps;
+  Pack<A, 2> sum = scratch.template load<2>(2 * first);
+  for (int w = first + 1; w < first + team_warps; ++w) {
+    const Pack<A, 2> part = scratch.template load<2>(2 * w);
+    for (int i = 0; i < 2; ++i) sum[i] += part[i];
+  }
+  return sum;
+}
+
+/// The sums of a block's teams, kept as [teams, kSums, width], are added up in the order of teams.
+template <typename A, int kSums>
+__device__ __forceinline__ void store_block_sums(const SharedArray<A>& kept, int teams, int width,
+                                                 const PartialColumnSums<A, kSums>& partial) {
+  __syncthreads();
+  const auto store = [&]<int s>(std::integral_constant<int, s> which) {
+    for (int c = static_cast<int>(threadIdx.x); c < width; c += static_cast<int>(blockDim.x)) {
+      A sum = 0;
+      for (int team = 0; team < teams; ++team) sum += kept[(team * kSums + s) * width + c];
+      partial(static_cast<std::int64_t>(blockIdx.x), which, c, sum);
+    }
+  };
+  store(std::integral_constant<int, 0>{});
+  if constexpr (kSums > 1) store(std::integral_constant<int, 1>{});
+}
+
+template <Norm norm, typename T>
+__global__ void __launch_bounds__(NormGradientsShape::kMostThreads)
+    norm_gradients_kernel(const NormBackwardArguments<T> args, int team_warps, int packs,
+                          PartialColumnSums<Compute<T>, kParameters<norm>> partial) {
+  using A = Compute<T>;
+  using Shape = NormGradientsShape;
+  constexpr int N = kPack<T>, kSums = kParameters<norm>, kPart = kPack<A>;
+  // The sums take the place of the rows when these are done.
+  static_assert(kSums * N * static_cast<int>(sizeof(A)) <= 2 * Shape::kStages * 16);
+  const int threads = static_cast<int>(blockDim.x), team_threads = team_warps * kWarpSize;
+  const int teams = threads / team_threads;
+  const int team = static_cast<int>(threadIdx.x) / team_threads;
+  const int member = static_cast<int>(threadIdx.x) % team_threads;
+  const int operands = args.accumulate ? 3 : 2, width = static_cast<int>(args.width);
+
+  SharedMemory memory;
+  const auto scratch = memory.take<A>(2 * 2 * Shape::kMostWarps);
+  const int staged_elements = threads * packs * N * operands * Shape::kStages;
+  const SharedArray<T> staged = memory.take<T>(staged_elements);
+  const StagedRows<T> rows{staged, operands, packs, threads};
+
+  // f(k, column) for the member's packs of a row.
+  const auto for_packs = [&](const auto& f) {
+    TESSERA_UNROLL
+    for (int k = 0; k < Shape::kMostPacks; ++k) {
+      const int column = (k * team_threads + member) * N;
+      if (column < width) f(k, column);
+    }
+  };
+  const auto begin_copies = [&](std::int64_t row, int stage) {
+    if (row < args.rows) {
+      for_packs([&](int k, int column) {
+        const std::int64_t at = row * width + column;
+        rows.copy(stage, 0, k, args.x + at);
+        rows.copy(stage, 1, k, args.grad_y + at);
+        if (args.accumulate) rows.copy(stage, 2, k, args.grad_x + at);
+      });
+    }
+    commit_copies();
+  };
+  const auto mean_of = [&](std::int64_t row) {
+    return norm == Norm::kLayer && row < args.rows ? args.means[row] : A(0);
+  };
+  const auto rstd_of = [&](std::int64_t row) { return row < args.rows ? args.rstds[row] : A(0); };
+
+  A sums[kSums][Shape::kMostPacks][N] = {};
+
+  const std::int64_t step = std::int64_t{gridDim.x} * teams;
+  std::int64_t first = std::int64_t{blockIdx.x} * teams;  // of the block's rows
+  begin_copies(first + team, 0);
+  begin_copies(first + team + step, 1);
+  A next_mean = mean_of(first + team), next_rstd = rstd_of(first + team);
+  for (int stage = 0; first < args.rows; first += step, stage ^= 1) {
+    const std::int64_t row = first + team;
+    const bool has_row = row < args.rows;  // the same in the whole team
+    const A mean = next_mean, rstd = next_rstd;
+    next_mean = mean_of(row + step);
+    next_rstd = rstd_of(row + step);
+    wait_copies<Shape::kStages - 1>();
+
+    Pack<A, 2> means{};  // of g and of g n
+    if (has_row) {
+      for_packs([&](int k, int column) {
+        const Pack<T, N> x = rows.pack(stage, 0, k), grad_y = rows.pack(stage, 1, k);
+        const Pack<T, N> weight = load_pack<N>(args.weight + column);
+        for (int i = 0; i < N; ++i) {
+          const A upstream = widen(grad_y[i]), n = (widen(x[i]) - mean) * rstd;
+          const A g = widen(weight[i]) * upstream;
+          means[0] += g;
+          means[1] += g * n;
+          sums[0][k][i] += upstream * n;
+          if constexpr (norm == Norm::kLayer) sums[1][k][i] += upstream;
+        }
+      });
+    }
+    means = team_sums(means, scratch.from(stage * 2 * Shape::kMostWarps), team_warps);
+    const A mean_g = norm == Norm::kLayer ? means[0] / static_cast<A>(width) : A(0);
+    const A mean_gn = means[1] / static_cast<A>(width);
+
+    if (has_row) {
+      for_packs([&](int k, int column) {
+        const Pack<T, N> x = rows.pack(stage, 0, k), grad_y = rows.pack(stage, 1, k);
+        const Pack<T, N> weight = load_pack<N>(args.weight + column);
+        Pack<T, N> out{};
+        if (args.accumulate) out = rows.pack(stage, 2, k);
+        for (int i = 0; i < N; ++i) {
+          const A n = (widen(x[i]) - mean) * rstd, g = widen(weight[i]) * widen(grad_y[i]);
+          const A grad = rstd * (g - mean_g - n * mean_gn);
+          out[i] = narrow<T>(args.accumulate ? grad + widen(out[i]) : grad);
+        }
+        store_pack<N>(args.grad_x + row * width + column, out);
+      });
+    }
+    begin_copies(row + 2 * step, stage);
+  }
+
+  __syncthreads();  // the last rows have been read
+  const SharedArray<A> kept(reinterpret_cast<A*>(staged.data()));
+  for_packs([&](int k, int column) {
+    for (int s = 0; s < kSums; ++s) {
+      for (int i = 0; i < N; i += kPart) {
+        Pack<A, kPart> part;
+        for (int j = 0; j < kPart; ++j) part[j] = sums[s][k][i + j];
+        kept.template store<kPart>((team * kSums + s) * width + column + i, part);
+      }
+    }
+  });
+  store_block_sums<A, kSums>(kept, teams, width, partial);
+}
+
+/// Takes blocks * kParameters * width elements of scratch memory.
+/// @param packs  all rows, and the weight, begin at multiples of 16 bytes
+/// @return false, and nothing was done, if rows are too long, for this device or at all, or not of
+/// whole packs
+template <Norm norm, typename T>
+bool launch_norm_gradients(Context& context, const char* name, bool packs,
+                           const NormBackwardArguments<T>& args,
+                           const StoreColumnSums<Compute<T>, kParameters<norm>>& store) {
+  using A = Compute<T>;
+  using Shape = NormGradientsShape;
+  constexpr int kSums = kParameters<norm>;
+  if (!packs) return false;
+  const Shape shape(args.width, kPack<T>);
+  if (shape.packs == 0) return false;
+  const int shared_bytes = SharedMemory::shared_bytes<A>(2 * 2 * Shape::kMostWarps) +
+                           shape.staged_bytes(args.accumulate ? 3 : 2);
+  const int most_shared = most_shared_bytes(context);
+  if (shared_bytes > most_shared) return false;
+
+  const unsigned blocks = shape.blocks(args.rows, processors(context), shared_bytes, most_shared);
+  const std::int64_t elements = std::int64_t{blocks} * kSums * args.width;
+  const Workspace scratch(context, static_cast<std::size_t>(elements) * sizeof(A), name);
+  const PartialColumnSums<A, kSums> partial{static_cast<A*>(scratch.data()), args.width};
+  launch(context, name, norm_gradients_kernel<norm, T>,
+         LaunchShape{.grid = blocks,
+                     .block = static_cast<unsigned>(shape.threads),
+                     .shared_bytes = shared_bytes},
+         args, shape.team_warps, shape.packs, partial);
+  launch_sum_of_partials(context, name, blocks, args.width, partial, store);
+  return true;
+}
+
+}  // namespace tessera::kernels::cuda
