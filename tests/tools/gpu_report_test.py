@@ -59,7 +59,7 @@ class Targets(unittest.TestCase):
             kernel("roof: copy f32", 1.0), kernel("add", 0.85), kernel("clip_factor", 0.001, work=20.0),
             kernel("matmul qkv", 0.2, "TFLOP/s")])
         self.assertEqual(verdicts, ["met"] * 9)
-        self.assertEqual(said[KERNELS]["measured"], "1 of 1 kernels")
+        self.assertEqual(said[KERNELS]["measured"], "1 of 1 kernels, of 1000.0 GB/s by tessera's copy")
         self.assertEqual(said[JITTER]["measured"], "124M 1.9%, 350M 0.1%")
 
     def test_some_missed(self):
@@ -68,7 +68,24 @@ class Targets(unittest.TestCase):
         self.assertEqual(verdicts, ["met", "missed", "missed", "missed", "met", "missed", "missed", "missed", "missed"])
         self.assertEqual(said[SPEED]["measured"], "1.100x at B=96")
         self.assertEqual(said[MEMORY]["measured"], "124M 0.810x, 350M 0.400x")
-        self.assertEqual(said[KERNELS]["measured"], "1 of 2 kernels; gelu_forward 70.0%")
+        self.assertEqual(said[KERNELS]["measured"], "1 of 2 kernels, of 1000.0 GB/s by tessera's copy; gelu_forward 70.0%")
+
+    def test_the_roof_is_the_faster_copy(self):
+        kernels = [kernel("roof: copy f32", 1.0), kernel("add", 0.9), kernel("gelu_forward", 0.94), kernel("matmul qkv", 0.2, "TFLOP/s")]
+        for torch, roof, verdict, add in ((1100.0, "1100.0 GB/s by PyTorch's copy", "missed", "; add 81.8%"),
+                                          (1000.0, "1000.0 GB/s by tessera's copy", "met", ""),
+                                          (500.0, "1000.0 GB/s by tessera's copy", "met", "")):
+            roofs = dict(peer="torch 2", copy_gb_s=torch, product_tflop_s=700.0)
+            verdicts, said = self.verdicts(kernels=kernels, roofs=roofs)
+            self.assertEqual(verdicts[KERNELS], verdict)
+            counted = "1 of 2" if add else "2 of 2"
+            self.assertEqual(said[KERNELS]["measured"], f"{counted} kernels, of {roof}{add}")
+
+    def test_a_roof_of_pytorch_alone(self):
+        own = dict(kernel("add", 0.9), share_of_roof=0.0)  # tessera's copy was left out
+        verdicts, said = self.verdicts(kernels=[own], roofs=dict(copy_gb_s=1000.0, product_tflop_s=700.0))
+        self.assertEqual((verdicts[KERNELS], said[KERNELS]["measured"]), ("met", "1 of 1 kernels, of 1000.0 GB/s by PyTorch's copy"))
+        self.assertEqual(self.verdicts(kernels=[own])[0][KERNELS], "not measured")
 
     def test_of_kernels_that_were_cut_short_only_a_miss_is_known(self):
         roof, fast, slow = kernel("roof: copy f32", 1.0), kernel("add", 0.9), kernel("gelu_forward", 0.7)
@@ -104,6 +121,15 @@ class Text(unittest.TestCase):
         _, text = report(ranks=[ran, skipped])
         self.assertIn("| gpt2-tiny | fp32 | 1 | none | 1.0e-06 | 2.0e-06 | 0.0e+00 | ok |", text)
         self.assertIn("| gpt2-tiny | fp32 | 2 | nccl | - | - | - | skipped: NCCL does not start |", text)
+
+    def test_the_table_of_kernels_is_held_to_the_faster_copy(self):
+        kernels = [kernel("roof: copy f32", 1.0), kernel("add", 0.9), kernel("matmul qkv", 0.2, "TFLOP/s")]
+        _, text = report(kernels=kernels, roofs=dict(copy_gb_s=1250.0, product_tflop_s=700.0))
+        self.assertIn("\nThe roof of memory is PyTorch's copy: 1250.0 GB/s.\n", text)
+        for row in ("| roof: copy f32 | 1.0000 | 1.0000 | 1000.0 GB/s | 80.0% |", "| add | 1.0000 | 1.0000 | 900.0 GB/s | 72.0% |",
+                    "| matmul qkv | 1.0000 | 1.0000 | 200.0 TFLOP/s | 20.0% |"):
+            self.assertIn(row, text)
+        self.assertIn("\nThe roof of memory is tessera's copy: 1000.0 GB/s.\n", report(kernels=kernels)[1])
 
     def test_another_gpu_is_said(self):
         self.assertNotIn("This GPU is another.", report()[1])
