@@ -328,13 +328,7 @@ RankGroup bootstrap(const LaunchEnvironment& env, const BootstrapOptions& option
     group.store = join_store(env, left());
   }
   tell_start_id(*group.store, options);
-  try {
-    group.ranks = rendezvous(*group.store, hello, left());
-  } catch (const CommError& error) {
-    // For the launcher, too. What this rank says of it stays what all ranks agreed on.
-    if (!error.culprits().empty() && error.fate() != kNoAnswer) published(*group.store, error);
-    throw;
-  }
+  group.ranks = rendezvous(*group.store, hello, left());
   if (options.on_met) options.on_met(group.ranks);
 
   group.heartbeat = start_heartbeat(env, options, group, target);

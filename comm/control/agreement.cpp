@@ -18,6 +18,8 @@ constexpr std::chrono::milliseconds kLastLook{1};
 // A waiting rank looks this often whether somebody has ended the agreement, or the run.
 constexpr std::chrono::milliseconds kSlice{250};
 
+std::string outcome_key(const std::string& name) { return name + "/outcome"; }
+
 // Ranks whose processes a failure tells.
 constexpr int kProcessesShown = 8;
 
@@ -49,6 +51,11 @@ CommError publish_verdict(TcpStoreServer& server, const CommError& error) {
 std::optional<CommError> find_verdict(const TcpStoreServer& server) {
   const auto text = server.find(kVerdict);
   return text ? std::optional(decode_error(*text)) : std::nullopt;
+}
+
+std::optional<CommError> find_failure(const TcpStoreServer& server, const std::string& name) {
+  const auto text = server.find(outcome_key(name));
+  return text && *text != kAgreed ? std::optional(decode_error(*text)) : std::nullopt;
 }
 
 std::optional<CommError> find_verdict(Store& store, std::chrono::milliseconds at_most) {
@@ -116,11 +123,11 @@ std::vector<std::string> agree(Store& store, const AgreementOptions& options, in
                                int world_size, std::string_view value,
                                std::chrono::milliseconds deadline) {
   const std::string& name = options.name;
+  const std::string outcome_at = outcome_key(name);
   const auto end = Clock::now() + deadline;
-  const std::string outcome_key = name + "/outcome";
   const auto key = [&](int r) { return fmt::format("{}/{}", name, r); };
   const auto conclude = [&](const CommError& error) {
-    const std::string outcome = set_or_get(store, outcome_key, encode_error(error));
+    const std::string outcome = set_or_get(store, outcome_at, encode_error(error));
     if (outcome != kAgreed) throw decode_error(outcome);
   };
 
@@ -157,10 +164,14 @@ std::vector<std::string> agree(Store& store, const AgreementOptions& options, in
     store.set(key(rank), value);
   } catch (const InvalidArgument&) {
     if (!store.has(key(rank))) throw;  // refused for the value's sake
+    const auto told = [&](const std::string& text) {
+      return options.describe ? options.describe(text) : text;
+    };
     throw CommError(CommFailure::Mismatch, {rank},
-                    "{}: rank {} is already taken by '{}'; this process has '{}'. Start every rank "
+                    "{}: rank {} is already taken by '{}'; this process is '{}'. Start every rank "
                     "once, each with its own number",
-                    name, rank, store.get(key(rank), std::chrono::seconds(5)), value);
+                    name, rank, told(store.get(key(rank), std::chrono::seconds(5))),
+                    told(std::string(value)));
   }
 
   std::vector<std::string> values;
@@ -169,8 +180,8 @@ std::vector<std::string> agree(Store& store, const AgreementOptions& options, in
       values.push_back(store.get(key(r), std::min(kSlice, remaining(end))));
     } catch (const CommError& error) {
       if (error.failure() != CommFailure::Timeout) throw;
-      if (store.has(outcome_key)) {
-        const std::string outcome = store.get(outcome_key, std::chrono::seconds(5));
+      if (store.has(outcome_at)) {
+        const std::string outcome = store.get(outcome_at, std::chrono::seconds(5));
         if (outcome != kAgreed) throw decode_error(outcome);
       } else if (const auto verdict = find_verdict(store, std::chrono::milliseconds(0))) {
         const std::string came = who_came();
@@ -203,7 +214,7 @@ std::vector<std::string> agree(Store& store, const AgreementOptions& options, in
     }
     ++r;
   }
-  const std::string outcome = set_or_get(store, outcome_key, kAgreed);
+  const std::string outcome = set_or_get(store, outcome_at, kAgreed);
   if (outcome != kAgreed) throw decode_error(outcome);
   return values;
 }

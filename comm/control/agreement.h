@@ -45,6 +45,8 @@ CommError publish_verdict(Store& store, const CommError& error);
 /// The same for who serves the store: it does not have to connect, and nothing is thrown.
 CommError publish_verdict(TcpStoreServer& server, const CommError& error);
 std::optional<CommError> find_verdict(const TcpStoreServer& server);
+/// How an agreement failed; nothing if it did not, or has not ended.
+std::optional<CommError> find_failure(const TcpStoreServer& server, const std::string& name);
 /// Waits at most so long for somebody's verdict. @throws CommError if the store is lost
 std::optional<CommError> find_verdict(Store& store, std::chrono::milliseconds at_most);
 /// Where verdicts on the whole run are.

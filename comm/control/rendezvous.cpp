@@ -21,7 +21,7 @@ RankText text_of(const Hello& h) {
 void compare(const std::vector<Hello>& hellos) {
   std::vector<RankText> texts;
   for (const Hello& h : hellos) texts.push_back(text_of(h));
-  if (const auto error = find_differences("rendezvous", texts)) throw CommError(*error);
+  if (const auto error = find_differences(kRendezvous, texts)) throw CommError(*error);
 }
 
 }  // namespace
@@ -86,7 +86,7 @@ std::vector<Hello> rendezvous(Store& store, const Hello& hello,
           hello.world_size);
   std::vector<Hello> hellos;
   AgreementOptions options;
-  options.name = "rendezvous";
+  options.name = kRendezvous;
   options.verb = "arrived";
   options.describe_missing = [&](int rank) -> std::string {
     const std::string key = started_key(rank);

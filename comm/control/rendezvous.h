@@ -31,6 +31,8 @@ Hello make_hello(int rank, int world_size, std::string run_id, std::string finge
 
 /// Where who starts processes says as what: "pid 12". Told of ranks that do not come.
 std::string started_key(int rank);
+/// The name of the ranks' agreement: see find_failure().
+inline constexpr const char* kRendezvous = "rendezvous";
 
 /// A hello as text and back. @throws CommError(Mismatch) if the text is none
 std::string encode_hello(const Hello& hello);

@@ -99,9 +99,9 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightL
       const TensorView grad = as_rows(grad_y.view());
       if (const GradientView grad_x = as_rows(into.target(0)))
         input_gradient(ctx, grad, saved_weight.get(kName), out_in, grad_x);
+      const GradientView grad_weight = into.weight_target(1), grad_bias = into.weight_target(2);
       parameter_gradients(
-          ctx, [&] { return saved_x.get(kName); }, grad, out_in, into.weight_target(1),
-          into.weight_target(2));
+          ctx, [&] { return saved_x.get(kName); }, grad, out_in, grad_weight, grad_bias);
     };
     autograd::record(kName, y, {x, weight, bias}, backward);
   }
@@ -146,9 +146,9 @@ Tensor gelu_mlp(const Tensor& x, const Tensor& fc_weight, const Tensor& fc_bias,
                         const Tensor& grad_y, autograd::InputGradients& into) mutable {
       Context& ctx = *grad_y.context();
       const TensorView grad = as_rows(grad_y.view());
+      const GradientView grad_weight = into.weight_target(3), grad_bias = into.weight_target(4);
       parameter_gradients(
-          ctx, [&] { return saved_activated.get(kName); }, grad, out_in, into.weight_target(3),
-          into.weight_target(4));
+          ctx, [&] { return saved_activated.get(kName); }, grad, out_in, grad_weight, grad_bias);
       saved_activated = {};
       if (!saved_pre.defined()) return;
 
@@ -162,9 +162,9 @@ Tensor gelu_mlp(const Tensor& x, const Tensor& fc_weight, const Tensor& fc_bias,
       saved_pre = {};
       if (const GradientView grad_x = as_rows(into.target(0)))
         input_gradient(ctx, grad_hidden, saved_fc.get(kName), out_in, grad_x);
+      const GradientView fc_weight_to = into.weight_target(1), fc_bias_to = into.weight_target(2);
       parameter_gradients(
-          ctx, [&] { return saved_x.get(kName); }, grad_hidden, out_in, into.weight_target(1),
-          into.weight_target(2));
+          ctx, [&] { return saved_x.get(kName); }, grad_hidden, out_in, fc_weight_to, fc_bias_to);
     };
     autograd::record(kName, y, {x, fc_weight, fc_bias, proj_weight, proj_bias},
                      std::move(backward));

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "tests/support/cli.h"
 #include "tests/support/golden.h"
@@ -99,6 +100,35 @@ TEST_CASE("a run with graphs is the run without, through evaluations, saves and 
     CHECK(got[i].loss == want[i].loss);
     CHECK(got[i].grad_norm == want[i].grad_norm);
   }
+}
+
+TEST_CASE("a step that is not finite is the same with graphs: named, skipped, and left behind") {
+  const test::TempDir dir;
+  const auto golden = testing::load_golden("gpt2-odd");
+  REQUIRE(golden.batch == 3);
+  const auto go = [&](const std::string& name, const std::string& graphs) {
+    return run_cli(joined(train(golden, dir.file(name), 40),
+                          {"--train.device=cuda", "--train.micro_batch=1", "--model.dropout=0.1",
+                           "--optim.lr=1000", "--optim.warmup_steps=0", "--train.nonfinite=skip",
+                           "--checkpoint.every=0", "--train.cuda_graphs=" + graphs}),
+                   kFibers);
+  };
+  const auto eager = go("eager", "off"), replayed = go("replayed", "on");
+  INFO(eager.describe());
+  INFO(replayed.describe());
+  CHECK(eager.code == 1);
+  CHECK(replayed.code == 1);
+  CHECK(holds(replayed.err, "train.cuda_graphs: on"));
+  CHECK(holds(eager.err, "warning: skipped: step "));
+  const auto told = [](const std::string& err) {
+    std::vector<std::string> lines;
+    std::istringstream in(err);
+    for (std::string line; std::getline(in, line);)
+      if (holds(line, "not finite")) lines.push_back(line);
+    return lines;
+  };
+  CHECK(told(eager.err).size() > 10);
+  CHECK(told(replayed.err) == told(eager.err));
 }
 
 namespace {

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <csignal>
+#include <memory>
 #include <thread>
 
 #include "tests/e2e/small_run.h"
@@ -69,6 +70,42 @@ TEST_CASE_FIXTURE(Fixture, "a rank that never arrives is named at the deadline")
   CHECK(second.time < milliseconds(10'000));
   CHECK(second.err.find("127.0.0.1") != std::string::npos);
   CHECK(second.err.find("rank 0") != std::string::npos);
+}
+
+TEST_CASE_FIXTURE(Fixture, "who comes to a run that is complete is refused, and the run goes on") {
+  const std::string port = test::meeting_port(), run = dir.file("run");
+  const auto start = [&](int rank, int world) {
+    return std::make_unique<CliProcess>(joined(small_run(text, run, 1, 1'000'000),
+                                               {"--checkpoint.every=0", "--train.global_batch=12"}),
+                                        test::Variables{{"RANK", std::to_string(rank)},
+                                                        {"WORLD_SIZE", std::to_string(world)},
+                                                        {"LOCAL_RANK", std::to_string(rank)},
+                                                        {"LOCAL_WORLD_SIZE", std::to_string(world)},
+                                                        {"MASTER_ADDR", "127.0.0.1"},
+                                                        {"MASTER_PORT", port}});
+  };
+  const auto first = start(0, 2), second = start(1, 2);
+  REQUIRE(wait_for_text(*first, "step       1/1000000"));
+  struct Stranger {
+    int rank, world;
+    const char* why;
+  };
+  for (const Stranger& stranger :
+       {Stranger{1, 2, "rank 1 is already taken by '"}, Stranger{2, 3, "world size"}}) {
+    const auto refused = start(stranger.rank, stranger.world)->wait(std::chrono::seconds(20));
+    INFO(refused.describe());
+    CHECK(refused.code == kComm);
+    CHECK(refused.err.find(stranger.why) != std::string::npos);
+    std::this_thread::sleep_for(milliseconds(1500));  // more than a heartbeat
+    CHECK(first->running());
+    CHECK(second->running());
+  }
+  first->signal(SIGTERM);
+  for (const auto& rank : {first.get(), second.get()}) {
+    const auto result = rank->wait(std::chrono::seconds(20));
+    INFO(result.describe());
+    CHECK(result.code == 128 + SIGTERM);
+  }
 }
 
 TEST_CASE_FIXTURE(Fixture, "a meeting point that other hosts reach needs a token, told at once") {

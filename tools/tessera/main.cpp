@@ -18,7 +18,7 @@
 #include "core/base/error.h"
 #include "tools/tessera/command.h"
 #include "tools/tessera/config/fields.h"
-#include "tools/tessera/launch/log_output.h"
+#include "tools/tessera/launch/standard_error.h"
 
 namespace tessera::tools {
 namespace {
@@ -27,11 +27,7 @@ enum ExitCode { kOk = 0, kFailed = 1, kUsage = 2, kIo = 3, kComm = 4, kMemory = 
 
 /// Not fmt::print, which throws if nobody reads standard error any more, and waits for who does not
 /// read it now.
-void say(std::string_view text) {
-  LogOutput log(STDERR_FILENO);
-  log.write(text);
-  log.finish();
-}
+void say(std::string_view text) { say_at_last(text); }
 
 int report(ExitCode code, std::string_view message) {
   say(fmt::format("tessera: error: {}\n", message));
@@ -39,10 +35,10 @@ int report(ExitCode code, std::string_view message) {
 }
 
 int report_bug(std::string_view message) {
-  report(kFailed, message);
-  say("tessera: this is a bug in tessera; please report it with the command that you ran and the "
-      "output above\n");
-  return kFailed;
+  return report(kFailed,
+                fmt::format("{}\ntessera: this is a bug in tessera; please report it with the "
+                            "command that you ran and the output above",
+                            message));
 }
 
 int run(const std::vector<Command>& commands) {

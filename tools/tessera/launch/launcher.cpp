@@ -378,7 +378,8 @@ class Launch {
 
   // It has agreed with them on who is.
   void blame_agreed() {
-    const auto verdict = comm::find_verdict(server_);
+    auto verdict = comm::find_verdict(server_);
+    if (!verdict) verdict = comm::find_failure(server_, comm::kRendezvous);
     if (!verdict || verdict->culprits().empty()) return;
     root_->rank = verdict->culprits().front();
     root_->what = what_happened(*verdict);

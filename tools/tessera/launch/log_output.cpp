@@ -15,7 +15,6 @@ namespace tessera::tools {
 namespace {
 
 constexpr std::size_t kFull = 256 * 1024;
-constexpr std::chrono::seconds kMost{60};
 
 // What a pipe takes in one piece if it is ready for writing: lines, or the begin of a long one.
 std::string_view piece_of(std::string_view text) {
@@ -88,10 +87,25 @@ std::size_t LogOutput::kept() const {
   return kept_.size();
 }
 
-void LogOutput::finish(std::chrono::milliseconds patience) {
+void LogOutput::drop_oldest() {
+  const std::lock_guard lock(mutex_);
+  // A part of the first line may have been written.
+  const std::size_t line = kept_.find('\n');
+  const std::size_t begin = line == kept_.npos ? 0 : line + 1;
+  const std::size_t half = kept_.find('\n', begin + (kept_.size() - begin) / 2);
+  const std::size_t end = half == kept_.npos ? kept_.size() : half + 1;
+  // What says so of earlier ones is the oldest line itself.
+  const bool told = !note_.empty() && kept_.compare(begin, note_.size(), note_) == 0;
+  dropped_ += end - begin - (told ? note_.size() : 0);
+  note_ = fmt::format("{}tessera: warning: {} bytes of this log were dropped, as nobody read it\n",
+                      begin == 0 ? "\n" : "", dropped_);
+  kept_.replace(begin, end - begin, note_);
+}
+
+bool LogOutput::wait(std::chrono::milliseconds patience, std::chrono::milliseconds most) {
   using Clock = std::chrono::steady_clock;
-  const auto last = Clock::now() + kMost;
-  auto end = Clock::now() + patience;
+  const auto last = Clock::now() + most;
+  auto end = std::min(last, Clock::now() + patience);
   flush();
   for (std::size_t before = kept(); before > 0; before = kept()) {
     const int waited_for = fd();
@@ -100,6 +114,11 @@ void LogOutput::finish(std::chrono::milliseconds patience) {
     if (kept() < before) end = std::min(last, Clock::now() + patience);
     if (Clock::now() >= end) break;
   }
+  return kept() == 0;
+}
+
+void LogOutput::finish(std::chrono::milliseconds patience, std::chrono::milliseconds most) {
+  if (wait(patience, most)) return;
   const std::lock_guard lock(mutex_);
   kept_.clear();
 }

@@ -24,11 +24,16 @@ class LogOutput {
   void flush() { write({}); }
   /// To be polled for writing; -1 if nothing is kept.
   int fd() const;
-  /// So much is kept that who copies from elsewhere should wait.
+  /// So much is kept that who copies from elsewhere should wait, or drop what is old.
   bool is_full() const;
-  /// Waits until all is written; once nothing is taken for so long, or after a minute, the rest is
-  /// dropped.
-  void finish(std::chrono::milliseconds patience = std::chrono::seconds(10));
+  /// Drops half of what is kept, its oldest lines, and says so in their place.
+  void drop_oldest();
+  /// Waits until all is written, until nothing is taken for so long, or `most`. @return whether it
+  /// is
+  bool wait(std::chrono::milliseconds patience, std::chrono::milliseconds most);
+  /// The same; what is left is dropped.
+  void finish(std::chrono::milliseconds patience = std::chrono::seconds(10),
+              std::chrono::milliseconds most = std::chrono::seconds(60));
 
  private:
   enum class Kind { Plain, Polled, Socket, Own };
@@ -40,6 +45,8 @@ class LogOutput {
   Kind kind_ = Kind::Plain;
   mutable std::mutex mutex_;
   std::string kept_;
+  std::size_t dropped_ = 0;  // bytes, in all
+  std::string note_;         // that says so
 };
 
 }  // namespace tessera::tools

@@ -1,26 +1,27 @@
 #include "tools/tessera/launch/standard_error.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <iostream>
 
 namespace tessera::tools {
+namespace {
+
+// A reader that is only slow, such as a terminal far away, takes what there is within this.
+constexpr std::chrono::milliseconds kSlowReader{100};
+// At the end: nothing is taken for so long, or what is left takes so long.
+constexpr std::chrono::milliseconds kPatience{3'000}, kMost{8'000};
+
+}  // namespace
 
 std::streamsize LogBuffer::xsputn(const char* text, std::streamsize size) {
-  const std::lock_guard lock(mutex_);
-  const auto bytes = static_cast<std::size_t>(size);
-  to_.flush();
-  if (to_.is_full()) {
-    dropped_ += bytes;
-    return size;
-  }
-  if (dropped_ > 0) {
-    to_.write(fmt::format(
-        "tessera: warning: {} bytes of this log were dropped, as nobody read it\n", dropped_));
-    dropped_ = 0;
-  }
-  to_.write({text, bytes});
+  to_.write({text, static_cast<std::size_t>(size)});
+  // No thread writes the rest later on. Where nobody reads, one wait is enough to know.
+  if (to_.fd() < 0)
+    is_read_ = true;
+  else if (is_read_)
+    is_read_ = to_.wait(kSlowReader, kSlowReader);
+  if (to_.is_full()) to_.drop_oldest();
   return size;
 }
 
@@ -41,7 +42,13 @@ PatientStandardError::PatientStandardError()
 
 PatientStandardError::~PatientStandardError() {
   std::cerr.rdbuf(before_);
-  output_.finish();
+  output_.finish(kPatience, kMost);
+}
+
+void say_at_last(std::string_view text) {
+  LogOutput log(STDERR_FILENO);
+  log.write(text);
+  log.finish(kPatience, kMost);
 }
 
 }  // namespace tessera::tools

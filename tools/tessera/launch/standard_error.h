@@ -1,15 +1,14 @@
 #pragma once
 
-#include <mutex>
-#include <ostream>
+#include <atomic>
 #include <streambuf>
 
 #include "tools/tessera/launch/log_output.h"
 
 namespace tessera::tools {
 
-/// Writes to a LogOutput; what comes while that is full is dropped, and told of once there is room
-/// again. Thread-safe, as far as what is written at once stays whole.
+/// Writes to a LogOutput. Of more than that keeps, the oldest lines are dropped, with a line that
+/// says so. Thread-safe: what is written at once stays whole.
 class LogBuffer final : public std::streambuf {
  public:
   explicit LogBuffer(LogOutput& to) : to_(to) {}
@@ -21,13 +20,12 @@ class LogBuffer final : public std::streambuf {
 
  private:
   LogOutput& to_;
-  std::mutex mutex_;
-  std::size_t dropped_ = 0;  // bytes
+  std::atomic<bool> is_read_{true};  // so far as is known
 };
 
-/// While it lives, std::cerr never waits for who reads it: a run goes on, saves and stops though
-/// its terminal is held, or the pipe behind it is full. At its end it waits as LogOutput does. One
-/// at a time.
+/// While it lives, std::cerr hardly waits for who reads it: a run goes on, saves and stops though
+/// its terminal is held, or the pipe behind it is full. At its end it waits for seconds, less than
+/// a launcher leaves to a rank that ends. One at a time.
 class PatientStandardError {
  public:
   PatientStandardError();
@@ -40,5 +38,8 @@ class PatientStandardError {
   LogBuffer buffer_{output_};
   std::streambuf* const before_;
 };
+
+/// Writes to standard error, and waits for who reads it, but not for long.
+void say_at_last(std::string_view text);
 
 }  // namespace tessera::tools

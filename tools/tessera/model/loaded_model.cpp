@@ -61,7 +61,8 @@ int with_load_advice(const LoadOptions& options, MemoryAdvice advice,
     if (options.dtype == "f32")
       advice.add("--dtype bf16", "weights and activations of half the size");
     const std::string text = error.what();
-    if (text.find(" on cuda:") != text.npos) advice.add("--device cpu", "the host's memory");
+    const bool of_gpu = text.find(" on cuda:") != text.npos || text.find("GPU") != text.npos;
+    if (of_gpu) advice.add("--device cpu", "the host's memory");
     throw OutOfMemory("{}", with_advice(text, advice));
   }
 }

@@ -10,6 +10,7 @@ void MemoryAdvice::add(const std::string& flag, const std::string& why) {
 }
 
 std::string with_advice(std::string message, const MemoryAdvice& advice) {
+  if (advice.text().empty()) return message;
   if (!message.ends_with('\n')) message += '\n';
   return message + advice.text();
 }

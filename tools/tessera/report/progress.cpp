@@ -62,8 +62,8 @@ void ProgressLine::finish() {
   }
 }
 
-// At once: standard error has no buffer, and should this process be killed between a text and its
-// end, another rank's words would be on the same line.
+// At once: should this process be killed between a text and its end, another rank's words would be
+// on the same line.
 void ProgressLine::write_line(std::string_view text) {
   out_ << fmt::format("{}\n", text) << std::flush;
 }

@@ -99,9 +99,7 @@ void Trainer::run(const MicroBatch& batch) {
 void Trainer::run_or_replay(const MicroBatch& batch) {
   // A trace times kernels one by one; what they need has no room beside the graphs' memory.
   if (context_->trace() != nullptr) clear_graphs();
-  if (!uses_graphs()) return run(batch);
-  if (options_.dropout) write_dropout_table(batch);
-  if (!warm_ || context_->trace() != nullptr) return run(batch);
+  if (!uses_graphs() || !warm_ || context_->trace() != nullptr) return run(batch);
   // Casting weights that were loaded is no part of every step.
   sharded_.gather_all();
   const std::pair kind{batch.first, batch.last};
@@ -146,7 +144,9 @@ void Trainer::run_all(std::int64_t step, std::int64_t position, const io::Sample
   for (std::int64_t m = 0; m < micro_batches; ++m) {
     const std::int64_t first = first_row + m * options_.micro_batch;
     load(data, first, first + options_.micro_batch);
-    (this->*run_one)({step, first, m == 0, m + 1 == micro_batches});
+    const MicroBatch batch{step, first, m == 0, m + 1 == micro_batches};
+    if (uses_graphs() && options_.dropout) write_dropout_table(batch);
+    (this->*run_one)(batch);
   }
 }
 

@@ -60,7 +60,7 @@ class Trainer {
   /// @param step  from 0
   /// @param stop_signal  by which this rank was asked to stop after the step, or 0; the result
   ///   tells what any was: SIGTERM before SIGINT before SIGUSR1
-  /// @param before_update  called when all is computed, and weights and moments are about to change
+  /// @param before_update  called when weights and moments are about to change
   ///
   /// If loss or gradient norm is not finite, nothing is updated. All ranks compute the step again
   /// then, without graphs, and look at their own gradients before these are reduced, and at their
