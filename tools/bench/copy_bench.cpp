@@ -9,8 +9,9 @@
 //   there
 //
 // They take turns, on 4 files whose ranges lie at odd offsets, as tensors do; each ends with a
-// sync. Before each, the source is dropped from the page cache, or with --warm read. Prints
-// medians. Needs twice the size on the disk, and removes it.
+// sync. Before each, the source is dropped from the page cache, or with --warm read. Prints for
+// each way the median, the median of its ratio to "direct" in the same round, and each round. Needs
+// twice the size on the disk, and removes it.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -175,15 +176,25 @@ Options parse(int argc, char** argv) {
   return options;
 }
 
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
 void run(const Options& options) {
   Bench bench(options);
   std::vector<std::vector<double>> rates(std::size(kWays));
   for (int round = 0; round < options.rounds; ++round) {
     for (std::size_t i = 0; i < rates.size(); ++i) rates[i].push_back(bench.run(kWays[i].first));
   }
+  const std::vector<double>& direct = rates[static_cast<std::size_t>(Way::Direct)];
   for (std::size_t i = 0; i < rates.size(); ++i) {
-    std::sort(rates[i].begin(), rates[i].end());
-    fmt::print("{:<16} {:>8.0f} MB/s\n", kWays[i].second, rates[i][rates[i].size() / 2] * 1e-6);
+    std::vector<double> ratios;
+    for (std::size_t r = 0; r < direct.size(); ++r) ratios.push_back(rates[i][r] / direct[r]);
+    fmt::print("{:<16} {:>8.0f} MB/s  {:.2f} of direct ", kWays[i].second, median(rates[i]) * 1e-6,
+               median(ratios));
+    for (const double rate : rates[i]) fmt::print(" {:.0f}", rate * 1e-6);
+    fmt::print("\n");
   }
 }
 
