@@ -170,13 +170,13 @@ TEST_CASE("a device with little shared memory makes a norm's gradients in two pa
   const auto cpu = Context::create();
   const Inputs inputs(true, DType::BF16, 19, 1600, true);
   const Results want = run(*cpu, inputs, DType::F64);
-  ::setenv("TESSERA_FIBER_SHARED", "49152", 1);  // NOLINT(concurrency-mt-unsafe)
+  REQUIRE(::setenv("TESSERA_FIBER_SHARED", "49152", 1) == 0);
   with_plugin(TESSERA_FIBER_PLUGIN, [&](Context& context) {
     const Results got = run(context, inputs, DType::BF16);
     check_results(got, want, DType::BF16);
     CHECK(got.scratch == 0);
   });
-  ::unsetenv("TESSERA_FIBER_SHARED");  // NOLINT(concurrency-mt-unsafe)
+  REQUIRE(::unsetenv("TESSERA_FIBER_SHARED") == 0);
 }
 
 }  // namespace

@@ -11,7 +11,7 @@
 
 #include "core/base/cuda/backend.h"
 #include "kernels/cuda/cudnn_attention.h"
-#include "kernels/workspace.h"
+#include "kernels/cuda/library_plan.h"
 
 namespace tessera::kernels::cuda {
 namespace {
@@ -49,10 +49,8 @@ struct Key {
   auto operator<=>(const Key&) const = default;
 };
 
-struct Plan {
+struct Plan : LibraryPlan {
   std::unique_ptr<fe::graph::Graph> graph;  // null: why_not says why
-  std::int64_t workspace_bytes = 0;
-  std::string why_not;
 };
 
 std::vector<std::int64_t> list(const std::array<std::int64_t, 4>& values) {
@@ -157,12 +155,10 @@ class Attention final : public CudnnAttention {
     auto found = plans_.find(key);
     if (found == plans_.end()) found = plans_.emplace(key, make_plan(key)).first;
     Plan& plan = found->second;
-    if (!plan.graph) return plan.why_not;
     std::optional<Workspace> workspace;
-    try {
-      workspace.emplace(context, static_cast<std::size_t>(plan.workspace_bytes), "cuDNN attention");
-    } catch (const OutOfMemory&) {
-      return "there is no memory left for its workspace";
+    if (!take_workspace(context, plan, "cuDNN attention", workspace)) {
+      plan.graph.reset();
+      return plan.why_not;
     }
     fe::error_t status = plan.graph->execute(handle_, data, workspace->data());
     require<CudaError>(status.is_good(), "cuDNN attention: {}", status.get_message());
