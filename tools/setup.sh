@@ -10,6 +10,8 @@ packages=(
 )
 
 deps=$(dirname "$0")/../.deps
+# The one that kernels/cuda/cudnn was compiled with; others may have changed its interface.
+cudnn_frontend=1.32.0
 
 # What a CUDA build can use beside the toolkit, and what it does without it.
 report_cuda() {
@@ -31,24 +33,31 @@ report_cuda() {
   without nccl.h "without NCCL ranks on GPUs talk through the host's memory"
 }
 
-# fetch_cudnn_frontend DIR: the headers of NVIDIA's package on PyPI.
+# frontend_version DIR: of the headers in it; nothing if there are none.
+frontend_version() {
+  sed -n 's/^#define CUDNN_FRONTEND_[A-Z]*_VERSION \([0-9]*\)$/\1/p' "$1/include/cudnn_frontend_version.h" 2>/dev/null |
+    paste -sd . -
+}
+
+# fetch_cudnn_frontend DIR: the headers of NVIDIA's package on PyPI, in place of another version.
 fetch_cudnn_frontend() {
   local into=$1/cudnn-frontend stage
-  if [[ -e $into/include/cudnn_frontend.h ]]; then
-    echo "setup: $into is there"
+  if [[ $(frontend_version "$into") == "$cudnn_frontend" ]]; then
+    echo "setup: cudnn-frontend $cudnn_frontend is in $into"
     return
   fi
   stage=$(mktemp -d)
   # shellcheck disable=SC2064  # its value now
   trap "rm -rf '$stage'" EXIT
-  if ! python3 -m pip download -q --no-deps --only-binary=:all: -d "$stage" nvidia-cudnn-frontend </dev/null; then
-    echo "setup: pip can't fetch nvidia-cudnn-frontend" >&2
+  if ! python3 -m pip download -q --no-deps --only-binary=:all: -d "$stage" "nvidia-cudnn-frontend==$cudnn_frontend" </dev/null; then
+    echo "setup: pip can't fetch nvidia-cudnn-frontend $cudnn_frontend" >&2
     exit 1
   fi
   python3 -m zipfile -e "$stage"/nvidia_cudnn_frontend-*.whl "$stage/wheel"
+  rm -rf "${into:?}/include"
   mkdir -p "$into"
   cp -r "$stage/wheel/include" "$into/"
-  echo "setup: cudnn-frontend's headers are in $into/include"
+  echo "setup: the headers of cudnn-frontend $cudnn_frontend are in $into/include"
 }
 
 if [[ ${1:-} == --cuda && $# -le 2 ]]; then
@@ -60,8 +69,8 @@ usage: tools/setup.sh [--cuda [DIR]]
 
 Installs the packages below if they are missing (Debian 12 or newer, Ubuntu 24.04 or newer), with
 sudo unless you are root. Does nothing if all are there. Where nvcc is, says what else a CUDA build
-could use. With --cuda: fetches the headers of cudnn-frontend from PyPI instead, to DIR/cudnn-frontend
-(default: .deps, where the build looks).
+could use. With --cuda: fetches the headers of cudnn-frontend $cudnn_frontend from PyPI instead, to
+DIR/cudnn-frontend (default: .deps, where the build looks).
 
   ${packages[*]}
 EOF
