@@ -19,6 +19,10 @@ report_cuda() {
   local release include
   release=$(nvcc --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
   include=$(cd "$(dirname "$(readlink -f "$(command -v nvcc)")")/.." && pwd)/include
+  if [[ $(printf '%s\n' 12.8 "$release" | sort -V | head -1) != 12.8 ]]; then
+    echo "setup: nvcc $release is older than 12.8: the CUDA backend is not built"
+    return
+  fi
   echo "setup: nvcc $release is there, so the CUDA backend is built"
   # without HEADER WHAT: says what its absence means.
   without() {

@@ -1,0 +1,26 @@
+# tessera_find_cuda_toolkit(GAP): finds the toolkit of the CUDA compiler, which is enabled already. GAP
+# is set to what the CUDA backend lacks of it, or to nothing. A macro, so that what find_package sets
+# stays known.
+macro(tessera_find_cuda_toolkit gap)
+  set(${gap} "")
+  set(cuda_oldest 12.8)
+  if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS cuda_oldest)
+    set(${gap} "nvcc ${CMAKE_CUDA_COMPILER_VERSION} is older than ${cuda_oldest}")
+  else()
+    find_package(CUDAToolkit ${cuda_oldest} QUIET)
+    # Distributions and Python packages have them apart.
+    find_path(TESSERA_CUBLASLT_INCLUDE cublasLt.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ENV CPATH)
+    find_path(TESSERA_NVTX_INCLUDE nvtx3/nvToolsExt.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ENV CPATH)
+    if(NOT CUDAToolkit_FOUND)
+      set(${gap} "nvcc ${CMAKE_CUDA_COMPILER_VERSION} is there without the rest of its toolkit")
+    elseif(NOT TARGET CUDA::cudart_static)
+      set(${gap} "the CUDA toolkit has no libcudart_static")
+    elseif(NOT TARGET CUDA::cublasLt)
+      set(${gap} "the CUDA toolkit has no libcublasLt")
+    elseif(NOT TESSERA_CUBLASLT_INCLUDE)
+      set(${gap} "the CUDA toolkit has no cublasLt.h")
+    elseif(NOT TESSERA_NVTX_INCLUDE)
+      set(${gap} "the CUDA toolkit has no nvtx3/nvToolsExt.h")
+    endif()
+  endif()
+endmacro()
