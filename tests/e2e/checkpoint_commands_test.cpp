@@ -182,6 +182,18 @@ TEST_CASE_FIXTURE(Fixture, "checkpoints are listed, inspected, verified and comp
       CHECK(report.at("problems").size() == 2);
     }
     run({"checkpoint", "verify", first});
+    // Its JSON is no UTF-8 any more; what is said of it is.
+    const fs::path shard = first / "rank-00001-of-00002.safetensors";
+    const std::string header = dir.read(fs::relative(shard, dir.path()).string());
+    const auto name = static_cast<std::int64_t>(header.find("model/"));
+    std::fstream file(shard, std::ios::binary | std::ios::in | std::ios::out);
+    file.seekp(name + 2);
+    file.put('\xff');
+    file.close();
+    const std::string said = run({"checkpoint", "verify", first}, 1).out;
+    CHECK(said.find("rank-00001-of-00002.safetensors: ") != std::string::npos);
+    CHECK(said.find("\\xff") != std::string::npos);
+    CHECK_NOTHROW(static_cast<void>(Json(said).dump()));
     const std::string text_of_index = dir.read("run/checkpoints/step-00000010/index.json");
     const auto at = static_cast<std::int64_t>(text_of_index.find("\"layer_norm_eps\": 1e-05"));
     flip_byte(first / "index.json", at + 22);

@@ -11,6 +11,8 @@
 #include "core/base/memory.h"
 #include "tools/tessera/checkpoint/commands.h"
 #include "tools/tessera/report/console.h"
+#include "tools/tessera/report/utf8.h"
+#include "tools/tessera/train/checkpoints.h"
 
 namespace tessera::tools {
 namespace {
@@ -60,7 +62,7 @@ int run(const Options& options) {
   }
   for (const io::ListedCheckpoint& entry : entries) {
     const auto age = age_of(entry);
-    std::string what = entry.problem;
+    std::string what = escaped(entry.problem);
     if (entry.index) {
       what = fmt::format("{}, {} rank{}", fmt::join(entry.sections, ", "), entry.index->world_size,
                          entry.index->world_size == 1 ? "" : "s");

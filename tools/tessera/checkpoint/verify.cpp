@@ -13,6 +13,7 @@
 #include "tools/tessera/checkpoint/commands.h"
 #include "tools/tessera/report/byte_progress.h"
 #include "tools/tessera/report/console.h"
+#include "tools/tessera/report/utf8.h"
 
 namespace tessera::tools {
 namespace {
@@ -84,7 +85,8 @@ int run(const Options& options) {
     print_json(path.string(), report);
     return good ? 0 : 1;
   }
-  for (const io::VerifyProblem& problem : report.problems) fmt::print("{}\n", problem.str());
+  for (const io::VerifyProblem& problem : report.problems)
+    fmt::print("{}\n", escaped(problem.str()));
   fmt::print("{}: {} tensors, {} read, {}\n", path.string(), report.tensors,
              format_bytes(report.bytes),
              good ? "complete, checksums right, values finite"

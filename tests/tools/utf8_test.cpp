@@ -1,0 +1,16 @@
+#include "tools/tessera/report/utf8.h"
+
+#include <doctest/doctest.h>
+
+using tessera::tools::escaped;
+
+TEST_CASE("bytes that are no text are escaped") {
+  CHECK(escaped("") == "");
+  CHECK(escaped("tensor w\u00e9ight, 1 < 2 \\") == "tensor w\u00e9ight, 1 < 2 \\");
+  CHECK(escaped("a\xff"
+                "b") == "a\\xffb");
+  CHECK(escaped("a\nb\x1b[31m\x7f") == "a\\x0ab\\x1b[31m\\x7f");
+  CHECK(escaped("\xc3") == "\\xc3");
+  CHECK(escaped("\xed\xa0\x80.") == "\\xed\\xa0\\x80.");
+  CHECK(escaped(std::string_view("\0", 1)) == "\\x00");
+}

@@ -1,0 +1,46 @@
+#include "tools/tessera/report/utf8.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace tessera::tools {
+
+std::size_t character_length(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char first = byte(0);
+  if (first < 0x80) return 1;
+  const std::size_t length = first >= 0xF5   ? 0
+                             : first >= 0xF0 ? 4
+                             : first >= 0xE0 ? 3
+                             : first >= 0xC2 ? 2
+                                             : 0;
+  for (std::size_t i = 1; i < std::min(length, text.size()); ++i) {
+    if ((byte(i) & 0xC0) != 0x80) return 0;
+  }
+  if (text.size() == 1) return length;
+  // Overlong forms, surrogates, and what lies above U+10FFFF.
+  if ((first == 0xE0 && byte(1) < 0xA0) || (first == 0xED && byte(1) > 0x9F) ||
+      (first == 0xF0 && byte(1) < 0x90) || (first == 0xF4 && byte(1) > 0x8F)) {
+    return 0;
+  }
+  return length;
+}
+
+std::string escaped(std::string_view text) {
+  std::string result;
+  while (!text.empty()) {
+    std::size_t length = character_length(text);
+    const auto first = static_cast<unsigned char>(text[0]);
+    if (length == 0 || length > text.size() || first < 0x20 || first == 0x7F) {
+      result += fmt::format("\\x{:02x}", first);
+      length = 1;
+    } else {
+      result += text.substr(0, length);
+    }
+    text.remove_prefix(length);
+  }
+  return result;
+}
+
+}  // namespace tessera::tools
