@@ -85,6 +85,8 @@ NewestCheckpoint newest_valid(const fs::path& run_or_checkpoints_dir,
       if (options.check) options.check(reader);
       newest.reader = std::move(reader);
       break;
+    } catch (const NewerFormat&) {
+      throw;
     } catch (const CorruptCheckpoint& error) {
       newest.skipped.push_back(
           fmt::format("{} is skipped: {}", entry->path.string(), error.what()));

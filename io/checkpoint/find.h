@@ -36,15 +36,16 @@ struct NewestOptions {
   /// as data is read.
   bool verify_data = false;
   std::set<fs::path> passed_over{};  ///< not to be looked at, as whoever asks knows better
-  /// What else must be right; throws CorruptCheckpoint on one that is broken. What else it throws
-  /// ends the search.
+  /// What else must be right; throws CorruptCheckpoint on one that is broken. What else it throws,
+  /// and NewerFormat, ends the search.
   std::function<void(const CheckpointReader&)> check{};
 };
 
 /// Newest checkpoint whose index is valid and whose files are there in their full size (what is not
 /// is looked at again for a second: network file systems show files late).
 /// @throws IoError if one cannot be opened or looked at (its permissions, a server that does not
-///         answer): nobody is handed older weights for that
+///         answer), NewerFormat if only a newer tessera reads it: nobody is handed older weights
+///         for that
 NewestCheckpoint newest_valid(const fs::path& run_or_checkpoints_dir,
                               const NewestOptions& options = {});
 

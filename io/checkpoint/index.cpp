@@ -28,24 +28,25 @@ std::uint64_t index_checksum(std::string_view text) {
   return crc64(rest.data(), rest.size(), crc);
 }
 
+void check_version(const JsonReader& root, const std::string& source) {
+  require<CorruptCheckpoint>(root.at("format").string() == kCheckpointFormat,
+                             "{}: expected format \"{}\", found \"{}\"", source, kCheckpointFormat,
+                             root.at("format").string());
+  const std::int64_t version = root.at("version").integer(1);
+  if (version > kCheckpointVersion) throw NewerFormat(source, version, kCheckpointVersion);
+}
+
 // Of text whose checksum can't be trusted: a later format may have another kind of checksum.
 std::string newer_version(std::string_view text, const std::string& source) {
   try {
     const Json json = parse_json(text, source);
-    const JsonReader root(json, source);
-    const std::int64_t version = root.at("version").integer(1);
-    if (version <= kCheckpointVersion || root.at("format").string() != kCheckpointFormat) return {};
-    return fmt::format(
-        "; or a newer tessera wrote it: it has format version {}, and this build reads up to {}",
-        version, kCheckpointVersion);
+    check_version(JsonReader(json, source), source);
+  } catch (const NewerFormat& error) {
+    return fmt::format("; or a newer tessera wrote it: {}", error.what());
   } catch (const Error&) {
     return {};
   }
-}
-
-[[noreturn]] void refuse_checksum(std::string_view why, std::string_view text,
-                                  const std::string& source) {
-  throw CorruptCheckpoint("{}{}{}", source, why, newer_version(text, source));
+  return {};
 }
 
 // Before anything else is made of the text, so that damage is called damage. False: no checksum.
@@ -56,10 +57,9 @@ bool check_text(std::string_view text, const std::string& source) {
   const bool right = text.size() > kChecksumStart.size() + kNoDigits.size() &&
                      parse_checksum(text.substr(kDigits, kNoDigits.size() + 6), stored) &&
                      index_checksum(text) == stored;
-  if (!right) {
-    refuse_checksum(": its own checksum is wrong, it was damaged or edited after it was saved",
-                    text, source);
-  }
+  require<CorruptCheckpoint>(
+      right, "{}: its own checksum is wrong, it was damaged or edited after it was saved{}", source,
+      right ? "" : newer_version(text, source));
   return true;
 }
 
@@ -267,20 +267,12 @@ CheckpointIndex parse_index(std::string_view text, const std::string& source) {
   const bool checked = check_text(text, source);
   const Json json = parse_json(text, source);
   const JsonReader root(json, source);
-  if (!checked && root.has("checksum")) {
-    refuse_checksum(
-        " was written anew by another program, so that its checksum can't be checked; remove the "
-        "field \"checksum\" to have it read without",
-        text, source);
-  }
-  require<CorruptCheckpoint>(root.at("format").string() == kCheckpointFormat,
-                             "{}: expected format \"{}\", found \"{}\"", source, kCheckpointFormat,
-                             root.at("format").string());
-  const std::int64_t version = root.at("version").integer(1);
-  require<CorruptCheckpoint>(version <= kCheckpointVersion,
-                             "{} has format version {}; this build reads up to {}: use a newer "
-                             "tessera",
-                             source, version, kCheckpointVersion);
+  check_version(root, source);
+  require<CorruptCheckpoint>(
+      checked || !root.has("checksum"),
+      "{} was written anew by another program, so that its checksum can't be checked; remove the "
+      "field \"checksum\" to have it read without",
+      source);
   for (const auto& [field, value] : root.object().items()) {
     require<CorruptCheckpoint>(
         checked || std::ranges::find(kUncheckedFields, field) != kUncheckedFields.end(),

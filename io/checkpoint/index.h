@@ -103,6 +103,16 @@ class CorruptTensor : public CorruptCheckpoint {
   std::int64_t begin_, end_;
 };
 
+/// A file of a checkpoint is whole, but of a format that only a newer tessera reads: nothing is
+/// broken, and nobody is to go on without it unasked.
+class NewerFormat : public CorruptCheckpoint {
+ public:
+  NewerFormat(const std::string& file, std::int64_t version, std::int64_t known)
+      : CorruptCheckpoint(
+            "{} has format version {}; this build reads up to {}: use a newer tessera", file,
+            version, known) {}
+};
+
 /// Whether a text may be a run id: 1 to 100 letters, digits, '.', '_' or '-'.
 bool is_run_id(std::string_view text);
 
@@ -110,7 +120,7 @@ bool is_run_id(std::string_view text);
 /// its own, as tessera wrote them at first, is read unchecked, but may have no unknown field.
 /// @param source  named in errors
 /// @throws CorruptCheckpoint naming the field, what was expected and what was found; CorruptTensor
-/// if it is a tensor's
+/// if it is a tensor's; NewerFormat unless its checksum is wrong: then it may be damage
 CheckpointIndex parse_index(std::string_view text, const std::string& source);
 
 /// Text of index.json, with its checksum. parse_index(format_index(i)) is i.

@@ -7,7 +7,6 @@
 #include <ctime>
 
 #include "core/base/error.h"
-#include "io/checkpoint/reader.h"
 
 namespace tessera::io {
 namespace {
@@ -43,9 +42,12 @@ void measure(ListedCheckpoint& entry) {
   for (; !error && items != fs::directory_iterator(); items.increment(error)) look(items->path());
 }
 
-void read_index(ListedCheckpoint& entry) {
+using Check = std::function<void(const CheckpointReader&)>;
+
+void read_index(ListedCheckpoint& entry, const Check& check) {
   try {
     const auto reader = CheckpointReader::open(entry.path);
+    if (check) check(reader);
     CheckpointIndex index = reader.index();
     if (index.model) entry.sections.emplace_back("model");
     if (index.optimizer) entry.sections.emplace_back("optimizer");
@@ -54,13 +56,17 @@ void read_index(ListedCheckpoint& entry) {
     index.optimizer.reset();
     entry.time = parse_time(index.created);
     entry.index = std::move(index);
+  } catch (const NewerFormat& error) {
+    entry.state = CheckpointState::Newer;
+    entry.problem = error.what();
   } catch (const Error& error) {
     entry.state = CheckpointState::Broken;
     entry.problem = error.what();
   }
 }
 
-ListedCheckpoint examine(const fs::path& path, std::int64_t step, const std::string& rest) {
+ListedCheckpoint examine(const fs::path& path, std::int64_t step, const std::string& rest,
+                         const Check& check) {
   ListedCheckpoint entry;
   entry.path = path;
   entry.step = step;
@@ -79,7 +85,7 @@ ListedCheckpoint examine(const fs::path& path, std::int64_t step, const std::str
   } else {
     std::error_code absent;
     if (fs::exists(path / "index.json", absent)) {
-      read_index(entry);
+      read_index(entry, check);
     } else {
       entry.state = CheckpointState::Broken;
       entry.problem = "it has no index.json";
@@ -96,6 +102,8 @@ std::string_view state_name(CheckpointState state) {
       return "committed";
     case CheckpointState::Broken:
       return "broken";
+    case CheckpointState::Newer:
+      return "newer format";
     case CheckpointState::Attempt:
       return "attempt";
     case CheckpointState::Removing:
@@ -106,7 +114,8 @@ std::string_view state_name(CheckpointState state) {
   return "unknown";
 }
 
-std::vector<ListedCheckpoint> list_checkpoints(const fs::path& run_or_checkpoints_dir) {
+std::vector<ListedCheckpoint> list_checkpoints(const fs::path& run_or_checkpoints_dir,
+                                               const Check& check) {
   std::error_code error;
   fs::path dir = run_or_checkpoints_dir;
   if (fs::is_directory(dir / "checkpoints", error)) dir /= "checkpoints";
@@ -116,7 +125,7 @@ std::vector<ListedCheckpoint> list_checkpoints(const fs::path& run_or_checkpoint
     std::error_code gone;
     const auto name = parse_name(items->path().filename().string());
     if (name && is_ours(name->second) && items->is_directory(gone)) {
-      entries.push_back(examine(items->path(), name->first, name->second));
+      entries.push_back(examine(items->path(), name->first, name->second, check));
     }
   }
   require<IoError>(!error, "cannot list {}: {}", dir.string(), error.message());

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -8,17 +9,19 @@
 
 #include "io/base/file.h"
 #include "io/checkpoint/index.h"
+#include "io/checkpoint/reader.h"
 
 namespace tessera::io {
 
 enum class CheckpointState : std::uint8_t {
   Committed,  ///< its index is valid, and its files are there in their full size
   Broken,     ///< committed, but it cannot be read any more
+  Newer,      ///< committed, and of a format that only a newer tessera reads
   Attempt,    ///< of a save that did not finish, or is under way
   Removing,   ///< was about to be removed, or is
   SetAside,   ///< a broken one that a run, going on from an earlier one, renamed
 };
-/// "committed", "broken", "attempt", "removing", "set aside"
+/// "committed", "broken", "newer format", "attempt", "removing", "set aside"
 std::string_view state_name(CheckpointState state);
 
 struct ListedCheckpoint {
@@ -36,8 +39,14 @@ struct ListedCheckpoint {
 };
 
 /// All that is, was or was to be a checkpoint in a run or a directory of checkpoints, by step, then
-/// by name. Reads indexes, but no data. @throws IoError if the directory cannot be read
-std::vector<ListedCheckpoint> list_checkpoints(const fs::path& run_or_checkpoints_dir);
+/// by name. Reads indexes, but no data.
+/// @param check  what else must be right: throws CorruptCheckpoint on one that is broken,
+/// NewerFormat
+///               on one that is not for this build
+/// @throws IoError if the directory cannot be read
+std::vector<ListedCheckpoint> list_checkpoints(
+    const fs::path& run_or_checkpoints_dir,
+    const std::function<void(const CheckpointReader&)>& check = {});
 
 /// Seconds since 1970 of "2026-01-31T12:00:00Z"; empty if it is no such time.
 std::optional<std::int64_t> parse_time(const std::string& text);

@@ -241,6 +241,14 @@ TEST_CASE_FIXTURE(Fixture, "checkpoints are listed, inspected, verified and comp
     CHECK(run({"checkpoint", "diff", first, last}, 3).err.find(problem) != std::string::npos);
     CHECK(run({"checkpoint", "reshard", last, dir.file("o"), "--world=1"}, 3).err.find(problem) !=
           std::string::npos);
-    CHECK(run({"checkpoint", "list", path}).out.find(problem) != std::string::npos);
+    const std::string list = run({"checkpoint", "list", path}).out;
+    CHECK(list.find(problem) != std::string::npos);
+    CHECK(list.find("        20  newer format  ") != std::string::npos);
+    int newer = 0;
+    for (const Json& entry : json({"checkpoint", "list", path})) {
+      newer += entry.at("state") == "newer format" ? 1 : 0;
+      CHECK(entry.at("state") != "broken");
+    }
+    CHECK(newer == 1);
   }
 }

@@ -176,6 +176,16 @@ void write_text(const io::fs::path& path, std::string_view content) {
   if (!out.flush()) throw std::runtime_error("cannot write " + path.string());
 }
 
+void set_format_version(const io::fs::path& checkpoint, int version) {
+  std::string text = read_text(checkpoint / "index.json");
+  const std::string_view was = "\"version\": 1", start = "{\n \"checksum\": \"crc64:";
+  text.replace(text.rfind(was), was.size(), fmt::format("\"version\": {}", version));
+  text.replace(start.size(), 16, 16, '0');
+  const std::string checksum = io::format_checksum(io::crc64(text.data(), text.size()));
+  text.replace(start.size(), 16, checksum, checksum.size() - 16);
+  write_text(checkpoint / "index.json", text);
+}
+
 void flip_bit(const io::fs::path& path, std::int64_t byte) {
   std::string content = read_text(path);
   content.at(static_cast<std::size_t>(byte)) ^= 4;

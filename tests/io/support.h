@@ -76,6 +76,8 @@ io::CheckpointReader write_tensor(const io::fs::path& path, DType dtype, const S
 /// Content of a file, and the other way.
 std::string read_text(const io::fs::path& path);
 void write_text(const io::fs::path& path, std::string_view content);
+/// Gives the index of a checkpoint another format version, and the checksum that belongs to it.
+void set_format_version(const io::fs::path& checkpoint, int version);
 /// Changes one bit of a file.
 void flip_bit(const io::fs::path& path, std::int64_t byte);
 

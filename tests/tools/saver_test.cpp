@@ -20,6 +20,7 @@
 #include "io/checkpoint/find.h"
 #include "models/gpt2.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/check_throws.h"
 
 using namespace tessera;
 using namespace tessera::tools;
@@ -433,4 +434,61 @@ TEST_CASE("what stays is chosen by the losses stored with the checkpoints") {
   CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{2, 3, 6});
   CHECK(stored_val_loss(dir.path() / "step-00000002") == 1.0);
   CHECK_FALSE(stored_val_loss(dir.path()));
+}
+
+TEST_CASE("a trainer state that only a newer tessera reads is told from a broken one") {
+  std::string text = format_trainer_state({});
+  const std::string version = "\"version\": 1";
+  const auto at = text.find(version);
+  REQUIRE(at != text.npos);
+  text.replace(at, version.size(), "\"version\": 2");
+  CHECK_THROWS_HOLDING(io::NewerFormat,
+                       "x/trainer.json has format version 2; this build reads up to 1: use a newer",
+                       parse_trainer_state(text, "x/trainer.json"));
+  text.replace(at, version.size(), "\"version\": 0");
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "version: expected a whole number from 1",
+                       parse_trainer_state(text, "x/trainer.json"));
+}
+
+TEST_CASE("a checkpoint that was damaged since its commit does not push the one before it out") {
+  for (const bool in_background : {true, false}) {
+    CAPTURE(in_background);
+    const test::TempDir dir;
+    const fs::path damaged = dir.path() / "step-00000002";
+    Settings settings;
+    settings.in_background = in_background;
+    settings.retention = {.keep = 1};
+    settings.at_point = [&](int rank, std::string_view at) {
+      if (rank != 0 || at != "latest-written" || !fs::exists(damaged)) return;
+      const fs::path shard = damaged / "rank-00001-of-00002.safetensors";
+      std::fstream file(shard, std::ios::binary | std::ios::in | std::ios::out);
+      file.seekp(-1, std::ios::end);
+      file.put('\x01');
+    };
+    std::string notes;
+    std::vector<Saved> saved;
+    const auto errors = run_ranks(dir.path(), settings, [&](RankOfTest& self) {
+      for (int step = 0; step < 2; ++step) {
+        self.step(true);
+        self.wait_until_idle();
+      }
+      self.saver->finish(self.state);
+      self.look();
+      if (self.rank != 0) return;
+      notes = self.notes;
+      saved = self.saved;
+    });
+    for (const auto& error : errors) CHECK(error == "");
+    CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{1, 2});
+    CHECK(value_of(dir.path() / "step-00000001") == 1.0F);
+    CHECK(saved.size() == 2);
+    CAPTURE(notes);
+    for (const char* part :
+         {"warning: old checkpoints stay: ", "step-00000002 is not verified: rank 1: ",
+          "rank-00001-of-00002.safetensors: tensor optimizer/exp_avg_sq/", "elements ", "(bytes ",
+          "the checksum is wrong; no other checkpoint was removed"}) {
+      CAPTURE(part);
+      CHECK(contains(notes, part));
+    }
+  }
 }

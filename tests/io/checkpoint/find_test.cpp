@@ -75,5 +75,22 @@ TEST_CASE("the newest valid checkpoint is taken, and why others are not is told"
   CHECK_FALSE(newest_valid(empty.path()).reader);
 }
 
+TEST_CASE("a checkpoint of a newer format is not passed over") {
+  TempDir dir;
+  const SampleModel model = make_sample_model();
+  for (const std::int64_t step : {1, 2, 3}) save(model, dir.path(), {.step = step});
+  set_format_version(dir.path() / "step-00000002", 2);
+  CHECK(newest_valid(dir.path()).reader->index().step == 3);
+  write_text(dir.path() / "step-00000003" / "index.json", "{");
+  CHECK_THROWS_HOLDING(NewerFormat,
+                       "step-00000002/index.json has format version 2; this build reads up to 1",
+                       newest_valid(dir.path()));
+  CHECK_THROWS_HOLDING(NewerFormat, "of the state has format version 9",
+                       newest_valid(dir.path(), {.passed_over = {dir.path() / "step-00000002"},
+                                                 .check = [](const CheckpointReader&) {
+                                                   throw NewerFormat("of the state", 9, 1);
+                                                 }}));
+}
+
 }  // namespace
 }  // namespace tessera::io

@@ -56,6 +56,25 @@ TEST_CASE("a run's checkpoints, attempts and wrecks are told apart") {
   CHECK(list_checkpoints(checkpoints).size() == entries.size());
 }
 
+TEST_CASE("what only a newer tessera reads is not listed as broken") {
+  TempDir dir;
+  const SampleModel model = make_sample_model();
+  for (const std::int64_t step : {1, 2, 3}) save(model, dir.path(), {.step = step});
+  set_format_version(dir.path() / "step-00000001", 2);
+  const auto entries = list_checkpoints(dir.path(), [](const CheckpointReader& reader) {
+    if (reader.index().step == 2) throw NewerFormat("trainer.json", 3, 1);
+    if (reader.index().step == 3) throw CorruptCheckpoint("trainer.json: no state");
+  });
+  REQUIRE(entries.size() == 3);
+  CHECK(state_name(entries[0].state) == "newer format");
+  CHECK(entries[0].problem.find("has format version 2; this build reads up to 1") !=
+        std::string::npos);
+  CHECK(entries[1].state == CheckpointState::Newer);
+  CHECK(entries[1].problem.find("trainer.json has format version 3") != std::string::npos);
+  CHECK(entries[2].state == CheckpointState::Broken);
+  CHECK(entries[2].problem == "trainer.json: no state");
+}
+
 TEST_CASE("times are read as UTC") {
   CHECK(parse_time("1970-01-01T00:00:00Z") == 0);
   CHECK(parse_time("2026-01-31T12:00:00Z") == 1769860800);

@@ -47,8 +47,13 @@ std::string rough(std::int64_t seconds) {
                       : format_duration(static_cast<double>(seconds));
 }
 
+// A run that goes on needs it, too.
+void check_trainer_state(const io::CheckpointReader& reader) {
+  if (reader.index().trainer) read_trainer_state(reader);
+}
+
 int run(const Options& options) {
-  const auto entries = io::list_checkpoints(options.path);
+  const auto entries = io::list_checkpoints(options.path, check_trainer_state);
   if (options.json) {
     io::Json rows = io::Json::array();
     for (const io::ListedCheckpoint& entry : entries) rows.push_back(to_json(entry));
@@ -58,7 +63,7 @@ int run(const Options& options) {
   const auto committed =
       std::ranges::count(entries, io::CheckpointState::Committed, &io::ListedCheckpoint::state);
   if (!entries.empty()) {
-    fmt::print("{:>10}  {:<9}  {:>8}  {:>10}  {}\n", "step", "state", "age", "size", "what");
+    fmt::print("{:>10}  {:<12}  {:>8}  {:>10}  {}\n", "step", "state", "age", "size", "what");
   }
   for (const io::ListedCheckpoint& entry : entries) {
     const auto age = age_of(entry);
@@ -67,7 +72,7 @@ int run(const Options& options) {
       what = fmt::format("{}, {} rank{}", fmt::join(entry.sections, ", "), entry.index->world_size,
                          entry.index->world_size == 1 ? "" : "s");
     }
-    fmt::print("{:>10}  {:<9}  {:>8}  {:>10}  {}\n", entry.step, io::state_name(entry.state),
+    fmt::print("{:>10}  {:<12}  {:>8}  {:>10}  {}\n", entry.step, io::state_name(entry.state),
                age ? rough(*age) : "?", format_bytes(entry.bytes), what);
   }
   if (committed == 0) fmt::print("{} holds no committed checkpoint\n", options.path);

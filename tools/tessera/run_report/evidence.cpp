@@ -184,7 +184,8 @@ class Gatherer {
       if (entry.state == io::CheckpointState::Committed && entry.step > found_.checkpoint_step) {
         found_.checkpoint = entry.path;
         found_.checkpoint_step = entry.step;
-      } else if (entry.state == io::CheckpointState::Broken) {
+      } else if (entry.state == io::CheckpointState::Broken ||
+                 entry.state == io::CheckpointState::Newer) {
         add_problem(fmt::format("{}: {}", entry.path.string(), entry.problem));
       }
     }

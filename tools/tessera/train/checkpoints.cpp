@@ -30,10 +30,8 @@ TrainerState parse_trainer_state(const std::string& text, const std::string& sou
   const std::string& format = root.at("format").string();
   require<CorruptCheckpoint>(format == kFormat, "{}: format is '{}', expected '{}'", source, format,
                              kFormat);
-  const std::int64_t version = root.at("version").integer();
-  require<CorruptCheckpoint>(version == kVersion,
-                             "{}: version {} is not known to this tessera, which reads version {}",
-                             source, version, kVersion);
+  const std::int64_t version = root.at("version").integer(1);
+  if (version > kVersion) throw io::NewerFormat(source, version, kVersion);
   TrainerState state{root.at("step").integer(), root.at("position").integer(),
                      root.at("tokenizer").value(), root.at("config").value()};
   if (root.has("val_loss") && root.at("val_loss").value().is_number())

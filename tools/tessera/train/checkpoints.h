@@ -27,10 +27,10 @@ struct TrainerState {
   std::optional<double> val_loss{};
 };
 std::string format_trainer_state(const TrainerState& state);
-/// @throws CorruptCheckpoint naming source and field
+/// @throws CorruptCheckpoint naming source and field, NewerFormat
 TrainerState parse_trainer_state(const std::string& text, const std::string& source);
 /// That of a checkpoint, verified. @throws IoError; CorruptCheckpoint, also if it is of another
-/// step than the checkpoint; InvalidArgument if the checkpoint has none
+/// step than the checkpoint, NewerFormat; InvalidArgument if the checkpoint has none
 TrainerState read_trainer_state(const io::CheckpointReader& reader);
 
 /// The "model" section that is stored with a checkpoint.

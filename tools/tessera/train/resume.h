@@ -21,7 +21,8 @@ namespace tessera::tools {
 ///         `resume` names cannot be used: starting anew would write over the run;
 ///         InvalidArgument if `resume` names what is not there or comes before checkpoints that the
 ///         run has already, or if the run must not be continued (resume=never) but is there;
-///         IoError if one cannot be looked at here: nobody is handed older weights for that
+///         IoError if one cannot be looked at here, NewerFormat if only a newer tessera reads it:
+///         nobody is handed older weights for that
 std::optional<std::filesystem::path> find_resume(
     const std::filesystem::path& run_dir, const std::string& resume,
     const std::map<std::filesystem::path, std::string>& unusable, std::vector<std::string>& notes);
