@@ -35,6 +35,7 @@ struct Segment {
 
 /// A chunk of which something is wanted.
 struct Wanted {
+  Section section;
   const std::string* name;
   const TensorRecord* tensor;
   const Chunk* chunk;
@@ -82,7 +83,7 @@ class Load {
                 "elements {} to {} and {} to {} of tensor {} overlap: they are to be read once",
                 list[i - 1]->begin, list[i - 1]->end, list[i]->begin, list[i]->end, key.second);
       }
-      want(key.second, reader_.tensor(key.first, key.second), list);
+      want(key.first, key.second, list);
     }
     cut();
   }
@@ -120,8 +121,8 @@ class Load {
                          tensor.dtype, part.dtype);
   }
 
-  void want(const std::string& name, const TensorRecord& tensor,
-            const std::vector<const LoadPart*>& parts) {
+  void want(Section section, const std::string& name, const std::vector<const LoadPart*>& parts) {
+    const TensorRecord& tensor = reader_.tensor(section, name);
     const auto width = static_cast<std::int64_t>(dtype_size(tensor.dtype));
     for (const Chunk& chunk : tensor.chunks) {
       std::vector<Segment> segments;
@@ -136,7 +137,7 @@ class Load {
       std::sort(segments.begin(), segments.end(),
                 [](const Segment& a, const Segment& b) { return a.in_chunk < b.in_chunk; });
       report_.read_bytes += chunk.byte_end - chunk.byte_begin;
-      wanted_.push_back({&name_of(name), &tensor, &chunk, std::move(segments)});
+      wanted_.push_back({section, &name_of(name), &tensor, &chunk, std::move(segments)});
     }
   }
 
@@ -276,7 +277,7 @@ class Load {
       crc = crc64_combine(crc, piece.crc,
                           static_cast<std::uint64_t>((piece.end - piece.begin) * width));
     }
-    if (crc != chunk.crc64) reader_.fail_checksum(*wanted.name, chunk);
+    if (crc != chunk.crc64) reader_.fail_checksum(wanted.section, *wanted.name, chunk);
   }
 
   const CheckpointReader& reader_;

@@ -82,12 +82,7 @@ void PieceReader::verify(Section section, const std::string& name, const TensorR
       crc = crc64_combine(crc, piece->crc64,
                           static_cast<std::uint64_t>((piece->end - piece->begin) * width));
     }
-    require<CorruptCheckpoint>(
-        crc == chunk.crc64,
-        "{}: tensor {}/{}, elements {} to {} (bytes {} to {}): the checksum is wrong, the data was "
-        "damaged after it was saved",
-        (reader_.path() / chunk.file).string(), section_name(section), name, chunk.begin, chunk.end,
-        chunk.byte_begin, chunk.byte_end);
+    if (crc != chunk.crc64) reader_.fail_checksum(section, name, chunk);
   }
 }
 

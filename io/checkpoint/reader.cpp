@@ -150,12 +150,13 @@ std::shared_ptr<const File> CheckpointReader::file(const std::string& name) cons
   return state_->file(name);
 }
 
-void CheckpointReader::fail_checksum(const std::string& tensor, const Chunk& chunk) const {
+void CheckpointReader::fail_checksum(Section section, const std::string& tensor,
+                                     const Chunk& chunk) const {
   throw CorruptCheckpoint(
-      "{}: tensor {}, elements {} to {} (bytes {} to {}): the checksum is wrong, the data was "
+      "{}: tensor {}/{}, elements {} to {} (bytes {} to {}): the checksum is wrong, the data was "
       "damaged after it was saved",
-      (path() / chunk.file).string(), tensor, chunk.begin, chunk.end, chunk.byte_begin,
-      chunk.byte_end);
+      (path() / chunk.file).string(), section_name(section), tensor, chunk.begin, chunk.end,
+      chunk.byte_begin, chunk.byte_end);
 }
 
 bool CheckpointReader::scan(const TensorRecord& tensor, const Chunk& chunk,
@@ -203,12 +204,12 @@ void CheckpointReader::read(Section section, const std::string& name, std::int64
             convert_elements(record.dtype, static_cast<const char*>(data) + (low - first) * width,
                              dtype, place(low), high - low);
           });
-      if (!right) fail_checksum(name, chunk);
+      if (!right) fail_checksum(section, name, chunk);
       continue;
     }
     if (!state_->is_verified(chunk) &&
         !scan(record, chunk, kBuffer, [](std::int64_t, const void*, std::int64_t) {})) {
-      fail_checksum(name, chunk);
+      fail_checksum(section, name, chunk);
     }
     const auto file = state_->file(chunk.file);
     for_each_run(chunk, record.shape, begin, end, [&](const ChunkRun& run) {
@@ -223,7 +224,7 @@ void CheckpointReader::stream(Section section, const std::string& name, std::siz
   const TensorRecord& record = tensor(section, name);
   if (tensor_checksum(record)) {
     for (const Chunk& chunk : record.chunks) {
-      if (!scan(record, chunk, buffer_bytes, sink)) fail_checksum(name, chunk);
+      if (!scan(record, chunk, buffer_bytes, sink)) fail_checksum(section, name, chunk);
     }
     return;
   }

@@ -50,7 +50,7 @@ class CheckpointReader {
   /// @throws InvalidArgument on a range outside the tensor, Unsupported if the dtypes do not
   /// convert
   ///         (f32, bf16, f16 to f32, bf16, or equal), IoError, CorruptCheckpoint naming file,
-  ///         tensor and element range on a wrong checksum
+  ///         section, tensor and element range on a wrong checksum
   void read(Section section, const std::string& name, std::int64_t begin, std::int64_t end,
             void* out, DType dtype) const;
 
@@ -65,8 +65,9 @@ class CheckpointReader {
   /// A shard, open for reading, whose first bytes are those that the index tells of.
   /// @throws IoError, CorruptCheckpoint
   std::shared_ptr<const File> file(const std::string& name) const;
-  /// @throws CorruptCheckpoint that names file, tensor, elements and bytes
-  [[noreturn]] void fail_checksum(const std::string& tensor, const Chunk& chunk) const;
+  /// @throws CorruptCheckpoint that names file, section, tensor, elements and bytes
+  [[noreturn]] void fail_checksum(Section section, const std::string& tensor,
+                                  const Chunk& chunk) const;
 
   /// Reads a chunk piece by piece; begin counts inside the chunk's box.
   /// @return whether its checksum is right

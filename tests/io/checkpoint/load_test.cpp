@@ -181,14 +181,35 @@ TEST_CASE("a damaged chunk is found whichever part of it is wanted, and others s
         kThreads);
   };
   const std::string place = fmt::format(
-      "{}: tensor {}, elements {} to {} (bytes {} to {}): the checksum is wrong", damaged.file,
-      tensor.name, damaged.begin, damaged.end, damaged.byte_begin, damaged.byte_end);
+      "{}: tensor model/{}, elements {} to {} (bytes {} to {}): the checksum is wrong",
+      damaged.file, tensor.name, damaged.begin, damaged.end, damaged.byte_begin, damaged.byte_end);
   const std::int64_t size = numel(tensor.shape);
   CHECK_THROWS_HOLDING(CorruptCheckpoint, place, load(0, size));
   CHECK_THROWS_HOLDING(CorruptCheckpoint, place, load(damaged.begin, damaged.begin + 1));
   CHECK_THROWS_HOLDING(CorruptCheckpoint, place, load(size - 1, size));
   load(0, damaged.begin);
   CHECK(std::equal(out.begin(), out.begin() + damaged.begin, tensor.weight.begin()));
+}
+
+TEST_CASE("damage is told with its section") {
+  TempDir dir;
+  const fs::path path = save(make_sample_model(), dir.path());
+  const std::string name = "h.1.mlp.c_fc.weight";
+  for (const Section section : kSections) {
+    const auto reader = CheckpointReader::open(path);
+    const TensorRecord& tensor = reader.tensor(section, name);
+    flip_bit(path / tensor.chunks[0].file, tensor.chunks[0].byte_begin);
+    const std::int64_t size = numel(tensor.shape);
+    std::vector<float> out(static_cast<std::size_t>(size));
+    const std::string place =
+        fmt::format("tensor {}/{}, elements 0 to", section_name(section), name);
+    CHECK_THROWS_HOLDING(
+        CorruptCheckpoint, place,
+        load_parts(reader, std::vector<LoadPart>{{section, name, 0, size, DType::F32, out.data()}},
+                   1));
+    CHECK_THROWS_HOLDING(CorruptCheckpoint, place,
+                         reader.read(section, name, 0, size, out.data(), DType::F32));
+  }
 }
 
 TEST_CASE("a shard that was cut after it was opened is an error that names it") {

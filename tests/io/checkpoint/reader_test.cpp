@@ -42,8 +42,8 @@ TEST_CASE("a flipped bit is found by whole and by partial reads, and named") {
 
   const auto reader = CheckpointReader::open(path);
   std::vector<float> out(static_cast<std::size_t>(size));
-  const std::string place = fmt::format("{}: tensor {}, elements {} to {}", damaged.file, name,
-                                        damaged.begin, damaged.end);
+  const std::string place = fmt::format("{}: tensor model/{}, elements {} to {}", damaged.file,
+                                        name, damaged.begin, damaged.end);
   CHECK_THROWS_HOLDING(CorruptCheckpoint, place,
                        reader.read(Section::Model, name, 0, size, out.data(), DType::F32));
   // The part that is asked for is intact, but it shares the chunk.
