@@ -6,7 +6,9 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "io/checkpoint/agree.h"
 #include "io/checkpoint/find.h"
+#include "io/checkpoint/read_back.h"
 
 namespace tessera::io {
 namespace {
@@ -32,12 +34,41 @@ std::set<std::int64_t> best_steps(const std::vector<CheckpointEntry>& entries,
   return steps;
 }
 
-void verify_saved(const std::vector<CheckpointEntry>& entries, const fs::path& checkpoints_dir,
-                  std::int64_t saved) {
-  require<IoError>(!entries.empty() && entries.back().step == saved,
-                   "{} is not there, though it was saved; no other checkpoint was removed",
-                   (checkpoints_dir / checkpoint_name(saved)).string());
-  const auto reader = CheckpointReader::open(entries.back().path);
+// An intact one that this build cannot read is nobody's to remove.
+bool is_newer_format(const fs::path& path, const Retention& retention) {
+  const std::string source = (path / "index.json").string();
+  try {
+    parse_index(read_file(source, kMaxIndexBytes, Links::Refuse), source);
+    if (retention.loss) retention.loss(path);
+  } catch (const NewerFormat&) {
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+  return false;
+}
+
+std::vector<fs::path> find_superfluous(const SaveRequest& saved, const Retention& retention) {
+  auto entries = find_checkpoints(saved.checkpoints_dir);
+  std::erase_if(entries, [&](const CheckpointEntry& entry) { return entry.step > saved.step; });
+  const std::set<std::int64_t> best = best_steps(entries, retention);
+  std::vector<fs::path> superfluous;
+  int newest = 0;
+  for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
+    const bool for_good = retention.keep_every > 0 && entry->step % retention.keep_every == 0;
+    const bool may_go = newest >= retention.keep && !for_good && !best.contains(entry->step);
+    if (newest >= retention.keep && !may_go) continue;
+    if (entry->step != saved.step && is_newer_format(entry->path, retention)) continue;
+    if (may_go) superfluous.push_back(entry->path);
+    ++newest;
+  }
+  std::reverse(superfluous.begin(), superfluous.end());
+  return superfluous;
+}
+
+// All but the shards' data, of which each rank reads its own.
+void verify_frame(const fs::path& path) {
+  const auto reader = CheckpointReader::open(path);
   if (reader.index().trainer) (void)reader.trainer_json();
 }
 
@@ -54,26 +85,26 @@ void remove_durably(const fs::path& path) {
 
 }  // namespace
 
-std::vector<fs::path> prune_checkpoints(const fs::path& checkpoints_dir, const Retention& retention,
-                                        std::int64_t saved) {
-  std::vector<fs::path> removed;
-  if (retention.keep <= 0) return removed;
-  auto entries = find_checkpoints(checkpoints_dir);
-  std::erase_if(entries, [&](const CheckpointEntry& entry) { return entry.step > saved; });
-  const std::set<std::int64_t> best = best_steps(entries, retention);
-  std::vector<fs::path> superfluous;
-  for (std::size_t i = 0; i + static_cast<std::size_t>(retention.keep) < entries.size(); ++i) {
-    const std::int64_t step = entries[i].step;
-    const bool for_good = retention.keep_every > 0 && step % retention.keep_every == 0;
-    if (!for_good && !best.contains(step)) superfluous.push_back(entries[i].path);
-  }
-  if (superfluous.empty()) return removed;
-  verify_saved(entries, checkpoints_dir, saved);
-  for (const fs::path& path : superfluous) {
-    remove_durably(path);
-    removed.push_back(path);
-  }
-  return removed;
+std::vector<fs::path> prune_checkpoints(const SaveRequest& saved, const Retention& retention,
+                                        SaveCoordinator& coordinator) {
+  std::vector<fs::path> superfluous;  // rank 0's
+  if (retention.keep <= 0) return superfluous;
+  const fs::path path = saved.checkpoints_dir / checkpoint_name(saved.step);
+  const Failure failure{fmt::format("{} is not verified", path.string()),
+                        "no other checkpoint was removed"};
+  const auto phase = [&](std::string_view name) {
+    return fmt::format("prune/{}/{}", checkpoint_name(saved.step), name);
+  };
+  const auto found = agree(saved, coordinator, phase("superfluous"), failure, [&] {
+    if (saved.rank == 0) superfluous = find_superfluous(saved, retention);
+    if (!superfluous.empty()) verify_frame(path);
+    return std::to_string(superfluous.size());
+  });
+  if (found[0] == "0") return superfluous;
+  agree(saved, coordinator, phase("verified"), failure,
+        [&] { return read_back(path, saved), std::string(); });
+  for (const fs::path& gone : superfluous) remove_durably(gone);
+  return superfluous;
 }
 
 }  // namespace tessera::io

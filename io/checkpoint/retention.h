@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "io/base/file.h"
+#include "io/checkpoint/save.h"
 
 namespace tessera::io {
 
@@ -15,23 +16,29 @@ struct Retention {
   std::int64_t keep_every = 0;  ///< those of steps that this divides stay for good; 0: none
   int keep_best = 0;            ///< those of the lowest loss; of equal ones the later
   /// Validation loss of a checkpoint; empty if it is not known: such a one is not among the best.
+  /// One for which this throws NewerFormat is left alone, another Error makes it one of the best.
   std::function<std::optional<double>(const fs::path& checkpoint)> loss{};
 };
 
-/// Removes the checkpoints that `retention` does not keep, of those up to and including step
+/// Removes the checkpoints that `retention` does not keep, of those up to and including the step of
 /// `saved`, which was just saved and always stays. Those of later steps are left alone and do not
 /// count: a run that went back to an earlier step must not lose what it saves to what it left.
+/// Those that only a newer tessera reads never go, and do not count either.
 ///
-/// Before the first is removed, that of step `saved` is verified as CheckpointReader::open does:
-/// its index is read and parsed, all its files are there in their full size, and trainer.json has
-/// its checksum. The data of the shards, which was synced, is not read again. Each that goes is
-/// renamed, durably, to a name that nobody loads before its files go.
+/// Before the first is removed, the one that was saved is verified: rank 0 reads the index and
+/// looks at the sizes of all files and the checksum of trainer.json, and each rank reads its own
+/// shard back (see read_back): in about the time that the write took or less, on the calling
+/// thread. A checkpoint is read back once at most, and not if nothing is to be removed. Each that
+/// goes is renamed, durably, to a name that nobody loads before its files go.
 ///
-/// Only one rank may call it, after a save.
-/// @return the removed ones, by ascending step
-/// @throws CorruptCheckpoint, InvalidArgument or IoError if the checkpoint of `saved` is not as it
-///         should be, and nothing was removed; IoError naming what cannot be removed
-std::vector<fs::path> prune_checkpoints(const fs::path& checkpoints_dir, const Retention& retention,
-                                        std::int64_t saved);
+/// Collective, by all ranks of a save after it. A process that ends meanwhile leaves all of them.
+/// @param saved  the request of that save; its parts are not looked at
+/// @return the removed ones, by ascending step; on ranks other than 0 nothing
+/// @throws IoError, the same on all ranks, if what was saved is not as it should be, naming rank,
+/// file,
+///         tensor and range, and nothing was removed; on rank 0 also naming what cannot be removed;
+///         CommError of the coordinator, and nothing was removed
+std::vector<fs::path> prune_checkpoints(const SaveRequest& saved, const Retention& retention,
+                                        SaveCoordinator& coordinator);
 
 }  // namespace tessera::io

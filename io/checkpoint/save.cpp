@@ -4,24 +4,22 @@
 #include <chrono>
 #include <ctime>
 #include <optional>
+#include <utility>
 
 #include "core/base/error.h"
 #include "io/base/crc64.h"
+#include "io/checkpoint/agree.h"
 #include "io/checkpoint/find.h"
 #include "io/checkpoint/index.h"
+#include "io/checkpoint/read_back.h"
 #include "io/checkpoint/shard.h"
 
 namespace tessera::io {
 namespace {
 
-constexpr std::string_view kOk = "ok\n";
-constexpr std::string_view kError = "error\n";
 constexpr const char* kTrainerFile = "trainer.json";
-// Errors travel as the rest does: through channels that bound what they carry.
-constexpr std::size_t kMaxErrorBytes = 2048;
-
-// More failures than this are counted, not told.
-constexpr int kToldFailures = 4;
+// Rank 0's answer of a phase: a committed checkpoint of the same step is there.
+constexpr std::string_view kReplaces = "replaces";
 
 std::string from(std::size_t rank) { return fmt::format("answer of rank {}", rank); }
 
@@ -114,8 +112,13 @@ class Attempt {
     report.path = request_.checkpoints_dir / name_;
     try {
       settle(agree("begin", [&] { return begin(); }));
-      agree("room", [&] { return make_room(); });
+      replaces_ = agree("room", [&] { return make_room(); })[0] == kReplaces;
       const auto parts = agree("written", [&] { return write(report); });
+      if (replaces_) {
+        // What is replaced goes at once: its successor must be right before.
+        agree("indexed", [&] { return write_index(parts); });
+        agree("verified", [&] { return read_back(temporary_, request_), std::string(); });
+      }
       const auto total = agree("committed", [&] { return commit(parts); });
       report.total_bytes = std::stoll(total[0]);
     } catch (...) {
@@ -135,36 +138,13 @@ class Attempt {
     if (request_.at_point) request_.at_point(point);
   }
 
-  // Runs this rank's share of a phase and lets all ranks know how it went. An error here is told,
-  // not thrown, so that no peer waits for a rank that has given up.
   template <typename Share>
   std::vector<std::string> agree(const std::string& phase, Share&& share) {
-    std::string mine;
-    try {
-      mine = std::string(kOk) + share();
-    } catch (const std::exception& error) {
-      mine = std::string(kError) + std::string(error.what()).substr(0, kMaxErrorBytes);
-    }
-    if (request_.pulse) request_.pulse->fetch_add(1, std::memory_order_relaxed);
-    auto all = coordinator_.exchange(fmt::format("save/{}/{}", name_, phase), mine);
-    require<InternalError>(all.size() == static_cast<std::size_t>(request_.world_size),
-                           "save of {}: {} answers from {} ranks", name_, all.size(),
-                           request_.world_size);
-    std::string failures;
-    int failed = 0;
-    for (std::size_t rank = 0; rank < all.size(); ++rank) {
-      if (all[rank].starts_with(kOk)) {
-        all[rank].erase(0, kOk.size());
-      } else if (++failed <= kToldFailures) {
-        failures += fmt::format("{}rank {}: {}", failures.empty() ? "" : "; ", rank,
-                                all[rank].substr(std::min(kError.size(), all[rank].size())));
-      }
-    }
-    if (failed > kToldFailures) failures += fmt::format("; and {} more", failed - kToldFailures);
-    require<IoError>(failures.empty(),
-                     "checkpoint {} of step {} was not saved: {}; former checkpoints stand",
-                     (request_.checkpoints_dir / name_).string(), request_.step, failures);
-    return all;
+    const auto path = (request_.checkpoints_dir / name_).string();
+    return io::agree(request_, coordinator_, fmt::format("save/{}/{}", name_, phase),
+                     {fmt::format("checkpoint {} of step {} was not saved", path, request_.step),
+                      "former checkpoints stand"},
+                     std::forward<Share>(share));
   }
 
   std::string begin() {
@@ -221,6 +201,7 @@ class Attempt {
       require<IoError>(!error, "cannot make {}: {}", temporary_.string(), error.message());
       sync_directory(request_.checkpoints_dir);
       pass("directory-created");
+      if (fs::exists(request_.checkpoints_dir / name_, error)) return std::string(kReplaces);
     }
     return "";
   }
@@ -278,7 +259,7 @@ class Attempt {
 
   // Merges what the ranks wrote into one index. The result is parsed again: a set of parts that
   // does not cover every tensor must not be committed.
-  std::string build_index(const std::vector<std::string>& parts, std::int64_t& total_bytes) const {
+  std::string build_index(const std::vector<std::string>& parts) {
     CheckpointIndex index;
     index.step = request_.step;
     index.world_size = request_.world_size;
@@ -291,7 +272,7 @@ class Attempt {
       const Written written = Written::parse(parts[rank], rank);
       if (written.trainer) index.trainer = written.trainer;
       const Json part = read_part(rank, written);
-      total_bytes += written.shard_bytes;
+      total_bytes_ += written.shard_bytes;
       files[shard_name(static_cast<int>(rank), request_.world_size)] = {
           {"size", written.shard_bytes}, {"header", part.at("header")}};
       for (const auto& [section, tensors] : part.at("sections").items()) {
@@ -331,37 +312,40 @@ class Attempt {
     return text;
   }
 
-  std::string commit(const std::vector<std::string>& parts) {
+  std::string write_index(const std::vector<std::string>& parts) {
     if (request_.rank != 0) return "";
-    std::int64_t total_bytes = 0;
-    const std::string index = build_index(parts, total_bytes);
+    const std::string index = build_index(parts);
     for (std::size_t rank = 0; rank < parts.size(); ++rank) {
       std::error_code ignored;  // readers ignore what the index does not list
       fs::remove(temporary_ / part_name(rank), ignored);
     }
     write_file_atomically(temporary_ / "index.json", index);
     pass("index-written");
+    return "";
+  }
 
+  std::string commit(const std::vector<std::string>& parts) {
+    if (request_.rank != 0) return "";
     const fs::path target = request_.checkpoints_dir / name_;
-    std::error_code error;
-    const bool replaces = fs::exists(target, error);
-    if (replaces) {
+    if (replaces_) {
       exchange_paths(temporary_, target);
     } else {
+      write_index(parts);
       rename_path(temporary_, target);
     }
     renamed_ = true;
     pass("renamed");
     sync_directory(request_.checkpoints_dir);
     pass("committed");
-    if (replaces) fs::remove_all(temporary_, error);
+    std::error_code ignored;
+    if (replaces_) fs::remove_all(temporary_, ignored);
     try {
       write_file_atomically(request_.checkpoints_dir / "latest", name_ + "\n");
     } catch (const IoError&) {
       // A hint that readers do not rely on; the checkpoint is committed all the same.
     }
     pass("latest-written");
-    return std::to_string(total_bytes);
+    return std::to_string(total_bytes_);
   }
 
   const SaveRequest& request_;
@@ -369,9 +353,10 @@ class Attempt {
   const std::string name_;
   const fs::path temporary_;
   ShardPlan plan_;
-  std::int64_t needed_ = 0;  // bytes of all ranks
-  int trainer_rank_ = -1;    // who writes trainer.json
-  bool renamed_ = false;
+  std::int64_t needed_ = 0;       // bytes of all ranks
+  int trainer_rank_ = -1;         // who writes trainer.json
+  std::int64_t total_bytes_ = 0;  // of all shards; rank 0's
+  bool replaces_ = false, renamed_ = false;
 };
 
 }  // namespace

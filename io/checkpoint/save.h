@@ -82,7 +82,7 @@ struct SaveReport {
 /// directory, each looks whether there is room for all of it. Then each rank writes its shard, and
 /// its part of the index, into `step-N.<run id>.tmp/` and syncs them; when all have, rank 0 merges
 /// the parts into the index and commits by one rename. A committed checkpoint of the same step is
-/// replaced in the same single step.
+/// replaced in the same single step, after each rank has read its new shard back.
 ///
 /// Called by all ranks in the same order. No copy of the data is made.
 /// @throws IoError, the same on all ranks, naming the rank, file and cause if any rank failed; a

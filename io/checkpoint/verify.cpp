@@ -74,7 +74,8 @@ class Verification {
         ++report_.tensors;
         const std::string full = fmt::format("{}/{}", section_name(section), name);
         for (const Chunk& chunk : tensor.chunks) {
-          if (chunk.begin < chunk.end) chunks_.push_back({full, tensor.dtype, &chunk});
+          if (chunk.begin < chunk.end && wanted(chunk.file))
+            chunks_.push_back({full, tensor.dtype, &chunk});
         }
       }
     }
@@ -83,14 +84,18 @@ class Verification {
 
   VerifyReport run() {
     for (const auto& [name, size] : index_.files) {
-      if (check_size(name, size)) check_header(name);
+      if (wanted(name) && check_size(name, size)) check_header(name);
     }
-    check_trainer();
+    if (!options_.files) check_trainer();
     read_chunks();
     return std::move(report_);
   }
 
  private:
+  bool wanted(const std::string& file) const {
+    return !options_.files || options_.files->contains(file);
+  }
+
   void problem(const std::string& file, const std::string& tensor, const std::string& what) {
     report_.problems.push_back({file, tensor, 0, 0, what});
   }

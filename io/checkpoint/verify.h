@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -31,6 +33,8 @@ struct VerifyOptions {
   int threads = 1;  ///< that read, with 1 MiB of memory each
   /// Called now and then, never by two threads at once: bytes of tensor data done and in all.
   std::function<void(std::int64_t done, std::int64_t total)> progress{};
+  /// Shards to look at, and nothing else; absent: all, and trainer.json.
+  std::optional<std::set<std::string>> files{};
 };
 
 /// Reads every byte of a checkpoint whose index is valid: sizes of files, checksums, finiteness of

@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <fstream>
 #include <functional>
 #include <future>
 #include <limits>
@@ -19,8 +20,8 @@
 #include "core/base/error.h"
 #include "io/checkpoint/find.h"
 #include "models/gpt2.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/check_throws.h"
+#include "tests/support/temp_dir.h"
 
 using namespace tessera;
 using namespace tessera::tools;

@@ -4,7 +4,9 @@
 
 #include <doctest/doctest.h>
 
+#include <exception>
 #include <map>
+#include <thread>
 
 #include "core/base/error.h"
 #include "io/checkpoint/find.h"
@@ -23,15 +25,49 @@ std::vector<std::int64_t> steps_in(const fs::path& dir) {
   return steps;
 }
 
+// As the ranks of a save of `step` do it. @return what rank 0 removed; throws what it threw, which
+// all ranks must
+std::vector<fs::path> prune(const fs::path& dir, const Retention& retention, std::int64_t step,
+                            int world_size = 1) {
+  ThreadCoordinator::Board board(world_size);
+  std::vector<std::vector<fs::path>> removed(static_cast<std::size_t>(world_size));
+  std::vector<std::string> errors(static_cast<std::size_t>(world_size));
+  std::exception_ptr error;
+  const auto rank_main = [&](int rank) {
+    ThreadCoordinator coordinator(board, rank);
+    SaveRequest request;
+    request.checkpoints_dir = dir;
+    request.step = step;
+    request.rank = rank;
+    request.world_size = world_size;
+    const auto at = static_cast<std::size_t>(rank);
+    try {
+      removed[at] = prune_checkpoints(request, retention, coordinator);
+    } catch (const Error& failure) {
+      errors[at] = failure.what();
+      if (rank == 0) error = std::current_exception();
+    }
+  };
+  std::vector<std::thread> others;
+  for (int rank = 1; rank < world_size; ++rank) others.emplace_back(rank_main, rank);
+  rank_main(0);
+  for (auto& other : others) other.join();
+  for (std::size_t rank = 1; rank < errors.size(); ++rank) {
+    CHECK(errors[rank] == errors[0]);
+    CHECK(removed[rank].empty());
+  }
+  if (error) std::rethrow_exception(error);
+  return removed[0];
+}
+
 TEST_CASE("pruning never removes what was just saved, nor what is newer") {
   TempDir dir;
   const SampleModel model = make_sample_model();
   for (const std::int64_t step : {10, 20, 30, 40}) save(model, dir.path(), {.step = step});
   save(model, dir.path(), {.step = 15});  // the run went back to step 10
-  CHECK(prune_checkpoints(dir.path(), {.keep = 1}, 15) ==
-        std::vector<fs::path>{dir.path() / "step-00000010"});
+  CHECK(prune(dir.path(), {.keep = 1}, 15) == std::vector<fs::path>{dir.path() / "step-00000010"});
   CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{15, 20, 30, 40});
-  CHECK(prune_checkpoints(dir.path(), {.keep = 2}, 5).empty());
+  CHECK(prune(dir.path(), {.keep = 2}, 5).empty());
 }
 
 TEST_CASE("pruning keeps the newest and removes only committed checkpoints") {
@@ -39,9 +75,9 @@ TEST_CASE("pruning keeps the newest and removes only committed checkpoints") {
   const SampleModel model = make_sample_model();
   for (const std::int64_t step : {1, 2, 3, 4}) save(model, dir.path(), {.step = step});
   fs::create_directories(dir.path() / "step-00000000.other.tmp");
-  CHECK(prune_checkpoints(dir.path(), {}, 4).empty());
-  CHECK(prune_checkpoints(dir.path(), {.keep = 4}, 4).empty());
-  const auto removed = prune_checkpoints(dir.path(), {.keep = 2}, 4);
+  CHECK(prune(dir.path(), {}, 4).empty());
+  CHECK(prune(dir.path(), {.keep = 4}, 4).empty());
+  const auto removed = prune(dir.path(), {.keep = 2}, 4);
   CHECK(removed ==
         std::vector<fs::path>{dir.path() / "step-00000001", dir.path() / "step-00000002"});
   CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{3, 4});
@@ -63,7 +99,7 @@ TEST_CASE("a checkpoint whose loss cannot be told is not removed for that") {
     if (path.filename() == "step-00000010") throw IoError("trainer.json: Input/output error");
     return path.filename() == "step-00000020" ? 1.0 : 2.0;
   };
-  prune_checkpoints(dir.path(), retention, 40);
+  prune(dir.path(), retention, 40);
   CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{10, 20, 40});
 }
 
@@ -103,41 +139,88 @@ TEST_CASE("every n-th step and the best stay beside the newest") {
   // After every save, as a run does it.
   for (std::int64_t step = 10; step <= 80; step += 10) {
     save(model, dir.path(), {.step = step});
-    prune_checkpoints(dir.path(), retention, step);
+    prune(dir.path(), retention, step);
   }
   CHECK(steps_in(dir.path()) == expected);
 }
 
+TEST_CASE("what only a newer tessera reads is not removed, and takes no other's place") {
+  TempDir dir;
+  const SampleModel model = make_sample_model();
+  for (const std::int64_t step : {10, 20, 30, 40, 50, 60}) save(model, dir.path(), {.step = step});
+  Retention retention{.keep = 2};
+  retention.loss = [](const fs::path& path) -> std::optional<double> {
+    if (path.filename() == "step-00000020") throw NewerFormat("trainer.json", 2, 1);
+    return std::nullopt;
+  };
+  for (const std::int64_t step : {10, 50})
+    set_format_version(dir.path() / checkpoint_name(step), 2);
+  prune(dir.path(), retention, 60);
+  CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{10, 20, 40, 50, 60});
+}
+
 TEST_CASE("nothing is removed if what was saved is not as it should be") {
   const SampleModel model = make_sample_model();
-  TempDir dir;
-  for (const std::int64_t step : {1, 2, 3})
-    save(model, dir.path(), {.world_size = 2, .step = step});
-  const fs::path saved = dir.path() / "step-00000003";
-  std::string what;
-  SUBCASE("a shard is cut") {
+  for (const int ranks : {1, 2, 3}) {  // that prune what two saved
+    CAPTURE(ranks);
+    TempDir dir;
+    for (const std::int64_t step : {1, 2, 3})
+      save(model, dir.path(), {.world_size = 2, .step = step});
+    const fs::path saved = dir.path() / "step-00000003";
     const fs::path shard = saved / "rank-00001-of-00002.safetensors";
-    fs::resize_file(shard, fs::file_size(shard) - 1);
-    what = "rank-00001-of-00002.safetensors";
+    std::vector<std::string> parts{"is not verified: rank ", "; no other checkpoint was removed"};
+    SUBCASE("a shard is cut") {
+      fs::resize_file(shard, fs::file_size(shard) - 1);
+      parts.emplace_back("rank-00001-of-00002.safetensors");
+    }
+    SUBCASE("a shard is missing") {
+      fs::remove(saved / "rank-00000-of-00002.safetensors");
+      parts.emplace_back("rank-00000-of-00002.safetensors");
+    }
+    SUBCASE("the index is damaged") {
+      flip_bit(saved / "index.json", 200);
+      parts.emplace_back("index.json");
+    }
+    SUBCASE("trainer.json is damaged") {
+      flip_bit(saved / "trainer.json", 3);
+      parts.emplace_back("trainer.json");
+    }
+    SUBCASE("a shard's header is damaged") {
+      flip_bit(shard, 40);
+      parts.emplace_back("rank-00001-of-00002.safetensors");
+    }
+    SUBCASE("values are damaged") {
+      const TensorRecord last =
+          CheckpointReader::open(saved).tensor(Section::ExpAvgSq, "h.1.mlp.c_proj.weight");
+      const Chunk& chunk = last.chunks.back();
+      flip_bit(saved / chunk.file, chunk.byte_end - 1);
+      parts.push_back(fmt::format(
+          "{} is not as it was saved: {}: tensor optimizer/exp_avg_sq/h.1.mlp.c_proj.weight, "
+          "elements {} to {} (bytes {} to {}): the checksum is wrong",
+          saved.string(), chunk.file, chunk.begin, chunk.end, chunk.byte_begin, chunk.byte_end));
+    }
+    for (const std::string& part : parts) {
+      CHECK_THROWS_HOLDING(IoError, part.c_str(), prune(dir.path(), {.keep = 1}, 3, ranks));
+    }
+    CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{1, 2, 3});
+    // Nothing is read if nothing is to go.
+    CHECK(prune(dir.path(), {.keep = 3}, 3, ranks).empty());
+    fs::remove_all(saved);
+    CHECK_THROWS_HOLDING(IoError, "has no index.json", prune(dir.path(), {.keep = 1}, 3, ranks));
+    CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{1, 2});
   }
-  SUBCASE("a shard is missing") {
-    fs::remove(saved / "rank-00000-of-00002.safetensors");
-    what = "rank-00000-of-00002.safetensors";
-  }
-  SUBCASE("the index is damaged") {
-    flip_bit(saved / "index.json", 200);
-    what = "index.json";
-  }
-  SUBCASE("trainer.json is damaged") {
-    flip_bit(saved / "trainer.json", 3);
-    what = "trainer.json";
-  }
-  CHECK_THROWS_HOLDING(CorruptCheckpoint, what.c_str(),
-                       prune_checkpoints(dir.path(), {.keep = 1}, 3));
-  CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{1, 2, 3});
-  fs::remove_all(saved);
-  CHECK_THROWS_HOLDING(IoError, "is not there", prune_checkpoints(dir.path(), {.keep = 1}, 3));
-  CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{1, 2});
+}
+
+TEST_CASE("who reads back shows that he gets on") {
+  const SampleModel model = make_sample_model();
+  TempDir dir;
+  for (const std::int64_t step : {1, 2}) save(model, dir.path(), {.step = step});
+  SoloCoordinator coordinator;
+  auto request = make_request(model, dir.path(), 0, {.step = 2});
+  request.pulse = std::make_shared<std::atomic<std::uint64_t>>(0);
+  CHECK(prune_checkpoints(request, {.keep = 1}, coordinator).size() == 1);
+  // Once a phase, and for each of the chunks.
+  CHECK(request.pulse->load() > 2 + 3 * model.tensors.size() - 1);
 }
 
 }  // namespace

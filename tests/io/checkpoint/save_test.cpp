@@ -234,6 +234,32 @@ TEST_CASE("a part of the index that is not what its rank wrote is refused") {
   CHECK(names_in(dir.path()).empty());
 }
 
+TEST_CASE("a checkpoint of the same step is replaced by what was read back, and by nothing else") {
+  const SampleModel old_model = make_sample_model(), new_model = make_sample_model(1);
+  TempDir dir;
+  const fs::path path = save(old_model, dir.path(), {.world_size = 2});
+  const std::string old_digest = CheckpointReader::open(path).digest();
+  const auto damage = [&](int rank, std::string_view at) {
+    if (rank != 1 || at != "part-written") return;
+    const fs::path shard =
+        dir.path() / "step-00000007.run-a.tmp" / "rank-00001-of-00002.safetensors";
+    flip_bit(shard, static_cast<std::int64_t>(fs::file_size(shard)) - 1);
+  };
+  const auto errors = save_ranks(new_model, dir.path(), {.world_size = 2, .at_point = damage});
+  for (const char* part :
+       {"of step 7 was not saved: rank 1: ", "rank-00001-of-00002.safetensors: tensor ",
+        "elements ", "(bytes ", "the checksum is wrong; former checkpoints stand"}) {
+    CAPTURE(part);
+    CHECK(errors[0].find(part) != std::string::npos);
+  }
+  CHECK(errors[1] == errors[0]);
+  CHECK(names_in(dir.path()) == std::vector<std::string>{"latest", "step-00000007"});
+  CHECK(CheckpointReader::open(path).digest() == old_digest);
+  save(new_model, dir.path(), {.world_size = 2});
+  CHECK(CheckpointReader::open(path).digest() != old_digest);
+  CHECK(names_in(dir.path()) == std::vector<std::string>{"latest", "step-00000007"});
+}
+
 TEST_CASE("an attempt that cannot be removed does not stop others") {
   TempDir dir;
   const SampleModel model = make_sample_model();

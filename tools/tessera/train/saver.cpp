@@ -38,13 +38,13 @@ void require_finite(const io::SaveRequest& request, io::SaveCoordinator& coordin
                          request.step - 1, bad - answers.begin());
 }
 
-// @return why an old checkpoint stays, if one does that should not: the save itself stands
-std::string prune(const io::SaveRequest& request, const io::Retention& retention) {
-  if (request.rank != 0) return {};
+// @return why old checkpoints stay, if some do that should not: the save itself stands
+std::string prune(const io::SaveRequest& request, const io::Retention& retention,
+                  io::SaveCoordinator& coordinator) {
   try {
-    io::prune_checkpoints(request.checkpoints_dir, retention, request.step);
+    io::prune_checkpoints(request, retention, coordinator);
   } catch (const std::exception& error) {
-    return fmt::format("warning: an old checkpoint stays: {}", error.what());
+    if (request.rank == 0) return fmt::format("warning: old checkpoints stay: {}", error.what());
   }
   return {};
 }
@@ -149,7 +149,7 @@ void Saver::start(const TrainerState& state, Clock::time_point begin) {
     require_finite(staged, *coordinator);
     io::SaveReport report = io::save_checkpoint(staged, *coordinator);
     report.seconds = seconds_since(started);
-    *warning = prune(staged, retention);
+    *warning = prune(staged, retention, *coordinator);
     return report;
   };
   async_->start(complete(make_save_request(sharded_, options_.with_optimizer), state), write);
@@ -170,7 +170,7 @@ void Saver::save_here(const TrainerState& state) {
   require_finite(request, meeting_);
   const io::SaveReport report = io::save_checkpoint(request, meeting_);
   const double seconds = seconds_since(begin);
-  const std::string warning = prune(request, options_.retention);
+  const std::string warning = prune(request, options_.retention, meeting_);
   saved(report, state.step, seconds, seconds_since(begin), warning);
 }
 

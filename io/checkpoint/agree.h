@@ -1,0 +1,25 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "io/checkpoint/save.h"
+
+namespace tessera::io {
+
+/// What all ranks say if one of them could not do its share: "FAILED: rank 1: why; THEN".
+struct Failure {
+  std::string failed, then;
+};
+
+/// Runs this rank's share of a phase and lets all ranks know how it went. What the share throws is
+/// told, not thrown, so that no peer waits for a rank that has given up.
+/// @param phase  the same on all ranks, see SaveCoordinator
+/// @return what the shares of all ranks returned
+/// @throws IoError, the same on all ranks, if any share threw; CommError of the coordinator
+std::vector<std::string> agree(const SaveRequest& request, SaveCoordinator& coordinator,
+                               const std::string& phase, const Failure& failure,
+                               const std::function<std::string()>& share);
+
+}  // namespace tessera::io

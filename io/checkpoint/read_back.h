@@ -1,0 +1,16 @@
+#pragma once
+
+#include "io/checkpoint/save.h"
+
+namespace tessera::io {
+
+/// Reads back what was saved, each rank its share of the shards: its own, if as many ranks saved.
+/// Sizes, headers, checksums and finiteness are verified as verify_checkpoint does; trainer.json is
+/// not looked at. Takes 1 MiB beside the index. What the page cache still holds comes from there,
+/// so this finds what went wrong on the way to the file system, not what a disk lost after that.
+/// @param dir      the checkpoint, committed or about to be
+/// @param request  of the save; its pulse counts on as this gets on
+/// @throws CorruptCheckpoint naming file, tensor and range of the first problem, IoError
+void read_back(const fs::path& dir, const SaveRequest& request);
+
+}  // namespace tessera::io
