@@ -27,6 +27,9 @@ struct Plan {
 void check_options(const ConsolidateOptions& options) {
   require(options.what == ExportWhat::Model || options.format == ExportFormat::Safetensors,
           "a Hugging Face directory holds no optimizer state; choose --format safetensors");
+  require(options.tensors.empty() || options.format == ExportFormat::Safetensors,
+          "a Hugging Face directory holds a whole model, and --tensors chooses some; choose "
+          "--format safetensors");
   require(!options.dtype || *options.dtype == DType::F32 || *options.dtype == DType::BF16,
           "weights are written as f32 or bf16, not {}", options.dtype.value_or(DType::F32));
   require(options.jobs >= 1 && options.memory >= 1 && options.max_shard_size >= 1,

@@ -35,6 +35,9 @@ struct ConsolidateOptions {
   int jobs = 1;                                   ///< threads that copy
   bool overwrite = false;                         ///< replace an earlier export at `out`
   NameRules names;  ///< for names of somebody else's shards, but not of Hugging Face directories
+  /// Patterns (see is_chosen) of the tensors to export, by our names or those that `names` leaves;
+  /// moments go with their weight. Empty: all.
+  std::vector<std::string> tensors;
   std::optional<fs::path> config_file;  ///< Hugging Face's config.json, if it is not in the source
   /// How many shards there must be: of a PyTorch DCP as safetensors, which does not say it.
   std::optional<std::int64_t> shards;

@@ -95,6 +95,11 @@ void find_config(ConsolidateSource& result, const ShardedSource& source,
   }
 }
 
+// What --tensors is held against: moments go with their weight.
+std::string chosen_by(const std::string& name, TensorRole role) {
+  return role == TensorRole::OptimizerState ? name.substr(name.find('/') + 1) : name;
+}
+
 // "exp_avg/transformer.h.0.ln_1.weight" by our name of the weight.
 std::string our_state_name(const std::string& name) {
   const std::size_t slash = name.find('/');
@@ -111,12 +116,12 @@ void add_unreadable(ConsolidateSource& result, const ShardedSource& source,
   const std::vector<TensorName> ours = classify_unreadable(source, rules);
   for (std::size_t i = 0; i < ours.size(); ++i) {
     const ShardedSource::Unreadable& tensor = source.unreadable()[i];
-    const bool is_state = ours[i].role == TensorRole::OptimizerState;
+    const TensorRole role = ours[i].role;
+    const bool is_state = role == TensorRole::OptimizerState;
     const bool is_buffer = result.config && gpt2_name_from_hf(ours[i].name).empty();
-    const bool wanted =
-        (ours[i].role == TensorRole::Weight && wants_weights(options) && !is_buffer) ||
-        (is_state && wants_optimizer(options));
-    if (!wanted) {
+    const bool wanted = (role == TensorRole::Weight && wants_weights(options) && !is_buffer) ||
+                        (is_state && wants_optimizer(options));
+    if (!wanted || !is_chosen(options.tensors, chosen_by(ours[i].name, role))) {
       result.skipped.push_back({tensor.name, fmt::format("not asked for ({})", tensor.dtype)});
     } else if (!tensor.carrier || (result.config && !is_state)) {  // a GPT-2 is there to be used
       refused += fmt::format("\n  {} {}", tensor.name, tensor.dtype);
@@ -208,6 +213,23 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned
           result.path.string(), result.kind);
 }
 
+// Leaves out what --tensors does not choose.
+void choose_tensors(ConsolidateSource& source, const std::vector<std::string>& patterns) {
+  if (patterns.empty()) return;
+  std::vector<std::string> names;
+  const auto choose = [&](std::vector<ExportTensor>& tensors, TensorRole role) {
+    std::erase_if(tensors, [&](const ExportTensor& tensor) {
+      names.push_back(chosen_by(tensor.name, role));
+      if (is_chosen(patterns, names.back())) return false;
+      source.skipped.push_back({tensor.source_name, "not chosen by --tensors"});
+      return true;
+    });
+  };
+  choose(source.weights, TensorRole::Weight);
+  choose(source.optimizer, TensorRole::OptimizerState);
+  check_patterns(patterns, names, "--tensors", source.path.string());
+}
+
 }  // namespace
 
 ConsolidateSource open_consolidate_source(const fs::path& path, const ConsolidateOptions& options) {
@@ -218,6 +240,7 @@ ConsolidateSource open_consolidate_source(const fs::path& path, const Consolidat
     require(!options.step, "{} is a {} and has no step {}", path.string(), sharded->kind(),
             options.step.value_or(0));
     add_sharded(result, std::move(sharded), options);
+    choose_tensors(result, options.tensors);
     check_size(result);
     return result;
   }
@@ -232,6 +255,7 @@ ConsolidateSource open_consolidate_source(const fs::path& path, const Consolidat
           reader.path().string());
   result.path = reader.path();
   add_checkpoint(result, reader, options);
+  choose_tensors(result, options.tensors);
   return result;
 }
 

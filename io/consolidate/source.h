@@ -32,9 +32,10 @@ struct ConsolidateSource {
 /// tensors are exported as ExportFormat::Safetensors, under their own names: those of a Hugging
 /// Face directory as they are, those of others by options.names.
 /// @throws InvalidArgument in one sentence that says what to do if HF is asked for and the
-///         configuration is missing, if there is no optimizer state, or if two tensors would have
-///         one name; Unsupported naming tensors of a dtype that tessera lacks and cannot copy as it
-///         is, or lacks and would need for a GPT-2; as open_model
+///         configuration is missing, if there is no optimizer state, if two tensors would have one
+///         name, or if patterns of options.tensors fit none; Unsupported naming tensors of a dtype
+///         that tessera lacks and cannot copy as it is, or lacks and would need for a GPT-2; as
+///         open_model
 ConsolidateSource open_consolidate_source(const fs::path& path, const ConsolidateOptions& options);
 
 }  // namespace tessera::io

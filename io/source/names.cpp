@@ -1,5 +1,8 @@
 #include "io/source/names.h"
 
+#include <fmt/ranges.h>
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <array>
 #include <map>
@@ -109,6 +112,27 @@ void check_distinct(const std::vector<TensorName>& names, const std::string& sou
             "{}: {} and {} would both be called {}; choose what is removed from names with --strip",
             source, first->second->source, name.source, name.name);
   }
+}
+
+bool is_chosen(const std::vector<std::string>& patterns, const std::string& name) {
+  return patterns.empty() ||
+         std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
+           return ::fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
+         });
+}
+
+void check_patterns(const std::vector<std::string>& patterns, const std::vector<std::string>& names,
+                    std::string_view option, std::string_view of) {
+  std::vector<std::string> unused;
+  for (const std::string& pattern : patterns) {
+    const bool used = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+      return is_chosen({pattern}, name);
+    });
+    if (!used) unused.push_back(pattern);
+  }
+  require(unused.empty(), "{}: {} {} no tensor of {}{}", option, fmt::join(unused, ", "),
+          unused.size() == 1 ? "fits" : "fit", of,
+          names.empty() ? "" : fmt::format(", which are called such as {}", names.front()));
 }
 
 }  // namespace tessera::io

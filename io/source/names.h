@@ -49,4 +49,13 @@ std::string strip_name(std::string_view source, const NameRules& rules);
 ///         would have none
 void check_distinct(const std::vector<TensorName>& names, const std::string& source);
 
+/// Whether a name fits one of the patterns of a shell: `*` (any text, dots and slashes too), `?`
+/// and
+/// `[...]`; or there are no patterns.
+bool is_chosen(const std::vector<std::string>& patterns, const std::string& name);
+/// @param option  that gave the patterns; @param of  whose names these are. Both are for messages
+/// @throws InvalidArgument that lists all patterns which fit no name
+void check_patterns(const std::vector<std::string>& patterns, const std::vector<std::string>& names,
+                    std::string_view option, std::string_view of);
+
 }  // namespace tessera::io

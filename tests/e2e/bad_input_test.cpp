@@ -458,15 +458,54 @@ TEST_CASE_FIXTURE(Fixture, "a trace that could not be written is refused before 
 
 TEST_CASE_FIXTURE(Fixture, "weights of another shape are refused with both numbers") {
   make_run();
-  const auto start = [&](const std::string& key) {
-    return run_cli(train({"--model.init_from", used, key}));
+  const auto start = [&](const Arguments& keys) {
+    return run_cli(train(joined({"--model.init_from", used}, keys)));
   };
-  check_refusal(start("--model.n_embd=64"), kUsage, {"model.n_embd is 64", "has 32"});
-  check_refusal(start("--model.n_layer=3"), kUsage, {"model.n_layer is 3", "has 2"});
-  check_refusal(start("--model.seq_len=64"), kUsage, {"model.seq_len is 64", "32 positions"});
+  const auto check = [](const CliResult& result, const std::vector<std::string>& parts) {
+    INFO(result.describe());
+    CHECK(result.code == kUsage);
+    CHECK(count(result.err, "tessera: error: ") == 1);
+    for (const std::string& part : parts) {
+      INFO("expected: ", part);
+      CHECK(count(result.err, part) == 1);
+    }
+  };
+  check(start({"--model.n_embd=64"}), {"model.n_embd is 64, but the model has 32",
+                                       "shape: wte.weight is [", "leave the key out"});
+  check_refusal(start({"--model.layer_norm_eps=0.1"}), kUsage, {"model.layer_norm_eps is 0.1"});
+  // All at once: keys, and what is missing, of another shape, and left over.
+  const Arguments keys{"--model.n_layer=1", "--model.n_embd=64", "--model.seq_len=64"};
+  const std::vector<std::string> parts{"model.n_layer is 1, but the model has 2",
+                                       "model.n_embd is 64, but the model has 32",
+                                       "model.seq_len is 64, but the model has 32 positions",
+                                       "leave these keys out",
+                                       "\n  shape: h.0.ln_1.weight is [32], expected [64]\n",
+                                       "\n  shape: wpe.weight is [32, 32], expected [64, 64]\n",
+                                       "\n  unexpected: h.1.ln_1.weight [32]\n"};
+  check(start(keys), parts);
+  check(start({"--model.n_layer=3"}),
+        {"model.n_layer is 3, but the model has 2", "partial:\n  missing: h.2.ln_1.weight [32]\n"});
   // So it is for a run that is resumed.
-  check_refusal(run_cli(joined(small_run(text, used, 1, 25), {"--model.n_embd=64"})), kUsage,
-                {"model.n_embd is 64", "has 32"});
+  check(run_cli(joined(small_run(text, used, 1, 25), keys)), parts);
+}
+
+TEST_CASE_FIXTURE(Fixture, "a run takes the tensors that it was told to, and no others") {
+  make_run();
+  const auto start = [&](const Arguments& keys, const std::string& name) {
+    return run_cli(
+        joined(joined(small_run(text, dir.file(name), 1, 20), keys), {"--model.init_from", used}));
+  };
+  const auto taken =
+      start({"--model.n_layer=3", "--checkpoint.load_tensors", "wte.*", "h.1.*"}, "taken");
+  INFO(taken.describe());
+  CHECK(taken.code == 0);
+  CHECK(count(taken.err,
+              "note: 27 of 40 tensors are not chosen by checkpoint.load_tensors: random "
+              "starting values") == 1);
+  check_refusal(start({"--checkpoint.load_tensors", "wpe", "h.9.*", "h.1.*"}, "none"), kUsage,
+                {"checkpoint.load_tensors: wpe, h.9.* fit no tensor of"});
+  check_refusal(run_cli(train({"--checkpoint.load_tensors", "h.*"})), kUsage,
+                {"checkpoint.load_tensors chooses tensors of model.init_from, which is empty"});
 }
 
 TEST_CASE_FIXTURE(Fixture,

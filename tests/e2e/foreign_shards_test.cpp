@@ -53,6 +53,19 @@ TEST_CASE("a plan shows which names become which, and writes nothing") {
   const auto stripped = run_cli({"consolidate", "--strip", "model.", fixture("lightning"), out,
                                  "--format", "safetensors", "--dry-run"});
   CHECK(stripped.out.find(" model.layers.0.weight ") != std::string::npos);
+
+  const auto chosen =
+      run_cli({"consolidate", fixture("lightning"), out, "--format", "safetensors", "--tensors",
+               "layers.0.*", "--tensors", "layers.1.bias", "--dry-run"});
+  INFO(chosen.describe());
+  REQUIRE(chosen.code == 0);
+  CHECK(chosen.out.find(" layers.0.weight ") != std::string::npos);
+  CHECK(chosen.out.find(" layers.1.weight ") == std::string::npos);
+  CHECK(chosen.out.find("1 (not chosen by --tensors)") != std::string::npos);
+  const auto none = run_cli({"consolidate", fixture("lightning"), out, "--format", "safetensors",
+                             "--tensors", "model.*", "--dry-run"});
+  CHECK(none.code == 2);
+  CHECK(none.err.find("--tensors: model.* fits no tensor of") != std::string::npos);
 }
 
 TEST_CASE("shards become a model that generates as they do themselves") {

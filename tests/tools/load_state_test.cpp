@@ -178,6 +178,46 @@ TEST_CASE("a partial load leaves starting values to what is not there") {
   });
 }
 
+TEST_CASE("of chosen tensors all must fit, and the others start anew, whatever they are") {
+  test::TempDir dir;
+  const auto reader = io::CheckpointReader::open(save_sample(dir.path() / "saved", 2, false));
+  const auto source = io::open_checkpoint_model(reader);
+  Ranks ranks{.world = 2};
+  ranks.config.n_layer = 3;
+  ranks.config.seq_len = 9;
+  const auto exact = io::LoadPolicy::Exact;
+  const LoadPlan plan = plan_weights(*source, ranks.config, exact, {"h.0.*", "wte.weight"});
+  REQUIRE(plan.notes.size() == 1);
+  CHECK(plan.notes[0] ==
+        "note: 27 of 40 tensors are not chosen by checkpoint.load_tensors: random starting values");
+  CHECK(plan.tensors.at(io::Section::Model).size() == 13);
+  for_each_rank(ranks, [&](int, comm::ShardedModel& sharded) {
+    load_weights(sharded, *source, plan, 2, 77);
+    for (const auto& piece : sharded.held_pieces()) {
+      const std::string& name = piece.parameter->name;
+      CAPTURE(name);
+      const bool is_taken = name.starts_with("h.0.") || name == "wte.weight";
+      std::vector<float> start(static_cast<std::size_t>(piece.end - piece.begin));
+      initialize_range(*piece.parameter, 77, piece.begin, piece.end, start.data());
+      const auto weights = piece.master.to_vector<float>();
+      for (std::size_t i = 0; i < start.size(); ++i) {
+        const std::int64_t element = piece.begin + static_cast<std::int64_t>(i);
+        REQUIRE(weights[i] == (is_taken ? value_of(*piece.parameter, 0, element) : start[i]));
+      }
+    }
+  });
+  const std::vector<std::string> wrong{"wpe.*", "h.2.ln_1.*", "h.0.*"};
+  for (const char* part : {"shape: wpe.weight is [8, 12], expected [9, 12]",
+                           "missing: h.2.ln_1.weight", "missing: h.2.ln_1.bias"}) {
+    CHECK_THROWS_HOLDING(InvalidArgument, part, plan_weights(*source, ranks.config, exact, wrong));
+  }
+  CHECK(plan_weights(*source, ranks.config, io::LoadPolicy::Partial, wrong)
+            .tensors.at(io::Section::Model)
+            .size() == 12);
+  CHECK_THROWS_HOLDING(InvalidArgument, "checkpoint.load_tensors: h.7.*, x fit no tensor of",
+                       plan_weights(*source, ranks.config, exact, {"h.7.*", "h.*", "x"}));
+}
+
 TEST_CASE("weights that ranks saved without moments start a run, and cannot be resumed") {
   test::TempDir dir;
   const auto reader = io::CheckpointReader::open(save_sample(dir.path() / "saved", 4, false));

@@ -84,5 +84,13 @@ TEST_CASE("values that contradict each other are refused") {
   CHECK_NOTHROW(changed([](Config& c) { c.train.device = "cuda:7"; }).validate(1));
   CHECK_THROWS_HOLDING(InvalidArgument, "run.out is empty",
                        changed([](Config& c) { c.run.out = ""; }).validate(1));
+  const auto chooses = [](Config& c) { c.checkpoint.load_tensors = {"h.0.*"}; };
+  CHECK_THROWS_HOLDING(InvalidArgument,
+                       "checkpoint.load_tensors chooses tensors of model.init_from",
+                       changed(chooses).validate(1));
+  CHECK_NOTHROW(changed([&](Config& c) {
+                  chooses(c);
+                  c.model.init_from = "gpt2";
+                }).validate(1));
   CHECK_THROWS_HOLDING(InvalidArgument, "got 0", changed([](Config&) {}).validate(0));
 }

@@ -147,6 +147,49 @@ TEST_CASE("optimizer state goes to a file of its own") {
                        consolidate(weights_only.run, weights_only.out, options));
 }
 
+TEST_CASE("chosen tensors are exported, with their moments, and the others are told") {
+  Fixture f;
+  f.make(2);
+  ConsolidateOptions options;
+  options.format = ExportFormat::Safetensors;
+  options.what = ExportWhat::All;
+  options.tensors = {"h.1.attn.*", "wte.weight"};
+  const ConsolidatePlan plan = plan_consolidation(f.run, options);
+  std::set<std::string> planned, skipped;
+  for (const auto& tensor : plan.tensors) planned.insert(tensor.name);
+  for (const SkippedEntry& entry : plan.skipped) {
+    CHECK(entry.why == "not chosen by --tensors");
+    skipped.insert(entry.name);
+  }
+  std::set<std::string> expected, left;
+  for (const auto& tensor : f.model.tensors) {
+    if (!tensor.name.starts_with("h.1.attn.") && tensor.name != "wte.weight") {
+      left.insert(tensor.name);
+      continue;
+    }
+    for (const char* kind : {"", "exp_avg/", "exp_avg_sq/"}) expected.insert(kind + tensor.name);
+  }
+  CHECK(expected.size() == 3 * 5);
+  CHECK(planned == expected);
+  CHECK(skipped == left);
+
+  const ConsolidateReport report = consolidate(f.run, f.out, options);
+  CHECK(report.tensors == 15);
+  const SafetensorsReader weights(f.out / "model.safetensors");
+  CHECK(weights.header().tensors.size() == 5);
+  std::vector<float> values(f.model.at("wte.weight").weight.size());
+  weights.read("wte.weight", 0, static_cast<std::int64_t>(values.size()), values.data(),
+               DType::F32);
+  CHECK(values == f.model.at("wte.weight").weight);
+
+  options.tensors = {"h.1.*", "h.2.*", "lm_head"};
+  CHECK_THROWS_HOLDING(InvalidArgument, "--tensors: h.2.*, lm_head fit no tensor of ",
+                       plan_consolidation(f.run, options));
+  ConsolidateOptions hf;
+  hf.tensors = {"h.1.*"};
+  CHECK_THROWS_HOLDING(InvalidArgument, "--tensors chooses some; choose --format safetensors", plan_consolidation(f.run, hf));
+}
+
 TEST_CASE("a tokenizer of the run goes along, for us and for Hugging Face's programs") {
   Fixture f;
   f.make(1, true, R"({"tokenizer": {"type": "chars", "vocabulary": "ab\u00e4"}})");

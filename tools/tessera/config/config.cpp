@@ -64,6 +64,10 @@ void Config::validate(int world_size) {
   require(optim.schedule == "constant" || optim.min_lr <= optim.lr,
           "optim.min_lr {} is above optim.lr {}; set --optim.min_lr too, at most {}", optim.min_lr,
           optim.lr, optim.lr);
+  require(
+      checkpoint.load_tensors.empty() || !model.init_from.empty(),
+      "checkpoint.load_tensors chooses tensors of model.init_from, which is empty; name a source "
+      "with --model.init_from, or leave the key out");
   require(!run.out.empty(), "run.out is empty; name a directory with --run.out DIR");
 }
 

@@ -75,8 +75,9 @@ struct Config {
     std::string what = "all";
     std::string resume = "auto";
     std::string load_policy = "exact";
-    double timeout = 600;       ///< seconds that a save may stand still
-    double load_timeout = 600;  ///< seconds
+    std::vector<std::string> load_tensors;  ///< patterns, of model.init_from; empty: all
+    double timeout = 600;                   ///< seconds that a save may stand still
+    double load_timeout = 600;              ///< seconds
   } checkpoint;
   struct Comm {
     std::string backend = "auto";

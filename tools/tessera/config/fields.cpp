@@ -134,6 +134,9 @@ std::vector<Field> make_fields() {
            "left "
            "out; partial: what is missing or does not fit starts anew, too",
            {"exact", "ignore-extra", "partial"}),
+      text("checkpoint.load_tensors", REF(checkpoint.load_tensors),
+           "patterns such as 'h.0.*': of model.init_from, take these tensors alone; load_policy is "
+           "for them, and the others start anew"),
       text("checkpoint.on_error", REF(checkpoint.on_error),
            "after a save that failed: warn, and go on; or stop: end with exit code 3",
            {"warn", "stop"}),
@@ -390,7 +393,7 @@ std::string config_help() {
           }
         },
         field.ref(defaults));
-    out += fmt::format("  --{:<22} {:<12} {}", field.key, value.empty() ? "-" : value, field.help);
+    out += fmt::format("  --{:<23} {:<12} {}", field.key, value.empty() ? "-" : value, field.help);
     if (!field.choices.empty()) {
       out += fmt::format(" ({}{}{})", fmt::join(field.choices, ", "),
                          field.unavailable.empty() ? "" : "; not in this build: ",

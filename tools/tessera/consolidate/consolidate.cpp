@@ -92,7 +92,8 @@ io::NameRules name_rules(const std::vector<std::string>& strip) {
 
 int run(const Options& options) {
   io::ConsolidateOptions consolidate = options.consolidate;
-  if (options.format == "safetensors" || (options.format.empty() && options.what != "model")) {
+  const bool part = options.what != "model" || !consolidate.tensors.empty();
+  if (options.format == "safetensors" || (options.format.empty() && part)) {
     consolidate.format = io::ExportFormat::Safetensors;
   }
   if (options.what == "optimizer") consolidate.what = io::ExportWhat::Optimizer;
@@ -153,7 +154,7 @@ Command add_consolidate(CLI::App& parent) {
   app->add_option("--format", options->format,
                   "Hugging Face directory, or plain safetensors, which alone hold optimizer state")
       ->check(CLI::IsMember({"hf", "safetensors"}))
-      ->default_str("hf, or safetensors with --what optimizer or all");
+      ->default_str("hf, or safetensors with --tensors or --what optimizer or all");
   app->add_option("--what", options->what, "Weights, optimizer state, or both")
       ->check(CLI::IsMember({"model", "optimizer", "all"}))
       ->capture_default_str();
@@ -182,6 +183,11 @@ Command add_consolidate(CLI::App& parent) {
          "--shards", consolidate.shards,
          "How many shards there must be, of PyTorch's shard-*.safetensors, which do not say")
       ->check(CLI::PositiveNumber);
+  app->add_option(
+         "--tensors", consolidate.tensors,
+         "Only tensors whose name, after stripping, fits this pattern, such as 'h.0.*', and "
+         "their moments; written as safetensors (may be given several times)")
+      ->allow_extra_args(false);
   app->add_flag("--dry-run", options->dry_run,
                 "Only say what would be written, from where and under which names, or why not");
   app->add_flag("--overwrite", consolidate.overwrite, "Replace an earlier export at OUT");

@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "io/hf/gpt2.h"
+#include "io/source/names.h"
 #include "tools/tessera/train/checkpoints.h"
 
 namespace tessera::tools {
@@ -97,11 +98,32 @@ LoadPlan plan_resume(const io::CheckpointReader& reader, const models::Gpt2Confi
 }
 
 LoadPlan plan_weights(const io::ModelSource& source, const models::Gpt2Config& model,
-                      io::LoadPolicy policy) {
-  const auto comparison =
-      io::compare_tensors(io::gpt2_tensors(model_section(model)), source.tensors());
+                      io::LoadPolicy policy, const std::vector<std::string>& chosen) {
+  std::vector<io::TensorInfo> expected = io::gpt2_tensors(model_section(model));
+  std::vector<io::TensorInfo> found = source.tensors();
   LoadPlan plan;
-  plan.notes = io::apply_policy(comparison, policy, source.path().string(), kRandom);
+  if (!chosen.empty()) {
+    std::vector<std::string> names;
+    for (const auto* tensors : {&expected, &found}) {
+      for (const io::TensorInfo& tensor : *tensors) names.push_back(tensor.name);
+    }
+    io::check_patterns(chosen, names, "checkpoint.load_tensors", source.path().string());
+    const auto is_left = [&](const io::TensorInfo& tensor) {
+      return !io::is_chosen(chosen, tensor.name);
+    };
+    const auto left = std::erase_if(expected, is_left);
+    std::erase_if(found, is_left);
+    if (left > 0) {
+      plan.notes.push_back(
+          fmt::format("note: {} of {} tensors {} not chosen by "
+                      "checkpoint.load_tensors: {}",
+                      left, left + expected.size(), left == 1 ? "is" : "are", kRandom));
+    }
+  }
+  const auto comparison = io::compare_tensors(expected, found);
+  for (std::string& note : io::apply_policy(comparison, policy, source.path().string(), kRandom)) {
+    plan.notes.push_back(std::move(note));
+  }
   plan.tensors[io::Section::Model] = comparison.usable;
   return plan;
 }

@@ -26,8 +26,12 @@ struct LoadPlan {
 LoadPlan plan_resume(const io::CheckpointReader& reader, const models::Gpt2Config& model,
                      io::LoadPolicy policy);
 /// The same for weights alone.
+/// @param chosen  patterns (see io::is_chosen): the policy is for the tensors that fit one, the
+/// others
+///                are not taken, whatever they are; empty: all
+/// @throws InvalidArgument also if a pattern fits no tensor of source or model
 LoadPlan plan_weights(const io::ModelSource& source, const models::Gpt2Config& model,
-                      io::LoadPolicy policy);
+                      io::LoadPolicy policy, const std::vector<std::string>& chosen = {});
 
 /// Fills weights and moments of this rank from a checkpoint, reading what it holds and no more than
 /// the rest of the chunks at its ends, on `threads` threads; checked as it is read. On the CPU

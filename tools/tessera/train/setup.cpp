@@ -1,37 +1,39 @@
 #include "tools/tessera/train/setup.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <set>
+
+#include "io/hf/gpt2.h"
+#include "io/source/checkpoint_tensors.h"
 
 namespace tessera::tools {
 namespace {
 
-// Shape of a stored model against the keys that were given. These win if tensors that do not fit
-// may be left out.
-void adopt_shape(Config& config, const models::Gpt2Config& stored, const std::string& source,
-                 bool given_wins) {
-  const auto adopt = [&](const char* key, std::int64_t& value, std::int64_t theirs) {
-    if (given_wins && config.given.contains(key) && value > 0) return;
-    require(!config.given.contains(key) || value == theirs || (value == 0 && theirs > 0),
-            "{} is {}, but the model in {} has {}; leave the key out to take the model's", key,
-            value, source, theirs);
-    value = theirs;
+// Takes the shape of a stored model where no key was given. Keys that were win if tensors that do
+// not fit may be left out. @return of the others those that differ, a few words each
+std::vector<std::string> adopt_shape(Config& config, const models::Gpt2Config& stored,
+                                     bool given_wins) {
+  std::vector<std::string> differences;
+  const auto adopt = [&](const char* key, auto& value, auto theirs, bool is_set = true) {
+    const bool given = is_set && config.given.contains(key);
+    if (given && !given_wins && value != theirs)
+      differences.push_back(fmt::format("{} is {}, but the model has {}", key, value, theirs));
+    if (!given) value = theirs;
   };
   adopt("model.n_layer", config.model.n_layer, stored.n_layer);
   adopt("model.n_head", config.model.n_head, stored.n_head);
   adopt("model.n_embd", config.model.n_embd, stored.n_embd);
-  adopt("model.vocab_size", config.model.vocab_size, stored.vocab_size);
+  adopt("model.vocab_size", config.model.vocab_size, stored.vocab_size,
+        config.model.vocab_size > 0);
+  adopt("model.layer_norm_eps", config.model.layer_norm_eps, stored.layer_norm_eps);
   if (!config.given.contains("model.seq_len")) config.model.seq_len = stored.seq_len;
-  require(given_wins || config.model.seq_len <= stored.seq_len,
-          "model.seq_len is {}, but the model in {} has {} positions", config.model.seq_len, source,
-          stored.seq_len);
-  if (given_wins && config.given.contains("model.layer_norm_eps")) return;
-  require(!config.given.contains("model.layer_norm_eps") ||
-              config.model.layer_norm_eps == stored.layer_norm_eps,
-          "model.layer_norm_eps is {}, but the model in {} has {}; leave the key out to take the "
-          "model's",
-          config.model.layer_norm_eps, source, stored.layer_norm_eps);
-  config.model.layer_norm_eps = stored.layer_norm_eps;
+  if (!given_wins && config.model.seq_len > stored.seq_len) {
+    differences.push_back(fmt::format("model.seq_len is {}, but the model has {} positions",
+                                      config.model.seq_len, stored.seq_len));
+  }
+  return differences;
 }
 
 models::Gpt2Config from_config(const Config& config) {
@@ -42,6 +44,21 @@ models::Gpt2Config from_config(const Config& config) {
           .seq_len = config.model.seq_len,
           .layer_norm_eps = config.model.layer_norm_eps,
           .dropout = static_cast<float>(config.model.dropout)};
+}
+
+// All that differs at once: the keys, and what follows from them for tensors.
+[[noreturn]] void refuse_shape(const Config& config, const std::vector<std::string>& differences,
+                               const std::vector<io::TensorInfo>& found,
+                               const std::string& source) {
+  const auto comparison =
+      io::compare_tensors(io::gpt2_tensors(model_section(from_config(config))), found);
+  throw InvalidArgument(
+      "the keys do not describe the model in {}: {}; leave {} out to take the model's{}{}", source,
+      fmt::join(differences, "; "), differences.size() == 1 ? "the key" : "these keys",
+      comparison.allowed(io::LoadPolicy::Partial)
+          ? ", or take what fits with --checkpoint.load_policy partial"
+          : "",
+      comparison.str().empty() ? "" : ":" + comparison.str());
 }
 
 constexpr const char* kTokenizerFile = "tokenizer_tessera.json";
@@ -88,19 +105,26 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
   const io::LoadPolicy policy = io::parse_load_policy(config.checkpoint.load_policy);
   std::int64_t positions = 0;
   io::TokenizerPtr tokenizer;
-  const auto adopt = [&](const nlohmann::json& section, const std::string& source) {
+  const auto adopt = [&](const nlohmann::json& section, const std::string& source,
+                         const std::vector<io::TensorInfo>& tensors, bool given_wins) {
     const models::Gpt2Config stored = parse_model_section(section, source);
-    adopt_shape(config, stored, source, policy != io::LoadPolicy::Exact);
+    const auto differences = adopt_shape(config, stored, given_wins);
+    if (!differences.empty()) refuse_shape(config, differences, tensors, source);
     positions = std::max(stored.seq_len, config.model.seq_len);
   };
+  const bool any_fit = policy != io::LoadPolicy::Exact;
+  const std::vector<std::string>& chosen = config.checkpoint.load_tensors;
   if (resume) {
     setup.resume = io::CheckpointReader::open(*resume);
-    adopt(setup.resume->index().model_config, resume->string());
+    adopt(setup.resume->index().model_config, resume->string(),
+          io::CheckpointTensors(*setup.resume, io::Section::Model).tensors(), any_fit);
     setup.state = read_trainer_state(*setup.resume);
     tokenizer = tokenizer_of(setup.state);
   } else if (!config.model.init_from.empty()) {
     setup.init_from = io::open_model(config.model.init_from, {}, io::LoadPolicy::Partial);
-    adopt(setup.init_from->config(), setup.init_from->path().string());
+    // What is not chosen need not fit.
+    adopt(setup.init_from->config(), setup.init_from->path().string(), setup.init_from->tensors(),
+          any_fit || !chosen.empty());
     tokenizer = model_tokenizer(*setup.init_from);
   }
   const bool tokenizer_given = config.given.contains("data.tokenizer");
@@ -147,7 +171,7 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
   if (positions > 0) setup.model.seq_len = positions;
   setup.model.validate();
   if (setup.resume) setup.load = plan_resume(*setup.resume, setup.model, policy);
-  if (setup.init_from) setup.load = plan_weights(*setup.init_from, setup.model, policy);
+  if (setup.init_from) setup.load = plan_weights(*setup.init_from, setup.model, policy, chosen);
   for (const std::string& note : setup.load.notes) setup.notes.push_back(note);
   if (resume) {
     const auto now = nlohmann::json::parse(to_json(config).dump());

@@ -38,10 +38,12 @@ io::TokenizerPtr model_tokenizer(const io::ModelSource& source);
 
 /// Opens everything. Shape keys that were given must agree with the checkpoint's or model's; those
 /// that were not are taken from it. model.seq_len may be smaller than a model's positions: rows are
-/// shorter then, and the model keeps its positions. Unless checkpoint.load_policy is exact, keys
-/// that were given win: what does not fit then is left out.
+/// shorter then, and the model keeps its positions. Unless checkpoint.load_policy is exact, and if
+/// checkpoint.load_tensors chooses tensors, keys that were given win: what does not fit then is
+/// left out, or was not to be taken.
 /// @param resume  the checkpoint to go on from, if any
-/// @throws InvalidArgument, IoError, CorruptCheckpoint, Unsupported
+/// @throws InvalidArgument that lists all keys and tensors which do not fit at once; IoError,
+///         CorruptCheckpoint, Unsupported
 RunSetup set_up(Config config, int world_size, const std::optional<std::filesystem::path>& resume);
 
 }  // namespace tessera::tools

@@ -87,6 +87,7 @@ int run(const Options& options, const std::vector<std::string>& words) {
           "--min-nproc is for restarts; say how many with --restarts");
   Config checked = config;
   checked.model = {};  // parts of it may come from a checkpoint, which only ranks open
+  checked.model.init_from = config.model.init_from;
   const Config unchecked = checked;  // validating sets the size of micro-batches
   checked.validate(launches ? options.nproc : environment.world_size);
   if (launches) {
