@@ -8,6 +8,7 @@
 #include <iostream>
 
 #include "core/base/fault_point.h"
+#include "io/checkpoint/find.h"
 #include "tools/tessera/model/text_generation.h"
 #include "tools/tessera/report/loss_svg.h"
 #include "tools/tessera/train/flight.h"
@@ -42,6 +43,16 @@ std::string file_name_of(const std::string& run_id, std::int64_t step) {
     if (!plain) c = '_';
   }
   return fmt::format("{}-{}", name, step);
+}
+
+// Of the checkpoints that a run has, as who wants its model finds them.
+std::optional<std::int64_t> newest_step(const fs::path& run_dir) {
+  try {
+    const auto entries = io::find_checkpoints(run_dir / "checkpoints");
+    return entries.empty() ? std::nullopt : std::optional(entries.back().step);
+  } catch (const IoError&) {
+    return std::nullopt;  // as before the first save
+  }
 }
 
 }  // namespace
@@ -413,7 +424,7 @@ void Rank::finish(double seconds, int signal) {
   write_loss_svg(fs::path(config_.run.out) / "loss.svg", config_.run.out, metrics_->train_losses(),
                  metrics_->val_losses());
   std::cerr << end_summary(style_, setup_, *metrics_, state_, setup_.state.step, seconds, signal,
-                           *context_);
+                           newest_step(config_.run.out), *context_);
   if (json_) {
     nlohmann::ordered_json summary;
     summary["step"] = state_.step;

@@ -59,6 +59,27 @@ std::string start_text(const RunSetup& setup) {
   return fmt::format("random weights, seed {}", setup.config.train.seed);
 }
 
+constexpr const char* kNoSave = "nothing was saved: no save succeeded, see the warnings above";
+
+// What to do with a run that a signal stopped.
+std::string after_stop(const Config& config, std::int64_t step, std::optional<std::int64_t> saved) {
+  if (config.checkpoint.every == 0) return "nothing was saved (checkpoint.every is 0)";
+  if (!saved) return kNoSave;
+  if (config.checkpoint.what == "model")
+    return "its weights are saved; start from them with --model.init_from " + config.run.out;
+  const std::string where =
+      *saved == step ? "there" : fmt::format("step {}, its last save", *saved);
+  return config.checkpoint.resume == "auto" ? "the same command goes on from " + where
+                                            : "go on with --checkpoint.resume auto";
+}
+
+std::string after_end(const Config& config, std::int64_t step, std::optional<std::int64_t> saved) {
+  if (!saved) return kNoSave;
+  return fmt::format(
+      "tessera consolidate {} MODEL_DIR{}", config.run.out,
+      *saved == step ? "" : fmt::format(" (of step {}, the last that was saved)", *saved));
+}
+
 }  // namespace
 
 std::string start_table(const ConsoleStyle& style, const RunSetup& setup,
@@ -93,7 +114,7 @@ std::string start_table(const ConsoleStyle& style, const RunSetup& setup,
 std::string end_summary(const ConsoleStyle& style, const RunSetup& setup,
                         const MetricsWriter& metrics, const TrainerState& state,
                         std::int64_t first_step, double seconds, int signal,
-                        const Context& context) {
+                        std::optional<std::int64_t> saved, const Context& context) {
   const Config& config = setup.config;
   std::vector<std::pair<std::string, std::string>> rows;
   const auto& train = metrics.train_losses();
@@ -130,17 +151,10 @@ std::string end_summary(const ConsoleStyle& style, const RunSetup& setup,
   rows.emplace_back("", memory);
   rows.emplace_back("curve", config.run.out + "/loss.svg");
   if (signal != 0) {
-    std::string next = "nothing was saved (checkpoint.every is 0)";
-    if (config.checkpoint.every > 0 && config.checkpoint.what == "model") {
-      next = "its weights are saved; start from them with --model.init_from " + config.run.out;
-    } else if (config.checkpoint.every > 0) {
-      next = config.checkpoint.resume == "auto" ? "the same command goes on from there"
-                                                : "go on with --checkpoint.resume auto";
-    }
-    rows.emplace_back("stopped",
-                      fmt::format("by signal {} after step {}; {}", signal, state.step, next));
+    rows.emplace_back("stopped", fmt::format("by signal {} after step {}; {}", signal, state.step,
+                                             after_stop(config, state.step, saved)));
   } else if (config.checkpoint.every > 0) {
-    rows.emplace_back("next", fmt::format("tessera consolidate {} MODEL_DIR", config.run.out));
+    rows.emplace_back("next", after_end(config, state.step, saved));
   }
   return format_rows(style, rows);
 }

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "comm/sharding/sharded_model.h"
@@ -17,9 +19,10 @@ std::string start_table(const ConsoleStyle& style, const RunSetup& setup,
 
 /// How it went: losses with a sparkline, speed, memory, where everything is and what to do next.
 /// @param signal  that stopped the run, or 0
+/// @param saved   step of the newest checkpoint that the run has; empty: it has none
 std::string end_summary(const ConsoleStyle& style, const RunSetup& setup,
                         const MetricsWriter& metrics, const TrainerState& state,
                         std::int64_t first_step, double seconds, int signal,
-                        const Context& context);
+                        std::optional<std::int64_t> saved, const Context& context);
 
 }  // namespace tessera::tools
