@@ -9,12 +9,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <functional>
 #include <optional>
 
-#include "tests/e2e/small_run.h"
 #include "io/base/crc64.h"
 #include "io/checkpoint/index.h"
+#include "tests/e2e/small_run.h"
+#include "tests/io/support.h"
 
 using namespace tessera;
 using test::Arguments;
@@ -330,8 +332,6 @@ TEST_CASE_FIXTURE(Fixture, "a changed trainer.json is noticed, and its checkpoin
   }
 }
 
-TEST_CASE_FIXTURE(Fixture,
-                  "a run of which only unusable checkpoints are left is not started anew") {
 namespace {
 
 // The trainer state of a checkpoint as a newer tessera might write it, with all checksums right.
@@ -373,6 +373,8 @@ TEST_CASE_FIXTURE(Fixture, "a run does not go back behind what a newer tessera s
   }
 }
 
+TEST_CASE_FIXTURE(Fixture,
+                  "a run of which only unusable checkpoints are left is not started anew") {
   make_run();
   const fs::path run = copy("left"), checkpoints = run / "checkpoints";
   fs::rename(checkpoints / "step-00000020", checkpoints / "step-00000020.unusable");
@@ -561,6 +563,39 @@ TEST_CASE_FIXTURE(Fixture, "a limit of a file's size is told as a full disk is")
     CHECK(count(result.err, "warning: step 10 was not saved, training goes on") == 1);
     CHECK(count(result.err, "File too large") >= 2);
     CHECK(count(result.err, "SIGXFSZ") == 0);
+    CHECK(count(result.err, "tessera consolidate") == 0);
+    CHECK(count(result.err, "nothing was saved: no save succeeded") == 1);
     fs::remove_all(dir.file("run"));
   }
+}
+
+TEST_CASE_FIXTURE(Fixture,
+                  "output that does not reach its file is an error, but none to who left") {
+  make_run();
+  const std::string second = (fs::path(used) / "checkpoints/step-00000010").string();
+  const auto run_to = [&](const std::string& words, const std::string& where) {
+    const std::string err = dir.file("err");
+    const int status = std::system(  // as a user's shell does it
+        fmt::format("'{}' {} {} 2>'{}'", TESSERA_BINARY, words, where, err).c_str());
+    CliResult result;
+    result.code = WEXITSTATUS(status);
+    result.err = test::read_text(err);
+    return result;
+  };
+  for (const std::string& words : std::vector<std::string>{
+           "checkpoint verify " + used, "checkpoint verify --json " + used,
+           fmt::format("checkpoint diff {} {}", used, second), "checkpoint list --json " + used,
+           "checkpoint inspect " + used, "--help", "--version",
+           fmt::format("consolidate --json {} {}", used, dir.file("model"))}) {
+    CAPTURE(words);
+    const auto lost = run_to(words, ">/dev/full");
+    INFO(lost.describe());
+    CHECK(lost.code == kIo);
+    CHECK(lost.err.starts_with("tessera: error: cannot write "));
+    CHECK(lost.err.find("No space left on device") != std::string::npos);
+    CHECK(count(lost.err, "\n") == 1);
+  }
+  const auto left = run_to("checkpoint verify " + used, "| true");
+  CHECK(left.err.empty());
+  CHECK(run_to("checkpoint verify " + used, ">&-").err.empty());
 }

@@ -2,14 +2,18 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
+#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <new>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -78,6 +82,19 @@ int run(const std::vector<Command>& commands) {
   }
 }
 
+/// What was written to standard output may only now reach its file. Nobody is told if who read it
+/// has gone, as head does.
+int flush_output(int code) {
+  errno = 0;
+  const bool lost = std::fflush(stdout) != 0 || std::ferror(stdout) != 0;
+  if (!lost || code > kFailed) return code;
+  const int why = errno;
+  pollfd output{STDOUT_FILENO, POLLOUT, 0};
+  if (::poll(&output, 1, 0) == 1 && (output.revents & POLLERR) != 0) return code;
+  return report(kIo, fmt::format("cannot write standard output{}{}; what it shows is not complete",
+                                 why == 0 ? "" : ": ", why == 0 ? "" : std::strerror(why)));
+}
+
 /// A command that is none: CLI11 would only say which words are left over.
 int refuse_command(std::string_view word, const std::vector<Command>& commands) {
   std::string nearest;
@@ -113,14 +130,17 @@ int parse_and_run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& help) {  // --help, --version
-    return app.exit(help);
+    std::ostringstream text;
+    const int code = app.exit(help, text);
+    std::fputs(text.str().c_str(), stdout);
+    return flush_output(code);
   } catch (const CLI::ParseError& error) {
     report(kUsage, error.what());
     say(fmt::format("See tessera {}--help\n",
                     first.starts_with('-') ? "" : fmt::format("{} ", first)));
     return kUsage;
   }
-  return run(commands);
+  return flush_output(run(commands));
 }
 
 /// Of the standard streams those that who started us has closed: their numbers would go to the next
