@@ -218,9 +218,9 @@ class Source final : public ShardedSource {
                                "{}",
                                archive.name(), name, tensor.dtype_name, chunk.box.shape,
                                chunk.box.offsets, stored.dtype, stored.shape);
-    const Location location{chunk.offset + stored.begin, shared_strides(stored),
-                            chunk.offset + stored.storage_begin, chunk.offset + stored.storage_end,
-                            stored.crc32};
+    Location location{chunk.offset + stored.begin, shared_strides(stored),
+                      chunk.offset + stored.storage_begin, chunk.offset + stored.storage_end,
+                      stored.crc32};
     const std::lock_guard lock(mutex_);
     locations_[number] = location;
     return location;
