@@ -23,7 +23,7 @@ struct LayerNormForward {
 void layer_norm_forward(Context& context, const LayerNormForward& args);
 
 /// grad_x has x's dtype; grad_weight and grad_bias [C] have the accumulator dtype.
-/// The sums over rows are taken in a fixed order for a given number of threads.
+/// The sums over rows are taken in a fixed order for a given number of threads, or for a GPU.
 /// After a forward with a residual, x is its sum.
 struct LayerNormBackward {
   TensorView x, weight, mean, rstd, grad_y;
