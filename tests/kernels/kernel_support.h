@@ -124,8 +124,7 @@ class Buffer {
       view_.data = storage_->data();
       view_.device = context_->device();
     }
-    if (is_floating(dtype))
-      set(std::vector<double>(static_cast<std::size_t>(numel(shape)), value));
+    if (is_floating(dtype)) set(std::vector<double>(static_cast<std::size_t>(numel(shape)), value));
   }
   Buffer(DType dtype, const Shape& shape, const std::vector<double>& values)
       : Buffer(dtype, shape) {

@@ -36,11 +36,15 @@ __device__ __forceinline__ float narrow<float>(float x) {
 /// To nearest, ties to even; a NaN stays one.
 template <>
 __device__ __forceinline__ BFloat16 narrow<BFloat16>(float x) {
+  BFloat16 result;
+#if defined(__CUDA_ARCH__)
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result.bits) : "f"(x));
+#else
   const unsigned u = __float_as_uint(x);
   const unsigned rounded = (u + 0x7fffU + ((u >> 16) & 1U)) >> 16;
-  BFloat16 result;
   result.bits =
       static_cast<unsigned short>((u & 0x7fffffffU) > 0x7f800000U ? (u >> 16) | 0x40U : rounded);
+#endif
   return result;
 }
 
