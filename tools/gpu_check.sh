@@ -374,6 +374,10 @@ part_test() {
   if program tests/e2e/golden_test; then
     bash_step "training steps against the reference" 90 check_tests tests/e2e/golden_test
   fi
+  if [[ -x $build/tests/kernels/kernels_test ]]; then
+    TESSERA_TEST_CUDA_ONLY=1 TESSERA_BIAS_EPILOGUE=1 bash_step "bias gradients within products" 60 \
+      check_tests tests/kernels/kernels_test '--test-case=the gradients of weight and bias*'
+  fi
   if [[ -e $build/bin/libtessera_cudnn.so && -x $build/tests/kernels/kernels_test ]]; then
     # cuDNN serves where it can: what follows is tessera's own attention.
     TESSERA_TEST_CUDA_ONLY=1 TESSERA_ATTENTION=own bash_step "own attention on the GPU" 60 \

@@ -187,7 +187,8 @@ TEST_CASE("chosen tensors are exported, with their moments, and the others are t
                        plan_consolidation(f.run, options));
   ConsolidateOptions hf;
   hf.tensors = {"h.1.*"};
-  CHECK_THROWS_HOLDING(InvalidArgument, "--tensors chooses some; choose --format safetensors", plan_consolidation(f.run, hf));
+  CHECK_THROWS_HOLDING(InvalidArgument, "--tensors chooses some; choose --format safetensors",
+                       plan_consolidation(f.run, hf));
 }
 
 TEST_CASE("a tokenizer of the run goes along, for us and for Hugging Face's programs") {
