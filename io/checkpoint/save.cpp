@@ -11,6 +11,7 @@
 #include "io/checkpoint/agree.h"
 #include "io/checkpoint/find.h"
 #include "io/checkpoint/index.h"
+#include "io/checkpoint/merge_index.h"
 #include "io/checkpoint/read_back.h"
 #include "io/checkpoint/shard.h"
 
@@ -247,65 +248,33 @@ class Attempt {
     return written.str();
   }
 
-  Json read_part(std::size_t rank, const Written& written) const {
-    const fs::path path = temporary_ / part_name(rank);
-    const std::string text = read_file(path, request_.max_index_bytes, Links::Refuse);
+  std::string read_part(const fs::path& path, std::size_t rank, const Written& written) const {
+    std::string text = read_file(path, request_.max_index_bytes, Links::Refuse);
     require<CorruptCheckpoint>(static_cast<std::int64_t>(text.size()) == written.part_bytes &&
                                    crc64(text.data(), text.size()) == written.part_crc,
                                "{} is not what rank {} wrote: {} bytes, {} expected", path.string(),
                                rank, text.size(), written.part_bytes);
-    return Json::parse(text);
+    return text;
   }
 
-  // Merges what the ranks wrote into one index. The result is parsed again: a set of parts that
-  // does not cover every tensor must not be committed.
   std::string build_index(const std::vector<std::string>& parts) {
-    CheckpointIndex index;
-    index.step = request_.step;
-    index.world_size = request_.world_size;
-    index.run_id = request_.run_id;
-    index.created = now_utc();
-    index.tessera_version = TESSERA_VERSION;
-    index.model_config = request_.model_config;
-    Json merged = Json::object(), files = Json::object();
+    CheckpointIndex frame;
+    frame.step = request_.step;
+    frame.world_size = request_.world_size;
+    frame.run_id = request_.run_id;
+    frame.created = now_utc();
+    frame.tessera_version = TESSERA_VERSION;
+    frame.model_config = request_.model_config;
+    IndexMerger merger(std::move(frame));
     for (std::size_t rank = 0; rank < parts.size(); ++rank) {
       const Written written = Written::parse(parts[rank], rank);
-      if (written.trainer) index.trainer = written.trainer;
-      const Json part = read_part(rank, written);
+      if (written.trainer) merger.set_trainer(*written.trainer);
       total_bytes_ += written.shard_bytes;
-      files[shard_name(static_cast<int>(rank), request_.world_size)] = {
-          {"size", written.shard_bytes}, {"header", part.at("header")}};
-      for (const auto& [section, tensors] : part.at("sections").items()) {
-        for (const auto& [name, tensor] : tensors.items()) {
-          Json& whole = merged[section][name];
-          if (whole.is_null()) {
-            whole = tensor;
-            continue;
-          }
-          require<CorruptCheckpoint>(
-              whole["dtype"] == tensor["dtype"] && whole["shape"] == tensor["shape"],
-              "rank {} has {}/{} as {}{}, a lower rank as {}{}", rank, section, name,
-              tensor["dtype"].dump(), tensor["shape"].dump(), whole["dtype"].dump(),
-              whole["shape"].dump());
-          for (const Json& chunk : tensor["chunks"]) whole["chunks"].push_back(chunk);
-        }
-      }
+      const fs::path path = temporary_ / part_name(rank);
+      merger.add(shard_name(static_cast<int>(rank), request_.world_size), written.shard_bytes,
+                 read_part(path, rank, written), path.string());
     }
-    const auto take = [&](Section section) {
-      const auto found = merged.find(std::string(section_name(section)));
-      return found == merged.end() ? Json::object() : *found;
-    };
-    Json json = Json::parse(format_index(index));
-    json.erase("checksum");  // of what is now filled in
-    json["files"] = std::move(files);
-    json["sections"]["model"] = {{"tensors", take(Section::Model)}};
-    const Json exp_avg = take(Section::ExpAvg), exp_avg_sq = take(Section::ExpAvgSq);
-    if (!exp_avg.empty() || !exp_avg_sq.empty()) {
-      json["sections"]["optimizer"] = {
-          {"hyper", {{"step", request_.step}}},
-          {"tensors", {{"exp_avg", exp_avg}, {"exp_avg_sq", exp_avg_sq}}}};
-    }
-    std::string text = format_index(parse_index(json.dump(), (temporary_ / "index.json").string()));
+    std::string text = merger.finish((temporary_ / "index.json").string());
     require<IoError>(static_cast<std::int64_t>(text.size()) <= request_.max_index_bytes,
                      "the index has {} bytes, and readers accept {}: save on fewer ranks",
                      text.size(), request_.max_index_bytes);

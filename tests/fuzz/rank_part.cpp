@@ -1,0 +1,35 @@
+// The parts of an index that the ranks of a save wrote, each ended by a NUL, and what is made of
+// them.
+#include <algorithm>
+#include <string>
+
+#include "io/checkpoint/merge_index.h"
+#include "io/checkpoint/shard.h"
+#include "tests/fuzz/fuzz.h"
+
+using namespace tessera;
+
+int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  constexpr std::int64_t kShardBytes = 4096;
+  std::string_view text = fuzz::text_of(data, size);
+  const auto ranks = static_cast<int>(std::ranges::count(text, '\0'));
+  if (ranks < 1 || ranks > 8) return -1;
+  io::CheckpointIndex frame;
+  frame.step = 3;
+  frame.world_size = ranks;
+  frame.run_id = "run";
+  frame.created = "2026-01-31T12:00:00Z";
+  frame.tessera_version = "0.1.0";
+  frame.model_config = io::Json::object();
+  fuzz::try_parse([&] {
+    io::IndexMerger merger(frame);
+    for (int rank = 0; rank < ranks; ++rank) {
+      const std::size_t end = text.find('\0');
+      merger.add(io::shard_name(rank, ranks), kShardBytes, text.substr(0, end), "part");
+      text.remove_prefix(end + 1);
+    }
+    const std::string index = merger.finish("index.json");
+    fuzz::expect(io::format_index(io::parse_index(index, "again")) == index);
+  });
+  return 0;
+}
