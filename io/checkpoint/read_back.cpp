@@ -1,5 +1,7 @@
 #include "io/checkpoint/read_back.h"
 
+#include <chrono>
+#include <optional>
 #include <set>
 #include <string>
 
@@ -7,8 +9,14 @@
 #include "io/checkpoint/verify.h"
 
 namespace tessera::io {
+namespace {
 
-void read_back(const fs::path& dir, const SaveRequest& request) {
+using Clock = std::chrono::steady_clock;
+constexpr std::chrono::milliseconds kWhenHurried{1000};
+
+}  // namespace
+
+void read_back(const fs::path& dir, const SaveRequest& request, const std::atomic<bool>* hurry) {
   const std::string source = (dir / "index.json").string();
   const CheckpointIndex index =
       parse_index(read_file(source, kMaxIndexBytes, Links::Refuse), source);
@@ -18,11 +26,14 @@ void read_back(const fs::path& dir, const SaveRequest& request) {
   for (const auto& [name, size] : index.files) {
     if (next++ % request.world_size == request.rank) options.files->insert(name);
   }
-  if (request.pulse) {
-    options.progress = [&](std::int64_t, std::int64_t) {
-      request.pulse->fetch_add(1, std::memory_order_relaxed);
-    };
-  }
+  std::optional<Clock::time_point> hurried;
+  options.progress = [&](std::int64_t, std::int64_t) {
+    if (request.pulse) request.pulse->fetch_add(1, std::memory_order_relaxed);
+    if (hurry == nullptr || !*hurry) return;
+    if (!hurried) hurried = Clock::now();
+    require<IoError>(Clock::now() - *hurried < kWhenHurried,
+                     "it was not read to its end, as training stops");
+  };
   const auto problems = verify_checkpoint(dir, index, options).problems;
   if (problems.empty()) return;
   throw CorruptCheckpoint(

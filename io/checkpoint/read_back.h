@@ -10,7 +10,9 @@ namespace tessera::io {
 /// so this finds what went wrong on the way to the file system, not what a disk lost after that.
 /// @param dir      the checkpoint, committed or about to be
 /// @param request  of the save; its pulse counts on as this gets on
-/// @throws CorruptCheckpoint naming file, tensor and range of the first problem, IoError
-void read_back(const fs::path& dir, const SaveRequest& request);
+/// @param hurry    set: a second later this gives up; may be null
+/// @throws CorruptCheckpoint naming file, tensor and range of the first problem; IoError
+void read_back(const fs::path& dir, const SaveRequest& request,
+               const std::atomic<bool>* hurry = nullptr);
 
 }  // namespace tessera::io

@@ -48,6 +48,10 @@ bool is_newer_format(const fs::path& path, const Retention& retention) {
   return false;
 }
 
+bool is_damaged(const Retention& retention, std::int64_t step) {
+  return retention.damaged && retention.damaged->contains(step);
+}
+
 std::vector<fs::path> find_superfluous(const SaveRequest& saved, const Retention& retention) {
   auto entries = find_checkpoints(saved.checkpoints_dir);
   std::erase_if(entries, [&](const CheckpointEntry& entry) { return entry.step > saved.step; });
@@ -56,6 +60,10 @@ std::vector<fs::path> find_superfluous(const SaveRequest& saved, const Retention
   int newest = 0;
   for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
     const bool for_good = retention.keep_every > 0 && entry->step % retention.keep_every == 0;
+    if (is_damaged(retention, entry->step)) {  // it takes no intact one's place
+      superfluous.push_back(entry->path);
+      continue;
+    }
     const bool may_go = newest >= retention.keep && !for_good && !best.contains(entry->step);
     if (newest >= retention.keep && !may_go) continue;
     if (entry->step != saved.step && is_newer_format(entry->path, retention)) continue;
@@ -89,6 +97,7 @@ std::vector<fs::path> prune_checkpoints(const SaveRequest& saved, const Retentio
                                         SaveCoordinator& coordinator) {
   std::vector<fs::path> superfluous;  // rank 0's
   if (retention.keep <= 0) return superfluous;
+  if (retention.damaged) retention.damaged->erase(saved.step);
   const fs::path path = saved.checkpoints_dir / checkpoint_name(saved.step);
   const Failure failure{fmt::format("{} is not verified", path.string()),
                         "no other checkpoint was removed"};
@@ -101,8 +110,19 @@ std::vector<fs::path> prune_checkpoints(const SaveRequest& saved, const Retentio
     return std::to_string(superfluous.size());
   });
   if (found[0] == "0") return superfluous;
-  agree(saved, coordinator, phase("verified"), failure,
-        [&] { return read_back(path, saved), std::string(); });
+  const auto damages = agree(saved, coordinator, phase("verified"), failure, [&] {
+    try {
+      read_back(path, saved, saved.hurry.get());
+    } catch (const CorruptCheckpoint& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  });
+  for (std::size_t rank = 0; rank < damages.size(); ++rank) {
+    if (damages[rank].empty()) continue;
+    if (retention.damaged) retention.damaged->insert(saved.step);
+    throw IoError("{}: rank {}: {}; {}", failure.failed, rank, damages[rank], failure.then);
+  }
   for (const fs::path& gone : superfluous) remove_durably(gone);
   return superfluous;
 }

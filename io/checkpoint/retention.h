@@ -2,7 +2,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "io/base/file.h"
@@ -18,6 +20,9 @@ struct Retention {
   /// Validation loss of a checkpoint; empty if it is not known: such a one is not among the best.
   /// One for which this throws NewerFormat is left alone, another Error makes it one of the best.
   std::function<std::optional<double>(const fs::path& checkpoint)> loss{};
+  /// Steps whose checkpoints were found damaged as they were read back: they don't count, and go
+  /// with the next that is removed. Kept by prune_checkpoints(), on every rank; may be null.
+  std::shared_ptr<std::set<std::int64_t>> damaged{};
 };
 
 /// Removes the checkpoints that `retention` does not keep, of those up to and including the step of
@@ -28,8 +33,8 @@ struct Retention {
 /// Before the first is removed, the one that was saved is verified: rank 0 reads the index and
 /// looks at the sizes of all files and the checksum of trainer.json, and each rank reads its own
 /// shard back (see read_back): in about the time that the write took or less, on the calling
-/// thread. A checkpoint is read back once at most, and not if nothing is to be removed. Each that
-/// goes is renamed, durably, to a name that nobody loads before its files go.
+/// thread, and not if nothing is to be removed. Once saved.hurry is set, that is soon given up.
+/// Each that goes is renamed, durably, to a name that nobody loads before its files go.
 ///
 /// Collective, by all ranks of a save after it. A process that ends meanwhile leaves all of them.
 /// @param saved  the request of that save; its parts are not looked at

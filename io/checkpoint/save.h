@@ -49,6 +49,8 @@ struct SaveRequest {
   std::function<void(std::string_view point)> at_point;
   /// Counts on as this rank gets on with the save: who watches it sees whether it hangs.
   std::shared_ptr<std::atomic<std::uint64_t>> pulse;
+  /// Set by who can't wait for old checkpoints to be removed; may be null.
+  std::shared_ptr<std::atomic<bool>> hurry;
   /// Bytes free where the checkpoint goes, -1 if unknown; for fault injection, too.
   std::function<std::int64_t(const fs::path& dir)> free_bytes = io::free_bytes;
 };

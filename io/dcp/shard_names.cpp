@@ -108,8 +108,10 @@ DcpShards find_dcp_shards(const std::vector<std::string>& names, const fs::path&
   check_shards(found, model_count, dir, shards);
   const std::int64_t no_model = first_gap(models);
   require<CorruptCheckpoint>(
-      no_model > model_count, "{} is missing, as are other shards of model file {} of {}",
-      (dir / file_name(1, no_model, model_count)).string(), no_model, model_count);
+      no_model > model_count || shards,
+      "{} is missing, as are other shards of model file {} of {}; find them, or, if no rank had "
+      "anything to save in it, say with --shards {} that all shards are there",
+      (dir / file_name(1, no_model, model_count)).string(), no_model, model_count, found.size());
 
   const auto n = static_cast<std::int64_t>(found.size());
   if (!shards) {

@@ -211,6 +211,38 @@ TEST_CASE("nothing is removed if what was saved is not as it should be") {
   }
 }
 
+TEST_CASE("a checkpoint that was found damaged takes no intact one's place") {
+  const SampleModel model = make_sample_model();
+  TempDir dir;
+  const Retention retention{.keep = 2, .damaged = std::make_shared<std::set<std::int64_t>>()};
+  for (const std::int64_t step : {1, 2, 3, 4}) {
+    save(model, dir.path(), {.step = step});
+    if (step < 3) continue;
+    if (step == 3) {
+      const fs::path saved = dir.path() / "step-00000003";
+      const Chunk chunk =
+          CheckpointReader::open(saved).tensor(Section::Model, "wte.weight").chunks.back();
+      flip_bit(saved / chunk.file, chunk.byte_end - 1);
+      CHECK_THROWS_HOLDING(IoError, "the checksum is wrong", prune(dir.path(), retention, step));
+      CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{1, 2, 3});
+    } else {
+      prune(dir.path(), retention, step);
+    }
+  }
+  CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{2, 4});
+}
+
+TEST_CASE("who is in a hurry still removes what takes no time") {
+  const SampleModel model = make_sample_model();
+  TempDir dir;
+  for (const std::int64_t step : {1, 2}) save(model, dir.path(), {.step = step});
+  SoloCoordinator coordinator;
+  auto request = make_request(model, dir.path(), 0, {.step = 2});
+  request.hurry = std::make_shared<std::atomic<bool>>(true);
+  // Read within a second.
+  CHECK(prune_checkpoints(request, {.keep = 1}, coordinator).size() == 1);
+}
+
 TEST_CASE("who reads back shows that he gets on") {
   const SampleModel model = make_sample_model();
   TempDir dir;

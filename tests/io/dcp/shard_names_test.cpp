@@ -116,12 +116,12 @@ TEST_CASE("a model file of which no shard is there is refused") {
     const Shards shards(2, 2);
     shards.remove(1, gone);
     shards.remove(2, gone);
-    for (const auto said : {std::optional<std::int64_t>{}, std::optional<std::int64_t>{2}}) {
-      CHECK_THROWS_HOLDING(CorruptCheckpoint,
-                           fmt::format("{} is missing, as are other shards of model file {} of 2",
-                                       shard_name(1, gone, 2), gone),
-                           shards.plan(said));
-    }
+    CHECK_THROWS_HOLDING(CorruptCheckpoint,
+                         fmt::format("{} is missing, as are other shards of model file {} of 2",
+                                     shard_name(1, gone, 2), gone),
+                         shards.plan({}));
+    // No rank may have had anything to save in it: who knows how many shards there were may say so.
+    CHECK(shards.plan(2).warnings.size() == 1);
   }
 }
 

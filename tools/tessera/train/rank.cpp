@@ -386,7 +386,7 @@ int Rank::run() {
     if (signal == 0 && !ends_for_save_) evaluate();
     status_->enter("finish", state_.step);
     try {
-      if (saver_) saver_->finish(state_);
+      if (saver_) saver_->finish(state_, signal != 0);
     } catch (const IoError&) {
       not_saved = std::current_exception();
     }

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "tools/tessera/report/console.h"
@@ -44,9 +45,17 @@ std::string prune(const io::SaveRequest& request, const io::Retention& retention
   try {
     io::prune_checkpoints(request, retention, coordinator);
   } catch (const std::exception& error) {
-    if (request.rank == 0) return fmt::format("warning: old checkpoints stay: {}", error.what());
+    // The next run removes what this one had no time for.
+    const bool hurried = request.hurry && *request.hurry;
+    if (request.rank == 0 && !hurried)
+      return fmt::format("warning: old checkpoints stay: {}", error.what());
   }
   return {};
+}
+
+SaverOptions with_memory_of_damage(SaverOptions options) {
+  options.retention.damaged = std::make_shared<std::set<std::int64_t>>();
+  return options;
 }
 
 std::string message_of(const std::exception_ptr& error) {
@@ -78,7 +87,7 @@ struct LastWords {
 
 Saver::Saver(SaverOptions options, std::shared_ptr<comm::Store> store, io::SaveCoordinator& meeting,
              const std::shared_ptr<Context>& context, comm::ShardedModel& sharded)
-    : options_(std::move(options)),
+    : options_(with_memory_of_damage(std::move(options))),
       store_(std::move(store)),
       meeting_(meeting),
       sharded_(sharded),
@@ -98,6 +107,7 @@ io::SaveRequest Saver::complete(io::SaveRequest request, const TrainerState& sta
   request.model_config = options_.model;
   request.trainer_json = format_trainer_state(state);
   request.pulse = pulse_;
+  request.hurry = hurry_;
   request.at_point = options_.at_point;
   return request;
 }
@@ -253,7 +263,8 @@ void Saver::failed(std::int64_t step, const std::string& why) {
   if (options_.stop_on_error && failure_.empty()) failure_ = why;
 }
 
-void Saver::finish(const TrainerState& state) {
+void Saver::finish(const TrainerState& state, bool hurry) {
+  if (hurry) *hurry_ = true;
   if (!async_) {
     if (saved_step_ != state.step) save_here(state);
   } else {

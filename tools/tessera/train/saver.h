@@ -73,9 +73,10 @@ class Saver {
   void poll();
 
   /// The end of the run: waits for the save in flight, and saves if `state` is not yet.
+  /// @param hurry  whoever stops the run won't wait long: old checkpoints stay
   /// @throws IoError if it could not be saved, or training ended because of a save; NonFiniteLoss;
   ///         CommError
-  void finish(const TrainerState& state);
+  void finish(const TrainerState& state, bool hurry = false);
   /// The end by an error that this rank does not share: waits for the save in flight, no longer
   /// than `at_most`, and never throws. After that the destructor does not wait.
   void leave(std::chrono::milliseconds at_most) noexcept;
@@ -115,6 +116,7 @@ class Saver {
   double stall_ = 0;
   std::shared_ptr<std::string> warning_;  // the writer's, until it has ended
   std::shared_ptr<std::atomic<std::uint64_t>> pulse_;
+  const std::shared_ptr<std::atomic<bool>> hurry_ = std::make_shared<std::atomic<bool>>(false);
   std::uint64_t last_pulse_ = 0;
   Clock::time_point last_moved_;
 
