@@ -161,7 +161,7 @@ class Buffer {
   }
   void set_bytes(const void* from, std::size_t size) const {
     REQUIRE(size == bytes_.size());
-    std::memmove(bytes_.data(), from, size);
+    if (size != 0) std::memmove(bytes_.data(), from, size);
     if (context_) context_->backend().copy_from_host(view_.data, bytes_.data(), size);
   }
   std::vector<double> values() const {
