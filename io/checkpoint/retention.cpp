@@ -34,13 +34,16 @@ std::set<std::int64_t> best_steps(const std::vector<CheckpointEntry>& entries,
   return steps;
 }
 
-// An intact one that this build cannot read is nobody's to remove.
-bool is_newer_format(const fs::path& path, const Retention& retention) {
+// An intact one that this build cannot read is nobody's to remove; and one that the disk does not
+// give out now may be that.
+bool may_be_newer_format(const fs::path& path, const Retention& retention) {
   const std::string source = (path / "index.json").string();
   try {
     parse_index(read_file(source, kMaxIndexBytes, Links::Refuse), source);
     if (retention.loss) retention.loss(path);
   } catch (const NewerFormat&) {
+    return true;
+  } catch (const IoError&) {
     return true;
   } catch (const Error&) {
     return false;
@@ -66,7 +69,7 @@ std::vector<fs::path> find_superfluous(const SaveRequest& saved, const Retention
     }
     const bool may_go = newest >= retention.keep && !for_good && !best.contains(entry->step);
     if (newest >= retention.keep && !may_go) continue;
-    if (entry->step != saved.step && is_newer_format(entry->path, retention)) continue;
+    if (entry->step != saved.step && may_be_newer_format(entry->path, retention)) continue;
     if (may_go) superfluous.push_back(entry->path);
     ++newest;
   }

@@ -28,7 +28,8 @@ struct Retention {
 /// Removes the checkpoints that `retention` does not keep, of those up to and including the step of
 /// `saved`, which was just saved and always stays. Those of later steps are left alone and do not
 /// count: a run that went back to an earlier step must not lose what it saves to what it left.
-/// Those that only a newer tessera reads never go, and do not count either.
+/// Those that only a newer tessera reads never go, and do not count either; nor does one whose
+/// index cannot be read for an error of the disk, which may be such a one.
 ///
 /// Before the first is removed, the one that was saved is verified: rank 0 reads the index and
 /// looks at the sizes of all files and the checksum of trainer.json, and each rank reads its own

@@ -372,7 +372,11 @@ TEST_CASE("nobody leaves while rank 0 still removes old checkpoints, and it is n
       }
     });
     CHECK(contains(errors[1], "missing: rank 0"));
-    if (in_background) CHECK(contains(errors[0], "has stood still for 500 ms on this rank"));
+    if (in_background) {
+      CHECK(contains(errors[0],
+                     "step 2 is saved, but reading it back and removing old ones has stood still "
+                     "for 500 ms on this rank"));
+    }
     CHECK(value_of(dir.path() / "step-00000002") == 2.0F);
   }
 }
@@ -451,45 +455,95 @@ TEST_CASE("a trainer state that only a newer tessera reads is told from a broken
                        parse_trainer_state(text, "x/trainer.json"));
 }
 
-TEST_CASE("a checkpoint that was damaged since its commit does not push the one before it out") {
-  for (const bool in_background : {true, false}) {
-    CAPTURE(in_background);
-    const test::TempDir dir;
+namespace {
+
+// Two steps, each saved, of which one may stay. The checkpoint of the second is damaged as soon as
+// it is committed, at most `times`.
+struct DamagedSave {
+  test::TempDir dir;
+  std::vector<std::string> errors;
+  std::string notes;         // rank 0's
+  std::vector<Saved> saved;  // rank 0's
+  bool ends = false;         // training, on all ranks
+
+  DamagedSave(bool in_background, bool stop_on_error, int times) {
     const fs::path damaged = dir.path() / "step-00000002";
     Settings settings;
     settings.in_background = in_background;
+    settings.stop_on_error = stop_on_error;
     settings.retention = {.keep = 1};
     settings.at_point = [&](int rank, std::string_view at) {
-      if (rank != 0 || at != "latest-written" || !fs::exists(damaged)) return;
+      if (rank != 0 || at != "latest-written" || !fs::exists(damaged) || times-- <= 0) return;
       const fs::path shard = damaged / "rank-00001-of-00002.safetensors";
       std::fstream file(shard, std::ios::binary | std::ios::in | std::ios::out);
       file.seekp(-1, std::ios::end);
       file.put('\x01');
     };
-    std::string notes;
-    std::vector<Saved> saved;
-    const auto errors = run_ranks(dir.path(), settings, [&](RankOfTest& self) {
+    errors = run_ranks(dir.path(), settings, [&](RankOfTest& self) {
       for (int step = 0; step < 2; ++step) {
         self.step(true);
         self.wait_until_idle();
       }
-      self.saver->finish(self.state);
-      self.look();
-      if (self.rank != 0) return;
-      notes = self.notes;
-      saved = self.saved;
+      const bool stops = self.saver->agree(self.state.step + 1);
+      if (self.rank == 0) ends = stops;
+      const auto keep_what_is_known = [&] {
+        self.look();
+        if (self.rank != 0) return;
+        notes = self.notes;
+        saved = self.saved;
+      };
+      try {
+        self.saver->finish(self.state);
+      } catch (...) {
+        keep_what_is_known();
+        throw;
+      }
+      keep_what_is_known();
     });
-    for (const auto& error : errors) CHECK(error == "");
-    CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{1, 2});
-    CHECK(value_of(dir.path() / "step-00000001") == 1.0F);
-    CHECK(saved.size() == 2);
-    CAPTURE(notes);
-    for (const char* part :
-         {"warning: old checkpoints stay: ", "step-00000002 is not verified: rank 1: ",
-          "rank-00001-of-00002.safetensors: tensor optimizer/exp_avg_sq/", "elements ", "(bytes ",
-          "the checksum is wrong; no other checkpoint was removed"}) {
-      CAPTURE(part);
-      CHECK(contains(notes, part));
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a checkpoint found damaged as it is read back counts as not saved") {
+  for (const bool in_background : {true, false}) {
+    CAPTURE(in_background);
+    const char* const what[] = {"step-00000002 is not verified: rank 1: ",
+                                "rank-00001-of-00002.safetensors: tensor optimizer/exp_avg_sq/",
+                                "elements ", "(bytes ",
+                                "the checksum is wrong; no other checkpoint was removed"};
+    const std::string warning = "warning: step 2 was not saved, training ";
+    SUBCASE("it is saved again as the run ends") {
+      const DamagedSave run(in_background, false, 1);
+      for (const auto& error : run.errors) CHECK(error == "");
+      CHECK_FALSE(run.ends);
+      CAPTURE(run.notes);
+      CHECK(contains(run.notes, warning + "goes on: "));
+      for (const char* part : what) CHECK(contains(run.notes, part));
+      CHECK(steps_in(run.dir.path()) == std::vector<std::int64_t>{2});
+      CHECK(value_of(run.dir.path() / "step-00000002") == 2.0F);
+      CHECK(run.saved.size() == 2);
+    }
+    SUBCASE("if it is damaged again, the run fails and the one before it stays") {
+      const DamagedSave run(in_background, false, 2);
+      for (const auto& error : run.errors) {
+        CAPTURE(error);
+        for (const char* part : what) CHECK(contains(error, part));
+      }
+      CHECK(steps_in(run.dir.path()) == std::vector<std::int64_t>{1, 2});
+      CHECK(value_of(run.dir.path() / "step-00000001") == 1.0F);
+      CHECK(run.saved.size() == 1);
+    }
+    SUBCASE("with checkpoint.on_error=stop training ends") {
+      const DamagedSave run(in_background, true, 1);
+      CHECK(run.ends);
+      CHECK(contains(run.notes, warning + "ends (checkpoint.on_error is stop): "));
+      for (const auto& error : run.errors) {
+        CAPTURE(error);
+        CHECK(contains(error, "training ended because a save failed: "));
+        CHECK(contains(error, "step-00000002 is not verified: rank 1: "));
+      }
+      CHECK(value_of(run.dir.path() / "step-00000002") == 2.0F);
     }
   }
 }

@@ -3,6 +3,7 @@
 #include "io/checkpoint/retention.h"
 
 #include <doctest/doctest.h>
+#include <sys/stat.h>
 
 #include <exception>
 #include <map>
@@ -157,6 +158,17 @@ TEST_CASE("what only a newer tessera reads is not removed, and takes no other's 
     set_format_version(dir.path() / checkpoint_name(step), 2);
   prune(dir.path(), retention, 60);
   CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{10, 20, 40, 50, 60});
+}
+
+TEST_CASE("what the disk does not give out is not removed: it may be of a newer format") {
+  TempDir dir;
+  const SampleModel model = make_sample_model();
+  for (const std::int64_t step : {10, 20, 30, 40}) save(model, dir.path(), {.step = step});
+  const fs::path index = dir.path() / checkpoint_name(10) / "index.json";
+  fs::remove(index);
+  REQUIRE(::mknod(index.c_str(), S_IFSOCK | 0600, 0) == 0);  // opening it fails
+  prune(dir.path(), {.keep = 2}, 40);
+  CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{10, 30, 40});
 }
 
 TEST_CASE("nothing is removed if what was saved is not as it should be") {

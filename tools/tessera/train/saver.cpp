@@ -40,11 +40,13 @@ void require_finite(const io::SaveRequest& request, io::SaveCoordinator& coordin
 }
 
 // @return why old checkpoints stay, if some do that should not: the save itself stands
+// @throws IoError, the same on all ranks, if it does not: it was found damaged
 std::string prune(const io::SaveRequest& request, const io::Retention& retention,
                   io::SaveCoordinator& coordinator) {
   try {
     io::prune_checkpoints(request, retention, coordinator);
   } catch (const std::exception& error) {
+    if (retention.damaged->contains(request.step)) throw;
     // The next run removes what this one had no time for.
     const bool hurried = request.hurry && *request.hurry;
     if (request.rank == 0 && !hurried)
@@ -71,17 +73,36 @@ std::string message_of(const std::exception_ptr& error) {
 struct LastWords {
   std::int64_t saved = -1;
   std::int64_t in_flight = -1;  ///< step of a save that hangs
-  std::string failure, fatal;
+  bool committed = false;       ///< it hangs in what comes after the commit
+  std::string failure = {}, fatal = {};
 
   std::string str() const {
-    return Json{{"saved", saved}, {"in_flight", in_flight}, {"failure", failure}, {"fatal", fatal}}
+    return Json{{"saved", saved},
+                {"in_flight", in_flight},
+                {"committed", committed},
+                {"failure", failure},
+                {"fatal", fatal}}
         .dump(-1, ' ', false, Json::error_handler_t::replace);
   }
   static LastWords parse(const std::string& text) {
     const Json json = Json::parse(text);
-    return {json.at("saved"), json.at("in_flight"), json.at("failure"), json.at("fatal")};
+    return {json.at("saved"), json.at("in_flight"), json.at("committed"), json.at("failure"),
+            json.at("fatal")};
   }
 };
+
+// What became of `step`, the last, if a save hangs as the run ends.
+std::string hanging_save(const LastWords& words, std::int64_t step, milliseconds timeout,
+                         std::string_view where) {
+  std::string said = fmt::format("was not saved: the save of step {}", words.in_flight);
+  if (words.in_flight == step) said = "may not be saved: its save";
+  if (words.in_flight == step && words.committed)
+    said = "is saved, but reading it back and removing old ones";
+  return fmt::format(
+      "step {} {} has stood still for {} on {}; look after that rank's disk, or raise "
+      "checkpoint.timeout",
+      step, said, format_duration(to_seconds(timeout)), where);
+}
 
 }  // namespace
 
@@ -154,10 +175,13 @@ void Saver::start(const TrainerState& state, Clock::time_point begin) {
   const auto coordinator =
       std::make_shared<StoreCoordinator>(store_, fmt::format("save/{}", saves_++), options_.rank,
                                          options_.world_size, options_.timeout);
-  const auto write = [coordinator, warning = warning_, retention = options_.retention,
+  committed_ = std::make_shared<std::atomic<bool>>(false);
+  const auto write = [coordinator, warning = warning_, committed = committed_,
+                      retention = options_.retention,
                       started = last_moved_](const io::SaveRequest& staged) {
     require_finite(staged, *coordinator);
     io::SaveReport report = io::save_checkpoint(staged, *coordinator);
+    *committed = true;
     report.seconds = seconds_since(started);
     *warning = prune(staged, retention, *coordinator);
     return report;
@@ -279,7 +303,8 @@ void Saver::finish(const TrainerState& state, bool hurry) {
 void Saver::finish_in_background(const TrainerState& state) {
   const bool ended = wait_for_writer(Clock::time_point::max());
   poll();
-  const LastWords mine{saved_step_, ended ? -1 : step_, failure_, message_of(fatal_)};
+  const LastWords mine{saved_step_, ended ? -1 : step_, !ended && *committed_, failure_,
+                       message_of(fatal_)};
   const auto answers = meeting_.exchange(fmt::format("end at step {}", state.step), mine.str());
   bool all_saved = true;
   for (std::size_t rank = 0; rank < answers.size(); ++rank) {
@@ -290,9 +315,7 @@ void Saver::finish_in_background(const TrainerState& state) {
     if (words.in_flight >= 0) {
       async_->set_patience(milliseconds(0));
       throw IoError(
-          "step {} was not saved: the save of step {} has stood still for {} on rank {}; look "
-          "after that rank's disk, or raise checkpoint.timeout",
-          state.step, words.in_flight, format_duration(to_seconds(options_.timeout)), rank);
+          "{}", hanging_save(words, state.step, options_.timeout, fmt::format("rank {}", rank)));
     }
     all_saved = all_saved && words.saved == state.step;
   }
@@ -300,10 +323,8 @@ void Saver::finish_in_background(const TrainerState& state) {
   start(state, Clock::now());
   if (!wait_for_writer(Clock::time_point::max())) {
     async_->set_patience(milliseconds(0));
-    throw IoError(
-        "step {} may not be saved: its save has stood still for {} on this rank; look after its "
-        "disk, or raise checkpoint.timeout",
-        state.step, format_duration(to_seconds(options_.timeout)));
+    throw IoError("{}", hanging_save({.in_flight = state.step, .committed = *committed_},
+                                     state.step, options_.timeout, "this rank"));
   }
   const auto finished = async_->take();
   if (finished->error) std::rethrow_exception(finished->error);

@@ -24,8 +24,8 @@ struct SaverOptions {
   int world_size = 1;
   nlohmann::json model;  ///< section that is stored with a checkpoint
   bool with_optimizer = true;
-  bool in_background = true;  ///< saves but that of finish() may run beside training
-  bool stop_on_error = false;
+  bool in_background = true;   ///< saves but that of finish() may run beside training
+  bool stop_on_error = false;  ///< a checkpoint found damaged as it is read back is one
   io::Retention retention{};
   /// That a save may stand still before it counts as hanging, and that ranks wait for each other.
   std::chrono::milliseconds timeout{};
@@ -115,6 +115,7 @@ class Saver {
   std::int64_t step_ = -1;
   double stall_ = 0;
   std::shared_ptr<std::string> warning_;  // the writer's, until it has ended
+  std::shared_ptr<std::atomic<bool>> committed_;
   std::shared_ptr<std::atomic<std::uint64_t>> pulse_;
   const std::shared_ptr<std::atomic<bool>> hurry_ = std::make_shared<std::atomic<bool>>(false);
   std::uint64_t last_pulse_ = 0;
