@@ -158,6 +158,31 @@ TEST_CASE_FIXTURE(Fixture, "checkpoints are listed, inspected, verified and comp
     CHECK(said.find(json({"checkpoint", "inspect", last}).at("digest")) != std::string::npos);
     CHECK(said.find("\"lr\":0.003") != std::string::npos);
   }
+  SUBCASE("inspect --chunks") {
+    const Json listed = json({"checkpoint", "inspect", last, "--chunks"});
+    const Json sections = read_json(last / "index.json").at("sections");
+    const Json& moments = sections.at("optimizer").at("tensors");
+    const std::string said = run({"checkpoint", "inspect", last, "--chunks"}).out;
+    CHECK(said.find("\noptimizer/exp_avg_sq\n") != std::string::npos);
+    for (const auto& [where, stored] :
+         {std::pair(listed.at("tensors"), sections.at("model").at("tensors")),
+          {listed.at("optimizer").at("exp_avg"), moments.at("exp_avg")},
+          {listed.at("optimizer").at("exp_avg_sq"), moments.at("exp_avg_sq")}}) {
+      REQUIRE(where.size() == stored.size());
+      for (const auto& tensor : stored.items()) {
+        CAPTURE(tensor.key());
+        CHECK(where.at(tensor.key()).at("places") == tensor.value().at("chunks"));
+        for (const Json& chunk : tensor.value().at("chunks")) {
+          CHECK(said.find(fmt::format(
+                    "    {} bytes {} to {}: elements {} to {}, {}\n",
+                    chunk.at("file").get<std::string>(), chunk.at("bytes")[0].get<int>(),
+                    chunk.at("bytes")[1].get<int>(), chunk.at("elements")[0].get<int>(),
+                    chunk.at("elements")[1].get<int>(), chunk.at("checksum").get<std::string>())) !=
+                std::string::npos);
+        }
+      }
+    }
+  }
   SUBCASE("verify") {
     const Json chunk = read_json(last / "index.json")
                            .at("sections")

@@ -27,24 +27,50 @@ std::int64_t parameter_count(const io::CheckpointIndex& index) {
   return count;
 }
 
-io::Json describe_checkpoint(const io::CheckpointReader& reader) {
+namespace {
+
+io::Json list(const Shape& shape) { return std::vector<std::int64_t>(shape.begin(), shape.end()); }
+
+io::Json describe_place(const io::Chunk& chunk) {
+  io::Json place{{"file", chunk.file},
+                 {"bytes", {chunk.byte_begin, chunk.byte_end}},
+                 {"elements", {chunk.begin, chunk.end}},
+                 {"checksum", io::format_checksum(chunk.crc64)}};
+  if (chunk.box)
+    place["box"] = {{"offsets", list(chunk.box->offsets)}, {"shape", list(chunk.box->shape)}};
+  return place;
+}
+
+io::Json describe_tensors(const io::TensorMap& tensors, io::Section section, bool with_places) {
+  io::Json described = io::Json::object();
+  for (const auto& [name, tensor] : tensors) {
+    io::Json entry{{"section", io::section_name(section)},
+                   {"dtype", io::safetensors_dtype_name(tensor.dtype)},
+                   {"shape", list(tensor.shape)},
+                   {"chunks", tensor.chunks.size()}};
+    if (const auto crc = io::tensor_checksum(tensor)) {
+      entry["checksum"] = io::format_checksum(*crc);
+    }
+    if (with_places) {
+      for (const io::Chunk& chunk : tensor.chunks) entry["places"].push_back(describe_place(chunk));
+    }
+    described[name] = std::move(entry);
+  }
+  return described;
+}
+
+}  // namespace
+
+io::Json describe_checkpoint(const io::CheckpointReader& reader, bool with_places) {
   const io::CheckpointIndex& index = reader.index();
   io::Json tensors = io::Json::object();
-  if (index.model) {
-    for (const auto& [name, tensor] : *index.model) {
-      io::Json entry{{"section", "model"},
-                     {"dtype", io::safetensors_dtype_name(tensor.dtype)},
-                     {"shape", std::vector<std::int64_t>(tensor.shape.begin(), tensor.shape.end())},
-                     {"chunks", tensor.chunks.size()}};
-      if (const auto crc = io::tensor_checksum(tensor)) {
-        entry["checksum"] = io::format_checksum(*crc);
-      }
-      tensors[name] = std::move(entry);
-    }
-  }
+  if (index.model) tensors = describe_tensors(*index.model, io::Section::Model, with_places);
   io::Json optimizer, configuration, problem;
   if (index.optimizer) {
     optimizer = {{"step", index.optimizer->step}, {"tensors", index.optimizer->exp_avg.size()}};
+    for (const auto& [name, section] :
+         {std::pair("exp_avg", io::Section::ExpAvg), {"exp_avg_sq", io::Section::ExpAvgSq}})
+      optimizer[name] = describe_tensors(*index.tensors(section), section, with_places);
   }
   if (index.trainer) {
     try {

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "core/base/memory.h"
+#include "io/base/crc64.h"
 #include "io/checkpoint/find.h"
 #include "io/source/open_sharded.h"
 #include "tools/tessera/checkpoint/commands.h"
@@ -18,10 +19,25 @@ namespace {
 
 struct Options {
   std::string path, step = "latest";
-  bool json = false;
+  bool json = false, chunks = false;
 };
 
-void print(const io::CheckpointReader& reader, const io::Json& json) {
+void print_tensors(const io::TensorMap& tensors, bool with_chunks) {
+  for (const auto& [name, tensor] : tensors) {
+    fmt::print("  {:<32} {:<5} {:<16} {} chunk{}\n", name, tensor.dtype, tensor.shape.str(),
+               tensor.chunks.size(), tensor.chunks.size() == 1 ? "" : "s");
+    if (!with_chunks) continue;
+    for (const io::Chunk& chunk : tensor.chunks) {
+      const std::string box =
+          chunk.box ? fmt::format(" of the box at {} of {}", chunk.box->offsets, chunk.box->shape)
+                    : "";
+      fmt::print("    {} bytes {} to {}: elements {} to {}{}, {}\n", chunk.file, chunk.byte_begin,
+                 chunk.byte_end, chunk.begin, chunk.end, box, io::format_checksum(chunk.crc64));
+    }
+  }
+}
+
+void print(const io::CheckpointReader& reader, const io::Json& json, bool with_chunks) {
   const io::CheckpointIndex& index = reader.index();
   std::vector<std::pair<std::string, std::string>> rows{
       {"checkpoint", reader.path().string()},
@@ -50,11 +66,14 @@ void print(const io::CheckpointReader& reader, const io::Json& json) {
     rows.emplace_back("trainer", json["trainer_problem"].get<std::string>());
   }
   fmt::print("{}", format_rows(detect_console(STDOUT_FILENO), rows));
-  if (!index.model) return;
-  fmt::print("\n");
-  for (const auto& [name, tensor] : *index.model) {
-    fmt::print("  {:<32} {:<5} {:<16} {} chunk{}\n", name, tensor.dtype, tensor.shape.str(),
-               tensor.chunks.size(), tensor.chunks.size() == 1 ? "" : "s");
+  if (index.model) {
+    fmt::print("\n");
+    print_tensors(*index.model, with_chunks);
+  }
+  if (!with_chunks || !index.optimizer) return;
+  for (const io::Section section : {io::Section::ExpAvg, io::Section::ExpAvgSq}) {
+    fmt::print("\n{}\n", io::section_name(section));
+    print_tensors(*index.tensors(section), true);
   }
 }
 
@@ -76,11 +95,11 @@ int run(const Options& options) {
   }
   io::refuse_parent_of_shards(options.path);
   const auto reader = io::open_checkpoint(options.path, parse_step(options.step));
-  const io::Json json = describe_checkpoint(reader);
+  const io::Json json = describe_checkpoint(reader, options.chunks);
   if (options.json) {
     fmt::print("{}\n", io::dump_json(json));
   } else {
-    print(reader, json);
+    print(reader, json, options.chunks);
   }
   return 0;
 }
@@ -96,6 +115,9 @@ Command add_checkpoint_inspect(CLI::App& parent) {
   app->add_option("PATH", options->path, kOneCheckpoint)->required();
   app->add_option("--step", options->step, "Of a run: latest, or a number")->capture_default_str();
   app->add_flag("--json", options->json, "Machine-readable output");
+  app->add_flag(
+      "--chunks", options->chunks,
+      "Where each chunk of each tensor lies, moments too: file, bytes, elements, checksum");
   return {app, [options] { return run(*options); }};
 }
 
