@@ -6,7 +6,7 @@
 
 #if defined(TESSERA_FIBER)
 #include <cuda_language.h>  // of tests/support/fiber
-#elif defined(__CUDACC__)
+#elif defined(__CUDACC__) || defined(TESSERA_CUDA_HOST)  // of host functions alone
 #include <cuda_runtime.h>
 #else
 #error "kernels are compiled by nvcc, or with TESSERA_FIBER"

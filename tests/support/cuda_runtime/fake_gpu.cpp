@@ -1,0 +1,298 @@
+#include "tests/support/cuda_runtime/fake_gpu.h"
+
+#include <cublasLt.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <utility>
+
+using tessera::test::fake_gpu;
+using tessera::test::FakeGpu;
+using Work = std::function<void()>;
+
+struct CUstream_st {
+  std::deque<Work> queue;
+  std::size_t done = 0;  // of all that was ever queued
+  std::unique_ptr<std::vector<Work>> captured;
+
+  void add(Work work) {
+    if (captured) {
+      captured->push_back(std::move(work));
+    } else {
+      queue.push_back(std::move(work));
+    }
+  }
+  std::size_t end() const { return done + queue.size(); }
+  void run_to(std::size_t place) {
+    while (done < place && !queue.empty()) {
+      const Work work = std::move(queue.front());
+      queue.pop_front();
+      ++done;
+      work();
+    }
+  }
+};
+struct CUevent_st {
+  cudaStream_t stream = nullptr;
+  std::size_t place = 0;
+};
+struct CUmemPoolHandle_st {};
+struct CUgraph_st {
+  std::vector<Work> work;
+};
+struct CUgraphExec_st {
+  std::vector<Work> work;
+};
+
+namespace {
+
+cudaError_t last_error = cudaSuccess;
+std::map<void*, std::size_t> blocks;  // of device memory
+
+// Counts a call. @return what it is to say
+cudaError_t answer(const char* name) {
+  FakeGpu& gpu = fake_gpu();
+  ++gpu.calls[name];
+  auto& fails = gpu.fails[name];
+  if (fails.empty()) return cudaSuccess;
+  last_error = fails.front();
+  fails.pop_front();
+  return last_error;
+}
+
+template <typename T>
+cudaError_t make(const char* call, const char* kind, T** out) {
+  const cudaError_t status = answer(call);
+  if (status != cudaSuccess) return status;
+  *out = new T();
+  ++fake_gpu().alive[kind];
+  return cudaSuccess;
+}
+
+template <typename T>
+cudaError_t destroy(const char* kind, T* handle) {
+  if (handle == nullptr) return cudaSuccess;
+  delete handle;
+  --fake_gpu().alive[kind];
+  return cudaSuccess;
+}
+
+}  // namespace
+
+FakeGpu& tessera::test::fake_gpu() {
+  static FakeGpu gpu;
+  return gpu;
+}
+
+extern "C" {
+
+const char* cudaGetErrorName(cudaError_t error) {
+  switch (error) {
+    case cudaErrorMemoryAllocation:
+      return "cudaErrorMemoryAllocation";
+    case cudaErrorLaunchFailure:
+      return "cudaErrorLaunchFailure";
+    case cudaErrorInvalidConfiguration:
+      return "cudaErrorInvalidConfiguration";
+    case cudaErrorStreamCaptureInvalidated:
+      return "cudaErrorStreamCaptureInvalidated";
+    default:
+      return "cudaErrorOfAnotherKind";
+  }
+}
+const char* cudaGetErrorString(cudaError_t error) {
+  switch (error) {
+    case cudaErrorLaunchFailure:
+      return "unspecified launch failure";
+    case cudaErrorInvalidConfiguration:
+      return "invalid configuration argument";
+    case cudaErrorInsufficientDriver:
+      return "CUDA driver version is insufficient for CUDA runtime version";
+    default:
+      return "some error";
+  }
+}
+cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  FakeGpu& gpu = fake_gpu();
+  *count = gpu.driver == cudaSuccess ? gpu.count : 0;
+  if (gpu.driver != cudaSuccess) last_error = gpu.driver;
+  return gpu.driver;
+}
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = fake_gpu().driver_version;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int) { return answer("cudaSetDevice"); }
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  const FakeGpu& gpu = fake_gpu();
+  *properties = {};
+  std::strncpy(properties->name, gpu.name.c_str(), sizeof(properties->name) - 1);
+  properties->major = gpu.major;
+  properties->minor = gpu.minor;
+  properties->totalGlobalMem = gpu.bytes;
+  properties->pciBusID = 0x41;
+  return answer("cudaGetDeviceProperties");
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  const FakeGpu& gpu = fake_gpu();
+  *value = attribute == cudaDevAttrMemoryPoolsSupported           ? int{gpu.has_pools}
+           : attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? gpu.shared_bytes
+                                                                  : 1;
+  return answer("cudaDeviceGetAttribute");
+}
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+  *free = fake_gpu().bytes - fake_gpu().reserved;
+  *total = fake_gpu().bytes;
+  return answer("cudaMemGetInfo");
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  return make("cudaStreamCreateWithFlags", "stream", stream);
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  if (stream != nullptr) stream->run_to(stream->end());
+  return destroy("stream", stream);
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  stream->run_to(stream->end());
+  return answer("cudaStreamSynchronize");
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  stream->add([waited = *event] {
+    if (waited.stream != nullptr) waited.stream->run_to(waited.place);
+  });
+  return answer("cudaStreamWaitEvent");
+}
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  const cudaError_t status = answer("cudaStreamBeginCapture");
+  if (status == cudaSuccess) stream->captured = std::make_unique<std::vector<Work>>();
+  return status;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  auto captured = std::move(stream->captured);
+  *graph = nullptr;
+  const cudaError_t status = make("cudaStreamEndCapture", "graph", graph);
+  if (status == cudaSuccess && captured) (*graph)->work = std::move(*captured);
+  return status;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  return make("cudaEventCreateWithFlags", "event", event);
+}
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return make("cudaEventCreate", "event", event); }
+cudaError_t cudaEventDestroy(cudaEvent_t event) { return destroy("event", event); }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  *event = {stream, stream->end()};
+  return answer("cudaEventRecord");
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  if (event->stream != nullptr) event->stream->run_to(event->place);
+  return answer("cudaEventSynchronize");
+}
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
+  *ms = static_cast<float>(end->place) - static_cast<float>(start->place);
+  return answer("cudaEventElapsedTime");
+}
+
+cudaError_t cudaMallocHost(void** data, size_t bytes) {
+  const cudaError_t status = answer("cudaMallocHost");
+  if (status != cudaSuccess) return status;
+  *data = std::malloc(bytes);
+  ++fake_gpu().alive["pinned"];
+  return cudaSuccess;
+}
+cudaError_t cudaFreeHost(void* data) {
+  if (data != nullptr) --fake_gpu().alive["pinned"];
+  std::free(data);
+  return cudaSuccess;
+}
+cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps*) {
+  return make("cudaMemPoolCreate", "pool", pool);
+}
+cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
+  fake_gpu().reserved = 0;
+  return destroy("pool", pool);
+}
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) {
+  return answer("cudaMemPoolSetAttribute");
+}
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t, cudaMemPoolAttr, void* value) {
+  *static_cast<std::uint64_t*>(value) = fake_gpu().reserved;
+  return answer("cudaMemPoolGetAttribute");
+}
+cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, size_t keep) {
+  FakeGpu& gpu = fake_gpu();
+  gpu.reserved = std::max(gpu.used, std::min(gpu.reserved, keep));
+  return answer("cudaMemPoolTrimTo");
+}
+cudaError_t cudaMallocFromPoolAsync(void** data, size_t bytes, cudaMemPool_t, cudaStream_t stream) {
+  FakeGpu& gpu = fake_gpu();
+  if (stream->captured) ++gpu.alive["memory node of a graph"];
+  cudaError_t status = answer("cudaMallocFromPoolAsync");
+  if (status == cudaSuccess && gpu.used + bytes > gpu.bytes) {
+    status = last_error = cudaErrorMemoryAllocation;
+  }
+  if (status != cudaSuccess) return status;
+  *data = std::malloc(bytes);
+  blocks[*data] = bytes;
+  gpu.used += bytes;
+  gpu.reserved = std::max(gpu.reserved, gpu.used);
+  ++gpu.alive["device"];
+  return cudaSuccess;
+}
+cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
+  fake_gpu().used -= blocks[data];
+  blocks.erase(data);
+  --fake_gpu().alive["device"];
+  if (stream->captured) ++fake_gpu().alive["memory node of a graph"];
+  stream->add([data] { std::free(data); });
+  return answer("cudaFreeAsync");
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
+                            cudaStream_t stream) {
+  const cudaError_t status = answer("cudaMemcpyAsync");
+  if (status == cudaSuccess) stream->add([=] { std::memcpy(to, from, bytes); });
+  return status;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* instance, cudaGraph_t graph,
+                                 unsigned long long) {  // NOLINT(google-runtime-int): CUDA's
+  const cudaError_t status = make("cudaGraphInstantiate", "graph", instance);
+  if (status == cudaSuccess) (*instance)->work = graph->work;
+  return status;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t instance, cudaStream_t stream) {
+  for (const Work& work : instance->work) stream->add(work);
+  return answer("cudaGraphLaunch");
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return destroy("graph", graph); }
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t instance) { return destroy("graph", instance); }
+
+cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int value) {
+  const cudaError_t status = answer("cudaFuncSetAttribute");
+  if (status != cudaSuccess || value <= fake_gpu().shared_bytes) return status;
+  return last_error = cudaErrorInvalidValue;
+}
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void**) {
+  const cudaError_t status = answer("cudaLaunchKernelExC");
+  if (status == cudaSuccess) {
+    config->stream->add([kernel] { fake_gpu().launched.push_back(kernel); });
+  }
+  return status;
+}
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+  *handle = nullptr;
+  return answer("cublasLtCreate") == cudaSuccess ? CUBLAS_STATUS_SUCCESS
+                                                 : CUBLAS_STATUS_NOT_INITIALIZED;
+}
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t) { return CUBLAS_STATUS_SUCCESS; }
+const char* cublasLtGetStatusString(cublasStatus_t) { return "CUBLAS_STATUS_NOT_INITIALIZED"; }
+
+}  // extern "C"
