@@ -1,5 +1,6 @@
 #include "io/checkpoint/read_back.h"
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <set>
@@ -36,9 +37,12 @@ void read_back(const fs::path& dir, const SaveRequest& request, const std::atomi
   };
   const auto problems = verify_checkpoint(dir, index, options).problems;
   if (problems.empty()) return;
-  throw CorruptCheckpoint(
-      "{} is not as it was saved: {}{}", dir.string(), problems[0].str(),
-      problems.size() == 1 ? "" : fmt::format(" (and {} more problems)", problems.size() - 1));
+  const auto damage = std::ranges::find(problems, false, &VerifyProblem::unread);
+  const std::string more =
+      problems.size() == 1 ? "" : fmt::format(" (and {} more problems)", problems.size() - 1);
+  require<IoError>(damage != problems.end(), "{} could not be read back: {}{}", dir.string(),
+                   problems[0].str(), more);
+  throw CorruptCheckpoint("{} is not as it was saved: {}{}", dir.string(), damage->str(), more);
 }
 
 }  // namespace tessera::io

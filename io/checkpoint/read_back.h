@@ -11,7 +11,8 @@ namespace tessera::io {
 /// @param dir      the checkpoint, committed or about to be
 /// @param request  of the save; its pulse counts on as this gets on
 /// @param hurry    set: a second later this gives up; may be null
-/// @throws CorruptCheckpoint naming file, tensor and range of the first problem; IoError
+/// @throws CorruptCheckpoint naming file, tensor and range of the first damage; IoError if there is
+///         none, but not all could be read
 void read_back(const fs::path& dir, const SaveRequest& request,
                const std::atomic<bool>* hurry = nullptr);
 

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <map>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "core/base/error.h"
@@ -58,29 +61,60 @@ bool is_damaged(const Retention& retention, std::int64_t step) {
 std::vector<fs::path> find_superfluous(const SaveRequest& saved, const Retention& retention) {
   auto entries = find_checkpoints(saved.checkpoints_dir);
   std::erase_if(entries, [&](const CheckpointEntry& entry) { return entry.step > saved.step; });
+  std::map<std::int64_t, fs::path> superfluous;               // by step
+  std::erase_if(entries, [&](const CheckpointEntry& entry) {  // it takes no intact one's place
+    return is_damaged(retention, entry.step) && superfluous.emplace(entry.step, entry.path).second;
+  });
   const std::set<std::int64_t> best = best_steps(entries, retention);
-  std::vector<fs::path> superfluous;
   int newest = 0;
   for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
     const bool for_good = retention.keep_every > 0 && entry->step % retention.keep_every == 0;
-    if (is_damaged(retention, entry->step)) {  // it takes no intact one's place
-      superfluous.push_back(entry->path);
-      continue;
-    }
     const bool may_go = newest >= retention.keep && !for_good && !best.contains(entry->step);
     if (newest >= retention.keep && !may_go) continue;
     if (entry->step != saved.step && may_be_newer_format(entry->path, retention)) continue;
-    if (may_go) superfluous.push_back(entry->path);
+    if (may_go) superfluous.emplace(entry->step, entry->path);
     ++newest;
   }
-  std::reverse(superfluous.begin(), superfluous.end());
-  return superfluous;
+  std::vector<fs::path> paths;
+  for (const auto& [step, path] : superfluous) paths.push_back(path);
+  return paths;
 }
 
 // All but the shards' data, of which each rank reads its own.
 void verify_frame(const fs::path& path) {
   const auto reader = CheckpointReader::open(path);
   if (reader.index().trainer) (void)reader.trainer_json();
+}
+
+// What a rank found, for all of them.
+constexpr std::string_view kDamaged = "damaged\n", kUnread = "unread\n";
+constexpr std::size_t kMaxWhy = 2048;
+
+// @return what `look` returns, or what was wrong
+std::string report(const std::function<std::string()>& look) {
+  const auto why = [](std::string_view kind, const Error& error) {
+    return std::string(kind) + std::string(error.what()).substr(0, kMaxWhy);
+  };
+  try {
+    return look();
+  } catch (const CorruptCheckpoint& error) {
+    return why(kDamaged, error);
+  } catch (const IoError& error) {
+    return why(kUnread, error);
+  }
+}
+
+// Damage counts, whoever else could not read his part.
+void judge(const std::vector<std::string>& reports, const Failure& failure, std::int64_t step,
+           const Retention& retention) {
+  for (const std::string_view kind : {kDamaged, kUnread}) {
+    const auto bad =
+        std::ranges::find_if(reports, [&](const auto& said) { return said.starts_with(kind); });
+    if (bad == reports.end()) continue;
+    if (kind == kDamaged && retention.damaged) retention.damaged->insert(step);
+    throw IoError("{}: rank {}: {}; {}", failure.failed, bad - reports.begin(),
+                  bad->substr(kind.size()), failure.then);
+  }
 }
 
 void remove_durably(const fs::path& path) {
@@ -103,29 +137,26 @@ std::vector<fs::path> prune_checkpoints(const SaveRequest& saved, const Retentio
   if (retention.damaged) retention.damaged->erase(saved.step);
   const fs::path path = saved.checkpoints_dir / checkpoint_name(saved.step);
   const Failure failure{fmt::format("{} is not verified", path.string()),
-                        "no other checkpoint was removed"};
+                        "no other checkpoint was removed, and resuming passes over a damaged one"};
   const auto phase = [&](std::string_view name) {
     return fmt::format("prune/{}/{}", checkpoint_name(saved.step), name);
   };
   const auto found = agree(saved, coordinator, phase("superfluous"), failure, [&] {
     if (saved.rank == 0) superfluous = find_superfluous(saved, retention);
-    if (!superfluous.empty()) verify_frame(path);
-    return std::to_string(superfluous.size());
+    return report([&] {
+      if (!superfluous.empty()) verify_frame(path);
+      return std::to_string(superfluous.size());
+    });
   });
+  judge(found, failure, saved.step, retention);
   if (found[0] == "0") return superfluous;
-  const auto damages = agree(saved, coordinator, phase("verified"), failure, [&] {
-    try {
+  const auto read = agree(saved, coordinator, phase("verified"), failure, [&] {
+    return report([&] {
       read_back(path, saved, saved.hurry.get());
-    } catch (const CorruptCheckpoint& error) {
-      return std::string(error.what());
-    }
-    return std::string();
+      return std::string();
+    });
   });
-  for (std::size_t rank = 0; rank < damages.size(); ++rank) {
-    if (damages[rank].empty()) continue;
-    if (retention.damaged) retention.damaged->insert(saved.step);
-    throw IoError("{}: rank {}: {}; {}", failure.failed, rank, damages[rank], failure.then);
-  }
+  judge(read, failure, saved.step, retention);
   for (const fs::path& gone : superfluous) remove_durably(gone);
   return superfluous;
 }

@@ -53,6 +53,7 @@ struct NamedChunk {
   DType dtype;
   const Chunk* chunk;
   std::string error{};  ///< why it could not be read
+  bool unread = false;  ///< for an error of the disk
 };
 
 /// A part of a chunk, and what was found there. Checksums of a chunk's parts combine to its own.
@@ -96,8 +97,9 @@ class Verification {
     return !options_.files || options_.files->contains(file);
   }
 
-  void problem(const std::string& file, const std::string& tensor, const std::string& what) {
-    report_.problems.push_back({file, tensor, 0, 0, what});
+  void problem(const std::string& file, const std::string& tensor, const std::string& what,
+               bool unread = false) {
+    report_.problems.push_back({file, tensor, 0, 0, what, 0, 0, unread});
   }
 
   // False: there is nothing to read.
@@ -106,7 +108,12 @@ class Verification {
     std::error_code error;
     const fs::file_status status = fs::symlink_status(path, error);
     if (!fs::is_regular_file(status)) {
-      problem(name, "", fs::exists(status) ? "is not a regular file" : "is missing");
+      const bool unread = status.type() == fs::file_type::none;
+      problem(name, "",
+              unread               ? fmt::format("cannot be looked at: {}", error.message())
+              : fs::exists(status) ? "is not a regular file"
+                                   : "is missing",
+              unread);
       absent_.insert(name);
       return false;
     }
@@ -127,6 +134,8 @@ class Verification {
       compare_header(name, read_safetensors_header(file));
       // Also finds what changes no tensor: a wrong step, a damaged byte of padding.
       if (report_.problems.size() == before) read_shard_header(file, name, index_);
+    } catch (const IoError& error) {
+      problem(name, "", error.what(), true);
     } catch (const Error& error) {
       problem(name, "", error.what());
     }
@@ -143,7 +152,7 @@ class Verification {
     for (const SafetensorsEntry& entry : header.tensors) entries[entry.name] = &entry;
     std::map<std::string, std::int64_t> indexed;  // bytes of each entry that chunks lie in
     for (const std::size_t i : by_file_[file]) {
-      const auto& [name, dtype, chunk, unread] = chunks_[i];
+      const auto& [name, dtype, chunk, error, unread] = chunks_[i];
       const auto found = entries.find(name);
       if (found == entries.end()) {
         problem(file, name, "the file's own header does not list it");
@@ -183,6 +192,8 @@ class Verification {
       } else if (crc64(text.data(), text.size()) != trainer.crc64) {
         problem(trainer.file, "", "the checksum is wrong");
       }
+    } catch (const IoError& error) {
+      problem(trainer.file, "", error.what(), true);
     } catch (const Error& error) {
       problem(trainer.file, "", error.what());
     }
@@ -207,7 +218,7 @@ class Verification {
   }
 
   void read_piece(const File& file, Piece& piece, std::vector<char>& buffer) const {
-    const auto& [name, dtype, chunk, unread] = chunks_[piece.chunk];
+    const auto& [name, dtype, chunk, error, unread] = chunks_[piece.chunk];
     const auto width = static_cast<std::int64_t>(dtype_size(dtype));
     for (std::int64_t at = piece.begin; at < piece.end;) {
       const std::int64_t n = std::min(piece.end - at, static_cast<std::int64_t>(buffer.size()));
@@ -238,13 +249,18 @@ class Verification {
       for (std::size_t i = batches[b]; i < batches[b + 1]; ++i) {
         NamedChunk& chunk = chunks_[pieces[i].chunk];
         std::string error;
+        bool unread = false;
         try {
           read_piece(*files.get(chunk.chunk->file), pieces[i], buffer);
         } catch (const Error& failure) {
           error = failure.what();
+          unread = dynamic_cast<const IoError*>(&failure) != nullptr;
         }
         const std::lock_guard lock(mutex);
-        if (!error.empty() && chunk.error.empty()) chunk.error = error;
+        if (!error.empty() && (chunk.error.empty() || (chunk.unread && !unread))) {
+          chunk.error = error;
+          chunk.unread = unread;
+        }
         done += size(i);
         if (options_.progress) options_.progress(done, total);
       }
@@ -272,7 +288,7 @@ class Verification {
       const auto width = static_cast<std::int64_t>(dtype_size(named.dtype));
       report_.problems.push_back({chunk.file, named.name, begin, end, what,
                                   chunk.byte_begin + (begin - chunk.begin) * width,
-                                  chunk.byte_begin + (end - chunk.begin) * width});
+                                  chunk.byte_begin + (end - chunk.begin) * width, named.unread});
     };
     if (!named.error.empty()) {
       add(chunk.begin, chunk.end, named.error);

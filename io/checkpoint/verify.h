@@ -18,6 +18,7 @@ struct VerifyProblem {
   std::int64_t begin = 0, end = 0;  ///< elements, row-major inside the chunk's box; or equal
   std::string what;
   std::int64_t byte_begin = 0, byte_end = 0;  ///< of these elements in the file; or equal
+  bool unread = false;  ///< the disk did not give it out, which may pass: nothing is known of it
   /// "rank-...: tensor model/wte.weight, elements 0 to 96 (bytes 512 to 896): the checksum is
   /// wrong"
   std::string str() const;

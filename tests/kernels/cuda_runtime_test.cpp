@@ -22,7 +22,10 @@ constexpr std::size_t kMiB = std::size_t{1} << 20;
 
 /// A new GPU for each case, with nothing left of it at the end.
 struct Fixture {
-  Fixture() { fake_gpu() = {}; }
+  Fixture() {
+    fake_gpu() = {};
+    cudaGetLastError();
+  }
   ~Fixture() {
     for (const auto& [kind, count] : fake_gpu().alive) {
       CAPTURE(kind);
@@ -227,14 +230,15 @@ TEST_CASE_FIXTURE(Fixture, "captured work runs when it is told to, over memory t
 
   std::vector<std::byte> back(size);
   for (const unsigned seed : {1U, 2U, 3U}) {
-    const auto data = bytes_of(size, seed);
+    const auto data = bytes_of(size, seed), others = bytes_of(size, seed + 10);
     backend.copy_from_host(in, data.data(), size);
+    void* const mine = backend.allocator().allocate(size);  // not the graph's memory
+    backend.copy_from_host(mine, others.data(), size);
     work->run();
-    // Taken while the graph is still to run: not its memory.
-    void* const mine = backend.allocator().allocate(size);
-    backend.copy_from_host(mine, back.data(), size);
     backend.copy_to_host(back.data(), out, size);
     CHECK(back == data);
+    backend.copy_to_host(back.data(), mine, size);
+    CHECK(back == others);
     backend.allocator().deallocate(mine, size);
   }
 

@@ -373,9 +373,10 @@ TEST_CASE("nobody leaves while rank 0 still removes old checkpoints, and it is n
     });
     CHECK(contains(errors[1], "missing: rank 0"));
     if (in_background) {
-      CHECK(contains(errors[0],
-                     "step 2 is saved, but reading it back and removing old ones has stood still "
-                     "for 500 ms on this rank"));
+      CHECK(
+          contains(errors[0],
+                   "step 2 is committed, but reading it back and removing old ones has stood still "
+                   "for 500 ms on this rank"));
     }
     CHECK(value_of(dir.path() / "step-00000002") == 2.0F);
   }
@@ -457,35 +458,60 @@ TEST_CASE("a trainer state that only a newer tessera reads is told from a broken
 
 namespace {
 
-// Two steps, each saved, of which one may stay. The checkpoint of the second is damaged as soon as
-// it is committed, at most `times`.
+enum class Damage { Bit, Cut, Missing, Trainer, Index };
+
+void damage(const fs::path& checkpoint, Damage kind) {
+  const fs::path shard = checkpoint / "rank-00001-of-00002.safetensors";
+  if (kind == Damage::Cut) {
+    fs::resize_file(shard, fs::file_size(shard) - 1);
+  } else if (kind == Damage::Missing) {
+    fs::remove(shard);
+  } else {
+    const fs::path path = kind == Damage::Bit       ? shard
+                          : kind == Damage::Trainer ? checkpoint / "trainer.json"
+                                                    : checkpoint / "index.json";
+    std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+    file.seekp(-1, std::ios::end);
+    file.put('\x01');
+  }
+}
+
+// Two steps, each saved (the second only as the run ends, if it `is_last`), of which one may stay.
+// The checkpoint of the second is damaged as soon as it is committed, at most `times`.
 struct DamagedSave {
   test::TempDir dir;
   std::vector<std::string> errors;
-  std::string notes;         // rank 0's
-  std::vector<Saved> saved;  // rank 0's
-  bool ends = false;         // training, on all ranks
+  std::string notes;              // rank 0's
+  std::vector<Saved> saved;       // rank 0's
+  std::vector<std::string> ends;  // training, by rank: "1" or "0"
 
-  DamagedSave(bool in_background, bool stop_on_error, int times) {
+  struct Options {
+    bool in_background = true;
+    bool stop_on_error = false;
+    int times = 1;
+    Damage kind = Damage::Bit;
+    bool is_last = false;
+    int more_steps = 0;
+  };
+  explicit DamagedSave(const Options& options) {
     const fs::path damaged = dir.path() / "step-00000002";
     Settings settings;
-    settings.in_background = in_background;
-    settings.stop_on_error = stop_on_error;
+    settings.in_background = options.in_background;
+    settings.stop_on_error = options.stop_on_error;
     settings.retention = {.keep = 1};
+    int times = options.times;
     settings.at_point = [&](int rank, std::string_view at) {
       if (rank != 0 || at != "latest-written" || !fs::exists(damaged) || times-- <= 0) return;
-      const fs::path shard = damaged / "rank-00001-of-00002.safetensors";
-      std::fstream file(shard, std::ios::binary | std::ios::in | std::ios::out);
-      file.seekp(-1, std::ios::end);
-      file.put('\x01');
+      damage(damaged, options.kind);
     };
     errors = run_ranks(dir.path(), settings, [&](RankOfTest& self) {
       for (int step = 0; step < 2; ++step) {
-        self.step(true);
+        self.step(step == 0 || !options.is_last);
         self.wait_until_idle();
       }
-      const bool stops = self.saver->agree(self.state.step + 1);
-      if (self.rank == 0) ends = stops;
+      for (int step = 0; step < options.more_steps; ++step) self.step(false);
+      const auto answers = self.gather(self.ends ? "1" : "0");
+      if (self.rank == 0) ends = answers;
       const auto keep_what_is_known = [&] {
         self.look();
         if (self.rank != 0) return;
@@ -506,26 +532,43 @@ struct DamagedSave {
 }  // namespace
 
 TEST_CASE("a checkpoint found damaged as it is read back counts as not saved") {
+  using Options = DamagedSave::Options;
+  const char* const what[] = {"step-00000002 is not verified: rank 1: ",
+                              "rank-00001-of-00002.safetensors: tensor optimizer/exp_avg_sq/",
+                              "elements ", "(bytes ",
+                              "the checksum is wrong; no other checkpoint was removed"};
+  const std::string warning = "warning: step 2 was not saved, ";
+  const auto is_saved_again = [&](const DamagedSave& run) {
+    for (const auto& error : run.errors) CHECK(error == "");
+    CHECK(run.ends == std::vector<std::string>{"0", "0"});
+    CAPTURE(run.notes);
+    CHECK(contains(run.notes, warning));
+    CHECK(contains(run.notes, "step-00000002 is not verified: rank "));
+    CHECK(steps_in(run.dir.path()) == std::vector<std::int64_t>{2});
+    CHECK(value_of(run.dir.path() / "step-00000002") == 2.0F);
+    CHECK(run.saved.size() == 2);
+  };
   for (const bool in_background : {true, false}) {
     CAPTURE(in_background);
-    const char* const what[] = {"step-00000002 is not verified: rank 1: ",
-                                "rank-00001-of-00002.safetensors: tensor optimizer/exp_avg_sq/",
-                                "elements ", "(bytes ",
-                                "the checksum is wrong; no other checkpoint was removed"};
-    const std::string warning = "warning: step 2 was not saved, training ";
     SUBCASE("it is saved again as the run ends") {
-      const DamagedSave run(in_background, false, 1);
-      for (const auto& error : run.errors) CHECK(error == "");
-      CHECK_FALSE(run.ends);
-      CAPTURE(run.notes);
-      CHECK(contains(run.notes, warning + "goes on: "));
+      const DamagedSave run(Options{.in_background = in_background});
+      is_saved_again(run);
       for (const char* part : what) CHECK(contains(run.notes, part));
-      CHECK(steps_in(run.dir.path()) == std::vector<std::int64_t>{2});
-      CHECK(value_of(run.dir.path() / "step-00000002") == 2.0F);
-      CHECK(run.saved.size() == 2);
+    }
+    SUBCASE("whatever of it is damaged, and whatever checkpoint.on_error says") {
+      for (const Damage kind : {Damage::Cut, Damage::Missing, Damage::Trainer, Damage::Index}) {
+        CAPTURE(static_cast<int>(kind));
+        is_saved_again(DamagedSave(
+            Options{.in_background = in_background, .stop_on_error = true, .kind = kind}));
+      }
+    }
+    SUBCASE("also the one that the end itself saves") {
+      const DamagedSave run(Options{.in_background = in_background, .is_last = true});
+      is_saved_again(run);
+      CHECK(contains(run.notes, warning + "and is saved again: "));
     }
     SUBCASE("if it is damaged again, the run fails and the one before it stays") {
-      const DamagedSave run(in_background, false, 2);
+      const DamagedSave run(Options{.in_background = in_background, .times = 3});
       for (const auto& error : run.errors) {
         CAPTURE(error);
         for (const char* part : what) CHECK(contains(error, part));
@@ -534,16 +577,24 @@ TEST_CASE("a checkpoint found damaged as it is read back counts as not saved") {
       CHECK(value_of(run.dir.path() / "step-00000001") == 1.0F);
       CHECK(run.saved.size() == 1);
     }
-    SUBCASE("with checkpoint.on_error=stop training ends") {
-      const DamagedSave run(in_background, true, 1);
-      CHECK(run.ends);
-      CHECK(contains(run.notes, warning + "ends (checkpoint.on_error is stop): "));
-      for (const auto& error : run.errors) {
-        CAPTURE(error);
-        CHECK(contains(error, "training ended because a save failed: "));
-        CHECK(contains(error, "step-00000002 is not verified: rank 1: "));
+    SUBCASE("while training goes on, checkpoint.on_error decides") {
+      for (const bool stop : {false, true}) {
+        CAPTURE(stop);
+        const DamagedSave run(
+            Options{.in_background = in_background, .stop_on_error = stop, .more_steps = 2});
+        CHECK(run.ends == std::vector<std::string>(2, stop ? "1" : "0"));
+        CHECK(contains(run.notes, warning + (stop ? "training ends (checkpoint.on_error is stop): "
+                                                  : "training goes on: ")));
+        for (const auto& error : run.errors) {
+          CAPTURE(error);
+          if (!stop) CHECK(error == "");
+          if (stop) CHECK(contains(error, "training ended because a save failed: "));
+          if (stop) CHECK(contains(error, "step-00000002 is not verified: rank 1: "));
+        }
+        CHECK(value_of(run.dir.path() / "step-00000004") == 4.0F);
+        // It took no intact one's place.
+        CHECK(steps_in(run.dir.path()) == std::vector<std::int64_t>{4});
       }
-      CHECK(value_of(run.dir.path() / "step-00000002") == 2.0F);
     }
   }
 }

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "comm/control/socket.h"
 #include "comm/control/tcp_store.h"
@@ -136,10 +137,12 @@ TEST_CASE("processes come together when the launcher serves the store, and when 
       return sum_of_ranks(
           comm::bootstrap(environment(rank, world, std::stoi(port), rank_zero_serves), {}));
     });
-    comm::TcpStoreServer server({.run_id = kRun});
+    // There is one store of the run: where rank 0 serves, ranks look at the ports after this one.
+    std::optional<comm::TcpStoreServer> server;
+    if (!rank_zero_serves) server.emplace(comm::TcpStoreServerOptions{.run_id = kRun});
     // Rank 0 finds this port taken, by a store of another run in effect, and takes the next.
     const comm::TcpStoreServer other({.run_id = "another run"});
-    ranks.go(std::to_string(rank_zero_serves ? other.port() : server.port()));
+    ranks.go(std::to_string(server ? server->port() : other.port()));
     for (const Outcome& outcome : ranks.wait(15s)) {
       CHECK(outcome.text == fmt::format("{} of {} over shm", world * (world + 1) / 2, world));
     }

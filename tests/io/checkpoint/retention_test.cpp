@@ -3,6 +3,7 @@
 #include "io/checkpoint/retention.h"
 
 #include <doctest/doctest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <exception>
@@ -11,6 +12,7 @@
 
 #include "core/base/error.h"
 #include "io/checkpoint/find.h"
+#include "io/checkpoint/verify.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/temp_dir.h"
@@ -242,6 +244,102 @@ TEST_CASE("a checkpoint that was found damaged takes no intact one's place") {
     }
   }
   CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{2, 4});
+}
+
+TEST_CASE("a damaged checkpoint takes no place among the best either, nor among those for good") {
+  const SampleModel model = make_sample_model();
+  TempDir dir;
+  for (const std::int64_t step : {10, 20, 30}) save(model, dir.path(), {.step = step});
+  Retention retention{.keep = 1, .keep_every = 20, .keep_best = 1};
+  retention.loss = [](const fs::path& path) {
+    return std::optional(path.filename() == "step-00000020" ? 1.0 : 2.0);
+  };
+  retention.damaged = std::make_shared<std::set<std::int64_t>>(std::set<std::int64_t>{20});
+  prune(dir.path(), retention, 30);
+  // Of equal losses the later one, which stays anyhow.
+  CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{30});
+  save(model, dir.path(), {.step = 40});
+  retention.loss = [](const fs::path& path) {
+    return std::optional(path.filename() == "step-00000030" ? 2.0 : 3.0);
+  };
+  retention.keep_every = 0;
+  save(model, dir.path(), {.step = 50});
+  prune(dir.path(), retention, 50);
+  CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{30, 50});
+}
+
+/// Answers for all ranks at the phase "verified", for none of which it asks.
+class AnswersOfRanks final : public SaveCoordinator {
+ public:
+  explicit AnswersOfRanks(std::vector<std::string> answers) : answers_(std::move(answers)) {}
+  std::vector<std::string> exchange(const std::string& phase, std::string_view mine) override {
+    if (phase.ends_with("verified")) return answers_;
+    return std::vector<std::string>(answers_.size(), std::string(mine));
+  }
+
+ private:
+  std::vector<std::string> answers_;
+};
+
+TEST_CASE("damage that one rank finds counts, whoever else could not read his part") {
+  const SampleModel model = make_sample_model();
+  TempDir dir;
+  for (const std::int64_t step : {1, 2}) save(model, dir.path(), {.step = step});
+  const auto prune_with = [&](std::vector<std::string> answers, bool& is_damaged) {
+    const Retention retention{.keep = 1, .damaged = std::make_shared<std::set<std::int64_t>>()};
+    SaveRequest request;
+    request.checkpoints_dir = dir.path();
+    request.step = 2;
+    request.world_size = static_cast<int>(answers.size());
+    AnswersOfRanks coordinator(std::move(answers));
+    std::string why;
+    try {
+      prune_checkpoints(request, retention, coordinator);
+    } catch (const IoError& error) {
+      why = error.what();
+    }
+    is_damaged = retention.damaged->contains(2);
+    return why;
+  };
+  const std::string intact = "ok\n", unread = "ok\nunread\nthe disk is away",
+                    damaged = "ok\ndamaged\na bit is wrong";
+  bool is_damaged = false;
+  CHECK(prune_with({unread, intact, damaged}, is_damaged).find("rank 2: a bit is wrong") !=
+        std::string::npos);
+  CHECK(is_damaged);
+  CHECK(prune_with({intact, unread, intact}, is_damaged).find("rank 1: the disk is away") !=
+        std::string::npos);
+  CHECK_FALSE(is_damaged);
+  CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{1, 2});
+  CHECK(prune_with({intact, intact, intact}, is_damaged) == "");
+  CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{2});
+}
+
+TEST_CASE("what cannot be read is not called damaged") {
+  const SampleModel model = make_sample_model();
+  TempDir dir;
+  const fs::path path = save(model, dir.path(), {.step = 1});
+  const auto reader = CheckpointReader::open(path);
+  // No file can be opened.
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+  const rlimit none{0, before.rlim_max};
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+  const auto problems = verify_checkpoint(reader).problems;
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  CHECK(problems.size() > model.tensors.size());
+  for (const VerifyProblem& problem : problems) {
+    CAPTURE(problem.str());
+    CHECK(problem.unread);
+    CHECK(problem.what.find("Too many open files") != std::string::npos);
+  }
+
+  fs::resize_file(path / "trainer.json", 1);
+  fs::remove(path / "rank-00000-of-00001.safetensors");
+  for (const VerifyProblem& problem : verify_checkpoint(reader).problems) {
+    CAPTURE(problem.str());
+    CHECK_FALSE(problem.unread);
+  }
 }
 
 TEST_CASE("who is in a hurry still removes what takes no time") {

@@ -160,6 +160,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return destroy("stream", stream);
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  if (stream->captured) return last_error = cudaErrorStreamCaptureUnsupported;
   stream->run_to(stream->end());
   return answer("cudaStreamSynchronize");
 }

@@ -52,6 +52,7 @@ io::Json describe_tensors(const io::TensorMap& tensors, io::Section section, boo
       entry["checksum"] = io::format_checksum(*crc);
     }
     if (with_places) {
+      entry["places"] = io::Json::array();
       for (const io::Chunk& chunk : tensor.chunks) entry["places"].push_back(describe_place(chunk));
     }
     described[name] = std::move(entry);
@@ -68,6 +69,8 @@ io::Json describe_checkpoint(const io::CheckpointReader& reader, bool with_place
   io::Json optimizer, configuration, problem;
   if (index.optimizer) {
     optimizer = {{"step", index.optimizer->step}, {"tensors", index.optimizer->exp_avg.size()}};
+  }
+  if (index.optimizer && with_places) {
     for (const auto& [name, section] :
          {std::pair("exp_avg", io::Section::ExpAvg), {"exp_avg_sq", io::Section::ExpAvgSq}})
       optimizer[name] = describe_tensors(*index.tensors(section), section, with_places);

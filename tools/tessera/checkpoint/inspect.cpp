@@ -81,6 +81,7 @@ void print(const io::CheckpointReader& reader, const io::Json& json, bool with_c
 void print_sharded(const Options& options) {
   require(options.step == "latest", "{} is no checkpoint of tessera and has no step {}",
           options.path, options.step);
+  require(!options.chunks, "{} is no checkpoint of tessera; leave --chunks out", options.path);
   io::ConsolidateOptions consolidate;
   consolidate.format = io::ExportFormat::Safetensors;
   const io::ConsolidatePlan plan = io::plan_consolidation(options.path, consolidate);

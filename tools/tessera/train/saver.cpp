@@ -97,7 +97,7 @@ std::string hanging_save(const LastWords& words, std::int64_t step, milliseconds
   std::string said = fmt::format("was not saved: the save of step {}", words.in_flight);
   if (words.in_flight == step) said = "may not be saved: its save";
   if (words.in_flight == step && words.committed)
-    said = "is saved, but reading it back and removing old ones";
+    said = "is committed, but reading it back and removing old ones";
   return fmt::format(
       "step {} {} has stood still for {} on {}; look after that rank's disk, or raise "
       "checkpoint.timeout",
@@ -232,17 +232,22 @@ bool Saver::wait_for_former(std::int64_t step) {
   const bool ended = wait_for_writer(Clock::time_point::max());
   poll();
   const auto answers =
-      meeting_.exchange(fmt::format("former save at step {}", step), ended ? "" : "hangs");
+      meeting_.exchange(fmt::format("former save at step {}", step), ended         ? ""
+                                                                     : *committed_ ? "committed"
+                                                                                   : "hangs");
   std::vector<std::size_t> hanging;
+  bool committed = false;
   for (std::size_t rank = 0; rank < answers.size(); ++rank) {
     if (!answers[rank].empty()) hanging.push_back(rank);
+    committed = committed || answers[rank] == "committed";
   }
   const double seconds = seconds_since(begin);
   if (!hanging.empty()) {
-    failed(step, fmt::format("the save of step {} has stood still for {} on rank {}, so no other "
-                             "can begin; look after that rank's disk, or raise checkpoint.timeout",
-                             step_, format_duration(to_seconds(options_.timeout)),
-                             fmt::join(hanging, ", ")));
+    failed(step,
+           fmt::format("the save of step {}{} has stood still for {} on rank {}, so no other "
+                       "can begin; look after that rank's disk, or raise checkpoint.timeout",
+                       step_, committed ? ", which is committed and was to be read back," : "",
+                       format_duration(to_seconds(options_.timeout)), fmt::join(hanging, ", ")));
     return false;
   }
   if (seconds >= kToldWait) {
@@ -280,38 +285,75 @@ void Saver::saved(const io::SaveReport& report, std::int64_t step, double second
 }
 
 void Saver::failed(std::int64_t step, const std::string& why) {
-  const char* const then = leaving_                 ? "ends"
-                           : options_.stop_on_error ? "ends (checkpoint.on_error is stop)"
-                                                    : "goes on";
-  notes_.push_back(fmt::format("warning: step {} was not saved, training {}: {}", step, then, why));
-  if (options_.stop_on_error && failure_.empty()) failure_ = why;
+  const char* const then = leaving_                 ? "training ends"
+                           : step == last_step_     ? "and is saved again"
+                           : options_.stop_on_error ? "training ends (checkpoint.on_error is stop)"
+                                                    : "training goes on";
+  notes_.push_back(fmt::format("warning: step {} was not saved, {}: {}", step, then, why));
+  if (!options_.stop_on_error || !failure_.empty()) return;
+  failure_ = why;
+  failed_step_ = step;
 }
 
 void Saver::finish(const TrainerState& state, bool hurry) {
   if (hurry) *hurry_ = true;
+  last_step_ = state.step;
   if (!async_) {
-    if (saved_step_ != state.step) save_here(state);
+    if (saved_step_ != state.step) save_last(state);
   } else {
     finish_in_background(state);
   }
   // Rank 0 still removes old checkpoints when the others are done; one that stands still there must
   // not be left alone, with nobody who waits for it with a deadline.
   meeting_.exchange(fmt::format("saves ended at step {}", state.step), "");
-  require<IoError>(failure_.empty(), "training ended because a save failed: {}", failure_);
+  require<IoError>(failure_.empty() || failed_step_ == state.step,
+                   "training ended because a save failed: {}", failure_);
+}
+
+void Saver::save_last(const TrainerState& state) {
+  bool hangs = false;
+  const auto save_and_wait = [&] {
+    if (!async_) {
+      save_here(state);
+      return;
+    }
+    start(state, Clock::now());
+    hangs = !wait_for_writer(Clock::time_point::max());
+    if (hangs) {
+      async_->set_patience(milliseconds(0));
+      throw IoError("{}", hanging_save({.in_flight = state.step, .committed = *committed_},
+                                       state.step, options_.timeout, "this rank"));
+    }
+    const auto finished = async_->take();
+    if (finished->error) std::rethrow_exception(finished->error);
+    saved(finished->report, finished->step, finished->report.seconds, finished->seconds, *warning_);
+  };
+  try {
+    save_and_wait();
+    return;
+  } catch (const IoError& error) {
+    // All ranks know alike whether it is damaged.
+    if (hangs || !options_.retention.damaged->contains(state.step)) throw;
+    failed(state.step, error.what());
+  }
+  save_and_wait();
 }
 
 void Saver::finish_in_background(const TrainerState& state) {
   const bool ended = wait_for_writer(Clock::time_point::max());
   poll();
-  const LastWords mine{saved_step_, ended ? -1 : step_, !ended && *committed_, failure_,
-                       message_of(fatal_)};
+  const LastWords mine{saved_step_, ended ? -1 : step_, !ended && *committed_,
+                       failed_step_ == state.step ? "" : failure_, message_of(fatal_)};
   const auto answers = meeting_.exchange(fmt::format("end at step {}", state.step), mine.str());
   bool all_saved = true;
   for (std::size_t rank = 0; rank < answers.size(); ++rank) {
     const LastWords words = LastWords::parse(answers[rank]);
     if (fatal_) std::rethrow_exception(fatal_);
     require<NonFiniteLoss>(words.fatal.empty(), "{}", words.fatal);
-    if (failure_.empty()) failure_ = words.failure;
+    if (!words.failure.empty() && (failure_.empty() || failed_step_ == state.step)) {
+      failure_ = words.failure;
+      failed_step_ = -1;  // of an earlier step: the last is saved again
+    }
     if (words.in_flight >= 0) {
       async_->set_patience(milliseconds(0));
       throw IoError(
@@ -320,15 +362,7 @@ void Saver::finish_in_background(const TrainerState& state) {
     all_saved = all_saved && words.saved == state.step;
   }
   if (all_saved) return;
-  start(state, Clock::now());
-  if (!wait_for_writer(Clock::time_point::max())) {
-    async_->set_patience(milliseconds(0));
-    throw IoError("{}", hanging_save({.in_flight = state.step, .committed = *committed_},
-                                     state.step, options_.timeout, "this rank"));
-  }
-  const auto finished = async_->take();
-  if (finished->error) std::rethrow_exception(finished->error);
-  saved(finished->report, finished->step, finished->report.seconds, finished->seconds, *warning_);
+  save_last(state);
 }
 
 void Saver::leave(milliseconds at_most) noexcept {

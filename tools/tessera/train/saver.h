@@ -25,7 +25,7 @@ struct SaverOptions {
   nlohmann::json model;  ///< section that is stored with a checkpoint
   bool with_optimizer = true;
   bool in_background = true;   ///< saves but that of finish() may run beside training
-  bool stop_on_error = false;  ///< a checkpoint found damaged as it is read back is one
+  bool stop_on_error = false;  ///< also by a checkpoint that is found damaged as it is read back
   io::Retention retention{};
   /// That a save may stand still before it counts as hanging, and that ranks wait for each other.
   std::chrono::milliseconds timeout{};
@@ -72,7 +72,8 @@ class Saver {
   /// Takes note of a save that has ended meanwhile. Never waits.
   void poll();
 
-  /// The end of the run: waits for the save in flight, and saves if `state` is not yet.
+  /// The end of the run: waits for the save in flight, and saves if `state` is not yet, a second
+  /// time if what it saves is found damaged.
   /// @param hurry  whoever stops the run won't wait long: old checkpoints stay
   /// @throws IoError if it could not be saved, or training ended because of a save; NonFiniteLoss;
   ///         CommError
@@ -93,6 +94,7 @@ class Saver {
   io::SaveRequest complete(io::SaveRequest request, const TrainerState& state) const;
   void start(const TrainerState& state, Clock::time_point begin);
   void save_here(const TrainerState& state);
+  void save_last(const TrainerState& state);
   void note_pulse();
   bool wait_for_writer(Clock::time_point at_most);
   bool wait_for_former(std::int64_t step);
@@ -124,8 +126,10 @@ class Saver {
   std::vector<Saved> saved_;
   std::vector<std::string> notes_;
   bool leaving_ = false;
-  std::string failure_;       // ends training
-  std::exception_ptr fatal_;  // ends training, whatever the policy
+  std::string failure_;            // ends training
+  std::int64_t failed_step_ = -1;  // whose save it was
+  std::int64_t last_step_ = -1;    // once the run ends
+  std::exception_ptr fatal_;       // ends training, whatever the policy
 };
 
 }  // namespace tessera::tools
