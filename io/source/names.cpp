@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "core/base/error.h"
@@ -15,7 +17,7 @@ namespace {
 
 constexpr std::array<std::string_view, 3> kWrappers = {"_orig_mod", "_fsdp_wrapped_module",
                                                        "_checkpoint_wrapped_module"};
-constexpr std::array<std::string_view, 2> kPrefixes = {"model.", "module."};
+constexpr std::string_view kModelPrefix = "model.", kModulePrefix = "module.";
 constexpr std::array<std::string_view, 4> kModelKeys = {"model", "module", "models", "state_dict"};
 constexpr std::array<std::string_view, 9> kOptimizerKeys = {
     "optimizer",        "optimizers",           "optim",       "optims",          "optimizer_state",
@@ -23,6 +25,8 @@ constexpr std::array<std::string_view, 9> kOptimizerKeys = {
 constexpr std::array<std::string_view, 11> kOtherKeys = {
     "train_state", "trainer",   "lr_scheduler",  "lr_schedulers", "scheduler", "dataloader",
     "data_loader", "rng_state", "random_states", "callbacks",     "loops"};
+
+constexpr int kAllLevels = std::numeric_limits<int>::max();
 
 template <std::size_t N>
 bool contains(const std::array<std::string_view, N>& list, std::string_view text) {
@@ -50,11 +54,29 @@ std::string without_wrappers(std::string_view source) {
   return name;
 }
 
-}  // namespace
+// Without `module.` at the beginning, and without `model.` there, but at most `levels` of them.
+std::string_view without_front(std::string_view name, int levels) {
+  while (true) {
+    if (name.starts_with(kModulePrefix)) {
+      name.remove_prefix(kModulePrefix.size());
+    } else if (levels > 0 && name.starts_with(kModelPrefix)) {
+      name.remove_prefix(kModelPrefix.size());
+      --levels;
+    } else {
+      return name;
+    }
+  }
+}
 
-bool is_model_key(std::string_view top_key) { return contains(kModelKeys, top_key); }
+// The same; with less than 0 levels, so many `model.` are put in front.
+std::string at_level(std::string_view name, int levels) {
+  std::string result;
+  for (int level = levels; level < 0; ++level) result += kModelPrefix;
+  result += without_front(name, levels);
+  return result;
+}
 
-std::string strip_name(std::string_view source, const NameRules& rules) {
+std::string strip(std::string_view source, const NameRules& rules, int levels) {
   if (!rules.prefixes.empty()) {
     for (const std::string& prefix : rules.prefixes) {
       if (source.starts_with(prefix)) source.remove_prefix(prefix.size());
@@ -62,17 +84,87 @@ std::string strip_name(std::string_view source, const NameRules& rules) {
     return std::string(source);
   }
   if (!rules.strip_wrappers) return std::string(source);
-  const std::string whole = without_wrappers(source);
-  std::string_view name = whole;
-  for (bool found = true; found;) {
-    found = false;
-    for (const std::string_view prefix : kPrefixes) {
-      if (!name.starts_with(prefix)) continue;
-      name.remove_prefix(prefix.size());
-      found = true;
+  return at_level(without_wrappers(source), levels);
+}
+
+std::string_view first_part(std::string_view name) { return name.substr(0, name.find('.')); }
+
+// Whether these are names of a decoder (or encoder and decoder) of Hugging Face's, and no head is
+// beside it. Its models with a head have that under `model.`, which is part of their own names;
+// those without `model.` have it under `transformer.`, `gpt_neox.` and the like, or say `block`.
+bool is_headless_decoder(const std::vector<std::string_view>& names) {
+  constexpr std::array<std::string_view, 2> kHeads = {"lm_head", "output"};
+  constexpr std::array<std::string_view, 4> kAround = {"encoder.", "decoder.", "language_model.",
+                                                       "text_model."};
+  bool layers = false;
+  for (std::string_view name : names) {
+    if (contains(kHeads, first_part(name))) return false;
+    const auto* const around =
+        std::find_if(kAround.begin(), kAround.end(),
+                     [&](std::string_view part) { return name.starts_with(part); });
+    if (around != kAround.end()) name.remove_prefix(around->size());
+    layers = layers || first_part(name) == "layers";
+  }
+  return layers;
+}
+
+int weight_levels(const std::vector<std::string_view>& weights, bool headless) {
+  for (int levels = 0; !weights.empty(); ++levels) {
+    std::vector<std::string_view> below;
+    for (const std::string_view weight : weights) {
+      if (!without_front(weight, levels).starts_with(kModelPrefix)) return levels;
+      below.push_back(without_front(weight, levels + 1));
+    }
+    if (!headless && is_headless_decoder(below)) return levels;
+  }
+  return 0;
+}
+
+// With how many levels most of the state's names are those of weights.
+int state_levels(const std::vector<std::string_view>& state, const std::set<std::string>& weights,
+                 int of_weights) {
+  constexpr int kMost = 4;                  // names with more are nobody's
+  std::vector<int> candidates{of_weights};  // first, so that it wins a tie
+  for (int levels = 0; levels <= kMost; ++levels) candidates.push_back(levels);
+  for (int levels = 1; levels <= kMost; ++levels) candidates.push_back(-levels);
+  int best = of_weights;
+  std::ptrdiff_t most = 0;
+  for (const int levels : candidates) {
+    const auto known = std::count_if(state.begin(), state.end(), [&](std::string_view name) {
+      return weights.contains(at_level(name, levels));
+    });
+    if (known > most) {
+      best = levels;
+      most = known;
     }
   }
-  return std::string(name);
+  return best;
+}
+
+}  // namespace
+
+bool is_model_key(std::string_view top_key) { return contains(kModelKeys, top_key); }
+
+std::string strip_name(std::string_view source, const NameRules& rules) {
+  return strip(source, rules, rules.model_levels ? rules.model_levels->weights : kAllLevels);
+}
+
+NameRules::ModelLevels count_model_levels(const std::vector<TensorName>& names, bool headless) {
+  std::vector<std::string_view> weights, state;
+  for (const TensorName& name : names) {
+    if (name.role == TensorRole::Weight) weights.push_back(name.name);
+    if (name.role == TensorRole::OptimizerState && name.name != name.source) {
+      state.push_back(std::string_view(name.name).substr(name.name.find('/') + 1));
+    }
+  }
+  if (weights.empty()) {  // of an optimizer's shards alone
+    const int levels = weight_levels(state, headless);
+    return {levels, levels};
+  }
+  const int levels = weight_levels(weights, headless);
+  std::set<std::string> exported;
+  for (const std::string_view weight : weights) exported.insert(at_level(weight, levels));
+  return {levels, state_levels(state, exported, levels)};
 }
 
 TensorName classify(std::string_view source, std::string_view top_key, bool keyed,
@@ -87,12 +179,17 @@ TensorName classify(std::string_view source, std::string_view top_key, bool keye
     constexpr std::string_view kState = "state.";
     const std::size_t dot = rest.rfind('.');
     if (rest.starts_with(kState) && dot != std::string_view::npos && dot > kState.size()) {
-      const std::string name = strip_name(rest.substr(kState.size(), dot - kState.size()), rules);
+      const std::string name = strip(rest.substr(kState.size(), dot - kState.size()), rules,
+                                     rules.model_levels ? rules.model_levels->state : kAllLevels);
       if (!name.empty()) result.name = fmt::format("{}/{}", rest.substr(dot + 1), name);
     }
   } else if (contains(kOtherKeys, first) || (keyed && !is_model_key(top_key))) {
     result.role = TensorRole::Other;
   } else {
+    if (rules.model_levels && is_model_key(top_key) && source.size() > top_key.size() &&
+        source.starts_with(top_key) && source[top_key.size()] == '.') {
+      source.remove_prefix(top_key.size() + 1);
+    }
     result.name = strip_name(source, rules);
   }
   return result;

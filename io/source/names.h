@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,6 +15,14 @@ struct NameRules {
   bool strip_wrappers = true;
   /// Instead: each is removed, once and in this order, from the beginning of names that have it.
   std::vector<std::string> prefixes = {};
+  /// How often `model.` is removed at most from the beginning of names of weights, and of the names
+  /// that optimizer state has of them (less than 0: so many are put in front); empty: as often as
+  /// it stands there. If it is said, the key of a dict of dicts that weights lie under is removed
+  /// from their names before.
+  struct ModelLevels {
+    int weights = 0, state = 0;
+  };
+  std::optional<ModelLevels> model_levels = {};
 };
 
 /// What of a training run a tensor is.
@@ -42,8 +51,16 @@ TensorName classify(std::string_view source, std::string_view top_key, bool keye
 /// Whether weights are kept under this key by those who nest their state.
 bool is_model_key(std::string_view top_key);
 
-/// A weight's name by the rules; empty if nothing is left of it.
+/// A weight's name by the rules, but with the key of a dict of dicts; empty if nothing is left.
 std::string strip_name(std::string_view source, const NameRules& rules);
+
+/// How often `model.` is to be removed from names so that they are those that Hugging Face's
+/// programs know: as often as the names of all weights begin with it, but not the last one where
+/// what lies under it is a decoder without head (`model.layers.0...`; a tied head is not stored),
+/// unless the model has none. Of state: so that it has its weights' names.
+/// @param names     of all tensors, by rules whose model_levels are 0
+/// @param headless  whether the model is one without head, such as LlamaModel
+NameRules::ModelLevels count_model_levels(const std::vector<TensorName>& names, bool headless);
 
 /// @throws InvalidArgument naming both if two tensors of the same role would have one name, or one
 ///         would have none

@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+
 #include "core/base/error.h"
 #include "tests/support/check_throws.h"
 
@@ -70,6 +72,118 @@ TEST_CASE("what a tensor is, is told by where it lies") {
     CHECK(name.name == row.name);
     CHECK(name.role == row.role);
   }
+}
+
+/// Source, outermost key, and what it becomes.
+struct HfRow {
+  const char *source, *top_key, *name;
+};
+
+void check_hf_names(const char* what, const std::vector<HfRow>& rows, bool headless = false) {
+  CAPTURE(what);
+  const bool keyed =
+      std::any_of(rows.begin(), rows.end(), [](const HfRow& row) { return *row.top_key != 0; });
+  NameRules rules;
+  const auto all = [&] {
+    std::vector<TensorName> names;
+    for (const HfRow& row : rows) {
+      names.push_back(classify(row.source, row.top_key, keyed, rules));
+    }
+    return names;
+  };
+  rules.model_levels = NameRules::ModelLevels{};
+  rules.model_levels = count_model_levels(all(), headless);
+  const auto names = all();
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    CAPTURE(rows[i].source);
+    CHECK(names[i].name == rows[i].name);
+  }
+}
+
+TEST_CASE("names become those of Hugging Face's models, of which model. may be a part") {
+  check_hf_names("flat, untied", {{"model.layers.0.w", "", "model.layers.0.w"},
+                                  {"model.norm.weight", "", "model.norm.weight"},
+                                  {"lm_head.weight", "", "lm_head.weight"}});
+  check_hf_names("flat, tied", {{"model.embed_tokens.weight", "", "model.embed_tokens.weight"},
+                                {"model.layers.0.w", "", "model.layers.0.w"},
+                                {"model.norm.weight", "", "model.norm.weight"}});
+  check_hf_names("Lightning, untied", {{"model.model.layers.0.w", "", "model.layers.0.w"},
+                                       {"model.lm_head.weight", "", "lm_head.weight"}});
+  check_hf_names("Lightning, tied",
+                 {{"model.model.layers.0.w", "", "model.layers.0.w"},
+                  {"model.model.embed_tokens.weight", "", "model.embed_tokens.weight"}});
+  check_hf_names("under a key, untied", {{"model.model.layers.0.w", "model", "model.layers.0.w"},
+                                         {"model.lm_head.weight", "model", "lm_head.weight"}});
+  check_hf_names("under a key, tied", {{"model.model.layers.0.w", "model", "model.layers.0.w"}});
+  check_hf_names("under a key, without head", {{"model.layers.0.w", "model", "layers.0.w"},
+                                               {"model.norm.weight", "model", "norm.weight"},
+                                               {"ema.norm.weight", "ema", "ema.norm.weight"}});
+  check_hf_names("Lightning's key and attribute",
+                 {{"state_dict.model.model.layers.0.w", "state_dict", "model.layers.0.w"},
+                  {"state_dict.model.lm_head.weight", "state_dict", "lm_head.weight"}});
+  check_hf_names("a key that is a module", {{"layers.0.w", "layers", "layers.0.w"}});
+  check_hf_names("wrappers and module.",
+                 {{"module.model._orig_mod.module.model.layers.0._checkpoint_wrapped_module.w", "",
+                   "model.layers.0.w"},
+                  {"module.model._orig_mod.lm_head.weight", "", "lm_head.weight"},
+                  {"model._fsdp_wrapped_module.model.norm.weight", "", "model.norm.weight"}});
+  check_hf_names("module. inside",
+                 {{"model.module.x", "", "x"}, {"model.y.module.x", "", "y.module.x"}});
+  check_hf_names("no model. of its own", {{"model.gpt_neox.layers.0.w", "", "gpt_neox.layers.0.w"},
+                                          {"model.embed_out.weight", "", "embed_out.weight"}});
+  check_hf_names("no model. of its own, twice",
+                 {{"model.model.transformer.h.0.w", "", "transformer.h.0.w"}});
+  check_hf_names("a head beside the decoder", {{"model.layers.0.w", "", "layers.0.w"},
+                                               {"model.lm_head.weight", "", "lm_head.weight"}});
+  check_hf_names("OPT", {{"model.decoder.layers.0.w", "", "model.decoder.layers.0.w"}});
+  check_hf_names("T5", {{"model.shared.weight", "", "shared.weight"},
+                        {"model.encoder.block.0.w", "", "encoder.block.0.w"},
+                        {"model.lm_head.weight", "", "lm_head.weight"}});
+  check_hf_names("T5, tied",
+                 {{"model.shared.weight", "", "shared.weight"},
+                  {"model.decoder.embed_tokens.weight", "", "decoder.embed_tokens.weight"},
+                  {"model.decoder.block.0.w", "", "decoder.block.0.w"}});
+  check_hf_names("BART", {{"model.shared.weight", "", "model.shared.weight"},
+                          {"model.encoder.layers.0.w", "", "model.encoder.layers.0.w"}});
+  check_hf_names("a decoder with pictures",
+                 {{"model.model.language_model.layers.0.w", "", "model.language_model.layers.0.w"},
+                  {"model.model.visual.blocks.0.w", "", "model.visual.blocks.0.w"}});
+  check_hf_names("such a one with a head inside",
+                 {{"model.language_model.model.layers.0.w", "", "language_model.model.layers.0.w"},
+                  {"model.language_model.lm_head.weight", "", "language_model.lm_head.weight"},
+                  {"model.vision_tower.w", "", "vision_tower.w"}});
+  check_hf_names("LlamaModel", {{"model.model.layers.0.w", "", "layers.0.w"}}, /*headless=*/true);
+}
+
+TEST_CASE("optimizer state has its weights' names, also where they become a Hugging Face model's") {
+  check_hf_names("flat",
+                 {{"model.layers.0.w", "", "model.layers.0.w"},
+                  {"lm_head.weight", "", "lm_head.weight"},
+                  {"optimizer.state.model.layers.0.w.exp_avg", "", "exp_avg/model.layers.0.w"},
+                  {"optimizer.state.lm_head.weight.step", "", "step/lm_head.weight"}});
+  check_hf_names(
+      "under a key, of which state knows nothing",
+      {{"model.model.layers.0.w", "model", "model.layers.0.w"},
+       {"optim.state._orig_mod.model.layers.0.w.exp_avg", "optim", "exp_avg/model.layers.0.w"},
+       {"optim.param_groups.0.lr", "optim", "optim.param_groups.0.lr"}});
+  check_hf_names("the same, where nothing says that it is a key",
+                 {{"model.model.layers.0.w", "", "model.layers.0.w"},
+                  {"model.lm_head.weight", "", "lm_head.weight"},
+                  {"optimizer.state.model.layers.0.w.exp_avg", "", "exp_avg/model.layers.0.w"},
+                  {"optimizer.state.lm_head.weight.exp_avg", "", "exp_avg/lm_head.weight"}});
+  check_hf_names("Lightning", {{"model.model.model.layers.0.w", "model", "model.layers.0.w"},
+                               {"model.model.lm_head.weight", "model", "lm_head.weight"},
+                               {"optimizer_0.state.model.model.layers.0.w.exp_avg", "optimizer_0",
+                                "exp_avg/model.layers.0.w"},
+                               {"optimizer_0.state.model.lm_head.weight.exp_avg", "optimizer_0",
+                                "exp_avg/lm_head.weight"}});
+  check_hf_names(
+      "named in the wrapped module",
+      {{"model.model.layers.0.w", "model", "model.layers.0.w"},
+       {"optimizer_0.state.layers.0.w.exp_avg", "optimizer_0", "exp_avg/model.layers.0.w"}});
+  check_hf_names("without weights",
+                 {{"optim.state.model.model.layers.0.w.exp_avg", "", "exp_avg/model.layers.0.w"},
+                  {"optim.state.model.lm_head.weight.exp_avg", "", "exp_avg/lm_head.weight"}});
 }
 
 TEST_CASE("two names that become one are named both") {
