@@ -117,7 +117,7 @@ Plan make_plan(const fs::path& source, const ConsolidateOptions& options) {
   lay_out(plan.source.weights, "model");
   plan.weight_files = plan.files.size();
   lay_out(plan.source.optimizer, "optimizer");
-  plan.side_files = compose_side_files(plan.source, options);
+  plan.side_files = compose_side_files(plan.source, options, plan.source.warnings);
   return plan;
 }
 

@@ -34,7 +34,9 @@ struct ConsolidateOptions {
   std::optional<std::int64_t> step;               ///< of a run; empty: the newest committed one
   int jobs = 1;                                   ///< threads that copy
   bool overwrite = false;                         ///< replace an earlier export at `out`
-  NameRules names;  ///< for names of somebody else's shards, but not of Hugging Face directories
+  /// For names of somebody else's shards, but not of Hugging Face directories. The default is made
+  /// to fit a model that config.json names: see open_consolidate_source.
+  NameRules names;
   /// Patterns (see is_chosen) of the tensors to export, by our names or those that `names` leaves;
   /// moments go with their weight. Empty: all.
   std::vector<std::string> tensors;
@@ -112,11 +114,12 @@ class ConsolidationStopped : public Error {
 /// size (names and places of tensors take about 2 KiB each beside them), and verifies checksums as
 /// it reads. Writes into `<out>.tmp` beside `out`, syncs, and renames: `out` is complete or absent
 /// (or still the former export). HF: model.safetensors, or shards and model.safetensors.index.json,
-/// config.json, generation_config.json, and the tokenizer: a Hugging Face directory's own files,
-/// or, if the run's trainer.json has one, tokenizer_tessera.json with tokenizer.json and
-/// tokenizer_config.json, which say the same to Hugging Face's programs. Safetensors: our names;
-/// moments go to optimizer.safetensors as "exp_avg/NAME"; tessera.json holds step and model
-/// configuration.
+/// config.json, generation_config.json, and the tokenizer: the files beside somebody else's
+/// tensors, or, if the run's trainer.json has one, tokenizer_tessera.json with tokenizer.json and
+/// tokenizer_config.json, which say the same to Hugging Face's programs. So, too, for models that
+/// tessera does not know, whose config.json is copied but for its dtype, and whose tensors nothing
+/// is compared with. Safetensors: our names; moments go to optimizer.safetensors as "exp_avg/NAME";
+/// tessera.json holds step and model configuration.
 ///
 /// A call that was stopped or killed, or that an IoError ended, leaves `<out>.tmp` and
 /// `<out>.tmp.journal`, and one like it goes on from there: with the same checksums at the source

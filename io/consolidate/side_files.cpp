@@ -1,11 +1,16 @@
 #include "io/consolidate/side_files.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <array>
 #include <map>
+#include <optional>
+#include <set>
 #include <system_error>
 
 #include "core/base/error.h"
+#include "io/hf/config.h"
 #include "io/hf/gpt2.h"
 #include "io/hf/tokenizer.h"
 
@@ -19,10 +24,36 @@ constexpr const char* kGeneration = "generation_config.json";
 constexpr const char* kOwnTokenizer = "tokenizer_tessera.json";
 constexpr const char* kTokenizer = "tokenizer.json";
 constexpr const char* kTokenizerConfig = "tokenizer_config.json";
-/// What goes along as it is from a Hugging Face directory to another.
-constexpr std::array kCopied = {kGeneration,  kTokenizer,   kTokenizerConfig,
-                                "vocab.json", "merges.txt", "special_tokens_map.json",
+/// What goes along as it is from a Hugging Face directory to another: what save_pretrained of
+/// transformers' tokenizers and processors writes, and tokenizers of its models' publishers.
+constexpr std::array kCopied = {kGeneration,
+                                kTokenizer,
+                                kTokenizerConfig,
+                                "special_tokens_map.json",
+                                "added_tokens.json",
+                                "chat_template.jinja",
+                                "chat_template.json",
+                                "vocab.json",
+                                "merges.txt",
+                                "vocab.txt",
+                                "tokenizer.model",
+                                "spiece.model",
+                                "spm.model",
+                                "sentencepiece.bpe.model",
+                                "source.spm",
+                                "target.spm",
+                                "bpe.codes",
+                                "dict.txt",
+                                "tiktoken.model",
+                                "tekken.json",
+                                "normalizer.json",
+                                "preprocessor_config.json",
+                                "processor_config.json",
+                                "video_preprocessor_config.json",
+                                "audio_tokenizer_config.json",
                                 kOwnTokenizer};
+/// Named templates beside chat_template.jinja; exports have no directories in them.
+constexpr const char* kMoreTemplates = "additional_chat_templates";
 /// Of a Hugging Face config.json: what it says beyond our "model" section. What it leaves out has
 /// Hugging Face's own default, which leaving it out keeps.
 constexpr std::array kKeptSettings = {"bos_token_id", "eos_token_id", "pad_token_id",
@@ -32,19 +63,20 @@ void add_json(std::vector<SideFile>& files, const char* name, const Json& json) 
   files.push_back({name, json.dump(2) + "\n"});
 }
 
-/// The floating-point dtype that most bytes of the weights have.
-DType main_dtype(const std::vector<ExportTensor>& weights) {
+/// The floating-point dtype that most bytes of the weights have; empty if none has one.
+std::optional<DType> main_dtype(const std::vector<ExportTensor>& weights) {
   std::map<DType, std::int64_t> bytes;
   for (const ExportTensor& tensor : weights) {
     if (is_floating(tensor.written)) bytes[tensor.written] += tensor.bytes();
   }
   const auto most = std::max_element(
       bytes.begin(), bytes.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
-  return most == bytes.end() ? weights.front().written : most->first;
+  return most == bytes.end() ? std::nullopt : std::optional(most->first);
 }
 
 Json export_config(const ConsolidateSource& source) {
-  Json config = gpt2_config_to_hf(*source.config, main_dtype(source.weights));
+  const DType dtype = main_dtype(source.weights).value_or(source.weights.front().written);
+  Json config = gpt2_config_to_hf(*source.config, dtype);
   if (!source.hf_config) return config;
   for (const char* key : kKeptSettings) {
     const auto found = source.hf_config->find(key);
@@ -71,10 +103,63 @@ void add_tokenizer(std::vector<SideFile>& files, const CheckpointReader& reader,
   }
 }
 
+bool is_there(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(path, error);
+}
+
+void add_copies(std::vector<SideFile>& files, const fs::path& dir) {
+  for (const char* name : kCopied) {
+    if (is_there(dir / name)) files.push_back({name, read_file(dir / name, kMaxCopied)});
+  }
+}
+
+/// config.json of a model that tessera does not know, and what lies beside the source's tensors, or
+/// else beside the config.json that was named.
+void add_other_model(std::vector<SideFile>& files, const ConsolidateSource& source,
+                     std::vector<std::string>& warnings) {
+  Json config = *source.hf_config;
+  if (const auto dtype = main_dtype(source.weights)) set_torch_dtype(config, *dtype);
+  add_json(files, kConfig, config);
+
+  const fs::path named = source.hf_config_file.parent_path();
+  const auto is_tokenizers = [&](const char* name) {
+    return name != std::string_view(kGeneration) && is_there(source.path / name);
+  };
+  // All of a tokenizer or none: half of one and half of another may be opened and be wrong.
+  const bool own = std::any_of(kCopied.begin(), kCopied.end(), is_tokenizers);
+  const fs::path& dir = own ? source.path : named;
+  add_copies(files, dir);
+  std::erase_if(files, [](const SideFile& file) { return file.name == kGeneration; });
+  for (const fs::path& from : {source.path, named}) {
+    if (!is_there(from / kGeneration)) continue;
+    files.push_back({kGeneration, read_file(from / kGeneration, kMaxCopied)});
+    break;
+  }
+
+  std::set<std::string> modules;
+  for (const SideFile& file : files) {
+    if (!file.name.ends_with("_config.json") && file.name != kConfig) continue;
+    // One that is no JSON is not ours to refuse: it goes along as it is.
+    modules.merge(auto_map_files(Json::parse(file.content, nullptr, /*allow_exceptions=*/false)));
+  }
+  if (!modules.empty()) {
+    warnings.push_back(fmt::format(
+        "this model needs Python files, which are not copied, as they are programs: {}; if you "
+        "trust them, copy them and what they import beside the new config.json",
+        fmt::join(modules, ", ")));
+  }
+  if (is_there(dir / kMoreTemplates)) {
+    warnings.push_back(fmt::format("{} is not copied: exports have no directories in them",
+                                   (dir / kMoreTemplates).string()));
+  }
+}
+
 }  // namespace
 
 std::vector<SideFile> compose_side_files(const ConsolidateSource& source,
-                                         const ConsolidateOptions& options) {
+                                         const ConsolidateOptions& options,
+                                         std::vector<std::string>& warnings) {
   std::vector<SideFile> files;
   if (options.format == ExportFormat::Safetensors) {
     Json own{{"model", source.config.value_or(nullptr)}};
@@ -82,10 +167,13 @@ std::vector<SideFile> compose_side_files(const ConsolidateSource& source,
     add_json(files, kOwnConfig, own);
     return files;
   }
+  if (!source.config) {
+    add_other_model(files, source, warnings);
+    return files;
+  }
   const Json config = export_config(source);
   add_json(files, kConfig, config);
-  std::error_code error;
-  if (source.checkpoint || !fs::exists(source.path / kGeneration, error)) {
+  if (source.checkpoint || !is_there(source.path / kGeneration)) {
     Json generation{{"_from_model_config", true}};
     for (const char* key : {"bos_token_id", "eos_token_id"}) {
       if (config.contains(key) && !config[key].is_null()) generation[key] = config[key];
@@ -96,10 +184,7 @@ std::vector<SideFile> compose_side_files(const ConsolidateSource& source,
     add_tokenizer(files, *source.checkpoint, config);
     return files;
   }
-  for (const char* name : kCopied) {
-    const fs::path path = source.path / name;
-    if (fs::exists(path, error)) files.push_back({name, read_file(path, kMaxCopied)});
-  }
+  add_copies(files, source.path);
   return files;
 }
 

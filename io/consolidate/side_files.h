@@ -16,9 +16,11 @@ struct SideFile {
 
 /// Configuration and tokenizer of an export; io/FORMAT.md lists them. Reads small files of the
 /// source, and writes nothing.
+/// @param warnings  sentences about files that are needed and not copied are added
 /// @throws InvalidArgument, IoError, CorruptCheckpoint
 std::vector<SideFile> compose_side_files(const ConsolidateSource& source,
-                                         const ConsolidateOptions& options);
+                                         const ConsolidateOptions& options,
+                                         std::vector<std::string>& warnings);
 
 /// Whether an export may hold a file of this name that says which model it is.
 bool is_config_file(std::string_view name);

@@ -7,6 +7,7 @@
 #include "core/base/error.h"
 #include "io/base/convert.h"
 #include "io/checkpoint/find.h"
+#include "io/hf/config.h"
 #include "io/hf/gpt2_source.h"
 #include "io/source/checkpoint_tensors.h"
 #include "io/source/open_sharded.h"
@@ -66,6 +67,21 @@ bool says_gpt2(const Json& config) {
   return type != config.end() && *type == "gpt2";
 }
 
+// Takes the config.json of another model than GPT-2: there is nothing to compare the tensors with.
+void take_other_config(ConsolidateSource& result, Json config, const fs::path& file, bool needed) {
+  const auto type = config.is_object() ? config.find("model_type") : config.end();
+  if (config.is_object() && type != config.end() && type->is_string()) {
+    result.hf_config_file = file;
+    result.hf_config = std::move(config);
+    return;
+  }
+  require<CorruptCheckpoint>(
+      !needed,
+      "{} is no object with a \"model_type\", without which nothing opens a Hugging Face model; "
+      "name another with --config, or write the tensors alone with --format safetensors",
+      file.string());
+}
+
 /// Finds the configuration of a source that is not ours; none if it is exported without.
 void find_config(ConsolidateSource& result, const ShardedSource& source,
                  const ConsolidateOptions& options) {
@@ -79,15 +95,18 @@ void find_config(ConsolidateSource& result, const ShardedSource& source,
     return;
   }
   Json config = parse_json(read_file(file, kMaxConfig), file.string());
-  // Of another model, the tensors can be written all the same.
   const bool may_do_without = !options.config_file && options.format == ExportFormat::Safetensors;
-  if (may_do_without && !says_gpt2(config)) {
-    result.skipped.push_back({kConfig, "of no GPT-2: tensors are written as they are"});
+  if (!says_gpt2(config)) {
+    take_other_config(result, std::move(config), file, !may_do_without);
+    if (options.format == ExportFormat::Safetensors) {
+      result.skipped.push_back({kConfig, "of no GPT-2: tensors are written as they are"});
+    }
     return;
   }
   try {
     result.config = gpt2_config_from_hf(config, file.string());
     result.hf_config = std::move(config);
+    result.hf_config_file = file;
   } catch (const Unsupported& unsupported) {
     if (!may_do_without) throw;
     result.skipped.push_back(
@@ -154,6 +173,36 @@ void check_size(const ConsolidateSource& source) {
   }
 }
 
+// Names of a model that Hugging Face's programs know and tessera does not.
+NameRules other_model_rules(const ShardedSource& source, const Json& config) {
+  NameRules rules;
+  rules.model_levels = NameRules::ModelLevels{};
+  std::vector<TensorName> names = classify_tensors(source, rules);
+  for (TensorName& name : classify_unreadable(source, rules)) names.push_back(std::move(name));
+  rules.model_levels = count_model_levels(names, is_headless(config));
+  return rules;
+}
+
+// Of a model that tessera does not know, exported for programs that do.
+void check_other_model(ConsolidateSource& source) {
+  for (const char* key : {"quantization_config", "compression_config"}) {
+    const auto quantization = source.hf_config->find(key);
+    if (quantization == source.hf_config->end() || quantization->is_null()) continue;
+    for (const ExportTensor& tensor : source.weights) {
+      require(
+          tensor.stored == tensor.written,
+          "{} has a \"{}\", so {} may hold scales of quantized weights, which --dtype would "
+          "convert; leave --dtype out, or, if the weights are not quantized, name a config.json "
+          "without it with --config",
+          source.hf_config_file.string(), key, tensor.source_name);
+    }
+  }
+  source.warnings.push_back(fmt::format(
+      "{} says model_type {}, which tessera does not know, so nothing here checks that names, "
+      "shapes and number of the tensors are that model's; --dry-run shows the names",
+      source.hf_config_file.string(), (*source.hf_config)["model_type"].dump()));
+}
+
 void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned,
                  const ConsolidateOptions& options) {
   const bool hugging_face = owned->kind() == "Hugging Face model";
@@ -161,6 +210,9 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned
   if (hugging_face && rules.prefixes.empty()) rules.strip_wrappers = false;
   result.kind = owned->kind();
   find_config(result, *owned, options);
+  if (result.hf_config && !result.config && rules.strip_wrappers && rules.prefixes.empty()) {
+    rules = other_model_rules(*owned, *result.hf_config);
+  }
   const std::vector<TensorName> names = classify_tensors(*owned, rules);
   add_unreadable(result, *owned, options, rules, names);
   for (const std::string& name : owned->objects()) result.skipped.push_back({name, "no tensor"});
@@ -211,6 +263,7 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned
           "{} is a {} and holds no optimizer state", result.path.string(), result.kind);
   require(!wants_weights(options) || !result.weights.empty(), "{} is a {} and holds no weights",
           result.path.string(), result.kind);
+  if (options.format == ExportFormat::HF && !result.config) check_other_model(result);
 }
 
 // Leaves out what --tensors does not choose.

@@ -17,7 +17,10 @@ struct ConsolidateSource {
   fs::path path;
   std::optional<CheckpointReader> checkpoint;  ///< if it is one of tessera's
   std::optional<Json> config;                  ///< our "model" section; empty if it is not known
-  std::optional<Json> hf_config;  ///< Hugging Face's config.json that `config` was made of
+  /// Hugging Face's config.json: `config` was made of it, or, where that is empty, it is of a model
+  /// that tessera does not know.
+  std::optional<Json> hf_config;
+  fs::path hf_config_file;  ///< where it was read
   std::vector<ExportTensor> weights, optimizer;
   std::vector<SkippedEntry> skipped;
   std::vector<std::string> warnings;  ///< as in ConsolidatePlan
@@ -28,14 +31,17 @@ struct ConsolidateSource {
 /// Opens a source by what it is and lists what the options ask for.
 ///
 /// A source that is not a checkpoint of tessera is a GPT-2 if options.config_file, or else a
-/// config.json in it, says so: its tensors are then checked, and named as ours are. Otherwise any
-/// tensors are exported as ExportFormat::Safetensors, under their own names: those of a Hugging
-/// Face directory as they are, those of others by options.names.
+/// config.json in it, says so: its tensors are then checked, and named as ours are. Those of any
+/// other model are exported as they are: names of a Hugging Face directory stay, those of others
+/// go by options.names; and if these are the default and a config.json says that it is another
+/// model of Hugging Face's, they become that one's names (see count_model_levels). Without any
+/// config.json, only as ExportFormat::Safetensors.
 /// @throws InvalidArgument in one sentence that says what to do if HF is asked for and the
 ///         configuration is missing, if there is no optimizer state, if two tensors would have one
-///         name, or if patterns of options.tensors fit none; Unsupported naming tensors of a dtype
-///         that tessera lacks and cannot copy as it is, or lacks and would need for a GPT-2; as
-///         open_model
+///         name, if patterns of options.tensors fit none, or if options.dtype would convert what
+///         may belong to quantized weights; CorruptCheckpoint if the configuration says no model;
+///         Unsupported naming tensors of a dtype that tessera lacks and cannot copy as it is, or
+///         lacks and would need for a GPT-2; as open_model
 ConsolidateSource open_consolidate_source(const fs::path& path, const ConsolidateOptions& options);
 
 }  // namespace tessera::io

@@ -1,6 +1,7 @@
 #include "io/hf/gpt2.h"
 
 #include "core/base/error.h"
+#include "io/hf/config.h"
 #include "io/source/load_policy.h"
 
 namespace tessera::io {
@@ -79,10 +80,7 @@ Json gpt2_config_from_hf(const Json& config, const std::string& source) {
 
 Json gpt2_config_to_hf(const Json& model, DType dtype) {
   check_arch(model);
-  const std::string torch_dtype = dtype == DType::BF16  ? "bfloat16"
-                                  : dtype == DType::F16 ? "float16"
-                                  : dtype == DType::F64 ? "float64"
-                                                        : "float32";
+  const std::string_view torch_dtype = torch_dtype_name(dtype);
   const double dropout = number_or(model, "dropout", 0);
   const std::int64_t vocab = dimension(model, "vocab_size");
   // GPT-2's <|endoftext|>, also where nanoGPT padded its vocabulary; in another, that id means

@@ -87,6 +87,28 @@ TEST_CASE("shards become a model that generates as they do themselves") {
   }
 }
 
+TEST_CASE("with the config.json of another model, shards become a Hugging Face directory") {
+  const test::TempDir dir;
+  const std::string config = dir.file("config.json"), out = dir.file("out");
+  std::ofstream(config) << R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama"})";
+  const auto plan =
+      run_cli({"consolidate", fixture("lightning"), out, "--config", config, "--dry-run"});
+  INFO(plan.describe());
+  REQUIRE(plan.code == 0);
+  CHECK(plan.out.find(" model.layers.0.weight ") != std::string::npos);
+  CHECK(plan.out.find("says model_type \"llama\", which tessera does not know") !=
+        std::string::npos);
+  CHECK_FALSE(fs::exists(out));
+  const auto made =
+      run_cli({"consolidate", fixture("lightning"), out, "--config", config, "--dtype", "bf16"});
+  INFO(made.describe());
+  REQUIRE(made.code == 0);
+  CHECK(made.err.find("tessera: warning: " + config + " says model_type") != std::string::npos);
+  const Json written = Json::parse(std::ifstream(out + "/config.json"));
+  CHECK(written["torch_dtype"] == "bfloat16");
+  CHECK(written["model_type"] == "llama");
+}
+
 TEST_CASE("what is missing is said in one sentence") {
   const test::TempDir dir;
   const auto refused = run_cli({"consolidate", fixture("lightning"), dir.file("out")});

@@ -152,7 +152,8 @@ Command add_consolidate(CLI::App& parent) {
       ->required();
   app->add_option("OUT", options->out, "Directory to write")->required();
   app->add_option("--format", options->format,
-                  "Hugging Face directory, or plain safetensors, which alone hold optimizer state")
+                  "Hugging Face directory, of a model that tessera does not know too, or plain "
+                  "safetensors, which alone hold optimizer state")
       ->check(CLI::IsMember({"hf", "safetensors"}))
       ->default_str("hf, or safetensors with --tensors or --what optimizer or all");
   app->add_option("--what", options->what, "Weights, optimizer state, or both")
@@ -172,11 +173,13 @@ Command add_consolidate(CLI::App& parent) {
   app->add_flag("--buffered", options->buffered,
                 "Go through the page cache: slower, but what is written stays there to be read");
   app->add_option("--config", options->config,
-                  "config.json of the model, for shards that have none beside them");
+                  "config.json of the model (GPT-2, Llama, Qwen, ...), for shards that have none "
+                  "beside them; its tokenizer goes along if theirs has none");
   app->add_option(
          "--strip", options->strip,
          "Of names in PyTorch's shards: auto (what wrappers add, and model. and module. at "
-         "the beginning), none, or a prefix, such as model. (may be given several times)")
+         "the beginning, unless it is part of a Llama's or the like's names), none, or a "
+         "prefix, such as model. (may be given several times)")
       ->allow_extra_args(false)
       ->capture_default_str();
   app->add_option(

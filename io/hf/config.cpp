@@ -1,0 +1,60 @@
+#include "io/hf/config.h"
+
+namespace tessera::io {
+namespace {
+
+void add_file(std::set<std::string>& files, const Json& reference) {
+  if (!reference.is_string()) return;  // null: there is no fast tokenizer, or no slow one
+  const std::string& text = reference.get_ref<const std::string&>();
+  if (text.find("--") != std::string::npos) return;
+  const std::size_t dot = text.rfind('.');
+  if (dot != std::string::npos && dot > 0) files.insert(text.substr(0, dot) + ".py");
+}
+
+}  // namespace
+
+std::string_view torch_dtype_name(DType dtype) {
+  return dtype == DType::BF16  ? "bfloat16"
+         : dtype == DType::F16 ? "float16"
+         : dtype == DType::F64 ? "float64"
+                               : "float32";
+}
+
+bool is_headless(const Json& config) {
+  const auto names = config.find("architectures");
+  if (names == config.end() || !names->is_array() || names->empty() || !names->front().is_string())
+    return false;
+  const std::string& name = names->front().get_ref<const std::string&>();
+  return name.ends_with("Model") && name.find("Head") == std::string::npos;  // GPT2LMHeadModel
+}
+
+void set_torch_dtype(Json& config, DType dtype) {
+  const Json name(torch_dtype_name(dtype));
+  bool found = false;
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    if (config.contains(key)) {
+      config[key] = name;
+      found = true;
+    }
+    const auto text = config.find("text_config");
+    if (text != config.end() && text->is_object() && text->contains(key)) (*text)[key] = name;
+  }
+  if (!found) config["torch_dtype"] = name;  // known to old and new versions
+}
+
+std::set<std::string> auto_map_files(const Json& config) {
+  std::set<std::string> files;
+  if (!config.is_object()) return files;
+  const auto map = config.find("auto_map");
+  if (map == config.end() || !map->is_object()) return files;
+  for (const Json& reference : *map) {
+    if (reference.is_array()) {
+      for (const Json& each : reference) add_file(files, each);
+    } else {
+      add_file(files, reference);
+    }
+  }
+  return files;
+}
+
+}  // namespace tessera::io

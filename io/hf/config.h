@@ -1,0 +1,31 @@
+#pragma once
+
+#include <set>
+#include <string>
+#include <string_view>
+
+#include "core/base/dtype.h"
+#include "io/base/json.h"
+
+namespace tessera::io {
+
+// What Hugging Face's config.json says of any model, whether tessera knows its architecture or not.
+
+/// PyTorch's name of a floating-point dtype: "float32", "bfloat16", ...
+std::string_view torch_dtype_name(DType dtype);
+
+/// Whether "architectures" names a model without head, such as LlamaModel: its weights are those
+/// that lie under `model.` in LlamaForCausalLM.
+bool is_headless(const Json& config);
+
+/// Makes "dtype" and "torch_dtype" say in which dtype the weights are, there and in "text_config",
+/// where they stand; adds "torch_dtype" if neither stands in `config` itself.
+/// @param config  an object
+void set_torch_dtype(Json& config, DType dtype);
+
+/// Names of the Python files that "auto_map" asks for from the model's directory. Those of another
+/// repository of Hugging Face ("owner/name--module.Class") are none.
+/// @param config  config.json, tokenizer_config.json, processor_config.json, ...; any JSON
+std::set<std::string> auto_map_files(const Json& config);
+
+}  // namespace tessera::io

@@ -1,0 +1,412 @@
+// Somebody else's shards of a model that tessera does not know, as a Hugging Face directory.
+
+#include <doctest/doctest.h>
+
+#include <map>
+#include <set>
+
+#include "core/base/error.h"
+#include "io/consolidate/consolidate.h"
+#include "io/hf/config.h"
+#include "io/safetensors/reader.h"
+#include "tests/io/support.h"
+#include "tests/support/check_throws.h"
+#include "tests/support/temp_dir.h"
+
+namespace tessera::io {
+namespace {
+
+using namespace tessera::test;
+
+const fs::path kFixtures = fs::path(TESSERA_SOURCE_DIR) / "tests/io/dcp/fixtures";
+
+struct Entry {
+  std::string name;
+  const char* dtype = "F32";
+  std::int64_t elements = 2;
+};
+
+/// One shard of a DCP in safetensors form, whose bytes count up.
+void write_shards(const fs::path& dir, const std::vector<Entry>& entries) {
+  const std::map<std::string, std::size_t> widths{
+      {"F32", 4}, {"BF16", 2}, {"I32", 4}, {"F8_E4M3", 1}};
+  Json header, info;
+  std::string data;
+  for (const Entry& entry : entries) {
+    const std::size_t begin = data.size();
+    const auto size = static_cast<std::size_t>(entry.elements) * widths.at(entry.dtype);
+    for (std::size_t i = 0; i < size; ++i) data += static_cast<char>(data.size() % 60);
+    header[entry.name] = {{"dtype", entry.dtype},
+                          {"shape", {entry.elements}},
+                          {"data_offsets", {begin, data.size()}}};
+    info[entry.name]["saved_offsets"] = {0};
+  }
+  header["__metadata__"]["DCP_SHARDING_INFO"] = info.dump();
+  const std::string text = header.dump();
+  const std::uint64_t length = text.size();
+  fs::create_directories(dir);
+  write_text(dir / "shard-00001-model-00001-of-00001.safetensors",
+             std::string(reinterpret_cast<const char*>(&length), 8) + text + data);
+}
+
+const std::vector<Entry> kLlama = {{"model.model.embed_tokens.weight"},
+                                   {"model.model.layers.0.mlp.up_proj.weight", "F32", 6},
+                                   {"model._orig_mod.model.norm.weight"},
+                                   {"model.lm_head.weight"}};
+
+/// A Llama in shards, with its config.json.
+struct Llama {
+  TempDir dir;
+  fs::path source = dir.path() / "source", out = dir.path() / "out";
+  ConsolidateOptions options;
+  std::vector<std::string> warnings;
+  Json config = {{"architectures", {"LlamaForCausalLM"}},
+                 {"model_type", "llama"},
+                 {"hidden_size", 32},
+                 {"rms_norm_eps", 1e-6},
+                 {"rope_scaling", nullptr},
+                 {"tie_word_embeddings", true},
+                 {"torch_dtype", "float16"}};
+
+  Llama() {
+    options.shards = 1;
+    options.warn = [this](const std::string& text) { warnings.push_back(text); };
+    write_shards(source, kLlama);
+    write_config();
+  }
+  void write_config() const { write_text(source / "config.json", config.dump()); }
+  Json written(const char* name = "config.json") const {
+    return Json::parse(read_text(out / name));
+  }
+  Json export_config() {
+    options.overwrite = true;
+    write_config();
+    consolidate(source, out, options);
+    return written();
+  }
+  std::set<std::string> names() const {
+    std::set<std::string> result;
+    for (const auto& tensor : plan_consolidation(source, options).tensors) {
+      result.insert(tensor.name);
+    }
+    return result;
+  }
+};
+
+TEST_CASE_FIXTURE(Llama, "shards of any model become a Hugging Face directory") {
+  const ConsolidateReport report = consolidate(source, out, options);
+  CHECK(report.kind == "PyTorch DCP as safetensors");
+  CHECK(report.files == std::vector<std::string>{"model.safetensors", "config.json"});
+  CHECK(report.skipped.empty());
+  const SafetensorsReader made(out / "model.safetensors");
+  const SafetensorsReader shard(source / "shard-00001-model-00001-of-00001.safetensors");
+  for (const auto& pair : std::map<std::string, std::string>{
+           {"model.model.embed_tokens.weight", "model.embed_tokens.weight"},
+           {"model.model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"},
+           {"model._orig_mod.model.norm.weight", "model.norm.weight"},
+           {"model.lm_head.weight", "lm_head.weight"}}) {
+    const std::string &from = pair.first, &to = pair.second;
+    CAPTURE(from);
+    REQUIRE(made.header().find(to) != nullptr);
+    const std::int64_t n = numel(made.header().find(to)->shape);
+    std::vector<float> a(6), b(6);
+    made.read(to, 0, n, a.data(), DType::F32);
+    shard.read(from, 0, n, b.data(), DType::F32);
+    CHECK(a == b);
+  }
+  config["torch_dtype"] = "float32";
+  CHECK(written() == config);
+}
+
+TEST_CASE_FIXTURE(Llama, "that nothing is compared is said, also in a plan") {
+  const std::string said =
+      (source / "config.json").string() +
+      " says model_type \"llama\", which tessera does not know, so nothing here checks that names, "
+      "shapes and number of the tensors are that model's; --dry-run shows the names";
+  const ConsolidatePlan plan = plan_consolidation(source, out, options);
+  CHECK(plan.warnings == std::vector<std::string>{said});
+  CHECK_FALSE(fs::exists(out));
+  consolidate(source, out, options);
+  CHECK(warnings == plan.warnings);
+  // Where no model is promised, there is nothing to say.
+  options.format = ExportFormat::Safetensors;
+  CHECK(plan_consolidation(source, options).warnings.empty());
+}
+
+TEST_CASE_FIXTURE(Llama, "names are those of the model, unless the user says which") {
+  const std::set<std::string> theirs{"model.embed_tokens.weight", "model.norm.weight",
+                                     "model.layers.0.mlp.up_proj.weight", "lm_head.weight"};
+  CHECK(names() == theirs);
+  options.format = ExportFormat::Safetensors;
+  CHECK(names() == theirs);
+  options.tensors = {"model.layers.*"};
+  CHECK(names() == std::set<std::string>{"model.layers.0.mlp.up_proj.weight"});
+  options.tensors = {};
+  fs::rename(source / "config.json", dir.path() / "elsewhere.json");
+  CHECK(names().contains("layers.0.mlp.up_proj.weight"));  // as without a model
+  options.config_file = dir.path() / "elsewhere.json";
+  CHECK(names() == theirs);
+  options.format = ExportFormat::HF;
+  CHECK(names() == theirs);
+
+  options.names = {.strip_wrappers = false};
+  CHECK(names().contains("model._orig_mod.model.norm.weight"));
+  options.names.prefixes = {"model."};
+  CHECK(names().contains("_orig_mod.model.norm.weight"));
+  CHECK(names().contains("model.embed_tokens.weight"));
+  options.names = {};
+
+  write_shards(source, {{"model.layers.0.w"}, {"model.norm.weight", "F8_E4M3"}});
+  CHECK(names() == std::set<std::string>{"model.layers.0.w", "model.norm.weight"});
+  config["architectures"] = {"LlamaModel"};
+  write_text(dir.path() / "elsewhere.json", config.dump());
+  CHECK(names() == std::set<std::string>{"layers.0.w", "norm.weight"});
+  // What is copied as it is counts as well.
+  config["architectures"] = {"LlamaForCausalLM"};
+  write_text(dir.path() / "elsewhere.json", config.dump());
+  write_shards(source, {{"model.model.layers.0.w"}, {"model.lm_head.weight", "F8_E4M3"}});
+  CHECK(names() == std::set<std::string>{"model.layers.0.w", "lm_head.weight"});
+  write_shards(source, {{"model.model.layers.0.w"}, {"lm_head.weight", "F8_E4M3"}});
+  CHECK(names() == std::set<std::string>{"model.model.layers.0.w", "lm_head.weight"});
+}
+
+TEST_CASE_FIXTURE(Llama, "weights under a key lose it, and their optimizer state is named alike") {
+  write_config();
+  for (const char* fixture : {"lightning", "fsdp-wrapped"}) {
+    CAPTURE(fixture);
+    const bool lightning = std::string(fixture) == "lightning";
+    options = {};
+    options.config_file = source / "config.json";
+    for (const auto& tensor : plan_consolidation(kFixtures / fixture, options).tensors) {
+      CAPTURE(tensor.name);
+      CHECK(tensor.name.starts_with("model.layers.") == lightning);
+      CHECK(tensor.name.starts_with("layers.") != lightning);
+    }
+    options.format = ExportFormat::Safetensors;
+    options.what = ExportWhat::All;
+    std::set<std::string> weights, state;
+    for (const auto& tensor : plan_consolidation(kFixtures / fixture, options).tensors) {
+      const std::size_t slash = tensor.name.find('/');
+      if (slash == std::string::npos) weights.insert(tensor.name);
+      if (tensor.name.starts_with("exp_avg/")) state.insert(tensor.name.substr(slash + 1));
+    }
+    CHECK(weights.size() == 4);
+    CHECK(state == weights);
+  }
+}
+
+TEST_CASE_FIXTURE(Llama, "config.json says the dtype that most bytes have, where it says one") {
+  CHECK(export_config()["torch_dtype"] == "float32");
+  options.dtype = DType::BF16;
+  config["dtype"] = nullptr;
+  config["text_config"] = {{"dtype", "float16"}, {"hidden_size", 7}};
+  config["vision_config"] = {{"torch_dtype", "float16"}};
+  Json expected = config;
+  expected["dtype"] = expected["torch_dtype"] = expected["text_config"]["dtype"] = "bfloat16";
+  CHECK(export_config() == expected);
+  config.erase("torch_dtype");
+  expected.erase("torch_dtype");
+  CHECK(export_config() == expected);
+  config.erase("dtype");
+  expected.erase("dtype");
+  expected["torch_dtype"] = "bfloat16";
+  CHECK(export_config() == expected);
+
+  options.dtype = {};
+  write_shards(source, {{"a", "F32", 2}, {"b", "BF16", 5}, {"c", "I32", 50}, {"d", "F8_E4M3", 90}});
+  CHECK(export_config()["torch_dtype"] == "bfloat16");
+  write_shards(source, {{"a", "F8_E4M3"}, {"b", "I32"}});
+  CHECK(export_config() == config);
+}
+
+TEST_CASE_FIXTURE(Llama, "what tessera has no dtype for is copied as it is") {
+  write_shards(source, {{"model.layers.0.w", "F8_E4M3", 8}, {"model.layers.0.scale", "F32", 1}});
+  options.dtype = DType::BF16;
+  consolidate(source, out, options);
+  const SafetensorsReader made(out / "model.safetensors");
+  CHECK(made.header().find("model.layers.0.w")->stored_dtype == "F8_E4M3");
+  CHECK(made.header().find("model.layers.0.scale")->stored_dtype == "BF16");
+  const SafetensorsReader shard(source / "shard-00001-model-00001-of-00001.safetensors");
+  std::string bytes[2] = {std::string(8, '?'), std::string(8, '!')};
+  int i = 0;
+  for (const SafetensorsReader* file : {&made, &shard}) {
+    file->file().read(file->header().find("model.layers.0.w")->begin, bytes[i++].data(), 8);
+  }
+  CHECK(bytes[0] == bytes[1]);
+  CHECK(written()["torch_dtype"] == "bfloat16");
+}
+
+TEST_CASE_FIXTURE(Llama, "scales of quantized weights are not converted") {
+  for (const char* key : {"quantization_config", "compression_config"}) {
+    CAPTURE(key);
+    config[key] = {{"quant_method", "fp8"}};
+    options.dtype = DType::BF16;
+    write_config();
+    const std::string refused = fmt::format("config.json has a \"{}\", so ", key);
+    CHECK_THROWS_HOLDING(InvalidArgument, refused, plan_consolidation(source, options));
+    CHECK_THROWS_HOLDING(InvalidArgument,
+                         "model.norm.weight may hold scales of quantized weights, which --dtype "
+                         "would convert; leave --dtype out",
+                         plan_consolidation(source, options));
+    options.dtype = {};
+    CHECK(export_config()[key] == config[key]);
+    options.dtype = DType::F32;  // which all have
+    CHECK(export_config()[key] == config[key]);
+    config[key] = nullptr;
+    options.dtype = DType::BF16;
+    CHECK(export_config()["torch_dtype"] == "bfloat16");
+  }
+}
+
+TEST_CASE_FIXTURE(Llama, "files that transformers opens go along, byte for byte") {
+  const std::set<std::string> names{"generation_config.json",
+                                    "tokenizer.json",
+                                    "tokenizer_config.json",
+                                    "special_tokens_map.json",
+                                    "added_tokens.json",
+                                    "chat_template.jinja",
+                                    "chat_template.json",
+                                    "vocab.json",
+                                    "merges.txt",
+                                    "vocab.txt",
+                                    "tokenizer.model",
+                                    "spiece.model",
+                                    "spm.model",
+                                    "tekken.json",
+                                    "tiktoken.model",
+                                    "processor_config.json",
+                                    "preprocessor_config.json",
+                                    "video_preprocessor_config.json"};
+  for (const std::string& name : names) write_text(source / name, "{ \"of\" :\n\"" + name + "\xff");
+  write_text(source / "modeling_llama.py", "");
+  const ConsolidateReport report = consolidate(source, out, options);
+  CHECK(report.files.size() == names.size() + 2);
+  for (const std::string& name : names) CHECK(read_text(out / name) == read_text(source / name));
+  CHECK_FALSE(fs::exists(out / "modeling_llama.py"));
+  CHECK_THROWS_HOLDING(InvalidArgument, "exists already", consolidate(source, out, options));
+  options.overwrite = true;
+  consolidate(source, out, options);  // all of it is known to be an export's
+  write_text(out / "modeling_llama.py", "");
+  CHECK_THROWS_HOLDING(InvalidArgument, "modeling_llama.py, which no export does",
+                       consolidate(source, out, options));
+}
+
+TEST_CASE_FIXTURE(Llama, "a tokenizer beside a config.json elsewhere goes along if there is none") {
+  const fs::path theirs = dir.path() / "theirs";
+  fs::create_directory(theirs);
+  fs::rename(source / "config.json", theirs / "config.json");
+  options.config_file = theirs / "config.json";
+  options.overwrite = true;
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "generation_config.json"}) {
+    write_text(theirs / name, "theirs");
+  }
+  consolidate(source, out, options);
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "generation_config.json"}) {
+    CHECK(read_text(out / name) == "theirs");
+  }
+  write_text(source / "generation_config.json", "own");
+  consolidate(source, out, options);
+  CHECK(read_text(out / "generation_config.json") == "own");
+  CHECK(read_text(out / "tokenizer.json") == "theirs");
+  // Half of each would be no tokenizer.
+  write_text(source / "tokenizer.json", "own");
+  fs::remove(source / "generation_config.json");
+  consolidate(source, out, options);
+  CHECK(read_text(out / "tokenizer.json") == "own");
+  CHECK_FALSE(fs::exists(out / "tokenizer_config.json"));
+  CHECK(read_text(out / "generation_config.json") == "theirs");
+}
+
+TEST_CASE_FIXTURE(Llama, "programs are not copied, and those that the model needs are named") {
+  config["auto_map"] = {{"AutoConfig", "configuration_x.XConfig"},
+                        {"AutoModel", "modeling_x.XModel"},
+                        {"AutoModelForCausalLM", "owner/name--modeling_y.Y"}};
+  write_config();
+  write_text(source / "tokenizer_config.json",
+             R"({"auto_map": {"AutoTokenizer": ["tokenization_x.XTokenizer", null]}})");
+  write_text(source / "processor_config.json", "no JSON");
+  fs::create_directory(source / "additional_chat_templates");
+  const ConsolidatePlan plan = plan_consolidation(source, options);
+  REQUIRE(plan.warnings.size() == 3);
+  CHECK(plan.warnings[1] ==
+        "this model needs Python files, which are not copied, as they are programs: "
+        "configuration_x.py, modeling_x.py, tokenization_x.py; if you trust them, copy them and "
+        "what they import beside the new config.json");
+  CHECK(plan.warnings[2].ends_with(
+      "additional_chat_templates is not copied: exports have no directories in them"));
+  CHECK(auto_map_files(Json::parse(R"([{"auto_map": {"A": "b.C"}}])")).empty());
+  CHECK(auto_map_files(Json::parse(R"({"auto_map": {"A": 5, "B": ".C", "D": "e", "F": [[]]}})"))
+            .empty());
+}
+
+TEST_CASE_FIXTURE(Llama, "large models are several files with an index, and are gone on with") {
+  options.max_shard_size = 16;
+  options.memory = 1;
+  const ConsolidatePlan plan = plan_consolidation(source, out, options);
+  REQUIRE(plan.files.size() == 3);
+  CHECK(plan.files[0].name == "model-00001-of-00003.safetensors");
+  options.progress = [](const ConsolidateProgress& at) { return at.done < at.total / 2; };
+  CHECK_THROWS_AS(consolidate(source, out, options), ConsolidationStopped);
+  CHECK_FALSE(fs::exists(out));
+  options.progress = nullptr;
+  const ConsolidateReport report = consolidate(source, out, options);
+  CHECK(report.reused_bytes > 0);
+  const Json index = written("model.safetensors.index.json");
+  CHECK(index["metadata"]["total_size"] == 48);
+  CHECK(index["weight_map"] == Json{{"lm_head.weight", plan.files[0].name},
+                                    {"model.embed_tokens.weight", plan.files[0].name},
+                                    {"model.layers.0.mlp.up_proj.weight", plan.files[1].name},
+                                    {"model.norm.weight", plan.files[2].name}});
+  // A Hugging Face directory becomes another: names stay, whatever they are.
+  options = {};
+  consolidate(out, dir.path() / "again", options);
+  const SafetensorsReader again(dir.path() / "again/model.safetensors");
+  CHECK(again.header().tensors.size() == 4);
+  CHECK(again.header().find("model.layers.0.mlp.up_proj.weight") != nullptr);
+  CHECK(read_text(dir.path() / "again/config.json") == read_text(out / "config.json"));
+}
+
+TEST_CASE_FIXTURE(Llama, "a Hugging Face directory keeps its names, whatever they are") {
+  options.format = ExportFormat::Safetensors;
+  options.names.strip_wrappers = false;
+  consolidate(source, out, options);
+  fs::copy(source / "config.json", out / "config.json");
+  options = {};
+  std::set<std::string> found;
+  for (const auto& tensor : plan_consolidation(out, options).tensors) found.insert(tensor.name);
+  CHECK(found.contains("model._orig_mod.model.norm.weight"));
+  CHECK(found.contains("model.lm_head.weight"));
+}
+
+TEST_CASE_FIXTURE(Llama, "a configuration that says no model is refused") {
+  for (const char* text : {"[]", "5", "{}", R"({"model_type": 5})"}) {
+    CAPTURE(text);
+    write_text(source / "config.json", text);
+    CHECK_THROWS_HOLDING(CorruptCheckpoint, "config.json is no object with a \"model_type\"",
+                         consolidate(source, out, options));
+    options.config_file = source / "config.json";
+    options.format = ExportFormat::Safetensors;
+    CHECK_THROWS_HOLDING(CorruptCheckpoint, "name another with --config, or write the tensors",
+                         consolidate(source, out, options));
+    options.config_file = {};
+    CHECK(plan_consolidation(source, options).tensors.size() == 4);
+    options.format = ExportFormat::HF;
+  }
+  write_text(source / "config.json", "{\"model_type\": \"llama\"");
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "config.json", consolidate(source, out, options));
+  fs::remove(source / "config.json");
+  CHECK_THROWS_HOLDING(InvalidArgument, "name the config.json with --config",
+                       consolidate(source, out, options));
+  write_config();
+  options.tensors = {"*"};
+  CHECK_THROWS_HOLDING(InvalidArgument, "--tensors chooses some",
+                       consolidate(source, out, options));
+  options.tensors = {};
+  options.what = ExportWhat::All;
+  CHECK_THROWS_HOLDING(InvalidArgument, "holds no optimizer state",
+                       consolidate(source, out, options));
+  CHECK_FALSE(fs::exists(out));
+}
+
+}  // namespace
+}  // namespace tessera::io
