@@ -24,8 +24,13 @@ std::optional<std::int64_t> parse_step(const std::string& name) {
   return step;
 }
 
-// A network file system may show files late, or not in their full size yet, on a host that did not
-// write them.
+// Who looks for a checkpoint to go on from has the machine to himself.
+int verifying_threads() {
+  return static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 2U, 16U));
+}
+
+}  // namespace
+
 CheckpointReader open_patiently(const fs::path& path) {
   constexpr int kMoreLooks = 3;
   constexpr std::chrono::milliseconds kPause{300};
@@ -38,13 +43,6 @@ CheckpointReader open_patiently(const fs::path& path) {
   }
   return CheckpointReader::open(path);
 }
-
-// Who looks for a checkpoint to go on from has the machine to himself.
-int verifying_threads() {
-  return static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 2U, 16U));
-}
-
-}  // namespace
 
 std::string checkpoint_name(std::int64_t step) { return fmt::format("{}{:08}", kPrefix, step); }
 

@@ -14,6 +14,11 @@ namespace tessera::io {
 /// "step-00001200"
 std::string checkpoint_name(std::int64_t step);
 
+/// Opens a checkpoint, and looks for a second for files that are missing or cut: a network file
+/// system may show files late, or not in their full size yet, on a host that did not write them.
+/// @throws as CheckpointReader::open
+CheckpointReader open_patiently(const fs::path& path);
+
 /// A committed checkpoint: a directory named after its step that holds an index, or that cannot be
 /// looked into.
 struct CheckpointEntry {

@@ -48,6 +48,15 @@ std::string missing_section(const fs::path& path, Section section, const Checkpo
   return text;
 }
 
+// What is not there is damage; that the disk does not tell may pass.
+fs::file_status look_at(const fs::path& path) {
+  std::error_code error;
+  const fs::file_status status = fs::symlink_status(path, error);
+  require<IoError>(status.type() != fs::file_type::none, "cannot look at {}: {}", path.string(),
+                   error.message());
+  return status;
+}
+
 }  // namespace
 
 struct CheckpointReader::State {
@@ -95,8 +104,7 @@ CheckpointReader CheckpointReader::open(const fs::path& dir) {
                              "save one, or was being removed",
                              state->path.string());
   const fs::path index_path = state->path / "index.json";
-  std::error_code error;
-  require<CorruptCheckpoint>(fs::exists(index_path, error),
+  require<CorruptCheckpoint>(fs::exists(look_at(index_path)),
                              "{} has no index.json: it is no committed checkpoint",
                              state->path.string());
   state->index =
@@ -111,7 +119,7 @@ CheckpointReader CheckpointReader::open(const fs::path& dir) {
   if (index.trainer) files[index.trainer->file] = index.trainer->size;
   for (const auto& [file, size] : files) {
     const fs::path path = state->path / file;
-    const fs::file_status status = fs::symlink_status(path, error);
+    const fs::file_status status = look_at(path);
     if (!fs::exists(status)) {
       throw CorruptFile(file, fmt::format("{} is missing, but the index lists it", path.string()));
     }

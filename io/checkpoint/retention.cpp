@@ -82,7 +82,7 @@ std::vector<fs::path> find_superfluous(const SaveRequest& saved, const Retention
 
 // All but the shards' data, of which each rank reads its own.
 void verify_frame(const fs::path& path) {
-  const auto reader = CheckpointReader::open(path);
+  const auto reader = open_patiently(path);
   if (reader.index().trainer) (void)reader.trainer_json();
 }
 

@@ -118,7 +118,9 @@ class Verification {
       return false;
     }
     const auto found = static_cast<std::int64_t>(fs::file_size(path, error));
-    if (error || found != size) {
+    if (error) {
+      problem(name, "", fmt::format("cannot be looked at: {}", error.message()), true);
+    } else if (found != size) {
       problem(
           name, "",
           fmt::format("has {} bytes, but the index says {}: it was cut or replaced", found, size));

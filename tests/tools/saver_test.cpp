@@ -568,7 +568,7 @@ TEST_CASE("a checkpoint found damaged as it is read back counts as not saved") {
       CHECK(contains(run.notes, warning + "and is saved again: "));
     }
     SUBCASE("if it is damaged again, the run fails and the one before it stays") {
-      const DamagedSave run(Options{.in_background = in_background, .times = 3});
+      const DamagedSave run(Options{.in_background = in_background, .times = 3});  // all of them
       for (const auto& error : run.errors) {
         CAPTURE(error);
         for (const char* part : what) CHECK(contains(error, part));

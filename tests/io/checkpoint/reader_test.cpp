@@ -278,5 +278,14 @@ TEST_CASE("boxes are put together") {
   CHECK(verify_checkpoint(reader).problems.empty());
 }
 
+TEST_CASE("what the disk does not tell of is not called missing") {
+  TempDir dir;
+  const fs::path loop = dir.path() / "loop";
+  fs::create_symlink(loop, loop);
+  CHECK_THROWS_HOLDING(IoError, "cannot look at ", CheckpointReader::open(loop / "step-00000001"));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "has no index.json",
+                       CheckpointReader::open(dir.path() / "step-00000001"));
+}
+
 }  // namespace
 }  // namespace tessera::io

@@ -285,11 +285,12 @@ void Saver::saved(const io::SaveReport& report, std::int64_t step, double second
 }
 
 void Saver::failed(std::int64_t step, const std::string& why) {
-  const char* const then = leaving_                 ? "training ends"
-                           : step == last_step_     ? "and is saved again"
-                           : options_.stop_on_error ? "training ends (checkpoint.on_error is stop)"
-                                                    : "training goes on";
-  notes_.push_back(fmt::format("warning: step {} was not saved, {}: {}", step, then, why));
+  const char* const then = leaving_             ? ", training ends"
+                           : step == last_step_ ? ""
+                           : options_.stop_on_error
+                               ? ", training ends (checkpoint.on_error is stop)"
+                               : ", training goes on";
+  notes_.push_back(fmt::format("warning: step {} was not saved{}: {}", step, then, why));
   if (!options_.stop_on_error || !failure_.empty()) return;
   failure_ = why;
   failed_step_ = step;
@@ -299,7 +300,9 @@ void Saver::finish(const TrainerState& state, bool hurry) {
   if (hurry) *hurry_ = true;
   last_step_ = state.step;
   if (!async_) {
-    if (saved_step_ != state.step) save_last(state);
+    const auto answers = meeting_.exchange(fmt::format("end at step {}", state.step),
+                                           saved_step_ == state.step ? "saved" : "");
+    if (std::ranges::count(answers, "saved") < options_.world_size) save_last(state);
   } else {
     finish_in_background(state);
   }
@@ -311,32 +314,52 @@ void Saver::finish(const TrainerState& state, bool hurry) {
 }
 
 void Saver::save_last(const TrainerState& state) {
-  bool hangs = false;
-  const auto save_and_wait = [&] {
-    if (!async_) {
-      save_here(state);
-      return;
+  constexpr int kAttempts = 2;
+  for (int attempt = 1;; ++attempt) {
+    bool ended = true;
+    std::string mine = "saved";
+    std::exception_ptr error;
+    try {
+      ended = save_and_wait(state);
+    } catch (const CommError&) {
+      throw;
+    } catch (const std::exception&) {
+      error = std::current_exception();
+      mine = options_.retention.damaged->contains(state.step) ? "damaged" : "failed";
     }
-    start(state, Clock::now());
-    hangs = !wait_for_writer(Clock::time_point::max());
-    if (hangs) {
-      async_->set_patience(milliseconds(0));
+    if (!ended) {
       throw IoError("{}", hanging_save({.in_flight = state.step, .committed = *committed_},
                                        state.step, options_.timeout, "this rank"));
     }
-    const auto finished = async_->take();
-    if (finished->error) std::rethrow_exception(finished->error);
-    saved(finished->report, finished->step, finished->report.seconds, finished->seconds, *warning_);
-  };
-  try {
-    save_and_wait();
-    return;
-  } catch (const IoError& error) {
-    // All ranks know alike whether it is damaged.
-    if (hangs || !options_.retention.damaged->contains(state.step)) throw;
-    failed(state.step, error.what());
+    // One that gave up waiting for another's verdict does not know that it is damaged.
+    const auto answers =
+        meeting_.exchange(fmt::format("attempt {} to save step {}", attempt, state.step), mine);
+    const auto any = [&](std::string_view what) { return std::ranges::count(answers, what) > 0; };
+    if (attempt == kAttempts || !any("damaged") || any("failed")) {
+      if (error) std::rethrow_exception(error);
+      return;
+    }
+    const std::string why = message_of(error);
+    notes_.push_back(fmt::format("warning: step {} was not saved, and is saved again: {}",
+                                 state.step, why.empty() ? "it is damaged" : why));
   }
-  save_and_wait();
+}
+
+// @return false if it hangs
+bool Saver::save_and_wait(const TrainerState& state) {
+  if (!async_) {
+    save_here(state);
+    return true;
+  }
+  start(state, Clock::now());
+  if (!wait_for_writer(Clock::time_point::max())) {
+    async_->set_patience(milliseconds(0));
+    return false;
+  }
+  const auto finished = async_->take();
+  if (finished->error) std::rethrow_exception(finished->error);
+  saved(finished->report, finished->step, finished->report.seconds, finished->seconds, *warning_);
+  return true;
 }
 
 void Saver::finish_in_background(const TrainerState& state) {

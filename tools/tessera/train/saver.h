@@ -95,6 +95,7 @@ class Saver {
   void start(const TrainerState& state, Clock::time_point begin);
   void save_here(const TrainerState& state);
   void save_last(const TrainerState& state);
+  bool save_and_wait(const TrainerState& state);
   void note_pulse();
   bool wait_for_writer(Clock::time_point at_most);
   bool wait_for_former(std::int64_t step);
