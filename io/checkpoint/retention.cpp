@@ -112,8 +112,9 @@ void judge(const std::vector<std::string>& reports, const Failure& failure, std:
         std::ranges::find_if(reports, [&](const auto& said) { return said.starts_with(kind); });
     if (bad == reports.end()) continue;
     if (kind == kDamaged && retention.damaged) retention.damaged->insert(step);
-    throw IoError("{}: rank {}: {}; {}", failure.failed, bad - reports.begin(),
-                  bad->substr(kind.size()), failure.then);
+    throw IoError("{}: rank {}: {}; {}{}", failure.failed, bad - reports.begin(),
+                  bad->substr(kind.size()), failure.then,
+                  kind == kDamaged ? ", and resuming passes over this one" : "");
   }
 }
 
@@ -137,7 +138,7 @@ std::vector<fs::path> prune_checkpoints(const SaveRequest& saved, const Retentio
   if (retention.damaged) retention.damaged->erase(saved.step);
   const fs::path path = saved.checkpoints_dir / checkpoint_name(saved.step);
   const Failure failure{fmt::format("{} is not verified", path.string()),
-                        "no other checkpoint was removed, and resuming passes over a damaged one"};
+                        "no other checkpoint was removed"};
   const auto phase = [&](std::string_view name) {
     return fmt::format("prune/{}/{}", checkpoint_name(saved.step), name);
   };
