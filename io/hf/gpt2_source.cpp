@@ -10,30 +10,35 @@ namespace {
 constexpr const char* kHead = "lm_head.weight";
 constexpr const char* kEmbedding = "wte.weight";
 
-bool is_keyed(const ShardedSource& source) {
-  return std::ranges::any_of(source.top_keys(), is_model_key) ||
-         std::ranges::any_of(source.unreadable(), is_model_key,
-                             &ShardedSource::Unreadable::top_key);
+NameNesting nesting_of(const ShardedSource& source) {
+  std::vector<KeyedName> names;
+  for (std::size_t i = 0; i < source.tensors().size(); ++i) {
+    names.push_back({source.tensors()[i].name, source.top_keys()[i]});
+  }
+  for (const ShardedSource::Unreadable& tensor : source.unreadable()) {
+    names.push_back({tensor.name, tensor.top_key});
+  }
+  return find_nesting(names);
 }
 
 }  // namespace
 
 std::vector<TensorName> classify_tensors(const ShardedSource& source, const NameRules& rules) {
   const std::vector<std::string>& keys = source.top_keys();
-  const bool keyed = is_keyed(source);
+  const NameNesting nesting = nesting_of(source);
   std::vector<TensorName> names;
   for (std::size_t i = 0; i < source.tensors().size(); ++i) {
-    names.push_back(classify(source.tensors()[i].name, keys[i], keyed, rules));
+    names.push_back(classify({source.tensors()[i].name, keys[i]}, nesting, rules));
   }
   check_distinct(names, source.path().string());
   return names;
 }
 
 std::vector<TensorName> classify_unreadable(const ShardedSource& source, const NameRules& rules) {
-  const bool keyed = is_keyed(source);
+  const NameNesting nesting = nesting_of(source);
   std::vector<TensorName> names;
   for (const ShardedSource::Unreadable& tensor : source.unreadable()) {
-    names.push_back(classify(tensor.name, tensor.top_key, keyed, rules));
+    names.push_back(classify({tensor.name, tensor.top_key}, nesting, rules));
   }
   return names;
 }

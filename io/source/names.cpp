@@ -22,9 +22,10 @@ constexpr std::array<std::string_view, 4> kModelKeys = {"model", "module", "mode
 constexpr std::array<std::string_view, 9> kOptimizerKeys = {
     "optimizer",        "optimizers",           "optim",       "optims",          "optimizer_state",
     "optimizer_states", "optimizer_state_dict", "optim_state", "optim_state_dict"};
-constexpr std::array<std::string_view, 11> kOtherKeys = {
-    "train_state", "trainer",   "lr_scheduler",  "lr_schedulers", "scheduler", "dataloader",
-    "data_loader", "rng_state", "random_states", "callbacks",     "loops"};
+constexpr std::array<std::string_view, 13> kOtherKeys = {
+    "train_state",   "trainer",    "lr_scheduler", "lr_schedulers", "scheduler",
+    "schedulers",    "dataloader", "data_loader",  "rng",           "rng_state",
+    "random_states", "callbacks",  "loops"};
 
 constexpr int kAllLevels = std::numeric_limits<int>::max();
 
@@ -89,6 +90,11 @@ std::string strip(std::string_view source, const NameRules& rules, int levels) {
 
 std::string_view first_part(std::string_view name) { return name.substr(0, name.find('.')); }
 
+// The outermost key of a tensor's path, or what may be one.
+std::string_view key_of(std::string_view name, std::string_view top_key) {
+  return top_key.empty() ? first_part(name) : top_key;
+}
+
 // Whether these are names of a decoder (or encoder and decoder) of Hugging Face's, and no head is
 // beside it. Its models with a head have that under `model.`, which is part of their own names;
 // those without `model.` have it under `transformer.`, `gpt_neox.` and the like, or say `block`.
@@ -99,10 +105,11 @@ bool is_headless_decoder(const std::vector<std::string_view>& names) {
   bool layers = false;
   for (std::string_view name : names) {
     if (contains(kHeads, first_part(name))) return false;
-    const auto* const around =
-        std::find_if(kAround.begin(), kAround.end(),
-                     [&](std::string_view part) { return name.starts_with(part); });
-    if (around != kAround.end()) name.remove_prefix(around->size());
+    const auto is_around = [&](std::string_view part) { return name.starts_with(part); };
+    for (const auto* around = kAround.begin(); around != kAround.end();) {
+      around = std::find_if(kAround.begin(), kAround.end(), is_around);
+      if (around != kAround.end()) name.remove_prefix(around->size());
+    }
     layers = layers || first_part(name) == "layers";
   }
   return layers;
@@ -170,8 +177,7 @@ NameRules::ModelLevels count_model_levels(const std::vector<TensorName>& names, 
 TensorName classify(std::string_view source, std::string_view top_key, bool keyed,
                     const NameRules& rules) {
   TensorName result{std::string(source), std::string(source), TensorRole::Weight};
-  const std::string_view first =
-      top_key.empty() ? source.substr(0, std::min(source.find('.'), source.size())) : top_key;
+  const std::string_view first = key_of(source, top_key);
   if (is_optimizer_key(first)) {
     result.role = TensorRole::OptimizerState;
     std::string_view rest = source;
@@ -191,6 +197,51 @@ TensorName classify(std::string_view source, std::string_view top_key, bool keye
       source.remove_prefix(top_key.size() + 1);
     }
     result.name = strip_name(source, rules);
+  }
+  return result;
+}
+
+NameNesting find_nesting(const std::vector<KeyedName>& names) {
+  NameNesting result;
+  result.keyed =
+      std::ranges::any_of(names, [](const KeyedName& name) { return is_model_key(name.top_key); });
+  std::string_view outer;
+  bool has_model = false, has_others = false, has_keys = true;
+  for (const KeyedName& name : names) {
+    const std::string_view first = key_of(name.name, name.top_key);
+    if (contains(kOtherKeys, first)) continue;  // beside it, as Composer's rng
+    if (is_model_key(first) || is_optimizer_key(first)) return result;
+    if (outer.empty()) outer = first;
+    if (first != outer || !name.name.starts_with(std::string(first) + '.')) return result;
+    const std::string_view second = first_part(name.name.substr(first.size() + 1));
+    const bool is_other = is_optimizer_key(second) || contains(kOtherKeys, second);
+    if (!is_other && !is_model_key(second)) return result;
+    has_model = has_model || !is_other;
+    has_others = has_others || is_other;
+    has_keys = has_keys && !name.top_key.empty();
+  }
+  // `language_model.model.` of a flat dict is a part of the names.
+  if (!has_model || (!has_others && !has_keys)) return result;
+  result.outer = outer;
+  result.keyed = has_others;
+  return result;
+}
+
+TensorName classify(const KeyedName& tensor, const NameNesting& nesting, const NameRules& rules) {
+  const std::string_view first = key_of(tensor.name, tensor.top_key);
+  if (nesting.outer.empty() || first != nesting.outer) {
+    return classify(tensor.name, tensor.top_key, nesting.keyed, rules);
+  }
+  const std::string_view below = tensor.name.substr(first.size() + 1);
+  // With weights alone, nothing says whether `model` is a key or a part of their names.
+  const std::string_view key = nesting.keyed ? first_part(below) : std::string_view();
+  TensorName result = classify(below, key, nesting.keyed, rules);
+  result.source = tensor.name;
+  const bool as_user_says = !rules.strip_wrappers || !rules.prefixes.empty();
+  if (result.role == TensorRole::Weight && as_user_says) {
+    result.name = strip_name(tensor.name, rules);
+  } else if (result.role != TensorRole::Weight && result.name == below) {
+    result.name = tensor.name;
   }
   return result;
 }

@@ -48,6 +48,26 @@ struct TensorName {
 TensorName classify(std::string_view source, std::string_view top_key, bool keyed,
                     const NameRules& rules);
 
+/// A tensor of somebody else's checkpoint.
+struct KeyedName {
+  std::string_view name, top_key;  ///< as classify() takes them
+};
+
+/// How the dict that was saved was nested.
+struct NameNesting {
+  /// The key that model, optimizer and the like lie under, as `app` in PyTorch's own recipe
+  /// (`app.model.X`, `app.optim.state.X.exp_avg`) and Composer's `state`; empty if none does.
+  std::string outer = {};
+  bool keyed = false;  ///< as classify() takes it; of what lies under `outer`, if there is one
+};
+
+/// @param names  of all tensors
+NameNesting find_nesting(const std::vector<KeyedName>& names);
+
+/// The same as above, of what lies below the outer key; prefixes of the rules are removed from
+/// whole names of weights.
+TensorName classify(const KeyedName& tensor, const NameNesting& nesting, const NameRules& rules);
+
 /// Whether weights are kept under this key by those who nest their state.
 bool is_model_key(std::string_view top_key);
 

@@ -2,8 +2,6 @@
 
 #include <doctest/doctest.h>
 
-#include <algorithm>
-
 #include "core/base/error.h"
 #include "tests/support/check_throws.h"
 
@@ -81,14 +79,13 @@ struct HfRow {
 
 void check_hf_names(const char* what, const std::vector<HfRow>& rows, bool headless = false) {
   CAPTURE(what);
-  const bool keyed =
-      std::any_of(rows.begin(), rows.end(), [](const HfRow& row) { return *row.top_key != 0; });
+  std::vector<KeyedName> keys;
+  for (const HfRow& row : rows) keys.push_back({row.source, row.top_key});
+  const NameNesting nesting = find_nesting(keys);
   NameRules rules;
   const auto all = [&] {
     std::vector<TensorName> names;
-    for (const HfRow& row : rows) {
-      names.push_back(classify(row.source, row.top_key, keyed, rules));
-    }
+    for (const KeyedName& key : keys) names.push_back(classify(key, nesting, rules));
     return names;
   };
   rules.model_levels = NameRules::ModelLevels{};
@@ -97,6 +94,7 @@ void check_hf_names(const char* what, const std::vector<HfRow>& rows, bool headl
   for (std::size_t i = 0; i < rows.size(); ++i) {
     CAPTURE(rows[i].source);
     CHECK(names[i].name == rows[i].name);
+    CHECK(names[i].source == rows[i].source);
   }
 }
 
@@ -148,6 +146,10 @@ TEST_CASE("names become those of Hugging Face's models, of which model. may be a
   check_hf_names("a decoder with pictures",
                  {{"model.model.language_model.layers.0.w", "", "model.language_model.layers.0.w"},
                   {"model.model.visual.blocks.0.w", "", "model.visual.blocks.0.w"}});
+  check_hf_names(
+      "decoders with pictures that have one around the layers",
+      {{"model.language_model.encoder.layers.0.w", "", "model.language_model.encoder.layers.0.w"},
+       {"model.visual.blocks.0.w", "", "model.visual.blocks.0.w"}});
   check_hf_names("such a one with a head inside",
                  {{"model.language_model.model.layers.0.w", "", "language_model.model.layers.0.w"},
                   {"model.language_model.lm_head.weight", "", "language_model.lm_head.weight"},
@@ -184,6 +186,42 @@ TEST_CASE("optimizer state has its weights' names, also where they become a Hugg
   check_hf_names("without weights",
                  {{"optim.state.model.model.layers.0.w.exp_avg", "", "exp_avg/model.layers.0.w"},
                   {"optim.state.model.lm_head.weight.exp_avg", "", "exp_avg/lm_head.weight"}});
+}
+
+TEST_CASE("an outer key around model and optimizer is no part of names") {
+  const char* const app = "app";
+  check_hf_names("PyTorch's recipe",
+                 {{"app.model.model.layers.0.w", app, "model.layers.0.w"},
+                  {"app.model.lm_head.weight", app, "lm_head.weight"},
+                  {"app.optim.state.model.layers.0.w.exp_avg", app, "exp_avg/model.layers.0.w"},
+                  {"app.optim.param_groups.0.lr", app, "app.optim.param_groups.0.lr"}});
+  check_hf_names("without optimizer", {{"app.model.model.layers.0.w", app, "model.layers.0.w"},
+                                       {"app.model.model.norm.weight", app, "model.norm.weight"}});
+  check_hf_names("Composer", {{"state.model.model.layers.0.w", "state", "model.layers.0.w"},
+                              {"state.optimizers.AdamW.state.model.layers.0.w.exp_avg", "state",
+                               "state.optimizers.AdamW.state.model.layers.0.w.exp_avg"},
+                              {"rng.0.torch", "rng", "rng.0.torch"}});
+  check_hf_names("where nothing says that it is a key",
+                 {{"app.model.model.layers.0.w", "", "model.layers.0.w"},
+                  {"app.optim.state.model.layers.0.w.exp_avg", "", "exp_avg/model.layers.0.w"}});
+  check_hf_names("a part of names",
+                 {{"language_model.model.layers.0.w", "", "language_model.model.layers.0.w"}});
+  check_hf_names("another beside it",
+                 {{"app.model.layers.0.w", app, "app.model.layers.0.w"}, {"step", "", "step"}});
+
+  const std::vector<KeyedName> all{
+      {"app.model.x", app}, {"app.optim.state.x.exp_avg", app}, {"app.train_state.step", app}};
+  const NameNesting nesting = find_nesting(all);
+  CHECK(nesting.outer == "app");
+  CHECK(classify(all[0], nesting, {}).role == TensorRole::Weight);
+  CHECK(classify(all[1], nesting, {}).role == TensorRole::OptimizerState);
+  CHECK(classify(all[2], nesting, {}).role == TensorRole::Other);
+  // What the user says is of whole names.
+  CHECK(classify(all[0], nesting, {.strip_wrappers = false}).name == "app.model.x");
+  CHECK(classify(all[0], nesting, {.prefixes = {"app.model."}}).name == "x");
+  for (const KeyedName bad : {KeyedName{"app", app}, {"app.", app}, {"ap", app}, {"app.x", app}}) {
+    CHECK(find_nesting({all[0], all[1], bad}).outer.empty());
+  }
 }
 
 TEST_CASE("two names that become one are named both") {
