@@ -67,6 +67,18 @@ void check_apart(const fs::path& out, const fs::path& source) {
           attempt.string(), out.string(), source.string());
 }
 
+// The file of --config and what lies beside it must not be swapped out, either.
+void check_apart_from_config(const fs::path& out, const fs::path& config) {
+  const fs::path beside = fs::weakly_canonical(fs::absolute(config).parent_path());
+  for (const fs::path& dir : {out, attempt_path(out)}) {
+    const fs::path canonical = fs::weakly_canonical(dir);
+    // The file may be a link, as in Hugging Face's cache.
+    require(!is_in(beside, canonical) && !is_in(fs::weakly_canonical(config), canonical),
+            "{} holds {}, which --config names; choose another directory", dir.string(),
+            config.string());
+  }
+}
+
 // @param dir  the directory that is read, not a run that holds it
 void check_outside(const fs::path& out, const fs::path& dir) {
   require(!is_in(fs::weakly_canonical(attempt_path(out)), fs::weakly_canonical(dir)),
@@ -74,7 +86,7 @@ void check_outside(const fs::path& out, const fs::path& dir) {
 }
 
 // An existing `out` is replaced only if it is an earlier export: a mistyped path must not cost
-// somebody a directory.
+// somebody a directory. Models of others consist of files of the same names.
 void check_out(const fs::path& out, bool overwrite) {
   std::error_code error;
   const fs::file_status status = fs::symlink_status(out, error);
@@ -93,6 +105,10 @@ void check_out(const fs::path& out, bool overwrite) {
     const bool is_tensors = is_tensor_file(name);
     const bool ours = item.is_regular_file() && (is_tensors || is_side_file(name));
     require(ours, "{} holds {}, which no export does: it is not replaced; choose another directory",
+            out.string(), name);
+    require(!name.ends_with(".safetensors") || is_written_by_export(item.path()),
+            "{} holds {}, which does not say that tessera wrote it: it is not replaced; choose "
+            "another directory, or remove this one if it may go",
             out.string(), name);
     empty = false;
     config = config || is_config;
@@ -186,6 +202,7 @@ Prepared prepare(const fs::path& source, const fs::path& out, const ConsolidateO
   Prepared prepared;
   prepared.out = fs::absolute(out / "").lexically_normal().parent_path();
   check_apart(prepared.out, source);
+  if (options.config_file) check_apart_from_config(prepared.out, *options.config_file);
   check_out(prepared.out, options.overwrite);
   prepared.plan = make_plan(source, options);
   check_apart(prepared.out, prepared.plan.source.path);

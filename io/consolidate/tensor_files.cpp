@@ -3,9 +3,14 @@
 #include <algorithm>
 
 #include "core/base/error.h"
+#include "io/safetensors/reader.h"
 
 namespace tessera::io {
 namespace {
+
+// What tells an export from a model of somebody else's, which no export may replace.
+constexpr const char* kWriter = "writer";
+constexpr const char* kTessera = "tessera ";
 
 // Of two tensors in a file: as plan_safetensors orders them.
 bool is_before(const ExportTensor* a, const ExportTensor* b) {
@@ -17,7 +22,8 @@ bool is_before(const ExportTensor* a, const ExportTensor* b) {
 
 std::vector<ExportFile> plan_tensor_files(const std::vector<ExportTensor>& tensors,
                                           const std::string& stem, std::int64_t max_shard_size,
-                                          const std::map<std::string, std::string>& metadata) {
+                                          std::map<std::string, std::string> metadata) {
+  metadata[kWriter] = kTessera + std::string(TESSERA_VERSION);
   std::vector<const ExportTensor*> sorted;
   for (const ExportTensor& tensor : tensors) sorted.push_back(&tensor);
   std::sort(sorted.begin(), sorted.end(),
@@ -54,6 +60,16 @@ std::vector<ExportFile> plan_tensor_files(const std::vector<ExportTensor>& tenso
     file.plan.tensors = {};
   }
   return files;
+}
+
+bool is_written_by_export(const fs::path& file) {
+  try {
+    const SafetensorsReader reader(file);
+    const auto writer = reader.header().metadata.find(kWriter);
+    return writer != reader.header().metadata.end() && writer->second.starts_with(kTessera);
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 Json tensor_files_index(std::span<const ExportFile> files) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "io/base/file.h"
 #include "io/base/json.h"
 #include "io/safetensors/writer.h"
 #include "io/source/tensor_source.h"
@@ -41,10 +42,13 @@ struct ExportFile {
 /// STEM-00001-of-0000N.safetensors and so on: filled greedily in order of names, a tensor that is
 /// larger alone. Touches no file.
 /// @param tensors   at least one; they outlive the result
-/// @param metadata  of each file
+/// @param metadata  of each file, which also says that tessera wrote it
 std::vector<ExportFile> plan_tensor_files(const std::vector<ExportTensor>& tensors,
                                           const std::string& stem, std::int64_t max_shard_size,
-                                          const std::map<std::string, std::string>& metadata = {});
+                                          std::map<std::string, std::string> metadata = {});
+
+/// Whether a safetensors file says that an export wrote it; not if it cannot be read.
+bool is_written_by_export(const fs::path& file);
 
 /// Content of Hugging Face's STEM.safetensors.index.json.
 Json tensor_files_index(std::span<const ExportFile> files);

@@ -9,6 +9,7 @@
 #include "io/consolidate/consolidate.h"
 #include "io/hf/config.h"
 #include "io/safetensors/reader.h"
+#include "io/safetensors/writer.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/temp_dir.h"
@@ -256,6 +257,55 @@ TEST_CASE_FIXTURE(Llama, "scales of quantized weights are not converted") {
     options.dtype = DType::BF16;
     CHECK(export_config()["torch_dtype"] == "bfloat16");
   }
+}
+
+TEST_CASE_FIXTURE(Llama, "a model of somebody else's is not replaced") {
+  options.overwrite = true;
+  const fs::path theirs = dir.path() / "theirs";
+  consolidate(source, theirs, options);
+  const SafetensorsReader made(theirs / "model.safetensors");
+  CHECK(made.header().metadata.at("format") == "pt");
+  CHECK(made.header().metadata.at("writer").starts_with("tessera "));
+  consolidate(source, theirs, options);
+
+  // As Hugging Face's programs write it.
+  std::vector<SafetensorsSpec> specs{{"a", DType::U8, {8}}};
+  write_text(theirs / "model.safetensors", plan_safetensors(specs).preamble + "12345678");
+  const auto refuse = [&](const std::string& text) {
+    const std::string before = read_text(theirs / "model.safetensors");
+    CHECK_THROWS_HOLDING(InvalidArgument, text, consolidate(source, theirs, options));
+    CHECK(read_text(theirs / "model.safetensors") == before);
+    CHECK_FALSE(fs::exists(dir.path() / "theirs.tmp"));
+  };
+  refuse("holds model.safetensors, which does not say that tessera wrote it: it is not replaced");
+  write_text(theirs / "model.safetensors", "no safetensors");
+  refuse("which does not say that tessera wrote it");
+}
+
+TEST_CASE_FIXTURE(Llama, "the directory of --config is not replaced") {
+  options.overwrite = true;
+  consolidate(source, out, options);
+  const auto refuse = [&](const fs::path& config_file, const fs::path& holder) {
+    options.config_file = config_file;
+    const std::string text = holder.string() + " holds " + config_file.string() +
+                             ", which --config names; choose another directory";
+    CHECK_THROWS_HOLDING(InvalidArgument, text, plan_consolidation(source, out, options));
+    CHECK_THROWS_HOLDING(InvalidArgument, text, consolidate(source, out, options));
+  };
+  refuse(out / "config.json", out);
+  fs::create_directory_symlink(out, dir.path() / "link");
+  refuse(dir.path() / "link/config.json", out);
+  // In Hugging Face's cache, files are links to elsewhere; and others lead here.
+  fs::create_symlink(out / "config.json", dir.path() / "linked.json");
+  refuse(dir.path() / "linked.json", out);
+  fs::rename(out / "config.json", dir.path() / "blob");
+  fs::create_symlink(dir.path() / "blob", out / "config.json");
+  refuse(out / "config.json", out);
+  const fs::path attempt = dir.path() / "out.tmp";
+  fs::create_directory(attempt);
+  fs::copy(dir.path() / "blob", attempt / "config.json");
+  refuse(attempt / "config.json", attempt);
+  CHECK(fs::exists(attempt / "config.json"));
 }
 
 TEST_CASE_FIXTURE(Llama, "files that transformers opens go along, byte for byte") {
