@@ -82,9 +82,14 @@ void take_other_config(ConsolidateSource& result, Json config, const fs::path& f
       file.string());
 }
 
+// Whether the config.json of another model decides what is removed from names.
+bool strips_by_model(const ConsolidateSource& source, const NameRules& rules) {
+  return source.hf_config && !source.config && rules.strip_wrappers && rules.prefixes.empty();
+}
+
 /// Finds the configuration of a source that is not ours; none if it is exported without.
 void find_config(ConsolidateSource& result, const ShardedSource& source,
-                 const ConsolidateOptions& options) {
+                 const ConsolidateOptions& options, const NameRules& rules) {
   const fs::path file = options.config_file.value_or(source.path() / kConfig);
   std::error_code error;
   if (!options.config_file && !fs::exists(file, error)) {
@@ -99,7 +104,9 @@ void find_config(ConsolidateSource& result, const ShardedSource& source,
   if (!says_gpt2(config)) {
     take_other_config(result, std::move(config), file, !may_do_without);
     if (options.format == ExportFormat::Safetensors) {
-      result.skipped.push_back({kConfig, "of no GPT-2: tensors are written as they are"});
+      result.skipped.push_back({kConfig, strips_by_model(result, rules)
+                                             ? "of no GPT-2: it only decides the names"
+                                             : "of no GPT-2: tensors are written as they are"});
     }
     return;
   }
@@ -183,19 +190,66 @@ NameRules other_model_rules(const ShardedSource& source, const Json& config) {
   return rules;
 }
 
-// Of a model that tessera does not know, exported for programs that do.
-void check_other_model(ConsolidateSource& source) {
+// @param prefix  of the object's keys in config.json: "", "text_config."
+void check_scales(const ConsolidateSource& source, const Json& object, const std::string& prefix) {
   for (const char* key : {"quantization_config", "compression_config"}) {
-    const auto quantization = source.hf_config->find(key);
-    if (quantization == source.hf_config->end() || quantization->is_null()) continue;
+    const auto quantization = object.find(key);
+    if (quantization == object.end() || quantization->is_null()) continue;
     for (const ExportTensor& tensor : source.weights) {
       require(
           tensor.stored == tensor.written,
           "{} has a \"{}\", so {} may hold scales of quantized weights, which --dtype would "
           "convert; leave --dtype out, or, if the weights are not quantized, name a config.json "
           "without it with --config",
-          source.hf_config_file.string(), key, tensor.source_name);
+          source.hf_config_file.string(), prefix + key, tensor.source_name);
     }
+  }
+}
+
+// What a key tells the roles of tensors by may be missing.
+void check_no_state(const ConsolidateSource& source) {
+  for (const ExportTensor& tensor : source.weights) {
+    for (const std::string_view kind : {".exp_avg", ".exp_avg_sq", ".momentum_buffer"}) {
+      require(!tensor.name.ends_with(kind),
+              "{}: the tensor {} is optimizer state by its name, and no weight of a Hugging Face "
+              "model; choose the weights with --format safetensors --tensors PATTERN, and their "
+              "names with --strip",
+              source.path.string(), tensor.source_name);
+    }
+  }
+}
+
+// "layers.12.attention.wq.weight"
+bool is_torchtitan_query(std::string_view name) {
+  constexpr std::string_view kBefore = "layers.", kAfter = ".attention.wq.weight";
+  if (!name.starts_with(kBefore) || !name.ends_with(kAfter)) return false;
+  name.remove_prefix(kBefore.size());
+  return name.find_first_not_of("0123456789") == name.size() - kAfter.size();
+}
+
+// Rows of wq and wk are in another order than those of q_proj and k_proj, so that other names alone
+// would make a model that opens and is wrong.
+void check_no_torchtitan(const ConsolidateSource& source) {
+  const auto is_embedding = [](const std::string& name) { return name == "tok_embeddings.weight"; };
+  const auto query = std::ranges::find_if(source.weights, is_torchtitan_query, &ExportTensor::name);
+  require<Unsupported>(
+      query == source.weights.end() ||
+          std::ranges::none_of(source.weights, is_embedding, &ExportTensor::name),
+      "{} holds tok_embeddings.weight and {}, as torchtitan names and orders weights, which "
+      "Hugging "
+      "Face's programs do not open; convert them with torchtitan's own script "
+      "(scripts/checkpoint_conversion/convert_to_hf.py), or write them as they are with --format "
+      "safetensors",
+      source.path.string(), query == source.weights.end() ? "" : query->source_name);
+}
+
+// Of a model that tessera does not know, exported for programs that do.
+void check_other_model(ConsolidateSource& source) {
+  check_no_state(source);
+  check_no_torchtitan(source);
+  check_scales(source, *source.hf_config, "");
+  for (const auto& [key, value] : source.hf_config->items()) {
+    if (value.is_object()) check_scales(source, value, key + ".");
   }
   source.warnings.push_back(fmt::format(
       "{} says model_type {}, which tessera does not know, so nothing here checks that names, "
@@ -209,10 +263,8 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned
   NameRules rules = options.names;
   if (hugging_face && rules.prefixes.empty()) rules.strip_wrappers = false;
   result.kind = owned->kind();
-  find_config(result, *owned, options);
-  if (result.hf_config && !result.config && rules.strip_wrappers && rules.prefixes.empty()) {
-    rules = other_model_rules(*owned, *result.hf_config);
-  }
+  find_config(result, *owned, options, rules);
+  if (strips_by_model(result, rules)) rules = other_model_rules(*owned, *result.hf_config);
   const std::vector<TensorName> names = classify_tensors(*owned, rules);
   add_unreadable(result, *owned, options, rules, names);
   for (const std::string& name : owned->objects()) result.skipped.push_back({name, "no tensor"});

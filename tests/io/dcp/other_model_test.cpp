@@ -259,6 +259,55 @@ TEST_CASE_FIXTURE(Llama, "scales of quantized weights are not converted") {
   }
 }
 
+TEST_CASE_FIXTURE(Llama, "nor if a configuration inside says that they are") {
+  config["text_config"] = {{"quantization_config", {{"quant_method", "fp8"}}}};
+  options.dtype = DType::BF16;
+  write_config();
+  CHECK_THROWS_HOLDING(InvalidArgument,
+                       "config.json has a \"text_config.quantization_config\", so ",
+                       plan_consolidation(source, options));
+}
+
+TEST_CASE_FIXTURE(Llama, "optimizer state does not become weights") {
+  for (const char* kind : {"exp_avg", "exp_avg_sq", "momentum_buffer"}) {
+    CAPTURE(kind);
+    const std::string state = fmt::format("state.layers.0.w.{}", kind);
+    write_shards(source, {{"model.layers.0.w"}, {state}});
+    options.format = ExportFormat::HF;
+    CHECK_THROWS_HOLDING(InvalidArgument,
+                         "the tensor " + state +
+                             " is optimizer state by its name, and no weight of a Hugging Face "
+                             "model; choose the weights with --format safetensors --tensors",
+                         plan_consolidation(source, options));
+    options.format = ExportFormat::Safetensors;
+    CHECK(names() == std::set<std::string>{"model.layers.0.w", state});
+  }
+  options.format = ExportFormat::HF;
+  write_shards(source, {{"app.model.layers.0.w"}, {"app.optim.state.layers.0.w.exp_avg"}});
+  CHECK(names() == std::set<std::string>{"layers.0.w"});
+}
+
+TEST_CASE_FIXTURE(Llama, "torchtitan's own names are not taken for Hugging Face's") {
+  const std::string query = "layers.11.attention.wq.weight";
+  write_shards(source, {{"tok_embeddings.weight"}, {query}, {"output.weight"}});
+  CHECK_THROWS_HOLDING(Unsupported,
+                       "holds tok_embeddings.weight and " + query +
+                           ", as torchtitan names and orders weights, which Hugging Face's "
+                           "programs do not open; convert them with torchtitan's own script",
+                       plan_consolidation(source, options));
+  options.format = ExportFormat::Safetensors;
+  CHECK(names().contains(query));
+  options.format = ExportFormat::HF;
+  for (const char* other : {"layers.attention.wq.weight", "layers.1.x.attention.wq.weight",
+                            "layers.1.attention.wq.bias"}) {
+    CAPTURE(other);
+    write_shards(source, {{"tok_embeddings.weight"}, {other}});
+    CHECK(names().contains(other));
+  }
+  write_shards(source, {{"embed_tokens.weight"}, {query}});
+  CHECK(names().contains(query));
+}
+
 TEST_CASE_FIXTURE(Llama, "a model of somebody else's is not replaced") {
   options.overwrite = true;
   const fs::path theirs = dir.path() / "theirs";
@@ -306,6 +355,19 @@ TEST_CASE_FIXTURE(Llama, "the directory of --config is not replaced") {
   fs::copy(dir.path() / "blob", attempt / "config.json");
   refuse(attempt / "config.json", attempt);
   CHECK(fs::exists(attempt / "config.json"));
+}
+
+TEST_CASE_FIXTURE(Llama, "what a config.json does to names that are kept is said") {
+  options.format = ExportFormat::Safetensors;
+  const auto reason = [&] {
+    const ConsolidatePlan plan = plan_consolidation(source, options);
+    REQUIRE(plan.skipped.size() == 1);
+    CHECK(plan.skipped[0].name == "config.json");
+    return plan.skipped[0].why;
+  };
+  CHECK(reason() == "of no GPT-2: it only decides the names");
+  options.names.strip_wrappers = false;
+  CHECK(reason() == "of no GPT-2: tensors are written as they are");
 }
 
 TEST_CASE_FIXTURE(Llama, "files that transformers opens go along, byte for byte") {
