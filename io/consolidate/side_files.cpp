@@ -18,6 +18,7 @@ namespace tessera::io {
 namespace {
 
 constexpr std::int64_t kMaxCopied = std::int64_t{64} << 20;  // bytes of a file that is copied
+constexpr std::size_t kMaxParsed = std::size_t{1} << 20;     // bytes of one that is parsed, too
 constexpr const char* kConfig = "config.json";
 constexpr const char* kOwnConfig = "tessera.json";
 constexpr const char* kGeneration = "generation_config.json";
@@ -108,40 +109,53 @@ bool is_there(const fs::path& path) {
   return fs::exists(path, error);
 }
 
-void add_copies(std::vector<SideFile>& files, const fs::path& dir) {
-  for (const char* name : kCopied) {
-    if (is_there(dir / name)) files.push_back({name, read_file(dir / name, kMaxCopied)});
-  }
+void add_copy(std::vector<SideFile>& files, const fs::path& dir, const char* name) {
+  if (is_there(dir / name)) files.push_back({name, read_file(dir / name, kMaxCopied)});
 }
 
-/// config.json of a model that tessera does not know, and what lies beside the source's tensors, or
-/// else beside the config.json that was named.
-void add_other_model(std::vector<SideFile>& files, const ConsolidateSource& source,
-                     std::vector<std::string>& warnings) {
-  Json config = *source.hf_config;
-  if (const auto dtype = main_dtype(source.weights)) set_torch_dtype(config, *dtype);
-  add_json(files, kConfig, config);
-
+/// Copies what lies beside the source's tensors, or else beside the config.json that was named.
+void add_copies(std::vector<SideFile>& files, const ConsolidateSource& source,
+                std::vector<std::string>& warnings) {
   const fs::path named = source.hf_config_file.parent_path();
+  add_copy(files, is_there(source.path / kGeneration) ? source.path : named, kGeneration);
   const auto is_tokenizers = [&](const char* name) {
     return name != std::string_view(kGeneration) && is_there(source.path / name);
   };
   // All of a tokenizer or none: half of one and half of another may be opened and be wrong.
   const bool own = std::any_of(kCopied.begin(), kCopied.end(), is_tokenizers);
   const fs::path& dir = own ? source.path : named;
-  add_copies(files, dir);
-  std::erase_if(files, [](const SideFile& file) { return file.name == kGeneration; });
-  for (const fs::path& from : {source.path, named}) {
-    if (!is_there(from / kGeneration)) continue;
-    files.push_back({kGeneration, read_file(from / kGeneration, kMaxCopied)});
-    break;
+  for (const char* name : kCopied) {
+    if (name != std::string_view(kGeneration)) add_copy(files, dir, name);
   }
+  if (is_there(dir / kMoreTemplates)) {
+    warnings.push_back(fmt::format("{} is not copied: exports have no directories in them",
+                                   (dir / kMoreTemplates).string()));
+  }
+}
 
-  std::set<std::string> modules;
+/// auto_map_files of a file's text. One that is no JSON is not ours to refuse: it goes along as it
+/// is, and so does one that is too large to be worth the memory.
+std::set<std::string> find_modules(const SideFile& file) {
+  if (file.content.size() > kMaxParsed || file.content.find("auto_map") == std::string::npos) {
+    return {};
+  }
+  try {
+    return auto_map_files(parse_json(file.content, file.name));
+  } catch (const CorruptCheckpoint&) {
+    return {};
+  }
+}
+
+/// config.json of a model that tessera does not know, and what goes along with it.
+void add_other_model(std::vector<SideFile>& files, const ConsolidateSource& source,
+                     std::vector<std::string>& warnings) {
+  Json config = *source.hf_config;
+  if (const auto dtype = main_dtype(source.weights)) set_torch_dtype(config, *dtype);
+  std::set<std::string> modules = auto_map_files(config);
+  add_json(files, kConfig, config);
+  add_copies(files, source, warnings);
   for (const SideFile& file : files) {
-    if (!file.name.ends_with("_config.json") && file.name != kConfig) continue;
-    // One that is no JSON is not ours to refuse: it goes along as it is.
-    modules.merge(auto_map_files(Json::parse(file.content, nullptr, /*allow_exceptions=*/false)));
+    if (file.name.ends_with("_config.json")) modules.merge(find_modules(file));
   }
   if (!modules.empty()) {
     warnings.push_back(fmt::format(
@@ -149,10 +163,11 @@ void add_other_model(std::vector<SideFile>& files, const ConsolidateSource& sour
         "trust them, copy them and what they import beside the new config.json",
         fmt::join(modules, ", ")));
   }
-  if (is_there(dir / kMoreTemplates)) {
-    warnings.push_back(fmt::format("{} is not copied: exports have no directories in them",
-                                   (dir / kMoreTemplates).string()));
-  }
+}
+
+bool has_generation(const ConsolidateSource& source) {
+  return !source.checkpoint && (is_there(source.path / kGeneration) ||
+                                is_there(source.hf_config_file.parent_path() / kGeneration));
 }
 
 }  // namespace
@@ -173,7 +188,7 @@ std::vector<SideFile> compose_side_files(const ConsolidateSource& source,
   }
   const Json config = export_config(source);
   add_json(files, kConfig, config);
-  if (source.checkpoint || !is_there(source.path / kGeneration)) {
+  if (!has_generation(source)) {
     Json generation{{"_from_model_config", true}};
     for (const char* key : {"bos_token_id", "eos_token_id"}) {
       if (config.contains(key) && !config[key].is_null()) generation[key] = config[key];
@@ -184,7 +199,7 @@ std::vector<SideFile> compose_side_files(const ConsolidateSource& source,
     add_tokenizer(files, *source.checkpoint, config);
     return files;
   }
-  add_copies(files, source.path);
+  add_copies(files, source, warnings);
   return files;
 }
 

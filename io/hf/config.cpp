@@ -3,10 +3,14 @@
 namespace tessera::io {
 namespace {
 
+constexpr const char* kPlain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./-";
+
 void add_file(std::set<std::string>& files, const Json& reference) {
   if (!reference.is_string()) return;  // null: there is no fast tokenizer, or no slow one
   const std::string& text = reference.get_ref<const std::string&>();
   if (text.find("--") != std::string::npos) return;
+  // Others are no module's, and might do something to the terminal that lists them.
+  if (text.find_first_not_of(kPlain) != std::string::npos) return;
   const std::size_t dot = text.rfind('.');
   if (dot != std::string::npos && dot > 0) files.insert(text.substr(0, dot) + ".py");
 }

@@ -24,7 +24,8 @@ bool is_headless(const Json& config);
 void set_torch_dtype(Json& config, DType dtype);
 
 /// Names of the Python files that "auto_map" asks for from the model's directory. Those of another
-/// repository of Hugging Face ("owner/name--module.Class") are none.
+/// repository of Hugging Face ("owner/name--module.Class") are none, nor are names of other
+/// characters than A-Z, a-z, 0-9, `_`, `.`, `/` and `-`.
 /// @param config  config.json, tokenizer_config.json, processor_config.json, ...; any JSON
 std::set<std::string> auto_map_files(const Json& config);
 

@@ -64,6 +64,29 @@ TEST_CASE_FIXTURE(Fixture, "the tokenizer of a Hugging Face model goes along, by
   CHECK(consolidate(source, out, options).files.size() == 2);
 }
 
+TEST_CASE_FIXTURE(Fixture, "what lies beside the config.json that is named goes along") {
+  const fs::path theirs = dir.path() / "theirs";
+  fs::create_directory(theirs);
+  ConsolidateOptions options;
+  options.config_file = theirs / "config.json";
+  options.overwrite = true;
+  fs::copy(source / "config.json", theirs / "config.json");
+  for (const char* name : {"tokenizer.json", "vocab.json", "generation_config.json"}) {
+    fs::remove(source / name);
+    write_text(theirs / name, "theirs");
+  }
+  consolidate(source, out, options);
+  for (const char* name : {"tokenizer.json", "vocab.json", "generation_config.json"}) {
+    CHECK(read_text(out / name) == "theirs");
+  }
+  write_text(source / "vocab.json", "own");  // half of each would be no tokenizer
+  fs::remove(theirs / "generation_config.json");
+  consolidate(source, out, options);
+  CHECK(read_text(out / "vocab.json") == "own");
+  CHECK_FALSE(fs::exists(out / "tokenizer.json"));
+  CHECK(written("generation_config.json").contains("_from_model_config"));
+}
+
 TEST_CASE("only GPT-2's vocabulary has its end of text") {
   Json model = make_sample_model().config;
   const auto id = [&](std::int64_t vocab) {

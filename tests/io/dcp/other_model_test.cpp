@@ -440,15 +440,35 @@ TEST_CASE_FIXTURE(Llama, "programs are not copied, and those that the model need
   fs::create_directory(source / "additional_chat_templates");
   const ConsolidatePlan plan = plan_consolidation(source, options);
   REQUIRE(plan.warnings.size() == 3);
-  CHECK(plan.warnings[1] ==
+  CHECK(plan.warnings[2] ==
         "this model needs Python files, which are not copied, as they are programs: "
         "configuration_x.py, modeling_x.py, tokenization_x.py; if you trust them, copy them and "
         "what they import beside the new config.json");
-  CHECK(plan.warnings[2].ends_with(
+  CHECK(plan.warnings[1].ends_with(
       "additional_chat_templates is not copied: exports have no directories in them"));
+  CHECK(
+      auto_map_files(Json{{"auto_map", {{"A", "b\n.C"}, {"D", "\x1b[2J.E"}, {"F", "g/h-1.I"}}}}) ==
+      std::set<std::string>{"g/h-1.py"});
   CHECK(auto_map_files(Json::parse(R"([{"auto_map": {"A": "b.C"}}])")).empty());
   CHECK(auto_map_files(Json::parse(R"({"auto_map": {"A": 5, "B": ".C", "D": "e", "F": [[]]}})"))
             .empty());
+}
+
+TEST_CASE_FIXTURE(Llama, "files that are copied are looked into within limits") {
+  const auto asks = [&](const std::string& before, const std::string& after) {
+    write_text(source / "tokenizer_config.json",
+               before + R"("auto_map": {"AutoTokenizer": "tokenization_x.X"})" + after);
+    consolidate(source, out, options);
+    CHECK(read_text(out / "tokenizer_config.json") == read_text(source / "tokenizer_config.json"));
+    const bool said = warnings.size() == 2;
+    warnings.clear();
+    return said;
+  };
+  options.overwrite = true;
+  CHECK(asks("{", "}"));
+  CHECK_FALSE(asks("{", ", \"x\": " + std::string(1000, '[') + std::string(1000, ']') + "}"));
+  CHECK_FALSE(asks("{", std::string(std::size_t{1} << 20, ' ') + "}"));
+  CHECK_FALSE(asks("", ""));
 }
 
 TEST_CASE_FIXTURE(Llama, "large models are several files with an index, and are gone on with") {

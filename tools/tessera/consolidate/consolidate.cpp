@@ -174,12 +174,13 @@ Command add_consolidate(CLI::App& parent) {
                 "Go through the page cache: slower, but what is written stays there to be read");
   app->add_option("--config", options->config,
                   "config.json of the model (GPT-2, Llama, Qwen, ...), for shards that have none "
-                  "beside them; its tokenizer goes along if theirs has none");
+                  "beside them; the tokenizer and the generation_config.json beside it go along if "
+                  "they have none");
   app->add_option(
          "--strip", options->strip,
          "Of names in PyTorch's shards: auto (what wrappers add, and model. and module. at "
-         "the beginning, unless it is part of a Llama's or the like's names), none, or a "
-         "prefix, such as model. (may be given several times)")
+         "the beginning, unless a config.json says that model. is part of the names, as of a "
+         "Llama's), none, or a prefix, such as model. (may be given several times)")
       ->allow_extra_args(false)
       ->capture_default_str();
   app->add_option(
