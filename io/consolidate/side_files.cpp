@@ -152,7 +152,7 @@ void add_other_model(std::vector<SideFile>& files, const ConsolidateSource& sour
   Json config = *source.hf_config;
   if (const auto dtype = main_dtype(source.weights)) set_torch_dtype(config, *dtype);
   std::set<std::string> modules = auto_map_files(config);
-  add_json(files, kConfig, config);
+  files.push_back({kConfig, dump_hf_config(config) + "\n"});
   add_copies(files, source, warnings);
   for (const SideFile& file : files) {
     if (file.name.ends_with("_config.json")) modules.merge(find_modules(file));

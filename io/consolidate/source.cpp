@@ -99,7 +99,9 @@ void find_config(ConsolidateSource& result, const ShardedSource& source,
             source.path().string(), source.kind());
     return;
   }
-  Json config = parse_json(read_file(file, kMaxConfig), file.string());
+  const std::string text = read_file(file, kMaxConfig);
+  Json config = parse_hf_config(text, file.string());
+  if (says_gpt2(config)) config = parse_json(text, file.string());  // it has numbers to be used
   const bool may_do_without = !options.config_file && options.format == ExportFormat::Safetensors;
   if (!says_gpt2(config)) {
     take_other_config(result, std::move(config), file, !may_do_without);

@@ -1,9 +1,30 @@
 #include "io/hf/config.h"
 
+#include <array>
+
 namespace tessera::io {
 namespace {
 
 constexpr const char* kPlain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./-";
+
+constexpr std::array<std::string_view, 3> kLiterals = {"NaN", "Infinity", "-Infinity"};
+
+// The literal of Python's that a value begins with, or nothing; not where it would be a key.
+std::string_view literal_at(std::string_view text) {
+  for (const std::string_view literal : kLiterals) {
+    if (!text.starts_with(literal)) continue;
+    const std::size_t next = text.find_first_not_of(" \t\r\n", literal.size());
+    if (next != std::string_view::npos &&
+        (text[next] == ',' || text[next] == ']' || text[next] == '}'))
+      return literal;
+  }
+  return {};
+}
+
+// As a JSON string that begins with U+E000, a character for private use.
+std::string quoted(std::string_view literal) {
+  return "\"\xEE\x80\x80" + std::string(literal) + '"';
+}
 
 void add_file(std::set<std::string>& files, const Json& reference) {
   if (!reference.is_string()) return;  // null: there is no fast tokenizer, or no slow one
@@ -16,6 +37,36 @@ void add_file(std::set<std::string>& files, const Json& reference) {
 }
 
 }  // namespace
+
+Json parse_hf_config(std::string_view text, const std::string& source) {
+  std::string json;
+  bool in_string = false;
+  for (std::size_t i = 0; i < text.size();) {
+    const std::string_view literal = in_string ? "" : literal_at(text.substr(i));
+    if (!literal.empty()) {
+      json += quoted(literal);
+      i += literal.size();
+      continue;
+    }
+    if (text[i] == '"') in_string = !in_string;
+    const std::size_t bytes = in_string && text[i] == '\\' ? 2 : 1;
+    json += text.substr(i, bytes);
+    i += bytes;
+  }
+  return parse_json(json, source);
+}
+
+std::string dump_hf_config(const Json& config) {
+  std::string text = config.dump(2);
+  for (const std::string_view literal : kLiterals) {
+    const std::string from = quoted(literal);
+    for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos;) {
+      text.replace(at, from.size(), literal);
+      at += literal.size();
+    }
+  }
+  return text;
+}
 
 std::string_view torch_dtype_name(DType dtype) {
   return dtype == DType::BF16  ? "bfloat16"

@@ -11,6 +11,15 @@ namespace tessera::io {
 
 // What Hugging Face's config.json says of any model, whether tessera knows its architecture or not.
 
+/// Parses a config.json, in which Python may have written NaN, Infinity and -Infinity, which are no
+/// JSON: they become strings that dump_hf_config() writes as they were.
+/// @param source  named in errors
+/// @throws CorruptCheckpoint as parse_json
+Json parse_hf_config(std::string_view text, const std::string& source);
+
+/// Text of what parse_hf_config() made, indented by 2.
+std::string dump_hf_config(const Json& config);
+
 /// PyTorch's name of a floating-point dtype: "float32", "bfloat16", ...
 std::string_view torch_dtype_name(DType dtype);
 

@@ -510,6 +510,32 @@ TEST_CASE_FIXTURE(Llama, "a Hugging Face directory keeps its names, whatever the
   CHECK(found.contains("model.lm_head.weight"));
 }
 
+TEST_CASE_FIXTURE(Llama, "numbers that Python writes into config.json stay") {
+  const std::string text =
+      R"({"model_type": "x", "a": [0.0, Infinity], "b": {"c": -Infinity, "d": NaN }, "e": "NaN, \"Infinity,"})";
+  write_text(source / "config.json", text);
+  options.overwrite = true;
+  consolidate(source, out, options);
+  Json expected = parse_hf_config(text, "config.json");
+  expected["torch_dtype"] = "float32";
+  const std::string made = read_text(out / "config.json");
+  CHECK(made == dump_hf_config(expected) + "\n");
+  CHECK(made.find("    Infinity\n") != std::string::npos);
+  CHECK(made.find(R"("c": -Infinity,)") != std::string::npos);
+  CHECK(made.find(R"("d": NaN)"
+                  "\n") != std::string::npos);
+  CHECK(made.find(R"("e": "NaN, \"Infinity,")") != std::string::npos);
+  for (const char* bad :
+       {R"({"model_type": "x", "a": Infinityx})", R"({"model_type": "x", NaN: 1})",
+        R"({"model_type": "x", "a": 1NaN})", R"({"model_type": "x", "a": NaN)",
+        R"({"model_type": "gpt2", "a": NaN})", R"({"model_type": "x\)"}) {
+    CAPTURE(bad);
+    write_text(source / "config.json", bad);
+    CHECK_THROWS_HOLDING(CorruptCheckpoint, "config.json is not valid JSON",
+                         consolidate(source, out, options));
+  }
+}
+
 TEST_CASE_FIXTURE(Llama, "a configuration that says no model is refused") {
   for (const char* text : {"[]", "5", "{}", R"({"model_type": 5})"}) {
     CAPTURE(text);
