@@ -99,7 +99,7 @@ void Gpt2Source::drop_tied_head() {
   require<Unsupported>(equal,
                        "{}: lm_head.weight differs from wte.weight; tessera's GPT-2 ties "
                        "the head to the embedding",
-                       path().string());
+                       source_->path().string());
   places_.erase(head);
 }
 
