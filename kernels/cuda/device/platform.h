@@ -6,10 +6,10 @@
 
 #if defined(TESSERA_FIBER)
 #include <cuda_language.h>  // of tests/support/fiber
-#elif defined(__CUDACC__) || defined(TESSERA_CUDA_HOST)  // of host functions alone
+#elif defined(__CUDACC__) || defined(TESSERA_CUDA_HOST)
 #include <cuda_runtime.h>
 #else
-#error "kernels are compiled by nvcc, or with TESSERA_FIBER"
+#error "kernels are compiled by nvcc, or with TESSERA_FIBER; host code, TESSERA_CUDA_HOST"
 #endif
 
 namespace tessera::kernels::cuda {
