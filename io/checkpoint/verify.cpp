@@ -254,9 +254,11 @@ class Verification {
         bool unread = false;
         try {
           read_piece(*files.get(chunk.chunk->file), pieces[i], buffer);
+        } catch (const IoError& failure) {
+          error = failure.what();
+          unread = true;
         } catch (const Error& failure) {
           error = failure.what();
-          unread = dynamic_cast<const IoError*>(&failure) != nullptr;
         }
         const std::lock_guard lock(mutex);
         if (!error.empty() && (chunk.error.empty() || (chunk.unread && !unread))) {

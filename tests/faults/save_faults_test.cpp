@@ -124,14 +124,14 @@ std::vector<Point> sample(std::vector<Point> all, std::size_t n, std::size_t see
   return chosen;
 }
 
-Outcome run_once(const Point& point, std::size_t i, bool resume, const test::Arguments& more) {
+Outcome run_once(const Point& point, std::size_t i, bool resume) {
   const std::string name = fmt::format("{}-{}", point.kind, i);
   const test::SavedRun& saved = test::saved_run(point.world);
   const std::string run = saved.copy(name);
   const std::string mark = run + ".mark";
   Outcome outcome;
   {
-    test::CliProcess process(test::joined(saved.go_on(run), more),
+    test::CliProcess process(saved.go_on(run),
                              {{"LD_PRELOAD", TESSERA_FAULT_LIBRARY},
                               {"TESSERA_FAULT_RANK", std::to_string(point.call.rank)},
                               {"TESSERA_FAULT_CALL", std::to_string(point.call.number)},
@@ -164,10 +164,10 @@ Outcome run_once(const Point& point, std::size_t i, bool resume, const test::Arg
 }
 
 // A machine that is busy beyond measure may not even start all ranks in time: that tells nothing.
-Outcome run(const Point& point, std::size_t i, bool resume, const test::Arguments& more) {
-  Outcome outcome = run_once(point, i, resume, more);
+Outcome run(const Point& point, std::size_t i, bool resume) {
+  Outcome outcome = run_once(point, i, resume);
   for (int again = 0; again < 3 && !outcome.reached && outcome.cli.code != 0; ++again) {
-    outcome = run_once(point, i, resume, more);
+    outcome = run_once(point, i, resume);
   }
   return outcome;
 }
@@ -175,12 +175,11 @@ Outcome run(const Point& point, std::size_t i, bool resume, const test::Argument
 /// Why the outcome does not do, apart from what holds for all kinds; "culprit" or "result" first.
 using Judge = std::function<std::string(const Point&, const Outcome&)>;
 
-Tally campaign(const std::vector<Point>& points, std::size_t resume_every, const Judge& judge,
-               const test::Arguments& more = {}) {
+Tally campaign(const std::vector<Point>& points, std::size_t resume_every, const Judge& judge) {
   test::stolen_between({}, {});  // watches from here on
   std::vector<Outcome> outcomes(points.size());
   test::for_all(points.size(), [&](std::size_t i) {
-    outcomes[i] = run(points[i], i, resume_every > 0 && i % resume_every == 0, more);
+    outcomes[i] = run(points[i], i, resume_every > 0 && i % resume_every == 0);
   });
   Tally tally;
   for (std::size_t i = 0; i < points.size(); ++i) {
@@ -304,7 +303,6 @@ TEST_CASE("whatever call of a save fails, rank and file are named and training g
 }
 
 TEST_CASE("a rank that stands still in a save is named, and the former checkpoint stands") {
-  const auto tally = campaign(sample(points("stop", {"mkdir", "create", "sync", "rename"}), 2, 3),
-                              0, judge_stop, {"--checkpoint.timeout=3", "--comm.timeout=3"});
-  check("stop", tally);
+  check("stop", campaign(sample(points("stop", {"mkdir", "create", "sync", "rename"}), 2, 3), 0,
+                         judge_stop));
 }
