@@ -158,7 +158,11 @@ std::vector<fs::path> prune_checkpoints(const SaveRequest& saved, const Retentio
     });
   });
   judge(read, failure, saved.step, retention);
-  for (const fs::path& gone : superfluous) remove_durably(gone);
+  try {
+    for (const fs::path& gone : superfluous) remove_durably(gone);
+  } catch (const IoError& error) {
+    throw IoError("rank {}: {}", saved.rank, error.what());
+  }
   return superfluous;
 }
 
