@@ -1,6 +1,5 @@
 #include "io/checkpoint/agree.h"
 
-#include <algorithm>
 #include <string_view>
 
 #include "core/base/error.h"
@@ -10,6 +9,7 @@ namespace {
 
 constexpr std::string_view kOk = "ok\n";
 constexpr std::string_view kError = "error\n";
+constexpr std::string_view kDamaged = "damaged\n";
 // Errors travel as the rest does: through channels that bound what they carry.
 constexpr std::size_t kMaxErrorBytes = 2048;
 // More failures than this are counted, not told.
@@ -21,10 +21,15 @@ std::vector<std::string> agree(const SaveRequest& request, SaveCoordinator& coor
                                const std::string& phase, const Failure& failure,
                                const std::function<std::string()>& share) {
   std::string mine;
+  const auto fail = [&](std::string_view kind, const std::exception& error) {
+    mine = std::string(kind) + std::string(error.what()).substr(0, kMaxErrorBytes);
+  };
   try {
     mine = std::string(kOk) + share();
+  } catch (const CorruptCheckpoint& error) {
+    fail(kDamaged, error);
   } catch (const std::exception& error) {
-    mine = std::string(kError) + std::string(error.what()).substr(0, kMaxErrorBytes);
+    fail(kError, error);
   }
   if (request.pulse) request.pulse->fetch_add(1, std::memory_order_relaxed);
   auto all = coordinator.exchange(phase, mine);
@@ -32,17 +37,23 @@ std::vector<std::string> agree(const SaveRequest& request, SaveCoordinator& coor
                          "{}: {} answers from {} ranks", phase, all.size(), request.world_size);
   std::string failures;
   int failed = 0;
+  bool damaged = false;
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank].starts_with(kOk)) {
       all[rank].erase(0, kOk.size());
-    } else if (++failed <= kToldFailures) {
-      failures += fmt::format("{}rank {}: {}", failures.empty() ? "" : "; ", rank,
-                              all[rank].substr(std::min(kError.size(), all[rank].size())));
+      continue;
+    }
+    damaged = damaged || all[rank].starts_with(kDamaged);
+    if (++failed <= kToldFailures) {
+      const std::string why = all[rank].substr(all[rank].find('\n') + 1);
+      failures += fmt::format("{}rank {}: {}", failures.empty() ? "" : "; ", rank, why);
     }
   }
+  if (failures.empty()) return all;
   if (failed > kToldFailures) failures += fmt::format("; and {} more", failed - kToldFailures);
-  require<IoError>(failures.empty(), "{}: {}; {}", failure.failed, failures, failure.then);
-  return all;
+  const std::string text = fmt::format("{}: {}; {}", failure.failed, failures, failure.then);
+  if (damaged) throw FoundDamage(text);
+  throw IoError("{}", text);
 }
 
 }  // namespace tessera::io

@@ -4,9 +4,16 @@
 #include <string>
 #include <vector>
 
+#include "core/base/error.h"
 #include "io/checkpoint/save.h"
 
 namespace tessera::io {
+
+/// A rank's share found something damaged: what it threw was a CorruptCheckpoint.
+class FoundDamage : public IoError {
+ public:
+  explicit FoundDamage(const std::string& text) : IoError("{}", text) {}
+};
 
 /// What all ranks say if one of them could not do its share: "FAILED: rank 1: why; THEN".
 struct Failure {
@@ -17,7 +24,8 @@ struct Failure {
 /// told, not thrown, so that no peer waits for a rank that has given up.
 /// @param phase  the same on all ranks, see SaveCoordinator
 /// @return what the shares of all ranks returned
-/// @throws IoError, the same on all ranks, if any share threw; CommError of the coordinator
+/// @throws IoError, the same on all ranks, if any share threw, FoundDamage if any of them threw a
+///         CorruptCheckpoint, whatever the others threw; CommError of the coordinator
 std::vector<std::string> agree(const SaveRequest& request, SaveCoordinator& coordinator,
                                const std::string& phase, const Failure& failure,
                                const std::function<std::string()>& share);

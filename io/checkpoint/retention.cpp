@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <map>
 #include <set>
 #include <string_view>
@@ -86,38 +85,6 @@ void verify_frame(const fs::path& path) {
   if (reader.index().trainer) (void)reader.trainer_json();
 }
 
-// What a rank found, for all of them.
-constexpr std::string_view kDamaged = "damaged\n", kUnread = "unread\n";
-constexpr std::size_t kMaxWhy = 2048;
-
-// @return what `look` returns, or what was wrong
-std::string report(const std::function<std::string()>& look) {
-  const auto why = [](std::string_view kind, const Error& error) {
-    return std::string(kind) + std::string(error.what()).substr(0, kMaxWhy);
-  };
-  try {
-    return look();
-  } catch (const CorruptCheckpoint& error) {
-    return why(kDamaged, error);
-  } catch (const IoError& error) {
-    return why(kUnread, error);
-  }
-}
-
-// Damage counts, whoever else could not read his part.
-void judge(const std::vector<std::string>& reports, const Failure& failure, std::int64_t step,
-           const Retention& retention) {
-  for (const std::string_view kind : {kDamaged, kUnread}) {
-    const auto bad =
-        std::ranges::find_if(reports, [&](const auto& said) { return said.starts_with(kind); });
-    if (bad == reports.end()) continue;
-    if (kind == kDamaged && retention.damaged) retention.damaged->insert(step);
-    throw IoError("{}: rank {}: {}; {}{}", failure.failed, bad - reports.begin(),
-                  bad->substr(kind.size()), failure.then,
-                  kind == kDamaged ? ", and resuming passes over this one" : "");
-  }
-}
-
 void remove_durably(const fs::path& path) {
   fs::path gone = path;
   gone += ".pruned.tmp";
@@ -142,22 +109,21 @@ std::vector<fs::path> prune_checkpoints(const SaveRequest& saved, const Retentio
   const auto phase = [&](std::string_view name) {
     return fmt::format("prune/{}/{}", checkpoint_name(saved.step), name);
   };
-  const auto found = agree(saved, coordinator, phase("superfluous"), failure, [&] {
-    if (saved.rank == 0) superfluous = find_superfluous(saved, retention);
-    return report([&] {
+  try {
+    const auto found = agree(saved, coordinator, phase("superfluous"), failure, [&] {
+      if (saved.rank == 0) superfluous = find_superfluous(saved, retention);
       if (!superfluous.empty()) verify_frame(path);
       return std::to_string(superfluous.size());
     });
-  });
-  judge(found, failure, saved.step, retention);
-  if (found[0] == "0") return superfluous;
-  const auto read = agree(saved, coordinator, phase("verified"), failure, [&] {
-    return report([&] {
+    if (found[0] == "0") return superfluous;
+    agree(saved, coordinator, phase("verified"), failure, [&] {
       read_back(path, saved, saved.hurry.get());
       return std::string();
     });
-  });
-  judge(read, failure, saved.step, retention);
+  } catch (const FoundDamage& damage) {
+    if (retention.damaged) retention.damaged->insert(saved.step);
+    throw IoError("{}, and resuming passes over this one", damage.what());
+  }
   try {
     for (const fs::path& gone : superfluous) remove_durably(gone);
   } catch (const IoError& error) {

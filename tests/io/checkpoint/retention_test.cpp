@@ -301,8 +301,8 @@ TEST_CASE("damage that one rank finds counts, whoever else could not read his pa
     is_damaged = retention.damaged->contains(2);
     return why;
   };
-  const std::string intact = "ok\n", unread = "ok\nunread\nthe disk is away",
-                    damaged = "ok\ndamaged\na bit is wrong";
+  const std::string intact = "ok\n", unread = "error\nthe disk is away",
+                    damaged = "damaged\na bit is wrong";
   bool is_damaged = false;
   CHECK(prune_with({unread, intact, damaged}, is_damaged).find("rank 2: a bit is wrong") !=
         std::string::npos);

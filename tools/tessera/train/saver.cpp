@@ -291,7 +291,7 @@ void Saver::failed(std::int64_t step, const std::string& why) {
                                ? ", training ends (checkpoint.on_error is stop)"
                                : ", training goes on";
   notes_.push_back(fmt::format("warning: step {} was not saved{}: {}", step, then, why));
-  if (!options_.stop_on_error || !failure_.empty()) return;
+  if (!options_.stop_on_error || step == last_step_ || !failure_.empty()) return;
   failure_ = why;
   failed_step_ = step;
 }
@@ -299,6 +299,7 @@ void Saver::failed(std::int64_t step, const std::string& why) {
 void Saver::finish(const TrainerState& state, bool hurry) {
   if (hurry) *hurry_ = true;
   last_step_ = state.step;
+  if (failed_step_ == state.step) failure_.clear();  // it is saved again, or finish() fails
   if (!async_) {
     const auto answers = meeting_.exchange(fmt::format("end at step {}", state.step),
                                            saved_step_ == state.step ? "saved" : "");
@@ -309,8 +310,7 @@ void Saver::finish(const TrainerState& state, bool hurry) {
   // Rank 0 still removes old checkpoints when the others are done; one that stands still there must
   // not be left alone, with nobody who waits for it with a deadline.
   meeting_.exchange(fmt::format("saves ended at step {}", state.step), "");
-  require<IoError>(failure_.empty() || failed_step_ == state.step,
-                   "training ended because a save failed: {}", failure_);
+  require<IoError>(failure_.empty(), "training ended because a save failed: {}", failure_);
 }
 
 void Saver::save_last(const TrainerState& state) {
@@ -365,18 +365,15 @@ bool Saver::save_and_wait(const TrainerState& state) {
 void Saver::finish_in_background(const TrainerState& state) {
   const bool ended = wait_for_writer(Clock::time_point::max());
   poll();
-  const LastWords mine{saved_step_, ended ? -1 : step_, !ended && *committed_,
-                       failed_step_ == state.step ? "" : failure_, message_of(fatal_)};
+  const LastWords mine{saved_step_, ended ? -1 : step_, !ended && *committed_, failure_,
+                       message_of(fatal_)};
   const auto answers = meeting_.exchange(fmt::format("end at step {}", state.step), mine.str());
   bool all_saved = true;
   for (std::size_t rank = 0; rank < answers.size(); ++rank) {
     const LastWords words = LastWords::parse(answers[rank]);
     if (fatal_) std::rethrow_exception(fatal_);
     require<NonFiniteLoss>(words.fatal.empty(), "{}", words.fatal);
-    if (!words.failure.empty() && (failure_.empty() || failed_step_ == state.step)) {
-      failure_ = words.failure;
-      failed_step_ = -1;  // of an earlier step: the last is saved again
-    }
+    if (failure_.empty()) failure_ = words.failure;
     if (words.in_flight >= 0) {
       async_->set_patience(milliseconds(0));
       throw IoError(
