@@ -132,7 +132,7 @@ int run(const Options& options) {
   } catch (const io::ConsolidationStopped& stopped) {
     progress.stop();
     fmt::print(stderr, "tessera: {}\n", stopped.what());
-    return 128 + stop->received();
+    return stop_exit_code(stop->received());
   }
 }
 

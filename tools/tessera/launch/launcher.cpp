@@ -35,6 +35,7 @@
 #include "tools/tessera/launch/line_prefixer.h"
 #include "tools/tessera/launch/log_output.h"
 #include "tools/tessera/launch/starved.h"
+#include "tools/tessera/signal/stop_signal.h"
 
 namespace tessera::tools {
 namespace {
@@ -63,8 +64,6 @@ std::string signal_name(int signal) {
   const char* const name = ::sigabbrev_np(signal);
   return name != nullptr ? fmt::format("SIG{}", name) : fmt::format("signal {}", signal);
 }
-
-bool is_request(int signal) { return signal == SIGINT || signal == SIGTERM || signal == SIGUSR1; }
 
 struct Rank {
   pid_t pid = -1;
@@ -319,13 +318,14 @@ class Launch {
     const bool by_signal = WIFSIGNALED(status);
     const int code = by_signal ? kCommunicationFailed : WEXITSTATUS(status);
     if (passed_on_ != 0 &&
-        (by_signal ? WTERMSIG(status) == passed_on_ : code == 128 + passed_on_)) {
+        (by_signal ? WTERMSIG(status) == passed_on_ : code == stop_exit_code(passed_on_))) {
       stopped_by_ = passed_on_;
       return;
     }
-    if (ending_) return;                         // our doing
-    if (!by_signal && is_request(code - 128)) {  // it was signalled itself, and all stop for it
-      stopped_by_ = code - 128;
+    if (ending_) return;                          // our doing
+    for (const int signal : {SIGINT, SIGTERM}) {  // it was signalled itself, and all stop for it
+      if (by_signal || code != stop_exit_code(signal)) continue;
+      stopped_by_ = signal;
       return;
     }
     const bool better = !by_signal && root_ && root_->code == kCommunicationFailed &&
@@ -472,7 +472,7 @@ class Launch {
           comm::format_seconds(options_.grace), killed_.size() == 1 ? "was" : "were"));
       outcome.code = kCommunicationFailed;
     } else if (stopped_by_ != 0 || ending_) {
-      outcome.code = 128 + outcome.signal;
+      outcome.code = stop_exit_code(outcome.signal);
     }
     return outcome;
   }

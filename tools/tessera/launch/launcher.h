@@ -34,9 +34,9 @@ struct LaunchOptions {
 /// of the cores) unless it is set. They die with this process. Rank 0 writes to our standard output
 /// and error; what the others write, to either, comes out on standard error, each line with "[rank
 /// 1] " in front. SIGINT, SIGTERM and SIGUSR1 are passed on to all ranks; a SIGINT or SIGTERM that
-/// comes 1 s after another of them, or later, ends them. A rank that exits with 128 + n for one of
-/// these, though nothing was passed on, was signalled itself, and all have agreed to stop: that is
-/// no failure either.
+/// comes 1 s after another of them, or later, ends them. A rank that exits with 130 or 143, though
+/// nothing was passed on, was signalled itself, and all have agreed to stop: that is no failure
+/// either.
 ///
 /// When a rank fails, or its heartbeats stop, all ranks are told why, one line names the root
 /// cause, and those that still run are ended. A rank that says that it leaves, and does not end, is
@@ -49,8 +49,8 @@ struct LaunchOptions {
 ///
 /// @return 0 if all ranks ended with 0; 4 if a rank was killed by a signal; else the code of the
 /// first rank that failed, where 4 (communication) gives way to any other: it follows from
-/// somebody else's failure; 128 + n if signal n was passed on, or agreed on, and all ranks ended
-/// because of it; 4 if a rank had to be killed then
+/// somebody else's failure; stop_exit_code(n) if signal n was passed on, or agreed on, and all
+/// ranks ended because of it; 4 if a rank had to be killed then
 /// @throws InvalidArgument if nproc < 1; IoError if a process or pipe can't be made
 int launch(int nproc, const std::vector<std::string>& argv, const LaunchOptions& options = {});
 

@@ -7,6 +7,7 @@
 
 #include "comm/control/socket.h"
 #include "tools/tessera/launch/log_output.h"
+#include "tools/tessera/signal/stop_signal.h"
 
 namespace tessera::tools {
 namespace {
@@ -90,7 +91,7 @@ int launch_with_restarts(int nproc, const std::vector<std::string>& argv,
                              size));
     if (const int signal = pause(signals, restarts.pause); signal != 0) {
       say(options, fmt::format("stopped by signal {} before the restart", signal));
-      return 128 + signal;
+      return stop_exit_code(signal);
     }
   }
 }

@@ -32,7 +32,7 @@ struct RestartOptions {
 /// twice without one, and min_nproc allows it, the next smaller number of ranks that fits goes on
 /// instead.
 ///
-/// @return the exit code of the last launch; 128 + n if signal n came between two
+/// @return the exit code of the last launch; stop_exit_code(n) if signal n came between two
 /// @throws as launch() does
 int launch_with_restarts(int nproc, const std::vector<std::string>& argv,
                          const RestartOptions& restarts, const LaunchOptions& options = {});

@@ -35,6 +35,8 @@ void handle(int signal) {
 
 }  // namespace
 
+int stop_exit_code(int signal) { return 128 + (signal == SIGUSR1 ? SIGTERM : signal); }
+
 HeldWarnings::HeldWarnings() {
   received_signal = 0;
   std::signal(SIGUSR1, handle);

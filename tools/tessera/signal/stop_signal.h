@@ -4,6 +4,10 @@
 
 namespace tessera::tools {
 
+/// @return the exit code after a clean stop by `signal`: 128 + n; a SIGUSR1 asks for what a SIGTERM
+/// does, and ends with its code, 143, so that scripts need to know one only
+int stop_exit_code(int signal);
+
 /// Keeps a SIGUSR1 that comes before there is a StopSignal for the first one, while it lives; also
 /// one that was held back by a blocked signal since the process began, as the launcher arranges.
 /// To be made before other threads.

@@ -415,7 +415,7 @@ int Rank::run() {
   log_.write(fmt::format("end at step {}", state_.step));
   finish(seconds_since(started), signal);
   if (not_saved) std::rethrow_exception(not_saved);
-  return signal == 0 ? 0 : 128 + signal;
+  return signal;
 }
 
 void Rank::finish(double seconds, int signal) {

@@ -47,6 +47,7 @@ class Rank {
   /// run directory that it writes while training. @throws IoError
   void open_files();
   /// Trains what was loaded, once rank 0 has opened its files.
+  /// @return the signal by which it was stopped, or 0
   int run();
 
  private:

@@ -211,7 +211,7 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
 
     std::string why;
     const Config resolved = setup.config;
-    const int code = with_memory_advice(resolved, environment.world_size, *context, [&] {
+    const int signal = with_memory_advice(resolved, environment.world_size, *context, [&] {
       Rank rank(std::move(setup), environment, group, context, attempt, json, recorder);
       comm::compare_among_ranks(
           *group.store,
@@ -224,7 +224,7 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
                           [&] { return rank.open_files(), std::string(); });
       return rank.run();
     });
-    if (why.empty()) return code;
+    if (why.empty()) return signal;
     skipped = fmt::format("{} is skipped: {}", resume, why);
     require<InternalError>(unusable.emplace(resume, why).second, "{} was tried twice", resume);
     return std::nullopt;
@@ -232,11 +232,11 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
   try {
     // Each attempt goes on from an older checkpoint, until the ranks can read one.
     for (int attempt = 0;; ++attempt) {
-      const std::optional<int> code = try_once(attempt);
-      if (!code) continue;
+      const std::optional<int> signal = try_once(attempt);
+      if (!signal) continue;
       recorder->end(comm::FlightEnd::Done,
-                    *code == 0 ? "" : fmt::format("stopped by signal {}", *code - 128));
-      return *code;
+                    *signal == 0 ? "" : fmt::format("stopped by signal {}", *signal));
+      return *signal == 0 ? 0 : stop_exit_code(*signal);
     }
   } catch (const std::exception& error) {
     flight.fail(error);
