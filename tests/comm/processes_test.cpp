@@ -190,7 +190,8 @@ TEST_CASE("a rank stopped at any point of a transfer is the culprit on all other
       served.wait_until_joined(3);
       std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
       ranks.signal(1, SIGSTOP);
-      const auto outcomes = ranks.wait(kSlack * 3100ms, 1);
+      // Their deadline does not count time in which a busy machine let them not run.
+      const auto outcomes = ranks.wait(kSlack * 10s, 1);
       for (std::size_t r : {0U, 2U}) {
         CAPTURE(outcomes[r].text);
         CHECK(outcomes[r].in_time);
