@@ -238,8 +238,7 @@ void check_no_torchtitan(const ConsolidateSource& source) {
       query == source.weights.end() ||
           std::ranges::none_of(source.weights, is_embedding, &ExportTensor::name),
       "{} holds tok_embeddings.weight and {}, as torchtitan names and orders weights, which "
-      "Hugging "
-      "Face's programs do not open; convert them with torchtitan's own script "
+      "programs of Hugging Face do not open; convert them with torchtitan's own script "
       "(scripts/checkpoint_conversion/convert_to_hf.py), or write them as they are with --format "
       "safetensors",
       source.path.string(), query == source.weights.end() ? "" : query->source_name);
@@ -259,6 +258,18 @@ void check_other_model(ConsolidateSource& source) {
       source.hf_config_file.string(), (*source.hf_config)["model_type"].dump()));
 }
 
+void add_unused_prefixes(ConsolidateSource& source, const std::vector<TensorName>& names,
+                         const NameRules& rules) {
+  std::vector<std::string_view> weights;
+  for (const TensorName& name : names)
+    if (name.role == TensorRole::Weight) weights.push_back(name.source);
+  for (const std::string& prefix : unused_prefixes(weights, rules)) {
+    source.warnings.push_back(fmt::format(
+        "--strip {} removes nothing: no weight's name begins with it{}", prefix,
+        weights.empty() ? "" : fmt::format("; the first is called {}", weights.front())));
+  }
+}
+
 void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned,
                  const ConsolidateOptions& options) {
   const bool hugging_face = owned->kind() == "Hugging Face model";
@@ -273,6 +284,8 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned
   const ShardedSource* const source = owned.get();
   // The shapes of a configuration's weights are compared below: none is shorter.
   if (!result.config || wants_optimizer(options)) result.warnings = owned->warnings();
+
+  add_unused_prefixes(result, names, rules);
 
   std::unique_ptr<Gpt2Source> model;
   std::unordered_set<std::string_view> written;  // names at the source

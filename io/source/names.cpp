@@ -283,4 +283,20 @@ void check_patterns(const std::vector<std::string>& patterns, const std::vector<
           names.empty() ? "" : fmt::format(", which are called such as {}", names.front()));
 }
 
+std::vector<std::string> unused_prefixes(const std::vector<std::string_view>& names,
+                                         const NameRules& rules) {
+  std::vector<std::string> unused;
+  NameRules before, with;  // the prefixes before one, and with it
+  before.strip_wrappers = with.strip_wrappers = false;
+  for (const std::string& prefix : rules.prefixes) {
+    with.prefixes.push_back(prefix);
+    const bool used = std::ranges::any_of(names, [&](std::string_view name) {
+      return strip(name, with, 0) != strip(name, before, 0);
+    });
+    if (!used) unused.push_back(prefix);
+    before = with;
+  }
+  return unused;
+}
+
 }  // namespace tessera::io

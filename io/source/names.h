@@ -74,6 +74,11 @@ bool is_model_key(std::string_view top_key);
 /// A weight's name by the rules, but with the key of a dict of dicts; empty if nothing is left.
 std::string strip_name(std::string_view source, const NameRules& rules);
 
+/// @param names  of weights, as the checkpoint has them
+/// @return the prefixes of the rules that strip_name() removes from none of them
+std::vector<std::string> unused_prefixes(const std::vector<std::string_view>& names,
+                                         const NameRules& rules);
+
 /// How often `model.` is to be removed from names so that they are those that Hugging Face's
 /// programs know: as often as the names of all weights begin with it, but not the last one where
 /// what lies under it is a decoder without head (`model.layers.0...`; a tied head is not stored),

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <filesystem>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -305,6 +306,40 @@ TEST_CASE_FIXTURE(Fixture, "a warning that comes before the first step is kept f
   CHECK(result.code == 128 + SIGTERM);
   CHECK(holds(result.err, "stopped"));
   CHECK(run_cli({"checkpoint", "verify", dir.file("early")}).code == 0);
+}
+
+TEST_CASE_FIXTURE(Fixture, "a request to stop at any moment of the start is no failure of a rank") {
+  for (int i = 0; i < 24; ++i) {
+    const int world = 2 + i % 2;
+    const int number = i % 3 == 0 ? SIGINT : SIGTERM;
+    CAPTURE(world);
+    CAPTURE(i);
+    const std::string run = dir.file(fmt::format("asked-{}", i));
+    CliProcess process(joined(small_run(text, run, world, 1'000'000),
+                              {"--train.global_batch=12", "--train.eval_every=0"}));
+    if (i < 12) {
+      // Before that it is a copy of this test.
+      const auto program = [](const std::string& pid) {
+        return std::filesystem::read_symlink("/proc/" + pid + "/exe");
+      };
+      while (program(std::to_string(process.pid())) == program("self"))
+        std::this_thread::sleep_for(milliseconds(1));
+      std::this_thread::sleep_for(milliseconds(8 * i));
+    } else {  // the first line is written shortly before the first step
+      REQUIRE(wait_for_text(process, "sharding"));
+      std::this_thread::sleep_for(milliseconds(i % 4));
+    }
+    process.signal(number);
+    const auto result = process.wait(std::chrono::seconds(30));
+    INFO(result.describe());
+    // Before the launcher takes signals there is no rank.
+    if (result.signal == number && result.err.empty()) continue;
+    CHECK(result.code == 128 + number);
+    CHECK_FALSE(holds(result.err, "culprit"));
+    CHECK_FALSE(holds(result.err, "lost rank"));
+    if (std::filesystem::exists(run + "/checkpoints"))
+      CHECK(run_cli({"checkpoint", "verify", run}).code == 0);
+  }
 }
 
 TEST_CASE_FIXTURE(Fixture, "a run that is not to be resumed is not taken up by a restart") {

@@ -210,6 +210,10 @@ TEST_CASE("names are stripped as the user says") {
   CHECK(names("lightning").contains("model.model.layers.0.bias"));
   options.names.prefixes = {"model."};
   CHECK(names("lightning").contains("model.layers.0.bias"));
+  options.names.prefixes = {"module.", "model."};
+  CHECK(plan_consolidation(kFixtures / "lightning", options).warnings ==
+        std::vector<std::string>{"--strip module. removes nothing: no weight's name begins with "
+                                 "it; the first is called model.model.layers.0.bias"});
 
   // A name that the rules make equal to another's.
   const TempDir dir;

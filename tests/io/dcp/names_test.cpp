@@ -31,6 +31,13 @@ TEST_CASE("prefixes of wrappers are removed as often as they stand there") {
   CHECK(strip_name("app.model.model.x", rules) == "model.x");
   CHECK(strip_name("model.app.x", rules) == "app.x");
   CHECK(strip_name("_orig_mod.x", rules) == "_orig_mod.x");
+
+  using Texts = std::vector<std::string>;
+  CHECK(unused_prefixes({"app.model.x", "y"}, rules) == Texts{});
+  CHECK(unused_prefixes({"model.x", "y"}, rules) == Texts{"app."});
+  CHECK(unused_prefixes({"model.app.x"}, rules) == Texts{"app."});  // removed in their order
+  CHECK(unused_prefixes({"_orig_mod.x"}, rules) == Texts{"app.", "model."});
+  CHECK(unused_prefixes({"model.x"}, {}) == Texts{});
 }
 
 TEST_CASE("what a tensor is, is told by where it lies") {

@@ -292,8 +292,8 @@ TEST_CASE_FIXTURE(Llama, "torchtitan's own names are not taken for Hugging Face'
   write_shards(source, {{"tok_embeddings.weight"}, {query}, {"output.weight"}});
   CHECK_THROWS_HOLDING(Unsupported,
                        "holds tok_embeddings.weight and " + query +
-                           ", as torchtitan names and orders weights, which Hugging Face's "
-                           "programs do not open; convert them with torchtitan's own script",
+                           ", as torchtitan names and orders weights, which programs "
+                           "of Hugging Face do not open; convert them with torchtitan's own script",
                        plan_consolidation(source, options));
   options.format = ExportFormat::Safetensors;
   CHECK(names().contains(query));

@@ -112,7 +112,9 @@ int run(const Options& options) {
                                   : format_plan(plan, detect_console(STDOUT_FILENO)));
     return 0;
   }
-  // From the first block on: before it, a signal ends the process at once and costs nothing.
+  // From the first block on: before it, a request to stop ends the process at once and costs
+  // nothing. A scheduler's warning is kept for it.
+  const HeldWarnings held;
   std::optional<StopSignal> stop;
   std::vector<std::string> warnings;
   consolidate.warn = [&](const std::string& text) {

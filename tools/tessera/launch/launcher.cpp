@@ -428,6 +428,10 @@ class Launch {
       verdict.swap(verdict_);
     }
     if (!verdict || root_) return;
+    // Who was asked to stop and had not met the others yet has ended by that, as reap() finds.
+    if (passed_on_ != 0 && verdict->failure() == CommFailure::PeerLost &&
+        verdict->fate() != "stopped" && verdict->fate() != comm::kCutOff)
+      return;
     const bool known = !verdict->culprits().empty();
     root_ = Failure{kCommunicationFailed, true, known ? verdict->culprits().front() : -1,
                     known ? what_happened(*verdict) : verdict->what(), verdict->what()};

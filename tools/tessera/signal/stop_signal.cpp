@@ -47,7 +47,7 @@ HeldWarnings::HeldWarnings() {
 }
 
 HeldWarnings::~HeldWarnings() {
-  std::signal(SIGUSR1, SIG_DFL);
+  std::signal(SIGUSR1, SIG_IGN);
   received_signal = 0;
 }
 

@@ -10,7 +10,8 @@ int stop_exit_code(int signal);
 
 /// Keeps a SIGUSR1 that comes before there is a StopSignal for the first one, while it lives; also
 /// one that was held back by a blocked signal since the process began, as the launcher arranges.
-/// To be made before other threads.
+/// To be made before other threads. What comes after its end is ignored: the process is about to
+/// end, and a warning is no reason to end it otherwise.
 class HeldWarnings {
  public:
   HeldWarnings();

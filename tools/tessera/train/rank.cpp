@@ -369,14 +369,13 @@ int Rank::train(const StopSignal& stop) {
   return signal;
 }
 
-int Rank::run() {
+int Rank::run(const StopSignal& stop) {
   prepare_saves();
   show_start();
   // Their files would stay open, whatever becomes of them in the meantime.
   setup_.resume.reset();
   setup_.init_from.reset();
   log_.write(fmt::format("start at step {}", state_.step));
-  const StopSignal stop;
   const auto started = Clock::now();
   int signal = 0;
   std::exception_ptr not_saved;

@@ -48,7 +48,7 @@ class Rank {
   void open_files();
   /// Trains what was loaded, once rank 0 has opened its files.
   /// @return the signal by which it was stopped, or 0
-  int run();
+  int run(const StopSignal& stop);
 
  private:
   bool is_zero() const { return rank_ == 0; }

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <iostream>
 #include <map>
@@ -162,8 +164,24 @@ CommError agreed(comm::RankGroup& group, const CommError& error, const RankFligh
       .set_fate(verdict->fate());
 }
 
+// Before the first step there is nothing to save: who is to stop does so, and all with it. A
+// warning is kept for that step. All ranks make this call.
+// @return the signal, or 0
+int agreed_stop(comm::RankGroup& group, int attempt, int received,
+                std::chrono::milliseconds timeout) {
+  const std::vector<std::string> all =
+      comm::exchange(*group.store, fmt::format("stop/{}", attempt), group.communicator->rank(),
+                     group.communicator->world_size(), std::to_string(received), timeout);
+  for (const int signal : {SIGTERM, SIGINT})
+    if (std::ranges::find(all, std::to_string(signal)) != all.end()) return signal;
+  return 0;
+}
+
 int train(Config config, const comm::LaunchEnvironment& environment, comm::RankGroup& group,
           const ChosenDevice& chosen, RankFlight& flight, bool json) {
+  // A rank that has met the others takes a request to stop as all do; one that has not ends by it.
+  const StopSignal stop;
+  bool agreed_to_start = false;
   const std::shared_ptr<Context>& context = chosen.context;
   check_profile(config, environment.rank);
   const bool is_zero = environment.rank == 0;
@@ -219,10 +237,16 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
           environment.rank, environment.world_size, rank.layout(), timeout);
       why = rank.load();
       if (!why.empty()) return -1;
+      if (const int early = agreed_stop(group, attempt, stop.received(), timeout); early != 0) {
+        if (is_zero)
+          std::cerr << fmt::format("stopped by signal {} before the first step\n", early);
+        return early;
+      }
+      agreed_to_start = true;
       if (done && is_zero) std::cerr << done_text;
       decide_on_rank_zero(*group.store, fmt::format("start/{}", attempt), environment.rank, timeout,
                           [&] { return rank.open_files(), std::string(); });
-      return rank.run();
+      return rank.run(stop);
     });
     if (why.empty()) return signal;
     skipped = fmt::format("{} is skipped: {}", resume, why);
@@ -238,6 +262,15 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
                     *signal == 0 ? "" : fmt::format("stopped by signal {}", *signal));
       return *signal == 0 ? 0 : stop_exit_code(*signal);
     }
+  } catch (const CommError& error) {
+    // Others may have been asked to stop before they were here, and have ended by that.
+    const int signal = stop.received();
+    if (agreed_to_start || (signal != SIGTERM && signal != SIGINT)) {
+      flight.fail(error);
+      throw;
+    }
+    flight.open()->end(comm::FlightEnd::Done, fmt::format("stopped by signal {}", signal));
+    return stop_exit_code(signal);
   } catch (const std::exception& error) {
     flight.fail(error);
     throw;

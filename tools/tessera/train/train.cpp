@@ -1,3 +1,4 @@
+#include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -100,6 +101,11 @@ int run(const Options& options, const std::vector<std::string>& words) {
       std::vector<std::string> notes;
       find_resume(config.run.out, config.checkpoint.resume, unusable, notes);
     }
+    // A warning that comes when all ranks have ended must not end this process in another way.
+    sigset_t warnings;
+    sigemptyset(&warnings);
+    sigaddset(&warnings, SIGUSR1);
+    ::pthread_sigmask(SIG_BLOCK, &warnings, nullptr);
     LaunchOptions launch;
     launch.heartbeat_timeout = to_milliseconds(config.comm.heartbeat_timeout);
     return launch_with_restarts(options.nproc, arguments,
