@@ -49,6 +49,9 @@ std::string checkpoint_name(std::int64_t step) { return fmt::format("{}{:08}", k
 std::vector<CheckpointEntry> find_checkpoints(const fs::path& run_or_checkpoints_dir) {
   std::error_code error;
   fs::path dir = run_or_checkpoints_dir;
+  require<IoError>(!fs::is_regular_file(dir, error),
+                   "{} is a file; name a checkpoint's directory, or a run", dir.string());
+  error.clear();
   if (fs::is_directory(dir / "checkpoints", error)) dir /= "checkpoints";
   std::vector<CheckpointEntry> entries;
   fs::directory_iterator items(dir, error);

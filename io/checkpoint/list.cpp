@@ -118,6 +118,9 @@ std::vector<ListedCheckpoint> list_checkpoints(const fs::path& run_or_checkpoint
                                                const Check& check) {
   std::error_code error;
   fs::path dir = run_or_checkpoints_dir;
+  require<IoError>(!fs::is_regular_file(dir, error),
+                   "{} is a file; name a checkpoint's directory, or a run", dir.string());
+  error.clear();
   if (fs::is_directory(dir / "checkpoints", error)) dir /= "checkpoints";
   std::vector<ListedCheckpoint> entries;
   fs::directory_iterator items(dir, error);

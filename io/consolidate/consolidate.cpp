@@ -291,7 +291,12 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
     }
     write_small_files(attempt.dir(), plan, report.files);
     sync_directory(attempt.dir());
-    check_out(out, options.overwrite);  // again: somebody may have used the name meanwhile
+    try {
+      check_out(out, options.overwrite);  // again: somebody may have used the name meanwhile
+    } catch (const InvalidArgument& error) {
+      throw InvalidArgument("{}; what was exported waits in {}, and the same command uses it",
+                            error.what(), attempt.dir().string());
+    }
     attempt.commit(options.overwrite);
   } catch (const ConsolidationStopped&) {
     throw;

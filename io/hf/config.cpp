@@ -1,5 +1,6 @@
 #include "io/hf/config.h"
 
+#include <algorithm>
 #include <array>
 
 namespace tessera::io {
@@ -9,21 +10,34 @@ constexpr const char* kPlain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuv
 
 constexpr std::array<std::string_view, 3> kLiterals = {"NaN", "Infinity", "-Infinity"};
 
-// The literal of Python's that a value begins with, or nothing; not where it would be a key.
-std::string_view literal_at(std::string_view text) {
-  for (const std::string_view literal : kLiterals) {
-    if (!text.starts_with(literal)) continue;
-    const std::size_t next = text.find_first_not_of(" \t\r\n", literal.size());
-    if (next != std::string_view::npos &&
-        (text[next] == ',' || text[next] == ']' || text[next] == '}'))
-      return literal;
-  }
-  return {};
+constexpr std::string_view kDigits = "0123456789";
+// A literal becomes a JSON string that begins with U+E000, a character for private use.
+constexpr std::string_view kMark = "\"\xEE\x80\x80";
+
+// Of more digits than every 64-bit integer has.
+bool is_large_integer(std::string_view token) {
+  constexpr std::size_t kMostDigits = 18;
+  if (token.starts_with('-')) token.remove_prefix(1);
+  return token.size() > kMostDigits && token.front() != '0' &&
+         token.find_first_not_of(kDigits) == std::string_view::npos;
 }
 
-// As a JSON string that begins with U+E000, a character for private use.
-std::string quoted(std::string_view literal) {
-  return "\"\xEE\x80\x80" + std::string(literal) + '"';
+bool is_literal(std::string_view token) {
+  return std::ranges::find(kLiterals, token) != kLiterals.end() || is_large_integer(token);
+}
+
+// The word or number that the text begins with, one character at least.
+std::string_view token_at(std::string_view text) {
+  const std::size_t end =
+      text.find_first_not_of("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+-._");
+  return text.substr(0, std::max<std::size_t>(1, std::min(end, text.size())));
+}
+
+// Whether a value ends here; what is followed by a colon is a key.
+bool ends_value(std::string_view text) {
+  const std::size_t next = text.find_first_not_of(" \t\r\n");
+  return next != std::string_view::npos &&
+         (text[next] == ',' || text[next] == ']' || text[next] == '}');
 }
 
 void add_file(std::set<std::string>& files, const Json& reference) {
@@ -41,28 +55,39 @@ void add_file(std::set<std::string>& files, const Json& reference) {
 Json parse_hf_config(std::string_view text, const std::string& source) {
   std::string json;
   bool in_string = false;
-  for (std::size_t i = 0; i < text.size();) {
-    const std::string_view literal = in_string ? "" : literal_at(text.substr(i));
-    if (!literal.empty()) {
-      json += quoted(literal);
-      i += literal.size();
-      continue;
+  while (!text.empty()) {
+    if (text[0] == '"') in_string = !in_string;
+    const std::string_view token = !in_string        ? token_at(text)
+                                   : text[0] == '\\' ? text.substr(0, 2)
+                                                     : text.substr(0, 1);
+    text.remove_prefix(token.size());
+    if (!in_string && is_literal(token) && ends_value(text)) {
+      json += kMark;
+      json += token;
+      json += '"';
+    } else {
+      json += token;
     }
-    if (text[i] == '"') in_string = !in_string;
-    const std::size_t bytes = in_string && text[i] == '\\' ? 2 : 1;
-    json += text.substr(i, bytes);
-    i += bytes;
   }
   return parse_json(json, source);
 }
 
 std::string dump_hf_config(const Json& config) {
-  std::string text = config.dump(2);
-  for (const std::string_view literal : kLiterals) {
-    const std::string from = quoted(literal);
-    for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos;) {
-      text.replace(at, from.size(), literal);
-      at += literal.size();
+  const std::string json = config.dump(2);
+  std::string text;
+  for (std::size_t at = 0; at < json.size();) {
+    const std::size_t mark = std::min(json.find(kMark, at), json.size());
+    text.append(json, at, mark - at);
+    at = mark;
+    if (mark == json.size()) break;
+    const std::size_t begin = mark + kMark.size(), end = json.find('"', begin);
+    const std::string_view token = std::string_view(json).substr(begin, end - begin);
+    if (is_literal(token) && json[end + 1] != ':') {
+      text += token;
+      at = end + 1;
+    } else {  // somebody's own text
+      text += kMark;
+      at = begin;
     }
   }
   return text;

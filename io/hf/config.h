@@ -11,8 +11,9 @@ namespace tessera::io {
 
 // What Hugging Face's config.json says of any model, whether tessera knows its architecture or not.
 
-/// Parses a config.json, in which Python may have written NaN, Infinity and -Infinity, which are no
-/// JSON: they become strings that dump_hf_config() writes as they were.
+/// Parses a config.json. What Python may have written there and nlohmann::json does not keep, NaN,
+/// Infinity and -Infinity and integers of more than 18 digits, becomes strings that
+/// dump_hf_config() writes as it was.
 /// @param source  named in errors
 /// @throws CorruptCheckpoint as parse_json
 Json parse_hf_config(std::string_view text, const std::string& source);

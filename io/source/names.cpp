@@ -251,10 +251,12 @@ void check_distinct(const std::vector<TensorName>& names, const std::string& sou
   std::map<Key, const TensorName*> seen;
   for (const TensorName& name : names) {
     if (name.role == TensorRole::Other) continue;
-    require(!name.name.empty(),
-            "{}: nothing is left of the name {} without its prefixes; keep names as they are with "
-            "--strip none",
-            source, name.source);
+    require(!name.name.empty(), "{}: {}", source,
+            name.source.empty()
+                ? "a tensor has an empty name, which no program can ask for"
+                : fmt::format("nothing is left of the name {} without its prefixes; keep names as "
+                              "they are with --strip none",
+                              name.source));
     const auto [first, is_new] = seen.emplace(Key(name.role, name.name), &name);
     require(is_new,
             "{}: {} and {} would both be called {}; choose what is removed from names with --strip",

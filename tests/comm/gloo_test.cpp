@@ -209,7 +209,7 @@ TEST_CASE("a rank that listens no more can't be reached, and is named") {
 TEST_CASE("ranks that all say that they could not connect are cut off from each other") {
   const auto store = std::make_shared<comm::MemoryStore>();
   const auto results = connect_in_vain(
-      store, 2, [](int) { return true; }, 2s);
+      store, 2, [](int) { return true; }, 15s);
   for (const RankResult& result : results) {
     CAPTURE(result.error);
     CHECK(result.error == results[0].error);

@@ -434,7 +434,12 @@ TEST_CASE_FIXTURE(Fixture, "paths that are no run, no checkpoint or no model") {
   check_refusal(run_cli({"consolidate", file, absent}), kUsage, {file, "is a file"});
   check_refusal(run_cli({"consolidate", absent, absent + "-out"}), kIo, {absent, "does not exist"});
   check_refusal(run_cli({"eval", dir.path(), "--data", file}), kUsage, {"is no checkpoint"});
+  check_refusal(run_cli({"consolidate", file, ""}), kUsage, {"CHECKPOINT and OUT"});
+  check_refusal(run_cli({"consolidate", file, absent, "--strip", "auto", "--strip", "x."}), kUsage,
+                {"--strip auto stands alone"});
   check_refusal(run_cli({"checkpoint", "list", absent}), kIo, {absent, "No such file"});
+  for (const char* command : {"list", "verify", "inspect"})
+    check_refusal(run_cli({"checkpoint", command, file}), kIo, {file, "is a file"});
   // Run directories that cannot be made or used.
   check_refusal(run_cli(small_run(text, text + "/run", 1, 5)), kIo,
                 {"cannot make the run directory " + text + "/run"});

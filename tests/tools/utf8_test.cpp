@@ -13,4 +13,6 @@ TEST_CASE("bytes that are no text are escaped") {
   CHECK(escaped("\xc3") == "\\xc3");
   CHECK(escaped("\xed\xa0\x80.") == "\\xed\\xa0\\x80.");
   CHECK(escaped(std::string_view("\0", 1)) == "\\x00");
+  CHECK(escaped("\u009b31m\u00a0") == "\\xc2\\x9b31m\u00a0");  // a terminal's CSI in one character
+  CHECK(tessera::tools::escaped_lines("a\x1b\n\nb\n") == "a\\x1b\n\nb\n");
 }

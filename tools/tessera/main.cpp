@@ -23,6 +23,7 @@
 #include "tools/tessera/command.h"
 #include "tools/tessera/config/fields.h"
 #include "tools/tessera/launch/standard_error.h"
+#include "tools/tessera/report/utf8.h"
 
 namespace tessera::tools {
 namespace {
@@ -34,7 +35,7 @@ enum ExitCode { kOk = 0, kFailed = 1, kUsage = 2, kIo = 3, kComm = 4, kMemory = 
 void say(std::string_view text) { say_at_last(text); }
 
 int report(ExitCode code, std::string_view message) {
-  say(fmt::format("tessera: error: {}\n", message));
+  say(fmt::format("tessera: error: {}\n", escaped_lines(message)));
   return code;
 }
 

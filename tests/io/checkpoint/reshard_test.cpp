@@ -174,6 +174,11 @@ TEST_CASE("nothing is replaced without being asked") {
   CHECK(open_checkpoint(dir.path() / "a").index().world_size == 5);
   CHECK(names(dir.path() / "a") == std::set<std::string>{"latest", "step-00000007"});
 
+  for (const char* below : {"step-00000007", "step-00000007/deeper"})
+    CHECK_THROWS_HOLDING(InvalidArgument, "lies in the source",
+                         reshard_checkpoint(open_checkpoint(dir.path() / "a"),
+                                            dir.path() / "a" / below, {.world_size = 2}));
+
   CHECK_THROWS_HOLDING(InvalidArgument, "world size 0",
                        reshard_checkpoint(source, dir.path() / "c", {.world_size = 0}));
   CHECK_THROWS_HOLDING(InvalidArgument, "at least 65536 are needed",

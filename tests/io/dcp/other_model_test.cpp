@@ -512,7 +512,8 @@ TEST_CASE_FIXTURE(Llama, "a Hugging Face directory keeps its names, whatever the
 
 TEST_CASE_FIXTURE(Llama, "numbers that Python writes into config.json stay") {
   const std::string text =
-      R"({"model_type": "x", "a": [0.0, Infinity], "b": {"c": -Infinity, "d": NaN }, "e": "NaN, \"Infinity,"})";
+      R"({"model_type": "x", "a": [0.0, Infinity], "b": {"c": -Infinity, "d": NaN }, "e": "NaN, \"Infinity,",)"
+      R"("f": 1000000000000000019884624838656, "g": [-9223372036854775809,18446744073709551615], "h": 0.30000000000000004, "i": -123456789012345678})";
   write_text(source / "config.json", text);
   options.overwrite = true;
   consolidate(source, out, options);
@@ -525,6 +526,12 @@ TEST_CASE_FIXTURE(Llama, "numbers that Python writes into config.json stay") {
   CHECK(made.find(R"("d": NaN)"
                   "\n") != std::string::npos);
   CHECK(made.find(R"("e": "NaN, \"Infinity,")") != std::string::npos);
+  CHECK(made.find(R"("f": 1000000000000000019884624838656,)") != std::string::npos);
+  CHECK(made.find("    -9223372036854775809,\n    18446744073709551615\n") != std::string::npos);
+  CHECK(made.find(R"("h": 0.30000000000000004,)") != std::string::npos);
+  CHECK(expected["i"] == -123456789012345678);  // one that a reader may need
+  CHECK(dump_hf_config({{"\xEE\x80\x80NaN", "\xEE\x80\x80x"}}) ==
+        "{\n  \"\xEE\x80\x80NaN\": \"\xEE\x80\x80x\"\n}");
   for (const char* bad :
        {R"({"model_type": "x", "a": Infinityx})", R"({"model_type": "x", NaN: 1})",
         R"({"model_type": "x", "a": 1NaN})", R"({"model_type": "x", "a": NaN)",

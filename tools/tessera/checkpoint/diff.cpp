@@ -15,6 +15,7 @@
 #include "tools/tessera/checkpoint/commands.h"
 #include "tools/tessera/report/byte_progress.h"
 #include "tools/tessera/report/console.h"
+#include "tools/tessera/report/utf8.h"
 
 namespace tessera::tools {
 namespace {
@@ -152,7 +153,7 @@ int run(const Options& options) {
                in_b.empty() ? "absent" : in_b);
   }
   for (const auto& difference : report.differences) {
-    fmt::print("{}: {}\n", difference.name, describe(difference));
+    fmt::print("{}: {}\n", escaped(difference.name), describe(difference));
   }
   if (report.equal()) {
     fmt::print("equal: {} tensors, {}\n", report.compared,

@@ -13,6 +13,7 @@
 #include "tools/tessera/checkpoint/describe.h"
 #include "tools/tessera/consolidate/plan.h"
 #include "tools/tessera/report/console.h"
+#include "tools/tessera/report/utf8.h"
 
 namespace tessera::tools {
 namespace {
@@ -24,15 +25,16 @@ struct Options {
 
 void print_tensors(const io::TensorMap& tensors, bool with_chunks) {
   for (const auto& [name, tensor] : tensors) {
-    fmt::print("  {:<32} {:<5} {:<16} {} chunk{}\n", name, tensor.dtype, tensor.shape.str(),
-               tensor.chunks.size(), tensor.chunks.size() == 1 ? "" : "s");
+    fmt::print("  {:<32} {:<5} {:<16} {} chunk{}\n", escaped(name), tensor.dtype,
+               tensor.shape.str(), tensor.chunks.size(), tensor.chunks.size() == 1 ? "" : "s");
     if (!with_chunks) continue;
     for (const io::Chunk& chunk : tensor.chunks) {
       const std::string box =
           chunk.box ? fmt::format(" of the box at {} of {}", chunk.box->offsets, chunk.box->shape)
                     : "";
-      fmt::print("    {} bytes {} to {}: elements {} to {}{}, {}\n", chunk.file, chunk.byte_begin,
-                 chunk.byte_end, chunk.begin, chunk.end, box, io::format_checksum(chunk.crc64));
+      fmt::print("    {} bytes {} to {}: elements {} to {}{}, {}\n", escaped(chunk.file),
+                 chunk.byte_begin, chunk.byte_end, chunk.begin, chunk.end, box,
+                 io::format_checksum(chunk.crc64));
     }
   }
 }

@@ -18,6 +18,7 @@
 #include "tools/tessera/consolidate/plan.h"
 #include "tools/tessera/report/byte_progress.h"
 #include "tools/tessera/report/console.h"
+#include "tools/tessera/report/utf8.h"
 #include "tools/tessera/signal/stop_signal.h"
 
 namespace tessera::tools {
@@ -86,11 +87,17 @@ io::NameRules name_rules(const std::vector<std::string>& strip) {
   if (strip == std::vector<std::string>{"auto"}) return rules;
   rules.strip_wrappers = false;
   if (strip == std::vector<std::string>{"none"}) return rules;
+  for (const char* whole : {"auto", "none"})
+    require(std::ranges::find(strip, whole) == strip.end(),
+            "--strip {} stands alone; with prefixes, only those are removed, in their order",
+            whole);
   rules.prefixes = strip;
   return rules;
 }
 
 int run(const Options& options) {
+  require(!options.source.empty() && !options.out.empty(),
+          "CHECKPOINT and OUT must not be empty; is a variable of a script not set?");
   io::ConsolidateOptions consolidate = options.consolidate;
   const bool part = options.what != "model" || !consolidate.tensors.empty();
   if (options.format == "safetensors" || (options.format.empty() && part)) {
@@ -119,7 +126,7 @@ int run(const Options& options) {
   std::vector<std::string> warnings;
   consolidate.warn = [&](const std::string& text) {
     warnings.push_back(text);
-    fmt::print(stderr, "tessera: warning: {}\n", text);
+    fmt::print(stderr, "tessera: warning: {}\n", escaped(text));
   };
   ByteProgress progress("written");
   consolidate.progress = [&](const io::ConsolidateProgress& at) {

@@ -7,6 +7,7 @@
 
 #include "core/base/memory.h"
 #include "io/safetensors/dtype.h"
+#include "tools/tessera/report/utf8.h"
 
 namespace tessera::tools {
 
@@ -54,7 +55,7 @@ std::string format_plan(const io::ConsolidatePlan& plan, const ConsoleStyle& sty
   std::size_t width = 8;
   for (const auto& tensor : plan.tensors) {
     bytes += tensor.bytes;
-    width = std::max(width, tensor.name.size());
+    width = std::max(width, escaped(tensor.name).size());
   }
   std::vector<std::pair<std::string, std::string>> rows{
       {"source", plan.source.string()},
@@ -62,7 +63,7 @@ std::string format_plan(const io::ConsolidatePlan& plan, const ConsoleStyle& sty
       {label, fmt::format("{} tensors, {}", plan.tensors.size(), format_bytes(bytes))}};
   const std::string skipped = format_skipped(plan.skipped);
   if (!skipped.empty()) rows.emplace_back("skipped", skipped);
-  for (const std::string& warning : plan.warnings) rows.emplace_back("warning", warning);
+  for (const std::string& warning : plan.warnings) rows.emplace_back("warning", escaped(warning));
   std::string text = format_rows(style, rows);
   std::string file;
   for (const auto& tensor : plan.tensors) {
@@ -77,11 +78,11 @@ std::string format_plan(const io::ConsolidatePlan& plan, const ConsoleStyle& sty
                               : tensor.stored == tensor.written
                                   ? fmt::format("{}", tensor.stored)
                                   : fmt::format("{} -> {}", tensor.stored, tensor.written);
-    text += fmt::format("    {:<{}}  {:<12}  {:<16}  {:>10}{}\n", tensor.name, width, dtype,
-                        tensor.shape.str(), format_bytes(tensor.bytes),
+    text += fmt::format("    {:<{}}  {:<12}  {:<16}  {:>10}{}\n", escaped(tensor.name), width,
+                        dtype, tensor.shape.str(), format_bytes(tensor.bytes),
                         tensor.source_name == tensor.name
                             ? ""
-                            : paint(style, Tone::Dim, "  from " + tensor.source_name));
+                            : paint(style, Tone::Dim, "  from " + escaped(tensor.source_name)));
   }
   return text;
 }

@@ -32,7 +32,9 @@ std::string escaped(std::string_view text) {
   while (!text.empty()) {
     std::size_t length = character_length(text);
     const auto first = static_cast<unsigned char>(text[0]);
-    if (length == 0 || length > text.size() || first < 0x20 || first == 0x7F) {
+    const bool is_c1 = length == 2 && text.size() >= 2 && first == 0xC2 &&
+                       static_cast<unsigned char>(text[1]) < 0xA0;
+    if (length == 0 || length > text.size() || first < 0x20 || first == 0x7F || is_c1) {
       result += fmt::format("\\x{:02x}", first);
       length = 1;
     } else {
@@ -41,6 +43,17 @@ std::string escaped(std::string_view text) {
     text.remove_prefix(length);
   }
   return result;
+}
+
+std::string escaped_lines(std::string_view text) {
+  std::string result;
+  for (;;) {
+    const std::size_t end = text.find('\n');
+    result += escaped(text.substr(0, end));
+    if (end == std::string_view::npos) return result;
+    result += '\n';
+    text.remove_prefix(end + 1);
+  }
 }
 
 }  // namespace tessera::tools
