@@ -137,8 +137,8 @@ if [[ $mode == default ]]; then
     tools_report_tests &&
     stage "asan: parsers and files" \
       check "$preset" -R "^(io|io_data|io_dcp|tools_config|tools_report)_tests?\."
-  stage "tsan: build" build tsan base_test comm_test comm_control_test &&
-    stage "tsan: communication and threads" check tsan -R "^(base|comm|comm_control)_tests?\."
+  stage "tsan: build" build tsan base_test comm_test comm_control_test launcher_test &&
+    stage "tsan: communication and threads" check tsan -R "^(base|comm|comm_control|launcher)_tests?\."
   if has_fuzzer; then
     stage "fuzz: parsers" tools/fuzz.sh --jobs "$jobs" --seconds "$([[ -n ${CI:-} ]] && echo 60 || echo 20)"
   else
