@@ -128,7 +128,8 @@ class Reshard {
     std::error_code error;
     require(options_.overwrite || !fs::exists(target_, error),
             "{} exists; choose another directory, or say --overwrite", target_.string());
-    const fs::path from = fs::weakly_canonical(source_.path()), to = fs::weakly_canonical(dir_);
+    const fs::path from = fs::weakly_canonical(fs::absolute(source_.path())),
+                   to = fs::weakly_canonical(fs::absolute(dir_));
     require(std::mismatch(from.begin(), from.end(), to.begin(), to.end()).first != from.end(),
             "{} lies in the source {}; choose another directory", dir_.string(),
             source_.path().string());

@@ -294,8 +294,8 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
     try {
       check_out(out, options.overwrite);  // again: somebody may have used the name meanwhile
     } catch (const InvalidArgument& error) {
-      throw InvalidArgument("{}; what was exported waits in {}, and the same command uses it",
-                            error.what(), attempt.dir().string());
+      throw InvalidArgument("{}; what was exported waits in {} for the same command", error.what(),
+                            attempt.dir().string());
     }
     attempt.commit(options.overwrite);
   } catch (const ConsolidationStopped&) {

@@ -261,8 +261,10 @@ void check_other_model(ConsolidateSource& source) {
 void add_unused_prefixes(ConsolidateSource& source, const std::vector<TensorName>& names,
                          const NameRules& rules) {
   std::vector<std::string_view> weights;
-  for (const TensorName& name : names)
+  for (const TensorName& name : names) {
     if (name.role == TensorRole::Weight) weights.push_back(name.source);
+    if (name.role == TensorRole::OptimizerState) return;  // which has weights' names within its own
+  }
   for (const std::string& prefix : unused_prefixes(weights, rules)) {
     source.warnings.push_back(fmt::format(
         "--strip {} removes nothing: no weight's name begins with it{}", prefix,
@@ -285,7 +287,7 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned
   // The shapes of a configuration's weights are compared below: none is shorter.
   if (!result.config || wants_optimizer(options)) result.warnings = owned->warnings();
 
-  add_unused_prefixes(result, names, rules);
+  if (source->unreadable().empty()) add_unused_prefixes(result, names, rules);
 
   std::unique_ptr<Gpt2Source> model;
   std::unordered_set<std::string_view> written;  // names at the source

@@ -14,7 +14,7 @@ constexpr std::string_view kDigits = "0123456789";
 // A literal becomes a JSON string that begins with U+E000, a character for private use.
 constexpr std::string_view kMark = "\"\xEE\x80\x80";
 
-// Of more digits than every 64-bit integer has.
+// Of so many digits that it may not fit into 64 bits.
 bool is_large_integer(std::string_view token) {
   constexpr std::size_t kMostDigits = 18;
   if (token.starts_with('-')) token.remove_prefix(1);
@@ -82,7 +82,8 @@ std::string dump_hf_config(const Json& config) {
     if (mark == json.size()) break;
     const std::size_t begin = mark + kMark.size(), end = json.find('"', begin);
     const std::string_view token = std::string_view(json).substr(begin, end - begin);
-    if (is_literal(token) && json[end + 1] != ':') {
+    const bool is_value = (mark == 0 || json[mark - 1] != '\\') && json[end + 1] != ':';
+    if (is_value && is_literal(token)) {
       text += token;
       at = end + 1;
     } else {  // somebody's own text

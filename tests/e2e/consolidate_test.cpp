@@ -31,16 +31,6 @@ fs::path make_checkpoint(const fs::path& dir) {
   return save(model, dir, {.world_size = 2, .optimizer = false});
 }
 
-// As it does from the first block on.
-bool catches(pid_t process, int signal) {
-  std::ifstream in(fmt::format("/proc/{}/status", process));
-  for (std::string line; std::getline(in, line);) {
-    if (!line.starts_with("SigCgt:")) continue;
-    return (std::stoull(line.substr(7), nullptr, 16) >> (signal - 1) & 1) != 0;
-  }
-  return false;
-}
-
 TEST_CASE("Ctrl-C leaves what the same command goes on with") {
   TempDir dir;
   const std::string checkpoint = make_checkpoint(dir.path() / "run").string();
@@ -104,6 +94,8 @@ TEST_CASE("a signal ends the planning of many tensors at once") {
     CliProcess process(
         {"consolidate", source.string(), (dir.path() / "out").string(), "--format", "safetensors"});
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    while (number == SIGUSR1 && !catches(process.pid(), number))
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     process.signal(number);
     const CliResult ended = process.wait(std::chrono::seconds(60));
     INFO(ended.describe());

@@ -325,9 +325,11 @@ TEST_CASE_FIXTURE(Fixture, "a request to stop at any moment of the start is no f
       while (program(std::to_string(process.pid())) == program("self"))
         std::this_thread::sleep_for(milliseconds(1));
       std::this_thread::sleep_for(milliseconds(8 * i));
-    } else {  // the first line is written shortly before the first step
-      REQUIRE(wait_for_text(process, "sharding"));
-      std::this_thread::sleep_for(milliseconds(i % 4));
+    } else {  // the first rank has met the others, and perhaps another one not yet
+      const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+      const auto met = [](const auto& rank) { return test::catches(rank.second, SIGTERM); };
+      while (std::ranges::none_of(process.ranks(), met) && std::chrono::steady_clock::now() < end)
+        std::this_thread::yield();
     }
     process.signal(number);
     const auto result = process.wait(std::chrono::seconds(30));

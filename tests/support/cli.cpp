@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <csignal>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string_view>
@@ -170,6 +171,15 @@ double relative(double actual, double expected) {
 
 double relative(const std::string& actual, const std::string& expected) {
   return relative(std::stod(actual), std::stod(expected));
+}
+
+bool catches(pid_t process, int signal) {
+  std::ifstream in(fmt::format("/proc/{}/status", process));
+  for (std::string line; std::getline(in, line);) {
+    if (!line.starts_with("SigCgt:")) continue;
+    return (std::stoull(line.substr(7), nullptr, 16) >> (signal - 1) & 1) != 0;
+  }
+  return false;
 }
 
 }  // namespace tessera::test

@@ -29,6 +29,9 @@ struct CliResult {
   std::string describe() const;
 };
 
+/// Whether a process has a handler for a signal.
+bool catches(pid_t process, int signal);
+
 /// The tessera binary, running as the leader of a process group of its own. What it starts and
 /// leaves behind becomes a child of this test, so that wait() can wait for all of it.
 class CliProcess {

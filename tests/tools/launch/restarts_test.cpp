@@ -180,6 +180,13 @@ TEST_CASE("a signal between two starts, and one that is passed on, end the run")
   }
 }
 
+TEST_CASE("138 is no exit code of a clean stop") {
+  const test::TempDir dir;
+  const Run r = run(2, "test $RANK = 0 && sleep 0.3\nexit 138", dir, at_most(0));
+  CHECK(r.code == 138);
+  CHECK(holds(r.errors, "exited with code 138"));
+}
+
 TEST_CASE("ranks that agree to stop, as one of them was signalled, have not failed") {
   for (const int code : {130, 143}) {
     const test::TempDir dir;

@@ -20,6 +20,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <thread>
 
 #include "comm/collective.h"
@@ -320,6 +321,7 @@ class Launch {
     if (passed_on_ != 0 &&
         (by_signal ? WTERMSIG(status) == passed_on_ : code == stop_exit_code(passed_on_))) {
       stopped_by_ = passed_on_;
+      if (by_signal) end_who_met(rank);
       return;
     }
     if (ending_) return;                          // our doing
@@ -359,6 +361,18 @@ class Launch {
         root_->code == kCommunicationFailed) {
       blame_agreed();
     }
+    if (!next_step_) act_again_in(options_.notice);
+  }
+
+  // A rank that has not met the others yet ends by a request to stop at once, and those that have
+  // go on without it no more.
+  void end_who_met(int rank) {
+    ended_as_asked_.insert(rank);
+    if (root_ || ending_ || running() == 0) return;
+    CommError error(CommFailure::PeerLost, {rank},
+                    "rank {} (pid {}) ended when it was asked to stop", rank,
+                    ranks_[static_cast<std::size_t>(rank)].pid);
+    comm::publish_verdict(server_, error.set_fate(signal_name(passed_on_)));
     if (!next_step_) act_again_in(options_.notice);
   }
 
@@ -428,10 +442,6 @@ class Launch {
       verdict.swap(verdict_);
     }
     if (!verdict || root_) return;
-    // Who was asked to stop and had not met the others yet has ended by that, as reap() finds.
-    if (passed_on_ != 0 && verdict->failure() == CommFailure::PeerLost &&
-        verdict->fate() != "stopped" && verdict->fate() != comm::kCutOff)
-      return;
     const bool known = !verdict->culprits().empty();
     root_ = Failure{kCommunicationFailed, true, known ? verdict->culprits().front() : -1,
                     known ? what_happened(*verdict) : verdict->what(), verdict->what()};
@@ -460,6 +470,9 @@ class Launch {
   LaunchOutcome conclude() {
     LaunchOutcome outcome;
     outcome.signal = passed_on_ != 0 ? passed_on_ : stopped_by_;
+    // What follows from that is no failure.
+    if (root_ && root_->code == kCommunicationFailed && ended_as_asked_.contains(root_->rank))
+      root_.reset();
     if (root_) {
       log_.write(fmt::format("tessera: {}{}\n", root_->text,
                              signalled_ ? "; the other ranks were ended" : ""));
@@ -470,7 +483,7 @@ class Launch {
           root_->rank < 0 ? root_->what : fmt::format("rank {} {}", root_->rank, root_->what);
     } else if (!killed_.empty()) {
       log_.write(fmt::format(
-          "tessera: rank{} {} did not end within {} of a second request to stop, and {} "
+          "tessera: rank{} {} did not end within {} of the last request to stop, and {} "
           "killed; what was not saved is lost\n",
           killed_.size() == 1 ? "" : "s", fmt::join(killed_, ", "),
           comm::format_seconds(options_.grace), killed_.size() == 1 ? "was" : "were"));
@@ -510,6 +523,7 @@ class Launch {
   std::chrono::nanoseconds added_{};  // to it, since it was set
   comm::WithheldTime withheld_{kTick};
   comm::WithheldTime stopped_{kLook};
+  std::set<int> ended_as_asked_;             // by the signal that was passed on
   std::map<int, Clock::time_point> leaves_;  // since when a rank is known to
   Clock::time_point look_for_leavers_{};
 };

@@ -122,6 +122,10 @@ std::string RankFlight::last_collectives() const noexcept {
   }
 }
 
+void RankFlight::end(const std::string& text) noexcept {
+  if (const auto recorder = this->recorder()) recorder->end(comm::FlightEnd::Done, text);
+}
+
 void RankFlight::fail(const std::exception& error) noexcept {
   try {
     if (const auto recorder = this->recorder())

@@ -41,6 +41,8 @@ class RankFlight {
   /// Notes how the rank ends, and after an error of communication its last collectives in its log.
   /// Only the first call of a rank does something, and only if it has a record.
   void fail(const std::exception& error) noexcept;
+  /// Notes, if there is a record, that the rank ends well, and how.
+  void end(const std::string& text) noexcept;
 
  private:
   std::shared_ptr<comm::FlightRecorder> recorder() const;

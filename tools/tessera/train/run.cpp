@@ -164,6 +164,10 @@ CommError agreed(comm::RankGroup& group, const CommError& error, const RankFligh
       .set_fate(verdict->fate());
 }
 
+std::string stopped_early(int signal) {
+  return fmt::format("stopped by signal {} before the first step\n", signal);
+}
+
 // Before the first step there is nothing to save: who is to stop does so, and all with it. A
 // warning is kept for that step. All ranks make this call.
 // @return the signal, or 0
@@ -238,8 +242,7 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
       why = rank.load();
       if (!why.empty()) return -1;
       if (const int early = agreed_stop(group, attempt, stop.received(), timeout); early != 0) {
-        if (is_zero)
-          std::cerr << fmt::format("stopped by signal {} before the first step\n", early);
+        if (is_zero) std::cerr << stopped_early(early);
         return early;
       }
       agreed_to_start = true;
@@ -269,7 +272,9 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
       flight.fail(error);
       throw;
     }
-    flight.open()->end(comm::FlightEnd::Done, fmt::format("stopped by signal {}", signal));
+    flight.end(fmt::format("stopped by signal {}", signal));
+    agreed(group, error, flight);  // who has not been asked is to hear of it
+    if (is_zero) std::cerr << stopped_early(signal);
     return stop_exit_code(signal);
   } catch (const std::exception& error) {
     flight.fail(error);
