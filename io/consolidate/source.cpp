@@ -261,11 +261,17 @@ void check_other_model(ConsolidateSource& source) {
 void add_unused_prefixes(ConsolidateSource& source, const std::vector<TensorName>& names,
                          const NameRules& rules) {
   std::vector<std::string_view> weights;
-  for (const TensorName& name : names) {
+  for (const TensorName& name : names)
     if (name.role == TensorRole::Weight) weights.push_back(name.source);
-    if (name.role == TensorRole::OptimizerState) return;  // which has weights' names within its own
-  }
+  // Optimizer state has weights' names within its own.
+  const auto is_of_state = [&](const std::string& prefix) {
+    return std::ranges::any_of(names, [&](const TensorName& name) {
+      return name.role == TensorRole::OptimizerState &&
+             name.source.find("." + prefix) != std::string::npos;
+    });
+  };
   for (const std::string& prefix : unused_prefixes(weights, rules)) {
+    if (is_of_state(prefix)) continue;
     source.warnings.push_back(fmt::format(
         "--strip {} removes nothing: no weight's name begins with it{}", prefix,
         weights.empty() ? "" : fmt::format("; the first is called {}", weights.front())));
