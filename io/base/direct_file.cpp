@@ -26,7 +26,7 @@ std::int64_t round_up(std::int64_t value) {
 }
 
 /// Whether all of [begin, end), page-aligned, is in the page cache. Only a hint: false if unknown.
-bool is_cached(const File& file, std::int64_t begin, std::int64_t end) {
+bool pages_are_cached(const File& file, std::int64_t begin, std::int64_t end) {
   // cachestat(2), Linux 6.5; newer than the headers that we build with.
   constexpr long kCachestat = 451;
   struct {
@@ -65,7 +65,7 @@ const char* DirectFile::read(std::int64_t offset, std::size_t bytes, const Align
   const std::int64_t begin = round_down(offset);
   const std::int64_t end = round_up(offset + static_cast<std::int64_t>(bytes));
   if (bytes < kLeastDirectRead || !use_direct_.load(std::memory_order_relaxed) ||
-      is_cached(file_, begin, end)) {
+      pages_are_cached(file_, begin, end)) {
     file_.read(offset, plain, bytes);
     return plain;
   }
@@ -105,11 +105,31 @@ void DirectFile::write(std::int64_t offset, const char* data, std::size_t bytes)
   }
   if (done == bytes) return;
   // The last bytes of the file, or all of them where direct I/O fails: this reports why.
-  const std::int64_t at = offset + static_cast<std::int64_t>(done);
-  file_.write_at(at, data + done, bytes - done);
+  write_buffered(offset + static_cast<std::int64_t>(done), data + done, bytes - done);
+}
+
+void DirectFile::write_buffered(std::int64_t offset, const char* data, std::size_t bytes) {
+  file_.write_at(offset, data, bytes);
   // Starts to write back, so that a sync has little to wait for. It is a hint: sync() reports.
-  ::sync_file_range(file_.descriptor(), at, static_cast<off_t>(bytes - done),
-                    SYNC_FILE_RANGE_WRITE);
+  ::sync_file_range(file_.descriptor(), offset, static_cast<off_t>(bytes), SYNC_FILE_RANGE_WRITE);
+}
+
+bool DirectFile::is_cached(std::int64_t offset, std::size_t bytes) const {
+  return pages_are_cached(file_, round_down(offset),
+                          round_up(offset + static_cast<std::int64_t>(bytes)));
+}
+
+bool DirectFile::copy_from(const File& source, std::int64_t from, std::int64_t to,
+                           std::size_t bytes) noexcept {
+  off64_t in = from, out = to;
+  while (bytes > 0) {
+    const ssize_t n =
+        ::copy_file_range(source.descriptor(), &in, file_.descriptor(), &out, bytes, 0);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    bytes -= static_cast<std::size_t>(n);
+  }
+  return true;
 }
 
 File create_sized_file(const fs::path& path, std::int64_t size) {

@@ -52,6 +52,18 @@ class DirectFile {
   /// What goes through the page cache is sent on its way to the disk at once.
   /// @param data  aligned as AlignedBuffer's. @throws as File::write_at
   void write(std::int64_t offset, const char* data, std::size_t bytes);
+  /// The same through the page cache, at any alignment.
+  void write_buffered(std::int64_t offset, const char* data, std::size_t bytes);
+
+  /// Whether all these bytes are in the page cache; false if unknown.
+  bool is_cached(std::int64_t offset, std::size_t bytes) const;
+
+  /// Lets the system copy bytes here (copy_file_range), as servers of network file systems do among
+  /// themselves. Nothing checks what it copies.
+  /// @return false if it does not: it cannot between these two, or one has failed. Reading and
+  ///   writing say what is wrong, if anything is
+  bool copy_from(const File& source, std::int64_t from, std::int64_t to,
+                 std::size_t bytes) noexcept;
 
   /// Waits until all that was written is on the disk. @throws as File::sync
   void sync() { file_.sync(); }

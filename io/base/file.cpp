@@ -1,7 +1,9 @@
 #include "io/base/file.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -255,12 +257,30 @@ bool can_exchange_in(const fs::path& dir) {
   return can;
 }
 
-std::int64_t free_bytes(const fs::path& path) {
-  std::error_code error;
+namespace {
+
+fs::path nearest_existing(const fs::path& path, std::error_code& error) {
   fs::path place = fs::absolute(path, error);
   while (!error && !fs::exists(place, error) && place.has_relative_path()) {
     place = place.parent_path();
   }
+  return place;
+}
+
+}  // namespace
+
+bool is_on_network(const fs::path& path) {
+  std::error_code error;
+  struct statfs about {};
+  if (::statfs(nearest_existing(path, error).c_str(), &about) != 0) return false;
+  constexpr std::uint32_t kSmb1 = 0xFF534D42, kSmb2 = 0xFE534D42, kCeph = 0x00C36400;
+  const auto type = static_cast<std::uint32_t>(about.f_type);
+  return type == NFS_SUPER_MAGIC || type == kSmb1 || type == kSmb2 || type == kCeph;
+}
+
+std::int64_t free_bytes(const fs::path& path) {
+  std::error_code error;
+  const fs::path place = nearest_existing(path, error);
   const fs::space_info space = fs::space(place, error);
   // File systems in user space may not tell: they have no blocks then.
   return error || space.capacity == 0 ? -1 : static_cast<std::int64_t>(space.available);

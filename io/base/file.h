@@ -105,6 +105,10 @@ void exchange_paths(const fs::path& a, const fs::path& b);
 /// @throws IoError
 bool can_exchange_in(const fs::path& dir);
 
+/// Whether files there (or in the nearest existing parent) are a server's, which may copy them
+/// without sending them here: NFS, SMB, Ceph. False if unknown.
+bool is_on_network(const fs::path& path);
+
 /// Bytes free for this user on the file system that holds path (or its nearest existing parent);
 /// -1 if unknown.
 std::int64_t free_bytes(const fs::path& path);

@@ -210,7 +210,12 @@ Prepared prepare(const fs::path& source, const fs::path& out, const ConsolidateO
   prepared.copy.memory = options.memory;
   prepared.copy.jobs = options.jobs;
   prepared.copy.direct_io = options.direct_io;
+  prepared.copy.by = options.copy;
+  if (options.copy == CopyBy::Auto && !is_on_network(prepared.out))
+    prepared.copy.by = CopyBy::Program;
   prepared.identity = copy_identity(prepared.plan.files, copy_grain(prepared.copy).block);
+  // What the program copies does not go on from what the system has copied.
+  if (prepared.copy.by != CopyBy::Program) prepared.identity = ~prepared.identity;
   return prepared;
 }
 
@@ -274,11 +279,14 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
   try {
     check_space(out, attempt, plan);
     if (replaces(out)) attempt.check_exchange();
-    whole = copy_files(attempt, plan.files, prepared.copy, [&](std::int64_t bytes, bool reused) {
-      progress.done += bytes;
-      if (reused) progress.reused += bytes;
-      return !options.progress || options.progress(progress);
-    });
+    const CopyResult copied =
+        copy_files(attempt, plan.files, prepared.copy, [&](std::int64_t bytes, bool reused) {
+          progress.done += bytes;
+          if (reused) progress.reused += bytes;
+          return !options.progress || options.progress(progress);
+        });
+    report.system_copied_bytes = copied.system_copied;
+    whole = copied.complete;
     if (!whole) {
       const bool newest = report.step && !options.step && plan.source.path != source;
       throw ConsolidationStopped(

@@ -18,6 +18,13 @@ namespace tessera::io {
 enum class ExportFormat { HF, Safetensors };
 enum class ExportWhat { Model, Optimizer, All };
 
+/// Who copies bytes that need no conversion and have checksums.
+enum class CopyBy {
+  Auto,    ///< the system, if `out` is on a network file system, where the server may do it
+  System,  ///< copy_file_range, where it works; the copy is read, and its checksums are verified
+  Program  ///< reads, verifies and writes; on the file systems of local disks twice as fast
+};
+
 /// In bytes of output files.
 struct ConsolidateProgress {
   std::int64_t done = 0;
@@ -46,6 +53,7 @@ struct ConsolidateOptions {
   /// Read and write past the page cache where the file system can do that; false: leave what was
   /// written in the cache, for a program that reads it at once.
   bool direct_io = true;
+  CopyBy copy = CopyBy::Auto;
   /// Called from one thread at a time after each few MiB. False stops: see ConsolidationStopped.
   std::function<bool(const ConsolidateProgress&)> progress;
   /// Called, before anything is written, with each sentence that whoever waits should read: what
@@ -94,6 +102,8 @@ struct ConsolidateReport {
   std::int64_t parameters = 0;    ///< elements of the model, if it was written
   std::int64_t bytes = 0;         ///< of tensor data written
   std::int64_t reused_bytes = 0;  ///< of output files, that an earlier call had written
+  /// Of tensor data, that copy_file_range copied.
+  std::int64_t system_copied_bytes = 0;
   double seconds = 0;
 };
 

@@ -1,6 +1,7 @@
 #include "io/consolidate/copy_files.h"
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -22,6 +23,7 @@ namespace {
 
 constexpr std::int64_t kMaxBlock = std::int64_t{4} << 20;
 constexpr std::int64_t kMinBlock = std::int64_t{64} << 10;
+constexpr std::size_t kLeastSystemCopy = std::size_t{64} << 10;  // bytes; less is not worth a call
 
 /// What is known of a tensor while it is copied.
 struct TensorProgress {
@@ -73,11 +75,24 @@ struct Task {
   const BlockRecord* found;  ///< what an earlier process recorded; null: nothing
 };
 
+/// Bytes of an output file.
+struct FileRange {
+  std::int64_t begin, end;
+};
+
 struct Buffers {
   AlignedBuffer block, scratch;
   explicit Buffers(std::int64_t bytes)
       : block(static_cast<std::size_t>(bytes)),
         scratch(static_cast<std::size_t>(bytes) + 2 * kDirectAlignment) {}
+};
+
+/// A block that is being made.
+struct Making {
+  DirectFile& out;
+  std::int64_t begin;  ///< byte of the output file
+  Buffers& buffers;
+  std::vector<FileRange> copied{};  ///< by the system: written already, in order
 };
 
 /// Thrown out of the threads when the caller says so.
@@ -91,7 +106,8 @@ class Copier {
         options_(options),
         grain_(copy_grain(options)),
         wrote_(wrote),
-        sources_(options.direct_io) {
+        sources_(options.direct_io),
+        by_system_(options.by != CopyBy::Program) {
     for (const ExportFile& file : files) add(file);
     std::map<std::pair<std::size_t, std::int64_t>, const BlockRecord*> found;
     for (const BlockRecord& record : attempt.found()) found[{record.file, record.block}] = &record;
@@ -103,13 +119,13 @@ class Copier {
     }
   }
 
-  bool run() {
+  CopyResult run() {
     remove_strangers();
     try {
       parallel_for_each(tasks_.size(), grain_.jobs, [&](std::size_t i) { work(tasks_[i]); });
     } catch (const Stopped&) {
       flush();
-      return false;
+      return {false, system_copied_};
     } catch (const IoError&) {
       try {
         flush();
@@ -120,7 +136,7 @@ class Copier {
     }
     flush();
     if (tensors_left_ != 0) throw InternalError("{} tensors were not read whole", tensors_left_);
-    return true;
+    return {true, system_copied_};
   }
 
  private:
@@ -212,9 +228,10 @@ class Copier {
     if (reused) {
       record = *task.found;
     } else {
-      fill(task, parts, *buffers, record.sources);
+      Making making{*out, begin, *buffers};
+      fill(task, parts, making, record.sources);
       record.crc64 = crc64(buffers->block.data(), static_cast<std::size_t>(bytes));
-      out->write(begin, buffers->block.data(), static_cast<std::size_t>(bytes));
+      write(making, bytes);
     }
     check_chunks(parts, record.sources);
     give_buffers(std::move(buffers));
@@ -233,12 +250,30 @@ class Copier {
     return crc64(data, bytes) == task.found->crc64;
   }
 
+  /// Writes of a block what the system did not copy.
+  static void write(const Making& making, std::int64_t bytes) {
+    const char* const block = making.buffers.block.data();
+    if (making.copied.empty())
+      return making.out.write(making.begin, block, static_cast<std::size_t>(bytes));
+    std::int64_t at = making.begin;
+    const auto write_to = [&](std::int64_t end) {
+      if (at < end)
+        making.out.write_buffered(at, block + (at - making.begin),
+                                  static_cast<std::size_t>(end - at));
+    };
+    for (const FileRange& range : making.copied) {
+      write_to(range.begin);
+      at = range.end;
+    }
+    write_to(making.begin + bytes);
+  }
+
   /// Makes a block of an output file. @param crcs  receives the checksum of each range of a chunk
-  void fill(const Task& task, const std::vector<Part>& parts, Buffers& buffers,
+  void fill(const Task& task, const std::vector<Part>& parts, Making& making,
             std::vector<std::uint64_t>& crcs) {
-    const std::int64_t begin = task.block * grain_.block;
+    const std::int64_t begin = making.begin;
     const std::string& preamble = files_[task.file].file->plan.preamble;
-    char* const block = buffers.block.data();
+    char* const block = making.buffers.block.data();
     if (begin < static_cast<std::int64_t>(preamble.size())) {
       preamble.copy(block, static_cast<std::size_t>(grain_.block), static_cast<std::size_t>(begin));
     }
@@ -260,7 +295,7 @@ class Copier {
       for (std::size_t i = 0, n; i < all.size(); i += n) {
         n = 1;
         while (i + n < all.size() && joins(part, all[i + n - 1], all[i + n])) ++n;
-        gather(part, all.subspan(i, n), place, buffers.scratch, crcs);
+        gather(part, all.subspan(i, n), place, making, crcs);
       }
       if (gathered != part.last - part.first) {
         throw InternalError("{}: the chunks of {} do not cover it", tensor.source->path().string(),
@@ -281,8 +316,8 @@ class Copier {
 
   /// Reads neighbours to their places. @param place  of the part's first element
   /// @param crcs  receives the checksum of each
-  void gather(const Part& part, std::span<const Slice> slices, char* place,
-              const AlignedBuffer& scratch, std::vector<std::uint64_t>& crcs) {
+  void gather(const Part& part, std::span<const Slice> slices, char* place, Making& making,
+              std::vector<std::uint64_t>& crcs) {
     const TensorLayout& layout = *part.progress->layout;
     const Chunk& chunk = layout.chunks[slices.front().chunk];
     const ExportTensor& tensor = *part.state->tensor;
@@ -299,8 +334,12 @@ class Copier {
       piece.end = std::min(to, from + per_piece);
       const auto bytes = static_cast<std::size_t>((piece.end - from) * source_width);
       char* const target = plain ? place + (from - part.first) * width : nullptr;
-      const char* const data = file->read(chunk.byte_begin + (from - chunk.begin) * source_width,
-                                          bytes, scratch, target);
+      const std::int64_t at = chunk.byte_begin + (from - chunk.begin) * source_width;
+      const AlignedBuffer& scratch = making.buffers.scratch;
+      const char* const data =
+          target != nullptr && layout.has_checksums && copy(*file, at, making, target, bytes)
+              ? making.out.read(byte_of(making, target), bytes, scratch, target)
+              : file->read(at, bytes, scratch, target);
       for (std::size_t i = 0; layout.has_checksums && i < slices.size(); ++i) {
         const std::int64_t low = std::max(slices[i].from, from);
         const std::int64_t high = std::min(slices[i].to, piece.end);
@@ -315,6 +354,28 @@ class Copier {
       });
     }
     if (layout.has_checksums) crcs.insert(crcs.end(), sums.begin(), sums.end());
+  }
+
+  /// Byte of the output file for a place in the block.
+  static std::int64_t byte_of(const Making& making, const char* place) {
+    return making.begin + (place - making.buffers.block.data());
+  }
+
+  /// Lets the system copy what belongs at `place`. @return false: the program has to
+  bool copy(const DirectFile& source, std::int64_t from, Making& making, const char* place,
+            std::size_t bytes) {
+    if (bytes < kLeastSystemCopy || !by_system_.load(std::memory_order_relaxed)) return false;
+    const std::int64_t to = byte_of(making, place);
+    if (!making.out.copy_from(source.file(), from, to, bytes)) {
+      by_system_.store(false, std::memory_order_relaxed);
+      return false;
+    }
+    making.copied.push_back({to, to + static_cast<std::int64_t>(bytes)});
+    system_copied_ += static_cast<std::int64_t>(bytes);
+    // Not the server did it, then, and going past the page cache is faster.
+    if (options_.by == CopyBy::Auto && making.out.is_cached(to, bytes))
+      by_system_.store(false, std::memory_order_relaxed);
+    return true;
   }
 
   /// Books the checksums of a block's ranges, and checks each chunk that is complete with them.
@@ -355,7 +416,7 @@ class Copier {
                : crc64_combine(a, b, n);
   }
 
-  static void check_chunk(const Part& part, std::size_t c) {
+  void check_chunk(const Part& part, std::size_t c) const {
     const ExportTensor& tensor = *part.state->tensor;
     const TensorLayout& layout = *part.progress->layout;
     const Chunk& chunk = layout.chunks[c];
@@ -370,9 +431,12 @@ class Copier {
     require<CorruptCheckpoint>(
         crc == chunk.crc64,
         "{}: tensor {}, elements {} to {} (bytes {} to {}): the checksum is wrong, the data was "
-        "damaged after it was saved",
+        "damaged after it was saved{}",
         (tensor.source->path() / chunk.file).string(), tensor.source_name, chunk.begin, chunk.end,
-        chunk.byte_begin, chunk.byte_end);
+        chunk.byte_begin, chunk.byte_end,
+        options_.by != CopyBy::Program
+            ? ", or when the system copied it (--copy program does without that)"
+            : "");
   }
 
   void finish(const Task& task, BlockRecord record, bool reused,
@@ -493,6 +557,8 @@ class Copier {
   const CopyGrain grain_;
   const std::function<bool(std::int64_t, bool)>& wrote_;
   SourceFiles sources_;
+  std::atomic<bool> by_system_;  // until it cannot
+  std::atomic<std::int64_t> system_copied_{0};
   std::vector<FileState> files_;
   std::vector<Task> tasks_;
 
@@ -520,8 +586,9 @@ CopyGrain copy_grain(const CopyOptions& options) {
   return grain;
 }
 
-bool copy_files(Attempt& attempt, const std::vector<ExportFile>& files, const CopyOptions& options,
-                const std::function<bool(std::int64_t bytes, bool reused)>& wrote) {
+CopyResult copy_files(Attempt& attempt, const std::vector<ExportFile>& files,
+                      const CopyOptions& options,
+                      const std::function<bool(std::int64_t bytes, bool reused)>& wrote) {
   return Copier(attempt, files, options, wrote).run();
 }
 

@@ -1,6 +1,7 @@
 #include "io/consolidate/copy_files.h"
 
 #include <doctest/doctest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -181,19 +182,26 @@ struct Fixture {
 TEST_CASE_FIXTURE(Fixture, "boxes of any shape become whole tensors, in the dtype asked for") {
   add_all();
   for (const bool direct : {true, false}) {
-    for (const int jobs : {1, 4}) {
+    for (const auto& [jobs, by] : std::vector<std::pair<int, CopyBy>>{
+             {1, CopyBy::Program}, {4, CopyBy::Program}, {4, CopyBy::System}}) {
       for (const std::optional<DType> dtype :
            {std::optional<DType>(), std::optional(DType::BF16), std::optional(DType::F32)}) {
-        options = {.memory = jobs * (128 << 10), .jobs = jobs, .direct_io = direct};
+        options = {.memory = jobs * ((by == CopyBy::System ? 512 : 128) << 10),
+                   .jobs = jobs,
+                   .direct_io = direct,
+                   .by = by};
         const auto tensors = source.exports(dtype);
         const auto files = plan_tensor_files(tensors, "model", 1 << 30);
         Attempt attempt(out, identity(files));
         std::int64_t bytes = 0;
-        CHECK(copy_files(attempt, files, options, [&](std::int64_t n, bool reused) {
-          CHECK_FALSE(reused);
-          bytes += n;
-          return true;
-        }));
+        const CopyResult result =
+            copy_files(attempt, files, options, [&](std::int64_t n, bool reused) {
+              CHECK_FALSE(reused);
+              bytes += n;
+              return true;
+            });
+        CHECK(result.complete);
+        CHECK((result.system_copied > 0) == (options.by == CopyBy::System && dtype != DType::BF16));
         CHECK(bytes == files[0].plan.file_size);
         check(attempt.dir() / "model.safetensors", dtype);
         attempt.remove();
@@ -220,7 +228,70 @@ TEST_CASE_FIXTURE(Fixture, "a flipped bit anywhere in the data is found, and nam
     }
   }
   Attempt attempt(out, identity(files));
-  CHECK(copy_files(attempt, files, options, nullptr));
+  CHECK(copy_files(attempt, files, options, nullptr).complete);
+}
+
+TEST_CASE_FIXTURE(Fixture,
+                  "what the system copies is verified; what it cannot, the program copies") {
+  options = {.memory = 1 << 20, .jobs = 1, .by = CopyBy::System};
+  const TempDir memory{TempDir::in_memory()};
+  BoxedSource elsewhere(memory.path() / "source");
+  const auto device_of = [](const fs::path& path) {
+    struct stat about {};
+    REQUIRE(::stat(path.c_str(), &about) == 0);
+    return about.st_dev;
+  };
+  for (BoxedSource* from : {&source, &elsewhere}) {
+    from->add("runs", {101, 997}, DType::F32, {1, 1}, 4);
+    from->cut("runs", 7'000);
+    const auto tensors = from->exports();
+    const auto files = plan_tensor_files(tensors, "model", 1 << 30);
+    Attempt attempt(out, identity(files));
+    const CopyResult result = copy_files(attempt, files, options, nullptr);
+    CHECK(result.complete);
+    // Not from one kind of file system to another.
+    const bool same = device_of(from->path()) == device_of(attempt.dir());
+    CHECK((result.system_copied > 300'000) == same);
+    const SafetensorsReader reader(attempt.dir() / "model.safetensors");
+    const SafetensorsEntry& entry = reader.header().tensors.at(0);
+    std::string data(static_cast<std::size_t>(entry.end - entry.begin), '\0');
+    reader.file().read(entry.begin, data.data(), data.size());
+    CHECK(data == from->content("runs"));
+    attempt.remove();
+  }
+  const auto tensors = source.exports();
+  const auto files = plan_tensor_files(tensors, "model", 1 << 30);
+  {
+    // By itself, only while it is not this machine that copies.
+    options = {.memory = 128 << 10, .jobs = 1, .by = CopyBy::Auto};
+    Attempt attempt(out, identity(files));
+    const CopyResult result = copy_files(attempt, files, options, nullptr);
+    CHECK(result.complete);
+    CHECK(result.system_copied > 0);
+    const DirectFile written(File::open(attempt.dir() / "model.safetensors"));
+    AlignedBuffer buffer(4096);
+    written.file().read(0, buffer.data(), 4096);
+    if (written.is_cached(0, 4096)) CHECK(result.system_copied <= 65536);
+    attempt.remove();
+  }
+  {
+    // Nothing would verify what it copies.
+    options.by = CopyBy::System;
+    BoxedSource unchecked(dir.path() / "unchecked", false);
+    unchecked.add("runs", {101, 997}, DType::F32, {1, 1});
+    unchecked.cut("runs", 101 * 997);
+    const auto exports = unchecked.exports();
+    const auto plan = plan_tensor_files(exports, "model", 1 << 30);
+    Attempt attempt(out, identity(plan));
+    CHECK(copy_files(attempt, plan, options, nullptr).system_copied == 0);
+    attempt.remove();
+  }
+  options = {.memory = 1 << 20, .jobs = 1, .by = CopyBy::System};
+  flip_bit(source.path() / "runs.bin", 200'000);
+  Attempt attempt(out, identity(files));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "tensor runs, elements 49000 to 56000",
+                       copy_files(attempt, files, options, nullptr));
+  attempt.remove();
 }
 
 TEST_CASE_FIXTURE(Fixture, "a zip archive's checksums are checked as ours are") {
@@ -235,7 +306,7 @@ TEST_CASE_FIXTURE(Fixture, "a zip archive's checksums are checked as ours are") 
       CHECK_THROWS_HOLDING(CorruptCheckpoint, "the checksum is wrong",
                            copy_files(attempt, files, options, nullptr));
     } else {
-      CHECK(copy_files(attempt, files, options, nullptr));
+      CHECK(copy_files(attempt, files, options, nullptr).complete);
     }
     attempt.remove();
   }
@@ -254,9 +325,9 @@ TEST_CASE_FIXTURE(Fixture, "one that is stopped goes on where it was, wherever t
     Attempt attempt(out, identity(files));
     std::int64_t found = 0, made = 0;
     whole = copy_files(attempt, files, options, [&](std::int64_t bytes, bool was_there) {
-      (was_there ? found : made) += bytes;
-      return made < 3 * 65536;
-    });
+              (was_there ? found : made) += bytes;
+              return made < 3 * 65536;
+            }).complete;
     CHECK(found >= reused);
     reused = found + made;
     if (!whole) continue;
@@ -267,7 +338,7 @@ TEST_CASE_FIXTURE(Fixture, "one that is stopped goes on where it was, wherever t
     }
     const auto again = plan_tensor_files(tensors, "model", 1 << 30);
     Attempt other(dir.path() / "other", identity(again));
-    CHECK(copy_files(other, again, options, nullptr));
+    CHECK(copy_files(other, again, options, nullptr).complete);
     check(other.dir() / "model.safetensors");
     for (const ExportFile& file : files) {
       const SafetensorsReader reader(attempt.dir() / file.name);
@@ -310,16 +381,16 @@ TEST_CASE_FIXTURE(Fixture, "one that is killed loses what was not recorded, and 
     Attempt attempt(out, identity(files));
     reused = 0;
     const bool whole = copy_files(attempt, files, options, [&](std::int64_t bytes, bool was_there) {
-      if (was_there) reused += bytes;
-      return was_there;
-    });
+                         if (was_there) reused += bytes;
+                         return was_there;
+                       }).complete;
     CHECK(whole == (reused == total));  // its threads may have recorded the last before it was gone
   }
   Attempt attempt(out, identity(files));
-  CHECK(copy_files(attempt, files, options, nullptr));
+  CHECK(copy_files(attempt, files, options, nullptr).complete);
   for (const ExportFile& file : files) {
     Attempt fresh(dir.path() / "fresh", identity(files));
-    CHECK(copy_files(fresh, files, options, nullptr));
+    CHECK(copy_files(fresh, files, options, nullptr).complete);
     CHECK(read_text(fresh.dir() / file.name) == read_text(attempt.dir() / file.name));
     fresh.remove();
   }
@@ -334,17 +405,18 @@ TEST_CASE_FIXTURE(Fixture, "nothing of what was written before is believed unrea
     Attempt attempt(out, identity(files));
     std::int64_t reused = 0;
     CHECK(copy_files(attempt, files, options, [&](std::int64_t, bool was_there) {
-      reused += was_there;
-      return true;
-    }));
+            reused += was_there;
+            return true;
+          }).complete);
     check(attempt.dir() / "model.safetensors");
     return reused;
   };
   {
     Attempt attempt(out, identity(files));
     std::int64_t left = blocks;
-    CHECK_FALSE(
-        copy_files(attempt, files, options, [&](std::int64_t, bool) { return --left > 0; }));
+    CHECK_FALSE(copy_files(attempt, files, options, [&](std::int64_t, bool) {
+                  return --left > 0;
+                }).complete);
   }
   const fs::path written = dir.path() / "out.tmp" / "model.safetensors";
   CHECK(run() == blocks);

@@ -29,7 +29,7 @@ struct Options {
   std::string format, what = "model", dtype = "keep", step = "latest";
   std::string max_shard_size = "5GB", memory = "256MiB";
   io::ConsolidateOptions consolidate;
-  std::string config;
+  std::string copy = "auto", config;
   std::vector<std::string> strip{"auto"};
   bool buffered = false, json = false, dry_run = false;
 };
@@ -55,6 +55,7 @@ void print_report(const io::ConsolidateReport& report, const std::vector<std::st
                   {"parameters", report.parameters},
                   {"bytes", report.bytes},
                   {"reused_bytes", report.reused_bytes},
+                  {"system_copied_bytes", report.system_copied_bytes},
                   {"seconds", report.seconds}};
     if (report.step) json["step"] = *report.step;
     json["kind"] = report.kind;
@@ -111,6 +112,8 @@ int run(const Options& options) {
   consolidate.max_shard_size = io::parse_bytes(options.max_shard_size);
   consolidate.memory = io::parse_bytes(options.memory);
   consolidate.direct_io = !options.buffered;
+  if (options.copy == "system") consolidate.copy = io::CopyBy::System;
+  if (options.copy == "program") consolidate.copy = io::CopyBy::Program;
   consolidate.names = name_rules(options.strip);
   if (!options.config.empty()) consolidate.config_file = options.config;
   if (options.dry_run) {
@@ -181,6 +184,13 @@ Command add_consolidate(CLI::App& parent) {
   app->add_option("--jobs", consolidate.jobs, "Threads that copy")->capture_default_str();
   app->add_flag("--buffered", options->buffered,
                 "Go through the page cache: slower, but what is written stays there to be read");
+  app->add_option(
+         "--copy", options->copy,
+         "Who copies what needs no conversion and has checksums: this program, or the system "
+         "(copy_file_range; the copy is read back and verified), which auto takes on "
+         "network file systems, whose servers copy by themselves")
+      ->check(CLI::IsMember({"auto", "system", "program"}))
+      ->capture_default_str();
   app->add_option("--config", options->config,
                   "config.json of the model (GPT-2, Llama, Qwen, ...), for shards that have none "
                   "beside them; the tokenizer and the generation_config.json beside it go along if "
