@@ -177,6 +177,17 @@ void FlatUnit::finish_reduce() {
   scattered_ = {};
 }
 
+void FlatUnit::forget_pass() {
+  gathering_.reset();
+  reducing_.reset();
+  scattered_ = {};
+  if (scatters_) {
+    gathered_->release();
+    full_gradient_->release();
+  }
+  state_ = State::Sharded;
+}
+
 Tensor FlatUnit::copy_of_master() const {
   return fresh_ && compute_dtype_ == DType::BF16 && gathered_->is_materialized() ? gathered_view_
                                                                                  : Tensor();

@@ -52,6 +52,8 @@ class FlatUnit {
   const ShardLayout& layout() const { return layout_; }
   const std::vector<Parameter*>& parameters() const { return parameters_; }
   State state() const { return state_; }
+  /// Whether each rank holds a segment only.
+  bool is_scattered() const { return scatters_; }
   /// First flat element and number of elements of what this rank holds.
   std::int64_t segment_begin() const;
   std::int64_t segment_size() const;
@@ -71,6 +73,8 @@ class FlatUnit {
   /// step's last micro-batch.
   void start_reduce(bool last);
   void finish_reduce();
+  /// As if nothing had been gathered and reduced, by collectives that were captured and never ran.
+  void forget_pass();
 
   /// Where an update may write the master, rounded to the compute dtype, in the same pass: the
   /// gathered copy, if it is whole and another buffer; else undefined.

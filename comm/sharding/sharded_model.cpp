@@ -10,7 +10,10 @@ namespace tessera::comm {
 ShardedModel::ShardedModel(const std::vector<Unit>& units, ShardMode mode, DType compute_dtype,
                            const std::shared_ptr<Context>& context, Communicator& communicator,
                            int gather_ahead, DType master_dtype)
-    : mode_(mode), gather_ahead_(gather_ahead), context_(context), communicator_(communicator) {
+    : mode_(mode),
+      gather_ahead_(gather_ahead),
+      context_(context),
+      communicator_(communicator, *context) {
   require(gather_ahead >= 0, "gather_ahead must not be negative, got {}", gather_ahead);
   require(!units.empty(), "a model needs at least one unit");
   require(compute_dtype == DType::F32 || compute_dtype == DType::BF16,
@@ -19,8 +22,8 @@ ShardedModel::ShardedModel(const std::vector<Unit>& units, ShardMode mode, DType
           "master weights are f32 or of the compute dtype {}, got {}", compute_dtype, master_dtype);
   for (const Unit& unit : units) {
     require(!unit.parameters.empty(), "unit '{}' has no parameters", unit.name);
-    units_.push_back(
-        std::make_unique<FlatUnit>(unit, mode, compute_dtype, master_dtype, context, communicator));
+    units_.push_back(std::make_unique<FlatUnit>(unit, mode, compute_dtype, master_dtype, context,
+                                                communicator_));
     const FlatUnit& flat = *units_.back();
     decay_.push_back(optim::decay_ranges(flat.layout(), flat.segment_begin(), flat.segment_size()));
   }
@@ -160,6 +163,21 @@ void ShardedModel::end_micro_batch() {
   start_reduce(root);
   drain_reductions(0);
   training_ = false;
+}
+
+void ShardedModel::write_copies() {
+  for (const auto& unit : units_) {
+    if (unit->is_scattered()) continue;
+    unit->start_gather();
+    unit->finish_gather();
+  }
+}
+
+void ShardedModel::forget_pass() {
+  ranges_.clear();
+  reducing_.clear();
+  training_ = false;
+  for (const auto& unit : units_) unit->forget_pass();
 }
 
 void ShardedModel::sum_totals(const Tensor& totals) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "comm/sharding/flat_unit.h"
+#include "comm/sharding/replayed_communicator.h"
 #include "core/base/trace.h"
 
 namespace tessera::comm {
@@ -60,6 +61,14 @@ class ShardedModel final : public UnitHooks {
 
   void begin_micro_batch(bool first, bool last);
   void end_micro_batch();
+  /// All from the one to the other may be captured, once it has run and write_copies() was called:
+  /// a Replay of it starts every collective anew, with its own number and deadline.
+  ///
+  /// Casts masters that have changed into the copies that stay gathered, if there are such. No
+  /// collective.
+  void write_copies();
+  /// After a capture that failed: what it began has never run.
+  void forget_pass();
   /// One all-reduce of what a step is judged by; on a device nothing waits for it.
   /// @param totals  [n] f64: element 0 becomes the sum of the squares of all the model's gradients,
   ///   the others (loss and flags of the trainer) their sums over ranks; the same on every rank
@@ -109,7 +118,7 @@ class ShardedModel final : public UnitHooks {
   ShardMode mode_;
   int gather_ahead_;
   std::shared_ptr<Context> context_;
-  Communicator& communicator_;
+  ReplayedCommunicator communicator_;
   std::vector<std::unique_ptr<FlatUnit>> units_;
   std::vector<std::vector<optim::DecayRange>> decay_;
   std::vector<Tensor> exp_avg_, exp_avg_sq_;

@@ -19,6 +19,7 @@ struct ContextOptions {
   std::string plugin = {};  ///< of a CUDA device; see load_device_backend
 };
 
+class Replay;
 class Trace;
 
 /// Everything that a rank computes with: device, threads, allocator, memory ledger, gradient mode.
@@ -45,6 +46,10 @@ class Context : public std::enable_shared_from_this<Context> {
   Trace* trace() const { return trace_; }
   void set_trace(Trace* trace) { trace_ = trace; }
 
+  /// What captures this context's work just now; null: work runs. See Replay.
+  Replay* capture() const { return capture_; }
+  void set_capture(Replay* capture) { capture_ = capture; }
+
   /// Whether operations record what backward needs. Starts as true; see NoGradGuard.
   bool grad_enabled() const { return grad_enabled_; }
   void set_grad_enabled(bool enabled) { grad_enabled_ = enabled; }
@@ -61,6 +66,7 @@ class Context : public std::enable_shared_from_this<Context> {
   bool grad_enabled_ = true;
   std::uint64_t sequence_ = 0;
   Trace* trace_ = nullptr;
+  Replay* capture_ = nullptr;
 };
 
 /// Sets the gradient mode of a context for a scope.

@@ -58,6 +58,11 @@ class DeviceBackend {
   /// to and from the host, marks and waits throw InternalError.
   /// @param within  of this backend: whose memory is shared; null: memory of its own
   virtual void begin_capture(const CapturedWork* within) = 0;
+  /// Ends a part of what is captured, and goes on: work that runs between two parts has a place
+  /// here. The memory of a part stays as long as that of the last, which end_capture() returns.
+  /// @return null if nothing was queued since the capture began, or the last part ended
+  /// @throws CudaError as end_capture(); the capture is to be abandoned then
+  virtual std::unique_ptr<CapturedWork> end_part() = 0;
   /// @throws CudaError if something in between cannot be captured; nothing is kept then
   virtual std::unique_ptr<CapturedWork> end_capture() = 0;
   virtual void abandon_capture() noexcept = 0;
@@ -96,6 +101,6 @@ bool has_device_backend();
 int count_devices(const std::string& plugin = {});
 
 /// Changes whenever a plugin and a program may not understand each other.
-inline constexpr int kPluginVersion = 7;
+inline constexpr int kPluginVersion = 8;
 
 }  // namespace tessera

@@ -3,6 +3,8 @@
 
 #include <doctest/doctest.h>
 
+#include <utility>
+
 #include "core/autograd/autograd.h"
 #include "core/base/error.h"
 #include "core/ops/activation.h"
@@ -88,6 +90,65 @@ TEST_CASE("a captured backward pass writes the gradients of its leaves again") {
   set(x, {2, -1});
   replay.run();
   CHECK(weight.grad().to_vector<float>() == std::vector<float>{2, -1, 2, -1, 2, -1});
+}
+
+TEST_CASE("what the host does between parts is done at its place of each run") {
+  const auto context = device();
+  const Tensor x = Tensor::full(context, {2}, DType::F32, 1.0);
+  std::vector<float> seen;
+  const auto look = [&](const Tensor& t) {
+    Replay::between(*context, [&seen, t] {
+      const auto values = t.to_vector<float>();
+      seen.insert(seen.end(), values.begin(), values.end());
+    });
+  };
+  look(x);  // nothing is captured
+  CHECK(std::exchange(seen, {}) == std::vector<float>{1, 1});
+
+  bool fails = false;
+  Tensor y;
+  const auto work = [&] {
+    Replay::between(*context, [&] { set(x, {3, 4}); });
+    const Tensor twice = ops::add(x, x);
+    look(twice);
+    look(x);  // with nothing between the two
+    Replay::between(*context, [&] { require<IoError>(!fails, "no"); });
+    y = ops::add(twice, x);
+  };
+  const auto one = std::make_unique<Replay>(context, work);
+  CHECK(context->capture() == nullptr);
+  CHECK(seen.empty());
+  CHECK(one->parts() == 2);
+  CHECK(one->memory_bytes() > 0);
+  const Tensor of_one = y;
+  CHECK(Replay(context, work, one.get()).memory_bytes() == 0);
+  y = of_one;
+  for (int i = 0; i < 2; ++i) {
+    set(x, {0, 0});
+    one->run();
+    CHECK(std::exchange(seen, {}) == std::vector<float>{6, 8, 3, 4});
+    CHECK(y.to_vector<float>() == std::vector<float>{9, 12});
+    set(y, {0, 0});
+  }
+  fails = true;
+  CHECK_THROWS_AS(one->run(), IoError);
+  CHECK(y.to_vector<float>() == std::vector<float>{0, 0});
+  fails = false;
+  one->run();
+  CHECK(y.to_vector<float>() == std::vector<float>{9, 12});
+
+  // A capture that fails leaves no part behind.
+  seen.clear();
+  CHECK_THROWS_AS(Replay(context,
+                         [&] {
+                           look(x);
+                           ops::add(x, x).to_vector<float>();
+                         }),
+                  InternalError);
+  CHECK(context->capture() == nullptr);
+  CHECK(seen.empty());
+  look(x);
+  CHECK(seen == std::vector<float>{3, 4});
 }
 
 TEST_CASE("what cannot be captured is an error, and the context works on") {

@@ -86,19 +86,25 @@ TEST_CASE("a run with graphs is the run without, through evaluations, saves and 
   const Arguments often = {"--train.device=cuda", "--train.precision=bf16", "--train.eval_every=3",
                            "--data.val=" + golden.folder + "/tokens.bin", "--train.eval_batches=1"};
   const Arguments graphs = joined(often, {"--train.cuda_graphs=on"});
-  const std::string eager = dir.file("eager"), replayed = dir.file("replayed");
-  REQUIRE(run_cli(joined(train(golden, eager, 8), often), kFibers).code == 0);
-  for (const int steps : {5, 8}) {
-    const auto result = run_cli(joined(train(golden, replayed, steps), graphs), kFibers);
-    INFO(result.describe());
-    REQUIRE(result.code == 0);
-    CHECK(holds(result.err, "train.cuda_graphs: on, the step is captured"));
-  }
-  const auto want = test::read_metrics(eager).steps, got = test::read_metrics(replayed).steps;
-  REQUIRE(got.size() == want.size());
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    CHECK(got[i].loss == want[i].loss);
-    CHECK(got[i].grad_norm == want[i].grad_norm);
+  for (const std::string ranks : {"1", "3"}) {
+    CAPTURE(ranks);
+    const std::string eager = dir.file("eager" + ranks), replayed = dir.file("replayed" + ranks);
+    const Arguments nproc = {"--nproc=" + ranks};
+    REQUIRE(run_cli(joined(joined(train(golden, eager, 8), often), nproc), kFibers).code == 0);
+    for (const int steps : {5, 8}) {
+      const auto result =
+          run_cli(joined(joined(train(golden, replayed, steps), graphs), nproc), kFibers);
+      INFO(result.describe());
+      REQUIRE(result.code == 0);
+      CHECK(holds(result.err, "train.cuda_graphs: on, the step is captured"));
+      CHECK(holds(result.err, "parts, between which collectives run") == (ranks != "1"));
+    }
+    const auto want = test::read_metrics(eager).steps, got = test::read_metrics(replayed).steps;
+    REQUIRE(got.size() == want.size());
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      CHECK(got[i].loss == want[i].loss);
+      CHECK(got[i].grad_norm == want[i].grad_norm);
+    }
   }
 }
 
@@ -161,16 +167,20 @@ TEST_CASE("graphs share memory; without enough of it, steps run without") {
     REQUIRE(result.code == 0);
     return result.err;
   };
-  const Arguments graphs = {"--train.cuda_graphs=on"};
-  run("eager", {}, kFibers);
-  CHECK(holds(run("shared", graphs, limited(2 * kArena - 1)), "train.cuda_graphs: on"));
-  const std::string err = run("without", graphs, limited(kArena - 1));
-  CAPTURE(err);
-  CHECK(holds(err, "train.cuda_graphs: off, memory of fibers is exhausted: 4.00 MiB requested"));
-  CHECK_FALSE(holds(err, "category"));  // no ledger in a note
-  const auto want = test::read_metrics(dir.file("eager"));
-  CHECK(test::read_metrics(dir.file("shared")) == want);
-  CHECK(test::read_metrics(dir.file("without")) == want);
+  for (const std::string ranks : {"1", "3"}) {
+    CAPTURE(ranks);
+    const Arguments eager = {"--nproc=" + ranks},
+                    graphs = joined(eager, {"--train.cuda_graphs=on"});
+    run("eager" + ranks, eager, kFibers);
+    CHECK(holds(run("shared" + ranks, graphs, limited(2 * kArena - 1)), "train.cuda_graphs: on"));
+    const std::string err = run("without" + ranks, graphs, limited(kArena - 1));
+    CAPTURE(err);
+    CHECK(holds(err, "train.cuda_graphs: off, memory of fibers is exhausted: 4.00 MiB requested"));
+    CHECK_FALSE(holds(err, "category"));  // no ledger in a note
+    const auto want = test::read_metrics(dir.file("eager" + ranks));
+    CHECK(test::read_metrics(dir.file("shared" + ranks)) == want);
+    CHECK(test::read_metrics(dir.file("without" + ranks)) == want);
+  }
 }
 
 TEST_CASE("a trace has the memory of the graphs, which are captured again after it") {

@@ -258,6 +258,25 @@ TEST_CASE_FIXTURE(Fixture, "captured work runs when it is told to, over memory t
     gpu.fails["cudaGraphInstantiate"] = {cudaErrorMemoryAllocation};
     CHECK_THROWS_HOLDING(OutOfMemory, "cudaGraphInstantiate", backend.end_capture());
   }
+  SUBCASE("a part of it cannot end, be made to run, or be followed by another") {
+    for (const auto& [call, status] : std::map<std::string, cudaError_t>{
+             {"cudaStreamEndCapture", cudaErrorStreamCaptureImplicit},
+             {"cudaGraphGetNodes", cudaErrorInvalidValue},
+             {"cudaGraphInstantiate", cudaErrorInvalidValue},
+             {"cudaStreamBeginCapture", cudaErrorIllegalState}}) {
+      CAPTURE(call);
+      backend.begin_capture(nullptr);
+      void* const block = backend.allocator().allocate(size);
+      cudaMemcpyAsync(block, in, size, cudaMemcpyDeviceToDevice, stream());
+      gpu.fails[call] = {status};
+      CHECK_THROWS_HOLDING(CudaError, call + ": ", backend.end_part());
+      backend.allocator().deallocate(block, size);
+      backend.abandon_capture();
+      CHECK(cudaGetLastError() == cudaSuccess);
+      backend.synchronize();
+    }
+    CHECK_THROWS_AS(backend.end_part(), InternalError);
+  }
   SUBCASE("it is given up") {
     backend.begin_capture(nullptr);
     backend.abandon_capture();
@@ -269,6 +288,51 @@ TEST_CASE_FIXTURE(Fixture, "captured work runs when it is told to, over memory t
   backend.synchronize();
   more.reset();
   work.reset();
+  backend.allocator().deallocate(in, size);
+  backend.allocator().deallocate(out, size);
+}
+
+TEST_CASE_FIXTURE(Fixture,
+                  "work between two parts of what is captured sees one, and is seen by the other") {
+  cuda::CudaBackend backend(0);
+  const std::size_t size = 1000;
+  const auto stream = [&] { return static_cast<cudaStream_t>(backend.stream()); };
+  const auto copy = [&](void* to, void* from) {
+    cudaMemcpyAsync(to, from, size, cudaMemcpyDeviceToDevice, stream());
+  };
+  void* const in = backend.allocator().allocate(size);
+  void* const out = backend.allocator().allocate(size);
+
+  backend.begin_capture(nullptr);
+  CHECK(backend.end_part() == nullptr);  // nothing has been queued
+  void* const first = backend.allocator().allocate(size);
+  copy(first, in);
+  auto part = backend.end_part();
+  REQUIRE(part != nullptr);
+  CHECK(part->memory_bytes() == 0);
+  CHECK(backend.end_part() == nullptr);
+  void* const second = backend.allocator().allocate(size);
+  CHECK(second != first);  // which is still in use
+  copy(out, second);
+  backend.allocator().deallocate(second, size);
+  backend.allocator().deallocate(first, size);
+  auto last = backend.end_capture();
+  CHECK(last->memory_bytes() >= 2 * size);
+
+  std::vector<std::byte> back(size);
+  for (const unsigned seed : {1U, 2U}) {
+    const auto data = bytes_of(size, seed), between = bytes_of(size, seed + 10);
+    backend.copy_from_host(in, data.data(), size);
+    part->run();
+    backend.copy_to_host(back.data(), first, size);
+    CHECK(back == data);
+    backend.copy_from_host(second, between.data(), size);
+    last->run();
+    backend.copy_to_host(back.data(), out, size);
+    CHECK(back == between);
+  }
+  part.reset();
+  last.reset();
   backend.allocator().deallocate(in, size);
   backend.allocator().deallocate(out, size);
 }

@@ -137,7 +137,7 @@ class CudaBackend::DeviceAllocator final : public Allocator {
 
 namespace {
 
-/// An instance of a CUDA graph, and the memory that it works on.
+/// An instance of a CUDA graph, and the memory that it works on; of parts the last has it.
 class Graph final : public CapturedWork {
  public:
   /// Takes over `graph`.
@@ -152,7 +152,7 @@ class Graph final : public CapturedWork {
   Graph& operator=(const Graph&) = delete;
 
   void run() override { check(cudaGraphLaunch(instance_, stream_.get()), "cudaGraphLaunch"); }
-  std::size_t memory_bytes() const override { return memory_->bytes(); }
+  std::size_t memory_bytes() const override { return memory_ ? memory_->bytes() : 0; }
   const CapturedMemory& memory() const { return *memory_; }
 
  private:
@@ -264,11 +264,37 @@ void CudaBackend::begin_capture(const CapturedWork* within) {
                                               : &static_cast<const Graph*>(within)->memory());
   capturing_ = true;
   device_allocator_->set_stream(capture_memory_stream_->get());
+  try {
+    begin_part();
+  } catch (...) {
+    end_capture_of_memory();
+    throw;
+  }
+}
+
+void CudaBackend::begin_part() {
   // Relaxed: memory is taken meanwhile, and libraries may set up what they need.
-  const cudaError_t status = cudaStreamBeginCapture(stream_->get(), cudaStreamCaptureModeRelaxed);
-  if (status == cudaSuccess) return;
-  end_capture_of_memory();
-  check(status, "cudaStreamBeginCapture");
+  check(cudaStreamBeginCapture(stream_->get(), cudaStreamCaptureModeRelaxed),
+        "cudaStreamBeginCapture");
+}
+
+std::unique_ptr<CapturedWork> CudaBackend::end_part() {
+  require<InternalError>(capturing_, "there is no capture to go on with");
+  make_current();
+  cudaGraph_t graph = nullptr;
+  const cudaError_t status = cudaStreamEndCapture(stream_->get(), &graph);
+  std::size_t nodes = 0;
+  const cudaError_t counted =
+      status == cudaSuccess ? cudaGraphGetNodes(graph, nullptr, &nodes) : cudaSuccess;
+  std::unique_ptr<CapturedWork> part;
+  if (nodes > 0)
+    part = std::make_unique<Graph>(graph, *stream_, nullptr);
+  else if (graph != nullptr)
+    cudaGraphDestroy(graph);
+  check(status, "cudaStreamEndCapture");
+  check(counted, "cudaGraphGetNodes");
+  begin_part();
+  return part;
 }
 
 std::unique_ptr<CapturedMemory> CudaBackend::end_capture_of_memory() {

@@ -61,6 +61,7 @@ class CudaBackend final : public DeviceBackend {
   void copy_to_host(void* to, const void* from, std::size_t bytes) override;
   void synchronize() override;
   void begin_capture(const CapturedWork* within) override;
+  std::unique_ptr<CapturedWork> end_part() override;
   std::unique_ptr<CapturedWork> end_capture() override;
   void abandon_capture() noexcept override;
   void* stream() override { return stream_->get(); }
@@ -85,6 +86,7 @@ class CudaBackend final : public DeviceBackend {
 
   /// @throws InternalError while a capture is under way
   void require_running(const char* what) const;
+  void begin_part();
   std::unique_ptr<CapturedMemory> end_capture_of_memory();
   /// Work is started on the calling thread's current device.
   void make_current() const { check(cudaSetDevice(index_), "cudaSetDevice"); }

@@ -178,8 +178,9 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   auto captured = std::move(stream->captured);
   *graph = nullptr;
+  if (!captured) return last_error = cudaErrorIllegalState;
   const cudaError_t status = make("cudaStreamEndCapture", "graph", graph);
-  if (status == cudaSuccess && captured) (*graph)->work = std::move(*captured);
+  if (status == cudaSuccess) (*graph)->work = std::move(*captured);
   return status;
 }
 
@@ -267,6 +268,11 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* instance, cudaGraph_t graph,
   const cudaError_t status = make("cudaGraphInstantiate", "graph", instance);
   if (status == cudaSuccess) (*instance)->work = graph->work;
   return status;
+}
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {
+  if (nodes != nullptr) return last_error = cudaErrorNotSupported;
+  *count = graph->work.size();
+  return answer("cudaGraphGetNodes");
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t instance, cudaStream_t stream) {
   for (const Work& work : instance->work) stream->add(work);

@@ -67,7 +67,7 @@ class Captured final : public CapturedWork {
   void run() override {
     for (const auto& part : work_) part();
   }
-  std::size_t memory_bytes() const override { return memory_->bytes(); }
+  std::size_t memory_bytes() const override { return memory_ ? memory_->bytes() : 0; }
   const CapturedMemory& memory() const { return *memory_; }
 
  private:
@@ -114,6 +114,12 @@ class Backend final : public DeviceBackend {
                                                 : &static_cast<const Captured*>(within)->memory());
     fiber::begin_capture();
     capturing_ = true;
+  }
+  std::unique_ptr<CapturedWork> end_part() override {
+    auto work = fiber::end_capture();
+    fiber::begin_capture();
+    if (work.empty()) return nullptr;
+    return std::make_unique<Captured>(std::move(work), nullptr);
   }
   std::unique_ptr<CapturedWork> end_capture() override {
     capturing_ = false;

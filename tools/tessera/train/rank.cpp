@@ -126,7 +126,12 @@ std::vector<std::string> Rank::device_notes() {
     notes.push_back("train.cuda_graphs: off, " + trainer_.why_no_graphs());
   } else if (!told_of_graphs_ && trainer_.graphs() > 0) {
     told_of_graphs_ = true;
-    notes.emplace_back("train.cuda_graphs: on, the step is captured");
+    notes.push_back(
+        trainer_.graphs() == trainer_.graph_parts()
+            ? std::string("train.cuda_graphs: on, the step is captured")
+            : fmt::format("train.cuda_graphs: on, the step is captured in {} parts, between which "
+                          "collectives run",
+                          trainer_.graph_parts()));
   }
   return notes;
 }

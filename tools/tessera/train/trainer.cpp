@@ -30,15 +30,18 @@ Trainer::Trainer(models::Gpt2& model, comm::ShardedModel& sharded, comm::Communi
           "train.global_batch {} must be a multiple of train.micro_batch {} times {} ranks",
           options.global_batch, options.micro_batch, communicator.world_size());
   if (!options_.graphs) return;
-  if (context_->device().type != DeviceType::CUDA)
-    why_no_graphs_ = "training runs on the CPU";
-  else if (communicator_.world_size() > 1)
-    why_no_graphs_ = "a replayed collective would have no deadline";
+  if (context_->device().type != DeviceType::CUDA) why_no_graphs_ = "training runs on the CPU";
 }
 
 void Trainer::clear_graphs() {
   graphs_.clear();
   update_graph_.reset();
+}
+
+std::size_t Trainer::graph_parts() const {
+  std::size_t parts = update_graph_ ? update_graph_->parts() : 0;
+  for (const auto& [kind, graph] : graphs_) parts += graph->parts();
+  return parts;
 }
 
 bool Trainer::uses_graphs() const { return options_.graphs && why_no_graphs_.empty(); }
@@ -100,8 +103,7 @@ void Trainer::run_or_replay(const MicroBatch& batch) {
   // A trace times kernels one by one; what they need has no room beside the graphs' memory.
   if (context_->trace() != nullptr) clear_graphs();
   if (!uses_graphs() || !warm_ || context_->trace() != nullptr) return run(batch);
-  // Casting weights that were loaded is no part of every step.
-  sharded_.gather_all();
+  sharded_.write_copies();  // no part of every step
   const std::pair kind{batch.first, batch.last};
   if (!graphs_.contains(kind)) {
     auto graph = capture([&] { run(batch); });
@@ -129,10 +131,12 @@ std::unique_ptr<Replay> Trainer::capture(const std::function<void()>& work) {
   try {
     return std::make_unique<Replay>(context_, work, within);
   } catch (const Error& error) {
-    // Nothing of it has run. Without graphs there is more memory, and less to go wrong.
+    // Nothing of it has run, no collective either: other ranks may replay where this one does not.
+    // Without graphs there is more memory, and less to go wrong.
     const std::string_view text = error.what();
     why_no_graphs_ = text.substr(0, text.find('\n'));  // without the ledger
     clear_graphs();
+    sharded_.forget_pass();
     return nullptr;
   }
 }

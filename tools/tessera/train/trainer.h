@@ -21,7 +21,8 @@ struct TrainerOptions {
   std::int64_t micro_batch = 1;   ///< sequences per rank and micro-batch; divides global / world
   bool recompute_blocks = false;
   bool dropout = false;         ///< the model drops activations
-  bool graphs = false;          ///< capture the step once, then replay; see Replay
+  bool graphs = false;          ///< capture the step once, then replay, collectives started anew
+                                ///< between its parts; see Replay. A rank's own affair
   bool skip_nonfinite = false;  ///< go on after a step whose loss or gradients are not finite
   /// Shows every rank's text to all, in rank order, and not over the communicator: for naming who
   /// spoiled a step. `name` is new for each call. Empty: each rank knows of itself alone.
@@ -77,6 +78,8 @@ class Trainer {
   /// Replays alive: one per kind of micro-batch (first of the step, last of the step), and one of
   /// the update; none while a trace is taken.
   std::size_t graphs() const { return graphs_.size() + (update_graph_ ? 1 : 0); }
+  /// Of all these; between two parts lie collectives.
+  std::size_t graph_parts() const;
   /// Why steps run kernel by kernel though graphs were asked for, once it is known; else empty.
   const std::string& why_no_graphs() const { return why_no_graphs_; }
 
