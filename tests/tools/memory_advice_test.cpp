@@ -61,6 +61,7 @@ TEST_CASE("advice names what the configuration leaves, and nothing else") {
   config.train.micro_batch = 1;
   config.train.precision = "bf16-true";
   config.shard.mode = "full";
+  config.train.cuda_graphs = "off";
   CHECK(memory_advice(config, 24, DeviceType::CUDA).text().empty());
 }
 
