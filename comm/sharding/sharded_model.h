@@ -59,11 +59,10 @@ class ShardedModel final : public UnitHooks {
     observer_ = std::move(observer);
   }
 
+  /// All from here to the end may be captured, once it has run and write_copies() was called: a
+  /// Replay of it starts every collective anew, with its own number and deadline.
   void begin_micro_batch(bool first, bool last);
   void end_micro_batch();
-  /// All from the one to the other may be captured, once it has run and write_copies() was called:
-  /// a Replay of it starts every collective anew, with its own number and deadline.
-  ///
   /// Casts masters that have changed into the copies that stay gathered, if there are such. No
   /// collective.
   void write_copies();

@@ -43,9 +43,8 @@ struct CopyResult {
 /// Writes all files into the attempt's directory and syncs them. Each block is gathered from the
 /// ranges of bytes that make it up, which are checksummed as they are read, converted, and written;
 /// or, if the source has checksums, copied by the system, and checksummed as they are read from the
-/// copy. A chunk whose checksum
-/// turns out wrong ends it all. Blocks that the attempt has recorded are
-/// read back instead, and made anew if they are not as recorded.
+/// copy. A chunk whose checksum turns out wrong ends it all. Blocks that the attempt has recorded
+/// are read back instead, and made anew if they are not as recorded.
 /// @param wrote  called from one thread at a time, with the bytes of a block that is done and
 ///               whether it was there already. False: stop; what is done is synced and recorded.
 /// @throws IoError, CorruptCheckpoint naming file, tensor and elements, and what the sources throw
