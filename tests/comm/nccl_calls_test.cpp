@@ -202,8 +202,9 @@ TEST_CASE("ranks that disagree all throw the same error, before the odd one's da
   struct Start {
     int world, steps;  // that are alike before
   };
-  for (const auto [world, steps] :
+  for (const Start& start :
        {Start{2, 0}, Start{2, 3}, Start{3, 0}, Start{3, 3}, Start{4, 0}, Start{4, 3}}) {
+    const int world = start.world, steps = start.steps;
     for (const Mismatch& test : mismatches()) {
       const auto n = static_cast<std::size_t>(world);
       INFO(world, " ranks after ", steps, " steps: ", test.name);

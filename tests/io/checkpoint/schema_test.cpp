@@ -102,9 +102,9 @@ std::vector<std::pair<std::string, Json>> mutations() {
 }
 
 TEST_CASE("what readers refuse does not fit the schema") {
-  for (const auto& [what, json] : mutations()) {
-    CAPTURE(what);
-    CHECK(index_schema_violation(json) != "");
+  for (const auto& mutation : mutations()) {
+    CAPTURE(mutation.first);
+    CHECK(index_schema_violation(mutation.second) != "");
   }
 }
 
