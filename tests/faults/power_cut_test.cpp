@@ -14,6 +14,7 @@
 
 #include "io/base/crc64.h"
 #include "tests/faults/campaign.h"
+#include "tests/support/fault_log.h"
 
 using namespace tessera;
 using test::LoggedCall;
@@ -390,6 +391,9 @@ TEST_CASE("whatever a power cut leaves of a save, the old or the new checkpoint 
               static_cast<long long>(result.lost), static_cast<long long>(result.mixed),
               static_cast<long long>(result.undone + result.resumed_badly));
   std::fflush(stdout);
+  test::log_fault(fmt::format(
+      R"({{"fault": "power cut", "point": "save", "world": 4, "count": {}, "wrong": "{}"}})",
+      result.states, result.clean() ? "" : "lost, mixed or undone"));
   INFO(result.stories);
   CHECK(result.states >= wanted);
   CHECK(result.clean());

@@ -10,6 +10,7 @@
 
 #include "tests/e2e/small_run.h"
 #include "tests/faults/campaign.h"
+#include "tests/support/fault_log.h"
 
 using namespace tessera;
 using std::chrono::milliseconds;
@@ -177,25 +178,31 @@ void strike(const Setting& setting, const Case& c, std::size_t i, Tally& tally, 
 
   const std::lock_guard lock(mutex);
   if (!reached && c.point.by_one && result.code == 0) return;  // it is another rank's point
+  std::string wrong = reached ? "" : ", never reached";
   if (!reached) {
     ++tally.unreached;
   } else {
+    const bool is_late = after > deadline, other_code = result.code != c.kind.code;
+    wrong = fmt::format("{}{}{}{}", is_late ? ", late" : "", named ? "" : ", not named by all",
+                        other_code ? ", another exit code" : "", lost ? ", lost" : "");
     tally.by_one += c.point.by_one ? 1 : 0;
     ++tally.runs;
     tally.worst = std::max(tally.worst, after - wait_to_meet);
     tally.stolen += stolen;
     tally.time += wall;
-    tally.late += after > deadline ? 1 : 0;
+    tally.late += is_late ? 1 : 0;
     tally.culprit += named ? 0 : 1;
-    tally.result += result.code == c.kind.code ? 0 : 1;
+    tally.result += other_code ? 1 : 0;
     tally.lost += lost ? 1 : 0;
   }
-  if (!reached || after > deadline || !named || result.code != c.kind.code || lost) {
-    tally.stories += fmt::format("\n{} at pass {} of {}, rank {} of {}: {}, {} ms{}{}{}\n{}\n",
-                                 c.kind.name, c.point.pass, c.point.name, c.victim, c.world,
-                                 reached ? "reached" : "never reached", reached ? wall.count() : 0,
-                                 named ? "" : ", not named by all", lost ? ", lost: " : "",
-                                 newest.skipped, result.describe());
+  test::log_fault(fmt::format(
+      R"({{"fault": "{}", "point": "{}", "world": {}, "rank": {}, "ms": {}, "wrong": "{}"}})",
+      c.kind.name, c.point.name, c.world, c.victim, (after - wait_to_meet).count(), wrong));
+  if (!wrong.empty()) {
+    tally.stories +=
+        fmt::format("\n{} at pass {} of {}, rank {} of {}: {} ms{}; newest skipped: {}\n{}\n",
+                    c.kind.name, c.point.pass, c.point.name, c.victim, c.world,
+                    reached ? wall.count() : 0, wrong, newest.skipped, result.describe());
   }
   std::error_code ignored;
   std::filesystem::remove_all(run, ignored);

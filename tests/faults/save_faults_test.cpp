@@ -9,6 +9,7 @@
 #include <cstdio>
 
 #include "tests/faults/campaign.h"
+#include "tests/support/fault_log.h"
 
 using namespace tessera;
 using test::LoggedCall;
@@ -172,6 +173,13 @@ Outcome run(const Point& point, std::size_t i, bool resume) {
   return outcome;
 }
 
+// Index, the directory's last name, and `latest`.
+bool takes_part_in_commit(const LoggedCall& call) {
+  for (const char* part : {"/index.json", "/latest"})
+    if (contains(call.path, part) || contains(call.path2, part)) return true;
+  return call.path.ends_with("/checkpoints") || call.path2.find("/step-") != std::string::npos;
+}
+
 /// Why the outcome does not do, apart from what holds for all kinds; "culprit" or "result" first.
 using Judge = std::function<std::string(const Point&, const Outcome&)>;
 
@@ -207,6 +215,11 @@ Tally campaign(const std::vector<Point>& points, std::size_t resume_every, const
     if (why.starts_with("culprit")) ++tally.culprit;
     if (why.starts_with("result")) ++tally.result;
     wrong += why.empty() ? "" : " " + why;
+    const bool commits = point.call.rank == 0 && takes_part_in_commit(point.call);
+    test::log_fault(fmt::format(
+        R"({{"fault": "{}", "point": "{}", "world": {}, "rank": {}, "ms": {}, "wrong": "{}"}})",
+        point.kind, commits ? "commit" : "save", point.world, point.call.rank,
+        outcome.after.count(), wrong));
     if (!wrong.empty() && tally.stories.size() < 30'000) {
       tally.stories += fmt::format(
           "{} at call {} of rank {} of {}, {} {} {} (save of step {}):{}; newest is step {}, "

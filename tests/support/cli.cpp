@@ -14,6 +14,8 @@
 #include <string_view>
 #include <thread>
 
+#include "tests/support/fault_log.h"
+
 namespace tessera::test {
 namespace {
 
@@ -50,6 +52,23 @@ std::string read_file(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
+// A run of `tessera train`, or one of its ranks that the test starts itself.
+void log_run(const Arguments& words, const Variables& variables) {
+  if (words.empty() || words[0] != "train") return;
+  int world = 1;
+  bool one_rank = false;
+  for (std::size_t i = 0; i + 1 < words.size(); ++i) {
+    if (words[i] != "--nproc" && words[i] != "--world-size") continue;
+    world = std::stoi(words[i + 1]);
+    one_rank = words[i] == "--world-size";
+  }
+  if (const auto set = variables.find("WORLD_SIZE"); set != variables.end()) {
+    world = std::stoi(set->second);
+    one_rank = true;
+  }
+  log_fault(fmt::format(R"({{"world": {}, "share": {}}})", world, one_rank ? 1.0 / world : 1.0));
+}
+
 }  // namespace
 
 std::string CliResult::describe() const {
@@ -61,6 +80,7 @@ CliProcess::CliProcess(const Arguments& arguments, const Variables& variables,
                        const std::string& log)
     : start_(Clock::now()) {
   if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) throw std::runtime_error("prctl failed");
+  log_run(arguments, variables);
   std::vector<std::string> words = {TESSERA_BINARY};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<std::string> lines = environment(variables);

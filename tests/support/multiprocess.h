@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/support/fault_log.h"
 #include "tests/support/machine_time.h"
 
 namespace tessera::test {
@@ -41,6 +42,7 @@ class Processes {
   using Body = std::function<std::string(int rank, const std::string& from_test)>;
 
   Processes(int world_size, const Body& body) {
+    log_fault("{\"world\": " + std::to_string(world_size) + ", \"share\": 1}");
     for (int rank = 0; rank < world_size; ++rank) {
       int go[2], text[2];
       if (::pipe2(go, O_CLOEXEC) != 0 || ::pipe2(text, O_CLOEXEC) != 0) {

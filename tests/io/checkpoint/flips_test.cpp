@@ -8,6 +8,7 @@
 
 #include "io/checkpoint/verify.h"
 #include "tests/io/support.h"
+#include "tests/support/fault_log.h"
 #include "tests/support/temp_dir.h"
 
 namespace tessera::io {
@@ -119,6 +120,8 @@ TEST_CASE("every flipped bit is detected, with its file and tensor") {
                                         : in_tensors);
   }
   CHECK(verify(path).empty());
+  log_fault(R"({"fault": "flip", "point": "checkpoint", "world": 4, "wrong": "", "count": )" +
+            std::to_string(flips) + "}");
   MESSAGE(flips << " flips detected: " << in_index << " in the index, " << in_headers
                 << " in headers of shards, " << in_tensors << " in tensors, " << in_trainer
                 << " in trainer.json");
