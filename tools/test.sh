@@ -75,7 +75,7 @@ stage() {
 }
 
 check_format() {
-  git ls-files '*.h' '*.cpp' '*.cu' | xargs clang-format --dry-run --Werror
+  git ls-files --cached --others --exclude-standard '*.h' '*.cpp' '*.cu' | xargs clang-format --dry-run --Werror
 }
 
 # build PRESET [TARGET...], with the options of the array `options`. Where everything is built from
