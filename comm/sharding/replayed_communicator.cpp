@@ -28,13 +28,8 @@ struct Running {
 /// A collective whose start is captured: of each run another.
 class ReplayedWork final : public Work {
  public:
-  ReplayedWork(Context& context, Communicator& communicator, std::function<WorkPtr()> start)
-      : context_(context), running_(std::make_shared<Running>(communicator)) {
-    Replay::between(context_, [running = running_, start = std::move(start)] {
-      require<InternalError>(!running->work, "a captured collective starts before its last ended");
-      running->work = start();
-    });
-  }
+  ReplayedWork(Context& context, std::shared_ptr<Running> running)
+      : context_(context), running_(std::move(running)) {}
 
   bool is_done() const override { return !running_->work || running_->work->is_done(); }
   void wait() override {
@@ -54,9 +49,16 @@ class ReplayedWork final : public Work {
 
 WorkPtr ReplayedCommunicator::start(std::function<WorkPtr()> start) {
   if (context_.capture() == nullptr) return start();
-  if (in_group_ && !std::exchange(group_began_, true))
-    Replay::between(context_, [&inner = communicator_] { inner.begin_group(); });
-  return std::make_shared<ReplayedWork>(context_, communicator_, std::move(start));
+  const auto running = std::make_shared<Running>(communicator_);
+  auto action = [running, start = std::move(start)] {
+    require<InternalError>(!running->work, "a captured collective starts before its last ended");
+    running->work = start();
+  };
+  if (group_)
+    group_->push_back(std::move(action));
+  else
+    Replay::between(context_, std::move(action));
+  return std::make_shared<ReplayedWork>(context_, running);
 }
 
 WorkPtr ReplayedCommunicator::start_all_gather(const TensorView& buffer,
@@ -87,18 +89,23 @@ WorkPtr ReplayedCommunicator::start_barrier(CollectiveOptions options) {
 
 void ReplayedCommunicator::begin_group() {
   if (context_.capture() == nullptr) return communicator_.begin_group();
-  in_group_ = true;
-  group_began_ = false;
+  group_.emplace();
 }
 
 void ReplayedCommunicator::end_group() {
   if (context_.capture() == nullptr) return communicator_.end_group();
-  in_group_ = false;
-  if (group_began_) Replay::between(context_, [&inner = communicator_] { inner.end_group(); });
+  auto starts = std::exchange(group_, std::nullopt);
+  if (!starts || starts->empty()) return;
+  Replay::between(context_, [&inner = communicator_, starts = std::move(*starts)] {
+    CollectiveGroup group(inner);
+    for (const auto& start : starts) start();
+    group.end();
+  });
 }
 
 void ReplayedCommunicator::drop_group() noexcept {
-  if (!std::exchange(in_group_, false)) communicator_.drop_group();  // else nothing has begun
+  if (!group_) communicator_.drop_group();
+  group_.reset();  // else nothing has begun
 }
 
 }  // namespace tessera::comm

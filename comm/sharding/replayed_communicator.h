@@ -2,7 +2,9 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "core/base/context.h"
@@ -17,7 +19,7 @@ namespace tessera::comm {
 /// on.
 ///
 /// A collective that was started in a capture is waited for in the same. Buffers are those of the
-/// capture, or outlive it.
+/// capture, or outlive it. Collectives of a group are all started where it ends.
 class ReplayedCommunicator final : public Communicator {
  public:
   /// Both must outlive this, and what is captured.
@@ -53,8 +55,8 @@ class ReplayedCommunicator final : public Communicator {
 
   Communicator& communicator_;
   Context& context_;
-  // While captured: a group that nothing is started in is none, and ends no part.
-  bool in_group_ = false, group_began_ = false;
+  // What starts a captured group's collectives; a group of none ends no part.
+  std::optional<std::vector<std::function<void()>>> group_;
 };
 
 }  // namespace tessera::comm

@@ -215,6 +215,49 @@ TEST_CASE("a trace has the memory of the graphs, which are captured again after 
   CHECK(test::read_metrics(dir.file("traced")) == want);
 }
 
+TEST_CASE("an evaluation has the memory of the graphs, which are captured again after it") {
+  const test::TempDir dir;
+  const auto golden = testing::load_golden("gpt2-odd");
+  // Units of which some are larger than what graphs leave: to be gathered beside them is too much.
+  const Arguments wide = {"train",
+                          "--nproc=2",
+                          "--data.train=" + golden.folder + "/tokens.bin",
+                          "--data.val=" + golden.folder + "/tokens.bin",
+                          "--data.order=sequential",
+                          "--model.n_layer=2",
+                          "--model.n_head=2",
+                          "--model.n_embd=96",
+                          "--model.seq_len=8",
+                          "--model.vocab_size=12000",
+                          "--train.global_batch=6",
+                          "--train.micro_batch=1",
+                          "--train.steps=4",
+                          "--train.device=cuda",
+                          "--train.precision=bf16",
+                          "--train.eval_every=3",
+                          "--train.eval_batches=1",
+                          "--train.memory_check=warn",
+                          "--checkpoint.every=0"};
+  const auto run = [&](const std::string& name, const std::string& graphs, std::int64_t bytes) {
+    const auto result =
+        run_cli(joined(wide, {"--run.out=" + dir.file(name), "--train.cuda_graphs=" + graphs}),
+                limited(bytes));
+    INFO(result.describe());
+    CHECK(result.code == 0);
+    return result.err;
+  };
+  run("eager", "off", 64 * kMiB);
+  const auto want = test::read_metrics(dir.file("eager"));
+  bool replayed = false;
+  for (std::int64_t bytes = 20 * kMiB; bytes <= 28 * kMiB; bytes += 2 * kMiB) {
+    CAPTURE(bytes);
+    const std::string name = std::to_string(bytes);
+    replayed = holds(run(name, "on", bytes), "cuda_graphs: on") || replayed;
+    CHECK(test::read_metrics(dir.file(name)) == want);
+  }
+  CHECK(replayed);
+}
+
 TEST_CASE("a run that no memory of the device could hold is refused before it starts") {
   const test::TempDir dir;
   const auto golden = testing::load_golden("gpt2-tiny");

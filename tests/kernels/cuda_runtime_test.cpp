@@ -255,14 +255,19 @@ TEST_CASE_FIXTURE(Fixture, "captured work runs when it is told to, over memory t
   }
   SUBCASE("it cannot be made to run") {
     backend.begin_capture(nullptr);
-    gpu.fails["cudaGraphInstantiate"] = {cudaErrorMemoryAllocation};
-    CHECK_THROWS_HOLDING(OutOfMemory, "cudaGraphInstantiate", backend.end_capture());
+    for (const std::string call : {"cudaGraphInstantiate", "cudaGraphUpload"}) {
+      gpu.fails[call] = {cudaErrorMemoryAllocation};
+      CHECK_THROWS_HOLDING(OutOfMemory, call, backend.end_capture());
+      backend.begin_capture(nullptr);
+    }
+    backend.abandon_capture();
   }
   SUBCASE("a part of it cannot end, be made to run, or be followed by another") {
     for (const auto& [call, status] : std::map<std::string, cudaError_t>{
              {"cudaStreamEndCapture", cudaErrorStreamCaptureImplicit},
              {"cudaGraphGetNodes", cudaErrorInvalidValue},
              {"cudaGraphInstantiate", cudaErrorInvalidValue},
+             {"cudaGraphUpload", cudaErrorInvalidValue},
              {"cudaStreamBeginCapture", cudaErrorIllegalState}}) {
       CAPTURE(call);
       backend.begin_capture(nullptr);

@@ -1,6 +1,7 @@
 // A library's plan that found no memory is not tried again.
 #include "kernels/cuda/library_plan.h"
 
+#include "core/base/replay.h"
 #include "tests/kernels/kernel_support.h"
 
 namespace tessera::test {
@@ -12,15 +13,20 @@ using kernels::cuda::take_workspace;
 
 TEST_CASE("a plan without memory for its workspace serves no more, and asks no more") {
   if (gpu_only()) return;
-  REQUIRE(::setenv("TESSERA_FIBER_MEMORY", "1000000", 1) == 0);
+  REQUIRE(::setenv("TESSERA_FIBER_MEMORY", "6000000", 1) == 0);
   with_plugin(TESSERA_FIBER_PLUGIN, [](Context& context) {
-    LibraryPlan large{.workspace_bytes = std::int64_t{2} << 20};
+    LibraryPlan large{.workspace_bytes = std::int64_t{8} << 20};
     LibraryPlan small{.workspace_bytes = 4096};
     std::optional<Workspace> workspace;
+    // What captured work leaves says nothing of a run without.
+    CHECK_THROWS_AS(
+        Replay(buffer_context(), [&] { take_workspace(context, large, "library", workspace); }),
+        OutOfMemory);
+    CHECK(large.why_not.empty());
     CHECK_FALSE(take_workspace(context, large, "library", workspace));
     CHECK_FALSE(workspace.has_value());
     CHECK(large.why_not ==
-          "there was no memory for its workspace of 2.00 MiB, and it is not tried again");
+          "there was no memory for its workspace of 8.00 MiB, and it is not tried again");
     large.workspace_bytes = 4096;  // there would be room now
     CHECK_FALSE(take_workspace(context, large, "library", workspace));
     CHECK_FALSE(workspace.has_value());

@@ -146,6 +146,10 @@ class Graph final : public CapturedWork {
     const cudaError_t status = cudaGraphInstantiate(&instance_, graph, 0);
     cudaGraphDestroy(graph);
     check(status, "cudaGraphInstantiate");
+    // What it needs on the device is taken here, not by the first run, in the midst of others.
+    const cudaError_t uploaded = cudaGraphUpload(instance_, stream.get());
+    if (uploaded != cudaSuccess) cudaGraphExecDestroy(instance_);
+    check(uploaded, "cudaGraphUpload");
   }
   ~Graph() override { cudaGraphExecDestroy(instance_); }
   Graph(const Graph&) = delete;

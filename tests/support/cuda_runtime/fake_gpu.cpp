@@ -274,6 +274,10 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t*
   *count = graph->work.size();
   return answer("cudaGraphGetNodes");
 }
+cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t stream) {
+  if (stream->captured) return last_error = cudaErrorStreamCaptureUnsupported;
+  return answer("cudaGraphUpload");
+}
 cudaError_t cudaGraphLaunch(cudaGraphExec_t instance, cudaStream_t stream) {
   for (const Work& work : instance->work) stream->add(work);
   return answer("cudaGraphLaunch");

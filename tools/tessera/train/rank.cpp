@@ -121,18 +121,15 @@ void Rank::note(const std::string& text) {
 std::vector<std::string> Rank::device_notes() {
   std::vector<std::string> notes;
   if (context_->device().type == DeviceType::CUDA) notes = context_->backend().take_notes();
-  if (!told_of_graphs_ && !trainer_.why_no_graphs().empty()) {
-    told_of_graphs_ = true;
-    notes.push_back("train.cuda_graphs: off, " + trainer_.why_no_graphs());
-  } else if (!told_of_graphs_ && trainer_.graphs() > 0) {
-    told_of_graphs_ = true;
-    notes.push_back(
-        trainer_.graphs() == trainer_.graph_parts()
-            ? std::string("train.cuda_graphs: on, the step is captured")
-            : fmt::format("train.cuda_graphs: on, the step is captured in {} parts, between which "
-                          "collectives run",
-                          trainer_.graph_parts()));
-  }
+  std::string graphs;
+  if (!trainer_.why_no_graphs().empty())
+    graphs = "train.cuda_graphs: off, " + trainer_.why_no_graphs();
+  else if (trainer_.graphs() > 0)
+    graphs = "train.cuda_graphs: on, the step is captured";
+  if (trainer_.graphs() != trainer_.graph_parts())
+    graphs += fmt::format(" in {} parts, between which collectives run", trainer_.graph_parts());
+  // They are captured again after an evaluation: told is what is new.
+  if (!graphs.empty() && graphs != told_of_graphs_) notes.push_back(told_of_graphs_ = graphs);
   return notes;
 }
 

@@ -75,6 +75,12 @@ constexpr std::int64_t kLoss = 1, kStop = 2;  // places in totals_
 constexpr std::array kStopSignals = {SIGTERM, SIGINT, SIGUSR1};
 constexpr std::int64_t kTotals = kStop + std::int64_t{kStopSignals.size()};
 
+// A fault point of every run of captured work, not of the capture.
+void replayed_point(Context& context, const char* name) {
+  if (tessera_fault_point == nullptr) return;  // as ever but in tests: it ends no part
+  Replay::between(context, [name] { fault_point(name); });
+}
+
 bool is_finite(const StepResult& result) {
   return std::isfinite(result.loss) && std::isfinite(result.grad_norm);
 }
@@ -84,7 +90,7 @@ bool is_finite(const StepResult& result) {
 void Trainer::run(const MicroBatch& batch) {
   sharded_.begin_micro_batch(batch.first, batch.last);
   const auto tokens = static_cast<double>(options_.global_batch * inputs_.dim(1));
-  fault_point("forward");
+  replayed_point(*context_, "forward");
   const Tensor part = model_.loss(inputs_, targets_, 1.0 / tokens,
                                   {.training = true,
                                    .recompute_blocks = options_.recompute_blocks,
@@ -93,7 +99,7 @@ void Trainer::run(const MicroBatch& batch) {
                                    .first_sample = batch.first_sample,
                                    .hooks = &sharded_,
                                    .dropout_table = uses_graphs() ? dropout_table_ : Tensor()});
-  fault_point("backward");
+  replayed_point(*context_, "backward");
   autograd::backward(part);
   sharded_.end_micro_batch();
   kernels::cast(*context_, part.view(), element(totals_, kLoss, true));
@@ -262,6 +268,7 @@ std::string Trainer::find_culprit(std::int64_t step, std::int64_t position, cons
 }
 
 double Trainer::evaluate(const io::Sampler& data, std::int64_t batches) {
+  clear_graphs();  // as for a trace: they leave no room; the next steps capture anew
   const NoGradGuard no_grad(*context_);
   const std::int64_t rows = options_.micro_batch * communicator_.world_size();
   std::int64_t limit = data.samples_per_epoch();

@@ -72,11 +72,11 @@ class Trainer {
                   int stop_signal, const std::function<void()>& before_update = {});
 
   /// Mean loss, nats per token, over samples [0, batches * global_batch) in order; at most one
-  /// epoch; batches 0: the whole epoch. Same on every rank.
+  /// epoch; batches 0: the whole epoch. Same on every rank. Gives back the memory of graphs.
   double evaluate(const io::Sampler& data, std::int64_t batches);
 
   /// Replays alive: one per kind of micro-batch (first of the step, last of the step), and one of
-  /// the update; none while a trace is taken.
+  /// the update; none while a trace is taken, or after an evaluation until the next step.
   std::size_t graphs() const { return graphs_.size() + (update_graph_ ? 1 : 0); }
   /// Of all these; between two parts lie collectives.
   std::size_t graph_parts() const;
