@@ -27,9 +27,9 @@ struct Fixture {
     cudaGetLastError();
   }
   ~Fixture() {
-    for (const auto& [kind, count] : fake_gpu().alive) {
-      CAPTURE(kind);
-      CHECK(count == 0);
+    for (const auto& kind : fake_gpu().alive) {
+      CAPTURE(kind.first);
+      CHECK(kind.second == 0);
     }
   }
   Fixture(const Fixture&) = delete;
@@ -263,17 +263,18 @@ TEST_CASE_FIXTURE(Fixture, "captured work runs when it is told to, over memory t
     backend.abandon_capture();
   }
   SUBCASE("a part of it cannot end, be made to run, or be followed by another") {
-    for (const auto& [call, status] : std::map<std::string, cudaError_t>{
+    for (const auto& failing : std::map<std::string, cudaError_t>{
              {"cudaStreamEndCapture", cudaErrorStreamCaptureImplicit},
              {"cudaGraphGetNodes", cudaErrorInvalidValue},
              {"cudaGraphInstantiate", cudaErrorInvalidValue},
              {"cudaGraphUpload", cudaErrorInvalidValue},
              {"cudaStreamBeginCapture", cudaErrorIllegalState}}) {
+      const std::string& call = failing.first;
       CAPTURE(call);
       backend.begin_capture(nullptr);
       void* const block = backend.allocator().allocate(size);
       cudaMemcpyAsync(block, in, size, cudaMemcpyDeviceToDevice, stream());
-      gpu.fails[call] = {status};
+      gpu.fails[call] = {failing.second};
       CHECK_THROWS_HOLDING(CudaError, call + ": ", backend.end_part());
       backend.allocator().deallocate(block, size);
       backend.abandon_capture();
