@@ -11,17 +11,23 @@ if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "build type" FORCE)
 endif()
 
+option(TESSERA_CUDA "build the CUDA plugins where nvcc is" ON)
 option(TESSERA_BUILD_TESTS "build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(TESSERA_BUILD_BENCH "build the benchmarks" OFF)
 option(TESSERA_GENERIC_CPU "build the CPU kernels for no other than the plainest processor" OFF)
 option(TESSERA_FUZZ "build the fuzz targets beside the tests; needs clang" OFF)
-option(TESSERA_PRECOMPILED_HEADERS "parse common headers once; for builds from nothing, without ccache" OFF)
 option(TESSERA_WERROR "treat warnings as errors" OFF)
 set(TESSERA_SANITIZE "" CACHE STRING "comma-separated sanitizers: address,undefined or thread")
+option(TESSERA_SANITIZE_ALL "with undefined: also the checks that double compile times" OFF)
+
+# Kernels have options of their own; for the rest -O3 takes longer to compile than it saves.
+string(REPLACE "-O3" "-O2" CMAKE_CXX_FLAGS_RELEASE "${CMAKE_CXX_FLAGS_RELEASE}")
 
 find_program(TESSERA_CCACHE ccache)
-if(TESSERA_CCACHE AND NOT TESSERA_PRECOMPILED_HEADERS AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${TESSERA_CCACHE})
+if(TESSERA_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  # Paths relative to the checkout, so that another clone finds the same entries.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
+    ${TESSERA_CCACHE})
 endif()
 
 # Called by folders that have parsers in them: the fuzzer is told which branches an input takes.
@@ -33,4 +39,7 @@ endmacro()
 if(TESSERA_SANITIZE)
   add_compile_options(-fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${TESSERA_SANITIZE})
+  if(NOT TESSERA_SANITIZE_ALL)
+    add_compile_options(-fno-sanitize=null,vptr,object-size,alignment)
+  endif()
 endif()

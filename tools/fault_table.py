@@ -15,7 +15,7 @@ are the tests that show what campaigns do not, by their names. The table has a r
 
 --check only says whether all the tests are there. Exit code 0, or 1 if something is broken or missing; what cannot be tried here,
 as networks without root, is said in its row and is no failure.
-tools/faults.sh builds what this runs, and calls it.
+tools/campaign.sh faults builds what this runs, and calls it.
 """
 import argparse, collections, json, os, re, subprocess, sys, tempfile
 

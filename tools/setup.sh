@@ -117,13 +117,16 @@ if [[ $(id -u) -ne 0 ]]; then
   as_root=(sudo)
 fi
 echo "setup: installing ${missing[*]}"
-install=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends
-         "${missing[@]}")
+log=$(mktemp)
+# quietly COMMAND...: its output only goes into the log.
+quietly() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive "$@" >>"$log" 2>&1 </dev/null; }
+install() { quietly apt-get install -y --no-install-recommends "${missing[@]}"; }
 # The package lists may be missing (a fresh container) or old.
-if ! "${install[@]}" </dev/null; then
-  echo "setup: updating the package lists and trying again"
-  "${as_root[@]}" apt-get update </dev/null
-  "${install[@]}" </dev/null
+if ! install && ! { echo "setup: updating the package lists" && quietly apt-get update && install; }; then
+  cat "$log" >&2
+  echo "setup: apt-get can't install the packages; the log is above and in $log" >&2
+  exit 1
 fi
+rm -f "$log"
 echo "setup: done"
 report_cuda

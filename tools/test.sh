@@ -7,20 +7,19 @@ usage() {
   cat <<'EOF'
 usage: tools/test.sh [options]
 
-Without options: the release build with the whole suite, then the parts that sanitizers have most to
-say about: input parsing, checkpoints and kernels (those of CUDA, too, as fibers) with the address
-and undefined-behaviour sanitizers, communication and threads with the thread sanitizer. Where clang
-and its libFuzzer are, parsers of untrusted files are fuzzed (tools/fuzz.sh), for a minute each where
-CI is set, else for 20 seconds.
+Each test runs once: end-to-end tests in the release build (with the CUDA plugins where nvcc is), unit
+tests and the corpora of the fuzz targets under the address and undefined-behaviour sanitizers, tests of
+communication and threads under the thread sanitizer. tools/campaign.sh has the long checks; a sample
+of its faults, another one for each commit, is part of the end-to-end tests.
 
-  --quick      the release build and its unit tests only
-  --asan       the whole suite with address and undefined-behaviour sanitizers only
-  --tsan       the whole suite with the thread sanitizer only
+  --quick      build the unit tests and run those that are affected by what changed since they passed
+  --asan       all tests under the address and undefined-behaviour sanitizers, and nothing else
+  --tsan       all tests under the thread sanitizer, and nothing else
   --no-setup   don't look for missing packages
-  --jobs N     parallel jobs of build and tests (default: the number of processors)
+  --jobs N     parallel jobs (default: the number of processors)
   --help       this text
 
-Where CI is set and nvcc is missing or too old, the last lines say that CUDA was not compiled.
+Ends with a table of stages; tools/check_times.py shows the slowest objects and tests.
 Exit code 0 if everything passed, 1 if something failed, 2 on a wrong option. Reads no input.
 EOF
 }
@@ -48,9 +47,8 @@ results=()
 times=()
 cpu_times=()
 failed=0
-no_cuda=
 
-# Seconds of processors that ended commands have taken, into `cpu`.
+# CPU seconds of ended child processes, into `cpu`.
 cpu_seconds() {
   local lines
   lines=$(mktemp) && times >"$lines"
@@ -58,7 +56,7 @@ cpu_seconds() {
   rm -f "$lines"
 }
 
-# stage NAME COMMAND...: runs a command, keeps its result for the summary, and goes on.
+# stage NAME COMMAND...: runs a command and keeps its result for the summary.
 stage() {
   local name=$1 start=$SECONDS result=ok cpu before
   shift
@@ -78,73 +76,43 @@ check_format() {
   git ls-files --cached --others --exclude-standard '*.h' '*.cpp' '*.cu' | xargs clang-format --dry-run --Werror
 }
 
-# build PRESET [TARGET...], with the options of the array `options`. Where everything is built from
-# nothing, and no compiler cache helps the next time, headers are parsed once.
-options=()
+# build PRESET TARGET...
 build() {
-  local preset=$1 headers=OFF
+  local preset=$1
   shift
-  [[ -n ${CI:-} ]] && headers=ON
-  cmake --preset "$preset" "${options[@]}" -DTESSERA_PRECOMPILED_HEADERS=$headers >/dev/null &&
-    cmake --build "build/$preset" --parallel "$jobs" ${1:+--target "$@"}
+  cmake --preset "$preset" >/dev/null && cmake --build "build/$preset" --parallel "$jobs" --target "$@"
 }
 
-# check PRESET [ctest options]: sanitizers make tests up to 20 times slower.
+# check PRESET [ctest options]
 check() {
   local preset=$1
   shift
-  ctest --test-dir "build/$preset" --parallel "$jobs" --output-on-failure --no-tests=error "$@"
+  ctest --test-dir "build/$preset" --parallel "$jobs" --output-on-failure --no-tests=error \
+    --output-junit "$PWD/build/$preset/tests.xml" "$@"
 }
 
-# Whether the release build, the one that has it, was configured without the CUDA backend.
-without_cuda() {
-  [[ -e build/release/build.ninja ]] && ! grep -q 'libtessera_cuda[.]so' build/release/build.ninja
+# build_and_check PRESET LABEL WHAT
+build_and_check() {
+  stage "$1: build" build "$1" "tests-$2" && stage "$1: $3" check "$1" -L "^$2\$"
 }
 
-has_fuzzer() {
-  command -v clang++ >/dev/null && [[ -e $(clang++ -print-runtime-dir 2>/dev/null)/libclang_rt.fuzzer-$(uname -m).a ]]
-}
+# Selects which faults of the campaigns are tried.
+if [[ -z ${TESSERA_CAMPAIGN_SEED:-} ]]; then
+  commit=$(git rev-parse --short=8 HEAD 2>/dev/null || echo 0)
+  export TESSERA_CAMPAIGN_SEED=$((16#$commit))
+fi
 
 [[ $setup == no ]] || stage "packages" tools/setup.sh
-
-if [[ $mode == default || $mode == quick ]]; then
-  if command -v clang-format >/dev/null; then stage "format" check_format; fi
-  if stage "release: build" build release; then
-    # A machine without a CUDA toolkit that serves passes; but what CI did not check must not look checked.
-    [[ -z ${CI:-} ]] || ! without_cuda || no_cuda=yes
-    if [[ $mode == quick ]]; then
-      stage "release: unit tests" check release -L unit
-    else
-      stage "release: all tests" check release
-    fi
-  fi
-fi
-
-if [[ $mode == asan || $mode == tsan ]]; then
-  options=(-DTESSERA_GENERIC_CPU=OFF)
-  stage "$mode: build" build "$mode" && stage "$mode: all tests" check "$mode"
-fi
-
-if [[ $mode == default ]]; then
-  # All kernels, but each only once: the CPU's for other processors take minutes to compile.
-  options=(-DTESSERA_GENERIC_CPU=ON)
-  stage "asan, kernels: build" build asan base_test kernels_test fiber_test &&
-    stage "asan: kernels" check asan -R "^(base|kernels|fiber)_tests?\."
-  # With clang, where it is: a second compiler, and the fuzz targets are made of the same libraries.
-  preset=asan
-  has_fuzzer && preset=fuzz
-  stage "asan, files: build" build "$preset" io_tests io_data_tests io_dcp_tests tools_config_tests \
-    tools_report_tests &&
-    stage "asan: parsers and files" \
-      check "$preset" -R "^(io|io_data|io_dcp|tools_config|tools_report)_tests?\."
-  stage "tsan: build" build tsan base_test comm_test comm_control_test launcher_test &&
-    stage "tsan: communication and threads" check tsan -R "^(base|comm|comm_control|launcher)_tests?\."
-  if has_fuzzer; then
-    stage "fuzz: parsers" tools/fuzz.sh --jobs "$jobs" --seconds "$([[ -n ${CI:-} ]] && echo 60 || echo 20)"
-  else
-    echo "test: no clang with libFuzzer (Debian: clang, libclang-rt-14-dev): nothing is fuzzed"
-  fi
-fi
+case $mode in
+  quick) stage "asan: affected unit tests" build asan quick ;;
+  asan | tsan) stage "$mode: build" build "$mode" all && stage "$mode: all tests" check "$mode" ;;
+  default)
+    if command -v clang-format >/dev/null; then stage "format" check_format; fi
+    build_and_check release e2e "end-to-end tests"
+    build_and_check asan unit "unit tests"
+    build_and_check tsan dist "communication and threads"
+    ;;
+esac
 
 printf '\n%-40s %-8s %7s %7s\n' "stage" "result" "seconds" "of CPU"
 for i in "${!names[@]}"; do
@@ -152,8 +120,7 @@ for i in "${!names[@]}"; do
 done
 cpu_seconds
 printf '%-40s %-8s %7d %7d\n' "total" "$([[ $failed -eq 0 ]] && echo ok || echo FAILED)" "$SECONDS" "$cpu"
-if [[ -n $no_cuda ]]; then
-  printf '\ntest: CUDA WAS NOT COMPILED: there is no nvcc here, or none that serves, so nothing above tells whether the\n'
-  printf 'test: CUDA backend compiles. Its kernels were compiled for the host alone, as fibers.\n'
+if [[ $mode == default && -e build/release/build.ninja && ! -e build/release/bin/libtessera_cuda.so ]]; then
+  printf '\ntest: CUDA WAS NOT COMPILED: no nvcc that serves. Its kernels ran compiled for the host, as fibers.\n'
 fi
 exit "$failed"
