@@ -1,4 +1,4 @@
-"""What the benchmarks of whole programs share."""
+"""Helpers of the benchmarks of whole programs."""
 import array, ctypes, json, os, random, signal, struct, subprocess, sys, tempfile, threading, time
 
 # Layers, heads, width.

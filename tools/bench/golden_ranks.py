@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Training runs of one and more ranks on a device, against the reference values of tests/golden.
+"""Compares training runs of one and more ranks on a device with the reference values of tests/golden.
 
   golden_ranks.py BUILD_DIR [--worlds 1 2 4] [--precision fp32 bf16] [--backends staged nccl] [--limit S] [--json FILE]
 
-staged: collectives go through the host's memory. nccl: each rank on a GPU of its own; where there are fewer GPUs, ranks
-share one, by a recipe that NCCL does not promise to serve (see BootstrapOptions::backend): where it does not start there, or
-gets stuck, that run is skipped, and larger worlds are not tried. Wrong values are a failure there, too. Checked: loss and
-gradient norm of every step against PyTorch's float64, and against the run of one rank. Bounds: fp32 1e-4, bf16 2e-2, relative.
-Exit code 0 if all runs that were not skipped keep them, 1 if not, or if none was left. What --limit has no time for is skipped.
+staged: collectives go through host memory. nccl: each rank on a GPU of its own; with fewer GPUs, ranks share one by a recipe
+that NCCL does not promise to support (see BootstrapOptions::backend). If it does not start or hangs there, the run is skipped,
+and larger worlds are not tried; wrong values are a failure there, too. Checks loss and gradient norm of every step against
+PyTorch's float64 and against the run of one rank, with relative bounds 1e-4 (fp32) and 2e-2 (bf16). Runs that --limit leaves no
+time for are skipped. Exit code 0 if all other runs pass, 1 if one fails or none ran.
 """
 import argparse, json, os, pathlib, re, socket, subprocess, sys, tempfile, time
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The report of tools/gpu_check.sh, from what its steps left in a folder.
+"""Writes the report of tools/gpu_check.sh from the results of its steps.
 
   gpu_report.py WORK --environment CUDA_ROOT --commit REV     # writes WORK/environment.json
   gpu_report.py WORK --commit REV --report DIR [--earlier DIR] [--logs FILE]
 
 The second form writes DIR/DATE-GPU.json and .md, with each target of docs/gpu/README.md: met, missed or not measured. Parts
-that WORK knows nothing of are taken over from an earlier report of the same name and commit, in DIR or --earlier.
+without results in WORK keep those of an earlier report of the same name and commit, in DIR or --earlier.
 """
 import argparse, datetime, json, os, pathlib, platform, re, subprocess, sys, tarfile
 
