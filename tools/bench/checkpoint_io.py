@@ -155,7 +155,7 @@ def main():
         steps = o.every * o.saves + 1
         tokens = f"{folder}/tokens.bin"
         write_tokens(tokens, (steps + 1) * o.ranks * SEQ + 1, VOCAB)
-        bench.save()  # what is there to be read by the first round, and to warm up
+        bench.save()  # warm-up, and input of the first round's loads
         for number in range(o.rounds):
             bench.round(number)
         shutil.rmtree(f"{folder}/checkpoints")

@@ -124,7 +124,7 @@ def run(command, deadline=3600.0, env=None, gpu=False):
         timer.start()
         try:
             _, status, usage = os.wait4(process.pid, 0)
-        finally:  # also what it started and left behind
+        finally:  # kills processes that it left behind, too
             timer.cancel()
             kill_group(process)
             if gpu:

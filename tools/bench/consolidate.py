@@ -25,7 +25,7 @@ import argparse, json, os, pathlib, shutil, statistics, subprocess, sys, tempfil
 
 from common import drop_cache, end_on_sigterm, files_under, must, parse_size, run, size_of
 
-TORCH_BYTES = 600 * 2**20  # that PyTorch takes by itself
+TORCH_BYTES = 600 * 2**20  # memory of PyTorch itself
 HERE = pathlib.Path(__file__).resolve().parent
 
 

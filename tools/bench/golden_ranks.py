@@ -17,9 +17,9 @@ GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden"
 BOUNDS = {"fp32": 1e-4, "bf16": 2e-2}
 SHARED_GPU = {"TESSERA_NCCL_SHARE_DEVICES": "1", "NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo",
               "NCCL_PROTO": "Simple", "NCCL_MAX_CTAS": "1"}
-# What a run says where NCCL did not start, or where a collective got stuck.
+# Messages of a run in which NCCL did not start or a collective hung.
 STUCK = re.compile(r"^.*(?:NCCL\b.*\b(?:does not start|did not connect)|\bE043 ).*$", re.M)
-LEAST_SECONDS = 5  # a run is not begun with less
+LEAST_SECONDS = 5  # time left below which no run starts
 
 
 class Skipped(Exception):
@@ -131,7 +131,7 @@ def main():
     golden = GOLDEN / o.set
     expected = json.load(open(golden / "expected.json"))
     results, failed, single, end = [], False, {}, time.monotonic() + o.limit
-    unserved = None  # of ranks that share a GPU, the fewest that NCCL did not serve
+    unserved = None  # smallest world of ranks sharing a GPU that NCCL refused
     print(f"{o.set:<10} {'ranks':>5} {'':<8} {'loss':>10} {'grad_norm':>10} {'to 1 rank':>10}   worst relative difference", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for backend in o.backends:

@@ -10,7 +10,7 @@ without results in WORK keep those of an earlier report of the same name and com
 import argparse, datetime, json, os, pathlib, platform, re, subprocess, sys, tarfile
 
 PARTS = ["build", "test", "nccl", "bench", "sanitize", "suite"]
-TAIL = 25  # lines of a failed step's log, from its first error and at its end
+TAIL = 25  # lines shown of a failed step's log, from its first error and from its end
 FIGURES = {"kernels": "kernels.jsonl", "own_attention": "own-attention.jsonl", "gpt2": "gpt2.json", "ranks": "ranks.json", "torch_roofs": "roofs.json"}
 FIGURES_OF = {"kernels": "bench", "own_attention": "bench", "gpt2": "bench", "torch_roofs": "bench", "ranks": "nccl"}
 
@@ -127,7 +127,7 @@ def steps(work):
         except OSError:
             text = ""
         step["counted"] = counted(text)
-        # What a test says that it left out.
+        # A test's message about what it skipped.
         skipped = [line.strip()[:300] for line in text.splitlines()
                    if re.search(r"\b(skip(ped|ping)?|left out)\b", line, re.I) and not line.startswith(("[doctest]", "TEST CASE"))]
         step["notes"] = list(dict.fromkeys(skipped))[:5]

@@ -14,7 +14,7 @@ import argparse, contextlib, hashlib, hmac, json, os, random, socket, statistics
 from common import end_on_sigterm, kill_group, metrics
 
 MAGIC = b"tessera-store-3"
-WARMUP = 10  # steps that do not count
+WARMUP = 10  # steps left out of the median
 OPEN = 100   # connections that the attacker keeps open
 
 
@@ -130,7 +130,7 @@ class Attacker(threading.Thread):
             with contextlib.suppress(OSError):  # closed by the server already
                 connection.shutdown(socket.SHUT_WR)
         self.open.append(connection)
-        # Some have something to add: the replayed proof, or a guess.
+        # Some send more: a replayed proof, or a guess.
         self._send(chance.choice(self.open), chance.choice([said[1], noise[:40]]))
         if len(self.open) > OPEN:
             self._leave(self.open.pop(0))
@@ -205,7 +205,7 @@ def main():
             f.write(" ".join(chance.choice("all and each gather is loss model of rank sum".split()) for _ in range(50000)))
         for number in range(o.rounds):
             for name in times:
-                # As long as the quiet run before it took, but its last moments.
+                # Spread over the duration of the previous quiet run, short of its end.
                 seconds = 0.9 * sum(times["quiet"][-1]) / 1e3 if name == "attacked" else None
                 found, steps = train(o, text, folder, seconds)
                 if found != (losses or found):
