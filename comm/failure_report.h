@@ -20,10 +20,9 @@ inline constexpr std::string_view kCutOff = "cut off";
 /// the data, and one verdict for all of them.
 class FailureReport {
  public:
-  /// @param key        of the verdict in the store; new for each communicator. kVerdict: it ends
-  /// the
-  ///                   run, and who watches processes may know better why a rank is lost
-  /// @param processes  how messages call each rank's process, by rank; may be empty
+  /// @param key        key of the verdict in the store, new for each communicator. kVerdict: ends
+  ///                   the run; the watcher of processes may know better why a rank is lost
+  /// @param processes  name of each rank's process in messages, by rank; may be empty
   FailureReport(std::shared_ptr<Store> store, std::string key, int world_size,
                 std::vector<std::string> processes);
 

@@ -12,8 +12,7 @@ inline constexpr std::int32_t kIgnoreTarget = -1;
 
 /// Softmax cross-entropy of a block of rows, optionally turning logits into their gradient.
 ///
-/// logits   [R, V], f64, f32 or bf16, rows may be strided; with write_gradient they are overwritten
-/// by
+/// logits   [R, V], f64, f32 or bf16, rows may be strided; with write_gradient overwritten by
 ///          grad_scale * (softmax(logits) - onehot(target))
 /// targets  [R] i32 in [0, V) or kIgnoreTarget
 /// losses   [R] accumulator dtype: -log softmax(logits)[target] in nats

@@ -10,7 +10,8 @@ namespace tessera::kernels {
 /// y[b, t] = token_weight[tokens[b, t]] + position_weight[first_position + t]
 ///
 /// tokens           [B, T] i32, contiguous
-/// token_weight     [V, C]; position_weight [P, C], optional; same dtype (f64, f32, bf16)
+/// token_weight     [V, C], f64, f32 or bf16
+/// position_weight  [P, C], optional, same dtype
 /// y                [B, T, C], contiguous
 /// @throws InvalidArgument naming place and value of a token outside [0, V), or positions past P;
 /// on CUDA, where nothing waits for tokens to be read, y is NaN where the token is outside

@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
-"""Opens what `tessera consolidate` writes with Hugging Face's transformers and safetensors, as they are, and compares.
+"""Opens exports of `tessera consolidate` with Hugging Face's transformers and safetensors, and compares them with tessera.
 
   check_transformers.py BUILD_DIR [--model MODEL ...]
 
-BUILD_DIR was configured with -DTESSERA_BUILD_BENCH=ON and has the targets tessera and tessera_logits. Without --model, a few
-steps of small models of characters and of bytes are trained on two ranks; they, a DCP of PyTorch's FSDP and a Hugging Face
-directory among the tests' files are exported as one file, as several, and as bf16. --model does this for a MODEL.
+Configure BUILD_DIR with -DTESSERA_BUILD_BENCH=ON and build tessera and tessera_logits. Without --model, trains small models on
+characters and on bytes for a few steps on two ranks. Exports them, PyTorch FSDP shards and a Hugging Face directory of the tests
+as one file, as several files, and as bf16. With --model, exports each MODEL in these ways.
 
-Each export must hold, for transformers: no tensor missing or unexpected, and parameters of the dtype that was asked for; logits
-within 1e-4 of what tessera computes from the source (bf16: from the export; both in float32); the same greedy continuation;
-generation_config.json; and, of models of text, a tokenizer that gives tessera's ids and each text back as it was.
+Checks of each export: transformers reports no missing or unexpected tensor; parameters have the requested dtype; logits are
+within 1e-4 of tessera's for the source (bf16: for the export; both in float32); greedy continuations are equal; the
+generation_config.json is right; and for models trained on text the tokenizer gives tessera's ids and restores each text.
 
-Wants Python with torch, transformers and safetensors. Exit code 1 if a check fails.
+Needs Python with torch, transformers and safetensors. Exit code 1 if a check fails.
 """
 import argparse, json, os, pathlib, random, subprocess, sys, tempfile
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # what is not in the directory must not come from elsewhere
+os.environ["HF_HUB_OFFLINE"] = "1"  # use files of the directory only
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 import torch, transformers
 from safetensors import safe_open
@@ -62,7 +62,7 @@ class Tessera:
 
 
 def check_files(out, several):
-    """By safetensors alone: the index names each tensor's file, and sizes add up."""
+    """Checks with safetensors alone that the index names each tensor's file, and that sizes add up."""
     held, size = {}, 0
     for path in out.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
@@ -74,12 +74,12 @@ def check_files(out, several):
     check((len(set(held.values())) > 1) == several, f"tensors are in {len(set(held.values()))} files")
     if several:
         index = json.loads((out / "model.safetensors.index.json").read_text())
-        check(index == {"metadata": {"total_size": size}, "weight_map": held}, "the index is not what the files hold")
+        check(index == {"metadata": {"total_size": size}, "weight_map": held}, "the index differs from the files")
 
 
 def check_tokenizer(tessera, out, vocab_size):
     tokenizer = AutoTokenizer.from_pretrained(out)
-    check(len(tokenizer) == vocab_size, f"{len(tokenizer)} entries in the tokenizer, {vocab_size} in the model")
+    check(len(tokenizer) == vocab_size, f"the tokenizer has {len(tokenizer)} entries, the model {vocab_size}")
     compared = 0
     known = json.loads((out / "tokenizer_tessera.json").read_text()).get("vocabulary")
     for text in TEXTS:
@@ -95,7 +95,7 @@ def check_tokenizer(tessera, out, vocab_size):
             found = tokenizer("\u4e2d").input_ids if "\u4e2d" not in known else None
         except Exception:
             found = None
-        check(found is None, f"a character that the vocabulary lacks became {found}")
+        check(found is None, f"a character outside of the vocabulary became {found}")
     return compared
 
 
@@ -117,10 +117,10 @@ def check_export(tessera, source, out, options):
     ours = tessera.logits(out if bf16 else source, rows)
     check(ours.shape == theirs.shape, f"logits are {list(theirs.shape)}, tessera's {list(ours.shape)}")
     difference = (ours - theirs).abs().max().item()
-    check(difference <= TOLERANCE, f"logits differ by {difference:.2e}, which is more than {TOLERANCE:.0e}")
+    check(difference <= TOLERANCE, f"logits differ by {difference:.2e}, more than {TOLERANCE:.0e}")
 
     generation = GenerationConfig.from_pretrained(out)
-    eos = json.loads((out / "config.json").read_text()).get("eos_token_id")  # what it leaves out has transformers' default
+    eos = json.loads((out / "config.json").read_text()).get("eos_token_id")  # transformers fills in defaults
     check(generation.eos_token_id == eos, f"eos_token_id {generation.eos_token_id}, not {eos}")
     prompt = rows[0][:config.n_positions // 4 or 1]
     count = config.n_positions - len(prompt)
@@ -135,7 +135,7 @@ def check_export(tessera, source, out, options):
 
 
 def small_models(tessera, folder):
-    """Sources by name: trained on two ranks, and of the tests' files."""
+    """Name -> source: models trained here on two ranks, and files of the tests."""
     text = "".join(TEXTS) * 40
     (folder / "text.txt").write_bytes(text.encode())
     sources = {"GPT-2 of DCP (FSDP, 3 ranks)": ROOT / "tests/io/dcp/fixtures/fsdp-gpt2",

@@ -1,4 +1,4 @@
-"""CRC-64/XZ with numpy, and no loop over bytes: see "Checksums and digest" in io/FORMAT.md."""
+"""CRC-64/XZ with numpy, without a loop over bytes: see "Checksums and digest" in io/FORMAT.md."""
 import numpy as np
 
 ONE, POLYNOMIAL = 1 << 63, 0xC96C5795D7870F42  # reflected: bit 63 is x^0
@@ -15,9 +15,9 @@ def power(n):  # x^(8n)
     half = power(n // 2)
     return times(times(half, half), power(n % 2))
 
-SHIFTED = times(np.arange(256, dtype=np.uint64), ONE >> 8)  # a byte that leaves the remainder
+SHIFTED = times(np.arange(256, dtype=np.uint64), ONE >> 8)  # table of one-byte steps
 
-def crc64(data):  # by many lanes at once, joined two by two; zeros in front change nothing
+def crc64(data):  # many lanes at once, joined pairwise; leading zeros change nothing
     lanes = 4 << len(data).bit_length() // 2
     length = -(-len(data) // lanes)
     padded = np.frombuffer(bytes(lanes * length - len(data)) + data, np.uint8)

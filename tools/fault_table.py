@@ -1,21 +1,19 @@
 #!/usr/bin/env python3
-"""Every fault that a run must survive or name, tried: one table.
+"""Runs every fault that a run must survive or report, and prints one table.
 
   fault_table.py BUILD_DIR [--only runs|saves|others ...] [--jobs N] [--markdown FILE]
   fault_table.py BUILD_DIR --check
 
-runs and saves are the campaigns of tests/faults (their own tables are printed as they go, N of their runs go on at once); others
-are the tests that show what campaigns do not, by their names. The table has a row for each fault:
+runs and saves are the campaigns of tests/faults; they print tables of their own, and run N trials at once. others are the tests
+that cover the remaining rows. The table has one row per fault:
 
-  ranks    of the runs
-  runs     that were tried, or bits flipped, or power cuts; of a test that is no campaign all runs that it makes, those to compare
-           with included
-  longest  from the fault until the last process was gone, without what the host of a virtual machine withheld; of a campaign
-  broken   runs of a campaign, or tests, in which something was not as promised
+  ranks    numbers of ranks
+  runs     runs, bit flips, or power cuts; for tests outside a campaign all runs that they start, reference runs included
+  longest  time from the fault until the last process was gone, without what the host withheld; campaigns only
+  broken   campaign runs or tests in which a promise did not hold
 
---check only says whether all the tests are there. Exit code 0, or 1 if something is broken or missing; what cannot be tried here,
-as networks without root, is said in its row and is no failure.
-tools/campaign.sh faults builds what this runs, and calls it.
+--check only verifies that every test of the table exists. Exit code 0, or 1 if something is broken or missing; a test that is
+skipped here (networks without root) is marked in its row and is no failure.
 """
 import argparse, collections, json, os, re, subprocess, sys, tempfile
 
@@ -41,75 +39,75 @@ CAMPAIGNS = {
               ("faults/fault_tests", "whatever a power cut leaves of a save, the old or the new checkpoint is whole"),
               ("faults/fault_tests", "a save that leaves out a sync loses to a power cut")]}
 ROWS = [
-    Row("a rank is killed in a step, in a collective, at the start, while loading", "3 s; all name it, the signal and the phase",
+    Row("a rank is killed in a step, a collective, the start, or a load", "3 s; all name it, the signal and the phase",
         lambda fault, point: fault == "kill" and not saves(point), []),
-    Row("a rank is killed while it saves", "3 s; the former checkpoint stands",
+    Row("a rank is killed while it saves", "3 s; the previous checkpoint stays valid",
         lambda fault, point: fault.startswith("kill") and saves(point) and point not in COMMIT,
         [("faults/fault_tests", "founding case: a save during which a rank dies or sleeps")]),
-    Row("a rank is killed in the commit", "the old or the new checkpoint, never a mix",
+    Row("a rank is killed during a commit", "the old or the new checkpoint, never a mix",
         lambda fault, point: fault.startswith("kill") and point in COMMIT, []),
-    Row("a rank ends by an abort or an exit of its own", "3 s; all name it, and how it ended", kinds("abort", "exit"), []),
-    Row("the power is cut during a save", "the old or the new checkpoint, never a mix", kinds("power cut"), []),
-    Row("only one rank is asked to save and stop", "all agree on it at the step's end", None,
+    Row("a rank aborts or exits by itself", "3 s; all name it, and how it ended", kinds("abort", "exit"), []),
+    Row("power cut during a save", "the old or the new checkpoint, never a mix", kinds("power cut"), []),
+    Row("only one rank is asked to save and stop", "all ranks agree on it after the step", None,
         [("e2e/e2e_restart_tests", "SIGUSR1 of one rank stops all at the same step, with one checkpoint")]),
-    Row("a rank is stopped", "5 s; all name it as stopped", kinds("stop"), []),
-    Row("a rank hangs while its heart beats", "the deadline of what the others wait for; all name it", None,
+    Row("a rank is stopped (SIGSTOP)", "5 s; all name it as stopped", kinds("stop"), []),
+    Row("a rank hangs while its heartbeat continues", "the deadline of the wait; all name it", None,
         [("faults/fault_tests", "a rank that hangs while its heart beats is named at the deadline of the wait for it")]),
-    Row("a rank is slow", "a warning names it; nobody is ended", None,
+    Row("a rank is slow", "a warning names it; the run continues", None,
         [("faults/fault_tests", "a slow rank is named, and nobody is ended for it")]),
-    Row("no space, or a file system that is read-only", "bytes needed and free are named; training goes on, or stops if so told",
+    Row("disk full, or file system read-only", "bytes needed and free are named; training continues, or stops by configuration",
         kinds("ENOSPC", "EROFS"),
         [("faults/fault_tests", "founding case: a save for which there is no space"),
          ("e2e/e2e_tests", "a rank that cannot write is named, and training goes on until it can"),
          ("e2e/e2e_tests", "after a save that failed a run goes on or stops, as it was told")]),
-    Row("a call of a save fails, is interrupted, or does half", "rank and file are named; the former checkpoint stands",
+    Row("a system call of a save fails, is interrupted, or is short", "rank and file are named; the previous checkpoint stays valid",
         kinds("EIO", "EINTR", "short"), []),
-    Row("a network file system shows files late", "waited for a second, then passed over by name", None,
+    Row("a network file system shows files late", "wait of one second, then skipped by name", None,
         [("e2e/e2e_tests", "a shard that a network file system shows late is waited for, but not for long")]),
-    Row("a bit of a checkpoint flips", "file and tensor are named; the checkpoint before is taken", None,
+    Row("a bit of a checkpoint flips", "file and tensor are named; the previous checkpoint is loaded", None,
         [("io/io_checkpoint_tests", "every flipped bit is detected, with its file and tensor"),
          ("e2e/e2e_tests", "what one rank cannot read takes all ranks to the checkpoint before it")]),
-    Row("two jobs have one run directory", "the second is refused, and told who holds it", None,
+    Row("two jobs use one run directory", "the second is refused, and learns the holder", None,
         [("e2e/e2e_tests", "a run directory belongs to one run, and to one job at a time")]),
-    Row("NaN or Inf in a gradient", "rank and parameter are named before the update; skip, or stop", None,
+    Row("NaN or Inf in a gradient", "rank and parameter are named before the update; skip or stop", None,
         [("e2e/e2e_restart_tests", "a step that is not finite stops the run, and all ranks name the same"),
          ("e2e/e2e_restart_tests", "steps that are not finite are skipped, ten in a row at most")]),
-    Row("a rank is out of memory", "3 s; request and ledger are printed, all name it", kinds("memory"),
+    Row("a rank runs out of memory", "3 s; request and ledger are printed, all name it", kinds("memory"),
         [("e2e/e2e_restart_tests", "a rank without memory ends all within 3 s, and all name it")]),
-    Row("a run needs more memory than there is", "refused before it takes any, with what would help", None,
+    Row("a run needs more memory than exists", "refused before any allocation, with advice", None,
         [("faults/fault_tests", "founding case: a run that needs more memory than there is is refused before it takes any"),
          ("faults/fault_tests", "founding case: a precision that needs too much memory is told, with what would do")]),
-    Row("another number of ranks when going on", "it goes on", None,
+    Row("another number of ranks at resume", "it resumes", None,
         [("e2e/e2e_tests", "a run saved by two, three or four ranks goes on with one to four")]),
-    Row("the optimizer is to go on from weights alone", "one sentence: what to do", None,
+    Row("resuming the optimizer from weights alone", "one sentence that says what to do", None,
         [("faults/fault_tests", "founding case: weights alone are saved, and a run goes on from them and is fine-tuned")]),
-    Row("a rank is started otherwise than the others", "refused at the start; field and rank are named", None,
+    Row("a rank is started with another configuration", "refused at the start; field and rank are named", None,
         [("tools/tools_fingerprint_tests", "a field of the configuration that one rank has differently is named, whichever it is"),
          ("tools/tools_fingerprint_tests", "version, build and device are compared, and all that differs is told at once"),
          ("faults/fault_tests", "founding case: a rank that would call in another order is refused at the start")]),
-    Row("ranks call different collectives", "refused before data moves; all name the odd one", None,
+    Row("ranks call different collectives", "refused before data moves; all name the odd rank", None,
         [("comm/comm_test", "processes that disagree all say so, before data move, and name the odd one"),
          ("comm/comm_test", "a mismatch of sizes ends in an error on all ranks, not in the end of the process")]),
-    Row("a rank never comes to the start", "the deadline; arrived and missing ranks are named", None,
+    Row("a rank never arrives at the start", "the deadline; arrived and missing ranks are named", None,
         [("faults/fault_tests", "founding case: a start to which one rank never comes"),
          ("e2e/e2e_tests", "a rank that never arrives is named at the deadline")]),
-    Row("a rank comes late to the start", "it is waited for", None,
+    Row("a rank arrives late at the start", "the others wait for it", None,
         [("faults/fault_tests", "a rank that comes late is waited for"),
          ("faults/fault_tests", "founding case: ranks that start in any order, some late, all meet")]),
-    Row("a port is taken, or a former run's store is there", "both are passed over", None,
+    Row("a port is taken, or an earlier run's store answers", "both are skipped", None,
         [("faults/fault_tests", "ports that others hold, and a store of a former run, are passed over")]),
-    Row("SIGTERM, of the launcher or of any rank", "agreed on at the step's end, saved, exit code 143", None,
+    Row("SIGTERM of the launcher or of any rank", "stop after the same step, save, exit code 143", None,
         [("e2e/e2e_tests", "SIGTERM ends a run after a step with a checkpoint, and nothing is lost"),
          ("e2e/e2e_restart_tests", "a request to stop at any moment of the start is no failure of a rank")]),
-    Row("hostile clients of the control port", "none joins, and the run is the same to the bit", None,
+    Row("hostile clients on the control port", "none joins; results are identical bit for bit", None,
         [("e2e/e2e_tests", "hundreds of hostile clients during training: none joins, and the losses are the same"),
          ("comm/control/comm_control_test", "ten thousand hostile connections: none joins, none takes a rank's place or time")]),
-    Row("a rank dies at the same place twice", "with --min-nproc the run goes on without it", None,
+    Row("a rank dies twice at the same place", "with --min-nproc the run continues without it", None,
         [("faults/fault_tests", "a rank that dies twice at the same place is done without, and its checkpoint is not")]),
-    Row("the launcher dies, or is stopped", "the ranks end, and say so", None,
+    Row("the launcher dies or is stopped", "the ranks exit, and say so", None,
         [("e2e/e2e_tests", "ranks do not outlive their launcher"),
          ("e2e/e2e_tests", "ranks whose launcher is stopped say so, all the same, and end")]),
-    Row("the network is cut, lossy or slow", "all end and name who is cut off; what passes changes nothing", None,
+    Row("the network is cut, lossy or slow", "all exit and name who is unreachable; short disturbances change nothing", None,
         [("e2e/e2e_network_tests", "a rank whose network is cut is named by all others, and all end"),
          ("e2e/e2e_network_tests", "two ranks that no longer reach each other are named, by all"),
          ("e2e/e2e_network_tests", "two ranks that can't connect to each other are named, by all"),
@@ -133,13 +131,13 @@ def missing_tests(build):
 
 
 class Trial:
-    """Lines of a log, and what became of the tests that wrote it."""
+    """Runs tests; keeps the lines of their log and the names of those that failed."""
 
     def __init__(self, build, tests, folder, jobs, show=False):
         self.broken, self.skipped, log = [], False, f"{folder}/{len(os.listdir(folder))}"
         variables = {"TESSERA_FAULT_LOG": log, "TESSERA_FAULT_POINTS": "all", "TESSERA_FAULT_JOBS": str(jobs), "TESSERA_BIT_FLIPS": "10000"}
         for program, name in tests:
-            # A comma would end the pattern.
+            # A comma would separate patterns.
             words = [f"{build}/tests/{program}", "--test-case=" + name.replace(",", "?")]
             process = subprocess.Popen(words, env={**os.environ, **variables}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             output = ""
@@ -160,7 +158,7 @@ class Trial:
 def row_text(row, campaign, trial):
     faults = [line for line in campaign if row.campaign and row.campaign(line["fault"], line["point"])]
     runs = trial.lines if trial else []
-    # A campaign's runs are counted by their faults, those of other tests as they start.
+    # Campaign runs are counted per fault, other runs at their start.
     number = sum(line.get("count", 1) for line in faults) + round(sum(line.get("share", line.get("count", 0)) for line in runs))
     broken = sum(1 for line in faults if line["wrong"]) + (len(trial.broken) if trial else 0)
     worlds = sorted({line["world"] for line in faults + runs if line["world"] > 1})
@@ -175,7 +173,7 @@ def main():
     parser.add_argument("build")
     parser.add_argument("--only", choices=("runs", "saves", "others"), nargs="+", default=["runs", "saves", "others"])
     parser.add_argument("--jobs", type=int, default=4)
-    parser.add_argument("--markdown", metavar="FILE", help="where the table goes, beside standard output")
+    parser.add_argument("--markdown", metavar="FILE", help="also write the table to this file")
     parser.add_argument("--check", action="store_true")
     o = parser.parse_args()
     missing = list(missing_tests(o.build))

@@ -10,35 +10,37 @@ usage() {
   cat <<'EOF'
 usage: tools/gpu_check.sh [PART...] [options]
 
-Builds tessera, runs it on the GPU, and writes one report, docs/gpu/DATE-GPU.md, and its data beside
-it as JSON. Without a PART: all but prepare, in this order, in less than 10 minutes on 16 cores.
+Builds tessera, tests and measures it on the GPU, and writes a report, docs/gpu/DATE-GPU.md, with its
+data as JSON. Without a PART: all but prepare, in this order, in less than 10 minutes on 16 cores.
 
-  prepare    on a machine with package registries: fetches into --deps what a GPU machine may lack
-             (the packages of tools/setup.sh, without a compiler, and cudnn-frontend), below 25 MiB
-  build      the program, the CUDA backend and the tests of both
-  test       the tests of kernels and of whole training steps, on the GPU
+  prepare    on a machine with package registries: fetches the libraries and headers that a GPU
+             machine may lack into --deps (packages of tools/setup.sh without a compiler, and
+             cudnn-frontend), less than 25 MiB
+  build      the program, the CUDA backend and their tests
+  test       kernels and whole training steps on the GPU
   nccl       collectives over NCCL; runs of one and more ranks against the reference values
   bench      each kernel against the measured roofs; GPT-2 steps against PyTorch
-  sanitize   the tests of kernels under compute-sanitizer: memcheck, racecheck, initcheck
-  suite      every test of tessera with the GPU in reach; what fails once more without it
+  sanitize   kernel tests under compute-sanitizer: memcheck, racecheck, initcheck
+  suite      every test of tessera, with the GPU visible; failed ones again without it
 
-  --deps DIR     libraries and headers fetched by prepare (default .deps if it is there)
-  --build DIR    build folder (default build/gpu-check); kept, so that a second call builds little
+  --deps DIR     libraries and headers fetched by prepare (default .deps if it exists)
+  --build DIR    build folder (default build/gpu-check), kept between runs
   --out DIR      where report, data and logs go (default: report and data to docs/gpu, logs to
                  BUILD/gpu-check)
-  --limit S      seconds for all parts together (default 570): what they don't suffice for is left out
-  --sizes "S..." sizes of GPT-2 that bench measures (default "124M 350M 1558M"); those above 350M come
-                 last, where memory and time allow
-  --no-suite     without the part suite
-  --commit REV   what to name in the report where git can't tell
-  --quick        tiny shapes: to try the script itself, with the kernels on the host
+  --limit S      seconds for all parts together (default 570); what exceeds them is left out
+  --sizes "S..." GPT-2 sizes of bench (default "124M 350M 1558M"); those above 350M run last, if
+                 memory and time allow
+  --no-suite     leave the part suite out
+  --commit REV   commit to name in the report, for sources without git
+  --quick        tiny shapes, to test this script
   --help         this text
 
-A part that fails does not stop the next. Results of parts that are not run again are taken over from
-the report's data if it is of the same commit, GPU and day. Needs nvcc, CMake 3.25, Ninja and python3; PyTorch
-for what it is compared with. Changes no setting of the GPU.
-Exit code 0 if everything passed, 1 if something failed, if suite was asked for and not run to its end
-(as where no time was left for it), or if there is no GPU, 2 on a wrong option.
+A failed part does not stop the next. Parts that are not run keep the results of a report of the same
+commit, GPU and day. Needs nvcc, CMake 3.25, Ninja and python3, and PyTorch for the comparison. Changes
+no setting of the GPU.
+
+Exit code 0 if everything passed; 1 if something failed, if suite was requested and not completed, or
+if there is no GPU; 2 on a wrong option.
 EOF
 }
 
@@ -55,7 +57,7 @@ fail_usage() {
   echo "gpu_check: $1; see tools/gpu_check.sh --help" >&2
   exit 2
 }
-# absolute PATH: of what the caller named.
+# absolute PATH: relative to the caller's directory.
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$caller/$1" ;; esac; }
 while [[ $# -gt 0 ]]; do
   case $1 in
@@ -82,7 +84,7 @@ while [[ $# -gt 0 ]]; do
   esac
   shift
 done
-wanted() {  # wanted PART: whether it is among those to run
+wanted() {  # wanted PART: whether it was requested
   local part
   for part in "${parts[@]}"; do [[ $part == "$1" ]] && return 0; done
   return 1
@@ -100,10 +102,10 @@ jobs=$(nproc)
 
 # --- prepare -------------------------------------------------------------------------------------
 
-# Compilers, the C library and the like are everywhere; what belongs to them is not followed.
+# Packages that every machine with a compiler has.
 everywhere='^(libc6.*|libc-.*|libgcc.*|libstdc\+\+.*|gcc-.*|linux-libc-dev|libcrypt.*|zlib1g|libnsl.*|libtirpc.*|.*krb5.*|libcom-err2|libkeyutils1|dpkg|tar)$'
 
-# needed_packages PACKAGE...: with the shared libraries that they need.
+# needed_packages PACKAGE...: adds the shared libraries that they depend on.
 needed_packages() {
   local package
   for package in "$@"; do echo "$package"; done
@@ -118,20 +120,20 @@ prepare() {
     echo "gpu_check: prepare needs a Debian or Ubuntu system" >&2
     return 1
   fi
-  tools/setup.sh || return 1  # headers that are needed are found by compiling
+  tools/setup.sh || return 1  # the compiler lists the headers below
   stage=$(mktemp -d) || return 1
-  # shellcheck disable=SC2064  # its value now
+  # shellcheck disable=SC2064  # expand now
   trap "rm -rf '$stage'" RETURN
   mapfile -t packages < <(needed_packages libeigen3-dev nlohmann-json3-dev libfmt-dev libcli11-dev libgloo-dev \
     libisal-dev libssl-dev libboost-context-dev doctest-dev | sort -u)
   mkdir -p "$stage/deb" "$stage/all"
-  chmod 755 "$stage" && chmod 777 "$stage/deb"  # for the user that fetches
+  chmod 755 "$stage" && chmod 777 "$stage/deb"  # apt fetches as another user
   echo "gpu_check: fetching ${packages[*]}"
   (cd "$stage/deb" && apt-get download -q "${packages[@]}" </dev/null) || return 1
   local deb
   for deb in "$stage"/deb/*.deb; do dpkg -x "$deb" "$stage/all" || return 1; done
 
-  # Of Boost only what the compiler opens, and what it would open under another compiler.
+  # Boost: only the headers that this or another compiler opens.
   headers=$(printf '#include <boost/context/fiber.hpp>\n' |
     g++ -std=c++20 -x c++ -M - | grep -o '/usr/include/boost/[^ ]*') || return 1
   local usr=$stage/all/usr header
@@ -146,9 +148,9 @@ prepare() {
     "$usr/include/eigen3/unsupported" "$stage/all/etc"
   mv "$stage/boost/boost" "$usr/include/boost" || return 1
   find "$usr" -name '*.a' -delete
-  # OpenSSL's configuration lies in a folder of the architecture, which only the system's compiler looks into.
+  # Only the system's compiler searches the architecture folder of OpenSSL's configuration.
   cp -r "$usr/include/$(uname -m)-linux-gnu/openssl/." "$usr/include/openssl/" || return 1
-  # Only the exported targets of Gloo name their library by an absolute path.
+  # Exported CMake targets with absolute paths.
   # shellcheck disable=SC2016  # CMake's variable
   find "$usr" -name '*.cmake' -exec sed -i 's|"/usr/lib/|"${_IMPORT_PREFIX}/lib/|' {} +
   # A package of Debian may have its libraries in /lib.
@@ -183,7 +185,7 @@ if command -v nvidia-smi >/dev/null; then
 fi
 for part in "${parts[@]}"; do
   [[ $part == build || $part == prepare || -n $gpu ]] ||
-    { echo "gpu_check: nvidia-smi shows no GPU here; 'build' and 'prepare' are all that can be done" >&2; exit 1; }
+    { echo "gpu_check: nvidia-smi shows no GPU here; only 'build' and 'prepare' work here" >&2; exit 1; }
 done
 cuda_root=$(cd "$(dirname "$(readlink -f "$(command -v nvcc)")")/.." && pwd)
 
@@ -194,7 +196,7 @@ rm -f "$work"/logs/* "$work"/*.json "$work"/*.jsonl
 [[ -n $commit ]] || commit=$(git rev-parse --short=12 HEAD 2>/dev/null)$(git diff --quiet HEAD 2>/dev/null || echo "+")
 [[ $commit != + ]] || commit=unknown
 
-# The libraries of NVIDIA's Python packages, under the names that linkers look for.
+# Links libraries of NVIDIA's Python packages under the names that linkers expect.
 links=$work/nvidia
 link_nvidia() {
   local site file name toolkit_has_cublas=no
@@ -221,10 +223,10 @@ link_nvidia() {
   fi
 }
 link_nvidia
-# Only for what is built here: PyTorch brings its own libraries.
+# For programs built here only: PyTorch brings its own libraries.
 library_path=$links/lib:$cuda_root/lib64:$cuda_root/targets/$(uname -m)-linux/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 if [[ -n $deps ]]; then
-  # In the environment, for projects that a test configures, too.
+  # In the environment, so that projects configured by tests find them, too.
   export CMAKE_PREFIX_PATH=$deps/usr:$links${CMAKE_PREFIX_PATH:+:$CMAKE_PREFIX_PATH} CMAKE_POLICY_VERSION_MINIMUM=3.5
   library_path=$deps/usr/lib:$deps/usr/lib/$(uname -m)-linux-gnu:$library_path
 fi
@@ -239,7 +241,7 @@ export TESSERA_CUDA_PLUGIN=$plugin TESSERA_TEST_CUDA_PLUGIN=$plugin
 
 failed=0
 part=
-reserved=0  # seconds that the parts to come shall have
+reserved=0  # seconds kept for later parts
 
 note() {  # note NAME RESULT SECONDS LOG WHY
   printf '%s\t%s\t%s\t%s\t%s\t%s\n' "$part" "$@" >>"$work/steps.tsv"
@@ -249,7 +251,7 @@ note() {  # note NAME RESULT SECONDS LOG WHY
 # skip NAME WHY
 skip() { note "$1" skipped 0 - "$2"; }
 
-# step NAME SECONDS COMMAND...: runs a command with its output in a log, at most for that time.
+# step NAME SECONDS COMMAND...: runs a command with a time limit, and its output in a log.
 step() {
   local name=$1 most=$2 start=$SECONDS log rc
   shift 2
@@ -270,9 +272,9 @@ step() {
   return "$rc"
 }
 
-# has TARGET: whether the build knows it.
+# has TARGET: whether the build defines it.
 has() { ninja -C "$build" -t query "$1" >/dev/null 2>&1; }
-# program PATH: whether it was built; says so if not.
+# program PATH: whether it was built; notes it as skipped otherwise.
 program() {
   [[ -x $build/$1 ]] && return 0
   skip "$(basename "$1")" "not built"
@@ -295,15 +297,14 @@ configure() {
   cmake --preset release -B "$build" "${arguments[@]}"
 }
 compile() { with_libraries ninja -C "$build" -k 0 -j "$jobs" "$@"; }
-# check_tests TARGET [doctest options]: each line is written as it comes, so that a test that hangs
-# leaves behind what came before it.
+# check_tests TARGET [doctest options]: line-buffered, so that the log of a hanging test is complete.
 check_tests() {
   local test=$1
   shift
   with_libraries stdbuf -oL "$build/$test" --duration=true "$@"
 }
-# within SECONDS COMMAND...: at most for that time, and to the end of the step at hand: `timeout`
-# reaches no process that another `timeout` below it has put into a group of its own.
+# within SECONDS COMMAND...: limits a command to this time and to the end of the step. A nested `timeout`
+# moves its command into a group of its own, which the outer `timeout` does not reach.
 within() {
   # shellcheck disable=SC2154  # of step()
   local most=$1 left=$((step_end - EPOCHSECONDS - 6))
@@ -312,14 +313,14 @@ within() {
   [[ $most -gt 0 ]] || { echo "no time was left"; return 124; }
   timeout --kill-after=5 "$most" "$@"
 }
-# gpu_test_files: the files of kernels_test that have something to do for a GPU, the slowest first.
+# gpu_test_files: files of kernels_test with GPU tests, the slowest first.
 gpu_test_files() {
   local slow='(attention|matmul|norm)_test[.]cpp$'
   grep -lE 'for_(each|gpu)_context' tests/kernels/*_test.cpp | sort |
     awk -F/ -v slow="$slow" '$NF ~ "^" slow { print $NF; next } { later = later $NF "\n" } END { printf "%s", later }'
 }
-# test_one FILE: the tests of one file, in a process of its own: an error may leave a device unusable
-# for the rest of a process.
+# test_one FILE: runs one file's tests in a process of its own, because an error may leave the device
+# unusable for the rest of the process.
 test_one() {
   local log=$work/logs/kernels-$1.log rc
   # shellcheck disable=SC2016
@@ -338,7 +339,7 @@ test_all() { printf '%s\n' "$@" | xargs -P 4 -I FILE bash -c 'test_one "$0"' FIL
 export -f configure compile check_tests within test_one test_all
 export build links deps jobs
 
-# bash_step NAME SECONDS FUNCTION ARGUMENT...: a step that is a function of this file.
+# bash_step NAME SECONDS FUNCTION ARGUMENT...: a step that calls a function of this file.
 bash_step() {
   local name=$1 most=$2
   shift 2
@@ -351,7 +352,7 @@ part_build() {
   local targets=(tessera tessera_cuda kernels_test golden_test cuda_backend_test tessera_kernels_bench) target
   for target in tessera_nccl nccl_gpu_test tessera_cuda_fiber; do has "$target" && targets+=("$target"); done
   bash_step "program, CUDA backend, GPU tests" 420 compile "${targets[@]}"
-  # Alone: it may not understand the cuDNN that is here, and attention has kernels of its own.
+  # Optional, so built apart: it may not compile with this cuDNN.
   if has tessera_cudnn; then
     bash_step "attention by cuDNN" 120 compile tessera_cudnn || rm -f "$build/bin/libtessera_cudnn.so"  # an older one
   else
@@ -379,7 +380,7 @@ part_test() {
       check_tests tests/kernels/kernels_test '--test-case=the gradients of weight and bias*'
   fi
   if [[ -e $build/bin/libtessera_cudnn.so && -x $build/tests/kernels/kernels_test ]]; then
-    # cuDNN serves where it can: what follows is tessera's own attention.
+    # The tests above used cuDNN where it can; these use tessera's own attention.
     TESSERA_TEST_CUDA_ONLY=1 TESSERA_ATTENTION=own bash_step "own attention on the GPU" 60 \
       check_tests tests/kernels/kernels_test '--source-file=*/attention_test.cpp'
   fi
@@ -389,10 +390,10 @@ part_nccl() {
   if [[ -x $build/tests/comm/nccl_gpu_test ]]; then
     bash_step "collectives over NCCL" 120 check_tests tests/comm/nccl_gpu_test
   else
-    skip "collectives over NCCL" "nccl_gpu_test was not built: see whether NCCL was found in the log of configure"
+    skip "collectives over NCCL" "nccl_gpu_test was not built: see the log of configure for NCCL"
   fi
   program bin/tessera || return
-  local most=$((deadline - SECONDS - reserved))  # of the step: it shall not be cut in a run
+  local most=$((deadline - SECONDS - reserved))  # enough that no run is cut short
   [[ $most -le 150 ]] || most=150
   local arguments=(--gpus "$(nvidia-smi -L | grep -c GPU)" --json "$work/ranks.json" --seconds 40 --limit "$((most > 15 ? most - 5 : 10))")
   [[ -z $quick ]] || arguments+=(--set gpt2-odd --worlds 1 3 --precision fp32)
@@ -425,7 +426,7 @@ part_bench() {
     --library-path "$library_path" --json "$work/gpt2.json"
 }
 
-# sanitize_one TOOL FILE: the tests of one file.
+# sanitize_one TOOL FILE: runs one file's tests.
 sanitize_one() {
   echo "== $1: $2"
   # shellcheck disable=SC2154  # exported below
@@ -434,7 +435,7 @@ sanitize_one() {
   local rc=$?
   echo "== $1: $2: exit code $rc"
   [[ $rc -eq 0 ]] || { grep -E '^=========|TEST CASE|ERROR' "$work/logs/sanitize-$1-$2.log" | head -30; }
-  [[ $rc -ne 124 && $rc -ne 137 ]] || tail -3 "$work/logs/sanitize-$1-$2.log"  # where it was
+  [[ $rc -ne 124 && $rc -ne 137 ]] || tail -3 "$work/logs/sanitize-$1-$2.log"  # the test that hung
   return "$rc"
 }
 sanitize_all() {
@@ -464,7 +465,7 @@ suite_passed=
 part_suite() {
   local rc=0
   bash_step "all targets" 400 compile || rc=$?
-  # What did not compile fails as a test; but half a build for lack of time tells nothing.
+  # A compile error shows as a failed test; a build cut short shows nothing.
   if [[ $rc -eq 124 || $rc -eq 137 ]]; then
     skip "every test" "not all of it was built"
     return
@@ -474,12 +475,12 @@ part_suite() {
     suite_passed=yes
   elif [[ -s $build/Testing/Temporary/LastTestsFailed.log ]]; then
     # shellcheck disable=SC2016
-    step "what failed, without the GPU" 90 bash -c \
+    step "failed tests, without the GPU" 90 bash -c \
       'CUDA_VISIBLE_DEVICES= TESSERA_TEST_CUDA_PLUGIN= TESSERA_CUDA_PLUGIN= with_libraries ctest --test-dir "$build" -j "$jobs" --timeout 60 --rerun-failed'
   fi
 }
 
-# What failed and what was left out, once more at the end.
+# Prints failures and skipped steps at the end.
 summary() {
   awk -F '\t' '
     $3 == "ok" { passed++; next }
@@ -489,22 +490,22 @@ summary() {
     END { printf "== %d steps passed, %d failed, %d were left out\n%s", passed, bad, left_out, lines }' "$work/steps.tsv"
   if wanted suite; then
     if [[ -n $suite_passed ]]; then
-      echo "   the whole suite passed"
+      echo "   the suite passed"
     else
-      echo "   the whole suite did not pass, or was not run to its end: that counts as a failure (--no-suite leaves it out)"
+      echo "   the suite failed or was not completed, which counts as a failure (--no-suite leaves it out)"
     fi
   elif [[ -n $no_suite ]]; then
-    echo "   the whole suite was left out by --no-suite"
+    echo "   the suite was left out by --no-suite"
   else
-    echo "   the whole suite was not asked for"
+    echo "   the suite was not requested"
   fi
 }
 
 python3 tools/bench/gpu_report.py "$work" --environment "$cuda_root" --commit "$commit" </dev/null >"$work/logs/environment.log" 2>&1 &
 environment=$!
 
-# What is still to come keeps some time, so that a slow part does not take it all; without a build
-# there is nothing to come.
+# Later parts keep some time, so that a slow part cannot use all of it. The build may: without it there
+# are no later parts.
 order=(build test nccl bench sanitize suite)
 declare -A keeps=([test]=60 [nccl]=60 [bench]=150 [sanitize]=60 [suite]=250)
 for i in "${!order[@]}"; do

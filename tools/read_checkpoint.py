@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Reads a tessera checkpoint into numpy arrays: io/FORMAT.md as a program. BF16 becomes float32.
+"""Reads a tessera checkpoint into numpy arrays, following io/FORMAT.md. BF16 becomes float32.
 usage: read_checkpoint.py CHECKPOINT [model | exp_avg | exp_avg_sq]"""
 import json, pathlib, sys
 import numpy as np

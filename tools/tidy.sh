@@ -7,11 +7,11 @@ usage() {
   cat <<'EOF'
 usage: tools/tidy.sh [--since COMMIT] [FILE.cpp ...]
 
-Looks at the files named, or at those that differ from COMMIT, or at all of the repository but the
-fuzz targets, which only clang builds; as many at once as there are processors (about 10 s each).
-Needs clang-tidy and jq. Writes to build/tidy.
+Checks the given files, or those that differ from COMMIT, or all of the repository except the fuzz
+targets, which only clang builds. Runs one file per processor, about 10 s each. Needs clang-tidy and
+jq. Writes to build/tidy.
 
-Exit code 0 without findings, 1 with findings, 2 on a wrong option or without these programs.
+Exit code 0 without findings, 1 with findings, 2 on a wrong option or a missing program.
 EOF
 }
 
@@ -23,15 +23,14 @@ case ${1:-} in
   -*) echo "tidy: unknown option '$1'; see tools/tidy.sh --help" >&2; exit 2 ;;
   ?*) files=("$@") ;;
 esac
-[[ ${#files[@]} -gt 0 ]] || { echo "tidy: no files to look at"; exit 0; }
+[[ ${#files[@]} -gt 0 ]] || { echo "tidy: no files to check"; exit 0; }
 
 for program in clang-tidy jq; do
   command -v "$program" >/dev/null || { echo "tidy: $program is missing" >&2; exit 2; }
 done
 cmake --preset release -B build/tidy -DTESSERA_BUILD_BENCH=ON >/dev/null
-# The CPU kernels are compiled once per CPU level; one of them is enough here. They are written for
-# g++: clang doesn't know that option, nor that function, for which any value of its type will do,
-# and takes all loops with an OpenMP pragma for the same.
+# CPU kernels are compiled once per CPU level; one is enough here. They use g++ options and a builtin
+# that clang lacks, and a stub of the right type is enough for clang-tidy.
 mkdir -p build/tidy/once
 jq 'unique_by(.file) | map(.command |= gsub(" -fno-thread-jumps| -fopenmp-simd"; "")
     + " \"-D__builtin_shuffle(a,...)=((void)(__VA_ARGS__),a)\" -Wno-unused-value")' \

@@ -40,9 +40,8 @@ struct ListedCheckpoint {
 
 /// All that is, was or was to be a checkpoint in a run or a directory of checkpoints, by step, then
 /// by name. Reads indexes, but no data.
-/// @param check  what else must be right: throws CorruptCheckpoint on one that is broken,
-/// NewerFormat
-///               on one that is not for this build
+/// @param check  further checks: throws CorruptCheckpoint on a broken checkpoint, NewerFormat on
+///               one that this build cannot read
 /// @throws IoError if the directory cannot be read
 std::vector<ListedCheckpoint> list_checkpoints(
     const fs::path& run_or_checkpoints_dir,

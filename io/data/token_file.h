@@ -21,9 +21,8 @@ namespace tessera::io {
 /// The file is mapped: its pages are the system's, are shared by the ranks of a host, and are no
 /// memory that tessera allocates. A file that becomes shorter while it is open makes the next read
 /// throw IoError; MappedFile says what little can still end in a SIGBUS.
-/// @throws CorruptCheckpoint if it is no regular file, IoError if it cannot be read, is empty, has
-/// an unknown magic, version or count,
-///   or a size that is not the one its header or element size asks for
+/// @throws CorruptCheckpoint if it is not a regular file; IoError if it cannot be read, is empty,
+///         has an unknown magic, version or count, or a size that contradicts its header
 TokenSourcePtr open_token_file(const std::string& path, std::int64_t vocab_size = 0);
 
 /// The bytes of a file as tokens 0 to 255. @throws as open_token_file

@@ -91,9 +91,8 @@ NameRules::ModelLevels count_model_levels(const std::vector<TensorName>& names, 
 ///         would have none
 void check_distinct(const std::vector<TensorName>& names, const std::string& source);
 
-/// Whether a name fits one of the patterns of a shell: `*` (any text, dots and slashes too), `?`
-/// and
-/// `[...]`; or there are no patterns.
+/// Whether a name matches one of the shell patterns (`*`, which matches dots and slashes too, `?`
+/// and `[...]`), or there are none.
 bool is_chosen(const std::vector<std::string>& patterns, const std::string& name);
 /// @param option  that gave the patterns; @param of  whose names these are. Both are for messages
 /// @throws InvalidArgument that lists all patterns which fit no name

@@ -17,8 +17,8 @@ class CudnnAttention {
   virtual ~CudnnAttention() = default;
   /// "cuDNN 9.19.0"
   virtual std::string version() const = 0;
-  /// Queues the work. @return empty, or why cuDNN can't serve these arguments; nothing was done
-  /// then
+  /// Queues the work.
+  /// @return empty, or why cuDNN does not support these arguments; then nothing was queued
   /// @throws CudaError if cuDNN fails at what it said it could do
   virtual std::string forward(Context& context, const AttentionForward& args) = 0;
   virtual std::string backward(Context& context, const AttentionBackward& args) = 0;

@@ -1,23 +1,21 @@
 #!/usr/bin/env python3
-"""Saving and loading checkpoints against plain parallel writers and readers of as many bytes, taking turns, as a table of medians.
+"""Saving and loading checkpoints against dd processes that write and read as many bytes: a table of medians.
 
   checkpoint_io.py BUILD_DIR [--size 2GiB] [--width 1024] [--ranks 2] [--load-ranks RANKS 2*RANKS] [--threads 4] [--rounds 5]
                    [--train 124M|none] [--runs 2] [--every 10] [--saves 3] [--dir DIR] [--json FILE]
 
-In each round, in turns that change places from round to round:
-  save   a process per rank saves a checkpoint of that size (a GPT-2's weights and both moments), as a run does that waits for
-         its saves: room looked for, written with checksums, synced, index, rename. Against dd, a process per rank, which writes
-         as many bytes in pieces of 4 MiB and syncs its file at the end (conv=fsync). Both take the same random bytes from
-         memory, dd those of a file in a file system in memory.
-  load   each number of ranks loads that checkpoint, each rank its share, with all checksums checked, into memory that is there.
-         Against as many dd processes that read the same files, each its share in pieces of 4 MiB, to nowhere. Before either,
-         all is synced and the files are dropped from the page cache (posix_fadvise).
-After the rounds, --runs runs of `tessera train` save beside their steps (checkpoint.async=on), every --every steps, which should
-leave a save time to end: how long they stood still (their own save_stall_ms) as a share of the save. Steps are of one short row
-a rank, so that they take as little as they can beside the save.
+Each round runs these in turns, in an order that rotates:
+  save   One process per rank saves a checkpoint of that size (a GPT-2's weights and both moments) synchronously: free space,
+         data with checksums, sync, index, rename. Against one dd per rank, which writes as many bytes in pieces of 4 MiB and
+         syncs its file (conv=fsync). Both read the same random bytes from memory, dd from a file system in memory.
+  load   Each number of ranks loads that checkpoint, each rank its share into existing memory, with all checksums verified.
+         Against as many dd processes that read their shares of the same files in pieces of 4 MiB to /dev/null. Before each,
+         files are synced and dropped from the page cache (posix_fadvise).
+Then --runs runs of `tessera train` save asynchronously (checkpoint.async=on) every --every steps, enough for a save to end.
+Prints stalled training (save_stall_ms) as a share of the save. Each step is one short row per rank.
 
---dir is where files go: a folder on the disk to be measured, with room for four checkpoints; memory takes two. "of dd" is the
-median of the rounds' ratios, with the least and the greatest.
+--dir: a folder on the disk to measure, with room for four checkpoints; memory must hold two. "of dd" is the median of the
+rounds' ratios, with the smallest and the largest.
 """
 import argparse, json, os, shutil, statistics, subprocess, sys, tempfile, time
 
@@ -157,7 +155,7 @@ def main():
         steps = o.every * o.saves + 1
         tokens = f"{folder}/tokens.bin"
         write_tokens(tokens, (steps + 1) * o.ranks * SEQ + 1, VOCAB)
-        bench.save()  # what is there to be read by the first round, and to warm up
+        bench.save()  # warm-up, and input of the first round's loads
         for number in range(o.rounds):
             bench.round(number)
         shutil.rmtree(f"{folder}/checkpoints")

@@ -1,4 +1,4 @@
-"""What the benchmarks of whole programs share."""
+"""Helpers of the benchmarks of whole programs."""
 import array, ctypes, json, os, random, signal, struct, subprocess, sys, tempfile, threading, time
 
 # Layers, heads, width.
@@ -124,7 +124,7 @@ def run(command, deadline=3600.0, env=None, gpu=False):
         timer.start()
         try:
             _, status, usage = os.wait4(process.pid, 0)
-        finally:  # also what it started and left behind
+        finally:  # kills processes that it left behind, too
             timer.cancel()
             kill_group(process)
             if gpu:

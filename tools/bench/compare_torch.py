@@ -4,9 +4,9 @@
   compare_torch.py BUILD_DIR [--seq 64 256] [--batch 4] [--rounds 3] [--steps 8] [--python /usr/bin/python3]
 
 Both run the same shapes (GPT-2 124M, random weights and tokens, float32, forward, backward, clipping,
-AdamW) with the same number of threads, taking turns, so that a slow phase of the machine hits both.
-tessera is the trainer itself, data reading and logging included. The peer is gpt2_torch.py beside
-this file, given OpenBLAS's AVX-512 kernels and a malloc that keeps what is freed.
+AdamW) with the same number of threads, in turns, so that a slow phase of the machine hits both.
+tessera is the complete trainer, with reading and logging. The peer is gpt2_torch.py, with OpenBLAS's
+AVX-512 kernels and a malloc that keeps freed memory.
 Medians are over all timed steps of all rounds; memory is the peak resident set.
 """
 import argparse, json, os, pathlib, statistics, tempfile

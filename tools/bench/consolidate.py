@@ -1,31 +1,31 @@
 #!/usr/bin/env python3
-"""Consolidating a checkpoint against copying as many bytes with cp, and against merging in memory, as a table of medians.
+"""tessera consolidate against cp of as many bytes, and against PyTorch's ways to merge shards: a table of medians.
 
   consolidate.py BUILD_DIR [--size 8GiB] [--world 4] [--rounds 3] [--memory 256MiB] [--cache cold|warm] [--dir DIR]
                  [--peers none|dcp|merge ...] [--python PYTHON]
 
-A checkpoint of that size is made, then in each round take turns:
-  cp        cp -r of the checkpoint's directory, which leaves the writing to the system
-  cp, sync  the same, and a sync of what it wrote
+Makes a checkpoint of that size, then in each round runs in turns:
+  cp        cp -r of the checkpoint's directory, which leaves its output to the page cache
+  cp, sync  the same, then a sync of its output
   tessera   tessera consolidate to a Hugging Face directory: checksums verified, synced, renamed
-and, of the same weights:
-  dcp       (--peers dcp) PyTorch's dcp_to_torch_save of a Distributed Checkpoint that as many ranks saved, which is not
-            synced; and tessera consolidate of that same directory to plain safetensors
-  merge     (--peers merge) in the manner of DeepSpeed's zero_to_fp32: all ranks' flat partitions are loaded with torch.load,
-            concatenated by parameter and saved with torch.save; not synced
+and for the same weights:
+  dcp       (--peers dcp) PyTorch's dcp_to_torch_save of a Distributed Checkpoint of as many ranks, not synced; and tessera
+            consolidate of the same directory to plain safetensors
+  merge     (--peers merge) like DeepSpeed's zero_to_fp32: torch.load of all ranks' flat partitions, torch.cat by parameter,
+            torch.save; not synced
 
-cold: before each run, what is dirty is synced and the source's files are dropped from the page cache (posix_fadvise). warm:
-the source is read before each run. Peers want a Python that has torch (--python); without one, or
-without the memory that they take, they are left out with a word why. Peak memory is the resident set of the process.
+cold: before each run dirty pages are synced and the source is dropped from the page cache (posix_fadvise). warm: the source is
+read before each run. Peers need a Python with torch (--python), and are skipped with a message without it or without enough
+memory. Peak memory is the resident set of the process.
 
---dir is where files go, on the disk to be measured: room for the source, as much for the target, and once more for each peer.
-All of it is removed at the end.
+--dir: a folder on the disk to measure, with room for the source, the target and one more for each peer. Everything is removed
+at the end.
 """
 import argparse, json, os, pathlib, shutil, statistics, subprocess, sys, tempfile
 
 from common import drop_cache, end_on_sigterm, files_under, must, parse_size, run, size_of
 
-TORCH_BYTES = 600 * 2**20  # that PyTorch takes by itself
+TORCH_BYTES = 600 * 2**20  # memory of PyTorch itself
 HERE = pathlib.Path(__file__).resolve().parent
 
 

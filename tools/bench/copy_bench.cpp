@@ -4,9 +4,8 @@
 //
 //   buffered          read, checksum, write through the page cache; one sync at the end
 //   buffered, early   the same, and each piece is sent to the disk at once (sync_file_range)
-//   copy_file_range   the system copies; what is verified is read again, from the page cache
-//   direct            read and written past the page cache (O_DIRECT); read through it if it is
-//   there
+//   copy_file_range   the system copies; the copy is read again to verify it, from the page cache
+//   direct            read and written past the page cache (O_DIRECT); cached pages are read there
 //
 // They take turns, on 4 files whose ranges lie at odd offsets, as tensors do; each ends with a
 // sync. Before each, the source is dropped from the page cache, or with --warm read. Prints for

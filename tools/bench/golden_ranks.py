@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Training runs of one and more ranks on a device, against the reference values of tests/golden.
+"""Compares training runs of one and more ranks on a device with the reference values of tests/golden.
 
   golden_ranks.py BUILD_DIR [--worlds 1 2 4] [--precision fp32 bf16] [--backends staged nccl] [--limit S] [--json FILE]
 
-staged: collectives go through the host's memory. nccl: each rank on a GPU of its own; where there are fewer GPUs, ranks
-share one, by a recipe that NCCL does not promise to serve (see BootstrapOptions::backend): where it does not start there, or
-gets stuck, that run is skipped, and larger worlds are not tried. Wrong values are a failure there, too. Checked: loss and
-gradient norm of every step against PyTorch's float64, and against the run of one rank. Bounds: fp32 1e-4, bf16 2e-2, relative.
-Exit code 0 if all runs that were not skipped keep them, 1 if not, or if none was left. What --limit has no time for is skipped.
+staged: collectives go through host memory. nccl: each rank on a GPU of its own; with fewer GPUs, ranks share one by a recipe
+that NCCL does not promise to support (see BootstrapOptions::backend). If it does not start or hangs there, the run is skipped,
+and larger worlds are not tried; wrong values are a failure there, too. Checks loss and gradient norm of every step against
+PyTorch's float64 and against the run of one rank, with relative bounds 1e-4 (fp32) and 2e-2 (bf16). Runs that --limit leaves no
+time for are skipped. Exit code 0 if all other runs pass, 1 if one fails or none ran.
 """
 import argparse, json, os, pathlib, re, socket, subprocess, sys, tempfile, time
 
@@ -17,9 +17,9 @@ GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden"
 BOUNDS = {"fp32": 1e-4, "bf16": 2e-2}
 SHARED_GPU = {"TESSERA_NCCL_SHARE_DEVICES": "1", "NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo",
               "NCCL_PROTO": "Simple", "NCCL_MAX_CTAS": "1"}
-# What a run says where NCCL did not start, or where a collective got stuck.
+# Messages of a run in which NCCL did not start or a collective hung.
 STUCK = re.compile(r"^.*(?:NCCL\b.*\b(?:does not start|did not connect)|\bE043 ).*$", re.M)
-LEAST_SECONDS = 5  # a run is not begun with less
+LEAST_SECONDS = 5  # time left below which no run starts
 
 
 class Skipped(Exception):
@@ -131,7 +131,7 @@ def main():
     golden = GOLDEN / o.set
     expected = json.load(open(golden / "expected.json"))
     results, failed, single, end = [], False, {}, time.monotonic() + o.limit
-    unserved = None  # of ranks that share a GPU, the fewest that NCCL did not serve
+    unserved = None  # smallest world of ranks sharing a GPU that NCCL refused
     print(f"{o.set:<10} {'ranks':>5} {'':<8} {'loss':>10} {'grad_norm':>10} {'to 1 rank':>10}   worst relative difference", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for backend in o.backends:

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""The report of tools/gpu_check.sh, from what its steps left in a folder.
+"""Writes the report of tools/gpu_check.sh from the results of its steps.
 
   gpu_report.py WORK --environment CUDA_ROOT --commit REV     # writes WORK/environment.json
   gpu_report.py WORK --commit REV --report DIR [--earlier DIR] [--logs FILE]
 
 The second form writes DIR/DATE-GPU.json and .md, with each target of docs/gpu/README.md: met, missed or not measured. Parts
-that WORK knows nothing of are taken over from an earlier report of the same name and commit, in DIR or --earlier.
+without results in WORK keep those of an earlier report of the same name and commit, in DIR or --earlier.
 """
 import argparse, datetime, json, os, pathlib, platform, re, subprocess, sys, tarfile
 
 PARTS = ["build", "test", "nccl", "bench", "sanitize", "suite"]
-TAIL = 25  # lines of a failed step's log, from its first error and at its end
+TAIL = 25  # lines shown of a failed step's log, from its first error and from its end
 FIGURES = {"kernels": "kernels.jsonl", "own_attention": "own-attention.jsonl", "gpt2": "gpt2.json", "ranks": "ranks.json", "torch_roofs": "roofs.json"}
 FIGURES_OF = {"kernels": "bench", "own_attention": "bench", "gpt2": "bench", "torch_roofs": "bench", "ranks": "nccl"}
 
@@ -127,7 +127,7 @@ def steps(work):
         except OSError:
             text = ""
         step["counted"] = counted(text)
-        # What a test says that it left out.
+        # A test's message about what it skipped.
         skipped = [line.strip()[:300] for line in text.splitlines()
                    if re.search(r"\b(skip(ped|ping)?|left out)\b", line, re.I) and not line.startswith(("[doctest]", "TEST CASE"))]
         step["notes"] = list(dict.fromkeys(skipped))[:5]

@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""The time of a training step while strangers crowd the control port, against the time without them.
+"""The time of a training step with and without an attack on the control port.
 
   hostile_clients.py BUILD_DIR [--rounds 3] [--connections 10000] [--steps 1000] [--ranks 2] [--json FILE]
 
-Runs of one small GPT take turns, quiet and attacked. The attacked ones get the connections spread over their steps, from a
-process beside them: silent, slow, half-open, random bytes, a length of 4 GiB, HTTP, no token, a wrong token, a replayed
-handshake, requests without a handshake. Printed: the median step of each run, and the ratio of the medians over all rounds.
-The attacker has the lowest priority, for attackers bring processors of their own; what the server does is in the ratio. Exit
-code 0, or 1 if a run fails, a stranger gets in, fewer than nine tenths of the connections were made, or the losses of two runs
-differ.
+Trains a small GPT in turns, quiet and attacked. During an attacked run a second process spreads these connections over the
+steps: silent, slow, half-open, random bytes, a length of 4 GiB, HTTP, no token, a wrong token, a replayed handshake, requests
+without a handshake. Prints the median step of each run, and the ratio of the medians over all rounds. The attacker runs at the
+lowest priority, because real attackers use their own processors; the server's work is in the ratio. Exit code 0, or 1 if a run
+fails, a stranger gets in, fewer than nine tenths of the connections were made, or the losses of two runs differ.
 """
 import argparse, contextlib, hashlib, hmac, json, os, random, socket, statistics, struct, subprocess, sys, tempfile, threading, time
 
@@ -131,7 +130,7 @@ class Attacker(threading.Thread):
             with contextlib.suppress(OSError):  # closed by the server already
                 connection.shutdown(socket.SHUT_WR)
         self.open.append(connection)
-        # Some have something to add: the replayed proof, or a guess.
+        # Some send more: a replayed proof, or a guess.
         self._send(chance.choice(self.open), chance.choice([said[1], noise[:40]]))
         if len(self.open) > OPEN:
             self._leave(self.open.pop(0))
@@ -206,7 +205,7 @@ def main():
             f.write(" ".join(chance.choice("all and each gather is loss model of rank sum".split()) for _ in range(50000)))
         for number in range(o.rounds):
             for name in times:
-                # As long as the quiet run before it took, but its last moments.
+                # Spread over the duration of the previous quiet run, short of its end.
                 seconds = 0.9 * sum(times["quiet"][-1]) / 1e3 if name == "attacked" else None
                 found, steps = train(o, text, folder, seconds)
                 if found != (losses or found):

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What it costs a step that its collectives are written down and compared.
+"""The cost per step of recording and comparing collectives.
 
   ledger.py BUILD_DIR [--ranks 2] [--steps 100]
 
 Runs `tessera_collectives_bench ledger`, then trains nanoGPT's small CPU setting (4 layers, width 128, context 64, batch 12) on
-random characters, and prints collectives per step x (record + compare) / the median step. The comparison has no switch: its
-cost is that of its code by itself; waiting for the other ranks is part of the collective with or without it.
+random characters, and prints collectives per step x (record + compare) / the median step. The comparison cannot be
+switched off, so its code is timed alone; waiting for the other ranks is part of the collective in any case.
 """
 import argparse, json, os, random, re, statistics, tempfile
 

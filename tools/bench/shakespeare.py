@@ -6,8 +6,8 @@
 4 layers, 4 heads, width 128, context 64, batch 12, 2,000 steps, no dropout, characters, 90/10 split; learning rate
 1e-3 falling as a cosine to 1e-4, warm-up 100, beta2 0.99. The loss is over the whole validation part. The time is the
 command's, from start to exit: reading, training, the final evaluation. Runs take turns. With a checkout of nanoGPT
-(its data prepared: data/shakespeare_char/prepare.py) its train.py takes turns too, under each PYTHON; for a machine whose
-speed changes by the minute, take many rounds of few steps and compare the medians of a step.
+(data prepared with data/shakespeare_char/prepare.py) its train.py runs in turns too, under each PYTHON. On a machine whose
+speed varies, use many rounds of few steps and compare the medians of a step.
 """
 import argparse, re, statistics, subprocess, sys, tempfile, time
 

@@ -108,8 +108,7 @@ class Handler final : public nlohmann::json_sax<nlohmann::json> {
                    const nlohmann::detail::exception& error) override {
     const auto end = text_.begin() + static_cast<std::ptrdiff_t>(std::min(position, text_.size()));
     key_line_ = 1 + static_cast<std::size_t>(std::count(text_.begin(), end, '\n'));
-    // "[json.exception.parse_error.101] parse error at line 3, column 5: syntax error while ...",
-    // or
+    // "[json.exception.parse_error.101] parse error at line 3, column 5: syntax error ...", or
     // "[json.exception.out_of_range.406] number overflow parsing '1e400'"
     std::string_view what = error.what();
     const auto colon = what.find(": ");

@@ -26,9 +26,8 @@ struct LoadPlan {
 LoadPlan plan_resume(const io::CheckpointReader& reader, const models::Gpt2Config& model,
                      io::LoadPolicy policy);
 /// The same for weights alone.
-/// @param chosen  patterns (see io::is_chosen): the policy is for the tensors that fit one, the
-/// others
-///                are not taken, whatever they are; empty: all
+/// @param chosen  patterns (see io::is_chosen): only tensors that match one are loaded, and the
+///                policy applies to them; empty: all
 /// @throws InvalidArgument also if a pattern fits no tensor of source or model
 LoadPlan plan_weights(const io::ModelSource& source, const models::Gpt2Config& model,
                       io::LoadPolicy policy, const std::vector<std::string>& chosen = {});

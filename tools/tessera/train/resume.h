@@ -14,9 +14,8 @@ namespace tessera::tools {
 /// @param resume    checkpoint.resume; a checkpoint of another run counts only until this one has
 ///                  its own
 /// @param unusable  those that could not be read after an earlier call, with why
-/// @param notes     receives a line for each broken checkpoint that is newer than the one found,
-/// but
-///                  for those of `unusable`
+/// @param notes     receives a line for each broken checkpoint newer than the one found, except
+///                  those of `unusable`
 /// @throws CorruptCheckpoint if there are only broken ones, with why for each, or if the one that
 ///         `resume` names cannot be used: starting anew would write over the run;
 ///         InvalidArgument if `resume` names what is not there or comes before checkpoints that the

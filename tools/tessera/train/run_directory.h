@@ -7,10 +7,14 @@ namespace tessera::tools {
 
 /// The directory of a run, held by one job at a time. Made by rank 0.
 ///
-///   config.json    resolved configuration        metrics.jsonl   see report/metrics.h
-///   checkpoints/   see io/FORMAT.md              logs/           one file per rank
-///   loss.svg       at the end                    .lock           who holds the directory
+///   config.json    resolved configuration
+///   metrics.jsonl  see report/metrics.h
+///   saves.jsonl    see report/saves.h
+///   checkpoints/   see io/FORMAT.md
+///   logs/          one file per rank
 ///   flight/        one record per rank, see comm/flight_recorder.h
+///   loss.svg       at the end
+///   .lock          the process that holds the directory
 class RunDirectory {
  public:
   /// Makes and locks it. The lock goes with the process, however it ends.
