@@ -1,0 +1,21 @@
+#pragma once
+
+#include <string>
+
+namespace tessera::test {
+
+/// Absolute path of a file in the checkout, as "tests/golden/gpt2-tiny".
+std::string source_path(const std::string& relative = {});
+
+/// Absolute path of what this build makes, as "bin/tessera".
+std::string build_path(const std::string& relative = {});
+
+/// The tessera program of this build.
+inline std::string tessera_program() { return build_path("bin/tessera"); }
+
+/// The plugin that runs CUDA kernels on the host.
+inline std::string fiber_plugin() {
+  return build_path("tests/support/fiber/libtessera_cuda_fiber.so");
+}
+
+}  // namespace tessera::test
