@@ -91,10 +91,15 @@ check() {
     --output-junit "$PWD/build/$preset/tests.xml" "$@"
 }
 
-# build_and_check PRESET LABEL WHAT
-build_and_check() {
-  stage "$1: build" build "$1" "tests-$2" && stage "$1: $3" check "$1" -L "^$2\$"
+# Builds for the sanitizers in the background, at the lowest priority: end-to-end tests mostly wait.
+build_sanitizers() {
+  (
+    renice -n 19 -p "$BASHPID" >/dev/null
+    build asan tests-unit && build tsan tests-dist
+  ) >build/sanitizers.log 2>&1 </dev/null &
+  sanitizers=$!
 }
+finish_sanitizers() { wait "$sanitizers" || { tail -n 100 build/sanitizers.log; return 1; }; }
 
 # Selects which faults of the campaigns are tried.
 if [[ -z ${TESSERA_CAMPAIGN_SEED:-} ]]; then
@@ -108,9 +113,13 @@ case $mode in
   asan | tsan) stage "$mode: build" build "$mode" all && stage "$mode: all tests" check "$mode" ;;
   default)
     if command -v clang-format >/dev/null; then stage "format" check_format; fi
-    build_and_check release e2e "end-to-end tests"
-    build_and_check asan unit "unit tests"
-    build_and_check tsan dist "communication and threads"
+    stage "release: build" build release tests-e2e
+    built=$?
+    build_sanitizers
+    [[ $built -ne 0 ]] || stage "release: end-to-end tests" check release -L '^e2e$'
+    stage "asan, tsan: rest of the build" finish_sanitizers
+    stage "asan: unit tests" check asan -L '^unit$'
+    stage "tsan: communication and threads" check tsan -L '^dist$'
     ;;
 esac
 
