@@ -2,12 +2,15 @@
 
 #include <cstdint>
 
-#include "core/base/context.h"
 #include "core/base/tensor_view.h"
+
+namespace tessera {
+class Context;
+}
 
 namespace tessera::kernels {
 
-/// A row with this target takes no part: loss 0, gradient 0.
+/// Target of a row to ignore: loss 0, gradient 0.
 inline constexpr std::int32_t kIgnoreTarget = -1;
 
 /// Softmax cross-entropy of a block of rows, optionally turning logits into their gradient.
@@ -16,8 +19,8 @@ inline constexpr std::int32_t kIgnoreTarget = -1;
 ///          grad_scale * (softmax(logits) - onehot(target))
 /// targets  [R] i32 in [0, V) or kIgnoreTarget
 /// losses   [R] accumulator dtype: -log softmax(logits)[target] in nats
-/// @throws InvalidArgument naming row and value for a target outside the vocabulary; on CUDA, where
-/// nothing waits for targets to be read, loss and gradient of that row are NaN instead
+/// On CUDA a target outside the vocabulary makes loss and gradient of its row NaN: checking it on
+/// the host would wait for the device.
 /// Source of the online form: Milakov and Gimelshein 2018, arXiv:1805.02867.
 struct CrossEntropy {
   TensorView logits;
