@@ -108,8 +108,7 @@ needed_packages() {
   local package
   for package in "$@"; do echo "$package"; done
   apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
-    --no-enhances --installed "$@" 2>/dev/null | grep -E '^lib(fmt|gloo|isal|ssl3|hiredis|ibverbs1|nl-|boost-context|boost1)' |
-    grep -vE '(hiredis|ibverbs|nl-3|nl-route-3)-dev$' | grep -vE "$everywhere"
+    --no-enhances --installed "$@" 2>/dev/null | grep -E '^lib(fmt|isal|ssl3|boost-context|boost1)' | grep -vE "$everywhere"
 }
 
 prepare() {
@@ -122,7 +121,7 @@ prepare() {
   stage=$(mktemp -d) || return 1
   # shellcheck disable=SC2064  # its value now
   trap "rm -rf '$stage'" RETURN
-  mapfile -t packages < <(needed_packages libeigen3-dev nlohmann-json3-dev libfmt-dev libcli11-dev libgloo-dev \
+  mapfile -t packages < <(needed_packages libeigen3-dev nlohmann-json3-dev libfmt-dev libcli11-dev \
     libisal-dev libssl-dev libboost-context-dev doctest-dev | sort -u)
   mkdir -p "$stage/deb" "$stage/all"
   chmod 755 "$stage" && chmod 777 "$stage/deb"  # for the user that fetches
@@ -148,9 +147,6 @@ prepare() {
   find "$usr" -name '*.a' -delete
   # OpenSSL's configuration lies in a folder of the architecture, which only the system's compiler looks into.
   cp -r "$usr/include/$(uname -m)-linux-gnu/openssl/." "$usr/include/openssl/" || return 1
-  # Only the exported targets of Gloo name their library by an absolute path.
-  # shellcheck disable=SC2016  # CMake's variable
-  find "$usr" -name '*.cmake' -exec sed -i 's|"/usr/lib/|"${_IMPORT_PREFIX}/lib/|' {} +
   # A package of Debian may have its libraries in /lib.
   if [[ -d $stage/all/lib ]]; then cp -a "$stage/all/lib/." "$usr/lib/" && rm -rf "$stage/all/lib"; fi
 
