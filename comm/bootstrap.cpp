@@ -11,10 +11,10 @@
 #include "comm/control/memory_store.h"
 #include "comm/control/socket.h"
 #include "comm/control/tcp_store.h"
-#include "comm/gloo.h"
 #include "comm/host_staged.h"
 #include "comm/shared_memory.h"
 #include "comm/single.h"
+#include "comm/tcp.h"
 #include "core/base/context.h"
 
 namespace tessera::comm {
@@ -28,37 +28,15 @@ constexpr std::chrono::milliseconds kNoticed{1000};
 // Until the ranks have met, and told their processes.
 StoreHost rank_zero() { return {{0}, "rank 0"}; }
 
-// The store of a run whose rank 0 serves it: this rank must leave last.
-class ServedStore final : public Store {
- public:
-  ServedStore(std::unique_ptr<TcpStoreServer> server, std::chrono::milliseconds deadline,
-              const BootstrapOptions& options)
-      : server_(std::move(server)),
-        client_(std::make_unique<TcpStore>(server_->host(), server_->port(), server_->run_id(),
-                                           deadline, 1, server_->token(), rank_zero())),
-        monitor_(std::make_unique<Monitor>(
-            *server_, MonitorOptions{.silence = options.heartbeat_timeout, .server = rank_zero()},
-            nullptr, options.on_note)) {}
-  ~ServedStore() override {
-    client_.reset();
-    server_->drain(kDrain);
+// The store of a run whose rank 0 serves it: this rank leaves last.
+struct ServedStore {
+  std::unique_ptr<TcpStoreServer> server;
+  std::unique_ptr<TcpStore> client;
+  std::unique_ptr<Monitor> monitor;
+  ~ServedStore() {
+    client.reset();
+    server->drain(kDrain);
   }
-  void set(const std::string& key, std::string_view value) override { client_->set(key, value); }
-  std::string get(const std::string& key, std::chrono::milliseconds deadline) override {
-    return client_->get(key, deadline);
-  }
-  bool has(const std::string& key) override { return client_->has(key); }
-  void leave(const std::string& name, int readers) override { client_->leave(name, readers); }
-  void beat(int rank, const RankState& state) override { client_->beat(rank, state); }
-  std::shared_ptr<Store> separate(std::chrono::milliseconds answer_time) const override {
-    return client_->separate(answer_time);
-  }
-  void give_up() override { client_->give_up(); }
-
- private:
-  std::unique_ptr<TcpStoreServer> server_;
-  std::unique_ptr<TcpStore> client_;
-  std::unique_ptr<Monitor> monitor_;
 };
 
 // Where rank 0 listens.
@@ -85,6 +63,21 @@ std::unique_ptr<TcpStoreServer> serve(const LaunchEnvironment& env, Deadline end
       if (i + 1 >= env.ports) throw;
     }
   }
+}
+
+std::shared_ptr<Store> serve_store(const LaunchEnvironment& env, const BootstrapOptions& options,
+                                   Deadline end) {
+  auto server = serve(env, end);
+  auto client = std::make_unique<TcpStore>(server->host(), server->port(), server->run_id(),
+                                           std::chrono::milliseconds(milliseconds_until(end)), 1,
+                                           server->token(), rank_zero());
+  auto monitor = std::make_unique<Monitor>(
+      *server, MonitorOptions{.silence = options.heartbeat_timeout, .server = rank_zero()}, nullptr,
+      options.on_note);
+  Store* const store = client.get();
+  std::shared_ptr<ServedStore> served(
+      new ServedStore{std::move(server), std::move(client), std::move(monitor)});
+  return {std::move(served), store};
 }
 
 // The store that the launcher or rank 0 serves.
@@ -249,7 +242,7 @@ void connect(RankGroup& group, const LaunchEnvironment& env, const BootstrapOpti
     require<Unsupported>(backend == "auto", "comm.backend=nccl: {}", group.why_not_nccl);
   }
 
-  if (backend != "gloo") {
+  if (backend != "tcp") {
     SharedMemoryOptions shared;
     shared.communicator = communicator;
     shared.connect_timeout = time_to_connect();
@@ -266,43 +259,45 @@ void connect(RankGroup& group, const LaunchEnvironment& env, const BootstrapOpti
                                                            std::move(segment), shared));
       return;
     } catch (const Unsupported& error) {
-      require<Unsupported>(backend == "auto", "comm.backend=shm: {}; use gloo or auto",
+      require<Unsupported>(backend == "auto", "comm.backend=shm: {}; use tcp or auto",
                            error.what());
       group.why_not_shared_memory = error.what();
     }
   }
 
-  GlooOptions gloo;
-  gloo.communicator = communicator;
-  gloo.connect_timeout = time_to_connect();
+  TcpOptions tcp;
+  tcp.communicator = communicator;
+  tcp.connect_timeout = time_to_connect();
+  tcp.run_id = env.run_id;
+  tcp.token = env.token;
   if (options.heartbeat_timeout.count() > 0)
-    gloo.watched_within = options.heartbeat_timeout + kNoticed;
-  gloo.processes = std::move(processes);
+    tcp.watched_within = options.heartbeat_timeout + kNoticed;
+  tcp.processes = std::move(processes);
   if (!one_host) {
-    // Not this host's own name, which many systems resolve to a loopback address.
+    // The host's own name resolves to a loopback address on many systems.
     std::vector<std::string> others = {env.address};
     for (const Hello& h : group.ranks) {
       if (h.host != hello.host) others.push_back(h.host);
     }
-    // Containers that share a network meet on loopback, and then that leads everywhere.
+    // Containers that share a network meet on loopback, which then leads everywhere.
     const auto towards = address_towards(others);
-    gloo.address = towards ? *towards : is_loopback(env.address) ? env.address : hello.host;
+    tcp.address = towards ? *towards : is_loopback(env.address) ? env.address : hello.host;
   }
   group.communicator =
-      adapted(options, make_gloo_communicator(group.store, env.rank, env.world_size, gloo));
+      adapted(options, make_tcp_communicator(group.store, env.rank, env.world_size, tcp));
 }
 
 }  // namespace
 
 RankGroup bootstrap(const LaunchEnvironment& env, const BootstrapOptions& options) {
   const std::string& backend = options.backend;
-  require(backend == "auto" || backend == "shm" || backend == "gloo" || backend == "nccl",
-          "comm.backend: expected auto, shm, gloo or nccl, got '{}'", backend);
+  require(backend == "auto" || backend == "shm" || backend == "tcp" || backend == "nccl",
+          "comm.backend: expected auto, shm, tcp or nccl, got '{}'", backend);
   const auto& context = options.communicator.context;
   const bool on_device = computes_on_device(options);
   require<Unsupported>(backend != "nccl" || on_device,
                        "comm.backend=nccl is for ranks that compute on GPUs, and these compute on "
-                       "the cpu; use comm.backend=shm, gloo or auto");
+                       "the cpu; use comm.backend=shm, tcp or auto");
   RankGroup group;
   const auto target = std::make_shared<AbortTarget>();
   const Hello hello = make_hello(env.rank, env.world_size, env.run_id, options.fingerprint,
@@ -319,7 +314,7 @@ RankGroup bootstrap(const LaunchEnvironment& env, const BootstrapOptions& option
   const auto end = std::chrono::steady_clock::now() + options.init_timeout;
   const auto left = [&] { return std::chrono::milliseconds(milliseconds_until(end)); };
   if (env.rank_zero_serves && env.rank == 0) {
-    group.store = std::make_shared<ServedStore>(serve(env, end), left(), options);
+    group.store = serve_store(env, options, end);
   } else {
     // Every rank would learn at its deadline only that rank 0 does not serve.
     if (env.rank_zero_serves && has_address(served_address(env))) {

@@ -16,10 +16,9 @@
 namespace tessera::comm {
 
 struct BootstrapOptions {
-  /// "shm", "gloo" or "nccl": this one. "auto": NCCL if all ranks compute on GPUs, each on one of
-  /// its own, and all can load it; else shared memory if all ranks are on one host and can share
-  /// some; else Gloo. Shared memory and Gloo serve a device's context by staging. A group of one
-  /// needs none of them.
+  /// "shm", "tcp" or "nccl". "auto": NCCL if each rank computes on a GPU of its own and all can
+  /// load it; else shared memory if all ranks are on one host and can share some; else TCP. Shared
+  /// memory and TCP stage a device's buffers through the host. A group of one uses none of them.
   ///
   /// NCCL refuses ranks of one host that share a GPU, and so do we, in words. For tests on a single
   /// GPU, TESSERA_NCCL_SHARE_DEVICES=1 in the environment lets them through; then each process also
@@ -28,53 +27,49 @@ struct BootstrapOptions {
   std::string backend = "auto";
   /// Until all ranks have met and connected.
   std::chrono::milliseconds init_timeout{60'000};
-  /// Default deadline of a collective; and the context, whose device's memory the communicator
-  /// takes beside the host's, and in which staging is booked.
+  /// Default deadline of a collective, and the context: the communicator takes buffers of its
+  /// device, and books staging in its ledger.
   CommunicatorOptions communicator = {};
-  /// What must be equal on all ranks; see Hello.
+  /// Configuration that must be equal on all ranks; see Hello.
   std::string fingerprint = {};
-  /// A rank that gives no sign of life for so long ends the run, and so does whoever serves the
-  /// store. Zero: never.
+  /// Silence after which a rank, or the process that serves the store, ends the run. Zero: never.
   std::chrono::milliseconds heartbeat_timeout{4000};
-  /// Told, before the ranks wait for each other, a number that all ranks of this start share and no
-  /// other start does, also not one whose ranks meet at the same address; never 0. Not called if
-  /// the store can't be reached.
+  /// Called, before the ranks wait for each other, with a number unique to this start and equal on
+  /// all its ranks; never 0. Not called if the store can't be reached.
   std::function<void(std::uint64_t)> on_start_id = {};
-  /// What this process does and where; null: made here. It is not asked for its state when the
-  /// group is gone.
+  /// Phase and step of this process, for heartbeats; null: made here. Not used after the group.
   std::shared_ptr<RankStatus> status = {};
-  /// Told who the processes are, by rank, once all have met.
+  /// Called with the processes, by rank, once all have met.
   std::function<void(const std::vector<Hello>&)> on_met = {};
-  /// On a thread of its own: the run has failed, and this process is still here seconds later.
+  /// Called on another thread if this process still runs seconds after the run has failed.
   std::function<void(const CommError&, const std::vector<Hello>&)> on_stuck = {};
-  /// On a thread of its own, where the store is served: what people should know, of slow ranks.
+  /// Called on another thread of the process that serves the store, with notes on slow ranks.
   std::function<void(const std::string&)> on_note = {};
   /// How NCCL is opened.
   NcclOpener open_nccl = [](Context& context) { return comm::open_nccl(context); };
 };
 
-/// What a rank needs to work with the others. Members go in the reverse order, and must: the
-/// heartbeat uses the communicator, which uses the store. On the rank that serves the store, the
-/// store waits for the others to go, at most 2 s.
+/// A rank's connections to the others. Members are destroyed in reverse order: the heartbeat uses
+/// the communicator, which uses the store. The rank that serves the store waits up to 2 s there for
+/// the others to leave.
 struct RankGroup {
   std::shared_ptr<Store> store;
   std::unique_ptr<Communicator> communicator;
-  /// Why "auto" did not take NCCL for ranks on a device, and why not shared memory; on every rank
-  /// the same. Empty if it did, or did not come to the question.
+  /// Why "auto" did not take NCCL, or shared memory, equal on all ranks; empty if it took it or did
+  /// not try.
   std::string why_not_nccl, why_not_shared_memory;
   /// The processes, by rank.
   std::vector<Hello> ranks;
   std::shared_ptr<RankStatus> status;
-  /// Tells the others that this rank lives, and aborts the communicator when the run has failed.
-  /// Null for a group of one.
+  /// Sends this rank's heartbeats, and aborts the communicator once the run has failed. Null for a
+  /// group of one.
   std::unique_ptr<Heartbeat> heartbeat;
 };
 
-/// Joins the run that `environment` tells of: the store, the rendezvous, the connections.
-/// @throws Unsupported or InvalidArgument for the backend (which must be the same on all ranks);
-/// InvalidArgument if rank 0 would serve on an address that is not a loopback one without a token;
-/// CommError with the culprits if not all ranks come: of one that finds no store rank 0, if that is
-/// to serve it
+/// Joins a run: store, rendezvous, connections.
+/// @throws Unsupported or InvalidArgument for the backend (equal on all ranks); InvalidArgument if
+/// rank 0 would serve without a token on an address that is not a loopback one; CommError with the
+/// culprits if not all ranks come (rank 0 if it is to serve the store and none is found)
 RankGroup bootstrap(const LaunchEnvironment& environment, const BootstrapOptions& options);
 
 }  // namespace tessera::comm

@@ -22,13 +22,13 @@ struct CommunicatorOptions {
   std::chrono::milliseconds timeout{120'000};
   /// Books staging buffers in this context's ledger; null: not booked.
   std::shared_ptr<Context> context = {};
-  /// Its failure is that of the run: told where every verdict on the run is.
+  /// A failure aborts the run: it is published as the run's verdict.
   bool ends_run = false;
 };
 
-/// Throws InvalidArgument unless the arguments fit, on `device` all of them; fills everything but
-/// sequence and deadline. Shared by all communicators, so that one rank's mistake reads the same
-/// everywhere.
+/// Checks the arguments of a collective on `device`, and fills all but sequence, label and
+/// deadline.
+/// @throws InvalidArgument
 Collective checked_all_gather(const TensorView& buffer, int world_size, Device device = {});
 Collective checked_reduce_scatter(const TensorView& in, const TensorView& out, int world_size,
                                   Device device = {});
@@ -36,20 +36,20 @@ Collective checked_all_reduce(const TensorView& buffer, ReduceOp op, Device devi
 Collective checked_broadcast(const TensorView& buffer, int root, int world_size,
                              Device device = {});
 
-/// What moves the data of a QueuedCommunicator.
+/// Transport of a QueuedCommunicator.
 class CollectiveBackend {
  public:
   virtual ~CollectiveBackend() = default;
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
   virtual std::string_view name() const = 0;
-  /// Runs one collective on the queue's thread; returns or throws within its deadline, after which
-  /// nobody touches the buffers. @throws CommError
+  /// Runs one collective on the queue's thread, within its deadline; the buffers are free once it
+  /// returns or throws. @throws CommError
   virtual void run(const Collective& collective) = 0;
   /// Makes the run under way throw soon. Any thread.
   virtual void interrupt(const CommError& reason) noexcept = 0;
-  /// The last call, on the queue's thread: this rank leaves, because of `reason` if not null.
-  /// Peers that wait for it learn of it. Bounded.
+  /// The last call, on the queue's thread: this rank leaves, because of `reason` if not null. Ends
+  /// the waits of its peers. Bounded.
   virtual void close(const CommError* reason) noexcept = 0;
 };
 

@@ -12,9 +12,7 @@
 #include <ctime>
 #include <utility>
 
-#include "comm/control/agreement.h"
-#include "comm/control/withheld_time.h"
-#include "comm/failure_report.h"
+#include "comm/process_backend.h"
 #include "comm/reduce.h"
 #include "core/base/context.h"
 
@@ -94,19 +92,16 @@ int available_cores() {
   return ::sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
-class SharedMemoryBackend final : public CollectiveBackend {
+class SharedMemoryBackend final : public ProcessBackend {
  public:
   SharedMemoryBackend(std::shared_ptr<Store> store, int rank, int world_size, SharedSegment segment,
                       const SharedMemoryOptions& options)
-      : options_(options),
-        rank_(rank),
-        world_(world_size),
+      : ProcessBackend(std::move(store), rank, world_size, options.communicator, options.name,
+                       options.processes),
+        context_(options.communicator.context),
         layout_(layout_of(world_size, options)),
         spins_(world_size <= available_cores()),
-        segment_(std::move(segment)),
-        report_(std::move(store),
-                options.communicator.ends_run ? kVerdict : options.name + "/failure", world_size,
-                options.processes) {
+        segment_(std::move(segment)) {
     require(segment_.bytes() >= layout_.bytes(),
             "a segment of {} bytes is too small for {} ranks with chunks of {}, which need {}",
             segment_.bytes(), world_size, layout_.chunk, layout_.bytes());
@@ -116,24 +111,7 @@ class SharedMemoryBackend final : public CollectiveBackend {
   SharedMemoryBackend(const SharedMemoryBackend&) = delete;
   SharedMemoryBackend& operator=(const SharedMemoryBackend&) = delete;
 
-  int rank() const override { return rank_; }
-  int world_size() const override { return world_; }
   std::string_view name() const override { return "shm"; }
-
-  void run(const Collective& c) override {
-    deadline_ = Clock::now() + c.deadline;
-    try {
-      run_checked(c);
-    } catch (const CommError& error) {
-      throw report_.verdict(error);
-    }
-  }
-
-  void interrupt(const CommError& reason) noexcept override {
-    report_.set_interruption(reason);
-    interrupted_.store(true, std::memory_order_release);
-    wake_all(meeting().complete);
-  }
 
   void close(const CommError* reason) noexcept override {
     if (reason != nullptr) report_.verdict(*reason);
@@ -143,7 +121,9 @@ class SharedMemoryBackend final : public CollectiveBackend {
   }
 
  private:
-  void run_checked(const Collective& c) {
+  void wake() noexcept override { wake_all(meeting().complete); }
+
+  void run_checked(const Collective& c) override {
     const std::size_t total = c.bytes();
     const std::size_t part = total / index(world_);
     auto* data = static_cast<std::byte*>(c.out);
@@ -238,16 +218,14 @@ class SharedMemoryBackend final : public CollectiveBackend {
                  Read&& read) {
     const std::size_t turn = collectives_++ % 2;
     entry(rank_).signature[turn] = Signature(c);
-    moving_ = false;
     Range range;
     do {
-      if (moving_) check_time(c);
+      if (agreed_) check_time(c);
       range.size = std::min(step, bytes - range.begin);
       turn_ = 1 - turn_;
       write(chunk(rank_), range);
       meet(c);
-      if (!moving_) compare_signatures(turn);
-      moving_ = true;
+      if (!agreed_) compare_signatures([&](int r) { return entry(r).signature[turn]; });
       read(range);
       range.begin += range.size;
     } while (range.begin < bytes);
@@ -255,14 +233,8 @@ class SharedMemoryBackend final : public CollectiveBackend {
 
   // For a collective of many chunks for which nobody ever waits long.
   void check_time(const Collective& c) const {
-    if (interrupted_.load(std::memory_order_acquire)) throw report_.interruption();
+    check_interruption();
     if (Clock::now() > deadline_) throw report_.stuck(c, {}, "is the machine overloaded?");
-  }
-
-  void compare_signatures(std::size_t turn) const {
-    std::vector<Signature> signatures;
-    for (int r = 0; r < world_; ++r) signatures.push_back(entry(r).signature[turn]);
-    if (const auto mismatch = find_mismatch(signatures)) throw CommError(*mismatch);
   }
 
   // Returns when all ranks have come. What a rank wrote before, all see after.
@@ -277,11 +249,11 @@ class SharedMemoryBackend final : public CollectiveBackend {
       const std::uint32_t seen = meeting().complete.load();
       if (reaches(seen, number_)) return;
       if (all_arrived()) return announce();  // who should have told us was lost
-      if (interrupted_.load(std::memory_order_acquire)) throw report_.interruption();
+      check_interruption();
       if (slept) find_lost(c);
       const auto left = deadline_ - Clock::now();
       if (left <= left.zero()) {
-        find_late(c);
+        find_late();
         continue;
       }
       meeting().sleepers.fetch_add(1);
@@ -339,29 +311,12 @@ class SharedMemoryBackend final : public CollectiveBackend {
   }
 
   // Throws if somebody is late, and does not if the last one has just come.
-  void find_late(const Collective& c) const {
-    std::vector<int> late;
+  void find_late() const {
+    std::vector<int> ranks;
     for_peers([&](int r) {
-      if (!has_arrived(r)) late.push_back(r);
+      if (!has_arrived(r)) ranks.push_back(r);
     });
-    if (late.empty()) return;
-    if (moving_) throw report_.stuck(c, late, "is it stopped?");
-    throw report_.missing(c, late);
-  }
-
-  template <typename F>
-  void for_peers(F&& f) const {
-    for (int i = 1; i < world_; ++i) f((rank_ + i) % world_);
-  }
-  template <typename F>
-  std::vector<const void*> parts(F&& f) const {
-    std::vector<const void*> result;
-    for (int r = 0; r < world_; ++r) result.push_back(f(r));
-    return result;
-  }
-  static std::size_t index(int r) { return static_cast<std::size_t>(r); }
-  static void copy(void* to, const void* from, std::size_t bytes) {
-    if (bytes > 0) std::memcpy(to, from, bytes);
+    if (!ranks.empty()) throw late(ranks, "is it stopped?");
   }
 
   Meeting& meeting() const { return *reinterpret_cast<Meeting*>(segment_.data()); }
@@ -373,27 +328,21 @@ class SharedMemoryBackend final : public CollectiveBackend {
   }
 
   void book(std::int64_t sign) {
-    const auto& context = options_.communicator.context;
-    if (!context) return;
-    MemoryLedger& ledger = context->ledger();
+    if (!context_) return;
+    MemoryLedger& ledger = context_->ledger();
     std::size_t share = segment_.bytes() / index(world_);
     if (rank_ == 0) share += segment_.bytes() % index(world_);
     ledger.book(ledger.entry(MemoryCategory::Communication, "shared memory"),
                 sign * static_cast<std::int64_t>(share));
   }
 
-  const SharedMemoryOptions options_;
-  const int rank_, world_;
+  const std::shared_ptr<Context> context_;
   const Layout layout_;
   const bool spins_;
   const SharedSegment segment_;
-  FailureReport report_;
-  std::atomic<bool> interrupted_{false};
   // Of the queue's thread, as all below; equal on all ranks that are at the same meeting.
   std::uint32_t number_ = 0;
   std::size_t turn_ = 0, collectives_ = 0;
-  bool moving_ = false;  // all have come to this collective, and agree on it
-  Clock::time_point deadline_;
 };
 
 }  // namespace

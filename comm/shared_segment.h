@@ -8,32 +8,32 @@
 
 namespace tessera::comm {
 
-/// Memory that processes of one host share. It has no name in any file system, so nothing is left
-/// of it when they are gone, however they ended; and it does not come out of /dev/shm, which
-/// containers keep small. Others reach it through /proc while a process that has it lives.
+/// Memory shared by processes of one host: an anonymous file (memfd), which other processes open
+/// through /proc. It is released when the last of them ends, however it ends, and is not limited by
+/// the size of /dev/shm.
 class SharedSegment {
  public:
-  /// Takes all its pages now, zeroed: too little memory is an error here, never a signal later.
+  /// Allocates all pages now, zeroed: too little memory is an error here, not a signal later.
   /// @param bytes  rounded up to whole pages
   /// @throws IoError with the system's reason
   static SharedSegment create(std::size_t bytes);
   /// @param address  of a segment of another process, or of this one
   /// @throws IoError if it can't be reached from here, say from another container
   static SharedSegment open(const std::string& address);
-  /// The same memory at the same place, as a holder of its own: for ranks that are threads.
+  /// The same mapping with locks of its own: for ranks that are threads.
   /// @throws IoError
   SharedSegment open_again() const;
 
-  /// What open() needs; good as long as this object lives.
+  /// Argument of open(), valid while this object lives.
   const std::string& address() const { return address_; }
   std::byte* data() const { return memory_.get(); }
   std::size_t bytes() const { return bytes_; }
 
-  /// Marks place `index` as held by this object, until let_go() or the end of the process, by
-  /// whatever cause. @throws IoError if it is taken, or the system has no such locks
+  /// Locks place `index` until let_go() or the end of the process.
+  /// @throws IoError if it is taken, or the system has no such locks
   void hold(int index);
   void let_go(int index) const noexcept;
-  /// Whether another object holds the place, of whatever process.
+  /// Whether another object, of any process, has locked the place.
   bool is_held_elsewhere(int index) const noexcept;
 
  private:

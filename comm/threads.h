@@ -11,9 +11,8 @@
 
 namespace tessera::comm {
 
-/// Where the ranks of one process meet. It sees who has arrived and who has left, so it names the
-/// culprit of every failure exactly, and it compares what the ranks call before data moves.
-/// Thread-safe; shared by the communicators of all its ranks.
+/// Meeting point of the ranks of one process, shared by their communicators. Compares the ranks'
+/// calls before data moves, and names the culprit of every failure. Thread-safe.
 class ThreadGroup {
  public:
   /// @throws InvalidArgument if world_size < 1
@@ -24,17 +23,17 @@ class ThreadGroup {
   /// @throws CommError Timeout naming who did not arrive, PeerLost naming who has left, Mismatch
   /// naming the odd one out: the same error on every rank
   void arrive(int rank, const Collective& collective);
-  /// Later meetings of the same collective. Every rank is known to be on its way, and ranks read
-  /// each other's buffers, so nothing but the others' arrival ends this wait.
+  /// Later meetings of the same collective. Ranks read each other's buffers, so only the arrival of
+  /// all ends this wait.
   void meet();
-  /// What `rank` arrived with; valid between arrive() and the collective's last meet().
+  /// The call of `rank`; valid between arrive() and the collective's last meet().
   const Collective& collective(int rank) const {
     return *collectives_[static_cast<std::size_t>(rank)];
   }
 
   /// Fails every rank that waits in arrive() or comes later. The first failure stands.
   void fail(const CommError& error);
-  /// `rank` will not come again.
+  /// `rank` leaves the group for good.
   void leave(int rank);
 
  private:

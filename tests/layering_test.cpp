@@ -142,11 +142,11 @@ TEST_CASE("the arrows are those of the design") {
   CHECK_FALSE(allowed("kernels/norm.cpp", "core/ops/norm.h"));
   CHECK_FALSE(allowed("core/tensor.h", "models/gpt2.h"));
   CHECK_FALSE(allowed("models/gpt2.cpp", "comm/communicator.h"));
-  CHECK_FALSE(allowed("comm/gloo.cpp", "core/tensor.h"));
-  CHECK_FALSE(allowed("comm/gloo.cpp", "comm/sharding/unit.h"));
+  CHECK_FALSE(allowed("comm/tcp.cpp", "core/tensor.h"));
+  CHECK_FALSE(allowed("comm/tcp.cpp", "comm/sharding/unit.h"));
   CHECK_FALSE(allowed("io/checkpoint/writer.cpp", "comm/communicator.h"));
   CHECK_FALSE(allowed("io/hf/import.cpp", "models/gpt2.h"));
-  CHECK_FALSE(allowed("comm/gloo.cpp", "tools/tessera/command.h"));
+  CHECK_FALSE(allowed("comm/tcp.cpp", "tools/tessera/command.h"));
   CHECK_FALSE(allowed("kernels/norm.h", "kernels/cpu/norm.h"));
   CHECK_FALSE(allowed("core/ops/norm.cpp", "kernels/cpu/norm.h"));
   CHECK_FALSE(allowed("tools/bench/norm.cpp", "kernels/cuda/norm.h"));

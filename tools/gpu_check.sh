@@ -110,8 +110,7 @@ needed_packages() {
   local package
   for package in "$@"; do echo "$package"; done
   apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
-    --no-enhances --installed "$@" 2>/dev/null | grep -E '^lib(fmt|gloo|isal|ssl3|hiredis|ibverbs1|nl-|boost-context|boost1)' |
-    grep -vE '(hiredis|ibverbs|nl-3|nl-route-3)-dev$' | grep -vE "$everywhere"
+    --no-enhances --installed "$@" 2>/dev/null | grep -E '^lib(fmt|isal|ssl3|boost-context|boost1)' | grep -vE "$everywhere"
 }
 
 prepare() {
@@ -124,7 +123,7 @@ prepare() {
   stage=$(mktemp -d) || return 1
   # shellcheck disable=SC2064  # expand now
   trap "rm -rf '$stage'" RETURN
-  mapfile -t packages < <(needed_packages libeigen3-dev nlohmann-json3-dev libfmt-dev libcli11-dev libgloo-dev \
+  mapfile -t packages < <(needed_packages libeigen3-dev nlohmann-json3-dev libfmt-dev libcli11-dev \
     libisal-dev libssl-dev libboost-context-dev doctest-dev | sort -u)
   mkdir -p "$stage/deb" "$stage/all"
   chmod 755 "$stage" && chmod 777 "$stage/deb"  # apt fetches as another user
@@ -150,9 +149,6 @@ prepare() {
   find "$usr" -name '*.a' -delete
   # Only the system's compiler searches the architecture folder of OpenSSL's configuration.
   cp -r "$usr/include/$(uname -m)-linux-gnu/openssl/." "$usr/include/openssl/" || return 1
-  # Exported CMake targets with absolute paths.
-  # shellcheck disable=SC2016  # CMake's variable
-  find "$usr" -name '*.cmake' -exec sed -i 's|"/usr/lib/|"${_IMPORT_PREFIX}/lib/|' {} +
   # A package of Debian may have its libraries in /lib.
   if [[ -d $stage/all/lib ]]; then cp -a "$stage/all/lib/." "$usr/lib/" && rm -rf "$stage/all/lib"; fi
 

@@ -4,7 +4,7 @@ set -euo pipefail
 
 packages=(
   g++ cmake ninja-build ccache
-  libeigen3-dev nlohmann-json3-dev libfmt-dev libcli11-dev libgloo-dev libisal-dev
+  libeigen3-dev nlohmann-json3-dev libfmt-dev libcli11-dev libisal-dev
   libssl-dev libboost-context-dev doctest-dev
   python3-numpy python3-jsonschema
 )
@@ -92,7 +92,7 @@ these packages, then go on with tools/test.sh --no-setup (CMake names what it mi
   ${packages[*]}
 
 Needed: g++ 12 or newer, CMake 3.25, Eigen 3.4, nlohmann-json 3.11, fmt 9, CLI11 2, doctest 2.4,
-Gloo, ISA-L, OpenSSL 3, Boost.Context 1.71 (for the tests).
+ISA-L, OpenSSL 3, Boost.Context 1.71 (for the tests).
 EOF
   exit 1
 fi

@@ -119,6 +119,33 @@ std::uint16_t bound_port(int fd) {
   return ntohs(reinterpret_cast<const sockaddr_in*>(&address)->sin_port);
 }
 
+std::string bound_address(int fd) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof(address);
+  char text[NI_MAXHOST];
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0 ||
+      ::getnameinfo(reinterpret_cast<const sockaddr*>(&address), length, text, sizeof(text),
+                    nullptr, 0, NI_NUMERICHOST) != 0) {
+    throw CommError(CommFailure::Aborted, {}, "getsockname failed: {}", std::strerror(errno));
+  }
+  return text;
+}
+
+FileDescriptor start_connecting(const std::string& host, std::uint16_t port) {
+  const AddressList list = resolve(host, port, false);
+  FileDescriptor fd;
+  for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {
+    fd = FileDescriptor(::socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!fd) continue;
+    keep_alive(fd.get());
+    if (::connect(fd.get(), a->ai_addr, a->ai_addrlen) == 0 || errno == EINPROGRESS) return fd;
+  }
+  const int code = errno;
+  fd = FileDescriptor();
+  errno = code;
+  return {};
+}
+
 FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline deadline) {
   const AddressList list = resolve(host, port, false);
   for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {

@@ -44,9 +44,15 @@ FileDescriptor listen_on(const std::string& host, std::uint16_t port, int backlo
 void keep_alive(int fd);
 /// The port that a socket is bound to.
 std::uint16_t bound_port(int fd);
+/// The address, in digits, that a socket is bound to.
+std::string bound_address(int fd);
 /// A connected, non-blocking TCP socket; empty if nobody answers by then.
 /// @throws CommError(Aborted) if the host name can't be resolved
 FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline deadline);
+
+/// A non-blocking TCP socket whose connection is under way; empty, with errno, if it can't begin.
+/// @throws CommError(Aborted) if the host name can't be resolved
+FileDescriptor start_connecting(const std::string& host, std::uint16_t port);
 
 /// The address, in digits, of this host's interface that leads to the first of `hosts` that is not
 /// reached over loopback; nothing if there is none. Sends nothing.

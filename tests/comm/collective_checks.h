@@ -19,7 +19,8 @@ inline constexpr std::int64_t kCollectiveCounts[] = {0, 1, 3, 23, 49, 1000, 2001
 // A value that makes sums depend on their order in float32.
 template <typename T>
 T value(int rank, std::int64_t i) {
-  const double x = std::sin(0.7 * static_cast<double>(i) + 1.3 * rank) * (1 + 1000 * (rank % 2));
+  const std::int64_t mixed = (i * 7919 + rank * 104729) % 20011;
+  const double x = static_cast<double>(mixed - 10005) / 10005 * (1 + 1000 * (rank % 2));
   if constexpr (std::is_same_v<T, std::int64_t>) {
     return static_cast<T>(x * 1000) + (std::int64_t{1} << 53);  // not exact in double
   } else if constexpr (std::is_floating_point_v<T>) {

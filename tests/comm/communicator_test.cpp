@@ -15,7 +15,7 @@ using comm::ReduceOp;
 namespace {
 
 constexpr const char* kBackends[] = {
-    "threads", "gloo", "shm", "shm, one mapping", "threads, staged", "gloo, staged", "shm, staged"};
+    "threads", "tcp", "shm", "shm, one mapping", "threads, staged", "tcp, staged", "shm, staged"};
 
 void for_each_backend(const std::function<void(const std::string&, int)>& body) {
   for (const std::string backend : kBackends) {
@@ -82,7 +82,7 @@ TEST_CASE("queued collectives run in order and overlap with the caller") {
 }
 
 TEST_CASE("arguments that do not fit are refused before anything is sent") {
-  for (const char* backend : {"single", "threads", "gloo", "shm"}) {
+  for (const char* backend : {"single", "threads", "tcp", "shm"}) {
     CAPTURE(backend);
     const int world = std::string_view(backend) == "single" ? 1 : 2;
     const Group group(backend, world);

@@ -12,7 +12,7 @@ using comm::ReduceOp;
 
 namespace {
 
-constexpr const char* kBackends[] = {"gloo", "shm", "shm, staged"};
+constexpr const char* kBackends[] = {"tcp", "shm", "shm, staged"};
 
 std::shared_ptr<comm::TcpStore> connect(const std::string& port) {
   return std::make_shared<comm::TcpStore>("127.0.0.1", static_cast<std::uint16_t>(std::stoi(port)),
@@ -40,11 +40,11 @@ std::unique_ptr<comm::Communicator> join(const std::string& backend, int rank, i
     return comm::make_shared_memory_communicator(std::move(store), rank, world, std::move(segment),
                                                  options);
   }
-  comm::GlooOptions options;
+  comm::TcpOptions options;
   options.connect_timeout = 10s;
   options.communicator.timeout = timeout;
   options.processes = processes;
-  return comm::make_gloo_communicator(std::move(store), rank, world, options);
+  return comm::make_tcp_communicator(std::move(store), rank, world, options);
 }
 
 std::string describe(const CommError& error) {
@@ -110,49 +110,33 @@ TEST_CASE("a killed rank: every survivor names it within 3 s") {
 
 TEST_CASE("a killed rank is noticed while another one is merely slow") {
   for (const std::string backend : kBackends) {
-    CAPTURE(backend);
-    Processes ranks(3, [&](int rank, const std::string& port) -> std::string {
-      const auto c = join(backend, rank, 3, port);
-      c->barrier({});
-      if (rank == 1) std::this_thread::sleep_for(30s);  // busy; must not hide rank 2's end
-      if (rank == 2) ::raise(SIGKILL);
-      try {
-        c->barrier({.label = "step"});
-      } catch (const CommError& error) {
-        return describe(error);
-      }
-      return "no error";
-    });
-    const Served served;
-    ranks.go(served.port());
-    const auto outcomes = ranks.wait(kSlack * 10s, 1);
-    CHECK(outcomes[0].in_time);
-    CHECK(outcomes[0].text.find("1 [2] barrier#1 (step): lost rank 2") == 0);
-  }
-}
-
-TEST_CASE("a rank that is killed while it waits for another is noticed") {
-  Processes ranks(3, [&](int rank, const std::string& port) -> std::string {
-    const auto c = join("shm", rank, 3, port);
-    c->barrier({});
-    if (rank == 1) std::this_thread::sleep_for(30s);  // busy
-    try {
-      const auto work = c->start_barrier({.label = "step"});
-      if (rank == 2) {
-        std::this_thread::sleep_for(200ms);
-        ::raise(SIGKILL);
-      }
-      work->wait();
-    } catch (const CommError& error) {
-      return describe(error);
+    for (const bool has_come : {false, true}) {  // to the collective, before it is killed
+      CAPTURE(backend);
+      CAPTURE(has_come);
+      Processes ranks(3, [&](int rank, const std::string& port) -> std::string {
+        const auto c = join(backend, rank, 3, port);
+        c->barrier({});
+        if (rank == 1) std::this_thread::sleep_for(30s);  // busy; must not hide rank 2's end
+        if (rank == 2 && !has_come) ::raise(SIGKILL);
+        try {
+          const auto work = c->start_barrier({.label = "step"});
+          if (rank == 2) {
+            std::this_thread::sleep_for(200ms);
+            ::raise(SIGKILL);
+          }
+          work->wait();
+        } catch (const CommError& error) {
+          return describe(error);
+        }
+        return "no error";
+      });
+      const Served served;
+      ranks.go(served.port());
+      const auto outcomes = ranks.wait(kSlack * 10s, 1);
+      CHECK(outcomes[0].in_time);
+      CHECK(outcomes[0].text.find("1 [2] barrier#1 (step): lost rank 2") == 0);
     }
-    return "no error";
-  });
-  const Served served;
-  ranks.go(served.port());
-  const auto outcomes = ranks.wait(kSlack * 10s, 1);
-  CHECK(outcomes[0].in_time);
-  CHECK(outcomes[0].text.find("1 [2] barrier#1 (step): lost rank 2") == 0);
+  }
 }
 
 TEST_CASE("a stopped rank: at the deadline every survivor names it") {
@@ -198,33 +182,6 @@ TEST_CASE("a rank stopped at any point of a transfer is the culprit on all other
         CHECK(outcomes[r].text.find("0 [1] ") == 0);
         CHECK(outcomes[r].text.find("rank 1 (here, pid of 1)") != std::string::npos);
       }
-    }
-  }
-}
-
-TEST_CASE("a mismatch of sizes ends in an error on all ranks, not in the end of the process") {
-  for (std::size_t i = 0; i < 3 * std::size(kBackends); ++i) {
-    const std::string backend = kBackends[i / 3];
-    const int world = 2 + static_cast<int>(i % 3);
-    CAPTURE(backend);
-    CAPTURE(world);
-    Processes ranks(world, [&](int rank, const std::string& port) -> std::string {
-      const auto c = join(backend, rank, world, port);
-      std::vector<float> x(rank == 1 ? 300'000 : 150'000);
-      try {
-        c->all_gather(view_of(x), {.label = "wte"});
-      } catch (const CommError& error) {
-        return describe(error);
-      }
-      return "no error";
-    });
-    const Served served;
-    ranks.go(served.port());
-    const auto outcomes = ranks.wait(kSlack * 10s);
-    for (const Outcome& outcome : outcomes) {
-      CHECK(outcome.exit_code == 0);
-      CHECK(outcome.text.find("2 [1] ranks disagree on collective #0: rank 1 called all_gather#0 "
-                              "(wte) f32[300000]") == 0);
     }
   }
 }

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "comm/control/memory_store.h"
-#include "comm/gloo.h"
 #include "comm/host_staged.h"
 #include "comm/shared_memory.h"
 #include "comm/single.h"
+#include "comm/tcp.h"
 #include "comm/threads.h"
 #include "core/base/context.h"
 #include "core/base/storage.h"
@@ -94,7 +94,7 @@ class Mirror {
   std::shared_ptr<Storage> storage_;
 };
 
-/// The ranks of one process that a test talks through: by backend "threads", "gloo", "single",
+/// The ranks of one process that a test talks through: by backend "threads", "tcp", "single",
 /// "shm" (each rank maps the segment for itself, as processes do) or "shm, one mapping" (so that
 /// the thread sanitizer sees all ranks at the same addresses). With ", staged" behind it, of a
 /// device's memory: each rank's thread computes on a device of fibers from then on.
@@ -140,10 +140,10 @@ class Group {
       return comm::make_shared_memory_communicator(store_, rank, world_, std::move(segment),
                                                    shared_memory(options));
     }
-    comm::GlooOptions gloo;
-    gloo.communicator = options;
-    gloo.connect_timeout = 10s;
-    return comm::make_gloo_communicator(store_, rank, world_, gloo);
+    comm::TcpOptions tcp;
+    tcp.communicator = options;
+    tcp.connect_timeout = 10s;
+    return comm::make_tcp_communicator(store_, rank, world_, tcp);
   }
   static comm::SharedMemoryOptions shared_memory(const comm::CommunicatorOptions& options) {
     comm::SharedMemoryOptions result;

@@ -175,10 +175,10 @@ TEST_CASE("a rank's share of the segment is booked while the communicator lives"
 }
 
 TEST_CASE("ranks of one host share memory, unless told otherwise") {
-  for (const std::string backend : {"auto", "shm", "gloo"}) {
+  for (const std::string backend : {"auto", "shm", "tcp"}) {
     CAPTURE(backend);
     for (const Outcome& outcome : sums_over(backend, [](int) {})) {
-      CHECK(outcome.text == (backend == "gloo" ? "6 over gloo" : "6 over shm"));
+      CHECK(outcome.text == (backend == "tcp" ? "6 over tcp" : "6 over shm"));
     }
   }
 }
@@ -193,7 +193,7 @@ TEST_CASE("where one rank can't share memory, none does: auto goes on without, s
     CAPTURE(backend);
     for (const Outcome& outcome : sums_over(backend, no_memory)) {
       const std::string why = "rank 0 can't share memory with the others: shared memory: ";
-      CHECK(outcome.text.find(backend == "auto" ? "6 over gloo: " + why
+      CHECK(outcome.text.find(backend == "auto" ? "6 over tcp: " + why
                                                 : "error: comm.backend=shm: " + why) == 0);
       CHECK(outcome.text.find("ulimit -f") != std::string::npos);
     }

@@ -562,7 +562,7 @@ TEST_CASE_FIXTURE(Fixture, "a limit of a file's size is told as a full disk is")
   for (const int world : {1, 2}) {
     CAPTURE(world);
     const auto result =
-        run_with_file_limit(train({"--checkpoint.every=10", "--comm.backend=gloo"}, world), 20'000);
+        run_with_file_limit(train({"--checkpoint.every=10", "--comm.backend=tcp"}, world), 20'000);
     INFO(result.describe());
     CHECK(result.code == kIo);
     CHECK(count(result.err, "warning: step 10 was not saved, training goes on") == 1);

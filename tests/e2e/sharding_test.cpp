@@ -102,7 +102,7 @@ TEST_CASE("what moves the data between ranks changes no bit") {
   for (const std::string mode : {"full", "none"}) {
     CAPTURE(mode);
     std::array<test::Metrics, 2> metrics;
-    for (const std::string backend : {"gloo", "shm"}) {
+    for (const std::string backend : {"tcp", "shm"}) {
       const std::string run = dir.file(mode + "-" + backend);
       const auto result =
           run_cli(joined(small_run(text, run, 3, 40),

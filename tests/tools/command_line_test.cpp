@@ -162,7 +162,7 @@ TEST_CASE("doctor measures, and fails on a directory that it cannot write to") {
   CHECK(found["backends"]["cuda"] == !found["gpus"].empty());
   const std::string problem = found["gpu_problem"];
   CHECK(found["gpus"].empty() == !problem.empty());
-  CHECK(found["backends"]["gloo"] == true);
+  CHECK(found["backends"]["tcp"] == true);
   CHECK(found["backends"]["shm"].is_boolean());
 
   // A path's bytes need not be UTF-8, but JSON is.

@@ -1,5 +1,5 @@
-// Latency of the collectives between processes of this host: over shared memory and over Gloo's
-// TCP, taking turns. Prints rank 0's median and best time of a call.
+// Latency of the collectives between processes of this host: over shared memory and over TCP,
+// taking turns. Prints rank 0's median and best time of a call.
 //
 //   tessera_collectives_bench [ranks] [KiB handed over at a time]
 //   tessera_collectives_bench ledger RANKS FILE
@@ -22,8 +22,8 @@
 
 #include "comm/control/tcp_store.h"
 #include "comm/flight_recorder.h"
-#include "comm/gloo.h"
 #include "comm/shared_memory.h"
+#include "comm/tcp.h"
 
 namespace tessera::comm {
 namespace {
@@ -35,10 +35,10 @@ std::unique_ptr<Communicator> join(const std::string& backend, int rank, int wor
   auto store = std::make_shared<TcpStore>("127.0.0.1", static_cast<std::uint16_t>(port), "bench",
                                           std::chrono::seconds(10));
   const std::string name = fmt::format("{}-{}", backend, round);
-  if (backend == "gloo") {
-    GlooOptions options;
+  if (backend == "tcp") {
+    TcpOptions options;
     options.name = name;
-    return make_gloo_communicator(std::move(store), rank, world, options);
+    return make_tcp_communicator(std::move(store), rank, world, options);
   }
   SharedMemoryOptions options;
   options.name = name;
@@ -70,7 +70,7 @@ void run(Communicator& c) {
   std::vector<double> scalar(2, 1.0);
   measure(c, "all_reduce", 16,
           [&] { c.all_reduce(dense_view(scalar.data(), DType::F64, {2}), ReduceOp::Max, {}); });
-  for (const std::int64_t bytes : {64 << 10, 1 << 20, 32 << 20}) {
+  for (const std::int64_t bytes : {4 << 10, 64 << 10, 1 << 20, 16 << 20}) {
     const std::int64_t part = bytes / 4 / c.world_size();
     const std::int64_t count = part * c.world_size();
     std::vector<float> whole(static_cast<std::size_t>(count), 1.0F);
@@ -178,7 +178,7 @@ int bench(int world, std::size_t chunk, const std::string& ledger) {
       ::_exit(0);
     }
     for (int round = 0; round < 2; ++round) {
-      for (const char* backend : {"shm", "gloo"}) {
+      for (const char* backend : {"shm", "tcp"}) {
         run(*join(backend, rank, world, port, round, chunk));
       }
     }

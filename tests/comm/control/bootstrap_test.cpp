@@ -101,7 +101,7 @@ TEST_CASE("one rank needs no network") {
 TEST_CASE("backends that are not there are refused in one sentence") {
   CHECK_THROWS_HOLDING(Unsupported, "comm.backend=nccl is for ranks that compute on GPUs",
                        comm::bootstrap(environment(0, 1, 0, true), {.backend = "nccl"}));
-  CHECK_THROWS_HOLDING(InvalidArgument, "expected auto, shm, gloo or nccl, got 'mpi'",
+  CHECK_THROWS_HOLDING(InvalidArgument, "expected auto, shm, tcp or nccl, got 'mpi'",
                        comm::bootstrap(environment(0, 1, 0, true), {.backend = "mpi"}));
 }
 
@@ -159,7 +159,7 @@ TEST_CASE("ranks on devices of their own take NCCL, by themselves or when told t
 }
 
 TEST_CASE("ranks on devices talk through the host when told to") {
-  for (const std::string backend : {"shm", "gloo"}) {
+  for (const std::string backend : {"shm", "tcp"}) {
     for (const Outcome& outcome : bootstrapped({.backend = backend})) {
       CHECK(outcome.text == fmt::format("6 of 3 over host-staged {} [0]", backend));
     }

@@ -60,7 +60,7 @@ void Config::validate(int world_size) {
                        "shard.mode {} is not in this build yet; it has full and none", shard.mode);
   require<Unsupported>(comm.backend != "nccl" || train.device != "cpu",
                        "comm.backend nccl is for ranks on GPUs, and train.device is cpu; use shm, "
-                       "gloo or auto");
+                       "tcp or auto");
   require(optim.schedule == "constant" || optim.min_lr <= optim.lr,
           "optim.min_lr {} is above optim.lr {}; set --optim.min_lr too, at most {}", optim.min_lr,
           optim.lr, optim.lr);

@@ -148,9 +148,9 @@ std::vector<Field> make_fields() {
           positive),
 
       text("comm.backend", REF(comm.backend),
-           "how ranks talk: nccl, between GPUs; shm, the memory of one host; gloo, TCP; auto: the "
-           "first of these that can",
-           {"auto", "shm", "gloo", "nccl"}),
+           "how ranks talk: nccl, between GPUs; shm, the memory of one host; tcp, also called "
+           "gloo; auto: the first of these that can",
+           {"auto", "shm", "tcp", "nccl"}),
       number("comm.init_timeout", REF(comm.init_timeout), 0, 1e6,
              "seconds to wait for all ranks at the start", positive),
       number("comm.heartbeat_timeout", REF(comm.heartbeat_timeout), 0, 1e6,
@@ -256,6 +256,7 @@ void assign(std::string& target, const Field& field, const FieldValue& value,
     refuse(field, where, describe(value));
   }
   check_utf8(field, parsed, where);
+  if (field.key == "comm.backend" && parsed == "gloo") parsed = "tcp";  // its former name
   const auto is_in = [&](const std::vector<std::string_view>& choices) {
     return std::find(choices.begin(), choices.end(), parsed) != choices.end();
   };

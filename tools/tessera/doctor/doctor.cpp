@@ -49,7 +49,7 @@ void print_json(const Options& options, const Findings& found) {
   out["backends"] = {{"cpu", true},
                      {"cuda", !found.gpus.descriptions.empty() && found.gpus.healthy()},
                      {"shm", found.shared_memory_problem.empty()},
-                     {"gloo", true},
+                     {"tcp", true},
                      {"nccl", !found.gpus.nccl.empty()}};
   out["gpus"] = found.gpus.descriptions;
   out["gpu_problem"] = found.gpus.problem;
@@ -112,8 +112,8 @@ void print_text(const Options& options, const Findings& found) {
     rows.emplace_back(&library == found.libraries.data() ? "libraries" : "", describe(library));
   rows.emplace_back("communication",
                     found.shared_memory_problem.empty()
-                        ? "shm (shared memory of one host), gloo, threads of one process"
-                        : "gloo, threads of one process; no shm: " + found.shared_memory_problem);
+                        ? "shm (shared memory of one host), tcp, threads of one process"
+                        : "tcp, threads of one process; no shm: " + found.shared_memory_problem);
   if (!gpus.nccl.empty())
     rows.emplace_back("", "nccl " + gpus.nccl + " between GPUs");
   else if (!gpus.descriptions.empty())

@@ -1,0 +1,100 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/control/agreement.h"
+#include "comm/control/withheld_time.h"
+#include "comm/failure_report.h"
+#include "comm/queued_communicator.h"
+
+namespace tessera::comm {
+
+/// Common part of the backends whose ranks are processes: deadline, interruption, one verdict for
+/// all ranks.
+class ProcessBackend : public CollectiveBackend {
+ public:
+  int rank() const override { return rank_; }
+  int world_size() const override { return world_; }
+  void run(const Collective& collective) final {
+    collective_ = &collective;
+    deadline_ = Clock::now() + collective.deadline;
+    agreed_ = false;
+    try {
+      run_checked(collective);
+    } catch (const CommError& error) {
+      throw report_.verdict(error);
+    }
+  }
+  void interrupt(const CommError& reason) noexcept final {
+    report_.set_interruption(reason);
+    interrupted_.store(true, std::memory_order_release);
+    wake();
+  }
+
+ protected:
+  using Clock = std::chrono::steady_clock;
+
+  /// @param name       prefix of the keys in the store
+  /// @param processes  as in FailureReport
+  ProcessBackend(std::shared_ptr<Store> store, int rank, int world_size,
+                 const CommunicatorOptions& options, const std::string& name,
+                 std::vector<std::string> processes)
+      : rank_(rank),
+        world_(world_size),
+        report_(std::move(store), options.ends_run ? kVerdict : name + "/failure", world_size,
+                std::move(processes)) {}
+
+  virtual void run_checked(const Collective& collective) = 0;
+  /// Ends a wait of run_checked(), which then calls check_interruption(). Any thread.
+  virtual void wake() noexcept = 0;
+
+  void check_interruption() const {
+    if (interrupted_.load(std::memory_order_acquire)) throw report_.interruption();
+  }
+  /// @param signature_of  by rank, once all have come. @throws CommError(Mismatch)
+  template <typename F>
+  void compare_signatures(F&& signature_of) {
+    std::vector<Signature> signatures;
+    for (int r = 0; r < world_; ++r) signatures.push_back(signature_of(r));
+    if (const auto mismatch = find_mismatch(signatures)) throw CommError(*mismatch);
+    agreed_ = true;
+  }
+  CommError late(const std::vector<int>& ranks, std::string_view question) const {
+    return agreed_ ? report_.stuck(*collective_, ranks, question)
+                   : report_.missing(*collective_, ranks);
+  }
+
+  /// Other ranks, beginning with the next one, so that ranks begin with different ones.
+  template <typename F>
+  void for_peers(F&& f) const {
+    for (int i = 1; i < world_; ++i) f((rank_ + i) % world_);
+  }
+  template <typename F>
+  std::vector<const void*> parts(F&& part_of) const {
+    std::vector<const void*> result;
+    for (int r = 0; r < world_; ++r) result.push_back(part_of(r));
+    return result;
+  }
+  static std::size_t index(int r) { return static_cast<std::size_t>(r); }
+  static void copy(void* to, const void* from, std::size_t bytes) {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+  }
+
+  const int rank_, world_;
+  FailureReport report_;
+  // Of the queue's thread.
+  const Collective* collective_ = nullptr;  // under way
+  Clock::time_point deadline_;
+  bool agreed_ = false;  // all ranks have come to it with equal signatures
+
+ private:
+  std::atomic<bool> interrupted_{false};
+};
+
+}  // namespace tessera::comm

@@ -1,0 +1,374 @@
+#include "comm/tcp.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <functional>
+#include <span>
+#include <utility>
+
+#include "comm/host_memory.h"
+#include "comm/process_backend.h"
+#include "comm/reduce.h"
+#include "comm/tcp_mesh.h"
+
+namespace tessera::comm {
+namespace {
+
+// From every rank to every other at the start of a collective. A contribution that fits travels
+// inside, so a barrier or the sum of a scalar is one message to each peer.
+struct Header {
+  Signature signature;
+  std::array<std::byte, 192> payload;
+};
+static_assert(std::is_trivially_copyable_v<Header> && sizeof(Header) == 256);
+
+// Sequence number of the header with which a rank leaves in order.
+constexpr std::uint64_t kGoodbye = ~std::uint64_t{0};
+
+// all_reduce up to this size sends everything to everybody: one exchange instead of two.
+constexpr std::size_t kDirectAllReduce = 32 * 1024;
+// Bytes that a reduction receives from each peer before it adds them up.
+constexpr std::size_t kPiece = 256 * 1024;
+constexpr std::chrono::milliseconds kTick{100};
+// For the header of a rank that leaves, where a peer is slow to read.
+constexpr std::chrono::milliseconds kGoodbyeTime{1000};
+
+class TcpBackend final : public ProcessBackend {
+ public:
+  TcpBackend(const std::shared_ptr<Store>& store, int rank, int world_size,
+             const TcpOptions& options)
+      : ProcessBackend(store, rank, world_size, options.communicator, options.name,
+                       options.processes),
+        context_(options.communicator.context),
+        wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
+        peers_(index(world_size)) {
+    auto sockets = connect_tcp_mesh(*store, rank, world_size, options);
+    for_peers([&](int r) { peers_[index(r)].socket = std::move(sockets[index(r)]); });
+  }
+
+  std::string_view name() const override { return "tcp"; }
+
+  void close(const CommError* reason) noexcept override {
+    if (reason != nullptr) {
+      report_.verdict(*reason);
+    } else {
+      say_goodbye();
+    }
+    for (Peer& peer : peers_) peer.socket = FileDescriptor();
+  }
+
+ private:
+  void wake() noexcept override {
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const auto n = ::write(wake_.get(), &one, sizeof(one));
+  }
+
+  struct Peer {
+    FileDescriptor socket;
+    Header header;  // of the collective under way
+    std::size_t header_bytes = 0;
+    std::span<std::byte> in;                      // to be received after it
+    std::vector<std::span<const std::byte>> out;  // to be sent, in this order
+    bool has_left = false;
+
+    bool wants() const { return header_bytes < sizeof(Header) || !in.empty(); }
+  };
+
+  void run_checked(const Collective& c) override {
+    const std::size_t total = c.bytes();
+    const std::size_t part = total / index(world_);
+    auto* data = static_cast<std::byte*>(c.out);
+    switch (c.kind) {
+      case CollectiveKind::Barrier:
+        meet({}, {});
+        return finish();
+      case CollectiveKind::AllGather:
+        return all_gather(data, [part](int r) { return part * index(r); });
+      case CollectiveKind::ReduceScatter: {
+        const auto* in = static_cast<const std::byte*>(c.in);
+        meet({}, [&](int r) { return std::span(in + part * index(r), part); });
+        const std::size_t size = dtype_size(c.dtype);
+        reduce(in + part * index(rank_), part, [&](const auto& parts, std::size_t at, auto bytes) {
+          sum_parts_f32(parts, c.dtype, static_cast<float*>(c.out) + at / size,
+                        static_cast<std::int64_t>(bytes / size));
+        });
+        return finish();
+      }
+      case CollectiveKind::AllReduce:
+        return all_reduce(c);
+      case CollectiveKind::Broadcast: {
+        const std::span<std::byte> all(data, total);
+        const bool is_root = c.root == rank_;
+        if (total <= sizeof(Header::payload)) {
+          meet(is_root ? all : std::span<std::byte>(), {});
+          if (!is_root) copy(data, payload(c.root), total);
+        } else {
+          meet({}, [&](int) { return is_root ? all : std::span<std::byte>(); });
+          if (!is_root) receive(c.root, all);
+        }
+        return finish();
+      }
+    }
+  }
+
+  // @param begin  where a rank's part begins; of world_, where the last one ends
+  template <typename Begin>
+  void all_gather(std::byte* data, Begin&& begin) {
+    const auto part = [&](int r) { return std::span(data + begin(r), begin(r + 1) - begin(r)); };
+    const std::span<std::byte> own = part(rank_);
+    if (own.size() <= sizeof(Header::payload)) {
+      meet(own, {});
+      for_peers([&](int r) { copy(part(r).data(), payload(r), own.size()); });
+    } else {
+      meet({}, [&](int) { return own; });
+      for_peers([&](int r) { receive(r, part(r)); });
+    }
+    finish();
+  }
+
+  void all_reduce(const Collective& c) {
+    const std::size_t total = c.bytes();
+    const std::size_t size = dtype_size(c.dtype);
+    auto* data = static_cast<std::byte*>(c.out);
+    const auto combine_at = [&](std::byte* to) {
+      return [&c, to, size](const auto& parts, std::size_t at, std::size_t bytes) {
+        reduce_parts(parts, c.dtype, c.op, to + at, static_cast<std::int64_t>(bytes / size));
+      };
+    };
+    if (total <= sizeof(Header::payload)) {
+      meet({data, total}, {});
+      finish();
+      return combine_at(data)(parts([&](int r) { return r == rank_ ? data : payload(r); }), 0,
+                              total);
+    }
+    if (total <= kDirectAllReduce) {
+      meet({}, [&](int) { return std::span(data, total); });
+      finish();  // before it is overwritten
+      return reduce(data, total, combine_at(data));
+    }
+    // Each rank reduces its stretch of the elements, then all gather the stretches.
+    const auto begin = [&](int r) { return static_cast<std::size_t>(c.count * r / world_) * size; };
+    const auto stretch = [&](int r) { return std::span(data + begin(r), begin(r + 1) - begin(r)); };
+    meet({}, stretch);
+    const std::span<std::byte> own = stretch(rank_);
+    reduce(own.data(), own.size(), combine_at(own.data()));
+    for_peers([&](int r) { send(r, own); });
+    // A peer's stretch comes only after that peer has received this rank's copy of it.
+    for_peers([&](int r) { receive(r, stretch(r)); });
+    finish();
+  }
+
+  // Sends a header with `payload` to every peer, and `part(r)` after it; returns once the headers
+  // of all are here and agree.
+  void meet(std::span<const std::byte> payload,
+            const std::function<std::span<const std::byte>(int)>& part) {
+    header_.signature = Signature(*collective_);
+    copy(header_.payload.data(), payload.data(), payload.size());
+    std::vector<int> gone;
+    for_peers([&](int r) {
+      if (peers_[index(r)].has_left) gone.push_back(r);
+    });
+    if (!gone.empty()) throw report_.lost(*collective_, gone);
+    for_peers([&](int r) {
+      peers_[index(r)].header_bytes = 0;
+      peers_[index(r)].out.push_back(std::as_bytes(std::span(&header_, 1)));
+      send(r, part ? part(r) : std::span<const std::byte>());
+    });
+    exchange([](const Peer& p) { return p.header_bytes < sizeof(Header); });
+    compare_signatures(
+        [&](int r) { return (r == rank_ ? header_ : peers_[index(r)].header).signature; });
+  }
+
+  // Receives `bytes` from each peer, a piece at a time.
+  // @param combine  (parts by rank, offset, bytes)
+  template <typename Combine>
+  void reduce(const std::byte* own, std::size_t bytes, Combine&& combine) {
+    const std::size_t step = std::min(bytes, kPiece);
+    std::byte* staging = stage(step * index(world_ - 1));
+    const auto place = [&](int r) { return staging + step * index(r < rank_ ? r : r - 1); };
+    for (std::size_t at = 0; at < bytes; at += step) {
+      const std::size_t size = std::min(step, bytes - at);
+      for_peers([&](int r) { receive(r, {place(r), size}); });
+      exchange([](const Peer& p) { return p.wants(); });
+      combine(parts([&](int r) { return r == rank_ ? own + at : place(r); }), at, size);
+    }
+  }
+
+  void finish() {
+    exchange([](const Peer& p) { return p.wants() || !p.out.empty(); });
+  }
+
+  void send(int r, std::span<const std::byte> bytes) {
+    Peer& peer = peers_[index(r)];
+    if (!bytes.empty()) peer.out.push_back(bytes);
+    send_some(r, peer);
+  }
+
+  void receive(int r, std::span<std::byte> bytes) {
+    Peer& peer = peers_[index(r)];
+    peer.in = bytes;
+    receive_some(r, peer);
+  }
+
+  // Sends and receives until no peer owes anything.
+  template <typename Owes>
+  void exchange(Owes&& owes) {
+    WithheldTime withheld(kTick);
+    for (;;) {
+      check_interruption();
+      std::vector<int> owing;
+      polls_ = {{wake_.get(), POLLIN, 0}};
+      for_peers([&](int r) {
+        const Peer& p = peers_[index(r)];
+        if (owes(p)) owing.push_back(r);
+        const int events = POLLRDHUP | (p.wants() ? POLLIN : 0) | (p.out.empty() ? 0 : POLLOUT);
+        polls_.push_back({p.has_left ? -1 : p.socket.get(), static_cast<short>(events), 0});
+      });
+      if (owing.empty()) return;
+      const auto now = Clock::now();
+      deadline_ += withheld.look(now);
+      if (now >= deadline_) {
+        std::sort(owing.begin(), owing.end());
+        throw late(owing, "is it stopped, or the network to it cut?");
+      }
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - now);
+      if (::poll(polls_.data(), polls_.size(), static_cast<int>(std::min(left, kTick).count())) < 1)
+        continue;
+      std::size_t at = 0;
+      for_peers([&](int r) {
+        Peer& peer = peers_[index(r)];
+        const int events = polls_[++at].revents;
+        if (events == 0) return;
+        if ((events & POLLOUT) != 0) send_some(r, peer);
+        if (peer.wants()) {
+          receive_some(r, peer);
+        } else if ((events & (POLLRDHUP | POLLHUP | POLLERR)) != 0) {
+          see_it_leave(r, peer);
+        }
+      });
+    }
+  }
+
+  void send_some(int r, Peer& peer) {
+    while (!peer.out.empty()) {
+      std::array<iovec, 2> parts{};
+      const std::size_t count = std::min(parts.size(), peer.out.size());
+      for (std::size_t i = 0; i < count; ++i) {
+        parts[i] = {const_cast<std::byte*>(peer.out[i].data()), peer.out[i].size()};
+      }
+      msghdr message{};
+      message.msg_iov = parts.data();
+      message.msg_iovlen = count;
+      const ssize_t n = ::sendmsg(peer.socket.get(), &message, MSG_NOSIGNAL);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+      if (n < 0) throw lost(r);
+      auto sent = static_cast<std::size_t>(n);
+      while (sent > 0) {
+        const std::size_t of_first = std::min(sent, peer.out[0].size());
+        peer.out[0] = peer.out[0].subspan(of_first);
+        if (peer.out[0].empty()) peer.out.erase(peer.out.begin());
+        sent -= of_first;
+      }
+    }
+  }
+
+  void receive_some(int r, Peer& peer) {
+    while (peer.wants()) {
+      const bool is_header = peer.header_bytes < sizeof(Header);
+      const std::span<std::byte> to =
+          is_header ? std::as_writable_bytes(std::span(&peer.header, 1)).subspan(peer.header_bytes)
+                    : peer.in;
+      const ssize_t n = ::recv(peer.socket.get(), to.data(), to.size(), 0);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+      if (n <= 0) throw lost(r);
+      const auto received = static_cast<std::size_t>(n);
+      if (is_header) {
+        peer.header_bytes += received;
+        if (!peer.wants() && peer.header.signature.sequence == kGoodbye) throw lost(r);
+      } else {
+        peer.in = peer.in.subspan(received);
+      }
+      if (received < to.size()) return;  // there is no more for now
+    }
+  }
+
+  // A peer that owes nothing has closed its connection: in order, or it is lost.
+  void see_it_leave(int r, Peer& peer) {
+    Header last;
+    const ssize_t n = ::recv(peer.socket.get(), &last, sizeof(last), MSG_PEEK);
+    if (n != sizeof(last) || last.signature.sequence != kGoodbye || !peer.out.empty())
+      throw lost(r);
+    peer.has_left = true;
+  }
+
+  CommError lost(int r) const { return report_.lost(*collective_, std::array{r}); }
+
+  // After the last collective, so nothing else waits to be sent.
+  void say_goodbye() noexcept {
+    const auto end = Clock::now() + kGoodbyeTime;
+    header_ = {};
+    header_.signature.sequence = kGoodbye;
+    for_peers([&](int r) {
+      const int socket = peers_[index(r)].socket.get();
+      std::span<const std::byte> left = std::as_bytes(std::span(&header_, 1));
+      while (!left.empty()) {
+        const ssize_t n = ::send(socket, left.data(), left.size(), MSG_NOSIGNAL);
+        if (n > 0) left = left.subspan(static_cast<std::size_t>(n));
+        pollfd room{socket, POLLOUT, 0};
+        if (n < 0 && (errno != EAGAIN || ::poll(&room, 1, milliseconds_until(end)) < 1)) return;
+      }
+    });
+  }
+
+  const std::byte* payload(int r) const { return peers_[index(r)].header.payload.data(); }
+
+  std::byte* stage(std::size_t bytes) {
+    if (bytes <= staging_bytes_) return staging_;
+    staging_ = nullptr;
+    staging_bytes_ = 0;
+    if (context_) {
+      booked_.reset();
+      booked_ = std::make_unique<HostMemory>(context_, bytes, "tcp staging");
+      staging_ = booked_->data();
+    } else {
+      unbooked_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+      staging_ = unbooked_.get();
+    }
+    staging_bytes_ = bytes;
+    return staging_;
+  }
+
+  const std::shared_ptr<Context> context_;
+  const FileDescriptor wake_;
+  // Of the queue's thread, as all below.
+  std::vector<Peer> peers_;  // by rank
+  std::vector<pollfd> polls_;
+  Header header_{};
+  std::unique_ptr<HostMemory> booked_;
+  std::unique_ptr<std::byte[]> unbooked_;
+  std::byte* staging_ = nullptr;
+  std::size_t staging_bytes_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_tcp_communicator(const std::shared_ptr<Store>& store, int rank,
+                                                    int world_size, const TcpOptions& options) {
+  require(store != nullptr && world_size >= 2 && rank >= 0 && rank < world_size,
+          "tcp needs a store and a rank of a group of two or more, got rank {} of {}", rank,
+          world_size);
+  return std::make_unique<QueuedCommunicator>(
+      std::make_unique<TcpBackend>(store, rank, world_size, options), options.communicator.timeout);
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <vector>
+
+#include "comm/control/socket.h"
+#include "comm/tcp.h"
+
+namespace tessera::comm {
+
+/// Connects this rank with all others: to lower ranks, from higher ones. Ports are open only
+/// meanwhile.
+///
+/// Every connection is proved from both sides before it carries data, with the proofs of
+/// control/authentication.h over run id, name, both ranks and both nonces:
+///
+///     server: nonce            32 bytes
+///     client: rank, nonce, proof   4 + 32 + 32 bytes, little-endian
+///     server: proof            32 bytes
+///
+/// A stranger may send 68 bytes within 2 s. At most 64 strangers are held; the next one replaces
+/// one of them at random, and a rank that was replaced connects again.
+///
+/// @return non-blocking sockets by rank; none for this rank
+/// @throws CommError Timeout naming the ranks that published no address, or both ends of a
+/// connection that could not be made; Aborted if this rank can't listen; the run's verdict, if
+/// there is one and options.communicator.ends_run
+std::vector<FileDescriptor> connect_tcp_mesh(Store& store, int rank, int world_size,
+                                             const TcpOptions& options);
+
+}  // namespace tessera::comm
