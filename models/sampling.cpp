@@ -30,7 +30,7 @@ std::int32_t sample(std::span<const float> logits, const SamplingOptions& option
   check_columns(static_cast<std::int64_t>(logits.size()));
   const auto context = Context::create();
   std::int32_t token = -1;
-  // Kernels take views of what they only read as of what they write.
+  // TensorView is mutable; the kernel only reads logits.
   kernels::sample(*context, {dense_view(const_cast<float*>(logits.data()), DType::F32,
                                         {1, static_cast<std::int64_t>(logits.size())}),
                              dense_view(&token, DType::I32, {1}), options.temperature,

@@ -10,7 +10,7 @@
 
 namespace tessera::tools {
 
-/// Parameters in one place of a step (its gradients, say) that hold NaN or infinite values.
+/// Parameters with NaN or infinite values in one stage of a step, such as its gradients.
 struct NonFiniteParameters {
   std::set<std::string> names;
   comm::NonFinite first;  ///< of the one that was found first
@@ -18,7 +18,7 @@ struct NonFiniteParameters {
   void add(const std::vector<comm::NonFinite>& found);
 };
 
-/// What one rank finds in a step whose loss or gradient norm is not finite.
+/// One rank's findings in a step whose loss or gradient norm is not finite.
 struct StepFindings {
   std::string loss;               ///< this rank's part, if it is not finite: "nan", "inf", "-inf"
   NonFiniteParameters gradients;  ///< that this rank has computed
@@ -26,12 +26,12 @@ struct StepFindings {
   NonFiniteParameters weights;    ///< that it holds
 };
 
-/// The findings as text and back, for telling other ranks.
+/// Serialization of the findings, to exchange them among ranks.
 std::string encode(const StepFindings& findings);
-/// @throws CommError(Mismatch) if the text is none
+/// @throws CommError(Mismatch) on malformed text
 StepFindings decode_findings(const std::string& text);
 
-/// "nan", "inf" or "-inf"; the sign of a NaN tells nobody anything.
+/// "nan", regardless of its sign, "inf" or "-inf".
 std::string non_finite_word(double value);
 
 struct NonFiniteStep {
@@ -41,8 +41,7 @@ struct NonFiniteStep {
   std::span<const StepFindings> ranks;  ///< from computing it again, by rank
 };
 
-/// One sentence that names what is to blame, and what to do, the same on every rank that has the
-/// same findings.
+/// One sentence that names the culprit and what to do; a pure function of the findings.
 std::string describe(const NonFiniteStep& step);
 
 }  // namespace tessera::tools
