@@ -7,9 +7,12 @@
 namespace tessera::comm {
 namespace {
 
-// For who watches a process to say how it ended: on a crowded machine it may get a processor only
-// after a second. Without a launcher, whoever serves the store says so after 1.5 s.
+// The monitor reports how a process ended within this: on a crowded machine a second after the end,
+// without a launcher after 1.5 s.
 constexpr std::chrono::milliseconds kWatcher{2000};
+// A rank that waits for several others leaves this much time to one that can name the culprit
+// among them.
+constexpr std::chrono::milliseconds kSettle{500};
 
 std::vector<int> copy_of(std::span<const int> ranks) { return {ranks.begin(), ranks.end()}; }
 
@@ -42,20 +45,23 @@ CommError FailureReport::stuck(const Collective& collective, std::span<const int
       collective.describe(), name(ranks), format_seconds(collective.deadline), question);
 }
 
-CommError FailureReport::apart(const Collective& collective, std::span<const int> ranks) const {
-  CommError error(CommFailure::Timeout, copy_of(ranks),
-                  "{}: {}{} wait for each other's data, which did not get through within {}; the "
-                  "network between their hosts is cut, too slow, or blocked by a firewall",
-                  collective.describe(), name(ranks), ranks.size() == 1 ? " and others" : "",
-                  format_seconds(collective.deadline));
-  return error.set_fate(std::string(kCutOff));
+std::optional<CommError> FailureReport::wait_for_verdict(std::chrono::milliseconds at_most) {
+  try {
+    return decode_error(store_->get(key_, at_most));
+  } catch (const CommError& error) {
+    if (error.failure() != CommFailure::Timeout) throw;
+    return std::nullopt;
+  }
 }
 
 CommError FailureReport::verdict(const CommError& error) noexcept {
   if (verdict_) return *verdict_;
   try {
-    if (key_ == kVerdict && error.failure() == CommFailure::PeerLost)
-      verdict_ = find_verdict(*store_, kWatcher);
+    if (key_ == kVerdict && error.failure() == CommFailure::PeerLost) {
+      verdict_ = wait_for_verdict(kWatcher);
+    } else if (error.failure() == CommFailure::Timeout && error.culprits().size() > 1) {
+      verdict_ = wait_for_verdict(kSettle);
+    }
     if (verdict_) return *verdict_;
     verdict_ = decode_error(set_or_get(*store_, key_, encode_error(error)));
   } catch (const std::exception&) {

@@ -5,7 +5,6 @@
 #include <thread>
 
 #include "comm/control/agreement.h"
-#include "comm/control/waiting_ranks.h"
 #include "comm/failure_report.h"
 #include "comm/gloo_mesh.h"
 #include "comm/host_memory.h"
@@ -26,13 +25,6 @@ static_assert(std::is_trivially_copyable_v<Header> && sizeof(Header) == 256);
 // all_reduce up to this size sends everything to everybody: one exchange instead of two.
 constexpr std::size_t kDirectAllReduce = 32 * 1024;
 
-// Where two ranks do not reach each other, both say so at about the same time; where a rank reaches
-// nobody, several do.
-constexpr std::chrono::milliseconds kSettle{500};
-constexpr std::chrono::milliseconds kLook{50};
-// Stands for a collective that is far from all others.
-constexpr std::uint64_t kConnecting = std::uint64_t{1} << 63;
-
 // Slot of a collective's data. It depends on the whole signature, so that ranks that disagree never
 // receive each other's data: Gloo ends the process when sizes differ.
 std::uint64_t data_slot(const Signature& signature, int phase) {
@@ -50,7 +42,6 @@ class GlooBackend final : public CollectiveBackend {
       : options_(options),
         rank_(rank),
         world_(world_size),
-        waiting_(store, options.name, rank, world_size),
         report_(store, options.communicator.ends_run ? kVerdict : options.name + "/failure",
                 world_size, options.processes),
         headers_(static_cast<std::size_t>(world_size)) {
@@ -70,12 +61,9 @@ class GlooBackend final : public CollectiveBackend {
   void run(const Collective& c) override {
     const PipeSignalBlock block;
     const auto now = GlooMesh::Clock::now();
-    mesh_->set_deadline(now + c.deadline / 2, now + c.deadline,
-                        [this, &c](const auto& owing) { tell_waiting(c, owing); });
+    mesh_->set_deadline(now + c.deadline, now + c.deadline, [](const auto&) {});
     try {
       run_checked(c);
-      if (has_told_) ask_store([&] { waiting_.tell_over(c.sequence); });
-      has_told_ = false;
       post_headers(c.sequence + 1);
     } catch (const CommError& error) {
       throw report_.verdict(error);
@@ -272,74 +260,20 @@ class GlooBackend final : public CollectiveBackend {
     if (const auto mismatch = find_mismatch(signatures)) throw CommError(*mismatch);
   }
 
-  // Without the store nothing is known of the others; that alone is no failure.
-  template <typename F>
-  void ask_store(F&& f) {
-    if (store_is_lost_) return;
-    try {
-      f();
-    } catch (const CommError&) {
-      store_is_lost_ = true;
-    }
-  }
-
-  void tell_waiting(const Collective& c, const std::vector<int>& owing) {
-    has_told_ = true;
-    ask_store([&] { waiting_.tell(c.sequence, owing); });
-  }
-
   // Not all data came in time. @param arrived  but all ranks did come
   CommError late(const Collective& c, const std::vector<int>& owing, bool arrived) {
-    WaitCause cause{owing, {}};
-    ask_store([&] {
-      cause = find_wait_cause(rank_, owing, [&](int r) { return waiting_.of(r, c.sequence); });
-    });
-    if (!cause.apart.empty()) return report_.apart(c, cause.apart);
-    const std::vector<int>& culprits = cause.silent.empty() ? owing : cause.silent;
-    return arrived ? report_.stuck(c, culprits, "is it stopped, or the network down?")
-                   : report_.missing(c, culprits);
+    return arrived ? report_.stuck(c, owing, "is it stopped, or the network to it cut?")
+                   : report_.missing(c, owing);
   }
 
-  // A rank that has ended, or is stopped, can't be reached, either, but is found by who watches it,
-  // and does not say itself that it can't connect. One that lives may say so much later: who is
-  // refused knows at once, who is waited for in vain at the end of its time.
-  // @param they_end  that time, at the latest
+  // A rank that ended or is stopped can't be reached, either: its verdict comes first.
   CommError unreachable(Store& store, const CommError& error,
                         GlooMesh::Clock::time_point they_end) {
-    std::optional<CommError> verdict;
-    std::vector<int> apart;
-    ask_store([&] {
-      waiting_.tell(kConnecting, error.culprits());
-      const auto says = [&](int r) { return waiting_.of(r, kConnecting).has_value(); };
-      bool all_say = false;
-      auto end = std::max(they_end + kSettle, GlooMesh::Clock::now() + options_.watched_within);
-      while (GlooMesh::Clock::now() < end) {
-        if (options_.communicator.ends_run) verdict = find_verdict(store, kLook);
-        if (verdict) return;
-        if (!all_say && std::ranges::all_of(error.culprits(), says)) {
-          all_say = true;
-          end = std::min(end, GlooMesh::Clock::now() + kSettle);
-        }
-        std::this_thread::sleep_for(kLook);
-      }
-      if (!all_say) return;
-      Waits waits = {{rank_, error.culprits()}};
-      for_peers([&](int r) {
-        if (const auto others = waiting_.of(r, kConnecting)) waits[r] = *others;
-      });
-      // One end may take for made what the other one could not make.
-      for (const auto& [rank, owing] : Waits(waits)) {
-        for (const int other : owing) waits[other].push_back(rank);
-      }
-      apart = find_cut(waits);
-    });
-    if (verdict) return *verdict;
-    if (apart.empty()) return error;
-    return CommError(CommFailure::Timeout, apart,
-                     "{}; they live, and could not connect either, so the network between {}{} is "
-                     "cut, or a firewall blocks it",
-                     error.what(), report_.name(apart), apart.size() == 1 ? " and others" : "")
-        .set_fate(std::string(kCutOff));
+    const auto end = std::max(they_end, GlooMesh::Clock::now() + options_.watched_within);
+    while (options_.communicator.ends_run && GlooMesh::Clock::now() < end) {
+      if (const auto verdict = find_verdict(store, std::chrono::milliseconds(100))) return *verdict;
+    }
+    return error;
   }
 
   void check(const Collective& c, const GlooMesh::Result& result) {
@@ -373,7 +307,6 @@ class GlooBackend final : public CollectiveBackend {
 
   const GlooOptions options_;
   const int rank_, world_;
-  WaitingRanks waiting_;
   FailureReport report_;
   std::unique_ptr<GlooMesh> mesh_;
   Header header_{};
@@ -383,8 +316,6 @@ class GlooBackend final : public CollectiveBackend {
   std::unique_ptr<std::byte[]> unbooked_;
   std::byte* staging_ = nullptr;
   std::size_t staging_bytes_ = 0;
-  bool has_told_ = false;  // in this collective: for whom it waits
-  bool store_is_lost_ = false;
 };
 
 }  // namespace
