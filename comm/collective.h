@@ -23,7 +23,7 @@ enum class CollectiveKind : std::uint8_t {
 /// "all_gather", "reduce_scatter", ...
 std::string_view collective_name(CollectiveKind kind);
 
-/// One collective as the queue hands it to a backend: arguments checked, numbered.
+/// One collective as a backend runs it: arguments checked, numbered.
 struct Collective {
   CollectiveKind kind = CollectiveKind::Barrier;
   DType dtype = DType::U8;
@@ -41,7 +41,8 @@ struct Collective {
   std::string describe() const;
 };
 
-/// What all ranks must agree on before data moves. Plain data: sent between processes of one build.
+/// Fingerprint of a collective, equal on all ranks before data moves. Plain data: sent between
+/// processes of one build.
 struct Signature {
   std::uint64_t sequence = 0;
   std::int64_t count = 0;
@@ -59,10 +60,10 @@ struct Signature {
   std::string describe() const;
 };
 
-/// Compares the signatures of all ranks; the odd ones out are found by majority, a tie goes to the
-/// group of the lowest rank. The same answer on every rank.
-/// @param ranks  whose they are; empty: of ranks 0, 1, 2, ...
-/// @return the error to throw, or nothing if all agree
+/// Compares the signatures of all ranks; the odd ones out are found by majority, in a tie the group
+/// of the lowest rank is right. The same result on every rank.
+/// @param ranks  ranks of the signatures; empty: 0, 1, 2, ...
+/// @return the error to throw; nothing if all agree
 std::optional<CommError> find_mismatch(std::span<const Signature> by_rank,
                                        std::span<const int> ranks = {});
 

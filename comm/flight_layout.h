@@ -9,22 +9,20 @@
 
 namespace tessera::comm {
 
-// The layout of a flight record, the file that a FlightRecorder maps and read_flight_record()
-// reads. Little-endian, of a fixed size: a header of 1024 bytes, then 1000 entries of 128 bytes;
-// the entry of the collective with sequence number n is the (n mod 1000)-th. Texts are padded with
-// zeros. Times are nanoseconds: "wall" since 1970, all others of the host's monotonic clock, on
-// which the start is given, too.
+// Layout of a flight record, the file that a FlightRecorder maps and read_flight_record() reads.
+// Little-endian: a header of 1024 bytes, then 1000 entries of 128 bytes; entry n mod 1000 belongs
+// to the collective with sequence number n. Texts are padded with zeros. Times are nanoseconds:
+// "wall" since 1970, others of the host's monotonic clock; the start is given on both.
 //
-// The header's fixed part, all but `start_id`, is written before the file gets its name. What
-// changes later is guarded by a version: odd while it is being written, another even number
-// afterwards. A rank that is killed in the middle of that leaves an odd one: that entry is lost,
-// and no other.
+// The header's fixed part, except `start_id`, is written before the file gets its name. Each part
+// that changes later has a version: odd while it is written, a larger even number afterwards. A
+// rank that is killed meanwhile leaves an odd version, and loses that entry only.
 
 inline constexpr std::array<char, 8> kFlightMagic = {'t', 'e', 's', 's', 'f', 'l', 't', '\n'};
 inline constexpr std::uint32_t kFlightVersion = 1;
 inline constexpr std::uint32_t kFlightEntries = 1000;
 
-/// The part of the header that says where the rank is.
+/// Phase of the rank, in the header.
 struct FlightPhase {
   std::uint64_t version = 0;
   std::array<char, 32> name{};
@@ -32,10 +30,10 @@ struct FlightPhase {
   std::int64_t entered_ns = 0;
 };
 
-/// The part of the header that says how the rank ended. `kind` is written last.
+/// How the rank ended, in the header. `kind` is written last.
 struct FlightEnding {
   std::int64_t time_ns = 0;
-  std::int64_t culprit = -1;  ///< the rank that it blames; -1: none
+  std::int64_t culprit = -1;  ///< rank that is blamed; -1: none
   std::array<char, 400> text{};
   std::uint64_t kind = 0;  ///< FlightEnd
 };
@@ -49,17 +47,17 @@ struct FlightHeader {
   std::int32_t rank = 0;
   std::int32_t world_size = 1;
   std::int64_t pid = 0;
-  std::uint64_t pid_start = 0;      ///< when the process began: clock ticks since the host's start
-  std::uint64_t pid_namespace = 0;  ///< where `pid` counts; 0: unknown
+  std::uint64_t pid_start = 0;      ///< start of the process, in clock ticks since the host booted
+  std::uint64_t pid_namespace = 0;  ///< namespace of `pid`; 0: unknown
   std::int64_t start_wall_ns = 0;
   std::int64_t start_ns = 0;
-  std::array<char, 40> boot_id{};  ///< of the host, one for each start of its kernel
+  std::array<char, 40> boot_id{};  ///< of the host, new at each boot
   std::array<char, 72> host{};
   std::array<char, 64> run_id{};
   FlightPhase phase;
   FlightEnding ending;
-  /// What all ranks of one start share and no other start does; 0: this rank has not met another
-  /// yet. Written once, as one word, when it has.
+  /// Number shared by all ranks of one start; 0 until the rank has met the others. Written once, as
+  /// one word.
   std::uint64_t start_id = 0;
   std::array<char, 288> reserved{};
 };
@@ -83,8 +81,7 @@ static_assert(sizeof(FlightEntry) == 128 && sizeof(Signature) == 64);
 static_assert(std::is_trivially_copyable_v<FlightHeader> &&
               std::is_trivially_copyable_v<FlightEntry>);
 
-/// Of more ranks no record is believed: what is read must not decide how much memory a reader
-/// takes.
+/// Larger world sizes are refused, so that a record can't make a reader allocate much.
 inline constexpr std::int32_t kFlightMaxWorldSize = 65'536;
 
 inline constexpr std::size_t kFlightBytes =

@@ -20,7 +20,7 @@ static_assert(std::endian::native == std::endian::little);
 
 using Image = std::vector<std::byte>;
 
-// It goes to terminals, whatever wrote it.
+// Records are printed on terminals.
 template <std::size_t N>
 void make_printable(std::array<char, N>& chars) {
   for (char& c : chars) {
@@ -34,7 +34,7 @@ std::string text_of(std::array<char, N> chars) {
   return {chars.data(), strnlen(chars.data(), N)};
 }
 
-// Far from overflow when added up: 73 years of a monotonic clock, 146 of a calendar.
+// Sums can't overflow: 73 years of a monotonic clock, 146 of a calendar.
 bool is_time(std::int64_t ns) { return ns >= 0 && ns < std::int64_t{1} << 61; }
 bool is_wall_time(std::int64_t ns) { return ns >= 0 && ns < std::int64_t{1} << 62; }
 
@@ -58,7 +58,7 @@ T load(const Image& image, std::size_t offset) {
   return value;
 }
 
-// Where the guarded parts lie: the phase, then the entries. Each begins with its version.
+// Offsets of the parts with a version: the phase, then the entries.
 constexpr std::size_t entry_offset(std::size_t i) {
   return sizeof(FlightHeader) + i * sizeof(FlightEntry);
 }
@@ -142,9 +142,8 @@ FlightRecord decode(const Image& image, const std::string& source) {
   return record;
 }
 
-// Makes what a writer touched meanwhile odd, so that it is left out. One read is no snapshot: its
-// bytes may come in any order. But a part whose version is the same in a read before and in one
-// after did not change in between.
+// Marks parts that changed between two reads as torn. One read is no snapshot, as bytes may arrive
+// in any order; a part with the same version in both reads did not change in between.
 void mark_torn(const Image& before, Image& image, const Image& after) {
   const auto mark = [&](std::size_t offset) {
     const auto version = load<std::uint64_t>(image, offset);
@@ -157,7 +156,7 @@ void mark_torn(const Image& before, Image& image, const Image& after) {
   for (std::size_t i = 0; i < kFlightEntries; ++i) mark(entry_offset(i));
 }
 
-// The kind is written last, so that with one in the first read all else is there in the second.
+// The kind is written last: if the first read has one, the second has the rest.
 void hide_half_an_ending(const Image& before, Image& image) {
   constexpr std::size_t kAt = offsetof(FlightHeader, ending) + offsetof(FlightEnding, kind);
   std::memcpy(image.data() + kAt, before.data() + kAt, sizeof(std::uint64_t));
@@ -229,14 +228,14 @@ FlightRecord read_flight_record(const std::filesystem::path& path) {
   require<CorruptRecord>(bytes >= sizeof(FlightHeader),
                          "{}: has {} bytes, less than the header of a flight record", source,
                          bytes);
-  if (bytes != kFlightBytes) {  // which of the errors it is
+  if (bytes != kFlightBytes) {
     Image head(sizeof(FlightHeader));
     const ssize_t n = ::pread(file.get(), head.data(), head.size(), 0);
     require<IoError>(n == static_cast<ssize_t>(head.size()), "cannot read {}: {}", source,
                      n < 0 ? std::strerror(errno) : "it ends early");
     check_header(load<FlightHeader>(head, 0), bytes, source);
   }
-  // A rank that runs writes a few entries meanwhile: with luck, none of them twice in a row.
+  // A rank that runs may change an entry between two reads: try again.
   constexpr int kAttempts = 5;
   Image before = read_all(file.get(), source);
   for (int attempt = 1;; ++attempt) {

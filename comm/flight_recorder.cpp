@@ -16,7 +16,6 @@
 #include <sstream>
 
 #include "comm/control/socket.h"
-#include "comm/failure_report.h"
 #include "comm/flight_layout.h"
 
 namespace tessera::comm {
@@ -36,7 +35,7 @@ void put(std::array<char, N>& to, std::string_view text) {
   std::copy_n(text.data(), std::min(text.size(), N), to.data());
 }
 
-// Word by word, each visible before what follows: a reader that finds a later one finds this, too.
+// A reader that sees a later store sees this one.
 void store(std::byte* to, Word value) {
   static_assert(std::atomic_ref<Word>::is_always_lock_free);
   std::atomic_ref<Word>(*reinterpret_cast<Word*>(to)).store(value, std::memory_order_release);
@@ -52,7 +51,7 @@ void store_words(std::byte* to, const T& value, std::size_t begin, std::size_t e
   }
 }
 
-// A part that begins with its version: odd meanwhile.
+// A part with a version, which is odd while the part is written.
 template <typename T>
 void store_guarded(std::byte* to, T value) {
   static_assert(offsetof(T, version) == 0);
@@ -87,7 +86,7 @@ FlightEnd end_of(CommFailure failure) {
 
 }  // namespace
 
-// A file of full size, mapped; throws the reason why there is none.
+// Maps a new file of full size. @throws IoError
 FlightRecorder::Made FlightRecorder::map_file(const fs::path& path) {
   const fs::path folder = path.parent_path();
   if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) {
@@ -97,7 +96,7 @@ FlightRecorder::Made FlightRecorder::map_file(const fs::path& path) {
   require<IoError>(dir.get() >= 0, "cannot open {}: {}", folder.string(), std::strerror(errno));
   const std::string name = path.filename().string();
   const std::string temporary = name + ".tmp";
-  ::unlinkat(dir.get(), temporary.c_str(), 0);  // of a rank that was killed here
+  ::unlinkat(dir.get(), temporary.c_str(), 0);  // left by a rank that was killed here
   const FileDescriptor file(::openat(dir.get(), temporary.c_str(),
                                      O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
   require<IoError>(file.get() >= 0, "cannot make {}: {}", path.string(), std::strerror(errno));
@@ -246,13 +245,8 @@ void FlightRecorder::end(FlightEnd kind, std::string_view text, int culprit) noe
 
 void FlightRecorder::end(const std::exception& error) noexcept {
   if (const auto* comm = dynamic_cast<const CommError*>(&error)) {
-    if (comm->fate() == kCutOff) {  // none of them is to blame alone
-      end(FlightEnd::CutOff, error.what());
-    } else {
-      end(end_of(comm->failure()), error.what(),
-          comm->culprits().empty() ? -1 : comm->culprits().front());
-    }
-    return;
+    return end(end_of(comm->failure()), error.what(),
+               comm->culprits().empty() ? -1 : comm->culprits().front());
   }
   const bool memory = dynamic_cast<const OutOfMemory*>(&error) != nullptr ||
                       dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
@@ -272,7 +266,7 @@ std::optional<int> rank_of_flight_file(std::string_view name) {
   int rank = -1;
   const char* const end = name.data() + name.size() - kSuffix.size();
   const auto parsed = std::from_chars(name.data() + kPrefix.size(), end, rank);
-  // One spelling for each rank: two files can't be of the same one.
+  // One spelling for each rank.
   const bool is_exact = parsed.ec == std::errc() && rank >= 0 && flight_file_name(rank) == name;
   return is_exact ? std::optional<int>(rank) : std::nullopt;
 }

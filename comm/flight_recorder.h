@@ -13,7 +13,7 @@
 
 namespace tessera::comm {
 
-/// Who writes a record.
+/// The rank that writes a record.
 struct FlightIdentity {
   int rank = 0;
   int world_size = 1;
@@ -21,59 +21,54 @@ struct FlightIdentity {
   std::uint64_t start_id = 0;  ///< see FlightRecord; 0: not known yet
 };
 
-/// Writes down what a rank does, so that it can be read after the rank was killed: its phase, its
-/// last 1000 collectives, and how it ended. Each rank has a file of its own, of a fixed size, that
-/// is mapped into memory: the kernel keeps what was stored, however the process ends. (A power cut
-/// loses what was not written back: nothing here syncs.) comm/flight_layout.h says what is where.
+/// Records a rank's phase, its last 1000 collectives and its end, readable after the rank was
+/// killed. Each rank maps its own file of a fixed size: the kernel keeps what was stored, however
+/// the process ends. (A power cut loses what was not written back: nothing here syncs.) Layout:
+/// comm/flight_layout.h.
 ///
-/// A mapped file has one price: who cuts it while the rank runs (truncate, a shell's >), or a
-/// network file system from which another host removes it, takes the pages away, and the rank's
-/// next word ends the process by SIGBUS. Removing or replacing the file by name on this host does
-/// no harm. The other ways cost more: a system call for each word, or a signal handler for the
-/// whole process.
+/// Truncating the file while the rank runs, or removing it from another host of a network file
+/// system, ends the rank by SIGBUS. Removing or replacing it by name on this host does no harm.
 ///
-/// Thread-safe; nothing throws, and nothing waits but for the other threads of the same recorder,
-/// which hold it for less than a microsecond. A call costs about 0.1 us. Numbers that are not among
-/// the last 1000 are passed over.
+/// Thread-safe; nothing throws or blocks. A call costs about 0.1 us. Sequence numbers older than
+/// the last 1000 are ignored.
 class FlightRecorder {
  public:
-  /// Makes the file in full size, under another name first, and renames it: one that stands there
-  /// is replaced, and never seen half made. Makes its directory, too, but not that one's parent.
-  /// Links are not followed. If it can't be made, records in the memory of this process, and
-  /// why_not_in_file() says why.
+  /// Creates the file in full size under a temporary name, and renames it: replaces an existing
+  /// one. Creates its directory, but not that directory's parent. Follows no links. On failure
+  /// records in memory, see why_not_in_file().
   /// @param path  empty: in memory
-  /// @throws IoError only if there is no memory either
+  /// @throws IoError if there is no memory either
   static std::shared_ptr<FlightRecorder> create(const std::filesystem::path& path,
                                                 const FlightIdentity& identity);
   ~FlightRecorder();
   FlightRecorder(const FlightRecorder&) = delete;
   FlightRecorder& operator=(const FlightRecorder&) = delete;
 
-  /// Empty if it records into the file.
+  /// Why it records in memory; empty: it records in the file.
   const std::string& why_not_in_file() const { return why_not_in_file_; }
 
-  /// Whether the file still stands where it was made: nobody has removed or replaced it.
+  /// Whether the file has not been removed or replaced.
   bool is_in_place() const;
 
-  /// This rank has met the others of its start; the first call stands.
+  /// Number shared by all ranks of this start; the first call stands.
   void set_start_id(std::uint64_t id) noexcept;
-  /// What the rank does from now on. @param phase  31 bytes of it are kept  @param step  -1: none
+  /// @param phase  cut to 31 bytes  @param step  -1: none
   void set_phase(std::string_view phase, std::int64_t step) noexcept;
   void queued(const Collective& collective) noexcept;
   void started(std::uint64_t sequence) noexcept;
   /// @param ok  false: it failed, or never ran
   void ended(std::uint64_t sequence, bool ok) noexcept;
-  /// How the rank ends; the first call stands. @param text  400 bytes of it are kept
-  /// @param culprit  the rank that it blames, or -1
+  /// How the rank ends; the first call stands. @param text  cut to 400 bytes
+  /// @param culprit  rank that is blamed, or -1
   void end(FlightEnd kind, std::string_view text, int culprit = -1) noexcept;
-  /// The same of an error: its type says the kind, and its first culprit is the one blamed.
+  /// The same for an error, with its kind and first culprit.
   void end(const std::exception& error) noexcept;
 
-  /// What is recorded by now.
+  /// The record so far.
   FlightRecord snapshot() const;
 
  private:
-  /// A file with its memory, before it has its name.
+  /// A mapped file under its temporary name.
   struct Made {
     void* memory = nullptr;
     std::filesystem::path path = {};
@@ -93,18 +88,18 @@ class FlightRecorder {
 
 /// "rank-00003.bin"
 std::string flight_file_name(int rank);
-/// Back; nothing of any other name, not even of "rank-3.bin".
+/// The rank of such a name; nothing for other names, "rank-3.bin" included.
 std::optional<int> rank_of_flight_file(std::string_view name);
 
-/// When the process began, in clock ticks since the host's start, and its state as the system calls
-/// it ('R', 'S', 'T' for stopped, 'Z' for one that has ended); of none, {0, '-'}.
+/// Start of a process, in clock ticks since the host booted, and its state ('R', 'S', 'T' stopped,
+/// 'Z' ended); {0, '-'} if there is none.
 struct ProcessLook {
   std::uint64_t start = 0;
   char state = '-';
 };
 ProcessLook look_at_process(std::int64_t pid);
-/// Of this process's host and of the place where its numbers of processes count; empty and 0 if
-/// unknown. Equal to those of a record: its `pid` can be looked at here.
+/// Boot id of this host and namespace of its process ids; empty and 0 if unknown. If they equal
+/// those of a record, look_at_process() applies to its `pid`.
 std::string this_boot_id();
 std::uint64_t this_pid_namespace();
 

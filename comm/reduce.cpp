@@ -6,8 +6,8 @@
 namespace tessera::comm {
 namespace {
 
-// Blocks that stay in the first-level cache: every part is read once from memory, the result is
-// written once, and the inner loops vectorize because the accumulator can't alias.
+// Blocks that fit the first-level cache: each part is read once, the result written once, and the
+// inner loops vectorize as the accumulator can't alias.
 constexpr std::int64_t kBlock = 1024;
 
 template <typename In, typename Out, typename Combine>

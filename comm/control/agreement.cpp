@@ -13,14 +13,16 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::string_view kAgreed = "agreed";
-// Grace for a last look at the store once the deadline has passed.
+// For a last look at the store after the deadline.
 constexpr std::chrono::milliseconds kLastLook{1};
-// A waiting rank looks this often whether somebody has ended the agreement, or the run.
+// Between a waiting rank's looks for an end of the agreement or the run.
 constexpr std::chrono::milliseconds kSlice{250};
+// For a value that is there.
+constexpr std::chrono::milliseconds kRead{5000};
 
 std::string outcome_key(const std::string& name) { return name + "/outcome"; }
 
-// Ranks whose processes a failure tells.
+// Most processes that a failure lists.
 constexpr int kProcessesShown = 8;
 
 std::chrono::milliseconds remaining(Clock::time_point deadline) {
@@ -35,8 +37,8 @@ std::string set_or_get(Store& store, const std::string& key, std::string_view va
     store.set(key, value);
     return std::string(value);
   } catch (const InvalidArgument&) {
-    if (!store.has(key)) throw;  // refused for the value's sake
-    return store.get(key, std::chrono::seconds(5));
+    if (!store.has(key)) throw;  // the value was refused
+    return store.get(key, kRead);
   }
 }
 
@@ -119,104 +121,141 @@ CommError decode_error(std::string_view text) {
   return error.set_fate(std::string(text.substr(second + 1, third - second - 1)));
 }
 
-std::vector<std::string> agree(Store& store, const AgreementOptions& options, int rank,
-                               int world_size, std::string_view value,
-                               std::chrono::milliseconds deadline) {
-  const std::string& name = options.name;
-  const std::string outcome_at = outcome_key(name);
-  const auto end = Clock::now() + deadline;
-  const auto key = [&](int r) { return fmt::format("{}/{}", name, r); };
-  const auto conclude = [&](const CommError& error) {
-    const std::string outcome = set_or_get(store, outcome_at, encode_error(error));
-    if (outcome != kAgreed) throw decode_error(outcome);
-  };
+namespace {
 
-  // "; arrived: rank 0 (host, pid 12), rank 2 (host, pid 14)": what is known of those who came.
-  const auto who_came = [&]() -> std::string {
-    if (!options.describe) return {};
-    std::vector<std::string> told;
-    int more = 0;
-    for (int r = 0; r < world_size; ++r) {
-      if (!store.has(key(r))) continue;
-      if (static_cast<int>(told.size()) == kProcessesShown) {
-        ++more;
+class Agreement {
+ public:
+  Agreement(Store& store, const AgreementOptions& options, int rank, int world_size,
+            std::chrono::milliseconds deadline)
+      : store_(store),
+        options_(options),
+        rank_(rank),
+        world_(world_size),
+        deadline_(deadline),
+        end_(Clock::now() + deadline),
+        outcome_(outcome_key(options.name)) {}
+
+  std::vector<std::string> run(std::string_view value) {
+    publish(value);
+    std::vector<std::string> values;
+    for (int r = 0; r < world_;) {
+      try {
+        values.push_back(store_.get(key(r), std::min(kSlice, remaining(end_))));
+      } catch (const CommError& error) {
+        if (error.failure() != CommFailure::Timeout) throw;
+        end_if_over(r);
         continue;
       }
-      told.push_back(fmt::format("rank {} ({})", r,
-                                 options.describe(store.get(key(r), std::chrono::seconds(5)))));
+      if (options_.check) check(r, values.back());
+      ++r;
     }
-    return fmt::format("; {}: {}{}", options.verb, fmt::join(told, ", "),
+    conclude(std::string(kAgreed));
+    return values;
+  }
+
+ private:
+  std::string key(int r) const { return fmt::format("{}/{}", options_.name, r); }
+  std::string value_of(int r) { return store_.get(key(r), kRead); }
+  std::string describe(const std::string& value) const {
+    return options_.describe ? options_.describe(value) : value;
+  }
+
+  void publish(std::string_view value) {
+    try {
+      store_.set(key(rank_), value);
+    } catch (const InvalidArgument&) {
+      if (!store_.has(key(rank_))) throw;  // the value was refused
+      throw CommError(CommFailure::Mismatch, {rank_},
+                      "{}: rank {} is already taken by '{}'; this process is '{}'. Start every "
+                      "rank once, each with its own number",
+                      options_.name, rank_, describe(value_of(rank_)),
+                      describe(std::string(value)));
+    }
+  }
+
+  // Writes the outcome, or throws the failure that another rank wrote first.
+  void conclude(const std::string& outcome) {
+    const std::string stands = set_or_get(store_, outcome_, outcome);
+    if (stands != kAgreed) throw decode_error(stands);
+  }
+  void conclude(const CommError& error) { conclude(encode_error(error)); }
+
+  void check(int r, const std::string& value) {
+    try {
+      options_.check(r, value);
+    } catch (const CommError& error) {
+      conclude(error);
+      throw;
+    }
+  }
+
+  // Rank `next` is the first whose value is not there yet.
+  void end_if_over(int next) {
+    if (store_.has(outcome_)) {
+      conclude(std::string(kAgreed));
+    } else if (const auto verdict = find_verdict(store_, std::chrono::milliseconds(0))) {
+      const std::string came = who_came();
+      CommError error(verdict->failure(), verdict->culprits(), "{}{}{}",
+                      came.empty() ? "" : options_.name + ": ", verdict->what(), came);
+      conclude(error.set_fate(verdict->fate()));
+    }
+    if (Clock::now() < end_) return;
+    std::vector<int> missing;
+    for (int r = next; r < world_; ++r) {
+      if (!store_.has(key(r))) missing.push_back(r);
+    }
+    if (missing.empty()) return;
+    const CommError late(
+        CommFailure::Timeout, missing, "{}: {} of {} ranks {} within {}, missing: {}{}{}",
+        options_.name, world_ - static_cast<int>(missing.size()), world_, options_.verb,
+        format_seconds(deadline_), rank_list(missing), known_of(missing), who_came());
+    conclude(late);
+    // The others have agreed, so all values are there, unless they count other ranks.
+    if (!store_.has(key(missing.front()))) throw CommError(late);
+  }
+
+  // "; arrived: rank 0 (host, pid 12), rank 2 (host, pid 14)"
+  std::string who_came() {
+    if (!options_.describe) return {};
+    std::vector<std::string> shown;
+    int more = 0;
+    for (int r = 0; r < world_; ++r) {
+      if (!store_.has(key(r))) continue;
+      if (std::ssize(shown) == kProcessesShown) {
+        ++more;
+      } else {
+        shown.push_back(fmt::format("rank {} ({})", r, describe(value_of(r))));
+      }
+    }
+    return fmt::format("; {}: {}{}", options_.verb, fmt::join(shown, ", "),
                        more > 0 ? fmt::format(" and {} more", more) : "");
-  };
+  }
 
   // "; of rank 3: the launcher started it as pid 12"
-  const auto known_of = [&](const std::vector<int>& missing) {
+  std::string known_of(const std::vector<int>& missing) const {
     std::string text;
-    if (!options.describe_missing) return text;
+    if (!options_.describe_missing) return text;
     for (std::size_t i = 0; i < missing.size() && i < std::size_t{kProcessesShown}; ++i) {
-      const std::string known = options.describe_missing(missing[i]);
+      const std::string known = options_.describe_missing(missing[i]);
       if (!known.empty()) text += fmt::format("; of rank {}: {}", missing[i], known);
     }
     return text;
-  };
-
-  try {
-    store.set(key(rank), value);
-  } catch (const InvalidArgument&) {
-    if (!store.has(key(rank))) throw;  // refused for the value's sake
-    const auto told = [&](const std::string& text) {
-      return options.describe ? options.describe(text) : text;
-    };
-    throw CommError(CommFailure::Mismatch, {rank},
-                    "{}: rank {} is already taken by '{}'; this process is '{}'. Start every rank "
-                    "once, each with its own number",
-                    name, rank, told(store.get(key(rank), std::chrono::seconds(5))),
-                    told(std::string(value)));
   }
 
-  std::vector<std::string> values;
-  for (int r = 0; r < world_size;) {
-    try {
-      values.push_back(store.get(key(r), std::min(kSlice, remaining(end))));
-    } catch (const CommError& error) {
-      if (error.failure() != CommFailure::Timeout) throw;
-      if (store.has(outcome_at)) {
-        const std::string outcome = store.get(outcome_at, std::chrono::seconds(5));
-        if (outcome != kAgreed) throw decode_error(outcome);
-      } else if (const auto verdict = find_verdict(store, std::chrono::milliseconds(0))) {
-        const std::string came = who_came();
-        CommError told(verdict->failure(), verdict->culprits(), "{}{}{}",
-                       came.empty() ? "" : name + ": ", verdict->what(), came);
-        conclude(told.set_fate(verdict->fate()));
-      }
-      if (Clock::now() < end) continue;
-      std::vector<int> missing;
-      for (int other = r; other < world_size; ++other) {
-        if (!store.has(key(other))) missing.push_back(other);
-      }
-      if (missing.empty()) continue;
-      const CommError late(
-          CommFailure::Timeout, missing, "{}: {} of {} ranks {} within {}, missing: {}{}{}", name,
-          world_size - static_cast<int>(missing.size()), world_size, options.verb,
-          format_seconds(deadline), rank_list(missing), known_of(missing), who_came());
-      conclude(late);
-      // The others have agreed, so all values are there, unless their world is another one.
-      if (!store.has(key(missing.front()))) throw CommError(late);
-      continue;
-    }
-    if (options.check) {
-      try {
-        options.check(r, values.back());
-      } catch (const CommError& error) {
-        conclude(error);
-        throw;
-      }
-    }
-    ++r;
-  }
-  const std::string outcome = set_or_get(store, outcome_at, kAgreed);
-  if (outcome != kAgreed) throw decode_error(outcome);
-  return values;
+  Store& store_;
+  const AgreementOptions& options_;
+  const int rank_, world_;
+  const std::chrono::milliseconds deadline_;
+  const Clock::time_point end_;
+  const std::string outcome_;
+};
+
+}  // namespace
+
+std::vector<std::string> agree(Store& store, const AgreementOptions& options, int rank,
+                               int world_size, std::string_view value,
+                               std::chrono::milliseconds deadline) {
+  return Agreement(store, options, rank, world_size, deadline).run(value);
 }
 
 std::vector<std::string> exchange(Store& store, const std::string& name, int rank, int world_size,
@@ -227,7 +266,7 @@ std::vector<std::string> exchange(Store& store, const std::string& name, int ran
   try {
     store.leave(name, world_size);
   } catch (const CommError&) {
-    // The agreement stands whatever becomes of the store; who needs the store next will learn it.
+    // The agreement stands; the next request reports the lost store.
   }
   return values;
 }

@@ -61,6 +61,16 @@ std::string read_descriptor(std::string_view number, std::chrono::milliseconds a
   return text;
 }
 
+std::string hmac_sha256(std::string_view key, std::string_view text) {
+  std::array<unsigned char, EVP_MAX_MD_SIZE> mac{};
+  unsigned int length = 0;
+  const auto* const made =
+      ::HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()),
+             reinterpret_cast<const unsigned char*>(text.data()), text.size(), mac.data(), &length);
+  require<InternalError>(made != nullptr && length == kProofBytes, "HMAC-SHA256 failed");
+  return {reinterpret_cast<const char*>(mac.data()), length};
+}
+
 }  // namespace
 
 std::string make_nonce() {
@@ -87,16 +97,6 @@ std::string make_proof(std::string_view token, ProofRole role, std::string_view 
                  role == ProofRole::Client ? "client" : "server", std::string(run_id),
                  std::string(client_nonce), std::string(server_nonce)};
   return hmac_sha256(token, said.encode());
-}
-
-std::string hmac_sha256(std::string_view key, std::string_view text) {
-  std::array<unsigned char, EVP_MAX_MD_SIZE> mac{};
-  unsigned int length = 0;
-  const auto* const made =
-      ::HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()),
-             reinterpret_cast<const unsigned char*>(text.data()), text.size(), mac.data(), &length);
-  require<InternalError>(made != nullptr && length == kProofBytes, "HMAC-SHA256 failed");
-  return {reinterpret_cast<const char*>(mac.data()), length};
 }
 
 bool is_same_secret(std::string_view a, std::string_view b) {

@@ -23,22 +23,15 @@ std::string answer(std::uint8_t status, std::string value = {}) {
 ClientSession::Next ClientSession::take(std::string_view bytes, std::string& out) {
   in_.append(bytes);
   const std::size_t size = frame_size(in_);
-  const std::size_t most = introduced() ? kMaxFrame + seal_.overhead() : kMaxHelloFrame;
-  if (size > 4 + most) return Next::Close;
+  if (size > 4 + (introduced() ? kMaxFrame : kMaxHelloFrame)) return Next::Close;
   if (size == 0 || in_.size() < size) return Next::Wait;
-  if (in_.size() > size) return Next::Close;  // talks before it was answered
-  if (introduced()) {
-    std::string_view body = std::string_view(in_).substr(4);
-    return seal_.open(body) ? Next::Request : Next::Close;
-  }
+  if (in_.size() > size) return Next::Close;  // more than one request at a time
+  if (introduced()) return Next::Request;
   const std::string frame = std::exchange(in_, {});
   return introduce(std::string_view(frame).substr(4), out);
 }
 
-std::string ClientSession::take_request() {
-  const std::string frame = std::exchange(in_, {});
-  return frame.substr(4, frame.size() - 4 - seal_.overhead());
-}
+std::string ClientSession::take_request() { return std::exchange(in_, {}).substr(4); }
 
 ClientSession::Next ClientSession::introduce(std::string_view body, std::string& out) {
   Message m;
@@ -75,9 +68,6 @@ ClientSession::Next ClientSession::check_proof(std::string_view proof, std::stri
   }
   state_ = State::Joined;
   out += answer(P::kYes, expected(ProofRole::Server));
-  seal_ =
-      FrameSeal(make_session_key(secrets_->token, secrets_->run_id, client_nonce_, server_nonce_),
-                ProofRole::Server);
   return Next::Joined;
 }
 

@@ -13,13 +13,13 @@
 namespace tessera::comm {
 namespace {
 
-// What a message has room for.
+// Most that a message shows of each.
 constexpr std::size_t kFieldsShown = 8, kValuesShown = 4, kRanksShown = 8, kValueShown = 120;
 
 using Value = std::optional<std::string>;  // nothing: the rank does not have the field
 using Fields = std::map<std::string, std::string, std::less<>>;
 
-// Adds the names of fields that are new to `order`. A field that comes again is one more field.
+// Appends new names of fields to `order`. A repeated name is another field: "name (2)".
 Fields parse_fields(std::string_view text, std::vector<std::string>& order,
                     std::set<std::string>& known) {
   Fields fields;
@@ -59,7 +59,7 @@ std::string one_side(const std::vector<const RankText*>& ranks, const Value& val
                                    value->size()));
 }
 
-// What is to be said of a field, or nothing if all ranks agree in it.
+// Description of a field's differences; empty if there are none.
 std::string compare_field(const std::string& field, const std::vector<RankText>& ranks,
                           const std::vector<Fields>& fields, std::set<int>& odd) {
   std::vector<std::pair<Value, std::vector<const RankText*>>> sides;  // by their lowest rank
@@ -129,7 +129,7 @@ void compare_among_ranks(Store& store, const std::string& name, int rank, int wo
   try {
     store.leave(name, world_size);
   } catch (const CommError&) {
-    // The comparison stands whatever becomes of the store; who needs it next will learn it.
+    // The comparison stands; the next request reports the lost store.
   }
   if (const auto error = find_differences(name, ranks)) throw CommError(*error);
 }

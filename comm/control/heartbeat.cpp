@@ -11,9 +11,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// A wait for the verdict is not cut short when this rank leaves: so long it may take.
+// Longest wait for the verdict that ignores that this rank leaves.
 constexpr milliseconds kSlice{250};
-// Patience of who leaves, where nobody is missed for silence.
+// Time to leave in, where silence is not limited.
 constexpr milliseconds kLeave{4000};
 constexpr milliseconds kRetry{100};
 constexpr int kRetries = 5;
@@ -41,7 +41,7 @@ Heartbeat::~Heartbeat() {
   try {
     store_->beat(rank_, status_->state());
   } catch (const std::exception&) {
-    // Who served the store has gone, or the run has failed: nobody waits for this.
+    // The server has gone, or the run has failed: no heartbeat is expected.
   }
 }
 
@@ -105,7 +105,7 @@ std::optional<CommError> Heartbeat::watch() {
       answered = Clock::now();
       failures = 0;
     } catch (const std::exception& error) {
-      // Of a process that is gone, the host says so at once.
+      // A host that runs refuses connections to a process that is gone: fewer retries than silence.
       const bool is_silent =
           options_.silence.count() > 0 && Clock::now() - answered >= options_.silence;
       if (++failures >= kRetries || is_silent) {

@@ -16,42 +16,38 @@ namespace tessera::comm {
 
 struct HeartbeatOptions {
   std::chrono::milliseconds period{1000};
-  /// Whoever serves the store and does not answer for so long is lost.
+  /// The server of the store is lost after so long without an answer.
   std::chrono::milliseconds silence{4000};
-  /// Who serves the store: "the launcher", "rank 0 (host, pid 12)".
+  /// The server: "the launcher", "rank 0 (host, pid 12)".
   StoreHost server = {};
-  /// On the heartbeat's thread, once: the run has failed, and this is why. Nothing that waits may
-  /// be called from it.
+  /// Called once, on the heartbeat's thread, with the reason why the run has failed. Must not wait.
   std::function<void(const CommError&)> on_verdict;
-  /// On the heartbeat's thread, after on_verdict: it is this rank's own, as who serves the store
-  /// does not answer; whatever waits for the store need not.
+  /// Called after on_verdict if the store is unreachable: cancel everything that waits on it.
   std::function<void()> on_lost;
-  /// A process that is still there so long after the verdict is ended by on_stuck, before a
-  /// launcher does it without a word.
+  /// From the verdict to on_stuck, before a launcher ends the process without a message.
   std::chrono::milliseconds leave_within{1800};
-  /// On the heartbeat's thread: ends the process.
+  /// Ends the process. Called on the heartbeat's thread.
   std::function<void(const CommError&)> on_stuck;
 };
 
-/// Tells who serves the store, every period and on a thread of its own, that this rank is alive and
-/// what it does, and learns within milliseconds that the run has failed, whatever the other threads
-/// are doing.
+/// Sends this rank's state to the server every period, and receives a verdict on the run within
+/// milliseconds, on its own thread, whatever the other threads do.
 class Heartbeat {
  public:
-  /// @param store  a connection of its own: see Store::separate()
+  /// @param store  its own connection: see Store::separate()
   Heartbeat(std::shared_ptr<Store> store, int rank, std::shared_ptr<RankStatus> status,
             HeartbeatOptions options);
-  /// Says that this rank leaves; from then on nobody expects a heartbeat of it. Within
-  /// options.silence and a second, whatever became of the store.
+  /// Announces that this rank leaves, so that no heartbeat is expected of it. Returns within
+  /// options.silence and a second, even if the store is lost.
   ~Heartbeat();
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;
-  /// What on_verdict is told, if it is by then.
+  /// The argument of on_verdict, if there is one by then.
   std::optional<CommError> verdict(std::chrono::milliseconds at_most = {});
 
  private:
   void run();
-  /// @return the verdict, or nothing if this rank leaves before there is one
+  /// @return the verdict; nothing if this rank leaves first
   std::optional<CommError> watch();
   /// @return the verdict, if there is one by then
   std::optional<CommError> wait_for_verdict(std::chrono::milliseconds at_most);

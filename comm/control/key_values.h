@@ -7,7 +7,7 @@
 
 namespace tessera::comm {
 
-/// What a store holds, without its locks and waits.
+/// Contents of a store, without locks and waits.
 class KeyValues {
  public:
   /// @return false if the key is taken by another value

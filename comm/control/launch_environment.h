@@ -18,26 +18,26 @@ struct LaunchFlags {
   std::string rendezvous = {};
 };
 
-/// Who this process is among the ranks of its run, and where they meet.
+/// This process's rank in its run, and where the ranks meet.
 struct LaunchEnvironment {
   Launcher launcher = Launcher::None;
   int rank = 0;
   int world_size = 1;
   int local_rank = 0;
   int local_world_size = 1;
-  /// Where the store is, or will be; empty for one rank.
+  /// Address of the store; empty for one rank.
   std::string address;
   std::uint16_t port = 0;
-  /// Number of ports from `port` on that rank 0 may take, the first that is free.
+  /// Rank 0 takes the first free one of this many ports from `port` on.
   int ports = 1;
-  /// Tells the runs on one host apart.
+  /// Distinguishes the runs on one host.
   std::string run_id;
   /// True if rank 0 serves the store; false if the launcher does.
   bool rank_zero_serves = true;
-  /// On which address rank 0 then listens; empty: on `address`.
+  /// Address on which rank 0 listens; empty: `address`.
   std::string bind = {};
-  /// What the ranks share to keep strangers out: read_token() of authentication.h. detect_launch()
-  /// leaves both as they are.
+  /// The run's secret: read_token() of authentication.h. detect_launch() sets neither this nor
+  /// `bind`.
   std::string token = {};
 
   /// "rank 2 of 4 (local 0 of 2), started by torchrun, rendezvous at 10.0.0.1:29501", never the
@@ -49,9 +49,9 @@ using Variables = std::map<std::string, std::string, std::less<>>;
 /// The environment of this process.
 Variables process_environment();
 
-/// Finds out who started this process, from flags first, then the variables of our own launcher,
-/// torchrun, a cluster operator (RANK and WORLD_SIZE without a local rank: one rank a host), Open
-/// MPI, MPICH and srun, in this order. Pure.
+/// Recognizes the launcher: by flags, then by the variables of our own launcher, torchrun, a
+/// cluster operator (RANK and WORLD_SIZE without a local rank: one rank per host), Open MPI, MPICH
+/// and srun, in this order. Pure.
 ///
 /// The store's address: --rdzv; TESSERA_RENDEZVOUS (host:port) under any launcher; torchrun's
 /// MASTER_ADDR and the ports after MASTER_PORT, which is taken by torchrun itself; an operator's

@@ -16,13 +16,13 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kTick{100};
 constexpr std::chrono::seconds kTellAgain{60};
-// From the end of our own stop on, ranks that gave us up meanwhile may close their connections.
+// After a stop of this process, for ranks that gave it up to close their connections.
 constexpr std::chrono::seconds kAftermath{3};
-// A stop is found to have been shorter than it was, and a rank's patience begins with its request.
+// A stop is measured too short, and a rank waits from its request on.
 constexpr milliseconds kUnseen{500};
-// Steps of a rank over a window, fewer of which say nothing.
+// Fewest steps in a window that are compared.
 constexpr std::int64_t kFewSteps = 3;
-// Own time of a step below which nobody is slow.
+// No rank with a shorter own time of a step is slow, in seconds.
 constexpr double kNoTime = 10e-3;
 
 std::string describe(int rank, const RankState& state) {
@@ -32,6 +32,13 @@ std::string describe(int rank, const RankState& state) {
 double seconds(Clock::duration time) { return std::chrono::duration<double>(time).count(); }
 
 }  // namespace
+
+void grant(std::map<int, Beat>& beats, Clock::duration withheld, Clock::time_point now) {
+  for (auto& [rank, beat] : beats) {
+    beat.at += std::min(withheld, now - beat.at);
+    if (beat.broken) *beat.broken += std::min(withheld, now - *beat.broken);
+  }
+}
 
 void BeatTable::beat(int rank, RankState state, std::uint64_t connection) {
   const std::lock_guard lock(mutex_);
@@ -45,6 +52,11 @@ void BeatTable::broken(int rank, std::uint64_t connection) {
     found->second.broken = Clock::now();
 }
 
+void BeatTable::grant(Clock::duration withheld, Clock::time_point now) {
+  const std::lock_guard lock(mutex_);
+  comm::grant(beats_, withheld, now);
+}
+
 std::map<int, Beat> BeatTable::all() const {
   const std::lock_guard lock(mutex_);
   return beats_;
@@ -53,19 +65,18 @@ std::map<int, Beat> BeatTable::all() const {
 std::optional<CommError> judge_beats(const std::map<int, Beat>& beats, Clock::time_point now,
                                      const MonitorOptions& options) {
   std::vector<int> ended, silent;
-  std::string names, where;
-  Clock::duration longest{};
   for (const auto& [rank, beat] : beats) {
     if (beat.state.leaving) continue;
-    if (beat.broken && now - *beat.broken >= options.broken) ended.push_back(rank);
-  }
-  for (const auto& [rank, beat] : beats) {
-    const bool is_silent = !beat.state.leaving && options.silence.count() > 0 && !beat.broken &&
-                           now - beat.at >= options.silence;
-    if (is_silent) silent.push_back(rank);
+    if (beat.broken) {
+      if (now - *beat.broken >= options.broken) ended.push_back(rank);
+    } else if (options.silence.count() > 0 && now - beat.at >= options.silence) {
+      silent.push_back(rank);
+    }
   }
   const std::vector<int>& culprits = ended.empty() ? silent : ended;
   if (culprits.empty()) return std::nullopt;
+  std::string names, where;
+  Clock::duration longest{};
   for (const int rank : culprits) {
     const Beat& beat = beats.at(rank);
     names += (names.empty() ? "" : ", ") + describe(rank, beat.state);
@@ -84,13 +95,6 @@ std::optional<CommError> judge_beats(const std::map<int, Beat>& beats, Clock::ti
   return error.set_fate("stopped");
 }
 
-CommError given_up(const StoreHost& server, Clock::duration stopped) {
-  CommError error(CommFailure::PeerLost, server.ranks,
-                  "{} was stopped for {:.1f} s, and the ranks gave it up", server.name,
-                  seconds(stopped));
-  return error.set_fate(kNoAnswer);
-}
-
 void OwnStop::look(Clock::duration withheld, Clock::time_point now) {
   if (options_.silence.count() == 0 || withheld + kUnseen < options_.silence) return;
   ended_ = now;
@@ -101,13 +105,17 @@ CommError OwnStop::judge(const CommError& error, const std::map<int, Beat>& beat
                          Clock::time_point now) const {
   const auto had_patience = [&](int rank) {
     const auto beat = beats.find(rank);
-    return beat != beats.end() && beat->second.at > ended_;
+    return beat != beats.end() && beat->second.arrived > ended_;
   };
   const std::vector<int>& lost = error.culprits();
   const bool is_aftermath = stopped_.count() > 0 && now - ended_ < options_.broken + kAftermath;
   const bool is_ours = is_aftermath && error.failure() == CommFailure::PeerLost &&
                        std::none_of(lost.begin(), lost.end(), had_patience);
-  return is_ours ? given_up(options_.server, stopped_) : CommError(error);
+  if (!is_ours) return error;
+  return CommError(CommFailure::PeerLost, options_.server.ranks,
+                   "{} was stopped for {:.1f} s, and the ranks gave it up", options_.server.name,
+                   seconds(stopped_))
+      .set_fate(kNoAnswer);
 }
 
 std::vector<std::string> SlowRanks::look(const std::map<int, Beat>& beats, Clock::time_point now) {
@@ -144,22 +152,6 @@ std::vector<std::string> SlowRanks::look(const std::map<int, Beat>& beats, Clock
   return notes;
 }
 
-void Allowance::grant(std::map<int, Beat>& beats, Clock::duration withheld, Clock::time_point now) {
-  for (auto& [rank, beat] : beats) {
-    Granted& granted = granted_[rank];
-    if (granted.at != beat.at) granted = {beat.at, std::nullopt};
-    if (granted.broken != beat.broken) {
-      granted.broken = beat.broken;
-      granted.lost = {};
-    }
-    granted.silent += std::min(withheld, now - beat.at);
-    beat.at += granted.silent;
-    if (!beat.broken) continue;
-    granted.lost += std::min(withheld, now - *beat.broken);
-    *beat.broken += granted.lost;
-  }
-}
-
 Monitor::Monitor(TcpStoreServer& server, const MonitorOptions& options,
                  std::function<void(const CommError&)> on_verdict,
                  std::function<void(const std::string&)> on_note)
@@ -179,37 +171,33 @@ Monitor::~Monitor() {
   thread_.join();
 }
 
-void Monitor::look_locked(Clock::time_point now) {
+void Monitor::look(Clock::time_point now) {
   const auto withheld = withheld_.look(now);
   own_stop_.look(withheld, now);
-  not_granted_ += withheld;
+  server_.beats().grant(withheld, now);
 }
 
 CommError Monitor::judge(const CommError& error) {
-  const auto beats = server_.beats().all();
   const std::lock_guard lock(mutex_);
   const auto now = Clock::now();
-  look_locked(now);
-  return own_stop_.judge(error, beats, now);
+  look(now);
+  return own_stop_.judge(error, server_.beats().all(), now);
 }
 
 void Monitor::watch() {
   SlowRanks slow(options_);
-  Allowance allowance;
   std::unique_lock lock(mutex_);
   while (!wake_.wait_for(lock, kTick, [this] { return stop_; })) {
-    const auto came = server_.beats().all();
-    const auto now = Clock::now();  // none of them came later
-    auto beats = came;
-    look_locked(now);
-    allowance.grant(beats, std::exchange(not_granted_, {}), now);
+    const auto now = Clock::now();
+    look(now);
+    const auto beats = server_.beats().all();
     const OwnStop own_stop = own_stop_;
     lock.unlock();
     if (on_note_) {
       for (const std::string& note : slow.look(beats, now)) on_note_(note);
     }
     if (const auto error = judge_beats(beats, now, options_)) {
-      const CommError verdict = publish_verdict(server_, own_stop.judge(*error, came, now));
+      const CommError verdict = publish_verdict(server_, own_stop.judge(*error, beats, now));
       if (on_verdict_) on_verdict_(verdict);
       return;
     }

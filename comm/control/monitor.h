@@ -24,19 +24,24 @@ class TcpStoreServer;
 /// The last heartbeat of a rank.
 struct Beat {
   using Clock = std::chrono::steady_clock;
-  Clock::time_point at;                          ///< when it came
-  std::uint64_t connection = 0;                  ///< over which
-  std::optional<Clock::time_point> broken = {};  ///< since when its connection is, if it is
+  Clock::time_point at;                          ///< when it arrived, moved by grant()
+  std::uint64_t connection = 0;                  ///< over which it arrived
+  std::optional<Clock::time_point> broken = {};  ///< when that connection broke
   RankState state = {};
+  Clock::time_point arrived = at;
 };
 
-/// Heartbeats as they come. Thread-safe.
+/// Moves the times of beats and breaks by what was withheld from this process since then.
+void grant(std::map<int, Beat>& beats, Beat::Clock::duration withheld, Beat::Clock::time_point now);
+
+/// The last heartbeat of each rank. Thread-safe.
 class BeatTable {
  public:
-  /// @param connection  over which it came: a number that is not used again
+  /// @param connection  a number that is not used again
   void beat(int rank, RankState state, std::uint64_t connection);
-  /// That connection is gone. It says nothing of a rank that has come over another one since.
+  /// The connection broke; ignored if the rank has sent a heartbeat over another one since.
   void broken(int rank, std::uint64_t connection);
+  void grant(Beat::Clock::duration withheld, Beat::Clock::time_point now);
   std::map<int, Beat> all() const;
 
  private:
@@ -45,41 +50,34 @@ class BeatTable {
 };
 
 struct MonitorOptions {
-  /// A rank that says nothing for so long is taken for stopped. Zero: never.
+  /// A rank without a heartbeat for so long counts as stopped. Zero: never.
   std::chrono::milliseconds silence{4000};
-  /// A rank whose connection broke, for so long, ended without a word. Who watches its process
-  /// knows more, and says so sooner.
+  /// A rank whose connection broke this long ago has ended. A launcher reports the end of its
+  /// process sooner, and how it ended.
   std::chrono::milliseconds broken{1500};
-  /// Own time of a rank's steps, as a multiple of the median of all ranks, from which on it is
-  /// called slow.
+  /// A rank is slow from this multiple of the median over all ranks of a step's own time.
   double slow = 3;
-  /// Over how long that is measured.
+  /// Over which that is measured.
   std::chrono::milliseconds slow_window{5000};
-  /// Who runs the monitor.
+  /// This process.
   StoreHost server = {};
 };
 
-/// Who is to blame, if anybody is. Pure.
-/// @param beats  by rank, of those that have ever sent one
+/// Which ranks are lost or stopped, if any. Pure.
 std::optional<CommError> judge_beats(const std::map<int, Beat>& beats,
                                      std::chrono::steady_clock::time_point now,
                                      const MonitorOptions& options);
 
-/// What ranks say, and this process must, that was stopped for so long that they gave it up: nobody
-/// else is to blame.
-CommError given_up(const StoreHost& server, std::chrono::steady_clock::duration stopped);
-
-/// Tells ranks that were lost because this process was stopped, and they gave it up, from those
-/// that ended. Not thread-safe.
+/// Recognizes ranks that ended only because this process was stopped for longer than they wait for
+/// it. Not thread-safe.
 class OwnStop {
  public:
   using Clock = std::chrono::steady_clock;
   explicit OwnStop(const MonitorOptions& options) : options_(options) {}
   /// @param withheld  since the last call: see WithheldTime
   void look(Clock::duration withheld, Clock::time_point now);
-  /// @param error  that ranks were lost
-  /// @param beats  as they came, without any Allowance
-  /// @return it, or what to say instead
+  /// @param error  a loss of ranks
+  /// @return `error`, or one that blames this process
   CommError judge(const CommError& error, const std::map<int, Beat>& beats,
                   Clock::time_point now) const;
 
@@ -89,33 +87,33 @@ class OwnStop {
   Clock::duration stopped_{};  // zero: never
 };
 
-/// Finds ranks that hold the others up. Not thread-safe.
+/// Finds slow ranks. Not thread-safe.
 class SlowRanks {
  public:
   explicit SlowRanks(const MonitorOptions& options) : options_(options) {}
-  /// @return a sentence for each rank that was slow over the last window, at most one a minute and
-  /// rank
+  /// @return a sentence for each rank that was slow over the last window, at most one per minute
+  /// and rank
   std::vector<std::string> look(const std::map<int, Beat>& beats,
                                 std::chrono::steady_clock::time_point now);
 
  private:
   const MonitorOptions options_;
   std::chrono::steady_clock::time_point began_{};
-  std::map<int, RankState> before_;  // at the window's begin
+  std::map<int, RankState> before_;  // when the window began
   std::map<int, std::chrono::steady_clock::time_point> told_;
 };
 
-/// Watches the heartbeats that a store's server receives, on a thread of its own, and tells all
-/// ranks who is to blame as soon as somebody is; once.
+/// Watches the heartbeats that a store's server receives, on its own thread; publishes one verdict,
+/// the first.
 class Monitor {
  public:
-  /// @param on_verdict  on the monitor's thread, after the verdict is published; may be null
-  /// @param on_note     on the monitor's thread: what people should know; may be null
+  /// @param on_verdict  called on the monitor's thread after the verdict is published; may be null
+  /// @param on_note     called on the monitor's thread with warnings for people; may be null
   Monitor(TcpStoreServer& server, const MonitorOptions& options,
           std::function<void(const CommError&)> on_verdict,
           std::function<void(const std::string&)> on_note);
   ~Monitor();
-  /// What to say of ranks that were lost: that, or that they gave up this process. Any thread.
+  /// As OwnStop::judge(). Any thread.
   CommError judge(const CommError& error);
   Monitor(const Monitor&) = delete;
   Monitor& operator=(const Monitor&) = delete;
@@ -123,7 +121,7 @@ class Monitor {
  private:
   using Clock = std::chrono::steady_clock;
   void watch();
-  void look_locked(Clock::time_point now);
+  void look(Clock::time_point now);
 
   TcpStoreServer& server_;
   const MonitorOptions options_;
@@ -131,7 +129,6 @@ class Monitor {
   const std::function<void(const std::string&)> on_note_;
   std::mutex mutex_;
   WithheldTime withheld_;  // guarded by mutex_, as all below
-  Clock::duration not_granted_{};
   OwnStop own_stop_{options_};
   std::condition_variable wake_;
   bool stop_ = false;

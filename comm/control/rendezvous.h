@@ -8,17 +8,17 @@
 
 namespace tessera::comm {
 
-/// How a process introduces itself to the other ranks.
+/// A rank's introduction to the others.
 struct Hello {
   int rank = 0;
   int world_size = 1;
   std::string host;
   int pid = 0;
   std::string run_id;
-  /// What must be equal on all ranks: build and configuration, best as lines "key = value", so that
-  /// the error can name the line that differs.
+  /// Build and configuration, equal on all ranks; lines "key = value", so that errors name the line
+  /// that differs.
   std::string fingerprint;
-  /// DeviceBackend::device_id() of what it computes on; empty on the CPU.
+  /// DeviceBackend::device_id() of its device; empty on the CPU.
   std::string device;
 
   /// "host, pid 12"
@@ -29,17 +29,17 @@ struct Hello {
 Hello make_hello(int rank, int world_size, std::string run_id, std::string fingerprint,
                  std::string device = {});
 
-/// Where who starts processes says as what: "pid 12". Told of ranks that do not come.
+/// Key under which a launcher notes the process of a rank ("pid 12"), for ranks that do not come.
 std::string started_key(int rank);
 /// The name of the ranks' agreement: see find_failure().
 inline constexpr const char* kRendezvous = "rendezvous";
 
-/// A hello as text and back. @throws CommError(Mismatch) if the text is none
+/// A hello as text, and back. @throws CommError(Mismatch) if the text is malformed
 std::string encode_hello(const Hello& hello);
 Hello decode_hello(std::string_view text);
 
-/// All ranks meet and compare who they are; returns the hellos by rank. Every rank that called ends
-/// with the same result or the same error.
+/// All ranks exchange and compare their hellos; returns them by rank. Every rank ends with the same
+/// result or the same error.
 ///
 /// @throws InvalidArgument if this rank is not in [0, world_size)
 /// @throws CommError Timeout: "rendezvous: 3 of 4 ranks arrived within 30 s, missing: rank 2;

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "comm/control/client_session.h"
-#include "comm/control/frame_seal.h"
 #include "comm/control/key_values.h"
 #include "comm/control/monitor.h"
 #include "comm/control/socket.h"
@@ -25,25 +24,22 @@ namespace tessera::comm {
 struct TcpStoreServerOptions {
   std::string host = "127.0.0.1";
   std::uint16_t port = 0;  ///< 0: any free one
-  /// Clients must name it in their first message. It keeps out stale and foreign processes; it is
-  /// not a secret that protects an open network.
+  /// Named by clients in their first message; keeps out processes of other runs, not attackers.
   std::string run_id = {};
-  /// The secret that does; see authentication.h. May be empty on a loopback address only.
+  /// See authentication.h. May be empty on a loopback address only.
   std::string token = {};
-  std::size_t max_connections = 1024;  ///< a rank takes one for each of its threads that waits
-  /// Connections that have not introduced themselves yet, beside max_connections.
+  std::size_t max_connections = 1024;  ///< a rank takes one for each thread that waits
+  /// Connections before the handshake, beside max_connections.
   std::size_t max_strangers = 256;
-  /// From being accepted to being introduced, in all; later connections are closed.
+  /// Time for the handshake, in all.
   std::chrono::milliseconds hello_timeout{2000};
 };
 
-/// The key-value store of a run, served over TCP by a thread of its own, for clients that know the
-/// run and the token. It does not trust anybody else: a stranger has a small frame and a short time
-/// in all, strangers have their own limit, and beyond it a new one takes the place of any of them,
-/// by chance, so that no order of coming keeps a rank out for long, and introduced clients lose
-/// nothing. With a token whoever sits on the way may read and cut, and change nothing. Of each
-/// client it buffers at most one frame; malformed frames close the connection. The work per event
-/// does not grow with the number of connections.
+/// The key-value store of a run, served over TCP on its own thread to clients that know run id and
+/// token. Strangers are limited: a small frame and a short time each, and a maximum number beyond
+/// which a new one replaces one of them at random, so that they can't keep a rank out for long;
+/// introduced clients keep their place. Buffers at most one frame per client; malformed frames
+/// close the connection. The work per event does not grow with the number of connections.
 class TcpStoreServer {
  public:
   /// @throws InvalidArgument if the address is not a loopback one and there is no token; CommError
@@ -57,23 +53,20 @@ class TcpStoreServer {
   std::uint16_t port() const { return port_; }
   const std::string& run_id() const { return secrets_.run_id; }
   const std::string& token() const { return secrets_.token; }
-  /// Clients that have introduced themselves and are still connected.
+  /// Introduced clients that are connected.
   int clients() const { return clients_.load(); }
-  /// Connections that are held now, strangers included.
+  /// Open connections, strangers included.
   std::size_t connections() const { return held_.load(); }
-  /// Clients that were turned away so far: for another run or token, malformed or unsigned bytes,
-  /// or not being introduced in time; not those that left by themselves or gave their place to
-  /// another.
+  /// Clients refused so far: wrong run or token, malformed bytes, or a late handshake; not those
+  /// that left or were replaced.
   std::uint64_t refused() const { return refused_.load(); }
-  /// Entries that are held: the measure of its growth.
+  /// Number of entries.
   std::size_t size() const { return size_.load(); }
-  /// Writes `value` unless the key is taken; returns what stands there. At once, without a
-  /// connection.
+  /// Writes `value` unless the key is taken; returns the key's value. Needs no connection.
   std::string set_or_get(const std::string& key, std::string_view value);
   std::optional<std::string> find(std::string_view key) const;
-  /// Heartbeats of ranks that send some.
-  const BeatTable& beats() const { return beats_; }
-  /// Waits until no client is left, at most so long: who serves the store leaves last.
+  BeatTable& beats() { return beats_; }
+  /// Waits until no client is left, at most so long.
   void drain(std::chrono::milliseconds timeout) const;
 
  private:
@@ -126,21 +119,12 @@ class TcpStoreServer {
   std::thread thread_;
 };
 
-/// A connection to a store, and what signs its frames once it is introduced.
-struct StoreConnection {
-  FileDescriptor socket;
-  FrameSeal seal;
-};
-
-/// A client of TcpStoreServer. Each call that runs takes a connection of its own, kept for reuse.
-/// With a token, an answer that the server did not give to that very request is as good as a broken
-/// connection.
+/// A client of TcpStoreServer. Concurrent calls take a connection each, kept for reuse.
 class TcpStore final : public Store {
  public:
-  /// Connects, trying the ports [port, port + ports) again and again: who serves may come later.
-  /// A host name without an address is one that does not have it yet.
-  /// With a token, a store that does not prove that it knows it is refused.
-  /// @param served_by  blamed, with kNoAnswer, by calls that get no answer
+  /// Connects, retrying the ports [port, port + ports) and the host's address, as the server may
+  /// start later. Refuses a store that does not know the token.
+  /// @param served_by  blamed, with kNoAnswer, by calls without an answer
   /// @throws CommError Timeout at the deadline; Mismatch if ports is 1 and the store there refuses
   /// this process, for its run or token, or does not know the token
   TcpStore(std::string host, std::uint16_t port, std::string run_id,
@@ -158,7 +142,7 @@ class TcpStore final : public Store {
 
  private:
   Message call(const Message& request, std::chrono::milliseconds deadline);
-  StoreConnection connect(Deadline deadline) const;
+  FileDescriptor connect(Deadline deadline) const;
   CommError lost(std::string_view what) const;
   CommError refused(bool by_us) const;
   std::string where() const;
@@ -168,23 +152,22 @@ class TcpStore final : public Store {
   const StoreSecrets secrets_;
   const StoreHost served_by_;
   std::atomic<bool> given_up_{false};
-  // The server answers at once but for get, whose own deadline it watches; this is on top.
+  // On top of get's deadline, which the server watches.
   std::chrono::milliseconds answer_time_{5000};
   std::mutex mutex_;
-  std::vector<StoreConnection> idle_;
+  std::vector<FileDescriptor> idle_;
 };
 
-/// What the messages mean. A request is answered by one reply whose only field is the value.
+/// Messages of the store. Each request is answered by one reply, whose only field is the value.
 struct StoreProtocol {
-  static constexpr std::string_view kMagic = "tessera-store-3";
-  // Introduction: hello {magic, run id, nonce, empty without a token}, answered by yes, no, or a
-  // challenge {nonce}; then prove {proof of the client}, answered by yes {proof of the server} or
-  // no. With a token every later frame is sealed; see frame_seal.h.
+  static constexpr std::string_view kMagic = "tessera-store-4";
+  // Handshake: hello {magic, run id, nonce; empty without a token}, answered by yes, no, or
+  // challenge {nonce}; prove {client's proof}, answered by yes {server's proof} or no.
   static constexpr std::uint8_t kHello = 'H', kChallenge = 'C', kProve = 'P';
   // Requests: set {key, value}, get {key, milliseconds in decimal}, has {key}, leave {name, readers
   // in decimal}, beat {rank in decimal, RankState}
   static constexpr std::uint8_t kSet = 'S', kGet = 'G', kHas = '?', kLeave = 'L', kBeat = 'B';
-  // Replies; "no": a taken key, a key that did not come in time, one that is not there, a stranger.
+  // Replies. "no": the key is taken, was not set in time, or is not there; or a failed handshake.
   static constexpr std::uint8_t kYes = 'y', kNo = 'n';
 };
 

@@ -20,20 +20,20 @@ using P = StoreProtocol;
 constexpr milliseconds kTick{100};
 constexpr milliseconds kRetryPause{20};
 constexpr milliseconds kAttempt{1000};
-// For coming in again where strangers crowd the door.
+// For reconnecting where strangers crowd the server.
 constexpr milliseconds kDropped{3000};
-// A call to a server that was given up, beside connecting.
+// For a call to a server that was given up, without connecting.
 constexpr milliseconds kLastTry{500};
-// A name server is asked less often than a port.
+// Between look-ups of a host name.
 constexpr milliseconds kResolvePause{200};
 
-// When a call is over: at the deadline, or once `given_up` is, if there is one.
+// End of a call: at the deadline, or once `given_up` is set.
 struct CallEnd {
   Deadline deadline;
   const std::atomic<bool>* given_up = nullptr;
 };
 
-// Moves the deadline by time in which this process could not run: nor could it take the answer.
+// Excludes time in which this process could not run.
 bool wait_for(int fd, short events, CallEnd& end) {
   Deadline& deadline = end.deadline;
   WithheldTime withheld(kTick);
@@ -48,12 +48,11 @@ bool wait_for(int fd, short events, CallEnd& end) {
   }
 }
 
-// One request and its answer; nothing if the connection broke, the answer is not the server's, or
-// the deadline passed: then the connection is worth nothing more.
-std::optional<Message> round_trip(StoreConnection& connection, std::string frame, CallEnd end) {
-  const int fd = connection.socket.get();
-  connection.seal.seal(frame);
-  std::string_view request = frame;
+// Sends a request and returns the answer; nothing if the connection broke, the answer is malformed
+// or the deadline passed: the connection can't be used again then.
+std::optional<Message> round_trip(const FileDescriptor& connection, std::string_view request,
+                                  CallEnd end) {
+  const int fd = connection.get();
   while (!request.empty()) {
     const ssize_t n = ::send(fd, request.data(), request.size(), MSG_NOSIGNAL);
     if (n >= 0) {
@@ -74,11 +73,10 @@ std::optional<Message> round_trip(StoreConnection& connection, std::string frame
     if (n == 0) return std::nullopt;
     in.append(bytes, static_cast<std::size_t>(n));
     const std::size_t size = frame_size(in);
-    if (size > 4 + kMaxFrame + connection.seal.overhead()) return std::nullopt;
+    if (size > 4 + kMaxFrame) return std::nullopt;
     if (size == 0 || in.size() < size) continue;
-    std::string_view body = std::string_view(in).substr(4, size - 4);
     Message answer;
-    if (!connection.seal.open(body) || !Message::decode(body, answer)) return std::nullopt;
+    if (!Message::decode(std::string_view(in).substr(4, size - 4), answer)) return std::nullopt;
     if (answer.fields.size() != 1) return std::nullopt;
     return answer;
   }
@@ -92,15 +90,15 @@ Message request(std::uint8_t type, std::vector<std::string> fields) {
 }
 
 struct Attempt {
-  StoreConnection connection;
-  bool refused = false;    // it answered, and serves another run, or has another token
-  bool unproven = false;   // it answered, but does not know our token
-  bool dropped = false;    // it took the connection and closed it without an answer
+  FileDescriptor connection;
+  bool refused = false;    // the server has another run or token
+  bool unproven = false;   // the server does not know our token
+  bool dropped = false;    // the server closed the connection without an answer
   std::string unresolved;  // why the host has no address
 };
 
-// The hello's answer, after the proofs if there is a token; what comes next is sealed then.
-std::optional<Message> shake_hands(StoreConnection& connection, const StoreSecrets& secrets,
+// Returns the last answer of the handshake.
+std::optional<Message> shake_hands(const FileDescriptor& connection, const StoreSecrets& secrets,
                                    bool& unproven, Deadline deadline) {
   const bool has_token = !secrets.token.empty();
   const std::string nonce = has_token ? make_nonce() : std::string();
@@ -118,23 +116,19 @@ std::optional<Message> shake_hands(StoreConnection& connection, const StoreSecre
       round_trip(connection, request(P::kProve, {proof(ProofRole::Client)}).encode(), {deadline});
   if (!answer || answer->type == P::kNo) return answer;
   unproven = !is_same_secret(answer->fields[0], proof(ProofRole::Server));
-  if (!unproven) {
-    connection.seal = FrameSeal(make_session_key(secrets.token, secrets.run_id, nonce, challenge),
-                                ProofRole::Client);
-  }
   return answer;
 }
 
 Attempt introduce(const std::string& host, std::uint16_t port, const StoreSecrets& secrets,
                   Deadline deadline) {
   Attempt attempt;
-  StoreConnection connection;
+  FileDescriptor connection;
   try {
-    connection.socket = connect_to(host, port, deadline);
+    connection = connect_to(host, port, deadline);
   } catch (const CommError& error) {
     attempt.unresolved = error.what();
   }
-  if (!connection.socket) return attempt;
+  if (!connection) return attempt;
   const auto answer = shake_hands(connection, secrets, attempt.unproven, deadline);
   attempt.dropped = !answer && Clock::now() < deadline;
   if (!answer || attempt.unproven) return attempt;
@@ -158,7 +152,7 @@ TcpStore::TcpStore(std::string host, std::uint16_t port, std::string run_id,
     for (int i = 0; i < ports; ++i) {
       port_ = static_cast<std::uint16_t>(port + i);
       Attempt attempt = introduce(host_, port_, secrets_, std::min(end, Clock::now() + kAttempt));
-      if (attempt.connection.socket) {
+      if (attempt.connection) {
         idle_.push_back(std::move(attempt.connection));
         return;
       }
@@ -208,7 +202,7 @@ CommError TcpStore::lost(std::string_view what) const {
   return error.set_fate(kNoAnswer);
 }
 
-StoreConnection TcpStore::connect(Deadline deadline) const {
+FileDescriptor TcpStore::connect(Deadline deadline) const {
   const auto end = std::min(deadline, Clock::now() + kDropped);
   for (;;) {
     Attempt attempt = introduce(host_, port_, secrets_, std::min(end, Clock::now() + kAttempt));
@@ -224,7 +218,7 @@ Message TcpStore::call(const Message& message, milliseconds deadline) {
   const bool is_last_try = given_up_;
   const auto end = Clock::now() + (is_last_try ? std::min(deadline, kLastTry) : deadline);
   const CallEnd call_end{end, is_last_try ? nullptr : &given_up_};
-  StoreConnection connection;
+  FileDescriptor connection;
   {
     const std::lock_guard lock(mutex_);
     if (!idle_.empty()) {
@@ -233,19 +227,18 @@ Message TcpStore::call(const Message& message, milliseconds deadline) {
     }
   }
   const std::string& key = message.fields[0];
-  const bool reused = static_cast<bool>(connection.socket);
+  const bool reused = static_cast<bool>(connection);
   if (!reused) {
     connection = connect(end);
   }
-  if (!connection.socket) throw lost(key);
+  if (!connection) throw lost(key);
   std::optional<Message> answer = round_trip(connection, frame, call_end);
-  // Something on the way may have forgotten a connection that was idle. All but leave may be asked
-  // twice.
+  // A firewall may have dropped an idle connection. All requests but leave can be repeated.
   if (!answer && reused && message.type != P::kLeave && Clock::now() < end &&
       (is_last_try || !given_up_)) {
-    connection = {};  // closed before the next one is open: the server holds one of them
+    connection = {};  // closed first: the server limits connections
     connection = connect(end);
-    if (connection.socket) answer = round_trip(connection, frame, call_end);
+    if (connection) answer = round_trip(connection, frame, call_end);
   }
   if (!answer) throw lost(key);
   const std::lock_guard lock(mutex_);

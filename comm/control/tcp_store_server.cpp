@@ -16,11 +16,11 @@
 namespace tessera::comm {
 namespace {
 
-// What is looked at between two looks at the rest: events, and new connections.
+// Most events, and new connections, handled in one turn.
 constexpr int kEventsAtOnce = 64, kAcceptsAtOnce = 16;
-// Until connections are accepted again after the system had no room for one.
+// Pause after the system ran out of descriptors.
 constexpr std::chrono::milliseconds kAcceptPause{100};
-// Looks for a stranger that has not even named the run before one that has must go.
+// Random picks that prefer a stranger that has not named the run.
 constexpr int kLooks = 8;
 
 template <typename Int>
@@ -29,7 +29,7 @@ bool parse(std::string_view text, Int& value) {
   return result.ec == std::errc() && result.ptr == text.data() + text.size();
 }
 
-// Nobody else can tell who will have to go.
+// Strangers can't predict which of them is replaced.
 std::uint64_t unpredictable() {
   std::uint64_t value = 0;
   std::memcpy(&value, make_nonce().data(), sizeof(value));
@@ -60,9 +60,9 @@ struct TcpStoreServer::Connection {
   FileDescriptor fd;
   ClientSession session;
   std::string out;
-  bool reads = true;     // is watched for bytes to read; else for room to write
-  bool waiting = false;  // in a get whose key is not there yet
-  std::string key;       // of the get
+  bool reads = true;                          // polled for reading; else for writing
+  bool waiting = false;                       // in a get whose key is not set yet
+  std::string key;                            // of the get
   std::optional<Clock::time_point> deadline;  // of the get, or of the introduction
   std::size_t place = 0;                      // among the strangers, until it is introduced
   std::optional<int> beats;                   // the rank whose heartbeats come over it
@@ -151,7 +151,7 @@ void TcpStoreServer::serve() {
       const epoll_event& event = events[static_cast<std::size_t>(i)];
       const Id id = event.data.u64;
       if (id == kWakeId) {
-        // First: what is asked for after this wakes again.
+        // Read first: later requests wake again.
         std::uint64_t count = 0;
         [[maybe_unused]] const auto n = ::read(wake_.get(), &count, sizeof(count));
         if (stop_.load()) return;
@@ -182,10 +182,10 @@ void TcpStoreServer::accept_some() {
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       return;
     } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-      // Who comes stays in the kernel's queue, which would wake us again and again.
+      // Pending connections stay in the kernel's queue and would wake this thread at once.
       if (strangers_.empty()) return pause_accepting();
       evict_stranger();
-    }  // else it left before it was accepted
+    }  // else the client left before it was accepted
   }
 }
 
@@ -205,8 +205,7 @@ void TcpStoreServer::admit(FileDescriptor fd) {
   added->place = strangers_.size();
   strangers_.push_back(id);
   set_deadline(*added, Clock::now() + options_.hello_timeout);
-  // A rank says hello as soon as it is connected: often that is here, and it is no stranger among
-  // strangers for a moment longer than it must.
+  // A rank's hello is often here already: it is a stranger no longer than necessary.
   if (!receive(*added)) close(id);
 }
 
@@ -235,7 +234,7 @@ void TcpStoreServer::close(Id id) {
   } else {
     leave_strangers(c);
   }
-  // Also in the copies that a fork may have made of it.
+  // A fork may have copied the descriptor.
   ::epoll_ctl(events_.get(), EPOLL_CTL_DEL, c.fd.get(), nullptr);
   connections_.erase(id);
   held_.store(connections_.size());
@@ -281,7 +280,7 @@ void TcpStoreServer::wake_waiting(const std::string& key, const std::string& val
     Connection& c = *connections_.at(first->second);
     stop_waiting(c);
     reply(c, StoreProtocol::kYes, value);
-    flush(c);  // what does not go now goes when the socket takes it; errors show there
+    flush(c);  // the rest, and errors, follow when the socket is writable
   }
 }
 
@@ -299,7 +298,7 @@ bool TcpStoreServer::receive(Connection& c) {
     const ssize_t n = ::recv(c.fd.get(), bytes.data(), most, 0);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
-    if (n == 0 || c.waiting) return false;  // gone, or talks before it was answered
+    if (n == 0 || c.waiting) return false;  // closed, or a second request before the answer
     switch (c.session.take({bytes.data(), static_cast<std::size_t>(n)}, c.out)) {
       case Next::Wait:
         if (!c.out.empty() && !flush(c)) return false;
@@ -310,7 +309,7 @@ bool TcpStoreServer::receive(Connection& c) {
         return handle(c, c.session.take_request()) && flush(c);
       case Next::Refuse:
         refused_.fetch_add(1);
-        flush(c);  // into an empty buffer: it goes, or the client is gone
+        flush(c);
         return false;
       case Next::Close:
         refused_.fetch_add(1);
@@ -322,7 +321,7 @@ bool TcpStoreServer::receive(Connection& c) {
 bool TcpStoreServer::join(Connection& c) {
   leave_strangers(c);
   set_deadline(c, std::nullopt);
-  // Told nothing: it may come again when somebody has left.
+  // Beyond the limit the client is closed without an answer and may retry.
   return static_cast<std::size_t>(clients_.fetch_add(1)) < options_.max_connections;
 }
 
@@ -384,9 +383,7 @@ void TcpStoreServer::reply(Connection& c, std::uint8_t status, std::string value
   Message answer;
   answer.type = status;
   answer.fields.push_back(std::move(value));
-  std::string frame = answer.encode();
-  c.session.seal(frame);
-  c.out += frame;
+  c.out += answer.encode();
 }
 
 bool TcpStoreServer::flush(Connection& c) {
@@ -397,7 +394,7 @@ bool TcpStoreServer::flush(Connection& c) {
     if (n < 0) break;
     c.out.erase(0, static_cast<std::size_t>(n));
   }
-  // A client that does not read its answer is not read either: one frame is the limit.
+  // No more is read from a client before it has read its answer.
   if (c.reads == c.out.empty()) return true;
   c.reads = c.out.empty();
   return watch(events_.get(), EPOLL_CTL_MOD, c.fd.get(), c.id, c.reads ? EPOLLIN : EPOLLOUT);

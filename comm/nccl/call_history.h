@@ -3,38 +3,34 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <optional>
 #include <string>
+#include <unordered_map>
 
 namespace tessera::comm {
 
-/// What has been called by number, and what is expected next if that goes on as it did before: what
-/// came after the place in the past whose surroundings are most like now. A function of the calls
-/// alone, so ranks with the same past expect the same.
+/// A rank's calls, numbered from 0, and a prediction of the next one: calls go on as they did after
+/// the same two calls before, or after the same one. A function of the calls alone, so ranks with
+/// the same past predict the same. Not thread-safe.
 ///
-/// Training calls the same in every step. So the second step is expected but for a few calls at its
-/// beginning, and later ones whole; an evaluation is expected from its second time on, and at its
-/// time, if that is the same again. The past is the last 4096 calls: a cycle that is longer than
-/// that costs a few surprises each time. Not thread-safe.
+/// Steps of training that call the same are predicted from the third on; an evaluation between them
+/// costs a few wrong predictions.
 class CallHistory {
  public:
-  static constexpr std::size_t kKept = 8192;  ///< for find()
+  static constexpr std::size_t kKept = 8192;
 
-  /// Null if nothing like now has been seen.
-  const std::string* expected() const { return next_ ? &calls_[*next_] : nullptr; }
-  /// Takes about 0.1 us for what was expected, else 0.3 ms or so.
+  /// Null if there is no prediction.
+  const std::string* expected() const { return find(next_); }
   void add(std::string call);
-  /// How many there were.
+  /// Number of calls so far.
   std::uint64_t size() const { return first_ + calls_.size(); }
-  /// Null if it is not kept any more, or has not been called.
+  /// Null if the call is older than the last kKept, or not made yet.
   const std::string* find(std::uint64_t number) const;
 
  private:
-  std::optional<std::size_t> most_alike() const;
-
   std::deque<std::string> calls_;
-  std::uint64_t first_ = 0;          // number of the oldest that is kept
-  std::optional<std::size_t> next_;  // where the expected one is
+  std::uint64_t first_ = 0;                              // number of calls_.front()
+  std::uint64_t next_ = 0;                               // number of the call that is repeated next
+  std::unordered_map<std::string, std::uint64_t> last_;  // newest number of a call, or of two
 };
 
 }  // namespace tessera::comm

@@ -103,7 +103,7 @@ class NcclCommunicator final : public Communicator {
     bool is_result;
   };
 
-  // Where the buffers of a collective must lie, given where the first does.
+  // Device that all buffers of a collective must be on, given its first buffer.
   Device device_of(const TensorView& view) const {
     return view.device.type == DeviceType::CPU ? Device{} : core_->context().device();
   }
@@ -122,7 +122,7 @@ class NcclCommunicator final : public Communicator {
     return run(item, collective, call, std::move(options));
   }
 
-  // Gives a host buffer its memory on the device.
+  // Allocates staging for a host buffer. @return its device memory
   void* stage(NcclItem& item, const TensorView& view, bool is_result) {
     const auto& context = core_->options().communicator.context;
     constexpr std::string_view kOwner = "nccl staging";

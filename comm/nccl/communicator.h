@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <span>
@@ -14,8 +16,7 @@
 
 namespace tessera::comm {
 
-/// A mutex that can be waited for with a deadline, in a way that the thread sanitizer follows
-/// (GCC 12's does not follow std::timed_mutex).
+/// A timed mutex that the thread sanitizer supports (GCC 12's does not support std::timed_mutex).
 class TimedTurn {
  public:
   void lock() {
@@ -45,12 +46,23 @@ class TimedTurn {
   bool taken_ = false;
 };
 
-/// What the caller's thread, the prober and the watchdog share.
+/// Sleep between two looks at something that is done soon: short at first.
+class Pause {
+ public:
+  std::chrono::microseconds next() {
+    return std::exchange(pause_, std::min(2 * pause_, std::chrono::microseconds(1000)));
+  }
+
+ private:
+  std::chrono::microseconds pause_{10};
+};
+
+/// State shared by the caller's thread, the prober and the watchdog.
 ///
-/// The prober asks the device and NCCL how things stand, and aborts NCCL in the end: it may be held
-/// up by either. The watchdog calls neither: it keeps the time, speaks with the peers, and decides.
-/// Once `failure` is set, nothing that the device computes counts: it is set before the abort, so
-/// whoever finds work done and no failure has a good result.
+/// The prober polls the device and NCCL, and aborts NCCL after a failure; either may block it. The
+/// watchdog calls neither: it keeps the time, exchanges positions with the peers, and decides.
+/// `failure` is set before the abort, so work that is done while there is no failure has a valid
+/// result.
 class NcclCore : public std::enable_shared_from_this<NcclCore> {
  public:
   using Clock = std::chrono::steady_clock;
@@ -61,20 +73,19 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   /// Connects all ranks; then the threads may start. @throws as make_nccl_communicator()
   void connect();
   void start_threads();
-  /// Ends the threads. Waits for what the caller has waited for on the device, each collective at
-  /// most to its deadline, and in all for communicator.timeout + grace; aborts the rest.
+  /// Ends the threads. Lets collectives that the caller has waited for finish, each up to its
+  /// deadline, in all communicator.timeout + grace; aborts the rest.
   void shut_down() noexcept;
 
   struct Call {
-    std::shared_ptr<NcclItem> item;  ///< with what messages say of it
-    Collective call;                 ///< what NCCL is to do
+    std::shared_ptr<NcclItem> item;  ///< named in messages
+    Collective call;                 ///< as NCCL runs it
   };
-  /// Queues collectives as one launch, at least one; `staged` buffers have device memory, and what
-  /// a collective takes is copied there.
+  /// Queues at least one collective as one launch, behind copies of staged inputs.
   void run(std::span<const Call> group);
   void wait(NcclItem& item);
   bool is_done(const NcclItem& item) const noexcept;
-  /// Throws the failure, if there is one: itself at the first time, then CommError(Aborted).
+  /// Throws the failure, if any: the first time itself, then CommError(Aborted).
   void check_alive();
   void fail(const CommError& error) noexcept;
   void set_recorder(std::shared_ptr<FlightRecorder> recorder);
@@ -106,14 +117,14 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   const std::unique_ptr<NcclDriver> driver_;
   CallComparison comparison_;
   PendingCollectives pending_;
-  std::shared_ptr<NcclLaunch> launching_;  // the caller's
-  NcclInquiry inquiry_;                    // the watchdog's
+  std::shared_ptr<NcclLaunch> launching_;  // used by the caller
+  NcclInquiry inquiry_;                    // used by the watchdog
   std::atomic<std::uint64_t> called_ = 0;  // launches
 
   TimedTurn nccl_;  // held in calls of NCCL itself
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  /// What the caller has handed to NCCL and not got back: it may connect now, and wait for peers.
+  /// A call of the caller that has not returned: it may connect, and wait for peers.
   struct Calling {
     Collective collective;
     Clock::time_point since;
@@ -124,7 +135,7 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   std::optional<CommError> failure_;
   std::shared_ptr<FlightRecorder> recorder_;  // changes under mutex_
   std::optional<Clock::time_point> probing_since_, stopping_since_, closing_since_;
-  bool noticed_ = false;  // the caller knows of the failure
+  bool noticed_ = false;  // the caller has received the failure
   bool stop_ = false;
   bool is_closed_ = false;  // the prober is done with NCCL
   std::thread prober_, watchdog_;

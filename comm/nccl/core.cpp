@@ -11,25 +11,15 @@
 namespace tessera::comm {
 namespace {
 
-using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using State = NcclStatus::State;
-
-// Between two looks at something that is done soon: short at first, so as not to lose time.
-class Pause {
- public:
-  microseconds next() { return std::exchange(pause_, std::min(2 * pause_, microseconds(1000))); }
-
- private:
-  microseconds pause_{10};
-};
 
 milliseconds left_until(NcclCore::Clock::time_point end) {
   return std::max(milliseconds(0),
                   std::chrono::duration_cast<milliseconds>(end - NcclCore::Clock::now()));
 }
 
-// What messages and other ranks are told of collectives that go together.
+// Collectives of one launch as messages and signatures name them.
 Collective summary(std::span<const std::shared_ptr<NcclItem>> items) {
   Collective all = items.front()->collective;
   for (const auto& item : items.subspan(1)) {
@@ -40,7 +30,6 @@ Collective summary(std::span<const std::shared_ptr<NcclItem>> items) {
   return all;
 }
 
-constexpr milliseconds kFinalizeTime{2000};
 constexpr std::string_view kConnected = "connected";
 
 }  // namespace
@@ -59,14 +48,14 @@ NcclCore::NcclCore(std::unique_ptr<NcclDriver> driver, std::shared_ptr<Store> st
       world_size_(world_size),
       store_(std::move(store)),
       driver_(std::move(driver)),
-      comparison_(store_, options_.name + "/calls", rank, world_size, options_.answer_time),
+      comparison_(store_, options_.name + "/calls", rank, world_size),
       inquiry_(store_, rank, world_size, options_, comparison_, [this] { return position(); }) {}
 
 // --- connecting ---
 
 void NcclCore::connect() {
   const auto end = Clock::now() + options_.connect_timeout;
-  // NCCL's own start has no deadline, so it begins only when all are here.
+  // NCCL's own start has no deadline, so it begins only when all ranks are here.
   exchange(*store_, inquiry_.key("start"), rank_, world_size_, "here", left_until(end));
   const std::optional<CommError> error = initialize(end);
   constexpr milliseconds kSkew{3000};
@@ -79,7 +68,7 @@ void NcclCore::connect() {
     abort_in_time();
     throw;
   }
-  // Of several, one that failed by itself, not one that gave up since another had failed.
+  // Prefers a rank that failed by itself to one that gave up because of another.
   const auto weight = [](const CommError& e) {
     if (!e.culprits().empty()) return 2;
     return e.failure() == CommFailure::Timeout ? 1 : 0;
@@ -132,7 +121,7 @@ std::optional<CommError> NcclCore::initialize(Clock::time_point end) {
   return std::nullopt;
 }
 
-// On a thread of its own: it may block, and then it is left behind.
+// On its own thread, which is abandoned if it blocks.
 void NcclCore::abort_in_time() {
   auto done = std::make_shared<std::promise<void>>();
   auto future = done->get_future();
@@ -151,7 +140,7 @@ void NcclCore::start_threads() {
 }
 
 void NcclCore::run(std::span<const Call> group) {
-  // Should it fail half-way, copies may still be under way.
+  // A member, as copies may be under way after a failure half-way.
   launching_ = std::make_shared<NcclLaunch>();
   NcclLaunch& launch = *launching_;
   std::vector<Collective> calls;
@@ -205,11 +194,11 @@ void NcclCore::run(std::span<const Call> group) {
   pending_.push(std::move(launching_));
 }
 
-// Returns when the launch is known to be the same on all ranks.
+// Returns once all ranks are known to make this launch.
 void NcclCore::compare(const NcclLaunch& launch) {
   std::vector<Collective> parts;
   for (const auto& item : launch.items) parts.push_back(item->collective);
-  // The watchdog sees to the deadline.
+  // The watchdog enforces the deadline.
   const auto wrong = comparison_.check(launch.collective, parts, [this] {
     const std::lock_guard lock(mutex_);
     return failure_.has_value();
@@ -233,8 +222,8 @@ void NcclCore::set_calling(std::optional<Calling> calling) {
   calling_ = std::move(calling);
 }
 
-// Returns when the calls, which are one `collective` to messages, are on the stream: NCCL may do
-// that in the background, and then nothing may follow it before.
+// Returns when the calls, named `collective` in messages, are on the stream: NCCL may enqueue them
+// in the background, and no other call may come before that.
 void NcclCore::enqueue(std::span<const Collective> calls, const Collective& collective) {
   const auto end = Clock::now() + collective.deadline;
   const auto under_lock = [&](auto&& ask) {
@@ -243,7 +232,7 @@ void NcclCore::enqueue(std::span<const Collective> calls, const Collective& coll
     return ask();
   };
   NcclStatus status = under_lock([&] {
-    check_alive();  // before an abort, or not at all
+    check_alive();  // no call may follow an abort
     return driver_->run(calls);
   });
   for (Pause pause; status.state == State::InProgress;) {
@@ -265,7 +254,7 @@ void NcclCore::report(const NcclSuspicion& suspicion) {
   changed_.notify_all();
   const auto limit = options_.answer_time + 2 * kNcclVerdictTime;
   if (!changed_.wait_for(lock, limit, [this] { return failure_.has_value(); })) {
-    // Who is late may be a peer; a failure of this rank's own is its own.
+    // A peer may be late; an error of this rank is its own.
     failure_ =
         suspicion.late
             ? CommError(CommFailure::Timeout, {}, "{} is late, and the ranks could not agree why",
@@ -289,12 +278,12 @@ void NcclCore::wait(NcclItem& item) {
     return;
   }
   for (Pause pause;;) {
-    check_alive();  // the prober sees to the deadline
+    check_alive();  // the prober enforces the deadline
     if (item.done->is_done()) break;
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, pause.next(), [this] { return failure_.has_value(); });
   }
-  check_alive();  // an abort, too, ends what is under way
+  check_alive();  // an abort also completes events
   for (NcclItem::Staged& staged : item.staged) {
     if (staged.is_result && staged.bytes > 0) {
       std::memcpy(staged.user, staged.pinned->data(), staged.bytes);
@@ -309,7 +298,7 @@ bool NcclCore::is_done(const NcclItem& item) const noexcept {
   }
   try {
     return item.done && item.done->is_done();
-  } catch (const std::exception&) {  // of the device: wait() will say so
+  } catch (const std::exception&) {  // a device error, which wait() reports
     return true;
   }
 }
@@ -357,145 +346,8 @@ void NcclCore::shut_down() noexcept {
   if (closed) {
     prober_.join();
   } else {
-    prober_.detach();  // NCCL does not let go; the thread shares what it uses
+    prober_.detach();  // NCCL blocks; the thread owns a reference to this
   }
-}
-
-// --- the prober ---
-
-std::optional<NcclSuspicion> NcclCore::look() {
-  try {
-    if (const auto late = pending_.advance(Clock::now())) {
-      return NcclSuspicion{.collective = late->collective, .late = true};
-    }
-    const std::unique_lock lock(nccl_, std::try_to_lock);
-    if (!lock.owns_lock()) return std::nullopt;  // the caller is in NCCL, and watches the status
-    const NcclStatus status = driver_->status();
-    if (status.state != State::Failed) return std::nullopt;
-    const auto oldest = pending_.oldest();
-    return NcclSuspicion{.collective = oldest ? oldest->collective : Collective{},
-                         .remote = status.remote,
-                         .text = status.text};
-  } catch (const std::exception& error) {
-    const auto oldest = pending_.oldest();
-    return NcclSuspicion{.collective = oldest ? oldest->collective : Collective{},
-                         .text = error.what()};
-  }
-}
-
-void NcclCore::probe() {
-  std::unique_lock lock(mutex_);
-  for (;;) {
-    // At the end, what is still under way is looked at more often.
-    const auto pause = stop_ ? std::min(options_.poll, milliseconds(1)) : options_.poll;
-    changed_.wait_for(lock, pause,
-                      [&, stopped = stop_] { return failure_ || (stop_ && !stopped); });
-    if (failure_ || (stop_ && pending_.is_empty())) break;
-    if (suspicion_) continue;  // the watchdog is at work on it
-    probing_since_ = Clock::now();
-    lock.unlock();
-    auto found = look();
-    lock.lock();
-    probing_since_.reset();
-    if (found && !suspicion_) {
-      suspicion_ = std::move(found);
-      changed_.notify_all();
-    }
-  }
-  const bool failed = failure_.has_value();
-  closing_since_ = Clock::now();
-  lock.unlock();
-  if (failed) pending_.record_failure();
-  nccl_.lock();  // no other thread may be in NCCL; the watchdog sees to the time
-  if (failed) {
-    driver_->abort();
-  } else {
-    close_driver();
-  }
-  nccl_.unlock();
-  lock.lock();
-  is_closed_ = true;
-  changed_.notify_all();
-}
-
-void NcclCore::close_driver() {
-  const auto end = Clock::now() + kFinalizeTime;
-  try {
-    NcclStatus status = driver_->finalize();
-    for (Pause pause; status.state == State::InProgress && Clock::now() < end;) {
-      std::this_thread::sleep_for(pause.next());
-      status = driver_->status();
-    }
-    if (status.state == State::Ready) return driver_->destroy();
-  } catch (const std::exception&) {  // the device is lost: nothing is left to flush
-  }
-  driver_->abort();
-}
-
-// --- the watchdog ---
-
-void NcclCore::watch() {
-  auto next_ask = Clock::now();
-  std::unique_lock lock(mutex_);
-  while (!failure_ && !is_closed_) {
-    changed_.wait_for(lock, options_.poll, [this] { return failure_ || suspicion_ || is_closed_; });
-    if (failure_ || is_closed_) break;
-    const auto now = Clock::now();
-    if (closing_since_ && now - *closing_since_ >= kFinalizeTime + options_.abort_time) return;
-    auto suspicion = suspicion_;
-    if (!suspicion && calling_ && now - calling_->since >= calling_->collective.deadline)
-      suspicion = NcclSuspicion{.collective = calling_->collective, .late = true};
-    // What has not started has no deadline of its own.
-    const auto limit = options_.communicator.timeout + options_.grace;
-    const auto overdue = [&](const std::optional<Clock::time_point>& since) {
-      return since && now - *since >= limit;
-    };
-    const bool is_silent = overdue(probing_since_) || (!closing_since_ && overdue(stopping_since_));
-    std::optional<CommError> error;
-    lock.unlock();
-    if (suspicion) {
-      error = inquiry_.investigate(*suspicion);
-    } else if (is_silent) {
-      error =
-          CommError(CommFailure::Timeout, std::vector<int>{rank_},
-                    "rank {}: its device has not answered for {}", rank_, format_seconds(limit));
-    } else if (now >= next_ask) {
-      error = inquiry_.ask_peers();
-      next_ask = Clock::now() + options_.store_poll;
-    }
-    lock.lock();
-    if (error && !failure_) {
-      failure_ = error;
-      changed_.notify_all();
-    }
-  }
-  if (!failure_) return;
-  const CommError failure = *failure_;
-  lock.unlock();
-  inquiry_.publish(failure);
-  lock.lock();
-  const bool in_time = changed_.wait_for(lock, options_.abort_time, [this] {
-    return is_closed_;
-  }) && changed_.wait_for(lock, options_.grace, [this] { return noticed_; });
-  lock.unlock();
-  if (in_time || !options_.on_stuck) return;
-  if (const auto last = recorder()) last->end(failure);  // nobody may come to do it
-  options_.on_stuck(failure);
-}
-
-NcclPosition NcclCore::position() const {
-  NcclPosition result;
-  result.called = called_;
-  if (const auto oldest = pending_.oldest()) {
-    result.unfinished = 1;
-    result.has_started = oldest->has_started ? 1 : 0;
-    result.oldest = Signature(oldest->collective);
-  } else if (const std::lock_guard lock(mutex_); calling_) {
-    result.unfinished = 1;
-    result.has_started = 1;
-    result.oldest = Signature(calling_->collective);
-  }
-  return result;
 }
 
 }  // namespace tessera::comm

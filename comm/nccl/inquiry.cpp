@@ -30,7 +30,6 @@ std::string NcclInquiry::key(std::string_view what) const {
   return fmt::format("{}/{}", options_.name, what);
 }
 
-// Whether another rank has found something.
 std::optional<CommError> NcclInquiry::ask_peers() {
   if (store_is_lost_) return std::nullopt;
   try {
@@ -38,7 +37,7 @@ std::optional<CommError> NcclInquiry::ask_peers() {
     if (!store_->has(key("alarm"))) return std::nullopt;
     publish_position();
     return await_verdict(store_->get(key("alarm"), kNcclVerdictTime));
-  } catch (const std::exception&) {  // who serves it went first; that alone is no failure
+  } catch (const std::exception&) {  // its server went first, which alone is no failure
     store_is_lost_ = true;
     return std::nullopt;
   }

@@ -15,28 +15,28 @@
 
 namespace tessera::comm {
 
-/// For the verdict of all ranks to come, once they have told where they are.
+/// Time for a verdict once all ranks have published their positions.
 inline constexpr std::chrono::milliseconds kNcclVerdictTime{5000};
 
-/// How ranks find out over the store which of them holds NCCL up: who is suspicious raises an
-/// alarm, all tell where they are, and one verdict counts for all. Belongs to one thread, but for
+/// Finds the rank that blocks NCCL, over the store: a rank with a suspicion raises an alarm, all
+/// ranks publish their positions, and one verdict counts for all. Used by one thread, except
 /// name().
 class NcclInquiry {
  public:
-  /// @param comparison  peers may be waiting for its answers; it must outlive this
-  /// @param position    of this rank, when it is asked for
+  /// @param comparison  whose questions ask_peers() answers; outlives this
+  /// @param position    returns this rank's position
   NcclInquiry(std::shared_ptr<Store> store, int rank, int world_size, const NcclOptions& options,
               CallComparison& comparison, std::function<NcclPosition()> position);
 
-  /// What the store keeps of this communicator under that name.
+  /// Key in the store of this communicator.
   std::string key(std::string_view what) const;
   std::string name(std::span<const int> ranks) const { return report_.name(ranks); }
 
-  /// Answers peers. @return the verdict, if one has raised an alarm; waits for it
+  /// Answers peers. @return the verdict if one has raised an alarm, after waiting for it
   std::optional<CommError> ask_peers();
   /// Raises the alarm, and finds the verdict within answer_time and what the store needs.
   CommError investigate(const NcclSuspicion& suspicion);
-  /// So that peers that ask learn of it.
+  /// Publishes a verdict to peers.
   void publish(const CommError& error);
 
  private:

@@ -15,7 +15,7 @@
 
 namespace tessera::comm {
 
-/// A collective, from its start until its buffers are free.
+/// A collective from its start until its buffers are free.
 struct NcclItem {
   /// A host buffer, and its copies: pinned, and on the device.
   struct Staged {
@@ -26,7 +26,7 @@ struct NcclItem {
     bool is_result = false;
   };
 
-  Collective collective;            ///< as messages call it; its number comes with its launch
+  Collective collective;            ///< as messages name it; numbered at its launch
   std::shared_ptr<NcclEvent> done;  ///< of its launch; null until that is on the stream
   std::vector<Staged> staged;
   float token = 0.0F;                ///< what a barrier sums
@@ -34,37 +34,36 @@ struct NcclItem {
   std::atomic<bool> waited = false;  ///< wait() was called
 };
 
-/// Collectives that go to NCCL together, mostly one, until the device is done with them.
+/// Collectives that go to NCCL together, mostly one.
 struct NcclLaunch {
   using Time = std::chrono::steady_clock::time_point;
 
-  /// As messages call it, and as ranks compare it. Of a group: the first's kind, the labels and
-  /// elements of all, and the sum of their deadlines, since they take turns on the network.
+  /// As messages and signatures name it. For a group: kind of the first, labels and elements of
+  /// all, and the sum of the deadlines.
   Collective collective;
   std::vector<std::shared_ptr<NcclItem>> items;
   std::shared_ptr<NcclEvent> start, done;
-  std::shared_ptr<FlightRecorder> recorder;  ///< is told when it starts and ends; or null
-  /// When the device was first seen to have reached it. The prober's own.
+  std::shared_ptr<FlightRecorder> recorder;  ///< records its start and end; may be null
+  /// When the device was first seen to have reached it. Used by the prober only.
   std::optional<Time> started;
   std::atomic<bool> has_started = false;  ///< the same for other threads
 };
 
-/// The launches that the device is not known to be done with, oldest first: one starts when
-/// those before it are done, whenever the host queued it.
+/// Launches that the device is not known to have finished, oldest first.
 class PendingCollectives {
  public:
   /// Any thread.
   void push(std::shared_ptr<NcclLaunch> launch);
-  /// Tells recorders that what is left has failed.
+  /// Records the remaining launches as failed.
   void record_failure();
   std::shared_ptr<NcclLaunch> oldest() const;
   bool is_empty() const { return oldest() == nullptr; }
   /// Whether the caller has waited for all of them.
   bool all_waited() const;
 
-  /// Forgets what is done, and notes what has started. One thread at a time. No lock is held while
-  /// the device is asked, which may block.
-  /// @return the oldest, if it started longer ago than its deadline; else null
+  /// Removes finished launches and notes started ones. One thread at a time. Holds no lock while it
+  /// polls the device, which may block.
+  /// @return the oldest launch if its deadline has passed, else null
   /// @throws CudaError if the device's work failed
   std::shared_ptr<NcclLaunch> advance(NcclLaunch::Time now);
 

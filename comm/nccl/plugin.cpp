@@ -1,4 +1,4 @@
-// NCCL and CUDA behind NcclDriver. Decides nothing: what follows from a status is the program's.
+// NCCL and CUDA behind NcclDriver. The program decides what follows from a status.
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
@@ -44,11 +44,11 @@ class StreamEvent final : public NcclEvent {
   StreamEvent& operator=(const StreamEvent&) = delete;
 
   bool is_done() const override {
-    // Of any thread, whose first call would else open the first GPU.
+    // The first call of another thread would otherwise open the first GPU.
     check(cudaSetDevice(index_), "cudaSetDevice");
     const cudaError_t status = cudaEventQuery(event_);
     if (status == cudaErrorNotReady) {
-      cudaGetLastError();  // no error, but kept as one
+      cudaGetLastError();  // clears the status, which is no error
       return false;
     }
     check(status, "work of the communication stream");
@@ -176,7 +176,7 @@ class Driver final : public NcclDriver {
     return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
   }
 
-  // The context may be of another kind of device than the runtime's of that number.
+  // The context's device may differ from the runtime's device of that number.
   void check_device(std::string own) const {
     char id[32] = {};
     const cudaError_t status = cudaDeviceGetPCIBusId(id, sizeof id, index_);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -11,6 +12,33 @@
 #include "tests/support/multiprocess.h"
 
 namespace tessera::test {
+
+/// A store that calls `hook` before each request.
+class HookedStore final : public comm::Store {
+ public:
+  explicit HookedStore(std::function<void()> hook) : hook_(std::move(hook)) {}
+  void set(const std::string& key, std::string_view value) override {
+    hook_();
+    store_.set(key, value);
+  }
+  std::string get(const std::string& key, std::chrono::milliseconds deadline) override {
+    hook_();
+    return store_.get(key, deadline);
+  }
+  bool has(const std::string& key) override {
+    hook_();
+    return store_.has(key);
+  }
+  void leave(const std::string& name, int readers) override {
+    hook_();
+    store_.leave(name, readers);
+  }
+  std::size_t size() const { return store_.size(); }
+
+ private:
+  const std::function<void()> hook_;
+  comm::MemoryStore store_;
+};
 
 /// Ranks whose NCCL is fake, each with a state to break.
 class FakeRanks {
@@ -30,7 +58,7 @@ class FakeRanks {
     options.communicator = {timeout, device_context()};
     options.connect_timeout = connect_timeout;
     options.poll = 5ms;
-    options.store_poll = 10ms;
+    options.store_poll = store_poll;
     options.answer_time = kSlack > 1 ? 4s : 2s;
     options.abort_time = 1s;
     options.grace = 1s;
@@ -46,7 +74,7 @@ class FakeRanks {
     return states[static_cast<std::size_t>(rank)];
   }
 
-  std::chrono::milliseconds timeout{300}, connect_timeout{10'000};
+  std::chrono::milliseconds timeout{300}, connect_timeout{10'000}, store_poll{10};
   std::shared_ptr<comm::ThreadGroup> group;
   std::shared_ptr<comm::Store> store = std::make_shared<comm::MemoryStore>();
   std::vector<std::shared_ptr<FakeNcclState>> states;

@@ -180,45 +180,6 @@ TEST_CASE_FIXTURE(Fixture, "a reader beside writers sees no mixture") {
   CHECK(comm::read_flight_record(path).unreadable == 0);
 }
 
-TEST_CASE_FIXTURE(Fixture, "a rank that is killed in a collective leaves word of it") {
-  test::Processes ranks(1, [&](int, const std::string&) -> std::string {
-    const auto recorder = create();
-    auto group = std::make_shared<comm::ThreadGroup>(2);  // nobody else comes
-    const auto communicator = comm::make_threads_communicator(group, 0, {.timeout = 60s});
-    communicator->set_recorder(recorder);
-    recorder->set_phase("step", 12);
-    std::vector<float> x(6);
-    const auto view = dense_view(x.data(), DType::F32, {6});
-    communicator->start_all_gather(view, {.label = "h.3"});
-    communicator->all_reduce(view, comm::ReduceOp::Sum, {.label = "gradient norm"});
-    return "";
-  });
-  ranks.go("x");
-  const auto end = std::chrono::steady_clock::now() + 20s;
-  const auto is_in = [&] {
-    try {
-      const FlightRecord record = comm::read_flight_record(path);
-      return record.collectives.size() == 2 && record.newest_started() != nullptr;
-    } catch (const IoError&) {
-      return false;
-    }
-  };
-  while (!is_in() && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(2ms);
-  ranks.signal(0, SIGKILL);
-  CHECK(ranks.wait(20s)[0].signal == SIGKILL);
-
-  const FlightRecord record = comm::read_flight_record(path);
-  CHECK(record.end == FlightEnd::Running);
-  CHECK(record.pid == ranks.pid(0));
-  CHECK(comm::look_at_process(record.pid).state == '-');
-  CHECK(record.phase == "step");
-  CHECK(record.step == 12);
-  REQUIRE(record.collectives.size() == 2);
-  CHECK(record.collectives[0].signature.describe() == "all_gather#0 (h.3) f32[6]");
-  CHECK(record.collectives[0].state == FlightState::Running);
-  CHECK(record.collectives[1].state == FlightState::Queued);
-}
-
 TEST_CASE_FIXTURE(Fixture, "a queue records what is done, what failed, and what never ran") {
   auto group = std::make_shared<comm::ThreadGroup>(2);
   const auto recorder = create();

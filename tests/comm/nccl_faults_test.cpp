@@ -1,52 +1,14 @@
 // What the communicator over NCCL does when NCCL, a rank, a device or the store fails; NCCL is
 // played by host threads.
-#include <limits>
-
 #include "comm/nccl.h"
-#include "comm/nccl/position.h"
 #include "tests/comm/collective_checks.h"
 #include "tests/comm/fake_nccl_ranks.h"
-#include "tests/comm/ranks.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/multiprocess.h"
 
 using namespace tessera;
 using namespace tessera::test;
 using comm::ReduceOp;
-
-namespace {
-
-// A store whose server ends.
-class StoreThatGoes final : public comm::Store {
- public:
-  void set(const std::string& key, std::string_view value) override {
-    look();
-    store_.set(key, value);
-  }
-  std::string get(const std::string& key, std::chrono::milliseconds deadline) override {
-    look();
-    return store_.get(key, deadline);
-  }
-  bool has(const std::string& key) override {
-    look();
-    return store_.has(key);
-  }
-  void leave(const std::string& name, int readers) override {
-    look();
-    store_.leave(name, readers);
-  }
-
-  std::atomic<bool> is_gone = false;
-
- private:
-  void look() const {
-    if (is_gone) throw CommError(CommFailure::PeerLost, {}, "the store is lost");
-  }
-
-  comm::MemoryStore store_;
-};
-
-}  // namespace
 
 TEST_CASE("NCCL that does not start on a rank is that rank's failure, on all ranks at once") {
   FakeRanks ranks(3);
@@ -153,44 +115,33 @@ TEST_CASE("an error of NCCL for a lost peer names who does not answer") {
   }
 }
 
-TEST_CASE("without a store that answers, a rank blames nobody, and lives on until it is late") {
-  FakeRanks ranks(2);
-  const auto store = std::make_shared<StoreThatGoes>();
-  ranks.store = store;
-  const auto results = run_ranks(2, [&](int rank) {
-    const auto c = ranks.join(rank);
-    for (int i = 0; i < 3; ++i) c->barrier({.label = "step", .deadline = 10s});
-    store->is_gone = true;
-    std::this_thread::sleep_for(50ms);
-    c->check();
-    ranks.state(rank)->collectives_end = false;
-    c->barrier({.label = "step"});
-  });
-  for (int r : {0, 1}) {
-    const RankResult& result = results[static_cast<std::size_t>(r)];
-    CHECK(result.culprits.empty());
-    CHECK(result.error.find(fmt::format("barrier#3 (step): rank {}: not done within 0.3 s; and "
-                                        "the store is lost",
-                                        r)) == 0);
-  }
-}
-
-TEST_CASE("without a store that answers nothing new is launched") {
-  FakeRanks ranks(2);
-  const auto store = std::make_shared<StoreThatGoes>();
-  ranks.store = store;
-  const auto results = run_ranks(2, [&](int rank) {
-    const auto c = ranks.join(rank);
-    for (int i = 0; i < 3; ++i) c->barrier({.label = "step", .deadline = 10s});
-    store->is_gone = true;
-    c->barrier({.label = "last"});
-  });
-  for (int r : {0, 1}) {
-    const RankResult& result = results[static_cast<std::size_t>(r)];
-    CHECK(result.error.find(fmt::format("barrier#3 (last): rank {}: could not compare it with the "
-                                        "other ranks: the store is lost",
-                                        r)) == 0);
-    CHECK(ranks.state(r)->launches == 3);
+TEST_CASE("without a store a rank launches nothing new, and blames nobody when it is late") {
+  for (const bool is_new : {true, false}) {
+    CAPTURE(is_new);
+    FakeRanks ranks(2);
+    std::atomic<bool> is_gone = false;
+    ranks.store = std::make_shared<HookedStore>([&] {
+      if (is_gone) throw CommError(CommFailure::PeerLost, {}, "the store is lost");
+    });
+    const auto results = run_ranks(2, [&](int rank) {
+      const auto c = ranks.join(rank);
+      for (int i = 0; i < 3; ++i) c->barrier({.label = "step", .deadline = 10s});
+      is_gone = true;
+      std::this_thread::sleep_for(50ms);
+      c->check();
+      ranks.state(rank)->collectives_end = false;
+      c->barrier({.label = is_new ? "new" : "step"});
+    });
+    for (int r : {0, 1}) {
+      const RankResult& result = results[static_cast<std::size_t>(r)];
+      CAPTURE(result.error);
+      CHECK(result.error.starts_with(
+          fmt::format("barrier#3 ({}): rank {}: ", is_new ? "new" : "step", r)));
+      CHECK(holds(result.error, "the store is lost"));
+      CHECK(holds(result.error, "not done within 0.3 s") == !is_new);
+      if (!is_new) CHECK(result.culprits.empty());
+      CHECK(ranks.state(r)->launches == (is_new ? 3 : 4));
+    }
   }
 }
 

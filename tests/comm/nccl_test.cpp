@@ -144,18 +144,6 @@ TEST_CASE("ranks that group other collectives than the rest are named") {
   }
 }
 
-TEST_CASE("a group has the time of all that is in it") {
-  FakeRanks ranks(1);
-  ranks.state(0)->collectives_end = false;
-  const Stopwatch watch;
-  const auto results = run_ranks(1, [&](int rank) {
-    const auto c = ranks.join(rank);
-    gather_two(*c, "h.1", "h.2", 500ms);
-  });
-  CHECK(watch.wall() >= 800ms);
-  CHECK(results[0].error.find("all_gather#0 (h.1 + h.2)") == 0);
-}
-
 TEST_CASE("after an error within a group it can be started again, and none was the wiser") {
   FakeRanks ranks(2);
   ranks.timeout = 20s;

@@ -20,6 +20,8 @@
 #include "core/base/context.h"
 #include "core/base/storage.h"
 #include "tests/support/machine_time.h"
+#include "tests/support/on_threads.h"
+#include "tests/support/text.h"
 
 namespace tessera::test {
 
@@ -32,30 +34,27 @@ struct RankResult {
   std::vector<int> culprits;
 };
 
-/// Runs body(rank) on a thread for each rank; returns what each threw.
-inline std::vector<RankResult> run_ranks(int world_size, const std::function<void(int)>& body) {
-  std::vector<RankResult> results(static_cast<std::size_t>(world_size));
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&, rank] {
-      RankResult& result = results[static_cast<std::size_t>(rank)];
-      try {
-        body(rank);
-      } catch (const CommError& error) {
-        result = {error.what(), error.failure(), error.culprits()};
-      } catch (const std::exception& error) {
-        result.error = std::string("not a CommError: ") + error.what();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return results;
-}
-
 /// Where Mirrors of this thread lie; null: nowhere but in the host's memory.
 inline std::shared_ptr<Context>& device_context() {
   thread_local std::shared_ptr<Context> context;
   return context;
+}
+
+/// Runs body(rank) on a thread for each rank; returns what each threw.
+inline std::vector<RankResult> run_ranks(int world_size, const std::function<void(int)>& body) {
+  std::vector<RankResult> results(static_cast<std::size_t>(world_size));
+  on_threads(world_size, [&](int rank) {
+    RankResult& result = results[static_cast<std::size_t>(rank)];
+    try {
+      body(rank);
+    } catch (const CommError& error) {
+      result = {error.what(), error.failure(), error.culprits()};
+    } catch (const std::exception& error) {
+      result.error = std::string("not a CommError: ") + error.what();
+    }
+    device_context().reset();
+  });
+  return results;
 }
 
 /// A context whose device is played by fibers.

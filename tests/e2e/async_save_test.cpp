@@ -15,6 +15,8 @@
 using namespace tessera;
 using test::Arguments;
 using test::CliProcess;
+using test::count;
+using test::holds;
 using test::joined;
 using test::run_cli;
 using test::small_run;
@@ -47,25 +49,6 @@ std::vector<nlohmann::json> saves_of(const fs::path& run) {
   std::vector<nlohmann::json> saves;
   for (std::string text; std::getline(in, text);) saves.push_back(nlohmann::json::parse(text));
   return saves;
-}
-
-bool contains(const std::string& text, std::string_view part) {
-  return text.find(part) != std::string::npos;
-}
-
-std::size_t count(const std::string& text, std::string_view part) {
-  std::size_t n = 0;
-  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
-  return n;
-}
-
-bool wait_for_text(CliProcess& process, const std::string& part, std::size_t times = 1) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (count(process.err(), part) < times) {
-    if (!process.running() || std::chrono::steady_clock::now() > end) return false;
-    std::this_thread::sleep_for(milliseconds(2));
-  }
-  return true;
 }
 
 // Larger files cannot be written, as on a full disk. Shards are larger, metrics and logs are not.
@@ -145,7 +128,7 @@ TEST_CASE_FIXTURE(Fixture, "SIGTERM in a save beside training ends the run with 
     run(command(calm));
     const std::string stopped = dir.file(fmt::format("stopped-{}", world));
     CliProcess process(command(stopped));
-    REQUIRE(wait_for_text(process, ": saved ", 3));
+    REQUIRE(process.wait_for(": saved ", 3));
     process.signal(SIGTERM);
     const auto result = process.wait(std::chrono::seconds(10));
     INFO(result.describe());
@@ -162,23 +145,23 @@ TEST_CASE_FIXTURE(Fixture, "a rank that cannot write is named, and training goes
   const std::string out = dir.file("run");
   CliProcess process(
       joined(small_run(text, out, 2, 100'000), {"--checkpoint.every=5", "--checkpoint.keep=2"}));
-  REQUIRE(wait_for_text(process, ": saved ", 2));
+  REQUIRE(process.wait_for(": saved ", 2));
   const pid_t rank = process.ranks().at(1);
   limit_files(rank, kSmallFiles);
-  REQUIRE(wait_for_text(process, "was not saved, training goes on: ", 2));
+  REQUIRE(process.wait_for("was not saved, training goes on: ", 2));
   const auto kept = steps_of(out);
   CHECK(kept.size() == 2);
   CHECK(run_cli({"checkpoint", "verify", out}).code == 0);
   limit_files(rank, RLIM_INFINITY);
-  const std::size_t saves = count(process.err(), ": saved ");
-  REQUIRE(wait_for_text(process, ": saved ", saves + 2));
+  const int saves = count(process.err(), ": saved ");
+  REQUIRE(process.wait_for(": saved ", saves + 2));
   process.signal(SIGTERM);
   const auto result = process.wait(std::chrono::seconds(10));
   INFO(result.describe());
   CHECK(result.code == 143);
-  CHECK(contains(result.err, "was not saved: rank 1: cannot write " + out));
-  CHECK(contains(result.err, "rank-00001-of-00002.safetensors: File too large"));
-  CHECK(contains(result.err, "former checkpoints stand"));
+  CHECK(holds(result.err, "was not saved: rank 1: cannot write " + out));
+  CHECK(holds(result.err, "rank-00001-of-00002.safetensors: File too large"));
+  CHECK(holds(result.err, "former checkpoints stand"));
   CHECK(steps_of(out).back() > kept.back());
   CHECK(run_cli({"checkpoint", "verify", out}).code == 0);
   for (const auto& item : fs::directory_iterator(fs::path(out) / "checkpoints")) {
@@ -208,9 +191,9 @@ TEST_CASE_FIXTURE(Fixture, "after a save that failed a run goes on or stops, as 
       INFO(result.describe());
       // Either way it does not end well: its last step could not be saved.
       CHECK(result.code == 3);
-      CHECK(contains(result.err, "tessera: error: checkpoint " + out));
-      CHECK(contains(result.err, "rank-00000-of"));
-      CHECK(contains(result.err, "File too large"));
+      CHECK(holds(result.err, "tessera: error: checkpoint " + out));
+      CHECK(holds(result.err, "rank-00000-of"));
+      CHECK(holds(result.err, "File too large"));
       const auto steps = test::read_metrics(out).steps.size();
       if (policy == "warn") {
         CHECK(steps == 100);
@@ -218,9 +201,9 @@ TEST_CASE_FIXTURE(Fixture, "after a save that failed a run goes on or stops, as 
       } else {
         CHECK(steps >= 21);
         CHECK(steps < 100);
-        CHECK(contains(result.err, "step 20 was not saved, training ends (checkpoint.on_error is"));
+        CHECK(holds(result.err, "step 20 was not saved, training ends (checkpoint.on_error is"));
       }
-      CHECK(contains(result.err, "tokens/s with evaluations and saves"));  // a clean end
+      CHECK(holds(result.err, "tokens/s with evaluations and saves"));  // a clean end
       CHECK(digest(out) == before);
       run(command(out, 6));
     }
@@ -252,5 +235,5 @@ TEST_CASE_FIXTURE(Fixture,
                                       {"--data.val_fraction=0", "--checkpoint.keep_best=1"}));
   INFO(refused.describe());
   CHECK(refused.code == 2);
-  CHECK(contains(refused.err, "checkpoint.keep_best is 1, but there is no validation data"));
+  CHECK(holds(refused.err, "checkpoint.keep_best is 1, but there is no validation data"));
 }

@@ -21,6 +21,7 @@
 using namespace tessera;
 using test::Arguments;
 using test::CliResult;
+using test::count;
 using test::joined;
 using test::run_cli;
 using test::small_run;
@@ -30,12 +31,6 @@ namespace fs = std::filesystem;
 namespace {
 
 enum Code { kFailed = 1, kUsage = 2, kIo = 3 };
-
-std::size_t count(const std::string& text, const std::string& part) {
-  std::size_t n = 0;
-  for (auto at = text.find(part); at != text.npos; at = text.find(part, at + 1)) ++n;
-  return n;
-}
 
 void check_refusal(const CliResult& result, int code, const std::vector<std::string>& parts) {
   INFO(result.describe());

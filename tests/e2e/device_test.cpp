@@ -9,6 +9,7 @@
 
 using namespace tessera;
 using test::Arguments;
+using test::holds;
 using test::joined;
 using test::run_cli;
 
@@ -27,10 +28,6 @@ Arguments train(const testing::Golden& golden, const std::string& run, int steps
           "--train.steps=" + std::to_string(steps),
           "--optim.schedule=constant",
           "--optim.warmup_steps=0"};
-}
-
-bool holds(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 }  // namespace

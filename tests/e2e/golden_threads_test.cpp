@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
-#include <thread>
 
 #include "comm/host_staged.h"
 #include "comm/single.h"
@@ -16,6 +15,7 @@
 #include "core/base/device_backend.h"
 #include "core/base/plugin.h"
 #include "support/golden.h"
+#include "tests/support/on_threads.h"
 #include "tools/tessera/train/trainer.h"
 
 using namespace tessera;
@@ -125,10 +125,7 @@ Outcome train(const testing::Golden& golden, const Setting& setting) {
       CHECK(context->ledger().usage(MemoryCategory::Gathered).current == 0);
     }
   };
-  std::vector<std::thread> ranks;
-  for (int rank = 1; rank < setting.world; ++rank) ranks.emplace_back(rank_main, rank);
-  rank_main(0);
-  for (auto& rank : ranks) rank.join();
+  test::on_threads(setting.world, rank_main);
   return outcome;
 }
 

@@ -26,27 +26,13 @@ struct Fixture {
   std::string text = dir.write("text.txt", test::make_text(2000));
 };
 
-bool wait_for_text(CliProcess& process, const std::string& part) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (process.err().find(part) == std::string::npos) {
-    if (!process.running() || std::chrono::steady_clock::now() > end) return false;
-    std::this_thread::sleep_for(milliseconds(2));
-  }
-  return true;
-}
-
 }  // namespace
 
 TEST_CASE_FIXTURE(Fixture, "a rank that never arrives is named at the deadline") {
   const std::string port = test::meeting_port();
   const auto alone = [&](int rank) {
     return run_cli(joined(small_run(text, dir.file("run"), 1, 10), {"--comm.init_timeout=2"}),
-                   {{"RANK", std::to_string(rank)},
-                    {"WORLD_SIZE", "2"},
-                    {"LOCAL_RANK", std::to_string(rank)},
-                    {"LOCAL_WORLD_SIZE", "2"},
-                    {"MASTER_ADDR", "127.0.0.1"},
-                    {"MASTER_PORT", port}});
+                   test::rank_variables(rank, 2, port));
   };
   const auto first = alone(0);
   INFO(first.describe());
@@ -69,15 +55,10 @@ TEST_CASE_FIXTURE(Fixture, "who comes to a run that is complete is refused, and 
   const auto start = [&](int rank, int world) {
     return std::make_unique<CliProcess>(joined(small_run(text, run, 1, 1'000'000),
                                                {"--checkpoint.every=0", "--train.global_batch=12"}),
-                                        test::Variables{{"RANK", std::to_string(rank)},
-                                                        {"WORLD_SIZE", std::to_string(world)},
-                                                        {"LOCAL_RANK", std::to_string(rank)},
-                                                        {"LOCAL_WORLD_SIZE", std::to_string(world)},
-                                                        {"MASTER_ADDR", "127.0.0.1"},
-                                                        {"MASTER_PORT", port}});
+                                        test::rank_variables(rank, world, port));
   };
   const auto first = start(0, 2), second = start(1, 2);
-  REQUIRE(wait_for_text(*first, "step       1/1000000"));
+  REQUIRE(first->wait_for("step       1/1000000"));
   struct Stranger {
     int rank, world;
     const char* why;
@@ -101,29 +82,14 @@ TEST_CASE_FIXTURE(Fixture, "who comes to a run that is complete is refused, and 
 }
 
 TEST_CASE_FIXTURE(Fixture, "a meeting point that other hosts reach needs a token, told at once") {
-  const auto start = [&](const std::string& rank) {
-    return run_cli(joined(small_run(text, dir.file("run"), 1, 10), {"--comm.bind=0.0.0.0"}),
-                   {{"RANK", rank},
-                    {"WORLD_SIZE", "2"},
-                    {"LOCAL_RANK", rank},
-                    {"LOCAL_WORLD_SIZE", "2"},
-                    {"MASTER_ADDR", "127.0.0.1"},
-                    {"MASTER_PORT", "23999"}});
-  };
-  for (const char* rank : {"0", "1"}) {
-    const auto result = start(rank);
+  for (const int rank : {0, 1}) {
+    const auto result =
+        run_cli(joined(small_run(text, dir.file("run"), 1, 10), {"--comm.bind=0.0.0.0"}),
+                test::rank_variables(rank, 2, "23999"));
     INFO(result.describe());
     CHECK(result.code == 2);
     CHECK(result.err.find("export TESSERA_TOKEN=") != std::string::npos);
   }
-}
-
-TEST_CASE_FIXTURE(Fixture, "an incomplete set of launcher variables is refused") {
-  const auto result =
-      run_cli(small_run(text, dir.file("run"), 1, 10), {{"RANK", "0"}, {"WORLD_SIZE", "2"}});
-  INFO(result.describe());
-  CHECK(result.code == 2);
-  CHECK(result.err.find("LOCAL_RANK is not set") != std::string::npos);
 }
 
 TEST_CASE_FIXTURE(Fixture, "a killed rank ends the others soon, and they name it") {
@@ -146,7 +112,7 @@ TEST_CASE_FIXTURE(Fixture, "a killed rank ends the others soon, and they name it
       CliProcess process(joined(
           small_run(text, run, world, 100'000),
           {"--train.global_batch=12", "--checkpoint.every=" + every, "--comm.backend=" + backend}));
-      REQUIRE(wait_for_text(process, every == "1" ? "saved" : "step      1/100000"));
+      REQUIRE(process.wait_for(every == "1" ? "saved" : "step      1/100000"));
       std::this_thread::sleep_for(milliseconds(random() % 60));
       const auto ranks = process.ranks();
       REQUIRE(ranks.size() == static_cast<std::size_t>(world));
@@ -171,31 +137,10 @@ TEST_CASE_FIXTURE(Fixture, "a killed rank ends the others soon, and they name it
   }
 }
 
-TEST_CASE_FIXTURE(Fixture, "a rank that stands still is named at the deadline of a collective") {
-  for (const std::string backend : {"gloo", "shm"}) {
-    CAPTURE(backend);
-    CliProcess process(
-        joined(small_run(text, dir.file("run-" + backend), 2, 100'000),
-               {"--comm.timeout=1.5", "--checkpoint.every=0", "--comm.backend=" + backend}));
-    REQUIRE(wait_for_text(process, "step      1/100000"));
-    const auto ranks = process.ranks();
-    REQUIRE(ranks.size() == 2);
-    const auto stopped_at = std::chrono::steady_clock::now();
-    ::kill(ranks.at(1), SIGSTOP);
-    const auto result = process.wait(std::chrono::seconds(20));
-    INFO(result.describe());
-    CHECK(std::chrono::steady_clock::now() - stopped_at < milliseconds(6500));
-    CHECK(result.code == kComm);
-    // Whether it had come to the collective or not.
-    CHECK(result.err.find("rank 1 (") != std::string::npos);
-    CHECK(result.err.find(fmt::format("pid {})", ranks.at(1))) != std::string::npos);
-  }
-}
-
 TEST_CASE_FIXTURE(Fixture, "ranks do not outlive their launcher") {
   CliProcess process(
       joined(small_run(text, dir.file("run"), 2, 100'000), {"--checkpoint.every=0"}));
-  REQUIRE(wait_for_text(process, "step      1/100000"));
+  REQUIRE(process.wait_for("step      1/100000"));
   REQUIRE(process.ranks().size() == 2);
   process.signal(SIGKILL);
   const auto result = process.wait(std::chrono::seconds(2));  // for all of them
@@ -207,7 +152,7 @@ TEST_CASE_FIXTURE(Fixture, "ranks do not outlive their launcher") {
 TEST_CASE_FIXTURE(Fixture, "a host that sleeps for longer than any heartbeat ends nothing") {
   CliProcess process(
       joined(small_run(text, dir.file("run"), 2, 100'000), {"--checkpoint.every=0"}));
-  REQUIRE(wait_for_text(process, "step      1/100000"));
+  REQUIRE(process.wait_for("step      1/100000"));
   process.signal_group(SIGSTOP);
   std::this_thread::sleep_for(milliseconds(6500));
   process.signal_group(SIGCONT);
@@ -223,7 +168,7 @@ TEST_CASE_FIXTURE(Fixture, "a host that sleeps for longer than any heartbeat end
 TEST_CASE_FIXTURE(Fixture, "ranks whose launcher is stopped say so, all the same, and end") {
   CliProcess process(joined(small_run(text, dir.file("run"), 2, 100'000),
                             {"--checkpoint.every=0", "--restarts=1", "--checkpoint.resume=never"}));
-  REQUIRE(wait_for_text(process, "step      1/100000"));
+  REQUIRE(process.wait_for("step      1/100000"));
   REQUIRE(process.ranks().size() == 2);
   process.signal(SIGSTOP);
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
@@ -232,7 +177,7 @@ TEST_CASE_FIXTURE(Fixture, "ranks whose launcher is stopped say so, all the same
   CHECK(process.ranks().empty());
   process.signal(SIGCONT);
   // No rank is to blame, which the launcher knows, too.
-  CHECK(wait_for_text(process, "\ntessera: restart 1 of 1: the launcher was stopped for "));
+  CHECK(process.wait_for("\ntessera: restart 1 of 1: the launcher was stopped for "));
   process.signal(SIGTERM);
   const auto result = process.wait(std::chrono::seconds(20));
   INFO(result.describe());
@@ -251,9 +196,9 @@ TEST_CASE_FIXTURE(Fixture, "a collective's deadline that comes first names the s
   CliProcess process(joined(
       small_run(text, dir.file("run"), 2, 100'000),
       {"--checkpoint.every=0", "--comm.timeout=2", "--restarts=1", "--checkpoint.resume=never"}));
-  REQUIRE(wait_for_text(process, "step      1/100000"));
+  REQUIRE(process.wait_for("step      1/100000"));
   ::kill(process.ranks().at(0), SIGSTOP);
-  REQUIRE(wait_for_text(process, "restart 1 of 1: "));
+  REQUIRE(process.wait_for("restart 1 of 1: "));
   CHECK(process.err().find("restart 1 of 1: rank 0 did not come in time") != std::string::npos);
   process.signal(SIGTERM);
   const auto result = process.wait(std::chrono::seconds(20));

@@ -33,22 +33,13 @@ struct Fixture {
   }
 };
 
-bool wait_for_text(CliProcess& process, const std::string& part) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (process.err().find(part) == std::string::npos) {
-    if (!process.running() || std::chrono::steady_clock::now() > end) return false;
-    std::this_thread::sleep_for(milliseconds(2));
-  }
-  return true;
-}
-
 }  // namespace
 
 TEST_CASE_FIXTURE(Fixture,
                   "a killed rank is named by the report, and the others say why they ended") {
   CliProcess process(joined(small_run(text, run, 3, 100'000),
                             {"--train.global_batch=3", "--checkpoint.every=20"}));
-  REQUIRE(wait_for_text(process, "saved"));
+  REQUIRE(process.wait_for("saved"));
   const auto running = report();
   CHECK(running.at("state") == "running");
   CHECK(running.at("ranks").size() == 3);
@@ -93,7 +84,7 @@ TEST_CASE_FIXTURE(Fixture,
 
 TEST_CASE_FIXTURE(Fixture, "a stopped rank is named while the others still wait for it") {
   CliProcess process(joined(small_run(text, run, 2, 100'000), {"--checkpoint.every=0"}));
-  REQUIRE(wait_for_text(process, "step      1/100000"));
+  REQUIRE(process.wait_for("step      1/100000"));
   const auto ranks = process.ranks();
   REQUIRE(ranks.size() == 2);
   ::kill(ranks.at(1), SIGSTOP);
@@ -138,7 +129,7 @@ TEST_CASE_FIXTURE(ByHand,
                   "a rank that ends itself beside a rank 0 that is stopped leaves its word") {
   const auto zero = start(0, 100'000, {"--checkpoint.every=0"});
   const auto one = start(1, 100'000, {"--checkpoint.every=0"});
-  REQUIRE(wait_for_text(*zero, "step      1/100000"));
+  REQUIRE(zero->wait_for("step      1/100000"));
   zero->signal(SIGSTOP);
   const auto ended = one->wait(std::chrono::seconds(30));
   INFO(ended.describe());
@@ -167,7 +158,7 @@ TEST_CASE_FIXTURE(ByHand,
   std::filesystem::create_directories(run + "/flight/rank-00001.bin.tmp");
   const auto zero = start(0, 100'000, {"--checkpoint.every=0"});
   const auto one = start(1, 100'000, {"--checkpoint.every=0"});
-  REQUIRE(wait_for_text(*zero, "/100000"));
+  REQUIRE(zero->wait_for("/100000"));
   one->signal(SIGKILL);
   const auto ended = zero->wait(std::chrono::seconds(30));
   INFO(ended.describe());
@@ -212,7 +203,7 @@ TEST_CASE_FIXTURE(ByHand,
 
 TEST_CASE_FIXTURE(Fixture, "a job that is refused leaves the records of the one that runs") {
   CliProcess process(joined(small_run(text, run, 2, 100'000), {"--checkpoint.every=0"}));
-  REQUIRE(wait_for_text(process, "step      1/100000"));
+  REQUIRE(process.wait_for("step      1/100000"));
   const auto refused = run_cli(small_run(text, run, 2, 100'000));
   INFO(refused.describe());
   CHECK(refused.code == 2);

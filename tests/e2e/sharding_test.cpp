@@ -4,12 +4,12 @@
 
 #include <array>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "comm/shared_memory.h"
 #include "comm/single.h"
 #include "comm/threads.h"
 #include "tests/e2e/small_run.h"
+#include "tests/support/on_threads.h"
 #include "tools/tessera/train/trainer.h"
 
 using namespace tessera;
@@ -55,10 +55,7 @@ std::vector<Held> train_on_threads(int world, comm::ShardMode mode, DType comput
         current(MemoryCategory::Parameters), current(MemoryCategory::OptimizerState),
         current(MemoryCategory::Gradients), current(MemoryCategory::Gathered)};
   };
-  std::vector<std::thread> ranks;
-  for (int rank = 1; rank < world; ++rank) ranks.emplace_back(rank_main, rank);
-  rank_main(0);
-  for (auto& rank : ranks) rank.join();
+  test::on_threads(world, rank_main);
   return held;
 }
 

@@ -20,6 +20,8 @@ using namespace tessera;
 using std::chrono::milliseconds;
 using test::Arguments;
 using test::CliProcess;
+using test::count;
+using test::holds;
 using test::joined;
 using test::run_cli;
 using test::small_run;
@@ -27,25 +29,6 @@ using test::small_run;
 namespace {
 
 constexpr int kFailed = 1, kUsage = 2, kComm = 4, kMemory = 5;
-
-bool holds(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-int count(const std::string& text, const std::string& part) {
-  int n = 0;
-  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
-  return n;
-}
-
-bool wait_for_text(CliProcess& process, const std::string& part) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (!holds(process.err(), part)) {
-    if (!process.running() || std::chrono::steady_clock::now() > end) return false;
-    std::this_thread::sleep_for(milliseconds(2));
-  }
-  return true;
-}
 
 struct Fixture {
   test::TempDir dir{test::TempDir::in_memory()};
@@ -136,7 +119,7 @@ TEST_CASE_FIXTURE(Fixture, "SIGUSR1 of one rank stops all at the same step, with
     const std::string run = dir.file(fmt::format("warned-{}", i));
     CliProcess process(joined(small_run(text, run, world, 1'000'000),
                               {"--checkpoint.every=1000000", "--train.global_batch=12"}));
-    REQUIRE(wait_for_text(process, "step       1/1000000"));
+    REQUIRE(process.wait_for("step       1/1000000"));
     const auto ranks = process.ranks();
     REQUIRE(ranks.size() == static_cast<std::size_t>(world));
     ::kill(of_launcher ? process.pid() : ranks.at(1), SIGUSR1);
@@ -204,21 +187,14 @@ TEST_CASE_FIXTURE(Fixture, "a rank without memory ends all within 3 s, and all n
         const std::string port = test::meeting_port();
         std::vector<std::unique_ptr<CliProcess>> ranks;
         for (int rank = 0; rank < world; ++rank) {
-          test::Variables variables = {
-              {"RANK", std::to_string(rank)},       {"WORLD_SIZE", std::to_string(world)},
-              {"LOCAL_RANK", std::to_string(rank)}, {"LOCAL_WORLD_SIZE", std::to_string(world)},
-              {"MASTER_ADDR", "127.0.0.1"},         {"MASTER_PORT", port}};
+          test::Variables variables = test::rank_variables(rank, world, port);
           if (rank == victim) variables["TESSERA_TRAIN_MEMORY_LIMIT"] = limit;
           ranks.push_back(std::make_unique<CliProcess>(
               joined(small_run(text, run, 1, 100'000),
                      {fmt::format("--train.global_batch={}", 2 * world)}),
               variables));
         }
-        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-        CliProcess& culprit = *ranks[static_cast<std::size_t>(victim)];
-        while (!holds(culprit.err(), "exhausted") && culprit.running() &&
-               std::chrono::steady_clock::now() < end)
-          std::this_thread::sleep_for(milliseconds(2));
+        ranks[static_cast<std::size_t>(victim)]->wait_for("exhausted");
         const auto failed_at = std::chrono::steady_clock::now();
         for (int rank = 0; rank < world; ++rank) {
           const auto result = ranks[static_cast<std::size_t>(rank)]->wait(std::chrono::seconds(20));
@@ -249,7 +225,7 @@ TEST_CASE_FIXTURE(Fixture, "a run whose rank is killed once goes on by itself, b
   INFO(alone.describe());
   REQUIRE(alone.code == 0);
   CliProcess process(joined(start("killed"), {"--restarts", "3", "--checkpoint.resume=never"}));
-  REQUIRE(wait_for_text(process, "saved"));
+  REQUIRE(process.wait_for("saved"));
   const auto ranks = process.ranks();
   REQUIRE(ranks.size() == 2);
   ::kill(ranks.at(1), SIGKILL);
@@ -284,9 +260,9 @@ TEST_CASE_FIXTURE(Fixture,
 
   CliProcess process(joined(small_run(text, dir.file("stopped"), 2, 1'000'000),
                             {"--checkpoint.every=20", "--restarts=3"}));
-  REQUIRE(wait_for_text(process, "saved"));
+  REQUIRE(process.wait_for("saved"));
   ::kill(process.ranks().at(1), SIGKILL);
-  REQUIRE(wait_for_text(process, "restart 1 of 3"));
+  REQUIRE(process.wait_for("restart 1 of 3"));
   process.signal(SIGTERM);
   const auto stopped = process.wait(std::chrono::seconds(30));
   INFO(stopped.describe());
@@ -316,7 +292,7 @@ TEST_CASE_FIXTURE(Fixture, "a request to stop at any moment of the start is no f
     CAPTURE(i);
     const std::string run = dir.file(fmt::format("asked-{}", i));
     CliProcess process(joined(small_run(text, run, world, 1'000'000),
-                              {"--train.global_batch=12", "--train.eval_every=0"}));
+                              {"--train.global_batch=12", "--train.eval_every=0", "--json"}));
     if (i < 12) {
       // Before that it is a copy of this test.
       const auto program = [](const std::string& pid) {
@@ -331,7 +307,12 @@ TEST_CASE_FIXTURE(Fixture, "a request to stop at any moment of the start is no f
       while (std::ranges::none_of(process.ranks(), met) && std::chrono::steady_clock::now() < end)
         std::this_thread::yield();
     }
-    process.signal(number);
+    const auto ranks = process.ranks();
+    if (i % 4 == 3 && ranks.contains(1)) {  // one rank alone
+      ::kill(ranks.at(1), number);
+    } else {
+      process.signal(number);
+    }
     const auto result = process.wait(std::chrono::seconds(30));
     INFO(result.describe());
     // Before the launcher takes signals there is no rank.
@@ -339,6 +320,8 @@ TEST_CASE_FIXTURE(Fixture, "a request to stop at any moment of the start is no f
     CHECK(result.code == 128 + number);
     CHECK_FALSE(holds(result.err, "culprit"));
     CHECK_FALSE(holds(result.err, "lost rank"));
+    if (holds(result.err, "before the first step"))
+      CHECK(nlohmann::json::parse(result.out).at("stopped_by_signal") == number);
     if (std::filesystem::exists(run + "/checkpoints"))
       CHECK(run_cli({"checkpoint", "verify", run}).code == 0);
   }

@@ -142,6 +142,15 @@ std::map<int, pid_t> CliProcess::ranks() const {
   return result;
 }
 
+bool CliProcess::wait_for(std::string_view part, int times) {
+  const auto end = Clock::now() + std::chrono::seconds(30);
+  while (count(err(), part) < times) {
+    if (!running() || Clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  return true;
+}
+
 CliResult CliProcess::wait(std::chrono::milliseconds deadline) {
   const auto end = Clock::now() + deadline;
   while (!reap()) {
@@ -159,6 +168,12 @@ CliResult CliProcess::wait(std::chrono::milliseconds deadline) {
 CliResult run_cli(const Arguments& arguments, const Variables& variables,
                   std::chrono::milliseconds deadline) {
   return CliProcess(arguments, variables).wait(deadline);
+}
+
+Variables rank_variables(int rank, int world, const std::string& port) {
+  return {{"RANK", std::to_string(rank)},       {"WORLD_SIZE", std::to_string(world)},
+          {"LOCAL_RANK", std::to_string(rank)}, {"LOCAL_WORLD_SIZE", std::to_string(world)},
+          {"MASTER_ADDR", "127.0.0.1"},         {"MASTER_PORT", port}};
 }
 
 Arguments joined(Arguments first, const Arguments& second) {

@@ -6,9 +6,11 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tests/support/temp_dir.h"
+#include "tests/support/text.h"
 
 namespace tessera::test {
 
@@ -53,6 +55,9 @@ class CliProcess {
   std::map<int, pid_t> ranks() const;
   /// Standard error so far.
   std::string err() const { return streams_.read("err"); }
+  /// Waits until standard error holds `part` so often; false if the program ends before, or 30 s
+  /// pass.
+  bool wait_for(std::string_view part, int times = 1);
   /// Waits until the program and all that it started are gone, and kills them at the deadline.
   CliResult wait(std::chrono::milliseconds deadline);
 
@@ -69,6 +74,9 @@ class CliProcess {
 /// Runs `tessera` with arguments to its end.
 CliResult run_cli(const Arguments& arguments, const Variables& variables = {},
                   std::chrono::milliseconds deadline = std::chrono::seconds(60));
+
+/// Variables of torchrun for one rank of a run on this host.
+Variables rank_variables(int rank, int world, const std::string& port);
 
 /// All words of `first`, then those of `second`.
 Arguments joined(Arguments first, const Arguments& second);

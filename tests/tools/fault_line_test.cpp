@@ -2,8 +2,6 @@
 
 #include <doctest/doctest.h>
 
-#include "comm/failure_report.h"
-
 using namespace tessera;
 using tools::fault_line;
 
@@ -69,14 +67,4 @@ TEST_CASE("what a rank said itself is to be mended, not started again") {
     CHECK(fault_line(error, state, two_ranks()).find("action=mend what that rank says and") !=
           std::string::npos);
   }
-}
-
-TEST_CASE("of ranks that do not reach each other it is told what to do") {
-  CommError error(CommFailure::Timeout, {0, 1}, "no way");
-  error.set_fate(std::string(comm::kCutOff));
-  const std::string line = fault_line(error, {}, two_ranks());
-  CAPTURE(line);
-  CHECK(line.find(", cut off), rank 1 (") != std::string::npos);
-  CHECK(line.find("action=let these hosts reach each other and start it again: no way") !=
-        std::string::npos);
 }

@@ -8,21 +8,11 @@
 
 #include "core/base/error.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/text.h"
 
 using namespace tessera::tools;
-
-namespace {
-
-bool holds(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-std::size_t count(const std::string& text, const std::string& part) {
-  std::size_t n = 0;
-  for (auto at = text.find(part); at != text.npos; at = text.find(part, at + 1)) ++n;
-  return n;
-}
-
-}  // namespace
+using tessera::test::count;
+using tessera::test::holds;
 
 TEST_CASE("the picture holds both curves, a legend with the last values, and round ticks") {
   std::vector<LossPoint> train;

@@ -7,13 +7,13 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
-#include <thread>
 
 #include "comm/control/memory_store.h"
 #include "comm/single.h"
 #include "comm/threads.h"
 #include "core/base/error.h"
 #include "tests/support/check_throws.h"
+#include "tests/support/on_threads.h"
 #include "tools/tessera/train/trainer.h"
 
 using namespace tessera;
@@ -139,10 +139,7 @@ std::vector<Outcome> train(const Setting& setting) {
       communicator->abort("the test failed");
     }
   };
-  std::vector<std::thread> ranks;
-  for (int rank = 1; rank < setting.world; ++rank) ranks.emplace_back(rank_main, rank);
-  rank_main(0);
-  for (auto& rank : ranks) rank.join();
+  test::on_threads(setting.world, rank_main);
   return outcomes;
 }
 

@@ -21,6 +21,7 @@
 #include "io/checkpoint/find.h"
 #include "models/gpt2.h"
 #include "tests/support/check_throws.h"
+#include "tests/support/on_threads.h"
 #include "tests/support/temp_dir.h"
 
 using namespace tessera;
@@ -121,10 +122,7 @@ std::vector<std::string> run_ranks(const fs::path& dir, const Settings& settings
       errors[static_cast<std::size_t>(rank)] = error.what();
     }
   };
-  std::vector<std::thread> ranks;
-  for (int rank = 1; rank < settings.world; ++rank) ranks.emplace_back(rank_main, rank);
-  rank_main(0);
-  for (auto& rank : ranks) rank.join();
+  test::on_threads(settings.world, rank_main);
   return errors;
 }
 

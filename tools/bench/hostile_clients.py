@@ -13,7 +13,7 @@ import argparse, contextlib, hashlib, hmac, json, os, random, socket, statistics
 
 from common import end_on_sigterm, kill_group, metrics
 
-MAGIC = b"tessera-store-3"
+MAGIC = b"tessera-store-4"
 WARMUP = 10  # steps that do not count
 OPEN = 100   # connections that the attacker keeps open
 

@@ -6,7 +6,6 @@
 using namespace tessera;
 using namespace tessera::test;
 using comm::ClientSession;
-using comm::FrameSeal;
 using comm::Message;
 using comm::ProofRole;
 using Next = ClientSession::Next;
@@ -17,7 +16,7 @@ const std::string kToken = "the secret of this run, long enough";
 const comm::StoreSecrets kOpen{"run", ""}, kLocked{"run", kToken};
 
 std::string hello(const std::string& nonce = {}, const std::string& run = "run") {
-  return message('H', {"tessera-store-3", run, nonce});
+  return message('H', {std::string(comm::StoreProtocol::kMagic), run, nonce});
 }
 
 Message decoded(const std::string& frame) {
@@ -62,100 +61,10 @@ TEST_CASE("with a token both sides prove that they know it") {
   CHECK(session.take(message('P', {proof}), out) == Next::Joined);
   CHECK(decoded(out).fields.at(0) ==
         comm::make_proof(kToken, ProofRole::Server, "run", nonce, theirs));
-}
-
-namespace {
-
-// A session whose client has proved that it knows the token, and the client's seal.
-struct Joined {
-  Joined() {
-    const std::string nonce = comm::make_nonce();
-    std::string out;
-    REQUIRE(session.take(hello(nonce), out) == Next::Wait);
-    const std::string challenge = decoded(out).fields.at(0);
-    const std::string proof = comm::make_proof(kToken, ProofRole::Client, "run", nonce, challenge);
-    REQUIRE(session.take(message('P', {proof}), out) == Next::Joined);
-    seal = FrameSeal(comm::make_session_key(kToken, "run", nonce, challenge), ProofRole::Client);
-  }
-  std::string sealed(std::string frame) {
-    seal.seal(frame);
-    return frame;
-  }
-  ClientSession session{kLocked};
-  FrameSeal seal;
-};
-
-}  // namespace
-
-TEST_CASE("with a token requests are taken with their seal, and answers get one") {
-  Joined joined;
-  std::string out;
-  for (const std::string& text : {message('S', {"key", "value"}), message('?', {"key"})}) {
-    const std::string frame = joined.sealed(text);
-    CHECK(frame.size() == text.size() + FrameSeal::kBytes);
-    for (std::size_t i = 0; i + 1 < frame.size(); ++i) {
-      CHECK(joined.session.take(frame.substr(i, 1), out) == Next::Wait);
-    }
-    CHECK(joined.session.take(frame.substr(frame.size() - 1), out) == Next::Request);
-    CHECK(joined.session.take_request() == text.substr(4));
-    CHECK(joined.session.held() == 0);
-    std::string answer = message('y', {"value"});
-    joined.session.seal(answer);
-    std::string_view body = std::string_view(answer).substr(4);
-    CHECK(joined.seal.open(body));
-    CHECK(body == message('y', {"value"}).substr(4));
-  }
-  CHECK(out == "");
-}
-
-TEST_CASE("with a token requests without a seal, with another's, repeated or reordered, close") {
-  const std::string request = message('S', {"verdict", "mine"});
-  const auto outcome_of = [](Joined& joined, const std::string& frame) {
-    std::string out;
-    const Next next = joined.session.take(frame, out);
-    CHECK(out == "");
-    return next;
-  };
-  {
-    Joined joined;
-    CHECK(outcome_of(joined, request) == Next::Close);
-  }
-  {
-    Joined joined, other;
-    CHECK(outcome_of(joined, other.sealed(request)) == Next::Close);
-  }
-  {
-    Joined joined;
-    CHECK(outcome_of(joined, message('?', {})) == Next::Close);  // shorter than a seal
-  }
-  {
-    Joined joined;
-    const std::string frame = joined.sealed(request);
-    CHECK(outcome_of(joined, frame) == Next::Request);
-    joined.session.take_request();
-    CHECK(outcome_of(joined, frame) == Next::Close);
-  }
-  {
-    Joined joined;
-    joined.sealed(request);  // held back
-    CHECK(outcome_of(joined, joined.sealed(request)) == Next::Close);
-  }
-  {
-    Joined joined;
-    std::string answer = request;
-    joined.session.seal(answer);  // what the server said, sent back to it
-    CHECK(outcome_of(joined, answer) == Next::Close);
-  }
-}
-
-TEST_CASE("with a token the largest request still fits, with its seal, and no more") {
-  Joined joined;
-  std::string out;
   const std::string largest = message('S', {"key", std::string(comm::kMaxFrame - 12, 'x')});
   REQUIRE(largest.size() == 4 + comm::kMaxFrame);
-  CHECK(joined.session.take(joined.sealed(largest), out) == Next::Request);
-  CHECK(joined.session.take_request() == largest.substr(4));
-  CHECK(joined.session.take(std::string("\x21\x00\x10\x00", 4), out) == Next::Close);
+  CHECK(session.take(largest, out) == Next::Request);
+  CHECK(session.take_request() == largest.substr(4));
 }
 
 TEST_CASE("another run, a token on one side only: no, and nothing else") {

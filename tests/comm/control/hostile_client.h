@@ -8,7 +8,6 @@
 #include <string>
 
 #include "comm/control/authentication.h"
-#include "comm/control/frame_seal.h"
 #include "tests/comm/control/raw_client.h"
 
 namespace tessera::test {
@@ -29,7 +28,7 @@ inline comm::FileDescriptor raw(const Door& door) {
 }
 
 inline std::string hello(const std::string& run_id, const std::string& nonce) {
-  return message('H', {"tessera-store-3", run_id, nonce});
+  return message('H', {std::string(comm::StoreProtocol::kMagic), run_id, nonce});
 }
 
 /// What an honest client says, as somebody on the way could write it down.
@@ -51,10 +50,7 @@ inline Recording record(const Door& door, const std::string& token) {
                                               challenge.fields[0])});
   send_all(fd, said.proof);
   if (receive_message(fd).type != 'y') throw std::runtime_error("the store refused the token");
-  comm::FrameSeal seal(comm::make_session_key(token, door.run_id, nonce, challenge.fields[0]),
-                       comm::ProofRole::Client);
   said.request = message('?', {"nothing"});
-  seal.seal(said.request);
   send_all(fd, said.request);
   if (receive_frame(fd).empty()) throw std::runtime_error("the store did not answer");
   return said;
@@ -86,7 +82,7 @@ inline std::string hostile_bytes(std::mt19937& random, const Door& door, const R
     case 7:
       return hello(door.run_id, "");  // no token
     case 8:
-      return said.request;  // replayed, sealed as it is
+      return said.request;  // replayed
     default:
       return message('S', {"key", "of a stranger"});
   }

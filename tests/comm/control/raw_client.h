@@ -3,7 +3,10 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <atomic>
+#include <functional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -59,5 +62,42 @@ inline comm::Message receive_message(const comm::FileDescriptor& fd) {
   if (frame.empty() || !comm::Message::decode(std::string_view(frame).substr(4), m)) return {};
   return m;
 }
+
+/// A listener that plays a store: answers the first `turns` messages of each client by `answer`,
+/// and keeps the connections.
+class FakeServer {
+ public:
+  explicit FakeServer(std::function<std::string(const comm::Message&)> answer, int turns = 2)
+      : answer_(std::move(answer)),
+        turns_(turns),
+        listener_(comm::listen_on("127.0.0.1", 0, 8)),
+        thread_([this] { serve(); }) {}
+  ~FakeServer() {
+    stop_.store(true);
+    thread_.join();
+  }
+  std::uint16_t port() const { return comm::bound_port(listener_.get()); }
+
+ private:
+  void serve() {
+    while (!stop_.load()) {
+      pollfd waiting{listener_.get(), POLLIN, 0};
+      if (::poll(&waiting, 1, 20) <= 0) continue;
+      comm::FileDescriptor client(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      for (int i = 0; client && i < turns_; ++i) {
+        const comm::Message m = receive_message(client);
+        if (m.type == 0) break;
+        send_all(client, answer_(m));
+      }
+      clients_.push_back(std::move(client));
+    }
+  }
+  const std::function<std::string(const comm::Message&)> answer_;
+  const int turns_;
+  const comm::FileDescriptor listener_;
+  std::vector<comm::FileDescriptor> clients_;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
 
 }  // namespace tessera::test

@@ -73,17 +73,13 @@ using RankMain = std::function<void(int, const std::shared_ptr<Context>&, comm::
 
 void run_ranks(int world, const RankMain& rank_main) {
   auto group = std::make_shared<comm::ThreadGroup>(world);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < world; ++rank) {
-    threads.emplace_back([&, rank] {
-      const auto context = Context::create();
-      comm::CommunicatorOptions options;
-      options.timeout = std::chrono::seconds(20);
-      auto communicator = comm::make_threads_communicator(group, rank, options);
-      rank_main(rank, context, *communicator);
-    });
-  }
-  for (auto& thread : threads) thread.join();
+  test::on_threads(world, [&](int rank) {
+    const auto context = Context::create();
+    comm::CommunicatorOptions options;
+    options.timeout = std::chrono::seconds(20);
+    auto communicator = comm::make_threads_communicator(group, rank, options);
+    rank_main(rank, context, *communicator);
+  });
 }
 
 void micro_step(Chain& chain, ShardedModel& sharded, const std::shared_ptr<Context>& context,

@@ -10,9 +10,11 @@
 #include <thread>
 
 #include "tests/support/temp_dir.h"
+#include "tests/support/text.h"
 
 using namespace tessera;
 using namespace std::chrono_literals;
+using test::holds;
 using tools::RestartOptions;
 
 namespace {
@@ -59,10 +61,6 @@ RestartOptions at_most(int restarts, int min_nproc = 0) {
   options.min_nproc = min_nproc;
   options.pause = 10ms;
   return options;
-}
-
-bool holds(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 // Rank 1 kills itself; rank 0 waits to be ended.

@@ -7,18 +7,17 @@
 
 namespace tessera::tools {
 
-/// Copies what comes from a pipe to a log, line by line, each with a prefix. A line is written in
-/// one piece, so the lines of several ranks do not mix.
+/// Copies a pipe to a log, each line with a prefix and in one write, so that the lines of several
+/// ranks do not mix.
 class LinePrefixer {
  public:
   /// @param from  non-blocking
   LinePrefixer(comm::FileDescriptor from, LogOutput& to, std::string prefix);
   /// -1 at the end of the stream.
   int fd() const { return from_.get(); }
-  /// Copies what is there now, at most 64 KiB of it, however fast more comes; at the end of the
-  /// stream also a last line without a newline.
+  /// Copies at most 64 KiB of what is there now; at the end of the stream also an unfinished line.
   void pump();
-  /// Writes what is left of a line.
+  /// Writes the rest of an unfinished line.
   void finish();
 
  private:

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kFull = 256 * 1024;
 
-// What a pipe takes in one piece if it is ready for writing: lines, or the begin of a long one.
+// Whole lines that a pipe takes in one write, or the beginning of a long line.
 std::string_view piece_of(std::string_view text) {
   if (text.size() <= PIPE_BUF) return text;
   const std::size_t end = text.rfind('\n', PIPE_BUF - 1);
@@ -40,7 +40,7 @@ LogOutput::LogOutput(int fd) : fd_(fd) {
   kind_ = own_ ? Kind::Own : Kind::Polled;
 }
 
-// As write(2), with EAGAIN for what would have to wait.
+// As write(2), with EAGAIN where it would block.
 ssize_t LogOutput::write_some(std::string_view text) const {
   switch (kind_) {
     case Kind::Own:
@@ -94,7 +94,7 @@ void LogOutput::drop_oldest() {
   const std::size_t begin = line == kept_.npos ? 0 : line + 1;
   const std::size_t half = kept_.find('\n', begin + (kept_.size() - begin) / 2);
   const std::size_t end = half == kept_.npos ? kept_.size() : half + 1;
-  // What says so of earlier ones is the oldest line itself.
+  // The oldest line may be the previous warning.
   const bool told = !note_.empty() && kept_.compare(begin, note_.size(), note_) == 0;
   dropped_ += end - begin - (told ? note_.size() : 0);
   note_ = fmt::format("{}tessera: warning: {} bytes of this log were dropped, as nobody read it\n",

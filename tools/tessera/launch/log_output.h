@@ -9,29 +9,28 @@
 
 namespace tessera::tools {
 
-/// Text for a descriptor that may be slow, or that nobody reads, from threads that must not wait
-/// for it: what does not go at once is kept. Thread-safe.
+/// Writes to a descriptor that may be slow or unread, from threads that must not block: keeps text
+/// that can't be written at once. Thread-safe.
 class LogOutput {
  public:
-  /// @param fd  must outlive this; its flags, which other processes share, stay as they are
+  /// @param fd  outlives this; its flags, shared with other processes, are not changed
   explicit LogOutput(int fd);
-  /// Never waits, if the system has a way to: it has none for files. Other writers of the same pipe
-  /// don't break into a line of up to PIPE_BUF bytes. Once writing fails (nobody will ever read
-  /// it), text is dropped.
+  /// Does not block, except on files. Lines of up to PIPE_BUF bytes stay whole beside other writers
+  /// of the same pipe. Drops text once writing fails.
   /// @param text  whole lines
   void write(std::string_view text);
-  /// Writes what goes now.
+  /// Writes kept text as far as possible.
   void flush() { write({}); }
-  /// To be polled for writing; -1 if nothing is kept.
+  /// Descriptor to poll for writing; -1 if nothing is kept.
   int fd() const;
-  /// So much is kept that who copies from elsewhere should wait, or drop what is old.
+  /// So much is kept that callers should stop copying, or drop_oldest().
   bool is_full() const;
-  /// Drops half of what is kept, its oldest lines, and says so in their place.
+  /// Replaces the older half of the kept lines by a warning.
   void drop_oldest();
-  /// Waits until all is written, until nothing is taken for so long, or `most`. @return whether it
-  /// is
+  /// Waits until all is written, nothing is taken for `patience`, or `most` has passed.
+  /// @return whether all is written
   bool wait(std::chrono::milliseconds patience, std::chrono::milliseconds most);
-  /// The same; what is left is dropped.
+  /// The same; drops the rest.
   void finish(std::chrono::milliseconds patience = std::chrono::seconds(10),
               std::chrono::milliseconds most = std::chrono::seconds(60));
 
@@ -41,12 +40,12 @@ class LogOutput {
   std::size_t kept() const;
 
   const int fd_;
-  comm::FileDescriptor own_;  // the same file, opened once more, not to wait
+  comm::FileDescriptor own_;  // the same file, opened again without blocking
   Kind kind_ = Kind::Plain;
   mutable std::mutex mutex_;
   std::string kept_;
   std::size_t dropped_ = 0;  // bytes, in all
-  std::string note_;         // that says so
+  std::string note_;         // the warning
 };
 
 }  // namespace tessera::tools

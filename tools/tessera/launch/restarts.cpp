@@ -2,11 +2,8 @@
 
 #include <fmt/format.h>
 #include <poll.h>
-#include <sys/signalfd.h>
-#include <unistd.h>
 
 #include "comm/control/socket.h"
-#include "tools/tessera/launch/log_output.h"
 #include "tools/tessera/signal/stop_signal.h"
 
 namespace tessera::tools {
@@ -16,20 +13,11 @@ using Clock = std::chrono::steady_clock;
 constexpr int kUsage = 2;       // exit code
 constexpr int kMostBarren = 2;  // failures in a row without a checkpoint in between
 
-void say(const LaunchOptions& options, const std::string& text) {
-  LogOutput log(options.error_fd);
-  log.write(fmt::format("tessera: {}\n", text));
-  log.finish();
-}
-
-// @return the signal that came, or 0
+// @return the signal received meanwhile, or 0
 int pause(const LauncherSignals& signals, std::chrono::milliseconds time) {
   const auto end = Clock::now() + time;
   for (;;) {
-    signalfd_siginfo info;
-    while (::read(signals.fd(), &info, sizeof(info)) == sizeof(info)) {
-      if (info.ssi_signo != SIGCHLD) return static_cast<int>(info.ssi_signo);
-    }
+    if (const int signal = signals.next().number; signal != 0) return signal;
     const int left = comm::milliseconds_until(end);
     if (left <= 0) return 0;
     pollfd polled{signals.fd(), POLLIN, 0};
@@ -37,7 +25,7 @@ int pause(const LauncherSignals& signals, std::chrono::milliseconds time) {
   }
 }
 
-// The largest number of ranks below `nproc` that fits; 0 if there is none.
+// The largest number of ranks below `nproc` that fits; 0: none.
 int fewer_ranks(const RestartOptions& restarts, int nproc) {
   if (restarts.min_nproc <= 0) return 0;
   for (int fewer = nproc - 1; fewer >= restarts.min_nproc; --fewer)

@@ -7,16 +7,16 @@
 namespace tessera::tools {
 namespace {
 
-// A reader that is only slow, such as a terminal far away, takes what there is within this.
+// A slow reader, such as a remote terminal, takes the text within this.
 constexpr std::chrono::milliseconds kSlowReader{100};
-// At the end: nothing is taken for so long, or what is left takes so long.
+// At the end: without progress, and in all.
 constexpr std::chrono::milliseconds kPatience{3'000}, kMost{8'000};
 
 }  // namespace
 
 std::streamsize LogBuffer::xsputn(const char* text, std::streamsize size) {
   to_.write({text, static_cast<std::size_t>(size)});
-  // No thread writes the rest later on. Where nobody reads, one wait is enough to know.
+  // No thread writes the rest later. One wait shows whether anybody reads.
   if (to_.fd() < 0)
     is_read_ = true;
   else if (is_read_)

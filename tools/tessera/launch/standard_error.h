@@ -7,8 +7,8 @@
 
 namespace tessera::tools {
 
-/// Writes to a LogOutput. Of more than that keeps, the oldest lines are dropped, with a line that
-/// says so. Thread-safe: what is written at once stays whole.
+/// Writes to a LogOutput; drops the oldest lines, with a warning, when that is full. Thread-safe:
+/// one write stays whole.
 class LogBuffer final : public std::streambuf {
  public:
   explicit LogBuffer(LogOutput& to) : to_(to) {}
@@ -20,12 +20,12 @@ class LogBuffer final : public std::streambuf {
 
  private:
   LogOutput& to_;
-  std::atomic<bool> is_read_{true};  // so far as is known
+  std::atomic<bool> is_read_{true};  // as far as known
 };
 
-/// While it lives, std::cerr hardly waits for who reads it: a run goes on, saves and stops though
-/// its terminal is held, or the pipe behind it is full. At its end it waits for seconds, less than
-/// a launcher leaves to a rank that ends. One at a time.
+/// Makes std::cerr almost non-blocking for a scope: a run goes on, saves and stops though its
+/// terminal is stopped or its pipe is full. The destructor waits a few seconds, less than a
+/// launcher leaves to a rank that ends. One at a time.
 class PatientStandardError {
  public:
   PatientStandardError();
@@ -39,7 +39,7 @@ class PatientStandardError {
   std::streambuf* const before_;
 };
 
-/// Writes to standard error, and waits for who reads it, but not for long.
+/// Writes to standard error; waits a few seconds for a slow reader.
 void say_at_last(std::string_view text);
 
 }  // namespace tessera::tools

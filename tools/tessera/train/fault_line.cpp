@@ -4,8 +4,6 @@
 
 #include <algorithm>
 
-#include "comm/failure_report.h"
-
 namespace tessera::tools {
 namespace {
 
@@ -24,8 +22,7 @@ int code_of(const CommError& error, bool met) {
 }
 
 // `stated`: that rank said why.
-std::string action_of(int code, bool stated, bool cut_off) {
-  if (cut_off) return "let these hosts reach each other and start it again";
+std::string action_of(int code, bool stated) {
   if (stated) return "mend what that rank says and start it again";
   switch (code) {
     case 41:
@@ -63,8 +60,8 @@ std::string fault_line(const CommError& error, const comm::RankState& state,
   if (error.culprits().empty() && !error.fate().empty()) culprits += ", " + error.fate();
   return fmt::format("E{:03} step={} phase={} culprit={} action={}: {}", code,
                      state.step < 0 ? std::string("none") : std::to_string(state.step),
-                     phase.empty() ? "none" : phase, culprits,
-                     action_of(code, stated, error.fate() == comm::kCutOff), error.what());
+                     phase.empty() ? "none" : phase, culprits, action_of(code, stated),
+                     error.what());
 }
 
 }  // namespace tessera::tools

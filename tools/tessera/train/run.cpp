@@ -9,6 +9,7 @@
 #include <cstring>
 #include <iostream>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "comm/bootstrap.h"
@@ -19,6 +20,7 @@
 #include "tools/tessera/device/head_dim.h"
 #include "tools/tessera/launch/standard_error.h"
 #include "tools/tessera/model/loaded_model.h"
+#include "tools/tessera/report/utf8.h"
 #include "tools/tessera/signal/stop_signal.h"
 #include "tools/tessera/train/fault_line.h"
 #include "tools/tessera/train/fingerprint.h"
@@ -124,13 +126,13 @@ comm::RankGroup join(const Config& config, const comm::LaunchEnvironment& enviro
   options.on_stuck = [status, flight](const CommError& error,
                                       const std::vector<comm::Hello>& ranks) {
     fail_at_once(flight, error, [status, error, ranks] {
-      return "tessera: error: " + fault_line(error, status->state(), ranks);
+      return "tessera: error: " + escaped_lines(fault_line(error, status->state(), ranks));
     });
     constexpr int kExitCode = 4;
     ::_exit(kExitCode);
   };
   options.on_note = [](const std::string& text) {
-    std::cerr << fmt::format("tessera: warning: {}\n", text);
+    std::cerr << fmt::format("tessera: warning: {}\n", escaped(text));
   };
   std::vector<comm::Hello> met;
   options.on_met = [&met](const std::vector<comm::Hello>& ranks) { met = ranks; };
@@ -164,8 +166,12 @@ CommError agreed(comm::RankGroup& group, const CommError& error, const RankFligh
       .set_fate(verdict->fate());
 }
 
-std::string stopped_early(int signal) {
-  return fmt::format("stopped by signal {} before the first step\n", signal);
+void report_early_stop(int signal, std::int64_t step, const std::string& run, bool json) {
+  std::cerr << fmt::format("stopped by signal {} before the first step\n", signal);
+  if (!json) return;
+  const nlohmann::ordered_json summary = {
+      {"step", step}, {"stopped_by_signal", signal}, {"seconds", 0.0}, {"run", run}};
+  std::cout << summary.dump() << std::endl;
 }
 
 // Before the first step there is nothing to save: who is to stop does so, and all with it. A
@@ -186,11 +192,12 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
   // A rank that has met the others takes a request to stop as all do; one that has not ends by it.
   const StopSignal stop;
   bool agreed_to_start = false;
+  std::int64_t first_step = 0;
   const std::shared_ptr<Context>& context = chosen.context;
   check_profile(config, environment.rank);
   const bool is_zero = environment.rank == 0;
   const auto warn = [is_zero](const std::string& text) {
-    if (is_zero) std::cerr << fmt::format("tessera: warning: {}\n", text);
+    if (is_zero) std::cerr << fmt::format("tessera: warning: {}\n", escaped(text));
   };
   const std::chrono::milliseconds timeout = to_milliseconds(config.checkpoint.load_timeout);
   std::unique_ptr<RunDirectory> directory;
@@ -218,6 +225,7 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
             "checkpoint.keep_best is {}, but there is no validation data to tell the best by; name "
             "some with --data.val FILE, or leave the key out",
             setup.config.checkpoint.keep_best);
+    first_step = setup.state.step;
     const bool done = setup.resume && setup.state.step >= setup.config.train.steps;
     const std::string done_text =
         fmt::format("{} is at step {} of {} already; raise --train.steps to go on\n", resume,
@@ -242,7 +250,7 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
       why = rank.load();
       if (!why.empty()) return -1;
       if (const int early = agreed_stop(group, attempt, stop.received(), timeout); early != 0) {
-        if (is_zero) std::cerr << stopped_early(early);
+        if (is_zero) report_early_stop(early, first_step, config.run.out, json);
         return early;
       }
       agreed_to_start = true;
@@ -274,7 +282,7 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
     }
     flight.end(fmt::format("stopped by signal {}", signal));
     agreed(group, error, flight);  // who has not been asked is to hear of it
-    if (is_zero) std::cerr << stopped_early(signal);
+    if (is_zero) report_early_stop(signal, first_step, config.run.out, json);
     return stop_exit_code(signal);
   } catch (const std::exception& error) {
     flight.fail(error);

@@ -14,6 +14,7 @@
 
 #include "core/base/error.h"
 #include "io/base/file.h"
+#include "tools/tessera/report/utf8.h"
 
 namespace tessera::tools {
 namespace {
@@ -86,7 +87,7 @@ void RankLog::write(const std::string& line) const {
   const std::time_t now = std::time(nullptr);
   std::tm utc{};
   gmtime_r(&now, &utc);
-  const std::string text = fmt::format("{:%Y-%m-%dT%H:%M:%SZ} {}\n", utc, line);
+  const std::string text = fmt::format("{:%Y-%m-%dT%H:%M:%SZ} {}\n", utc, escaped_lines(line));
   // O_NONBLOCK: a FIFO in its place must not be waited for.
   const int fd =
       ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_NONBLOCK | O_CLOEXEC, 0666);

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <signal.h>
+
+#include "comm/control/socket.h"
+
+namespace tessera::tools {
+
+/// Blocks SIGINT, SIGTERM, SIGUSR1 and SIGCHLD for a scope, to be read through a descriptor. Resets
+/// SIGCHLD if the parent ignores it, as the kernel would discard the ranks' exit codes.
+class LauncherSignals {
+ public:
+  struct Signal {
+    int number = 0;            ///< 0: none is pending
+    bool by_terminal = false;  ///< sent to the whole process group
+  };
+
+  /// @throws IoError
+  LauncherSignals();
+  ~LauncherSignals();
+  LauncherSignals(const LauncherSignals&) = delete;
+  LauncherSignals& operator=(const LauncherSignals&) = delete;
+  /// Readable when a signal is pending.
+  int fd() const { return fd_.get(); }
+  /// The next pending signal other than SIGCHLD.
+  Signal next() const;
+  /// Signal mask for ranks: as before the scope, but SIGUSR1 is blocked until a rank handles it.
+  sigset_t mask_of_ranks() const;
+
+ private:
+  sigset_t before_;
+  struct sigaction child_before_ {};
+  comm::FileDescriptor fd_;
+};
+
+}  // namespace tessera::tools

@@ -1,0 +1,94 @@
+#include "tools/tessera/launch/rank_process.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <pthread.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "core/base/error.h"
+
+namespace tessera::tools {
+namespace {
+
+std::vector<char*> pointers(std::vector<std::string>& texts) {
+  std::vector<char*> result;
+  for (std::string& text : texts) result.push_back(text.data());
+  result.push_back(nullptr);
+  return result;
+}
+
+}  // namespace
+
+RankProcess::RankProcess(int rank, RankCommand command, LogOutput& log) {
+  const auto argv = pointers(command.arguments), envp = pointers(command.environment);
+  int ends[2] = {-1, -1};
+  require<IoError>(rank == 0 || ::pipe2(ends, O_CLOEXEC) == 0, "pipe failed: {}",
+                   std::strerror(errno));
+  comm::FileDescriptor from(ends[0]), to(ends[1]);
+  const pid_t parent = ::getpid();
+  pid_ = ::fork();
+  require<IoError>(pid_ >= 0, "cannot start rank {}: fork failed: {}", rank, std::strerror(errno));
+  if (pid_ == 0) {  // a copy of a process with threads: nothing here may allocate
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != parent) ::_exit(kCommunicationFailed);  // the parent died before prctl()
+    if (rank != 0) {
+      ::dup2(to.get(), STDOUT_FILENO);
+      ::dup2(to.get(), STDERR_FILENO);
+    }
+    ::pthread_sigmask(SIG_SETMASK, &command.mask, nullptr);
+    ::execve(command.program.c_str(), argv.data(), envp.data());
+    ::_exit(127);
+  }
+  if (rank == 0) return;
+  ::fcntl(from.get(), F_SETFL, O_NONBLOCK);
+  output_.emplace(std::move(from), log, fmt::format("[rank {}] ", rank));
+}
+
+void RankProcess::signal(int number) const {
+  if (running_) ::kill(pid_, number);
+}
+
+void RankProcess::kill_expected() {
+  is_expected_to_end_ = true;
+  signal(SIGKILL);
+}
+
+std::optional<int> RankProcess::reap() {
+  int status = 0;
+  if (!running_) return std::nullopt;
+  const pid_t ended = ::waitpid(pid_, &status, WNOHANG);
+  if (ended == 0 || (ended < 0 && errno != ECHILD)) return std::nullopt;
+  running_ = false;
+  return ended > 0 ? status : W_EXITCODE(1, 0);  // its status is lost: a failure
+}
+
+void RankProcess::pump() {
+  if (output_) output_->pump();
+}
+
+void RankProcess::finish_output() {
+  if (output_) output_->finish();
+}
+
+std::string signal_name(int signal) {
+  const char* const name = ::sigabbrev_np(signal);
+  return name != nullptr ? fmt::format("SIG{}", name) : fmt::format("signal {}", signal);
+}
+
+std::string describe_end(int status) {
+  return WIFSIGNALED(status) ? "was killed by " + signal_name(WTERMSIG(status))
+                             : fmt::format("exited with code {}", WEXITSTATUS(status));
+}
+
+std::string short_end(int status) {
+  return WIFSIGNALED(status) ? signal_name(WTERMSIG(status))
+                             : fmt::format("exit code {}", WEXITSTATUS(status));
+}
+
+}  // namespace tessera::tools
