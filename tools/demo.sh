@@ -48,10 +48,9 @@ progress() {
 step "1. Build"
 tools/setup.sh
 mkdir -p build
-# Without a GPU, no CUDA plugins. Several sources per compiler call: a third of the time from nothing.
-options=(-DTESSERA_BUILD_TESTS=OFF -DCMAKE_UNITY_BUILD=ON -DTESSERA_CUDA=OFF)
-if [[ -e /dev/nvidiactl ]]; then options[2]=-DTESSERA_CUDA=ON; fi
-cmake --preset release "${options[@]}" -B build/demo >build/demo.log 2>&1 || { cat build/demo.log >&2; exit 1; }
+cuda=OFF
+if [[ -e /dev/nvidiactl ]]; then cuda=ON; fi
+cmake --preset release -DTESSERA_BUILD_TESTS=OFF -DTESSERA_CUDA=$cuda -B build/demo >build/demo.log 2>&1 || { cat build/demo.log >&2; exit 1; }
 say "a few minutes the first time; log in build/demo.log"
 cmake --build build/demo --target tessera -j "$(nproc)" 2>&1 | progress || { tail -n 30 build/demo.log >&2; exit 1; }
 tessera=build/demo/bin/tessera

@@ -28,7 +28,7 @@ esac
 for program in clang-tidy jq; do
   command -v "$program" >/dev/null || { echo "tidy: $program is missing" >&2; exit 2; }
 done
-cmake --preset release -B build/tidy -DTESSERA_BUILD_BENCH=ON >/dev/null
+cmake --preset release -B build/tidy -DTESSERA_BUILD_BENCH=ON -DTESSERA_UNITY=OFF >/dev/null
 # CPU kernels are compiled once per CPU level; one is enough here. They use g++ options and a builtin
 # that clang lacks, and a stub of the right type is enough for clang-tidy.
 mkdir -p build/tidy/once
