@@ -133,10 +133,10 @@ if [[ $mode == default ]]; then
   # With clang, where it is: a second compiler, and the fuzz targets are made of the same libraries.
   preset=asan
   has_fuzzer && preset=fuzz
-  stage "asan, files: build" build "$preset" io_tests io_data_tests io_dcp_tests tools_config_tests \
+  stage "asan, files: build" build "$preset" io_tests io_data_tests tools_config_tests \
     tools_report_tests &&
     stage "asan: parsers and files" \
-      check "$preset" -R "^(io|io_data|io_dcp|tools_config|tools_report)_tests?\."
+      check "$preset" -R "^(io|io_data|tools_config|tools_report)_tests?\."
   stage "tsan: build" build tsan base_test comm_test comm_control_test launcher_test &&
     stage "tsan: communication and threads" check tsan -R "^(base|comm|comm_control|launcher)_tests?\."
   if has_fuzzer; then
