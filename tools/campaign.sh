@@ -85,7 +85,7 @@ case $what in
     cmake --preset fuzz -DTESSERA_FUZZ_SECONDS="$seconds" >/dev/null
     if [[ ${#targets[@]} -eq 0 ]]; then
       for source in tests/fuzz/*.cpp; do
-        if grep -q LLVMFuzzerTestOneInput "$source"; then targets+=("$(basename "$source" .cpp)"); fi
+        targets+=("$(basename "$source" .cpp)")
       done
     fi
     cmake --build build/fuzz --parallel "$jobs" --target "${targets[@]/#/fuzz_}"

@@ -63,7 +63,7 @@ ROWS = [
     Row("a network file system shows files late", "wait of one second, then skipped by name", None,
         [("e2e/e2e_tests", "a shard that a network file system shows late is waited for, but not for long")]),
     Row("a bit of a checkpoint flips", "file and tensor are named; the previous checkpoint is loaded", None,
-        [("io/io_checkpoint_tests", "every flipped bit is detected, with its file and tensor"),
+        [("io/io_tests", "every flipped bit is detected, with its file and tensor"),
          ("e2e/e2e_tests", "what one rank cannot read takes all ranks to the checkpoint before it")]),
     Row("two jobs use one run directory", "the second is refused, and learns the holder", None,
         [("e2e/e2e_tests", "a run directory belongs to one run, and to one job at a time")]),

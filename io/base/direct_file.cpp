@@ -105,31 +105,11 @@ void DirectFile::write(std::int64_t offset, const char* data, std::size_t bytes)
   }
   if (done == bytes) return;
   // The last bytes of the file, or all of them where direct I/O fails: this reports why.
-  write_buffered(offset + static_cast<std::int64_t>(done), data + done, bytes - done);
-}
-
-void DirectFile::write_buffered(std::int64_t offset, const char* data, std::size_t bytes) {
-  file_.write_at(offset, data, bytes);
+  const std::int64_t rest = offset + static_cast<std::int64_t>(done);
+  file_.write_at(rest, data + done, bytes - done);
   // Starts to write back, so that a sync has little to wait for. It is a hint: sync() reports.
-  ::sync_file_range(file_.descriptor(), offset, static_cast<off_t>(bytes), SYNC_FILE_RANGE_WRITE);
-}
-
-bool DirectFile::is_cached(std::int64_t offset, std::size_t bytes) const {
-  return pages_are_cached(file_, round_down(offset),
-                          round_up(offset + static_cast<std::int64_t>(bytes)));
-}
-
-bool DirectFile::copy_from(const File& source, std::int64_t from, std::int64_t to,
-                           std::size_t bytes) noexcept {
-  off64_t in = from, out = to;
-  while (bytes > 0) {
-    const ssize_t n =
-        ::copy_file_range(source.descriptor(), &in, file_.descriptor(), &out, bytes, 0);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return false;
-    bytes -= static_cast<std::size_t>(n);
-  }
-  return true;
+  ::sync_file_range(file_.descriptor(), rest, static_cast<off_t>(bytes - done),
+                    SYNC_FILE_RANGE_WRITE);
 }
 
 File create_sized_file(const fs::path& path, std::int64_t size) {

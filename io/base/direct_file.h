@@ -10,10 +10,10 @@
 
 namespace tessera::io {
 
-/// What direct I/O wants offsets and memory to be multiples of, on every common file system.
+/// Alignment of offsets and memory that direct I/O needs on every common file system.
 inline constexpr std::size_t kDirectAlignment = 4096;
 
-/// Memory aligned for direct I/O. It is not touched, so pages that are never used cost nothing.
+/// Memory aligned for direct I/O. Unused pages are never touched and cost nothing.
 class AlignedBuffer {
  public:
   /// @param bytes  rounded up to a multiple of kDirectAlignment. @throws std::bad_alloc
@@ -29,10 +29,10 @@ class AlignedBuffer {
   std::size_t size_ = 0;
 };
 
-/// A file whose data passes once: read or written past the page cache (O_DIRECT), which for large
-/// pieces is faster than through it, drops nobody else's pages, and leaves nothing for a final sync
-/// to wait for. Goes through the page cache where the file system has no direct I/O, and for what
-/// is in the cache anyway. Threads may use disjoint ranges at once.
+/// A file that is read or written once, past the page cache (O_DIRECT): faster for large pieces,
+/// evicts no other pages, and leaves little for a final sync. Uses the page cache where the file
+/// system has no direct I/O, and for ranges that are cached already. Threads may use disjoint
+/// ranges concurrently.
 class DirectFile {
  public:
   /// @param direct  false: always through the page cache
@@ -42,29 +42,16 @@ class DirectFile {
 
   /// Reads exactly `bytes` from `offset`, at any alignment.
   /// @param scratch    at least bytes + 2 * kDirectAlignment
-  /// @param preferred  room for the bytes, or null; taken where it spares a copy
-  /// @return where the bytes are: `preferred`, or somewhere in `scratch`
+  /// @param preferred  room for the bytes, used where that saves a copy; may be null
+  /// @return the bytes: at `preferred`, or somewhere in `scratch`
   /// @throws as File::read
   const char* read(std::int64_t offset, std::size_t bytes, const AlignedBuffer& scratch,
                    char* preferred) const;
 
-  /// Writes at an offset. Only the end of the file may be no multiple of kDirectAlignment.
-  /// What goes through the page cache is sent on its way to the disk at once.
+  /// Writes at an offset. Offset and size are multiples of kDirectAlignment, except at the end of
+  /// the file. Data that goes through the page cache is sent to disk at once.
   /// @param data  aligned as AlignedBuffer's. @throws as File::write_at
   void write(std::int64_t offset, const char* data, std::size_t bytes);
-  /// The same through the page cache, at any alignment.
-  void write_buffered(std::int64_t offset, const char* data, std::size_t bytes);
-
-  /// Whether all these bytes are in the page cache; false if unknown.
-  bool is_cached(std::int64_t offset, std::size_t bytes) const;
-
-  /// Lets the system copy bytes here (copy_file_range), as servers of network file systems do among
-  /// themselves. Nothing checks what it copies.
-  /// @return false if it does not: it cannot between these two, or one has failed. Reading and
-  ///   writing say what is wrong, if anything is
-  bool copy_from(const File& source, std::int64_t from, std::int64_t to,
-                 std::size_t bytes) noexcept;
-
   /// Waits until all that was written is on the disk. @throws as File::sync
   void sync() { file_.sync(); }
 
@@ -74,7 +61,7 @@ class DirectFile {
   mutable std::atomic<bool> use_direct_{false};
 };
 
-/// Makes a new file of `size` bytes, with its space reserved where the file system can do that.
+/// Creates a file of `size` bytes, and reserves its space where the file system can do that.
 /// @throws IoError, with bytes needed and bytes free if they do not fit
 File create_sized_file(const fs::path& path, std::int64_t size);
 

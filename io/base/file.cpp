@@ -269,15 +269,6 @@ fs::path nearest_existing(const fs::path& path, std::error_code& error) {
 
 }  // namespace
 
-bool is_on_network(const fs::path& path) {
-  std::error_code error;
-  struct statfs about {};
-  if (::statfs(nearest_existing(path, error).c_str(), &about) != 0) return false;
-  constexpr std::uint32_t kSmb1 = 0xFF534D42, kSmb2 = 0xFE534D42, kCeph = 0x00C36400;
-  const auto type = static_cast<std::uint32_t>(about.f_type);
-  return type == NFS_SUPER_MAGIC || type == kSmb1 || type == kSmb2 || type == kCeph;
-}
-
 std::int64_t free_bytes(const fs::path& path) {
   std::error_code error;
   const fs::path place = nearest_existing(path, error);

@@ -13,7 +13,7 @@ namespace fs = std::filesystem;
 /// Whether a symbolic link in a path's last component is followed or refused.
 enum class Links { Follow, Refuse };
 
-/// Which file it is, and its size: tells whether a name leads to the same one as before.
+/// Identity and size of a file, to recognize that a name leads to another file than before.
 struct FileIdentity {
   std::uint64_t device = 0, inode = 0;
   std::int64_t size = 0;
@@ -21,7 +21,7 @@ struct FileIdentity {
 };
 
 /// A regular file, open for reading or writing. Move-only; the destructor closes without reporting.
-/// Reads are positioned and may run in several threads at once.
+/// Threads may read concurrently.
 class File {
  public:
   /// @throws IoError if it cannot be opened, CorruptCheckpoint if it is no regular file (a
@@ -31,7 +31,7 @@ class File {
   static File create(const fs::path& path);
   /// An existing file, for reading and writing. @throws as open
   static File open_for_update(const fs::path& path);
-  /// This file once more, for direct I/O (O_DIRECT); an empty File if that can't be had here.
+  /// Opens the same file for direct I/O (O_DIRECT); an empty File where the system refuses.
   File reopen_direct() const;
 
   File() = default;
@@ -53,8 +53,7 @@ class File {
   void write(const void* data, std::size_t bytes);
   /// Writes at an offset; threads may write disjoint ranges. @throws IoError
   void write_at(std::int64_t offset, const void* data, std::size_t bytes);
-  /// Asks for a range to go to disk already, so that the sync at the end has little left to wait
-  /// for. A hint: where it can't be had, nothing happens.
+  /// Starts writing a range to disk, so that the final sync waits less. Only a hint.
   void start_writeback(std::int64_t offset, std::int64_t bytes) noexcept;
   /// Syncs data to disk. A failure is final: the kernel may have dropped the pages, so the file
   /// must be written anew. @throws IoError
@@ -74,40 +73,35 @@ class File {
 ///         CorruptCheckpoint if it is longer than max_bytes
 std::string read_file(const fs::path& path, std::int64_t max_bytes, Links links = Links::Follow);
 
-/// @throws IoError if there is something at `path` that is no regular file: a directory, a device
-///         or a link, which a rename would put an end to
+/// Checks that a rename to `path` would replace a regular file or nothing.
+/// @throws IoError if a directory, device or link is there
 void require_replaceable(const fs::path& path);
 
-/// Replaces the file by rename: at every moment the name holds the old or the new content. Writes
-/// `<name>.tmp` beside it, syncs it, renames it, syncs the directory. @throws IoError; what stands
-/// at `path` is then as it was, and no `<name>.tmp` is left
+/// Replaces a file in one step: writes `<name>.tmp`, syncs it, renames it, syncs the directory.
+/// @throws IoError; `path` is then unchanged, and no `<name>.tmp` is left
 void write_file_atomically(const fs::path& path, std::string_view content);
 
 /// Syncs a directory's entries to disk. @throws IoError
 void sync_directory(const fs::path& path);
 
-/// Makes a directory and its missing parents and syncs the parent of each that it made, so that
-/// none is lost with what is synced inside it. @throws IoError
+/// Creates a directory and its missing parents, and syncs the parent of each new one.
+/// @throws IoError
 void make_directories_durably(const fs::path& path);
 
 /// Renames; sync_directory of the parent makes it durable. @throws IoError
 void rename_path(const fs::path& from, const fs::path& to);
 
-/// Renames to a name that is free. @return false, and nothing is changed, if something has it; an
-/// empty directory may be replaced where the file system can't tell. @throws IoError
+/// Renames to a free name. @return false, with nothing changed, if the name is taken; an empty
+/// directory may be replaced where the file system cannot refuse that. @throws IoError
 bool rename_to_new(const fs::path& from, const fs::path& to);
 
-/// Swaps two names in one step, so that neither is ever missing; sync_directory of the parent makes
-/// it durable. @throws IoError, also where the file system cannot do it
+/// Swaps two names in one step; sync_directory of the parent makes it durable.
+/// @throws IoError, also where the file system cannot swap
 void exchange_paths(const fs::path& a, const fs::path& b);
 
-/// Whether the file system of a directory can swap names, tried with two empty folders in it.
+/// Whether exchange_paths works in a directory; tries it with two empty folders.
 /// @throws IoError
 bool can_exchange_in(const fs::path& dir);
-
-/// Whether files there (or in the nearest existing parent) are a server's, which may copy them
-/// without sending them here: NFS, SMB, Ceph. False if unknown.
-bool is_on_network(const fs::path& path);
 
 /// Bytes free for this user on the file system that holds path (or its nearest existing parent);
 /// -1 if unknown.

@@ -1,5 +1,6 @@
 #include "io/base/json.h"
 
+#include <nlohmann/json.hpp>
 #include <unordered_set>
 #include <vector>
 

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 #include <limits>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 
@@ -16,12 +16,11 @@ using Json = nlohmann::json;
 /// @throws CorruptCheckpoint
 Json parse_json(std::string_view text, const std::string& source, int max_depth = 64);
 
-/// JSON for people and their programs, indented by 2. Bytes that are not UTF-8, as names of files
-/// may hold, become U+FFFD.
+/// JSON text, indented by 2. Bytes that are not UTF-8, as in names of files, become U+FFFD.
 std::string dump_json(const Json& json);
 
-/// Reads an expected structure out of a JSON value; each error names the source, the place
-/// ("sections.model.tensors") and what was found there. Copies nothing: the value must outlive it.
+/// Reads an expected structure from a JSON value. Errors name the source, the place
+/// ("sections.model.tensors") and the value found. The JSON value must outlive this.
 class JsonReader {
  public:
   JsonReader(const Json& value, std::string source) : value_(&value), source_(std::move(source)) {}

@@ -6,12 +6,14 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <mutex>
+#include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
 #include "io/base/convert.h"
-#include "io/base/parallel.h"
-#include "io/checkpoint/piece_reader.h"
+#include "io/base/json.h"
+#include "io/pump/pump.h"
 
 namespace tessera::io {
 namespace {
@@ -77,7 +79,6 @@ struct Pair {
 struct Piece {
   std::size_t pair;
   std::int64_t begin, end;
-  std::uint64_t crc_a = 0, crc_b = 0;
 };
 
 // Compares as many elements at once as fit the stack.
@@ -176,7 +177,7 @@ class Comparison {
   static int rank(const std::string& name) { return name.starts_with("model/") ? 0 : 1; }
 
   void compare_settings() {
-    const Json &a = a_.index().model_config, &b = b_.index().model_config;
+    const Json a = Json::parse(a_.index().model_config), b = Json::parse(b_.index().model_config);
     const auto text = [](const Json& json, const std::string& key) {
       const auto found = json.find(key);
       return found == json.end() ? std::string() : found->dump();
@@ -227,64 +228,40 @@ class Comparison {
     }
   }
 
-  std::vector<Piece> cut() const {
-    std::vector<Piece> pieces;
-    for (std::size_t i = 0; i < pairs_.size(); ++i) {
-      std::vector<std::int64_t> ends = PieceReader::ends(*pairs_[i].a);
-      const std::vector<std::int64_t> others = PieceReader::ends(*pairs_[i].b);
-      ends.insert(ends.end(), others.begin(), others.end());
-      std::sort(ends.begin(), ends.end());
-      std::int64_t begin = 0;
-      for (const std::int64_t end : ends) {
-        for (; begin < end; begin = pieces.back().end) {
-          pieces.push_back({i, begin, std::min(end, begin + kPieceElements)});
-        }
-      }
-    }
-    return pieces;
-  }
-
   void read() {
-    std::vector<Piece> pieces = cut();
-    const auto bytes = [&](const Piece& piece) {
-      const Pair& pair = pairs_[piece.pair];
-      return (piece.end - piece.begin) *
-             static_cast<std::int64_t>(dtype_size(pair.a->dtype) + dtype_size(pair.b->dtype));
-    };
-    std::int64_t total = 0, done = 0;
-    for (const Piece& piece : pieces) total += bytes(piece);
-    PieceReader source_a(a_), source_b(b_);
+    std::vector<Piece> pieces;
+    std::vector<std::unique_ptr<PumpTensor>> as, bs;
+    for (std::size_t i = 0; i < pairs_.size(); ++i) {
+      const Pair& pair = pairs_[i];
+      as.push_back(std::make_unique<PumpTensor>(a_.source(pair.section), pair.name));
+      bs.push_back(std::make_unique<PumpTensor>(b_.source(pair.section), pair.name));
+      const std::int64_t size = numel(pair.a->shape);
+      for (std::int64_t begin = 0; begin < size; begin += kPieceElements) {
+        pieces.push_back({i, begin, std::min(size, begin + kPieceElements)});
+      }
+      report_.bytes_read += size * (pair.a->width() + pair.b->width());
+    }
+    std::int64_t done = 0;
     std::mutex mutex;  // guards done and the differences of pairs
-    parallel_for_each(pieces.size(), options_.threads, [&](std::size_t i) {
-      Piece& piece = pieces[i];
+    Pump pump({.threads = options_.threads, .block = std::int64_t{1} << 20, .direct_io = false});
+    pump.run(pieces.size(), [&](std::size_t i, Pump::Lane& lane) {
+      const Piece& piece = pieces[i];
       Pair& pair = pairs_[piece.pair];
-      const auto n = static_cast<std::size_t>(piece.end - piece.begin);
-      std::vector<char> a(n * dtype_size(pair.a->dtype)), b(n * dtype_size(pair.b->dtype));
-      piece.crc_a =
-          source_a.read(pair.section, pair.name, *pair.a, piece.begin, piece.end, a.data());
-      piece.crc_b =
-          source_b.read(pair.section, pair.name, *pair.b, piece.begin, piece.end, b.data());
+      const std::int64_t n = piece.end - piece.begin;
+      const std::array<std::int64_t, 2> bounds{piece.begin, piece.end};
+      std::vector<char> a(static_cast<std::size_t>(n * pair.a->width())),
+          b(static_cast<std::size_t>(n * pair.b->width()));
+      lane.gather(*as[piece.pair], bounds, pair.a->dtype, a.data());
+      lane.gather(*bs[piece.pair], bounds, pair.b->dtype, b.data());
       TensorDifference part;
       part.dtype_a = pair.a->dtype;
       part.dtype_b = pair.b->dtype;
       compare_values(piece, a.data(), b.data(), options_, part);
       const std::lock_guard lock(mutex);
       merge(part, pair.difference);
-      done += bytes(piece);
-      if (options_.progress) options_.progress(done, total);
+      done += n * (pair.a->width() + pair.b->width());
+      if (options_.progress) options_.progress(done, report_.bytes_read);
     });
-    report_.bytes_read = total;
-    for (std::size_t i = 0; i < pieces.size();) {
-      const Pair& pair = pairs_[pieces[i].pair];
-      std::vector<PieceSum> sums_a, sums_b;
-      for (const std::size_t first = pieces[i].pair; i < pieces.size() && pieces[i].pair == first;
-           ++i) {
-        sums_a.push_back({pieces[i].begin, pieces[i].end, pieces[i].crc_a});
-        sums_b.push_back({pieces[i].begin, pieces[i].end, pieces[i].crc_b});
-      }
-      source_a.verify(pair.section, pair.name, *pair.a, sums_a);
-      source_b.verify(pair.section, pair.name, *pair.b, sums_b);
-    }
   }
 
   const CheckpointReader &a_, &b_;

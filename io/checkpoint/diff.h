@@ -11,24 +11,24 @@
 namespace tessera::io {
 
 struct DiffOptions {
-  bool model = true, optimizer = false;  ///< sections that are compared
-  /// Values a and b are taken for equal if |a - b| <= absolute + relative * max(|a|, |b|). With
-  /// both at 0, values are equal if their bits are.
+  bool model = true, optimizer = false;  ///< sections to compare
+  /// Values a and b are equal if |a - b| <= absolute + relative * max(|a|, |b|). With both at 0,
+  /// their bits are compared.
   double absolute = 0, relative = 0;
-  int threads = 1;  ///< that read, with 2 MiB of memory each
-  /// Called now and then, never by two threads at once: bytes read and to be read, of both.
+  int threads = 1;  ///< each takes 3 MiB of memory
+  /// Called from one thread at a time: bytes read and to be read, of both.
   std::function<void(std::int64_t done, std::int64_t total)> progress{};
 };
 
-/// A tensor that is not the same in checkpoints A and B.
+/// A tensor that differs between checkpoints A and B.
 struct TensorDifference {
   enum class Kind : std::uint8_t { OnlyInA, OnlyInB, Shape, Dtype, Values };
   std::string name;  ///< with its section: "model/wte.weight"
   Kind kind = Kind::Values;
   DType dtype_a = DType::F32, dtype_b = DType::F32;
   Shape shape_a, shape_b;
-  // Of Values, and of Dtype where values can be compared. An infinity or NaN in one of them that is
-  // not in the other counts as an infinite difference.
+  // For Values, and for Dtype where values can be compared. An infinity or NaN on one side only is
+  // an infinite difference.
   std::int64_t elements = 0;     ///< of the tensor
   std::int64_t count = 0;        ///< elements that differ by more than the tolerance
   std::int64_t first = 0;        ///< of them, row-major
@@ -46,16 +46,15 @@ struct DiffReport {
   };
   std::vector<Setting> settings;
   std::int64_t compared = 0;    ///< tensors that both have
-  std::int64_t bytes_read = 0;  ///< 0 if checksums told all
+  std::int64_t bytes_read = 0;  ///< 0 if all checksums are equal
 
   bool equal() const { return differences.empty() && settings.empty(); }
 };
 
-/// Compares two checkpoints of any world sizes. Tensors whose checksums in the two indexes are
-/// equal are taken for equal, without reading them; of others every value is read, verified and
-/// compared.
-/// @throws InvalidArgument if one of them lacks a section that is asked for, IoError,
-///         CorruptCheckpoint naming file, tensor and elements
+/// Compares two checkpoints of any world sizes. Tensors with equal checksums in the two indexes are
+/// not read; the values of others are read, verified and compared.
+/// @throws InvalidArgument if a requested section is missing, IoError, CorruptCheckpoint naming
+///         file, tensor and elements
 DiffReport diff_checkpoints(const CheckpointReader& a, const CheckpointReader& b,
                             const DiffOptions& options);
 

@@ -14,53 +14,49 @@ namespace tessera::io {
 /// "step-00001200"
 std::string checkpoint_name(std::int64_t step);
 
-/// Opens a checkpoint, and looks for a second for files that are missing or cut: a network file
-/// system may show files late, or not in their full size yet, on a host that did not write them.
+/// Opens a checkpoint. Waits up to a second for missing or cut files: a network file system may
+/// show them late on another host than the writer's.
 /// @throws as CheckpointReader::open
 CheckpointReader open_patiently(const fs::path& path);
 
-/// A committed checkpoint: a directory named after its step that holds an index, or that cannot be
-/// looked into.
+/// A committed checkpoint: a directory named after its step that has an index, or cannot be read.
 struct CheckpointEntry {
   std::int64_t step = 0;
   fs::path path;
 };
 
 /// Committed checkpoints of a run directory (which has `checkpoints/`) or of a directory of
-/// checkpoints, by ascending step. Attempts (`*.tmp`) are not among them, and `latest` is not read.
+/// checkpoints, by ascending step. Skips attempts (`*.tmp`), and does not read `latest`.
 /// @throws IoError if the directory cannot be read
 std::vector<CheckpointEntry> find_checkpoints(const fs::path& run_or_checkpoints_dir);
 
 struct NewestCheckpoint {
-  std::optional<CheckpointReader> reader;  ///< empty if there is no valid one
-  std::vector<std::string> skipped;        ///< newer ones that are broken: why, one line each
+  std::optional<CheckpointReader> reader;  ///< empty if none is valid
+  std::vector<std::string> skipped;        ///< newer broken ones: a line with the reason each
 };
 
 struct NewestOptions {
-  /// Reads everything, on as many threads as the machine has, up to 16. Else checksums are verified
-  /// as data is read.
+  /// Verifies all data, on as many threads as the machine has, up to 16.
   bool verify_data = false;
-  std::set<fs::path> passed_over{};  ///< not to be looked at, as whoever asks knows better
-  /// What else must be right; throws CorruptCheckpoint on one that is broken. What else it throws,
-  /// and NewerFormat, ends the search.
+  std::set<fs::path> passed_over{};  ///< to skip
+  /// Additional check; throws CorruptCheckpoint to skip one. Other errors and NewerFormat end the
+  /// search.
   std::function<void(const CheckpointReader&)> check{};
 };
 
-/// Newest checkpoint whose index is valid and whose files are there in their full size (what is not
-/// is looked at again for a second: network file systems show files late).
-/// @throws IoError if one cannot be opened or looked at (its permissions, a server that does not
-///         answer), NewerFormat if only a newer tessera reads it: nobody is handed older weights
-///         for that
+/// Newest checkpoint with a valid index and all files in full size; see open_patiently.
+/// @throws IoError if one cannot be examined (permissions, an unreachable server), NewerFormat if
+///         only a newer tessera reads it: neither falls back to older weights
 NewestCheckpoint newest_valid(const fs::path& run_or_checkpoints_dir,
                               const NewestOptions& options = {});
 
-/// Directory of what a user names as CHECKPOINT, found but not opened; see open_checkpoint.
+/// Directory of the user's CHECKPOINT, without opening it; see open_checkpoint.
 /// @throws InvalidArgument if there is no checkpoint or no such step, IoError
 fs::path locate_checkpoint(const fs::path& path, std::optional<std::int64_t> step = {});
 
-/// What a user names as CHECKPOINT: a checkpoint directory itself, or a run or directory of
-/// checkpoints, of which it takes the given step or else the newest committed one. That one being
-/// broken is an error: nobody is handed older weights than he asked for without being told.
+/// Opens the user's CHECKPOINT: a checkpoint directory, or the given step (default: the newest
+/// committed one) of a run or directory of checkpoints. A broken newest one is an error, not a
+/// reason to take an older one.
 /// @throws InvalidArgument if there is no checkpoint or no such step, IoError, CorruptCheckpoint
 CheckpointReader open_checkpoint(const fs::path& path, std::optional<std::int64_t> step = {});
 

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <nlohmann/json.hpp>
 #include <tuple>
 
 #include "core/base/error.h"
 #include "io/base/crc64.h"
+#include "io/base/json.h"
 #include "io/safetensors/dtype.h"
 #include "io/safetensors/header.h"
 
@@ -292,7 +294,7 @@ CheckpointIndex parse_index(std::string_view text, const std::string& source) {
                              "{}: created {}: expected a time like \"2026-01-31T12:00:00Z\"",
                              source, root.at("created").value().dump());
   index.tessera_version = root.at("tessera").string();
-  index.model_config = root.at("model").object();
+  index.model_config = root.at("model").object().dump();
   const JsonReader files = root.at("files");
   for (const auto& [name, value] : files.object().items()) {
     parse_file_name(JsonReader(Json(name), files.where()));
@@ -352,7 +354,7 @@ std::string format_index(const CheckpointIndex& index) {
                   {"run_id", index.run_id},
                   {"created", index.created},
                   {"tessera", index.tessera_version},
-                  {"model", index.model_config},
+                  {"model", Json::parse(index.model_config)},
                   {"files", std::move(files)},
                   {"sections", std::move(sections)}};
   std::string text = json.dump(1) + "\n";

@@ -1,14 +1,22 @@
 #include "io/checkpoint/merge_index.h"
 
+#include <nlohmann/json.hpp>
+
 #include "core/base/error.h"
+#include "io/base/json.h"
 
 namespace tessera::io {
+
+IndexMerger::IndexMerger(CheckpointIndex frame)
+    : frame_(std::move(frame)),
+      files_(std::make_shared<Json>(Json::object())),
+      tensors_(std::make_shared<Json>(Json::object())) {}
 
 void IndexMerger::add(const std::string& shard, std::int64_t shard_bytes, std::string_view text,
                       const std::string& source) {
   const Json part = parse_json(text, source);
   const JsonReader root(part, source);
-  files_[shard] = {{"size", shard_bytes}, {"header", root.at("header").object()}};
+  (*files_)[shard] = {{"size", shard_bytes}, {"header", root.at("header").object()}};
   const JsonReader sections = root.at("sections");
   for (const auto& [section, names] : sections.object().items()) {
     const JsonReader tensors = sections.at(section);
@@ -17,7 +25,7 @@ void IndexMerger::add(const std::string& shard, std::int64_t shard_bytes, std::s
       const JsonReader dtype = reader.at("dtype"), shape = reader.at("shape");
       const JsonReader chunks = reader.at("chunks");
       const std::size_t count = chunks.array_size();
-      Json& whole = tensors_[section][name];
+      Json& whole = (*tensors_)[section][name];
       if (whole.is_null()) {
         whole = tensor;
         continue;
@@ -33,12 +41,12 @@ void IndexMerger::add(const std::string& shard, std::int64_t shard_bytes, std::s
 
 std::string IndexMerger::finish(const std::string& source) const {
   const auto take = [&](Section section) {
-    const auto found = tensors_.find(std::string(section_name(section)));
-    return found == tensors_.end() ? Json::object() : *found;
+    const auto found = tensors_->find(std::string(section_name(section)));
+    return found == tensors_->end() ? Json::object() : *found;
   };
   Json json = Json::parse(format_index(frame_));
   json.erase("checksum");  // of what is now filled in
-  json["files"] = files_;
+  json["files"] = *files_;
   json["sections"]["model"] = {{"tensors", take(Section::Model)}};
   const Json exp_avg = take(Section::ExpAvg), exp_avg_sq = take(Section::ExpAvgSq);
   if (!exp_avg.empty() || !exp_avg_sq.empty()) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -14,7 +15,7 @@ namespace tessera::io {
 class IndexMerger {
  public:
   /// @param frame  all but files and tensors
-  explicit IndexMerger(CheckpointIndex frame) : frame_(std::move(frame)) {}
+  explicit IndexMerger(CheckpointIndex frame);
 
   /// @param shard        name of the rank's file, and its size in bytes
   /// @param source       of the text, for errors
@@ -29,8 +30,8 @@ class IndexMerger {
 
  private:
   CheckpointIndex frame_;
-  Json files_ = Json::object();
-  Json tensors_ = Json::object();  // by section, as named in shards, and name
+  std::shared_ptr<Json> files_;
+  std::shared_ptr<Json> tensors_;  // by section, as named in shards, and name
 };
 
 }  // namespace tessera::io

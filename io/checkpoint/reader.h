@@ -1,17 +1,17 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 
 #include "core/base/error.h"
 #include "io/base/file.h"
 #include "io/checkpoint/index.h"
+#include "io/pump/tensor_source.h"
 
 namespace tessera::io {
 
-/// A file that the index lists is missing, or is not as the index says.
+/// A file that the index lists is missing, or differs from the index.
 class CorruptFile : public CorruptCheckpoint {
  public:
   /// @param file  its name inside the checkpoint directory
@@ -23,56 +23,33 @@ class CorruptFile : public CorruptCheckpoint {
   std::string file_;
 };
 
-/// A committed checkpoint, open for reading. Cheap to copy (copies share what they verified).
-/// Threads may read at once.
-///
-/// No byte reaches the caller unverified: a chunk is read through and checked on first touch, also
-/// if a part of it is asked for, and then no more.
+/// A committed checkpoint, open for reading. Cheap to copy.
+/// Threads may read concurrently. Each chunk is verified in whole on its first touch.
 class CheckpointReader {
  public:
-  /// Reads and validates the index; looks whether all files are there in their full size.
+  /// Reads and validates the index; checks that all files exist in their full size.
   /// @param dir  the checkpoint directory itself; see open_checkpoint for runs
-  /// @throws CorruptCheckpoint naming the field that does not fit, CorruptFile, IoError
+  /// @throws CorruptCheckpoint naming the wrong field, CorruptFile, IoError
   static CheckpointReader open(const fs::path& dir);
 
   const fs::path& path() const;
   const CheckpointIndex& index() const;
   bool has(Section section) const { return index().tensors(section) != nullptr; }
 
-  /// Tensors of a section by name. @throws InvalidArgument that tells what to do if the checkpoint
-  /// does not hold the section
+  /// Tensors of a section by name. @throws InvalidArgument that advises what to do if the
+  /// checkpoint lacks the section
   const TensorMap& tensors(Section section) const;
   /// @throws InvalidArgument also if there is no such tensor
   const TensorRecord& tensor(Section section, const std::string& name) const;
 
-  /// Reads elements [begin, end) of a tensor, in row-major order, converted to `dtype`.
-  /// @param out  room for end - begin elements of dtype
-  /// @throws InvalidArgument on a range outside the tensor, Unsupported if the dtypes do not
-  /// convert
-  ///         (f32, bf16, f16 to f32, bf16, or equal), IoError, CorruptCheckpoint naming file,
-  ///         section, tensor and element range on a wrong checksum
+  /// The tensors of a section, as a source for the pump; lives as long as this reader or a copy.
+  /// @throws as tensors()
+  const TensorSource& source(Section section) const;
+  /// source(section).read().
   void read(Section section, const std::string& name, std::int64_t begin, std::int64_t end,
-            void* out, DType dtype) const;
-
-  /// Receives elements [begin, begin + n) in the stored dtype.
-  using Sink = std::function<void(std::int64_t begin, const void* data, std::int64_t n)>;
-  /// Passes a whole tensor, in order, through a buffer of at most `buffer_bytes`. Each chunk's
-  /// checksum is checked at its end, so the sink has seen data of a chunk that turns out wrong:
-  /// what it made of it must not be used if this throws.
-  void stream(Section section, const std::string& name, std::size_t buffer_bytes,
-              const Sink& sink) const;
-
-  /// A shard, open for reading, whose first bytes are those that the index tells of.
-  /// @throws IoError, CorruptCheckpoint
-  std::shared_ptr<const File> file(const std::string& name) const;
-  /// @throws CorruptCheckpoint that names file, section, tensor, elements and bytes
-  [[noreturn]] void fail_checksum(Section section, const std::string& tensor,
-                                  const Chunk& chunk) const;
-
-  /// Reads a chunk piece by piece; begin counts inside the chunk's box.
-  /// @return whether its checksum is right
-  bool scan(const TensorRecord& tensor, const Chunk& chunk, std::size_t buffer_bytes,
-            const Sink& sink) const;
+            void* out, DType dtype) const {
+    source(section).read(name, begin, end, out, dtype);
+  }
 
   /// Content of trainer.json, verified. @throws InvalidArgument if the checkpoint has none
   std::string trainer_json() const;

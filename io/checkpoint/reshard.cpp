@@ -10,26 +10,17 @@
 #include <chrono>
 #include <ctime>
 #include <map>
-#include <mutex>
-#include <optional>
-#include <set>
+#include <numeric>
 
 #include "core/base/error.h"
 #include "io/base/crc64.h"
-#include "io/base/parallel.h"
 #include "io/checkpoint/find.h"
-#include "io/checkpoint/piece_reader.h"
 #include "io/checkpoint/shard.h"
-#include "io/hf/gpt2.h"
+#include "io/pump/write_files.h"
 #include "io/safetensors/writer.h"
 
 namespace tessera::io {
 namespace {
-
-constexpr std::int64_t kMinBuffer = std::int64_t{64} << 10;
-constexpr std::int64_t kMaxBuffer = std::int64_t{16} << 20;
-// Reading a part of a tensor that is stored in boxes takes as much beside the buffer.
-constexpr std::int64_t kBoxScratch = std::int64_t{1} << 20;
 
 std::string now_utc() {
   const std::time_t now = std::time(nullptr);
@@ -55,15 +46,6 @@ std::string unit_of(const std::string& name) {
   return "root";
 }
 
-// The order in which a model registers its tensors; empty if it is not known.
-std::vector<TensorInfo> known_order(const Json& config) {
-  try {
-    return gpt2_tensors(config);
-  } catch (const InvalidArgument&) {
-    return {};  // another architecture, or settings that do not tell
-  }
-}
-
 // Letters, digits and '-', so that it may stand in a run id.
 std::string host_name() {
   std::array<char, 65> buffer{};
@@ -75,35 +57,12 @@ std::string host_name() {
   return name;
 }
 
-/// What one rank owns of a tensor, and where it goes.
+/// What one rank owns of a tensor.
 struct Part {
   Section section;
   const std::string* name;
-  const TensorRecord* tensor;         // of the source
-  std::int64_t begin, end;            // elements
-  std::int64_t offset = 0;            // byte in the shard
-  std::vector<std::uint64_t> crcs{};  // by chunk
-
-  std::int64_t width() const { return static_cast<std::int64_t>(dtype_size(tensor->dtype)); }
-};
-
-/// A shard that is written by several threads.
-struct Output {
-  std::string name, preamble;
-  std::int64_t size = 0;
-  std::vector<Part> parts;  // in order of their bytes
-  std::mutex mutex;
-  std::optional<File> file{};  // guarded by mutex; while pieces of it are copied
-  std::size_t left = 0;        // guarded by mutex; pieces that are not copied yet
-};
-
-/// Elements that one thread copies at once: pieces of chunks, of the source's and of the new ones.
-struct Piece {
-  Output* output;
-  Part* part;
-  std::vector<PieceSum> sums;
-
-  std::int64_t bytes() const { return (sums.back().end - sums.front().begin) * part->width(); }
+  const TensorRecord* tensor;  // of the source
+  std::int64_t begin, end;     // elements
 };
 
 class Reshard {
@@ -122,9 +81,8 @@ class Reshard {
     require(options_.world_size >= 1 && options_.world_size <= kMaxWorldSize,
             "world size {}: expected 1 to {}", options_.world_size, kMaxWorldSize);
     require(options_.jobs >= 1, "{} jobs: expected 1 at least", options_.jobs);
-    require(options_.memory >= options_.jobs * kMinBuffer,
-            "memory for {} jobs is {} bytes; at least {} are needed", options_.jobs,
-            options_.memory, options_.jobs * kMinBuffer);
+    require(options_.memory >= kLeastJobMemory, "memory is {} bytes; at least {} are needed",
+            options_.memory, kLeastJobMemory);
     std::error_code error;
     require(options_.overwrite || !fs::exists(target_, error),
             "{} exists; choose another directory, or say --overwrite", target_.string());
@@ -159,7 +117,7 @@ class Reshard {
     }
     ReshardReport report;
     report.path = target_;
-    for (const auto& output : outputs_) report.bytes += output->size;
+    for (const OutputFile& output : outputs_) report.bytes += output.size;
     report.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (index_.model) report.digest = CheckpointReader::open(target_).digest();
@@ -169,7 +127,7 @@ class Reshard {
  private:
   void plan() {
     std::vector<std::vector<Part>> parts(static_cast<std::size_t>(options_.world_size));
-    for (const ShardLayout& layout : shard_layouts(index_, options_.world_size)) {
+    for (const ShardLayout& layout : shard_layouts(index_, options_.world_size, options_.order)) {
       for (int rank = 0; rank < options_.world_size; ++rank) {
         for (const SlotRange& range : layout.ranges_of_rank(rank)) {
           const std::string& name = layout.slots()[static_cast<std::size_t>(range.slot)].name;
@@ -184,14 +142,6 @@ class Reshard {
         }
       }
     }
-    const auto holds_boxes = [](const Part& part) { return is_boxed(*part.tensor); };
-    if (std::ranges::any_of(parts, [&](const auto& of_rank) {
-          return std::ranges::any_of(of_rank, holds_boxes);
-        })) {
-      scratch_ = kBoxScratch;
-    }
-    jobs_ = static_cast<int>(
-        std::clamp<std::int64_t>(options_.memory / (kMinBuffer + scratch_), 1, options_.jobs));
     for (int rank = 0; rank < options_.world_size; ++rank) {
       plan_shard(rank, std::move(parts[static_cast<std::size_t>(rank)]));
     }
@@ -210,14 +160,15 @@ class Reshard {
                                  {"run_id", index_.run_id},
                                  {"rank", std::to_string(rank)},
                                  {"world_size", std::to_string(options_.world_size)}});
-    auto& output = outputs_.emplace_back(std::make_unique<Output>());
-    output->name = shard_name(rank, options_.world_size);
-    output->preamble = std::move(plan.preamble);
-    output->size = plan.file_size;
+    OutputFile& output = outputs_.emplace_back();
+    output.name = shard_name(rank, options_.world_size);
+    output.preamble = std::move(plan.preamble);
+    output.size = plan.file_size;
     total_ += plan.file_size;
     for (const SafetensorsEntry& entry : plan.tensors) {
-      Part& part = output->parts.emplace_back(*by_name.at(entry.name));
-      part.offset = entry.begin;
+      const Part& part = *by_name.at(entry.name);
+      output.parts.push_back({&source_.source(part.section), *part.name, part.begin, part.end,
+                              part.tensor->dtype, entry.begin});
     }
   }
 
@@ -247,101 +198,22 @@ class Reshard {
     for (const fs::path& path : leftovers) fs::remove_all(path, error);
   }
 
-  // In the order of the shards and of their bytes: threads that take pieces in this order work on
-  // few shards at once, and write each forwards.
-  std::vector<Piece> cut() {
-    const std::int64_t buffer =
-        std::clamp(options_.memory / jobs_ - scratch_, kMinBuffer, kMaxBuffer);
-    std::map<const TensorRecord*, std::vector<std::int64_t>> all_ends;
-    std::vector<Piece> pieces;
-    for (const auto& output : outputs_) {
-      for (Part& part : output->parts) {
-        auto& ends = all_ends[part.tensor];
-        if (ends.empty()) ends = PieceReader::ends(*part.tensor);
-        const std::int64_t most = buffer / part.width(), chunk = chunk_bytes_ / part.width();
-        auto next = std::upper_bound(ends.begin(), ends.end(), part.begin);
-        std::int64_t full = part.begin;  // where the last piece has as much as it may
-        for (std::int64_t begin = part.begin, end; begin < part.end; begin = end) {
-          if (begin == full) {
-            pieces.push_back({output.get(), &part, {}});
-            ++output->left;
-            full = std::min(begin + most, part.end);
-          }
-          while (next != ends.end() && *next <= begin) ++next;
-          end = std::min(full, begin + chunk - (begin - part.begin) % chunk);
-          if (next != ends.end()) end = std::min(end, *next);
-          pieces.back().sums.push_back({begin, end});
-        }
-      }
-    }
-    return pieces;
-  }
-
-  File& open(Output& output) const {
-    const std::lock_guard lock(output.mutex);
-    if (!output.file) {
-      output.file = File::create(attempt_ / output.name);
-      output.file->write(output.preamble.data(), output.preamble.size());
-    }
-    return *output.file;
-  }
-
-  static void close_if_done(Output& output) {
-    {
-      const std::lock_guard lock(output.mutex);
-      if (--output.left > 0) return;
-    }
-    output.file->finish();
-    output.file.reset();
-  }
-
   void copy() {
-    std::vector<Piece> pieces = cut();
-    for (const auto& output : outputs_) {
-      if (output->left > 0) continue;
-      open(*output).finish();
-      output->file.reset();
+    std::vector<std::size_t> all(outputs_.size());
+    std::iota(all.begin(), all.end(), std::size_t{0});
+    for (OutputFile& output : outputs_) {
+      for (OutputPart& part : output.parts)
+        part.sum_elements = chunk_bytes_ / static_cast<std::int64_t>(dtype_size(part.dtype));
     }
-    PieceReader reader(source_);
-    std::int64_t total = 0, done = 0;
-    for (const Piece& piece : pieces) total += piece.bytes();
-    std::mutex mutex;  // guards done
-    parallel_for_each(pieces.size(), jobs_, [&](std::size_t i) {
-      auto& [output, part, sums] = pieces[i];
-      std::vector<char> buffer(static_cast<std::size_t>(pieces[i].bytes()));
-      reader.read(part->section, *part->name, *part->tensor, sums, buffer.data());
-      open(*output).write_at(part->offset + (sums.front().begin - part->begin) * part->width(),
-                             buffer.data(), buffer.size());
-      close_if_done(*output);
-      const std::lock_guard lock(mutex);
-      done += pieces[i].bytes();
-      if (options_.progress) options_.progress(done, total);
-    });
+    WriteOptions write{.memory = options_.memory, .jobs = options_.jobs};
+    std::int64_t done = 0;
+    write.wrote = [&](std::int64_t bytes) {
+      done += bytes;
+      if (options_.progress) options_.progress(done, total_);
+      return true;
+    };
+    write_files(attempt_, outputs_, all, write);
     sync_directory(attempt_);
-    verify(reader, pieces);
-  }
-
-  // All that was read against the source's checksums; the same pieces give those of the new parts.
-  void verify(const PieceReader& reader, const std::vector<Piece>& pieces) const {
-    std::map<const TensorRecord*, std::vector<PieceSum>> sums;
-    std::map<const TensorRecord*, const Part*> of;
-    for (const Piece& piece : pieces) {
-      Part& part = *piece.part;
-      for (const PieceSum& sum : piece.sums) {
-        const auto bytes = static_cast<std::uint64_t>((sum.end - sum.begin) * part.width());
-        const std::int64_t chunk = (sum.begin - part.begin) * part.width() / chunk_bytes_;
-        part.crcs.resize(static_cast<std::size_t>(chunk) + 1);
-        part.crcs.back() = crc64_combine(part.crcs.back(), sum.crc64, bytes);
-        sums[part.tensor].push_back(sum);
-      }
-      of[part.tensor] = &part;
-    }
-    for (auto& [tensor, list] : sums) {
-      std::sort(list.begin(), list.end(),
-                [](const PieceSum& a, const PieceSum& b) { return a.begin < b.begin; });
-      const Part& part = *of.at(tensor);
-      reader.verify(part.section, *part.name, *tensor, list);
-    }
   }
 
   void write_index() const {
@@ -356,21 +228,21 @@ class Reshard {
         for (auto& [name, tensor] : *tensors) tensor.chunks.clear();
       }
     }
-    for (const auto& output : outputs_) {
-      index.files[output->name] = output->size;
-      index.headers[output->name] = {static_cast<std::int64_t>(output->preamble.size()),
-                                     crc64(output->preamble.data(), output->preamble.size())};
-      for (const Part& part : output->parts) {
-        const std::int64_t step = chunk_bytes_ / part.width();
-        auto& chunks = index.tensors(part.section)->at(*part.name).chunks;
+    for (const OutputFile& output : outputs_) {
+      index.files[output.name] = output.size;
+      index.headers[output.name] = {static_cast<std::int64_t>(output.preamble.size()),
+                                    crc64(output.preamble.data(), output.preamble.size())};
+      for (const OutputPart& part : output.parts) {
+        const auto width = static_cast<std::int64_t>(dtype_size(part.dtype));
+        auto& chunks = index.tensors(section_of(part))->at(part.source_name).chunks;
         std::int64_t begin = part.begin;
-        for (const std::uint64_t crc : part.crcs) {
+        for (const std::uint64_t crc : part.sums) {
           Chunk& chunk = chunks.emplace_back();
-          chunk.file = output->name;
+          chunk.file = output.name;
           chunk.begin = begin;
-          chunk.end = begin = std::min(begin + step, part.end);
-          chunk.byte_begin = part.offset + (chunk.begin - part.begin) * part.width();
-          chunk.byte_end = part.offset + (chunk.end - part.begin) * part.width();
+          chunk.end = begin = std::min(begin + part.sum_elements, part.end);
+          chunk.byte_begin = part.offset + (chunk.begin - part.begin) * width;
+          chunk.byte_end = part.offset + (chunk.end - part.begin) * width;
           chunk.crc64 = crc;
         }
       }
@@ -384,6 +256,12 @@ class Reshard {
                      options_.world_size, text.size(), kMaxIndexBytes);
     check_result(parse_index(text, (attempt_ / "index.json").string()));
     write_file_atomically(attempt_ / "index.json", text);
+  }
+
+  Section section_of(const OutputPart& part) const {
+    return *std::ranges::find_if(kSections, [&](Section section) {
+      return source_.has(section) && &source_.source(section) == part.source;
+    });
   }
 
   // What is committed must cover every tensor, and be the same tensors: their checksums follow from
@@ -429,18 +307,17 @@ class Reshard {
   const ReshardOptions& options_;
   const std::string prefix_;
   const fs::path attempt_, target_;
-  std::vector<std::unique_ptr<Output>> outputs_;  // by rank
+  std::vector<OutputFile> outputs_;  // by rank
   std::int64_t total_ = 0;
   std::int64_t chunk_bytes_ = 0;
-  std::int64_t scratch_ = 0;  // bytes for each job beside its buffer
-  int jobs_ = 1;
   std::string trainer_json_;
   bool renamed_ = false;
 };
 
 }  // namespace
 
-std::vector<ShardLayout> shard_layouts(const CheckpointIndex& index, int world_size) {
+std::vector<ShardLayout> shard_layouts(const CheckpointIndex& index, int world_size,
+                                       const std::vector<TensorInfo>& order) {
   std::map<std::string, Shape> left;  // of any section
   for (const Section section : kSections) {
     const TensorMap* tensors = index.tensors(section);
@@ -454,7 +331,7 @@ std::vector<ShardLayout> shard_layouts(const CheckpointIndex& index, int world_s
     if (found == units.end()) found = units.insert(units.end(), {unit, {}});
     found->second.push_back({name, shape, false});
   };
-  for (const TensorInfo& tensor : known_order(index.model_config)) {
+  for (const TensorInfo& tensor : order) {
     const auto found = left.find(tensor.name);
     if (found == left.end() || found->second != tensor.shape) continue;
     add(tensor.name, tensor.shape);

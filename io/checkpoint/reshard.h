@@ -11,12 +11,14 @@
 namespace tessera::io {
 
 struct ReshardOptions {
-  int world_size = 1;                             ///< ranks of the checkpoint that is written
+  int world_size = 1;                             ///< ranks of the new checkpoint
   std::int64_t memory = std::int64_t{256} << 20;  ///< bytes, for all buffers together
   int jobs = 1;                                   ///< threads that copy
   bool overwrite = false;                         ///< replace a committed checkpoint of this step
   std::int64_t chunk_bytes = 0;                   ///< as SaveRequest::chunk_bytes
-  /// Called now and then, never by two threads at once: bytes of tensor data done and in all.
+  /// Tensors in the order in which the model registers them; empty: unknown, see shard_layouts.
+  std::vector<TensorInfo> order{};
+  /// Called from one thread at a time: bytes of files done and in all.
   std::function<void(std::int64_t done, std::int64_t total)> progress{};
 };
 
@@ -27,12 +29,12 @@ struct ReshardReport {
   std::string digest;  ///< the source's and the result's; empty without a model section
 };
 
-/// Writes what a checkpoint holds as a run of another world size would have saved it: a shard per
-/// rank, each with the parts that the rank would own. Step, run id and trainer section stay.
+/// Writes a checkpoint as a run of another world size would have saved it: a shard per rank, with
+/// the parts that the rank would own. Step, run id and trainer section stay.
 ///
-/// Each byte is read once and verified. The result is committed as a save is: written and synced in
-/// `step-N.reshard-<host>-<pid>.tmp` (of which those whose process is gone are removed first), then
-/// renamed; one of the same step, if it is to be replaced, is exchanged with it in one step.
+/// Each byte is read once and verified. Commits as a save does: writes and syncs
+/// `step-N.reshard-<host>-<pid>.tmp`, then renames it, or swaps it with the checkpoint that it
+/// replaces. Attempts of processes that have ended are removed first.
 ///
 /// @param checkpoints_dir  made if absent
 /// @throws InvalidArgument if there is a checkpoint of this step and overwrite is not set, or on
@@ -42,9 +44,10 @@ ReshardReport reshard_checkpoint(const CheckpointReader& source, const fs::path&
                                  const ReshardOptions& options);
 
 /// Flat units of a run that trains the tensors of this index, in the order in which it shards them:
-/// a unit per block and one for the rest. For an architecture that is not known here, which tensors
-/// make a block follows from their names and their order from the alphabet; any run can load the
-/// outcome, only that it would itself have cut elsewhere.
-std::vector<ShardLayout> shard_layouts(const CheckpointIndex& index, int world_size);
+/// a unit per block and one for the rest, by names. Tensors that `order` lacks, or has in another
+/// shape, follow in alphabetical order: any run can load the result, but would itself cut
+/// elsewhere.
+std::vector<ShardLayout> shard_layouts(const CheckpointIndex& index, int world_size,
+                                       const std::vector<TensorInfo>& order);
 
 }  // namespace tessera::io

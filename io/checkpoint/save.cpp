@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <ctime>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
 #include "core/base/error.h"
 #include "io/base/crc64.h"
+#include "io/base/json.h"
 #include "io/checkpoint/agree.h"
 #include "io/checkpoint/find.h"
 #include "io/checkpoint/index.h"
@@ -156,7 +158,8 @@ class Attempt {
                 request_.rank < request_.world_size,
             "step {}, rank {} of {} do not fit", request_.step, request_.rank, request_.world_size);
     if (request_.rank == 0) {
-      require(request_.model_config.is_object(), "the model's configuration must be an object");
+      require(parse_json(request_.model_config, "model_config").is_object(),
+              "the model's configuration must be an object");
     }
     plan_ = plan_shard(request_);
     if (request_.rank == 0) {
@@ -230,7 +233,7 @@ class Attempt {
   // coordinator carries should not.
   std::string write(SaveReport& report) {
     const std::int64_t chunk_bytes = chunk_bytes_of(needed_, request_.chunk_bytes);
-    const std::string text = write_shard(request_, plan_, chunk_bytes, temporary_).dump();
+    const std::string text = write_shard(request_, plan_, chunk_bytes, temporary_);
     report.bytes = plan_.file_bytes;
     File file = File::create(temporary_ / part_name(static_cast<std::size_t>(request_.rank)));
     file.write(text.data(), text.size());

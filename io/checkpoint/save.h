@@ -11,14 +11,13 @@
 #include "core/base/dtype.h"
 #include "core/base/shape.h"
 #include "io/base/file.h"
-#include "io/base/json.h"
 #include "io/checkpoint/index.h"
 
 namespace tessera::io {
 
 /// The part of a tensor that a rank owns: elements [begin, end) of the whole tensor in row-major
-/// order. `data` points at element `begin` and must stay unchanged until save_checkpoint returns.
-/// begin == end only declares the tensor (a rank must do so for tensors without elements).
+/// order. `data` points to element `begin` and must stay unchanged until save_checkpoint returns.
+/// begin == end only declares the tensor; tensors without elements must be declared.
 struct TensorPart {
   std::string name;
   Shape shape;  ///< of the whole tensor
@@ -27,9 +26,9 @@ struct TensorPart {
   const void* data = nullptr;
 };
 
-/// What one rank saves. Step, world size and run id must be equal on all ranks.
+/// Request of one rank. Step, world size and run id must be equal on all ranks.
 struct SaveRequest {
-  /// Made if absent. It belongs to one run at a time: attempts that others left are removed.
+  /// Created if absent. Belongs to one run at a time: leftover attempts are removed.
   fs::path checkpoints_dir;
   std::int64_t step = 0;  ///< updates made so far
   int rank = 0;
@@ -37,31 +36,30 @@ struct SaveRequest {
   std::string run_id;  ///< letters, digits, '.', '_', '-'
   std::vector<TensorPart> model;
   std::vector<TensorPart> exp_avg, exp_avg_sq;  ///< empty on all ranks: weights only
-  Json model_config;                            ///< "model" section of the configuration; rank 0's
-  /// State that all ranks share: of those that give it, the one with the fewest bytes of its own
-  /// writes it, the last of them if there are several. Empty on all ranks: no trainer section.
+  std::string model_config = "{}";  ///< JSON of the configuration's "model" section; rank 0's
+  /// Replicated state, written by the rank with the smallest shard (the last of equal ones) among
+  /// those that pass it. Empty on all ranks: no trainer section.
   std::string trainer_json;
-  /// A larger index is not written; readers refuse what is over kMaxIndexBytes.
+  /// Limit of the index; readers accept kMaxIndexBytes.
   std::int64_t max_index_bytes = kMaxIndexBytes;
-  /// Of a chunk at most, a power of two from 8 on; 0: chunk_bytes_of() what all ranks save.
+  /// Largest chunk, a power of two from 8 on; 0: chunk_bytes_of() the bytes of all ranks.
   std::int64_t chunk_bytes = 0;
-  /// Called with the name of each labelled point that this rank passes, for fault injection.
+  /// Called at each labelled point, for fault injection.
   std::function<void(std::string_view point)> at_point;
-  /// Counts on as this rank gets on with the save: who watches it sees whether it hangs.
+  /// Incremented as this rank makes progress, so that a watchdog can detect a hang; may be null.
   std::shared_ptr<std::atomic<std::uint64_t>> pulse;
-  /// Set by who can't wait for old checkpoints to be removed; may be null.
+  /// Set to cut short the removal of old checkpoints; may be null.
   std::shared_ptr<std::atomic<bool>> hurry;
-  /// Bytes free where the checkpoint goes, -1 if unknown; for fault injection, too.
+  /// Bytes free on the file system of a directory, -1 if unknown; replaced for fault injection.
   std::function<std::int64_t(const fs::path& dir)> free_bytes = io::free_bytes;
 };
 
-/// How the ranks of a save talk to each other; the trainer gives it, over its control channel.
+/// Exchange between the ranks of a save; the trainer implements it on its control channel.
 class SaveCoordinator {
  public:
   virtual ~SaveCoordinator() = default;
-  /// Every rank contributes `mine`, a few KiB at most whatever the model; returns all contributions
-  /// by rank. `phase` is the same on all ranks and holds the step; it repeats if a step is saved
-  /// again.
+  /// Gathers `mine` of all ranks, a few KiB at most whatever the model; returns them by rank.
+  /// `phase` is the same on all ranks and contains the step; it repeats if a step is saved again.
   /// @throws CommError naming the ranks that did not answer in time
   virtual std::vector<std::string> exchange(const std::string& phase, std::string_view mine) = 0;
 };
@@ -79,17 +77,16 @@ struct SaveReport {
   double seconds = 0;            ///< from call to commit
 };
 
-/// Saves a checkpoint of all ranks. Collective over the coordinator only; no rank sends its weights
-/// anywhere. The ranks first tell each other how much they will write; as they write into one
-/// directory, each looks whether there is room for all of it. Then each rank writes its shard, and
-/// its part of the index, into `step-N.<run id>.tmp/` and syncs them; when all have, rank 0 merges
-/// the parts into the index and commits by one rename. A committed checkpoint of the same step is
-/// replaced in the same single step, after each rank has read its new shard back.
+/// Saves a checkpoint of all ranks. Collective over the coordinator only; no weights are sent.
+/// 1. Ranks exchange their sizes, and each checks that there is room for all of them. 2. Each rank
+/// writes its shard and its part of the index into `step-N.<run id>.tmp/` and syncs them. 3. Rank 0
+/// merges the parts into the index and commits by one rename. A committed checkpoint of the same
+/// step is replaced in that rename, after each rank has read its new shard back.
 ///
-/// Called by all ranks in the same order. No copy of the data is made.
-/// @throws IoError, the same on all ranks, naming the rank, file and cause if any rank failed; a
-///         CommError of the coordinator. Either way the attempt is removed (if this process still
-///         can) and former checkpoints stand.
+/// Called by all ranks in the same order. Does not copy the data.
+/// @throws IoError, the same on all ranks, naming rank, file and cause if any rank failed;
+/// CommError
+///         of the coordinator. The attempt is then removed, and former checkpoints are unchanged.
 SaveReport save_checkpoint(const SaveRequest& request, SaveCoordinator& coordinator);
 
 }  // namespace tessera::io

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <bit>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
 #include "io/base/crc64.h"
+#include "io/base/json.h"
 #include "io/checkpoint/index.h"
 #include "io/safetensors/dtype.h"
 #include "io/safetensors/writer.h"
@@ -89,13 +91,13 @@ std::int64_t chunk_bytes_of(std::int64_t total, std::int64_t wanted) {
 ShardPlan plan_shard(const SaveRequest& request) {
   const std::int64_t smallest = chunk_bytes_of(0, request.chunk_bytes);
   ShardPlan plan;
-  plan.sections = Json::object();
+  Json sections = Json::object();
   std::vector<SafetensorsSpec> specs;
   std::map<std::string, ShardPlan::Entry> stored;  // by name in the shard
   for (const Section section : kSections) {
     for (const TensorPart& part : parts_of(request, section)) {
       check_part(part);
-      Json& tensor = plan.sections[std::string(section_name(section))][part.name];
+      Json& tensor = sections[std::string(section_name(section))][part.name];
       require(tensor.is_null(), "{} has two parts of {}",
               shard_name(request.rank, request.world_size), part.name);
       tensor = {{"dtype", safetensors_dtype_name(part.dtype)},
@@ -121,16 +123,17 @@ ShardPlan plan_shard(const SaveRequest& request) {
     planned.begin = entry.begin;
     planned.end = entry.end;
   }
+  plan.sections = std::make_shared<const Json>(std::move(sections));
   return plan;
 }
 
-Json write_shard(const SaveRequest& request, const ShardPlan& plan, std::int64_t chunk_bytes,
-                 const fs::path& dir) {
+std::string write_shard(const SaveRequest& request, const ShardPlan& plan, std::int64_t chunk_bytes,
+                        const fs::path& dir) {
   const auto pass = [&](std::string_view point) {
     if (request.at_point) request.at_point(point);
   };
   const std::string name = shard_name(request.rank, request.world_size);
-  Json sections = plan.sections;
+  Json sections = *plan.sections;
   File file = File::create(dir / name);
   pass("shard-created");
   file.write(plan.preamble.data(), plan.preamble.size());
@@ -157,11 +160,11 @@ Json write_shard(const SaveRequest& request, const ShardPlan& plan, std::int64_t
   file.finish();
   sync_directory(dir);
   pass("shard-synced");
-  return {{"size", plan.file_bytes},
-          {"header",
-           {{"size", plan.preamble.size()},
-            {"checksum", format_checksum(crc64(plan.preamble.data(), plan.preamble.size()))}}},
-          {"sections", std::move(sections)}};
+  const std::uint64_t crc = crc64(plan.preamble.data(), plan.preamble.size());
+  const Json part{{"size", plan.file_bytes},
+                  {"header", {{"size", plan.preamble.size()}, {"checksum", format_checksum(crc)}}},
+                  {"sections", std::move(sections)}};
+  return part.dump();
 }
 
 }  // namespace tessera::io

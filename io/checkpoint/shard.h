@@ -1,7 +1,9 @@
 #pragma once
 
+#include <memory>
 #include <string>
 
+#include "io/base/json.h"
 #include "io/checkpoint/save.h"
 
 namespace tessera::io {
@@ -24,9 +26,9 @@ struct ShardPlan {
     const TensorPart* part = nullptr;  ///< of the request
     std::int64_t begin = 0, end = 0;   ///< bytes in the file
   };
-  std::string preamble;        ///< of the file, all before its data
-  std::vector<Entry> entries;  ///< in order of their bytes
-  Json sections;               ///< of the rank's part of the index, still without chunks
+  std::string preamble;                  ///< of the file, all before its data
+  std::vector<Entry> entries;            ///< in order of their bytes
+  std::shared_ptr<const Json> sections;  ///< of the rank's part of the index, without chunks
   std::int64_t file_bytes = 0;
   /// About what the rank's part of the index takes, and again the index for it.
   std::int64_t index_bytes = 0;
@@ -37,11 +39,12 @@ ShardPlan plan_shard(const SaveRequest& request);
 
 /// Writes this rank's shard into `dir`, in chunks of at most `chunk_bytes`, and syncs file and
 /// directory.
-/// @return the rank's part of the index: {"size": bytes, "header": {size, checksum}, "sections":
+/// @return JSON of the rank's part of the index: {"size": bytes, "header": {size, checksum},
+/// "sections":
 ///         {"model": {NAME: {dtype, shape, chunks}}, "optimizer/exp_avg": ...,
 ///         "optimizer/exp_avg_sq": ...}}
 /// @throws IoError
-Json write_shard(const SaveRequest& request, const ShardPlan& plan, std::int64_t chunk_bytes,
-                 const fs::path& dir);
+std::string write_shard(const SaveRequest& request, const ShardPlan& plan, std::int64_t chunk_bytes,
+                        const fs::path& dir);
 
 }  // namespace tessera::io

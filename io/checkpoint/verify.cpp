@@ -4,15 +4,18 @@
 #include <cstring>
 #include <limits>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
+#include <span>
 #include <tuple>
 
 #include "core/base/error.h"
 #include "io/base/crc64.h"
 #include "io/base/parallel.h"
-#include "io/checkpoint/open_files.h"
+#include "io/checkpoint/section_source.h"
 #include "io/checkpoint/shard_header.h"
+#include "io/pump/pump.h"
 
 namespace tessera::io {
 namespace {
@@ -49,19 +52,21 @@ std::int64_t find_non_finite(DType dtype, const void* data, std::int64_t n) {
 }
 
 struct NamedChunk {
-  std::string name;  ///< with its section
-  DType dtype;
-  const Chunk* chunk;
-  std::string error{};  ///< why it could not be read
-  bool unread = false;  ///< for an error of the disk
+  PumpTensor* tensor;
+  std::size_t number;               ///< of the chunk in its tensor
+  std::string name;                 ///< of the tensor, with its section
+  std::string error{};              ///< why it could not be read
+  bool unread = false;              ///< because of an error of the disk
+  bool wrong = false;               ///< its checksum
+  std::int64_t non_finite = kNone;  ///< first such element, as the chunk counts
+
+  const Chunk& chunk() const { return tensor->record->chunks[number]; }
 };
 
-/// A part of a chunk, and what was found there. Checksums of a chunk's parts combine to its own.
+/// A part of a chunk.
 struct Piece {
-  std::size_t chunk;
-  std::int64_t begin, end;  // bytes of the file
-  std::uint64_t crc = 0;
-  std::int64_t non_finite = kNone;  // element, as the chunk counts
+  std::size_t chunk;  // of Verification::chunks_
+  Slice slice;
 };
 
 class Verification {
@@ -69,18 +74,14 @@ class Verification {
   Verification(const fs::path& dir, const CheckpointIndex& index, const VerifyOptions& options)
       : dir_(dir), index_(index), options_(options) {
     for (const Section section : kSections) {
-      const TensorMap* tensors = index.tensors(section);
-      if (!tensors) continue;
-      for (const auto& [name, tensor] : *tensors) {
-        ++report_.tensors;
-        const std::string full = fmt::format("{}/{}", section_name(section), name);
-        for (const Chunk& chunk : tensor.chunks) {
-          if (chunk.begin < chunk.end && wanted(chunk.file))
-            chunks_.push_back({full, tensor.dtype, &chunk});
-        }
-      }
+      if (index.tensors(section) == nullptr) continue;
+      const auto& source = sources_.emplace_back(
+          std::make_unique<SectionSource>(dir, index, section, /*check_headers=*/false));
+      for (const TensorInfo& info : source->tensors()) add(*source, info.name);
     }
-    for (std::size_t i = 0; i < chunks_.size(); ++i) by_file_[chunks_[i].chunk->file].push_back(i);
+    for (std::size_t i = 0; i < chunks_.size(); ++i) {
+      by_file_[chunks_[i].chunk().file].push_back(i);
+    }
   }
 
   VerifyReport run() {
@@ -93,6 +94,23 @@ class Verification {
   }
 
  private:
+  void add(const TensorSource& source, const std::string& name) {
+    ++report_.tensors;
+    PumpTensor& tensor = *tensors_.emplace_back(std::make_unique<PumpTensor>(source, name));
+    const std::size_t first = chunks_.size();
+    for (std::size_t i = 0; i < tensor.record->chunks.size(); ++i) {
+      const Chunk& chunk = tensor.record->chunks[i];
+      if (chunk.begin == chunk.end || !wanted(chunk.file)) continue;
+      chunks_.push_back({&tensor, i, source.title(name)});
+    }
+    // Numbers ascend from `first` on.
+    tensor.on_wrong = [this, first](std::size_t number) {
+      auto at = chunks_.begin() + static_cast<std::ptrdiff_t>(first);
+      while (at->number != number) ++at;
+      at->wrong = true;
+    };
+  }
+
   bool wanted(const std::string& file) const {
     return !options_.files || options_.files->contains(file);
   }
@@ -154,7 +172,9 @@ class Verification {
     for (const SafetensorsEntry& entry : header.tensors) entries[entry.name] = &entry;
     std::map<std::string, std::int64_t> indexed;  // bytes of each entry that chunks lie in
     for (const std::size_t i : by_file_[file]) {
-      const auto& [name, dtype, chunk, error, unread] = chunks_[i];
+      const std::string& name = chunks_[i].name;
+      const DType dtype = chunks_[i].tensor->record->dtype;
+      const Chunk* const chunk = &chunks_[i].chunk();
       const auto found = entries.find(name);
       if (found == entries.end()) {
         problem(file, name, "the file's own header does not list it");
@@ -201,105 +221,99 @@ class Verification {
     }
   }
 
-  // In the order of the files, so that disks are read forwards.
-  std::vector<Piece> cut() const {
-    std::vector<Piece> pieces;
-    for (const auto& [file, chunks] : by_file_) {
-      if (absent_.contains(file)) continue;
-      const std::size_t first = pieces.size();
-      for (const std::size_t i : chunks) {
-        const Chunk& chunk = *chunks_[i].chunk;
-        for (std::int64_t at = chunk.byte_begin; at < chunk.byte_end; at += kPiece) {
-          pieces.push_back({i, at, at + std::min(kPiece, chunk.byte_end - at)});
-        }
-      }
-      std::sort(pieces.begin() + static_cast<std::ptrdiff_t>(first), pieces.end(),
-                [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
-    }
-    return pieces;
-  }
-
-  void read_piece(const File& file, Piece& piece, std::vector<char>& buffer) const {
-    const auto& [name, dtype, chunk, error, unread] = chunks_[piece.chunk];
-    const auto width = static_cast<std::int64_t>(dtype_size(dtype));
-    for (std::int64_t at = piece.begin; at < piece.end;) {
-      const std::int64_t n = std::min(piece.end - at, static_cast<std::int64_t>(buffer.size()));
-      file.read(at, buffer.data(), static_cast<std::size_t>(n));
-      piece.crc = crc64(buffer.data(), static_cast<std::size_t>(n), piece.crc);
-      if (piece.non_finite == kNone) {
-        const std::int64_t found = find_non_finite(dtype, buffer.data(), n / width);
-        if (found >= 0) piece.non_finite = chunk->begin + (at - chunk->byte_begin) / width + found;
-      }
-      at += n;
-    }
-  }
-
   void read_chunks() {
-    std::vector<Piece> pieces = cut();
-    std::int64_t total = 0, done = 0;
-    for (const Piece& piece : pieces) total += piece.end - piece.begin;
-    std::mutex mutex;  // guards done, and the errors of chunks
-    OpenFiles files(dir_);
-    const auto joins = [&](std::size_t i) {
-      return pieces[i - 1].end == pieces[i].begin &&
-             chunks_[pieces[i - 1].chunk].chunk->file == chunks_[pieces[i].chunk].chunk->file;
-    };
-    const auto size = [&](std::size_t i) { return pieces[i].end - pieces[i].begin; };
-    const std::vector<std::size_t> batches = cut_batches(pieces.size(), kPiece, joins, size);
-    parallel_for_each(batches.size() - 1, options_.threads, [&](std::size_t b) {
-      std::vector<char> buffer(static_cast<std::size_t>(kBuffer));
-      for (std::size_t i = batches[b]; i < batches[b + 1]; ++i) {
-        NamedChunk& chunk = chunks_[pieces[i].chunk];
-        std::string error;
-        bool unread = false;
-        try {
-          read_piece(*files.get(chunk.chunk->file), pieces[i], buffer);
-        } catch (const IoError& failure) {
-          error = failure.what();
-          unread = true;
-        } catch (const Error& failure) {
-          error = failure.what();
-        }
-        const std::lock_guard lock(mutex);
-        if (!error.empty() && (chunk.error.empty() || (chunk.unread && !unread))) {
-          chunk.error = error;
-          chunk.unread = unread;
-        }
-        done += size(i);
-        if (options_.progress) options_.progress(done, total);
-      }
-    });
-    report_.bytes = total;
-    std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
-      return std::tie(a.chunk, a.begin) < std::tie(b.chunk, b.begin);
-    });
-    for (std::size_t i = 0; i < pieces.size();) {
-      const std::size_t chunk = pieces[i].chunk;
-      std::uint64_t crc = 0;
-      std::int64_t non_finite = kNone;
-      for (; i < pieces.size() && pieces[i].chunk == chunk; ++i) {
-        const auto bytes = static_cast<std::uint64_t>(pieces[i].end - pieces[i].begin);
-        crc = crc64_combine(crc, pieces[i].crc, bytes);
-        non_finite = std::min(non_finite, pieces[i].non_finite);
-      }
-      judge(chunks_[chunk], crc, non_finite);
+    // In the order of the files, so that disks are read forwards.
+    std::vector<std::size_t> order;
+    for (const auto& [file, chunks] : by_file_) {
+      if (!absent_.contains(file)) order.insert(order.end(), chunks.begin(), chunks.end());
     }
+    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+      const Chunk &x = chunks_[a].chunk(), &y = chunks_[b].chunk();
+      return std::tie(x.file, x.byte_begin) < std::tie(y.file, y.byte_begin);
+    });
+    std::vector<Piece> pieces;
+    for (const std::size_t i : order) {
+      const Chunk& chunk = chunks_[i].chunk();
+      const std::int64_t step = kPiece / chunks_[i].tensor->record->width();
+      for (std::int64_t from = chunk.begin, to; from < chunk.end; from = to) {
+        to = std::min(from + step, chunk.end);
+        pieces.push_back({i, {chunks_[i].tensor, chunks_[i].number, from, to}});
+        report_.bytes += pieces.back().slice.bytes();
+      }
+    }
+    std::int64_t done = 0;
+    std::mutex mutex;  // guards done and the findings of chunks
+    const auto joins = [&](std::size_t i) {
+      return are_neighbours(pieces[i - 1].slice, pieces[i].slice);
+    };
+    const auto size = [&](std::size_t i) { return pieces[i].slice.bytes(); };
+    const std::vector<std::size_t> batches = cut_batches(pieces.size(), kPiece, joins, size);
+    // Through the page cache: a save that is read back finds its data there.
+    Pump pump({.threads = options_.threads, .block = kBuffer, .direct_io = false});
+    pump.run(batches.size() - 1, [&](std::size_t b, Pump::Lane& lane) {
+      const std::span<const Piece> batch(&pieces[batches[b]], batches[b + 1] - batches[b]);
+      std::vector<std::int64_t> non_finite(batch.size(), kNone);
+      const auto read = [&](std::size_t first, std::size_t n) {
+        std::vector<Slice> slices;
+        for (const Piece& piece : batch.subspan(first, n)) slices.push_back(piece.slice);
+        std::size_t at = first;
+        lane.read(slices, [&](const Slice& part, const char* data) {
+          // Parts come in the order of the slices.
+          while (batch[at].slice.tensor != part.tensor || batch[at].slice.chunk != part.chunk) ++at;
+          const std::int64_t found =
+              find_non_finite(part.tensor->record->dtype, data, part.to - part.from);
+          if (found >= 0) non_finite[at] = std::min(non_finite[at], part.from + found);
+        });
+      };
+      try {
+        read(0, batch.size());
+      } catch (const Error&) {
+        // One of them cannot be read: which, and why?
+        for (std::size_t i = 0; i < batch.size(); ++i) {
+          std::string error;
+          bool unread = false;
+          try {
+            read(i, 1);
+          } catch (const IoError& failure) {
+            error = failure.what();
+            unread = true;
+          } catch (const Error& failure) {
+            error = failure.what();
+          }
+          if (error.empty()) continue;
+          const std::lock_guard lock(mutex);
+          NamedChunk& chunk = chunks_[batch[i].chunk];
+          if (chunk.error.empty() || (chunk.unread && !unread)) {
+            chunk.error = error;
+            chunk.unread = unread;
+          }
+        }
+      }
+      const std::lock_guard lock(mutex);
+      for (std::size_t i = 0; i < batch.size(); ++i) {
+        NamedChunk& chunk = chunks_[batch[i].chunk];
+        chunk.non_finite = std::min(chunk.non_finite, non_finite[i]);
+        done += batch[i].slice.bytes();
+        if (options_.progress) options_.progress(done, report_.bytes);
+      }
+    });
+    for (const NamedChunk& chunk : chunks_) judge(chunk);
   }
 
-  void judge(const NamedChunk& named, std::uint64_t crc, std::int64_t non_finite) {
-    const Chunk& chunk = *named.chunk;
+  void judge(const NamedChunk& named) {
+    const Chunk& chunk = named.chunk();
     const auto add = [&](std::int64_t begin, std::int64_t end, const std::string& what) {
-      const auto width = static_cast<std::int64_t>(dtype_size(named.dtype));
+      const std::int64_t width = named.tensor->record->width();
       report_.problems.push_back({chunk.file, named.name, begin, end, what,
                                   chunk.byte_begin + (begin - chunk.begin) * width,
                                   chunk.byte_begin + (end - chunk.begin) * width, named.unread});
     };
     if (!named.error.empty()) {
       add(chunk.begin, chunk.end, named.error);
-    } else if (crc != chunk.crc64) {
+    } else if (named.wrong) {
       add(chunk.begin, chunk.end, "the checksum is wrong");
-    } else if (non_finite != kNone) {
-      add(non_finite, non_finite + 1, "the value is not finite");
+    } else if (named.non_finite != kNone) {
+      add(named.non_finite, named.non_finite + 1, "the value is not finite");
     }
   }
 
@@ -307,6 +321,8 @@ class Verification {
   const CheckpointIndex& index_;
   const VerifyOptions& options_;
   VerifyReport report_;
+  std::vector<std::unique_ptr<SectionSource>> sources_;
+  std::vector<std::unique_ptr<PumpTensor>> tensors_;
   std::vector<NamedChunk> chunks_;                           // in order of section, name, element
   std::map<std::string, std::vector<std::size_t>> by_file_;  // indices into chunks_
   std::set<std::string> absent_;                             // files

@@ -16,10 +16,10 @@
 namespace tessera::io {
 namespace {
 
-constexpr std::string_view kMagic = "tessera-consolidate 1";
+constexpr std::string_view kMagic = "tessera-consolidate 2";
 constexpr std::string_view kAnyVersion = "tessera-consolidate ";
-constexpr std::size_t kMaxHeader = 200;                      // bytes; far over what is written
-constexpr std::int64_t kMaxJournal = std::int64_t{4} << 30;  // bytes; far over what is ever written
+constexpr std::size_t kMaxHeader = 200;                       // bytes; far over what is written
+constexpr std::int64_t kMaxJournal = std::int64_t{64} << 20;  // bytes; far over what is written
 
 std::string this_process() {
   std::array<char, 65> host{};
@@ -53,26 +53,12 @@ std::string_view check_line(std::string_view line) {
   return crc && *crc == crc64(line.data(), split) ? line.substr(0, split) : std::string_view{};
 }
 
-/// "block FILE BLOCK CRC [CRC...]", all hexadecimal
-std::optional<BlockRecord> parse_block(std::string_view words) {
-  if (next_word(words) != "block") return std::nullopt;
-  const auto file = parse_hex(next_word(words)), block = parse_hex(next_word(words)),
-             crc = parse_hex(next_word(words));
-  if (!file || !block || !crc) return std::nullopt;
-  BlockRecord record{static_cast<std::size_t>(*file), static_cast<std::int64_t>(*block), *crc, {}};
-  while (!words.empty()) {
-    const auto source = parse_hex(next_word(words));
-    if (!source) return std::nullopt;
-    record.sources.push_back(*source);
-  }
-  return record;
-}
-
-std::string format_block(const BlockRecord& record) {
-  std::string words =
-      fmt::format("block {:016x} {:016x} {:016x}", record.file, record.block, record.crc64);
-  for (const std::uint64_t crc : record.sources) words += fmt::format(" {:016x}", crc);
-  return make_line(words);
+/// "file NUMBER CRC", hexadecimal
+std::optional<FileRecord> parse_file(std::string_view words) {
+  if (next_word(words) != "file") return std::nullopt;
+  const auto file = parse_hex(next_word(words)), crc = parse_hex(next_word(words));
+  if (!file || !crc || !words.empty()) return std::nullopt;
+  return FileRecord{static_cast<std::size_t>(*file), *crc};
 }
 
 std::string read_all(const File& file) {
@@ -183,11 +169,11 @@ void Attempt::take_up(const std::string& text, std::uint64_t identity) {
       if (end == std::string::npos) break;
       const std::string_view words = check_line(std::string_view(text).substr(valid, end - valid));
       if (words.empty()) break;
-      if (auto record = parse_block(words)) found_.push_back(std::move(*record));
+      if (const auto record = parse_file(words)) found_.push_back(*record);
       valid = end + 1;
     }
   } else {
-    has_discarded_ = text.find("\nblock ") != std::string::npos;
+    has_discarded_ = text.find("\nfile ") != std::string::npos;
     std::error_code error;
     fs::remove_all(dir_, error);
     require<IoError>(!error, "cannot remove {}, which an earlier export left: {}", dir_.string(),
@@ -206,12 +192,11 @@ void Attempt::take_up(const std::string& text, std::uint64_t identity) {
   sync_directory(out_.parent_path());
 }
 
-void Attempt::record(const std::vector<BlockRecord>& blocks) {
-  std::string lines;
-  for (const BlockRecord& block : blocks) lines += format_block(block);
-  journal_.write_at(journal_.size(), lines.data(), lines.size());
+void Attempt::record(const FileRecord& file) {
+  const std::string line = make_line(fmt::format("file {:016x} {:016x}", file.file, file.crc64));
+  journal_.write_at(journal_.size(), line.data(), line.size());
   journal_.sync();
-  has_records_ = has_records_ || !blocks.empty();
+  has_records_ = true;
 }
 
 void Attempt::check_exchange() const {

@@ -9,44 +9,41 @@
 
 namespace tessera::io {
 
-/// A block of an output file that was written and synced.
-struct BlockRecord {
-  std::size_t file = 0;                ///< which of the output's files
-  std::int64_t block = 0;              ///< which of its blocks
-  std::uint64_t crc64 = 0;             ///< of the block as written
-  std::vector<std::uint64_t> sources;  ///< checksum of each range of checksummed bytes in it
+/// An output file that was written and synced.
+struct FileRecord {
+  std::size_t file = 0;     ///< number among the output's files
+  std::uint64_t crc64 = 0;  ///< of all its bytes
 };
 
 /// Where an export to `out` is made: `<out>.tmp`.
 fs::path attempt_path(const fs::path& out);
 
-/// An export that is being made: the directory `<out>.tmp`, and the journal `<out>.tmp.journal`
-/// beside it, whose lock says that a process is at it and whose lines say which blocks are done.
-/// io/FORMAT.md defines both.
+/// An unfinished export: the directory `<out>.tmp`, and the journal `<out>.tmp.journal`, whose lock
+/// marks a running process and whose lines list finished files. io/FORMAT.md defines both.
 class Attempt {
  public:
-  /// Takes up what an attempt of the same identity left, removes what another left, or begins.
+  /// Continues an attempt of the same identity, removes one of another, or begins.
   /// @param out       absolute; its parent exists
-  /// @param identity  of all that decides what is written
-  /// @throws InvalidArgument if another process is at it, or directory or journal are not known to
-  ///         be an attempt's: those stay as they are; IoError
+  /// @param identity  checksum of all that decides what is written
+  /// @throws InvalidArgument if another process has it, or directory or journal are not an
+  ///         attempt's: both then stay as they are; IoError
   Attempt(const fs::path& out, std::uint64_t identity);
-  /// Leaves everything as it is, for the next attempt to take up.
+  /// Leaves everything as it is, for the next attempt to continue.
   ~Attempt() = default;
   Attempt(const Attempt&) = delete;
   Attempt& operator=(const Attempt&) = delete;
 
   const fs::path& dir() const { return dir_; }
-  /// What the attempt that was taken up had done, in the order in which it was.
-  const std::vector<BlockRecord>& found() const { return found_; }
+  /// Files that an earlier process finished, in that order.
+  const std::vector<FileRecord>& found() const { return found_; }
 
-  /// Whether blocks that an attempt of another identity had recorded were removed.
+  /// Whether files that an attempt of another identity had finished were removed.
   bool has_discarded() const { return has_discarded_; }
-  /// Whether there is anything to go on with.
+  /// Whether any file is finished.
   bool has_records() const { return has_records_; }
 
-  /// Notes blocks whose data is synced, durably. @throws IoError
-  void record(const std::vector<BlockRecord>& blocks);
+  /// Records a file whose data is synced, durably. @throws IoError
+  void record(const FileRecord& file);
   /// Whether commit(true) can replace what is there: tried with two empty directories.
   /// @throws IoError that says what to do, if this file system can't
   void check_exchange() const;
@@ -65,7 +62,7 @@ class Attempt {
   void take_up(const std::string& text, std::uint64_t identity);
   fs::path out_, dir_, journal_path_;
   File journal_;  ///< locked as long as it is open
-  std::vector<BlockRecord> found_;
+  std::vector<FileRecord> found_;
   bool has_records_ = false, has_discarded_ = false;
 };
 

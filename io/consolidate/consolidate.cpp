@@ -142,7 +142,7 @@ void write_index(const fs::path& dir, const char* stem, std::span<const ExportFi
   for (const ExportFile& file : files) names.push_back(file.name);
   if (files.size() < 2) return;
   names.push_back(fmt::format("{}.safetensors.index.json", stem));
-  write_file_atomically(dir / names.back(), tensor_files_index(files).dump(2) + "\n");
+  write_file_atomically(dir / names.back(), tensor_files_index(files));
 }
 
 void write_small_files(const fs::path& dir, const Plan& plan, std::vector<std::string>& names) {
@@ -193,7 +193,7 @@ namespace {
 struct Prepared {
   fs::path out;  ///< absolute
   Plan plan;
-  CopyOptions copy;
+  WriteOptions write;
   std::uint64_t identity = 0;  ///< of the attempt
 };
 
@@ -207,15 +207,8 @@ Prepared prepare(const fs::path& source, const fs::path& out, const ConsolidateO
   prepared.plan = make_plan(source, options);
   check_apart(prepared.out, prepared.plan.source.path);
   check_outside(prepared.out, prepared.plan.source.path);
-  prepared.copy.memory = options.memory;
-  prepared.copy.jobs = options.jobs;
-  prepared.copy.direct_io = options.direct_io;
-  prepared.copy.by = options.copy;
-  if (options.copy == CopyBy::Auto && !is_on_network(prepared.out))
-    prepared.copy.by = CopyBy::Program;
-  prepared.identity = copy_identity(prepared.plan.files, copy_grain(prepared.copy).block);
-  // What the program copies does not go on from what the system has copied.
-  if (prepared.copy.by != CopyBy::Program) prepared.identity = ~prepared.identity;
+  prepared.write = {.memory = options.memory, .jobs = options.jobs, .direct_io = options.direct_io};
+  prepared.identity = copy_identity(prepared.plan.files);
   return prepared;
 }
 
@@ -279,14 +272,11 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
   try {
     check_space(out, attempt, plan);
     if (replaces(out)) attempt.check_exchange();
-    const CopyResult copied =
-        copy_files(attempt, plan.files, prepared.copy, [&](std::int64_t bytes, bool reused) {
-          progress.done += bytes;
-          if (reused) progress.reused += bytes;
-          return !options.progress || options.progress(progress);
-        });
-    report.system_copied_bytes = copied.system_copied;
-    whole = copied.complete;
+    whole = copy_files(attempt, plan.files, prepared.write, [&](std::int64_t bytes, bool reused) {
+      progress.done += bytes;
+      if (reused) progress.reused += bytes;
+      return !options.progress || options.progress(progress);
+    });
     if (!whole) {
       const bool newest = report.step && !options.step && plan.source.path != source;
       throw ConsolidationStopped(

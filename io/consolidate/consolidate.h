@@ -18,18 +18,11 @@ namespace tessera::io {
 enum class ExportFormat { HF, Safetensors };
 enum class ExportWhat { Model, Optimizer, All };
 
-/// Who copies bytes that need no conversion and have checksums.
-enum class CopyBy {
-  Auto,    ///< the system, if `out` is on a network file system, where the server may do it
-  System,  ///< copy_file_range, where it works; the copy is read, and its checksums are verified
-  Program  ///< reads, verifies and writes; on the file systems of local disks twice as fast
-};
-
 /// In bytes of output files.
 struct ConsolidateProgress {
   std::int64_t done = 0;
   std::int64_t total = 0;
-  std::int64_t reused = 0;  ///< of `done`: written by an earlier call that was stopped
+  std::int64_t reused = 0;  ///< part of `done` that an earlier call wrote
 };
 
 struct ConsolidateOptions {
@@ -53,21 +46,20 @@ struct ConsolidateOptions {
   /// Read and write past the page cache where the file system can do that; false: leave what was
   /// written in the cache, for a program that reads it at once.
   bool direct_io = true;
-  CopyBy copy = CopyBy::Auto;
-  /// Called from one thread at a time after each few MiB. False stops: see ConsolidationStopped.
+  /// Called from one thread at a time, every few MiB. False stops with ConsolidationStopped.
   std::function<bool(const ConsolidateProgress&)> progress;
-  /// Called, before anything is written, with each sentence that whoever waits should read: what
-  /// ConsolidatePlan::warnings holds, and that an unfinished export is thrown away.
+  /// Called with each warning before anything is written: those of ConsolidatePlan, and one if an
+  /// unfinished export is removed.
   std::function<void(const std::string&)> warn;
 };
 
-/// A tensor, or something else, that is in a source and is not exported.
+/// An entry of a source that is not exported.
 struct SkippedEntry {
   std::string name;  ///< at the source
   std::string why;   ///< "optimizer state, written with --what all", "no tensor", ...
 };
 
-/// What a consolidation would do.
+/// Output of a consolidation, before it is written.
 struct ConsolidatePlan {
   struct Tensor {
     std::string source_name, name, file;
@@ -87,7 +79,7 @@ struct ConsolidatePlan {
   std::vector<Tensor> tensors;  ///< in the order in which they are written
   std::vector<SkippedEntry> skipped;
   std::vector<File> files;            ///< of tensors; small ones beside them are not listed
-  std::vector<std::string> warnings;  ///< what may be missing in the source and leaves no trace
+  std::vector<std::string> warnings;  ///< data that may be missing in the source unnoticed
 };
 
 struct ConsolidateReport {
@@ -102,13 +94,10 @@ struct ConsolidateReport {
   std::int64_t parameters = 0;    ///< elements of the model, if it was written
   std::int64_t bytes = 0;         ///< of tensor data written
   std::int64_t reused_bytes = 0;  ///< of output files, that an earlier call had written
-  /// Of tensor data, that copy_file_range copied.
-  std::int64_t system_copied_bytes = 0;
   double seconds = 0;
 };
 
-/// The progress callback stopped a consolidation. What was written is synced, and a call with the
-/// same source, output and options goes on from there.
+/// The progress callback stopped a consolidation; see consolidate() for continuing it.
 class ConsolidationStopped : public Error {
  public:
   template <typename... Args>
@@ -116,38 +105,28 @@ class ConsolidationStopped : public Error {
       : Error(fmt::format(text, std::forward<Args>(args)...)) {}
 };
 
-/// Makes a whole model of a checkpoint's shards, or of somebody else's: a Hugging Face directory,
-/// or a PyTorch Distributed Checkpoint of FSDP, torchtitan or Lightning. Which it is, is told by
-/// its files; see open_consolidate_source for names and configuration.
+/// Writes a checkpoint's shards as a whole model. Sources: a checkpoint of tessera, a Hugging Face
+/// directory, or a PyTorch Distributed Checkpoint of FSDP, torchtitan or Lightning; the files of
+/// the directory decide. open_consolidate_source finds names and configuration.
 ///
-/// Gathers ranges of bytes in buffers of at most `memory` bytes together, whatever the model's
-/// size (names and places of tensors take about 2 KiB each beside them), and verifies checksums as
-/// it reads. Writes into `<out>.tmp` beside `out`, syncs, and renames: `out` is complete or absent
-/// (or still the former export). HF: model.safetensors, or shards and model.safetensors.index.json,
-/// config.json, generation_config.json, and the tokenizer: the files beside somebody else's
-/// tensors, or, if the run's trainer.json has one, tokenizer_tessera.json with tokenizer.json and
-/// tokenizer_config.json, which say the same to Hugging Face's programs. So, too, for models that
-/// tessera does not know, whose config.json is copied but for its dtype, and whose tensors nothing
-/// is compared with. Safetensors: our names; moments go to optimizer.safetensors as "exp_avg/NAME";
-/// tessera.json holds step and model configuration.
+/// Buffers take at most `memory` bytes together, whatever the model's size; names and places of
+/// tensors take about 2 KiB each in addition. Checksums are verified on the way. Files are written
+/// into `<out>.tmp`, synced, and renamed: `out` is complete, or absent, or still the former export.
+/// io/FORMAT.md lists the files of both formats.
 ///
 /// A call that was stopped or killed, or that an IoError ended, leaves `<out>.tmp` and
-/// `<out>.tmp.journal`, and one like it goes on from there: with the same checksums at the source
-/// (or, where it has none, the same unchanged files), the same layout of the output, and so much
-/// memory a job that the blocks are the same. It reads back what it finds and keeps only what is as
-/// it was written. Another call begins anew. One that fails otherwise removes both.
+/// `<out>.tmp.journal`; a call that would write the same continues at the first unfinished file,
+/// after it has read the finished ones back. Another call begins anew. Other errors remove both.
 /// @throws InvalidArgument if `out` exists and may not be replaced, the source lies in or around
 ///         `out` or `<out>.tmp`, another process is writing there, or the options do not fit;
 ///         ConsolidationStopped, IoError, CorruptCheckpoint
 ConsolidateReport consolidate(const fs::path& source, const fs::path& out,
                               const ConsolidateOptions& options = {});
 
-/// What consolidate() would write with these options, from where and under which names. Reads
-/// metadata only, and writes nothing. @throws as consolidate()
+/// Plans consolidate(). Reads metadata only, and writes nothing. @throws as consolidate()
 ConsolidatePlan plan_consolidation(const fs::path& source, const ConsolidateOptions& options = {});
 
-/// The same of an export to `out`, after all checks that consolidate() makes before it writes: of
-/// `out`, and of what describes each chunk of the source.
+/// Plans an export to `out`, with all checks that consolidate() makes before it writes.
 ConsolidatePlan plan_consolidation(const fs::path& source, const fs::path& out,
                                    const ConsolidateOptions& options = {});
 

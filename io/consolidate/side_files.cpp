@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <system_error>
 
 #include "core/base/error.h"
+#include "io/base/json.h"
 #include "io/hf/config.h"
 #include "io/hf/gpt2.h"
 #include "io/hf/tokenizer.h"
@@ -177,7 +179,7 @@ std::vector<SideFile> compose_side_files(const ConsolidateSource& source,
                                          std::vector<std::string>& warnings) {
   std::vector<SideFile> files;
   if (options.format == ExportFormat::Safetensors) {
-    Json own{{"model", source.config.value_or(nullptr)}};
+    Json own{{"model", source.config ? *source.config : Json()}};
     if (source.checkpoint) own["step"] = source.checkpoint->index().step;
     add_json(files, kOwnConfig, own);
     return files;

@@ -1,15 +1,16 @@
 #include "io/consolidate/source.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <string_view>
 #include <unordered_set>
 
 #include "core/base/error.h"
 #include "io/base/convert.h"
+#include "io/base/json.h"
 #include "io/checkpoint/find.h"
 #include "io/hf/config.h"
 #include "io/hf/gpt2_source.h"
-#include "io/source/checkpoint_tensors.h"
 #include "io/source/open_sharded.h"
 
 namespace tessera::io {
@@ -49,14 +50,14 @@ void add_checkpoint(ConsolidateSource& result, const CheckpointReader& reader,
     }
     result.sources.push_back(std::move(model));
   }
-  result.config = reader.index().model_config;
+  result.config = std::make_shared<const Json>(parse_json(reader.index().model_config, "model"));
   if (!wants_optimizer(options)) return;
   for (const Section section : {Section::ExpAvg, Section::ExpAvgSq}) {
     const char* const prefix = section == Section::ExpAvg ? "exp_avg/" : "exp_avg_sq/";
-    result.sources.push_back(std::make_unique<CheckpointTensors>(reader, section));
-    for (const TensorInfo& info : result.sources.back()->tensors()) {
-      result.optimizer.push_back({prefix + info.name, info.shape, info.dtype, info.dtype,
-                                  result.sources.back().get(), info.name});
+    const TensorSource& source = reader.source(section);
+    for (const TensorInfo& info : source.tensors()) {
+      result.optimizer.push_back(
+          {prefix + info.name, info.shape, info.dtype, info.dtype, &source, info.name});
     }
   }
 }
@@ -72,7 +73,7 @@ void take_other_config(ConsolidateSource& result, Json config, const fs::path& f
   const auto type = config.is_object() ? config.find("model_type") : config.end();
   if (config.is_object() && type != config.end() && type->is_string()) {
     result.hf_config_file = file;
-    result.hf_config = std::move(config);
+    result.hf_config = std::make_shared<const Json>(std::move(config));
     return;
   }
   require<CorruptCheckpoint>(
@@ -113,8 +114,8 @@ void find_config(ConsolidateSource& result, const ShardedSource& source,
     return;
   }
   try {
-    result.config = gpt2_config_from_hf(config, file.string());
-    result.hf_config = std::move(config);
+    result.config = std::make_shared<const Json>(gpt2_config_from_hf(config, file.string()));
+    result.hf_config = std::make_shared<const Json>(std::move(config));
     result.hf_config_file = file;
   } catch (const Unsupported& unsupported) {
     if (!may_do_without) throw;
@@ -255,7 +256,7 @@ void check_other_model(ConsolidateSource& source) {
   source.warnings.push_back(fmt::format(
       "{} says model_type {}, which tessera does not know, so nothing here checks that names, "
       "shapes and number of the tensors are that model's; --dry-run shows the names",
-      source.hf_config_file.string(), (*source.hf_config)["model_type"].dump()));
+      source.hf_config_file.string(), source.hf_config->at("model_type").dump()));
 }
 
 void add_unused_prefixes(ConsolidateSource& source, const std::vector<TensorName>& names,

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "io/base/json.h"
 #include "io/checkpoint/reader.h"
 #include "io/consolidate/consolidate.h"
 #include "io/consolidate/tensor_files.h"
@@ -16,10 +17,10 @@ struct ConsolidateSource {
   std::string kind;  ///< "tessera checkpoint", "Hugging Face model", "PyTorch DCP", ...
   fs::path path;
   std::optional<CheckpointReader> checkpoint;  ///< if it is one of tessera's
-  std::optional<Json> config;                  ///< our "model" section; empty if it is not known
-  /// Hugging Face's config.json: `config` was made of it, or, where that is empty, it is of a model
+  std::shared_ptr<const Json> config;          ///< our "model" section; null if it is not known
+  /// Hugging Face's config.json: `config` was made of it, or, where that is null, it is of a model
   /// that tessera does not know.
-  std::optional<Json> hf_config;
+  std::shared_ptr<const Json> hf_config;
   fs::path hf_config_file;  ///< where it was read
   std::vector<ExportTensor> weights, optimizer;
   std::vector<SkippedEntry> skipped;

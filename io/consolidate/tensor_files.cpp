@@ -1,8 +1,10 @@
 #include "io/consolidate/tensor_files.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
+#include "io/base/json.h"
 #include "io/safetensors/reader.h"
 
 namespace tessera::io {
@@ -72,7 +74,7 @@ bool is_written_by_export(const fs::path& file) {
   }
 }
 
-Json tensor_files_index(std::span<const ExportFile> files) {
+std::string tensor_files_index(std::span<const ExportFile> files) {
   Json weight_map = Json::object();
   std::int64_t total = 0;
   for (const ExportFile& file : files) {
@@ -81,7 +83,8 @@ Json tensor_files_index(std::span<const ExportFile> files) {
       total += tensor->bytes();
     }
   }
-  return {{"metadata", {{"total_size", total}}}, {"weight_map", std::move(weight_map)}};
+  const Json index{{"metadata", {{"total_size", total}}}, {"weight_map", std::move(weight_map)}};
+  return index.dump(2) + "\n";
 }
 
 }  // namespace tessera::io

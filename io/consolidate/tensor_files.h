@@ -7,13 +7,12 @@
 #include <vector>
 
 #include "io/base/file.h"
-#include "io/base/json.h"
+#include "io/pump/tensor_source.h"
 #include "io/safetensors/writer.h"
-#include "io/source/tensor_source.h"
 
 namespace tessera::io {
 
-/// A tensor on its way into an export.
+/// A tensor of an export.
 struct ExportTensor {
   std::string name;  ///< in the output
   Shape shape;
@@ -21,8 +20,8 @@ struct ExportTensor {
   DType written = DType::F32;            ///< dtype in the output
   const TensorSource* source = nullptr;  ///< outlives the export
   std::string source_name;               ///< there
-  /// safetensors' name of a dtype that tessera lacks; stored and written are then an integer of as
-  /// many bytes, in which the elements are copied as they are.
+  /// safetensors' name of a dtype that tessera lacks; stored and written are then an integer of the
+  /// same size, as which the elements are copied unchanged.
   std::string opaque_dtype = {};
 
   std::int64_t bytes() const {
@@ -30,27 +29,27 @@ struct ExportTensor {
   }
 };
 
-/// A safetensors file that is to be written.
+/// A safetensors file of an export.
 struct ExportFile {
   std::string name;
-  SafetensorsPlan plan;                      ///< without its tensors, which are:
+  SafetensorsPlan plan;                      ///< with `tensors` removed
   std::vector<const ExportTensor*> tensors;  ///< in order of their bytes
   std::vector<std::int64_t> begins;          ///< first byte of each in the file
 };
 
-/// Lays out STEM.safetensors or, if the tensors are larger than max_shard_size bytes,
-/// STEM-00001-of-0000N.safetensors and so on: filled greedily in order of names, a tensor that is
-/// larger alone. Touches no file.
+/// Lays out STEM.safetensors or, if the tensors exceed max_shard_size bytes,
+/// STEM-00001-of-0000N.safetensors and so on: filled greedily in order of names; a tensor above the
+/// limit gets its own file. Writes nothing.
 /// @param tensors   at least one; they outlive the result
-/// @param metadata  of each file, which also says that tessera wrote it
+/// @param metadata  of each file; tessera is added as the writer
 std::vector<ExportFile> plan_tensor_files(const std::vector<ExportTensor>& tensors,
                                           const std::string& stem, std::int64_t max_shard_size,
                                           std::map<std::string, std::string> metadata = {});
 
-/// Whether a safetensors file says that an export wrote it; not if it cannot be read.
+/// Whether a safetensors file names tessera as its writer; false if it cannot be read.
 bool is_written_by_export(const fs::path& file);
 
 /// Content of Hugging Face's STEM.safetensors.index.json.
-Json tensor_files_index(std::span<const ExportFile> files);
+std::string tensor_files_index(std::span<const ExportFile> files);
 
 }  // namespace tessera::io

@@ -3,29 +3,25 @@
 #include "io/dcp/dcp_source.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 
 #include "core/base/error.h"
-#include "io/base/convert.h"
 #include "io/base/json.h"
-#include "io/checkpoint/open_files.h"
-#include "io/dcp/chunk_runs.h"
+#include "io/base/open_files.h"
 #include "io/dcp/metadata.h"
 #include "io/dcp/shard_names.h"
-#include "io/dcp/strided.h"
 #include "io/dcp/torch_tensor.h"
+#include "io/pump/box.h"
 #include "io/safetensors/dtype.h"
-#include "io/safetensors/reader.h"
-#include "io/zip/crc32.h"
+#include "io/safetensors/header.h"
 
 namespace tessera::io {
 namespace {
 
-constexpr std::size_t kScratch = std::size_t{1} << 20;
 constexpr std::int64_t kMaxMetadata = std::int64_t{256} << 20;
 constexpr const char* kMetadataFile = ".metadata";
 constexpr const char* kLightningFile = "meta.pt";
@@ -89,7 +85,6 @@ class Source final : public ShardedSource {
     objects_ = std::move(objects);
     archives_ = archives;
     locations_.resize(chunk_count_);
-    verified_.resize(chunk_count_);
   }
   void warn(std::vector<std::string> warnings) { warnings_ = std::move(warnings); }
   std::shared_ptr<const File> file(const std::string& name) const { return open_files_.get(name); }
@@ -102,92 +97,38 @@ class Source final : public ShardedSource {
   const std::vector<std::string>& top_keys() const override { return top_keys_; }
   std::vector<std::string> warnings() const override { return warnings_; }
 
-  void read(const std::string& name, std::int64_t begin, std::int64_t end, void* out,
-            DType dtype) const override {
-    const StoredTensor& tensor = find(name);
-    require(begin >= 0 && begin <= end && end <= numel(tensor.shape),
-            "elements {} to {} are outside tensor {} of shape {}", begin, end, name, tensor.shape);
-    if (!tensor.is_readable && dtype != tensor.dtype) refuse_dtype(name, tensor.dtype_name);
-    require<Unsupported>(can_convert(tensor.dtype, dtype),
-                         "tensor {} is stored as {}, which does not convert to {}", name,
-                         tensor.dtype, dtype);
-    for (std::size_t i = 0; i < tensor.chunks.size(); ++i) {
-      const ChunkRuns runs(tensor.chunks[i].box, tensor.shape);
-      const std::int64_t first = runs.before(begin), last = runs.before(end);
-      if (first == last) continue;
-      Checksum checksum;
-      const bool whole = first == 0 && last == runs.elements();
-      if (!whole) verify(name, tensor, i);
-      copy(name, tensor, i, runs, first, last, begin, static_cast<char*>(out), dtype, checksum,
-           kScratch);
-    }
-  }
-
-  void stream(const std::string& name, std::size_t buffer_bytes, const Sink& sink) const override {
-    const StoredTensor& tensor = find(name);
-    const std::size_t width = dtype_size(tensor.dtype);
-    const std::int64_t size = numel(tensor.shape);
-    const bool slabs = std::all_of(
-        tensor.chunks.begin(), tensor.chunks.end(),
-        [&](const DcpChunk& chunk) { return ChunkRuns(chunk.box, tensor.shape).is_one_run(); });
-    // Chunks that are not whole rows go through a second buffer, a part of this one.
-    const std::size_t scratch = slabs ? 0 : std::min(kScratch, buffer_bytes / 2);
-    const auto piece =
-        std::max<std::int64_t>(1, static_cast<std::int64_t>((buffer_bytes - scratch) / width));
-    std::vector<char> buffer(static_cast<std::size_t>(std::min(piece, size)) * width);
-    std::vector<Checksum> checksums(tensor.chunks.size());
-    for (std::int64_t begin = 0; begin < size; begin += piece) {
-      const std::int64_t end = std::min(size, begin + piece);
-      for (std::size_t i = 0; i < tensor.chunks.size(); ++i) {
-        const ChunkRuns runs(tensor.chunks[i].box, tensor.shape);
-        const std::int64_t first = runs.before(begin), last = runs.before(end);
-        if (first == last) continue;
-        copy(name, tensor, i, runs, first, last, begin, buffer.data(), tensor.dtype, checksums[i],
-             std::max(scratch, width));
-      }
-      sink(begin, buffer.data(), end - begin);
-    }
-  }
-
   File open_file(const std::string& name) const override { return open_files_.open(name); }
 
-  std::optional<TensorLayout> layout(const std::string& name) const override {
+  std::shared_ptr<const TensorRecord> record(const std::string& name) const override {
     const StoredTensor& tensor = find(name);
-    TensorLayout layout;
-    std::size_t checked = 0;
+    const auto width = static_cast<std::int64_t>(dtype_size(tensor.dtype));
+    auto record = std::make_shared<TensorRecord>(TensorRecord{tensor.dtype, tensor.shape, {}});
+    record->chunks.reserve(tensor.chunks.size());
     for (std::size_t i = 0; i < tensor.chunks.size(); ++i) {
-      const DcpChunk& chunk = tensor.chunks[i];
-      const std::int64_t n = numel(chunk.box.shape);
-      const std::int64_t bytes = n * static_cast<std::int64_t>(dtype_size(tensor.dtype));
+      const DcpChunk& stored = tensor.chunks[i];
       const Location location = locate(name, tensor, i);
-      if (location.strides) return std::nullopt;
-      if (location.crc32) {
-        // The checksum of more than the chunk: only read() knows how to check it.
-        if (location.checked_end - location.checked_begin != bytes) return std::nullopt;
-        ++checked;
-      }
-      Chunk& known = layout.chunks.emplace_back();
-      known.file = files_[chunk.file];
-      known.byte_begin = location.begin;
-      known.byte_end = location.begin + bytes;
-      known.crc64 = location.crc32.value_or(0);
-      const ChunkRuns runs(chunk.box, tensor.shape);
-      known.begin = runs.is_one_run() ? runs.in_tensor(0) : 0;
-      known.end = known.begin + n;
-      if (!runs.is_one_run()) known.box = chunk.box;
+      Chunk& chunk = record->chunks.emplace_back();
+      const std::int64_t n = numel(stored.box.shape);
+      const bool one_run = is_one_run(stored.box, tensor.shape);
+      chunk.file = files_[stored.file];
+      chunk.byte_begin = location.begin;
+      chunk.byte_end = location.begin + n * width;
+      chunk.begin = one_run ? first_element(stored.box, tensor.shape) : 0;
+      chunk.end = chunk.begin + n;
+      if (!one_run) chunk.box = stored.box;
+      chunk.crc64 = location.crc32.value_or(0);
+      chunk.checksum = location.crc32 ? Checksum::Crc32 : Checksum::None;
+      const bool checks_more =
+          location.crc32 && location.checked_end - location.checked_begin != n * width;
+      if (!location.strides && !checks_more) continue;
+      ChunkStorage storage{stored.box.shape, {}, location.checked_begin, location.checked_end};
+      if (location.strides) storage.strides = *location.strides;
+      chunk.storage = std::make_shared<const ChunkStorage>(storage);
     }
-    if (checked != 0 && checked != tensor.chunks.size()) return std::nullopt;
-    layout.has_checksums = layout.is_crc32 = checked != 0;
-    return layout;
+    return record;
   }
 
  private:
-  /// Of a chunk's elements, from the first on.
-  struct Checksum {
-    std::uint32_t crc = 0;
-    std::int64_t elements = 0;
-  };
-
   const StoredTensor& find(const std::string& name) const {
     const auto found = tensors_.find(name);
     if (found != tensors_.end()) return found->second;
@@ -226,93 +167,6 @@ class Source final : public ShardedSource {
     return location;
   }
 
-  bool is_verified(std::size_t number) const {
-    const std::lock_guard lock(mutex_);
-    return verified_[number];
-  }
-  void set_verified(std::size_t number) const {
-    const std::lock_guard lock(mutex_);
-    verified_[number] = true;
-  }
-  [[noreturn]] void fail_checksum(const std::string& name, const DcpChunk& chunk,
-                                  std::uint32_t found, std::uint32_t expected) const {
-    throw CorruptCheckpoint(
-        "{}: the checksum of tensor {}, chunk at {} of shape {}, is wrong: found {:08x}, expected "
-        "{:08x}",
-        (dir_ / files_[chunk.file]).string(), name, chunk.box.offsets, chunk.box.shape, found,
-        expected);
-  }
-
-  // Reads all that the chunk's checksum is of, unless that was done before.
-  void verify(const std::string& name, const StoredTensor& tensor, std::size_t i) const {
-    if (!archives_ || is_verified(tensor.first_chunk + i)) return;
-    const DcpChunk& chunk = tensor.chunks[i];
-    const auto file = open_files_.get(files_[chunk.file]);
-    const Location location = locate(name, tensor, i);
-    if (location.crc32) {
-      std::vector<char> buffer(static_cast<std::size_t>(
-          std::min<std::int64_t>(location.checked_end - location.checked_begin, kScratch)));
-      std::uint32_t crc = 0;
-      for (std::int64_t at = location.checked_begin; at < location.checked_end;) {
-        const auto n = static_cast<std::size_t>(std::min<std::int64_t>(
-            location.checked_end - at, static_cast<std::int64_t>(buffer.size())));
-        file->read(at, buffer.data(), n);
-        crc = crc32(buffer.data(), n, crc);
-        at += static_cast<std::int64_t>(n);
-      }
-      if (crc != *location.crc32) fail_checksum(name, chunk, crc, *location.crc32);
-    }
-    set_verified(tensor.first_chunk + i);
-  }
-
-  // Copies elements [first, last) of a chunk, which continue where `checksum` ends or are verified.
-  // @param begin  element of the tensor that `out` begins with
-  void copy(const std::string& name, const StoredTensor& tensor, std::size_t i,
-            const ChunkRuns& runs, std::int64_t first, std::int64_t last, std::int64_t begin,
-            char* out, DType dtype, Checksum& checksum, std::size_t scratch_bytes) const {
-    const DcpChunk& chunk = tensor.chunks[i];
-    const auto file = open_files_.get(files_[chunk.file]);
-    const Location location = locate(name, tensor, i);
-    const auto width = static_cast<std::int64_t>(dtype_size(tensor.dtype));
-    const auto out_width = static_cast<std::int64_t>(dtype_size(dtype));
-    // A storage that holds more than the chunk, or not in order, is looked at first.
-    if (location.crc32 && (location.strides || location.checked_end - location.checked_begin !=
-                                                   runs.elements() * width)) {
-      verify(name, tensor, i);
-    }
-    const bool direct = runs.is_one_run() && dtype == tensor.dtype;
-    const std::int64_t piece =
-        direct ? last - first
-               : std::max<std::int64_t>(1, static_cast<std::int64_t>(scratch_bytes) / width);
-    std::vector<char> scratch(
-        direct ? 0 : static_cast<std::size_t>(std::min(piece, last - first) * width));
-    for (std::int64_t at = first; at < last; at += piece) {
-      const std::int64_t n = std::min(piece, last - at);
-      char* const data = direct ? out + (runs.in_tensor(at) - begin) * out_width : scratch.data();
-      const auto bytes = static_cast<std::size_t>(n * width);
-      if (location.strides) {
-        const StridedBlock block{location.begin, width, chunk.box.shape, *location.strides};
-        read_strided(*file, block, at, at + n, data);
-      } else {
-        file->read(location.begin + at * width, data, bytes);
-      }
-      if (checksum.elements == at) {
-        checksum.crc = crc32(data, bytes, checksum.crc);
-        checksum.elements += n;
-      }
-      if (direct) continue;
-      runs.for_each(at, at + n, [&](std::int64_t in_chunk, std::int64_t in_tensor, std::int64_t m) {
-        convert_elements(tensor.dtype, data + (in_chunk - at) * width, dtype,
-                         out + (in_tensor - begin) * out_width, m);
-      });
-    }
-    if (checksum.elements != runs.elements() || is_verified(tensor.first_chunk + i)) return;
-    if (location.crc32 && checksum.crc != *location.crc32) {
-      fail_checksum(name, chunk, checksum.crc, *location.crc32);
-    }
-    set_verified(tensor.first_chunk + i);
-  }
-
   fs::path dir_;
   std::string kind_;
   std::vector<TensorInfo> infos_;
@@ -322,9 +176,8 @@ class Source final : public ShardedSource {
   std::size_t chunk_count_ = 0;
   bool archives_ = false;
   mutable OpenFiles open_files_;
-  mutable std::mutex mutex_;  // guards the two below
+  mutable std::mutex mutex_;  // guards locations_
   mutable std::vector<std::optional<Location>> locations_;
-  mutable std::vector<bool> verified_;
 };
 
 std::vector<std::string> list_files(const fs::path& dir) {

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <nlohmann/json.hpp>
+
+#include "io/base/json.h"
 
 namespace tessera::io {
 namespace {

@@ -1,6 +1,9 @@
 #include "io/hf/gpt2.h"
 
+#include <nlohmann/json.hpp>
+
 #include "core/base/error.h"
+#include "io/base/json.h"
 #include "io/hf/config.h"
 #include "io/source/load_policy.h"
 

@@ -5,7 +5,7 @@
 
 #include "core/base/dtype.h"
 #include "io/base/json.h"
-#include "io/source/tensor_source.h"
+#include "io/pump/tensor_source.h"
 
 namespace tessera::io {
 

@@ -1,8 +1,10 @@
 #include "io/hf/gpt2_source.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
+#include "io/base/json.h"
 
 namespace tessera::io {
 namespace {
@@ -45,7 +47,7 @@ std::vector<TensorName> classify_unreadable(const ShardedSource& source, const N
 
 Gpt2Source::Gpt2Source(std::unique_ptr<ShardedSource> source, Json config, const NameRules& rules,
                        LoadPolicy policy)
-    : source_(std::move(source)), config_(std::move(config)) {
+    : source_(std::move(source)), config_(std::make_shared<const Json>(std::move(config))) {
   const std::string where = source_->path().string();
   const std::vector<TensorName> unreadable = classify_unreadable(*source_, rules);
   for (std::size_t i = 0; i < unreadable.size(); ++i) {
@@ -65,7 +67,7 @@ Gpt2Source::Gpt2Source(std::unique_ptr<ShardedSource> source, Json config, const
   }
   drop_tied_head();
   for (const auto& [name, info] : places_) tensors_.push_back({name, info->shape, info->dtype});
-  if (policy == LoadPolicy::Exact) match_tensors(gpt2_tensors(config_), tensors_, where);
+  if (policy == LoadPolicy::Exact) match_tensors(gpt2_tensors(*config_), tensors_, where);
 }
 
 const std::string& Gpt2Source::source_name(const std::string& name) const {
@@ -77,30 +79,29 @@ const std::string& Gpt2Source::source_name(const std::string& name) const {
 // Some writers store the tied head a second time. It is dropped if it equals the embedding; one
 // that differs would be lost silently.
 void Gpt2Source::drop_tied_head() {
-  const auto head = places_.find(kHead);
+  const auto tied = places_.find(kHead);
   const auto embedding = places_.find(kEmbedding);
-  if (head == places_.end() || embedding == places_.end()) return;
-  const TensorInfo& a = *head->second;
+  if (tied == places_.end() || embedding == places_.end()) return;
+  const TensorInfo& a = *tied->second;
   const TensorInfo& b = *embedding->second;
   bool equal = a.shape == b.shape && a.dtype == b.dtype;
   if (equal) {
     const std::int64_t size = numel(a.shape);
     const auto piece = static_cast<std::int64_t>((std::size_t{1} << 20) / dtype_size(a.dtype));
-    std::vector<char> other(static_cast<std::size_t>(std::min(piece, size)) * dtype_size(a.dtype));
-    source_->stream(
-        a.name, other.size(), [&](std::int64_t begin, const void* data, std::int64_t n) {
-          if (!equal) return;
-          source_->read(b.name, begin, begin + n, other.data(), b.dtype);
-          const auto* const bytes = static_cast<const char*>(data);
-          equal = std::equal(bytes, bytes + static_cast<std::size_t>(n) * dtype_size(a.dtype),
-                             other.data());
-        });
+    std::vector<char> head(static_cast<std::size_t>(std::min(piece, size)) * dtype_size(a.dtype));
+    std::vector<char> other(head.size());
+    for (std::int64_t begin = 0; equal && begin < size; begin += piece) {
+      const std::int64_t end = std::min(size, begin + piece);
+      source_->read(a.name, begin, end, head.data(), a.dtype);
+      source_->read(b.name, begin, end, other.data(), b.dtype);
+      equal = head == other;
+    }
   }
   require<Unsupported>(equal,
                        "{}: lm_head.weight differs from wte.weight; tessera's GPT-2 ties "
                        "the head to the embedding",
                        source_->path().string());
-  places_.erase(head);
+  places_.erase(tied);
 }
 
 }  // namespace tessera::io

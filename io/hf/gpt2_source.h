@@ -1,9 +1,11 @@
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "io/base/json.h"
 #include "io/hf/model_source.h"
 #include "io/source/names.h"
 #include "io/source/sharded_source.h"
@@ -35,25 +37,19 @@ class Gpt2Source : public ModelSource {
   /// The source's name of one of our tensors.
   const std::string& source_name(const std::string& name) const;
 
-  const Json& config() const override { return config_; }
+  const Json& config() const override { return *config_; }
   const std::vector<TensorInfo>& tensors() const override { return tensors_; }
   const fs::path& path() const override { return source_->path(); }
-  void read(const std::string& name, std::int64_t begin, std::int64_t end, void* out,
-            DType dtype) const override {
-    source_->read(source_name(name), begin, end, out, dtype);
-  }
-  void stream(const std::string& name, std::size_t buffer_bytes, const Sink& sink) const override {
-    source_->stream(source_name(name), buffer_bytes, sink);
-  }
-  std::optional<TensorLayout> layout(const std::string& name) const override {
-    return source_->layout(source_name(name));
+  std::shared_ptr<const TensorRecord> record(const std::string& name) const override {
+    return source_->record(source_name(name));
   }
   File open_file(const std::string& name) const override { return source_->open_file(name); }
+  std::string title(const std::string& name) const override { return source_name(name); }
 
  private:
   void drop_tied_head();
   std::unique_ptr<ShardedSource> source_;
-  Json config_;
+  std::shared_ptr<const Json> config_;
   std::map<std::string, const TensorInfo*> places_;  // by our names
   std::vector<TensorInfo> tensors_;
 };

@@ -1,9 +1,11 @@
 #include "io/hf/model_source.h"
 
+#include <nlohmann/json.hpp>
+
 #include "core/base/error.h"
+#include "io/base/json.h"
 #include "io/checkpoint/find.h"
 #include "io/hf/gpt2_source.h"
-#include "io/source/checkpoint_tensors.h"
 #include "io/source/open_sharded.h"
 
 namespace tessera::io {
@@ -12,30 +14,27 @@ namespace {
 class CheckpointSource final : public ModelSource {
  public:
   CheckpointSource(const CheckpointReader& reader, LoadPolicy policy)
-      : reader_(reader), weights_(reader, Section::Model) {
+      : reader_(reader),
+        weights_(reader_.source(Section::Model)),
+        config_(Json::parse(reader_.index().model_config)) {
     if (policy == LoadPolicy::Exact)
       match_tensors(gpt2_tensors(config()), tensors(), path().string());
   }
-  const Json& config() const override { return reader_.index().model_config; }
+  const Json& config() const override { return config_; }
   const CheckpointReader* checkpoint() const override { return &reader_; }
 
   const fs::path& path() const override { return weights_.path(); }
   const std::vector<TensorInfo>& tensors() const override { return weights_.tensors(); }
-  void read(const std::string& name, std::int64_t begin, std::int64_t end, void* out,
-            DType dtype) const override {
-    weights_.read(name, begin, end, out, dtype);
-  }
-  void stream(const std::string& name, std::size_t buffer_bytes, const Sink& sink) const override {
-    weights_.stream(name, buffer_bytes, sink);
-  }
-  std::optional<TensorLayout> layout(const std::string& name) const override {
-    return weights_.layout(name);
+  std::shared_ptr<const TensorRecord> record(const std::string& name) const override {
+    return weights_.record(name);
   }
   File open_file(const std::string& name) const override { return weights_.open_file(name); }
+  std::string title(const std::string& name) const override { return weights_.title(name); }
 
  private:
   CheckpointReader reader_;
-  CheckpointTensors weights_;
+  const TensorSource& weights_;
+  const Json config_;
 };
 
 }  // namespace

@@ -4,10 +4,11 @@
 #include <memory>
 #include <optional>
 
+#include "io/base/json.h"
 #include "io/checkpoint/reader.h"
 #include "io/hf/gpt2.h"
+#include "io/pump/tensor_source.h"
 #include "io/source/load_policy.h"
-#include "io/source/tensor_source.h"
 
 namespace tessera::io {
 

@@ -1,6 +1,9 @@
 #include "io/hf/tokenizer.h"
 
+#include <nlohmann/json.hpp>
 #include <string>
+
+#include "io/base/json.h"
 
 namespace tessera::io {
 namespace {

@@ -1,14 +1,15 @@
 #include "io/safetensors/directory.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <unordered_map>
 
 #include "core/base/error.h"
 #include "io/base/json.h"
-#include "io/checkpoint/open_files.h"
+#include "io/base/open_files.h"
 #include "io/safetensors/dtype.h"
-#include "io/safetensors/reader.h"
+#include "io/safetensors/header.h"
 
 namespace tessera::io {
 namespace {
@@ -41,41 +42,16 @@ class Directory final : public ShardedSource {
   const std::vector<Unreadable>& unreadable() const override { return unreadable_; }
   const std::vector<std::string>& top_keys() const override { return top_keys_; }
 
-  void read(const std::string& name, std::int64_t begin, std::int64_t end, void* out,
-            DType dtype) const override {
-    const Place& place = find(name);
-    const auto& [shape, stored] = contents(place, name);
-    if (place.is_unreadable && dtype != stored) refuse(place, name);
-    require(begin >= 0 && begin <= end && end <= numel(shape),
-            "elements {} to {} are outside tensor {} of shape {}", begin, end, name, shape);
-    const auto width = static_cast<std::int64_t>(dtype_size(stored));
-    read_elements(*open_files_.get(files_[place.file]), place.begin + begin * width, stored,
-                  end - begin, dtype, out);
-  }
-
-  void stream(const std::string& name, std::size_t buffer_bytes, const Sink& sink) const override {
+  std::shared_ptr<const TensorRecord> record(const std::string& name) const override {
     const Place& place = find(name);
     const auto& [shape, dtype] = contents(place, name);
-    const std::int64_t size = numel(shape);
-    const auto file = open_files_.get(files_[place.file]);
-    const auto per_piece =
-        std::max<std::int64_t>(1, static_cast<std::int64_t>(buffer_bytes / dtype_size(dtype)));
-    std::vector<char> buffer(static_cast<std::size_t>(std::min(size, per_piece)) *
-                             dtype_size(dtype));
-    for (std::int64_t begin = 0; begin < size; begin += per_piece) {
-      const std::int64_t n = std::min(per_piece, size - begin);
-      file->read(place.begin + begin * static_cast<std::int64_t>(dtype_size(dtype)), buffer.data(),
-                 static_cast<std::size_t>(n) * dtype_size(dtype));
-      sink(begin, buffer.data(), n);
-    }
-  }
-
-  std::optional<TensorLayout> layout(const std::string& name) const override {
-    const Place& place = find(name);
-    TensorLayout layout;
-    layout.chunks.push_back({files_[place.file], place.begin, place.end, 0,
-                             numel(contents(place, name).shape), std::nullopt, 0});
-    return layout;
+    Chunk chunk;
+    chunk.file = files_[place.file];
+    chunk.byte_begin = place.begin;
+    chunk.byte_end = place.end;
+    chunk.end = numel(shape);
+    chunk.checksum = Checksum::None;
+    return std::make_shared<const TensorRecord>(TensorRecord{dtype, shape, {std::move(chunk)}});
   }
 
   File open_file(const std::string& name) const override { return open_files_.open(name); }

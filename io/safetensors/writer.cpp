@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
 #include "io/base/json.h"

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "io/source/tensor_source.h"
+#include "io/pump/tensor_source.h"
 
 namespace tessera::io {
 

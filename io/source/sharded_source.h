@@ -3,14 +3,14 @@
 #include <string>
 #include <vector>
 
-#include "io/source/tensor_source.h"
+#include "io/pump/tensor_source.h"
 
 namespace tessera::io {
 
 /// Tensors of somebody else's sharded checkpoint, by the names it has.
 class ShardedSource : public TensorSource {
  public:
-  /// What the directory is: "Hugging Face model", "PyTorch DCP", "Lightning FSDP (PyTorch DCP)",
+  /// Format of the directory: "Hugging Face model", "PyTorch DCP", "Lightning FSDP (PyTorch DCP)",
   /// "PyTorch DCP as safetensors".
   virtual const std::string& kind() const = 0;
   /// Names of entries that are no tensors.
@@ -20,8 +20,7 @@ class ShardedSource : public TensorSource {
     std::string name, dtype, top_key;  ///< dtype: as in the source; key: as in top_keys()
     Shape shape;
     std::string safetensors_dtype;  ///< its dtype's name in safetensors; empty: it has none
-    /// What read(), stream() and layout() copy its elements as, which stay as they are; empty: they
-    /// refuse it.
+    /// Dtype as which read() and record() copy the elements unchanged; empty: they refuse it.
     std::optional<DType> carrier;
   };
   /// They are not in tensors().
@@ -29,7 +28,7 @@ class ShardedSource : public TensorSource {
   /// Outermost key of each tensor of tensors() in the dict of dicts that was saved; empty if it was
   /// flat or that is not known.
   virtual const std::vector<std::string>& top_keys() const = 0;
-  /// What of the shards may be missing and leaves no trace, in sentences.
+  /// Data that may be missing from the shards unnoticed, as sentences.
   virtual std::vector<std::string> warnings() const { return {}; }
 };
 

@@ -1,5 +1,7 @@
 #include <doctest/doctest.h>
 
+#include <nlohmann/json.hpp>
+
 #include "io/base/json.h"
 #include "tests/io/python.h"
 #include "tests/io/support.h"

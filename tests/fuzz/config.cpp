@@ -8,7 +8,7 @@
 
 using namespace tessera;
 
-int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+TESSERA_FUZZ_TARGET(config, "config") {
   fuzz::try_parse([&] {
     tools::Config config;
     tools::read_json_config(config, fuzz::text_of(data, size), "run.json");

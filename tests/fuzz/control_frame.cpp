@@ -38,7 +38,7 @@ void feed(ClientSession& session, std::string_view bytes, std::size_t piece, boo
 }  // namespace
 
 // First byte: with a token, without, or joined before. Second byte: size of the pieces.
-int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+TESSERA_FUZZ_TARGET(control_frame, "control_frame") {
   if (size < 2) return 0;
   const std::string_view bytes = fuzz::text_of(data + 2, size - 2);
   const std::size_t piece = data[1] == 255 ? 16384 : std::size_t{1} + data[1];

@@ -4,7 +4,7 @@
 
 using namespace tessera;
 
-int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+TESSERA_FUZZ_TARGET(dcp_metadata, "dcp_metadata") {
   fuzz::try_parse([&] {
     const auto metadata =
         io::parse_dcp_metadata(std::string(fuzz::text_of(data, size)), ".metadata");

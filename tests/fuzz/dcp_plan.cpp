@@ -9,7 +9,7 @@
 using namespace tessera;
 namespace fs = std::filesystem;
 
-int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+TESSERA_FUZZ_TARGET(dcp_plan, "dcp_metadata") {
   static const fs::path dir =
       fs::path("/dev/shm") / ("tessera-fuzz-dcp-plan-" + std::to_string(::getpid()));
   fs::create_directories(dir);

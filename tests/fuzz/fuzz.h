@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/base/error.h"
 #include "io/base/file.h"
@@ -55,6 +56,26 @@ class InputFile {
   int fd_;
 };
 
+/// A fuzz target of this program.
+struct Target {
+  const char* name;
+  const char* seeds;  ///< folder in tests/fuzz/seeds
+  int (*run)(const std::uint8_t* data, std::size_t size);
+};
+/// Targets that are linked into this program: one for libFuzzer, all for the replay of seeds.
+inline std::vector<Target>& targets() {
+  static std::vector<Target> all;
+  return all;
+}
+struct Registration {
+  explicit Registration(const Target& target) { targets().push_back(target); }
+};
+
 }  // namespace tessera::fuzz
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+/// Defines the target `name`: a function of `data` and `size`, as libFuzzer's.
+#define TESSERA_FUZZ_TARGET(name, seeds)                               \
+  static int fuzz_##name(const std::uint8_t* data, std::size_t size);  \
+  static const tessera::fuzz::Registration fuzz_##name##_registration( \
+      {#name, seeds, fuzz_##name});                                    \
+  static int fuzz_##name(const std::uint8_t* data, std::size_t size)

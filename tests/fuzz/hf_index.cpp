@@ -25,7 +25,7 @@ fs::path make_directory() {
 
 }  // namespace
 
-int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+TESSERA_FUZZ_TARGET(hf_index, "hf_index") {
   const fs::path dir = make_directory();
   std::ofstream(dir / "model.safetensors.index.json", std::ios::binary)
       << fuzz::text_of(data, size);

@@ -5,7 +5,7 @@
 
 using namespace tessera;
 
-int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+TESSERA_FUZZ_TARGET(index, "index") {
   fuzz::try_parse([&] {
     const io::CheckpointIndex index = io::parse_index(fuzz::text_of(data, size), "index.json");
     // What is taken can be written, and is the same when it is read again.

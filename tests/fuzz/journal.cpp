@@ -8,7 +8,7 @@
 using namespace tessera;
 namespace fs = std::filesystem;
 
-int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+TESSERA_FUZZ_TARGET(journal, "journal") {
   static const fs::path dir =
       fs::path("/dev/shm") / ("tessera-fuzz-journal-" + std::to_string(::getpid()));
   const fs::path made = dir / "out.tmp", file = made / "data";
@@ -20,7 +20,7 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     io::Attempt attempt(dir / "out", 0x0123456789abcdef);
     taken = true;
     const std::size_t n = attempt.found().size();
-    attempt.record(attempt.found());
+    for (const io::FileRecord& file : attempt.found()) attempt.record(file);
     // What it is beside stays if anything is gone on with.
     fuzz::expect(fs::is_directory(made) && (n == 0 || fs::exists(file)));
   });

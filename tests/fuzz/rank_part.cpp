@@ -9,7 +9,7 @@
 
 using namespace tessera;
 
-int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+TESSERA_FUZZ_TARGET(rank_part, "rank_part") {
   constexpr std::int64_t kShardBytes = 4096;
   std::string_view text = fuzz::text_of(data, size);
   const auto ranks = static_cast<int>(std::ranges::count(text, '\0'));
@@ -20,7 +20,6 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   frame.run_id = "run";
   frame.created = "2026-01-31T12:00:00Z";
   frame.tessera_version = "0.1.0";
-  frame.model_config = io::Json::object();
   fuzz::try_parse([&] {
     io::IndexMerger merger(frame);
     for (int rank = 0; rank < ranks; ++rank) {

@@ -4,7 +4,7 @@
 
 using namespace tessera;
 
-int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+TESSERA_FUZZ_TARGET(safetensors, "safetensors") {
   static const fuzz::InputFile file;
   const std::string path = file.write(data, size);
   fuzz::try_parse([&] {

@@ -7,7 +7,7 @@
 
 using namespace tessera;
 
-int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+TESSERA_FUZZ_TARGET(token_file, "token_file") {
   static const fuzz::InputFile file;
   constexpr std::int64_t kVocabulary = 50257;
   const std::string path = file.write(data, size);

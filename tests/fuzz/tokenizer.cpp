@@ -6,7 +6,7 @@
 
 using namespace tessera;
 
-int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+TESSERA_FUZZ_TARGET(tokenizer, "tokenizer") {
   // JSON up to the first NUL, text after it.
   const std::string_view input = fuzz::text_of(data, size);
   const std::size_t cut = std::min(input.find('\0'), input.size());

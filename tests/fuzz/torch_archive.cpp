@@ -4,7 +4,7 @@
 
 using namespace tessera;
 
-int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+TESSERA_FUZZ_TARGET(torch_archive, "torch_archive") {
   fuzz::try_parse([&] {
     const io::ByteRange archive(fuzz::text_of(data, size), "archive");
     const io::TorchTensor tensor = io::read_torch_tensor(archive);

@@ -7,7 +7,7 @@
 
 using namespace tessera;
 
-int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+TESSERA_FUZZ_TARGET(trainer_state, "trainer_state") {
   fuzz::try_parse([&] {
     const tools::TrainerState state =
         tools::parse_trainer_state(std::string(fuzz::text_of(data, size)), "trainer.json");

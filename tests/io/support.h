@@ -4,10 +4,12 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "io/base/json.h"
 #include "io/checkpoint/reader.h"
 #include "io/checkpoint/save.h"
 
@@ -72,6 +74,15 @@ io::fs::path save(const SampleModel& model, const io::fs::path& dir,
 /// A checkpoint of one tensor "w", written by hand: any dtype, whole or in boxes of columns.
 io::CheckpointReader write_tensor(const io::fs::path& path, DType dtype, const Shape& shape,
                                   const std::string& bytes, bool boxed = false);
+
+/// A tensor of a shard in the safetensors form of a PyTorch Distributed Checkpoint.
+struct DcpEntry {
+  std::string name, dtype;
+  std::vector<std::int64_t> shape;
+  std::string bytes;
+  std::vector<std::int64_t> offsets{};  ///< in the whole tensor; empty: zeros
+};
+void write_dcp_shard(const io::fs::path& file, const std::vector<DcpEntry>& entries);
 
 /// Content of a file, and the other way.
 std::string read_text(const io::fs::path& path);

@@ -72,7 +72,7 @@ void save_all(const fs::path& dir, int world, int rank, comm::ShardedModel& shar
   request.run_id = "run";
   request.rank = rank;
   request.world_size = world;
-  request.model_config = model_section(kConfig);
+  request.model_config = model_section(kConfig).dump();
   save_checkpoint(request, coordinator);
 }
 
@@ -110,7 +110,7 @@ fs::path pass_through(const fs::path& checkpoint, const fs::path& dir, const Ran
     const auto reader = io::CheckpointReader::open(checkpoint);
     const LoadPlan plan = plan_resume(reader, ranks.config, io::LoadPolicy::Exact);
     CHECK(plan.notes.empty());
-    const io::LoadReport report = load_training_state(sharded, reader, plan, 2, 1);
+    const io::ReadReport report = load_training_state(sharded, reader, plan, 2, 1);
     CHECK(report.wanted_bytes <= report.read_bytes);
     save_all(dir, ranks.world, rank, sharded, store);
   });
@@ -233,7 +233,7 @@ TEST_CASE("weights that ranks saved without moments start a run, and cannot be r
   const auto source = io::open_checkpoint_model(reader);
   const LoadPlan plan = plan_weights(*source, kConfig, io::LoadPolicy::Exact);
   for_each_rank({.world = 3}, [&](int, comm::ShardedModel& sharded) {
-    const io::LoadReport report = load_weights(sharded, *source, plan, 2, 1);
+    const io::ReadReport report = load_weights(sharded, *source, plan, 2, 1);
     std::int64_t elements = 0;
     for (const auto& piece : sharded.held_pieces()) {
       elements += piece.end - piece.begin;

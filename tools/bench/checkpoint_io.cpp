@@ -1,5 +1,5 @@
 // Saves and loads a checkpoint of a GPT-2, weights and both moments, with a process per rank, as a
-// training run does it between two steps: through save_checkpoint() and load_parts(). For
+// training run does it between two steps: through save_checkpoint() and read_parts(). For
 // checkpoint_io.py, which compares it with plain readers and writers.
 //
 //   tessera_checkpoint_io plan [--size 2GiB] [--width 1024] [--world 2]
@@ -22,12 +22,13 @@
 #include <cstring>
 #include <functional>
 #include <new>
+#include <nlohmann/json.hpp>
 #include <string_view>
 #include <vector>
 
 #include "core/base/error.h"
+#include "io/base/json.h"
 #include "io/base/size.h"
-#include "io/checkpoint/load.h"
 #include "io/checkpoint/save.h"
 #include "tools/bench/gpt2_units.h"
 
@@ -164,7 +165,7 @@ void save_rank(const Options& options, const Json& config, Board& board, int ran
   request.rank = rank;
   request.world_size = options.world_size;
   request.run_id = "benchmark";
-  request.model_config = config;
+  request.model_config = config.dump();
   request.chunk_bytes = options.chunk_bytes;
   std::int64_t at = 0;
   for_each_part(config, rank, options.world_size,
@@ -182,19 +183,29 @@ void save_rank(const Options& options, const Json& config, Board& board, int ran
 }
 
 void load_rank(const Options& options, Board& board, int rank) {
-  const Json config = CheckpointReader::open(options.path).index().model_config;
+  const Json config = Json::parse(CheckpointReader::open(options.path).index().model_config);
   std::string memory(static_cast<std::size_t>(bytes_of_rank(config, rank, options.world_size)),
                      '\1');
-  std::vector<LoadPart> parts;
+  struct Wanted {
+    Section section;
+    ReadPart part;
+  };
+  std::vector<Wanted> wanted;
   char* at = memory.data();
-  for_each_part(config, rank, options.world_size,
-                [&](Section section, const ParameterSlot& slot, const SlotRange& range) {
-                  parts.push_back({section, slot.name, range.begin, range.end, DType::F32, at});
-                  at += (range.end - range.begin) * 4;
-                });
+  for_each_part(
+      config, rank, options.world_size,
+      [&](Section section, const ParameterSlot& slot, const SlotRange& range) {
+        wanted.push_back({section, {nullptr, slot.name, range.begin, range.end, DType::F32, at}});
+        at += (range.end - range.begin) * 4;
+      });
   board.measure([&] {
     const auto reader = CheckpointReader::open(options.path);
-    const LoadReport report = load_parts(reader, parts, options.threads);
+    std::vector<ReadPart> parts;
+    for (Wanted& w : wanted) {
+      w.part.source = &reader.source(w.section);
+      parts.push_back(w.part);
+    }
+    const ReadReport report = read_parts(parts, {.threads = options.threads});
     Board::Slot& slot = board.slots[static_cast<std::size_t>(rank)];
     slot.wanted = report.wanted_bytes;
     slot.read = report.read_bytes;

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "core/base/shard_layout.h"
+#include "io/base/json.h"
 #include "io/hf/gpt2.h"
 
 namespace tessera::bench {

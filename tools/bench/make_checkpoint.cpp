@@ -19,11 +19,13 @@
 #include <exception>
 #include <map>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <string_view>
 #include <thread>
 
 #include "core/base/error.h"
+#include "io/base/json.h"
 #include "io/base/size.h"
 #include "io/checkpoint/save.h"
 #include "tools/bench/gpt2_units.h"
@@ -125,7 +127,7 @@ SaveReport save(const Options& options) {
         request.rank = rank;
         request.world_size = options.world_size;
         request.run_id = "benchmark";
-        request.model_config = config;
+        request.model_config = config.dump();
         std::int64_t shift = 0;  // so that no two tensors are equal
         for (const ShardLayout& unit : units) {
           for (const SlotRange& range : unit.ranges_of_rank(rank)) {

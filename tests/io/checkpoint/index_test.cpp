@@ -3,15 +3,12 @@
 #include "io/checkpoint/index.h"
 
 #include <doctest/doctest.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
-#include <sys/un.h>
 #include <unistd.h>
 
-#include <cstring>
-
 #include "core/base/error.h"
+#include "io/base/json.h"
 #include "io/checkpoint/find.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
@@ -139,25 +136,6 @@ TEST_CASE("text that is no index") {
   }
 }
 
-TEST_CASE("each field is needed") {
-  for (const char* field : {"format", "version", "step", "world_size", "run_id", "created",
-                            "tessera", "model", "files", "sections"}) {
-    Json json = sample();
-    json.erase(field);
-    refuse_text(json.dump(), (std::string("\"") + field + "\" is missing").c_str());
-  }
-  for (const char* field : {"dtype", "shape", "chunks"}) {
-    Json json = sample();
-    json["sections"]["model"]["tensors"]["w"].erase(field);
-    refuse_text(json.dump(), (std::string("\"") + field + "\" is missing").c_str());
-  }
-  for (const char* field : {"file", "bytes", "elements", "checksum"}) {
-    Json json = sample();
-    json[Json::json_pointer(kChunk)].erase(field);
-    refuse_text(json.dump(), (std::string("\"") + field + "\" is missing").c_str());
-  }
-}
-
 // A valid index with everything that one can have.
 Json full_sample() {
   Json json = sample();
@@ -170,10 +148,15 @@ Json full_sample() {
   return json;
 }
 
-TEST_CASE("each field of what may be absent as a whole is needed") {
+TEST_CASE("each field is needed") {
   const Json whole = full_sample();
   CHECK(without_checksum(parse_index(whole.dump(), "index.json")) == whole);
   const std::vector<std::pair<std::string, std::vector<const char*>>> fields = {
+      {"",
+       {"format", "version", "step", "world_size", "run_id", "created", "tessera", "model", "files",
+        "sections"}},
+      {"/sections/model/tensors/w", {"dtype", "shape", "chunks"}},
+      {kChunk, {"file", "bytes", "elements", "checksum"}},
       {"/files/a", {"size"}},
       {"/files/a/header", {"size", "checksum"}},
       {"/sections/model", {"tensors"}},
@@ -231,11 +214,6 @@ TEST_CASE("fields of the wrong kind or size") {
   refuse("/format", "other", "expected format");
   refuse("/version", 2, "use a newer tessera");
   refuse("/version", 0, "whole number from 1");
-  refuse("/step", -1, "whole number");
-  refuse("/step", 1.5, "whole number");
-  refuse("/step", 9223372036854775808ULL, "whole number");
-  refuse("/step", 18446744073709551616.0, "whole number");
-  refuse("/step", "7", "whole number");
   refuse("/world_size", 0, "whole number from 1");
   refuse("/world_size", 2147483648, "whole number from 1");
   refuse("/run_id", 7, "expected a string");
@@ -247,9 +225,7 @@ TEST_CASE("fields of the wrong kind or size") {
     refuse("/created", time, "expected a time like");
   }
   refuse("/model", "gpt2", "expected an object");
-  refuse("/files/a/size", -1, "whole number");
   refuse("/files", Json::array(), "expected an object");
-  refuse("/sections/trainer/size", 0.5, "whole number");
   refuse("/files/a/header", Json::array(), "expected an object");
   refuse("/files/a/header", {{"size", 129}, {"checksum", "crc64:0000000000000000"}},
          "whole number from 0 to 128");
@@ -284,7 +260,6 @@ TEST_CASE("tensors and chunks that do not fit") {
   refuse("/sections/model/tensors/w/dtype", "F33", "unknown dtype");
   refuse("/sections/model/tensors/w/shape", {5, 3}, "are in no chunk");
   refuse("/sections/model/tensors/w/shape", {3, 3}, "but there are 9");
-  refuse("/sections/model/tensors/w/shape", {-4, 3}, "whole number");
   refuse("/sections/model/tensors/w/shape", {4294967296, 4294967296}, "more than 2^63");
   refuse("/sections/model/tensors/w/shape", {1, 1, 1, 1, 1, 1, 1, 1, 12}, "9 dims");
   refuse("/sections/model/tensors/w/chunks", Json::array(), "elements 0 to 12 are in no chunk");
@@ -405,11 +380,6 @@ TEST_CASE("the directory has to match its index") {
     fs::resize_file(path / "index.json", static_cast<std::uintmax_t>(kMaxIndexBytes) + 1);
     refuse_open("at most");
   }
-  SUBCASE("an index that is a link") {
-    fs::rename(path / "index.json", path / "other.json");
-    fs::create_symlink("other.json", path / "index.json");
-    refuse_open("symbolic link");
-  }
   SUBCASE("a shard is missing") {
     fs::remove(shard);
     refuse_open("rank-00001-of-00002.safetensors is missing");
@@ -429,36 +399,24 @@ TEST_CASE("the directory has to match its index") {
     fs::resize_file(shard, content.size() - 1);
     refuse_open("rank-00001-of-00002.safetensors has");
   }
-  SUBCASE("a shard is a link") {
+  SUBCASE("a shard is no regular file") {
     fs::rename(shard, path / "elsewhere");
-    fs::create_symlink("elsewhere", shard);
-    refuse_open("not a regular file");
-  }
-  SUBCASE("a shard is a FIFO") {
-    fs::remove(shard);
-    REQUIRE(::mkfifo(shard.c_str(), 0600) == 0);
-    refuse_open("not a regular file");
-  }
-  SUBCASE("a shard is a socket, a directory, or where the system lets us, a device") {
-    fs::remove(shard);
-    const int socket = ::socket(AF_UNIX, SOCK_STREAM, 0);
-    REQUIRE(socket >= 0);
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    REQUIRE(shard.string().size() < sizeof(address.sun_path));
-    std::memcpy(address.sun_path, shard.c_str(), shard.string().size());
-    REQUIRE(::bind(socket, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0);
-    refuse_open("not a regular file");
-    ::close(socket);
-    fs::remove(shard);
-    fs::create_directory(shard);
-    refuse_open("not a regular file");
-    fs::remove(shard);
-    if (::mknod(shard.c_str(), S_IFCHR | 0600, makedev(1, 3)) == 0) {
+    const auto refuse_shard = [&] {
       refuse_open("not a regular file");
+      fs::remove(shard);
+    };
+    fs::create_symlink("elsewhere", shard);
+    refuse_shard();
+    fs::create_directory(shard);
+    refuse_shard();
+    for (const mode_t kind : {S_IFIFO, S_IFSOCK, S_IFCHR}) {  // devices where the system lets us
+      if (::mknod(shard.c_str(), kind | 0600, makedev(1, 3)) == 0) refuse_shard();
     }
   }
-  SUBCASE("an index that is a FIFO, or a directory") {
+  SUBCASE("an index that is a link, a FIFO or a directory") {
+    fs::rename(path / "index.json", path / "other.json");
+    fs::create_symlink("other.json", path / "index.json");
+    refuse_open("symbolic link");
     fs::remove(path / "index.json");
     REQUIRE(::mkfifo((path / "index.json").c_str(), 0600) == 0);
     refuse_open("is a FIFO; expected a regular file");

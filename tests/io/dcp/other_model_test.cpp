@@ -6,6 +6,7 @@
 #include <set>
 
 #include "core/base/error.h"
+#include "io/base/json.h"
 #include "io/consolidate/consolidate.h"
 #include "io/hf/config.h"
 #include "io/safetensors/reader.h"
@@ -31,23 +32,15 @@ struct Entry {
 void write_shards(const fs::path& dir, const std::vector<Entry>& entries) {
   const std::map<std::string, std::size_t> widths{
       {"F32", 4}, {"BF16", 2}, {"I32", 4}, {"F8_E4M3", 1}};
-  Json header, info;
-  std::string data;
+  std::vector<DcpEntry> written;
+  std::size_t count = 0;
   for (const Entry& entry : entries) {
-    const std::size_t begin = data.size();
     const auto size = static_cast<std::size_t>(entry.elements) * widths.at(entry.dtype);
-    for (std::size_t i = 0; i < size; ++i) data += static_cast<char>(data.size() % 60);
-    header[entry.name] = {{"dtype", entry.dtype},
-                          {"shape", {entry.elements}},
-                          {"data_offsets", {begin, data.size()}}};
-    info[entry.name]["saved_offsets"] = {0};
+    written.push_back({entry.name, entry.dtype, {entry.elements}, ""});
+    for (std::size_t i = 0; i < size; ++i) written.back().bytes += static_cast<char>(count++ % 60);
   }
-  header["__metadata__"]["DCP_SHARDING_INFO"] = info.dump();
-  const std::string text = header.dump();
-  const std::uint64_t length = text.size();
   fs::create_directories(dir);
-  write_text(dir / "shard-00001-model-00001-of-00001.safetensors",
-             std::string(reinterpret_cast<const char*>(&length), 8) + text + data);
+  write_dcp_shard(dir / "shard-00001-model-00001-of-00001.safetensors", written);
 }
 
 const std::vector<Entry> kLlama = {{"model.model.embed_tokens.weight"},

@@ -7,6 +7,7 @@
 #include <array>
 
 #include "core/base/error.h"
+#include "io/base/json.h"
 #include "io/consolidate/consolidate.h"
 #include "io/dcp/dcp_source.h"
 #include "io/safetensors/reader.h"
@@ -33,14 +34,7 @@ void write_shard(const fs::path& path, const std::string& tensor, int shard) {
     const auto value = static_cast<float>(i);
     data.append(reinterpret_cast<const char*>(&value), sizeof(value));
   }
-  Json header, info;
-  header[tensor] = {
-      {"dtype", "F32"}, {"shape", {kRowsPerShard, kColumns}}, {"data_offsets", {0, data.size()}}};
-  info[tensor]["saved_offsets"] = {first, 0};
-  header["__metadata__"]["DCP_SHARDING_INFO"] = info.dump();
-  const std::string text = header.dump();
-  const std::uint64_t length = text.size();
-  write_text(path, std::string(reinterpret_cast<const char*>(&length), 8) + text + data);
+  write_dcp_shard(path, {{tensor, "F32", {kRowsPerShard, kColumns}, data, {first, 0}}});
 }
 
 /// A tensor "a" in model file 1 and, if there are two, "b" in model file 2: a row-sharded each.

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "core/base/error.h"
+#include "io/base/json.h"
 #include "io/safetensors/reader.h"
 #include "io/safetensors/writer.h"
 #include "tests/io/support.h"

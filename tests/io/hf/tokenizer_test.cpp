@@ -3,7 +3,10 @@
 #include <doctest/doctest.h>
 
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
+
+#include "io/base/json.h"
 
 namespace tessera::io {
 namespace {

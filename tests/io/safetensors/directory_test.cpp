@@ -76,14 +76,7 @@ TEST_CASE("what a directory says of its tensors") {
                        source->read("2", 0, 1, &value, DType::U8));
   CHECK_THROWS_HOLDING(InvalidArgument, "outside tensor 1",
                        source->read("1", 0, 2, &value, DType::U8));
-  source->stream("1", 16, [&](std::int64_t begin, const void* data, std::int64_t n) {
-    CHECK(begin == 0);
-    CHECK(n == 1);
-    CHECK(*static_cast<const std::uint8_t*>(data) == 1);
-  });
-  const auto layout = source->layout("1");
-  REQUIRE(layout);
-  CHECK(layout->chunks[0].file == "1.safetensors");
+  CHECK(source->record("1")->chunks.at(0).file == "1.safetensors");
 }
 
 }  // namespace

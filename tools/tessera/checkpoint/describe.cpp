@@ -1,6 +1,9 @@
 #include "tools/tessera/checkpoint/describe.h"
 
+#include <nlohmann/json.hpp>
+
 #include "io/base/crc64.h"
+#include "io/base/json.h"
 #include "io/safetensors/dtype.h"
 
 namespace tessera::tools {
@@ -96,7 +99,7 @@ io::Json describe_checkpoint(const io::CheckpointReader& reader, bool with_place
           {"parameters", parameter_count(index)},
           {"bytes", stored_bytes(index)},
           {"files", index.files},
-          {"model", index.model_config},
+          {"model", io::Json::parse(index.model_config)},
           {"tensors", std::move(tensors)},
           {"optimizer", std::move(optimizer)},
           {"configuration", std::move(configuration)},

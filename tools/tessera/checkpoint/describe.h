@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "io/base/json.h"
 #include "io/checkpoint/reader.h"
 
 namespace tessera::tools {

@@ -7,9 +7,11 @@
 #include <cmath>
 #include <cstdio>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "core/base/memory.h"
+#include "io/base/json.h"
 #include "io/checkpoint/find.h"
 #include "io/safetensors/dtype.h"
 #include "tools/tessera/checkpoint/commands.h"
@@ -176,19 +178,19 @@ Command add_checkpoint_diff(CLI::App& parent) {
   diff.threads = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 8U));
   CLI::App* app = parent.add_subcommand(
       "diff",
-      "Which tensors of two checkpoints differ, and by how much, whatever the world sizes; "
-      "exit 0 if none does, else 1");
+      "List tensors that differ between two checkpoints of any world sizes, and by how much; exit "
+      "0 if none does, else 1");
   app->add_option("A", options->a, kOneCheckpoint)->required();
   app->add_option("B", options->b, kOneCheckpoint)->required();
   app->add_option("--what", options->what, "Weights, optimizer state, or both")
       ->check(CLI::IsMember({"model", "optimizer", "all"}))
       ->capture_default_str();
-  app->add_option("--tolerance", diff.absolute, "Take values for equal if |a - b| is at most this")
+  app->add_option("--tolerance", diff.absolute, "Treat values as equal if |a - b| is at most this")
       ->capture_default_str();
   app->add_option("--relative-tolerance", diff.relative,
                   "Allow this times the larger of |a| and |b| in addition")
       ->capture_default_str();
-  app->add_option("--jobs", diff.threads, "Threads that read, with 2 MiB of memory each")
+  app->add_option("--jobs", diff.threads, "Threads, with 3 MiB of memory each")
       ->capture_default_str();
   app->add_flag("--json", options->json, "Machine-readable output");
   return {app, [options] { return run(*options); }};

@@ -4,9 +4,11 @@
 
 #include <cstdio>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "core/base/memory.h"
 #include "io/base/crc64.h"
+#include "io/base/json.h"
 #include "io/checkpoint/find.h"
 #include "io/source/open_sharded.h"
 #include "tools/tessera/checkpoint/commands.h"
@@ -59,7 +61,7 @@ void print(const io::CheckpointReader& reader, const io::Json& json, bool with_c
                       fmt::format("{} updates; moments of {} tensors", index.optimizer->step,
                                   index.optimizer->exp_avg.size()));
   }
-  rows.emplace_back("model", index.model_config.dump());
+  rows.emplace_back("model", index.model_config);
   for (const auto& [section, settings] : json["configuration"].items()) {
     if (section == "model" || !settings.is_object()) continue;
     rows.emplace_back(section, settings.dump());
@@ -79,7 +81,7 @@ void print(const io::CheckpointReader& reader, const io::Json& json, bool with_c
   }
 }
 
-// Somebody else's shards: what consolidating them would make of them.
+// Shards of another program, as consolidate would export them.
 void print_sharded(const Options& options) {
   require(options.step == "latest", "{} is no checkpoint of tessera and has no step {}",
           options.path, options.step);
@@ -113,14 +115,14 @@ Command add_checkpoint_inspect(CLI::App& parent) {
   const auto options = std::make_shared<Options>();
   CLI::App* app = parent.add_subcommand(
       "inspect",
-      "Step, sections, tensors, digest, and where it comes from: run, ranks, version, "
-      "configuration. Of PyTorch's shards: what consolidate makes of them");
+      "Print step, sections, tensors, digest, run, ranks, version and configuration. For PyTorch's "
+      "shards: the tensors as consolidate would write them");
   app->add_option("PATH", options->path, kOneCheckpoint)->required();
-  app->add_option("--step", options->step, "Of a run: latest, or a number")->capture_default_str();
+  app->add_option("--step", options->step, "Checkpoint of a run: latest, or a step")
+      ->capture_default_str();
   app->add_flag("--json", options->json, "Machine-readable output");
-  app->add_flag(
-      "--chunks", options->chunks,
-      "Where each chunk of each tensor lies, moments too: file, bytes, elements, checksum");
+  app->add_flag("--chunks", options->chunks,
+                "List file, bytes, elements and checksum of each chunk, also of moments");
   return {app, [options] { return run(*options); }};
 }
 

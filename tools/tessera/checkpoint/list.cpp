@@ -7,8 +7,10 @@
 #include <cstdio>
 #include <ctime>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "core/base/memory.h"
+#include "io/base/json.h"
 #include "tools/tessera/checkpoint/commands.h"
 #include "tools/tessera/report/console.h"
 #include "tools/tessera/report/utf8.h"
@@ -47,7 +49,7 @@ std::string rough(std::int64_t seconds) {
                       : format_duration(static_cast<double>(seconds));
 }
 
-// A run that goes on needs it, too.
+// Resuming needs trainer.json, too.
 void check_trainer_state(const io::CheckpointReader& reader) {
   if (reader.index().trainer) read_trainer_state(reader);
 }
@@ -84,7 +86,7 @@ int run(const Options& options) {
 Command add_checkpoint_list(CLI::App& parent) {
   const auto options = std::make_shared<Options>();
   CLI::App* app = parent.add_subcommand(
-      "list", "Checkpoints by step, and what is left of attempts to save: age, size, what, state");
+      "list", "List checkpoints and leftover attempts by step: state, age, size, content");
   app->add_option("PATH", options->path, "A run, or a directory of checkpoints")->required();
   app->add_flag("--json", options->json, "Machine-readable output");
   return {app, [options] { return run(*options); }};

@@ -10,11 +10,14 @@
 #include <cerrno>
 #include <cstdio>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "core/base/memory.h"
+#include "io/base/json.h"
 #include "io/base/size.h"
 #include "io/checkpoint/find.h"
+#include "io/hf/gpt2.h"
 #include "tools/tessera/checkpoint/commands.h"
 #include "tools/tessera/report/byte_progress.h"
 #include "tools/tessera/report/console.h"
@@ -28,8 +31,7 @@ struct Options {
   bool json = false;
 };
 
-/// Keeps a run from starting in a directory while a checkpoint is written there. A directory that
-/// belongs to no run needs no lock.
+/// Keeps a run from starting in its directory while a checkpoint is written there.
 class RunLock {
  public:
   explicit RunLock(const io::fs::path& checkpoints) {
@@ -68,10 +70,20 @@ io::fs::path checkpoints_of(const std::string& out, std::int64_t step) {
   return path;
 }
 
+// Tensors in the order in which the model registers them; empty for another architecture.
+std::vector<io::TensorInfo> known_order(const io::CheckpointIndex& index) {
+  try {
+    return io::gpt2_tensors(io::Json::parse(index.model_config));
+  } catch (const InvalidArgument&) {
+    return {};
+  }
+}
+
 int run(const Options& options) {
   const auto source = io::open_checkpoint(options.source, parse_step(options.step));
   io::ReshardOptions reshard = options.reshard;
   reshard.memory = io::parse_bytes(options.memory);
+  reshard.order = known_order(source.index());
   ByteProgress progress("copied");
   reshard.progress = [&](std::int64_t done, std::int64_t total) { progress.update(done, total); };
   const io::fs::path out = checkpoints_of(options.out, source.index().step);
@@ -107,15 +119,17 @@ Command add_checkpoint_reshard(CLI::App& parent) {
   reshard.jobs = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 4U));
   CLI::App* app = parent.add_subcommand(
       "reshard",
-      "Write a checkpoint as a run of another number of ranks would have saved it (to "
-      "train on, none needs this: any run loads any checkpoint)");
+      "Write a checkpoint as a run with another number of ranks would have saved it. Resuming "
+      "does not need this: any run loads any checkpoint");
   app->add_option("SRC", options->source, kOneCheckpoint)->required();
   app->add_option("OUT", options->out,
                   "A run or a directory of checkpoints; it gets a checkpoint of the same step")
       ->required();
   app->add_option("--world", reshard.world_size, "Ranks, and shards")->required();
-  app->add_option("--step", options->step, "Of a run: latest, or a number")->capture_default_str();
-  app->add_option("--memory", options->memory, "For all buffers together")->capture_default_str();
+  app->add_option("--step", options->step, "Checkpoint of a run: latest, or a step")
+      ->capture_default_str();
+  app->add_option("--memory", options->memory, "Bytes of all buffers together")
+      ->capture_default_str();
   app->add_option("--jobs", reshard.jobs, "Threads that copy")->capture_default_str();
   app->add_flag("--overwrite", reshard.overwrite, "Replace a checkpoint of the same step in OUT");
   app->add_flag("--json", options->json, "Machine-readable output");

@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <thread>
 
 #include "core/base/memory.h"
+#include "io/base/json.h"
 #include "io/checkpoint/find.h"
 #include "tools/tessera/checkpoint/commands.h"
 #include "tools/tessera/report/byte_progress.h"
@@ -24,7 +26,7 @@ struct Options {
   bool json = false;
 };
 
-// What is so broken that it cannot be opened is a finding, too.
+// A checkpoint that cannot be opened is a finding, too.
 io::VerifyReport examine(const io::fs::path& dir, const io::VerifyOptions& options,
                          std::optional<std::int64_t> step) {
   const auto check_step = [&](const io::CheckpointIndex& index) {
@@ -36,7 +38,7 @@ io::VerifyReport examine(const io::fs::path& dir, const io::VerifyOptions& optio
     check_step(reader.index());
     return io::verify_checkpoint(reader, options);
   } catch (const io::CorruptFile&) {
-    // The index is valid, but not all files are there: the others are looked at all the same.
+    // The index is valid, but a file is missing or cut: verify the others all the same.
     const std::string source = (dir / "index.json").string();
     const auto index =
         io::parse_index(io::read_file(source, io::kMaxIndexBytes, io::Links::Refuse), source);
@@ -102,11 +104,12 @@ Command add_checkpoint_verify(CLI::App& parent) {
   options->jobs = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 8U));
   CLI::App* app = parent.add_subcommand(
       "verify",
-      "Read everything: coverage, checksums and finite values; exit 1 and name file, "
-      "tensor and bytes if something is wrong");
+      "Read everything and check coverage, checksums and finite values; exit 1 and name file, "
+      "tensor and bytes of any damage");
   app->add_option("PATH", options->path, kOneCheckpoint)->required();
-  app->add_option("--step", options->step, "Of a run: latest, or a number")->capture_default_str();
-  app->add_option("--jobs", options->jobs, "Threads that read, with 1 MiB of memory each")
+  app->add_option("--step", options->step, "Checkpoint of a run: latest, or a step")
+      ->capture_default_str();
+  app->add_option("--jobs", options->jobs, "Threads, with 1 MiB of memory each")
       ->capture_default_str();
   app->add_flag("--json", options->json, "Machine-readable output");
   return {app, [options] { return run(*options); }};

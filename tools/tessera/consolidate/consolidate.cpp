@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cstdio>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -29,7 +30,7 @@ struct Options {
   std::string format, what = "model", dtype = "keep", step = "latest";
   std::string max_shard_size = "5GB", memory = "256MiB";
   io::ConsolidateOptions consolidate;
-  std::string copy = "auto", config;
+  std::string config;
   std::vector<std::string> strip{"auto"};
   bool buffered = false, json = false, dry_run = false;
 };
@@ -55,7 +56,6 @@ void print_report(const io::ConsolidateReport& report, const std::vector<std::st
                   {"parameters", report.parameters},
                   {"bytes", report.bytes},
                   {"reused_bytes", report.reused_bytes},
-                  {"system_copied_bytes", report.system_copied_bytes},
                   {"seconds", report.seconds}};
     if (report.step) json["step"] = *report.step;
     json["kind"] = report.kind;
@@ -112,8 +112,6 @@ int run(const Options& options) {
   consolidate.max_shard_size = io::parse_bytes(options.max_shard_size);
   consolidate.memory = io::parse_bytes(options.memory);
   consolidate.direct_io = !options.buffered;
-  if (options.copy == "system") consolidate.copy = io::CopyBy::System;
-  if (options.copy == "program") consolidate.copy = io::CopyBy::Program;
   consolidate.names = name_rules(options.strip);
   if (!options.config.empty()) consolidate.config_file = options.config;
   if (options.dry_run) {
@@ -122,8 +120,7 @@ int run(const Options& options) {
                                   : format_plan(plan, detect_console(STDOUT_FILENO)));
     return 0;
   }
-  // From the first block on: before it, a request to stop ends the process at once and costs
-  // nothing. A scheduler's warning is kept for it.
+  // Before the first block, a stop request ends the process at once; nothing is lost then.
   const HeldWarnings held;
   std::optional<StopSignal> stop;
   std::vector<std::string> warnings;
@@ -156,63 +153,60 @@ Command add_consolidate(CLI::App& parent) {
   consolidate.jobs = static_cast<int>(std::clamp(4 * std::thread::hardware_concurrency(), 4U, 16U));
   CLI::App* app = parent.add_subcommand(
       "consolidate",
-      "Make a whole model of a checkpoint's shards; needs little memory and no GPU.\n"
-      "Ctrl-C or a kill leaves OUT.tmp; the same command then goes on from there.");
+      "Write a checkpoint's shards as a whole model; needs little memory and no GPU.\n"
+      "Ctrl-C or a kill leaves OUT.tmp; the same command then continues at the first unfinished "
+      "file.");
   app->add_option("CHECKPOINT", options->source,
                   "A checkpoint, a run (its newest checkpoint), a Hugging Face model directory, or "
                   "a PyTorch Distributed Checkpoint (FSDP, torchtitan, Lightning)")
       ->required();
   app->add_option("OUT", options->out, "Directory to write")->required();
   app->add_option("--format", options->format,
-                  "Hugging Face directory, of a model that tessera does not know too, or plain "
-                  "safetensors, which alone hold optimizer state")
+                  "A Hugging Face directory, also of a model that tessera does not know, or plain "
+                  "safetensors, the only format with optimizer state")
       ->check(CLI::IsMember({"hf", "safetensors"}))
       ->default_str("hf, or safetensors with --tensors or --what optimizer or all");
   app->add_option("--what", options->what, "Weights, optimizer state, or both")
       ->check(CLI::IsMember({"model", "optimizer", "all"}))
       ->capture_default_str();
-  app->add_option("--dtype", options->dtype, "Of the weights")
+  app->add_option("--dtype", options->dtype, "Dtype of the weights")
       ->check(CLI::IsMember({"keep", "f32", "bf16"}))
       ->capture_default_str();
   app->add_option("--max-shard-size", options->max_shard_size, "Largest file of tensors")
       ->capture_default_str();
-  app->add_option("--memory", options->memory,
-                  "For all buffers together; names and places of tensors take about 2 KiB each "
-                  "beside them")
+  app->add_option(
+         "--memory", options->memory,
+         "Bytes of all buffers together; names and places of tensors take about 2 KiB each in "
+         "addition")
       ->capture_default_str();
-  app->add_option("--step", options->step, "Of a run: latest, or a number")->capture_default_str();
+  app->add_option("--step", options->step, "Checkpoint of a run: latest, or a step")
+      ->capture_default_str();
   app->add_option("--jobs", consolidate.jobs, "Threads that copy")->capture_default_str();
   app->add_flag("--buffered", options->buffered,
-                "Go through the page cache: slower, but what is written stays there to be read");
-  app->add_option(
-         "--copy", options->copy,
-         "Who copies what needs no conversion and has checksums: this program, or the system "
-         "(copy_file_range; the copy is read back and verified), which auto takes on "
-         "network file systems, whose servers copy by themselves")
-      ->check(CLI::IsMember({"auto", "system", "program"}))
-      ->capture_default_str();
+                "Use the page cache: slower, but the output stays cached for the next reader");
   app->add_option("--config", options->config,
-                  "config.json of the model (GPT-2, Llama, Qwen, ...), for shards that have none "
-                  "beside them; the tokenizer and the generation_config.json beside it go along if "
-                  "they have none");
+                  "config.json of the model (GPT-2, Llama, Qwen, ...), for shards without one; its "
+                  "neighbours (tokenizer, generation_config.json) are copied if the shards have "
+                  "none");
   app->add_option(
          "--strip", options->strip,
-         "Of names in PyTorch's shards: auto (what wrappers add, and model. and module. at "
-         "the beginning, unless a config.json says that model. is part of the names, as of a "
-         "Llama's), none, or a prefix, such as model. (may be given several times)")
+         "Prefixes to remove from names in PyTorch's shards: auto (those that wrappers add, and "
+         "leading model. and module., unless the config.json's model has model. in its names, as "
+         "Llama does), none, or a prefix such as model. (may be repeated)")
       ->allow_extra_args(false)
       ->capture_default_str();
   app->add_option(
          "--shards", consolidate.shards,
-         "How many shards there must be, of PyTorch's shard-*.safetensors, which do not say")
+         "Number of shards to expect of PyTorch's shard-*.safetensors, which do not record it")
       ->check(CLI::PositiveNumber);
   app->add_option(
          "--tensors", consolidate.tensors,
-         "Only tensors whose name, after stripping, fits this pattern, such as 'h.0.*', and "
-         "their moments; written as safetensors (may be given several times)")
+         "Export only tensors whose name, after --strip, fits this pattern, such as 'h.0.*', and "
+         "their moments, as safetensors (may be repeated)")
       ->allow_extra_args(false);
-  app->add_flag("--dry-run", options->dry_run,
-                "Only say what would be written, from where and under which names, or why not");
+  app->add_flag(
+      "--dry-run", options->dry_run,
+      "Print sources, names and files of the export, or why it would fail; write nothing");
   app->add_flag("--overwrite", consolidate.overwrite, "Replace an earlier export at OUT");
   app->add_flag("--json", options->json, "Machine-readable output");
   return {app, [options] { return run(*options); }};

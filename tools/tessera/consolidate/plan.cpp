@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "core/base/memory.h"
+#include "io/base/json.h"
 #include "io/safetensors/dtype.h"
 #include "tools/tessera/report/utf8.h"
 

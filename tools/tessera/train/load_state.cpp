@@ -22,9 +22,9 @@ std::vector<io::TensorInfo> infos(const io::TensorMap& tensors) {
 }
 
 // Values of this rank that go to `into` as they are read.
-io::LoadPart part_of(io::Section section, const Piece& piece, const Tensor& into,
+io::ReadPart part_of(const io::TensorSource& source, const Piece& piece, const Tensor& into,
                      std::mutex& copying) {
-  io::LoadPart part{section, piece.parameter->name, piece.begin, piece.end, into.dtype()};
+  io::ReadPart part{&source, piece.parameter->name, piece.begin, piece.end, into.dtype()};
   if (into.device().type == DeviceType::CPU) {
     part.data = into.view().data;
   } else {
@@ -49,14 +49,15 @@ bool holds(const LoadPlan& plan, io::Section section, const std::string& name) {
   return found != plan.tensors.end() && found->second.contains(name);
 }
 
-io::LoadReport load_sections(comm::ShardedModel& sharded, const io::CheckpointReader& reader,
+io::ReadReport load_sections(comm::ShardedModel& sharded,
+                             const std::function<const io::TensorSource&(io::Section)>& source,
                              const LoadPlan& plan, int threads, std::uint64_t seed) {
-  std::vector<io::LoadPart> parts;
+  std::vector<io::ReadPart> parts;
   std::mutex copying;
   for (const Piece& piece : sharded.held_pieces()) {
     const auto add = [&](io::Section section, const Tensor& into) {
       const bool wanted = holds(plan, section, piece.parameter->name);
-      if (wanted) parts.push_back(part_of(section, piece, into, copying));
+      if (wanted) parts.push_back(part_of(source(section), piece, into, copying));
       return wanted;
     };
     if (!add(io::Section::Model, piece.master)) start_randomly(piece, seed);
@@ -64,7 +65,7 @@ io::LoadReport load_sections(comm::ShardedModel& sharded, const io::CheckpointRe
     add(io::Section::ExpAvg, piece.exp_avg);
     add(io::Section::ExpAvgSq, piece.exp_avg_sq);
   }
-  const io::LoadReport report = io::load_parts(reader, parts, threads);
+  const io::ReadReport report = io::read_parts(parts, {.threads = threads});
   sharded.values_changed();
   return report;
 }
@@ -128,38 +129,19 @@ LoadPlan plan_weights(const io::ModelSource& source, const models::Gpt2Config& m
   return plan;
 }
 
-io::LoadReport load_training_state(comm::ShardedModel& sharded, const io::CheckpointReader& reader,
+io::ReadReport load_training_state(comm::ShardedModel& sharded, const io::CheckpointReader& reader,
                                    const LoadPlan& plan, int threads, std::uint64_t seed) {
   sharded.create_optimizer_state();
-  return load_sections(sharded, reader, plan, threads, seed);
+  return load_sections(
+      sharded,
+      [&](io::Section section) -> const io::TensorSource& { return reader.source(section); }, plan,
+      threads, seed);
 }
 
-io::LoadReport load_weights(comm::ShardedModel& sharded, const io::ModelSource& source,
+io::ReadReport load_weights(comm::ShardedModel& sharded, const io::ModelSource& source,
                             const LoadPlan& plan, int threads, std::uint64_t seed) {
-  if (const io::CheckpointReader* reader = source.checkpoint()) {
-    return load_sections(sharded, *reader, plan, threads, seed);
-  }
-  const auto start = std::chrono::steady_clock::now();
-  io::LoadReport report;
-  std::map<std::string, std::int64_t> width;  // bytes of an element, as stored
-  for (const io::TensorInfo& tensor : source.tensors()) {
-    width[tensor.name] = static_cast<std::int64_t>(dtype_size(tensor.dtype));
-  }
-  for (const Piece& piece : sharded.held_pieces()) {
-    const std::string& name = piece.parameter->name;
-    if (!holds(plan, io::Section::Model, name)) {
-      start_randomly(piece, seed);
-      continue;
-    }
-    fill_from_host(piece.master, [&](std::int64_t begin, std::int64_t end, float* out) {
-      source.read(name, piece.begin + begin, piece.begin + end, out, DType::F32);
-    });
-    report.wanted_bytes += (piece.end - piece.begin) * width.at(name);
-  }
-  sharded.values_changed();
-  report.read_bytes = report.wanted_bytes;
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return report;
+  return load_sections(
+      sharded, [&](io::Section) -> const io::TensorSource& { return source; }, plan, threads, seed);
 }
 
 }  // namespace tessera::tools

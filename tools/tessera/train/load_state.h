@@ -7,8 +7,9 @@
 #include <vector>
 
 #include "comm/sharding/sharded_model.h"
-#include "io/checkpoint/load.h"
+#include "io/checkpoint/reader.h"
 #include "io/hf/model_source.h"
+#include "io/pump/read_parts.h"
 #include "models/gpt2_config.h"
 
 namespace tessera::tools {
@@ -37,11 +38,10 @@ LoadPlan plan_weights(const io::ModelSource& source, const models::Gpt2Config& m
 /// values go straight to their place, to a device through 512 KiB a thread.
 /// @param seed  of weights that the plan leaves out
 /// @throws IoError, CorruptCheckpoint; the model's values must not be used then
-io::LoadReport load_training_state(comm::ShardedModel& sharded, const io::CheckpointReader& reader,
+io::ReadReport load_training_state(comm::ShardedModel& sharded, const io::CheckpointReader& reader,
                                    const LoadPlan& plan, int threads, std::uint64_t seed);
-/// Fills the weights of this rank: those of a checkpoint as above, of other sources tensor by
-/// tensor.
-io::LoadReport load_weights(comm::ShardedModel& sharded, const io::ModelSource& source,
+/// Fills the weights of this rank, as above.
+io::ReadReport load_weights(comm::ShardedModel& sharded, const io::ModelSource& source,
                             const LoadPlan& plan, int threads, std::uint64_t seed);
 
 }  // namespace tessera::tools

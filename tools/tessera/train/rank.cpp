@@ -159,7 +159,7 @@ std::string Rank::resume(int threads) {
   return {};
 }
 
-void Rank::tell_of_loading(const fs::path& from, const io::LoadReport& report) {
+void Rank::tell_of_loading(const fs::path& from, const io::ReadReport& report) {
   log_.write(fmt::format("loaded {} from {} in {:.2f} s, {} were read",
                          format_bytes(report.wanted_bytes), from.string(), report.seconds,
                          format_bytes(report.read_bytes)));

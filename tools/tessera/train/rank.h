@@ -54,7 +54,7 @@ class Rank {
   bool is_zero() const { return rank_ == 0; }
   TrainerOptions trainer_options();
   std::string resume(int threads);
-  void tell_of_loading(const std::filesystem::path& from, const io::LoadReport& report);
+  void tell_of_loading(const std::filesystem::path& from, const io::ReadReport& report);
   void show_start();
   void profile();
   void write_profile();

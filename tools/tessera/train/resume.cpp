@@ -59,7 +59,7 @@ Checkpoints look_into(const fs::path& dir) {
 
 // What can be told before tensors are read.
 void check_state(const io::CheckpointReader& reader) {
-  parse_model_section(reader.index().model_config, reader.path().string());
+  parse_model_section(nlohmann::json::parse(reader.index().model_config), reader.path().string());
   if (reader.index().trainer) read_trainer_state(reader);
 }
 

@@ -125,7 +125,7 @@ io::SaveRequest Saver::complete(io::SaveRequest request, const TrainerState& sta
   request.rank = options_.rank;
   request.world_size = options_.world_size;
   request.run_id = options_.run_id;
-  request.model_config = options_.model;
+  request.model_config = options_.model.dump();
   request.trainer_json = format_trainer_state(state);
   request.pulse = pulse_;
   request.hurry = hurry_;

@@ -6,7 +6,6 @@
 #include <set>
 
 #include "io/hf/gpt2.h"
-#include "io/source/checkpoint_tensors.h"
 
 namespace tessera::tools {
 namespace {
@@ -116,8 +115,8 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
   const std::vector<std::string>& chosen = config.checkpoint.load_tensors;
   if (resume) {
     setup.resume = io::CheckpointReader::open(*resume);
-    adopt(setup.resume->index().model_config, resume->string(),
-          io::CheckpointTensors(*setup.resume, io::Section::Model).tensors(), any_fit);
+    adopt(nlohmann::json::parse(setup.resume->index().model_config), resume->string(),
+          setup.resume->source(io::Section::Model).tensors(), any_fit);
     setup.state = read_trainer_state(*setup.resume);
     tokenizer = tokenizer_of(setup.state);
   } else if (!config.model.init_from.empty()) {

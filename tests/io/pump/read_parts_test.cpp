@@ -1,4 +1,4 @@
-#include "io/checkpoint/load.h"
+#include "io/pump/read_parts.h"
 
 #include <doctest/doctest.h>
 
@@ -22,16 +22,17 @@ constexpr int kThreads = 3;
 
 // What a rank of another world size needs, and where it belongs.
 struct Share {
-  std::vector<LoadPart> parts;
+  std::vector<ReadPart> parts;
   std::vector<const float*> expected;  // by part
   std::vector<std::vector<float>> memory;
 
-  Share(const SampleModel& model, int rank, int world) {
+  Share(const CheckpointReader& reader, const SampleModel& model, int rank, int world) {
     const SaveRequest request = make_request(model, "", rank, {.world_size = world});
     const auto add = [&](Section section, const std::vector<TensorPart>& list) {
+      if (!reader.has(section)) return;
       for (const TensorPart& part : list) {
         memory.emplace_back(static_cast<std::size_t>(part.end - part.begin), -1.0F);
-        parts.push_back({section, part.name, part.begin, part.end, DType::F32});
+        parts.push_back({&reader.source(section), part.name, part.begin, part.end, DType::F32});
         expected.push_back(static_cast<const float*>(part.data));
       }
     };
@@ -71,8 +72,8 @@ TEST_CASE("what four ranks saved is loaded by any number of ranks, each its shar
     std::int64_t wanted = 0;
     for (int rank = 0; rank < world; ++rank) {
       const auto reader = CheckpointReader::open(path);  // as another process has it
-      Share share(model, rank, world);
-      const LoadReport report = load_parts(reader, share.parts, kThreads);
+      Share share(reader, model, rank, world);
+      const ReadReport report = read_parts(share.parts, {.threads = kThreads});
       CHECK(share.is_right());
       wanted += report.wanted_bytes;
       CHECK(report.read_bytes >= report.wanted_bytes);
@@ -93,12 +94,12 @@ TEST_CASE(
     CAPTURE(world);
     for (int rank = 0; rank < world; ++rank) {
       const auto reader = CheckpointReader::open(path);
-      Share share(model, rank, world);
-      const LoadReport report = load_parts(reader, share.parts, kThreads);
+      Share share(reader, model, rank, world);
+      const ReadReport report = read_parts(share.parts, {.threads = kThreads});
       CHECK(share.is_right());
       std::int64_t bound = 0;
-      for (const LoadPart& part : share.parts) {
-        const Shape& shape = reader.tensor(part.section, part.name).shape;
+      for (const ReadPart& part : share.parts) {
+        const Shape shape = part.source->record(part.name)->shape;
         const int cut = (part.begin > 0 ? 1 : 0) + (part.end < numel(shape) ? 1 : 0);
         bound += 4 * (part.end - part.begin) + cut * (kChunk - 4);
       }
@@ -107,26 +108,12 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("twice as many ranks read a large tensor once") {
-  TempDir dir;
-  const SampleModel model = one_large_tensor();
-  const fs::path path = save(model, dir.path(), {.world_size = 4, .optimizer = false});
-  const auto reader = CheckpointReader::open(path);
-  for (int rank = 0; rank < 8; ++rank) {
-    Share share(model, rank, 8);
-    share.parts.resize(1);  // the weight
-    const LoadReport report = load_parts(reader, share.parts, kThreads);
-    CHECK(
-        std::ranges::equal(share.memory[0], std::span(share.expected[0], share.memory[0].size())));
-    CHECK(report.read_bytes <= report.wanted_bytes + 2 * (std::int64_t{256} << 10));
-  }
-}
-
 TEST_CASE("values are converted on their way, to memory and to a sink") {
   TempDir dir;
   const SampleModel model = one_large_tensor();
   const auto reader =
       CheckpointReader::open(save(model, dir.path(), {.world_size = 2, .optimizer = false}));
+  const TensorSource& source = reader.source(Section::Model);
   const auto& tensor = model.tensors[0];
   const std::int64_t begin = 12'345, end = numel(tensor.shape) - 77;
   const auto size = static_cast<std::size_t>(end - begin);
@@ -141,12 +128,11 @@ TEST_CASE("values are converted on their way, to memory and to a sink") {
     };
   };
   const auto load = [&](DType dtype, void* data, auto sink) {
-    return load_parts(reader,
-                      std::vector<LoadPart>{
-                          {Section::Model, tensor.name, begin, end, dtype, data, std::move(sink)}},
-                      kThreads);
+    return read_parts(
+        std::vector<ReadPart>{{&source, tensor.name, begin, end, dtype, data, std::move(sink)}},
+        {.threads = kThreads});
   };
-  const LoadReport report = load(DType::F32, plain.data(), nullptr);
+  const ReadReport report = load(DType::F32, plain.data(), nullptr);
   CHECK(report.wanted_bytes == 4 * (end - begin));
   load(DType::BF16, rounded.data(), nullptr);
   load(DType::F32, nullptr, into(sunk));
@@ -175,10 +161,9 @@ TEST_CASE("a damaged chunk is found whichever part of it is wanted, and others s
   const auto reader = CheckpointReader::open(path);
   std::vector<float> out(tensor.weight.size());
   const auto load = [&](std::int64_t begin, std::int64_t end) {
-    load_parts(
-        reader,
-        std::vector<LoadPart>{{Section::Model, tensor.name, begin, end, DType::F32, out.data()}},
-        kThreads);
+    read_parts(std::vector<ReadPart>{{&reader.source(Section::Model), tensor.name, begin, end,
+                                      DType::F32, out.data()}},
+               {.threads = kThreads});
   };
   const std::string place = fmt::format(
       "{}: tensor model/{}, elements {} to {} (bytes {} to {}): the checksum is wrong",
@@ -203,10 +188,10 @@ TEST_CASE("damage is told with its section") {
     std::vector<float> out(static_cast<std::size_t>(size));
     const std::string place =
         fmt::format("tensor {}/{}, elements 0 to", section_name(section), name);
-    CHECK_THROWS_HOLDING(
-        CorruptCheckpoint, place,
-        load_parts(reader, std::vector<LoadPart>{{section, name, 0, size, DType::F32, out.data()}},
-                   1));
+    CHECK_THROWS_HOLDING(CorruptCheckpoint, place,
+                         read_parts(std::vector<ReadPart>{{&reader.source(section), name, 0, size,
+                                                           DType::F32, out.data()}},
+                                    {}));
     CHECK_THROWS_HOLDING(CorruptCheckpoint, place,
                          reader.read(section, name, 0, size, out.data(), DType::F32));
   }
@@ -219,8 +204,8 @@ TEST_CASE("a shard that was cut after it was opened is an error that names it") 
   const auto reader = CheckpointReader::open(path);
   const char* const shard = "rank-00000-of-00001.safetensors";
   fs::resize_file(path / shard, fs::file_size(path / shard) - 4);
-  Share share(model, 0, 1);
-  CHECK_THROWS_HOLDING(CorruptCheckpoint, shard, load_parts(reader, share.parts, kThreads));
+  Share share(reader, model, 0, 1);
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, shard, read_parts(share.parts, {.threads = kThreads}));
 }
 
 TEST_CASE("parts are checked before anything is read") {
@@ -228,26 +213,23 @@ TEST_CASE("parts are checked before anything is read") {
   const auto reader = CheckpointReader::open(
       save(make_sample_model(), dir.path(), {.world_size = 1, .optimizer = false}));
   float out[8];
-  const auto load = [&](const LoadPart& a, const LoadPart& b = {}) {
-    std::vector<LoadPart> parts{a};
+  const TensorSource* const model = &reader.source(Section::Model);
+  const auto load = [&](const ReadPart& a, const ReadPart& b = {}) {
+    std::vector<ReadPart> parts{a};
     if (!b.name.empty()) parts.push_back(b);
-    load_parts(reader, parts, 1);
+    read_parts(parts, {});
   };
   const std::string w = "wte.weight";
-  CHECK_THROWS_HOLDING(InvalidArgument, "no tensor w",
-                       load({Section::Model, "w", 0, 1, DType::F32, out}));
-  CHECK_THROWS_HOLDING(InvalidArgument, "holds no optimizer state",
-                       load({Section::ExpAvg, w, 0, 1, DType::F32, out}));
+  CHECK_THROWS_HOLDING(InvalidArgument, "no tensor w", load({model, "w", 0, 1, DType::F32, out}));
+  CHECK_THROWS_HOLDING(InvalidArgument, "holds no optimizer state", reader.source(Section::ExpAvg));
   CHECK_THROWS_HOLDING(InvalidArgument, "elements 129 to 131 are outside",
-                       load({Section::Model, w, 129, 131, DType::F32, out}));
-  CHECK_THROWS_HOLDING(Unsupported, "does not convert",
-                       load({Section::Model, w, 0, 1, DType::I32, out}));
+                       load({model, w, 129, 131, DType::F32, out}));
+  CHECK_THROWS_HOLDING(Unsupported, "does not convert", load({model, w, 0, 1, DType::I32, out}));
   CHECK_THROWS_HOLDING(InvalidArgument, "neither memory nor a sink",
-                       load({Section::Model, w, 0, 1, DType::F32}));
-  CHECK_THROWS_HOLDING(
-      InvalidArgument, "elements 0 to 4 and 3 to 5 of tensor wte.weight overlap",
-      load({Section::Model, w, 3, 5, DType::F32, out}, {Section::Model, w, 0, 4, DType::F32, out}));
-  load({Section::Model, w, 2, 2, DType::F32});  // nothing
+                       load({model, w, 0, 1, DType::F32}));
+  CHECK_THROWS_HOLDING(InvalidArgument, "elements 0 to 4 and 3 to 5 of tensor wte.weight overlap",
+                       load({model, w, 3, 5, DType::F32, out}, {model, w, 0, 4, DType::F32, out}));
+  load({model, w, 2, 2, DType::F32});  // nothing
 }
 
 }  // namespace

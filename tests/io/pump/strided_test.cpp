@@ -1,4 +1,4 @@
-#include "io/dcp/strided.h"
+#include "io/pump/strided.h"
 
 #include <doctest/doctest.h>
 

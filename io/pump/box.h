@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "io/checkpoint/index.h"
+#include "io/pump/chunk.h"
 
 namespace tessera::io {
 
@@ -26,7 +26,7 @@ inline bool touches(const Chunk& chunk, const Shape& shape, std::int64_t begin, 
   return first < end && begin <= last;
 }
 
-/// How many elements of the chunk's box come before element `element` of the tensor, in row-major
+/// Number of elements of the chunk's box that precede element `element` of the tensor in row-major
 /// order.
 inline std::int64_t elements_before(const Chunk& chunk, const Shape& shape, std::int64_t element) {
   if (!chunk.box || shape.empty()) return element;
@@ -57,7 +57,12 @@ void for_each_run(const Chunk& chunk, const Shape& shape, std::int64_t begin, st
     return;
   }
   const Box& box = *chunk.box;
-  const std::int64_t row = box.shape[box.shape.size() - 1];
+  // A row spans all trailing dims that the box has in full.
+  std::int64_t row = 1;
+  for (int i = shape.size() - 1; i >= 0; --i) {
+    row *= box.shape[i];
+    if (box.shape[i] != shape[i]) break;
+  }
   for (std::int64_t position = chunk.begin; position < chunk.end;) {
     const std::int64_t n = std::min(row - position % row, chunk.end - position);
     std::int64_t rest = position, in_tensor = 0, stride = 1;
@@ -69,6 +74,23 @@ void for_each_run(const Chunk& chunk, const Shape& shape, std::int64_t begin, st
     clip(in_tensor, position, n);
     position += n;
   }
+}
+
+/// Whether the box is one range of elements of the tensor.
+inline bool is_one_run(const Box& box, const Shape& shape) {
+  bool partial = false;  // an inner dim is not full, or an outer one has more than one row
+  for (int i = shape.size() - 1; i >= 0; --i) {
+    if (partial && box.shape[i] != 1) return false;
+    partial = partial || box.shape[i] != shape[i];
+  }
+  return true;
+}
+
+/// Position in the tensor of the first element of a box.
+inline std::int64_t first_element(const Box& box, const Shape& shape) {
+  std::int64_t position = 0;
+  for (int i = 0; i < shape.size(); ++i) position = position * shape[i] + box.offsets[i];
+  return position;
 }
 
 }  // namespace tessera::io

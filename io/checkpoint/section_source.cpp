@@ -1,0 +1,43 @@
+#include "io/checkpoint/section_source.h"
+
+#include "core/base/error.h"
+#include "io/checkpoint/shard_header.h"
+
+namespace tessera::io {
+
+SectionSource::SectionSource(const fs::path& dir, const CheckpointIndex& index, Section section,
+                             bool check_headers)
+    : dir_(dir), index_(index), section_(section), check_headers_(check_headers) {
+  for (const auto& [name, record] : *index.tensors(section)) {
+    tensors_.push_back({name, record.shape, record.dtype});
+  }
+}
+
+std::shared_ptr<const TensorRecord> SectionSource::record(const std::string& name) const {
+  const TensorMap& all = *index_.tensors(section_);
+  const auto found = all.find(name);
+  require(found != all.end(), "checkpoint {} holds no tensor {} in its section {}", dir_.string(),
+          name, section_name(section_));
+  return {std::shared_ptr<const void>(), &found->second};  // the index owns it
+}
+
+File SectionSource::open_file(const std::string& name) const {
+  File file = File::open(dir_ / name, Links::Refuse);
+  if (!check_headers_) return file;
+  const FileIdentity identity = file.identity();
+  {
+    const std::lock_guard lock(mutex_);
+    const auto known = identities_.find(name);
+    if (known != identities_.end() && known->second == identity) return file;
+  }
+  read_shard_header(file, name, index_);
+  const std::lock_guard lock(mutex_);
+  identities_[name] = identity;
+  return file;
+}
+
+std::string SectionSource::title(const std::string& name) const {
+  return fmt::format("{}/{}", section_name(section_), name);
+}
+
+}  // namespace tessera::io

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "io/checkpoint/index.h"
+#include "io/pump/tensor_source.h"
+
+namespace tessera::io {
+
+/// The tensors of one section of a checkpoint.
+class SectionSource : public TensorSource {
+ public:
+  /// @param tensors        of the section in `index`; both and `dir` outlive this
+  /// @param check_headers  whether each shard's header is compared with the index when it is opened
+  SectionSource(const fs::path& dir, const CheckpointIndex& index, Section section,
+                bool check_headers);
+
+  const fs::path& path() const override { return dir_; }
+  const std::vector<TensorInfo>& tensors() const override { return tensors_; }
+  std::shared_ptr<const TensorRecord> record(const std::string& name) const override;
+  File open_file(const std::string& name) const override;
+  std::string title(const std::string& name) const override;
+
+ private:
+  const fs::path& dir_;
+  const CheckpointIndex& index_;
+  const Section section_;
+  const bool check_headers_;
+  std::vector<TensorInfo> tensors_;
+  mutable std::mutex mutex_;
+  mutable std::map<std::string, FileIdentity> identities_;  // of checked files; guarded by mutex_
+};
+
+}  // namespace tessera::io

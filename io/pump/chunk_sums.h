@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "io/pump/chunk.h"
+
+namespace tessera::io {
+
+/// Checksum of `bytes` bytes, continuing `crc`.
+std::uint64_t checksum_of(Checksum kind, const void* data, std::size_t bytes,
+                          std::uint64_t crc = 0);
+std::uint64_t combine_checksums(Checksum kind, std::uint64_t a, std::uint64_t b,
+                                std::int64_t bytes_b);
+
+/// Checksum of a range that threads read in pieces, in any order.
+class RangeSum {
+ public:
+  /// @param bytes  of the range
+  RangeSum(Checksum kind, std::int64_t bytes) : kind_(kind), left_(bytes) {}
+  /// Adds the piece at `begin`. @return the checksum of the range once all pieces are there
+  std::optional<std::uint64_t> add(std::int64_t begin, std::int64_t bytes, std::uint64_t crc);
+
+ private:
+  struct Piece {
+    std::int64_t begin, bytes;
+    std::uint64_t crc;
+  };
+  Checksum kind_;
+  std::int64_t left_;
+  std::vector<Piece> pieces_;
+};
+
+}  // namespace tessera::io

@@ -1,0 +1,207 @@
+#include "io/pump/read_parts.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "core/base/error.h"
+#include "io/base/convert.h"
+#include "io/base/parallel.h"
+#include "io/pump/box.h"
+#include "io/pump/pump.h"
+
+namespace tessera::io {
+namespace {
+
+constexpr std::int64_t kBatch = std::int64_t{8} << 20;  // bytes that a thread takes at once
+
+/// Neighbouring elements of a chunk that go to one place.
+struct Segment {
+  std::int64_t in_chunk = 0, n = 0;
+  std::int64_t in_tensor = 0;
+  const ReadPart* part = nullptr;
+};
+
+/// A chunk of which something is wanted.
+struct Wanted {
+  Slice slice;
+  std::vector<Segment> segments;  ///< by in_chunk
+};
+
+/// A slice of a wanted chunk.
+struct Piece {
+  Slice slice;
+  const Wanted* wanted;
+};
+
+class Read {
+ public:
+  Read(std::span<const ReadPart> parts, const ReadOptions& options) : options_(options) {
+    std::map<std::pair<const TensorSource*, std::string>, std::vector<const ReadPart*>> by_tensor;
+    for (const ReadPart& part : parts) by_tensor[{part.source, part.name}].push_back(&part);
+    for (auto& [key, list] : by_tensor) {
+      PumpTensor& tensor =
+          *tensors_.emplace_back(std::make_unique<PumpTensor>(*key.first, key.second));
+      std::sort(list.begin(), list.end(),
+                [](const ReadPart* a, const ReadPart* b) { return a->begin < b->begin; });
+      for (std::size_t i = 0; i < list.size(); ++i) {
+        check(tensor, *list[i]);
+        require(i == 0 || list[i - 1]->end <= list[i]->begin,
+                "elements {} to {} and {} to {} of tensor {} overlap: they are to be read once",
+                list[i == 0 ? 0 : i - 1]->begin, list[i == 0 ? 0 : i - 1]->end, list[i]->begin,
+                list[i]->end, key.second);
+      }
+      want(tensor, list);
+    }
+    // In the order of the files, so that disks are read forwards.
+    std::sort(wanted_.begin(), wanted_.end(), [](const Wanted& a, const Wanted& b) {
+      const Chunk &x = a.slice.place(), &y = b.slice.place();
+      return std::tie(x.file, x.byte_begin) < std::tie(y.file, y.byte_begin);
+    });
+  }
+
+  ReadReport run() {
+    const auto start = std::chrono::steady_clock::now();
+    std::vector<Piece> pieces;
+    std::int64_t total = 0;
+    for (const Wanted& wanted : wanted_) {
+      const std::int64_t step = kBatch / wanted.slice.tensor->record->width();
+      total += wanted.slice.bytes();
+      for (Slice slice = wanted.slice; slice.from < wanted.slice.to; slice.from = slice.to) {
+        slice.to = std::min(slice.from + step, wanted.slice.to);
+        pieces.push_back({slice, &wanted});
+      }
+    }
+    const auto joins = [&](std::size_t i) {
+      return are_neighbours(pieces[i - 1].slice, pieces[i].slice);
+    };
+    const auto size = [&](std::size_t i) { return pieces[i].slice.bytes(); };
+    const std::vector<std::size_t> batches = cut_batches(pieces.size(), kBatch, joins, size);
+    PumpOptions pump_options{.threads = options_.threads, .direct_io = options_.direct_io};
+    pump_options.block = std::clamp(total, std::int64_t{64} << 10, pump_options.block);
+    Pump pump(pump_options);
+    pump.run(batches.size() - 1, [&](std::size_t b, Pump::Lane& lane) {
+      std::vector<Slice> slices;
+      for (std::size_t i = batches[b]; i < batches[b + 1]; ++i) slices.push_back(pieces[i].slice);
+      std::vector<char> converted;
+      std::size_t at = batches[b];
+      lane.read(slices, [&](const Slice& part, const char* data) {
+        // Parts come in the order of the slices.
+        while (pieces[at].slice.tensor != part.tensor || pieces[at].slice.chunk != part.chunk ||
+               pieces[at].slice.to <= part.from) {
+          ++at;
+        }
+        hand_over(*pieces[at].wanted, part, data, converted);
+      });
+    });
+    if (options_.set_verified) {
+      for (const Wanted& wanted : wanted_) {
+        options_.set_verified(wanted.slice.tensor->name, wanted.slice.chunk);
+      }
+    }
+    report_.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return report_;
+  }
+
+ private:
+  static void check(const PumpTensor& tensor, const ReadPart& part) {
+    const TensorRecord& record = *tensor.record;
+    require(part.begin >= 0 && part.begin <= part.end && part.end <= numel(record.shape),
+            "elements {} to {} are outside tensor {} of shape {}", part.begin, part.end, part.name,
+            record.shape);
+    require(part.begin == part.end || part.data != nullptr || part.sink,
+            "part of {}: neither memory nor a sink", part.name);
+    require<Unsupported>(can_convert(record.dtype, part.dtype),
+                         "tensor {} is stored as {}, which does not convert to {}", part.name,
+                         record.dtype, part.dtype);
+  }
+
+  void want(PumpTensor& tensor, const std::vector<const ReadPart*>& parts) {
+    const TensorRecord& record = *tensor.record;
+    for (std::size_t c = 0; c < record.chunks.size(); ++c) {
+      const Chunk& chunk = record.chunks[c];
+      std::vector<Segment> segments;
+      for (const ReadPart* part : parts) {
+        if (!touches(chunk, record.shape, part->begin, part->end)) continue;
+        for_each_run(chunk, record.shape, part->begin, part->end, [&](const ChunkRun& run) {
+          segments.push_back({run.in_chunk, run.n, run.in_tensor, part});
+          report_.wanted_bytes += run.n * record.width();
+        });
+      }
+      if (segments.empty()) continue;
+      std::sort(segments.begin(), segments.end(),
+                [](const Segment& a, const Segment& b) { return a.in_chunk < b.in_chunk; });
+      Slice slice{&tensor, c, chunk.begin, chunk.end};
+      const bool verified = options_.is_verified && options_.is_verified(tensor.name, c);
+      if (verified || chunk.storage || chunk.checksum == Checksum::None) {
+        slice.from = segments.front().in_chunk;
+        slice.to = segments.back().in_chunk + segments.back().n;
+      }
+      // A part of a chunk has another checksum.
+      if (verified) tensor.skip_sum(c);
+      report_.read_bytes += slice.bytes();
+      wanted_.push_back({slice, std::move(segments)});
+    }
+  }
+
+  static void hand_over(const Wanted& wanted, const Slice& slice, const char* data,
+                        std::vector<char>& converted) {
+    const DType stored = slice.tensor->record->dtype;
+    const std::int64_t width = slice.tensor->record->width();
+    auto segment =
+        std::upper_bound(wanted.segments.begin(), wanted.segments.end(), slice.from,
+                         [](std::int64_t at, const Segment& s) { return at < s.in_chunk + s.n; });
+    for (; segment != wanted.segments.end() && segment->in_chunk < slice.to; ++segment) {
+      const ReadPart& part = *segment->part;
+      const std::int64_t from = std::max(segment->in_chunk, slice.from);
+      const std::int64_t n = std::min(segment->in_chunk + segment->n, slice.to) - from;
+      const std::int64_t element = segment->in_tensor + from - segment->in_chunk;
+      const char* const values = data + (from - slice.from) * width;
+      const auto part_width = static_cast<std::int64_t>(dtype_size(part.dtype));
+      if (part.data) {
+        convert_elements(stored, values, part.dtype,
+                         static_cast<char*>(part.data) + (element - part.begin) * part_width, n);
+      } else if (part.dtype == stored) {
+        part.sink(element, values, n);
+      } else {
+        converted.resize(static_cast<std::size_t>(n * part_width));
+        convert_elements(stored, values, part.dtype, converted.data(), n);
+        part.sink(element, converted.data(), n);
+      }
+    }
+  }
+
+  const ReadOptions& options_;
+  std::vector<std::unique_ptr<PumpTensor>> tensors_;
+  std::vector<Wanted> wanted_;
+  ReadReport report_;
+};
+
+}  // namespace
+
+ReadReport read_parts(std::span<const ReadPart> parts, const ReadOptions& options) {
+  return Read(parts, options).run();
+}
+
+void TensorSource::read(const std::string& name, std::int64_t begin, std::int64_t end, void* out,
+                        DType dtype) const {
+  const ReadPart part{this, name, begin, end, dtype, out};
+  ReadOptions options;
+  options.direct_io = false;
+  options.is_verified = [&](const std::string& tensor, std::size_t chunk) {
+    const std::lock_guard lock(verified_mutex_);
+    return verified_.contains({tensor, chunk});
+  };
+  options.set_verified = [&](const std::string& tensor, std::size_t chunk) {
+    const std::lock_guard lock(verified_mutex_);
+    verified_.emplace(tensor, chunk);
+  };
+  read_parts(std::span(&part, 1), options);
+}
+
+}  // namespace tessera::io

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/dtype.h"
+#include "core/base/shape.h"
+#include "io/base/file.h"
+#include "io/pump/chunk.h"
+
+namespace tessera::io {
+
+/// Name, shape and stored dtype of a tensor.
+struct TensorInfo {
+  std::string name;
+  Shape shape;
+  DType dtype = DType::F32;
+};
+
+/// Named tensors and the places of their bytes in files. A new format implements this; the pump
+/// reads, verifies and converts. Threads may call it concurrently.
+class TensorSource {
+ public:
+  virtual ~TensorSource() = default;
+  /// The file or directory that holds the tensors.
+  virtual const fs::path& path() const = 0;
+  virtual const std::vector<TensorInfo>& tensors() const = 0;
+  /// Chunks of a tensor. @throws InvalidArgument on an unknown name, Unsupported on a dtype that
+  /// tessera lacks and cannot copy as it is
+  virtual std::shared_ptr<const TensorRecord> record(const std::string& name) const = 0;
+  /// Opens a file of a chunk and checks that it belongs to this source.
+  /// @throws IoError, CorruptCheckpoint
+  virtual File open_file(const std::string& name) const { return File::open(path() / name); }
+  /// Name of a tensor in error messages.
+  virtual std::string title(const std::string& name) const { return name; }
+
+  /// Reads elements [begin, end) of a tensor, in row-major order, converted to `dtype`. Verifies
+  /// each chunk in whole on its first touch.
+  /// @param out  room for end - begin elements of dtype
+  /// @throws InvalidArgument on an unknown name or a range outside the tensor, Unsupported if the
+  ///         dtypes do not convert (see can_convert), IoError, CorruptCheckpoint
+  void read(const std::string& name, std::int64_t begin, std::int64_t end, void* out,
+            DType dtype) const;
+
+ private:
+  mutable std::mutex verified_mutex_;
+  mutable std::set<std::pair<std::string, std::size_t>> verified_;  // tensor, number of the chunk
+};
+
+}  // namespace tessera::io

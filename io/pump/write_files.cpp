@@ -1,0 +1,295 @@
+#include "io/pump/write_files.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "core/base/error.h"
+#include "io/base/crc64.h"
+#include "io/base/parallel.h"
+#include "io/pump/pump.h"
+
+namespace tessera::io {
+namespace {
+
+constexpr std::int64_t kMaxBlock = std::int64_t{4} << 20;
+constexpr std::int64_t kMinBlock = kLeastJobMemory / 2;
+
+/// How threads share the work and the memory.
+struct Grain {
+  int jobs;
+  std::int64_t block;  ///< bytes of an output file that are made at once
+};
+
+Grain grain_of(const WriteOptions& options) {
+  // A thread holds a block and the bytes that it is made from.
+  const auto most =
+      static_cast<int>(std::clamp<std::int64_t>(options.memory / (2 * kMinBlock), 1, 1 << 16));
+  const int jobs = std::clamp(options.jobs, 1, most);
+  const std::int64_t block = std::clamp(options.memory / jobs / 2, kMinBlock, kMaxBlock);
+  return {jobs, block - block % kMinBlock};
+}
+
+PumpOptions pump_options(const Grain& grain, bool direct_io) {
+  return {.threads = grain.jobs, .block = grain.block, .direct_io = direct_io};
+}
+
+/// A tensor from its first part to its last: a chunk may begin in one part and end in another.
+struct SharedTensor {
+  std::size_t parts_left = 0;
+  std::shared_ptr<PumpTensor> tensor{};
+};
+
+struct PartState {
+  OutputPart* part = nullptr;
+  std::int64_t bytes = 0;
+  // From the first block of the part to its last: a record may take more memory than all else.
+  std::shared_ptr<PumpTensor> tensor{};
+  std::int64_t left = 0;               // elements that are not written yet
+  std::vector<RangeSum> unfinished{};  // checksums of the part's runs
+};
+
+struct FileState {
+  const OutputFile* file = nullptr;
+  std::vector<PartState> parts{};  // without empty ones
+  std::int64_t blocks_left = 0;
+  std::shared_ptr<DirectFile> out{};  // from the first block to the last
+  std::optional<RangeSum> sum{};
+};
+
+struct Block {
+  std::size_t file;
+  std::int64_t begin, end;  // bytes
+};
+
+struct Stopped {};
+
+class Writer {
+ public:
+  Writer(const fs::path& dir, std::vector<OutputFile>& files,
+         const std::vector<std::size_t>& chosen, const WriteOptions& options)
+      : dir_(dir),
+        options_(options),
+        grain_(grain_of(options)),
+        pump_(pump_options(grain_, options.direct_io)),
+        states_(files.size()) {
+    for (const std::size_t f : chosen) {
+      OutputFile& file = files[f];
+      FileState& state = states_[f];
+      state.file = &file;
+      state.sum.emplace(Checksum::Crc64, file.size);
+      for (OutputPart& part : file.parts) {
+        const std::int64_t n = part.end - part.begin;
+        if (n == 0) continue;
+        PartState& added = state.parts.emplace_back(PartState{&part});
+        added.bytes = n * static_cast<std::int64_t>(dtype_size(part.dtype));
+        added.left = n;
+        ++parts_left_;
+        ++tensors_[{part.source, part.source_name}].parts_left;
+      }
+      for (std::int64_t begin = 0; begin < file.size; begin += grain_.block) {
+        blocks_.push_back({f, begin, std::min(begin + grain_.block, file.size)});
+        ++state.blocks_left;
+      }
+    }
+  }
+
+  bool run() {
+    try {
+      pump_.run(blocks_.size(), [&](std::size_t i, Pump::Lane& lane) { make(blocks_[i], lane); });
+    } catch (const Stopped&) {
+      return false;
+    }
+    if (parts_left_ != 0) throw InternalError("{} tensors were not written whole", parts_left_);
+    return true;
+  }
+
+ private:
+  /// What a block holds of a part.
+  struct Share {
+    PartState* state;
+    std::shared_ptr<PumpTensor> tensor;
+    std::vector<std::int64_t> bounds;  // elements of the tensor: of runs that have a checksum each
+    std::vector<std::uint64_t> sums;
+  };
+
+  void make(const Block& block, Pump::Lane& lane) {
+    std::unique_ptr<AlignedBuffer> buffer = take_buffer();
+    FileState& file = states_[block.file];
+    const std::shared_ptr<DirectFile> out = open(file);
+    const std::string& preamble = file.file->preamble;
+    if (block.begin < static_cast<std::int64_t>(preamble.size())) {
+      preamble.copy(buffer->data(), static_cast<std::size_t>(block.end - block.begin),
+                    static_cast<std::size_t>(block.begin));
+    }
+    std::vector<Share> shares = shares_of(file, block);
+    for (Share& share : shares) {
+      const OutputPart& part = *share.state->part;
+      const auto width = static_cast<std::int64_t>(dtype_size(part.dtype));
+      char* const place =
+          buffer->data() + part.offset + (share.bounds.front() - part.begin) * width - block.begin;
+      lane.gather(*share.tensor, share.bounds, part.dtype, place,
+                  part.sum_elements > 0 ? &share.sums : nullptr);
+    }
+    const std::int64_t bytes = block.end - block.begin;
+    const std::uint64_t crc = crc64(buffer->data(), static_cast<std::size_t>(bytes));
+    out->write(block.begin, buffer->data(), static_cast<std::size_t>(bytes));
+    finish(block, shares, crc, std::move(buffer));
+  }
+
+  std::vector<Share> shares_of(FileState& file, const Block& block) {
+    auto at = std::partition_point(
+        file.parts.begin(), file.parts.end(),
+        [&](const PartState& state) { return state.part->offset + state.bytes <= block.begin; });
+    std::vector<Share> shares;
+    for (; at != file.parts.end() && at->part->offset < block.end; ++at) {
+      // Parts begin at multiples of their element's size, as blocks do: no element is cut.
+      const OutputPart& part = *at->part;
+      const auto width = static_cast<std::int64_t>(dtype_size(part.dtype));
+      const std::int64_t first =
+          part.begin + (std::max(block.begin, part.offset) - part.offset) / width;
+      const std::int64_t last =
+          part.begin + (std::min(block.end, part.offset + at->bytes) - part.offset) / width;
+      Share& share = shares.emplace_back(Share{&*at, take_tensor(*at), {first}, {}});
+      if (part.sum_elements > 0) {
+        for (std::int64_t next =
+                 first + part.sum_elements - (first - part.begin) % part.sum_elements;
+             next < last; next += part.sum_elements) {
+          share.bounds.push_back(next);
+        }
+      }
+      share.bounds.push_back(last);
+    }
+    return shares;
+  }
+
+  std::shared_ptr<PumpTensor> take_tensor(PartState& state) {
+    const std::lock_guard lock(mutex_);
+    if (state.tensor) return state.tensor;
+    OutputPart& part = *state.part;
+    auto& shared = tensors_.at({part.source, part.source_name}).tensor;
+    if (!shared) shared = std::make_shared<PumpTensor>(*part.source, part.source_name);
+    state.tensor = shared;
+    if (part.sum_elements > 0) {
+      const auto width = static_cast<std::int64_t>(dtype_size(part.dtype));
+      for (std::int64_t at = part.begin; at < part.end; at += part.sum_elements) {
+        state.unfinished.emplace_back(Checksum::Crc64,
+                                      std::min(part.sum_elements, part.end - at) * width);
+      }
+      part.sums.resize(state.unfinished.size());
+    }
+    return state.tensor;
+  }
+
+  void finish(const Block& block, const std::vector<Share>& shares, std::uint64_t crc,
+              std::unique_ptr<AlignedBuffer> buffer) {
+    FileState& file = states_[block.file];
+    std::shared_ptr<DirectFile> complete;
+    std::optional<std::uint64_t> sum;
+    {
+      const std::lock_guard lock(mutex_);
+      buffers_.push_back(std::move(buffer));
+      for (const Share& share : shares) book(share);
+      sum = file.sum->add(block.begin, block.end - block.begin, crc);
+      if (--file.blocks_left == 0) complete = std::move(file.out);
+    }
+    if (complete) {
+      complete->sync();
+      const std::lock_guard lock(finish_mutex_);
+      if (options_.finished) options_.finished(block.file, *sum);
+    }
+    const std::lock_guard lock(finish_mutex_);
+    if (!stopped_ && options_.wrote) stopped_ = !options_.wrote(block.end - block.begin);
+    if (stopped_) throw Stopped{};
+  }
+
+  // mutex_ is held.
+  void book(const Share& share) {
+    PartState& state = *share.state;
+    OutputPart& part = *state.part;
+    const auto width = static_cast<std::int64_t>(dtype_size(part.dtype));
+    for (std::size_t i = 0; i < share.sums.size(); ++i) {
+      const auto run = static_cast<std::size_t>((share.bounds[i] - part.begin) / part.sum_elements);
+      const std::int64_t bytes = (share.bounds[i + 1] - share.bounds[i]) * width;
+      const auto sum = state.unfinished[run].add(share.bounds[i], bytes, share.sums[i]);
+      if (sum) part.sums[run] = *sum;
+    }
+    state.left -= share.bounds.back() - share.bounds.front();
+    if (state.left > 0) return;
+    --parts_left_;
+    state.unfinished = {};
+    state.tensor = nullptr;
+    const auto shared = tensors_.find({part.source, part.source_name});
+    if (--shared->second.parts_left > 0) return;
+    if (!shared->second.tensor->is_complete()) {
+      throw InternalError("{} was not read whole", part.source_name);
+    }
+    tensors_.erase(shared);
+  }
+
+  std::shared_ptr<DirectFile> open(FileState& state) {
+    const std::lock_guard lock(mutex_);
+    if (state.out) return state.out;
+    const fs::path path = dir_ / state.file->name;
+    std::error_code error;
+    fs::remove(path, error);
+    return state.out = std::make_shared<DirectFile>(create_sized_file(path, state.file->size),
+                                                    options_.direct_io);
+  }
+
+  std::unique_ptr<AlignedBuffer> take_buffer() {
+    const std::lock_guard lock(mutex_);
+    if (buffers_.empty())
+      return std::make_unique<AlignedBuffer>(static_cast<std::size_t>(grain_.block));
+    std::unique_ptr<AlignedBuffer> taken = std::move(buffers_.back());
+    buffers_.pop_back();
+    return taken;
+  }
+
+  const fs::path& dir_;
+  const WriteOptions& options_;
+  const Grain grain_;
+  Pump pump_;
+  std::vector<Block> blocks_;
+
+  std::mutex mutex_;  // guards what follows
+  std::vector<FileState> states_;
+  std::vector<std::unique_ptr<AlignedBuffer>> buffers_;
+  std::map<std::pair<const TensorSource*, std::string>, SharedTensor> tensors_;
+  std::size_t parts_left_ = 0;
+
+  std::mutex finish_mutex_;  // held in the caller's functions
+  bool stopped_ = false;     // guarded by finish_mutex_
+};
+
+}  // namespace
+
+bool write_files(const fs::path& dir, std::vector<OutputFile>& files,
+                 const std::vector<std::size_t>& chosen, const WriteOptions& options) {
+  return Writer(dir, files, chosen, options).run();
+}
+
+std::uint64_t sum_file(const fs::path& path, const WriteOptions& options) {
+  const Grain grain = grain_of(options);
+  const DirectFile file(File::open(path, Links::Refuse), options.direct_io);
+  const std::int64_t size = file.file().size();
+  RangeSum unfinished(Checksum::Crc64, size);
+  std::uint64_t result = 0;
+  std::mutex mutex;  // guards both
+  parallel_for_each(static_cast<std::size_t>((size + grain.block - 1) / grain.block), grain.jobs,
+                    [&](std::size_t i) {
+                      const std::int64_t begin = static_cast<std::int64_t>(i) * grain.block;
+                      const std::int64_t n = std::min(grain.block, size - begin);
+                      const auto bytes = static_cast<std::size_t>(n);
+                      const AlignedBuffer buffer(bytes + 2 * kDirectAlignment);
+                      const std::uint64_t crc =
+                          crc64(file.read(begin, bytes, buffer, nullptr), bytes);
+                      const std::lock_guard lock(mutex);
+                      if (const auto sum = unfinished.add(begin, n, crc)) result = *sum;
+                    });
+  return result;
+}
+
+}  // namespace tessera::io
