@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 
@@ -97,7 +98,7 @@ int run(const Options& options) {
     return 0;
   }
   io::refuse_parent_of_shards(options.path);
-  const auto reader = io::open_checkpoint(options.path, parse_step(options.step));
+  const auto reader = io::open_checkpoint(options.path, parse_step(options.path, options.step));
   const io::Json json = describe_checkpoint(reader, options.chunks);
   if (options.json) {
     fmt::print("{}\n", io::dump_json(json));
@@ -116,7 +117,7 @@ Command add_checkpoint_inspect(CLI::App& parent) {
       "Step, sections, tensors, digest, and where it comes from: run, ranks, version, "
       "configuration. Of PyTorch's shards: what consolidate makes of them");
   app->add_option("PATH", options->path, kOneCheckpoint)->required();
-  app->add_option("--step", options->step, "Of a run: latest, or a number")->capture_default_str();
+  app->add_option("--step", options->step, kStepHelp)->capture_default_str();
   app->add_flag("--json", options->json, "Machine-readable output");
   app->add_flag(
       "--chunks", options->chunks,

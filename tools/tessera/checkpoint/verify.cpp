@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -73,7 +74,7 @@ void print_json(const std::string& path, const io::VerifyReport& report) {
 
 int run(const Options& options) {
   require(options.jobs >= 1, "--jobs {}: expected 1 at least", options.jobs);
-  const std::optional<std::int64_t> step = parse_step(options.step);
+  const std::optional<std::int64_t> step = parse_step(options.path, options.step);
   const io::fs::path path = io::locate_checkpoint(options.path, step);
   ByteProgress progress("read");
   io::VerifyOptions verify;
@@ -105,7 +106,7 @@ Command add_checkpoint_verify(CLI::App& parent) {
       "Read everything: coverage, checksums and finite values; exit 1 and name file, "
       "tensor and bytes if something is wrong");
   app->add_option("PATH", options->path, kOneCheckpoint)->required();
-  app->add_option("--step", options->step, "Of a run: latest, or a number")->capture_default_str();
+  app->add_option("--step", options->step, kStepHelp)->capture_default_str();
   app->add_option("--jobs", options->jobs, "Threads that read, with 1 MiB of memory each")
       ->capture_default_str();
   app->add_flag("--json", options->json, "Machine-readable output");

@@ -21,7 +21,7 @@ std::vector<io::TensorInfo> infos(const io::TensorMap& tensors) {
   return result;
 }
 
-// Values of this rank that go to `into` as they are read.
+// Reads values of this rank into `into`.
 io::LoadPart part_of(io::Section section, const Piece& piece, const Tensor& into,
                      std::mutex& copying) {
   io::LoadPart part{section, piece.parameter->name, piece.begin, piece.end, into.dtype()};

@@ -13,7 +13,7 @@ namespace {
 using Json = nlohmann::json;
 
 Json to_json(const NonFiniteParameters& found) {
-  // Names are of use for counting alone, which the finder has done.
+  // Only the number of names matters to other ranks.
   const comm::NonFinite& f = found.first;
   return {found.names.size(), f.parameter, f.count, f.numel, f.first, f.value};
 }
@@ -24,8 +24,7 @@ std::string details(const comm::NonFinite& found) {
                      found.value);
 }
 
-// Of the ranks that found something in `place`: the first, and " (and 3 more parameters; also on
-// rank 2)" of the rest.
+// The first rank with a finding in `place`, and " (and 3 more parameters; also on rank 2)".
 struct Blame {
   int rank = -1;
   comm::NonFinite found;
