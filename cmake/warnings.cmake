@@ -1,7 +1,8 @@
-# tessera_warnings: linked privately by every target of this project.
+# tessera_warnings: linked privately by every target of this project. Sources that are compiled together
+# hide each other's names, so only builds without TESSERA_UNITY look for shadowing.
 add_library(tessera_warnings INTERFACE)
 target_compile_options(tessera_warnings INTERFACE
-  -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wcast-align
+  -Wall -Wextra -Wpedantic $<$<NOT:$<BOOL:${TESSERA_UNITY}>>:-Wshadow> -Wnon-virtual-dtor -Woverloaded-virtual -Wcast-align
   -Wunused -Wdouble-promotion -Wformat=2 -Wimplicit-fallthrough
   $<$<BOOL:${TESSERA_WERROR}>:-Werror>)
 if(TESSERA_SANITIZE)

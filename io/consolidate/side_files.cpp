@@ -199,6 +199,12 @@ std::vector<SideFile> compose_side_files(const ConsolidateSource& source,
   }
   if (source.checkpoint) {
     add_tokenizer(files, *source.checkpoint, config);
+    // A run on token files keeps the tokenizer of the model that it started from.
+    const bool has_own = std::ranges::find(files, kOwnTokenizer, &SideFile::name) != files.end();
+    for (const char* name : kCopied) {
+      if (!has_own && name != std::string_view(kGeneration))
+        add_copy(files, source.path / "../../tokenizer", name);
+    }
     return files;
   }
   add_copies(files, source, warnings);

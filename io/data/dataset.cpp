@@ -10,13 +10,14 @@
 
 #include "core/base/error.h"
 #include "io/base/file.h"
+#include "io/data/recognize.h"
 #include "io/data/text.h"
 #include "io/data/token_file.h"
 
 namespace tessera::io {
 namespace {
 
-/// Whether all files are token files; they must agree, for one vocabulary serves all.
+/// Whether all files are token files. @throws InvalidArgument on a mixture
 bool all_token_files(const std::vector<std::string>& files) {
   const auto tokens = std::count_if(files.begin(), files.end(), is_token_file);
   if (tokens == 0) return false;
@@ -72,7 +73,8 @@ TokenizerPtr choose_tokenizer(const DatasetOptions& options,
 std::vector<std::string> expand_globs(const std::vector<std::string>& patterns) {
   std::vector<std::string> files;
   for (const std::string& pattern : patterns) {
-    if (pattern.find_first_of("*?[") == std::string::npos) {
+    std::error_code error;
+    if (pattern.find_first_of("*?[") == std::string::npos || fs::exists(pattern, error)) {
       files.push_back(pattern);
       continue;
     }
@@ -99,6 +101,10 @@ Dataset open_dataset(const DatasetOptions& options) {
 
   Dataset data;
   data.vocab_size = options.vocab_size;
+  for (const std::string& file : files) {
+    if (std::string odd = inspect_data_file(file, is_token_file(file)); !odd.empty())
+      data.warnings.push_back(std::move(odd));
+  }
   if (all_token_files(files)) {
     data.train = open_token_files(train, options.vocab_size);
     if (!val.empty()) data.val = open_token_files(val, options.vocab_size);
@@ -111,9 +117,8 @@ Dataset open_dataset(const DatasetOptions& options) {
 
   require<Unsupported>(
       !options.refuse_text,
-      "the model came without a tokenizer that this build reads, so text ({}) "
-      "cannot be turned into its tokens; give token files (.bin), or the tokenizer "
-      "it was trained with (--data.tokenizer in train, --tokenizer in eval)",
+      "the model came without a tokenizer that this build reads, so text ({}) cannot be encoded; "
+      "give token files (.bin), or its tokenizer (--data.tokenizer in train, --tokenizer in eval)",
       files.front());
   data.tokenizer = choose_tokenizer(options, files);
   if (data.vocab_size == 0) data.vocab_size = data.tokenizer->vocab_size();

@@ -15,15 +15,12 @@ DataOrder parse_data_order(std::string_view name);
 /// the number of the next sample is the whole state of a run's data, at any world size.
 ///
 /// An epoch has samples_per_epoch() rows; sample s belongs to epoch s / samples_per_epoch().
-///   Sequential  row i starts at token i * seq_len (the target of a row's last input is the first
-///               token of the next row). What is left at the end and fills no row is dropped; then
-///               it starts again.
-///   Shuffled    each epoch shifts the windows by an offset in [0, seq_len), so that cuts fall
-///               elsewhere, and visits every window once in the order of a keyed permutation that
-///               needs no memory.
+///   Sequential  row i starts at token i * seq_len; a rest that fills no row is dropped.
+///   Shuffled    each epoch shifts the windows by an offset in [0, seq_len) and visits every window
+///               once, in the order of a keyed permutation.
 class Sampler {
  public:
-  /// @param name  what messages call the source
+  /// @param name  the source's name in messages
   /// @throws InvalidArgument unless seq_len >= 1 and the source has seq_len + 1 tokens or more
   Sampler(TokenSourcePtr source, std::int64_t seq_len, DataOrder order, std::uint64_t seed,
           std::string_view name = "the data");

@@ -34,7 +34,7 @@ class FileTokens final : public TokenSource {
   }
   void read(std::int64_t begin, std::int64_t count, std::int32_t* dst) const override {
     check_token_range(begin, count, size_);
-    // A copy, so that what is checked is what is returned even if the file changes meanwhile.
+    // Copied first: the file may change between check and use.
     std::array<T, 4096> block;
     while (count > 0) {
       const auto part = std::min(count, static_cast<std::int64_t>(block.size()));

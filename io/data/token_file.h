@@ -13,16 +13,15 @@ namespace tessera::io {
 ///   llm.c, 32 bit   int32[256] header {20240801, 7, count}, then count uint32
 ///   nanoGPT         no header: uint16 to the end of the file
 ///
-/// All little-endian. First words from 20240000 to 20249999 belong to llm.c alone: as two tokens of
-/// a raw file their lower half would be above 54911, which GPT-2's vocabulary of 50257 hasn't.
+/// All little-endian. First words from 20240000 to 20249999 are llm.c's: in a raw file they would
+/// be a token above 54911, beyond GPT-2's vocabulary of 50257.
 ///
-/// @param vocab_size  ids from here on are refused as they are read; 0: no limit but 2^31 - 1
+/// @param vocab_size  larger ids are refused as they are read; 0: no limit but 2^31 - 1
 ///
-/// The file is mapped: its pages are the system's, are shared by the ranks of a host, and are no
-/// memory that tessera allocates. A file that becomes shorter while it is open makes the next read
-/// throw IoError; MappedFile says what little can still end in a SIGBUS.
-/// @throws CorruptCheckpoint if it is not a regular file; IoError if it cannot be read, is empty,
-///         has an unknown magic, version or count, or a size that contradicts its header
+/// The file is mapped, and its pages are shared by the ranks of a host. A file that is cut while
+/// open makes the next read throw IoError; see MappedFile for the limits of that.
+/// @throws CorruptCheckpoint if it is no regular file; IoError if it cannot be read, is empty, has
+///   an unknown magic, version or count, or a size that does not match its header
 TokenSourcePtr open_token_file(const std::string& path, std::int64_t vocab_size = 0);
 
 /// The bytes of a file as tokens 0 to 255. @throws as open_token_file

@@ -15,13 +15,12 @@ class TokenSource {
   virtual ~TokenSource() = default;
   /// Number of tokens.
   virtual std::int64_t size() const = 0;
-  /// Writes tokens [begin, begin + count) to dst. Takes no memory that grows with the source.
-  /// @throws InvalidArgument outside [0, size()], IoError if the file fails, became shorter, or
-  ///   holds an id that is not in the vocabulary (checked here, as tokens are read, with position
-  ///   and value)
+  /// Writes tokens [begin, begin + count) to dst.
+  /// @throws InvalidArgument outside [0, size()]; IoError if the file fails, was cut, or holds an
+  /// id
+  ///   outside the vocabulary
   virtual void read(std::int64_t begin, std::int64_t count, std::int32_t* dst) const = 0;
-  /// Starts to bring tokens [begin, begin + count) in from the disk and returns at once: for those
-  /// that are read soon, in an order that the system cannot foresee. Changes nothing but speed.
+  /// Starts reading tokens [begin, begin + count) into the page cache and returns at once.
   /// @throws InvalidArgument outside [0, size()]
   virtual void prefetch(std::int64_t begin, std::int64_t count) const {
     check_token_range(begin, count, size());

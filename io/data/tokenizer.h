@@ -17,8 +17,8 @@ class Tokenizer {
   /// "bytes", "chars"
   virtual std::string_view kind() const = 0;
   virtual std::int64_t vocab_size() const = 0;
-  /// @param name  what the text is called in messages
-  /// @throws InvalidArgument on text that the vocabulary cannot express, with its position
+  /// @param name  the text's name in messages
+  /// @throws InvalidArgument on text outside the vocabulary, with its position
   virtual std::vector<std::int32_t> encode(std::string_view text,
                                            std::string_view name = "text") const = 0;
   /// @throws InvalidArgument on an id outside the vocabulary

@@ -9,6 +9,13 @@
 namespace tessera::io {
 // torchtitan and others keep one folder a step.
 void refuse_parent_of_shards(const fs::path& dir) {
+  std::error_code absent;
+  require(
+      !fs::exists(dir / "pytorch_model.bin", absent) &&
+          !fs::exists(dir / "pytorch_model.bin.index.json", absent),
+      "{} holds its weights as pytorch_model.bin, a pickle, which can run code and is not read; "
+      "convert it once with transformers: model.save_pretrained(DIR, safe_serialization=True)",
+      dir.string());
   std::vector<std::string> found;
   std::error_code error;
   fs::directory_iterator items(dir, error);

@@ -97,7 +97,7 @@ TEST_CASE_FIXTURE(Fixture, "runs that save beside training end as those that sav
       const auto saves = saves_of(out);
       CHECK(saves.size() == 10);
       CHECK(count(said, ": saved " + out) == 10);
-      CHECK(count(said, "training stood still for") == 10);
+      CHECK(count(said, "stalled training for") == 10);
       for (const auto& save : saves) {
         CHECK(save.at("step").get<int>() % 3 == 0);
         CHECK(save.at("bytes") > 12 * 30'000);

@@ -59,10 +59,23 @@ void flip_bit(const fs::path& file, std::int64_t from_end) {
   REQUIRE(stream.flush().good());
 }
 
+// A run of 20 steps with checkpoints at 10 and 20, made once. Not to be changed.
+const std::string& finished_run() {
+  static const test::TempDir dir;
+  static const std::string run = [] {
+    const std::string text = dir.write("text.txt", test::make_text(1000)), out = dir.file("used");
+    const auto result = run_cli(joined(small_run(text, out, 1, 20), {"--checkpoint.every=10"}));
+    INFO(result.describe());
+    REQUIRE(result.code == 0);
+    return out;
+  }();
+  return run;
+}
+
 struct Fixture {
   test::TempDir dir;
   std::string text = dir.write("text.txt", test::make_text(1000));
-  std::string used = dir.file("used");  // by make_run()
+  const std::string& used = finished_run();
 
   Arguments train(const Arguments& more = {}, int world = 1, int steps = 20) const {
     return joined(small_run(text, dir.file("run"), world, steps), more);
@@ -72,12 +85,6 @@ struct Fixture {
                                             ids.size() * sizeof(ids[0])));
   }
 
-  // A finished run of 20 steps with checkpoints at 10 and 20.
-  void make_run() const {
-    const auto result = run_cli(joined(small_run(text, used, 1, 20), {"--checkpoint.every=10"}));
-    INFO(result.describe());
-    REQUIRE(result.code == 0);
-  }
   fs::path copy(const std::string& name) const {
     fs::copy(used, dir.path() / name, fs::copy_options::recursive);
     return dir.path() / name;
@@ -104,19 +111,13 @@ fs::path shard(const fs::path& run, int step) {
 
 }  // namespace
 
-TEST_CASE_FIXTURE(Fixture, "data that is not there, empty, too short or of another vocabulary") {
+TEST_CASE_FIXTURE(Fixture, "data that is not there, not data, too short or of another vocabulary") {
   const auto with_data = [&](const std::string& file, const Arguments& more = {}) {
-    Arguments words = small_run(file, dir.file("run"), 1, 20);
-    return run_cli(joined(words, more));
+    return run_cli(joined(small_run(file, dir.file("run"), 1, 20), more));
   };
-  for (const std::string name : {"absent.txt", "absent.bin"}) {
-    check_refusal(with_data(dir.file(name)), kIo, {dir.file(name), "No such file"});
-  }
-  check_refusal(with_data(dir.file("*.none")), kIo, {"no file matches", "*.none"});
-  check_refusal(with_data(dir.write("empty.txt", "")), kIo, {"empty.txt", "the file is empty"});
-  check_refusal(with_data(dir.write("empty.bin", "")), kIo, {"empty.bin", "the file is empty"});
-  check_refusal(with_data(dir.write("odd.bin", "abc")), kIo, {"odd.bin", "3 bytes", "odd size"});
-  check_refusal(with_data(dir.path()), kIo, {dir.path(), "is a directory"});
+  check_refusal(with_data(dir.file("absent.txt")), kIo, {dir.file("absent.txt"), "No such file"});
+  check_refusal(with_data(dir.write("data.txt", "\x1f\x8b\x08 and so on")), kIo,
+                {"data.txt is a gzip file", "unpack it"});
   check_refusal(with_data(tokens("short.bin", std::vector<std::uint16_t>(10, 1))), kUsage,
                 {"10 tokens", "model.seq_len + 1 = 33"});
   std::vector<std::uint16_t> ids(2000, 5);
@@ -125,42 +126,21 @@ TEST_CASE_FIXTURE(Fixture, "data that is not there, empty, too short or of anoth
                 {"ids.bin", "token 700 has id 77", "60 entries"});
 }
 
-TEST_CASE_FIXTURE(Fixture,
-                  "numbers that do not divide name the nearest that do, once for all ranks") {
+TEST_CASE_FIXTURE(Fixture, "a wrong configuration is refused once for all ranks, with its place") {
   check_refusal(run_cli(train({"--train.global_batch=5"}, 2)), kUsage,
                 {"train.global_batch is 5", "2 ranks", "4 or 6"});
-  check_refusal(run_cli(train({"--train.micro_batch=3"}, 1)), kUsage,
-                {"train.micro_batch 3", "train.micro_batch 2 or 4"});
-  check_refusal(run_cli(train({"--model.n_head=5"})), kUsage,
-                {"model.n_head 5", "model.n_embd 32", "4 or 8"});
-}
-
-TEST_CASE_FIXTURE(Fixture,
-                  "an unknown key or a wrong type is named with its place and the nearest key") {
-  check_refusal(run_cli(train({"--train.step", "3"})), kUsage,
+  check_refusal(run_cli(train({"--train.step", "3"}, 2)), kUsage,
                 {"--train.step;", "did you mean --train.steps?"});
   check_refusal(run_cli(train(), {{"TESSERA_TRAIN_STEP", "3"}}), kUsage,
                 {"TESSERA_TRAIN_STEP;", "did you mean TESSERA_TRAIN_STEPS?"});
-  const auto with_file = [&](const std::string& json) {
-    const Arguments words = train();
-    Arguments all = {"train", dir.write("config.json", json)};
-    all.insert(all.end(), words.begin() + 1, words.end());
-    return run_cli(all);
-  };
-  check_refusal(with_file("{\n \"train\": {\n  \"stepz\": 3\n }\n}\n"), kUsage,
+  Arguments words = train();
+  words.insert(words.begin() + 1,
+               dir.write("config.json", "{\n \"train\": {\n  \"stepz\": 3\n }\n}\n"));
+  check_refusal(run_cli(words), kUsage,
                 {"config.json:3:", "\"train.stepz\"", "did you mean \"train.steps\"?"});
-  check_refusal(with_file("{\n \"optim\": {\n  \"lr\": \"fast\"\n }\n}\n"), kUsage,
-                {"config.json:3:", "optim.lr must be a number", "\"fast\""});
-  check_refusal(with_file("{\n \"optim\": {\n  \"lr\": \n"), kUsage, {"config.json:4:", "JSON"});
-  check_refusal(run_cli(train({"--optim.lr", "fast"})), kUsage,
-                {"--optim.lr", "must be a number", "'fast'"});
-  check_refusal(run_cli(train({"--optim.lr", "nan"})), kUsage, {"optim.lr", "nan"});
-  check_refusal(run_cli(train(), {{"TESSERA_TRAIN_SEED", "many"}}), kUsage,
-                {"TESSERA_TRAIN_SEED", "must be an integer", "'many'"});
 }
 
 TEST_CASE_FIXTURE(Fixture, "a cut shard or a flipped bit is found, named, and passed over") {
-  make_run();
   struct Damage {
     const char* name;
     std::string problem;
@@ -180,18 +160,18 @@ TEST_CASE_FIXTURE(Fixture, "a cut shard or a flipped bit is found, named, and pa
     CHECK(verified.code == kFailed);
     CHECK(verified.out.find("rank-00000-of-00001.safetensors") != std::string::npos);
     CHECK(verified.out.find(damage.problem) != std::string::npos);
-    // A path says that this one is wanted and no other.
-    for (const char* step : {"checkpoints/step-00000020", "checkpoints/step-00000020/"}) {
-      check_refusal(run_cli(train({"--checkpoint.resume", (run / step).string()})), kIo,
-                    {"rank-00000-of-00001.safetensors", damage.problem});
+    if (damage.name == std::string("flipped")) {
+      // A path means this checkpoint and no other.
+      check_refusal(
+          run_cli(train({"--checkpoint.resume", (run / "checkpoints/step-00000020/").string()})),
+          kIo, {"rank-00000-of-00001.safetensors", damage.problem});
+      const fs::path only = copy("only");
+      fs::remove_all(only / "checkpoints/step-00000010");
+      damage.make(shard(only, 20));
+      check_refusal(resume(only), kIo,
+                    {"none of the 1 checkpoints", "step-00000020", damage.problem, "--run.out"});
+      CHECK(test::read_metrics(only).steps.size() == 20);
     }
-
-    const fs::path only = copy(std::string(damage.name) + "-only");
-    fs::remove_all(only / "checkpoints/step-00000010");
-    damage.make(shard(only, 20));
-    check_refusal(resume(only), kIo,
-                  {"none of the 1 checkpoints", "step-00000020", damage.problem, "--run.out"});
-    CHECK(test::read_metrics(only).steps.size() == 20);
 
     const auto resumed = resume(run);
     INFO(resumed.describe());
@@ -280,7 +260,6 @@ TEST_CASE_FIXTURE(Fixture,
 
 TEST_CASE_FIXTURE(Fixture,
                   "a checkpoint that lost its index is passed over, never a reason to start anew") {
-  make_run();
   const fs::path run = copy("newest");
   fs::remove(run / "checkpoints/step-00000020/index.json");
   check_refusal(run_cli({"checkpoint", "verify", run / "checkpoints/step-00000020"}), kUsage,
@@ -301,10 +280,15 @@ TEST_CASE_FIXTURE(Fixture,
   CHECK(test::read_metrics(all).steps.size() == 20);
   check_refusal(run_cli({"consolidate", all, dir.path() / "model"}), kUsage,
                 {"is no checkpoint and holds none", "index.json"});
+
+  const fs::path left = copy("left") / "checkpoints";
+  fs::rename(left / "step-00000020", left / "step-00000020.unusable");
+  fs::remove_all(left / "step-00000010");
+  check_refusal(resume(left.parent_path()), kIo,
+                {"holds no checkpoint but", "step-00000020.unusable", "--run.out"});
 }
 
 TEST_CASE_FIXTURE(Fixture, "a changed trainer.json is noticed, and its checkpoint passed over") {
-  make_run();
   const fs::path run = copy("changed"), both = copy("both");
   const auto change = [](const fs::path& of, const char* step) {
     flip_bit(of / "checkpoints" / step / "trainer.json", 40);
@@ -319,12 +303,10 @@ TEST_CASE_FIXTURE(Fixture, "a changed trainer.json is noticed, and its checkpoin
 
   change(both, "step-00000010");
   change(both, "step-00000020");
-  // At the second start as at the first: nothing is set aside while nothing is found.
-  for (int start = 0; start < 2; ++start) {
-    check_refusal(resume(both), kIo,
-                  {"none of the 2 checkpoints", "step-00000010/trainer.json: the checksum is wrong",
-                   "step-00000020/trainer.json: the checksum is wrong", "--run.out"});
-  }
+  check_refusal(resume(both), kIo,
+                {"none of the 2 checkpoints", "step-00000010/trainer.json: the checksum is wrong",
+                 "step-00000020/trainer.json: the checksum is wrong", "--run.out"});
+  CHECK(fs::exists(both / "checkpoints/step-00000020"));  // nothing is set aside
 }
 
 namespace {
@@ -345,43 +327,29 @@ void renew_trainer_state(const fs::path& checkpoint) {
 }  // namespace
 
 TEST_CASE_FIXTURE(Fixture, "a run does not go back behind what a newer tessera saved") {
-  make_run();
   const fs::path index = copy("index"), state = copy("state");
   const char* const newest = "checkpoints/step-00000020";
   test::set_format_version(index / newest, 2);
   renew_trainer_state(state / newest);
-  for (const int world : {1, 2}) {
-    for (const fs::path& run : {index, state}) {
-      const auto result = resume(run, world);
-      INFO(result.describe());
-      CHECK(result.code == kIo);
-      const std::string file =
-          run == index ? "index.json has format version 2" : "trainer.json has format version 12";
-      CHECK(count(result.err, (run / newest).string() + "/" + file +
-                                  "; this build reads up to 1: use a newer tessera") >= 1);
-      CHECK(fs::exists(run / newest));
-      CHECK(test::read_metrics(run).steps.size() == 20);
-      const auto list = run_cli({"checkpoint", "list", run});
-      CHECK(count(list.out, "newer format") == 1);
-      CHECK(count(list.out, "broken") == 0);
-    }
+  for (const fs::path& run : {index, state}) {
+    const auto result = resume(run, 2);
+    INFO(result.describe());
+    CHECK(result.code == kIo);
+    const std::string file =
+        run == index ? "index.json has format version 2" : "trainer.json has format version 12";
+    CHECK(count(result.err, (run / newest).string() + "/" + file) >= 1);
+    CHECK(count(result.err, "use a newer tessera") >= 1);
+    CHECK(fs::exists(run / newest));
+    CHECK(test::read_metrics(run).steps.size() == 20);
+    const auto list = run_cli({"checkpoint", "list", run});
+    CHECK(count(list.out, "newer format") == 1);
+    CHECK(count(list.out, "broken") == 0);
   }
-}
-
-TEST_CASE_FIXTURE(Fixture,
-                  "a run of which only unusable checkpoints are left is not started anew") {
-  make_run();
-  const fs::path run = copy("left"), checkpoints = run / "checkpoints";
-  fs::rename(checkpoints / "step-00000020", checkpoints / "step-00000020.unusable");
-  fs::remove_all(checkpoints / "step-00000010");
-  check_refusal(resume(run), kIo,
-                {"holds no checkpoint but", "step-00000020.unusable", "--run.out"});
-  CHECK(test::read_metrics(run).steps.size() == 20);
 }
 
 TEST_CASE_FIXTURE(Fixture, "files of a run that are no regular files are refused on all ranks") {
   const fs::path run = dir.path() / "run";
-  for (const char* name : {"metrics.jsonl", "saves.jsonl", "config.json"}) {
+  for (const char* name : {"metrics.jsonl", "config.json"}) {
     CAPTURE(name);
     fs::create_directories(run);
     REQUIRE(::mkfifo((run / name).c_str(), 0600) == 0);
@@ -405,36 +373,23 @@ TEST_CASE_FIXTURE(Fixture, "files of a run that are no regular files are refused
   CHECK(run_cli(train({}, 1, 2)).code == 0);
 }
 
-TEST_CASE_FIXTURE(Fixture, "nothing that exists is overwritten by consolidate unasked") {
-  make_run();
-  const std::string out = dir.file("model");
-  REQUIRE(run_cli({"consolidate", used, out}).code == 0);
-  check_refusal(run_cli({"consolidate", used, out}), kUsage, {out + " exists", "--overwrite"});
-  CHECK(run_cli({"consolidate", used, out, "--overwrite"}).code == 0);
-  const fs::path mine = dir.path() / "mine";
-  fs::create_directory(mine);
-  dir.write("mine/notes.txt", "keep");
-  check_refusal(run_cli({"consolidate", used, mine, "--overwrite"}), kUsage, {"holds notes.txt"});
-  CHECK(dir.read("mine/notes.txt") == "keep");
-}
-
 TEST_CASE_FIXTURE(Fixture, "paths that are no run, no checkpoint or no model") {
   const std::string absent = dir.file("absent"), file = text;
   check_refusal(run_cli(train({"--checkpoint.resume", absent})), kUsage,
                 {"checkpoint.resume is " + absent, "no directory"});
-  check_refusal(run_cli(train({"--checkpoint.resume", file})), kUsage, {file, "no directory"});
-  check_refusal(run_cli(train({"--checkpoint.resume", dir.path()})), kUsage,
-                {dir.path(), "is no checkpoint and holds none"});
   check_refusal(run_cli(train({"--model.init_from", absent})), kIo, {absent, "does not exist"});
   check_refusal(run_cli({"consolidate", file, absent}), kUsage, {file, "is a file"});
-  check_refusal(run_cli({"consolidate", absent, absent + "-out"}), kIo, {absent, "does not exist"});
   check_refusal(run_cli({"eval", dir.path(), "--data", file}), kUsage, {"is no checkpoint"});
   check_refusal(run_cli({"consolidate", file, ""}), kUsage, {"CHECKPOINT and OUT"});
   check_refusal(run_cli({"consolidate", file, absent, "--strip", "auto", "--strip", "x."}), kUsage,
                 {"--strip auto stands alone"});
   check_refusal(run_cli({"checkpoint", "list", absent}), kIo, {absent, "No such file"});
-  for (const char* command : {"list", "verify", "inspect"})
-    check_refusal(run_cli({"checkpoint", command, file}), kIo, {file, "is a file"});
+  check_refusal(run_cli({"checkpoint", "verify", file}), kIo, {file, "is a file"});
+  fs::create_directory(dir.path() / "torch");
+  dir.write("torch/config.json", "{}");
+  dir.write("torch/pytorch_model.bin", "PK");
+  check_refusal(run_cli({"eval", dir.file("torch"), "--data", file}), kUsage,
+                {"pytorch_model.bin", "safe_serialization"});
   // Run directories that cannot be made or used.
   check_refusal(run_cli(small_run(text, text + "/run", 1, 5)), kIo,
                 {"cannot make the run directory " + text + "/run"});
@@ -444,22 +399,15 @@ TEST_CASE_FIXTURE(Fixture, "paths that are no run, no checkpoint or no model") {
 }
 
 TEST_CASE_FIXTURE(Fixture, "a trace that could not be written is refused before the first step") {
-  const std::string absent = dir.file("absent/trace.json");
+  const std::string absent = dir.file("absent/trace.json"), trace = dir.file("trace.json");
   check_refusal(run_cli(train({"--train.profile", absent})), kIo,
                 {"train.profile", dir.file("absent"), "No such file"});
-  check_refusal(run_cli(train({"--train.profile", "/dev/null"})), kIo,
-                {"/dev/null", "no regular file", "name another"});
-  CHECK(fs::is_character_file("/dev/null"));
   CHECK_FALSE(fs::exists(dir.file("run/metrics.jsonl")));
-  const std::string trace = dir.file("trace.json");
-  const auto traced = run_cli(train({"--train.profile", trace}));
-  INFO(traced.describe());
-  CHECK(traced.code == 0);
+  CHECK(run_cli(train({"--train.profile", trace})).code == 0);
   CHECK(fs::file_size(trace) > 100);
 }
 
 TEST_CASE_FIXTURE(Fixture, "weights of another shape are refused with both numbers") {
-  make_run();
   const auto start = [&](const Arguments& keys) {
     return run_cli(train(joined({"--model.init_from", used}, keys)));
   };
@@ -472,9 +420,8 @@ TEST_CASE_FIXTURE(Fixture, "weights of another shape are refused with both numbe
       CHECK(count(result.err, part) == 1);
     }
   };
-  check(start({"--model.n_embd=64"}), {"model.n_embd is 64, but the model has 32",
-                                       "shape: wte.weight is [", "leave the key out"});
-  check_refusal(start({"--model.layer_norm_eps=0.1"}), kUsage, {"model.layer_norm_eps is 0.1"});
+  check_refusal(start({"--model.layer_norm_eps=0.1"}), kUsage,
+                {"model.layer_norm_eps is 0.1", "leave the key out"});
   // All at once: keys, and what is missing, of another shape, and left over.
   const Arguments keys{"--model.n_layer=1", "--model.n_embd=64", "--model.seq_len=64"};
   const std::vector<std::string> parts{"model.n_layer is 1, but the model has 2",
@@ -485,56 +432,30 @@ TEST_CASE_FIXTURE(Fixture, "weights of another shape are refused with both numbe
                                        "\n  shape: wpe.weight is [32, 32], expected [64, 64]\n",
                                        "\n  unexpected: h.1.ln_1.weight [32]\n"};
   check(start(keys), parts);
-  check(start({"--model.n_layer=3"}),
-        {"model.n_layer is 3, but the model has 2", "partial:\n  missing: h.2.ln_1.weight [32]\n"});
-  // So it is for a run that is resumed.
-  check(run_cli(joined(small_run(text, used, 1, 25), keys)), parts);
-}
-
-TEST_CASE_FIXTURE(Fixture, "a run takes the tensors that it was told to, and no others") {
-  make_run();
-  const auto start = [&](const Arguments& keys, const std::string& name) {
-    return run_cli(
-        joined(joined(small_run(text, dir.file(name), 1, 20), keys), {"--model.init_from", used}));
-  };
-  const auto taken =
-      start({"--model.n_layer=3", "--checkpoint.load_tensors", "wte.*", "h.1.*"}, "taken");
-  INFO(taken.describe());
-  CHECK(taken.code == 0);
-  CHECK(count(taken.err,
-              "note: 27 of 40 tensors are not chosen by checkpoint.load_tensors: random "
-              "starting values") == 1);
-  check_refusal(start({"--checkpoint.load_tensors", "wpe", "h.9.*", "h.1.*"}, "none"), kUsage,
-                {"checkpoint.load_tensors: wpe, h.9.* fit no tensor of"});
-  check_refusal(run_cli(train({"--checkpoint.load_tensors", "h.*"})), kUsage,
-                {"checkpoint.load_tensors chooses tensors of model.init_from, which is empty"});
+  check(run_cli(joined(small_run(text, copy("resumed"), 1, 25), keys)), parts);
 }
 
 TEST_CASE_FIXTURE(Fixture,
                   "numbers that overflow end a run, naming the step, and are never saved") {
   for (const int world : {1, 2}) {
+    const std::string run = dir.file(fmt::format("nan-{}", world));
+    const auto result =
+        run_cli(joined(small_run(text, run, world, 200),
+                       {"--optim.lr=1000", "--optim.clip_norm=0", "--optim.warmup_steps=0",
+                        "--checkpoint.keep=1", "--checkpoint.every=1"}));
+    INFO(result.describe());
+    CHECK(result.code == kFailed);
     // Found by a later step's loss, or by a save, of which training may learn a few steps later.
-    for (const std::string every : {"0", "1"}) {
-      const std::string run = dir.file(fmt::format("nan-{}-{}", world, every));
-      const auto result =
-          run_cli(joined(small_run(text, run, world, 200),
-                         {"--optim.lr=1000", "--optim.clip_norm=0", "--optim.warmup_steps=0",
-                          "--checkpoint.keep=1", "--checkpoint.every=" + every}));
-      INFO(result.describe());
-      CHECK(result.code == kFailed);
-      const auto steps = test::read_metrics(run).steps.size();
-      const auto says = [&](const std::string& what) {
-        return result.err.find("tessera: error: step " + what) != std::string::npos;
-      };
-      bool found = says(fmt::format("{}: the gradient of ", steps));
-      for (std::size_t step = 0; every == "1" && step < steps; ++step) {
-        found = found || says(fmt::format("{}: after its update", step));
-      }
-      CHECK(found);
-      CHECK(result.err.find("Lower optim.lr") != std::string::npos);
-      CHECK(result.err.find("bug") == std::string::npos);
-      if (every == "1") CHECK(run_cli({"checkpoint", "verify", run}).code == 0);
-    }
+    const auto steps = test::read_metrics(run).steps.size();
+    const auto says = [&](const std::string& what) {
+      return result.err.find("tessera: error: step " + what) != std::string::npos;
+    };
+    bool found = says(fmt::format("{}: the gradient of ", steps));
+    for (std::size_t step = 0; step < steps; ++step)
+      found = found || says(fmt::format("{}: after its update", step));
+    CHECK(found);
+    CHECK(result.err.find("Lower optim.lr") != std::string::npos);
+    CHECK(run_cli({"checkpoint", "verify", run}).code == 0);
   }
 }
 
@@ -553,17 +474,17 @@ CliResult run_with_file_limit(const Arguments& words, rlim_t bytes) {
 
 }  // namespace
 
-TEST_CASE_FIXTURE(Fixture, "a limit of a file's size is told as a full disk is") {
+TEST_CASE_FIXTURE(Fixture, "a full disk is reported once, and as the error that ends the run") {
   for (const int world : {1, 2}) {
     CAPTURE(world);
-    const auto result =
-        run_with_file_limit(train({"--checkpoint.every=10", "--comm.backend=tcp"}, world), 20'000);
+    const auto result = run_with_file_limit(
+        train({"--checkpoint.every=2", "--comm.backend=tcp"}, world, 60), 8'000);
     INFO(result.describe());
     CHECK(result.code == kIo);
-    CHECK(count(result.err, "warning: step 10 was not saved, training goes on") == 1);
-    CHECK(count(result.err, "File too large") >= 2);
-    CHECK(count(result.err, "SIGXFSZ") == 0);
-    CHECK(count(result.err, "tessera consolidate") == 0);
+    CHECK(count(result.err, "warning: step 2 was not saved, training goes on") == 1);
+    CHECK(count(result.err, "for the same reason as step 2\n") >= 1);
+    CHECK(count(result.err, "metrics wait in memory") == 1);
+    CHECK(count(result.err, "no loss curve") == 0);
     CHECK(count(result.err, "nothing was saved: no save succeeded") == 1);
     fs::remove_all(dir.file("run"));
   }
@@ -571,7 +492,6 @@ TEST_CASE_FIXTURE(Fixture, "a limit of a file's size is told as a full disk is")
 
 TEST_CASE_FIXTURE(Fixture,
                   "output that does not reach its file is an error, but none to who left") {
-  make_run();
   const std::string second = (fs::path(used) / "checkpoints/step-00000010").string();
   const auto run_to = [&](const std::string& words, const std::string& where) {
     const std::string err = dir.file("err");
@@ -583,10 +503,8 @@ TEST_CASE_FIXTURE(Fixture,
     return result;
   };
   for (const std::string& words : std::vector<std::string>{
-           "checkpoint verify " + used, "checkpoint verify --json " + used,
-           fmt::format("checkpoint diff {} {}", used, second), "checkpoint list --json " + used,
-           "checkpoint inspect " + used, "--help", "--version",
-           fmt::format("consolidate --json {} {}", used, dir.file("model"))}) {
+           "checkpoint verify " + used, fmt::format("checkpoint diff {} {}", used, second),
+           "--help", fmt::format("consolidate --json {} {}", used, dir.file("model"))}) {
     CAPTURE(words);
     const auto lost = run_to(words, ">/dev/full");
     INFO(lost.describe());

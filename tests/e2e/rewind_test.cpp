@@ -49,45 +49,60 @@ bool contains(const std::string& text, const std::string& part) {
 
 }  // namespace
 
-TEST_CASE_FIXTURE(Fixture, "a broken newest checkpoint is set aside and pushes no good one out") {
-  const std::string out = dir.file("run");
-  run(joined(small_run(text, out, 1, 20), {"--checkpoint.every=10"}));
-  fs::resize_file(shard(out, 20), 100);
-  const auto said =
-      run(joined(small_run(text, out, 1, 14), {"--checkpoint.every=1", "--checkpoint.keep=1"}));
-  CHECK(contains(said, "step-00000020 is set aside as step-00000020.unusable"));
-  CHECK(fs::exists(shard(out, 14)));
-  CHECK_FALSE(fs::exists(shard(out, 20)));
-  const auto again = run(small_run(text, out, 1, 15));
-  CHECK(contains(again, "step 14 of 15"));
-}
+TEST_CASE_FIXTURE(Fixture, "of a run with checkpoints the right one is taken") {
+  const std::string out = dir.file("run"), first = out + "/checkpoints/step-00000010";
+  run(joined(small_run(text, out, 1, 20),
+             {"--checkpoint.every=10", "--checkpoint.keep_best=1", "--train.eval_every=10"}));
+  const auto copy = [&](const std::string& name) {
+    fs::copy(out, dir.path() / name, fs::copy_options::recursive);
+    return dir.file(name);
+  };
 
-TEST_CASE_FIXTURE(Fixture, "checkpoints that a slip copied into others are none of the run's") {
-  const std::string out = dir.file("run");
-  run(joined(small_run(text, out, 1, 20), {"--checkpoint.every=10"}));
-  const fs::path checkpoints = out + "/checkpoints";
-  fs::create_directory(checkpoints / "checkpoints");
-  fs::copy(checkpoints / "step-00000010", checkpoints / "checkpoints/step-00000010",
-           fs::copy_options::recursive);
-  fs::remove_all(checkpoints / "step-00000010");
-  CHECK(contains(run(small_run(text, out, 1, 22)), "step 20 of 22"));
-}
+  SUBCASE("a broken newest checkpoint is set aside and pushes no good one out") {
+    fs::resize_file(shard(out, 20), 100);
+    const auto said =
+        run(joined(small_run(text, out, 1, 14), {"--checkpoint.every=1", "--checkpoint.keep=1"}));
+    CHECK(contains(said, "step-00000020 is set aside as step-00000020.unusable"));
+    CHECK(fs::exists(shard(out, 14)));
+    CHECK_FALSE(fs::exists(shard(out, 20)));
+    CHECK(contains(run(small_run(text, out, 1, 15)), "step 14 of 15"));
+  }
+  SUBCASE("a run does not go back behind its checkpoints, nor take copies among them for its own") {
+    CHECK(contains(refuse(joined(small_run(text, out, 1, 30), {"--checkpoint.resume=" + first})),
+                   "step-00000020 is later than"));
+    // Elsewhere it may, and the same command again, as after a kill, goes on.
+    const auto branch = [&](int steps) {
+      return run(
+          joined(small_run(text, dir.file("branch"), 1, steps), {"--checkpoint.resume=" + first}));
+    };
+    branch(12);
+    CHECK(fs::exists(shard(dir.file("branch"), 12)));
+    const auto again = branch(14);
+    CHECK(contains(again, "has checkpoints of its own by now"));
+    CHECK(contains(again, "step 12 of 14"));
 
-TEST_CASE_FIXTURE(Fixture, "a run does not go back behind checkpoints that it has") {
-  const std::string out = dir.file("run");
-  run(joined(small_run(text, out, 1, 20), {"--checkpoint.every=10"}));
-  const std::string first = out + "/checkpoints/step-00000010";
-  CHECK(contains(refuse(joined(small_run(text, out, 1, 30), {"--checkpoint.resume=" + first})),
-                 "step-00000020 is later than"));
-  CHECK(fs::exists(shard(out, 20)));
-  // Elsewhere it may.
-  run(joined(small_run(text, dir.file("branch"), 1, 12), {"--checkpoint.resume=" + first}));
-  CHECK(fs::exists(shard(dir.file("branch"), 12)));
-  // The same command again, as after a kill, goes on.
-  const auto again =
-      run(joined(small_run(text, dir.file("branch"), 1, 14), {"--checkpoint.resume=" + first}));
-  CHECK(contains(again, "has checkpoints of its own by now"));
-  CHECK(contains(again, "step 12 of 14"));
+    const fs::path checkpoints = copy("slip") + "/checkpoints";
+    fs::create_directory(checkpoints / "checkpoints");
+    fs::rename(checkpoints / "step-00000010", checkpoints / "checkpoints/step-00000010");
+    CHECK(contains(run(small_run(text, dir.file("slip"), 1, 22)), "step 20 of 22"));
+  }
+  SUBCASE("--step names the newest, the best, or one, and the best is that of the metrics") {
+    const auto losses = test::read_metrics(out).val_loss;
+    const std::string best = std::stod(losses.at(10)) < std::stod(losses.at(20)) ? "10" : "20";
+    const auto same = run_cli({"checkpoint", "diff", out, out, "--step", "best"});
+    INFO(same.describe());
+    CHECK(contains(same.out, "(step " + best + ", 1 ranks)"));
+    CHECK(contains(run_cli({"eval", out, "--data", text, "--step", "best"}).out,
+                   "step-000000" + best));
+    CHECK(contains(refuse({"checkpoint", "inspect", first, "--step", "best"}), "one checkpoint"));
+    CHECK(contains(refuse({"generate", out, "--prompt=x", "--step", "7"}),
+                   "no checkpoint of step 7"));
+    const auto differ = run_cli({"checkpoint", "diff", out, first});
+    CHECK(std::count(differ.out.begin(), differ.out.end(), '\n') == 2 + 10 + 2);
+    CHECK(contains(differ.out,
+                   "... and 18 with smaller differences; --all shows them\n28 of 28 "
+                   "tensors differ, in "));
+  }
 }
 
 TEST_CASE_FIXTURE(Fixture, "a run without checkpoints leaves its metrics to the one after it") {
@@ -123,6 +138,42 @@ TEST_CASE_FIXTURE(Fixture, "a tokenizer that the model does not have is not assu
   CHECK(contains(refuse(joined(small_run(text, dir.file("prompt"), 1, 2),
                                {"--data.tokenizer=chars", "--train.sample_prompt=Z"})),
                  "train.sample_prompt"));
+}
+
+TEST_CASE_FIXTURE(Fixture,
+                  "the tokenizer of a Hugging Face model goes along with its descendants") {
+  const std::string golden = std::string(TESSERA_SOURCE_DIR) + "/tests/golden/gpt2-tiny";
+  const fs::path model = dir.path() / "model";
+  fs::create_directory(model);
+  for (const char* file : {"config.json", "model.safetensors"})
+    fs::copy_file(golden + "/" + file, model / file);
+  dir.write("model/tokenizer.json", "{\"any\": 1}");
+  dir.write("model/vocab.json", "{}");
+  std::string from = model;
+  for (const std::string name : {"first", "second"}) {
+    const auto said = run({"train", "--model.init_from=" + from, "--run.out=" + dir.file(name),
+                           "--data.train=" + golden + "/tokens.bin", "--train.steps=1",
+                           "--train.global_batch=1", "--train.device=cpu"});
+    CHECK(contains(said, "note: no validation: token files are not split"));
+    from = dir.file(name);
+  }
+  run({"consolidate", from, dir.file("export")});
+  CHECK(dir.read("export/tokenizer.json") == "{\"any\": 1}");
+  CHECK(dir.read("export/vocab.json") == "{}");
+}
+
+TEST_CASE_FIXTURE(Fixture, "an evaluation on tokens that are not the model's is warned of") {
+  const std::string tokens = std::string(TESSERA_SOURCE_DIR) + "/tests/golden/gpt2-tiny/tokens.bin";
+  run(joined(small_run(tokens, dir.file("run"), 1, 60),
+             {"--model.vocab_size=600", "--optim.lr=0.01", "--train.device=cpu"}));
+  const auto wrong =
+      run_cli({"eval", dir.file("run"), "--data", text, "--tokenizer", "bytes", "--device=cpu"});
+  INFO(wrong.describe());
+  CHECK(contains(wrong.err, "the bytes tokenizer has 256 tokens, and the model 600"));
+  CHECK(contains(wrong.err, "is worse than that of guessing, ln 600"));
+  const auto right = run_cli({"eval", dir.file("run"), "--data", tokens, "--device=cpu"});
+  CHECK(right.code == 0);
+  CHECK_FALSE(contains(right.err, "worse than"));
 }
 
 TEST_CASE_FIXTURE(Fixture, "text is sampled at evaluations by ranks that share the model") {

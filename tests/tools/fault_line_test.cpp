@@ -59,12 +59,16 @@ TEST_CASE("what is not known is said so") {
             .find("culprit=rank 5, rank 7 action") != std::string::npos);
 }
 
-TEST_CASE("what a rank said itself is to be mended, not started again") {
-  const comm::RankState state;
-  for (const char* fate : {"error", "out of memory"}) {
-    CommError error(CommFailure::PeerLost, {1}, "rank 1 ended by an error: the disk is full");
+TEST_CASE("the action depends on the rank's fate") {
+  for (const auto& [fate, action] : {std::pair("error", "mend what that rank says and"),
+                                     {"out of memory", "mend what that rank says and"},
+                                     {"cut off", "let these hosts reach each other"}}) {
+    CAPTURE(fate);
+    CommError error(CommFailure::PeerLost, {0, 1}, "why");
     error.set_fate(fate);
-    CHECK(fault_line(error, state, two_ranks()).find("action=mend what that rank says and") !=
-          std::string::npos);
+    const std::string line = fault_line(error, {}, two_ranks());
+    CAPTURE(line);
+    CHECK(line.find(std::string("action=") + action) != std::string::npos);
+    CHECK(line.find(std::string(", ") + fate + "), rank 1 (") != std::string::npos);
   }
 }

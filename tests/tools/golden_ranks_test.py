@@ -52,11 +52,6 @@ class GoldenRanks(unittest.TestCase):
             for later in ("fp32 4", "bf16 2", "bf16 4"):  # not tried
                 self.assertEqual(results[later], "2 ranks were, too")
 
-    def test_a_run_that_hangs_there_is_killed_and_skipped(self):
-        code, results = self.run_all("hangs", "--seconds", "6")
-        self.assertEqual(code, 0)
-        self.assertIn("killed after 6 s", results["fp32 2"])
-
     def test_with_a_gpu_to_each_rank_nothing_is_excused(self):
         code, results = self.run_all("does not start", "--gpus", "4", "--precision", "fp32")
         self.assertEqual((code, results), (1, {"fp32 2": False, "fp32 4": False}))
@@ -66,7 +61,7 @@ class GoldenRanks(unittest.TestCase):
             self.assertEqual(self.run_all(kind, "--precision", "fp32"), (1, {"fp32 2": False, "fp32 4": False}))
 
     def test_what_no_time_is_left_for_is_skipped(self):
-        code, results = self.run_all("hangs always", "--limit", "6", "--seconds", "5.5", "--precision", "fp32")
+        code, results = self.run_all("hangs always", "--limit", "2", "--seconds", "1.5", "--precision", "fp32")
         self.assertEqual((code, results), (1, {"fp32 2": "no time was left", "fp32 4": "no time was left"}))
 
 

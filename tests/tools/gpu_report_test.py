@@ -106,35 +106,5 @@ class Targets(unittest.TestCase):
         self.assertEqual(verdicts, ["not measured"] * 4 + ["met", "missed", "not measured", "not measured", "met"])
 
 
-class Text(unittest.TestCase):
-    def test_the_suite(self):
-        def step(result, why):
-            return report([("suite", "every test", result, 1, "-", why)])[1]
-        self.assertIn("\nThe whole suite of tests passed.\n", step("ok", ""))
-        self.assertIn("did not pass: skipped, no time was left.", step("skipped", "no time was left"))
-        self.assertIn("did not pass: failed, exit code 8.", step("failed", "exit code 8"))
-        self.assertIn("was not asked for.", report()[1])
-
-    def test_ranks_that_were_skipped(self):
-        ran = dict(set="gpt2-tiny", world=1, backend="none", precision="fp32", ok=True, loss=1e-6, grad_norm=2e-6, to_one_rank=0.0)
-        skipped = dict(set="gpt2-tiny", world=2, backend="nccl", precision="fp32", ok=None, skipped="NCCL does not start")
-        _, text = report(ranks=[ran, skipped])
-        self.assertIn("| gpt2-tiny | fp32 | 1 | none | 1.0e-06 | 2.0e-06 | 0.0e+00 | ok |", text)
-        self.assertIn("| gpt2-tiny | fp32 | 2 | nccl | - | - | - | skipped: NCCL does not start |", text)
-
-    def test_the_table_of_kernels_is_held_to_the_faster_copy(self):
-        kernels = [kernel("roof: copy f32", 1.0), kernel("add", 0.9), kernel("matmul qkv", 0.2, "TFLOP/s")]
-        _, text = report(kernels=kernels, roofs=dict(copy_gb_s=1250.0, product_tflop_s=700.0))
-        self.assertIn("\nThe roof of memory is PyTorch's copy: 1250.0 GB/s.\n", text)
-        for row in ("| roof: copy f32 | 1.0000 | 1.0000 | 1000.0 GB/s | 80.0% |", "| add | 1.0000 | 1.0000 | 900.0 GB/s | 72.0% |",
-                    "| matmul qkv | 1.0000 | 1.0000 | 200.0 TFLOP/s | 20.0% |"):
-            self.assertIn(row, text)
-        self.assertIn("\nThe roof of memory is tessera's copy: 1000.0 GB/s.\n", report(kernels=kernels)[1])
-
-    def test_another_gpu_is_said(self):
-        self.assertNotIn("This GPU is another.", report()[1])
-        self.assertIn("This GPU is another.", report(environment={"GPU": "NVIDIA A100"})[1])
-
-
 if __name__ == "__main__":
     unittest.main()

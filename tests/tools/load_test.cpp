@@ -13,28 +13,19 @@ using namespace tessera::tools;
 
 using List = std::vector<std::string>;
 
-TEST_CASE("flags come in both forms, '-' and '_' are equal, the last one wins") {
-  const auto arguments = parse_train_arguments(
-      {"run.json", "--model.n-layer", "3", "--optim.lr=1e-4", "--model.n_layer=5"});
+TEST_CASE("flags: both forms, '-' as '_', the last one wins, lists take all words that follow") {
+  const auto arguments =
+      parse_train_arguments({"run.json", "--model.n-layer", "3", "--optim.lr", "-1",
+                             "--model.n_layer=5", "--run.out=", "--data.train", "a.bin", "b.bin",
+                             "--train.profile=--x=1", "--data.train=c.bin"});
   CHECK(arguments.config_file == "run.json");
-  REQUIRE(arguments.overrides.size() == 2);
+  REQUIRE(arguments.overrides.size() == 5);
   CHECK(arguments.overrides[0].key == "model.n_layer");
   CHECK(arguments.overrides[0].values == List{"5"});
-  CHECK(arguments.overrides[1].values == List{"1e-4"});
-}
-
-TEST_CASE("a list takes the words that follow and may be repeated") {
-  const auto arguments = parse_train_arguments(
-      {"--data.train", "a.bin", "b.bin", "--data.val=v.bin", "--data.train=c.bin"});
-  REQUIRE(arguments.overrides.size() == 2);
-  CHECK(arguments.overrides[0].values == List{"a.bin", "b.bin", "c.bin"});
-  CHECK(!arguments.config_file.has_value());
-}
-
-TEST_CASE("a value may be negative, empty, or start with -- after an equals sign") {
-  CHECK(parse_train_arguments({"--optim.lr", "-1"}).overrides[0].values == List{"-1"});
-  CHECK(parse_train_arguments({"--run.out="}).overrides[0].values == List{""});
-  CHECK(parse_train_arguments({"--run.out=--x=1"}).overrides[0].values == List{"--x=1"});
+  CHECK(arguments.overrides[1].values == List{"-1"});
+  CHECK(arguments.overrides[2].values == List{""});
+  CHECK(arguments.overrides[3].values == List{"a.bin", "b.bin", "c.bin"});
+  CHECK(arguments.overrides[4].values == List{"--x=1"});
 }
 
 TEST_CASE("words that belong to nothing are refused") {

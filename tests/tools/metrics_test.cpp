@@ -11,6 +11,7 @@
 #include "core/base/error.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/temp_dir.h"
+#include "tools/tessera/report/saves.h"
 
 using namespace tessera;
 using namespace tessera::tools;
@@ -24,16 +25,25 @@ StepMetrics at(std::int64_t step) {
           .loss = 4.0 - static_cast<double>(step) / 10,
           .grad_norm = 1.5,
           .lr = 1e-3,
+          .epoch = 0.5,
           .tokens = 768,
           .step_ms = 12.5,
           .tokens_per_s = 61440,
           .memory_bytes = 1 << 20};
 }
 
-std::vector<json> lines(const TempDir& dir) {
-  std::istringstream text(dir.read("metrics.jsonl"));
+// Without the times, which differ from run to run.
+std::vector<json> lines(const TempDir& dir, const char* file = "metrics.jsonl") {
+  std::istringstream text(dir.read(file));
   std::vector<json> out;
-  for (std::string line; std::getline(text, line);) out.push_back(json::parse(line));
+  for (std::string line; std::getline(text, line);) {
+    out.push_back(json::parse(line));
+    if (file != std::string("metrics.jsonl") || !out.back().is_object()) continue;
+    CHECK(out.back().value("time", 0.0) > 1.7e9);
+    CHECK(out.back().value("elapsed_s", -1.0) >= 0);
+    out.back().erase("time");
+    out.back().erase("elapsed_s");
+  }
   return out;
 }
 
@@ -49,6 +59,7 @@ TEST_CASE("each step is one line with the documented keys, visible at once") {
                          {"loss", 4.0},
                          {"grad_norm", 1.5},
                          {"lr", 1e-3},
+                         {"epoch", 0.5},
                          {"tokens", 768},
                          {"step_ms", 12.5},
                          {"tokens_per_s", 61440.0},
@@ -96,17 +107,10 @@ TEST_CASE("a resumed run continues the file: one line per step, none twice") {
   CHECK(lines(dir).back()["val_loss"] == 2.0);
 }
 
-TEST_CASE("a run from the start drops what an older one left") {
+TEST_CASE("foreign lines are dropped, an unfinished last line is ended, null reads as NaN") {
   const TempDir dir;
-  dir.write("metrics.jsonl", "{\"step\":0,\"val_loss\":4.0}\n{\"step\":0,\"loss\":4.0}\n");
-  MetricsWriter writer(dir.file("metrics.jsonl"), 0);
-  CHECK(dir.read("metrics.jsonl").empty());
-  CHECK(writer.val_losses().empty());
-}
-
-TEST_CASE("foreign lines are dropped, values that are not finite are null and stay readable") {
-  const TempDir dir;
-  dir.write("metrics.jsonl", "hello\n[]\n{\"step\":\"x\"}\n{\"step\":0,\"loss\":null}\n");
+  dir.write("metrics.jsonl",
+            "hello\n[]\n{\"step\":\"x\"}\n{\"step\":0,\"loss\":null,\"time\":2e9,\"elapsed_s\":0}");
   MetricsWriter writer(dir.file("metrics.jsonl"), 1);
   REQUIRE(writer.train_losses().size() == 1);
   CHECK(std::isnan(writer.train_losses()[0].loss));
@@ -115,6 +119,8 @@ TEST_CASE("foreign lines are dropped, values that are not finite are null and st
   writer.write_step(metrics);
   REQUIRE(lines(dir).size() == 2);
   CHECK(lines(dir)[1]["grad_norm"].is_null());
+  const MetricsWriter anew(dir.file("metrics.jsonl"), 0);
+  CHECK(dir.read("metrics.jsonl").empty());
 }
 
 namespace {
@@ -192,11 +198,26 @@ TEST_CASE("only so many lines wait") {
   CHECK(step < 100'000);
 }
 
-TEST_CASE("a last line without its end is kept if it is whole, and ended") {
+TEST_CASE("saves: one line each, and a resumed run keeps those up to where it goes on") {
   const TempDir dir;
-  dir.write("metrics.jsonl", R"({"step":0,"loss":4.0})");
-  MetricsWriter writer(dir.file("metrics.jsonl"), 1);
-  writer.write_step(at(1));
-  REQUIRE(lines(dir).size() == 2);
-  CHECK(writer.train_losses().size() == 2);
+  const auto path = dir.file("saves.jsonl");
+  const auto steps = [&] {
+    std::vector<int> out;
+    for (const json& line : lines(dir, "saves.jsonl")) out.push_back(line.at("step"));
+    return out;
+  };
+  {
+    SavesWriter writer(path, 0);
+    writer.write({.step = 3, .bytes = 3'000'000'000, .seconds = 2, .stall_ms = 7.5});
+    CHECK(lines(dir, "saves.jsonl").at(0) == json{{"step", 3},
+                                                  {"bytes", 3'000'000'000},
+                                                  {"seconds", 2.0},
+                                                  {"gb_per_s", 1.5},
+                                                  {"stall_ms", 7.5}});
+    for (const int step : {6, 9}) writer.write({.step = step, .bytes = 1, .seconds = 1});
+  }
+  SavesWriter writer(path, 6);
+  CHECK(steps() == std::vector{3, 6});
+  writer.write({.step = 9, .bytes = 1, .seconds = 1});
+  CHECK(steps() == std::vector{3, 6, 9});
 }

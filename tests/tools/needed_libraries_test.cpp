@@ -58,13 +58,3 @@ TEST_CASE("the program needs no library of CUDA") {
     CHECK_FALSE(is_of_cuda(line));
   }
 }
-
-TEST_CASE("a library of CUDA would be seen, whichever tool lists it") {
-  for (const char* text : {" 0x01 (NEEDED)             Shared library: [libcublasLt.so.13]\n",
-                           "  NEEDED               libnccl.so.2\n",
-                           "  RPATH  /usr/local/cuda\n  NEEDED               libcudart.so.13\n"}) {
-    const auto libraries = needed(text);
-    REQUIRE(libraries.size() == 1);
-    CHECK(is_of_cuda(libraries[0]));
-  }
-}

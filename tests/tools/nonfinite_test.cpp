@@ -54,7 +54,6 @@ struct Setting {
   int times = 1000;         // that the token is read
   int bad_weights_of = -1;  // a rank, of mode None
   std::int64_t steps = 4;
-  std::int64_t new_trainer_at = -1;
 };
 
 struct Outcome {
@@ -118,17 +117,12 @@ std::vector<Outcome> train(const Setting& setting) {
     options.exchange = [&](const std::string& name, const std::string& text) {
       return comm::exchange(store, name, rank, setting.world, text, std::chrono::seconds(30));
     };
-    auto trainer =
-        std::make_unique<tools::Trainer>(model, sharded, *communicator, context, options);
+    tools::Trainer trainer(model, sharded, *communicator, context, options);
     Outcome& outcome = outcomes[static_cast<std::size_t>(rank)];
     try {
       for (std::int64_t step = 0; step < setting.steps; ++step) {
-        if (step == setting.new_trainer_at) {
-          trainer =
-              std::make_unique<tools::Trainer>(model, sharded, *communicator, context, options);
-        }
         if (step == kSpoiledStep) outcome.before = state_of(sharded);
-        outcome.steps.push_back(trainer->step(step, step * rows, data, 0));
+        outcome.steps.push_back(trainer.step(step, step * rows, data, 0));
         if (step == kSpoiledStep) outcome.after = state_of(sharded);
       }
     } catch (const NonFiniteLoss& error) {
@@ -182,36 +176,20 @@ TEST_CASE("the rank and the parameter whose gradient is not finite are named by 
   }
 }
 
-TEST_CASE("a skipped step changes nothing, and the steps after it do not know of it") {
-  for (const int world : {1, 2, 3, 4}) {
-    for (const ShardMode mode : {ShardMode::Full, ShardMode::None}) {
-      CAPTURE(world);
-      Setting setting{world, mode};
-      setting.skip = true;
-      const auto outcomes = train(setting);
-      setting.new_trainer_at = 2;  // as after a resume
-      const auto resumed = train(setting);
-      for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
-        const Outcome& outcome = outcomes[rank];
-        INFO(outcome.error);
-        REQUIRE(outcome.steps.size() == 4);
-        CHECK(outcome.before == outcome.after);
-        CHECK(std::isnan(outcome.steps[1].loss));
-        for (std::size_t step = 0; step < 4; ++step) {
-          CAPTURE(step);
-          CHECK(outcome.steps[step].skipped.empty() == (step != 1));
-          CHECK(outcome.steps[step].skipped == outcomes[0].steps[step].skipped);
-          if (step == 1) continue;
-          CHECK(std::isfinite(outcome.steps[step].grad_norm));
-          CHECK(outcome.steps[step].loss == resumed[rank].steps[step].loss);
-          CHECK(outcome.steps[step].grad_norm == resumed[rank].steps[step].grad_norm);
-        }
+TEST_CASE("a skipped step changes nothing, and after ten in a row the next ends training") {
+  for (const ShardMode mode : {ShardMode::Full, ShardMode::None}) {
+    Setting setting{3, mode};
+    setting.skip = true;
+    for (const Outcome& outcome : train(setting)) {
+      INFO(outcome.error);
+      REQUIRE(outcome.steps.size() == 4);
+      CHECK(outcome.before == outcome.after);
+      for (std::size_t step = 0; step < 4; ++step) {
+        CHECK(outcome.steps[step].skipped.empty() == (step != 1));
+        CHECK(std::isfinite(outcome.steps[step].grad_norm) == (step != 1));
       }
     }
   }
-}
-
-TEST_CASE("after ten skipped steps in a row the next one ends training") {
   Setting setting{2, ShardMode::None};
   setting.bad_weights_of = 1;
   setting.skip = true;

@@ -17,6 +17,7 @@ StepMetrics at(std::int64_t step) {
           .loss = 3.25,
           .grad_norm = 1.5,
           .lr = 1e-3,
+          .epoch = 0.25,
           .tokens = 768,
           .step_ms = 20,
           .tokens_per_s = 38400,
@@ -35,13 +36,27 @@ TEST_CASE("without a terminal: a plain line every log_every steps, and the last"
     progress.note("saved");
   }
   const std::string text = out.str();
-  CHECK(std::count(text.begin(), text.end(), '\n') == 5);  // steps 0, 10, 20, 24, and the note
-  CHECK(text.find("step  1/25  loss 3.2500  grad 1.5  lr 1.00e-03  38.4k tok/s  64.0 MiB  480 ms "
-                  "left\n") == 0);
+  CHECK(std::count(text.begin(), text.end(), '\n') == 5);  // steps 1, 10, 20, 25, and the note
+  CHECK(
+      text.starts_with("step  1/25  loss 3.2500  480 ms left  38.4k tok/s  epoch 0.25  "
+                       "lr 1.00e-03  grad 1.5  64.0 MiB\n"));
+  CHECK(text.find("step 10/25") != std::string::npos);
   CHECK(text.find("step 25/25") != std::string::npos);
   CHECK(text.find('\r') == std::string::npos);
   CHECK(text.find('\x1b') == std::string::npos);
   CHECK(text.ends_with("saved\n"));
+}
+
+TEST_CASE("tokens per second are over the interval since the line before, not of one step") {
+  std::ostringstream out;
+  ProgressLine progress(out, {}, 0, 100, 4);
+  for (int step = 0; step < 4; ++step) {
+    StepMetrics metrics = at(step);
+    metrics.step_ms = step == 3 ? 10 : 125;
+    progress.update(metrics);
+  }
+  CHECK(out.str().find("6.14k tok/s") != std::string::npos);  // of step 0: 768 in 125 ms
+  CHECK(out.str().find("8.86k tok/s") != std::string::npos);  // of steps 1 to 3: 2304 in 260 ms
 }
 
 TEST_CASE("a line goes out in one piece, so that nobody's words get between it and its end") {
@@ -61,7 +76,7 @@ TEST_CASE("a line goes out in one piece, so that nobody's words get between it a
   progress.update(at(0));
   progress.note("saved");
   REQUIRE(pieces.all.size() == 2);
-  CHECK(pieces.all[0].ends_with("left\n"));
+  CHECK(pieces.all[0].ends_with("MiB\n"));
   CHECK(pieces.all[1] == "saved\n");
 }
 
@@ -69,13 +84,13 @@ TEST_CASE("on a terminal: one line, drawn over and never wider than the screen")
   std::ostringstream out;
   ProgressLine progress(out, kTerminal, 0, 100, 10);
   progress.update(at(0));
-  CHECK(out.str().size() == std::string("\r\x1b[K").size() + 59);
-  CHECK(out.str().find('\n') == std::string::npos);
+  // The parts that fit into 59 columns, the time left among them.
+  CHECK(out.str() == "\r\x1b[Kstep   1/100  loss 3.2500  2.0 s left  38.4k tok/s");
   progress.note("saved");
   CHECK(out.str().ends_with("\r\x1b[Ksaved\n"));
   progress.update(at(1));
   progress.finish();
-  CHECK(out.str().ends_with("left\n"));
+  CHECK(out.str().ends_with("tok/s\n"));
   const auto size = out.str().size();
   progress.finish();
   CHECK(out.str().size() == size);

@@ -92,7 +92,7 @@ void check(const Verdict& verdict, VerdictKind kind, const std::vector<int>& cul
 
 }  // namespace
 
-TEST_CASE("a rank that was killed in forward, between collectives") {
+TEST_CASE("a killed rank is named with its place, of several the one behind or blamed") {
   Run run(3, ProcessState::Gone);
   for (const int r : {0, 1}) {
     run.enter(r, 40);
@@ -103,23 +103,21 @@ TEST_CASE("a rank that was killed in forward, between collectives") {
         {"rank 2 (here, pid 102) was killed in phase step, step 12, after all_gather#7 (h.1)"});
   REQUIRE(verdict.evidence.size() == 1);
   CHECK(verdict.evidence[0] == "ranks 0, 1: ended: peer lost: lost rank 2");
-}
-
-TEST_CASE("a rank that was killed while it was in a collective") {
-  Run run(3, ProcessState::Gone);
-  for (const int r : {0, 1, 2}) run.enter(r, 40);
-  for (const int r : {0, 2}) run.end(r, FlightEnd::PeerLost, 1, "lost rank 1");
-  check(run.judge(), VerdictKind::Killed, {1}, {"was killed in all_gather#8 (h.1)", "step 12"});
-}
-
-TEST_CASE("of killed ranks, the one that was behind, or that others blame, is the first") {
-  Run run(3, ProcessState::Gone);
-  run.enter(1, 40);
-  run.end(0, FlightEnd::Aborted, -1, "rank 0 gave up");
+  run.enter(2, 40);
+  check(run.judge(), VerdictKind::Killed, {2}, {"was killed in all_gather#8 (h.1)", "step 12"});
+  // An error that follows from it is not the cause, nor does the host matter.
+  run.end(0, FlightEnd::Error, -1, "the save failed: rank 2 is gone");
   check(run.judge(), VerdictKind::Killed, {2});
-  run.end(0, FlightEnd::Aborted, 1, "");
-  run.record(0).end_culprit = 1;
-  check(run.judge(), VerdictKind::Killed, {1});
+  Run elsewhere(3, ProcessState::Unknown);
+  for (const int r : {0, 1}) elsewhere.end(r, FlightEnd::PeerLost, 2, "lost rank 2");
+  check(elsewhere.judge(), VerdictKind::Killed, {2});
+
+  Run several(3, ProcessState::Gone);
+  several.enter(1, 40);
+  several.end(0, FlightEnd::Aborted, -1, "rank 0 gave up");
+  check(several.judge(), VerdictKind::Killed, {2});
+  several.end(0, FlightEnd::Aborted, 1, "");
+  check(several.judge(), VerdictKind::Killed, {1});
 }
 
 TEST_CASE("all ranks killed, as with the host, is nobody's fault") {
@@ -127,12 +125,6 @@ TEST_CASE("all ranks killed, as with the host, is nobody's fault") {
   check(run.judge(), VerdictKind::Killed, {}, {"all ranks were killed"});
   Run alone(1, ProcessState::Gone);
   check(alone.judge(), VerdictKind::Killed, {0}, {"rank 0 (here, pid 100) was killed"});
-}
-
-TEST_CASE("a killed rank whose host is another is known by the others' words") {
-  Run run(3, ProcessState::Unknown);
-  for (const int r : {0, 1}) run.end(r, FlightEnd::PeerLost, 2, "lost rank 2");
-  check(run.judge(), VerdictKind::Killed, {2});
 }
 
 TEST_CASE("a rank that is stopped, on a run that still waits and on one that gave up") {
@@ -177,25 +169,16 @@ TEST_CASE("a rank's own error is the cause of the others' errors") {
   check(run.judge(), VerdictKind::Error, {2}, {"failed", "cannot write"});
 }
 
-TEST_CASE("an error that follows from a killed rank is not the cause") {
-  Run run(3, ProcessState::Gone);
-  run.end(0, FlightEnd::Error, -1, "the save failed: rank 2 is gone");
-  run.end(1, FlightEnd::PeerLost, 2, "lost rank 2");
-  check(run.judge(), VerdictKind::Killed, {2});
-}
-
 TEST_CASE("errors of communication alone name whom they blame") {
   Run run(2, ProcessState::Gone);
   run.end(0, FlightEnd::Aborted, 1, "network down", 40);
   run.end(1, FlightEnd::Aborted, 1, "network down", 50);
   check(run.judge(), VerdictKind::Communication, {1}, {"first on rank 0", "network down"});
-}
-
-TEST_CASE("of ranks that do not reach each other none is to blame, whoever was behind") {
-  Run run(3, ProcessState::Gone);
-  run.enter(0, 40);
-  for (const int r : {0, 1, 2}) run.end(r, FlightEnd::CutOff, -1, "ranks 1, 2 wait for each other");
-  check(run.judge(), VerdictKind::Communication, {}, {"ranks 1, 2 wait for each other"});
+  // Of ranks that do not reach each other none is to blame, whoever was behind.
+  Run cut(3, ProcessState::Gone);
+  cut.enter(0, 40);
+  for (const int r : {0, 1, 2}) cut.end(r, FlightEnd::CutOff, -1, "ranks 1, 2 wait for each other");
+  check(cut.judge(), VerdictKind::Communication, {}, {"ranks 1, 2 wait for each other"});
 }
 
 TEST_CASE("a clean end, a stop by a signal, and a run that goes on") {

@@ -105,7 +105,7 @@ std::vector<std::string> run_ranks(const fs::path& dir, const Settings& settings
     options.run_id = "run";
     options.rank = rank;
     options.world_size = settings.world;
-    options.model = model_section(kConfig);
+    options.model = kConfig;
     options.in_background = settings.in_background;
     options.stop_on_error = settings.stop_on_error;
     options.retention = settings.retention;
@@ -315,7 +315,7 @@ TEST_CASE("a writer that hangs stops neither training nor the end of the program
     {
       const std::lock_guard lock(mutex);
       CHECK(contains(self.notes, "step 2 was not saved"));
-      CHECK(contains(self.notes, "the save of step 1 has stood still for 500 ms on rank 1"));
+      CHECK(contains(self.notes, "the save of step 1 has hung for 500 ms on rank 1"));
     }
     // That it hangs is known by now.
     const auto start = Clock::now();
@@ -371,10 +371,9 @@ TEST_CASE("nobody leaves while rank 0 still removes old checkpoints, and it is n
     });
     CHECK(contains(errors[1], "missing: rank 0"));
     if (in_background) {
-      CHECK(
-          contains(errors[0],
-                   "step 2 is committed, but reading it back and removing old ones has stood still "
-                   "for 500 ms on this rank"));
+      CHECK(contains(errors[0],
+                     "step 2 is committed, but reading it back and removing old ones has hung "
+                     "for 500 ms on this rank"));
     }
     CHECK(value_of(dir.path() / "step-00000002") == 2.0F);
   }

@@ -35,10 +35,10 @@ TEST_CASE("the defaults need a data file and nothing else") {
 
 TEST_CASE("batches that don't divide are refused with the nearest that do") {
   CHECK_THROWS_HOLDING(InvalidArgument,
-                       "is 12, which 5 ranks cannot share equally; the nearest "
-                       "values that they can are 10 or 15",
+                       "is 12, which 5 ranks cannot share equally; the nearest values that fit are "
+                       "10 or 15",
                        changed([](Config&) {}).validate(5));
-  CHECK_THROWS_HOLDING(InvalidArgument, "the nearest values that they can are 16",
+  CHECK_THROWS_HOLDING(InvalidArgument, "the nearest values that fit are 16",
                        changed([](Config&) {}).validate(16));
   CHECK_THROWS_HOLDING(InvalidArgument,
                        "train.micro_batch 5; the nearest values that fit are train.micro_batch 4 "
@@ -73,12 +73,15 @@ TEST_CASE("what this build lacks is refused as such") {
 }
 
 TEST_CASE("values that contradict each other are refused") {
-  CHECK_THROWS_HOLDING(InvalidArgument, "optim.min_lr 0.0001 is above optim.lr 1e-05",
-                       changed([](Config& c) { c.optim.lr = 1e-5; }).validate(1));
-  CHECK_NOTHROW(changed([](Config& c) {
-                  c.optim.lr = 1e-5;
-                  c.optim.schedule = "constant";
-                }).validate(1));
+  Config low = changed([](Config& c) { c.optim.lr = 5e-5; });
+  low.validate(1);
+  CHECK(low.optim.min_lr == 5e-5 / 10);  // follows lr unless given
+  low.given.insert("optim.min_lr");
+  low.optim.min_lr = 1e-4;
+  CHECK_THROWS_HOLDING(InvalidArgument, "optim.min_lr 0.0001 is above optim.lr 5e-05",
+                       low.validate(1));
+  low.optim.schedule = "constant";
+  CHECK_NOTHROW(low.validate(1));
   CHECK_THROWS_HOLDING(InvalidArgument, "auto, cpu, cuda or cuda:N, got 'gpu'",
                        changed([](Config& c) { c.train.device = "gpu"; }).validate(1));
   CHECK_NOTHROW(changed([](Config& c) { c.train.device = "cuda:7"; }).validate(1));

@@ -1,12 +1,15 @@
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
+
+namespace CLI {
+class App;
+}
 
 namespace tessera::tools {
 
-/// A subcommand: its options, declared on `app`, and what runs once they are parsed. `run` returns
-/// the exit code or throws; only main() prints errors and exits.
+/// A subcommand whose options are declared on `app`. `run`, called after parsing, returns the exit
+/// code or throws; only main() prints errors and exits.
 struct Command {
   CLI::App* app = nullptr;
   std::function<int()> run;

@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
@@ -30,8 +31,7 @@ namespace {
 
 enum ExitCode { kOk = 0, kFailed = 1, kUsage = 2, kIo = 3, kComm = 4, kMemory = 5 };
 
-/// Not fmt::print, which throws if nobody reads standard error any more, and waits for who does not
-/// read it now.
+/// fmt::print would throw on a closed standard error, and block on one that nobody reads.
 void say(std::string_view text) { say_at_last(text); }
 
 int report(ExitCode code, std::string_view message) {
@@ -65,7 +65,7 @@ int run(const std::vector<Command>& commands) {
   } catch (const std::filesystem::filesystem_error& error) {
     return report(kIo, error.what());
   } catch (const std::system_error& error) {
-    // Of fmt::print: who read the output has gone, as head does.
+    // From fmt::print: the reader of the output, such as head, has gone.
     if (error.code() == std::errc::broken_pipe) return kIo;
     return report(kIo, error.what());
   } catch (const CommError& error) {
@@ -83,8 +83,8 @@ int run(const std::vector<Command>& commands) {
   }
 }
 
-/// What was written to standard output may only now reach its file. Nobody is told if who read it
-/// has gone, as head does.
+/// Flushes standard output and reports an error, except that of a reader that has gone, such as
+/// head.
 int flush_output(int code) {
   errno = 0;
   const bool lost = std::fflush(stdout) != 0 || std::ferror(stdout) != 0;
@@ -92,11 +92,11 @@ int flush_output(int code) {
   const int why = errno;
   pollfd output{STDOUT_FILENO, POLLOUT, 0};
   if (::poll(&output, 1, 0) == 1 && (output.revents & POLLERR) != 0) return code;
-  return report(kIo, fmt::format("cannot write standard output{}{}; what it shows is not complete",
+  return report(kIo, fmt::format("cannot write standard output{}{}; it is not complete",
                                  why == 0 ? "" : ": ", why == 0 ? "" : std::strerror(why)));
 }
 
-/// A command that is none: CLI11 would only say which words are left over.
+/// Names the nearest command; CLI11 would only list the words left over.
 int refuse_command(std::string_view word, const std::vector<Command>& commands) {
   std::string nearest;
   for (const Command& command : commands) {
@@ -144,8 +144,8 @@ int parse_and_run(int argc, char** argv) {
   return flush_output(run(commands));
 }
 
-/// Of the standard streams those that who started us has closed: their numbers would go to the next
-/// files that are opened, and messages into these.
+/// Opens closed standard streams: their numbers would go to the next files opened, and messages
+/// would end up in those.
 void open_standard_streams() {
   int fd = -1;
   do fd = ::open("/dev/null", O_RDWR);  // the lowest number that is free
@@ -158,11 +158,11 @@ void open_standard_streams() {
 
 int main(int argc, char** argv) {
   tessera::tools::open_standard_streams();
-  // A training run goes on and saves though nobody reads its messages any more, and a limit of a
-  // file's size is an error of the write as a full disk is. Ranks inherit both.
+  // Errors of the write instead: a run goes on without a reader, and a file-size limit is reported
+  // as a full disk is. Ranks inherit both.
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
-  // Nothing may leave main as an exception: a terminate handler would hide the message.
+  // An exception that leaves main would lose its message.
   try {
     return tessera::tools::parse_and_run(argc, argv);
   } catch (const std::exception& error) {

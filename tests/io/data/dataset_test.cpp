@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <filesystem>
+#include <string_view>
 #include <vector>
 
 #include "core/base/error.h"
@@ -74,9 +75,12 @@ TEST_CASE("lists and globs are concatenated, matches in order of name") {
   dir.write("b.txt", "BB");
   dir.write("a.txt", "AA");
   dir.write("c.txt", "CC");
-  const Dataset data =
-      open_dataset({.train = {dir.file("c.txt"), dir.file("[ab].txt")}, .val_fraction = 0});
+  const DatasetOptions options{.train = {dir.file("c.txt"), dir.file("[ab].txt")},
+                               .val_fraction = 0};
+  const Dataset data = open_dataset(options);
   CHECK(data.tokenizer->decode(read_all(*data.train)) == "CCAABB");
+  dir.write("[ab].txt", "[]");  // a file of that name comes first
+  CHECK(data.tokenizer->decode(read_all(*open_dataset(options).train)) == "CC[]");
   CHECK_THROWS_HOLDING(IoError, "no file matches", open_dataset({.train = {dir.file("*.bin")}}));
   CHECK_THROWS_HOLDING(IoError, "No such file", open_dataset({.train = {dir.file("d.txt")}}));
   CHECK_THROWS_HOLDING(InvalidArgument, "no training data", open_dataset({}));
@@ -107,4 +111,57 @@ TEST_CASE("options that don't fit each other are refused") {
                        open_dataset({.train = {text}, .val_fraction = 1.0}));
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "is a directory",
                        open_dataset({.train = {dir.path().string()}}));
+}
+
+TEST_CASE("files of other formats are refused with what to do, whatever their names") {
+  using namespace std::string_view_literals;
+  const TempDir dir;
+  const std::string jsonl = "{\"text\": \"a\"}\n{\"text\": \"b\"}\n";
+  const struct {
+    const char* file;
+    std::string_view content;
+    const char* message;
+  } cases[] = {{"a.gz", "\x1f\x8b\x08\0\0\0"sv, "is a gzip file"},
+               {"a.bin", "\x1f\x8b\x08\0\0\0"sv, "is a gzip file, not a token file; unpack it"},
+               {"a.bz2", "BZh91AY&SY..", "is a bzip2 file"},
+               {"a.npy", "\x93NUMPY\x01", "write its ids as uint16 into a .bin file"},
+               {"a.bin", "\x93NUMPY\x01.", "is a NumPy array"},
+               {"a.out",
+                "\x7f"
+                "ELF\x02",
+                "is a program"},
+               {"a.zip", "PK\x03\x04", "is a zip archive"},
+               {"a.txt", "version https://git-lfs.github.com/spec/v1\n", "git lfs pull"},
+               {"a.json", jsonl, "is JSON, one object a line, not text; extract its text"},
+               {"a.jsonl", "{", "is JSON"},
+               {"a.csv", "a,b\n", "is a table"}};
+  for (const auto& c : cases) {
+    CAPTURE(c.file);
+    CHECK_THROWS_HOLDING(IoError, c.message,
+                         open_dataset({.train = {dir.write(c.file, c.content)}}));
+  }
+  const Dataset asked = open_dataset({.train = {dir.write("j.txt", jsonl)}});  // as it was renamed
+  CHECK(asked.warnings.empty());
+}
+
+TEST_CASE("binary noise is warned of, text and tokens of text are not") {
+  const TempDir dir;
+  std::uint32_t seed = 1;
+  std::vector<std::uint16_t> noise(40'000), language(40'000);
+  for (std::size_t i = 0; i < noise.size(); ++i) {
+    seed = seed * 1664525 + 1013904223;
+    noise[i] = static_cast<std::uint16_t>(seed >> 16);
+    language[i] = noise[i] % 4 == 0 ? noise[i] : noise[i] % 100;
+  }
+  const auto warnings = [&](const char* file, const std::string& content) {
+    return open_dataset({.train = {dir.write(file, content)}}).warnings;
+  };
+  REQUIRE(warnings("noise.txt", u16(noise)).size() == 1);
+  CHECK(warnings("noise.txt", u16(noise))[0].find("control characters") != std::string::npos);
+  REQUIRE(warnings("noise.bin", u16(noise)).size() == 1);
+  CHECK(warnings("noise.bin", u16(noise))[0].find("spread evenly over ids 0 to 655") !=
+        std::string::npos);
+  CHECK(warnings("language.bin", u16(language)).empty());
+  CHECK(warnings("short.bin", u16({1, 2, 3, 4})).empty());
+  CHECK(warnings("text.txt", "Caf\xe9 of 1900,\r\n\tin Latin-1\n").empty());
 }

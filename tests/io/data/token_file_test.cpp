@@ -4,10 +4,8 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <barrier>
 #include <cstring>
 #include <filesystem>
-#include <thread>
 #include <vector>
 
 #include "core/base/error.h"
@@ -136,60 +134,6 @@ TEST_CASE("a file that shrinks while it is open is an error, not a signal") {
   CHECK_THROWS_HOLDING(IoError, "has 100 bytes, but had 100000", source->read(0, 10, out.data()));
   std::filesystem::resize_file(path, 100002);  // growth is none of its concern
   CHECK_NOTHROW(source->read(49000, 1000, out.data()));
-}
-
-TEST_CASE("a file that shrinks while several threads read it ends each of them with the error") {
-  const TempDir dir;
-  const auto path = dir.write("x.bin", bytes_of(U16(50000, 1)));
-  const auto source = open_token_file(path);
-  constexpr int kReaders = 2;
-  std::barrier everybody_has_read(kReaders + 1);
-  std::barrier it_was_cut(kReaders + 1);
-  std::vector<std::string> errors(kReaders);
-  std::vector<std::thread> readers;
-  for (std::string& error : errors) {
-    readers.emplace_back([&] {
-      std::vector<std::int32_t> out(50000);
-      source->read(0, 50000, out.data());
-      everybody_has_read.arrive_and_wait();
-      it_was_cut.arrive_and_wait();
-      try {
-        source->read(0, 50000, out.data());
-      } catch (const IoError& e) {
-        error = e.what();
-      }
-    });
-  }
-  everybody_has_read.arrive_and_wait();
-  std::filesystem::resize_file(path, 4096);
-  it_was_cut.arrive_and_wait();
-  for (std::thread& reader : readers) reader.join();
-  for (const std::string& error : errors) CHECK(error.find("it was cut") != std::string::npos);
-}
-
-TEST_CASE(
-    "threads read different parts of one file at once, each its own mapping or a shared one") {
-  const TempDir dir;
-  U16 ids(200000);
-  for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::uint16_t>(i * 7919);
-  const auto path = dir.write("x.bin", header(20240520, 1, 200000) + bytes_of(ids));
-  const auto shared = open_token_file(path);
-  const auto own = open_token_file(path);
-  std::vector<std::vector<std::int32_t>> seen(4);
-  std::vector<std::thread> readers;
-  for (std::size_t r = 0; r < seen.size(); ++r) {
-    readers.emplace_back([&, r] {
-      const TokenSource& source = r == 0 ? *own : *shared;
-      seen[r].resize(ids.size());
-      for (std::size_t row = 0; row < ids.size(); row += 1000) {
-        const auto begin = static_cast<std::int64_t>((row + r * 50000) % ids.size());
-        source.prefetch(begin, 1000);
-        source.read(begin, 1000, seen[r].data() + begin);
-      }
-    });
-  }
-  for (std::thread& reader : readers) reader.join();
-  for (const auto& tokens : seen) CHECK(std::equal(tokens.begin(), tokens.end(), ids.begin()));
 }
 
 TEST_CASE("bytes of a text are tokens") {

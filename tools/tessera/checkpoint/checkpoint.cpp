@@ -1,3 +1,5 @@
+#include <CLI/CLI.hpp>
+
 #include "tools/tessera/checkpoint/commands.h"
 
 namespace tessera::tools {

@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -25,9 +27,9 @@ namespace {
 using Kind = io::TensorDifference::Kind;
 
 struct Options {
-  std::string a, b, what = "model";
+  std::string a, b, what = "model", step = "latest";
   io::DiffOptions diff;
-  bool json = false;
+  bool all = false, json = false;
 };
 
 std::string_view kind_name(Kind kind) {
@@ -132,8 +134,39 @@ void print_json(const io::CheckpointReader& a, const io::CheckpointReader& b,
   fmt::print("{}\n", io::dump_json(json));
 }
 
+// Whatever has no values to compare, then by the largest difference.
+double weight(const io::TensorDifference& d) {
+  if (!has_values(d) || std::isnan(d.max_absolute)) return std::numeric_limits<double>::infinity();
+  return d.count == 0 ? 0 : d.max_absolute;
+}
+
+void print_differences(const io::DiffReport& report, bool all) {
+  std::vector<const io::TensorDifference*> order;
+  std::int64_t values = 0, elements = 0, one_sided = 0;
+  for (const auto& d : report.differences) {
+    order.push_back(&d);
+    one_sided += d.kind == Kind::OnlyInA || d.kind == Kind::OnlyInB ? 1 : 0;
+    if (!has_values(d)) continue;
+    values += d.count;
+    elements += d.elements;
+  }
+  std::ranges::stable_sort(order, std::ranges::greater{}, [](const auto* d) { return weight(*d); });
+  constexpr std::size_t kShown = 10;
+  const std::size_t shown = all ? order.size() : std::min(order.size(), kShown);
+  for (std::size_t i = 0; i < shown; ++i)
+    fmt::print("{}: {}\n", escaped(order[i]->name), describe(*order[i]));
+  if (shown < order.size())
+    fmt::print("... and {} with smaller differences; --all shows them\n", order.size() - shown);
+  fmt::print("{} of {} tensors differ", order.size(), report.compared + one_sided);
+  if (elements > 0) fmt::print(", in {} of {} values", values, elements);
+  fmt::print("\n");
+}
+
 int run(const Options& options) {
-  const auto a = io::open_checkpoint(options.a), b = io::open_checkpoint(options.b);
+  const auto open = [&](const std::string& path) {
+    return io::open_checkpoint(path, parse_step(path, options.step));
+  };
+  const auto a = open(options.a), b = open(options.b);
   io::DiffOptions diff = options.diff;
   require(diff.threads >= 1, "--jobs {}: expected 1 at least", diff.threads);
   require(diff.absolute >= 0 && diff.relative >= 0, "a tolerance must not be negative");
@@ -154,18 +187,12 @@ int run(const Options& options) {
     fmt::print("model.{}: {} in A, {} in B\n", key, in_a.empty() ? "absent" : in_a,
                in_b.empty() ? "absent" : in_b);
   }
-  for (const auto& difference : report.differences) {
-    fmt::print("{}: {}\n", escaped(difference.name), describe(difference));
-  }
   if (report.equal()) {
     fmt::print("equal: {} tensors, {}\n", report.compared,
                report.bytes_read == 0 ? "by their checksums"
                                       : fmt::format("{} read", format_bytes(report.bytes_read)));
   } else {
-    fmt::print("{} of {} tensors differ\n", report.differences.size(),
-               report.compared + std::ranges::count_if(report.differences, [](const auto& d) {
-                 return d.kind == Kind::OnlyInA || d.kind == Kind::OnlyInB;
-               }));
+    print_differences(report, options.all);
   }
   return code;
 }
@@ -178,8 +205,8 @@ Command add_checkpoint_diff(CLI::App& parent) {
   diff.threads = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 8U));
   CLI::App* app = parent.add_subcommand(
       "diff",
-      "List tensors that differ between two checkpoints of any world sizes, and by how much; exit "
-      "0 if none does, else 1");
+      "Show which tensors of two checkpoints differ, and by how much; their numbers of ranks may "
+      "differ. Exit code 0: equal, 1: different");
   app->add_option("A", options->a, kOneCheckpoint)->required();
   app->add_option("B", options->b, kOneCheckpoint)->required();
   app->add_option("--what", options->what, "Weights, optimizer state, or both")
@@ -192,6 +219,9 @@ Command add_checkpoint_diff(CLI::App& parent) {
       ->capture_default_str();
   app->add_option("--jobs", diff.threads, "Threads, with 3 MiB of memory each")
       ->capture_default_str();
+  app->add_option("--step", options->step, std::string(kStepHelp) + "; for A and B alike")
+      ->capture_default_str();
+  app->add_flag("--all", options->all, "Show every tensor that differs, not the 10 largest only");
   app->add_flag("--json", options->json, "Machine-readable output");
   return {app, [options] { return run(*options); }};
 }

@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -99,7 +100,7 @@ int run(const Options& options) {
     return 0;
   }
   io::refuse_parent_of_shards(options.path);
-  const auto reader = io::open_checkpoint(options.path, parse_step(options.step));
+  const auto reader = io::open_checkpoint(options.path, parse_step(options.path, options.step));
   const io::Json json = describe_checkpoint(reader, options.chunks);
   if (options.json) {
     fmt::print("{}\n", io::dump_json(json));
@@ -118,8 +119,7 @@ Command add_checkpoint_inspect(CLI::App& parent) {
       "Print step, sections, tensors, digest, run, ranks, version and configuration. For PyTorch's "
       "shards: the tensors as consolidate would write them");
   app->add_option("PATH", options->path, kOneCheckpoint)->required();
-  app->add_option("--step", options->step, "Checkpoint of a run: latest, or a step")
-      ->capture_default_str();
+  app->add_option("--step", options->step, kStepHelp)->capture_default_str();
   app->add_flag("--json", options->json, "Machine-readable output");
   app->add_flag("--chunks", options->chunks,
                 "List file, bytes, elements and checksum of each chunk, also of moments");

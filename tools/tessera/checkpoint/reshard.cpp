@@ -5,6 +5,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -80,7 +81,7 @@ std::vector<io::TensorInfo> known_order(const io::CheckpointIndex& index) {
 }
 
 int run(const Options& options) {
-  const auto source = io::open_checkpoint(options.source, parse_step(options.step));
+  const auto source = io::open_checkpoint(options.source, parse_step(options.source, options.step));
   io::ReshardOptions reshard = options.reshard;
   reshard.memory = io::parse_bytes(options.memory);
   reshard.order = known_order(source.index());
@@ -126,10 +127,8 @@ Command add_checkpoint_reshard(CLI::App& parent) {
                   "A run or a directory of checkpoints; it gets a checkpoint of the same step")
       ->required();
   app->add_option("--world", reshard.world_size, "Ranks, and shards")->required();
-  app->add_option("--step", options->step, "Checkpoint of a run: latest, or a step")
-      ->capture_default_str();
-  app->add_option("--memory", options->memory, "Bytes of all buffers together")
-      ->capture_default_str();
+  app->add_option("--step", options->step, kStepHelp)->capture_default_str();
+  app->add_option("--memory", options->memory, "For all buffers together")->capture_default_str();
   app->add_option("--jobs", reshard.jobs, "Threads that copy")->capture_default_str();
   app->add_flag("--overwrite", reshard.overwrite, "Replace a checkpoint of the same step in OUT");
   app->add_flag("--json", options->json, "Machine-readable output");

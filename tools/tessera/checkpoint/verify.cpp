@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -75,7 +76,7 @@ void print_json(const std::string& path, const io::VerifyReport& report) {
 
 int run(const Options& options) {
   require(options.jobs >= 1, "--jobs {}: expected 1 at least", options.jobs);
-  const std::optional<std::int64_t> step = parse_step(options.step);
+  const std::optional<std::int64_t> step = parse_step(options.path, options.step);
   const io::fs::path path = io::locate_checkpoint(options.path, step);
   ByteProgress progress("read");
   io::VerifyOptions verify;
@@ -107,9 +108,8 @@ Command add_checkpoint_verify(CLI::App& parent) {
       "Read everything and check coverage, checksums and finite values; exit 1 and name file, "
       "tensor and bytes of any damage");
   app->add_option("PATH", options->path, kOneCheckpoint)->required();
-  app->add_option("--step", options->step, "Checkpoint of a run: latest, or a step")
-      ->capture_default_str();
-  app->add_option("--jobs", options->jobs, "Threads, with 1 MiB of memory each")
+  app->add_option("--step", options->step, kStepHelp)->capture_default_str();
+  app->add_option("--jobs", options->jobs, "Threads that read, with 1 MiB of memory each")
       ->capture_default_str();
   app->add_flag("--json", options->json, "Machine-readable output");
   return {app, [options] { return run(*options); }};

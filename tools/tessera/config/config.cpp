@@ -28,7 +28,7 @@ std::string nearest_divisors(std::int64_t value, std::int64_t wish) {
 void check_batches(Config::Train& train, std::int64_t world) {
   require(train.global_batch % world == 0,
           "train.global_batch is {}, which {} ranks cannot share equally; the nearest values that "
-          "they can are {}",
+          "fit are {}",
           train.global_batch, world, nearest_multiples(train.global_batch, world));
   const std::int64_t per_rank = train.global_batch / world;
   if (train.micro_batch == 0) train.micro_batch = per_rank;
@@ -61,6 +61,7 @@ void Config::validate(int world_size) {
   require<Unsupported>(comm.backend != "nccl" || train.device != "cpu",
                        "comm.backend nccl is for ranks on GPUs, and train.device is cpu; use shm, "
                        "tcp or auto");
+  if (!given.contains("optim.min_lr")) optim.min_lr = optim.lr / 10;
   require(optim.schedule == "constant" || optim.min_lr <= optim.lr,
           "optim.min_lr {} is above optim.lr {}; set --optim.min_lr too, at most {}", optim.min_lr,
           optim.lr, optim.lr);

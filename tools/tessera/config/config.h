@@ -9,8 +9,7 @@
 
 namespace tessera::tools {
 
-/// Everything that a training run is told. Each member is a field of fields.h, which holds its
-/// range and help text; the values here are the defaults.
+/// Configuration of a training run, with its defaults. fields.h has the range and help of each.
 struct Config {
   struct Model {
     std::string arch = "gpt2";
@@ -58,7 +57,7 @@ struct Config {
     double clip_norm = 1.0;  ///< 0: no clipping
     std::int64_t warmup_steps = 100;
     std::string schedule = "cosine";
-    double min_lr = 1e-4;
+    double min_lr = 1e-4;  ///< a tenth of lr unless given
   } optim;
   struct Shard {
     std::string mode = "full";
@@ -68,14 +67,14 @@ struct Config {
     std::int64_t every = 500;  ///< steps, and at the end; 0: none at all
     std::string async = "on";
     std::int64_t keep = 3;        ///< newest committed ones; 0: all
-    std::int64_t keep_every = 0;  ///< steps; those that it divides stay for good; 0: none
-    std::int64_t keep_best = 0;   ///< those of the lowest validation loss
+    std::int64_t keep_every = 0;  ///< multiples of this step are kept forever; 0: none
+    std::int64_t keep_best = 0;   ///< checkpoints of the lowest validation loss
     std::string on_error = "warn";
     std::string what = "all";
     std::string resume = "auto";
     std::string load_policy = "exact";
     std::vector<std::string> load_tensors;  ///< patterns, of model.init_from; empty: all
-    double timeout = 600;                   ///< seconds that a save may stand still
+    double timeout = 600;                   ///< seconds that a save may hang
     double load_timeout = 600;              ///< seconds
   } checkpoint;
   struct Comm {
@@ -89,17 +88,14 @@ struct Config {
     std::string out = "runs/default";
   } run;
 
-  /// Keys that a file, the environment or a flag has set.
+  /// Keys set by a file, the environment or a flag.
   std::set<std::string, std::less<>> given;
 
-  /// Checks what no field can check alone, replaces micro_batch 0, and must be called before the
-  /// rest is used.
-  /// @throws InvalidArgument naming keys, values and what would fit; Unsupported for what this
-  ///   build lacks
+  /// Checks fields against each other and resolves micro_batch 0 and min_lr. Call it before use.
+  /// @throws InvalidArgument naming keys, values and the nearest that fit; Unsupported
   void validate(int world_size);
 };
 
-/// Of a time in seconds, as the configuration holds them.
 inline std::chrono::milliseconds to_milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1e3));
 }

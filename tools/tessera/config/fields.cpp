@@ -12,8 +12,8 @@
 namespace tessera::tools {
 namespace {
 
-constexpr double kHuge = 1e30;         // as good as no limit, and JSON can hold it, unlike infinity
-constexpr double kBig = 2147483647.0;  // sizes that kernels and files count with 32 bits
+constexpr double kHuge = 1e30;         // no limit; JSON has no infinity
+constexpr double kBig = 2147483647.0;  // sizes counted with 32 bits
 
 #define REF(member) [](Config& c) -> FieldRef { return &c.member; }
 
@@ -39,60 +39,61 @@ std::vector<Field> make_fields() {
       integer("model.n_head", REF(model.n_head), 1, 4096, "attention heads; must divide n_embd"),
       integer("model.n_embd", REF(model.n_embd), 1, 1 << 20, "width of the residual stream"),
       integer("model.vocab_size", REF(model.vocab_size), 0, kBig,
-              "token ids; 0: as many as the tokenizer or the data has"),
+              "number of token ids; 0: from the tokenizer or the data"),
       integer("model.seq_len", REF(model.seq_len), 1, 1 << 24, "context length in tokens"),
-      number("model.dropout", REF(model.dropout), 0, 0.99, "probability of dropping an activation"),
-      number("model.layer_norm_eps", REF(model.layer_norm_eps), 0, 1, "added to the variance",
+      number("model.dropout", REF(model.dropout), 0, 0.99, "dropout probability"),
+      number("model.layer_norm_eps", REF(model.layer_norm_eps), 0, 1, "epsilon of LayerNorm",
              positive),
       text("model.init_from", REF(model.init_from),
            "start from the weights of a checkpoint, a run or a Hugging Face directory"),
 
       text("data.train", REF(data.train), "training files or globs: token files (.bin) or text"),
-      text("data.val", REF(data.val), "validation files or globs"),
+      text("data.val", REF(data.val),
+           "validation files or globs; empty: the end of the text, or nothing if data.train is "
+           "token files"),
       text("data.tokenizer", REF(data.tokenizer), "for text: bytes, chars, or a tokenizer file"),
       number("data.val_fraction", REF(data.val_fraction), 0, 0.99,
-             "part at a text's end kept for validation if data.val is empty"),
+             "share of the text, at its end, used for validation if data.val is empty"),
       text("data.order", REF(data.order), "order of the training rows", {"shuffled", "sequential"}),
 
       integer("train.steps", REF(train.steps), 1, 1e15, "optimizer steps"),
-      integer("train.seed", REF(train.seed), 0, 9.2e18, "of weights, data order and dropout"),
+      integer("train.seed", REF(train.seed), 0, 9.2e18,
+              "random seed of weights, data order and dropout"),
       integer("train.global_batch", REF(train.global_batch), 1, kBig,
               "sequences per step, over all ranks"),
       integer("train.micro_batch", REF(train.micro_batch), 0, kBig,
-              "sequences per rank and micro-step; 0: global_batch / ranks"),
+              "sequences per rank in one pass; 0: global_batch / ranks"),
       text("train.device", REF(train.device),
            "auto (a GPU if one can be used), cpu, cuda (the GPU of the local rank), or cuda:N"),
       text("train.precision", REF(train.precision),
-           "bf16 computes in bf16 and keeps float32 weights; bf16-true keeps bf16 weights, rounded "
-           "stochastically; gradients and moments are float32 in all",
+           "bf16: bf16 compute, float32 weights; bf16-true: bf16 weights too, with stochastic "
+           "rounding; gradients and moments are always float32",
            {"fp32", "bf16", "bf16-true"}),
       text("train.nonfinite", REF(train.nonfinite),
-           "after a step whose loss or gradients are NaN or infinite, which updates nothing and is "
-           "told with rank and parameter: stop, or skip it and go on, at most 10 in a row",
+           "on a NaN or infinite loss or gradient: stop, or skip the step, at most 10 in a row",
            {"stop", "skip"}),
       text("train.recompute", REF(train.recompute),
-           "block: keep only each block's input and compute the rest again in backward",
+           "block: keep only the input of each block and recompute the rest in backward",
            {"none", "block"}),
       integer("train.eval_every", REF(train.eval_every), 0, 1e15,
               "steps between evaluations; 0: only at the end"),
       integer("train.eval_batches", REF(train.eval_batches), 0, kBig,
               "global batches per evaluation; 0: all validation data"),
       integer("train.threads", REF(train.threads), 0, 4096,
-              "threads of the host per rank; 0: the processors divided by the ranks of this host"),
-      text(
-          "train.memory_check", REF(train.memory_check),
-          "before a run that needs more memory than the host or GPU has, by the plan that is shown "
-          "at the start: refuse it, or warn",
-          {"refuse", "warn"}),
+              "CPU threads per rank; 0: the processors divided by the ranks of this host"),
+      text("train.memory_check", REF(train.memory_check),
+           "if the plan needs more memory than the host or GPU has: refuse to start, or warn",
+           {"refuse", "warn"}),
       integer("train.memory_limit", REF(train.memory_limit), 0, 9.2e18,
-              "bytes of memory that a rank on the CPU may take for tensors; 0: no limit"),
+              "most bytes of tensors of a rank on the CPU; 0: no limit"),
       integer("train.log_every", REF(train.log_every), 1, 1e15,
-              "steps between lines where no terminal is"),
+              "steps between lines of output that is not a terminal"),
       text("train.profile", REF(train.profile),
-           "write a Chrome trace of a few steps to this file; later ranks add their number"),
+           "write a Chrome trace of a few steps to this file; ranks above 0 append their number"),
       text("train.sample_prompt", REF(train.sample_prompt),
-           "text to continue at evaluations; empty: no sample"),
-      integer("train.sample_tokens", REF(train.sample_tokens), 1, 1 << 20, "tokens of that sample"),
+           "text to continue at each evaluation; empty: none"),
+      integer("train.sample_tokens", REF(train.sample_tokens), 1, 1 << 20,
+              "tokens to generate from sample_prompt"),
 
       number("optim.lr", REF(optim.lr), 0, 1e3, "peak learning rate"),
       number("optim.beta1", REF(optim.beta1), 0, 0.999999, "AdamW: decay of the first moment"),
@@ -106,64 +107,61 @@ std::vector<Field> make_fields() {
               "steps of linear increase to lr"),
       text("optim.schedule", REF(optim.schedule), "learning rate after warm-up",
            {"constant", "cosine", "linear", "wsd"}),
-      number("optim.min_lr", REF(optim.min_lr), 0, 1e3, "learning rate at the end of the schedule"),
+      number("optim.min_lr", REF(optim.min_lr), 0, 1e3,
+             "learning rate at the end of the schedule; a tenth of lr unless given"),
 
       text("shard.mode", REF(shard.mode), "what is sharded over ranks", {"full", "none"},
            {"optimizer", "gradients", "hybrid"}),
       integer("shard.gather_ahead", REF(shard.gather_ahead), 0, 1 << 20,
-              "units gathered before they are needed, beside the one in use"),
+              "units to gather ahead of the one in use"),
 
       integer("checkpoint.every", REF(checkpoint.every), 0, 1e15,
-              "steps between checkpoints, one more at the end; 0: none"),
+              "steps between checkpoints, with one more at the end; 0: none at all"),
       text("checkpoint.async", REF(checkpoint.async),
-           "on: training waits for a copy in the host's memory, and a thread saves that",
-           {"on", "off"}),
+           "on: save in the background, from a copy in host memory", {"on", "off"}),
       integer("checkpoint.keep", REF(checkpoint.keep), 0, kBig,
-              "newest checkpoints that stay; 0: all"),
+              "number of newest checkpoints to keep; 0: all"),
       integer("checkpoint.keep_every", REF(checkpoint.keep_every), 0, 1e15,
-              "those of steps that this divides stay for good; 0: none"),
+              "also keep checkpoints whose step is a multiple of this; 0: none"),
       integer("checkpoint.keep_best", REF(checkpoint.keep_best), 0, kBig,
-              "those of the lowest validation loss stay, too, which each save then measures"),
-      text("checkpoint.what", REF(checkpoint.what), "model: weights only, which cannot be resumed",
-           {"all", "model"}),
+              "also keep this many of the lowest validation loss, measured at each save"),
+      text("checkpoint.what", REF(checkpoint.what),
+           "model: weights only, to start from but not to resume", {"all", "model"}),
       text("checkpoint.resume", REF(checkpoint.resume),
-           "auto: from the run's newest checkpoint if it has one; never; or a path, which counts "
-           "until the run has checkpoints of its own"),
+           "auto: the run's newest checkpoint, if any; never; or the path of a checkpoint, until "
+           "the "
+           "run has its own"),
       text("checkpoint.load_policy", REF(checkpoint.load_policy),
-           "of tensors at the start: exact: all must fit; ignore-extra: what the model lacks is "
-           "left "
-           "out; partial: what is missing or does not fit starts anew, too",
+           "exact: all tensors must match; ignore-extra: skip unknown ones; partial: also start "
+           "missing or mismatched ones at random",
            {"exact", "ignore-extra", "partial"}),
       text("checkpoint.load_tensors", REF(checkpoint.load_tensors),
-           "patterns such as 'h.0.*': of model.init_from, take these tensors alone; load_policy is "
-           "for them, and the others start anew"),
+           "patterns such as 'h.0.*': load only these tensors of model.init_from, start the others "
+           "at random"),
       text("checkpoint.on_error", REF(checkpoint.on_error),
-           "after a save that failed: warn, and go on; or stop: end with exit code 3",
-           {"warn", "stop"}),
+           "after a failed save: warn and go on, or stop with exit code 3", {"warn", "stop"}),
       number("checkpoint.timeout", REF(checkpoint.timeout), 0, 1e6,
-             "seconds that a save may stand still, and its ranks wait for each other", positive),
-      number(
-          "checkpoint.load_timeout", REF(checkpoint.load_timeout), 0, 1e6,
-          "seconds that ranks wait for each other while the run is opened and a checkpoint loaded",
-          positive),
+             "seconds without progress after which a save fails", positive),
+      number("checkpoint.load_timeout", REF(checkpoint.load_timeout), 0, 1e6,
+             "seconds that ranks wait for each other while loading", positive),
 
       text("comm.backend", REF(comm.backend),
-           "how ranks talk: nccl, between GPUs; shm, the memory of one host; tcp, also called "
-           "gloo; auto: the first of these that can",
+           "transport between ranks: nccl (GPUs), shm (shared memory of one host), tcp (also called "
+           "gloo); auto: the first that works",
            {"auto", "shm", "tcp", "nccl"}),
       number("comm.init_timeout", REF(comm.init_timeout), 0, 1e6,
              "seconds to wait for all ranks at the start", positive),
-      number("comm.heartbeat_timeout", REF(comm.heartbeat_timeout), 0, 1e6,
-             "seconds without a sign of life after which a rank is taken for stopped, and the run "
-             "ends; 0: never"),
+      number(
+          "comm.heartbeat_timeout", REF(comm.heartbeat_timeout), 0, 1e6,
+          "seconds without a heartbeat after which a rank counts as stopped and the run ends; 0: "
+          "never"),
       number("comm.timeout", REF(comm.timeout), 0, 1e6, "seconds that a collective may take",
              positive),
-      text(
-          "comm.bind", REF(comm.bind),
-          "address on which rank 0 serves where the ranks meet, if no --nproc does; empty: that of "
-          "the meeting point; other than loopback needs TESSERA_TOKEN"),
+      text("comm.bind", REF(comm.bind),
+           "address on which rank 0 listens without --nproc; empty: that of the rendezvous; other "
+           "than loopback needs TESSERA_TOKEN"),
 
-      text("run.out", REF(run.out), "directory of configuration, metrics, logs and checkpoints"),
+      text("run.out", REF(run.out), "run directory: configuration, metrics, logs and checkpoints"),
   };
 }
 
@@ -194,7 +192,7 @@ std::string describe(const FieldValue& value) {
 template <typename T>
 void check_range(const Field& field, T value, std::string_view where) {
   const auto v = static_cast<double>(value);
-  // Written so that NaN fails too.
+  // Also false for NaN.
   const bool fits = (field.min_exclusive ? v > field.min : v >= field.min) && v <= field.max;
   if (fits) return;
   const std::string lower = field.min_exclusive ? fmt::format("above {}", field.min)
@@ -203,14 +201,14 @@ void check_range(const Field& field, T value, std::string_view where) {
                         field.max, value);
 }
 
-/// A saved configuration is JSON, and JSON is UTF-8.
+/// Configurations are saved as JSON, which is UTF-8.
 void check_utf8(const Field& field, const std::string& text, std::string_view where) {
   try {
     (void)nlohmann::json(text).dump();
   } catch (const nlohmann::json::type_error&) {
     throw InvalidArgument(
-        "{}: {} must be UTF-8 text, as configurations are saved in it; found other bytes in {}; "
-        "write it in UTF-8, and rename a file that is not called so",
+        "{}: {} must be UTF-8 text, found other bytes in {}; rename files whose names are not "
+        "UTF-8",
         where, field.key,
         nlohmann::json(text).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace));
   }
@@ -222,7 +220,7 @@ void assign(std::int64_t& target, const Field& field, const FieldValue& value,
   if (const auto* number = std::get_if<std::int64_t>(&value)) {
     parsed = *number;
   } else if (const auto* big = std::get_if<double>(&value); big && std::abs(*big) >= 0x1p63) {
-    check_range(field, *big, where);  // too large for int64, so too large for any range
+    check_range(field, *big, where);  // beyond int64, so out of range
   } else if (const auto* text = std::get_if<FieldText>(&value);
              !text || !parse_whole(text->text, parsed)) {
     refuse(field, where, describe(value));
@@ -276,8 +274,7 @@ void assign(std::vector<std::string>& target, const Field& field, const FieldVal
     parsed = {*string};
   } else if (const auto* text = std::get_if<FieldText>(&value)) {
     parsed = {text->text};
-    // A list in one word, as an environment variable needs it. A file may be called [a].txt, so
-    // what is no JSON list of strings stays a name.
+    // A JSON list in one word, for environment variables; anything else is a name, such as [a].txt.
     if (text->text.starts_with('[')) {
       const auto json = nlohmann::json::parse(text->text, nullptr, /*allow_exceptions=*/false);
       const bool strings =
@@ -354,7 +351,7 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 std::string_view nearest_key(std::string_view key) {
   const auto last = key.substr(key.find('.') + 1);
   const auto distance = [&](const Field& field) {
-    // The right name in the wrong section is the commonest slip: weigh the name, then the whole.
+    // The right name in the wrong section is the most common slip: weigh the name most.
     const auto name = field.key.substr(field.key.find('.') + 1);
     return 2 * edit_distance(last, name) + edit_distance(key, field.key);
   };
@@ -373,11 +370,9 @@ void set_field(Config& config, const Field& field, const FieldValue& value,
 std::string config_help() {
   Config defaults;
   std::string out =
-      "With a configuration file and keys: tessera train [OPTIONS] [CONFIG.json] [--section.key "
-      "VALUE]...\n\n"
-      "Configuration keys, as --section.key VALUE, as \"section\": {\"key\": VALUE} in CONFIG.json "
-      "(comments\nallowed), or in the environment as TESSERA_SECTION_KEY. A flag beats the "
-      "environment, that beats the file.\n";
+      "Usage with keys: tessera train [OPTIONS] [CONFIG.json] [--section.key VALUE]...\n\n"
+      "Set a key by --section.key VALUE, by TESSERA_SECTION_KEY in the environment, or by\n"
+      "\"section\": {\"key\": VALUE} in CONFIG.json (comments allowed); the first of these wins.\n";
   std::string_view section;
   for (const Field& field : fields()) {
     if (const auto here = section_of(field); here != section) {

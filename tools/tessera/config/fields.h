@@ -10,11 +10,11 @@
 
 namespace tessera::tools {
 
-/// Where a field's value lies in a Config.
+/// Pointer to a field's value in a Config.
 using FieldRef = std::variant<std::int64_t*, double*, std::string*, std::vector<std::string>*>;
 
-/// One key of the configuration: the only place that knows its name, type, range and help. JSON
-/// files, environment, flags, help text and saved configurations all go through it.
+/// One key of the configuration: name, type, range and help, for JSON files, environment, flags,
+/// help text and saved configurations.
 struct Field {
   std::string_view key;  ///< "model.n_layer"
   FieldRef (*ref)(Config&);
@@ -23,7 +23,7 @@ struct Field {
   double max = 0;  ///< inclusive and finite; min and max bound numbers only
   bool min_exclusive = false;
   std::vector<std::string_view> choices;      ///< of a string; empty: any
-  std::vector<std::string_view> unavailable;  ///< known too, but Config::validate() refuses them
+  std::vector<std::string_view> unavailable;  ///< known, but refused by Config::validate()
 
   bool is_list() const;
   /// "integer", "number", "string" or "list of strings"
@@ -37,13 +37,13 @@ std::span<const Field> fields();
 /// Null if there is no such key.
 const Field* find_field(std::string_view key);
 bool is_section(std::string_view name);
-/// The known key that takes the fewest edits to reach, for "did you mean".
+/// The closest known key, for "did you mean".
 std::string_view nearest_key(std::string_view key);
 std::string_view nearest_section(std::string_view name);
-/// Insertions, deletions and replacements of single characters between two strings.
+/// Levenshtein distance.
 std::size_t edit_distance(std::string_view a, std::string_view b);
 
-/// A value as a source gives it: JSON's types, or text from a flag or the environment.
+/// A value from a source: a JSON type, or text from a flag or the environment.
 struct FieldText {
   std::string text;
 };
@@ -55,7 +55,7 @@ using FieldValue =
 /// @throws InvalidArgument with key, value, what is expected, and `where`
 void set_field(Config& config, const Field& field, const FieldValue& value, std::string_view where);
 
-/// Help for every key, its default and environment name's pattern, by section.
+/// Help for every key, by section.
 std::string config_help();
 
 }  // namespace tessera::tools

@@ -11,8 +11,7 @@
 namespace tessera::tools {
 namespace {
 
-/// Walks over a text and counts its lines on the way, which is how the parser's callbacks know
-/// where they are: nlohmann's SAX interface tells no positions.
+/// Iterates over a text and counts lines, as nlohmann's SAX interface has no positions.
 class CountingIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -41,7 +40,7 @@ class CountingIterator {
   std::size_t* line_;
 };
 
-/// Receives the parser's events. Depth 1 is the root object, 2 a section, 3 a list.
+/// Handles the parser's events. Depth 1 is the root object, 2 a section, 3 a list.
 class Handler final : public nlohmann::json_sax<nlohmann::json> {
  public:
   Handler(Config& config, std::string_view text, std::string_view name, const std::size_t& line)
@@ -126,7 +125,7 @@ class Handler final : public nlohmann::json_sax<nlohmann::json> {
   [[noreturn]] void unknown(std::string_view path) const {
     fail("unknown key \"{}\"; did you mean \"{}\"?", path, nearest_key(path));
   }
-  /// A value that no field takes.
+  /// Refuses a value of the wrong type.
   bool value_of(std::string_view found) const {
     if (depth_ == 0)
       fail("expected an object of sections like {{\"model\": {{...}}}}, found {}", found);
@@ -145,7 +144,7 @@ class Handler final : public nlohmann::json_sax<nlohmann::json> {
   std::string_view text_;
   std::string_view name_;
   const std::size_t& line_;
-  std::size_t key_line_ = 1;  // numbers are read one character too far, so values take their key's
+  std::size_t key_line_ = 1;  // for values too: the parser reads past numbers
   int depth_ = 0;
   std::string section_;
   const Field* field_ = nullptr;

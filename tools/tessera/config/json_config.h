@@ -6,10 +6,11 @@
 
 namespace tessera::tools {
 
-/// Sets the fields that a JSON text names: {"section": {"key": value}}, comments allowed.
-/// @param name  the file's, for messages, which all give file and line
-/// @throws InvalidArgument on malformed JSON, an unknown key (with the nearest known one), a key
-///   that stands twice, a wrong type, or a value out of range. config is then partly set
+/// Sets fields from a JSON text: {"section": {"key": value}}, comments allowed.
+/// @param name  the file's name, for messages
+/// @throws InvalidArgument with file and line on malformed JSON, an unknown or repeated key, a
+/// wrong
+///   type, or a value out of range; config is then partly set
 void read_json_config(Config& config, std::string_view text, std::string_view name);
 
 }  // namespace tessera::tools

@@ -15,7 +15,7 @@ struct Override {
   std::vector<std::string> values;
 };
 
-/// What the command line of `tessera train` says beside its own options.
+/// Configuration keys on the command line of `tessera train`.
 struct TrainArguments {
   std::optional<std::string> config_file;
   std::vector<Override> overrides;
@@ -24,19 +24,19 @@ struct TrainArguments {
 /// Reads "[CONFIG.json] --section.key value --section.key=value ...", where '-' and '_' are equal.
 /// A list (data.train, data.val) takes all words up to the next that starts with "--", and may be
 /// repeated; other keys take one word, the last one wins.
-/// @throws InvalidArgument on an unknown key (with the nearest known one), a missing value, or a
-///   word that belongs to nothing
+/// @throws InvalidArgument on an unknown key (with the nearest known one), a missing value, or an
+///   unexpected word
 TrainArguments parse_train_arguments(const std::vector<std::string>& words);
 
 using Environment = std::vector<std::pair<std::string, std::string>>;
-/// This process's variables whose names start with "TESSERA_".
+/// Environment variables that start with "TESSERA_".
 Environment tessera_environment();
 
-/// The configuration of a run: flag over environment over file over default. Not validated across
-/// fields yet, see Config::validate().
-/// @throws InvalidArgument naming where the offending value stands; IoError if the file cannot be
-///   read. A variable TESSERA_X is refused if it misses the name of a key by one or two letters,
-///   and passed over otherwise
+/// Resolves a run's configuration: flag over environment over file over default. Call
+/// Config::validate() afterwards.
+/// @throws InvalidArgument naming the source of a wrong value, or on an environment variable that
+/// is
+///   one or two letters away from a key's; IoError if the file cannot be read
 Config load_config(const TrainArguments& arguments, const Environment& environment);
 
 }  // namespace tessera::tools

@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -21,6 +21,7 @@
 #include "tools/tessera/report/console.h"
 #include "tools/tessera/report/utf8.h"
 #include "tools/tessera/signal/stop_signal.h"
+#include "tools/tessera/train/checkpoints.h"
 
 namespace tessera::tools {
 namespace {
@@ -34,16 +35,6 @@ struct Options {
   std::vector<std::string> strip{"auto"};
   bool buffered = false, json = false, dry_run = false;
 };
-
-std::optional<std::int64_t> parse_step(const std::string& text) {
-  if (text == "latest") return std::nullopt;
-  std::int64_t step = -1;
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, step);
-  require(error == std::errc{} && stop == end && step >= 0,
-          "--step {}: expected \"latest\" or a step's number", text);
-  return step;
-}
 
 void print_report(const io::ConsolidateReport& report, const std::vector<std::string>& warnings,
                   const Options& options) {
@@ -108,7 +99,7 @@ int run(const Options& options) {
   if (options.what == "all") consolidate.what = io::ExportWhat::All;
   if (options.dtype != "keep")
     consolidate.dtype = options.dtype == "f32" ? DType::F32 : DType::BF16;
-  consolidate.step = parse_step(options.step);
+  consolidate.step = parse_step(options.source, options.step);
   consolidate.max_shard_size = io::parse_bytes(options.max_shard_size);
   consolidate.memory = io::parse_bytes(options.memory);
   consolidate.direct_io = !options.buffered;
@@ -179,8 +170,7 @@ Command add_consolidate(CLI::App& parent) {
          "Bytes of all buffers together; names and places of tensors take about 2 KiB each in "
          "addition")
       ->capture_default_str();
-  app->add_option("--step", options->step, "Checkpoint of a run: latest, or a step")
-      ->capture_default_str();
+  app->add_option("--step", options->step, kStepHelp)->capture_default_str();
   app->add_option("--jobs", consolidate.jobs, "Threads that copy")->capture_default_str();
   app->add_flag("--buffered", options->buffered,
                 "Use the page cache: slower, but the output stays cached for the next reader");

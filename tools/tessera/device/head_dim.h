@@ -7,9 +7,8 @@
 
 namespace tessera::tools {
 
-/// Better before weights are loaded than in the first step.
-/// @param cpu_flag  that takes the processor instead: "--device cpu"
-/// @throws Unsupported if the model's heads are wider than the kernels of a GPU take
+/// @param cpu_flag  the flag that selects the CPU, for the message: "--device cpu"
+/// @throws Unsupported if the model's heads are too wide for the GPU's kernels
 void require_head_dim(const models::Gpt2Config& model, Device device, std::string_view cpu_flag);
 
 }  // namespace tessera::tools

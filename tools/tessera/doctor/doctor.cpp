@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -70,7 +71,7 @@ void print_json(const Options& options, const Findings& found) {
                    {"largest_error", found.product.largest_error},
                    {"gflops", found.product.gflops}};
   out["healthy"] = found.healthy();
-  // Paths may hold bytes that are no UTF-8.
+  // Paths may not be UTF-8.
   fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
 }
 

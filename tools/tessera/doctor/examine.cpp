@@ -66,9 +66,9 @@ Library examine_library(const char* name, const std::filesystem::path& plugin, c
   std::error_code ignored;
   out.in_build = std::filesystem::exists(plugin, ignored);
   try {
-    // It knows of folders where the linker does not look by itself.
+    // The plugin has search paths of its own.
     if (out.in_build) const Plugin loaded(name, {}, nullptr, plugin.string());
-    // The backend asks for the driver's library when it starts, not when it is loaded.
+    // The backend loads the driver's library when it starts.
     if (!out.in_build || std::string_view(library) == kDriverLibrary)
       const Plugin loaded("library", {}, nullptr, library);
     out.on_machine = true;
@@ -119,7 +119,7 @@ DirectoryState examine_directory(const std::filesystem::path& path) {
     out.problem = fmt::format("{} is not a directory", at.string());
     return out;
   }
-  // Permissions alone don't tell: the file system may be read-only or full.
+  // Permissions alone do not show a read-only or full file system.
   std::string probe = (at / ".tessera-doctor-XXXXXX").string();
   const int descriptor = ::mkstemp(probe.data());
   if (descriptor < 0) {
@@ -136,7 +136,7 @@ DirectoryState examine_directory(const std::filesystem::path& path) {
 
 std::vector<Library> examine_libraries() {
   const std::filesystem::path backend = Plugin::locate("libtessera_cuda.so", "TESSERA_CUDA_PLUGIN");
-  // Attention by cuDNN is a part of the backend, and lies beside it.
+  // cuDNN attention is a plugin beside the backend.
   const std::filesystem::path attention =
       backend.has_parent_path() ? backend.parent_path() / "libtessera_cudnn.so" : "";
   return {
@@ -161,7 +161,7 @@ Gpus examine_gpus(const std::filesystem::path& driver) {
     } catch (const Error& error) {
       out.nccl_problem = error.what();
     }
-    // A small one of GPT-2's shape decides which attention serves.
+    // Run a small one of GPT-2's shape to see which attention kernel is used.
     const Tensor qkv = Tensor::full(context, {1, 64, 3 * 64}, DType::BF16, 0.5);
     ops::causal_attention(qkv, 1);
     context->backend().synchronize();

@@ -9,13 +9,13 @@
 
 namespace tessera::tools {
 
-/// What this machine offers to tessera.
+/// The machine's resources.
 struct Machine {
-  std::string processor;  ///< model name; "unknown" if the system doesn't tell
+  std::string processor;  ///< model name, or "unknown"
   CpuLevel level = CpuLevel::Generic;
-  int threads = 1;                      ///< that this process may run on
+  int threads = 1;                      ///< available to this process
   std::int64_t memory_total = 0;        ///< bytes; the container's limit if that is lower
-  std::int64_t memory_available = 0;    ///< bytes; of the machine or the container, the less
+  std::int64_t memory_available = 0;    ///< bytes; the lower of machine and container
   std::int64_t open_files = 0;          ///< soft limit
   std::int64_t shared_memory_free = 0;  ///< bytes of /dev/shm; -1 if there is none
 };
@@ -30,12 +30,11 @@ struct DirectoryState {
 };
 DirectoryState examine_directory(const std::filesystem::path& path);
 
-/// What tessera loads where it is: a plugin of its own, and libraries of the machine. Whether there
-/// is a GPU to use it plays no part.
+/// An optional plugin and the machine's libraries that it needs; whether there is a GPU or not.
 struct Library {
   std::string name;
   bool in_build = false;    ///< the plugin's file is there
-  bool on_machine = false;  ///< what the plugin needs can be loaded, or could, if it were there
+  bool on_machine = false;  ///< the libraries that the plugin needs can be loaded
   std::string problem;      ///< why not; else empty
   std::string cost;         ///< of going without
   bool found() const { return in_build && on_machine; }
@@ -43,18 +42,18 @@ struct Library {
 /// CUDA backend, attention by cuDNN, NCCL.
 std::vector<Library> examine_libraries();
 
-/// The GPUs, and what serves on them.
+/// The GPUs and the libraries used on them.
 struct Gpus {
-  std::vector<std::string> descriptions;  ///< of those that can be opened
+  std::vector<std::string> descriptions;  ///< of usable GPUs
   std::string problem;                    ///< why there are none, or which fails; else empty
-  std::vector<std::string> notes;         ///< which of several kernels serves, and why
+  std::vector<std::string> notes;         ///< which kernels are used, and why
   std::string nccl;                       ///< its version; empty if it can't be used
   std::string nccl_problem;               ///< why not
-  bool driver_fails = false;  ///< it is loaded, the build is for it, and still it shows no GPU
-  /// A machine without a GPU is healthy, one whose GPU fails is not.
+  bool driver_fails = false;              ///< a driver is loaded, but no GPU can be used
+  /// True without a GPU, false if one fails.
   bool healthy() const { return problem.empty() || (descriptions.empty() && !driver_fails); }
 };
-/// @param driver  a file that the kernel shows while NVIDIA's driver is loaded
+/// @param driver  a file that exists while NVIDIA's driver is loaded
 Gpus examine_gpus(const std::filesystem::path& driver = "/proc/driver/nvidia/version");
 
 /// A float32 matrix product of the CPU kernels, checked against double precision and timed.

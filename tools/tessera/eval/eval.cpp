@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cmath>
 #include <iostream>
@@ -41,6 +42,14 @@ int run(const Options& options) {
                         .vocab_size = model.config().vocab_size,
                         .fixed_tokenizer = loaded.tokenizer,
                         .refuse_text = loaded.tokenizer == nullptr && options.tokenizer.empty()});
+  const auto warn = [](const std::string& text) {
+    std::cerr << fmt::format("tessera: warning: {}\n", text);
+  };
+  const std::int64_t vocab_size = model.config().vocab_size;
+  for (const std::string& text : dataset.warnings) warn(text);
+  if (!loaded.tokenizer && dataset.tokenizer && dataset.tokenizer->vocab_size() < vocab_size / 2)
+    warn(fmt::format("the {} tokenizer has {} tokens, and the model {}: not the model's tokenizer?",
+                     options.tokenizer, dataset.tokenizer->vocab_size(), vocab_size));
   const io::Sampler rows(dataset.train, seq_len, io::DataOrder::Sequential, 0, "the data");
   std::int64_t count = rows.samples_per_epoch();
   if (options.max_rows > 0) count = std::min(count, options.max_rows);
@@ -62,6 +71,11 @@ int run(const Options& options) {
       std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
   const auto tokens = static_cast<double>(count * seq_len);
   const double loss = sum / tokens;
+  if (const double uniform = std::log(static_cast<double>(vocab_size)); loss > uniform + 0.1)
+    warn(
+        fmt::format("the loss of {:.4f} is worse than that of guessing, ln {} = {:.4f}; are these "
+                    "the tokens that the model was trained on?",
+                    loss, vocab_size, uniform));
   if (options.json) {
     nlohmann::ordered_json out;
     out["model"] = loaded.path.string();
@@ -93,17 +107,17 @@ Command add_eval(CLI::App& parent) {
   const auto options = std::make_shared<Options>();
   CLI::App* app = parent.add_subcommand("eval", "Measure a model's loss on data");
   add_load_options(*app, options->model, options->load);
-  app->add_option("--data", options->data, "Token files or text (with the model's tokenizer)")
+  app->add_option("--data", options->data, "Token files (.bin), or text for the model's tokenizer")
       ->required();
   app->add_option("--tokenizer", options->tokenizer,
-                  "For text, if the model came without one: bytes, chars, or a tokenizer file");
-  app->add_option("--seq-len", options->seq_len, "Tokens per row; 0: the model's positions")
+                  "For text, if the model has none: bytes, chars, or a tokenizer file");
+  app->add_option("--seq-len", options->seq_len, "Tokens per row; 0: the model's context length")
       ->capture_default_str()
       ->check(CLI::Range(0, 1 << 30));
   app->add_option("--batch", options->batch, "Rows at a time")
       ->capture_default_str()
       ->check(CLI::Range(1, 1 << 20));
-  app->add_option("--max-rows", options->max_rows, "Rows to read; 0: all")
+  app->add_option("--max-rows", options->max_rows, "Rows to evaluate; 0: all")
       ->capture_default_str()
       ->check(CLI::Range(0, 1 << 30));
   app->add_flag("--json", options->json, "Machine-readable output");

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -35,10 +36,13 @@ int run(const Options& options) {
                          loaded.path.string());
     prompt = loaded.tokenizer->encode(options.prompt, "--prompt");
   }
+  const std::int64_t vocab_size = loaded.model->config().vocab_size;
+  for (const std::int32_t id : prompt)
+    require(id >= 0 && id < vocab_size,
+            "--prompt-tokens: {} is not one of the model's ids, 0 to {}", id, vocab_size - 1);
   const RngKey key =
       RngKey::make(static_cast<std::uint64_t>(options.seed), RngPurpose::Sampling, 0);
-  // Without --json prompt and text appear as they are made; a tokenizer's pieces need not be whole
-  // characters.
+  // Without --json the text streams; a token need not be a whole character.
   const bool stream = !options.json;
   std::string pending;
   const char* separator = "";
@@ -66,7 +70,7 @@ int run(const Options& options) {
   out["prompt_tokens"] = prompt;
   out["tokens"] = ids;
   if (loaded.tokenizer) out["text"] = printable(loaded.tokenizer->decode(ids));
-  // The model's path may hold bytes that are no UTF-8.
+  // The path may not be UTF-8.
   constexpr auto kReplace = nlohmann::ordered_json::error_handler_t::replace;
   std::cout << out.dump(-1, ' ', false, kReplace) << std::endl;
   return 0;
@@ -80,17 +84,19 @@ Command add_generate(CLI::App& parent) {
   add_load_options(*app, options->model, options->load);
   app->add_option("--prompt", options->prompt, "Text to continue");
   app->add_option("--prompt-tokens", options->prompt_tokens, "Token ids to continue");
-  app->add_option("--max-new-tokens", options->max_new_tokens, "Tokens to add")
+  app->add_option("--max-new-tokens", options->max_new_tokens, "Number of tokens to generate")
       ->capture_default_str()
       ->check(CLI::Range(0, 1 << 30));
-  app->add_option("--temperature", options->sampling.temperature, "0: the most likely token")
+  app->add_option("--temperature", options->sampling.temperature,
+                  "Sampling temperature; 0: always the most likely token")
       ->capture_default_str();
-  app->add_option("--top-k", options->sampling.top_k, "Draw from the k most likely; 0: all")
+  app->add_option("--top-k", options->sampling.top_k,
+                  "Sample from the k most likely tokens; 0: all")
       ->capture_default_str();
   app->add_option("--top-p", options->sampling.top_p,
-                  "Draw from the most likely that reach this probability together")
+                  "Sample from the most likely tokens that together reach this probability")
       ->capture_default_str();
-  app->add_option("--seed", options->seed, "Of the random draws")->capture_default_str();
+  app->add_option("--seed", options->seed, "Random seed")->capture_default_str();
   app->add_flag("--json", options->json, "Machine-readable output");
   return {app,
           [options] { return with_load_advice(options->load, {}, [&] { return run(*options); }); }};

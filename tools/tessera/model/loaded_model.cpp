@@ -20,7 +20,7 @@ int default_threads(std::int64_t asked, int local_ranks) {
   if (const char* variable = std::getenv("OMP_NUM_THREADS");
       variable != nullptr && *variable != 0) {
     int threads = 0;
-    // A list ("4,2") gives threads per nesting level; ours is the first.
+    // A list ("4,2") has threads per nesting level; the first counts.
     const auto [end, status] = std::from_chars(variable, variable + std::strlen(variable), threads);
     require(status == std::errc() && (*end == 0 || *end == ',') && threads >= 1,
             "OMP_NUM_THREADS must be a number of threads, 1 or more, got '{}'", variable);
@@ -32,14 +32,13 @@ int default_threads(std::int64_t asked, int local_ranks) {
 LoadedModel load_model(const std::string& path, const LoadOptions& options) {
   require(options.dtype == "f32" || options.dtype == "bf16",
           "--dtype must be f32 or bf16, got '{}'", options.dtype);
-  const auto source = io::open_model(path, options.step);
+  const auto source = io::open_model(path, parse_step(path, options.step));
   LoadedModel loaded;
   loaded.path = source->path();
   ChosenDevice chosen = open_device(options.device, 0, default_threads(options.threads, 1));
   loaded.context = std::move(chosen.context);
-  // Where a build without a backend runs, nobody expects a GPU.
   if (!chosen.why_cpu.empty() && has_device_backend())
-    std::cerr << fmt::format("tessera: note: computing on the CPU: {}\n", chosen.why_cpu);
+    std::cerr << "tessera: note: computing on the CPU; `tessera doctor` says why no GPU is used\n";
   loaded.context->set_grad_enabled(false);
   const models::Gpt2Config config = parse_model_section(source->config(), loaded.path.string());
   require_head_dim(config, loaded.context->device(), "--device cpu");

@@ -3,7 +3,6 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "io/data/tokenizer.h"
@@ -21,24 +20,24 @@ struct LoadedModel {
 };
 
 struct LoadOptions {
-  std::optional<std::int64_t> step;  ///< of a run; default: its newest checkpoint
-  std::string dtype = "f32";         ///< f32 or bf16
-  std::string device = "auto";       ///< see open_device
-  int threads = 0;                   ///< 0: OMP_NUM_THREADS or the number of processors
+  std::string step = "latest";  ///< of a run; see parse_step
+  std::string dtype = "f32";    ///< f32 or bf16
+  std::string device = "auto";  ///< see open_device
+  int threads = 0;              ///< 0: OMP_NUM_THREADS or the number of processors
 };
 
-/// Loads a MODEL: a checkpoint, a run, or a Hugging Face directory. Says on standard error why
-/// "auto" took the processor, where this build has a backend for GPUs.
-/// @throws what io::open_model throws; InvalidArgument on another dtype
+/// Loads a MODEL: a checkpoint, a run, or a Hugging Face directory. Notes on standard error if
+/// "auto" chose the CPU in a build with a GPU backend.
+/// @throws as io::open_model and parse_step; InvalidArgument on another dtype
 LoadedModel load_model(const std::string& path, const LoadOptions& options);
 
-/// What `work` returns; an OutOfMemory that it throws, with its ledger, gets advice.
-/// @param advice  of the command's own, before what these options leave
+/// Runs `work` and adds advice to an OutOfMemory that it throws.
+/// @param advice  the command's own, which comes first
 int with_load_advice(const LoadOptions& options, MemoryAdvice advice,
                      const std::function<int()>& work);
 
-/// Threads that a single process computes with: `asked`, else OMP_NUM_THREADS, else the number of
-/// processors divided by the ranks of this host. @throws InvalidArgument on a malformed variable
+/// Threads of a process: `asked`, else OMP_NUM_THREADS, else the processors divided by the ranks of
+/// this host. @throws InvalidArgument on a malformed variable
 int default_threads(std::int64_t asked, int local_ranks);
 
 }  // namespace tessera::tools

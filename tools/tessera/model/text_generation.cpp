@@ -25,8 +25,8 @@ std::vector<std::int32_t> generate(models::Gpt2& model, const std::shared_ptr<Co
   for (std::int64_t i = 0; i < count; ++i) {
     std::size_t fresh = text.size() - fed;
     if (static_cast<std::size_t>(cache.past) + fresh > positions) {
-      // What a prompt says last matters most; on later slides, half of the positions are left free
-      // so that not every token costs a whole context.
+      // Keeps the end of a long prompt; later slides free half of the positions, so that only few
+      // tokens need a new context.
       cache.past = 0;
       fresh = i == 0 ? positions : std::max<std::size_t>(positions / 2, 1);
     }

@@ -4,7 +4,7 @@
 
 namespace tessera::tools {
 
-/// Flags that would make a command need less memory, to be pasted, one a line.
+/// Flags that lower a command's memory, one per line, ready to paste.
 class MemoryAdvice {
  public:
   void add(const std::string& flag, const std::string& why);
@@ -15,7 +15,7 @@ class MemoryAdvice {
   std::string text_;
 };
 
-/// An OutOfMemory's message with a ledger, and below it the advice, if there is any.
+/// An OutOfMemory's message, followed by the advice, if any.
 std::string with_advice(std::string message, const MemoryAdvice& advice);
 
 }  // namespace tessera::tools

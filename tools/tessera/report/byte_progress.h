@@ -9,21 +9,21 @@
 
 namespace tessera::tools {
 
-/// Shows on standard error how far bytes have been read or copied: percentage, rate and time left.
-/// One line that is drawn over on a terminal, else a line a quarter and each half minute; nothing
-/// of what takes under half a second. Not thread-safe.
+/// Shows the progress of reading or copying on standard error: percentage, rate and time left. On a
+/// terminal one line that is redrawn, elsewhere a line per quarter and per half minute; nothing in
+/// the first half second. Not thread-safe.
 class ByteProgress {
  public:
   using Clock = std::chrono::steady_clock;
 
   explicit ByteProgress(std::string verb);
-  /// The same for another stream, which outlives this, and from a time that is given.
+  /// For another stream, which must outlive this, and a given start.
   ByteProgress(std::string verb, std::ostream& out, const ConsoleStyle& style,
                Clock::time_point start);
-  /// @param found  of `done`, what was there already: it tells nothing of the rate
+  /// @param found  part of `done` that was there already and does not count for the rate
   void update(std::int64_t done, std::int64_t total, std::int64_t found = 0,
               Clock::time_point now = Clock::now());
-  /// Leaves the line on the screen, where work ends before `total`.
+  /// Ends the line if the work stops before `total`.
   void stop();
 
  private:

@@ -9,10 +9,10 @@
 
 namespace tessera::tools {
 
-/// What the other end of a stream can show.
+/// Capabilities of an output stream.
 struct ConsoleStyle {
-  bool live = false;   ///< a terminal: lines can be drawn over
-  bool color = false;  ///< live, and the user did not say NO_COLOR
+  bool live = false;   ///< a terminal: lines can be redrawn
+  bool color = false;  ///< live, and NO_COLOR is not set
   int width = 80;      ///< columns
 };
 /// @param descriptor  STDERR_FILENO or STDOUT_FILENO
@@ -31,8 +31,8 @@ std::string format_count(double value);
 /// "850 ms", "12.3 s", "4m 05s", "2h 07m", "3d 04h"
 std::string format_duration(double seconds);
 
-/// A line of `width` block characters, lowest to highest; values are averaged or repeated to fit.
-/// Values that are not finite leave a gap. Empty if there is nothing to show.
+/// A line of `width` block characters; values are averaged or repeated to fit. Values that are not
+/// finite leave a gap.
 std::string sparkline(std::span<const double> values, int width);
 
 }  // namespace tessera::tools

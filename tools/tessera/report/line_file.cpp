@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
 #include "io/base/file.h"
@@ -39,7 +40,7 @@ void keep_lines(const std::filesystem::path& path, const Keep& keep) {
 }  // namespace
 
 LineFile::LineFile(std::filesystem::path path, const Keep& keep) : path_(std::move(path)) {
-  // A FIFO without a reader would be waited for for ever.
+  // Opening a FIFO would block.
   std::error_code absent;
   const auto type = std::filesystem::status(path_, absent).type();
   using enum std::filesystem::file_type;
@@ -60,7 +61,7 @@ void LineFile::write(const nlohmann::ordered_json& line) {
   if (!error.empty() && !waited) warning_ = error;
 }
 
-// @return the error; empty: nothing waits any more
+// @return the error, or empty: nothing waits
 std::string LineFile::write_waiting() {
   while (!waiting_.empty()) {
     const ssize_t n = ::write(fd_, waiting_.data(), waiting_.size());

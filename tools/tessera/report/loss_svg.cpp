@@ -92,7 +92,7 @@ std::string escape(const std::string& text) {
   return out;
 }
 
-/// The end of a long title, which is where paths differ; the legend stands beside it.
+/// The end of a long title, where paths differ, short enough for the legend beside it.
 std::string shorten(const std::string& title) {
   constexpr std::size_t kMost = 38;
   if (title.size() <= kMost) return title;
@@ -118,7 +118,7 @@ struct Plot {
   }
 };
 
-// Plain class rules and no custom properties, which viewers other than browsers often lack.
+// Plain class rules: many viewers lack custom properties.
 constexpr const char* kStyle = R"(<style>
   svg { font-family: system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; font-size: 13px }
   text { fill: #5f6b7a } .title { fill: #1f2933; font-size: 16px; font-weight: 600 }

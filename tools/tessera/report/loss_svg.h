@@ -8,9 +8,8 @@
 
 namespace tessera::tools {
 
-/// A self-contained SVG of training and validation loss over steps. Colours suit light and dark
-/// pages. Long curves are thinned to what the picture can show; points that are not finite are left
-/// out; no points at all give an empty frame.
+/// A self-contained SVG of training and validation loss over steps, for light and dark pages. Long
+/// curves are thinned; points that are not finite are left out.
 std::string loss_svg(const std::string& title, const std::vector<LossPoint>& train,
                      const std::vector<LossPoint>& val);
 

@@ -1,6 +1,7 @@
 #include "tools/tessera/report/metrics.h"
 
 #include <limits>
+#include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
 
@@ -30,6 +31,13 @@ bool MetricsWriter::keep(const nlohmann::json& line, std::int64_t resume_step) {
   return true;
 }
 
+void MetricsWriter::write(nlohmann::ordered_json& line) {
+  const auto seconds = [](auto since) { return std::chrono::duration<double>(since).count(); };
+  line["time"] = seconds(std::chrono::system_clock::now().time_since_epoch());
+  line["elapsed_s"] = seconds(std::chrono::steady_clock::now() - start_);
+  lines_.write(line);
+}
+
 void MetricsWriter::write_step(const StepMetrics& m) {
   require<InternalError>(train_.empty() || m.step > train_.back().step,
                          "metrics of step {} after those of step {}", m.step,
@@ -39,12 +47,13 @@ void MetricsWriter::write_step(const StepMetrics& m) {
   line["loss"] = m.loss;
   line["grad_norm"] = m.grad_norm;
   line["lr"] = m.lr;
+  line["epoch"] = m.epoch;
   line["tokens"] = m.tokens;
   line["step_ms"] = m.step_ms;
   line["tokens_per_s"] = m.tokens_per_s;
   line["memory_bytes"] = m.memory_bytes;
   if (m.skipped) line["skipped"] = true;
-  lines_.write(line);
+  write(line);
   train_.push_back({m.step, m.loss});
 }
 
@@ -53,7 +62,7 @@ void MetricsWriter::write_evaluation(std::int64_t step, double val_loss) {
   nlohmann::ordered_json line;
   line["step"] = step;
   line["val_loss"] = val_loss;
-  lines_.write(line);
+  write(line);
   val_.push_back({step, val_loss});
 }
 

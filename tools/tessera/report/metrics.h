@@ -1,8 +1,9 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <set>
 #include <string>
 #include <vector>
@@ -13,15 +14,16 @@ namespace tessera::tools {
 
 /// One training step's line of metrics.jsonl.
 struct StepMetrics {
-  std::int64_t step = 0;  ///< from 0
+  std::int64_t step = 0;  ///< from 0; updates made when the loss was measured
   double loss = 0;        ///< nats per token over the global batch, before the update
   double grad_norm = 0;   ///< global, before clipping
   double lr = 0;
+  double epoch = 0;         ///< passes over the training data by the end of the step
   std::int64_t tokens = 0;  ///< of this step, over all ranks
   double step_ms = 0;
   double tokens_per_s = 0;
   std::int64_t memory_bytes = 0;  ///< peak of this rank's ledger
-  bool skipped = false;           ///< nothing was updated; in the file only if it is so
+  bool skipped = false;           ///< nothing was updated; written only if true
 };
 
 struct LossPoint {
@@ -29,31 +31,33 @@ struct LossPoint {
   double loss = 0;
 };
 
-/// Writes metrics.jsonl: one object per step and evaluation, written line by line, none twice. A
-/// value that is not finite is written as null. Lines wait while the disk is full, as LineFile
-/// says.
+/// Writes metrics.jsonl: one object per step and evaluation, none twice. `step` counts the updates
+/// made so far, so a step's loss and an evaluation with the same `step` are of the same weights.
+/// Each line has `time` (seconds since 1970) and `elapsed_s` (since this start of the run). Values
+/// that are not finite become null. While the disk is full lines wait as in LineFile.
 class MetricsWriter {
  public:
-  /// Opens the file and drops what a run resumed at `resume_step` will write again: steps from
-  /// there on and evaluations after it. At resume_step 0 it starts empty.
+  /// Opens the file and drops lines that a run resumed at `resume_step` repeats: steps from there
+  /// on and later evaluations; all lines if it is 0.
   /// @throws IoError
   MetricsWriter(std::filesystem::path path, std::int64_t resume_step);
 
-  /// The write_ functions throw IoError if too many lines wait; this one InternalError if the step
-  /// was written before.
+  /// @throws IoError if too many lines wait; InternalError if the step was written before
   void write_step(const StepMetrics& metrics);
-  /// {"step", "val_loss"}; passed over if that step's evaluation is in the file already.
+  /// Does nothing if the file has that step's evaluation. @throws IoError if too many lines wait
   void write_evaluation(std::int64_t step, double val_loss);
   void flush() { lines_.flush(); }
   std::string take_warning() { return lines_.take_warning(); }
 
-  /// What the file holds by now.
+  /// The file's content so far.
   const std::vector<LossPoint>& train_losses() const { return train_; }
   const std::vector<LossPoint>& val_losses() const { return val_; }
 
  private:
   bool keep(const nlohmann::json& line, std::int64_t resume_step);
+  void write(nlohmann::ordered_json& line);
 
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   std::vector<LossPoint> train_;
   std::vector<LossPoint> val_;
   std::set<std::int64_t> evaluated_;

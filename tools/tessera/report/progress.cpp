@@ -18,13 +18,20 @@ ProgressLine::ProgressLine(std::ostream& out, const ConsoleStyle& style, std::in
 
 ProgressLine::~ProgressLine() { finish(); }
 
-std::string ProgressLine::line(const StepMetrics& m) const {
+// The parts that fit, the most wanted first.
+std::string ProgressLine::line(const StepMetrics& m, std::size_t width) const {
   const auto total = fmt::format("{}", total_steps_);
   const double left_s = mean_step_ms_ * static_cast<double>(total_steps_ - m.step - 1) / 1000;
-  return fmt::format("step {:>{}}/{}  loss {:.4f}  grad {:.3g}  lr {:.2e}  {} tok/s  {}  {} left",
-                     m.step + 1, total.size(), total, m.loss, m.grad_norm, m.lr,
-                     format_count(m.tokens_per_s), format_bytes(m.memory_bytes),
-                     format_duration(left_s));
+  std::string text = fmt::format("step {:>{}}/{}  loss {:.4f}  {} left", m.step + 1, total.size(),
+                                 total, m.loss, format_duration(left_s));
+  for (const std::string& part :
+       {fmt::format("  {} tok/s", format_count(rate_)), fmt::format("  epoch {:.2f}", m.epoch),
+        fmt::format("  lr {:.2e}", m.lr), fmt::format("  grad {:.3g}", m.grad_norm),
+        "  " + format_bytes(m.memory_bytes)}) {
+    if (text.size() + part.size() > width) break;
+    text += part;
+  }
+  return text;
 }
 
 void ProgressLine::update(const StepMetrics& metrics) {
@@ -33,19 +40,28 @@ void ProgressLine::update(const StepMetrics& metrics) {
       1.0 / std::min<double>(50.0, 1.0 + static_cast<double>(metrics.step - first_step_));
   mean_step_ms_ += weight * (metrics.step_ms - mean_step_ms_);
   const bool last = metrics.step + 1 == total_steps_;
+  const bool prints =
+      !style_.live && ((metrics.step + 1) % log_every_ == 0 || metrics.step == first_step_ || last);
+  tokens_ += static_cast<double>(metrics.tokens);
+  ms_ += metrics.step_ms;
+  constexpr double kLiveInterval = 1000;  // ms
+  if (prints || (style_.live && (rate_ == 0 || ms_ >= kLiveInterval))) {
+    rate_ = ms_ > 0 ? tokens_ / ms_ * 1000 : 0;
+    tokens_ = ms_ = 0;
+  }
   if (!style_.live) {
-    if (metrics.step % log_every_ == 0 || last) write_line(line(metrics));
+    if (prints) write_line(line(metrics, std::string::npos));
     return;
   }
-  shown_ = line(metrics);
+  const auto width = static_cast<std::size_t>(std::max(style_.width - 1, 0));
+  shown_ = line(metrics, width);
   const auto now = std::chrono::steady_clock::now();
-  // 15 frames per second: a terminal over a slow link must not hold up steps of a millisecond.
+  // 15 frames per second: a terminal over a slow link must not slow down training.
   if (!last && now - drawn_ < std::chrono::milliseconds(66)) return;
   drawn_ = now;
   clear();
-  // A line longer than the screen would wrap and could not be drawn over.
-  out_ << std::string_view(shown_).substr(0, static_cast<std::size_t>(style_.width - 1))
-       << std::flush;
+  // A line that wraps could not be drawn over.
+  out_ << std::string_view(shown_).substr(0, width) << std::flush;
 }
 
 void ProgressLine::note(std::string_view text) {
@@ -62,8 +78,7 @@ void ProgressLine::finish() {
   }
 }
 
-// At once: should this process be killed between a text and its end, another rank's words would be
-// on the same line.
+// In one write: a killed process must not leave half a line for another rank to continue.
 void ProgressLine::write_line(std::string_view text) {
   out_ << fmt::format("{}\n", text) << std::flush;
 }

@@ -11,12 +11,13 @@
 
 namespace tessera::tools {
 
-/// Shows a run's steps: on a terminal one line that is drawn over, elsewhere a plain line every
-/// `log_every` steps and for the last. Lines are ended by note() and finish(). Not thread-safe.
+/// Shows a run's steps: on a terminal one line that is redrawn and fits the screen, elsewhere a
+/// line every `log_every` steps, for the first and for the last. "step 10/50": 10 steps are done.
+/// tokens/s are over the interval since the line before. Not thread-safe.
 class ProgressLine {
  public:
-  /// @param first_step  the step that comes first, for "3 s left": > 0 for a resumed run
-  /// @param total_steps  steps of the whole run
+  /// @param first_step  0, or more for a resumed run
+  /// @param total_steps  of the whole run
   ProgressLine(std::ostream& out, const ConsoleStyle& style, std::int64_t first_step,
                std::int64_t total_steps, std::int64_t log_every);
   ~ProgressLine();
@@ -24,13 +25,13 @@ class ProgressLine {
   ProgressLine& operator=(const ProgressLine&) = delete;
 
   void update(const StepMetrics& metrics);
-  /// A line that stays: an evaluation, a checkpoint, a warning. The live line goes on below it.
+  /// Prints a line that stays: an evaluation, a checkpoint, a warning.
   void note(std::string_view text);
   /// Leaves the last state of the live line on the screen. Idempotent.
   void finish();
 
  private:
-  std::string line(const StepMetrics& metrics) const;
+  std::string line(const StepMetrics& metrics, std::size_t width) const;
   void write_line(std::string_view text);
   void clear();
 
@@ -39,8 +40,10 @@ class ProgressLine {
   std::int64_t first_step_;
   std::int64_t total_steps_;
   std::int64_t log_every_;
-  double mean_step_ms_ = 0;  // moving average, for the time left
-  std::string shown_;        // the live line; empty: none on the screen
+  double mean_step_ms_ = 0;     // moving average, for the time left
+  double tokens_ = 0, ms_ = 0;  // since the rate was last computed
+  double rate_ = 0;             // tokens per second
+  std::string shown_;           // the live line; empty: none on the screen
   std::chrono::steady_clock::time_point drawn_{};
 };
 

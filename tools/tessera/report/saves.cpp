@@ -1,5 +1,7 @@
 #include "tools/tessera/report/saves.h"
 
+#include <nlohmann/json.hpp>
+
 namespace tessera::tools {
 
 SavesWriter::SavesWriter(std::filesystem::path path, std::int64_t resume_step)

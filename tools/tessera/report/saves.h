@@ -13,14 +13,14 @@ struct SaveMetrics {
   std::int64_t step = 0;   ///< updates made
   std::int64_t bytes = 0;  ///< of all ranks' shards
   double seconds = 0;      ///< from the step's end to the commit
-  double stall_ms = 0;     ///< that rank 0 did not train for it
+  double stall_ms = 0;     ///< training time that rank 0 lost to it
 };
 
-/// Writes saves.jsonl: one object per committed save, in their order. Apart from metrics.jsonl,
-/// whose readers know steps and evaluations. Lines wait while the disk is full, as LineFile says.
+/// Writes saves.jsonl: one object per committed save. Lines wait while the disk is full, as in
+/// LineFile.
 class SavesWriter {
  public:
-  /// Opens the file and drops saves after `resume_step`, which the run will make again.
+  /// Opens the file and drops saves after `resume_step`, which the run repeats.
   /// @throws IoError
   SavesWriter(std::filesystem::path path, std::int64_t resume_step);
 

@@ -6,14 +6,13 @@
 
 namespace tessera::tools {
 
-/// Bytes of the UTF-8 character that a text, which is not empty, starts with: more than text.size()
-/// if its end is missing, 0 if no character starts so.
+/// Length of the UTF-8 character at the start of a non-empty text: more than text.size() if it is
+/// cut, 0 if it is not UTF-8.
 std::size_t character_length(std::string_view text);
 
-/// A line of text with `\xNN` in place of each byte that is no part of a UTF-8 character, or that
-/// would control a terminal: what comes from a damaged file may hold any bytes.
+/// A line safe for a terminal: bytes that are not UTF-8 and control characters become `\xNN`.
 std::string escaped(std::string_view text);
-/// The same of several lines, which stay.
+/// The same for several lines; newlines stay.
 std::string escaped_lines(std::string_view text);
 
 }  // namespace tessera::tools

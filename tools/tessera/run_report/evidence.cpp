@@ -19,7 +19,7 @@ using comm::FlightRecord;
 
 constexpr std::int64_t kTailBytes = 64 * 1024;
 constexpr std::size_t kLogLines = 8;
-// A run of thousands of ranks may lack as many files.
+// Limits the problems listed for runs of thousands of ranks.
 constexpr std::size_t kProblems = 20;
 
 // Whole lines at the end of a file, the oldest first.
@@ -51,7 +51,7 @@ std::optional<nlohmann::json> last_line(const std::vector<std::string>& lines, c
   return std::nullopt;
 }
 
-// Text of other processes, on its way to a terminal.
+// Text of other processes, made safe for a terminal.
 std::string printable(std::string text) {
   std::erase_if(text, [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; });
   return text;
@@ -75,7 +75,7 @@ class Gatherer {
     tolerate([&] { read_metrics(); });
     tolerate([&] { read_saves(); });
     tolerate([&] { read_checkpoints(); });
-    read_logs();  // last: of these most may be missing
+    read_logs();  // last: most may be missing
     return std::move(found_);
   }
 
@@ -134,8 +134,8 @@ class Gatherer {
     }
   }
 
-  // A rank that could make no file has left that of an earlier start, and the run's id may be the
-  // same for all starts. Ranks that have met nobody share nothing that could tell.
+  // Files of an earlier start may remain under the same run id; start ids tell them apart, but only
+  // of ranks that have met.
   static bool is_of_start(const FlightRecord& record, const FlightRecord& newest) {
     if (record.world_size != newest.world_size) return false;
     return newest.start_id != 0 ? record.start_id == newest.start_id : record.rank == newest.rank;
@@ -199,7 +199,7 @@ class Gatherer {
 RunEvidence gather_evidence(const fs::path& run_dir) { return Gatherer(run_dir).gather(); }
 
 ProcessState look_at(const FlightRecord& record) {
-  // Another boot id is another host; or this one, which has started again since.
+  // Another boot id: another host, or a reboot.
   const bool is_here = !record.boot_id.empty() && record.boot_id == comm::this_boot_id() &&
                        record.pid_start != 0 && record.pid_namespace != 0 &&
                        record.pid_namespace == comm::this_pid_namespace();

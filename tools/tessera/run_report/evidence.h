@@ -11,11 +11,10 @@
 
 namespace tessera::tools {
 
-/// All that a run's directory tells of its last start: of the newest record, and of those that were
-/// made in the same start.
+/// Evidence on the last start of a run: the newest flight record, and those of the same start.
 struct RunEvidence {
   std::filesystem::path directory;
-  std::vector<RankEvidence> ranks;  ///< one for each rank, ascending; empty: no record at all
+  std::vector<RankEvidence> ranks;  ///< by rank; empty: no record at all
 
   /// The newest line of metrics.jsonl that has a loss.
   std::optional<std::int64_t> last_step;
@@ -29,15 +28,15 @@ struct RunEvidence {
 
   std::map<int, std::vector<std::string>> log_tails;  ///< the last lines of logs/, by rank
   bool has_config = false;                            ///< config.json is there
-  std::vector<std::string> problems;  ///< of files, missing or malformed; some 20 at most
+  std::vector<std::string> problems;  ///< missing or malformed files, about 20 at most
 };
 
-/// Reads a run's directory; what can't be read is a line in `problems`. Waits for nobody: FIFOs are
-/// not opened, and of long files the end is read.
+/// Reads a run's directory without blocking; long files from their end. Unreadable files become
+/// lines in `problems`.
 /// @throws IoError if it is no directory of a run
 RunEvidence gather_evidence(const std::filesystem::path& run_dir);
 
-/// Looks whether a record's process still is, if it is one of this host and container.
+/// State of a record's process, if it ran on this host and in this container.
 ProcessState look_at(const comm::FlightRecord& record);
 
 }  // namespace tessera::tools

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <nlohmann/json.hpp>
 #include <set>
 
 namespace tessera::tools {
@@ -47,7 +48,7 @@ std::string state_of(const RankEvidence& rank, const Verdict& verdict) {
   return "unknown";
 }
 
-// What it was in, or came out of last; else what waits.
+// The current or last collective, or a queued one.
 const comm::FlightCollective* last_collective(const FlightRecord& record) {
   if (const auto* newest = record.newest_started()) return newest;
   return record.collectives.empty() ? nullptr : &record.collectives.back();
@@ -67,7 +68,7 @@ std::string table(const RunEvidence& run, const Verdict& verdict, std::int64_t n
   };
   for (std::size_t i = 0; i < run.ranks.size(); ++i) {
     const RankEvidence& rank = run.ranks[i];
-    // Neighbours of which nothing is known take one row.
+    // Neighbours without a record share one row.
     std::vector<int> numbers = {rank.rank};
     const auto is_alike = [&](const RankEvidence& other) {
       return !other.record && !is_culprit(other) && other.problem == rank.problem;

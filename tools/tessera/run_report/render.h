@@ -1,7 +1,7 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -10,10 +10,10 @@
 
 namespace tessera::tools {
 
-/// What people can do now, a sentence each.
+/// Advice for the user, a sentence each.
 std::vector<std::string> next_steps(const RunEvidence& run, const Verdict& verdict);
 
-/// One page: the verdict, a table of the ranks, what was saved, what to do.
+/// One page: verdict, table of ranks, newest checkpoint, advice.
 std::string render_text(const RunEvidence& run, const Verdict& verdict, std::int64_t now_wall_ns,
                         const ConsoleStyle& style);
 

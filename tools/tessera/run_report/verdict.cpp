@@ -23,7 +23,7 @@ bool failed_alone(FlightEnd end) {
 }
 bool failed_together(FlightEnd end) { return end >= FlightEnd::Timeout; }
 
-// How far it came: the number after that of the newest collective that it started.
+// Progress: the sequence number after the newest collective started.
 std::uint64_t reached(const RankEvidence& rank) {
   const auto* newest = rank.record->newest_started();
   return newest == nullptr ? 0 : newest->signature.sequence + 1;
@@ -101,7 +101,7 @@ class Case {
     return with_record([](const auto& r) { return failed_together(r.record->end); });
   }
 
-  // The ranks that errors of communication blame, most of them.
+  // The ranks that most communication errors blame.
   std::optional<int> blamed(const Condition& by) const {
     std::map<int, int> votes;
     for (const RankEvidence* rank : failed()) {
@@ -139,7 +139,7 @@ class Case {
     return format_duration(std::max(0.0, static_cast<double>(now_ - wall_ns) / 1e9));
   }
 
-  // What the others were doing, and what they said at the end.
+  // Activity and last words of the other ranks.
   void add_others(Verdict& verdict) const {
     std::map<std::string, Ranks> by_text;
     for (const RankEvidence& rank : ranks_) {
@@ -166,7 +166,7 @@ class Case {
     return verdict;
   }
 
-  // The first number under which ranks called something else.
+  // The first sequence number at which ranks differ.
   std::optional<Verdict> mismatch() const {
     std::map<std::uint64_t, std::vector<std::pair<const RankEvidence*, const comm::Signature*>>>
         calls;
@@ -205,7 +205,7 @@ class Case {
   std::optional<Verdict> own_error() const {
     Ranks found = with_record([](const auto& r) { return failed_alone(r.record->end); });
     if (found.empty()) return std::nullopt;
-    // One that others saw vanish is the cause of what went wrong elsewhere in consequence.
+    // A rank that others saw vanish comes before the errors that followed.
     if (const auto other = blamed(by_anyone)) {
       const RankEvidence* rank = find(*other);
       const bool is_killed = rank->record && !has_ended(*rank) && !is_alive(*rank);
@@ -222,13 +222,13 @@ class Case {
 
   std::optional<Verdict> killed() const {
     const auto lost = blamed([](const auto& r) { return r.record->end == FlightEnd::PeerLost; });
-    // Of a process that can't be seen the others' word is enough.
+    // An invisible process counts as gone if others lost it.
     const Ranks gone = with_record([&](const RankEvidence& r) {
       return !has_ended(r) && (r.process == ProcessState::Gone ||
                                (r.process == ProcessState::Unknown && lost == r.rank));
     });
     if (gone.empty()) return std::nullopt;
-    // Whoever stopped was waited for, and killed only then: see stopped().
+    // Stopped ranks are killed later on: see stopped().
     const auto waited_for = blamed(by_timeout);
     if (waited_for && lost != waited_for) return std::nullopt;
     Ranks culprits = gone;
@@ -294,7 +294,7 @@ class Case {
       return conclude(VerdictKind::NeverStarted, {rank},
                       fmt::format("rank {} is missing: {}", rank->rank, rank->problem));
     }
-    // It did start, but could write nothing down.
+    // It started, but could not write a record.
     const bool late = blamed(by_timeout) == named;
     return conclude(
         late ? VerdictKind::Stopped : VerdictKind::Killed, {rank},
@@ -302,7 +302,7 @@ class Case {
                     late ? "stood still or was far behind" : "was lost", rank->problem));
   }
 
-  // On a run that nobody has given up yet, or of which nobody is blamed.
+  // A run that still waits, or whose errors blame nobody.
   std::optional<Verdict> behind() const {
     const Ranks all = with_record(by_anyone);
     const Ranks last = hindmost(all);

@@ -1,6 +1,10 @@
 #include "tools/tessera/train/checkpoints.h"
 
+#include <charconv>
+#include <limits>
+
 #include "io/base/json.h"
+#include "io/checkpoint/find.h"
 
 namespace tessera::tools {
 namespace {
@@ -18,8 +22,8 @@ std::string format_trainer_state(const TrainerState& state) {
                      {"version", kVersion},
                      {"step", state.step},
                      {"position", state.position},
-                     {"tokenizer", state.tokenizer},
-                     {"config", state.config},
+                     {"tokenizer", Json::parse(state.tokenizer)},
+                     {"config", Json::parse(state.config)},
                      {"val_loss", state.val_loss ? Json(*state.val_loss) : Json()}};
   return json.dump(1) + "\n";
 }
@@ -33,7 +37,7 @@ TrainerState parse_trainer_state(const std::string& text, const std::string& sou
   const std::int64_t version = root.at("version").integer(1);
   if (version > kVersion) throw io::NewerFormat(source, version, kVersion);
   TrainerState state{root.at("step").integer(), root.at("position").integer(),
-                     root.at("tokenizer").value(), root.at("config").value()};
+                     root.at("tokenizer").value().dump(), root.at("config").value().dump()};
   if (root.has("val_loss") && root.at("val_loss").value().is_number())
     state.val_loss = root.at("val_loss").value().get<double>();
   return state;
@@ -58,6 +62,36 @@ std::optional<double> stored_val_loss(const fs::path& checkpoint) {
   if (fs::symlink_status(file, error).type() == fs::file_type::not_found) return std::nullopt;
   return parse_trainer_state(io::read_file(file, kMaxBytes, io::Links::Refuse), file.string())
       .val_loss;
+}
+
+std::optional<std::int64_t> parse_step(const fs::path& path, const std::string& text) {
+  if (text == "latest") return std::nullopt;
+  if (text != "best") {
+    std::int64_t step = -1;
+    const char* const end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, step);
+    require(error == std::errc{} && stop == end && step >= 0,
+            "--step {}: expected latest, best, or a step's number", text);
+    return step;
+  }
+  std::error_code error;
+  require(!fs::exists(path / "index.json", error),
+          "--step best chooses among the checkpoints of a run, and {} is one checkpoint",
+          path.string());
+  std::optional<std::int64_t> best;
+  double lowest = std::numeric_limits<double>::infinity();
+  for (const io::CheckpointEntry& entry : io::find_checkpoints(path)) {
+    const auto loss = stored_val_loss(entry.path);
+    if (!loss || !(*loss < lowest)) continue;
+    best = entry.step;
+    lowest = *loss;
+  }
+  require(
+      best.has_value(),
+      "--step best: no checkpoint of {} has a validation loss; train with checkpoint.keep_best, "
+      "or name a step",
+      path.string());
+  return best;
 }
 
 Json model_section(const models::Gpt2Config& config) {

@@ -3,7 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 
@@ -17,20 +17,20 @@
 
 namespace tessera::tools {
 
-/// What a run needs beside tensors to go on where it was: content of a checkpoint's trainer.json.
+/// State of a run beside its tensors: the content of a checkpoint's trainer.json.
 struct TrainerState {
-  std::int64_t step = 0;      ///< updates made
-  std::int64_t position = 0;  ///< global number of the next sample
-  nlohmann::json tokenizer;   ///< null for token files
-  nlohmann::json config;      ///< resolved, of the run that saved
-  /// Of these weights, if it was measured when they were saved.
-  std::optional<double> val_loss{};
+  std::int64_t step = 0;             ///< updates made
+  std::int64_t position = 0;         ///< global number of the next sample
+  std::string tokenizer = "null";    ///< JSON; null for token files
+  std::string config = "null";       ///< JSON: the resolved configuration of the run that saved
+  std::optional<double> val_loss{};  ///< of these weights, if measured when they were saved
 };
 std::string format_trainer_state(const TrainerState& state);
 /// @throws CorruptCheckpoint naming source and field, NewerFormat
 TrainerState parse_trainer_state(const std::string& text, const std::string& source);
-/// That of a checkpoint, verified. @throws IoError; CorruptCheckpoint, also if it is of another
-/// step than the checkpoint, NewerFormat; InvalidArgument if the checkpoint has none
+/// The verified trainer state of a checkpoint.
+/// @throws IoError; CorruptCheckpoint, also if its step is not the checkpoint's; NewerFormat;
+///         InvalidArgument if the checkpoint has none
 TrainerState read_trainer_state(const io::CheckpointReader& reader);
 
 /// The "model" section that is stored with a checkpoint.
@@ -38,12 +38,20 @@ nlohmann::json model_section(const models::Gpt2Config& config);
 /// @throws CorruptCheckpoint naming source and field; Unsupported on another architecture
 models::Gpt2Config parse_model_section(const nlohmann::json& section, const std::string& source);
 
-/// The validation loss that was stored with a checkpoint; empty if none was.
-/// @throws IoError, CorruptCheckpoint if it cannot be told
+/// The validation loss stored with a checkpoint, if any. @throws IoError, CorruptCheckpoint
 std::optional<double> stored_val_loss(const std::filesystem::path& checkpoint);
 
-/// Lets ranks talk over the run's store. Each thread of a rank needs one of its own, with a name
-/// of its own that the other ranks' counterparts share: exchanges are counted.
+/// The step that --step names among the checkpoints of a run: "latest", "best" (the lowest stored
+/// validation loss), or a number.
+/// @return empty: the newest
+/// @throws InvalidArgument on anything else, or if `path` is no run with a stored validation loss;
+///         IoError, CorruptCheckpoint
+std::optional<std::int64_t> parse_step(const std::filesystem::path& path, const std::string& text);
+inline constexpr const char* kStepHelp =
+    "Of a run: latest, best (the lowest validation loss), or a step's number";
+
+/// Exchanges texts between ranks over the run's store. Each thread of a rank needs its own, under a
+/// name that the matching threads of the other ranks share: exchanges are counted.
 class StoreCoordinator final : public io::SaveCoordinator {
  public:
   StoreCoordinator(std::shared_ptr<comm::Store> store, std::string name, int rank, int world_size,
@@ -63,19 +71,18 @@ class StoreCoordinator final : public io::SaveCoordinator {
   std::int64_t calls_ = 0;
 };
 
-/// Whether a run that starts at `step` saves beside training, and needs staging for it: what it
-/// saves at its end can as well lie where it is.
+/// Whether a run that starts at `step` saves in the background, and needs staging memory for it. A
+/// run that saves only at its end does not.
 bool saves_beside_training(const Config& config, std::int64_t step);
 
-/// A save, with the copies that a device's values need in the host's memory.
+/// A save and its host copies of a GPU's values.
 struct SaveState {
   io::SaveRequest request;
   std::unique_ptr<comm::HostMemory> copies{};
 };
-/// Parts of this rank for a save; moments only if they are there and wanted.
-/// @throws OutOfMemory
+/// This rank's part of a save, with the moments if wanted. @throws OutOfMemory
 SaveState make_save_state(comm::ShardedModel& sharded, bool with_optimizer);
-/// The same where they lie, on the device that computes.
+/// The same without copies: values stay on the device.
 io::SaveRequest make_save_request(comm::ShardedModel& sharded, bool with_optimizer);
 
 /// Whether this rank's parts, as make_save_state() gives them, are all finite numbers. A finite

@@ -20,14 +20,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Of its collectives a rank that fails writes so many into its log.
+// Last collectives that a failing rank logs,
 constexpr int kInLog = 5;
-// And so many to standard error.
+// and prints.
 constexpr std::size_t kShown = 3;
 constexpr std::chrono::milliseconds kAtOnce{500};
 
-// What an earlier run of more ranks has left. The folder may be a link to elsewhere, and hold what
-// others have put there: only what a recorder has made goes.
+// Removes records of an earlier run of more ranks. The folder may be a link and hold other files.
 void remove_other_ranks(const fs::path& folder, int world_size) {
   const comm::FileDescriptor dir(
       ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
@@ -53,7 +52,7 @@ void write_to_stderr(const std::string& line) {
   [[maybe_unused]] const auto n = ::write(STDERR_FILENO, line.data(), line.size());
 }
 
-// On a thread that nobody waits for: the future of a task does not either.
+// Runs work on a detached thread; the destructor of the future does not wait.
 std::future<void> begin(std::function<void()> work) {
   std::packaged_task<void()> task(std::move(work));
   std::future<void> done = task.get_future();
@@ -92,7 +91,7 @@ std::shared_ptr<comm::FlightRecorder> RankFlight::open() {
   if (is_open_) return recorder_;
   is_open_ = true;
   if (identity_.rank == 0) remove_other_ranks(run_dir_ / "flight", identity_.world_size);
-  // Ranks of a job that has come meanwhile, and is refused now, may have replaced it.
+  // A second job, refused since, may have replaced the file.
   if (!recorder_ || !recorder_->is_in_place()) make();
   if (identity_.rank != 0 && !recorder_->why_not_in_file().empty()) {  // rank 0's note is shown
     RankLog(run_dir_, identity_.rank).write("no flight record: " + recorder_->why_not_in_file());
@@ -118,7 +117,7 @@ std::string RankFlight::last_collectives() const noexcept {
     }
     return text;
   } catch (const std::exception&) {
-    return {};  // the line of failure does without
+    return {};
   }
 }
 
@@ -131,7 +130,7 @@ void RankFlight::fail(const std::exception& error) noexcept {
     if (const auto recorder = this->recorder())
       record_failure(*recorder, RankLog(run_dir_, identity_.rank), error);
   } catch (const std::exception&) {
-    // There is an error to report already.
+    // The first error is reported.
   }
 }
 
@@ -145,14 +144,13 @@ void record_failure(comm::FlightRecorder& recorder, const RankLog& log,
       log.write("last collectives: " + comm::describe(recorder.snapshot(), kInLog));
     }
   } catch (const std::exception&) {
-    // There is an error to report already.
+    // The first error is reported.
   }
 }
 
 void fail_at_once(const std::shared_ptr<RankFlight>& flight, const CommError& error,
                   const std::function<std::string()>& line) noexcept {
   const auto end = std::chrono::steady_clock::now() + kAtOnce;
-  // Without a thread there is no place to hang in either: this process then ends without a word.
   try {
     const auto said = begin([line, flight] {
       write_to_stderr(line() + "\n");
@@ -163,7 +161,7 @@ void fail_at_once(const std::shared_ptr<RankFlight>& flight, const CommError& er
     said.wait_until(end);
     noted.wait_until(end);
   } catch (const std::exception&) {
-    // No thread, no memory: what is left is to end.
+    // Out of threads or memory: end silently.
   }
 }
 

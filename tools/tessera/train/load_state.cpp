@@ -21,7 +21,7 @@ std::vector<io::TensorInfo> infos(const io::TensorMap& tensors) {
   return result;
 }
 
-// Values of this rank that go to `into` as they are read.
+// Reads values of this rank into `into`.
 io::ReadPart part_of(const io::TensorSource& source, const Piece& piece, const Tensor& into,
                      std::mutex& copying) {
   io::ReadPart part{&source, piece.parameter->name, piece.begin, piece.end, into.dtype()};

@@ -14,33 +14,31 @@
 
 namespace tessera::tools {
 
-/// Which tensors a run takes from where it starts; the others keep their starting values: random
-/// weights, moments of zero.
+/// The tensors that a run loads; the others start as random weights and zero moments.
 struct LoadPlan {
   std::map<io::Section, std::set<std::string>> tensors;
-  std::vector<std::string> notes;  ///< what is left out, a sentence each
+  std::vector<std::string> notes;  ///< one sentence per group of tensors left out
 };
 
-/// Compares all sections of a checkpoint with what the run's model needs.
-/// @throws InvalidArgument that lists all missing, unexpected and mismatched tensors at once, or
-///         says what to do if there is no optimizer state, unless the policy allows it
+/// Compares all sections of a checkpoint with the run's model.
+/// @throws InvalidArgument listing all missing, unexpected and mismatched tensors, or naming the
+///         remedy if there is no optimizer state, unless the policy allows it
 LoadPlan plan_resume(const io::CheckpointReader& reader, const models::Gpt2Config& model,
                      io::LoadPolicy policy);
 /// The same for weights alone.
-/// @param chosen  patterns (see io::is_chosen): only tensors that match one are loaded, and the
-///                policy applies to them; empty: all
-/// @throws InvalidArgument also if a pattern fits no tensor of source or model
+/// @param chosen  patterns (see io::is_chosen): only matching tensors are loaded and compared;
+///   empty: all
+/// @throws InvalidArgument also if a pattern matches no tensor
 LoadPlan plan_weights(const io::ModelSource& source, const models::Gpt2Config& model,
                       io::LoadPolicy policy, const std::vector<std::string>& chosen = {});
 
-/// Fills weights and moments of this rank from a checkpoint, reading what it holds and no more than
-/// the rest of the chunks at its ends, on `threads` threads; checked as it is read. On the CPU
-/// values go straight to their place, to a device through 512 KiB a thread.
+/// Reads this rank's weights and moments from a checkpoint on `threads` threads, verifying
+/// checksums. Copies to a GPU take 512 KiB per thread.
 /// @param seed  of weights that the plan leaves out
-/// @throws IoError, CorruptCheckpoint; the model's values must not be used then
+/// @throws IoError, CorruptCheckpoint; the model is then partly loaded
 io::ReadReport load_training_state(comm::ShardedModel& sharded, const io::CheckpointReader& reader,
                                    const LoadPlan& plan, int threads, std::uint64_t seed);
-/// Fills the weights of this rank, as above.
+/// Reads this rank's weights: from a checkpoint as above, from other sources tensor by tensor.
 io::ReadReport load_weights(comm::ShardedModel& sharded, const io::ModelSource& source,
                             const LoadPlan& plan, int threads, std::uint64_t seed);
 

@@ -9,13 +9,11 @@
 
 namespace tessera::tools {
 
-/// What would make a run need less memory of the device, of what its configuration leaves: what
-/// changes least first.
+/// Flags that would lower a run's memory, the mildest first.
 /// @param config  validated
 MemoryAdvice memory_advice(const Config& config, int world_size, DeviceType device);
 
-/// What `work` returns; an OutOfMemory that it throws gets the ledger, if it has none, and the
-/// advice, if it is about the memory that this is for.
+/// Runs `work` and adds ledger and advice to an OutOfMemory that it throws.
 int with_memory_advice(const Config& config, int world_size, const Context& context,
                        const std::function<int()>& work);
 

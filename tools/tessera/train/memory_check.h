@@ -7,18 +7,18 @@
 
 namespace tessera::tools {
 
-/// What a run needs of a memory, and what there is.
+/// A run's need of a memory and the memory's size.
 struct MemoryNeed {
   MemoryPlan plan{};
   int ranks = 1;        ///< that share it
-  SystemMemory memory;  ///< zeros if it is not known: nothing is said then
-  std::string there;    ///< before the amount: "this host has", "cuda:0 has"
+  SystemMemory memory;  ///< zeros: unknown, no check
+  std::string there;    ///< for messages: "this host has", "cuda:0 has"
 };
 
-/// Compares before anything is taken.
-/// @param refuse  what even the whole memory can't hold; else that is a warning, too
-/// @return a warning if what is available may not do; else empty
-/// @throws OutOfMemory with the plan by category. What would need less is up to the caller
+/// Compares need and memory before anything is allocated.
+/// @param refuse  throw if the need exceeds the whole memory; else warn
+/// @return a warning if the need exceeds the available memory; else empty
+/// @throws OutOfMemory with the plan by category
 std::string check_memory(const MemoryNeed& need, bool refuse);
 
 }  // namespace tessera::tools

@@ -17,7 +17,7 @@ std::int64_t& of(MemoryPlan& plan, MemoryCategory category) {
   return plan[static_cast<std::size_t>(category)];
 }
 
-// Peak of activations in one micro-batch, found by running it without memory.
+// Peak of activations in one micro-batch, measured on the meta device.
 std::int64_t plan_activations(const RunSetup& setup, DType compute_dtype) {
   const auto meta = Context::create({.device = {DeviceType::Meta, 0}});
   models::Gpt2 model(setup.model);
@@ -56,8 +56,8 @@ MemoryPlan plan_memory(const RunSetup& setup, int world_size, const Context& con
   const std::int64_t root = blocks.front();
   blocks.erase(blocks.begin());
   std::sort(blocks.rbegin(), blocks.rend());
-  // The root, the block in use and those gathered ahead are whole at a time; of the gradients,
-  // those of the block in use and of the one that is being reduced.
+  // Gathered at a time: the root, the block in use and those ahead. Whole gradients: the block in
+  // use and the one being reduced.
   const auto largest = [&](std::int64_t count) {
     std::int64_t sum = root;
     for (std::size_t i = 0; i < std::min(static_cast<std::size_t>(count), blocks.size()); ++i)
@@ -67,7 +67,7 @@ MemoryPlan plan_memory(const RunSetup& setup, int world_size, const Context& con
   const std::int64_t whole = largest(2);
   const std::int64_t gathered = largest(1 + setup.config.shard.gather_ahead);
 
-  // Later micro-batches arrive beside the segment that they are added to, unit by unit.
+  // Later micro-batches need a second segment, unit by unit.
   std::int64_t arriving = 0;
   if (scatters && setup.config.train.global_batch / world_size > setup.config.train.micro_batch) {
     for (const ShardLayout& unit : units) arriving = std::max(arriving, held_of(unit));
@@ -90,7 +90,7 @@ MemoryPlan plan_memory(const RunSetup& setup, int world_size, const Context& con
   }
   of(plan, MemoryCategory::Data) =
       2 * 4 * setup.config.train.micro_batch * setup.config.model.seq_len;
-  // Memory that ranks share is taken when they meet.
+  // Shared memory of the communicator, allocated already.
   of(plan, MemoryCategory::Communication) =
       context.ledger().usage(MemoryCategory::Communication).current;
   return plan;

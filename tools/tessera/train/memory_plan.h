@@ -9,12 +9,11 @@
 
 namespace tessera::tools {
 
-/// Bytes that a rank will hold at most, by MemoryCategory. Scratch of kernels and of collectives is
-/// not in it, but for what the communicator holds already.
+/// The most bytes that a rank will hold, by MemoryCategory; without scratch of kernels and
+/// collectives that is not allocated yet.
 using MemoryPlan = std::array<std::int64_t, kMemoryCategories>;
 
-/// Takes no memory for it: the parameters' layout says what is held, and a training step on the
-/// meta device how large activations get.
+/// Computes the plan from the parameters' layout and a training step on the meta device.
 MemoryPlan plan_memory(const RunSetup& setup, int world_size, const Context& context);
 
 std::int64_t total(const MemoryPlan& plan);

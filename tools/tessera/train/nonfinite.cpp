@@ -13,7 +13,7 @@ namespace {
 using Json = nlohmann::json;
 
 Json to_json(const NonFiniteParameters& found) {
-  // Further names are only counted.
+  // Only the number of names matters to other ranks.
   const comm::NonFinite& f = found.first;
   return {found.names.size(), f.parameter, f.count, f.numel, f.first, f.value};
 }
@@ -24,8 +24,7 @@ std::string details(const comm::NonFinite& found) {
                      found.value);
 }
 
-// The first rank that found something in `place`, and the rest as " (and 3 more parameters; also on
-// rank 2)".
+// The first rank with a finding in `place`, and " (and 3 more parameters; also on rank 2)".
 struct Blame {
   int rank = -1;
   comm::NonFinite found;

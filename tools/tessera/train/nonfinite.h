@@ -10,38 +10,38 @@
 
 namespace tessera::tools {
 
-/// Parameters with NaN or infinite values in one stage of a step, such as its gradients.
+/// Parameters with NaN or infinite values in one place of a step, such as the gradients.
 struct NonFiniteParameters {
   std::set<std::string> names;
-  comm::NonFinite first;  ///< of the one that was found first
+  comm::NonFinite first;  ///< details of the first
 
   void add(const std::vector<comm::NonFinite>& found);
 };
 
 /// One rank's findings in a step whose loss or gradient norm is not finite.
 struct StepFindings {
-  std::string loss;               ///< this rank's part, if it is not finite: "nan", "inf", "-inf"
-  NonFiniteParameters gradients;  ///< that this rank has computed
-  NonFiniteParameters sums;       ///< that it holds of all ranks' gradients
-  NonFiniteParameters weights;    ///< that it holds
+  std::string loss;               ///< "nan", "inf" or "-inf" if its part is not finite
+  NonFiniteParameters gradients;  ///< computed by this rank
+  NonFiniteParameters sums;       ///< this rank's shard of the reduced gradients
+  NonFiniteParameters weights;    ///< this rank's shard
 };
 
-/// Serialization of the findings, to exchange them among ranks.
+/// Findings as text for other ranks, and back.
 std::string encode(const StepFindings& findings);
 /// @throws CommError(Mismatch) on malformed text
 StepFindings decode_findings(const std::string& text);
 
-/// "nan", regardless of its sign, "inf" or "-inf".
+/// "nan", "inf" or "-inf".
 std::string non_finite_word(double value);
 
 struct NonFiniteStep {
   std::int64_t step = 0;
-  double loss = 0, grad_norm = 0;       ///< of which one is not finite
-  bool finite_again = false;            ///< both were, when computed again
-  std::span<const StepFindings> ranks;  ///< from computing it again, by rank
+  double loss = 0, grad_norm = 0;       ///< one of them is not finite
+  bool finite_again = false;            ///< both were finite in the recomputation
+  std::span<const StepFindings> ranks;  ///< of the recomputation, by rank
 };
 
-/// One sentence that names the culprit and what to do; a pure function of the findings.
+/// One sentence that names the culprit and the remedy; equal on all ranks.
 std::string describe(const NonFiniteStep& step);
 
 }  // namespace tessera::tools

@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <csignal>
 #include <iostream>
+#include <nlohmann/json.hpp>
 
 #include "core/base/fault_point.h"
 #include "io/checkpoint/find.h"
+#include "io/consolidate/side_files.h"
 #include "tools/tessera/model/text_generation.h"
 #include "tools/tessera/report/loss_svg.h"
 #include "tools/tessera/train/flight.h"
@@ -22,19 +24,18 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-// Beyond the timeout of a save: ranks that wait for others which wait for a save.
+// Added to the timeout of a save, for ranks that wait for others that wait for a save.
 constexpr std::chrono::milliseconds kLateForSave{5000};
-// That read a checkpoint, of each rank, at the least.
+// Fewest threads that read a checkpoint.
 constexpr int kReadingThreads = 4;
-// After a rank was lost: less than a launcher leaves to the others.
+// Wait for a save after a rank was lost; below the launcher's grace.
 constexpr std::chrono::milliseconds kWithoutPeers{300};
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// A launcher's id of a run as part of a file name: "127.0.0.1:23100" and the like lose their
-// other characters.
+// A launcher's run id as part of a file name: other characters become '_'.
 std::string file_name_of(const std::string& run_id, std::int64_t step) {
   std::string name = run_id.empty() ? "run" : run_id.substr(0, 64);
   for (char& c : name) {
@@ -45,13 +46,27 @@ std::string file_name_of(const std::string& run_id, std::int64_t step) {
   return fmt::format("{}-{}", name, step);
 }
 
-// Of the checkpoints that a run has, as who wants its model finds them.
+// Step of a run's newest checkpoint.
 std::optional<std::int64_t> newest_step(const fs::path& run_dir) {
   try {
     const auto entries = io::find_checkpoints(run_dir / "checkpoints");
     return entries.empty() ? std::nullopt : std::optional(entries.back().step);
   } catch (const IoError&) {
-    return std::nullopt;  // as before the first save
+    return std::nullopt;
+  }
+}
+
+// Keeps the tokenizer of the model that a run on token files starts from, for its exports.
+void keep_tokenizer(const io::ModelSource& from, const fs::path& run_dir) {
+  const fs::path source = from.checkpoint() ? from.path() / "../../tokenizer" : from.path();
+  std::error_code error;
+  for (fs::directory_iterator item(source, error), end; !error && item != end;
+       item.increment(error)) {
+    const std::string name = item->path().filename().string();
+    if (!io::is_side_file(name) || io::is_config_file(name)) continue;
+    io::make_directories_durably(run_dir / "tokenizer");
+    io::write_file_atomically(run_dir / "tokenizer" / name,
+                              io::read_file(item->path(), std::int64_t{64} << 20));
   }
 }
 
@@ -89,8 +104,8 @@ Rank::Rank(RunSetup setup, const comm::LaunchEnvironment& environment, comm::Ran
       recorder_(std::move(recorder)),
       log_(config_.run.out, rank_),
       state_(setup_.state) {
-  if (setup_.dataset.tokenizer) state_.tokenizer = setup_.dataset.tokenizer->to_json();
-  state_.config = nlohmann::json::parse(to_json(config_).dump());
+  if (setup_.dataset.tokenizer) state_.tokenizer = setup_.dataset.tokenizer->to_json().dump();
+  state_.config = to_json(config_).dump();
 }
 
 TrainerOptions Rank::trainer_options() {
@@ -123,7 +138,7 @@ std::vector<std::string> Rank::device_notes() {
 
 std::string Rank::load() {
   status_->enter("load", state_.step);
-  // Reads wait for disks as well as for the CPU: more than it has threads are of use.
+  // Reads wait for disks, so more threads than processors help.
   const int threads = std::max(kReadingThreads, context_->threads().size());
   const auto seed = static_cast<std::uint64_t>(config_.train.seed);
   if (setup_.resume) {
@@ -168,6 +183,7 @@ void Rank::tell_of_loading(const fs::path& from, const io::ReadReport& report) {
 void Rank::open_files() {
   const fs::path out = config_.run.out;
   io::write_file_atomically(out / "config.json", to_json(config_).dump(2) + "\n");
+  if (setup_.init_from && !setup_.dataset.tokenizer) keep_tokenizer(*setup_.init_from, out);
   std::error_code absent;
   if (state_.step == 0 && fs::file_size(out / "metrics.jsonl", absent) > 0 && !absent) {
     io::rename_path(out / "metrics.jsonl", out / "metrics.previous.jsonl");
@@ -178,7 +194,7 @@ void Rank::open_files() {
   metrics_ = std::make_unique<MetricsWriter>(out / "metrics.jsonl", state_.step);
   if (config_.checkpoint.every > 0)
     saves_ = std::make_unique<SavesWriter>(out / "saves.jsonl", state_.step);
-  // Last: a start that is refused changes nothing about checkpoints.
+  // Last, so that a refused start leaves checkpoints alone.
   for (std::string& text : set_aside_later(out, state_.step))
     setup_.notes.push_back("warning: " + std::move(text));
 }
@@ -206,7 +222,6 @@ void Rank::evaluate() {
 
 void Rank::show_sample() {
   if (config_.train.sample_prompt.empty()) return;
-  // Every rank gathers; one of them writes.
   sharded_.gather_all();
   if (is_zero()) {
     const io::Tokenizer& tokenizer = *setup_.dataset.tokenizer;
@@ -217,7 +232,7 @@ void Rank::show_sample() {
     note(fmt::format("step {}: sample\n{}{}", state_.step, config_.train.sample_prompt,
                      printable(tokenizer.decode(ids))));
   }
-  // The others wait here, not in the next collective, whose deadline is for computing ranks.
+  // The others wait here, as the next collective's deadline is shorter.
   coordinator_.exchange(fmt::format("sample at step {}", state_.step), "");
   sharded_.end_evaluation();
 }
@@ -230,7 +245,7 @@ void Rank::prepare_saves() {
   options.run_id = run_id_;
   options.rank = rank_;
   options.world_size = world_size_;
-  options.model = model_section(setup_.model);
+  options.model = setup_.model;
   options.with_optimizer = config.what == "all";
   options.in_background = saves_beside_training(config_, state_.step);
   options.stop_on_error = config.on_error == "stop";
@@ -240,7 +255,7 @@ void Rank::prepare_saves() {
   options.at_point = [](std::string_view point) {
     fault_point(("save/" + std::string(point)).c_str());
   };
-  if (setup_.resume) options.saved_step = state_.step;
+  if (setup_.resume) options.saved_step = saved_step_ = state_.step;
   saver_ = std::make_unique<Saver>(std::move(options), store_, coordinator_, context_, sharded_);
 }
 
@@ -251,18 +266,17 @@ void Rank::save() {
   report_saves();
 }
 
-void Rank::tell_of_metrics() {
-  if (!is_zero()) return;
-  for (const std::string& why :
-       {metrics_->take_warning(), saves_ ? saves_->take_warning() : std::string()}) {
-    if (!why.empty()) note(fmt::format("warning: lines wait in memory until they fit: {}", why));
-  }
+// Once, whatever files it affects.
+void Rank::report_full_disk(const std::string& why) {
+  if (why.empty() || std::exchange(told_of_full_disk_, true)) return;
+  note(fmt::format("warning: metrics wait in memory until they can be written: {}", why));
 }
 
 void Rank::report_saves() {
   if (!saver_) return;
   saver_->poll();
   for (const Saved& saved : saver_->take_saved()) {
+    saved_step_ = saved.step;
     if (is_zero()) {
       saves_->write({.step = saved.step,
                      .bytes = saved.bytes,
@@ -270,30 +284,30 @@ void Rank::report_saves() {
                      .stall_ms = saved.stall_seconds * 1e3});
     }
     note(fmt::format(
-        "step {}: saved {} ({} in {}, {:.2f} GB/s; training stood still for {:.1f} ms)", saved.step,
+        "step {}: saved {} ({} in {}, {:.2f} GB/s; stalled training for {:.1f} ms)", saved.step,
         saved.path.string(), format_bytes(saved.bytes), format_duration(saved.seconds),
         static_cast<double>(saved.bytes) / 1e9 / saved.seconds, saved.stall_seconds * 1e3));
   }
   for (const std::string& text : saver_->take_notes()) note(text);
 }
 
-// What is in flight is waited for also when training ends by an error.
+// After an error: waits for the save in flight.
 void Rank::leave(const char* why, std::chrono::milliseconds at_most) {
   const auto step = saver_ ? saver_->in_flight() : std::nullopt;
   if (!step) return;
   try {
     const std::string_view text = why;
-    note(fmt::format("training ends ({}); the save of step {} is waited for, at most {}",
+    note(fmt::format("training ends ({0}); waiting at most {2} for the save of step {1}",
                      text.substr(0, text.find('\n')), *step,
                      format_duration(std::chrono::duration<double>(at_most).count())));
     saver_->leave(at_most);
     report_saves();
   } catch (const std::exception&) {
-    // There is an error to report already.
+    // The first error is reported.
   }
 }
 
-// Traces a few steps, once the first have filled what is kept between steps.
+// Traces a few steps after the warm-up.
 void Rank::profile() {
   constexpr std::int64_t kSkipped = 2, kTraced = 3;
   if (config_.train.profile.empty()) return;
@@ -308,17 +322,19 @@ void Rank::write_profile() {
   try {
     io::write_file_atomically(file, trace_->to_json(rank_, fmt::format("rank {}", rank_)));
     note(fmt::format("step {}: wrote a trace of the last steps to {}", state_.step, file.string()));
-  } catch (const IoError& error) {  // no reason to end training
+  } catch (const IoError& error) {
     note(fmt::format("warning: the trace of the last steps is lost: {}", error.what()));
   }
   trace_.reset();
 }
 
-int Rank::train(const StopSignal& stop) {
+int Rank::train(StopSignal& stop) {
   const std::int64_t tokens = config_.train.global_batch * config_.model.seq_len;
   int signal = 0;
-  // A run that a signal stopped before an evaluation was due makes it when it goes on.
+  // Make up for an evaluation that a stop by signal skipped.
   if (state_.step > 0 && !state_.val_loss && due(config_.train.eval_every)) evaluate();
+  const auto stage = saver_ ? StopSignal::Stage::Training : StopSignal::Stage::TrainingWithoutSaves;
+  stop.set_progress(stage, state_.step, saved_step_);
   while (state_.step < config_.train.steps && signal == 0) {
     const auto step_started = Clock::now();
     const std::int64_t waited_before = communicator_.waited_ns();
@@ -331,27 +347,34 @@ int Rank::train(const StopSignal& stop) {
     status_->worked(seconds -
                     static_cast<double>(communicator_.waited_ns() - waited_before) * 1e-9);
     if (is_zero()) {
-      const StepMetrics metrics{.step = state_.step,
-                                .loss = last_.loss,
-                                .grad_norm = last_.grad_norm,
-                                .lr = last_.lr,
-                                .tokens = tokens,
-                                .step_ms = seconds * 1e3,
-                                .tokens_per_s = static_cast<double>(tokens) / seconds,
-                                .memory_bytes = context_->ledger().total().peak,
-                                .skipped = !last_.skipped.empty()};
+      const StepMetrics metrics{
+          .step = state_.step,
+          .loss = last_.loss,
+          .grad_norm = last_.grad_norm,
+          .lr = last_.lr,
+          .epoch = static_cast<double>(state_.position + config_.train.global_batch) /
+                   static_cast<double>(setup_.train->samples_per_epoch()),
+          .tokens = tokens,
+          .step_ms = seconds * 1e3,
+          .tokens_per_s = static_cast<double>(tokens) / seconds,
+          .memory_bytes = context_->ledger().total().peak,
+          .skipped = !last_.skipped.empty()};
       metrics_->write_step(metrics);
       progress_->update(metrics);
     }
     if (!last_.skipped.empty()) note("warning: skipped: " + last_.skipped);
     for (const std::string& text : device_notes()) note(text);
-    tell_of_metrics();
+    if (is_zero()) {
+      report_full_disk(metrics_->take_warning());
+      if (saves_) report_full_disk(saves_->take_warning());
+    }
     ++state_.step;
     state_.position += config_.train.global_batch;
     state_.val_loss.reset();
     signal = last_.stop_signal;
     ends_for_save_ = saver_ && saver_->agree(state_.step);
     report_saves();
+    stop.set_progress(stage, state_.step, saved_step_);
     if (signal != 0 || ends_for_save_) break;
     if (due(config_.train.eval_every)) evaluate();
     if (saver_ && due(config_.checkpoint.every)) save();
@@ -359,10 +382,10 @@ int Rank::train(const StopSignal& stop) {
   return signal;
 }
 
-int Rank::run(const StopSignal& stop) {
+int Rank::run(StopSignal& stop) {
   prepare_saves();
   show_start();
-  // Their files would stay open, whatever becomes of them in the meantime.
+  // Closes their files.
   setup_.resume.reset();
   setup_.init_from.reset();
   log_.write(fmt::format("start at step {}", state_.step));
@@ -388,14 +411,12 @@ int Rank::run(const StopSignal& stop) {
     }
   } catch (const CommError& error) {
     record_failure(*recorder_, log_, error);
-    // A rank that is lost does not come to the save's end either; one that wrote its part has done
-    // what it must.
+    // A save cannot end without the lost rank.
     leave(error.what(), kWithoutPeers);
     throw;
   } catch (const std::exception& error) {
     record_failure(*recorder_, log_, error);
-    // While what is under way still is: the others shall hear of the error, not of a rank that
-    // left.
+    // First, so that the others learn of the error, not of a lost rank.
     const bool alone =
         world_size_ > 1 && tell_others(*store_, rank_, status_->state().process, error);
     leave(error.what(), alone ? kWithoutPeers : to_milliseconds(config_.checkpoint.timeout));
@@ -409,9 +430,13 @@ int Rank::run(const StopSignal& stop) {
 
 void Rank::finish(double seconds, int signal) {
   if (!is_zero()) return;
+  try {
+    write_loss_svg(fs::path(config_.run.out) / "loss.svg", config_.run.out,
+                   metrics_->train_losses(), metrics_->val_losses());
+  } catch (const IoError& error) {
+    if (!told_of_full_disk_) note(fmt::format("warning: no loss curve: {}", error.what()));
+  }
   progress_->finish();
-  write_loss_svg(fs::path(config_.run.out) / "loss.svg", config_.run.out, metrics_->train_losses(),
-                 metrics_->val_losses());
   std::cerr << end_summary(style_, setup_, *metrics_, state_, setup_.state.step, seconds, signal,
                            newest_step(config_.run.out), *context_);
   if (json_) {

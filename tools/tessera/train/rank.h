@@ -26,29 +26,29 @@
 
 namespace tessera::tools {
 
-/// Where this rank's trace of train.profile goes.
+/// File of this rank's trace (train.profile).
 std::filesystem::path profile_file(const Config& config, int rank);
 
-/// One rank of a run: owns what the steps need, and what only rank 0 shows and writes.
+/// One rank of a run: model, trainer, saves; on rank 0 also console and metrics.
 class Rank {
  public:
-  /// @param attempt   new for each Rank of a run, the same on all ranks
-  /// @param recorder  is told of phases and of an error; not null
+  /// @param attempt   distinct for each Rank of a run, equal on all ranks
+  /// @param recorder  not null
   Rank(RunSetup setup, const comm::LaunchEnvironment& environment, comm::RankGroup& group,
        const std::shared_ptr<Context>& context, int attempt, bool json,
        std::shared_ptr<comm::FlightRecorder> recorder);
 
-  /// What must be equal on all ranks before they exchange parameters: see comm::layout_text().
+  /// Parameter layout, to be compared among ranks: see comm::layout_text().
   std::string layout() const { return comm::layout_text(sharded_); }
-  /// What it starts from, verified as it is read. All ranks make this call.
-  /// @return why the checkpoint to go on from cannot be read, the same on every rank; else empty
+  /// Loads or initializes the weights, verifying checksums. Collective.
+  /// @return why the checkpoint cannot be read, the same on every rank; else empty
   std::string load();
-  /// Rank 0: sets aside checkpoints that are later than what was loaded, and opens the files of the
-  /// run directory that it writes while training. @throws IoError
+  /// Rank 0: opens the files of the run directory and sets aside checkpoints later than the loaded
+  /// one. @throws IoError
   void open_files();
-  /// Trains what was loaded, once rank 0 has opened its files.
-  /// @return the signal by which it was stopped, or 0
-  int run(const StopSignal& stop);
+  /// Trains, once rank 0 has opened its files.
+  /// @return the signal that stopped it, or 0
+  int run(StopSignal& stop);
 
  private:
   bool is_zero() const { return rank_ == 0; }
@@ -63,10 +63,10 @@ class Rank {
   void show_sample();
   void prepare_saves();
   bool due(std::int64_t every) const { return every > 0 && state_.step % every == 0; }
-  int train(const StopSignal& stop);
+  int train(StopSignal& stop);
   void save();
   void report_saves();
-  void tell_of_metrics();
+  void report_full_disk(const std::string& why);
   void leave(const char* why, std::chrono::milliseconds at_most);
   void note(const std::string& text);
   void finish(double seconds, int signal);
@@ -92,7 +92,8 @@ class Rank {
   std::unique_ptr<SavesWriter> saves_;
   std::unique_ptr<ProgressLine> progress_;
   std::unique_ptr<Trace> trace_;
-  std::int64_t evaluated_step_ = -1;
+  bool told_of_full_disk_ = false;
+  std::int64_t evaluated_step_ = -1, saved_step_ = -1;
   StepResult last_;
   bool ends_for_save_ = false;
   std::unique_ptr<Saver> saver_;  // null: nothing is saved

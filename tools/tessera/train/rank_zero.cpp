@@ -25,7 +25,7 @@ std::string decide_on_rank_zero(comm::Store& store, const std::string& name, int
     } catch (const CommError& error) {
       if (error.failure() != CommFailure::Timeout) throw;
       throw CommError(CommFailure::Timeout, {0},
-                      "rank 0 did not decide on {} within {} s; look after its disk, or raise "
+                      "rank 0 did not decide on {} within {} s; check its disk, or raise "
                       "checkpoint.load_timeout",
                       name, static_cast<double>(deadline.count()) / 1e3);
     }

@@ -28,9 +28,9 @@ std::optional<std::int64_t> step_of(const fs::path& path) {
 }
 
 struct Checkpoints {
-  std::vector<fs::path> named;          // as checkpoints are, by ascending step
-  std::vector<fs::path> without_index;  // of these
-  std::vector<fs::path> aside;          // that an earlier start could not use
+  std::vector<fs::path> named;          // step-*, by ascending step
+  std::vector<fs::path> without_index;  // among `named`
+  std::vector<fs::path> aside;          // *.unusable
 };
 
 Checkpoints look_into(const fs::path& dir) {
@@ -57,7 +57,7 @@ Checkpoints look_into(const fs::path& dir) {
   return result;
 }
 
-// What can be told before tensors are read.
+// Checks made before tensors are read.
 void check_state(const io::CheckpointReader& reader) {
   parse_model_section(nlohmann::json::parse(reader.index().model_config), reader.path().string());
   if (reader.index().trainer) read_trainer_state(reader);
@@ -81,7 +81,7 @@ std::optional<fs::path> find_own(const fs::path& run_dir, const std::string& res
     require_no_run(run_dir, resume);
     return std::nullopt;
   }
-  // A link to a disk that is not mounted, say.
+  // Such as a link to a disk that is not mounted.
   require<IoError>(
       fs::is_directory(checkpoints, unreadable),
       "cannot look into {}{}{}; a run is not started anew while its checkpoints cannot "
@@ -142,21 +142,21 @@ std::optional<fs::path> find_resume(const fs::path& run_dir, const std::string& 
   const bool elsewhere =
       !has_own || fs::weakly_canonical(named).parent_path() != fs::canonical(own);
   if (elsewhere && found.named.size() > found.without_index.size()) {
-    // The same command again, after a kill: it began there, and has its own since.
+    // The same command again after a kill.
     notes.push_back(
-        fmt::format("checkpoint.resume names {}, but {} has checkpoints of its own by now; it "
-                    "goes on from those (another --run.out starts from {} again)",
-                    named.string(), run_dir.string(), named.string()));
+        fmt::format("{} has checkpoints of its own by now, which continue it, not {} of "
+                    "checkpoint.resume (another --run.out starts from that again)",
+                    run_dir.string(), named.string()));
     return find_own(run_dir, "auto", unusable, notes);
   }
   const io::CheckpointReader reader = io::open_checkpoint(resume);
   const auto why = unusable.find(reader.path());
   require<CorruptCheckpoint>(why == unusable.end(), "{} cannot be read: {}", reader.path().string(),
                              why == unusable.end() ? "" : why->second);
-  // Its saves would come before those in number, and be taken for the older ones.
+  // New saves would have lower steps than the old ones.
   require(found.named.empty() || *step_of(found.named.back()) <= reader.index().step,
-          "{} is later than {}, which checkpoint.resume names; choose another --run.out for "
-          "what comes of that one, or go on from the later one with --checkpoint.resume auto",
+          "{} is later than {}, which checkpoint.resume names; branch off with another --run.out, "
+          "or continue the later one with --checkpoint.resume auto",
           found.named.empty() ? "" : found.named.back().string(), reader.path().string());
   return reader.path();
 }

@@ -8,26 +8,23 @@
 
 namespace tessera::tools {
 
-/// Which checkpoint a run starts from, as rank 0 finds it; empty: none. Index, headers, sizes and
-/// trainer.json are looked at; checksums of tensors are verified by the ranks as they read.
-/// Changes nothing.
-/// @param resume    checkpoint.resume; a checkpoint of another run counts only until this one has
-///                  its own
-/// @param unusable  those that could not be read after an earlier call, with why
-/// @param notes     receives a line for each broken checkpoint newer than the one found, except
-///                  those of `unusable`
-/// @throws CorruptCheckpoint if there are only broken ones, with why for each, or if the one that
-///         `resume` names cannot be used: starting anew would write over the run;
-///         InvalidArgument if `resume` names what is not there or comes before checkpoints that the
-///         run has already, or if the run must not be continued (resume=never) but is there;
-///         IoError if one cannot be looked at here, NewerFormat if only a newer tessera reads it:
-///         nobody is handed older weights for that
+/// Finds the checkpoint that a run continues, if any (rank 0). Checks index, headers, sizes and
+/// trainer.json; ranks verify tensors as they read them. Changes nothing on disk.
+/// @param resume    checkpoint.resume; another run's checkpoint counts only until this run has its
+///                  own
+/// @param unusable  checkpoints that an earlier attempt could not read, with the reasons
+/// @param notes     gets a line for each newer broken checkpoint that is not in `unusable`
+/// @throws CorruptCheckpoint if all are broken, or the one that `resume` names is: starting anew
+///         would overwrite the run;
+///         InvalidArgument if `resume` names nothing, or a checkpoint older than the run's newest,
+///         or is "never" and the run exists; IoError if one is unreadable here, NewerFormat if a
+///         newer tessera wrote it: no older checkpoint takes its place
 std::optional<std::filesystem::path> find_resume(
     const std::filesystem::path& run_dir, const std::string& resume,
     const std::map<std::filesystem::path, std::string>& unusable, std::vector<std::string>& notes);
 
-/// Gives checkpoints of a run that are later than `step`, from which it goes on, another name
-/// (`.unusable`): they must not count as the newest, nor push good ones out.
+/// Renames a run's checkpoints later than `step` to `.unusable`, so that they do not count as the
+/// newest.
 /// @return one line for each
 /// @throws IoError
 std::vector<std::string> set_aside_later(const std::filesystem::path& run_dir, std::int64_t step);

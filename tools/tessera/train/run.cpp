@@ -39,10 +39,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// For a heartbeat to find out what a call of the store has found out.
+// Time for the heartbeat to notice a failure that a call of the store has met.
 constexpr std::chrono::milliseconds kFinds{1000};
 
-// Better at the start than after the steps that were to be traced.
+// Checked at the start, not after the traced steps.
 void check_profile(const Config& config, int rank) {
   if (config.train.profile.empty()) return;
   const fs::path file = fs::absolute(profile_file(config, rank));
@@ -53,31 +53,29 @@ void check_profile(const Config& config, int rank) {
                    std::strerror(errno));
 }
 
-// What people should know of where the ranks compute and how they talk.
+// Notes about the device and the transport between ranks.
 std::vector<std::string> start_notes(const comm::RankGroup& group, const ChosenDevice& chosen,
                                      const comm::FlightRecorder& recorder) {
   std::vector<std::string> notes;
   const std::string_view backend = group.communicator->backend();
   if (!group.why_not_nccl.empty()) {
-    notes.push_back(fmt::format("note: ranks talk through {}, not through NCCL: {}", backend,
-                                group.why_not_nccl));
+    notes.push_back(fmt::format("note: ranks use {}, not NCCL: {}", backend, group.why_not_nccl));
   }
   if (!group.why_not_shared_memory.empty()) {
-    notes.push_back(fmt::format("note: ranks talk through {}, not through shared memory: {}",
-                                backend, group.why_not_shared_memory));
+    notes.push_back(fmt::format("note: ranks use {}, not shared memory: {}", backend,
+                                group.why_not_shared_memory));
   }
   if (!recorder.why_not_in_file().empty()) {
-    notes.push_back(
-        "note: what the ranks do is recorded in memory alone, and lost with a rank that is "
-        "killed: " +
-        recorder.why_not_in_file());
+    notes.push_back("note: flight records are in memory only, and lost with a killed rank: " +
+                    recorder.why_not_in_file());
   }
-  if (!chosen.why_cpu.empty()) notes.push_back("note: training runs on the CPU: " + chosen.why_cpu);
+  if (!chosen.why_cpu.empty())
+    notes.push_back("note: training on the CPU; `tessera doctor` says why no GPU is used");
   return notes;
 }
 
-// Whether what the run will take is there, before any of it is taken. Of the ranks of a host the
-// first one looks. @return a warning, or nothing
+// Checks the memory plan before anything is allocated; on the first rank of each host only.
+// @return a warning, or nothing
 std::string check_room(const RunSetup& setup, const comm::LaunchEnvironment& environment,
                        const std::vector<comm::Hello>& ranks, Context& context) {
   const Config& config = setup.config;
@@ -92,7 +90,6 @@ std::string check_room(const RunSetup& setup, const comm::LaunchEnvironment& env
     need.memory = {limit, limit};
     need.there = "train.memory_limit allows";
   } else {
-    // Launchers need not tell who shares a host; the ranks have told each other.
     std::vector<int> here;
     for (const comm::Hello& hello : ranks)
       if (hello.host == ranks[static_cast<std::size_t>(environment.rank)].host)
@@ -145,7 +142,7 @@ comm::RankGroup join(const Config& config, const comm::LaunchEnvironment& enviro
   }
 }
 
-// The same error on every rank, whatever each has seen of it.
+// The verdict on a communication error: the same on every rank.
 CommError agreed(comm::RankGroup& group, const CommError& error, const RankFlight& flight) {
   if (group.ranks.size() < 2) return error;
   std::optional<CommError> verdict = group.heartbeat->verdict();
@@ -155,7 +152,7 @@ CommError agreed(comm::RankGroup& group, const CommError& error, const RankFligh
     try {
       verdict = comm::publish_verdict(*group.store, error);
     } catch (const std::exception&) {
-      // The store went first, as the heartbeat finds, too.
+      // The store is gone; the heartbeat may know why.
       if (auto lost = group.heartbeat->verdict(kFinds)) verdict = lost;
     }
   }
@@ -174,9 +171,8 @@ void report_early_stop(int signal, std::int64_t step, const std::string& run, bo
   std::cout << summary.dump() << std::endl;
 }
 
-// Before the first step there is nothing to save: who is to stop does so, and all with it. A
-// warning is kept for that step. All ranks make this call.
-// @return the signal, or 0
+// Agrees on a stop before the first step, where nothing needs saving. A SIGUSR1 waits for that
+// step. Collective. @return the signal, or 0
 int agreed_stop(comm::RankGroup& group, int attempt, int received,
                 std::chrono::milliseconds timeout) {
   const std::vector<std::string> all =
@@ -189,8 +185,8 @@ int agreed_stop(comm::RankGroup& group, int attempt, int received,
 
 int train(Config config, const comm::LaunchEnvironment& environment, comm::RankGroup& group,
           const ChosenDevice& chosen, RankFlight& flight, bool json) {
-  // A rank that has met the others takes a request to stop as all do; one that has not ends by it.
-  const StopSignal stop;
+  // A signal before this line, before the ranks have met, ends the process.
+  StopSignal stop(environment.rank == 0);
   bool agreed_to_start = false;
   std::int64_t first_step = 0;
   const std::shared_ptr<Context>& context = chosen.context;
@@ -201,8 +197,8 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
   };
   const std::chrono::milliseconds timeout = to_milliseconds(config.checkpoint.load_timeout);
   std::unique_ptr<RunDirectory> directory;
-  std::map<fs::path, std::string> unusable;  // checkpoints, and why
-  std::string skipped;                       // the last of these
+  std::map<fs::path, std::string> unusable;  // checkpoint -> why
+  std::string skipped;                       // message on the last of these
   std::shared_ptr<comm::FlightRecorder> recorder;
   const auto try_once = [&](int attempt) -> std::optional<int> {
     const std::string resume = decide_on_rank_zero(
@@ -222,7 +218,7 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
     for (std::string& note : start_notes(group, chosen, *recorder))
       setup.notes.push_back(std::move(note));
     require(setup.config.checkpoint.keep_best == 0 || setup.val,
-            "checkpoint.keep_best is {}, but there is no validation data to tell the best by; name "
+            "checkpoint.keep_best is {}, but there is no validation data; name "
             "some with --data.val FILE, or leave the key out",
             setup.config.checkpoint.keep_best);
     first_step = setup.state.step;
@@ -265,7 +261,7 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
     return std::nullopt;
   };
   try {
-    // Each attempt goes on from an older checkpoint, until the ranks can read one.
+    // Each attempt takes an older checkpoint, until all ranks can read one.
     for (int attempt = 0;; ++attempt) {
       const std::optional<int> signal = try_once(attempt);
       if (!signal) continue;
@@ -274,7 +270,7 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
       return *signal == 0 ? 0 : stop_exit_code(*signal);
     }
   } catch (const CommError& error) {
-    // Others may have been asked to stop before they were here, and have ended by that.
+    // Other ranks may have ended by the same signal before they could agree.
     const int signal = stop.received();
     if (agreed_to_start || (signal != SIGTERM && signal != SIGINT)) {
       flight.fail(error);
@@ -313,12 +309,12 @@ int join_and_train(Config config, const comm::LaunchEnvironment& environment,
 }  // namespace
 
 int run_rank(Config config, const comm::LaunchEnvironment& environment, bool json) {
-  const HeldWarnings held;  // a scheduler's warning comes when it comes
+  const HeldWarnings held;
   const PatientStandardError log;
   const std::string process =
       comm::make_hello(environment.rank, environment.world_size, {}, {}).process();
   const auto status = std::make_shared<comm::RankStatus>(process);
-  // First of all: what goes wrong from here on, it tells.
+  // First, to record any failure.
   const auto flight = std::make_shared<RankFlight>(config.run.out, environment, status);
   try {
     return join_and_train(std::move(config), environment, process, status, flight, json);

@@ -38,7 +38,7 @@ RunDirectory::RunDirectory(fs::path path) : path_(std::move(path)) {
   const fs::path lock = path_ / ".lock";
   lock_ = ::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   require<IoError>(lock_ >= 0, "cannot open {}: {}", lock.string(), std::strerror(errno));
-  // Who only looks whether it is held, holds it for a moment: see is_idle_run().
+  // is_idle_run() holds the lock for a moment.
   constexpr int kAttempts = 5;
   int locked = 0;
   for (int attempt = 1;; ++attempt) {
@@ -63,7 +63,7 @@ RunDirectory::RunDirectory(fs::path path) : path_(std::move(path)) {
                           path_.string(), bytes > 0 ? holder.data() : "unknown process");
   }
   const std::string self = fmt::format("{}, pid {}", host_name(), ::getpid());
-  // Who holds it is told for people's sake; the lock itself does not depend on it.
+  // For messages; the lock does not depend on it.
   [[maybe_unused]] const bool written =
       ::ftruncate(lock_, 0) == 0 && ::pwrite(lock_, self.data(), self.size(), 0) >= 0;
 }
@@ -72,7 +72,7 @@ bool is_idle_run(const fs::path& path) {
   const fs::path lock = path / ".lock";
   const int fd = ::open(lock.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0) return false;
-  // Shared: ranks that look at once find each other no job.
+  // Shared, so that ranks that look at the same time don't block each other.
   const bool is_idle = ::flock(fd, LOCK_SH | LOCK_NB) == 0;
   ::close(fd);
   return is_idle;
@@ -88,7 +88,7 @@ void RankLog::write(const std::string& line) const {
   std::tm utc{};
   gmtime_r(&now, &utc);
   const std::string text = fmt::format("{:%Y-%m-%dT%H:%M:%SZ} {}\n", utc, escaped_lines(line));
-  // O_NONBLOCK: a FIFO in its place must not be waited for.
+  // O_NONBLOCK: opening a FIFO would block.
   const int fd =
       ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_NONBLOCK | O_CLOEXEC, 0666);
   if (fd < 0) return;

@@ -5,7 +5,7 @@
 
 namespace tessera::tools {
 
-/// The directory of a run, held by one job at a time. Made by rank 0.
+/// The directory of a run, locked by one job at a time. Made by rank 0.
 ///
 ///   config.json    resolved configuration
 ///   metrics.jsonl  see report/metrics.h
@@ -15,9 +15,10 @@ namespace tessera::tools {
 ///   flight/        one record per rank, see comm/flight_recorder.h
 ///   loss.svg       at the end
 ///   .lock          the process that holds the directory
+///   tokenizer/     of model.init_from, for exports
 class RunDirectory {
  public:
-  /// Makes and locks it. The lock goes with the process, however it ends.
+  /// Makes and locks it. The lock ends with the process.
   /// @throws IoError if it cannot be made; InvalidArgument naming the holder if another job has it
   explicit RunDirectory(std::filesystem::path path);
   ~RunDirectory();
@@ -31,11 +32,11 @@ class RunDirectory {
   int lock_ = -1;
 };
 
-/// Whether it is a run's directory that no job holds now. Keeps nobody from taking it.
+/// Whether a run's directory is unlocked at this moment.
 bool is_idle_run(const std::filesystem::path& path);
 
-/// Appends lines with UTC times to logs/rank-N.log of a run. A log that cannot be written is no
-/// reason to stop a run: errors are ignored.
+/// Appends lines with UTC times to logs/rank-N.log of a run. Ignores errors: they must not stop a
+/// run.
 class RankLog {
  public:
   RankLog(const std::filesystem::path& run_dir, int rank);

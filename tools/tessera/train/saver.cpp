@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 
@@ -15,10 +16,10 @@ using std::chrono::milliseconds;
 using Json = nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
-// A writer that gives up waiting for others does so at the timeout; it is given this to say so.
+// Added to the timeout, for a writer that reports its own.
 constexpr milliseconds kLastWord{1000};
 constexpr milliseconds kSlice{50};
-// Shorter waits are not worth a line.
+// Shorter waits (seconds) are not reported.
 constexpr double kToldWait = 1e-3;
 
 double to_seconds(milliseconds time) { return static_cast<double>(time.count()) / 1e3; }
@@ -27,7 +28,7 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// A checkpoint that cannot be resumed must not take the place of one that can.
+// A checkpoint with NaN must not replace a good one.
 void require_finite(const io::SaveRequest& request, io::SaveCoordinator& coordinator) {
   const auto phase = fmt::format("finite at step {}", request.step);
   const auto answers = coordinator.exchange(phase, is_finite(request) ? "yes" : "no");
@@ -39,15 +40,15 @@ void require_finite(const io::SaveRequest& request, io::SaveCoordinator& coordin
                          request.step - 1, bad - answers.begin());
 }
 
-// @return why old checkpoints stay, if some do that should not: the save itself stands
-// @throws IoError, the same on all ranks, if it does not: it was found damaged
+// @return why old checkpoints could not be removed; empty if they were
+// @throws IoError, equal on all ranks, if the new checkpoint reads back damaged
 std::string prune(const io::SaveRequest& request, const io::Retention& retention,
                   io::SaveCoordinator& coordinator) {
   try {
     io::prune_checkpoints(request, retention, coordinator);
   } catch (const std::exception& error) {
     if (retention.damaged->contains(request.step)) throw;
-    // The next run removes what this one had no time for.
+    // The next run removes them.
     const bool hurried = request.hurry && *request.hurry;
     if (request.rank == 0 && !hurried)
       return fmt::format("warning: old checkpoints stay: {}", error.what());
@@ -69,11 +70,11 @@ std::string message_of(const std::exception_ptr& error) {
   return {};
 }
 
-/// What a rank tells the others at the end of the run.
+/// A rank's last message to the others, at the end of the run.
 struct LastWords {
   std::int64_t saved = -1;
   std::int64_t in_flight = -1;  ///< step of a save that hangs
-  bool committed = false;       ///< it hangs in what comes after the commit
+  bool committed = false;       ///< that save is committed and hangs afterwards
   std::string failure = {}, fatal = {};
 
   std::string str() const {
@@ -91,7 +92,7 @@ struct LastWords {
   }
 };
 
-// What became of `step`, the last, if a save hangs as the run ends.
+// Error for the last step, `step`, if a save hangs as the run ends.
 std::string hanging_save(const LastWords& words, std::int64_t step, milliseconds timeout,
                          std::string_view where) {
   std::string said = fmt::format("was not saved: the save of step {}", words.in_flight);
@@ -99,9 +100,8 @@ std::string hanging_save(const LastWords& words, std::int64_t step, milliseconds
   if (words.in_flight == step && words.committed)
     said = "is committed, but reading it back and removing old ones";
   return fmt::format(
-      "step {} {} has stood still for {} on {}; look after that rank's disk, or raise "
-      "checkpoint.timeout",
-      step, said, format_duration(to_seconds(timeout)), where);
+      "step {} {} has hung for {} on {}; check that rank's disk, or raise checkpoint.timeout", step,
+      said, format_duration(to_seconds(timeout)), where);
 }
 
 }  // namespace
@@ -125,7 +125,7 @@ io::SaveRequest Saver::complete(io::SaveRequest request, const TrainerState& sta
   request.rank = options_.rank;
   request.world_size = options_.world_size;
   request.run_id = options_.run_id;
-  request.model_config = options_.model.dump();
+  request.model_config = model_section(options_.model).dump();
   request.trainer_json = format_trainer_state(state);
   request.pulse = pulse_;
   request.hurry = hurry_;
@@ -135,9 +135,9 @@ io::SaveRequest Saver::complete(io::SaveRequest request, const TrainerState& sta
 
 bool Saver::agree(std::int64_t step) {
   const auto failed = [this] { return !failure_.empty() || fatal_ != nullptr; };
-  if (!pending_) return failed();  // a failure that is known by now is known to all
+  if (!pending_) return failed();  // then equal on all ranks
   const bool busy = async_->busy();
-  poll();  // of a writer that has ended, how
+  poll();
   const auto answers = meeting_.exchange(fmt::format("saves at step {}", step), failed() ? "failed"
                                                                                 : busy   ? "busy"
                                                                                          : "");
@@ -208,7 +208,7 @@ void Saver::save_here(const TrainerState& state) {
   saved(report, state.step, seconds, seconds_since(begin), warning);
 }
 
-// A save that gets on is waited for, however long it takes.
+// Waits as long as the save makes progress.
 bool Saver::wait_for_writer(Clock::time_point at_most) {
   for (;;) {
     note_pulse();
@@ -225,8 +225,7 @@ void Saver::note_pulse() {
   last_moved_ = Clock::now();
 }
 
-// All ranks wait here for the last of them, not in the next collective, whose deadline is for
-// computing ranks.
+// Ranks wait here for the slowest, as the next collective's deadline is shorter.
 bool Saver::wait_for_former(std::int64_t step) {
   const auto begin = Clock::now();
   const bool ended = wait_for_writer(Clock::time_point::max());
@@ -244,9 +243,9 @@ bool Saver::wait_for_former(std::int64_t step) {
   const double seconds = seconds_since(begin);
   if (!hanging.empty()) {
     failed(step,
-           fmt::format("the save of step {}{} has stood still for {} on rank {}, so no other "
-                       "can begin; look after that rank's disk, or raise checkpoint.timeout",
-                       step_, committed ? ", which is committed and was to be read back," : "",
+           fmt::format("the save of step {}{} has hung for {} on rank {}, so no other can begin; "
+                       "check that rank's disk, or raise checkpoint.timeout",
+                       step_, committed ? ", committed but not read back," : "",
                        format_duration(to_seconds(options_.timeout)), fmt::join(hanging, ", ")));
     return false;
   }
@@ -290,7 +289,15 @@ void Saver::failed(std::int64_t step, const std::string& why) {
                            : options_.stop_on_error
                                ? ", training ends (checkpoint.on_error is stop)"
                                : ", training goes on";
-  notes_.push_back(fmt::format("warning: step {} was not saved{}: {}", step, then, why));
+  std::string reason = why;  // paths and byte counts differ from save to save
+  std::erase_if(reason, [](char c) { return c >= '0' && c <= '9'; });
+  const bool again = reason == std::exchange(told_, reason);
+  if (!again || step != last_step_) {  // finish() throws the error of the last step
+    notes_.push_back(
+        fmt::format("warning: step {} was not saved{}: {}", step, then,
+                    again ? fmt::format("for the same reason as step {}", told_step_) : why));
+  }
+  if (!again) told_step_ = step;
   if (!options_.stop_on_error || step == last_step_ || !failure_.empty()) return;
   failure_ = why;
   failed_step_ = step;
@@ -307,8 +314,7 @@ void Saver::finish(const TrainerState& state, bool hurry) {
   } else {
     finish_in_background(state);
   }
-  // Rank 0 still removes old checkpoints when the others are done; one that stands still there must
-  // not be left alone, with nobody who waits for it with a deadline.
+  // Rank 0 may hang while it removes old checkpoints; the others notice here.
   meeting_.exchange(fmt::format("saves ended at step {}", state.step), "");
   require<IoError>(failure_.empty(), "training ended because a save failed: {}", failure_);
 }
@@ -331,7 +337,7 @@ void Saver::save_last(const TrainerState& state) {
       throw IoError("{}", hanging_save({.in_flight = state.step, .committed = *committed_},
                                        state.step, options_.timeout, "this rank"));
     }
-    // One that gave up waiting for another's verdict does not know that it is damaged.
+    // A rank that timed out does not know about the damage.
     const auto answers =
         meeting_.exchange(fmt::format("attempt {} to save step {}", attempt, state.step), mine);
     const auto any = [&](std::string_view what) { return std::ranges::count(answers, what) > 0; };
@@ -392,7 +398,7 @@ void Saver::leave(milliseconds at_most) noexcept {
     wait_for_writer(Clock::now() + at_most);
     poll();
   } catch (...) {
-    // Whoever leaves has an error to report already.
+    // The first error is reported.
   }
   async_->set_patience(milliseconds(0));
 }

@@ -4,8 +4,8 @@
 #include <chrono>
 #include <exception>
 #include <filesystem>
+#include <functional>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,14 +22,14 @@ struct SaverOptions {
   std::string run_id;
   int rank = 0;
   int world_size = 1;
-  nlohmann::json model;  ///< section that is stored with a checkpoint
+  models::Gpt2Config model;
   bool with_optimizer = true;
-  bool in_background = true;   ///< saves but that of finish() may run beside training
-  bool stop_on_error = false;  ///< also by a checkpoint that is found damaged as it is read back
+  bool in_background = true;   ///< save while training goes on, except in finish()
+  bool stop_on_error = false;  ///< end training after a failed or damaged save
   io::Retention retention{};
-  /// That a save may stand still before it counts as hanging, and that ranks wait for each other.
+  /// Time without progress after which a save counts as hanging, and deadline between ranks.
   std::chrono::milliseconds timeout{};
-  std::int64_t saved_step = -1;  ///< the checkpoint that the run goes on from
+  std::int64_t saved_step = -1;  ///< step of the checkpoint that the run continues
   /// See io::SaveRequest.
   std::function<void(std::string_view point)> at_point{};
 };
@@ -40,51 +40,49 @@ struct Saved {
   std::filesystem::path path;
   std::int64_t bytes = 0;    ///< of all ranks' shards
   double seconds = 0;        ///< from the end of the step to the commit
-  double stall_seconds = 0;  ///< that this rank did not train for it
+  double stall_seconds = 0;  ///< training time that this rank lost to it
 };
 
-/// Saves a run's checkpoints, beside training or between steps, and keeps those that are to stay.
+/// Saves a run's checkpoints, in the background or between steps, and applies retention.
 ///
-/// All ranks make the same calls of agree(), save() and finish() at the same steps, and talk to
-/// each other over the control channel alone. Each rank may learn at another step how a save ended;
-/// only agree() lets it act on that, and then on all ranks at once.
+/// All ranks call agree(), save() and finish() at the same steps; they communicate over the control
+/// channel only. Ranks may learn of a save's end at different steps; agree() makes them act on it
+/// at the same one.
 class Saver {
  public:
-  /// Takes the staging for saves in the background. The references must outlive this.
-  /// @param meeting  of the training threads
+  /// Allocates staging memory for background saves. The references must outlive this.
+  /// @param meeting  exchanges of the training threads
   /// @throws OutOfMemory
   Saver(SaverOptions options, std::shared_ptr<comm::Store> store, io::SaveCoordinator& meeting,
         const std::shared_ptr<Context>& context, comm::ShardedModel& sharded);
 
-  /// After each step, and before a save that is due then: ranks tell each other how the save in
-  /// flight stands, from its start to the step at which it has ended on all of them. In between
-  /// saves this costs nothing.
-  /// @return whether training is to end, because a save failed; the same on all ranks
+  /// Exchanges the state of the save in flight between ranks. Call it after each step, before a
+  /// save that is due. Free while no save is in flight.
+  /// @return whether training must end because a save failed; equal on all ranks
   /// @throws CommError
   bool agree(std::int64_t step);
-  /// Saves, or begins to, once the former save has ended. What fails becomes a note; with
-  /// stop_on_error it also ends training at the next agree().
+  /// Saves, or begins to, after the previous save has ended. A failure becomes a note, and with
+  /// stop_on_error ends training at the next agree().
   /// @throws NonFiniteLoss, CommError
   void save(const TrainerState& state);
-  /// To be called before weights or moments change: a save in the background may still be copying
-  /// them. Waits for that, and helps with it.
+  /// Waits until a background save has copied weights and moments. Call it before they change.
   void before_update();
-  /// Takes note of a save that has ended meanwhile. Never waits.
+  /// Processes the end of a background save. Never waits.
   void poll();
 
-  /// The end of the run: waits for the save in flight, and saves if `state` is not yet, a second
-  /// time if what it saves is found damaged.
-  /// @param hurry  whoever stops the run won't wait long: old checkpoints stay
+  /// Ends the run: waits for the save in flight, and saves `state` unless it is saved, again if the
+  /// checkpoint reads back damaged.
+  /// @param hurry  leave old checkpoints in place
   /// @throws IoError if it could not be saved, or training ended because of a save; NonFiniteLoss;
   ///         CommError
   void finish(const TrainerState& state, bool hurry = false);
-  /// The end by an error that this rank does not share: waits for the save in flight, no longer
-  /// than `at_most`, and never throws. After that the destructor does not wait.
+  /// Ends after an error: waits at most `at_most` for the save in flight. The destructor then does
+  /// not wait.
   void leave(std::chrono::milliseconds at_most) noexcept;
-  /// Whether a save is in flight on this rank, and of which step.
+  /// Step of the save in flight on this rank, if any.
   std::optional<std::int64_t> in_flight() const;
 
-  /// What was saved, and what people should know, since the last call.
+  /// Committed saves, and notes for the user, since the last call.
   std::vector<Saved> take_saved() { return std::exchange(saved_, {}); }
   std::vector<std::string> take_notes() { return std::exchange(notes_, {}); }
 
@@ -111,13 +109,13 @@ class Saver {
   std::unique_ptr<io::AsyncSaver> async_;  // null: saves run between steps
 
   std::int64_t saved_step_;
-  std::int64_t saves_ = 0;  // begun, the same on all ranks
-  // A save has begun, and the ranks have not agreed yet that it has ended; the same on all ranks.
+  std::int64_t saves_ = 0;  // begun; equal on all ranks
+  // A save has begun and the ranks have not agreed that it ended; equal on all ranks.
   bool pending_ = false;
   // Of the save in flight:
   std::int64_t step_ = -1;
   double stall_ = 0;
-  std::shared_ptr<std::string> warning_;  // the writer's, until it has ended
+  std::shared_ptr<std::string> warning_;  // written by the writer until it ends
   std::shared_ptr<std::atomic<bool>> committed_;
   std::shared_ptr<std::atomic<std::uint64_t>> pulse_;
   const std::shared_ptr<std::atomic<bool>> hurry_ = std::make_shared<std::atomic<bool>>(false);
@@ -127,10 +125,12 @@ class Saver {
   std::vector<Saved> saved_;
   std::vector<std::string> notes_;
   bool leaving_ = false;
+  std::string told_;  // the last failure in a note, without its numbers
+  std::int64_t told_step_ = -1;
   std::string failure_;            // ends training
-  std::int64_t failed_step_ = -1;  // whose save it was
-  std::int64_t last_step_ = -1;    // once the run ends
-  std::exception_ptr fatal_;       // ends training, whatever the policy
+  std::int64_t failed_step_ = -1;  // step of the failed save
+  std::int64_t last_step_ = -1;    // set when the run ends
+  std::exception_ptr fatal_;       // ends training under any policy
 };
 
 }  // namespace tessera::tools

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "io/hf/gpt2.h"
@@ -10,8 +11,9 @@
 namespace tessera::tools {
 namespace {
 
-// Takes the shape of a stored model where no key was given. Keys that were win if tensors that do
-// not fit may be left out. @return of the others those that differ, a few words each
+// Takes the stored model's shape for keys that were not given.
+// @param given_wins  given keys may differ
+// @return the differences, a few words each
 std::vector<std::string> adopt_shape(Config& config, const models::Gpt2Config& stored,
                                      bool given_wins) {
   std::vector<std::string> differences;
@@ -45,17 +47,17 @@ models::Gpt2Config from_config(const Config& config) {
           .dropout = static_cast<float>(config.model.dropout)};
 }
 
-// All that differs at once: the keys, and what follows from them for tensors.
+// Lists all differing keys and tensors.
 [[noreturn]] void refuse_shape(const Config& config, const std::vector<std::string>& differences,
                                const std::vector<io::TensorInfo>& found,
                                const std::string& source) {
   const auto comparison =
       io::compare_tensors(io::gpt2_tensors(model_section(from_config(config))), found);
   throw InvalidArgument(
-      "the keys do not describe the model in {}: {}; leave {} out to take the model's{}{}", source,
+      "the keys do not match the model in {}: {}; leave {} out to use the model's{}{}", source,
       fmt::join(differences, "; "), differences.size() == 1 ? "the key" : "these keys",
       comparison.allowed(io::LoadPolicy::Partial)
-          ? ", or take what fits with --checkpoint.load_policy partial"
+          ? ", or load what fits with --checkpoint.load_policy partial"
           : "",
       comparison.str().empty() ? "" : ":" + comparison.str());
 }
@@ -63,10 +65,11 @@ models::Gpt2Config from_config(const Config& config) {
 constexpr const char* kTokenizerFile = "tokenizer_tessera.json";
 
 io::TokenizerPtr tokenizer_of(const TrainerState& state) {
-  return state.tokenizer.is_null() ? nullptr : io::tokenizer_from_json(state.tokenizer);
+  const auto json = nlohmann::json::parse(state.tokenizer);
+  return json.is_null() ? nullptr : io::tokenizer_from_json(json);
 }
 
-// Keys that shape the training itself: what differs from the run so far is said.
+// Notes on keys that change the training of a resumed run.
 std::vector<std::string> changes_since(const nlohmann::json& before, const nlohmann::json& now,
                                        std::int64_t step) {
   std::vector<std::string> notes;
@@ -121,7 +124,7 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
     tokenizer = tokenizer_of(setup.state);
   } else if (!config.model.init_from.empty()) {
     setup.init_from = io::open_model(config.model.init_from, {}, io::LoadPolicy::Partial);
-    // What is not chosen need not fit.
+    // Tensors that are not chosen need not fit.
     adopt(setup.init_from->config(), setup.init_from->path().string(), setup.init_from->tensors(),
           any_fit || !chosen.empty());
     tokenizer = model_tokenizer(*setup.init_from);
@@ -145,6 +148,8 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
                         .fixed_tokenizer = tokenizer,
                         .refuse_text = positions > 0 && !tokenizer && !tokenizer_given});
   config.model.vocab_size = setup.dataset.vocab_size;
+  for (const std::string& warning : setup.dataset.warnings)
+    setup.notes.push_back("warning: " + warning);
   const auto order = io::parse_data_order(config.data.order);
   const auto seed = static_cast<std::uint64_t>(config.train.seed);
   setup.train = std::make_unique<io::Sampler>(setup.dataset.train, config.model.seq_len, order,
@@ -161,6 +166,9 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
         fmt::format("note: no validation: {} of the text are {} tokens, fewer than a row of {} + 1",
                     config.data.val_fraction, setup.dataset.val->size(), config.model.seq_len));
   }
+  if (!setup.dataset.val && !setup.dataset.tokenizer)
+    setup.notes.push_back(
+        "note: no validation: token files are not split; name some with --data.val FILE");
   if (!config.train.sample_prompt.empty()) {
     require(setup.dataset.tokenizer != nullptr,
             "train.sample_prompt is text, but token files have no tokenizer; leave the key out");
@@ -173,8 +181,9 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
   if (setup.init_from) setup.load = plan_weights(*setup.init_from, setup.model, policy, chosen);
   for (const std::string& note : setup.load.notes) setup.notes.push_back(note);
   if (resume) {
+    const auto before = nlohmann::json::parse(setup.state.config);
     const auto now = nlohmann::json::parse(to_json(config).dump());
-    for (auto& note : changes_since(setup.state.config, now, setup.state.step)) {
+    for (auto& note : changes_since(before, now, setup.state.step)) {
       setup.notes.push_back(std::move(note));
     }
   }

@@ -61,7 +61,7 @@ std::string start_text(const RunSetup& setup) {
 
 constexpr const char* kNoSave = "nothing was saved: no save succeeded, see the warnings above";
 
-// What to do with a run that a signal stopped.
+// The next command after a stop by signal.
 std::string after_stop(const Config& config, std::int64_t step, std::optional<std::int64_t> saved) {
   if (config.checkpoint.every == 0) return "nothing was saved (checkpoint.every is 0)";
   if (!saved) return kNoSave;

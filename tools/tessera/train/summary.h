@@ -12,14 +12,14 @@
 
 namespace tessera::tools {
 
-/// What is about to run: model, sharding, batch, data, memory by category.
+/// Table shown at the start: model, sharding, batch, data, memory by category.
 std::string start_table(const ConsoleStyle& style, const RunSetup& setup,
                         const comm::ShardedModel& sharded, const comm::Communicator& communicator,
                         Context& context);
 
-/// How it went: losses with a sparkline, speed, memory, where everything is and what to do next.
-/// @param signal  that stopped the run, or 0
-/// @param saved   step of the newest checkpoint that the run has; empty: it has none
+/// Summary shown at the end: losses with a sparkline, speed, memory, files and the next command.
+/// @param signal  the one that stopped the run, or 0
+/// @param saved   step of the run's newest checkpoint, if any
 std::string end_summary(const ConsoleStyle& style, const RunSetup& setup,
                         const MetricsWriter& metrics, const TrainerState& state,
                         std::int64_t first_step, double seconds, int signal,

@@ -7,12 +7,11 @@
 
 namespace tessera::tools {
 
-/// Tells the other ranks that this one ends by an error that may be its own: wherever they are,
-/// they end soon and name it. Not if the error is theirs, too: one of communication, or of a loss
-/// that all have seen. Bounded as the store's calls are; whom it can't tell will notice that it
-/// leaves.
+/// Publishes that this rank ends by an error of its own, so that the others end soon and name it.
+/// Does nothing for errors that all ranks share: communication, a non-finite loss. Bounded like the
+/// store's calls.
 /// @param process  "host, pid 12"
-/// @return whether it may be its own
+/// @return whether it was published
 bool tell_others(comm::Store& store, int rank, std::string_view process,
                  const std::exception& error) noexcept;
 

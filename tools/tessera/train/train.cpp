@@ -1,3 +1,4 @@
+#include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
@@ -28,10 +29,9 @@ struct Options {
   bool json = false;
 };
 
-// From the newest checkpoint that the run has; one that it was to begin from is its past by then.
+// Arguments of a restart: resume from the run's own newest checkpoint, if it has one.
 std::vector<std::string> again(const Config& config, std::vector<std::string> arguments,
                                bool has_checkpoint) {
-  // As long as it has none, it begins where it was to begin.
   if (has_checkpoint || config.checkpoint.resume == "never")
     arguments.emplace_back("--checkpoint.resume=auto");
   return arguments;
@@ -55,7 +55,7 @@ RestartOptions restart_options(const Options& options, const Config& config,
     try {
       const auto found = io::find_checkpoints(directory);
       return found.empty() ? std::nullopt : std::optional(found.back().step);
-    } catch (const IoError&) {  // there is no such directory yet, or it is gone: ranks will say
+    } catch (const IoError&) {  // no such directory: the ranks report it
       return std::nullopt;
     }
   };
@@ -75,33 +75,31 @@ int run(const Options& options, const std::vector<std::string>& words) {
   const comm::Variables variables = comm::process_environment();
   comm::LaunchEnvironment environment = comm::detect_launch(variables, flags);
 
-  // Parsed before ranks are started, so that a mistake is told once and at once.
+  // Parsed before ranks start, so that a mistake is reported once.
   Config config = load_config(parse_train_arguments(words), tessera_environment());
   const bool is_rank = environment.launcher != comm::Launcher::None;
   const bool launches = options.nproc > 0 && !is_rank;
   require(launches || (options.restarts == 0 && options.min_nproc == 0),
-          "--restarts and --min-nproc are for ranks that --nproc starts here; leave them out, or "
-          "let the other launcher start its ranks again");
+          "--restarts and --min-nproc need --nproc; with another launcher use its own restarts");
   require(options.min_nproc <= options.nproc, "--min-nproc is {}, more than --nproc {}",
           options.min_nproc, options.nproc);
-  require(options.min_nproc == 0 || options.restarts > 0,
-          "--min-nproc is for restarts; say how many with --restarts");
+  require(options.min_nproc == 0 || options.restarts > 0, "--min-nproc needs --restarts N");
   Config checked = config;
-  checked.model = {};  // parts of it may come from a checkpoint, which only ranks open
+  checked.model = {};  // may come from a checkpoint, which only ranks open
   checked.model.init_from = config.model.init_from;
-  const Config unchecked = checked;  // validating sets the size of micro-batches
+  const Config unchecked = checked;  // validate() resolves micro_batch
   checked.validate(launches ? options.nproc : environment.world_size);
   if (launches) {
     std::vector<std::string> arguments = {"tessera", "train"};
     if (options.json) arguments.emplace_back("--json");
     arguments.insert(arguments.end(), words.begin(), words.end());
-    // A rank that ends before it refuses must not be started again to go on from another run.
+    // Refused here, as a restart would resume the other run.
     if (options.restarts > 0 && config.checkpoint.resume == "never") {
       std::map<std::filesystem::path, std::string> unusable;
       std::vector<std::string> notes;
       find_resume(config.run.out, config.checkpoint.resume, unusable, notes);
     }
-    // A warning that comes when all ranks have ended must not end this process in another way.
+    // A late scheduler's warning must not change how this process ends.
     sigset_t warnings;
     sigemptyset(&warnings);
     sigaddset(&warnings, SIGUSR1);
@@ -116,7 +114,7 @@ int run(const Options& options, const std::vector<std::string>& words) {
           environment.describe());
   environment.bind = config.comm.bind;
   environment.token = comm::read_token(variables);
-  // What this process may start has no use for it. There are no other threads yet.
+  // Child processes must not inherit it. There are no other threads yet.
   ::unsetenv("TESSERA_TOKEN");     // NOLINT(concurrency-mt-unsafe)
   ::unsetenv("TESSERA_TOKEN_FD");  // NOLINT(concurrency-mt-unsafe)
   return run_rank(std::move(config), environment, options.json);
@@ -129,24 +127,26 @@ Command add_train(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand("train", "Train a GPT on one rank or many");
   app->footer(config_help());
   app->allow_extras();
-  app->add_option("--nproc", options->nproc, "Start this many ranks on this machine")
+  app->add_option("--nproc", options->nproc, "Number of ranks to start on this machine")
       ->check(CLI::Range(1, 4096));
   app->add_option(
          "--restarts", options->restarts,
-         "With --nproc: after a failure, start all ranks again from the newest checkpoint, "
-         "so often at most")
+         "With --nproc: after a failure restart all ranks from the newest checkpoint, at most "
+         "this many times")
       ->check(CLI::Range(0, 1'000'000));
-  app->add_option("--min-nproc", options->min_nproc,
-                  "With --restarts: if one rank fails twice without a checkpoint in between, go on "
-                  "with fewer ranks, but not fewer than these")
+  app->add_option(
+         "--min-nproc", options->min_nproc,
+         "With --restarts: if a rank fails twice without a checkpoint in between, continue "
+         "with fewer ranks, at least this many")
       ->check(CLI::Range(1, 4096));
-  app->add_option("--rank", options->rank, "This process's rank, if no launcher tells it");
+  app->add_option("--rank", options->rank, "Rank of this process, without a launcher");
   app->add_option("--world-size", options->world_size, "Number of ranks");
-  app->add_option("--local-rank", options->local_rank, "Rank among those of this host");
-  app->add_option("--rdzv", options->rendezvous,
-                  "host:port where rank 0 serves the rendezvous; beyond this host, all ranks need "
-                  "the same secret in TESSERA_TOKEN, or TESSERA_TOKEN_FD, a descriptor to read");
-  app->add_flag("--json", options->json, "Print a summary as JSON on standard output at the end");
+  app->add_option("--local-rank", options->local_rank, "Rank of this process on its host");
+  app->add_option(
+      "--rdzv", options->rendezvous,
+      "host:port where rank 0 serves the rendezvous; beyond loopback all ranks need the "
+      "same secret in TESSERA_TOKEN (or in a descriptor, TESSERA_TOKEN_FD)");
+  app->add_flag("--json", options->json, "End with a JSON summary on standard output");
   return {app, [options, app] { return run(*options, app->remaining()); }};
 }
 
