@@ -54,15 +54,6 @@ std::optional<CommError> FailureReport::wait_for_verdict(std::chrono::millisecon
   }
 }
 
-std::optional<CommError> FailureReport::wait_for_verdict(std::chrono::milliseconds at_most) {
-  try {
-    return decode_error(store_->get(key_, at_most));
-  } catch (const CommError& error) {
-    if (error.failure() != CommFailure::Timeout) throw;
-    return std::nullopt;
-  }
-}
-
 CommError FailureReport::verdict(const CommError& error) noexcept {
   if (verdict_) return *verdict_;
   try {

@@ -22,7 +22,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // How often a rank that waits looks for lost peers, for an interruption, and at the clock.
-constexpr std::chrono::milliseconds kTick{20};
+constexpr std::chrono::milliseconds kFutexTick{20};
 // How long it looks before it sleeps, if every rank can have a core.
 constexpr std::chrono::microseconds kSpin{20};
 // all_reduce up to this size lets every rank reduce everything: one meeting instead of two.
@@ -243,7 +243,7 @@ class SharedMemoryBackend final : public ProcessBackend {
     entry(rank_).arrived.store(number_);
     if (all_arrived()) return announce();
     if (spins_ && spin()) return;
-    WithheldTime withheld(kTick);
+    WithheldTime withheld(kFutexTick);
     for (bool slept = false;; slept = true) {
       deadline_ += withheld.look(Clock::now());
       const std::uint32_t seen = meeting().complete.load();
@@ -257,7 +257,7 @@ class SharedMemoryBackend final : public ProcessBackend {
         continue;
       }
       meeting().sleepers.fetch_add(1);
-      sleep_on(meeting().complete, seen, std::min<Clock::duration>(left, kTick));
+      sleep_on(meeting().complete, seen, std::min<Clock::duration>(left, kFutexTick));
       meeting().sleepers.fetch_sub(1);
     }
   }

@@ -34,10 +34,10 @@ static_assert(std::is_trivially_copyable_v<Header> && sizeof(Header) == 256);
 constexpr std::uint64_t kGoodbye = ~std::uint64_t{0};
 
 // all_reduce up to this size sends everything to everybody: one exchange instead of two.
-constexpr std::size_t kDirectAllReduce = 32 * 1024;
+constexpr std::size_t kDirectTcpAllReduce = 32 * 1024;
 // Bytes that a reduction receives from each peer before it adds them up.
 constexpr std::size_t kPiece = 256 * 1024;
-constexpr std::chrono::milliseconds kTick{100};
+constexpr std::chrono::milliseconds kPollTick{100};
 // For the header of a rank that leaves, where a peer is slow to read.
 constexpr std::chrono::milliseconds kGoodbyeTime{1000};
 
@@ -149,7 +149,7 @@ class TcpBackend final : public ProcessBackend {
       return combine_at(data)(parts([&](int r) { return r == rank_ ? data : payload(r); }), 0,
                               total);
     }
-    if (total <= kDirectAllReduce) {
+    if (total <= kDirectTcpAllReduce) {
       meet({}, [&](int) { return std::span(data, total); });
       finish();  // before it is overwritten
       return reduce(data, total, combine_at(data));
@@ -221,7 +221,7 @@ class TcpBackend final : public ProcessBackend {
   // Sends and receives until no peer owes anything.
   template <typename Owes>
   void exchange(Owes&& owes) {
-    WithheldTime withheld(kTick);
+    WithheldTime withheld(kPollTick);
     for (;;) {
       check_interruption();
       std::vector<int> owing;
@@ -240,7 +240,8 @@ class TcpBackend final : public ProcessBackend {
         throw late(owing, "is it stopped, or the network to it cut?");
       }
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - now);
-      if (::poll(polls_.data(), polls_.size(), static_cast<int>(std::min(left, kTick).count())) < 1)
+      if (::poll(polls_.data(), polls_.size(),
+                 static_cast<int>(std::min(left, kPollTick).count())) < 1)
         continue;
       std::size_t at = 0;
       for_peers([&](int r) {

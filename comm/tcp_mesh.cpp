@@ -24,7 +24,7 @@ constexpr std::size_t kMaxStrangers = 64;
 constexpr int kAcceptsAtOnce = 16;
 constexpr milliseconds kStrangerTime{2000};
 constexpr milliseconds kRetryPause{50};
-constexpr milliseconds kTick{100};
+constexpr milliseconds kAcceptTick{100};
 constexpr std::size_t kRankBytes = 4;
 constexpr std::size_t kIntroduction = kRankBytes + kNonceBytes + kProofBytes;
 
@@ -85,7 +85,7 @@ class Connector {
       const auto now = Clock::now();
       if (options_.communicator.ends_run && now >= look) {
         if (const auto verdict = find_verdict(store_, milliseconds(0))) throw CommError(*verdict);
-        look = now + kTick;
+        look = now + kAcceptTick;
       }
       if (now >= end) throw unreachable(left, time);
       for (const int peer : left) {

@@ -12,7 +12,7 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 // Longest wait for the verdict that ignores that this rank leaves.
-constexpr milliseconds kSlice{250};
+constexpr milliseconds kVerdictWait{250};
 // Time to leave in, where silence is not limited.
 constexpr milliseconds kLeave{4000};
 constexpr milliseconds kRetry{100};
@@ -63,7 +63,7 @@ std::optional<CommError> Heartbeat::wait_for_verdict(milliseconds at_most) {
   const auto end = Clock::now() + at_most;
   do {
     const auto left = std::chrono::duration_cast<milliseconds>(end - Clock::now());
-    if (auto verdict = find_verdict(*store_, std::clamp(left, milliseconds(0), kSlice)))
+    if (auto verdict = find_verdict(*store_, std::clamp(left, milliseconds(0), kVerdictWait)))
       return verdict;
     const std::lock_guard lock(mutex_);
     if (stop_) return std::nullopt;

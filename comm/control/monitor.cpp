@@ -14,7 +14,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kTick{100};
+constexpr milliseconds kWatchTick{100};
 constexpr std::chrono::seconds kTellAgain{60};
 // After a stop of this process, for ranks that gave it up to close their connections.
 constexpr std::chrono::seconds kAftermath{3};
@@ -159,7 +159,7 @@ Monitor::Monitor(TcpStoreServer& server, const MonitorOptions& options,
       options_(options),
       on_verdict_(std::move(on_verdict)),
       on_note_(std::move(on_note)),
-      withheld_(kTick),
+      withheld_(kWatchTick),
       thread_([this] { watch(); }) {}
 
 Monitor::~Monitor() {
@@ -187,7 +187,7 @@ CommError Monitor::judge(const CommError& error) {
 void Monitor::watch() {
   SlowRanks slow(options_);
   std::unique_lock lock(mutex_);
-  while (!wake_.wait_for(lock, kTick, [this] { return stop_; })) {
+  while (!wake_.wait_for(lock, kWatchTick, [this] { return stop_; })) {
     const auto now = Clock::now();
     look(now);
     const auto beats = server_.beats().all();

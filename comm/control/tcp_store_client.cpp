@@ -17,7 +17,7 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using P = StoreProtocol;
 
-constexpr milliseconds kTick{100};
+constexpr milliseconds kReplyTick{100};
 constexpr milliseconds kRetryPause{20};
 constexpr milliseconds kAttempt{1000};
 // For reconnecting where strangers crowd the server.
@@ -36,13 +36,13 @@ struct CallEnd {
 // Excludes time in which this process could not run.
 bool wait_for(int fd, short events, CallEnd& end) {
   Deadline& deadline = end.deadline;
-  WithheldTime withheld(kTick);
+  WithheldTime withheld(kReplyTick);
   for (;;) {
     deadline += withheld.look(Clock::now());
     if (end.given_up != nullptr && *end.given_up) return false;
     const int left = milliseconds_until(deadline);
     pollfd waiting{fd, events, 0};
-    const int ready = ::poll(&waiting, 1, std::min(left, static_cast<int>(kTick.count())));
+    const int ready = ::poll(&waiting, 1, std::min(left, static_cast<int>(kReplyTick.count())));
     if (ready > 0) return true;
     if ((ready == 0 && left == 0) || (ready < 0 && errno != EINTR)) return false;
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <ctime>
 #include <nlohmann/json.hpp>
 #include <tuple>
 
@@ -256,6 +257,15 @@ const TensorMap* CheckpointIndex::tensors(Section section) const {
 
 TensorMap* CheckpointIndex::tensors(Section section) {
   return const_cast<TensorMap*>(std::as_const(*this).tensors(section));
+}
+
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&now, &utc);
+  char text[32];
+  std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &utc);
+  return text;
 }
 
 bool is_run_id(std::string_view text) {

@@ -91,6 +91,9 @@ class NewerFormat : public CorruptCheckpoint {
             version, known) {}
 };
 
+/// The time now, as CheckpointIndex::created has it.
+std::string utc_now();
+
 /// Whether a text may be a run id: 1 to 100 letters, digits, '.', '_' or '-'.
 bool is_run_id(std::string_view text);
 

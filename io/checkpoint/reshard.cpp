@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <charconv>
 #include <chrono>
-#include <ctime>
 #include <map>
 #include <numeric>
 
@@ -21,15 +20,6 @@
 
 namespace tessera::io {
 namespace {
-
-std::string now_utc() {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  ::gmtime_r(&now, &utc);
-  char text[32];
-  std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &utc);
-  return text;
-}
 
 // "h.3" of "h.3.ln_1.weight", "model.layers.3" of "model.layers.3.mlp.up_proj.weight": a name up to
 // its first number. Without one: the root.
@@ -219,7 +209,7 @@ class Reshard {
   void write_index() const {
     CheckpointIndex index = index_;
     index.world_size = options_.world_size;
-    index.created = now_utc();
+    index.created = utc_now();
     index.tessera_version = TESSERA_VERSION;
     index.files.clear();
     index.headers.clear();

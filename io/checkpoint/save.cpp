@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <ctime>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
@@ -90,15 +89,6 @@ struct Written {
 };
 
 std::string part_name(std::size_t rank) { return fmt::format("rank-{:05}.part.json", rank); }
-
-std::string now_utc() {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  ::gmtime_r(&now, &utc);
-  char text[32];
-  std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &utc);
-  return text;
-}
 
 /// One attempt to save, as one rank sees it.
 class Attempt {
@@ -265,7 +255,7 @@ class Attempt {
     frame.step = request_.step;
     frame.world_size = request_.world_size;
     frame.run_id = request_.run_id;
-    frame.created = now_utc();
+    frame.created = utc_now();
     frame.tessera_version = TESSERA_VERSION;
     frame.model_config = request_.model_config;
     IndexMerger merger(std::move(frame));

@@ -16,7 +16,7 @@ namespace tessera::io {
 namespace {
 
 // Checksum and write take turns on pieces that fit the cache.
-constexpr std::int64_t kPiece = std::int64_t{4} << 20;
+constexpr std::int64_t kWriteAtOnce = std::int64_t{4} << 20;
 constexpr std::int64_t kSmallestChunk = std::int64_t{256} << 10;
 constexpr std::int64_t kUsualChunk = std::int64_t{16} << 20;
 // Of a chunk in the rank's part of the index and in the index itself: about 250 bytes and 400.
@@ -57,14 +57,14 @@ std::vector<std::uint64_t> write_part(File& file, std::int64_t offset, std::int6
   std::vector<std::uint64_t> crcs(
       static_cast<std::size_t>((bytes + chunk_bytes - 1) / chunk_bytes));
   for (std::int64_t begin = 0, end; begin < bytes; begin = end) {
-    end = std::min(begin + kPiece, bytes);
+    end = std::min(begin + kWriteAtOnce, bytes);
     for (std::int64_t at = begin, n; at < end; at += n) {
       n = std::min(chunk_bytes - at % chunk_bytes, end - at);
       std::uint64_t& crc = crcs[static_cast<std::size_t>(at / chunk_bytes)];
       crc = crc64(data + at, static_cast<std::size_t>(n), crc);
     }
     file.write(data + begin, static_cast<std::size_t>(end - begin));
-    if (offset + end - sent >= kPiece) {
+    if (offset + end - sent >= kWriteAtOnce) {
       file.start_writeback(sent, offset + end - sent);
       sent = offset + end;
     }

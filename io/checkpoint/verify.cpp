@@ -21,7 +21,7 @@ namespace tessera::io {
 namespace {
 
 constexpr std::int64_t kBuffer = std::int64_t{1} << 20;  // bytes; a thread's
-constexpr std::int64_t kPiece = std::int64_t{16} << 20;  // bytes that a thread takes at once
+constexpr std::int64_t kBatch = std::int64_t{16} << 20;  // bytes that a thread takes at once
 constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
 
 // Index of the first element whose exponent bits are all ones (infinity or NaN), or -1.
@@ -234,7 +234,7 @@ class Verification {
     std::vector<Piece> pieces;
     for (const std::size_t i : order) {
       const Chunk& chunk = chunks_[i].chunk();
-      const std::int64_t step = kPiece / chunks_[i].tensor->record->width();
+      const std::int64_t step = kBatch / chunks_[i].tensor->record->width();
       for (std::int64_t from = chunk.begin, to; from < chunk.end; from = to) {
         to = std::min(from + step, chunk.end);
         pieces.push_back({i, {chunks_[i].tensor, chunks_[i].number, from, to}});
@@ -247,7 +247,7 @@ class Verification {
       return are_neighbours(pieces[i - 1].slice, pieces[i].slice);
     };
     const auto size = [&](std::size_t i) { return pieces[i].slice.bytes(); };
-    const std::vector<std::size_t> batches = cut_batches(pieces.size(), kPiece, joins, size);
+    const std::vector<std::size_t> batches = cut_batches(pieces.size(), kBatch, joins, size);
     // Through the page cache: a save that is read back finds its data there.
     Pump pump({.threads = options_.threads, .block = kBuffer, .direct_io = false});
     pump.run(batches.size() - 1, [&](std::size_t b, Pump::Lane& lane) {

@@ -21,7 +21,6 @@ namespace {
 
 constexpr std::int64_t kMaxCopied = std::int64_t{64} << 20;  // bytes of a file that is copied
 constexpr std::size_t kMaxParsed = std::size_t{1} << 20;     // bytes of one that is parsed, too
-constexpr const char* kConfig = "config.json";
 constexpr const char* kOwnConfig = "tessera.json";
 constexpr const char* kGeneration = "generation_config.json";
 constexpr const char* kOwnTokenizer = "tokenizer_tessera.json";
@@ -154,7 +153,7 @@ void add_other_model(std::vector<SideFile>& files, const ConsolidateSource& sour
   Json config = *source.hf_config;
   if (const auto dtype = main_dtype(source.weights)) set_torch_dtype(config, *dtype);
   std::set<std::string> modules = auto_map_files(config);
-  files.push_back({kConfig, dump_hf_config(config) + "\n"});
+  files.push_back({kConfigFile, dump_hf_config(config) + "\n"});
   add_copies(files, source, warnings);
   for (const SideFile& file : files) {
     if (file.name.ends_with("_config.json")) modules.merge(find_modules(file));
@@ -189,7 +188,7 @@ std::vector<SideFile> compose_side_files(const ConsolidateSource& source,
     return files;
   }
   const Json config = export_config(source);
-  add_json(files, kConfig, config);
+  add_json(files, kConfigFile, config);
   if (!has_generation(source)) {
     Json generation{{"_from_model_config", true}};
     for (const char* key : {"bos_token_id", "eos_token_id"}) {
@@ -211,7 +210,7 @@ std::vector<SideFile> compose_side_files(const ConsolidateSource& source,
   return files;
 }
 
-bool is_config_file(std::string_view name) { return name == kConfig || name == kOwnConfig; }
+bool is_config_file(std::string_view name) { return name == kConfigFile || name == kOwnConfig; }
 
 bool is_side_file(std::string_view name) {
   return is_config_file(name) || std::find(kCopied.begin(), kCopied.end(), name) != kCopied.end();

@@ -23,6 +23,7 @@ std::vector<SideFile> compose_side_files(const ConsolidateSource& source,
                                          std::vector<std::string>& warnings);
 
 /// Whether an export may hold a file of this name that says which model it is.
+inline constexpr const char* kConfigFile = "config.json";
 bool is_config_file(std::string_view name);
 /// Whether an export may hold a file of this name beside its tensors.
 bool is_side_file(std::string_view name);

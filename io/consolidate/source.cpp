@@ -16,7 +16,6 @@
 namespace tessera::io {
 namespace {
 
-constexpr const char* kConfig = "config.json";
 constexpr std::int64_t kMaxConfig = std::int64_t{64} << 20;  // bytes
 
 bool wants_weights(const ConsolidateOptions& options) {
@@ -91,7 +90,7 @@ bool strips_by_model(const ConsolidateSource& source, const NameRules& rules) {
 /// Finds the configuration of a source that is not ours; none if it is exported without.
 void find_config(ConsolidateSource& result, const ShardedSource& source,
                  const ConsolidateOptions& options, const NameRules& rules) {
-  const fs::path file = options.config_file.value_or(source.path() / kConfig);
+  const fs::path file = options.config_file.value_or(source.path() / kConfigFile);
   std::error_code error;
   if (!options.config_file && !fs::exists(file, error)) {
     require(options.format == ExportFormat::Safetensors,
@@ -107,9 +106,9 @@ void find_config(ConsolidateSource& result, const ShardedSource& source,
   if (!says_gpt2(config)) {
     take_other_config(result, std::move(config), file, !may_do_without);
     if (options.format == ExportFormat::Safetensors) {
-      result.skipped.push_back({kConfig, strips_by_model(result, rules)
-                                             ? "of no GPT-2: it only decides the names"
-                                             : "of no GPT-2: tensors are written as they are"});
+      result.skipped.push_back({kConfigFile, strips_by_model(result, rules)
+                                                 ? "of no GPT-2: it only decides the names"
+                                                 : "of no GPT-2: tensors are written as they are"});
     }
     return;
   }
@@ -120,7 +119,7 @@ void find_config(ConsolidateSource& result, const ShardedSource& source,
   } catch (const Unsupported& unsupported) {
     if (!may_do_without) throw;
     result.skipped.push_back(
-        {kConfig, fmt::format("{}: tensors are written as they are", unsupported.what())});
+        {kConfigFile, fmt::format("{}: tensors are written as they are", unsupported.what())});
   }
 }
 

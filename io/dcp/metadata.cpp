@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "io/dcp/torch_tensor.h"
 #include "io/pickle/pickle.h"
 #include "io/safetensors/header.h"
 
@@ -25,9 +26,8 @@ constexpr std::string_view kFiles = "torch.distributed.checkpoint.filesystem";
 constexpr std::string_view kOldFiles = "torch.distributed._shard.checkpoint.filesystem";
 constexpr std::string_view kSharded = "torch.distributed._shard.sharded_tensor.metadata";
 constexpr PickleGlobal kSize{"torch", "Size"};
-constexpr PickleGlobal kOrderedDict{"collections", "OrderedDict"};
 
-constexpr std::array kKnown = {
+constexpr std::array kMetadataGlobals = {
     PickleGlobal{kModule, "Metadata"},
     PickleGlobal{kModule, "TensorStorageMetadata"},
     PickleGlobal{kModule, "BytesStorageMetadata"},
@@ -245,14 +245,6 @@ std::string read_dtype(const Place& properties) {
   return std::string(global.name);
 }
 
-std::int64_t count(const Shape& shape, const std::string& where) {
-  try {
-    return numel(shape);
-  } catch (const InvalidArgument& error) {
-    throw CorruptCheckpoint("{}: {}", where, error.what());
-  }
-}
-
 bool disjoint(const Box& a, const Box& b) {
   for (int i = 0; i < a.shape.size(); ++i) {
     if (a.offsets[i] >= b.offsets[i] + b.shape[i] || b.offsets[i] >= a.offsets[i] + a.shape[i]) {
@@ -270,7 +262,7 @@ bool is_before(const Shape& a, const Shape& b) {
 
 void check_boxes(const Shape& shape, std::vector<DcpChunk>& chunks, const std::string& where) {
   std::int64_t covered = 0;
-  const std::int64_t total = count(shape, where);
+  const std::int64_t total = count_elements(shape, where);
   for (const DcpChunk& chunk : chunks) {
     const Box& box = chunk.box;
     bool inside = box.offsets.size() == shape.size() && box.shape.size() == shape.size();
@@ -280,7 +272,8 @@ void check_boxes(const Shape& shape, std::vector<DcpChunk>& chunks, const std::s
     require<CorruptCheckpoint>(inside, "{}: the chunk at {} of shape {} passes the shape {}", where,
                                box.offsets, box.shape, shape);
   }
-  std::erase_if(chunks, [&](const DcpChunk& chunk) { return count(chunk.box.shape, where) == 0; });
+  std::erase_if(chunks,
+                [&](const DcpChunk& chunk) { return count_elements(chunk.box.shape, where) == 0; });
   std::sort(chunks.begin(), chunks.end(), [](const DcpChunk& a, const DcpChunk& b) {
     return is_before(a.box.offsets, b.box.offsets);
   });
@@ -321,7 +314,7 @@ void check_boxes(const Shape& shape, std::vector<DcpChunk>& chunks, const std::s
                                  box.offsets[0], shape);
       rows += box.shape[0];
     }
-    covered += count(box.shape, where);  // disjoint and inside: at most `total`
+    covered += count_elements(box.shape, where);  // disjoint and inside: at most `total`
   }
   require<CorruptCheckpoint>(!slabs || chunks.empty() || rows == shape[0],
                              "{}: rows {} to {} of shape {} are in no chunk", where, rows,
@@ -332,7 +325,7 @@ void check_boxes(const Shape& shape, std::vector<DcpChunk>& chunks, const std::s
 
 DcpMetadata parse_dcp_metadata(std::string text, const std::string& source) {
   const std::int64_t max_chunks = static_cast<std::int64_t>(text.size()) / kLeastBytesPerChunk;
-  const Pickle pickle(std::move(text), kKnown, source);
+  const Pickle pickle(std::move(text), kMetadataGlobals, source);
   const Place root(pickle.root(), source);
   root.expect_object("Metadata");
   DcpMetadata metadata;

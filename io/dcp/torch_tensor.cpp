@@ -17,7 +17,6 @@ constexpr std::int64_t kMaxPickle = std::int64_t{1} << 20;
 constexpr PickleGlobal kRebuildV2{"torch._utils", "_rebuild_tensor_v2"};
 constexpr PickleGlobal kRebuildV3{"torch._utils", "_rebuild_tensor_v3"};
 constexpr PickleGlobal kRebuildParameter{"torch._utils", "_rebuild_parameter"};
-constexpr PickleGlobal kOrderedDict{"collections", "OrderedDict"};
 constexpr PickleGlobal kUntypedStorage{"torch.storage", "UntypedStorage"};
 
 /// PyTorch's names of dtypes and of their storages, and safetensors' name of each.
@@ -47,7 +46,7 @@ constexpr std::array kDTypes = {
     TorchDType{"float8_e8m0fnu", "", "F8_E8M0"},
 };
 
-constexpr auto kKnown = [] {
+constexpr auto kTensorGlobals = [] {
   std::array<PickleGlobal, 5 + 2 * kDTypes.size()> known{
       {kRebuildV2, kRebuildV3, kRebuildParameter, kOrderedDict, kUntypedStorage}};
   std::size_t n = 5;
@@ -79,14 +78,6 @@ Dims read_dims(const PickleValue& tuple, const std::string& where) {
     dims.push_back(size);
   }
   return dims;
-}
-
-std::int64_t count(const Shape& shape, const std::string& where) {
-  try {
-    return numel(shape);
-  } catch (const InvalidArgument& error) {
-    throw CorruptCheckpoint("{}: {}", where, error.what());
-  }
 }
 
 /// The element of a storage that lies furthest from a tensor's first; -1 if that is past 2^63.
@@ -123,6 +114,14 @@ void check_no_math_bits(const PickleValue& args, std::size_t i, const std::strin
 
 }  // namespace
 
+std::int64_t count_elements(const Shape& shape, const std::string& where) {
+  try {
+    return numel(shape);
+  } catch (const InvalidArgument& error) {
+    throw CorruptCheckpoint("{}: {}", where, error.what());
+  }
+}
+
 std::string_view safetensors_from_torch(std::string_view name) {
   const auto* const row = std::find_if(kDTypes.begin(), kDTypes.end(),
                                        [&](const TorchDType& each) { return each.name == name; });
@@ -153,7 +152,7 @@ TorchTensor read_torch_tensor(const ByteRange& archive) {
                          "{}: byteorder is \"{}\"; tessera reads little-endian data", where, text);
   }
 
-  const Pickle pickle(read_zip_entry(archive, *pickle_entry, kMaxPickle), kKnown,
+  const Pickle pickle(read_zip_entry(archive, *pickle_entry, kMaxPickle), kTensorGlobals,
                       where + ", data.pkl");
   const PickleValue* root = &pickle.root();
   if (root->is_object(kRebuildParameter)) {
@@ -205,7 +204,7 @@ TorchTensor read_torch_tensor(const ByteRange& archive) {
           bytes == storage->size,
       "{}: data/{} has {} bytes, but its description says {} elements", where, key, storage->size,
       elements);
-  const std::int64_t n = count(tensor.shape, where);
+  const std::int64_t n = count_elements(tensor.shape, where);
   require<CorruptCheckpoint>(
       offset >= 0 && n <= storage->size / width && offset <= storage->size / width - n,
       "{}: {} elements of {} from {} on are outside the {} bytes of data/{}", where, n,

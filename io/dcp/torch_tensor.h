@@ -14,6 +14,9 @@ namespace tessera::io {
 /// What safetensors calls one of PyTorch's dtypes ("F32" for "float32"); empty if it has none.
 std::string_view safetensors_from_torch(std::string_view name);
 
+/// Elements of a shape. @param where  named in errors. @throws CorruptCheckpoint on an overflow
+std::int64_t count_elements(const Shape& shape, const std::string& where);
+
 /// A tensor in an archive of torch.save, and where its bytes lie.
 struct TorchTensor {
   std::string_view dtype;      ///< PyTorch's name

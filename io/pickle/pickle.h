@@ -15,6 +15,8 @@ struct PickleGlobal {
   friend bool operator==(const PickleGlobal&, const PickleGlobal&) = default;
 };
 
+inline constexpr PickleGlobal kOrderedDict{"collections", "OrderedDict"};
+
 enum class PickleKind : std::uint8_t {
   None,
   Bool,          ///< integer

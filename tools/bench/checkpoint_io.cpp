@@ -29,7 +29,9 @@
 #include "core/base/error.h"
 #include "io/base/json.h"
 #include "io/base/size.h"
+#include "io/checkpoint/reader.h"
 #include "io/checkpoint/save.h"
+#include "io/pump/read_parts.h"
 #include "tools/bench/gpt2_units.h"
 
 namespace tessera::io {

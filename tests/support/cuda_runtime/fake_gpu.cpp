@@ -203,7 +203,7 @@ cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, size_t keep) {
   gpu.reserved = std::max(gpu.used, std::min(gpu.reserved, keep));
   return answer("cudaMemPoolTrimTo");
 }
-cudaError_t cudaMallocFromPoolAsync(void** data, size_t bytes, cudaMemPool_t, cudaStream_t stream) {
+cudaError_t cudaMallocFromPoolAsync(void** data, size_t bytes, cudaMemPool_t, cudaStream_t) {
   FakeGpu& gpu = fake_gpu();
   cudaError_t status = answer("cudaMallocFromPoolAsync");
   if (status == cudaSuccess && gpu.used + bytes > gpu.bytes) {

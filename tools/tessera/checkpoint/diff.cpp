@@ -26,7 +26,7 @@ namespace {
 
 using Kind = io::TensorDifference::Kind;
 
-struct Options {
+struct DiffCommand {
   std::string a, b, what = "model", step = "latest";
   io::DiffOptions diff;
   bool all = false, json = false;
@@ -162,7 +162,7 @@ void print_differences(const io::DiffReport& report, bool all) {
   fmt::print("\n");
 }
 
-int run(const Options& options) {
+int run_diff(const DiffCommand& options) {
   const auto open = [&](const std::string& path) {
     return io::open_checkpoint(path, parse_step(path, options.step));
   };
@@ -200,7 +200,7 @@ int run(const Options& options) {
 }  // namespace
 
 Command add_checkpoint_diff(CLI::App& parent) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<DiffCommand>();
   io::DiffOptions& diff = options->diff;
   diff.threads = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 8U));
   CLI::App* app = parent.add_subcommand(
@@ -223,7 +223,7 @@ Command add_checkpoint_diff(CLI::App& parent) {
       ->capture_default_str();
   app->add_flag("--all", options->all, "Show every tensor that differs, not the 10 largest only");
   app->add_flag("--json", options->json, "Machine-readable output");
-  return {app, [options] { return run(*options); }};
+  return {app, [options] { return run_diff(*options); }};
 }
 
 }  // namespace tessera::tools

@@ -21,7 +21,7 @@
 namespace tessera::tools {
 namespace {
 
-struct Options {
+struct InspectCommand {
   std::string path, step = "latest";
   bool json = false, chunks = false;
 };
@@ -83,7 +83,7 @@ void print(const io::CheckpointReader& reader, const io::Json& json, bool with_c
 }
 
 // Shards of another program, as consolidate would export them.
-void print_sharded(const Options& options) {
+void print_sharded(const InspectCommand& options) {
   require(options.step == "latest", "{} is no checkpoint of tessera and has no step {}",
           options.path, options.step);
   require(!options.chunks, "{} is no checkpoint of tessera; leave --chunks out", options.path);
@@ -94,7 +94,7 @@ void print_sharded(const Options& options) {
                                 : format_plan(plan, detect_console(STDOUT_FILENO), "weights"));
 }
 
-int run(const Options& options) {
+int run_inspect(const InspectCommand& options) {
   if (io::is_sharded(options.path)) {
     print_sharded(options);
     return 0;
@@ -113,7 +113,7 @@ int run(const Options& options) {
 }  // namespace
 
 Command add_checkpoint_inspect(CLI::App& parent) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<InspectCommand>();
   CLI::App* app = parent.add_subcommand(
       "inspect",
       "Print step, sections, tensors, digest, run, ranks, version and configuration. For PyTorch's "
@@ -123,7 +123,7 @@ Command add_checkpoint_inspect(CLI::App& parent) {
   app->add_flag("--json", options->json, "Machine-readable output");
   app->add_flag("--chunks", options->chunks,
                 "List file, bytes, elements and checksum of each chunk, also of moments");
-  return {app, [options] { return run(*options); }};
+  return {app, [options] { return run_inspect(*options); }};
 }
 
 }  // namespace tessera::tools

@@ -20,7 +20,7 @@
 namespace tessera::tools {
 namespace {
 
-struct Options {
+struct ListCommand {
   std::string path;
   bool json = false;
 };
@@ -55,7 +55,7 @@ void check_trainer_state(const io::CheckpointReader& reader) {
   if (reader.index().trainer) read_trainer_state(reader);
 }
 
-int run(const Options& options) {
+int run_list(const ListCommand& options) {
   const auto entries = io::list_checkpoints(options.path, check_trainer_state);
   if (options.json) {
     io::Json rows = io::Json::array();
@@ -85,12 +85,12 @@ int run(const Options& options) {
 }  // namespace
 
 Command add_checkpoint_list(CLI::App& parent) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<ListCommand>();
   CLI::App* app = parent.add_subcommand(
       "list", "List checkpoints and leftover attempts by step: state, age, size, content");
   app->add_option("PATH", options->path, "A run, or a directory of checkpoints")->required();
   app->add_flag("--json", options->json, "Machine-readable output");
-  return {app, [options] { return run(*options); }};
+  return {app, [options] { return run_list(*options); }};
 }
 
 }  // namespace tessera::tools

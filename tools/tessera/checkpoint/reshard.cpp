@@ -26,7 +26,7 @@
 namespace tessera::tools {
 namespace {
 
-struct Options {
+struct ReshardCommand {
   std::string source, out, step = "latest", memory = "256MiB";
   io::ReshardOptions reshard;
   bool json = false;
@@ -80,7 +80,7 @@ std::vector<io::TensorInfo> known_order(const io::CheckpointIndex& index) {
   }
 }
 
-int run(const Options& options) {
+int run_reshard(const ReshardCommand& options) {
   const auto source = io::open_checkpoint(options.source, parse_step(options.source, options.step));
   io::ReshardOptions reshard = options.reshard;
   reshard.memory = io::parse_bytes(options.memory);
@@ -115,7 +115,7 @@ int run(const Options& options) {
 }  // namespace
 
 Command add_checkpoint_reshard(CLI::App& parent) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<ReshardCommand>();
   io::ReshardOptions& reshard = options->reshard;
   reshard.jobs = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 4U));
   CLI::App* app = parent.add_subcommand(
@@ -132,7 +132,7 @@ Command add_checkpoint_reshard(CLI::App& parent) {
   app->add_option("--jobs", reshard.jobs, "Threads that copy")->capture_default_str();
   app->add_flag("--overwrite", reshard.overwrite, "Replace a checkpoint of the same step in OUT");
   app->add_flag("--json", options->json, "Machine-readable output");
-  return {app, [options] { return run(*options); }};
+  return {app, [options] { return run_reshard(*options); }};
 }
 
 }  // namespace tessera::tools

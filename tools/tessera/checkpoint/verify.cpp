@@ -21,7 +21,7 @@
 namespace tessera::tools {
 namespace {
 
-struct Options {
+struct VerifyCommand {
   std::string path, step = "latest";
   int jobs = 1;
   bool json = false;
@@ -74,7 +74,7 @@ void print_json(const std::string& path, const io::VerifyReport& report) {
   fmt::print("{}\n", io::dump_json(json));
 }
 
-int run(const Options& options) {
+int run_verify(const VerifyCommand& options) {
   require(options.jobs >= 1, "--jobs {}: expected 1 at least", options.jobs);
   const std::optional<std::int64_t> step = parse_step(options.path, options.step);
   const io::fs::path path = io::locate_checkpoint(options.path, step);
@@ -101,7 +101,7 @@ int run(const Options& options) {
 }  // namespace
 
 Command add_checkpoint_verify(CLI::App& parent) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<VerifyCommand>();
   options->jobs = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 8U));
   CLI::App* app = parent.add_subcommand(
       "verify",
@@ -112,7 +112,7 @@ Command add_checkpoint_verify(CLI::App& parent) {
   app->add_option("--jobs", options->jobs, "Threads that read, with 1 MiB of memory each")
       ->capture_default_str();
   app->add_flag("--json", options->json, "Machine-readable output");
-  return {app, [options] { return run(*options); }};
+  return {app, [options] { return run_verify(*options); }};
 }
 
 }  // namespace tessera::tools

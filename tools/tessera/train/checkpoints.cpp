@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <limits>
+#include <nlohmann/json.hpp>
 
 #include "io/base/json.h"
 #include "io/checkpoint/find.h"

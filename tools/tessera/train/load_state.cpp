@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <mutex>
+#include <nlohmann/json.hpp>
 
 #include "io/hf/gpt2.h"
 #include "io/source/names.h"
