@@ -9,21 +9,21 @@
 
 namespace tessera::io {
 
-/// A rank's share found something damaged: what it threw was a CorruptCheckpoint.
+/// A rank's share threw a CorruptCheckpoint.
 class FoundDamage : public IoError {
  public:
   explicit FoundDamage(const std::string& text) : IoError("{}", text) {}
 };
 
-/// What all ranks say if one of them could not do its share: "FAILED: rank 1: why; THEN".
+/// Message on all ranks if one failed: "FAILED: rank 1: why; THEN".
 struct Failure {
   std::string failed, then;
 };
 
-/// Runs this rank's share of a phase and lets all ranks know how it went. What the share throws is
-/// told, not thrown, so that no peer waits for a rank that has given up.
+/// Runs this rank's share of a phase and exchanges the outcome. An exception of the share is sent
+/// to all ranks before it is thrown, so that no peer waits for a rank that has given up.
 /// @param phase  the same on all ranks, see SaveCoordinator
-/// @return what the shares of all ranks returned
+/// @return the results of all ranks' shares
 /// @throws IoError, the same on all ranks, if any share threw, FoundDamage if any of them threw a
 ///         CorruptCheckpoint, whatever the others threw; CommError of the coordinator
 std::vector<std::string> agree(const SaveRequest& request, SaveCoordinator& coordinator,

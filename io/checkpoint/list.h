@@ -14,12 +14,12 @@
 namespace tessera::io {
 
 enum class CheckpointState : std::uint8_t {
-  Committed,  ///< its index is valid, and its files are there in their full size
-  Broken,     ///< committed, but it cannot be read any more
-  Newer,      ///< committed, and of a format that only a newer tessera reads
-  Attempt,    ///< of a save that did not finish, or is under way
-  Removing,   ///< was about to be removed, or is
-  SetAside,   ///< a broken one that a run, going on from an earlier one, renamed
+  Committed,  ///< valid index, all files in full size
+  Broken,     ///< committed, but no longer readable
+  Newer,      ///< committed, in a format that only a newer tessera reads
+  Attempt,    ///< a save that is unfinished or under way
+  Removing,   ///< a removal that is unfinished or under way
+  SetAside,   ///< broken, and renamed by a run that resumed from an earlier one
 };
 /// "committed", "broken", "newer format", "attempt", "removing", "set aside"
 std::string_view state_name(CheckpointState state);
@@ -28,17 +28,16 @@ struct ListedCheckpoint {
   fs::path path;
   std::int64_t step = 0;  ///< as its name says
   CheckpointState state = CheckpointState::Committed;
-  std::string problem;  ///< why it is no checkpoint, or can't be read; empty if committed
+  std::string problem;  ///< reason why it is not usable; empty if committed
   /// Without tensors: what a list needs; empty unless the index could be read.
   std::optional<CheckpointIndex> index;
   std::vector<std::string> sections;  ///< "model", "optimizer", "trainer"
   std::int64_t bytes = 0;             ///< of the files that are there
-  /// Seconds since 1970: when it was saved; of what is not committed, when it was last written to.
-  /// Empty if unknown.
+  /// Seconds since 1970 of the save, or of the last write if not committed; empty if unknown.
   std::optional<std::int64_t> time;
 };
 
-/// All that is, was or was to be a checkpoint in a run or a directory of checkpoints, by step, then
+/// Lists checkpoints, attempts and leftovers in a run or a directory of checkpoints, by step, then
 /// by name. Reads indexes, but no data.
 /// @param check  further checks: throws CorruptCheckpoint on a broken checkpoint, NewerFormat on
 ///               one that this build cannot read

@@ -4,7 +4,7 @@
 
 namespace tessera::io {
 
-/// Reads back what was saved, each rank its share of the shards: its own, if as many ranks saved.
+/// Reads a saved checkpoint back; each rank reads its share of the shards.
 /// Sizes, headers, checksums and finiteness are verified as verify_checkpoint does; trainer.json is
 /// not looked at. Takes 1 MiB beside the index. What the page cache still holds comes from there,
 /// so this finds what went wrong on the way to the file system, not what a disk lost after that.

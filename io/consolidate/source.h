@@ -12,7 +12,7 @@
 
 namespace tessera::io {
 
-/// What is exported of a source, and under which names.
+/// Tensors to export from a source, with their names in the output.
 struct ConsolidateSource {
   std::string kind;  ///< "tessera checkpoint", "Hugging Face model", "PyTorch DCP", ...
   fs::path path;
@@ -29,14 +29,13 @@ struct ConsolidateSource {
   std::vector<std::unique_ptr<TensorSource>> sources;  ///< owns what the tensors refer to
 };
 
-/// Opens a source by what it is and lists what the options ask for.
+/// Opens a source of any kind and lists the tensors that the options select.
 ///
-/// A source that is not a checkpoint of tessera is a GPT-2 if options.config_file, or else a
-/// config.json in it, says so: its tensors are then checked, and named as ours are. Those of any
-/// other model are exported as they are: names of a Hugging Face directory stay, those of others
-/// go by options.names; and if these are the default and a config.json says that it is another
-/// model of Hugging Face's, they become that one's names (see count_model_levels). Without any
-/// config.json, only as ExportFormat::Safetensors.
+/// Another program's source is a GPT-2 if options.config_file, or else its config.json, names that
+/// model_type: its tensors are then checked and get our names. Tensors of other models are exported
+/// unchanged: names of a Hugging Face directory stay, others follow options.names; with default
+/// rules and a config.json they become the names of that Hugging Face model (see
+/// count_model_levels). Without a config.json, only ExportFormat::Safetensors is possible.
 /// @throws InvalidArgument in one sentence that says what to do if HF is asked for and the
 ///         configuration is missing, if there is no optimizer state, if two tensors would have one
 ///         name, if patterns of options.tensors fit none, or if options.dtype would convert what

@@ -10,7 +10,7 @@
 
 namespace tessera::io {
 
-/// A block of a tensor and where it is stored.
+/// A block of a tensor and its archive.
 struct DcpChunk {
   Box box;
   std::uint32_t file = 0;   ///< index into DcpMetadata::files
@@ -22,7 +22,7 @@ struct DcpTensor {
   std::string dtype;  ///< PyTorch's name: "float32", "float8_e4m3fn"
   Shape shape;
   std::vector<DcpChunk> chunks;  ///< in order of their offsets; none is empty
-  std::string top_key;  ///< under which key of the program's dict of dicts it was; "" if of none
+  std::string top_key;  ///< outermost key in the program's dict of dicts; "" for a flat dict
 };
 
 /// Content of a `.metadata` file of PyTorch Distributed Checkpoint.
@@ -32,9 +32,8 @@ struct DcpMetadata {
   std::vector<std::string> files;    ///< plain names
 };
 
-/// Parses and validates a `.metadata` file of PyTorch 2 (tried with those of 2.1 and 2.15; the
-/// modules of 1.13 are known too): every tensor is covered exactly once by its chunks, and every
-/// chunk has its place.
+/// Parses and validates a `.metadata` file of PyTorch 2 (tested with 2.1 and 2.15; knows the
+/// modules of 1.13): chunks cover every tensor exactly once, and every chunk has a place.
 /// @param source  named in errors
 /// @throws Unsupported naming a class that no such file needs, or compression of its data;
 ///         CorruptCheckpoint naming the tensor

@@ -11,16 +11,16 @@
 
 namespace tessera::io {
 
-/// What safetensors calls one of PyTorch's dtypes ("F32" for "float32"); empty if it has none.
+/// safetensors' name of a PyTorch dtype ("F32" for "float32"); empty if it has none.
 std::string_view safetensors_from_torch(std::string_view name);
 
 /// Elements of a shape. @param where  named in errors. @throws CorruptCheckpoint on an overflow
 std::int64_t count_elements(const Shape& shape, const std::string& where);
 
-/// A tensor in an archive of torch.save, and where its bytes lie.
+/// A tensor in an archive of torch.save, and the place of its bytes.
 struct TorchTensor {
   std::string_view dtype;      ///< PyTorch's name
-  DType carrier = DType::F32;  ///< the same, or what its elements are copied as
+  DType carrier = DType::F32;  ///< the same, or the dtype to copy the elements as
   Shape shape;
   Strides strides;                 ///< in elements, none negative
   std::int64_t begin = 0;          ///< its first element, in bytes counted in the archive

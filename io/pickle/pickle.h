@@ -36,8 +36,8 @@ enum class PickleKind : std::uint8_t {
 /// "a tuple", "an integer", ...: for messages.
 std::string_view pickle_kind_name(PickleKind kind);
 
-/// A value of a pickle. Values may be shared, and a list or dict may hold itself: who walks through
-/// them goes no deeper than the structure that he expects.
+/// A value of a pickle. Values may be shared, and a list or dict may hold itself: callers must not
+/// recurse deeper than the structure they expect.
 struct PickleValue {
   PickleKind kind = PickleKind::None;
   std::uint16_t depth = 0;  ///< of the containers inside, when it was made
@@ -73,12 +73,12 @@ struct PickleLimits {
   int max_depth = 64;                                ///< containers in containers
 };
 
-/// A pickle that was read. Owns its values, which refer to its text.
+/// A parsed pickle. Owns its values, which refer to its text.
 class Pickle {
  public:
-  /// Reads a pickle of protocol 2 to 5 as plain data. Nothing is executed or looked up: a call
-  /// stays a note of what would be called.
-  /// @param known   the only globals that may be named; must outlive this
+  /// Parses a pickle of protocol 2 to 5 as plain data. Executes and imports nothing: a call becomes
+  /// an Object with the callee and its arguments.
+  /// @param known   the only globals that are accepted; must outlive this
   /// @param source  named in errors
   /// @throws Unsupported naming the global that is not known, or the opcode that no writer of
   ///         tensors uses; CorruptCheckpoint on everything that is malformed or over a limit

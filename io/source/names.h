@@ -7,11 +7,11 @@
 
 namespace tessera::io {
 
-/// How names of somebody else's checkpoint become names of a model's tensors.
+/// Rules that turn names of another program's checkpoint into names of a model's tensors.
 struct NameRules {
-  /// Remove what wrappers of a training program put into names: `_orig_mod` (torch.compile),
-  /// `_fsdp_wrapped_module` and `_checkpoint_wrapped_module` wherever they stand between dots, and
-  /// `model.` and `module.` at the beginning, as often as they stand there.
+  /// Remove the parts that wrappers of a training program add: `_orig_mod` (torch.compile),
+  /// `_fsdp_wrapped_module` and `_checkpoint_wrapped_module` anywhere between dots, and all leading
+  /// `model.` and `module.`.
   bool strip_wrappers = true;
   /// Instead: each is removed, once and in this order, from the beginning of names that have it.
   std::vector<std::string> prefixes = {};
@@ -25,11 +25,11 @@ struct NameRules {
   std::optional<ModelLevels> model_levels = {};
 };
 
-/// What of a training run a tensor is.
+/// Role of a tensor in a training run.
 enum class TensorRole {
   Weight,
   OptimizerState,
-  Other,  ///< a counter, a random generator's state: what a loop keeps beside its model
+  Other,  ///< other state of the training loop: a counter, a random generator
 };
 
 struct TensorName {
@@ -38,22 +38,22 @@ struct TensorName {
   TensorRole role = TensorRole::Weight;
 };
 
-/// Tells from a name what a tensor is, and what it is called in a model. Optimizer state is what
-/// lies under `optimizer`, `optimizers`, `optimizer_0`, `optim` and the like;
-/// `optimizer.state.NAME.exp_avg` becomes `exp_avg/NAME`. What lies under `train_state`,
-/// `lr_scheduler`, `dataloader` and the like is neither. If some lie under the key `model` of a
-/// dict of dicts, those under its other keys are no weights.
+/// Derives a tensor's role and its name in a model from its name in the checkpoint. Keys such as
+/// `optimizer`, `optimizers`, `optimizer_0` and `optim` hold optimizer state:
+/// `optimizer.state.NAME.exp_avg` becomes `exp_avg/NAME`. Keys such as `train_state`,
+/// `lr_scheduler` and `dataloader` hold other state. If a dict of dicts has the key `model`, its
+/// other keys hold no weights.
 /// @param top_key  outermost key of the tensor's path; empty if the dict was flat
 /// @param keyed    whether the checkpoint has tensors under the top key `model` or the like
 TensorName classify(std::string_view source, std::string_view top_key, bool keyed,
                     const NameRules& rules);
 
-/// A tensor of somebody else's checkpoint.
+/// A tensor of another program's checkpoint.
 struct KeyedName {
   std::string_view name, top_key;  ///< as classify() takes them
 };
 
-/// How the dict that was saved was nested.
+/// Nesting of the saved dict.
 struct NameNesting {
   /// The key that model, optimizer and the like lie under, as `app` in PyTorch's own recipe
   /// (`app.model.X`, `app.optim.state.X.exp_avg`) and Composer's `state`; empty if none does.
@@ -91,11 +91,11 @@ NameRules::ModelLevels count_model_levels(const std::vector<TensorName>& names, 
 ///         would have none
 void check_distinct(const std::vector<TensorName>& names, const std::string& source);
 
-/// Whether a name matches one of the shell patterns (`*`, which matches dots and slashes too, `?`
-/// and `[...]`), or there are none.
+/// Whether a name matches one of the shell patterns (`*` also matches dots and slashes, `?`,
+/// `[...]`), or there are no patterns.
 bool is_chosen(const std::vector<std::string>& patterns, const std::string& name);
-/// @param option  that gave the patterns; @param of  whose names these are. Both are for messages
-/// @throws InvalidArgument that lists all patterns which fit no name
+/// @param option  flag that gave the patterns; @param of  owner of the names. Both for messages
+/// @throws InvalidArgument listing all patterns that match no name
 void check_patterns(const std::vector<std::string>& patterns, const std::vector<std::string>& names,
                     std::string_view option, std::string_view of);
 

@@ -17,9 +17,8 @@ struct ZipEntry {
   std::int64_t limit = 0;   ///< where the next entry or the directory begins
 };
 
-/// The directory of a zip archive whose entries are all stored (not compressed), as torch.save
-/// writes them; zip64 too. Only the directory is read. Names are as they stand in it: nothing here
-/// makes paths of them.
+/// The directory of a zip or zip64 archive with stored (uncompressed) entries only, as torch.save
+/// writes it. Reads only the directory. Names are not used as paths.
 class ZipDirectory {
  public:
   /// @param archive  exactly the archive: it starts and ends with this range, without a comment

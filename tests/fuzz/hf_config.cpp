@@ -1,4 +1,6 @@
 // config.json of a Hugging Face model.
+#include <nlohmann/json.hpp>
+
 #include "io/hf/model_source.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -20,7 +20,7 @@ TESSERA_FUZZ_TARGET(journal, "journal") {
     io::Attempt attempt(dir / "out", 0x0123456789abcdef);
     taken = true;
     const std::size_t n = attempt.found().size();
-    for (const io::FileRecord& file : attempt.found()) attempt.record(file);
+    for (const io::FileRecord& done : attempt.found()) attempt.record(done);
     // What it is beside stays if anything is gone on with.
     fuzz::expect(fs::is_directory(made) && (n == 0 || fs::exists(file)));
   });

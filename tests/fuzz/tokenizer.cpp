@@ -1,6 +1,8 @@
 // A tokenizer's description, and text through it.
 #include "io/data/tokenizer.h"
 
+#include <nlohmann/json.hpp>
+
 #include "io/base/json.h"
 #include "tests/fuzz/fuzz.h"
 
