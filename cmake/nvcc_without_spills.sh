@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs a compiler of CUDA with the statistics of ptxas (-Xptxas=-v), keeps those to itself, and fails
-# if a kernel spills registers: it would be bound by local memory, and no test would tell.
+# Runs nvcc with ptxas statistics (-Xptxas=-v), hides them, and fails if a kernel spills registers:
+# slow, and no test would show it.
 set -uo pipefail
 output=$("$@" 2>&1)
 status=$?

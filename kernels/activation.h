@@ -1,7 +1,10 @@
 #pragma once
 
-#include "core/base/context.h"
 #include "core/base/tensor_view.h"
+
+namespace tessera {
+class Context;
+}
 
 namespace tessera::kernels {
 
@@ -18,7 +21,7 @@ struct GeluBackward {
 };
 void gelu_backward(Context& context, const GeluBackward& args);
 
-/// What a gated linear unit lets through: SiLU(x) = x / (1 + e^(-x)), or GELU in its tanh form.
+/// Activation of a gated linear unit: SiLU(x) = x / (1 + e^(-x)), or GELU in its tanh form.
 enum class GatedKind { SwiGlu, GeGlu };
 
 /// y = act(gate) * up, rounded once.

@@ -2,9 +2,12 @@
 
 #include <cstdint>
 
-#include "core/base/context.h"
 #include "core/base/rng.h"
 #include "core/base/tensor_view.h"
+
+namespace tessera {
+class Context;
+}
 
 namespace tessera::kernels {
 

@@ -1,7 +1,10 @@
 #pragma once
 
-#include "core/base/context.h"
 #include "core/base/tensor_view.h"
+
+namespace tessera {
+class Context;
+}
 
 namespace tessera::kernels {
 

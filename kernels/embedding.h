@@ -2,8 +2,11 @@
 
 #include <cstdint>
 
-#include "core/base/context.h"
 #include "core/base/tensor_view.h"
+
+namespace tessera {
+class Context;
+}
 
 namespace tessera::kernels {
 
@@ -12,8 +15,8 @@ namespace tessera::kernels {
 /// tokens           [B, T] i32, contiguous
 /// token_weight     [V, C]; position_weight [P, C], optional; same dtype (f64, f32, bf16)
 /// y                [B, T, C], contiguous
-/// @throws InvalidArgument naming place and value of a token outside [0, V), or positions past P;
-/// on CUDA, where nothing waits for tokens to be read, y is NaN where the token is outside
+/// On CUDA a token outside [0, V) makes its row of y NaN: checking it on the host would wait for
+/// the device.
 struct EmbeddingForward {
   TensorView tokens, token_weight;
   TensorView position_weight{};
@@ -23,8 +26,8 @@ struct EmbeddingForward {
 void embedding_forward(Context& context, const EmbeddingForward& args);
 
 /// grad_token_weight [V, C], grad_position_weight [P, C]: accumulator dtype. Without accumulate all
-/// rows are written (zeros where no token points). Sums in an order that the tokens alone fix:
-/// deterministic. Refuses tokens as above; on CUDA those outside [0, V) take no part.
+/// rows are written, zeros for unused tokens. Deterministic: the tokens alone fix the order of
+/// sums. On CUDA, tokens outside [0, V) are skipped.
 struct EmbeddingBackward {
   TensorView tokens, grad_y;
   GradientView grad_token_weight, grad_position_weight;

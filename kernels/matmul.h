@@ -1,9 +1,22 @@
 #pragma once
 
-#include "core/base/context.h"
+#include <cstdint>
+
 #include "core/base/tensor_view.h"
 
+namespace tessera {
+class Context;
+}
+
 namespace tessera::kernels {
+
+/// What follows a product, in the same kernel where the device has one.
+enum class Epilogue : std::uint8_t {
+  None,
+  Gelu,          ///< pre = the product [+ bias], c = gelu(pre)
+  GeluGradient,  ///< c = the product * gelu'(pre): the gradient of pre in y = op(gelu(pre))
+  BiasGradient,  ///< bias_gradient [+]= sums over the rows of the output's gradient
+};
 
 /// c = op(a) op(b) [+ bias] [+ c], the product that every linear layer is made of.
 ///
@@ -12,63 +25,32 @@ namespace tessera::kernels {
 /// a and b share a dtype, f64, f32 or bf16; c has that dtype or the accumulator's (f32 for bf16).
 /// bias  [N], dtype of a, optional: added to every row. Accumulates in f32 (f64 for f64).
 /// With K = 0 the product is zero.
+///
+/// Epilogues run as separate kernels, bit for bit, where the device has no fused one. Fused (bf16
+/// on CUDA), GELU takes the f32 accumulator instead of its rounded value.
+/// Gelu, GeluGradient: c is contiguous, has the dtype of a, and is not accumulated on; no bias in
+/// GeluGradient.
+/// BiasGradient: no bias. The gradient of the layer's output is b, or a if gradient_is_a; its rows
+/// are the terms of the product (a transposed, b not).
 struct Matmul {
-  TensorView a;
-  TensorView b;
-  TensorView c;
-  bool transpose_a = false;
-  bool transpose_b = false;
+  TensorView a, b, c;
+  bool transpose_a = false, transpose_b = false;
   bool accumulate = false;
   TensorView bias{};
+  Epilogue epilogue = Epilogue::None;
+  TensorView pre{};              ///< [M, N], contiguous, dtype of a; optional in Gelu
+  GradientView bias_gradient{};  ///< [columns of the gradient], in the accumulator dtype
+  bool gradient_is_a = false;
+
+  const TensorView& gradient() const { return gradient_is_a ? a : b; }
 };
-/// @throws InvalidArgument on shapes or dtypes that don't fit, Unsupported on the device
+/// @throws Unsupported on the device
 void matmul(Context& context, const Matmul& args);
 
-/// product.c = gelu(pre), where pre = op(a) op(b) [+ bias]: a linear layer and its activation, GELU
-/// in its tanh form (activation.h).
-///
-/// product  as Matmul; c is contiguous, has the dtype of a and is not accumulated on
-/// pre      [M, N], contiguous, dtype of a, optional: what backward needs. Must not overlap c.
-///
-/// Where the device has no kernel that does it at once, it is a matmul and a gelu_forward, bit for
-/// bit. Where it has (bf16 on CUDA), GELU is applied to the accumulator, not to its rounded value
-/// in pre: c may differ by that rounding, also between calls with and without pre.
-struct MatmulGelu {
-  Matmul product;
-  TensorView pre{};
+/// A product with an epilogue, offered to a device; `done` tells whether a fused kernel took it.
+struct FusedMatmul {
+  const Matmul& product;
+  bool& done;
 };
-/// @throws InvalidArgument on shapes, strides or dtypes that don't fit, Unsupported as matmul
-void matmul_gelu(Context& context, const MatmulGelu& args);
-
-/// product.c = (op(a) op(b)) * gelu'(pre): the gradient of pre in y = op(gelu(pre)).
-///
-/// product  as Matmul, without bias; c is contiguous, has the dtype of a and is not accumulated on
-/// pre      [M, N], contiguous, dtype of a. Must not overlap c.
-///
-/// Composed (matmul, then gelu_backward in place) and rounded as above: at once, the product is not
-/// rounded before it is multiplied.
-struct MatmulGeluBackward {
-  Matmul product;
-  TensorView pre;
-};
-/// @throws InvalidArgument on shapes, strides or dtypes that don't fit, Unsupported as matmul
-void matmul_gelu_backward(Context& context, const MatmulGeluBackward& args);
-
-/// The gradients of a linear layer's weight and bias: product, and bias [+]= the sum over k of what
-/// is multiplied with the layer's input, that is over the rows of the gradient of its output.
-///
-/// product     as Matmul, without bias
-/// of_a        the gradient is a, transposed: [K, M]; else it is b, not transposed: [K, N]
-/// bias        [M] of a, [N] of b, contiguous, in the accumulator's dtype
-///
-/// Where the device has no kernel that does it at once, it is a matmul and a sum_rows, bit for bit.
-struct MatmulBiasGradient {
-  Matmul product;
-  bool of_a = false;
-  GradientView bias{};
-  const TensorView& gradient() const { return of_a ? product.a : product.b; }
-};
-/// @throws InvalidArgument on shapes or dtypes that don't fit, Unsupported as matmul
-void matmul_bias_gradient(Context& context, const MatmulBiasGradient& args);
 
 }  // namespace tessera::kernels

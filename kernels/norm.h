@@ -1,7 +1,10 @@
 #pragma once
 
-#include "core/base/context.h"
 #include "core/base/tensor_view.h"
+
+namespace tessera {
+class Context;
+}
 
 namespace tessera::kernels {
 
@@ -9,9 +12,9 @@ namespace tessera::kernels {
 ///
 /// x, y         [N, C], f64, f32 or bf16, contiguous
 /// weight, bias [C], dtype of x
-/// mean, rstd   [N], accumulator dtype; may be undefined when no backward follows
-/// residual     [N, C], dtype of x; if given, sum = x + residual is written, rounded to the dtype,
-///              and takes the place of x above: what `add` and a norm of its result would give
+/// mean, rstd   [N], accumulator dtype; optional, needed by backward
+/// residual     [N, C], dtype of x, optional: normalizes sum = x + residual, rounded to the dtype,
+///              as `add` followed by the norm would
 /// sum          [N, C], dtype of x; undefined without a residual. May be x or residual.
 /// The variance is biased (divided by C) and computed around the mean.
 struct LayerNormForward {
@@ -23,8 +26,8 @@ struct LayerNormForward {
 void layer_norm_forward(Context& context, const LayerNormForward& args);
 
 /// grad_x has x's dtype; grad_weight and grad_bias [C] have the accumulator dtype.
-/// The sums over rows are taken in a fixed order for a given number of threads, or for a GPU.
-/// After a forward with a residual, x is its sum.
+/// Sums over rows have a fixed order, on the CPU for any number of threads.
+/// After a forward with a residual, x is the sum.
 struct LayerNormBackward {
   TensorView x, weight, mean, rstd, grad_y;
   GradientView grad_x, grad_weight, grad_bias;

@@ -2,18 +2,21 @@
 
 #include <cstdint>
 
-#include "core/base/context.h"
 #include "core/base/tensor_view.h"
+
+namespace tessera {
+class Context;
+}
 
 namespace tessera::kernels {
 
 /// Rotary position embedding: rotates the pair (x[i], x[i + D/2]) of every head by the angle
-/// position * base^(-2 i / D), where position is first_position + t. Its own backward: with
-/// `inverse`, by the negative angle.
+/// position * base^(-2 i / D), where position is first_position + t. Backward is the same with
+/// `inverse`: the negative angle.
 ///
-/// x  [B, T, H, D], f64, f32 or bf16, any strides, the last dim contiguous, D even; the heads of
-///    queries and keys may lie side by side in one packed buffer, in any number
-/// y  shape and dtype of x, strides free likewise; may be x itself, else no overlap
+/// x  [B, T, H, D], f64, f32 or bf16, any strides, the last dim contiguous, D even; H may count
+///    queries and keys of one packed buffer
+/// y  shape and dtype of x, any strides, the last dim contiguous; x itself, or no overlap
 /// Angles are reduced in f64: their error is below 1e-6 at any position below 2^31 (f32 and bf16).
 /// Source: Su et al. 2021, arXiv:2104.09864, section 3.4.2; pairs as in Hugging Face's Llama.
 struct Rotary {
@@ -22,7 +25,7 @@ struct Rotary {
   std::int64_t first_position = 0;
   double base = 10000.0;  ///< 1 or more
   bool inverse = false;
-  std::int64_t copied_heads = 0;  ///< so many at the end go to y as they are: values, say
+  std::int64_t copied_heads = 0;  ///< the last heads, copied without rotation: values
 };
 void rotary(Context& context, const Rotary& args);
 

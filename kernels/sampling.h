@@ -2,9 +2,12 @@
 
 #include <cstdint>
 
-#include "core/base/context.h"
 #include "core/base/rng.h"
 #include "core/base/tensor_view.h"
+
+namespace tessera {
+class Context;
+}
 
 namespace tessera::kernels {
 
@@ -13,14 +16,14 @@ namespace tessera::kernels {
 /// logits  [B, V] f32, rows may be strided; V <= kMostSampledColumns
 /// tokens  [B] i32, contiguous
 ///
-/// A row keeps its top_k most likely tokens and of these, as top_p < 1 asks, the fewest most likely
-/// whose weights reach top_p of their sum; ties go to the lower id. Weights are e^((logit -
-/// largest) / temperature), as integers: see kernels/sampling_weight.h. Word number first_draw + b
-/// of the stream is the random number of row b: the token is the first one, by id, at which the sum
-/// of the weights kept exceeds word / 2^32 of their total. All sums are exact, so every device
-/// draws the same token. With temperature 0 the most likely token is taken.
-/// @throws InvalidArgument naming the row if a logit is NaN, or if the largest one is not finite;
-/// on CUDA, where nothing waits for logits to be read, the row's token is -1 instead
+/// Top-k keeps the top_k most likely tokens; top-p then keeps the fewest most likely ones whose
+/// weights reach top_p of the sum; ties go to the lower id. Weights are e^((logit - largest) /
+/// temperature), as integers (kernels/sampling_weight.h): sums are exact, so every device draws the
+/// same token. Row b draws with word first_draw + b of the stream: the first token, by id, at which
+/// the running sum of kept weights exceeds word / 2^32 of their total. Temperature 0 takes the most
+/// likely token.
+/// @throws InvalidArgument on the CPU, naming the row, if a logit is NaN or the largest one is not
+/// finite; on CUDA the row's token is -1 instead
 struct Sampling {
   TensorView logits;
   TensorView tokens;
@@ -32,7 +35,7 @@ struct Sampling {
 };
 void sample(Context& context, const Sampling& args);
 
-/// So many weights cannot overflow the sum.
+/// Most columns whose summed weights cannot overflow.
 inline constexpr std::int64_t kMostSampledColumns = std::int64_t{1} << 22;
 
 }  // namespace tessera::kernels

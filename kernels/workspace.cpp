@@ -4,11 +4,15 @@
 
 namespace tessera::kernels {
 
-Workspace::Workspace(Context& context, std::size_t bytes, const char* owner)
-    : storage_(
-          Storage::allocate(context.shared_from_this(), bytes, MemoryCategory::Workspace, owner)),
-      data_(storage_->data()) {}
+struct Workspace::Memory {
+  std::shared_ptr<Storage> storage;
+};
 
-Workspace::~Workspace() = default;
+Workspace::Workspace(Context& context, std::size_t bytes, const char* owner)
+    : memory_(new Memory{
+          Storage::allocate(context.shared_from_this(), bytes, MemoryCategory::Workspace, owner)}),
+      data_(memory_->storage->data()) {}
+
+Workspace::~Workspace() { delete memory_; }
 
 }  // namespace tessera::kernels

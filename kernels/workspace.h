@@ -1,18 +1,15 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
-
-#include "core/base/context.h"
 
 namespace tessera {
-class Storage;
+class Context;
 }
 
 namespace tessera::kernels {
 
-/// Scratch memory of one kernel call, booked as Workspace in the context's ledger and given back at
-/// the end of the scope. Out of line, so that files compiled per CPU level share no code by it.
+/// Scratch memory of one kernel call, booked as Workspace in the context's ledger until the end of
+/// the scope. Out of line: files compiled once per CPU level must not share inline code.
 class Workspace {
  public:
   /// @param owner  name of the kernel in the ledger
@@ -26,7 +23,8 @@ class Workspace {
   void* data() const { return data_; }
 
  private:
-  std::shared_ptr<Storage> storage_;
+  struct Memory;
+  Memory* memory_;
   void* data_;
 };
 

@@ -13,10 +13,21 @@ void SamplingOptions::validate() const {
   require(top_p > 0 && top_p <= 1, "top-p must be in (0, 1], got {}", top_p);
 }
 
+namespace {
+
+void check_columns(std::int64_t columns) {
+  require(columns >= 1, "no logits to sample from");
+  require<Unsupported>(columns <= kernels::kMostSampledColumns,
+                       "sampling takes at most {} logits a row, got {}",
+                       kernels::kMostSampledColumns, columns);
+}
+
+}  // namespace
+
 std::int32_t sample(std::span<const float> logits, const SamplingOptions& options,
                     const RngKey& key, std::uint64_t draw) {
   options.validate();
-  require(!logits.empty(), "no logits to sample from");
+  check_columns(static_cast<std::int64_t>(logits.size()));
   const auto context = Context::create();
   std::int32_t token = -1;
   // Kernels take views of what they only read as of what they write.
@@ -31,6 +42,10 @@ Tensor sample(const Tensor& logits, const SamplingOptions& options, const RngKey
               std::uint64_t first_draw) {
   options.validate();
   require(logits.shape().size() == 2, "logits must be [B, V], got shape {}", logits.shape());
+  require<Unsupported>(logits.dtype() == DType::F32, "logits must be f32, got {}", logits.dtype());
+  require(logits.dim(1) <= 1 || logits.strides()[1] == 1,
+          "the last dim of logits must be contiguous, got strides {}", logits.strides());
+  check_columns(logits.dim(1));
   Tensor tokens =
       Tensor::empty(logits.context(), {logits.dim(0)}, DType::I32, MemoryCategory::Data, "tokens");
   kernels::sample(*logits.context(), {logits.view(), tokens.view(), options.temperature,

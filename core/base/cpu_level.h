@@ -1,20 +1,24 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 namespace tessera {
 
-/// Instruction sets that the CPU kernels are built for. Generic is the compiler's baseline and the
-/// only one on processors other than x86-64.
-enum class CpuLevel : std::uint8_t { Generic, V2, V3, V4 };
+/// Instruction sets of the CPU kernels. Generic is the compiler's baseline: the only level of
+/// builds with TESSERA_GENERIC_CPU and for processors other than x86-64, which have no V3 and V4.
+enum class CpuLevel : std::uint8_t { Generic, V3, V4 };
 
-/// The highest level that this processor runs and this build holds.
-CpuLevel detect_cpu_level();
-/// "generic", "x86-64-v2", ...
+/// Levels of this build that this processor runs, ascending.
+std::span<const CpuLevel> cpu_levels();
+/// The highest of them.
+/// @throws Unsupported if there is none: a processor without AVX2
+CpuLevel detect_cpu_level(std::span<const CpuLevel> levels = cpu_levels());
+/// "generic", "x86-64-v3", ...
 std::string_view cpu_level_name(CpuLevel level);
 /// @param name  as printed by cpu_level_name, or its last part ("v3")
-/// @throws InvalidArgument on another name, Unsupported if this processor cannot run it
+/// @throws InvalidArgument on another name, Unsupported if build or processor lacks the level
 CpuLevel parse_cpu_level(std::string_view name);
 
 }  // namespace tessera

@@ -52,3 +52,8 @@ Strides contiguous_strides(const Shape& shape) {
 }
 
 }  // namespace tessera
+
+fmt::format_context::iterator fmt::formatter<tessera::Dims>::format(
+    const tessera::Dims& dims, fmt::format_context& ctx) const {
+  return fmt::formatter<std::string>::format(dims.str(), ctx);
+}

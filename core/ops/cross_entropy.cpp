@@ -147,7 +147,7 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
               "{} must be the root of backward: its gradients were computed during forward for a "
               "gradient of 1, got {}; use its scale",
               kName,
-              grad_loss.device().type == DeviceType::CPU ? fmt::to_string(grad_loss.item())
+              grad_loss.device().type == DeviceType::CPU ? fmt::format("{}", grad_loss.item())
                                                          : "another");
       if (grad_x.defined()) into.pass(0, grad_x);
     };

@@ -5,6 +5,20 @@
 #include "kernels/embedding.h"
 
 namespace tessera::ops {
+namespace {
+
+// On other devices a row of NaNs marks a token that is no index of the vocabulary.
+void check_tokens(const Tensor& tokens, std::int64_t vocab_size) {
+  if (tokens.device().type != DeviceType::CPU) return;
+  const auto* values = tokens.data<std::int32_t>();
+  const std::int64_t columns = tokens.dim(1);
+  for (std::int64_t i = 0; i < tokens.numel(); ++i)
+    require(values[i] >= 0 && values[i] < vocab_size,
+            "embedding: token {} at row {}, column {} is outside the vocabulary of {}", values[i],
+            i / columns, i % columns, vocab_size);
+}
+
+}  // namespace
 
 Tensor embedding(const Tensor& tokens, const Tensor& token_weight, const Tensor& position_weight,
                  std::int64_t first_position) {
@@ -29,6 +43,7 @@ Tensor embedding(const Tensor& tokens, const Tensor& token_weight, const Tensor&
             "embedding: positions {} to {} asked for, position_weight has {}; shorten the sequence",
             first_position, first_position + columns - 1, position_weight.dim(0));
   }
+  check_tokens(tokens, token_weight.dim(0));
 
   Tensor y = Tensor::empty(context, {tokens.dim(0), columns, channels}, token_weight.dtype(),
                            MemoryCategory::Activations, "embedding");

@@ -65,12 +65,14 @@ void parameter_gradients(Context& context, const F& x, const TensorView& grad_y,
     return;
   }
   const TensorView in = as_rows(x().view());
-  const kernels::Matmul product{
-      out_in ? grad_y : in, out_in ? in : grad_y, weight.view, true, false, weight.accumulate};
-  if (bias)
-    kernels::matmul_bias_gradient(context, {product, out_in, bias});
-  else
-    kernels::matmul(context, product);
+  kernels::Matmul product{out_in ? grad_y : in, out_in ? in : grad_y, weight.view, true, false,
+                          weight.accumulate};
+  if (bias) {
+    product.epilogue = kernels::Epilogue::BiasGradient;
+    product.bias_gradient = bias;
+    product.gradient_is_a = out_in;
+  }
+  kernels::matmul(context, product);
 }
 
 }  // namespace
@@ -128,9 +130,11 @@ Tensor gelu_mlp(const Tensor& x, const Tensor& fc_weight, const Tensor& fc_bias,
   };
   Tensor pre, activated = activations(hidden, "gelu_mlp.gelu");
   if (grad_reaches_fc) pre = activations(hidden, "gelu_mlp.fc");
-  kernels::matmul_gelu(*context, {layer_product(as_rows(x.view()), fc_weight, fc_bias,
-                                                as_rows(activated.view()), out_in),
-                                  pre.defined() ? as_rows(pre.view()) : TensorView{}});
+  kernels::Matmul fc =
+      layer_product(as_rows(x.view()), fc_weight, fc_bias, as_rows(activated.view()), out_in);
+  fc.epilogue = kernels::Epilogue::Gelu;
+  if (pre.defined()) fc.pre = as_rows(pre.view());
+  kernels::matmul(*context, fc);
   Tensor y = activations(out, kName);
   kernels::matmul(*context, layer_product(as_rows(activated.view()), proj_weight, proj_bias,
                                           as_rows(y.view()), out_in));
@@ -156,9 +160,12 @@ Tensor gelu_mlp(const Tensor& x, const Tensor& fc_weight, const Tensor& fc_bias,
       const Tensor grad_pre = Tensor::empty(kept.context(), kept.shape(), kept.dtype(),
                                             MemoryCategory::Activations, "gelu_mlp.grad");
       const TensorView grad_hidden = as_rows(grad_pre.view());
-      kernels::matmul_gelu_backward(
-          ctx, {{grad, saved_proj.get(kName).view(), grad_hidden, false, !out_in},
-                as_rows(kept.view())});
+      kernels::matmul(ctx, {.a = grad,
+                            .b = saved_proj.get(kName).view(),
+                            .c = grad_hidden,
+                            .transpose_b = !out_in,
+                            .epilogue = kernels::Epilogue::GeluGradient,
+                            .pre = as_rows(kept.view())});
       saved_pre = {};
       if (const GradientView grad_x = as_rows(into.target(0)))
         input_gradient(ctx, grad_hidden, saved_fc.get(kName), out_in, grad_x);

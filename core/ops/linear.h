@@ -19,7 +19,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
               WeightLayout layout = WeightLayout::OutIn);
 
 /// y = gelu(x W_fc + b_fc) W_proj + b_proj over the last dim: the MLP of a transformer block, GELU
-/// in its tanh form. As linear, gelu, linear, to the bit but for what kernels::matmul_gelu says;
+/// in its tanh form. As linear, gelu, linear, to the bit but for what kernels::Epilogue says;
 /// one operation, so that a device can join GELU and its gradient to the products beside them.
 ///
 /// @param x            [..., in], f64, f32 or bf16, contiguous

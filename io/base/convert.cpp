@@ -3,8 +3,6 @@
 #include <bit>
 #include <cstring>
 
-#include "core/base/cpu_level.h"
-
 namespace tessera::io {
 namespace {
 
@@ -75,7 +73,7 @@ template <typename Convert, typename From>
 template <typename Convert, typename From>
 void convert_from(const char* in, char* out, std::int64_t n) {
 #if defined(__x86_64__)
-  static const bool kHasAvx2 = detect_cpu_level() >= CpuLevel::V3;
+  static const bool kHasAvx2 = __builtin_cpu_supports("avx2");
   if (kHasAvx2) return convert_avx2<Convert, From>(in, out, n);
 #endif
   convert_baseline<Convert, From>(in, out, n);

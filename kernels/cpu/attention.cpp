@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/base/context.h"
 #include "kernels/cpu/tile_product.h"
 #include "kernels/cpu/vector_math.h"
 #include "kernels/cpu/visit.h"
@@ -11,8 +12,8 @@
 
 // One thread computes a whole head (backward: all heads that share keys and values), so the result
 // does not depend on the number of threads. Keys and values of a head are copied once into dense
-// tiles of the type of the sums, padded with zeros; then tiles of kQueries x kKeys scores are made,
-// used and forgotten while they lie in the nearest cache. Scratch per thread grows with Tk * D.
+// tiles of the type of the sums, padded with zeros; tiles of kQueries x kKeys scores stay in the
+// nearest cache. Scratch per thread grows with Tk * D.
 TESSERA_CPU_BEGIN
 namespace {
 
@@ -77,7 +78,7 @@ void write_rows(Head<E> head, Index first, Index count, Index dim, const T* tile
   }
 }
 
-/// Hands out parts of a thread's scratch, each aligned to 64 bytes. Starting at null it measures.
+/// Hands out parts of a thread's scratch, aligned to 64 bytes. Starting at null, measures the size.
 template <typename T>
 class Scratch {
  public:

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/base/context.h"
 #include "kernels/cpu/vector_math.h"
 #include "kernels/cpu/visit.h"
 

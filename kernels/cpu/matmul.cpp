@@ -3,6 +3,7 @@
 #include <Eigen/Core>
 #include <algorithm>
 
+#include "core/base/context.h"
 #include "kernels/cpu/level.h"
 #include "kernels/cpu/vector_math.h"
 #include "kernels/workspace.h"

@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "kernels/activation.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/launch/rows.h"
@@ -43,22 +45,23 @@ struct GeluForwardBody {
   }
 };
 
-template <typename T, bool kAccumulate>
+template <typename T>
 struct GeluBackwardBody {
   const T* x;
   const T* grad_y;
   T* grad_x;
+  bool accumulate;
 
   template <int N>
   __device__ __forceinline__ void operator()(std::int64_t i, std::integral_constant<int, N>) const {
     const Pack<T, N> in = load_pack<N>(x + i);
     const Pack<T, N> upstream = load_pack<N>(grad_y + i);
-    Pack<T, N> out;
-    if constexpr (kAccumulate) out = load_pack<N>(grad_x + i);
+    Pack<T, N> out{};
+    if (accumulate) out = load_pack<N>(grad_x + i);
     for (int k = 0; k < N; ++k) {
       const Gelu<Compute<T>> g(widen(in[k]));
       auto grad = widen(upstream[k]) * (g.logistic + g.slope * (g.logistic * g.complement));
-      if constexpr (kAccumulate) grad += widen(out[k]);
+      if (accumulate) grad += widen(out[k]);
       out[k] = narrow<T>(grad);
     }
     store_pack<N>(grad_x + i, out);
@@ -87,7 +90,7 @@ struct Activation {
   }
 };
 
-/// A matrix whose rows may lie apart; null: not wanted.
+/// A matrix with strided rows; null: not wanted.
 template <typename T>
 struct Rows {
   T* data;
@@ -97,7 +100,7 @@ struct Rows {
   }
 };
 
-// Both directions are bound by the bytes that they move: 3 elements forward, 5 backward.
+// Bound by memory: 3 elements forward, 5 backward.
 template <GatedKind kind, typename T, int N>
 __global__ void __launch_bounds__(RowsShape::kMostThreads)
     gated_forward_kernel(std::int64_t packs, Rows<const T> gate, Rows<const T> up, Rows<T> y) {
@@ -198,18 +201,12 @@ void gelu_forward(Context& context, const GeluForward& args) {
 
 void gelu_backward(Context& context, const GeluBackward& args) {
   visit_floating(args.x.dtype, "gelu_backward", [&]<typename T>(std::type_identity<T>) {
-    const auto run = [&]<bool accumulate>(std::bool_constant<accumulate>) {
-      const GeluBackwardBody<T, accumulate> body{static_cast<const T*>(args.x.data),
-                                                 static_cast<const T*>(args.grad_y.data),
-                                                 static_cast<T*>(args.grad_x.view.data)};
-      launch_elementwise<kPack<T>>(
-          context, "gelu_backward", args.x.numel(),
-          is_aligned(body.x) && is_aligned(body.grad_y) && is_aligned(body.grad_x), body);
-    };
-    if (args.grad_x.accumulate)
-      run(std::true_type{});
-    else
-      run(std::false_type{});
+    const GeluBackwardBody<T> body{static_cast<const T*>(args.x.data),
+                                   static_cast<const T*>(args.grad_y.data),
+                                   static_cast<T*>(args.grad_x.view.data), args.grad_x.accumulate};
+    launch_elementwise<kPack<T>>(
+        context, "gelu_backward", args.x.numel(),
+        is_aligned(body.x) && is_aligned(body.grad_y) && is_aligned(body.grad_x), body);
   });
 }
 

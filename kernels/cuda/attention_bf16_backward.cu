@@ -4,16 +4,15 @@
 
 // With P = exp(scale Q K^T - log_sum_exp), the gradients are
 //   dV = P^T dO,  dS = P * (dO V^T - delta),  dQ = scale dS K,  dK = scale dS^T Q.
-// dK and dV are sums over queries, dQ one over keys. Two kernels make P and dS twice, seven
-// products instead of five. One kernel would need atomics on dQ, whose sums then have no fixed
-// order, or an f32 dQ for each tile of keys, in memory: as many bytes as the scores over kRows / D.
-// In both kernels P and dS come out of one product as the left side of the next: they stay in
-// registers. Bound by the tensor cores for long rows.
+// dK and dV are sums over queries, dQ over keys. Two kernels compute P and dS twice: seven products
+// instead of five. One kernel would need atomics on dQ (no fixed order of sums) or an f32 dQ per
+// tile of keys. P and dS stay in registers: the result of one product is the left operand of the
+// next. Bound by the tensor cores for long rows.
 namespace tessera::kernels::cuda {
 namespace {
 
-// A block takes a tile of keys of one head of k and v, and passes over the queries that see them,
-// of all the heads that share the keys, in order. Scores are made transposed, keys by queries.
+// A block owns a tile of keys of one head of k and v, and loops over the queries that see them, of
+// all heads that share the keys, in order. Scores are transposed: keys by queries.
 template <int kDim>
 __global__ void __launch_bounds__(AttentionKeyShape<kDim>::kThreads)
     attention_key_gradient_bf16_kernel(const AttentionBackwardArgs<BFloat16> args, int tiles) {
@@ -34,7 +33,7 @@ __global__ void __launch_bounds__(AttentionKeyShape<kDim>::kThreads)
   const SharedArray<float> log_sum_exps = memory.take<float>(2 * kStep);
   const SharedArray<float> deltas = memory.take<float>(2 * kStep);
 
-  // Query tiles from the first that sees a key of this block, of one head after the other.
+  // Query tiles from the first that sees a key of this block, head by head.
   const int first_tile = std::max(0, first - sizes.past()) / kStep;
   const int of_head = (sizes.queries + kStep - 1) / kStep - first_tile;
   const int steps = of_head * sizes.group();
@@ -142,7 +141,7 @@ __global__ void __launch_bounds__(AttentionKeyShape<kDim>::kThreads)
   store(v, args.grad_v);
 }
 
-// A block takes a tile of queries of one head and passes over the keys that they see.
+// A block owns a tile of queries of one head and loops over the keys that they see.
 template <int kDim>
 __global__ void __launch_bounds__(AttentionQueryShape<kDim>::kThreads, 2)
     attention_query_gradient_bf16_kernel(const AttentionBackwardArgs<BFloat16> args, int tiles) {
@@ -236,16 +235,11 @@ __global__ void __launch_bounds__(AttentionQueryShape<kDim>::kThreads, 2)
       warp_count, sizes.dim, args.grad_q.packs, args.grad_q.accumulate);
 }
 
-template <typename F>
-void visit_dim(std::int64_t dim, const F& f) {
-  visit_head_dim<32, 64, 96, 128, 192, 256>(dim, f);
-}
-
 }  // namespace
 
 int attention_backward_bf16_shared_bytes(std::int64_t head_dim) {
   int bytes = 0;
-  visit_dim(head_dim, [&]<int kDim>(std::integral_constant<int, kDim>) {
+  visit_bf16_head_dim(head_dim, [&]<int kDim>(std::integral_constant<int, kDim>) {
     bytes =
         std::max(AttentionKeyShape<kDim>::kSharedBytes, AttentionQueryShape<kDim>::kSharedBytes);
   });
@@ -255,7 +249,7 @@ int attention_backward_bf16_shared_bytes(std::int64_t head_dim) {
 void attention_backward_bf16(Context& context, const AttentionBackwardArgs<BFloat16>& args) {
   constexpr const char* kName = "attention_backward";
   const AttentionSizes& sizes = args.sizes;
-  visit_dim(sizes.dim, [&]<int kDim>(std::integral_constant<int, kDim>) {
+  visit_bf16_head_dim(sizes.dim, [&]<int kDim>(std::integral_constant<int, kDim>) {
     if (args.grad_k.data != nullptr || args.grad_v.data != nullptr) {
       using Shape = AttentionKeyShape<kDim>;
       const int tiles = divide_up(sizes.keys, Shape::kRows);

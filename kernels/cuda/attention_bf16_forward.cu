@@ -6,10 +6,10 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-// A block takes a tile of queries of one head and passes over the keys that they see, from the
-// first on, so that every row has seen a key before a tile comes of which it sees none. The next
-// tile of keys and values is on its way while one is used. A warp owns whole rows: their maximum
-// and sum need no more than shuffles in groups of four lanes. Scores are scaled to powers of two.
+// A block owns a tile of queries of one head and loops over the keys that they see, from the first:
+// every row sees a key before a fully masked tile. The next tile of keys and values is loaded while
+// one is used. A warp owns whole rows: their maximum and sum take shuffles in groups of four lanes.
+// Scores are scaled to powers of two.
 //
 // Bound by the tensor cores for long rows of keys: 4 D operations for each score, beside an exp2
 // and some five other operations; with short ones, by the latency of the first tile.
@@ -137,15 +137,14 @@ __global__ void __launch_bounds__(AttentionForwardShape<kDim>::kThreads)
 
 void attention_forward_bf16(Context& context, const AttentionForwardArgs<BFloat16>& args) {
   const AttentionSizes& sizes = args.sizes;
-  visit_head_dim<32, 64, 96, 128, 192, 256>(
-      sizes.dim, [&]<int kDim>(std::integral_constant<int, kDim>) {
-        using Shape = AttentionForwardShape<kDim>;
-        const int tiles = divide_up(sizes.queries, Shape::kRows);
-        launch(context, "attention_forward", attention_forward_bf16_kernel<kDim>,
-               LaunchShape{attention_blocks("attention_forward", tiles, sizes.heads, sizes.batch),
-                           Shape::kThreads, Shape::kSharedBytes},
-               args, tiles);
-      });
+  visit_bf16_head_dim(sizes.dim, [&]<int kDim>(std::integral_constant<int, kDim>) {
+    using Shape = AttentionForwardShape<kDim>;
+    const int tiles = divide_up(sizes.queries, Shape::kRows);
+    launch(context, "attention_forward", attention_forward_bf16_kernel<kDim>,
+           LaunchShape{attention_blocks("attention_forward", tiles, sizes.heads, sizes.batch),
+                       Shape::kThreads, Shape::kSharedBytes},
+           args, tiles);
+  });
 }
 
 }  // namespace tessera::kernels::cuda

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "core/base/context.h"
 #include "core/base/cuda/backend.h"
 #include "core/base/plugin.h"
 #include "kernels/cuda/cudnn_attention.h"
@@ -13,7 +14,7 @@ namespace {
 
 using tessera::cuda::CudaBackend;
 
-/// What a backend knows of cuDNN.
+/// cuDNN of one backend, or why it is not used.
 class Library final : public tessera::cuda::KernelState {
  public:
   explicit Library(CudaBackend& backend) {

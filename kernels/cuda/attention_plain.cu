@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(Plain<T, kDim>::kThreads, Plain<T, kDim>::kBlo
               sizes.dim, false);
 }
 
-/// Where a tile of scores lies, and what turns it into P and dS.
+/// A tile of scores, and the computation of P and dS.
 template <typename T, int kDim>
 struct PlainScores {
   using P = Plain<T, kDim>;
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(Plain<T, kDim>::kThreads, Plain<T, kDim>::kBlo
 template <typename T>
 void attention_forward_plain(Context& context, const AttentionForwardArgs<T>& args) {
   const AttentionSizes& sizes = args.sizes;
-  visit_head_dim<32, 64, 128, 256>(sizes.dim, [&]<int kDim>(std::integral_constant<int, kDim>) {
+  visit_plain_head_dim<T>(sizes.dim, [&]<int kDim>(std::integral_constant<int, kDim>) {
     using P = Plain<T, kDim>;
     const int tiles = divide_up(sizes.queries, P::kRows);
     launch(context, "attention_forward", attention_forward_plain_kernel<T, kDim>,
@@ -226,7 +226,7 @@ template <typename T>
 void attention_backward_plain(Context& context, const AttentionBackwardArgs<T>& args) {
   constexpr const char* kName = "attention_backward";
   const AttentionSizes& sizes = args.sizes;
-  visit_head_dim<32, 64, 128, 256>(sizes.dim, [&]<int kDim>(std::integral_constant<int, kDim>) {
+  visit_plain_head_dim<T>(sizes.dim, [&]<int kDim>(std::integral_constant<int, kDim>) {
     using P = Plain<T, kDim>;
     if (args.grad_k.data != nullptr || args.grad_v.data != nullptr) {
       const int tiles = divide_up(sizes.keys, P::kRows);

@@ -3,7 +3,7 @@
 #include "kernels/cuda/sums.h"
 #include "kernels/elementwise_args.h"
 
-// All bound by the bytes that they move.
+// All bound by memory.
 namespace tessera::kernels::cuda {
 namespace {
 
@@ -39,12 +39,13 @@ struct FillBody {
 template <typename In, typename Out>
 using CastCompute = std::conditional_t<std::is_same_v<In, double>, double, Compute<Out>>;
 
-/// Row by row; a dense tensor is one row. With packs, a row is a whole number of them.
-template <typename In, typename Out, bool kAccumulate>
+/// Row by row; a dense tensor is one row. Rows are whole packs.
+template <typename In, typename Out>
 struct CastBody {
   const In* in;
   Out* out;
   CastCompute<In, Out> scale;
+  bool accumulate;
   std::int64_t columns, in_stride, out_stride;
 
   template <int N>
@@ -57,11 +58,11 @@ struct CastBody {
       target = row * out_stride + column;
     }
     const Pack<In, N> from = load_pack<N>(in + source);
-    Pack<Out, N> to;
-    if constexpr (kAccumulate) to = load_pack<N>(out + target);
+    Pack<Out, N> to{};
+    if (accumulate) to = load_pack<N>(out + target);
     for (int k = 0; k < N; ++k) {
       A value = scale * static_cast<A>(widen(from[k]));
-      if constexpr (kAccumulate) value += static_cast<A>(widen(to[k]));
+      if (accumulate) value += static_cast<A>(widen(to[k]));
       to[k] = narrow<Out>(static_cast<Compute<Out>>(value));
     }
     store_pack<N>(out + target, to);
@@ -101,14 +102,6 @@ const T* input(const TensorView& view) {
   return static_cast<const T*>(view.data);
 }
 
-template <typename F>
-void visit_flag(bool flag, F&& f) {
-  if (flag)
-    f(std::true_type{});
-  else
-    f(std::false_type{});
-}
-
 }  // namespace
 
 void add(Context& context, const Add& args) {
@@ -130,23 +123,22 @@ void fill(Context& context, const Fill& args) {
 void cast(Context& context, const Cast& args) {
   visit_floating(args.in.dtype, "cast", [&]<typename In>(std::type_identity<In>) {
     visit_floating(args.out.view.dtype, "cast", [&]<typename Out>(std::type_identity<Out>) {
-      visit_flag(args.out.accumulate, [&]<bool accumulate>(std::bool_constant<accumulate>) {
-        constexpr int kBoth = kPack<In> < kPack<Out> ? kPack<In> : kPack<Out>;
-        CastBody<In, Out, accumulate> body{input<In>(args.in),
-                                           static_cast<Out*>(args.out.view.data),
-                                           static_cast<CastCompute<In, Out>>(args.scale),
-                                           0,
-                                           0,
-                                           0};
-        bool packs = is_aligned(body.in) && is_aligned(body.out);
-        if (!args.in.is_contiguous() || !args.out.view.is_contiguous()) {
-          body.columns = args.in.shape[1];
-          body.in_stride = args.in.strides[0];
-          body.out_stride = args.out.view.strides[0];
-          packs = packs && (body.columns | body.in_stride | body.out_stride) % kBoth == 0;
-        }
-        launch_elementwise<kBoth>(context, "cast", args.in.numel(), packs, body);
-      });
+      constexpr int kBoth = kPack<In> < kPack<Out> ? kPack<In> : kPack<Out>;
+      CastBody<In, Out> body{.in = input<In>(args.in),
+                             .out = static_cast<Out*>(args.out.view.data),
+                             .scale = static_cast<CastCompute<In, Out>>(args.scale),
+                             .accumulate = args.out.accumulate,
+                             .columns = 0,
+                             .in_stride = 0,
+                             .out_stride = 0};
+      bool packs = is_aligned(body.in) && is_aligned(body.out);
+      if (!args.in.is_contiguous() || !args.out.view.is_contiguous()) {
+        body.columns = args.in.shape[1];
+        body.in_stride = args.in.strides[0];
+        body.out_stride = args.out.view.strides[0];
+        packs = packs && (body.columns | body.in_stride | body.out_stride) % kBoth == 0;
+      }
+      launch_elementwise<kBoth>(context, "cast", args.in.numel(), packs, body);
     });
   });
 }

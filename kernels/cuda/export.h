@@ -1,6 +1,8 @@
 #pragma once
 
-#include "core/base/context.h"
+namespace tessera {
+class Context;
+}
 
 /// Makes tessera::kernels::cuda::name(Context&, const Args&) known to the backend.
 #define TESSERA_CUDA_KERNEL(name, Args)                                         \

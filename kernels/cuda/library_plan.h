@@ -3,6 +3,7 @@
 #include <optional>
 #include <string>
 
+#include "core/base/context.h"
 #include "core/base/error.h"
 #include "kernels/workspace.h"
 

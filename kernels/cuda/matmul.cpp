@@ -12,25 +12,21 @@
 #include <string>
 #include <utility>
 
+#include "core/base/context.h"
 #include "core/base/cuda/backend.h"
-#include "kernels/activation.h"
 #include "kernels/cuda/export.h"
 #include "kernels/elementwise_args.h"
 #include "kernels/workspace.h"
 
-// Products are cuBLASLt's. It counts columns first: it is asked for the transpose of c, op(b)'
-// op(a)', whose columns are the rows of c.
+// Products by cuBLASLt. Its matrices are column-major: it computes the transpose of c, op(b)'
+// op(a)'.
 //
-// GELU and its gradient are epilogues of bf16 products where cuBLASLt has them. The gradient of a
-// bias is one where that is asked for, and for the first micro-batch alone: the epilogues that sum
-// it up (BGRADA, BGRADB) store the sum and can't add it to a gradient.
+// GELU and its gradient are fused into bf16 products where cuBLASLt can. Bias gradients are fused
+// on request, and only in the first micro-batch: the epilogues (BGRADA, BGRADB) overwrite, they
+// can't accumulate.
 namespace tessera::kernels::cuda {
 
-// Of elementwise.cu and activation.cu.
-void cast(Context& context, const Cast& args);
-void gelu_forward(Context& context, const GeluForward& args);
-void gelu_backward(Context& context, const GeluBackward& args);
-void sum_rows(Context& context, const SumRows& args);
+void cast(Context& context, const Cast& args);  // elementwise.cu
 
 namespace {
 
@@ -76,28 +72,14 @@ class Layout {
   cublasLtMatrixLayout_t layout_ = nullptr;
 };
 
-enum class Epilogue : std::uint8_t { None, Gelu, GeluGradient, BiasGradientOfA, BiasGradientOfB };
-
-bool sums_up_bias(Epilogue epilogue) {
-  return epilogue == Epilogue::BiasGradientOfA || epilogue == Epilogue::BiasGradientOfB;
-}
-
-/// A product, and what is done with its sums before they are written.
-struct Product {
-  Matmul matmul;
-  Epilogue epilogue = Epilogue::None;
-  TensorView pre{};       // of GELU: contiguous, may be undefined in forward
-  void* bias_gradient{};  // in c's dtype
-};
-
-// Where bias and pre begin, in bytes, at least. The heuristic takes it from their pointers: no
-// preference tells it.
+// Least alignment of bias and pre, in bytes. The heuristic reads it from their pointers, as there
+// is no preference for it.
 constexpr std::uint32_t kEpilogueAlignment = 16;
 alignas(2 * kEpilogueAlignment) constexpr std::byte kPlaces[2 * kEpilogueAlignment]{};
 constexpr const void* kAlignedPlace = &kPlaces[kEpilogueAlignment];
 constexpr std::int64_t kPreStride = 8;  // rows of pre are multiples of it
 
-/// What decides which of cuBLASLt's kernels fits.
+/// Properties of a product that select a cuBLASLt kernel.
 struct Key {
   std::int64_t m, n, k;
   std::int64_t a_stride, b_stride, c_stride;
@@ -105,6 +87,7 @@ struct Key {
   DType dtype, c_dtype;
   bool transpose_a, transpose_b, accumulate, bias, pre;
   Epilogue epilogue;
+  bool gradient_is_a;
   // clang-tidy 14 takes its 0 for a pointer's. NOLINTNEXTLINE(modernize-use-nullptr)
   auto operator<=>(const Key&) const = default;
 };
@@ -119,25 +102,13 @@ std::int64_t leading_dim(const TensorView& x) {
   return std::max<std::int64_t>(x.shape[0] > 1 ? x.strides[0] : x.shape[1], 1);
 }
 
-Key key_of(const Product& product) {
-  const Matmul& x = product.matmul;
-  return {x.c.shape[0],
-          x.c.shape[1],
-          x.a.shape[x.transpose_a ? 0 : 1],
-          leading_dim(x.a),
-          leading_dim(x.b),
-          leading_dim(x.c),
-          alignment(x.a.data),
-          alignment(x.b.data),
-          alignment(x.c.data),
-          x.a.dtype,
-          x.c.dtype,
-          x.transpose_a,
-          x.transpose_b,
-          x.accumulate,
-          x.bias.defined(),
-          product.pre.defined(),
-          product.epilogue};
+Key key_of(const Matmul& x) {
+  return {x.c.shape[0],        x.c.shape[1],        x.a.shape[x.transpose_a ? 0 : 1],
+          leading_dim(x.a),    leading_dim(x.b),    leading_dim(x.c),
+          alignment(x.a.data), alignment(x.b.data), alignment(x.c.data),
+          x.a.dtype,           x.c.dtype,           x.transpose_a,
+          x.transpose_b,       x.accumulate,        x.bias.defined(),
+          x.pre.defined(),     x.epilogue,          x.gradient_is_a};
 }
 
 cublasLtEpilogue_t epilogue_of(const Key& key) {
@@ -147,17 +118,15 @@ cublasLtEpilogue_t epilogue_of(const Key& key) {
       return key.bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
     case Epilogue::GeluGradient:
       return CUBLASLT_EPILOGUE_DGELU;
-    case Epilogue::BiasGradientOfA:  // cuBLASLt's B
-      return CUBLASLT_EPILOGUE_BGRADB;
-    case Epilogue::BiasGradientOfB:
-      return CUBLASLT_EPILOGUE_BGRADA;
+    case Epilogue::BiasGradient:  // our a is cuBLASLt's B
+      return key.gradient_is_a ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_BGRADA;
     case Epilogue::None:
       break;
   }
   return key.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 }
 
-/// A product ready to run, or known to have no kernel: built once per key.
+/// The kernel of a product, or why there is none: built once per key.
 class Plan {
  public:
   Plan(cublasLtHandle_t handle, const Key& key)
@@ -174,7 +143,7 @@ class Plan {
       set(CUBLASLT_MATMUL_DESC_TRANSA, key.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
       set(CUBLASLT_MATMUL_DESC_TRANSB, key.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
       set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(key));
-      if (key.bias || sums_up_bias(key.epilogue)) {
+      if (key.bias || key.epilogue == Epilogue::BiasGradient) {
         set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(key.c_dtype));
         set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, kAlignedPlace);
       }
@@ -196,14 +165,12 @@ class Plan {
   const std::string& why_not() const { return why_not_; }
 
   /// Queues the product. @param bias  in c's dtype, or null
-  /// @return false: cuBLASLt refused the epilogue after all; nothing was queued, and why_not() says
-  /// so from now on
-  bool run(CudaBackend& backend, const Product& product, void* workspace, const void* bias) {
-    const Matmul& args = product.matmul;
+  /// @return false if cuBLASLt refuses the epilogue after all: nothing was queued, why_not() is set
+  bool run(CudaBackend& backend, const Matmul& args, void* workspace, const void* bias) {
     if (bias != nullptr) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-    if (product.bias_gradient != nullptr)
-      set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.bias_gradient);
-    if (product.pre.defined()) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, product.pre.data);
+    if (args.epilogue == Epilogue::BiasGradient)
+      set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, args.bias_gradient.view.data);
+    if (args.pre.defined()) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, args.pre.data);
     const bool f64 = args.a.dtype == DType::F64;
     const float one = 1.0F;
     const float beta = args.accumulate ? 1.0F : 0.0F;
@@ -218,7 +185,7 @@ class Plan {
     const bool refused = status == CUBLAS_STATUS_NOT_SUPPORTED ||
                          status == CUBLAS_STATUS_INVALID_VALUE ||
                          status == CUBLAS_STATUS_ARCH_MISMATCH;
-    if (refused && product.epilogue != Epilogue::None) {
+    if (refused && args.epilogue != Epilogue::None) {
       why_not_ = fmt::format("cublasLtMatmul: {}", cublasLtGetStatusString(status));
       return false;
     }
@@ -242,7 +209,7 @@ class Plan {
     };
     cublasStatus_t status = set_preference(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                            static_cast<std::uint64_t>(kWorkspaceBytes));
-    // Parts of a sum over k are added up in float32, never in a bf16 result.
+    // Partial sums over k are reduced in float32, never in bf16.
     if (status == CUBLAS_STATUS_SUCCESS && key.c_dtype == DType::BF16)
       status = set_preference(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                               std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
@@ -278,7 +245,7 @@ class Plan {
   std::string why_not_;
 };
 
-/// Empty, or why products leave GELU to a kernel of its own.
+/// Empty, or why GELU is not fused into products.
 std::string why_no_epilogues(const cudaDeviceProp& gpu) {
   const char* wanted = std::getenv("TESSERA_EPILOGUES");  // NOLINT(concurrency-mt-unsafe)
   if (wanted != nullptr && *wanted != '\0')
@@ -291,13 +258,13 @@ std::string why_no_epilogues(const cudaDeviceProp& gpu) {
                             gpu.major, gpu.minor);
 }
 
-/// Whether that pays has not been measured.
+/// Off by default: the gain has not been measured.
 bool wants_bias_epilogue() {
   const char* wanted = std::getenv("TESSERA_BIAS_EPILOGUE");  // NOLINT(concurrency-mt-unsafe)
   return wanted != nullptr && std::string_view(wanted) == "1";
 }
 
-/// What a backend knows of products.
+/// Plans of one backend.
 class Products final : public KernelState {
  public:
   explicit Products(const cudaDeviceProp& gpu) : why_no_epilogues_(cuda::why_no_epilogues(gpu)) {}
@@ -324,78 +291,47 @@ Products& products_of(CudaBackend& backend) {
   return static_cast<Products&>(*backend.matmul_state);
 }
 
-/// Queues a product that has terms. @return empty, or why cuBLASLt can't run it; nothing was done
-/// to c then
-std::string run(Context& context, const Product& product) {
+/// Queues a product with K > 0. @return empty, or why cuBLASLt can't run it: c is unchanged
+std::string run(Context& context, const Matmul& args) {
   CudaBackend& backend = backend_of(context);
-  Plan& plan = products_of(backend).get(backend.cublas_lt().get(), key_of(product));
+  Plan& plan = products_of(backend).get(backend.cublas_lt().get(), key_of(args));
   if (!plan.why_not().empty()) return plan.why_not();
   const Workspace workspace(context, plan.workspace_bytes(), "matmul");
   // cuBLASLt takes a bias in c's dtype; its kernels read it in packs.
-  const TensorView& bias = product.matmul.bias;
+  const TensorView& bias = args.bias;
   const void* taken = bias.data;
   std::optional<Workspace> moved;
-  const DType dtype = product.matmul.c.dtype;
+  const DType dtype = args.c.dtype;
   if (bias.defined() && (bias.dtype != dtype || alignment(bias.data) < kEpilogueAlignment)) {
     moved.emplace(context, static_cast<std::size_t>(bias.numel()) * dtype_size(dtype), "matmul");
     taken = moved->data();
     cuda::cast(context,
                {bias, {dense_view(moved->data(), dtype, bias.shape, bias.device), false, true}});
   }
-  return plan.run(backend, product, workspace.data(), taken) ? "" : plan.why_not();
+  return plan.run(backend, args, workspace.data(), taken) ? "" : plan.why_not();
 }
 
-/// Empty, or why the arguments don't fit GELU's epilogues.
-std::string why_not_fused(const Product& product) {
-  const Matmul& x = product.matmul;
-  const TensorView& pre = product.pre;
+/// Empty, or why GELU's epilogues don't fit the arguments.
+std::string why_no_gelu(const Products& products, const Matmul& x) {
+  if (!products.why_no_epilogues().empty()) return products.why_no_epilogues();
   if (x.a.dtype != DType::BF16) return fmt::format("the dtype is {}", x.a.dtype);
-  if (x.a.numel() == 0) return "there are no terms";
-  if (!pre.defined()) return {};
-  if (pre.shape[1] % kPreStride != 0)
-    return fmt::format("rows of {} are no multiple of {}", pre.shape[1], kPreStride);
-  if (alignment(pre.data) < kEpilogueAlignment)
+  if (!x.pre.defined()) return {};
+  if (x.pre.shape[1] % kPreStride != 0)
+    return fmt::format("rows of {} are no multiple of {}", x.pre.shape[1], kPreStride);
+  if (alignment(x.pre.data) < kEpilogueAlignment)
     return fmt::format("pre does not begin at a multiple of {} bytes", kEpilogueAlignment);
   return {};
 }
 
-/// Runs a product with its epilogue, if that can be. Notes in the backend which kernels serve, and
-/// why. @return false: nothing was done
-bool run_fused(Context& context, const Product& product, const char* name) {
-  CudaBackend& backend = backend_of(context);
-  std::string why = products_of(backend).why_no_epilogues();
-  if (why.empty()) why = why_not_fused(product);
-  if (why.empty()) why = run(context, product);
-  backend.note(why.empty()
-                   ? fmt::format("GELU {}: within cuBLASLt's products", name)
-                   : fmt::format("GELU {}: tessera's own kernel after the product; {}", name, why));
-  return why.empty();
-}
-
-/// Runs the product with the sums of the bias as its epilogue, if that is asked for and can be.
-/// @return false: nothing was done
-bool run_with_bias_gradient(Context& context, const MatmulBiasGradient& args) {
-  CudaBackend& backend = backend_of(context);
-  const DType dtype = args.product.c.dtype;
-  // A gradient that is accumulated on is the same layer's in a later micro-batch.
-  if (!products_of(backend).bias_epilogue() || args.bias.accumulate) return false;
-  std::string why;
-  if (args.product.a.dtype != DType::BF16)
-    why = fmt::format("the dtype is {}", args.product.a.dtype);
-  else if (dtype != args.bias.view.dtype)
-    why = fmt::format("the weight's gradient is {}, the bias's {}", dtype, args.bias.view.dtype);
-  else if (alignment(args.bias.view.data) < kEpilogueAlignment)
-    why = fmt::format("it does not begin at a multiple of {} bytes", kEpilogueAlignment);
-  else
-    why =
-        run(context, {.matmul = args.product,
-                      .epilogue = args.of_a ? Epilogue::BiasGradientOfA : Epilogue::BiasGradientOfB,
-                      .bias_gradient = args.bias.view.data});
-  backend.note(
-      why.empty()
-          ? std::string("bias gradients: within cuBLASLt's products")
-          : fmt::format("a bias gradient: tessera's own kernel beside the product; {}", why));
-  return why.empty();
+/// Empty, or why the epilogue that sums up a bias gradient does not fit the arguments.
+std::string why_no_bias_gradient(const Matmul& x) {
+  const TensorView& gradient = x.bias_gradient.view;
+  if (x.a.dtype != DType::BF16) return fmt::format("the dtype is {}", x.a.dtype);
+  if (x.c.dtype != gradient.dtype)
+    return fmt::format("the weight's gradient is {}, the bias's {}", x.c.dtype, gradient.dtype);
+  if (alignment(gradient.data) < kEpilogueAlignment)
+    return fmt::format("it does not begin at a multiple of {} bytes", kEpilogueAlignment);
+  return {};
 }
 
 }  // namespace
@@ -413,34 +349,30 @@ void matmul(Context& context, const Matmul& args) {
           "matmul: clearing the result");
     return;
   }
-  const std::string why_not = run(context, {args});
+  const std::string why_not = run(context, args);
   require<Unsupported>(why_not.empty(), "matmul: {}", why_not);
 }
 
-void matmul_gelu(Context& context, const MatmulGelu& args) {
-  if (run_fused(context, {args.product, Epilogue::Gelu, args.pre}, "forward")) return;
-  Matmul product = args.product;
-  if (args.pre.defined()) product.c = args.pre;
-  cuda::matmul(context, product);
-  cuda::gelu_forward(context, {product.c, args.product.c});
-}
-
-void matmul_gelu_backward(Context& context, const MatmulGeluBackward& args) {
-  if (run_fused(context, {args.product, Epilogue::GeluGradient, args.pre}, "backward")) return;
-  const TensorView& c = args.product.c;
-  cuda::matmul(context, args.product);
-  cuda::gelu_backward(context, {args.pre, c, {c, false, true}});
-}
-
-void matmul_bias_gradient(Context& context, const MatmulBiasGradient& args) {
-  if (run_with_bias_gradient(context, args)) return;
-  cuda::matmul(context, args.product);
-  cuda::sum_rows(context, {args.gradient(), args.bias});
+/// Notes in the backend which kernels serve, and why.
+void matmul_fused(Context& context, const FusedMatmul& args) {
+  const Matmul& product = args.product;
+  CudaBackend& backend = backend_of(context);
+  const Products& products = products_of(backend);
+  const bool bias = product.epilogue == Epilogue::BiasGradient;
+  // A gradient that is accumulated on is the same layer's in a later micro-batch.
+  if (bias && (!products.bias_epilogue() || product.bias_gradient.accumulate)) return;
+  std::string why = bias ? why_no_bias_gradient(product) : why_no_gelu(products, product);
+  if (why.empty()) why = run(context, product);
+  args.done = why.empty();
+  const char* what = bias                                 ? "bias gradient"
+                     : product.epilogue == Epilogue::Gelu ? "GELU forward"
+                                                          : "GELU backward";
+  backend.note(args.done
+                   ? fmt::format("{}: within cuBLASLt's products", what)
+                   : fmt::format("{}: tessera's own kernel after the product; {}", what, why));
 }
 
 TESSERA_CUDA_KERNEL(matmul, Matmul)
-TESSERA_CUDA_KERNEL(matmul_bias_gradient, MatmulBiasGradient)
-TESSERA_CUDA_KERNEL(matmul_gelu, MatmulGelu)
-TESSERA_CUDA_KERNEL(matmul_gelu_backward, MatmulGeluBackward)
+TESSERA_CUDA_KERNEL(matmul_fused, FusedMatmul)
 
 }  // namespace tessera::kernels::cuda

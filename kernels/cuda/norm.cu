@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "kernels/cuda/column_sums.h"
 #include "kernels/cuda/device/reduce.h"
 #include "kernels/cuda/elementwise.h"
@@ -5,12 +7,11 @@
 #include "kernels/cuda/norm_gradients.h"
 #include "kernels/norm.h"
 
-// A row is worked on by a team: a warp, or for long rows a block. Rows that fit are kept in
-// registers, so that they are read from memory once; the others are read once for each pass over
-// them, and come from a cache if they fit there. Bound by the bytes that they move. With a
-// residual, forward moves 4 rows' bytes where an addition and a norm of its own move 5. All
-// gradients come of one pass (norm_gradients.h); where rows don't suit it, or only some gradients
-// are wanted, those of the parameters read x and grad_y once more.
+// A team owns a row: a warp, or a block for long rows. Rows that fit stay in registers and are read
+// once; longer ones are read in each pass. Bound by memory. With a residual, forward moves 4 rows
+// instead of the 5 of an addition and a norm. One pass computes all gradients (norm_gradients.h);
+// where rows don't suit it, or only some are wanted, a second pass computes those of the
+// parameters.
 namespace tessera::kernels::cuda {
 namespace {
 
@@ -98,14 +99,14 @@ struct ForwardArguments {
   Compute<T> eps;
 };
 
-template <Norm norm, bool kResidual, typename T, int N, int kKept, int kTeam>
+template <Norm norm, typename T, int N, int kKept, int kTeam>
 __global__ void __launch_bounds__(kThreads, 2) norm_forward_kernel(const ForwardArguments<T> args) {
   using A = Compute<T>;
   using In = Row<T, N, kKept>;
   const Team<kTeam> team;
   if (team.row >= args.rows) return;  // whole teams
-  const In x = kResidual ? In(team, args.x, args.residual, args.sum, args.width)
-                         : In(team, args.x, args.width);
+  const In x = args.residual != nullptr ? In(team, args.x, args.residual, args.sum, args.width)
+                                        : In(team, args.x, args.width);
 
   A mean = 0;
   if constexpr (norm == Norm::kLayer) {
@@ -147,8 +148,8 @@ __global__ void __launch_bounds__(kThreads, 2) norm_forward_kernel(const Forward
   }
 }
 
-// grad_x alone, by the formula in norm_gradients.h. Two rows of many packs are more than half of
-// the registers hold.
+// grad_x alone, by the formula in norm_gradients.h. Two rows of many packs take more than half of
+// the registers.
 template <Norm norm, typename T, int N, int kKept, int kTeam>
 __global__ void __launch_bounds__(kThreads, kKept == NormShape::kManyPacks ? 1 : 2)
     norm_input_gradient_kernel(const NormBackwardArguments<T> args) {
@@ -215,21 +216,26 @@ struct ParameterGradientTerm {
 template <int pack, int kept, int team>
 struct Choice {};
 
-/// Calls f(Choice<...>, shape) with what suits rows of `width` elements.
+/// Calls f(Choice<...>, shape) with the variant for rows of `width` elements. Unaligned rows and
+/// f64 have one variant only: they need not be fast, and each variant takes time to compile.
 /// @param packs  all rows begin at multiples of 16 bytes
 template <typename T, typename F>
 void choose(std::int64_t width, bool packs, const F& f) {
   constexpr int kWide = kPack<T>, kWarp = kWarpSize, kBlock = kThreads;
   constexpr int kFew = NormShape::kFewPacks, kMany = NormShape::kManyPacks;
-  const NormShape shape(width, packs ? kWide : 1);
-  if (!packs)
-    shape.block ? f(Choice<1, 0, kBlock>{}, shape) : f(Choice<1, 0, kWarp>{}, shape);
-  else if (shape.block)
-    shape.kept == 0 ? f(Choice<kWide, 0, kBlock>{}, shape)
-                    : f(Choice<kWide, kFew, kBlock>{}, shape);
-  else
-    shape.kept == kFew ? f(Choice<kWide, kFew, kWarp>{}, shape)
-                       : f(Choice<kWide, kMany, kWarp>{}, shape);
+  if constexpr (kWide > 1) {
+    if (packs) {
+      const NormShape shape(width, kWide);
+      if (shape.block)
+        shape.kept == 0 ? f(Choice<kWide, 0, kBlock>{}, shape)
+                        : f(Choice<kWide, kFew, kBlock>{}, shape);
+      else
+        shape.kept == kFew ? f(Choice<kWide, kFew, kWarp>{}, shape)
+                           : f(Choice<kWide, kMany, kWarp>{}, shape);
+      return;
+    }
+  }
+  f(Choice<1, 0, kWarp>{}, NormShape(width, 1));
 }
 
 template <typename A>
@@ -267,13 +273,8 @@ void forward(Context& context, const char* name, const LayerNormForward& args) {
                                        arguments.residual, arguments.sum, arguments.y});
   choose<T>(arguments.width, packs,
             [&]<int N, int kKept, int kTeam>(Choice<N, kKept, kTeam>, const NormShape& shape) {
-              const LaunchShape blocks = launch_shape<A>(shape, arguments.rows);
-              if (arguments.residual != nullptr)
-                launch(context, name, norm_forward_kernel<norm, true, T, N, kKept, kTeam>, blocks,
-                       arguments);
-              else
-                launch(context, name, norm_forward_kernel<norm, false, T, N, kKept, kTeam>, blocks,
-                       arguments);
+              launch(context, name, norm_forward_kernel<norm, T, N, kKept, kTeam>,
+                     launch_shape<A>(shape, arguments.rows), arguments);
             });
 }
 
@@ -334,8 +335,11 @@ void backward(Context& context, const char* name, const LayerNormBackward& args)
   const bool parameters = args.grad_weight || args.grad_bias;
   const bool packs = takes_packs<T>(
       arguments.width, {arguments.x, arguments.weight, arguments.grad_y, arguments.grad_x});
-  if (input && parameters && launch_norm_gradients<norm, T>(context, name, packs, arguments, store))
-    return;
+  if constexpr (kPack < T >> 1) {
+    if (input && parameters &&
+        launch_norm_gradients<norm, T>(context, name, packs, arguments, store))
+      return;
+  }
   if (input) input_gradient<norm, T>(context, name, arguments, packs);
   if (parameters) parameter_gradients<norm, T>(context, name, arguments, store);
 }

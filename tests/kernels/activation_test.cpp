@@ -2,152 +2,200 @@
 
 #include <limits>
 
+#include "kernels/cuda/launch/rows.h"
 #include "tests/kernels/kernel_support.h"
 
 namespace tessera::test {
 namespace {
 
-long double inner(long double x) { return 0.79788456080286535588L * (x + 0.044715L * x * x * x); }
+using kernels::GatedKind;
 
-double gelu(long double x) { return static_cast<double>(x / (1.0L + std::exp(-2.0L * inner(x)))); }
+constexpr GatedKind kKinds[] = {GatedKind::SwiGlu, GatedKind::GeGlu};
+constexpr double kBefore = 0.5;
 
-double gelu_derivative(long double x) {
-  const long double slope = 0.79788456080286535588L * (1.0L + 3.0L * 0.044715L * x * x);
-  const long double cosh = std::cosh(inner(x));
-  const long double tail = std::isinf(cosh) ? 0.0L : 0.5L * x * slope / (cosh * cosh);
-  return static_cast<double>(1.0L / (1.0L + std::exp(-2.0L * inner(x))) + tail);
+// act(x) = x / (1 + e^(-u)): SiLU with u = x, GELU with u as below.
+long double exponent(GatedKind kind, long double x) {
+  if (kind == GatedKind::SwiGlu) return x;
+  return 2.0L * 0.79788456080286535588L * (x + 0.044715L * x * x * x);
+}
+long double slope(GatedKind kind, long double x) {
+  if (kind == GatedKind::SwiGlu) return 1.0L;
+  return 2.0L * 0.79788456080286535588L * (1.0L + 3.0L * 0.044715L * x * x);
+}
+double act(GatedKind kind, double gate) {
+  const auto x = static_cast<long double>(gate);
+  return static_cast<double>(x / (1.0L + std::exp(-exponent(kind, x))));
+}
+double act_derivative(GatedKind kind, double gate) {
+  const auto x = static_cast<long double>(gate);
+  const long double e = exponent(kind, x);
+  const long double s = 1.0L / (1.0L + std::exp(-e)), rest = 1.0L / (1.0L + std::exp(e));
+  return static_cast<double>(s + (rest == 0.0L ? 0.0L : x * slope(kind, x) * s * rest));
 }
 
-std::vector<double> inputs(std::int64_t n) {
-  auto values = Buffer::normal(n, 7, 3.0);
-  const double edges[] = {0.0, -9.0, 9.0, 100.0, -100.0, 1e-30};
+std::vector<double> inputs(std::int64_t n, std::uint64_t seed) {
+  auto values = Buffer::normal(n, seed, 3.0);
+  const double edges[] = {0.0, -9.0, 9.0, 60.0, -60.0, 1e-30};
   for (std::size_t i = 0; i < std::size(edges) && i + 1 < values.size(); ++i)
     values[i + 1] = edges[i];
   return values;
 }
 
-template <typename F>
-std::vector<double> map(const std::vector<double>& values, F&& f) {
+// Far out the exponential's argument is large, and its rounding error grows with it.
+constexpr double kRelative = 20, kFarOut = 1e-14;
+
+TEST_CASE("GELU matches float64 in both directions, overwriting or adding") {
+  CHECK(act(GatedKind::GeGlu, 1.0) == doctest::Approx(0.8411919906).epsilon(1e-9));
+  for_each_context_and_dtype([](Context& context, DType dtype) {
+    for (const std::int64_t n : kOddLengths) {
+      CAPTURE(n);
+      const Buffer x(dtype, {n}, inputs(n, 7)), y(dtype, {n}, -7.0);
+      const Buffer grad_y(dtype, {n}, Buffer::normal(n, 8));
+      kernels::gelu_forward(context, {x.view(), y.view()});
+      const auto in = x.values(), upstream = grad_y.values();
+      std::vector<double> want, want_grad;
+      for (std::size_t i = 0; i < in.size(); ++i) {
+        want.push_back(act(GatedKind::GeGlu, in[i]));
+        want_grad.push_back(act_derivative(GatedKind::GeGlu, in[i]) * upstream[i]);
+      }
+      check_close(y.values(), want, kRelative * tolerance(dtype), kFarOut);
+      for (const bool accumulate : {false, true}) {
+        const Buffer grad_x(dtype, {n}, kBefore);
+        kernels::gelu_backward(context, {x.view(), grad_y.view(), grad_x.gradient(accumulate)});
+        if (accumulate)
+          for (double& value : want_grad) value += kBefore;
+        check_close(grad_x.values(), want_grad, 2 * tolerance(dtype), 1.0);
+      }
+    }
+  });
+}
+
+std::vector<double> columns_of(const Buffer& matrix, std::int64_t first, std::int64_t width) {
+  const auto all = matrix.values();
   std::vector<double> result;
-  for (const double value : values) result.push_back(f(static_cast<long double>(value)));
+  for (std::int64_t r = 0; r < matrix.view().shape[0]; ++r) {
+    const auto row = all.begin() + r * matrix.view().shape[1] + first;
+    result.insert(result.end(), row, row + width);
+  }
   return result;
 }
 
-// Far out the exponential's argument is large, and its rounding error grows with it; beyond -9.5
-// the kernel's result stays near 1e-32.
-constexpr double kRelative = 8;
-constexpr double kFarOut = 1e-15;
+/// Operands as halves of packed matrices, with `gap` columns between and after them that nothing
+/// may touch.
+void check_halves(Context& context, GatedKind kind, DType dtype, std::int64_t rows,
+                  std::int64_t width, std::int64_t gap, bool accumulate) {
+  CAPTURE(width);
+  CAPTURE(gap);
+  CAPTURE(accumulate);
+  CAPTURE(kind == GatedKind::SwiGlu);
+  const std::int64_t half = width + gap, packed = 2 * half;
+  const auto columns = [width](const Buffer& matrix, std::int64_t first) {
+    TensorView view = offset(matrix.view(), first);
+    view.shape[1] = width;
+    return view;
+  };
+  const Buffer x(dtype, {rows, packed}, inputs(rows * packed, 1));
+  const Buffer y(dtype, {rows, half}, 77.0);
+  const TensorView gate = columns(x, 0), up = columns(x, half);
+  kernels::gated_forward(context, {gate, up, columns(y, 0), kind});
 
-TEST_CASE("GELU forward matches float64") {
-  CHECK(gelu(1.0L) == doctest::Approx(0.8411919906).epsilon(1e-9));
-  CHECK(gelu(-1.0L) == doctest::Approx(-0.1588080094).epsilon(1e-9));
-  for_each_context([](Context& context) {
-    for (const DType dtype : kComputingDTypes) {
-      for (const std::int64_t n : kOddLengths) {
-        CAPTURE(dtype_name(dtype));
-        CAPTURE(n);
-        const Buffer x(dtype, {n}, inputs(n));
-        const Buffer y(dtype, {n}, -7.0);
-        kernels::gelu_forward(context, {x.view(), y.view()});
-        check_close(y.values(), map(x.values(), gelu), kRelative * tolerance(dtype), kFarOut);
-      }
+  const auto gates = columns_of(x, 0, width), ups = columns_of(x, half, width);
+  std::vector<double> want_y, want_gate, want_up;
+  for (std::size_t i = 0; i < gates.size(); ++i) want_y.push_back(act(kind, gates[i]) * ups[i]);
+  check_close(columns_of(y, 0, width), want_y, kRelative * tolerance(dtype), kFarOut);
+  CHECK(columns_of(y, width, gap) ==
+        std::vector<double>(static_cast<std::size_t>(rows * gap), 77.0));
+
+  const Buffer grad_y(dtype, {rows, half}, Buffer::normal(rows * half, 2));
+  const Buffer grad(dtype, {rows, packed}, kBefore), one(dtype, {rows, packed}, kBefore);
+  const GradientView of_gate{columns(grad, 0), accumulate, true};
+  const GradientView of_up{columns(grad, half), accumulate, true};
+  kernels::gated_backward(context, {gate, up, columns(grad_y, 0), of_gate, of_up, kind});
+  const auto upstream = columns_of(grad_y, 0, width);
+  const double before = accumulate ? kBefore : 0.0;
+  for (std::size_t i = 0; i < gates.size(); ++i) {
+    want_gate.push_back(upstream[i] * ups[i] * act_derivative(kind, gates[i]) + before);
+    want_up.push_back(upstream[i] * act(kind, gates[i]) + before);
+  }
+  check_close(columns_of(grad, 0, width), want_gate, 4 * tolerance(dtype), 10.0);
+  check_close(columns_of(grad, half, width), want_up, 4 * tolerance(dtype), 10.0);
+  CHECK(columns_of(grad, width, gap) ==
+        std::vector<double>(static_cast<std::size_t>(rows * gap), kBefore));
+
+  // One gradient without the other.
+  const GradientView one_gate{columns(one, 0), accumulate, true};
+  const GradientView one_up{columns(one, half), accumulate, true};
+  kernels::gated_backward(context, {gate, up, columns(grad_y, 0), one_gate, {}, kind});
+  kernels::gated_backward(context, {gate, up, columns(grad_y, 0), {}, one_up, kind});
+  CHECK(one.bytes() == grad.bytes());
+}
+
+TEST_CASE("gated units match float64 in both directions, on halves of packed rows") {
+  for_each_context_and_dtype([](Context& context, DType dtype) {
+    for (const GatedKind kind : kKinds) {
+      for (const bool accumulate : {false, true})
+        for (const std::int64_t width : {1, 3, 31, 33, 64, 257})
+          check_halves(context, kind, dtype, 3, width, 0, accumulate);
+      for (const std::int64_t gap : {8, 3})          // in packs, or element by element
+        for (const std::int64_t width : {64, 2056})  // one block for a row, and more
+          check_halves(context, kind, dtype, 2, width, gap, false);
+      check_halves(context, kind, dtype, 1, 50257, 0, true);
     }
   });
 }
 
-TEST_CASE("GELU backward matches float64, overwriting or adding") {
-  for_each_context([](Context& context) {
-    for (const DType dtype : kComputingDTypes) {
-      for (const bool accumulate : {false, true}) {
-        for (const std::int64_t n : kOddLengths) {
-          CAPTURE(dtype_name(dtype));
-          CAPTURE(accumulate);
-          CAPTURE(n);
-          const Buffer x(dtype, {n}, inputs(n));
-          const Buffer grad_y(dtype, {n}, Buffer::normal(n, 8));
-          const Buffer grad_x(dtype, {n}, 0.5);
-          kernels::gelu_backward(context, {x.view(), grad_y.view(), grad_x.gradient(accumulate)});
-          auto want = map(x.values(), gelu_derivative);
-          const auto upstream = grad_y.values();
-          for (std::size_t i = 0; i < want.size(); ++i)
-            want[i] = want[i] * upstream[i] + (accumulate ? 0.5 : 0.0);
-          check_close(grad_x.values(), want, 2 * tolerance(dtype), 1.0);
-        }
-      }
+TEST_CASE("activations propagate a NaN and keep huge values finite") {
+  for_each_context_and_dtype([](Context& context, DType dtype) {
+    const double nan = std::numeric_limits<double>::quiet_NaN();
+    const Buffer x(dtype, {1, 5}, {nan, 1e30, -1e30, 1000.0, -1000.0}), one(dtype, {1, 5}, 1.0);
+    const Buffer y(dtype, {1, 5}), grad(dtype, {1, 5});
+    const auto check = [&] {
+      const auto out = y.values(), gradient = grad.values();
+      CHECK(std::isnan(out[0]));
+      CHECK(std::isnan(gradient[0]));
+      CHECK(out[1] == x.values()[1]);
+      CHECK(out[3] == x.values()[3]);
+      CHECK(std::abs(out[2]) < 0.01);
+      CHECK(std::abs(out[4]) < 1e-6);
+      CHECK(gradient[1] == 1.0);
+      CHECK(std::abs(gradient[2]) < 1e-6);
+    };
+    kernels::gelu_forward(context, {x.view(), y.view()});
+    kernels::gelu_backward(context, {x.view(), one.view(), grad.gradient(false)});
+    check();
+    for (const GatedKind kind : kKinds) {
+      kernels::gated_forward(context, {x.view(), one.view(), y.view(), kind});
+      kernels::gated_backward(context,
+                              {x.view(), one.view(), one.view(), grad.gradient(false), {}, kind});
+      check();
     }
   });
 }
 
-TEST_CASE("GELU does not depend on the number of threads") {
-  constexpr std::int64_t kSize = 50001;
+TEST_CASE("activations do not depend on the number of threads") {
   for (const DType dtype : {DType::F32, DType::BF16}) {
-    CAPTURE(dtype_name(dtype));
-    const Buffer x(dtype, {kSize}, inputs(kSize));
-    std::vector<char> first_y, first_grad;
-    for (const int threads : {1, 2, 3}) {
-      const auto context = Context::create({.threads = threads});
-      const Buffer y(dtype, {kSize});
-      const Buffer grad(dtype, {kSize});
-      kernels::gelu_forward(*context, {x.view(), y.view()});
-      kernels::gelu_backward(*context, {x.view(), x.view(), grad.gradient(false)});
-      if (threads == 1) {
-        first_y = y.bytes();
-        first_grad = grad.bytes();
-        check_close(y.values(), map(x.values(), gelu), kRelative * tolerance(dtype), kFarOut);
-      }
-      CHECK(y.bytes() == first_y);
-      CHECK(grad.bytes() == first_grad);
-    }
+    const Buffer x(dtype, {301, 193}, inputs(301 * 193, 4));
+    check_same_for_any_threads([&](Context& context) {
+      const Buffer y(dtype, {301, 193}), grad(dtype, {301, 193}), gated(dtype, {301, 193});
+      kernels::gelu_forward(context, {x.view(), y.view()});
+      kernels::gelu_backward(context, {x.view(), x.view(), grad.gradient(false)});
+      kernels::gated_forward(context, {x.view(), x.view(), gated.view(), GatedKind::SwiGlu});
+      return std::vector{y.bytes(), grad.bytes(), gated.bytes()};
+    });
   }
 }
 
-TEST_CASE("GELU hands a NaN on and keeps huge values finite") {
-  for_each_context([](Context& context) {
-    for (const DType dtype : kComputingDTypes) {
-      const double nan = std::numeric_limits<double>::quiet_NaN();
-      const Buffer x(dtype, {4}, {nan, 1e30, -1e30, 1.0});
-      const Buffer one(dtype, {4}, 1.0);
-      const Buffer y(dtype, {4}), grad(dtype, {4});
-      kernels::gelu_forward(context, {x.view(), y.view()});
-      kernels::gelu_backward(context, {x.view(), one.view(), grad.gradient(false)});
-      CHECK(std::isnan(y.values()[0]));
-      CHECK(std::isnan(grad.values()[0]));
-      CHECK(y.values()[1] == x.values()[1]);
-      CHECK(std::abs(y.values()[2]) < 0.01);
-      CHECK(grad.values()[1] == 1.0);
-      CHECK(std::abs(grad.values()[2]) < 1e-6);
-      CHECK(y.values()[3] == doctest::Approx(0.8412).epsilon(0.01));
-    }
-  });
-}
-
-TEST_CASE("GELU refuses what does not fit") {
-  const auto context = Context::create();
-  const Buffer x(DType::F32, {2, 3}), other(DType::F32, {3, 2}), half(DType::BF16, {2, 3});
-  CHECK_THROWS_WITH_AS(kernels::gelu_forward(*context, {x.view(), other.view()}),
-                       "gelu_forward: y must have shape [2, 3], got [3, 2]", InvalidArgument);
-  CHECK_THROWS_WITH_AS(kernels::gelu_forward(*context, {x.view(), half.view()}),
-                       "gelu_forward: y must have dtype f32, got bf16", InvalidArgument);
-  TensorView strided = x.view();
-  strided.strides = {1, 2};
-  CHECK_THROWS_WITH_AS(
-      kernels::gelu_backward(*context, {strided, x.view(), {x.view(), false, true}}),
-      "gelu_backward: x must be contiguous, got shape [2, 3] with strides [1, 2]", InvalidArgument);
-  std::int64_t numbers[6] = {};
-  const TensorView integers = dense_view(numbers, DType::I64, {2, 3});
-  CHECK_THROWS_WITH_AS(kernels::gelu_forward(*context, {integers, integers}),
-                       "gelu_forward: x must have dtype f32, bf16 or f64, got i64", Unsupported);
-  const auto meta = Context::create({.device = {DeviceType::Meta, 0}});
-  CHECK_THROWS_WITH_AS(kernels::gelu_forward(*meta, {x.view(), x.view()}),
-                       "gelu_forward: x is on cpu, the context on meta", InvalidArgument);
-}
-
-TEST_CASE("GELU on the meta device checks and computes nothing") {
-  const auto meta = Context::create({.device = {DeviceType::Meta, 0}});
-  const TensorView x = dense_view(nullptr, DType::F32, {4, 5}, meta->device());
-  CHECK_NOTHROW(kernels::gelu_forward(*meta, {x, x}));
-  const TensorView y = dense_view(nullptr, DType::F32, {4, 6}, meta->device());
-  CHECK_THROWS_AS(kernels::gelu_forward(*meta, {x, y}), InvalidArgument);
+TEST_CASE("rows are cut into whole warps that cover them") {
+  using kernels::cuda::RowsShape;
+  for (const std::int64_t packs : {1, 32, 33, 256, 257, 1376, 1 << 20}) {
+    CAPTURE(packs);
+    const RowsShape shape(packs);
+    CHECK(shape.threads % 32 == 0);
+    CHECK(shape.threads <= RowsShape::kMostThreads);
+    CHECK(std::int64_t{shape.threads} * shape.parts >= packs);
+  }
+  CHECK(RowsShape(1376).parts == 6);
+  CHECK(RowsShape(std::int64_t{1} << 40).parts == RowsShape::kMostParts);
 }
 
 }  // namespace

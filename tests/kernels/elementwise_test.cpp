@@ -145,8 +145,9 @@ TEST_CASE("sum_rows sums columns of strided rows") {
   for_each_context([](Context& context) {
     for (const DType dtype : kComputingDTypes) {
       for (const bool accumulate : {false, true}) {
-        for (const std::int64_t columns : {1, 3, 31, 33, 257, 8, 520}) {
+        for (const std::int64_t columns : {1, 3, 31, 33, 257, 8, 520, 50257}) {
           for (const std::int64_t rows : {0, 1, 9, 65, 133}) {
+            if (columns > 50000 && rows != 9) continue;
             // To the next multiple of a pack, and else; nothing lies behind the last row.
             for (const std::int64_t stride : {(columns + 8) / 8 * 8, columns + 2}) {
               CAPTURE(dtype_name(dtype));
@@ -179,26 +180,10 @@ TEST_CASE("sum_rows sums columns of strided rows") {
 
 TEST_CASE("sum_rows repeats to the bit for any number of threads") {
   const Buffer in(DType::F32, {301, 257}, Buffer::normal(301 * 257, 6));
-  std::vector<char> first;
-  for (const int threads : {1, 2, 3}) {
-    const auto context = Context::create({.threads = threads});
+  check_same_for_any_threads([&](Context& context) {
     const Buffer out(DType::F32, {257});
-    kernels::sum_rows(*context, in.view(), out.gradient(false));
-    if (first.empty()) first = out.bytes();
-    CHECK(out.bytes() == first);
-  }
-}
-
-TEST_CASE("sum_rows sums a row as wide as a vocabulary") {
-  for_each_context([](Context& context) {
-    constexpr std::int64_t kRows = 2, kColumns = 50257;
-    const Buffer in(DType::BF16, {kRows, kColumns}, Buffer::normal(kRows * kColumns, 7));
-    const Buffer out(DType::F32, {kColumns});
     kernels::sum_rows(context, in.view(), out.gradient(false));
-    const auto values = in.values();
-    std::vector<double> want(values.begin(), values.begin() + kColumns);
-    for (std::size_t c = 0; c < want.size(); ++c) want[c] += values[c + want.size()];
-    check_close(out.values(), want, tolerance(DType::F32), 1.0);
+    return out.bytes();
   });
 }
 
@@ -228,10 +213,6 @@ TEST_CASE("blocks of column sums share out all rows, none without a row") {
 TEST_CASE("elementwise kernels refuse what does not fit") {
   const auto context = Context::create();
   const Buffer a(DType::F32, {2, 3}), b(DType::F32, {6}), half(DType::BF16, {2, 3});
-  CHECK_THROWS_WITH_AS(kernels::add(*context, a.view(), b.view(), a.view()),
-                       "add: b must have shape [2, 3], got [6]", InvalidArgument);
-  CHECK_THROWS_WITH_AS(kernels::add(*context, a.view(), half.view(), a.view()),
-                       "add: b must have dtype f32, got bf16", InvalidArgument);
   CHECK_THROWS_WITH_AS(kernels::cast(*context, a.view(), b.gradient(false)),
                        "cast: out must have shape [2, 3], got [6]", InvalidArgument);
   CHECK_THROWS_WITH_AS(kernels::sum_rows(*context, half.view(), half.gradient(false)),

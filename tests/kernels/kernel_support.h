@@ -14,10 +14,13 @@
 #include "core/base/rng.h"
 #include "core/base/storage.h"
 #include "core/base/tensor_view.h"
+#include "kernels/dispatch.h"
 
 // What the tests of all kernel families share: backends, buffers of any computing dtype, and one
 // tolerance table.
 namespace tessera::test {
+
+using kernels::accumulator_dtype;
 
 inline constexpr DType kComputingDTypes[] = {DType::F64, DType::F32, DType::BF16};
 inline constexpr std::int64_t kOddSizes[] = {1, 3, 31, 33, 257};
@@ -47,8 +50,7 @@ inline double tolerance(DType dtype) {
 /// Calls f(Context&) for every CPU level that this processor runs and 1, 2 and 3 threads.
 template <typename F>
 void for_each_cpu_context(F&& f) {
-  for (const CpuLevel level : {CpuLevel::Generic, CpuLevel::V2, CpuLevel::V3, CpuLevel::V4}) {
-    if (level > detect_cpu_level()) continue;
+  for (const CpuLevel level : cpu_levels()) {
     for (const int threads : {1, 2, 3}) {
       const std::string where = std::string(cpu_level_name(level));
       CAPTURE(where);
@@ -100,14 +102,36 @@ void for_gpu_context(F&& f) {
   if (const std::string plugin = gpu_plugin(); !plugin.empty()) with_plugin(plugin, f);
 }
 
-/// As for_each_cpu_context, and for the CUDA kernels that run as fibers or on a GPU.
+/// Calls f(Context&) on the CUDA kernels as fibers, and on a GPU if there is one.
+template <typename F>
+void for_each_cuda_context(F&& f) {
+  if (!gpu_only()) with_plugin(TESSERA_FIBER_PLUGIN, f);
+  for_gpu_context(f);
+}
+
+/// for_each_cpu_context and for_each_cuda_context.
 template <typename F>
 void for_each_context(F&& f) {
-  if (!gpu_only()) {
-    for_each_cpu_context(f);
-    with_plugin(TESSERA_FIBER_PLUGIN, f);
-  }
-  for_gpu_context(f);
+  if (!gpu_only()) for_each_cpu_context(f);
+  for_each_cuda_context(f);
+}
+
+/// Calls f(Context&, DType) for every backend and computing dtype.
+template <typename F>
+void for_each_context_and_dtype(F&& f) {
+  for_each_context([&](Context& context) {
+    for (const DType dtype : kComputingDTypes) {
+      CAPTURE(dtype_name(dtype));
+      f(context, dtype);
+    }
+  });
+}
+
+/// Checks that run(Context&), which returns bytes, gives the same for any number of threads.
+template <typename F>
+void check_same_for_any_threads(F&& run) {
+  const auto once = run(*Context::create({.threads = 1}));
+  for (const int threads : {2, 3}) CHECK(run(*Context::create({.threads = threads})) == once);
 }
 
 /// A dense tensor on the heap, or in buffer_context(). Values go in and out as double, rounded to
@@ -204,6 +228,18 @@ class IndexBuffer {
   std::shared_ptr<Storage> storage_;
   TensorView view_;
 };
+
+/// Values as the dtype holds them.
+inline std::vector<double> rounded(DType dtype, const std::vector<double>& values) {
+  return Buffer(dtype, {static_cast<std::int64_t>(values.size())}, values).values();
+}
+
+/// The view, `elements` further on.
+inline TensorView offset(TensorView view, std::int64_t elements) {
+  view.data =
+      static_cast<char*>(view.data) + static_cast<std::size_t>(elements) * dtype_size(view.dtype);
+  return view;
+}
 
 /// |got - want| <= relative * (|want| + magnitude) for every element; reports the worst one.
 /// @param magnitude  size of the terms that a result is summed from

@@ -5,10 +5,9 @@
 #include <doctest/doctest.h>
 
 #include <array>
-#include <set>
+#include <cmath>
 #include <string>
 
-#include "kernels/cuda/launch/attention.h"
 #include "tests/support/fiber/fiber.h"
 
 namespace tessera::test {
@@ -28,7 +27,6 @@ using kernels::cuda::mma;
 using kernels::cuda::pack_bf16;
 using kernels::cuda::SharedArray;
 using kernels::cuda::SharedMemory;
-using kernels::cuda::swizzled;
 using kernels::cuda::wait_copies;
 using kernels::cuda::widen;
 
@@ -234,35 +232,6 @@ TEST_CASE("copies are watched like other writes") {
                                if (lane_number() == 40) copy_async(to, from.data(), false);
                              }),
                  "which thread 0 read with no barrier between"));
-}
-
-template <int kDim>
-void check_swizzle() {
-  CAPTURE(kDim);
-  constexpr int kRows = 16, kChunks = kDim / 8;
-  std::set<int> places;
-  bool conflict = false;
-  for (int chunk = 0; chunk < kChunks; ++chunk)
-    for (int first = 0; first < kRows; first += 8) {
-      std::set<int> banks;
-      for (int row = first; row < first + 8; ++row) {
-        places.insert(swizzled<kDim>(row, chunk));
-        banks.insert(swizzled<kDim>(row, chunk) / 8 % 8);
-      }
-      conflict = conflict || banks.size() != 8;
-    }
-  CHECK(!conflict);
-  CHECK(places.size() == static_cast<std::size_t>(kRows * kChunks));
-  CHECK(*places.rbegin() == (kRows * kChunks - 1) * 8);
-}
-
-TEST_CASE("swizzled rows of a chunk lie in different banks, and nothing in one place twice") {
-  check_swizzle<32>();
-  check_swizzle<64>();
-  check_swizzle<96>();
-  check_swizzle<128>();
-  check_swizzle<192>();
-  check_swizzle<256>();
 }
 
 }  // namespace

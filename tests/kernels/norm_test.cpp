@@ -1,298 +1,305 @@
 #include "kernels/norm.h"
 
+#include <array>
+#include <cstdlib>
+
+#include "kernels/elementwise.h"
 #include "tests/kernels/kernel_support.h"
 
 namespace tessera::test {
 namespace {
 
-constexpr double kEps = 1e-5;
+using Values = std::vector<double>;
 
-struct Reference {
-  std::vector<double> y, mean, rstd, grad_x, grad_weight, grad_bias;
+constexpr double kEps = 1e-5, kBefore = 0.5;
+
+struct Case {
+  bool layer;  ///< layer norm, else RMS norm: no mean, no bias
+  DType dtype;
+  std::int64_t rows, width;
+  DType sums() const { return accumulator_dtype(dtype); }
 };
 
-// Both directions by the book, in long double. grad_y may be empty.
-Reference reference(std::int64_t rows, std::int64_t width, const std::vector<double>& x,
-                    const std::vector<double>& weight, const std::vector<double>& bias,
-                    const std::vector<double>& grad_y) {
-  const auto columns = static_cast<std::size_t>(width);
-  Reference result;
-  result.grad_weight.resize(columns);
-  result.grad_bias.resize(columns);
-  for (std::size_t r = 0; r < static_cast<std::size_t>(rows); ++r) {
-    const double* in = x.data() + r * columns;
-    long double mean = 0, variance = 0;
-    for (std::size_t c = 0; c < columns; ++c) mean += static_cast<long double>(in[c]);
-    mean /= static_cast<long double>(width);
-    for (std::size_t c = 0; c < columns; ++c) variance += (in[c] - mean) * (in[c] - mean);
-    const long double rstd = 1.0L / std::sqrt(variance / static_cast<long double>(width) +
-                                              static_cast<long double>(kEps));
-    result.mean.push_back(static_cast<double>(mean));
-    result.rstd.push_back(static_cast<double>(rstd));
-    for (std::size_t c = 0; c < columns; ++c)
-      result.y.push_back(static_cast<double>(weight[c] * (in[c] - mean) * rstd + bias[c]));
-    if (grad_y.empty()) continue;
-    const double* grad = grad_y.data() + r * columns;
-    long double sum_g = 0, sum_gn = 0;
-    for (std::size_t c = 0; c < columns; ++c) {
-      const long double n = (in[c] - mean) * rstd;
-      sum_g += static_cast<long double>(weight[c]) * grad[c];
-      sum_gn += static_cast<long double>(weight[c]) * grad[c] * n;
-      result.grad_weight[c] += static_cast<double>(grad[c] * n);
-      result.grad_bias[c] += grad[c];
-    }
-    for (std::size_t c = 0; c < columns; ++c) {
-      const long double n = (in[c] - mean) * rstd;
-      const auto count = static_cast<long double>(width);
-      result.grad_x.push_back(
-          static_cast<double>(rstd * (static_cast<long double>(weight[c]) * grad[c] -
-                                      sum_g / count - n * sum_gn / count)));
-    }
-  }
-  return result;
-}
+/// Operands as the dtype holds them. Backward is given a mean and rstd of its own: those of x would
+/// make its terms cancel in short rows.
+struct Inputs : Case {
+  explicit Inputs(const Case& c)
+      : Case(c),
+        x(rounded(dtype, Buffer::normal(rows * width, 1, 2.0, 0.5))),
+        residual(rounded(dtype, Buffer::normal(rows * width, 2, 1.5))),
+        weight(rounded(dtype, Buffer::normal(width, 3))),
+        bias(rounded(dtype, Buffer::normal(width, 4))),
+        grad_y(rounded(dtype, Buffer::normal(rows * width, 5))),
+        mean(rounded(sums(), Buffer::normal(rows, 6, 0.1, 0.5))),
+        rstd(rounded(sums(), Buffer::normal(rows, 7, 0.05, 0.5))) {}
+  Values x, residual, weight, bias, grad_y, mean, rstd;
+};
 
-double relative_norm_error(const std::vector<double>& got, const std::vector<double>& want) {
-  double error = 0, norm = 0;
-  for (std::size_t i = 0; i < want.size(); ++i) {
-    error += (got[i] - want[i]) * (got[i] - want[i]);
-    norm += want[i] * want[i];
-  }
-  return std::sqrt(error / norm);
-}
+/// The definitions, in long double.
+struct Expected {
+  Values y, mean, rstd, grad_x, grad_weight, grad_bias;
 
-DType sums_of(DType dtype) { return dtype == DType::F64 ? DType::F64 : DType::F32; }
+  explicit Expected(const Inputs& in) {
+    const auto columns = static_cast<std::size_t>(in.width);
+    const auto count = static_cast<long double>(in.width);
+    grad_weight.resize(columns);
+    grad_bias.resize(columns);
+    for (std::size_t r = 0; r < static_cast<std::size_t>(in.rows); ++r) {
+      const double *x = in.x.data() + r * columns, *grad = in.grad_y.data() + r * columns;
+      long double center = 0, squares = 0;
+      for (std::size_t c = 0; in.layer && c < columns; ++c)
+        center += static_cast<long double>(x[c]) / count;
+      for (std::size_t c = 0; c < columns; ++c) squares += (x[c] - center) * (x[c] - center);
+      const long double scale = 1.0L / std::sqrt(squares / count + static_cast<long double>(kEps));
+      mean.push_back(static_cast<double>(center));
+      rstd.push_back(static_cast<double>(scale));
+      for (std::size_t c = 0; c < columns; ++c)
+        y.push_back(static_cast<double>(in.weight[c] * (x[c] - center) * scale +
+                                        (in.layer ? in.bias[c] : 0.0)));
 
-TEST_CASE("layer norm forward matches float64") {
-  for_each_context([](Context& context) {
-    for (const DType dtype : kComputingDTypes) {
-      for (const std::int64_t width : kOddSizes) {
-        for (const double offset : {0.0, 3.0}) {
-          CAPTURE(dtype_name(dtype));
-          CAPTURE(width);
-          CAPTURE(offset);
-          const std::int64_t rows = 7;
-          const Buffer x(dtype, {rows, width}, Buffer::normal(rows * width, 1, 2.0, offset));
-          const Buffer weight(dtype, {width}, Buffer::normal(width, 2));
-          const Buffer bias(dtype, {width}, Buffer::normal(width, 3));
-          const Buffer y(dtype, {rows, width}, 77.0);
-          const Buffer mean(sums_of(dtype), {rows}), rstd(sums_of(dtype), {rows});
-          kernels::layer_norm_forward(context, {x.view(), weight.view(), bias.view(), y.view(),
-                                                mean.view(), rstd.view(), kEps});
-          const auto want = reference(rows, width, x.values(), weight.values(), bias.values(), {});
-          check_close(y.values(), want.y, tolerance(dtype), 1.0 + offset);
-          check_close(mean.values(), want.mean, tolerance(sums_of(dtype)), 1.0 + offset);
-          check_close(rstd.values(), want.rstd, tolerance(sums_of(dtype)), width == 1 ? 0.0 : 1.0);
-        }
+      const long double m = in.layer ? in.mean[r] : 0.0, s = in.rstd[r];
+      long double mean_g = 0, mean_gn = 0;
+      for (std::size_t c = 0; c < columns; ++c) {
+        const long double n = (x[c] - m) * s, g = static_cast<long double>(in.weight[c]) * grad[c];
+        if (in.layer) mean_g += g / count;
+        mean_gn += g * n / count;
+        grad_weight[c] += static_cast<double>(grad[c] * n);
+        grad_bias[c] += grad[c];
+      }
+      for (std::size_t c = 0; c < columns; ++c) {
+        const long double n = (x[c] - m) * s, g = static_cast<long double>(in.weight[c]) * grad[c];
+        grad_x.push_back(static_cast<double>(s * (g - mean_g - n * mean_gn)));
       }
     }
-  });
+  }
+};
+
+struct Forward {
+  explicit Forward(const Inputs& in)
+      : x(in.dtype, {in.rows, in.width}, in.x),
+        residual(in.dtype, {in.rows, in.width}, in.residual),
+        weight(in.dtype, {in.width}, in.weight),
+        bias(in.dtype, {in.width}, in.bias),
+        sum(in.dtype, {in.rows, in.width}, 77.0),
+        y(in.dtype, {in.rows, in.width}, 77.0),
+        mean(in.sums(), {in.rows}),
+        rstd(in.sums(), {in.rows}),
+        layer(in.layer) {}
+
+  void run(Context& context, const TensorView& from, const TensorView& added = {},
+           const TensorView& to = {}) const {
+    if (layer)
+      kernels::layer_norm_forward(context, {from, weight.view(), bias.view(), y.view(), mean.view(),
+                                            rstd.view(), kEps, added, to});
+    else
+      kernels::rms_norm_forward(context,
+                                {from, weight.view(), y.view(), rstd.view(), kEps, added, to});
+  }
+  std::array<std::vector<char>, 3> bytes() const { return {y.bytes(), mean.bytes(), rstd.bytes()}; }
+  Buffer x, residual, weight, bias, sum, y, mean, rstd;
+  bool layer;
+};
+
+/// Gradients of x, weight and bias.
+struct Gradients {
+  std::array<Values, 3> values;
+  std::array<std::vector<char>, 3> bytes;
+  std::int64_t scratch = 0;
+};
+
+/// @param apart  the gradient of x alone, then those of the parameters
+Gradients backward(Context& context, const Inputs& in, bool accumulate, bool apart = false) {
+  const Buffer x(in.dtype, {in.rows, in.width}, in.x), weight(in.dtype, {in.width}, in.weight);
+  const Buffer grad_y(in.dtype, {in.rows, in.width}, in.grad_y);
+  const Buffer mean(in.sums(), {in.rows}, in.mean), rstd(in.sums(), {in.rows}, in.rstd);
+  const Buffer grad_x(in.dtype, {in.rows, in.width}, kBefore);
+  const Buffer grad_weight(in.sums(), {in.width}, kBefore),
+      grad_bias(in.sums(), {in.width}, kBefore);
+  context.ledger().reset_peaks();
+  const auto run = [&](bool input, bool parameters) {
+    const auto wanted = [&](const Buffer& of, bool is) {
+      return is ? of.gradient(accumulate) : GradientView{};
+    };
+    if (in.layer)
+      kernels::layer_norm_backward(
+          context,
+          {x.view(), weight.view(), mean.view(), rstd.view(), grad_y.view(), wanted(grad_x, input),
+           wanted(grad_weight, parameters), wanted(grad_bias, parameters)});
+    else
+      kernels::rms_norm_backward(context, {x.view(), weight.view(), rstd.view(), grad_y.view(),
+                                           wanted(grad_x, input), wanted(grad_weight, parameters)});
+  };
+  if (apart) run(true, false);
+  run(!apart, true);
+  const MemoryUsage scratch = context.ledger().usage(MemoryCategory::Workspace);
+  CHECK(scratch.current == 0);
+  return {{grad_x.values(), grad_weight.values(), grad_bias.values()},
+          {grad_x.bytes(), grad_weight.bytes(), grad_bias.bytes()},
+          scratch.peak};
 }
 
-TEST_CASE("layer norm backward matches float64, overwriting or adding") {
-  for_each_context([](Context& context) {
-    for (const DType dtype : kComputingDTypes) {
-      for (const bool accumulate : {false, true}) {
-        for (const std::int64_t width : {1, 2, 3, 31, 33, 257}) {
-          CAPTURE(dtype_name(dtype));
-          CAPTURE(accumulate);
-          CAPTURE(width);
-          const std::int64_t rows = 75;  // one block of rows, a group of eight, and a remainder
-          const DType sums = sums_of(dtype);
-          const Buffer x(dtype, {rows, width}, Buffer::normal(rows * width, 4, 2.0, 0.5));
-          const Buffer weight(dtype, {width}, Buffer::normal(width, 5));
-          const Buffer grad_y(dtype, {rows, width}, Buffer::normal(rows * width, 6));
-          auto want =
-              reference(rows, width, x.values(), weight.values(),
-                        std::vector<double>(static_cast<std::size_t>(width)), grad_y.values());
-          const Buffer mean(sums, {rows}, want.mean), rstd(sums, {rows}, want.rstd);
-          const Buffer grad_x(dtype, {rows, width}, 0.5);
-          const Buffer grad_weight(sums, {width}, 0.5), grad_bias(sums, {width}, 0.5);
-          kernels::layer_norm_backward(
-              context, {x.view(), weight.view(), mean.view(), rstd.view(), grad_y.view(),
-                        grad_x.gradient(accumulate), grad_weight.gradient(accumulate),
-                        grad_bias.gradient(accumulate)});
-          if (accumulate) {
-            for (auto* gradient : {&want.grad_x, &want.grad_weight, &want.grad_bias})
-              for (double& value : *gradient) value += 0.5;
-          }
-          // With two or three columns the terms of grad_x nearly cancel where rstd is large; of
-          // one column they cancel wholly, and rstd is 1 / sqrt(eps).
-          const double magnitude = width == 1 ? 1000.0 : width < 4 ? 30.0 : 3.0;
-          check_close(grad_x.values(), want.grad_x, tolerance(dtype), magnitude);
-          check_close(grad_weight.values(), want.grad_weight, tolerance(sums), 10.0);
-          check_close(grad_bias.values(), want.grad_bias, tolerance(sums), 10.0);
-        }
-      }
+void check_forward(Context& context, const Inputs& in, const Expected& want) {
+  // The rounding error of a row's sums grows with the row.
+  const double long_row = in.width > 50000 ? 8.0 : in.width > 4096 ? 4.0 : 1.0;
+  const Forward plain(in), fused(in), separate(in), over_x(in), over_residual(in);
+  plain.run(context, plain.x.view());
+  check_close(plain.y.values(), want.y, long_row * tolerance(in.dtype), 3.0);
+  check_close(plain.rstd.values(), want.rstd, long_row * tolerance(in.sums()), 1.0);
+  if (in.layer) check_close(plain.mean.values(), want.mean, long_row * tolerance(in.sums()), 1.0);
+
+  // With a residual: what an addition and a norm of its result give, bit for bit, also in place.
+  kernels::add(context, separate.x.view(), separate.residual.view(), separate.sum.view());
+  separate.run(context, separate.sum.view());
+  const auto bytes = separate.bytes();
+  fused.run(context, fused.x.view(), fused.residual.view(), fused.sum.view());
+  over_x.run(context, over_x.x.view(), over_x.residual.view(), over_x.x.view());
+  over_residual.run(context, over_residual.x.view(), over_residual.residual.view(),
+                    over_residual.residual.view());
+  for (const Forward* with : {&fused, &over_x, &over_residual}) CHECK(with->bytes() == bytes);
+  for (const Buffer* sum : {&fused.sum, &over_x.x, &over_residual.residual})
+    CHECK(sum->bytes() == separate.sum.bytes());
+}
+
+void check_backward(Context& context, const Inputs& in, const Expected& want) {
+  for (const bool accumulate : {false, true}) {
+    for (const bool apart : {false, true}) {
+      CAPTURE(accumulate);
+      CAPTURE(apart);
+      const Gradients got = backward(context, in, accumulate, apart);
+      const auto check = [&](const Values& values, Values expected, DType dtype, double magnitude) {
+        if (accumulate)
+          for (double& value : expected) value += kBefore;
+        check_close(values, expected, tolerance(dtype), magnitude);
+      };
+      check(got.values[0], want.grad_x, in.dtype, 3.0);
+      check(got.values[1], want.grad_weight, in.sums(), 30.0);
+      if (in.layer) check(got.values[2], want.grad_bias, in.sums(), 30.0);
     }
-  });
+  }
 }
 
-TEST_CASE("layer norm in f32 is within 1e-6 of float64 in norm") {
-  const std::int64_t rows = 200, width = 96;
-  for_each_context([&](Context& context) {
-    const Buffer x(DType::F32, {rows, width}, Buffer::normal(rows * width, 7));
-    const Buffer weight(DType::F32, {width}, Buffer::normal(width, 8, 0.1, 1.0));
-    const Buffer bias(DType::F32, {width}, Buffer::normal(width, 9, 0.1));
-    const Buffer grad_y(DType::F32, {rows, width}, Buffer::normal(rows * width, 10));
-    const auto want =
-        reference(rows, width, x.values(), weight.values(), bias.values(), grad_y.values());
-    const Buffer y(DType::F32, {rows, width}), mean(DType::F32, {rows}), rstd(DType::F32, {rows});
-    const Buffer grad_x(DType::F32, {rows, width});
-    const Buffer grad_weight(DType::F32, {width}), grad_bias(DType::F32, {width});
-    kernels::layer_norm_forward(
-        context, {x.view(), weight.view(), bias.view(), y.view(), mean.view(), rstd.view(), kEps});
-    kernels::layer_norm_backward(
-        context, {x.view(), weight.view(), mean.view(), rstd.view(), grad_y.view(),
-                  grad_x.gradient(false), grad_weight.gradient(false), grad_bias.gradient(false)});
-    CHECK(relative_norm_error(y.values(), want.y) < 1e-6);
-    CHECK(relative_norm_error(grad_x.values(), want.grad_x) < 1e-6);
-    CHECK(relative_norm_error(grad_weight.values(), want.grad_weight) < 1e-6);
-    CHECK(relative_norm_error(grad_bias.values(), want.grad_bias) < 1e-6);
-  });
-}
+struct Size {
+  std::int64_t rows, width;
+};
 
-// Widths around those at which the CUDA kernels change from warps to blocks, from rows in registers
-// to rows read again, and from packs to single elements.
-TEST_CASE("layer norm matches float64 for long rows") {
-  for_each_context([](Context& context) {
+// Rows of packs kept by a warp, kept by a block, read again; single elements. Gradients: teams of 1
+// to 16 warps with 1 to 4 packs to a thread, several steps of a block; rows that take two passes.
+constexpr Size kSizes[] = {{75, 1},   {75, 3},   {75, 31},  {75, 33},   {20, 257},  {1, 8},
+                           {75, 64},  {9, 264},  {70, 768}, {33, 1032}, {5, 1030},  {19, 1600},
+                           {9, 2304}, {9, 4096}, {5, 8192}, {2, 8200},  {3, 16384}, {1, 50257}};
+
+TEST_CASE("norms match float64 in both directions, with and without a residual") {
+  for (const bool layer : {true, false}) {
     for (const DType dtype : kComputingDTypes) {
-      for (const std::int64_t width :
-           {8, 248, 264, 768, 1023, 1033, 1600, 2056, 4104, 8200, 50257}) {
+      for (const Size size : kSizes) {
+        CAPTURE(layer);
         CAPTURE(dtype_name(dtype));
-        CAPTURE(width);
-        const std::int64_t rows = width < 1000 ? 9 : width < 50000 ? 2 : 1;
-        // The rounding error of the sums over a row grows with the row.
-        const double long_row = width < 50000 ? 1.0 : 8.0;
-        const DType sums = sums_of(dtype);
-        const Buffer x(dtype, {rows, width}, Buffer::normal(rows * width, 13, 2.0, 0.5));
-        const Buffer weight(dtype, {width}, Buffer::normal(width, 14));
-        const Buffer bias(dtype, {width}, Buffer::normal(width, 15));
-        const Buffer grad_y(dtype, {rows, width}, Buffer::normal(rows * width, 16));
-        const Buffer y(dtype, {rows, width}), grad_x(dtype, {rows, width});
-        const Buffer mean(sums, {rows}), rstd(sums, {rows});
-        const Buffer grad_weight(sums, {width}), grad_bias(sums, {width});
-        kernels::layer_norm_forward(context, {x.view(), weight.view(), bias.view(), y.view(),
-                                              mean.view(), rstd.view(), kEps});
-        kernels::layer_norm_backward(
-            context,
-            {x.view(), weight.view(), mean.view(), rstd.view(), grad_y.view(),
-             grad_x.gradient(false), grad_weight.gradient(false), grad_bias.gradient(false)});
-        const auto want =
-            reference(rows, width, x.values(), weight.values(), bias.values(), grad_y.values());
-        check_close(y.values(), want.y, long_row * tolerance(dtype), 3.0);
-        check_close(mean.values(), want.mean, long_row * tolerance(sums), 1.0);
-        check_close(rstd.values(), want.rstd, long_row * tolerance(sums), 1.0);
-        check_close(grad_x.values(), want.grad_x, long_row * tolerance(dtype), 3.0);
-        check_close(grad_weight.values(), want.grad_weight, long_row * tolerance(sums), 10.0);
-        check_close(grad_bias.values(), want.grad_bias, tolerance(sums), 10.0);
+        CAPTURE(size.rows);
+        CAPTURE(size.width);
+        const Inputs in({layer, dtype, size.rows, size.width});
+        const Expected want(in);
+        for_each_context([&](Context& context) {
+          check_forward(context, in, want);
+          check_backward(context, in, want);
+        });
       }
     }
-  });
+  }
 }
 
-TEST_CASE("layer norm takes rows that do not begin at a multiple of 16 bytes") {
+TEST_CASE("norms take rows that do not begin at a multiple of 16 bytes") {
   for_each_context([](Context& context) {
-    const std::int64_t rows = 3, width = 64;
-    const Buffer wide(DType::F32, {rows * width + 1}, Buffer::normal(rows * width + 1, 17));
-    const Buffer one(DType::F32, {width}, 1.0), zero(DType::F32, {width});
-    const Buffer y(DType::F32, {rows, width}), grad_x(DType::F32, {rows, width});
-    const Buffer mean(DType::F32, {rows}), rstd(DType::F32, {rows});
-    const Buffer grad_weight(DType::F32, {width}), grad_bias(DType::F32, {width});
+    const Inputs in({true, DType::F32, 3, 64});
+    const Forward aligned(in), shifted(in);
+    Values behind = in.x;
+    behind.insert(behind.begin(), 7.0);
+    const Buffer wide(DType::F32, {3 * 64 + 1}, behind);
     const TensorView x =
-        dense_view(wide.view().as<float>() + 1, DType::F32, {rows, width}, context.device());
-    kernels::layer_norm_forward(
-        context, {x, one.view(), zero.view(), y.view(), mean.view(), rstd.view(), kEps});
-    kernels::layer_norm_backward(
-        context, {x, one.view(), mean.view(), rstd.view(), x, grad_x.gradient(false),
-                  grad_weight.gradient(false), grad_bias.gradient(false)});
-    const auto values = wide.values();
-    const std::vector<double> rest(values.begin() + 1, values.end());
-    const auto want = reference(rows, width, rest, one.values(), zero.values(), rest);
-    check_close(y.values(), want.y, tolerance(DType::F32), 1.0);
-    check_close(grad_x.values(), want.grad_x, tolerance(DType::F32), 3.0);
-    check_close(grad_weight.values(), want.grad_weight, tolerance(DType::F32), 10.0);
-    check_close(grad_bias.values(), want.grad_bias, tolerance(DType::F32), 10.0);
+        dense_view(offset(wide.view(), 1).data, DType::F32, {3, 64}, context.device());
+    aligned.run(context, aligned.x.view());
+    shifted.run(context, x);
+    check_close(shifted.y.values(), aligned.y.values(), tolerance(DType::F32), 3.0);
+    const Buffer grad_x(DType::F32, {3, 64}), want_x(DType::F32, {3, 64});
+    const Buffer grad_weight(DType::F32, {64}), want_weight(DType::F32, {64});
+    const auto run = [&](const TensorView& from, const Buffer& to_x, const Buffer& to_weight) {
+      kernels::layer_norm_backward(context, {from,
+                                             aligned.weight.view(),
+                                             aligned.mean.view(),
+                                             aligned.rstd.view(),
+                                             from,
+                                             to_x.gradient(false),
+                                             to_weight.gradient(false),
+                                             {}});
+    };
+    run(aligned.x.view(), want_x, want_weight);
+    run(x, grad_x, grad_weight);
+    check_close(grad_x.values(), want_x.values(), tolerance(DType::F32), 3.0);
+    check_close(grad_weight.values(), want_weight.values(), tolerance(DType::F32), 10.0);
   });
 }
 
 TEST_CASE("layer norm's variance does not cancel far from zero") {
   for_each_context([](Context& context) {
-    const std::int64_t width = 64;
-    const Buffer x(DType::F32, {1, width}, Buffer::normal(width, 11, 0.1, 1000.0));
-    const Buffer one(DType::F32, {width}, 1.0), zero(DType::F32, {width});
-    const Buffer y(DType::F32, {1, width}), mean(DType::F32, {1}), rstd(DType::F32, {1});
-    kernels::layer_norm_forward(
-        context, {x.view(), one.view(), zero.view(), y.view(), mean.view(), rstd.view(), kEps});
-    const auto want = reference(1, width, x.values(), one.values(), zero.values(), {});
-    check_close(rstd.values(), want.rstd, 1e-5);
+    Inputs in({true, DType::F32, 1, 64});
+    in.x = rounded(DType::F32, Buffer::normal(64, 11, 0.1, 1000.0));
+    const Forward norm(in);
+    norm.run(context, norm.x.view());
+    check_close(norm.rstd.values(), Expected(in).rstd, 1e-5);
   });
 }
 
-TEST_CASE("layer norm repeats to the bit for any number of threads") {
-  const std::int64_t rows = 300, width = 193;
-  const Buffer x(DType::F32, {rows, width}, Buffer::normal(rows * width, 12));
-  const Buffer weight(DType::F32, {width}, 1.5), bias(DType::F32, {width}, 0.5);
-  std::vector<std::vector<char>> first;
-  for (const int threads : {1, 2, 3}) {
-    const auto context = Context::create({.threads = threads});
-    const Buffer y(DType::F32, {rows, width}), mean(DType::F32, {rows}), rstd(DType::F32, {rows});
-    const Buffer grad_x(DType::F32, {rows, width});
-    const Buffer grad_weight(DType::F32, {width}), grad_bias(DType::F32, {width});
-    kernels::layer_norm_forward(
-        *context, {x.view(), weight.view(), bias.view(), y.view(), mean.view(), rstd.view(), kEps});
-    kernels::layer_norm_backward(
-        *context, {x.view(), weight.view(), mean.view(), rstd.view(), y.view(),
-                   grad_x.gradient(false), grad_weight.gradient(false), grad_bias.gradient(false)});
-    const std::vector<std::vector<char>> bytes = {y.bytes(), grad_x.bytes(), grad_weight.bytes(),
-                                                  grad_bias.bytes()};
-    if (first.empty()) first = bytes;
-    CHECK(bytes == first);
+TEST_CASE("norms repeat to the bit: for any number of threads, and in every call on a device") {
+  for (const bool layer : {true, false}) {
+    const Inputs in({layer, DType::F32, 300, 193});
+    check_same_for_any_threads([&](Context& context) {
+      const Forward norm(in);
+      norm.run(context, norm.x.view());
+      return std::pair(norm.bytes(), backward(context, in, false).bytes);
+    });
   }
-}
-
-TEST_CASE("layer norm writes gradients of parameters also for no rows, and skips unwanted ones") {
-  for_each_context([](Context& context) {
-    const Buffer x(DType::F32, {0, 3}), weight(DType::F32, {3}), rows(DType::F32, {0});
-    const Buffer grad_weight(DType::F32, {3}, 9.0), grad_bias(DType::F32, {3}, 9.0);
-    kernels::layer_norm_forward(context, {x.view(), weight.view(), weight.view(), x.view()});
-    kernels::layer_norm_backward(context, {x.view(),
-                                           weight.view(),
-                                           rows.view(),
-                                           rows.view(),
-                                           x.view(),
-                                           x.gradient(false),
-                                           grad_weight.gradient(false),
-                                           {}});
-    CHECK(grad_weight.values() == std::vector<double>(3, 0.0));
-    CHECK(grad_bias.values() == std::vector<double>(3, 9.0));
+  for_each_cuda_context([](Context& context) {
+    const Inputs in({true, DType::BF16, 150, 264});
+    CHECK(backward(context, in, true).bytes == backward(context, in, true).bytes);
   });
 }
 
-TEST_CASE("layer norm refuses what does not fit") {
-  const auto context = Context::create();
-  const Buffer x(DType::F32, {4, 3}), weight(DType::F32, {3}), wide(DType::F32, {4});
-  const Buffer empty(DType::F32, {4, 0}), none(DType::F32, {0}), half(DType::BF16, {4});
-  CHECK_THROWS_WITH_AS(
-      kernels::layer_norm_forward(*context, {x.view(), wide.view(), weight.view(), x.view()}),
-      "layer_norm_forward: weight must have shape [3], got [4]", InvalidArgument);
-  CHECK_THROWS_WITH_AS(
-      kernels::layer_norm_forward(*context, {x.view(), weight.view(), weight.view(), x.view(),
-                                             half.view(), wide.view(), kEps}),
-      "layer_norm_forward: mean must have dtype f32, got bf16", InvalidArgument);
-  CHECK_THROWS_WITH_AS(
-      kernels::layer_norm_forward(*context, {x.view(), weight.view(), weight.view(), x.view(),
-                                             wide.view(), wide.view(), 0.0}),
-      "layer_norm_forward: eps must be positive, got 0", InvalidArgument);
-  CHECK_THROWS_WITH_AS(
-      kernels::layer_norm_forward(*context, {empty.view(), none.view(), none.view(), empty.view()}),
-      "layer_norm_forward: x has no columns to take a mean over, got shape [4, 0]",
-      InvalidArgument);
-  CHECK_THROWS_WITH_AS(
-      kernels::layer_norm_backward(
-          *context, {x.view(), weight.view(), wide.view(), wide.view(), x.view(), x.gradient(false),
-                     wide.gradient(false), weight.gradient(false)}),
-      "layer_norm_backward: grad_weight must have shape [3], got [4]", InvalidArgument);
+TEST_CASE("norms write gradients of parameters also for no rows") {
+  for_each_context([](Context& context) {
+    for (const bool layer : {true, false}) {
+      const Inputs none({layer, DType::F32, 0, 3});
+      const Forward norm(none);
+      norm.run(context, norm.x.view());
+      const Gradients got = backward(context, none, false);
+      CHECK(got.values[1] == Values(3, 0.0));
+      CHECK(got.values[2] == Values(3, layer ? 0.0 : kBefore));
+    }
+  });
+}
+
+TEST_CASE("scratch of a norm's gradients is a sum for each block and column, and is booked") {
+  if (gpu_only()) return;
+  with_plugin(TESSERA_FIBER_PLUGIN, [](Context& context) {
+    constexpr std::int64_t kTogether = 4;  // blocks that run at once on fibers
+    const auto scratch = [&](bool layer, std::int64_t rows, std::int64_t width) {
+      return backward(context, Inputs({layer, DType::BF16, rows, width}), false).scratch;
+    };
+    CHECK(scratch(true, 100, 768) == kTogether * 2 * 768 * 4);
+    CHECK(scratch(false, 100, 768) == kTogether * 768 * 4);
+    CHECK(scratch(true, 9, 768) == 2 * 2 * 768 * 4);                  // 8 rows to a block
+    CHECK(scratch(true, 9, 16384) == kTogether / 2 * 2 * 16384 * 4);  // twice as many threads
+    CHECK(scratch(true, 9, 257) == 0);  // two passes, and few rows: one block for each column
+  });
+}
+
+TEST_CASE("a device with little shared memory makes a norm's gradients in two passes") {
+  if (gpu_only()) return;
+  const Inputs in({true, DType::BF16, 19, 1600});
+  REQUIRE(::setenv("TESSERA_FIBER_SHARED", "49152", 1) == 0);
+  with_plugin(TESSERA_FIBER_PLUGIN, [&](Context& context) {
+    check_backward(context, in, Expected(in));
+    CHECK(backward(context, in, true).scratch == 0);
+  });
+  REQUIRE(::unsetenv("TESSERA_FIBER_SHARED") == 0);
 }
 
 }  // namespace

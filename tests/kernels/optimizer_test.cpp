@@ -54,7 +54,7 @@ TEST_CASE("adamw follows the definition over several steps") {
 }
 
 TEST_CASE("adamw does not depend on the number of threads") {
-  for (const CpuLevel level : {CpuLevel::Generic, detect_cpu_level()}) {
+  for (const CpuLevel level : cpu_levels()) {
     const State one(20011), three(20011);
     adamw(*Context::create({{}, 1, level}), one.args());
     adamw(*Context::create({{}, 3, level}), three.args());

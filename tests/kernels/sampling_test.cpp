@@ -226,34 +226,5 @@ TEST_CASE("a row that nothing can be drawn from: the CPU says which, CUDA gives 
   });
 }
 
-TEST_CASE("sampling refuses what does not fit") {
-  const auto context = Context::create();
-  const Buffer logits(DType::F32, {2, 5}), doubles(DType::F64, {2, 5});
-  const IndexBuffer tokens({2}, {0, 0}), three({3}, {0, 0, 0});
-  const auto run = [&](const Options& options) {
-    kernels::sample(*context, {logits.view(), tokens.view(), options.temperature, options.top_k,
-                               options.top_p, kKey, 0});
-  };
-  CHECK_THROWS_WITH_AS(run({-1.0, 0, 1.0}), "sample: temperature must be 0 or more, got -1",
-                       InvalidArgument);
-  CHECK_THROWS_WITH_AS(run({1.0, -2, 1.0}), "sample: top_k must be 0 (off) or more, got -2",
-                       InvalidArgument);
-  CHECK_THROWS_WITH_AS(run({1.0, 0, 0.0}), "sample: top_p must be in (0, 1], got 0",
-                       InvalidArgument);
-  const auto with = [&](const TensorView& in, const TensorView& out) {
-    kernels::sample(*context, {in, out, 1.0, 0, 1.0, kKey, 0});
-  };
-  CHECK_THROWS_WITH_AS(with(doubles.view(), tokens.view()),
-                       "sample is not available for logits of dtype f64; use f32", Unsupported);
-  CHECK_THROWS_WITH_AS(with(logits.view(), three.view()),
-                       "sample: tokens must have shape [2], got [3]", InvalidArgument);
-  TensorView wide = logits.view();
-  wide.shape[1] = kernels::kMostSampledColumns + 1;
-  CHECK_THROWS_AS(with(wide, tokens.view()), Unsupported);
-  TensorView none = logits.view();
-  none.shape[1] = 0;
-  CHECK_THROWS_AS(with(none, tokens.view()), InvalidArgument);
-}
-
 }  // namespace
 }  // namespace tessera::test

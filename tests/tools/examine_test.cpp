@@ -99,9 +99,8 @@ TEST_CASE("each library is told, in the build and on the machine, whatever GPU t
 }
 
 TEST_CASE("the matrix product is right at every level that this processor has") {
-  const auto highest = static_cast<int>(detect_cpu_level());
-  for (int level = 0; level <= highest; ++level) {
-    const ProductResult result = examine_product(2, static_cast<CpuLevel>(level));
+  for (const CpuLevel level : cpu_levels()) {
+    const ProductResult result = examine_product(2, level);
     CHECK(result.correct);
     CHECK(result.largest_error < 1e-5);
     CHECK(result.gflops > 0);

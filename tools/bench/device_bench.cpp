@@ -81,37 +81,40 @@ void products_and_gelu(DeviceMeasure& bench, const DeviceShapes& s) {
   const double work = 2 * number(rows) * number(narrow) * number(wide);
   const auto hidden = [&bench, rows, wide] { return bench.tensor({rows, wide}); };
   const auto forward = [&] {
-    return MatmulGelu{.product = {.a = bench.tensor({rows, narrow}),
-                                  .b = bench.tensor({narrow, wide}),
-                                  .c = hidden(),
-                                  .bias = bench.tensor({wide})},
-                      .pre = hidden()};
+    return Matmul{.a = bench.tensor({rows, narrow}),
+                  .b = bench.tensor({narrow, wide}),
+                  .c = hidden(),
+                  .bias = bench.tensor({wide}),
+                  .epilogue = Epilogue::Gelu,
+                  .pre = hidden()};
   };
   const auto backward = [&] {
-    return MatmulGeluBackward{.product = {.a = bench.tensor({rows, narrow}),
-                                          .b = bench.tensor({wide, narrow}),
-                                          .c = hidden(),
-                                          .transpose_b = true},
-                              .pre = hidden()};
+    return Matmul{.a = bench.tensor({rows, narrow}),
+                  .b = bench.tensor({wide, narrow}),
+                  .c = hidden(),
+                  .transpose_b = true,
+                  .epilogue = Epilogue::GeluGradient,
+                  .pre = hidden()};
   };
   bench.measure("matmul_gelu mlp in " + shape, Bound::Arithmetic, work,
-                [&] { return [args = forward(), &bench] { matmul_gelu(bench.context(), args); }; });
+                [&] { return [args = forward(), &bench] { matmul(bench.context(), args); }; });
   bench.measure("matmul, gelu_forward mlp in " + shape, Bound::Arithmetic, work, [&] {
     return [args = forward(), &bench] {
-      Matmul product = args.product;
+      Matmul product = args;
+      product.epilogue = Epilogue::None;
       product.c = args.pre;
       matmul(bench.context(), product);
-      gelu_forward(bench.context(), {args.pre, args.product.c});
+      gelu_forward(bench.context(), {args.pre, args.c});
     };
   });
-  bench.measure("matmul_gelu_backward mlp out " + shape, Bound::Arithmetic, work, [&] {
-    return [args = backward(), &bench] { matmul_gelu_backward(bench.context(), args); };
-  });
+  bench.measure("matmul_gelu_backward mlp out " + shape, Bound::Arithmetic, work,
+                [&] { return [args = backward(), &bench] { matmul(bench.context(), args); }; });
   bench.measure("matmul, gelu_backward mlp out " + shape, Bound::Arithmetic, work, [&] {
     return [args = backward(), &bench] {
-      const TensorView& c = args.product.c;
-      matmul(bench.context(), args.product);
-      gelu_backward(bench.context(), {args.pre, c, fresh(c)});
+      Matmul product = args;
+      product.epilogue = Epilogue::None;
+      matmul(bench.context(), product);
+      gelu_backward(bench.context(), {args.pre, args.c, fresh(args.c)});
     };
   });
 }
@@ -123,19 +126,21 @@ void products_and_bias_gradients(DeviceMeasure& bench, const DeviceShapes& s) {
   const std::string shape = fmt::format("{}x{}x{}", rows, in, out);
   const double work = 2 * number(rows) * number(in) * number(out);
   const auto args = [&] {
-    return MatmulBiasGradient{.product = {.a = bench.tensor({rows, in}),
-                                          .b = bench.tensor({rows, out}),
-                                          .c = bench.tensor({in, out}, DType::F32),
-                                          .transpose_a = true},
-                              .bias = fresh(bench.tensor({out}, DType::F32))};
+    return Matmul{.a = bench.tensor({rows, in}),
+                  .b = bench.tensor({rows, out}),
+                  .c = bench.tensor({in, out}, DType::F32),
+                  .transpose_a = true,
+                  .epilogue = Epilogue::BiasGradient,
+                  .bias_gradient = fresh(bench.tensor({out}, DType::F32))};
   };
-  bench.measure("matmul_bias_gradient mlp in " + shape, Bound::Arithmetic, work, [&] {
-    return [args = args(), &bench] { matmul_bias_gradient(bench.context(), args); };
-  });
+  bench.measure("matmul_bias_gradient mlp in " + shape, Bound::Arithmetic, work,
+                [&] { return [args = args(), &bench] { matmul(bench.context(), args); }; });
   bench.measure("matmul, sum_rows mlp in " + shape, Bound::Arithmetic, work, [&] {
     return [args = args(), &bench] {
-      matmul(bench.context(), args.product);
-      sum_rows(bench.context(), args.gradient(), args.bias);
+      Matmul product = args;
+      product.epilogue = Epilogue::None;
+      matmul(bench.context(), product);
+      sum_rows(bench.context(), args.gradient(), args.bias_gradient);
     };
   });
 }

@@ -1,4 +1,4 @@
-// The one file that knows cuDNN's graphs.
+// Attention as cuDNN graphs.
 #define CUDNN_FRONTEND_SKIP_JSON_LIB
 #include <cudnn_frontend.h>
 
@@ -9,6 +9,7 @@
 #include <optional>
 #include <unordered_map>
 
+#include "core/base/context.h"
 #include "core/base/cuda/backend.h"
 #include "kernels/cuda/cudnn_attention.h"
 #include "kernels/cuda/library_plan.h"
@@ -39,7 +40,7 @@ Window window_of(const TensorView& heads) {
   return {swap(heads.shape), swap(heads.strides)};
 }
 
-/// What decides which plan fits; of forward the last three windows are empty.
+/// Properties that select a plan; in forward the last three windows are empty.
 struct Key {
   bool backward = false;
   bool statistics = false;
@@ -179,7 +180,7 @@ class Attention final : public CudnnAttention {
       if (key.backward) {
         const auto stats = input(*graph, kStats, statistics);
         stats->set_data_type(fe::DataType_t::FLOAT);
-        // Without atomic additions in an order of their own: a resumed run repeats to the bit.
+        // No atomic additions: a resumed run repeats to the bit.
         const auto gradients = graph->sdpa_backward(q, k, v, input(*graph, kOut, key.windows[3]),
                                                     input(*graph, kGradOut, key.windows[4]), stats,
                                                     fe::graph::SDPA_backward_attributes()

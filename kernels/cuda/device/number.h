@@ -5,7 +5,7 @@
 
 namespace tessera::kernels::cuda {
 
-/// What a kernel computes with: double for double, else float.
+/// Type of arithmetic: double for double, else float.
 template <typename T>
 struct ComputeOf {
   using Type = float;
@@ -48,7 +48,7 @@ __device__ __forceinline__ BFloat16 narrow<BFloat16>(float x) {
   return result;
 }
 
-/// N elements that move as one: 16 bytes at most, and as aligned as they are long.
+/// N elements moved at once: at most 16 bytes, aligned to their size.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack {
   static_assert(sizeof(T) * N <= 16);
@@ -56,8 +56,10 @@ struct alignas(sizeof(T) * N) Pack {
   __device__ __forceinline__ T& operator[](int i) { return values[i]; }
   __device__ __forceinline__ const T& operator[](int i) const { return values[i]; }
 };
+/// Elements that a thread moves at once. One of f64: it serves tests and gradient checks, which
+/// need no second, faster variant of every kernel.
 template <typename T>
-inline constexpr int kPack = 16 / static_cast<int>(sizeof(T));
+inline constexpr int kPack = sizeof(T) > 4 ? 1 : 16 / static_cast<int>(sizeof(T));
 
 template <int N, typename T>
 __device__ __forceinline__ Pack<T, N> load_pack(const T* from) {

@@ -1,15 +1,15 @@
 #pragma once
 
-// The language of the kernels: CUDA C++, or plain C++ in builds that run them as fibers on the host
-// (TESSERA_FIBER). Kernels include this and device/ headers only, use no static __shared__ memory,
-// and are started through kernels/cuda/launch.h; so each file means the same to both compilers.
+// CUDA C++, or plain C++ in builds that run kernels as fibers on the host (TESSERA_FIBER). So that
+// kernels mean the same to both compilers, they use no static __shared__ memory and are started
+// through kernels/cuda/launch.h.
 
 #if defined(TESSERA_FIBER)
 #include <cuda_language.h>  // of tests/support/fiber
-#elif defined(__CUDACC__) || defined(TESSERA_CUDA_HOST)
+#elif defined(__CUDACC__)
 #include <cuda_runtime.h>
 #else
-#error "kernels are compiled by nvcc, or with TESSERA_FIBER; host code, TESSERA_CUDA_HOST"
+#error "kernels are compiled by nvcc, or with TESSERA_FIBER"
 #endif
 
 namespace tessera::kernels::cuda {

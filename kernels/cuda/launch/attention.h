@@ -8,9 +8,9 @@
 
 namespace tessera::kernels::cuda {
 
-/// Where the 16 bytes `chunk` of row `row` begin, in elements, in a tile of rows of kDim bf16. Any
-/// 8 rows that begin at a multiple of 8 hold a chunk in 8 different groups of banks, as do any 8
-/// chunks of a row: so neither ldmatrix nor copies of rows meet a conflict.
+/// Offset, in elements, of 16-byte chunk `chunk` of row `row` in a tile of rows of kDim bf16.
+/// Aligned groups of 8 rows hold a chunk in 8 different groups of banks, as do any 8 chunks of a
+/// row: neither ldmatrix nor copies of rows have bank conflicts.
 template <int kDim>
 constexpr int swizzled(int row, int chunk) {
   constexpr int kChunks = kDim / 8;
@@ -19,11 +19,10 @@ constexpr int swizzled(int row, int chunk) {
   return (row * kChunks + (chunk ^ turn)) * 8;
 }
 
-// How attention of bf16 on tensor cores is cut. Rows of heads are padded with zeros to kDim: 32,
-// 64, 96, 128, 192 or 256. A block's tile of rows (of queries, or of keys for their gradients)
-// belongs to kWarps warps, each with kRowTiles times 16 rows; the other side passes by in tiles of
-// kStep rows. The sums of a warp, its rows times kDim, and its scores, its rows times kStep, lie in
-// registers, in f32; 32 rows to a warp, where they fit, halve the reading of shared memory.
+// Tiling of bf16 attention on tensor cores. Rows of heads are padded with zeros to kDim. A block
+// owns a tile of rows (queries, or keys for their gradients), kRowTiles times 16 rows per warp, and
+// loops over tiles of kStep rows of the other side. Sums (rows x kDim) and scores (rows x kStep) of
+// a warp stay in f32 registers; 32 rows per warp, where they fit, halve the reads of shared memory.
 
 /// Forward: a tile of queries, and two stages of a tile of keys and one of values.
 template <int kDim>
@@ -40,13 +39,13 @@ template <int kDim>
 struct AttentionQueryShape {
   static constexpr int kRowTiles = kDim <= 64 ? 2 : 1;
   static constexpr int kWarps = 4;
-  static constexpr int kStep = kDim <= 32 ? 64 : 32;
+  static constexpr int kStep = 32;
   static constexpr int kRows = kWarps * kRowTiles * 16, kThreads = kWarps * 32;
   static constexpr int kSharedBytes = (2 * kRows + 4 * kStep) * kDim * 2;
 };
 
 /// Gradients of keys and values: a tile of each, and two stages of queries, of grad_out, and of the
-/// log_sum_exp and delta of the queries. For long rows a block makes half of the columns: the sums
+/// log_sum_exp and delta of the queries. For long rows a block computes half of the columns: sums
 /// of whole rows would not fit into registers.
 template <int kDim>
 struct AttentionKeyShape {
@@ -60,14 +59,14 @@ struct AttentionKeyShape {
 };
 
 /// Attention of f32 and f64 on CUDA cores: 16 x 16 threads to tiles of kRows rows of either side,
-/// rows padded with zeros to kDim: 32, 64, 128 or 256. Rows in shared memory are a pack longer, so
-/// that 8 of them begin in 8 different groups of banks.
+/// rows padded with zeros to kDim. Rows in shared memory are 16 bytes longer: 8 of them begin in 8
+/// different groups of banks.
 template <typename T, int kDim>
 struct AttentionPlainShape {
   static constexpr int kSide = 16, kThreads = kSide * kSide;
   static constexpr int kPack = 16 / static_cast<int>(sizeof(T));
   static constexpr int kRowBytes = kDim * static_cast<int>(sizeof(T));
-  static constexpr int kRows = kRowBytes <= 128 ? 64 : kRowBytes <= 512 ? 32 : 16;
+  static constexpr int kRows = kRowBytes <= 512 ? 32 : 16;
   static constexpr int kStride = kDim + kPack, kScoreStride = kRows + kPack;
   static constexpr int kBlocks = sizeof(T) > 4 ? 1 : 2;  // on a processor: what registers allow
   static constexpr int kTile = kRows * kStride, kScores = kRows * kScoreStride;
@@ -82,7 +81,7 @@ struct AttentionDeltaShape {
   static constexpr int kTeam = 8, kTeams = kThreads / kTeam;
 };
 
-/// Of a grid that is a line: the tiles of a head, then the next head.
+/// Blocks of a one-dimensional grid, head by head.
 /// @throws Unsupported if there are more blocks than a launch takes
 inline unsigned attention_blocks(const char* kernel, std::int64_t tiles, int heads, int batch) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
@@ -94,13 +93,26 @@ inline unsigned attention_blocks(const char* kernel, std::int64_t tiles, int hea
   return static_cast<unsigned>(tiles * all_heads);
 }
 
-/// f(std::integral_constant<int, kDim>) with the least of the compiled kDims that holds `dim`.
+/// f(std::integral_constant<int, kDim>) with the smallest compiled kDim >= dim.
 /// @return  false if none does
 template <int... kDims, typename F>
 bool visit_head_dim(std::int64_t dim, const F& f) {
   bool found = false;
   (void)((dim <= kDims ? (f(std::integral_constant<int, kDims>{}), found = true) : false) || ...);
   return found;
+}
+/// Head dims compiled for tensor cores, and below for CUDA cores; f64 only serves tests and
+/// gradient checks.
+template <typename F>
+bool visit_bf16_head_dim(std::int64_t dim, const F& f) {
+  return visit_head_dim<64, 96, 128, 192, 256>(dim, f);
+}
+template <typename T, typename F>
+bool visit_plain_head_dim(std::int64_t dim, const F& f) {
+  if constexpr (sizeof(T) > 4)
+    return visit_head_dim<64, 256>(dim, f);
+  else
+    return visit_head_dim<64, 128, 256>(dim, f);
 }
 
 }  // namespace tessera::kernels::cuda

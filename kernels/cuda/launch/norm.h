@@ -5,14 +5,12 @@
 
 namespace tessera::kernels::cuda {
 
-/// Who works on a row: a warp or, where that would leave each thread too much, a block.
+/// Team of a row: a warp, or a block for long rows.
 struct NormShape {
   static constexpr int kThreads = 256;
-  /// Packs of a row that a thread keeps in registers: a warp holds 1024 or 2048 elements of bf16, a
-  /// block 8192. The widths of GPT-2 (768 to 1600) are a warp's.
+  /// Packs of a row that a thread keeps in registers: a warp holds 1024 or 2048 elements of bf16
+  /// (GPT-2's widths are 768 to 1600), a block 8192.
   static constexpr int kFewPacks = 4, kManyPacks = 8;
-  /// Elements for each thread of a warp, at most, where rows are read one by one.
-  static constexpr int kMostSingle = 32;
 
   int kept = 0;        ///< kFewPacks, kManyPacks, or 0: the row is read again for each pass
   bool block = false;  ///< a team is the block, else a warp
@@ -21,9 +19,8 @@ struct NormShape {
   NormShape(std::int64_t width, int pack) {
     const std::int64_t packs = width / pack;
     constexpr int kWarp = 32;
-    if (pack == 1) {
-      block = packs > std::int64_t{kWarp} * kMostSingle;
-    } else if (packs <= std::int64_t{kWarp} * kManyPacks) {
+    if (pack == 1) return;  // a warp to each row
+    if (packs <= std::int64_t{kWarp} * kManyPacks) {
       kept = packs <= std::int64_t{kWarp} * kFewPacks ? kFewPacks : kManyPacks;
     } else {
       block = true;
@@ -36,15 +33,14 @@ struct NormShape {
   }
 };
 
-/// How all gradients of a norm are made in one pass: teams of warps walk down the rows, a whole
-/// grid of teams at a time, while their next row is on its way to shared memory. A thread works on
-/// the same columns in every row, whose sums it keeps in registers.
+/// All gradients of a norm in one pass: teams of warps stride over the rows by the grid, loading
+/// their next row to shared memory meanwhile. A thread owns the same columns in every row and keeps
+/// their sums in registers.
 ///
-/// An H100 needs some 32 to 40 KB under way on each processor. 16 warps, each with a row or two of
-/// x and grad_y ahead, have 16 to 32 KB for each pack that a thread has: 48 KB or more at the
-/// widths of GPT-2. 4 packs of bf16 are 64 sums, so a thread gets 128 registers, and a processor
-/// has no room for more warps. One block for each processor would halve the partial sums, but two
-/// compute while the other one waits at its barrier.
+/// An H100 needs 32 to 40 KB in flight per multiprocessor. 16 warps, each one or two rows of x and
+/// grad_y ahead, have 16 to 32 KB per pack of a thread: 48 KB or more at GPT-2's widths. 4 packs of
+/// bf16 are 64 sums, so a thread gets 128 registers, and no more warps fit. One block per
+/// multiprocessor would halve the partial sums, but two hide each other's barriers.
 struct NormGradientsShape {
   static constexpr int kMostPacks = 4;  ///< of a row, to each thread
   static constexpr int kFewThreads = 256, kMostThreads = 512;
@@ -66,8 +62,8 @@ struct NormGradientsShape {
   int teams() const { return threads / (32 * team_warps); }
   /// @param operands  whose rows are staged
   int staged_bytes(int operands) const { return threads * packs * 16 * operands * kStages; }
-  /// As many as run at once, each with a row for its first team.
-  /// @param shared_bytes  of a block; @param most_shared  what a block may have of the device
+  /// Blocks that run at once, each with a row for its first team.
+  /// @param shared_bytes  of a block; @param most_shared  limit of a block on the device
   unsigned blocks(std::int64_t rows, int processors, int shared_bytes, int most_shared) const {
     constexpr int kReserved = 1024;  // of each block, by the system
     const int by_registers = kMostThreads / threads;

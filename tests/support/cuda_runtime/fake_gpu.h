@@ -8,12 +8,6 @@
 #include <string>
 #include <vector>
 
-/// As cuda_runtime.h has it, for nvcc alone. To be included before kernels/cuda/launch.h.
-template <typename Kernel>
-cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute attribute, int value) {
-  return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), attribute, value);
-}
-
 namespace tessera::test {
 
 /// A GPU that is not there: what the CUDA runtime, defined here over host memory, says of one. A

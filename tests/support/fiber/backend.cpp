@@ -15,10 +15,14 @@
 #include "core/base/error.h"
 #include "core/base/plugin_kernels.h"
 #include "kernels/cuda/cudnn_attention.h"
+#include "kernels/cuda/launch.h"
 #include "tests/support/fiber/fiber.h"
 
-// The kernels' own attention is what fibers are to run.
 namespace tessera::kernels::cuda {
+int most_shared_bytes(Context&) { return fiber::most_shared_bytes(); }
+// Few, so that a block that strides over its work takes several steps in small tests.
+int processors(Context&) { return 2; }
+// Fibers run the project's own attention kernels.
 bool attention_forward_by_library(Context&, const AttentionForward&) { return false; }
 bool attention_backward_by_library(Context&, const AttentionBackward&) { return false; }
 }  // namespace tessera::kernels::cuda

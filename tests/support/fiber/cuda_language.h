@@ -9,8 +9,8 @@
 
 #include "tests/support/fiber/fiber.h"
 
-// What CUDA C++ adds to the language, for kernels that are compiled as plain C++ and run as fibers.
-// Only what the kernels use; each with the meaning of the CUDA C++ Programming Guide.
+// CUDA's extensions of C++ that the kernels use, for kernels compiled as plain C++ and run as
+// fibers. Meanings as in the CUDA C++ Programming Guide.
 
 #define __global__
 #define __device__
@@ -48,8 +48,6 @@ T shuffle(std::uint32_t mask, T value, int source, const char* file, int line) {
 }  // namespace tessera::fiber
 
 #define __syncwarp(mask) ::tessera::fiber::sync_warp(mask, __FILE__, __LINE__)
-#define __shfl_sync(mask, value, source) \
-  ::tessera::fiber::shuffle(mask, value, (source)&31, __FILE__, __LINE__)
 #define __shfl_xor_sync(mask, value, lanes) \
   ::tessera::fiber::shuffle(mask, value, ::tessera::fiber::lane() ^ (lanes), __FILE__, __LINE__)
 #define __shfl_down_sync(mask, value, lanes) \
@@ -57,37 +55,7 @@ T shuffle(std::uint32_t mask, T value, int source, const char* file, int line) {
 #define __shfl_up_sync(mask, value, lanes) \
   ::tessera::fiber::shuffle(mask, value, ::tessera::fiber::lane() - (lanes), __FILE__, __LINE__)
 #define __ballot_sync(mask, value) ::tessera::fiber::ballot(mask, value, __FILE__, __LINE__)
-#define __any_sync(mask, value) (::tessera::fiber::ballot(mask, value, __FILE__, __LINE__) != 0)
-#define __all_sync(mask, value) (::tessera::fiber::ballot(mask, !(value), __FILE__, __LINE__) == 0)
 
-template <typename T>
-T atomicAdd(T* to, std::type_identity_t<T> value) {
-  const T before = *to;
-  *to = before + value;
-  return before;
-}
-template <typename T>
-T atomicMax(T* to, std::type_identity_t<T> value) {
-  const T before = *to;
-  if (value > before) *to = value;
-  return before;
-}
-template <typename T>
-T atomicMin(T* to, std::type_identity_t<T> value) {
-  const T before = *to;
-  if (value < before) *to = value;
-  return before;
-}
-template <typename T>
-T atomicCAS(T* to, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
-  const T before = *to;
-  if (before == expected) *to = value;
-  return before;
-}
-inline void __threadfence() {}
-
-inline float rsqrtf(float x) { return 1.0F / std::sqrt(x); }
-inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
 inline void sincospi(double x, double* sine, double* cosine) {
   *sine = std::sin(std::numbers::pi * x);
   *cosine = std::cos(std::numbers::pi * x);
@@ -96,14 +64,7 @@ inline void sincospif(float x, float* sine, float* cosine) {
   *sine = static_cast<float>(std::sin(std::numbers::pi * static_cast<double>(x)));
   *cosine = static_cast<float>(std::cos(std::numbers::pi * static_cast<double>(x)));
 }
-inline float __expf(float x) { return std::exp(x); }
-inline float __logf(float x) { return std::log(x); }
-inline float __fdividef(float x, float y) { return x / y; }
 inline int __popc(std::uint32_t x) { return std::popcount(x); }
 inline int __ffs(std::uint32_t x) { return x == 0 ? 0 : std::countr_zero(x) + 1; }
-inline int __clz(std::uint32_t x) { return std::countl_zero(x); }
 inline std::uint32_t __float_as_uint(float x) { return std::bit_cast<std::uint32_t>(x); }
 inline float __uint_as_float(std::uint32_t x) { return std::bit_cast<float>(x); }
-inline std::uint32_t __umulhi(std::uint32_t a, std::uint32_t b) {
-  return static_cast<std::uint32_t>(std::uint64_t{a} * b >> 32);
-}

@@ -10,14 +10,14 @@
 
 // Runs the threads of a CUDA block as fibers of one thread of the host, one block after the other.
 //
-// A fiber runs until it comes to a barrier, a warp operation, or its end. So every run is the same,
-// and what would be undefined on a GPU is reported with the kernel's name and the thread:
+// A fiber runs until a barrier, a warp operation, or its end: runs are deterministic. Behaviour
+// that is undefined on a GPU is reported with the names of kernel and thread:
 //   - a barrier that some threads of the block don't reach, or reach at another line
 //   - a warp operation that some lanes of its mask don't reach, or reach at another line
-//   - shared memory that is read before anybody wrote it, or lies outside of what was launched with
-//   - shared memory that two threads touch, one of them writing, with no barrier between
+//   - shared memory read before it was written, or beyond the size of the launch
+//   - shared memory touched by two threads, one of them writing, without a barrier between
 //   - an asynchronous copy between addresses that are not aligned
-// An asynchronous copy is made as late as it may be, when its thread waits for it; until then its
+// Asynchronous copies complete as late as allowed, when their thread waits for them; until then the
 // target holds NaNs.
 namespace tessera::fiber {
 
@@ -50,10 +50,6 @@ std::vector<std::function<void()>> end_capture();
 /// Shared memory of a block at most, in bytes: that of an H100, or what the environment's
 /// TESSERA_FIBER_SHARED says.
 int most_shared_bytes();
-
-/// Of a device that would run blocks side by side; few, so that a block that walks over its work
-/// takes more than one step in small tests.
-constexpr int processors() { return 2; }
 
 // What follows is called by kernels, that is, inside run_grid.
 
