@@ -3,12 +3,12 @@
 #include <bit>
 #include <cstdint>
 
-// The arithmetic of sampling, for all devices: with weights that are integers, sums do not depend
-// on their order, and with nothing that a compiler may fuse or approximate, neither do the weights.
+// Arithmetic of sampling, the same on all devices: integer weights, so that sums do not depend on
+// their order, from operations that no compiler fuses or approximates.
 namespace tessera::kernels {
 
-/// Ascends as logits do; equal logits have equal keys (zeros of either sign too). Not for NaN.
-/// Above 0 even for -inf.
+/// Maps logits to integers in the same order; zeros of either sign are equal. Not for NaN. Above 0
+/// even for -inf.
 constexpr std::uint32_t logit_key(float logit) {
   const auto bits = std::bit_cast<std::uint32_t>(logit == 0.0F ? 0.0F : logit);
   return (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
@@ -19,19 +19,19 @@ constexpr float logit_of_key(std::uint32_t key) {
 inline constexpr std::uint32_t kInfinityKey = 0xff800000U;          // of +inf
 inline constexpr std::uint32_t kNegativeInfinityKey = 0x007fffffU;  // of -inf
 
-/// Differences of logits times this are octaves, with 32 bits behind the point.
+/// Factor from logits to octaves in fixed point, 32 fractional bits.
 constexpr double octaves_per_logit(double temperature) {
   const double scale = 4294967296.0 * 1.44269504088896340736 / temperature;
   return scale < 1e300 ? scale : 1e300;  // finite, so that 0 times it is 0
 }
 
-/// Of the product of two numbers with 32 bits behind the point.
+/// Product of two fixed-point numbers with 32 fractional bits.
 constexpr std::uint32_t upper_half(std::uint32_t a, std::uint32_t b) {
   return static_cast<std::uint32_t>(std::uint64_t{a} * b >> 32);
 }
 
-/// e^((logit - largest) / temperature) * 2^40, relative error below 1e-9 plus the rounding down to
-/// an integer: what is less likely than the most likely token by a factor of 2^40 is never drawn.
+/// e^((logit - largest) / temperature) * 2^40, relative error below 1e-9, rounded down: tokens 2^40
+/// times less likely than the most likely one are never drawn.
 /// @param largest  finite, not below logit
 constexpr std::uint64_t sampling_weight(float logit, float largest, double octaves_per_logit) {
   constexpr double kMost = 63.0 * 4294967296.0;
@@ -39,7 +39,7 @@ constexpr std::uint64_t sampling_weight(float logit, float largest, double octav
       (static_cast<double>(largest) - static_cast<double>(logit)) * octaves_per_logit;
   const auto fixed = static_cast<std::int64_t>(distance < kMost ? distance : kMost);
   // 2^-fixed is 2^-octaves 2^g with g in [0, 1), and 2^g = 1 + g p(g), p of degree 6 (interpolated
-  // at Chebyshev's points); all numbers below have 32 bits behind the point.
+  // at Chebyshev's points); all numbers below have 32 fractional bits.
   const auto g = static_cast<std::uint32_t>(-fixed);
   const auto octaves = static_cast<int>((fixed + 0xffffffffLL) >> 32);
   std::uint32_t p = 89043;
@@ -66,8 +66,8 @@ constexpr std::uint64_t draw_below(std::uint64_t total, std::uint32_t word) {
   return (total >> 32) * word + ((total & 0xffffffffU) * word >> 32);
 }
 
-/// The tokens that a draw is made from: those with a key above the threshold, and of those at it
-/// the ones up to an id. At first all.
+/// Tokens to draw from: keys above the threshold, and at the threshold those up to an id. Starts
+/// with all.
 struct KeptTokens {
   std::uint32_t threshold = 0;
   std::int32_t last_at_threshold = -1;

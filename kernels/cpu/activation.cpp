@@ -121,7 +121,7 @@ void put(const Accumulator<T>* values, T* to, bool accumulate, std::int64_t widt
   }
 }
 
-/// Both gradients of at most kGatedTile elements of a row; null: not wanted.
+/// Gradients of at most kGatedTile elements of a row; null: not wanted.
 constexpr std::int64_t kGatedTile = 256;
 template <GatedKind kind, typename T>
 void gated_gradients(const T* gate, const T* up, const T* grad_y, T* grad_gate, bool add_to_gate,

@@ -7,14 +7,13 @@
 #include "core/base/context.h"
 #include "kernels/cpu/level.h"
 
-// How the kernels of this folder share a loop between threads.
+// Loops split over threads.
 TESSERA_CPU_BEGIN
 
-/// Below this many elements a loop is faster on one thread than it takes to wake another.
+/// Below this many elements one thread is faster than waking another.
 inline constexpr std::int64_t kSerialElements = 16384;
 
-/// Calls f(std::true_type{}) or f(std::false_type{}): for a flag that a loop must not test per
-/// element.
+/// Calls f(std::true_type{}) or f(std::false_type{}): keeps the test of a flag out of a loop.
 template <typename F>
 void visit_flag(bool flag, F&& f) {
   if (flag) {
@@ -24,9 +23,8 @@ void visit_flag(bool flag, F&& f) {
   }
 }
 
-/// Calls body(begin, end) on parts of [0, n). Parts start at multiples of a block, so an element is
-/// in the vector loop or in its remainder whatever the number of threads: results repeat to the
-/// bit.
+/// Calls body(begin, end) on parts of [0, n). Parts start at multiples of a block, so vector loop
+/// and remainder do not depend on the number of threads: results repeat to the bit.
 template <typename Body>
 void for_elements(Context& context, std::int64_t n, const Body& body) {
   constexpr std::int64_t kBlock = 1024;

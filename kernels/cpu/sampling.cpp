@@ -9,7 +9,7 @@
 TESSERA_CPU_BEGIN
 namespace {
 
-/// Some tokens of a row, by ascending id; i numbers them.
+/// Tokens of a row that remain, by ascending id; i is their index.
 struct Row {
   const float* logits;
   std::int32_t columns;
@@ -19,9 +19,8 @@ struct Row {
     std::uint32_t key;
     std::uint64_t needed;
   };
-  /// The key at which amount(logit, key, i), summed from the largest key down, reaches `needed`,
-  /// and what is needed of the tokens with that key. Digit by digit from the most significant: the
-  /// amounts for each digit of the keys that agree with those found.
+  /// Key at which amount(logit, key, i), summed from the largest key down, reaches `needed`, and
+  /// the rest needed of the tokens with that key. Radix selection from the most significant digit.
   template <typename Amount>
   Threshold select(std::uint64_t needed, const Amount& amount) const {
     std::uint32_t found = 0, mask = 0;
@@ -57,7 +56,7 @@ struct Row {
     return total;
   }
 
-  /// Of the tokens with this key keeps the first `count`, and all with larger keys.
+  /// Keeps all tokens with larger keys, and the first `count` with this key.
   KeptTokens keep(std::uint32_t threshold, std::uint64_t count) const {
     return {threshold, find(count - 1, [&](float, std::uint32_t key, std::int32_t) {
               return std::uint64_t{key == threshold};
@@ -69,7 +68,7 @@ bool keeps_few(const Sampling& args) {
   return args.temperature > 0.0 && args.top_k > 0 && args.top_k < args.logits.shape[1];
 }
 
-/// Room for the tokens that top-k leaves of a row.
+/// Capacity for the tokens that top-k keeps of a row.
 struct Scratch {
   float* logits = nullptr;
   std::int32_t* ids = nullptr;

@@ -53,7 +53,7 @@ void delta(Context& context, const AttentionBackwardArgs<T>& args) {
          args, rows);
 }
 
-/// Indices of tokens are ints, and must not overflow a tile beyond the last.
+/// Token indices are ints that must not overflow one tile beyond the last.
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 30;
 
 void check(std::string_view kernel, const TensorView& q, const TensorView& k) {
@@ -70,8 +70,7 @@ void check(std::string_view kernel, const TensorView& q, const TensorView& k) {
                        kernel, q.shape, kMost);
 }
 
-/// What the most demanding kernel of backward needs, which is more than forward does: better told
-/// before a step has begun.
+/// Refuses in forward already what backward's kernels, which need more shared memory, cannot run.
 void check_backward(Context& context, std::string_view kernel, const TensorView& q) {
   if (q.dtype != DType::BF16) return;
   const std::int64_t dim = q.shape[3];

@@ -7,7 +7,7 @@
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/launch/attention.h"
 
-// What the kernels of attention are given, and where in the grid a block is.
+// Arguments of the attention kernels, and the place of a block in the grid.
 namespace tessera::kernels::cuda {
 
 /// A [B, T, H, D] window with contiguous heads.
@@ -35,7 +35,7 @@ struct HeadsView {
   }
 };
 
-/// A gradient, if it is wanted.
+/// A gradient; null data: not wanted.
 template <typename T>
 struct GradientHeads : HeadsView<T> {
   bool accumulate = false;
@@ -102,9 +102,8 @@ struct AttentionBackwardArgs {
         scale(static_cast<Compute<T>>(args.scale)) {}
 };
 
-/// The grid is a line: the tiles of a head, then the next head. So the tiles that share keys and
-/// values run side by side and find them in the L2 cache; of a head, those with the most work come
-/// first.
+/// One-dimensional grid, head by head: tiles that share keys and values run together and find them
+/// in the L2 cache. Tiles with the most work come first.
 struct AttentionPlace {
   int tile, head, batch;
   __device__ __forceinline__ AttentionPlace(int tiles, int heads, bool last_first) {
@@ -121,7 +120,7 @@ inline int divide_up(int n, int by) { return (n + by - 1) / by; }
 // On tensor cores: attention_bf16_forward.cu, attention_bf16_backward.cu.
 void attention_forward_bf16(Context& context, const AttentionForwardArgs<BFloat16>& args);
 void attention_backward_bf16(Context& context, const AttentionBackwardArgs<BFloat16>& args);
-/// Of shared memory, that a block of it needs at most.
+/// Most shared memory that a block of backward needs.
 int attention_backward_bf16_shared_bytes(std::int64_t head_dim);
 
 // On CUDA cores, for float and double: attention_plain.cu.

@@ -9,10 +9,9 @@
 
 namespace tessera::kernels::cuda {
 
-/// What the kernels of attention on CUDA cores do with tiles in shared memory, and a thread's place
-/// in it. 16 x 16 threads share a product: thread (y, x) makes rows y, y + 16, ... of columns x, x
-/// + 16, ..., or of packs of columns x, x + 16, ... where columns are those of a head. The 16
-/// threads of a row are half of a warp.
+/// Operations on tiles in shared memory for attention on CUDA cores. 16 x 16 threads share a
+/// product: thread (y, x) computes rows y, y + 16, ... of columns x, x + 16, ..., or of packs of
+/// columns where columns are those of a head. The 16 threads of a row are half a warp.
 template <typename T, int kDim>
 struct Plain : AttentionPlainShape<T, kDim> {
   using Shape = AttentionPlainShape<T, kDim>;

@@ -8,8 +8,8 @@
 #include "kernels/cuda/device/unroll.h"
 #include "kernels/cuda/launch/attention.h"
 
-// What the tensor-core kernels of attention do with tiles: rows of heads in shared memory, padded
-// with zeros to kDim and swizzled; and their products, whose sums lie in a warp's registers.
+// Tiles of the tensor-core attention kernels: rows of heads in shared memory, padded with zeros to
+// kDim and swizzled; and products of tiles, with sums in a warp's registers.
 namespace tessera::kernels::cuda {
 
 inline constexpr float kLog2E = 1.44269504088896340736F;
@@ -87,7 +87,8 @@ __device__ __forceinline__ void store_tile(const Bf16Tile& tile, int first_row, 
   }
 }
 
-/// The same number, computed anew here: what depends on it is not kept in registers across a loop.
+/// Returns x opaquely to the compiler: values derived from it are recomputed, not kept in
+/// registers.
 __device__ __forceinline__ int recomputed(int x) {
 #if !defined(TESSERA_FIBER)
   asm volatile("" : "+r"(x));
@@ -128,7 +129,7 @@ __device__ __forceinline__ void add_product_of_rows(FragmentC (&sums)[M][N], con
   }
 }
 
-/// Weights as they come out of a product, columns 16 j to 16 j + 15, as the left side of the next.
+/// Columns 16 j to 16 j + 15 of a product, as the left operand of the next.
 template <int N>
 __device__ __forceinline__ FragmentA as_left(const FragmentC (&weights)[N], int j) {
   const float(&low)[4] = weights[2 * j].x;
@@ -137,8 +138,7 @@ __device__ __forceinline__ FragmentA as_left(const FragmentC (&weights)[N], int 
            pack_bf16(high[2], high[3])}};
 }
 
-/// sums[m][n] += weights b: of tile b the rows of which there are weights, and columns from 8
-/// first_chunk + 8 n. Weights are rounded to bf16.
+/// sums[m][n] += weights b, for columns 8 first_chunk + 8 n of tile b. Weights are rounded to bf16.
 template <int kDim, int M, int K, int N>
 __device__ __forceinline__ void add_weighted_rows(FragmentC (&sums)[M][N],
                                                   const FragmentC (&weights)[M][K],

@@ -9,14 +9,14 @@
 #include "kernels/workspace.h"
 
 // Sums over rows, per column, for parameter gradients; the counterpart of
-// kernels/cpu/column_sums.h. Each block sums its rows, a second pass sums what the blocks wrote. No
-// atomics: the order of every sum is fixed by the sizes alone. Bound by reading the matrix once.
+// kernels/cpu/column_sums.h. Each block sums its rows, a second pass sums the blocks. No atomics:
+// the sizes alone fix the order of every sum. Bound by reading the matrix once.
 namespace tessera::kernels::cuda {
 
 /// Calls term(row, column, sums, std::integral_constant<int, N>) for N columns that begin at
 /// `column`, which adds to A sums[kSums][N]; then finish(row_block, integral_constant<int, k>,
 /// column, sum) for every sum.
-/// 32 warps on a processor, as many as the grid has for it: more would need spilled registers.
+/// 32 warps on a multiprocessor: more would spill registers.
 template <typename A, int kSums, int N, int kWarps, typename Term, typename Finish>
 __global__ void __launch_bounds__(kWarps* kWarpSize, 32 / kWarps)
     column_sums_kernel(std::int64_t rows, std::int64_t columns, std::int64_t rows_per_block,
@@ -102,7 +102,7 @@ LaunchShape column_sums_grid(std::int64_t tiles, std::int64_t row_blocks, int wa
           .grid_y = static_cast<unsigned>(row_blocks)};
 }
 
-/// Adds up and stores what blocks of rows left, in the order of the blocks.
+/// Sums the partial sums in the order of the blocks, and stores them.
 template <typename A, int kSums>
 void launch_sum_of_partials(Context& context, const char* name, std::int64_t row_blocks,
                             std::int64_t columns, const PartialColumnSums<A, kSums>& partial,

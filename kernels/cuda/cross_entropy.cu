@@ -9,9 +9,8 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-// Maximum of the elements seen and sum of exp(element - maximum), in one pass (arXiv:1805.02867).
-// The maximum starts at the lowest finite number: so a thread that saw only -inf, or nothing, adds
-// 0 and no NaN.
+// Running maximum and sum of exp(element - maximum), in one pass (arXiv:1805.02867). The maximum
+// starts at the lowest finite number: a thread that saw only -inf, or nothing, adds 0 and no NaN.
 template <typename A>
 struct OnlineSoftmax {
   A maximum = std::numeric_limits<A>::lowest();
@@ -49,10 +48,9 @@ struct RowGradient {
   }
 };
 
-// A block takes a row: single elements up to the first multiple of 16 bytes, packs, single
-// elements. Bound by memory: each logit read once, and with the gradient written once; the second
-// pass goes backwards, over elements that the thread itself read before, the latest first, so that
-// as much as possible of its reading is served by the caches.
+// A block owns a row: single elements up to the first multiple of 16 bytes, packs, single elements.
+// Bound by memory: each logit is read once, and its gradient written once; the second pass runs
+// backwards over the same elements, so that the caches serve as many reads as possible.
 template <typename T, bool kWriteGradient>
 __global__ void __launch_bounds__(CrossEntropyShape::most_threads(sizeof(T)))
     cross_entropy_kernel(T* logits, std::int64_t stride, int columns, const std::int32_t* targets,

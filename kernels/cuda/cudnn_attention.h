@@ -10,22 +10,21 @@ class CudaBackend;
 
 namespace tessera::kernels::cuda {
 
-/// Attention by cuDNN: a library of its own, libtessera_cudnn.so, so that the CUDA backend loads
-/// where cuDNN is missing.
+/// Attention by cuDNN, in a separate library, libtessera_cudnn.so: the CUDA backend loads without
+/// cuDNN.
 class CudnnAttention {
  public:
   virtual ~CudnnAttention() = default;
   /// "cuDNN 9.19.0"
   virtual std::string version() const = 0;
-  /// Queues the work. @return empty, or why cuDNN can't serve these arguments; nothing was done
-  /// then
-  /// @throws CudaError if cuDNN fails at what it said it could do
+  /// Queues the work. @return empty, or why cuDNN can't serve these arguments: nothing was queued
+  /// @throws CudaError if cuDNN fails after accepting them
   virtual std::string forward(Context& context, const AttentionForward& args) = 0;
   virtual std::string backward(Context& context, const AttentionBackward& args) = 0;
 };
 
-/// Runs attention by cuDNN where that is there and serves; notes in the backend which one runs, and
-/// why. @return false: the own kernel must serve
+/// Runs attention by cuDNN if it can; notes in the backend which implementation runs, and why.
+/// @return false if tessera's own kernel must run
 bool attention_forward_by_library(Context& context, const AttentionForward& args);
 bool attention_backward_by_library(Context& context, const AttentionBackward& args);
 

@@ -34,7 +34,7 @@ struct Forward {
   std::int64_t rows, columns, width, vocab_size, first_position;
 };
 
-// A warp to a row. Bound by memory: reads a row, or two, and writes one.
+// A warp per row. Bound by memory: reads one or two rows, writes one.
 template <typename T, int N, bool kPositions>
 __global__ void __launch_bounds__(EmbeddingShape::kThreads) forward_kernel(Forward<T> args) {
   const WarpPlace at;
@@ -150,8 +150,8 @@ struct TokenGradient {
   bool accumulate;
 };
 
-// A warp to a piece of the sorted places, and 32 packs of columns: where a piece holds one token
-// only, its rows are summed to one.
+// A warp per piece of the sorted places and 32 packs of columns: sums the rows of a piece that
+// holds one token only.
 template <typename T, int N>
 __global__ void __launch_bounds__(EmbeddingShape::kThreads) piece_kernel(TokenGradient<T> args) {
   const WarpPlace at;
@@ -165,14 +165,13 @@ __global__ void __launch_bounds__(EmbeddingShape::kThreads) piece_kernel(TokenGr
   sum.store(args.partials + at.row * args.width + column, false);
 }
 
-// A warp to a token of the vocabulary and 32 packs of columns: the rows of grad_y up to the first
-// whole piece of the token, the sums of whole pieces, the rows that are left. Bound by memory:
-// grad_y is read once, the gradient written once (and read once where it accumulates). The longest
-// chain of additions is 2 * 127 + places / 128.
+// A warp per token of the vocabulary and 32 packs of columns: adds the rows of grad_y up to the
+// token's first whole piece, the sums of whole pieces, the remaining rows. Bound by memory: reads
+// grad_y once, writes the gradient once. The longest chain of additions is 2 * 127 + places / 128.
 //
-// What comes before it is bound by latency: two kernels for each 8 bits of the vocabulary size, to
-// sort; a search for each token of the vocabulary; the pieces. Scratch memory: 16 bytes for each
-// place, 4 for each token of the vocabulary, a row for each 128 places.
+// The kernels before it are bound by latency: two per 8 bits of the vocabulary size, to sort; a
+// search per token of the vocabulary; the pieces. Scratch memory: 16 bytes per place, 4 per token
+// of the vocabulary, a row per 128 places.
 template <typename T, int N>
 __global__ void __launch_bounds__(EmbeddingShape::kThreads)
     token_gradient_kernel(TokenGradient<T> args) {
@@ -210,8 +209,8 @@ struct SameColumn {
   }
 };
 
-// A warp to a position and 32 packs of columns. Bound by memory: grad_y is read once. With fewer
-// positions than fill the device, bound by the latency of the rows that a warp adds.
+// A warp per position and 32 packs of columns. Bound by memory: reads grad_y once; with few
+// positions, by the latency of a warp's rows.
 template <typename T, int N>
 __global__ void __launch_bounds__(EmbeddingShape::kThreads)
     position_gradient_kernel(PositionGradient<T> args) {

@@ -11,9 +11,8 @@
 //   n = (x - mean) rstd  and  g = weight grad_y,  means over the row,
 //   grad_x      = rstd (g - mean(g) - n mean(g n)),  without mean(g) for RMS norm
 //   grad_weight = sum of n grad_y over the rows,  grad_bias = sum of grad_y.
-// Blocks that stay, sums in registers and a second pass over the sums of the blocks are the way of
-// NVIDIA's Apex and Transformer Engine. Rows come through shared memory, where asynchronous copies
-// need no registers while they are under way.
+// Persistent blocks, sums in registers and a second pass over the blocks' sums, as in NVIDIA's Apex
+// and Transformer Engine. Asynchronous copies bring rows to shared memory without using registers.
 //
 // Takes rows of whole packs that begin at multiples of 16 bytes, up to 16384 elements of bf16 or
 // 8192 of f32; longer ones would leave no registers for their sums. No atomics: the order of every
@@ -39,8 +38,8 @@ struct NormBackwardArguments {
   bool accumulate;  ///< adds to grad_x
 };
 
-/// A thread copies, and reads back, its own packs only, so they need no barrier. A slot holds a
-/// pack of each thread side by side: lanes meet in no bank.
+/// A thread reads back only packs that it copied itself: no barrier is needed. A slot holds a pack
+/// of each thread side by side: no bank conflicts.
 template <typename T>
 struct StagedRows {
   static constexpr int N = kPack<T>;
@@ -102,7 +101,7 @@ __global__ void __launch_bounds__(NormGradientsShape::kMostThreads)
   using A = Compute<T>;
   using Shape = NormGradientsShape;
   constexpr int N = kPack<T>, kSums = kParameters<norm>, kPart = kPack<A>;
-  // The sums take the place of the rows when these are done.
+  // The sums reuse the memory of the rows.
   static_assert(kSums * N * static_cast<int>(sizeof(A)) <= 2 * Shape::kStages * 16);
   const int threads = static_cast<int>(blockDim.x), team_threads = team_warps * kWarpSize;
   const int teams = threads / team_threads;

@@ -36,10 +36,9 @@ __device__ __forceinline__ void load_shared(const SharedArray<A>& from, int i, A
   }
 }
 
-// Block (t, b) takes a token: first the cosines and sines of its position, in shared memory, then
-// all heads, a pair of packs to a thread. Angles are counted in turns, in f64: whole turns drop out
-// before anything is rounded to f32. Bound by the bytes moved: a frequency costs some 60
-// instructions in f64, once for all heads.
+// Block (t, b) owns a token: first the cosines and sines of its position, in shared memory, then
+// all heads, a pair of packs per thread. Angles are f64 turns: whole turns drop out before rounding
+// to f32. Bound by memory: a frequency costs some 60 f64 instructions, once for all heads.
 template <typename T, int N>
 __global__ void __launch_bounds__(RotaryShape::kMostThreads)
     rotary_kernel(const Arguments<T> args) {

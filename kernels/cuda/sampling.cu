@@ -23,16 +23,16 @@ struct Arguments {
   RngKey key;
   std::uint64_t first_draw;
 
-  // More is taken off by these, in a row of all columns.
+  // Options that drop tokens.
   __host__ __device__ bool selects_count() const {
     return top_k > 0 && top_k < static_cast<std::uint64_t>(columns);
   }
   __host__ __device__ bool selects_weight() const { return top_p < 1.0; }
 };
 
-/// A row as its block sees it. Functions are called by all threads with the same arguments, and
-/// give all threads the same result; shared memory is free when they return. An amount is a
-/// function (logit, key, id) of a token, an integer, so that the order of sums does not matter.
+/// A row of one block. All threads call each function with the same arguments and get the same
+/// result; shared memory is free on return. An amount is an integer function (logit, key, id) of a
+/// token, so that the order of sums does not matter.
 struct Row {
   const float* logits;
   int columns;
@@ -53,10 +53,9 @@ struct Row {
     std::uint32_t key;
     std::uint64_t needed;
   };
-  /// The key at which the amounts, summed from the largest key down, reach `needed`, and what is
-  /// needed of the tokens with that key. Digit by digit from the most significant: a thread sums
-  /// what it sees of each digit apart from all others, so no two threads write to one place; in
-  /// shared memory a thread always meets the same banks, whatever the digit.
+  /// Key at which the amounts, summed from the largest key down, reach `needed`, and the rest
+  /// needed of the tokens with that key. Radix selection from the most significant digit; each
+  /// thread has bins of its own, which lie in the same banks for every digit.
   template <typename Amount>
   __device__ __forceinline__ Threshold select(std::uint64_t needed, const Amount& amount) const {
     std::uint32_t found = 0, mask = 0;
@@ -84,8 +83,8 @@ struct Row {
     return {found, needed};
   }
 
-  /// The first id at which the sum of the amounts exceeds `target`, which must be less than all of
-  /// them: the block's warps take equal parts, then parts of the one that holds it, and so on.
+  /// First id at which the sum of the amounts exceeds `target`, which must be below their total:
+  /// the warps search equal parts, then parts of the part that holds it, and so on.
   template <typename Amount>
   __device__ __forceinline__ int find(std::uint64_t target, const Amount& amount) const {
     int begin = 0, end = columns;
@@ -123,7 +122,7 @@ struct Row {
     return own;
   }
 
-  /// Of the tokens with this key keeps the first `count`, and all with larger keys.
+  /// Keeps all tokens with larger keys, and the first `count` with this key.
   __device__ __forceinline__ KeptTokens keep(std::uint32_t threshold, std::uint64_t count) const {
     return {threshold, find(count - 1, [=](float, std::uint32_t key, int) {
               return static_cast<std::uint64_t>(key == threshold);
@@ -146,8 +145,8 @@ struct Row {
   }
 };
 
-// A block takes a row, which comes from memory once and then from the caches: up to 20 passes over
-// it. Bound by the arithmetic of one processor per row, some 40 instructions for each weight.
+// A block owns a row and passes over it up to 20 times: once from memory, then from the caches.
+// Bound by the arithmetic of one multiprocessor per row, some 40 instructions per weight.
 __global__ void __launch_bounds__(kThreads) sample_kernel(const Arguments args) {
   SharedMemory memory;
   const auto sums = memory.take<std::uint64_t>(kWarpSize);

@@ -6,17 +6,16 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/launch/embedding.h"
 
-// Sorts tokens by value and, among equals, by place: a radix sort without atomics, so that the
-// result is the same in every run. Two kernels for each digit of 8 bits: one counts the digits of
-// every tile, the other moves the tokens. Bound by the latency of these short kernels: 64K tokens
-// are half a megabyte.
+// Stable radix sort of tokens, without atomics: deterministic. Two kernels per digit of 8 bits: one
+// counts the digits of every tile, the other moves the tokens. Bound by the latency of these short
+// kernels: 64K tokens are half a megabyte.
 namespace tessera::kernels::cuda {
 
 struct alignas(8) TokenPlace {
   std::int32_t token, place;
 };
 
-/// Tokens outside [0, vocab_size) become vocab_size, and so the last.
+/// Tokens outside [0, vocab_size) become vocab_size: sorted last.
 struct UnsortedTokens {
   const std::int32_t* tokens;
   int vocab_size;
@@ -30,7 +29,7 @@ struct SortedTokens {
   __device__ __forceinline__ TokenPlace operator()(int i) const { return places[i]; }
 };
 
-/// The tokens that a warp takes, round by round.
+/// Tokens of one warp, 32 in each round.
 template <typename Source>
 struct WarpRun {
   Source source;
@@ -62,7 +61,7 @@ struct WarpRun {
 
 __device__ __forceinline__ unsigned lanes_below() { return (1U << threadIdx.x % kWarpSize) - 1; }
 
-/// counters[warp][digit] = how often the digit stands in the warp's run.
+/// counters[warp][digit] = occurrences of the digit in the warp's run.
 template <typename Source>
 __device__ __forceinline__ void count_digits(const WarpRun<Source>& run,
                                              const SharedArray<int>& counters) {

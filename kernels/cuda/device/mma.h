@@ -7,9 +7,9 @@
 #include <tensor_core.h>  // of tests/support/fiber
 #endif
 
-// Products of bf16 matrices by tensor cores, the loads of their operands from shared memory, and
-// asynchronous copies to it: what sm_80 brought, and later devices kept. The layouts of fragments
-// are those of mma.sync.m16n8k16. All but the copies are operations of a full warp.
+// bf16 tensor-core products, loads of their operands from shared memory, and asynchronous copies to
+// it, for sm_80 and later. Fragment layouts are those of mma.sync.m16n8k16. All but the copies are
+// operations of a full warp.
 namespace tessera::kernels::cuda {
 
 /// 16 x 16: a lane holds columns 2 t and 2 t + 1 of row g, of row g + 8, then the same of columns 8
@@ -75,8 +75,8 @@ __device__ __forceinline__ unsigned pack_bf16(float low, float high) {
 #endif
 }
 
-/// Begins to copy 16 bytes to shared memory, or to fill them with zeros. Both addresses are aligned
-/// to 16 bytes; of zeros, `from` is not read.
+/// Starts to copy 16 bytes to shared memory, or to fill them with zeros without reading `from`.
+/// Both addresses are aligned to 16 bytes.
 template <typename T>
 __device__ __forceinline__ void copy_async(const SharedArray<T>& to, const T* from, bool zeros) {
 #if defined(TESSERA_FIBER)
@@ -89,7 +89,7 @@ __device__ __forceinline__ void copy_async(const SharedArray<T>& to, const T* fr
 #endif
 }
 
-/// The copies that this thread began since the last call become a group.
+/// Makes a group of the copies that this thread started since the last call.
 __device__ __forceinline__ void commit_copies() {
 #if defined(TESSERA_FIBER)
   fiber::commit_copies();
@@ -98,8 +98,8 @@ __device__ __forceinline__ void commit_copies() {
 #endif
 }
 
-/// Until at most the latest kGroups groups of this thread are under way. Other threads see what was
-/// copied after a barrier.
+/// Waits until at most kGroups groups of this thread are in flight. Other threads see the copies
+/// after a barrier.
 template <int kGroups>
 __device__ __forceinline__ void wait_copies() {
 #if defined(TESSERA_FIBER)

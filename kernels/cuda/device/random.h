@@ -5,9 +5,8 @@
 
 namespace tessera::kernels::cuda {
 
-/// Words number .. number + N - 1 of a stream. A counter yields four words; `number` may begin
-/// between two of them, so one more counter may be needed than N / 4. Every index is a constant: an
-/// index known at run time would put the words into memory.
+/// Words number .. number + N - 1 of a stream. A counter yields four words, so up to one more than
+/// N / 4 counters are needed. Every index is a constant: others would put the words into memory.
 template <int N>
 __device__ __forceinline__ void draw(const RngKey& key, std::uint64_t number,
                                      std::uint32_t (&words)[N]) {

@@ -7,7 +7,7 @@ namespace tessera::kernels::cuda {
 
 #if defined(TESSERA_FIBER)
 
-/// An element of shared memory whose reads and writes are watched.
+/// An element of shared memory whose reads and writes are checked.
 template <typename T>
 class SharedElement {
  public:
@@ -83,8 +83,8 @@ __device__ __forceinline__ std::byte* shared_begin() {
 
 #endif
 
-/// Hands out the dynamic shared memory of a block, piece by piece, in the same order in all
-/// threads. What a kernel takes must be what its launch asked for.
+/// Hands out the dynamic shared memory of a block, in the same order in all threads. The launch
+/// must request exactly what the kernel takes.
 class SharedMemory {
  public:
   __device__ __forceinline__ SharedMemory() : next_(shared_begin()) {}

@@ -1,7 +1,7 @@
 #pragma once
 
-// Before a loop. TESSERA_UNROLL: its index is a constant in every round, so that arrays it indexes
-// can lie in registers. TESSERA_KEEP_LOOP: where speed does not matter, but registers do.
+// Before a loop. TESSERA_UNROLL: makes the index a constant, so that indexed arrays stay in
+// registers. TESSERA_KEEP_LOOP: saves registers where speed does not matter.
 #if defined(TESSERA_FIBER)
 #define TESSERA_UNROLL
 #define TESSERA_KEEP_LOOP

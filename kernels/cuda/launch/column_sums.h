@@ -5,14 +5,14 @@
 
 namespace tessera::kernels::cuda {
 
-/// How sums over the rows of a [rows, columns] matrix are cut: a warp takes 32 packs side by side
-/// and walks down; a block's warps take turns at the rows of the block. Depends on nothing but the
-/// sizes, so the order of every sum is the same on all devices.
+/// Tiling of sums over the rows of a [rows, columns] matrix: a warp sums 32 packs of columns, and
+/// the warps of a block take turns at its rows. The sizes alone fix it: the order of every sum is
+/// the same on all devices.
 struct ColumnSumsShape {
   static constexpr int kWarps = 8;
-  /// Of the second pass, which adds up few rows of few columns: more warps, shorter walks.
+  /// Second pass: few rows and columns, so more warps with shorter loops.
   static constexpr int kFinalWarps = 16;
-  /// Rows that a warp loads before it adds: what keeps memory busy.
+  /// Rows that a warp loads before it adds, to keep memory busy.
   static constexpr int kTogether = 4;
   /// Enough to put four blocks on each of 132 processors.
   static constexpr std::int64_t kBlocks = 132 * 4;

@@ -6,7 +6,7 @@
 
 namespace tessera::kernels::cuda {
 
-/// A block takes a row.
+/// A block owns a row.
 struct CrossEntropyShape {
   /// By size of an element: doubles need more registers.
   static constexpr unsigned most_threads(std::size_t bytes) { return bytes > 4 ? 512 : 1024; }

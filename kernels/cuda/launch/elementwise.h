@@ -5,8 +5,7 @@
 
 namespace tessera::kernels::cuda {
 
-/// How a loop over n elements, `pack` at a time, is cut: a thread does packs that lie a whole grid
-/// apart.
+/// Grid-stride loop over n elements, `pack` at a time.
 struct ElementwiseShape {
   static constexpr unsigned kThreads = 256;
   /// Enough blocks to fill any device (132 processors with 8 blocks each) a few times.

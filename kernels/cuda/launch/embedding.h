@@ -6,8 +6,7 @@
 
 namespace tessera::kernels::cuda {
 
-/// A radix sort of tokens: in each pass a block takes a tile of them, a warp a run of the tile, 32
-/// tokens in each round.
+/// Radix sort of tokens: a block owns a tile, a warp a run of the tile, 32 tokens per round.
 struct TokenSortShape {
   static constexpr int kDigitBits = 8, kDigits = 1 << kDigitBits;
   static constexpr int kThreads = kDigits, kWarps = kThreads / 32;
@@ -29,11 +28,11 @@ struct TokenSortShape {
   }
 };
 
-/// A warp takes a row, or some 32 packs of its columns where the sums of rows are formed.
+/// A warp owns a row, or 32 packs of its columns in sums of rows.
 struct EmbeddingShape {
   static constexpr unsigned kThreads = 256, kWarps = kThreads / 32;
-  /// So many places of one token are summed by a warp of their own: the warp of a frequent token
-  /// then adds one row for each such piece.
+  /// Places of a token that one warp sums: the warp of a frequent token then adds one row per
+  /// piece.
   static constexpr int kPiece = 128;
 
   static unsigned blocks(std::int64_t rows) {

@@ -5,13 +5,13 @@
 
 namespace tessera::kernels::cuda {
 
-/// Block (t, b) takes a token: the angles of its position, then the pairs of all its heads.
+/// Block (t, b) owns a token: the angles of its position, then the pairs of all heads.
 struct RotaryShape {
   static constexpr int kMostThreads = 256;
   static constexpr std::int64_t kMostBatch = 65535;
-  /// Of a head: their cosines and sines lie in shared memory.
+  /// Pairs of a head: their cosines and sines lie in shared memory.
   static constexpr std::int64_t kMostPairs = 2048;
-  /// Pairs of a token: they are counted with ints.
+  /// Pairs of a token: counted with ints.
   static constexpr std::int64_t kMostWork = std::int64_t{1} << 30;
 
   /// Whole warps, with a pack to a thread as long as there are threads enough.

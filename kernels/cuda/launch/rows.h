@@ -5,8 +5,8 @@
 
 namespace tessera::kernels::cuda {
 
-/// How elementwise work on strided rows is cut: block (r, b) takes the b-th part of row r, each
-/// thread one pack of it as long as there are blocks enough.
+/// Elementwise work on strided rows: block (r, b) owns part b of row r, one pack per thread if
+/// there are blocks enough.
 struct RowsShape {
   static constexpr std::int64_t kMostThreads = 256;
   static constexpr std::int64_t kMostParts = 65535;

@@ -4,11 +4,11 @@
 
 namespace tessera::kernels::cuda {
 
-/// A block takes a row.
+/// A block owns a row.
 struct SamplingShape {
   static constexpr int kThreads = 512, kWarps = kThreads / 32;
-  /// Of a key, found one after the other. A warp sums the amounts of one digit, and each thread
-  /// has a sum for each digit: 64 KB of shared memory.
+  /// Digits of a key, selected one after the other. Each thread has a sum per digit: 64 KB of
+  /// shared memory.
   static constexpr int kDigitBits = 4, kDigits = 1 << kDigitBits;
   static_assert(kDigits == kWarps);
   static constexpr std::int64_t kMostRows = (std::int64_t{1} << 31) - 1;
