@@ -13,21 +13,10 @@ void SamplingOptions::validate() const {
   require(top_p > 0 && top_p <= 1, "top-p must be in (0, 1], got {}", top_p);
 }
 
-namespace {
-
-void check_columns(std::int64_t columns) {
-  require(columns >= 1, "no logits to sample from");
-  require<Unsupported>(columns <= kernels::kMostSampledColumns,
-                       "sampling takes at most {} logits a row, got {}",
-                       kernels::kMostSampledColumns, columns);
-}
-
-}  // namespace
-
 std::int32_t sample(std::span<const float> logits, const SamplingOptions& options,
                     const RngKey& key, std::uint64_t draw) {
   options.validate();
-  check_columns(static_cast<std::int64_t>(logits.size()));
+  require(!logits.empty(), "no logits to sample from");
   const auto context = Context::create();
   std::int32_t token = -1;
   // TensorView is mutable; the kernel only reads logits.
@@ -41,11 +30,14 @@ std::int32_t sample(std::span<const float> logits, const SamplingOptions& option
 Tensor sample(const Tensor& logits, const SamplingOptions& options, const RngKey& key,
               std::uint64_t first_draw) {
   options.validate();
-  require(logits.shape().size() == 2, "logits must be [B, V], got shape {}", logits.shape());
-  require<Unsupported>(logits.dtype() == DType::F32, "logits must be f32, got {}", logits.dtype());
-  require(logits.dim(1) <= 1 || logits.strides()[1] == 1,
-          "the last dim of logits must be contiguous, got strides {}", logits.strides());
-  check_columns(logits.dim(1));
+  require(logits.shape().size() == 2 && logits.dim(1) >= 1, "logits must be [B, V], got shape {}",
+          logits.shape());
+  require(logits.is_contiguous(), "logits must be contiguous, got shape {} with strides {}",
+          logits.shape(), logits.strides());
+  require<Unsupported>(
+      logits.dtype() == DType::F32 && logits.dim(1) <= kernels::kMostSampledColumns,
+      "sampling takes f32 logits of at most {} columns, got {} of shape {}",
+      kernels::kMostSampledColumns, logits.dtype(), logits.shape());
   Tensor tokens =
       Tensor::empty(logits.context(), {logits.dim(0)}, DType::I32, MemoryCategory::Data, "tokens");
   kernels::sample(*logits.context(), {logits.view(), tokens.view(), options.temperature,

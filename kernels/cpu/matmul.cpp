@@ -8,10 +8,11 @@
 #include "kernels/cpu/vector_math.h"
 #include "kernels/workspace.h"
 
-// Products are Eigen's, compiled once per CPU level. Threads take equal parts of the longer side of
-// c, cut at multiples of kCut: results repeat exactly for a given number of threads. bf16 operands
-// are widened to f32 panels first. Eigen's packing buffers (below 4 MiB a thread) are its own and
-// not in the memory ledger.
+// Products of f32 are Eigen's. Its templates take most of the time to compile this file, so f64,
+// which serves checks of gradients, has loops of its own, and all products add to c. Threads take
+// equal parts of the longer side of c, cut at multiples of kCut: results repeat exactly for a given
+// number of threads. bf16 operands are widened to f32 panels first. Eigen's packing buffers (below
+// 4 MiB a thread) are not in the memory ledger.
 TESSERA_CPU_BEGIN
 namespace {
 
@@ -19,12 +20,9 @@ using Index = std::int64_t;
 constexpr Index kCut = 48;             // columns or rows: a multiple of Eigen's register tiles
 constexpr Index kPanelColumns = 2048;  // of b and c that bf16 products widen at a time
 
-template <typename T>
-using RowMajor = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-template <typename T>
-using In = Eigen::Map<const RowMajor<T>, 0, Eigen::OuterStride<>>;
-template <typename T>
-using Out = Eigen::Map<RowMajor<T>, 0, Eigen::OuterStride<>>;
+using RowMajor = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+using In = Eigen::Map<const RowMajor, 0, Eigen::OuterStride<>>;
+using Out = Eigen::Map<RowMajor, 0, Eigen::OuterStride<>>;
 
 /// A row-major matrix [rows, columns], or the transpose of one.
 template <typename T>
@@ -39,26 +37,34 @@ struct Operand {
   }
 };
 
-template <typename T>
-void multiply(const Operand<T>& a, const Operand<T>& b, T* c, Index c_stride, Index m, Index n,
-              Index k, bool accumulate) {
-  Out<T> out(c, m, n, Eigen::OuterStride<>(c_stride));
+/// c += op(a) op(b)
+void multiply(const Operand<float>& a, const Operand<float>& b, float* c, Index c_stride, Index m,
+              Index n, Index k) {
+  Out out(c, m, n, Eigen::OuterStride<>(c_stride));
   const Eigen::OuterStride<> a_stride(a.stride);
   const Eigen::OuterStride<> b_stride(b.stride);
-  const auto assign = [&](const auto& product) {
-    if (accumulate)
-      out.noalias() += product;
-    else
-      out.noalias() = product;
-  };
   if (a.transposed && b.transposed)
-    assign(In<T>(a.data, k, m, a_stride).transpose() * In<T>(b.data, n, k, b_stride).transpose());
+    out.noalias() +=
+        In(a.data, k, m, a_stride).transpose() * In(b.data, n, k, b_stride).transpose();
   else if (a.transposed)
-    assign(In<T>(a.data, k, m, a_stride).transpose() * In<T>(b.data, k, n, b_stride));
+    out.noalias() += In(a.data, k, m, a_stride).transpose() * In(b.data, k, n, b_stride);
   else if (b.transposed)
-    assign(In<T>(a.data, m, k, a_stride) * In<T>(b.data, n, k, b_stride).transpose());
+    out.noalias() += In(a.data, m, k, a_stride) * In(b.data, n, k, b_stride).transpose();
   else
-    assign(In<T>(a.data, m, k, a_stride) * In<T>(b.data, k, n, b_stride));
+    out.noalias() += In(a.data, m, k, a_stride) * In(b.data, k, n, b_stride);
+}
+void multiply(const Operand<double>& a, const Operand<double>& b, double* c, Index c_stride,
+              Index m, Index n, Index k) {
+  for (Index i = 0; i < m; ++i) {
+    double* const row = c + i * c_stride;
+    for (Index p = 0; p < k; ++p) {
+      const double factor = *a.at(i, p).data;
+      const double* const from = b.at(p, 0).data;
+      const Index step = b.transposed ? b.stride : 1;
+#pragma omp simd
+      for (Index j = 0; j < n; ++j) row[j] += factor * from[j * step];
+    }
+  }
 }
 
 template <typename T>
@@ -78,17 +84,15 @@ void multiply_threaded(Context& context, const Operand<T>& a, const Operand<T>& 
     const Index rows = by_columns ? m : count;
     const Index columns = by_columns ? count : n;
     T* out = c + row * c_stride + column;
-    bool add = accumulate;
-    if (bias != nullptr) {
-      for (Index i = 0; i < rows; ++i) {
-        T* line = out + i * c_stride;
-        const T* from = bias + column;
+    for (Index i = 0; i < rows; ++i) {
+      T* line = out + i * c_stride;
+      if (!accumulate) std::fill_n(line, columns, T(0));
+      if (bias == nullptr) continue;
+      const T* from = bias + column;
 #pragma omp simd
-        for (Index j = 0; j < columns; ++j) line[j] = add ? line[j] + from[j] : from[j];
-      }
-      add = true;
+      for (Index j = 0; j < columns; ++j) line[j] += from[j];
     }
-    multiply(a.at(row, 0), b.at(0, column), out, c_stride, rows, columns, k, add);
+    multiply(a.at(row, 0), b.at(0, column), out, c_stride, rows, columns, k);
   };
   context.threads().parallel_for(parts, 1, [&](Index begin, Index end) {
     for (Index part = begin; part < end; ++part) multiply_part(part);
