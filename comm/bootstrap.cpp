@@ -25,7 +25,7 @@ constexpr std::chrono::milliseconds kResolvePause{200};
 // From a rank's silence to its verdict.
 constexpr std::chrono::milliseconds kNoticed{1000};
 
-// Until the ranks have met, and told their processes.
+// Name of rank 0 until the ranks have met.
 StoreHost rank_zero() { return {{0}, "rank 0"}; }
 
 // The store of a run whose rank 0 serves it: this rank leaves last.
@@ -97,7 +97,7 @@ bool computes_on_device(const BootstrapOptions& options) {
   return context && context->device().type == DeviceType::CUDA;
 }
 
-// What a communicator of host memory is to this rank.
+// Wraps a communicator of host memory in staging if this rank computes on a device.
 std::unique_ptr<Communicator> adapted(const BootstrapOptions& options,
                                       std::unique_ptr<Communicator> communicator) {
   return computes_on_device(options)
@@ -110,7 +110,7 @@ bool may_share_devices() {
   return value != nullptr && std::string_view(value) == "1";
 }
 
-// The first two ranks that compute on one device, in words; empty if each has its own.
+// Names the first two ranks that compute on one device; empty if each has its own.
 std::string shared_device(const std::vector<Hello>& ranks) {
   for (const Hello& a : ranks) {
     for (const Hello& b : ranks) {
@@ -124,7 +124,7 @@ std::string shared_device(const std::vector<Hello>& ranks) {
   return {};
 }
 
-// Opens NCCL if it can serve all ranks; else says why not, on every rank the same.
+// Opens NCCL if all ranks can use it; else sets why_not_nccl, equal on every rank.
 std::unique_ptr<NcclDriver> try_nccl(RankGroup& group, int rank, const BootstrapOptions& options,
                                      std::chrono::milliseconds deadline) {
   const auto on_cpu = std::find_if(group.ranks.begin(), group.ranks.end(),
@@ -153,7 +153,7 @@ std::unique_ptr<NcclDriver> try_nccl(RankGroup& group, int rank, const Bootstrap
   return nullptr;
 }
 
-// What a verdict aborts, once it is there.
+// The communicator that a verdict aborts, once it is made.
 struct AbortTarget {
   std::mutex mutex;
   Communicator* communicator = nullptr;
@@ -192,8 +192,8 @@ std::unique_ptr<Heartbeat> start_heartbeat(const LaunchEnvironment& env,
                                      std::move(heartbeat));
 }
 
-// Whoever comes to the store first chooses. The run's id does not do: by hand, and under most
-// launchers, it is the same for every start.
+// The first rank at the store chooses. The run's id won't do: under most launchers it is the same
+// for every start.
 void tell_start_id(Store& store, const BootstrapOptions& options) {
   if (!options.on_start_id) return;
   std::random_device random;
@@ -204,7 +204,7 @@ void tell_start_id(Store& store, const BootstrapOptions& options) {
   if (parsed.ec == std::errc() && id != 0) options.on_start_id(id);
 }
 
-// The same error for all ranks, if the store is still there.
+// Makes `error` that of all ranks, if the store still answers.
 CommError published(Store& store, const CommError& error) {
   try {
     return publish_verdict(store, error);
@@ -316,7 +316,7 @@ RankGroup bootstrap(const LaunchEnvironment& env, const BootstrapOptions& option
   if (env.rank_zero_serves && env.rank == 0) {
     group.store = serve_store(env, options, end);
   } else {
-    // Every rank would learn at its deadline only that rank 0 does not serve.
+    // Otherwise the other ranks would only time out, as rank 0 does not serve.
     if (env.rank_zero_serves && has_address(served_address(env))) {
       require_token(served_address(env), env.token);
     }

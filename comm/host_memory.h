@@ -8,8 +8,8 @@
 
 namespace tessera::comm {
 
-/// A block of host memory, for staging; for a device's context from its backend's host_allocator().
-/// Any thread.
+/// A block of host memory, mainly for staging collectives; for a device's context from its
+/// backend's host_allocator(). Made and destroyed on any thread.
 class HostMemory {
  public:
   /// @param bytes  0: data() is null

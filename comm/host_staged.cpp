@@ -11,7 +11,7 @@
 namespace tessera::comm {
 namespace {
 
-// Staging whose work was dropped while the inner collective still used it.
+// Staging of works that were dropped while the inner collective still used it.
 class Dropped {
  public:
   void add(WorkPtr inner, std::unique_ptr<HostMemory> staging) {
@@ -28,7 +28,7 @@ class Dropped {
   std::vector<std::pair<WorkPtr, std::unique_ptr<HostMemory>>> left_;
 };
 
-// A range of bytes that goes from the staging to the device when the collective is done.
+// Copy from staging to the device after the collective.
 struct CopyBack {
   std::byte* to = nullptr;
   const std::byte* from = nullptr;
@@ -175,7 +175,7 @@ class HostStagedCommunicator final : public Communicator {
   const std::shared_ptr<Context> context_;
   const std::string name_;
   const std::shared_ptr<Dropped> dropped_ = std::make_shared<Dropped>();
-  // Goes before what its collectives use.
+  // Destroyed before the members its collectives use.
   std::unique_ptr<Communicator> inner_;
 };
 

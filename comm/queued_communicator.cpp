@@ -235,7 +235,7 @@ void QueuedCommunicator::work() {
       died_in_ = item->collective.describe();
       told_ = true;
     }
-    // Off the queue first: whoever sees the work done may destroy an idle communicator.
+    // Dequeued first: a waiter may destroy the communicator once the work is done.
     queue_.pop_front();
     lock.unlock();
     item->finish(error ? &*error : nullptr);

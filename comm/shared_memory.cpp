@@ -21,11 +21,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How often a rank that waits looks for lost peers, for an interruption, and at the clock.
+// Interval at which a waiting rank checks for lost peers, an interruption, and its deadline.
 constexpr std::chrono::milliseconds kFutexTick{20};
-// How long it looks before it sleeps, if every rank can have a core.
+// Time that it spins before it sleeps, if every rank can have a core.
 constexpr std::chrono::microseconds kSpin{20};
-// all_reduce up to this size lets every rank reduce everything: one meeting instead of two.
+// Up to this size every rank of an all_reduce reduces everything: one meeting instead of two.
 constexpr std::size_t kDirectAllReduce = 32 * 1024;
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kPage = 4096;
@@ -38,15 +38,15 @@ constexpr std::size_t round_up(std::size_t value, std::size_t to) {
 using Word = std::atomic<std::uint32_t>;
 static_assert(Word::is_always_lock_free && sizeof(Word) == 4, "a futex, also between processes");
 
-// At the start of the segment. The ranks' entries follow, then their arenas, by rank: each two
-// chunks. A segment that was just made, all zeros, is valid.
+// The segment begins with this. The ranks' entries follow, then their arenas of two chunks each.
+// All zeros is a valid start.
 struct alignas(kLine) Meeting {
-  Word complete;  // number of the last meeting to which all have come; waiters sleep on it
+  Word complete;  // number of the last meeting that all have reached; waiters sleep on it
   Word sleepers;
 };
 struct alignas(kLine) Entry {
-  Word arrived;  // number of the last meeting to which the rank has come
-  Word left;     // 1: the rank has left by itself, and let go of its place after that
+  Word arrived;  // number of the last meeting that the rank has reached
+  Word left;     // 1: the rank has left in order; set before its lock is released
   alignas(kLine) Signature signature[2];  // of its collectives, in turn
 };
 
@@ -63,7 +63,7 @@ Layout layout_of(int world_size, const SharedMemoryOptions& options) {
   return {world, round_up(std::max(options.chunk_bytes, world * kLine), kPage)};
 }
 
-// Whether meeting `number` is reached by a counter that wraps around.
+// Whether a counter, which wraps around, has reached meeting `number`.
 bool reaches(std::uint32_t counter, std::uint32_t number) {
   return static_cast<std::int32_t>(counter - number) >= 0;
 }
@@ -117,7 +117,7 @@ class SharedMemoryBackend final : public ProcessBackend {
     if (reason != nullptr) report_.verdict(*reason);
     entry(rank_).left.store(1);
     segment_.let_go(rank_);
-    wake_all(meeting().complete);  // who waits for this rank shall see that it left
+    wake_all(meeting().complete);  // peers that wait for this rank see that it left
   }
 
  private:
@@ -154,7 +154,7 @@ class SharedMemoryBackend final : public ProcessBackend {
     }
   }
 
-  // A chunk holds a piece for each peer; the peers add them up where they are.
+  // A chunk holds a piece for each peer; the peers sum the pieces in place.
   void reduce_scatter(const Collective& c, std::size_t part) {
     const auto* in = static_cast<const std::byte*>(c.in);
     auto* out = static_cast<std::byte*>(c.out);
@@ -189,8 +189,8 @@ class SharedMemoryBackend final : public ProcessBackend {
         return reduce_parts(parts([&](int r) { return r == rank_ ? own : chunk(r); }), c.dtype,
                             c.op, own, count);
       }
-      // Each rank reduces its stretch of the chunk where nobody else reads, its own arena; then all
-      // take the stretches.
+      // Each rank reduces its stretch of the chunk into its own arena, where nobody else reads that
+      // stretch; then all copy the stretches.
       const auto begin = [&](int r) { return static_cast<std::size_t>(count * r / world_) * size; };
       const std::size_t mine = begin(rank_);
       reduce_parts(parts([&](int r) { return chunk(r) + mine; }), c.dtype, c.op,
@@ -208,11 +208,10 @@ class SharedMemoryBackend final : public ProcessBackend {
     std::size_t begin = 0, size = 0;  // bytes
   };
 
-  // Lets each rank write `bytes` into its arena, `step` at a time, and read those of the others.
+  // Writes `bytes` into this rank's arena, `step` at a time, and reads those of the others.
   //
-  // The two chunks of an arena take turns. What was written last into the one that comes next was
-  // read by all before they came to the meeting after it, and this rank has passed that one; the
-  // same holds for signatures.
+  // The two chunks of an arena alternate. A chunk written before a meeting is read before the next
+  // one, and overwritten after that. The same holds for signatures.
   template <typename Write, typename Read>
   void in_chunks(const Collective& c, std::size_t bytes, std::size_t step, Write&& write,
                  Read&& read) {
@@ -231,13 +230,13 @@ class SharedMemoryBackend final : public ProcessBackend {
     } while (range.begin < bytes);
   }
 
-  // For a collective of many chunks for which nobody ever waits long.
+  // Between chunks, as meet() checks neither if no rank ever sleeps.
   void check_time(const Collective& c) const {
     check_interruption();
     if (Clock::now() > deadline_) throw report_.stuck(c, {}, "is the machine overloaded?");
   }
 
-  // Returns when all ranks have come. What a rank wrote before, all see after.
+  // Returns when all ranks have come; their earlier writes are then visible.
   void meet(const Collective& c) {
     ++number_;
     entry(rank_).arrived.store(number_);
@@ -248,7 +247,7 @@ class SharedMemoryBackend final : public ProcessBackend {
       deadline_ += withheld.look(Clock::now());
       const std::uint32_t seen = meeting().complete.load();
       if (reaches(seen, number_)) return;
-      if (all_arrived()) return announce();  // who should have told us was lost
+      if (all_arrived()) return announce();  // the rank that should have announced it was lost
       check_interruption();
       if (slept) find_lost(c);
       const auto left = deadline_ - Clock::now();
@@ -273,8 +272,8 @@ class SharedMemoryBackend final : public ProcessBackend {
     return false;
   }
 
-  // Whoever sees that all have come says so. The operations are sequentially consistent: of two
-  // ranks that come last, one sees both; and a rank that goes to sleep is seen, or sees the number.
+  // Called by any rank that sees all arrived. Operations are sequentially consistent: of two ranks
+  // that come last one sees both, and a rank about to sleep is counted or sees the new number.
   void announce() {
     Word& complete = meeting().complete;
     std::uint32_t seen = complete.load();
@@ -291,9 +290,8 @@ class SharedMemoryBackend final : public ProcessBackend {
     return true;
   }
 
-  // A rank that died is a loss even if it came to this meeting: others may be long in coming, and
-  // the next one it misses. Ranks that left by themselves, perhaps because of that one, are blamed
-  // only if there is none.
+  // A dead rank is a loss even if it came to this meeting. Ranks that left in order, perhaps
+  // because of a dead one, are blamed only if none is dead.
   void find_lost(const Collective& c) const {
     std::vector<int> dead, left;
     for_peers([&](int r) {
@@ -304,13 +302,13 @@ class SharedMemoryBackend final : public ProcessBackend {
         left.push_back(r);
       }
     });
-    // It may have come, done its part, and left in good order between the two looks.
+    // It may have arrived and left in order between the two checks.
     std::erase_if(left, [&](int r) { return has_arrived(r); });
     if (!dead.empty()) throw report_.lost(c, dead);
     if (!left.empty()) throw report_.lost(c, left);
   }
 
-  // Throws if somebody is late, and does not if the last one has just come.
+  // Throws if a rank is late; the last one may have just come.
   void find_late() const {
     std::vector<int> ranks;
     for_peers([&](int r) {
@@ -340,7 +338,7 @@ class SharedMemoryBackend final : public ProcessBackend {
   const Layout layout_;
   const bool spins_;
   const SharedSegment segment_;
-  // Of the queue's thread, as all below; equal on all ranks that are at the same meeting.
+  // Queue thread only, as all below; equal on all ranks at the same meeting.
   std::uint32_t number_ = 0;
   std::size_t turn_ = 0, collectives_ = 0;
 };

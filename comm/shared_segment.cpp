@@ -23,7 +23,7 @@ IoError system_error(std::string_view what, int code) {
   return IoError("shared memory: {}: {}", what, std::strerror(code));
 }
 
-// What the system shows of a segment's file: it tells a segment of this run from any other file.
+// Target of a /proc link; identifies a segment of this run.
 std::string name_of_file(const std::string& path) {
   std::array<char, 256> text;
   const ssize_t n = ::readlink(path.c_str(), text.data(), text.size());
@@ -38,7 +38,7 @@ std::shared_ptr<std::byte> map(int fd, std::size_t bytes) {
   return {static_cast<std::byte*>(data), [bytes](std::byte* p) { ::munmap(p, bytes); }};
 }
 
-// Locks of an open file: they end with the last use of it, in whatever process that is.
+// Open-file-description locks: released with the last descriptor, even if its process is killed.
 bool lock(int fd, int command, short type, int index, short* found = nullptr) {
   struct flock place {};
   place.l_type = type;
@@ -73,7 +73,7 @@ SharedSegment SharedSegment::create(std::size_t bytes) {
   const std::string name = fmt::format("{}{:08x}{:08x}", kNamePrefix, random(), random());
   FileDescriptor file(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file) throw system_error("memfd_create failed", errno);
-  // To go beyond this limit would be a signal.
+  // Exceeding this limit raises SIGXFSZ.
   rlimit limit{};
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < bytes) {
     throw IoError(
@@ -85,7 +85,7 @@ SharedSegment SharedSegment::create(std::size_t bytes) {
     code = ::posix_fallocate(file.get(), 0, static_cast<off_t>(bytes));
   } while (code == EINTR);
   if (code != 0) throw system_error(fmt::format("taking {} bytes failed", bytes), code);
-  // A file that shrinks would end whoever reads it.
+  // Reading past the end of a file that shrank raises SIGBUS.
   if (::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     throw system_error("sealing it failed", errno);
   }
@@ -102,7 +102,7 @@ SharedSegment SharedSegment::open(const std::string& address) {
   }
   const std::string path = fmt::format("/proc/{}/fd/{}", address.substr(0, first),
                                        address.substr(first + 1, second - first - 1));
-  // Before it is opened, which may have effects on other kinds of files; and after, for certain.
+  // Checked before opening, which may have side effects on other files, and again after it.
   const std::string name = fmt::format("/memfd:{} (deleted)", address.substr(second + 1));
   const std::string seen = name_of_file(path);
   if (!seen.empty() && seen != name) {
@@ -142,7 +142,7 @@ void SharedSegment::let_go(int index) const noexcept {
 
 bool SharedSegment::is_held_elsewhere(int index) const noexcept {
   short found = F_UNLCK;
-  // A call that fails accuses nobody: the deadline is there for that.
+  // A failing call counts as held; a dead rank is then found at the deadline.
   return !lock(file_.get(), F_OFD_GETLK, F_WRLCK, index, &found) || found != F_UNLCK;
 }
 

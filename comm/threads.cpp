@@ -60,8 +60,8 @@ class ThreadsBackend final : public CollectiveBackend {
     group_->meet();
   }
 
-  // Each rank reduces its stretch of the elements into its own buffer, which nobody else reads
-  // there; then all copy the stretches of the others.
+  // Each rank reduces its stretch into its own buffer, where nobody else reads that stretch; then
+  // all copy the stretches of the others.
   void all_reduce(const Collective& mine) {
     const std::size_t size = dtype_size(mine.dtype);
     const auto begin = [&](int r) { return mine.count * r / world_size(); };

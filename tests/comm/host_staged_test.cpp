@@ -2,6 +2,8 @@
 // what the ledger says of it. The device is one of fibers.
 #include "comm/host_staged.h"
 
+#include <latch>
+
 #include "tests/comm/collective_checks.h"
 #include "tests/comm/ranks.h"
 #include "tests/support/check_throws.h"
@@ -93,15 +95,17 @@ TEST_CASE("host buffers go straight to the inner communicator") {
 }
 
 TEST_CASE("staging outlives a work that nobody waits for, and is given back later") {
-  on_two_ranks([](comm::Communicator& c) {
+  std::latch dropped(1);
+  on_two_ranks([&](comm::Communicator& c) {
     std::vector<float> x(5000, 1.0F);
     const Mirror<float> mirror(x);
     c.barrier({});
     if (c.rank() == 0) {
       static_cast<void>(c.start_all_reduce(mirror.view(), ReduceOp::Sum, {}));  // the peer is late
       expect(staged_bytes().current == 20'000, "kept", c.rank(), 0);
+      dropped.count_down();
     } else {
-      std::this_thread::sleep_for(50ms);
+      dropped.wait();
       c.all_reduce(mirror.view(), ReduceOp::Sum, {});
     }
     c.barrier({});

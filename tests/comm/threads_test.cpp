@@ -1,5 +1,7 @@
 #include "comm/threads.h"
 
+#include <latch>
+
 #include "tests/comm/mismatches.h"
 #include "tests/comm/ranks.h"
 #include "tests/support/check_throws.h"
@@ -10,16 +12,17 @@ using comm::ReduceOp;
 
 TEST_CASE("a rank that does not arrive is named on all others, at the deadline") {
   const Group group("threads", 4);
+  std::latch failed(3);
   const Stopwatch watch;
   const auto results = run_ranks(4, [&](int rank) {
     const auto c = group.join(rank);
     std::vector<float> x(8);
     c->all_gather(view_of(x), {.label = "h.0"});
-    if (rank == 2) {
-      std::this_thread::sleep_for(700ms);  // not gone, only late
-      return;
-    }
-    c->all_gather(view_of(x), {.label = "h.1", .deadline = 200ms});
+    if (rank == 2) return failed.wait();  // not gone, only late
+    const auto work = c->start_all_gather(view_of(x), {.label = "h.1", .deadline = 200ms});
+    while (!work->is_done()) std::this_thread::sleep_for(1ms);
+    failed.count_down();
+    work->wait();
   });
   CHECK(watch.wall() >= 200ms);
   CHECK(watch.elapsed() < 3s);
