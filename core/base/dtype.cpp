@@ -1,5 +1,7 @@
 #include "core/base/dtype.h"
 
+#include <fmt/format.h>
+
 namespace tessera {
 
 std::string_view dtype_name(DType dtype) {
@@ -31,3 +33,8 @@ std::string_view dtype_name(DType dtype) {
 }
 
 }  // namespace tessera
+
+fmt::format_context::iterator fmt::formatter<tessera::DType>::format(
+    tessera::DType dtype, fmt::format_context& ctx) const {
+  return fmt::formatter<std::string_view>::format(tessera::dtype_name(dtype), ctx);
+}

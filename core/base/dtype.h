@@ -111,7 +111,5 @@ using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>
 
 template <>
 struct fmt::formatter<tessera::DType> : fmt::formatter<std::string_view> {
-  auto format(tessera::DType dtype, fmt::format_context& ctx) const {
-    return fmt::formatter<std::string_view>::format(tessera::dtype_name(dtype), ctx);
-  }
+  fmt::format_context::iterator format(tessera::DType dtype, fmt::format_context& ctx) const;
 };

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <stdexcept>
 #include <string>
@@ -25,9 +25,9 @@ class Error : public std::runtime_error {
         : Error(fmt::format(text, std::forward<Args>(args)...)) {}  \
   }
 
-/// A value given by the caller does not fit: shape, dtype, device, configuration.
+/// An argument is invalid: shape, dtype, device, configuration.
 TESSERA_DECLARE_ERROR(InvalidArgument);
-/// The request is meaningful, but this device or build cannot serve it.
+/// This device or build cannot serve the request.
 TESSERA_DECLARE_ERROR(Unsupported);
 /// An allocation failed; the message holds the request and the memory ledger.
 TESSERA_DECLARE_ERROR(OutOfMemory);
@@ -39,7 +39,7 @@ TESSERA_DECLARE_ERROR(IoError);
 TESSERA_DECLARE_ERROR(CorruptCheckpoint);
 /// Loss or gradients of a training step are NaN or infinite.
 TESSERA_DECLARE_ERROR(NonFiniteLoss);
-/// A promise that tessera makes to itself is broken: a bug.
+/// A broken invariant: a bug.
 TESSERA_DECLARE_ERROR(InternalError);
 
 #undef TESSERA_DECLARE_ERROR
@@ -60,7 +60,7 @@ class CommError : public Error {
   CommFailure failure() const { return failure_; }
   /// Ranks held responsible, ascending; empty if unknown.
   const std::vector<int>& culprits() const { return culprits_; }
-  /// In a word or two what became of the culprits, if that is known: "SIGKILL", "out of memory".
+  /// How the culprits ended, if known: "SIGKILL", "out of memory".
   const std::string& fate() const { return fate_; }
   CommError& set_fate(std::string fate) {
     fate_ = std::move(fate);

@@ -44,7 +44,7 @@ Strides contiguous_strides(const Shape& shape) {
   std::int64_t stride = 1;
   for (int i = shape.size() - 1; i >= 0; --i) {
     strides[i] = stride;
-    // Only a shape with a zero dim gets here with more than 2^63 - 1 elements beside the zero.
+    // Only shapes with a zero dim can overflow here.
     require(!__builtin_mul_overflow(stride, std::max<std::int64_t>(shape[i], 1), &stride),
             "strides of shape {} are over 2^63 - 1", shape);
   }
@@ -52,3 +52,8 @@ Strides contiguous_strides(const Shape& shape) {
 }
 
 }  // namespace tessera
+
+fmt::format_context::iterator fmt::formatter<tessera::Dims>::format(
+    const tessera::Dims& dims, fmt::format_context& ctx) const {
+  return fmt::formatter<std::string>::format(dims.str(), ctx);
+}

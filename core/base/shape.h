@@ -55,7 +55,5 @@ Strides contiguous_strides(const Shape& shape);
 
 template <>
 struct fmt::formatter<tessera::Dims> : fmt::formatter<std::string> {
-  auto format(const tessera::Dims& dims, fmt::format_context& ctx) const {
-    return fmt::formatter<std::string>::format(dims.str(), ctx);
-  }
+  fmt::format_context::iterator format(const tessera::Dims& dims, fmt::format_context& ctx) const;
 };

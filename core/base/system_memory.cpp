@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <string_view>
@@ -21,11 +22,11 @@ SystemMemory of_machine() {
   return out;
 }
 
-// The files of a control group, by the version of the interface.
+// Files of a control group, by version.
 struct Names {
   const char* limit;
   const char* used;
-  const char* cache;  // in memory.stat: files that the system drops when asked for more
+  const char* cache;  // in memory.stat: reclaimable file cache
 };
 constexpr Names kVersion2 = {"memory.max", "memory.current", "inactive_file"};
 constexpr Names kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_bytes",
@@ -51,13 +52,13 @@ void apply(SystemMemory& memory, const std::filesystem::path& group, const Names
   memory.available = std::min(memory.available, left);
 }
 
-// A group within another one may use what both allow.
+// Nested groups: the tightest limit applies.
 void apply_all(SystemMemory& memory, const std::filesystem::path& root, std::string_view path,
                const Names& names) {
   std::filesystem::path group = root;
   apply(memory, group, names);
   for (const auto& part : std::filesystem::path(path).relative_path()) {
-    if (part == "..") return;  // outside of what this namespace shows
+    if (part == "..") return;  // outside this namespace
     group /= part;
     apply(memory, group, names);
   }
@@ -65,8 +66,7 @@ void apply_all(SystemMemory& memory, const std::filesystem::path& root, std::str
 
 }  // namespace
 
-SystemMemory system_memory(const std::filesystem::path& root,
-                           const std::filesystem::path& membership) {
+SystemMemory system_memory(const std::string& root, const std::string& membership) {
   SystemMemory out = of_machine();
   apply(out, root, kVersion2);
   std::ifstream in(membership);  // "0::/a/b" or "4:cpu,memory:/a/b"
@@ -78,7 +78,7 @@ SystemMemory system_memory(const std::filesystem::path& root,
     if (line.starts_with("0::")) {
       apply_all(out, root, path, kVersion2);
     } else if (controllers.find(",memory,") != std::string::npos) {
-      apply_all(out, root / "memory", path, kVersion1);
+      apply_all(out, root + "/memory", path, kVersion1);
     }
   }
   return out;

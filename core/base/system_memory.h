@@ -1,19 +1,19 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
+#include <string>
 
 namespace tessera {
 
-/// Memory that processes of this host, or of this process's control group, can have. Bytes; 0 if
-/// the system doesn't tell.
+/// Memory of a host or control group, in bytes; 0 if unknown.
 struct SystemMemory {
   std::int64_t total = 0;      ///< of the machine; the group's limit if that is lower
-  std::int64_t available = 0;  ///< of it, without what others hold; file caches count as available
+  std::int64_t available = 0;  ///< unused or in file caches
 };
-/// @param root        where control groups are, of either version; may be absent
-/// @param membership  says which of them this process is in: within these, too, limits count
-SystemMemory system_memory(const std::filesystem::path& root = "/sys/fs/cgroup",
-                           const std::filesystem::path& membership = "/proc/self/cgroup");
+/// The host's memory within the limits of this process's control groups.
+/// @param root        mount point of control groups, version 1 or 2; may be absent
+/// @param membership  file that lists this process's groups, as /proc/self/cgroup does
+SystemMemory system_memory(const std::string& root = "/sys/fs/cgroup",
+                           const std::string& membership = "/proc/self/cgroup");
 
 }  // namespace tessera

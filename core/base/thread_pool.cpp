@@ -1,15 +1,21 @@
 #include "core/base/thread_pool.h"
 
 #include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
 #include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "core/base/error.h"
 
 namespace tessera {
 namespace {
 
-// How often a waiting thread looks before it sleeps: long enough to bridge the gap between two
-// operations of a step (microseconds), short enough to leave the core to others in between.
+// Spins before a waiting thread sleeps: bridges the microseconds between two operations of a step.
 constexpr int kSpins = 4000;
 
 constexpr std::uint64_t kChunksMask = 0xffffffffU;
@@ -22,38 +28,77 @@ inline void pause() {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads)
+class ThreadPool::Workers {
+ public:
+  explicit Workers(int threads);
+  ~Workers() { end(); }
+  Workers(const Workers&) = delete;
+  Workers& operator=(const Workers&) = delete;
+
+  int size() const { return static_cast<int>(threads_.size()) + 1; }
+  void run(std::int64_t n, std::int64_t grain, void* body, Call call);
+
+ private:
+  struct Job {
+    void* body = nullptr;
+    Call call = nullptr;
+    std::int64_t n = 0;
+    std::int64_t chunks = 0;
+  };
+  /// Chunks of the current loop that one thread starts with; idle threads steal the rest.
+  struct alignas(64) Share {
+    /// Upper half: number of the loop. Lower half: chunks left.
+    std::atomic<std::uint64_t> ticket{0};
+    std::int64_t first = 0;  ///< first chunk
+  };
+  void work(int index);
+  void end();
+  void run_chunks(int index);
+  void run_chunk(std::int64_t chunk);
+
+  Job job_;
+  std::vector<Share> shares_;
+  bool busy_ = false;  // used by the calling thread only
+  std::uint64_t loops_ = 0;
+  std::atomic<std::uint64_t> generation_{0};
+  std::atomic<std::int64_t> unfinished_{0};
+  std::atomic<bool> stop_{false};
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::exception_ptr error_;
+  std::vector<std::thread> threads_;
+};
+
+ThreadPool::Workers::Workers(int threads)
     : shares_(threads >= 1 ? static_cast<std::size_t>(threads) : 0) {
   require(threads >= 1 && threads <= 4096, "number of threads must be in 1..4096, got {}", threads);
-  workers_.reserve(static_cast<std::size_t>(threads - 1));
+  threads_.reserve(static_cast<std::size_t>(threads - 1));
   try {
-    for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+    for (int i = 1; i < threads; ++i) threads_.emplace_back([this, i] { work(i); });
   } catch (const std::system_error& error) {
-    const std::size_t started = workers_.size();
-    end_workers();
+    const std::size_t started = threads_.size();
+    end();
     throw IoError(
         "cannot start thread {} of {}: {}; ask for fewer (train.threads), or raise the limit of "
         "processes or memory (ulimit -u, ulimit -v)",
         started + 2, threads, error.what());
   } catch (...) {
-    end_workers();
+    end();
     throw;
   }
 }
 
-ThreadPool::~ThreadPool() { end_workers(); }
-
-void ThreadPool::end_workers() {
+void ThreadPool::Workers::end() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
     ++generation_;
   }
   wake_.notify_all();
-  for (auto& worker : workers_) worker.join();
+  for (auto& worker : threads_) worker.join();
 }
 
-void ThreadPool::run_chunk(std::int64_t chunk) {
+void ThreadPool::Workers::run_chunk(std::int64_t chunk) {
   const std::int64_t begin =
       job_.n / job_.chunks * chunk + job_.n % job_.chunks * chunk / job_.chunks;
   const std::int64_t next = chunk + 1;
@@ -67,8 +112,8 @@ void ThreadPool::run_chunk(std::int64_t chunk) {
   unfinished_.fetch_sub(1, std::memory_order_release);
 }
 
-// A ticket is taken only while its loop is unfinished, so job_ stands until the chunk is done.
-void ThreadPool::run_chunks(int index) {
+// Chunks are claimed only while their loop is unfinished, so job_ stays valid until they are done.
+void ThreadPool::Workers::run_chunks(int index) {
   for (int i = 0; i < size(); ++i) {
     Share& share = shares_[static_cast<std::size_t>((index + i) % size())];
     std::uint64_t ticket = share.ticket.load(std::memory_order_acquire);
@@ -82,10 +127,10 @@ void ThreadPool::run_chunks(int index) {
   }
 }
 
-void ThreadPool::run(std::int64_t n, std::int64_t grain, void* body, Call call) {
+void ThreadPool::Workers::run(std::int64_t n, std::int64_t grain, void* body, Call call) {
   if (n <= 0) return;
   const std::int64_t most = n / std::max<std::int64_t>(grain, 1);
-  if (workers_.empty() || most <= 1 || busy_) {
+  if (threads_.empty() || most <= 1 || busy_) {
     call(body, 0, n);
     return;
   }
@@ -120,7 +165,7 @@ void ThreadPool::run(std::int64_t n, std::int64_t grain, void* body, Call call) 
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
-void ThreadPool::work(int index) {
+void ThreadPool::Workers::work(int index) {
   std::uint64_t seen = 0;
   for (;;) {
     for (int spin = 0; generation_.load(std::memory_order_acquire) == seen && spin < kSpins; ++spin)
@@ -133,6 +178,13 @@ void ThreadPool::work(int index) {
     if (stop_) return;
     run_chunks(index);
   }
+}
+
+ThreadPool::ThreadPool(int threads) : workers_(std::make_unique<Workers>(threads)) {}
+ThreadPool::~ThreadPool() = default;
+int ThreadPool::size() const { return workers_->size(); }
+void ThreadPool::run(std::int64_t n, std::int64_t grain, void* body, Call call) {
+  workers_->run(n, grain, body, call);
 }
 
 }  // namespace tessera

@@ -1,13 +1,17 @@
 #include "core/base/trace.h"
 
-#include <fmt/format.h>
+#include <chrono>
 
 #include "core/base/error.h"
 
 namespace tessera {
 namespace {
 
-// As a JSON string. Names are the program's own, or a model's units.
+std::int64_t now_ns() {
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// As a JSON string.
 std::string quote(std::string_view text) {
   std::string result = "\"";
   for (const char c : text) {
@@ -22,21 +26,18 @@ std::string quote(std::string_view text) {
 Trace::Trace(Context& context) : context_(context) {
   require(context.trace() == nullptr, "a context has one trace at a time");
   if (context.device().type == DeviceType::CUDA) {
-    // Both clocks begin here: the device has nothing to do, and its first mark is now.
+    // Starts both clocks at once: the device is idle.
     context.backend().synchronize();
     context.backend().take_marks();
     context.backend().mark();
   }
-  start_ = std::chrono::steady_clock::now();
+  start_ = now_ns();
   context.set_trace(this);
 }
 
 Trace::~Trace() { context_.set_trace(nullptr); }
 
-double Trace::now() const {
-  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start_)
-      .count();
-}
+double Trace::now() const { return static_cast<double>(now_ns() - start_) * 1e-3; }
 
 std::size_t Trace::begin(std::string_view name, bool on_device) {
   Span span;
@@ -52,7 +53,7 @@ void Trace::end(std::size_t span) noexcept {
   s.end = s.begin;
   try {
     s.end = s.on_device ? static_cast<double>(context_.backend().mark()) : now();
-  } catch (const Error&) {  // a destructor calls
+  } catch (const Error&) {  // called by destructors
   }
 }
 
@@ -60,7 +61,7 @@ std::string Trace::to_json(int process, const std::string& name) {
   std::vector<double> marks;
   if (context_.device().type == DeviceType::CUDA) {
     marks = context_.backend().take_marks();
-    // What comes after this would count from another mark.
+    // Later marks would count from another start.
     context_.set_trace(nullptr);
   }
   const auto place = [&](const Span& span, double value) {

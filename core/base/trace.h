@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -10,11 +9,11 @@
 
 namespace tessera {
 
-/// Times of kernels and ranges of one context, as a Chrome trace (chrome://tracing, Perfetto).
+/// Records kernels and Ranges of one context as a Chrome trace (chrome://tracing, Perfetto) for as
+/// long as it lives.
 ///
-/// While it lives, the context's kernels and Ranges are recorded: on the CPU by the clock; on a GPU
-/// ranges by the clock of the host, which runs ahead, and kernels by the order of the device's
-/// work. Costs two marks of the device per kernel, and nothing where no Trace is.
+/// On a GPU, ranges are timed on the host, which runs ahead, and kernels on the device, at the cost
+/// of two timestamps each.
 class Trace {
  public:
   explicit Trace(Context& context);
@@ -23,7 +22,7 @@ class Trace {
   Trace& operator=(const Trace&) = delete;
 
   /// The events so far as JSON: an object with "traceEvents". Waits for the device.
-  /// @param process  number and name of the process in the picture: the rank
+  /// @param process, name  of the process in the trace: the rank
   std::string to_json(int process, const std::string& name);
 
  private:
@@ -31,16 +30,16 @@ class Trace {
   friend class KernelRange;
   struct Span {
     std::string name;
-    double begin = 0, end = 0;  ///< microseconds since the trace began, or numbers of marks
+    double begin = 0, end = 0;  ///< microseconds since start_, or indices of device timestamps
     bool on_device = false;
   };
   std::size_t begin(std::string_view name, bool on_device);
-  /// After a failure of the device, which somebody else reports, the span ends where it began.
+  /// After a device failure, which is reported elsewhere, the span gets no length.
   void end(std::size_t span) noexcept;
   double now() const;
 
   Context& context_;
-  std::chrono::steady_clock::time_point start_;
+  std::int64_t start_ = 0;  // nanoseconds of the steady clock
   std::vector<Span> spans_;
 };
 
@@ -58,7 +57,7 @@ class Range {
   std::size_t span_ = 0;
 };
 
-/// A kernel, for the context's trace alone.
+/// A kernel in the context's trace.
 class KernelRange {
  public:
   KernelRange(Context& context, const char* name) : trace_(context.trace()) {

@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "kernels/activation.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/launch/rows.h"

@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "kernels/cuda/column_sums.h"
 #include "kernels/cuda/device/reduce.h"
 #include "kernels/cuda/elementwise.h"

@@ -5,8 +5,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <fstream>
 #include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "core/base/error.h"
 #include "core/base/thread_pool.h"

@@ -1,5 +1,7 @@
 #include "tools/tessera/config/fields.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
