@@ -13,7 +13,6 @@ void dropout(Context& context, const Dropout& args) {
   check_dense(kName, "x", context, args.x, args.x.dtype, args.x.shape);
   check_dense(kName, "y", context, args.y.view, args.x.dtype, args.x.shape);
   require(args.p >= 0.0F && args.p < 1.0F, "dropout: p must be in [0, 1), got {}", args.p);
-  if (args.place.defined()) check_dense(kName, "place", context, args.place, DType::I64, Shape{3});
   TESSERA_DISPATCH(dropout, context, args);
 }
 

@@ -38,10 +38,6 @@ void check(const Context& context, const AdamW& args) {
     check_range(context, "adamw", "copy", args.copy, DType::BF16);
     check_shape("adamw", "copy", args.copy, args.param.shape);
   }
-  if (args.rates.defined())
-    check_dense("adamw", "rates", context, args.rates, DType::F32, Shape{3});
-  if (args.stream.defined())
-    check_dense("adamw", "stream", context, args.stream, DType::I64, Shape{2});
   require(half || !args.stochastic, "adamw: only a bf16 param is rounded, got {}",
           args.param.dtype);
   require(args.step >= 1, "adamw: step counts from 1, got {}", args.step);
@@ -54,21 +50,14 @@ void check(const Context& context, const AdamW& args) {
 
 TESSERA_CPU_KERNEL(adamw, AdamW)
 
-AdamWRates adamw_rates(double lr, double beta1, double beta2, double weight_decay,
-                       std::int64_t step) {
-  const auto t = static_cast<double>(step);
-  return {.decay = static_cast<float>(1.0 - lr * weight_decay),
-          .rate = static_cast<float>(lr / (1.0 - std::pow(beta1, t))),
-          .v_scale = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(beta2, t)))};
-}
-
 void adamw(Context& context, const AdamW& given) {
   check(context, given);
   if (given.param.numel() == 0) return;
   AdamW args = given;
-  if (!args.rates.defined()) {
-    args.host_rates = adamw_rates(args.lr, args.beta1, args.beta2, args.weight_decay, args.step);
-  }
+  const auto t = static_cast<double>(args.step);
+  args.rates = {.decay = static_cast<float>(1.0 - args.lr * args.weight_decay),
+                .rate = static_cast<float>(args.lr / (1.0 - std::pow(args.beta1, t))),
+                .v_scale = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(args.beta2, t)))};
   TESSERA_DISPATCH(adamw, context, args);
 }
 

@@ -2,9 +2,12 @@
 
 #include <cstdint>
 
-#include "core/base/context.h"
 #include "core/base/rng.h"
 #include "core/base/tensor_view.h"
+
+namespace tessera {
+class Context;
+}
 
 namespace tessera::kernels {
 
@@ -18,35 +21,29 @@ struct AdamWRates {
 ///
 /// param                      [n] f32 or bf16, contiguous
 /// grad, exp_avg, exp_avg_sq  [n] f32, contiguous
-/// factor                     optional, one f32 where the others lie: multiplies grad_scale. If it
-/// is
-///                            NaN, nothing changes: see ClipFactor.
+/// factor                     optional, one f32: multiplies grad_scale. NaN: nothing changes, see
+///                            ClipFactor
 /// copy                       optional, [n] bf16, contiguous: param, rounded, from the same pass
-/// rates                      optional, [3] f32 where the others lie: AdamWRates, instead of lr and
-///                            step. No decay without weight_decay
-/// stream                     optional, [2] i64 where the others lie: key and stream of `rounding`,
-///                            instead of it. With both, work that is captured serves every step.
 ///   g = grad_scale * grad;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
 ///   param = param (1 - lr wd) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 /// Computes in f32. A bf16 param is rounded to nearest or, with `stochastic`, up with the
-/// probability of what is cut off, drawn from word first_element + i of `rounding`: small updates
-/// then count on average. Source: Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2 (as in
-/// PyTorch's AdamW); stochastic rounding: Gupta et al. 2015, arXiv:1502.02551.
+/// probability of the bits cut off, drawn from word first_element + i of the stream (Rounding,
+/// step, place) of the seed: small updates then count on average. Source:
+/// Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2 (as in PyTorch's AdamW); stochastic
+/// rounding: Gupta et al. 2015, arXiv:1502.02551.
 struct AdamW {
   TensorView param, grad, exp_avg, exp_avg_sq;
   double lr = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   std::int64_t step = 1;  ///< t, from 1
   double grad_scale = 1.0;
-  TensorView factor{}, copy{}, rates{}, stream{};
+  TensorView factor{}, copy{};
   bool stochastic = false;
-  RngKey rounding{};
+  const RngStep* rng = nullptr;  ///< seed of the rounding, in the device's memory
+  std::uint64_t place = 0;       ///< number of the unit
   std::uint64_t first_element = 0;
-  AdamWRates host_rates{};  ///< what adamw() works out, without `rates`
+  AdamWRates rates{};  ///< written by adamw()
 };
 void adamw(Context& context, const AdamW& args);
-/// @param step  from 1
-AdamWRates adamw_rates(double lr, double beta1, double beta2, double weight_decay,
-                       std::int64_t step);
 
 /// factor = min(1, max_norm / (sqrt(totals[0]) + 1e-6)), 1 if max_norm is 0; NaN if any of the
 /// totals is not finite, so that an update with it changes nothing.

@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "core/autograd/autograd.h"
-#include "core/base/rng.h"
 #include "core/ops/attention.h"
 #include "core/ops/cross_entropy.h"
 #include "core/ops/elementwise.h"
@@ -29,10 +28,12 @@ Parameter make_parameter(std::string name, const Shape& shape, Initialization in
   return parameter;
 }
 
-// Places in the model that draw dropout masks; two per block follow the embedding.
-constexpr std::int64_t kEmbeddingPlace = 0;
-std::int64_t attention_place(std::int64_t layer) { return 1 + 2 * layer; }
-std::int64_t mlp_place(std::int64_t layer) { return 2 + 2 * layer; }
+// Places of dropout: the embedding, then two per block.
+constexpr std::uint64_t kEmbeddingPlace = 0;
+std::uint64_t attention_place(std::int64_t layer) {
+  return 1 + 2 * static_cast<std::uint64_t>(layer);
+}
+std::uint64_t mlp_place(std::int64_t layer) { return 2 + 2 * static_cast<std::uint64_t>(layer); }
 
 }  // namespace
 
@@ -89,30 +90,8 @@ void Gpt2::check_tokens(const Tensor& tokens, std::int64_t past) const {
           config_.seq_len);
 }
 
-Tensor Gpt2::drop(const Tensor& x, const ForwardOptions& options, std::int64_t place) const {
-  if (!options.training || config_.dropout == 0.0F) return x;
-  const kernels::DropoutPlace at = dropout_place(options, place, x.dim(1));
-  const Tensor& table = options.dropout_table;
-  return ops::dropout(x, config_.dropout, at.key, at.first_element,
-                      table.defined() ? table.alias({3}, {1}, 3 * place) : Tensor());
-}
-
-kernels::DropoutPlace Gpt2::dropout_place(const ForwardOptions& options, std::int64_t place,
-                                          std::int64_t seq_len) const {
-  return {RngKey::make(options.seed, RngPurpose::Dropout, static_cast<std::uint64_t>(options.step),
-                       static_cast<std::uint64_t>(place)),
-          static_cast<std::uint64_t>(options.first_sample * seq_len * config_.n_embd)};
-}
-
-std::vector<std::int64_t> Gpt2::dropout_table(const ForwardOptions& options,
-                                              std::int64_t seq_len) const {
-  std::vector<std::int64_t> table;
-  for (std::int64_t place = 0; place < dropout_places(); ++place) {
-    const kernels::DropoutPlace at = dropout_place(options, place, seq_len);
-    for (const std::uint64_t word : {at.key.key, at.key.stream, at.first_element})
-      table.push_back(static_cast<std::int64_t>(word));
-  }
-  return table;
+Tensor Gpt2::drop(const Tensor& x, const ForwardOptions& options, std::uint64_t place) const {
+  return options.training ? ops::dropout(x, config_.dropout, place) : x;
 }
 
 Tensor Gpt2::mlp(const Block& b, const Tensor& x) const {
@@ -206,7 +185,7 @@ Tensor Gpt2::decode(const Tensor& tokens, KvCache& cache) {
     x = ops::add(h, mlp(b, normed));
   }
   cache.past += count;
-  // Only the last position of each row goes through the head.
+  // The head runs on the last position of each row only.
   const std::int64_t c = config_.n_embd;
   const Tensor last_rows = x.alias({batch, c}, {count * c, 1}, (count - 1) * c);
   Tensor last = Tensor::empty(x.context(), {batch, c}, x.dtype());

@@ -6,23 +6,15 @@
 #include <vector>
 
 #include "core/parameter.h"
-#include "kernels/dropout.h"
 #include "models/gpt2_config.h"
 
 namespace tessera::models {
 
 /// How a forward pass runs.
 struct ForwardOptions {
-  bool training = false;          ///< apply dropout
+  bool training = false;          ///< apply dropout; masks depend on the context's rng_step()
   bool recompute_blocks = false;  ///< keep only block inputs; run each block again in backward
-  std::uint64_t seed = 0;         ///< with step and first_sample: names the dropout masks
-  std::int64_t step = 0;
-  std::int64_t first_sample = 0;  ///< global sample number of row 0
-  UnitHooks* hooks = nullptr;     ///< told about every unit; may be null
-  /// [dropout_places(), 3] i64 where the parameters lie, that holds what dropout_table() makes of
-  /// seed, step and first_sample and is read instead of them: what is captured then serves every
-  /// step. May be undefined.
-  Tensor dropout_table = {};
+  UnitHooks* hooks = nullptr;     ///< called around every unit; may be null
 };
 
 /// Keys and values of the tokens seen so far, for decoding.
@@ -66,14 +58,6 @@ class Gpt2 {
   Tensor decode(const Tensor& tokens, KvCache& cache);
   KvCache make_cache(std::int64_t batch) const;
 
-  /// How many masks a training pass draws.
-  std::int64_t dropout_places() const { return 1 + 2 * config_.n_layer; }
-  /// For ForwardOptions::dropout_table, [dropout_places() * 3].
-  /// @param options  seed, step and first_sample count
-  /// @param seq_len  T of the tokens
-  std::vector<std::int64_t> dropout_table(const ForwardOptions& options,
-                                          std::int64_t seq_len) const;
-
  private:
   struct Block {
     Parameter ln_1_weight, ln_1_bias, c_attn_weight, c_attn_bias, attn_c_proj_weight,
@@ -83,9 +67,7 @@ class Gpt2 {
   Tensor hidden(const Tensor& tokens, const ForwardOptions& options);
   Tensor block(std::int64_t layer, const Tensor& x, const ForwardOptions& options);
   Tensor mlp(const Block& b, const Tensor& x) const;
-  Tensor drop(const Tensor& x, const ForwardOptions& options, std::int64_t place) const;
-  kernels::DropoutPlace dropout_place(const ForwardOptions& options, std::int64_t place,
-                                      std::int64_t seq_len) const;
+  Tensor drop(const Tensor& x, const ForwardOptions& options, std::uint64_t place) const;
   void check_tokens(const Tensor& tokens, std::int64_t past) const;
 
   Gpt2Config config_;

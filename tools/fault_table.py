@@ -32,8 +32,7 @@ def kinds(*names):
 
 
 CAMPAIGNS = {
-    "runs": [("faults/fault_tests", "a rank that fails at any point of a run is named by all others, in time"),
-             ("faults/fault_tests", "a rank that fails in a replayed step is named as any other")],
+    "runs": [("faults/fault_tests", "a rank that fails at any point of a run is named by all others, in time")],
     "saves": [("faults/fault_tests", "whatever call of a save a rank is killed at, the old or the new checkpoint is whole"),
               ("faults/fault_tests", "whatever call of a save fails, rank and file are named and training goes on"),
               ("faults/fault_tests", "a rank that stands still in a save is named, and the former checkpoint stands"),

@@ -78,7 +78,7 @@ FlatUnit::~FlatUnit() {
     communicator_.abort(fmt::format("unit {} was destroyed during a collective", name()));
     try {
       work->wait();
-    } catch (const Error&) {  // that it failed is what was asked for
+    } catch (const Error&) {  // the expected outcome of abort()
     }
   }
 }
@@ -130,7 +130,7 @@ void FlatUnit::prepare_gradients(bool first) {
   require<InternalError>(!reducing_, "unit {}: gradients are still being reduced", name());
   first_ = first;
   full_gradient_->materialize();
-  // Scattered micro-batches are summed in the segment; else in the buffer itself.
+  // Micro-batches accumulate in the segment if scattered, else in the full buffer.
   if (!first && !scatters_) return;
   for (Parameter* parameter : parameters_) parameter->tensor.zero_grad();
 }
@@ -175,17 +175,6 @@ void FlatUnit::finish_reduce() {
   if (first_) return;
   kernels::cast(*context_, scattered_.view(), {gradient_.view(), true, true});
   scattered_ = {};
-}
-
-void FlatUnit::forget_pass() {
-  gathering_.reset();
-  reducing_.reset();
-  scattered_ = {};
-  if (scatters_) {
-    gathered_->release();
-    full_gradient_->release();
-  }
-  state_ = State::Sharded;
 }
 
 Tensor FlatUnit::copy_of_master() const {

@@ -11,7 +11,7 @@
 
 namespace tessera::comm {
 
-/// How parameters, gradients and optimizer state are spread over ranks.
+/// Distribution of parameters, gradients and optimizer state over ranks.
 enum class ShardMode : std::uint8_t {
   None,  ///< every rank holds everything; gradients are summed over ranks
   Full,  ///< every rank holds an equal segment of everything
@@ -20,21 +20,20 @@ enum class ShardMode : std::uint8_t {
 /// "full" or "none". @throws InvalidArgument for other names
 ShardMode parse_shard_mode(const std::string& name);
 
-/// How a unit's parameters lie in its flat buffer, split over so many ranks.
+/// Layout of a unit's flat buffer, split over `world_size` ranks.
 ShardLayout layout_of(const Unit& unit, int world_size);
 
 /// One unit's parameters as a flat buffer split over the ranks of a communicator.
 ///
-/// Holds this rank's master values and their float32 gradient, `segment()` elements each (the whole
-/// buffer in mode None), and the gathered parameters in the compute dtype, which the model's
-/// tensors are windows of. With masters of that dtype and nothing to gather, the gathered buffer is
-/// the master itself, and with one rank the gradient buffer is the gradient segment: nothing is
-/// held twice.
+/// Holds this rank's segment of master values and of their float32 gradient (the whole buffer in
+/// mode None), and the gathered parameters in the compute dtype, which the model's tensors view. If
+/// nothing is gathered and masters have the compute dtype, the gathered buffer is the master
+/// itself; with one rank, the gradient buffer is the gradient segment.
 ///
 /// State: Sharded -> start_gather -> Gathering -> finish_gather -> Gathered -> release -> Sharded;
 /// independently, gradients: prepare_gradients -> (backward) -> start_reduce -> finish_reduce.
-/// start_gather and release are idempotent; finish_gather without a start, and new gradients while
-/// the last are being reduced, throw InternalError naming the unit.
+/// start_gather and release are idempotent. finish_gather without a start, and new gradients during
+/// a reduction, throw InternalError naming the unit.
 class FlatUnit {
  public:
   enum class State : std::uint8_t { Sharded, Gathering, Gathered };
@@ -43,7 +42,7 @@ class FlatUnit {
   /// @param master_dtype  f32, or bf16 to compute in bf16
   FlatUnit(const Unit& unit, ShardMode mode, DType compute_dtype, DType master_dtype,
            const std::shared_ptr<Context>& context, Communicator& communicator);
-  /// A collective still under way is aborted: its buffers are about to go.
+  /// Aborts a running collective, which uses the unit's buffers.
   ~FlatUnit();
   FlatUnit(const FlatUnit&) = delete;
   FlatUnit& operator=(const FlatUnit&) = delete;
@@ -52,34 +51,29 @@ class FlatUnit {
   const ShardLayout& layout() const { return layout_; }
   const std::vector<Parameter*>& parameters() const { return parameters_; }
   State state() const { return state_; }
-  /// Whether each rank holds a segment only.
-  bool is_scattered() const { return scatters_; }
-  /// First flat element and number of elements of what this rank holds.
+  /// First flat element and number of elements of this rank's segment.
   std::int64_t segment_begin() const;
   std::int64_t segment_size() const;
   const Tensor& master() const { return master_; }
-  /// Gradient of master(), complete after finish_reduce of the step's last micro-batch.
+  /// Gradient of master(), complete after finish_reduce() of the step's last micro-batch.
   const Tensor& gradient() const { return gradient_; }
 
   void start_gather();
   void finish_gather();
-  /// Gives the gathered copy back, if there is one. The parameters can't be read until the next
-  /// gather.
+  /// Frees the gathered copy, if any; parameters are unreadable until the next gather.
   void release();
 
-  /// Makes the gradient buffer ready for a backward pass. `first`: of the step's first micro-batch.
+  /// Prepares the gradient buffer for a backward pass. `first`: first micro-batch of the step.
   void prepare_gradients(bool first);
-  /// Adds zeros for parameters without gradient and starts the sum over ranks. `last`: of the
-  /// step's last micro-batch.
+  /// Zeros gradients of unused parameters and starts the sum over ranks. `last`: last micro-batch
+  /// of the step.
   void start_reduce(bool last);
   void finish_reduce();
-  /// As if nothing had been gathered and reduced, by collectives that were captured and never ran.
-  void forget_pass();
 
-  /// Where an update may write the master, rounded to the compute dtype, in the same pass: the
-  /// gathered copy, if it is whole and another buffer; else undefined.
+  /// Gathered copy that an update can write along with the master, rounded to the compute dtype;
+  /// undefined if it is not whole or is the master itself.
   Tensor copy_of_master() const;
-  /// Values changed: the gathered copy, if any, is stale, unless `copied` into copy_of_master().
+  /// Marks the gathered copy as stale, unless the update was `copied` into copy_of_master().
   void master_changed(bool copied = false);
 
  private:
@@ -101,9 +95,9 @@ class FlatUnit {
   std::shared_ptr<Storage> full_gradient_;  // [padded] f32
   Tensor full_gradient_view_;
   Tensor gradient_;        // [segment] f32; a window of full_gradient_ if nothing is scattered
-  Tensor scattered_;       // [segment] f32: what later micro-batches add
+  Tensor scattered_;       // [segment] f32: gradient of a later micro-batch
   bool scatters_ = false;  // mode Full on more than one rank
-  bool first_ = true;      // micro-batch of this step
+  bool first_ = true;      // first micro-batch of this step
 
   State state_ = State::Sharded;
   WorkPtr gathering_, reducing_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/base/trace.h"
 #include "kernels/elementwise.h"
 #include "kernels/optimizer.h"
 
@@ -10,10 +11,7 @@ namespace tessera::comm {
 ShardedModel::ShardedModel(const std::vector<Unit>& units, ShardMode mode, DType compute_dtype,
                            const std::shared_ptr<Context>& context, Communicator& communicator,
                            int gather_ahead, DType master_dtype)
-    : mode_(mode),
-      gather_ahead_(gather_ahead),
-      context_(context),
-      communicator_(communicator, *context) {
+    : mode_(mode), gather_ahead_(gather_ahead), context_(context), communicator_(communicator) {
   require(gather_ahead >= 0, "gather_ahead must not be negative, got {}", gather_ahead);
   require(!units.empty(), "a model needs at least one unit");
   require(compute_dtype == DType::F32 || compute_dtype == DType::BF16,
@@ -28,6 +26,8 @@ ShardedModel::ShardedModel(const std::vector<Unit>& units, ShardMode mode, DType
     decay_.push_back(optim::decay_ranges(flat.layout(), flat.segment_begin(), flat.segment_size()));
   }
 }
+
+ShardedModel::~ShardedModel() = default;
 
 void ShardedModel::load(const ParameterSource& source) {
   for (const Piece& piece : held_pieces()) {
@@ -84,7 +84,7 @@ void ShardedModel::values_changed() {
   }
 }
 
-// Waits for a unit's parameters and starts those of the units that come next.
+// Waits for a unit's parameters and starts gathering the next units.
 void ShardedModel::ensure_gathered(int unit, int direction) {
   const int count = static_cast<int>(units_.size());
   const int last_ahead = std::min(gather_ahead_, direction > 0 ? count - 1 - unit : unit - 1);
@@ -93,7 +93,7 @@ void ShardedModel::ensure_gathered(int unit, int direction) {
     units_[static_cast<std::size_t>(next)]->start_gather();
   };
   {
-    // At the start of a pass both have to come; what is further ahead must not hold up the first.
+    // One group at the start of a pass; units further ahead must not delay the first.
     CollectiveGroup group(communicator_);
     start(0);
     if (last_ahead >= 1) start(1);
@@ -104,11 +104,11 @@ void ShardedModel::ensure_gathered(int unit, int direction) {
 }
 
 void ShardedModel::begin_micro_batch(bool first, bool last) {
-  ranges_.clear();  // of a pass that an error ended
+  ranges_.clear();  // left by a pass that threw
   training_ = true;
   first_ = first;
   last_ = last;
-  // The head's gradient is computed during forward already.
+  // The loss computes the head's gradient during forward.
   units_.front()->prepare_gradients(first);
 }
 
@@ -124,7 +124,7 @@ void ShardedModel::before_forward(int unit) {
 
 void ShardedModel::after_forward(int unit) {
   if (!ranges_.empty()) ranges_.pop_back();
-  // Backward starts with the last unit and needs the root: both stay.
+  // Backward starts with the last unit and needs the root.
   const bool needed_soon = unit == 0 || unit + 1 == static_cast<int>(units_.size());
   if (training_ && needed_soon) return;
   units_[static_cast<std::size_t>(unit)]->release();
@@ -165,21 +165,6 @@ void ShardedModel::end_micro_batch() {
   training_ = false;
 }
 
-void ShardedModel::write_copies() {
-  for (const auto& unit : units_) {
-    if (unit->is_scattered()) continue;
-    unit->start_gather();
-    unit->finish_gather();
-  }
-}
-
-void ShardedModel::forget_pass() {
-  ranges_.clear();
-  reducing_.clear();
-  training_ = false;
-  for (const auto& unit : units_) unit->forget_pass();
-}
-
 void ShardedModel::sum_totals(const Tensor& totals) {
   require(totals.dtype() == DType::F64 && totals.shape().size() == 1 && totals.numel() >= 1,
           "totals must be [n] f64, got {} {}", totals.shape(), totals.dtype());
@@ -191,7 +176,7 @@ void ShardedModel::sum_totals(const Tensor& totals) {
     kernels::sum_of_squares(
         *context_, {units_[static_cast<std::size_t>(u)]->gradient().view(), element(squares, u)});
   }
-  // In mode None every rank holds the whole sum; counting one of them keeps one code path.
+  // In mode None every rank holds the whole sum: count rank 0 only.
   const bool counts = mode_ == ShardMode::Full || communicator_.rank() == 0;
   if (counts)
     kernels::sum_rows(*context_, squares.view(), {element(totals, 0), false, true});
@@ -202,62 +187,16 @@ void ShardedModel::sum_totals(const Tensor& totals) {
 }
 
 void ShardedModel::step(const optim::AdamWOptions& options, double lr, std::int64_t step,
-                        const Tensor& factor, std::uint64_t seed) {
+                        const Tensor& factor) {
   create_optimizer_state();
-  update(options, factor, [&](std::size_t u) {
-    return StepOf{lr, step, rounding_key(seed, step, u), {}};
-  });
-  step_replayed();
-}
-
-void ShardedModel::update(const optim::AdamWOptions& options, const Tensor& factor,
-                          const std::function<StepOf(std::size_t)>& step_of) {
   const Range range(*context_, "optimizer");
   for (std::size_t u = 0; u < units_.size(); ++u) {
     FlatUnit& unit = *units_[u];
-    const StepOf at = step_of(u);
+    const Tensor copy = unit.copy_of_master();
     optim::adamw_step(options, decay_[u], unit.master(), unit.gradient(), exp_avg_[u],
-                      exp_avg_sq_[u], at.lr, at.step, factor, unit.copy_of_master(),
-                      {at.rounding, unit.segment_begin()}, at.tensors);
+                      exp_avg_sq_[u], lr, step, factor, copy, u, unit.segment_begin());
+    unit.master_changed(copy.defined());
   }
-}
-
-RngKey ShardedModel::rounding_key(std::uint64_t seed, std::int64_t step, std::size_t unit) const {
-  return RngKey::make(seed, RngPurpose::Rounding, static_cast<std::uint64_t>(step), unit);
-}
-
-void ShardedModel::write_step(const optim::AdamWOptions& options, double lr, std::int64_t step,
-                              std::uint64_t seed) {
-  create_optimizer_state();
-  if (!rates_.defined()) {
-    const auto empty = [this](const Shape& shape, DType dtype) {
-      return Tensor::empty(context_, shape, dtype, MemoryCategory::Data, "step of the update");
-    };
-    rates_ = empty({3}, DType::F32);
-    streams_ = empty({static_cast<std::int64_t>(units_.size()), 2}, DType::I64);
-  }
-  const kernels::AdamWRates rates =
-      kernels::adamw_rates(lr, options.beta1, options.beta2, options.weight_decay, step);
-  static_assert(sizeof(rates) == 3 * sizeof(float));
-  rates_.copy_from_host(&rates);
-  std::vector<std::int64_t> streams;
-  for (std::size_t u = 0; u < units_.size(); ++u) {
-    const RngKey key = rounding_key(seed, step, u);
-    streams.push_back(static_cast<std::int64_t>(key.key));
-    streams.push_back(static_cast<std::int64_t>(key.stream));
-  }
-  streams_.copy_from_host(streams.data());
-}
-
-void ShardedModel::written_step(const optim::AdamWOptions& options, const Tensor& factor) {
-  update(options, factor, [this](std::size_t u) {
-    const auto row = static_cast<std::int64_t>(u);
-    return StepOf{.tensors = {rates_, streams_.alias({2}, {1}, 2 * row)}};
-  });
-}
-
-void ShardedModel::step_replayed() {
-  for (const auto& unit : units_) unit->master_changed(unit->copy_of_master().defined());
 }
 
 void ShardedModel::gather_all() {

@@ -1,6 +1,7 @@
 #include "core/base/context.h"
 
 #include "core/base/error.h"
+#include "core/base/rng.h"
 
 namespace tessera {
 
@@ -37,6 +38,26 @@ DeviceBackend& Context::backend() {
   return *backend_;
 }
 
-Context::~Context() = default;
+Context::~Context() {
+  if (rng_step_ != nullptr) allocator().deallocate(rng_step_, sizeof(RngStep));
+}
+
+void Context::set_rng_step(const RngStep& step) {
+  auto& entry = ledger_.entry(MemoryCategory::Data, "random numbers");
+  if (entry.current == 0) {
+    rng_step_ = static_cast<RngStep*>(allocator().allocate(sizeof(RngStep)));
+    ledger_.book(entry, sizeof(RngStep));
+  }
+  if (device().type == DeviceType::Meta) return;
+  if (backend_)
+    backend_->copy_from_host(rng_step_, &step, sizeof(step));
+  else
+    *rng_step_ = step;
+}
+
+const RngStep* Context::rng_step() {
+  if (rng_step_ == nullptr) set_rng_step({});
+  return rng_step_;
+}
 
 }  // namespace tessera

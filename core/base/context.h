@@ -19,12 +19,12 @@ struct ContextOptions {
   std::string plugin = {};  ///< of a CUDA device; see load_device_backend
 };
 
-class Replay;
+struct RngStep;
 class Trace;
 
-/// Everything that a rank computes with: device, threads, allocator, memory ledger, gradient mode.
-/// Nothing here is process-wide, so eight ranks can run as eight threads of one test. A context is
-/// used by one thread at a time; ledger and allocator may be used by several.
+/// A rank's device, threads, allocator, memory ledger, random numbers and gradient mode. Nothing is
+/// process-wide: several ranks can run as threads of one process. Used by one thread at a time;
+/// ledger and allocator are thread-safe.
 class Context : public std::enable_shared_from_this<Context> {
  public:
   /// @throws Unsupported if the machine lacks the device, or the build its backend
@@ -39,34 +39,36 @@ class Context : public std::enable_shared_from_this<Context> {
   MemoryLedger& ledger() { return ledger_; }
   const MemoryLedger& ledger() const { return ledger_; }
   Allocator& allocator() { return backend_ ? backend_->allocator() : *allocator_; }
-  /// Of a CUDA context. @throws InternalError on other devices
+  /// @throws InternalError unless this is a CUDA context
   DeviceBackend& backend();
 
-  /// Where kernels and ranges are timed; null: nowhere. See Trace.
+  /// Records kernels and ranges; null: off.
   Trace* trace() const { return trace_; }
   void set_trace(Trace* trace) { trace_ = trace; }
 
-  /// What captures this context's work just now; null: work runs. See Replay.
-  Replay* capture() const { return capture_; }
-  void set_capture(Replay* capture) { capture_ = capture; }
+  /// Names the random draws of kernels queued from here on. Queued like them, so set it between one
+  /// backward pass and the next forward pass.
+  void set_rng_step(const RngStep& step);
+  /// Address of those numbers in the device's memory, zeros at first; null on the meta device.
+  const RngStep* rng_step();
 
   /// Whether operations record what backward needs. Starts as true; see NoGradGuard.
   bool grad_enabled() const { return grad_enabled_; }
   void set_grad_enabled(bool enabled) { grad_enabled_ = enabled; }
-  /// Ascending number for a node of the autograd graph.
+  /// Sequence number for a node of the autograd graph.
   std::uint64_t next_sequence() { return sequence_++; }
 
  private:
   explicit Context(const ContextOptions& options);
   ContextOptions options_;
   MemoryLedger ledger_;
-  std::unique_ptr<DeviceBackend> backend_;  // of CUDA; the other devices have an allocator
+  std::unique_ptr<DeviceBackend> backend_;  // CUDA only; other devices use allocator_
   std::unique_ptr<Allocator> allocator_;
   ThreadPool threads_;
   bool grad_enabled_ = true;
   std::uint64_t sequence_ = 0;
   Trace* trace_ = nullptr;
-  Replay* capture_ = nullptr;
+  RngStep* rng_step_ = nullptr;  // allocated on first use
 };
 
 /// Sets the gradient mode of a context for a scope.

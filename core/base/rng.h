@@ -62,6 +62,14 @@ struct RngKey {
   constexpr std::uint32_t word(std::uint64_t i) const { return words(i / 4)[i % 4]; }
 };
 
+/// Names the random draws of one step. Lies in the device's memory, where kernels read it: see
+/// Context::rng_step().
+struct RngStep {
+  std::uint64_t seed = 0;
+  std::uint64_t step = 0;
+  std::uint64_t first_sample = 0;  ///< global sample number of row 0
+};
+
 /// Uniform in [0, 1) with 24 bits.
 constexpr float uniform_from_bits(std::uint32_t bits) {
   return static_cast<float>(bits >> 8) * 0x1.0p-24F;

@@ -27,23 +27,23 @@ Tensor add(const Tensor& a, const Tensor& b) {
   return y;
 }
 
-Tensor dropout(const Tensor& x, float p, const RngKey& key, std::uint64_t first_element,
-               const Tensor& place) {
+Tensor dropout(const Tensor& x, float p, std::uint64_t place) {
   const auto& context = common_context("dropout", {&x});
   check_computes("dropout", "x", x);
   check_contiguous("dropout", "x", x);
   require(p >= 0.0F && p < 1.0F, "dropout: p must be in [0, 1), got {}", p);
-  if (p == 0.0F) return x;
+  require(!x.shape().empty(), "dropout: x must have a batch dim, got shape {}", x.shape());
+  if (p == 0.0F || x.numel() == 0) return x;
 
   Tensor y = Tensor::empty(context, x.shape(), x.dtype(), MemoryCategory::Activations, "dropout");
-  const auto view_of = [](const Tensor& t) { return t.defined() ? t.view() : TensorView{}; };
-  kernels::dropout(*context,
-                   {x.view(), {y.view(), false, true}, p, key, first_element, view_of(place)});
+  const RngStep* const rng = context->rng_step();
+  const auto sample_elements = static_cast<std::uint64_t>(x.numel() / x.dim(0));
+  kernels::dropout(*context, {x.view(), {y.view(), false, true}, p, rng, place, sample_elements});
 
   if (autograd::needs_grad({&x})) {
     const auto backward = [=](const Tensor& grad_y, autograd::InputGradients& into) {
       kernels::dropout(*grad_y.context(),
-                       {grad_y.view(), into.target(0), p, key, first_element, view_of(place)});
+                       {grad_y.view(), into.target(0), p, rng, place, sample_elements});
     };
     autograd::record("dropout", y, {x}, backward);
   }

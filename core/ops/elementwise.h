@@ -1,6 +1,7 @@
 #pragma once
 
-#include "core/base/rng.h"
+#include <cstdint>
+
 #include "core/tensor.h"
 
 namespace tessera::ops {
@@ -10,14 +11,11 @@ Tensor add(const Tensor& a, const Tensor& b);
 
 /// Zeroes elements with probability p and scales the others by 1 / (1 - p).
 ///
-/// @param p              in [0, 1); 0 returns x itself
-/// @param key            random stream of this place in the model and step
-/// @param first_element  number of x's first element in that stream: with the global sample number
-///                       in it, a rank or micro-batch draws what the whole batch would have drawn
-/// @param place          [3] i64 that says both instead, where x lies: see kernels::Dropout; may be
-///                       undefined. Backward reads it again
-/// @grad x; keeps nothing (the mask is drawn again)
-Tensor dropout(const Tensor& x, float p, const RngKey& key, std::uint64_t first_element,
-               const Tensor& place = {});
+/// @param x      [B, ...], f64, f32 or bf16, contiguous; row 0 is rng_step()->first_sample
+/// @param p      in [0, 1); 0 returns x itself
+/// @param place  number of the layer; names the mask together with the context's rng_step(),
+///               however a batch is split over ranks and micro-batches
+/// @grad x; keeps nothing: backward draws the mask again, so rng_step() must not change before
+Tensor dropout(const Tensor& x, float p, std::uint64_t place);
 
 }  // namespace tessera::ops

@@ -19,31 +19,28 @@ std::vector<DecayRange> decay_ranges(const ShardLayout& layout, std::int64_t fir
 void adamw_step(const AdamWOptions& options, const std::vector<DecayRange>& ranges,
                 const Tensor& param, const Tensor& grad, const Tensor& exp_avg,
                 const Tensor& exp_avg_sq, double lr, std::int64_t step, const Tensor& factor,
-                const Tensor& copy, const Rounding& rounding, const StepTensors& tensors) {
-  const auto view_of = [](const Tensor& t) { return t.defined() ? t.view() : TensorView{}; };
+                const Tensor& copy, std::uint64_t place, std::int64_t first_element) {
   for (const DecayRange& range : ranges) {
     const auto part = [&range](const Tensor& t) {
       return t.alias({range.end - range.begin}, {1}, range.begin).view();
     };
-    kernels::adamw(
-        *param.context(),
-        {.param = part(param),
-         .grad = part(grad),
-         .exp_avg = part(exp_avg),
-         .exp_avg_sq = part(exp_avg_sq),
-         .lr = lr,
-         .beta1 = options.beta1,
-         .beta2 = options.beta2,
-         .eps = options.eps,
-         .weight_decay = range.decay ? options.weight_decay : 0.0,
-         .step = step,
-         .factor = factor.view(),
-         .copy = copy.defined() ? part(copy) : TensorView{},
-         .rates = view_of(tensors.rates),
-         .stream = view_of(tensors.stream),
-         .stochastic = param.dtype() == DType::BF16,
-         .rounding = rounding.key,
-         .first_element = static_cast<std::uint64_t>(rounding.first_element + range.begin)});
+    kernels::adamw(*param.context(),
+                   {.param = part(param),
+                    .grad = part(grad),
+                    .exp_avg = part(exp_avg),
+                    .exp_avg_sq = part(exp_avg_sq),
+                    .lr = lr,
+                    .beta1 = options.beta1,
+                    .beta2 = options.beta2,
+                    .eps = options.eps,
+                    .weight_decay = range.decay ? options.weight_decay : 0.0,
+                    .step = step,
+                    .factor = factor.view(),
+                    .copy = copy.defined() ? part(copy) : TensorView{},
+                    .stochastic = param.dtype() == DType::BF16,
+                    .rng = param.dtype() == DType::BF16 ? param.context()->rng_step() : nullptr,
+                    .place = place,
+                    .first_element = static_cast<std::uint64_t>(first_element + range.begin)});
   }
 }
 

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/base/rng.h"
 #include "core/base/shard_layout.h"
 #include "core/tensor.h"
 
@@ -17,29 +16,16 @@ struct AdamWOptions {
   double weight_decay = 0.1;  ///< on the ranges whose parameters decay
 };
 
-/// A run of a flat segment with one weight decay, padding included (padding is zero and stays so).
+/// A range of a flat segment with or without weight decay, padding included (padding stays zero).
 struct DecayRange {
   std::int64_t begin = 0;  ///< elements within the segment
   std::int64_t end = 0;
   bool decay = false;
 };
 
-/// The fewest ranges that cover [0, segment) of a layout from flat element `first` on.
+/// The fewest ranges that cover elements [first, first + segment) of a layout.
 std::vector<DecayRange> decay_ranges(const ShardLayout& layout, std::int64_t first,
                                      std::int64_t segment);
-
-/// Where a segment's rounding draws its random numbers.
-struct Rounding {
-  RngKey key;
-  std::int64_t first_element = 0;  ///< flat number of the segment's first element
-};
-
-/// What changes from step to step, where the segments lie, so that an update can be captured once:
-/// see kernels::AdamW. Undefined: the numbers are passed instead.
-struct StepTensors {
-  Tensor rates;   ///< [3] f32
-  Tensor stream;  ///< [2] i64, of the segment's rounding
-};
 
 /// One step over a segment, range by range.
 /// @param param       [n] f32, or bf16, which is rounded stochastically
@@ -47,11 +33,11 @@ struct StepTensors {
 /// @param step        from 1
 /// @param factor      [1] f32, multiplies the gradient: the clipping factor. NaN: nothing changes
 /// @param copy        [n] bf16 that receives param, rounded; may be undefined
-/// @param tensors     both, or neither, are defined; lr, step and rounding.key don't count then
+/// @param place, first_element  of the rounding: number of the unit, and flat number of the
+///   segment's first element in it; the seed is that of the context's rng_step()
 void adamw_step(const AdamWOptions& options, const std::vector<DecayRange>& ranges,
                 const Tensor& param, const Tensor& grad, const Tensor& exp_avg,
                 const Tensor& exp_avg_sq, double lr, std::int64_t step, const Tensor& factor,
-                const Tensor& copy = {}, const Rounding& rounding = {},
-                const StepTensors& tensors = {});
+                const Tensor& copy = {}, std::uint64_t place = 0, std::int64_t first_element = 0);
 
 }  // namespace tessera::optim

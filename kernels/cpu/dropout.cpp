@@ -1,7 +1,5 @@
 #include "kernels/dropout.h"
 
-#include <cstring>
-
 #include "kernels/cpu/loops.h"
 #include "kernels/cpu/vector_math.h"
 #include "kernels/cpu/visit.h"
@@ -52,10 +50,9 @@ void run(Context& context, const Dropout& args) {
   auto* y = static_cast<T*>(args.y.view.data);
   const float p = args.p;
   const A scale = A(1) / (A(1) - static_cast<A>(p));
-  DropoutPlace place{args.key, args.first_element};
-  if (args.place.data != nullptr) std::memcpy(&place, args.place.data, sizeof(place));
-  const RngKey key = place.key;
-  const std::uint64_t first_element = place.first_element;
+  const RngStep at = *args.rng;
+  const RngKey key = RngKey::make(at.seed, RngPurpose::Dropout, at.step, args.place);
+  const std::uint64_t first_element = at.first_sample * args.sample_elements;
   for_elements(context, args.x.numel(), [=](std::int64_t begin, std::int64_t end) {
     std::uint32_t words[4 * kGroups];
     for (std::int64_t i = begin; i < end;) {

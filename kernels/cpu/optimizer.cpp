@@ -4,7 +4,6 @@
 #include <array>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "kernels/cpu/loops.h"
@@ -40,8 +39,11 @@ BFloat16 round_stochastically(float value, std::uint32_t random) {
 
 template <typename P, bool kCopy>
 void run(Context& context, const AdamW& args, const Rates& r) {
-  RngKey rounding = args.rounding;
-  if (args.stream.data != nullptr) std::memcpy(&rounding, args.stream.data, sizeof(rounding));
+  RngKey rounding;
+  if (args.stochastic) {
+    rounding = RngKey::make(args.rng->seed, RngPurpose::Rounding,
+                            static_cast<std::uint64_t>(args.step), args.place);
+  }
   auto* param = static_cast<P*>(args.param.data);
   const auto* grad = static_cast<const float*>(args.grad.data);
   auto* exp_avg = static_cast<float*>(args.exp_avg.data);
@@ -75,19 +77,14 @@ void adamw(Context& context, const AdamW& args) {
   const float factor =
       args.factor.data != nullptr ? *static_cast<const float*>(args.factor.data) : 1.0F;
   if (std::isnan(factor)) return;
-  AdamWRates own = args.host_rates;
-  if (args.rates.data != nullptr) {
-    std::memcpy(&own, args.rates.data, sizeof(own));
-    if (args.weight_decay == 0) own.decay = 1;
-  }
   const Rates rates{.scale = static_cast<float>(args.grad_scale) * factor,
                     .beta1 = static_cast<float>(args.beta1),
                     .beta2 = static_cast<float>(args.beta2),
                     .one_minus_beta1 = static_cast<float>(1.0 - args.beta1),
                     .one_minus_beta2 = static_cast<float>(1.0 - args.beta2),
-                    .decay = own.decay,
-                    .rate = own.rate,
-                    .v_scale = own.v_scale,
+                    .decay = args.rates.decay,
+                    .rate = args.rates.rate,
+                    .v_scale = args.rates.v_scale,
                     .eps = static_cast<float>(args.eps)};
   if (args.param.dtype == DType::BF16)
     run<BFloat16, false>(context, args, rates);

@@ -13,8 +13,8 @@ struct DropoutBody {
   T* y;
   float p;
   Compute<T> scale;
-  DropoutPlace host_place;
-  const DropoutPlace* place;
+  const RngStep* rng;
+  std::uint64_t place, sample_elements;
 
   template <int N>
   __device__ __forceinline__ void operator()(std::int64_t i, std::integral_constant<int, N>) const {
@@ -22,8 +22,9 @@ struct DropoutBody {
     const Pack<T, N> in = load_pack<N>(x + i);
     Pack<T, N> out;
     if constexpr (kAccumulate) out = load_pack<N>(y + i);
-    const DropoutPlace at = place != nullptr ? *place : host_place;
-    draw<N>(at.key, at.first_element + static_cast<std::uint64_t>(i), words);
+    const RngStep at = *rng;
+    draw<N>(RngKey::make(at.seed, RngPurpose::Dropout, at.step, place),
+            at.first_sample * sample_elements + static_cast<std::uint64_t>(i), words);
     for (int k = 0; k < N; ++k) {
       const Compute<T> scaled = widen(in[k]) * scale;
       Compute<T> value = uniform_from_bits(words[k]) >= p ? scaled : Compute<T>(0);
@@ -41,8 +42,9 @@ void run(Context& context, const Dropout& args) {
                                          static_cast<T*>(args.y.view.data),
                                          args.p,
                                          A(1) / (A(1) - static_cast<A>(args.p)),
-                                         {args.key, args.first_element},
-                                         static_cast<const DropoutPlace*>(args.place.data)};
+                                         args.rng,
+                                         args.place,
+                                         args.sample_elements};
   launch_elementwise<kPack<T>>(context, "dropout", args.x.numel(),
                                is_aligned(body.x) && is_aligned(body.y), body);
 }

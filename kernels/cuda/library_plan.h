@@ -16,17 +16,14 @@ struct LibraryPlan {
 
 /// Takes the scratch memory of a call. Where there is none, the plan serves no more: a request that
 /// fails makes the device stand still and give back what it keeps for reuse, which every layer of
-/// every step would repeat; and a run is to have one kernel for a shape. While work is captured
-/// there is less memory than otherwise, so that says nothing of the plan.
+/// every step would repeat; and a run is to have one kernel for a shape.
 /// @return false, and plan.why_not says why, if the plan does not serve
-/// @throws OutOfMemory while work is captured
 inline bool take_workspace(Context& context, LibraryPlan& plan, const char* owner,
                            std::optional<Workspace>& into) {
   if (!plan.why_not.empty()) return false;
   try {
     into.emplace(context, static_cast<std::size_t>(plan.workspace_bytes), owner);
   } catch (const OutOfMemory&) {
-    if (context.capture() != nullptr) throw;
     plan.why_not =
         fmt::format("there was no memory for its workspace of {}, and it is not tried again",
                     format_bytes(plan.workspace_bytes));

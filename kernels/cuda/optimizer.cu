@@ -25,13 +25,10 @@ struct AdamWBody {
   float* exp_avg_sq;
   BFloat16* copy;
   const float* factor;
-  const AdamWRates* rates;
-  const RngKey* stream;
   float scale, beta1, beta2, one_minus_beta1, one_minus_beta2, eps;
-  AdamWRates host_rates;
-  bool decays;
-  RngKey rounding;
-  std::uint64_t first_element;
+  AdamWRates rates;
+  const RngStep* rng;
+  std::uint64_t step, place, first_element;
 
   template <int N>
   __device__ __forceinline__ void operator()(std::int64_t i, std::integral_constant<int, N>) const {
@@ -41,8 +38,6 @@ struct AdamWBody {
       if (clip != clip) return;
       g_scale *= clip;
     }
-    const AdamWRates r = rates != nullptr ? *rates : host_rates;
-    const float decay = decays ? r.decay : 1.0F;
     const Pack<float, N> gradients = load_pack<N>(grad + i);
     Pack<float, N> m = load_pack<N>(exp_avg + i);
     Pack<float, N> v = load_pack<N>(exp_avg_sq + i);
@@ -50,14 +45,14 @@ struct AdamWBody {
     Pack<BFloat16, N> rounded;
     std::uint32_t words[N];
     if constexpr (kStochastic)
-      draw<N>(stream != nullptr ? *stream : rounding, first_element + static_cast<std::uint64_t>(i),
-              words);
+      draw<N>(RngKey::make(rng->seed, RngPurpose::Rounding, step, place),
+              first_element + static_cast<std::uint64_t>(i), words);
     for (int k = 0; k < N; ++k) {
       const float g = g_scale * gradients[k];
       m[k] = beta1 * m[k] + one_minus_beta1 * g;
       v[k] = beta2 * v[k] + one_minus_beta2 * g * g;
-      const float value =
-          widen(weights[k]) * decay - r.rate * m[k] / (std::sqrt(v[k]) * r.v_scale + eps);
+      const float value = widen(weights[k]) * rates.decay -
+                          rates.rate * m[k] / (std::sqrt(v[k]) * rates.v_scale + eps);
       if constexpr (kStochastic)
         weights[k] = round_stochastically(value, words[k]);
       else
@@ -80,17 +75,16 @@ void run(Context& context, const AdamW& args) {
       .exp_avg_sq = static_cast<float*>(args.exp_avg_sq.data),
       .copy = static_cast<BFloat16*>(args.copy.data),
       .factor = static_cast<const float*>(args.factor.data),
-      .rates = static_cast<const AdamWRates*>(args.rates.data),
-      .stream = static_cast<const RngKey*>(args.stream.data),
       .scale = static_cast<float>(args.grad_scale),
       .beta1 = static_cast<float>(args.beta1),
       .beta2 = static_cast<float>(args.beta2),
       .one_minus_beta1 = static_cast<float>(1.0 - args.beta1),
       .one_minus_beta2 = static_cast<float>(1.0 - args.beta2),
       .eps = static_cast<float>(args.eps),
-      .host_rates = args.host_rates,
-      .decays = args.weight_decay != 0,
-      .rounding = args.rounding,
+      .rates = args.rates,
+      .rng = args.rng,
+      .step = static_cast<std::uint64_t>(args.step),
+      .place = args.place,
       .first_element = args.first_element};
   launch_elementwise<kPack<float>>(context, "adamw", args.param.numel(),
                                    is_aligned(body.param) && is_aligned(body.grad) &&

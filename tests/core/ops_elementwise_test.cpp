@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/autograd/autograd.h"
+#include "core/base/rng.h"
 #include "core/ops/elementwise.h"
 #include "core/ops/view.h"
 #include "tests/support/gradcheck.h"
@@ -11,8 +12,6 @@ namespace tessera {
 namespace {
 
 using testing::random_tensor;
-
-const RngKey kKey = RngKey::make(3, RngPurpose::Dropout, 1, 2);
 
 TEST_CASE("add: values and gradients") {
   const auto context = Context::create();
@@ -48,10 +47,12 @@ TEST_CASE("dropout: zeroes by the stream, and scales what it keeps") {
   const float p = 0.25F;
   const std::int64_t n = 4001;
   const Tensor x = Tensor::full(context, {n}, DType::F32, 3.0);
-  const std::vector<float> y = ops::dropout(x, p, kKey, 100).to_vector<float>();
+  context->set_rng_step({.seed = 3, .step = 1, .first_sample = 100});
+  const std::vector<float> y = ops::dropout(x, p, 2).to_vector<float>();
+  const RngKey key = RngKey::make(3, RngPurpose::Dropout, 1, 2);
   std::int64_t zeroed = 0;
   for (std::int64_t i = 0; i < n; ++i) {
-    const bool kept = uniform_from_bits(kKey.word(static_cast<std::uint64_t>(100 + i))) >= p;
+    const bool kept = uniform_from_bits(key.word(static_cast<std::uint64_t>(100 + i))) >= p;
     zeroed += kept ? 0 : 1;
     REQUIRE(y[static_cast<std::size_t>(i)] == doctest::Approx(kept ? 4.0 : 0.0));
   }
@@ -61,31 +62,30 @@ TEST_CASE("dropout: zeroes by the stream, and scales what it keeps") {
 TEST_CASE("dropout: a part of the batch draws what the whole would have drawn") {
   const auto context = Context::create();
   const Tensor x = random_tensor(context, {6, 7}, DType::F32, 1);
-  const std::vector<float> whole = ops::dropout(x, 0.5F, kKey, 0).to_vector<float>();
+  const std::vector<float> whole = ops::dropout(x, 0.5F, 2).to_vector<float>();
   const Tensor rows = ops::narrow_rows(x, 2, 3);
-  const std::vector<float> part = ops::dropout(rows, 0.5F, kKey, 2 * 7).to_vector<float>();
+  context->set_rng_step({.first_sample = 2});
+  const std::vector<float> part = ops::dropout(rows, 0.5F, 2).to_vector<float>();
   CHECK(part == std::vector<float>(whole.begin() + 14, whole.begin() + 35));
 }
 
 TEST_CASE("dropout: gradients, bf16, and p of zero") {
   const auto context = Context::create();
-  const auto f = [](const std::vector<Tensor>& t) { return ops::dropout(t[0], 0.4F, kKey, 5); };
+  const auto f = [](const std::vector<Tensor>& t) { return ops::dropout(t[0], 0.4F, 2); };
   Tensor x = random_tensor(context, {5, 7}, DType::F64, 1).set_requires_grad(true);
   CHECK(testing::gradcheck(f, {x}) == "");
   CHECK(testing::compare_bf16(f, {random_tensor(context, {99}, DType::BF16, 1)}, 0.01) == "");
-  CHECK(ops::dropout(x, 0.0F, kKey, 0).impl() == x.impl());
+  CHECK(ops::dropout(x, 0.0F, 0).impl() == x.impl());
 }
 
 TEST_CASE("dropout: what it refuses") {
   const auto context = Context::create();
   const Tensor x = random_tensor(context, {2}, DType::F32, 1);
-  CHECK_THROWS_WITH_AS(ops::dropout(x, 1.0F, kKey, 0), doctest::Contains("[0, 1), got 1"),
+  CHECK_THROWS_WITH_AS(ops::dropout(x, 1.0F, 0), doctest::Contains("[0, 1), got 1"),
                        InvalidArgument);
-  CHECK_THROWS_WITH_AS(ops::dropout(x, -0.5F, kKey, 0), doctest::Contains("got -0.5"),
-                       InvalidArgument);
-  CHECK_THROWS_AS(ops::dropout(x, std::nanf(""), kKey, 0), InvalidArgument);
-  CHECK_THROWS_AS(ops::dropout(Tensor::empty(context, {2}, DType::I32), 0.5F, kKey, 0),
-                  InvalidArgument);
+  CHECK_THROWS_WITH_AS(ops::dropout(x, -0.5F, 0), doctest::Contains("got -0.5"), InvalidArgument);
+  CHECK_THROWS_AS(ops::dropout(x, std::nanf(""), 0), InvalidArgument);
+  CHECK_THROWS_AS(ops::dropout(Tensor::empty(context, {2}, DType::I32), 0.5F, 0), InvalidArgument);
 }
 
 }  // namespace

@@ -48,8 +48,7 @@ Usage train_step(DeviceType device, DType dtype, bool recompute) {
     h = ops::linear(h, qkv_weight, qkv_bias, ops::WeightLayout::InOut);
     h = ops::causal_attention(ops::rotary_packed(h, heads, heads, 1e4), heads);
     h = ops::gelu(ops::gelu_mlp(h, mlp_weight, mlp_bias, mlp_weight, {}));
-    const auto [sum, y] =
-        ops::add_rms_norm(x, ops::dropout(h, 0.1F, RngKey{}, 0), rms_weight, 1e-5);
+    const auto [sum, y] = ops::add_rms_norm(x, ops::dropout(h, 0.1F, 0), rms_weight, 1e-5);
     const Tensor gated = ops::swiglu(ops::linear(y, gated_weight, {}));
     const auto [last, normed] = ops::add_layer_norm(sum, gated, norm_weight, norm_bias, 1e-5);
     return ops::add(last, ops::rms_norm(normed, rms_weight, 1e-5));

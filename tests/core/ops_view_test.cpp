@@ -58,13 +58,13 @@ TEST_CASE("a gradient shared through a reshape is copied before it is added to")
   Tensor x = random_tensor(context, {4}, DType::F64, 1).set_requires_grad(true);
   Tensor y = random_tensor(context, {2, 2}, DType::F64, 2).set_requires_grad(true);
   const Tensor a = autograd::boundary(x, [] {}), b = autograd::boundary(y, [] {});
-  const Tensor side = ops::reshape(ops::dropout(a, 0.5F, RngKey{}, 0), {2, 2});
+  const Tensor side = ops::reshape(ops::dropout(a, 0.5F, 0), {2, 2});
   // The gradient of the sum reaches a through a reshape and b directly: one storage, two tensors.
   const Tensor sum = ops::add(ops::reshape(a, {2, 2}), b);
   autograd::backward(ops::add(sum, side), Tensor::full(context, {2, 2}, DType::F64, 1.0));
   CHECK(values_of(y.grad()) == std::vector<double>{1, 1, 1, 1});
   const std::vector<double> mask =
-      values_of(ops::dropout(Tensor::full(context, {4}, DType::F64, 1.0), 0.5F, RngKey{}, 0));
+      values_of(ops::dropout(Tensor::full(context, {4}, DType::F64, 1.0), 0.5F, 0));
   for (std::size_t i = 0; i < 4; ++i) CHECK(x.grad().data<double>()[i] == 1.0 + mask[i]);
 }
 

@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include "core/autograd/autograd.h"
+#include "core/base/rng.h"
 #include "core/ops/activation.h"
 #include "core/ops/elementwise.h"
 #include "core/ops/linear.h"
@@ -21,12 +22,13 @@ struct Block {
         norm_weight(random_tensor(context, {8}, dtype, 3)),
         norm_bias(random_tensor(context, {8}, dtype, 4)) {
     for (Tensor* t : {&weight, &bias, &norm_weight, &norm_bias}) t->set_requires_grad(true);
+    context->set_rng_step({.seed = 7});
   }
   Tensor operator()(const Tensor& x) const {
     ++runs;
     Tensor h = ops::layer_norm(x, norm_weight, norm_bias, 1e-5);
     h = ops::gelu(ops::linear(h, weight, bias));
-    return ops::add(x, ops::dropout(h, 0.4F, RngKey::make(7, RngPurpose::Dropout, 0, layer), 64));
+    return ops::add(x, ops::dropout(h, 0.4F, layer));
   }
   Tensor weight, bias, norm_weight, norm_bias;
   std::uint64_t layer = 0;

@@ -1,10 +1,8 @@
 // The program on a device beside the CPU: its kernels run as fibers here.
 
 #include <doctest/doctest.h>
-#include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "tests/support/cli.h"
 #include "tests/support/golden.h"
@@ -80,71 +78,7 @@ TEST_CASE("a run on a device repeats to the bit, also when it is interrupted") {
   CHECK(test::read_metrics(whole).steps == test::read_metrics(parts).steps);
 }
 
-TEST_CASE("a run with graphs is the run without, through evaluations, saves and a resume") {
-  const test::TempDir dir;
-  const auto golden = testing::load_golden("gpt2-odd");
-  const Arguments often = {"--train.device=cuda", "--train.precision=bf16", "--train.eval_every=3",
-                           "--data.val=" + golden.folder + "/tokens.bin", "--train.eval_batches=1"};
-  const Arguments graphs = joined(often, {"--train.cuda_graphs=on"});
-  for (const std::string ranks : {"1", "3"}) {
-    CAPTURE(ranks);
-    const std::string eager = dir.file("eager" + ranks), replayed = dir.file("replayed" + ranks);
-    const Arguments nproc = {"--nproc=" + ranks};
-    REQUIRE(run_cli(joined(joined(train(golden, eager, 8), often), nproc), kFibers).code == 0);
-    for (const int steps : {5, 8}) {
-      const auto result =
-          run_cli(joined(joined(train(golden, replayed, steps), graphs), nproc), kFibers);
-      INFO(result.describe());
-      REQUIRE(result.code == 0);
-      CHECK(holds(result.err, "train.cuda_graphs: on, the step is captured"));
-      CHECK(holds(result.err, "parts, between which collectives run") == (ranks != "1"));
-    }
-    const auto want = test::read_metrics(eager).steps, got = test::read_metrics(replayed).steps;
-    REQUIRE(got.size() == want.size());
-    for (std::size_t i = 0; i < got.size(); ++i) {
-      CHECK(got[i].loss == want[i].loss);
-      CHECK(got[i].grad_norm == want[i].grad_norm);
-    }
-  }
-}
-
-TEST_CASE("a step that is not finite is the same with graphs: named, skipped, and left behind") {
-  const test::TempDir dir;
-  const auto golden = testing::load_golden("gpt2-odd");
-  REQUIRE(golden.batch == 3);
-  const auto go = [&](const std::string& name, const std::string& graphs) {
-    return run_cli(joined(train(golden, dir.file(name), 40),
-                          {"--train.device=cuda", "--train.micro_batch=1", "--model.dropout=0.1",
-                           "--optim.lr=1000", "--optim.warmup_steps=0", "--train.nonfinite=skip",
-                           "--checkpoint.every=0", "--train.cuda_graphs=" + graphs}),
-                   kFibers);
-  };
-  const auto eager = go("eager", "off"), replayed = go("replayed", "on");
-  INFO(eager.describe());
-  INFO(replayed.describe());
-  CHECK(eager.code == 1);
-  CHECK(replayed.code == 1);
-  CHECK(holds(replayed.err, "train.cuda_graphs: on"));
-  CHECK(holds(eager.err, "warning: skipped: step "));
-  const auto told = [](const std::string& err) {
-    std::vector<std::string> lines;
-    std::istringstream in(err);
-    for (std::string line; std::getline(in, line);)
-      if (holds(line, "not finite")) lines.push_back(line);
-    return lines;
-  };
-  CHECK(told(eager.err).size() > 10);
-  CHECK(told(replayed.err) == told(eager.err));
-}
-
 namespace {
-
-/// Three kinds of micro-batch in a step: the first, the last, and one between.
-Arguments three_kinds(const testing::Golden& golden, const std::string& run, int steps) {
-  REQUIRE(golden.batch == 3);
-  return joined(train(golden, run, steps),
-                {"--train.device=cuda", "--train.micro_batch=1", "--checkpoint.every=0"});
-}
 
 test::Variables limited(std::int64_t bytes) {
   test::Variables variables = kFibers;
@@ -152,111 +86,7 @@ test::Variables limited(std::int64_t bytes) {
   return variables;
 }
 
-constexpr std::int64_t kMiB = std::int64_t{1} << 20;
-constexpr std::int64_t kArena = 4 * kMiB;  // of captured work, at the least
-
 }  // namespace
-
-TEST_CASE("graphs share memory; without enough of it, steps run without") {
-  const test::TempDir dir;
-  const auto golden = testing::load_golden("gpt2-odd");
-  const auto run = [&](const std::string& name, const Arguments& words,
-                       const test::Variables& variables) {
-    const auto result = run_cli(joined(three_kinds(golden, dir.file(name), 4), words), variables);
-    INFO(result.describe());
-    REQUIRE(result.code == 0);
-    return result.err;
-  };
-  for (const std::string ranks : {"1", "3"}) {
-    CAPTURE(ranks);
-    const Arguments eager = {"--nproc=" + ranks},
-                    graphs = joined(eager, {"--train.cuda_graphs=on"});
-    run("eager" + ranks, eager, kFibers);
-    CHECK(holds(run("shared" + ranks, graphs, limited(2 * kArena - 1)), "train.cuda_graphs: on"));
-    const std::string err = run("without" + ranks, graphs, limited(kArena - 1));
-    CAPTURE(err);
-    CHECK(holds(err, "train.cuda_graphs: off, memory of fibers is exhausted: 4.00 MiB requested"));
-    CHECK_FALSE(holds(err, "category"));  // no ledger in a note
-    const auto want = test::read_metrics(dir.file("eager" + ranks));
-    CHECK(test::read_metrics(dir.file("shared" + ranks)) == want);
-    CHECK(test::read_metrics(dir.file("without" + ranks)) == want);
-  }
-}
-
-TEST_CASE("a trace has the memory of the graphs, which are captured again after it") {
-  const test::TempDir dir;
-  const auto golden = testing::load_golden("gpt2-odd");
-  const auto run = [&](const std::string& name, const Arguments& words,
-                       const test::Variables& variables) {
-    // One kind of micro-batch: a peak is all that there is at once.
-    auto result =
-        run_cli(joined(train(golden, dir.file(name), 7),
-                       joined(words, {"--train.device=cuda", "--checkpoint.every=0", "--json"})),
-                variables);
-    INFO(result.describe());
-    REQUIRE(result.code == 0);
-    return result;
-  };
-  const Arguments graphs = {"--train.cuda_graphs=on"};
-  run("eager", {}, kFibers);
-  const auto replayed = run("replayed", graphs, kFibers);
-  const std::int64_t peak = nlohmann::json::parse(replayed.out).at("memory_peak_bytes");
-  REQUIRE(peak > kArena);
-  // Nothing is left for activations beside the graphs.
-  const std::string trace = dir.file("trace.json");
-  const auto traced =
-      run("traced", joined(graphs, {"--train.profile=" + trace}), limited(peak + 1000));
-  CHECK(holds(traced.err, "train.cuda_graphs: on"));
-  CHECK_FALSE(holds(traced.err, "train.cuda_graphs: off"));
-  CHECK(holds(traced.err, "step 5: wrote a trace"));
-  CHECK(nlohmann::json::parse(traced.out).at("memory_peak_bytes") == peak);
-  const auto want = test::read_metrics(dir.file("eager"));
-  CHECK(test::read_metrics(dir.file("replayed")) == want);
-  CHECK(test::read_metrics(dir.file("traced")) == want);
-}
-
-TEST_CASE("an evaluation has the memory of the graphs, which are captured again after it") {
-  const test::TempDir dir;
-  const auto golden = testing::load_golden("gpt2-odd");
-  // Units of which some are larger than what graphs leave: to be gathered beside them is too much.
-  const Arguments wide = {"train",
-                          "--nproc=2",
-                          "--data.train=" + golden.folder + "/tokens.bin",
-                          "--data.val=" + golden.folder + "/tokens.bin",
-                          "--data.order=sequential",
-                          "--model.n_layer=2",
-                          "--model.n_head=2",
-                          "--model.n_embd=96",
-                          "--model.seq_len=8",
-                          "--model.vocab_size=12000",
-                          "--train.global_batch=6",
-                          "--train.micro_batch=1",
-                          "--train.steps=4",
-                          "--train.device=cuda",
-                          "--train.precision=bf16",
-                          "--train.eval_every=3",
-                          "--train.eval_batches=1",
-                          "--train.memory_check=warn",
-                          "--checkpoint.every=0"};
-  const auto run = [&](const std::string& name, const std::string& graphs, std::int64_t bytes) {
-    const auto result =
-        run_cli(joined(wide, {"--run.out=" + dir.file(name), "--train.cuda_graphs=" + graphs}),
-                limited(bytes));
-    INFO(result.describe());
-    CHECK(result.code == 0);
-    return result.err;
-  };
-  run("eager", "off", 64 * kMiB);
-  const auto want = test::read_metrics(dir.file("eager"));
-  bool replayed = false;
-  for (std::int64_t bytes = 20 * kMiB; bytes <= 28 * kMiB; bytes += 2 * kMiB) {
-    CAPTURE(bytes);
-    const std::string name = std::to_string(bytes);
-    replayed = holds(run(name, "on", bytes), "cuda_graphs: on") || replayed;
-    CHECK(test::read_metrics(dir.file(name)) == want);
-  }
-  CHECK(replayed);
-}
 
 TEST_CASE("a run that no memory of the device could hold is refused before it starts") {
   const test::TempDir dir;
@@ -287,7 +117,6 @@ TEST_CASE("a device without enough memory: exit code 5, the request, the ledger 
   CHECK(holds(result.err, "\n  --train.micro_batch 2 "));
   CHECK(holds(result.err, "\n  --train.recompute block "));
   CHECK(holds(result.err, "\n  --train.precision bf16 "));
-  CHECK_FALSE(holds(result.err, "cuda_graphs"));
   CHECK(
       result.err.ends_with("  --nproc 2                      # ranks, each on a GPU of its own\n"));
 }

@@ -30,10 +30,8 @@ struct Setting {
   std::int64_t micro_batch = 0;  // 0: all rows of the rank at once
   DType compute = DType::F32;
   std::string plugin = {};  // of the CUDA kernels; empty: the processor's
-  bool graphs = false;
   DType master = DType::F32;
   float dropout = 0;
-  int eager_rank = -1;  // has no graphs, whatever the others have
 };
 
 /// The CUDA kernels as fibers, and on the GPU whose backend TESSERA_TEST_CUDA_PLUGIN names.
@@ -64,9 +62,7 @@ std::uint64_t waits_for_fibers() {
 struct Outcome {
   std::vector<double> loss, grad_norm;
   std::map<std::string, std::vector<float>> weights;
-  std::vector<std::uint64_t> waits;   // for fibers, of all ranks, by step
-  std::size_t graphs = 0, parts = 0;  // of rank 0
-  std::string why_no_graphs;
+  std::vector<std::uint64_t> waits;  // for fibers, of all ranks, by step
 };
 
 // Collects pieces of parameters from several ranks.
@@ -108,8 +104,6 @@ Outcome train(const testing::Golden& golden, const Setting& setting) {
     options.micro_batch =
         setting.micro_batch > 0 ? setting.micro_batch : golden.batch / setting.world;
     options.recompute_blocks = setting.recompute;
-    options.graphs = setting.graphs && rank != setting.eager_rank;
-    options.dropout = setting.dropout > 0;
     options.clip_norm = golden.clip_norm;
     options.adamw = {golden.beta1, golden.beta2, golden.eps, golden.weight_decay};
     options.schedule.lr = golden.lr;
@@ -124,12 +118,6 @@ Outcome train(const testing::Golden& golden, const Setting& setting) {
       }
     }
     collect(sharded, outcome, mutex);
-    if (rank == 0) {
-      outcome.graphs = trainer.graphs();
-      outcome.parts = trainer.graph_parts();
-      outcome.why_no_graphs = trainer.why_no_graphs();
-    }
-    if (trainer.graphs() > 0) return;  // their memory stays
     // All but parameters, optimizer state and gradients is given back between steps.
     CHECK(context->ledger().usage(MemoryCategory::Activations).current == 0);
     CHECK(context->ledger().usage(MemoryCategory::Workspace).current == 0);
@@ -198,95 +186,14 @@ TEST_CASE("float32 training equals the float64 reference at every world size, mo
   }
 }
 
-TEST_CASE("replayed steps are, bit for bit, those that run kernel by kernel") {
-  const auto golden = testing::load_golden("gpt2-odd");
-  REQUIRE(golden.batch >= 3);
-  REQUIRE(golden.steps >= 3);
-  for (const std::string& plugin : plugins()) {
-    for (const DType compute : {DType::F32, DType::BF16}) {
-      for (const std::int64_t micro_batch : {golden.batch, std::int64_t{1}}) {
-        CAPTURE(plugin);
-        CAPTURE(dtype_name(compute));
-        CAPTURE(micro_batch);
-        // For time, on fibers.
-        if (plugin == TESSERA_FIBER_PLUGIN && (micro_batch == 1) != (compute == DType::BF16))
-          continue;
-        Setting setting{"gpt2-odd",       1,           comm::ShardMode::Full,
-                        micro_batch == 1, micro_batch, compute,
-                        plugin,           false};
-        // What changes from step to step: the rates, the masks, and what rounds weights at random.
-        if (compute == DType::BF16) {
-          setting.master = DType::BF16;
-          setting.dropout = 0.1F;
-        }
-        const Outcome eager = train(golden, setting);
-        CHECK(eager.graphs == 0);
-        setting.graphs = true;
-        const Outcome replayed = train(golden, setting);
-        CHECK(replayed.why_no_graphs.empty());
-        CHECK(replayed.graphs == (micro_batch == 1 ? 4 : 2));
-        CHECK(replayed.parts == replayed.graphs);  // one rank has no collectives
-        CHECK(replayed.loss == eager.loss);
-        CHECK(replayed.grad_norm == eager.grad_norm);
-        CHECK(replayed.weights == eager.weights);
-      }
-    }
-  }
-}
-
-TEST_CASE("ranks replay between collectives what others run kernel by kernel, bit for bit") {
-  for (const std::string& plugin : plugins()) {
-    for (const auto mode : {comm::ShardMode::Full, comm::ShardMode::None}) {
-      for (const std::string set : {"gpt2-tiny", "gpt2-odd"}) {
-        const bool full = mode == comm::ShardMode::Full, tiny = set == "gpt2-tiny";
-        CAPTURE(plugin);
-        CAPTURE(full);
-        CAPTURE(set);
-        const auto golden = testing::load_golden(set);
-        Setting setting{set, tiny ? 2 : 3, mode, full, 1, tiny ? DType::BF16 : DType::F32, plugin};
-        if (tiny) setting.dropout = 0.1F;  // two micro-batches for each of two ranks
-        if (tiny && full) setting.master = DType::BF16;
-        const Outcome eager = train(golden, setting);
-        setting.graphs = true;
-        for (const int eager_rank : {-1, 1}) {
-          CAPTURE(eager_rank);
-          setting.eager_rank = eager_rank;
-          const Outcome replayed = train(golden, setting);
-          CHECK(replayed.why_no_graphs.empty());
-          CHECK(replayed.graphs == (tiny ? 3 : 2));
-          CHECK(replayed.parts > (full ? 3 : 2) * replayed.graphs);
-          CHECK(replayed.loss == eager.loss);
-          CHECK(replayed.grad_norm == eager.grad_norm);
-          CHECK(replayed.weights == eager.weights);
-        }
-      }
-    }
-  }
-}
-
 TEST_CASE("the host waits for a device once a step, when all of it is queued") {
   const auto golden = testing::load_golden("gpt2-odd");
-  for (const bool graphs : {false, true}) {
-    CAPTURE(graphs);
-    Setting setting{"gpt2-odd", 1,           comm::ShardMode::Full, true,
-                    1,          DType::BF16, TESSERA_FIBER_PLUGIN,  graphs,
-                    DType::BF16};
-    setting.dropout = 0.1F;
-    const Outcome outcome = train(golden, setting);
-    REQUIRE(outcome.waits.size() >= 3);
-    for (std::size_t step = 0; step < outcome.waits.size(); ++step) {
-      CAPTURE(step);
-      // Three kinds of micro-batches and the update are captured in the second step.
-      CHECK(outcome.waits[step] == (graphs && step == 1 ? 5 : 1));
-    }
-  }
-}
-
-TEST_CASE("graphs that cannot be had are said to be off") {
-  const auto golden = testing::load_golden("gpt2-odd");
-  Setting setting{"gpt2-odd", 1, comm::ShardMode::Full};
-  setting.graphs = true;
-  CHECK(train(golden, setting).why_no_graphs == "training runs on the CPU");
+  Setting setting{"gpt2-odd", 1,           comm::ShardMode::Full, true,
+                  1,          DType::BF16, TESSERA_FIBER_PLUGIN,  DType::BF16};
+  setting.dropout = 0.1F;
+  const Outcome outcome = train(golden, setting);
+  REQUIRE(outcome.waits.size() >= 3);
+  for (const std::uint64_t waits : outcome.waits) CHECK(waits == 1);
 }
 
 TEST_CASE("the CUDA kernels follow the reference through whole runs") {

@@ -64,7 +64,6 @@ struct Case {
   Kind kind;
   Point point;
   int world, victim;
-  bool replayed = false;  ///< on a device of fibers, steps captured and replayed
 };
 
 std::vector<Case> all_cases(const Kind& kind) {
@@ -125,16 +124,12 @@ bool last_line_names(const std::string& err, int victim) {
 void strike(const Setting& setting, const Case& c, std::size_t i, Tally& tally, std::mutex& mutex) {
   const std::string run = setting.dir.file(fmt::format("{}-{}", c.kind.name, i));
   const std::string mark = run + ".mark";
-  test::Arguments words = arguments(setting, run, c.world, 7);
-  test::Variables variables = {{"LD_PRELOAD", TESSERA_FAULT_POINTS_LIBRARY},
-                               {"TESSERA_FAULT", fmt::format("{}:{}:{}:{}", c.kind.name,
-                                                             c.point.name, c.point.pass, c.victim)},
-                               {"TESSERA_FAULT_MARK", mark}};
-  if (c.replayed) {
-    words = test::joined(words, {"--train.device=cuda", "--train.cuda_graphs=on"});
-    variables["TESSERA_CUDA_PLUGIN"] = TESSERA_FIBER_PLUGIN;
-  }
-  test::CliProcess process(words, variables);
+  const test::Variables variables = {
+      {"LD_PRELOAD", TESSERA_FAULT_POINTS_LIBRARY},
+      {"TESSERA_FAULT",
+       fmt::format("{}:{}:{}:{}", c.kind.name, c.point.name, c.point.pass, c.victim)},
+      {"TESSERA_FAULT_MARK", mark}};
+  test::CliProcess process(arguments(setting, run, c.world, 7), variables);
   const auto result = process.wait(std::chrono::seconds(60));
   const auto end = std::chrono::steady_clock::now();
   std::ifstream in(mark);
@@ -159,7 +154,6 @@ void strike(const Setting& setting, const Case& c, std::size_t i, Tally& tally, 
     if (rank != c.victim && !names(result.err, rank, c.victim, fate)) named = false;
   }
   named = named && last_line_names(result.err, c.victim);
-  named = named && (!c.replayed || result.err.find("cuda_graphs: on, ") != std::string::npos);
   // But the launcher knows what it started.
   if (wait_to_meet.count() > 0 &&
       result.err.find(fmt::format("; of rank {}: the launcher started it as pid ", c.victim)) ==
@@ -243,33 +237,6 @@ TEST_CASE("a rank that fails at any point of a run is named by all others, in ti
     CHECK(tally.lost == 0);
     CHECK(tally.late == 0);
   }
-}
-
-TEST_CASE("a rank that fails in a replayed step is named as any other") {
-  const Setting setting;
-  test::stolen_between({}, {});
-  std::vector<Case> cases;
-  for (const int world : some_worlds()) {
-    for (const Point& point : kPoints) {
-      const std::string_view name = point.name;
-      if (name != "forward" && name != "backward" && name != "all_gather" &&
-          name != "reduce_scatter" && name != "all_reduce")
-        continue;
-      for (int victim = 0; victim < world; ++victim)
-        for (const Kind& kind : {kKinds[0], kKinds[1]})
-          if (test::tries_all() || (victim + point.pass) % 3 == 0)
-            cases.push_back({kind, point, world, victim, true});
-    }
-  }
-  Tally tally;
-  std::mutex mutex;
-  test::for_all(cases.size(), [&](std::size_t i) { strike(setting, cases[i], i, tally, mutex); });
-  INFO(tally.stories);
-  CHECK(tally.runs == static_cast<int>(cases.size()));
-  CHECK(tally.culprit == 0);
-  CHECK(tally.result == 0);
-  CHECK(tally.lost == 0);
-  CHECK(tally.late == 0);
 }
 
 TEST_CASE("a rank that hangs while its heart beats is named at the deadline of the wait for it") {

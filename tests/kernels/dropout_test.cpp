@@ -7,6 +7,13 @@ namespace {
 
 const RngKey kKey = RngKey::make(42, RngPurpose::Dropout, 3, 1);
 
+// x[0] is draw `first` of kKey.
+void drop(Context& context, const TensorView& x, const GradientView& y, float p,
+          std::uint64_t first) {
+  context.set_rng_step({.seed = 42, .step = 3, .first_sample = first});
+  kernels::dropout(context, {x, y, p, context.rng_step(), 1, 1});
+}
+
 bool kept(std::uint64_t element, float p) { return uniform_from_bits(kKey.word(element)) >= p; }
 
 TEST_CASE("dropout keeps what its stream says and scales it") {
@@ -24,7 +31,7 @@ TEST_CASE("dropout keeps what its stream says and scales it") {
             const float p = 0.3F;
             const Buffer x(dtype, {n}, Buffer::normal(n, 1));
             const Buffer y(dtype, {n}, 2.0);
-            kernels::dropout(context, {x.view(), y.gradient(accumulate), p, kKey, first});
+            drop(context, x.view(), y.gradient(accumulate), p, first);
             auto want = x.values();
             for (std::size_t i = 0; i < want.size(); ++i) {
               want[i] = kept(first + i, p) ? want[i] / (1.0 - static_cast<double>(p)) : 0.0;
@@ -45,7 +52,7 @@ TEST_CASE("dropout draws the same mask for any split, on all devices") {
   for_each_context([&](Context& context) {
     const Buffer x(DType::F32, {kSize}, values);
     const Buffer y(DType::F32, {kSize});
-    kernels::dropout(context, {x.view(), y.gradient(false), 0.1F, kKey, 17});
+    drop(context, x.view(), y.gradient(false), 0.1F, 17);
     if (whole.empty()) whole = y.bytes();
     CHECK(y.bytes() == whole);
     const Buffer parts(DType::F32, {kSize});
@@ -55,33 +62,10 @@ TEST_CASE("dropout draws the same mask for any split, on all devices") {
         return dense_view(buffer.view().as<float>() + cuts[i], DType::F32, {cuts[i + 1] - cuts[i]},
                           context.device());
       };
-      kernels::dropout(context, {part(x),
-                                 {part(parts), false, true},
-                                 0.1F,
-                                 kKey,
-                                 17 + static_cast<std::uint64_t>(cuts[i])});
+      drop(context, part(x), {part(parts), false, true}, 0.1F,
+           17 + static_cast<std::uint64_t>(cuts[i]));
     }
     CHECK(parts.bytes() == whole);
-  });
-}
-
-TEST_CASE("dropout takes its place in the stream from the device's memory, too") {
-  constexpr std::int64_t kSize = 4099;
-  for_each_context([&](Context& context) {
-    const Buffer x(DType::F32, {kSize}, 1.0), place(DType::I64, {3});
-    for (const std::uint64_t first : {std::uint64_t{7}, std::uint64_t{1} << 44}) {
-      const Buffer want(DType::F32, {kSize}), got(DType::F32, {kSize});
-      kernels::dropout(context, {x.view(), want.gradient(false), 0.3F, kKey, first});
-      // What is passed beside it does not count.
-      const kernels::DropoutPlace at{kKey, first};
-      place.set_bytes(&at, sizeof(at));
-      kernels::dropout(context, {x.view(), got.gradient(false), 0.3F, {}, 1, place.view()});
-      CHECK(got.bytes() == want.bytes());
-    }
-    const Buffer wrong(DType::I64, {2});
-    CHECK_THROWS_AS(
-        kernels::dropout(context, {x.view(), x.gradient(false), 0.3F, kKey, 0, wrong.view()}),
-        InvalidArgument);
   });
 }
 
@@ -91,7 +75,7 @@ TEST_CASE("dropout keeps 1 - p of the elements, and its mean") {
   const Buffer ones(DType::F32, {kSize}, 1.0);
   const Buffer y(DType::F32, {kSize});
   for (const float p : {0.1F, 0.5F, 0.9F}) {
-    kernels::dropout(*context, {ones.view(), y.gradient(false), p, kKey, 0});
+    drop(*context, ones.view(), y.gradient(false), p, 0);
     const auto values = y.values();
     const auto zeros = static_cast<double>(std::count(values.begin(), values.end(), 0.0));
     const double q = static_cast<double>(p);
@@ -105,22 +89,20 @@ TEST_CASE("dropout keeps 1 - p of the elements, and its mean") {
 TEST_CASE("dropout of probability 0 is a copy") {
   const auto context = Context::create();
   const Buffer x(DType::F32, {257}, Buffer::normal(257, 3)), y(DType::F32, {257});
-  kernels::dropout(*context, {x.view(), y.gradient(false), 0.0F, kKey, 9});
+  drop(*context, x.view(), y.gradient(false), 0.0F, 9);
   CHECK(y.bytes() == x.bytes());
 }
 
 TEST_CASE("dropout refuses a probability outside [0, 1)") {
   const auto context = Context::create();
   const Buffer x(DType::F32, {4}), other(DType::F32, {5});
-  CHECK_THROWS_WITH_AS(kernels::dropout(*context, {x.view(), x.gradient(false), 1.5F, kKey, 0}),
+  CHECK_THROWS_WITH_AS(kernels::dropout(*context, {x.view(), x.gradient(false), 1.5F}),
                        "dropout: p must be in [0, 1), got 1.5", InvalidArgument);
-  CHECK_THROWS_AS(kernels::dropout(*context, {x.view(), x.gradient(false), 1.0F, kKey, 0}),
+  CHECK_THROWS_AS(kernels::dropout(*context, {x.view(), x.gradient(false), 1.0F}), InvalidArgument);
+  CHECK_THROWS_AS(kernels::dropout(*context, {x.view(), x.gradient(false), -0.1F}),
                   InvalidArgument);
-  CHECK_THROWS_AS(kernels::dropout(*context, {x.view(), x.gradient(false), -0.1F, kKey, 0}),
-                  InvalidArgument);
-  CHECK_THROWS_AS(kernels::dropout(*context, {x.view(), x.gradient(false), NAN, kKey, 0}),
-                  InvalidArgument);
-  CHECK_THROWS_WITH_AS(kernels::dropout(*context, {x.view(), other.gradient(false), 0.5F, kKey, 0}),
+  CHECK_THROWS_AS(kernels::dropout(*context, {x.view(), x.gradient(false), NAN}), InvalidArgument);
+  CHECK_THROWS_WITH_AS(kernels::dropout(*context, {x.view(), other.gradient(false), 0.5F}),
                        "dropout: y must have shape [4], got [5]", InvalidArgument);
 }
 

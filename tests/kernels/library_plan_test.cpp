@@ -1,7 +1,6 @@
 // A library's plan that found no memory is not tried again.
 #include "kernels/cuda/library_plan.h"
 
-#include "core/base/replay.h"
 #include "tests/kernels/kernel_support.h"
 
 namespace tessera::test {
@@ -18,11 +17,6 @@ TEST_CASE("a plan without memory for its workspace serves no more, and asks no m
     LibraryPlan large{.workspace_bytes = std::int64_t{8} << 20};
     LibraryPlan small{.workspace_bytes = 4096};
     std::optional<Workspace> workspace;
-    // What captured work leaves says nothing of a run without.
-    CHECK_THROWS_AS(
-        Replay(buffer_context(), [&] { take_workspace(context, large, "library", workspace); }),
-        OutOfMemory);
-    CHECK(large.why_not.empty());
     CHECK_FALSE(take_workspace(context, large, "library", workspace));
     CHECK_FALSE(workspace.has_value());
     CHECK(large.why_not ==

@@ -128,7 +128,9 @@ TEST_CASE("adamw keeps a bf16 weight, rounded to nearest or at random") {
           v(DType::F32, {kCount});
       AdamW args{param.view(), grad.view(), m.view(), v.view(), 1e-3};
       args.stochastic = stochastic;
-      args.rounding = RngKey::make(7, RngPurpose::Test, 1);
+      context.set_rng_step({.seed = 7});
+      args.rng = context.rng_step();
+      args.place = 1;
       args.first_element = first_element;
       adamw(context, args);
       return param.values();
@@ -147,7 +149,7 @@ TEST_CASE("adamw keeps a bf16 weight, rounded to nearest or at random") {
     bool own = true;
     for (std::size_t i = 0; i < values.size(); ++i) {
       const auto sum_of_bits =
-          static_cast<int>(RngKey::make(7, RngPurpose::Test, 1).word(i) & 0xffffU) + 0xbe77;
+          static_cast<int>(RngKey::make(7, RngPurpose::Rounding, 1, 1).word(i) & 0xffffU) + 0xbe77;
       if (std::abs(sum_of_bits - 0x10000) > 64)
         own &= (values[i] == 1.0) == (sum_of_bits > 0x10000);
     }
@@ -156,52 +158,6 @@ TEST_CASE("adamw keeps a bf16 weight, rounded to nearest or at random") {
     const auto shifted = run(3, true);
     CHECK(std::vector<double>(values.begin() + 3, values.end()) ==
           std::vector<double>(shifted.begin(), shifted.end() - 3));
-  });
-}
-
-TEST_CASE("adamw takes a step's rates and random stream from the device's memory, too") {
-  for_each_context([](Context& context) {
-    constexpr std::int64_t kCount = 4097;
-    const RngKey key = RngKey::make(7, RngPurpose::Test, 1);
-    const Buffer rates(DType::F32, {3}), stream(DType::I64, {2});
-    stream.set_bytes(&key, sizeof(key));
-    for (const DType dtype : {DType::F32, DType::BF16}) {
-      for (const double decay : {0.0, 0.1}) {
-        CAPTURE(dtype_name(dtype));
-        CAPTURE(decay);
-        const auto run = [&](bool in_memory) {
-          const Buffer param(dtype, {kCount}, Buffer::normal(kCount, 1)),
-              grad(DType::F32, {kCount}, Buffer::normal(kCount, 2)), m(DType::F32, {kCount}),
-              v(DType::F32, {kCount});
-          for (std::int64_t step = 1; step <= 3; ++step) {
-            AdamW args{param.view(), grad.view(), m.view(), v.view()};
-            args.weight_decay = decay;
-            args.stochastic = dtype == DType::BF16;
-            const double lr = 1e-2 / static_cast<double>(step);
-            if (in_memory) {
-              const auto in_step = kernels::adamw_rates(lr, args.beta1, args.beta2, 0.1, step);
-              rates.set_bytes(&in_step, sizeof(in_step));
-              args.rates = rates.view();
-              args.stream = stream.view();
-            } else {
-              args.lr = lr;
-              args.step = step;
-              args.rounding = key;
-            }
-            adamw(context, args);
-          }
-          return param.bytes();
-        };
-        CHECK(run(true) == run(false));
-      }
-    }
-    const State state(4);
-    AdamW args = state.args();
-    args.rates = stream.view();
-    CHECK_THROWS_AS(adamw(context, args), InvalidArgument);
-    args.rates = {};
-    args.stream = rates.view();
-    CHECK_THROWS_AS(adamw(context, args), InvalidArgument);
   });
 }
 

@@ -27,19 +27,16 @@ Config config_of(int world_size) {
 
 TEST_CASE("advice names what the configuration leaves, and nothing else") {
   Config config = config_of(1);
-  config.train.cuda_graphs = "on";
   std::string advice = memory_advice(config, 1, DeviceType::CUDA).text();
   CAPTURE(advice);
-  CHECK(holds(advice, "--train.cuda_graphs off"));
   CHECK(holds(advice, "--train.micro_batch 12 "));
   CHECK(holds(advice, "--train.recompute block"));
   CHECK(holds(advice, "--train.precision bf16 "));
   CHECK(holds(advice, "--nproc 2 "));
   CHECK_FALSE(holds(advice, "shard.mode"));
 
-  // Nothing is captured here, and processors share their memory.
+  // Ranks on processors share their memory.
   advice = memory_advice(config, 1, DeviceType::CPU).text();
-  CHECK_FALSE(holds(advice, "cuda_graphs"));
   CHECK_FALSE(holds(advice, "nproc"));
 
   config = config_of(2);
@@ -47,10 +44,8 @@ TEST_CASE("advice names what the configuration leaves, and nothing else") {
   config.train.micro_batch = 3;
   config.train.recompute = "block";
   config.train.precision = "bf16";
-  config.train.cuda_graphs = "on";
   config.shard.mode = "none";
   advice = memory_advice(config, 2, DeviceType::CUDA).text();
-  CHECK(holds(advice, "--train.cuda_graphs off"));
   CHECK_FALSE(holds(advice, "recompute"));
   CHECK(holds(advice, "--train.micro_batch 2 "));
   CHECK(holds(advice, "--shard.mode full"));
@@ -61,7 +56,6 @@ TEST_CASE("advice names what the configuration leaves, and nothing else") {
   config.train.micro_batch = 1;
   config.train.precision = "bf16-true";
   config.shard.mode = "full";
-  config.train.cuda_graphs = "off";
   CHECK(memory_advice(config, 24, DeviceType::CUDA).text().empty());
 }
 

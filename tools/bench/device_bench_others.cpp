@@ -95,7 +95,8 @@ void rotary_and_dropout(DeviceMeasure& bench, const DeviceShapes& s) {
                   const Dropout args{.x = bench.tensor({rows, c}),
                                      .y = fresh(bench.tensor({rows, c})),
                                      .p = 0.1F,
-                                     .key = RngKey::make(1, RngPurpose::Dropout, 0)};
+                                     .rng = bench.context().rng_step(),
+                                     .sample_elements = static_cast<std::uint64_t>(c)};
                   return [args, &bench] { dropout(bench.context(), args); };
                 });
 }
@@ -148,7 +149,7 @@ void updates(DeviceMeasure& bench, const DeviceShapes& s) {
                   Bound::Memory, 24 * number(n), [&] {
                     AdamW args = update(DType::BF16);
                     args.stochastic = stochastic;
-                    args.rounding = RngKey::make(1, RngPurpose::Rounding, 0);
+                    args.rng = bench.context().rng_step();
                     return [args, &bench] { adamw(bench.context(), args); };
                   });
   }

@@ -10,7 +10,7 @@ to the GPU, not logging; PyTorch's tokens lie on the GPU. PyTorch's vocabulary i
 tessera computes 50257, in rows of 50304; the FLOPs below are those of 50257 for both.
 In this order: tessera and PyTorch, both as above and both all in bf16 (tessera then keeps its weights in bf16), in turns, at the
 largest micro-batch that was found to fit the first of both; tessera with its own attention where that was cuDNN's, with GELU
-after products and not within them, with bias gradients within products, and replaying CUDA graphs; then each at its own largest where that is more. Sizes above 350M
+after products and not within them, and with bias gradients within products; then each at its own largest where that is more. Sizes above 350M
 begin when all this is done for the others. The search for what fits begins at a size that is likely to be the largest; a size of
 which not even one sequence fits is left out, and said.
 ms: median of all timed steps, the first ones left out; IQR and worst show jitter. Memory: the peak of what the driver counts
@@ -36,8 +36,7 @@ PAIRS = [("tessera bf16", "torch bf16"), ("tessera bf16", "torch bf16-true"), ("
 # What libraries do is measured without them, too: the environment, and a plugin that must be there.
 VARIANTS = {"tessera, own attention": ({"TESSERA_ATTENTION": "own"}, "libtessera_cudnn.so"),
             "tessera, GELU after products": ({"TESSERA_EPILOGUES": "0"}, "libtessera_cuda.so"),
-            "tessera, bias gradients within products": ({"TESSERA_BIAS_EPILOGUE": "1"}, "libtessera_cuda.so"),
-            "tessera, CUDA graphs": ({"TESSERA_TRAIN_CUDA_GRAPHS": "on"}, "libtessera_cuda.so")}
+            "tessera, bias gradients within products": ({"TESSERA_BIAS_EPILOGUE": "1"}, "libtessera_cuda.so")}
 LAST = ["774M", "1558M"]  # sizes that wait until the others are done
 
 
@@ -104,7 +103,7 @@ class Bench:
             raise Failed(f"tessera {size} at B={batch} {'was killed at its deadline' if ran.code is None else f'ended with {ran.code}'}: "
                          f"{ran.err[-600:].strip()}")
         for line in ran.err.splitlines():
-            if any(word in line for word in ("attention", "cuda_graphs", "bias gradient")):  # which of several kernels served
+            if any(word in line for word in ("attention", "bias gradient")):  # which of several kernels served
                 self.say(f"tessera {size}: {line.strip()}")
         last = [row for row in metrics(out) if "step_ms" in row][-1]
         return dict(batch=batch, steps_ms=step_times(out, warmup), peak_gib=ran.peak_gpu_gib,

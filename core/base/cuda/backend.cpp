@@ -76,8 +76,7 @@ CublasLt::CublasLt() {
                      cublasLtGetStatusString(status));
 }
 
-/// The driver's pool, in the order of one stream: it splits and joins blocks, and keeps what is
-/// given back for the next request.
+/// The driver's memory pool, ordered by one stream. Keeps freed memory for reuse.
 class CudaBackend::DeviceAllocator final : public Allocator {
  public:
   DeviceAllocator(int index, cudaStream_t stream) : index_(index), stream_(stream) {
@@ -98,7 +97,7 @@ class CudaBackend::DeviceAllocator final : public Allocator {
     check(cudaSetDevice(index_), "cudaSetDevice");
     void* data = nullptr;
     cudaError_t status = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
-    if (status == cudaErrorMemoryAllocation) {  // what is kept for reuse may be in the way
+    if (status == cudaErrorMemoryAllocation) {  // idle memory of the pool may be in the way
       cudaGetLastError();
       check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
       trim();
@@ -126,46 +125,11 @@ class CudaBackend::DeviceAllocator final : public Allocator {
   }
   void trim() noexcept override { cudaMemPoolTrimTo(pool_, 0); }
 
-  /// Requests come in the order of `stream` from here on.
-  void set_stream(cudaStream_t stream) { stream_ = stream; }
-
  private:
   const int index_;
-  cudaStream_t stream_;
+  const cudaStream_t stream_;
   cudaMemPool_t pool_ = nullptr;
 };
-
-namespace {
-
-/// An instance of a CUDA graph, and the memory that it works on; of parts the last has it.
-class Graph final : public CapturedWork {
- public:
-  /// Takes over `graph`.
-  Graph(cudaGraph_t graph, const Stream& stream, std::unique_ptr<CapturedMemory> memory)
-      : stream_(stream), memory_(std::move(memory)) {
-    const cudaError_t status = cudaGraphInstantiate(&instance_, graph, 0);
-    cudaGraphDestroy(graph);
-    check(status, "cudaGraphInstantiate");
-    // What it needs on the device is taken here, not by the first run, in the midst of others.
-    const cudaError_t uploaded = cudaGraphUpload(instance_, stream.get());
-    if (uploaded != cudaSuccess) cudaGraphExecDestroy(instance_);
-    check(uploaded, "cudaGraphUpload");
-  }
-  ~Graph() override { cudaGraphExecDestroy(instance_); }
-  Graph(const Graph&) = delete;
-  Graph& operator=(const Graph&) = delete;
-
-  void run() override { check(cudaGraphLaunch(instance_, stream_.get()), "cudaGraphLaunch"); }
-  std::size_t memory_bytes() const override { return memory_ ? memory_->bytes() : 0; }
-  const CapturedMemory& memory() const { return *memory_; }
-
- private:
-  const Stream& stream_;
-  std::unique_ptr<CapturedMemory> memory_;
-  cudaGraphExec_t instance_ = nullptr;
-};
-
-}  // namespace
 
 CudaBackend::CudaBackend(int index) : index_(checked_device(index)) {
   make_current();
@@ -181,10 +145,7 @@ CudaBackend::CudaBackend(int index) : index_(checked_device(index)) {
                        index_, properties_.name);
   cublas_lt_ = std::make_unique<CublasLt>();
   stream_ = std::make_unique<Stream>();
-  capture_memory_stream_ = std::make_unique<Stream>();
-  auto memory = std::make_unique<DeviceAllocator>(index_, stream_->get());
-  device_allocator_ = memory.get();
-  allocator_ = std::make_unique<CaptureAllocator>(std::move(memory));
+  allocator_ = std::make_unique<DeviceAllocator>(index_, stream_->get());
   host_allocator_ = std::make_unique<PinnedAllocator>(index_);
   for (Staging& staging : staging_) {
     staging.memory = std::make_unique<PinnedBuffer>(kStagingBytes);
@@ -195,7 +156,7 @@ CudaBackend::CudaBackend(int index) : index_(checked_device(index)) {
 CudaBackend::~CudaBackend() {
   cudaSetDevice(index_);
   cudaStreamSynchronize(stream_->get());
-  attention_state.reset();  // may hold on to the stream
+  attention_state.reset();  // may use the stream
   matmul_state.reset();
 }
 
@@ -214,7 +175,7 @@ SystemMemory CudaBackend::memory() const {
   std::size_t free = 0, total = 0;
   cudaSetDevice(index_);
   if (cudaMemGetInfo(&free, &total) != cudaSuccess) {
-    cudaGetLastError();  // it is told by whatever needs the memory
+    cudaGetLastError();  // the allocation that needs the memory will report it
     return {};
   }
   return {static_cast<std::int64_t>(total), static_cast<std::int64_t>(free)};
@@ -228,7 +189,6 @@ bool CudaBackend::run_kernel(std::string_view name, Context& context, const void
 Allocator& CudaBackend::allocator() { return *allocator_; }
 
 void CudaBackend::copy_from_host(void* to, const void* from, std::size_t bytes) {
-  require_running("a copy to the device");
   make_current();
   for (std::size_t done = 0; done < bytes; done += kStagingBytes) {
     const std::size_t part = std::min(kStagingBytes, bytes - done);
@@ -244,7 +204,6 @@ void CudaBackend::copy_from_host(void* to, const void* from, std::size_t bytes) 
 }
 
 void CudaBackend::copy_to_host(void* to, const void* from, std::size_t bytes) {
-  require_running("a copy to the host");
   make_current();
   if (bytes == 0) return;
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_->get()),
@@ -253,84 +212,8 @@ void CudaBackend::copy_to_host(void* to, const void* from, std::size_t bytes) {
 }
 
 void CudaBackend::synchronize() {
-  require_running("a wait for the device");
   make_current();
   stream_->synchronize();
-}
-
-void CudaBackend::require_running(const char* what) const {
-  require<InternalError>(!capturing_, "{} cannot be part of captured work", what);
-}
-
-void CudaBackend::begin_capture(const CapturedWork* within) {
-  synchronize();
-  allocator_->begin_capture(within == nullptr ? nullptr
-                                              : &static_cast<const Graph*>(within)->memory());
-  capturing_ = true;
-  device_allocator_->set_stream(capture_memory_stream_->get());
-  try {
-    begin_part();
-  } catch (...) {
-    end_capture_of_memory();
-    throw;
-  }
-}
-
-void CudaBackend::begin_part() {
-  // Relaxed: memory is taken meanwhile, and libraries may set up what they need.
-  check(cudaStreamBeginCapture(stream_->get(), cudaStreamCaptureModeRelaxed),
-        "cudaStreamBeginCapture");
-}
-
-std::unique_ptr<CapturedWork> CudaBackend::end_part() {
-  require<InternalError>(capturing_, "there is no capture to go on with");
-  make_current();
-  cudaGraph_t graph = nullptr;
-  const cudaError_t status = cudaStreamEndCapture(stream_->get(), &graph);
-  std::size_t nodes = 0;
-  const cudaError_t counted =
-      status == cudaSuccess ? cudaGraphGetNodes(graph, nullptr, &nodes) : cudaSuccess;
-  std::unique_ptr<CapturedWork> part;
-  if (nodes > 0)
-    part = std::make_unique<Graph>(graph, *stream_, nullptr);
-  else if (graph != nullptr)
-    cudaGraphDestroy(graph);
-  check(status, "cudaStreamEndCapture");
-  check(counted, "cudaGraphGetNodes");
-  begin_part();
-  return part;
-}
-
-std::unique_ptr<CapturedMemory> CudaBackend::end_capture_of_memory() {
-  capturing_ = false;
-  device_allocator_->set_stream(stream_->get());
-  return allocator_->end_capture();
-}
-
-std::unique_ptr<CapturedWork> CudaBackend::end_capture() {
-  make_current();
-  cudaGraph_t graph = nullptr;
-  const cudaError_t status = cudaStreamEndCapture(stream_->get(), &graph);
-  // The memory is there before the work starts, wherever that is.
-  const cudaError_t waited = cudaStreamSynchronize(capture_memory_stream_->get());
-  auto memory = end_capture_of_memory();
-  if (status != cudaSuccess || waited != cudaSuccess) {
-    cudaGetLastError();
-    if (graph != nullptr) cudaGraphDestroy(graph);
-    check(status, "cudaStreamEndCapture");
-    check(waited, "cudaStreamSynchronize");
-  }
-  return std::make_unique<Graph>(graph, *stream_, std::move(memory));
-}
-
-void CudaBackend::abandon_capture() noexcept {
-  cudaSetDevice(index_);
-  cudaGraph_t graph = nullptr;
-  cudaStreamEndCapture(stream_->get(), &graph);
-  if (graph != nullptr) cudaGraphDestroy(graph);
-  cudaGetLastError();  // the capture may have been broken off
-  cudaStreamSynchronize(capture_memory_stream_->get());
-  end_capture_of_memory();
 }
 
 void CudaBackend::note(const std::string& text) {
@@ -341,7 +224,6 @@ void CudaBackend::begin_range(const char* name) { nvtxRangePushA(name); }
 void CudaBackend::end_range() { nvtxRangePop(); }
 
 std::size_t CudaBackend::mark() {
-  require_running("a mark");
   make_current();
   if (used_marks_ == marks_.size()) marks_.push_back(std::make_unique<TimedEvent>());
   marks_[used_marks_]->record(*stream_);

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/base/capture_allocator.h"
 #include "core/base/cuda/handles.h"
 #include "core/base/device_backend.h"
 #include "core/base/plugin_kernels.h"
@@ -33,16 +32,16 @@ class CublasLt {
   cublasLtHandle_t handle_ = nullptr;
 };
 
-/// Whatever a kernel's host functions keep between calls: plans by shape.
+/// State that a kernel's host code keeps between calls: plans by shape.
 class KernelState {
  public:
   virtual ~KernelState() = default;
 };
 
-/// One GPU: a stream on which everything runs in the order of the calls.
+/// One GPU with one stream, on which all work runs in call order.
 ///
-/// Memory that is given back may be handed out again at once, to work that comes later on the
-/// stream. Who uses memory on another stream makes this one wait for it first.
+/// Freed memory may be reused at once by later work of the stream. To use memory on another stream,
+/// make this one wait for it before the memory is freed.
 class CudaBackend final : public DeviceBackend {
  public:
   /// @throws Unsupported if there is no such device, or it is older than compute capability 8.0
@@ -60,10 +59,6 @@ class CudaBackend final : public DeviceBackend {
   void copy_from_host(void* to, const void* from, std::size_t bytes) override;
   void copy_to_host(void* to, const void* from, std::size_t bytes) override;
   void synchronize() override;
-  void begin_capture(const CapturedWork* within) override;
-  std::unique_ptr<CapturedWork> end_part() override;
-  std::unique_ptr<CapturedWork> end_capture() override;
-  void abandon_capture() noexcept override;
   void* stream() override { return stream_->get(); }
   std::vector<std::string> take_notes() override { return std::exchange(notes_, {}); }
   void begin_range(const char* name) override;
@@ -71,23 +66,19 @@ class CudaBackend final : public DeviceBackend {
   std::size_t mark() override;
   std::vector<double> take_marks() override;
 
-  /// For take_notes(); what was said once is not said again.
+  /// Adds a message to take_notes(), once per text.
   void note(const std::string& text);
 
   const cudaDeviceProp& properties() const { return properties_; }
   CublasLt& cublas_lt() { return *cublas_lt_; }
-  /// Of the matrix products. @see kernels/cuda/matmul.cpp
+  /// Matrix products. @see kernels/cuda/matmul.cpp
   std::unique_ptr<KernelState> matmul_state;
-  /// Of attention. @see kernels/cuda/attention_choice.cpp
+  /// Attention. @see kernels/cuda/attention_choice.cpp
   std::unique_ptr<KernelState> attention_state;
 
  private:
   class DeviceAllocator;
 
-  /// @throws InternalError while a capture is under way
-  void require_running(const char* what) const;
-  void begin_part();
-  std::unique_ptr<CapturedMemory> end_capture_of_memory();
   /// Work is started on the calling thread's current device.
   void make_current() const { check(cudaSetDevice(index_), "cudaSetDevice"); }
 
@@ -95,14 +86,10 @@ class CudaBackend final : public DeviceBackend {
   cudaDeviceProp properties_{};
   PluginKernels kernels_;
   std::unique_ptr<Stream> stream_;
-  // Memory for a capture cannot be asked for on the stream that is captured.
-  std::unique_ptr<Stream> capture_memory_stream_;
-  DeviceAllocator* device_allocator_ = nullptr;  // allocator_'s memory
-  std::unique_ptr<CaptureAllocator> allocator_;
+  std::unique_ptr<Allocator> allocator_;
   std::unique_ptr<Allocator> host_allocator_;
-  bool capturing_ = false;
   std::unique_ptr<CublasLt> cublas_lt_;
-  // Of copies to the device, used in turn.
+  // Buffers for copies to the device, used in turn.
   struct Staging {
     std::unique_ptr<PinnedBuffer> memory;
     std::unique_ptr<Event> copied;
@@ -111,7 +98,7 @@ class CudaBackend final : public DeviceBackend {
   std::size_t next_staging_ = 0;
   std::vector<std::string> notes_;
   std::set<std::string> noted_;
-  std::vector<std::unique_ptr<TimedEvent>> marks_;  // the first used_marks_ are placed
+  std::vector<std::unique_ptr<TimedEvent>> marks_;  // the first used_marks_ are recorded
   std::size_t used_marks_ = 0;
 };
 

@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <memory>
 #include <utility>
 
 using tessera::test::fake_gpu;
@@ -17,15 +16,8 @@ using Work = std::function<void()>;
 struct CUstream_st {
   std::deque<Work> queue;
   std::size_t done = 0;  // of all that was ever queued
-  std::unique_ptr<std::vector<Work>> captured;
 
-  void add(Work work) {
-    if (captured) {
-      captured->push_back(std::move(work));
-    } else {
-      queue.push_back(std::move(work));
-    }
-  }
+  void add(Work work) { queue.push_back(std::move(work)); }
   std::size_t end() const { return done + queue.size(); }
   void run_to(std::size_t place) {
     while (done < place && !queue.empty()) {
@@ -41,12 +33,6 @@ struct CUevent_st {
   std::size_t place = 0;
 };
 struct CUmemPoolHandle_st {};
-struct CUgraph_st {
-  std::vector<Work> work;
-};
-struct CUgraphExec_st {
-  std::vector<Work> work;
-};
 
 namespace {
 
@@ -98,8 +84,6 @@ const char* cudaGetErrorName(cudaError_t error) {
       return "cudaErrorLaunchFailure";
     case cudaErrorInvalidConfiguration:
       return "cudaErrorInvalidConfiguration";
-    case cudaErrorStreamCaptureInvalidated:
-      return "cudaErrorStreamCaptureInvalidated";
     default:
       return "cudaErrorOfAnotherKind";
   }
@@ -160,7 +144,6 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return destroy("stream", stream);
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  if (stream->captured) return last_error = cudaErrorStreamCaptureUnsupported;
   stream->run_to(stream->end());
   return answer("cudaStreamSynchronize");
 }
@@ -169,19 +152,6 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     if (waited.stream != nullptr) waited.stream->run_to(waited.place);
   });
   return answer("cudaStreamWaitEvent");
-}
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
-  const cudaError_t status = answer("cudaStreamBeginCapture");
-  if (status == cudaSuccess) stream->captured = std::make_unique<std::vector<Work>>();
-  return status;
-}
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
-  auto captured = std::move(stream->captured);
-  *graph = nullptr;
-  if (!captured) return last_error = cudaErrorIllegalState;
-  const cudaError_t status = make("cudaStreamEndCapture", "graph", graph);
-  if (status == cudaSuccess) (*graph)->work = std::move(*captured);
-  return status;
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
@@ -233,9 +203,8 @@ cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, size_t keep) {
   gpu.reserved = std::max(gpu.used, std::min(gpu.reserved, keep));
   return answer("cudaMemPoolTrimTo");
 }
-cudaError_t cudaMallocFromPoolAsync(void** data, size_t bytes, cudaMemPool_t, cudaStream_t stream) {
+cudaError_t cudaMallocFromPoolAsync(void** data, size_t bytes, cudaMemPool_t, cudaStream_t) {
   FakeGpu& gpu = fake_gpu();
-  if (stream->captured) ++gpu.alive["memory node of a graph"];
   cudaError_t status = answer("cudaMallocFromPoolAsync");
   if (status == cudaSuccess && gpu.used + bytes > gpu.bytes) {
     status = last_error = cudaErrorMemoryAllocation;
@@ -252,7 +221,6 @@ cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
   fake_gpu().used -= blocks[data];
   blocks.erase(data);
   --fake_gpu().alive["device"];
-  if (stream->captured) ++fake_gpu().alive["memory node of a graph"];
   stream->add([data] { std::free(data); });
   return answer("cudaFreeAsync");
 }
@@ -262,28 +230,6 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   if (status == cudaSuccess) stream->add([=] { std::memcpy(to, from, bytes); });
   return status;
 }
-
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t* instance, cudaGraph_t graph,
-                                 unsigned long long) {  // NOLINT(google-runtime-int): CUDA's
-  const cudaError_t status = make("cudaGraphInstantiate", "graph", instance);
-  if (status == cudaSuccess) (*instance)->work = graph->work;
-  return status;
-}
-cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {
-  if (nodes != nullptr) return last_error = cudaErrorNotSupported;
-  *count = graph->work.size();
-  return answer("cudaGraphGetNodes");
-}
-cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t stream) {
-  if (stream->captured) return last_error = cudaErrorStreamCaptureUnsupported;
-  return answer("cudaGraphUpload");
-}
-cudaError_t cudaGraphLaunch(cudaGraphExec_t instance, cudaStream_t stream) {
-  for (const Work& work : instance->work) stream->add(work);
-  return answer("cudaGraphLaunch");
-}
-cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return destroy("graph", graph); }
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t instance) { return destroy("graph", instance); }
 
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int value) {
   const cudaError_t status = answer("cudaFuncSetAttribute");

@@ -34,9 +34,7 @@ struct FakeGpu {
   std::map<std::string, std::deque<cudaError_t>> fails;
 
   std::map<std::string, int> calls;  ///< by name of the function
-  /// "stream", "event", "pool", "graph", "pinned", "device"; and "memory node of a graph", which
-  /// are never gone: captured work is to hold none.
-  std::map<std::string, int> alive;
+  std::map<std::string, int> alive;  ///< "stream", "event", "pool", "pinned", "device"
   std::size_t used = 0, reserved = 0;
   std::vector<const void*> launched;  ///< kernels, when they were done
 };

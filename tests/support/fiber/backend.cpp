@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "core/base/capture_allocator.h"
 #include "core/base/device_backend.h"
 #include "core/base/error.h"
 #include "core/base/plugin_kernels.h"
@@ -60,21 +59,6 @@ class LimitedAllocator final : public Allocator {
   std::atomic<std::size_t> used_ = 0;
 };
 
-class Captured final : public CapturedWork {
- public:
-  Captured(std::vector<std::function<void()>> work, std::unique_ptr<CapturedMemory> memory)
-      : work_(std::move(work)), memory_(std::move(memory)) {}
-  void run() override {
-    for (const auto& part : work_) part();
-  }
-  std::size_t memory_bytes() const override { return memory_ ? memory_->bytes() : 0; }
-  const CapturedMemory& memory() const { return *memory_; }
-
- private:
-  std::vector<std::function<void()>> work_;
-  std::unique_ptr<CapturedMemory> memory_;
-};
-
 // How often the host waited for work of the device, were it one.
 std::atomic<std::uint64_t> waits = 0;
 
@@ -88,7 +72,7 @@ class Backend final : public DeviceBackend {
     const auto limit = static_cast<std::int64_t>(memory_limit());
     return {limit, limit};
   }
-  Allocator& allocator() override { return *allocator_; }
+  Allocator& allocator() override { return allocator_; }
   Allocator& host_allocator() override { return *host_allocator_; }
 
   bool run_kernel(std::string_view name, Context& context, const void* args) override {
@@ -96,36 +80,13 @@ class Backend final : public DeviceBackend {
   }
 
   void copy_from_host(void* to, const void* from, std::size_t bytes) override {
-    require_running();
     if (bytes > 0) std::memcpy(to, from, bytes);
   }
   void copy_to_host(void* to, const void* from, std::size_t bytes) override {
-    require_running();
     ++waits;
     if (bytes > 0) std::memcpy(to, from, bytes);
   }
-  void synchronize() override {
-    require_running();
-    ++waits;
-  }
-  void begin_capture(const CapturedWork* within) override {
-    ++waits;
-    allocator_->begin_capture(within == nullptr ? nullptr
-                                                : &static_cast<const Captured*>(within)->memory());
-    fiber::begin_capture();
-    capturing_ = true;
-  }
-  std::unique_ptr<CapturedWork> end_part() override {
-    auto work = fiber::end_capture();
-    fiber::begin_capture();
-    if (work.empty()) return nullptr;
-    return std::make_unique<Captured>(std::move(work), nullptr);
-  }
-  std::unique_ptr<CapturedWork> end_capture() override {
-    capturing_ = false;
-    return std::make_unique<Captured>(fiber::end_capture(), allocator_->end_capture());
-  }
-  void abandon_capture() noexcept override { end_capture(); }
+  void synchronize() override { ++waits; }
   void* stream() override { return nullptr; }
   std::vector<std::string> take_notes() override { return {}; }
   void begin_range(const char*) override { ++open_ranges_; }
@@ -133,7 +94,6 @@ class Backend final : public DeviceBackend {
     if (--open_ranges_ < 0) throw InternalError("a range ended that had not begun");
   }
   std::size_t mark() override {
-    require_running();
     marks_.push_back(std::chrono::steady_clock::now());
     return marks_.size() - 1;
   }
@@ -146,16 +106,10 @@ class Backend final : public DeviceBackend {
   }
 
  private:
-  void require_running() const {
-    require<InternalError>(!capturing_, "this cannot be part of captured work");
-  }
-
   const int index_;
-  bool capturing_ = false;
   int open_ranges_ = 0;
   std::vector<std::chrono::steady_clock::time_point> marks_;
-  std::unique_ptr<CaptureAllocator> allocator_ =
-      std::make_unique<CaptureAllocator>(std::make_unique<LimitedAllocator>());
+  LimitedAllocator allocator_;
   std::unique_ptr<Allocator> host_allocator_ = make_cpu_allocator();
   PluginKernels kernels_;
 };

@@ -411,27 +411,6 @@ void meet_lanes(std::uint32_t mask, std::uint64_t value, Site site, bool orders)
 
 }  // namespace
 
-namespace {
-
-thread_local std::unique_ptr<std::vector<std::function<void()>>> captured;
-
-}  // namespace
-
-void enqueue(std::function<void()> work) {
-  if (captured)
-    captured->push_back(std::move(work));
-  else
-    work();
-}
-
-void begin_capture() { captured = std::make_unique<std::vector<std::function<void()>>>(); }
-
-std::vector<std::function<void()>> end_capture() {
-  auto work = std::move(*captured);
-  captured.reset();
-  return work;
-}
-
 int most_shared_bytes() {
   constexpr int kHopper = 227 * 1024;
   const char* limit = std::getenv("TESSERA_FIBER_SHARED");  // NOLINT(concurrency-mt-unsafe)
@@ -439,18 +418,16 @@ int most_shared_bytes() {
 }
 
 void run_grid(const char* kernel, Dim grid, Dim block_dim, std::size_t shared_bytes,
-              std::function<void()> body) {
+              const std::function<void()>& body) {
   if (block_dim.count() == 0 || block_dim.count() > 1024 || grid.count() == 0 || grid.y > 65535 ||
       grid.z > 65535 || block_dim.z > 64)
     throw ModelError(fmt::format("{}: no device runs a grid of {} x {} x {} blocks of {} x {} x {}",
                                  kernel, grid.x, grid.y, grid.z, block_dim.x, block_dim.y,
                                  block_dim.z));
-  enqueue([=, body = std::move(body)] {
-    for (unsigned z = 0; z < grid.z; ++z)
-      for (unsigned y = 0; y < grid.y; ++y)
-        for (unsigned x = 0; x < grid.x; ++x)
-          Block(kernel, Place{{0, 0, 0}, {x, y, z}, block_dim, grid}, shared_bytes, body).run();
-  });
+  for (unsigned z = 0; z < grid.z; ++z)
+    for (unsigned y = 0; y < grid.y; ++y)
+      for (unsigned x = 0; x < grid.x; ++x)
+        Block(kernel, Place{{0, 0, 0}, {x, y, z}, block_dim, grid}, shared_bytes, body).run();
 }
 
 Place place() { return block().place(); }

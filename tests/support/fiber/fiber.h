@@ -34,18 +34,11 @@ struct Dim {
 
 inline constexpr int kWarp = 32;
 
-/// Runs `body` once for every thread of every block, or keeps it; see enqueue().
+/// Runs `body` once for every thread of every block.
 /// @param kernel  name for messages
 /// @throws ModelError; what `body` throws
 void run_grid(const char* kernel, Dim grid, Dim block, std::size_t shared_bytes,
-              std::function<void()> body);
-
-/// What stands in the order of a stream's work: done at once, or kept while this thread captures.
-/// run_grid() goes through it.
-void enqueue(std::function<void()> work);
-/// From here on, this thread's work is kept.
-void begin_capture();
-std::vector<std::function<void()>> end_capture();
+              const std::function<void()>& body);
 
 /// Shared memory of a block at most, in bytes: that of an H100, or what the environment's
 /// TESSERA_FIBER_SHARED says.

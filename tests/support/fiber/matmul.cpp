@@ -3,13 +3,10 @@
 
 #include "core/base/dtype.h"
 #include "kernels/cuda/export.h"
-#include "tests/support/fiber/fiber.h"
 
 namespace tessera::kernels::cuda {
 
-namespace {
-
-void product(const Matmul& args) {
+void matmul(Context&, const Matmul& args) {
   visit_floating(args.a.dtype, "matmul", [&]<typename T>(std::type_identity<T>) {
     visit_floating(args.c.dtype, "matmul", [&]<typename C>(std::type_identity<C>) {
       using A = Accumulator<T>;
@@ -34,12 +31,6 @@ void product(const Matmul& args) {
       }
     });
   });
-}
-
-}  // namespace
-
-void matmul(Context&, const Matmul& args) {
-  fiber::enqueue([args] { product(args); });
 }
 
 TESSERA_CUDA_KERNEL(matmul, Matmul)

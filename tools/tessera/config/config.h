@@ -45,7 +45,6 @@ struct Config {
     std::string memory_check = "refuse";
     std::int64_t memory_limit = 0;  ///< bytes of a rank on the CPU; 0: no limit
     std::int64_t log_every = 10;
-    std::string cuda_graphs = "off";
     std::string profile;
     std::string sample_prompt;
     std::int64_t sample_tokens = 200;

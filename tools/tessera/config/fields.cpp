@@ -88,8 +88,6 @@ std::vector<Field> make_fields() {
               "bytes of memory that a rank on the CPU may take for tensors; 0: no limit"),
       integer("train.log_every", REF(train.log_every), 1, 1e15,
               "steps between lines where no terminal is"),
-      text("train.cuda_graphs", REF(train.cuda_graphs),
-           "on: a GPU captures the step once and replays it, between collectives", {"off", "on"}),
       text("train.profile", REF(train.profile),
            "write a Chrome trace of a few steps to this file; later ranks add their number"),
       text("train.sample_prompt", REF(train.sample_prompt),

@@ -34,8 +34,6 @@ MemoryAdvice memory_advice(const Config& config, int world_size, DeviceType devi
   const auto add = [&advice](const std::string& flag, const std::string& why) {
     advice.add(flag, why);
   };
-  if (gpu && config.train.cuda_graphs == "on")
-    add("--train.cuda_graphs off", "captured work keeps its memory");
   if (const auto rows =
           next_divisor_below(config.train.global_batch / world_size, config.train.micro_batch);
       rows > 0) {

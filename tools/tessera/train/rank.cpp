@@ -98,8 +98,6 @@ TrainerOptions Rank::trainer_options() {
   options.global_batch = config_.train.global_batch;
   options.micro_batch = config_.train.micro_batch;
   options.recompute_blocks = config_.train.recompute == "block";
-  options.dropout = config_.model.dropout > 0;
-  options.graphs = config_.train.cuda_graphs == "on";
   options.clip_norm = config_.optim.clip_norm;
   options.seed = static_cast<std::uint64_t>(config_.train.seed);
   options.adamw = {config_.optim.beta1, config_.optim.beta2, config_.optim.eps,
@@ -119,18 +117,8 @@ void Rank::note(const std::string& text) {
 }
 
 std::vector<std::string> Rank::device_notes() {
-  std::vector<std::string> notes;
-  if (context_->device().type == DeviceType::CUDA) notes = context_->backend().take_notes();
-  std::string graphs;
-  if (!trainer_.why_no_graphs().empty())
-    graphs = "train.cuda_graphs: off, " + trainer_.why_no_graphs();
-  else if (trainer_.graphs() > 0)
-    graphs = "train.cuda_graphs: on, the step is captured";
-  if (trainer_.graphs() != trainer_.graph_parts())
-    graphs += fmt::format(" in {} parts, between which collectives run", trainer_.graph_parts());
-  // They are captured again after an evaluation: told is what is new.
-  if (!graphs.empty() && graphs != told_of_graphs_) notes.push_back(told_of_graphs_ = graphs);
-  return notes;
+  if (context_->device().type != DeviceType::CUDA) return {};
+  return context_->backend().take_notes();
 }
 
 std::string Rank::load() {

@@ -92,7 +92,6 @@ class Rank {
   std::unique_ptr<SavesWriter> saves_;
   std::unique_ptr<ProgressLine> progress_;
   std::unique_ptr<Trace> trace_;
-  std::string told_of_graphs_;
   std::int64_t evaluated_step_ = -1;
   StepResult last_;
   bool ends_for_save_ = false;

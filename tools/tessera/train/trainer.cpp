@@ -4,11 +4,11 @@
 #include <array>
 #include <cmath>
 #include <csignal>
-#include <string_view>
 #include <vector>
 
 #include "core/autograd/autograd.h"
 #include "core/base/fault_point.h"
+#include "core/base/rng.h"
 #include "core/base/trace.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/elementwise.h"
@@ -29,28 +29,12 @@ Trainer::Trainer(models::Gpt2& model, comm::ShardedModel& sharded, comm::Communi
               options.micro_batch >= 1 && rows_per_rank_ % options.micro_batch == 0,
           "train.global_batch {} must be a multiple of train.micro_batch {} times {} ranks",
           options.global_batch, options.micro_batch, communicator.world_size());
-  if (!options_.graphs) return;
-  if (context_->device().type != DeviceType::CUDA) why_no_graphs_ = "training runs on the CPU";
 }
-
-void Trainer::clear_graphs() {
-  graphs_.clear();
-  update_graph_.reset();
-}
-
-std::size_t Trainer::graph_parts() const {
-  std::size_t parts = update_graph_ ? update_graph_->parts() : 0;
-  for (const auto& [kind, graph] : graphs_) parts += graph->parts();
-  return parts;
-}
-
-bool Trainer::uses_graphs() const { return options_.graphs && why_no_graphs_.empty(); }
 
 void Trainer::load(const io::Sampler& data, std::int64_t first, std::int64_t limit) {
   const std::int64_t rows = options_.micro_batch;
   const Shape shape{rows, data.seq_len()};
   if (!inputs_.defined() || inputs_.shape() != shape) {
-    clear_graphs();  // they read the former
     inputs_ = Tensor::empty(context_, shape, DType::I32, MemoryCategory::Data, "batch");
     targets_ = Tensor::empty(context_, shape, DType::I32, MemoryCategory::Data, "batch");
   }
@@ -65,21 +49,15 @@ void Trainer::load(const io::Sampler& data, std::int64_t first, std::int64_t lim
 
 namespace {
 
-// Element i of a vector, as a place that kernels add to.
+// Element i of a vector as a kernel's destination.
 GradientView element(const Tensor& t, std::int64_t i, bool accumulate) {
   return {t.alias({1}, {1}, i).view(), accumulate, true};
 }
 
-constexpr std::int64_t kLoss = 1, kStop = 2;  // places in totals_
-// From place kStop on. Who is told to leave now is not kept by a warning.
+constexpr std::int64_t kLoss = 1, kStop = 2;  // indices in totals_
+// At kStop and later in totals_, by priority: stop requests outrank a scheduler's warning.
 constexpr std::array kStopSignals = {SIGTERM, SIGINT, SIGUSR1};
 constexpr std::int64_t kTotals = kStop + std::int64_t{kStopSignals.size()};
-
-// A fault point of every run of captured work, not of the capture.
-void replayed_point(Context& context, const char* name) {
-  if (tessera_fault_point == nullptr) return;  // as ever but in tests: it ends no part
-  Replay::between(context, [name] { fault_point(name); });
-}
 
 bool is_finite(const StepResult& result) {
   return std::isfinite(result.loss) && std::isfinite(result.grad_norm);
@@ -87,129 +65,48 @@ bool is_finite(const StepResult& result) {
 
 }  // namespace
 
-void Trainer::run(const MicroBatch& batch) {
-  sharded_.begin_micro_batch(batch.first, batch.last);
-  const auto tokens = static_cast<double>(options_.global_batch * inputs_.dim(1));
-  replayed_point(*context_, "forward");
-  const Tensor part = model_.loss(inputs_, targets_, 1.0 / tokens,
-                                  {.training = true,
-                                   .recompute_blocks = options_.recompute_blocks,
-                                   .seed = options_.seed,
-                                   .step = batch.step,
-                                   .first_sample = batch.first_sample,
-                                   .hooks = &sharded_,
-                                   .dropout_table = uses_graphs() ? dropout_table_ : Tensor()});
-  replayed_point(*context_, "backward");
-  autograd::backward(part);
-  sharded_.end_micro_batch();
-  kernels::cast(*context_, part.view(), element(totals_, kLoss, true));
-}
-
-void Trainer::run_or_replay(const MicroBatch& batch) {
-  // A trace times kernels one by one; what they need has no room beside the graphs' memory.
-  if (context_->trace() != nullptr) clear_graphs();
-  if (!uses_graphs() || !warm_ || context_->trace() != nullptr) return run(batch);
-  sharded_.write_copies();  // no part of every step
-  const std::pair kind{batch.first, batch.last};
-  if (!graphs_.contains(kind)) {
-    auto graph = capture([&] { run(batch); });
-    if (!graph) return run(batch);
-    graphs_[kind] = std::move(graph);
-  }
-  const Range range(*context_, "forward and backward");
-  graphs_.at(kind)->run();
-}
-
-void Trainer::write_dropout_table(const MicroBatch& batch) {
-  if (!dropout_table_.defined()) {
-    dropout_table_ = Tensor::empty(context_, {model_.dropout_places(), 3}, DType::I64,
-                                   MemoryCategory::Data, "dropout masks");
-  }
-  const auto table = model_.dropout_table(
-      {.seed = options_.seed, .step = batch.step, .first_sample = batch.first_sample},
-      inputs_.dim(1));
-  dropout_table_.copy_from_host(table.data());
-}
-
-std::unique_ptr<Replay> Trainer::capture(const std::function<void()>& work) {
-  // Parts of a step follow each other: one's memory may lie where another's has been.
-  const Replay* within = graphs_.empty() ? nullptr : graphs_.begin()->second.get();
-  try {
-    return std::make_unique<Replay>(context_, work, within);
-  } catch (const Error& error) {
-    // Nothing of it has run, no collective either: other ranks may replay where this one does not.
-    // Without graphs there is more memory, and less to go wrong.
-    const std::string_view text = error.what();
-    why_no_graphs_ = text.substr(0, text.find('\n'));  // without the ledger
-    clear_graphs();
-    sharded_.forget_pass();
-    return nullptr;
-  }
-}
-
-void Trainer::run_all(std::int64_t step, std::int64_t position, const io::Sampler& data,
-                      void (Trainer::*run_one)(const MicroBatch&)) {
+void Trainer::run_all(std::int64_t step, std::int64_t position, const io::Sampler& data) {
   const std::int64_t micro_batches = rows_per_rank_ / options_.micro_batch;
   const std::int64_t first_row = position + communicator_.rank() * rows_per_rank_;
+  const auto tokens = static_cast<double>(options_.global_batch * data.seq_len());
   for (std::int64_t m = 0; m < micro_batches; ++m) {
     const std::int64_t first = first_row + m * options_.micro_batch;
     load(data, first, first + options_.micro_batch);
-    const MicroBatch batch{step, first, m == 0, m + 1 == micro_batches};
-    if (uses_graphs() && options_.dropout) write_dropout_table(batch);
-    (this->*run_one)(batch);
+    context_->set_rng_step(
+        {options_.seed, static_cast<std::uint64_t>(step), static_cast<std::uint64_t>(first)});
+    sharded_.begin_micro_batch(m == 0, m + 1 == micro_batches);
+    fault_point("forward");
+    const Tensor part = model_.loss(
+        inputs_, targets_, 1.0 / tokens,
+        {.training = true, .recompute_blocks = options_.recompute_blocks, .hooks = &sharded_});
+    fault_point("backward");
+    autograd::backward(part);
+    sharded_.end_micro_batch();
+    kernels::cast(*context_, part.view(), element(totals_, kLoss, true));
   }
-}
-
-void Trainer::judge() {
-  sharded_.sum_totals(totals_);
-  kernels::clip_factor(*context_, {totals_.view(), factor_.view(), options_.clip_norm});
-}
-
-void Trainer::update(std::int64_t step, double lr, const std::function<void()>& before_update) {
-  if (!factor_.defined()) {
-    factor_ = Tensor::empty(context_, {1}, DType::F32, MemoryCategory::Data, "clipping factor");
-  }
-  const auto about_to_change = [&] {
-    if (before_update) before_update();
-    fault_point("update");
-  };
-  // Where the micro-batches ran one kernel at a time, so does this.
-  if (!graphs_.empty() && !update_graph_) {
-    sharded_.write_step(options_.adamw, lr, step + 1, options_.seed);
-    update_graph_ = capture([&] {
-      judge();
-      sharded_.written_step(options_.adamw, factor_);
-    });
-  }
-  if (!update_graph_) {
-    judge();
-    about_to_change();
-    sharded_.step(options_.adamw, lr, step + 1, factor_, options_.seed);
-    return;
-  }
-  about_to_change();
-  sharded_.write_step(options_.adamw, lr, step + 1, options_.seed);
-  const Range range(*context_, "update");
-  update_graph_->run();
-  sharded_.step_replayed();
 }
 
 StepResult Trainer::step(std::int64_t step, std::int64_t position, const io::Sampler& data,
                          int stop_signal, const std::function<void()>& before_update) {
   const Range range(*context_, fmt::format("step {}", step));
-  if (!totals_.defined())
+  if (!totals_.defined()) {
     totals_ = Tensor::empty(context_, {kTotals}, DType::F64, MemoryCategory::Data, "step totals");
+    factor_ = Tensor::empty(context_, {1}, DType::F32, MemoryCategory::Data, "clipping factor");
+  }
   kernels::fill(*context_, totals_.view(), 0.0);
   for (std::size_t i = 0; i < kStopSignals.size(); ++i) {
     if (stop_signal != kStopSignals[i]) continue;
     kernels::fill(*context_, element(totals_, kStop + static_cast<std::int64_t>(i), false).view,
                   1.0);
   }
-  run_all(step, position, data, &Trainer::run_or_replay);
+  run_all(step, position, data);
   StepResult result;
   result.lr = options_.schedule.at(step);
-  update(step, result.lr, before_update);
-  warm_ = true;
+  sharded_.sum_totals(totals_);
+  kernels::clip_factor(*context_, {totals_.view(), factor_.view(), options_.clip_norm});
+  if (before_update) before_update();
+  fault_point("update");
+  sharded_.step(options_.adamw, result.lr, step + 1, factor_);
 
   const std::vector<double> sums = totals_.to_vector<double>();
   communicator_.check();
@@ -217,8 +114,8 @@ StepResult Trainer::step(std::int64_t step, std::int64_t position, const io::Sam
   result.loss = sums[kLoss];
   for (std::size_t i = kStopSignals.size(); i-- > 0;)
     if (sums[kStop + i] > 0) result.stop_signal = kStopSignals[i];
-  // Every rank sees the same sums, so all stop together; the factor has kept weights and moments as
-  // they were.
+  // Every rank sees the same sums, so all stop together; a NaN factor has left weights and moments
+  // unchanged.
   if (is_finite(result)) {
     skipped_ = 0;
     return result;
@@ -232,18 +129,17 @@ StepResult Trainer::step(std::int64_t step, std::int64_t position, const io::Sam
 
 std::string Trainer::find_culprit(std::int64_t step, std::int64_t position, const io::Sampler& data,
                                   const StepResult& result) {
-  clear_graphs();  // what runs beside them has no room; the next steps capture anew
   StepFindings mine;
   StepResult again;
   kernels::fill(*context_, totals_.view(), 0.0);
   {
-    // Whatever happens, later steps must not be looked at.
+    // Remove the observer on errors too.
     const auto off = [this](void*) { sharded_.observe_gradients({}); };
     const std::unique_ptr<void, decltype(off)> guard(this, off);
     sharded_.observe_gradients([&](const comm::FlatUnit& unit) {
       mine.gradients.add(comm::non_finite_gradients(*context_, unit));
     });
-    run_all(step, position, data, &Trainer::run);
+    run_all(step, position, data);
   }
   const double loss = totals_.to_vector<double>()[kLoss];
   if (!std::isfinite(loss)) mine.loss = non_finite_word(loss);
@@ -268,7 +164,6 @@ std::string Trainer::find_culprit(std::int64_t step, std::int64_t position, cons
 }
 
 double Trainer::evaluate(const io::Sampler& data, std::int64_t batches) {
-  clear_graphs();  // as for a trace: they leave no room; the next steps capture anew
   const NoGradGuard no_grad(*context_);
   const std::int64_t rows = options_.micro_batch * communicator_.world_size();
   std::int64_t limit = data.samples_per_epoch();
@@ -277,7 +172,7 @@ double Trainer::evaluate(const io::Sampler& data, std::int64_t batches) {
       Tensor::empty(context_, {1}, DType::F64, MemoryCategory::Workspace, "validation loss");
   kernels::fill(*context_, sum.view(), 0.0);
   for (std::int64_t first = 0; first < limit; first += rows) {
-    // Every rank makes every pass, its rows past the end ignored: gathering is collective.
+    // Every rank makes every pass, as gathering is collective; rows past the end are ignored.
     load(data, first + communicator_.rank() * options_.micro_batch, limit);
     const Tensor part = model_.loss(inputs_, targets_, 1.0, {.hooks = &sharded_});
     kernels::cast(*context_, part.view(), element(sum, 0, true));
