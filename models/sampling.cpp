@@ -19,7 +19,7 @@ std::int32_t sample(std::span<const float> logits, const SamplingOptions& option
   require(!logits.empty(), "no logits to sample from");
   const auto context = Context::create();
   std::int32_t token = -1;
-  // Kernels take views of what they only read as of what they write.
+  // TensorView is mutable; the kernel only reads logits.
   kernels::sample(*context, {dense_view(const_cast<float*>(logits.data()), DType::F32,
                                         {1, static_cast<std::int64_t>(logits.size())}),
                              dense_view(&token, DType::I32, {1}), options.temperature,
@@ -30,7 +30,14 @@ std::int32_t sample(std::span<const float> logits, const SamplingOptions& option
 Tensor sample(const Tensor& logits, const SamplingOptions& options, const RngKey& key,
               std::uint64_t first_draw) {
   options.validate();
-  require(logits.shape().size() == 2, "logits must be [B, V], got shape {}", logits.shape());
+  require(logits.shape().size() == 2 && logits.dim(1) >= 1, "logits must be [B, V], got shape {}",
+          logits.shape());
+  require(logits.is_contiguous(), "logits must be contiguous, got shape {} with strides {}",
+          logits.shape(), logits.strides());
+  require<Unsupported>(
+      logits.dtype() == DType::F32 && logits.dim(1) <= kernels::kMostSampledColumns,
+      "sampling takes f32 logits of at most {} columns, got {} of shape {}",
+      kernels::kMostSampledColumns, logits.dtype(), logits.shape());
   Tensor tokens =
       Tensor::empty(logits.context(), {logits.dim(0)}, DType::I32, MemoryCategory::Data, "tokens");
   kernels::sample(*logits.context(), {logits.view(), tokens.view(), options.temperature,

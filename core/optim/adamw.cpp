@@ -1,8 +1,25 @@
 #include "core/optim/adamw.h"
 
+#include "core/ops/checks.h"
 #include "kernels/optimizer.h"
 
 namespace tessera::optim {
+
+namespace {
+
+void check_range(std::string_view argument, const Tensor& tensor, DType dtype, const Shape& shape) {
+  ops::check_dtype("adamw", argument, tensor, dtype);
+  ops::check_shape("adamw", argument, tensor, shape);
+  ops::check_contiguous("adamw", argument, tensor);
+}
+
+void check(const AdamWOptions& options) {
+  require(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
+          "adamw: beta1 and beta2 must be in [0, 1), got {} and {}", options.beta1, options.beta2);
+  require(options.eps >= 0, "adamw: eps must not be negative, got {}", options.eps);
+}
+
+}  // namespace
 
 std::vector<DecayRange> decay_ranges(const ShardLayout& layout, std::int64_t first,
                                      std::int64_t segment) {
@@ -20,6 +37,19 @@ void adamw_step(const AdamWOptions& options, const std::vector<DecayRange>& rang
                 const Tensor& param, const Tensor& grad, const Tensor& exp_avg,
                 const Tensor& exp_avg_sq, double lr, std::int64_t step, const Tensor& factor,
                 const Tensor& copy, std::uint64_t place, std::int64_t first_element) {
+  common_context("adamw", {&param, &grad, &exp_avg, &exp_avg_sq, &factor, &copy});
+  const bool is_half = param.dtype() == DType::BF16;
+  ops::check_dims("adamw", "param", param, 1, "[n]");
+  check_range("param", param, is_half ? DType::BF16 : DType::F32, param.shape());
+  check_range("grad", grad, DType::F32, param.shape());
+  check_range("exp_avg", exp_avg, DType::F32, param.shape());
+  check_range("exp_avg_sq", exp_avg_sq, DType::F32, param.shape());
+  check_range("factor", factor, DType::F32, {1});
+  require(!is_half || !copy.defined(), "adamw: a bf16 param needs no copy");
+  if (copy.defined()) check_range("copy", copy, DType::BF16, param.shape());
+  require(step >= 1, "adamw: step counts from 1, got {}", step);
+  check(options);
+
   for (const DecayRange& range : ranges) {
     const auto part = [&range](const Tensor& t) {
       return t.alias({range.end - range.begin}, {1}, range.begin).view();
@@ -37,8 +67,8 @@ void adamw_step(const AdamWOptions& options, const std::vector<DecayRange>& rang
                     .step = step,
                     .factor = factor.view(),
                     .copy = copy.defined() ? part(copy) : TensorView{},
-                    .stochastic = param.dtype() == DType::BF16,
-                    .rng = param.dtype() == DType::BF16 ? param.context()->rng_step() : nullptr,
+                    .stochastic = is_half,
+                    .rng = is_half ? param.context()->rng_step() : nullptr,
                     .place = place,
                     .first_element = static_cast<std::uint64_t>(first_element + range.begin)});
   }

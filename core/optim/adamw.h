@@ -35,6 +35,7 @@ std::vector<DecayRange> decay_ranges(const ShardLayout& layout, std::int64_t fir
 /// @param copy        [n] bf16 that receives param, rounded; may be undefined
 /// @param place, first_element  of the rounding: number of the unit, and flat number of the
 ///   segment's first element in it; the seed is that of the context's rng_step()
+/// @throws InvalidArgument on a shape, dtype or setting that does not fit
 void adamw_step(const AdamWOptions& options, const std::vector<DecayRange>& ranges,
                 const Tensor& param, const Tensor& grad, const Tensor& exp_avg,
                 const Tensor& exp_avg_sq, double lr, std::int64_t step, const Tensor& factor,

@@ -87,3 +87,26 @@ TEST_CASE("a step updates every element by AdamW, with decay only where it belon
   CHECK(exp_avg.to_vector<float>()[7] == doctest::Approx(0.1 * 0.25));
   CHECK(exp_avg_sq.to_vector<float>()[7] == doctest::Approx(0.05 * 0.0625));
 }
+
+TEST_CASE("adamw refuses arguments that don't fit, by name") {
+  const auto context = Context::create();
+  const auto make = [&](std::int64_t n, DType dtype = DType::F32) {
+    return Tensor::full(context, {n}, dtype, 1.0);
+  };
+  const auto refuses = [&](const Tensor& param, const Tensor& grad, const Tensor& factor,
+                           const Tensor& copy, std::int64_t step, double beta2, const char* what) {
+    CAPTURE(what);
+    CHECK_THROWS_WITH_AS(optim::adamw_step({.beta2 = beta2}, {}, param, grad, make(4), make(4),
+                                           0.01, step, factor, copy),
+                         doctest::Contains(what), InvalidArgument);
+  };
+  const Tensor good = make(4), one = make(1);
+  refuses(good, make(5), one, {}, 1, 0.9, "grad must have shape [4], got [5]");
+  refuses(good, make(4, DType::F64), one, {}, 1, 0.9, "grad must have dtype f32, got f64");
+  refuses(make(4, DType::F64), good, one, {}, 1, 0.9, "param must have dtype f32, got f64");
+  refuses(good, good, good, {}, 1, 0.9, "factor must have shape [1], got [4]");
+  refuses(good, good, one, good, 1, 0.9, "copy must have dtype bf16, got f32");
+  refuses(make(4, DType::BF16), good, one, make(4, DType::BF16), 1, 0.9, "needs no copy");
+  refuses(good, good, one, {}, 0, 0.9, "got 0");
+  refuses(good, good, one, {}, 1, 1.0, "beta2");
+}

@@ -74,6 +74,10 @@ TEST_CASE("rows of a tensor draw what their logits draw, one number after the ot
   }
   CHECK_THROWS_WITH_AS(sample(Tensor::empty(context, {5}, DType::F32), {}, kKey, 0),
                        "logits must be [B, V], got shape [5]", InvalidArgument);
+  CHECK_THROWS_AS(sample(Tensor::empty(context, {2, 0}, DType::F32), {}, kKey, 0), InvalidArgument);
+  const Tensor wide = Tensor::empty(context, {8}, DType::F32);
+  CHECK_THROWS_AS(sample(wide.alias({2, 2}, {4, 2}, 0), {}, kKey, 0), InvalidArgument);
+  CHECK_THROWS_AS(sample(Tensor::empty(context, {2, 4}, DType::F64), {}, kKey, 0), Unsupported);
 }
 
 TEST_CASE("options and logits that make no sense are refused") {
