@@ -9,15 +9,15 @@
 
 namespace tessera {
 
-/// How a parameter starts.
+/// Initial distribution of a parameter.
 struct Initialization {
   enum class Kind : std::uint8_t { Zeros, Ones, Normal };
   Kind kind = Kind::Zeros;
   float std = 0.0F;  ///< of Normal
 };
 
-/// A named weight of a model. The tensor is unbound until somebody gives it memory: a sharded run
-/// binds it into the buffer of its unit, materialize() into a buffer of its own.
+/// A named weight of a model. Its tensor is unbound until a sharded run or materialize() binds it
+/// to memory.
 struct Parameter {
   std::string name;
   Tensor tensor;
@@ -25,16 +25,16 @@ struct Parameter {
   bool decay = false;  ///< weight decay applies: tensors of two or more dims
 };
 
-/// Parameters that are gathered and released together: one transformer block, or the root (what all
-/// blocks share: embeddings, final norm, head).
+/// Parameters that are gathered and released together: a transformer block, or the root
+/// (embeddings, final norm, head).
 struct Unit {
   std::string name;
   std::vector<Parameter*> parameters;
 };
 
-/// Called by a model around its units, in the order of units() forward and the reverse backward.
-/// The root (unit 0) is in use from before_forward(0) to the end of backward; it gets no backward
-/// calls of its own.
+/// Callbacks of a model around its units: in order of units() during forward, in reverse during
+/// backward. The root (unit 0) is used from before_forward(0) to the end of backward, without
+/// backward calls.
 class UnitHooks {
  public:
   virtual ~UnitHooks() = default;
@@ -45,8 +45,8 @@ class UnitHooks {
   virtual void after_backward(int unit) = 0;
 };
 
-/// Elements [begin, end) of a parameter's starting value: a pure function of seed, name and element
-/// number, so any rank can make any part.
+/// Elements [begin, end) of a parameter's initial value: a pure function of seed, name and element
+/// number, so that any rank can compute any part.
 void initialize_range(const Parameter& parameter, std::uint64_t seed, std::int64_t begin,
                       std::int64_t end, float* out);
 
@@ -54,14 +54,14 @@ void initialize_range(const Parameter& parameter, std::uint64_t seed, std::int64
 using ParameterSource = std::function<void(const Parameter& parameter, std::int64_t begin,
                                            std::int64_t end, float* out)>;
 
-/// Writes a dense f32 or bf16 tensor (rounded to nearest), part by part: f32 straight into its
-/// memory on the CPU, else through a bounded buffer of the host; on the meta device nothing.
+/// Fills a dense f32 or bf16 tensor (rounded to nearest) part by part, through a bounded host
+/// buffer where needed. Does nothing on the meta device.
 void fill_from_host(
     const Tensor& tensor,
     const std::function<void(std::int64_t begin, std::int64_t end, float* out)>& source);
 
-/// Binds every parameter of the units to memory of its own (one buffer a unit, category Parameters)
-/// in `dtype` (f32, bf16 or f64) and fills it from `source`: for models that are not sharded.
+/// Binds the parameters of an unsharded model to one buffer per unit (category Parameters) in
+/// `dtype` (f32, bf16 or f64) and fills them from `source`.
 void materialize(const std::vector<Unit>& units, const std::shared_ptr<Context>& context,
                  DType dtype, const ParameterSource& source);
 

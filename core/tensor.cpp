@@ -21,7 +21,7 @@ const std::shared_ptr<Storage>& bound_storage(const TensorImpl& impl) {
   return impl.storage;
 }
 
-// Elements that the storage holds from `offset` on must cover `needed`.
+// Checks that elements [offset, offset + needed) lie in the storage.
 void check_window(const Storage& storage, std::int64_t offset, std::int64_t needed,
                   const Shape& shape, DType dtype) {
   const auto capacity = static_cast<std::int64_t>(storage.bytes() / dtype_size(dtype));
@@ -78,7 +78,7 @@ void Tensor::copy_from_host(const void* from) const {
   void* const data = view().data;
   if (device().type != DeviceType::CPU)
     context()->backend().copy_from_host(data, from, bytes());
-  else if (data != nullptr)  // as it is: only tensors without memory have none
+  else if (data != nullptr)  // null: a tensor without memory
     std::memcpy(data, from, bytes());
 }
 

@@ -15,8 +15,8 @@ class Node;
 }
 class TensorImpl;
 
-/// A typed, strided window on a Storage, with its place in the autograd graph. A cheap handle:
-/// copies share the same tensor. Carries its context; operations reject mixtures of contexts.
+/// A typed, strided view of a Storage with a place in the autograd graph. A cheap handle: copies
+/// share the same tensor. Operations reject tensors of different contexts.
 class Tensor {
  public:
   Tensor() = default;  ///< undefined
@@ -28,17 +28,17 @@ class Tensor {
   static Tensor full(const std::shared_ptr<Context>& context, const Shape& shape, DType dtype,
                      double value, MemoryCategory category = MemoryCategory::Activations,
                      std::string_view owner = "tensor");
-  /// A dense copy of `values`. @throws InvalidArgument if their number is not the shape's
+  /// A dense copy of `values`. @throws InvalidArgument unless their number fits the shape
   template <typename T>
   static Tensor from(const std::shared_ptr<Context>& context, const Shape& shape,
                      std::span<const T> values) {
     return from_bytes(context, shape, dtype_of<T>(), std::as_bytes(values));
   }
-  /// A dense window on a storage, starting at element `offset` of dtype.
-  /// @throws InvalidArgument if it does not fit into the storage
+  /// A dense view of a storage from element `offset` of dtype on.
+  /// @throws InvalidArgument if it exceeds the storage
   static Tensor window(std::shared_ptr<Storage> storage, std::int64_t offset, const Shape& shape,
                        DType dtype);
-  /// A parameter that has a shape and no memory yet; bind() gives it some.
+  /// A parameter without memory until bind().
   static Tensor unbound(const Shape& shape, DType dtype);
 
   bool defined() const { return impl_ != nullptr; }
@@ -53,18 +53,18 @@ class Tensor {
   const std::shared_ptr<Context>& context() const;
   const std::shared_ptr<Storage>& storage() const;
   Device device() const { return context()->device(); }
-  /// What kernels take. @throws InternalError if the storage is released or the tensor unbound
+  /// View for kernels. @throws InternalError if the storage is released or the tensor unbound
   TensorView view() const;
   template <typename T>
   T* data() const {
     return view().as<T>();
   }
-  /// Copies the contents of a dense tensor from or to bytes() bytes of the host. On a GPU, reading
-  /// waits for all work before it. @throws Unsupported on reading from the meta device, to which
-  /// writing does nothing
+  /// Copy bytes() bytes between a dense tensor and the host. On a GPU, copy_to_host() waits for all
+  /// queued work. On the meta device, copy_from_host() does nothing and copy_to_host() throws
+  /// Unsupported.
   void copy_from_host(const void* from) const;
   void copy_to_host(void* to) const;
-  /// The contents as T, dense tensors only (a copy). @throws Unsupported on the meta device
+  /// A copy of a dense tensor's elements. @throws Unsupported on the meta device
   template <typename T>
   std::vector<T> to_vector() const {
     (void)view().as<T>();
@@ -72,29 +72,28 @@ class Tensor {
     copy_to_host(values.data());
     return values;
   }
-  /// The one element of a one-element floating tensor; waits as copy_to_host does.
+  /// Value of a one-element floating tensor; waits as copy_to_host() does.
   double item() const;
 
-  /// Views that share storage and take no part in the graph (see core/ops/view.h for those that
-  /// do).
+  /// Views outside the autograd graph; see core/ops/view.h for differentiable ones.
   Tensor detach() const;
   Tensor alias(const Shape& shape, const Strides& strides, std::int64_t extra_offset) const;
 
-  /// Points an unbound or bound tensor at a storage window of its shape; keeps identity, graph
-  /// flags and gradient buffer. dtype may change (a parameter is bound in the compute dtype).
+  /// Moves the tensor to a window of its shape in another storage; keeps identity, graph flags and
+  /// gradient buffer. dtype may change (parameters are bound in the compute dtype).
   void bind(std::shared_ptr<Storage> storage, std::int64_t offset, DType dtype);
 
   // Autograd.
-  bool requires_grad() const;  ///< a leaf that wants a gradient, or a result that depends on one
+  bool requires_grad() const;  ///< a leaf with gradient, or a result that depends on one
   Tensor& set_requires_grad(bool wanted);
   bool is_leaf() const;
-  /// Accumulated gradient of a leaf; undefined if nothing was accumulated since zero_grad().
+  /// Accumulated gradient of a leaf; undefined after zero_grad().
   Tensor grad() const;
-  /// Gives a leaf the buffer to accumulate its gradient into (its shape; any floating dtype). The
-  /// first accumulation after this or after zero_grad() overwrites the buffer. Undefined: takes a
-  /// given buffer away; the next gradient gets one of its own, in the accumulator dtype.
+  /// Sets the buffer that a leaf's gradient accumulates into (same shape, any floating dtype). The
+  /// first accumulation after this or after zero_grad() overwrites it. Undefined: the next gradient
+  /// allocates a buffer in the accumulator dtype.
   void set_grad_buffer(Tensor buffer);
-  /// Forgets the accumulated gradient; a given buffer stays and is not touched.
+  /// Discards the accumulated gradient; a buffer set by set_grad_buffer() stays, untouched.
   void zero_grad();
   const std::shared_ptr<autograd::Node>& grad_fn() const;
 
@@ -109,8 +108,8 @@ class Tensor {
   std::shared_ptr<TensorImpl> impl_;
 };
 
-/// The context that all tensors share. Undefined tensors are passed over.
-/// @throws InvalidArgument naming the operation if they differ
+/// The context that all defined tensors share.
+/// @throws InvalidArgument naming the operation if contexts differ
 const std::shared_ptr<Context>& common_context(std::string_view operation,
                                                std::initializer_list<const Tensor*> tensors);
 

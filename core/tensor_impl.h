@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// What the handles of one tensor share. Internal to core: users see it through Tensor.
+/// State shared by the handles of one tensor. Internal to core.
 class TensorImpl {
  public:
   std::shared_ptr<Storage> storage;  // null: unbound
@@ -17,10 +17,10 @@ class TensorImpl {
   DType dtype = DType::F32;
 
   bool requires_grad = false;
-  bool grad_buffer_given = false;        // by set_grad_buffer: outlives zero_grad
-  bool has_grad = false;                 // grad_buffer holds something
-  std::uint32_t bindings = 0;            // times bind() moved the tensor
-  std::shared_ptr<autograd::Node> node;  // what computed this tensor; null for a leaf
+  bool grad_buffer_given = false;        // by set_grad_buffer(): outlives zero_grad()
+  bool has_grad = false;                 // grad_buffer holds a gradient
+  std::uint32_t bindings = 0;            // number of bind() calls
+  std::shared_ptr<autograd::Node> node;  // producer of this tensor; null for a leaf
   Tensor grad_buffer;                    // leaves only; dense
 };
 

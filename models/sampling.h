@@ -8,7 +8,7 @@
 
 namespace tessera::models {
 
-/// How the next token is chosen from logits.
+/// Choice of the next token from logits.
 struct SamplingOptions {
   double temperature = 1.0;  ///< 0: the most likely token
   std::int64_t top_k = 0;    ///< keep the k most likely; 0: all
@@ -25,10 +25,10 @@ struct SamplingOptions {
 std::int32_t sample(std::span<const float> logits, const SamplingOptions& options,
                     const RngKey& key, std::uint64_t draw);
 
-/// Draws a token for each row, where the logits are; nothing waits.
+/// Draws a token for each row on the logits' device; does not wait.
 /// @param logits  [B, V], f32, contiguous
-/// @param first_draw  number of the first row's draw; the next row takes the next
-/// @return        [B] i32; on CUDA -1 for a row that nothing can be drawn from
+/// @param first_draw  number of the first row's draw; row i uses first_draw + i
+/// @return        [B] i32; on CUDA -1 for a row without a valid distribution
 /// @throws InvalidArgument as above, on the CPU
 Tensor sample(const Tensor& logits, const SamplingOptions& options, const RngKey& key,
               std::uint64_t first_draw);

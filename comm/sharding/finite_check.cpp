@@ -9,7 +9,7 @@
 namespace tessera::comm {
 namespace {
 
-// "[5, 100]" of a flat element of a shape.
+// Index of a flat element within a shape: "[5, 100]".
 std::string place(std::int64_t element, const Shape& shape) {
   std::string text = "]";
   for (std::size_t dim = shape.size(); dim-- > 0;) {
@@ -20,11 +20,11 @@ std::string place(std::int64_t element, const Shape& shape) {
 }
 
 std::string word(float value) {
-  if (std::isnan(value)) return "nan";  // its sign tells nobody anything
+  if (std::isnan(value)) return "nan";  // regardless of its sign
   return value > 0 ? "inf" : "-inf";
 }
 
-// `values`: elements from `begin` on of a parameter.
+// `values` begin at element `begin` of the parameter.
 void look(Context& context, const Tensor& values, const std::string& name, const Shape& shape,
           std::int64_t begin, std::vector<NonFinite>& found) {
   Tensor floats = values;

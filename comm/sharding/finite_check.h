@@ -8,25 +8,24 @@
 
 namespace tessera::comm {
 
-/// Values of one parameter, or of the part of it that was looked at, that are NaN or infinite.
+/// NaN and infinite values in a parameter, or in the checked part.
 struct NonFinite {
   std::string parameter;
-  std::int64_t count = 0;  ///< of them
-  std::int64_t numel = 0;  ///< of the values that were looked at
-  std::string first;       ///< where the first of them is in the parameter: "[5, 100]"
-  std::string value;       ///< of the first: "nan", "inf" or "-inf"
+  std::int64_t count = 0;  ///< non-finite values
+  std::int64_t numel = 0;  ///< checked values
+  std::string first;       ///< index of the first non-finite value: "[5, 100]"
+  std::string value;       ///< "nan", "inf" or "-inf"
 };
 
-// For finding who spoiled a step: each waits for the device, and reads what is not finite to the
-// host. Nothing is sent; ranks may call them for themselves.
+// Diagnosis of a non-finite step. Local, not collective; waits for the device.
 
-/// In the gradients that this rank has in the unit's buffer, before they are reduced: of a
-/// micro-batch if they are scattered, else of the step so far. The last parameter, of which
-/// backward computes the gradient first, comes first.
+/// Checks this rank's gradients before they are reduced: of the micro-batch if scattered, else of
+/// the step so far. In order of backward: the last parameter comes first.
 std::vector<NonFinite> non_finite_gradients(Context& context, const FlatUnit& unit);
-/// In what this rank holds of the sums over ranks and micro-batches, once they are reduced.
+/// Checks this rank's segment of the reduced gradients.
 std::vector<NonFinite> non_finite_sums(Context& context, const ShardedModel& model);
-/// In this rank's master weights. Takes room for the largest parameter in float32 if they are bf16.
+/// Checks this rank's master weights. Bf16 weights need memory for the largest parameter in
+/// float32.
 std::vector<NonFinite> non_finite_weights(Context& context, ShardedModel& model);
 
 }  // namespace tessera::comm

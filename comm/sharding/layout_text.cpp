@@ -7,7 +7,7 @@
 namespace tessera::comm {
 namespace {
 
-// FNV-1a: finds mistakes, not forgeries.
+// FNV-1a: detects accidents, not forgeries.
 std::uint64_t hash_of(std::string_view text) {
   std::uint64_t hash = 14695981039346656037U;
   for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211U;

@@ -6,10 +6,8 @@
 
 namespace tessera::comm {
 
-/// How a model's parameters lie in their flat buffers, for compare_among_ranks(): one line "unit
-/// NAME = ..." for each unit, with the number of its parameters, the sizes of its buffer, the
-/// dtypes, and a hash over names, shapes, offsets and decay of all its parameters. The same on all
-/// ranks whose collectives fit together.
+/// Layout of a model's flat buffers, for compare_among_ranks(): one line "unit NAME = ..." per unit
+/// with counts, sizes, dtypes, and a hash over names, shapes, offsets and decay of its parameters.
 std::string layout_text(const ShardedModel& model);
 
 }  // namespace tessera::comm

@@ -13,7 +13,7 @@ void take_producers(std::vector<Node::Input>& inputs, std::vector<std::shared_pt
 
 }  // namespace
 
-// A chain of a million nodes must not recurse a million deep.
+// Iterative: destroying a long chain must not overflow the stack.
 Node::~Node() {
   std::vector<std::shared_ptr<Node>> owned;
   take_producers(inputs, owned);
@@ -24,8 +24,8 @@ Node::~Node() {
   }
 }
 
-// A parameter is kept as it is, to notice that it is bound to other memory. Anything else is
-// detached: it may be the output of the very node that will keep it, and own that node.
+// A leaf is saved as it is, to notice rebinding. Other tensors are detached: they may be the output
+// of the node that saves them, and so own it.
 SavedTensor::SavedTensor(Tensor tensor)
     : tensor_(tensor.is_leaf() && tensor.requires_grad() ? std::move(tensor) : tensor.detach()),
       version_(tensor_.storage()->version()),

@@ -1,5 +1,5 @@
 // Runs a recorded graph backward. Sequence numbers ascend from inputs to results, so descending
-// order is a topological order: when a node's turn comes, all users of its output have run.
+// order is a topological order: all users of a node's output run before the node.
 
 #include <algorithm>
 #include <string>
@@ -12,8 +12,8 @@
 namespace tessera::autograd {
 namespace {
 
-// Nobody else can see the tensor's memory, so it may be written. Views, other pending gradients,
-// callers and saved tensors all hold a count.
+// Whether the tensor's memory is unshared and may be overwritten. Views, pending gradients, callers
+// and saved tensors each hold a reference.
 bool is_exclusive(const Tensor& tensor) {
   return tensor.shared_impl().use_count() == 1 && tensor.storage().use_count() == 1;
 }
@@ -23,7 +23,7 @@ Tensor new_gradient(const Node& node) {
                        std::string(node.operation) + ".grad");
 }
 
-// Where the next contribution to the gradient of a node's output goes.
+// Destination of the next contribution to the gradient of a node's output.
 GradientView take_place(Node& node) {
   if (!node.grad.defined()) {
     node.grad = new_gradient(node);
@@ -59,7 +59,7 @@ class NodeGradients final : public InputGradients {
                            "{}: gradient of input {} must be dense of shape {}, got {} with "
                            "strides {}",
                            node_.operation, i, shape, grad.shape(), grad.strides());
-    // A place of the same gradient that is handed out is written after this call: wait for it.
+    // The kernel writes a destination of the same gradient later: stage this one.
     if (is_taken(edge)) {
       stage(edge, std::move(grad));
     } else if (edge.node && grad.dtype() == edge.node->dtype) {
@@ -71,7 +71,7 @@ class NodeGradients final : public InputGradients {
 
   bool is_default_seed() const override { return default_seed_; }
 
-  // Adds what could not go straight to its place.
+  // Adds staged gradients.
   void finish() {
     for (Node::Input& edge : node_.inputs)
       if (edge.staged.defined()) add(edge, std::exchange(edge.staged, Tensor()));
@@ -131,7 +131,7 @@ class NodeGradients final : public InputGradients {
   const bool default_seed_;
 };
 
-// All nodes behind `root`, those recorded last first.
+// All nodes behind `root`, latest first.
 std::vector<std::shared_ptr<Node>> collect(const std::shared_ptr<Node>& root,
                                            std::uint64_t oldest) {
   const std::uint64_t pass = root->context->next_sequence();
@@ -160,7 +160,7 @@ std::vector<std::shared_ptr<Node>> collect(const std::shared_ptr<Node>& root,
 }
 
 void run(Node& node, bool default_seed) {
-  // Without a gradient (a user had none to give) the node runs on zeros: it may have callbacks.
+  // A node without gradient runs on zeros: it may have callbacks.
   Tensor grad = std::move(node.grad);
   node.grad = Tensor();
   if (!grad.defined()) {
@@ -209,7 +209,7 @@ void run_backward(const Tensor& root, const Tensor& grad, std::uint64_t oldest) 
   }
 }
 
-// The caller's gradient is copied: it may be the buffer of a leaf that this pass writes to.
+// Copied: the caller's gradient may be the buffer of a leaf that this pass writes.
 void backward(const Tensor& root, const Tensor& grad) {
   Tensor own;
   if (grad.defined() && grad.is_contiguous()) {

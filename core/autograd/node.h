@@ -12,16 +12,16 @@ namespace tessera::autograd {
 
 /// One recorded operation with one output. Internal to core.
 ///
-/// Ownership goes from results to what they were computed from: tensor -> node -> producers of its
-/// inputs. So nothing that a node holds may hold the node's own output (see SavedTensor).
+/// Ownership goes from results to their producers: tensor -> node -> producers of its inputs. So a
+/// node must not hold its own output (see SavedTensor).
 class Node {
  public:
   struct Input {
-    std::shared_ptr<Node> node;        // what computed the input, or
-    std::shared_ptr<TensorImpl> leaf;  // a leaf; neither: no gradient is wanted
-    DType dtype = DType::F32;          // as the operation saw it: a leaf may be bound anew
-    bool handed_out = false;           // its place was given to the backward that runs now
-    Tensor staged{};                   // gradient that is added once that backward has returned
+    std::shared_ptr<Node> node;        // producer of the input, or
+    std::shared_ptr<TensorImpl> leaf;  // a leaf; neither: no gradient
+    DType dtype = DType::F32;          // when recorded: a leaf may be rebound
+    bool handed_out = false;           // the running backward got its destination
+    Tensor staged{};                   // gradient to add once that backward returns
   };
 
   Node() = default;
@@ -31,22 +31,22 @@ class Node {
 
   std::string_view operation;
   std::uint64_t sequence = 0;
-  std::uint64_t visited = 0;  // number of the pass that reached this node last
+  std::uint64_t visited = 0;  // last pass that reached this node
   bool done = false;          // has run; inputs and backward are gone
   std::shared_ptr<Context> context;
   Shape shape;  // of the output
   DType dtype = DType::F32;
   std::vector<Input> inputs;
   Backward backward;
-  Tensor grad;  // of the output, as far as its users have run
+  Tensor grad;  // of the output, accumulated so far
 };
 
-/// backward() that refuses nodes recorded before number `oldest`.
+/// As backward(); throws on nodes recorded before number `oldest`.
 void run_backward(const Tensor& root, const Tensor& grad, std::uint64_t oldest);
 
-/// The gradient buffer of a leaf, made if there is none: accumulator dtype.
+/// The gradient buffer of a leaf, created in the accumulator dtype if missing.
 const Tensor& leaf_buffer(TensorImpl& leaf);
-/// Where the next contribution to a leaf's gradient goes; counts as an accumulation.
+/// Destination of the next contribution to a leaf's gradient; counts as an accumulation.
 GradientView take_leaf_place(TensorImpl& leaf);
 
 }  // namespace tessera::autograd

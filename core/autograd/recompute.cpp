@@ -4,7 +4,7 @@
 namespace tessera::autograd {
 namespace {
 
-// Runs block again on a leaf with x's contents, whose gradient goes straight to x's place.
+// Runs block again on a leaf with x's contents, whose gradient is written to x's destination.
 void backward_again(const std::function<Tensor(const Tensor&)>& block, const Tensor& x,
                     const Tensor& grad_y, InputGradients& into) {
   const std::shared_ptr<Context>& context = x.context();
@@ -37,7 +37,7 @@ Tensor recompute(std::function<Tensor(const Tensor&)> block, const Tensor& x) {
   Tensor y;
   {
     const NoGradGuard off(context);
-    y = block(x).detach();  // the block may hand x itself through
+    y = block(x).detach();  // the block may return x itself
   }
   record(
       "recompute", y, {x},

@@ -5,7 +5,7 @@
 namespace tessera {
 namespace {
 
-// More than any address space holds, and far enough from 2^64 that rounding up cannot wrap.
+// Beyond any address space; rounding up from here cannot wrap.
 constexpr std::size_t kMostBytes = std::size_t{1} << 56;
 
 }  // namespace
@@ -25,7 +25,7 @@ void* CachingAllocator::allocate(std::size_t bytes) {
     }
   }
   void* data = take_within_limit(wanted);
-  if (data == nullptr) {  // what is kept for reuse may be what is missing
+  if (data == nullptr) {  // retry without idle blocks
     trim();
     data = take_within_limit(wanted);
   }
@@ -38,12 +38,12 @@ void* CachingAllocator::allocate(std::size_t bytes) {
   return data;
 }
 
-// Null if the system or the limit has no more.
+// Null beyond the limit or if the system is out of memory.
 void* CachingAllocator::take_within_limit(std::size_t bytes) {
   {
     const std::lock_guard lock(mutex_);
     if (limit_ > 0 && (bytes > limit_ || reserved_ > limit_ - bytes)) return nullptr;
-    reserved_ += bytes;  // before it is taken: another thread must not count on the same room
+    reserved_ += bytes;  // reserve first: other threads must see it
   }
   const auto give_room_back = [&] {
     const std::lock_guard lock(mutex_);

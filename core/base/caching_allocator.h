@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-/// An allocator that keeps freed blocks for requests of nearly their size, so that a training step
-/// asks the system for nothing once it is warm.
+/// An allocator that reuses freed blocks for requests of the same size class: once warm, a training
+/// step makes no system calls.
 class CachingAllocator : public Allocator {
  public:
   CachingAllocator() = default;
@@ -19,19 +19,18 @@ class CachingAllocator : public Allocator {
   void deallocate(void* data, std::size_t bytes) noexcept final;
   std::size_t reserved_bytes() const final;
   void trim() noexcept final;
-  /// What may be held from the system at most, in bytes, from now on; 0: no limit. What is held
-  /// already stays.
+  /// Caps the bytes held from the system; 0: no limit. Memory held already stays.
   void set_limit(std::size_t bytes);
 
  protected:
-  /// What a request for `bytes` takes, so that blocks fit again. At least `bytes`, not 0.
+  /// Size class of a request: at least `bytes`, not 0.
   virtual std::size_t block_bytes(std::size_t bytes) const = 0;
-  /// Memory of the system; null if there is none left. @throws CudaError if the device is lost
+  /// Memory from the system; null when exhausted. @throws CudaError if the device is lost
   virtual void* take(std::size_t bytes) = 0;
   virtual void give_back(void* data) noexcept = 0;
   /// "host memory", "memory of cuda:0"
   virtual std::string name() const = 0;
-  /// To be called by every destructor: give_back() is gone afterwards.
+  /// Every derived destructor must call it, while give_back() still exists.
   void release_idle() noexcept;
 
  private:
@@ -44,9 +43,9 @@ class CachingAllocator : public Allocator {
   std::size_t limit_ = 0;
 };
 
-/// Lets the host's memory run out at `bytes` held: a request beyond that throws OutOfMemory once
-/// nothing idle is left to give back. 0: no limit.
-/// @throws Unsupported if the allocator is not one of the host's memory
+/// Caps an allocator of host memory: requests beyond `bytes` throw OutOfMemory once idle blocks are
+/// returned. 0: no limit.
+/// @throws Unsupported on another kind of allocator
 void limit_memory(Allocator& allocator, std::size_t bytes);
 
 }  // namespace tessera

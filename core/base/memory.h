@@ -34,7 +34,7 @@ struct MemoryUsage {
   std::int64_t peak = 0;
 };
 
-/// Owner of every byte that a Context allocates. Thread-safe.
+/// Books every byte that a Context allocates, by category and owner. Thread-safe.
 class MemoryLedger {
  public:
   /// One line of the ledger. Stays valid as long as the ledger.
@@ -53,7 +53,7 @@ class MemoryLedger {
 
   /// The entry of (category, owner), made on first use.
   Entry& entry(MemoryCategory category, std::string_view owner);
-  /// Books `bytes` (negative: gives back) on an entry of this ledger.
+  /// Adds `bytes`, negative on release, to an entry of this ledger.
   void book(Entry& entry, std::int64_t bytes);
 
   MemoryUsage total() const;
@@ -72,7 +72,7 @@ class MemoryLedger {
   std::array<std::atomic<std::int64_t>, kMemoryCategories> by_category_{}, by_category_peak_{};
 };
 
-/// The message of an OutOfMemory with the ledger below, unless one is in it already.
+/// Appends the ledger's table to the message of an OutOfMemory, once.
 std::string with_ledger(const std::string& message, const MemoryLedger& ledger);
 
 /// Source of raw memory of one device. Thread-safe.
@@ -85,14 +85,13 @@ class Allocator {
   virtual void deallocate(void* data, std::size_t bytes) noexcept = 0;
   /// Bytes held from the system, in use or kept for reuse.
   virtual std::size_t reserved_bytes() const = 0;
-  /// Gives blocks that nobody uses back to the system.
+  /// Returns idle blocks to the system.
   virtual void trim() noexcept = 0;
 };
 
-/// Host memory. Freed blocks are kept and reused for requests of nearly their size, so that a
-/// training step makes no system calls and takes no page faults once it is warm.
+/// Host memory, cached: once warm, a training step makes no system calls and takes no page faults.
 std::unique_ptr<Allocator> make_cpu_allocator();
-/// Hands out null: tensors of the meta device.
+/// Returns null: memory of the meta device.
 std::unique_ptr<Allocator> make_meta_allocator();
 
 /// "1.50 GiB", "12.0 MiB", "17 B"

@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Where a file may be, the best first.
+/// Candidate paths, best first.
 std::vector<fs::path> places(std::string_view file, const char* variable) {
   const char* named = std::getenv(variable);  // NOLINT(concurrency-mt-unsafe)
   if (named != nullptr && *named != '\0') return {named};
@@ -27,7 +27,7 @@ std::vector<fs::path> places(std::string_view file, const char* variable) {
 
 std::string find_file(std::string_view what, std::string_view file, const char* variable) {
   const std::vector<fs::path> all = places(file, variable);
-  if (all.size() == 1) return all.front().string();  // named: the linker says what is wrong with it
+  if (all.size() == 1) return all.front().string();  // given explicitly: the linker reports errors
   std::error_code ignored;
   for (const fs::path& path : all)
     if (fs::exists(path, ignored)) return path.string();
@@ -35,20 +35,20 @@ std::string find_file(std::string_view what, std::string_view file, const char* 
                     all.front().string(), all.back().string());
 }
 
-/// Empty, or why the dynamic linker must not see a file: it would wait for a FIFO's other end, and
-/// map the missing part of a file that was cut, which ends the process with SIGBUS.
+/// Why a file must not be passed to dlopen, else empty. A FIFO would block it; a truncated file
+/// would end the process with SIGBUS.
 std::string why_unfit(const fs::path& path) {
   std::error_code error;
   const auto status = fs::status(path, error);
-  if (!fs::exists(status)) return {};  // the linker says so
-  if (error) return error.message();   // of a folder on the way
+  if (!fs::exists(status)) return {};  // dlopen reports it
+  if (error) return error.message();   // of a parent directory
   if (!fs::is_regular_file(status)) return "it is no regular file";
   const auto size = fs::file_size(path, error);
   std::ifstream in(path, std::ios::binary);
   Elf64_Ehdr header{};
   in.read(reinterpret_cast<char*>(&header), sizeof(header));
   if (!in || header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_phentsize != sizeof(Elf64_Phdr))
-    return {};  // no library of this machine, and the linker says so
+    return {};  // not a library: dlopen reports it
   in.seekg(static_cast<std::streamoff>(header.e_phoff));
   for (int i = 0; i < header.e_phnum; ++i) {
     Elf64_Phdr segment{};
@@ -64,7 +64,7 @@ std::string why_unfit(const fs::path& path) {
 Plugin::Plugin(std::string_view what, std::string_view file, const char* variable,
                const std::string& path)
     : path_(path.empty() ? find_file(what, file, variable) : path) {
-  // A name without a folder is for the linker to find.
+  // The dynamic linker searches names without a directory.
   const std::string unfit = path_.find('/') == std::string::npos ? "" : why_unfit(path_);
   require<Unsupported>(unfit.empty(), "the {} can't be loaded: {}: {}", what, path_, unfit);
   library_ = ::dlopen(path_.c_str(), RTLD_NOW | RTLD_LOCAL);

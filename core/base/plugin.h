@@ -5,25 +5,25 @@
 
 namespace tessera {
 
-/// A shared library that comes with the program and is loaded on demand, so that the program runs
-/// where what the library needs is missing. Never unloaded: its errors, threads and objects may
-/// outlive their users.
+/// A shared library of the program that is loaded on demand, so that the program starts where the
+/// library's dependencies are missing. Never unloaded: errors, threads and objects of the library
+/// may outlive this.
 class Plugin {
  public:
   /// @param what      for messages: "CUDA backend"
-  /// @param file      "libtessera_cuda.so", beside the program or in ../lib/tessera
-  /// @param variable  of the environment, which may name another file
-  /// @param path      if not empty, the file instead of all these
-  /// @throws Unsupported naming what is missing
+  /// @param file      "libtessera_cuda.so", searched next to the program and in ../lib/tessera
+  /// @param variable  environment variable that overrides the file's path
+  /// @param path      if not empty, overrides both
+  /// @throws Unsupported naming the missing file or dependency
   Plugin(std::string_view what, std::string_view file, const char* variable,
          const std::string& path);
 
-  /// The file to load, which may be unfit; empty if there is none.
+  /// Path of the file to load, not validated; empty if there is none.
   static std::string locate(std::string_view file, const char* variable);
 
   /// @throws Unsupported unless the library's function `name` returns `version`
   void require_version(const char* name, int version) const;
-  /// A function of the library. @throws Unsupported if it has none of that name
+  /// A function of the library. @throws Unsupported if it is missing
   template <typename F>
   F symbol(const char* name) const {
     return reinterpret_cast<F>(find(name));

@@ -10,10 +10,10 @@ namespace tessera {
 
 class Context;
 
-/// The kernels of the plugin that includes this: its functions tessera_kernel_<name>.
+/// Looks up kernels of the enclosing plugin: functions named tessera_kernel_<name>.
 class PluginKernels {
  public:
-  /// @return false if there is none of that name
+  /// @return false if there is no such kernel
   bool run(std::string_view name, Context& context, const void* args) {
     using Kernel = void (*)(Context&, const void*);
     auto found = kernels_.find(name);
@@ -30,7 +30,7 @@ class PluginKernels {
     void* library = ::dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD);
     if (library == nullptr) return nullptr;
     void* found = ::dlsym(library, ("tessera_kernel_" + std::string(name)).c_str());
-    ::dlclose(library);  // it stays: the program holds it
+    ::dlclose(library);  // the program holds another handle
     return found;
   }
 

@@ -22,14 +22,14 @@ struct SlotRange {
   int slot = 0;             ///< index into ShardLayout::slots()
   std::int64_t begin = 0;   ///< first element within the parameter
   std::int64_t end = 0;     ///< one past the last element within the parameter
-  std::int64_t offset = 0;  ///< of `begin` within the segment (or range) asked for
+  std::int64_t offset = 0;  ///< of `begin` within the segment or range
 };
 
-/// How a unit's parameters lie in one flat buffer and how the buffer is split over ranks. Pure
+/// Positions of a unit's parameters in one flat buffer, and the buffer's split over ranks. Pure
 /// data.
 ///
-/// Each parameter starts at a multiple of kAlignment elements, whatever the world size; only the
-/// tail is padded, so that world_size equal segments of a multiple of kAlignment cover the buffer.
+/// Each parameter starts at a multiple of kAlignment elements, independent of the world size. Only
+/// the tail is padded, to world_size equal segments of a multiple of kAlignment.
 /// Rank r owns elements [r * segment_size, (r + 1) * segment_size).
 class ShardLayout {
  public:
@@ -41,7 +41,7 @@ class ShardLayout {
     bool decay = false;
   };
   ShardLayout() = default;
-  /// @throws InvalidArgument on world_size < 1 or a name that stands twice
+  /// @throws InvalidArgument on world_size < 1 or a duplicate name
   ShardLayout(std::string unit, const std::vector<Parameter>& parameters, int world_size);
 
   const std::string& unit() const { return unit_; }
@@ -56,7 +56,7 @@ class ShardLayout {
 
   /// Parts of parameters inside [begin, end) of the flat buffer, in order of offset.
   std::vector<SlotRange> ranges(std::int64_t begin, std::int64_t end) const;
-  /// Parts of parameters that rank owns. Their offsets count from the start of the segment.
+  /// Parts of parameters that a rank owns, with offsets from the start of its segment.
   std::vector<SlotRange> ranges_of_rank(int rank) const;
 
  private:

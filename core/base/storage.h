@@ -12,18 +12,17 @@ namespace tessera {
 
 /// A block of memory of one context, booked in its ledger. Shared by all tensors that view it.
 ///
-/// Its memory can be given back and taken again while views stay (`release`, `materialize`): the
-/// gathered parameters of a unit live in such a storage. Views of a released storage throw when
-/// they are read. Not thread-safe but for destruction.
+/// Memory can be released and materialized again while views exist, as for a unit's gathered
+/// parameters. Reading a view of a released storage throws. Only destruction is thread-safe.
 class Storage {
  public:
-  /// Takes `bytes` from the context's allocator. @throws OutOfMemory
+  /// Allocates from the context's allocator. @throws OutOfMemory
   static std::shared_ptr<Storage> allocate(std::shared_ptr<Context> context, std::size_t bytes,
                                            MemoryCategory category, std::string_view owner);
-  /// Like allocate, but takes no memory until materialize().
+  /// Like allocate(), without memory until materialize().
   static std::shared_ptr<Storage> reserve(std::shared_ptr<Context> context, std::size_t bytes,
                                           MemoryCategory category, std::string_view owner);
-  /// A window on memory that `keep_alive` owns (a mapped file, another storage); books nothing.
+  /// A view of memory that `keep_alive` owns, such as a mapped file; not booked.
   static std::shared_ptr<Storage> wrap(std::shared_ptr<Context> context, void* data,
                                        std::size_t bytes, std::shared_ptr<void> keep_alive);
   ~Storage();
@@ -39,12 +38,13 @@ class Storage {
       throw_released();
     return data_;
   }
-  /// Takes memory if there is none; contents undefined. Does not change the version.
+  /// Allocates memory unless present; contents undefined. Does not change the version.
   void materialize();
-  /// Gives the memory back. Does not change the version: who materializes it again restores it.
+  /// Frees the memory. Does not change the version: the caller restores the contents after
+  /// materialize().
   void release() noexcept;
 
-  /// Counts changes of the contents; saved tensors compare it. Every in-place operation bumps it.
+  /// Number of in-place changes, which saved tensors compare.
   std::uint64_t version() const { return version_; }
   void bump_version() { ++version_; }
 
@@ -54,7 +54,7 @@ class Storage {
   std::shared_ptr<Context> context_;
   std::size_t bytes_ = 0;
   void* data_ = nullptr;
-  MemoryLedger::Entry* entry_ = nullptr;  // null: memory of somebody else
+  MemoryLedger::Entry* entry_ = nullptr;  // null: not booked
   std::shared_ptr<void> keep_alive_;
   bool materialized_ = false;
   std::uint64_t version_ = 0;

@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// A typed, strided window on memory that somebody else owns: what kernels, communication and io
-/// take. Strides are in elements. `data` is null for meta tensors and may be null if numel is 0.
+/// A typed, strided, non-owning view of memory, for kernels, communication and io. Strides are in
+/// elements. `data` is null for meta tensors and may be null if numel is 0.
 struct TensorView {
   void* data = nullptr;
   DType dtype = DType::F32;
@@ -37,8 +37,8 @@ struct TensorView {
   bool defined() const { return !shape.empty() || data != nullptr; }
 };
 
-/// Where a backward kernel writes a gradient. With `accumulate` it adds to what is there, else it
-/// overwrites. Not wanted (no view): the kernel skips that gradient.
+/// Destination of a gradient in a backward kernel: added to if `accumulate`, else overwritten;
+/// skipped unless `wanted`.
 struct GradientView {
   TensorView view;
   bool accumulate = false;

@@ -6,8 +6,7 @@
 
 namespace tessera::ops {
 
-// Checks that operations share, and the row-wise views that kernels take. Messages name operation
-// and argument and hold the values.
+// Checks shared by operations; messages name operation, argument and values. Row-wise views.
 
 /// f64, f32 or bf16. @throws InvalidArgument
 void check_computes(std::string_view operation, std::string_view argument, const Tensor& tensor);

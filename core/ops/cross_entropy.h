@@ -6,20 +6,19 @@ namespace tessera::ops {
 
 /// Sum of the cross-entropies of a linear classifier, times `scale`: the head and the loss in one.
 ///
-/// Works on chunks of rows, so that the N x V logits never exist at once. The gradients of x and
-/// weight are computed during forward, while a chunk's logits are at hand: with recording on, the
-/// weight's gradient is accumulated into its leaf by this call already, and backward only passes
-/// x's gradient on. Hence the result must be the root of backward (a gradient other than 1 is an
-/// error: use `scale`), and evaluation belongs under NoGradGuard.
+/// Works on chunks of rows, so that the N x V logits never exist at once. With recording on,
+/// forward also computes the gradients of x and weight from each chunk's logits and accumulates the
+/// weight's into its leaf. So the result must be the root of backward (a gradient other than 1 is
+/// an error: use `scale`), and evaluation belongs under NoGradGuard.
 ///
 /// @param x        [N, C], f64, f32 or bf16, contiguous
 /// @param weight   [V, C], dtype of x; a leaf if it requires a gradient
-/// @param targets  [N] i32, in [0, V), or -1 for a row that takes no part
+/// @param targets  [N] i32, in [0, V), or -1 to ignore the row
 /// @param scale    factor of loss and gradients, e.g. 1 / (tokens of the whole step)
-/// @param max_chunk_rows  rows of logits alive at a time; 0 chooses
+/// @param max_chunk_rows  rows of logits alive at a time; 0: automatic
 ///
-/// Logits are in the accumulator dtype; on a GPU in x's dtype, as tensor cores write them. There a
-/// target outside the vocabulary gives NaN instead of an error.
+/// Logits are in the accumulator dtype; on a GPU in x's dtype, where a target outside the
+/// vocabulary gives NaN instead of an error.
 /// @return         [1], f32 (f64 for f64): scale * sum of -log softmax(x W^T)[target], nats
 /// @grad           x, weight
 /// @throws InvalidArgument on a target outside the vocabulary, with its place and value

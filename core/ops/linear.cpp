@@ -14,7 +14,7 @@ struct Widths {
   std::int64_t in, out;
 };
 
-/// A layer's weight and bias. @param prefix  of their names: "fc_"
+/// Checks a layer's weight and bias. @param prefix  of their names: "fc_"
 Widths check_layer(std::string_view operation, std::string_view prefix, const Tensor& weight,
                    const Tensor& bias, DType dtype, bool out_in) {
   const std::string weight_name = fmt::format("{}weight", prefix);
@@ -56,7 +56,7 @@ void input_gradient(Context& context, const TensorView& grad_y, const Tensor& we
   kernels::matmul(context, {grad_y, weight.view(), to.view, false, !out_in, to.accumulate});
 }
 
-/// Of a layer's weight and bias. @param x  its input; asked for if the weight's is wanted
+/// Gradients of a layer's weight and bias. @param x  returns the layer's input; called on demand
 template <typename F>
 void parameter_gradients(Context& context, const F& x, const TensorView& grad_y, bool out_in,
                          const GradientView& weight, const GradientView& bias) {
@@ -89,7 +89,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightL
                   layer_product(as_rows(x.view()), weight, bias, as_rows(y.view()), out_in));
 
   if (autograd::needs_grad({&x, &weight, &bias})) {
-    // Each of the two is kept only for the other's gradient.
+    // Each is saved only for the other's gradient.
     SavedTensor saved_x, saved_weight;
     if (weight.requires_grad()) saved_x = SavedTensor(x);
     if (x.requires_grad()) saved_weight = SavedTensor(weight);
@@ -141,7 +141,7 @@ Tensor gelu_mlp(const Tensor& x, const Tensor& fc_weight, const Tensor& fc_bias,
     if (x.requires_grad()) saved_fc = SavedTensor(fc_weight);
     if (grad_reaches_fc) saved_pre = SavedTensor(pre), saved_proj = SavedTensor(proj_weight);
     if (proj_weight.requires_grad()) saved_activated = SavedTensor(activated);
-    // Kept tensors are given up as soon as they have been used: a gradient takes their place.
+    // Saved tensors are freed after their last use, to make room for gradients.
     auto backward = [saved_x, saved_fc, saved_pre, saved_activated, saved_proj, out_in](
                         const Tensor& grad_y, autograd::InputGradients& into) mutable {
       Context& ctx = *grad_y.context();

@@ -19,8 +19,8 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
               WeightLayout layout = WeightLayout::OutIn);
 
 /// y = gelu(x W_fc + b_fc) W_proj + b_proj over the last dim: the MLP of a transformer block, GELU
-/// in its tanh form. As linear, gelu, linear, to the bit but for what kernels::matmul_gelu says;
-/// one operation, so that a device can join GELU and its gradient to the products beside them.
+/// in its tanh form. Equals linear, gelu, linear; one operation, so that a device can fuse GELU and
+/// its gradient into the adjacent products.
 ///
 /// @param x            [..., in], f64, f32 or bf16, contiguous
 /// @param fc_weight    [in, hidden] (InOut) or [hidden, in] (OutIn), dtype of x
@@ -28,7 +28,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
 /// @param proj_weight  [hidden, out] (InOut) or [out, hidden] (OutIn), dtype of x
 /// @param proj_bias    [out], dtype of x, or undefined
 /// @return             [..., out], dtype of x
-/// @grad               all five; keeps x, both weights, and what GELU took and gave
+/// @grad               all five; keeps x, both weights, and input and output of GELU
 /// @throws InvalidArgument on a shape, dtype or context that does not fit
 Tensor gelu_mlp(const Tensor& x, const Tensor& fc_weight, const Tensor& fc_bias,
                 const Tensor& proj_weight, const Tensor& proj_bias,

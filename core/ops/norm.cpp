@@ -28,14 +28,13 @@ Tensor result(const Tensor& x, std::string_view owner) {
   return Tensor::empty(x.context(), x.shape(), x.dtype(), MemoryCategory::Activations, owner);
 }
 
-// One number for each row of x, in the accumulator dtype.
+// One value per row of x, in the accumulator dtype.
 Tensor statistic(const Tensor& x, std::string_view owner) {
   return Tensor::empty(x.context(), {row_count(x.shape())}, kernels::accumulator_dtype(x.dtype()),
                        MemoryCategory::Activations, owner);
 }
 
-// What the norm of x, or of x + residual, reads and writes besides y. Without a residual, sum is
-// undefined.
+// Adds residual and sum to the arguments; sum is undefined without a residual.
 template <typename Args>
 void set_residual(Args& args, const Tensor& residual, const Tensor& sum) {
   if (!sum.defined()) return;
@@ -43,7 +42,7 @@ void set_residual(Args& args, const Tensor& residual, const Tensor& sum) {
   args.sum = as_rows(sum.view());
 }
 
-// The node of the residual addition: before that of the norm, whose input the sum is.
+// Records the residual addition, whose sum is the norm's input.
 Tensor record_sum(Tensor sum, const Tensor& x, const Tensor& residual) {
   if (autograd::needs_grad({&x, &residual})) {
     autograd::record("add", sum, {x, residual},

@@ -7,7 +7,7 @@
 namespace tessera::ops {
 namespace {
 
-// x is [B, T, ...], the rest of its dims being `heads` of one width.
+// x is [B, T, ...], where the remaining dims hold `heads` heads of equal width.
 Tensor rotate(std::string_view operation, const Tensor& x, std::int64_t heads,
               std::int64_t copied_heads, double base, std::int64_t first_position) {
   const auto& context = common_context(operation, {&x});

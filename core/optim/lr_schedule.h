@@ -7,8 +7,8 @@ namespace tessera::optim {
 
 /// Learning rate as a pure function of the step, so that a resumed run needs no state.
 ///
-/// Warm-up: linear, lr * (step + 1) / (warmup_steps + 1). Then, with p the part of the remaining
-/// steps that is done:
+/// Warm-up: linear, lr * (step + 1) / (warmup_steps + 1). Then, with p the finished
+/// fraction of the remaining steps:
 ///   constant  lr
 ///   linear    from lr to min_lr
 ///   cosine    min_lr + (lr - min_lr) (1 + cos(pi p)) / 2

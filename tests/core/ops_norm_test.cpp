@@ -35,7 +35,7 @@ TEST_CASE("layer_norm: its formula, also far from zero") {
   }
 }
 
-TEST_CASE("layer_norm: gradients, over odd shapes") {
+TEST_CASE("layer_norm and rms_norm: gradients, over odd shapes") {
   const auto context = Context::create();
   for (const Shape& shape : {Shape{5}, Shape{1, 2}, Shape{4, 7}, Shape{2, 3, 5}}) {
     CAPTURE(shape.str());
@@ -55,19 +55,23 @@ TEST_CASE("layer_norm: gradients, over odd shapes") {
       return ops::layer_norm(t[0], t[1], t[1], 1e-2);
     };
     CHECK(testing::gradcheck(one, {x, w}) == "");
+
+    const auto rms = [](const std::vector<Tensor>& t) { return ops::rms_norm(t[0], t[1], 1e-2); };
+    CHECK(testing::gradcheck(rms, {x, w}) == "");
+    CHECK(testing::gradcheck(rms, {x, w.detach()}) == "");
+    CHECK(testing::gradcheck(rms, {x.detach(), w}) == "");
   }
 }
 
-TEST_CASE("layer_norm: bf16 is near f32") {
+TEST_CASE("layer_norm and rms_norm: bf16 is near f32") {
   const auto context = Context::create();
-  const auto f = [](const std::vector<Tensor>& t) {
-    return ops::layer_norm(t[0], t[1], t[2], 1e-5);
-  };
-  CHECK(testing::compare_bf16(f,
-                              {random_tensor(context, {9, 33}, DType::BF16, 1),
-                               random_tensor(context, {33}, DType::BF16, 2),
-                               random_tensor(context, {33}, DType::BF16, 3)},
-                              0.01) == "");
+  const std::vector<Tensor> t{random_tensor(context, {9, 33}, DType::BF16, 1),
+                              random_tensor(context, {33}, DType::BF16, 2),
+                              random_tensor(context, {33}, DType::BF16, 3)};
+  const auto layer = [](const auto& in) { return ops::layer_norm(in[0], in[1], in[2], 1e-5); };
+  const auto rms = [](const auto& in) { return ops::rms_norm(in[0], in[1], 1e-5); };
+  CHECK(testing::compare_bf16(layer, t, 0.01) == "");
+  CHECK(testing::compare_bf16(rms, {t[0], t[1]}, 0.01) == "");
 }
 
 TEST_CASE("layer_norm: statistics are kept only when a backward may follow") {
@@ -117,28 +121,6 @@ TEST_CASE("rms_norm: its formula") {
       CHECK(y.data<double>()[7 * r + c] == doctest::Approx(expected).epsilon(1e-9));
     }
   }
-}
-
-TEST_CASE("rms_norm: gradients, over odd shapes") {
-  const auto context = Context::create();
-  for (const Shape& shape : {Shape{5}, Shape{1, 2}, Shape{4, 7}, Shape{2, 3, 5}}) {
-    CAPTURE(shape.str());
-    Tensor x = random_tensor(context, shape, DType::F64, 1).set_requires_grad(true);
-    Tensor w = random_tensor(context, {shape.back()}, DType::F64, 2).set_requires_grad(true);
-    const auto f = [](const std::vector<Tensor>& t) { return ops::rms_norm(t[0], t[1], 1e-2); };
-    CHECK(testing::gradcheck(f, {x, w}) == "");
-    CHECK(testing::gradcheck(f, {x, w.detach()}) == "");
-    CHECK(testing::gradcheck(f, {x.detach(), w}) == "");
-  }
-}
-
-TEST_CASE("rms_norm: bf16 is near f32") {
-  const auto context = Context::create();
-  const auto f = [](const std::vector<Tensor>& t) { return ops::rms_norm(t[0], t[1], 1e-5); };
-  CHECK(testing::compare_bf16(f,
-                              {random_tensor(context, {9, 33}, DType::BF16, 1),
-                               random_tensor(context, {33}, DType::BF16, 2)},
-                              0.01) == "");
 }
 
 TEST_CASE("rms_norm: what it refuses") {

@@ -7,8 +7,7 @@
 
 namespace tessera::cuda {
 
-/// " (the device has 1.50 GiB free of 79.1 GiB; ...)" of the current one; empty if it tells
-/// nothing.
+/// " (the device has 1.50 GiB free of 79.1 GiB; ...)" for the current device; empty if unknown.
 inline std::string memory_of_device() {
   std::size_t free = 0, total = 0;
   const bool known = cudaMemGetInfo(&free, &total) == cudaSuccess;
@@ -24,8 +23,8 @@ inline std::string memory_of_device() {
 inline void check(cudaError_t status, std::string_view what) {
   if (status == cudaSuccess) [[likely]]
     return;
-  cudaGetLastError();                       // so that the next call does not report it again
-  if (status == cudaErrorMemoryAllocation)  // of the driver's own needs, beside the ledger
+  cudaGetLastError();                       // clears the error for the next call
+  if (status == cudaErrorMemoryAllocation)  // the driver's own, not in the ledger
     throw OutOfMemory("{}: the GPU has no memory left{}", what, memory_of_device());
   throw CudaError("{}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status));
 }

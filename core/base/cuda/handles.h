@@ -24,7 +24,7 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
-/// A place in the order of a stream's work.
+/// A point in a stream's work.
 class Event {
  public:
   Event() { check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate"); }
@@ -36,7 +36,7 @@ class Event {
     check(cudaEventRecord(event_, stream.get()), "cudaEventRecord");
   }
   void synchronize() const { check(cudaEventSynchronize(event_), "cudaEventSynchronize"); }
-  /// What `stream` does from here on waits for the place.
+  /// Makes later work of `stream` wait for this event.
   void hold_back(const Stream& stream) const {
     check(cudaStreamWaitEvent(stream.get(), event_, 0), "cudaStreamWaitEvent");
   }
@@ -45,7 +45,7 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-/// A place in the order of a stream's work whose time is kept.
+/// A point in a stream's work, with its time.
 class TimedEvent {
  public:
   TimedEvent() { check(cudaEventCreate(&event_), "cudaEventCreate"); }
@@ -56,7 +56,7 @@ class TimedEvent {
   void record(const Stream& stream) {
     check(cudaEventRecord(event_, stream.get()), "cudaEventRecord");
   }
-  /// Both must have been reached.
+  /// Both events must have completed.
   double milliseconds_since(const TimedEvent& other) const {
     float result = 0;
     check(cudaEventElapsedTime(&result, other.event_, event_), "cudaEventElapsedTime");
@@ -67,7 +67,7 @@ class TimedEvent {
   cudaEvent_t event_ = nullptr;
 };
 
-/// Host memory that copies reach without a detour; bytes may be 0.
+/// Page-locked host memory; bytes may be 0.
 class PinnedBuffer {
  public:
   explicit PinnedBuffer(std::size_t bytes) : bytes_(bytes) {
