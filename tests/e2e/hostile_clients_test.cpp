@@ -31,7 +31,7 @@ TEST_CASE("hundreds of hostile clients during training: none joins, and the loss
     SUBCASE(fmt::format("{} ranks", n).c_str()) { world = n; }
   }
   if (world == 0) return;
-  constexpr int kSteps = 200, kLeast = 300;
+  constexpr int kSteps = 400, kLeast = 300;
   const TempDir dir{TempDir::in_memory()};
   const std::string text = dir.write("text.txt", make_text(2000));
   const auto command = [&](const std::string& run) {
