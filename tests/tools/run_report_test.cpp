@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <nlohmann/json.hpp>
 
 #include "comm/flight_recorder.h"
 #include "tests/support/check_throws.h"
