@@ -45,15 +45,6 @@ CommError FailureReport::stuck(const Collective& collective, std::span<const int
       collective.describe(), name(ranks), format_seconds(collective.deadline), question);
 }
 
-CommError FailureReport::apart(const Collective& collective, std::span<const int> ranks) const {
-  CommError error(CommFailure::Timeout, copy_of(ranks),
-                  "{}: {}{} wait for each other's data, which did not get through within {}; the "
-                  "network between their hosts is cut, too slow, or blocked by a firewall",
-                  collective.describe(), name(ranks), ranks.size() == 1 ? " and others" : "",
-                  format_seconds(collective.deadline));
-  return error.set_fate(std::string(kCutOff));
-}
-
 std::optional<CommError> FailureReport::wait_for_verdict(std::chrono::milliseconds at_most) {
   try {
     return decode_error(store_->get(key_, at_most));

@@ -16,8 +16,8 @@ namespace tessera::comm {
 /// CommError::fate() of ranks that live, but that others do not reach.
 inline constexpr std::string_view kCutOff = "cut off";
 
-/// How ranks that are processes speak of a collective that failed: the same words whatever moves
-/// the data, and one verdict for all of them.
+/// Errors of collectives between processes: the same words for every backend, and one verdict for
+/// all ranks.
 class FailureReport {
  public:
   /// @param key        of the verdict in the store; new for each communicator. kVerdict: it ends
@@ -30,19 +30,17 @@ class FailureReport {
   /// "rank 2 (host, pid 12)"
   std::string name(std::span<const int> ranks) const;
   CommError lost(const Collective& collective, std::span<const int> ranks) const;
-  /// Not all ranks came to the collective in time.
+  /// Some ranks did not come to the collective in time.
   CommError missing(const Collective& collective, std::span<const int> ranks) const;
-  /// All came, but not all data did. @param question  what may be the cause: "is it stopped?"
+  /// All came, but not all data. @param question  possible cause: "is it stopped?"
   CommError stuck(const Collective& collective, std::span<const int> ranks,
                   std::string_view question) const;
-  /// These wait for each other: all came, and all reach the store.
-  CommError apart(const Collective& collective, std::span<const int> ranks) const;
 
-  /// The error that all ranks report: whichever rank failed first. A rank leaves only after this,
-  /// so no peer can blame it for leaving. One thread at a time.
+  /// The error that all ranks report: that of the rank that failed first. A rank leaves only after
+  /// this call, so that no peer blames it for leaving. One thread at a time.
   CommError verdict(const CommError& error) noexcept;
 
-  /// Why another thread ended what was under way: the first reason stands. Any thread.
+  /// Why another thread interrupted the collective: the first reason stands. Any thread.
   void set_interruption(const CommError& reason);
   CommError interruption() const;
 
