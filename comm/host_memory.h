@@ -8,8 +8,9 @@
 
 namespace tessera::comm {
 
-/// A block of host memory, mainly for staging collectives; for a device's context from its
-/// backend's host_allocator(). Made and destroyed on any thread.
+/// A block of host memory, for the staging of collectives above all, whatever device the context
+/// computes on: of a device's context from its backend's host_allocator(). May be made and
+/// destroyed on any thread.
 class HostMemory {
  public:
   /// @param bytes  0: data() is null
