@@ -16,6 +16,7 @@
 #include "core/base/rng.h"
 #include "core/ops/elementwise.h"
 #include "core/ops/linear.h"
+#include "tests/support/on_threads.h"
 
 using namespace tessera;
 using comm::ShardedModel;
