@@ -7,7 +7,7 @@
 #include "kernels/cuda/export.h"
 
 #if defined(TESSERA_FIBER)
-#include "tests/support/fiber/fiber.h"
+#include <fiber.h>  // of tests/support/fiber
 #endif
 
 // How the host functions of kernels/cuda start kernels.

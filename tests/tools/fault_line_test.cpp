@@ -61,8 +61,7 @@ TEST_CASE("what is not known is said so") {
 
 TEST_CASE("the action depends on the rank's fate") {
   for (const auto& [fate, action] : {std::pair("error", "mend what that rank says and"),
-                                     {"out of memory", "mend what that rank says and"},
-                                     {"cut off", "let these hosts reach each other"}}) {
+                                     {"out of memory", "mend what that rank says and"}}) {
     CAPTURE(fate);
     CommError error(CommFailure::PeerLost, {0, 1}, "why");
     error.set_fate(fate);
