@@ -145,10 +145,11 @@ std::vector<Field> make_fields() {
       number("checkpoint.load_timeout", REF(checkpoint.load_timeout), 0, 1e6,
              "seconds that ranks wait for each other while loading", positive),
 
-      text("comm.backend", REF(comm.backend),
-           "transport between ranks: nccl (GPUs), shm (shared memory of one host), tcp (also called "
-           "gloo); auto: the first that works",
-           {"auto", "shm", "tcp", "nccl"}),
+      text(
+          "comm.backend", REF(comm.backend),
+          "transport between ranks: nccl (GPUs), shm (shared memory of one host), tcp (also called "
+          "gloo); auto: the first that works",
+          {"auto", "shm", "tcp", "nccl"}),
       number("comm.init_timeout", REF(comm.init_timeout), 0, 1e6,
              "seconds to wait for all ranks at the start", positive),
       number(
