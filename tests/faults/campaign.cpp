@@ -169,6 +169,11 @@ bool tries_all() {
   return text != nullptr && std::string_view(text) == "all";
 }
 
+std::size_t campaign_seed() {
+  const char* const text = std::getenv("TESSERA_CAMPAIGN_SEED");
+  return text == nullptr ? 0 : std::strtoull(text, nullptr, 10);
+}
+
 void for_all(std::size_t n, const std::function<void(std::size_t)>& body) {
   std::atomic<std::size_t> next{0};
   std::vector<std::thread> threads;

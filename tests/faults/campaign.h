@@ -86,6 +86,20 @@ std::chrono::milliseconds stolen_between(std::chrono::steady_clock::time_point f
 /// TESSERA_FAULT_POINTS=all: everything is tried, not a sample.
 bool tries_all();
 
+/// TESSERA_CAMPAIGN_SEED, which tools/test.sh takes from the commit; 0 without it.
+std::size_t campaign_seed();
+
+/// All of them in a campaign; else `n`, evenly spread, others for each seed.
+/// @param salt  distinct for each list of a test
+template <typename T>
+std::vector<T> sample(std::vector<T> all, std::size_t n, std::size_t salt) {
+  if (tries_all() || all.size() <= n) return all;
+  std::vector<T> chosen;
+  for (std::size_t i = 0; i < n; ++i)
+    chosen.push_back(all[(i * all.size() / n + campaign_seed() + salt) % all.size()]);
+  return chosen;
+}
+
 /// Calls body(i) for all i < n, in TESSERA_FAULT_JOBS threads (default 4: they mostly
 /// wait).
 void for_all(std::size_t n, const std::function<void(std::size_t)>& body);

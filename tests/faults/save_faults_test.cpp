@@ -116,15 +116,6 @@ std::vector<Point> points(const std::string& kind, const std::vector<std::string
   return chosen;
 }
 
-// Every k-th, so that there are `n`; another part of them for each seed.
-std::vector<Point> sample(std::vector<Point> all, std::size_t n, std::size_t seed) {
-  if (test::tries_all() || all.size() <= n) return all;
-  std::vector<Point> chosen;
-  for (std::size_t i = 0; i < n; ++i)
-    chosen.push_back(all[(i * all.size() / n + seed) % all.size()]);
-  return chosen;
-}
-
 Outcome run_once(const Point& point, std::size_t i, bool resume) {
   const std::string name = fmt::format("{}-{}", point.kind, i);
   const test::SavedRun& saved = test::saved_run(point.world);
@@ -298,7 +289,8 @@ TEST_CASE("whatever call of a save a rank is killed at, the old or the new check
   for (const char* kind : {"kill", "kill-after", "kill-half"}) {
     const bool half = std::string(kind) == "kill-half";
     const auto all = half ? points(kind, {"write"}) : points(kind);
-    check(kind, campaign(sample(all, half ? 3 : 6, 5), test::tries_all() ? 20 : 3, judge_kill));
+    check(kind,
+          campaign(test::sample(all, half ? 3 : 6, 5), test::tries_all() ? 20 : 3, judge_kill));
   }
 }
 
@@ -311,11 +303,11 @@ TEST_CASE("whatever call of a save fails, rank and file are named and training g
                                                        {"EINTR", kCanBeInterrupted},
                                                        {"short", {"write"}}}) {
     seed += 7;
-    check(kind, campaign(sample(points(kind, names), 4, seed), 0, judge_failure));
+    check(kind, campaign(test::sample(points(kind, names), 4, seed), 0, judge_failure));
   }
 }
 
 TEST_CASE("a rank that stands still in a save is named, and the former checkpoint stands") {
-  check("stop", campaign(sample(points("stop", {"mkdir", "create", "sync", "rename"}), 2, 3), 0,
-                         judge_stop));
+  check("stop", campaign(test::sample(points("stop", {"mkdir", "create", "sync", "rename"}), 2, 3),
+                         0, judge_stop));
 }
