@@ -34,15 +34,18 @@ show() { command_line "$@"; "$@"; }
 
 # Progress of a build: one live line on a terminal, else a line for each fifth.
 progress() {
-  awk -v terminal="$terminal" '
-    { print > "build/demo.log" }
-    match($0, /^\[[0-9]+\/[0-9]+\]/) {
-      split(substr($0, 2, RLENGTH - 2), n, "/")
-      if (terminal == 1) printf "\r   compiling %d of %d ", n[1], n[2]
-      else if (n[1] >= shown + n[2] / 5) { printf "   compiling %d of %d\n", n[1], n[2]; shown = n[1] }
-      fflush()
-    }
-    END { if (terminal == 1) printf "\r\033[K" }'
+  local line shown=0
+  while IFS= read -r line; do
+    printf '%s\n' "$line" >>build/demo.log
+    [[ $line =~ ^\[([0-9]+)/([0-9]+)\] ]] || continue
+    if [[ $terminal == 1 ]]; then
+      printf '\r   compiling %d of %d ' "${BASH_REMATCH[1]}" "${BASH_REMATCH[2]}"
+    elif ((5 * (BASH_REMATCH[1] - shown) >= BASH_REMATCH[2])); then
+      shown=${BASH_REMATCH[1]}
+      printf '   compiling %d of %d\n' "$shown" "${BASH_REMATCH[2]}"
+    fi
+  done
+  if [[ $terminal == 1 ]]; then printf '\r\033[K'; fi
 }
 
 step "1. Build"
@@ -113,7 +116,7 @@ show "$tessera" consolidate "$run" "$model"
 ls -l "$model" | sed 's/^/   /'
 
 step "6. Measure and sample the consolidated model"
-say "On the first 64 rows of the text; the model was trained on them, so the loss is below the validation loss."
+say "The loss is over the first 64 rows of the text alone; the validation loss above is over its last tenth."
 show "$tessera" eval "$model" --data "$text" --max-rows 64
 show "$tessera" generate "$model" --prompt "$prompt" --max-new-tokens 300 --temperature 0.7
 

@@ -23,7 +23,7 @@ report_cuda() {
     echo "setup: nvcc $release is older than 12.8: the CUDA backend is not built"
     return
   fi
-  echo "setup: nvcc $release is there, so the CUDA backend is built"
+  echo "setup: nvcc $release can build the CUDA backend"
   # without HEADER WHAT: says what its absence means.
   without() {
     local folder
