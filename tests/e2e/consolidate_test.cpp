@@ -20,11 +20,12 @@ namespace fs = std::filesystem;
 /// 26 MB of weights: a small file, and one of 400 blocks where memory is short.
 fs::path make_checkpoint(const fs::path& dir) {
   SampleModel model;
-  model.config = {{"arch", "gpt2"},         {"n_layer", 1},         {"n_head", 1},
-                  {"n_embd", 64},           {"vocab_size", 100000}, {"seq_len", 8},
-                  {"layer_norm_eps", 1e-5}, {"dropout", 0.0}};
+  const io::Json config = {{"arch", "gpt2"},         {"n_layer", 1},         {"n_head", 1},
+                           {"n_embd", 64},           {"vocab_size", 100000}, {"seq_len", 8},
+                           {"layer_norm_eps", 1e-5}, {"dropout", 0.0}};
+  model.config = config.dump();
   float next = 0;
-  for (const io::TensorInfo& info : io::gpt2_tensors(model.config)) {
+  for (const io::TensorInfo& info : io::gpt2_tensors(config)) {
     SampleModel::Tensor tensor{info.name, info.shape, {}, {}, {}};
     for (std::int64_t i = 0; i < numel(info.shape); ++i) tensor.weight.push_back(next += 0.5F);
     model.tensors.push_back(std::move(tensor));

@@ -1,6 +1,7 @@
 #include "tests/io/support.h"
 
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <thread>
 
@@ -37,11 +38,12 @@ const SampleModel::Tensor& SampleModel::at(const std::string& name) const {
 
 SampleModel make_sample_model(int salt) {
   SampleModel model;
-  model.config = {{"arch", "gpt2"},         {"n_layer", 2},     {"n_head", 1},
-                  {"n_embd", 10},           {"vocab_size", 13}, {"seq_len", 7},
-                  {"layer_norm_eps", 1e-5}, {"dropout", 0.0}};
+  const io::Json config = {{"arch", "gpt2"},         {"n_layer", 2},     {"n_head", 1},
+                           {"n_embd", 10},           {"vocab_size", 13}, {"seq_len", 7},
+                           {"layer_norm_eps", 1e-5}, {"dropout", 0.0}};
+  model.config = config.dump();
   float next = static_cast<float>(salt) * 0.25F;
-  for (const io::TensorInfo& info : io::gpt2_tensors(model.config)) {
+  for (const io::TensorInfo& info : io::gpt2_tensors(config)) {
     SampleModel::Tensor tensor{info.name, info.shape, {}, {}, {}};
     for (std::int64_t i = 0; i < numel(info.shape); ++i) {
       next += 1;
@@ -62,7 +64,7 @@ io::SaveRequest make_request(const SampleModel& model, const io::fs::path& dir, 
   request.rank = rank;
   request.world_size = options.world_size;
   request.run_id = options.run_id;
-  request.model_config = model.config.dump();
+  request.model_config = model.config;
   request.trainer_json = options.trainer_json;
   request.chunk_bytes = options.chunk_bytes;
   if (options.at_point) {

@@ -4,12 +4,10 @@
 #include <functional>
 #include <map>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "io/base/json.h"
 #include "io/checkpoint/reader.h"
 #include "io/checkpoint/save.h"
 
@@ -35,7 +33,7 @@ class ThreadCoordinator : public io::SaveCoordinator {
 
 /// A small GPT-2 with values that tell where they belong, and moments beside them.
 struct SampleModel {
-  io::Json config;
+  std::string config;  ///< JSON of the "model" section
   struct Tensor {
     std::string name;
     Shape shape;

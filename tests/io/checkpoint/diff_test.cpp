@@ -3,8 +3,10 @@
 #include <doctest/doctest.h>
 
 #include <limits>
+#include <nlohmann/json.hpp>
 
 #include "io/base/crc64.h"
+#include "io/base/json.h"
 #include "io/safetensors/writer.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
@@ -185,9 +187,11 @@ TEST_CASE("what only one has, and what has another shape, dtype or setting") {
   const auto a = saved.open(model, "a");
   CHECK_THROWS_HOLDING(InvalidArgument, "holds no optimizer state",
                        diff_checkpoints(a, f32, {.optimizer = true}));
-  model.config["dropout"] = 0.1;
-  model.config["layer_norm_eps"] = 1e-6;
-  model.config.erase("n_head");
+  Json config = Json::parse(model.config);
+  config["dropout"] = 0.1;
+  config["layer_norm_eps"] = 1e-6;
+  config.erase("n_head");
+  model.config = config.dump();
   model.tensors.pop_back();
   model.tensors[0].name = "renamed";
   const auto b = saved.open(model, "b");

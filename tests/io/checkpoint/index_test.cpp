@@ -7,6 +7,8 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include <nlohmann/json.hpp>
+
 #include "core/base/error.h"
 #include "io/base/json.h"
 #include "io/checkpoint/find.h"

@@ -3,6 +3,8 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
+
 #include "io/base/crc64.h"
 #include "io/base/json.h"
 #include "io/checkpoint/reader.h"

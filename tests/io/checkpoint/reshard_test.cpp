@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "io/base/json.h"
@@ -45,11 +46,12 @@ TEST_CASE("what is resharded is what a run of that many ranks saves") {
                                       {.world_size = to, .chunk_bytes = 128}));
       CHECK(saved.tensor(Section::Model, "wte.weight").chunks.size() >= 5);
       const fs::path out = dir.path() / fmt::format("{}to{}", from, to);
-      const ReshardReport report = reshard_checkpoint(source, out,
-                                                      {.world_size = to,
-                                                       .jobs = from,
-                                                       .chunk_bytes = 128,
-                                                       .order = gpt2_tensors(model.config)});
+      const ReshardReport report =
+          reshard_checkpoint(source, out,
+                             {.world_size = to,
+                              .jobs = from,
+                              .chunk_bytes = 128,
+                              .order = gpt2_tensors(Json::parse(model.config))});
       CHECK(report.path == out / "step-00000007");
       CHECK(report.digest == source.digest());
       CHECK(names(out) == std::set<std::string>{"latest", "step-00000007"});
@@ -82,7 +84,7 @@ TEST_CASE("a weights-only checkpoint stays one") {
 TEST_CASE("pieces are as large as the memory allows") {
   TempDir dir;
   SampleModel model = make_sample_model();
-  model.config = Json::object();  // a model that is not known here
+  model.config = "{}";  // a model that is not known here
   model.tensors.clear();
   SampleModel::Tensor tensor{"layers.0.w", {3, 100'000}, {}, {}, {}};
   for (int i = 0; i < 300'000; ++i) tensor.weight.push_back(static_cast<float>(i));

@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <nlohmann/json.hpp>
+
 #include "io/base/json.h"
 #include "io/checkpoint/index.h"
 #include "tests/io/python.h"

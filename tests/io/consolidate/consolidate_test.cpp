@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <nlohmann/json.hpp>
 #include <set>
 #include <system_error>
 #include <thread>
@@ -69,7 +70,7 @@ TEST_CASE("shards of any world size become the same model, whatever the buffers 
     CHECK(last == total);
     CHECK(report.parameters * 4 == report.bytes);
     check_equal(*open_model(f.out), f.model);
-    CHECK(open_model(f.out)->config() == f.model.config);
+    CHECK(open_model(f.out)->config() == Json::parse(f.model.config));
     contents.insert(read_text(f.out / "model.safetensors"));
     CHECK_FALSE(fs::exists(f.out / "tokenizer_tessera.json"));
   }
@@ -139,7 +140,7 @@ TEST_CASE("optimizer state goes to a file of its own") {
     CHECK(values == tensor.exp_avg_sq);
   }
   CHECK(Json::parse(read_text(f.out / "tessera.json")) ==
-        Json{{"step", 7}, {"model", f.model.config}});
+        Json{{"step", 7}, {"model", Json::parse(f.model.config)}});
   CHECK_FALSE(fs::exists(f.out / "config.json"));
 
   Fixture weights_only;
@@ -199,7 +200,8 @@ TEST_CASE("a tokenizer of the run goes along, for us and for Hugging Face's prog
   const auto read = [&](const char* name) { return Json::parse(read_text(f.out / name)); };
   CHECK(read("tokenizer_tessera.json")["vocabulary"] == "ab\u00e4");
   CHECK(read("tokenizer.json")["model"]["vocab"] == Json{{"a", 0}, {"b", 1}, {"\u00e4", 2}});
-  CHECK(read("tokenizer_config.json")["model_max_length"] == f.model.config["seq_len"]);
+  CHECK(read("tokenizer_config.json")["model_max_length"] ==
+        Json::parse(f.model.config)["seq_len"]);
   ConsolidateOptions options;
   options.overwrite = true;
   consolidate(f.run, f.out, options);  // all of it is known to be an export's
@@ -341,10 +343,11 @@ TEST_CASE("more files than may be open, and more threads than may be started") {
 TEST_CASE("memory is bounded whatever the size of the model") {
   TempDir dir;
   SampleModel model;
-  model.config = {{"arch", "gpt2"},         {"n_layer", 1},         {"n_head", 1},
-                  {"n_embd", 64},           {"vocab_size", 200000}, {"seq_len", 8},
-                  {"layer_norm_eps", 1e-5}, {"dropout", 0.0}};
-  for (const TensorInfo& info : gpt2_tensors(model.config)) {
+  const Json config = {{"arch", "gpt2"},         {"n_layer", 1},         {"n_head", 1},
+                       {"n_embd", 64},           {"vocab_size", 200000}, {"seq_len", 8},
+                       {"layer_norm_eps", 1e-5}, {"dropout", 0.0}};
+  model.config = config.dump();
+  for (const TensorInfo& info : gpt2_tensors(config)) {
     const auto size = static_cast<std::size_t>(numel(info.shape));
     model.tensors.push_back({info.name, info.shape, std::vector<float>(size, 0.5F), {}, {}});
   }

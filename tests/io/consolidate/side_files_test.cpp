@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <nlohmann/json.hpp>
+
 #include "io/base/convert.h"
 #include "io/base/json.h"
 #include "io/consolidate/consolidate.h"
@@ -89,7 +91,7 @@ TEST_CASE_FIXTURE(Fixture, "what lies beside the config.json that is named goes 
 }
 
 TEST_CASE("only GPT-2's vocabulary has its end of text") {
-  Json model = make_sample_model().config;
+  Json model = Json::parse(make_sample_model().config);
   const auto id = [&](std::int64_t vocab) {
     model["vocab_size"] = vocab;
     return gpt2_config_to_hf(model, DType::F32).at("eos_token_id");
@@ -119,13 +121,13 @@ TEST_CASE_FIXTURE(Fixture, "the dtype is that of most bytes") {
     fs::remove_all(out);
     fs::create_directory(source);
     write_text(source / "model.safetensors", bytes);
-    config = gpt2_config_to_hf(model.config, DType::F32);
+    config = gpt2_config_to_hf(Json::parse(model.config), DType::F32);
     consolidate_with_config();
     return written("config.json").at("torch_dtype");
   };
   CHECK(write(DType::F32, DType::BF16) == "float32");
   CHECK(write(DType::BF16, DType::F32) == "bfloat16");
-  CHECK(gpt2_config_to_hf(model.config, DType::F64).at("torch_dtype") == "float64");
+  CHECK(gpt2_config_to_hf(Json::parse(model.config), DType::F64).at("torch_dtype") == "float64");
 }
 
 }  // namespace

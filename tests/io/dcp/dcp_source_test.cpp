@@ -6,6 +6,7 @@
 #include <array>
 #include <fstream>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "core/base/error.h"

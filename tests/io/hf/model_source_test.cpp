@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <cstring>
+#include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
 #include "io/base/json.h"
@@ -29,7 +30,7 @@ std::vector<float> read_all(const ModelSource& source, const TensorInfo& tensor)
 struct HfDirectory {
   TempDir dir;
   SampleModel model = make_sample_model();
-  Json config = gpt2_config_to_hf(model.config, DType::F32);
+  Json config = gpt2_config_to_hf(Json::parse(model.config), DType::F32);
   struct Stored {
     DType dtype = DType::F32;
     Shape shape;
@@ -104,7 +105,7 @@ TEST_CASE("checkpoints and runs are models too") {
   for (const fs::path& path : {run.path(), run.path() / "checkpoints", newest}) {
     const auto source = open_model(path);
     CHECK(source->path() == newest);
-    CHECK(source->config() == model.config);
+    CHECK(source->config() == Json::parse(model.config));
     for (const TensorInfo& tensor : source->tensors()) {
       CHECK(read_all(*source, tensor) == model.at(tensor.name).weight);
     }

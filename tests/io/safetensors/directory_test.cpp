@@ -5,6 +5,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <nlohmann/json.hpp>
+
 #include "core/base/error.h"
 #include "io/base/json.h"
 #include "io/safetensors/writer.h"
