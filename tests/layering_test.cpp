@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tests/support/paths.h"
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -93,7 +95,7 @@ std::string objection(std::string_view file, std::string_view path) {
 }
 
 TEST_CASE("every include follows the arrows between the layers") {
-  const fs::path root = TESSERA_SOURCE_DIR;
+  const fs::path root = test::source_path();
   std::vector<std::string> offenders;
   int files = 0, includes = 0;
   for (const std::string_view top : {"core", "kernels", "models", "comm", "io", "tools"}) {

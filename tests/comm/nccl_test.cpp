@@ -10,6 +10,7 @@
 #include "tests/comm/ranks.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/multiprocess.h"
+#include "tests/support/paths.h"
 
 using namespace tessera;
 using namespace tessera::test;
@@ -202,5 +203,5 @@ TEST_CASE("a plugin that is not there is named") {
   CHECK_THROWS_HOLDING(Unsupported, "/nowhere/libtessera_nccl.so",
                        comm::open_nccl(*context, "/nowhere/libtessera_nccl.so"));
   CHECK_THROWS_HOLDING(Unsupported, "is no tessera plugin",
-                       comm::open_nccl(*context, TESSERA_FIBER_PLUGIN));
+                       comm::open_nccl(*context, test::fiber_plugin()));
 }

@@ -21,6 +21,7 @@
 #include "core/base/storage.h"
 #include "tests/support/machine_time.h"
 #include "tests/support/on_threads.h"
+#include "tests/support/paths.h"
 #include "tests/support/text.h"
 
 namespace tessera::test {
@@ -59,7 +60,7 @@ inline std::vector<RankResult> run_ranks(int world_size, const std::function<voi
 
 /// A context whose device is played by fibers.
 inline std::shared_ptr<Context> fiber_context() {
-  return Context::create({.device = {DeviceType::CUDA, 0}, .plugin = TESSERA_FIBER_PLUGIN});
+  return Context::create({.device = {DeviceType::CUDA, 0}, .plugin = fiber_plugin()});
 }
 
 template <typename T>

@@ -14,13 +14,14 @@
 #include "core/ops/elementwise.h"
 #include "core/ops/embedding.h"
 #include "core/parameter.h"
+#include "tests/support/paths.h"
 #include "tests/support/temp_dir.h"
 
 namespace tessera {
 namespace {
 
 std::shared_ptr<Context> device() {
-  return Context::create({.device = {DeviceType::CUDA, 0}, .plugin = TESSERA_FIBER_PLUGIN});
+  return Context::create({.device = {DeviceType::CUDA, 0}, .plugin = test::fiber_plugin()});
 }
 
 std::string read_file(const std::string& path) {
@@ -84,7 +85,7 @@ TEST_CASE("a plugin that is none, or cut short, is refused and ends nobody") {
       CHECK(std::string(error.what()).find(why) != std::string::npos);
     }
   };
-  const std::string whole = read_file(TESSERA_FIBER_PLUGIN);
+  const std::string whole = read_file(test::fiber_plugin());
   for (const std::size_t bytes : {std::size_t{100}, std::size_t{5000}, whole.size() / 2})
     refused(dir.write("cut-" + std::to_string(bytes), whole.substr(0, bytes)),
             "the file is cut short");

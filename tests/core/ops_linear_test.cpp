@@ -6,6 +6,7 @@
 #include "core/ops/activation.h"
 #include "core/ops/linear.h"
 #include "tests/support/gradcheck.h"
+#include "tests/support/paths.h"
 
 namespace tessera {
 namespace {
@@ -201,7 +202,7 @@ TEST_CASE("gelu_mlp: to the bit what its parts give, for all that may want a gra
 
 TEST_CASE("gelu_mlp: on a device to the bit what its parts give there") {
   const auto fibers =
-      Context::create({.device = {DeviceType::CUDA, 0}, .plugin = TESSERA_FIBER_PLUGIN});
+      Context::create({.device = {DeviceType::CUDA, 0}, .plugin = test::fiber_plugin()});
   for (const DType dtype : {DType::F32, DType::BF16})
     for (const unsigned wanted : {31U, 14U})
       check_same_as_parts(fibers, dtype, WeightLayout::InOut, wanted, wanted == 31);

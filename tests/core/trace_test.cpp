@@ -7,6 +7,7 @@
 #include "core/base/error.h"
 #include "core/tensor.h"
 #include "kernels/elementwise.h"
+#include "tests/support/paths.h"
 
 namespace tessera {
 namespace {
@@ -46,7 +47,7 @@ void check_trace(const std::shared_ptr<Context>& context, int device_track) {
 
 TEST_CASE("a trace holds ranges and kernels, nested and in order") {
   check_trace(Context::create(), 0);
-  check_trace(Context::create({.device = {DeviceType::CUDA, 0}, .plugin = TESSERA_FIBER_PLUGIN}),
+  check_trace(Context::create({.device = {DeviceType::CUDA, 0}, .plugin = test::fiber_plugin()}),
               1);
 }
 

@@ -17,6 +17,7 @@
 #include "io/checkpoint/index.h"
 #include "tests/e2e/small_run.h"
 #include "tests/io/support.h"
+#include "tests/support/paths.h"
 
 using namespace tessera;
 using test::Arguments;
@@ -496,7 +497,7 @@ TEST_CASE_FIXTURE(Fixture,
   const auto run_to = [&](const std::string& words, const std::string& where) {
     const std::string err = dir.file("err");
     const int status = std::system(  // as a user's shell does it
-        fmt::format("'{}' {} {} 2>'{}'", TESSERA_BINARY, words, where, err).c_str());
+        fmt::format("'{}' {} {} 2>'{}'", test::tessera_program(), words, where, err).c_str());
     CliResult result;
     result.code = WEXITSTATUS(status);
     result.err = test::read_text(err);

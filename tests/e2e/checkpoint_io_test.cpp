@@ -5,6 +5,7 @@
 #include "io/base/json.h"
 #include "tests/io/python.h"
 #include "tests/io/support.h"
+#include "tests/support/paths.h"
 #include "tests/support/temp_dir.h"
 
 namespace tessera::test {
@@ -18,13 +19,12 @@ TEST_CASE("saving and loading are measured against plain writers and readers") {
   }
   const TempDir dir;
   const std::string json = dir.path() / "out.json";
-  std::vector<std::string> arguments = {TESSERA_BINARY_DIR, "--dir", dir.path(), "--json", json};
+  std::vector<std::string> arguments = {build_path(), "--dir", dir.path(), "--json", json};
   for (const char* word : {"--size=5MB", "--width=8", "--ranks=2", "--rounds=1", "--train=tiny",
                            "--runs=1", "--every=2", "--saves=2", "--load-ranks", "2", "3"}) {
     arguments.emplace_back(word);
   }
-  const std::string said =
-      python.run_file(TESSERA_SOURCE_DIR "/tools/bench/checkpoint_io.py", arguments);
+  const std::string said = python.run_file(source_path("tools/bench/checkpoint_io.py"), arguments);
   CAPTURE(said);
   REQUIRE(said.ends_with("exit code 0\n"));
   const io::Json result = io::Json::parse(read_text(json));

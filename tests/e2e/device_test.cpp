@@ -6,6 +6,7 @@
 
 #include "tests/support/cli.h"
 #include "tests/support/golden.h"
+#include "tests/support/paths.h"
 
 using namespace tessera;
 using test::Arguments;
@@ -15,7 +16,7 @@ using test::run_cli;
 
 namespace {
 
-const test::Variables kFibers = {{"TESSERA_CUDA_PLUGIN", TESSERA_FIBER_PLUGIN}};
+const test::Variables kFibers = {{"TESSERA_CUDA_PLUGIN", test::fiber_plugin()}};
 
 Arguments train(const testing::Golden& golden, const std::string& run, int steps) {
   return {"train",

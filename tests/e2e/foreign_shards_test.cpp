@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/support/cli.h"
+#include "tests/support/paths.h"
 
 using namespace tessera;
 using test::run_cli;
@@ -15,8 +16,8 @@ using Json = nlohmann::json;
 
 namespace {
 
-std::string fixture(const char* name) {
-  return (fs::path(TESSERA_SOURCE_DIR) / "tests/io/dcp/fixtures" / name).string();
+std::string fixture(const std::string& name) {
+  return test::source_path("tests/io/dcp/fixtures/" + name);
 }
 
 TEST_CASE("a plan shows which names become which, and writes nothing") {

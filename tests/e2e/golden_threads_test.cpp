@@ -14,8 +14,9 @@
 #include "core/autograd/autograd.h"
 #include "core/base/device_backend.h"
 #include "core/base/plugin.h"
-#include "support/golden.h"
+#include "tests/support/golden.h"
 #include "tests/support/on_threads.h"
+#include "tests/support/paths.h"
 #include "tools/tessera/train/trainer.h"
 
 using namespace tessera;
@@ -36,7 +37,7 @@ struct Setting {
 
 /// The CUDA kernels as fibers, and on the GPU whose backend TESSERA_TEST_CUDA_PLUGIN names.
 std::vector<std::string> plugins() {
-  std::vector<std::string> result = {TESSERA_FIBER_PLUGIN};
+  std::vector<std::string> result = {test::fiber_plugin()};
   const char* gpu = std::getenv("TESSERA_TEST_CUDA_PLUGIN");  // NOLINT(concurrency-mt-unsafe)
   if (gpu != nullptr && *gpu != '\0') result.emplace_back(gpu);
   return result;
@@ -49,13 +50,13 @@ ContextOptions context_options(const std::string& plugin, int rank) {
 
 /// A GPU sums in other orders, and its exponentials are its own.
 double bound(const std::string& plugin, double of_host, DType compute = DType::F32) {
-  if (plugin.empty() || plugin == TESSERA_FIBER_PLUGIN) return of_host;
+  if (plugin.empty() || plugin == test::fiber_plugin()) return of_host;
   return std::max(of_host, compute == DType::BF16 ? 2e-2 : 1e-4);
 }
 
 /// How often the host has waited for work of a device of fibers.
 std::uint64_t waits_for_fibers() {
-  static const Plugin fibers("fibers", "", nullptr, TESSERA_FIBER_PLUGIN);
+  static const Plugin fibers("fibers", "", nullptr, test::fiber_plugin());
   return fibers.symbol<std::uint64_t (*)()>("tessera_fiber_waits")();
 }
 
@@ -186,7 +187,7 @@ TEST_CASE("float32 training equals the float64 reference at every world size, mo
 TEST_CASE("the host waits for a device once a step, when all of it is queued") {
   const auto golden = testing::load_golden("gpt2-odd");
   Setting setting{"gpt2-odd", 1,           comm::ShardMode::Full, true,
-                  1,          DType::BF16, TESSERA_FIBER_PLUGIN,  DType::BF16};
+                  1,          DType::BF16, test::fiber_plugin(),  DType::BF16};
   setting.dropout = 0.1F;
   const Outcome outcome = train(golden, setting);
   REQUIRE(outcome.waits.size() >= 3);
@@ -205,7 +206,7 @@ TEST_CASE("the CUDA kernels follow the reference through whole runs") {
           CAPTURE(world);
           const bool exact = compute == DType::F32;
           // For time, on fibers.
-          if (plugin == TESSERA_FIBER_PLUGIN && world > 1 && set == "gpt2-tiny") continue;
+          if (plugin == test::fiber_plugin() && world > 1 && set == "gpt2-tiny") continue;
           const bool small = world == 1 && exact;  // with recompute and micro-batches
           const Outcome outcome = train(
               golden, {set, world, comm::ShardMode::Full, small, small ? 1 : 0, compute, plugin});

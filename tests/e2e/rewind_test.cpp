@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "tests/e2e/small_run.h"
+#include "tests/support/paths.h"
 
 using namespace tessera;
 using test::Arguments;
@@ -124,7 +125,7 @@ TEST_CASE_FIXTURE(Fixture, "what differs from the run so far is said when it goe
 }
 
 TEST_CASE_FIXTURE(Fixture, "a tokenizer that the model does not have is not assumed") {
-  const std::string golden = std::string(TESSERA_SOURCE_DIR) + "/tests/golden/gpt2-tiny";
+  const std::string golden = test::source_path("tests/golden/gpt2-tiny");
   CHECK(contains(refuse({"eval", golden, "--data", text, "--device", "cpu"}),
                  "came without a tokenizer"));
   CHECK(contains(refuse({"train", "--model.init_from=" + golden, "--data.train=" + text,
@@ -142,7 +143,7 @@ TEST_CASE_FIXTURE(Fixture, "a tokenizer that the model does not have is not assu
 
 TEST_CASE_FIXTURE(Fixture,
                   "the tokenizer of a Hugging Face model goes along with its descendants") {
-  const std::string golden = std::string(TESSERA_SOURCE_DIR) + "/tests/golden/gpt2-tiny";
+  const std::string golden = test::source_path("tests/golden/gpt2-tiny");
   const fs::path model = dir.path() / "model";
   fs::create_directory(model);
   for (const char* file : {"config.json", "model.safetensors"})
@@ -163,7 +164,7 @@ TEST_CASE_FIXTURE(Fixture,
 }
 
 TEST_CASE_FIXTURE(Fixture, "an evaluation on tokens that are not the model's is warned of") {
-  const std::string tokens = std::string(TESSERA_SOURCE_DIR) + "/tests/golden/gpt2-tiny/tokens.bin";
+  const std::string tokens = test::source_path("tests/golden/gpt2-tiny/tokens.bin");
   run(joined(small_run(tokens, dir.file("run"), 1, 60),
              {"--model.vocab_size=600", "--optim.lr=0.01", "--train.device=cpu"}));
   const auto wrong =

@@ -72,7 +72,7 @@ SavedRun::SavedRun(int world) : world_(world), text_(dir_.write("text.txt", make
   struct stat status {};
   REQUIRE(::stat(logged_checkpoints().c_str(), &status) == 0);
   first_inodes_[status.st_ino] = logged_checkpoints();
-  run_well(go_on(logged), {{"LD_PRELOAD", TESSERA_FAULT_LIBRARY},
+  run_well(go_on(logged), {{"LD_PRELOAD", kFailingCalls},
                            {"TESSERA_FAULT_RANK", "all"},
                            {"TESSERA_FAULT_KIND", "log"},
                            {"TESSERA_FAULT_LOG", dir_.file("log")}});

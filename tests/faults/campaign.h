@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tests/support/cli.h"
+#include "tests/support/paths.h"
 
 namespace tessera::io {
 class CheckpointReader;
@@ -18,6 +19,10 @@ class CheckpointReader;
 namespace tessera::test {
 
 inline constexpr int kWorlds[] = {2, 3, 4};
+
+/// Values of LD_PRELOAD: preload.cpp, points.cpp.
+inline const std::string kFailingCalls = build_path("tests/faults/tessera_fault_preload.so");
+inline const std::string kFaultPoints = build_path("tests/faults/tessera_fault_points.so");
 /// The prepared run was saved at kFirstStep; going on, it saves at the next step, beside training,
 /// and at kLastStep, as it ends. It keeps one checkpoint and removes its predecessor.
 inline constexpr std::int64_t kFirstStep = 2, kLastStep = 4;

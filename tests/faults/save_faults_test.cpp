@@ -124,7 +124,7 @@ Outcome run_once(const Point& point, std::size_t i, bool resume) {
   Outcome outcome;
   {
     test::CliProcess process(saved.go_on(run),
-                             {{"LD_PRELOAD", TESSERA_FAULT_LIBRARY},
+                             {{"LD_PRELOAD", kFailingCalls},
                               {"TESSERA_FAULT_RANK", std::to_string(point.call.rank)},
                               {"TESSERA_FAULT_CALL", std::to_string(point.call.number)},
                               {"TESSERA_FAULT_KIND", point.kind},

@@ -2,7 +2,8 @@
 
 #include <optional>
 
-#include "kernel_support.h"
+#include "tests/kernels/kernel_support.h"
+#include "tests/support/paths.h"
 
 namespace tessera::test {
 namespace {
@@ -282,7 +283,7 @@ TEST_CASE("attention on CUDA refuses heads that it is not made for") {
 TEST_CASE("where gradients of wide heads have no room, forward already says so") {
   if (gpu_only()) return;
   REQUIRE(::setenv("TESSERA_FIBER_SHARED", "101376", 1) == 0);  // of an RTX 4090: 99 KiB
-  with_plugin(TESSERA_FIBER_PLUGIN, [](Context& context) {
+  with_plugin(fiber_plugin(), [](Context& context) {
     for (const std::int64_t dim : {192, 193, 256}) {
       CAPTURE(dim);
       const Buffer x(DType::BF16, {1, 1, 1, dim}, 1.0), out(DType::BF16, {1, 1, 1, dim});

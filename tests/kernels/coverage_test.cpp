@@ -10,6 +10,8 @@
 #include <sstream>
 #include <string>
 
+#include "tests/support/paths.h"
+
 namespace {
 
 /// Kernels that a plugin exports.
@@ -34,12 +36,12 @@ std::set<std::string> kernels_of(const std::string& plugin) {
 TEST_CASE("every kernel of the fibers is called by a test") {
   std::string tests;
   for (const auto& entry :
-       std::filesystem::directory_iterator(TESSERA_SOURCE_DIR "/tests/kernels")) {
+       std::filesystem::directory_iterator(test::source_path("tests/kernels"))) {
     std::ostringstream text;
     text << std::ifstream(entry.path()).rdbuf();
     tests += text.str();
   }
-  const auto kernels = kernels_of(TESSERA_FIBER_PLUGIN);
+  const auto kernels = kernels_of(test::fiber_plugin());
   CHECK(kernels.size() >= 20);
   for (const std::string& kernel : kernels) {
     CAPTURE(kernel);
@@ -49,7 +51,7 @@ TEST_CASE("every kernel of the fibers is called by a test") {
 
 #if defined(TESSERA_CUDA_PLUGIN_FILE)
 TEST_CASE("the CUDA backend has the kernels of the fibers, and fused products") {
-  auto kernels = kernels_of(TESSERA_FIBER_PLUGIN);
+  auto kernels = kernels_of(test::fiber_plugin());
   kernels.insert("matmul_fused");
   CHECK(kernels_of(TESSERA_CUDA_PLUGIN_FILE) == kernels);
 }

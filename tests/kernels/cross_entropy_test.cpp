@@ -2,8 +2,8 @@
 
 #include <limits>
 
-#include "kernel_support.h"
 #include "kernels/cuda/launch/cross_entropy.h"
+#include "tests/kernels/kernel_support.h"
 
 namespace tessera::test {
 namespace {

@@ -15,6 +15,7 @@
 #include "core/base/storage.h"
 #include "core/base/tensor_view.h"
 #include "kernels/dispatch.h"
+#include "tests/support/paths.h"
 
 // What the tests of all kernel families share: backends, buffers of any computing dtype, and one
 // tolerance table.
@@ -105,7 +106,7 @@ void for_gpu_context(F&& f) {
 /// Calls f(Context&) on the CUDA kernels as fibers, and on a GPU if there is one.
 template <typename F>
 void for_each_cuda_context(F&& f) {
-  if (!gpu_only()) with_plugin(TESSERA_FIBER_PLUGIN, f);
+  if (!gpu_only()) with_plugin(fiber_plugin(), f);
   for_gpu_context(f);
 }
 

@@ -2,6 +2,7 @@
 #include "kernels/cuda/library_plan.h"
 
 #include "tests/kernels/kernel_support.h"
+#include "tests/support/paths.h"
 
 namespace tessera::test {
 namespace {
@@ -13,7 +14,7 @@ using kernels::cuda::take_workspace;
 TEST_CASE("a plan without memory for its workspace serves no more, and asks no more") {
   if (gpu_only()) return;
   REQUIRE(::setenv("TESSERA_FIBER_MEMORY", "6000000", 1) == 0);
-  with_plugin(TESSERA_FIBER_PLUGIN, [](Context& context) {
+  with_plugin(fiber_plugin(), [](Context& context) {
     LibraryPlan large{.workspace_bytes = std::int64_t{8} << 20};
     LibraryPlan small{.workspace_bytes = 4096};
     std::optional<Workspace> workspace;

@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <optional>
 
-#include "kernel_support.h"
 #include "kernels/activation.h"
 #include "kernels/elementwise.h"
+#include "tests/kernels/kernel_support.h"
+#include "tests/support/paths.h"
 
 namespace tessera::test {
 namespace {
@@ -280,7 +281,7 @@ void for_each_layer_and_context(F&& f) {
     const auto on_host = [&](Context& context) { f(context, c, false); };
     if (!gpu_only()) {
       for_each_cpu_context(on_host);
-      with_plugin(TESSERA_FIBER_PLUGIN, on_host);
+      with_plugin(fiber_plugin(), on_host);
     }
     for_gpu_context([&](Context& context) { f(context, c, true); });
   });

@@ -5,6 +5,7 @@
 
 #include "kernels/elementwise.h"
 #include "tests/kernels/kernel_support.h"
+#include "tests/support/paths.h"
 
 namespace tessera::test {
 namespace {
@@ -278,7 +279,7 @@ TEST_CASE("norms write gradients of parameters also for no rows") {
 
 TEST_CASE("scratch of a norm's gradients is a sum for each block and column, and is booked") {
   if (gpu_only()) return;
-  with_plugin(TESSERA_FIBER_PLUGIN, [](Context& context) {
+  with_plugin(fiber_plugin(), [](Context& context) {
     constexpr std::int64_t kTogether = 4;  // blocks that run at once on fibers
     const auto scratch = [&](bool layer, std::int64_t rows, std::int64_t width) {
       return backward(context, Inputs({layer, DType::BF16, rows, width}), false).scratch;
@@ -295,7 +296,7 @@ TEST_CASE("a device with little shared memory makes a norm's gradients in two pa
   if (gpu_only()) return;
   const Inputs in({true, DType::BF16, 19, 1600});
   REQUIRE(::setenv("TESSERA_FIBER_SHARED", "49152", 1) == 0);
-  with_plugin(TESSERA_FIBER_PLUGIN, [&](Context& context) {
+  with_plugin(fiber_plugin(), [&](Context& context) {
     check_backward(context, in, Expected(in));
     CHECK(backward(context, in, true).scratch == 0);
   });

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "tests/support/paths.h"
 #include "tests/support/temp_dir.h"
 
 namespace {
@@ -21,9 +22,9 @@ Result compile(const tessera::test::TempDir& dir, const std::string& text, int c
   const std::string nvcc =
       dir.write("nvcc", "printf '<%s>' \"$@\" >" + dir.file("arguments") + "\ncat " +
                             dir.file("text") + " >&2\nexit " + std::to_string(code) + "\n");
-  const std::string command = "bash " TESSERA_SOURCE_DIR "/cmake/nvcc_without_spills.sh sh " +
-                              nvcc + " -c 'a file.cu' -Xptxas=-v >" + dir.file("out") + " 2>" +
-                              dir.file("err") + " </dev/null";
+  const std::string command = "bash " + tessera::test::source_path("cmake/nvcc_without_spills.sh") +
+                              " sh " + nvcc + " -c 'a file.cu' -Xptxas=-v >" + dir.file("out") +
+                              " 2>" + dir.file("err") + " </dev/null";
   const int status = std::system(command.c_str());
   CHECK(dir.read("out") == "");
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, dir.read("err")};

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "kernel_support.h"
+#include "tests/kernels/kernel_support.h"
 
 namespace tessera::test {
 namespace {

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "tests/support/fault_log.h"
+#include "tests/support/paths.h"
 
 namespace tessera::test {
 namespace {
@@ -81,7 +82,7 @@ CliProcess::CliProcess(const Arguments& arguments, const Variables& variables,
     : start_(Clock::now()) {
   if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) throw std::runtime_error("prctl failed");
   log_run(arguments, variables);
-  std::vector<std::string> words = {TESSERA_BINARY};
+  std::vector<std::string> words = {tessera_program()};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<std::string> lines = environment(variables);
   const auto argv = pointers(words);

@@ -1,4 +1,4 @@
-#include "support/golden.h"
+#include "tests/support/golden.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,6 +7,7 @@
 
 #include "io/data/token_file.h"
 #include "io/safetensors/reader.h"
+#include "tests/support/paths.h"
 
 namespace tessera::testing {
 namespace {
@@ -40,7 +41,7 @@ nlohmann::json read_json(const std::string& path) {
 
 Golden load_golden(const std::string& name) {
   Golden golden;
-  golden.folder = std::string(TESSERA_SOURCE_DIR) + "/tests/golden/" + name;
+  golden.folder = test::source_path("tests/golden/" + name);
   const auto config = read_json(golden.folder + "/config.json");
   golden.config = {.n_layer = config["n_layer"],
                    .n_head = config["n_head"],

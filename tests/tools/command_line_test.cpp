@@ -9,6 +9,7 @@
 #include <sstream>
 #include <string>
 
+#include "tests/support/paths.h"
 #include "tests/support/temp_dir.h"
 
 namespace {
@@ -22,8 +23,8 @@ struct Result {
 /// Runs the binary through the shell with its streams in files.
 Result run(const std::string& arguments) {
   const tessera::test::TempDir dir;
-  const std::string command = std::string(TESSERA_BINARY) + " " + arguments + " >" +
-                              dir.file("out") + " 2>" + dir.file("err") + " </dev/null";
+  const std::string command = test::tessera_program() + " " + arguments + " >" + dir.file("out") +
+                              " 2>" + dir.file("err") + " </dev/null";
   const int status = std::system(command.c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, dir.read("out"), dir.read("err")};
 }
@@ -95,8 +96,8 @@ TEST_CASE("generate shows the whole prompt in front of its text, or ids without 
   CHECK(outside.code == 2);
   CHECK(holds(outside.err, "--prompt-tokens: 256 is not one of the model's ids, 0 to 255"));
 
-  const Result ids = run(std::string("generate ") + TESSERA_SOURCE_DIR +
-                         "/tests/golden/gpt2-tiny --prompt-tokens 5 6 7 --max-new-tokens 2");
+  const Result ids = run("generate " + test::source_path("tests/golden/gpt2-tiny") +
+                         " --prompt-tokens 5 6 7 --max-new-tokens 2");
   CHECK(ids.code == 0);
   CHECK(ids.out.starts_with("5 6 7 "));
   CHECK(std::count(ids.out.begin(), ids.out.end(), ' ') == 4);
@@ -109,7 +110,7 @@ TEST_CASE("who stops reading the messages ends no run") {
   ::close(ends[0]);
   const auto run_unread = [&](const std::string& arguments) {
     const std::string to = " >&" + std::to_string(ends[1]) + " 2>&" + std::to_string(ends[1]);
-    const int status = std::system((std::string(TESSERA_BINARY) + " " + arguments + to).c_str());
+    const int status = std::system((test::tessera_program() + " " + arguments + to).c_str());
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   };
   const auto text = dir.write("text.txt", std::string(400, 'x'));
@@ -163,7 +164,7 @@ TEST_CASE("with its standard streams closed, nothing that is said goes into file
   for (int i = 0; i < 400; ++i) text += "to be or not to be\n";
   const std::string data = dir.write("text.txt", text), run = dir.file("run");
   const std::string command =
-      std::string(TESSERA_BINARY) + " train --run.out=" + run + " --data.train=" + data +
+      test::tessera_program() + " train --run.out=" + run + " --data.train=" + data +
       " --model.n_layer=1 --model.n_head=1 --model.n_embd=16 --model.seq_len=16"
       " --train.global_batch=2 --train.steps=3 --json <&- >&- 2>&-";
   const int status = std::system(command.c_str());

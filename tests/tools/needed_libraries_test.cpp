@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/paths.h"
 #include "tests/support/temp_dir.h"
 
 namespace {
@@ -16,8 +17,8 @@ namespace {
 /// What a tool prints; empty if there is no such tool.
 std::string output_of(const std::string& tool) {
   const tessera::test::TempDir dir;
-  const std::string command =
-      tool + " '" TESSERA_BINARY "' >" + dir.file("out") + " 2>" + dir.file("err") + " </dev/null";
+  const std::string command = tool + " '" + tessera::test::tessera_program() + "' >" +
+                              dir.file("out") + " 2>" + dir.file("err") + " </dev/null";
   return std::system(command.c_str()) == 0 ? dir.read("out") : "";
 }
 

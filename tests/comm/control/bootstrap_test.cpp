@@ -14,6 +14,7 @@
 #include "tests/comm/ranks.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/multiprocess.h"
+#include "tests/support/paths.h"
 
 using namespace tessera;
 using namespace tessera::test;
@@ -58,7 +59,7 @@ struct OnDevice {
 std::vector<Outcome> bootstrapped(const OnDevice& how) {
   Processes ranks(3, [&](int rank, const std::string& port) {
     device_context() = Context::create(
-        {.device = {DeviceType::CUDA, rank % how.devices}, .plugin = TESSERA_FIBER_PLUGIN});
+        {.device = {DeviceType::CUDA, rank % how.devices}, .plugin = test::fiber_plugin()});
     int opened = 0;
     comm::BootstrapOptions options;
     options.backend = how.backend;

@@ -11,6 +11,7 @@
 #include "io/safetensors/writer.h"
 #include "tests/io/python.h"
 #include "tests/io/support.h"
+#include "tests/support/paths.h"
 #include "tests/support/temp_dir.h"
 
 namespace tessera::io {
@@ -18,7 +19,7 @@ namespace {
 
 using namespace tessera::test;
 
-constexpr const char* kReader = TESSERA_SOURCE_DIR "/tools/read_checkpoint.py";
+const std::string kReader = test::source_path("tools/read_checkpoint.py");
 
 std::string python_bytes(const Python& python, const fs::path& checkpoint,
                          const std::string& section, const fs::path& out) {
@@ -31,7 +32,7 @@ with open("{}", "wb") as file:
     for name in sorted(tensors):
         file.write(tensors[name].tobytes())
 )",
-                                TESSERA_SOURCE_DIR, checkpoint.string(), section, out.string()));
+                                test::source_path(), checkpoint.string(), section, out.string()));
 }
 
 TEST_CASE("a reader written from FORMAT.md reads checkpoints") {

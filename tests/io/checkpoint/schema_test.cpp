@@ -8,6 +8,7 @@
 #include "io/checkpoint/index.h"
 #include "tests/io/python.h"
 #include "tests/io/support.h"
+#include "tests/support/paths.h"
 #include "tests/support/temp_dir.h"
 
 namespace tessera::io {
@@ -124,7 +125,7 @@ for place, index in enumerate(bad):
     assert not validator.is_valid(index), place
 print("agreed")
 )",
-                                             TESSERA_SOURCE_DIR, dir.path().string()));
+                                             test::source_path(), dir.path().string()));
   CAPTURE(result);
   CHECK(result.find("agreed") != std::string::npos);
 }

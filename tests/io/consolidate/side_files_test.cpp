@@ -10,6 +10,7 @@
 #include "io/hf/gpt2.h"
 #include "io/safetensors/writer.h"
 #include "tests/io/support.h"
+#include "tests/support/paths.h"
 #include "tests/support/temp_dir.h"
 
 namespace tessera::io {
@@ -23,7 +24,7 @@ struct Fixture {
   Json config;
 
   Fixture() {
-    fs::copy(fs::path(TESSERA_SOURCE_DIR) / "tests/golden/gpt2-tiny", source);
+    fs::copy(test::source_path("tests/golden/gpt2-tiny"), source);
     config = Json::parse(read_text(source / "config.json"));
   }
   Json written(const char* name) const { return Json::parse(read_text(out / name)); }

@@ -14,6 +14,7 @@
 #include "io/safetensors/reader.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
+#include "tests/support/paths.h"
 #include "tests/support/temp_dir.h"
 
 namespace tessera::io {
@@ -21,7 +22,7 @@ namespace {
 
 using namespace tessera::test;
 
-const fs::path kFixtures = fs::path(TESSERA_SOURCE_DIR) / "tests/io/dcp/fixtures";
+const fs::path kFixtures = test::source_path("tests/io/dcp/fixtures");
 
 ConsolidateOptions as_safetensors() {
   ConsolidateOptions options;
@@ -121,7 +122,7 @@ TEST_CASE("a configuration can be named, and is needed for a Hugging Face model"
   CHECK(open_model(out)->tensors().size() == 16);
   options.config_file = dir.path() / "absent.json";
   CHECK_THROWS_HOLDING(IoError, "absent.json", consolidate(source, dir.path() / "out2", options));
-  options.config_file = fs::path(TESSERA_SOURCE_DIR) / "tests/golden/gpt2-tiny/config.json";
+  options.config_file = test::source_path("tests/golden/gpt2-tiny/config.json");
   CHECK_THROWS_HOLDING(InvalidArgument, "are not those of its model configuration",
                        consolidate(source, dir.path() / "out2", options));
   CHECK_FALSE(fs::exists(dir.path() / "out2"));

@@ -17,6 +17,7 @@
 #include "io/source/open_sharded.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
+#include "tests/support/paths.h"
 #include "tests/support/temp_dir.h"
 
 namespace tessera::io {
@@ -24,7 +25,7 @@ namespace {
 
 using namespace tessera::test;
 
-const fs::path kFixtures = fs::path(TESSERA_SOURCE_DIR) / "tests/io/dcp/fixtures";
+const fs::path kFixtures = test::source_path("tests/io/dcp/fixtures");
 
 std::unique_ptr<ShardedSource> open_fixture(const fs::path& dir) {
   return is_dcp(dir) ? open_dcp(dir) : open_dcp_safetensors(dir);

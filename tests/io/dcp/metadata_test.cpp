@@ -7,6 +7,7 @@
 #include "tests/io/dcp/bytes.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
+#include "tests/support/paths.h"
 #include "tests/support/temp_dir.h"
 
 namespace tessera::io {
@@ -15,7 +16,7 @@ namespace {
 using namespace tessera::test;
 using namespace tessera::test::pickled;
 
-const fs::path kFixtures = fs::path(TESSERA_SOURCE_DIR) / "tests/io/dcp/fixtures";
+const fs::path kFixtures = test::source_path("tests/io/dcp/fixtures");
 constexpr const char* kModule = "torch.distributed.checkpoint.metadata";
 
 std::string size(const std::vector<std::int64_t>& dims) {

@@ -14,6 +14,7 @@
 #include "io/safetensors/writer.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
+#include "tests/support/paths.h"
 #include "tests/support/temp_dir.h"
 
 namespace tessera::io {
@@ -21,7 +22,7 @@ namespace {
 
 using namespace tessera::test;
 
-const fs::path kFixtures = fs::path(TESSERA_SOURCE_DIR) / "tests/io/dcp/fixtures";
+const fs::path kFixtures = test::source_path("tests/io/dcp/fixtures");
 
 struct Entry {
   std::string name;

@@ -13,6 +13,7 @@
 #include "io/safetensors/reader.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
+#include "tests/support/paths.h"
 #include "tests/support/temp_dir.h"
 
 namespace tessera::io {
@@ -160,7 +161,7 @@ TEST_CASE("names that tell no numbers are refused") {
 }
 
 TEST_CASE("how many shards there must be is for those that do not say it") {
-  const fs::path fixtures = fs::path(TESSERA_SOURCE_DIR) / "tests/io/dcp/fixtures";
+  const fs::path fixtures = test::source_path("tests/io/dcp/fixtures");
   ConsolidateOptions options;
   options.format = ExportFormat::Safetensors;
   options.shards = 3;

@@ -11,6 +11,7 @@
 #include "io/safetensors/writer.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
+#include "tests/support/paths.h"
 #include "tests/support/temp_dir.h"
 
 namespace tessera::io {
@@ -18,7 +19,7 @@ namespace {
 
 using namespace tessera::test;
 
-const fs::path kGolden = fs::path(TESSERA_SOURCE_DIR) / "tests/golden";
+const fs::path kGolden = test::source_path("tests/golden");
 
 std::vector<float> read_all(const ModelSource& source, const TensorInfo& tensor) {
   std::vector<float> values(static_cast<std::size_t>(numel(tensor.shape)));
