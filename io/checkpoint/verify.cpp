@@ -267,27 +267,27 @@ class Verification {
       };
       try {
         read(0, batch.size());
-      } catch (const Error&) {
-        // One of them cannot be read: which, and why?
-        for (std::size_t i = 0; i < batch.size(); ++i) {
-          std::string error;
-          bool unread = false;
-          try {
-            read(i, 1);
-          } catch (const IoError& failure) {
-            error = failure.what();
-            unread = true;
-          } catch (const Error& failure) {
-            error = failure.what();
-          }
-          if (error.empty()) continue;
+      } catch (const Error& first) {
+        // Which of them cannot be read, and why?
+        bool found = false;
+        const auto blame = [&](std::size_t i, const Error& error) {
+          const bool unread = dynamic_cast<const IoError*>(&error) != nullptr;
           const std::lock_guard lock(mutex);
           NamedChunk& chunk = chunks_[batch[i].chunk];
           if (chunk.error.empty() || (chunk.unread && !unread)) {
-            chunk.error = error;
+            chunk.error = error.what();
             chunk.unread = unread;
           }
+          found = true;
+        };
+        for (std::size_t i = 0; i < batch.size(); ++i) {
+          try {
+            read(i, 1);
+          } catch (const Error& error) {
+            blame(i, error);
+          }
         }
+        if (!found) blame(0, first);  // passed this time, yet the disk failed once
       }
       const std::lock_guard lock(mutex);
       for (std::size_t i = 0; i < batch.size(); ++i) {
