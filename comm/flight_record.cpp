@@ -91,8 +91,7 @@ void check_header(const FlightHeader& header, std::size_t bytes, const std::stri
                          kFlightBytes);
   require<CorruptRecord>(header.world_size > 0 && header.world_size <= kFlightMaxWorldSize &&
                              header.rank >= 0 && header.rank < header.world_size,
-                         "{}: invalid rank {} of {}", source, header.rank,
-                         header.world_size);
+                         "{}: invalid rank {} of {}", source, header.rank, header.world_size);
   require<CorruptRecord>(is_wall_time(header.start_wall_ns) && is_time(header.start_ns),
                          "{}: invalid start time", source);
   require<CorruptRecord>(header.ending.kind <= static_cast<std::uint64_t>(FlightEnd::CutOff),

@@ -15,7 +15,7 @@ class KeyValues {
     const auto [entry, added] = values_.try_emplace(key, value);
     return added || entry->second == value;
   }
-  /// @return null if the key is not there
+  /// @return null if the key is not set
   const std::string* find(std::string_view key) const {
     const auto found = values_.find(key);
     return found == values_.end() ? nullptr : &found->second;

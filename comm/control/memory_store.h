@@ -9,7 +9,7 @@
 
 namespace tessera::comm {
 
-/// A store for ranks that are threads of one process.
+/// Store for ranks that are threads of one process.
 class MemoryStore final : public Store {
  public:
   void set(const std::string& key, std::string_view value) override;

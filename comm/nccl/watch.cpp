@@ -1,4 +1,4 @@
-// The threads that watch a communicator over NCCL.
+// The prober and watchdog threads of NcclCore.
 #include <algorithm>
 #include <chrono>
 #include <thread>
@@ -41,7 +41,7 @@ std::optional<NcclSuspicion> NcclCore::look() {
 void NcclCore::probe() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    // Polls more often at the end.
+    // Polls more often during shutdown.
     const auto pause = stop_ ? std::min(options_.poll, milliseconds(1)) : options_.poll;
     changed_.wait_for(lock, pause,
                       [&, stopped = stop_] { return failure_ || (stop_ && !stopped); });
@@ -100,7 +100,7 @@ void NcclCore::watch() {
     auto suspicion = suspicion_;
     if (!suspicion && calling_ && now - calling_->since >= calling_->collective.deadline)
       suspicion = NcclSuspicion{.collective = calling_->collective, .late = true};
-    // Collectives that have not started have no deadline of their own.
+    // Collectives that have not started have no deadline yet.
     const auto limit = options_.communicator.timeout + options_.grace;
     const auto overdue = [&](const std::optional<Clock::time_point>& since) {
       return since && now - *since >= limit;
