@@ -59,12 +59,11 @@ GradientView leaf_target(const Tensor& leaf);
 /// Runs the graph behind `root` in reverse order of recording and frees it on the way. Gradients of
 /// leaves accumulate over calls until zero_grad().
 /// @param grad  gradient of root, of its shape and dtype; optional for one element (1)
-/// @throws InvalidArgument if root does not require a gradient or part of its graph has already
-/// run;
-///         no gradient changes then
+/// @throws InvalidArgument, with all gradients unchanged, if root requires no gradient or part of
+///   its graph has already run
 void backward(const Tensor& root, const Tensor& grad = {});
 
-/// y = x; calls `on_backward` when backward gets here. Recorded even if x requires no gradient.
+/// y = x; calls `on_backward` when backward reaches it. Recorded even if x requires no gradient.
 Tensor boundary(const Tensor& x, std::function<void()> on_backward);
 
 /// y = block(x) without saved tensors: backward runs the block again, with the same random numbers.

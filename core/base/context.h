@@ -46,10 +46,10 @@ class Context : public std::enable_shared_from_this<Context> {
   Trace* trace() const { return trace_; }
   void set_trace(Trace* trace) { trace_ = trace; }
 
-  /// Names the random draws of kernels queued from here on. Queued like them, so set it between one
+  /// Sets the random draws of kernels queued from here on, in stream order: call it between a
   /// backward pass and the next forward pass.
   void set_rng_step(const RngStep& step);
-  /// Address of those numbers in the device's memory, zeros at first; null on the meta device.
+  /// Device address of the current RngStep, initially zeros; null on the meta device.
   const RngStep* rng_step();
 
   /// Whether operations record what backward needs. Starts as true; see NoGradGuard.
