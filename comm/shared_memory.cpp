@@ -230,7 +230,7 @@ class SharedMemoryBackend final : public ProcessBackend {
     } while (range.begin < bytes);
   }
 
-  // Called between chunks: meet() checks neither while it only spins.
+  // Called between chunks: meet() checks neither interruption nor deadline while it spins.
   void check_time(const Collective& c) const {
     check_interruption();
     if (Clock::now() > deadline_) throw report_.stuck(c, {}, "is the machine overloaded?");

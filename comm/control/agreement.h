@@ -16,7 +16,7 @@ class TcpStoreServer;
 /// A failure reads "NAME: 3 of 4 ranks VERB within 30 s, missing: rank 2".
 struct AgreementOptions {
   std::string name;               ///< prefix of its keys; new for each agreement
-  std::string verb = "answered";  ///< what the ranks did
+  std::string verb = "answered";  ///< of ranks that arrived, past tense
   /// Describes a rank's process from its value; if set, failures list the ranks that arrived.
   std::function<std::string(const std::string& value)> describe;
   /// Details of a missing rank: "the launcher started it as pid 12"; may be empty.

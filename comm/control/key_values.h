@@ -10,7 +10,7 @@ namespace tessera::comm {
 /// Contents of a store, without locks and waits.
 class KeyValues {
  public:
-  /// @return false if the key is taken by another value
+  /// @return false if the key has another value
   bool set(const std::string& key, std::string_view value) {
     const auto [entry, added] = values_.try_emplace(key, value);
     return added || entry->second == value;

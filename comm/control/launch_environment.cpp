@@ -284,7 +284,7 @@ LaunchEnvironment detect_launch(const Variables& variables, const LaunchFlags& f
   } else if (has("PMI_RANK") || has("PMI_SIZE")) {
     env = from_mpich(reader(Launcher::Mpich));
   } else if (has("SLURM_STEP_ID") && has("SLURM_PROCID")) {
-    // A batch shell has these variables too, but no step.
+    // A batch shell has SLURM_PROCID too, but no step.
     env = from_srun(reader(Launcher::Srun));
   }
   check_ranks(env);

@@ -45,7 +45,7 @@ void keep_alive(int fd);
 std::uint16_t bound_port(int fd);
 /// Numeric address.
 std::string bound_address(int fd);
-/// A connected, non-blocking TCP socket; empty if none was connected before the deadline.
+/// A connected, non-blocking TCP socket; empty if nothing connects before the deadline.
 /// @throws CommError(Aborted) if the host name can't be resolved
 FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline deadline);
 

@@ -26,7 +26,7 @@ class SavedTensor {
 };
 
 /// Destinations for the gradients of an operation's inputs, in the order given to record(): the
-/// buffer of a leaf, or the gradient that another user of the same tensor has begun.
+/// buffer of a leaf, or a gradient already started by another user of the same tensor.
 class InputGradients {
  public:
   virtual ~InputGradients() = default;
@@ -36,7 +36,7 @@ class InputGradients {
   virtual GradientView weight_target(int i) = 0;
   /// Passes a gradient on, copied only if it is shared or added to another.
   virtual void pass(int i, Tensor grad) = 0;
-  /// Whether the operation's result is the root of backward() and no gradient was given: it is 1.
+  /// True if the operation's result is the root of backward() with the default gradient of 1.
   virtual bool is_default_seed() const = 0;
 };
 

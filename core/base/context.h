@@ -52,7 +52,7 @@ class Context : public std::enable_shared_from_this<Context> {
   /// Device address of the current RngStep, initially zeros; null on the meta device.
   const RngStep* rng_step();
 
-  /// Whether operations record what backward needs. Starts as true; see NoGradGuard.
+  /// Whether operations are recorded for backward; initially true. See NoGradGuard.
   bool grad_enabled() const { return grad_enabled_; }
   void set_grad_enabled(bool enabled) { grad_enabled_ = enabled; }
   /// Sequence number for a node of the autograd graph.

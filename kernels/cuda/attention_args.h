@@ -15,7 +15,7 @@ template <typename T>
 struct HeadsView {
   T* data = nullptr;
   std::int64_t batch = 0, token = 0, head = 0;  ///< strides, in elements
-  bool packs = false;                           ///< all heads are whole packs of 16 aligned bytes
+  bool packs = false;                           ///< heads are whole, aligned packs of 16 bytes
 
   HeadsView() = default;
   explicit HeadsView(const TensorView& view)

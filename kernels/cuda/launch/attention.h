@@ -82,7 +82,7 @@ struct AttentionDeltaShape {
 };
 
 /// Blocks of a one-dimensional grid, head by head.
-/// @throws Unsupported if there are more blocks than a launch takes
+/// @throws Unsupported if there are more blocks than a launch allows
 inline unsigned attention_blocks(const char* kernel, std::int64_t tiles, int heads, int batch) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
   const std::int64_t all_heads = std::int64_t{heads} * batch;
