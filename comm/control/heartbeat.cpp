@@ -105,7 +105,7 @@ std::optional<CommError> Heartbeat::watch() {
       answered = Clock::now();
       failures = 0;
     } catch (const std::exception& error) {
-      // The host of a dead process refuses connections at once: retries run out before `silence` does.
+      // A dead process's host refuses connections at once: retries run out before `silence`.
       const bool is_silent =
           options_.silence.count() > 0 && Clock::now() - answered >= options_.silence;
       if (++failures >= kRetries || is_silent) {
