@@ -47,7 +47,6 @@ struct LaunchEnvironment {
 };
 
 using Variables = std::map<std::string, std::string, std::less<>>;
-/// The environment of this process.
 Variables process_environment();
 
 /// Detects the launcher: by flags, then by the variables of `tessera --nproc`, torchrun, a cluster

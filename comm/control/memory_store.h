@@ -16,7 +16,6 @@ class MemoryStore final : public Store {
   std::string get(const std::string& key, std::chrono::milliseconds deadline) override;
   bool has(const std::string& key) override;
   void leave(const std::string& name, int readers) override;
-  /// Number of entries.
   std::size_t size() const;
 
  private:

@@ -10,7 +10,6 @@
 
 namespace tessera::comm {
 
-/// Owner of a file descriptor.
 class FileDescriptor {
  public:
   FileDescriptor() = default;

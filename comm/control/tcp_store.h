@@ -60,7 +60,6 @@ class TcpStoreServer {
   /// Clients refused so far: wrong run or token, malformed bytes, or a late handshake; not those
   /// that left or were replaced.
   std::uint64_t refused() const { return refused_.load(); }
-  /// Number of entries.
   std::size_t size() const { return size_.load(); }
   /// Writes `value` unless the key is taken; returns the key's value. Needs no connection.
   std::string set_or_get(const std::string& key, std::string_view value);

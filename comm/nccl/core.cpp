@@ -51,8 +51,6 @@ NcclCore::NcclCore(std::unique_ptr<NcclDriver> driver, std::shared_ptr<Store> st
       comparison_(store_, options_.name + "/calls", rank, world_size),
       inquiry_(store_, rank, world_size, options_, comparison_, [this] { return position(); }) {}
 
-// --- connecting ---
-
 void NcclCore::connect() {
   const auto end = Clock::now() + options_.connect_timeout;
   // NCCL's init has no deadline: it is called only after all ranks have arrived.
@@ -131,8 +129,6 @@ void NcclCore::abort_in_time() {
   }).detach();
   future.wait_for(options_.abort_time);
 }
-
-// --- the caller's thread ---
 
 void NcclCore::start_threads() {
   prober_ = std::thread([self = shared_from_this()] { self->probe(); });

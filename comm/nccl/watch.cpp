@@ -16,8 +16,6 @@ constexpr milliseconds kFinalizeTime{2000};
 
 }  // namespace
 
-// --- the prober ---
-
 std::optional<NcclSuspicion> NcclCore::look() {
   try {
     if (const auto late = pending_.advance(Clock::now())) {
@@ -86,8 +84,6 @@ void NcclCore::close_driver() {
   }
   driver_->abort();
 }
-
-// --- the watchdog ---
 
 void NcclCore::watch() {
   auto next_ask = Clock::now();

@@ -87,7 +87,6 @@ class GradModeGuard {
   bool before_;
 };
 
-/// Switches recording off for a scope.
 class NoGradGuard : public GradModeGuard {
  public:
   explicit NoGradGuard(Context& context) : GradModeGuard(context, false) {}

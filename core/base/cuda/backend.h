@@ -19,7 +19,6 @@ class Context;
 
 namespace tessera::cuda {
 
-/// Owns a cuBLASLt handle.
 class CublasLt {
  public:
   CublasLt();
