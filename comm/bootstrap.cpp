@@ -22,13 +22,13 @@ namespace {
 
 constexpr std::chrono::milliseconds kDrain{2000};
 constexpr std::chrono::milliseconds kResolvePause{200};
-// From a rank's silence to its verdict.
+// From a rank's heartbeat timeout to the verdict.
 constexpr std::chrono::milliseconds kNoticed{1000};
 
-// Name of rank 0 until the ranks have met.
+// Rank 0 before the rendezvous, when its host and pid are unknown.
 StoreHost rank_zero() { return {{0}, "rank 0"}; }
 
-// The store of a run whose rank 0 serves it: this rank leaves last.
+// The store that rank 0 serves; its process leaves last.
 struct ServedStore {
   std::unique_ptr<TcpStoreServer> server;
   std::unique_ptr<TcpStore> client;
@@ -39,7 +39,6 @@ struct ServedStore {
   }
 };
 
-// Where rank 0 listens.
 const std::string& served_address(const LaunchEnvironment& env) {
   return env.bind.empty() ? env.address : env.bind;
 }
@@ -80,7 +79,7 @@ std::shared_ptr<Store> serve_store(const LaunchEnvironment& env, const Bootstrap
   return {std::move(served), store};
 }
 
-// The store that the launcher or rank 0 serves.
+// Connects to the store of the launcher or of rank 0.
 std::shared_ptr<Store> join_store(const LaunchEnvironment& env,
                                   std::chrono::milliseconds deadline) {
   try {
@@ -97,7 +96,7 @@ bool computes_on_device(const BootstrapOptions& options) {
   return context && context->device().type == DeviceType::CUDA;
 }
 
-// Wraps a communicator of host memory in staging if this rank computes on a device.
+// Adds host staging if this rank computes on a device.
 std::unique_ptr<Communicator> adapted(const BootstrapOptions& options,
                                       std::unique_ptr<Communicator> communicator) {
   return computes_on_device(options)
@@ -110,7 +109,7 @@ bool may_share_devices() {
   return value != nullptr && std::string_view(value) == "1";
 }
 
-// Names the first two ranks that compute on one device; empty if each has its own.
+// Describes the first two ranks that share a device; empty: none do.
 std::string shared_device(const std::vector<Hello>& ranks) {
   for (const Hello& a : ranks) {
     for (const Hello& b : ranks) {
@@ -153,13 +152,13 @@ std::unique_ptr<NcclDriver> try_nccl(RankGroup& group, int rank, const Bootstrap
   return nullptr;
 }
 
-// The communicator that a verdict aborts, once it is made.
+// Fails the communicator on a verdict, including one published before it was created.
 struct AbortTarget {
   std::mutex mutex;
   Communicator* communicator = nullptr;
   std::optional<CommError> verdict = {};
 
-  void strike(const CommError& error) {
+  void fail(const CommError& error) {
     const std::lock_guard lock(mutex);
     verdict = error;
     if (communicator != nullptr) communicator->fail(error);
@@ -179,7 +178,7 @@ std::unique_ptr<Heartbeat> start_heartbeat(const LaunchEnvironment& env,
   if (env.rank_zero_serves) {
     heartbeat.server = {{0}, fmt::format("rank 0 ({})", group.ranks[0].process())};
   }
-  heartbeat.on_verdict = [target](const CommError& error) { target->strike(error); };
+  heartbeat.on_verdict = [target](const CommError& error) { target->fail(error); };
   heartbeat.on_lost = [store = group.store] { store->give_up(); };
   if (options.on_stuck) {
     heartbeat.on_stuck = [stuck = options.on_stuck, ranks = group.ranks](const CommError& error) {
@@ -192,9 +191,9 @@ std::unique_ptr<Heartbeat> start_heartbeat(const LaunchEnvironment& env,
                                      std::move(heartbeat));
 }
 
-// The first rank at the store chooses. The run's id won't do: under most launchers it is the same
+// The first rank at the store chooses the id. The run id is not enough: most launchers reuse it
 // for every start.
-void tell_start_id(Store& store, const BootstrapOptions& options) {
+void share_start_id(Store& store, const BootstrapOptions& options) {
   if (!options.on_start_id) return;
   std::random_device random;
   const std::uint64_t mine = (std::uint64_t{random()} << 32 | random()) | 1;
@@ -204,7 +203,7 @@ void tell_start_id(Store& store, const BootstrapOptions& options) {
   if (parsed.ec == std::errc() && id != 0) options.on_start_id(id);
 }
 
-// Makes `error` that of all ranks, if the store still answers.
+// Publishes `error`; returns the verdict, or `error` itself if the store is lost.
 CommError published(Store& store, const CommError& error) {
   try {
     return publish_verdict(store, error);
@@ -213,7 +212,7 @@ CommError published(Store& store, const CommError& error) {
   }
 }
 
-// Makes the communicator of ranks that have met.
+// Creates the communicator after the rendezvous.
 void connect(RankGroup& group, const LaunchEnvironment& env, const BootstrapOptions& options,
              Deadline end) {
   const std::string& backend = options.backend;
@@ -279,7 +278,7 @@ void connect(RankGroup& group, const LaunchEnvironment& env, const BootstrapOpti
     for (const Hello& h : group.ranks) {
       if (h.host != hello.host) others.push_back(h.host);
     }
-    // Containers that share a network meet on loopback, which then leads everywhere.
+    // Containers that share a network stack reach each other over loopback.
     const auto towards = address_towards(others);
     tcp.address = towards ? *towards : is_loopback(env.address) ? env.address : hello.host;
   }
@@ -295,9 +294,10 @@ RankGroup bootstrap(const LaunchEnvironment& env, const BootstrapOptions& option
           "comm.backend: expected auto, shm, tcp or nccl, got '{}'", backend);
   const auto& context = options.communicator.context;
   const bool on_device = computes_on_device(options);
-  require<Unsupported>(backend != "nccl" || on_device,
-                       "comm.backend=nccl is for ranks that compute on GPUs, and these compute on "
-                       "the cpu; use comm.backend=shm, tcp or auto");
+  require<Unsupported>(
+      backend != "nccl" || on_device,
+      "comm.backend=nccl needs ranks that compute on GPUs, but this one computes on "
+      "the cpu; use comm.backend=shm, tcp or auto");
   RankGroup group;
   const auto target = std::make_shared<AbortTarget>();
   const Hello hello = make_hello(env.rank, env.world_size, env.run_id, options.fingerprint,
@@ -307,7 +307,7 @@ RankGroup bootstrap(const LaunchEnvironment& env, const BootstrapOptions& option
     group.store = std::make_shared<MemoryStore>();
     group.communicator = adapted(options, make_single_communicator());
     group.ranks = {hello};
-    tell_start_id(*group.store, options);
+    share_start_id(*group.store, options);
     return group;
   }
 
@@ -316,13 +316,13 @@ RankGroup bootstrap(const LaunchEnvironment& env, const BootstrapOptions& option
   if (env.rank_zero_serves && env.rank == 0) {
     group.store = serve_store(env, options, end);
   } else {
-    // Otherwise the other ranks would only time out, as rank 0 does not serve.
+    // Rank 0 refuses to serve without a token: fail here too instead of timing out.
     if (env.rank_zero_serves && has_address(served_address(env))) {
       require_token(served_address(env), env.token);
     }
     group.store = join_store(env, left());
   }
-  tell_start_id(*group.store, options);
+  share_start_id(*group.store, options);
   group.ranks = rendezvous(*group.store, hello, left());
   if (options.on_met) options.on_met(group.ranks);
 
@@ -330,7 +330,7 @@ RankGroup bootstrap(const LaunchEnvironment& env, const BootstrapOptions& option
   try {
     connect(group, env, options, end);
   } catch (const CommError& error) {
-    // The store may only have been slow for this rank.
+    // Not published: the store may be slow for this rank only.
     if (error.culprits().empty() || error.fate() == kNoAnswer) throw;
     throw published(*group.store, error);
   }

@@ -8,7 +8,7 @@
 namespace tessera::comm {
 namespace {
 
-// Drops the kind from a label that begins with it: "all_gather h.3".
+// Omits the kind if the label repeats it: "all_gather h.3".
 std::string with_label(std::string_view kind, std::uint64_t sequence, std::string_view label) {
   if (label.starts_with(kind)) {
     label.remove_prefix(kind.size());

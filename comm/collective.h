@@ -23,7 +23,7 @@ enum class CollectiveKind : std::uint8_t {
 /// "all_gather", "reduce_scatter", ...
 std::string_view collective_name(CollectiveKind kind);
 
-/// One collective as a backend runs it: arguments checked, numbered.
+/// A checked and numbered collective, as backends run it.
 struct Collective {
   CollectiveKind kind = CollectiveKind::Barrier;
   DType dtype = DType::U8;
@@ -41,7 +41,7 @@ struct Collective {
   std::string describe() const;
 };
 
-/// Fingerprint of a collective, equal on all ranks before data moves. Plain data: sent between
+/// Fingerprint of a collective, compared across ranks before data moves. Sent as raw bytes between
 /// processes of one build.
 struct Signature {
   std::uint64_t sequence = 0;
@@ -60,8 +60,8 @@ struct Signature {
   std::string describe() const;
 };
 
-/// Compares the signatures of all ranks; the odd ones out are found by majority, in a tie the group
-/// of the lowest rank is right. The same result on every rank.
+/// Compares the signatures of all ranks and blames the minority; in a tie the lowest rank's group
+/// counts as right. The same result on every rank.
 /// @param ranks  ranks of the signatures; empty: 0, 1, 2, ...
 /// @return the error to throw; nothing if all agree
 std::optional<CommError> find_mismatch(std::span<const Signature> by_rank,

@@ -16,21 +16,21 @@ class FlightRecorder;
 
 enum class ReduceOp : std::uint8_t { Sum, Max };
 
-/// Name of a collective for messages ("all_gather h.3"), and deadline from the moment it begins to
-/// run. Zero: the communicator's default.
+/// label: name in messages ("all_gather h.3"). deadline: counted from the start of execution; zero:
+/// the communicator's default.
 struct CollectiveOptions {
   std::string label;
   std::chrono::milliseconds deadline{0};
 };
 
-/// A collective under way.
+/// An asynchronous collective.
 class Work {
  public:
   virtual ~Work() = default;
   virtual bool is_done() const = 0;
-  /// Host buffers: blocks until done or until the collective's deadline. Device buffers: orders the
-  /// collective before the context's later work on the device; NCCL does not block the host, and
-  /// reports a later failure in a later call or in Communicator::check().
+  /// Host buffers: blocks until the collective is done or its deadline passes. Device buffers: the
+  /// context's later device work waits for the collective. NCCL does not block the host; its later
+  /// failures surface in the next call or in Communicator::check().
   /// @throws CommError with the label, the sequence number and the culprits
   virtual void wait() = 0;
 };
@@ -38,16 +38,15 @@ using WorkPtr = std::shared_ptr<Work>;
 
 /// Collectives over a fixed group of ranks.
 ///
-/// Every rank of the group calls the same collectives in the same order; each has a sequence number
-/// from 0. The start_ functions queue a collective on the communicator's own thread (or stream):
-/// collectives run one after the other, and own their buffers until wait() returns. The plain
-/// functions start and wait. Buffers are contiguous and on the host; a communicator of a device's
-/// context also takes buffers on that device. They are read after all work queued before start_,
-/// and written before all work queued after wait().
+/// All ranks of the group call the same collectives in the same order, numbered from 0. The start_
+/// functions queue a collective on the communicator's own thread (or stream); collectives run one
+/// after another and own their buffers until wait() returns. The plain functions start and wait.
+/// Buffers are contiguous, on the host or on the device of the communicator's context. A collective
+/// sees the results of work queued before start_; work queued after wait() sees its result.
 ///
-/// After an error the communicator is dead: later calls and queued works throw CommError(Aborted)
-/// at once. Destruction runs no collective; it aborts those under way, in bounded time. One thread
-/// at a time may call.
+/// After an error the communicator is dead: queued works and later calls throw CommError(Aborted)
+/// at once. The destructor aborts running collectives in bounded time. One thread at a time may
+/// call.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -70,9 +69,9 @@ class Communicator {
                                   CollectiveOptions options) = 0;
   virtual WorkPtr start_barrier(CollectiveOptions options) = 0;
 
-  /// Collectives started until end_group() may run together: NCCL runs them in one launch with one
-  /// sequence number and the sum of their deadlines; other backends ignore groups. Their works may
-  /// be waited for after end_group(). Groups do not nest. See CollectiveGroup.
+  /// Collectives started before end_group() may run together: NCCL launches them as one, with one
+  /// sequence number and the sum of their deadlines; other backends ignore groups. Wait for their
+  /// works after end_group(). Groups do not nest. See CollectiveGroup.
   virtual void begin_group() {}
   /// @throws CommError
   virtual void end_group() {}
@@ -94,12 +93,11 @@ class Communicator {
   }
   void barrier(CollectiveOptions options) { start_barrier(std::move(options))->wait(); }
 
-  /// Throws if a collective on device memory has failed since its wait(). Call it after the host
-  /// has waited for the device, before a result is saved or shown. @throws CommError
+  /// Throws if a collective on device memory has failed since its wait(). Call it after
+  /// synchronizing with the device, before using results on the host. @throws CommError
   virtual void check() {}
 
-  /// The collective that runs, is next, or failed, for messages; empty if there is none. Any
-  /// thread.
+  /// The running, next or failed collective, for messages; empty: none. Any thread.
   virtual std::string under_way() const { return {}; }
   /// Total nanoseconds that Work::wait() blocked the host. Any thread.
   virtual std::int64_t waited_ns() const { return 0; }
@@ -108,7 +106,7 @@ class Communicator {
   // NOLINTNEXTLINE(performance-unnecessary-value-param): overriders keep it
   virtual void set_recorder(std::shared_ptr<FlightRecorder> /*recorder*/) {}
 
-  /// Fails collectives under way or queued, and every later call. Any thread; idempotent.
+  /// Fails running and queued collectives and all later calls. Any thread; idempotent.
   virtual void abort(std::string_view reason) noexcept = 0;
   /// The same, with the error that later calls report.
   virtual void fail(const CommError& reason) noexcept { abort(reason.what()); }

@@ -7,11 +7,10 @@
 namespace tessera::comm {
 namespace {
 
-// The monitor reports how a process ended within this: on a crowded machine a second after the end,
-// without a launcher after 1.5 s.
+// Time for the monitor to report how a process ended: 1 s on a loaded machine, 1.5 s without a
+// launcher.
 constexpr std::chrono::milliseconds kWatcher{2000};
-// A rank that waits for several others leaves this much time to one that can name the culprit
-// among them.
+// A rank that waits for several peers gives a rank that can name the culprit this head start.
 constexpr std::chrono::milliseconds kSettle{500};
 
 std::vector<int> copy_of(std::span<const int> ranks) { return {ranks.begin(), ranks.end()}; }
@@ -65,7 +64,7 @@ CommError FailureReport::verdict(const CommError& error) noexcept {
     if (verdict_) return *verdict_;
     verdict_ = decode_error(set_or_get(*store_, key_, encode_error(error)));
   } catch (const std::exception&) {
-    // The store went first: who knows why has interrupted us, else our own finding must do.
+    // The store is lost: an interruption knows the cause better than this rank's own error.
     const std::lock_guard lock(mutex_);
     verdict_ = interruption_ ? *interruption_ : error;
   }
@@ -79,7 +78,7 @@ void FailureReport::set_interruption(const CommError& reason) {
 
 CommError FailureReport::interruption() const {
   const std::lock_guard lock(mutex_);
-  require<InternalError>(interruption_.has_value(), "a wait was interrupted for no reason");
+  require<InternalError>(interruption_.has_value(), "a wait was interrupted without a reason");
   return *interruption_;
 }
 

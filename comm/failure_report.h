@@ -13,12 +13,12 @@
 
 namespace tessera::comm {
 
-/// Errors of collectives between processes: the same words for every backend, and one verdict for
-/// all ranks.
+/// Errors of collectives across processes: the same messages for all backends, one verdict for all
+/// ranks.
 class FailureReport {
  public:
-  /// @param key        key of the verdict in the store, new for each communicator. kVerdict: ends
-  ///                   the run; the watcher of processes may know better why a rank is lost
+  /// @param key        store key of the verdict, unique per communicator. kVerdict: the verdict
+  ///   ends the run, and the monitor's diagnosis of a lost rank takes precedence
   /// @param processes  name of each rank's process in messages, by rank; may be empty
   FailureReport(std::shared_ptr<Store> store, std::string key, int world_size,
                 std::vector<std::string> processes);
@@ -26,17 +26,17 @@ class FailureReport {
   /// "rank 2 (host, pid 12)"
   std::string name(std::span<const int> ranks) const;
   CommError lost(const Collective& collective, std::span<const int> ranks) const;
-  /// Some ranks did not come to the collective in time.
+  /// `ranks` did not arrive in time.
   CommError missing(const Collective& collective, std::span<const int> ranks) const;
-  /// All came, but not all data. @param question  possible cause: "is it stopped?"
+  /// All ranks arrived, but not all data. @param question  possible cause: "is it stopped?"
   CommError stuck(const Collective& collective, std::span<const int> ranks,
                   std::string_view question) const;
 
-  /// The error that all ranks report: that of the rank that failed first. A rank leaves only after
-  /// this call, so that no peer blames it for leaving. One thread at a time.
+  /// Publishes `error` and returns it, or the error of the rank that failed first. Call it before
+  /// leaving the group, so that no peer blames this rank for leaving. One thread at a time.
   CommError verdict(const CommError& error) noexcept;
 
-  /// Why another thread interrupted the collective: the first reason stands. Any thread.
+  /// Reason for an interruption by another thread; the first one stands. Any thread.
   void set_interruption(const CommError& reason);
   CommError interruption() const;
 

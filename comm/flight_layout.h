@@ -9,20 +9,19 @@
 
 namespace tessera::comm {
 
-// Layout of a flight record, the file that a FlightRecorder maps and read_flight_record() reads.
-// Little-endian: a header of 1024 bytes, then 1000 entries of 128 bytes; entry n mod 1000 belongs
-// to the collective with sequence number n. Texts are padded with zeros. Times are nanoseconds:
-// "wall" since 1970, others of the host's monotonic clock; the start is given on both.
+// Layout of a flight record file. Little-endian: a header of 1024 bytes, then 1000 entries of 128
+// bytes; the collective with sequence number n is in entry n mod 1000. Texts are zero-padded. Times
+// are nanoseconds: "wall" since 1970, others of the host's monotonic clock; the start is given in
+// both.
 //
-// The header's fixed part, except `start_id`, is written before the file gets its name. Each part
-// that changes later has a version: odd while it is written, a larger even number afterwards. A
-// rank that is killed meanwhile leaves an odd version, and loses that entry only.
+// The header's fixed part, except `start_id`, is written before the file is renamed into place.
+// Each part that changes later has a version, odd while it is being written. A rank killed
+// meanwhile loses only that part.
 
 inline constexpr std::array<char, 8> kFlightMagic = {'t', 'e', 's', 's', 'f', 'l', 't', '\n'};
 inline constexpr std::uint32_t kFlightVersion = 1;
 inline constexpr std::uint32_t kFlightEntries = 1000;
 
-/// Phase of the rank, in the header.
 struct FlightPhase {
   std::uint64_t version = 0;
   std::array<char, 32> name{};
@@ -30,10 +29,10 @@ struct FlightPhase {
   std::int64_t entered_ns = 0;
 };
 
-/// How the rank ended, in the header. `kind` is written last.
+/// `kind` is written last.
 struct FlightEnding {
   std::int64_t time_ns = 0;
-  std::int64_t culprit = -1;  ///< rank that is blamed; -1: none
+  std::int64_t culprit = -1;  ///< blamed rank; -1: none
   std::array<char, 400> text{};
   std::uint64_t kind = 0;  ///< FlightEnd
 };
@@ -47,17 +46,16 @@ struct FlightHeader {
   std::int32_t rank = 0;
   std::int32_t world_size = 1;
   std::int64_t pid = 0;
-  std::uint64_t pid_start = 0;      ///< start of the process, in clock ticks since the host booted
+  std::uint64_t pid_start = 0;      ///< process start, in clock ticks since boot
   std::uint64_t pid_namespace = 0;  ///< namespace of `pid`; 0: unknown
   std::int64_t start_wall_ns = 0;
   std::int64_t start_ns = 0;
-  std::array<char, 40> boot_id{};  ///< of the host, new at each boot
+  std::array<char, 40> boot_id{};  ///< changes at each boot of the host
   std::array<char, 72> host{};
   std::array<char, 64> run_id{};
   FlightPhase phase;
   FlightEnding ending;
-  /// Number shared by all ranks of one start; 0 until the rank has met the others. Written once, as
-  /// one word.
+  /// Id shared by all ranks of one start; 0 until known. Written once, atomically.
   std::uint64_t start_id = 0;
   std::array<char, 288> reserved{};
 };
@@ -72,7 +70,7 @@ struct FlightEntry {
   Signature signature;
   std::uint64_t bytes = 0;
   std::int64_t queued_ns = 0;
-  std::int64_t started_ns = 0;  ///< 0: not seen to have started
+  std::int64_t started_ns = 0;  ///< 0: no start observed
   std::int64_t ended_ns = 0;    ///< 0: not ended
   std::uint64_t state = 0;      ///< FlightState
   std::array<std::uint64_t, 2> reserved{};
@@ -81,7 +79,7 @@ static_assert(sizeof(FlightEntry) == 128 && sizeof(Signature) == 64);
 static_assert(std::is_trivially_copyable_v<FlightHeader> &&
               std::is_trivially_copyable_v<FlightEntry>);
 
-/// Larger world sizes are refused, so that a record can't make a reader allocate much.
+/// Bounds a reader's allocations for a corrupt record.
 inline constexpr std::int32_t kFlightMaxWorldSize = 65'536;
 
 inline constexpr std::size_t kFlightBytes =

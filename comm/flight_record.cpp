@@ -20,7 +20,7 @@ static_assert(std::endian::native == std::endian::little);
 
 using Image = std::vector<std::byte>;
 
-// Records are printed on terminals.
+// Replaces control characters: records are printed on terminals.
 template <std::size_t N>
 void make_printable(std::array<char, N>& chars) {
   for (char& c : chars) {
@@ -34,7 +34,7 @@ std::string text_of(std::array<char, N> chars) {
   return {chars.data(), strnlen(chars.data(), N)};
 }
 
-// Sums can't overflow: 73 years of a monotonic clock, 146 of a calendar.
+// Limits that keep sums from overflowing: 73 years of monotonic, 146 of wall time.
 bool is_time(std::int64_t ns) { return ns >= 0 && ns < std::int64_t{1} << 61; }
 bool is_wall_time(std::int64_t ns) { return ns >= 0 && ns < std::int64_t{1} << 62; }
 
@@ -45,7 +45,7 @@ Image read_all(int fd, const std::string& source) {
         ::pread(fd, image.data() + done, image.size() - done, static_cast<off_t>(done));
     if (n < 0 && errno == EINTR) continue;
     require<IoError>(n >= 0, "cannot read {}: {}", source, std::strerror(errno));
-    require<CorruptRecord>(n > 0, "{}: cut while it was read", source);
+    require<CorruptRecord>(n > 0, "{}: truncated while it was read", source);
     done += static_cast<std::size_t>(n);
   }
   return image;
@@ -58,7 +58,6 @@ T load(const Image& image, std::size_t offset) {
   return value;
 }
 
-// Offsets of the parts with a version: the phase, then the entries.
 constexpr std::size_t entry_offset(std::size_t i) {
   return sizeof(FlightHeader) + i * sizeof(FlightEntry);
 }
@@ -75,7 +74,7 @@ bool is_plausible(const FlightEntry& entry, std::size_t slot) {
 }
 
 void check_header(const FlightHeader& header, std::size_t bytes, const std::string& source) {
-  require<CorruptRecord>(header.magic == kFlightMagic, "{}: no flight record of tessera", source);
+  require<CorruptRecord>(header.magic == kFlightMagic, "{}: not a tessera flight record", source);
   require<Unsupported>(header.version <= kFlightVersion,
                        "{}: a flight record of version {}, this tessera reads up to {}; use the "
                        "one that wrote it",
@@ -87,16 +86,16 @@ void check_header(const FlightHeader& header, std::size_t bytes, const std::stri
       "{} after {}",
       source, header.version, header.entries, header.entry_bytes, header.header_bytes,
       kFlightVersion, kFlightEntries, sizeof(FlightEntry), sizeof(FlightHeader));
-  require<CorruptRecord>(bytes == kFlightBytes, "{}: has {} bytes, expected {}: it was cut", source,
-                         bytes, kFlightBytes);
+  require<CorruptRecord>(bytes == kFlightBytes,
+                         "{}: has {} bytes, expected {}: truncated or overwritten", source, bytes,
+                         kFlightBytes);
   require<CorruptRecord>(header.world_size > 0 && header.world_size <= kFlightMaxWorldSize &&
                              header.rank >= 0 && header.rank < header.world_size,
-                         "{}: is of rank {} of {}, which can't be", source, header.rank,
-                         header.world_size);
+                         "{}: invalid rank {} of {}", source, header.rank, header.world_size);
   require<CorruptRecord>(is_wall_time(header.start_wall_ns) && is_time(header.start_ns),
-                         "{}: the time of its start can't be", source);
+                         "{}: invalid start time", source);
   require<CorruptRecord>(header.ending.kind <= static_cast<std::uint64_t>(FlightEnd::CutOff),
-                         "{}: ended in a way that is unknown ({})", source, header.ending.kind);
+                         "{}: unknown end kind {}", source, header.ending.kind);
 }
 
 FlightRecord decode(const Image& image, const std::string& source) {
@@ -142,8 +141,7 @@ FlightRecord decode(const Image& image, const std::string& source) {
   return record;
 }
 
-// Marks parts that changed between two reads as torn. One read is no snapshot, as bytes may arrive
-// in any order; a part with the same version in both reads did not change in between.
+// Marks parts that changed between two reads as torn: a single read is not atomic.
 void mark_torn(const Image& before, Image& image, const Image& after) {
   const auto mark = [&](std::size_t offset) {
     const auto version = load<std::uint64_t>(image, offset);
@@ -156,7 +154,8 @@ void mark_torn(const Image& before, Image& image, const Image& after) {
   for (std::size_t i = 0; i < kFlightEntries; ++i) mark(entry_offset(i));
 }
 
-// The kind is written last: if the first read has one, the second has the rest.
+// The kind is written last: an ending whose kind is in the earlier read is complete in the later
+// one.
 void hide_half_an_ending(const Image& before, Image& image) {
   constexpr std::size_t kAt = offsetof(FlightHeader, ending) + offsetof(FlightEnding, kind);
   std::memcpy(image.data() + kAt, before.data() + kAt, sizeof(std::uint64_t));
@@ -221,9 +220,9 @@ FlightRecord read_flight_record(const std::filesystem::path& path) {
       ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | O_NOCTTY));
   require<IoError>(file.get() >= 0, "cannot open {}: {}", source, std::strerror(errno));
   struct stat status {};
-  require<IoError>(::fstat(file.get(), &status) == 0, "cannot look at {}: {}", source,
+  require<IoError>(::fstat(file.get(), &status) == 0, "cannot stat {}: {}", source,
                    std::strerror(errno));
-  require<CorruptRecord>(S_ISREG(status.st_mode), "{}: is no regular file", source);
+  require<CorruptRecord>(S_ISREG(status.st_mode), "{}: not a regular file", source);
   const auto bytes = static_cast<std::size_t>(status.st_size);
   require<CorruptRecord>(bytes >= sizeof(FlightHeader),
                          "{}: has {} bytes, less than the header of a flight record", source,
@@ -235,7 +234,7 @@ FlightRecord read_flight_record(const std::filesystem::path& path) {
                      n < 0 ? std::strerror(errno) : "it ends early");
     check_header(load<FlightHeader>(head, 0), bytes, source);
   }
-  // A rank that runs may change an entry between two reads: try again.
+  // A running rank may change an entry between two reads.
   constexpr int kAttempts = 5;
   Image before = read_all(file.get(), source);
   for (int attempt = 1;; ++attempt) {

@@ -14,7 +14,7 @@
 
 namespace tessera::comm {
 
-/// A flight record is malformed or incomplete, or the file is none.
+/// The file is malformed, truncated, or not a flight record.
 class CorruptRecord : public Error {
  public:
   template <typename... Args>
@@ -26,7 +26,7 @@ enum class FlightState : std::uint8_t { Empty, Queued, Running, Done, Failed };
 /// "queued", "running", ...
 std::string_view flight_state_name(FlightState state);
 
-/// How a rank ended; Running: it has not, or it was killed. The last five are of communication.
+/// How a rank ended. Running: still running, or killed. From Timeout on: communication failures.
 enum class FlightEnd : std::uint8_t {
   Running,
   Done,
@@ -41,7 +41,7 @@ enum class FlightEnd : std::uint8_t {
 /// "running", "done", "error", "out of memory", "timeout", ...
 std::string_view flight_end_name(FlightEnd end);
 
-/// A collective of a record. Times as in FlightRecord; 0: did not happen, or was not seen.
+/// A recorded collective. Times as in FlightRecord; 0: did not happen, or was not observed.
 struct FlightCollective {
   Signature signature;
   std::uint64_t bytes = 0;
@@ -74,17 +74,16 @@ struct FlightRecord {
   std::int64_t wall_ns(std::int64_t monotonic_ns) const {
     return start_wall_ns + (monotonic_ns - start_ns);
   }
-  /// Time of the newest entry.
+  /// Latest time in the record.
   std::int64_t last_sign_ns() const;
   /// The newest collective that has started or is done; null: none.
   const FlightCollective* newest_started() const;
 };
 
-/// Reads the record of a rank that runs, has ended or was killed, without locks. Entries that
-/// change meanwhile are read again, and left out if they keep changing. Follows no links, opens no
-/// FIFOs.
-/// @throws IoError if the file can't be read, CorruptRecord if it is malformed or cut, Unsupported
-/// if a newer version wrote it
+/// Reads the record of a running, ended or killed rank without locks. Entries that change during
+/// the read are read again, then skipped if they keep changing. Refuses symlinks and FIFOs.
+/// @throws IoError if the file can't be read, CorruptRecord if it is malformed or truncated,
+///   Unsupported if a newer version wrote it
 FlightRecord read_flight_record(const std::filesystem::path& path);
 /// Parses a record in memory. @param source  its name in errors
 FlightRecord parse_flight_record(std::span<const std::byte> bytes, const std::string& source);
@@ -92,7 +91,7 @@ FlightRecord parse_flight_record(std::span<const std::byte> bytes, const std::st
 /// "2026-01-31T12:00:00.123Z"
 std::string format_wall_time(std::int64_t wall_ns);
 
-/// Lines for people: rank, process, phase, end, and the last collectives, the newest at the end.
+/// Text for people: rank, process, phase, end, and the last `last_n` collectives, newest last.
 std::string describe(const FlightRecord& record, int last_n);
 
 }  // namespace tessera::comm

@@ -35,7 +35,7 @@ void put(std::array<char, N>& to, std::string_view text) {
   std::copy_n(text.data(), std::min(text.size(), N), to.data());
 }
 
-// A reader that sees a later store sees this one.
+// Release order: a reader that sees a later store sees this one.
 void store(std::byte* to, Word value) {
   static_assert(std::atomic_ref<Word>::is_always_lock_free);
   std::atomic_ref<Word>(*reinterpret_cast<Word*>(to)).store(value, std::memory_order_release);
@@ -51,7 +51,7 @@ void store_words(std::byte* to, const T& value, std::size_t begin, std::size_t e
   }
 }
 
-// A part with a version, which is odd while the part is written.
+// The version is odd while the part is written.
 template <typename T>
 void store_guarded(std::byte* to, T value) {
   static_assert(offsetof(T, version) == 0);
@@ -90,7 +90,7 @@ FlightEnd end_of(CommFailure failure) {
 FlightRecorder::Made FlightRecorder::map_file(const fs::path& path) {
   const fs::path folder = path.parent_path();
   if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) {
-    throw IoError("cannot make {}: {}", folder.string(), std::strerror(errno));
+    throw IoError("cannot create {}: {}", folder.string(), std::strerror(errno));
   }
   const FileDescriptor dir(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   require<IoError>(dir.get() >= 0, "cannot open {}: {}", folder.string(), std::strerror(errno));
@@ -99,7 +99,7 @@ FlightRecorder::Made FlightRecorder::map_file(const fs::path& path) {
   ::unlinkat(dir.get(), temporary.c_str(), 0);  // left by a rank that was killed here
   const FileDescriptor file(::openat(dir.get(), temporary.c_str(),
                                      O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
-  require<IoError>(file.get() >= 0, "cannot make {}: {}", path.string(), std::strerror(errno));
+  require<IoError>(file.get() >= 0, "cannot create {}: {}", path.string(), std::strerror(errno));
   try {
     int error = 0;
     do error = ::posix_fallocate(file.get(), 0, static_cast<off_t>(kFlightBytes));
@@ -107,7 +107,7 @@ FlightRecorder::Made FlightRecorder::map_file(const fs::path& path) {
     require<IoError>(error == 0, "no room for {} ({} bytes): {}", path.string(), kFlightBytes,
                      std::strerror(error));
     struct stat status {};
-    require<IoError>(::fstat(file.get(), &status) == 0, "cannot look at {}: {}", path.string(),
+    require<IoError>(::fstat(file.get(), &status) == 0, "cannot stat {}: {}", path.string(),
                      std::strerror(errno));
     void* const memory =
         ::mmap(nullptr, kFlightBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
@@ -266,7 +266,7 @@ std::optional<int> rank_of_flight_file(std::string_view name) {
   int rank = -1;
   const char* const end = name.data() + name.size() - kSuffix.size();
   const auto parsed = std::from_chars(name.data() + kPrefix.size(), end, rank);
-  // One spelling for each rank.
+  // Rejects other spellings of the rank.
   const bool is_exact = parsed.ec == std::errc() && rank >= 0 && flight_file_name(rank) == name;
   return is_exact ? std::optional<int>(rank) : std::nullopt;
 }

@@ -8,9 +8,8 @@
 
 namespace tessera::comm {
 
-/// A block of host memory, for the staging of collectives above all, whatever device the context
-/// computes on: of a device's context from its backend's host_allocator(). May be made and
-/// destroyed on any thread.
+/// Host memory for staging collectives, booked in the context's ledger. A CUDA context allocates it
+/// from its backend's host_allocator(). Created and destroyed on any thread.
 class HostMemory {
  public:
   /// @param bytes  0: data() is null

@@ -18,7 +18,7 @@ class Dropped {
     const std::lock_guard lock(mutex_);
     left_.emplace_back(std::move(inner), std::move(staging));
   }
-  void give_back_idle() {
+  void release_finished() {
     const std::lock_guard lock(mutex_);
     std::erase_if(left_, [](const auto& entry) { return entry.first->is_done(); });
   }
@@ -160,7 +160,7 @@ class HostStagedCommunicator final : public Communicator {
 
  private:
   std::unique_ptr<HostMemory> take(std::size_t bytes) {
-    dropped_->give_back_idle();
+    dropped_->release_finished();
     return std::make_unique<HostMemory>(context_, bytes, "host staging");
   }
   static TensorView at(std::byte* host, const TensorView& like) {
@@ -175,7 +175,7 @@ class HostStagedCommunicator final : public Communicator {
   const std::shared_ptr<Context> context_;
   const std::string name_;
   const std::shared_ptr<Dropped> dropped_ = std::make_shared<Dropped>();
-  // Destroyed before the members its collectives use.
+  // Destroyed first: its collectives use the members above.
   std::unique_ptr<Communicator> inner_;
 };
 
@@ -184,7 +184,7 @@ class HostStagedCommunicator final : public Communicator {
 std::unique_ptr<Communicator> make_host_staged_communicator(std::unique_ptr<Communicator> inner,
                                                             std::shared_ptr<Context> context) {
   require(context->device().type == DeviceType::CUDA,
-          "host staging is for contexts of a device, got one on {}", context->device().str());
+          "host staging needs a context on a CUDA device, got one on {}", context->device().str());
   return std::make_unique<HostStagedCommunicator>(std::move(inner), std::move(context));
 }
 

@@ -7,20 +7,18 @@
 
 namespace tessera::comm {
 
-/// Collectives on the memory of `context`'s device through a communicator of host memory.
+/// Collectives on device memory through a communicator of host memory.
 ///
-/// The start_ functions wait for the device's work so far, copy the input to host memory (of an
-/// all-gather this rank's part only), and start the inner collective there. wait() waits for it and
-/// queues the copy back to the device (of an all-gather the others' parts only). Call both on the
-/// context's thread. Host buffers go straight to `inner`, and errors come from it. A group of one
-/// copies only for a reduce-scatter.
+/// start_ waits for the device, copies the input to the host (all_gather: this rank's part only)
+/// and starts the inner collective. wait() waits for it and queues the copy back to the device
+/// (all_gather: the other parts only). Call both on the context's thread. Host buffers pass through
+/// to `inner`, and errors come from it. A group of one copies only for reduce_scatter.
 ///
-/// Staging is taken from the device backend's host_allocator() and booked as Communication of "host
-/// staging" from the start to the end of wait(). Staging of a work that nobody waited for is
-/// released by a later collective, or with the communicator.
+/// Staging comes from the backend's host_allocator() and is booked as Communication, "host
+/// staging", until wait() returns. Staging of a work dropped without wait() is released by a later
+/// collective or with the communicator.
 ///
-/// @param context  of a CUDA device
-/// @throws InvalidArgument for a context of the CPU
+/// @throws InvalidArgument if `context` is not on a CUDA device
 std::unique_ptr<Communicator> make_host_staged_communicator(std::unique_ptr<Communicator> inner,
                                                             std::shared_ptr<Context> context);
 

@@ -12,12 +12,12 @@
 
 namespace tessera::comm {
 
-/// Last resort of a rank whose communication has failed: prints the error and ends the process at
-/// once with exit code 4. Buffered output is lost.
+/// Last resort after a communication failure: prints the error and exits at once with code 4.
+/// Buffered output is lost.
 [[noreturn]] void leave_process(const CommError& error);
 
 struct NcclOptions {
-  /// `context` is required, on a CUDA device.
+  /// Needs a context on a CUDA device.
   CommunicatorOptions communicator = {};
   /// Time for all ranks to connect.
   std::chrono::milliseconds connect_timeout{60'000};
@@ -33,46 +33,46 @@ struct NcclOptions {
   /// Time for NCCL to abort, and for the caller's thread to notice the failure afterwards.
   std::chrono::milliseconds abort_time{10'000}, grace{10'000};
   /// Called on the watchdog's thread if one of these times passes: NCCL does not abort, or the
-  /// caller is stuck in a CUDA call or does not look.
+  /// caller is stuck in a CUDA call.
   std::function<void(const CommError&)> on_stuck = leave_process;
 };
 
 /// Loads the plugin and opens NCCL on the context's device, with its own stream.
 ///
-/// @param plugin  path of the shared library; empty: the file that the environment's
-///   TESSERA_NCCL_PLUGIN names, else libtessera_nccl.so beside the program or in ../lib/tessera
+/// @param plugin  path of the shared library; empty: TESSERA_NCCL_PLUGIN of the environment, else
+///   libtessera_nccl.so in the program's directory or in ../lib/tessera
 /// @throws Unsupported naming what is missing (plugin, NCCL, driver, device)
 std::unique_ptr<NcclDriver> open_nccl(Context& context, const std::string& plugin = {});
 
-/// Collectives of device memory over NCCL. Called by all ranks; all return it, or throw.
+/// Collectives on device memory over NCCL. Called by all ranks, which succeed or fail together.
 ///
-/// Collectives run on their own stream, in order, each behind the compute stream's work at its
-/// start_. Work::wait() makes the compute stream wait, not the host, for device buffers; host
-/// buffers are staged through the device, and wait() blocks for them and for barriers.
+/// Collectives run in order on their own stream, each after the compute stream's work queued before
+/// its start_. For device buffers Work::wait() makes the compute stream wait, not the host. Host
+/// buffers are staged through the device; wait() blocks for them and for barriers.
 ///
 /// Sums are in NCCL's order: the last bits may differ from other backends, but not between ranks or
 /// runs of the same shape. Unsupported: reduce-scatter of bf16, which would round at every hop, and
 /// maximum of floating point, which would drop NaN.
 ///
-/// A group of collectives (see Communicator::begin_group) is one launch, behind the compute
-/// stream's work at its end, and counts as one collective below.
+/// A group (see Communicator::begin_group) is one launch, after the compute stream's work queued
+/// before end_group(), and counts as one collective below.
 ///
-/// A deadline counts from when the device has reached the collective, since the host runs ahead. A
-/// watchdog looks after deadlines and NCCL's errors; then ranks exchange their positions over the
-/// store. The culprit is the rank that does not answer, has not called the collective, called
-/// another one, or has not reached it on its device; all ranks report the same verdict.
+/// Deadlines count from the moment the device reaches the collective, since the host runs ahead. A
+/// watchdog enforces them and polls NCCL for errors. After a failure the ranks exchange their
+/// positions over the store. The culprit is the rank that does not answer, has not called the
+/// collective, called another one, or has not reached it on its device; all ranks report the same
+/// verdict.
 ///
-/// Signatures are compared before data moves, as with other backends, but over the store, and only
-/// where a launch is not the predicted one: see comm/nccl/call_comparison.h. After a mismatch all
-/// ranks throw within about a second.
+/// Signatures are compared before data moves, over the store, and only for launches that differ
+/// from the predicted one: see comm/nccl/call_comparison.h. After a mismatch all ranks throw within
+/// about 1 s.
 ///
-/// After a failure the communicator is aborted and later results of the device are worthless: call
-/// check() before they leave the device. If the abort does not free the caller, see
-/// NcclOptions::on_stuck.
+/// A failure aborts the communicator and invalidates later results on the device: call check()
+/// before using them. If the abort does not unblock the caller, NcclOptions::on_stuck is called.
 ///
 /// @param store  outlives the communicator; carries NCCL's unique id, verdicts, positions and
-///   signatures; without it nothing new can be launched
-/// @throws CommError naming the ranks that are missing, or where NCCL does not start and why
+///   signatures; launches that are not predicted need it
+/// @throws CommError naming the missing ranks, or the rank on which NCCL does not start, and why
 std::unique_ptr<Communicator> make_nccl_communicator(std::unique_ptr<NcclDriver> driver,
                                                      std::shared_ptr<Store> store, int rank,
                                                      int world_size, const NcclOptions& options);

@@ -15,8 +15,8 @@
 
 namespace tessera::comm {
 
-/// Common part of the backends whose ranks are processes: deadline, interruption, one verdict for
-/// all ranks.
+/// Base of the backends whose ranks are processes: deadlines, interruption, one verdict for all
+/// ranks.
 class ProcessBackend : public CollectiveBackend {
  public:
   int rank() const override { return rank_; }
@@ -57,7 +57,7 @@ class ProcessBackend : public CollectiveBackend {
   void check_interruption() const {
     if (interrupted_.load(std::memory_order_acquire)) throw report_.interruption();
   }
-  /// @param signature_of  by rank, once all have come. @throws CommError(Mismatch)
+  /// @param signature_of  signature of a rank. @throws CommError(Mismatch)
   template <typename F>
   void compare_signatures(F&& signature_of) {
     std::vector<Signature> signatures;
@@ -70,7 +70,7 @@ class ProcessBackend : public CollectiveBackend {
                    : report_.missing(*collective_, ranks);
   }
 
-  /// Other ranks, beginning with the next one, so that ranks begin with different ones.
+  /// Calls f for the other ranks, starting after this one, so that ranks access different peers.
   template <typename F>
   void for_peers(F&& f) const {
     for (int i = 1; i < world_; ++i) f((rank_ + i) % world_);
@@ -88,10 +88,10 @@ class ProcessBackend : public CollectiveBackend {
 
   const int rank_, world_;
   FailureReport report_;
-  // Of the queue's thread.
-  const Collective* collective_ = nullptr;  // under way
+  // Used by the queue's thread only.
+  const Collective* collective_ = nullptr;  // running
   Clock::time_point deadline_;
-  bool agreed_ = false;  // all ranks have come to it with equal signatures
+  bool agreed_ = false;  // all ranks arrived with equal signatures
 
  private:
   std::atomic<bool> interrupted_{false};

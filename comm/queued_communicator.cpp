@@ -52,7 +52,7 @@ Collective checked_reduce_scatter(const TensorView& in, const TensorView& out, i
   const auto* out_begin = static_cast<const std::byte*>(out.data);
   require(
       in.numel() == 0 || in_begin + in.bytes() <= out_begin || out_begin + out.bytes() <= in_begin,
-      "reduce_scatter: input and output overlap; give the output memory of its own");
+      "reduce_scatter: input and output overlap; use separate memory");
   Collective c;
   c.kind = CollectiveKind::ReduceScatter;
   c.dtype = in.dtype;
@@ -122,7 +122,7 @@ class QueuedCommunicator::QueuedWork final : public Work {
 QueuedCommunicator::QueuedCommunicator(std::unique_ptr<CollectiveBackend> backend,
                                        std::chrono::milliseconds timeout)
     : backend_(std::move(backend)), timeout_(timeout), thread_([this] { work(); }) {
-  // thread_ is the last member, so everything that work() reads is there.
+  // thread_ is the last member: work() sees the others constructed.
 }
 
 QueuedCommunicator::~QueuedCommunicator() {
@@ -164,7 +164,7 @@ WorkPtr QueuedCommunicator::enqueue(Collective collective, CollectiveOptions opt
   collective.label = std::move(options.label);
   collective.deadline = options.deadline.count() > 0 ? options.deadline : timeout_;
   const std::lock_guard lock(mutex_);
-  if (failure_ && !std::exchange(told_, true)) throw CommError(*failure_);
+  if (failure_ && !std::exchange(reported_, true)) throw CommError(*failure_);
   if (failure_) throw aborted_error();
   collective.sequence = sequence_++;
   if (recorder_) recorder_->queued(collective);
@@ -193,7 +193,7 @@ void QueuedCommunicator::set_recorder(std::shared_ptr<FlightRecorder> recorder) 
 void QueuedCommunicator::abort(std::string_view reason) noexcept {
   {
     const std::lock_guard lock(mutex_);
-    told_ = true;  // the caller knows
+    reported_ = true;  // the caller knows the reason
   }
   fail(CommError(CommFailure::Aborted, std::vector<int>{rank()},
                  "rank {} aborted communication: {}", rank(), reason));
@@ -224,7 +224,7 @@ void QueuedCommunicator::work() {
       backend_->run(item->collective);
     } catch (const CommError& failure) {
       error = failure;
-    } catch (const std::exception& failure) {  // out of memory for staging, say
+    } catch (const std::exception& failure) {  // such as out of memory for staging
       error = CommError(CommFailure::Aborted, std::vector<int>{rank()}, "rank {}: {} failed: {}",
                         rank(), item->collective.describe(), failure.what());
     }
@@ -233,7 +233,7 @@ void QueuedCommunicator::work() {
     if (error && !failure_) failure_ = error;
     if (error) {
       died_in_ = item->collective.describe();
-      told_ = true;
+      reported_ = true;
     }
     // Dequeued first: a waiter may destroy the communicator once the work is done.
     queue_.pop_front();
@@ -244,13 +244,13 @@ void QueuedCommunicator::work() {
   const std::optional<CommError> reason = failure_;
   auto left = std::exchange(queue_, {});
   const auto recorder = recorder_;
-  bool told = told_ || left.empty();
-  told_ = told_ || !left.empty();
+  bool reported = reported_ || left.empty();
+  reported_ = reported_ || !left.empty();
   lock.unlock();
   backend_->close(reason ? &*reason : nullptr);
   for (const auto& item : left) {
     const CommError error =
-        std::exchange(told, true)
+        std::exchange(reported, true)
             ? CommError(CommFailure::Aborted, reason->culprits(), "{} did not run: {}",
                         item->collective.describe(), reason->what())
             : *reason;

@@ -18,7 +18,7 @@ class Context;
 namespace tessera::comm {
 
 struct CommunicatorOptions {
-  /// Deadline of a collective that names none.
+  /// Default deadline of a collective.
   std::chrono::milliseconds timeout{120'000};
   /// Books staging buffers in this context's ledger; null: not booked.
   std::shared_ptr<Context> context = {};
@@ -26,7 +26,7 @@ struct CommunicatorOptions {
   bool ends_run = false;
 };
 
-/// Checks the arguments of a collective on `device`, and fills all but sequence, label and
+/// Checks the arguments of a collective on `device`, and fills all fields but sequence, label and
 /// deadline.
 /// @throws InvalidArgument
 Collective checked_all_gather(const TensorView& buffer, int world_size, Device device = {});
@@ -46,14 +46,14 @@ class CollectiveBackend {
   /// Runs one collective on the queue's thread, within its deadline; the buffers are free once it
   /// returns or throws. @throws CommError
   virtual void run(const Collective& collective) = 0;
-  /// Makes the run under way throw soon. Any thread.
+  /// Makes a running collective throw soon. Any thread.
   virtual void interrupt(const CommError& reason) noexcept = 0;
-  /// The last call, on the queue's thread: this rank leaves, because of `reason` if not null. Ends
-  /// the waits of its peers. Bounded.
+  /// Last call, on the queue's thread: leaves the group and unblocks its peers, in bounded time.
+  /// @param reason  the failure, or null
   virtual void close(const CommError* reason) noexcept = 0;
 };
 
-/// A communicator whose collectives run one after the other on a thread of its own.
+/// Runs collectives one after another on its own thread.
 class QueuedCommunicator final : public Communicator {
  public:
   QueuedCommunicator(std::unique_ptr<CollectiveBackend> backend, std::chrono::milliseconds timeout);
@@ -85,14 +85,14 @@ class QueuedCommunicator final : public Communicator {
 
   std::unique_ptr<CollectiveBackend> backend_;
   const std::chrono::milliseconds timeout_;
-  // Shared with works, which may be waited for after this is gone.
+  // Shared with works, which may outlive the communicator.
   const std::shared_ptr<std::atomic<std::int64_t>> waited_ns_ =
       std::make_shared<std::atomic<std::int64_t>>(0);
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<std::shared_ptr<QueuedWork>> queue_;
   std::optional<CommError> failure_;  // set once: the communicator is dead
-  bool told_ = false;                 // the caller knows of it
+  bool reported_ = false;             // failure_ was thrown to the caller
   std::string died_in_;               // the collective that failed
   std::shared_ptr<FlightRecorder> recorder_;
   bool stop_ = false;

@@ -6,8 +6,8 @@
 namespace tessera::comm {
 namespace {
 
-// Blocks that fit the first-level cache: each part is read once, the result written once, and the
-// inner loops vectorize as the accumulator can't alias.
+// Elements per block: the accumulator fits the L1 cache, and as it can't alias, the loops
+// vectorize.
 constexpr std::int64_t kBlock = 1024;
 
 template <typename In, typename Out, typename Combine>

@@ -23,9 +23,9 @@ using Clock = std::chrono::steady_clock;
 
 // Interval at which a waiting rank checks for lost peers, an interruption, and its deadline.
 constexpr std::chrono::milliseconds kFutexTick{20};
-// Time that it spins before it sleeps, if every rank can have a core.
+// Spin time before sleeping, if each rank can have a core.
 constexpr std::chrono::microseconds kSpin{20};
-// Up to this size every rank of an all_reduce reduces everything: one meeting instead of two.
+// all_reduce up to this size: each rank reduces all elements, with one meeting instead of two.
 constexpr std::size_t kDirectAllReduce = 32 * 1024;
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kPage = 4096;
@@ -38,16 +38,15 @@ constexpr std::size_t round_up(std::size_t value, std::size_t to) {
 using Word = std::atomic<std::uint32_t>;
 static_assert(Word::is_always_lock_free && sizeof(Word) == 4, "a futex, also between processes");
 
-// The segment begins with this. The ranks' entries follow, then their arenas of two chunks each.
-// All zeros is a valid start.
+// Start of the segment, followed by an Entry and an arena of two chunks per rank. Zero-initialized.
 struct alignas(kLine) Meeting {
-  Word complete;  // number of the last meeting that all have reached; waiters sleep on it
+  Word complete;  // last meeting that all ranks reached; waiters sleep on it
   Word sleepers;
 };
 struct alignas(kLine) Entry {
-  Word arrived;  // number of the last meeting that the rank has reached
-  Word left;     // 1: the rank has left in order; set before its lock is released
-  alignas(kLine) Signature signature[2];  // of its collectives, in turn
+  Word arrived;                           // last meeting that this rank reached
+  Word left;                              // 1: left cleanly; set before its lock is released
+  alignas(kLine) Signature signature[2];  // of alternate collectives
 };
 
 struct Layout {
@@ -59,11 +58,11 @@ struct Layout {
 
 Layout layout_of(int world_size, const SharedMemoryOptions& options) {
   const auto world = static_cast<std::size_t>(world_size);
-  // A chunk has a line for each rank at least.
+  // At least one cache line per rank.
   return {world, round_up(std::max(options.chunk_bytes, world * kLine), kPage)};
 }
 
-// Whether a counter, which wraps around, has reached meeting `number`.
+// counter >= number, for counters that wrap around.
 bool reaches(std::uint32_t counter, std::uint32_t number) {
   return static_cast<std::int32_t>(counter - number) >= 0;
 }
@@ -117,7 +116,7 @@ class SharedMemoryBackend final : public ProcessBackend {
     if (reason != nullptr) report_.verdict(*reason);
     entry(rank_).left.store(1);
     segment_.let_go(rank_);
-    wake_all(meeting().complete);  // peers that wait for this rank see that it left
+    wake_all(meeting().complete);  // wakes peers that wait for this rank
   }
 
  private:
@@ -189,8 +188,8 @@ class SharedMemoryBackend final : public ProcessBackend {
         return reduce_parts(parts([&](int r) { return r == rank_ ? own : chunk(r); }), c.dtype,
                             c.op, own, count);
       }
-      // Each rank reduces its stretch of the chunk into its own arena, where nobody else reads that
-      // stretch; then all copy the stretches.
+      // Each rank reduces its slice of the chunk in its own arena, where no other rank reads that
+      // slice; then all ranks copy all slices.
       const auto begin = [&](int r) { return static_cast<std::size_t>(count * r / world_) * size; };
       const std::size_t mine = begin(rank_);
       reduce_parts(parts([&](int r) { return chunk(r) + mine; }), c.dtype, c.op,
@@ -208,10 +207,11 @@ class SharedMemoryBackend final : public ProcessBackend {
     std::size_t begin = 0, size = 0;  // bytes
   };
 
-  // Writes `bytes` into this rank's arena, `step` at a time, and reads those of the others.
+  // Moves `bytes` through the arenas, `step` at a time: write() fills this rank's chunk, read()
+  // uses those of all ranks.
   //
-  // The two chunks of an arena alternate. A chunk written before a meeting is read before the next
-  // one, and overwritten after that. The same holds for signatures.
+  // The two chunks of an arena alternate: one written before a meeting is read before the next one
+  // and overwritten after that. The same holds for signatures.
   template <typename Write, typename Read>
   void in_chunks(const Collective& c, std::size_t bytes, std::size_t step, Write&& write,
                  Read&& read) {
@@ -230,13 +230,13 @@ class SharedMemoryBackend final : public ProcessBackend {
     } while (range.begin < bytes);
   }
 
-  // Between chunks, as meet() checks neither if no rank ever sleeps.
+  // Called between chunks: meet() checks neither interruption nor deadline while it spins.
   void check_time(const Collective& c) const {
     check_interruption();
     if (Clock::now() > deadline_) throw report_.stuck(c, {}, "is the machine overloaded?");
   }
 
-  // Returns when all ranks have come; their earlier writes are then visible.
+  // Returns once all ranks have arrived; their earlier writes are then visible.
   void meet(const Collective& c) {
     ++number_;
     entry(rank_).arrived.store(number_);
@@ -247,7 +247,7 @@ class SharedMemoryBackend final : public ProcessBackend {
       deadline_ += withheld.look(Clock::now());
       const std::uint32_t seen = meeting().complete.load();
       if (reaches(seen, number_)) return;
-      if (all_arrived()) return announce();  // the rank that should have announced it was lost
+      if (all_arrived()) return announce();  // the last rank died before announcing it
       check_interruption();
       if (slept) find_lost(c);
       const auto left = deadline_ - Clock::now();
@@ -272,8 +272,8 @@ class SharedMemoryBackend final : public ProcessBackend {
     return false;
   }
 
-  // Called by any rank that sees all arrived. Operations are sequentially consistent: of two ranks
-  // that come last one sees both, and a rank about to sleep is counted or sees the new number.
+  // Sequential consistency: of two ranks that arrive last, one sees both; a rank about to sleep is
+  // counted as a sleeper or sees the new number.
   void announce() {
     Word& complete = meeting().complete;
     std::uint32_t seen = complete.load();
@@ -290,8 +290,8 @@ class SharedMemoryBackend final : public ProcessBackend {
     return true;
   }
 
-  // A dead rank is a loss even if it came to this meeting. Ranks that left in order, perhaps
-  // because of a dead one, are blamed only if none is dead.
+  // A dead rank counts as lost even if it arrived. Ranks that left cleanly, perhaps because of a
+  // dead one, are blamed only if none is dead.
   void find_lost(const Collective& c) const {
     std::vector<int> dead, left;
     for_peers([&](int r) {
@@ -302,13 +302,13 @@ class SharedMemoryBackend final : public ProcessBackend {
         left.push_back(r);
       }
     });
-    // It may have arrived and left in order between the two checks.
+    // A rank may have arrived and left between the two checks.
     std::erase_if(left, [&](int r) { return has_arrived(r); });
     if (!dead.empty()) throw report_.lost(c, dead);
     if (!left.empty()) throw report_.lost(c, left);
   }
 
-  // Throws if a rank is late; the last one may have just come.
+  // Throws unless all ranks have arrived by now.
   void find_late() const {
     std::vector<int> ranks;
     for_peers([&](int r) {
@@ -338,7 +338,7 @@ class SharedMemoryBackend final : public ProcessBackend {
   const Layout layout_;
   const bool spins_;
   const SharedSegment segment_;
-  // Queue thread only, as all below; equal on all ranks at the same meeting.
+  // Queue thread only; equal on all ranks at the same meeting.
   std::uint32_t number_ = 0;
   std::size_t turn_ = 0, collectives_ = 0;
 };
@@ -354,7 +354,7 @@ SharedSegment connect_shared_segment(Store& store, int rank, int world_size,
   require(world_size >= 2 && rank >= 0 && rank < world_size,
           "shared memory needs a rank of a group of two or more, got rank {} of {}", rank,
           world_size);
-  require<Unsupported>(world_size <= kMostRanks, "shared memory is for {} ranks at most, not {}",
+  require<Unsupported>(world_size <= kMostRanks, "shared memory supports at most {} ranks, got {}",
                        kMostRanks, world_size);
   const auto end = Clock::now() + options.connect_timeout;
   const auto left = [&] {

@@ -22,22 +22,23 @@ struct SharedMemoryOptions {
   std::size_t chunk_bytes = 128 * 1024;
 };
 
-/// Least size of the segment.
+/// Minimum bytes of the segment.
 std::size_t shared_memory_bytes(int world_size, const SharedMemoryOptions& options);
 
-/// Rank 0 makes a segment, all others map it. Called by all ranks, which succeed or fail together.
-/// @throws Unsupported naming the rank that can't map it, and why; CommError if not all ranks come
-/// in time
+/// Rank 0 creates a segment, all others map it. Called by all ranks, which succeed or fail
+/// together.
+/// @throws Unsupported naming the rank that can't map it, and why; CommError if a rank does not
+///   arrive in time
 SharedSegment connect_shared_segment(Store& store, int rank, int world_size,
                                      const SharedMemoryOptions& options);
 
-/// Ranks that are processes of one host, or threads, through memory that they share.
+/// Communicator over shared memory, for processes or threads of one host.
 ///
-/// A collective's first meeting carries each rank's signature and first chunk; no buffer is written
-/// before all signatures agree, so a mismatch ends in CommError(Mismatch) on every rank. Ranks meet
-/// by counters in the segment: they spin briefly, then sleep on a futex. A killed rank is found by
-/// its lock on the segment. Failures end in one verdict for all, as with make_tcp_communicator(). A
-/// rank's share of the segment is booked as Communication if options.communicator.context is set.
+/// Ranks exchange signatures together with the first chunk. No buffer is written before all
+/// signatures agree, so a mismatch throws CommError(Mismatch) on every rank. Waiting ranks spin
+/// briefly, then sleep on a futex. A killed rank is detected by its released lock on the segment.
+/// All ranks report one verdict, as with make_tcp_communicator(). A rank's share of the segment is
+/// booked as Communication if options.communicator.context is set.
 ///
 /// @param store    outlives the communicator; carries verdicts
 /// @param segment  from connect_shared_segment()
@@ -46,7 +47,7 @@ std::unique_ptr<Communicator> make_shared_memory_communicator(std::shared_ptr<St
                                                               SharedSegment segment,
                                                               const SharedMemoryOptions& options);
 
-/// Why ranks of this machine can't share memory; empty if one process finds no obstacle.
+/// Why ranks on this host can't share memory; empty if a test within this process succeeds.
 std::string shared_memory_problem();
 
 }  // namespace tessera::comm

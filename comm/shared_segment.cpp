@@ -23,7 +23,7 @@ IoError system_error(std::string_view what, int code) {
   return IoError("shared memory: {}: {}", what, std::strerror(code));
 }
 
-// Target of a /proc link; identifies a segment of this run.
+// Target of a /proc link, which names the segment.
 std::string name_of_file(const std::string& path) {
   std::array<char, 256> text;
   const ssize_t n = ::readlink(path.c_str(), text.data(), text.size());
@@ -76,15 +76,14 @@ SharedSegment SharedSegment::create(std::size_t bytes) {
   // Exceeding this limit raises SIGXFSZ.
   rlimit limit{};
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < bytes) {
-    throw IoError(
-        "shared memory: {} bytes are more than the limit of a file's size, {} (ulimit -f)", bytes,
-        limit.rlim_cur);
+    throw IoError("shared memory: {} bytes exceed the limit of file sizes, {} (ulimit -f)", bytes,
+                  limit.rlim_cur);
   }
   int code = 0;
   do {
     code = ::posix_fallocate(file.get(), 0, static_cast<off_t>(bytes));
   } while (code == EINTR);
-  if (code != 0) throw system_error(fmt::format("taking {} bytes failed", bytes), code);
+  if (code != 0) throw system_error(fmt::format("allocating {} bytes failed", bytes), code);
   // Reading past the end of a file that shrank raises SIGBUS.
   if (::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     throw system_error("sealing it failed", errno);
@@ -102,7 +101,8 @@ SharedSegment SharedSegment::open(const std::string& address) {
   }
   const std::string path = fmt::format("/proc/{}/fd/{}", address.substr(0, first),
                                        address.substr(first + 1, second - first - 1));
-  // Checked before opening, which may have side effects on other files, and again after it.
+  // Opening another file may have side effects: the name is checked before opening, and again
+  // after.
   const std::string name = fmt::format("/memfd:{} (deleted)", address.substr(second + 1));
   const std::string seen = name_of_file(path);
   if (!seen.empty() && seen != name) {
@@ -132,7 +132,7 @@ void SharedSegment::hold(int index) {
     throw system_error(fmt::format("locking place {} failed", index), errno);
   }
   if (!open_again().is_held_elsewhere(index)) {
-    throw IoError("shared memory: this system does not show locks of files in memory");
+    throw IoError("shared memory: this system does not support locks on memfd files");
   }
 }
 

@@ -8,19 +8,19 @@
 
 namespace tessera::comm {
 
-/// Memory shared by processes of one host: an anonymous file (memfd), which other processes open
-/// through /proc. It is released when the last of them ends, however it ends, and is not limited by
-/// the size of /dev/shm.
+/// Memory shared by processes of one host: a memfd that other processes open through /proc. The
+/// kernel frees it with its last process, even a killed one. The size of /dev/shm does not limit
+/// it.
 class SharedSegment {
  public:
-  /// Allocates all pages now, zeroed: too little memory is an error here, not a signal later.
+  /// Allocates all pages, zeroed, so that a lack of memory is an error here and not a SIGBUS later.
   /// @param bytes  rounded up to whole pages
   /// @throws IoError with the system's reason
   static SharedSegment create(std::size_t bytes);
-  /// @param address  of a segment of another process, or of this one
-  /// @throws IoError if it can't be reached from here, say from another container
+  /// @param address  address() of a segment of any process on this host
+  /// @throws IoError if it can't be opened, for example from another container
   static SharedSegment open(const std::string& address);
-  /// The same mapping with locks of its own: for ranks that are threads.
+  /// The same mapping with separate locks, for ranks that are threads.
   /// @throws IoError
   SharedSegment open_again() const;
 
@@ -30,7 +30,7 @@ class SharedSegment {
   std::size_t bytes() const { return bytes_; }
 
   /// Locks place `index` until let_go() or the end of the process.
-  /// @throws IoError if it is taken, or the system has no such locks
+  /// @throws IoError if it is locked already, or the system lacks such locks
   void hold(int index);
   void let_go(int index) const noexcept;
   /// Whether another object, of any process, has locked the place.

@@ -6,7 +6,7 @@
 
 namespace tessera::comm {
 
-/// The group of one rank: collectives run at once, on the calling thread.
+/// A group of one rank: collectives run immediately, on the calling thread.
 std::unique_ptr<Communicator> make_single_communicator();
 
 }  // namespace tessera::comm

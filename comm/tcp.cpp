@@ -22,23 +22,23 @@
 namespace tessera::comm {
 namespace {
 
-// From every rank to every other at the start of a collective. A contribution that fits travels
-// inside, so a barrier or the sum of a scalar is one message to each peer.
+// Sent by every rank to every other at the start of a collective. Small contributions travel
+// inside, so a barrier or a scalar sum takes one message per peer.
 struct Header {
   Signature signature;
   std::array<std::byte, 192> payload;
 };
 static_assert(std::is_trivially_copyable_v<Header> && sizeof(Header) == 256);
 
-// Sequence number of the header with which a rank leaves in order.
+// Sequence number of the header that announces a clean exit.
 constexpr std::uint64_t kGoodbye = ~std::uint64_t{0};
 
-// all_reduce up to this size sends everything to everybody: one exchange instead of two.
+// all_reduce up to this size: each rank sends all elements to all, in one exchange instead of two.
 constexpr std::size_t kDirectTcpAllReduce = 32 * 1024;
-// Bytes that a reduction receives from each peer before it adds them up.
+// Bytes per peer that a reduction receives before summing.
 constexpr std::size_t kPiece = 256 * 1024;
 constexpr std::chrono::milliseconds kPollTick{100};
-// For the header of a rank that leaves, where a peer is slow to read.
+// Time to send the goodbye header to slow peers.
 constexpr std::chrono::milliseconds kGoodbyeTime{1000};
 
 class TcpBackend final : public ProcessBackend {
@@ -73,10 +73,10 @@ class TcpBackend final : public ProcessBackend {
 
   struct Peer {
     FileDescriptor socket;
-    Header header;  // of the collective under way
+    Header header;  // of the running collective
     std::size_t header_bytes = 0;
-    std::span<std::byte> in;                      // to be received after it
-    std::vector<std::span<const std::byte>> out;  // to be sent, in this order
+    std::span<std::byte> in;                      // payload still to receive
+    std::vector<std::span<const std::byte>> out;  // data still to send, in order
     bool has_left = false;
 
     bool wants() const { return header_bytes < sizeof(Header) || !in.empty(); }
@@ -119,7 +119,7 @@ class TcpBackend final : public ProcessBackend {
     }
   }
 
-  // @param begin  where a rank's part begins; of world_, where the last one ends
+  // @param begin  begin(r): offset of rank r's part; begin(world_): end of the last one
   template <typename Begin>
   void all_gather(std::byte* data, Begin&& begin) {
     const auto part = [&](int r) { return std::span(data + begin(r), begin(r + 1) - begin(r)); };
@@ -151,23 +151,23 @@ class TcpBackend final : public ProcessBackend {
     }
     if (total <= kDirectTcpAllReduce) {
       meet({}, [&](int) { return std::span(data, total); });
-      finish();  // before it is overwritten
+      finish();  // all sends are done before `data` is overwritten
       return reduce(data, total, combine_at(data));
     }
-    // Each rank reduces its stretch of the elements, then all gather the stretches.
+    // Each rank reduces its slice of the elements, then all ranks gather the slices.
     const auto begin = [&](int r) { return static_cast<std::size_t>(c.count * r / world_) * size; };
-    const auto stretch = [&](int r) { return std::span(data + begin(r), begin(r + 1) - begin(r)); };
-    meet({}, stretch);
-    const std::span<std::byte> own = stretch(rank_);
+    const auto slice = [&](int r) { return std::span(data + begin(r), begin(r + 1) - begin(r)); };
+    meet({}, slice);
+    const std::span<std::byte> own = slice(rank_);
     reduce(own.data(), own.size(), combine_at(own.data()));
     for_peers([&](int r) { send(r, own); });
-    // A peer's stretch comes only after that peer has received this rank's copy of it.
-    for_peers([&](int r) { receive(r, stretch(r)); });
+    // Safe to overwrite: a peer sends its slice only after it has received this rank's copy.
+    for_peers([&](int r) { receive(r, slice(r)); });
     finish();
   }
 
-  // Sends a header with `payload` to every peer, and `part(r)` after it; returns once the headers
-  // of all are here and agree.
+  // Sends a header with `payload`, then part(r), to every peer r; returns once all headers have
+  // arrived and agree.
   void meet(std::span<const std::byte> payload,
             const std::function<std::span<const std::byte>(int)>& part) {
     header_.signature = Signature(*collective_);
@@ -218,7 +218,7 @@ class TcpBackend final : public ProcessBackend {
     receive_some(r, peer);
   }
 
-  // Sends and receives until no peer owes anything.
+  // Sends and receives until owes() is false for every peer.
   template <typename Owes>
   void exchange(Owes&& owes) {
     WithheldTime withheld(kPollTick);
@@ -299,11 +299,11 @@ class TcpBackend final : public ProcessBackend {
       } else {
         peer.in = peer.in.subspan(received);
       }
-      if (received < to.size()) return;  // there is no more for now
+      if (received < to.size()) return;  // no more available now
     }
   }
 
-  // A peer that owes nothing has closed its connection: in order, or it is lost.
+  // Handles a closed connection of a peer that owes nothing: a clean exit, or a lost peer.
   void see_it_leave(int r, Peer& peer) {
     Header last;
     const ssize_t n = ::recv(peer.socket.get(), &last, sizeof(last), MSG_PEEK);
@@ -314,7 +314,7 @@ class TcpBackend final : public ProcessBackend {
 
   CommError lost(int r) const { return report_.lost(*collective_, std::array{r}); }
 
-  // After the last collective, so nothing else waits to be sent.
+  // Called after the last collective: no other data is queued.
   void say_goodbye() noexcept {
     const auto end = Clock::now() + kGoodbyeTime;
     header_ = {};
@@ -351,7 +351,7 @@ class TcpBackend final : public ProcessBackend {
 
   const std::shared_ptr<Context> context_;
   const FileDescriptor wake_;
-  // Of the queue's thread, as all below.
+  // Used by the queue's thread only.
   std::vector<Peer> peers_;  // by rank
   std::vector<pollfd> polls_;
   Header header_{};

@@ -13,12 +13,12 @@ struct TcpOptions {
   CommunicatorOptions communicator = {};
   /// Time for all ranks to connect: half of it to publish their addresses, half to connect.
   std::chrono::milliseconds connect_timeout{60'000};
-  /// The monitor finds a rank that has ended or is stopped within this; connecting takes at least
-  /// as long, so that such a rank is named as lost, not as unreachable.
+  /// Time within which the monitor detects an ended or stopped rank. Connecting waits at least this
+  /// long, so that such a rank is reported as lost, not as unreachable.
   std::chrono::milliseconds watched_within{2000};
   /// Address or host name on which this rank listens for its peers.
   std::string address = "127.0.0.1";
-  /// Each side of a connection proves that it knows both; see tcp_mesh.h.
+  /// Both sides of a connection prove that they know both; see tcp_mesh.h.
   std::string run_id = {}, token = {};
   /// Prefix of the keys in the store; new for each communicator.
   std::string name = "tcp";
@@ -26,13 +26,13 @@ struct TcpOptions {
   std::vector<std::string> processes = {};
 };
 
-/// Ranks that are processes, over TCP. Called by all ranks; adds no threads but the queue's.
+/// Communicator over TCP between processes. Called by all ranks; adds no threads but the queue's.
 ///
-/// Each collective begins with a header from every rank to every other; no buffer is written before
-/// all headers agree, so a mismatch ends in CommError(Mismatch) on every rank. When a rank fails,
-/// it leaves a verdict in the store, and the first one stands: all survivors throw the same error.
-/// Reductions stage at most 256 KiB per peer, booked as Communication if
-/// options.communicator.context is set, and kept for the next collective.
+/// Each collective begins with a header from every rank to every other. No buffer is written before
+/// all headers agree, so a mismatch throws CommError(Mismatch) on every rank. A failing rank
+/// publishes a verdict in the store; the first one stands, and all survivors throw it. Reductions
+/// stage at most 256 KiB per peer, booked as Communication if options.communicator.context is set,
+/// and kept for the next collective.
 ///
 /// @param store  outlives the communicator; carries addresses and verdicts
 /// @throws CommError if not all ranks connect in time

@@ -44,19 +44,19 @@ std::uint32_t decode_rank(std::string_view bytes) {
   return rank;
 }
 
-// Small messages on a connection without a backlog: sent whole, or the connection is gone.
+// Messages fit the empty send buffer: a partial send means a lost connection.
 bool send_message(int fd, const std::string& message) {
   return ::send(fd, message.data(), message.size(), MSG_NOSIGNAL) ==
          static_cast<ssize_t>(message.size());
 }
 
-// A connection that is not proved yet.
+// A connection that is not authenticated yet.
 struct Pending {
   FileDescriptor fd;
   int peer;  // -1: incoming, from a stranger
   Deadline deadline;
   std::string nonce;   // own
-  std::string theirs;  // of the server, once the client has it
+  std::string theirs;  // the server's, once received by the client
   std::string in;
   std::size_t wanted;  // bytes of the next message
 };
@@ -122,7 +122,7 @@ class Connector {
                      rank_, options_.address, sockets_.size(), why);
   }
 
-  // Nobody has found one of the ranks to be gone or stopped, so both ends are named.
+  // No rank is known to be dead or stopped, so both ends are blamed.
   CommError unreachable(const std::vector<int>& peers, milliseconds time) const {
     std::vector<int> ends = peers;
     ends.insert(std::lower_bound(ends.begin(), ends.end(), rank_), rank_);
@@ -166,8 +166,8 @@ class Connector {
     const auto now = Clock::now();
     std::vector<Pending> kept;
     for (std::size_t i = 0; i < pending_.size(); ++i) {
-      const bool goes_on = polls_[i + 1].revents == 0 || proceed(pending_[i]);
-      if (goes_on && now < pending_[i].deadline) kept.push_back(std::move(pending_[i]));
+      const bool is_open = polls_[i + 1].revents == 0 || proceed(pending_[i]);
+      if (is_open && now < pending_[i].deadline) kept.push_back(std::move(pending_[i]));
     }
     pending_ = std::move(kept);
     if (polls_[0].revents != 0) accept();
@@ -190,7 +190,7 @@ class Connector {
     }
   }
 
-  // Closes the connection of a stranger, if there is one.
+  // Closes the connection of a random stranger; false: there is none.
   bool evict() {
     std::vector<std::size_t> strangers;
     for (std::size_t i = 0; i < pending_.size(); ++i) {
@@ -202,7 +202,7 @@ class Connector {
     return true;
   }
 
-  // Reads what has come. @return whether to go on with it
+  // Reads available bytes. @return false: close the connection
   bool proceed(Pending& p) {
     char bytes[kIntroduction];
     const ssize_t n = ::recv(p.fd.get(), bytes, p.wanted - p.in.size(), 0);
@@ -228,7 +228,7 @@ class Connector {
                       client_nonce, server_nonce);
   }
 
-  // The server's side, with the client's introduction.
+  // Server side: checks the client's introduction.
   void admit(Pending& p, std::string_view introduction) {
     const std::uint32_t claimed = decode_rank(introduction);
     if (claimed <= static_cast<std::uint32_t>(rank_) || claimed >= sockets_.size()) return;
@@ -239,11 +239,11 @@ class Connector {
       return;
     }
     if (send_message(p.fd.get(), proof(ProofRole::Server, client, rank_, nonce, p.nonce))) {
-      sockets_[index(client)] = std::move(p.fd);  // in the place of one that the client gave up
+      sockets_[index(client)] = std::move(p.fd);  // replaces one that the client gave up
     }
   }
 
-  // The client's side: first the server's nonce, then its proof.
+  // Client side: receives the server's nonce, then its proof.
   bool answer(Pending& p, const std::string& message) {
     if (p.theirs.empty()) {
       p.theirs = message;
@@ -264,8 +264,8 @@ class Connector {
   const TcpOptions& options_;
   const int rank_;
   FileDescriptor listener_;
-  std::vector<std::string> addresses_;   // by rank, as all below: "address port"
-  std::vector<FileDescriptor> sockets_;  // proved
+  std::vector<std::string> addresses_;   // "address port", by rank like the next three
+  std::vector<FileDescriptor> sockets_;  // authenticated
   std::vector<std::string> problems_;    // of the last attempt
   std::vector<Deadline> retry_at_;       // of lower ranks; max: an attempt is under way
   std::vector<Pending> pending_;

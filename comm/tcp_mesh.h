@@ -7,18 +7,17 @@
 
 namespace tessera::comm {
 
-/// Connects this rank with all others: to lower ranks, from higher ones. Ports are open only
-/// meanwhile.
+/// Connects this rank to all lower ranks and accepts all higher ones; then closes its port.
 ///
-/// Every connection is proved from both sides before it carries data, with the proofs of
-/// control/authentication.h over run id, name, both ranks and both nonces:
+/// Both sides authenticate before data moves, with the proofs of control/authentication.h over run
+/// id, name, both ranks and both nonces:
 ///
 ///     server: nonce            32 bytes
 ///     client: rank, nonce, proof   4 + 32 + 32 bytes, little-endian
 ///     server: proof            32 bytes
 ///
-/// A stranger may send 68 bytes within 2 s. At most 64 strangers are held; the next one replaces
-/// one of them at random, and a rank that was replaced connects again.
+/// A stranger may send 68 bytes within 2 s. At most 64 strangers are kept; a new one replaces one
+/// of them at random, and a rank that was replaced connects again.
 ///
 /// @return non-blocking sockets by rank; none for this rank
 /// @throws CommError Timeout naming the ranks that published no address, or both ends of a

@@ -60,8 +60,8 @@ class ThreadsBackend final : public CollectiveBackend {
     group_->meet();
   }
 
-  // Each rank reduces its stretch into its own buffer, where nobody else reads that stretch; then
-  // all copy the stretches of the others.
+  // Each rank reduces its slice in its own buffer, where no other rank reads that slice; then all
+  // ranks copy the other slices.
   void all_reduce(const Collective& mine) {
     const std::size_t size = dtype_size(mine.dtype);
     const auto begin = [&](int r) { return mine.count * r / world_size(); };

@@ -11,8 +11,8 @@
 
 namespace tessera::comm {
 
-/// Meeting point of the ranks of one process, shared by their communicators. Compares the ranks'
-/// calls before data moves, and names the culprit of every failure. Thread-safe.
+/// Synchronizes the ranks of one process; shared by their communicators. Compares the ranks' calls
+/// before data moves, and names the culprit of every failure. Thread-safe.
 class ThreadGroup {
  public:
   /// @throws InvalidArgument if world_size < 1
@@ -20,18 +20,18 @@ class ThreadGroup {
   int world_size() const { return world_size_; }
 
   /// First meeting of a collective: returns when every rank has arrived with an equal signature.
-  /// @throws CommError Timeout naming who did not arrive, PeerLost naming who has left, Mismatch
-  /// naming the odd one out: the same error on every rank
+  /// @throws CommError, the same on every rank: Timeout naming the missing ranks, PeerLost naming
+  ///   the ranks that left, Mismatch naming the minority
   void arrive(int rank, const Collective& collective);
-  /// Later meetings of the same collective. Ranks read each other's buffers, so only the arrival of
-  /// all ends this wait.
+  /// Later meetings of the same collective. No deadline: ranks read each other's buffers until all
+  /// have arrived.
   void meet();
   /// The call of `rank`; valid between arrive() and the collective's last meet().
   const Collective& collective(int rank) const {
     return *collectives_[static_cast<std::size_t>(rank)];
   }
 
-  /// Fails every rank that waits in arrive() or comes later. The first failure stands.
+  /// Fails every rank that waits in arrive() or arrives later. The first failure stands.
   void fail(const CommError& error);
   /// `rank` leaves the group for good.
   void leave(int rank);

@@ -9,7 +9,6 @@
 
 namespace tessera {
 
-/// Initial distribution of a parameter.
 struct Initialization {
   enum class Kind : std::uint8_t { Zeros, Ones, Normal };
   Kind kind = Kind::Zeros;

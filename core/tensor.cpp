@@ -49,7 +49,7 @@ Tensor Tensor::empty(const std::shared_ptr<Context>& context, const Shape& shape
   const std::int64_t count = tessera::numel(shape);
   const auto size = static_cast<std::int64_t>(dtype_size(dtype));
   require(count <= std::numeric_limits<std::int64_t>::max() / size,
-          "a tensor of shape {} {} has more bytes than 63 bits count", shape, dtype);
+          "a tensor of shape {} {} has more than 2^63 - 1 bytes", shape, dtype);
   auto storage =
       Storage::allocate(context, static_cast<std::size_t>(count * size), category, owner);
   return Tensor(make_impl(std::move(storage), 0, shape, contiguous_strides(shape), dtype));

@@ -15,7 +15,7 @@ inline constexpr std::int64_t kMostCudaHeadDim = 256;
 ///
 /// q              [B, Tq, H, D]; k, v  [B, Tk, Hkv, D] with H a multiple of Hkv, Tk >= Tq. Any
 ///                strides, last dim contiguous (so q, k, v may be windows of one packed buffer).
-/// out            [B, Tq, H, D], strides free, last dim contiguous
+/// out            [B, Tq, H, D], any strides, last dim contiguous
 /// log_sum_exp    [B, H, Tq] accumulator dtype, contiguous: of the scaled scores; optional in
 ///                forward, needed by backward
 /// Query i sees keys 0 .. i + (Tk - Tq): with a cache of past keys, Tq is the number of new tokens.
@@ -31,8 +31,7 @@ struct AttentionForward {
 };
 void attention_forward(Context& context, const AttentionForward& args);
 
-/// grad_q, grad_k, grad_v have the shapes and dtype of q, k, v (any strides, last dim contiguous)
-/// and honour accumulate.
+/// grad_q, grad_k, grad_v have the shapes and dtype of q, k, v (any strides, last dim contiguous).
 struct AttentionBackward {
   TensorView q, k, v, out, log_sum_exp;
   TensorView grad_out;

@@ -4,7 +4,7 @@
 
 namespace tessera::kernels {
 
-/// @throws Unsupported unless the dtype is one that kernels compute in: f64, f32 or bf16
+/// @throws Unsupported unless the dtype is f64, f32 or bf16
 inline void check_computing_dtype(std::string_view kernel, std::string_view argument,
                                   const TensorView& view) {
   require<Unsupported>(
@@ -12,7 +12,7 @@ inline void check_computing_dtype(std::string_view kernel, std::string_view argu
       "{}: {} must have dtype f32, bf16 or f64, got {}", kernel, argument, view.dtype);
 }
 
-/// Device, dtype, shape and density of an argument at once. @throws InvalidArgument
+/// Checks device, dtype, shape and density of an argument. @throws InvalidArgument
 inline void check_dense(std::string_view kernel, std::string_view argument, const Context& context,
                         const TensorView& view, DType dtype, const Shape& shape) {
   check_device(kernel, argument, context, view);

@@ -19,8 +19,8 @@ inline constexpr std::int32_t kIgnoreTarget = -1;
 ///          grad_scale * (softmax(logits) - onehot(target))
 /// targets  [R] i32 in [0, V) or kIgnoreTarget
 /// losses   [R] accumulator dtype: -log softmax(logits)[target] in nats
-/// On CUDA a target outside the vocabulary makes loss and gradient of its row NaN: checking it on
-/// the host would wait for the device.
+/// On CUDA a target outside the vocabulary makes loss and gradient of its row NaN: a check on the
+/// host would wait for the device.
 /// Source of the online form: Milakov and Gimelshein 2018, arXiv:1805.02867.
 struct CrossEntropy {
   TensorView logits;

@@ -7,8 +7,8 @@
 #include "core/base/trace.h"
 
 // Dispatch by device. In kernels/<family>.cpp, TESSERA_KERNEL(gelu_forward, GeluForward) defines
-// `void gelu_forward(Context&, const GeluForward&)`. Arguments are checked by the operations
-// (core/ops), once: kernels and dispatch take them as they are.
+// `void gelu_forward(Context&, const GeluForward&)`. Operations (core/ops) check the arguments
+// once; kernels and dispatch do not.
 
 #if defined(__x86_64__) && !defined(TESSERA_GENERIC_CPU)
 #define TESSERA_CPU_KERNEL(name, Args) \
@@ -59,7 +59,7 @@ namespace tessera::kernels {
 /// @throws OutOfMemory with the ledger
 bool run_on_device(std::string_view kernel, Context& context, const void* args);
 
-// Checks of kernels that no operation covers; messages name kernel and argument, with the values.
+// Checks for kernels without an operation; messages name kernel and argument, with the values.
 
 void check_device(std::string_view kernel, std::string_view argument, const Context& context,
                   const TensorView& view);

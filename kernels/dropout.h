@@ -13,8 +13,8 @@ namespace tessera::kernels {
 
 /// y[i] = keep(i) ? x[i] / (1 - p) : 0, where keep(i) is true if the uniform draw number
 /// first_sample * sample_elements + i of the stream (Dropout, step, place) of the seed is at least
-/// p. So a rank or micro-batch draws what the whole batch would have drawn. The mask is never
-/// stored: backward draws it again, on the gradient. x and y same shape and dtype, contiguous; p in
+/// p. So the mask does not depend on how a batch is split over ranks and micro-batches. It is never
+/// stored: backward draws it again for the gradient. x and y same shape and dtype, contiguous; p in
 /// [0, 1).
 struct Dropout {
   TensorView x;

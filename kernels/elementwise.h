@@ -18,8 +18,8 @@ void cast(Context& context, const TensorView& in, const GradientView& out, doubl
 /// bias gradient: out[c] [+]= sum over rows of in[r, c]. in [R, C] rows may be strided; out [C] in
 /// the accumulator dtype. Fixed order of summation.
 void sum_rows(Context& context, const TensorView& in, const GradientView& out);
-/// out [+]= scale * sum(in), in float64 and an order that the number of elements alone fixes. in
-/// contiguous; out one element, f64 or the accumulator dtype.
+/// out [+]= scale * sum(in), in float64, in an order that depends on the number of elements only.
+/// in contiguous; out one element, f64 or the accumulator dtype.
 void sum(Context& context, const TensorView& in, const GradientView& out, double scale = 1.0);
 
 }  // namespace tessera::kernels

@@ -2,7 +2,7 @@
 
 #include "core/base/tensor_view.h"
 
-// Arguments of kernels/elementwise.h as the backends take them.
+// Argument structs of kernels/elementwise.h for the backends.
 namespace tessera::kernels {
 
 struct Add {

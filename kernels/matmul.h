@@ -10,7 +10,7 @@ class Context;
 
 namespace tessera::kernels {
 
-/// What follows a product, in the same kernel where the device has one.
+/// Operation after a product, in the same kernel where the device supports it.
 enum class Epilogue : std::uint8_t {
   None,
   Gelu,          ///< pre = the product [+ bias], c = gelu(pre)
@@ -18,7 +18,7 @@ enum class Epilogue : std::uint8_t {
   BiasGradient,  ///< bias_gradient [+]= sums over the rows of the output's gradient
 };
 
-/// c = op(a) op(b) [+ bias] [+ c], the product that every linear layer is made of.
+/// c = op(a) op(b) [+ bias] [+ c].
 ///
 /// a  [M, K], or [K, M] if transpose_a; b  [K, N], or [N, K] if transpose_b; c  [M, N].
 /// Rows may be strided (a leading dimension); the last dim is contiguous.
@@ -26,9 +26,9 @@ enum class Epilogue : std::uint8_t {
 /// bias  [N], dtype of a, optional: added to every row. Accumulates in f32 (f64 for f64).
 /// With K = 0 the product is zero.
 ///
-/// Epilogues run as separate kernels, bit for bit, where the device has no fused one. Fused (bf16
-/// on CUDA), GELU takes the f32 accumulator instead of its rounded value.
-/// Gelu, GeluGradient: c is contiguous, has the dtype of a, and is not accumulated on; no bias in
+/// Without a fused kernel, epilogues run as separate kernels, with the same bits as these. Fused
+/// (bf16 on CUDA), GELU reads the f32 accumulator instead of its rounded value.
+/// Gelu, GeluGradient: c is contiguous, has the dtype of a, and does not accumulate; no bias in
 /// GeluGradient.
 /// BiasGradient: no bias. The gradient of the layer's output is b, or a if gradient_is_a; its rows
 /// are the terms of the product (a transposed, b not).
@@ -47,7 +47,7 @@ struct Matmul {
 /// @throws Unsupported on the device
 void matmul(Context& context, const Matmul& args);
 
-/// A product with an epilogue, offered to a device; `done` tells whether a fused kernel took it.
+/// A product with an epilogue, offered to a device; a fused kernel that runs it sets `done`.
 struct FusedMatmul {
   const Matmul& product;
   bool& done;

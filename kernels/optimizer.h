@@ -11,8 +11,8 @@ class Context;
 
 namespace tessera::kernels {
 
-/// What AdamW makes of its settings once a step, in double, for all elements: 1 - lr wd,
-/// lr / (1 - b1^t) and 1 / sqrt(1 - b2^t).
+/// Rates that AdamW computes once per step, in double, from its settings: 1 - lr wd, lr / (1 -
+/// b1^t) and 1 / sqrt(1 - b2^t).
 struct AdamWRates {
   float decay = 1, rate = 0, v_scale = 0;
 };
@@ -26,11 +26,11 @@ struct AdamWRates {
 /// copy                       optional, [n] bf16, contiguous: param, rounded, from the same pass
 ///   g = grad_scale * grad;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
 ///   param = param (1 - lr wd) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
-/// Computes in f32. A bf16 param is rounded to nearest or, with `stochastic`, up with the
-/// probability of the bits cut off, drawn from word first_element + i of the stream (Rounding,
-/// step, place) of the seed: small updates then count on average. Source:
-/// Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2 (as in PyTorch's AdamW); stochastic
-/// rounding: Gupta et al. 2015, arXiv:1502.02551.
+/// Computes in f32. A bf16 param is rounded to nearest or, with `stochastic`, up with a probability
+/// equal to the discarded fraction, drawn from word first_element + i of the stream (Rounding,
+/// step, place) of the seed: small updates then count on average. Source: Loshchilov and Hutter
+/// 2019, arXiv:1711.05101, algorithm 2 (as in PyTorch's AdamW); stochastic rounding: Gupta et al.
+/// 2015, arXiv:1502.02551.
 struct AdamW {
   TensorView param, grad, exp_avg, exp_avg_sq;
   double lr = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
@@ -50,24 +50,25 @@ void adamw(Context& context, const AdamW& args);
 ///
 /// totals  [n] f64, contiguous; the first is a sum of squares (of all gradients)
 /// factor  one element, f32
-/// As torch.nn.utils.clip_grad_norm_ clips; where the totals lie: nothing waits for the device.
+/// Clips as torch.nn.utils.clip_grad_norm_ does, on the device, without waiting for it.
 struct ClipFactor {
   TensorView totals, factor;
   double max_norm = 0;
 };
 void clip_factor(Context& context, const ClipFactor& args);
 
-/// sum = the sum of the squares of x, where x lies: nothing waits for the device.
+/// sum = sum of the squares of x, on the device, without waiting for it.
 ///
 /// x    f32, contiguous
 /// sum  one element, f64
-/// In float64, over fixed parts: the same for any number of threads, and in every call on a device.
+/// In float64, over fixed parts: the same bits for any number of threads, and in every call on a
+/// device.
 struct SumOfSquares {
   TensorView x, sum;
 };
 void sum_of_squares(Context& context, const SumOfSquares& args);
 
-/// The same, to the host: waits for the device. 0 on the meta device.
+/// The same, on the host: waits for the device. 0 on the meta device.
 double sum_of_squares(Context& context, const TensorView& x);
 
 }  // namespace tessera::kernels

@@ -35,7 +35,7 @@ struct Sampling {
 };
 void sample(Context& context, const Sampling& args);
 
-/// Most columns whose summed weights cannot overflow.
+/// Maximum number of columns: summed weights can't overflow.
 inline constexpr std::int64_t kMostSampledColumns = std::int64_t{1} << 22;
 
 }  // namespace tessera::kernels

@@ -42,7 +42,7 @@ class Gpt2 {
 
   /// scale * sum of cross-entropies in nats.
   /// @param tokens   [B, T] i32, T <= seq_len
-  /// @param targets  [B, T] i32, -1: takes no part
+  /// @param targets  [B, T] i32, -1: ignored
   /// @param scale    e.g. 1 / (tokens of the whole step)
   /// @return         [1], f32. Gradients: see ops::linear_cross_entropy; root of backward.
   Tensor loss(const Tensor& tokens, const Tensor& targets, double scale,

@@ -14,7 +14,7 @@ void Gpt2Config::validate() const {
   positive("n_embd", n_embd);
   positive("vocab_size", vocab_size);
   positive("seq_len", seq_len);
-  require(n_embd % n_head == 0, "model.n_embd {} does not divide by model.n_head {}", n_embd,
+  require(n_embd % n_head == 0, "model.n_embd {} is not divisible by model.n_head {}", n_embd,
           n_head);
   require(layer_norm_eps > 0, "model.layer_norm_eps must be above 0, got {}", layer_norm_eps);
   require(dropout >= 0.0F && dropout < 1.0F, "model.dropout must be in [0, 1), got {}", dropout);

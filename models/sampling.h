@@ -8,7 +8,6 @@
 
 namespace tessera::models {
 
-/// Choice of the next token from logits.
 struct SamplingOptions {
   double temperature = 1.0;  ///< 0: the most likely token
   std::int64_t top_k = 0;    ///< keep the k most likely; 0: all

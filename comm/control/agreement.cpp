@@ -13,16 +13,16 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::string_view kAgreed = "agreed";
-// For a last look at the store after the deadline.
+// Minimum wait: the store is read once more after the deadline.
 constexpr std::chrono::milliseconds kLastLook{1};
-// Between a waiting rank's looks for an end of the agreement or the run.
+// Period of checks for the outcome or a verdict while waiting.
 constexpr std::chrono::milliseconds kSlice{250};
-// For a value that is there.
+// Time to read a key that is set.
 constexpr std::chrono::milliseconds kRead{5000};
 
 std::string outcome_key(const std::string& name) { return name + "/outcome"; }
 
-// Most processes that a failure lists.
+// Maximum number of processes in a message.
 constexpr int kProcessesShown = 8;
 
 std::chrono::milliseconds remaining(Clock::time_point deadline) {
@@ -189,14 +189,14 @@ class Agreement {
     }
   }
 
-  // Rank `next` is the first whose value is not there yet.
+  // @param next  the first rank whose value has not arrived
   void end_if_over(int next) {
     if (store_.has(outcome_)) {
       conclude(std::string(kAgreed));
     } else if (const auto verdict = find_verdict(store_, std::chrono::milliseconds(0))) {
-      const std::string came = who_came();
+      const std::string arrived = arrived_ranks();
       CommError error(verdict->failure(), verdict->culprits(), "{}{}{}",
-                      came.empty() ? "" : options_.name + ": ", verdict->what(), came);
+                      arrived.empty() ? "" : options_.name + ": ", verdict->what(), arrived);
       conclude(error.set_fate(verdict->fate()));
     }
     if (Clock::now() < end_) return;
@@ -208,14 +208,14 @@ class Agreement {
     const CommError late(
         CommFailure::Timeout, missing, "{}: {} of {} ranks {} within {}, missing: {}{}{}",
         options_.name, world_ - static_cast<int>(missing.size()), world_, options_.verb,
-        format_seconds(deadline_), rank_list(missing), known_of(missing), who_came());
+        format_seconds(deadline_), rank_list(missing), details_of(missing), arrived_ranks());
     conclude(late);
-    // The others have agreed, so all values are there, unless they count other ranks.
+    // The other ranks agreed, so all values are set, unless they have another world size.
     if (!store_.has(key(missing.front()))) throw CommError(late);
   }
 
   // "; arrived: rank 0 (host, pid 12), rank 2 (host, pid 14)"
-  std::string who_came() {
+  std::string arrived_ranks() {
     if (!options_.describe) return {};
     std::vector<std::string> shown;
     int more = 0;
@@ -232,7 +232,7 @@ class Agreement {
   }
 
   // "; of rank 3: the launcher started it as pid 12"
-  std::string known_of(const std::vector<int>& missing) const {
+  std::string details_of(const std::vector<int>& missing) const {
     std::string text;
     if (!options_.describe_missing) return text;
     for (std::size_t i = 0; i < missing.size() && i < std::size_t{kProcessesShown}; ++i) {

@@ -23,8 +23,8 @@ namespace {
 
 constexpr std::string_view kToken = "TESSERA_TOKEN", kTokenFd = "TESSERA_TOKEN_FD";
 
-// Appends at most `room` bytes; returns false at the end of the file. `at` counts the bytes of a
-// file that others may be reading, too.
+// Appends at most `room` bytes; returns false at the end. Files are read by position: other ranks
+// may share the descriptor's offset.
 bool read_some(int fd, bool is_file, std::string& text, std::size_t room, Deadline deadline) {
   std::array<char, 1024> bytes;
   const std::size_t wanted = std::min(room, bytes.size());
@@ -49,8 +49,7 @@ std::string read_descriptor(std::string_view number, std::chrono::milliseconds a
           "{}: expected the number of an open descriptor, got '{}'", kTokenFd, number);
   struct stat status {};
   require(::fstat(fd, &status) == 0,
-          "{}: descriptor {} is not open here; whoever starts this process must leave it open",
-          kTokenFd, fd);
+          "{}: descriptor {} is not open here; the parent process must pass it on", kTokenFd, fd);
   const FileDescriptor owner(fd);
   const Deadline deadline = std::chrono::steady_clock::now() + at_most;
   std::string text;
@@ -75,7 +74,7 @@ std::string hmac_sha256(std::string_view key, std::string_view text) {
 
 std::string make_nonce() {
   std::string nonce(kNonceBytes, '\0');
-  // So few bytes come whole or not at all.
+  // getrandom() returns up to 256 bytes completely or not at all.
   require<IoError>(::getrandom(nonce.data(), nonce.size(), 0) == static_cast<ssize_t>(nonce.size()),
                    "getrandom failed: {}", std::strerror(errno));
   return nonce;
@@ -91,12 +90,12 @@ std::string make_token() {
 
 std::string make_proof(std::string_view token, ProofRole role, std::string_view run_id,
                        std::string_view client_nonce, std::string_view server_nonce) {
-  Message said;  // with lengths: no two different inputs give the same bytes
-  said.type = StoreProtocol::kProve;
-  said.fields = {std::string(StoreProtocol::kMagic),
-                 role == ProofRole::Client ? "client" : "server", std::string(run_id),
-                 std::string(client_nonce), std::string(server_nonce)};
-  return hmac_sha256(token, said.encode());
+  Message message;  // its fields carry lengths, so the encoding is unambiguous
+  message.type = StoreProtocol::kProve;
+  message.fields = {std::string(StoreProtocol::kMagic),
+                    role == ProofRole::Client ? "client" : "server", std::string(run_id),
+                    std::string(client_nonce), std::string(server_nonce)};
+  return hmac_sha256(token, message.encode());
 }
 
 bool is_same_secret(std::string_view a, std::string_view b) {

@@ -8,10 +8,10 @@
 
 namespace tessera::comm {
 
-/// A token is a secret that the processes of one run share; it is never sent. Client and server of
-/// a connection each send a fresh nonce and prove that they know the token: HMAC-SHA256, keyed with
-/// it, over protocol version, role, run id and both nonces. Recorded or reflected proofs are
-/// refused. Later messages are neither signed nor encrypted.
+/// Mutual authentication with a token, a secret that the processes of one run share and never send.
+/// Each side of a connection sends a fresh nonce and proves that it knows the token: HMAC-SHA256,
+/// keyed with it, over protocol version, role, run id and both nonces. Recorded or reflected proofs
+/// are refused. Later messages are neither signed nor encrypted.
 
 enum class ProofRole { Client, Server };
 
@@ -31,9 +31,9 @@ std::string make_proof(std::string_view token, ProofRole role, std::string_view 
 /// Compares in constant time, for equal lengths.
 bool is_same_secret(std::string_view a, std::string_view b);
 
-/// The token from TESSERA_TOKEN, or read from the descriptor TESSERA_TOKEN_FD to its end and
-/// closed. White space at the end is dropped. A file is read from its start, so that several ranks
-/// may inherit one descriptor. Call it once.
+/// Reads the token from TESSERA_TOKEN, or from the descriptor TESSERA_TOKEN_FD to its end, which it
+/// closes: call it once. Drops trailing white space. A file is read from its start, so that several
+/// ranks may inherit one descriptor.
 /// @param deadline  for reading the descriptor
 /// @return empty if neither variable is set
 /// @throws InvalidArgument naming the variable if both are set, reading fails or is late, or the
@@ -41,7 +41,7 @@ bool is_same_secret(std::string_view a, std::string_view b);
 std::string read_token(const Variables& variables,
                        std::chrono::milliseconds deadline = std::chrono::milliseconds(5000));
 
-/// Checks that there is a token unless `host` is a loopback address.
+/// Requires a token unless `host` is a loopback address.
 /// @throws InvalidArgument explaining how to make one; CommError if the host has no address
 void require_token(const std::string& host, std::string_view token);
 

@@ -6,7 +6,7 @@
 
 namespace tessera::comm {
 
-/// Credentials that a store asks of its clients.
+/// Credentials that a store's clients must prove.
 struct StoreSecrets {
   std::string run_id;
   /// Empty: no client needs a token, and a client that has one is refused.
@@ -17,8 +17,8 @@ struct StoreSecrets {
 /// Buffers one frame at most: kMaxHelloFrame bytes before the handshake is complete, kMaxFrame
 /// after it.
 ///
-/// Handshake without a token: hello, yes or no. With a token: hello, challenge, the client's proof,
-/// yes with the server's proof; see authentication.h. A client that fails is answered "no".
+/// Handshake without a token: hello, then yes or no. With a token: hello, challenge, the client's
+/// proof, then yes with the server's proof, or no; see authentication.h.
 class ClientSession {
  public:
   static constexpr std::size_t kMaxHelloFrame = 1024;
@@ -33,7 +33,7 @@ class ClientSession {
   /// `secrets` must outlive this.
   explicit ClientSession(const StoreSecrets& secrets) : secrets_(&secrets) {}
 
-  /// Takes received bytes; appends answers of the handshake to `out`.
+  /// Consumes received bytes; appends handshake replies to `out`.
   Next take(std::string_view bytes, std::string& out);
   /// Body of the request, after Next::Request.
   std::string take_request();

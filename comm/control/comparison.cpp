@@ -13,13 +13,13 @@
 namespace tessera::comm {
 namespace {
 
-// Most that a message shows of each.
+// Limits of what a message lists.
 constexpr std::size_t kFieldsShown = 8, kValuesShown = 4, kRanksShown = 8, kValueShown = 120;
 
-using Value = std::optional<std::string>;  // nothing: the rank does not have the field
+using Value = std::optional<std::string>;  // empty: the rank lacks the field
 using Fields = std::map<std::string, std::string, std::less<>>;
 
-// Appends new names of fields to `order`. A repeated name is another field: "name (2)".
+// Appends new field names to `order`. A repeated name becomes "name (2)".
 Fields parse_fields(std::string_view text, std::vector<std::string>& order,
                     std::set<std::string>& known) {
   Fields fields;
@@ -62,7 +62,8 @@ std::string one_side(const std::vector<const RankText*>& ranks, const Value& val
 // Description of a field's differences; empty if there are none.
 std::string compare_field(const std::string& field, const std::vector<RankText>& ranks,
                           const std::vector<Fields>& fields, std::set<int>& odd) {
-  std::vector<std::pair<Value, std::vector<const RankText*>>> sides;  // by their lowest rank
+  // In order of their lowest rank.
+  std::vector<std::pair<Value, std::vector<const RankText*>>> sides;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     const auto found = fields[i].find(field);
     const Value value = found == fields[i].end() ? Value() : Value(found->second);
@@ -75,16 +76,16 @@ std::string compare_field(const std::string& field, const std::vector<RankText>&
   const auto majority = std::max_element(
       sides.begin(), sides.end(),
       [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
-  std::vector<std::string> told;
+  std::vector<std::string> texts;
   for (auto side = sides.begin(); side != sides.end(); ++side) {
     if (side == majority) continue;
     for (const RankText* rank : side->second) odd.insert(rank->rank);
-    if (told.size() < kValuesShown) told.push_back(one_side(side->second, side->first));
+    if (texts.size() < kValuesShown) texts.push_back(one_side(side->second, side->first));
   }
-  const std::size_t more = sides.size() - 1 - told.size();
-  if (more > 0) told.push_back(fmt::format("{} more values", more));
-  told.push_back(one_side(majority->second, majority->first));
-  return fmt::format("{}: {}", field, fmt::join(told, ", "));
+  const std::size_t more = sides.size() - 1 - texts.size();
+  if (more > 0) texts.push_back(fmt::format("{} more values", more));
+  texts.push_back(one_side(majority->second, majority->first));
+  return fmt::format("{}: {}", field, fmt::join(texts, ", "));
 }
 
 }  // namespace
@@ -95,13 +96,13 @@ std::optional<CommError> find_differences(std::string_view name,
   std::set<std::string> known;
   std::vector<Fields> fields;
   for (const RankText& rank : ranks) fields.push_back(parse_fields(rank.text, order, known));
-  std::vector<std::string> told;
+  std::vector<std::string> texts;
   std::size_t count = 0;
   std::set<int> odd;
   for (const std::string& field : order) {
     std::string text = compare_field(field, ranks, fields, odd);
     if (text.empty()) continue;
-    if (++count <= kFieldsShown) told.push_back(std::move(text));
+    if (++count <= kFieldsShown) texts.push_back(std::move(text));
   }
   if (count == 0) return std::nullopt;
   const std::vector<int> culprits(odd.begin(), odd.end());
@@ -110,7 +111,7 @@ std::optional<CommError> find_differences(std::string_view name,
       "{}: {} differ{} from the others in {}: {}{}; start all ranks with the same program and "
       "configuration",
       name, rank_list(culprits), culprits.size() == 1 ? "s" : "",
-      count == 1 ? "one field" : fmt::format("{} fields", count), fmt::join(told, "; "),
+      count == 1 ? "one field" : fmt::format("{} fields", count), fmt::join(texts, "; "),
       count > kFieldsShown ? fmt::format("; and {} fields more", count - kFieldsShown) : "");
 }
 

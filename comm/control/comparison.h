@@ -10,26 +10,26 @@
 
 namespace tessera::comm {
 
-/// A rank's lines "field = value".
+/// A rank's text of lines "field = value".
 struct RankText {
   int rank = 0;
   std::string process;  ///< "host, pid 12"
   std::string text;
 };
 
-/// Compares the texts field by field. The odd ones out of a field are found by majority; in a tie
-/// the side of the lowest rank is right.
+/// Compares the texts field by field and blames the minority of each; in a tie the lowest rank's
+/// side counts as right.
 /// @param name  begins the message
 /// @return nothing if all agree; else a Mismatch with the first 8 fields that differ, the ranks and
-/// values of each side, and the number of further fields; its culprits are the odd ranks of all
-/// fields
+///   values of each side, and the number of further fields; its culprits are the minorities of all
+///   fields
 std::optional<CommError> find_differences(std::string_view name,
                                           const std::vector<RankText>& ranks);
 
 /// All ranks compare their texts; every rank returns, or throws the same error.
 /// @param name  begins messages and keys; new for each comparison
-/// @throws CommError Mismatch: see find_differences(); Timeout naming the ranks that did not come,
-/// and the processes that did
+/// @throws CommError Mismatch: see find_differences(); Timeout naming the missing ranks and the
+///   processes that arrived
 void compare_among_ranks(Store& store, const std::string& name, int rank, int world_size,
                          const std::string& text, std::chrono::milliseconds deadline);
 

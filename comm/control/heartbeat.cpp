@@ -11,9 +11,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// Longest wait for the verdict that ignores that this rank leaves.
+// Interval at which a wait for the verdict checks whether this rank leaves.
 constexpr milliseconds kVerdictWait{250};
-// Time to leave in, where silence is not limited.
+// Limit of the destructor's wait if silence is not limited.
 constexpr milliseconds kLeave{4000};
 constexpr milliseconds kRetry{100};
 constexpr int kRetries = 5;
@@ -41,7 +41,7 @@ Heartbeat::~Heartbeat() {
   try {
     store_->beat(rank_, status_->state());
   } catch (const std::exception&) {
-    // The server has gone, or the run has failed: no heartbeat is expected.
+    // The server is gone or the run has failed: no heartbeat is expected.
   }
 }
 
@@ -105,7 +105,7 @@ std::optional<CommError> Heartbeat::watch() {
       answered = Clock::now();
       failures = 0;
     } catch (const std::exception& error) {
-      // A host that runs refuses connections to a process that is gone: fewer retries than silence.
+      // A dead process's host refuses connections at once: retries run out before `silence`.
       const bool is_silent =
           options_.silence.count() > 0 && Clock::now() - answered >= options_.silence;
       if (++failures >= kRetries || is_silent) {

@@ -16,40 +16,40 @@ namespace tessera::comm {
 
 struct HeartbeatOptions {
   std::chrono::milliseconds period{1000};
-  /// The server of the store is lost after so long without an answer.
+  /// The store's server counts as lost after this long without an answer.
   std::chrono::milliseconds silence{4000};
   /// The server: "the launcher", "rank 0 (host, pid 12)".
   StoreHost server = {};
-  /// Called once, on the heartbeat's thread, with the reason why the run has failed. Must not wait.
+  /// Called once, on the heartbeat's thread, when the run fails. Must not block.
   std::function<void(const CommError&)> on_verdict;
   /// Called after on_verdict if the store is unreachable: cancel everything that waits on it.
   std::function<void()> on_lost;
-  /// From the verdict to on_stuck, before a launcher ends the process without a message.
+  /// Time from the verdict to on_stuck, shorter than a launcher's time until it kills the process.
   std::chrono::milliseconds leave_within{1800};
   /// Ends the process. Called on the heartbeat's thread.
   std::function<void(const CommError&)> on_stuck;
 };
 
-/// Sends this rank's state to the server every period, and receives a verdict on the run within
-/// milliseconds, on its own thread, whatever the other threads do.
+/// Sends this rank's state to the server every period and receives verdicts within milliseconds, on
+/// its own thread.
 class Heartbeat {
  public:
-  /// @param store  its own connection: see Store::separate()
+  /// @param store  a connection used by nothing else: see Store::separate()
   Heartbeat(std::shared_ptr<Store> store, int rank, std::shared_ptr<RankStatus> status,
             HeartbeatOptions options);
-  /// Announces that this rank leaves, so that no heartbeat is expected of it. Returns within
-  /// options.silence and a second, even if the store is lost.
+  /// Announces that this rank leaves, so that the server expects no more heartbeats. Returns within
+  /// options.silence + 1 s, even if the store is lost.
   ~Heartbeat();
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;
-  /// The argument of on_verdict, if there is one by then.
+  /// Waits up to `at_most` for the verdict.
   std::optional<CommError> verdict(std::chrono::milliseconds at_most = {});
 
  private:
   void run();
   /// @return the verdict; nothing if this rank leaves first
   std::optional<CommError> watch();
-  /// @return the verdict, if there is one by then
+  /// @return the verdict, if it arrives in time
   std::optional<CommError> wait_for_verdict(std::chrono::milliseconds at_most);
   bool sleep(std::chrono::milliseconds time);
   CommError lost(std::string_view why) const;
@@ -62,7 +62,7 @@ class Heartbeat {
   std::condition_variable wake_;
   std::optional<CommError> verdict_;
   bool stop_ = false, ended_ = false;
-  bool is_lost_ = false;  // the thread's own
+  bool is_lost_ = false;  // used by thread_ only
   std::thread thread_;
 };
 

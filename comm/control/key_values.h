@@ -10,12 +10,12 @@ namespace tessera::comm {
 /// Contents of a store, without locks and waits.
 class KeyValues {
  public:
-  /// @return false if the key is taken by another value
+  /// @return false if the key has another value
   bool set(const std::string& key, std::string_view value) {
     const auto [entry, added] = values_.try_emplace(key, value);
     return added || entry->second == value;
   }
-  /// @return null if the key is not there
+  /// @return null if the key is not set
   const std::string* find(std::string_view key) const {
     const auto found = values_.find(key);
     return found == values_.end() ? nullptr : &found->second;

@@ -38,8 +38,8 @@ class Reader {
   }
   std::string text(std::string_view name) const {
     require(has(name),
-            "this process looks as if {} had started it, but the variable {} is not set; set it, "
-            "or unset the others",
+            "the environment looks like that of {}, but the variable {} is not set; set it, "
+            "or unset the launcher's other variables",
             launcher_name(launcher_), name);
     return variables_.find(name)->second;
   }
@@ -64,15 +64,14 @@ void set_endpoint(LaunchEnvironment& env, std::string_view name, std::string_vie
   env.port = parse<std::uint16_t>(name, endpoint.substr(colon + 1), 1, 65535);
 }
 
-// A port that all ranks of a job compute alike and other jobs rarely do, outside the ephemeral
-// range.
+// Port derived from the job: equal on all its ranks, and outside the ephemeral range.
 std::uint16_t port_of_job(std::string_view job) {
   std::uint32_t hash = 2166136261U;  // FNV-1a
   for (const char c : job) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619U;
   return static_cast<std::uint16_t>(20000 + hash % 10000);
 }
 
-// For launchers that say who we are, not where to meet.
+// For launchers that set ranks but no address.
 void find_meeting_point(LaunchEnvironment& env, const Reader& reader) {
   if (env.world_size == 1) return;
   if (reader.has("TESSERA_RENDEZVOUS")) {
@@ -93,7 +92,7 @@ void find_meeting_point(LaunchEnvironment& env, const Reader& reader) {
     return;
   }
   require(env.local_world_size == env.world_size,
-          "{} started {} of {} ranks on this host and does not say where rank 0 is; set "
+          "{} started {} of {} ranks on this host and gives no address of rank 0; set "
           "TESSERA_RENDEZVOUS=host:port to an address of rank 0's host on all ranks",
           launcher_name(env.launcher), env.local_world_size, env.world_size);
   env.address = "127.0.0.1";
@@ -118,11 +117,10 @@ LaunchEnvironment from_flags(const LaunchFlags& flags, const Reader& reader) {
   env.rank = *flags.rank;
   env.world_size = *flags.world_size;
   require(!flags.rendezvous.empty() || env.world_size == 1,
-          "--rdzv host:port is missing: where the {} ranks meet, an address of rank 0's host",
-          env.world_size);
+          "--rdzv host:port is missing: {} ranks need an address of rank 0's host", env.world_size);
   if (!flags.rendezvous.empty()) set_endpoint(env, "--rdzv", flags.rendezvous);
   env.local_rank = flags.local_rank.value_or(env.rank);
-  // How many share this host is not told; nobody else knows better than the rank's number.
+  // The number of ranks on this host is unknown: guessed from the ranks.
   env.local_world_size = std::max(env.local_rank + 1, flags.local_rank ? 1 : env.world_size);
   env.run_id = reader.text("TESSERA_RUN_ID", flags.rendezvous);
   return env;
@@ -165,14 +163,14 @@ bool is_operator(const Variables& variables) {
   return has("MASTER_ADDR") || has("MASTER_PORT") || variables.find("WORLD_SIZE")->second == "1";
 }
 
-// Kubernetes operators start one rank a pod and open MASTER_PORT for it: no local ranks, and no
-// torchrun that holds the port.
+// Kubernetes operators start one rank per pod and open MASTER_PORT for it. No torchrun occupies the
+// port.
 LaunchEnvironment from_operator(const Reader& reader) {
   LaunchEnvironment env;
   env.launcher = Launcher::Operator;
   env.rank = reader.number("RANK");
   env.world_size = reader.number("WORLD_SIZE");
-  // Not the address: some operators tell rank 0 another name than the others.
+  // Not MASTER_ADDR: some operators give rank 0 another name than the other ranks.
   env.run_id = reader.text("TESSERA_RUN_ID", "operator");
   if (env.world_size == 1) return env;
   if (reader.has("TESSERA_RENDEZVOUS")) {
@@ -218,7 +216,7 @@ LaunchEnvironment from_srun(const Reader& reader) {
   env.local_rank = reader.number("SLURM_LOCALID");
   const bool one_node = reader.number("SLURM_STEP_NUM_NODES", 1) == 1;
   env.local_world_size = one_node ? env.world_size : env.local_rank + 1;
-  // "2(x3),1": the counts of each node; ours is known if all are equal.
+  // "2(x3),1" lists the ranks of each node: usable if all nodes are equal.
   const std::string tasks = reader.text("SLURM_STEP_TASKS_PER_NODE", "");
   if (!tasks.empty() && tasks.find(',') == tasks.npos) {
     env.local_world_size = parse("SLURM_STEP_TASKS_PER_NODE",
@@ -286,7 +284,7 @@ LaunchEnvironment detect_launch(const Variables& variables, const LaunchFlags& f
   } else if (has("PMI_RANK") || has("PMI_SIZE")) {
     env = from_mpich(reader(Launcher::Mpich));
   } else if (has("SLURM_STEP_ID") && has("SLURM_PROCID")) {
-    // A batch shell has the variables too, without a step.
+    // A batch shell has SLURM_PROCID too, but no step.
     env = from_srun(reader(Launcher::Srun));
   }
   check_ranks(env);

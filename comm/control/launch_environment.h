@@ -12,13 +12,14 @@ enum class Launcher { None, Flags, Tessera, Torchrun, Operator, OpenMpi, Mpich, 
 /// "srun"
 std::string launcher_name(Launcher launcher);
 
-/// --rank, --world-size, --local-rank, --rdzv host:port; all or none but local rank.
+/// --rank, --world-size, --local-rank, --rdzv host:port; --local-rank is optional, the others go
+/// together.
 struct LaunchFlags {
   std::optional<int> rank = {}, world_size = {}, local_rank = {};
   std::string rendezvous = {};
 };
 
-/// This process's rank in its run, and where the ranks meet.
+/// This process's rank, and the address of the store.
 struct LaunchEnvironment {
   Launcher launcher = Launcher::None;
   int rank = 0;
@@ -28,7 +29,7 @@ struct LaunchEnvironment {
   /// Address of the store; empty for one rank.
   std::string address;
   std::uint16_t port = 0;
-  /// Rank 0 takes the first free one of this many ports from `port` on.
+  /// Rank 0 listens on the first free one of this many ports, starting at `port`.
   int ports = 1;
   /// Distinguishes the runs on one host.
   std::string run_id;
@@ -40,24 +41,26 @@ struct LaunchEnvironment {
   /// `bind`.
   std::string token = {};
 
-  /// "rank 2 of 4 (local 0 of 2), started by torchrun, rendezvous at 10.0.0.1:29501", never the
+  /// "rank 2 of 4 (local 0 of 2), launcher: torchrun, rendezvous at 10.0.0.1:29501"; without the
   /// token
   std::string describe() const;
 };
 
 using Variables = std::map<std::string, std::string, std::less<>>;
-/// The environment of this process.
 Variables process_environment();
 
-/// Recognizes the launcher: by flags, then by the variables of our own launcher, torchrun, a
-/// cluster operator (RANK and WORLD_SIZE without a local rank: one rank per host), Open MPI, MPICH
-/// and srun, in this order. Pure.
+/// Detects the launcher: by flags, then by the variables of `tessera --nproc`, torchrun, a cluster
+/// operator (RANK and WORLD_SIZE without a local rank: one rank per host), Open MPI, MPICH and
+/// srun, in this order. Pure.
 ///
-/// The store's address: --rdzv; TESSERA_RENDEZVOUS (host:port) under any launcher; torchrun's
-/// MASTER_ADDR and the ports after MASTER_PORT, which is taken by torchrun itself; an operator's
-/// MASTER_ADDR and MASTER_PORT, only the port that it opened; else MASTER_ADDR and MASTER_PORT;
-/// else the first host of SLURM_JOB_NODELIST or, if all ranks are local, loopback, with a port made
-/// from the job's id.
+/// The store's address is the first of these that is set:
+/// - --rdzv, or TESSERA_RENDEZVOUS (host:port) under any launcher
+/// - torchrun: MASTER_ADDR and the ports after MASTER_PORT, which torchrun itself uses
+/// - cluster operator: MASTER_ADDR and MASTER_PORT, the only port that is open
+/// - others: MASTER_ADDR, with MASTER_PORT or a port derived from the job's id
+/// - the first host of SLURM_JOB_NODELIST, or loopback if all ranks are local, with a port derived
+///   from the job's id
+///
 /// @throws InvalidArgument naming the variable that is missing or malformed
 LaunchEnvironment detect_launch(const Variables& variables, const LaunchFlags& flags = {});
 

@@ -7,7 +7,7 @@ namespace tessera::comm {
 void MemoryStore::set(const std::string& key, std::string_view value) {
   const std::lock_guard lock(mutex_);
   require(values_.set(key, value),
-          "store key '{}' is taken by another value; keys are written once", key);
+          "store key '{}' already has another value; keys are written once", key);
   changed_.notify_all();
 }
 

@@ -9,14 +9,13 @@
 
 namespace tessera::comm {
 
-/// A store for ranks that are threads of one process.
+/// Store for ranks that are threads of one process.
 class MemoryStore final : public Store {
  public:
   void set(const std::string& key, std::string_view value) override;
   std::string get(const std::string& key, std::chrono::milliseconds deadline) override;
   bool has(const std::string& key) override;
   void leave(const std::string& name, int readers) override;
-  /// Number of entries.
   std::size_t size() const;
 
  private:

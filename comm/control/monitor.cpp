@@ -15,14 +15,14 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kWatchTick{100};
-constexpr std::chrono::seconds kTellAgain{60};
-// After a stop of this process, for ranks that gave it up to close their connections.
+constexpr std::chrono::seconds kWarnAgain{60};
+// Time after a stop of this process in which ranks that gave up close their connections.
 constexpr std::chrono::seconds kAftermath{3};
-// A stop is measured too short, and a rank waits from its request on.
+// Ranks wait longer than the measured stop by up to this.
 constexpr milliseconds kUnseen{500};
-// Fewest steps in a window that are compared.
+// Minimum number of steps in a window.
 constexpr std::int64_t kFewSteps = 3;
-// No rank with a shorter own time of a step is slow, in seconds.
+// A rank below this compute time per step, in seconds, is never slow.
 constexpr double kNoTime = 10e-3;
 
 std::string describe(int rank, const RankState& state) {
@@ -84,7 +84,7 @@ std::optional<CommError> judge_beats(const std::map<int, Beat>& beats, Clock::ti
     longest = std::max(longest, now - beat.at);
   }
   if (!ended.empty()) {
-    CommError error(CommFailure::PeerLost, ended, "lost {}, which ended without a word in {}",
+    CommError error(CommFailure::PeerLost, ended, "lost {}, which ended without notice during {}",
                     names, where);
     return error.set_fate("ended");
   }
@@ -103,18 +103,18 @@ void OwnStop::look(Clock::duration withheld, Clock::time_point now) {
 
 CommError OwnStop::judge(const CommError& error, const std::map<int, Beat>& beats,
                          Clock::time_point now) const {
-  const auto had_patience = [&](int rank) {
+  const auto sent_beat_after_stop = [&](int rank) {
     const auto beat = beats.find(rank);
     return beat != beats.end() && beat->second.arrived > ended_;
   };
   const std::vector<int>& lost = error.culprits();
   const bool is_aftermath = stopped_.count() > 0 && now - ended_ < options_.broken + kAftermath;
   const bool is_ours = is_aftermath && error.failure() == CommFailure::PeerLost &&
-                       std::none_of(lost.begin(), lost.end(), had_patience);
+                       std::none_of(lost.begin(), lost.end(), sent_beat_after_stop);
   if (!is_ours) return error;
   return CommError(CommFailure::PeerLost, options_.server.ranks,
-                   "{} was stopped for {:.1f} s, and the ranks gave it up", options_.server.name,
-                   seconds(stopped_))
+                   "{} was stopped for {:.1f} s, and the ranks gave up waiting",
+                   options_.server.name, seconds(stopped_))
       .set_fate(kNoAnswer);
 }
 
@@ -141,9 +141,9 @@ std::vector<std::string> SlowRanks::look(const std::map<int, Beat>& beats, Clock
   std::vector<std::string> notes;
   for (const auto& [rank, time] : own) {
     if (time < options_.slow * median || time < kNoTime) continue;
-    const auto told = told_.find(rank);
-    if (told != told_.end() && now - told->second < kTellAgain) continue;
-    told_[rank] = now;
+    const auto warned_at = warned_at_.find(rank);
+    if (warned_at != warned_at_.end() && now - warned_at->second < kWarnAgain) continue;
+    warned_at_[rank] = now;
     notes.push_back(fmt::format(
         "rank {} ({}) is slow: it computes {:.3g} s a step, {:.1f} times the median of {:.3g} s, "
         "and all ranks wait for it",

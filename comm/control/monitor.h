@@ -24,22 +24,22 @@ class TcpStoreServer;
 /// The last heartbeat of a rank.
 struct Beat {
   using Clock = std::chrono::steady_clock;
-  Clock::time_point at;                          ///< when it arrived, moved by grant()
-  std::uint64_t connection = 0;                  ///< over which it arrived
+  Clock::time_point at;                          ///< arrival, adjusted by grant()
+  std::uint64_t connection = 0;                  ///< the connection it arrived over
   std::optional<Clock::time_point> broken = {};  ///< when that connection broke
   RankState state = {};
   Clock::time_point arrived = at;
 };
 
-/// Moves the times of beats and breaks by what was withheld from this process since then.
+/// Moves times of beats and broken connections by the time in which this process could not run.
 void grant(std::map<int, Beat>& beats, Beat::Clock::duration withheld, Beat::Clock::time_point now);
 
 /// The last heartbeat of each rank. Thread-safe.
 class BeatTable {
  public:
-  /// @param connection  a number that is not used again
+  /// @param connection  unique id
   void beat(int rank, RankState state, std::uint64_t connection);
-  /// The connection broke; ignored if the rank has sent a heartbeat over another one since.
+  /// Notes that the connection broke, unless the rank has sent a heartbeat over another one since.
   void broken(int rank, std::uint64_t connection);
   void grant(Beat::Clock::duration withheld, Beat::Clock::time_point now);
   std::map<int, Beat> all() const;
@@ -50,26 +50,26 @@ class BeatTable {
 };
 
 struct MonitorOptions {
-  /// A rank without a heartbeat for so long counts as stopped. Zero: never.
+  /// A rank without a heartbeat for this long counts as stopped. Zero: never.
   std::chrono::milliseconds silence{4000};
-  /// A rank whose connection broke this long ago has ended. A launcher reports the end of its
-  /// process sooner, and how it ended.
+  /// A rank whose connection broke this long ago counts as ended. A launcher reports the end of its
+  /// process sooner, and its cause.
   std::chrono::milliseconds broken{1500};
-  /// A rank is slow from this multiple of the median over all ranks of a step's own time.
+  /// A rank is slow if its compute time per step exceeds the median over ranks by this factor.
   double slow = 3;
-  /// Over which that is measured.
+  /// Window over which compute times are averaged.
   std::chrono::milliseconds slow_window{5000};
   /// This process.
   StoreHost server = {};
 };
 
-/// Which ranks are lost or stopped, if any. Pure.
+/// Error naming lost or stopped ranks, if any. Pure.
 std::optional<CommError> judge_beats(const std::map<int, Beat>& beats,
                                      std::chrono::steady_clock::time_point now,
                                      const MonitorOptions& options);
 
-/// Recognizes ranks that ended only because this process was stopped for longer than they wait for
-/// it. Not thread-safe.
+/// Recognizes ranks that gave up because this process itself was stopped for too long. Not
+/// thread-safe.
 class OwnStop {
  public:
   using Clock = std::chrono::steady_clock;
@@ -91,24 +91,24 @@ class OwnStop {
 class SlowRanks {
  public:
   explicit SlowRanks(const MonitorOptions& options) : options_(options) {}
-  /// @return a sentence for each rank that was slow over the last window, at most one per minute
-  /// and rank
+  /// @return a warning for each rank that was slow over the last window, at most one per minute and
+  ///   rank
   std::vector<std::string> look(const std::map<int, Beat>& beats,
                                 std::chrono::steady_clock::time_point now);
 
  private:
   const MonitorOptions options_;
   std::chrono::steady_clock::time_point began_{};
-  std::map<int, RankState> before_;  // when the window began
-  std::map<int, std::chrono::steady_clock::time_point> told_;
+  std::map<int, RankState> before_;  // at the start of the window
+  std::map<int, std::chrono::steady_clock::time_point> warned_at_;
 };
 
-/// Watches the heartbeats that a store's server receives, on its own thread; publishes one verdict,
-/// the first.
+/// Watches the heartbeats of a store's server on its own thread; publishes the first failure as the
+/// verdict.
 class Monitor {
  public:
   /// @param on_verdict  called on the monitor's thread after the verdict is published; may be null
-  /// @param on_note     called on the monitor's thread with warnings for people; may be null
+  /// @param on_note     called on the monitor's thread with warnings to show; may be null
   Monitor(TcpStoreServer& server, const MonitorOptions& options,
           std::function<void(const CommError&)> on_verdict,
           std::function<void(const std::string&)> on_note);

@@ -55,15 +55,15 @@ void RankStatus::enter(const char* phase, std::int64_t step) {
     const std::lock_guard lock(mutex_);
     state_.phase = phase;
     state_.step = step;
-    if (tell_) tell_(state_.phase, step);
+    if (listener_) listener_(state_.phase, step);
   }
   fault_point(phase);
 }
 
-void RankStatus::on_enter(std::function<void(const std::string&, std::int64_t)> tell) {
+void RankStatus::on_enter(std::function<void(const std::string&, std::int64_t)> listener) {
   const std::lock_guard lock(mutex_);
-  tell_ = std::move(tell);
-  if (tell_) tell_(state_.phase, state_.step);
+  listener_ = std::move(listener);
+  if (listener_) listener_(state_.phase, state_.step);
 }
 
 void RankStatus::worked(double seconds) {

@@ -15,9 +15,9 @@ struct RankState {
   std::string phase;    ///< "start", "load", "step", "save", ...
   std::int64_t step = -1;
   std::string collective;       ///< under way: "all_gather#12 (h.3)"; empty: none
-  std::int64_t busy_us = 0;     ///< own time of all steps, without waits for other ranks
+  std::int64_t busy_us = 0;     ///< compute time of all steps, without waits for other ranks
   std::int64_t busy_steps = 0;  ///< number of these steps
-  bool leaving = false;         ///< the rank ends in good order, or reports its failure itself
+  bool leaving = false;         ///< the rank exits cleanly or reports its own failure
 
   /// "step 12, all_gather#88 (h.3)", "save of step 12", "start"
   std::string where() const;
@@ -33,19 +33,20 @@ class RankStatus {
 
   /// Starts a phase; also a fault point of that name.
   void enter(const char* phase, std::int64_t step = -1);
-  /// Calls `tell` with the current phase, and with every later one; null: no more.
-  void on_enter(std::function<void(const std::string& phase, std::int64_t step)> tell);
-  /// Adds a step's own time.
+  /// Calls `listener` with the current phase and every later one; null: stops.
+  void on_enter(std::function<void(const std::string& phase, std::int64_t step)> listener);
+  /// Adds one step's compute time.
   void worked(double seconds);
   void leave();
-  /// Source of RankState::collective; null: none. The former is not called after this returns.
+  /// Source of RankState::collective; null: none. The previous one is not called after this
+  /// returns.
   void set_collective(std::function<std::string()> describe);
   RankState state() const;
 
  private:
   mutable std::mutex mutex_;
   RankState state_;
-  std::function<void(const std::string&, std::int64_t)> tell_;
+  std::function<void(const std::string&, std::int64_t)> listener_;
   std::function<std::string()> collective_;
 };
 

@@ -12,7 +12,7 @@
 namespace tessera::comm {
 namespace {
 
-// All that must be equal, in the order in which it is told.
+// Fields that must be equal, in the order of messages.
 RankText text_of(const Hello& h) {
   return {h.rank, h.process(),
           fmt::format("world size = {}\nrun id = {}\n{}", h.world_size, h.run_id, h.fingerprint)};
@@ -94,7 +94,7 @@ std::vector<Hello> rendezvous(Store& store, const Hello& hello,
                           : "";
   };
   options.describe = [](const std::string& value) { return decode_hello(value).process(); };
-  // World sizes are compared as ranks come: with two of them in play, the wait for all never ends.
+  // World sizes are compared on arrival: if they differ, the wait for all ranks never ends.
   options.check = [&](int rank, const std::string& value) {
     hellos.push_back(decode_hello(value));
     if (hellos.back().world_size == hello.world_size) return;

@@ -15,8 +15,8 @@ struct Hello {
   std::string host;
   int pid = 0;
   std::string run_id;
-  /// Build and configuration, equal on all ranks; lines "key = value", so that errors name the line
-  /// that differs.
+  /// Build and configuration as lines "key = value", equal on all ranks; errors name the lines that
+  /// differ.
   std::string fingerprint;
   /// DeviceBackend::device_id() of its device; empty on the CPU.
   std::string device;
@@ -25,28 +25,28 @@ struct Hello {
   std::string process() const { return host + ", pid " + std::to_string(pid); }
 };
 
-/// This process on this host.
+/// Fills in host and pid of this process.
 Hello make_hello(int rank, int world_size, std::string run_id, std::string fingerprint,
                  std::string device = {});
 
-/// Key under which a launcher notes the process of a rank ("pid 12"), for ranks that do not come.
+/// Key under which a launcher publishes a rank's process ("pid 12"), for errors about missing
+/// ranks.
 std::string started_key(int rank);
-/// The name of the ranks' agreement: see find_failure().
+/// Name of the agreement: see find_failure().
 inline constexpr const char* kRendezvous = "rendezvous";
 
-/// A hello as text, and back. @throws CommError(Mismatch) if the text is malformed
+/// Serialization. @throws CommError(Mismatch) if the text is malformed
 std::string encode_hello(const Hello& hello);
 Hello decode_hello(std::string_view text);
 
-/// All ranks exchange and compare their hellos; returns them by rank. Every rank ends with the same
-/// result or the same error.
+/// All ranks exchange and compare their hellos; returns them by rank. The same result or error on
+/// every rank.
 ///
 /// @throws InvalidArgument if this rank is not in [0, world_size)
 /// @throws CommError Timeout: "rendezvous: 3 of 4 ranks arrived within 30 s, missing: rank 2;
-/// arrived: rank 0 (host, pid 12), ..."; PeerLost, before that, if the launcher has seen a rank
-/// end: how, and who has arrived; Mismatch: a rank taken twice; or another world size, run or
-/// fingerprint, with every field that differs, its values and their ranks: see
-/// find_differences()
+///   arrived: rank 0 (host, pid 12), ..."; PeerLost, earlier, if the launcher has seen a rank end;
+///   Mismatch if two processes have the same rank, or if world size, run id or fingerprint differ:
+///   see find_differences()
 std::vector<Hello> rendezvous(Store& store, const Hello& hello, std::chrono::milliseconds deadline);
 
 }  // namespace tessera::comm

@@ -176,7 +176,7 @@ std::optional<std::string> address_towards(const std::vector<std::string>& hosts
       continue;
     }
     for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {
-      // Connecting a datagram socket only asks the routing table.
+      // Connecting a datagram socket only consults the routing table.
       const FileDescriptor fd(::socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
       sockaddr_storage own{};
       socklen_t length = sizeof(own);

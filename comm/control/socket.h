@@ -10,7 +10,6 @@
 
 namespace tessera::comm {
 
-/// Owner of a file descriptor.
 class FileDescriptor {
  public:
   FileDescriptor() = default;
@@ -29,48 +28,46 @@ class FileDescriptor {
 };
 
 using Deadline = std::chrono::steady_clock::time_point;
-/// Milliseconds until then, for poll(): at least 0.
+/// Milliseconds until `deadline`, for poll(); at least 0.
 int milliseconds_until(Deadline deadline);
 
-/// Whether the host name has an address now; a cluster may publish it after its ranks start.
+/// Whether the host name resolves now; a cluster may publish it after its ranks start.
 bool has_address(const std::string& host);
-/// Whether all addresses of a host name are this host's own. @throws CommError if it has none
+/// Whether all addresses of a host name are loopback addresses. @throws CommError if it has none
 bool is_loopback(const std::string& host);
 /// A listening, non-blocking TCP socket. Port 0: any free one.
 /// @throws CommError(Aborted) with the address and the system's reason, EADDRINUSE included
 FileDescriptor listen_on(const std::string& host, std::uint16_t port, int backlog);
-/// Sends small messages at once, and probes an idle connection every half minute: firewalls between
-/// hosts forget those that say nothing.
+/// Disables Nagle's algorithm, and probes an idle connection every 30 s, as firewalls drop idle
+/// ones.
 void keep_alive(int fd);
-/// The port that a socket is bound to.
 std::uint16_t bound_port(int fd);
-/// The address, in digits, that a socket is bound to.
+/// Numeric address.
 std::string bound_address(int fd);
-/// A connected, non-blocking TCP socket; empty if nobody answers by then.
+/// A connected, non-blocking TCP socket; empty if nothing connects before the deadline.
 /// @throws CommError(Aborted) if the host name can't be resolved
 FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline deadline);
 
-/// A non-blocking TCP socket whose connection is under way; empty, with errno, if it can't begin.
+/// A non-blocking TCP socket that is connecting; empty, with errno, on failure.
 /// @throws CommError(Aborted) if the host name can't be resolved
 FileDescriptor start_connecting(const std::string& host, std::uint16_t port);
 
-/// The address, in digits, of this host's interface that leads to the first of `hosts` that is not
-/// reached over loopback; nothing if there is none. Sends nothing.
+/// Numeric address of this host's interface towards the first of `hosts` that is not reached over
+/// loopback; nothing if there is none. Sends nothing.
 std::optional<std::string> address_towards(const std::vector<std::string>& hosts);
 
-/// Length-prefixed messages of the store: u32 length, then that many bytes: one byte that says what
-/// it is, then fields, each a u32 length and bytes. All little-endian.
+/// A message of the store. Frame: u32 length of the body; body: u8 type, then fields, each a u32
+/// length and bytes. Little-endian.
 struct Message {
   std::uint8_t type = 0;
   std::vector<std::string> fields;
 
   std::string encode() const;
-  /// From a frame's body. @return false if malformed
+  /// Decodes a frame's body. @return false if malformed
   static bool decode(std::string_view body, Message& out);
 };
 inline constexpr std::size_t kMaxFrame = 1 << 20;
-/// Bytes of the frame at the front of `buffer`, its length word included, or 0 if that is not
-/// there yet.
+/// Bytes of the first frame in `buffer`, including its length word; 0 if that is incomplete.
 std::size_t frame_size(std::string_view buffer);
 
 }  // namespace tessera::comm

@@ -24,22 +24,22 @@ namespace tessera::comm {
 struct TcpStoreServerOptions {
   std::string host = "127.0.0.1";
   std::uint16_t port = 0;  ///< 0: any free one
-  /// Named by clients in their first message; keeps out processes of other runs, not attackers.
+  /// Sent in a client's first message; keeps out other runs, not attackers.
   std::string run_id = {};
   /// See authentication.h. May be empty on a loopback address only.
   std::string token = {};
-  std::size_t max_connections = 1024;  ///< a rank takes one for each thread that waits
-  /// Connections before the handshake, beside max_connections.
+  std::size_t max_connections = 1024;  ///< a rank uses one for each thread that waits
+  /// Maximum number of connections that have not completed the handshake, besides max_connections.
   std::size_t max_strangers = 256;
-  /// Time for the handshake, in all.
+  /// Time limit of the whole handshake.
   std::chrono::milliseconds hello_timeout{2000};
 };
 
-/// The key-value store of a run, served over TCP on its own thread to clients that know run id and
-/// token. Strangers are limited: a small frame and a short time each, and a maximum number beyond
-/// which a new one replaces one of them at random, so that they can't keep a rank out for long;
-/// introduced clients keep their place. Buffers at most one frame per client; malformed frames
-/// close the connection. The work per event does not grow with the number of connections.
+/// Serves the key-value store of a run over TCP, on its own thread, to clients that know run id and
+/// token. Strangers, which have not completed the handshake, get one small frame and hello_timeout;
+/// beyond max_strangers a new one replaces one at random, so that they can't keep a rank out.
+/// Buffers at most one frame per client; malformed frames close the connection. The work per event
+/// does not grow with the number of connections.
 class TcpStoreServer {
  public:
   /// @throws InvalidArgument if the address is not a loopback one and there is no token; CommError
@@ -53,26 +53,25 @@ class TcpStoreServer {
   std::uint16_t port() const { return port_; }
   const std::string& run_id() const { return secrets_.run_id; }
   const std::string& token() const { return secrets_.token; }
-  /// Introduced clients that are connected.
+  /// Connected clients that completed the handshake.
   int clients() const { return clients_.load(); }
   /// Open connections, strangers included.
   std::size_t connections() const { return held_.load(); }
   /// Clients refused so far: wrong run or token, malformed bytes, or a late handshake; not those
   /// that left or were replaced.
   std::uint64_t refused() const { return refused_.load(); }
-  /// Number of entries.
   std::size_t size() const { return size_.load(); }
   /// Writes `value` unless the key is taken; returns the key's value. Needs no connection.
   std::string set_or_get(const std::string& key, std::string_view value);
   std::optional<std::string> find(std::string_view key) const;
   BeatTable& beats() { return beats_; }
-  /// Waits until no client is left, at most so long.
+  /// Waits up to `timeout` until all clients have left.
   void drain(std::chrono::milliseconds timeout) const;
 
  private:
   struct Connection;
   using Clock = std::chrono::steady_clock;
-  using Id = std::uint64_t;  // of a connection, never used twice
+  using Id = std::uint64_t;  // of a connection, never reused
 
   void wake() const;
   void serve();
@@ -106,27 +105,27 @@ class TcpStoreServer {
   BeatTable beats_;
   std::atomic<bool> stop_{false};
   mutable std::mutex values_mutex_;
-  KeyValues values_;                        // guarded by values_mutex_, as:
+  KeyValues values_;                        // guarded by values_mutex_, like the next
   std::vector<std::string> set_elsewhere_;  // keys that clients may be waiting for
-  // The thread's own, as all below.
+  // Used by thread_ only, like all below.
   std::unordered_map<Id, std::unique_ptr<Connection>> connections_;
-  std::vector<Id> strangers_;                             // in no order
-  std::set<std::pair<Clock::time_point, Id>> deadlines_;  // of introductions and gets
-  std::set<std::pair<std::string, Id>> waiting_;          // by the key that they wait for
-  std::optional<Clock::time_point> accept_again_;         // if accepting is paused
+  std::vector<Id> strangers_;                             // unordered
+  std::set<std::pair<Clock::time_point, Id>> deadlines_;  // of handshakes and gets
+  std::set<std::pair<std::string, Id>> waiting_;          // connections in a get, by key
+  std::optional<Clock::time_point> accept_again_;         // set while accepting is paused
   std::mt19937_64 random_;
   Id next_id_ = 0;
   std::thread thread_;
 };
 
-/// A client of TcpStoreServer. Concurrent calls take a connection each, kept for reuse.
+/// Client of TcpStoreServer. Concurrent calls use separate connections, kept for reuse.
 class TcpStore final : public Store {
  public:
-  /// Connects, retrying the ports [port, port + ports) and the host's address, as the server may
+  /// Connects, retrying all ports in [port, port + ports) and the name lookup, as the server may
   /// start later. Refuses a store that does not know the token.
-  /// @param served_by  blamed, with kNoAnswer, by calls without an answer
-  /// @throws CommError Timeout at the deadline; Mismatch if ports is 1 and the store there refuses
-  /// this process, for its run or token, or does not know the token
+  /// @param served_by  blamed, with fate kNoAnswer, if the store does not answer
+  /// @throws CommError Timeout if no store answers before the deadline; Mismatch if its run id or
+  ///   token differs, at once if `ports` is 1
   TcpStore(std::string host, std::uint16_t port, std::string run_id,
            std::chrono::milliseconds connect_deadline, int ports = 1, std::string token = {},
            StoreHost served_by = {});
@@ -152,13 +151,13 @@ class TcpStore final : public Store {
   const StoreSecrets secrets_;
   const StoreHost served_by_;
   std::atomic<bool> given_up_{false};
-  // On top of get's deadline, which the server watches.
+  // Added to get()'s deadline, which the server enforces.
   std::chrono::milliseconds answer_time_{5000};
   std::mutex mutex_;
   std::vector<FileDescriptor> idle_;
 };
 
-/// Messages of the store. Each request is answered by one reply, whose only field is the value.
+/// Store protocol. Each request gets one reply, whose only field is the value.
 struct StoreProtocol {
   static constexpr std::string_view kMagic = "tessera-store-4";
   // Handshake: hello {magic, run id, nonce; empty without a token}, answered by yes, no, or
@@ -167,7 +166,8 @@ struct StoreProtocol {
   // Requests: set {key, value}, get {key, milliseconds in decimal}, has {key}, leave {name, readers
   // in decimal}, beat {rank in decimal, RankState}
   static constexpr std::uint8_t kSet = 'S', kGet = 'G', kHas = '?', kLeave = 'L', kBeat = 'B';
-  // Replies. "no": the key is taken, was not set in time, or is not there; or a failed handshake.
+  // Replies. "no": the key has another value, was not set in time, or is not set; or a failed
+  // handshake.
   static constexpr std::uint8_t kYes = 'y', kNo = 'n';
 };
 

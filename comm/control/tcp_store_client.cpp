@@ -20,9 +20,9 @@ using P = StoreProtocol;
 constexpr milliseconds kReplyTick{100};
 constexpr milliseconds kRetryPause{20};
 constexpr milliseconds kAttempt{1000};
-// For reconnecting where strangers crowd the server.
+// Time to reconnect while strangers crowd the server.
 constexpr milliseconds kDropped{3000};
-// For a call to a server that was given up, without connecting.
+// Time for a call after give_up(), without connecting.
 constexpr milliseconds kLastTry{500};
 // Between look-ups of a host name.
 constexpr milliseconds kResolvePause{200};
@@ -33,7 +33,7 @@ struct CallEnd {
   const std::atomic<bool>* given_up = nullptr;
 };
 
-// Excludes time in which this process could not run.
+// The deadline excludes time in which this process could not run.
 bool wait_for(int fd, short events, CallEnd& end) {
   Deadline& deadline = end.deadline;
   WithheldTime withheld(kReplyTick);
@@ -49,7 +49,7 @@ bool wait_for(int fd, short events, CallEnd& end) {
 }
 
 // Sends a request and returns the answer; nothing if the connection broke, the answer is malformed
-// or the deadline passed: the connection can't be used again then.
+// or the deadline passed: discard the connection then.
 std::optional<Message> round_trip(const FileDescriptor& connection, std::string_view request,
                                   CallEnd end) {
   const int fd = connection.get();
@@ -180,17 +180,17 @@ std::string TcpStore::where() const { return fmt::format("{}:{}", host_, port_);
 CommError TcpStore::refused(bool by_us) const {
   if (by_us) {
     return CommError(CommFailure::Mismatch, {},
-                     "the store at {} does not know this run's token, so this process does not "
-                     "join it; set TESSERA_TOKEN to the same for all ranks, or for none",
+                     "the store at {} does not know this run's token, so this process did not "
+                     "join it; set the same TESSERA_TOKEN on all ranks, or on none",
                      where());
   }
   return CommError(
       CommFailure::Mismatch, {},
-      "the store at {} refused this process: it serves another run than '{}', or {}; a process of "
-      "an earlier run may still be there: end it, or choose another port; or set TESSERA_TOKEN to "
-      "the same for all ranks",
+      "the store at {} refused this process: it serves another run than '{}', or {}; end a "
+      "leftover process of an earlier run, choose another port, or set the same TESSERA_TOKEN on "
+      "all ranks",
       where(), secrets_.run_id,
-      secrets_.token.empty() ? "it wants a token, and there is none here" : "has another token");
+      secrets_.token.empty() ? "requires a token, which is not set here" : "has another token");
 }
 
 CommError TcpStore::lost(std::string_view what) const {
@@ -233,7 +233,7 @@ Message TcpStore::call(const Message& message, milliseconds deadline) {
   }
   if (!connection) throw lost(key);
   std::optional<Message> answer = round_trip(connection, frame, call_end);
-  // A firewall may have dropped an idle connection. All requests but leave can be repeated.
+  // A firewall may have dropped an idle connection. All requests but leave are idempotent.
   if (!answer && reused && message.type != P::kLeave && Clock::now() < end &&
       (is_last_try || !given_up_)) {
     connection = {};  // closed first: the server limits connections
@@ -253,7 +253,7 @@ void TcpStore::set(const std::string& key, std::string_view value) {
           "exchange less at once",
           key, value.size(), size, kMaxFrame);
   const Message answer = call(request(P::kSet, {key, std::string(value)}), answer_time_);
-  require(answer.type == P::kYes, "store key '{}' is taken by another value; keys are written once",
+  require(answer.type == P::kYes, "store key '{}' already has another value; keys are written once",
           key);
 }
 

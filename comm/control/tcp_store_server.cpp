@@ -16,11 +16,11 @@
 namespace tessera::comm {
 namespace {
 
-// Most events, and new connections, handled in one turn.
+// Events, and new connections, handled per iteration.
 constexpr int kEventsAtOnce = 64, kAcceptsAtOnce = 16;
 // Pause after the system ran out of descriptors.
 constexpr std::chrono::milliseconds kAcceptPause{100};
-// Random picks that prefer a stranger that has not named the run.
+// Random picks that prefer a stranger that has not sent the run id.
 constexpr int kLooks = 8;
 
 template <typename Int>
@@ -29,7 +29,7 @@ bool parse(std::string_view text, Int& value) {
   return result.ec == std::errc() && result.ptr == text.data() + text.size();
 }
 
-// Strangers can't predict which of them is replaced.
+// Keeps strangers from predicting which of them is replaced.
 std::uint64_t unpredictable() {
   std::uint64_t value = 0;
   std::memcpy(&value, make_nonce().data(), sizeof(value));
@@ -63,9 +63,9 @@ struct TcpStoreServer::Connection {
   bool reads = true;                          // polled for reading; else for writing
   bool waiting = false;                       // in a get whose key is not set yet
   std::string key;                            // of the get
-  std::optional<Clock::time_point> deadline;  // of the get, or of the introduction
-  std::size_t place = 0;                      // among the strangers, until it is introduced
-  std::optional<int> beats;                   // the rank whose heartbeats come over it
+  std::optional<Clock::time_point> deadline;  // of the get, or of the handshake
+  std::size_t place = 0;                      // index in strangers_ until the handshake completes
+  std::optional<int> beats;                   // rank that sends heartbeats over it
 };
 
 TcpStoreServer::TcpStoreServer(TcpStoreServerOptions options)
@@ -146,19 +146,19 @@ void TcpStoreServer::serve() {
   for (;;) {
     const int ready = ::epoll_wait(events_.get(), events.data(), kEventsAtOnce, next_timeout());
     if (ready < 0 && errno != EINTR) return;
-    bool somebody_comes = false;
+    bool has_new_connection = false;
     for (int i = 0; i < ready; ++i) {
       const epoll_event& event = events[static_cast<std::size_t>(i)];
       const Id id = event.data.u64;
       if (id == kWakeId) {
-        // Read first: later requests wake again.
+        // Reset first: later requests wake again.
         std::uint64_t count = 0;
         [[maybe_unused]] const auto n = ::read(wake_.get(), &count, sizeof(count));
         if (stop_.load()) return;
         wake_for_others();
         continue;
       }
-      somebody_comes = somebody_comes || id == kListenerId;
+      has_new_connection = has_new_connection || id == kListenerId;
       const auto found = connections_.find(id);
       if (found != connections_.end() && !proceed(*found->second, event.events)) close(id);
     }
@@ -170,7 +170,7 @@ void TcpStoreServer::serve() {
         pause_accepting();
       }
     }
-    if (somebody_comes) accept_some();
+    if (has_new_connection) accept_some();
   }
 }
 
@@ -205,7 +205,7 @@ void TcpStoreServer::admit(FileDescriptor fd) {
   added->place = strangers_.size();
   strangers_.push_back(id);
   set_deadline(*added, Clock::now() + options_.hello_timeout);
-  // A rank's hello is often here already: it is a stranger no longer than necessary.
+  // A rank's hello has often arrived already.
   if (!receive(*added)) close(id);
 }
 
@@ -234,7 +234,7 @@ void TcpStoreServer::close(Id id) {
   } else {
     leave_strangers(c);
   }
-  // A fork may have copied the descriptor.
+  // A forked process may hold a copy of the descriptor.
   ::epoll_ctl(events_.get(), EPOLL_CTL_DEL, c.fd.get(), nullptr);
   connections_.erase(id);
   held_.store(connections_.size());
@@ -280,7 +280,7 @@ void TcpStoreServer::wake_waiting(const std::string& key, const std::string& val
     Connection& c = *connections_.at(first->second);
     stop_waiting(c);
     reply(c, StoreProtocol::kYes, value);
-    flush(c);  // the rest, and errors, follow when the socket is writable
+    flush(c);  // the rest and errors are handled when the socket is writable
   }
 }
 
@@ -321,7 +321,7 @@ bool TcpStoreServer::receive(Connection& c) {
 bool TcpStoreServer::join(Connection& c) {
   leave_strangers(c);
   set_deadline(c, std::nullopt);
-  // Beyond the limit the client is closed without an answer and may retry.
+  // Beyond the limit the client is disconnected without an answer and may retry.
   return static_cast<std::size_t>(clients_.fetch_add(1)) < options_.max_connections;
 }
 
@@ -394,7 +394,7 @@ bool TcpStoreServer::flush(Connection& c) {
     if (n < 0) break;
     c.out.erase(0, static_cast<std::size_t>(n));
   }
-  // No more is read from a client before it has read its answer.
+  // A client must read its answer before more is read from it.
   if (c.reads == c.out.empty()) return true;
   c.reads = c.out.empty();
   return watch(events_.get(), EPOLL_CTL_MOD, c.fd.get(), c.id, c.reads ? EPOLLIN : EPOLLOUT);

@@ -5,14 +5,14 @@
 
 namespace tessera::comm {
 
-/// Time in which this process could not run, as its host was suspended or gave its processors to
-/// others; found by reading the clock at short intervals. Deadlines that end in blame exclude it.
+/// Measures time in which this process could not run (host suspended or overloaded), by reading the
+/// clock at short intervals. Deadlines that blame a rank exclude it.
 class WithheldTime {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// @param interval  the longest time between two looks of a process that runs
-  /// @param now       counts as the first look
+  /// @param interval  maximum time between two calls of look() in a running process
+  /// @param now       counts as the first look()
   explicit WithheldTime(Clock::duration interval, Clock::time_point now = Clock::now())
       : allowed_(interval + std::chrono::milliseconds(20)), last_(now) {}
   /// @return time withheld since the last look

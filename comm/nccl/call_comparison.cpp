@@ -18,14 +18,14 @@ using std::chrono::milliseconds;
 constexpr milliseconds kPatience{100};
 constexpr milliseconds kStoreTime{5000};
 
-// Without the number, which is the same for all that are compared.
+// Without the sequence number, which compared signatures share.
 void append(std::string& signatures, const Collective& collective) {
   Signature signature(collective);
   signature.sequence = 0;
   signatures.append(reinterpret_cast<const char*>(&signature), sizeof signature);
 }
 
-// Of the launch, and of each part if there are several.
+// Signatures of the launch and, if there are several, of its parts.
 std::string signatures_of(const Collective& launch, std::span<const Collective> parts) {
   std::string signatures;
   append(signatures, launch);
@@ -112,8 +112,7 @@ std::optional<NcclSuspicion> CallComparison::compare(const Collective& launch,
   return std::nullopt;
 }
 
-// Of the first number about which ranks disagree: those at a later one launched the predicted call
-// there.
+// Reports the earliest launch in dispute; ranks past it made the predicted launch there.
 CommError CallComparison::mismatch(const std::vector<Call>& calls) const {
   const std::uint64_t number = std::ranges::min_element(calls, {}, &Call::number)->number;
   const std::string* expected =
@@ -149,7 +148,7 @@ void CallComparison::answer() {
   }
   Call call = Call::decode(asked);
   lock.lock();
-  // The caller itself publishes the launch that it compares now.
+  // check() itself publishes the launch that it is comparing.
   const std::string* const made = history_.find(call.number);
   if (made == nullptr || key("asked") != asked_key) return;
   call.signatures = *made;

@@ -16,39 +16,37 @@
 
 namespace tessera::comm {
 
-/// Lets NCCL move data only if all ranks make the same launch. Other backends send a signature with
-/// each collective; NCCL has no message to put it in, and a message of the host for each launch
-/// would make every collective wait for the slowest host. So ranks exchange signatures over the
-/// store only where a launch is not the one that its CallHistory predicts.
+/// Lets NCCL move data only if all ranks make the same launch. NCCL can't carry signatures, and a
+/// host message for each launch would make every collective wait for the slowest host. So ranks
+/// exchange signatures over the store only for launches that CallHistory did not predict.
 ///
-/// Ranks that launched the same so far predict the same. A launch that all ranks make is therefore
-/// the same on all: of two ranks either both made the predicted one, or one of them compared. A
-/// rank that deviates publishes its signature and waits for those of the others. Ranks that made
-/// the predicted launch publish theirs when their watchdog finds the question; that is the
-/// mismatch. Their data waits on the device for a rank that does not come, until the verdict aborts
-/// it.
+/// Ranks with equal histories predict the same launch. If two ranks launch different collectives,
+/// at least one of them deviates from the prediction: it publishes its signature and waits for
+/// those of all others. Ranks that made the predicted launch publish theirs when their watchdog
+/// sees the request, and the mismatch is found. Meanwhile their data waits on the device, until the
+/// verdict aborts it.
 ///
-/// Cost: a comparison of 64 bytes for a predicted launch. Else W + 2 requests to the store by each
-/// of W ranks, one after the other. Labels are compared by their first 40 bytes.
+/// Cost: a predicted launch compares 64 bytes; else each of W ranks makes W + 2 requests to the
+/// store, one after another. Labels are compared by their first 40 bytes.
 class CallComparison {
  public:
-  /// @param prefix  of its keys; new for each communicator
+  /// @param prefix  of the store's keys; unique per communicator
   CallComparison(std::shared_ptr<Store> store, std::string prefix, int rank, int world_size);
 
   /// Called before each launch, by one thread. Waits for the other ranks if the launch is not the
   /// predicted one.
-  /// @param launch   the launch as messages name it, with its number
-  /// @param parts    the collectives that it consists of
-  /// @param is_over  polled while waiting: communication has failed; then returns nothing
+  /// @param launch   the launch as named in messages, with its number
+  /// @param parts    the collectives of the launch
+  /// @param is_over  polled while waiting: true once communication has failed; returns nothing then
   /// @return the reason not to launch, or nothing
   std::optional<NcclSuspicion> check(const Collective& launch, std::span<const Collective> parts,
                                      const std::function<bool()>& is_over);
-  /// Publishes this rank's signature if others ask for a launch that it made as predicted. Called
+  /// Publishes this rank's signature of a predicted launch if another rank asks for it. Called
   /// regularly by another thread. @throws CommError if the store is lost
   void answer();
 
  private:
-  /// What a rank launched, or would launch, under a number.
+  /// A launch that a rank made or is about to make.
   struct Call {
     std::uint64_t number = 0;
     std::string signatures;
@@ -67,7 +65,7 @@ class CallComparison {
   const int rank_, world_size_;
   mutable std::mutex mutex_;
   CallHistory history_;           // changed by check() only, under mutex_
-  std::uint64_t comparison_ = 0;  // number of the next one, equal on ranks that launched the same
+  std::uint64_t comparison_ = 0;  // number of the next one, equal on ranks with equal histories
 };
 
 }  // namespace tessera::comm

@@ -8,12 +8,12 @@
 
 namespace tessera::comm {
 
-/// A rank's calls, numbered from 0, and a prediction of the next one: calls go on as they did after
-/// the same two calls before, or after the same one. A function of the calls alone, so ranks with
-/// the same past predict the same. Not thread-safe.
+/// A rank's calls, numbered from 0, and a prediction of the next one: the call that followed the
+/// previous occurrence of the last two calls, or else of the last one. Depends on the calls alone,
+/// so ranks with equal histories predict the same. Not thread-safe.
 ///
-/// Steps of training that call the same are predicted from the third on; an evaluation between them
-/// costs a few wrong predictions.
+/// Identical training steps are predicted from the third on; an evaluation in between costs a few
+/// wrong predictions.
 class CallHistory {
  public:
   static constexpr std::size_t kKept = 8192;
@@ -29,7 +29,7 @@ class CallHistory {
  private:
   std::deque<std::string> calls_;
   std::uint64_t first_ = 0;                              // number of calls_.front()
-  std::uint64_t next_ = 0;                               // number of the call that is repeated next
+  std::uint64_t next_ = 0;                               // number of the call predicted to repeat
   std::unordered_map<std::string, std::uint64_t> last_;  // newest number of a call, or of two
 };
 

@@ -37,8 +37,8 @@ class NcclCommunicator final : public Communicator {
                                CollectiveOptions options) override {
     const Collective c = checked_reduce_scatter(in, out, world_size(), device_of(in));
     require<Unsupported>(in.dtype == DType::F32,
-                         "reduce_scatter of {} over nccl would round at every hop; give it "
-                         "float32, or use comm.backend=shm or tcp",
+                         "reduce_scatter of {} over nccl would round at every hop; use "
+                         "float32, or comm.backend=shm or tcp",
                          in.dtype);
     return start(c, std::move(options), {{&in, false}, {&out, true}});
   }
@@ -47,8 +47,8 @@ class NcclCommunicator final : public Communicator {
                            CollectiveOptions options) override {
     const Collective c = checked_all_reduce(buffer, op, device_of(buffer));
     require<Unsupported>(op == ReduceOp::Sum || buffer.dtype == DType::I64,
-                         "all_reduce max of {} over nccl, which does not promise to let NaN "
-                         "through; use comm.backend=shm or tcp",
+                         "all_reduce max of {} over nccl may drop NaN; use comm.backend=shm "
+                         "or tcp",
                          buffer.dtype);
     return start(c, std::move(options), {{&buffer, true}});
   }

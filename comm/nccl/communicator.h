@@ -46,7 +46,7 @@ class TimedTurn {
   bool taken_ = false;
 };
 
-/// Sleep between two looks at something that is done soon: short at first.
+/// Exponential backoff for polling: 10 us to 1 ms.
 class Pause {
  public:
   std::chrono::microseconds next() {
@@ -59,10 +59,9 @@ class Pause {
 
 /// State shared by the caller's thread, the prober and the watchdog.
 ///
-/// The prober polls the device and NCCL, and aborts NCCL after a failure; either may block it. The
-/// watchdog calls neither: it keeps the time, exchanges positions with the peers, and decides.
-/// `failure` is set before the abort, so work that is done while there is no failure has a valid
-/// result.
+/// The prober polls the device and NCCL, and aborts NCCL after a failure; both may block it. The
+/// watchdog calls neither: it enforces deadlines, exchanges positions with peers, and decides.
+/// `failure_` is set before the abort: work that completes without a failure is valid.
 class NcclCore : public std::enable_shared_from_this<NcclCore> {
  public:
   using Clock = std::chrono::steady_clock;
@@ -70,11 +69,11 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   NcclCore(std::unique_ptr<NcclDriver> driver, std::shared_ptr<Store> store, int rank,
            int world_size, NcclOptions options);
 
-  /// Connects all ranks; then the threads may start. @throws as make_nccl_communicator()
+  /// Connects all ranks; call start_threads() next. @throws as make_nccl_communicator()
   void connect();
   void start_threads();
-  /// Ends the threads. Lets collectives that the caller has waited for finish, each up to its
-  /// deadline, in all communicator.timeout + grace; aborts the rest.
+  /// Ends the threads. Collectives that the caller has waited for may finish, each within its
+  /// deadline, all within communicator.timeout + grace; the rest is aborted.
   void shut_down() noexcept;
 
   struct Call {
@@ -85,7 +84,7 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   void run(std::span<const Call> group);
   void wait(NcclItem& item);
   bool is_done(const NcclItem& item) const noexcept;
-  /// Throws the failure, if any: the first time itself, then CommError(Aborted).
+  /// Throws the failure, if any; after the first time as CommError(Aborted).
   void check_alive();
   void fail(const CommError& error) noexcept;
   void set_recorder(std::shared_ptr<FlightRecorder> recorder);
@@ -121,10 +120,10 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   NcclInquiry inquiry_;                    // used by the watchdog
   std::atomic<std::uint64_t> called_ = 0;  // launches
 
-  TimedTurn nccl_;  // held in calls of NCCL itself
+  TimedTurn nccl_;  // held during calls to NCCL
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  /// A call of the caller that has not returned: it may connect, and wait for peers.
+  /// A call of the caller that has not returned: it may connect or wait for peers.
   struct Calling {
     Collective collective;
     Clock::time_point since;
@@ -133,7 +132,7 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   std::optional<Calling> calling_;
   std::optional<NcclSuspicion> suspicion_;
   std::optional<CommError> failure_;
-  std::shared_ptr<FlightRecorder> recorder_;  // changes under mutex_
+  std::shared_ptr<FlightRecorder> recorder_;  // guarded by mutex_
   std::optional<Clock::time_point> probing_since_, stopping_since_, closing_since_;
   bool noticed_ = false;  // the caller has received the failure
   bool stop_ = false;

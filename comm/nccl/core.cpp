@@ -19,7 +19,7 @@ milliseconds left_until(NcclCore::Clock::time_point end) {
                   std::chrono::duration_cast<milliseconds>(end - NcclCore::Clock::now()));
 }
 
-// Collectives of one launch as messages and signatures name them.
+// One collective that stands for a launch in messages and signatures.
 Collective summary(std::span<const std::shared_ptr<NcclItem>> items) {
   Collective all = items.front()->collective;
   for (const auto& item : items.subspan(1)) {
@@ -51,11 +51,9 @@ NcclCore::NcclCore(std::unique_ptr<NcclDriver> driver, std::shared_ptr<Store> st
       comparison_(store_, options_.name + "/calls", rank, world_size),
       inquiry_(store_, rank, world_size, options_, comparison_, [this] { return position(); }) {}
 
-// --- connecting ---
-
 void NcclCore::connect() {
   const auto end = Clock::now() + options_.connect_timeout;
-  // NCCL's own start has no deadline, so it begins only when all ranks are here.
+  // NCCL's init has no deadline: it is called only after all ranks have arrived.
   exchange(*store_, inquiry_.key("start"), rank_, world_size_, "here", left_until(end));
   const std::optional<CommError> error = initialize(end);
   constexpr milliseconds kSkew{3000};
@@ -68,7 +66,7 @@ void NcclCore::connect() {
     abort_in_time();
     throw;
   }
-  // Prefers a rank that failed by itself to one that gave up because of another.
+  // Prefers a rank's own failure to that of a rank that gave up because of another.
   const auto weight = [](const CommError& e) {
     if (!e.culprits().empty()) return 2;
     return e.failure() == CommFailure::Timeout ? 1 : 0;
@@ -121,7 +119,7 @@ std::optional<CommError> NcclCore::initialize(Clock::time_point end) {
   return std::nullopt;
 }
 
-// On its own thread, which is abandoned if it blocks.
+// On a separate thread, which is abandoned if it blocks.
 void NcclCore::abort_in_time() {
   auto done = std::make_shared<std::promise<void>>();
   auto future = done->get_future();
@@ -132,15 +130,13 @@ void NcclCore::abort_in_time() {
   future.wait_for(options_.abort_time);
 }
 
-// --- the caller's thread ---
-
 void NcclCore::start_threads() {
   prober_ = std::thread([self = shared_from_this()] { self->probe(); });
   watchdog_ = std::thread([self = shared_from_this()] { self->watch(); });
 }
 
 void NcclCore::run(std::span<const Call> group) {
-  // A member, as copies may be under way after a failure half-way.
+  // A member: after a failure in between, copies may still use its buffers.
   launching_ = std::make_shared<NcclLaunch>();
   NcclLaunch& launch = *launching_;
   std::vector<Collective> calls;
@@ -222,8 +218,8 @@ void NcclCore::set_calling(std::optional<Calling> calling) {
   calling_ = std::move(calling);
 }
 
-// Returns when the calls, named `collective` in messages, are on the stream: NCCL may enqueue them
-// in the background, and no other call may come before that.
+// Returns once the calls, named `collective` in messages, are on the stream. NCCL may enqueue them
+// in the background, and allows no other call meanwhile.
 void NcclCore::enqueue(std::span<const Collective> calls, const Collective& collective) {
   const auto end = Clock::now() + collective.deadline;
   const auto under_lock = [&](auto&& ask) {
@@ -254,13 +250,13 @@ void NcclCore::report(const NcclSuspicion& suspicion) {
   changed_.notify_all();
   const auto limit = options_.answer_time + 2 * kNcclVerdictTime;
   if (!changed_.wait_for(lock, limit, [this] { return failure_.has_value(); })) {
-    // A peer may be late; an error of this rank is its own.
-    failure_ =
-        suspicion.late
-            ? CommError(CommFailure::Timeout, {}, "{} is late, and the ranks could not agree why",
-                        suspicion.collective.describe())
-            : CommError(CommFailure::Aborted, std::vector<int>{rank_}, "{} failed: {}",
-                        suspicion.collective.describe(), suspicion.text);
+    // A late collective may be a peer's fault; an error here is this rank's own.
+    failure_ = suspicion.late
+                   ? CommError(CommFailure::Timeout, {},
+                               "{} is late, and the ranks could not find the cause",
+                               suspicion.collective.describe())
+                   : CommError(CommFailure::Aborted, std::vector<int>{rank_}, "{} failed: {}",
+                               suspicion.collective.describe(), suspicion.text);
     changed_.notify_all();
   }
   lock.unlock();

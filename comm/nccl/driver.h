@@ -16,7 +16,7 @@ class Context;
 
 namespace tessera::comm {
 
-/// Status of a call of NCCL, or of its communicator.
+/// Status of an NCCL call or communicator.
 struct NcclStatus {
   enum class State : std::uint8_t {
     Ready,
@@ -24,7 +24,7 @@ struct NcclStatus {
     Failed
   };
   State state = State::Ready;
-  bool remote = false;    ///< of a failure: a peer's, or the network's
+  bool remote = false;    ///< failure of a peer or of the network
   std::string text = {};  ///< NCCL's description of a failure
 };
 
@@ -44,14 +44,14 @@ class NcclDriver {
   /// "2.28.9"
   virtual std::string version() const = 0;
 
-  // NCCL itself. Any thread, one at a time; only destroy and abort wait for peers.
+  // NCCL calls. Any thread, one at a time; only destroy and abort wait for peers.
 
-  /// Called by one rank, which passes it to the others.
+  /// Called by one rank, which sends the id to the others.
   virtual std::string make_unique_id() = 0;
   virtual NcclStatus init(std::string_view unique_id, int rank, int world_size) = 0;
   virtual NcclStatus status() = 0;
-  /// Queues collectives of device memory on the communication stream, several as one group. At
-  /// least one, no barrier.
+  /// Queues one or more collectives of device memory on the communication stream, several as one
+  /// group. No barriers.
   virtual NcclStatus run(std::span<const Collective> collectives) = 0;
   /// Flushes queued collectives; call destroy() once the status is Ready.
   virtual NcclStatus finalize() = 0;

@@ -37,15 +37,15 @@ std::optional<CommError> NcclInquiry::ask_peers() {
     if (!store_->has(key("alarm"))) return std::nullopt;
     publish_position();
     return await_verdict(store_->get(key("alarm"), kNcclVerdictTime));
-  } catch (const std::exception&) {  // its server went first, which alone is no failure
+  } catch (const std::exception&) {  // losing the store alone is no failure
     store_is_lost_ = true;
     return std::nullopt;
   }
 }
 
 CommError NcclInquiry::await_verdict(const std::string& who) {
-  const CommError none(CommFailure::Aborted, {},
-                       "rank {} found communication broken, and left no verdict", who);
+  const CommError none(CommFailure::Aborted, {}, "rank {} raised an alarm but published no verdict",
+                       who);
   const auto end = Clock::now() + options_.answer_time + kNcclVerdictTime;
   while (!store_->has(verdict_key_) && Clock::now() < end) {
     std::this_thread::sleep_for(std::min(options_.poll, milliseconds(20)));
@@ -75,8 +75,8 @@ CommError NcclInquiry::investigate(const NcclSuspicion& suspicion) {
   } catch (const std::exception&) {
     store_is_lost_ = true;
     return CommError(suspicion.late ? CommFailure::Timeout : CommFailure::Aborted, {},
-                     "{}: rank {}: {}; and the store is lost, so the ranks can't tell each other "
-                     "where they are",
+                     "{}: rank {}: {}; the store is lost too, so the ranks can't find the "
+                     "culprit",
                      suspicion.collective.describe(), rank_,
                      suspicion.late
                          ? "not done within " + format_seconds(suspicion.collective.deadline)

@@ -19,22 +19,21 @@ namespace tessera::comm {
 inline constexpr std::chrono::milliseconds kNcclVerdictTime{5000};
 
 /// Finds the rank that blocks NCCL, over the store: a rank with a suspicion raises an alarm, all
-/// ranks publish their positions, and one verdict counts for all. Used by one thread, except
-/// name().
+/// ranks publish their positions, and one verdict holds for all. Used by one thread, except name().
 class NcclInquiry {
  public:
-  /// @param comparison  whose questions ask_peers() answers; outlives this
+  /// @param comparison  answers peers in ask_peers(); outlives this
   /// @param position    returns this rank's position
   NcclInquiry(std::shared_ptr<Store> store, int rank, int world_size, const NcclOptions& options,
               CallComparison& comparison, std::function<NcclPosition()> position);
 
-  /// Key in the store of this communicator.
+  /// Store key of this communicator.
   std::string key(std::string_view what) const;
   std::string name(std::span<const int> ranks) const { return report_.name(ranks); }
 
-  /// Answers peers. @return the verdict if one has raised an alarm, after waiting for it
+  /// Answers peers' requests. @return after an alarm the verdict, for which it waits; else nothing
   std::optional<CommError> ask_peers();
-  /// Raises the alarm, and finds the verdict within answer_time and what the store needs.
+  /// Raises the alarm and finds the verdict, within answer_time plus the store's answer times.
   CommError investigate(const NcclSuspicion& suspicion);
   /// Publishes a verdict to peers.
   void publish(const CommError& error);

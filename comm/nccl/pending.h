@@ -17,7 +17,7 @@ namespace tessera::comm {
 
 /// A collective from its start until its buffers are free.
 struct NcclItem {
-  /// A host buffer, and its copies: pinned, and on the device.
+  /// A host buffer with its pinned and device copies.
   struct Staged {
     std::shared_ptr<Storage> device;
     std::unique_ptr<HostMemory> pinned;
@@ -26,30 +26,30 @@ struct NcclItem {
     bool is_result = false;
   };
 
-  Collective collective;            ///< as messages name it; numbered at its launch
-  std::shared_ptr<NcclEvent> done;  ///< of its launch; null until that is on the stream
+  Collective collective;            ///< as named in messages; numbered at its launch
+  std::shared_ptr<NcclEvent> done;  ///< of its launch; null until launched
   std::vector<Staged> staged;
-  float token = 0.0F;                ///< what a barrier sums
-  bool host_waits = false;           ///< results go to the host, or it is a barrier
+  float token = 0.0F;                ///< summed by a barrier
+  bool host_waits = false;           ///< wait() blocks: host results, or a barrier
   std::atomic<bool> waited = false;  ///< wait() was called
 };
 
-/// Collectives that go to NCCL together, mostly one.
+/// Collectives launched together, usually one.
 struct NcclLaunch {
   using Time = std::chrono::steady_clock::time_point;
 
-  /// As messages and signatures name it. For a group: kind of the first, labels and elements of
+  /// As named in messages and signatures. For a group: kind of the first, labels and elements of
   /// all, and the sum of the deadlines.
   Collective collective;
   std::vector<std::shared_ptr<NcclItem>> items;
   std::shared_ptr<NcclEvent> start, done;
   std::shared_ptr<FlightRecorder> recorder;  ///< records its start and end; may be null
-  /// When the device was first seen to have reached it. Used by the prober only.
+  /// Time at which the device was first seen to have reached it. Used by the prober only.
   std::optional<Time> started;
   std::atomic<bool> has_started = false;  ///< the same for other threads
 };
 
-/// Launches that the device is not known to have finished, oldest first.
+/// Launches not known to be finished on the device, oldest first.
 class PendingCollectives {
  public:
   /// Any thread.
@@ -61,8 +61,8 @@ class PendingCollectives {
   /// Whether the caller has waited for all of them.
   bool all_waited() const;
 
-  /// Removes finished launches and notes started ones. One thread at a time. Holds no lock while it
-  /// polls the device, which may block.
+  /// Removes finished launches and marks started ones. One thread at a time. Polls the device
+  /// without a lock, as polling may block.
   /// @return the oldest launch if its deadline has passed, else null
   /// @throws CudaError if the device's work failed
   std::shared_ptr<NcclLaunch> advance(NcclLaunch::Time now);

@@ -1,4 +1,4 @@
-// NCCL and CUDA behind NcclDriver. The program decides what follows from a status.
+// Implements NcclDriver over NCCL and CUDA; callers handle the statuses.
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
@@ -24,7 +24,7 @@ ncclDataType_t reduced_type(DType dtype) {
     case DType::I64:
       return ncclInt64;
     default:
-      throw InternalError("nccl is not asked to reduce {}", dtype);
+      throw InternalError("nccl can't reduce {}", dtype);
   }
 }
 
@@ -44,7 +44,7 @@ class StreamEvent final : public NcclEvent {
   StreamEvent& operator=(const StreamEvent&) = delete;
 
   bool is_done() const override {
-    // The first call of another thread would otherwise open the first GPU.
+    // A thread's first CUDA call would otherwise initialize the first GPU.
     check(cudaSetDevice(index_), "cudaSetDevice");
     const cudaError_t status = cudaEventQuery(event_);
     if (status == cudaErrorNotReady) {
@@ -176,7 +176,7 @@ class Driver final : public NcclDriver {
     return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
   }
 
-  // The context's device may differ from the runtime's device of that number.
+  // The CUDA runtime may number devices differently from the context.
   void check_device(std::string own) const {
     char id[32] = {};
     const cudaError_t status = cudaDeviceGetPCIBusId(id, sizeof id, index_);

@@ -1,4 +1,4 @@
-// The threads that watch a communicator over NCCL.
+// The prober and watchdog threads of NcclCore.
 #include <algorithm>
 #include <chrono>
 #include <thread>
@@ -15,8 +15,6 @@ using State = NcclStatus::State;
 constexpr milliseconds kFinalizeTime{2000};
 
 }  // namespace
-
-// --- the prober ---
 
 std::optional<NcclSuspicion> NcclCore::look() {
   try {
@@ -41,7 +39,7 @@ std::optional<NcclSuspicion> NcclCore::look() {
 void NcclCore::probe() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    // Polls more often at the end.
+    // Polls more often during shutdown.
     const auto pause = stop_ ? std::min(options_.poll, milliseconds(1)) : options_.poll;
     changed_.wait_for(lock, pause,
                       [&, stopped = stop_] { return failure_ || (stop_ && !stopped); });
@@ -87,8 +85,6 @@ void NcclCore::close_driver() {
   driver_->abort();
 }
 
-// --- the watchdog ---
-
 void NcclCore::watch() {
   auto next_ask = Clock::now();
   std::unique_lock lock(mutex_);
@@ -100,7 +96,7 @@ void NcclCore::watch() {
     auto suspicion = suspicion_;
     if (!suspicion && calling_ && now - calling_->since >= calling_->collective.deadline)
       suspicion = NcclSuspicion{.collective = calling_->collective, .late = true};
-    // Collectives that have not started have no deadline of their own.
+    // Collectives that have not started have no deadline yet.
     const auto limit = options_.communicator.timeout + options_.grace;
     const auto overdue = [&](const std::optional<Clock::time_point>& since) {
       return since && now - *since >= limit;

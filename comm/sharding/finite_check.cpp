@@ -24,7 +24,7 @@ std::string word(float value) {
   return value > 0 ? "inf" : "-inf";
 }
 
-// `values` begin at element `begin` of the parameter.
+// @param begin  element of the parameter that `values` start at
 void look(Context& context, const Tensor& values, const std::string& name, const Shape& shape,
           std::int64_t begin, std::vector<NonFinite>& found) {
   Tensor floats = values;
@@ -33,7 +33,7 @@ void look(Context& context, const Tensor& values, const std::string& name, const
                            "finite check");
     kernels::cast(context, values.view(), {floats.view(), false, true});
   }
-  // The square of no float32 overflows in float64.
+  // Squares of finite float32 values do not overflow in float64.
   if (std::isfinite(kernels::sum_of_squares(context, floats.view()))) return;
   const auto bad = [](float x) { return !std::isfinite(x); };
   const std::vector<float> all = floats.to_vector<float>();

@@ -20,7 +20,7 @@ struct NonFinite {
 // Diagnosis of a non-finite step. Local, not collective; waits for the device.
 
 /// Checks this rank's gradients before they are reduced: of the micro-batch if scattered, else of
-/// the step so far. In order of backward: the last parameter comes first.
+/// the step so far. In the order of backward: the last parameter first.
 std::vector<NonFinite> non_finite_gradients(Context& context, const FlatUnit& unit);
 /// Checks this rank's segment of the reduced gradients.
 std::vector<NonFinite> non_finite_sums(Context& context, const ShardedModel& model);

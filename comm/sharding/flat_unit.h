@@ -26,8 +26,8 @@ ShardLayout layout_of(const Unit& unit, int world_size);
 /// One unit's parameters as a flat buffer split over the ranks of a communicator.
 ///
 /// Holds this rank's segment of master values and of their float32 gradient (the whole buffer in
-/// mode None), and the gathered parameters in the compute dtype, which the model's tensors view. If
-/// nothing is gathered and masters have the compute dtype, the gathered buffer is the master
+/// mode None), and the gathered parameters in the compute dtype, which the model's tensors view.
+/// With nothing to gather and masters of the compute dtype, the gathered buffer is the master
 /// itself; with one rank, the gradient buffer is the gradient segment.
 ///
 /// State: Sharded -> start_gather -> Gathering -> finish_gather -> Gathered -> release -> Sharded;
@@ -39,10 +39,10 @@ class FlatUnit {
   enum class State : std::uint8_t { Sharded, Gathering, Gathered };
 
   /// Binds the unit's parameters. `communicator` and `context` must outlive this.
-  /// @param master_dtype  f32, or bf16 to compute in bf16
+  /// @param master_dtype  f32, or bf16 if that is the compute dtype
   FlatUnit(const Unit& unit, ShardMode mode, DType compute_dtype, DType master_dtype,
            const std::shared_ptr<Context>& context, Communicator& communicator);
-  /// Aborts a running collective, which uses the unit's buffers.
+  /// Aborts a running collective that uses the unit's buffers.
   ~FlatUnit();
   FlatUnit(const FlatUnit&) = delete;
   FlatUnit& operator=(const FlatUnit&) = delete;
@@ -71,7 +71,7 @@ class FlatUnit {
   void finish_reduce();
 
   /// Gathered copy that an update can write along with the master, rounded to the compute dtype;
-  /// undefined if it is not whole or is the master itself.
+  /// undefined if it is incomplete or is the master itself.
   Tensor copy_of_master() const;
   /// Marks the gathered copy as stale, unless the update was `copied` into copy_of_master().
   void master_changed(bool copied = false);

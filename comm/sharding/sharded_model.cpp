@@ -93,7 +93,7 @@ void ShardedModel::ensure_gathered(int unit, int direction) {
     units_[static_cast<std::size_t>(next)]->start_gather();
   };
   {
-    // One group at the start of a pass; units further ahead must not delay the first.
+    // Only the first two units are grouped: units further ahead must not delay the first.
     CollectiveGroup group(communicator_);
     start(0);
     if (last_ahead >= 1) start(1);

@@ -38,7 +38,7 @@ class ShardedModel final : public UnitHooks {
   ShardMode mode() const { return mode_; }
   const std::vector<std::unique_ptr<FlatUnit>>& units() const { return units_; }
 
-  /// Sets this rank's master values, part by part.
+  /// Sets this rank's master values from `source`.
   void load(const ParameterSource& source);
   /// Creates zero moments; step() calls it on first use.
   void create_optimizer_state();
@@ -102,7 +102,7 @@ class ShardedModel final : public UnitHooks {
   std::vector<std::vector<optim::DecayRange>> decay_;
   std::vector<Tensor> exp_avg_, exp_avg_sq_;
   std::vector<FlatUnit*> reducing_;             // in flight, oldest first
-  std::vector<std::unique_ptr<Range>> ranges_;  // open ones, the innermost last
+  std::vector<std::unique_ptr<Range>> ranges_;  // open trace ranges, innermost last
   std::function<void(const FlatUnit&)> observer_;
   bool training_ = false;
   bool first_ = true, last_ = true;

@@ -24,8 +24,8 @@ Node::~Node() {
   }
 }
 
-// A leaf is saved as it is, to notice rebinding. Other tensors are detached: they may be the output
-// of the node that saves them, and so own it.
+// Leaves are saved themselves, to detect rebinding. Other tensors are detached: a node that saves
+// its own output would own itself.
 SavedTensor::SavedTensor(Tensor tensor)
     : tensor_(tensor.is_leaf() && tensor.requires_grad() ? std::move(tensor) : tensor.detach()),
       version_(tensor_.storage()->version()),
@@ -107,7 +107,7 @@ GradientView take_leaf_place(TensorImpl& leaf) {
 
 GradientView leaf_target(const Tensor& leaf) {
   require(leaf.is_leaf(),
-          "a gradient can be put during forward into a leaf only; shape {} is a result",
+          "only leaves accept a gradient during forward; the tensor of shape {} is a result",
           leaf.shape());
   if (!leaf.requires_grad()) return {};
   return take_leaf_place(*leaf.impl());

@@ -26,7 +26,7 @@ class SavedTensor {
 };
 
 /// Destinations for the gradients of an operation's inputs, in the order given to record(): the
-/// buffer of a leaf, or the gradient that another user of the same tensor has begun.
+/// buffer of a leaf, or a gradient already started by another user of the same tensor.
 class InputGradients {
  public:
   virtual ~InputGradients() = default;
@@ -36,7 +36,7 @@ class InputGradients {
   virtual GradientView weight_target(int i) = 0;
   /// Passes a gradient on, copied only if it is shared or added to another.
   virtual void pass(int i, Tensor grad) = 0;
-  /// Whether the operation's result is the root of backward() and no gradient was given: it is 1.
+  /// True if the operation's result is the root of backward() with the default gradient of 1.
   virtual bool is_default_seed() const = 0;
 };
 
@@ -59,12 +59,11 @@ GradientView leaf_target(const Tensor& leaf);
 /// Runs the graph behind `root` in reverse order of recording and frees it on the way. Gradients of
 /// leaves accumulate over calls until zero_grad().
 /// @param grad  gradient of root, of its shape and dtype; optional for one element (1)
-/// @throws InvalidArgument if root does not require a gradient or part of its graph has already
-/// run;
-///         no gradient changes then
+/// @throws InvalidArgument, with all gradients unchanged, if root requires no gradient or part of
+///   its graph has already run
 void backward(const Tensor& root, const Tensor& grad = {});
 
-/// y = x; calls `on_backward` when backward gets here. Recorded even if x requires no gradient.
+/// y = x; calls `on_backward` when backward reaches it. Recorded even if x requires no gradient.
 Tensor boundary(const Tensor& x, std::function<void()> on_backward);
 
 /// y = block(x) without saved tensors: backward runs the block again, with the same random numbers.

@@ -59,7 +59,7 @@ class NodeGradients final : public InputGradients {
                            "{}: gradient of input {} must be dense of shape {}, got {} with "
                            "strides {}",
                            node_.operation, i, shape, grad.shape(), grad.strides());
-    // The kernel writes a destination of the same gradient later: stage this one.
+    // The kernel already has a destination for this gradient: stage this one.
     if (is_taken(edge)) {
       stage(edge, std::move(grad));
     } else if (edge.node && grad.dtype() == edge.node->dtype) {
@@ -82,7 +82,7 @@ class NodeGradients final : public InputGradients {
 
   Node::Input& input(int i) {
     require<InternalError>(i >= 0 && i < static_cast<int>(node_.inputs.size()),
-                           "{}: gradient of input {} asked for, it has {} inputs", node_.operation,
+                           "{}: gradient of input {} requested, it has {} inputs", node_.operation,
                            i, node_.inputs.size());
     return node_.inputs[static_cast<std::size_t>(i)];
   }
@@ -140,12 +140,12 @@ std::vector<std::shared_ptr<Node>> collect(const std::shared_ptr<Node>& root,
   for (std::size_t i = 0; i < order.size(); ++i) {
     Node& node = *order[i];
     require(!node.done,
-            "backward reached {} (output {}) a second time: a former backward has freed this part "
+            "backward reached {} (output {}) a second time: an earlier backward freed this part "
             "of the graph; add up the losses, or run forward again",
             node.operation, node.shape);
     require(node.sequence >= oldest,
             "recompute: the block uses the result of {} (shape {}), which was recorded outside of "
-            "it; hand it over as x, or detach it",
+            "it; pass it as x, or detach it",
             node.operation, node.shape);
     node.grad = Tensor();
     for (Node::Input& input : node.inputs) {

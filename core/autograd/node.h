@@ -12,8 +12,8 @@ namespace tessera::autograd {
 
 /// One recorded operation with one output. Internal to core.
 ///
-/// Ownership goes from results to their producers: tensor -> node -> producers of its inputs. So a
-/// node must not hold its own output (see SavedTensor).
+/// Results own their producers: tensor -> node -> producers of its inputs. A node must not hold its
+/// own output (see SavedTensor).
 class Node {
  public:
   struct Input {

@@ -67,7 +67,7 @@ void CachingAllocator::set_limit(std::size_t bytes) {
 void limit_memory(Allocator& allocator, std::size_t bytes) {
   auto* const host = dynamic_cast<CachingAllocator*>(&allocator);
   require<Unsupported>(host != nullptr,
-                       "a limit of {} was asked for, but only memory of the host has one",
+                       "a limit of {} was requested, but only host memory has limits",
                        format_bytes(static_cast<std::int64_t>(bytes)));
   host->set_limit(bytes);
 }

@@ -46,13 +46,13 @@ class Context : public std::enable_shared_from_this<Context> {
   Trace* trace() const { return trace_; }
   void set_trace(Trace* trace) { trace_ = trace; }
 
-  /// Names the random draws of kernels queued from here on. Queued like them, so set it between one
+  /// Sets the random draws of kernels queued from here on, in stream order: call it between a
   /// backward pass and the next forward pass.
   void set_rng_step(const RngStep& step);
-  /// Address of those numbers in the device's memory, zeros at first; null on the meta device.
+  /// Device address of the current RngStep, initially zeros; null on the meta device.
   const RngStep* rng_step();
 
-  /// Whether operations record what backward needs. Starts as true; see NoGradGuard.
+  /// Whether operations are recorded for backward; initially true. See NoGradGuard.
   bool grad_enabled() const { return grad_enabled_; }
   void set_grad_enabled(bool enabled) { grad_enabled_ = enabled; }
   /// Sequence number for a node of the autograd graph.
@@ -87,7 +87,6 @@ class GradModeGuard {
   bool before_;
 };
 
-/// Switches recording off for a scope.
 class NoGradGuard : public GradModeGuard {
  public:
   explicit NoGradGuard(Context& context) : GradModeGuard(context, false) {}

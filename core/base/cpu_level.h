@@ -7,12 +7,12 @@
 namespace tessera {
 
 /// Instruction sets of the CPU kernels. Generic is the compiler's baseline: the only level of
-/// builds with TESSERA_GENERIC_CPU and for processors other than x86-64, which have no V3 and V4.
+/// builds with TESSERA_GENERIC_CPU and on processors other than x86-64.
 enum class CpuLevel : std::uint8_t { Generic, V3, V4 };
 
 /// Levels of this build that this processor runs, ascending.
 std::span<const CpuLevel> cpu_levels();
-/// The highest of them.
+/// The highest of `levels`.
 /// @throws Unsupported if there is none: a processor without AVX2
 CpuLevel detect_cpu_level(std::span<const CpuLevel> levels = cpu_levels());
 /// "generic", "x86-64-v3", ...

@@ -5,7 +5,7 @@
 
 namespace tessera {
 
-/// Where a tensor lives. Meta tensors have a shape and no memory: they plan, they don't compute.
+/// Location of a tensor. Meta tensors have a shape but no memory: they serve planning.
 enum class DeviceType : std::uint8_t { CPU, CUDA, Meta };
 
 struct Device {

@@ -31,7 +31,6 @@ struct BFloat16 {
 };
 static_assert(sizeof(BFloat16) == 2);
 
-/// Bytes of one element.
 constexpr std::size_t dtype_size(DType dtype) {
   switch (dtype) {
     case DType::F64:

@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-/// What a block of memory is for.
+/// Purpose of a block of memory.
 enum class MemoryCategory : std::uint8_t {
   Parameters,      ///< this rank's float32 master segments
   Gradients,       ///< flat gradient buffers and reduced segments
@@ -51,7 +51,7 @@ class MemoryLedger {
     MemoryUsage usage;
   };
 
-  /// The entry of (category, owner), made on first use.
+  /// The entry of (category, owner), created on first use.
   Entry& entry(MemoryCategory category, std::string_view owner);
   /// Adds `bytes`, negative on release, to an entry of this ledger.
   void book(Entry& entry, std::int64_t bytes);

@@ -42,7 +42,7 @@ std::string why_unfit(const fs::path& path) {
   const auto status = fs::status(path, error);
   if (!fs::exists(status)) return {};  // dlopen reports it
   if (error) return error.message();   // of a parent directory
-  if (!fs::is_regular_file(status)) return "it is no regular file";
+  if (!fs::is_regular_file(status)) return "not a regular file";
   const auto size = fs::file_size(path, error);
   std::ifstream in(path, std::ios::binary);
   Elf64_Ehdr header{};
@@ -54,7 +54,7 @@ std::string why_unfit(const fs::path& path) {
     Elf64_Phdr segment{};
     in.read(reinterpret_cast<char*>(&segment), sizeof(segment));
     if (!in || segment.p_filesz > size || segment.p_offset > size - segment.p_filesz)
-      return "the file is cut short";
+      return "the file is truncated";
   }
   return {};
 }
@@ -84,15 +84,15 @@ std::string Plugin::locate(std::string_view file, const char* variable) {
 
 void* Plugin::find(const char* name) const {
   void* found = ::dlsym(library_, name);
-  require<Unsupported>(found != nullptr, "{} is no tessera plugin: it has no {}", path_, name);
+  require<Unsupported>(found != nullptr, "{} is not a tessera plugin: it has no {}", path_, name);
   return found;
 }
 
 void Plugin::require_version(const char* name, int version) const {
   const int found = symbol<int (*)()>(name)();
   require<Unsupported>(found == version,
-                       "{} speaks version {} of the plugin interface, this program version {}",
-                       path_, found, version);
+                       "{} has plugin interface version {}, this program needs version {}", path_,
+                       found, version);
 }
 
 }  // namespace tessera

@@ -25,7 +25,7 @@ constexpr std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> c
   return counter;
 }
 
-/// What a stream of random numbers is for; keeps streams of one seed apart.
+/// Purpose of a random stream; separates the streams of one seed.
 enum class RngPurpose : std::uint32_t {
   Init = 1,
   Dropout = 2,
@@ -41,7 +41,7 @@ struct RngKey {
   std::uint64_t key = 0;     ///< seed mixed with purpose
   std::uint64_t stream = 0;  ///< upper half of the counter, e.g. step and layer mixed
 
-  /// @param a, b  name the stream within its purpose: (step, layer), (epoch, 0), (parameter, 0)
+  /// @param a, b  identify the stream within its purpose: (step, layer), (epoch, 0), (parameter, 0)
   static constexpr RngKey make(std::uint64_t seed, RngPurpose purpose, std::uint64_t a,
                                std::uint64_t b = 0) {
     const auto lo = [](std::uint64_t v) { return static_cast<std::uint32_t>(v); };
@@ -62,7 +62,7 @@ struct RngKey {
   constexpr std::uint32_t word(std::uint64_t i) const { return words(i / 4)[i % 4]; }
 };
 
-/// Names the random draws of one step. Lies in the device's memory, where kernels read it: see
+/// Identifies the random draws of one step. Stored in device memory, where kernels read it: see
 /// Context::rng_step().
 struct RngStep {
   std::uint64_t seed = 0;

@@ -18,7 +18,7 @@ ShardLayout::ShardLayout(std::string unit, const std::vector<Parameter>& paramet
   std::set<std::string> seen;
   std::int64_t offset = 0;
   for (const Parameter& parameter : parameters) {
-    require(seen.insert(parameter.name).second, "unit {}: parameter {} stands twice", unit_,
+    require(seen.insert(parameter.name).second, "unit {}: parameter {} appears twice", unit_,
             parameter.name);
     const std::int64_t count = numel(parameter.shape);
     slots_.push_back({parameter.name, parameter.shape, offset, count, parameter.decay});
@@ -41,8 +41,8 @@ std::vector<SlotRange> ShardLayout::ranges(std::int64_t begin, std::int64_t end)
 }
 
 std::vector<SlotRange> ShardLayout::ranges_of_rank(int rank) const {
-  require(rank >= 0 && rank < world_size_, "unit {}: rank {} of a world of {}", unit_, rank,
-          world_size_);
+  require(rank >= 0 && rank < world_size_, "unit {}: rank {} is out of range for world size {}",
+          unit_, rank, world_size_);
   return ranges(rank * segment_size_, (rank + 1) * segment_size_);
 }
 

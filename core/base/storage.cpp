@@ -54,7 +54,7 @@ void Storage::release() noexcept {
 }
 
 void Storage::throw_released() const {
-  throw InternalError("memory of {} ({}) was read while it is given back",
+  throw InternalError("memory of {} ({}) was read after its release",
                       entry_ != nullptr ? entry_->owner : "a wrapped buffer",
                       format_bytes(static_cast<std::int64_t>(bytes_)));
 }

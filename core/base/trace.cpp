@@ -61,7 +61,7 @@ std::string Trace::to_json(int process, const std::string& name) {
   std::vector<double> marks;
   if (context_.device().type == DeviceType::CUDA) {
     marks = context_.backend().take_marks();
-    // Later marks would count from another start.
+    // Later marks would have another time origin.
     context_.set_trace(nullptr);
   }
   const auto place = [&](const Span& span, double value) {

@@ -6,22 +6,19 @@
 
 namespace tessera::ops {
 
-// Checks shared by operations; messages name operation, argument and values. Row-wise views.
+// Checks shared by operations: throw InvalidArgument naming operation, argument and values.
 
-/// f64, f32 or bf16. @throws InvalidArgument
+/// f64, f32 or bf16.
 void check_computes(std::string_view operation, std::string_view argument, const Tensor& tensor);
-/// @throws InvalidArgument
 void check_dtype(std::string_view operation, std::string_view argument, const Tensor& tensor,
                  DType expected);
-/// @throws InvalidArgument
 void check_shape(std::string_view operation, std::string_view argument, const Tensor& tensor,
                  const Shape& expected);
-/// @throws InvalidArgument
 void check_contiguous(std::string_view operation, std::string_view argument, const Tensor& tensor);
-/// @param meaning  of the dims, for the message: "[B, T, C]". @throws InvalidArgument
+/// @param meaning  of the dims, for the message: "[B, T, C]"
 void check_dims(std::string_view operation, std::string_view argument, const Tensor& tensor,
                 int dims, std::string_view meaning);
-/// At least one dim, contiguous, f64, f32 or bf16. @throws InvalidArgument
+/// At least one dim, contiguous, f64, f32 or bf16.
 void check_rows(std::string_view operation, std::string_view argument, const Tensor& tensor);
 
 /// Product of all sizes but the last.

@@ -7,9 +7,9 @@ namespace tessera::ops {
 /// Sum of the cross-entropies of a linear classifier, times `scale`: the head and the loss in one.
 ///
 /// Works on chunks of rows, so that the N x V logits never exist at once. With recording on,
-/// forward also computes the gradients of x and weight from each chunk's logits and accumulates the
-/// weight's into its leaf. So the result must be the root of backward (a gradient other than 1 is
-/// an error: use `scale`), and evaluation belongs under NoGradGuard.
+/// forward also computes the gradients of x and weight from each chunk's logits and accumulates
+/// that of weight into its leaf. So the result must be the root of backward (a gradient other than
+/// 1 is an error: use `scale`), and evaluation belongs under NoGradGuard.
 ///
 /// @param x        [N, C], f64, f32 or bf16, contiguous
 /// @param weight   [V, C], dtype of x; a leaf if it requires a gradient

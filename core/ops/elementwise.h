@@ -13,8 +13,8 @@ Tensor add(const Tensor& a, const Tensor& b);
 ///
 /// @param x      [B, ...], f64, f32 or bf16, contiguous; row 0 is rng_step()->first_sample
 /// @param p      in [0, 1); 0 returns x itself
-/// @param place  number of the layer; names the mask together with the context's rng_step(),
-///               however a batch is split over ranks and micro-batches
+/// @param place  number of the layer; together with the context's rng_step() it fixes the mask,
+///   however a batch is split over ranks and micro-batches
 /// @grad x; keeps nothing: backward draws the mask again, so rng_step() must not change before
 Tensor dropout(const Tensor& x, float p, std::uint64_t place);
 

@@ -7,7 +7,7 @@
 namespace tessera::ops {
 namespace {
 
-// On other devices a row of NaNs marks a token that is no index of the vocabulary.
+// On other devices a token outside the vocabulary gives a row of NaNs.
 void check_tokens(const Tensor& tokens, std::int64_t vocab_size) {
   if (tokens.device().type != DeviceType::CPU) return;
   const auto* values = tokens.data<std::int32_t>();
@@ -40,7 +40,7 @@ Tensor embedding(const Tensor& tokens, const Tensor& token_weight, const Tensor&
     check_dtype("embedding", "position_weight", position_weight, token_weight.dtype());
     check_contiguous("embedding", "position_weight", position_weight);
     require(columns <= position_weight.dim(0) && first_position <= position_weight.dim(0) - columns,
-            "embedding: positions {} to {} asked for, position_weight has {}; shorten the sequence",
+            "embedding: positions {} to {} requested, position_weight has {}; shorten the sequence",
             first_position, first_position + columns - 1, position_weight.dim(0));
   }
   check_tokens(tokens, token_weight.dim(0));

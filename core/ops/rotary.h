@@ -17,7 +17,7 @@ namespace tessera::ops {
 /// Source: Su et al. 2021, arXiv:2104.09864, section 3.4.2; pairs as in Hugging Face's Llama.
 Tensor rotary(const Tensor& x, double base, std::int64_t first_position = 0);
 
-/// The same for queries and keys of a packed projection; values go through as they are.
+/// The same for queries and keys of a packed projection; values are copied.
 ///
 /// @param qkv        [B, T, (H + 2 Hkv) * D]: heads of queries, keys and values side by side,
 ///                   contiguous

@@ -44,7 +44,7 @@ Tensor narrow_rows(const Tensor& x, std::int64_t begin, std::int64_t length) {
   check_contiguous("narrow_rows", "x", x);
   const std::int64_t rows = x.dim(0);
   require(begin >= 0 && length >= 0 && begin <= rows && length <= rows - begin,
-          "narrow_rows: rows [{}, {} + {}) of x are not there, its shape is {}", begin, begin,
+          "narrow_rows: rows [{}, {} + {}) are out of range for x of shape {}", begin, begin,
           length, x.shape());
 
   Shape shape = x.shape();

@@ -8,7 +8,7 @@
 
 namespace tessera::optim {
 
-/// Settings of AdamW that stay for a run. See kernels/optimizer.h for the update.
+/// AdamW settings of a run. See kernels/optimizer.h for the update.
 struct AdamWOptions {
   double beta1 = 0.9;
   double beta2 = 0.95;

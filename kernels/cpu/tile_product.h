@@ -4,10 +4,10 @@
 
 #include "kernels/cpu/vector.h"
 
-// Products of small row-major tiles that lie in the nearest cache, without packing.
+// Products of small row-major tiles in the L1 cache, without packing.
 TESSERA_CPU_BEGIN
 
-/// Rows of a tile of sums that stays in registers beside two vectors of b.
+/// Rows of a tile of sums that fits the registers together with two vectors of b.
 inline constexpr int kTileRows = kRegisters == 32 ? 8 : 4;
 
 /// A tile whose element (i, j) is at data[i * row + j * column].

@@ -72,14 +72,14 @@ template <typename T>
 inline constexpr IndexVector<T> kLaneNumbers =
     lane_numbers<T>(std::make_integer_sequence<int, kLanes<T>>{});
 
-/// v with the lanes exchanged whose numbers differ by `distance`, a power of two.
+/// v with lanes i and i ^ distance swapped; distance is a power of two.
 template <int distance, typename T, int... lane>
 inline Vector<T> swap_lanes(Vector<T> v, std::integer_sequence<int, lane...>) {
   return __builtin_shufflevector(v, v, (lane ^ distance)...);
 }
 
-/// combine(v[0], v[1], ...) for an operation whose order does not matter; halves the vector each
-/// time. (A reduction of `#pragma omp simd` ends in one addition after the other.)
+/// Reduces v by a commutative combine(), halving the vector each time. (A reduction of `#pragma omp
+/// simd` ends in one addition after the other.)
 template <typename T, int width = kLanes<T>, typename Combine>
 inline T reduce(Vector<T> v, Combine&& combine) {
   if constexpr (width == 1) {

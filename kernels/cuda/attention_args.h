@@ -15,7 +15,7 @@ template <typename T>
 struct HeadsView {
   T* data = nullptr;
   std::int64_t batch = 0, token = 0, head = 0;  ///< strides, in elements
-  bool packs = false;                           ///< all heads are whole packs of 16 aligned bytes
+  bool packs = false;                           ///< heads are whole, aligned packs of 16 bytes
 
   HeadsView() = default;
   explicit HeadsView(const TensorView& view)
@@ -120,7 +120,7 @@ inline int divide_up(int n, int by) { return (n + by - 1) / by; }
 // On tensor cores: attention_bf16_forward.cu, attention_bf16_backward.cu.
 void attention_forward_bf16(Context& context, const AttentionForwardArgs<BFloat16>& args);
 void attention_backward_bf16(Context& context, const AttentionBackwardArgs<BFloat16>& args);
-/// Most shared memory that a block of backward needs.
+/// Maximum shared memory that a block of backward needs.
 int attention_backward_bf16_shared_bytes(std::int64_t head_dim);
 
 // On CUDA cores, for float and double: attention_plain.cu.

@@ -17,16 +17,16 @@ struct Plain : AttentionPlainShape<T, kDim> {
   using Shape = AttentionPlainShape<T, kDim>;
   using Shape::kRows, Shape::kStride, Shape::kScoreStride, Shape::kTile, Shape::kScores;
   using Shape::kSide, Shape::kThreads;
-  static constexpr int kPer = kRows / kSide;                      // rows to a thread
+  static constexpr int kPer = kRows / kSide;                      // rows per thread
   static constexpr int kWide = std::min(kPack<T>, kDim / kSide);  // columns of a head in one access
-  static constexpr int kGroups = kDim / kSide / kWide;            // of such, to a thread
+  static constexpr int kGroups = kDim / kSide / kWide;            // accesses per thread
   using Scores = T[kPer][kPer];
   using Sums = T[kPer][kGroups * kWide];
   using Shared = SharedArray<T>;
 
   const int y = static_cast<int>(threadIdx.x) / kSide, x = static_cast<int>(threadIdx.x) % kSide;
 
-  /// kRows rows that lie `stride` apart; those from `rows` on, and columns from dim on, are zeros.
+  /// Loads kRows rows `stride` apart; rows from `rows` on, and columns from dim on, become zeros.
   __device__ __forceinline__ void load(const Shared& tile, const T* from, std::int64_t stride,
                                        int rows, int dim, bool packs) const {
     constexpr int kWidth = kPack<T>, kPacks = kDim / kWidth;

@@ -15,7 +15,7 @@ namespace tessera::kernels::cuda {
 inline constexpr float kLog2E = 1.44269504088896340736F;
 inline constexpr float kLn2 = 0.69314718055994530942F;
 
-/// 2^x to 2 units in the last place; 0 where that would be denormal.
+/// 2^x to 2 units in the last place; 0 instead of denormals.
 __device__ __forceinline__ float fast_exp2(float x) {
 #if defined(TESSERA_FIBER)
   return std::exp2(x);
@@ -28,11 +28,12 @@ __device__ __forceinline__ float fast_exp2(float x) {
 
 using Bf16Tile = SharedArray<BFloat16>;
 
-/// Begins to load kRows rows that lie `stride` apart; those from `rows` on are zeros.
+/// Starts to load kRows rows `stride` apart; rows from `rows` on become zeros.
 template <int kThreads, int kRows, int kDim>
 __device__ __forceinline__ void load_tile(const Bf16Tile& tile, const BFloat16* from,
                                           std::int64_t stride, int rows, int dim, bool packs) {
-  // A thread takes one chunk of every kTogether-th row. With 12 or 24 chunks some threads are idle.
+  // Each thread copies one chunk of every kTogether-th row. With 12 or 24 chunks some threads are
+  // idle.
   constexpr int kChunks = kDim / 8;
   constexpr int kTogether = static_cast<int>(std::bit_floor(unsigned{kThreads / kChunks}));
   static_assert(kRows % kTogether == 0);
@@ -96,7 +97,7 @@ __device__ __forceinline__ int recomputed(int x) {
   return x;
 }
 
-/// A warp's place in fragments.
+/// A lane's place in fragments.
 struct Lane {
   int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   int group = lane / 4, in_group = lane % 4;  // row and pair of columns of a FragmentC

@@ -10,7 +10,7 @@
 
 // Sums over rows, per column, for parameter gradients; the counterpart of
 // kernels/cpu/column_sums.h. Each block sums its rows, a second pass sums the blocks. No atomics:
-// the sizes alone fix the order of every sum. Bound by reading the matrix once.
+// the order of every sum depends on the sizes only. Limited by reading the matrix once.
 namespace tessera::kernels::cuda {
 
 /// Calls term(row, column, sums, std::integral_constant<int, N>) for N columns that begin at
@@ -115,8 +115,8 @@ void launch_sum_of_partials(Context& context, const char* name, std::int64_t row
          columns, row_blocks, partial, store);
 }
 
-/// Runs a term as above over all rows and stores the sums; zeros if there are no rows. Takes at
-/// most kBlocks * 32 * N * kSums elements of scratch memory.
+/// Runs a term as above over all rows and stores the sums; zeros if there are no rows. Uses at most
+/// kBlocks * 32 * N * kSums elements of scratch memory.
 /// @param N  columns at a time; must divide `columns`
 template <typename A, int kSums, int N, typename Term>
 void launch_column_sums(Context& context, const char* name, std::int64_t rows, std::int64_t columns,

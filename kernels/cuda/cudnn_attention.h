@@ -17,7 +17,7 @@ class CudnnAttention {
   virtual ~CudnnAttention() = default;
   /// "cuDNN 9.19.0"
   virtual std::string version() const = 0;
-  /// Queues the work. @return empty, or why cuDNN can't serve these arguments: nothing was queued
+  /// Queues the work. @return empty, or why cuDNN can't run these arguments (nothing was queued)
   /// @throws CudaError if cuDNN fails after accepting them
   virtual std::string forward(Context& context, const AttentionForward& args) = 0;
   virtual std::string backward(Context& context, const AttentionBackward& args) = 0;

@@ -9,16 +9,16 @@
 
 namespace tessera::kernels::cuda {
 
-/// How a library serves arguments of one shape, or why it does not.
+/// A library's plan for arguments of one shape, or why there is none.
 struct LibraryPlan {
   std::int64_t workspace_bytes = 0;
-  std::string why_not = {};  ///< empty: it serves
+  std::string why_not = {};  ///< empty: usable
 };
 
-/// Takes the scratch memory of a call. Where there is none, the plan serves no more: a request that
-/// fails makes the device stand still and give back what it keeps for reuse, which every layer of
-/// every step would repeat; and a run is to have one kernel for a shape.
-/// @return false, and plan.why_not says why, if the plan does not serve
+/// Allocates the scratch memory of a call. On failure the plan is disabled for good: each failing
+/// request synchronizes the device and trims its memory pool, and a run should have one kernel per
+/// shape.
+/// @return false, with plan.why_not set, if the plan can't be used
 inline bool take_workspace(Context& context, LibraryPlan& plan, const char* owner,
                            std::optional<Workspace>& into) {
   if (!plan.why_not.empty()) return false;

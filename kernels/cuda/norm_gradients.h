@@ -14,9 +14,9 @@
 // Persistent blocks, sums in registers and a second pass over the blocks' sums, as in NVIDIA's Apex
 // and Transformer Engine. Asynchronous copies bring rows to shared memory without using registers.
 //
-// Takes rows of whole packs that begin at multiples of 16 bytes, up to 16384 elements of bf16 or
+// Needs rows of whole packs that begin at multiples of 16 bytes, up to 16384 elements of bf16 or
 // 8192 of f32; longer ones would leave no registers for their sums. No atomics: the order of every
-// sum is fixed by the sizes and by how many blocks the device runs at once.
+// sum depends on the sizes and on how many blocks the device runs at once.
 namespace tessera::kernels::cuda {
 
 /// RMS norm is layer norm with a mean and a bias of zero.
@@ -78,7 +78,7 @@ __device__ __forceinline__ Pack<A, 2> team_sums(Pack<A, 2> value, const SharedAr
   return sum;
 }
 
-/// The sums of a block's teams, kept as [teams, kSums, width], are added up in the order of teams.
+/// Adds the sums of a block's teams, stored as [teams, kSums, width], in the order of teams.
 template <typename A, int kSums>
 __device__ __forceinline__ void store_block_sums(const SharedArray<A>& kept, int teams, int width,
                                                  const PartialColumnSums<A, kSums>& partial) {
@@ -204,10 +204,10 @@ __global__ void __launch_bounds__(NormGradientsShape::kMostThreads)
   store_block_sums<A, kSums>(kept, teams, width, partial);
 }
 
-/// Takes blocks * kParameters * width elements of scratch memory.
+/// Uses blocks * kParameters * width elements of scratch memory.
 /// @param packs  all rows, and the weight, begin at multiples of 16 bytes
-/// @return false, and nothing was done, if rows are too long, for this device or at all, or not of
-/// whole packs
+/// @return false, with nothing done, if rows are too long for this device or the kernel, or not of
+///   whole packs
 template <Norm norm, typename T>
 bool launch_norm_gradients(Context& context, const char* name, bool packs,
                            const NormBackwardArguments<T>& args,

@@ -5,11 +5,11 @@
 #include "kernels/cuda/launch/sums.h"
 #include "kernels/workspace.h"
 
-// Sums of a whole tensor in float64; its length alone fixes their order.
+// Sums of a whole tensor in float64, in an order that depends on its length only.
 namespace tessera::kernels::cuda {
 
-// One float64 per part of the range; a thread adds packs one block apart. Bound by memory: reads
-// each element once.
+// One float64 per part of the range; a thread adds packs one block apart. Memory-bound: reads each
+// element once.
 template <int N, typename T, typename Term>
 __global__ void __launch_bounds__(SumShape::kThreads)
     sum_parts_kernel(const T* x, std::int64_t n, double* partials, Term term) {

@@ -7,8 +7,8 @@
 #include "kernels/cuda/launch/embedding.h"
 
 // Stable radix sort of tokens, without atomics: deterministic. Two kernels per digit of 8 bits: one
-// counts the digits of every tile, the other moves the tokens. Bound by the latency of these short
-// kernels: 64K tokens are half a megabyte.
+// counts the digits of every tile, the other moves the tokens. Limited by the latency of these
+// short kernels: 64K tokens are half a megabyte.
 namespace tessera::kernels::cuda {
 
 struct alignas(8) TokenPlace {
@@ -36,7 +36,7 @@ struct WarpRun {
   int count, shift, rounds;
 
   /// Calls f(token and place, digit, lanes that hold the same digit) in lanes that hold a token;
-  /// then f is done in all lanes before the next round.
+  /// all lanes finish f before the next round.
   template <typename F>
   __device__ __forceinline__ void for_each_round(F&& f) const {
     const int thread = static_cast<int>(threadIdx.x);
@@ -98,7 +98,8 @@ __global__ void __launch_bounds__(TokenSortShape::kThreads)
   const auto warp_sums = shared.take<int>(TokenSortShape::kWarps);
   count_digits(run, counters);
 
-  // Each thread one digit: smaller digits, then the same digit in earlier tiles, in earlier warps.
+  // One digit per thread. Order: smaller digits, then the same digit in earlier tiles, then in
+  // earlier warps.
   const int digit = static_cast<int>(threadIdx.x);
   const int warp = digit / kWarpSize, lane = digit % kWarpSize;
   int in_all_tiles = 0, in_earlier_tiles = 0;
@@ -137,7 +138,7 @@ __global__ void __launch_bounds__(TokenSortShape::kThreads)
   });
 }
 
-/// Bytes of `counts` below.
+/// Bytes of `counts` of sort_tokens().
 inline std::int64_t token_sort_count_bytes(std::int64_t tokens) {
   return std::int64_t{TokenSortShape::tiles(tokens)} * TokenSortShape::kDigits *
          static_cast<std::int64_t>(sizeof(int));

@@ -233,7 +233,7 @@ TEST_CASE_FIXTURE(Fixture, "what an earlier run left is replaced, links are not 
 
   fs::remove(path);
   REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
-  CHECK_THROWS_HOLDING(CorruptRecord, "no regular file", comm::read_flight_record(path));
+  CHECK_THROWS_HOLDING(CorruptRecord, "not a regular file", comm::read_flight_record(path));
   CHECK(create()->why_not_in_file() == "");
   CHECK(comm::read_flight_record(path).rank == 2);
 }
@@ -323,15 +323,17 @@ TEST_CASE_FIXTURE(Fixture, "each malformed file gets its own error") {
   };
   CHECK(read(good).collectives.size() == 1);
   CHECK_THROWS_HOLDING(IoError, "absent.bin", comm::read_flight_record(dir.file("absent.bin")));
-  CHECK_THROWS_HOLDING(CorruptRecord, "no regular file", comm::read_flight_record(dir.path()));
+  CHECK_THROWS_HOLDING(CorruptRecord, "not a regular file", comm::read_flight_record(dir.path()));
   fs::create_symlink(path, dir.file("link.bin"));
   CHECK_THROWS_HOLDING(IoError, "link.bin", comm::read_flight_record(dir.file("link.bin")));
   CHECK_THROWS_HOLDING(CorruptRecord, "has 0 bytes", read(""));
   CHECK_THROWS_HOLDING(CorruptRecord, "less than the header", read(good.substr(0, 1023)));
-  CHECK_THROWS_HOLDING(CorruptRecord, "it was cut", read(good.substr(0, good.size() - 1)));
-  CHECK_THROWS_HOLDING(CorruptRecord, "it was cut", read(good + "x"));
-  CHECK_THROWS_HOLDING(CorruptRecord, "no flight record", read(std::string(good.size(), 'x')));
-  CHECK_THROWS_HOLDING(CorruptRecord, "no flight record", read(std::string(2000, '\0')));
+  CHECK_THROWS_HOLDING(CorruptRecord, "truncated or overwritten",
+                       read(good.substr(0, good.size() - 1)));
+  CHECK_THROWS_HOLDING(CorruptRecord, "truncated or overwritten", read(good + "x"));
+  CHECK_THROWS_HOLDING(CorruptRecord, "not a tessera flight record",
+                       read(std::string(good.size(), 'x')));
+  CHECK_THROWS_HOLDING(CorruptRecord, "not a tessera flight record", read(std::string(2000, '\0')));
   CHECK_THROWS_HOLDING(Unsupported, "version 9", read(with(8, std::uint32_t{9})));
   CHECK_THROWS_HOLDING(Unsupported, "version 9",
                        read(with(8, std::uint32_t{9}).substr(0, 5000)));  // of another size
@@ -343,9 +345,9 @@ TEST_CASE_FIXTURE(Fixture, "each malformed file gets its own error") {
                        read(with(28, std::numeric_limits<std::int32_t>::max())));
   CHECK(read(with(28, std::int32_t{65'536})).world_size == 65'536);
   CHECK_THROWS_HOLDING(CorruptRecord, "rank -1 of", read(with(24, std::int32_t{-1})));
-  CHECK_THROWS_HOLDING(CorruptRecord, "its start", read(with(56, std::int64_t{-5})));
+  CHECK_THROWS_HOLDING(CorruptRecord, "invalid start time", read(with(56, std::int64_t{-5})));
   constexpr std::size_t kKind = offsetof(FlightHeader, ending) + offsetof(comm::FlightEnding, kind);
-  CHECK_THROWS_HOLDING(CorruptRecord, "unknown (77)", read(with(kKind, std::uint64_t{77})));
+  CHECK_THROWS_HOLDING(CorruptRecord, "unknown end kind 77", read(with(kKind, std::uint64_t{77})));
 
   // Entries alone spoil nothing but themselves.
   constexpr std::size_t kEntry = sizeof(FlightHeader);

@@ -202,6 +202,6 @@ TEST_CASE("a plugin that is not there is named") {
   const auto context = fiber_context();
   CHECK_THROWS_HOLDING(Unsupported, "/nowhere/libtessera_nccl.so",
                        comm::open_nccl(*context, "/nowhere/libtessera_nccl.so"));
-  CHECK_THROWS_HOLDING(Unsupported, "is no tessera plugin",
+  CHECK_THROWS_HOLDING(Unsupported, "is not a tessera plugin",
                        comm::open_nccl(*context, test::fiber_plugin()));
 }

@@ -353,7 +353,7 @@ TEST_CASE("backwards that break the contract are told so") {
     autograd::backward(y, vector_of(context, {1, 1}));
   };
   CHECK_THROWS_WITH_AS(run([](const Tensor&, InputGradients& into) { into.target(1); }),
-                       doctest::Contains("broken: gradient of input 1 asked for, it has 1"),
+                       doctest::Contains("broken: gradient of input 1 requested, it has 1"),
                        InternalError);
   CHECK_THROWS_WITH_AS(run([&](const Tensor&, InputGradients& into) {
                          into.pass(0, vector_of(context, {1, 2, 3}));

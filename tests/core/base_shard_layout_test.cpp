@@ -82,12 +82,12 @@ TEST_CASE("a unit of nothing has no elements") {
 
 TEST_CASE("a layout refuses a name that stands twice, and ranks outside the world") {
   CHECK_THROWS_WITH_AS(ShardLayout("h.0", {{"a", {1}, false}, {"a", {2}, false}}, 1),
-                       "unit h.0: parameter a stands twice", InvalidArgument);
+                       "unit h.0: parameter a appears twice", InvalidArgument);
   CHECK_THROWS_WITH_AS(ShardLayout("h.0", {}, 0), "unit h.0: world size must be at least 1, got 0",
                        InvalidArgument);
   const ShardLayout layout("h.0", odd_parameters(), 2);
-  CHECK_THROWS_WITH_AS(layout.ranges_of_rank(2), "unit h.0: rank 2 of a world of 2",
-                       InvalidArgument);
+  CHECK_THROWS_WITH_AS(layout.ranges_of_rank(2),
+                       "unit h.0: rank 2 is out of range for world size 2", InvalidArgument);
   CHECK_THROWS_AS(layout.ranges_of_rank(-1), InvalidArgument);
 }
 

@@ -27,7 +27,7 @@ TEST_CASE("a storage can give its memory back and take it again") {
   const auto storage = Storage::reserve(context, 256, MemoryCategory::Gathered, "h.3");
   CHECK_FALSE(storage->is_materialized());
   CHECK(context->ledger().total().current == 0);
-  CHECK_THROWS_WITH_AS(storage->data(), "memory of h.3 (256 B) was read while it is given back",
+  CHECK_THROWS_WITH_AS(storage->data(), "memory of h.3 (256 B) was read after its release",
                        InternalError);
   storage->materialize();
   CHECK(storage->data() != nullptr);

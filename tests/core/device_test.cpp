@@ -88,14 +88,14 @@ TEST_CASE("a plugin that is none, or cut short, is refused and ends nobody") {
   const std::string whole = read_file(test::fiber_plugin());
   for (const std::size_t bytes : {std::size_t{100}, std::size_t{5000}, whole.size() / 2})
     refused(dir.write("cut-" + std::to_string(bytes), whole.substr(0, bytes)),
-            "the file is cut short");
+            "the file is truncated");
   refused(dir.write("empty", ""), "can't be loaded");
   refused(dir.write("text", std::string(10'000, 'x')), "can't be loaded");
   refused(dir.file("absent"), "can't be loaded");
   std::filesystem::create_directory(dir.file("folder"));
-  refused(dir.file("folder"), "it is no regular file");
+  refused(dir.file("folder"), "not a regular file");
   REQUIRE(::mkfifo(dir.file("fifo").c_str(), 0600) == 0);
-  refused(dir.file("fifo"), "it is no regular file");
+  refused(dir.file("fifo"), "not a regular file");
   // A folder on the way that may not be searched; by root it may always.
   std::filesystem::create_directory(dir.file("closed"));
   REQUIRE(::chmod(dir.file("closed").c_str(), 0) == 0);

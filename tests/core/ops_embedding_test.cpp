@@ -67,7 +67,7 @@ TEST_CASE("embedding: what it refuses") {
                          InvalidArgument);
   }
   CHECK_THROWS_WITH_AS(ops::embedding(tokens, w, p, 2),
-                       doctest::Contains("positions 2 to 4 asked for, position_weight has 4"),
+                       doctest::Contains("positions 2 to 4 requested, position_weight has 4"),
                        InvalidArgument);
   CHECK_THROWS_WITH_AS(ops::embedding(tokens, w, p, -1), doctest::Contains("got -1"),
                        InvalidArgument);

@@ -154,7 +154,7 @@ TEST_CASE("the meta device runs a training step without memory") {
 
 TEST_CASE("what does not fit is refused with the values") {
   CHECK_THROWS_WITH_AS(Gpt2({.n_head = 5, .n_embd = 24}),
-                       "model.n_embd 24 does not divide by model.n_head 5", InvalidArgument);
+                       "model.n_embd 24 is not divisible by model.n_head 5", InvalidArgument);
   CHECK_THROWS_AS(Gpt2({.n_layer = 0}), InvalidArgument);
   Gpt2 model(kSmall);
   const auto context = make_model(model);

@@ -97,7 +97,7 @@ class CudaBackend::DeviceAllocator final : public Allocator {
     check(cudaSetDevice(index_), "cudaSetDevice");
     void* data = nullptr;
     cudaError_t status = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
-    if (status == cudaErrorMemoryAllocation) {  // idle memory of the pool may be in the way
+    if (status == cudaErrorMemoryAllocation) {  // retry without the pool's idle memory
       cudaGetLastError();
       check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
       trim();

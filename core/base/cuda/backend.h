@@ -19,7 +19,6 @@ class Context;
 
 namespace tessera::cuda {
 
-/// Owns a cuBLASLt handle.
 class CublasLt {
  public:
   CublasLt();
@@ -40,8 +39,8 @@ class KernelState {
 
 /// One GPU with one stream, on which all work runs in call order.
 ///
-/// Freed memory may be reused at once by later work of the stream. To use memory on another stream,
-/// make this one wait for it before the memory is freed.
+/// Later work of the stream may reuse freed memory at once. Before memory used on another stream is
+/// freed, make this stream wait for that one.
 class CudaBackend final : public DeviceBackend {
  public:
   /// @throws Unsupported if there is no such device, or it is older than compute capability 8.0

@@ -19,7 +19,7 @@ inline std::string memory_of_device() {
 }
 
 /// @param what  the call, for the message: "cudaMalloc of 3.0 GiB"
-/// @throws OutOfMemory, CudaError with the runtime's name and words for the status
+/// @throws OutOfMemory, CudaError with the runtime's name and description of the status
 inline void check(cudaError_t status, std::string_view what) {
   if (status == cudaSuccess) [[likely]]
     return;

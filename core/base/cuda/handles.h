@@ -17,7 +17,7 @@ class Stream {
   Stream& operator=(const Stream&) = delete;
 
   cudaStream_t get() const { return stream_; }
-  /// Waits on the host. @throws CudaError of whatever failed before
+  /// Waits on the host. @throws CudaError if earlier work failed
   void synchronize() const { check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
 
  private:

@@ -38,8 +38,8 @@ __device__ __forceinline__ void mma(FragmentC& c, const FragmentA& a, const Frag
 #endif
 }
 
-/// Loads four 8 x 8 matrices. Lane 8 i + r passes row r of matrix i, aligned to 16 bytes; a lane
-/// gets of each matrix elements 2 t and 2 t + 1 of row g.
+/// Loads four 8 x 8 matrices. Lane 8 i + r passes row r of matrix i, aligned to 16 bytes; each lane
+/// receives elements 2 t and 2 t + 1 of row g of every matrix.
 __device__ __forceinline__ void load_matrices(unsigned (&to)[4], const SharedArray<BFloat16>& row) {
 #if defined(TESSERA_FIBER)
   fiber::ldmatrix_x4(to, row.data(), false, __FILE__, __LINE__);

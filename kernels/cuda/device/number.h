@@ -56,8 +56,7 @@ struct alignas(sizeof(T) * N) Pack {
   __device__ __forceinline__ T& operator[](int i) { return values[i]; }
   __device__ __forceinline__ const T& operator[](int i) const { return values[i]; }
 };
-/// Elements that a thread moves at once. One of f64: it serves tests and gradient checks, which
-/// need no second, faster variant of every kernel.
+/// Elements that a thread moves at once. One of f64, which serves only tests and gradient checks.
 template <typename T>
 inline constexpr int kPack = sizeof(T) > 4 ? 1 : 16 / static_cast<int>(sizeof(T));
 

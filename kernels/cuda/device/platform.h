@@ -1,8 +1,7 @@
 #pragma once
 
-// CUDA C++, or plain C++ in builds that run kernels as fibers on the host (TESSERA_FIBER). So that
-// kernels mean the same to both compilers, they use no static __shared__ memory and are started
-// through kernels/cuda/launch.h.
+// CUDA C++, or plain C++ in builds that run kernels as fibers on the host (TESSERA_FIBER). For
+// both, kernels use no static __shared__ memory and are launched through kernels/cuda/launch.h.
 
 #if defined(TESSERA_FIBER)
 #include <cuda_language.h>  // of tests/support/fiber

@@ -10,7 +10,7 @@ struct Sum {
     return a + b;
   }
 };
-/// A NaN on either side wins.
+/// Propagates NaN from either side.
 struct Maximum {
   template <typename T>
   __device__ __forceinline__ T operator()(T a, T b) const {
@@ -18,7 +18,7 @@ struct Maximum {
   }
 };
 
-/// combine() over all lanes of a full warp, in all lanes; in the same order whatever the lane.
+/// combine() over all lanes of a full warp; all lanes get the same bits.
 template <typename T, typename Combine>
 __device__ __forceinline__ T warp_reduce(T value, Combine combine) {
   for (int lanes = kWarpSize / 2; lanes > 0; lanes /= 2)

@@ -83,7 +83,7 @@ __device__ __forceinline__ std::byte* shared_begin() {
 
 #endif
 
-/// Hands out the dynamic shared memory of a block, in the same order in all threads. The launch
+/// Allocates the dynamic shared memory of a block, in the same order in all threads. The launch
 /// must request exactly what the kernel takes.
 class SharedMemory {
  public:

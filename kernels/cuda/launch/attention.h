@@ -68,7 +68,7 @@ struct AttentionPlainShape {
   static constexpr int kRowBytes = kDim * static_cast<int>(sizeof(T));
   static constexpr int kRows = kRowBytes <= 512 ? 32 : 16;
   static constexpr int kStride = kDim + kPack, kScoreStride = kRows + kPack;
-  static constexpr int kBlocks = sizeof(T) > 4 ? 1 : 2;  // on a processor: what registers allow
+  static constexpr int kBlocks = sizeof(T) > 4 ? 1 : 2;  // per multiprocessor, limited by registers
   static constexpr int kTile = kRows * kStride, kScores = kRows * kScoreStride;
   static constexpr int shared_bytes(int tiles, int scores) {
     return (tiles * kTile + scores * kScores) * static_cast<int>(sizeof(T));
@@ -82,7 +82,7 @@ struct AttentionDeltaShape {
 };
 
 /// Blocks of a one-dimensional grid, head by head.
-/// @throws Unsupported if there are more blocks than a launch takes
+/// @throws Unsupported if there are more blocks than a launch allows
 inline unsigned attention_blocks(const char* kernel, std::int64_t tiles, int heads, int batch) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
   const std::int64_t all_heads = std::int64_t{heads} * batch;
@@ -93,8 +93,8 @@ inline unsigned attention_blocks(const char* kernel, std::int64_t tiles, int hea
   return static_cast<unsigned>(tiles * all_heads);
 }
 
-/// f(std::integral_constant<int, kDim>) with the smallest compiled kDim >= dim.
-/// @return  false if none does
+/// Calls f(std::integral_constant<int, kDim>) with the smallest compiled kDim >= dim.
+/// @return  false if there is none
 template <int... kDims, typename F>
 bool visit_head_dim(std::int64_t dim, const F& f) {
   bool found = false;

@@ -6,19 +6,19 @@
 namespace tessera::kernels::cuda {
 
 /// Tiling of sums over the rows of a [rows, columns] matrix: a warp sums 32 packs of columns, and
-/// the warps of a block take turns at its rows. The sizes alone fix it: the order of every sum is
-/// the same on all devices.
+/// the warps of a block alternate over its rows. Depends on the sizes only, so the order of every
+/// sum is the same on all devices.
 struct ColumnSumsShape {
   static constexpr int kWarps = 8;
   /// Second pass: few rows and columns, so more warps with shorter loops.
   static constexpr int kFinalWarps = 16;
   /// Rows that a warp loads before it adds, to keep memory busy.
   static constexpr int kTogether = 4;
-  /// Enough to put four blocks on each of 132 processors.
+  /// Four blocks on each of 132 multiprocessors.
   static constexpr std::int64_t kBlocks = 132 * 4;
 
-  std::int64_t tiles = 0;           ///< blocks side by side
-  std::int64_t row_blocks = 1;      ///< blocks one below the other, each with sums of its own
+  std::int64_t tiles = 0;           ///< blocks along the columns
+  std::int64_t row_blocks = 1;      ///< blocks along the rows, each with its own sums
   std::int64_t rows_per_block = 0;  ///< the last block may have fewer, but has one
 
   ColumnSumsShape(std::int64_t rows, std::int64_t columns, int pack) {

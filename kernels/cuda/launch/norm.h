@@ -5,7 +5,7 @@
 
 namespace tessera::kernels::cuda {
 
-/// Team of a row: a warp, or a block for long rows.
+/// Threads per row: a warp, or a block for long rows.
 struct NormShape {
   static constexpr int kThreads = 256;
   /// Packs of a row that a thread keeps in registers: a warp holds 1024 or 2048 elements of bf16
@@ -65,7 +65,7 @@ struct NormGradientsShape {
   /// Blocks that run at once, each with a row for its first team.
   /// @param shared_bytes  of a block; @param most_shared  limit of a block on the device
   unsigned blocks(std::int64_t rows, int processors, int shared_bytes, int most_shared) const {
-    constexpr int kReserved = 1024;  // of each block, by the system
+    constexpr int kReserved = 1024;  // per block, by the system
     const int by_registers = kMostThreads / threads;
     const int together =
         std::clamp((most_shared + kReserved) / (shared_bytes + kReserved), 1, by_registers);

@@ -14,7 +14,7 @@ struct RotaryShape {
   /// Pairs of a token: counted with ints.
   static constexpr std::int64_t kMostWork = std::int64_t{1} << 30;
 
-  /// Whole warps, with a pack to a thread as long as there are threads enough.
+  /// Whole warps, one pack per thread up to kMostThreads.
   /// @param packs  of pairs of a token
   static unsigned threads(std::int64_t packs) {
     const std::int64_t warps = (packs + 31) / 32;

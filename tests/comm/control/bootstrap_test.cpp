@@ -100,7 +100,7 @@ TEST_CASE("one rank needs no network") {
 }
 
 TEST_CASE("backends that are not there are refused in one sentence") {
-  CHECK_THROWS_HOLDING(Unsupported, "comm.backend=nccl is for ranks that compute on GPUs",
+  CHECK_THROWS_HOLDING(Unsupported, "comm.backend=nccl needs ranks that compute on GPUs",
                        comm::bootstrap(environment(0, 1, 0, true), {.backend = "nccl"}));
   CHECK_THROWS_HOLDING(InvalidArgument, "expected auto, shm, tcp or nccl, got 'mpi'",
                        comm::bootstrap(environment(0, 1, 0, true), {.backend = "mpi"}));

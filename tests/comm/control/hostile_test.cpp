@@ -46,7 +46,7 @@ TEST_CASE("another token, none, or one on the client's side only is refused, at 
   const TcpStoreServer locked({.run_id = "run", .token = kToken}), open({.run_id = "run"});
   const Stopwatch watch;
   CHECK_THROWS_HOLDING(CommError, "has another token", client(locked, kOther));
-  CHECK_THROWS_HOLDING(CommError, "it wants a token", client(locked, ""));
+  CHECK_THROWS_HOLDING(CommError, "requires a token", client(locked, ""));
   CHECK_THROWS_HOLDING(CommError, "refused this process", client(open));
   CHECK(watch.elapsed() < 5s);
   CHECK(locked.clients() + open.clients() == 0);

@@ -213,7 +213,7 @@ TEST_CASE("connections that broke while the monitor itself was stopped are its o
   CHECK(ours.culprits() == std::vector<int>{0});
   CHECK(ours.fate() == kNoAnswer);
   CHECK(std::string(ours.what()) ==
-        "rank 0 (here, pid 1) was stopped for 5.2 s, and the ranks gave it up");
+        "rank 0 (here, pid 1) was stopped for 5.2 s, and the ranks gave up waiting");
   CHECK(own.judge(*lost, beats, now + 5s).culprits() == std::vector<int>{1});  // too long ago
   // A rank that came after the stop had not given up.
   beats[1].arrived = now + 1s;
@@ -258,7 +258,7 @@ TEST_CASE("a rank whose connection breaks is lost, but not if it said that it le
   CHECK(verdict->culprits() == std::vector<int>{1});
   CHECK(verdict->failure() == CommFailure::PeerLost);
   CHECK(std::string(verdict->what()) ==
-        "lost rank 1 (here, pid 2), which ended without a word in load of step 0");
+        "lost rank 1 (here, pid 2), which ended without notice during load of step 0");
 }
 
 TEST_CASE("a rank notices that who serves the store is gone, and a stuck process is ended") {
