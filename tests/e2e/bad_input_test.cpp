@@ -382,7 +382,7 @@ TEST_CASE_FIXTURE(Fixture, "paths that are no run, no checkpoint or no model") {
   check_refusal(run_cli({"eval", dir.path(), "--data", file}), kUsage, {"is no checkpoint"});
   check_refusal(run_cli({"consolidate", file, ""}), kUsage, {"CHECKPOINT and OUT"});
   check_refusal(run_cli({"consolidate", file, absent, "--strip", "auto", "--strip", "x."}), kUsage,
-                {"--strip auto stands alone"});
+                {"--strip auto cannot be combined"});
   check_refusal(run_cli({"checkpoint", "list", absent}), kIo, {absent, "No such file"});
   check_refusal(run_cli({"checkpoint", "verify", file}), kIo, {file, "is a file"});
   fs::create_directory(dir.path() / "torch");

@@ -128,7 +128,7 @@ TEST_CASE("heads that no GPU takes are refused before anything is computed") {
       kFibers);
   INFO(trained.describe());
   CHECK(trained.code == 2);
-  CHECK(holds(trained.err, "is a head_dim of 264, and a GPU takes at most 256"));
+  CHECK(holds(trained.err, "is a head_dim of 264, and the GPU kernels support at most 256"));
   CHECK(holds(trained.err, "compute on the CPU (--train.device cpu)"));
 }
 

@@ -13,16 +13,16 @@ namespace tessera::tools {
 /// Pointer to a field's value in a Config.
 using FieldRef = std::variant<std::int64_t*, double*, std::string*, std::vector<std::string>*>;
 
-/// One key of the configuration: name, type, range and help, for JSON files, environment, flags,
-/// help text and saved configurations.
+/// One configuration key: name, type, range and help; the single source for JSON files,
+/// environment, flags and help.
 struct Field {
   std::string_view key;  ///< "model.n_layer"
   FieldRef (*ref)(Config&);
   std::string_view help;
   double min = 0;
-  double max = 0;  ///< inclusive and finite; min and max bound numbers only
+  double max = 0;  ///< inclusive and finite; both bounds apply to numbers only
   bool min_exclusive = false;
-  std::vector<std::string_view> choices;      ///< of a string; empty: any
+  std::vector<std::string_view> choices;      ///< allowed strings; empty: any
   std::vector<std::string_view> unavailable;  ///< known, but refused by Config::validate()
 
   bool is_list() const;
@@ -34,7 +34,7 @@ struct Field {
 
 /// All fields, by section.
 std::span<const Field> fields();
-/// Null if there is no such key.
+/// Null if unknown.
 const Field* find_field(std::string_view key);
 bool is_section(std::string_view name);
 /// The closest known key, for "did you mean".
@@ -43,7 +43,7 @@ std::string_view nearest_section(std::string_view name);
 /// Levenshtein distance.
 std::size_t edit_distance(std::string_view a, std::string_view b);
 
-/// A value from a source: a JSON type, or text from a flag or the environment.
+/// Text from a flag or the environment, parsed by the field's type.
 struct FieldText {
   std::string text;
 };

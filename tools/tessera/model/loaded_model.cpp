@@ -20,7 +20,7 @@ int default_threads(std::int64_t asked, int local_ranks) {
   if (const char* variable = std::getenv("OMP_NUM_THREADS");
       variable != nullptr && *variable != 0) {
     int threads = 0;
-    // A list ("4,2") has threads per nesting level; the first counts.
+    // "4,2": threads per nesting level; use the first.
     const auto [end, status] = std::from_chars(variable, variable + std::strlen(variable), threads);
     require(status == std::errc() && (*end == 0 || *end == ',') && threads >= 1,
             "OMP_NUM_THREADS must be a number of threads, 1 or more, got '{}'", variable);
