@@ -38,7 +38,8 @@ LoadedModel load_model(const std::string& path, const LoadOptions& options) {
   ChosenDevice chosen = open_device(options.device, 0, default_threads(options.threads, 1));
   loaded.context = std::move(chosen.context);
   if (!chosen.why_cpu.empty() && has_device_backend())
-    std::cerr << "tessera: note: computing on the CPU; `tessera doctor` says why no GPU is used\n";
+    std::cerr
+        << "tessera: note: computing on the CPU; `tessera doctor` explains why no GPU is used\n";
   loaded.context->set_grad_enabled(false);
   const models::Gpt2Config config = parse_model_section(source->config(), loaded.path.string());
   require_head_dim(config, loaded.context->device(), "--device cpu");
