@@ -378,7 +378,7 @@ TEST_CASE_FIXTURE(Fixture, "files of a run that are no regular files are refused
 TEST_CASE_FIXTURE(Fixture, "paths that are no run, no checkpoint or no model") {
   const std::string absent = dir.file("absent"), file = text;
   check_refusal(run_cli(train({"--checkpoint.resume", absent})), kUsage,
-                {"checkpoint.resume is " + absent, "no directory"});
+                {"checkpoint.resume is " + absent, "not a directory"});
   check_refusal(run_cli(train({"--model.init_from", absent})), kIo, {absent, "does not exist"});
   check_refusal(run_cli({"consolidate", file, absent}), kUsage, {file, "is a file"});
   check_refusal(run_cli({"eval", dir.path(), "--data", file}), kUsage, {"is no checkpoint"});

@@ -114,8 +114,7 @@ TEST_CASE("a device without enough memory: exit code 5, the request, the ledger 
   CHECK(holds(result.err, "\n  --train.micro_batch 2 "));
   CHECK(holds(result.err, "\n  --train.recompute block "));
   CHECK(holds(result.err, "\n  --train.precision bf16 "));
-  CHECK(
-      result.err.ends_with("  --nproc 2                      # more ranks, one per GPU\n"));
+  CHECK(result.err.ends_with("  --nproc 2                      # more ranks, one per GPU\n"));
 }
 
 TEST_CASE("heads that no GPU takes are refused before anything is computed") {

@@ -288,7 +288,7 @@ TEST_CASE("a rank that says that it leaves, and stays, is killed and named; no o
     CHECK(holds(r.errors, " did not exit within 0.3 s of announcing it, and w"));
     if (!both) {
       CHECK(holds(r.errors, "tessera: rank 1 (pid "));
-      CHECK(r.errors.ends_with("of leaving, and was ended\n"));
+      CHECK(r.errors.ends_with("of announcing it, and was killed\n"));
     }
     CHECK(r.time < 10s);
     // Who has not said so goes on.
