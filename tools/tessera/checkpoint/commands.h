@@ -5,7 +5,6 @@
 
 namespace tessera::tools {
 
-// Subcommands of `tessera checkpoint`, one file each.
 Command add_checkpoint_list(CLI::App& parent);
 Command add_checkpoint_inspect(CLI::App& parent);
 Command add_checkpoint_verify(CLI::App& parent);

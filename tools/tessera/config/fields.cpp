@@ -278,8 +278,7 @@ void assign(std::vector<std::string>& target, const Field& field, const FieldVal
     parsed = {*string};
   } else if (const auto* text = std::get_if<FieldText>(&value)) {
     parsed = {text->text};
-    // Environment variables hold a list as JSON; other text with '[' is a file name, such as
-    // [a].txt.
+    // A list in JSON, for environment variables; other text is a file name, such as [a].txt.
     if (text->text.starts_with('[')) {
       const auto json = nlohmann::json::parse(text->text, nullptr, /*allow_exceptions=*/false);
       const bool strings =

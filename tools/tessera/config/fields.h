@@ -10,11 +10,9 @@
 
 namespace tessera::tools {
 
-/// Pointer to a field's value in a Config.
 using FieldRef = std::variant<std::int64_t*, double*, std::string*, std::vector<std::string>*>;
 
-/// One configuration key: name, type, range and help; the single source for JSON files,
-/// environment, flags and help.
+/// A configuration key, the same for JSON files, environment, flags and help.
 struct Field {
   std::string_view key;  ///< "model.n_layer"
   FieldRef (*ref)(Config&);
@@ -32,7 +30,6 @@ struct Field {
   std::string environment_name() const;
 };
 
-/// All fields, by section.
 std::span<const Field> fields();
 /// Null if unknown.
 const Field* find_field(std::string_view key);
@@ -55,7 +52,6 @@ using FieldValue =
 /// @throws InvalidArgument with key, value, what is expected, and `where`
 void set_field(Config& config, const Field& field, const FieldValue& value, std::string_view where);
 
-/// Help for every key, by section.
 std::string config_help();
 
 }  // namespace tessera::tools

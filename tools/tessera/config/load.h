@@ -15,7 +15,6 @@ struct Override {
   std::vector<std::string> values;
 };
 
-/// Configuration keys on the command line of `tessera train`.
 struct TrainArguments {
   std::optional<std::string> config_file;
   std::vector<Override> overrides;
@@ -29,7 +28,6 @@ struct TrainArguments {
 TrainArguments parse_train_arguments(const std::vector<std::string>& words);
 
 using Environment = std::vector<std::pair<std::string, std::string>>;
-/// Environment variables that start with "TESSERA_".
 Environment tessera_environment();
 
 /// Resolves a run's configuration: flags override the environment, which overrides the file. Call

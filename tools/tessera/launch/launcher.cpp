@@ -35,8 +35,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Signals within this time are one request: timeout(1) and schedulers signal a process and its
-// group.
+// Signals within this time are one request: schedulers signal a process and its group.
 constexpr std::chrono::seconds kSameRequest{1};
 // Connections of a rank to the store.
 constexpr std::size_t kConnections = 4;

@@ -10,7 +10,6 @@
 namespace tessera::tools {
 
 struct LaunchOptions {
-  /// Program that the ranks run.
   std::string program = "/proc/self/exe";
   /// Descriptor for the launcher's own lines and the output of ranks other than 0.
   int error_fd = 2;
@@ -47,12 +46,10 @@ struct LaunchOptions {
 ///
 /// @return 0 if all ranks exited with 0; 4 if a rank was killed by a signal; else the exit code of
 /// the first rank that failed, preferring codes other than 4 (a consequence of another rank's
-/// failure); stop_exit_code(n) if all ranks stopped because of signal n, or 4 if one had to be
-/// killed
+/// failure); stop_exit_code(n) if all ranks stopped by signal n, or 4 if one had to be killed
 /// @throws InvalidArgument if nproc < 1; IoError if a process or pipe can't be made
 int launch(int nproc, const std::vector<std::string>& argv, const LaunchOptions& options = {});
 
-/// How the ranks of one launch ended.
 struct LaunchOutcome {
   int code = 0;         ///< as launch() returns it
   int signal = 0;       ///< that stopped the ranks; 0: none

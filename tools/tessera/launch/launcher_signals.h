@@ -24,8 +24,7 @@ class LauncherSignals {
   int fd() const { return fd_.get(); }
   /// The next pending signal other than SIGCHLD.
   Signal next() const;
-  /// Signal mask for ranks: the one before the scope, with SIGUSR1 blocked until the rank handles
-  /// it.
+  /// Signal mask for ranks: the previous one, with SIGUSR1 blocked until the rank handles it.
   sigset_t mask_of_ranks() const;
 
  private:

@@ -19,7 +19,6 @@ class LogOutput {
   /// writers of the same pipe. Drops all text after a write error.
   /// @param text  whole lines
   void write(std::string_view text);
-  /// Writes buffered text as far as possible.
   void flush() { write({}); }
   /// Descriptor to poll for writing; -1 if nothing is buffered.
   int fd() const;

@@ -33,7 +33,6 @@ class RankProcess {
   pid_t pid() const { return pid_; }
   bool running() const { return running_; }
   void signal(int number) const;
-  /// Kills the process and marks its end as expected.
   void kill_expected();
   bool is_expected_to_end() const { return is_expected_to_end_; }
   /// @return the waitpid() status, once, after the process has ended

@@ -11,7 +11,6 @@
 
 namespace tessera::tools {
 
-/// A whole model in memory, ready to evaluate or generate.
 struct LoadedModel {
   std::shared_ptr<Context> context;
   std::unique_ptr<models::Gpt2> model;

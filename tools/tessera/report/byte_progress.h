@@ -9,9 +9,8 @@
 
 namespace tessera::tools {
 
-/// Shows progress on standard error: percentage, rate and time left. Redraws one line on a
-/// terminal; elsewhere prints a line per 25% and per 30 s. Prints nothing in the first 0.5 s. Not
-/// thread-safe.
+/// Shows percentage, rate and time left on standard error after the first 0.5 s. Redraws one line
+/// on a terminal; elsewhere prints a line per 25% and per 30 s. Not thread-safe.
 class ByteProgress {
  public:
   using Clock = std::chrono::steady_clock;

@@ -9,13 +9,11 @@
 
 namespace tessera::tools {
 
-/// Capabilities of an output stream.
 struct ConsoleStyle {
   bool live = false;   ///< terminal on which lines can be redrawn
   bool color = false;  ///< live, and NO_COLOR is not set
   int width = 80;      ///< columns
 };
-/// @param descriptor  STDERR_FILENO or STDOUT_FILENO
 ConsoleStyle detect_console(int descriptor);
 
 enum class Tone : std::uint8_t { Plain, Dim, Good, Bad };
@@ -31,8 +29,7 @@ std::string format_count(double value);
 /// "850 ms", "12.3 s", "4m 05s", "2h 07m", "3d 04h"
 std::string format_duration(double seconds);
 
-/// A line of `width` block characters; values are averaged or repeated to fit. Non-finite values
-/// leave a gap.
+/// `width` block characters; averages or repeats values to fit, with gaps for non-finite values.
 std::string sparkline(std::span<const double> values, int width);
 
 }  // namespace tessera::tools

@@ -8,10 +8,8 @@
 
 namespace tessera::tools {
 
-/// A JSON Lines file that a run, and later the resumed run, appends to.
-///
-/// A full disk does not end a run: unwritten lines are buffered, up to 1 MiB, and written with
-/// later ones.
+/// A JSON Lines file that a run, and later the resumed run, appends to. Buffers up to 1 MiB while
+/// the disk is full.
 class LineFile {
  public:
   /// Opens the file. Drops lines without an integer `step` (a crash may truncate the last one) and

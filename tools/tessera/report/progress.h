@@ -17,7 +17,6 @@ namespace tessera::tools {
 class ProgressLine {
  public:
   /// @param first_step  > 0 for a resumed run
-  /// @param total_steps  of the whole run
   ProgressLine(std::ostream& out, const ConsoleStyle& style, std::int64_t first_step,
                std::int64_t total_steps, std::int64_t log_every);
   ~ProgressLine();

@@ -16,16 +16,15 @@ struct SaveMetrics {
   double stall_ms = 0;     ///< stalled training on rank 0
 };
 
-/// Writes saves.jsonl: one object per committed save. Buffers lines while the disk is full, see
-/// LineFile.
+/// Writes saves.jsonl, {"step", "bytes", "seconds", "gb_per_s", "stall_ms"} per committed save. See
+/// LineFile for a full disk.
 class SavesWriter {
  public:
   /// Opens the file and drops saves after `resume_step`.
   /// @throws IoError
   SavesWriter(std::filesystem::path path, std::int64_t resume_step);
 
-  /// {"step", "bytes", "seconds", "gb_per_s", "stall_ms"}. @throws IoError if over 1 MiB is
-  /// buffered
+  /// @throws IoError if over 1 MiB is buffered
   void write(const SaveMetrics& save);
   void flush() { lines_.flush(); }
   std::string take_warning() { return lines_.take_warning(); }

@@ -13,10 +13,8 @@ namespace tessera::tools {
 
 /// State of a record's process. Unknown: on another host or in another container.
 enum class ProcessState : std::uint8_t { Unknown, Running, Stopped, Gone };
-/// "unknown", "running", "stopped", "gone"
 std::string_view process_state_name(ProcessState state);
 
-/// Evidence on one rank.
 struct RankEvidence {
   int rank = 0;
   std::optional<comm::FlightRecord> record;
@@ -36,7 +34,6 @@ enum class VerdictKind : std::uint8_t {
   NeverStarted,   ///< a rank left no record and never met the others
   Unclear
 };
-/// "running", "done", "killed", ...
 std::string_view verdict_name(VerdictKind kind);
 
 struct Verdict {

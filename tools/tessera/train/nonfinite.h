@@ -26,7 +26,6 @@ struct StepFindings {
   NonFiniteParameters weights;    ///< this rank's shard
 };
 
-/// Serializes findings for other ranks.
 std::string encode(const StepFindings& findings);
 /// @throws CommError(Mismatch) on malformed text
 StepFindings decode_findings(const std::string& text);

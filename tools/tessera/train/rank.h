@@ -26,7 +26,6 @@
 
 namespace tessera::tools {
 
-/// Trace file of a rank (train.profile).
 std::filesystem::path profile_file(const Config& config, int rank);
 
 /// One rank of a run: model, trainer, saves; on rank 0 also console and metrics.

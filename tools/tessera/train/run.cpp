@@ -40,7 +40,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Time for the heartbeat to detect a failure that a call of the store has reported.
-constexpr std::chrono::milliseconds kFinds{1000};
+constexpr std::chrono::milliseconds kDetection{1000};
 
 // Fails at the start instead of after the traced steps.
 void check_profile(const Config& config, int rank) {
@@ -73,8 +73,7 @@ std::vector<std::string> start_notes(const comm::RankGroup& group, const ChosenD
   return notes;
 }
 
-// Checks the memory plan before anything is allocated; host memory on the first rank of a host
-// only.
+// Checks the memory plan before anything is allocated; a host's memory only on its first rank.
 // @return a warning, or empty
 std::string check_room(const RunSetup& setup, const comm::LaunchEnvironment& environment,
                        const std::vector<comm::Hello>& ranks, Context& context) {
@@ -153,7 +152,7 @@ CommError agreed(comm::RankGroup& group, const CommError& error, const RankFligh
       verdict = comm::publish_verdict(*group.store, error);
     } catch (const std::exception&) {
       // The store is unreachable; the heartbeat may know why.
-      if (auto lost = group.heartbeat->verdict(kFinds)) verdict = lost;
+      if (auto lost = group.heartbeat->verdict(kDetection)) verdict = lost;
     }
   }
   const std::string last = flight.last_collectives();

@@ -34,7 +34,6 @@ struct SaverOptions {
   std::function<void(std::string_view point)> at_point{};
 };
 
-/// A committed checkpoint.
 struct Saved {
   std::int64_t step = 0;
   std::filesystem::path path;
@@ -76,8 +75,7 @@ class Saver {
   /// @throws IoError if `state` could not be saved, or a failed save ended training; NonFiniteLoss;
   ///         CommError
   void finish(const TrainerState& state, bool hurry = false);
-  /// After an error: waits at most `at_most` for the save in flight. The destructor then does not
-  /// block.
+  /// After an error: waits at most `at_most` for the save in flight; the destructor won't block.
   void leave(std::chrono::milliseconds at_most) noexcept;
   /// Step of the save in flight on this rank, if any.
   std::optional<std::int64_t> in_flight() const;

@@ -16,8 +16,7 @@
 
 namespace tessera::tools {
 
-/// The configuration resolved against the checkpoint, model and data that it names. Equal on all
-/// ranks.
+/// The configuration resolved against the checkpoint, model and data that it names.
 struct RunSetup {
   Config config;             ///< resolved
   models::Gpt2Config model;  ///< seq_len: positions; rows have config.model.seq_len tokens

@@ -61,7 +61,6 @@ std::string start_text(const RunSetup& setup) {
 
 constexpr const char* kNoSave = "nothing was saved: no save succeeded, see the warnings above";
 
-// How to continue after a stop by signal.
 std::string after_stop(const Config& config, std::int64_t step, std::optional<std::int64_t> saved) {
   if (config.checkpoint.every == 0) return "nothing was saved (checkpoint.every is 0)";
   if (!saved) return kNoSave;

@@ -93,8 +93,7 @@ int run(const Options& options, const std::vector<std::string>& words) {
     std::vector<std::string> arguments = {"tessera", "train"};
     if (options.json) arguments.emplace_back("--json");
     arguments.insert(arguments.end(), words.begin(), words.end());
-    // With restarts, check "never" here: a restart uses resume=auto and would resume an existing
-    // run.
+    // Check "never" here: a restart uses resume=auto and would resume an existing run.
     if (options.restarts > 0 && config.checkpoint.resume == "never") {
       std::map<std::filesystem::path, std::string> unusable;
       std::vector<std::string> notes;

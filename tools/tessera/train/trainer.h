@@ -41,8 +41,7 @@ struct StepResult {
 /// Limit of consecutive skipped steps; the next non-finite step ends training.
 constexpr int kMostSkipped = 10;
 
-/// Steps and evaluations of a sharded GPT-2, without files or output. All ranks make the same calls
-/// in the same order.
+/// Trains and evaluates a sharded GPT-2, without files or output. Collective.
 class Trainer {
  public:
   /// The references must outlive this.
