@@ -2,7 +2,7 @@
 # Demonstrates tessera in about two minutes of training on two cores:
 #   tools/demo.sh          trains a small GPT on this repository's own text
 #   tools/demo.sh FILE     trains it on FILE (any text)
-# Empties runs/demo and runs/demo-model, and writes to them.
+# Overwrites runs/demo and runs/demo-model.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

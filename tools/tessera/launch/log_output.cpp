@@ -94,7 +94,7 @@ void LogOutput::drop_oldest() {
   const std::size_t begin = line == kept_.npos ? 0 : line + 1;
   const std::size_t half = kept_.find('\n', begin + (kept_.size() - begin) / 2);
   const std::size_t end = half == kept_.npos ? kept_.size() : half + 1;
-  // The oldest line may be the previous warning.
+  // Exclude the previous warning from the count.
   const bool told = !note_.empty() && kept_.compare(begin, note_.size(), note_) == 0;
   dropped_ += end - begin - (told ? note_.size() : 0);
   note_ =

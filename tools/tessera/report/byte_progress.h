@@ -31,7 +31,7 @@ class ByteProgress {
   ConsoleStyle style_;
   Clock::time_point start_;
   Clock::time_point drawn_{};  // last redraw or print
-  std::int64_t shown_ = 0;     // quarters
+  std::int64_t shown_ = 0;     // printed quarters
   bool visible_ = false;       // a line is on the terminal
 };
 
