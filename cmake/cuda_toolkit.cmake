@@ -1,6 +1,5 @@
-# tessera_find_cuda_toolkit(GAP): finds the toolkit of the CUDA compiler, which is enabled already. GAP
-# is set to what the CUDA backend lacks of it, or to nothing. A macro, so that what find_package sets
-# stays known.
+# tessera_find_cuda_toolkit(GAP): finds the toolkit of the enabled CUDA compiler. Sets GAP to a message about
+# what is missing, or to "". A macro, so that variables of find_package reach the caller.
 macro(tessera_find_cuda_toolkit gap)
   set(${gap} "")
   set(cuda_oldest 12.8)
@@ -8,11 +7,11 @@ macro(tessera_find_cuda_toolkit gap)
     set(${gap} "nvcc ${CMAKE_CUDA_COMPILER_VERSION} is older than ${cuda_oldest}")
   else()
     find_package(CUDAToolkit ${cuda_oldest} QUIET)
-    # Distributions and Python packages have them apart.
+    # Distributions and Python packages install these headers outside of the toolkit.
     find_path(TESSERA_CUBLASLT_INCLUDE cublasLt.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ENV CPATH)
     find_path(TESSERA_NVTX_INCLUDE nvtx3/nvToolsExt.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ENV CPATH)
     if(NOT CUDAToolkit_FOUND)
-      set(${gap} "nvcc ${CMAKE_CUDA_COMPILER_VERSION} is there without the rest of its toolkit")
+      set(${gap} "nvcc ${CMAKE_CUDA_COMPILER_VERSION} was found without the rest of the CUDA toolkit")
     elseif(NOT TARGET CUDA::cudart_static)
       set(${gap} "the CUDA toolkit has no libcudart_static")
     elseif(NOT TARGET CUDA::cublasLt)

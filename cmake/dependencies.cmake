@@ -1,4 +1,4 @@
-# Every dependency is a package of the system; tools/setup.sh installs them by name.
+# All dependencies are system packages; tools/setup.sh installs them.
 find_package(Threads REQUIRED)
 find_package(Eigen3 3.4 REQUIRED NO_MODULE)
 find_package(nlohmann_json 3.11 REQUIRED)

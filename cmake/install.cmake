@@ -1,5 +1,5 @@
-# An install tree that find_package(tessera) finds: static libraries, headers under include/tessera,
-# the binary, and a package file that looks the dependencies up again.
+# Install tree for find_package(tessera): static libraries, headers under include/tessera, the binary and a
+# package file that finds the dependencies.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -9,7 +9,7 @@ install(TARGETS tessera_base tessera_kernels tessera_core tessera_models tessera
                 tessera_io tessera_data tessera_isal
   EXPORT tessera_targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(TARGETS tessera RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-if(TARGET tessera_cuda)  # where the program looks for it
+if(TARGET tessera_cuda)  # the program loads plugins from lib/tessera
   foreach(plugin tessera_cuda tessera_cudnn tessera_nccl)
     if(TARGET ${plugin})
       install(TARGETS ${plugin} LIBRARY DESTINATION lib/tessera)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs nvcc with ptxas statistics (-Xptxas=-v), hides them, and fails if a kernel spills registers:
-# slow, and no test would show it.
+# Runs nvcc (given with -Xptxas=-v), hides the statistics, and fails if a kernel spills registers, a slowdown
+# that no test detects.
 set -uo pipefail
 output=$("$@" 2>&1)
 status=$?

@@ -1,4 +1,3 @@
-# Settings shared by every target.
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
@@ -11,30 +10,30 @@ if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "build type" FORCE)
 endif()
 
-option(TESSERA_CUDA "build the CUDA plugins where nvcc is" ON)
+option(TESSERA_CUDA "build the CUDA plugins if nvcc is found" ON)
 option(TESSERA_BUILD_TESTS "build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(TESSERA_BUILD_BENCH "build the benchmarks" OFF)
-option(TESSERA_GENERIC_CPU "build the CPU kernels once, for any processor, instead of for x86-64-v3 and v4" OFF)
+option(TESSERA_GENERIC_CPU "build the CPU kernels once, for any CPU, instead of for x86-64-v3 and v4" OFF)
 if(TESSERA_GENERIC_CPU)
   add_compile_definitions(TESSERA_GENERIC_CPU)
 endif()
-option(TESSERA_FUZZ "build the fuzz targets beside the tests; needs clang" OFF)
-option(TESSERA_UNITY "compile several sources of a library at once: a third of the time from nothing" ON)
+option(TESSERA_FUZZ "also build the fuzz targets; needs clang" OFF)
+option(TESSERA_UNITY "compile several sources of a library at once: a full build takes a third of the time" ON)
 option(TESSERA_WERROR "treat warnings as errors" OFF)
 set(TESSERA_SANITIZE "" CACHE STRING "comma-separated sanitizers: address,undefined or thread")
-option(TESSERA_SANITIZE_ALL "with undefined: also the checks that double compile times" OFF)
+option(TESSERA_SANITIZE_ALL "with undefined: enable the checks that double compile times, too" OFF)
 
-# Kernels have options of their own; for the rest -O3 takes longer to compile than it saves.
+# -O2 compiles faster, and only kernels, which set their own options, gain from -O3.
 string(REPLACE "-O3" "-O2" CMAKE_CXX_FLAGS_RELEASE "${CMAKE_CXX_FLAGS_RELEASE}")
 
 find_program(TESSERA_CCACHE ccache)
 if(TESSERA_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # Paths relative to the checkout, so that another clone finds the same entries.
+  # Paths relative to the checkout, so that clones share cache entries.
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
     ${TESSERA_CCACHE})
 endif()
 
-# Called by folders that have parsers in them: the fuzzer is told which branches an input takes.
+# Instruments a folder's parsers for coverage-guided fuzzing.
 macro(tessera_guide_fuzzer)
   if(TESSERA_FUZZ)
     add_compile_options(-fsanitize=fuzzer-no-link)

@@ -1,12 +1,12 @@
-# tessera_warnings: linked privately by every target of this project. Sources that are compiled together
-# hide each other's names, so only builds without TESSERA_UNITY look for shadowing.
+# tessera_warnings: linked privately by every target. -Wshadow only without TESSERA_UNITY, since sources
+# compiled together shadow each other's names.
 add_library(tessera_warnings INTERFACE)
 target_compile_options(tessera_warnings INTERFACE
   -Wall -Wextra -Wpedantic $<$<NOT:$<BOOL:${TESSERA_UNITY}>>:-Wshadow> -Wnon-virtual-dtor -Woverloaded-virtual -Wcast-align
   -Wunused -Wdouble-promotion -Wformat=2 -Wimplicit-fallthrough
   $<$<BOOL:${TESSERA_UNITY}>:-Wno-subobject-linkage> $<$<BOOL:${TESSERA_WERROR}>:-Werror>)
 if(TESSERA_SANITIZE)
-  # They stand in the way of `#pragma omp simd`, and clang says so for each loop.
+  # Sanitizers prevent `#pragma omp simd`, and clang warns about each loop.
   target_compile_options(tessera_warnings INTERFACE $<$<CXX_COMPILER_ID:Clang>:-Wno-pass-failed>)
 endif()
 

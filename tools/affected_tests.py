@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Names of the unit tests that mirror changed files, for tools/test.sh --quick.
+"""Selects the unit tests of changed files, for tools/test.sh --quick.
 
 usage: tools/affected_tests.py BUILD_DIR STAMP
 
-Prints the names, as ctest has them, of the tests of files that are newer than STAMP. tests/ mirrors the tree:
-kernels/cpu/norm.cpp is tested by tests/kernels/*norm*_test.cpp; where no test has the name, all tests of the folder, or of
-the closest one above it that has tests, are meant. All tests where STAMP is missing or the build's own files changed.
+Prints the ctest names of the tests of files newer than STAMP. tests/ mirrors the tree: kernels/cpu/norm.cpp is tested by
+tests/kernels/*norm*_test.cpp; without such a test, by all tests of the closest folder that has tests. Prints all tests if STAMP
+is missing or build files changed.
 """
 import json
 import pathlib
@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 def unit_tests(build):
-    """{source file of tests/: name of its test}"""
+    """{source file in tests/: ctest name}"""
     listing = subprocess.run(["ctest", "--test-dir", build, "-L", "^unit$", "--show-only=json-v1"],
                              capture_output=True, text=True, check=True).stdout
     files = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("*_test.cpp")]

@@ -9,7 +9,7 @@ usage: tools/campaign.sh faults [--only runs|saves|others] [--jobs N] [--build D
        tools/campaign.sh fuzz [--seconds N] [--jobs N] [TARGET...]
        tools/campaign.sh suites [--jobs N]
 
-faults   tries every fault that a run must survive or name, with 2, 3 and 4 ranks, and prints the tables
+faults   injects every fault that a run must survive or report, with 2, 3 and 4 ranks, and prints the tables
          of docs/faults.md (about an hour):
            runs    each rank in turn is killed, stopped, aborts, exits or runs out of memory at each
                    labelled point of a run
@@ -17,13 +17,13 @@ faults   tries every fault that a run must survive or name, with 2, 3 and 4 rank
                    fails with each of its errors; with four ranks the power is cut in 10,000 ways
            others  hangs, slow and late ranks, differing starts and calls, flipped bits, full disks,
                    NaN, cut networks (as root), strangers, ...: see tools/fault_table.py
-         N runs at once (default 4); DIR is the build folder (default build/release). A run takes about
-         1 MiB in /dev/shm, or in TMPDIR if that is set.
-fuzz     runs each target of tests/fuzz, or those named, with libFuzzer for N seconds (default 60) from
-         its seeds and from what earlier runs found. Needs clang. A failing input is kept, and its path
-         printed: build/fuzz/tests/fuzz/fuzz_TARGET FILE repeats it.
-suites   all tests in the debug build and under each sanitizer with all of its checks, where tools/test.sh
-         runs each test in one build only.
+         N: parallel runs (default 4); DIR: build folder (default build/release). A run needs about 1 MiB in
+         TMPDIR (default /dev/shm).
+fuzz     runs all targets of tests/fuzz, or the given ones, with libFuzzer for N seconds each (default 60),
+         from the seeds and the findings of earlier runs. Needs clang. Prints the path of a failing input;
+         build/fuzz/tests/fuzz/fuzz_TARGET FILE repeats it.
+suites   runs all tests in the debug build and under each sanitizer with all checks; tools/test.sh runs each
+         test in one build only.
 
 Exit code 0 if all passed, 1 if something failed, 2 on a wrong option.
 EOF

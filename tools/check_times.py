@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""Where the time of tools/test.sh goes: compile seconds by folder, the slowest objects and tests.
+"""Shows where tools/test.sh spends time: compile seconds by folder, slowest objects, slowest tests.
 
 usage: tools/check_times.py [--top N] [BUILD_DIR...]     (default: all of build/*)
 
-Reads the .ninja_log and the tests*.xml that tools/test.sh leaves in a build directory. Seconds are wall
-clock of one job; with as many jobs as processors they are close to CPU seconds. Objects that ccache
-served count as what they took this time.
+Reads .ninja_log and tests*.xml of a build directory. Seconds are wall time of one job; with one job per
+CPU they are close to CPU seconds. Objects from ccache count with the time of the cache hit.
 """
 import argparse
 import collections
@@ -15,7 +14,7 @@ import xml.etree.ElementTree as xml
 
 
 def compile_seconds(build):
-    """Seconds by output of the newest build of each; an object that was built again counts once."""
+    """{output: seconds of its newest build}"""
     seconds = {}
     log = build / ".ninja_log"
     for line in log.read_text().splitlines() if log.exists() else []:

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Opens exports of `tessera consolidate` with Hugging Face's transformers and safetensors, and compares them with tessera.
+"""Loads exports of `tessera consolidate` with Hugging Face's transformers and safetensors, and compares them with tessera.
 
   check_transformers.py BUILD_DIR [--model MODEL ...]
 
-Configure BUILD_DIR with -DTESSERA_BUILD_BENCH=ON and build tessera and tessera_logits. Without --model, trains small models on
-characters and on bytes for a few steps on two ranks. Exports them, PyTorch FSDP shards and a Hugging Face directory of the tests
-as one file, as several files, and as bf16. With --model, exports each MODEL in these ways.
+Configure BUILD_DIR with -DTESSERA_BUILD_BENCH=ON and build tessera and tessera_logits. Exports each MODEL as one file, as several
+files, and as bf16. Without --model: two small models trained here on two ranks (characters and bytes), PyTorch FSDP shards and a
+Hugging Face directory from the tests.
 
 Checks of each export: transformers reports no missing or unexpected tensor; parameters have the requested dtype; logits are
 within 1e-4 of tessera's for the source (bf16: for the export; both in float32); greedy continuations are equal; the
@@ -62,7 +62,7 @@ class Tessera:
 
 
 def check_files(out, several):
-    """Checks with safetensors alone that the index names each tensor's file, and that sizes add up."""
+    """Checks with safetensors alone that the index matches the files."""
     held, size = {}, 0
     for path in out.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
@@ -88,7 +88,7 @@ def check_tokenizer(tessera, out, vocab_size):
         expected = tessera.generate(out, 0, "--prompt", text)["prompt_tokens"]
         found = tokenizer(text).input_ids
         check(found == expected, f"{text!r}: AutoTokenizer gives {found}, tessera {expected}")
-        check(tokenizer.decode(found) == text, f"{text!r} came back as {tokenizer.decode(found)!r}")
+        check(tokenizer.decode(found) == text, f"{text!r} decodes to {tokenizer.decode(found)!r}")
         compared += 1
     if known is not None:
         try:
@@ -135,7 +135,7 @@ def check_export(tessera, source, out, options):
 
 
 def small_models(tessera, folder):
-    """Name -> source: models trained here on two ranks, and files of the tests."""
+    """{name: source}: models trained here on two ranks, and files of the tests."""
     text = "".join(TEXTS) * 40
     (folder / "text.txt").write_bytes(text.encode())
     sources = {"GPT-2 of DCP (FSDP, 3 ranks)": ROOT / "tests/io/dcp/fixtures/fsdp-gpt2",
@@ -164,8 +164,8 @@ def main():
                 exports += 1
                 try:
                     difference, largest, count, texts = check_export(tessera, source, folder / f"out-{exports}", options)
-                    said = f"logits of up to {largest:.1f} differ by {difference:.1e} at most, {count} tokens alike"
-                    print(f"ok      {what}, {how}: {said}" + (f", {texts} texts to ids and back" if texts else ""))
+                    said = f"logits of up to {largest:.1f} differ by {difference:.1e} at most, {count} equal tokens"
+                    print(f"ok      {what}, {how}: {said}" + (f", {texts} texts encoded and decoded" if texts else ""))
                 except Failed as failure:
                     failures += 1
                     print(f"FAILED  {what}, {how}: {failure}")

@@ -1,4 +1,4 @@
-"""CRC-64/XZ with numpy, without a loop over bytes: see "Checksums and digest" in io/FORMAT.md."""
+"""Vectorized CRC-64/XZ with numpy: see "Checksums and digest" in io/FORMAT.md."""
 import numpy as np
 
 ONE, POLYNOMIAL = 1 << 63, 0xC96C5795D7870F42  # reflected: bit 63 is x^0
@@ -17,7 +17,7 @@ def power(n):  # x^(8n)
 
 SHIFTED = times(np.arange(256, dtype=np.uint64), ONE >> 8)  # table of one-byte steps
 
-def crc64(data):  # many lanes at once, joined pairwise; leading zeros change nothing
+def crc64(data):  # parallel lanes, joined pairwise; leading zero bytes don't change the CRC
     lanes = 4 << len(data).bit_length() // 2
     length = -(-len(data) // lanes)
     padded = np.frombuffer(bytes(lanes * length - len(data)) + data, np.uint8)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Shows what tessera does, in about two minutes of training on two cores:
+# Demonstrates tessera in about two minutes of training on two cores:
 #   tools/demo.sh          trains a small GPT on this repository's own text
 #   tools/demo.sh FILE     trains it on FILE (any text)
-# Empties runs/demo and runs/demo-model, and writes to them.
+# Overwrites runs/demo and runs/demo-model.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,7 +21,7 @@ if [[ $terminal == 0 || -n "${NO_COLOR:-}" ]]; then bold= plain=; fi
 step() { printf '\n%s== %s%s\n' "$bold" "$1" "$plain"; }
 say() { printf '   %s\n' "$@"; }
 
-# command_line WORD...: as one would type it.
+# command_line WORD...: prints a command with quotes.
 command_line() {
   local word line=
   for word in "$@"; do
@@ -32,7 +32,7 @@ command_line() {
 }
 show() { command_line "$@"; "$@"; }
 
-# Progress of a build: one live line on a terminal, else a line for each fifth.
+# Build progress: one live line on a terminal, else a line per 20%.
 progress() {
   local line shown=0
   while IFS= read -r line; do
@@ -69,7 +69,7 @@ if [[ $# -eq 1 ]]; then
 else
   text=runs/demo-text.txt
   git ls-files -z '*.md' '*.h' '*.cpp' '*.sh' '*.py' 2>/dev/null | xargs -0r cat >"$text"
-  # Outside a git checkout: the same files, found on disk.
+  # Outside of a git checkout: find the files on disk.
   [[ -s $text ]] || find core kernels models comm io tools tests README.md -name '*.[hc]*' -o -name '*.md' |
     sort | xargs cat >"$text"
 fi
@@ -98,31 +98,31 @@ while kill -0 "$pid" 2>/dev/null; do
 done
 { wait "$pid" || true; } 2>/dev/null
 trap - EXIT
-say "killed after $(grep -c '"loss"' "$run/metrics.jsonl") steps; what is left:"
+say "killed after $(grep -c '"loss"' "$run/metrics.jsonl") steps; committed checkpoints:"
 show "$tessera" checkpoint list "$run"
 
 step "3. The same command again: it resumes from the newest committed checkpoint"
 show "${train[@]}"
 lines=$(grep -c '"loss"' "$run/metrics.jsonl")
-say "metrics.jsonl has $lines lines of steps: one for each, none twice." \
-    "The loss curve is a picture: $run/loss.svg"
+say "metrics.jsonl has $lines steps, without gaps or duplicates." \
+    "Loss curve: $run/loss.svg"
 
 step "4. Verify every weight against its checksum"
 newest=$(ls -d "$run"/checkpoints/step-* | tail -n 1)
 show "$tessera" checkpoint verify "$newest"
 
-step "5. Consolidate the two shards into a model that other tools open"
+step "5. Consolidate the two shards into a model for other tools"
 show "$tessera" consolidate "$run" "$model"
 ls -l "$model" | sed 's/^/   /'
 
 step "6. Measure and sample the consolidated model"
-say "The loss is over the first 64 rows of the text alone; the validation loss above is over its last tenth."
+say "This loss is over the first 64 rows of the text; the validation loss above is over its last tenth."
 show "$tessera" eval "$model" --data "$text" --max-rows 64
 show "$tessera" generate "$model" --prompt "$prompt" --max-new-tokens 300 --temperature 0.7
 
 step "Done. What to try next"
 say "$tessera train --help                            every key, with its default" \
-    "$tessera checkpoint inspect $run --json          what a checkpoint holds, and its digest" \
-    "${train[*]:0:2} ... --nproc 1 --train.steps 2000    go on with another number of ranks" \
+    "$tessera checkpoint inspect $run --json          a checkpoint's content and digest" \
+    "${train[*]:0:2} ... --nproc 1 --train.steps 2000    continue on another number of ranks" \
     "$tessera train --model.init_from $model --data.train FILE --run.out runs/tuned" \
     "tools/demo.sh FILE                                the same on your own text"

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Runs every fault that a run must survive or report, and prints one table.
+"""Injects every fault that a run must survive or report, and prints a table.
 
   fault_table.py BUILD_DIR [--only runs|saves|others ...] [--jobs N] [--markdown FILE]
   fault_table.py BUILD_DIR --check
 
-runs and saves are the campaigns of tests/faults; they print tables of their own, and run N trials at once. others are the tests
-that cover the remaining rows. The table has one row per fault:
+runs and saves are the campaigns of tests/faults, which print their own tables and run N trials in parallel. others are the tests
+of the remaining rows. The table has one row per fault:
 
   ranks    numbers of ranks
-  runs     runs, bit flips, or power cuts; for tests outside a campaign all runs that they start, reference runs included
-  longest  time from the fault until the last process was gone, without what the host withheld; campaigns only
-  broken   campaign runs or tests in which a promise did not hold
+  runs     runs, bit flips, or power cuts; for tests outside of a campaign all runs, including reference runs
+  longest  time from the fault until the last process exited, without CPU time withheld by the host; campaigns only
+  broken   campaign runs or tests that broke the promise
 
---check only verifies that every test of the table exists. Exit code 0, or 1 if something is broken or missing; a test that is
-skipped here (networks without root) is marked in its row and is no failure.
+--check only verifies that every test of the table exists. Exit code 0, or 1 if something is broken or missing. Tests skipped here
+(networks without root) are marked and don't fail.
 """
 import argparse, collections, json, os, pathlib, re, subprocess, sys, tempfile
 
@@ -113,9 +113,9 @@ ROWS = [
 
 
 def missing_tests():
-    """Tests of the table that the sources do not have."""
+    """Tests of the table that don't exist in the sources."""
     sources = pathlib.Path(__file__).resolve().parents[1] / "tests"
-    # A long name is several literals in a row.
+    # Join adjacent literals of long names.
     text = "".join(re.sub(r'"\s*"', "", path.read_text()) for path in sources.rglob("*_test.cpp"))
     for program, name in [test for row in ROWS for test in row.tests] + sum(CAMPAIGNS.values(), []):
         if f'"{name}"' not in text:
@@ -123,13 +123,13 @@ def missing_tests():
 
 
 class Trial:
-    """Runs tests; keeps the lines of their log and the names of those that failed."""
+    """Runs tests and keeps the lines of their log and the names of failed ones."""
 
     def __init__(self, build, tests, folder, jobs, show=False):
         self.broken, self.skipped, log = [], False, f"{folder}/{len(os.listdir(folder))}"
         variables = {"TESSERA_FAULT_LOG": log, "TESSERA_FAULT_POINTS": "all", "TESSERA_FAULT_JOBS": str(jobs), "TESSERA_BIT_FLIPS": "10000"}
         for program, name in tests:
-            # A comma would separate patterns.
+            # doctest separates patterns by commas.
             words = [f"{build}/tests/{program}", "--test-case=" + name.replace(",", "?")]
             process = subprocess.Popen(words, env={**os.environ, **variables}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             output = ""
@@ -150,7 +150,7 @@ class Trial:
 def row_text(row, campaign, trial):
     faults = [line for line in campaign if row.campaign and row.campaign(line["fault"], line["point"])]
     runs = trial.lines if trial else []
-    # Campaign runs are counted per fault, other runs at their start.
+    # Campaigns log one line per fault, other tests one per started run.
     number = sum(line.get("count", 1) for line in faults) + round(sum(line.get("share", line.get("count", 0)) for line in runs))
     broken = sum(1 for line in faults if line["wrong"]) + (len(trial.broken) if trial else 0)
     worlds = sorted({line["world"] for line in faults + runs if line["world"] > 1})

@@ -10,37 +10,36 @@ usage() {
   cat <<'EOF'
 usage: tools/gpu_check.sh [PART...] [options]
 
-Builds tessera, tests and measures it on the GPU, and writes a report, docs/gpu/DATE-GPU.md, with its
-data as JSON. Without a PART: all but prepare, in this order, in less than 10 minutes on 16 cores.
+Builds tessera, tests and measures it on the GPU, and writes a report, docs/gpu/DATE-GPU.md, and its data
+as JSON. Without a PART: all except prepare, in this order, in less than 10 minutes on 16 cores.
 
-  prepare    on a machine with package registries: fetches the libraries and headers that a GPU
-             machine may lack into --deps (packages of tools/setup.sh without a compiler, and
-             cudnn-frontend), less than 25 MiB
+  prepare    on a machine with network access: fetches libraries and headers for the GPU machine into
+             --deps (packages of tools/setup.sh without the compiler, and cudnn-frontend), below 25 MiB
   build      the program, the CUDA backend and their tests
   test       kernels and whole training steps on the GPU
   nccl       collectives over NCCL; runs of one and more ranks against the reference values
   bench      each kernel against the measured roofs; GPT-2 steps against PyTorch
   sanitize   kernel tests under compute-sanitizer: memcheck, racecheck, initcheck
-  suite      every test of tessera, with the GPU visible; failed ones again without it
+  suite      all tests of tessera, with the GPU visible; failed tests again without it
 
   --deps DIR     libraries and headers fetched by prepare (default .deps if it exists)
   --build DIR    build folder (default build/gpu-check), kept between runs
-  --out DIR      where report, data and logs go (default: report and data to docs/gpu, logs to
+  --out DIR      folder for report, data and logs (default: report and data in docs/gpu, logs in
                  BUILD/gpu-check)
-  --limit S      seconds for all parts together (default 570); what exceeds them is left out
-  --sizes "S..." GPT-2 sizes of bench (default "124M 350M 1558M"); those above 350M run last, if
+  --limit S      seconds for all parts together (default 570); steps beyond the limit are left out
+  --sizes "S..." GPT-2 sizes of bench (default "124M 350M 1558M"); sizes above 350M run last, if
                  memory and time allow
-  --no-suite     leave the part suite out
+  --no-suite     leave out the part suite
   --commit REV   commit to name in the report, for sources without git
   --quick        tiny shapes, to test this script
   --help         this text
 
-A failed part does not stop the next. Parts that are not run keep the results of a report of the same
-commit, GPU and day. Needs nvcc, CMake 3.25, Ninja and python3, and PyTorch for the comparison. Changes
-no setting of the GPU.
+A failed part does not stop the next. Parts that don't run keep their results from a report of the same
+commit, GPU and day. Needs nvcc, CMake 3.25, Ninja and python3, and PyTorch for the comparison. Does not
+change GPU settings.
 
-Exit code 0 if everything passed; 1 if something failed, if suite was requested and not completed, or
-if there is no GPU; 2 on a wrong option.
+Exit code 0 if everything passed; 1 if something failed, suite was requested and not completed, or there
+is no GPU; 2 on a wrong option.
 EOF
 }
 
@@ -102,10 +101,10 @@ jobs=$(nproc)
 
 # --- prepare -------------------------------------------------------------------------------------
 
-# Packages that every machine with a compiler has.
+# Packages installed on any machine with a compiler.
 everywhere='^(libc6.*|libc-.*|libgcc.*|libstdc\+\+.*|gcc-.*|linux-libc-dev|libcrypt.*|zlib1g|libnsl.*|libtirpc.*|.*krb5.*|libcom-err2|libkeyutils1|dpkg|tar)$'
 
-# needed_packages PACKAGE...: adds the shared libraries that they depend on.
+# needed_packages PACKAGE...: prints them and the shared libraries that they depend on.
 needed_packages() {
   local package
   for package in "$@"; do echo "$package"; done
@@ -126,13 +125,13 @@ prepare() {
   mapfile -t packages < <(needed_packages libeigen3-dev nlohmann-json3-dev libfmt-dev libcli11-dev \
     libisal-dev libssl-dev libboost-context-dev doctest-dev | sort -u)
   mkdir -p "$stage/deb" "$stage/all"
-  chmod 755 "$stage" && chmod 777 "$stage/deb"  # apt fetches as another user
+  chmod 755 "$stage" && chmod 777 "$stage/deb"  # apt downloads as another user
   echo "gpu_check: fetching ${packages[*]}"
   (cd "$stage/deb" && apt-get download -q "${packages[@]}" </dev/null) || return 1
   local deb
   for deb in "$stage"/deb/*.deb; do dpkg -x "$deb" "$stage/all" || return 1; done
 
-  # Boost: only the headers that this or another compiler opens.
+  # Boost: keep only headers that a compiler opens.
   headers=$(printf '#include <boost/context/fiber.hpp>\n' |
     g++ -std=c++20 -x c++ -M - | grep -o '/usr/include/boost/[^ ]*') || return 1
   local usr=$stage/all/usr header
@@ -147,9 +146,9 @@ prepare() {
     "$usr/include/eigen3/unsupported" "$stage/all/etc"
   mv "$stage/boost/boost" "$usr/include/boost" || return 1
   find "$usr" -name '*.a' -delete
-  # Only the system's compiler searches the architecture folder of OpenSSL's configuration.
+  # Only the system's compiler searches the architecture folder, which holds OpenSSL's configuration.
   cp -r "$usr/include/$(uname -m)-linux-gnu/openssl/." "$usr/include/openssl/" || return 1
-  # A package of Debian may have its libraries in /lib.
+  # Debian packages may install libraries to /lib.
   if [[ -d $stage/all/lib ]]; then cp -a "$stage/all/lib/." "$usr/lib/" && rm -rf "$stage/all/lib"; fi
 
   rm -rf "${into:?}/usr"
@@ -192,7 +191,7 @@ rm -f "$work"/logs/* "$work"/*.json "$work"/*.jsonl
 [[ -n $commit ]] || commit=$(git rev-parse --short=12 HEAD 2>/dev/null)$(git diff --quiet HEAD 2>/dev/null || echo "+")
 [[ $commit != + ]] || commit=unknown
 
-# Links libraries of NVIDIA's Python packages under the names that linkers expect.
+# Links the libraries of NVIDIA's Python packages under the names that linkers expect.
 links=$work/nvidia
 link_nvidia() {
   local site file name toolkit_has_cublas=no
@@ -219,10 +218,10 @@ link_nvidia() {
   fi
 }
 link_nvidia
-# For programs built here only: PyTorch brings its own libraries.
+# Not for PyTorch, which ships its own libraries.
 library_path=$links/lib:$cuda_root/lib64:$cuda_root/targets/$(uname -m)-linux/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 if [[ -n $deps ]]; then
-  # In the environment, so that projects configured by tests find them, too.
+  # Exported, so that projects configured by tests find the packages, too.
   export CMAKE_PREFIX_PATH=$deps/usr:$links${CMAKE_PREFIX_PATH:+:$CMAKE_PREFIX_PATH} CMAKE_POLICY_VERSION_MINIMUM=3.5
   library_path=$deps/usr/lib:$deps/usr/lib/$(uname -m)-linux-gnu:$library_path
 fi
@@ -237,7 +236,7 @@ export TESSERA_CUDA_PLUGIN=$plugin TESSERA_TEST_CUDA_PLUGIN=$plugin
 
 failed=0
 part=
-reserved=0  # seconds kept for later parts
+reserved=0  # seconds reserved for later parts
 
 note() {  # note NAME RESULT SECONDS LOG WHY
   printf '%s\t%s\t%s\t%s\t%s\t%s\n' "$part" "$@" >>"$work/steps.tsv"
@@ -247,7 +246,7 @@ note() {  # note NAME RESULT SECONDS LOG WHY
 # skip NAME WHY
 skip() { note "$1" skipped 0 - "$2"; }
 
-# step NAME SECONDS COMMAND...: runs a command with a time limit, and its output in a log.
+# step NAME SECONDS COMMAND...: runs a command with a time limit and logs its output.
 step() {
   local name=$1 most=$2 start=$SECONDS log rc
   shift 2
@@ -270,7 +269,7 @@ step() {
 
 # has TARGET: whether the build defines it.
 has() { ninja -C "$build" -t query "$1" >/dev/null 2>&1; }
-# program PATH: whether it was built; notes it as skipped otherwise.
+# program PATH: whether it was built; else notes it as skipped.
 program() {
   [[ -x $build/$1 ]] && return 0
   skip "$(basename "$1")" "not built"
@@ -299,8 +298,8 @@ check_tests() {
   shift
   with_libraries stdbuf -oL "$build/$test" --duration=true "$@"
 }
-# within SECONDS COMMAND...: limits a command to this time and to the end of the step. A nested `timeout`
-# moves its command into a group of its own, which the outer `timeout` does not reach.
+# within SECONDS COMMAND...: limits a command to this time and to the end of the step: the outer `timeout`
+# does not reach the process group of a nested one.
 within() {
   # shellcheck disable=SC2154  # of step()
   local most=$1 left=$((step_end - EPOCHSECONDS - 6))
@@ -309,14 +308,14 @@ within() {
   [[ $most -gt 0 ]] || { echo "no time was left"; return 124; }
   timeout --kill-after=5 "$most" "$@"
 }
-# gpu_test_files: files of kernels_test with GPU tests, the slowest first.
+# gpu_test_files: files of kernels_test with GPU tests, slowest first.
 gpu_test_files() {
   local slow='(attention|matmul|norm)_test[.]cpp$'
   grep -lE 'for_(each|gpu)_context' tests/kernels/*_test.cpp | sort |
     awk -F/ -v slow="$slow" '$NF ~ "^" slow { print $NF; next } { later = later $NF "\n" } END { printf "%s", later }'
 }
-# test_one FILE: runs one file's tests in a process of its own, because an error may leave the device
-# unusable for the rest of the process.
+# test_one FILE: runs one file's tests in a separate process: an error may make the device unusable for the
+# rest of the process.
 test_one() {
   local log=$work/logs/kernels-$1.log rc
   # shellcheck disable=SC2016
@@ -348,9 +347,9 @@ part_build() {
   local targets=(tessera tessera_cuda kernels_test golden_test cuda_backend_test tessera_kernels_bench) target
   for target in tessera_nccl nccl_gpu_test tessera_cuda_fiber; do has "$target" && targets+=("$target"); done
   bash_step "program, CUDA backend, GPU tests" 420 compile "${targets[@]}"
-  # Optional, so built apart: it may not compile with this cuDNN.
+  # Built separately, since it may not compile with the installed cuDNN.
   if has tessera_cudnn; then
-    bash_step "attention by cuDNN" 120 compile tessera_cudnn || rm -f "$build/bin/libtessera_cudnn.so"  # an older one
+    bash_step "attention by cuDNN" 120 compile tessera_cudnn || rm -f "$build/bin/libtessera_cudnn.so"  # of an earlier build
   else
     skip "attention by cuDNN" "no cuDNN, NVRTC or cudnn-frontend was found (tools/setup.sh --cuda)"
   fi
@@ -376,7 +375,7 @@ part_test() {
       check_tests tests/kernels/kernels_test '--test-case=the gradients of weight and bias*'
   fi
   if [[ -e $build/bin/libtessera_cudnn.so && -x $build/tests/kernels/kernels_test ]]; then
-    # The tests above used cuDNN where it can; these use tessera's own attention.
+    # The tests above use cuDNN where possible; these use tessera's own attention.
     TESSERA_TEST_CUDA_ONLY=1 TESSERA_ATTENTION=own bash_step "own attention on the GPU" 60 \
       check_tests tests/kernels/kernels_test '--source-file=*/attention_test.cpp'
   fi
@@ -389,7 +388,7 @@ part_nccl() {
     skip "collectives over NCCL" "nccl_gpu_test was not built: see the log of configure for NCCL"
   fi
   program bin/tessera || return
-  local most=$((deadline - SECONDS - reserved))  # enough that no run is cut short
+  local most=$((deadline - SECONDS - reserved))  # golden_ranks.py gets less, so that no run is cut short
   [[ $most -le 150 ]] || most=150
   local arguments=(--gpus "$(nvidia-smi -L | grep -c GPU)" --json "$work/ranks.json" --seconds 40 --limit "$((most > 15 ? most - 5 : 10))")
   [[ -z $quick ]] || arguments+=(--set gpt2-odd --worlds 1 3 --precision fp32)
@@ -431,7 +430,7 @@ sanitize_one() {
   local rc=$?
   echo "== $1: $2: exit code $rc"
   [[ $rc -eq 0 ]] || { grep -E '^=========|TEST CASE|ERROR' "$work/logs/sanitize-$1-$2.log" | head -30; }
-  [[ $rc -ne 124 && $rc -ne 137 ]] || tail -3 "$work/logs/sanitize-$1-$2.log"  # the test that hung
+  [[ $rc -ne 124 && $rc -ne 137 ]] || tail -3 "$work/logs/sanitize-$1-$2.log"  # shows the hanging test
   return "$rc"
 }
 sanitize_all() {
@@ -461,7 +460,7 @@ suite_passed=
 part_suite() {
   local rc=0
   bash_step "all targets" 400 compile || rc=$?
-  # A compile error shows as a failed test; a build cut short shows nothing.
+  # A compile error fails a test later; an incomplete build would go unnoticed.
   if [[ $rc -eq 124 || $rc -eq 137 ]]; then
     skip "every test" "not all of it was built"
     return
@@ -500,8 +499,7 @@ summary() {
 python3 tools/bench/gpu_report.py "$work" --environment "$cuda_root" --commit "$commit" </dev/null >"$work/logs/environment.log" 2>&1 &
 environment=$!
 
-# Later parts keep some time, so that a slow part cannot use all of it. The build may: without it there
-# are no later parts.
+# Reserves time for later parts, except from the build, which the later parts need.
 order=(build test nccl bench sanitize suite)
 declare -A keeps=([test]=60 [nccl]=60 [bench]=150 [sanitize]=60 [suite]=250)
 for i in "${!order[@]}"; do

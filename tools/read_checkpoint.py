@@ -21,10 +21,10 @@ def read(path, begin, end, checksum, what):
 def read_index(path):
     text, at = (path / "index.json").read_bytes(), len(START)
     index = json.loads(text)
-    check(index["format"] == "tessera-checkpoint", "index.json: no tessera checkpoint")
-    check(index["version"] <= 1, f"index.json: this reader knows version 1, not {index['version']}")
+    check(index["format"] == "tessera-checkpoint", "index.json: not a tessera checkpoint")
+    check(index["version"] <= 1, f"index.json: version {index['version']}, but this reader supports only version 1")
     right = text.startswith(START) and crc64(text[:at] + b"0" * 16 + text[at + 16:])
-    check("checksum" in index or len(index) == 10, "index.json: an unknown field, and no checksum")
+    check("checksum" in index or len(index) == 10, "index.json: unknown fields without a checksum")
     check(index.get("checksum", right) == right, "index.json: its checksum is wrong")
     for name, file in index["files"].items():
         check("/" not in name and (path / name).lstat().st_size == file["size"], f"{name}: wrong size")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what building and testing tessera needs, by the names of Debian's packages.
+# Installs the Debian packages for building and testing tessera.
 set -euo pipefail
 
 packages=(
@@ -10,10 +10,10 @@ packages=(
 )
 
 deps=$(dirname "$0")/../.deps
-# The one that kernels/cuda/cudnn was compiled with; others may have changed its interface.
+# Version that kernels/cuda/cudnn was compiled with; other versions may differ in interface.
 cudnn_frontend=1.32.0
 
-# What a CUDA build can use beside the toolkit, and what it does without it.
+# Reports optional CUDA libraries that are missing, and the effect.
 report_cuda() {
   if ! command -v nvcc >/dev/null; then return; fi
   local release include
@@ -24,7 +24,7 @@ report_cuda() {
     return
   fi
   echo "setup: nvcc $release can build the CUDA backend"
-  # without HEADER WHAT: says what its absence means.
+  # without HEADER EFFECT: prints the effect if the header is missing.
   without() {
     local folder
     for folder in "$include" /usr/include "/usr/include/$(uname -m)-linux-gnu" "$deps/cudnn-frontend/include"; do
@@ -32,18 +32,18 @@ report_cuda() {
     done
     echo "setup: $1 is missing: $2"
   }
-  without cudnn.h "without cuDNN attention runs on tessera's own kernels alone"
-  without cudnn_frontend.h "attention runs on tessera's own kernels alone; tools/setup.sh --cuda fetches it"
-  without nccl.h "without NCCL ranks on GPUs talk through the host's memory"
+  without cudnn.h "without cuDNN, attention runs on tessera's own kernels"
+  without cudnn_frontend.h "attention runs on tessera's own kernels; tools/setup.sh --cuda fetches it"
+  without nccl.h "without NCCL, ranks on GPUs communicate through host memory"
 }
 
-# frontend_version DIR: of the headers in it; nothing if there are none.
+# frontend_version DIR: prints the version of the headers in DIR; nothing if there are none.
 frontend_version() {
   sed -n 's/^#define CUDNN_FRONTEND_[A-Z]*_VERSION \([0-9]*\)$/\1/p' "$1/include/cudnn_frontend_version.h" 2>/dev/null |
     paste -sd . -
 }
 
-# fetch_cudnn_frontend DIR: the headers of NVIDIA's package on PyPI, in place of another version.
+# fetch_cudnn_frontend DIR: fetches the headers from PyPI and replaces another version.
 fetch_cudnn_frontend() {
   local into=$1/cudnn-frontend stage
   if [[ $(frontend_version "$into") == "$cudnn_frontend" ]]; then
@@ -51,7 +51,7 @@ fetch_cudnn_frontend() {
     return
   fi
   stage=$(mktemp -d)
-  # shellcheck disable=SC2064  # its value now
+  # shellcheck disable=SC2064  # expand now
   trap "rm -rf '$stage'" EXIT
   if ! python3 -m pip download -q --no-deps --only-binary=:all: -d "$stage" "nvidia-cudnn-frontend==$cudnn_frontend" </dev/null; then
     echo "setup: pip can't fetch nvidia-cudnn-frontend $cudnn_frontend" >&2
@@ -71,10 +71,10 @@ elif [[ ${1:-} == --help || ${1:-} == -h ]]; then
   cat <<EOF
 usage: tools/setup.sh [--cuda [DIR]]
 
-Installs the packages below if they are missing (Debian 12 or newer, Ubuntu 24.04 or newer), with
-sudo unless you are root. Does nothing if all are there. Where nvcc is, says what else a CUDA build
-could use. With --cuda: fetches the headers of cudnn-frontend $cudnn_frontend from PyPI instead, to
-DIR/cudnn-frontend (default: .deps, where the build looks).
+Installs the missing packages of the list below (Debian 12 or newer, Ubuntu 24.04 or newer), with sudo
+unless you are root. If nvcc is found, also reports which libraries a CUDA build could use. With --cuda:
+only fetches the headers of cudnn-frontend $cudnn_frontend from PyPI to DIR/cudnn-frontend (default DIR:
+.deps, where the build looks).
 
   ${packages[*]}
 EOF
@@ -86,8 +86,8 @@ fi
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
   cat >&2 <<EOF
-setup: this is no Debian or Ubuntu system, so nothing was installed. Install what your system calls
-these packages, then go on with tools/test.sh --no-setup (CMake names what it misses):
+setup: this is not a Debian or Ubuntu system, so nothing was installed. Install your system's equivalents
+of these packages, then continue with tools/test.sh --no-setup (CMake names missing ones):
 
   ${packages[*]}
 
@@ -118,10 +118,10 @@ if [[ $(id -u) -ne 0 ]]; then
 fi
 echo "setup: installing ${missing[*]}"
 log=$(mktemp)
-# quietly COMMAND...: its output only goes into the log.
+# quietly COMMAND...: runs it as root, output to the log only.
 quietly() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive "$@" >>"$log" 2>&1 </dev/null; }
 install() { quietly apt-get install -y --no-install-recommends "${missing[@]}"; }
-# The package lists may be missing (a fresh container) or old.
+# Retry with new package lists: they may be missing (a fresh container) or outdated.
 if ! install && ! { echo "setup: updating the package lists" && quietly apt-get update && install; }; then
   cat "$log" >&2
   echo "setup: apt-get can't install the packages; the log is above and in $log" >&2

@@ -7,15 +7,15 @@ usage() {
   cat <<'EOF'
 usage: tools/test.sh [options]
 
-Each test runs once: end-to-end tests in the release build (with the CUDA plugins where nvcc is), unit
-tests and the corpora of the fuzz targets under the address and undefined-behaviour sanitizers, tests of
-communication and threads under the thread sanitizer. tools/campaign.sh has the long checks; a sample
-of its faults, another one for each commit, is part of the end-to-end tests.
+Runs each test once: end-to-end tests in the release build (with the CUDA plugins if nvcc is found), unit
+tests and fuzz corpora under the address and undefined-behaviour sanitizers, tests of communication and
+threads under the thread sanitizer. The end-to-end tests include a sample of the faults of
+tools/campaign.sh, a different one for each commit.
 
-  --quick      build and run the unit tests that mirror the files that changed since --quick last passed
-  --asan       all tests under the address and undefined-behaviour sanitizers, and nothing else
-  --tsan       all tests under the thread sanitizer, and nothing else
-  --no-setup   don't look for missing packages
+  --quick      only unit tests of files that changed since --quick last passed
+  --asan       only all tests under the address and undefined-behaviour sanitizers
+  --tsan       only all tests under the thread sanitizer
+  --no-setup   don't install missing packages
   --jobs N     parallel jobs (default: the number of processors)
   --help       this text
 
@@ -48,7 +48,7 @@ times=()
 cpu_times=()
 failed=0
 
-# CPU seconds of ended child processes, into `cpu`.
+# Sets `cpu` to the CPU seconds of finished child processes.
 cpu_seconds() {
   local lines
   lines=$(mktemp) && times >"$lines"
@@ -56,7 +56,7 @@ cpu_seconds() {
   rm -f "$lines"
 }
 
-# stage NAME COMMAND...: runs a command and keeps its result for the summary.
+# stage NAME COMMAND...: runs a command and records its result for the summary.
 stage() {
   local name=$1 start=$SECONDS result=ok cpu before
   shift
@@ -91,7 +91,7 @@ check() {
     --output-junit "$PWD/build/$preset/tests.xml" "$@"
 }
 
-# Builds and runs the unit tests of files that changed since this passed.
+# Builds and runs the unit tests of files that changed since the last pass.
 quick() {
   local stamp=build/asan/quick.passed names programs pattern
   mkdir -p build
@@ -99,7 +99,7 @@ quick() {
   cmake --preset asan >/dev/null || return 1
   names=$(python3 -B tools/affected_tests.py build/asan "$stamp") || return 1
   if [[ -z $names ]]; then
-    echo "nothing changed that has a unit test"
+    echo "no unit test is affected by the changes"
     return 0
   fi
   mapfile -t programs < <(sed 's/[.].*//' <<<"$names" | sort -u)
@@ -108,7 +108,7 @@ quick() {
   check asan -R "^($pattern)\$" && mv build/quick.started "$stamp"
 }
 
-# Builds for the sanitizers in the background, at the lowest priority: end-to-end tests mostly wait.
+# Builds for the sanitizers in the background at the lowest priority, since end-to-end tests mostly sleep.
 build_sanitizers() {
   (
     renice -n 19 -p "$BASHPID" >/dev/null
@@ -118,7 +118,7 @@ build_sanitizers() {
 }
 finish_sanitizers() { wait "$sanitizers" || { tail -n 100 build/sanitizers.log; return 1; }; }
 
-# Selects which faults of the campaigns are tried.
+# Selects the sample of campaign faults.
 if [[ -z ${TESSERA_CAMPAIGN_SEED:-} ]]; then
   commit=$(git rev-parse --short=8 HEAD 2>/dev/null || echo 0)
   export TESSERA_CAMPAIGN_SEED=$((16#$commit))
@@ -140,13 +140,13 @@ case $mode in
     ;;
 esac
 
-printf '\n%-40s %-8s %7s %7s\n' "stage" "result" "seconds" "of CPU"
+printf '\n%-40s %-8s %7s %7s\n' "stage" "result" "seconds" "CPU s"
 for i in "${!names[@]}"; do
   printf '%-40s %-8s %7d %7d\n' "${names[$i]}" "${results[$i]}" "${times[$i]}" "${cpu_times[$i]}"
 done
 cpu_seconds
 printf '%-40s %-8s %7d %7d\n' "total" "$([[ $failed -eq 0 ]] && echo ok || echo FAILED)" "$SECONDS" "$cpu"
 if [[ $mode == default && -e build/release/build.ninja && ! -e build/release/bin/libtessera_cuda.so ]]; then
-  printf '\ntest: CUDA WAS NOT COMPILED: no nvcc that serves. Its kernels ran compiled for the host, as fibers.\n'
+  printf '\ntest: CUDA WAS NOT COMPILED: no usable nvcc. CUDA kernels were tested as host code on fibers.\n'
 fi
 exit "$failed"

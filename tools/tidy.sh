@@ -7,9 +7,8 @@ usage() {
   cat <<'EOF'
 usage: tools/tidy.sh [--since COMMIT] [FILE.cpp ...]
 
-Checks the given files, or those that differ from COMMIT, or all of the repository except the fuzz
-targets, which only clang builds. Runs one file per processor, about 10 s each. Needs clang-tidy and
-jq. Writes to build/tidy.
+Checks the given files, or files that differ from COMMIT, or all files except the fuzz targets, which only
+clang builds. About 10 s per file, one job per CPU. Needs clang-tidy and jq. Writes to build/tidy.
 
 Exit code 0 without findings, 1 with findings, 2 on a wrong option or a missing program.
 EOF
@@ -29,8 +28,8 @@ for program in clang-tidy jq; do
   command -v "$program" >/dev/null || { echo "tidy: $program is missing" >&2; exit 2; }
 done
 cmake --preset release -B build/tidy -DTESSERA_BUILD_BENCH=ON -DTESSERA_UNITY=OFF >/dev/null
-# CPU kernels are compiled once per CPU level; one is enough here. They use g++ options and a builtin
-# that clang lacks, and a stub of the right type is enough for clang-tidy.
+# Check CPU kernels once instead of once per CPU level. They use g++ options and a builtin that clang lacks;
+# a stub of the right type is enough for clang-tidy.
 mkdir -p build/tidy/once
 jq 'unique_by(.file) | map(.command |= gsub(" -fno-thread-jumps| -fopenmp-simd"; "")
     + " \"-D__builtin_shuffle(a,...)=((void)(__VA_ARGS__),a)\" -Wno-unused-value")' \
@@ -38,5 +37,5 @@ jq 'unique_by(.file) | map(.command |= gsub(" -fno-thread-jumps| -fopenmp-simd";
 printf '%s\0' "${files[@]}" |
   xargs -0 -n 1 -P "$(nproc)" clang-tidy -p build/tidy/once --quiet \
     2> >(grep -v 'warnings\? generated' >&2) ||
-  { echo "tidy: there are findings in the ${#files[@]} files" >&2; exit 1; }
+  { echo "tidy: findings in the ${#files[@]} files, see above" >&2; exit 1; }
 echo "tidy: no findings in ${#files[@]} files"

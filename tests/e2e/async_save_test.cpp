@@ -148,7 +148,7 @@ TEST_CASE_FIXTURE(Fixture, "a rank that cannot write is named, and training goes
   REQUIRE(process.wait_for(": saved ", 2));
   const pid_t rank = process.ranks().at(1);
   limit_files(rank, kSmallFiles);
-  REQUIRE(process.wait_for("was not saved, training goes on: ", 2));
+  REQUIRE(process.wait_for("was not saved, training continues: ", 2));
   const auto kept = steps_of(out);
   CHECK(kept.size() == 2);
   CHECK(run_cli({"checkpoint", "verify", out}).code == 0);
@@ -197,7 +197,7 @@ TEST_CASE_FIXTURE(Fixture, "after a save that failed a run goes on or stops, as 
       const auto steps = test::read_metrics(out).steps.size();
       if (policy == "warn") {
         CHECK(steps == 100);
-        CHECK(count(result.err, "was not saved, training goes on") >= 4);
+        CHECK(count(result.err, "was not saved, training continues") >= 4);
       } else {
         CHECK(steps >= 21);
         CHECK(steps < 100);

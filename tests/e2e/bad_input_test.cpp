@@ -285,8 +285,9 @@ TEST_CASE_FIXTURE(Fixture,
   const fs::path left = copy("left") / "checkpoints";
   fs::rename(left / "step-00000020", left / "step-00000020.unusable");
   fs::remove_all(left / "step-00000010");
-  check_refusal(resume(left.parent_path()), kIo,
-                {"holds no checkpoint but", "step-00000020.unusable", "--run.out"});
+  check_refusal(
+      resume(left.parent_path()), kIo,
+      {"has only checkpoints set aside as unusable", "step-00000020.unusable", "--run.out"});
 }
 
 TEST_CASE_FIXTURE(Fixture, "a changed trainer.json is noticed, and its checkpoint passed over") {
@@ -364,7 +365,8 @@ TEST_CASE_FIXTURE(Fixture, "files of a run that are no regular files are refused
     const auto rank_1 = result.err.find("[rank 1] tessera: error: ");
     REQUIRE(rank_1 != std::string::npos);
     CHECK(result.err.find("culprit=rank 0 (", rank_1) != std::string::npos);
-    CHECK(result.err.find("action=mend what that rank says", rank_1) != std::string::npos);
+    CHECK(result.err.find("action=fix the error that this rank reports", rank_1) !=
+          std::string::npos);
     CHECK(result.err.find(": " + reason, rank_1) != std::string::npos);
     fs::remove_all(run);
   }
@@ -377,13 +379,13 @@ TEST_CASE_FIXTURE(Fixture, "files of a run that are no regular files are refused
 TEST_CASE_FIXTURE(Fixture, "paths that are no run, no checkpoint or no model") {
   const std::string absent = dir.file("absent"), file = text;
   check_refusal(run_cli(train({"--checkpoint.resume", absent})), kUsage,
-                {"checkpoint.resume is " + absent, "no directory"});
+                {"checkpoint.resume is " + absent, "not a directory"});
   check_refusal(run_cli(train({"--model.init_from", absent})), kIo, {absent, "does not exist"});
   check_refusal(run_cli({"consolidate", file, absent}), kUsage, {file, "is a file"});
   check_refusal(run_cli({"eval", dir.path(), "--data", file}), kUsage, {"is no checkpoint"});
   check_refusal(run_cli({"consolidate", file, ""}), kUsage, {"CHECKPOINT and OUT"});
   check_refusal(run_cli({"consolidate", file, absent, "--strip", "auto", "--strip", "x."}), kUsage,
-                {"--strip auto stands alone"});
+                {"--strip auto cannot be combined"});
   check_refusal(run_cli({"checkpoint", "list", absent}), kIo, {absent, "No such file"});
   check_refusal(run_cli({"checkpoint", "verify", file}), kIo, {file, "is a file"});
   fs::create_directory(dir.path() / "torch");
@@ -393,7 +395,7 @@ TEST_CASE_FIXTURE(Fixture, "paths that are no run, no checkpoint or no model") {
                 {"pytorch_model.bin", "safe_serialization"});
   // Run directories that cannot be made or used.
   check_refusal(run_cli(small_run(text, text + "/run", 1, 5)), kIo,
-                {"cannot make the run directory " + text + "/run"});
+                {"cannot create the run directory " + text + "/run"});
   fs::create_directories(dir.path() / "blocked/metrics.jsonl");
   check_refusal(run_cli(small_run(text, dir.file("blocked"), 1, 5)), kIo,
                 {"blocked/metrics.jsonl", "no regular file"});
@@ -482,9 +484,9 @@ TEST_CASE_FIXTURE(Fixture, "a full disk is reported once, and as the error that 
         train({"--checkpoint.every=2", "--comm.backend=tcp"}, world, 60), 8'000);
     INFO(result.describe());
     CHECK(result.code == kIo);
-    CHECK(count(result.err, "warning: step 2 was not saved, training goes on") == 1);
+    CHECK(count(result.err, "warning: step 2 was not saved, training continues") == 1);
     CHECK(count(result.err, "for the same reason as step 2\n") >= 1);
-    CHECK(count(result.err, "metrics wait in memory") == 1);
+    CHECK(count(result.err, "metrics stay in memory") == 1);
     CHECK(count(result.err, "no loss curve") == 0);
     CHECK(count(result.err, "nothing was saved: no save succeeded") == 1);
     fs::remove_all(dir.file("run"));

@@ -109,14 +109,13 @@ TEST_CASE("a device without enough memory: exit code 5, the request, the ledger 
   CHECK(result.code == 5);
   CHECK(holds(result.err, "memory of fibers is exhausted"));
   CHECK(holds(result.err, "optimizer state"));
-  const auto advice = result.err.find("what lowers the need of memory, one or more of:");
+  const auto advice = result.err.find("to use less memory, set one or more of:");
   REQUIRE(advice != std::string::npos);
   CHECK(advice > result.err.find("total"));
   CHECK(holds(result.err, "\n  --train.micro_batch 2 "));
   CHECK(holds(result.err, "\n  --train.recompute block "));
   CHECK(holds(result.err, "\n  --train.precision bf16 "));
-  CHECK(
-      result.err.ends_with("  --nproc 2                      # ranks, each on a GPU of its own\n"));
+  CHECK(result.err.ends_with("  --nproc 2                      # more ranks, one per GPU\n"));
 }
 
 TEST_CASE("heads that no GPU takes are refused before anything is computed") {
@@ -129,7 +128,7 @@ TEST_CASE("heads that no GPU takes are refused before anything is computed") {
       kFibers);
   INFO(trained.describe());
   CHECK(trained.code == 2);
-  CHECK(holds(trained.err, "is a head_dim of 264, and a GPU takes at most 256"));
+  CHECK(holds(trained.err, "is a head_dim of 264, and the GPU kernels support at most 256"));
   CHECK(holds(trained.err, "compute on the CPU (--train.device cpu)"));
 }
 
@@ -156,7 +155,7 @@ TEST_CASE("a device that is not there is named; without being asked for, the CPU
   const auto silent = run_cli(train(golden, dir.file("d"), 1), absent);
   INFO(silent.describe());
   CHECK(silent.code == 0);
-  CHECK(holds(silent.err, "note: training on the CPU; `tessera doctor` says why"));
+  CHECK(holds(silent.err, "note: training on the CPU; `tessera doctor` explains why"));
 }
 
 TEST_CASE("a model that doesn't fit: exit code 5, the ledger, and what would help") {
@@ -172,7 +171,7 @@ TEST_CASE("a model that doesn't fit: exit code 5, the ledger, and what would hel
       if (result.code == 0) continue;
       CHECK(result.code == 5);
       CHECK(holds(result.err, "memory of fibers is exhausted"));
-      CHECK(holds(result.err, "\nwhat lowers the need of memory, one or more of:\n"));
+      CHECK(holds(result.err, "\nto use less memory, set one or more of:\n"));
       CHECK(holds(result.err, "\n  --dtype bf16 "));
       CHECK(holds(result.err, "\n  --batch 2 ") == (words == eval));
       CHECK(result.err.ends_with("  --device cpu                   # the host's memory\n"));

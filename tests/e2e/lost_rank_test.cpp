@@ -199,7 +199,7 @@ TEST_CASE_FIXTURE(Fixture, "a collective's deadline that comes first names the s
   REQUIRE(process.wait_for("step      1/100000"));
   ::kill(process.ranks().at(0), SIGSTOP);
   REQUIRE(process.wait_for("restart 1 of 1: "));
-  CHECK(process.err().find("restart 1 of 1: rank 0 did not come in time") != std::string::npos);
+  CHECK(process.err().find("restart 1 of 1: rank 0 did not arrive in time") != std::string::npos);
   process.signal(SIGTERM);
   const auto result = process.wait(std::chrono::seconds(20));
   INFO(result.describe());

@@ -280,7 +280,7 @@ TEST_CASE_FIXTURE(Fixture, "a run directory belongs to one run, and to one job a
 
   // A run that has come to its end stays as it is.
   const auto metrics = test::read_metrics(used);
-  CHECK(run(small_run(text, used, 1, 10)).find("raise --train.steps to go on") !=
+  CHECK(run(small_run(text, used, 1, 10)).find("raise --train.steps to continue") !=
         std::string::npos);
   CHECK((test::read_metrics(used) == metrics));
 

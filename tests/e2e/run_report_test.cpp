@@ -258,6 +258,6 @@ TEST_CASE_FIXTURE(Fixture, "what is no run is an I/O error") {
     const auto result = run_cli({"run-report", path});
     INFO(result.describe());
     CHECK(result.code == 3);
-    CHECK(result.err.find(path + " is no ") != std::string::npos);
+    CHECK(result.err.find(path + " is not a ") != std::string::npos);
   }
 }

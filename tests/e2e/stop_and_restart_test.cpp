@@ -232,7 +232,7 @@ TEST_CASE_FIXTURE(Fixture, "a run whose rank is killed once goes on by itself, b
   const auto result = process.wait(std::chrono::seconds(60));
   INFO(result.describe());
   CHECK(result.code == 0);
-  CHECK(holds(result.err, "restart 1 of 3: rank 1 was killed by SIGKILL; going on from step "));
+  CHECK(holds(result.err, "restart 1 of 3: rank 1 was killed by SIGKILL; resuming from step "));
   CHECK_FALSE(holds(result.err, "restart 2 of 3"));
   CHECK((test::read_metrics(dir.file("killed")) == test::read_metrics(dir.file("alone"))));
   CHECK(digest("killed") == digest("alone"));

@@ -283,7 +283,7 @@ TEST_CASE("a rank that dies twice at the same place is done without, and its che
                       std::chrono::seconds(100));
     INFO(result.describe());
     CHECK(result.code == 0);
-    CHECK(result.err.find(fmt::format("going on from step 2 with {} rank", world - 1)) !=
+    CHECK(result.err.find(fmt::format("resuming from step 2 with {} rank", world - 1)) !=
           std::string::npos);
     CHECK(test::newest_of(run + "/checkpoints").step == 4);
   }

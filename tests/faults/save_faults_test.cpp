@@ -258,8 +258,8 @@ std::string judge_failure(const Point& point, const Outcome& outcome) {
       (point.kind == "EINTR" || point.kind == "short") && point.call.name == "write";
   if (failed && repeated) return "result: the write was not tried again";
   // A file that cannot be opened to be read back is not damaged for that.
-  const bool told =
-      failed || (point.call.name == "open" && contains(err, "warning: old checkpoints stay: "));
+  const bool told = failed || (point.call.name == "open" &&
+                               contains(err, "warning: old checkpoints were not removed: "));
   if (!told && !repeated && !point.tolerated && point.kind != "EINTR") {
     return "result: a failing call was ignored";
   }

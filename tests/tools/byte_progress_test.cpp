@@ -71,10 +71,11 @@ TEST_CASE("bytes elsewhere: a line each quarter and each half minute") {
 TEST_CASE("what was there already says nothing of the rate") {
   Shown shown(kTerminal);
   shown.at(1, 50, 100, 50);  // nothing is copied yet: nobody knows how long it will take
-  CHECK(shown.take() == "\r 50%  50.0 MiB of 100.0 MiB copied, 0 B/s, 50.0 MiB found done\x1b[K");
+  CHECK(shown.take() == "\r 50%  50.0 MiB of 100.0 MiB copied, 0 B/s, 50.0 MiB already done\x1b[K");
   shown.at(2, 60, 100, 50);
-  CHECK(shown.take() ==
-        "\r 60%  60.0 MiB of 100.0 MiB copied, 5.00 MiB/s, 50.0 MiB found done, 8.0 s left\x1b[K");
+  CHECK(
+      shown.take() ==
+      "\r 60%  60.0 MiB of 100.0 MiB copied, 5.00 MiB/s, 50.0 MiB already done, 8.0 s left\x1b[K");
 }
 
 TEST_CASE("work that is over in no time shows nothing, and what ends early keeps its line") {

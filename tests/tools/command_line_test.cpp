@@ -153,7 +153,7 @@ TEST_CASE("doctor measures, and fails on a directory that it cannot write to") {
   REQUIRE(found["libraries"].size() == 3);
   for (const auto& library : found["libraries"])
     CHECK(holds(bad.out, library["name"].get<std::string>() + ": "));
-  CHECK_FALSE(holds(bad.out, "there is no GPU to use it"));
+  CHECK_FALSE(holds(bad.out, "there is no GPU for it"));
 }
 
 TEST_CASE("with its standard streams closed, nothing that is said goes into files") {

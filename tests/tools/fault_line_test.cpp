@@ -28,7 +28,7 @@ TEST_CASE("a fault line says where this rank was, who is to blame, and what to d
   error.set_fate("SIGKILL");
   CHECK(fault_line(error, state, two_ranks()) ==
         "E042 step=1200 phase=reduce_scatter#88(h.3) culprit=rank 1 (node1, pid 71, SIGKILL) "
-        "action=start it again; it goes on from the newest checkpoint: rank 1 (pid 71) was killed "
+        "action=restart; the run resumes from the newest checkpoint: rank 1 (pid 71) was killed "
         "by SIGKILL");
 }
 
@@ -60,8 +60,8 @@ TEST_CASE("what is not known is said so") {
 }
 
 TEST_CASE("the action depends on the rank's fate") {
-  for (const auto& [fate, action] : {std::pair("error", "mend what that rank says and"),
-                                     {"out of memory", "mend what that rank says and"}}) {
+  for (const auto& [fate, action] : {std::pair("error", "fix the error that this rank"),
+                                     {"out of memory", "fix the error that this rank"}}) {
     CAPTURE(fate);
     CommError error(CommFailure::PeerLost, {0, 1}, "why");
     error.set_fate(fate);

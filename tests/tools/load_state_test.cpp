@@ -229,8 +229,7 @@ TEST_CASE("weights that ranks saved without moments start a run, and cannot be r
   const LoadPlan partial = plan_resume(reader, kConfig, io::LoadPolicy::Partial);
   REQUIRE(partial.notes.size() == 1);
   CHECK(
-      partial.notes[0].ends_with("holds no optimizer state: training goes on with moments of "
-                                 "zero"));
+      partial.notes[0].ends_with("holds no optimizer state: training continues with zero moments"));
   const auto source = io::open_checkpoint_model(reader);
   const LoadPlan plan = plan_weights(*source, kConfig, io::LoadPolicy::Exact);
   for_each_rank({.world = 3}, [&](int, comm::ShardedModel& sharded) {

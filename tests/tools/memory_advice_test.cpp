@@ -100,7 +100,7 @@ TEST_CASE("heads that no kernel of a GPU takes are refused by name") {
   CHECK_NOTHROW(require_head_dim(model, {}, "--device cpu"));
   CHECK_THROWS_WITH_AS(
       require_head_dim(model, gpu, "--device cpu"),
-      "model.n_embd 2048 over model.n_head 4 is a head_dim of 512, and a GPU takes "
+      "model.n_embd 2048 over model.n_head 4 is a head_dim of 512, and the GPU kernels support "
       "at most 256; raise model.n_head, or compute on the CPU (--device cpu)",
       Unsupported);
 }

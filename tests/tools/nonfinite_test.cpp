@@ -209,7 +209,7 @@ TEST_CASE("weights that are not finite are named, not the gradients that follow 
     CHECK(outcome.steps.empty());
     CHECK(holds(outcome.error,
                 "step 0: the weights of h.1.mlp.c_fc.weight are not finite on rank 2: 1 of 5184 "
-                "values, first at [2, 5] is -inf; they were so before the step"));
+                "values, first at [2, 5] is -inf; they were not finite before the step"));
   }
 }
 

@@ -136,7 +136,7 @@ TEST_CASE("a rank that is stopped, on a run that still waits and on one that gav
   // The launcher has killed it since.
   for (const int r : {0, 1}) run.end(r, FlightEnd::Timeout, 2, "missing: rank 2");
   for (const int r : {0, 1, 2}) run.at(r).process = ProcessState::Gone;
-  check(run.judge(), VerdictKind::Stopped, {2}, {"stood still", "until their deadline"});
+  check(run.judge(), VerdictKind::Stopped, {2}, {"was stuck", "until the deadline"});
 }
 
 TEST_CASE("a rank that the others wait for is behind, once they have waited for long") {
@@ -185,12 +185,12 @@ TEST_CASE("errors of communication alone name whom they blame") {
 TEST_CASE("a clean end, a stop by a signal, and a run that goes on") {
   Run run(2, ProcessState::Gone);
   for (const int r : {0, 1}) run.end(r, FlightEnd::Done, -1, "");
-  check(run.judge(), VerdictKind::Done, {}, {"ended well, 50.0 s ago"});
+  check(run.judge(), VerdictKind::Done, {}, {"finished 50.0 s ago"});
   for (const int r : {0, 1}) run.record(r).end_text = "stopped by signal 15";
   check(run.judge(), VerdictKind::Done, {}, {"stopped by signal 15"});
   check(Run(2, ProcessState::Running).judge(), VerdictKind::Running, {},
         {"is running", "phase step, step 12", "98.0 s ago"});
-  check(Run(2, ProcessState::Unknown).judge(), VerdictKind::Unclear, {}, {"no word of an end"});
+  check(Run(2, ProcessState::Unknown).judge(), VerdictKind::Unclear, {}, {"recorded no end"});
 }
 
 TEST_CASE("ranks that never started, all or one") {
@@ -203,7 +203,7 @@ TEST_CASE("ranks that never started, all or one") {
   }
   check(run.judge(), VerdictKind::NeverStarted, {1}, {"rank 1 is missing: no record"});
   for (RankEvidence& rank : run.ranks) rank.record.reset();
-  check(run.judge(), VerdictKind::NeverStarted, {}, {"no rank has left a record"});
+  check(run.judge(), VerdictKind::NeverStarted, {}, {"no flight records"});
   check(judge_run({}, kNow), VerdictKind::NeverStarted, {});
 }
 
@@ -214,7 +214,7 @@ TEST_CASE("a rank that could write nothing down did start, if all have met") {
   for (const int r : {0, 2}) run.end(r, FlightEnd::PeerLost, 1, "lost rank 1");
   check(run.judge(), VerdictKind::Killed, {1}, {"rank 1 was lost", "no record"});
   for (const int r : {0, 2}) run.end(r, FlightEnd::Timeout, 1, "waited for rank 1");
-  check(run.judge(), VerdictKind::Stopped, {1}, {"rank 1 stood still", "no record"});
+  check(run.judge(), VerdictKind::Stopped, {1}, {"rank 1 was stuck", "no record"});
   for (const int r : {0, 2}) run.record(r).collectives.clear();
   check(run.judge(), VerdictKind::NeverStarted, {1}, {"rank 1 is missing"});
 }
@@ -285,7 +285,7 @@ TEST_CASE("records of another start are not those of the newest, though all else
     }
     return texts;
   };
-  const std::string other = "it left no record of this start: its file is of another one";
+  const std::string other = "no record of this start: the file is from another start";
   leave(1, 1, "old");
   leave(0, 2, "new");
   leave(2, 2, "new, too");
@@ -313,7 +313,7 @@ TEST_CASE("the page begins with the verdict, and ends with what to do") {
   INFO(text);
   CHECK(text.starts_with(verdict.headline));
   constexpr const char* kGoOn =
-      "go on from step 10: the same command again, or tessera train --nproc 3 "
+      "resume from step 10: the same command again, or tessera train --nproc 3 "
       "'runs/it'\\''s/config.json'";
   for (const char* part :
        {"here, 102  KILLED", "peer lost", "step, 12", "all_gather#7 (h.1) f32[64] done, 98.0 s ago",
@@ -332,7 +332,7 @@ TEST_CASE("the page begins with the verdict, and ends with what to do") {
 TEST_CASE("a directory is read as far as it can be, and says what could not") {
   const test::TempDir dir;
   const std::filesystem::path run = dir.path() / "run";
-  CHECK_THROWS_HOLDING(IoError, "is no directory", gather_evidence(run));
+  CHECK_THROWS_HOLDING(IoError, "is not a directory", gather_evidence(run));
   std::filesystem::create_directories(run / "flight");
   std::filesystem::create_directories(run / "logs");
   const auto empty = gather_evidence(run);
@@ -350,7 +350,7 @@ TEST_CASE("a directory is read as far as it can be, and says what could not") {
   const auto found = gather_evidence(run);
   REQUIRE(found.ranks.size() == 3);
   CHECK(found.ranks[0].process == ProcessState::Running);
-  CHECK(found.ranks[1].problem == "its record can't be read");
+  CHECK(found.ranks[1].problem == "the record can't be read");
   CHECK(found.ranks[2].problem.starts_with("no record"));
   CHECK(found.last_step == 3);
   CHECK(found.last_loss == 2.5);
@@ -363,7 +363,7 @@ TEST_CASE("a directory is read as far as it can be, and says what could not") {
   };
   CHECK(says("rank-00001.bin: has 7 bytes"));
   CHECK(says("logs/rank-1.log"));
-  CHECK_THROWS_HOLDING(IoError, "is no run", gather_evidence(run / "logs"));
+  CHECK_THROWS_HOLDING(IoError, "is not a run", gather_evidence(run / "logs"));
 }
 
 TEST_CASE("a number that another process has taken is not the rank's process") {

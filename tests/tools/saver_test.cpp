@@ -248,7 +248,7 @@ TEST_CASE("a save that fails is told with its culprit, and training goes on or e
               const std::lock_guard lock(mutex);
               CHECK(contains(self.notes, "warning: step 2 was not saved, training"));
               CHECK(contains(self.notes, "rank 1: cannot write rank-1: the disk is on fire"));
-              CHECK(contains(self.notes, stop ? "checkpoint.on_error is stop" : "goes on"));
+              CHECK(contains(self.notes, stop ? "checkpoint.on_error is stop" : "continues"));
             }
             self.gather("");
             broken = false;
@@ -308,7 +308,7 @@ TEST_CASE("a writer that hangs stops neither training nor the end of the program
     if (self.rank == 0) {
       self.wait_until_idle();
       const std::lock_guard lock(mutex);
-      CHECK(contains(self.notes, "warning: step 1 was not saved, training goes on"));
+      CHECK(contains(self.notes, "warning: step 1 was not saved, training continues"));
       CHECK(contains(self.notes, "missing: rank 1"));
     }
     self.step(true);
@@ -562,7 +562,7 @@ TEST_CASE("a checkpoint found damaged as it is read back counts as not saved") {
     SUBCASE("also the one that the end itself saves") {
       const DamagedSave run(Options{.in_background = in_background, .is_last = true});
       is_saved_again(run);
-      CHECK(contains(run.notes, warning + "and is saved again: "));
+      CHECK(contains(run.notes, warning + "trying again: "));
     }
     SUBCASE("if it is damaged again, the run fails and the one before it stays") {
       const DamagedSave run(Options{.in_background = in_background, .times = 3});  // all of them
@@ -581,7 +581,7 @@ TEST_CASE("a checkpoint found damaged as it is read back counts as not saved") {
             Options{.in_background = in_background, .stop_on_error = stop, .more_steps = 2});
         CHECK(run.ends == std::vector<std::string>(2, stop ? "1" : "0"));
         CHECK(contains(run.notes, warning + (stop ? "training ends (checkpoint.on_error is stop): "
-                                                  : "training goes on: ")));
+                                                  : "training continues: ")));
         for (const auto& error : run.errors) {
           CAPTURE(error);
           if (!stop) CHECK(error == "");

@@ -1,15 +1,15 @@
-// Saves and loads a checkpoint of a GPT-2, weights and both moments, with a process per rank, as a
-// training run does it between two steps: through save_checkpoint() and read_parts(). For
-// checkpoint_io.py, which compares it with plain readers and writers.
+// Saves and loads a checkpoint of a GPT-2 (weights and both moments) with one process per rank,
+// through save_checkpoint() and read_parts() as in a training run. For checkpoint_io.py, which
+// compares it with dd.
 //
 //   tessera_checkpoint_io plan [--size 2GiB] [--width 1024] [--world 2]
 //   tessera_checkpoint_io save DIR SOURCE [the same] [--chunk 256KiB]
 //   tessera_checkpoint_io load CHECKPOINT [--world 2] [--threads 4]
 //
-// plan: prints how many bytes each rank saves. save: writes DIR/checkpoints/step-00000001 with the
-// bytes of the file SOURCE as values, which must have as many as a rank saves. load: each rank
-// reads its share into memory that is there, as a run's is that goes on. The time is from when all
-// ranks are ready to when the last one is done. Prints one line of JSON.
+// plan: prints the bytes that each rank saves. save: writes DIR/checkpoints/step-00000001 with the
+// bytes of the file SOURCE as values; SOURCE must be at least as large as a rank's share. load:
+// each rank reads its share into allocated memory. Times run from when all ranks are ready until
+// the last one is done. Prints one line of JSON.
 #include <fmt/format.h>
 #include <pthread.h>
 #include <sys/mman.h>
@@ -45,11 +45,11 @@ struct Options {
   std::string command;
   fs::path path, source;
   std::int64_t size = std::int64_t{2} << 30, width = 1024;
-  std::int64_t chunk_bytes = 0;  // as SaveRequest's
+  std::int64_t chunk_bytes = 0;  // of SaveRequest
   int world_size = 2, threads = 4;
 };
 
-/// What the ranks, processes of this machine, have in common: memory that they were forked with.
+/// Memory shared by the forked ranks.
 struct Board {
   struct Slot {
     std::size_t size;
@@ -73,7 +73,7 @@ struct Board {
     return board;
   }
   void wait() { ::pthread_barrier_wait(&barrier); }
-  /// Called by all ranks: what takes them from when all are ready to when all are done.
+  /// Called by all ranks; `seconds` becomes the time from when all are ready until all are done.
   template <typename F>
   void measure(F&& work) {
     wait();
@@ -107,7 +107,7 @@ class BoardCoordinator : public SaveCoordinator {
   int rank_, world_size_;
 };
 
-/// Calls f(section, slot, range) for all that a rank owns.
+/// Calls f(section, slot, range) for each part that the rank owns.
 template <typename F>
 void for_each_part(const Json& config, int rank, int world_size, F&& f) {
   for (const ShardLayout& unit : bench::gpt2_units(config, world_size)) {
@@ -127,7 +127,7 @@ std::int64_t bytes_of_rank(const Json& config, int rank, int world_size) {
   return bytes;
 }
 
-/// Runs ranks as processes; `body` is a rank's life.
+/// Runs `body` in one process per rank.
 void run_ranks(int world_size, const std::function<void(int rank)>& body) {
   std::vector<pid_t> ranks;
   for (int rank = 0; rank < world_size; ++rank) {
@@ -150,7 +150,7 @@ void run_ranks(int world_size, const std::function<void(int rank)>& body) {
     int status = 0;
     ::waitpid(-1, &status, 0);
     if (failed || (WIFEXITED(status) && WEXITSTATUS(status) == 0)) continue;
-    failed = true;  // the others would wait for it
+    failed = true;  // the others would wait for it forever
     for (const pid_t pid : ranks) ::kill(pid, SIGKILL);
   }
   require<IoError>(!failed, "a rank failed");
@@ -243,7 +243,7 @@ Options parse(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string_view word = argv[i];
     const auto value = [&]() -> std::string {
-      require(i + 1 < argc, "{} wants a value", word);
+      require(i + 1 < argc, "{} needs a value", word);
       return argv[++i];
     };
     if (word == "--size") {

@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
-"""Saving and loading checkpoints against dd processes that write and read as many bytes: a table of medians.
+"""Compares saving and loading checkpoints with dd processes that write and read the same number of bytes.
 
   checkpoint_io.py BUILD_DIR [--size 2GiB] [--width 1024] [--ranks 2] [--load-ranks RANKS 2*RANKS] [--threads 4] [--rounds 5]
                    [--train 124M|none] [--runs 2] [--every 10] [--saves 3] [--dir DIR] [--json FILE]
 
-Each round runs these in turns, in an order that rotates:
-  save   One process per rank saves a checkpoint of that size (a GPT-2's weights and both moments) synchronously: free space,
-         data with checksums, sync, index, rename. Against one dd per rank, which writes as many bytes in pieces of 4 MiB and
-         syncs its file (conv=fsync). Both read the same random bytes from memory, dd from a file system in memory.
-  load   Each number of ranks loads that checkpoint, each rank its share into existing memory, with all checksums verified.
-         Against as many dd processes that read their shares of the same files in pieces of 4 MiB to /dev/null. Before each,
-         files are synced and dropped from the page cache (posix_fadvise).
-Then --runs runs of `tessera train` save asynchronously (checkpoint.async=on) every --every steps, enough for a save to end.
-Prints stalled training (save_stall_ms) as a share of the save. Each step is one short row per rank.
+Each round runs these, in alternating order:
+  save   One process per rank saves a checkpoint of --size (weights and both moments of a GPT-2) synchronously: free space,
+         data with checksums, sync, index, rename. Compared with one dd per rank that writes the same number of bytes in blocks
+         of 4 MiB and syncs (conv=fsync). Both read random bytes from memory.
+  load   Ranks load that checkpoint, each its share into allocated memory, and verify all checksums. Compared with as many dd
+         processes that read shares of the same files in blocks of 4 MiB. Before each, files are synced and dropped from the
+         page cache (posix_fadvise).
+Then --runs runs of `tessera train` save asynchronously (checkpoint.async=on) every --every steps. Prints the time that saves
+stalled training (stall_ms) as a share of the save. Each step trains one short row per rank.
 
---dir: a folder on the disk to measure, with room for four checkpoints; memory must hold two. "of dd" is the median of the
-rounds' ratios, with the smallest and the largest.
+--dir: folder on the disk to measure, with room for four checkpoints; memory must hold two. "of dd" is the median ratio of the
+rounds, with the smallest and the largest.
 """
 import argparse, json, os, shutil, statistics, subprocess, sys, tempfile, time
 
@@ -25,7 +25,7 @@ SEQ = 16
 
 
 def parallel(scripts):
-    """Seconds that shell scripts take side by side."""
+    """Runs shell scripts in parallel; returns seconds."""
     start = time.monotonic()
     processes = [subprocess.Popen(["sh", "-ec", script]) for script in scripts]
     if any(process.wait() != 0 for process in processes):
@@ -67,7 +67,7 @@ class Bench:
         return self.call("save", self.folder, self.source, *self.model, "--world", self.o.ranks)
 
     def read(self, ranks):
-        """Each reader takes as much of the shards, one after the other, as the rank of its number loads."""
+        """One dd reader per rank; each reads as many bytes of the concatenated shards as its rank loads."""
         drop_cache(self.checkpoint)
         total, scripts, begin = sum(map(os.path.getsize, self.shards())), [""] * ranks, 0
         for shard in self.shards():
@@ -113,7 +113,7 @@ class Bench:
 
 
 def train(o, folder, tokens, steps):
-    """The records of a run's saves but the last, which no step waits beside."""
+    """Records of a run's saves except the last, which overlaps with no step."""
     layers, heads, width = SIZES[o.train]
     out = f"{folder}/run"
     command = [f"{o.build}/bin/tessera", "train", "--nproc", o.ranks, "--model.n_layer", layers, "--model.n_head", heads,
@@ -166,8 +166,8 @@ def main():
         median = statistics.median
         seconds, stall = median(row["seconds"] for row in records), median(row["stall_ms"] for row in records)
         share = median(row["stall_ms"] / 1e3 / row["seconds"] for row in records)
-        print(f"\nA run of GPT-2 {o.train} on {o.ranks} ranks, {len(records)} saves of {records[0]['bytes'] / 1e6:.0f} MB beside its "
-              f"steps: {seconds:.2f} s each, steps stood still for {stall:.1f} ms: {share:.1%} of the save (medians).")
+        print(f"\nA run of GPT-2 {o.train} on {o.ranks} ranks, {len(records)} background saves of "
+              f"{records[0]['bytes'] / 1e6:.0f} MB: {seconds:.2f} s each, training stalled for {stall:.1f} ms: {share:.1%} of the save (medians).")
     if o.json:
         with open(o.json, "w") as file:
             json.dump({"options": vars(o), "cpus": os.cpu_count(), "rows": bench.rows, "train_saves": records}, file, indent=1)

@@ -1,13 +1,12 @@
-// Latency of the collectives between processes of this host: over shared memory and over TCP,
-// taking turns. Prints rank 0's median and best time of a call.
+// Latency of collectives between processes of one host, alternating shared memory and TCP. Prints
+// the median and best time per call on rank 0.
 //
-//   tessera_collectives_bench [ranks] [KiB handed over at a time]
+//   tessera_collectives_bench [RANKS] [CHUNK_KIB]
 //   tessera_collectives_bench ledger RANKS FILE
 //
-// The second form: what a collective costs more because it is written down and compared. Over
-// shared memory, with a recorder (of FILE.0, FILE.1, ...) and without one, taking turns; and by
-// themselves the recorder's three calls, and what a rank does to compare signatures once they are
-// there.
+// The second form measures the overhead of recording and comparing collectives over shared memory:
+// alternates calls with a recorder (FILE.0, FILE.1, ...) and without, and times separately the
+// recorder's three calls and the comparison of signatures.
 #include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -94,7 +93,7 @@ double micros_of(int calls, const std::function<void()>& call) {
   return std::chrono::duration<double, std::micro>(Clock::now() - start).count() / calls;
 }
 
-// Medians of blocks of calls, blocks with and without a recorder taking turns.
+// Prints medians over blocks of calls, alternating blocks with and without a recorder.
 void measure_recorder(Communicator& c, const std::shared_ptr<FlightRecorder>& recorder,
                       const char* name, std::int64_t bytes, const std::function<void()>& call) {
   constexpr int kBlocks = 60;
@@ -102,7 +101,7 @@ void measure_recorder(Communicator& c, const std::shared_ptr<FlightRecorder>& re
   std::vector<double> micros[2];
   for (int i = 0; i < 2 * kBlocks; ++i) {
     c.set_recorder(i % 2 == 1 ? recorder : nullptr);
-    call();  // both ranks begin a block together
+    call();  // synchronizes the ranks at the start of a block
     micros[i % 2].push_back(micros_of(calls, call));
   }
   if (c.rank() != 0) return;
@@ -135,7 +134,7 @@ void run_ledger(Communicator& c, const std::string& file) {
   }
   c.set_recorder(nullptr);
   c.barrier({});
-  if (c.rank() != 0) return c.barrier({});  // the others wait, so as not to disturb
+  if (c.rank() != 0) return c.barrier({});  // the others idle, so as not to disturb
   Collective one;
   one.label = "reduce_scatter h.3";
   std::vector<double> record, compare;
@@ -147,7 +146,7 @@ void run_ledger(Communicator& c, const std::string& file) {
       recorder->started(one.sequence);
       recorder->ended(one.sequence, true);
     }));
-    compare.push_back(micros_of(1000, [&] {  // as the backends do it: own, then all
+    compare.push_back(micros_of(1000, [&] {  // like the backends: own signature, then all
       ++one.sequence;
       const Signature own(one);
       std::vector<Signature> signatures;

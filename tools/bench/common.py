@@ -1,4 +1,4 @@
-"""Helpers of the benchmarks of whole programs."""
+"""Shared helpers of the Python benchmarks."""
 import array, ctypes, json, os, random, signal, struct, subprocess, sys, tempfile, threading, time
 
 # Layers, heads, width.
@@ -20,7 +20,7 @@ def flops_per_token(size, seq, vocab=VOCAB):
 
 
 def write_tokens(path, count, vocab):
-    """A token file of llm.c's kind with random tokens."""
+    """Writes a token file in llm.c's format with random tokens."""
     tokens = array.array("H", random.Random(1).choices(range(vocab), k=count))
     with open(path, "wb") as f:
         f.write(struct.pack("<256i", 20240520, 1, count, *[0] * 253))
@@ -28,7 +28,7 @@ def write_tokens(path, count, vocab):
 
 
 class Nvml:
-    """Bytes of GPU 0 in use, by the driver's library. @throws OSError if it is not there or fails."""
+    """Bytes in use on GPU 0, from the driver's NVML. @throws OSError if it is missing or fails."""
 
     class _Info(ctypes.Structure):
         _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
@@ -41,7 +41,7 @@ class Nvml:
     def used(self):
         info = self._Info()
         if self.library.nvmlDeviceGetMemoryInfo(self.device, ctypes.byref(info)) != 0:
-            raise OSError("NVML does not tell the memory in use")
+            raise OSError("NVML does not report the memory in use")
         return info.used
 
 
@@ -50,12 +50,12 @@ def used_by_nvidia_smi():
     try:
         return int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout) * 2**20
     except (ValueError, subprocess.SubprocessError) as error:
-        raise OSError(f"nvidia-smi does not tell the memory in use: {error}") from error
+        raise OSError(f"nvidia-smi does not report the memory in use: {error}") from error
 
 
 class GpuMemory:
-    """The memory of GPU 0 that is in use, asked from the driver while a program runs: the peak over what it was before, or
-    None where no driver answers. It sees contexts, workspaces and caches, for every program alike."""
+    """Polls the driver for the memory in use on GPU 0: peak above the start, or None without a driver. Includes contexts,
+    workspaces and caches of any program."""
 
     def __init__(self, every=0.02):
         self.every, self.before, self.most, self.end = every, None, None, threading.Event()
@@ -90,11 +90,11 @@ class GpuMemory:
 
 
 class Ran:
-    """How a program ended: code (None: killed at its deadline), out, err, seconds, peak_rss_gib, peak_gpu_gib."""
+    """Result of a program: code (None: killed at its deadline), out, err, seconds, peak_rss_gib, peak_gpu_gib."""
 
 
 def end_on_sigterm():
-    """SIGTERM shall end this program as an exception does, so that run() kills what it started, which has sessions of its own."""
+    """Turns SIGTERM into an exception, so that run() kills its child processes, which have sessions of their own."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
 
@@ -106,7 +106,7 @@ def kill_group(process):
 
 
 def run(command, deadline=3600.0, env=None, gpu=False):
-    """Runs a program to its end, or kills it and what it started at the deadline (seconds)."""
+    """Runs a program; kills it and its children at the deadline (seconds)."""
     result, watch = Ran(), GpuMemory()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         if gpu:
@@ -124,7 +124,7 @@ def run(command, deadline=3600.0, env=None, gpu=False):
         timer.start()
         try:
             _, status, usage = os.wait4(process.pid, 0)
-        finally:  # kills processes that it left behind, too
+        finally:  # also kills leftover child processes
             timer.cancel()
             kill_group(process)
             if gpu:
@@ -140,7 +140,7 @@ def run(command, deadline=3600.0, env=None, gpu=False):
 
 
 def must(result, command):
-    """The result of run(), or the end of this program with what the other said."""
+    """Returns a successful result of run(); else exits with the program's stderr."""
     if result.code != 0:
         sys.exit(f"{' '.join(map(str, command))} failed:\n{result.err[-2000:]}")
     return result
@@ -155,7 +155,7 @@ def saves(run_directory):
 
 
 def step_times(run_directory, warmup):
-    """Milliseconds of each step but the first ones."""
+    """Milliseconds of each step after the first `warmup`."""
     return [row["step_ms"] for row in metrics(run_directory) if "step_ms" in row][warmup:]
 
 
@@ -173,7 +173,7 @@ def size_of(folder):
 
 
 def drop_cache(folder):
-    """Removes a folder's data from the page cache; all else stays, programs and their libraries too."""
+    """Removes a folder's data from the page cache and keeps everything else."""
     os.sync()
     for name in files_under(folder):
         with open(name, "rb") as f:

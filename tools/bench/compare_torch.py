@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""GPT-2 training steps on the CPU: tessera against tuned PyTorch, interleaved, as a table of medians.
+"""Compares GPT-2 training steps of tessera and tuned PyTorch on the CPU; prints a table of medians.
 
   compare_torch.py BUILD_DIR [--seq 64 256] [--batch 4] [--rounds 3] [--steps 8] [--python /usr/bin/python3]
 
 Both run the same shapes (GPT-2 124M, random weights and tokens, float32, forward, backward, clipping,
-AdamW) with the same number of threads, in turns, so that a slow phase of the machine hits both.
+AdamW) with the same number of threads, alternating, so that a slow phase of the machine affects both.
 tessera is the complete trainer, with reading and logging. The peer is gpt2_torch.py, with OpenBLAS's
 AVX-512 kernels and a malloc that keeps freed memory.
 Medians are over all timed steps of all rounds; memory is the peak resident set.
@@ -34,7 +34,7 @@ def run_tessera(o, seq, folder):
 
 
 def run_torch(o, seq):
-    # Keeps freed memory, so that a step takes no page faults: faster here than jemalloc.
+    # malloc keeps freed memory, which avoids page faults: faster here than jemalloc.
     env = dict(os.environ, OMP_NUM_THREADS=str(o.threads), OPENBLAS_CORETYPE="SkylakeX", MALLOC_MMAP_THRESHOLD_="8589934592",
                MALLOC_TRIM_THRESHOLD_="17179869184", MALLOC_TOP_PAD_="268435456")
     command = [o.python, HERE / "gpt2_torch.py", "--size", "124M", "--batch", str(o.batch), "--seq", str(seq),

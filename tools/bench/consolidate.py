@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""tessera consolidate against cp of as many bytes, and against PyTorch's ways to merge shards: a table of medians.
+"""Compares tessera consolidate with cp and with PyTorch's ways to merge shards; prints a table of medians.
 
   consolidate.py BUILD_DIR [--size 8GiB] [--world 4] [--rounds 3] [--memory 256MiB] [--cache cold|warm] [--dir DIR]
                  [--peers none|dcp|merge ...] [--python PYTHON]
 
-Makes a checkpoint of that size, then in each round runs in turns:
-  cp        cp -r of the checkpoint's directory, which leaves its output to the page cache
-  cp, sync  the same, then a sync of its output
+Makes a checkpoint of --size, then runs in each round:
+  cp        cp -r of the checkpoint's directory, without sync
+  cp, sync  the same, with sync
   tessera   tessera consolidate to a Hugging Face directory: checksums verified, synced, renamed
 and for the same weights:
   dcp       (--peers dcp) PyTorch's dcp_to_torch_save of a Distributed Checkpoint of as many ranks, not synced; and tessera
@@ -14,12 +14,12 @@ and for the same weights:
   merge     (--peers merge) like DeepSpeed's zero_to_fp32: torch.load of all ranks' flat partitions, torch.cat by parameter,
             torch.save; not synced
 
-cold: before each run dirty pages are synced and the source is dropped from the page cache (posix_fadvise). warm: the source is
-read before each run. Peers need a Python with torch (--python), and are skipped with a message without it or without enough
-memory. Peak memory is the resident set of the process.
+cold: before each run, syncs and drops the source from the page cache (posix_fadvise). warm: reads the source before each run.
+Peers need a Python with torch (--python); without it, or without enough memory, they are skipped with a message. Peak memory
+is the resident set of the process.
 
---dir: a folder on the disk to measure, with room for the source, the target and one more for each peer. Everything is removed
-at the end.
+--dir: folder on the disk to measure, with room for the source, the target and one more copy per peer. All files are removed at
+the end.
 """
 import argparse, json, os, pathlib, shutil, statistics, subprocess, sys, tempfile
 
@@ -48,7 +48,7 @@ class Bench:
         self.o, self.folder, self.rows = o, folder, {}
 
     def turn(self, name, source, command, target, synced=False):
-        """Runs a command that makes `target` of `source`, and books its time and memory."""
+        """Runs a command that makes `target` from `source`; records time and memory."""
         if self.o.cache == "cold":
             drop_cache(source)
         else:
@@ -97,7 +97,7 @@ def main():
     for peer, times in (("dcp", 1.15), ("merge", 2.15)):
         needed = times * o.size + TORCH_BYTES
         if peer in peers and available_memory() < needed:
-            print(f"{peer} takes {needed / 2**30:.1f} GiB of memory, {available_memory() / 2**30:.1f} GiB are available: left out",
+            print(f"{peer} needs {needed / 2**30:.1f} GiB of memory, {available_memory() / 2**30:.1f} GiB are available: left out",
                   file=sys.stderr)
             peers.remove(peer)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""PyTorch's side of consolidate.py.
+"""PyTorch part of consolidate.py.
 
   consolidate_torch.py make-dcp MODEL.safetensors DIR WORLD     saves the weights as a Distributed Checkpoint of WORLD ranks
   consolidate_torch.py make-merge MODEL.safetensors DIR WORLD   saves each rank's part of every weight, flat, with torch.save
@@ -12,7 +12,7 @@ import torch
 
 
 def tensors(path):
-    """Names, shapes and a view of the file's bytes for each weight; F32 only. Nothing is read until it is used."""
+    """Yields (name, view of the mapped file) for each weight; F32 only."""
     with open(path, "rb") as f:
         length = struct.unpack("<Q", f.read(8))[0]
         header = json.loads(f.read(length))
@@ -36,7 +36,7 @@ def save_dcp_rank(rank, path, folder, world, port):
     mesh = init_device_mesh("cpu", (world,))
     state = {}
     for name, whole in tensors(path):
-        parts = whole.chunk(world, dim=0)  # as FSDP cuts them
+        parts = whole.chunk(world, dim=0)  # like FSDP
         mine = parts[rank].clone() if rank < len(parts) else whole[:0].clone()
         state[name] = DTensor.from_local(mine, mesh, [Shard(0)], shape=whole.shape, stride=whole.stride())
     dcp.save({"model": state}, checkpoint_id=folder)

@@ -22,7 +22,7 @@ constexpr const char* kCopyRoof = "roof: copy f32";
 constexpr const char* kProductRoof = "roof: matmul";
 constexpr const char* kProductRoofF32 = "roof: matmul f32";
 
-/// One [M, K] x [K, N] product; the gradient of a weight is added to in float32.
+/// One [M, K] x [K, N] product; weight gradients (transpose_a) accumulate in float32.
 void product(DeviceMeasure& bench, const std::string& name, std::int64_t m, std::int64_t k,
              std::int64_t n, bool transpose_a, bool transpose_b, bool bias = false) {
   const bool weight_gradient = transpose_a;
@@ -74,7 +74,7 @@ void products(DeviceMeasure& bench, const DeviceShapes& s) {
   }
 }
 
-/// The MLP's products beside GELU and its gradient: by the kernels that may join them, and apart.
+/// The MLP's products with GELU and its gradient: fused, and as separate kernels.
 void products_and_gelu(DeviceMeasure& bench, const DeviceShapes& s) {
   const std::int64_t rows = s.rows(), narrow = s.width(), wide = 4 * s.width();
   const std::string shape = fmt::format("{}x{}x{}", rows, narrow, wide);
@@ -119,8 +119,7 @@ void products_and_gelu(DeviceMeasure& bench, const DeviceShapes& s) {
   });
 }
 
-/// A weight's gradient and its bias's: at once, which TESSERA_BIAS_EPILOGUE=1 leaves to the
-/// product, and apart.
+/// Gradients of weight and bias: fused (with TESSERA_BIAS_EPILOGUE=1 in the product), and separate.
 void products_and_bias_gradients(DeviceMeasure& bench, const DeviceShapes& s) {
   const std::int64_t rows = s.rows(), in = s.width(), out = 4 * s.width();
   const std::string shape = fmt::format("{}x{}x{}", rows, in, out);
@@ -145,7 +144,7 @@ void products_and_bias_gradients(DeviceMeasure& bench, const DeviceShapes& s) {
   });
 }
 
-/// Logits lie in rows of whole 128 bytes, a part of all rows at a time.
+/// Head and cross entropy on a part of all rows; rows of logits are padded to 128 bytes.
 void head(DeviceMeasure& bench, const DeviceShapes& s) {
   const std::int64_t c = s.width(), rows = s.logit_rows, v = s.vocab;
   const double work = 2 * number(rows) * number(v) * number(c);
@@ -235,7 +234,7 @@ void rows_of_activations(DeviceMeasure& bench, const DeviceShapes& s) {
                                                added(bench.tensor({c}, DType::F32))};
                   return [args, &bench] { layer_norm_backward(bench.context(), args); };
                 });
-  // A row of the table for each token, and the rows that are written.
+  // Bytes: one row read from the table and one row written for each token.
   bench.measure(fmt::format("embedding_forward {}x{}", rows, c), Bound::Memory, 4 * elements, [&] {
     EmbeddingForward args;
     args.tokens = bench.indices(s.batch, s.seq, s.vocab);
@@ -244,8 +243,8 @@ void rows_of_activations(DeviceMeasure& bench, const DeviceShapes& s) {
     args.y = bench.tensor({s.batch, s.seq, c});
     return [args, &bench] { embedding_forward(bench.context(), args); };
   });
-  // One reading of grad_y is counted, and each of the two gradients takes one: with 65536 rows no
-  // more than 72% of the roof.
+  // Counts one read of grad_y; each of the two gradients needs one, so that 65536 rows reach at
+  // most 72% of the roof.
   bench.measure(fmt::format("embedding_backward {}x{}", rows, c), Bound::Memory,
                 2 * elements + 4 * number(s.vocab + s.seq) * number(c), [&] {
                   const EmbeddingBackward args{bench.indices(s.batch, s.seq, s.vocab),
@@ -279,7 +278,7 @@ void all_parameters(DeviceMeasure& bench, const DeviceShapes& s) {
 
 void measure_attention(DeviceMeasure& bench, const DeviceShapes& s, DType dtype) {
   const std::int64_t c = s.width(), pairs = s.seq * (s.seq + 1) / 2;
-  const double work = number(s.batch * c) * number(pairs);  // below the diagonal
+  const double work = number(s.batch * c) * number(pairs);  // pairs below the diagonal
   const bool half = dtype == DType::BF16;
   const Bound bound = half ? Bound::Arithmetic : Bound::ArithmeticF32;
   const std::string kind = half ? "attention" : "f32 attention";

@@ -6,21 +6,19 @@ namespace tessera::kernels {
 
 struct DeviceBenchOptions {
   std::string plugin = {};  ///< see load_device_backend
-  std::string only = {};    ///< part of the names of what is measured; empty: all
-  std::string json = {};    ///< file that takes the results, too; empty: none
+  std::string only = {};    ///< substring of the kernels' names; empty: all
+  std::string json = {};    ///< also write results to this file; empty: none
   std::int64_t batch = 64;  ///< sequences of 1024 tokens
-  bool quick = false;       ///< tiny shapes, one sample: shows that all of it runs
+  bool quick = false;       ///< tiny shapes and one sample, to test the benchmark
 };
 
-/// Times kernels on a device, those of a GPT-2 124M step in bf16 first, and prints, for each, its
-/// share of the roof: what a copy of 1 GiB and an 8192^3 product (in bf16; for kernels that compute
-/// products of float32, in float32) reach in the same run.
+/// Times kernels on a GPU, those of a bf16 GPT-2 124M step first, and prints each kernel's share of
+/// the roof: a copy of 1 GiB, or an 8192^3 product in the kernel's compute dtype, in the same run.
 ///
-/// Samples are host time around as many launches as take some milliseconds, between two waits for
-/// the device. Bytes are the fewest a kernel has to move: each operand once. Each line is written
-/// as soon as it is measured.
-/// @returns how many kernels were left out since they failed
-/// @throws Unsupported if there is no such device, IoError if the file can't be written
+/// A sample is the host time of enough launches for some milliseconds, between two device
+/// synchronizations. Bytes count each operand once. Each result is written at once.
+/// @return number of kernels that failed and were left out
+/// @throws Unsupported without such a device, IoError if the file can't be written
 int run_device_bench(const DeviceBenchOptions& options);
 
 }  // namespace tessera::kernels

@@ -10,7 +10,7 @@
 #include "kernels/sampling.h"
 #include "tools/bench/device_measure.h"
 
-// Bytes are those of one pass over every operand, as the head of device_bench.h says.
+// Bytes count each operand once: see run_device_bench().
 namespace tessera::kernels {
 namespace {
 
@@ -45,7 +45,7 @@ void rms_norm(DeviceMeasure& bench, const DeviceShapes& s) {
   });
 }
 
-/// Gate and up are halves of one product, and so are their gradients.
+/// Gate and up are the halves of one product; the same for their gradients.
 void gated(DeviceMeasure& bench, const DeviceShapes& s) {
   const std::int64_t rows = s.rows(), hidden = 4 * s.width();
   const double elements = number(rows) * number(hidden);
@@ -76,7 +76,7 @@ void gated(DeviceMeasure& bench, const DeviceShapes& s) {
   }
 }
 
-/// As in a block: queries and keys are rotated, and values copied, out of one product.
+/// As in a block: rotates queries and keys and copies values of one packed product.
 void rotary_and_dropout(DeviceMeasure& bench, const DeviceShapes& s) {
   const std::int64_t rows = s.rows(), c = s.width();
   const Shape qkv{s.batch, s.seq, 3 * s.heads, s.head_dim};
@@ -101,7 +101,7 @@ void rotary_and_dropout(DeviceMeasure& bench, const DeviceShapes& s) {
                 });
 }
 
-/// Small: the logits of a token for each sequence, and what the device decides alone.
+/// Small kernels: sampling from the logits of one token per sequence, and the clipping factor.
 void sampling_and_clipping(DeviceMeasure& bench, const DeviceShapes& s) {
   struct Choice {
     const char* name;

@@ -50,7 +50,7 @@ TensorView DeviceMeasure::tensor(const Shape& shape, DType dtype) {
   const void* from = dtype == DType::BF16 ? static_cast<const void*>(half.data()) : single.data();
   context_->backend().copy_from_host(view.data, from,
                                      static_cast<std::size_t>(done) * dtype_size(dtype));
-  while (done < count) {  // the rest from what is there
+  while (done < count) {  // repeat the copied values
     const std::int64_t part = std::min(done, count - done);
     cast(*context_, range(view, 0, part), {range(view, done, part), false, true});
     done += part;
@@ -108,7 +108,7 @@ void DeviceMeasure::time(const std::string& name, Bound bound, double work,
   report(name, bound, median, samples.front(), samples.back(), work);
 }
 
-/// Written at once: what is measured later may end the program.
+/// Writes each result at once: a later kernel may crash the program.
 void DeviceMeasure::report(const std::string& name, Bound bound, double median, double best,
                            double worst, double work) {
   const bool memory = bound == Bound::Memory;

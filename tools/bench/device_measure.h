@@ -14,24 +14,24 @@
 
 namespace tessera::kernels {
 
-/// Which roof a kernel is held against.
+/// Roof that a kernel is compared with.
 enum class Bound { Memory, Arithmetic, ArithmeticF32 };
 
-/// The shapes of a training step.
+/// Shapes of a training step.
 struct DeviceShapes {
   std::int64_t batch, seq, heads, head_dim, vocab, vocab_row, layers, logit_rows;
   std::int64_t copied;  ///< f32 elements of the memory roof
-  std::int64_t square;  ///< of the arithmetic roofs
+  std::int64_t square;  ///< matrix size of the arithmetic roofs
   std::int64_t width() const { return heads * head_dim; }
   std::int64_t rows() const { return batch * seq; }
-  /// Of GPT-2: embeddings, and per block four products and two norms with their biases.
+  /// Parameters of GPT-2: embeddings, and per block four products and two norms with biases.
   std::int64_t parameters() const {
     const std::int64_t c = width();
     return (vocab + seq) * c + layers * (12 * c * c + 13 * c) + 2 * c;
   }
 };
 
-/// Takes memory of a device, times kernels on it, and writes what was measured.
+/// Allocates device memory, times kernels, and reports the results.
 class DeviceMeasure {
  public:
   DeviceMeasure(std::shared_ptr<Context> context, const DeviceBenchOptions& options);
@@ -39,16 +39,15 @@ class DeviceMeasure {
   Context& context() { return *context_; }
   int left_out() const { return left_out_; }
 
-  // Given back when what they were taken for has been measured.
+  // Tensors live until the end of measure().
   TensorView empty(const Shape& shape, DType dtype);
-  /// Values in [-0.5, 0.5), bf16 or f32: the products of zeros take less power, and so less time.
+  /// bf16 or f32 values in [-0.5, 0.5): products of zeros draw less power and so run faster.
   TensorView tensor(const Shape& shape, DType dtype = DType::BF16);
   TensorView indices(std::int64_t batch, std::int64_t seq, std::int64_t below);
 
-  /// Runs `prepare`, which takes memory and gives what is to be measured; then gives the memory
-  /// back. What can't be measured is left out; an error that the device does not recover from is
-  /// thrown.
-  /// @param name  of a roof if it begins with that word; its rate is then what `bound` is held to
+  /// Runs `prepare`, which allocates tensors and returns the call to time; then frees the tensors.
+  /// A kernel that throws is left out; throws if the device does not recover.
+  /// @param name  with the prefix "roof", the rate becomes the roof of `bound`
   /// @param work  bytes or flops of one call
   void measure(const std::string& name, Bound bound, double work,
                const std::function<std::function<void()>()>& prepare);
@@ -67,7 +66,7 @@ class DeviceMeasure {
   DeviceBenchOptions options_;
   std::vector<std::shared_ptr<Storage>> storages_;
   std::unique_ptr<std::FILE, Close> file_;
-  double roofs_[3] = {};  ///< of each bound, what it reached; 0: left out
+  double roofs_[3] = {};  ///< measured rate by bound; 0: left out
   int left_out_ = 0;
 };
 
@@ -76,11 +75,11 @@ inline double number(std::int64_t n) { return static_cast<double>(n); }
 inline GradientView fresh(const TensorView& view) { return {view, false, true}; }
 inline GradientView added(const TensorView& view) { return {view, true, true}; }
 
-/// Causal attention, forward and backward; of float32 it is held against products of float32.
+/// Causal attention, forward and backward; float32 attention is compared with the float32 roof.
 void measure_attention(DeviceMeasure& bench, const DeviceShapes& s, DType dtype);
 
-/// Kernels that a GPT-2 step in bf16 does without: of Llama's kind of blocks, of float32 and of
-/// weights kept in bf16, of dropout and of generation.
+/// Kernels outside of a bf16 GPT-2 step: Llama-style blocks, float32 attention, bf16 weights,
+/// dropout, generation.
 void measure_other_kernels(DeviceMeasure& bench, const DeviceShapes& s);
 
 }  // namespace tessera::kernels

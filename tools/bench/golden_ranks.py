@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Compares training runs of one and more ranks on a device with the reference values of tests/golden.
+"""Compares training runs of one or more ranks on a device with the reference values of tests/golden.
 
   golden_ranks.py BUILD_DIR [--worlds 1 2 4] [--precision fp32 bf16] [--backends staged nccl] [--limit S] [--json FILE]
 
-staged: collectives go through host memory. nccl: each rank on a GPU of its own; with fewer GPUs, ranks share one by a recipe
-that NCCL does not promise to support (see BootstrapOptions::backend). If it does not start or hangs there, the run is skipped,
-and larger worlds are not tried; wrong values are a failure there, too. Checks loss and gradient norm of every step against
-PyTorch's float64 and against the run of one rank, with relative bounds 1e-4 (fp32) and 2e-2 (bf16). Runs that --limit leaves no
-time for are skipped. Exit code 0 if all other runs pass, 1 if one fails or none ran.
+staged: collectives go through host memory. nccl: one GPU per rank; with fewer GPUs, ranks share one by a method that NCCL does
+not officially support (see BootstrapOptions::backend). If NCCL does not start or hangs on a shared GPU, the run and larger worlds
+are skipped; wrong values still fail. Checks loss and gradient norm of every step against PyTorch's float64 and against the run
+of one rank, with relative bounds 1e-4 (fp32) and 2e-2 (bf16). Runs beyond --limit are skipped. Exit code 0 if all other runs
+pass, 1 if one fails or none ran.
 """
 import argparse, json, os, pathlib, re, socket, subprocess, sys, tempfile, time
 
@@ -17,13 +17,13 @@ GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden"
 BOUNDS = {"fp32": 1e-4, "bf16": 2e-2}
 SHARED_GPU = {"TESSERA_NCCL_SHARE_DEVICES": "1", "NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo",
               "NCCL_PROTO": "Simple", "NCCL_MAX_CTAS": "1"}
-# Messages of a run in which NCCL did not start or a collective hung.
+# Messages when NCCL does not start or a collective hangs.
 STUCK = re.compile(r"^.*(?:NCCL\b.*\b(?:does not start|did not connect)|\bE043 ).*$", re.M)
-LEAST_SECONDS = 5  # time left below which no run starts
+LEAST_SECONDS = 5  # least time left to start a run
 
 
 class Skipped(Exception):
-    """Why a run says nothing about tessera."""
+    """Reason why a run is no evidence for or against tessera."""
 
 
 def has_steps(run):
@@ -40,7 +40,7 @@ def free_port():
 
 
 def wait_all(processes, deadline):
-    """Exit codes of all, None of those that run at the deadline; when one fails, the others get 30 s more."""
+    """Exit codes, None if still running at the deadline; after a failure, the others get 30 s more."""
     end = time.monotonic() + deadline
     while any(p.poll() is None for p in processes) and time.monotonic() < end:
         if any(p.poll() not in (None, 0) for p in processes):
@@ -50,7 +50,7 @@ def wait_all(processes, deadline):
 
 
 def train(o, golden, expected, world, backend, precision, folder, end):
-    """Metrics of each step, or a text that says why there are none. @throws Skipped: NCCL, or no time until `end`"""
+    """Metrics of each step, or an error text. @throws Skipped if NCCL can't share a GPU, or without time until `end`"""
     seconds = min(o.seconds, end - time.monotonic())
     if seconds < LEAST_SECONDS:
         raise Skipped("no time was left")
@@ -94,7 +94,7 @@ def train(o, golden, expected, world, backend, precision, folder, end):
         return f"ended with {codes}: " + " | ".join(text[-800:] for text in texts)
     if None in codes:
         if seconds < o.seconds:
-            raise Skipped(f"no time was left: it had but {seconds:.0f} s")
+            raise Skipped(f"no time was left: only {seconds:.0f} s")
         if shared and not has_steps(out):
             raise Skipped(f"NCCL does not serve ranks that share a GPU here: killed after {seconds:.0f} s, before the first step")
         return f"was killed after {seconds:.0f} s: {codes}: " + " | ".join(text[-200:] for text in texts)
@@ -103,7 +103,7 @@ def train(o, golden, expected, world, backend, precision, folder, end):
 
 
 def worst(pairs):
-    """The largest relative difference; infinite if a value is no number."""
+    """Largest relative difference; infinite if a value is NaN."""
     differences = [abs(a - b) / abs(b) for a, b in pairs]
     return max(differences) if all(d == d for d in differences) else float("inf")
 
@@ -122,16 +122,16 @@ def main():
     a.add_argument("--precision", nargs="+", default=["fp32", "bf16"], choices=BOUNDS)
     a.add_argument("--backends", nargs="+", default=["staged", "nccl"], choices=["staged", "nccl"])
     a.add_argument("--device", default="cuda")
-    a.add_argument("--gpus", type=int, default=1, help="of this machine")
-    a.add_argument("--seconds", type=float, default=60, help="for one run")
+    a.add_argument("--gpus", type=int, default=1, help="number of GPUs of this machine")
+    a.add_argument("--seconds", type=float, default=60, help="time limit of one run")
     a.add_argument("--limit", type=float, default=3600, help="seconds for all runs")
-    a.add_argument("--json", help="file that takes the results")
+    a.add_argument("--json", help="write results to this file")
     o = a.parse_args()
     end_on_sigterm()
     golden = GOLDEN / o.set
     expected = json.load(open(golden / "expected.json"))
     results, failed, single, end = [], False, {}, time.monotonic() + o.limit
-    unserved = None  # smallest world of ranks sharing a GPU that NCCL refused
+    unserved = None  # smallest world that NCCL can't run on a shared GPU
     print(f"{o.set:<10} {'ranks':>5} {'':<8} {'loss':>10} {'grad_norm':>10} {'to 1 rank':>10}   worst relative difference", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for backend in o.backends:

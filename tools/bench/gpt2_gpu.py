@@ -1,22 +1,20 @@
 #!/usr/bin/env python3
-"""GPT-2 training steps on one GPU: tessera against PyTorch, taking turns.
+"""Compares GPT-2 training steps of tessera and PyTorch on one GPU, alternating.
 
   gpt2_gpu.py BUILD_DIR [--sizes 124M 350M 1558M] [--rounds 2] [--steps 20] [--seconds 480] [--json FILE] [--no-torch]
 
-Both run the same shapes (T=1024, random weights and tokens, forward, backward, clipping, AdamW). tessera is the trainer
-itself with precision bf16: bf16 compute, float32 weights. PyTorch (gpt2_torch.py beside this file) is compiled, with its fused
-AdamW, once with autocast (float32 weights, too) and once all in bf16. tessera's step includes reading its batch and copying it
-to the GPU, not logging; PyTorch's tokens lie on the GPU. PyTorch's vocabulary is padded to 50304 columns, which it computes;
-tessera computes 50257, in rows of 50304; the FLOPs below are those of 50257 for both.
-In this order: tessera and PyTorch, both as above and both all in bf16 (tessera then keeps its weights in bf16), in turns, at the
-largest micro-batch that was found to fit the first of both; tessera with its own attention where that was cuDNN's, with GELU
-after products and not within them, and with bias gradients within products; then each at its own largest where that is more. Sizes above 350M
-begin when all this is done for the others. The search for what fits begins at a size that is likely to be the largest; a size of
-which not even one sequence fits is left out, and said.
-ms: median of all timed steps, the first ones left out; IQR and worst show jitter. Memory: the peak of what the driver counts
-over what was in use before, for all alike; "booked" is what tessera's own ledger says.
-MFU: (6 N + 6 L C T) flops a token over the peak of the data sheet, known for A100, H100 and H200, dense bf16.
-What --seconds leaves no time for is left out, and said. With --no-torch, or where a program fails, the rest is measured.
+Both run the same shapes (T=1024, random weights and tokens, forward, backward, clipping, AdamW). tessera is the complete trainer
+with precision bf16 (bf16 compute, float32 weights); a step includes reading the batch and copying it to the GPU, but no logging.
+PyTorch (gpt2_torch.py) is compiled, with fused AdamW, once with autocast (float32 weights) and once all in bf16, with tokens on
+the GPU. PyTorch computes a vocabulary padded to 50304 columns; tessera computes 50257 in rows of 50304; FLOPs count 50257 for both.
+Order: (1) tessera and PyTorch with float32 weights and all in bf16, alternating, at the largest micro-batch that fits both with
+float32 weights; (2) tessera with its own attention instead of cuDNN's, with GELU as a separate kernel, and with bias gradients
+fused into products; (3) each at its own largest micro-batch if that is larger. Sizes above 350M run after the others. Sizes of
+which not even one sequence fits are left out with a message.
+ms: median of all timed steps after warm-up; IQR and worst show jitter. peak: driver's peak of memory in use above the start;
+booked: peak of tessera's ledger, or of PyTorch's allocator.
+MFU: (6 N + 6 L C T) flops per token over the data sheet's dense bf16 peak, known for A100, H100 and H200.
+Measurements beyond --seconds are left out with a message. Failures, and --no-torch, don't stop the rest.
 """
 import argparse, json, os, pathlib, statistics, subprocess, sys, tempfile, time
 
@@ -24,20 +22,20 @@ from common import SIZES, VOCAB, end_on_sigterm, flops_per_token, metrics, run, 
 
 HERE = pathlib.Path(__file__).resolve().parent
 PEAKS = {"H200": 989.0, "H100 PCIe": 756.0, "H100 NVL": 835.0, "H100": 989.0, "A100": 312.0}  # TFLOP/s, dense bf16
-# Sequences to try, most first, and where to begin on a card of 80 GiB. What fits is known only by trying.
+# Micro-batches to try, in descending order, and where to start on a GPU of 80 GiB.
 BATCHES = [384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1]
 FIRST = {"tiny": (2, 2), "124M": (192, 96), "350M": (96, 48), "774M": (48, 24), "1558M": (16, 12)}  # tessera's, PyTorch's
-RUN_SECONDS = 240  # of one program
-FIRST_RUN_SECONDS = {"tessera": 10, "torch": 90}  # what the first of a kind may take; torch compiles
-# What takes turns: a program, and its precision. The first of each says which micro-batch fits both.
+RUN_SECONDS = 240  # limit of one program
+FIRST_RUN_SECONDS = {"tessera": 10, "torch": 90}  # expected time of the first run; torch compiles
+# Mode: (program, precision). The first mode of each program determines the common micro-batch.
 MODES = {"tessera bf16": ("tessera", "bf16"), "torch bf16": ("torch", "bf16"), "torch bf16-true": ("torch", "bf16-true"),
          "tessera, bf16 weights": ("tessera", "bf16-true")}
 PAIRS = [("tessera bf16", "torch bf16"), ("tessera bf16", "torch bf16-true"), ("tessera, bf16 weights", "torch bf16-true")]
-# What libraries do is measured without them, too: the environment, and a plugin that must be there.
+# tessera with library features switched off or on: (environment, plugin that must exist).
 VARIANTS = {"tessera, own attention": ({"TESSERA_ATTENTION": "own"}, "libtessera_cudnn.so"),
             "tessera, GELU after products": ({"TESSERA_EPILOGUES": "0"}, "libtessera_cuda.so"),
             "tessera, bias gradients within products": ({"TESSERA_BIAS_EPILOGUE": "1"}, "libtessera_cuda.so")}
-LAST = ["774M", "1558M"]  # sizes that wait until the others are done
+LAST = ["774M", "1558M"]  # sizes that run after the others
 
 
 class OutOfTime(Exception):
@@ -54,7 +52,7 @@ class Bench:
         self.results, self.notes, self.longest, self.failed = [], [], {}, False
 
     def left(self, kind):
-        """Seconds for one more program of this kind, if the slowest so far would still fit."""
+        """Time limit of one more program of this kind. @throws OutOfTime if the slowest so far would not fit."""
         left = self.end - time.monotonic()
         program = kind.split()[0]
         first = FIRST_RUN_SECONDS[program] if program == "tessera" or self.o.compile else 20
@@ -79,11 +77,11 @@ class Bench:
         ran = run(command, deadline, env=env, gpu=True)
         self.longest[kind] = max(self.longest.get(kind, 0), ran.seconds)
         if ran.code is None and deadline < RUN_SECONDS:
-            raise OutOfTime(f"{kind} had but {deadline:.0f} s")
+            raise OutOfTime(f"{kind} had only {deadline:.0f} s")
         return ran
 
     def tessera(self, size, batch, steps, variables=None):
-        """One run; None if its memory does not suffice."""
+        """One run; None if out of memory."""
         layers, heads, width = SIZES[size]
         warmup = self.o.warmup
         tokens = f"{self.folder}/tokens.bin"
@@ -103,14 +101,14 @@ class Bench:
             raise Failed(f"tessera {size} at B={batch} {'was killed at its deadline' if ran.code is None else f'ended with {ran.code}'}: "
                          f"{ran.err[-600:].strip()}")
         for line in ran.err.splitlines():
-            if any(word in line for word in ("attention", "bias gradient")):  # which of several kernels served
+            if any(word in line for word in ("attention", "bias gradient")):  # notes on kernels in use
                 self.say(f"tessera {size}: {line.strip()}")
         last = [row for row in metrics(out) if "step_ms" in row][-1]
         return dict(batch=batch, steps_ms=step_times(out, warmup), peak_gib=ran.peak_gpu_gib,
                     booked_gib=last["memory_bytes"] / 2**30, last_loss=last["loss"], seconds=ran.seconds)
 
     def torch(self, size, batches, steps, precision):
-        """One run at the first of `batches` that fits; None if none does."""
+        """One run at the first of `batches` that fits; None if none fits."""
         mode = ["--compile"] if self.o.compile else []
         ran = self.start(f"torch {size} {precision}",
                          [self.o.python, HERE / "gpt2_torch.py", "--size", size, "--batch", *batches, "--seq", self.o.seq, "--precision",
@@ -126,7 +124,7 @@ class Bench:
                     device=result["device"])
 
     def run(self, mode, size, batches, steps):
-        """A run of `mode` at the first of `batches` that fits, or None."""
+        """One run of `mode` at the first of `batches` that fits; None if none fits."""
         program, precision = MODES[mode]
         if program == "torch":
             return self.torch(size, batches, steps, precision)
@@ -172,7 +170,7 @@ class Bench:
             json.dump(dict(gpu=self.o.gpu, compiled=self.o.compile, results=self.results, ratios=ratios, notes=self.notes), f, indent=1)
 
     def tried(self, what, attempt):
-        """What `attempt` returns; None, too, if it failed or had no time, which is said."""
+        """Result of `attempt`; None, with a message, if it fails or runs out of time."""
         try:
             return attempt()
         except Failed as failure:
@@ -182,7 +180,7 @@ class Bench:
         return None
 
     def fit(self, mode, size):
-        """A short run at the first micro-batch that fits, beginning at FIRST; None if there is none."""
+        """A short run at the first micro-batch that fits, starting at FIRST; None if none fits."""
         def attempt():
             result = self.run(mode, size, BATCHES[first(size, mode, self.o.gpu_gib):], 3)
             if result is None:
@@ -197,7 +195,7 @@ class Bench:
         return result
 
     def rounds(self, modes, size, batch):
-        """Measures all modes at one micro-batch, in turns; one that does not run is not tried again."""
+        """Measures all modes at one micro-batch, alternating; drops a mode that fails."""
         rows, turns = {mode: [] for mode in modes}, list(modes)
         try:
             for _ in range(self.o.rounds):
@@ -207,15 +205,15 @@ class Bench:
                         rows[mode].append(result)
                     else:
                         turns.remove(mode)
-        finally:  # also when this program is ended
+        finally:  # also on SIGTERM
             for mode in modes:
                 if rows[mode]:
                     self.row(mode, size, rows[mode], "same micro-batch")
 
     def largest(self, mode, size, fits, same):
-        """Measures at the largest micro-batch that fits, known to be `fits` or more, if that is more than `same`."""
+        """Measures at the largest micro-batch that fits (at least `fits`) if it is larger than `same`."""
         index = BATCHES.index(fits)
-        if self.o.climb and index <= first(size, mode, self.o.gpu_gib):  # where the search began: more was not tried
+        if self.o.climb and index <= first(size, mode, self.o.gpu_gib):  # larger ones were not tried yet
             while index > 0:
                 try:
                     if self.run(mode, size, [BATCHES[index - 1]], 3) is None:
@@ -239,7 +237,7 @@ class Bench:
                 self.compare([size])
 
     def compare(self, sizes):
-        """All that is measured of some sizes."""
+        """Makes all measurements of some sizes."""
         main = [mode for mode in ("tessera bf16", "torch bf16") if self.o.torch or MODES[mode][0] == "tessera"]
         fits, same = {}, {}
         for size in sizes:
@@ -266,7 +264,7 @@ class Bench:
 
 
 def first(size, mode, gpu_gib):
-    """Where in BATCHES the search for the largest that fits begins."""
+    """Index in BATCHES at which the search starts."""
     most = max(1, FIRST[size][MODES[mode][0] == "torch"] * round(gpu_gib) / 80)
     return next(i for i, batch in enumerate(BATCHES) if batch <= most)
 
@@ -294,13 +292,13 @@ def main():
     a.add_argument("--rounds", type=int, default=2)
     a.add_argument("--steps", type=int, default=20)
     a.add_argument("--warmup", type=int, default=5)
-    a.add_argument("--seconds", type=float, default=480, help="time for all of it")
-    a.add_argument("--json", help="file that takes the results")
+    a.add_argument("--seconds", type=float, default=480, help="time limit of all measurements")
+    a.add_argument("--json", help="write results to this file")
     a.add_argument("--library-path", help="LD_LIBRARY_PATH of tessera")
-    a.add_argument("--python", default=sys.executable, help="which runs PyTorch")
+    a.add_argument("--python", default=sys.executable, help="interpreter that runs PyTorch")
     a.add_argument("--no-torch", dest="torch", action="store_false")
-    a.add_argument("--no-compile", dest="compile", action="store_false", help="for a PyTorch that can't")
-    a.add_argument("--no-climb", dest="climb", action="store_false", help="try no micro-batch above where the search begins")
+    a.add_argument("--no-compile", dest="compile", action="store_false", help="run PyTorch without torch.compile")
+    a.add_argument("--no-climb", dest="climb", action="store_false", help="try no micro-batch above the start of the search")
     o = a.parse_args()
     end_on_sigterm()
     o.gpu, o.gpu_gib = gpu()

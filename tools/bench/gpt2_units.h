@@ -13,7 +13,7 @@
 
 namespace tessera::bench {
 
-/// The "model" section of a GPT-2 whose float32 weights take about so many bytes.
+/// "model" section of a GPT-2 with about `bytes` of float32 weights.
 inline io::Json gpt2_of_size(std::int64_t bytes, std::int64_t width) {
   const std::int64_t vocabulary = 50257, positions = 1024;
   const std::int64_t per_layer = 12 * width * width + 13 * width;
@@ -28,7 +28,7 @@ inline io::Json gpt2_of_size(std::int64_t bytes, std::int64_t width) {
           {"dropout", 0.0}};
 }
 
-/// How ranks that train it share it: a unit per block, and one for the rest.
+/// Shard layout of training: one unit per block and one for the rest.
 inline std::vector<ShardLayout> gpt2_units(const io::Json& config, int world_size) {
   std::map<std::string, std::vector<ShardLayout::Parameter>> units;
   for (const io::TensorInfo& info : io::gpt2_tensors(config)) {

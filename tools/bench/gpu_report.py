@@ -4,19 +4,19 @@
   gpu_report.py WORK --environment CUDA_ROOT --commit REV     # writes WORK/environment.json
   gpu_report.py WORK --commit REV --report DIR [--earlier DIR] [--logs FILE]
 
-The second form writes DIR/DATE-GPU.json and .md, with each target of docs/gpu/README.md: met, missed or not measured. Parts
-without results in WORK keep those of an earlier report of the same name and commit, in DIR or --earlier.
+The second form writes DIR/DATE-GPU.json and .md, with the verdict on each target of docs/gpu/README.md: met, missed or not
+measured. Parts without results in WORK keep the results of an earlier report of the same name and commit, in DIR or --earlier.
 """
 import argparse, datetime, json, os, pathlib, platform, re, subprocess, sys, tarfile
 
 PARTS = ["build", "test", "nccl", "bench", "sanitize", "suite"]
-TAIL = 25  # lines shown of a failed step's log, from its first error and from its end
+TAIL = 25  # lines shown of a failed step's log: from the first error, and the end
 FIGURES = {"kernels": "kernels.jsonl", "own_attention": "own-attention.jsonl", "gpt2": "gpt2.json", "ranks": "ranks.json", "torch_roofs": "roofs.json"}
 FIGURES_OF = {"kernels": "bench", "own_attention": "bench", "gpt2": "bench", "torch_roofs": "bench", "ranks": "nccl"}
 
 
 def ask(*command, timeout=60):
-    """First line of what a program says, or None."""
+    """First line of a program's output, or None."""
     try:
         text = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=True).stdout.strip()
         return text.splitlines()[0].strip() if text else None
@@ -29,7 +29,7 @@ def gpu_field(field):
 
 
 def header_version(headers, prefix, names):
-    """The version that a C header's #defines tell, of the first header that is there."""
+    """Version from the #defines of the first header that exists, or None."""
     for header in headers:
         try:
             text = open(header, errors="replace").read()
@@ -84,7 +84,7 @@ def read_json(path):
 
 
 def counted(text):
-    """What a log of ctest or doctest says was counted."""
+    """Summary of the test counts in a log of ctest or doctest."""
     ctest = re.search(r"\d+% tests passed, \d+ tests failed out of \d+", text)
     if ctest:
         return ctest.group(0)
@@ -102,7 +102,7 @@ def counted(text):
 
 
 def failed_tests(text):
-    """Names of failed tests of ctest, or of failed cases of doctest, that a log has."""
+    """Names of failed tests (ctest) or cases (doctest) in a log."""
     names = re.findall(r"^\s*\d+ - (\S+) \((?:Failed|Timeout|SEGFAULT|Subprocess aborted|Not Run|ILLEGAL|[^)]*)\)", text, re.M)
     cases, current = [], None
     for line in text.splitlines():
@@ -127,7 +127,7 @@ def steps(work):
         except OSError:
             text = ""
         step["counted"] = counted(text)
-        # A test's message about what it skipped.
+        # Messages of tests about skipped parts.
         skipped = [line.strip()[:300] for line in text.splitlines()
                    if re.search(r"\b(skip(ped|ping)?|left out)\b", line, re.I) and not line.startswith(("[doctest]", "TEST CASE"))]
         step["notes"] = list(dict.fromkeys(skipped))[:5]
@@ -151,24 +151,24 @@ def percent(share):
     return None if share is None else f"{100 * share:.1f}%"
 
 
-SMALL = 64e6  # bytes: kernels that move less are bound by their launch, or read from the L2 cache
+SMALL = 64e6  # bytes: smaller kernels are bound by launch latency or the L2 cache
 
 
 def copy_roof(figures):
-    """The faster of the copies of 1 GiB in this run: GB/s and whose it is. A slow one would make every kernel look better."""
+    """The faster of tessera's and PyTorch's copies of 1 GiB, (GB/s, name): a slow copy would flatter every kernel."""
     own = next((k["rate"] for k in figures.get("kernels") or [] if k["name"] == "roof: copy f32"), 0)
     torch = (figures.get("torch_roofs") or {}).get("copy_gb_s", 0)
     return (torch, "PyTorch's copy") if torch > own else (own, "tessera's copy")
 
 
 def share_of_roof(kernel, figures):
-    """Of the copy roof above, for kernels that are bound by memory."""
+    """Share of copy_roof() for memory-bound kernels; of their own roof for others."""
     roof, _ = copy_roof(figures)
     return kernel["rate"] / roof if kernel["unit"] == "GB/s" and roof > 0 else kernel["share_of_roof"]
 
 
 def targets(figures, steps):
-    """The targets for one H100, each with what was measured: dicts of target, bound, measured, verdict."""
+    """Targets for one H100 with results: dicts of target, bound, measured, verdict."""
     all_kernels = any((s["name"], s["result"]) == ("each kernel", "ok") for s in steps)
     gpt2 = figures.get("gpt2") or {}
     compiled = gpt2.get("compiled", True)
@@ -179,7 +179,7 @@ def targets(figures, steps):
     result = []
 
     def add(target, bound, measured, met):
-        """`met`: None if nothing was measured."""
+        """met: None if not measured."""
         result.append(dict(target=target, bound=bound, measured=measured or None,
                            verdict="not measured" if met is None else "met" if met else "missed"))
 
@@ -211,13 +211,13 @@ def targets(figures, steps):
 
 
 def suite(report):
-    """What became of the whole suite, in one sentence."""
+    """Result of the test suite, one sentence."""
     step = next((s for s in report["steps"] if (s["part"], s["name"]) == ("suite", "every test")), None)
     if step is None:
-        return "The whole suite of tests was not asked for."
+        return "The test suite was not requested."
     if step["result"] == "ok":
-        return "The whole suite of tests passed."
-    return f"The whole suite of tests did not pass: {step['result']}, {step['why']}."
+        return "The test suite passed."
+    return f"The test suite did not pass: {step['result']}, {step['why']}."
 
 
 def markdown(report):
@@ -236,28 +236,28 @@ def markdown(report):
     if skipped or never:
         lines += ["", "Left out:", ""]
         lines += [f"- {s['part']}, {s['name']}: {s['why']}" for s in skipped]
-        lines += [f"- {part}: not asked for" for part in never]
+        lines += [f"- {part}: not requested" for part in never]
     notes = [f"- {s['name']}: {note}" for s in report["steps"] for note in s.get("notes", [])]
     if notes:
-        lines += ["", "Said by what ran:", "", *notes]
+        lines += ["", "Messages of the steps:", "", *notes]
 
     lines += ["", "## Targets", "",
               "Set for one H100 (MFU: of its 989 TFLOP/s dense bf16). Kernels that move less than "
-              f"{SMALL / 1e6:.0f} MB are not held to the copy bandwidth." +
-              ("" if "H100" in (env.get("GPU") or "H100") else " This GPU is another."), ""]
+              f"{SMALL / 1e6:.0f} MB are not compared with the copy bandwidth." +
+              ("" if "H100" in (env.get("GPU") or "H100") else " This is another GPU."), ""]
     lines += table(["target", "", "measured", ""], [(t["target"], t["bound"], t["measured"], t["verdict"]) for t in report["targets"]])
 
     gpt2 = figures.get("gpt2")
     if gpt2 and gpt2["results"]:
         lines += ["", "## GPT-2 training steps", "",
-                  "`tools/bench/gpt2_gpu.py`, whose head says how. Peak: of the driver, over what was in use before. Booked: by "
-                  "tessera's ledger, or PyTorch's allocator.", ""]
+                  "Measured by `tools/bench/gpt2_gpu.py`, which describes the method. Peak: memory in use by the driver's count, above the "
+                  "start. Booked: by tessera's ledger, or PyTorch's allocator.", ""]
         lines += table(["size", "", "B", "T", "ms", "tokens/s", "MFU", "IQR", "worst", "peak GiB", "booked GiB", "micro-batch"],
                        [(r["size"], r["mode"], r["batch"], r["seq"], r["ms"], r["tokens_per_s"], percent(r["mfu"]),
                          percent(r["iqr_of_median"]), f"{r['worst_of_median']:.2f}x", r["peak_gib"], r["booked_gib"], r["what"])
                         for r in gpt2["results"]])
         if gpt2["ratios"]:
-            lines += ["", "tessera over PyTorch at the same micro-batch (speed: more is better; memory: less is):", ""]
+            lines += ["", "tessera over PyTorch at the same micro-batch (speed: higher is better; memory: lower is better):", ""]
             lines += table(["size", "", "over", "B", "speed", "memory"],
                            [(r["size"], r["mode"], r["over"], r["batch"], f"{r['speed']:.2f}x", r["memory"] and f"{r['memory']:.2f}x")
                             for r in gpt2["ratios"]])
@@ -267,27 +267,27 @@ def markdown(report):
     if kernels:
         lines += ["", "## Kernels", "",
                   "`tessera_kernels_bench --device cuda`. The roofs are measured in the same run: a copy of 1 GiB by `kernels::cast`, an "
-                  "8192^3 product by `kernels::matmul`, in bf16, and in float32 for attention of float32. Bytes are the fewest that a "
-                  "kernel has to move. What is bound by memory is held to the faster of that copy and PyTorch's.", ""]
+                  "8192^3 product by `kernels::matmul`, in bf16, and in float32 for attention of float32. Bytes count each operand of a "
+                  "kernel once. Memory-bound kernels are compared with the faster of that copy and PyTorch's.", ""]
         roofs = figures.get("torch_roofs")
         roof, whose = copy_roof(figures)
         if roofs:
             lines += [f"PyTorch on the same GPU: a copy of 1 GiB at {roofs['copy_gb_s']} GB/s, the product at "
                       f"{roofs['product_tflop_s']} TFLOP/s.", ""]
         if roof > 0:
-            lines += [f"The roof of memory is {whose}: {roof:.1f} GB/s.", ""]
+            lines += [f"Memory roof: {whose}, {roof:.1f} GB/s.", ""]
         lines += table(["", "ms", "worst ms", "rate", "of the roof"],
                        [(k["name"], f"{k['ms']:.4f}", f"{k['worst_ms']:.4f}", f"{k['rate']:.1f} {k['unit']}", percent(share_of_roof(k, figures)))
                         for k in kernels])
     own = [k for k in figures.get("own_attention") or [] if k["name"].startswith("attention")]
     if own:
-        lines += ["", "tessera's own attention, where cuDNN's served above:", ""]
+        lines += ["", "tessera's own attention, where the table above is of cuDNN's:", ""]
         lines += table(["", "ms", "worst ms", "rate", "of the roof"],
                        [(k["name"], f"{k['ms']:.4f}", f"{k['worst_ms']:.4f}", f"{k['rate']:.1f} {k['unit']}", percent(k["share_of_roof"]))
                         for k in own])
     ranks = figures.get("ranks")
     if ranks:
-        lines += ["", "## Runs of one and more ranks", "",
+        lines += ["", "## Runs of one or more ranks", "",
                   "`tools/bench/golden_ranks.py`: worst relative differences from the reference values, and of the loss from the run of "
                   "one rank.", ""]
         lines += table(["set", "precision", "ranks", "collectives", "loss", "grad_norm", "to one rank", ""],
@@ -301,7 +301,7 @@ def markdown(report):
             lines += ["", f"### {s['part']}, {s['name']}: {s['why']}", ""]
             lines += [f"- {name}" for name in s["failed"]]
             if s.get("head"):
-                lines += ["", "The first:", "", "```", *s["head"], "```", "", "The end:"]
+                lines += ["", "First error:", "", "```", *s["head"], "```", "", "End of the log:"]
             lines += ["", "```", *s["tail"], "```"]
     return "\n".join(lines) + "\n"
 

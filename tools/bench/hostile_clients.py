@@ -1,31 +1,31 @@
 #!/usr/bin/env python3
-"""The time of a training step with and without an attack on the control port.
+"""Compares the time of a training step with and without an attack on the control port.
 
   hostile_clients.py BUILD_DIR [--rounds 3] [--connections 10000] [--steps 1000] [--ranks 2] [--json FILE]
 
-Trains a small GPT in turns, quiet and attacked. During an attacked run a second process spreads these connections over the
-steps: silent, slow, half-open, random bytes, a length of 4 GiB, HTTP, no token, a wrong token, a replayed handshake, requests
-without a handshake. Prints the median step of each run, and the ratio of the medians over all rounds. The attacker runs at the
-lowest priority, because real attackers use their own processors; the server's work is in the ratio. Exit code 0, or 1 if a run
-fails, a stranger gets in, fewer than nine tenths of the connections were made, or the losses of two runs differ.
+Trains a small GPT alternately with and without attack. The attacker spreads these connections over the steps: silent, slow,
+half-open, random bytes, a length of 4 GiB, HTTP, no token, a wrong token, a replayed handshake, requests without a handshake.
+Prints the median step of each run, and the ratio of the medians over all rounds. The attacker runs at the lowest priority, since
+real attackers use their own CPUs; the ratio includes the server's work. Exit code 0, or 1 if a run fails, an attacker joins,
+fewer than nine tenths of the connections were made, or losses differ between runs.
 """
 import argparse, contextlib, hashlib, hmac, json, os, random, socket, statistics, struct, subprocess, sys, tempfile, threading, time
 
 from common import end_on_sigterm, kill_group, metrics
 
 MAGIC = b"tessera-store-4"
-WARMUP = 10  # steps that do not count
+WARMUP = 10  # steps excluded from the medians
 OPEN = 100   # connections that the attacker keeps open
 
 
 def message(kind, *fields):
-    """A frame as comm/control/socket.h describes it."""
+    """A frame: see comm/control/socket.h."""
     body = kind + b"".join(struct.pack("<I", len(field)) + field for field in fields)
     return struct.pack("<I", len(body)) + body
 
 
 def receive(connection):
-    """The kind and the fields of the next message; (b"", []) if there is none."""
+    """Kind and fields of the next message; (b"", []) at the end of the stream."""
     data = b""
     while len(data) < 4 or len(data) < 4 + struct.unpack("<I", data[:4])[0]:
         more = connection.recv(4096)
@@ -41,12 +41,12 @@ def receive(connection):
 
 
 def proof(token, run_id, nonce, challenge):
-    """As comm/control/authentication.cpp makes it: of the frame, its length included."""
+    """HMAC of the frame, length included: see comm/control/authentication.cpp."""
     return hmac.new(token, message(b"P", MAGIC, b"client", run_id, nonce, challenge), hashlib.sha256).digest()
 
 
 class Door:
-    """The control port of a run, as its first rank was told of it."""
+    """The control port of a run, from the environment of its first rank."""
 
     def __init__(self, launcher, deadline=60.0):
         end = time.monotonic() + deadline
@@ -56,7 +56,7 @@ class Door:
                 env = dict(v.split(b"=", 1) for v in open(f"/proc/{child}/environ", "rb").read().split(b"\0") if b"=" in v)
                 host, port = env[b"TESSERA_RENDEZVOUS"].decode().rsplit(":", 1)
                 break
-            except (OSError, IndexError, KeyError):  # not started yet, or not yet the program
+            except (OSError, IndexError, KeyError):  # no child yet, or before its exec
                 if time.monotonic() > end:
                     sys.exit("the run did not start its ranks")
                 time.sleep(0.01)
@@ -66,7 +66,7 @@ class Door:
         return socket.create_connection(self.address, timeout=5)
 
     def handshake(self, token):
-        """What the client said, and how the server answered its proof."""
+        """(messages sent by the client, kind of the server's answer to the proof)"""
         with self.connect() as connection:
             nonce = os.urandom(32)
             said = [message(b"H", MAGIC, self.run_id, nonce)]
@@ -80,7 +80,7 @@ class Door:
 
 
 class Attacker(threading.Thread):
-    """Makes connections, evenly spread over `seconds`, until the run ends."""
+    """Opens connections, evenly spread over `seconds`, until the run ends."""
 
     def __init__(self, process, out, connections, seconds):
         super().__init__()
@@ -99,7 +99,7 @@ class Attacker(threading.Thread):
         door, chance = Door(self.process.pid), random.Random(1)
         said, answer = door.handshake(door.token)
         if answer != b"y":
-            self.problem = "the store refused the run's own token, so this script does not speak its protocol"
+            self.problem = "the store refused the run's own token: this script does not match its protocol"
             return
         while not os.path.exists(f"{self.out}/metrics.jsonl"):
             time.sleep(0.01)
@@ -117,7 +117,7 @@ class Attacker(threading.Thread):
         self.made += 1
         kind = chance.randrange(10)
         if kind == 9:
-            with contextlib.suppress(OSError, SystemExit):  # turned away without an answer
+            with contextlib.suppress(OSError, SystemExit):  # refused without an answer
                 self.joined += door.handshake(b"a token that is none of this run's")[1] == b"y"
             return
         noise = chance.randbytes(chance.randrange(1, 4000))
@@ -130,7 +130,7 @@ class Attacker(threading.Thread):
             with contextlib.suppress(OSError):  # closed by the server already
                 connection.shutdown(socket.SHUT_WR)
         self.open.append(connection)
-        # Some send more: a replayed proof, or a guess.
+        # Send a replayed proof or garbage on any open connection.
         self._send(chance.choice(self.open), chance.choice([said[1], noise[:40]]))
         if len(self.open) > OPEN:
             self._leave(self.open.pop(0))
@@ -139,7 +139,7 @@ class Attacker(threading.Thread):
     def _send(connection, data):
         try:
             connection.send(data)
-        except OSError:  # closed by the server, as it should be
+        except OSError:  # closed by the server, as expected
             pass
 
     def _leave(self, connection):
@@ -156,7 +156,7 @@ class Attacker(threading.Thread):
 
 
 def train(o, text, folder, attack_for=None):
-    """Losses and milliseconds of the steps of one run; attacked for so many seconds."""
+    """(losses, milliseconds) of the steps of one run. attack_for: seconds of attack, or None"""
     out = tempfile.mkdtemp(dir=folder)
     command = [f"{o.build}/bin/tessera", "train", "--nproc", o.ranks, "--data.train", text, "--data.tokenizer", "chars",
                "--model.n_layer", 4, "--model.n_head", 4, "--model.n_embd", 128, "--model.seq_len", 64, "--train.global_batch", 12,
@@ -165,7 +165,7 @@ def train(o, text, folder, attack_for=None):
     attacker = None
     with tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err,
-                                   process_group=0)  # in our session, where priorities are compared
+                                   process_group=0)  # same session: priorities are compared within it
         try:
             if attack_for:
                 attacker = Attacker(process, out, o.connections, attack_for)
@@ -180,9 +180,9 @@ def train(o, text, folder, attack_for=None):
             err.seek(0)
             sys.exit(f"a run ended with {code}:\n{err.read()[-2000:]}")
     if attacker and (attacker.joined or attacker.problem):
-        sys.exit(attacker.problem or f"{attacker.joined} strangers were let in")
+        sys.exit(attacker.problem or f"{attacker.joined} attackers joined")
     if attacker and attacker.made < 0.9 * o.connections:
-        sys.exit(f"the run ended after {attacker.made} of {o.connections} connections; take more steps")
+        sys.exit(f"the run ended after {attacker.made} of {o.connections} connections; use more --steps")
     rows = [row for row in metrics(out) if "step_ms" in row]
     return [row["loss"] for row in rows], [row["step_ms"] for row in rows]
 
@@ -195,8 +195,8 @@ def main():
     a.add_argument("--connections", type=int, default=10000)
     a.add_argument("--steps", type=int, default=1000)
     a.add_argument("--ranks", type=int, default=2)
-    a.add_argument("--deadline", type=float, default=600, help="seconds of one run")
-    a.add_argument("--json", help="write the figures there, too")
+    a.add_argument("--deadline", type=float, default=600, help="time limit of one run, seconds")
+    a.add_argument("--json", help="also write the results to this file")
     o = a.parse_args()
     times, losses = {"quiet": [], "attacked": []}, None
     with tempfile.TemporaryDirectory() as folder:
@@ -209,14 +209,14 @@ def main():
                 seconds = 0.9 * sum(times["quiet"][-1]) / 1e3 if name == "attacked" else None
                 found, steps = train(o, text, folder, seconds)
                 if found != (losses or found):
-                    sys.exit(f"round {number + 1}: the {name} run has other losses than the first one")
+                    sys.exit(f"round {number + 1}: the losses of the {name} run differ from the first run")
                 losses = found
                 times[name].append(steps)
                 print(f"round {number + 1}, {name:8s} median step {statistics.median(steps[WARMUP:]):7.2f} ms", flush=True)
     medians = {name: statistics.median([ms for steps in of for ms in steps[WARMUP:]]) for name, of in times.items()}
     ratio = medians["attacked"] / medians["quiet"]
     print(f"all rounds: quiet {medians['quiet']:.2f} ms, attacked {medians['attacked']:.2f} ms, ratio {ratio:.3f}; losses equal, "
-          f"no stranger got in")
+          f"no attacker joined")
     if o.json:
         with open(o.json, "w") as f:
             json.dump({"connections": o.connections, "medians_ms": medians, "ratio": ratio,

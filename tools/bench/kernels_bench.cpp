@@ -1,12 +1,12 @@
-// Speed of the CPU kernels on the shapes of GPT-2 124M (256 and 1024 tokens a step) and of a tiny
-// GPT. Prints the median and the best of several runs, and the processor time of one: on a machine
-// whose cores are shared, only the last means something, and it wants one thread.
+// Speed of the CPU kernels on the shapes of GPT-2 124M (256 and 1024 tokens per step) and of a tiny
+// GPT. Prints the median and best of several runs and the CPU time of one; with one thread, the CPU
+// time is meaningful on shared cores, too.
 //
 //   tessera_kernels_bench [threads] [level] [only]
 //   tessera_kernels_bench --device cuda [--quick] [--batch B] [--only PART] [--json FILE] [--plugin
 //   FILE]
 //
-// The second form is device_bench.h's: a GPU's kernels.
+// The second form measures GPU kernels: see device_bench.h.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -89,7 +89,7 @@ class Bench {
     storages_.clear();
   }
 
-  /// q, k, v as windows of one packed buffer, as the model passes them.
+  /// q, k, v are windows of one packed buffer, as in the model.
   void attention_case(std::int64_t b, std::int64_t t, std::int64_t h, std::int64_t d,
                       DType dtype = DType::F32) {
     const std::string shape = fmt::format("{} B={} T={} H={} D={}", dtype_name(dtype), b, t, h, d);
@@ -206,7 +206,9 @@ void run(int threads, CpuLevel level, const std::string& only) {
 namespace {
 
 int usage(const std::string& word) {
-  fmt::print(stderr, "tessera_kernels_bench: '{}' is not understood; see the head of its source\n",
+  fmt::print(stderr,
+             "tessera_kernels_bench: unknown argument '{}'; see the top of "
+             "tools/bench/kernels_bench.cpp\n",
              word);
   return 2;
 }

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The cost per step of recording and comparing collectives.
+"""Measures the cost per step of recording and comparing collectives.
 
   ledger.py BUILD_DIR [--ranks 2] [--steps 100]
 
 Runs `tessera_collectives_bench ledger`, then trains nanoGPT's small CPU setting (4 layers, width 128, context 64, batch 12) on
-random characters, and prints collectives per step x (record + compare) / the median step. The comparison cannot be
-switched off, so its code is timed alone; waiting for the other ranks is part of the collective in any case.
+random characters, and prints collectives per step x (record + compare) / median step. The comparison cannot be switched off, so
+its code is timed separately.
 """
 import argparse, json, os, random, re, statistics, tempfile
 

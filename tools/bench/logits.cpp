@@ -1,9 +1,9 @@
-// Logits of a model, to be compared with those of other programs (tools/check_transformers.py).
+// Writes logits of a model for comparison with other programs (tools/check_transformers.py).
 //
 //   tessera_logits MODEL < rows > logits
 //
-// Each line of standard input is a row of token ids; for each row of T ids, T x vocab_size float32
-// in the machine's byte order are written, computed in float32 on the CPU.
+// Each line of standard input is a row of T token ids, for which [T, vocab_size] f32 in native byte
+// order are written, computed on the CPU.
 #include <fmt/format.h>
 
 #include <cstdio>

@@ -1,11 +1,10 @@
-// Makes a checkpoint of a GPT-2 with random weights, of any size and world size, through the
-// library that saves: as good as a trained one for whoever measures how checkpoints are read. All
-// weights lie in one piece of memory that is mapped over and over, so that 100 GB take 64 MiB.
+// Saves a GPT-2 checkpoint with random weights, of any size and world size, for benchmarks of
+// readers. All weights map the same 64 MiB of memory, so that 100 GB need no more.
 //
 //   tessera_make_checkpoint DIR [--size 8GiB] [--world 4] [--width 2560] [--step 1] [--optimizer]
 //
-// Writes DIR/checkpoints/step-NNNNNNNN. --size is of the weights; --optimizer adds two moments of
-// that size each.
+// Writes DIR/checkpoints/step-NNNNNNNN. --size: bytes of the weights; --optimizer adds two moments
+// of that size each.
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -44,7 +43,7 @@ struct Options {
   bool optimizer = false;
 };
 
-/// Ranks that are threads of this process.
+/// For ranks that are threads of one process.
 class ThreadCoordinator : public SaveCoordinator {
  public:
   struct Board {
@@ -62,7 +61,7 @@ class ThreadCoordinator : public SaveCoordinator {
     board_.changed.notify_all();
     const bool all = board_.changed.wait_for(
         lock, kDeadline, [&] { return values.size() == static_cast<std::size_t>(world_size_); });
-    if (!all) throw IoError("only {} of {} ranks came to {}", values.size(), world_size_, phase);
+    if (!all) throw IoError("only {} of {} ranks reached {}", values.size(), world_size_, phase);
     std::vector<std::string> result;
     for (const auto& [rank, value] : values) result.push_back(value);
     return result;
@@ -73,7 +72,7 @@ class ThreadCoordinator : public SaveCoordinator {
   int rank_, world_size_;
 };
 
-/// `bytes` of address space that show the same 64 MiB of random floats again and again.
+/// `bytes` of address space that repeat the same 64 MiB of random floats.
 class Pattern {
  public:
   explicit Pattern(std::int64_t bytes) : bytes_((bytes + kPattern - 1) / kPattern * kPattern) {
@@ -128,7 +127,7 @@ SaveReport save(const Options& options) {
         request.world_size = options.world_size;
         request.run_id = "benchmark";
         request.model_config = config.dump();
-        std::int64_t shift = 0;  // so that no two tensors are equal
+        std::int64_t shift = 0;  // different for each tensor, so that no two are equal
         for (const ShardLayout& unit : units) {
           for (const SlotRange& range : unit.ranges_of_rank(rank)) {
             const ParameterSlot& slot = unit.slots()[static_cast<std::size_t>(range.slot)];
@@ -162,7 +161,7 @@ std::int64_t parse_number(std::string_view text) {
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   require(error == std::errc{} && end == text.data() + text.size() && value >= 1,
-          "\"{}\" is no positive whole number", text);
+          "\"{}\" is not a positive integer", text);
   return value;
 }
 
@@ -171,7 +170,7 @@ Options parse(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string_view word = argv[i];
     const auto value = [&]() -> std::string_view {
-      require(i + 1 < argc, "{} wants a value", word);
+      require(i + 1 < argc, "{} needs a value", word);
       return argv[++i];
     };
     if (word == "--size") {
@@ -191,7 +190,7 @@ Options parse(int argc, char** argv) {
       options.dir = word;
     }
   }
-  require(!options.dir.empty(), "a directory is missing: tessera_make_checkpoint DIR");
+  require(!options.dir.empty(), "DIR is missing: tessera_make_checkpoint DIR");
   return options;
 }
 

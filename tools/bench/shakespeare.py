@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""nanoGPT's small CPU setting on a text (Tiny Shakespeare): validation loss and time, on one rank and on two.
+"""Trains nanoGPT's small CPU setting on a text (Tiny Shakespeare) on one and two ranks: validation loss and time.
 
   shakespeare.py BUILD_DIR TEXT [--rounds 1] [--steps 2000] [--nanogpt DIR [--python PYTHON ...]]
 
 4 layers, 4 heads, width 128, context 64, batch 12, 2,000 steps, no dropout, characters, 90/10 split; learning rate
-1e-3 falling as a cosine to 1e-4, warm-up 100, beta2 0.99. The loss is over the whole validation part. The time is the
-command's, from start to exit: reading, training, the final evaluation. Runs take turns. With a checkout of nanoGPT
-(data prepared with data/shakespeare_char/prepare.py) its train.py runs in turns too, under each PYTHON. On a machine whose
-speed varies, use many rounds of few steps and compare the medians of a step.
+1e-3 with cosine decay to 1e-4, warm-up 100, beta2 0.99. The loss is over the whole validation part. The time is of the whole
+command: reading, training, final evaluation. Runs alternate. With a checkout of nanoGPT (data prepared with
+data/shakespeare_char/prepare.py) its train.py runs, too, under each PYTHON. On a machine whose speed varies, use many rounds of
+few steps and compare the median steps.
 """
 import argparse, re, statistics, subprocess, sys, tempfile, time
 
@@ -49,7 +49,7 @@ def main():
     a.add_argument("--steps", type=int, default=2000)
     a.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     a.add_argument("--nanogpt", help="a checkout of nanoGPT")
-    a.add_argument("--python", nargs="+", default=[sys.executable], help="which run nanoGPT")
+    a.add_argument("--python", nargs="+", default=[sys.executable], help="interpreters that run nanoGPT")
     o = a.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         runs = {f"tessera, {n} rank{'s' if n > 1 else ''}":

@@ -8,14 +8,14 @@ class App;
 
 namespace tessera::tools {
 
-/// A subcommand whose options are declared on `app`. `run`, called after parsing, returns the exit
-/// code or throws; only main() prints errors and exits.
+/// A subcommand. `run` is called after parsing and returns the exit code or throws; only main()
+/// prints errors.
 struct Command {
   CLI::App* app = nullptr;
   std::function<int()> run;
 };
 
-// Each declared here, defined in tools/tessera/<name>/<name>.cpp.
+// Defined in tools/tessera/<name>/<name>.cpp.
 Command add_train(CLI::App& parent);
 Command add_generate(CLI::App& parent);
 Command add_eval(CLI::App& parent);

@@ -1,4 +1,4 @@
-// The only place that turns errors into messages and exit codes.
+// Maps errors to messages and exit codes.
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -31,7 +31,7 @@ namespace {
 
 enum ExitCode { kOk = 0, kFailed = 1, kUsage = 2, kIo = 3, kComm = 4, kMemory = 5 };
 
-/// fmt::print would throw on a closed standard error, and block on one that nobody reads.
+/// fmt::print would throw on a closed standard error, and block on an unread pipe.
 void say(std::string_view text) { say_at_last(text); }
 
 int report(ExitCode code, std::string_view message) {
@@ -65,7 +65,7 @@ int run(const std::vector<Command>& commands) {
   } catch (const std::filesystem::filesystem_error& error) {
     return report(kIo, error.what());
   } catch (const std::system_error& error) {
-    // From fmt::print: the reader of the output, such as head, has gone.
+    // From fmt::print: the reader of the output, such as head, has exited.
     if (error.code() == std::errc::broken_pipe) return kIo;
     return report(kIo, error.what());
   } catch (const CommError& error) {
@@ -83,8 +83,7 @@ int run(const std::vector<Command>& commands) {
   }
 }
 
-/// Flushes standard output and reports an error, except that of a reader that has gone, such as
-/// head.
+/// Flushes standard output and reports errors, except that the reader, such as head, has exited.
 int flush_output(int code) {
   errno = 0;
   const bool lost = std::fflush(stdout) != 0 || std::ferror(stdout) != 0;
@@ -92,11 +91,11 @@ int flush_output(int code) {
   const int why = errno;
   pollfd output{STDOUT_FILENO, POLLOUT, 0};
   if (::poll(&output, 1, 0) == 1 && (output.revents & POLLERR) != 0) return code;
-  return report(kIo, fmt::format("cannot write standard output{}{}; it is not complete",
+  return report(kIo, fmt::format("cannot write standard output{}{}; the output is incomplete",
                                  why == 0 ? "" : ": ", why == 0 ? "" : std::strerror(why)));
 }
 
-/// Names the nearest command; CLI11 would only list the words left over.
+/// Suggests the nearest command; CLI11 would only list the leftover words.
 int refuse_command(std::string_view word, const std::vector<Command>& commands) {
   std::string nearest;
   for (const Command& command : commands) {
@@ -144,11 +143,11 @@ int parse_and_run(int argc, char** argv) {
   return flush_output(run(commands));
 }
 
-/// Opens closed standard streams: their numbers would go to the next files opened, and messages
-/// would end up in those.
+/// Opens closed standard streams: otherwise the next opened files would get their descriptors, and
+/// messages would end up in those files.
 void open_standard_streams() {
   int fd = -1;
-  do fd = ::open("/dev/null", O_RDWR);  // the lowest number that is free
+  do fd = ::open("/dev/null", O_RDWR);  // takes the lowest free descriptor
   while (fd >= 0 && fd <= STDERR_FILENO);
   if (fd > STDERR_FILENO) ::close(fd);
 }
@@ -158,8 +157,8 @@ void open_standard_streams() {
 
 int main(int argc, char** argv) {
   tessera::tools::open_standard_streams();
-  // Errors of the write instead: a run goes on without a reader, and a file-size limit is reported
-  // as a full disk is. Ranks inherit both.
+  // Write errors instead of signals: a run continues without a reader, and a file-size limit is
+  // reported like a full disk. Ranks inherit both.
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
   // An exception that leaves main would lose its message.

@@ -117,7 +117,7 @@ TEST_CASE("a rank killed by a signal is the root cause: 4, and the others are en
   const Run r = run(3, "test $RANK = 1 && kill -KILL $$\nexec sleep 30", dir);
   CHECK(r.code == 4);
   CHECK(holds(r.errors, "tessera: rank 1 (pid "));
-  CHECK(holds(r.errors, ") was killed by SIGKILL; the other ranks were ended\n"));
+  CHECK(holds(r.errors, ") was killed by SIGKILL; the other ranks were terminated\n"));
   CHECK(r.time < 3s);
 }
 
@@ -201,7 +201,7 @@ TEST_CASE("a program that cannot be run is named") {
   options.error_fd = ::open(dir.file("log").c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
   CHECK(tools::launch(1, {"x"}, options) == 127);
   ::close(options.error_fd);
-  CHECK(holds(dir.read("log"), "could " + dir.file("no\\x1bthing") + " be run?"));
+  CHECK(holds(dir.read("log"), "(is " + dir.file("no\\x1bthing") + " an executable?)"));
   CHECK_THROWS_HOLDING(InvalidArgument, "--nproc: expected at least 1, got 0",
                        tools::launch(0, {"x"}, options));
 }
@@ -285,10 +285,10 @@ TEST_CASE("a rank that says that it leaves, and stays, is killed and named; no o
     leaving.join();
     INFO(r.errors);
     CHECK(r.code == 4);
-    CHECK(holds(r.errors, " did not end within 0.3 s of leaving, and w"));
+    CHECK(holds(r.errors, " did not exit within 0.3 s of announcing it, and w"));
     if (!both) {
       CHECK(holds(r.errors, "tessera: rank 1 (pid "));
-      CHECK(r.errors.ends_with("of leaving, and was ended\n"));
+      CHECK(r.errors.ends_with("of announcing it, and was killed\n"));
     }
     CHECK(r.time < 10s);
     // Who has not said so goes on.
@@ -358,7 +358,7 @@ TEST_CASE("ranks that are killed together are all named") {
   INFO(r.errors);
   CHECK(r.code == 4);
   for (const char* part : {"rank 1 (pid ", "rank 2 (pid ", " was killed by SIGKILL; rank ",
-                           ") was killed by SIGKILL; the other ranks were ended\n"})
+                           ") was killed by SIGKILL; the other ranks were terminated\n"})
     CHECK(holds(r.errors, part));
 }
 
@@ -405,7 +405,7 @@ TEST_CASE("ranks are ended, and lines stay whole, while nobody reads the log") {
     const std::string rest = log.substr(at, 300);
     CAPTURE(rest);
     CHECK(holds(rest, "tessera: rank 1 (pid "));
-    CHECK(log.ends_with(") was killed by SIGKILL; the other ranks were ended\n"));
+    CHECK(log.ends_with(") was killed by SIGKILL; the other ranks were terminated\n"));
     CHECK(log.size() - at < 300);
   }
 }

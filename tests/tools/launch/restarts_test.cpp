@@ -79,7 +79,7 @@ TEST_CASE("a rank that is killed once is started again with all others") {
   CHECK(r.code == 0);
   CHECK(dir.read("starts") == "2 first\n2 from\n");
   CHECK(holds(r.errors,
-              "tessera: restart 1 of 3: rank 1 was killed by SIGKILL; going on from step 400\n"));
+              "tessera: restart 1 of 3: rank 1 was killed by SIGKILL; resuming from step 400\n"));
 }
 
 TEST_CASE("without restarts nothing is started again, and nothing said of it") {
@@ -87,7 +87,7 @@ TEST_CASE("without restarts nothing is started again, and nothing said of it") {
   const Run r = run(2, kRankOneDies, dir, at_most(0));
   CHECK(r.code == 4);
   CHECK(dir.read("starts") == "2 first\n");
-  CHECK(r.errors.ends_with("was killed by SIGKILL; the other ranks were ended\n"));
+  CHECK(r.errors.ends_with("was killed by SIGKILL; the other ranks were terminated\n"));
 }
 
 TEST_CASE("a rank that always dies after some progress ends the run after the last restart") {
@@ -96,8 +96,8 @@ TEST_CASE("a rank that always dies after some progress ends the run after the la
   INFO(r.errors);
   CHECK(r.code == 3);
   CHECK(dir.read("starts") == "1 first\n1 from\n1 from\n1 from\n1 from\n");
-  CHECK(holds(r.errors, "restart 4 of 4: rank 0 exited with code 3; going on from step 4\n"));
-  CHECK(holds(r.errors, "rank 0 exited with code 3; not started again after 4 restarts\n"));
+  CHECK(holds(r.errors, "restart 4 of 4: rank 0 exited with code 3; resuming from step 4\n"));
+  CHECK(holds(r.errors, "rank 0 exited with code 3; giving up after 4 restarts\n"));
 }
 
 TEST_CASE("two failures in a row without a checkpoint in between end the run") {
@@ -107,9 +107,9 @@ TEST_CASE("two failures in a row without a checkpoint in between end the run") {
   CHECK(r.code == 4);
   CHECK(dir.read("starts") == "2 first\n2 anew\n");
   CHECK(holds(r.errors,
-              "restart 1 of 9: rank 1 was killed by SIGKILL; starting anew, as there is "
+              "restart 1 of 9: rank 1 was killed by SIGKILL; starting from scratch, "
               "no checkpoint yet\n"));
-  CHECK(holds(r.errors, "not started again: no checkpoint was committed between the last 2"));
+  CHECK(holds(r.errors, "giving up: no checkpoint was committed between the last 2"));
 }
 
 TEST_CASE("a rank that fails twice at the same place is done without, if that is allowed") {
@@ -123,7 +123,7 @@ TEST_CASE("a rank that fails twice at the same place is done without, if that is
   CHECK(r.code == 0);
   CHECK(dir.read("starts") == "4 first\n4 from\n2 from\n");
   CHECK(holds(r.errors,
-              "restart 2 of 9: rank 3 exited with code 5; going on from step 7 with 2 "
+              "restart 2 of 9: rank 3 exited with code 5; resuming from step 7 with 2 "
               "ranks instead of 4\n"));
   // But not with fewer than it may.
   const test::TempDir other;
@@ -139,7 +139,7 @@ TEST_CASE("ranks that can't tell who is to blame are started again, and none is 
   CHECK(r.code == 4);
   CHECK(dir.read("starts") == "2 first\n2 anew\n");
   CHECK(holds(r.errors, "restart 1 of 9: rank "));
-  CHECK(holds(r.errors, ") exited with code 4; starting anew"));
+  CHECK(holds(r.errors, ") exited with code 4; starting from scratch"));
 }
 
 TEST_CASE("wrong usage is not tried again") {

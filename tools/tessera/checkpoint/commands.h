@@ -5,7 +5,6 @@
 
 namespace tessera::tools {
 
-// The subcommands of `tessera checkpoint`, each in the file of its name.
 Command add_checkpoint_list(CLI::App& parent);
 Command add_checkpoint_inspect(CLI::App& parent);
 Command add_checkpoint_verify(CLI::App& parent);

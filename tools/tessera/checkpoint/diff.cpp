@@ -134,7 +134,7 @@ void print_json(const io::CheckpointReader& a, const io::CheckpointReader& b,
   fmt::print("{}\n", io::dump_json(json));
 }
 
-// Whatever has no values to compare, then by the largest difference.
+// Sort key: tensors without comparable values first, then by the largest difference.
 double weight(const io::TensorDifference& d) {
   if (!has_values(d) || std::isnan(d.max_absolute)) return std::numeric_limits<double>::infinity();
   return d.count == 0 ? 0 : d.max_absolute;
@@ -168,7 +168,7 @@ int run_diff(const DiffCommand& options) {
   };
   const auto a = open(options.a), b = open(options.b);
   io::DiffOptions diff = options.diff;
-  require(diff.threads >= 1, "--jobs {}: expected 1 at least", diff.threads);
+  require(diff.threads >= 1, "--jobs {}: expected at least 1", diff.threads);
   require(diff.absolute >= 0 && diff.relative >= 0, "a tolerance must not be negative");
   diff.model = options.what != "optimizer";
   diff.optimizer = options.what != "model";
@@ -205,8 +205,8 @@ Command add_checkpoint_diff(CLI::App& parent) {
   diff.threads = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 8U));
   CLI::App* app = parent.add_subcommand(
       "diff",
-      "Show which tensors of two checkpoints differ, and by how much; their numbers of ranks may "
-      "differ. Exit code 0: equal, 1: different");
+      "Show which tensors of two checkpoints differ, and by how much, for any numbers of ranks. "
+      "Exit code 0: equal, 1: different");
   app->add_option("A", options->a, kOneCheckpoint)->required();
   app->add_option("B", options->b, kOneCheckpoint)->required();
   app->add_option("--what", options->what, "Weights, optimizer state, or both")
@@ -221,7 +221,7 @@ Command add_checkpoint_diff(CLI::App& parent) {
       ->capture_default_str();
   app->add_option("--step", options->step, std::string(kStepHelp) + "; for A and B alike")
       ->capture_default_str();
-  app->add_flag("--all", options->all, "Show every tensor that differs, not the 10 largest only");
+  app->add_flag("--all", options->all, "Show every tensor that differs, not only the 10 largest");
   app->add_flag("--json", options->json, "Machine-readable output");
   return {app, [options] { return run_diff(*options); }};
 }

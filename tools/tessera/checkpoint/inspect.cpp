@@ -82,11 +82,11 @@ void print(const io::CheckpointReader& reader, const io::Json& json, bool with_c
   }
 }
 
-// Shards of another program, as consolidate would export them.
+// Shards of another program, in the form that consolidate would export.
 void print_sharded(const InspectCommand& options) {
-  require(options.step == "latest", "{} is no checkpoint of tessera and has no step {}",
+  require(options.step == "latest", "{} is not a tessera checkpoint and has no step {}",
           options.path, options.step);
-  require(!options.chunks, "{} is no checkpoint of tessera; leave --chunks out", options.path);
+  require(!options.chunks, "{} is not a tessera checkpoint; leave --chunks out", options.path);
   io::ConsolidateOptions consolidate;
   consolidate.format = io::ExportFormat::Safetensors;
   const io::ConsolidatePlan plan = io::plan_consolidation(options.path, consolidate);

@@ -50,7 +50,7 @@ std::string rough(std::int64_t seconds) {
                       : format_duration(static_cast<double>(seconds));
 }
 
-// Resuming needs trainer.json, too.
+// Resuming also needs a valid trainer.json.
 void check_trainer_state(const io::CheckpointReader& reader) {
   if (reader.index().trainer) read_trainer_state(reader);
 }

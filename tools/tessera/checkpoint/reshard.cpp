@@ -32,7 +32,7 @@ struct ReshardCommand {
   bool json = false;
 };
 
-/// Keeps a run from starting in its directory while a checkpoint is written there.
+/// Locks the run that owns `checkpoints`, so that no training starts while a checkpoint is written.
 class RunLock {
  public:
   explicit RunLock(const io::fs::path& checkpoints) {
@@ -57,21 +57,21 @@ class RunLock {
   int fd_ = -1;
 };
 
-// A run's directory of checkpoints, or the directory itself.
+// Resolves OUT: the checkpoints/ folder of a run, or the directory itself.
 io::fs::path checkpoints_of(const std::string& out, std::int64_t step) {
   io::fs::path path = io::fs::absolute(io::fs::path(out) / "").lexically_normal().parent_path();
   std::error_code error;
   if (path.filename() == io::checkpoint_name(step)) return path.parent_path();
   require(
       !io::fs::exists(path / "index.json", error) && !path.filename().string().starts_with("step-"),
-      "{} is, or is named as, a checkpoint of another step than {}; OUT is a run or a directory "
-      "of checkpoints, in which {} is made",
+      "{} is a checkpoint of another step than {}, or has the name of one; OUT must be a run or a "
+      "directory of checkpoints, in which {} is made",
       out, step, io::checkpoint_name(step));
   if (io::fs::is_directory(path / "checkpoints", error)) path /= "checkpoints";
   return path;
 }
 
-// Tensors in the order in which the model registers them; empty for another architecture.
+// Tensors in registration order of the model; empty for an unknown architecture.
 std::vector<io::TensorInfo> known_order(const io::CheckpointIndex& index) {
   try {
     return io::gpt2_tensors(io::Json::parse(index.model_config));
@@ -106,7 +106,7 @@ int run_reshard(const ReshardCommand& options) {
                              source.index().world_size == 1 ? "" : "s")},
       {"written", fmt::format("{} ({} rank{}): {}", report.path.string(), reshard.world_size,
                               reshard.world_size == 1 ? "" : "s", format_bytes(report.bytes))}};
-  if (!report.digest.empty()) rows.emplace_back("digest", report.digest + ", as the source's");
+  if (!report.digest.empty()) rows.emplace_back("digest", report.digest + ", same as the source");
   rows.emplace_back("time", format_duration(report.seconds));
   fmt::print("{}", format_rows(detect_console(STDOUT_FILENO), rows));
   return 0;
@@ -124,11 +124,12 @@ Command add_checkpoint_reshard(CLI::App& parent) {
       "does not need this: any run loads any checkpoint");
   app->add_option("SRC", options->source, kOneCheckpoint)->required();
   app->add_option("OUT", options->out,
-                  "A run or a directory of checkpoints; it gets a checkpoint of the same step")
+                  "Run or directory of checkpoints in which to write a checkpoint of the same step")
       ->required();
   app->add_option("--world", reshard.world_size, "Ranks, and shards")->required();
   app->add_option("--step", options->step, kStepHelp)->capture_default_str();
-  app->add_option("--memory", options->memory, "For all buffers together")->capture_default_str();
+  app->add_option("--memory", options->memory, "Total memory of all buffers")
+      ->capture_default_str();
   app->add_option("--jobs", reshard.jobs, "Threads that copy")->capture_default_str();
   app->add_flag("--overwrite", reshard.overwrite, "Replace a checkpoint of the same step in OUT");
   app->add_flag("--json", options->json, "Machine-readable output");

@@ -27,7 +27,7 @@ struct VerifyCommand {
   bool json = false;
 };
 
-// A checkpoint that cannot be opened is a finding, too.
+// Reports a checkpoint that cannot be opened as a problem instead of throwing.
 io::VerifyReport examine(const io::fs::path& dir, const io::VerifyOptions& options,
                          std::optional<std::int64_t> step) {
   const auto check_step = [&](const io::CheckpointIndex& index) {
@@ -39,7 +39,7 @@ io::VerifyReport examine(const io::fs::path& dir, const io::VerifyOptions& optio
     check_step(reader.index());
     return io::verify_checkpoint(reader, options);
   } catch (const io::CorruptFile&) {
-    // The index is valid, but a file is missing or cut: verify the others all the same.
+    // The index is valid, but a file is missing or truncated: verify the others.
     const std::string source = (dir / "index.json").string();
     const auto index =
         io::parse_index(io::read_file(source, io::kMaxIndexBytes, io::Links::Refuse), source);
@@ -75,7 +75,7 @@ void print_json(const std::string& path, const io::VerifyReport& report) {
 }
 
 int run_verify(const VerifyCommand& options) {
-  require(options.jobs >= 1, "--jobs {}: expected 1 at least", options.jobs);
+  require(options.jobs >= 1, "--jobs {}: expected at least 1", options.jobs);
   const std::optional<std::int64_t> step = parse_step(options.path, options.step);
   const io::fs::path path = io::locate_checkpoint(options.path, step);
   ByteProgress progress("read");

@@ -34,7 +34,7 @@ void check_batches(Config::Train& train, std::int64_t world) {
   if (train.micro_batch == 0) train.micro_batch = per_rank;
   require(
       per_rank % train.micro_batch == 0,
-      "train.global_batch {} over {} ranks gives {} sequences per rank, which is no multiple of "
+      "train.global_batch {} over {} ranks gives {} sequences per rank, which is not a multiple of "
       "train.micro_batch {}; the nearest values that fit are train.micro_batch {}, or "
       "train.global_batch {}",
       train.global_batch, world, per_rank, train.micro_batch,

@@ -9,7 +9,7 @@
 
 namespace tessera::tools {
 
-/// Configuration of a training run, with its defaults. fields.h has the range and help of each.
+/// Configuration of a training run, with its defaults. Ranges and help: fields.cpp.
 struct Config {
   struct Model {
     std::string arch = "gpt2";
@@ -66,9 +66,9 @@ struct Config {
   struct Checkpoint {
     std::int64_t every = 500;  ///< steps, and at the end; 0: none at all
     std::string async = "on";
-    std::int64_t keep = 3;        ///< newest committed ones; 0: all
-    std::int64_t keep_every = 0;  ///< multiples of this step are kept forever; 0: none
-    std::int64_t keep_best = 0;   ///< checkpoints of the lowest validation loss
+    std::int64_t keep = 3;        ///< newest committed checkpoints to keep; 0: all
+    std::int64_t keep_every = 0;  ///< steps that are multiples of this are never deleted; 0: none
+    std::int64_t keep_best = 0;   ///< number of checkpoints with the lowest validation loss to keep
     std::string on_error = "warn";
     std::string what = "all";
     std::string resume = "auto";
@@ -82,7 +82,7 @@ struct Config {
     double init_timeout = 60;      ///< seconds
     double heartbeat_timeout = 4;  ///< seconds; 0: off
     double timeout = 60;           ///< seconds
-    std::string bind;              ///< empty: the address where the ranks meet
+    std::string bind;              ///< empty: the rendezvous address
   } comm;
   struct Run {
     std::string out = "runs/default";
@@ -92,7 +92,7 @@ struct Config {
   std::set<std::string, std::less<>> given;
 
   /// Checks fields against each other and resolves micro_batch 0 and min_lr. Call it before use.
-  /// @throws InvalidArgument naming keys, values and the nearest that fit; Unsupported
+  /// @throws InvalidArgument naming keys, values and the nearest valid ones; Unsupported
   void validate(int world_size);
 };
 
@@ -100,7 +100,7 @@ inline std::chrono::milliseconds to_milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1e3));
 }
 
-/// {"model": {...}, ...} with every field, in the order of the table; load_config() reads it back.
+/// {"model": {...}, ...} with every field, in table order; load_config() reads it back.
 nlohmann::ordered_json to_json(const Config& config);
 
 }  // namespace tessera::tools

@@ -13,7 +13,7 @@ namespace tessera::tools {
 namespace {
 
 constexpr double kHuge = 1e30;         // no limit; JSON has no infinity
-constexpr double kBig = 2147483647.0;  // sizes counted with 32 bits
+constexpr double kBig = 2147483647.0;  // limit of 32-bit sizes
 
 #define REF(member) [](Config& c) -> FieldRef { return &c.member; }
 
@@ -91,7 +91,7 @@ std::vector<Field> make_fields() {
       text("train.profile", REF(train.profile),
            "write a Chrome trace of a few steps to this file; ranks above 0 append their number"),
       text("train.sample_prompt", REF(train.sample_prompt),
-           "text to continue at each evaluation; empty: none"),
+           "prompt to sample from at each evaluation; empty: no sampling"),
       integer("train.sample_tokens", REF(train.sample_tokens), 1, 1 << 20,
               "tokens to generate from sample_prompt"),
 
@@ -123,23 +123,25 @@ std::vector<Field> make_fields() {
               "number of newest checkpoints to keep; 0: all"),
       integer("checkpoint.keep_every", REF(checkpoint.keep_every), 0, 1e15,
               "also keep checkpoints whose step is a multiple of this; 0: none"),
-      integer("checkpoint.keep_best", REF(checkpoint.keep_best), 0, kBig,
-              "also keep this many of the lowest validation loss, measured at each save"),
+      integer(
+          "checkpoint.keep_best", REF(checkpoint.keep_best), 0, kBig,
+          "also keep this many checkpoints with the lowest validation loss, measured at each save"),
       text("checkpoint.what", REF(checkpoint.what),
            "model: weights only, to start from but not to resume", {"all", "model"}),
       text("checkpoint.resume", REF(checkpoint.resume),
-           "auto: the run's newest checkpoint, if any; never; or the path of a checkpoint, until "
-           "the "
-           "run has its own"),
+           "auto: the run's newest checkpoint, if any; never; or the path of a checkpoint to use "
+           "until "
+           "the run has its own"),
       text("checkpoint.load_policy", REF(checkpoint.load_policy),
-           "exact: all tensors must match; ignore-extra: skip unknown ones; partial: also start "
-           "missing or mismatched ones at random",
+           "exact: all tensors must match; ignore-extra: skip unknown tensors; partial: also "
+           "initialize "
+           "missing or mismatched tensors at random",
            {"exact", "ignore-extra", "partial"}),
       text("checkpoint.load_tensors", REF(checkpoint.load_tensors),
-           "patterns such as 'h.0.*': load only these tensors of model.init_from, start the others "
-           "at random"),
+           "patterns such as 'h.0.*': load only these tensors of model.init_from, initialize the "
+           "others at random"),
       text("checkpoint.on_error", REF(checkpoint.on_error),
-           "after a failed save: warn and go on, or stop with exit code 3", {"warn", "stop"}),
+           "after a failed save: warn and continue, or stop with exit code 3", {"warn", "stop"}),
       number("checkpoint.timeout", REF(checkpoint.timeout), 0, 1e6,
              "seconds without progress after which a save fails", positive),
       number("checkpoint.load_timeout", REF(checkpoint.load_timeout), 0, 1e6,
@@ -158,9 +160,10 @@ std::vector<Field> make_fields() {
           "never"),
       number("comm.timeout", REF(comm.timeout), 0, 1e6, "seconds that a collective may take",
              positive),
-      text("comm.bind", REF(comm.bind),
-           "address on which rank 0 listens without --nproc; empty: that of the rendezvous; other "
-           "than loopback needs TESSERA_TOKEN"),
+      text(
+          "comm.bind", REF(comm.bind),
+          "address on which rank 0 listens without --nproc; empty: the rendezvous address; any but "
+          "loopback needs TESSERA_TOKEN"),
 
       text("run.out", REF(run.out), "run directory: configuration, metrics, logs and checkpoints"),
   };
@@ -193,7 +196,7 @@ std::string describe(const FieldValue& value) {
 template <typename T>
 void check_range(const Field& field, T value, std::string_view where) {
   const auto v = static_cast<double>(value);
-  // Also false for NaN.
+  // NaN does not fit either.
   const bool fits = (field.min_exclusive ? v > field.min : v >= field.min) && v <= field.max;
   if (fits) return;
   const std::string lower = field.min_exclusive ? fmt::format("above {}", field.min)
@@ -202,7 +205,7 @@ void check_range(const Field& field, T value, std::string_view where) {
                         field.max, value);
 }
 
-/// Configurations are saved as JSON, which is UTF-8.
+/// The configuration is saved as JSON, which must be UTF-8.
 void check_utf8(const Field& field, const std::string& text, std::string_view where) {
   try {
     (void)nlohmann::json(text).dump();
@@ -255,7 +258,7 @@ void assign(std::string& target, const Field& field, const FieldValue& value,
     refuse(field, where, describe(value));
   }
   check_utf8(field, parsed, where);
-  if (field.key == "comm.backend" && parsed == "gloo") parsed = "tcp";  // its former name
+  if (field.key == "comm.backend" && parsed == "gloo") parsed = "tcp";  // accepted alias
   const auto is_in = [&](const std::vector<std::string_view>& choices) {
     return std::find(choices.begin(), choices.end(), parsed) != choices.end();
   };
@@ -275,7 +278,7 @@ void assign(std::vector<std::string>& target, const Field& field, const FieldVal
     parsed = {*string};
   } else if (const auto* text = std::get_if<FieldText>(&value)) {
     parsed = {text->text};
-    // A JSON list in one word, for environment variables; anything else is a name, such as [a].txt.
+    // A list in JSON, for environment variables; other text is a file name, such as [a].txt.
     if (text->text.starts_with('[')) {
       const auto json = nlohmann::json::parse(text->text, nullptr, /*allow_exceptions=*/false);
       const bool strings =
@@ -352,7 +355,7 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 std::string_view nearest_key(std::string_view key) {
   const auto last = key.substr(key.find('.') + 1);
   const auto distance = [&](const Field& field) {
-    // The right name in the wrong section is the most common slip: weigh the name most.
+    // The right name in the wrong section is the most common mistake: weigh the name most.
     const auto name = field.key.substr(field.key.find('.') + 1);
     return 2 * edit_distance(last, name) + edit_distance(key, field.key);
   };

@@ -10,19 +10,17 @@
 
 namespace tessera::tools {
 
-/// Pointer to a field's value in a Config.
 using FieldRef = std::variant<std::int64_t*, double*, std::string*, std::vector<std::string>*>;
 
-/// One key of the configuration: name, type, range and help, for JSON files, environment, flags,
-/// help text and saved configurations.
+/// A configuration key, the same for JSON files, environment, flags and help.
 struct Field {
   std::string_view key;  ///< "model.n_layer"
   FieldRef (*ref)(Config&);
   std::string_view help;
   double min = 0;
-  double max = 0;  ///< inclusive and finite; min and max bound numbers only
+  double max = 0;  ///< inclusive and finite; both bounds apply to numbers only
   bool min_exclusive = false;
-  std::vector<std::string_view> choices;      ///< of a string; empty: any
+  std::vector<std::string_view> choices;      ///< allowed strings; empty: any
   std::vector<std::string_view> unavailable;  ///< known, but refused by Config::validate()
 
   bool is_list() const;
@@ -32,9 +30,8 @@ struct Field {
   std::string environment_name() const;
 };
 
-/// All fields, by section.
 std::span<const Field> fields();
-/// Null if there is no such key.
+/// Null if unknown.
 const Field* find_field(std::string_view key);
 bool is_section(std::string_view name);
 /// The closest known key, for "did you mean".
@@ -43,7 +40,7 @@ std::string_view nearest_section(std::string_view name);
 /// Levenshtein distance.
 std::size_t edit_distance(std::string_view a, std::string_view b);
 
-/// A value from a source: a JSON type, or text from a flag or the environment.
+/// Text from a flag or the environment, parsed by the field's type.
 struct FieldText {
   std::string text;
 };
@@ -55,7 +52,6 @@ using FieldValue =
 /// @throws InvalidArgument with key, value, what is expected, and `where`
 void set_field(Config& config, const Field& field, const FieldValue& value, std::string_view where);
 
-/// Help for every key, by section.
 std::string config_help();
 
 }  // namespace tessera::tools

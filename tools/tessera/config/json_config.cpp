@@ -11,7 +11,7 @@
 namespace tessera::tools {
 namespace {
 
-/// Iterates over a text and counts lines, as nlohmann's SAX interface has no positions.
+/// Counts lines while the parser reads: nlohmann's SAX interface reports no positions.
 class CountingIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -99,7 +99,7 @@ class Handler final : public nlohmann::json_sax<nlohmann::json> {
       field_ = find_field(path);
       if (!field_) unknown(path);
     }
-    if (!seen_.insert(path).second) fail("{} stands twice", path);
+    if (!seen_.insert(path).second) fail("{} is given twice", path);
     return true;
   }
 
@@ -125,7 +125,7 @@ class Handler final : public nlohmann::json_sax<nlohmann::json> {
   [[noreturn]] void unknown(std::string_view path) const {
     fail("unknown key \"{}\"; did you mean \"{}\"?", path, nearest_key(path));
   }
-  /// Refuses a value of the wrong type.
+  /// Throws for a value of the wrong type.
   bool value_of(std::string_view found) const {
     if (depth_ == 0)
       fail("expected an object of sections like {{\"model\": {{...}}}}, found {}", found);
@@ -144,7 +144,7 @@ class Handler final : public nlohmann::json_sax<nlohmann::json> {
   std::string_view text_;
   std::string_view name_;
   const std::size_t& line_;
-  std::size_t key_line_ = 1;  // for values too: the parser reads past numbers
+  std::size_t key_line_ = 1;  // also used for values: the parser reads past the end of numbers
   int depth_ = 0;
   std::string section_;
   const Field* field_ = nullptr;

@@ -9,34 +9,31 @@
 
 namespace tessera::tools {
 
-/// --section.key given on the command line; several values only for lists.
+/// A --section.key option; several values only for lists.
 struct Override {
   std::string key;  ///< "model.n_layer"
   std::vector<std::string> values;
 };
 
-/// Configuration keys on the command line of `tessera train`.
 struct TrainArguments {
   std::optional<std::string> config_file;
   std::vector<Override> overrides;
 };
 
-/// Reads "[CONFIG.json] --section.key value --section.key=value ...", where '-' and '_' are equal.
-/// A list (data.train, data.val) takes all words up to the next that starts with "--", and may be
-/// repeated; other keys take one word, the last one wins.
+/// Parses "[CONFIG.json] --section.key value --section.key=value ..."; '-' and '_' are equal.
+/// List keys (data.train, data.val) take all words up to the next "--" and may be repeated; other
+/// keys take one word, the last one wins.
 /// @throws InvalidArgument on an unknown key (with the nearest known one), a missing value, or an
 ///   unexpected word
 TrainArguments parse_train_arguments(const std::vector<std::string>& words);
 
 using Environment = std::vector<std::pair<std::string, std::string>>;
-/// Environment variables that start with "TESSERA_".
 Environment tessera_environment();
 
-/// Resolves a run's configuration: flag over environment over file over default. Call
+/// Resolves a run's configuration: flags override the environment, which overrides the file. Call
 /// Config::validate() afterwards.
-/// @throws InvalidArgument naming the source of a wrong value, or on an environment variable that
-/// is
-///   one or two letters away from a key's; IoError if the file cannot be read
+/// @throws InvalidArgument naming the source of a wrong value, or on a probable misspelling: an
+///   environment variable one or two letters away from a key's; IoError if the file cannot be read
 Config load_config(const TrainArguments& arguments, const Environment& environment);
 
 }  // namespace tessera::tools

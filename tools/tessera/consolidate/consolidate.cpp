@@ -63,7 +63,7 @@ void print_report(const io::ConsolidateReport& report, const std::vector<std::st
     rows.emplace_back("parameters", format_count(static_cast<double>(report.parameters)));
   }
   if (report.reused_bytes > 0) {
-    rows.emplace_back("found done", format_bytes(report.reused_bytes));
+    rows.emplace_back("already done", format_bytes(report.reused_bytes));
   }
   const std::string skipped = format_skipped(report.skipped);
   if (!skipped.empty()) rows.emplace_back("skipped", skipped);
@@ -81,7 +81,7 @@ io::NameRules name_rules(const std::vector<std::string>& strip) {
   if (strip == std::vector<std::string>{"none"}) return rules;
   for (const char* whole : {"auto", "none"})
     require(std::ranges::find(strip, whole) == strip.end(),
-            "--strip {} stands alone; with prefixes, only those are removed, in their order",
+            "--strip {} cannot be combined with prefixes, which are removed in the given order",
             whole);
   rules.prefixes = strip;
   return rules;
@@ -111,7 +111,7 @@ int run(const Options& options) {
                                   : format_plan(plan, detect_console(STDOUT_FILENO)));
     return 0;
   }
-  // Before the first block, a stop request ends the process at once; nothing is lost then.
+  // No handler before the first block: a stop request ends the process at once and loses nothing.
   const HeldWarnings held;
   std::optional<StopSignal> stop;
   std::vector<std::string> warnings;
@@ -165,19 +165,17 @@ Command add_consolidate(CLI::App& parent) {
       ->capture_default_str();
   app->add_option("--max-shard-size", options->max_shard_size, "Largest file of tensors")
       ->capture_default_str();
-  app->add_option(
-         "--memory", options->memory,
-         "Bytes of all buffers together; names and places of tensors take about 2 KiB each in "
-         "addition")
+  app->add_option("--memory", options->memory,
+                  "Total memory of all buffers; tensor metadata adds about 2 KiB per tensor")
       ->capture_default_str();
   app->add_option("--step", options->step, kStepHelp)->capture_default_str();
   app->add_option("--jobs", consolidate.jobs, "Threads that copy")->capture_default_str();
   app->add_flag("--buffered", options->buffered,
                 "Use the page cache: slower, but the output stays cached for the next reader");
   app->add_option("--config", options->config,
-                  "config.json of the model (GPT-2, Llama, Qwen, ...), for shards without one; its "
-                  "neighbours (tokenizer, generation_config.json) are copied if the shards have "
-                  "none");
+                  "config.json of the model (GPT-2, Llama, Qwen, ...), for shards without one; the "
+                  "tokenizer and generation_config.json in the same directory are copied if the "
+                  "shards have none");
   app->add_option(
          "--strip", options->strip,
          "Prefixes to remove from names in PyTorch's shards: auto (those that wrappers add, and "
@@ -185,18 +183,16 @@ Command add_consolidate(CLI::App& parent) {
          "Llama does), none, or a prefix such as model. (may be repeated)")
       ->allow_extra_args(false)
       ->capture_default_str();
-  app->add_option(
-         "--shards", consolidate.shards,
-         "Number of shards to expect of PyTorch's shard-*.safetensors, which do not record it")
+  app->add_option("--shards", consolidate.shards,
+                  "Expected number of PyTorch's shard-*.safetensors, which do not record it")
       ->check(CLI::PositiveNumber);
-  app->add_option(
-         "--tensors", consolidate.tensors,
-         "Export only tensors whose name, after --strip, fits this pattern, such as 'h.0.*', and "
-         "their moments, as safetensors (may be repeated)")
+  app->add_option("--tensors", consolidate.tensors,
+                  "Export only tensors whose name, after --strip, matches this pattern, such as "
+                  "'h.0.*', and "
+                  "their moments, as safetensors (may be repeated)")
       ->allow_extra_args(false);
-  app->add_flag(
-      "--dry-run", options->dry_run,
-      "Print sources, names and files of the export, or why it would fail; write nothing");
+  app->add_flag("--dry-run", options->dry_run,
+                "Print the export's sources, names and files, or why it would fail; write nothing");
   app->add_flag("--overwrite", consolidate.overwrite, "Replace an earlier export at OUT");
   app->add_flag("--json", options->json, "Machine-readable output");
   return {app, [options] { return run(*options); }};

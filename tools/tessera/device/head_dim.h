@@ -7,8 +7,8 @@
 
 namespace tessera::tools {
 
-/// @param cpu_flag  the flag that selects the CPU, for the message: "--device cpu"
-/// @throws Unsupported if the model's heads are too wide for the GPU's kernels
+/// @param cpu_flag  flag that selects the CPU, for the message: "--device cpu"
+/// @throws Unsupported if head_dim exceeds the limit of the GPU kernels
 void require_head_dim(const models::Gpt2Config& model, Device device, std::string_view cpu_flag);
 
 }  // namespace tessera::tools

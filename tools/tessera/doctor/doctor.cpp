@@ -71,7 +71,7 @@ void print_json(const Options& options, const Findings& found) {
                    {"largest_error", found.product.largest_error},
                    {"gflops", found.product.gflops}};
   out["healthy"] = found.healthy();
-  // Paths may not be UTF-8.
+  // error_handler_t::replace: paths may not be UTF-8.
   fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
 }
 
@@ -91,14 +91,14 @@ void print_text(const Options& options, const Findings& found) {
   const auto verdict = [&](bool good, const std::string& text) {
     return paint(style, good ? Tone::Good : Tone::Bad, good ? "ok" : "FAILED") + "  " + text;
   };
-  std::string gpu_verdict = "models train on the processor, many times slower";
+  std::string gpu_verdict = "models train on the CPU, many times slower";
   if (!gpus.descriptions.empty()) {
     gpu_verdict = gpus.healthy() ? fmt::format("{}", fmt::join(gpus.notes, "; "))
                                  : verdict(false, gpus.problem);
   } else if (!gpus.healthy()) {
     gpu_verdict = verdict(false,
-                          "an NVIDIA driver is loaded, but gives this process no GPU; see "
-                          "nvidia-smi, and in a container how GPUs are handed in");
+                          "an NVIDIA driver is loaded, but this process has no GPU; see "
+                          "nvidia-smi, and in a container the option that passes GPUs in");
   }
   std::vector<std::pair<std::string, std::string>> rows = {
       {"tessera", fmt::format("{}, built with {}", TESSERA_VERSION, kCompiler)},

@@ -30,7 +30,7 @@ namespace {
 
 constexpr const char* kDriverLibrary = "libcuda.so.1";
 
-/// Text after "key" and a colon in a file like /proc/meminfo; empty if it is not there.
+/// Value of "key: value" in a file like /proc/meminfo; empty if absent.
 std::string proc_value(const char* file, std::string_view key) {
   std::ifstream in(file);
   for (std::string line; std::getline(in, line);) {
@@ -56,8 +56,8 @@ int usable_processors() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-/// @param plugin   where it would be; may be absent
-/// @param library  that it needs of the machine
+/// @param plugin   expected path; may be absent
+/// @param library  system library that the plugin needs
 Library examine_library(const char* name, const std::filesystem::path& plugin, const char* library,
                         const char* cost) {
   Library out;
@@ -66,9 +66,9 @@ Library examine_library(const char* name, const std::filesystem::path& plugin, c
   std::error_code ignored;
   out.in_build = std::filesystem::exists(plugin, ignored);
   try {
-    // The plugin has search paths of its own.
+    // Loads the library through the plugin's own search paths.
     if (out.in_build) const Plugin loaded(name, {}, nullptr, plugin.string());
-    // The backend loads the driver's library when it starts.
+    // The backend loads the driver library only when it starts, so probe it here.
     if (!out.in_build || std::string_view(library) == kDriverLibrary)
       const Plugin loaded("library", {}, nullptr, library);
     out.on_machine = true;
@@ -78,7 +78,7 @@ Library examine_library(const char* name, const std::filesystem::path& plugin, c
   return out;
 }
 
-int count_or_tell(Gpus& out, const std::filesystem::path& driver) {
+int count_gpus(Gpus& out, const std::filesystem::path& driver) {
   try {
     return count_devices();
   } catch (const Error&) {
@@ -119,7 +119,7 @@ DirectoryState examine_directory(const std::filesystem::path& path) {
     out.problem = fmt::format("{} is not a directory", at.string());
     return out;
   }
-  // Permissions alone do not show a read-only or full file system.
+  // Write a file: permissions don't reveal a read-only or full file system.
   std::string probe = (at / ".tessera-doctor-XXXXXX").string();
   const int descriptor = ::mkstemp(probe.data());
   if (descriptor < 0) {
@@ -136,13 +136,13 @@ DirectoryState examine_directory(const std::filesystem::path& path) {
 
 std::vector<Library> examine_libraries() {
   const std::filesystem::path backend = Plugin::locate("libtessera_cuda.so", "TESSERA_CUDA_PLUGIN");
-  // cuDNN attention is a plugin beside the backend.
+  // The cuDNN plugin is in the directory of the CUDA backend.
   const std::filesystem::path attention =
       backend.has_parent_path() ? backend.parent_path() / "libtessera_cudnn.so" : "";
   return {
       examine_library("CUDA backend", backend, kDriverLibrary, "GPUs are not used"),
       examine_library("cuDNN attention", attention, "libcudnn.so.9",
-                      "attention on GPUs is tessera's own, and slower"),
+                      "attention on GPUs uses tessera's own, slower kernels"),
       examine_library("NCCL backend", Plugin::locate("libtessera_nccl.so", "TESSERA_NCCL_PLUGIN"),
                       "libnccl.so.2", "GPUs exchange data through host memory")};
 }
@@ -150,7 +150,7 @@ std::vector<Library> examine_libraries() {
 Gpus examine_gpus(const std::filesystem::path& driver) {
   Gpus out;
   try {
-    const int count = count_or_tell(out, driver);
+    const int count = count_gpus(out, driver);
     for (int index = 0; index < count; ++index) {
       const auto backend = load_device_backend(index);
       out.descriptions.push_back(fmt::format("cuda:{} {}", index, backend->description()));
@@ -161,7 +161,7 @@ Gpus examine_gpus(const std::filesystem::path& driver) {
     } catch (const Error& error) {
       out.nccl_problem = error.what();
     }
-    // Run a small one of GPT-2's shape to see which attention kernel is used.
+    // Run a small attention with GPT-2's head_dim: the backend notes which kernel serves it.
     const Tensor qkv = Tensor::full(context, {1, 64, 3 * 64}, DType::BF16, 0.5);
     ops::causal_attention(qkv, 1);
     context->backend().synchronize();
@@ -169,7 +169,7 @@ Gpus examine_gpus(const std::filesystem::path& driver) {
   } catch (const Error& error) {
     out.problem = error.what();
   }
-  if (out.nccl.empty() && out.nccl_problem.empty()) out.nccl_problem = "there is no GPU to use it";
+  if (out.nccl.empty() && out.nccl_problem.empty()) out.nccl_problem = "there is no GPU for it";
   return out;
 }
 
@@ -194,7 +194,7 @@ ProductResult examine_product(int threads, CpuLevel level) {
 
   ProductResult out;
   out.gflops = 2e-9 * static_cast<double>(kM * kN * kK) / best;
-  // Every 97th row and column: enough to meet every tile and edge of a blocked product.
+  // Every 97th row and column covers all tiles and edges of a blocked product.
   for (std::int64_t i = 0; i < kM; i += 97) {
     for (std::int64_t j = 0; j < kN; j += 97) {
       double sum = 0;
@@ -209,7 +209,7 @@ ProductResult examine_product(int threads, CpuLevel level) {
       out.largest_error = std::isnan(error) ? error : std::max(out.largest_error, error);
     }
   }
-  out.correct = out.largest_error < 1e-5;  // false for NaN; float32 rounding makes about 1e-7
+  out.correct = out.largest_error < 1e-5;  // false for NaN; float32 rounding is about 1e-7
   return out;
 }
 

@@ -48,7 +48,7 @@ int run(const Options& options) {
   const std::int64_t vocab_size = model.config().vocab_size;
   for (const std::string& text : dataset.warnings) warn(text);
   if (!loaded.tokenizer && dataset.tokenizer && dataset.tokenizer->vocab_size() < vocab_size / 2)
-    warn(fmt::format("the {} tokenizer has {} tokens, and the model {}: not the model's tokenizer?",
+    warn(fmt::format("the {} tokenizer has {} tokens, the model {}: is it the model's tokenizer?",
                      options.tokenizer, dataset.tokenizer->vocab_size(), vocab_size));
   const io::Sampler rows(dataset.train, seq_len, io::DataOrder::Sequential, 0, "the data");
   std::int64_t count = rows.samples_per_epoch();
@@ -73,7 +73,7 @@ int run(const Options& options) {
   const double loss = sum / tokens;
   if (const double uniform = std::log(static_cast<double>(vocab_size)); loss > uniform + 0.1)
     warn(
-        fmt::format("the loss of {:.4f} is worse than that of guessing, ln {} = {:.4f}; are these "
+        fmt::format("the loss of {:.4f} is worse than a uniform guess, ln {} = {:.4f}; are these "
                     "the tokens that the model was trained on?",
                     loss, vocab_size, uniform));
   if (options.json) {

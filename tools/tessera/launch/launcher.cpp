@@ -35,21 +35,20 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// timeout(1) and schedulers signal a process, then its group: one request within this.
+// Signals within this time are one request: schedulers signal a process and its group.
 constexpr std::chrono::seconds kSameRequest{1};
-// Of a rank to the store.
+// Connections of a rank to the store.
 constexpr std::size_t kConnections = 4;
-// Reads of the ranks' output at the end: a pipe holds 16 pages of at most 64 KiB.
+// Final reads of the ranks' output: a pipe holds 16 pages of at most 64 KiB.
 constexpr int kLastPumps = 16;
-// Between checks of ranks that announced that they leave.
+// Interval between checks for ranks that announced their exit and still run.
 constexpr std::chrono::milliseconds kLook{1000};
 
 std::string line_of(std::string_view text) { return fmt::format("tessera: {}\n", escaped(text)); }
 
-// Why a run failed.
 struct Failure {
   int code = kCommunicationFailed;
-  bool is_own = true;     // not a consequence of another rank's failure
+  bool is_own = true;     // root cause, not a consequence of another rank's failure
   int rank = -1;          // -1: unknown
   std::string what = {};  // "was killed by SIGKILL"
   std::string text = {};  // the whole sentence
@@ -61,11 +60,11 @@ std::string what_happened(const CommError& verdict) {
     case CommFailure::PeerLost:
       return "was lost";
     case CommFailure::Timeout:
-      return "did not come in time";
+      return "did not arrive in time";
     case CommFailure::Mismatch:
       return "disagreed with the others";
     case CommFailure::Aborted:
-      return "gave up";
+      return "aborted communication";
   }
   return "failed";
 }
@@ -83,7 +82,7 @@ Failure failure_of(const CommError& verdict, bool is_own) {
 
 class Launch {
  public:
-  /// @param signals  made before any thread, which inherits the mask
+  /// @param signals  created before any thread, so that threads inherit the mask
   Launch(int nproc, const LaunchOptions& options, const LauncherSignals& signals)
       : nproc_(nproc),
         options_(options),
@@ -100,7 +99,7 @@ class Launch {
         [this](const std::string& note) { log_.write(line_of("warning: " + note)); });
   }
 
-  ~Launch() {  // only on an exception are any left
+  ~Launch() {  // ranks are left only after an exception
     monitor_.reset();
     for (const RankProcess& rank : ranks_) {
       if (!rank.running()) continue;
@@ -119,9 +118,9 @@ class Launch {
       reap();
       act_on_verdict();
       if (next_step_ && Clock::now() >= *next_step_) end_the_others();
-      end_who_stays();
+      kill_lingering();
     }
-    // What the pipes hold; processes that ranks started may go on to write.
+    // Drain the pipes; bounded, since child processes of ranks may still write.
     for (int i = 0; i < kLastPumps; ++i) pump_all();
     for (RankProcess& rank : ranks_) rank.finish_output();
     LaunchOutcome outcome = conclude();
@@ -187,7 +186,7 @@ class Launch {
         continue;
       }
       note_request(signal.number);
-      // Ranks are in the terminal's process group and have received it.
+      // The terminal has signalled the whole process group, ranks included.
       if (!signal.by_terminal) signal_all(signal.number);
     }
   }
@@ -216,7 +215,7 @@ class Launch {
                     .is_own = WIFSIGNALED(status) || code != kCommunicationFailed,
                     .rank = number,
                     .what = describe_end(status)};
-    if (code == 127) failure.what += fmt::format(" (could {} be run?)", options_.program);
+    if (code == 127) failure.what += fmt::format(" (is {} an executable?)", options_.program);
     failure.text = name(number) + " " + failure.what;
     if (root_ && root_->is_own) {
       if (WIFSIGNALED(status) && root_->rank >= 0 && root_->rank != number)
@@ -230,7 +229,7 @@ class Launch {
     if (!next_step_) act_in(options_.notice);
   }
 
-  // The signal that a rank ended by in good order: a forwarded one, or one that it received itself.
+  // The stop signal that a rank obeyed (forwarded, or sent to the rank itself), or 0.
   int stop_request_of(int status) const {
     for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) {
       const bool is_own = passed_on_ == 0 && !ending_ && signal != SIGUSR1;
@@ -242,7 +241,7 @@ class Launch {
     return 0;
   }
 
-  // A rank without a handler has not met the others, and ends by the signal at once: all stop.
+  // A rank without a handler has not met the others and dies of the signal: stop all ranks.
   void end_by_request(int number, int signal) {
     ended_by_request_.insert(number);
     if (root_ || ending_ || running() == 0) return;
@@ -250,14 +249,13 @@ class Launch {
       note_request(signal);
       signal_all(signal);
     }
-    CommError error(CommFailure::PeerLost, {number}, "{} ended when it was asked to stop",
-                    name(number));
+    CommError error(CommFailure::PeerLost, {number}, "{} exited on a stop request", name(number));
     comm::publish_verdict(server_, error.set_fate(signal_name(signal)));
     if (!next_step_) act_in(options_.notice);
   }
 
-  // Exit code 4 follows from another rank's failure: the ranks' verdict names it, or they could
-  // not reach this process.
+  // Exit code 4 is a consequence: blame the rank that the verdict names; without a verdict, the
+  // ranks could not reach this process.
   void blame_verdict(const Failure& failure) {
     auto verdict = comm::find_verdict(server_);
     if (!verdict) verdict = comm::find_failure(server_, comm::kRendezvous);
@@ -270,14 +268,14 @@ class Launch {
     }
   }
 
-  // Ranks that wait in an agreement see no broken connection.
+  // Publishes the failure: ranks that wait in an agreement see no broken connection.
   void publish(int number, const std::string& fate) {
     if (running() == 0) return;
     CommError error(CommFailure::PeerLost, {number}, "{}", root_->text);
     comm::publish_verdict(server_, error.set_fate(fate));
   }
 
-  // The monitor has published a verdict. A stopped process reacts to nothing but SIGKILL.
+  // Acts on the monitor's verdict. SIGKILL, since a stopped process ignores everything else.
   void act_on_verdict() {
     std::uint64_t count = 0;
     if (::read(verdict_.get(), &count, sizeof(count)) < 0 || root_) return;
@@ -291,9 +289,9 @@ class Launch {
     if (!next_step_) act_in(options_.notice);
   }
 
-  // The monitor expects no heartbeat of a rank that announced that it leaves. Looks are counted
-  // rather than time, which passes while the host is suspended.
-  void end_who_stays() {
+  // Kills ranks that announced their exit and still run: the monitor expects no heartbeat from
+  // them. Counts checks instead of time, which passes while the host is suspended.
+  void kill_lingering() {
     const auto now = Clock::now();
     if (next_step_ || now < next_look_) return;
     next_look_ = now + kLook;
@@ -309,7 +307,7 @@ class Launch {
     const bool one = staying.size() == 1;
     root_ =
         Failure{.rank = one ? staying[0] : -1,
-                .what = fmt::format("did not end within {} of leaving, and {} ended",
+                .what = fmt::format("did not exit within {} of announcing it, and {} killed",
                                     comm::format_seconds(options_.leave), one ? "was" : "were")};
     root_->text = (one ? name(staying[0]) : comm::rank_list(staying)) + " " + root_->what;
     if (!one) root_->what = root_->text;
@@ -335,7 +333,7 @@ class Launch {
     if (root_ && root_->code == kCommunicationFailed && ended_by_request_.contains(root_->rank))
       root_.reset();  // a consequence of the request
     if (root_) {
-      log_.write(line_of(root_->text + (signalled_ ? "; the other ranks were ended" : "")));
+      log_.write(line_of(root_->text + (signalled_ ? "; the other ranks were terminated" : "")));
       outcome.code = root_->code;
       outcome.failed = true;
       outcome.culprit = root_->rank;
@@ -343,8 +341,8 @@ class Launch {
           root_->rank < 0 ? root_->what : fmt::format("rank {} {}", root_->rank, root_->what);
     } else if (!killed_.empty()) {
       log_.write(line_of(fmt::format(
-          "rank{} {} did not end within {} of the last request to stop, and {} killed; what was "
-          "not saved is lost",
+          "rank{} {} did not exit within {} of the last stop request, and {} killed; unsaved "
+          "progress is lost",
           killed_.size() == 1 ? "" : "s", fmt::join(killed_, ", "),
           comm::format_seconds(options_.grace), killed_.size() == 1 ? "was" : "were")));
       outcome.code = kCommunicationFailed;
@@ -359,16 +357,17 @@ class Launch {
   const LauncherSignals& signals_;
   LogOutput log_;
   comm::TcpStoreServer server_;
-  comm::FileDescriptor verdict_{::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)};  // one was published
+  comm::FileDescriptor verdict_{
+      ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)};  // readable: a verdict was published
   std::unique_ptr<comm::Monitor> monitor_;
   std::deque<RankProcess> ranks_;
   std::optional<Failure> root_;
-  int passed_on_ = 0;  // signal
+  int passed_on_ = 0;  // signal; 0: none
   Clock::time_point passed_on_at_;
   int stopped_by_ = 0;       // signal
   bool ending_ = false;      // SIGTERM was sent
-  bool signalled_ = false;   // to ranks that still ran
-  std::vector<int> killed_;  // that SIGTERM did not end
+  bool signalled_ = false;   // ... while ranks were running
+  std::vector<int> killed_;  // ranks that survived SIGTERM
   std::optional<Clock::time_point> next_step_;
   std::set<int> ended_by_request_;
   std::map<int, int> leaving_looks_;

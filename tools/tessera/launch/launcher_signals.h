@@ -6,8 +6,8 @@
 
 namespace tessera::tools {
 
-/// Blocks SIGINT, SIGTERM, SIGUSR1 and SIGCHLD for a scope, to be read through a descriptor. Resets
-/// SIGCHLD if the parent ignores it, as the kernel would discard the ranks' exit codes.
+/// Blocks SIGINT, SIGTERM, SIGUSR1 and SIGCHLD for a scope and reads them from a descriptor. Resets
+/// an ignored SIGCHLD, with which the kernel would discard the ranks' exit codes.
 class LauncherSignals {
  public:
   struct Signal {
@@ -24,7 +24,7 @@ class LauncherSignals {
   int fd() const { return fd_.get(); }
   /// The next pending signal other than SIGCHLD.
   Signal next() const;
-  /// Signal mask for ranks: as before the scope, but SIGUSR1 is blocked until a rank handles it.
+  /// Signal mask for ranks: the previous one, with SIGUSR1 blocked until the rank handles it.
   sigset_t mask_of_ranks() const;
 
  private:

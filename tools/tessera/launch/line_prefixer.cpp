@@ -7,8 +7,8 @@
 namespace tessera::tools {
 namespace {
 
-constexpr std::size_t kMaxLine = 64 * 1024;  // longer ones are broken
-constexpr int kReads = 16;                   // at once: what a pipe holds
+constexpr std::size_t kMaxLine = 64 * 1024;  // longer lines are split
+constexpr int kReads = 16;                   // per pump(): the capacity of a pipe
 
 }  // namespace
 

@@ -7,7 +7,7 @@
 
 namespace tessera::tools {
 
-/// Copies a pipe to a log, each line with a prefix and in one write, so that the lines of several
+/// Copies a pipe to a log and prefixes each line. One write per line, so that lines of several
 /// ranks do not mix.
 class LinePrefixer {
  public:
@@ -15,7 +15,7 @@ class LinePrefixer {
   LinePrefixer(comm::FileDescriptor from, LogOutput& to, std::string prefix);
   /// -1 at the end of the stream.
   int fd() const { return from_.get(); }
-  /// Copies at most 64 KiB of what is there now; at the end of the stream also an unfinished line.
+  /// Copies at most 64 KiB without blocking; at the end of the stream also an unfinished line.
   void pump();
   /// Writes the rest of an unfinished line.
   void finish();

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kFull = 256 * 1024;
 
-// Whole lines that a pipe takes in one write, or the beginning of a long line.
+// Whole lines that fit one atomic pipe write, or the beginning of a long line.
 std::string_view piece_of(std::string_view text) {
   if (text.size() <= PIPE_BUF) return text;
   const std::size_t end = text.rfind('\n', PIPE_BUF - 1);
@@ -40,7 +40,7 @@ LogOutput::LogOutput(int fd) : fd_(fd) {
   kind_ = own_ ? Kind::Own : Kind::Polled;
 }
 
-// As write(2), with EAGAIN where it would block.
+// Like write(2), but fails with EAGAIN instead of blocking.
 ssize_t LogOutput::write_some(std::string_view text) const {
   switch (kind_) {
     case Kind::Own:
@@ -89,16 +89,17 @@ std::size_t LogOutput::kept() const {
 
 void LogOutput::drop_oldest() {
   const std::lock_guard lock(mutex_);
-  // A part of the first line may have been written.
+  // Keep the first line: a part of it may have been written.
   const std::size_t line = kept_.find('\n');
   const std::size_t begin = line == kept_.npos ? 0 : line + 1;
   const std::size_t half = kept_.find('\n', begin + (kept_.size() - begin) / 2);
   const std::size_t end = half == kept_.npos ? kept_.size() : half + 1;
-  // The oldest line may be the previous warning.
+  // Exclude the previous warning from the count.
   const bool told = !note_.empty() && kept_.compare(begin, note_.size(), note_) == 0;
   dropped_ += end - begin - (told ? note_.size() : 0);
-  note_ = fmt::format("{}tessera: warning: {} bytes of this log were dropped, as nobody read it\n",
-                      begin == 0 ? "\n" : "", dropped_);
+  note_ =
+      fmt::format("{}tessera: warning: {} bytes of this log were dropped because nobody read it\n",
+                  begin == 0 ? "\n" : "", dropped_);
   kept_.replace(begin, end - begin, note_);
 }
 

@@ -9,28 +9,27 @@
 
 namespace tessera::tools {
 
-/// Writes to a descriptor that may be slow or unread, from threads that must not block: keeps text
-/// that can't be written at once. Thread-safe.
+/// Writes to a slow or unread descriptor without blocking: buffers text that can't be written at
+/// once. Thread-safe.
 class LogOutput {
  public:
-  /// @param fd  outlives this; its flags, shared with other processes, are not changed
+  /// @param fd  must outlive this; its flags are not changed, as other processes share them
   explicit LogOutput(int fd);
-  /// Does not block, except on files. Lines of up to PIPE_BUF bytes stay whole beside other writers
-  /// of the same pipe. Drops text once writing fails.
+  /// Never blocks, except on files. Lines of up to PIPE_BUF bytes do not mix with those of other
+  /// writers of the same pipe. Drops all text after a write error.
   /// @param text  whole lines
   void write(std::string_view text);
-  /// Writes kept text as far as possible.
   void flush() { write({}); }
-  /// Descriptor to poll for writing; -1 if nothing is kept.
+  /// Descriptor to poll for writing; -1 if nothing is buffered.
   int fd() const;
-  /// So much is kept that callers should stop copying, or drop_oldest().
+  /// 256 KiB or more are buffered: callers should stop copying, or drop_oldest().
   bool is_full() const;
-  /// Replaces the older half of the kept lines by a warning.
+  /// Replaces the older half of the buffered lines by a warning.
   void drop_oldest();
-  /// Waits until all is written, nothing is taken for `patience`, or `most` has passed.
-  /// @return whether all is written
+  /// Waits until the buffer is empty, no progress is made for `patience`, or `most` has passed.
+  /// @return whether the buffer is empty
   bool wait(std::chrono::milliseconds patience, std::chrono::milliseconds most);
-  /// The same; drops the rest.
+  /// wait(), then drops the rest.
   void finish(std::chrono::milliseconds patience = std::chrono::seconds(10),
               std::chrono::milliseconds most = std::chrono::seconds(60));
 
@@ -40,12 +39,12 @@ class LogOutput {
   std::size_t kept() const;
 
   const int fd_;
-  comm::FileDescriptor own_;  // the same file, opened again without blocking
+  comm::FileDescriptor own_;  // the same file, reopened with O_NONBLOCK
   Kind kind_ = Kind::Plain;
   mutable std::mutex mutex_;
   std::string kept_;
-  std::size_t dropped_ = 0;  // bytes, in all
-  std::string note_;         // the warning
+  std::size_t dropped_ = 0;  // bytes, total
+  std::string note_;         // the last warning about dropped bytes
 };
 
 }  // namespace tessera::tools

@@ -34,7 +34,7 @@ RankProcess::RankProcess(int rank, RankCommand command, LogOutput& log) {
   const pid_t parent = ::getpid();
   pid_ = ::fork();
   require<IoError>(pid_ >= 0, "cannot start rank {}: fork failed: {}", rank, std::strerror(errno));
-  if (pid_ == 0) {  // a copy of a process with threads: nothing here may allocate
+  if (pid_ == 0) {  // forked from a process with threads: must not allocate
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != parent) ::_exit(kCommunicationFailed);  // the parent died before prctl()
     if (rank != 0) {
@@ -65,7 +65,7 @@ std::optional<int> RankProcess::reap() {
   const pid_t ended = ::waitpid(pid_, &status, WNOHANG);
   if (ended == 0 || (ended < 0 && errno != ECHILD)) return std::nullopt;
   running_ = false;
-  return ended > 0 ? status : W_EXITCODE(1, 0);  // its status is lost: a failure
+  return ended > 0 ? status : W_EXITCODE(1, 0);  // the status is lost: counts as a failure
 }
 
 void RankProcess::pump() {

@@ -12,7 +12,7 @@
 
 namespace tessera::tools {
 
-/// Exit code of a process that the other ranks of its run were lost to.
+/// Exit code of a rank that lost other ranks.
 inline constexpr int kCommunicationFailed = 4;
 
 struct RankCommand {
@@ -22,7 +22,7 @@ struct RankCommand {
   sigset_t mask;
 };
 
-/// A rank: a child process that dies with this one.
+/// A rank as a child process, which dies with this process.
 class RankProcess {
  public:
   /// Starts the process. Rank 0 inherits standard output and error; the output of other ranks is
@@ -33,16 +33,14 @@ class RankProcess {
   pid_t pid() const { return pid_; }
   bool running() const { return running_; }
   void signal(int number) const;
-  /// Kills the process; note its end as `expected`.
   void kill_expected();
   bool is_expected_to_end() const { return is_expected_to_end_; }
-  /// @return the status as of waitpid() once the process has ended, once
+  /// @return the waitpid() status, once, after the process has ended
   std::optional<int> reap();
 
   /// Descriptor to poll for output; -1: none.
   int output() const { return output_ ? output_->fd() : -1; }
   void pump();
-  /// Writes the rest of an unfinished line.
   void finish_output();
 
  private:

@@ -11,9 +11,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int kUsage = 2;       // exit code
-constexpr int kMostBarren = 2;  // failures in a row without a checkpoint in between
+constexpr int kMostBarren = 2;  // consecutive failures without a new checkpoint
 
-// @return the signal received meanwhile, or 0
+// @return the signal that arrived meanwhile, or 0
 int pause(const LauncherSignals& signals, std::chrono::milliseconds time) {
   const auto end = Clock::now() + time;
   for (;;) {
@@ -25,7 +25,7 @@ int pause(const LauncherSignals& signals, std::chrono::milliseconds time) {
   }
 }
 
-// The largest number of ranks below `nproc` that fits; 0: none.
+// The largest allowed number of ranks below `nproc`; 0: none.
 int fewer_ranks(const RestartOptions& restarts, int nproc) {
   if (restarts.min_nproc <= 0) return 0;
   for (int fewer = nproc - 1; fewer >= restarts.min_nproc; --fewer)
@@ -48,13 +48,13 @@ int launch_with_restarts(int nproc, const std::vector<std::string>& argv,
     const std::string& failure = outcome.failure;
     if (restart > restarts.restarts) {
       if (restarts.restarts > 0) {
-        say(options, fmt::format("{}; not started again after {} restart{}", failure,
-                                 restarts.restarts, restarts.restarts == 1 ? "" : "s"));
+        say(options, fmt::format("{}; giving up after {} restart{}", failure, restarts.restarts,
+                                 restarts.restarts == 1 ? "" : "s"));
       }
       return outcome.code;
     }
     const std::optional<std::int64_t> newest = restarts.newest_step();
-    const bool progress = newest > step;  // none comes before any
+    const bool progress = newest > step;  // nullopt is less than any step
     barren = progress ? 0 : barren + 1;
     std::string size;
     if (!progress && outcome.culprit >= 0 && outcome.culprit == former_culprit) {
@@ -65,7 +65,7 @@ int launch_with_restarts(int nproc, const std::vector<std::string>& argv,
       }
     }
     if (barren >= kMostBarren) {
-      say(options, fmt::format("{}; not started again: no checkpoint was committed between the "
+      say(options, fmt::format("{}; giving up: no checkpoint was committed between the "
                                "last {} failures",
                                failure, barren));
       return outcome.code;
@@ -74,8 +74,8 @@ int launch_with_restarts(int nproc, const std::vector<std::string>& argv,
     former_culprit = size.empty() ? outcome.culprit : -1;
     arguments = restarts.arguments(newest.has_value());
     say(options, fmt::format("restart {} of {}: {}; {}{}", restart, restarts.restarts, failure,
-                             newest ? fmt::format("going on from step {}", *newest)
-                                    : std::string("starting anew, as there is no checkpoint yet"),
+                             newest ? fmt::format("resuming from step {}", *newest)
+                                    : std::string("starting from scratch, no checkpoint yet"),
                              size));
     if (const int signal = pause(signals, restarts.pause); signal != 0) {
       say(options, fmt::format("stopped by signal {} before the restart", signal));

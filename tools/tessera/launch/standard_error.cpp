@@ -7,16 +7,16 @@
 namespace tessera::tools {
 namespace {
 
-// A slow reader, such as a remote terminal, takes the text within this.
+// Longest wait for a slow reader, such as a remote terminal.
 constexpr std::chrono::milliseconds kSlowReader{100};
-// At the end: without progress, and in all.
+// Limits of the final wait: without progress, and in total.
 constexpr std::chrono::milliseconds kPatience{3'000}, kMost{8'000};
 
 }  // namespace
 
 std::streamsize LogBuffer::xsputn(const char* text, std::streamsize size) {
   to_.write({text, static_cast<std::size_t>(size)});
-  // No thread writes the rest later. One wait shows whether anybody reads.
+  // No thread flushes the rest later. After one timeout, don't wait again until the buffer empties.
   if (to_.fd() < 0)
     is_read_ = true;
   else if (is_read_)

@@ -7,8 +7,8 @@
 
 namespace tessera::tools {
 
-/// Writes to a LogOutput; drops the oldest lines, with a warning, when that is full. Thread-safe:
-/// one write stays whole.
+/// Stream buffer on a LogOutput; drops the oldest lines, with a warning, when full. Thread-safe:
+/// each write stays whole.
 class LogBuffer final : public std::streambuf {
  public:
   explicit LogBuffer(LogOutput& to) : to_(to) {}
@@ -20,12 +20,12 @@ class LogBuffer final : public std::streambuf {
 
  private:
   LogOutput& to_;
-  std::atomic<bool> is_read_{true};  // as far as known
+  std::atomic<bool> is_read_{true};  // the last wait ended with an empty buffer
 };
 
-/// Makes std::cerr almost non-blocking for a scope: a run goes on, saves and stops though its
-/// terminal is stopped or its pipe is full. The destructor waits a few seconds, less than a
-/// launcher leaves to a rank that ends. One at a time.
+/// Makes std::cerr almost non-blocking for a scope, so that a run trains, saves and stops even if
+/// its terminal is stopped or its pipe is full. The destructor waits at most 8 s, less than the
+/// launcher allows an exiting rank. One instance at a time.
 class PatientStandardError {
  public:
   PatientStandardError();

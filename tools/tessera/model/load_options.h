@@ -7,7 +7,7 @@
 
 namespace tessera::tools {
 
-/// Declares MODEL and how to load it. `model` and `options` must outlive the parsing.
+/// Declares MODEL and the load options. `model` and `options` must outlive the parsing.
 void add_load_options(CLI::App& app, std::string& model, LoadOptions& options);
 
 }  // namespace tessera::tools

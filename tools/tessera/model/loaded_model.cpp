@@ -20,7 +20,7 @@ int default_threads(std::int64_t asked, int local_ranks) {
   if (const char* variable = std::getenv("OMP_NUM_THREADS");
       variable != nullptr && *variable != 0) {
     int threads = 0;
-    // A list ("4,2") has threads per nesting level; the first counts.
+    // "4,2": threads per nesting level; use the first.
     const auto [end, status] = std::from_chars(variable, variable + std::strlen(variable), threads);
     require(status == std::errc() && (*end == 0 || *end == ',') && threads >= 1,
             "OMP_NUM_THREADS must be a number of threads, 1 or more, got '{}'", variable);
@@ -38,7 +38,8 @@ LoadedModel load_model(const std::string& path, const LoadOptions& options) {
   ChosenDevice chosen = open_device(options.device, 0, default_threads(options.threads, 1));
   loaded.context = std::move(chosen.context);
   if (!chosen.why_cpu.empty() && has_device_backend())
-    std::cerr << "tessera: note: computing on the CPU; `tessera doctor` says why no GPU is used\n";
+    std::cerr
+        << "tessera: note: computing on the CPU; `tessera doctor` explains why no GPU is used\n";
   loaded.context->set_grad_enabled(false);
   const models::Gpt2Config config = parse_model_section(source->config(), loaded.path.string());
   require_head_dim(config, loaded.context->device(), "--device cpu");

@@ -11,12 +11,11 @@
 
 namespace tessera::tools {
 
-/// A whole model in memory, ready to evaluate or generate.
 struct LoadedModel {
   std::shared_ptr<Context> context;
   std::unique_ptr<models::Gpt2> model;
-  io::TokenizerPtr tokenizer;  ///< null if the model came without one that this build reads
-  std::filesystem::path path;  ///< what was opened
+  io::TokenizerPtr tokenizer;  ///< null if the model has none that this build reads
+  std::filesystem::path path;  ///< resolved source
 };
 
 struct LoadOptions {
@@ -26,13 +25,13 @@ struct LoadOptions {
   int threads = 0;              ///< 0: OMP_NUM_THREADS or the number of processors
 };
 
-/// Loads a MODEL: a checkpoint, a run, or a Hugging Face directory. Notes on standard error if
-/// "auto" chose the CPU in a build with a GPU backend.
+/// Loads a checkpoint, a run, or a Hugging Face directory. Prints a note if "auto" chose the CPU in
+/// a build with a GPU backend.
 /// @throws as io::open_model and parse_step; InvalidArgument on another dtype
 LoadedModel load_model(const std::string& path, const LoadOptions& options);
 
-/// Runs `work` and adds advice to an OutOfMemory that it throws.
-/// @param advice  the command's own, which comes first
+/// Runs `work`; adds advice to an OutOfMemory error.
+/// @param advice  of the command; comes first
 int with_load_advice(const LoadOptions& options, MemoryAdvice advice,
                      const std::function<int()>& work);
 

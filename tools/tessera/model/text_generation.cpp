@@ -15,18 +15,18 @@ std::vector<std::int32_t> generate(models::Gpt2& model, const std::shared_ptr<Co
                                    const std::vector<std::int32_t>& prompt, std::int64_t count,
                                    const models::SamplingOptions& options, const RngKey& key,
                                    const std::function<void(std::int32_t)>& on_token) {
-  require(!prompt.empty(), "the prompt is empty; give at least one token to go on from");
+  require(!prompt.empty(), "the prompt is empty; give at least one token to continue");
   options.validate();
   const auto positions = static_cast<std::size_t>(model.config().seq_len);
   std::vector<std::int32_t> text = prompt;
   std::vector<std::int32_t> result;
   models::KvCache cache = model.make_cache(1);
-  std::size_t fed = 0;  // tokens of `text` that the cache has seen, counted from its start
+  std::size_t fed = 0;  // tokens of `text` that were fed to the cache
   for (std::int64_t i = 0; i < count; ++i) {
     std::size_t fresh = text.size() - fed;
     if (static_cast<std::size_t>(cache.past) + fresh > positions) {
-      // Keeps the end of a long prompt; later slides free half of the positions, so that only few
-      // tokens need a new context.
+      // A long prompt keeps its last `positions` tokens. Later, half of the positions are freed at
+      // once, so that the context is rarely recomputed.
       cache.past = 0;
       fresh = i == 0 ? positions : std::max<std::size_t>(positions / 2, 1);
     }

@@ -5,7 +5,7 @@
 namespace tessera::tools {
 
 void MemoryAdvice::add(const std::string& flag, const std::string& why) {
-  if (text_.empty()) text_ = "what lowers the need of memory, one or more of:";
+  if (text_.empty()) text_ = "to use less memory, set one or more of:";
   text_ += fmt::format("\n  {:<30} # {}", flag, why);
 }
 

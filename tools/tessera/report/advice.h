@@ -4,18 +4,17 @@
 
 namespace tessera::tools {
 
-/// Flags that lower a command's memory, one per line, ready to paste.
+/// Flags that reduce a command's memory, one per line.
 class MemoryAdvice {
  public:
   void add(const std::string& flag, const std::string& why);
-  /// Empty if there are none.
   const std::string& text() const { return text_; }
 
  private:
   std::string text_;
 };
 
-/// An OutOfMemory's message, followed by the advice, if any.
+/// Appends the advice, if any, to the message of an OutOfMemory.
 std::string with_advice(std::string message, const MemoryAdvice& advice);
 
 }  // namespace tessera::tools

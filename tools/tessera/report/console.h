@@ -9,30 +9,27 @@
 
 namespace tessera::tools {
 
-/// Capabilities of an output stream.
 struct ConsoleStyle {
-  bool live = false;   ///< a terminal: lines can be redrawn
+  bool live = false;   ///< terminal on which lines can be redrawn
   bool color = false;  ///< live, and NO_COLOR is not set
   int width = 80;      ///< columns
 };
-/// @param descriptor  STDERR_FILENO or STDOUT_FILENO
 ConsoleStyle detect_console(int descriptor);
 
 enum class Tone : std::uint8_t { Plain, Dim, Good, Bad };
-/// Text with ANSI codes around it if the style has color.
+/// Adds ANSI codes if the style has color.
 std::string paint(const ConsoleStyle& style, Tone tone, std::string_view text);
 
 /// "  label   value" lines with values aligned; a row with an empty label continues the one above.
 std::string format_rows(const ConsoleStyle& style,
                         const std::vector<std::pair<std::string, std::string>>& rows);
 
-/// "12", "3.4k", "1.2M", "5.0G": three significant digits at least, decimal prefixes.
+/// "12", "3.40k", "12.5M", "1.20G": at least three significant digits, decimal prefixes.
 std::string format_count(double value);
 /// "850 ms", "12.3 s", "4m 05s", "2h 07m", "3d 04h"
 std::string format_duration(double seconds);
 
-/// A line of `width` block characters; values are averaged or repeated to fit. Values that are not
-/// finite leave a gap.
+/// `width` block characters; averages or repeats values to fit, with gaps for non-finite values.
 std::string sparkline(std::span<const double> values, int width);
 
 }  // namespace tessera::tools

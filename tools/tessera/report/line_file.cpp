@@ -30,7 +30,7 @@ void keep_lines(const std::filesystem::path& path, const Keep& keep) {
         line.is_object() && line.contains("step") && line["step"].is_number_integer();
     const bool stays = whole && keep(line);
     if (stays) kept += text + '\n';
-    all = all && stays && !old.eof();  // eof: the line has no end
+    all = all && stays && !old.eof();  // eof: the line has no newline
   }
   require<IoError>(!old.bad(), "cannot read {}: {}", path.string(), std::strerror(errno));
   old.close();
@@ -61,7 +61,7 @@ void LineFile::write(const nlohmann::ordered_json& line) {
   if (!error.empty() && !waited) warning_ = error;
 }
 
-// @return the error, or empty: nothing waits
+// @return the error; empty if everything was written
 std::string LineFile::write_waiting() {
   while (!waiting_.empty()) {
     const ssize_t n = ::write(fd_, waiting_.data(), waiting_.size());

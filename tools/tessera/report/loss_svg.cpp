@@ -18,7 +18,7 @@ struct Point {
   double x, y;
 };
 
-/// Finite points, averaged in at most `limit` equal ranges of steps.
+/// Drops non-finite points and averages the rest into at most `limit` points.
 std::vector<Point> thin(const std::vector<LossPoint>& points, std::size_t limit) {
   std::vector<Point> finite;
   for (const LossPoint& p : points) {
@@ -37,7 +37,7 @@ std::vector<Point> thin(const std::vector<LossPoint>& points, std::size_t limit)
   return out;
 }
 
-/// A range of the data with ticks at round numbers: 1, 2 or 5 times a power of ten.
+/// Axis with ticks at 1, 2 or 5 times a power of ten.
 struct Axis {
   double low = 0, high = 1, tick = 1;
 
@@ -81,7 +81,7 @@ std::string escape(const std::string& text) {
       case '>':
         out += "&gt;";
         break;
-      case '"':  // the title is an attribute too
+      case '"':  // the title is also used as an attribute
         out += "&quot;";
         break;
       default:
@@ -92,7 +92,7 @@ std::string escape(const std::string& text) {
   return out;
 }
 
-/// The end of a long title, where paths differ, short enough for the legend beside it.
+/// Keeps the end of a long title, where paths differ, to leave room for the legend.
 std::string shorten(const std::string& title) {
   constexpr std::size_t kMost = 38;
   if (title.size() <= kMost) return title;
@@ -118,7 +118,7 @@ struct Plot {
   }
 };
 
-// Plain class rules: many viewers lack custom properties.
+// No custom properties: many viewers lack them.
 constexpr const char* kStyle = R"(<style>
   svg { font-family: system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; font-size: 13px }
   text { fill: #5f6b7a } .title { fill: #1f2933; font-size: 16px; font-weight: 600 }

@@ -8,8 +8,8 @@
 
 namespace tessera::tools {
 
-/// A self-contained SVG of training and validation loss over steps, for light and dark pages. Long
-/// curves are thinned; points that are not finite are left out.
+/// Self-contained SVG of training and validation loss over steps, for light and dark pages. Long
+/// curves are thinned; non-finite points are left out.
 std::string loss_svg(const std::string& title, const std::vector<LossPoint>& train,
                      const std::vector<LossPoint>& val);
 

@@ -14,16 +14,16 @@ namespace tessera::tools {
 
 /// One training step's line of metrics.jsonl.
 struct StepMetrics {
-  std::int64_t step = 0;  ///< from 0; updates made when the loss was measured
+  std::int64_t step = 0;  ///< number of updates before the loss was measured
   double loss = 0;        ///< nats per token over the global batch, before the update
   double grad_norm = 0;   ///< global, before clipping
   double lr = 0;
   double epoch = 0;         ///< passes over the training data by the end of the step
-  std::int64_t tokens = 0;  ///< of this step, over all ranks
+  std::int64_t tokens = 0;  ///< in this step, over all ranks
   double step_ms = 0;
   double tokens_per_s = 0;
-  std::int64_t memory_bytes = 0;  ///< peak of this rank's ledger
-  bool skipped = false;           ///< nothing was updated; written only if true
+  std::int64_t memory_bytes = 0;  ///< peak of the rank's ledger
+  bool skipped = false;           ///< no update was made; written only if true
 };
 
 struct LossPoint {
@@ -31,20 +31,20 @@ struct LossPoint {
   double loss = 0;
 };
 
-/// Writes metrics.jsonl: one object per step and evaluation, none twice. `step` counts the updates
-/// made so far, so a step's loss and an evaluation with the same `step` are of the same weights.
-/// Each line has `time` (seconds since 1970) and `elapsed_s` (since this start of the run). Values
-/// that are not finite become null. While the disk is full lines wait as in LineFile.
+/// Writes metrics.jsonl: one object per step and per evaluation, without duplicates. `step` counts
+/// updates, so a training loss and an evaluation with the same `step` used the same weights. Each
+/// line has `time` (seconds since 1970) and `elapsed_s` (since this start). Non-finite values
+/// become null. Lines are buffered while the disk is full, see LineFile.
 class MetricsWriter {
  public:
-  /// Opens the file and drops lines that a run resumed at `resume_step` repeats: steps from there
-  /// on and later evaluations; all lines if it is 0.
+  /// Opens the file and drops lines that a run resumed at `resume_step` writes again; all lines if
+  /// it is 0.
   /// @throws IoError
   MetricsWriter(std::filesystem::path path, std::int64_t resume_step);
 
-  /// @throws IoError if too many lines wait; InternalError if the step was written before
+  /// @throws IoError if over 1 MiB is buffered; InternalError if the step was written before
   void write_step(const StepMetrics& metrics);
-  /// Does nothing if the file has that step's evaluation. @throws IoError if too many lines wait
+  /// Does nothing if the file has an evaluation of this step. @throws IoError like write_step()
   void write_evaluation(std::int64_t step, double val_loss);
   void flush() { lines_.flush(); }
   std::string take_warning() { return lines_.take_warning(); }
@@ -61,7 +61,7 @@ class MetricsWriter {
   std::vector<LossPoint> train_;
   std::vector<LossPoint> val_;
   std::set<std::int64_t> evaluated_;
-  LineFile lines_;  // after what opening it fills
+  LineFile lines_;  // last: its constructor fills the members above
 };
 
 }  // namespace tessera::tools

@@ -18,7 +18,7 @@ ProgressLine::ProgressLine(std::ostream& out, const ConsoleStyle& style, std::in
 
 ProgressLine::~ProgressLine() { finish(); }
 
-// The parts that fit, the most wanted first.
+// Parts in order of importance, as many as fit.
 std::string ProgressLine::line(const StepMetrics& m, std::size_t width) const {
   const auto total = fmt::format("{}", total_steps_);
   const double left_s = mean_step_ms_ * static_cast<double>(total_steps_ - m.step - 1) / 1000;
@@ -35,7 +35,7 @@ std::string ProgressLine::line(const StepMetrics& m, std::size_t width) const {
 }
 
 void ProgressLine::update(const StepMetrics& metrics) {
-  // The first steps are slow (cold caches), so the average follows quickly at first.
+  // The first steps are slow (cold caches): a short averaging window lets them fade quickly.
   const double weight =
       1.0 / std::min<double>(50.0, 1.0 + static_cast<double>(metrics.step - first_step_));
   mean_step_ms_ += weight * (metrics.step_ms - mean_step_ms_);
@@ -56,11 +56,11 @@ void ProgressLine::update(const StepMetrics& metrics) {
   const auto width = static_cast<std::size_t>(std::max(style_.width - 1, 0));
   shown_ = line(metrics, width);
   const auto now = std::chrono::steady_clock::now();
-  // 15 frames per second: a terminal over a slow link must not slow down training.
+  // At most 15 redraws per second: a slow terminal must not slow down training.
   if (!last && now - drawn_ < std::chrono::milliseconds(66)) return;
   drawn_ = now;
   clear();
-  // A line that wraps could not be drawn over.
+  // Truncate: a wrapped line can't be redrawn.
   out_ << std::string_view(shown_).substr(0, width) << std::flush;
 }
 
@@ -78,7 +78,7 @@ void ProgressLine::finish() {
   }
 }
 
-// In one write: a killed process must not leave half a line for another rank to continue.
+// One write: a killed process must not leave half a line that another rank continues.
 void ProgressLine::write_line(std::string_view text) {
   out_ << fmt::format("{}\n", text) << std::flush;
 }

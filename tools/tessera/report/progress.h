@@ -11,13 +11,12 @@
 
 namespace tessera::tools {
 
-/// Shows a run's steps: on a terminal one line that is redrawn and fits the screen, elsewhere a
-/// line every `log_every` steps, for the first and for the last. "step 10/50": 10 steps are done.
-/// tokens/s are over the interval since the line before. Not thread-safe.
+/// Shows training progress: redraws one line on a terminal; elsewhere prints the first, the last
+/// and every `log_every`-th step. "step 10/50": 10 steps are done; tokens/s since the previous
+/// line. Not thread-safe.
 class ProgressLine {
  public:
-  /// @param first_step  0, or more for a resumed run
-  /// @param total_steps  of the whole run
+  /// @param first_step  > 0 for a resumed run
   ProgressLine(std::ostream& out, const ConsoleStyle& style, std::int64_t first_step,
                std::int64_t total_steps, std::int64_t log_every);
   ~ProgressLine();
@@ -25,7 +24,7 @@ class ProgressLine {
   ProgressLine& operator=(const ProgressLine&) = delete;
 
   void update(const StepMetrics& metrics);
-  /// Prints a line that stays: an evaluation, a checkpoint, a warning.
+  /// Prints a permanent line: an evaluation, a checkpoint, a warning.
   void note(std::string_view text);
   /// Leaves the last state of the live line on the screen. Idempotent.
   void finish();

@@ -19,7 +19,7 @@ std::size_t character_length(std::string_view text) {
     if ((byte(i) & 0xC0) != 0x80) return 0;
   }
   if (text.size() == 1) return length;
-  // Overlong forms, surrogates, and what lies above U+10FFFF.
+  // Overlong encodings, surrogates, and code points above U+10FFFF.
   if ((first == 0xE0 && byte(1) < 0xA0) || (first == 0xED && byte(1) > 0x9F) ||
       (first == 0xF0 && byte(1) < 0x90) || (first == 0xF4 && byte(1) > 0x8F)) {
     return 0;

@@ -6,13 +6,13 @@
 
 namespace tessera::tools {
 
-/// Length of the UTF-8 character at the start of a non-empty text: more than text.size() if it is
-/// cut, 0 if it is not UTF-8.
+/// Length of the UTF-8 character at the start of a non-empty text: above text.size() if truncated,
+/// 0 if invalid.
 std::size_t character_length(std::string_view text);
 
-/// A line safe for a terminal: bytes that are not UTF-8 and control characters become `\xNN`.
+/// Makes a line safe for a terminal: invalid UTF-8 and control characters become `\xNN`.
 std::string escaped(std::string_view text);
-/// The same for several lines; newlines stay.
+/// The same, but keeps newlines.
 std::string escaped_lines(std::string_view text);
 
 }  // namespace tessera::tools

@@ -22,7 +22,7 @@ constexpr std::size_t kLogLines = 8;
 // Limits the problems listed for runs of thousands of ranks.
 constexpr std::size_t kProblems = 20;
 
-// Whole lines at the end of a file, the oldest first.
+// Whole lines in the last 64 KiB of a file, oldest first.
 std::vector<std::string> tail(const fs::path& path) {
   const io::File file = io::File::open(path);
   const std::int64_t size = file.size();
@@ -51,7 +51,7 @@ std::optional<nlohmann::json> last_line(const std::vector<std::string>& lines, c
   return std::nullopt;
 }
 
-// Text of other processes, made safe for a terminal.
+// Makes text of other processes safe for a terminal.
 std::string printable(std::string text) {
   std::erase_if(text, [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; });
   return text;
@@ -65,17 +65,18 @@ class Gatherer {
     const fs::path& dir = found_.directory;
     std::error_code ignored;
     const auto has = [&](const char* name) { return fs::exists(dir / name, ignored); };
-    require<IoError>(fs::is_directory(dir, ignored), "{} is no directory", dir.string());
-    require<IoError>(has("flight") || has("config.json") || has("metrics.jsonl") || has(".lock"),
-                     "{} is no run: it has neither flight/ nor config.json nor metrics.jsonl; name "
-                     "the directory that --run.out named",
-                     dir.string());
+    require<IoError>(fs::is_directory(dir, ignored), "{} is not a directory", dir.string());
+    require<IoError>(
+        has("flight") || has("config.json") || has("metrics.jsonl") || has(".lock"),
+        "{} is not a run: it has neither flight/ nor config.json nor metrics.jsonl; name "
+        "the directory given as --run.out",
+        dir.string());
     found_.has_config = has("config.json");
     read_records();
     tolerate([&] { read_metrics(); });
     tolerate([&] { read_saves(); });
     tolerate([&] { read_checkpoints(); });
-    read_logs();  // last: most may be missing
+    read_logs();  // last: missing logs may fill the list of problems
     return std::move(found_);
   }
 
@@ -121,11 +122,12 @@ class Gatherer {
       const auto record = records.find(rank);
       if (record == records.end()) {
         const auto why = unreadable.find(rank);
-        evidence.problem = why == unreadable.end()
-                               ? "no record: it did not come so far, or could make no file here"
-                               : "its record can't be read";
+        evidence.problem =
+            why == unreadable.end()
+                ? "no record: the rank failed before writing one, or could not create the file"
+                : "the record can't be read";
       } else if (!is_of_start(record->second, newest)) {
-        evidence.problem = "it left no record of this start: its file is of another one";
+        evidence.problem = "no record of this start: the file is from another start";
       } else {
         evidence.process = look_at(record->second);
         evidence.record = std::move(record->second);
@@ -134,8 +136,8 @@ class Gatherer {
     }
   }
 
-  // Files of an earlier start may remain under the same run id; start ids tell them apart, but only
-  // of ranks that have met.
+  // Files of an earlier start may have the same run id; start ids differ, but exist only after the
+  // ranks have met.
   static bool is_of_start(const FlightRecord& record, const FlightRecord& newest) {
     if (record.world_size != newest.world_size) return false;
     return newest.start_id != 0 ? record.start_id == newest.start_id : record.rank == newest.rank;
@@ -145,7 +147,7 @@ class Gatherer {
     if (found_.problems.size() < kProblems) {
       found_.problems.push_back(std::move(text));
     } else if (found_.problems.size() == kProblems) {
-      found_.problems.emplace_back("and more that is like these");
+      found_.problems.emplace_back("further problems are not listed");
     }
   }
 
@@ -171,7 +173,7 @@ class Gatherer {
 
   void read_saves() {
     const fs::path file = found_.directory / "saves.jsonl";
-    if (!fs::exists(file)) return;  // nothing was to be saved
+    if (!fs::exists(file)) return;  // checkpoint.every is 0
     const auto line = last_line(tail(file), "seconds");
     if (!line) return;
     found_.saved_step = line->at("step").get<std::int64_t>();
@@ -199,7 +201,7 @@ class Gatherer {
 RunEvidence gather_evidence(const fs::path& run_dir) { return Gatherer(run_dir).gather(); }
 
 ProcessState look_at(const FlightRecord& record) {
-  // Another boot id: another host, or a reboot.
+  // A different boot id means another host, or a reboot.
   const bool is_here = !record.boot_id.empty() && record.boot_id == comm::this_boot_id() &&
                        record.pid_start != 0 && record.pid_namespace != 0 &&
                        record.pid_namespace == comm::this_pid_namespace();

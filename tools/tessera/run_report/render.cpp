@@ -18,7 +18,7 @@ double age_of(const FlightRecord& record, std::int64_t ns, std::int64_t now_wall
   return std::max(0.0, static_cast<double>(now_wall_ns - record.wall_ns(ns)) / 1e9);
 }
 
-// In a shell.
+// Quotes a word for a shell.
 std::string quoted(const std::string& word) {
   const bool plain =
       word.find_first_not_of(
@@ -48,7 +48,7 @@ std::string state_of(const RankEvidence& rank, const Verdict& verdict) {
   return "unknown";
 }
 
-// The current or last collective, or a queued one.
+// The newest started collective, else the newest queued one.
 const comm::FlightCollective* last_collective(const FlightRecord& record) {
   if (const auto* newest = record.newest_started()) return newest;
   return record.collectives.empty() ? nullptr : &record.collectives.back();
@@ -68,7 +68,7 @@ std::string table(const RunEvidence& run, const Verdict& verdict, std::int64_t n
   };
   for (std::size_t i = 0; i < run.ranks.size(); ++i) {
     const RankEvidence& rank = run.ranks[i];
-    // Neighbours without a record share one row.
+    // Adjacent ranks with the same problem share a row.
     std::vector<int> numbers = {rank.rank};
     const auto is_alike = [&](const RankEvidence& other) {
       return !other.record && !is_culprit(other) && other.problem == rank.problem;
@@ -133,21 +133,20 @@ std::vector<std::string> next_steps(const RunEvidence& run, const Verdict& verdi
   }
   if (verdict.kind == VerdictKind::Killed) {
     steps.emplace_back(
-        "see who killed it: dmesg (the kernel does when memory runs out), the scheduler's log, or "
-        "the output of the launcher");
+        "find out what killed it: dmesg (the kernel's out-of-memory killer), the scheduler's log, "
+        "or the launcher's output");
   } else if (verdict.kind == VerdictKind::Stopped && any_alive(run)) {
     for (const int rank : verdict.culprits) {
       const auto found = std::ranges::find(run.ranks, rank, &RankEvidence::rank);
       if (found == run.ranks.end() || !found->record) continue;
-      steps.push_back(fmt::format("let it go on: kill -CONT {}; or see where it is: gdb -p {}",
+      steps.push_back(fmt::format("resume it: kill -CONT {}; or see where it hangs: gdb -p {}",
                                   found->record->pid, found->record->pid));
     }
   } else if (verdict.kind == VerdictKind::OutOfMemory) {
-    steps.emplace_back(
-        "take a smaller --train.micro_batch, more ranks, or --train.recompute block");
+    steps.emplace_back("use a smaller --train.micro_batch, more ranks, or --train.recompute block");
   }
   if (any_alive(run)) {
-    steps.emplace_back("ranks still run: the run goes on or ends by itself, or end it first");
+    steps.emplace_back("some ranks still run: wait for the run to end, or stop it first");
   } else if (run.has_config) {
     const bool one_host = std::ranges::all_of(run.ranks, [&](const RankEvidence& rank) {
       return !rank.record ||
@@ -158,7 +157,7 @@ std::vector<std::string> next_steps(const RunEvidence& run, const Verdict& verdi
                                   : std::string();
     steps.push_back(fmt::format("{}: the same command again, or tessera train {}{}",
                                 run.checkpoint_step >= 0
-                                    ? fmt::format("go on from step {}", run.checkpoint_step)
+                                    ? fmt::format("resume from step {}", run.checkpoint_step)
                                     : std::string("start again"),
                                 nproc, quoted((run.directory / "config.json").string())));
   }
@@ -171,13 +170,13 @@ std::string render_text(const RunEvidence& run, const Verdict& verdict, std::int
   std::string text = paint(style, tone, verdict.headline) + "\n\n";
   if (!run.ranks.empty()) text += table(run, verdict, now_wall_ns, style) + '\n';
   if (!is_well(verdict) && !verdict.evidence.empty()) {
-    text += "The others:\n";
+    text += "Other ranks:\n";
     for (const std::string& line : verdict.evidence) text += "  " + line + '\n';
     text += '\n';
   }
   std::vector<std::pair<std::string, std::string>> rows;
   if (run.last_step) {
-    rows.emplace_back("last step written",
+    rows.emplace_back("last logged step",
                       fmt::format("{}, loss {:.4f}", *run.last_step, run.last_loss.value_or(0)));
   }
   rows.emplace_back("newest checkpoint",
@@ -185,20 +184,20 @@ std::string render_text(const RunEvidence& run, const Verdict& verdict, std::int
                         ? fmt::format("step {}, {}", run.checkpoint_step, run.checkpoint.string())
                         : std::string("none"));
   if (run.saved_step && run.save_seconds) {
-    rows.emplace_back("last save told of", fmt::format("step {}, took {}", *run.saved_step,
-                                                       format_duration(*run.save_seconds)));
+    rows.emplace_back("last reported save", fmt::format("step {}, took {}", *run.saved_step,
+                                                        format_duration(*run.save_seconds)));
   }
   text += format_rows(style, rows);
   for (const int rank : verdict.culprits) {
     const auto lines = run.log_tails.find(rank);
     if (lines == run.log_tails.end() || lines->second.empty()) continue;
-    text += fmt::format("\nThe end of rank {}'s log:\n", rank);
+    text += fmt::format("\nEnd of rank {}'s log:\n", rank);
     for (const std::string& line : lines->second) text += "  " + line + '\n';
   }
   const auto steps = next_steps(run, verdict);
   if (!steps.empty()) text += "\nWhat to do:\n";
   for (const std::string& step : steps) text += "  - " + step + '\n';
-  if (!run.problems.empty()) text += "\nNot read:\n";
+  if (!run.problems.empty()) text += "\nCould not be read:\n";
   for (const std::string& problem : run.problems) text += "  " + problem + '\n';
   return text;
 }

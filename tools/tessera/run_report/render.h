@@ -10,7 +10,6 @@
 
 namespace tessera::tools {
 
-/// Advice for the user, a sentence each.
 std::vector<std::string> next_steps(const RunEvidence& run, const Verdict& verdict);
 
 /// One page: verdict, table of ranks, newest checkpoint, advice.

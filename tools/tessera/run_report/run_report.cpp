@@ -37,9 +37,8 @@ int run(const Options& options) {
 Command add_run_report(CLI::App& parent) {
   const auto options = std::make_shared<Options>();
   CLI::App* app = parent.add_subcommand(
-      "run-report", "Say why a run died, or that it runs: which rank, where, and what to do");
-  app->add_option("DIR", options->directory, "The run's directory, as --run.out named it")
-      ->required();
+      "run-report", "Explain why a run failed, or that it runs: which rank, where, and what to do");
+  app->add_option("DIR", options->directory, "The run's directory (--run.out)")->required();
   app->add_flag("--json", options->json, "Machine-readable output");
   return {app, [options] { return run(*options); }};
 }

@@ -23,7 +23,7 @@ bool failed_alone(FlightEnd end) {
 }
 bool failed_together(FlightEnd end) { return end >= FlightEnd::Timeout; }
 
-// Progress: the sequence number after the newest collective started.
+// Progress of a rank: number of collectives started.
 std::uint64_t reached(const RankEvidence& rank) {
   const auto* newest = rank.record->newest_started();
   return newest == nullptr ? 0 : newest->signature.sequence + 1;
@@ -63,7 +63,7 @@ class Case {
     if (with_record([](const auto&) { return true; }).empty()) {
       return {VerdictKind::NeverStarted,
               {},
-              "no rank has left a record: the run never got so far, or an older tessera made it",
+              "no flight records: the run failed before writing any, or is from an older tessera",
               {}};
     }
     for (const auto& look :
@@ -72,13 +72,12 @@ class Case {
       if (auto verdict = (this->*look)()) return *verdict;
     }
     const Ranks open = with_record([](const RankEvidence& r) { return !has_ended(r); });
-    return {
-        VerdictKind::Unclear,
-        {},
-        fmt::format("no word of an end from {}, whose process can't be seen from here: it runs, "
-                    "or was killed; the last sign of life was {} ago",
-                    names(open), ago(last_sign(open))),
-        {"run-report on its host says which"}};
+    return {VerdictKind::Unclear,
+            {},
+            fmt::format("{} recorded no end, and the process can't be seen from here: it runs, or "
+                        "was killed; last activity {} ago",
+                        names(open), ago(last_sign(open))),
+            {"tessera run-report on that host tells which"}};
   }
 
  private:
@@ -101,7 +100,7 @@ class Case {
     return with_record([](const auto& r) { return failed_together(r.record->end); });
   }
 
-  // The ranks that most communication errors blame.
+  // The rank that most communication errors blame, counting errors of ranks that satisfy `by`.
   std::optional<int> blamed(const Condition& by) const {
     std::map<int, int> votes;
     for (const RankEvidence* rank : failed()) {
@@ -115,7 +114,7 @@ class Case {
   static bool by_anyone(const RankEvidence& /*rank*/) { return true; }
   static bool by_timeout(const RankEvidence& r) { return r.record->end == FlightEnd::Timeout; }
 
-  // A collective that is done was called by every rank.
+  // A completed collective proves that all ranks have met.
   bool all_have_met() const {
     return std::ranges::any_of(failed(), [](const RankEvidence* rank) {
       return std::ranges::any_of(rank->record->collectives,
@@ -139,7 +138,7 @@ class Case {
     return format_duration(std::max(0.0, static_cast<double>(now_ - wall_ns) / 1e9));
   }
 
-  // Activity and last words of the other ranks.
+  // Adds the activity or the end of the other ranks as evidence.
   void add_others(Verdict& verdict) const {
     std::map<std::string, Ranks> by_text;
     for (const RankEvidence& rank : ranks_) {
@@ -166,7 +165,7 @@ class Case {
     return verdict;
   }
 
-  // The first sequence number at which ranks differ.
+  // Finds the first sequence number at which ranks called different collectives.
   std::optional<Verdict> mismatch() const {
     std::map<std::uint64_t, std::vector<std::pair<const RankEvidence*, const comm::Signature*>>>
         calls;
@@ -205,7 +204,7 @@ class Case {
   std::optional<Verdict> own_error() const {
     Ranks found = with_record([](const auto& r) { return failed_alone(r.record->end); });
     if (found.empty()) return std::nullopt;
-    // A rank that others saw vanish comes before the errors that followed.
+    // The loss of a killed rank precedes the errors that it caused.
     if (const auto other = blamed(by_anyone)) {
       const RankEvidence* rank = find(*other);
       const bool is_killed = rank->record && !has_ended(*rank) && !is_alive(*rank);
@@ -222,13 +221,13 @@ class Case {
 
   std::optional<Verdict> killed() const {
     const auto lost = blamed([](const auto& r) { return r.record->end == FlightEnd::PeerLost; });
-    // An invisible process counts as gone if others lost it.
+    // A process that can't be seen counts as gone if other ranks lost it.
     const Ranks gone = with_record([&](const RankEvidence& r) {
       return !has_ended(r) && (r.process == ProcessState::Gone ||
                                (r.process == ProcessState::Unknown && lost == r.rank));
     });
     if (gone.empty()) return std::nullopt;
-    // Stopped ranks are killed later on: see stopped().
+    // The launcher kills stopped ranks later: left to stopped().
     const auto waited_for = blamed(by_timeout);
     if (waited_for && lost != waited_for) return std::nullopt;
     Ranks culprits = gone;
@@ -239,11 +238,12 @@ class Case {
       if (gone.size() == ranks_.size()) {
         return conclude(
             VerdictKind::Killed, {},
-            fmt::format("all ranks were killed, {} ago: by who started them, by a signal to all, "
-                        "or with the host",
-                        ago(last_sign(gone))));
+            fmt::format(
+                "all ranks were killed {} ago: by the launcher or scheduler, by a signal to "
+                "all of them, or with the host",
+                ago(last_sign(gone))));
       }
-      culprits = hindmost(gone);
+      culprits = least_advanced(gone);
     }
     return conclude(
         VerdictKind::Killed, culprits,
@@ -252,7 +252,7 @@ class Case {
             culprits.size() == 1 ? describe_activity(*culprits[0]->record) : where_each(culprits)));
   }
 
-  static Ranks hindmost(const Ranks& ranks) {
+  static Ranks least_advanced(const Ranks& ranks) {
     std::uint64_t lowest = reached(*ranks.front());
     for (const RankEvidence* rank : ranks) lowest = std::min(lowest, reached(*rank));
     Ranks result = ranks;
@@ -260,7 +260,7 @@ class Case {
     return result;
   }
 
-  Verdict stands_still(const Ranks& culprits, std::string_view what) const {
+  Verdict stuck_verdict(const Ranks& culprits, std::string_view what) const {
     return conclude(VerdictKind::Stopped, culprits,
                     fmt::format("{} {}, in {}", names(culprits), what,
                                 culprits.size() == 1 ? describe_activity(*culprits[0]->record)
@@ -271,15 +271,15 @@ class Case {
     const Ranks found = with_record(
         [](const RankEvidence& r) { return !has_ended(r) && r.process == ProcessState::Stopped; });
     if (!found.empty())
-      return stands_still(found, found.size() == 1 ? "is stopped (SIGSTOP, a debugger)"
-                                                   : "are stopped (SIGSTOP, a debugger)");
+      return stuck_verdict(found, found.size() == 1 ? "is stopped (SIGSTOP, a debugger)"
+                                                    : "are stopped (SIGSTOP, a debugger)");
     const auto waited_for = blamed(by_timeout);
     if (!waited_for) return std::nullopt;
     const RankEvidence* rank = find(*waited_for);
     if (!rank->record) return std::nullopt;
-    return stands_still({rank},
-                        "stood still or was far behind: the others waited for it until "
-                        "their deadline");
+    return stuck_verdict({rank},
+                         "was stuck or far behind: the other ranks waited for it until "
+                         "the deadline");
   }
 
   std::optional<Verdict> never_started() const {
@@ -294,18 +294,17 @@ class Case {
       return conclude(VerdictKind::NeverStarted, {rank},
                       fmt::format("rank {} is missing: {}", rank->rank, rank->problem));
     }
-    // It started, but could not write a record.
+    // The rank started, but could not write a record.
     const bool late = blamed(by_timeout) == named;
-    return conclude(
-        late ? VerdictKind::Stopped : VerdictKind::Killed, {rank},
-        fmt::format("rank {} {}, in the words of the others; {}", rank->rank,
-                    late ? "stood still or was far behind" : "was lost", rank->problem));
+    return conclude(late ? VerdictKind::Stopped : VerdictKind::Killed, {rank},
+                    fmt::format("rank {} {}, as the other ranks report; {}", rank->rank,
+                                late ? "was stuck or far behind" : "was lost", rank->problem));
   }
 
-  // A run that still waits, or whose errors blame nobody.
+  // For a run that still waits, or whose errors name no culprit.
   std::optional<Verdict> behind() const {
     const Ranks all = with_record(by_anyone);
-    const Ranks last = hindmost(all);
+    const Ranks last = least_advanced(all);
     if (last.size() == all.size()) return std::nullopt;
     if (failed().empty()) {
       const Ranks waiting = with_record([&](const RankEvidence& r) {
@@ -317,14 +316,14 @@ class Case {
         return std::nullopt;
       }
       const auto* newest = waiting.front()->record->newest_started();
-      return stands_still(last,
-                          fmt::format("is behind: the others have waited for {}",
-                                      ago(waiting.front()->record->wall_ns(newest->started_ns))));
+      return stuck_verdict(last,
+                           fmt::format("is behind: the other ranks have waited for {}",
+                                       ago(waiting.front()->record->wall_ns(newest->started_ns))));
     }
     const bool timeouts =
         std::ranges::any_of(failed(), [](const RankEvidence* r) { return by_timeout(*r); });
     if (!timeouts || blamed(by_anyone)) return std::nullopt;
-    return stands_still(last, "was behind all others");
+    return stuck_verdict(last, "was behind all others");
   }
 
   std::optional<Verdict> communication() const {
@@ -343,8 +342,7 @@ class Case {
     if (!alive.empty()) {
       const FlightRecord& first = *alive.front()->record;
       return conclude(VerdictKind::Running, {},
-                      fmt::format("the run is running: phase {}, step {}; the last sign of life "
-                                  "was {} ago",
+                      fmt::format("the run is running: phase {}, step {}; last activity {} ago",
                                   first.phase, first.step, ago(last_sign(alive))));
     }
     const Ranks all = with_record(by_anyone);
@@ -353,7 +351,7 @@ class Case {
     }
     const FlightRecord& first = *all.front()->record;
     return conclude(VerdictKind::Done, {},
-                    fmt::format("the run ended well, {} ago{}{}", ago(last_sign(all)),
+                    fmt::format("the run finished {} ago{}{}", ago(last_sign(all)),
                                 first.end_text.empty() ? "" : ": ", first.end_text));
   }
 
@@ -394,7 +392,7 @@ std::string format_ranks(std::span<const int> ranks) {
     if (++pieces > kPieces) return text + fmt::format(" and {} more", ranks.size() - i);
     std::size_t last = i;
     while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
-    if (last < i + 2) last = i;  // two are no range
+    if (last < i + 2) last = i;  // list two ranks, not a range
     text += fmt::format("{}{}", i == 0 ? "" : ", ", ranks[i]);
     if (last > i) text += fmt::format("-{}", ranks[last]);
     i = last + 1;

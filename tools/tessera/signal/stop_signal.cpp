@@ -20,7 +20,7 @@ std::atomic<bool> answers_signals = false;
 std::atomic<bool> on_terminal = false;
 std::atomic<Stage> current_stage = Stage::Loading;
 std::atomic<std::int64_t> current_step = 0, newest_saved = -1;
-static_assert(std::atomic<std::int64_t>::is_always_lock_free, "a handler must not wait");
+static_assert(std::atomic<std::int64_t>::is_always_lock_free, "a signal handler must not block");
 constexpr std::array kSignals = {SIGINT, SIGTERM, SIGUSR1};
 constexpr std::int64_t kSameRequest = 1000;  // ms
 
@@ -30,7 +30,7 @@ std::int64_t now() {
   return std::int64_t{time.tv_sec} * 1000 + time.tv_nsec / 1'000'000;
 }
 
-// Text built and written without allocation or locks, as a handler must.
+// Async-signal-safe message: no allocation, no locks.
 class Answer {
  public:
   Answer& add(std::string_view text) {
@@ -45,7 +45,7 @@ class Answer {
     while ((number /= 10) > 0);
     return add({digits.data() + first, digits.size() - first});
   }
-  // Dropped if nobody reads standard error: a handler must not wait.
+  // Drops the text if standard error is unread: a handler must not block.
   void write() const {
     pollfd output{STDERR_FILENO, POLLOUT, 0};
     if (::poll(&output, 1, 0) == 1 && (output.revents & POLLOUT) != 0) [[maybe_unused]]
@@ -78,7 +78,7 @@ void answer_second() {
   if (lost <= 0 || current_stage == Stage::Loading)
     answer.add("no step is lost");
   else if (saved < 0)
-    answer.add("lost: all ").add(lost).add(" steps, as there is no checkpoint");
+    answer.add("lost: all ").add(lost).add(" steps, no checkpoint exists");
   else
     answer.add("lost: ").add(lost).add(" steps since the newest checkpoint, of step ").add(saved);
   answer.add("\n").write();

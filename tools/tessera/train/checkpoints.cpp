@@ -51,7 +51,7 @@ TrainerState read_trainer_state(const io::CheckpointReader& reader) {
   const std::int64_t updates = index.optimizer ? index.optimizer->step : index.step;
   require<CorruptCheckpoint>(
       state.step == index.step && updates == index.step,
-      "{} is of step {}, but its trainer state of step {} and its optimizer state of step {}",
+      "{} is of step {}, but has a trainer state of step {} and an optimizer state of step {}",
       reader.path().string(), index.step, state.step, updates);
   return state;
 }
@@ -130,8 +130,8 @@ models::Gpt2Config parse_model_section(const Json& section, const std::string& s
 
 std::vector<std::string> StoreCoordinator::exchange(const std::string& phase,
                                                     std::string_view mine) {
-  // A step may be saved again after a failed attempt; the count keeps the names apart, and is the
-  // same on all ranks since they make the same calls.
+  // The call count keeps keys unique when a step is saved again. It is equal on all ranks, as they
+  // make the same calls.
   return comm::exchange(*store_, fmt::format("{}/{}/{}", name_, calls_++, phase), rank_,
                         world_size_, mine, deadline_);
 }
@@ -144,7 +144,7 @@ bool saves_beside_training(const Config& config, std::int64_t step) {
 
 namespace {
 
-// Calls add(list, piece, values) for each tensor of this rank.
+// Calls add(list, piece, values) for each tensor that this rank owns.
 template <typename Add>
 void for_each_owned(comm::ShardedModel& sharded, bool with_optimizer, io::SaveRequest& request,
                     Add&& add) {
@@ -212,7 +212,7 @@ SaveState make_save_state(comm::ShardedModel& sharded, bool with_optimizer) {
 
 namespace {
 
-// Bits vectorize, sums of floats don't: all ones in the exponent is a NaN or an infinity.
+// NaN and infinity have an exponent of all ones. Bit operations vectorize, float sums don't.
 template <typename Bits, Bits kExponent>
 bool all_finite(const void* data, std::int64_t count) {
   const auto* values = static_cast<const Bits*>(data);

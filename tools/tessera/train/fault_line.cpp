@@ -21,18 +21,18 @@ int code_of(const CommError& error, bool met) {
   return 46;
 }
 
-// `stated`: that rank said why.
+// @param stated  the culprit reported its error
 std::string action_of(int code, bool stated) {
-  if (stated) return "mend what that rank says and start it again";
+  if (stated) return "fix the error that this rank reports, then restart";
   switch (code) {
     case 41:
       return "start the ranks that are missing, or raise comm.init_timeout";
     case 44:
-      return "this is a mistake in the program: compare what the ranks call";
+      return "a bug in the program: compare the collectives that the ranks call";
     case 45:
       return "start all ranks with the same program and configuration";
     default:
-      return "start it again; it goes on from the newest checkpoint";
+      return "restart; the run resumes from the newest checkpoint";
   }
 }
 
@@ -55,7 +55,7 @@ std::string fault_line(const CommError& error, const comm::RankState& state,
     if (!error.fate().empty()) more += (more.empty() ? "" : ", ") + error.fate();
     if (!more.empty()) culprits += " (" + more + ")";
   }
-  // Who does not answer and is no rank serves the control channel.
+  // No answer and no culprit: the launcher, which serves the control channel, is unreachable.
   if (culprits.empty()) culprits = error.fate() == comm::kNoAnswer ? "launcher" : "unknown";
   if (error.culprits().empty() && !error.fate().empty()) culprits += ", " + error.fate();
   return fmt::format("E{:03} step={} phase={} culprit={} action={}: {}", code,

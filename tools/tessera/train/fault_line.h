@@ -10,16 +10,16 @@
 
 namespace tessera::tools {
 
-/// The line that every rank prints after a communication failure, for people and scripts:
+/// The line that every rank prints after a communication failure:
 ///
 ///     E042 step=1200 phase=reduce_scatter#88(h.3) culprit=rank 3 (host, pid 71, SIGKILL)
-///     action=start it again; it goes on from the newest checkpoint: lost rank 3 ...
+///     action=restart; the run resumes from the newest checkpoint: lost rank 3 ...
 ///
-/// on one line, ending with the error's text. Step and phase are this rank's, the rest is equal on
-/// all ranks. E041 a rank is missing at the start; E042 a rank is lost; E043 a rank is late,
-/// stopped or stuck; E044 ranks call different collectives; E045 ranks differ in configuration or
-/// build; E046 a rank aborted communication.
-/// @param ranks  processes by rank; empty before they have met
+/// without the line break, ending with the error's text. Step and phase are of this rank, the rest
+/// is equal on all ranks. E041 a rank is missing at the start; E042 a rank is lost; E043 a rank is
+/// late, stopped or stuck; E044 ranks call different collectives; E045 ranks differ in
+/// configuration or build; E046 a rank aborted communication.
+/// @param ranks  by rank; empty before the ranks have met
 std::string fault_line(const CommError& error, const comm::RankState& state,
                        const std::vector<comm::Hello>& ranks);
 

@@ -7,9 +7,9 @@
 
 namespace tessera::tools {
 
-/// Properties that must be equal on all ranks, as lines "key = value" for comm::Hello: version,
-/// build, kind of device, and the configuration except what may differ between hosts (threads,
-/// memory limit, device number, listening address).
+/// Settings that must be equal on all ranks, as lines "key = value" for comm::Hello: version,
+/// build, device type, and the configuration except keys that may differ between hosts (threads,
+/// memory limit, device number, bind address).
 std::string fingerprint(const Config& config, Device device);
 
 }  // namespace tessera::tools

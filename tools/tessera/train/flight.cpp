@@ -20,13 +20,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Last collectives that a failing rank logs,
+// Last collectives in the log of a failing rank, and on standard error.
 constexpr int kInLog = 5;
-// and prints.
 constexpr std::size_t kShown = 3;
 constexpr std::chrono::milliseconds kAtOnce{500};
 
-// Removes records of an earlier run of more ranks. The folder may be a link and hold other files.
+// Removes records of an earlier run with more ranks. Keeps other files and follows no links.
 void remove_other_ranks(const fs::path& folder, int world_size) {
   const comm::FileDescriptor dir(
       ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
@@ -52,7 +51,7 @@ void write_to_stderr(const std::string& line) {
   [[maybe_unused]] const auto n = ::write(STDERR_FILENO, line.data(), line.size());
 }
 
-// Runs work on a detached thread; the destructor of the future does not wait.
+// Runs work on a detached thread. Unlike std::async's, the future's destructor does not block.
 std::future<void> begin(std::function<void()> work) {
   std::packaged_task<void()> task(std::move(work));
   std::future<void> done = task.get_future();
@@ -91,9 +90,10 @@ std::shared_ptr<comm::FlightRecorder> RankFlight::open() {
   if (is_open_) return recorder_;
   is_open_ = true;
   if (identity_.rank == 0) remove_other_ranks(run_dir_ / "flight", identity_.world_size);
-  // A second job, refused since, may have replaced the file.
+  // A second job may have replaced the file before it was refused.
   if (!recorder_ || !recorder_->is_in_place()) make();
-  if (identity_.rank != 0 && !recorder_->why_not_in_file().empty()) {  // rank 0's note is shown
+  if (identity_.rank != 0 &&
+      !recorder_->why_not_in_file().empty()) {  // rank 0 prints a note instead
     RankLog(run_dir_, identity_.rank).write("no flight record: " + recorder_->why_not_in_file());
   }
   return recorder_;
@@ -130,7 +130,7 @@ void RankFlight::fail(const std::exception& error) noexcept {
     if (const auto recorder = this->recorder())
       record_failure(*recorder, RankLog(run_dir_, identity_.rank), error);
   } catch (const std::exception&) {
-    // The first error is reported.
+    // Keep the first error.
   }
 }
 
@@ -144,7 +144,7 @@ void record_failure(comm::FlightRecorder& recorder, const RankLog& log,
       log.write("last collectives: " + comm::describe(recorder.snapshot(), kInLog));
     }
   } catch (const std::exception&) {
-    // The first error is reported.
+    // Keep the first error.
   }
 }
 
@@ -161,7 +161,7 @@ void fail_at_once(const std::shared_ptr<RankFlight>& flight, const CommError& er
     said.wait_until(end);
     noted.wait_until(end);
   } catch (const std::exception&) {
-    // Out of threads or memory: end silently.
+    // Out of threads or memory: exit silently.
   }
 }
 

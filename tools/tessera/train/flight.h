@@ -16,11 +16,11 @@
 namespace tessera::tools {
 
 /// This rank's flight record, `<run_dir>/flight/rank-00003.bin`. Begins before the ranks meet, so
-/// that a failed start does not leave the record of an earlier one. Thread-safe.
+/// that a failed start replaces the record of an earlier one. Thread-safe.
 class RankFlight {
  public:
-  /// Begins the record now if `run_dir` is a run that no job holds, else in open(). Phases come
-  /// from `status`.
+  /// Begins the record now if `run_dir` is an unlocked run, else in open(). Phases come from
+  /// `status`.
   RankFlight(std::filesystem::path run_dir, const comm::LaunchEnvironment& environment,
              std::shared_ptr<comm::RankStatus> status);
   RankFlight(const RankFlight&) = delete;
@@ -28,19 +28,19 @@ class RankFlight {
 
   /// See BootstrapOptions::on_start_id.
   void set_start_id(std::uint64_t id);
-  /// The record, once rank 0 has made and locked the directory; in memory alone if it cannot be a
-  /// file (the rank's log says so). Rank 0 removes records of ranks that this run does not have.
-  /// Idempotent.
+  /// Returns the record. Call it once rank 0 has locked the directory. In memory only, with a note
+  /// in the rank's log, if the file can't be created. Rank 0 removes records of higher ranks than
+  /// this run has. Idempotent.
   std::shared_ptr<comm::FlightRecorder> open();
 
   /// "last collectives: all_gather#175 (h.0) f32[96] done, all_gather#176 (root) f32[96] failed",
-  /// or empty. May wait for a disk.
+  /// or empty. May block on a disk.
   std::string last_collectives() const noexcept;
 
-  /// Records how the rank ends, and logs its last collectives after a communication error. Only the
-  /// first call counts.
+  /// Records and logs the error, with the last collectives after a communication error. Only the
+  /// first call has an effect.
   void fail(const std::exception& error) noexcept;
-  /// Records a good end.
+  /// Records an end without error.
   void end(const std::string& text) noexcept;
 
  private:
@@ -59,9 +59,8 @@ class RankFlight {
 void record_failure(comm::FlightRecorder& recorder, const RankLog& log,
                     const std::exception& error) noexcept;
 
-/// RankFlight::fail() for a process that must end now although its threads may hang with locks
-/// held: prints `line()` and the last collectives and records the error, each on its own thread,
-/// and returns within 500 ms.
+/// RankFlight::fail() for a process that must exit now although its threads may hang with locks
+/// held: prints `line()` and the last collectives, records the error, and returns within 500 ms.
 void fail_at_once(const std::shared_ptr<RankFlight>& flight, const CommError& error,
                   const std::function<std::string()>& line) noexcept;
 

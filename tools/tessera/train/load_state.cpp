@@ -13,8 +13,8 @@ namespace {
 
 using Piece = comm::ShardedModel::Piece;
 
-constexpr const char* kRandom = "random starting values";
-constexpr const char* kZeros = "moments of zero";
+constexpr const char* kRandom = "random initial values";
+constexpr const char* kZeros = "zero moments";
 
 std::vector<io::TensorInfo> infos(const io::TensorMap& tensors) {
   std::vector<io::TensorInfo> result;
@@ -22,7 +22,6 @@ std::vector<io::TensorInfo> infos(const io::TensorMap& tensors) {
   return result;
 }
 
-// Reads values of this rank into `into`.
 io::ReadPart part_of(const io::TensorSource& source, const Piece& piece, const Tensor& into,
                      std::mutex& copying) {
   io::ReadPart part{&source, piece.parameter->name, piece.begin, piece.end, into.dtype()};
@@ -32,7 +31,7 @@ io::ReadPart part_of(const io::TensorSource& source, const Piece& piece, const T
     part.sink = [&copying, into, begin = piece.begin](std::int64_t at, const void* values,
                                                       std::int64_t n) {
       const Tensor window = into.alias({n}, {1}, at - begin);
-      const std::lock_guard lock(copying);  // a device has one staging
+      const std::lock_guard lock(copying);  // the device has one staging buffer
       window.copy_from_host(values);
     };
   }
@@ -82,7 +81,7 @@ LoadPlan plan_resume(const io::CheckpointReader& reader, const models::Gpt2Confi
     if (policy == io::LoadPolicy::Partial && !is_model && !reader.has(section)) {
       if (section == io::Section::ExpAvg) {
         plan.notes.push_back(
-            fmt::format("note: {} holds no optimizer state: training goes on with {}",
+            fmt::format("note: {} holds no optimizer state: training continues with {}",
                         reader.path().string(), kZeros));
       }
       continue;

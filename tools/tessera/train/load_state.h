@@ -14,31 +14,31 @@
 
 namespace tessera::tools {
 
-/// The tensors that a run loads; the others start as random weights and zero moments.
+/// Tensors to load; the others start as random weights and zero moments.
 struct LoadPlan {
   std::map<io::Section, std::set<std::string>> tensors;
-  std::vector<std::string> notes;  ///< one sentence per group of tensors left out
+  std::vector<std::string> notes;  ///< one sentence per group of tensors not loaded
 };
 
 /// Compares all sections of a checkpoint with the run's model.
-/// @throws InvalidArgument listing all missing, unexpected and mismatched tensors, or naming the
-///         remedy if there is no optimizer state, unless the policy allows it
+/// @throws InvalidArgument listing all missing, unexpected and mismatched tensors, or on missing
+///         optimizer state, unless the policy allows it
 LoadPlan plan_resume(const io::CheckpointReader& reader, const models::Gpt2Config& model,
                      io::LoadPolicy policy);
-/// The same for weights alone.
+/// The same for weights only.
 /// @param chosen  patterns (see io::is_chosen): only matching tensors are loaded and compared;
 ///   empty: all
 /// @throws InvalidArgument also if a pattern matches no tensor
 LoadPlan plan_weights(const io::ModelSource& source, const models::Gpt2Config& model,
                       io::LoadPolicy policy, const std::vector<std::string>& chosen = {});
 
-/// Reads this rank's weights and moments from a checkpoint on `threads` threads, verifying
-/// checksums. Copies to a GPU take 512 KiB per thread.
-/// @param seed  of weights that the plan leaves out
+/// Reads this rank's weights and moments from a checkpoint and verifies checksums. Copies to a GPU
+/// need 512 KiB per thread.
+/// @param seed  for weights that are not in the plan
 /// @throws IoError, CorruptCheckpoint; the model is then partly loaded
 io::ReadReport load_training_state(comm::ShardedModel& sharded, const io::CheckpointReader& reader,
                                    const LoadPlan& plan, int threads, std::uint64_t seed);
-/// Reads this rank's weights: from a checkpoint as above, from other sources tensor by tensor.
+/// Reads this rank's weights from a checkpoint or another source.
 io::ReadReport load_weights(comm::ShardedModel& sharded, const io::ModelSource& source,
                             const LoadPlan& plan, int threads, std::uint64_t seed);
 

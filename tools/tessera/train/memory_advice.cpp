@@ -9,14 +9,14 @@
 namespace tessera::tools {
 namespace {
 
-/// The largest divisor of `value` below `wish`; 0 if there is none.
+/// The largest divisor of `value` below `wish`; 0: none.
 std::int64_t next_divisor_below(std::int64_t value, std::int64_t wish) {
   for (std::int64_t divisor = wish - 1; divisor > 0; --divisor)
     if (value % divisor == 0) return divisor;
   return 0;
 }
 
-/// The fewest ranks above `world_size` that share the batch equally; 0 if there are none.
+/// The fewest ranks above `world_size` that divide the batch; 0: none.
 std::int64_t more_ranks(const Config& config, std::int64_t world_size) {
   const std::int64_t batch = config.train.global_batch;
   const std::int64_t unit =
@@ -51,9 +51,9 @@ MemoryAdvice memory_advice(const Config& config, int world_size, DeviceType devi
     add("--train.precision bf16", "activations of half the size");
   else if (config.train.precision == "bf16")
     add("--train.precision bf16-true", "weights of half the size too, rounded stochastically");
-  // On processors the ranks share what there is.
+  // On the CPU more ranks don't help: all share the host's memory.
   if (const auto ranks = more_ranks(config, world_size); gpu && ranks > 0)
-    add(fmt::format("--nproc {}", ranks), "ranks, each on a GPU of its own");
+    add(fmt::format("--nproc {}", ranks), "more ranks, one per GPU");
   return advice;
 }
 
@@ -64,7 +64,7 @@ int with_memory_advice(const Config& config, int world_size, const Context& cont
   } catch (const OutOfMemory& error) {
     const std::string text = with_ledger(error.what(), context.ledger());
     const DeviceType device = context.device().type;
-    // A GPU's run may lack memory of its host, for copies: these flags don't change that.
+    // A run on a GPU may run out of host memory for copies, which these flags don't reduce.
     const bool of_host = text.find("host memory is exhausted") != std::string::npos;
     if (device == DeviceType::CUDA && of_host) throw OutOfMemory("{}", text);
     throw OutOfMemory("{}", with_advice(text, memory_advice(config, world_size, device)));

@@ -9,11 +9,11 @@
 
 namespace tessera::tools {
 
-/// Flags that would lower a run's memory, the mildest first.
+/// Flags that would reduce a run's memory, the least intrusive first.
 /// @param config  validated
 MemoryAdvice memory_advice(const Config& config, int world_size, DeviceType device);
 
-/// Runs `work` and adds ledger and advice to an OutOfMemory that it throws.
+/// Runs `work`; adds ledger and advice to an OutOfMemory error.
 int with_memory_advice(const Config& config, int world_size, const Context& context,
                        const std::function<int()>& work);
 

@@ -19,7 +19,7 @@ std::string check_memory(const MemoryNeed& need, bool refuse) {
           : std::string(),
       describe(need.plan));
   require<OutOfMemory>(!refuse || bytes <= memory.total,
-                       "{}. Nothing was started; --train.memory_check warn starts it nevertheless",
+                       "{}. Nothing was started; to start anyway, use --train.memory_check warn",
                        text);
   return text;
 }

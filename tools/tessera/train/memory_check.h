@@ -7,17 +7,17 @@
 
 namespace tessera::tools {
 
-/// A run's need of a memory and the memory's size.
+/// Planned use of a host's or GPU's memory, and its size.
 struct MemoryNeed {
   MemoryPlan plan{};
-  int ranks = 1;        ///< that share it
+  int ranks = 1;        ///< that share the memory
   SystemMemory memory;  ///< zeros: unknown, no check
   std::string there;    ///< for messages: "this host has", "cuda:0 has"
 };
 
-/// Compares need and memory before anything is allocated.
-/// @param refuse  throw if the need exceeds the whole memory; else warn
-/// @return a warning if the need exceeds the available memory; else empty
+/// Compares the plan with the memory before anything is allocated.
+/// @param refuse  throw if the plan exceeds the total memory; else warn
+/// @return a warning if the plan exceeds the available memory; else empty
 /// @throws OutOfMemory with the plan by category
 std::string check_memory(const MemoryNeed& need, bool refuse);
 

@@ -17,7 +17,7 @@ std::int64_t& of(MemoryPlan& plan, MemoryCategory category) {
   return plan[static_cast<std::size_t>(category)];
 }
 
-// Peak of activations in one micro-batch, measured on the meta device.
+// Peak activations of one micro-batch, measured on the meta device.
 std::int64_t plan_activations(const RunSetup& setup, DType compute_dtype) {
   const auto meta = Context::create({.device = {DeviceType::Meta, 0}});
   models::Gpt2 model(setup.model);
@@ -47,7 +47,7 @@ MemoryPlan plan_memory(const RunSetup& setup, int world_size, const Context& con
   };
   std::int64_t held = 0;
   std::int64_t padded = 0;
-  std::vector<std::int64_t> blocks;  // padded elements of the units but the root
+  std::vector<std::int64_t> blocks;  // padded elements of the units except the root
   for (const ShardLayout& unit : units) {
     held += held_of(unit);
     padded += unit.padded_size();
@@ -56,8 +56,8 @@ MemoryPlan plan_memory(const RunSetup& setup, int world_size, const Context& con
   const std::int64_t root = blocks.front();
   blocks.erase(blocks.begin());
   std::sort(blocks.rbegin(), blocks.rend());
-  // Gathered at a time: the root, the block in use and those ahead. Whole gradients: the block in
-  // use and the one being reduced.
+  // Gathered at once: the root, the block in use and those gathered ahead. Full gradients at once:
+  // the block in use and the one being reduced.
   const auto largest = [&](std::int64_t count) {
     std::int64_t sum = root;
     for (std::size_t i = 0; i < std::min(static_cast<std::size_t>(count), blocks.size()); ++i)
@@ -67,7 +67,7 @@ MemoryPlan plan_memory(const RunSetup& setup, int world_size, const Context& con
   const std::int64_t whole = largest(2);
   const std::int64_t gathered = largest(1 + setup.config.shard.gather_ahead);
 
-  // Later micro-batches need a second segment, unit by unit.
+  // Accumulating over micro-batches needs a second segment of one unit at a time.
   std::int64_t arriving = 0;
   if (scatters && setup.config.train.global_batch / world_size > setup.config.train.micro_batch) {
     for (const ShardLayout& unit : units) arriving = std::max(arriving, held_of(unit));
@@ -84,13 +84,13 @@ MemoryPlan plan_memory(const RunSetup& setup, int world_size, const Context& con
   of(plan, MemoryCategory::Activations) = plan_activations(setup, bf16 ? DType::BF16 : DType::F32);
   if (saves_beside_training(setup.config, setup.state.step)) {
     const std::int64_t moments = setup.config.checkpoint.what == "all" ? 8 : 0;
-    // In whole cache lines, tensor by tensor.
+    // Staging rounds each tensor up to whole cache lines.
     for (const ShardLayout& unit : units)
       of(plan, MemoryCategory::Staging) += unit.segment_size() * (master_size + moments);
   }
   of(plan, MemoryCategory::Data) =
       2 * 4 * setup.config.train.micro_batch * setup.config.model.seq_len;
-  // Shared memory of the communicator, allocated already.
+  // The communicator's shared memory is already allocated.
   of(plan, MemoryCategory::Communication) =
       context.ledger().usage(MemoryCategory::Communication).current;
   return plan;

@@ -9,8 +9,7 @@
 
 namespace tessera::tools {
 
-/// The most bytes that a rank will hold, by MemoryCategory; without scratch of kernels and
-/// collectives that is not allocated yet.
+/// Planned peak bytes of a rank by MemoryCategory, without scratch of kernels and collectives.
 using MemoryPlan = std::array<std::int64_t, kMemoryCategories>;
 
 /// Computes the plan from the parameters' layout and a training step on the meta device.

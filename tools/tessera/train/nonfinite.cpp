@@ -13,7 +13,7 @@ namespace {
 using Json = nlohmann::json;
 
 Json to_json(const NonFiniteParameters& found) {
-  // Only the number of names matters to other ranks.
+  // Other ranks need only the number of names.
   const comm::NonFinite& f = found.first;
   return {found.names.size(), f.parameter, f.count, f.numel, f.first, f.value};
 }
@@ -24,7 +24,7 @@ std::string details(const comm::NonFinite& found) {
                      found.value);
 }
 
-// The first rank with a finding in `place`, and " (and 3 more parameters; also on rank 2)".
+// The first rank with a finding; `more`: " (and 3 more parameters; also on rank 2)".
 struct Blame {
   int rank = -1;
   comm::NonFinite found;
@@ -101,8 +101,9 @@ StepFindings decode_findings(const std::string& text) {
 std::string describe(const NonFiniteStep& step) {
   if (const Blame b = blame(step.ranks, &StepFindings::weights); b.rank >= 0) {
     return fmt::format(
-        "step {}: the weights of {} are not finite on rank {}{}: {}; they were so before the step, "
-        "and nothing was updated. Resume from an earlier checkpoint",
+        "step {}: the weights of {} are not finite on rank {}{}: {}; they were not finite before "
+        "the "
+        "step, and nothing was updated. Resume from an earlier checkpoint",
         step.step, b.found.parameter, b.rank, b.more, details(b.found));
   }
   if (const Blame b = blame(step.ranks, &StepFindings::gradients); b.rank >= 0) {
@@ -131,7 +132,7 @@ std::string describe(const NonFiniteStep& step) {
   return start +
          ", but both came out finite when computed again: a transient fault of memory or "
          "arithmetic on one of the ranks is likely. Nothing was updated; resume from the last "
-         "checkpoint, and look after the hosts if it happens again";
+         "checkpoint, and check the hosts' hardware if it happens again";
 }
 
 }  // namespace tessera::tools

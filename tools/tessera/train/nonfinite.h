@@ -10,23 +10,22 @@
 
 namespace tessera::tools {
 
-/// Parameters with NaN or infinite values in one place of a step, such as the gradients.
+/// Parameters with NaN or infinite values, for example in their gradients.
 struct NonFiniteParameters {
   std::set<std::string> names;
-  comm::NonFinite first;  ///< details of the first
+  comm::NonFinite first;
 
   void add(const std::vector<comm::NonFinite>& found);
 };
 
 /// One rank's findings in a step whose loss or gradient norm is not finite.
 struct StepFindings {
-  std::string loss;               ///< "nan", "inf" or "-inf" if its part is not finite
+  std::string loss;               ///< "nan", "inf" or "-inf" if the rank's part is not finite
   NonFiniteParameters gradients;  ///< computed by this rank
   NonFiniteParameters sums;       ///< this rank's shard of the reduced gradients
   NonFiniteParameters weights;    ///< this rank's shard
 };
 
-/// Findings as text for other ranks, and back.
 std::string encode(const StepFindings& findings);
 /// @throws CommError(Mismatch) on malformed text
 StepFindings decode_findings(const std::string& text);
@@ -36,12 +35,12 @@ std::string non_finite_word(double value);
 
 struct NonFiniteStep {
   std::int64_t step = 0;
-  double loss = 0, grad_norm = 0;       ///< one of them is not finite
+  double loss = 0, grad_norm = 0;       ///< at least one is not finite
   bool finite_again = false;            ///< both were finite in the recomputation
   std::span<const StepFindings> ranks;  ///< of the recomputation, by rank
 };
 
-/// One sentence that names the culprit and the remedy; equal on all ranks.
+/// Sentences that name the culprit and the remedy; equal on all ranks.
 std::string describe(const NonFiniteStep& step);
 
 }  // namespace tessera::tools

@@ -24,18 +24,18 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-// Added to the timeout of a save, for ranks that wait for others that wait for a save.
+// Added to the timeout of a save, for ranks that wait for ranks that wait for a save.
 constexpr std::chrono::milliseconds kLateForSave{5000};
-// Fewest threads that read a checkpoint.
+// Minimum threads for reading a checkpoint.
 constexpr int kReadingThreads = 4;
-// Wait for a save after a rank was lost; below the launcher's grace.
+// Longest wait for a save after the loss of a rank; below the launcher's grace.
 constexpr std::chrono::milliseconds kWithoutPeers{300};
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// A launcher's run id as part of a file name: other characters become '_'.
+// Run id and step as a file name: special characters become '_'.
 std::string file_name_of(const std::string& run_id, std::int64_t step) {
   std::string name = run_id.empty() ? "run" : run_id.substr(0, 64);
   for (char& c : name) {
@@ -46,7 +46,6 @@ std::string file_name_of(const std::string& run_id, std::int64_t step) {
   return fmt::format("{}-{}", name, step);
 }
 
-// Step of a run's newest checkpoint.
 std::optional<std::int64_t> newest_step(const fs::path& run_dir) {
   try {
     const auto entries = io::find_checkpoints(run_dir / "checkpoints");
@@ -56,7 +55,7 @@ std::optional<std::int64_t> newest_step(const fs::path& run_dir) {
   }
 }
 
-// Keeps the tokenizer of the model that a run on token files starts from, for its exports.
+// Copies the tokenizer of model.init_from into the run, for exports of runs on token files.
 void keep_tokenizer(const io::ModelSource& from, const fs::path& run_dir) {
   const fs::path source = from.checkpoint() ? from.path() / "../../tokenizer" : from.path();
   std::error_code error;
@@ -138,14 +137,14 @@ std::vector<std::string> Rank::device_notes() {
 
 std::string Rank::load() {
   status_->enter("load", state_.step);
-  // Reads wait for disks, so more threads than processors help.
+  // Reads block on disks, so more threads than processors help.
   const int threads = std::max(kReadingThreads, context_->threads().size());
   const auto seed = static_cast<std::uint64_t>(config_.train.seed);
   if (setup_.resume) {
     if (std::string why = resume(threads); !why.empty()) return why;
   } else if (setup_.init_from) {
-    tell_of_loading(setup_.init_from->path(),
-                    load_weights(sharded_, *setup_.init_from, setup_.load, threads, seed));
+    log_loading(setup_.init_from->path(),
+                load_weights(sharded_, *setup_.init_from, setup_.load, threads, seed));
   } else {
     sharded_.load([seed](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
       initialize_range(p, seed, begin, end, out);
@@ -158,9 +157,9 @@ std::string Rank::load() {
 std::string Rank::resume(int threads) {
   std::string problem;
   try {
-    tell_of_loading(setup_.resume->path(),
-                    load_training_state(sharded_, *setup_.resume, setup_.load, threads,
-                                        static_cast<std::uint64_t>(config_.train.seed)));
+    log_loading(setup_.resume->path(),
+                load_training_state(sharded_, *setup_.resume, setup_.load, threads,
+                                    static_cast<std::uint64_t>(config_.train.seed)));
   } catch (const CorruptCheckpoint& error) {
     problem = error.what();
   } catch (const IoError& error) {
@@ -174,8 +173,8 @@ std::string Rank::resume(int threads) {
   return {};
 }
 
-void Rank::tell_of_loading(const fs::path& from, const io::ReadReport& report) {
-  log_.write(fmt::format("loaded {} from {} in {:.2f} s, {} were read",
+void Rank::log_loading(const fs::path& from, const io::ReadReport& report) {
+  log_.write(fmt::format("loaded {} from {} in {:.2f} s, {} read from disk",
                          format_bytes(report.wanted_bytes), from.string(), report.seconds,
                          format_bytes(report.read_bytes)));
 }
@@ -188,13 +187,12 @@ void Rank::open_files() {
   if (state_.step == 0 && fs::file_size(out / "metrics.jsonl", absent) > 0 && !absent) {
     io::rename_path(out / "metrics.jsonl", out / "metrics.previous.jsonl");
     setup_.notes.push_back(
-        "note: there was no checkpoint to go on from; the former metrics are in "
-        "metrics.previous.jsonl");
+        "note: no checkpoint to resume from; the earlier metrics are in metrics.previous.jsonl");
   }
   metrics_ = std::make_unique<MetricsWriter>(out / "metrics.jsonl", state_.step);
   if (config_.checkpoint.every > 0)
     saves_ = std::make_unique<SavesWriter>(out / "saves.jsonl", state_.step);
-  // Last, so that a refused start leaves checkpoints alone.
+  // Last, so that a refused start does not touch checkpoints.
   for (std::string& text : set_aside_later(out, state_.step))
     setup_.notes.push_back("warning: " + std::move(text));
 }
@@ -232,7 +230,7 @@ void Rank::show_sample() {
     note(fmt::format("step {}: sample\n{}{}", state_.step, config_.train.sample_prompt,
                      printable(tokenizer.decode(ids))));
   }
-  // The others wait here, as the next collective's deadline is shorter.
+  // Other ranks wait here: the deadline of the next collective is shorter.
   coordinator_.exchange(fmt::format("sample at step {}", state_.step), "");
   sharded_.end_evaluation();
 }
@@ -266,10 +264,10 @@ void Rank::save() {
   report_saves();
 }
 
-// Once, whatever files it affects.
+// Warns once, for any file.
 void Rank::report_full_disk(const std::string& why) {
-  if (why.empty() || std::exchange(told_of_full_disk_, true)) return;
-  note(fmt::format("warning: metrics wait in memory until they can be written: {}", why));
+  if (why.empty() || std::exchange(reported_full_disk_, true)) return;
+  note(fmt::format("warning: metrics stay in memory until they can be written: {}", why));
 }
 
 void Rank::report_saves() {
@@ -291,7 +289,7 @@ void Rank::report_saves() {
   for (const std::string& text : saver_->take_notes()) note(text);
 }
 
-// After an error: waits for the save in flight.
+// Waits for the save in flight after an error.
 void Rank::leave(const char* why, std::chrono::milliseconds at_most) {
   const auto step = saver_ ? saver_->in_flight() : std::nullopt;
   if (!step) return;
@@ -303,11 +301,11 @@ void Rank::leave(const char* why, std::chrono::milliseconds at_most) {
     saver_->leave(at_most);
     report_saves();
   } catch (const std::exception&) {
-    // The first error is reported.
+    // Keep the first error.
   }
 }
 
-// Traces a few steps after the warm-up.
+// Traces three steps after two warm-up steps.
 void Rank::profile() {
   constexpr std::int64_t kSkipped = 2, kTraced = 3;
   if (config_.train.profile.empty()) return;
@@ -331,7 +329,7 @@ void Rank::write_profile() {
 int Rank::train(StopSignal& stop) {
   const std::int64_t tokens = config_.train.global_batch * config_.model.seq_len;
   int signal = 0;
-  // Make up for an evaluation that a stop by signal skipped.
+  // Run the evaluation that a stop by signal skipped.
   if (state_.step > 0 && !state_.val_loss && due(config_.train.eval_every)) evaluate();
   const auto stage = saver_ ? StopSignal::Stage::Training : StopSignal::Stage::TrainingWithoutSaves;
   stop.set_progress(stage, state_.step, saved_step_);
@@ -385,7 +383,7 @@ int Rank::train(StopSignal& stop) {
 int Rank::run(StopSignal& stop) {
   prepare_saves();
   show_start();
-  // Closes their files.
+  // Close the files.
   setup_.resume.reset();
   setup_.init_from.reset();
   log_.write(fmt::format("start at step {}", state_.step));
@@ -411,12 +409,12 @@ int Rank::run(StopSignal& stop) {
     }
   } catch (const CommError& error) {
     record_failure(*recorder_, log_, error);
-    // A save cannot end without the lost rank.
+    // A save can't complete without the lost rank.
     leave(error.what(), kWithoutPeers);
     throw;
   } catch (const std::exception& error) {
     record_failure(*recorder_, log_, error);
-    // First, so that the others learn of the error, not of a lost rank.
+    // Publish first, so that other ranks report this error instead of a lost rank.
     const bool alone =
         world_size_ > 1 && tell_others(*store_, rank_, status_->state().process, error);
     leave(error.what(), alone ? kWithoutPeers : to_milliseconds(config_.checkpoint.timeout));
@@ -434,7 +432,7 @@ void Rank::finish(double seconds, int signal) {
     write_loss_svg(fs::path(config_.run.out) / "loss.svg", config_.run.out,
                    metrics_->train_losses(), metrics_->val_losses());
   } catch (const IoError& error) {
-    if (!told_of_full_disk_) note(fmt::format("warning: no loss curve: {}", error.what()));
+    if (!reported_full_disk_) note(fmt::format("warning: no loss curve: {}", error.what()));
   }
   progress_->finish();
   std::cerr << end_summary(style_, setup_, *metrics_, state_, setup_.state.step, seconds, signal,

@@ -26,35 +26,34 @@
 
 namespace tessera::tools {
 
-/// File of this rank's trace (train.profile).
 std::filesystem::path profile_file(const Config& config, int rank);
 
 /// One rank of a run: model, trainer, saves; on rank 0 also console and metrics.
 class Rank {
  public:
-  /// @param attempt   distinct for each Rank of a run, equal on all ranks
+  /// @param attempt   unique for each Rank object of a run, equal on all ranks
   /// @param recorder  not null
   Rank(RunSetup setup, const comm::LaunchEnvironment& environment, comm::RankGroup& group,
        const std::shared_ptr<Context>& context, int attempt, bool json,
        std::shared_ptr<comm::FlightRecorder> recorder);
 
-  /// Parameter layout, to be compared among ranks: see comm::layout_text().
+  /// Parameter layout to compare among ranks: see comm::layout_text().
   std::string layout() const { return comm::layout_text(sharded_); }
   /// Loads or initializes the weights, verifying checksums. Collective.
-  /// @return why the checkpoint cannot be read, the same on every rank; else empty
+  /// @return why the checkpoint can't be read, equal on all ranks; else empty
   std::string load();
-  /// Rank 0: opens the files of the run directory and sets aside checkpoints later than the loaded
-  /// one. @throws IoError
+  /// On rank 0: opens the files of the run directory and renames checkpoints later than the loaded
+  /// one to `.unusable`. @throws IoError
   void open_files();
-  /// Trains, once rank 0 has opened its files.
-  /// @return the signal that stopped it, or 0
+  /// Trains; call it after open_files() on rank 0.
+  /// @return the signal that stopped training, or 0
   int run(StopSignal& stop);
 
  private:
   bool is_zero() const { return rank_ == 0; }
   TrainerOptions trainer_options();
   std::string resume(int threads);
-  void tell_of_loading(const std::filesystem::path& from, const io::ReadReport& report);
+  void log_loading(const std::filesystem::path& from, const io::ReadReport& report);
   void show_start();
   void profile();
   void write_profile();
@@ -92,11 +91,11 @@ class Rank {
   std::unique_ptr<SavesWriter> saves_;
   std::unique_ptr<ProgressLine> progress_;
   std::unique_ptr<Trace> trace_;
-  bool told_of_full_disk_ = false;
+  bool reported_full_disk_ = false;
   std::int64_t evaluated_step_ = -1, saved_step_ = -1;
   StepResult last_;
   bool ends_for_save_ = false;
-  std::unique_ptr<Saver> saver_;  // null: nothing is saved
+  std::unique_ptr<Saver> saver_;  // null: checkpoint.every is 0
 };
 
 }  // namespace tessera::tools

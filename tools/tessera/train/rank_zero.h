@@ -8,9 +8,9 @@
 
 namespace tessera::tools {
 
-/// Runs `decide` on rank 0 and returns its result on every rank, over the store.
-/// @param name  distinct for each decision
-/// @throws on rank 0 whatever `decide` throws; on the others CommError: Aborted, which quotes it,
+/// Runs `decide` on rank 0 and returns the result on every rank, over the store.
+/// @param name  unique for each decision
+/// @throws on rank 0 the exception of `decide`; on other ranks CommError: Aborted with its text,
 ///   Timeout at the deadline, or the loss of a rank (comm::tell_of_lost_rank())
 std::string decide_on_rank_zero(comm::Store& store, const std::string& name, int rank,
                                 std::chrono::milliseconds deadline,

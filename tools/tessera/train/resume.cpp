@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kAside = ".unusable";
 
-// The step in "step-00000020"; empty for any other name.
+// Step of "step-00000020"; empty for other names.
 std::optional<std::int64_t> step_of(const fs::path& path) {
   const std::string name = path.filename().string();
   const std::string digits = name.starts_with("step-") ? name.substr(5) : "";
@@ -57,7 +57,7 @@ Checkpoints look_into(const fs::path& dir) {
   return result;
 }
 
-// Checks made before tensors are read.
+// Validates model section and trainer state before tensors are read.
 void check_state(const io::CheckpointReader& reader) {
   parse_model_section(nlohmann::json::parse(reader.index().model_config), reader.path().string());
   if (reader.index().trainer) read_trainer_state(reader);
@@ -81,19 +81,19 @@ std::optional<fs::path> find_own(const fs::path& run_dir, const std::string& res
     require_no_run(run_dir, resume);
     return std::nullopt;
   }
-  // Such as a link to a disk that is not mounted.
+  // Throws, for example, on a link to an unmounted disk.
   require<IoError>(
       fs::is_directory(checkpoints, unreadable),
-      "cannot look into {}{}{}; a run is not started anew while its checkpoints cannot "
-      "be seen: make the directory readable, or choose another --run.out",
-      checkpoints.string(), unreadable ? ": " : ", which is no directory",
+      "cannot read {}{}{}; a new run is not started over checkpoints that can't be seen: make the "
+      "directory readable, or choose another --run.out",
+      checkpoints.string(), unreadable ? ": " : ", which is not a directory",
       unreadable ? unreadable.message() : "");
   const Checkpoints found = look_into(checkpoints);
   if (found.named.empty()) {
     require<CorruptCheckpoint>(
         found.aside.empty(),
-        "{} holds no checkpoint but what could not be used before ({}); start anew with another "
-        "--run.out, or move that away",
+        "{} has only checkpoints set aside as unusable ({}); start a new run with another "
+        "--run.out, or move them away",
         checkpoints.string(), found.aside.empty() ? "" : found.aside.back().filename().string());
     require_no_run(run_dir, resume);
     return std::nullopt;
@@ -118,7 +118,7 @@ std::optional<fs::path> find_own(const fs::path& run_dir, const std::string& res
   reasons.insert(reasons.end(), newest.skipped.begin(), newest.skipped.end());
   require<CorruptCheckpoint>(newest.reader.has_value(),
                              "none of the {} checkpoints of {} can be used ({}); repair one, or "
-                             "start anew with another --run.out",
+                             "start a new run with another --run.out",
                              found.named.size(), run_dir.string(), fmt::join(reasons, "; "));
   notes.insert(notes.end(), newest.skipped.begin(), newest.skipped.end());
   return newest.reader->path();
@@ -130,10 +130,11 @@ std::optional<fs::path> find_resume(const fs::path& run_dir, const std::string& 
                                     const std::map<fs::path, std::string>& unusable,
                                     std::vector<std::string>& notes) {
   if (resume == "auto" || resume == "never") return find_own(run_dir, resume, unusable, notes);
-  require(fs::is_directory(resume),
-          "checkpoint.resume is {}, which is no directory; name a checkpoint or a run, or say auto "
-          "or never",
-          resume);
+  require(
+      fs::is_directory(resume),
+      "checkpoint.resume is {}, which is not a directory; name a checkpoint or a run, or use auto "
+      "or never",
+      resume);
   const fs::path own = run_dir / "checkpoints";
   const fs::path named = io::locate_checkpoint(resume);
   std::error_code absent;
@@ -142,10 +143,10 @@ std::optional<fs::path> find_resume(const fs::path& run_dir, const std::string& 
   const bool elsewhere =
       !has_own || fs::weakly_canonical(named).parent_path() != fs::canonical(own);
   if (elsewhere && found.named.size() > found.without_index.size()) {
-    // The same command again after a kill.
+    // The same command was repeated after a kill: prefer the run's own checkpoints.
     notes.push_back(
-        fmt::format("{} has checkpoints of its own by now, which continue it, not {} of "
-                    "checkpoint.resume (another --run.out starts from that again)",
+        fmt::format("{} already has its own checkpoints and resumes from those, not from {} "
+                    "(checkpoint.resume); to start from that again, choose another --run.out",
                     run_dir.string(), named.string()));
     return find_own(run_dir, "auto", unusable, notes);
   }
@@ -153,11 +154,12 @@ std::optional<fs::path> find_resume(const fs::path& run_dir, const std::string& 
   const auto why = unusable.find(reader.path());
   require<CorruptCheckpoint>(why == unusable.end(), "{} cannot be read: {}", reader.path().string(),
                              why == unusable.end() ? "" : why->second);
-  // New saves would have lower steps than the old ones.
-  require(found.named.empty() || *step_of(found.named.back()) <= reader.index().step,
-          "{} is later than {}, which checkpoint.resume names; branch off with another --run.out, "
-          "or continue the later one with --checkpoint.resume auto",
-          found.named.empty() ? "" : found.named.back().string(), reader.path().string());
+  // New saves would have lower steps than existing ones.
+  require(
+      found.named.empty() || *step_of(found.named.back()) <= reader.index().step,
+      "{} is later than {}, which checkpoint.resume names; start a branch with another --run.out, "
+      "or continue the later one with --checkpoint.resume auto",
+      found.named.empty() ? "" : found.named.back().string(), reader.path().string());
   return reader.path();
 }
 

@@ -39,21 +39,20 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Time for the heartbeat to notice a failure that a call of the store has met.
-constexpr std::chrono::milliseconds kFinds{1000};
+// Time for the heartbeat to detect a failure that a call of the store has reported.
+constexpr std::chrono::milliseconds kDetection{1000};
 
-// Checked at the start, not after the traced steps.
+// Fails at the start instead of after the traced steps.
 void check_profile(const Config& config, int rank) {
   if (config.train.profile.empty()) return;
   const fs::path file = fs::absolute(profile_file(config, rank));
   io::require_replaceable(file);
   const fs::path folder = file.parent_path();
   require<IoError>(::access(folder.c_str(), W_OK | X_OK) == 0,
-                   "train.profile: no file can be written in {}: {}", folder.string(),
+                   "train.profile: cannot write a file in {}: {}", folder.string(),
                    std::strerror(errno));
 }
 
-// Notes about the device and the transport between ranks.
 std::vector<std::string> start_notes(const comm::RankGroup& group, const ChosenDevice& chosen,
                                      const comm::FlightRecorder& recorder) {
   std::vector<std::string> notes;
@@ -70,12 +69,12 @@ std::vector<std::string> start_notes(const comm::RankGroup& group, const ChosenD
                     recorder.why_not_in_file());
   }
   if (!chosen.why_cpu.empty())
-    notes.push_back("note: training on the CPU; `tessera doctor` says why no GPU is used");
+    notes.push_back("note: training on the CPU; `tessera doctor` explains why no GPU is used");
   return notes;
 }
 
-// Checks the memory plan before anything is allocated; on the first rank of each host only.
-// @return a warning, or nothing
+// Checks the memory plan before anything is allocated; a host's memory only on its first rank.
+// @return a warning, or empty
 std::string check_room(const RunSetup& setup, const comm::LaunchEnvironment& environment,
                        const std::vector<comm::Hello>& ranks, Context& context) {
   const Config& config = setup.config;
@@ -142,7 +141,7 @@ comm::RankGroup join(const Config& config, const comm::LaunchEnvironment& enviro
   }
 }
 
-// The verdict on a communication error: the same on every rank.
+// The verdict on a communication error, equal on all ranks.
 CommError agreed(comm::RankGroup& group, const CommError& error, const RankFlight& flight) {
   if (group.ranks.size() < 2) return error;
   std::optional<CommError> verdict = group.heartbeat->verdict();
@@ -152,8 +151,8 @@ CommError agreed(comm::RankGroup& group, const CommError& error, const RankFligh
     try {
       verdict = comm::publish_verdict(*group.store, error);
     } catch (const std::exception&) {
-      // The store is gone; the heartbeat may know why.
-      if (auto lost = group.heartbeat->verdict(kFinds)) verdict = lost;
+      // The store is unreachable; the heartbeat may know why.
+      if (auto lost = group.heartbeat->verdict(kDetection)) verdict = lost;
     }
   }
   const std::string last = flight.last_collectives();
@@ -171,8 +170,8 @@ void report_early_stop(int signal, std::int64_t step, const std::string& run, bo
   std::cout << summary.dump() << std::endl;
 }
 
-// Agrees on a stop before the first step, where nothing needs saving. A SIGUSR1 waits for that
-// step. Collective. @return the signal, or 0
+// Agrees on a stop before the first step, when nothing needs saving; SIGUSR1 takes effect after
+// that step. Collective. @return the signal, or 0
 int agreed_stop(comm::RankGroup& group, int attempt, int received,
                 std::chrono::milliseconds timeout) {
   const std::vector<std::string> all =
@@ -185,7 +184,7 @@ int agreed_stop(comm::RankGroup& group, int attempt, int received,
 
 int train(Config config, const comm::LaunchEnvironment& environment, comm::RankGroup& group,
           const ChosenDevice& chosen, RankFlight& flight, bool json) {
-  // A signal before this line, before the ranks have met, ends the process.
+  // Before this line a signal kills the process.
   StopSignal stop(environment.rank == 0);
   bool agreed_to_start = false;
   std::int64_t first_step = 0;
@@ -197,8 +196,8 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
   };
   const std::chrono::milliseconds timeout = to_milliseconds(config.checkpoint.load_timeout);
   std::unique_ptr<RunDirectory> directory;
-  std::map<fs::path, std::string> unusable;  // checkpoint -> why
-  std::string skipped;                       // message on the last of these
+  std::map<fs::path, std::string> unusable;  // checkpoint -> reason
+  std::string skipped;                       // message about the last one
   std::shared_ptr<comm::FlightRecorder> recorder;
   const auto try_once = [&](int attempt) -> std::optional<int> {
     const std::string resume = decide_on_rank_zero(
@@ -224,7 +223,7 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
     first_step = setup.state.step;
     const bool done = setup.resume && setup.state.step >= setup.config.train.steps;
     const std::string done_text =
-        fmt::format("{} is at step {} of {} already; raise --train.steps to go on\n", resume,
+        fmt::format("{} is at step {} of {} already; raise --train.steps to continue\n", resume,
                     setup.state.step, setup.config.train.steps);
 
     const auto warnings = comm::exchange(
@@ -261,7 +260,7 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
     return std::nullopt;
   };
   try {
-    // Each attempt takes an older checkpoint, until all ranks can read one.
+    // Each attempt tries an older checkpoint, until all ranks can read it.
     for (int attempt = 0;; ++attempt) {
       const std::optional<int> signal = try_once(attempt);
       if (!signal) continue;
@@ -270,14 +269,14 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
       return *signal == 0 ? 0 : stop_exit_code(*signal);
     }
   } catch (const CommError& error) {
-    // Other ranks may have ended by the same signal before they could agree.
+    // The same signal may have killed other ranks before they could agree.
     const int signal = stop.received();
     if (agreed_to_start || (signal != SIGTERM && signal != SIGINT)) {
       flight.fail(error);
       throw;
     }
     flight.end(fmt::format("stopped by signal {}", signal));
-    agreed(group, error, flight);  // who has not been asked is to hear of it
+    agreed(group, error, flight);  // notifies ranks without the signal
     if (is_zero) report_early_stop(signal, first_step, config.run.out, json);
     return stop_exit_code(signal);
   } catch (const std::exception& error) {
@@ -314,7 +313,7 @@ int run_rank(Config config, const comm::LaunchEnvironment& environment, bool jso
   const std::string process =
       comm::make_hello(environment.rank, environment.world_size, {}, {}).process();
   const auto status = std::make_shared<comm::RankStatus>(process);
-  // First, to record any failure.
+  // Before everything else, to record any failure.
   const auto flight = std::make_shared<RankFlight>(config.run.out, environment, status);
   try {
     return join_and_train(std::move(config), environment, process, status, flight, json);

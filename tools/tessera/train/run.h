@@ -5,9 +5,9 @@
 
 namespace tessera::tools {
 
-/// Runs one rank of a training run, from joining the others to the last checkpoint. Rank 0 reports
-/// on standard error.
-/// @param json  rank 0 ends with a JSON summary on standard output
+/// Runs one rank of a training run, from joining the other ranks to the last checkpoint. Rank 0
+/// reports on standard error.
+/// @param json  rank 0 prints a JSON summary on standard output at the end
 /// @return the exit code: 0, or stop_exit_code(n) after a clean stop by signal n
 int run_rank(Config config, const comm::LaunchEnvironment& environment, bool json);
 

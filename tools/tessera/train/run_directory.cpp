@@ -33,12 +33,12 @@ RunDirectory::RunDirectory(fs::path path) : path_(std::move(path)) {
   try {
     io::make_directories_durably(path_ / "logs");
   } catch (const IoError& error) {
-    throw IoError("cannot make the run directory {}: {}", path_.string(), error.what());
+    throw IoError("cannot create the run directory {}: {}", path_.string(), error.what());
   }
   const fs::path lock = path_ / ".lock";
   lock_ = ::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   require<IoError>(lock_ >= 0, "cannot open {}: {}", lock.string(), std::strerror(errno));
-  // is_idle_run() holds the lock for a moment.
+  // Retry: is_idle_run() of another process holds the lock briefly.
   constexpr int kAttempts = 5;
   int locked = 0;
   for (int attempt = 1;; ++attempt) {
@@ -52,7 +52,7 @@ RunDirectory::RunDirectory(fs::path path) : path_(std::move(path)) {
     ::close(lock_);
     throw IoError(
         "cannot lock {}: {}; without locks two runs could write to it at once: mount the file "
-        "system with them (Lustre: -o flock; NFS: its lock service), or choose another --run.out",
+        "system with locks (Lustre: -o flock; NFS: lock service), or choose another --run.out",
         lock.string(), std::strerror(error));
   }
   if (locked != 0) {
@@ -63,7 +63,7 @@ RunDirectory::RunDirectory(fs::path path) : path_(std::move(path)) {
                           path_.string(), bytes > 0 ? holder.data() : "unknown process");
   }
   const std::string self = fmt::format("{}, pid {}", host_name(), ::getpid());
-  // For messages; the lock does not depend on it.
+  // Holder for error messages; the lock does not depend on it.
   [[maybe_unused]] const bool written =
       ::ftruncate(lock_, 0) == 0 && ::pwrite(lock_, self.data(), self.size(), 0) >= 0;
 }
@@ -72,7 +72,7 @@ bool is_idle_run(const fs::path& path) {
   const fs::path lock = path / ".lock";
   const int fd = ::open(lock.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0) return false;
-  // Shared, so that ranks that look at the same time don't block each other.
+  // A shared lock, so that ranks that test at the same time don't block each other.
   const bool is_idle = ::flock(fd, LOCK_SH | LOCK_NB) == 0;
   ::close(fd);
   return is_idle;

@@ -5,7 +5,7 @@
 
 namespace tessera::tools {
 
-/// The directory of a run, locked by one job at a time. Made by rank 0.
+/// Directory of a run, locked by one job at a time. Created by rank 0.
 ///
 ///   config.json    resolved configuration
 ///   metrics.jsonl  see report/metrics.h
@@ -13,13 +13,13 @@ namespace tessera::tools {
 ///   checkpoints/   see io/FORMAT.md
 ///   logs/          one file per rank
 ///   flight/        one record per rank, see comm/flight_recorder.h
-///   loss.svg       at the end
-///   .lock          the process that holds the directory
-///   tokenizer/     of model.init_from, for exports
+///   loss.svg       loss curve, written at the end
+///   .lock          host and pid of the lock's holder
+///   tokenizer/     copied from model.init_from, for exports
 class RunDirectory {
  public:
-  /// Makes and locks it. The lock ends with the process.
-  /// @throws IoError if it cannot be made; InvalidArgument naming the holder if another job has it
+  /// Creates and locks the directory. The lock ends with the process.
+  /// @throws IoError if that fails; InvalidArgument naming the holder if another job has the lock
   explicit RunDirectory(std::filesystem::path path);
   ~RunDirectory();
   RunDirectory(const RunDirectory&) = delete;
@@ -32,11 +32,10 @@ class RunDirectory {
   int lock_ = -1;
 };
 
-/// Whether a run's directory is unlocked at this moment.
+/// Whether a run's directory exists and is unlocked.
 bool is_idle_run(const std::filesystem::path& path);
 
-/// Appends lines with UTC times to logs/rank-N.log of a run. Ignores errors: they must not stop a
-/// run.
+/// Appends lines with UTC times to logs/rank-N.log. Ignores errors, which must not stop a run.
 class RankLog {
  public:
   RankLog(const std::filesystem::path& run_dir, int rank);

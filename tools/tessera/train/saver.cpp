@@ -16,11 +16,11 @@ using std::chrono::milliseconds;
 using Json = nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
-// Added to the timeout, for a writer that reports its own.
-constexpr milliseconds kLastWord{1000};
+// Added to the timeout, so that the writer reports its own timeout first.
+constexpr milliseconds kReportMargin{1000};
 constexpr milliseconds kSlice{50};
-// Shorter waits (seconds) are not reported.
-constexpr double kToldWait = 1e-3;
+// Shortest wait to report, seconds.
+constexpr double kReportedWait = 1e-3;
 
 double to_seconds(milliseconds time) { return static_cast<double>(time.count()) / 1e3; }
 
@@ -28,7 +28,7 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// A checkpoint with NaN must not replace a good one.
+// Throws before a checkpoint with NaN can replace a good one.
 void require_finite(const io::SaveRequest& request, io::SaveCoordinator& coordinator) {
   const auto phase = fmt::format("finite at step {}", request.step);
   const auto answers = coordinator.exchange(phase, is_finite(request) ? "yes" : "no");
@@ -40,8 +40,8 @@ void require_finite(const io::SaveRequest& request, io::SaveCoordinator& coordin
                          request.step - 1, bad - answers.begin());
 }
 
-// @return why old checkpoints could not be removed; empty if they were
-// @throws IoError, equal on all ranks, if the new checkpoint reads back damaged
+// @return a warning if old checkpoints could not be removed; else empty
+// @throws IoError, equal on all ranks, if the new checkpoint is damaged when read back
 std::string prune(const io::SaveRequest& request, const io::Retention& retention,
                   io::SaveCoordinator& coordinator) {
   try {
@@ -51,7 +51,7 @@ std::string prune(const io::SaveRequest& request, const io::Retention& retention
     // The next run removes them.
     const bool hurried = request.hurry && *request.hurry;
     if (request.rank == 0 && !hurried)
-      return fmt::format("warning: old checkpoints stay: {}", error.what());
+      return fmt::format("warning: old checkpoints were not removed: {}", error.what());
   }
   return {};
 }
@@ -70,11 +70,11 @@ std::string message_of(const std::exception_ptr& error) {
   return {};
 }
 
-/// A rank's last message to the others, at the end of the run.
-struct LastWords {
+/// A rank's state at the end of the run, sent to the other ranks.
+struct FinalReport {
   std::int64_t saved = -1;
   std::int64_t in_flight = -1;  ///< step of a save that hangs
-  bool committed = false;       ///< that save is committed and hangs afterwards
+  bool committed = false;       ///< the save hangs after its commit
   std::string failure = {}, fatal = {};
 
   std::string str() const {
@@ -85,15 +85,15 @@ struct LastWords {
                 {"fatal", fatal}}
         .dump(-1, ' ', false, Json::error_handler_t::replace);
   }
-  static LastWords parse(const std::string& text) {
+  static FinalReport parse(const std::string& text) {
     const Json json = Json::parse(text);
     return {json.at("saved"), json.at("in_flight"), json.at("committed"), json.at("failure"),
             json.at("fatal")};
   }
 };
 
-// Error for the last step, `step`, if a save hangs as the run ends.
-std::string hanging_save(const LastWords& words, std::int64_t step, milliseconds timeout,
+// Error text if a save hangs at the end of the run.
+std::string hanging_save(const FinalReport& words, std::int64_t step, milliseconds timeout,
                          std::string_view where) {
   std::string said = fmt::format("was not saved: the save of step {}", words.in_flight);
   if (words.in_flight == step) said = "may not be saved: its save";
@@ -116,7 +116,7 @@ Saver::Saver(SaverOptions options, std::shared_ptr<comm::Store> store, io::SaveC
   if (!options_.in_background) return;
   const std::size_t bytes =
       io::AsyncSaver::staging_bytes(make_save_request(sharded_, options_.with_optimizer));
-  async_ = std::make_unique<io::AsyncSaver>(context, bytes, options_.timeout + kLastWord);
+  async_ = std::make_unique<io::AsyncSaver>(context, bytes, options_.timeout + kReportMargin);
 }
 
 io::SaveRequest Saver::complete(io::SaveRequest request, const TrainerState& state) const {
@@ -135,7 +135,7 @@ io::SaveRequest Saver::complete(io::SaveRequest request, const TrainerState& sta
 
 bool Saver::agree(std::int64_t step) {
   const auto failed = [this] { return !failure_.empty() || fatal_ != nullptr; };
-  if (!pending_) return failed();  // then equal on all ranks
+  if (!pending_) return failed();  // equal on all ranks
   const bool busy = async_->busy();
   poll();
   const auto answers = meeting_.exchange(fmt::format("saves at step {}", step), failed() ? "failed"
@@ -155,7 +155,7 @@ void Saver::save(const TrainerState& state) {
   if (!async_) {
     try {
       save_here(state);
-    } catch (const IoError& error) {  // all ranks throw the same
+    } catch (const IoError& error) {  // equal on all ranks
       failed(state.step, error.what());
     }
     return;
@@ -208,11 +208,11 @@ void Saver::save_here(const TrainerState& state) {
   saved(report, state.step, seconds, seconds_since(begin), warning);
 }
 
-// Waits as long as the save makes progress.
+// Waits while the save makes progress. @return whether it ended
 bool Saver::wait_for_writer(Clock::time_point at_most) {
   for (;;) {
     note_pulse();
-    const auto deadline = std::min(at_most, last_moved_ + options_.timeout + kLastWord);
+    const auto deadline = std::min(at_most, last_moved_ + options_.timeout + kReportMargin);
     if (async_->wait_until(std::min(deadline, Clock::now() + kSlice))) return true;
     if (Clock::now() >= deadline) return false;
   }
@@ -225,7 +225,7 @@ void Saver::note_pulse() {
   last_moved_ = Clock::now();
 }
 
-// Ranks wait here for the slowest, as the next collective's deadline is shorter.
+// Ranks wait here for the slowest: the deadline of the next collective is shorter.
 bool Saver::wait_for_former(std::int64_t step) {
   const auto begin = Clock::now();
   const bool ended = wait_for_writer(Clock::time_point::max());
@@ -242,14 +242,15 @@ bool Saver::wait_for_former(std::int64_t step) {
   }
   const double seconds = seconds_since(begin);
   if (!hanging.empty()) {
-    failed(step,
-           fmt::format("the save of step {}{} has hung for {} on rank {}, so no other can begin; "
-                       "check that rank's disk, or raise checkpoint.timeout",
-                       step_, committed ? ", committed but not read back," : "",
-                       format_duration(to_seconds(options_.timeout)), fmt::join(hanging, ", ")));
+    failed(
+        step,
+        fmt::format("the save of step {}{} has hung for {} on rank {}, so no other save can begin; "
+                    "check that rank's disk, or raise checkpoint.timeout",
+                    step_, committed ? ", committed but not read back," : "",
+                    format_duration(to_seconds(options_.timeout)), fmt::join(hanging, ", ")));
     return false;
   }
-  if (seconds >= kToldWait) {
+  if (seconds >= kReportedWait) {
     notes_.push_back(fmt::format("step {}: waited {:.1f} ms for the save of step {} to end", step,
                                  seconds * 1e3, step_));
   }
@@ -288,16 +289,16 @@ void Saver::failed(std::int64_t step, const std::string& why) {
                            : step == last_step_ ? ""
                            : options_.stop_on_error
                                ? ", training ends (checkpoint.on_error is stop)"
-                               : ", training goes on";
-  std::string reason = why;  // paths and byte counts differ from save to save
+                               : ", training continues";
+  std::string reason = why;  // without digits: paths and byte counts vary
   std::erase_if(reason, [](char c) { return c >= '0' && c <= '9'; });
-  const bool again = reason == std::exchange(told_, reason);
-  if (!again || step != last_step_) {  // finish() throws the error of the last step
+  const bool again = reason == std::exchange(noted_, reason);
+  if (!again || step != last_step_) {  // for the last step, finish() throws
     notes_.push_back(
         fmt::format("warning: step {} was not saved{}: {}", step, then,
-                    again ? fmt::format("for the same reason as step {}", told_step_) : why));
+                    again ? fmt::format("for the same reason as step {}", noted_step_) : why));
   }
-  if (!again) told_step_ = step;
+  if (!again) noted_step_ = step;
   if (!options_.stop_on_error || step == last_step_ || !failure_.empty()) return;
   failure_ = why;
   failed_step_ = step;
@@ -306,7 +307,7 @@ void Saver::failed(std::int64_t step, const std::string& why) {
 void Saver::finish(const TrainerState& state, bool hurry) {
   if (hurry) *hurry_ = true;
   last_step_ = state.step;
-  if (failed_step_ == state.step) failure_.clear();  // it is saved again, or finish() fails
+  if (failed_step_ == state.step) failure_.clear();  // saved again below, or finish() throws
   if (!async_) {
     const auto answers = meeting_.exchange(fmt::format("end at step {}", state.step),
                                            saved_step_ == state.step ? "saved" : "");
@@ -314,7 +315,7 @@ void Saver::finish(const TrainerState& state, bool hurry) {
   } else {
     finish_in_background(state);
   }
-  // Rank 0 may hang while it removes old checkpoints; the others notice here.
+  // Detects a rank 0 that hangs while removing old checkpoints.
   meeting_.exchange(fmt::format("saves ended at step {}", state.step), "");
   require<IoError>(failure_.empty(), "training ended because a save failed: {}", failure_);
 }
@@ -337,7 +338,7 @@ void Saver::save_last(const TrainerState& state) {
       throw IoError("{}", hanging_save({.in_flight = state.step, .committed = *committed_},
                                        state.step, options_.timeout, "this rank"));
     }
-    // A rank that timed out does not know about the damage.
+    // Exchange results: a rank that timed out does not know about the damage.
     const auto answers =
         meeting_.exchange(fmt::format("attempt {} to save step {}", attempt, state.step), mine);
     const auto any = [&](std::string_view what) { return std::ranges::count(answers, what) > 0; };
@@ -346,12 +347,12 @@ void Saver::save_last(const TrainerState& state) {
       return;
     }
     const std::string why = message_of(error);
-    notes_.push_back(fmt::format("warning: step {} was not saved, and is saved again: {}",
-                                 state.step, why.empty() ? "it is damaged" : why));
+    notes_.push_back(fmt::format("warning: step {} was not saved, trying again: {}", state.step,
+                                 why.empty() ? "the checkpoint is damaged" : why));
   }
 }
 
-// @return false if it hangs
+// @return false if the save hangs
 bool Saver::save_and_wait(const TrainerState& state) {
   if (!async_) {
     save_here(state);
@@ -371,12 +372,12 @@ bool Saver::save_and_wait(const TrainerState& state) {
 void Saver::finish_in_background(const TrainerState& state) {
   const bool ended = wait_for_writer(Clock::time_point::max());
   poll();
-  const LastWords mine{saved_step_, ended ? -1 : step_, !ended && *committed_, failure_,
-                       message_of(fatal_)};
+  const FinalReport mine{saved_step_, ended ? -1 : step_, !ended && *committed_, failure_,
+                         message_of(fatal_)};
   const auto answers = meeting_.exchange(fmt::format("end at step {}", state.step), mine.str());
   bool all_saved = true;
   for (std::size_t rank = 0; rank < answers.size(); ++rank) {
-    const LastWords words = LastWords::parse(answers[rank]);
+    const FinalReport words = FinalReport::parse(answers[rank]);
     if (fatal_) std::rethrow_exception(fatal_);
     require<NonFiniteLoss>(words.fatal.empty(), "{}", words.fatal);
     if (failure_.empty()) failure_ = words.failure;
@@ -398,7 +399,7 @@ void Saver::leave(milliseconds at_most) noexcept {
     wait_for_writer(Clock::now() + at_most);
     poll();
   } catch (...) {
-    // The first error is reported.
+    // Keep the first error.
   }
   async_->set_patience(milliseconds(0));
 }

@@ -11,9 +11,9 @@
 namespace tessera::tools {
 namespace {
 
-// Takes the stored model's shape for keys that were not given.
-// @param given_wins  given keys may differ
-// @return the differences, a few words each
+// Copies the stored model's shape to keys that the user did not set.
+// @param given_wins  allow keys set by the user to differ
+// @return the differences, one phrase each
 std::vector<std::string> adopt_shape(Config& config, const models::Gpt2Config& stored,
                                      bool given_wins) {
   std::vector<std::string> differences;
@@ -47,7 +47,6 @@ models::Gpt2Config from_config(const Config& config) {
           .dropout = static_cast<float>(config.model.dropout)};
 }
 
-// Lists all differing keys and tensors.
 [[noreturn]] void refuse_shape(const Config& config, const std::vector<std::string>& differences,
                                const std::vector<io::TensorInfo>& found,
                                const std::string& source) {
@@ -69,7 +68,7 @@ io::TokenizerPtr tokenizer_of(const TrainerState& state) {
   return json.is_null() ? nullptr : io::tokenizer_from_json(json);
 }
 
-// Notes on keys that change the training of a resumed run.
+// Notes on changed keys that affect the training of a resumed run.
 std::vector<std::string> changes_since(const nlohmann::json& before, const nlohmann::json& now,
                                        std::int64_t step) {
   std::vector<std::string> notes;
@@ -124,7 +123,7 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
     tokenizer = tokenizer_of(setup.state);
   } else if (!config.model.init_from.empty()) {
     setup.init_from = io::open_model(config.model.init_from, {}, io::LoadPolicy::Partial);
-    // Tensors that are not chosen need not fit.
+    // Unselected tensors may have other shapes.
     adopt(setup.init_from->config(), setup.init_from->path().string(), setup.init_from->tensors(),
           any_fit || !chosen.empty());
     tokenizer = model_tokenizer(*setup.init_from);

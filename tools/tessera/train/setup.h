@@ -16,32 +16,32 @@
 
 namespace tessera::tools {
 
-/// A run's model, data and start: the configuration resolved against the checkpoint, model and data
-/// that it names. Equal on every rank.
+/// The configuration resolved against the checkpoint, model and data that it names.
 struct RunSetup {
-  Config config;             ///< every value as used
-  models::Gpt2Config model;  ///< `seq_len`: positions; rows have config.model.seq_len tokens
+  Config config;             ///< resolved
+  models::Gpt2Config model;  ///< seq_len: positions; rows have config.model.seq_len tokens
   io::Dataset dataset;
   std::unique_ptr<io::Sampler> train;
-  std::unique_ptr<io::Sampler> val;  ///< null if there is no validation data
+  std::unique_ptr<io::Sampler> val;  ///< null: no validation data
 
-  std::optional<io::CheckpointReader> resume;  ///< the checkpoint to continue, or
-  std::unique_ptr<io::ModelSource> init_from;  ///< the starting weights; neither: random weights
-  TrainerState state;                          ///< zeros for a new run
-  LoadPlan load;                               ///< tensors to load
-  std::vector<std::string> notes;              ///< shown before the first step
+  std::optional<io::CheckpointReader> resume;  ///< checkpoint to resume from
+  std::unique_ptr<io::ModelSource>
+      init_from;                   ///< initial weights; if both are empty: random weights
+  TrainerState state;              ///< zeros for a new run
+  LoadPlan load;                   ///< tensors to load
+  std::vector<std::string> notes;  ///< shown before the first step
 };
 
-/// A model's tokenizer: its checkpoint's, or that of a tokenizer_tessera.json beside it. Null if
-/// there is none that this build reads.
+/// Tokenizer of a checkpoint, or from tokenizer_tessera.json in the model's directory; null if this
+/// build can read none.
 io::TokenizerPtr model_tokenizer(const io::ModelSource& source);
 
-/// Opens model and data. Shape keys that were not given come from the checkpoint or model; given
-/// ones must agree with it, unless checkpoint.load_policy or load_tensors lets tensors that do not
-/// fit be left out. A model.seq_len below the model's positions shortens the rows, not the model.
-/// @param resume  the checkpoint to continue, if any
-/// @throws InvalidArgument listing all keys and tensors that do not fit; IoError,
-///         CorruptCheckpoint, Unsupported
+/// Opens model and data. Unset shape keys come from the checkpoint or model; keys set by the user
+/// must match it, unless checkpoint.load_policy or load_tensors allows skipping mismatched tensors.
+/// A model.seq_len below the model's positions shortens the rows, not the model.
+/// @param resume  checkpoint to resume from, if any
+/// @throws InvalidArgument listing all mismatched keys and tensors; IoError, CorruptCheckpoint,
+///         Unsupported
 RunSetup set_up(Config config, int world_size, const std::optional<std::filesystem::path>& resume);
 
 }  // namespace tessera::tools

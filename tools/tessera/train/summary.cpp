@@ -13,7 +13,7 @@ namespace {
 std::string batch_text(const Config& config, int world_size) {
   const std::int64_t per_rank = config.train.global_batch / world_size;
   const std::int64_t micro_batches = per_rank / config.train.micro_batch;
-  return fmt::format("{} sequences of {} tokens a step: {} rank{} x {} micro-batch{} of {}",
+  return fmt::format("{} sequences of {} tokens per step: {} rank{} x {} micro-batch{} of {}",
                      config.train.global_batch, config.model.seq_len, world_size,
                      world_size == 1 ? "" : "s", micro_batches, micro_batches == 1 ? "" : "es",
                      config.train.micro_batch);
@@ -23,15 +23,15 @@ std::string compute_text(Context& context) {
   const int threads = context.threads().size();
   const std::string plural = threads == 1 ? "" : "s";
   if (context.device().type == DeviceType::CUDA) {
-    return fmt::format("{} ({}), {} thread{} of the host a rank", context.device().str(),
+    return fmt::format("{} ({}), {} host thread{} per rank", context.device().str(),
                        context.backend().description(), threads, plural);
   }
-  return fmt::format("cpu, {}, {} thread{} a rank", cpu_level_name(context.cpu_level()), threads,
+  return fmt::format("cpu, {}, {} thread{} per rank", cpu_level_name(context.cpu_level()), threads,
                      plural);
 }
 
 std::string data_text(const RunSetup& setup) {
-  std::string text = fmt::format("{} tokens, {} a row, {}",
+  std::string text = fmt::format("{} tokens, {} per row, {}",
                                  format_count(static_cast<double>(setup.dataset.train->size())),
                                  setup.config.model.seq_len, setup.config.data.order);
   if (setup.val) {
@@ -61,23 +61,21 @@ std::string start_text(const RunSetup& setup) {
 
 constexpr const char* kNoSave = "nothing was saved: no save succeeded, see the warnings above";
 
-// The next command after a stop by signal.
 std::string after_stop(const Config& config, std::int64_t step, std::optional<std::int64_t> saved) {
   if (config.checkpoint.every == 0) return "nothing was saved (checkpoint.every is 0)";
   if (!saved) return kNoSave;
   if (config.checkpoint.what == "model")
-    return "its weights are saved; start from them with --model.init_from " + config.run.out;
+    return "the weights are saved; start from them with --model.init_from " + config.run.out;
   const std::string where =
-      *saved == step ? "there" : fmt::format("step {}, its last save", *saved);
-  return config.checkpoint.resume == "auto" ? "the same command goes on from " + where
-                                            : "go on with --checkpoint.resume auto";
+      *saved == step ? "there" : fmt::format("from step {}, the last save", *saved);
+  return config.checkpoint.resume == "auto" ? "the same command resumes " + where
+                                            : "resume with --checkpoint.resume auto";
 }
 
 std::string after_end(const Config& config, std::int64_t step, std::optional<std::int64_t> saved) {
   if (!saved) return kNoSave;
-  return fmt::format(
-      "tessera consolidate {} MODEL_DIR{}", config.run.out,
-      *saved == step ? "" : fmt::format(" (of step {}, the last that was saved)", *saved));
+  return fmt::format("tessera consolidate {} MODEL_DIR{}", config.run.out,
+                     *saved == step ? "" : fmt::format(" (of step {}, the last save)", *saved));
 }
 
 }  // namespace
@@ -106,7 +104,7 @@ std::string start_table(const ConsoleStyle& style, const RunSetup& setup,
       {"data", data_text(setup)}};
   const MemoryPlan plan = plan_memory(setup, world_size, context);
   rows.emplace_back("memory",
-                    fmt::format("{} a rank at most, before scratch", format_bytes(total(plan))));
+                    fmt::format("at most {} per rank, without scratch", format_bytes(total(plan))));
   rows.emplace_back("", describe(plan));
   return format_rows(style, rows);
 }
@@ -146,8 +144,8 @@ std::string end_summary(const ConsoleStyle& style, const RunSetup& setup,
     memory += fmt::format("{}{} {}", memory.empty() ? "" : ", ", memory_category_name(category),
                           format_bytes(peak));
   }
-  rows.emplace_back("memory", fmt::format("{} at the peak of rank 0",
-                                          format_bytes(context.ledger().total().peak)));
+  rows.emplace_back("memory",
+                    fmt::format("peak {} on rank 0", format_bytes(context.ledger().total().peak)));
   rows.emplace_back("", memory);
   rows.emplace_back("curve", config.run.out + "/loss.svg");
   if (signal != 0) {

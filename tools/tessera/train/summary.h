@@ -12,13 +12,13 @@
 
 namespace tessera::tools {
 
-/// Table shown at the start: model, sharding, batch, data, memory by category.
+/// Table at the start of a run: model, sharding, batch, data, memory by category.
 std::string start_table(const ConsoleStyle& style, const RunSetup& setup,
                         const comm::ShardedModel& sharded, const comm::Communicator& communicator,
                         Context& context);
 
-/// Summary shown at the end: losses with a sparkline, speed, memory, files and the next command.
-/// @param signal  the one that stopped the run, or 0
+/// Summary at the end of a run: losses with a sparkline, speed, memory, files, the next command.
+/// @param signal  that stopped the run, or 0
 /// @param saved   step of the run's newest checkpoint, if any
 std::string end_summary(const ConsoleStyle& style, const RunSetup& setup,
                         const MetricsWriter& metrics, const TrainerState& state,

@@ -23,7 +23,7 @@ bool tell_others(comm::Store& store, int rank, std::string_view process,
                       what.substr(0, what.find('\n')));  // without the ledger
     comm::publish_verdict(store, verdict.set_fate(memory ? "out of memory" : "error"));
   } catch (const std::exception&) {
-    // The first error is reported.
+    // Keep the first error.
   }
   return true;
 }

@@ -7,11 +7,11 @@
 
 namespace tessera::tools {
 
-/// Publishes that this rank ends by an error of its own, so that the others end soon and name it.
-/// Does nothing for errors that all ranks share: communication, a non-finite loss. Bounded like the
-/// store's calls.
+/// Publishes this rank's error, so that the other ranks exit soon and name this rank. Ignores
+/// errors that all ranks share: communication, a non-finite loss. Blocks no longer than a store
+/// call.
 /// @param process  "host, pid 12"
-/// @return whether it was published
+/// @return whether the error concerns this rank alone
 bool tell_others(comm::Store& store, int rank, std::string_view process,
                  const std::exception& error) noexcept;
 

@@ -29,7 +29,7 @@ struct Options {
   bool json = false;
 };
 
-// Arguments of a restart: resume from the run's own newest checkpoint, if it has one.
+// Arguments of a restart, which resumes from the run's own newest checkpoint, if any.
 std::vector<std::string> again(const Config& config, std::vector<std::string> arguments,
                                bool has_checkpoint) {
   if (has_checkpoint || config.checkpoint.resume == "never")
@@ -55,7 +55,7 @@ RestartOptions restart_options(const Options& options, const Config& config,
     try {
       const auto found = io::find_checkpoints(directory);
       return found.empty() ? std::nullopt : std::optional(found.back().step);
-    } catch (const IoError&) {  // no such directory: the ranks report it
+    } catch (const IoError&) {  // no such directory; the ranks report it
       return std::nullopt;
     }
   };
@@ -75,17 +75,17 @@ int run(const Options& options, const std::vector<std::string>& words) {
   const comm::Variables variables = comm::process_environment();
   comm::LaunchEnvironment environment = comm::detect_launch(variables, flags);
 
-  // Parsed before ranks start, so that a mistake is reported once.
+  // Parse before ranks start, so that an error is reported once.
   Config config = load_config(parse_train_arguments(words), tessera_environment());
   const bool is_rank = environment.launcher != comm::Launcher::None;
   const bool launches = options.nproc > 0 && !is_rank;
   require(launches || (options.restarts == 0 && options.min_nproc == 0),
-          "--restarts and --min-nproc need --nproc; with another launcher use its own restarts");
+          "--restarts and --min-nproc need --nproc; another launcher has its own restarts");
   require(options.min_nproc <= options.nproc, "--min-nproc is {}, more than --nproc {}",
           options.min_nproc, options.nproc);
   require(options.min_nproc == 0 || options.restarts > 0, "--min-nproc needs --restarts N");
   Config checked = config;
-  checked.model = {};  // may come from a checkpoint, which only ranks open
+  checked.model = {};  // may come from a checkpoint, which only the ranks open
   checked.model.init_from = config.model.init_from;
   const Config unchecked = checked;  // validate() resolves micro_batch
   checked.validate(launches ? options.nproc : environment.world_size);
@@ -93,13 +93,13 @@ int run(const Options& options, const std::vector<std::string>& words) {
     std::vector<std::string> arguments = {"tessera", "train"};
     if (options.json) arguments.emplace_back("--json");
     arguments.insert(arguments.end(), words.begin(), words.end());
-    // Refused here, as a restart would resume the other run.
+    // Check "never" here: a restart uses resume=auto and would resume an existing run.
     if (options.restarts > 0 && config.checkpoint.resume == "never") {
       std::map<std::filesystem::path, std::string> unusable;
       std::vector<std::string> notes;
       find_resume(config.run.out, config.checkpoint.resume, unusable, notes);
     }
-    // A late scheduler's warning must not change how this process ends.
+    // A late SIGUSR1 must not change the exit code of this process.
     sigset_t warnings;
     sigemptyset(&warnings);
     sigaddset(&warnings, SIGUSR1);
@@ -110,11 +110,11 @@ int run(const Options& options, const std::vector<std::string>& words) {
                                 restart_options(options, unchecked, arguments), launch);
   }
   require(options.nproc <= 1 || environment.launcher == comm::Launcher::Tessera,
-          "--nproc starts ranks here, but this process is a rank already ({}); leave it out",
+          "--nproc starts ranks here, but this process already is a rank ({}); leave --nproc out",
           environment.describe());
   environment.bind = config.comm.bind;
   environment.token = comm::read_token(variables);
-  // Child processes must not inherit it. There are no other threads yet.
+  // Keep the token from child processes. There are no other threads yet.
   ::unsetenv("TESSERA_TOKEN");     // NOLINT(concurrency-mt-unsafe)
   ::unsetenv("TESSERA_TOKEN_FD");  // NOLINT(concurrency-mt-unsafe)
   return run_rank(std::move(config), environment, options.json);
@@ -145,7 +145,7 @@ Command add_train(CLI::App& parent) {
   app->add_option(
       "--rdzv", options->rendezvous,
       "host:port where rank 0 serves the rendezvous; beyond loopback all ranks need the "
-      "same secret in TESSERA_TOKEN (or in a descriptor, TESSERA_TOKEN_FD)");
+      "same secret in TESSERA_TOKEN (or readable from the descriptor TESSERA_TOKEN_FD)");
   app->add_flag("--json", options->json, "End with a JSON summary on standard output");
   return {app, [options, app] { return run(*options, app->remaining()); }};
 }

@@ -49,13 +49,13 @@ void Trainer::load(const io::Sampler& data, std::int64_t first, std::int64_t lim
 
 namespace {
 
-// Element i of a vector as a kernel's destination.
+// Element i of a vector as the destination of a kernel.
 GradientView element(const Tensor& t, std::int64_t i, bool accumulate) {
   return {t.alias({1}, {1}, i).view(), accumulate, true};
 }
 
 constexpr std::int64_t kLoss = 1, kStop = 2;  // indices in totals_
-// At kStop and later in totals_, by priority: stop requests outrank a scheduler's warning.
+// At totals_[kStop] and later, by priority: stop requests outrank a scheduler's warning.
 constexpr std::array kStopSignals = {SIGTERM, SIGINT, SIGUSR1};
 constexpr std::int64_t kTotals = kStop + std::int64_t{kStopSignals.size()};
 
@@ -114,8 +114,8 @@ StepResult Trainer::step(std::int64_t step, std::int64_t position, const io::Sam
   result.loss = sums[kLoss];
   for (std::size_t i = kStopSignals.size(); i-- > 0;)
     if (sums[kStop + i] > 0) result.stop_signal = kStopSignals[i];
-  // Every rank sees the same sums, so all stop together; a NaN factor has left weights and moments
-  // unchanged.
+  // The sums are equal on all ranks, so all stop together. A NaN clipping factor has left weights
+  // and moments unchanged.
   if (is_finite(result)) {
     skipped_ = 0;
     return result;
@@ -133,7 +133,7 @@ std::string Trainer::find_culprit(std::int64_t step, std::int64_t position, cons
   StepResult again;
   kernels::fill(*context_, totals_.view(), 0.0);
   {
-    // Remove the observer on errors too.
+    // Removes the observer on errors, too.
     const auto off = [this](void*) { sharded_.observe_gradients({}); };
     const std::unique_ptr<void, decltype(off)> guard(this, off);
     sharded_.observe_gradients([&](const comm::FlatUnit& unit) {
@@ -172,7 +172,7 @@ double Trainer::evaluate(const io::Sampler& data, std::int64_t batches) {
       Tensor::empty(context_, {1}, DType::F64, MemoryCategory::Workspace, "validation loss");
   kernels::fill(*context_, sum.view(), 0.0);
   for (std::int64_t first = 0; first < limit; first += rows) {
-    // Every rank makes every pass, as gathering is collective; rows past the end are ignored.
+    // All ranks make all passes, since gathering is collective; rows past the end are ignored.
     load(data, first + communicator_.rank() * options_.micro_batch, limit);
     const Tensor part = model_.loss(inputs_, targets_, 1.0, {.hooks = &sharded_});
     kernels::cast(*context_, part.view(), element(sum, 0, true));

@@ -17,9 +17,9 @@ struct TrainerOptions {
   std::int64_t global_batch = 1;  ///< sequences per step over all ranks
   std::int64_t micro_batch = 1;   ///< sequences per rank and micro-batch; divides global / world
   bool recompute_blocks = false;
-  bool skip_nonfinite = false;  ///< go on after a step whose loss or gradients are not finite
-  /// Gathers every rank's text, in rank order, outside the communicator: names the culprit of a
-  /// non-finite step. `name` is unique per call. Empty: each rank reports only its own findings.
+  bool skip_nonfinite = false;  ///< skip the update of a non-finite step instead of throwing
+  /// Gathers the text of all ranks, in rank order, outside the communicator, to find the culprit of
+  /// a non-finite step. `name` is unique per call. Empty: each rank reports only its own findings.
   std::function<std::vector<std::string>(const std::string& name, const std::string& text)>
       exchange;
   double clip_norm = 1.0;  ///< on the global gradient norm; 0: off
@@ -28,48 +28,46 @@ struct TrainerOptions {
   optim::LrSchedule schedule;
 };
 
-/// Outcome of one optimizer step; the same on every rank.
+/// Outcome of one optimizer step; equal on all ranks.
 struct StepResult {
   double loss = 0;       ///< nats per token over the global batch, before the update
   double grad_norm = 0;  ///< global, before clipping
   double lr = 0;
-  int stop_signal = 0;  ///< that asks any rank to stop, see Trainer::step(); 0: none
-  /// Why the update was skipped, naming the culprit; empty: weights and moments were updated.
+  int stop_signal = 0;  ///< received by any rank, see Trainer::step(); 0: none
+  /// Why the update was skipped, with the culprit; empty: weights and moments were updated.
   std::string skipped;
 };
 
-/// Consecutive skipped steps before the next non-finite step ends training.
+/// Limit of consecutive skipped steps; the next non-finite step ends training.
 constexpr int kMostSkipped = 10;
 
-/// Runs steps and evaluations of a sharded GPT-2, without files or output. All ranks make the same
-/// calls in the same order.
+/// Trains and evaluates a sharded GPT-2, without files or output. Collective.
 class Trainer {
  public:
-  /// All references must outlive this.
+  /// The references must outlive this.
   Trainer(models::Gpt2& model, comm::ShardedModel& sharded, comm::Communicator& communicator,
           const std::shared_ptr<Context>& context, const TrainerOptions& options);
 
   /// One step on samples [position, position + global_batch).
   /// @param step  from 0
-  /// @param stop_signal  received by this rank, or 0. The result has that of any rank: SIGTERM,
-  /// else
-  ///   SIGINT, else SIGUSR1
+  /// @param stop_signal  received by this rank, or 0. The result holds the signal of any rank, by
+  ///   priority: SIGTERM, SIGINT, SIGUSR1
   /// @param before_update  called before weights and moments change
   ///
   /// If loss or gradient norm is not finite, nothing is updated. All ranks then repeat the step,
   /// check their local gradients and weights, and exchange the findings.
-  /// @throws NonFiniteLoss that names rank and parameter, unless skip_nonfinite and fewer than
-  ///   kMostSkipped were skipped in a row; CommError
+  /// @throws NonFiniteLoss naming rank and parameter, unless skip_nonfinite is set and at most
+  ///   kMostSkipped steps in a row were skipped; CommError
   StepResult step(std::int64_t step, std::int64_t position, const io::Sampler& data,
                   int stop_signal, const std::function<void()>& before_update = {});
 
   /// Mean loss, nats per token, over samples [0, batches * global_batch), at most one epoch;
-  /// batches 0: the whole epoch. The same on every rank.
+  /// batches 0: the whole epoch. Equal on all ranks.
   double evaluate(const io::Sampler& data, std::int64_t batches);
 
  private:
-  /// Writes rows [first, first + micro_batch) of the data into inputs_ and targets_; rows past
-  /// `limit` get ignored targets.
+  /// Copies rows [first, first + micro_batch) to inputs_ and targets_; rows past `limit` get
+  /// ignored targets.
   void load(const io::Sampler& data, std::int64_t first, std::int64_t limit);
   /// Forward and backward of all micro-batches of a step; adds the loss to totals_.
   void run_all(std::int64_t step, std::int64_t position, const io::Sampler& data);
@@ -84,10 +82,9 @@ class Trainer {
   std::int64_t rows_per_rank_;
   std::vector<std::int32_t> host_inputs_, host_targets_;  // of the last micro-batch
   Tensor inputs_, targets_;                               // [micro_batch, T] i32
-  // [5] f64: sum of squares, loss, stop requests by signal. Summed on the device, read once per
-  // step.
+  // totals_: [5] f64, sum of squares, loss, stop requests by signal; read once per step.
   Tensor totals_, factor_;
-  int skipped_ = 0;  // steps in a row
+  int skipped_ = 0;  // consecutive steps
 };
 
 }  // namespace tessera::tools
