@@ -31,12 +31,12 @@ def kinds(*names):
 
 CAMPAIGNS = {
     "runs": [("faults/fault_tests", "a rank that fails at any point of a run is named by all others, in time")],
-    "saves": [("faults/fault_tests", "whatever call of a save a rank is killed at, the old or the new checkpoint is whole"),
-              ("faults/fault_tests", "whatever call of a save fails, rank and file are named and training goes on"),
-              ("faults/fault_tests", "a rank that stands still in a save is named, and the former checkpoint stands"),
-              ("faults/fault_tests", "the log of a save misses nothing: repeated, it gives what the run left"),
-              ("faults/fault_tests", "whatever a power cut leaves of a save, the old or the new checkpoint is whole"),
-              ("faults/fault_tests", "a save that leaves out a sync loses to a power cut")]}
+    "saves": [("faults/fault_tests", "a rank is killed at any call of a save: the old or the new checkpoint is valid"),
+              ("faults/fault_tests", "any call of a save fails: rank and file are named, and training continues"),
+              ("faults/fault_tests", "a rank stopped during a save is named, and the previous checkpoint stays valid"),
+              ("faults/fault_tests", "the log of a save is complete: replayed, it gives the run's files"),
+              ("faults/fault_tests", "after a power cut at any point of a save, the old or the new checkpoint is valid"),
+              ("faults/fault_tests", "a save that skips a sync loses data in a power cut")]}
 ROWS = [
     Row("a rank is killed in a step, a collective, the start, or a load", "3 s; all name it, the signal and the phase",
         lambda fault, point: fault == "kill" and not saves(point), []),
@@ -50,9 +50,9 @@ ROWS = [
         [("e2e/e2e_restart_tests", "SIGUSR1 of one rank stops all at the same step, with one checkpoint")]),
     Row("a rank is stopped (SIGSTOP)", "5 s; all name it as stopped", kinds("stop"), []),
     Row("a rank hangs while its heartbeat continues", "the deadline of the wait; all name it", None,
-        [("faults/fault_tests", "a rank that hangs while its heart beats is named at the deadline of the wait for it")]),
+        [("faults/fault_tests", "a rank that hangs while its heartbeat continues is named at the deadline of the others' wait")]),
     Row("a rank is slow", "a warning names it; the run continues", None,
-        [("faults/fault_tests", "a slow rank is named, and nobody is ended for it")]),
+        [("faults/fault_tests", "a slow rank is named, and no rank is ended for it")]),
     Row("disk full, or file system read-only", "bytes needed and free are named; training continues, or stops by configuration",
         kinds("ENOSPC", "EROFS"),
         [("faults/fault_tests", "founding case: a save for which there is no space"),
@@ -90,7 +90,7 @@ ROWS = [
         [("faults/fault_tests", "founding case: a start to which one rank never comes"),
          ("e2e/e2e_tests", "a rank that never arrives is named at the deadline")]),
     Row("a rank arrives late at the start", "the others wait for it", None,
-        [("faults/fault_tests", "a rank that comes late is waited for")]),
+        [("faults/fault_tests", "a rank that arrives late is waited for")]),
     Row("a port is taken, or an earlier run's store answers", "both are skipped", None,
         [("faults/fault_tests", "ports that others hold, and a store of a former run, are passed over")]),
     Row("SIGTERM of the launcher or of any rank", "stop after the same step, save, exit code 143", None,
@@ -100,7 +100,7 @@ ROWS = [
         [("e2e/e2e_tests", "hundreds of hostile clients during training: none joins, and the losses are the same"),
          ("comm/control/comm_control_test", "ten thousand hostile connections: none joins, none takes a rank's place or time")]),
     Row("a rank dies twice at the same place", "with --min-nproc the run continues without it", None,
-        [("faults/fault_tests", "a rank that dies twice at the same place is done without, and its checkpoint is not")]),
+        [("faults/fault_tests", "a rank that dies twice at the same place is dropped, and its checkpoint data are kept")]),
     Row("the launcher dies or is stopped", "the ranks exit, and say so", None,
         [("e2e/e2e_tests", "ranks do not outlive their launcher"),
          ("e2e/e2e_tests", "ranks whose launcher is stopped say so, all the same, and end")]),

@@ -52,7 +52,7 @@ std::vector<LoggedCall> parse_log(const std::string& text) {
 
 SavedRun::SavedRun(int world) : world_(world), text_(dir_.write("text.txt", make_text(2000))) {
   run_well(train(text_, dir_.file("base"), world_, kFirstStep));
-  // What should come out, of a run that keeps all and has no library loaded before it.
+  // Expected content: from a run that keeps all checkpoints, without a preloaded library.
   const std::string calm = copy("calm");
   run_well(joined(go_on(calm), {"--checkpoint.keep=0"}));
   for (const io::CheckpointEntry& entry : io::find_checkpoints(calm)) {
@@ -122,8 +122,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Reads /proc/stat all the time.
-// What was stolen when, looked at often.
+// Samples the time stolen by the host.
 class StolenTimes {
  public:
   using Clock = std::chrono::steady_clock;

@@ -1,4 +1,4 @@
-// The configuration of a run.
+// A run's configuration.
 #include "tools/tessera/config/config.h"
 
 #include <nlohmann/json.hpp>

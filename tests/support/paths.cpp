@@ -2,7 +2,7 @@
 
 namespace tessera::test {
 
-// Only this file is compiled with the paths, so that a compiler cache serves other checkouts.
+// Only this file is compiled with the paths, so that other checkouts share the compiler cache.
 std::string source_path(const std::string& relative) {
   return relative.empty() ? TESSERA_SOURCE_DIR : TESSERA_SOURCE_DIR "/" + relative;
 }
