@@ -40,7 +40,7 @@ class HookedStore final : public comm::Store {
   comm::MemoryStore store_;
 };
 
-/// Ranks whose NCCL is fake, each with a state to break.
+/// Ranks over fake NCCL, with one fault state each.
 class FakeRanks {
  public:
   explicit FakeRanks(int world) : group(std::make_shared<comm::ThreadGroup>(world)) {
@@ -79,10 +79,10 @@ class FakeRanks {
   std::shared_ptr<comm::Store> store = std::make_shared<comm::MemoryStore>();
   std::vector<std::shared_ptr<FakeNcclState>> states;
   std::mutex mutex;
-  std::vector<std::string> stuck;  // what on_stuck() was told
+  std::vector<std::string> stuck;  // arguments of on_stuck()
 };
 
-/// Calls check() until it throws, as a rank does that is at something else.
+/// Calls check() until it throws, like a busy rank.
 inline void stay_until_failure(comm::Communicator& c) {
   for (int i = 0; i < 2000; ++i) {
     c.check();
@@ -90,7 +90,7 @@ inline void stay_until_failure(comm::Communicator& c) {
   }
 }
 
-/// Returns when all ranks are there, and nothing is wrong yet.
+/// A barrier: all ranks have joined without errors.
 inline void meet(comm::Communicator& c) { c.barrier({.label = "meet", .deadline = 10s}); }
 
 }  // namespace tessera::test

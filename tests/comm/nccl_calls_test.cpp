@@ -1,4 +1,4 @@
-// Ranks over NCCL that call different collectives: found before data moves, with few messages.
+// Mismatched collectives over NCCL are detected before data move, with few messages.
 #include <algorithm>
 
 #include "comm/nccl/call_history.h"
@@ -13,7 +13,7 @@ using comm::ReduceOp;
 
 namespace {
 
-// Calls of a training step of four blocks over two micro-batches, and of an evaluation.
+// Collective calls of a training step with four blocks and two micro-batches, and of an evaluation.
 std::vector<std::string> step_calls() {
   std::vector<std::string> calls;
   for (int micro = 0; micro < 2; ++micro) {
@@ -35,7 +35,7 @@ std::vector<std::string> evaluation_calls() {
   return calls;
 }
 
-// @return the number of wrong predictions
+// @return number of wrong predictions
 int surprises(CallHistory& history, const std::vector<std::string>& calls) {
   int count = 0;
   for (const std::string& call : calls) {
@@ -45,7 +45,7 @@ int surprises(CallHistory& history, const std::vector<std::string>& calls) {
   return count;
 }
 
-// "...#1..." with the numbers of calls that come after `first` others.
+// Replaces "#1" by the call number after `first` other calls, and so on.
 std::string numbered(std::string text, int first) {
   for (std::size_t at = 0; (at = text.find('#', at)) != std::string::npos; ++at) {
     text.replace(at + 1, 1, std::to_string(text[at + 1] - '0' + first));
@@ -53,7 +53,7 @@ std::string numbered(std::string text, int first) {
   return text;
 }
 
-// Three ranks whose devices finish nothing after three equal steps; rank 1 is the odd one.
+// Runs `last` on three ranks after three equal steps, from when on devices finish nothing.
 std::vector<RankResult> after_steps(FakeRanks& ranks,
                                     const std::function<void(comm::Communicator&, int)>& step,
                                     const std::function<void(comm::Communicator&, int)>& call) {
@@ -83,11 +83,11 @@ void check_odd(const std::vector<RankResult>& results, int odd, const std::strin
 
 }  // namespace
 
-TEST_CASE("steps are predicted from the third on, and evaluations cost a few surprises") {
+TEST_CASE("steps are predicted from the third on, and evaluations cost a few mispredictions") {
   const auto step = step_calls(), evaluation = evaluation_calls();
   CallHistory history;
   CHECK(history.expected() == nullptr);
-  CHECK(surprises(history, step) > 8);  // each kind at least once
+  CHECK(surprises(history, step) > 8);  // each kind of call at least once
   CHECK(surprises(history, step) <= 3);
   for (int i = 0; i < 10; ++i) CHECK(surprises(history, step) == 0);
   for (int round = 0; round < 3; ++round) {
@@ -98,7 +98,7 @@ TEST_CASE("steps are predicted from the third on, and evaluations cost a few sur
   }
 }
 
-TEST_CASE("a history forgets what is old, and still predicts") {
+TEST_CASE("a history forgets old calls and still predicts") {
   CallHistory history;
   const auto step = step_calls();
   std::uint64_t count = 0;
@@ -118,7 +118,8 @@ TEST_CASE("ranks that disagree all throw the same error, before the odd one's da
   for (const bool at_once : {true, false}) {
     for (const int world : {2, 3, 4}) {
       for (const Mismatch& mismatch : mismatches()) {
-        // After equal steps a fake launch that others don't make never ends, and no other begins.
+        // Impossible after equal steps: an unmatched launch of the fake never ends, and blocks the
+        // next one.
         if (mismatch.is_later && !at_once) continue;
         INFO(world, " ranks, ", mismatch.name, at_once ? "" : " after equal steps");
         FakeRanks ranks(world);
@@ -148,7 +149,7 @@ TEST_CASE("ranks that disagree all throw the same error, before the odd one's da
   }
 }
 
-TEST_CASE("a group that differs in one of its collectives is a mismatch") {
+TEST_CASE("a group with one different collective is a mismatch") {
   FakeRanks ranks(3);
   const auto group = [&](comm::Communicator& c, bool odd) {
     std::vector<std::int64_t> own(12);
@@ -167,7 +168,7 @@ TEST_CASE("a group that differs in one of its collectives is a mismatch") {
             "(h.1) i64[12] sum");
 }
 
-TEST_CASE("of ranks of which most turn to something new, the one that does not is named") {
+TEST_CASE("if most ranks leave the predicted sequence, the one that follows it is named") {
   FakeRanks ranks(3);
   check_odd(
       after_steps(
@@ -177,7 +178,7 @@ TEST_CASE("of ranks of which most turn to something new, the one that does not i
   for (const int r : {0, 2}) CHECK(ranks.state(r)->launches == 3);
 }
 
-TEST_CASE("of two ranks that turn away at different calls, the first is compared") {
+TEST_CASE("if two ranks leave the sequence at different calls, the first call is compared") {
   FakeRanks ranks(4);
   const auto step = [](comm::Communicator& c, bool first_odd, bool second_odd) {
     c.start_barrier({.label = first_odd ? "odd" : "a"});
@@ -194,11 +195,11 @@ TEST_CASE("of two ranks that turn away at different calls, the first is compared
             2, "rank 2 called barrier#6 (odd), where");
 }
 
-TEST_CASE("a predicted launch sends no message, and a comparison leaves nothing behind") {
+TEST_CASE("a predicted launch sends no message, and a comparison leaves no keys") {
   FakeRanks ranks(3);
   ranks.timeout = 60s;
   std::atomic<int> requests = 0;
-  // The watchdog's look at the store is no message of a launch.
+  // Excludes the watchdog's polling of the store.
   const auto store = std::make_shared<HookedStore>([&] { ++requests; });
   ranks.store = store;
   ranks.store_poll = 1h;
@@ -231,7 +232,7 @@ TEST_CASE("a predicted launch sends no message, and a comparison leaves nothing 
   CHECK(first >= 6 * 3 * 3);
 }
 
-TEST_CASE("ranks that come late to something new are waited for, to the deadline") {
+TEST_CASE("late ranks are waited for at an unpredicted call, until the deadline") {
   for (const bool too_late : {false, true}) {
     CAPTURE(too_late);
     FakeRanks ranks(3);
