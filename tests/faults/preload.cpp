@@ -10,7 +10,8 @@
 //                        stop         SIGSTOP before it
 //                        short        half of a write is done, and its byte count returned
 //                        ENOSPC, EIO, EROFS, EINTR   the call does nothing and fails
-//                        log          appends a line per call to TESSERA_FAULT_LOG, in order across ranks
+//                        log          appends a line per call to TESSERA_FAULT_LOG, in
+//                                     order across ranks
 //   TESSERA_FAULT_TIMES  number of calls that fail from that one on; default 1, 0 for all
 //   TESSERA_FAULT_MARK   file that receives the monotonic clock in ns at the fault
 //

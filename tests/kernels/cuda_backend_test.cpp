@@ -1,5 +1,4 @@
-// The CUDA backend as a plugin: it loads where the toolkit is, and says what is missing where no
-// GPU is.
+// The CUDA backend's plugin loads wherever the toolkit is installed, and reports a missing GPU.
 #include <doctest/doctest.h>
 
 #include <string>
@@ -11,7 +10,7 @@
 namespace tessera::test {
 namespace {
 
-TEST_CASE("the plugin opens a GPU, or says why there is none") {
+TEST_CASE("the plugin opens a GPU, or reports why there is none") {
   const std::string plugin = TESSERA_CUDA_PLUGIN_FILE;
   std::string why;
   try {

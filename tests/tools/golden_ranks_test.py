@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tools/bench/golden_ranks.py with a program in place of tessera: what counts as a failure, and what is skipped."""
+"""Tests tools/bench/golden_ranks.py with a fake tessera: failures and skipped runs."""
 import json, os, pathlib, subprocess, sys, tempfile, unittest
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "tools" / "bench" / "golden_ranks.py"
@@ -27,7 +27,7 @@ with open(keys["run.out"] + "/metrics.jsonl", "w") as f:
 
 class GoldenRanks(unittest.TestCase):
     def run_all(self, kind, *arguments):
-        """Exit code, and the results of ranks over NCCL by precision and world: True, False or why they were skipped."""
+        """Exit code, and results over NCCL by precision and world size: True, False or the reason for skipping."""
         with tempfile.TemporaryDirectory() as folder:
             program, results = pathlib.Path(folder, "bin", "tessera"), pathlib.Path(folder, "ranks.json")
             program.parent.mkdir()
@@ -49,7 +49,7 @@ class GoldenRanks(unittest.TestCase):
             code, results = self.run_all(kind)
             self.assertEqual(code, 0)
             self.assertIn(why, results["fp32 2"])
-            for later in ("fp32 4", "bf16 2", "bf16 4"):  # not tried
+            for later in ("fp32 4", "bf16 2", "bf16 4"):  # not run
                 self.assertEqual(results[later], "2 ranks were, too")
 
     def test_with_a_gpu_to_each_rank_nothing_is_excused(self):

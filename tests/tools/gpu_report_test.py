@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tools/bench/gpu_report.py on figures that no GPU gave: what it says of each target."""
+"""Tests tools/bench/gpu_report.py on made-up figures: verdicts on the targets."""
 import json, pathlib, subprocess, sys, tempfile, unittest
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "tools" / "bench" / "gpu_report.py"
@@ -29,7 +29,7 @@ def gpt2(speed, bf16_speed, mfu, memory, iqr):
 
 
 def report(steps=(), environment=None, **figures):
-    """The report of such files, as JSON and as text."""
+    """The report on these files, as JSON and as text."""
     with tempfile.TemporaryDirectory() as folder:
         work, out = pathlib.Path(folder, "work"), pathlib.Path(folder, "out")
         (work / "logs").mkdir(parents=True)
@@ -82,7 +82,7 @@ class Targets(unittest.TestCase):
             self.assertEqual(said[KERNELS]["measured"], f"{counted} kernels, of {roof}{add}")
 
     def test_a_roof_of_pytorch_alone(self):
-        own = dict(kernel("add", 0.9), share_of_roof=0.0)  # tessera's copy was left out
+        own = dict(kernel("add", 0.9), share_of_roof=0.0)  # copy not measured by tessera
         verdicts, said = self.verdicts(kernels=[own], roofs=dict(copy_gb_s=1000.0, product_tflop_s=700.0))
         self.assertEqual((verdicts[KERNELS], said[KERNELS]["measured"]), ("met", "1 of 1 kernels, of 1000.0 GB/s by PyTorch's copy"))
         self.assertEqual(self.verdicts(kernels=[own])[0][KERNELS], "not measured")

@@ -1,4 +1,4 @@
-// io/index.schema.json fits what is written, and refuses what readers refuse.
+// io/index.schema.json accepts written indexes, and rejects what the readers reject.
 
 #include <doctest/doctest.h>
 
@@ -27,7 +27,7 @@ Json with_box() {
   return json;
 }
 
-/// Indexes with one thing wrong, and what.
+/// Invalid indexes with a description of the fault.
 std::vector<std::pair<std::string, Json>> mutations() {
   const Json whole = with_box();
   std::vector<std::pair<std::string, Json>> result;
@@ -95,7 +95,7 @@ std::vector<std::pair<std::string, Json>> mutations() {
   return result;
 }
 
-TEST_CASE("the schema fits what is written, and refuses what readers refuse") {
+TEST_CASE("the schema accepts written indexes, and rejects what the readers reject") {
   const Python python("import jsonschema");
   if (!python) {
     MESSAGE("skipped: " << python.missing());
