@@ -36,7 +36,7 @@ std::vector<std::string> evaluation_calls() {
 }
 
 // @return number of wrong predictions
-int surprises(CallHistory& history, const std::vector<std::string>& calls) {
+int mispredictions(CallHistory& history, const std::vector<std::string>& calls) {
   int count = 0;
   for (const std::string& call : calls) {
     count += history.expected() == nullptr || *history.expected() != call;
@@ -87,14 +87,14 @@ TEST_CASE("steps are predicted from the third on, and evaluations cost a few mis
   const auto step = step_calls(), evaluation = evaluation_calls();
   CallHistory history;
   CHECK(history.expected() == nullptr);
-  CHECK(surprises(history, step) > 8);  // each kind of call at least once
-  CHECK(surprises(history, step) <= 3);
-  for (int i = 0; i < 10; ++i) CHECK(surprises(history, step) == 0);
+  CHECK(mispredictions(history, step) > 8);  // each kind of call at least once
+  CHECK(mispredictions(history, step) <= 3);
+  for (int i = 0; i < 10; ++i) CHECK(mispredictions(history, step) == 0);
   for (int round = 0; round < 3; ++round) {
-    int count = surprises(history, evaluation);
-    for (int i = 0; i < 4; ++i) count += surprises(history, step);
+    int count = mispredictions(history, evaluation);
+    for (int i = 0; i < 4; ++i) count += mispredictions(history, step);
     CHECK(count <= 8);
-    for (int i = 0; i < 8; ++i) CHECK(surprises(history, step) == 0);
+    for (int i = 0; i < 8; ++i) CHECK(mispredictions(history, step) == 0);
   }
 }
 
@@ -103,7 +103,7 @@ TEST_CASE("a history forgets old calls and still predicts") {
   const auto step = step_calls();
   std::uint64_t count = 0;
   while (count < CallHistory::kKept + 2 * step.size()) {
-    const int found = surprises(history, step);
+    const int found = mispredictions(history, step);
     if (count > 3 * step.size()) CHECK(found == 0);
     count += step.size();
   }

@@ -169,7 +169,7 @@ TEST_CASE("a rank's share of the segment is booked while the communicator exists
     if (booked() != wanted) throw std::runtime_error(fmt::format("{} booked", booked()));
     c->barrier({});
     c.reset();
-    if (booked() != 0) throw std::runtime_error("not given back");
+    if (booked() != 0) throw std::runtime_error("not released");
   });
   for (const RankResult& result : results) CHECK(result.error == "");
 }

@@ -52,7 +52,7 @@ TEST_CASE("a late rank learns of the failure, and the communicator stays unusabl
     } catch (const CommError& error) {
       if (watch.elapsed() > 2s) throw std::runtime_error("late");
       if (std::string(error.what()).find(first) == std::string::npos) {
-        throw std::runtime_error("does not tell what failed first");
+        throw std::runtime_error("first failure not reported");
       }
       throw;
     }

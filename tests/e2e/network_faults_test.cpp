@@ -147,7 +147,7 @@ TEST_CASE_FIXTURE(Fixture, "a rank whose network is cut is named by all others, 
     network->cut(fault.victim);
     const auto cut_at = Clock::now();
     check_ends(run.wait(cut_at + kAllGone), fault.victim);
-    MESSAGE(fmt::format("world {}, rank {} cut off: all gone after {:.1f} s", fault.world,
+    MESSAGE(fmt::format("world {}, rank {} cut off: all exited after {:.1f} s", fault.world,
                         fault.victim,
                         std::chrono::duration<double>(Clock::now() - cut_at).count()));
     const auto verified = run_cli({"checkpoint", "verify", out});

@@ -41,7 +41,7 @@ class SavedRun {
   /// Copies the run as it was saved. @return its directory
   std::string copy(const std::string& name) const;
   /// Arguments of `tessera train` that resume the run up to kLastStep.
-  Arguments go_on(const std::string& run) const;
+  Arguments resume_arguments(const std::string& run) const;
 
   const std::map<std::int64_t, std::string>& content() const { return content_; }  ///< by step
   const std::vector<LoggedCall>& calls() const { return calls_; }

@@ -292,11 +292,11 @@ struct Survey {
   bool clean() const { return lost + mixed + undone + resumed_badly == 0; }
 };
 
-bool goes_on_well(const fs::path& checkpoints, std::int64_t state) {
+bool resumes_well(const fs::path& checkpoints, std::int64_t state) {
   const std::string run = saved_run().copy(fmt::format("cut-{}", state));
   fs::remove_all(run + "/checkpoints");
   fs::copy(checkpoints, run + "/checkpoints", fs::copy_options::recursive);
-  const auto result = test::run_cli(saved_run().go_on(run));
+  const auto result = test::run_cli(saved_run().resume_arguments(run));
   const test::Newest newest = test::newest_of(run);
   fs::remove_all(run);
   return result.code == 0 && newest.step == test::kLastStep &&
@@ -334,17 +334,17 @@ Survey survey(std::int64_t each, std::int64_t resume_every, Syncs missing = null
       std::string wrong;
       if (expected == content.end()) {
         ++survey.lost;
-        wrong = "nothing is left";
+        wrong = "no valid checkpoint";
       } else if (expected->second != newest.content) {
         ++survey.mixed;
-        wrong = "another content";
+        wrong = "mixed content";
       } else if (newest.step < simulation.committed()) {
         ++survey.undone;
         wrong = fmt::format("step {} had been committed", simulation.committed());
       } else if (resume_every > 0 && survey.states % resume_every == 0 &&
-                 !goes_on_well(checkpoints, survey.states)) {
+                 !resumes_well(checkpoints, survey.states)) {
         ++survey.resumed_badly;
-        wrong = "it does not go on as if nothing had been";
+        wrong = "resuming gives another result";
       }
       if (wrong.empty()) continue;
       if (survey.stories.size() < 10'000) {

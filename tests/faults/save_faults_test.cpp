@@ -123,7 +123,7 @@ Outcome run_once(const Point& point, std::size_t i, bool resume) {
   const std::string mark = run + ".mark";
   Outcome outcome;
   {
-    test::CliProcess process(saved.go_on(run),
+    test::CliProcess process(saved.resume_arguments(run),
                              {{"LD_PRELOAD", TESSERA_FAULT_LIBRARY},
                               {"TESSERA_FAULT_RANK", std::to_string(point.call.rank)},
                               {"TESSERA_FAULT_CALL", std::to_string(point.call.number)},
@@ -144,7 +144,7 @@ Outcome run_once(const Point& point, std::size_t i, bool resume) {
   }
   outcome.newest = test::newest_of(run);
   if (resume) {
-    const auto again = test::run_cli(saved.go_on(run));
+    const auto again = test::run_cli(saved.resume_arguments(run));
     const auto newest = test::newest_of(run);
     outcome.resumed_well = again.code == 0 && newest.step == test::kLastStep &&
                            newest.content == saved.content().at(newest.step);

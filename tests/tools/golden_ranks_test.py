@@ -41,10 +41,10 @@ class GoldenRanks(unittest.TestCase):
                     self.assertIn(f"skipped: {row['skipped']}", ran.stdout)
             return ran.returncode, {f"{r['precision']} {r['world']}": r.get("skipped", r["ok"]) for r in rows if r["backend"] == "nccl"}
 
-    def test_what_works(self):
+    def test_all_passed(self):
         self.assertEqual(self.run_all("works"), (0, {"fp32 2": True, "fp32 4": True, "bf16 2": True, "bf16 4": True}))
 
-    def test_nccl_that_does_not_serve_a_shared_gpu_is_no_failure(self):
+    def test_nccl_without_support_for_a_shared_gpu_is_skipped(self):
         for kind, why in (("does not start", "NCCL 2.28.3 does not start on rank 1"), ("late", "E043 step=1")):
             code, results = self.run_all(kind)
             self.assertEqual(code, 0)
@@ -52,7 +52,7 @@ class GoldenRanks(unittest.TestCase):
             for later in ("fp32 4", "bf16 2", "bf16 4"):  # not run
                 self.assertEqual(results[later], "2 ranks were, too")
 
-    def test_with_a_gpu_to_each_rank_nothing_is_excused(self):
+    def test_with_a_gpu_per_rank_nothing_is_skipped(self):
         code, results = self.run_all("does not start", "--gpus", "4", "--precision", "fp32")
         self.assertEqual((code, results), (1, {"fp32 2": False, "fp32 4": False}))
 
@@ -60,7 +60,7 @@ class GoldenRanks(unittest.TestCase):
         for kind in ("is wrong", "crashes"):
             self.assertEqual(self.run_all(kind, "--precision", "fp32"), (1, {"fp32 2": False, "fp32 4": False}))
 
-    def test_what_no_time_is_left_for_is_skipped(self):
+    def test_out_of_time_is_skipped(self):
         code, results = self.run_all("hangs always", "--limit", "2", "--seconds", "1.5", "--precision", "fp32")
         self.assertEqual((code, results), (1, {"fp32 2": "no time was left", "fp32 4": "no time was left"}))
 
