@@ -1,4 +1,3 @@
-// Checks which folders of the sources may include which.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
@@ -34,7 +33,6 @@ bool is_inside(std::string_view path, std::string_view folder) {
          path[folder.size()] == '/';
 }
 
-/// The innermost layer that contains the path, or null.
 const Layer* layer_of(std::string_view path) {
   const Layer* found = nullptr;
   for (const Layer& layer : layers()) {

@@ -1,4 +1,3 @@
-// Every collective on every backend against expected values, bit-identical on all ranks.
 #include "comm/communicator.h"
 
 #include <atomic>

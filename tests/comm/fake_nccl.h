@@ -22,7 +22,7 @@ struct FakeNcclState {
 
   std::atomic<bool> never_connects = false;
   std::atomic<bool> fails_to_connect = false;
-  std::atomic<bool> fails_on_peer = false;     ///< an asynchronous error
+  std::atomic<bool> fails_on_peer = false;
   std::atomic<bool> collectives_end = true;    ///< false: queued, but never done
   std::atomic<bool> collectives_start = true;  ///< false: the device never starts them
   std::atomic<bool> run_blocks = false;        ///< the caller blocks inside NCCL
@@ -112,7 +112,6 @@ class FakeNccl final : public comm::NcclDriver {
   class Event final : public comm::NcclEvent {
    public:
     Event(const FakeNccl& driver, bool done) : driver_(driver), done_(done) {}
-    // An abort ends pending work, as in NCCL.
     bool is_done() const override { return done_ || driver_.aborted_; }
 
    private:

@@ -13,7 +13,6 @@
 
 namespace tessera::test {
 
-/// A store that calls `hook` before each request.
 class HookedStore final : public comm::Store {
  public:
   explicit HookedStore(std::function<void()> hook) : hook_(std::move(hook)) {}
@@ -90,7 +89,7 @@ inline void stay_until_failure(comm::Communicator& c) {
   }
 }
 
-/// A barrier: all ranks have joined without errors.
+/// Returns once all ranks have joined.
 inline void meet(comm::Communicator& c) { c.barrier({.label = "meet", .deadline = 10s}); }
 
 }  // namespace tessera::test

@@ -192,7 +192,7 @@ TEST_CASE_FIXTURE(Fixture, "a queue records which works finished, failed, or nev
   done->wait();
   const auto failing = mine->start_barrier({.label = "failing"});
   const auto waiting = mine->start_barrier({.label = "waiting"});
-  peer.reset();  // the peer leaves
+  peer.reset();
   CHECK_THROWS_AS(failing->wait(), CommError);
   CHECK_THROWS_AS(waiting->wait(), CommError);
   const FlightRecord record = comm::read_flight_record(path);
@@ -288,7 +288,7 @@ TEST_CASE_FIXTURE(Fixture, "without a file, the recorder uses memory and says wh
   fs::create_directories(dir.path() / "elsewhere");
   fs::create_symlink(dir.path() / "elsewhere", dir.path() / "link");
   expect_memory(*FlightRecorder::create(dir.path() / "link" / "rank-00000.bin", {}), "cannot open");
-  fs::create_directories(path);  // a directory in the file's place
+  fs::create_directories(path);
   expect_memory(*create(), "cannot replace");
   CHECK_FALSE(fs::exists(path + ".tmp"));
   CHECK(FlightRecorder::create({}, {})->why_not_in_file() == "");

@@ -51,7 +51,7 @@ TEST_CASE("staging memory is booked while a collective is pending, and released 
     expect(out[999] == 2.0F, "sum", c.rank(), 0);
     for (int i = 0; i < 3; ++i) c.reduce_scatter(in_mirror.view(), out_mirror.view(), {});
     expect(staged_bytes().peak < 12'200, "peak of one after the other", c.rank(), 0);
-    work->wait();  // a second wait has no effect
+    work->wait();
   });
 }
 
@@ -101,8 +101,8 @@ TEST_CASE("staging outlives an abandoned work, and is released later") {
     const Mirror<float> mirror(x);
     c.barrier({});
     if (c.rank() == 0) {
-      static_cast<void>(
-          c.start_all_reduce(mirror.view(), ReduceOp::Sum, {}));  // the peer joins later
+      // The peer joins later.
+      static_cast<void>(c.start_all_reduce(mirror.view(), ReduceOp::Sum, {}));
       expect(staged_bytes().current == 20'000, "kept", c.rank(), 0);
       dropped.count_down();
     } else {

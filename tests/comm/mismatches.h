@@ -8,7 +8,6 @@
 
 namespace tessera::test {
 
-/// A case of ranks that call different collectives.
 struct Mismatch {
   const char* name;
   /// @param buffer  f32[32]

@@ -1,4 +1,3 @@
-// Mismatched collectives over NCCL are detected before data move, with few messages.
 #include <algorithm>
 
 #include "comm/nccl/call_history.h"
@@ -35,7 +34,6 @@ std::vector<std::string> evaluation_calls() {
   return calls;
 }
 
-// @return number of wrong predictions
 int mispredictions(CallHistory& history, const std::vector<std::string>& calls) {
   int count = 0;
   for (const std::string& call : calls) {
@@ -53,7 +51,7 @@ std::string numbered(std::string text, int first) {
   return text;
 }
 
-// Runs `last` on three ranks after three equal steps, from when on devices finish nothing.
+// Runs three equal steps on each rank, then `call`, whose collectives no device finishes.
 std::vector<RankResult> after_steps(FakeRanks& ranks,
                                     const std::function<void(comm::Communicator&, int)>& step,
                                     const std::function<void(comm::Communicator&, int)>& call) {
@@ -187,7 +185,7 @@ TEST_CASE("if two ranks leave the sequence at different calls, the first call is
   check_odd(after_steps(
                 ranks, [&](auto& c, int) { step(c, false, false); },
                 [&](auto& c, int rank) {
-                  // Rank 3 has asked by then.
+                  // Rank 2 diverges only after rank 3 has asked.
                   while (rank == 2 && !ranks.store->has("nccl/calls/3/asked"))
                     std::this_thread::sleep_for(1ms);
                   step(c, rank == 2, rank == 3);

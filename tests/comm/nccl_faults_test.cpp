@@ -63,7 +63,7 @@ TEST_CASE("a rank that does not call a collective is named by all ranks, includi
     std::vector<float> x(6);
     const Mirror<float> mirror(x);
     if (rank != 1) {
-      c->start_all_gather(mirror.view(), {.label = "h.1"})->wait();  // does not block
+      c->start_all_gather(mirror.view(), {.label = "h.1"})->wait();
     }
     stay_until_failure(*c);
   });
@@ -197,7 +197,7 @@ TEST_CASE("destruction waits for works that were waited for, aborts the rest, in
     const Stopwatch watch;
     c.reset();
     CHECK(watch.elapsed() < 5s);
-    CHECK((watch.wall() >= 100ms) == waited);  // the deadline
+    CHECK((watch.wall() >= 100ms) == waited);
     CHECK(ranks.state(0)->aborts == 1);
     CHECK(ranks.state(0)->destroys == 0);
     CHECK(work->is_done());

@@ -88,7 +88,7 @@ TEST_CASE("collectives over NCCL give the expected values") {
       check_everything(c, kLimits);
       const auto context = device_context();
       device_context().reset();
-      check_everything(c, kLimits);  // buffers on the host
+      check_everything(c, kLimits);
       context->backend().synchronize();
       c.check();
       return "ok";

@@ -86,8 +86,7 @@ TEST_CASE("a group of collectives is one launch with one number") {
     c->barrier({.label = "after", .deadline = 300ms});
   });
   for (const RankResult& result : results) {
-    CHECK(result.error.find("barrier#2 (after)") ==
-          0);  // the barrier of meet() and the group come first
+    CHECK(result.error.find("barrier#2 (after)") == 0);
     CHECK(result.culprits.empty());
   }
 }

@@ -69,7 +69,6 @@ std::string train_until_failure(comm::Communicator& c, std::size_t count) {
 struct Served {
   comm::TcpStoreServer server{{.run_id = "run"}};
   std::string port() const { return std::to_string(server.port()); }
-  // Waits for all ranks to report that they have joined.
   void wait_until_joined(int world) const {
     const auto store = connect(port());
     for (int rank = 0; rank < world; ++rank) store->get(fmt::format("joined/{}", rank), 20s);

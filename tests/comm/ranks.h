@@ -27,7 +27,6 @@ namespace tessera::test {
 
 using namespace std::chrono_literals;
 
-/// Exception of a rank's body, if any.
 struct RankResult {
   std::string error;
   CommFailure failure{};
@@ -57,7 +56,6 @@ inline std::vector<RankResult> run_ranks(int world_size, const std::function<voi
   return results;
 }
 
-/// A context with a fiber device.
 inline std::shared_ptr<Context> fiber_context() {
   return Context::create({.device = {DeviceType::CUDA, 0}, .plugin = TESSERA_FIBER_PLUGIN});
 }
@@ -81,7 +79,6 @@ class Mirror {
     context_->backend().copy_from_host(view_.data, values_.data(), view_.bytes());
   }
   const TensorView& view() const { return view_; }
-  /// Copies the device's values back to the vector.
   void fetch() {
     if (context_) context_->backend().copy_to_host(values_.data(), view_.data, view_.bytes());
   }
@@ -155,8 +152,7 @@ class Group {
   std::string backend_;
   int world_;
   std::optional<comm::SharedSegment> segment_;
-  mutable std::vector<std::optional<comm::SharedSegment>>
-      held_;  // for ranks that have not joined yet
+  mutable std::vector<std::optional<comm::SharedSegment>> held_;  // by ranks yet to join
   std::shared_ptr<comm::ThreadGroup> threads_;
   std::shared_ptr<comm::MemoryStore> store_;
 };

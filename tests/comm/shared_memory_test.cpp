@@ -184,7 +184,6 @@ TEST_CASE("ranks of one host share memory by default") {
 }
 
 TEST_CASE("if one rank can't share memory, none does: auto falls back to tcp, shm is refused") {
-  // Rank 0 cannot allocate the segment.
   const auto no_memory = [](int rank) {
     const rlimit limit{100'000, 100'000};
     if (rank == 0) ::setrlimit(RLIMIT_FSIZE, &limit);

@@ -141,7 +141,7 @@ class Attack {
     char bytes[256];
     const ssize_t n = ::recv(open_.front().get(), bytes, sizeof(bytes), MSG_DONTWAIT);
     let_in_ += n > static_cast<ssize_t>(comm::kNonceBytes);
-    const linger now{1, 0};  // no TIME_WAIT
+    const linger now{1, 0};
     ::setsockopt(open_.front().get(), SOL_SOCKET, SO_LINGER, &now, sizeof(now));
     open_.pop_front();
   }
@@ -258,8 +258,7 @@ TEST_CASE("a verdict on the run ends pending connects") {
 }
 
 TEST_CASE("an address on which a rank can't listen is named with that rank") {
-  for (const std::string address :
-       {"no-such-host.invalid", "192.0.2.1"}) {  // TEST-NET-1: unassigned
+  for (const std::string address : {"no-such-host.invalid", "192.0.2.1"}) {  // unassigned
     auto options = options_for(1s);
     options.address = address;
     const auto results = run_ranks(2, [&](int rank) {

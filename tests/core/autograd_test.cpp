@@ -62,7 +62,7 @@ TEST_CASE("a leaf accumulates its gradient over passes until it is zeroed") {
 TEST_CASE("a gradient buffer is overwritten, then accumulated into, and survives zero_grad") {
   const auto context = Context::create();
   Tensor x = leaf(context, {1, 2});
-  Tensor buffer = Tensor::full(context, {2}, DType::F32, 99.0);  // of another dtype
+  Tensor buffer = Tensor::full(context, {2}, DType::F32, 99.0);
   x.set_grad_buffer(buffer);
   CHECK_FALSE(x.grad().defined());
   autograd::backward(scaled(x, 3.0), vector_of(context, {1, 2}));

@@ -105,7 +105,7 @@ TEST_CASE("a freed block is reused, and trim releases it") {
   void* much_smaller = allocator->allocate(100);
   CHECK(much_smaller != nullptr);
   CHECK(allocator->reserved_bytes() > held);
-  allocator->trim();  // no idle block: both are in use
+  allocator->trim();
   CHECK(allocator->reserved_bytes() > held);
   allocator->deallocate(again, 9990);
   allocator->deallocate(much_smaller, 100);

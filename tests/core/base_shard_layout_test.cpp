@@ -28,7 +28,6 @@ TEST_CASE("parameter offsets are aligned and independent of the world size") {
     CHECK(layout.segment_size() % ShardLayout::kAlignment == 0);
     CHECK(layout.padded_size() == layout.segment_size() * world);
     CHECK(layout.padded_size() >= 512 + 130);
-    // Only the tail is padded, by at most one alignment per rank.
     CHECK(layout.padded_size() < 704 + ShardLayout::kAlignment * world);
   }
 }

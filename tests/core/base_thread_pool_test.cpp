@@ -108,7 +108,6 @@ TEST_CASE("other threads take over the chunks of a delayed one") {
       while (others != 7 && std::chrono::steady_clock::now() - begin < std::chrono::seconds(20))
         std::this_thread::yield();
     } else {
-      // Waits until the worker has a chunk.
       while (!held && std::chrono::steady_clock::now() - begin < std::chrono::seconds(20))
         std::this_thread::yield();
       ++others;

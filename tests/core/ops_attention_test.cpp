@@ -160,7 +160,7 @@ TEST_CASE("cached_attention: prompt, then token by token, equals causal_attentio
     past += count;
   }
   CHECK(k.storage()->version() > version);
-  CHECK(k.data<float>()[7 * width] == 77.0F);  // nothing is written beyond the filled columns
+  CHECK(k.data<float>()[7 * width] == 77.0F);
 }
 
 TEST_CASE("cached_attention: refuses invalid arguments") {

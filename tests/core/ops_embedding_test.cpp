@@ -39,7 +39,6 @@ TEST_CASE("embedding: gradients, with repeated and missing tokens") {
   CHECK(testing::gradcheck(both, {w.detach(), p}) == "");
   CHECK(testing::gradcheck([&](const auto& t) { return ops::embedding(tokens, t[0], {}); }, {w}) ==
         "");
-  // One table for both tokens and positions.
   CHECK(testing::gradcheck([&](const auto& t) { return ops::embedding(tokens, t[0], t[0]); },
                            {w}) == "");
 }

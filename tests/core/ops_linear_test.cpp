@@ -253,7 +253,6 @@ TEST_CASE("gelu_mlp: uses no more memory than its parts") {
     CHECK(joined.peak <= parts.peak);
     CHECK(joined.left == 0);
   }
-  // Frozen layers save only what a required gradient needs.
   CHECK(memory(joined_mlp, 8).kept == kWide + kNarrow);
   CHECK(memory(joined_mlp, 16).kept == kNarrow);
   CHECK(memory(joined_mlp, 1).kept == kWide + kNarrow);

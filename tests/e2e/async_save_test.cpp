@@ -93,7 +93,6 @@ TEST_CASE_FIXTURE(Fixture, "asynchronous and synchronous saves give the same run
     // The ledger lists the staging copy, at the start and at the end.
     CHECK(count(said_on, "staging") == 2);
     CHECK(count(said_off, "staging") == 0);
-    // Each save is logged with its cost.
     for (const auto& [out, said] : {std::pair(on, said_on), std::pair(off, said_off)}) {
       const auto saves = saves_of(out);
       CHECK(saves.size() == 10);
@@ -107,7 +106,6 @@ TEST_CASE_FIXTURE(Fixture, "asynchronous and synchronous saves give the same run
         CHECK(save.at("stall_ms") > 0.0);
       }
     }
-    // Each checkpoint resumes to the same result.
     for (const int step : {3, 15, 27}) {
       CAPTURE(step);
       const std::string again = dir.file(fmt::format("again-{}-{}", world, step));
@@ -223,7 +221,6 @@ TEST_CASE_FIXTURE(Fixture,
   };
   run(command(28));
   run(command(64));
-  // Each save evaluates the loss.
   const auto losses = test::read_metrics(out).val_loss;
   std::vector<std::pair<double, std::int64_t>> order;
   for (const auto& [step, loss] : losses) order.emplace_back(std::stod(loss), -step);

@@ -392,7 +392,6 @@ TEST_CASE_FIXTURE(Fixture, "paths that are no run, checkpoint or model") {
   dir.write("torch/pytorch_model.bin", "PK");
   check_refusal(run_cli({"eval", dir.file("torch"), "--data", file}), kUsage,
                 {"pytorch_model.bin", "safe_serialization"});
-  // Run directories that cannot be created or used.
   check_refusal(run_cli(small_run(text, text + "/run", 1, 5)), kIo,
                 {"cannot make the run directory " + text + "/run"});
   fs::create_directories(dir.path() / "blocked/metrics.jsonl");

@@ -1,5 +1,3 @@
-// `tessera checkpoint` on trained checkpoints.
-
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -87,7 +85,6 @@ TEST_CASE_FIXTURE(
   CHECK(same.at("equal") == true);
   CHECK(same.at("bytes_read") == 0);
 
-  // Two copies of the run, one with the resharded checkpoint.
   const std::string a = dir.file("a"), b = dir.file("b");
   for (const std::string& copy : {a, b}) fs::copy(four, copy, fs::copy_options::recursive);
   fs::remove_all(b + "/checkpoints/step-00000010");
@@ -98,7 +95,6 @@ TEST_CASE_FIXTURE(
   CHECK((test::read_metrics(a).steps == test::read_metrics(b).steps));
   CHECK(json({"checkpoint", "diff", a, b, "--what=all"}).at("equal") == true);
 
-  // In-place resharding is refused while the run is in use.
   const auto refused = run({"checkpoint", "reshard", four, four, "--world=3"}, 2);
   CHECK(refused.err.find("--overwrite") != std::string::npos);
   const int lock = ::open((four + "/.lock").c_str(), O_RDWR | O_CLOEXEC);

@@ -1,4 +1,3 @@
-// Consolidation interrupted by a signal and resumed.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 

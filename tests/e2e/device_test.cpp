@@ -146,7 +146,6 @@ TEST_CASE("a missing device is named; without an explicit request the CPU is use
   INFO(beyond.describe());
   CHECK(beyond.code == 2);
   CHECK(holds(beyond.err, "there is no cuda:9"));
-  // An unknown device type is refused before any rank starts.
   const auto other =
       run_cli(joined(train(golden, dir.file("c"), 1), {"--nproc=2", "--train.device=gpu"}));
   INFO(other.describe());

@@ -282,7 +282,7 @@ TEST_CASE("logits and all gradients match the reference") {
     CAPTURE(set);
     const auto golden = testing::load_golden(set);
     auto places = plugins();
-    places.emplace_back();  // CPU
+    places.emplace_back();
     for (const std::string& plugin : places) {
       CAPTURE(plugin);
       const auto context = Context::create(context_options(plugin, 0));

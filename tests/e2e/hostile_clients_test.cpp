@@ -1,5 +1,3 @@
-// Hostile clients at the control port of a training run.
-
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 

@@ -40,7 +40,7 @@ TEST_CASE_FIXTURE(Fixture, "a rank that never arrives is named at the deadline")
   CHECK(first.time < milliseconds(10'000));
   CHECK(first.err.find("1 of 2 ranks arrived") != std::string::npos);
   CHECK(first.err.find("missing: rank 1") != std::string::npos);
-  CHECK_FALSE(std::filesystem::exists(dir.file("run")));  // nothing is created
+  CHECK_FALSE(std::filesystem::exists(dir.file("run")));
 
   const auto second = alone(1);
   INFO(second.describe());
@@ -127,7 +127,6 @@ TEST_CASE_FIXTURE(Fixture, "a killed rank ends the others soon, and they name it
       const auto culprit =
           fmt::format("rank {} (pid {}) was killed by SIGKILL", victim, ranks.at(victim));
       CHECK(result.err.find(culprit) != std::string::npos);
-      // The survivors name it too, with its fate.
       CHECK(result.err.find(fmt::format("culprit=rank {} (", victim)) != std::string::npos);
       CHECK(result.err.find(fmt::format(", pid {}, SIGKILL)", ranks.at(victim))) !=
             std::string::npos);

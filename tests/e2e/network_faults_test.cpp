@@ -45,7 +45,6 @@ struct Fixture {
   std::string text = dir.write("text.txt", test::make_text(2000));
 };
 
-// A run with one rank per host.
 class Run {
  public:
   Run(VirtualNetwork& network, int world, test::Arguments arguments)
@@ -230,7 +229,7 @@ TEST_CASE_FIXTURE(Fixture,
         CHECK(result.err.find("missing: rank 1") != std::string::npos);
       }
     }
-    CHECK_FALSE(std::filesystem::exists(dir.file("run")));  // nothing is created
+    CHECK_FALSE(std::filesystem::exists(dir.file("run")));
   }
 }
 

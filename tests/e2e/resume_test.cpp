@@ -55,7 +55,6 @@ nlohmann::json inspect(const fs::path& run) {
   return nlohmann::json::parse(result.out);
 }
 
-// Runs are equal if all metrics and the weights are.
 void check_same(const fs::path& run, const fs::path& expected) {
   CHECK((test::read_metrics(run) == test::read_metrics(expected)));
   CHECK(inspect(run).at("step") == inspect(expected).at("step"));
@@ -125,7 +124,6 @@ TEST_CASE_FIXTURE(Fixture, "bf16 master weights are stored as bf16, and resume b
   CHECK(inspect(half).at("digest") == inspect(whole).at("digest"));
   for (const auto& tensor : inspect(half).at("tensors"))
     CHECK(tensor.at("dtype") == (tensor.at("section") == "model" ? "BF16" : "F32"));
-  // Weights of either dtype start a run with the other.
   run(joined(small_run(text, half, 1, 22), {"--train.precision=fp32"}));
   run(command(half, 24));
 }
@@ -277,7 +275,6 @@ TEST_CASE_FIXTURE(Fixture, "a run directory belongs to one run, and to one job a
         std::string::npos);
   CHECK(test::read_metrics(used).steps.size() == 10);
 
-  // A finished run stays unchanged.
   const auto metrics = test::read_metrics(used);
   CHECK(run(small_run(text, used, 1, 10)).find("raise --train.steps to go on") !=
         std::string::npos);
@@ -291,7 +288,7 @@ TEST_CASE_FIXTURE(Fixture, "a run directory belongs to one run, and to one job a
         run_cli(joined(small_run(text, used, world, 20), {"--train.global_batch=12"}));
     INFO(second.describe());
     CHECK(second.code == 2);
-    CHECK(second.time < milliseconds(5000));  // without waiting
+    CHECK(second.time < milliseconds(5000));
     CHECK(second.err.find(used + " is in use by another run") != std::string::npos);
     CHECK(second.err.find(fmt::format("pid {}", holder.pid())) != std::string::npos);
   }

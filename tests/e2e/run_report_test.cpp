@@ -65,7 +65,6 @@ TEST_CASE_FIXTURE(Fixture, "the report names a killed rank, and the others log w
   CHECK(page.out.starts_with("rank 2 ("));
   CHECK(page.out.find(fmt::format("pid {}) was killed in ", ranks.at(2))) != std::string::npos);
   CHECK(page.out.find("tessera train --nproc 3 " + run + "/config.json") != std::string::npos);
-  // The others log their last collectives.
   std::string logs;
   for (const int rank : {0, 1}) logs += dir.read(fmt::format("run/logs/rank-{}.log", rank));
   CHECK(logs.find("last collectives: rank") != std::string::npos);
@@ -111,7 +110,6 @@ struct ByHand : Fixture {
                                std::to_string(rank), "--rdzv", meeting});
     return std::make_unique<CliProcess>(joined(words, more));
   }
-  // Runs both ranks to the end.
   void train(int steps) const {
     const auto zero = start(0, steps), one = start(1, steps);
     for (CliProcess* rank : {zero.get(), one.get()}) {
@@ -183,7 +181,6 @@ TEST_CASE_FIXTURE(ByHand,
     CHECK(failed.at("culprits") == std::vector{1 - there});
     CHECK(failed.at("ranks").at(there).at("end") == "timeout");
   }
-  // Killed while waiting for the other rank.
   const auto waiting = start(0, 4);
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
   while (report().at("state") != "running" && std::chrono::steady_clock::now() < end)
@@ -240,7 +237,6 @@ TEST_CASE_FIXTURE(Fixture, "in the records' directory, only files of earlier run
   CHECK_FALSE(fs::exists(run + "/flight/rank-00006.bin"));
   CHECK_FALSE(fs::exists(run + "/flight/rank-00006.bin.tmp"));
 
-  // Nothing is removed or written through a symbolic link.
   fs::remove_all(run + "/flight");
   fs::create_directories(dir.file("elsewhere"));
   dir.write("elsewhere/rank-00006.bin", "mine");

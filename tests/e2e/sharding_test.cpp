@@ -19,7 +19,6 @@ using test::small_run;
 
 namespace {
 
-// Bytes that a rank holds between steps.
 struct Held {
   std::int64_t parameters = 0, optimizer_state = 0, gradients = 0, gathered = 0;
 };

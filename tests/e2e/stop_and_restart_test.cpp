@@ -46,7 +46,6 @@ struct Fixture {
     REQUIRE(result.code == 0);
     return nlohmann::json::parse(result.out).at("digest").get<std::string>();
   }
-  // A run's skipped steps, from its metrics.
   std::vector<std::int64_t> skipped(const std::string& run) const {
     std::vector<std::int64_t> steps;
     std::ifstream in(dir.file(run) + "/metrics.jsonl");
@@ -238,7 +237,7 @@ TEST_CASE_FIXTURE(Fixture, "a run whose rank is killed once restarts by itself, 
   CHECK_FALSE(holds(result.err, "restart 2 of 3"));
   CHECK((test::read_metrics(dir.file("killed")) == test::read_metrics(dir.file("alone"))));
   CHECK(digest("killed") == digest("alone"));
-  for (const int rank : {0, 1}) {  // logs are appended to
+  for (const int rank : {0, 1}) {
     std::ifstream log(dir.file(fmt::format("killed/logs/rank-{}.log", rank)));
     const std::string lines{std::istreambuf_iterator<char>(log), {}};
     CHECK(count(lines, "start at step") == 2);
@@ -310,7 +309,7 @@ TEST_CASE_FIXTURE(Fixture, "a stop request during the start does not count as a 
         std::this_thread::yield();
     }
     const auto ranks = process.ranks();
-    if (i % 4 == 3 && ranks.contains(1)) {  // a single rank
+    if (i % 4 == 3 && ranks.contains(1)) {
       ::kill(ranks.at(1), number);
     } else {
       process.signal(number);
@@ -337,6 +336,6 @@ TEST_CASE_FIXTURE(Fixture, "a restart does not resume a run with checkpoint.resu
   INFO(result.describe());
   CHECK(result.code == kUsage);
   CHECK(holds(result.err, "continue it with --checkpoint.resume auto"));
-  CHECK_FALSE(holds(result.err, "rank 1"));  // no rank was started
+  CHECK_FALSE(holds(result.err, "rank 1"));
   CHECK((test::read_metrics(dir.file("old")) == before));
 }

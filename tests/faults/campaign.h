@@ -38,7 +38,7 @@ class SavedRun {
  public:
   explicit SavedRun(int world);
 
-  /// Copies the run as it was saved. @return its directory
+  /// @return directory of a copy of the run
   std::string copy(const std::string& name) const;
   /// Arguments of `tessera train` that resume the run up to kLastStep.
   Arguments resume_arguments(const std::string& run) const;
@@ -69,7 +69,6 @@ const SavedRun& saved_run(int world = 4);
 /// Checksums of all tensors in all sections: equal for equal checkpoints.
 std::string content_of(const io::CheckpointReader& reader);
 
-/// The newest valid checkpoint, with all data verified.
 struct Newest {
   std::int64_t step = -1;  ///< -1: none
   std::string content;

@@ -101,7 +101,6 @@ TEST_CASE_FIXTURE(Fixture,
     CHECK(holds(line, "--model.init_from"));
     CHECK_FALSE(holds(resumed.err, "KeyError"));
   }
-  // The weights can start another run, on any number of ranks.
   for (const int world : {1, 2, 3, 4}) {
     CAPTURE(world);
     const std::string tuned = dir.file(fmt::format("tuned-{}", world));

@@ -75,7 +75,6 @@ void apply(Entries& entries, const NameChange& change) {
 /// What survives of unsynced changes.
 enum class Survival { Nothing, Names, NamesAndSizes, Data, All, Mixed };
 
-/// Contents of the disk after a power cut.
 class Disk {
  public:
   Disk(Survival survival, Random& random) : survival_(survival), random_(random) {}
@@ -140,7 +139,6 @@ class Disk {
   Random& random_;
 };
 
-/// The run's checkpoints, modified call by call.
 class Simulation {
  public:
   explicit Simulation(const test::SavedRun& run) : run_(run), root_(run.logged_checkpoints()) {
@@ -204,7 +202,6 @@ class Simulation {
     return true;
   }
 
-  /// Simulates a sync that has no effect.
   void pretend(const LoggedCall& call) { note_commit(*by_inode_.at(call.inode)); }
 
   /// The newest step that the program may report as committed.

@@ -46,7 +46,6 @@ namespace {
 
 enum class Kind { None, Kill, KillAfter, KillHalf, Stop, Short, Errno, Log };
 
-/// Outcome of one call.
 enum class Fate { Done, DoneThenKilled, HalfThenKilled, Half, Failed };
 
 /// Description of a call in the log.

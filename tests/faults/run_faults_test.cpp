@@ -22,7 +22,7 @@ constexpr int kInitSeconds = 4;
 struct Kind {
   const char* name;
   const char* fate;       ///< as survivors print it, after the process
-  int code;               ///< exit code of the launcher
+  int code;               ///< the launcher's exit code
   milliseconds deadline;  ///< from the fault to the exit of the last process
 };
 constexpr Kind kKinds[] = {{"kill", "SIGKILL)", 4, milliseconds(3000)},

@@ -38,7 +38,7 @@ struct Point {
 };
 
 struct Outcome {
-  bool reached = false;  ///< the call was made
+  bool reached = false;
   test::CliResult cli;
   milliseconds after{};  ///< from the fault to the exit of the last process
   test::Newest newest;

@@ -1,4 +1,3 @@
-// A run's configuration.
 #include "tools/tessera/config/config.h"
 
 #include <nlohmann/json.hpp>

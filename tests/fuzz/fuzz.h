@@ -27,7 +27,6 @@ inline void expect(bool holds) {
   if (!holds) std::abort();
 }
 
-/// Calls `parse`, which may throw a tessera error.
 template <typename F>
 void try_parse(F&& parse) {
   try {
@@ -45,7 +44,6 @@ class InputFile {
   InputFile(const InputFile&) = delete;
   InputFile& operator=(const InputFile&) = delete;
 
-  /// Writes the input and returns the file's path.
   std::string write(const std::uint8_t* data, std::size_t size) const {
     expect(::ftruncate(fd_, 0) == 0);
     expect(::pwrite(fd_, data, size, 0) == static_cast<ssize_t>(size));

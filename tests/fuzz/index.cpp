@@ -1,4 +1,3 @@
-// A checkpoint's index.json.
 #include "io/checkpoint/index.h"
 
 #include "tests/fuzz/fuzz.h"

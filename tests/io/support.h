@@ -13,7 +13,6 @@
 
 namespace tessera::test {
 
-/// Coordinates a save of ranks that are threads of one process.
 class ThreadCoordinator : public io::SaveCoordinator {
  public:
   struct Board {
@@ -73,7 +72,6 @@ io::fs::path save(const SampleModel& model, const io::fs::path& dir,
 io::CheckpointReader write_tensor(const io::fs::path& path, DType dtype, const Shape& shape,
                                   const std::string& bytes, bool boxed = false);
 
-/// A tensor of a DCP safetensors shard.
 struct DcpEntry {
   std::string name, dtype;
   std::vector<std::int64_t> shape;

@@ -122,7 +122,6 @@ void check_halves(Context& context, GatedKind kind, DType dtype, std::int64_t ro
   CHECK(columns_of(grad, width, gap) ==
         std::vector<double>(static_cast<std::size_t>(rows * gap), kBefore));
 
-  // Each gradient alone.
   const GradientView one_gate{columns(one, 0), accumulate, true};
   const GradientView one_up{columns(one, half), accumulate, true};
   kernels::gated_backward(context, {gate, up, columns(grad_y, 0), one_gate, {}, kind});

@@ -19,7 +19,6 @@ constexpr Size kSizes[] = {{1, 1, 1, 1, 1, 1},    {2, 33, 33, 2, 1, 3},   {1, 31
                            {1, 1, 33, 4, 2, 64},  {2, 3, 67, 2, 2, 31},   {1, 64, 64, 2, 2, 32},
                            {1, 40, 97, 4, 2, 5},  {1, 130, 130, 1, 1, 8}, {3, 3, 3, 1, 1, 3},
                            {1, 257, 257, 1, 1, 3}};
-// Several tiles in each dim.
 constexpr Size kLongSizes[] = {
     {1, 150, 150, 4, 2, 16}, {1, 70, 200, 2, 1, 64}, {2, 64, 65, 4, 4, 16}};
 // All compiled head dims, and some that are padded to them.
@@ -196,7 +195,7 @@ void check_size(DType dtype, const Size& s, std::int64_t shift = 0) {
       out_one_thread = out.bytes();
       gradient_one_thread = gradient_bytes;
     }
-    CHECK(out.bytes() == out_one_thread);  // bit-identical for any number of threads
+    CHECK(out.bytes() == out_one_thread);
     CHECK(gradient_bytes == gradient_one_thread);
   });
 }
@@ -230,7 +229,6 @@ TEST_CASE("attention with extreme scores stays finite and picks the largest") {
                         {qkv.q(), qkv.k(), qkv.v(), out.view(), log_sum_exp.view(), kScale});
       check_close(out.values(), {1, 2, 2}, 1e-6);
       check_close(log_sum_exp.values(), {-384, 384, 384}, 1e-6);
-      // A negative scale reverses the order.
       attention_forward(context,
                         {qkv.q(), qkv.k(), qkv.v(), out.view(), log_sum_exp.view(), -kScale});
       check_close(out.values(), {1, 1, 1}, 1e-6);

@@ -1,4 +1,3 @@
-// Every kernel exists in every backend, and is called by a test.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -12,7 +11,6 @@
 
 namespace {
 
-/// Kernels exported by a plugin.
 std::set<std::string> kernels_of(const std::string& plugin) {
   const std::string command = "nm --dynamic --defined-only " + plugin;
   const std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen(command.c_str(), "r"), pclose);

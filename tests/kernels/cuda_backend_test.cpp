@@ -1,4 +1,3 @@
-// The CUDA backend's plugin loads wherever the toolkit is installed, and reports a missing GPU.
 #include <doctest/doctest.h>
 
 #include <string>

@@ -207,7 +207,7 @@ TEST_CASE("column-sum blocks cover all rows, and none is empty") {
   }
   CHECK(Shape(0, 768, 8).row_blocks == 1);
   CHECK(Shape(8192, 0, 8).tiles == 0);
-  const Shape gpt2(8192, 768, 8);  // fills a device
+  const Shape gpt2(8192, 768, 8);
   CHECK(gpt2.tiles * gpt2.row_blocks >= 400);
 }
 

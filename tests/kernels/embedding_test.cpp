@@ -10,7 +10,6 @@ constexpr std::int64_t kVocab = 11, kPositions = 9;
 // Odd widths, and one with rows aligned to 16 bytes.
 constexpr std::int64_t kWidths[] = {1, 3, 31, 33, 257, 264};
 
-// Tokens with repetitions, within a row and between rows.
 std::vector<std::int32_t> make_tokens(std::int64_t count) {
   std::vector<std::int32_t> tokens;
   for (std::int64_t i = 0; i < count; ++i)

@@ -110,7 +110,6 @@ void for_each_context(F&& f) {
   for_each_cuda_context(f);
 }
 
-/// Calls f(Context&, DType) for every backend and compute dtype.
 template <typename F>
 void for_each_context_and_dtype(F&& f) {
   for_each_context([&](Context& context) {
@@ -222,7 +221,6 @@ class IndexBuffer {
   TensorView view_;
 };
 
-/// Values rounded to the dtype.
 inline std::vector<double> rounded(DType dtype, const std::vector<double>& values) {
   return Buffer(dtype, {static_cast<std::int64_t>(values.size())}, values).values();
 }

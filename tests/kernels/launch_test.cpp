@@ -77,7 +77,7 @@ TEST_CASE("norms: a team holds its row in one of the compiled shapes") {
     for (std::int64_t width = pack; width <= 70000; width += width < 20000 ? pack : 977 * pack) {
       const NormShape shape(width, pack);
       const std::int64_t team = shape.block ? NormShape::kThreads : kWarp;
-      // Checked by hand, since failures depend on the width and must name it.
+      // FAIL names the width, which matters here.
       const auto is_compiled = [&] {
         if (pack == 1) return shape.kept == 0 && !shape.block;
         if (shape.block) return shape.kept == 0 || shape.kept == NormShape::kFewPacks;
@@ -110,7 +110,7 @@ TEST_CASE("norms: teams hold the rows whose gradients take one pass") {
     for (std::int64_t width = pack; width <= longest; width += pack) {
       const Shape shape(width, pack);
       const std::int64_t team = std::int64_t{shape.team_warps} * kWarp;
-      // Checked by hand, since failures depend on the width and must name it.
+      // FAIL names the width, which matters here.
       const bool holds = shape.packs * team * pack >= width;
       const bool needed = (shape.packs - 1) * team * pack < width;
       const bool short_enough =
@@ -177,7 +177,7 @@ TEST_CASE("sampling: digit sums of all threads fit into shared memory") {
   check_threads(Shape::kThreads);
   constexpr int kSum = sizeof(std::uint64_t);
   CHECK((kWarp + Shape::kDigits * Shape::kThreads) * kSum <= kMostShared);
-  CHECK(32 % Shape::kDigitBits == 0);  // the digits of a key
+  CHECK(32 % Shape::kDigitBits == 0);
   CHECK(Shape::kMostRows <= kMostGrid);
 }
 

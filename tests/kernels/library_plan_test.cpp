@@ -1,4 +1,3 @@
-// A library plan that ran out of memory is not retried.
 #include "kernels/cuda/library_plan.h"
 
 #include "tests/kernels/kernel_support.h"

@@ -34,7 +34,7 @@ class Matrix {
             {stride_, 1},
             buffer_.view().device};
   }
-  /// The elements; checks that the gaps are unchanged.
+  /// Checks that the gaps are unchanged.
   std::vector<double> values() const {
     std::vector<double> result;
     bool kept = true;
@@ -117,7 +117,7 @@ void check_case(const Case& c) {
   CAPTURE(c.accumulate);
   const Problem problem(c);
   const auto expected = problem.expected();
-  // A sum of k products of standard normal numbers has a size of sqrt(k).
+  // A sum of k products of standard normal numbers has standard deviation sqrt(k).
   const double magnitude = 4.0 * std::sqrt(static_cast<double>(c.k) + 1.0);
   const DType rounded = c.c_dtype;
   const auto check = [&](const Matrix& got) {
@@ -142,7 +142,7 @@ void check_case(const Case& c) {
       level = context.cpu_level();
       one_thread = got.bytes();
     }
-    CHECK(got.bytes() == one_thread);  // bit-identical for any number of threads
+    CHECK(got.bytes() == one_thread);
   });
 }
 
@@ -267,7 +267,6 @@ void check_same(const Context& context, const Buffer& got, const Buffer& want, b
   CHECK(context.ledger().usage(MemoryCategory::Workspace).current == 0);
 }
 
-/// Calls f(context, LayerCase, is_gpu).
 template <typename F>
 void for_each_layer_and_context(F&& f) {
   for_each_layer([&](const LayerCase& c) {

@@ -39,7 +39,7 @@ void run_warp(int shared_bytes, F&& body) {
   run_grid("k", {1, 1, 1}, {32, 1, 1}, static_cast<std::size_t>(shared_bytes), body);
 }
 
-// Small integers: all products and sums are exact.
+// Small integers, whose products and sums are exact.
 template <int kRows, int kColumns>
 Matrix<float, kRows, kColumns> numbers(int seed) {
   Matrix<float, kRows, kColumns> m;
@@ -103,7 +103,6 @@ TEST_CASE("mma multiplies the matrices in the fragments") {
 }
 
 TEST_CASE("load_matrices gives each lane its pairs of four matrices") {
-  // Exact in bf16.
   const auto value = [](int matrix, int row, int column) {
     return static_cast<float>(matrix * 64 + row * 8 + column);
   };

@@ -100,7 +100,6 @@ struct Forward {
   bool layer;
 };
 
-/// Gradients of x, weight and bias.
 struct Gradients {
   std::array<Values, 3> values;
   std::array<std::vector<char>, 3> bytes;

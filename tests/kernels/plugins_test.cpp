@@ -1,4 +1,3 @@
-// Built plugins load on their own, also without a GPU.
 #include <dlfcn.h>
 #include <doctest/doctest.h>
 

@@ -81,7 +81,6 @@ std::vector<std::int32_t> draw(Context& context, std::int64_t rows, std::int64_t
   return tokens_of(context, tokens);
 }
 
-/// Rounded to f32.
 std::vector<double> rounded(std::vector<double> values) {
   for (double& value : values) value = static_cast<double>(static_cast<float>(value));
   return values;
@@ -92,9 +91,9 @@ std::vector<double> rows_of_all_kinds(std::int64_t columns) {
   const auto normal = rounded(Buffer::normal(columns, 5, 3.0));
   std::vector<double> result = normal;
   for (const double value : normal)
-    result.push_back(std::round(value));                              // ties; zeros of both signs
-  for (std::int64_t i = 0; i < columns; ++i) result.push_back(-2.5);  // all equal
-  for (std::size_t i = 0; i < normal.size(); ++i)                     // mostly masked
+    result.push_back(std::round(value));  // ties; zeros of both signs
+  for (std::int64_t i = 0; i < columns; ++i) result.push_back(-2.5);
+  for (std::size_t i = 0; i < normal.size(); ++i)  // mostly masked
     result.push_back(i % 7 == 3 || i == 0 ? normal[i] : -kInfinity);
   for (const double value : normal)
     result.push_back(static_cast<double>(static_cast<float>(1e6 * value)));

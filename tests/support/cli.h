@@ -20,7 +20,7 @@ using Arguments = std::vector<std::string>;
 using Variables = std::map<std::string, std::string>;
 
 struct CliResult {
-  int code = -1;        ///< exit code; -1 if a signal ended it
+  int code = -1;        ///< -1 if a signal ended it
   int signal = 0;       ///< signal that ended it, or 0
   bool in_time = true;  ///< false: killed at the deadline
   std::string out, err;
@@ -30,7 +30,6 @@ struct CliResult {
   std::string describe() const;
 };
 
-/// Whether a process has a handler for a signal.
 bool catches(pid_t process, int signal);
 
 /// The tessera binary as leader of its own process group. Orphaned descendants become children of
@@ -40,19 +39,16 @@ class CliProcess {
   /// @param log  file for standard error; default: captured for err()
   explicit CliProcess(const Arguments& arguments, const Variables& variables = {},
                       const std::string& log = {});
-  /// Kills all processes that are still running.
   ~CliProcess();
   CliProcess(const CliProcess&) = delete;
   CliProcess& operator=(const CliProcess&) = delete;
 
   pid_t pid() const { return pid_; }
-  /// True while the program itself runs; wait() is allowed afterwards.
   bool running();
   void signal(int number) const;
   void signal_group(int number) const;
   /// Running rank processes by rank.
   std::map<int, pid_t> ranks() const;
-  /// Standard error so far.
   std::string err() const { return streams_.read("err"); }
   /// Waits until standard error contains `part` `times` times; false if the program ends first or
   /// after 30 s.
@@ -70,7 +66,6 @@ class CliProcess {
   CliResult result_;
 };
 
-/// Runs `tessera` to its end.
 CliResult run_cli(const Arguments& arguments, const Variables& variables = {},
                   std::chrono::milliseconds deadline = std::chrono::seconds(60));
 

@@ -47,7 +47,6 @@ void zero_gradients(const std::vector<Tensor>& inputs) {
   for (Tensor input : inputs) input.zero_grad();
 }
 
-// Compares all input gradients with factor * expected.
 std::string compare(const std::vector<Tensor>& inputs,
                     const std::vector<std::vector<double>>& expected, double factor,
                     double tolerance, const char* setting) {

@@ -14,7 +14,6 @@ using Operation = std::function<Tensor(const std::vector<Tensor>&)>;
 /// Normal random numbers, determined by seed and shape. f64, f32 or bf16.
 Tensor random_tensor(const std::shared_ptr<Context>& context, const Shape& shape, DType dtype,
                      std::uint64_t seed, double scale = 1.0);
-/// A contiguous floating-point tensor's elements as double.
 std::vector<double> values_of(const Tensor& tensor);
 /// A copy in another floating-point dtype, outside of the autograd graph.
 Tensor convert(const Tensor& tensor, DType dtype);

@@ -41,7 +41,6 @@ class StolenTime {
   std::vector<std::int64_t> ticks_;  // by processor
 };
 
-/// Milliseconds since construction.
 class Stopwatch {
  public:
   std::chrono::milliseconds wall() const {

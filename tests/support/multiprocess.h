@@ -26,7 +26,6 @@ inline constexpr int kSlack = 4;
 inline constexpr int kSlack = 1;
 #endif
 
-/// How one forked rank ended.
 struct Outcome {
   bool in_time = false;              ///< ended before the deadline; false: killed
   int exit_code = -1;                ///< -1 if a signal ended it

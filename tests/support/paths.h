@@ -10,7 +10,6 @@ std::string source_path(const std::string& relative = {});
 /// Absolute path of a build output, e.g. "bin/tessera".
 std::string build_path(const std::string& relative = {});
 
-/// Absolute path of the tessera program.
 inline std::string tessera_program() { return build_path("bin/tessera"); }
 
 /// The plugin that runs CUDA kernels on the host.

@@ -35,7 +35,6 @@ class TempDir {
 
   const std::filesystem::path& path() const { return path_; }
   std::string file(std::string_view name) const { return (path_ / name).string(); }
-  /// Writes a file in the directory and returns its path.
   std::string write(std::string_view name, std::string_view content) const {
     std::ofstream out(path_ / name, std::ios::binary);
     out << content;

@@ -44,7 +44,6 @@ class VirtualNetwork {
 
   /// IPv4 address of a host; hosts count from 0.
   static std::string address(int host) { return "10.77.0." + std::to_string(host + 1); }
-  /// Host name.
   static std::string name(int host) { return "host" + std::to_string(host); }
   /// Runs `body` on a thread inside the host's namespaces, which its processes and sockets inherit.
   /// Returns when `body` does; rethrows its exceptions.

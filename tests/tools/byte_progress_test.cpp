@@ -24,7 +24,6 @@ struct Shown {
     progress.update(done_mib * kMiB, total_mib * kMiB, found_mib * kMiB,
                     start + std::chrono::microseconds(static_cast<std::int64_t>(seconds * 1e6)));
   }
-  /// Output since the last call.
   std::string take() {
     std::string text = out.str();
     out.str("");
@@ -40,7 +39,7 @@ TEST_CASE("bytes on a terminal: one line with rate and time left, ended at compl
   CHECK(shown.take().empty());
   shown.at(2, 10, 100);
   CHECK(shown.take() == "\r 10%  10.0 MiB of 100.0 MiB copied, 5.00 MiB/s, 18.0 s left\x1b[K");
-  shown.at(2.05, 11, 100);  // less than a tenth of a second later
+  shown.at(2.05, 11, 100);
   CHECK(shown.take().empty());
   shown.at(4, 40, 100);
   CHECK(shown.take() == "\r 40%  40.0 MiB of 100.0 MiB copied, 10.0 MiB/s, 6.0 s left\x1b[K");

@@ -76,7 +76,7 @@ TEST_CASE("values are parsed by type, completely and within range") {
                        set(config, "optim.clip_norm", FieldText{"inf"}));
   CHECK_THROWS_HOLDING(InvalidArgument, "train.steps must be at least 1",
                        set(config, "train.steps", FieldText{"0"}));
-  CHECK(config.model.n_layer == 7);  // a refused value changes nothing
+  CHECK(config.model.n_layer == 7);
 }
 
 TEST_CASE("text that is not UTF-8 is refused with its key, from any source") {

@@ -18,7 +18,6 @@ namespace {
 
 constexpr Device kCpu{DeviceType::CPU, 0};
 
-// Sets the field to another value.
 void change(Config& config, const Field& field) {
   std::visit(
       [](auto* value) {

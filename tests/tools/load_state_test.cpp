@@ -1,5 +1,3 @@
-// Ranks, as threads, load checkpoints of other world sizes.
-
 #include "tools/tessera/train/load_state.h"
 
 #include <doctest/doctest.h>
@@ -104,7 +102,6 @@ fs::path save_sample(const fs::path& dir, int world, bool with_optimizer = true,
   return dir / io::checkpoint_name(1);
 }
 
-// Loads and saves again with a number of ranks.
 fs::path pass_through(const fs::path& checkpoint, const fs::path& dir, const Ranks& ranks) {
   const auto store = std::make_shared<comm::MemoryStore>();
   for_each_rank(ranks, [&](int rank, comm::ShardedModel& sharded) {

@@ -82,7 +82,7 @@ TEST_CASE("an out-of-memory error gets a ledger and advice; other errors are unc
     return 0;
   });
   CAPTURE(whole);
-  CHECK(whole.find("category") == whole.rfind("category"));  // one ledger
+  CHECK(whole.find("category") == whole.rfind("category"));
   CHECK(holds(whole, "--train.recompute block"));
 
   CHECK(with_memory_advice(config, 1, *context, [] { return 7; }) == 7);

@@ -157,7 +157,7 @@ TEST_CASE("lines are buffered while the disk is full, and written once it is not
   CHECK(writer.take_warning().empty());
   std::string warning, error;
   {
-    const FileLimit full(dir.read("metrics.jsonl").size() + 20);  // in the middle of a line
+    const FileLimit full(dir.read("metrics.jsonl").size() + 20);
     writer.write_step(at(1));
     warning = writer.take_warning();
     writer.write_evaluation(2, 3.5);
@@ -170,7 +170,7 @@ TEST_CASE("lines are buffered while the disk is full, and written once it is not
   }
   CHECK(warning.find("metrics.jsonl: File too large") != std::string::npos);
   CHECK(error == warning);
-  CHECK(writer.take_warning().empty());  // reported once
+  CHECK(writer.take_warning().empty());
   writer.write_step(at(3));
   const auto written = lines(dir);
   REQUIRE(written.size() == 5);

@@ -12,7 +12,6 @@
 
 namespace {
 
-/// A tool's output; empty if the tool is missing.
 std::string output_of(const std::string& tool) {
   const tessera::test::TempDir dir;
   const std::string command =

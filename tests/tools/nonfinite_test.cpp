@@ -1,5 +1,3 @@
-// Non-finite losses and gradients, with ranks as threads.
-
 #include "tools/tessera/train/nonfinite.h"
 
 #include <doctest/doctest.h>
@@ -59,8 +57,7 @@ struct Setting {
 struct Outcome {
   std::vector<StepResult> steps;
   std::string error;
-  std::vector<std::vector<float>> before,
-      after;  // weights and moments before and after the bad step
+  std::vector<std::vector<float>> before, after;  // weights and moments around the bad step
 };
 
 std::vector<std::vector<float>> state_of(comm::ShardedModel& sharded) {

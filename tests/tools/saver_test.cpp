@@ -56,7 +56,6 @@ struct RankOfTest {
   std::string notes;
   std::function<std::vector<std::string>(std::string)> gather;  // texts of all ranks
 
-  // A training step that changes all values.
   void step(bool due) {
     ++state.step;
     fill(static_cast<float>(state.step));
@@ -125,7 +124,6 @@ std::vector<std::string> run_ranks(const fs::path& dir, const Settings& settings
   return errors;
 }
 
-// The common value of all tensors in a checkpoint.
 float value_of(const fs::path& checkpoint) {
   const auto reader = io::CheckpointReader::open(checkpoint);
   std::set<float> values;
@@ -201,7 +199,7 @@ TEST_CASE("a save that is due during another waits for it, on all ranks, and say
                                   self.step(true);
                                   const auto begin = Clock::now();
                                   self.step(false);
-                                  CHECK(Clock::now() - begin < 150ms);  // a step does not wait
+                                  CHECK(Clock::now() - begin < 150ms);
                                   self.step(true);
                                   CHECK(Clock::now() - begin > 150ms);
                                   self.saver->finish(self.state);
@@ -260,7 +258,6 @@ TEST_CASE("a failed save is reported with its culprit, and training continues or
         CHECK(contains(error, "the disk is on fire") == stop);
         CHECK(contains(error, "training ended because a save failed") == stop);
       }
-      // The last step is saved too.
       CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{1, stop ? 3 : 4});
       for (const auto& item : fs::directory_iterator(dir.path())) {
         CHECK(item.path().extension() != ".tmp");
@@ -477,7 +474,7 @@ void damage(const fs::path& checkpoint, Damage kind) {
 struct DamagedSave {
   test::TempDir dir;
   std::vector<std::string> errors;
-  std::string notes;              // rank 0's
+  std::string notes;
   std::vector<Saved> saved;       // rank 0's
   std::vector<std::string> ends;  // per rank: "1" if training ends, else "0"
 
@@ -564,7 +561,7 @@ TEST_CASE("a checkpoint found damaged by verification counts as not saved") {
       CHECK(contains(run.notes, warning + "and is saved again: "));
     }
     SUBCASE("if it is damaged again, the run fails and the former one is kept") {
-      const DamagedSave run(Options{.in_background = in_background, .times = 3});  // all of them
+      const DamagedSave run(Options{.in_background = in_background, .times = 3});
       for (const auto& error : run.errors) {
         CAPTURE(error);
         for (const char* part : what) CHECK(contains(error, part));

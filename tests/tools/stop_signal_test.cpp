@@ -19,7 +19,6 @@ struct Ended {
   int signal = 0;  // signal that ended it, or 0
 };
 
-// A process that gets two signals more than a second apart.
 struct Child {
   int err = -1;
   pid_t pid = -1;
@@ -36,7 +35,7 @@ struct Child {
       stop.set_progress(stage, step, saved);
       ::raise(signal);
       if (stop.received() != signal) ::_exit(1);
-      ::raise(signal);  // within a second: the same request
+      ::raise(signal);  // the same request: within a second
       std::this_thread::sleep_for(std::chrono::milliseconds(1050));
       ::raise(signal);
       ::_exit(0);

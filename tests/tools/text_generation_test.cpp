@@ -108,7 +108,6 @@ TEST_CASE("streamed text is shown in whole characters, whatever the chunks") {
     CHECK(pending.empty());
     CHECK(shown == printable(text));
   }
-  // No more than an incomplete character is held back.
   for (const auto& [piece, kept] : {std::pair("a\r", 1U),
                                     {"a\xe2\x82", 2U},
                                     {"\xff", 0U},

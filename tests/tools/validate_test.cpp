@@ -9,7 +9,6 @@ using namespace tessera::tools;
 
 namespace {
 
-/// A valid configuration with one modification.
 template <typename Change>
 Config changed(Change change) {
   Config config;

@@ -330,6 +330,6 @@ TEST_CASE("with a token rank 0 serves on all addresses, and ranks with another t
   const auto outcomes = ranks.wait(30s);
   CHECK(outcomes[0].text == "3 of 2 over shm");
   CHECK(outcomes[1].text == "3 of 2 over shm");
-  CHECK(outcomes[2].text.find("store") !=
-        std::string::npos);  // refused, or rank 0 had already left
+  // Refused, or rank 0 had already left.
+  CHECK(outcomes[2].text.find("store") != std::string::npos);
 }

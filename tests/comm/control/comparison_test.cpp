@@ -9,7 +9,6 @@ using comm::RankText;
 
 namespace {
 
-// One text per rank.
 std::optional<CommError> differences(const std::vector<std::string>& texts) {
   std::vector<RankText> ranks;
   for (const std::string& text : texts) {

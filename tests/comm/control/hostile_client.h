@@ -88,7 +88,6 @@ inline std::string hostile_bytes(std::mt19937& random, const Door& door, const R
   }
 }
 
-/// Counters of an attack.
 struct Attack {
   std::atomic<int> made{0}, joined{0}, refused{0};
 };
@@ -124,7 +123,7 @@ inline void attack_once(std::mt19937& random, const Door& door, const Recording&
   if (!fd) return;
   ++attack.made;
   send_all(fd, hostile_bytes(random, door, said));
-  if (random() % 10 == 0) ::shutdown(fd.get(), SHUT_WR);  // half-open
+  if (random() % 10 == 0) ::shutdown(fd.get(), SHUT_WR);
   open.push_back(std::move(fd));
   // Some continue: a replayed proof or request, a guess, the next byte.
   const comm::FileDescriptor& again = open[random() % open.size()];

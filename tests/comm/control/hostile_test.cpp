@@ -96,7 +96,7 @@ TEST_CASE("a replayed handshake is refused") {
     CHECK(receive_message(fd).type == 'n');
     CHECK(is_closed(fd));
   }
-  const auto fd = raw(server);  // in one segment
+  const auto fd = raw(server);
   send_all(fd, said.hello + said.proof);
   CHECK(is_closed(fd));
   CHECK(server.refused() == 4);

@@ -25,7 +25,7 @@ inline void send_all(const comm::FileDescriptor& fd, const std::string& bytes) {
   [[maybe_unused]] const auto n = ::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
 }
 
-/// True if the server closes the connection within 5 s.
+/// Waits up to 5 s for the server to close the connection.
 inline bool is_closed(const comm::FileDescriptor& fd) {
   for (;;) {
     pollfd waiting{fd.get(), POLLIN, 0};

@@ -97,7 +97,7 @@ TEST_CASE("each rank in turn never arrives: it is named, with the ranks that arr
   std::vector<Meeting> meetings;
   for (int world = 2; world <= 4; ++world)
     for (int absent = 0; absent < world; ++absent) meetings.push_back({world, absent, {}});
-  std::vector<std::thread> threads;  // in parallel: each waits for its whole deadline
+  std::vector<std::thread> threads;  // in parallel, as each takes its whole deadline
   for (Meeting& m : meetings) {
     threads.emplace_back([&m] {
       m.results = meet(

@@ -234,7 +234,6 @@ TEST_CASE("the server process reads and writes the store directly, and wakes wai
 }
 
 TEST_CASE("the server process publishes verdicts without a connection") {
-  // No connection slot is left.
   TcpStoreServer server({.run_id = "run", .max_connections = 1});
   const auto store = client(server);
   CHECK_FALSE(comm::find_verdict(server));
@@ -244,7 +243,6 @@ TEST_CASE("the server process publishes verdicts without a connection") {
   CHECK(std::string(comm::publish_verdict(server, later).what()) == "rank 2 was killed");
   CHECK(comm::find_verdict(*store, 0ms)->culprits() == std::vector<int>{2});
   CHECK(comm::find_verdict(server)->culprits() == std::vector<int>{2});
-  // A malformed verdict is reported as malformed.
   TcpStoreServer other({.run_id = "run"});
   client(other)->set(comm::kVerdict, "nonsense");
   CHECK(comm::find_verdict(other)->failure() == CommFailure::Mismatch);

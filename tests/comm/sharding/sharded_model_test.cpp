@@ -129,7 +129,7 @@ TEST_CASE(
 
 TEST_CASE(
     "gradients are summed over ranks and micro-batches; those of unused parameters are zero") {
-  // Reference: a single rank processes all inputs in sequence.
+  // Reference: one rank processes all inputs.
   const std::vector<double> inputs = {0.5, -1.0, 2.0, 0.25, 1.5, -0.75};
   std::map<std::string, std::vector<float>> expected;
   const auto collect = [](ShardedModel& sharded, std::map<std::string, std::vector<float>>& into) {
@@ -167,8 +167,7 @@ TEST_CASE(
         ShardedModel sharded(chain.units, mode, DType::F32, context, communicator);
         sharded.load(fill);
         const auto per_rank = inputs.size() / static_cast<std::size_t>(world);
-        for (int pass = 0; pass < 2;
-             ++pass) {  // state of the first step must not leak into the second
+        for (int pass = 0; pass < 2; ++pass) {  // no state may leak into the second step
           for (std::size_t m = 0; m < per_rank; ++m) {
             micro_step(chain, sharded, context, m == 0, m + 1 == per_rank,
                        inputs[static_cast<std::size_t>(rank) * per_rank + m]);

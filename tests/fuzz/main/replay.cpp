@@ -21,7 +21,6 @@ void run(const Target& target, const std::string& text) {
   target.run(bytes.data(), bytes.size());
 }
 
-/// @return number of seeds
 int replay(const Target& target, const std::filesystem::path& folder) {
   int seeds = 0;
   for (const auto& item : std::filesystem::directory_iterator(folder)) {

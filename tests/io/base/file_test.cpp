@@ -100,8 +100,8 @@ TEST_CASE("directories are created with their parents, and not over files") {
   TempDir dir;
   make_directories_durably(dir.path() / "a" / "b" / "c");
   CHECK(fs::is_directory(dir.path() / "a" / "b" / "c"));
-  make_directories_durably(dir.path() / "a" / "b");       // exists already
-  make_directories_durably(dir.path() / "a" / "d" / "");  // a trailing slash
+  make_directories_durably(dir.path() / "a" / "b");
+  make_directories_durably(dir.path() / "a" / "d" / "");
   CHECK(fs::is_directory(dir.path() / "a" / "d"));
   write_text(dir.path() / "f", "x");
   CHECK_THROWS_HOLDING(IoError, "it is a file", make_directories_durably(dir.path() / "f"));

@@ -56,7 +56,6 @@ class Gate {
   std::atomic<bool> arrived_{false};
 };
 
-/// Ranks as threads of this test, each with its own saver.
 struct Ranks {
   struct Rank {
     std::shared_ptr<Context> context = make_context();
@@ -66,7 +65,6 @@ struct Ranks {
     ranks.resize(static_cast<std::size_t>(count));
   }
 
-  // Starts a save on all ranks; the writers run in the background.
   void start(const SampleModel& model, const fs::path& dir, SaveOptions options) {
     options.world_size = static_cast<int>(ranks.size());
     for (int r = 0; r < options.world_size; ++r) {
@@ -214,7 +212,6 @@ TEST_CASE("concurrent saves, and saves larger than the staging memory, are refus
   AsyncSaver small(make_context(), AsyncSaver::staging_bytes(request) - 1, 20s);
   CHECK_THROWS_HOLDING(InvalidArgument, "were set aside", small.start(request, nothing));
   CHECK_FALSE(small.busy());
-  // A rank without state saves too.
   AsyncSaver none(make_context(), 0, 20s);
   none.start(SaveRequest{}, nothing);
   CHECK(message_of(wait_for(none).error).empty());
@@ -263,7 +260,6 @@ TEST_CASE("the destructor waits for a save, but not for a hung one") {
     AsyncSaver saver(context, AsyncSaver::staging_bytes(request), 20s);
     saver.start(request, [gate, ended](const SaveRequest& staged) {
       gate->pass();
-      // The staged values are still valid.
       const auto* value = static_cast<const float*>(staged.model.front().data);
       if (*value != 0.0F) ended->set_value();
       return SaveReport{};
@@ -275,7 +271,6 @@ TEST_CASE("the destructor waits for a save, but not for a hung one") {
   CHECK(context->ledger().usage(MemoryCategory::Staging).current > 0);
   gate->open();
   CHECK(ended->get_future().wait_for(20s) == std::future_status::ready);
-  // Staging is released once the writer has ended.
   const auto deadline = Clock::now() + 20s;
   while (context->ledger().usage(MemoryCategory::Staging).current > 0 && Clock::now() < deadline) {
     std::this_thread::sleep_for(1ms);

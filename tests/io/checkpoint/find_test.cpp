@@ -27,7 +27,7 @@ TEST_CASE("committed checkpoints are found in a run and in its checkpoints direc
   save(model, dir, {.step = 123456789});
   fs::create_directories(dir / "step-00000005.run-a.tmp");
   write_text(dir / "step-00000005.run-a.tmp" / "index.json", "{}");
-  fs::create_directories(dir / "step-00000006");  // without index.json
+  fs::create_directories(dir / "step-00000006");
   fs::create_directories(dir / "step-x0000006");
   const std::vector<std::int64_t> expected{900, 1000, 123456789};
   CHECK(steps_in(run.path()) == expected);

@@ -101,7 +101,6 @@ TEST_CASE("an index has a checksum of itself") {
     newer["version"] = 2;
     newer["not yet known"] = 1;
     CHECK_THROWS_HOLDING(NewerFormat, what.c_str(), parse_index(newer.dump(), "index.json"));
-    // Whatever the checksum's format.
     newer["checksum"] = "of another kind";
     CHECK_THROWS_HOLDING(NewerFormat, what.c_str(), parse_index(newer.dump(), "index.json"));
     // The version number itself may be damaged here.
@@ -138,7 +137,6 @@ TEST_CASE("invalid index texts") {
   }
 }
 
-// A valid index with all optional fields.
 Json full_sample() {
   Json json = sample();
   Json& tensors = json["sections"]["model"]["tensors"];

@@ -24,7 +24,6 @@ namespace {
 
 using namespace tessera::test;
 
-// A model tensor with at least two chunks.
 std::string split_tensor(const CheckpointReader& reader) {
   for (const auto& [name, record] : reader.tensors(Section::Model)) {
     if (record.chunks.size() >= 2) return name;

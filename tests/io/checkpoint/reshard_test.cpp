@@ -34,7 +34,6 @@ TEST_CASE("a resharded checkpoint equals one saved at that world size") {
   TempDir dir;
   const SampleModel model = make_sample_model();
   for (const int from : {1, 3, 4}) {
-    // The source has another chunk size than the result.
     const auto source = CheckpointReader::open(
         save(model, dir.path() / ("from" + std::to_string(from)),
              {.world_size = from, .chunk_bytes = from == 1 ? 0 : std::int64_t{32} << from}));

@@ -1,5 +1,3 @@
-// Retention: which checkpoints are kept after a save.
-
 #include "io/checkpoint/retention.h"
 
 #include <doctest/doctest.h>
@@ -91,8 +89,7 @@ TEST_CASE("pruning keeps the newest and removes only committed checkpoints") {
   CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{4});
   save(model, dir.path(), {.step = 5});
   CHECK_FALSE(fs::exists(dir.path() / "step-00000003.pruned.tmp"));
-  CHECK_FALSE(
-      fs::exists(dir.path() / "step-00000000.other.tmp"));  // likewise those of an earlier save
+  CHECK_FALSE(fs::exists(dir.path() / "step-00000000.other.tmp"));
 }
 
 TEST_CASE("a checkpoint without a known loss is not removed for that") {
@@ -141,7 +138,6 @@ TEST_CASE("every n-th and the best checkpoints are kept besides the newest") {
     retention = {.keep = 0, .keep_every = 30};
     expected = {10, 20, 30, 40, 50, 60, 70, 80};
   }
-  // After every save, as in a run.
   for (std::int64_t step = 10; step <= 80; step += 10) {
     save(model, dir.path(), {.step = step});
     prune(dir.path(), retention, step);
@@ -170,7 +166,7 @@ TEST_CASE("unreadable checkpoints are kept: they may be of a newer format") {
   for (const std::int64_t step : {10, 20, 30, 40}) save(model, dir.path(), {.step = step});
   const fs::path index = dir.path() / checkpoint_name(10) / "index.json";
   fs::remove(index);
-  REQUIRE(::mknod(index.c_str(), S_IFSOCK | 0600, 0) == 0);  // cannot be opened
+  REQUIRE(::mknod(index.c_str(), S_IFSOCK | 0600, 0) == 0);
   prune(dir.path(), {.keep = 2}, 40);
   CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{10, 30, 40});
 }
@@ -270,7 +266,6 @@ TEST_CASE("a damaged checkpoint does not count as best or permanent either") {
   CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{30, 50});
 }
 
-/// Answers for all ranks in the phase "verified".
 class AnswersOfRanks final : public SaveCoordinator {
  public:
   explicit AnswersOfRanks(std::vector<std::string> answers) : answers_(std::move(answers)) {}
@@ -322,7 +317,6 @@ TEST_CASE("unreadable does not mean damaged") {
   TempDir dir;
   const fs::path path = save(model, dir.path(), {.step = 1});
   const auto reader = CheckpointReader::open(path);
-  // No file can be opened.
   rlimit before{};
   REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
   const rlimit none{0, before.rlim_max};

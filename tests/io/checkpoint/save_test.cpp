@@ -337,7 +337,6 @@ TEST_CASE("replicated state is written once, by the rank with the smallest shard
   CHECK(writers == std::vector<int>{least});
   CHECK(CheckpointReader::open(path).trainer_json() == R"({"step": 7})");
 
-  // A rank without state does not write it.
   ThreadCoordinator::Board board(2);
   std::thread other([&] {
     ThreadCoordinator coordinator(board, 1);
@@ -380,7 +379,7 @@ TEST_CASE("a full disk is reported with the bytes needed") {
   CHECK(names_in(dir.path()) == std::vector<std::string>{"latest", "step-00000001"});
 }
 
-// Saves in a child that is killed at a point. @return whether the point was reached
+// @return whether the save reached the point, at which it is killed
 bool save_until(const SampleModel& model, const fs::path& dir, std::int64_t step,
                 std::string_view stop) {
   const pid_t child = ::fork();
@@ -415,7 +414,6 @@ TEST_CASE("a kill at any point of a save leaves the old or the new checkpoint") 
       const bool committed =
           std::set<std::string>{"renamed", "committed", "latest-written"}.contains(point);
       CHECK((found.reader->digest() == old_digest) == !committed);
-      // The next save cleans up and succeeds.
       save(new_model, dir.path(), {.step = new_step});
       for (const std::string& name : names_in(dir.path())) CHECK_FALSE(name.ends_with(".tmp"));
       CHECK(newest_valid(dir.path(), {.verify_data = true}).reader->digest() != old_digest);

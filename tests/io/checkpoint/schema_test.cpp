@@ -1,5 +1,3 @@
-// io/index.schema.json accepts written indexes, and rejects what the readers reject.
-
 #include <doctest/doctest.h>
 
 #include <nlohmann/json.hpp>

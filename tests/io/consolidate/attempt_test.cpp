@@ -84,8 +84,8 @@ TEST_CASE_FIXTURE(Fixture, "a truncated or modified journal gives intact records
     at = whole.find("file", ends.back());
   }
   REQUIRE(ends.size() == 3);
-  for (std::size_t size = 0; size < whole.size();
-       size += size < 40 ? 13 : 9) {  // coarse steps: each one syncs
+  // Coarse steps, as each one syncs.
+  for (std::size_t size = 0; size < whole.size(); size += size < 40 ? 13 : 9) {
     CAPTURE(size);
     fs::create_directories(attempt);
     write_text(journal, whole.substr(0, size));

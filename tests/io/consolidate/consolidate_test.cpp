@@ -256,7 +256,7 @@ TEST_CASE("a checkpoint or a foreign directory is not mistaken for an export") {
   refuse(f.out, "holds other.safetensors");
   CHECK(read_text(f.out / "config.json") == "{}");
   fs::remove_all(f.out);
-  fs::create_directories(f.out);  // an empty directory
+  fs::create_directories(f.out);
   consolidate(f.run, f.out, options);
   check_equal(*open_model(f.out), f.model);
 
@@ -332,7 +332,7 @@ TEST_CASE("more files than may be open, and more threads than may be started") {
   Fixture f;
   f.make(2);
   ConsolidateOptions options;
-  options.max_shard_size = 1;  // one file per tensor
+  options.max_shard_size = 1;
   options.jobs = 4;
   SUBCASE("files") { CHECK(consolidate_limited(f, options, RLIMIT_NOFILE, 20) == 0); }
   SUBCASE("threads") { CHECK(consolidate_limited(f, options, RLIMIT_NPROC, 1) == 0); }

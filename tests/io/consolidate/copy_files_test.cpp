@@ -332,7 +332,7 @@ TEST_CASE_FIXTURE(Fixture, "the identity covers everything that affects the outp
   CHECK(copy_identity(plan_tensor_files(moved, "model", 1 << 30)) == same);  // a copy of the source
   BoxedSource differs(dir.path() / "differs");
   differs.add("u", {10}, DType::F32, {1});
-  differs.add("t", {100, 100}, DType::F32, {2, 2});  // other values
+  differs.add("t", {100, 100}, DType::F32, {2, 2});
   auto changed = differs.exports();
   changed.erase(changed.begin());
   CHECK(copy_identity(plan_tensor_files(changed, "model", 1 << 30)) != same);

@@ -1,5 +1,3 @@
-// Configuration and tokenizer files of an export.
-
 #include <doctest/doctest.h>
 
 #include <nlohmann/json.hpp>

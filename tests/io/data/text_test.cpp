@@ -36,7 +36,6 @@ TEST_CASE("malformed UTF-8 is refused with the byte where it starts") {
   for (const char* sequence : bad) {
     CHECK_THROWS_HOLDING(InvalidArgument, "file.txt: byte 2 ",
                          decode_utf8(std::string("ab") + sequence, "file.txt"));
-    // The same inside a longer text.
     CHECK_THROWS_HOLDING(InvalidArgument, "byte 2 ",
                          decode_utf8(std::string("ab") + sequence + "cdef", "file.txt"));
   }

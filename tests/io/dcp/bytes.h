@@ -11,7 +11,6 @@
 
 namespace tessera::test {
 
-/// Little-endian bytes of a number.
 template <typename T>
 std::string bytes_of(T value) {
   std::string bytes(sizeof(T), '\0');
@@ -44,7 +43,6 @@ inline std::string dict(const std::vector<std::pair<std::string, std::string>>& 
   for (const auto& [key, value] : items) body += key + value;
   return body + "u";
 }
-/// callee(*args)
 inline std::string call(const std::string& callee, const std::vector<std::string>& args) {
   return callee + tuple(args) + "R";
 }

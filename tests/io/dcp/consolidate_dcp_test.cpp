@@ -1,5 +1,3 @@
-// Consolidation of PyTorch DCP shards.
-
 #include <doctest/doctest.h>
 
 #include <map>
@@ -217,7 +215,6 @@ TEST_CASE("name prefixes are removed as the user specifies") {
         std::vector<std::string>{"--strip module. removes nothing: no weight's name begins with "
                                  "it; the first is called model.model.layers.0.bias"});
 
-  // A name that the rules make equal to another one.
   const TempDir dir;
   fs::copy(kFixtures / "fsdp-wrapped", dir.path() / "source");
   std::string metadata = read_text(dir.path() / "source/.metadata");

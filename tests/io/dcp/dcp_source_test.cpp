@@ -110,7 +110,6 @@ TEST_CASE("ranges of sharded tensors match the whole") {
   }
 }
 
-/// A fixture that the test may damage.
 struct Copy {
   TempDir dir;
   fs::path path;
@@ -121,7 +120,6 @@ struct Copy {
   void write(const char* file, std::string_view content) const { write_text(path / file, content); }
 };
 
-/// Reads all tensors; throws on the first damage.
 void read_everything(const fs::path& dir) {
   const auto source = open_fixture(dir);
   for (const TensorInfo& tensor : source->tensors()) {
@@ -201,7 +199,7 @@ TEST_CASE("a flipped bit in a shard is detected, or outside of all tensors") {
       try {
         const std::string bytes = read_raw(*source, plain, 0, end);
         REQUIRE(bytes == expected.at("plain").bytes.substr(0, static_cast<std::size_t>(end) * 4));
-      } catch (const CorruptCheckpoint&) {  // no other exception
+      } catch (const CorruptCheckpoint&) {
         ++noticed;
       }
     }

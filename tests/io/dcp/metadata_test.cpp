@@ -64,7 +64,7 @@ struct Parts {
       std::string info = object(
           global("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
           {{"relative_path", place.path}, {"offset", place.begin}, {"length", place.length}});
-      info.insert(info.size() - 2, place.more);  // before the end of the dict
+      info.insert(info.size() - 2, place.more);
       storage.emplace_back(object(global(module, "MetadataIndex"),
                                   {{"fqn", place.name}, {"offset", size(place.offset)}}),
                            info);
@@ -263,7 +263,6 @@ TEST_CASE("chunks that share one large state dict") {
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "65 fields; at most 64 are accepted", parse(parts.str()));
 }
 
-/// Serialized entry of the first tensor.
 std::string entry_of(const Parts& parts) {
   const std::string whole = parts.str();
   const std::size_t begin = whole.find(global(kModule, "TensorStorageMetadata"));

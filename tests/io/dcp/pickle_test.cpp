@@ -91,7 +91,6 @@ TEST_CASE("only known globals may be named, by any opcode") {
                        parse(program("K\x01" + text("x") + "\x93")));
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "names a global in 2003 bytes",
                        parse(program(global(std::string(2000, 'm'), "x.y"))));
-  // Calling something other than a class is an error too.
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "calls a string",
                        parse(program(text("os.system") + ")R")));
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "calls with a string, expected a tuple",

@@ -78,7 +78,7 @@ TEST_CASE("a checkpoint of four ranks is loaded by any number of ranks, each its
       wanted += report.wanted_bytes;
       CHECK(report.read_bytes >= report.wanted_bytes);
       if (world == 1 || world == 4) CHECK(report.read_bytes == report.wanted_bytes);
-      CHECK(report.read_bytes <= total);  // nothing twice
+      CHECK(report.read_bytes <= total);
     }
     CHECK(wanted == total);
   }
@@ -228,7 +228,7 @@ TEST_CASE("parts are checked before anything is read") {
                        load({model, w, 0, 1, DType::F32}));
   CHECK_THROWS_HOLDING(InvalidArgument, "elements 0 to 4 and 3 to 5 of tensor wte.weight overlap",
                        load({model, w, 3, 5, DType::F32, out}, {model, w, 0, 4, DType::F32, out}));
-  load({model, w, 2, 2, DType::F32});  // an empty part
+  load({model, w, 2, 2, DType::F32});
 }
 
 }  // namespace

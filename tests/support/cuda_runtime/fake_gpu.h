@@ -16,8 +16,8 @@ namespace tessera::test {
 struct FakeGpu {
   cudaError_t driver = cudaSuccess;  ///< cudaGetDeviceCount's answer
   int driver_version = 13000;        ///< 0: no driver
-  int count = 1;                     ///< number of GPUs
-  int major = 9, minor = 0;          ///< compute capability
+  int count = 1;
+  int major = 9, minor = 0;
   std::string name = "Fake H100";
   bool has_pools = true;
   std::size_t bytes = std::size_t{1} << 30;  ///< device memory
@@ -25,13 +25,12 @@ struct FakeGpu {
   /// Status of the next calls, by function name; then calls succeed.
   std::map<std::string, std::deque<cudaError_t>> fails;
 
-  std::map<std::string, int> calls;  ///< number of calls, by function name
+  std::map<std::string, int> calls;  ///< by function name
   std::map<std::string, int> alive;  ///< "stream", "event", "pool", "pinned", "device"
   std::size_t used = 0, reserved = 0;
   std::vector<const void*> launched;  ///< executed kernels, in order
 };
 
-/// The program's only fake GPU.
 FakeGpu& fake_gpu();
 
 }  // namespace tessera::test

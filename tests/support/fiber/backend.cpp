@@ -20,7 +20,6 @@ namespace tessera::kernels::cuda {
 int most_shared_bytes(Context&) { return fiber::most_shared_bytes(); }
 // Small, so that grid-stride loops take several iterations in small tests.
 int processors(Context&) { return 2; }
-// Fibers run the project's own attention kernels.
 bool attention_forward_by_library(Context&, const AttentionForward&) { return false; }
 bool attention_backward_by_library(Context&, const AttentionBackward&) { return false; }
 }  // namespace tessera::kernels::cuda
@@ -34,7 +33,6 @@ std::size_t memory_limit() {
   return limit == nullptr ? 0 : std::strtoull(limit, nullptr, 10);
 }
 
-/// Host memory up to the limit.
 class LimitedAllocator final : public Allocator {
  public:
   LimitedAllocator() {

@@ -89,7 +89,7 @@ struct Access {
 };
 struct Touched {
   Access write, read;
-  bool split = false;  // word accessed by bytes: see bytes
+  bool split = false;  // its bytes are tracked separately
 };
 constexpr std::size_t kWord = 4;
 

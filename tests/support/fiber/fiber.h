@@ -56,7 +56,6 @@ void sync_warp(std::uint32_t mask, const char* file, int line);
 /// outside of the mask. All lanes of the mask must call it.
 std::uint64_t exchange(std::uint32_t mask, std::uint64_t value, int source, const char* file,
                        int line);
-/// Bit l is set if lane l of the mask passed true.
 std::uint32_t ballot(std::uint32_t mask, bool value, const char* file, int line);
 int lane();
 /// Returns the values that all lanes of the mask passed, valid until the thread's next warp
@@ -71,7 +70,6 @@ void check_write(const void* address, std::size_t bytes);
 
 /// cp.async: copies `filled` bytes to shared memory and zero-fills up to `bytes`.
 void copy_async(void* to, const void* from, std::size_t bytes, std::size_t filled);
-/// cp.async.commit_group.
 void commit_copies();
 /// cp.async.wait_group: waits until at most `groups` of the thread's latest groups are in flight.
 void wait_copies(std::size_t groups);

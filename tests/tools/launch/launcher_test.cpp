@@ -57,7 +57,6 @@ Run run(int nproc, const std::string& script, const test::TempDir& dir,
   return result;
 }
 
-// Waits until every rank has created its file.
 void wait_for_files(const test::TempDir& dir, int nproc) {
   for (int rank = 0; rank < nproc; ++rank) {
     for (int i = 0; i < 500 && !std::filesystem::exists(dir.file(std::to_string(rank))); ++i) {
@@ -87,7 +86,7 @@ TEST_CASE("ranks get their variables, and success of all gives exit code 0") {
   CHECK(r.errors == "");
   CHECK(dir.read("0").find("0 3 0 3 127.0.0.1:") == 0);
   CHECK(dir.read("2").find("2 3 2 3 127.0.0.1:") == 0);
-  CHECK(dir.read("0").substr(8) == dir.read("1").substr(8));  // the same store and run
+  CHECK(dir.read("0").substr(8) == dir.read("1").substr(8));
 }
 
 TEST_CASE("the user's OMP_NUM_THREADS is kept, else cores are divided among ranks") {
@@ -165,7 +164,7 @@ TEST_CASE("a rank's own failure outranks communication errors that follow from i
   Run r = run(3, "test $RANK = 2 && exit 3\nsleep 0.05; exit 4", dir, 1000ms);
   CHECK(r.code == 3);
   CHECK(holds(r.errors, "rank 2 (pid "));
-  CHECK(r.errors.ends_with("exited with code 3\n"));  // the others ended by themselves
+  CHECK(r.errors.ends_with("exited with code 3\n"));
   // Also when the others exit before the culprit.
   r = run(3, "test $RANK = 2 && { sleep 0.15; exit 2; }\nexit 4", dir, 1000ms);
   CHECK(r.code == 2);
@@ -191,7 +190,7 @@ TEST_CASE("exit codes are collected even if the parent ignores SIGCHLD") {
   const auto after = ::signal(SIGCHLD, before);
   CHECK(r.code == 3);
   CHECK(r.time < 3s);
-  CHECK((after == SIG_IGN));  // restored
+  CHECK((after == SIG_IGN));
 }
 
 TEST_CASE("a program that cannot be run is named") {

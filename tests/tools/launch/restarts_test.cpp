@@ -63,7 +63,6 @@ RestartOptions at_most(int restarts, int min_nproc = 0) {
   return options;
 }
 
-// Rank 1 kills itself; rank 0 waits to be ended.
 const std::string kRankOneDies = "test $RANK = 1 && kill -KILL $$\nexec sleep 30";
 
 }  // namespace
@@ -125,7 +124,6 @@ TEST_CASE("a rank that fails twice at the same place is dropped, if allowed") {
   CHECK(holds(r.errors,
               "restart 2 of 9: rank 3 exited with code 5; going on from step 7 with 2 "
               "ranks instead of 4\n"));
-  // But not below the minimum.
   const test::TempDir other;
   options = at_most(9, 2);
   CHECK(run(2, kRankOneDies, other, options).code == 4);

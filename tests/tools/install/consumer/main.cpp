@@ -18,7 +18,6 @@
 
 namespace {
 
-/// Exports a tensor and checks that progress is reported, up to completion.
 bool consolidates() {
   namespace fs = std::filesystem;
   const fs::path dir =
