@@ -41,7 +41,7 @@ TEST_CASE("C++ types map to dtypes") {
 }
 
 TEST_CASE("bf16 rounds to nearest, ties to even") {
-  const float ulp = 0x1.0p-7F;  // between 1 and 2
+  const float ulp = 0x1.0p-7F;  // spacing of bf16 in [1, 2)
   CHECK(round_trip(1.0F) == 1.0F);
   CHECK(round_trip(1.0F + 0.49F * ulp) == 1.0F);
   CHECK(round_trip(1.0F + 0.51F * ulp) == 1.0F + ulp);

@@ -29,7 +29,7 @@ class StolenTime {
     }
     return result;
   }
-  /// Of the processor with the largest increase.
+  /// The largest increase over all processors.
   std::chrono::milliseconds since(const StolenTime& before) const {
     std::int64_t most = 0;
     for (std::size_t i = 0; i < std::min(ticks_.size(), before.ticks_.size()); ++i)

@@ -1,5 +1,5 @@
-// Flips one random bit in a checkpoint's files: verification must detect each flip, and name the
-// file and the tensor, if any. TESSERA_BIT_FLIPS is the number of flips.
+// Flips random bits of a checkpoint's files, one at a time: verification must detect each flip, and
+// name the file and the tensor, if any. TESSERA_BIT_FLIPS is the number of flips.
 
 #include <doctest/doctest.h>
 

@@ -409,7 +409,7 @@ TEST_CASE("the directory must match its index") {
     refuse_shard();
     fs::create_directory(shard);
     refuse_shard();
-    for (const mode_t kind : {S_IFIFO, S_IFSOCK, S_IFCHR}) {  // devices where permitted
+    for (const mode_t kind : {S_IFIFO, S_IFSOCK, S_IFCHR}) {  // creating devices needs root
       if (::mknod(shard.c_str(), kind | 0600, makedev(1, 3)) == 0) refuse_shard();
     }
   }
