@@ -1,4 +1,3 @@
-// Checks the direction of includes between the folders of the sources.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
@@ -15,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A folder and the folders that it may include; what those may include, it may too.
+/// A folder and the folders that it may include, transitively.
 struct Layer {
   std::string_view folder;
   std::vector<std::string_view> may_include;
@@ -36,7 +35,6 @@ bool is_inside(std::string_view path, std::string_view folder) {
          path[folder.size()] == '/';
 }
 
-/// The innermost layer that holds the path, or null.
 const Layer* layer_of(std::string_view path) {
   const Layer* found = nullptr;
   for (const Layer& layer : layers()) {
@@ -56,7 +54,8 @@ bool reaches(const Layer& from, const Layer& to) {
   });
 }
 
-/// What is included by a line of source, or nothing. Angle brackets count for our own paths only.
+/// The path in an #include line; empty if there is none, or if angle brackets enclose a foreign
+/// path.
 std::string_view included(std::string_view line) {
   const auto skip_spaces = [&] {
     line.remove_prefix(std::min(line.find_first_not_of(" \t"), line.size()));
@@ -76,7 +75,7 @@ std::string_view included(std::string_view line) {
   return quoted || layer_of(path) != nullptr ? path : std::string_view();
 }
 
-/// Why `file` may not include `path`; empty if it may. Both from the root of the sources.
+/// Says why `file` may not include `path`; empty if it may. Paths are relative to the source root.
 std::string objection(std::string_view file, std::string_view path) {
   const Layer* from = layer_of(file);
   const Layer* to = layer_of(path);
@@ -94,7 +93,7 @@ std::string objection(std::string_view file, std::string_view path) {
   return {};
 }
 
-TEST_CASE("every include follows the arrows between the layers") {
+TEST_CASE("every include follows the layering") {
   const fs::path root = test::source_path();
   std::vector<std::string> offenders;
   int files = 0, includes = 0;
@@ -126,7 +125,7 @@ TEST_CASE("every include follows the arrows between the layers") {
   CHECK(includes > files);
 }
 
-TEST_CASE("the arrows are those of the design") {
+TEST_CASE("the layering is the designed one") {
   const auto allowed = [](std::string_view file, std::string_view path) {
     return objection(file, path).empty();
   };
@@ -155,7 +154,7 @@ TEST_CASE("the arrows are those of the design") {
   CHECK_FALSE(allowed("core/ops/norm.cpp", "norm.h"));
 }
 
-TEST_CASE("includes are found however they are written") {
+TEST_CASE("every form of #include is found") {
   CHECK(included("#include \"core/tensor.h\"") == "core/tensor.h");
   CHECK(included("  #  include   \"core/tensor.h\"  // why") == "core/tensor.h");
   CHECK(included("#include <core/tensor.h>") == "core/tensor.h");

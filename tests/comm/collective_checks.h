@@ -9,20 +9,20 @@
 #include "comm/communicator.h"
 #include "tests/comm/ranks.h"
 
-// The shared body of the communicators' tests: every collective against expected values.
+// Checks every collective against expected values; shared by the tests of all communicators.
 namespace tessera::test {
 
-// Sizes around every path: nothing, inside the header, direct, in stretches, in several chunks, not
-// a multiple of W.
+// Sizes for every code path: empty, within the header, direct, split, several chunks, not a
+// multiple of the world size.
 inline constexpr std::int64_t kCollectiveCounts[] = {0, 1, 3, 23, 49, 1000, 20011, 70001};
 
-// A value that makes sums depend on their order in float32.
+// Values whose float32 sums depend on the order.
 template <typename T>
 T value(int rank, std::int64_t i) {
   const std::int64_t mixed = (i * 7919 + rank * 104729) % 20011;
   const double x = static_cast<double>(mixed - 10005) / 10005 * (1 + 1000 * (rank % 2));
   if constexpr (std::is_same_v<T, std::int64_t>) {
-    return static_cast<T>(x * 1000) + (std::int64_t{1} << 53);  // not exact in double
+    return static_cast<T>(x * 1000) + (std::int64_t{1} << 53);  // inexact in double
   } else if constexpr (std::is_floating_point_v<T>) {
     return static_cast<T>(x);
   } else if constexpr (std::is_same_v<T, BFloat16>) {
@@ -38,7 +38,7 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
          (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 
-// Sums of value(), to the bit or to what another order of the terms may change.
+// Compares sums of value(): exactly, or within the rounding of another summation order.
 template <typename T>
 bool same_sums(const std::vector<T>& a, const std::vector<T>& b, bool exact) {
   if (exact || !std::is_floating_point_v<T>) return same_bits(a, b);
@@ -49,7 +49,7 @@ bool same_sums(const std::vector<T>& a, const std::vector<T>& b, bool exact) {
   });
 }
 
-// Called from many threads: checks through exceptions, which run_ranks brings home.
+// Throws instead of using CHECK, as it runs on many threads; run_ranks collects the exceptions.
 inline void expect(bool ok, const char* what, int rank, std::int64_t count) {
   if (!ok) throw std::runtime_error(fmt::format("{} on rank {} with count {}", what, rank, count));
 }
@@ -127,7 +127,7 @@ void check_broadcast(comm::Communicator& c, std::int64_t count, int root) {
   expect(same_bits(buffer, wanted), "broadcast", c.rank(), count);
 }
 
-// Three that are ready at once: the same values as one after the other.
+// A group of three collectives gives the same values as three separate ones.
 inline void check_group(comm::Communicator& c, std::int64_t part) {
   const int world = c.world_size(), last = world - 1;
   const auto size = static_cast<std::size_t>(part * world);
@@ -159,14 +159,14 @@ inline void check_group(comm::Communicator& c, std::int64_t part) {
   expect(same_bits(cast, wanted_cast), "broadcast of a group", c.rank(), part);
 }
 
-/// What a communicator can't do, or not to the bit.
+/// Limits of a communicator.
 struct CollectiveLimits {
   bool sums_in_rank_order = true;
   bool bf16_sums = true;
   bool floating_max = true;
 };
 
-/// Every collective on every count of kCollectiveCounts.
+/// Checks every collective with every count of kCollectiveCounts.
 inline void check_everything(comm::Communicator& c, const CollectiveLimits& limits = {}) {
   for (const std::int64_t count : kCollectiveCounts) {
     check_all_gather<float>(c, count);

@@ -1,4 +1,3 @@
-// Every collective on every backend against expected values, with the same bits on all ranks.
 #include "comm/communicator.h"
 
 #include <atomic>
@@ -29,7 +28,7 @@ void for_each_backend(const std::function<void(const std::string&, int)>& body) 
 
 }  // namespace
 
-TEST_CASE("collectives give the expected values, bit by bit, on every backend and world size") {
+TEST_CASE("collectives give the expected values bit for bit, on every backend and world size") {
   for_each_backend([](const std::string& backend, int world) {
     const Group group(backend, world);
     const auto results = run_ranks(world, [&](int rank) {
@@ -41,7 +40,7 @@ TEST_CASE("collectives give the expected values, bit by bit, on every backend an
   });
 }
 
-TEST_CASE("max lets a NaN of any rank through to all") {
+TEST_CASE("max propagates a NaN of any rank to all") {
   for (const std::string backend : kBackends) {
     const Group group(backend, 3);
     const auto results = run_ranks(3, [&](int rank) {
@@ -63,7 +62,7 @@ TEST_CASE("queued collectives run in order and overlap with the caller") {
     const Group group(backend, 2);
     const auto results = run_ranks(2, [&](int rank) {
       const auto c = group.join(rank);
-      // Each step feeds on the one before: any other order gives other values.
+      // Each step depends on the previous one: another order gives other values.
       std::vector<double> x(5000, rank == 0 ? 1.0 : 2.0), y(1, 0.0);
       std::vector<comm::WorkPtr> works;
       for (int i = 0; i < 6; ++i) {
@@ -80,7 +79,7 @@ TEST_CASE("queued collectives run in order and overlap with the caller") {
   }
 }
 
-TEST_CASE("arguments that do not fit are refused before anything is sent") {
+TEST_CASE("invalid arguments are refused before data are sent") {
   for (const char* backend : {"single", "threads", "tcp", "shm"}) {
     CAPTURE(backend);
     const int world = std::string_view(backend) == "single" ? 1 : 2;
@@ -116,13 +115,13 @@ TEST_CASE("arguments that do not fit are refused before anything is sent") {
       refused("contiguous", [&] { c->all_gather(strided, {}); });
       std::vector<BFloat16> bf16(4);
       refused("f64, f32 or i64", [&] { c->all_reduce(view_of(bf16), ReduceOp::Sum, {}); });
-      c->barrier({});  // and the communicator lives on
+      c->barrier({});  // the communicator stays usable
     });
     for (const RankResult& result : results) CHECK(result.error == "");
   }
 }
 
-TEST_CASE("abort fails what waits, on all ranks, and every later call") {
+TEST_CASE("abort ends pending waits on all ranks, and makes later calls fail") {
   for (const std::string backend : kBackends) {
     CAPTURE(backend);
     const Group group(backend, 3);
@@ -161,7 +160,7 @@ TEST_CASE("abort fails what waits, on all ranks, and every later call") {
   }
 }
 
-TEST_CASE("others learn of an abort at once, though the communicator that was aborted stays") {
+TEST_CASE("other ranks see an abort at once, while the aborted communicator still exists") {
   for (const std::string backend : kBackends) {
     CAPTURE(backend);
     const Group group(backend, 2);
@@ -189,13 +188,13 @@ TEST_CASE("others learn of an abort at once, though the communicator that was ab
   }
 }
 
-TEST_CASE("single: abort kills it") {
+TEST_CASE("single: later calls fail after abort") {
   const auto c = comm::make_single_communicator();
   c->abort("enough");
   CHECK_THROWS_AS(c->barrier({}), CommError);
 }
 
-TEST_CASE("a destroyed communicator ends what is under way, in bounded time") {
+TEST_CASE("destroying a communicator ends pending collectives in bounded time") {
   for (const std::string backend : kBackends) {
     CAPTURE(backend);
     const Group group(backend, 2);

@@ -16,19 +16,19 @@
 
 namespace tessera::test {
 
-/// What a FakeNccl does wrong, and what was asked of it. Shared with the test, any thread.
+/// Faults and counters of a FakeNccl. Shared with the test; thread-safe.
 struct FakeNcclState {
   using Ms = std::chrono::milliseconds;
 
   std::atomic<bool> never_connects = false;
   std::atomic<bool> fails_to_connect = false;
-  std::atomic<bool> fails_on_peer = false;     ///< an asynchronous error
-  std::atomic<bool> collectives_end = true;    ///< else they are queued, and never done
-  std::atomic<bool> collectives_start = true;  ///< else the device does not come to them
-  std::atomic<bool> run_blocks = false;        ///< the caller is stuck in NCCL
+  std::atomic<bool> fails_on_peer = false;
+  std::atomic<bool> collectives_end = true;    ///< false: queued, but never done
+  std::atomic<bool> collectives_start = true;  ///< false: the device never starts them
+  std::atomic<bool> run_blocks = false;        ///< the caller blocks inside NCCL
   std::atomic<bool> abort_blocks = false;
-  std::atomic<int> polls_in_progress = 0;  ///< how often a call says that it is in progress
-  std::atomic<bool> is_over = false;       ///< lets everything that blocks go
+  std::atomic<int> polls_in_progress = 0;  ///< number of in-progress results before success
+  std::atomic<bool> is_over = false;       ///< releases everything that blocks
 
   std::atomic<int> inits = 0, launches = 0, runs = 0, aborts = 0, destroys = 0, holds = 0;
   std::atomic<int> calls_while_in_progress = 0;
@@ -39,8 +39,8 @@ struct FakeNcclState {
   }
 };
 
-/// NCCL played by another communicator of host memory, on a device of fibers, whose memory is the
-/// host's: each collective is done when run() returns, unless the state says that it never is.
+/// NCCL simulated by a host-memory communicator, on a fiber device, whose memory is the host's.
+/// Each collective is done when run() returns, unless the state says otherwise.
 class FakeNccl final : public comm::NcclDriver {
  public:
   FakeNccl(std::shared_ptr<FakeNcclState> state, std::unique_ptr<comm::Communicator> peers)
@@ -96,7 +96,7 @@ class FakeNccl final : public comm::NcclDriver {
   void wait_for_compute() override {}
   void hold_back_compute(const comm::NcclEvent&) override { ++state_->holds; }
   std::unique_ptr<comm::NcclEvent> record() override {
-    // The first record of a collective is its start, the second its end.
+    // Of each collective's two event records, the first marks its start.
     is_start_ = !is_start_;
     const bool done = is_start_ ? state_->collectives_start.load() : done_now_.load();
     return std::make_unique<Event>(*this, done);
@@ -112,7 +112,6 @@ class FakeNccl final : public comm::NcclDriver {
   class Event final : public comm::NcclEvent {
    public:
     Event(const FakeNccl& driver, bool done) : driver_(driver), done_(done) {}
-    // An abort ends what is under way, as NCCL's does.
     bool is_done() const override { return done_ || driver_.aborted_; }
 
    private:
@@ -120,7 +119,7 @@ class FakeNccl final : public comm::NcclDriver {
     const bool done_;
   };
 
-  // Counts calls that break NCCL's rules.
+  // Detects calls that violate NCCL's rules.
   class Call {
    public:
     explicit Call(FakeNccl& driver, bool is_status = false) : driver_(driver) {

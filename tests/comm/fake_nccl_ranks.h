@@ -13,7 +13,6 @@
 
 namespace tessera::test {
 
-/// A store that calls `hook` before each request.
 class HookedStore final : public comm::Store {
  public:
   explicit HookedStore(std::function<void()> hook) : hook_(std::move(hook)) {}
@@ -40,7 +39,7 @@ class HookedStore final : public comm::Store {
   comm::MemoryStore store_;
 };
 
-/// Ranks whose NCCL is fake, each with a state to break.
+/// Ranks over fake NCCL, with one fault state each.
 class FakeRanks {
  public:
   explicit FakeRanks(int world) : group(std::make_shared<comm::ThreadGroup>(world)) {
@@ -79,10 +78,10 @@ class FakeRanks {
   std::shared_ptr<comm::Store> store = std::make_shared<comm::MemoryStore>();
   std::vector<std::shared_ptr<FakeNcclState>> states;
   std::mutex mutex;
-  std::vector<std::string> stuck;  // what on_stuck() was told
+  std::vector<std::string> stuck;  // arguments of on_stuck()
 };
 
-/// Calls check() until it throws, as a rank does that is at something else.
+/// Calls check() until it throws, like a busy rank.
 inline void stay_until_failure(comm::Communicator& c) {
   for (int i = 0; i < 2000; ++i) {
     c.check();
@@ -90,7 +89,7 @@ inline void stay_until_failure(comm::Communicator& c) {
   }
 }
 
-/// Returns when all ranks are there, and nothing is wrong yet.
+/// Returns once all ranks have joined.
 inline void meet(comm::Communicator& c) { c.barrier({.label = "meet", .deadline = 10s}); }
 
 }  // namespace tessera::test

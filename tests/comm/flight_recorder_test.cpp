@@ -1,4 +1,4 @@
-// What is left of a rank's last doings, whatever became of the rank.
+// The flight recorder's file: a rank's last collectives, readable after any kind of exit.
 #include "comm/flight_recorder.h"
 
 #include <doctest/doctest.h>
@@ -59,7 +59,7 @@ std::string holds(const std::string& text, std::string_view part) {
 
 }  // namespace
 
-TEST_CASE_FIXTURE(Fixture, "a record says who, where, what and how it ended") {
+TEST_CASE_FIXTURE(Fixture, "a record contains rank, process, collectives and their outcomes") {
   const auto recorder = create();
   CHECK(recorder->why_not_in_file() == "");
   CHECK(fs::file_size(path) == comm::kFlightBytes);
@@ -117,14 +117,15 @@ TEST_CASE_FIXTURE(Fixture, "a record says who, where, what and how it ended") {
   CHECK(text.find("all_gather#0") == std::string::npos);
 }
 
-TEST_CASE_FIXTURE(Fixture, "the last 1000 collectives stay, and older numbers are passed over") {
+TEST_CASE_FIXTURE(Fixture,
+                  "the last 1000 collectives are kept; updates of older numbers are ignored") {
   const auto recorder = create();
   for (std::uint64_t i = 0; i < 2345; ++i) {
     recorder->queued(all_gather(i));
     recorder->started(i);
     recorder->ended(i, true);
   }
-  recorder->ended(7, false);     // its place is taken by 2007
+  recorder->ended(7, false);     // overwritten by 2007
   recorder->started(1'000'000);  // never queued
   const FlightRecord record = comm::read_flight_record(path);
   REQUIRE(record.collectives.size() == 1000);
@@ -134,7 +135,7 @@ TEST_CASE_FIXTURE(Fixture, "the last 1000 collectives stay, and older numbers ar
   }
 }
 
-TEST_CASE_FIXTURE(Fixture, "texts of any length are cut, and print no control characters") {
+TEST_CASE_FIXTURE(Fixture, "long texts are truncated, and control characters are escaped") {
   const auto recorder = create();
   recorder->set_phase(std::string(100, 'p'), -1);
   Collective c = all_gather(0);
@@ -148,10 +149,10 @@ TEST_CASE_FIXTURE(Fixture, "texts of any length are cut, and print no control ch
   CHECK(comm::describe(record, 1).find('\x1b') == std::string::npos);
 }
 
-TEST_CASE_FIXTURE(Fixture, "a reader beside writers sees no mixture") {
+TEST_CASE_FIXTURE(Fixture, "a concurrent reader sees no torn entries") {
   const auto recorder = create();
   std::atomic<bool> stop = false;
-  // Of each collective, count and label follow from its number.
+  // Each collective's count and label follow from its number.
   std::thread writer([&] {
     for (std::uint64_t i = 0; !stop; ++i) {
       recorder->set_phase(i % 2 == 0 ? "even" : "odd", static_cast<std::int64_t>(i));
@@ -180,7 +181,7 @@ TEST_CASE_FIXTURE(Fixture, "a reader beside writers sees no mixture") {
   CHECK(comm::read_flight_record(path).unreadable == 0);
 }
 
-TEST_CASE_FIXTURE(Fixture, "a queue records what is done, what failed, and what never ran") {
+TEST_CASE_FIXTURE(Fixture, "a queue records which works finished, failed, or never ran") {
   auto group = std::make_shared<comm::ThreadGroup>(2);
   const auto recorder = create();
   const auto mine = comm::make_threads_communicator(group, 0, {.timeout = 20s});
@@ -191,7 +192,7 @@ TEST_CASE_FIXTURE(Fixture, "a queue records what is done, what failed, and what 
   done->wait();
   const auto failing = mine->start_barrier({.label = "failing"});
   const auto waiting = mine->start_barrier({.label = "waiting"});
-  peer.reset();  // it leaves
+  peer.reset();
   CHECK_THROWS_AS(failing->wait(), CommError);
   CHECK_THROWS_AS(waiting->wait(), CommError);
   const FlightRecord record = comm::read_flight_record(path);
@@ -203,11 +204,12 @@ TEST_CASE_FIXTURE(Fixture, "a queue records what is done, what failed, and what 
   CHECK(record.collectives[2].started_ns == 0);
 }
 
-TEST_CASE_FIXTURE(Fixture, "an entry that a rank was killed in is left out, and no other") {
+TEST_CASE_FIXTURE(
+    Fixture, "an entry that was being written when its rank was killed is skipped, and no other") {
   const auto recorder = create();
   for (std::uint64_t i = 0; i < 3; ++i) recorder->queued(all_gather(i));
   std::string bytes = dir.read("flight/rank-00002.bin");
-  bytes[sizeof(FlightHeader) + sizeof(FlightEntry)] += 1;  // its version
+  bytes[sizeof(FlightHeader) + sizeof(FlightEntry)] += 1;  // the entry's version
   const auto path2 = dir.write("torn.bin", bytes);
   const FlightRecord record = comm::read_flight_record(path2);
   CHECK(record.unreadable == 1);
@@ -215,7 +217,7 @@ TEST_CASE_FIXTURE(Fixture, "an entry that a rank was killed in is left out, and 
   CHECK(record.collectives[1].signature.sequence == 2);
 }
 
-TEST_CASE_FIXTURE(Fixture, "what an earlier run left is replaced, links are not followed") {
+TEST_CASE_FIXTURE(Fixture, "an earlier run's file is replaced, and links are not followed") {
   fs::create_directories(dir.path() / "flight");
   const std::string other = dir.write("other", "keep me");
   fs::create_symlink(other, path);
@@ -238,7 +240,7 @@ TEST_CASE_FIXTURE(Fixture, "what an earlier run left is replaced, links are not 
   CHECK(comm::read_flight_record(path).rank == 2);
 }
 
-TEST_CASE_FIXTURE(Fixture, "what all ranks of a start share is written once, when it is known") {
+TEST_CASE_FIXTURE(Fixture, "data common to all ranks of a start are written once they are known") {
   const auto recorder = create();
   CHECK(comm::read_flight_record(path).start_id == 0);
   recorder->set_start_id(77);
@@ -247,7 +249,7 @@ TEST_CASE_FIXTURE(Fixture, "what all ranks of a start share is written once, whe
   CHECK(FlightRecorder::create({}, {.start_id = 5})->snapshot().start_id == 5);
 }
 
-TEST_CASE_FIXTURE(Fixture, "a recorder knows whether its file still stands where it made it") {
+TEST_CASE_FIXTURE(Fixture, "a recorder detects whether its file is still in place") {
   const auto first = create();
   CHECK(first->is_in_place());
   const auto second = create();
@@ -260,7 +262,7 @@ TEST_CASE_FIXTURE(Fixture, "a recorder knows whether its file still stands where
   CHECK_FALSE(FlightRecorder::create({}, {})->is_in_place());
 }
 
-TEST_CASE("each rank's file has one name") {
+TEST_CASE("each rank's file name is unique") {
   for (const int rank : {0, 3, 99'999, 123'456}) {
     CHECK(comm::rank_of_flight_file(comm::flight_file_name(rank)) == rank);
   }
@@ -272,7 +274,7 @@ TEST_CASE("each rank's file has one name") {
   }
 }
 
-TEST_CASE_FIXTURE(Fixture, "where no file can be made, memory records, and says why") {
+TEST_CASE_FIXTURE(Fixture, "without a file, the recorder uses memory and says why") {
   const auto expect_memory = [](const FlightRecorder& recorder, std::string_view why) {
     CHECK(holds(recorder.why_not_in_file(), why) == "");
   };
@@ -286,13 +288,13 @@ TEST_CASE_FIXTURE(Fixture, "where no file can be made, memory records, and says 
   fs::create_directories(dir.path() / "elsewhere");
   fs::create_symlink(dir.path() / "elsewhere", dir.path() / "link");
   expect_memory(*FlightRecorder::create(dir.path() / "link" / "rank-00000.bin", {}), "cannot open");
-  fs::create_directories(path);  // a directory has the name
+  fs::create_directories(path);
   expect_memory(*create(), "cannot replace");
   CHECK_FALSE(fs::exists(path + ".tmp"));
   CHECK(FlightRecorder::create({}, {})->why_not_in_file() == "");
 }
 
-TEST_CASE_FIXTURE(Fixture, "a disk that is full is told when the file is made") {
+TEST_CASE_FIXTURE(Fixture, "a full disk is reported when the file is created") {
   test::Processes ranks(1, [&](int, const std::string&) {
     std::signal(SIGXFSZ, SIG_IGN);
     const rlimit limit{4096, 4096};
@@ -309,7 +311,7 @@ TEST_CASE_FIXTURE(Fixture, "a disk that is full is told when the file is made") 
   CHECK_FALSE(fs::exists(path + ".tmp"));
 }
 
-TEST_CASE_FIXTURE(Fixture, "each malformed file gets its own error") {
+TEST_CASE_FIXTURE(Fixture, "each kind of malformed file has its own error") {
   const auto recorder = create();
   recorder->queued(all_gather(0));
   const std::string good = dir.read("flight/rank-00002.bin");
@@ -336,7 +338,7 @@ TEST_CASE_FIXTURE(Fixture, "each malformed file gets its own error") {
   CHECK_THROWS_HOLDING(CorruptRecord, "not a tessera flight record", read(std::string(2000, '\0')));
   CHECK_THROWS_HOLDING(Unsupported, "version 9", read(with(8, std::uint32_t{9})));
   CHECK_THROWS_HOLDING(Unsupported, "version 9",
-                       read(with(8, std::uint32_t{9}).substr(0, 5000)));  // of another size
+                       read(with(8, std::uint32_t{9}).substr(0, 5000)));  // another file size
   CHECK_THROWS_HOLDING(CorruptRecord, "version 0", read(with(8, std::uint32_t{0})));
   CHECK_THROWS_HOLDING(CorruptRecord, "4000000000 entries",
                        read(with(16, std::uint32_t{4'000'000'000})));
@@ -349,7 +351,7 @@ TEST_CASE_FIXTURE(Fixture, "each malformed file gets its own error") {
   constexpr std::size_t kKind = offsetof(FlightHeader, ending) + offsetof(comm::FlightEnding, kind);
   CHECK_THROWS_HOLDING(CorruptRecord, "unknown end kind 77", read(with(kKind, std::uint64_t{77})));
 
-  // Entries alone spoil nothing but themselves.
+  // A damaged entry invalidates only itself.
   constexpr std::size_t kEntry = sizeof(FlightHeader);
   constexpr std::size_t kSignature = kEntry + offsetof(FlightEntry, signature);
   for (const std::string& bytes :

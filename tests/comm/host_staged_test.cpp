@@ -1,5 +1,5 @@
-// What staging adds to the collectives, whose values communicator_test checks: what is copied, and
-// what the ledger says of it. The device is one of fibers.
+// Staging of collectives on a fiber device: copies and memory accounting. communicator_test checks
+// the values.
 #include "comm/host_staged.h"
 
 #include <latch>
@@ -30,7 +30,7 @@ void on_two_ranks(const std::function<void(comm::Communicator&)>& body) {
 
 }  // namespace
 
-TEST_CASE("the name says what is staged, and a context of the CPU needs none") {
+TEST_CASE("the name says that data are staged, and a CPU context needs no staging") {
   on_two_ranks([](comm::Communicator& c) {
     expect(c.backend() == "host-staged threads", "name", c.rank(), 0);
   });
@@ -39,7 +39,7 @@ TEST_CASE("the name says what is staged, and a context of the CPU needs none") {
       comm::make_host_staged_communicator(comm::make_single_communicator(), Context::create()));
 }
 
-TEST_CASE("staging is booked while a collective is under way, and given back by wait()") {
+TEST_CASE("staging memory is booked while a collective is pending, and released by wait()") {
   on_two_ranks([](comm::Communicator& c) {
     std::vector<float> in(2000, 1.0F), out(1000);
     Mirror<float> in_mirror(in), out_mirror(out);
@@ -51,11 +51,11 @@ TEST_CASE("staging is booked while a collective is under way, and given back by 
     expect(out[999] == 2.0F, "sum", c.rank(), 0);
     for (int i = 0; i < 3; ++i) c.reduce_scatter(in_mirror.view(), out_mirror.view(), {});
     expect(staged_bytes().peak < 12'200, "peak of one after the other", c.rank(), 0);
-    work->wait();  // once more: nothing happens
+    work->wait();
   });
 }
 
-TEST_CASE("an all-gather brings the parts of the others, and leaves this rank's alone") {
+TEST_CASE("an all-gather copies the other ranks' parts only") {
   on_two_ranks([](comm::Communicator& c) {
     std::vector<float> buffer = {1.0F, 2.0F, 3.0F, 4.0F};
     Mirror<float> mirror(buffer);
@@ -71,7 +71,7 @@ TEST_CASE("an all-gather brings the parts of the others, and leaves this rank's 
   });
 }
 
-TEST_CASE("a group of one copies nothing but what a sum writes") {
+TEST_CASE("a group of one rank copies only what a sum writes") {
   const Group group("single, staged", 1);
   const auto c = group.join(0);
   check_everything(*c);
@@ -85,7 +85,7 @@ TEST_CASE("a group of one copies nothing but what a sum writes") {
   device_context().reset();
 }
 
-TEST_CASE("host buffers go straight to the inner communicator") {
+TEST_CASE("host buffers go directly to the inner communicator") {
   on_two_ranks([](comm::Communicator& c) {
     std::vector<double> x(1, c.rank() + 1.0);
     c.all_reduce(view_of(x), ReduceOp::Sum, {});
@@ -94,14 +94,15 @@ TEST_CASE("host buffers go straight to the inner communicator") {
   });
 }
 
-TEST_CASE("staging outlives a work that nobody waits for, and is given back later") {
+TEST_CASE("staging outlives an abandoned work, and is released later") {
   std::latch dropped(1);
   on_two_ranks([&](comm::Communicator& c) {
     std::vector<float> x(5000, 1.0F);
     const Mirror<float> mirror(x);
     c.barrier({});
     if (c.rank() == 0) {
-      static_cast<void>(c.start_all_reduce(mirror.view(), ReduceOp::Sum, {}));  // the peer is late
+      // The peer joins later.
+      static_cast<void>(c.start_all_reduce(mirror.view(), ReduceOp::Sum, {}));
       expect(staged_bytes().current == 20'000, "kept", c.rank(), 0);
       dropped.count_down();
     } else {
@@ -115,9 +116,9 @@ TEST_CASE("staging outlives a work that nobody waits for, and is given back late
   });
 }
 
-TEST_CASE("arguments are checked where the buffers are") {
+TEST_CASE("arguments are checked before staging") {
   const Group group("threads, staged", 2);
-  const auto c = group.join(0);  // what is refused meets nobody
+  const auto c = group.join(0);  // the refused calls need no peer
   std::vector<float> odd(5), even(4), half(2);
   {
     const Mirror<float> odd_mirror(odd), even_mirror(even);

@@ -8,14 +8,13 @@
 
 namespace tessera::test {
 
-/// Ranks that don't call the same collectives.
 struct Mismatch {
   const char* name;
   /// @param buffer  f32[32]
   std::function<void(comm::Communicator&, const TensorView& buffer, bool odd)> call;
-  /// Of the error: ODD stands for the odd rank, MOST for all but it, in words.
+  /// Expected error; ODD stands for the odd rank, MOST for the number of all others.
   const char* text;
-  /// Data move in a call before it.
+  /// The ranks move data in an earlier call.
   bool is_later = false;
 };
 
@@ -52,7 +51,7 @@ inline std::vector<Mismatch> mismatches() {
       {"reduction",
        [=](auto& c, const TensorView& data, bool odd) {
          TensorView values = view(data, 12);
-         values.dtype = DType::I64;  // NCCL has no maximum of floating point
+         values.dtype = DType::I64;  // max of floating point is refused over NCCL
          c.all_reduce(values, odd ? ReduceOp::Max : ReduceOp::Sum, {});
        },
        "rank ODD called all_reduce#0 i64[12] max"},
@@ -84,14 +83,14 @@ inline std::vector<Mismatch> mismatches() {
   };
 }
 
-/// `text` of a Mismatch, for a world in which `odd` is the odd rank.
+/// `text` of a Mismatch, for a world size and odd rank.
 inline std::string text_of(const Mismatch& mismatch, int world, int odd) {
   std::string text = all_but_one(mismatch.text, world);
   const auto at = text.find("ODD");
   return text.replace(at, 3, std::to_string(odd));
 }
 
-/// Ranks that can be told to be the odd one: of two the first one counts.
+/// The lowest rank that can be the odd one: of two ranks, the lower one is the reference.
 inline int first_odd(int world) { return world == 2 ? 1 : 0; }
 
 }  // namespace tessera::test

@@ -1,4 +1,3 @@
-// Ranks over NCCL that call different collectives: found before data moves, with few messages.
 #include <algorithm>
 
 #include "comm/nccl/call_history.h"
@@ -13,7 +12,7 @@ using comm::ReduceOp;
 
 namespace {
 
-// Calls of a training step of four blocks over two micro-batches, and of an evaluation.
+// Collective calls of a training step with four blocks and two micro-batches, and of an evaluation.
 std::vector<std::string> step_calls() {
   std::vector<std::string> calls;
   for (int micro = 0; micro < 2; ++micro) {
@@ -35,8 +34,7 @@ std::vector<std::string> evaluation_calls() {
   return calls;
 }
 
-// @return the number of wrong predictions
-int surprises(CallHistory& history, const std::vector<std::string>& calls) {
+int mispredictions(CallHistory& history, const std::vector<std::string>& calls) {
   int count = 0;
   for (const std::string& call : calls) {
     count += history.expected() == nullptr || *history.expected() != call;
@@ -45,7 +43,7 @@ int surprises(CallHistory& history, const std::vector<std::string>& calls) {
   return count;
 }
 
-// "...#1..." with the numbers of calls that come after `first` others.
+// Replaces "#1" by the call number after `first` other calls, and so on.
 std::string numbered(std::string text, int first) {
   for (std::size_t at = 0; (at = text.find('#', at)) != std::string::npos; ++at) {
     text.replace(at + 1, 1, std::to_string(text[at + 1] - '0' + first));
@@ -53,7 +51,7 @@ std::string numbered(std::string text, int first) {
   return text;
 }
 
-// Three ranks whose devices finish nothing after three equal steps; rank 1 is the odd one.
+// Runs three equal steps on each rank, then `call`, whose collectives no device finishes.
 std::vector<RankResult> after_steps(FakeRanks& ranks,
                                     const std::function<void(comm::Communicator&, int)>& step,
                                     const std::function<void(comm::Communicator&, int)>& call) {
@@ -83,27 +81,27 @@ void check_odd(const std::vector<RankResult>& results, int odd, const std::strin
 
 }  // namespace
 
-TEST_CASE("steps are predicted from the third on, and evaluations cost a few surprises") {
+TEST_CASE("steps are predicted from the third on, and evaluations cost a few mispredictions") {
   const auto step = step_calls(), evaluation = evaluation_calls();
   CallHistory history;
   CHECK(history.expected() == nullptr);
-  CHECK(surprises(history, step) > 8);  // each kind at least once
-  CHECK(surprises(history, step) <= 3);
-  for (int i = 0; i < 10; ++i) CHECK(surprises(history, step) == 0);
+  CHECK(mispredictions(history, step) > 8);  // each kind of call at least once
+  CHECK(mispredictions(history, step) <= 3);
+  for (int i = 0; i < 10; ++i) CHECK(mispredictions(history, step) == 0);
   for (int round = 0; round < 3; ++round) {
-    int count = surprises(history, evaluation);
-    for (int i = 0; i < 4; ++i) count += surprises(history, step);
+    int count = mispredictions(history, evaluation);
+    for (int i = 0; i < 4; ++i) count += mispredictions(history, step);
     CHECK(count <= 8);
-    for (int i = 0; i < 8; ++i) CHECK(surprises(history, step) == 0);
+    for (int i = 0; i < 8; ++i) CHECK(mispredictions(history, step) == 0);
   }
 }
 
-TEST_CASE("a history forgets what is old, and still predicts") {
+TEST_CASE("a history forgets old calls and still predicts") {
   CallHistory history;
   const auto step = step_calls();
   std::uint64_t count = 0;
   while (count < CallHistory::kKept + 2 * step.size()) {
-    const int found = surprises(history, step);
+    const int found = mispredictions(history, step);
     if (count > 3 * step.size()) CHECK(found == 0);
     count += step.size();
   }
@@ -118,7 +116,8 @@ TEST_CASE("ranks that disagree all throw the same error, before the odd one's da
   for (const bool at_once : {true, false}) {
     for (const int world : {2, 3, 4}) {
       for (const Mismatch& mismatch : mismatches()) {
-        // After equal steps a fake launch that others don't make never ends, and no other begins.
+        // Impossible after equal steps: an unmatched launch of the fake never ends, and blocks the
+        // next one.
         if (mismatch.is_later && !at_once) continue;
         INFO(world, " ranks, ", mismatch.name, at_once ? "" : " after equal steps");
         FakeRanks ranks(world);
@@ -148,7 +147,7 @@ TEST_CASE("ranks that disagree all throw the same error, before the odd one's da
   }
 }
 
-TEST_CASE("a group that differs in one of its collectives is a mismatch") {
+TEST_CASE("a group with one different collective is a mismatch") {
   FakeRanks ranks(3);
   const auto group = [&](comm::Communicator& c, bool odd) {
     std::vector<std::int64_t> own(12);
@@ -167,7 +166,7 @@ TEST_CASE("a group that differs in one of its collectives is a mismatch") {
             "(h.1) i64[12] sum");
 }
 
-TEST_CASE("of ranks of which most turn to something new, the one that does not is named") {
+TEST_CASE("if most ranks leave the predicted sequence, the one that follows it is named") {
   FakeRanks ranks(3);
   check_odd(
       after_steps(
@@ -177,7 +176,7 @@ TEST_CASE("of ranks of which most turn to something new, the one that does not i
   for (const int r : {0, 2}) CHECK(ranks.state(r)->launches == 3);
 }
 
-TEST_CASE("of two ranks that turn away at different calls, the first is compared") {
+TEST_CASE("if two ranks leave the sequence at different calls, the first call is compared") {
   FakeRanks ranks(4);
   const auto step = [](comm::Communicator& c, bool first_odd, bool second_odd) {
     c.start_barrier({.label = first_odd ? "odd" : "a"});
@@ -186,7 +185,7 @@ TEST_CASE("of two ranks that turn away at different calls, the first is compared
   check_odd(after_steps(
                 ranks, [&](auto& c, int) { step(c, false, false); },
                 [&](auto& c, int rank) {
-                  // Rank 3 has asked by then.
+                  // Rank 2 diverges only after rank 3 has asked.
                   while (rank == 2 && !ranks.store->has("nccl/calls/3/asked"))
                     std::this_thread::sleep_for(1ms);
                   step(c, rank == 2, rank == 3);
@@ -194,11 +193,11 @@ TEST_CASE("of two ranks that turn away at different calls, the first is compared
             2, "rank 2 called barrier#6 (odd), where");
 }
 
-TEST_CASE("a predicted launch sends no message, and a comparison leaves nothing behind") {
+TEST_CASE("a predicted launch sends no message, and a comparison leaves no keys") {
   FakeRanks ranks(3);
   ranks.timeout = 60s;
   std::atomic<int> requests = 0;
-  // The watchdog's look at the store is no message of a launch.
+  // Excludes the watchdog's polling of the store.
   const auto store = std::make_shared<HookedStore>([&] { ++requests; });
   ranks.store = store;
   ranks.store_poll = 1h;
@@ -231,7 +230,7 @@ TEST_CASE("a predicted launch sends no message, and a comparison leaves nothing 
   CHECK(first >= 6 * 3 * 3);
 }
 
-TEST_CASE("ranks that come late to something new are waited for, to the deadline") {
+TEST_CASE("late ranks are waited for at an unpredicted call, until the deadline") {
   for (const bool too_late : {false, true}) {
     CAPTURE(too_late);
     FakeRanks ranks(3);

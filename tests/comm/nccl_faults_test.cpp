@@ -1,5 +1,4 @@
-// What the communicator over NCCL does when NCCL, a rank, a device or the store fails; NCCL is
-// played by host threads.
+// Failures of NCCL, ranks, devices and the store, with NCCL simulated on host threads.
 #include "comm/nccl.h"
 #include "tests/comm/collective_checks.h"
 #include "tests/comm/fake_nccl_ranks.h"
@@ -10,10 +9,10 @@ using namespace tessera;
 using namespace tessera::test;
 using comm::ReduceOp;
 
-TEST_CASE("NCCL that does not start on a rank is that rank's failure, on all ranks at once") {
+TEST_CASE("a failure to start NCCL on one rank is reported on all ranks at once") {
   FakeRanks ranks(3);
   ranks.state(1)->fails_to_connect = true;
-  ranks.state(0)->never_connects = true;  // as it would, without that rank
+  ranks.state(0)->never_connects = true;  // a rank's absence blocks the others
   const Stopwatch watch;
   const auto results = run_ranks(3, [&](int rank) { ranks.join(rank); });
   CHECK(watch.elapsed() < 5s);
@@ -24,7 +23,7 @@ TEST_CASE("NCCL that does not start on a rank is that rank's failure, on all ran
   for (const auto& state : ranks.states) CHECK(state->aborts == 1);
 }
 
-TEST_CASE("NCCL that never connects ends at the deadline, even if it does not abort either") {
+TEST_CASE("if NCCL never connects, the deadline holds, even if abort hangs too") {
   FakeRanks ranks(2);
   ranks.connect_timeout = 1s;
   for (const auto& state : ranks.states) {
@@ -40,7 +39,7 @@ TEST_CASE("NCCL that never connects ends at the deadline, even if it does not ab
   }
 }
 
-TEST_CASE("a rank that does not come to the start is named before NCCL is called") {
+TEST_CASE("a rank that does not arrive at the start is named before NCCL is called") {
   FakeRanks ranks(3);
   ranks.connect_timeout = 1s;
   const auto results = run_ranks(3, [&](int rank) {
@@ -54,7 +53,7 @@ TEST_CASE("a rank that does not come to the start is named before NCCL is called
   }
 }
 
-TEST_CASE("a rank that does not call a collective is named by all, itself too") {
+TEST_CASE("a rank that does not call a collective is named by all ranks, including itself") {
   FakeRanks ranks(3);
   const Stopwatch watch;
   const auto results = run_ranks(3, [&](int rank) {
@@ -64,7 +63,7 @@ TEST_CASE("a rank that does not call a collective is named by all, itself too") 
     std::vector<float> x(6);
     const Mirror<float> mirror(x);
     if (rank != 1) {
-      c->start_all_gather(mirror.view(), {.label = "h.1"})->wait();  // which does not block
+      c->start_all_gather(mirror.view(), {.label = "h.1"})->wait();
     }
     stay_until_failure(*c);
   });
@@ -77,7 +76,7 @@ TEST_CASE("a rank that does not call a collective is named by all, itself too") 
   CHECK(ranks.stuck.empty());
 }
 
-TEST_CASE("a rank whose device is late is named, and a wait of the host ends") {
+TEST_CASE("a rank whose device is late is named, and the host's wait ends") {
   FakeRanks ranks(2);
   ranks.state(1)->collectives_start = false;
   ranks.state(0)->collectives_end = false;
@@ -92,16 +91,16 @@ TEST_CASE("a rank whose device is late is named, and a wait of the host ends") {
   }
 }
 
-TEST_CASE("an error of NCCL for a lost peer names who does not answer") {
+TEST_CASE("an NCCL error for a lost peer names the rank that does not respond") {
   FakeRanks ranks(3);
   std::atomic<bool> is_gone = false;
   const auto results = run_ranks(3, [&](int rank) {
     auto c = ranks.join(rank);
     meet(*c);
     if (rank == 1) {
-      c.reset();  // until then it would answer
+      c.reset();  // a rank that still runs would respond
       is_gone = true;
-      return;  // and nobody is told
+      return;  // without notice to the others
     }
     while (!is_gone) std::this_thread::sleep_for(1ms);
     ranks.state(rank)->fails_on_peer = true;
@@ -115,7 +114,7 @@ TEST_CASE("an error of NCCL for a lost peer names who does not answer") {
   }
 }
 
-TEST_CASE("without a store a rank launches nothing new, and blames nobody when it is late") {
+TEST_CASE("without a store a rank launches nothing unpredicted, and blames no rank when late") {
   for (const bool is_new : {true, false}) {
     CAPTURE(is_new);
     FakeRanks ranks(2);
@@ -145,7 +144,7 @@ TEST_CASE("without a store a rank launches nothing new, and blames nobody when i
   }
 }
 
-TEST_CASE("after a failure the first call says what it was, later ones that it is dead") {
+TEST_CASE("after a failure the first call reports it, and later calls refer to it") {
   FakeRanks ranks(1);
   const auto c = ranks.join(0);
   ranks.state(0)->collectives_end = false;
@@ -156,7 +155,7 @@ TEST_CASE("after a failure the first call says what it was, later ones that it i
   device_context().reset();
 }
 
-TEST_CASE("a result that an abort leaves behind is not taken for one") {
+TEST_CASE("data that arrive after an abort are not a result") {
   FakeRanks ranks(1);
   const auto c = ranks.join(0);
   ranks.state(0)->collectives_end = false;
@@ -165,13 +164,13 @@ TEST_CASE("a result that an abort leaves behind is not taken for one") {
       c->start_all_reduce(dense_view(&x, DType::F64, {1}), ReduceOp::Sum, {.label = "norm"});
   c->abort("the disk is full");
   for (int i = 0; i < 1000 && ranks.state(0)->aborts == 0; ++i) std::this_thread::sleep_for(1ms);
-  std::this_thread::sleep_for(20ms);  // now its event is done
+  std::this_thread::sleep_for(20ms);  // its event is done by now
   CHECK_THROWS_HOLDING(CommError, "the disk is full", work->wait());
   CHECK(x == 5.0);
   device_context().reset();
 }
 
-TEST_CASE("an abort reaches the others, wherever they are") {
+TEST_CASE("an abort reaches all ranks, whatever they wait for") {
   FakeRanks ranks(3);
   const auto results = run_ranks(3, [&](int rank) {
     const auto c = ranks.join(rank);
@@ -185,7 +184,7 @@ TEST_CASE("an abort reaches the others, wherever they are") {
   }
 }
 
-TEST_CASE("destruction waits for what was waited for, and aborts the rest, in bounded time") {
+TEST_CASE("destruction waits for works that were waited for, aborts the rest, in bounded time") {
   for (const bool waited : {true, false}) {
     CAPTURE(waited);
     FakeRanks ranks(1);
@@ -198,7 +197,7 @@ TEST_CASE("destruction waits for what was waited for, and aborts the rest, in bo
     const Stopwatch watch;
     c.reset();
     CHECK(watch.elapsed() < 5s);
-    CHECK((watch.wall() >= 100ms) == waited);  // its deadline
+    CHECK((watch.wall() >= 100ms) == waited);
     CHECK(ranks.state(0)->aborts == 1);
     CHECK(ranks.state(0)->destroys == 0);
     CHECK(work->is_done());
@@ -207,7 +206,7 @@ TEST_CASE("destruction waits for what was waited for, and aborts the rest, in bo
   }
 }
 
-TEST_CASE("destruction does not wait forever for a device that never gets there") {
+TEST_CASE("destruction does not wait forever for a hung device") {
   FakeRanks ranks(1);
   auto c = ranks.join(0);
   ranks.state(0)->collectives_start = false;
@@ -222,22 +221,22 @@ TEST_CASE("destruction does not wait forever for a device that never gets there"
   device_context().reset();
 }
 
-TEST_CASE("NCCL that does not abort: the process is left") {
+TEST_CASE("if NCCL's abort hangs, the process is ended") {
   FakeRanks ranks(1);
   ranks.state(0)->collectives_end = false;
   ranks.state(0)->abort_blocks = true;
   auto c = ranks.join(0);
   CHECK_THROWS_HOLDING(CommError, "barrier#0", c->barrier({}));
   const Stopwatch watch;
-  c.reset();  // goes without the thread that aborts
+  c.reset();  // leaves the aborting thread behind
   CHECK(watch.elapsed() < 5s);
   REQUIRE(ranks.stuck.size() == 1);
   CHECK(ranks.stuck[0].find("barrier#0") == 0);
   device_context().reset();
 }
 
-TEST_CASE("a caller that is stuck in NCCL: the process is left") {
-  for (const bool all : {false, true}) {  // else a peer notices
+TEST_CASE("if a caller is stuck in NCCL, the process is ended") {
+  for (const bool all : {false, true}) {  // false: the other rank notices
     CAPTURE(all);
     FakeRanks ranks(2);
     const auto results = run_ranks(2, [&](int rank) {
@@ -247,7 +246,7 @@ TEST_CASE("a caller that is stuck in NCCL: the process is left") {
       ranks.state(rank)->collectives_end = false;
       std::thread watcher;
       if (blocks) {
-        watcher = std::thread([&, rank] {  // lets it go when the process would have ended
+        watcher = std::thread([&, rank] {  // unblocks the call when the process would have ended
           for (int i = 0; i < 5000; ++i) {
             std::this_thread::sleep_for(1ms);
             const std::lock_guard lock(ranks.mutex);
@@ -276,21 +275,21 @@ TEST_CASE("a caller that is stuck in NCCL: the process is left") {
 }
 
 TEST_CASE(
-    "a caller that does not notice within the grace: the process is left, and not if it does") {
+    "the process is ended if, and only if, a caller does not notice within the grace period") {
   for (const bool notices : {false, true}) {
     FakeRanks ranks(1);
     const auto c = ranks.join(0);
     c->abort("enough");
     if (notices) CHECK_THROWS_AS(c->check(), CommError);
     for (int i = 0; i < 1000 && ranks.state(0)->aborts == 0; ++i) std::this_thread::sleep_for(5ms);
-    std::this_thread::sleep_for(1500ms);  // the grace, and more
+    std::this_thread::sleep_for(1500ms);  // more than the grace period
     const std::lock_guard lock(ranks.mutex);
     CHECK(ranks.stuck.size() == (notices ? 0U : 1U));
     device_context().reset();
   }
 }
 
-TEST_CASE("the process is left with the error in the program's words and exit code 4") {
+TEST_CASE("the process ends with the formatted error and exit code 4") {
   int out[2];
   REQUIRE(::pipe(out) == 0);
   Processes child(1, [&](int, const std::string&) -> std::string {

@@ -1,6 +1,6 @@
-// Real NCCL: one rank, and several on one GPU, which NCCL takes for hosts of their own. Needs a
-// GPU; without one, or where NCCL does not do that, it says so and skips. Processes, since a
-// process that has used CUDA can't be forked: the test itself never does.
+// Real NCCL: one rank, and several on one GPU, which NCCL treats as separate hosts. Skips without a
+// GPU, or where NCCL does not support that. Ranks are processes; the test itself never uses CUDA,
+// since a process that has used CUDA can't be forked.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -24,9 +24,8 @@ constexpr CollectiveLimits kLimits{
 
 using Body = std::function<std::string(comm::Communicator&, int rank)>;
 
-// Runs `body` on each rank of a group on cuda:0; what it returns, or why it was skipped.
-// None of a larger group is tried than one that was skipped: each attempt may take its whole
-// deadline.
+// Runs `body` on each rank of a group on cuda:0; returns its results, or the reason for skipping.
+// After a skip, skips all larger groups: each attempt may take its whole deadline.
 std::vector<Outcome> on_one_gpu(int world, std::chrono::milliseconds timeout, const Body& body) {
   static int skipped_world = std::numeric_limits<int>::max();
   if (world > 1 && world >= skipped_world) {
@@ -89,7 +88,7 @@ TEST_CASE("collectives over NCCL give the expected values") {
       check_everything(c, kLimits);
       const auto context = device_context();
       device_context().reset();
-      check_everything(c, kLimits);  // of buffers on the host
+      check_everything(c, kLimits);
       context->backend().synchronize();
       c.check();
       return "ok";
@@ -98,7 +97,7 @@ TEST_CASE("collectives over NCCL give the expected values") {
   }
 }
 
-TEST_CASE("collectives that wait for each other on the device alone run in order") {
+TEST_CASE("collectives that depend on each other on the device only run in order") {
   for (const int world : {1, 2}) {
     CAPTURE(world);
     const auto outcomes = on_one_gpu(world, 60s, [&](comm::Communicator& c, int) -> std::string {
@@ -116,7 +115,7 @@ TEST_CASE("collectives that wait for each other on the device alone run in order
   }
 }
 
-TEST_CASE("a rank that does not call a collective over NCCL is named by both") {
+TEST_CASE("a rank that does not call a collective over NCCL is named by both ranks") {
   const auto outcomes = on_one_gpu(2, 3s, [](comm::Communicator& c, int rank) -> std::string {
     std::vector<float> x(1000, 1.0F);
     const Mirror<float> mirror(x);
@@ -139,7 +138,7 @@ TEST_CASE("a rank that does not call a collective over NCCL is named by both") {
   }
 }
 
-TEST_CASE("a rank that is killed is named by the other at the deadline") {
+TEST_CASE("a killed rank is named by the other at the deadline") {
   const auto outcomes = on_one_gpu(2, 3s, [](comm::Communicator& c, int rank) -> std::string {
     std::vector<float> x(1000, 1.0F);
     const Mirror<float> mirror(x);
@@ -162,7 +161,7 @@ TEST_CASE("a rank that is killed is named by the other at the deadline") {
   CHECK(outcomes[0].text.find("1 all_gather#1 (h.1)") == 0);
 }
 
-TEST_CASE("a device that is none of CUDA's is refused by the plugin") {
+TEST_CASE("the plugin refuses devices other than CUDA") {
   Processes child(1, [](int, const std::string&) -> std::string {
     try {
       comm::open_nccl(*fiber_context(), TESSERA_NCCL_PLUGIN_FILE);

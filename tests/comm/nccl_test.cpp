@@ -1,5 +1,5 @@
-// The communicator over NCCL, with NCCL played by host threads: what it does with values, and with
-// everything that can go wrong. Nothing here shows that NCCL itself works; see nccl_gpu_test.
+// The communicator over NCCL, with NCCL simulated on host threads: values, groups and refused
+// calls. nccl_gpu_test covers real NCCL.
 #include "comm/nccl.h"
 
 #include <limits>
@@ -23,7 +23,7 @@ constexpr CollectiveLimits kLimits{
 
 }  // namespace
 
-TEST_CASE("collectives give the expected values, from the device and from the host") {
+TEST_CASE("collectives give the expected values, from device and host memory") {
   for (const bool on_device : {true, false}) {
     for (int world = 1; world <= 4; ++world) {
       CAPTURE(on_device);
@@ -55,7 +55,7 @@ TEST_CASE("collectives give the expected values, from the device and from the ho
   }
 }
 
-TEST_CASE("what is ready at once is one launch with one number") {
+TEST_CASE("a group of collectives is one launch with one number") {
   FakeRanks ranks(2);
   ranks.timeout = 20s;
   const auto results = run_ranks(2, [&](int rank) {
@@ -82,17 +82,17 @@ TEST_CASE("what is ready at once is one launch with one number") {
     mirror.fetch();
     expect(x == std::vector<float>(6, 2.0F) && norm == 4.0, "values", rank, 0);
     expect(ranks.state(rank)->launches == 2 && ranks.state(rank)->runs == 3, "launches", rank, 0);
-    comm::CollectiveGroup(*c).end();  // of nothing
+    comm::CollectiveGroup(*c).end();  // an empty group
     ranks.state(rank)->collectives_end = false;
     c->barrier({.label = "after", .deadline = 300ms});
   });
   for (const RankResult& result : results) {
-    CHECK(result.error.find("barrier#2 (after)") == 0);  // after the meeting and the group
+    CHECK(result.error.find("barrier#2 (after)") == 0);
     CHECK(result.culprits.empty());
   }
 }
 
-// Two gathers of 12 elements with these labels, as one launch.
+// Two gathers of 12 elements in one launch, with these labels.
 void gather_two(comm::Communicator& c, const char* first, const char* second,
                 std::chrono::milliseconds deadline = {}) {
   std::vector<float> x(12), y(12);
@@ -104,7 +104,7 @@ void gather_two(comm::Communicator& c, const char* first, const char* second,
   stay_until_failure(c);
 }
 
-TEST_CASE("a group that a rank does not come to is named whole") {
+TEST_CASE("a group that a rank does not join is named with all its collectives") {
   FakeRanks ranks(2);
   const auto results = run_ranks(2, [&](int rank) {
     const auto c = ranks.join(rank);
@@ -120,7 +120,7 @@ TEST_CASE("a group that a rank does not come to is named whole") {
   }
 }
 
-TEST_CASE("ranks that group other collectives than the rest are named") {
+TEST_CASE("ranks that group different collectives are named") {
   for (const bool alone : {false, true}) {
     CAPTURE(alone);
     FakeRanks ranks(3);
@@ -145,7 +145,7 @@ TEST_CASE("ranks that group other collectives than the rest are named") {
   }
 }
 
-TEST_CASE("after an error within a group it can be started again, and none was the wiser") {
+TEST_CASE("after an exception within a group it can be started again, invisibly to other ranks") {
   FakeRanks ranks(2);
   ranks.timeout = 20s;
   const auto results = run_ranks(2, [&](int rank) {
@@ -175,7 +175,7 @@ TEST_CASE("after an error within a group it can be started again, and none was t
   for (const RankResult& result : results) CHECK(result.error == "");
 }
 
-TEST_CASE("what NCCL would round or drop is refused, and the communicator lives on") {
+TEST_CASE("types that NCCL would round or drop are refused, and the communicator stays usable") {
   FakeRanks ranks(1);
   const auto c = ranks.join(0);
   std::vector<BFloat16> in(4);
@@ -191,14 +191,14 @@ TEST_CASE("what NCCL would round or drop is refused, and the communicator lives 
   device_context().reset();
 }
 
-TEST_CASE("a context of the CPU has no NCCL") {
+TEST_CASE("a CPU context has no NCCL") {
   comm::NcclOptions options;
   options.communicator.context = Context::create();
   CHECK_THROWS_HOLDING(InvalidArgument, "got one on cpu",
                        comm::make_nccl_communicator(nullptr, nullptr, 0, 1, options));
 }
 
-TEST_CASE("a plugin that is not there is named") {
+TEST_CASE("a missing plugin is named") {
   const auto context = fiber_context();
   CHECK_THROWS_HOLDING(Unsupported, "/nowhere/libtessera_nccl.so",
                        comm::open_nccl(*context, "/nowhere/libtessera_nccl.so"));

@@ -1,4 +1,4 @@
-// What decides that a collective over NCCL is late, and who is to blame: no device, no clock.
+// Judgement of late collectives over NCCL, without device or clock.
 #include <algorithm>
 
 #include "comm/flight_recorder.h"
@@ -80,18 +80,18 @@ CommError judged(const comm::NcclSuspicion& suspicion,
 
 }  // namespace
 
-TEST_CASE("a deadline counts from when the device reaches the collective, not from its call") {
+TEST_CASE("a deadline counts from when the device reaches the collective, not from the call") {
   const auto zero = NcclLaunch::Time();
   comm::PendingCollectives pending;
   const Queued first(0), second(1, 5s);
   pending.push(first.launch);
   pending.push(second.launch);
-  CHECK(pending.advance(zero + 1h) == nullptr);  // the device is still at what comes before
+  CHECK(pending.advance(zero + 1h) == nullptr);  // the device is still busy with earlier work
   *first.start = true;
   CHECK(pending.advance(zero + 2h) == nullptr);
   CHECK(pending.advance(zero + 2h + 9999ms) == nullptr);
   CHECK(pending.advance(zero + 2h + 10s) == first.launch);
-  *first.done = true;  // late, but done
+  *first.done = true;  // done, after its deadline
   CHECK(pending.advance(zero + 3h) == nullptr);
   CHECK(pending.oldest() == second.launch);
   CHECK_FALSE(second.launch->has_started);
@@ -101,7 +101,7 @@ TEST_CASE("a deadline counts from when the device reaches the collective, not fr
   CHECK(pending.advance(zero + 4h + 5s) == second.launch);
 }
 
-TEST_CASE("what is done is forgotten in order, however late it is looked at") {
+TEST_CASE("finished launches are removed in order, however late they are polled") {
   comm::PendingCollectives pending;
   std::vector<Queued> items;
   for (std::uint64_t i = 0; i < 5; ++i) {
@@ -110,7 +110,7 @@ TEST_CASE("what is done is forgotten in order, however late it is looked at") {
     pending.push(items.back().launch);
   }
   for (std::size_t i : {0U, 1U, 2U, 4U}) *items[i].done = true;
-  CHECK(pending.advance(NcclLaunch::Time() + 1h) == nullptr);  // first seen only now
+  CHECK(pending.advance(NcclLaunch::Time() + 1h) == nullptr);  // first poll
   CHECK(pending.oldest() == items[3].launch);
   CHECK_FALSE(pending.all_waited());
   for (const std::size_t i : {3U, 4U}) {
@@ -125,7 +125,7 @@ TEST_CASE("what is done is forgotten in order, however late it is looked at") {
   CHECK(pending.is_empty());
 }
 
-TEST_CASE("what the device is seen to start and to be done with is recorded, and what is left") {
+TEST_CASE("observed starts and ends on the device are recorded, and unfinished works") {
   const auto recorder = comm::FlightRecorder::create({}, {});
   comm::PendingCollectives pending;
   const Queued first(0), second(1), third(2);
@@ -143,7 +143,7 @@ TEST_CASE("what the device is seen to start and to be done with is recorded, and
   };
   using Names = std::vector<std::string_view>;
   CHECK(states() == Names{"queued", "queued", "queued"});
-  *first.done = true;  // at once: nobody saw it start
+  *first.done = true;  // between two polls: its start was not observed
   *second.start = true;
   CHECK(pending.advance(NcclLaunch::Time()) == nullptr);
   CHECK(states() == Names{"done", "running", "queued"});
@@ -155,7 +155,7 @@ TEST_CASE("what the device is seen to start and to be done with is recorded, and
   CHECK(states() == Names{"done", "done", "failed"});
 }
 
-TEST_CASE("a device that fails is no collective that is done") {
+TEST_CASE("a failing device does not count as a finished collective") {
   comm::PendingCollectives pending;
   const Queued item(0);
   item.launch->done = std::make_shared<FailedEvent>();
@@ -164,7 +164,7 @@ TEST_CASE("a device that fails is no collective that is done") {
   CHECK(pending.oldest() == item.launch);
 }
 
-TEST_CASE("a position goes through text, and nothing else is taken for one") {
+TEST_CASE("a position survives its encoding, and malformed texts are refused") {
   const NcclPosition position = at(all_gather(7), false);
   const auto back = NcclPosition::decode(position.encode());
   REQUIRE(back.has_value());
@@ -175,7 +175,7 @@ TEST_CASE("a position goes through text, and nothing else is taken for one") {
   CHECK_FALSE(NcclPosition::decode(position.encode() + "x").has_value());
 }
 
-TEST_CASE("who is to blame for a late collective") {
+TEST_CASE("blame for a late collective") {
   const Collective mine = all_gather(7);
   const comm::NcclSuspicion late{.collective = mine, .late = true};
   struct Case {
@@ -215,15 +215,15 @@ TEST_CASE("who is to blame for a late collective") {
     CHECK(error.failure() == test.failure);
     CHECK(error.culprits() == test.culprits);
   }
-  // A rank that hangs in an earlier collective holds the others back.
+  // A rank that hangs in an earlier collective delays the others.
   auto earlier = at(all_gather(5));
   earlier.called = 9;
   CHECK(judged(late, {at(mine), at(mine), earlier}).culprits() == std::vector<int>{2});
-  // One that is through with this one does not: a broadcast's root may be.
+  // A rank that has finished this collective, e.g. a broadcast's root, does not.
   CHECK(judged(late, {at(mine), idle(8), at(mine)}).culprits().empty());
 }
 
-TEST_CASE("who is to blame for an error of NCCL") {
+TEST_CASE("blame for an NCCL error") {
   const Collective mine = all_gather(7);
   const comm::NcclSuspicion peer{.collective = mine, .remote = true, .text = "NCCL: peer gone"};
   const CommError lost = judged(peer, {at(mine), std::nullopt, at(mine)});

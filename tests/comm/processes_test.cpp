@@ -1,4 +1,4 @@
-// Ranks as processes: what the others see when one is killed, stopped, or goes its own way.
+// Ranks as processes: the effect on the others when one is killed, stopped, or leaves.
 #include <fmt/ranges.h>
 
 #include "comm/control/tcp_store.h"
@@ -19,7 +19,7 @@ std::shared_ptr<comm::TcpStore> connect(const std::string& port) {
                                           "run", 10s);
 }
 
-// A rank of a forked group; the store is the test's.
+// Joins as a rank of a forked group, over the test's store.
 std::unique_ptr<comm::Communicator> join(const std::string& backend, int rank, int world,
                                          const std::string& port,
                                          std::chrono::milliseconds timeout = 20s) {
@@ -52,7 +52,7 @@ std::string describe(const CommError& error) {
                      fmt::join(error.culprits(), ","), error.what());
 }
 
-// Collectives until one fails: then what it threw.
+// Runs collectives until one fails; returns its error.
 std::string train_until_failure(comm::Communicator& c, std::size_t count) {
   std::vector<float> ones(count * static_cast<std::size_t>(c.world_size()), 1.0F), part(count);
   const Mirror<float> whole(ones), sums(part);
@@ -69,7 +69,6 @@ std::string train_until_failure(comm::Communicator& c, std::size_t count) {
 struct Served {
   comm::TcpStoreServer server{{.run_id = "run"}};
   std::string port() const { return std::to_string(server.port()); }
-  // Until each rank has said so.
   void wait_until_joined(int world) const {
     const auto store = connect(port());
     for (int rank = 0; rank < world; ++rank) store->get(fmt::format("joined/{}", rank), 20s);
@@ -108,15 +107,15 @@ TEST_CASE("a killed rank: every survivor names it within 3 s") {
   }
 }
 
-TEST_CASE("a killed rank is noticed while another one is merely slow") {
+TEST_CASE("a killed rank is detected while another one is slow") {
   for (const std::string backend : kBackends) {
-    for (const bool has_come : {false, true}) {  // to the collective, before it is killed
+    for (const bool has_come : {false, true}) {  // to the collective, before being killed
       CAPTURE(backend);
       CAPTURE(has_come);
       Processes ranks(3, [&](int rank, const std::string& port) -> std::string {
         const auto c = join(backend, rank, 3, port);
         c->barrier({});
-        if (rank == 1) std::this_thread::sleep_for(30s);  // busy; must not hide rank 2's end
+        if (rank == 1) std::this_thread::sleep_for(30s);  // busy; must not hide the death of rank 2
         if (rank == 2 && !has_come) ::raise(SIGKILL);
         try {
           const auto work = c->start_barrier({.label = "step"});
@@ -139,7 +138,7 @@ TEST_CASE("a killed rank is noticed while another one is merely slow") {
   }
 }
 
-TEST_CASE("a stopped rank: at the deadline every survivor names it") {
+TEST_CASE("a stopped rank is named by every survivor at the deadline") {
   for (const std::string backend : kBackends) {
     CAPTURE(backend);
     Processes ranks(3, [&](int rank, const std::string& port) -> std::string {
@@ -160,7 +159,7 @@ TEST_CASE("a stopped rank: at the deadline every survivor names it") {
   }
 }
 
-TEST_CASE("a rank stopped at any point of a transfer is the culprit on all others") {
+TEST_CASE("a rank stopped at any point of a transfer is blamed by all others") {
   for (const std::string backend : kBackends) {
     CAPTURE(backend);
     for (const int milliseconds : {50, 63, 77}) {
@@ -174,7 +173,7 @@ TEST_CASE("a rank stopped at any point of a transfer is the culprit on all other
       served.wait_until_joined(3);
       std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
       ranks.signal(1, SIGSTOP);
-      // Their deadline does not count time in which a busy machine let them not run.
+      // Deadlines are extended by stolen time.
       const auto outcomes = ranks.wait(kSlack * 10s, 1);
       for (std::size_t r : {0U, 2U}) {
         CAPTURE(outcomes[r].text);
@@ -226,7 +225,7 @@ TEST_CASE("processes that disagree all say so, before data move, and name the od
   }
 }
 
-TEST_CASE("a rank that leaves right after the last collective takes no data with it") {
+TEST_CASE("a rank that leaves right after the last collective loses no data of others") {
   for (const std::string backend : kBackends) {
     CAPTURE(backend);
     for (int round = 0; round < 3; ++round) {

@@ -28,20 +28,19 @@ namespace tessera::test {
 
 using namespace std::chrono_literals;
 
-/// What a rank's body threw, if anything.
 struct RankResult {
   std::string error;
   CommFailure failure{};
   std::vector<int> culprits;
 };
 
-/// Where Mirrors of this thread lie; null: nowhere but in the host's memory.
+/// Device of this thread's Mirrors; null: host memory.
 inline std::shared_ptr<Context>& device_context() {
   thread_local std::shared_ptr<Context> context;
   return context;
 }
 
-/// Runs body(rank) on a thread for each rank; returns what each threw.
+/// Runs body(rank) on one thread per rank; returns the exceptions.
 inline std::vector<RankResult> run_ranks(int world_size, const std::function<void(int)>& body) {
   std::vector<RankResult> results(static_cast<std::size_t>(world_size));
   on_threads(world_size, [&](int rank) {
@@ -58,7 +57,6 @@ inline std::vector<RankResult> run_ranks(int world_size, const std::function<voi
   return results;
 }
 
-/// A context whose device is played by fibers.
 inline std::shared_ptr<Context> fiber_context() {
   return Context::create({.device = {DeviceType::CUDA, 0}, .plugin = fiber_plugin()});
 }
@@ -68,8 +66,8 @@ TensorView view_of(std::vector<T>& values) {
   return dense_view(values.data(), dtype_of<T>(), {static_cast<std::int64_t>(values.size())});
 }
 
-/// The values of a vector as a collective takes them: copied to the memory of device_context(), or
-/// where they are if there is none.
+/// A vector as a collective's argument: copied to device_context()'s memory, or used in place if
+/// there is none.
 template <typename T>
 class Mirror {
  public:
@@ -82,7 +80,6 @@ class Mirror {
     context_->backend().copy_from_host(view_.data, values_.data(), view_.bytes());
   }
   const TensorView& view() const { return view_; }
-  /// Brings the device's values into the vector.
   void fetch() {
     if (context_) context_->backend().copy_to_host(values_.data(), view_.data, view_.bytes());
   }
@@ -94,10 +91,10 @@ class Mirror {
   std::shared_ptr<Storage> storage_;
 };
 
-/// The ranks of one process that a test talks through: by backend "threads", "tcp", "single",
-/// "shm" (each rank maps the segment for itself, as processes do) or "shm, one mapping" (so that
-/// the thread sanitizer sees all ranks at the same addresses). With ", staged" behind it, of a
-/// device's memory: each rank's thread computes on a device of fibers from then on.
+/// Ranks within the test process. Backends: "threads", "tcp", "single", "shm" (each rank maps the
+/// segment itself, as processes do) and "shm, one mapping" (the thread sanitizer sees all ranks at
+/// the same addresses). With ", staged" appended, each rank's thread uses a fiber device from then
+/// on.
 class Group {
  public:
   Group(const std::string& backend, int world_size)
@@ -111,7 +108,7 @@ class Group {
           comm::SharedSegment::create(comm::shared_memory_bytes(world_size, shared_memory({})));
       for (int rank = 0; rank < world_size; ++rank) {
         held_.push_back(segment_->open_again());
-        held_.back()->hold(rank);  // or who comes first finds the others gone
+        held_.back()->hold(rank);  // otherwise the first rank finds the others gone
       }
     }
   }
@@ -156,12 +153,12 @@ class Group {
   std::string backend_;
   int world_;
   std::optional<comm::SharedSegment> segment_;
-  mutable std::vector<std::optional<comm::SharedSegment>> held_;  // of ranks that have not joined
+  mutable std::vector<std::optional<comm::SharedSegment>> held_;  // by ranks yet to join
   std::shared_ptr<comm::ThreadGroup> threads_;
   std::shared_ptr<comm::MemoryStore> store_;
 };
 
-/// The text of an error for `world` ranks: MOST in it stands for all but one of them.
+/// An expected error with MOST replaced by "<world - 1> of <world>".
 inline std::string all_but_one(std::string text, int world) {
   const std::string from = "MOST", to = fmt::format("{} of {}", world - 1, world);
   for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())

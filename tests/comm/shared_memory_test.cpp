@@ -24,7 +24,7 @@ comm::SharedMemoryOptions small_chunks(std::size_t bytes = 4096) {
   return options;
 }
 
-// Rank `rank` of `world` under comm.backend `backend`, sums ranks, and says over what.
+// Bootstraps a rank with comm.backend `backend`, sums the ranks, and returns sum and backend.
 std::string sum_over(const std::string& backend, int rank, int world, const std::string& port) {
   comm::LaunchEnvironment environment;
   environment.rank = rank;
@@ -53,7 +53,7 @@ std::vector<Outcome> sums_over(const std::string& backend, const std::function<v
 
 }  // namespace
 
-TEST_CASE("what one holder writes, another reads; and places tell who holds them") {
+TEST_CASE("holders share the segment's bytes, and slots show which ranks are alive") {
   SharedSegment first = SharedSegment::create(5000);
   SharedSegment second = SharedSegment::open(first.address());
   SharedSegment third = first.open_again();
@@ -78,14 +78,14 @@ TEST_CASE("what one holder writes, another reads; and places tell who holds them
   CHECK_FALSE(first.is_held_elsewhere(0));
 }
 
-TEST_CASE("an address that leads elsewhere is refused, and nothing is opened") {
+TEST_CASE("an address of something else is refused without opening it") {
   SharedSegment segment = SharedSegment::create(4096);
   const std::string pid = std::to_string(::getpid());
   const std::string name = segment.address().substr(segment.address().rfind('/') + 1);
   CHECK_THROWS_HOLDING(IoError, "is not the address of a segment", SharedSegment::open(""));
   CHECK_THROWS_HOLDING(IoError, "is not the address of a segment",
                        SharedSegment::open(pid + "/1/passwd"));
-  // Opened for writing, a fifo without a reader would block or fail, and a file could be changed.
+  // Opening for writing could block or fail on a fifo, and change a file.
   const int pipe_like = ::memfd_create("tessera-0000", MFD_CLOEXEC);
   CHECK_THROWS_HOLDING(IoError, "is not the segment here",
                        SharedSegment::open(fmt::format("{}/{}/{}", pid, pipe_like, name)));
@@ -97,7 +97,7 @@ TEST_CASE("an address that leads elsewhere is refused, and nothing is opened") {
   CHECK_THROWS_AS(SharedSegment::open(address), IoError);
 }
 
-TEST_CASE("chunks of any size give the same bits") {
+TEST_CASE("every chunk size gives the same bits") {
   for (const std::size_t bytes : {std::size_t{1}, std::size_t{4096}, std::size_t{12'288}}) {
     CAPTURE(bytes);
     const auto store = std::make_shared<comm::MemoryStore>();
@@ -138,7 +138,7 @@ TEST_CASE("more ranks than cores still take turns quickly") {
   CHECK(watch.elapsed() < 10s);
 }
 
-TEST_CASE("a rank that waits leaves its core to others") {
+TEST_CASE("a waiting rank yields its core") {
   Processes ranks(2, [&](int rank, const std::string& port) -> std::string {
     const auto store = std::make_shared<comm::TcpStore>(
         "127.0.0.1", static_cast<std::uint16_t>(std::stoi(port)), "run", 10s);
@@ -157,7 +157,7 @@ TEST_CASE("a rank that waits leaves its core to others") {
   for (const Outcome& outcome : ranks.wait(10s)) CHECK(outcome.text == "idle");
 }
 
-TEST_CASE("a rank's share of the segment is booked while the communicator lives") {
+TEST_CASE("a rank's share of the segment is booked while the communicator exists") {
   const Group group("shm", 2);
   const auto results = run_ranks(2, [&](int rank) {
     const auto context = Context::create();
@@ -169,12 +169,12 @@ TEST_CASE("a rank's share of the segment is booked while the communicator lives"
     if (booked() != wanted) throw std::runtime_error(fmt::format("{} booked", booked()));
     c->barrier({});
     c.reset();
-    if (booked() != 0) throw std::runtime_error("not given back");
+    if (booked() != 0) throw std::runtime_error("not released");
   });
   for (const RankResult& result : results) CHECK(result.error == "");
 }
 
-TEST_CASE("ranks of one host share memory, unless told otherwise") {
+TEST_CASE("ranks of one host share memory by default") {
   for (const std::string backend : {"auto", "shm", "tcp"}) {
     CAPTURE(backend);
     for (const Outcome& outcome : sums_over(backend, [](int) {})) {
@@ -183,8 +183,7 @@ TEST_CASE("ranks of one host share memory, unless told otherwise") {
   }
 }
 
-TEST_CASE("where one rank can't share memory, none does: auto goes on without, shm is refused") {
-  // No memory for rank 0; no file for rank 2.
+TEST_CASE("if one rank can't share memory, none does: auto falls back to tcp, shm is refused") {
   const auto no_memory = [](int rank) {
     const rlimit limit{100'000, 100'000};
     if (rank == 0) ::setrlimit(RLIMIT_FSIZE, &limit);
@@ -202,7 +201,7 @@ TEST_CASE("where one rank can't share memory, none does: auto goes on without, s
   const auto store = std::make_shared<comm::MemoryStore>();
   const auto results = run_ranks(2, [&](int rank) {
     comm::SharedMemoryOptions options = small_chunks();
-    if (rank == 1) {  // what it finds in the place of the address
+    if (rank == 1) {  // published in place of the address
       comm::exchange(*store, "shm/address", 1, 2, "", 5s);
       comm::exchange(*store, "shm/problem", 1, 2, "no way in", 5s);
       return;
@@ -213,7 +212,7 @@ TEST_CASE("where one rank can't share memory, none does: auto goes on without, s
         "not a CommError: rank 1 can't share memory with the others: no way in");
 }
 
-TEST_CASE("a rank that does not come to map the segment is named at the deadline") {
+TEST_CASE("a rank that does not map the segment is named at the deadline") {
   comm::MemoryStore store;
   auto options = small_chunks();
   options.connect_timeout = 300ms;

@@ -36,8 +36,8 @@ comm::TcpOptions options_for(std::chrono::milliseconds connect, const std::strin
 
 std::string address_of(std::uint16_t port) { return fmt::format("127.0.0.1 {}", port); }
 
-// A store for which this rank's addresses are exchanged only once `released` is ready, while the
-// others already have them.
+// A store that delays one rank's address exchange until `released` is ready; the others exchange
+// theirs before.
 class SlowStore final : public comm::Store {
  public:
   SlowStore(std::shared_ptr<comm::Store> store, std::shared_future<void> released)
@@ -57,7 +57,7 @@ class SlowStore final : public comm::Store {
   const std::shared_future<void> released_;
 };
 
-// A listener that says the same to everybody who connects, and then reads.
+// A listener that sends the same bytes to every client, and then reads.
 class FakeRank {
  public:
   explicit FakeRank(std::string says) : thread_([this, says] { serve(says); }) {}
@@ -82,10 +82,10 @@ class FakeRank {
   std::thread thread_;
 };
 
-// Strangers at the ports of ranks that connect.
+// Hostile clients at the ports of connecting ranks.
 class Attack {
  public:
-  // @param replayed  an introduction with the run's token, made for another nonce
+  // @param replayed  a hello with the run's token, made for another nonce
   Attack(std::vector<std::uint16_t> ports, std::string replayed)
       : ports_(std::move(ports)), replayed_(std::move(replayed)) {}
 
@@ -97,11 +97,11 @@ class Attack {
     say(fd, first_words());
     if (random_() % 10 == 0) ::shutdown(fd.get(), SHUT_WR);
     open_.push_back(std::move(fd));
-    say(open_[random_() % open_.size()], random_bytes(1));  // slow ones go on
+    say(open_[random_() % open_.size()], random_bytes(1));  // continues a slow one
     if (open_.size() > 150) leave();
   }
   int made() const { return made_; }
-  // @return connections that were answered with more than a nonce: those that were let in
+  // @return number of connections that received more than a nonce, i.e. were accepted
   int let_in() {
     while (!open_.empty()) leave();
     return let_in_;
@@ -141,7 +141,7 @@ class Attack {
     char bytes[256];
     const ssize_t n = ::recv(open_.front().get(), bytes, sizeof(bytes), MSG_DONTWAIT);
     let_in_ += n > static_cast<ssize_t>(comm::kNonceBytes);
-    const linger now{1, 0};  // leaves no port in use
+    const linger now{1, 0};
     ::setsockopt(open_.front().get(), SOL_SOCKET, SO_LINGER, &now, sizeof(now));
     open_.pop_front();
   }
@@ -155,7 +155,7 @@ class Attack {
 
 }  // namespace
 
-TEST_CASE("strangers at a data port: none is let in, and the ranks' sums are right to the bit") {
+TEST_CASE("hostile clients at a data port: none is accepted, and the ranks' sums are exact") {
   const auto store = std::make_shared<comm::MemoryStore>();
   std::promise<void> attacked;
   const auto released = attacked.get_future().share();
@@ -188,9 +188,9 @@ TEST_CASE("strangers at a data port: none is let in, and the ranks' sums are rig
   CHECK(let_in == 0);
 }
 
-TEST_CASE("a peer that can't be reached, or does not know the token: both ends are named") {
+TEST_CASE("an unreachable peer, or one without the token: both ends are named") {
   struct Case {
-    const char* says;  // null: nobody listens
+    const char* says;  // null: no listener
     const char* problem;
   };
   const std::string nonce_and_proof(64, 'n');
@@ -217,7 +217,7 @@ TEST_CASE("a peer that can't be reached, or does not know the token: both ends a
   }
 }
 
-TEST_CASE("ranks with different tokens, or of different runs, do not connect") {
+TEST_CASE("ranks with different tokens or of different runs do not connect") {
   for (const bool other_run : {false, true}) {
     const auto store = std::make_shared<comm::MemoryStore>();
     const auto results = run_ranks(2, [&](int rank) {
@@ -232,7 +232,7 @@ TEST_CASE("ranks with different tokens, or of different runs, do not connect") {
   }
 }
 
-TEST_CASE("a rank that publishes no address is named, and no other") {
+TEST_CASE("only the rank that publishes no address is named") {
   const auto store = std::make_shared<comm::MemoryStore>();
   const auto results = run_ranks(3, [&](int rank) {
     if (rank != 1) comm::make_tcp_communicator(store, rank, 3, options_for(600ms));
@@ -243,7 +243,7 @@ TEST_CASE("a rank that publishes no address is named, and no other") {
   }
 }
 
-TEST_CASE("a verdict on the run ends connecting") {
+TEST_CASE("a verdict on the run ends pending connects") {
   const auto store = std::make_shared<comm::MemoryStore>();
   const FakeRank silent("");
   std::thread peer([&] {
@@ -258,7 +258,7 @@ TEST_CASE("a verdict on the run ends connecting") {
 }
 
 TEST_CASE("an address on which a rank can't listen is named with that rank") {
-  for (const std::string address : {"no-such-host.invalid", "192.0.2.1"}) {  // nobody's
+  for (const std::string address : {"no-such-host.invalid", "192.0.2.1"}) {  // unassigned
     auto options = options_for(1s);
     options.address = address;
     const auto results = run_ranks(2, [&](int rank) {
@@ -271,7 +271,7 @@ TEST_CASE("an address on which a rank can't listen is named with that rank") {
   }
 }
 
-TEST_CASE("buffers that no socket holds go both ways at once; staging is small and booked") {
+TEST_CASE("buffers larger than the socket's are exchanged both ways; staging is small and booked") {
   constexpr std::int64_t kPart = 3'000'000;
   const Group group("tcp", 3);
   const auto results = run_ranks(3, [&](int rank) {

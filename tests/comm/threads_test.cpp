@@ -10,7 +10,7 @@ using namespace tessera;
 using namespace tessera::test;
 using comm::ReduceOp;
 
-TEST_CASE("a rank that does not arrive is named on all others, at the deadline") {
+TEST_CASE("a rank that does not arrive is named by all others, at the deadline") {
   const Group group("threads", 4);
   std::latch failed(3);
   const Stopwatch watch;
@@ -18,7 +18,7 @@ TEST_CASE("a rank that does not arrive is named on all others, at the deadline")
     const auto c = group.join(rank);
     std::vector<float> x(8);
     c->all_gather(view_of(x), {.label = "h.0"});
-    if (rank == 2) return failed.wait();  // not gone, only late
+    if (rank == 2) return failed.wait();  // late, but alive
     const auto work = c->start_all_gather(view_of(x), {.label = "h.1", .deadline = 200ms});
     while (!work->is_done()) std::this_thread::sleep_for(1ms);
     failed.count_down();
@@ -34,7 +34,7 @@ TEST_CASE("a rank that does not arrive is named on all others, at the deadline")
   }
 }
 
-TEST_CASE("the late rank learns of the failure, and the communicator stays dead") {
+TEST_CASE("a late rank learns of the failure, and the communicator stays unusable") {
   const Group group("threads", 2);
   const auto results = run_ranks(2, [&](int rank) {
     const auto c = group.join(rank);
@@ -52,7 +52,7 @@ TEST_CASE("the late rank learns of the failure, and the communicator stays dead"
     } catch (const CommError& error) {
       if (watch.elapsed() > 2s) throw std::runtime_error("late");
       if (std::string(error.what()).find(first) == std::string::npos) {
-        throw std::runtime_error("does not tell what failed first");
+        throw std::runtime_error("first failure not reported");
       }
       throw;
     }
@@ -64,7 +64,7 @@ TEST_CASE("the late rank learns of the failure, and the communicator stays dead"
   }
 }
 
-TEST_CASE("a rank that left is named at once, not at the deadline") {
+TEST_CASE("a rank that has left is named at once, not at the deadline") {
   const Group group("threads", 3);
   const Stopwatch watch;
   const auto results = run_ranks(3, [&](int rank) {
@@ -82,7 +82,7 @@ TEST_CASE("a rank that left is named at once, not at the deadline") {
   }
 }
 
-TEST_CASE("ranks that disagree all throw the same error, before data move, and name the odd one") {
+TEST_CASE("ranks that disagree all throw the same error before data move, and name the odd one") {
   for (const Mismatch& mismatch : mismatches()) {
     CAPTURE(mismatch.name);
     for (const int world : {2, 3, 4}) {
@@ -110,7 +110,7 @@ TEST_CASE("ranks that disagree all throw the same error, before data move, and n
   }
 }
 
-TEST_CASE("with two ranks the first is taken as the reference") {
+TEST_CASE("with two ranks the lower one is the reference") {
   const Group group("threads", 2);
   const auto results = run_ranks(2, [&](int rank) {
     const auto c = group.join(rank);
@@ -119,7 +119,7 @@ TEST_CASE("with two ranks the first is taken as the reference") {
   for (const RankResult& result : results) CHECK(result.culprits == std::vector<int>{1});
 }
 
-TEST_CASE("ranks out of range and empty groups are refused") {
+TEST_CASE("out-of-range ranks and empty groups are refused") {
   CHECK_THROWS_HOLDING(InvalidArgument, "world size 0", comm::ThreadGroup(0));
   const auto group = std::make_shared<comm::ThreadGroup>(2);
   CHECK_THROWS_HOLDING(InvalidArgument, "rank 2 is not a rank of a group of 2",

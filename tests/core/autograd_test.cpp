@@ -25,7 +25,7 @@ Tensor leaf(const std::shared_ptr<Context>& context, const Values& values) {
   return x;
 }
 
-// y = factor * x, an operation as a user would write it.
+// y = factor * x, as a user-defined operation.
 Tensor scaled(const Tensor& x, double factor) {
   Tensor y = Tensor::empty(x.context(), x.shape(), x.dtype());
   kernels::cast(*x.context(), x.view(), {y.view(), false, true}, factor);
@@ -35,7 +35,7 @@ Tensor scaled(const Tensor& x, double factor) {
   return y;
 }
 
-// y = x, and its backward keeps x.
+// y = x, with a backward that keeps x alive.
 Tensor keeping(const Tensor& x) {
   Tensor y = scaled(x.detach(), 1.0);
   autograd::record("keeping", y, {x},
@@ -46,7 +46,7 @@ Tensor keeping(const Tensor& x) {
   return y;
 }
 
-TEST_CASE("a leaf collects its gradient over passes until it is zeroed") {
+TEST_CASE("a leaf accumulates its gradient over passes until it is zeroed") {
   const auto context = Context::create();
   Tensor x = leaf(context, {1, 2});
   autograd::backward(scaled(x, 3.0), vector_of(context, {1, 10}));
@@ -59,10 +59,10 @@ TEST_CASE("a leaf collects its gradient over passes until it is zeroed") {
   CHECK(values_of(x.grad()) == Values{2, 2});
 }
 
-TEST_CASE("a given buffer is written to, first over what it held, and outlives zero_grad") {
+TEST_CASE("a gradient buffer is overwritten, then accumulated into, and survives zero_grad") {
   const auto context = Context::create();
   Tensor x = leaf(context, {1, 2});
-  Tensor buffer = Tensor::full(context, {2}, DType::F32, 99.0);  // of another dtype
+  Tensor buffer = Tensor::full(context, {2}, DType::F32, 99.0);
   x.set_grad_buffer(buffer);
   CHECK_FALSE(x.grad().defined());
   autograd::backward(scaled(x, 3.0), vector_of(context, {1, 2}));
@@ -80,7 +80,7 @@ TEST_CASE("a given buffer is written to, first over what it held, and outlives z
   CHECK(buffer.to_vector<float>() == std::vector<float>{1, 2});
 }
 
-TEST_CASE("the gradient of a bf16 leaf is kept in f32 unless a buffer says otherwise") {
+TEST_CASE("a bf16 leaf's gradient is f32 unless its buffer has another dtype") {
   const auto context = Context::create();
   Tensor x = Tensor::full(context, {3}, DType::BF16, 1.0);
   x.set_requires_grad(true);
@@ -91,10 +91,11 @@ TEST_CASE("the gradient of a bf16 leaf is kept in f32 unless a buffer says other
   CHECK(values_of(x.grad()) == Values{257, 257, 257});  // bf16 would give 256
 }
 
-TEST_CASE("a residual addition shares its gradient, and writing to one side leaves the other") {
+TEST_CASE(
+    "a residual addition shares its gradient; writes through one input do not reach the other") {
   const auto context = Context::create();
   Tensor x = leaf(context, {1, 2});
-  // Both inputs of the addition get the same gradient; a is then added to by a second user.
+  // Both inputs of the addition receive the same gradient tensor; a second user then adds to a's.
   const Tensor a = scaled(x, 1.0), b = scaled(x, 10.0);
   const Tensor more = scaled(a, 100.0);
   const Tensor sum = ops::add(ops::add(a, b), more);
@@ -104,11 +105,11 @@ TEST_CASE("a residual addition shares its gradient, and writing to one side leav
   CHECK(values_of(seed) == Values{1, 2});
 }
 
-TEST_CASE("gradients that an operation passes on unchanged are never written to through a twin") {
+TEST_CASE("a gradient that an operation passes on unchanged is copied before it is written to") {
   const auto context = Context::create();
   Tensor x = leaf(context, {1}), y = leaf(context, {1});
   const Tensor a = scaled(x, 1.0), b = scaled(y, 1.0);
-  // The users of a and b are recorded in an order that makes each of them accumulate.
+  // The order of recording makes both a and b accumulate.
   const Tensor a2 = scaled(a, 2.0), b3 = scaled(b, 3.0);
   const Tensor ab = ops::add(a, b);
   autograd::backward(ops::add(ab, ops::add(a2, b3)), vector_of(context, {1}));
@@ -116,7 +117,7 @@ TEST_CASE("gradients that an operation passes on unchanged are never written to 
   CHECK(values_of(y.grad()) == Values{4});
 }
 
-TEST_CASE("a tensor that an operation takes twice") {
+TEST_CASE("a tensor that is used twice in one operation") {
   const auto context = Context::create();
   Tensor x = leaf(context, {1, 2});
   autograd::backward(ops::add(x, x), vector_of(context, {1, 1}));
@@ -126,7 +127,7 @@ TEST_CASE("a tensor that an operation takes twice") {
   autograd::backward(ops::add(h, h), vector_of(context, {1, 5}));
   CHECK(values_of(x.grad()) == Values{6, 30});
 
-  // Both places asked for before either is written, and one written over the other's pass.
+  // Both destinations are requested before either is written; one is written, one passed on.
   for (const bool via_node : {false, true}) {
     for (const bool pass_second : {false, true}) {
       CAPTURE(via_node);
@@ -159,12 +160,12 @@ TEST_CASE("tied weights: one leaf in several operations") {
   };
   CHECK(testing::gradcheck(twice, {w}) == "");
   const auto itself = [&](const std::vector<Tensor>& in) {
-    return ops::linear(in[0], in[0], {});  // input and weight at once
+    return ops::linear(in[0], in[0], {});  // both input and weight
   };
   CHECK(testing::gradcheck(itself, {w}) == "");
 }
 
-TEST_CASE("a deep graph of diamonds: 2^40 paths, one visit a node") {
+TEST_CASE("a deep graph of diamonds: 2^40 paths, one visit per node") {
   const auto context = Context::create();
   Tensor x = leaf(context, {1});
   Tensor y = scaled(x, 1.0);
@@ -173,7 +174,7 @@ TEST_CASE("a deep graph of diamonds: 2^40 paths, one visit a node") {
   CHECK(values_of(x.grad()) == Values{static_cast<double>(std::int64_t{1} << 40)});
 }
 
-TEST_CASE("a chain of 200,000 nodes neither runs nor dies recursively") {
+TEST_CASE("a chain of 200,000 nodes is traversed and destroyed without recursion") {
   const auto context = Context::create();
   Tensor x = leaf(context, {1});
   const auto chain = [&] {
@@ -183,11 +184,11 @@ TEST_CASE("a chain of 200,000 nodes neither runs nor dies recursively") {
   };
   autograd::backward(chain());
   CHECK(values_of(x.grad()) == Values{1});
-  chain();  // dropped without backward
+  chain();  // destroyed without backward
   CHECK(values_of(x.grad()) == Values{1});
 }
 
-TEST_CASE("inputs that need no gradient get none and are not visited") {
+TEST_CASE("inputs without requires_grad get no gradient and are not visited") {
   const auto context = Context::create();
   Tensor x = leaf(context, {1});
   const Tensor constant = vector_of(context, {5});
@@ -200,18 +201,18 @@ TEST_CASE("inputs that need no gradient get none and are not visited") {
   CHECK_FALSE(frozen.grad().defined());
 }
 
-TEST_CASE("a leaf as root") {
+TEST_CASE("a leaf as the root") {
   const auto context = Context::create();
   Tensor x = leaf(context, {1, 2});
   autograd::backward(x, vector_of(context, {7, 8}));
   autograd::backward(x, vector_of(context, {1, 1}));
   CHECK(values_of(x.grad()) == Values{8, 9});
-  // Its own gradient as the gradient of a root.
+  // Uses the leaf's own gradient as the root's.
   autograd::backward(ops::add(scaled(x, 1.0), x), x.grad());
   CHECK(values_of(x.grad()) == Values{24, 27});
 }
 
-TEST_CASE("what backward refuses") {
+TEST_CASE("backward refuses invalid roots and gradients") {
   const auto context = Context::create();
   Tensor x = leaf(context, {1, 2});
   const Tensor y = scaled(x, 1.0);
@@ -227,7 +228,7 @@ TEST_CASE("what backward refuses") {
   CHECK_FALSE(x.grad().defined());
 }
 
-TEST_CASE("a second backward over a freed part is refused before anything is written") {
+TEST_CASE("a second backward over a freed subgraph is refused before any gradient is written") {
   const auto context = Context::create();
   Tensor x = leaf(context, {1}), z = leaf(context, {1});
   const Tensor shared = scaled(x, 2.0);
@@ -241,7 +242,7 @@ TEST_CASE("a second backward over a freed part is refused before anything is wri
   CHECK_FALSE(z.grad().defined());
 }
 
-TEST_CASE("nothing is recorded while recording is off, nor during backward") {
+TEST_CASE("nothing is recorded under NoGradGuard or during backward") {
   const auto context = Context::create();
   Tensor x = leaf(context, {1});
   {
@@ -259,7 +260,7 @@ TEST_CASE("nothing is recorded while recording is off, nor during backward") {
   CHECK(context->grad_enabled());
 }
 
-TEST_CASE("grad mode is restored when a backward throws") {
+TEST_CASE("grad mode is restored when backward throws") {
   const auto context = Context::create();
   Tensor x = leaf(context, {1});
   const Tensor y = autograd::boundary(x, [] { throw Unsupported("no"); });
@@ -267,7 +268,7 @@ TEST_CASE("grad mode is restored when a backward throws") {
   CHECK(context->grad_enabled());
 }
 
-TEST_CASE("boundaries are called in reverse order, after all that was recorded behind them") {
+TEST_CASE("boundaries are called in reverse order, after all later nodes") {
   const auto context = Context::create();
   Tensor x = leaf(context, {1}), w = leaf(context, {1});
   std::vector<std::string> calls;
@@ -284,7 +285,7 @@ TEST_CASE("boundaries are called in reverse order, after all that was recorded b
   CHECK(values_of(w.grad()) == Values{3});
 }
 
-TEST_CASE("a boundary shares memory with its input") {
+TEST_CASE("a boundary shares its input's memory") {
   const auto context = Context::create();
   Tensor x = leaf(context, {1, 2});
   const Tensor y = autograd::boundary(x, [] {});
@@ -292,7 +293,7 @@ TEST_CASE("a boundary shares memory with its input") {
   CHECK(y.impl() != x.impl());
 }
 
-TEST_CASE("a node that nobody gave a gradient runs on zeros, with its boundary") {
+TEST_CASE("a node that receives no gradient runs on zeros, including its boundary") {
   const auto context = Context::create();
   Tensor x = leaf(context, {1, 2});
   int called = 0;
@@ -304,7 +305,7 @@ TEST_CASE("a node that nobody gave a gradient runs on zeros, with its boundary")
   CHECK(values_of(x.grad()) == Values{0, 0});
 }
 
-TEST_CASE("a saved tensor that was changed in place is refused, by operation and shape") {
+TEST_CASE("a saved tensor that was modified in place is refused, with operation and shape") {
   const auto context = Context::create();
   Tensor x = leaf(context, {1, 2});
   const Tensor y = keeping(x);
@@ -313,7 +314,7 @@ TEST_CASE("a saved tensor that was changed in place is refused, by operation and
                        doctest::Contains("keeping: a tensor of shape [2]"), InternalError);
 }
 
-TEST_CASE("a saved tensor whose memory was given back and restored is fine") {
+TEST_CASE("a saved tensor may be released and restored") {
   const auto context = Context::create();
   auto storage = Storage::allocate(context, 16, MemoryCategory::Gathered, "unit");
   Tensor w = Tensor::unbound({2}, DType::F64);
@@ -330,7 +331,7 @@ TEST_CASE("a saved tensor whose memory was given back and restored is fine") {
                        doctest::Contains("bound to other memory"), InternalError);
 }
 
-TEST_CASE("the place of a leaf's gradient counts as an accumulation") {
+TEST_CASE("requesting a leaf's gradient buffer counts as an accumulation") {
   const auto context = Context::create();
   Tensor x = leaf(context, {1, 2});
   const GradientView place = autograd::leaf_target(x);
@@ -344,7 +345,7 @@ TEST_CASE("the place of a leaf's gradient counts as an accumulation") {
                        InvalidArgument);
 }
 
-TEST_CASE("backwards that break the contract are told so") {
+TEST_CASE("backward functions that break the contract are reported") {
   const auto context = Context::create();
   Tensor x = leaf(context, {1, 2});
   const auto run = [&](const autograd::Backward& backward) {
@@ -364,7 +365,7 @@ TEST_CASE("backwards that break the contract are told so") {
                   InternalError);
 }
 
-TEST_CASE("memory: saved tensors and gradients are freed on the way, and nothing is left") {
+TEST_CASE("memory: saved tensors and gradients are freed during backward, and none remain") {
   const auto context = Context::create();
   const std::int64_t n = 1 << 12;
   const auto bytes = static_cast<std::int64_t>(n * sizeof(double));
@@ -384,9 +385,9 @@ TEST_CASE("memory: saved tensors and gradients are freed on the way, and nothing
     context->ledger().reset_peaks();
     autograd::backward(y, seed);
     seed = Tensor();
-    // One or two gradients at a time stand on top of what forward kept, not one for each node.
+    // At most two gradients exist at a time on top of forward's memory, not one per node.
     CHECK(context->ledger().total().peak <= after_forward + 5 * bytes);
-    // x, y, and the gradient of x: the user still holds y, but not what was behind it.
+    // x, y and x's gradient: y is still referenced, its graph is freed.
     CHECK(context->ledger().total().current == 3 * bytes);
     y = chain();
     CHECK(context->ledger().total().current > 10 * bytes);

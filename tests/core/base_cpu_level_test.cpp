@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-TEST_CASE("levels of this build and processor are parsed by both names, others refused") {
+TEST_CASE("this build's supported levels are parsed by both names, others refused") {
   const auto levels = cpu_levels();
   for (const CpuLevel level : {CpuLevel::Generic, CpuLevel::V3, CpuLevel::V4}) {
     const std::string name(cpu_level_name(level));
@@ -26,11 +26,11 @@ TEST_CASE("levels of this build and processor are parsed by both names, others r
   CHECK(detect_cpu_level() == levels.back());
 }
 
-TEST_CASE("a processor without a level of this build is refused with what it lacks") {
+TEST_CASE("a processor below this build's lowest level is refused with the missing features") {
   CHECK_THROWS_WITH_AS(detect_cpu_level({}), doctest::Contains("AVX2"), Unsupported);
 }
 
-TEST_CASE("an unknown level is refused with the known ones") {
+TEST_CASE("an unknown level is refused with the list of known ones") {
   CHECK_THROWS_WITH_AS(parse_cpu_level("avx2"), doctest::Contains("generic, v3 or v4"),
                        InvalidArgument);
   CHECK_THROWS_AS(parse_cpu_level("v2"), InvalidArgument);

@@ -41,7 +41,7 @@ TEST_CASE("C++ types map to dtypes") {
 }
 
 TEST_CASE("bf16 rounds to nearest, ties to even") {
-  const float ulp = 0x1.0p-7F;  // between 1 and 2
+  const float ulp = 0x1.0p-7F;  // spacing of bf16 in [1, 2)
   CHECK(round_trip(1.0F) == 1.0F);
   CHECK(round_trip(1.0F + 0.49F * ulp) == 1.0F);
   CHECK(round_trip(1.0F + 0.51F * ulp) == 1.0F + ulp);
@@ -57,12 +57,12 @@ TEST_CASE("bf16 keeps infinities and NaN, and overflows to infinity") {
   CHECK(round_trip(-infinity) == -infinity);
   CHECK(round_trip(std::numeric_limits<float>::max()) == infinity);
   CHECK(std::isnan(round_trip(std::numeric_limits<float>::quiet_NaN())));
-  // Its payload lies in the bits that are cut off.
+  // The NaN payload lies in the truncated bits.
   CHECK(std::isnan(round_trip(std::bit_cast<float>(0x7f800001U))));
   CHECK(std::isnan(round_trip(std::bit_cast<float>(0xffffffffU))));
 }
 
-TEST_CASE("every bf16 survives the way through float") {
+TEST_CASE("every bf16 survives conversion to float and back") {
   int wrong = 0;
   for (std::uint32_t bits = 0; bits < 0x10000U; ++bits) {
     BFloat16 value{};
@@ -73,7 +73,7 @@ TEST_CASE("every bf16 survives the way through float") {
   CHECK(wrong == 0);
 }
 
-TEST_CASE("visit_floating hands over the computing type and refuses others") {
+TEST_CASE("visit_floating passes the compute type and refuses other dtypes") {
   const auto size = [](auto type) { return sizeof(typename decltype(type)::type); };
   CHECK(visit_floating(DType::F64, "test", size) == 8);
   CHECK(visit_floating(DType::F32, "test", size) == 4);

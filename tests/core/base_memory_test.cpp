@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-TEST_CASE("the ledger books by owner, category and in total, with peaks") {
+TEST_CASE("the ledger books by owner and category, with totals and peaks") {
   MemoryLedger ledger;
   auto& weights = ledger.entry(MemoryCategory::Parameters, "h.0");
   auto& scratch = ledger.entry(MemoryCategory::Workspace, "matmul");
@@ -29,7 +29,7 @@ TEST_CASE("the ledger books by owner, category and in total, with peaks") {
   CHECK(&ledger.entry(MemoryCategory::Parameters, "h.0") == &weights);
   CHECK(&ledger.entry(MemoryCategory::Gathered, "h.0") != &weights);
 
-  const auto lines = ledger.lines();  // sorted; the entry of no bytes is left out
+  const auto lines = ledger.lines();  // sorted, without empty entries
   REQUIRE(lines.size() == 3);
   CHECK(lines[0].owner == "h.0");
   CHECK(lines[1].owner == "attention");
@@ -41,7 +41,7 @@ TEST_CASE("the ledger books by owner, category and in total, with peaks") {
   CHECK(ledger.usage(MemoryCategory::Workspace).peak == 200);
 }
 
-TEST_CASE("the ledger's table names owners and totals") {
+TEST_CASE("the ledger's table contains owners and totals") {
   MemoryLedger ledger;
   ledger.book(ledger.entry(MemoryCategory::OptimizerState, "adamw"), 3 << 20);
   const std::string table = ledger.table();
@@ -51,7 +51,7 @@ TEST_CASE("the ledger's table names owners and totals") {
   CHECK(table.find("3.00 MiB") != std::string::npos);
 }
 
-TEST_CASE("the ledger counts right when several threads book") {
+TEST_CASE("the ledger counts correctly with several threads") {
   MemoryLedger ledger;
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
@@ -70,7 +70,7 @@ TEST_CASE("the ledger counts right when several threads book") {
   CHECK(ledger.total().peak >= ledger.total().current);
 }
 
-TEST_CASE("every category has a name of its own") {
+TEST_CASE("every category has a distinct name") {
   for (int a = 0; a < kMemoryCategories; ++a) {
     const auto name = memory_category_name(static_cast<MemoryCategory>(a));
     CHECK_FALSE(name.empty());
@@ -92,7 +92,7 @@ TEST_CASE("host memory is aligned and writable at every size") {
   CHECK_NOTHROW(allocator->deallocate(nullptr, 0));
 }
 
-TEST_CASE("a freed block is reused, and trim gives it back") {
+TEST_CASE("a freed block is reused, and trim releases it") {
   const auto allocator = make_cpu_allocator();
   void* first = allocator->allocate(10000);
   const std::size_t held = allocator->reserved_bytes();
@@ -105,7 +105,7 @@ TEST_CASE("a freed block is reused, and trim gives it back") {
   void* much_smaller = allocator->allocate(100);
   CHECK(much_smaller != nullptr);
   CHECK(allocator->reserved_bytes() > held);
-  allocator->trim();  // nothing idle: both are in use
+  allocator->trim();
   CHECK(allocator->reserved_bytes() > held);
   allocator->deallocate(again, 9990);
   allocator->deallocate(much_smaller, 100);
@@ -113,7 +113,7 @@ TEST_CASE("a freed block is reused, and trim gives it back") {
   CHECK(allocator->reserved_bytes() == 0);
 }
 
-TEST_CASE("a large idle block is not spent on a small request") {
+TEST_CASE("a small request does not use a large idle block") {
   const auto allocator = make_cpu_allocator();
   void* large = allocator->allocate(1 << 20);
   allocator->deallocate(large, 1 << 20);
@@ -122,7 +122,7 @@ TEST_CASE("a large idle block is not spent on a small request") {
   allocator->deallocate(small, 1 << 10);
 }
 
-TEST_CASE("a request that no machine can serve is an error, not a small block") {
+TEST_CASE("an impossible request throws") {
   const auto allocator = make_cpu_allocator();
   constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max();
   for (const std::size_t bytes : {kMost, kMost - 64, kMost / 2 + 1}) {
@@ -132,7 +132,7 @@ TEST_CASE("a request that no machine can serve is an error, not a small block") 
   CHECK(allocator->reserved_bytes() == 0);
 }
 
-TEST_CASE("a limit ends what may be held, after idle blocks were given back") {
+TEST_CASE("a limit caps reserved memory, after idle blocks are released") {
   const auto allocator = make_cpu_allocator();
   limit_memory(*allocator, 100'000);
   void* first = allocator->allocate(60'000);
@@ -140,7 +140,7 @@ TEST_CASE("a limit ends what may be held, after idle blocks were given back") {
   CHECK(allocator->reserved_bytes() < 70'000);
   void* small = allocator->allocate(10'000);
   allocator->deallocate(first, 60'000);
-  void* larger = allocator->allocate(80'000);  // takes the idle block's place
+  void* larger = allocator->allocate(80'000);  // releases the idle block first
   CHECK(larger != nullptr);
   allocator->deallocate(larger, 80'000);
   allocator->deallocate(small, 10'000);
@@ -151,13 +151,13 @@ TEST_CASE("a limit ends what may be held, after idle blocks were given back") {
   CHECK_THROWS_AS(limit_memory(*make_meta_allocator(), 100), Unsupported);
 }
 
-TEST_CASE("the meta device takes no memory") {
+TEST_CASE("the meta device allocates no memory") {
   const auto allocator = make_meta_allocator();
   CHECK(allocator->allocate(1 << 30) == nullptr);
   CHECK(allocator->reserved_bytes() == 0);
 }
 
-TEST_CASE("bytes are printed for people") {
+TEST_CASE("byte counts are formatted in human-readable units") {
   CHECK(format_bytes(0) == "0 B");
   CHECK(format_bytes(17) == "17 B");
   CHECK(format_bytes(1023) == "1023 B");

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::int64_t kHuge = std::int64_t{1} << 62;
 
-TEST_CASE("dims hold up to eight values") {
+TEST_CASE("dims store up to eight values") {
   Dims dims{4, 24, 48};
   CHECK(dims.size() == 3);
   CHECK(dims.at(-1) == 48);
@@ -55,7 +55,7 @@ TEST_CASE("strides of a dense tensor are row-major") {
   CHECK_THROWS_AS(contiguous_strides({0, kHuge, 4}), InvalidArgument);
 }
 
-TEST_CASE("a view knows whether it is dense") {
+TEST_CASE("a view reports whether it is dense") {
   float numbers[24] = {};
   TensorView view = dense_view(numbers, DType::F32, {2, 3, 4});
   CHECK(view.is_contiguous());

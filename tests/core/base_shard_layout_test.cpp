@@ -10,7 +10,7 @@ std::vector<ShardLayout::Parameter> odd_parameters() {
           {"w", {64, 2}, true},   {"scalar", {}, false}, {"last", {130}, false}};
 }
 
-TEST_CASE("parameters start at aligned offsets that do not depend on the world size") {
+TEST_CASE("parameter offsets are aligned and independent of the world size") {
   const ShardLayout one("h.0", odd_parameters(), 1);
   CHECK(one.unit() == "h.0");
   CHECK(one.parameter_count() == 231 + 1 + 0 + 128 + 1 + 130);
@@ -28,12 +28,11 @@ TEST_CASE("parameters start at aligned offsets that do not depend on the world s
     CHECK(layout.segment_size() % ShardLayout::kAlignment == 0);
     CHECK(layout.padded_size() == layout.segment_size() * world);
     CHECK(layout.padded_size() >= 512 + 130);
-    // Only the tail is padded: one alignment per rank at most.
     CHECK(layout.padded_size() < 704 + ShardLayout::kAlignment * world);
   }
 }
 
-TEST_CASE("the ranks' ranges cover every parameter once, in order") {
+TEST_CASE("the ranks' ranges cover every parameter exactly once, in order") {
   for (const int world : {1, 2, 3, 7, 100}) {
     CAPTURE(world);
     const ShardLayout layout("h.0", odd_parameters(), world);
@@ -42,7 +41,7 @@ TEST_CASE("the ranks' ranges cover every parameter once, in order") {
       std::int64_t end_of_last = 0;
       for (const SlotRange& range : layout.ranges_of_rank(rank)) {
         const auto slot = static_cast<std::size_t>(range.slot);
-        CHECK(range.begin == covered[slot]);  // goes on where the rank before it ended
+        CHECK(range.begin == covered[slot]);  // continues the previous rank's range
         CHECK(range.begin < range.end);
         CHECK(range.offset >= end_of_last);
         CHECK(rank * layout.segment_size() + range.offset ==
@@ -56,7 +55,7 @@ TEST_CASE("the ranks' ranges cover every parameter once, in order") {
   }
 }
 
-TEST_CASE("ranges of any part of the buffer count from its start") {
+TEST_CASE("ranges of any part of the buffer count from the part's start") {
   const ShardLayout layout("h.0", odd_parameters(), 2);
   const auto ranges = layout.ranges(200, 330);
   REQUIRE(ranges.size() == 3);
@@ -74,13 +73,13 @@ TEST_CASE("ranges of any part of the buffer count from its start") {
   CHECK(layout.ranges(300, 300).empty());
 }
 
-TEST_CASE("a unit of nothing has no elements") {
+TEST_CASE("an empty unit has no elements") {
   const ShardLayout layout("empty", {}, 4);
   CHECK(layout.padded_size() == 0);
   CHECK(layout.ranges_of_rank(3).empty());
 }
 
-TEST_CASE("a layout refuses a name that stands twice, and ranks outside the world") {
+TEST_CASE("duplicate names and ranks outside of the world are refused") {
   CHECK_THROWS_WITH_AS(ShardLayout("h.0", {{"a", {1}, false}, {"a", {2}, false}}, 1),
                        "unit h.0: parameter a appears twice", InvalidArgument);
   CHECK_THROWS_WITH_AS(ShardLayout("h.0", {}, 0), "unit h.0: world size must be at least 1, got 0",

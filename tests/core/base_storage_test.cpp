@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-TEST_CASE("a storage is booked while it lives") {
+TEST_CASE("a storage is booked while it exists") {
   const auto context = Context::create();
   {
     const auto storage = Storage::allocate(context, 1000, MemoryCategory::Activations, "gelu");
@@ -22,7 +22,7 @@ TEST_CASE("a storage is booked while it lives") {
   CHECK(context->ledger().total().peak == 1000);
 }
 
-TEST_CASE("a storage can give its memory back and take it again") {
+TEST_CASE("a storage can release its memory and materialize again") {
   const auto context = Context::create();
   const auto storage = Storage::reserve(context, 256, MemoryCategory::Gathered, "h.3");
   CHECK_FALSE(storage->is_materialized());
@@ -50,13 +50,13 @@ TEST_CASE("a wrapped storage books nothing and keeps its owner alive") {
   numbers.reset();
   CHECK(context->ledger().total().peak == 0);
   CHECK(static_cast<int*>(storage->data())[9] == 7);
-  storage->release();  // not ours to give back
+  storage->release();  // not ours to release
   CHECK(storage->is_materialized());
   storage.reset();
   CHECK(watch.expired());
 }
 
-TEST_CASE("a storage outlives the handle of its context") {
+TEST_CASE("a storage outlives its context handle") {
   auto context = Context::create();
   auto storage = Storage::allocate(context, 64, MemoryCategory::Data, "tokens");
   context.reset();
@@ -64,7 +64,7 @@ TEST_CASE("a storage outlives the handle of its context") {
   storage.reset();
 }
 
-TEST_CASE("an allocation that fails names owner, device and the ledger") {
+TEST_CASE("a failed allocation names owner, device and the ledger") {
   const auto context = Context::create();
   const auto held = Storage::allocate(context, 3 << 20, MemoryCategory::Parameters, "wte");
   const auto hopeless = std::numeric_limits<std::size_t>::max() / 2 + 1;
@@ -80,14 +80,14 @@ TEST_CASE("an allocation that fails names owner, device and the ledger") {
   CHECK(context->ledger().total().current == 3 << 20);
 }
 
-TEST_CASE("a meta storage is booked and has no memory") {
+TEST_CASE("a meta storage is booked but has no memory") {
   const auto meta = Context::create({.device = {DeviceType::Meta, 0}});
   const auto storage = Storage::allocate(meta, std::size_t{1} << 50, MemoryCategory::Data, "plan");
   CHECK(storage->data() == nullptr);
   CHECK(meta->ledger().total().current == std::int64_t{1} << 50);
 }
 
-TEST_CASE("a context holds what it was made with") {
+TEST_CASE("a context returns its construction options") {
   const auto context = Context::create({.threads = 2, .cpu_level = cpu_levels().front()});
   CHECK(context->threads().size() == 2);
   CHECK(context->cpu_level() == cpu_levels().front());
@@ -99,7 +99,7 @@ TEST_CASE("a context holds what it was made with") {
                        Unsupported);
 }
 
-TEST_CASE("gradient mode is restored at the end of a scope, also by an exception") {
+TEST_CASE("gradient mode is restored at the end of a scope, even by an exception") {
   const auto context = Context::create();
   CHECK(context->grad_enabled());
   try {

@@ -5,7 +5,7 @@
 
 using namespace tessera;
 
-TEST_CASE("memory is the machine's, or the container's if that is less") {
+TEST_CASE("system memory is the minimum of machine and container limit") {
   const test::TempDir dir;
   const SystemMemory whole = system_memory(dir.path(), "/dev/null");
   CHECK(whole.total > 16 << 20);
@@ -18,13 +18,13 @@ TEST_CASE("memory is the machine's, or the container's if that is less") {
   CHECK(system_memory(dir.path(), "/dev/null").available == 1'000'000);
   dir.write("memory.stat", "anon 9000000\ninactive_file 2000000\nactive_file 5\n");
   CHECK(system_memory(dir.path(), "/dev/null").available == 3'000'000);
-  dir.write("memory.current", "52000001\n");  // over the limit for a moment
+  dir.write("memory.current", "52000001\n");  // briefly over the limit
   CHECK(system_memory(dir.path(), "/dev/null").available == 0);
   dir.write("memory.max", "max\n");
   CHECK(system_memory(dir.path(), "/dev/null").total == whole.total);
 }
 
-TEST_CASE("of control groups within each other the narrowest counts, of both versions") {
+TEST_CASE("with nested control groups the smallest limit counts, in v1 and v2") {
   const test::TempDir dir;
   const auto in = [&](const std::string& group, const std::string& file, const std::string& text) {
     std::filesystem::create_directories(dir.file(group));

@@ -21,12 +21,12 @@ namespace {
 
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define TESSERA_IS_SANITIZED  // that takes address space
+#define TESSERA_IS_SANITIZED  // sanitizers reserve address space
 #endif
 #endif
 #if !defined(TESSERA_IS_SANITIZED) && !defined(__SANITIZE_ADDRESS__) && \
     !defined(__SANITIZE_THREAD__)
-// In a process of its own. @return 0: some threads were there, one was not, and the error says so
+// Runs in a child process. @return 0 if some threads started, one did not, and the error says so
 int run_out_of_threads() {
   constexpr std::size_t kStack = std::size_t{64} << 20;
   pthread_attr_t attributes;
@@ -49,7 +49,7 @@ int run_out_of_threads() {
   }
 }
 
-TEST_CASE("a thread that can't be started is an error that tells how many there are") {
+TEST_CASE("a failed thread start is an error that says how many started") {
   const pid_t child = ::fork();
   if (child == 0) ::_exit(run_out_of_threads());
   int status = 0;
@@ -59,7 +59,7 @@ TEST_CASE("a thread that can't be started is an error that tells how many there 
 }
 #endif
 
-TEST_CASE("a loop covers every index once, in parts of at least the grain") {
+TEST_CASE("a loop covers every index once, in chunks of at least the grain") {
   for (const int threads : {1, 2, 3, 8}) {
     ThreadPool pool(threads);
     CHECK(pool.size() == threads);
@@ -84,7 +84,7 @@ TEST_CASE("a loop covers every index once, in parts of at least the grain") {
   }
 }
 
-TEST_CASE("many short loops in a row stay right") {
+TEST_CASE("many short loops in a row give correct results") {
   ThreadPool pool(3);
   std::vector<std::int64_t> values(64);
   for (int round = 0; round < 2000; ++round) {
@@ -95,7 +95,7 @@ TEST_CASE("many short loops in a row stay right") {
   CHECK(std::accumulate(values.begin(), values.end(), std::int64_t{0}) == 2000 * (63 * 64 / 2));
 }
 
-TEST_CASE("chunks of a thread that is held up are taken by the others") {
+TEST_CASE("other threads take over the chunks of a delayed one") {
   ThreadPool pool(2);
   const auto caller = std::this_thread::get_id();
   std::atomic<bool> held{false};
@@ -104,11 +104,10 @@ TEST_CASE("chunks of a thread that is held up are taken by the others") {
   pool.parallel_for(8, 1, [&](std::int64_t, std::int64_t) {
     const bool worker = std::this_thread::get_id() != caller;
     if (worker && !held.exchange(true)) {
-      // Until the caller has done all chunks but this one.
+      // Blocks until the caller has done all other chunks.
       while (others != 7 && std::chrono::steady_clock::now() - begin < std::chrono::seconds(20))
         std::this_thread::yield();
     } else {
-      // The worker gets one before the caller is through.
       while (!held && std::chrono::steady_clock::now() - begin < std::chrono::seconds(20))
         std::this_thread::yield();
       ++others;
@@ -117,7 +116,7 @@ TEST_CASE("chunks of a thread that is held up are taken by the others") {
   CHECK(others == 7);
 }
 
-TEST_CASE("a loop inside a loop runs serially") {
+TEST_CASE("a nested loop runs serially") {
   ThreadPool pool(2);
   std::atomic<std::int64_t> sum{0};
   pool.parallel_for(8, 1, [&](std::int64_t begin, std::int64_t end) {
@@ -132,7 +131,7 @@ TEST_CASE("a loop inside a loop runs serially") {
   CHECK(sum == 80);
 }
 
-TEST_CASE("an exception of any part reaches the caller, and the pool lives on") {
+TEST_CASE("an exception in any chunk reaches the caller, and the pool stays usable") {
   ThreadPool pool(3);
   for (const std::int64_t bad : {0, 1, 2}) {
     const auto run = [&] {
@@ -147,7 +146,7 @@ TEST_CASE("an exception of any part reaches the caller, and the pool lives on") 
   CHECK(parts == 3);
 }
 
-TEST_CASE("a pool sleeps between loops and wakes again") {
+TEST_CASE("a pool sleeps between loops and wakes up again") {
   ThreadPool pool(2);
   for (int round = 0; round < 3; ++round) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));  // longer than it spins
@@ -157,7 +156,7 @@ TEST_CASE("a pool sleeps between loops and wakes again") {
   }
 }
 
-TEST_CASE("a pool needs a sensible number of threads") {
+TEST_CASE("an invalid number of threads is refused") {
   CHECK_THROWS_WITH_AS(ThreadPool(0), "number of threads must be in 1..4096, got 0",
                        InvalidArgument);
   CHECK_THROWS_AS(ThreadPool(-1), InvalidArgument);

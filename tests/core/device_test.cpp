@@ -1,4 +1,4 @@
-// Tensors and operations on a device beside the CPU: its kernels run as fibers here.
+// Tensors and operations on a device; its kernels run as fibers here.
 
 #include <doctest/doctest.h>
 #include <sys/stat.h>
@@ -29,7 +29,7 @@ std::string read_file(const std::string& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-TEST_CASE("values go to a device and come back") {
+TEST_CASE("values are copied to a device and back") {
   const auto context = device();
   const std::vector<float> values = {1.5F, -2.0F, 3.25F};
   const Tensor x = Tensor::from<float>(context, {3}, std::span<const float>(values));
@@ -48,7 +48,7 @@ TEST_CASE("values go to a device and come back") {
   CHECK(filled.to_vector<float>() == std::vector<float>{0, 1, 2, 3, 4});
 }
 
-TEST_CASE("kernels read the step of the random numbers in the device's memory") {
+TEST_CASE("kernels read the random number generator's step from device memory") {
   const Tensor meta =
       Tensor::empty(Context::create({.device = {DeviceType::Meta, 0}}), {2, 2}, DType::F32);
   meta.context()->set_rng_step({1, 2, 3});
@@ -74,7 +74,7 @@ TEST_CASE("kernels read the step of the random numbers in the device's memory") 
   CHECK(masks[0] == masks[1]);
 }
 
-TEST_CASE("a plugin that is none, or cut short, is refused and ends nobody") {
+TEST_CASE("an invalid or truncated plugin is refused without ending the process") {
   const test::TempDir dir;
   const auto refused = [](const std::string& path, const std::string& why) {
     CAPTURE(path);
@@ -96,7 +96,7 @@ TEST_CASE("a plugin that is none, or cut short, is refused and ends nobody") {
   refused(dir.file("folder"), "not a regular file");
   REQUIRE(::mkfifo(dir.file("fifo").c_str(), 0600) == 0);
   refused(dir.file("fifo"), "not a regular file");
-  // A folder on the way that may not be searched; by root it may always.
+  // An unsearchable directory on the path; root may always search it.
   std::filesystem::create_directory(dir.file("closed"));
   REQUIRE(::chmod(dir.file("closed").c_str(), 0) == 0);
   const uid_t user = ::geteuid();
@@ -107,7 +107,7 @@ TEST_CASE("a plugin that is none, or cut short, is refused and ends nobody") {
   REQUIRE(::chmod(dir.file("closed").c_str(), 0700) == 0);
 }
 
-TEST_CASE("contexts do not mix, and what fails leaves the context usable") {
+TEST_CASE("mixing contexts is refused, and errors leave the context usable") {
   const auto context = device(), other = device(), cpu = Context::create();
   const Tensor x = Tensor::full(context, {4}, DType::F32, 1.0);
   CHECK_THROWS_AS(ops::add(x, Tensor::full(cpu, {4}, DType::F32, 1.0)), InvalidArgument);
@@ -115,7 +115,7 @@ TEST_CASE("contexts do not mix, and what fails leaves the context usable") {
   CHECK(ops::add(x, x).to_vector<float>() == std::vector<float>(4, 2.0F));
 }
 
-TEST_CASE("a token or target outside of the vocabulary gives NaN, not an access outside") {
+TEST_CASE("a token or target outside of the vocabulary gives NaN, not an out-of-bounds access") {
   const auto context = device();
   const auto integers = [&](const Shape& shape, const std::vector<std::int32_t>& values) {
     return Tensor::from<std::int32_t>(context, shape, std::span<const std::int32_t>(values));
@@ -130,7 +130,7 @@ TEST_CASE("a token or target outside of the vocabulary gives NaN, not an access 
   CHECK(std::isnan(ops::linear_cross_entropy(x, weight, integers({2}, {0, 5}), 1.0).item()));
 }
 
-TEST_CASE("the loss that computes gradients in forward must be the root of backward") {
+TEST_CASE("the loss with gradients from forward must be the root of backward") {
   const auto context = device();
   Tensor x = Tensor::full(context, {2, 8}, DType::F32, 0.25);
   x.set_requires_grad(true);

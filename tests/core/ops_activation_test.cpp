@@ -12,7 +12,7 @@ namespace {
 
 using testing::random_tensor;
 
-TEST_CASE("gelu: its formula, and the ends of the range") {
+TEST_CASE("gelu: formula, and extreme inputs") {
   const auto context = Context::create();
   const std::vector<double> values{-30, -3, -1, -1e-3, 0, 1e-3, 0.5, 2, 30};
   const Tensor y = ops::gelu(Tensor::from<double>(context, {9}, values));
@@ -31,13 +31,13 @@ TEST_CASE("gelu: gradients") {
   }
 }
 
-TEST_CASE("gelu: bf16 is near f32") {
+TEST_CASE("gelu: bf16 matches f32") {
   const auto context = Context::create();
   CHECK(testing::compare_bf16([](const auto& t) { return ops::gelu(t[0]); },
                               {random_tensor(context, {5, 33}, DType::BF16, 1)}, 0.01) == "");
 }
 
-TEST_CASE("gelu: its input changed in place before backward is noticed") {
+TEST_CASE("gelu: in-place modification of its input before backward is detected") {
   const auto context = Context::create();
   Tensor x = random_tensor(context, {1}, DType::F32, 1).set_requires_grad(true);
   const Tensor y = ops::gelu(x);
@@ -45,7 +45,7 @@ TEST_CASE("gelu: its input changed in place before backward is noticed") {
   CHECK_THROWS_WITH_AS(autograd::backward(y), doctest::Contains("gelu"), InternalError);
 }
 
-TEST_CASE("gelu: what it refuses") {
+TEST_CASE("gelu: refuses invalid arguments") {
   const auto context = Context::create();
   CHECK_THROWS_WITH_AS(ops::gelu(Tensor::empty(context, {2}, DType::F16)),
                        doctest::Contains("gelu: x must be f64, f32 or bf16, got f16"),
@@ -55,7 +55,7 @@ TEST_CASE("gelu: what it refuses") {
                        InvalidArgument);
 }
 
-TEST_CASE("swiglu and geglu: their formulas") {
+TEST_CASE("swiglu and geglu: formulas") {
   const auto context = Context::create();
   const Tensor x = random_tensor(context, {2, 3, 10}, DType::F64, 1, 2.0);
   const Tensor swiglu = ops::swiglu(x), geglu = ops::geglu(x);
@@ -73,7 +73,7 @@ TEST_CASE("swiglu and geglu: their formulas") {
   }
 }
 
-TEST_CASE("swiglu and geglu: gradients, and bf16 is near f32") {
+TEST_CASE("swiglu and geglu: gradients, and bf16 matches f32") {
   const auto context = Context::create();
   for (const auto gated : {ops::swiglu, ops::geglu}) {
     const auto f = [gated](const auto& t) { return gated(t[0]); };
@@ -86,7 +86,7 @@ TEST_CASE("swiglu and geglu: gradients, and bf16 is near f32") {
   }
 }
 
-TEST_CASE("swiglu: what it refuses") {
+TEST_CASE("swiglu: refuses invalid arguments") {
   const auto context = Context::create();
   CHECK_THROWS_WITH_AS(ops::swiglu(random_tensor(context, {2, 3}, DType::F32, 1)),
                        "swiglu: the last dim of x holds gate and up side by side and must be even, "

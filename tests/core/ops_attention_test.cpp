@@ -13,7 +13,7 @@ namespace {
 using testing::random_tensor;
 using testing::values_of;
 
-// Softmax attention as its definition says, one score at a time.
+// Softmax attention by definition, in double.
 std::vector<double> reference(const Tensor& qkv, std::int64_t heads) {
   const std::int64_t batch = qkv.dim(0), time = qkv.dim(1), width = qkv.dim(2) / 3;
   const std::int64_t head_dim = width / heads;
@@ -51,7 +51,7 @@ void check_near(const std::vector<double>& found, const std::vector<double>& exp
   double error = 0.0;
   for (std::size_t i = 0; i < found.size(); ++i) {
     const double difference = std::abs(found[i] - expected[i]);
-    error = difference <= error ? error : difference;  // a NaN stays
+    error = difference <= error ? error : difference;  // a NaN persists
   }
   CHECK(error <= tolerance);
 }
@@ -61,7 +61,7 @@ struct Case {
   Shape shape() const { return {batch, time, 3 * heads * head_dim}; }
 };
 
-TEST_CASE("causal_attention: its definition, over odd shapes and tile borders") {
+TEST_CASE("causal_attention: matches its definition, over odd shapes and tile borders") {
   const auto context = Context::create();
   for (const Case& c :
        {Case{1, 1, 1, 1}, Case{2, 7, 3, 5}, Case{1, 65, 2, 8}, Case{1, 130, 1, 3}}) {
@@ -70,7 +70,7 @@ TEST_CASE("causal_attention: its definition, over odd shapes and tile borders") 
     const std::vector<double> expected = reference(qkv, c.heads);
     const Tensor out = ops::causal_attention(qkv, c.heads);
     CHECK(out.shape() == Shape{c.batch, c.time, c.heads * c.head_dim});
-    // The scale 1 / sqrt(D) is a float.
+    // Tolerance: the scale 1 / sqrt(D) is a float.
     check_near(values_of(out), expected, 1e-6);
     check_near(values_of(ops::causal_attention(testing::convert(qkv, DType::F32), c.heads)),
                expected, 1e-5);
@@ -83,7 +83,7 @@ TEST_CASE("causal_attention: large scores do not overflow") {
   for (const double value : values_of(ops::causal_attention(qkv, 2))) CHECK(std::isfinite(value));
 }
 
-TEST_CASE("causal_attention: the future is not seen") {
+TEST_CASE("causal_attention: later positions have no influence") {
   const auto context = Context::create();
   Tensor qkv = random_tensor(context, {1, 6, 12}, DType::F32, 1);
   const std::vector<double> before = values_of(ops::causal_attention(qkv, 2));
@@ -103,20 +103,20 @@ TEST_CASE("causal_attention: gradients") {
   }
 }
 
-TEST_CASE("causal_attention: bf16 is near f32") {
+TEST_CASE("causal_attention: bf16 matches f32") {
   const auto context = Context::create();
   CHECK(testing::compare_bf16([](const auto& t) { return ops::causal_attention(t[0], 2); },
                               {random_tensor(context, {2, 19, 48}, DType::BF16, 1)}, 0.02) == "");
 }
 
-TEST_CASE("causal_attention: keeps its result without keeping itself alive") {
+TEST_CASE("causal_attention: keeps its result without a reference cycle") {
   const auto context = Context::create();
   Tensor qkv = random_tensor(context, {1, 4, 12}, DType::F32, 1).set_requires_grad(true);
   { const Tensor out = ops::causal_attention(qkv, 2); }
   CHECK(context->ledger().total().current == static_cast<std::int64_t>(qkv.bytes()));
 }
 
-TEST_CASE("causal_attention: what it refuses") {
+TEST_CASE("causal_attention: refuses invalid arguments") {
   const auto context = Context::create();
   const Tensor qkv = random_tensor(context, {1, 4, 12}, DType::F32, 1);
   for (const std::int64_t heads : {0, 3, -1})
@@ -129,7 +129,7 @@ TEST_CASE("causal_attention: what it refuses") {
                        doctest::Contains("[B, T, 3 * H * D], got shape [4, 12]"), InvalidArgument);
 }
 
-// Rows [begin, end) of the time axis, copied.
+// A copy of rows [begin, end) of the time dim.
 Tensor slice_time(const Tensor& qkv, std::int64_t begin, std::int64_t end) {
   const std::int64_t batch = qkv.dim(0), time = qkv.dim(1), width = qkv.dim(2);
   std::vector<float> values;
@@ -140,7 +140,7 @@ Tensor slice_time(const Tensor& qkv, std::int64_t begin, std::int64_t end) {
   return Tensor::from<float>(qkv.context(), {batch, end - begin, width}, values);
 }
 
-TEST_CASE("cached_attention: prompt, then token by token, is causal_attention") {
+TEST_CASE("cached_attention: prompt, then token by token, equals causal_attention") {
   const auto context = Context::create();
   const std::int64_t batch = 2, time = 7, heads = 2, head_dim = 3, width = heads * head_dim;
   const Tensor qkv = random_tensor(context, {batch, time, 3 * width}, DType::F32, 1);
@@ -160,10 +160,10 @@ TEST_CASE("cached_attention: prompt, then token by token, is causal_attention") 
     past += count;
   }
   CHECK(k.storage()->version() > version);
-  CHECK(k.data<float>()[7 * width] == 77.0F);  // past the filled columns nothing was written
+  CHECK(k.data<float>()[7 * width] == 77.0F);
 }
 
-TEST_CASE("cached_attention: what it refuses") {
+TEST_CASE("cached_attention: refuses invalid arguments") {
   const auto context = Context::create();
   Tensor qkv = random_tensor(context, {1, 2, 12}, DType::F32, 1);
   const Tensor cache = Tensor::full(context, {1, 4, 2, 2}, DType::F32, 0.0);

@@ -51,7 +51,7 @@ struct Inputs {
   Tensor x, weight, targets;
 };
 
-TEST_CASE("linear_cross_entropy: its definition, with ignored rows, for any chunk") {
+TEST_CASE("linear_cross_entropy: matches its definition, with ignored rows, for any chunk size") {
   const Inputs in(DType::F64);
   const NoGradGuard off(*in.context);
   const double expected = reference(in.x, in.weight, kTargets, 0.25);
@@ -60,7 +60,7 @@ TEST_CASE("linear_cross_entropy: its definition, with ignored rows, for any chun
           doctest::Approx(expected).epsilon(1e-9));
 }
 
-TEST_CASE("linear_cross_entropy: gradients for any chunk") {
+TEST_CASE("linear_cross_entropy: gradients for any chunk size") {
   const Inputs in(DType::F64);
   for (const std::int64_t chunk : {0, 1, 3, 7}) {
     CAPTURE(chunk);
@@ -71,11 +71,11 @@ TEST_CASE("linear_cross_entropy: gradients for any chunk") {
     leaves.leaves_only = true;
     CHECK(testing::gradcheck(f, {in.x, in.weight}, leaves) == "");
     CHECK(testing::gradcheck(f, {in.x.detach(), in.weight}, leaves) == "");
-    CHECK(testing::gradcheck(f, {in.x, in.weight.detach()}) == "");  // x as a result
+    CHECK(testing::gradcheck(f, {in.x, in.weight.detach()}) == "");  // x as a non-leaf
   }
 }
 
-TEST_CASE("linear_cross_entropy: loss and gradients with recording are those without") {
+TEST_CASE("linear_cross_entropy: recording changes neither loss nor gradients") {
   const Inputs in(DType::F32);
   double evaluated = 0.0;
   {
@@ -86,7 +86,7 @@ TEST_CASE("linear_cross_entropy: loss and gradients with recording are those wit
   const Tensor loss = ops::linear_cross_entropy(in.x, in.weight, in.targets, 1.0);
   CHECK(loss.item() == evaluated);
   CHECK(loss.requires_grad());
-  CHECK(in.weight.grad().defined());  // already in forward
+  CHECK(in.weight.grad().defined());  // computed in forward
   CHECK_FALSE(in.x.grad().defined());
   const std::vector<double> grad_weight = values_of(in.weight.grad());
   autograd::backward(loss);
@@ -94,7 +94,7 @@ TEST_CASE("linear_cross_entropy: loss and gradients with recording are those wit
   CHECK(values_of(in.weight.grad()) == grad_weight);
 }
 
-TEST_CASE("linear_cross_entropy: tied to the embedding side, the weight's gradients add up") {
+TEST_CASE("linear_cross_entropy: a weight tied to the embedding accumulates both gradients") {
   Inputs in(DType::F64);
   const Tensor more = random_tensor(in.context, {7, 5}, DType::F64, 9).set_requires_grad(true);
   const auto grad_of = [&](const Tensor& x) {
@@ -123,7 +123,7 @@ TEST_CASE("linear_cross_entropy: a gradient buffer of another dtype") {
   }
 }
 
-TEST_CASE("linear_cross_entropy: bf16 is near f32, and its loss is f32") {
+TEST_CASE("linear_cross_entropy: bf16 matches f32, and its loss is f32") {
   const Inputs in(DType::BF16);
   const auto f = [&](const std::vector<Tensor>& t) {
     return ops::linear_cross_entropy(t[0], t[1], in.targets, 1.0, 3);
@@ -142,7 +142,7 @@ TEST_CASE("linear_cross_entropy: only ignored rows") {
   CHECK(values_of(in.weight.grad()) == std::vector<double>(55, 0.0));
 }
 
-TEST_CASE("linear_cross_entropy: all logits never exist at once") {
+TEST_CASE("linear_cross_entropy: never stores all logits at once") {
   const auto context = Context::create();
   const std::int64_t rows = 100, vocab = 4096;
   const Tensor x = random_tensor(context, {rows, 4}, DType::F32, 1);
@@ -154,7 +154,7 @@ TEST_CASE("linear_cross_entropy: all logits never exist at once") {
   CHECK(context->ledger().usage(MemoryCategory::Workspace).peak < half + half / 2);
   CHECK(context->ledger().usage(MemoryCategory::Workspace).current == 0);
 
-  // The bound of 64 MiB holds for a large vocabulary: on the meta device, without the memory.
+  // The bound of 64 MiB holds for a large vocabulary, checked on the meta device.
   const auto meta = Context::create({.device = {DeviceType::Meta, 0}});
   const Tensor large = Tensor::empty(meta, {4096, 8}, DType::BF16, MemoryCategory::Data);
   const Tensor head = Tensor::empty(meta, {50257, 8}, DType::BF16, MemoryCategory::Parameters);
@@ -163,7 +163,7 @@ TEST_CASE("linear_cross_entropy: all logits never exist at once") {
   CHECK(meta->ledger().usage(MemoryCategory::Workspace).peak <= (65 << 20));
 }
 
-TEST_CASE("linear_cross_entropy: what it refuses, before any gradient is written") {
+TEST_CASE("linear_cross_entropy: refuses invalid arguments before writing any gradient") {
   Inputs in(DType::F32);
   for (const std::int32_t bad : {-2, 11}) {
     std::vector<std::int32_t> targets = kTargets;

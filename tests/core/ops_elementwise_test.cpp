@@ -32,7 +32,7 @@ TEST_CASE("add: values and gradients") {
                               0.005) == "");
 }
 
-TEST_CASE("add: what it refuses") {
+TEST_CASE("add: refuses invalid arguments") {
   const auto context = Context::create();
   const Tensor a = random_tensor(context, {2, 3}, DType::F32, 1);
   CHECK_THROWS_WITH_AS(ops::add(a, random_tensor(context, {3, 2}, DType::F32, 1)),
@@ -42,7 +42,7 @@ TEST_CASE("add: what it refuses") {
   CHECK_THROWS_AS(ops::add(a, Tensor()), InternalError);
 }
 
-TEST_CASE("dropout: zeroes by the stream, and scales what it keeps") {
+TEST_CASE("dropout: zeroes by the random stream, and scales the rest") {
   const auto context = Context::create();
   const float p = 0.25F;
   const std::int64_t n = 4001;
@@ -59,7 +59,7 @@ TEST_CASE("dropout: zeroes by the stream, and scales what it keeps") {
   CHECK(std::abs(static_cast<double>(zeroed) / static_cast<double>(n) - 0.25) < 0.03);
 }
 
-TEST_CASE("dropout: a part of the batch draws what the whole would have drawn") {
+TEST_CASE("dropout: part of a batch gets the same mask as in the whole batch") {
   const auto context = Context::create();
   const Tensor x = random_tensor(context, {6, 7}, DType::F32, 1);
   const std::vector<float> whole = ops::dropout(x, 0.5F, 2).to_vector<float>();
@@ -69,7 +69,7 @@ TEST_CASE("dropout: a part of the batch draws what the whole would have drawn") 
   CHECK(part == std::vector<float>(whole.begin() + 14, whole.begin() + 35));
 }
 
-TEST_CASE("dropout: gradients, bf16, and p of zero") {
+TEST_CASE("dropout: gradients, bf16, and p = 0") {
   const auto context = Context::create();
   const auto f = [](const std::vector<Tensor>& t) { return ops::dropout(t[0], 0.4F, 2); };
   Tensor x = random_tensor(context, {5, 7}, DType::F64, 1).set_requires_grad(true);
@@ -78,7 +78,7 @@ TEST_CASE("dropout: gradients, bf16, and p of zero") {
   CHECK(ops::dropout(x, 0.0F, 0).impl() == x.impl());
 }
 
-TEST_CASE("dropout: what it refuses") {
+TEST_CASE("dropout: refuses invalid arguments") {
   const auto context = Context::create();
   const Tensor x = random_tensor(context, {2}, DType::F32, 1);
   CHECK_THROWS_WITH_AS(ops::dropout(x, 1.0F, 0), doctest::Contains("[0, 1), got 1"),

@@ -39,12 +39,11 @@ TEST_CASE("embedding: gradients, with repeated and missing tokens") {
   CHECK(testing::gradcheck(both, {w.detach(), p}) == "");
   CHECK(testing::gradcheck([&](const auto& t) { return ops::embedding(tokens, t[0], {}); }, {w}) ==
         "");
-  // One table for tokens and positions.
   CHECK(testing::gradcheck([&](const auto& t) { return ops::embedding(tokens, t[0], t[0]); },
                            {w}) == "");
 }
 
-TEST_CASE("embedding: bf16 is near f32, and its gradient is kept in f32") {
+TEST_CASE("embedding: bf16 matches f32, with an f32 gradient") {
   const auto context = Context::create();
   const Tensor tokens = tokens_of(context, {2, 3}, {4, 0, 4, 4, 2, 0});
   Tensor w = random_tensor(context, {5, 9}, DType::BF16, 1);
@@ -56,7 +55,7 @@ TEST_CASE("embedding: bf16 is near f32, and its gradient is kept in f32") {
   CHECK(w.grad().dtype() == DType::F32);
 }
 
-TEST_CASE("embedding: what it refuses") {
+TEST_CASE("embedding: refuses invalid arguments") {
   const auto context = Context::create();
   const Tensor w = random_tensor(context, {5, 3}, DType::F32, 1);
   const Tensor p = random_tensor(context, {4, 3}, DType::F32, 2);

@@ -47,7 +47,7 @@ TEST_CASE("linear: gradients, over odd shapes") {
       };
       CHECK(testing::gradcheck(with_bias, {x, w, b}) == "");
       CHECK(testing::gradcheck(without_bias, {x, w}) == "");
-      // Frozen weights, and an input that needs no gradient: each leaves the other's right.
+      // Frozen weights, or an input without gradient, leave the other gradients correct.
       CHECK(testing::gradcheck(with_bias, {x, w.detach(), b.detach()}) == "");
       CHECK(testing::gradcheck(with_bias, {x.detach(), w, b}) == "");
       CHECK(testing::gradcheck(with_bias, {x.detach(), w.detach(), b}) == "");
@@ -55,7 +55,7 @@ TEST_CASE("linear: gradients, over odd shapes") {
   }
 }
 
-TEST_CASE("linear: bf16 is near f32") {
+TEST_CASE("linear: bf16 matches f32") {
   const auto context = Context::create();
   for (const WeightLayout layout : {WeightLayout::OutIn, WeightLayout::InOut}) {
     const auto f = [&](const std::vector<Tensor>& t) {
@@ -70,7 +70,7 @@ TEST_CASE("linear: bf16 is near f32") {
   }
 }
 
-TEST_CASE("linear: a frozen weight's input is not kept") {
+TEST_CASE("linear: with a frozen weight the input is not saved") {
   const auto context = Context::create();
   Tensor x = random_tensor(context, {64, 8}, DType::F32, 1).set_requires_grad(true);
   const Tensor w = random_tensor(context, {8, 8}, DType::F32, 2);
@@ -79,7 +79,7 @@ TEST_CASE("linear: a frozen weight's input is not kept") {
   CHECK(context->ledger().total().current == two);
 }
 
-TEST_CASE("linear: what it refuses") {
+TEST_CASE("linear: refuses invalid arguments") {
   const auto context = Context::create();
   const Tensor x = random_tensor(context, {2, 3}, DType::F32, 1);
   const Tensor w = random_tensor(context, {4, 3}, DType::F32, 2);
@@ -107,7 +107,7 @@ struct MlpShape {
   std::int64_t hidden, out;
 };
 
-/// x, fc_weight, fc_bias, proj_weight, proj_bias; bit i of `wanted` asks for a gradient of input i.
+/// x, fc_weight, fc_bias, proj_weight, proj_bias; bit i of `wanted`: input i requires a gradient.
 std::vector<Tensor> mlp_inputs(const std::shared_ptr<Context>& context, const MlpShape& shape,
                                WeightLayout layout, DType dtype, unsigned wanted) {
   const auto matrix = [&](std::int64_t in, std::int64_t out) {
@@ -135,7 +135,7 @@ Tensor joined_mlp(const std::vector<Tensor>& t, WeightLayout layout) {
 
 using Mlp = Tensor (*)(const std::vector<Tensor>&, WeightLayout);
 
-/// Result and gradients, of two passes that add up.
+/// Result and gradients accumulated over two passes.
 std::vector<std::optional<std::vector<double>>> mlp_outcome(const std::vector<Tensor>& inputs,
                                                             Mlp mlp, WeightLayout layout,
                                                             bool recompute) {
@@ -191,7 +191,7 @@ void check_same_as_parts(const std::shared_ptr<Context>& context, DType dtype, W
         mlp_outcome(inputs, separate_mlp, layout, recompute));
 }
 
-TEST_CASE("gelu_mlp: to the bit what its parts give, for all that may want a gradient") {
+TEST_CASE("gelu_mlp: bit-identical to its parts, for every subset of required gradients") {
   const auto context = Context::create({.threads = 2});
   for (const DType dtype : {DType::F64, DType::F32, DType::BF16})
     for (const WeightLayout layout : {WeightLayout::OutIn, WeightLayout::InOut})
@@ -200,7 +200,7 @@ TEST_CASE("gelu_mlp: to the bit what its parts give, for all that may want a gra
           check_same_as_parts(context, dtype, layout, wanted, recompute);
 }
 
-TEST_CASE("gelu_mlp: on a device to the bit what its parts give there") {
+TEST_CASE("gelu_mlp: bit-identical to its parts on a device") {
   const auto fibers =
       Context::create({.device = {DeviceType::CUDA, 0}, .plugin = test::fiber_plugin()});
   for (const DType dtype : {DType::F32, DType::BF16})
@@ -208,7 +208,7 @@ TEST_CASE("gelu_mlp: on a device to the bit what its parts give there") {
       check_same_as_parts(fibers, dtype, WeightLayout::InOut, wanted, wanted == 31);
 }
 
-TEST_CASE("gelu_mlp: bf16 is near f32") {
+TEST_CASE("gelu_mlp: bf16 matches f32") {
   const auto context = Context::create();
   for (const WeightLayout layout : {WeightLayout::OutIn, WeightLayout::InOut})
     CHECK(testing::compare_bf16([&](const auto& t) { return joined_mlp(t, layout); },
@@ -216,7 +216,7 @@ TEST_CASE("gelu_mlp: bf16 is near f32") {
                                 0.02) == "");
 }
 
-TEST_CASE("gelu_mlp: keeps and takes no more memory than its parts") {
+TEST_CASE("gelu_mlp: uses no more memory than its parts") {
   struct Memory {
     std::int64_t no_grad_peak, kept, peak, left;
   };
@@ -254,13 +254,12 @@ TEST_CASE("gelu_mlp: keeps and takes no more memory than its parts") {
     CHECK(joined.peak <= parts.peak);
     CHECK(joined.left == 0);
   }
-  // Of frozen layers only what a gradient needs is kept.
   CHECK(memory(joined_mlp, 8).kept == kWide + kNarrow);
   CHECK(memory(joined_mlp, 16).kept == kNarrow);
   CHECK(memory(joined_mlp, 1).kept == kWide + kNarrow);
 }
 
-TEST_CASE("gelu_mlp: what it refuses") {
+TEST_CASE("gelu_mlp: refuses invalid arguments") {
   const auto context = Context::create();
   const auto t = mlp_inputs(context, {{2, 3}, 5, 4}, WeightLayout::InOut, DType::F32, 0);
   const auto refuses = [&](std::size_t place, const Tensor& wrong, const char* message) {

@@ -1,5 +1,5 @@
-// One transformer block and its loss, as the planner runs it: on the meta device, where the ledger
-// must read what it reads on the CPU.
+// A transformer block and its loss on the meta device, as the planner runs it: the ledger must
+// match the CPU's.
 
 #include <doctest/doctest.h>
 
@@ -71,7 +71,7 @@ Usage train_step(DeviceType device, DType dtype, bool recompute) {
   Usage usage;
   for (const Tensor& p : parameters) usage.gradients += p.grad().defined() ? 1 : 0;
   CHECK(usage.gradients == parameters.size());
-  // The kernels' own scratch is the device's affair.
+  // The kernels' scratch memory depends on the device.
   for (const MemoryLedger::Line& line : context->ledger().lines())
     if (line.category != MemoryCategory::Workspace)
       usage.peaks.emplace_back(line.category, line.owner, line.usage.peak);
@@ -80,7 +80,7 @@ Usage train_step(DeviceType device, DType dtype, bool recompute) {
   return usage;
 }
 
-TEST_CASE("a training step on the meta device books what the CPU books") {
+TEST_CASE("a training step on the meta device books the same bytes as on the CPU") {
   for (const DType dtype : {DType::F32, DType::BF16}) {
     for (const bool recompute : {false, true}) {
       CAPTURE(dtype_name(dtype));

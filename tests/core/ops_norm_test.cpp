@@ -12,7 +12,7 @@ namespace {
 
 using testing::random_tensor;
 
-TEST_CASE("layer_norm: its formula, also far from zero") {
+TEST_CASE("layer_norm: formula, also far from zero") {
   const auto context = Context::create();
   for (const double offset : {0.0, 1e4}) {
     Tensor x = random_tensor(context, {3, 7}, DType::F64, 1);
@@ -50,7 +50,7 @@ TEST_CASE("layer_norm and rms_norm: gradients, over odd shapes") {
     CHECK(testing::gradcheck(f, {x, w.detach(), b.detach()}) == "");
     CHECK(testing::gradcheck(f, {x.detach(), w, b.detach()}) == "");
     CHECK(testing::gradcheck(f, {x.detach(), w.detach(), b}) == "");
-    // One tensor as weight and bias: both gradients have one place.
+    // The same tensor as weight and bias: both gradients accumulate in one buffer.
     const auto one = [](const std::vector<Tensor>& t) {
       return ops::layer_norm(t[0], t[1], t[1], 1e-2);
     };
@@ -63,7 +63,7 @@ TEST_CASE("layer_norm and rms_norm: gradients, over odd shapes") {
   }
 }
 
-TEST_CASE("layer_norm and rms_norm: bf16 is near f32") {
+TEST_CASE("layer_norm and rms_norm: bf16 matches f32") {
   const auto context = Context::create();
   const std::vector<Tensor> t{random_tensor(context, {9, 33}, DType::BF16, 1),
                               random_tensor(context, {33}, DType::BF16, 2),
@@ -74,7 +74,7 @@ TEST_CASE("layer_norm and rms_norm: bf16 is near f32") {
   CHECK(testing::compare_bf16(rms, {t[0], t[1]}, 0.01) == "");
 }
 
-TEST_CASE("layer_norm: statistics are kept only when a backward may follow") {
+TEST_CASE("layer_norm: statistics are saved only if a backward may follow") {
   const auto context = Context::create();
   Tensor x = random_tensor(context, {6, 4}, DType::F32, 1).set_requires_grad(true);
   const Tensor w = random_tensor(context, {4}, DType::F32, 2);
@@ -87,7 +87,7 @@ TEST_CASE("layer_norm: statistics are kept only when a backward may follow") {
   CHECK(context->ledger().total().current - before == 2 * result + 2 * 6 * 4);
 }
 
-TEST_CASE("layer_norm: what it refuses") {
+TEST_CASE("layer_norm: refuses invalid arguments") {
   const auto context = Context::create();
   const Tensor x = random_tensor(context, {2, 3}, DType::F32, 1);
   const Tensor w = random_tensor(context, {3}, DType::F32, 2);
@@ -107,7 +107,7 @@ TEST_CASE("layer_norm: what it refuses") {
       doctest::Contains("[2, 0]"), InvalidArgument);
 }
 
-TEST_CASE("rms_norm: its formula") {
+TEST_CASE("rms_norm: formula") {
   const auto context = Context::create();
   const Tensor x = random_tensor(context, {3, 7}, DType::F64, 1, 2.0);
   const Tensor w = random_tensor(context, {7}, DType::F64, 2);
@@ -123,7 +123,7 @@ TEST_CASE("rms_norm: its formula") {
   }
 }
 
-TEST_CASE("rms_norm: what it refuses") {
+TEST_CASE("rms_norm: refuses invalid arguments") {
   const auto context = Context::create();
   const Tensor x = random_tensor(context, {2, 3}, DType::F32, 1);
   const Tensor w = random_tensor(context, {3}, DType::F32, 2);
@@ -139,7 +139,7 @@ TEST_CASE("rms_norm: what it refuses") {
                        "add_layer_norm: residual must have dtype f32, got bf16", InvalidArgument);
 }
 
-// The norms of x + residual in one operation: t is x, residual, weight, bias.
+// Inputs: x, residual, weight, bias.
 ops::SumAndNorm add_layer_norm(const std::vector<Tensor>& t) {
   return ops::add_layer_norm(t[0], t[1], t[2], t[3], 1e-2);
 }
@@ -161,7 +161,7 @@ TEST_CASE("add_layer_norm and add_rms_norm: gradients, whichever result is used"
     };
     const auto only_y = [norm](const std::vector<Tensor>& in) { return norm(in).y; };
     const auto only_sum = [norm](const std::vector<Tensor>& in) { return norm(in).sum; };
-    // y first, so that the sum's other user runs after the norm on the way back.
+    // y comes first, so that backward runs the sum's other user after the norm.
     const auto later = [norm](const std::vector<Tensor>& in) {
       const auto [sum, y] = norm(in);
       return ops::add(ops::add(y, y), ops::add(sum, sum));
@@ -182,7 +182,7 @@ TEST_CASE("add_layer_norm and add_rms_norm: gradients, whichever result is used"
   }
 }
 
-TEST_CASE("add_layer_norm and add_rms_norm: bit for bit what addition and norm give") {
+TEST_CASE("add_layer_norm and add_rms_norm: bit-identical to addition and norm") {
   const auto context = Context::create();
   for (const DType dtype : {DType::F32, DType::BF16}) {
     const auto input = [&](const Shape& shape, std::uint64_t seed) {

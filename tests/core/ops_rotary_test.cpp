@@ -11,7 +11,7 @@ namespace {
 
 using testing::random_tensor;
 
-TEST_CASE("rotary: its formula") {
+TEST_CASE("rotary: formula") {
   const auto context = Context::create();
   const Tensor x = random_tensor(context, {2, 3, 2, 6}, DType::F64, 1);
   const Tensor y = ops::rotary(x, 100.0, 7);
@@ -29,7 +29,7 @@ TEST_CASE("rotary: its formula") {
   }
 }
 
-TEST_CASE("rotary_packed: rotates queries and keys as rotary does, and hands values on") {
+TEST_CASE("rotary_packed: rotates queries and keys as rotary does, and leaves values unchanged") {
   const auto context = Context::create();
   const std::int64_t heads = 3, kv_heads = 2, dim = 4, all = heads + 2 * kv_heads;
   const Tensor qkv = random_tensor(context, {2, 5, all * dim}, DType::F32, 1);
@@ -56,13 +56,13 @@ TEST_CASE("rotary: gradients") {
                            {qkv}) == "");
 }
 
-TEST_CASE("rotary: bf16 is near f32") {
+TEST_CASE("rotary: bf16 matches f32") {
   const auto context = Context::create();
   CHECK(testing::compare_bf16([](const auto& t) { return ops::rotary(t[0], 1e4, 3); },
                               {random_tensor(context, {2, 3, 5, 8}, DType::BF16, 1)}, 0.01) == "");
 }
 
-TEST_CASE("rotary: what it refuses") {
+TEST_CASE("rotary: refuses invalid arguments") {
   const auto context = Context::create();
   const Tensor x = random_tensor(context, {2, 3, 4, 5}, DType::F32, 1);
   CHECK_THROWS_WITH_AS(ops::rotary(x, 1e4),

@@ -11,7 +11,7 @@ namespace {
 using testing::random_tensor;
 using testing::values_of;
 
-TEST_CASE("reshape shares storage and checks the count") {
+TEST_CASE("reshape shares storage and checks the element count") {
   const auto context = Context::create();
   const Tensor x = random_tensor(context, {2, 6}, DType::F32, 1);
   const Tensor y = ops::reshape(x, {3, 4});
@@ -45,7 +45,7 @@ TEST_CASE("views: gradients") {
     CHECK(testing::gradcheck(
               [b = begin, n = length](const auto& t) { return ops::narrow_rows(t[0], b, n); },
               {x}) == "");
-  // Parts of one tensor, joined again; their gradients meet in one buffer.
+  // Two views of one tensor are added: their gradients meet in one buffer.
   const auto joined = [](const std::vector<Tensor>& t) {
     const Tensor h = ops::reshape(t[0], {5, 3});
     return ops::add(ops::narrow_rows(h, 0, 3), ops::narrow_rows(h, 2, 3));
@@ -53,13 +53,13 @@ TEST_CASE("views: gradients") {
   CHECK(testing::gradcheck(joined, {x}) == "");
 }
 
-TEST_CASE("a gradient shared through a reshape is copied before it is added to") {
+TEST_CASE("a gradient shared through a reshape is copied before it is accumulated into") {
   const auto context = Context::create();
   Tensor x = random_tensor(context, {4}, DType::F64, 1).set_requires_grad(true);
   Tensor y = random_tensor(context, {2, 2}, DType::F64, 2).set_requires_grad(true);
   const Tensor a = autograd::boundary(x, [] {}), b = autograd::boundary(y, [] {});
   const Tensor side = ops::reshape(ops::dropout(a, 0.5F, 0), {2, 2});
-  // The gradient of the sum reaches a through a reshape and b directly: one storage, two tensors.
+  // The sum's gradient reaches a through a reshape and b directly: two tensors on one storage.
   const Tensor sum = ops::add(ops::reshape(a, {2, 2}), b);
   autograd::backward(ops::add(sum, side), Tensor::full(context, {2, 2}, DType::F64, 1.0));
   CHECK(values_of(y.grad()) == std::vector<double>{1, 1, 1, 1});

@@ -9,14 +9,14 @@
 using namespace tessera;
 using optim::LrSchedule;
 
-TEST_CASE("the warm-up rises to the rate and never starts at zero") {
+TEST_CASE("warm-up rises to the learning rate and never starts at zero") {
   const LrSchedule schedule{LrSchedule::Kind::Cosine, 1.0, 0.1, 4, 104};
   CHECK(schedule.at(0) == doctest::Approx(0.2));
   CHECK(schedule.at(3) == doctest::Approx(0.8));
   CHECK(schedule.at(4) == 1.0);
 }
 
-TEST_CASE("schedules fall from lr to min_lr as their names say") {
+TEST_CASE("schedules fall from lr to min_lr with their named shapes") {
   const auto at = [](LrSchedule::Kind kind, std::int64_t step) {
     return LrSchedule{kind, 1.0, 0.1, 0, 100}.at(step);
   };
@@ -31,7 +31,7 @@ TEST_CASE("schedules fall from lr to min_lr as their names say") {
   CHECK(at(LrSchedule::Kind::Wsd, 100) == doctest::Approx(0.1));
 }
 
-TEST_CASE("a schedule that is all warm-up, or has no steps, is still finite") {
+TEST_CASE("a schedule of warm-up only, or without steps, is finite") {
   const LrSchedule warm{LrSchedule::Kind::Cosine, 1.0, 0.0, 10, 10};
   CHECK(warm.at(9) == doctest::Approx(10.0 / 11.0));
   CHECK(warm.at(10) == 1.0);
@@ -42,13 +42,13 @@ TEST_CASE("a schedule that is all warm-up, or has no steps, is still finite") {
 
 namespace {
 
-// Layout: a (decays, 70) at 0, b (not, 3) at 128, c (not, 5) at 192, d (decays, 64) at 256.
+// Layout: a (decay, 70) at 0, b (no decay, 3) at 128, c (no decay, 5) at 192, d (decay, 64) at 256.
 const ShardLayout kLayout(
     "u", {{"a", {7, 10}, true}, {"b", {3}, false}, {"c", {5}, false}, {"d", {8, 8}, true}}, 2);
 
 }  // namespace
 
-TEST_CASE("decay ranges are few, adjoin, and follow the parameters") {
+TEST_CASE("decay ranges are merged, contiguous, and follow the parameters") {
   const auto whole = optim::decay_ranges(kLayout, 0, kLayout.padded_size());
   REQUIRE(whole.size() == 3);
   CHECK(whole[0].begin == 0);
@@ -67,7 +67,7 @@ TEST_CASE("decay ranges are few, adjoin, and follow the parameters") {
   CHECK(optim::decay_ranges(kLayout, kLayout.padded_size(), 64).empty());
 }
 
-TEST_CASE("a step updates every element by AdamW, with decay only where it belongs") {
+TEST_CASE("a step updates every element by AdamW, with decay only where configured") {
   const auto context = Context::create();
   const std::int64_t n = kLayout.padded_size();
   const auto make = [&](double value) { return Tensor::full(context, {n}, DType::F32, value); };
@@ -78,7 +78,7 @@ TEST_CASE("a step updates every element by AdamW, with decay only where it belon
   const optim::AdamWOptions options{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
   optim::adamw_step(options, optim::decay_ranges(kLayout, 0, n), param, grad, exp_avg, exp_avg_sq,
                     0.01, 1, Tensor::full(context, {1}, DType::F32, 0.5));
-  // After one step the update is lr * g / |g|, whatever the gradient's size.
+  // The first update is lr * g / |g|, whatever the gradient's magnitude.
   const auto values = param.to_vector<float>();
   CHECK(values[0] == doctest::Approx(2.0 * (1 - 0.01 * 0.1) - 0.01));
   CHECK(values[128] == doctest::Approx(2.0 - 0.01));
@@ -88,7 +88,7 @@ TEST_CASE("a step updates every element by AdamW, with decay only where it belon
   CHECK(exp_avg_sq.to_vector<float>()[7] == doctest::Approx(0.05 * 0.0625));
 }
 
-TEST_CASE("adamw refuses arguments that don't fit, by name") {
+TEST_CASE("adamw refuses invalid arguments by name") {
   const auto context = Context::create();
   const auto make = [&](std::int64_t n, DType dtype = DType::F32) {
     return Tensor::full(context, {n}, dtype, 1.0);

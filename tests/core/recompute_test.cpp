@@ -14,7 +14,7 @@ namespace {
 using testing::random_tensor;
 using testing::values_of;
 
-// A block with dropout and a residual connection, its weights, and gradients of its inputs.
+// A block with dropout and a residual connection, with its weights and input gradients.
 struct Block {
   explicit Block(const std::shared_ptr<Context>& context, DType dtype = DType::F32)
       : weight(random_tensor(context, {8, 8}, dtype, 1, 0.5)),
@@ -50,14 +50,14 @@ Outcome run(DType dtype, bool recompute, bool leaf_input) {
   };
   const Tensor y = apply(apply(x));
   CHECK(block.runs == 2);
-  const Tensor with_side = ops::add(y, x);  // a second user of x: its gradient is accumulated
+  const Tensor with_side = ops::add(y, x);  // a second user of x, so that its gradient accumulates
   autograd::backward(with_side, random_tensor(context, {4, 8}, dtype, 6));
   CHECK(block.runs == (recompute ? 4 : 2));
   return {values_of(y), values_of(source.grad()), values_of(block.weight.grad()),
           values_of(block.norm_weight.grad())};
 }
 
-TEST_CASE("recomputing changes no bit") {
+TEST_CASE("recomputation changes no bit") {
   for (const DType dtype : {DType::F64, DType::F32, DType::BF16}) {
     CAPTURE(dtype_name(dtype));
     CHECK(run(dtype, true, false) == run(dtype, false, false));
@@ -76,7 +76,7 @@ TEST_CASE("recompute passes the gradient check") {
             {x, block.weight, block.bias}) == "");
 }
 
-TEST_CASE("recompute keeps only the block's input") {
+TEST_CASE("recompute saves only the block's input") {
   const auto context = Context::create();
   const Block block(context);
   const Tensor x = random_tensor(context, {64, 8}, DType::F32, 5);
@@ -87,7 +87,7 @@ TEST_CASE("recompute keeps only the block's input") {
   CHECK(context->ledger().total().current - before > static_cast<std::int64_t>(4 * y.bytes()));
 }
 
-TEST_CASE("recompute is recorded for the block's weights though x needs no gradient") {
+TEST_CASE("recompute is recorded for the block's weights even if x needs no gradient") {
   const auto context = Context::create();
   const Block block(context);
   const Tensor x = random_tensor(context, {4, 8}, DType::F32, 5);
@@ -101,7 +101,7 @@ TEST_CASE("recompute is recorded for the block's weights though x needs no gradi
   CHECK_FALSE(autograd::recompute(std::cref(block), x).requires_grad());
 }
 
-TEST_CASE("blocks that hand x through, or do not depend on it") {
+TEST_CASE("blocks that return x, or do not depend on it") {
   const auto context = Context::create();
   Tensor x = random_tensor(context, {2}, DType::F64, 1).set_requires_grad(true);
   const Tensor seed = random_tensor(context, {2}, DType::F64, 2);
@@ -116,7 +116,7 @@ TEST_CASE("blocks that hand x through, or do not depend on it") {
   CHECK(values_of(x.grad()) == std::vector<double>{0, 0});
 }
 
-TEST_CASE("recompute inside of recompute, with boundaries called once in order") {
+TEST_CASE("nested recompute, with boundaries called once in order") {
   const auto context = Context::create();
   Tensor x = random_tensor(context, {2}, DType::F64, 1).set_requires_grad(true);
   std::vector<std::string> calls;
@@ -136,7 +136,7 @@ TEST_CASE("recompute inside of recompute, with boundaries called once in order")
   CHECK(values_of(x.grad()) == found);
 }
 
-TEST_CASE("what recompute refuses") {
+TEST_CASE("recompute refuses invalid blocks") {
   const auto context = Context::create();
   Tensor x = random_tensor(context, {2}, DType::F64, 1).set_requires_grad(true);
   const Tensor seed = random_tensor(context, {2}, DType::F64, 2);

@@ -19,7 +19,7 @@ Tensor counting(const std::shared_ptr<Context>& context, const Shape& shape) {
   return Tensor::from<float>(context, shape, values);
 }
 
-TEST_CASE("values go in and come out") {
+TEST_CASE("values are written and read back") {
   const auto context = Context::create();
   const Tensor x = counting(context, {2, 3});
   CHECK(x.shape() == Shape{2, 3});
@@ -33,16 +33,16 @@ TEST_CASE("values go in and come out") {
   CHECK(Tensor::empty(context, {0, 4}, DType::F32).to_vector<float>().empty());
 }
 
-TEST_CASE("copies are handles of one tensor") {
+TEST_CASE("copies are handles to the same tensor") {
   const auto context = Context::create();
   const Tensor x = counting(context, {2});
-  const Tensor y = x;  // NOLINT(performance-unnecessary-copy-initialization): what is tested
+  const Tensor y = x;  // NOLINT(performance-unnecessary-copy-initialization): under test
   y.data<float>()[0] = 7.0F;
   CHECK(x.data<float>()[0] == 7.0F);
   CHECK(x.impl() == y.impl());
 }
 
-TEST_CASE("misuse is told with its values") {
+TEST_CASE("misuse is reported with values") {
   const auto context = Context::create();
   const Tensor x = counting(context, {2, 3});
   CHECK_THROWS_WITH_AS(x.item(), doctest::Contains("[2, 3]"), InvalidArgument);
@@ -108,7 +108,7 @@ TEST_CASE("an unbound parameter has a shape; bind gives it memory and keeps its 
                        InvalidArgument);
 }
 
-TEST_CASE("reading released memory names its owner") {
+TEST_CASE("reading released memory throws an error that names its owner") {
   const auto context = Context::create();
   auto storage = Storage::allocate(context, 16, MemoryCategory::Gathered, "h.3");
   const Tensor weight = Tensor::window(storage, 0, {4}, DType::F32);
@@ -117,7 +117,7 @@ TEST_CASE("reading released memory names its owner") {
   CHECK_THROWS_WITH_AS(weight.view(), doctest::Contains("h.3"), InternalError);
 }
 
-TEST_CASE("a gradient buffer must fit the leaf") {
+TEST_CASE("a gradient buffer must match the leaf") {
   const auto context = Context::create();
   Tensor weight = counting(context, {4});
   weight.set_requires_grad(true);

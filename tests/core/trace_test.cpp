@@ -45,13 +45,13 @@ void check_trace(const std::shared_ptr<Context>& context, int device_track) {
   CHECK(begin(find("fill")) >= end(add));
 }
 
-TEST_CASE("a trace holds ranges and kernels, nested and in order") {
+TEST_CASE("a trace contains ranges and kernels, nested and in order") {
   check_trace(Context::create(), 0);
   check_trace(Context::create({.device = {DeviceType::CUDA, 0}, .plugin = test::fiber_plugin()}),
               1);
 }
 
-TEST_CASE("ranges and kernels outside of a trace leave nothing behind") {
+TEST_CASE("ranges and kernels outside of a trace are not recorded") {
   const auto context = Context::create();
   const Tensor x = Tensor::full(context, {10}, DType::F32, 1.0);
   const Range range(*context, "unseen");

@@ -1,4 +1,5 @@
-// Runs that save beside training: the same result as without, whatever ends or hinders them.
+// Asynchronous saves: the same results as with synchronous ones, despite signals, kills and write
+// errors.
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
@@ -51,7 +52,7 @@ std::vector<nlohmann::json> saves_of(const fs::path& run) {
   return saves;
 }
 
-// Larger files cannot be written, as on a full disk. Shards are larger, metrics and logs are not.
+// File size limit that stands for a full disk: shards exceed it, metrics and logs do not.
 constexpr rlim_t kSmallFiles = 64 << 10;
 
 void limit_files(pid_t pid, rlim_t bytes) {
@@ -75,7 +76,7 @@ struct Fixture {
 
 }  // namespace
 
-TEST_CASE_FIXTURE(Fixture, "runs that save beside training end as those that save between steps") {
+TEST_CASE_FIXTURE(Fixture, "asynchronous and synchronous saves give the same runs") {
   for (const int world : {1, 2}) {
     CAPTURE(world);
     const auto command = [&](const std::string& out, int steps, const std::string& async) {
@@ -89,10 +90,9 @@ TEST_CASE_FIXTURE(Fixture, "runs that save beside training end as those that sav
     CHECK((test::read_metrics(on) == test::read_metrics(off)));
     CHECK(digest(on) == digest(off));
     CHECK(steps_of(on) == steps_of(off));
-    // The copy is owned in the ledger, before the first step and at the end.
+    // The ledger lists the staging copy, at the start and at the end.
     CHECK(count(said_on, "staging") == 2);
     CHECK(count(said_off, "staging") == 0);
-    // Each save is told, with what it cost.
     for (const auto& [out, said] : {std::pair(on, said_on), std::pair(off, said_off)}) {
       const auto saves = saves_of(out);
       CHECK(saves.size() == 10);
@@ -106,7 +106,6 @@ TEST_CASE_FIXTURE(Fixture, "runs that save beside training end as those that sav
         CHECK(save.at("stall_ms") > 0.0);
       }
     }
-    // Any of them goes on as if nothing had been.
     for (const int step : {3, 15, 27}) {
       CAPTURE(step);
       const std::string again = dir.file(fmt::format("again-{}-{}", world, step));
@@ -117,7 +116,8 @@ TEST_CASE_FIXTURE(Fixture, "runs that save beside training end as those that sav
   }
 }
 
-TEST_CASE_FIXTURE(Fixture, "SIGTERM in a save beside training ends the run with its last step") {
+TEST_CASE_FIXTURE(Fixture,
+                  "SIGTERM during an asynchronous save ends the run with its last step saved") {
   for (const int world : {1, 2, 3, 4}) {
     CAPTURE(world);
     const auto command = [&](const std::string& out) {
@@ -169,7 +169,7 @@ TEST_CASE_FIXTURE(Fixture, "a rank that cannot write is named, and training goes
   }
 }
 
-TEST_CASE_FIXTURE(Fixture, "after a save that failed a run goes on or stops, as it was told") {
+TEST_CASE_FIXTURE(Fixture, "after a failed save a run continues or stops, as configured") {
   for (const int world : {1, 2, 3, 4}) {
     for (const std::string policy : {"warn", "stop"}) {
       if (policy == "warn" && world > 2) continue;
@@ -189,7 +189,7 @@ TEST_CASE_FIXTURE(Fixture, "after a save that failed a run goes on or stops, as 
                                              "--checkpoint.on_error=" + policy}));
       limit_files(0, RLIM_INFINITY);
       INFO(result.describe());
-      // Either way it does not end well: its last step could not be saved.
+      // The exit code is an error either way: the last step could not be saved.
       CHECK(result.code == 3);
       CHECK(holds(result.err, "tessera: error: checkpoint " + out));
       CHECK(holds(result.err, "rank-00000-of"));
@@ -203,7 +203,7 @@ TEST_CASE_FIXTURE(Fixture, "after a save that failed a run goes on or stops, as 
         CHECK(steps < 100);
         CHECK(holds(result.err, "step 20 was not saved, training ends (checkpoint.on_error is"));
       }
-      CHECK(holds(result.err, "tokens/s with evaluations and saves"));  // a clean end
+      CHECK(holds(result.err, "tokens/s with evaluations and saves"));  // an orderly end
       CHECK(digest(out) == before);
       run(command(out, 6));
     }
@@ -211,7 +211,7 @@ TEST_CASE_FIXTURE(Fixture, "after a save that failed a run goes on or stops, as 
 }
 
 TEST_CASE_FIXTURE(Fixture,
-                  "the newest, every n-th and the best checkpoints stay, over resumes too") {
+                  "the newest, every n-th and the best checkpoints are kept, across resumes too") {
   const std::string out = dir.file("run");
   const auto command = [&](int steps) {
     return joined(
@@ -221,7 +221,6 @@ TEST_CASE_FIXTURE(Fixture,
   };
   run(command(28));
   run(command(64));
-  // Each save has measured its loss.
   const auto losses = test::read_metrics(out).val_loss;
   std::vector<std::pair<double, std::int64_t>> order;
   for (const auto& [step, loss] : losses) order.emplace_back(std::stod(loss), -step);

@@ -1,5 +1,4 @@
-// Mistakes and damage that users meet: one sentence that says what is wrong and where, and the exit
-// code of its kind.
+// User errors and damaged files: one sentence with cause and place, and the matching exit code.
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
@@ -60,7 +59,7 @@ void flip_bit(const fs::path& file, std::int64_t from_end) {
   REQUIRE(stream.flush().good());
 }
 
-// A run of 20 steps with checkpoints at 10 and 20, made once. Not to be changed.
+// A run of 20 steps with checkpoints at 10 and 20, made once; read-only.
 const std::string& finished_run() {
   static const test::TempDir dir;
   static const std::string run = [] {
@@ -95,7 +94,7 @@ struct Fixture {
   }
 };
 
-// Or for 10 s.
+// Waits at most 10 s.
 void wait_until_opened(const fs::path& file, const std::function<void()>& begin) {
   const int events = ::inotify_init1(IN_CLOEXEC);
   REQUIRE(events >= 0);
@@ -112,7 +111,7 @@ fs::path shard(const fs::path& run, int step) {
 
 }  // namespace
 
-TEST_CASE_FIXTURE(Fixture, "data that is not there, not data, too short or of another vocabulary") {
+TEST_CASE_FIXTURE(Fixture, "data that are missing, invalid, too short or of another vocabulary") {
   const auto with_data = [&](const std::string& file, const Arguments& more = {}) {
     return run_cli(joined(small_run(file, dir.file("run"), 1, 20), more));
   };
@@ -127,7 +126,8 @@ TEST_CASE_FIXTURE(Fixture, "data that is not there, not data, too short or of an
                 {"ids.bin", "token 700 has id 77", "60 entries"});
 }
 
-TEST_CASE_FIXTURE(Fixture, "a wrong configuration is refused once for all ranks, with its place") {
+TEST_CASE_FIXTURE(Fixture,
+                  "an invalid configuration is refused once for all ranks, with its place") {
   check_refusal(run_cli(train({"--train.global_batch=5"}, 2)), kUsage,
                 {"train.global_batch is 5", "2 ranks", "4 or 6"});
   check_refusal(run_cli(train({"--train.step", "3"}, 2)), kUsage,
@@ -141,7 +141,8 @@ TEST_CASE_FIXTURE(Fixture, "a wrong configuration is refused once for all ranks,
                 {"config.json:3:", "\"train.stepz\"", "did you mean \"train.steps\"?"});
 }
 
-TEST_CASE_FIXTURE(Fixture, "a cut shard or a flipped bit is found, named, and passed over") {
+TEST_CASE_FIXTURE(
+    Fixture, "a truncated shard or a flipped bit is found, named, and its checkpoint skipped") {
   struct Damage {
     const char* name;
     std::string problem;
@@ -162,7 +163,7 @@ TEST_CASE_FIXTURE(Fixture, "a cut shard or a flipped bit is found, named, and pa
     CHECK(verified.out.find("rank-00000-of-00001.safetensors") != std::string::npos);
     CHECK(verified.out.find(damage.problem) != std::string::npos);
     if (damage.name == std::string("flipped")) {
-      // A path means this checkpoint and no other.
+      // An explicit path has no fallback.
       check_refusal(
           run_cli(train({"--checkpoint.resume", (run / "checkpoints/step-00000020/").string()})),
           kIo, {"rank-00000-of-00001.safetensors", damage.problem});
@@ -185,7 +186,7 @@ TEST_CASE_FIXTURE(Fixture, "a cut shard or a flipped bit is found, named, and pa
 }
 
 TEST_CASE_FIXTURE(Fixture,
-                  "what one rank cannot read takes all ranks to the checkpoint before it") {
+                  "if one rank cannot read a checkpoint, all ranks load the previous one") {
   for (const int world : {2, 3, 4}) {
     CAPTURE(world);
     const fs::path run = dir.path() / fmt::format("run-{}", world);
@@ -210,7 +211,7 @@ TEST_CASE_FIXTURE(Fixture,
     CHECK(resumed.err.find("step 10 of 25, from") != std::string::npos);
     for (const char* step : {"step-00000015", "step-00000020"}) {
       CHECK(fs::exists(checkpoints / (std::string(step) + ".unusable")));
-      CHECK(run_cli({"checkpoint", "verify", checkpoints / step}).code == 0);  // made again
+      CHECK(run_cli({"checkpoint", "verify", checkpoints / step}).code == 0);  // saved again
     }
     CHECK(test::read_metrics(run).steps.size() == 25);
   }
@@ -260,7 +261,7 @@ TEST_CASE_FIXTURE(Fixture,
 }
 
 TEST_CASE_FIXTURE(Fixture,
-                  "a checkpoint that lost its index is passed over, never a reason to start anew") {
+                  "a checkpoint without index is skipped, and never makes a run start over") {
   const fs::path run = copy("newest");
   fs::remove(run / "checkpoints/step-00000020/index.json");
   check_refusal(run_cli({"checkpoint", "verify", run / "checkpoints/step-00000020"}), kUsage,
@@ -290,7 +291,7 @@ TEST_CASE_FIXTURE(Fixture,
       {"has only checkpoints set aside as unusable", "step-00000020.unusable", "--run.out"});
 }
 
-TEST_CASE_FIXTURE(Fixture, "a changed trainer.json is noticed, and its checkpoint passed over") {
+TEST_CASE_FIXTURE(Fixture, "a modified trainer.json is detected, and its checkpoint skipped") {
   const fs::path run = copy("changed"), both = copy("both");
   const auto change = [](const fs::path& of, const char* step) {
     flip_bit(of / "checkpoints" / step / "trainer.json", 40);
@@ -308,12 +309,12 @@ TEST_CASE_FIXTURE(Fixture, "a changed trainer.json is noticed, and its checkpoin
   check_refusal(resume(both), kIo,
                 {"none of the 2 checkpoints", "step-00000010/trainer.json: the checksum is wrong",
                  "step-00000020/trainer.json: the checksum is wrong", "--run.out"});
-  CHECK(fs::exists(both / "checkpoints/step-00000020"));  // nothing is set aside
+  CHECK(fs::exists(both / "checkpoints/step-00000020"));  // no checkpoint is renamed to .unusable
 }
 
 namespace {
 
-// The trainer state of a checkpoint as a newer tessera might write it, with all checksums right.
+// Rewrites the trainer state with a newer version, with correct checksums.
 void renew_trainer_state(const fs::path& checkpoint) {
   std::string text = test::read_text(checkpoint / "trainer.json");
   const std::string version = "\"version\": 1";
@@ -328,7 +329,8 @@ void renew_trainer_state(const fs::path& checkpoint) {
 
 }  // namespace
 
-TEST_CASE_FIXTURE(Fixture, "a run does not go back behind what a newer tessera saved") {
+TEST_CASE_FIXTURE(Fixture,
+                  "a run does not fall back to checkpoints older than those of a newer tessera") {
   const fs::path index = copy("index"), state = copy("state");
   const char* const newest = "checkpoints/step-00000020";
   test::set_format_version(index / newest, 2);
@@ -349,7 +351,7 @@ TEST_CASE_FIXTURE(Fixture, "a run does not go back behind what a newer tessera s
   }
 }
 
-TEST_CASE_FIXTURE(Fixture, "files of a run that are no regular files are refused on all ranks") {
+TEST_CASE_FIXTURE(Fixture, "run files that are not regular files are refused on all ranks") {
   const fs::path run = dir.path() / "run";
   for (const char* name : {"metrics.jsonl", "config.json"}) {
     CAPTURE(name);
@@ -370,13 +372,13 @@ TEST_CASE_FIXTURE(Fixture, "files of a run that are no regular files are refused
     CHECK(result.err.find(": " + reason, rank_1) != std::string::npos);
     fs::remove_all(run);
   }
-  // A log is no reason not to train.
+  // A log that cannot be written does not prevent training.
   fs::create_directories(run / "logs");
   REQUIRE(::mkfifo((run / "logs/rank-0.log").c_str(), 0600) == 0);
   CHECK(run_cli(train({}, 1, 2)).code == 0);
 }
 
-TEST_CASE_FIXTURE(Fixture, "paths that are no run, no checkpoint or no model") {
+TEST_CASE_FIXTURE(Fixture, "paths that are no run, checkpoint or model") {
   const std::string absent = dir.file("absent"), file = text;
   check_refusal(run_cli(train({"--checkpoint.resume", absent})), kUsage,
                 {"checkpoint.resume is " + absent, "not a directory"});
@@ -393,7 +395,6 @@ TEST_CASE_FIXTURE(Fixture, "paths that are no run, no checkpoint or no model") {
   dir.write("torch/pytorch_model.bin", "PK");
   check_refusal(run_cli({"eval", dir.file("torch"), "--data", file}), kUsage,
                 {"pytorch_model.bin", "safe_serialization"});
-  // Run directories that cannot be made or used.
   check_refusal(run_cli(small_run(text, text + "/run", 1, 5)), kIo,
                 {"cannot create the run directory " + text + "/run"});
   fs::create_directories(dir.path() / "blocked/metrics.jsonl");
@@ -401,7 +402,7 @@ TEST_CASE_FIXTURE(Fixture, "paths that are no run, no checkpoint or no model") {
                 {"blocked/metrics.jsonl", "no regular file"});
 }
 
-TEST_CASE_FIXTURE(Fixture, "a trace that could not be written is refused before the first step") {
+TEST_CASE_FIXTURE(Fixture, "a trace that cannot be written is refused before the first step") {
   const std::string absent = dir.file("absent/trace.json"), trace = dir.file("trace.json");
   check_refusal(run_cli(train({"--train.profile", absent})), kIo,
                 {"train.profile", dir.file("absent"), "No such file"});
@@ -410,7 +411,7 @@ TEST_CASE_FIXTURE(Fixture, "a trace that could not be written is refused before 
   CHECK(fs::file_size(trace) > 100);
 }
 
-TEST_CASE_FIXTURE(Fixture, "weights of another shape are refused with both numbers") {
+TEST_CASE_FIXTURE(Fixture, "weights of another shape are refused with both shapes") {
   const auto start = [&](const Arguments& keys) {
     return run_cli(train(joined({"--model.init_from", used}, keys)));
   };
@@ -425,7 +426,7 @@ TEST_CASE_FIXTURE(Fixture, "weights of another shape are refused with both numbe
   };
   check_refusal(start({"--model.layer_norm_eps=0.1"}), kUsage,
                 {"model.layer_norm_eps is 0.1", "leave the key out"});
-  // All at once: keys, and what is missing, of another shape, and left over.
+  // All mismatches at once: configuration keys, and missing, misshapen and extra tensors.
   const Arguments keys{"--model.n_layer=1", "--model.n_embd=64", "--model.seq_len=64"};
   const std::vector<std::string> parts{"model.n_layer is 1, but the model has 2",
                                        "model.n_embd is 64, but the model has 32",
@@ -438,8 +439,7 @@ TEST_CASE_FIXTURE(Fixture, "weights of another shape are refused with both numbe
   check(run_cli(joined(small_run(text, copy("resumed"), 1, 25), keys)), parts);
 }
 
-TEST_CASE_FIXTURE(Fixture,
-                  "numbers that overflow end a run, naming the step, and are never saved") {
+TEST_CASE_FIXTURE(Fixture, "non-finite values end a run, naming the step, and are never saved") {
   for (const int world : {1, 2}) {
     const std::string run = dir.file(fmt::format("nan-{}", world));
     const auto result =
@@ -448,7 +448,8 @@ TEST_CASE_FIXTURE(Fixture,
                         "--checkpoint.keep=1", "--checkpoint.every=1"}));
     INFO(result.describe());
     CHECK(result.code == kFailed);
-    // Found by a later step's loss, or by a save, of which training may learn a few steps later.
+    // Detected by a later step's gradient, or by a save, whose error reaches training a few steps
+    // later.
     const auto steps = test::read_metrics(run).steps.size();
     const auto says = [&](const std::string& what) {
       return result.err.find("tessera: error: step " + what) != std::string::npos;
@@ -464,7 +465,7 @@ TEST_CASE_FIXTURE(Fixture,
 
 namespace {
 
-// The program with a limit on the size of each file that it writes, which stands for a full disk.
+// Runs the program with a file size limit that stands for a full disk.
 CliResult run_with_file_limit(const Arguments& words, rlim_t bytes) {
   struct rlimit before {};
   REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
@@ -477,7 +478,7 @@ CliResult run_with_file_limit(const Arguments& words, rlim_t bytes) {
 
 }  // namespace
 
-TEST_CASE_FIXTURE(Fixture, "a full disk is reported once, and as the error that ends the run") {
+TEST_CASE_FIXTURE(Fixture, "a full disk is reported once, as the error that ends the run") {
   for (const int world : {1, 2}) {
     CAPTURE(world);
     const auto result = run_with_file_limit(
@@ -494,11 +495,11 @@ TEST_CASE_FIXTURE(Fixture, "a full disk is reported once, and as the error that 
 }
 
 TEST_CASE_FIXTURE(Fixture,
-                  "output that does not reach its file is an error, but none to who left") {
+                  "output that cannot be written to a file is an error; a closed pipe is not") {
   const std::string second = (fs::path(used) / "checkpoints/step-00000010").string();
   const auto run_to = [&](const std::string& words, const std::string& where) {
     const std::string err = dir.file("err");
-    const int status = std::system(  // as a user's shell does it
+    const int status = std::system(  // as a user's shell runs it
         fmt::format("'{}' {} {} 2>'{}'", test::tessera_program(), words, where, err).c_str());
     CliResult result;
     result.code = WEXITSTATUS(status);

@@ -1,5 +1,3 @@
-// `tessera checkpoint` on what the trainer saves.
-
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -41,7 +39,7 @@ Json read_json(const fs::path& path) {
   return Json::parse(in);
 }
 
-// Which elements of each tensor lie in which shard.
+// Element ranges of each tensor by shard.
 Json layout(const fs::path& checkpoint) {
   Json result;
   const Json sections = read_json(checkpoint / "index.json").at("sections");
@@ -70,7 +68,8 @@ void flip_byte(const fs::path& path, std::int64_t at) {
 
 }  // namespace
 
-TEST_CASE_FIXTURE(Fixture, "a resharded checkpoint is cut and goes on as one saved by that many") {
+TEST_CASE_FIXTURE(
+    Fixture, "a resharded checkpoint has the layout of that world size, and resumes identically") {
   const std::string four = dir.file("four"), two = dir.file("two");
   run(small_run(text, four, 4, 10));
   run(small_run(text, two, 2, 10));
@@ -86,7 +85,6 @@ TEST_CASE_FIXTURE(Fixture, "a resharded checkpoint is cut and goes on as one sav
   CHECK(same.at("equal") == true);
   CHECK(same.at("bytes_read") == 0);
 
-  // Two copies of the run, one of them with the resharded checkpoint in place of its own.
   const std::string a = dir.file("a"), b = dir.file("b");
   for (const std::string& copy : {a, b}) fs::copy(four, copy, fs::copy_options::recursive);
   fs::remove_all(b + "/checkpoints/step-00000010");
@@ -97,7 +95,6 @@ TEST_CASE_FIXTURE(Fixture, "a resharded checkpoint is cut and goes on as one sav
   CHECK((test::read_metrics(a).steps == test::read_metrics(b).steps));
   CHECK(json({"checkpoint", "diff", a, b, "--what=all"}).at("equal") == true);
 
-  // Into the run itself, unless it is in use.
   const auto refused = run({"checkpoint", "reshard", four, four, "--world=3"}, 2);
   CHECK(refused.err.find("--overwrite") != std::string::npos);
   const int lock = ::open((four + "/.lock").c_str(), O_RDWR | O_CLOEXEC);
@@ -117,7 +114,7 @@ TEST_CASE_FIXTURE(Fixture, "checkpoints are listed, inspected, verified and comp
   const fs::path first = checkpoints / "step-00000010", last = checkpoints / "step-00000020";
   fs::create_directory(checkpoints / "step-00000030.r1.tmp");
 
-  SUBCASE("a step that the checkpoint is not of") {
+  SUBCASE("a path and a step that contradict each other") {
     const auto wrong = run({"checkpoint", "verify", last.string(), "--step", "10"}, 2);
     CHECK(wrong.err.find("is the checkpoint of step 20, not of 10") != std::string::npos);
     run({"checkpoint", "verify", last.string(), "--step", "20"});
@@ -207,7 +204,7 @@ TEST_CASE_FIXTURE(Fixture, "checkpoints are listed, inspected, verified and comp
       CHECK(report.at("problems").size() == 2);
     }
     run({"checkpoint", "verify", first});
-    // Its JSON is no UTF-8 any more; what is said of it is.
+    // The shard's JSON is no longer UTF-8, but the report is.
     const fs::path shard = first / "rank-00001-of-00002.safetensors";
     const std::string header = dir.read(fs::relative(shard, dir.path()).string());
     const auto name = static_cast<std::int64_t>(header.find("model/"));

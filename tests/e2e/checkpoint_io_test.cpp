@@ -11,7 +11,7 @@
 namespace tessera::test {
 namespace {
 
-TEST_CASE("saving and loading are measured against plain writers and readers") {
+TEST_CASE("saving and loading are benchmarked against plain writers and readers") {
   const Python python("import json");
   if (!python) {
     MESSAGE("skipped: " << python.missing());

@@ -1,4 +1,3 @@
-// Consolidation stopped by a signal, and gone on with.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
@@ -17,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// 26 MB of weights: a small file, and one of 400 blocks where memory is short.
+/// 26 MB of weights: a small file, and one of 400 blocks with little memory.
 fs::path make_checkpoint(const fs::path& dir) {
   SampleModel model;
   const io::Json config = {{"arch", "gpt2"},         {"n_layer", 1},         {"n_head", 1},
@@ -33,7 +32,7 @@ fs::path make_checkpoint(const fs::path& dir) {
   return save(model, dir, {.world_size = 2, .optimizer = false});
 }
 
-TEST_CASE("Ctrl-C leaves what the same command goes on with") {
+TEST_CASE("after Ctrl-C the same command resumes the export") {
   TempDir dir;
   const std::string checkpoint = make_checkpoint(dir.path() / "run").string();
   const fs::path out = dir.path() / "out", attempt = dir.path() / "out.tmp";
@@ -44,11 +43,11 @@ TEST_CASE("Ctrl-C leaves what the same command goes on with") {
   for (const int number : {SIGINT, SIGTERM}) {
     CliResult stopped;
     for (int tries = 0; stopped.code != 128 + number; ++tries) {
-      REQUIRE(tries < 20);  // it may be done before the signal comes
+      REQUIRE(tries < 20);  // the export may end before the signal
       for (const fs::path& former : {out, attempt, fs::path(attempt.string() + ".journal")})
         fs::remove_all(former);
       CliProcess process(command(out));
-      const auto writes = [&] {  // and not this test in the moment before it runs the program
+      const auto writes = [&] {  // excludes the forked test before exec
         return fs::exists(attempt / "model-00002-of-00002.safetensors") &&
                catches(process.pid(), number);
       };
@@ -102,7 +101,7 @@ TEST_CASE("a signal ends the planning of many tensors at once") {
     process.signal(number);
     const CliResult ended = process.wait(std::chrono::seconds(60));
     INFO(ended.describe());
-    if (number == SIGUSR1) {  // a warning, which waits until there is something to stop
+    if (number == SIGUSR1) {  // a scheduler's warning, which waits for the first safe point
       CHECK(ended.code == 128 + SIGTERM);
       continue;
     }

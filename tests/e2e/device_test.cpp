@@ -1,4 +1,4 @@
-// The program on a device beside the CPU: its kernels run as fibers here.
+// The program on a device; its kernels run as fibers here.
 
 #include <doctest/doctest.h>
 
@@ -33,7 +33,7 @@ Arguments train(const testing::Golden& golden, const std::string& run, int steps
 
 }  // namespace
 
-TEST_CASE("a run goes from the CPU to a device, to two ranks there, and back") {
+TEST_CASE("a run moves from the CPU to a device, to two ranks there, and back") {
   const test::TempDir dir;
   const auto golden = testing::load_golden("gpt2-odd");
   const std::string reference = dir.file("cpu"), moved = dir.file("moved");
@@ -60,7 +60,7 @@ TEST_CASE("a run goes from the CPU to a device, to two ranks there, and back") {
   }
 }
 
-TEST_CASE("a run on a device repeats to the bit, also when it is interrupted") {
+TEST_CASE("a run on a device is reproducible bit for bit, also when interrupted") {
   const test::TempDir dir;
   const auto golden = testing::load_golden("gpt2-odd");
   const std::string whole = dir.file("whole"), parts = dir.file("parts");
@@ -86,7 +86,7 @@ test::Variables limited(std::int64_t bytes) {
 
 }  // namespace
 
-TEST_CASE("a run that no memory of the device could hold is refused before it starts") {
+TEST_CASE("a run that exceeds any device memory is refused before it starts") {
   const test::TempDir dir;
   const auto golden = testing::load_golden("gpt2-tiny");
   const auto result =
@@ -118,7 +118,7 @@ TEST_CASE("a device without enough memory: exit code 5, the request, the ledger 
   CHECK(result.err.ends_with("  --nproc 2                      # more ranks, one per GPU\n"));
 }
 
-TEST_CASE("heads that no GPU takes are refused before anything is computed") {
+TEST_CASE("a head_dim beyond the GPU's limit is refused before any computation") {
   const test::TempDir dir;
   const auto golden = testing::load_golden("gpt2-odd");
   const auto trained = run_cli(
@@ -132,7 +132,7 @@ TEST_CASE("heads that no GPU takes are refused before anything is computed") {
   CHECK(holds(trained.err, "compute on the CPU (--train.device cpu)"));
 }
 
-TEST_CASE("a device that is not there is named; without being asked for, the CPU serves") {
+TEST_CASE("a missing device is named; without an explicit request the CPU is used") {
   const test::TempDir dir;
   const auto golden = testing::load_golden("gpt2-tiny");
   const test::Variables absent = {{"TESSERA_CUDA_PLUGIN", dir.file("absent.so")}};
@@ -146,7 +146,6 @@ TEST_CASE("a device that is not there is named; without being asked for, the CPU
   INFO(beyond.describe());
   CHECK(beyond.code == 2);
   CHECK(holds(beyond.err, "there is no cuda:9"));
-  // A word that is none is refused before any rank starts.
   const auto other =
       run_cli(joined(train(golden, dir.file("c"), 1), {"--nproc=2", "--train.device=gpu"}));
   INFO(other.describe());
@@ -158,14 +157,14 @@ TEST_CASE("a device that is not there is named; without being asked for, the CPU
   CHECK(holds(silent.err, "note: training on the CPU; `tessera doctor` explains why"));
 }
 
-TEST_CASE("a model that doesn't fit: exit code 5, the ledger, and what would help") {
+TEST_CASE("a model that doesn't fit: exit code 5, the ledger, and advice") {
   const auto golden = testing::load_golden("gpt2-odd");
   const Arguments eval = {"eval",    golden.folder, "--data",   golden.folder + "/tokens.bin",
                           "--batch", "4",           "--device", "cuda"};
   const Arguments generate = {"generate", golden.folder, "--prompt-tokens", "3", "1",
                               "--device", "cuda"};
   for (const Arguments& words : {eval, generate}) {
-    for (const std::int64_t bytes : {10'000, 300'000}) {  // of weights, of activations
+    for (const std::int64_t bytes : {10'000, 300'000}) {  // limits hit by weights, by activations
       const auto result = run_cli(words, limited(bytes));
       INFO(result.describe());
       if (result.code == 0) continue;

@@ -1,4 +1,4 @@
-// The program on shards that PyTorch saved.
+// The program on shards saved by PyTorch.
 
 #include <doctest/doctest.h>
 
@@ -20,7 +20,7 @@ std::string fixture(const std::string& name) {
   return test::source_path("tests/io/dcp/fixtures/" + name);
 }
 
-TEST_CASE("a plan shows which names become which, and writes nothing") {
+TEST_CASE("a plan shows how names are mapped, and writes nothing") {
   const test::TempDir dir;
   const std::string out = dir.file("out");
   const auto plan = run_cli({"consolidate", fixture("fsdp-wrapped"), out, "--format", "safetensors",
@@ -69,7 +69,7 @@ TEST_CASE("a plan shows which names become which, and writes nothing") {
   CHECK(none.err.find("--tensors: model.* fits no tensor of") != std::string::npos);
 }
 
-TEST_CASE("shards become a model that generates as they do themselves") {
+TEST_CASE("exported shards generate the same text as the shards") {
   const test::TempDir dir;
   const std::string out = dir.file("out");
   const auto made = run_cli({"consolidate", fixture("fsdp-gpt2"), out, "--json"});
@@ -88,7 +88,7 @@ TEST_CASE("shards become a model that generates as they do themselves") {
   }
 }
 
-TEST_CASE("with the config.json of another model, shards become a Hugging Face directory") {
+TEST_CASE("with another model's config.json, shards become a Hugging Face directory") {
   const test::TempDir dir;
   const std::string config = dir.file("config.json"), out = dir.file("out");
   std::ofstream(config) << R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama"})";
@@ -110,7 +110,7 @@ TEST_CASE("with the config.json of another model, shards become a Hugging Face d
   CHECK(written["model_type"] == "llama");
 }
 
-TEST_CASE("what is missing is said in one sentence") {
+TEST_CASE("missing inputs are reported in one sentence") {
   const test::TempDir dir;
   const auto refused = run_cli({"consolidate", fixture("lightning"), dir.file("out")});
   CHECK(refused.code == 2);
@@ -125,7 +125,7 @@ TEST_CASE("what is missing is said in one sentence") {
   CHECK(parent.err.find("name one of them") != std::string::npos);
 }
 
-TEST_CASE("a dry run ends as the export would") {
+TEST_CASE("a dry run ends like the export") {
   const test::TempDir dir;
   const std::string out = dir.file("out");
   fs::create_directory(out);
@@ -143,7 +143,7 @@ TEST_CASE("a dry run ends as the export would") {
   }
 }
 
-TEST_CASE("optimizer state goes into safetensors unless a format is named") {
+TEST_CASE("optimizer state is exported as safetensors by default") {
   const test::TempDir dir;
   for (const char* what : {"optimizer", "all"}) {
     const std::string out = dir.file(what);
@@ -160,7 +160,7 @@ TEST_CASE("optimizer state goes into safetensors unless a format is named") {
   }
 }
 
-TEST_CASE("shards that do not say how many there were are told of, unless it is said") {
+TEST_CASE("an unknown number of shards is a warning, unless --shards states it") {
   const test::TempDir dir;
   const std::string source = fixture("dcp-safetensors");
   const auto command = [&](const char* out, const char* shards) {
@@ -188,7 +188,7 @@ TEST_CASE("shards that do not say how many there were are told of, unless it is 
   CHECK_FALSE(fs::exists(dir.file("out3")));
 }
 
-TEST_CASE("inspect says what shards hold") {
+TEST_CASE("inspect lists the contents of shards") {
   const auto text = run_cli({"checkpoint", "inspect", fixture("torchtitan")});
   INFO(text.describe());
   REQUIRE(text.code == 0);
@@ -198,7 +198,7 @@ TEST_CASE("inspect says what shards hold") {
   CHECK(Json::parse(json.out)["kind"] == "PyTorch DCP as safetensors");
 }
 
-TEST_CASE("names of files need not be UTF-8") {
+TEST_CASE("file names need not be UTF-8") {
   const test::TempDir dir;
   const std::string out = dir.file("out\xff");
   for (const bool dry : {true, false}) {

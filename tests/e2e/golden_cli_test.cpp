@@ -52,7 +52,7 @@ Arguments command(const testing::Golden& golden, const Setting& setting, const s
               "--optim.clip_norm=" + text(golden.clip_norm)});
 }
 
-// AdamW divides the rounding noise of gradients that are exactly zero by its own size.
+// Exactly zero gradients: AdamW scales their rounding noise up to full steps.
 double weight_bound(const std::string& set, const std::string& name) {
   return set == "gpt2-tiny" && name.ends_with(".bias") ? 2e-3 : 5e-5;
 }
@@ -76,8 +76,8 @@ void check_weights(const testing::Golden& golden, const std::string& set,
 
 }  // namespace
 
-// Every combination runs in one process in golden_threads_test.cpp.
-TEST_CASE("runs and their exported weights follow the reference, in float32 and bf16") {
+// golden_threads_test.cpp covers all combinations in one process.
+TEST_CASE("runs and their exported weights match the reference, in float32 and bf16") {
   const test::TempDir dir;
   const Setting settings[] = {{"gpt2-tiny", 1},
                               {"gpt2-tiny", 2, "full", "block", 1},
@@ -111,7 +111,7 @@ TEST_CASE("runs and their exported weights follow the reference, in float32 and 
   }
 }
 
-TEST_CASE("a consolidated model evaluates as the run's checkpoint does, and starts a new run") {
+TEST_CASE("a consolidated model evaluates like the run's checkpoint, and starts a new run") {
   const test::TempDir dir;
   const auto golden = testing::load_golden("gpt2-odd");
   const Setting setting{"gpt2-odd", 3};
@@ -128,7 +128,7 @@ TEST_CASE("a consolidated model evaluates as the run's checkpoint does, and star
   };
   const double loss = evaluate(model);
   CHECK(loss == evaluate(run));
-  // The first batch is that of step 0, which the run has trained on.
+  // The first batch is step 0's training batch.
   CHECK(loss < golden.loss[0]);
   CHECK(test::relative(evaluate(golden.folder), golden.loss[0]) < 1e-6);
 

@@ -1,4 +1,4 @@
-// The whole training step against PyTorch's float64 reference, on ranks that are threads.
+// Whole training steps against PyTorch's float64 reference, with ranks as threads.
 
 #include <doctest/doctest.h>
 
@@ -30,12 +30,12 @@ struct Setting {
   bool recompute = false;
   std::int64_t micro_batch = 0;  // 0: all rows of the rank at once
   DType compute = DType::F32;
-  std::string plugin = {};  // of the CUDA kernels; empty: the processor's
+  std::string plugin = {};  // CUDA kernels; empty: CPU
   DType master = DType::F32;
   float dropout = 0;
 };
 
-/// The CUDA kernels as fibers, and on the GPU whose backend TESSERA_TEST_CUDA_PLUGIN names.
+/// The fibers, and the GPU backend in TESSERA_TEST_CUDA_PLUGIN, if set.
 std::vector<std::string> plugins() {
   std::vector<std::string> result = {test::fiber_plugin()};
   const char* gpu = std::getenv("TESSERA_TEST_CUDA_PLUGIN");  // NOLINT(concurrency-mt-unsafe)
@@ -48,13 +48,13 @@ ContextOptions context_options(const std::string& plugin, int rank) {
   return {.device = {DeviceType::CUDA, rank % count_devices(plugin)}, .plugin = plugin};
 }
 
-/// A GPU sums in other orders, and its exponentials are its own.
+/// Tolerance on a GPU, whose summation order and exponentials differ.
 double bound(const std::string& plugin, double of_host, DType compute = DType::F32) {
   if (plugin.empty() || plugin == test::fiber_plugin()) return of_host;
   return std::max(of_host, compute == DType::BF16 ? 2e-2 : 1e-4);
 }
 
-/// How often the host has waited for work of a device of fibers.
+/// Number of host synchronizations on fiber devices.
 std::uint64_t waits_for_fibers() {
   static const Plugin fibers("fibers", "", nullptr, test::fiber_plugin());
   return fibers.symbol<std::uint64_t (*)()>("tessera_fiber_waits")();
@@ -63,10 +63,10 @@ std::uint64_t waits_for_fibers() {
 struct Outcome {
   std::vector<double> loss, grad_norm;
   std::map<std::string, std::vector<float>> weights;
-  std::vector<std::uint64_t> waits;  // for fibers, of all ranks, by step
+  std::vector<std::uint64_t> waits;  // on fiber devices, of all ranks, per step
 };
 
-// Collects pieces of parameters from several ranks.
+// Collects the shards of several ranks into whole parameters.
 void collect(comm::ShardedModel& sharded, Outcome& outcome, std::mutex& mutex) {
   const std::lock_guard lock(mutex);
   for (const auto& piece : sharded.owned_pieces()) {
@@ -119,7 +119,7 @@ Outcome train(const testing::Golden& golden, const Setting& setting) {
       }
     }
     collect(sharded, outcome, mutex);
-    // All but parameters, optimizer state and gradients is given back between steps.
+    // Between steps only parameters, optimizer state and gradients are allocated.
     CHECK(context->ledger().usage(MemoryCategory::Activations).current == 0);
     CHECK(context->ledger().usage(MemoryCategory::Workspace).current == 0);
     if (setting.mode == comm::ShardMode::Full && setting.world > 1) {
@@ -134,7 +134,7 @@ double relative(double actual, double expected) {
   return std::abs(actual - expected) / std::abs(expected);
 }
 
-// AdamW divides the rounding noise of gradients that are exactly zero by its own size.
+// Exactly zero gradients: AdamW scales their rounding noise up to full steps.
 bool is_noisy(const std::string& name, const std::string& set) {
   return set == "gpt2-tiny" && name.size() > 5 && name.substr(name.size() - 5) == ".bias";
 }
@@ -157,7 +157,7 @@ std::vector<Setting> settings(const std::string& set, std::int64_t batch) {
 
 }  // namespace
 
-TEST_CASE("float32 training equals the float64 reference at every world size, mode and split") {
+TEST_CASE("float32 training matches the float64 reference at every world size, mode and split") {
   for (const std::string set : {"gpt2-tiny", "gpt2-odd"}) {
     const auto golden = testing::load_golden(set);
     for (const Setting& setting : settings(set, golden.batch)) {
@@ -184,7 +184,7 @@ TEST_CASE("float32 training equals the float64 reference at every world size, mo
   }
 }
 
-TEST_CASE("the host waits for a device once a step, when all of it is queued") {
+TEST_CASE("the host synchronizes with a device once per step") {
   const auto golden = testing::load_golden("gpt2-odd");
   Setting setting{"gpt2-odd", 1,           comm::ShardMode::Full, true,
                   1,          DType::BF16, test::fiber_plugin(),  DType::BF16};
@@ -194,7 +194,7 @@ TEST_CASE("the host waits for a device once a step, when all of it is queued") {
   for (const std::uint64_t waits : outcome.waits) CHECK(waits == 1);
 }
 
-TEST_CASE("the CUDA kernels follow the reference through whole runs") {
+TEST_CASE("the CUDA kernels match the reference over whole runs") {
   for (const std::string& plugin : plugins()) {
     for (const std::string set : {"gpt2-tiny", "gpt2-odd"}) {
       const auto golden = testing::load_golden(set);
@@ -205,7 +205,7 @@ TEST_CASE("the CUDA kernels follow the reference through whole runs") {
           CAPTURE(dtype_name(compute));
           CAPTURE(world);
           const bool exact = compute == DType::F32;
-          // For time, on fibers.
+          // Skipped on fibers to save time.
           if (plugin == test::fiber_plugin() && world > 1 && set == "gpt2-tiny") continue;
           const bool small = world == 1 && exact;  // with recompute and micro-batches
           const Outcome outcome = train(
@@ -231,7 +231,7 @@ TEST_CASE("the CUDA kernels follow the reference through whole runs") {
   }
 }
 
-TEST_CASE("bf16 training follows the reference losses") {
+TEST_CASE("bf16 training matches the reference losses") {
   for (const std::string set : {"gpt2-tiny", "gpt2-odd"}) {
     const auto golden = testing::load_golden(set);
     for (const int world : {1, static_cast<int>(golden.batch)}) {
@@ -247,7 +247,7 @@ TEST_CASE("bf16 training follows the reference losses") {
   }
 }
 
-TEST_CASE("weights kept in bf16 follow the reference losses, and round alike however sharded") {
+TEST_CASE("bf16 master weights match the reference losses, and round alike with any sharding") {
   for (const std::string set : {"gpt2-tiny", "gpt2-odd"}) {
     const auto golden = testing::load_golden(set);
     for (const int world : {1, static_cast<int>(golden.batch)}) {
@@ -267,7 +267,7 @@ TEST_CASE("weights kept in bf16 follow the reference losses, and round alike how
       CHECK(train(golden, setting).weights != full.weights);
     }
   }
-  // On the device, fused with the moments as everywhere.
+  // On a device, where the update is fused.
   const auto golden = testing::load_golden("gpt2-odd");
   for (const std::string& plugin : plugins()) {
     Setting setting{"gpt2-odd", 1, comm::ShardMode::Full, false, 0, DType::BF16, plugin};
@@ -278,12 +278,12 @@ TEST_CASE("weights kept in bf16 follow the reference losses, and round alike how
   }
 }
 
-TEST_CASE("logits and every gradient equal the reference") {
+TEST_CASE("logits and all gradients match the reference") {
   for (const std::string set : {"gpt2-tiny", "gpt2-odd"}) {
     CAPTURE(set);
     const auto golden = testing::load_golden(set);
     auto places = plugins();
-    places.emplace_back();  // the processor
+    places.emplace_back();
     for (const std::string& plugin : places) {
       CAPTURE(plugin);
       const auto context = Context::create(context_options(plugin, 0));

@@ -1,5 +1,3 @@
-// Strangers at the control port of a run that trains.
-
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
@@ -14,7 +12,7 @@ using namespace tessera::test;
 
 namespace {
 
-// A variable of a process as it was started.
+// An environment variable of a process at its start.
 std::string variable(pid_t process, const std::string& name) {
   std::ifstream in(fmt::format("/proc/{}/environ", process), std::ios::binary);
   for (std::string line; std::getline(in, line, '\0');) {
@@ -52,14 +50,14 @@ TEST_CASE("hundreds of hostile clients during training: none joins, and the loss
   const Door door{address.substr(0, colon),
                   static_cast<std::uint16_t>(std::stoi(address.substr(colon + 1))),
                   variable(rank, "TESSERA_RUN_ID")};
-  // One that may join does, so that there is something to replay; then it leaves.
+  // An honest client joins and leaves, so that there is something to replay.
   const Recording said = record(door, variable(rank, "TESSERA_TOKEN"));
   CHECK_THROWS_AS(record(door, "a token that is none of this run's"), std::runtime_error);
 
   Attack attack;
   std::deque<comm::FileDescriptor> open;
   std::mt19937 random(5);
-  // As long as it trains, but not so many that a busy machine does nothing else.
+  // As long as training runs, but bounded, so as not to starve the machine.
   while (process.running() && attack.made.load() < 10 * kLeast) {
     attack_once(random, door, said, open, 40, attack);
     std::this_thread::sleep_for(1ms);

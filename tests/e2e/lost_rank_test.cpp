@@ -1,4 +1,4 @@
-// Ranks that never come, are killed or stand still: the others end soon and name them.
+// Ranks that never arrive, are killed or stopped: the others exit soon and name them.
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
@@ -40,7 +40,7 @@ TEST_CASE_FIXTURE(Fixture, "a rank that never arrives is named at the deadline")
   CHECK(first.time < milliseconds(10'000));
   CHECK(first.err.find("1 of 2 ranks arrived") != std::string::npos);
   CHECK(first.err.find("missing: rank 1") != std::string::npos);
-  CHECK_FALSE(std::filesystem::exists(dir.file("run")));  // nothing was touched
+  CHECK_FALSE(std::filesystem::exists(dir.file("run")));
 
   const auto second = alone(1);
   INFO(second.describe());
@@ -50,7 +50,7 @@ TEST_CASE_FIXTURE(Fixture, "a rank that never arrives is named at the deadline")
   CHECK(second.err.find("rank 0") != std::string::npos);
 }
 
-TEST_CASE_FIXTURE(Fixture, "who comes to a run that is complete is refused, and the run goes on") {
+TEST_CASE_FIXTURE(Fixture, "a rank that joins a complete run is refused, and the run continues") {
   const std::string port = test::meeting_port(), run = dir.file("run");
   const auto start = [&](int rank, int world) {
     return std::make_unique<CliProcess>(joined(small_run(text, run, 1, 1'000'000),
@@ -69,7 +69,7 @@ TEST_CASE_FIXTURE(Fixture, "who comes to a run that is complete is refused, and 
     INFO(refused.describe());
     CHECK(refused.code == kComm);
     CHECK(refused.err.find(stranger.why) != std::string::npos);
-    std::this_thread::sleep_for(milliseconds(1500));  // more than a heartbeat
+    std::this_thread::sleep_for(milliseconds(1500));  // more than a heartbeat interval
     CHECK(first->running());
     CHECK(second->running());
   }
@@ -81,7 +81,8 @@ TEST_CASE_FIXTURE(Fixture, "who comes to a run that is complete is refused, and 
   }
 }
 
-TEST_CASE_FIXTURE(Fixture, "a meeting point that other hosts reach needs a token, told at once") {
+TEST_CASE_FIXTURE(Fixture,
+                  "a rendezvous address that other hosts reach needs a token, checked at once") {
   for (const int rank : {0, 1}) {
     const auto result =
         run_cli(joined(small_run(text, dir.file("run"), 1, 10), {"--comm.bind=0.0.0.0"}),
@@ -96,7 +97,7 @@ TEST_CASE_FIXTURE(Fixture, "a killed rank ends the others soon, and they name it
   std::mt19937 random(7);
   for (const int victim : {0, 1, 2}) {
     const int world = victim + 2;
-    // Between saves, over either backend, and mostly in them.
+    // Between saves over each backend, and mostly within saves.
     struct Run {
       std::string every;
       std::string backend;
@@ -121,12 +122,11 @@ TEST_CASE_FIXTURE(Fixture, "a killed rank ends the others soon, and they name it
       const auto result = process.wait(std::chrono::seconds(20));
       INFO(result.describe());
       const auto survived = std::chrono::steady_clock::now() - killed_at;
-      CHECK(survived < milliseconds(6000));  // on any machine; how soon else, the campaign says
+      CHECK(survived < milliseconds(6000));  // generous; tests/faults measures the time
       CHECK(result.code == kComm);
       const auto culprit =
           fmt::format("rank {} (pid {}) was killed by SIGKILL", victim, ranks.at(victim));
       CHECK(result.err.find(culprit) != std::string::npos);
-      // So do the survivors, with what became of it.
       CHECK(result.err.find(fmt::format("culprit=rank {} (", victim)) != std::string::npos);
       CHECK(result.err.find(fmt::format(", pid {}, SIGKILL)", ranks.at(victim))) !=
             std::string::npos);
@@ -143,13 +143,13 @@ TEST_CASE_FIXTURE(Fixture, "ranks do not outlive their launcher") {
   REQUIRE(process.wait_for("step      1/100000"));
   REQUIRE(process.ranks().size() == 2);
   process.signal(SIGKILL);
-  const auto result = process.wait(std::chrono::seconds(2));  // for all of them
+  const auto result = process.wait(std::chrono::seconds(2));  // of the launcher and all ranks
   INFO(result.describe());
   CHECK(result.in_time);
   CHECK(result.signal == SIGKILL);
 }
 
-TEST_CASE_FIXTURE(Fixture, "a host that sleeps for longer than any heartbeat ends nothing") {
+TEST_CASE_FIXTURE(Fixture, "a host that sleeps longer than the heartbeat timeout ends nothing") {
   CliProcess process(
       joined(small_run(text, dir.file("run"), 2, 100'000), {"--checkpoint.every=0"}));
   REQUIRE(process.wait_for("step      1/100000"));
@@ -165,7 +165,7 @@ TEST_CASE_FIXTURE(Fixture, "a host that sleeps for longer than any heartbeat end
   CHECK(result.code == 128 + SIGTERM);
 }
 
-TEST_CASE_FIXTURE(Fixture, "ranks whose launcher is stopped say so, all the same, and end") {
+TEST_CASE_FIXTURE(Fixture, "ranks whose launcher is stopped exit with the same error") {
   CliProcess process(joined(small_run(text, dir.file("run"), 2, 100'000),
                             {"--checkpoint.every=0", "--restarts=1", "--checkpoint.resume=never"}));
   REQUIRE(process.wait_for("step      1/100000"));
@@ -176,7 +176,7 @@ TEST_CASE_FIXTURE(Fixture, "ranks whose launcher is stopped say so, all the same
     std::this_thread::sleep_for(milliseconds(10));
   CHECK(process.ranks().empty());
   process.signal(SIGCONT);
-  // No rank is to blame, which the launcher knows, too.
+  // The launcher also reports that no rank is to blame.
   CHECK(process.wait_for("\ntessera: restart 1 of 1: the launcher was stopped for "));
   process.signal(SIGTERM);
   const auto result = process.wait(std::chrono::seconds(20));
@@ -192,7 +192,7 @@ TEST_CASE_FIXTURE(Fixture, "ranks whose launcher is stopped say so, all the same
   }
 }
 
-TEST_CASE_FIXTURE(Fixture, "a collective's deadline that comes first names the same in the end") {
+TEST_CASE_FIXTURE(Fixture, "a collective's deadline before the heartbeat's names the same rank") {
   CliProcess process(joined(
       small_run(text, dir.file("run"), 2, 100'000),
       {"--checkpoint.every=0", "--comm.timeout=2", "--restarts=1", "--checkpoint.resume=never"}));

@@ -1,5 +1,5 @@
-// Ranks on hosts of their own, whose network is cut, or loses and delays what they send. Cut means
-// that packets vanish: no connection is closed, so nobody learns of it but by silence.
+// Ranks on separate hosts whose network is cut, lossy or slow. A cut drops packets without closing
+// connections, so only silence reveals it.
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
@@ -25,8 +25,8 @@ using Clock = std::chrono::steady_clock;
 namespace {
 
 constexpr int kComm = 4;
-// From the cut to the end of all: 4 s of silence, a heartbeat's period before it, what a rank may
-// take to leave (2.5 s), and a busy machine. Without heartbeats it would be minutes.
+// From the cut to the last exit: 4 s heartbeat timeout, a heartbeat interval before it, 2.5 s for a
+// rank to leave, and slack for a busy machine. Without heartbeats it would take minutes.
 constexpr milliseconds kAllGone = 25s * kSlack;
 constexpr milliseconds kWholeRun = 100s * kSlack;
 
@@ -45,7 +45,6 @@ struct Fixture {
   std::string text = dir.write("text.txt", test::make_text(2000));
 };
 
-// A run with one rank on each host.
 class Run {
  public:
   Run(VirtualNetwork& network, int world, test::Arguments arguments)
@@ -55,7 +54,7 @@ class Run {
 
   CliProcess& rank(int rank) { return *ranks_.at(static_cast<std::size_t>(rank)); }
 
-  // All of them must have ended by then, each by itself.
+  // Waits for all ranks to exit by themselves until `end`.
   std::vector<CliResult> wait(Clock::time_point end) {
     std::vector<CliResult> results;
     for (auto& process : ranks_) {
@@ -90,14 +89,13 @@ std::string all_of(const std::vector<CliResult>& results) {
   return text;
 }
 
-// The rank's line of the failure, or nothing.
+// The rank's error line, or empty.
 std::string fault_line(const CliResult& result) {
   const auto at = result.err.rfind("tessera: error: E04");
   return at == std::string::npos ? "" : result.err.substr(at, result.err.find('\n', at) - at);
 }
 
-// What must be true once `victim` was cut off: each rank that was not names it alone, and it names
-// others.
+// After `victim` is cut off, each other rank must name it alone, and it must name others.
 void check_ends(const std::vector<CliResult>& results, int victim) {
   INFO(all_of(results));
   for (int rank = 0; rank < static_cast<int>(results.size()); ++rank) {
@@ -126,10 +124,10 @@ void check_ends(const std::vector<CliResult>& results, int victim) {
 TEST_CASE_FIXTURE(Fixture, "a rank whose network is cut is named by all others, and all end") {
   struct Fault {
     int world, victim;
-    std::string every;  // saves: 1 is mostly within one
+    std::string every;  // steps between saves; 1: mostly within saves
     std::string heartbeat_timeout = "4";
   };
-  // In the last one a meeting that waits for the store learns of it before the heartbeats do.
+  // In the last case, a rendezvous that waits for the store fails before the heartbeats do.
   for (const Fault& fault :
        {Fault{3, 1, "20"}, Fault{3, 2, "1"}, Fault{3, 0, "1"}, Fault{4, 2, "1"}, Fault{2, 1, "1"},
         Fault{2, 0, "20"}, Fault{2, 0, "1", "8"}}) {
@@ -148,7 +146,7 @@ TEST_CASE_FIXTURE(Fixture, "a rank whose network is cut is named by all others, 
     network->cut(fault.victim);
     const auto cut_at = Clock::now();
     check_ends(run.wait(cut_at + kAllGone), fault.victim);
-    MESSAGE(fmt::format("world {}, rank {} cut off: all gone after {:.1f} s", fault.world,
+    MESSAGE(fmt::format("world {}, rank {} cut off: all exited after {:.1f} s", fault.world,
                         fault.victim,
                         std::chrono::duration<double>(Clock::now() - cut_at).count()));
     const auto verified = run_cli({"checkpoint", "verify", out});
@@ -159,7 +157,7 @@ TEST_CASE_FIXTURE(Fixture, "a rank whose network is cut is named by all others, 
 
 namespace {
 
-// Ranks 1 and 2 don't reach each other: all report the same, and blame one of them or both.
+// Ranks 1 and 2 don't reach each other: all ranks blame the same one of them, or both.
 void check_apart(const std::vector<CliResult>& results, const std::string& why) {
   INFO(all_of(results));
   for (const CliResult& result : results) {
@@ -179,7 +177,7 @@ void check_apart(const std::vector<CliResult>& results, const std::string& why) 
 
 }  // namespace
 
-TEST_CASE_FIXTURE(Fixture, "of two ranks that no longer reach each other all name one") {
+TEST_CASE_FIXTURE(Fixture, "if two ranks lose their connection, all ranks name the same one") {
   auto network = make_network(3);
   if (!network) return;
   const std::string out = dir.file("run");
@@ -192,7 +190,7 @@ TEST_CASE_FIXTURE(Fixture, "of two ranks that no longer reach each other all nam
   CHECK(run_cli({"checkpoint", "verify", out}).code == 0);
 }
 
-TEST_CASE_FIXTURE(Fixture, "of two ranks that can't connect to each other all name one") {
+TEST_CASE_FIXTURE(Fixture, "if two ranks can't connect, all ranks name the same one") {
   auto network = make_network(3);
   if (!network) return;
   network->cut_between(1, 2);
@@ -203,7 +201,8 @@ TEST_CASE_FIXTURE(Fixture, "of two ranks that can't connect to each other all na
   check_apart(run.wait(started + 8s + 20s * kSlack), "could not connect to rank ");
 }
 
-TEST_CASE_FIXTURE(Fixture, "a rank that was never reached is missing, and learns so itself") {
+TEST_CASE_FIXTURE(Fixture,
+                  "an unreachable rank is reported at the start by all ranks, including itself") {
   for (const int victim : {1, 0}) {
     CAPTURE(victim);
     auto network = make_network(3);
@@ -230,12 +229,12 @@ TEST_CASE_FIXTURE(Fixture, "a rank that was never reached is missing, and learns
         CHECK(result.err.find("missing: rank 1") != std::string::npos);
       }
     }
-    CHECK_FALSE(std::filesystem::exists(dir.file("run")));  // nothing was touched
+    CHECK_FALSE(std::filesystem::exists(dir.file("run")));
   }
 }
 
-TEST_CASE_FIXTURE(Fixture, "a network that is bad for a while changes nothing") {
-  constexpr int kSteps = 60;  // more than a bad network lets happen while it is bad
+TEST_CASE_FIXTURE(Fixture, "a temporary network disturbance changes nothing") {
+  constexpr int kSteps = 60;  // more than complete during the disturbance
   const auto arguments = [&](const std::string& out, int heartbeat_timeout = 4) {
     return joined(small_run(text, out, 1, kSteps),
                   {"--train.global_batch=6", "--checkpoint.every=20",
@@ -257,8 +256,8 @@ TEST_CASE_FIXTURE(Fixture, "a network that is bad for a while changes nothing") 
     milliseconds time;
     int heartbeat_timeout = 4;
   };
-  // TCP waits twice as long before each time that it sends again what was lost, so a few losses in
-  // a row are a silence of seconds, which outlasts their cause.
+  // TCP doubles its retransmission timeout after each loss, so a few losses in a row cause seconds
+  // of silence, even after the disturbance.
   for (const Fault& fault :
        {Fault{"lossy", 1, {.loss = 0.3}, 3s, 20}, Fault{"lossy-0", 0, {.loss = 0.3}, 3s, 20},
         Fault{"slow", 2, {.delay = 200ms}, 3s}, Fault{"gone", 1, {.loss = 1}, 1500ms}}) {
@@ -270,7 +269,7 @@ TEST_CASE_FIXTURE(Fixture, "a network that is bad for a while changes nothing") 
     REQUIRE(run.rank(0).wait_for("step  1/"));
     network->set_link(fault.host, fault.link);
     std::this_thread::sleep_for(fault.time);
-    const bool went_on = run.rank(0).running();  // it is what was to be tried
+    const bool went_on = run.rank(0).running();  // otherwise the disturbance was not tested
     network->heal(fault.host);
     const auto results = run.wait(Clock::now() + kWholeRun);
     INFO(all_of(results));

@@ -1,4 +1,4 @@
-// Runs that are killed, stopped and moved to other world sizes go on as if nothing had happened.
+// Runs that are killed, stopped, or moved to other world sizes give the same results when resumed.
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
@@ -22,7 +22,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Step of the last whole line of a run's metrics; -1 if there is none.
+// Step of the last complete line in metrics.jsonl; -1 if there is none.
 std::int64_t last_step(const fs::path& run) {
   std::ifstream in(run / "metrics.jsonl");
   std::int64_t last = -1;
@@ -33,7 +33,7 @@ std::int64_t last_step(const fs::path& run) {
   return last;
 }
 
-// False if the program ended before, or took too long.
+// False if the program ends first, or on timeout.
 template <typename Condition>
 bool wait_until(CliProcess& process, Condition&& condition) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
@@ -55,7 +55,6 @@ nlohmann::json inspect(const fs::path& run) {
   return nlohmann::json::parse(result.out);
 }
 
-// What must be equal for two runs to be the same: every number on the way, and the weights.
 void check_same(const fs::path& run, const fs::path& expected) {
   CHECK((test::read_metrics(run) == test::read_metrics(expected)));
   CHECK(inspect(run).at("step") == inspect(expected).at("step"));
@@ -76,7 +75,7 @@ struct Fixture {
 
 }  // namespace
 
-TEST_CASE_FIXTURE(Fixture, "runs killed at random moments end as those that were let alone") {
+TEST_CASE_FIXTURE(Fixture, "runs killed at random moments end like undisturbed ones") {
   constexpr int kKills = 4;
   constexpr int kSteps = 100;
   std::mt19937 random(20240501);
@@ -91,8 +90,8 @@ TEST_CASE_FIXTURE(Fixture, "runs killed at random moments end as those that were
     for (int kill = 1; kill <= kKills; ++kill) {
       CAPTURE(kill);
       CliProcess process(command(killed));
-      // In a step, a save or an evaluation, with more steps to go than a fast machine makes until
-      // the kill; every fourth time while it starts.
+      // Killed in a step, a save or an evaluation, with enough steps left for a fast machine; every
+      // fourth time during the start.
       if (kill % 4 != 0) {
         REQUIRE(wait_for_step(process, killed, kill * 11 - random() % 5));
       }
@@ -106,14 +105,14 @@ TEST_CASE_FIXTURE(Fixture, "runs killed at random moments end as those that were
     CHECK(messages.find(", from " + killed + "/checkpoints/step-") != std::string::npos);
     check_same(killed, calm);
     CHECK(run_cli({"checkpoint", "verify", killed}).code == 0);
-    // What kills left of unfinished saves is cleared away.
+    // Remains of killed saves are removed.
     for (const auto& entry : fs::directory_iterator(fs::path(killed) / "checkpoints")) {
       CHECK(entry.path().extension() != ".tmp");
     }
   }
 }
 
-TEST_CASE_FIXTURE(Fixture, "a run whose weights are bf16 stores them so, and goes on to the bit") {
+TEST_CASE_FIXTURE(Fixture, "bf16 master weights are stored as bf16, and resume bit for bit") {
   const std::string whole = dir.file("whole"), half = dir.file("half");
   const auto command = [&](const std::string& out, int steps) {
     return joined(small_run(text, out, 2, steps), {"--train.precision=bf16-true"});
@@ -125,12 +124,11 @@ TEST_CASE_FIXTURE(Fixture, "a run whose weights are bf16 stores them so, and goe
   CHECK(inspect(half).at("digest") == inspect(whole).at("digest"));
   for (const auto& tensor : inspect(half).at("tensors"))
     CHECK(tensor.at("dtype") == (tensor.at("section") == "model" ? "BF16" : "F32"));
-  // Weights of either dtype start a run of the other.
   run(joined(small_run(text, half, 1, 22), {"--train.precision=fp32"}));
   run(command(half, 24));
 }
 
-TEST_CASE_FIXTURE(Fixture, "dropout, the schedule and the data go on where they were, to the bit") {
+TEST_CASE_FIXTURE(Fixture, "dropout, the schedule and the data resume bit for bit") {
   for (const int world : {1, 3}) {
     CAPTURE(world);
     const auto command = [&](const std::string& out, const std::string& stop_after) {
@@ -149,7 +147,7 @@ TEST_CASE_FIXTURE(Fixture, "dropout, the schedule and the data go on where they 
   }
 }
 
-TEST_CASE_FIXTURE(Fixture, "a run saved by two, three or four ranks goes on with one to four") {
+TEST_CASE_FIXTURE(Fixture, "a run saved by two, three or four ranks resumes on one to four") {
   const auto command = [&](const std::string& out, int world, int steps) {
     return joined(small_run(text, out, world, steps), {"--train.global_batch=12"});
   };
@@ -180,8 +178,8 @@ TEST_CASE_FIXTURE(Fixture, "a run saved by two, three or four ranks goes on with
 TEST_CASE_FIXTURE(Fixture,
                   "SIGTERM ends a run after a step with a checkpoint, and nothing is lost") {
   const auto command = [&](const std::string& run, int world) {
-    // One rank alone is fast: the signal must come before it is done.
-    // Wherever it stops, an evaluation is due, which the run makes when it goes on.
+    // A single rank is fast and needs more steps to be running when the signal arrives. Every step
+    // ends with an evaluation, which the resumed run must make up for.
     return joined(small_run(text, run, world, world == 1 ? 600 : 300),
                   {"--checkpoint.every=1000", "--train.eval_every=1", "--train.eval_batches=1",
                    world == 3 ? "--train.global_batch=3" : "--train.global_batch=4"});
@@ -189,8 +187,8 @@ TEST_CASE_FIXTURE(Fixture,
   for (const int world : {1, 2, 3, 4}) {
     const std::string calm = dir.file(fmt::format("calm-{}", world));
     run(command(calm, world));
-    // Schedulers signal the program; timeout(1) and others the program, then its whole group.
-    // Who preempts a node may reach one rank only.
+    // Schedulers signal the program; timeout(1) and others the program, then its group. A
+    // preemption may reach a single rank.
     for (const std::string whom : {"program", "group", "both", "rank"}) {
       if (world == 1 && whom != "program") continue;
       if (world > 2 && whom != "rank") continue;
@@ -217,8 +215,8 @@ TEST_CASE_FIXTURE(Fixture,
 }
 
 TEST_CASE_FIXTURE(Fixture,
-                  "a SIGINT is answered once for all ranks, a later one ends the run at once") {
-  // A step of minutes: a clean stop would have to wait for it.
+                  "a SIGINT is answered once for all ranks, and a later one ends the run at once") {
+  // Steps of minutes: a clean stop would have to wait.
   CliProcess process(joined(small_run(text, dir.file("run"), 2, 50),
                             {"--train.global_batch=400000", "--train.micro_batch=4"}));
   REQUIRE(wait_until(process, [&] {
@@ -229,7 +227,7 @@ TEST_CASE_FIXTURE(Fixture,
   process.signal(SIGINT);
   const std::string answer = "press Ctrl-C again to quit without saving";
   REQUIRE(wait_until(process, [&] { return process.err().find(answer) != std::string::npos; }));
-  std::this_thread::sleep_for(milliseconds(1100));  // sooner ones belong to the same request
+  std::this_thread::sleep_for(milliseconds(1100));  // earlier ones count as the same request
   REQUIRE(process.running());
   process.signal(SIGINT);
   const auto result = process.wait(std::chrono::seconds(5));
@@ -240,8 +238,7 @@ TEST_CASE_FIXTURE(Fixture,
   CHECK(result.err.find("no step is lost") != std::string::npos);
 }
 
-TEST_CASE_FIXTURE(Fixture,
-                  "a weights-only checkpoint says that it cannot be resumed, but starts a run") {
+TEST_CASE_FIXTURE(Fixture, "a weights-only checkpoint cannot be resumed, but can start a run") {
   const std::string weights = dir.file("weights");
   run(joined(small_run(text, weights, 1, 20),
              {"--checkpoint.what=model", "--train.global_batch=12"}));
@@ -256,7 +253,7 @@ TEST_CASE_FIXTURE(Fixture,
           std::string::npos);
     CHECK(refused.err.find("--model.init_from") != std::string::npos);
   }
-  // Seen before the former run's files are touched.
+  // Refused before the existing files are modified.
   CHECK(test::read_metrics(weights).steps.size() == 20);
 
   const std::string started = dir.file("started");
@@ -278,7 +275,6 @@ TEST_CASE_FIXTURE(Fixture, "a run directory belongs to one run, and to one job a
         std::string::npos);
   CHECK(test::read_metrics(used).steps.size() == 10);
 
-  // A run that has come to its end stays as it is.
   const auto metrics = test::read_metrics(used);
   CHECK(run(small_run(text, used, 1, 10)).find("raise --train.steps to continue") !=
         std::string::npos);
@@ -292,7 +288,7 @@ TEST_CASE_FIXTURE(Fixture, "a run directory belongs to one run, and to one job a
         run_cli(joined(small_run(text, used, world, 20), {"--train.global_batch=12"}));
     INFO(second.describe());
     CHECK(second.code == 2);
-    CHECK(second.time < milliseconds(5000));  // it waits for nobody
+    CHECK(second.time < milliseconds(5000));
     CHECK(second.err.find(used + " is in use by another run") != std::string::npos);
     CHECK(second.err.find(fmt::format("pid {}", holder.pid())) != std::string::npos);
   }

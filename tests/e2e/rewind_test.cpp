@@ -1,5 +1,4 @@
-// Where a run goes on from when its newest checkpoint is not the place, and what then becomes of
-// it.
+// Choice of the checkpoint to resume from, and the fate of newer ones.
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
@@ -30,7 +29,7 @@ struct Fixture {
     REQUIRE(result.code == 0);
     return result.err;
   }
-  // Runs that must be refused as wrong usage; returns what they say.
+  // Expects exit code 2; returns standard error.
   std::string refuse(const Arguments& arguments) const {
     const auto result = run_cli(arguments);
     INFO(result.describe());
@@ -50,7 +49,7 @@ bool contains(const std::string& text, const std::string& part) {
 
 }  // namespace
 
-TEST_CASE_FIXTURE(Fixture, "of a run with checkpoints the right one is taken") {
+TEST_CASE_FIXTURE(Fixture, "a run with several checkpoints resumes from the right one") {
   const std::string out = dir.file("run"), first = out + "/checkpoints/step-00000010";
   run(joined(small_run(text, out, 1, 20),
              {"--checkpoint.every=10", "--checkpoint.keep_best=1", "--train.eval_every=10"}));
@@ -59,7 +58,7 @@ TEST_CASE_FIXTURE(Fixture, "of a run with checkpoints the right one is taken") {
     return dir.file(name);
   };
 
-  SUBCASE("a broken newest checkpoint is set aside and pushes no good one out") {
+  SUBCASE("a damaged newest checkpoint is set aside, and does not count for retention") {
     fs::resize_file(shard(out, 20), 100);
     const auto said =
         run(joined(small_run(text, out, 1, 14), {"--checkpoint.every=1", "--checkpoint.keep=1"}));
@@ -68,10 +67,10 @@ TEST_CASE_FIXTURE(Fixture, "of a run with checkpoints the right one is taken") {
     CHECK_FALSE(fs::exists(shard(out, 20)));
     CHECK(contains(run(small_run(text, out, 1, 15)), "step 14 of 15"));
   }
-  SUBCASE("a run does not go back behind its checkpoints, nor take copies among them for its own") {
+  SUBCASE("a run does not resume behind its newest checkpoint, and ignores nested copies") {
     CHECK(contains(refuse(joined(small_run(text, out, 1, 30), {"--checkpoint.resume=" + first})),
                    "step-00000020 is later than"));
-    // Elsewhere it may, and the same command again, as after a kill, goes on.
+    // A new run directory may branch off; the same command then resumes the branch.
     const auto branch = [&](int steps) {
       return run(
           joined(small_run(text, dir.file("branch"), 1, steps), {"--checkpoint.resume=" + first}));
@@ -87,7 +86,7 @@ TEST_CASE_FIXTURE(Fixture, "of a run with checkpoints the right one is taken") {
     fs::rename(checkpoints / "step-00000010", checkpoints / "checkpoints/step-00000010");
     CHECK(contains(run(small_run(text, dir.file("slip"), 1, 22)), "step 20 of 22"));
   }
-  SUBCASE("--step names the newest, the best, or one, and the best is that of the metrics") {
+  SUBCASE("--step selects the newest, the best, or one; metrics decide which is best") {
     const auto losses = test::read_metrics(out).val_loss;
     const std::string best = std::stod(losses.at(10)) < std::stod(losses.at(20)) ? "10" : "20";
     const auto same = run_cli({"checkpoint", "diff", out, out, "--step", "best"});
@@ -106,7 +105,8 @@ TEST_CASE_FIXTURE(Fixture, "of a run with checkpoints the right one is taken") {
   }
 }
 
-TEST_CASE_FIXTURE(Fixture, "a run without checkpoints leaves its metrics to the one after it") {
+TEST_CASE_FIXTURE(
+    Fixture, "a run without checkpoints is replaced, and its metrics are kept under another name") {
   const std::string out = dir.file("run");
   run(joined(small_run(text, out, 1, 5), {"--checkpoint.every=0"}));
   CHECK(contains(refuse(joined(small_run(text, out, 1, 5), {"--checkpoint.resume=never"})),
@@ -116,7 +116,7 @@ TEST_CASE_FIXTURE(Fixture, "a run without checkpoints leaves its metrics to the 
   CHECK(fs::file_size(out + "/metrics.previous.jsonl") > 0);
 }
 
-TEST_CASE_FIXTURE(Fixture, "what differs from the run so far is said when it goes on") {
+TEST_CASE_FIXTURE(Fixture, "changed settings are reported on resume") {
   const std::string out = dir.file("run");
   run(small_run(text, out, 1, 5));
   const auto said = run(joined(small_run(text, out, 1, 7), {"--optim.lr=0.001"}));
@@ -124,7 +124,7 @@ TEST_CASE_FIXTURE(Fixture, "what differs from the run so far is said when it goe
   CHECK(contains(said, "optim.lr changes from 0.003 to 0.001"));
 }
 
-TEST_CASE_FIXTURE(Fixture, "a tokenizer that the model does not have is not assumed") {
+TEST_CASE_FIXTURE(Fixture, "a missing tokenizer is an error") {
   const std::string golden = test::source_path("tests/golden/gpt2-tiny");
   CHECK(contains(refuse({"eval", golden, "--data", text, "--device", "cpu"}),
                  "came without a tokenizer"));
@@ -142,7 +142,7 @@ TEST_CASE_FIXTURE(Fixture, "a tokenizer that the model does not have is not assu
 }
 
 TEST_CASE_FIXTURE(Fixture,
-                  "the tokenizer of a Hugging Face model goes along with its descendants") {
+                  "the tokenizer files of a Hugging Face model are copied to runs and exports") {
   const std::string golden = test::source_path("tests/golden/gpt2-tiny");
   const fs::path model = dir.path() / "model";
   fs::create_directory(model);
@@ -163,7 +163,7 @@ TEST_CASE_FIXTURE(Fixture,
   CHECK(dir.read("export/vocab.json") == "{}");
 }
 
-TEST_CASE_FIXTURE(Fixture, "an evaluation on tokens that are not the model's is warned of") {
+TEST_CASE_FIXTURE(Fixture, "evaluating tokens that do not fit the model prints a warning") {
   const std::string tokens = test::source_path("tests/golden/gpt2-tiny/tokens.bin");
   run(joined(small_run(tokens, dir.file("run"), 1, 60),
              {"--model.vocab_size=600", "--optim.lr=0.01", "--train.device=cpu"}));
@@ -177,7 +177,7 @@ TEST_CASE_FIXTURE(Fixture, "an evaluation on tokens that are not the model's is 
   CHECK_FALSE(contains(right.err, "worse than"));
 }
 
-TEST_CASE_FIXTURE(Fixture, "text is sampled at evaluations by ranks that share the model") {
+TEST_CASE_FIXTURE(Fixture, "ranks that share the model sample text at evaluations") {
   const auto said = run(joined(small_run(text, dir.file("run"), 2, 2),
                                {"--train.sample_prompt=the ", "--train.sample_tokens=30"}));
   CHECK(contains(said, "step 2: sample\nthe "));

@@ -1,4 +1,4 @@
-// What a run leaves of itself, and what tessera run-report makes of it.
+// tessera run-report on runs that ended in different ways.
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
@@ -35,8 +35,7 @@ struct Fixture {
 
 }  // namespace
 
-TEST_CASE_FIXTURE(Fixture,
-                  "a killed rank is named by the report, and the others say why they ended") {
+TEST_CASE_FIXTURE(Fixture, "the report names a killed rank, and the others log why they ended") {
   CliProcess process(joined(small_run(text, run, 3, 100'000),
                             {"--train.global_batch=3", "--checkpoint.every=20"}));
   REQUIRE(process.wait_for("saved"));
@@ -66,12 +65,11 @@ TEST_CASE_FIXTURE(Fixture,
   CHECK(page.out.starts_with("rank 2 ("));
   CHECK(page.out.find(fmt::format("pid {}) was killed in ", ranks.at(2))) != std::string::npos);
   CHECK(page.out.find("tessera train --nproc 3 " + run + "/config.json") != std::string::npos);
-  // The others wrote down their last collectives.
   std::string logs;
   for (const int rank : {0, 1}) logs += dir.read(fmt::format("run/logs/rank-{}.log", rank));
   CHECK(logs.find("last collectives: rank") != std::string::npos);
 
-  // It goes on by the command of the report, on fewer ranks, and tells of its own end alone.
+  // The report's command resumes on fewer ranks; the new report covers only the new start.
   const auto again = run_cli({"train", "--nproc", "2", run + "/config.json", "--train.steps=200",
                               "--train.global_batch=4"});
   INFO(again.describe());
@@ -102,7 +100,7 @@ TEST_CASE_FIXTURE(Fixture, "a stopped rank is named while the others still wait 
 
 namespace {
 
-// Ranks that are started by hand and meet at the same place in every start.
+// Ranks started by hand, with the same rendezvous address in every start.
 struct ByHand : Fixture {
   std::string meeting = "127.0.0.1:" + test::meeting_port();
 
@@ -112,7 +110,6 @@ struct ByHand : Fixture {
                                std::to_string(rank), "--rdzv", meeting});
     return std::make_unique<CliProcess>(joined(words, more));
   }
-  // Both ranks to the end.
   void train(int steps) const {
     const auto zero = start(0, steps), one = start(1, steps);
     for (CliProcess* rank : {zero.get(), one.get()}) {
@@ -125,8 +122,7 @@ struct ByHand : Fixture {
 
 }  // namespace
 
-TEST_CASE_FIXTURE(ByHand,
-                  "a rank that ends itself beside a rank 0 that is stopped leaves its word") {
+TEST_CASE_FIXTURE(ByHand, "a rank that exits next to a stopped rank 0 leaves its record") {
   const auto zero = start(0, 100'000, {"--checkpoint.every=0"});
   const auto one = start(1, 100'000, {"--checkpoint.every=0"});
   REQUIRE(zero->wait_for("step      1/100000"));
@@ -150,11 +146,10 @@ TEST_CASE_FIXTURE(ByHand,
   CHECK(killed.at("ranks").at(1).at("text").get<std::string>().find("rank 0") != std::string::npos);
 }
 
-TEST_CASE_FIXTURE(ByHand,
-                  "a rank's record of an earlier start is not taken for one of this start") {
+TEST_CASE_FIXTURE(ByHand, "a rank's record of an earlier start is ignored") {
   train(2);
   CHECK(report().at("state") == "done");
-  // Rank 1 can't make its file this time, and what it has left says that all is well.
+  // Rank 1 can't create its file, and its former one reports success.
   std::filesystem::create_directories(run + "/flight/rank-00001.bin.tmp");
   const auto zero = start(0, 100'000, {"--checkpoint.every=0"});
   const auto one = start(1, 100'000, {"--checkpoint.every=0"});
@@ -174,7 +169,7 @@ TEST_CASE_FIXTURE(ByHand,
 }
 
 TEST_CASE_FIXTURE(ByHand,
-                  "a start that fails before its ranks have met is no run that ended well") {
+                  "a start that fails before the rendezvous does not count as a finished run") {
   train(2);
   for (const int there : {0, 1}) {
     const auto ended = start(there, 4, {"--comm.init_timeout=2"})->wait(std::chrono::seconds(60));
@@ -186,7 +181,6 @@ TEST_CASE_FIXTURE(ByHand,
     CHECK(failed.at("culprits") == std::vector{1 - there});
     CHECK(failed.at("ranks").at(there).at("end") == "timeout");
   }
-  // Killed while it waits for the other.
   const auto waiting = start(0, 4);
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
   while (report().at("state") != "running" && std::chrono::steady_clock::now() < end)
@@ -201,7 +195,7 @@ TEST_CASE_FIXTURE(ByHand,
   CHECK(report().at("state") == "done");
 }
 
-TEST_CASE_FIXTURE(Fixture, "a job that is refused leaves the records of the one that runs") {
+TEST_CASE_FIXTURE(Fixture, "a refused job leaves the running job's records unchanged") {
   CliProcess process(joined(small_run(text, run, 2, 100'000), {"--checkpoint.every=0"}));
   REQUIRE(process.wait_for("step      1/100000"));
   const auto refused = run_cli(small_run(text, run, 2, 100'000));
@@ -217,7 +211,7 @@ TEST_CASE_FIXTURE(Fixture, "a job that is refused leaves the records of the one 
   process.wait(std::chrono::seconds(10));
 }
 
-TEST_CASE_FIXTURE(Fixture, "of the files beside the records, only an earlier run's are removed") {
+TEST_CASE_FIXTURE(Fixture, "in the records' directory, only files of earlier runs are removed") {
   namespace fs = std::filesystem;
   const auto train = [&](int steps) {
     const auto result = run_cli(small_run(text, run, 1, steps));
@@ -243,7 +237,6 @@ TEST_CASE_FIXTURE(Fixture, "of the files beside the records, only an earlier run
   CHECK_FALSE(fs::exists(run + "/flight/rank-00006.bin"));
   CHECK_FALSE(fs::exists(run + "/flight/rank-00006.bin.tmp"));
 
-  // Through a link nothing is removed or written.
   fs::remove_all(run + "/flight");
   fs::create_directories(dir.file("elsewhere"));
   dir.write("elsewhere/rank-00006.bin", "mine");
@@ -253,7 +246,7 @@ TEST_CASE_FIXTURE(Fixture, "of the files beside the records, only an earlier run
   CHECK_FALSE(fs::exists(dir.file("elsewhere/rank-00000.bin")));
 }
 
-TEST_CASE_FIXTURE(Fixture, "what is no run is an I/O error") {
+TEST_CASE_FIXTURE(Fixture, "a path that is no run is an I/O error") {
   for (const std::string& path : {dir.file("absent"), dir.path().string()}) {
     const auto result = run_cli({"run-report", path});
     INFO(result.describe());

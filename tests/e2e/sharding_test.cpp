@@ -1,4 +1,4 @@
-// What sharding promises: the same training, and memory that shrinks with the ranks.
+// Sharding gives the same training results, with memory that decreases with the number of ranks.
 
 #include <doctest/doctest.h>
 
@@ -19,12 +19,11 @@ using test::small_run;
 
 namespace {
 
-// Bytes that a rank holds between steps.
 struct Held {
   std::int64_t parameters = 0, optimizer_state = 0, gradients = 0, gathered = 0;
 };
 
-// Two steps of a small model on ranks that are threads.
+// Trains a small model for two steps, with ranks as threads.
 std::vector<Held> train_on_threads(int world, comm::ShardMode mode, DType compute) {
   const models::Gpt2Config config{
       .n_layer = 3, .n_head = 2, .n_embd = 36, .vocab_size = 101, .seq_len = 16};
@@ -61,7 +60,7 @@ std::vector<Held> train_on_threads(int world, comm::ShardMode mode, DType comput
 
 }  // namespace
 
-TEST_CASE("two ranks that share everything learn as one rank does") {
+TEST_CASE("two fully sharded ranks learn as one rank does") {
   const test::TempDir dir;
   const std::string text = dir.write("text.txt", test::make_text(3000));
   std::array<test::Metrics, 2> metrics;
@@ -87,13 +86,13 @@ TEST_CASE("two ranks that share everything learn as one rank does") {
     CHECK(test::relative(two.val_loss.at(step), loss) < 1e-4);
   }
   CHECK(summaries[1]["step"] == 100);
-  // What a rank shares with others does not depend on the model.
+  // Shared communication memory does not depend on the model.
   const auto shared = static_cast<double>(comm::shared_memory_bytes(2, {})) / 2;
   CHECK(summaries[1]["memory_peak_bytes"].get<double>() - shared <
         0.75 * summaries[0]["memory_peak_bytes"].get<double>());
 }
 
-TEST_CASE("what moves the data between ranks changes no bit") {
+TEST_CASE("the communication backend changes no bit") {
   const test::TempDir dir;
   const std::string text = dir.write("text.txt", test::make_text(3000));
   for (const std::string mode : {"full", "none"}) {
@@ -107,7 +106,7 @@ TEST_CASE("what moves the data between ranks changes no bit") {
                           "--train.precision=bf16", "--comm.backend=" + backend}));
       INFO(result.describe());
       REQUIRE(result.code == 0);
-      CHECK(result.err.find("(" + backend + ")") != std::string::npos);  // in the start-up table
+      CHECK(result.err.find("(" + backend + ")") != std::string::npos);  // in the startup table
       metrics[backend == "shm"] = test::read_metrics(run);
     }
     CHECK(metrics[0].steps.size() == 40);

@@ -7,7 +7,7 @@
 
 namespace tessera::test {
 
-/// Words in a random order, the same for the same seed: something that a small model can learn.
+/// Random words, determined by the seed: text that a small model can learn.
 inline std::string make_text(int words, unsigned seed = 1) {
   static constexpr const char* kWords[] = {"all", "and",  "each", "gather", "is",   "loss", "model",
                                            "of",  "rank", "sum",  "shard",  "step", "the",  "to"};
@@ -20,8 +20,8 @@ inline std::string make_text(int words, unsigned seed = 1) {
   return text;
 }
 
-/// `tessera train` of a GPT-2 with 35k parameters on a text file, at a constant rate, so that a run
-/// of more steps begins as one of fewer does.
+/// `tessera train` of a GPT-2 with 35k parameters on a text file. The learning rate is constant, so
+/// that runs of different lengths share their first steps.
 inline Arguments small_run(const std::string& text_file, const std::string& run, int world,
                            int steps) {
   Arguments words = {"train"};

@@ -1,4 +1,4 @@
-// Steps that are not finite, warnings by signal, memory that runs out, and runs that start again.
+// Non-finite steps, stop requests by signal, out of memory, and automatic restarts.
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
@@ -34,8 +34,8 @@ struct Fixture {
   test::TempDir dir{test::TempDir::in_memory()};
   std::string text = dir.write("text.txt", test::make_text(2000));
 
-  // A rate at which decay alone lets weights grow until gradients are not finite after a few
-  // steps; clipped gradients keep the moments so that they can be saved.
+  // With this learning rate, weight decay makes the weights grow until gradients overflow after a
+  // few steps; clipping keeps the moments finite, so that they can be saved.
   Arguments wild(const std::string& run, int world, int steps) const {
     return joined(small_run(text, dir.file(run), world, steps),
                   {"--optim.lr=1000", "--optim.warmup_steps=0", "--train.eval_every=0"});
@@ -46,7 +46,6 @@ struct Fixture {
     REQUIRE(result.code == 0);
     return nlohmann::json::parse(result.out).at("digest").get<std::string>();
   }
-  // Steps whose line says that they were skipped, of a run.
   std::vector<std::int64_t> skipped(const std::string& run) const {
     std::vector<std::int64_t> steps;
     std::ifstream in(dir.file(run) + "/metrics.jsonl");
@@ -62,7 +61,7 @@ struct Fixture {
 
 }  // namespace
 
-TEST_CASE_FIXTURE(Fixture, "a step that is not finite stops the run, and all ranks name the same") {
+TEST_CASE_FIXTURE(Fixture, "a non-finite step stops the run, and all ranks report the same") {
   for (const int world : {1, 2, 3, 4}) {
     CAPTURE(world);
     const auto result = run_cli(
@@ -76,7 +75,7 @@ TEST_CASE_FIXTURE(Fixture, "a step that is not finite stops the run, and all ran
   }
 }
 
-TEST_CASE_FIXTURE(Fixture, "steps that are not finite are skipped, ten in a row at most") {
+TEST_CASE_FIXTURE(Fixture, "non-finite steps are skipped, at most ten in a row") {
   for (const int world : {2, 3, 4}) {
     CAPTURE(world);
     const auto name = [&](const std::string& what) { return fmt::format("{}-{}", what, world); };
@@ -93,7 +92,7 @@ TEST_CASE_FIXTURE(Fixture, "steps that are not finite are skipped, ten in a row 
     REQUIRE(steps.size() >= 10);
     const int first = static_cast<int>(steps.front());
 
-    // With the tenth it can still end well, and be resumed in between as if nothing had happened.
+    // Up to ten skips the run ends well, and can be resumed in between with the same result.
     const auto whole = go("whole", first + 6);
     INFO(whole.describe());
     CHECK(whole.code == 0);
@@ -110,7 +109,8 @@ TEST_CASE_FIXTURE(Fixture, "steps that are not finite are skipped, ten in a row 
   }
 }
 
-TEST_CASE_FIXTURE(Fixture, "SIGUSR1 of one rank stops all at the same step, with one checkpoint") {
+TEST_CASE_FIXTURE(Fixture,
+                  "SIGUSR1 to one rank stops all ranks at the same step, with one checkpoint") {
   for (int i = 0; i < 6; ++i) {
     const int world = 2 + i / 2;
     const bool of_launcher = i % 2 == 1;
@@ -141,11 +141,12 @@ TEST_CASE_FIXTURE(Fixture, "SIGUSR1 of one rank stops all at the same step, with
   }
 }
 
-TEST_CASE_FIXTURE(Fixture, "a run whose log nobody reads goes on, stops by one signal, and saves") {
+TEST_CASE_FIXTURE(Fixture,
+                  "a run whose log pipe is full continues, stops on one signal, and saves") {
   for (const int world : {1, 3}) {
     CAPTURE(world);
     const std::string run = dir.file(fmt::format("unread-{}", world));
-    // All ranks, and the launcher, write to one pipe, which is small and stays full.
+    // All ranks and the launcher write to one small pipe, which stays full.
     const std::string fifo = dir.file(fmt::format("log-{}", world));
     REQUIRE(::mkfifo(fifo.c_str(), 0600) == 0);
     const int reader = ::open(fifo.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
@@ -158,7 +159,7 @@ TEST_CASE_FIXTURE(Fixture, "a run whose log nobody reads goes on, stops by one s
       std::ifstream in(run + "/metrics.jsonl");
       return std::count(std::istreambuf_iterator<char>(in), {}, '\n');
     };
-    // Each with a line in the log: many times what fits into the pipe.
+    // Each step logs a line: many times the pipe's capacity.
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     while (steps() < 400 && std::chrono::steady_clock::now() < end)
       std::this_thread::sleep_for(milliseconds(20));
@@ -174,10 +175,10 @@ TEST_CASE_FIXTURE(Fixture, "a run whose log nobody reads goes on, stops by one s
   }
 }
 
-TEST_CASE_FIXTURE(Fixture, "a rank without memory ends all within 3 s, and all name it") {
+TEST_CASE_FIXTURE(Fixture, "out of memory on one rank ends all within 3 s, and all name it") {
   int started = 0;
   for (const int world : {2, 3, 4}) {
-    // As its weights and moments are made, and in its first step.
+    // While allocating weights and moments, and in the first step.
     for (const std::string limit : {"100000", "400000"}) {
       for (const int victim : {0, world - 1}) {
         CAPTURE(world);
@@ -216,7 +217,7 @@ TEST_CASE_FIXTURE(Fixture, "a rank without memory ends all within 3 s, and all n
   }
 }
 
-TEST_CASE_FIXTURE(Fixture, "a run whose rank is killed once goes on by itself, bit for bit") {
+TEST_CASE_FIXTURE(Fixture, "a run whose rank is killed once restarts by itself, bit for bit") {
   constexpr int kSteps = 1500;
   const auto start = [&](const std::string& run) {
     return joined(small_run(text, dir.file(run), 2, kSteps), {"--checkpoint.every=100"});
@@ -236,7 +237,7 @@ TEST_CASE_FIXTURE(Fixture, "a run whose rank is killed once goes on by itself, b
   CHECK_FALSE(holds(result.err, "restart 2 of 3"));
   CHECK((test::read_metrics(dir.file("killed")) == test::read_metrics(dir.file("alone"))));
   CHECK(digest("killed") == digest("alone"));
-  for (const int rank : {0, 1}) {  // the logs go on
+  for (const int rank : {0, 1}) {
     std::ifstream log(dir.file(fmt::format("killed/logs/rank-{}.log", rank)));
     const std::string lines{std::istreambuf_iterator<char>(log), {}};
     CHECK(count(lines, "start at step") == 2);
@@ -244,7 +245,7 @@ TEST_CASE_FIXTURE(Fixture, "a run whose rank is killed once goes on by itself, b
 }
 
 TEST_CASE_FIXTURE(Fixture,
-                  "what cannot be mended is not started again, nor is a run told to stop") {
+                  "errors that a restart cannot fix, and stopped runs, are not restarted") {
   auto result = run_cli(
       joined(small_run(text, dir.file("usage"), 2, 10), {"--restarts=3", "--model.n_head=5"}));
   INFO(result.describe());
@@ -270,7 +271,7 @@ TEST_CASE_FIXTURE(Fixture,
   CHECK_FALSE(holds(stopped.err, "restart 2 of 3"));
 }
 
-TEST_CASE_FIXTURE(Fixture, "a warning that comes before the first step is kept for it") {
+TEST_CASE_FIXTURE(Fixture, "a SIGUSR1 before the first step takes effect after it") {
   CliProcess process(joined(small_run(text, dir.file("early"), 2, 100'000),
                             {"--checkpoint.every=1000", "--train.eval_every=0"}));
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
@@ -284,7 +285,7 @@ TEST_CASE_FIXTURE(Fixture, "a warning that comes before the first step is kept f
   CHECK(run_cli({"checkpoint", "verify", dir.file("early")}).code == 0);
 }
 
-TEST_CASE_FIXTURE(Fixture, "a request to stop at any moment of the start is no failure of a rank") {
+TEST_CASE_FIXTURE(Fixture, "a stop request during the start does not count as a failure") {
   for (int i = 0; i < 24; ++i) {
     const int world = 2 + i % 2;
     const int number = i % 3 == 0 ? SIGINT : SIGTERM;
@@ -294,28 +295,28 @@ TEST_CASE_FIXTURE(Fixture, "a request to stop at any moment of the start is no f
     CliProcess process(joined(small_run(text, run, world, 1'000'000),
                               {"--train.global_batch=12", "--train.eval_every=0", "--json"}));
     if (i < 12) {
-      // Before that it is a copy of this test.
+      // Until exec the child is a copy of this test.
       const auto program = [](const std::string& pid) {
         return std::filesystem::read_symlink("/proc/" + pid + "/exe");
       };
       while (program(std::to_string(process.pid())) == program("self"))
         std::this_thread::sleep_for(milliseconds(1));
       std::this_thread::sleep_for(milliseconds(8 * i));
-    } else {  // the first rank has met the others, and perhaps another one not yet
+    } else {  // the first rank has completed the rendezvous, others may not have
       const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
       const auto met = [](const auto& rank) { return test::catches(rank.second, SIGTERM); };
       while (std::ranges::none_of(process.ranks(), met) && std::chrono::steady_clock::now() < end)
         std::this_thread::yield();
     }
     const auto ranks = process.ranks();
-    if (i % 4 == 3 && ranks.contains(1)) {  // one rank alone
+    if (i % 4 == 3 && ranks.contains(1)) {
       ::kill(ranks.at(1), number);
     } else {
       process.signal(number);
     }
     const auto result = process.wait(std::chrono::seconds(30));
     INFO(result.describe());
-    // Before the launcher takes signals there is no rank.
+    // Before the launcher has installed its handlers, no rank exists.
     if (result.signal == number && result.err.empty()) continue;
     CHECK(result.code == 128 + number);
     CHECK_FALSE(holds(result.err, "culprit"));
@@ -327,7 +328,7 @@ TEST_CASE_FIXTURE(Fixture, "a request to stop at any moment of the start is no f
   }
 }
 
-TEST_CASE_FIXTURE(Fixture, "a run that is not to be resumed is not taken up by a restart") {
+TEST_CASE_FIXTURE(Fixture, "a restart does not resume a run with checkpoint.resume=never") {
   REQUIRE(run_cli(small_run(text, dir.file("old"), 1, 4)).code == 0);
   const auto before = test::read_metrics(dir.file("old"));
   const auto result = run_cli(joined(small_run(text, dir.file("old"), 2, 8),
@@ -335,6 +336,6 @@ TEST_CASE_FIXTURE(Fixture, "a run that is not to be resumed is not taken up by a
   INFO(result.describe());
   CHECK(result.code == kUsage);
   CHECK(holds(result.err, "continue it with --checkpoint.resume auto"));
-  CHECK_FALSE(holds(result.err, "rank 1"));  // none was started
+  CHECK_FALSE(holds(result.err, "rank 1"));
   CHECK((test::read_metrics(dir.file("old")) == before));
 }

@@ -52,9 +52,9 @@ std::vector<LoggedCall> parse_log(const std::string& text) {
 
 SavedRun::SavedRun(int world) : world_(world), text_(dir_.write("text.txt", make_text(2000))) {
   run_well(train(text_, dir_.file("base"), world_, kFirstStep));
-  // What should come out, of a run that keeps all and has no library loaded before it.
+  // Expected content: from a run that keeps all checkpoints, without a preloaded library.
   const std::string calm = copy("calm");
-  run_well(joined(go_on(calm), {"--checkpoint.keep=0"}));
+  run_well(joined(resume_arguments(calm), {"--checkpoint.keep=0"}));
   for (const io::CheckpointEntry& entry : io::find_checkpoints(calm)) {
     content_[entry.step] = content_of(io::CheckpointReader::open(entry.path));
   }
@@ -72,10 +72,10 @@ SavedRun::SavedRun(int world) : world_(world), text_(dir_.write("text.txt", make
   struct stat status {};
   REQUIRE(::stat(logged_checkpoints().c_str(), &status) == 0);
   first_inodes_[status.st_ino] = logged_checkpoints();
-  run_well(go_on(logged), {{"LD_PRELOAD", kFailingCalls},
-                           {"TESSERA_FAULT_RANK", "all"},
-                           {"TESSERA_FAULT_KIND", "log"},
-                           {"TESSERA_FAULT_LOG", dir_.file("log")}});
+  run_well(resume_arguments(logged), {{"LD_PRELOAD", kFailingCalls},
+                                      {"TESSERA_FAULT_RANK", "all"},
+                                      {"TESSERA_FAULT_KIND", "log"},
+                                      {"TESSERA_FAULT_LOG", dir_.file("log")}});
   calls_ = parse_log(dir_.read("log"));
   written_ = dir_.read("log.data");
 }
@@ -86,7 +86,7 @@ std::string SavedRun::copy(const std::string& name) const {
   return to;
 }
 
-Arguments SavedRun::go_on(const std::string& run) const {
+Arguments SavedRun::resume_arguments(const std::string& run) const {
   return train(text_, run, world_, kLastStep);
 }
 
@@ -122,8 +122,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Reads /proc/stat all the time.
-// What was stolen when, looked at often.
+// Samples the time stolen by the host.
 class StolenTimes {
  public:
   using Clock = std::chrono::steady_clock;

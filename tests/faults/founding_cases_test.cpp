@@ -1,4 +1,4 @@
-// Ways in which other systems fail their users.
+// Failures that users of other systems report.
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
@@ -32,7 +32,7 @@ struct Fixture {
   std::string text = dir.write("text.txt", test::make_text(2000));
 };
 
-// The line by which a rank says why it ends; empty if there is none.
+// A rank's final error line; empty if there is none.
 std::string last_words(const std::string& err, int rank) {
   const std::string prefix =
       rank == 0 ? "tessera: error: " : fmt::format("[rank {}] tessera: error: ", rank);
@@ -51,7 +51,7 @@ std::unique_ptr<CliProcess> start_rank(const Arguments& words, int rank, int wor
 
 TEST_CASE_FIXTURE(Fixture, "founding case: a save for which there is no space") {
   const std::string run = dir.file("run");
-  // From some write on, all of the first save; the second finds space again.
+  // All writes of the first save fail from some write on; the second save succeeds.
   for (int i = 0; i < 6; ++i) {
     const int world = 2 + i / 2;
     const int call = i % 2 == 0 ? 2 : 5;
@@ -89,7 +89,7 @@ TEST_CASE_FIXTURE(Fixture,
   const std::string checkpoint = run + "/checkpoints/step-00000020";
   const double reached = std::stod(test::read_metrics(run).steps.back().loss);
 
-  // There are no moments to go on with: one sentence says so, and what to do.
+  // Optimizer moments are missing: one sentence says so and what to do.
   for (const int world : {1, 2, 3, 4}) {
     const auto resumed =
         run_cli(joined(small_run(text, run, world, 30),
@@ -101,7 +101,6 @@ TEST_CASE_FIXTURE(Fixture,
     CHECK(holds(line, "--model.init_from"));
     CHECK_FALSE(holds(resumed.err, "KeyError"));
   }
-  // As the start of another run, on any number of ranks.
   for (const int world : {1, 2, 3, 4}) {
     CAPTURE(world);
     const std::string tuned = dir.file(fmt::format("tuned-{}", world));
@@ -126,7 +125,7 @@ TEST_CASE_FIXTURE(Fixture,
   const Case cases[] = {
       {"sequences too long", {"--model.seq_len=8000", "--train.global_batch=3000000"}, {}},
       {"batches too large", {"--train.global_batch=300000000"}, {"--train.micro_batch "}},
-      // What a wrapping policy that matches no block comes to elsewhere; here units are the blocks.
+      // Like an FSDP wrapping policy that matches no block; here a unit is always one block.
       {"nothing is split",
        {"--shard.mode=none", "--model.n_embd=32768", "--model.n_layer=24"},
        {"--shard.mode full"}},
@@ -152,7 +151,7 @@ TEST_CASE_FIXTURE(Fixture,
       CHECK(holds(line, "Nothing was started"));
       for (const std::string& flag : joined(c.advice, {"--train.precision bf16"}))
         CHECK(holds(result.err, flag));
-      // Once: the others say only whose word it is.
+      // Only rank 0 prints the error; the others name it as the culprit.
       CHECK(holds(last_words(result.err, world - 1), world == 1 ? "" : "culprit=rank 0 ("));
       CHECK_FALSE(std::filesystem::exists(run + "/metrics.jsonl"));
     }
@@ -161,7 +160,7 @@ TEST_CASE_FIXTURE(Fixture,
 
 TEST_CASE_FIXTURE(
     Fixture, "founding case: a precision that needs too much memory is told, with what would do") {
-  // Two blocks of width 64 take 5.4, 4.0 and 3.3 MiB of each of 2, 3 and 4 ranks, and 3.4, 2.6 and
+  // Two blocks of width 64 need 5.4, 4.0 and 3.3 MiB per rank on 2, 3 and 4 ranks, and 3.4, 2.6 and
   // 2.2 MiB in bf16.
   const std::map<int, std::string> limits = {{2, "4800000"}, {3, "3500000"}, {4, "2900000"}};
   for (const auto& [world, limit] : limits) {
@@ -209,7 +208,7 @@ TEST_CASE_FIXTURE(Fixture, "ports that others hold, and a store of a former run,
 
 TEST_CASE_FIXTURE(Fixture, "founding case: a start to which one rank never comes") {
   for (const int world : kWorlds) {
-    // One start for each missing rank, all at once.
+    // One start per missing rank, all in parallel.
     std::vector<std::vector<std::unique_ptr<CliProcess>>> starts(static_cast<std::size_t>(world));
     for (int missing = 0; missing < world; ++missing) {
       const std::string port = test::meeting_port();
@@ -230,7 +229,7 @@ TEST_CASE_FIXTURE(Fixture, "founding case: a start to which one rank never comes
         CHECK(result.in_time);
         CHECK(result.code == kComm);
         CHECK(holds(result.err, fmt::format("culprit=rank {}", missing)));
-        // Without rank 0, which serves the meeting, a rank knows nothing of the others.
+        // Without rank 0, the rendezvous server, a rank learns nothing about the others.
         if (missing != 0)
           CHECK(holds(result.err, fmt::format("{} of {} ranks arrived", world - 1, world)));
       }
@@ -247,7 +246,7 @@ TEST_CASE_FIXTURE(
       const std::string port = test::meeting_port();
       std::vector<std::unique_ptr<CliProcess>> ranks;
       for (int rank = 0; rank < world; ++rank) {
-        // It would gather its units earlier than the others.
+        // Gathers its units earlier than the others.
         ranks.push_back(
             start_rank(joined(small_run(text, dir.file("run"), 1, 3),
                               {"--train.global_batch=12",
@@ -260,7 +259,7 @@ TEST_CASE_FIXTURE(
         CHECK(result.code == kComm);
         CHECK(holds(result.err, "E045"));
         CHECK(holds(result.err, "shard.gather_ahead"));
-        // Of two ranks the lower one is taken to be right.
+        // With two ranks, the lower one is taken as the reference.
         CHECK(holds(result.err, fmt::format("culprit=rank {}", world == 2 ? 1 : odd)));
       }
     }

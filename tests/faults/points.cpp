@@ -1,12 +1,12 @@
-// Loaded before the program: defines the fault points of core/base/fault_point.h. At the n-th pass
-// of a point, one rank is struck:
+// For LD_PRELOAD: implements the fault points of core/base/fault_point.h, and fails one rank at its
+// n-th pass of a point:
 //
 //     TESSERA_FAULT=<kind>:<point>:<n>:<rank>
 //
-// kill, stop and abort send the process SIGKILL, SIGSTOP and SIGABRT; exit leaves with code 7;
-// memory throws std::bad_alloc; hang sleeps for ten minutes, with the other threads at work; slow
-// sleeps 100 ms at every pass from the n-th on; late sleeps 1.5 s once. The monotonic clock is
-// written to the file $TESSERA_FAULT_MARK first.
+// kill, stop and abort raise SIGKILL, SIGSTOP and SIGABRT; exit leaves with code 7; memory throws
+// std::bad_alloc; hang sleeps for ten minutes while other threads keep running; slow sleeps 100 ms
+// at every pass from the n-th on; late sleeps 1.5 s once. Before that, writes the monotonic clock
+// to $TESSERA_FAULT_MARK.
 
 #include <unistd.h>
 

@@ -1,6 +1,5 @@
-// The power goes after any system call of a save: of what was not synced, the disk may hold all,
-// nothing or any part. Whatever it holds, a whole checkpoint is found in it, and the new one once
-// its save was committed.
+// Cuts the power after every system call of a save. All, none or part of the unsynced data may
+// survive. In each case a valid checkpoint must be found: the new one if its save was committed.
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
@@ -25,7 +24,7 @@ namespace fs = std::filesystem;
 namespace {
 
 using Random = std::mt19937_64;
-constexpr std::size_t kSector = 512;  // that a disk writes whole or not at all
+constexpr std::size_t kSector = 512;  // unit of atomic disk writes
 
 std::size_t below(Random& random, std::size_t n) { return n == 0 ? 0 : random() % n; }
 
@@ -38,15 +37,15 @@ struct DataWrite {
   std::string_view data;
 };
 
-/// A change of a directory's names: `name` gets `node` (null: it goes), and `from` goes; or the two
-/// change places.
+/// A directory change: `name` now refers to `node` (null: removed) and `from` is removed; or both
+/// names swap their nodes.
 struct NameChange {
   std::string name, from;
   NodePtr node;
   bool swap = false;
 };
 
-/// A file or directory: what the disk holds for sure, and what has happened since.
+/// A file or directory: its durable state, and the changes since the last sync.
 struct Node {
   bool is_directory = false;
   std::string data;
@@ -73,10 +72,9 @@ void apply(Entries& entries, const NameChange& change) {
   }
 }
 
-/// How much of what was not synced survives.
+/// What survives of unsynced changes.
 enum class Survival { Nothing, Names, NamesAndSizes, Data, All, Mixed };
 
-/// One disk after a power cut: its directories with their names, its files with their bytes.
 class Disk {
  public:
   Disk(Survival survival, Random& random) : survival_(survival), random_(random) {}
@@ -84,7 +82,7 @@ class Disk {
   Entries entries(const Node& directory) {
     std::size_t kept = directory.changes.size();
     if (survival_ == Survival::Nothing || survival_ == Survival::Data) kept = 0;
-    // In order within a directory, but whatever the others' are: each directory for itself.
+    // Changes within a directory survive in order; directories are independent.
     if (survival_ == Survival::Mixed) kept = below(random_, kept + 1);
     Entries result = directory.entries;
     for (std::size_t i = 0; i < kept; ++i) apply(result, directory.changes[i]);
@@ -119,13 +117,13 @@ class Disk {
       if (mode == 3 && (in_prefix || i == kept)) apply_torn(result, write, in_prefix ? 0 : 2);
       if (mode == 4) apply_torn(result, write, 2);
     }
-    // The size may be on the disk before the data is: such bytes read as zeros.
+    // The size may reach the disk before the data, which then reads as zeros.
     if (below(random_, 2) == 0) result.resize(size);
     return result;
   }
 
  private:
-  // Of each sector, one in `loss` is lost; 0: none.
+  // Loses each sector with probability 1 / loss; 0: none.
   void apply_torn(std::string& data, const DataWrite& write, std::size_t loss) {
     for (std::size_t begin = 0; begin < write.data.size();) {
       const std::size_t in_sector = kSector - (write.at + begin) % kSector;
@@ -141,11 +139,10 @@ class Disk {
   Random& random_;
 };
 
-/// The checkpoints of a run as its calls change them.
 class Simulation {
  public:
   explicit Simulation(const test::SavedRun& run) : run_(run), root_(run.logged_checkpoints()) {
-    // The files of the base are those that the logged run began with.
+    // The logged run began with the base's files.
     for (const auto& [inode, path] : run.first_inodes()) {
       const fs::path relative = fs::path(path).lexically_relative(root_);
       const fs::path source = (run.base_checkpoints() / relative).lexically_normal();
@@ -169,7 +166,7 @@ class Simulation {
     return {std::istreambuf_iterator<char>(in), {}};
   }
 
-  /// @return whether the call changes what a power cut may leave
+  /// @return whether the call changes the possible outcomes of a power cut
   bool make(const LoggedCall& call) {
     if (call.name == "mkdir" || call.name == "create") {
       auto node = std::make_shared<Node>();
@@ -178,7 +175,7 @@ class Simulation {
       change(call.path, {fs::path(call.path).filename(), "", node, false});
     } else if (call.name == "rename" || call.name == "exchange") {
       const fs::path from(call.path), to(call.path2);
-      REQUIRE(from.parent_path() == to.parent_path());  // a change of one directory
+      REQUIRE(from.parent_path() == to.parent_path());  // within one directory
       const NodePtr moved = live(directory(call.path)).at(from.filename());
       change(call.path, {to.filename(), from.filename(), moved, call.name == "exchange"});
     } else if (call.name == "remove") {
@@ -205,13 +202,12 @@ class Simulation {
     return true;
   }
 
-  /// A call that the program makes, and that does nothing.
   void pretend(const LoggedCall& call) { note_commit(*by_inode_.at(call.inode)); }
 
-  /// The newest step whose save the program may call committed.
+  /// The newest step that the program may report as committed.
   std::int64_t committed() const { return committed_; }
 
-  /// Writes what the disk holds. @return a number that tells one such state from others
+  /// Writes the disk's contents. @return checksum that identifies the state
   std::uint64_t materialize(Disk& disk, const fs::path& to) const {
     std::uint64_t crc = 0;
     materialize(*checkpoints_, disk, to, crc);
@@ -225,7 +221,7 @@ class Simulation {
     return entries;
   }
 
-  // The node of the directory that holds a path, by the names of now.
+  // The directory node that contains a path, by current names.
   Node& directory(const std::string& path) const {
     NodePtr node = checkpoints_;
     for (const fs::path& name : fs::path(path).parent_path().lexically_relative(root_)) {
@@ -238,7 +234,7 @@ class Simulation {
     directory(path).changes.push_back(std::move(change));
   }
 
-  // Once their directory was synced, checkpoints that stand in it count as saved.
+  // Checkpoints in a synced directory count as committed.
   void note_commit(const Node& synced) {
     if (&synced != checkpoints_.get()) return;
     for (const auto& [name, node] : live(synced)) {
@@ -267,7 +263,7 @@ class Simulation {
   const test::SavedRun& run_;
   const fs::path root_;
   std::map<std::uint64_t, NodePtr> by_inode_;
-  std::map<std::string, NodePtr> by_path_;  // at first
+  std::map<std::string, NodePtr> by_path_;  // initial state
   NodePtr checkpoints_;
   std::int64_t committed_ = test::kFirstStep;
 };
@@ -287,26 +283,26 @@ using Syncs = bool (*)(const std::string& path);
 struct Survey {
   std::int64_t states = 0, lost = 0, mixed = 0, undone = 0, resumed_badly = 0;
   std::set<std::uint64_t> distinct;
-  std::map<std::int64_t, std::int64_t> found;  ///< states by the step of their newest checkpoint
+  std::map<std::int64_t, std::int64_t> found;  ///< states by newest valid step
   std::string stories;
 
   bool clean() const { return lost + mixed + undone + resumed_badly == 0; }
 };
 
-bool goes_on_well(const fs::path& checkpoints, std::int64_t state) {
+bool resumes_well(const fs::path& checkpoints, std::int64_t state) {
   const std::string run = saved_run().copy(fmt::format("cut-{}", state));
   fs::remove_all(run + "/checkpoints");
   fs::copy(checkpoints, run + "/checkpoints", fs::copy_options::recursive);
-  const auto result = test::run_cli(saved_run().go_on(run));
+  const auto result = test::run_cli(saved_run().resume_arguments(run));
   const test::Newest newest = test::newest_of(run);
   fs::remove_all(run);
   return result.code == 0 && newest.step == test::kLastStep &&
          newest.content == saved_run().content().at(test::kLastStep);
 }
 
-/// Cuts the power `each` times after every call that matters.
-/// @param resume_every  of so many states, one is trained from
-/// @param missing       syncs that do nothing; then it ends with the first state that is wrong
+/// Cuts the power `each` times after every call that can change the outcome.
+/// @param resume_every  resumes training from every n-th state
+/// @param missing       syncs to skip; the survey then stops at the first failure
 Survey survey(std::int64_t each, std::int64_t resume_every, Syncs missing = nullptr) {
   Survey survey;
   Simulation simulation(saved_run());
@@ -321,7 +317,7 @@ Survey survey(std::int64_t each, std::int64_t resume_every, Syncs missing = null
       continue;
     }
     for (std::int64_t i = 0; i < each; ++i) {
-      // The plain ones come round where there are few, too.
+      // With few cuts per call, rotate through all survival modes.
       const std::int64_t turn = each < 8 ? survey.states % 8 : i;
       const auto survival = turn < 5 ? static_cast<Survival>(turn) : Survival::Mixed;
       Disk disk(survival, random);
@@ -335,17 +331,17 @@ Survey survey(std::int64_t each, std::int64_t resume_every, Syncs missing = null
       std::string wrong;
       if (expected == content.end()) {
         ++survey.lost;
-        wrong = "nothing is left";
+        wrong = "no valid checkpoint";
       } else if (expected->second != newest.content) {
         ++survey.mixed;
-        wrong = "another content";
+        wrong = "mixed content";
       } else if (newest.step < simulation.committed()) {
         ++survey.undone;
         wrong = fmt::format("step {} had been committed", simulation.committed());
       } else if (resume_every > 0 && survey.states % resume_every == 0 &&
-                 !goes_on_well(checkpoints, survey.states)) {
+                 !resumes_well(checkpoints, survey.states)) {
         ++survey.resumed_badly;
-        wrong = "it does not go on as if nothing had been";
+        wrong = "resuming gives another result";
       }
       if (wrong.empty()) continue;
       if (survey.stories.size() < 10'000) {
@@ -370,7 +366,7 @@ std::int64_t calls_that_matter() {
 
 }  // namespace
 
-TEST_CASE("the log of a save misses nothing: repeated, it gives what the run left") {
+TEST_CASE("the log of a save is complete: replayed, it gives the run's files") {
   Simulation simulation(saved_run());
   for (const LoggedCall& call : saved_run().calls()) simulation.make(call);
   Random random(1);
@@ -378,11 +374,11 @@ TEST_CASE("the log of a save misses nothing: repeated, it gives what the run lef
   const test::TempDir dir;
   simulation.materialize(disk, dir.path() / "checkpoints");
   const auto expected = files_of(saved_run().logged_checkpoints());
-  CHECK(expected.size() == 7);  // the last step, and which that is
+  CHECK(expected.size() == 7);  // checkpoint files and `latest`
   CHECK((files_of(dir.path() / "checkpoints") == expected));
 }
 
-TEST_CASE("whatever a power cut leaves of a save, the old or the new checkpoint is whole") {
+TEST_CASE("after a power cut at any point of a save, the old or the new checkpoint is valid") {
   const std::int64_t wanted = test::tries_all() ? 10'000 : 400;
   const std::int64_t calls = calls_that_matter();
   const Survey result = survey((wanted + calls - 1) / calls, test::tries_all() ? 100 : 300);
@@ -397,15 +393,15 @@ TEST_CASE("whatever a power cut leaves of a save, the old or the new checkpoint 
   INFO(result.stories);
   CHECK(result.states >= wanted);
   CHECK(result.clean());
-  // The cuts reach from before the first commit to after the second.
+  // Cuts range from before the first commit to after the second.
   for (const auto& [step, same] : saved_run().content()) {
     CAPTURE(step);
     CHECK(result.found.contains(step));
   }
 }
 
-// Each of these syncs is needed, and leaving it out is found.
-TEST_CASE("a save that leaves out a sync loses to a power cut") {
+// Each of these syncs is necessary: skipping it is detected.
+TEST_CASE("a save that skips a sync loses data in a power cut") {
   struct Case {
     const char* what;
     Syncs missing;

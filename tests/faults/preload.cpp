@@ -1,23 +1,22 @@
-// For LD_PRELOAD: numbers the system calls by which a rank changes its checkpoints, and lets one of
-// them fail, or writes down all of them. See the variables below.
+// For LD_PRELOAD: numbers the system calls with which a rank changes its checkpoints, and makes one
+// of them fail or logs all of them. Controlled by environment variables:
 //
-//   TESSERA_FAULT_RANK   the rank (RANK) that it concerns; "all" with kind log
-//   TESSERA_FAULT_CALL   number of the call, from 1; the first that makes, writes, renames or
-//                        removes something under a folder named checkpoints has number 1
+//   TESSERA_FAULT_RANK   affected rank (RANK), or "all" with kind log
+//   TESSERA_FAULT_CALL   number of the call; call 1 is the first that creates, writes, renames or
+//                        removes something under a directory named checkpoints
 //   TESSERA_FAULT_KIND   kill         SIGKILL before the call
 //                        kill-after   SIGKILL after it
 //                        kill-half    SIGKILL after half of a write; after any other call
 //                        stop         SIGSTOP before it
-//                        short        half of a write is done, and told
+//                        short        half of a write is done, and its byte count returned
 //                        ENOSPC, EIO, EROFS, EINTR   the call does nothing and fails
-//                        log          appends a line to TESSERA_FAULT_LOG for each call, under a
-//                                     lock, so that calls of all ranks are in order
-//   TESSERA_FAULT_TIMES  calls that fail from that one on; default 1, 0 for all
-//   TESSERA_FAULT_MARK   a file that is made when it happens, with the time of the monotonic clock
-//                        in ns
+//                        log          appends a line per call to TESSERA_FAULT_LOG, in
+//                                     order across ranks
+//   TESSERA_FAULT_TIMES  number of calls that fail from that one on; default 1, 0 for all
+//   TESSERA_FAULT_MARK   file that receives the monotonic clock in ns at the fault
 //
-// A line of the log: rank, number, call ("failed" if it did), inode, offset, bytes, where the bytes
-// written start in TESSERA_FAULT_LOG.data, path, second path; separated by tabs.
+// Fields of a log line, separated by tabs: rank, number, call ("failed" if it did), inode, offset,
+// bytes, offset of the data in TESSERA_FAULT_LOG.data, path, second path.
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -47,15 +46,14 @@ namespace {
 
 enum class Kind { None, Kill, KillAfter, KillHalf, Stop, Short, Errno, Log };
 
-/// What happens to one call.
 enum class Fate { Done, DoneThenKilled, HalfThenKilled, Half, Failed };
 
-/// How a call is told of.
+/// Description of a call in the log.
 struct Call {
   const char* name;
   std::string path;
   std::string path2{};
-  bool changes = true;  ///< false: it may follow one that does, and is counted only then
+  bool changes = true;  ///< false: counted only after a call that changes something
 };
 
 template <typename Function>
@@ -102,7 +100,7 @@ std::uint64_t inode(const std::string& path) {
 class Faults {
  public:
   static Faults& get() {
-    static auto* const faults = new Faults;  // calls come until the very end
+    static auto* const faults = new Faults;  // never destroyed: calls come until the process ends
     return *faults;
   }
 
@@ -145,8 +143,8 @@ class Faults {
     for (;;) ::pause();
   }
 
-  /// Makes a call and writes it down, one rank at a time.
-  /// @param note  tells the inode, offset and bytes after it
+  /// Makes a call and logs it, under a lock across ranks.
+  /// @param note  returns the inode, offset and bytes afterwards
   template <typename Real, typename Note>
   auto log(const Call& call, Real&& make, Note&& note) -> decltype(make()) {
     const std::lock_guard lock(mutex_);
@@ -207,7 +205,7 @@ class Faults {
       kind_ = named.kind;
       error_ = named.error;
     }
-    if (kind_ == Kind::None) std::abort();  // a typing mistake must not look like a passed test
+    if (kind_ == Kind::None) std::abort();  // a typing mistake must not pass as a success
     first_ = std::strtoll(variable("TESSERA_FAULT_CALL").c_str(), nullptr, 10);
     const std::string times = variable("TESSERA_FAULT_TIMES");
     times_ = times.empty() ? 1 : std::strtoll(times.c_str(), nullptr, 10);
@@ -234,7 +232,7 @@ class Faults {
 
 Faults::Noted nothing(std::int64_t) { return {}; }
 
-/// A call that is done or not done.
+/// A call that either succeeds or fails as a whole.
 template <typename Real, typename Note = Faults::Noted (*)(std::int64_t)>
 auto whole(const Call& call, Real&& make, Note&& note = nothing) -> decltype(make()) {
   Faults& faults = Faults::get();
@@ -254,7 +252,7 @@ auto whole(const Call& call, Real&& make, Note&& note = nothing) -> decltype(mak
   return make();
 }
 
-/// A call that may do less than it was asked: make(n) tries n bytes of data.
+/// A call that may transfer fewer bytes than requested; make(n) tries n bytes.
 template <typename Real>
 ssize_t part(const Call& call, int fd, std::int64_t offset, const void* data, std::size_t bytes,
              Real&& make) {
@@ -433,7 +431,7 @@ TESSERA_EXPORT ssize_t writev(int fd, const iovec* parts, int count) {
   if (!watches()) return next(fd, parts, count);
   const std::string path = path_of(fd);
   if (!concerns(path)) return next(fd, parts, count);
-  // As one plain write, which can be halved.
+  // Joined into one write, which can be halved.
   std::vector<char> all;
   for (int i = 0; i < count; ++i) {
     const auto* begin = static_cast<const char*>(parts[i].iov_base);
@@ -445,7 +443,7 @@ TESSERA_EXPORT ssize_t writev(int fd, const iovec* parts, int count) {
 TESSERA_EXPORT int sync_file_range(int fd, off64_t at, off64_t bytes, unsigned flags) {
   TESSERA_REAL(sync_file_range);
   const auto make = [&] { return next(fd, at, bytes, flags); };
-  // It promises nothing about what is on the disk: the size may be missing.
+  // Makes nothing durable: the file size may be lost.
   return watches() ? whole({"flush", path_of(fd), {}, false}, make) : make();
 }
 
@@ -464,7 +462,7 @@ TESSERA_EXPORT int close(int fd) {
   const Call call{"close", path_of(fd), {}, false};
   if (faults.logs()) return whole(call, make);
   const Fate fate = faults.decide(call);
-  const int result = make();  // Linux frees the descriptor of a close that fails, too
+  const int result = make();  // Linux frees the descriptor even if close fails
   if (fate == Fate::DoneThenKilled || fate == Fate::HalfThenKilled) Faults::die();
   if (fate != Fate::Failed) return result;
   errno = faults.error();

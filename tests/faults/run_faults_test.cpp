@@ -1,5 +1,5 @@
-// A rank is killed, stopped, or ends by itself at every labelled point of a run: the others end in
-// time, and each of them names it.
+// A rank is killed, stopped, or exits at every labelled point of a run: all others exit in time and
+// name it.
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
@@ -21,9 +21,9 @@ constexpr int kInitSeconds = 4;
 
 struct Kind {
   const char* name;
-  const char* fate;       ///< as survivors tell it, behind the process
-  int code;               ///< of the launcher
-  milliseconds deadline;  ///< from the fault to the end of the last process
+  const char* fate;       ///< as survivors print it, after the process
+  int code;               ///< the launcher's exit code
+  milliseconds deadline;  ///< from the fault to the exit of the last process
 };
 constexpr Kind kKinds[] = {{"kill", "SIGKILL)", 4, milliseconds(3000)},
                            {"stop", "stopped)", 4, milliseconds(5000)},
@@ -35,8 +35,8 @@ struct Point {
   const char* name;
   int pass;
   bool rank_zero_only = false;
-  bool memory = false;  ///< also where an allocation may fail and end the rank
-  bool by_one = false;  ///< only the rank with the least to write comes here
+  bool memory = false;  ///< also a point where an allocation may fail and end the rank
+  bool by_one = false;  ///< only the rank with the least to write passes this point
 };
 constexpr Point kPoints[] = {{"start", 1},
                              {"load", 1, false, true},
@@ -49,7 +49,7 @@ constexpr Point kPoints[] = {{"start", 1},
                              {"all_gather", 20},
                              {"reduce_scatter", 7},
                              {"all_reduce", 3},
-                             // The second save, of step 4: that of step 2 stands.
+                             // The second save, of step 4; the checkpoint of step 2 exists.
                              {"save/shard-created", 2},
                              {"save/shard-written", 2},
                              {"save/shard-synced", 2},
@@ -96,7 +96,7 @@ test::Arguments arguments(const Setting& setting, const std::string& run, int wo
        fmt::format("--comm.init_timeout={}", kInitSeconds), "--checkpoint.timeout=20"});
 }
 
-// Whether this rank said who is to blame, what became of it, and where it was itself.
+// True if the rank's error names the culprit, its fate, and the rank's own step and phase.
 bool names(const std::string& err, int rank, int victim, std::string_view fate) {
   const std::string prefix =
       rank == 0 ? "tessera: error: E0" : fmt::format("[rank {}] tessera: error: E0", rank);
@@ -112,7 +112,7 @@ bool names(const std::string& err, int rank, int victim, std::string_view fate) 
   return false;
 }
 
-// The launcher says at the end who was first.
+// True if the launcher's last line names the first rank that failed.
 bool last_line_names(const std::string& err, int victim) {
   const std::string_view text = std::string_view(err).substr(0, err.find_last_not_of('\n') + 1);
   const std::string_view line = text.substr(text.rfind('\n') + 1);
@@ -146,22 +146,22 @@ void strike(const Setting& setting, const Case& c, std::size_t i, Tally& tally, 
   if (unmet && std::string_view(c.kind.name) == "stop")
     wait_to_meet = milliseconds(1000 * kInitSeconds);
   deadline += wait_to_meet;
-  if (!test::tries_all()) deadline += milliseconds(20'000);  // how soon says the whole campaign
-  // Who never came is only known to be missing.
+  if (!test::tries_all()) deadline += milliseconds(20'000);  // only a full campaign measures time
+  // A rank that never arrived is only known to be missing.
   const std::string_view fate = wait_to_meet.count() > 0 ? "" : c.kind.fate;
   bool named = true;
   for (int rank = 0; rank < c.world; ++rank) {
     if (rank != c.victim && !names(result.err, rank, c.victim, fate)) named = false;
   }
   named = named && last_line_names(result.err, c.victim);
-  // But the launcher knows what it started.
+  // The launcher, however, names the process that it started.
   if (wait_to_meet.count() > 0 &&
       result.err.find(fmt::format("; of rank {}: the launcher started it as pid ", c.victim)) ==
           std::string::npos) {
     named = false;
   }
-  // Committed checkpoints are at even steps and whole; what is there cannot be older than what was
-  // committed before the fault.
+  // Committed checkpoints are at even steps; the newest one must be valid and no older than the
+  // last commit before the fault.
   test::Newest newest;
   if (std::filesystem::exists(run + "/checkpoints")) newest = test::newest_of(run + "/checkpoints");
   const std::string_view point = c.point.name;
@@ -171,7 +171,7 @@ void strike(const Setting& setting, const Case& c, std::size_t i, Tally& tally, 
   const bool lost = !newest.skipped.empty() || newest.step < oldest;
 
   const std::lock_guard lock(mutex);
-  if (!reached && c.point.by_one && result.code == 0) return;  // it is another rank's point
+  if (!reached && c.point.by_one && result.code == 0) return;  // another rank passes this point
   std::string wrong = reached ? "" : ", never reached";
   if (!reached) {
     ++tally.unreached;
@@ -224,7 +224,7 @@ TEST_CASE("a rank that fails at any point of a run is named by all others, in ti
     INFO(tally.stories);
     CHECK(tally.unreached == 0);
     if (test::tries_all() && std::string_view(kind.name) != "memory")
-      CHECK(tally.by_one == 3);  // once in each world
+      CHECK(tally.by_one == 3);  // once per world size
     CHECK(tally.culprit == 0);
     CHECK(tally.result == 0);
     CHECK(tally.lost == 0);
@@ -232,7 +232,9 @@ TEST_CASE("a rank that fails at any point of a run is named by all others, in ti
   }
 }
 
-TEST_CASE("a rank that hangs while its heart beats is named at the deadline of the wait for it") {
+TEST_CASE(
+    "a rank that hangs while its heartbeat continues is named at the deadline of the others' "
+    "wait") {
   struct Hang {
     const char* point;
     const char* option;
@@ -270,7 +272,7 @@ TEST_CASE("a rank that hangs while its heart beats is named at the deadline of t
   });
 }
 
-TEST_CASE("a rank that dies twice at the same place is done without, and its checkpoint is not") {
+TEST_CASE("a rank that dies twice at the same place is dropped, and its checkpoint data are kept") {
   const Setting setting;
   for (const int world : some_worlds()) {
     CAPTURE(world);
@@ -289,7 +291,7 @@ TEST_CASE("a rank that dies twice at the same place is done without, and its che
   }
 }
 
-TEST_CASE("a slow rank is named, and nobody is ended for it") {
+TEST_CASE("a slow rank is named, and no rank is ended for it") {
   const Setting setting;
   for (const int world : some_worlds()) {
     for (int slow = 0; slow < world; ++slow) {
@@ -314,7 +316,7 @@ TEST_CASE("a slow rank is named, and nobody is ended for it") {
   }
 }
 
-TEST_CASE("a rank that comes late is waited for") {
+TEST_CASE("a rank that arrives late is waited for") {
   const Setting setting;
   for (const int world : some_worlds()) {
     for (int late = 0; late < world; ++late) {

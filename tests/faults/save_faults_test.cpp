@@ -1,5 +1,5 @@
-// Every system call of a save ends its rank, fails or stands still: what can be loaded afterwards
-// is a whole checkpoint, the old or the new one, and whoever failed is named.
+// At every system call of a save the rank is killed or stopped, or the call fails: afterwards the
+// old or the new checkpoint is valid, and the failed rank is named.
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
@@ -22,8 +22,8 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr int kIoExit = 3, kCommExit = 4;
-// After the fault, without time that the host withheld. The machine may be busy with other tests:
-// how soon says the whole campaign.
+// Time limit after the fault, without stolen time. Only a full campaign measures time; otherwise
+// other tests may load the machine.
 milliseconds in_time(const std::string& kind) {
   const milliseconds promised(kind == "stop" ? 5000 : 3000);
   return test::tries_all() ? promised : promised + milliseconds(20'000);
@@ -33,19 +33,19 @@ struct Point {
   int world = 0;
   std::string kind;
   LoggedCall call;
-  bool tolerated = false;  ///< no save needs to fail by it
-  std::int64_t step = 0;   ///< whose save it belongs to
+  bool tolerated = false;  ///< does not make the save fail
+  std::int64_t step = 0;   ///< step of the save that it belongs to
 };
 
 struct Outcome {
-  bool reached = false;  ///< the call was made
+  bool reached = false;
   test::CliResult cli;
-  milliseconds after{};  ///< the fault, all processes were gone
+  milliseconds after{};  ///< from the fault to the exit of the last process
   test::Newest newest;
   bool resumed_well = true;
 };
 
-/// Points of a kind that went wrong, each with its story.
+/// Counts of failed trials, with a report on each.
 struct Tally {
   std::int64_t points = 0, lost = 0, mixed = 0, culprit = 0, late = 0, result = 0;
   milliseconds worst{};
@@ -72,8 +72,8 @@ std::int64_t now_ns() {
       .count();
 }
 
-// Calls after the commit serve a hint and retention, those of which the outcome is not asked only
-// tidy up; none of them makes a save fail.
+// Calls after the commit (`latest`, retention) and cleanup calls are tolerated: they never make a
+// save fail.
 std::vector<Point> points_of_calls(int world) {
   std::vector<Point> points;
   std::int64_t step = test::kFirstStep + 1;
@@ -93,7 +93,7 @@ std::vector<Point> points_of_calls(int world) {
       if (since_commit >= 0) ++since_commit;
       const std::string target = fmt::format("/step-{:08}", step);
       if (call.name == "rename" && call.path2.ends_with(target)) since_commit = 0;
-      // The directory is opened, synced and closed.
+      // The commit's last three calls open, sync and close the directory.
       const bool tidies = since_commit > 3 || call.name == "close" || call.name == "failed" ||
                           (call.name == "remove" && call.path.ends_with(".part.json"));
       points.push_back({world, "", call, tidies, step});
@@ -123,7 +123,7 @@ Outcome run_once(const Point& point, std::size_t i, bool resume) {
   const std::string mark = run + ".mark";
   Outcome outcome;
   {
-    test::CliProcess process(saved.go_on(run),
+    test::CliProcess process(saved.resume_arguments(run),
                              {{"LD_PRELOAD", kFailingCalls},
                               {"TESSERA_FAULT_RANK", std::to_string(point.call.rank)},
                               {"TESSERA_FAULT_CALL", std::to_string(point.call.number)},
@@ -144,7 +144,7 @@ Outcome run_once(const Point& point, std::size_t i, bool resume) {
   }
   outcome.newest = test::newest_of(run);
   if (resume) {
-    const auto again = test::run_cli(saved.go_on(run));
+    const auto again = test::run_cli(saved.resume_arguments(run));
     const auto newest = test::newest_of(run);
     outcome.resumed_well = again.code == 0 && newest.step == test::kLastStep &&
                            newest.content == saved.content().at(newest.step);
@@ -155,7 +155,8 @@ Outcome run_once(const Point& point, std::size_t i, bool resume) {
   return outcome;
 }
 
-// A machine that is busy beyond measure may not even start all ranks in time: that tells nothing.
+// On an overloaded machine not all ranks may start in time: such trials say nothing and are
+// repeated.
 Outcome run(const Point& point, std::size_t i, bool resume) {
   Outcome outcome = run_once(point, i, resume);
   for (int again = 0; again < 3 && !outcome.reached && outcome.cli.code != 0; ++again) {
@@ -164,18 +165,19 @@ Outcome run(const Point& point, std::size_t i, bool resume) {
   return outcome;
 }
 
-// Index, the directory's last name, and `latest`.
+// Index, final directory name, and `latest`.
 bool takes_part_in_commit(const LoggedCall& call) {
   for (const char* part : {"/index.json", "/latest"})
     if (contains(call.path, part) || contains(call.path2, part)) return true;
   return call.path.ends_with("/checkpoints") || call.path2.find("/step-") != std::string::npos;
 }
 
-/// Why the outcome does not do, apart from what holds for all kinds; "culprit" or "result" first.
+/// Returns why an outcome is wrong, beyond the checks common to all kinds; starts with "culprit" or
+/// "result".
 using Judge = std::function<std::string(const Point&, const Outcome&)>;
 
 Tally campaign(const std::vector<Point>& points, std::size_t resume_every, const Judge& judge) {
-  test::stolen_between({}, {});  // watches from here on
+  test::stolen_between({}, {});  // starts sampling
   std::vector<Outcome> outcomes(points.size());
   test::for_all(points.size(), [&](std::size_t i) {
     outcomes[i] = run(points[i], i, resume_every > 0 && i % resume_every == 0);
@@ -189,7 +191,7 @@ Tally campaign(const std::vector<Point>& points, std::size_t resume_every, const
     std::string wrong;
     const auto& content = saved_run(point.world).content();
     const auto expected = content.find(outcome.newest.step);
-    // Without the fault, nothing is known of how far the run came.
+    // Without the fault, the run may have ended at any step.
     const std::int64_t oldest = outcome.reached ? point.step - 1 : test::kFirstStep;
     if (outcome.newest.step < oldest || expected == content.end() || !outcome.resumed_well) {
       ++tally.lost;
@@ -241,8 +243,8 @@ std::string judge_stop(const Point& point, const Outcome& outcome) {
                                                                             : "culprit: not named";
 }
 
-// As it stands in errors: attempts have another run id each time.
-std::string told_name(const std::string& path) {
+// File name as errors print it, without the run id that differs between attempts.
+std::string reported_name(const std::string& path) {
   const std::string name = fs::path(path).filename();
   return name.starts_with("step-") ? name.substr(0, name.find('.')) : name;
 }
@@ -257,16 +259,17 @@ std::string judge_failure(const Point& point, const Outcome& outcome) {
   const bool repeated =
       (point.kind == "EINTR" || point.kind == "short") && point.call.name == "write";
   if (failed && repeated) return "result: the write was not tried again";
-  // A file that cannot be opened to be read back is not damaged for that.
-  const bool told = failed || (point.call.name == "open" &&
-                               contains(err, "warning: old checkpoints were not removed: "));
-  if (!told && !repeated && !point.tolerated && point.kind != "EINTR") {
+  // Retention keeps old checkpoints, with a warning, if a file cannot be opened for verification.
+  const bool reported = failed || (point.call.name == "open" &&
+                                   contains(err, "warning: old checkpoints were not removed: "));
+  if (!reported && !repeated && !point.tolerated && point.kind != "EINTR") {
     return "result: a failing call was ignored";
   }
-  if (told && !contains(err, fmt::format("rank {}: ", point.call.rank))) {
+  if (reported && !contains(err, fmt::format("rank {}: ", point.call.rank))) {
     return "culprit: the rank is not named";
   }
-  if (told && !contains(err, told_name(point.call.path))) return "culprit: the file is not named";
+  if (reported && !contains(err, reported_name(point.call.path)))
+    return "culprit: the file is not named";
   return "";
 }
 
@@ -285,7 +288,7 @@ const std::vector<std::string> kCanBeInterrupted = {"create", "open", "write", "
 
 }  // namespace
 
-TEST_CASE("whatever call of a save a rank is killed at, the old or the new checkpoint is whole") {
+TEST_CASE("a rank is killed at any call of a save: the old or the new checkpoint is valid") {
   for (const char* kind : {"kill", "kill-after", "kill-half"}) {
     const bool half = std::string(kind) == "kill-half";
     const auto all = half ? points(kind, {"write"}) : points(kind);
@@ -294,7 +297,7 @@ TEST_CASE("whatever call of a save a rank is killed at, the old or the new check
   }
 }
 
-TEST_CASE("whatever call of a save fails, rank and file are named and training goes on") {
+TEST_CASE("any call of a save fails: rank and file are named, and training continues") {
   std::size_t seed = 1;
   for (const auto& [kind, names] :
        std::map<std::string, std::vector<std::string>>{{"ENOSPC", kNeedsSpace},
@@ -307,7 +310,7 @@ TEST_CASE("whatever call of a save fails, rank and file are named and training g
   }
 }
 
-TEST_CASE("a rank that stands still in a save is named, and the former checkpoint stands") {
+TEST_CASE("a rank stopped during a save is named, and the previous checkpoint stays valid") {
   check("stop", campaign(test::sample(points("stop", {"mkdir", "create", "sync", "rename"}), 2, 3),
                          0, judge_stop));
 }

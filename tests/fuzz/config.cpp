@@ -1,4 +1,3 @@
-// The configuration of a run.
 #include "tools/tessera/config/config.h"
 
 #include <nlohmann/json.hpp>

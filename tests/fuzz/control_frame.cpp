@@ -1,4 +1,4 @@
-// Bytes of a client of the store: the handshake, then requests.
+// Bytes that a client sends to the store: the handshake, then requests.
 #include "comm/control/client_session.h"
 #include "comm/control/socket.h"
 #include "tests/fuzz/fuzz.h"
@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::string_view kHello("\x1f\0\0\0H\x0f\0\0\0tessera-store-4\x03\0\0\0run\0\0\0\0", 35);
 
-// A well-formed request encodes to the same bytes again.
+// A well-formed request re-encodes to the same bytes.
 void read_request(const std::string& body) {
   Message m;
   if (Message::decode(body, m)) fuzz::expect(m.encode().substr(4) == body);
@@ -26,7 +26,7 @@ void feed(ClientSession& session, std::string_view bytes, std::size_t piece, boo
     std::string out;
     const Next next = session.take(part, out);
     fuzz::expect(may_join || !session.introduced());
-    // A stranger receives a nonce and "no", nothing else.
+    // An unauthenticated client receives a nonce and "no", nothing else.
     fuzz::expect(joined ? out.empty() : out.size() <= 9 + 32);
     if (next == Next::Refuse || next == Next::Close) return;
     const std::size_t most = joined ? comm::kMaxFrame : ClientSession::kMaxHelloFrame;
@@ -37,7 +37,7 @@ void feed(ClientSession& session, std::string_view bytes, std::size_t piece, boo
 
 }  // namespace
 
-// First byte: with a token, without, or joined before. Second byte: size of the pieces.
+// First byte: with a token, without one, or already joined. Second byte: chunk size.
 TESSERA_FUZZ_TARGET(control_frame, "control_frame") {
   if (size < 2) return 0;
   const std::string_view bytes = fuzz::text_of(data + 2, size - 2);

@@ -1,4 +1,4 @@
-// What would be exported of a PyTorch Distributed Checkpoint with any `.metadata`.
+// Export plan of a PyTorch Distributed Checkpoint with arbitrary `.metadata`.
 #include <filesystem>
 #include <fstream>
 
@@ -17,7 +17,7 @@ TESSERA_FUZZ_TARGET(dcp_plan, "dcp_metadata") {
     const std::string text(fuzz::text_of(data, size));
     const io::DcpMetadata metadata = io::parse_dcp_metadata(text, ".metadata");
     if (metadata.files.size() > 8) return;
-    // Sparse, and as large as may be, so that sizes in the metadata are believed.
+    // Sparse files of maximum size, so that the sizes in the metadata pass.
     for (const std::string& name : metadata.files) {
       std::ofstream(dir / name).put('x');
       std::error_code error;

@@ -1,4 +1,4 @@
-// A shard of a PyTorch Distributed Checkpoint in safetensors form.
+// A safetensors shard of a PyTorch Distributed Checkpoint.
 #include <filesystem>
 #include <fstream>
 
@@ -17,7 +17,7 @@ TESSERA_FUZZ_TARGET(dcp_safetensors, "dcp_safetensors") {
   fuzz::try_parse([&] {
     const auto source = io::open_dcp_safetensors(dir);
     for (const auto& tensor : source->tensors()) {
-      // What is promised is in the file.
+      // No tensor is larger than the file.
       fuzz::expect(numel(tensor.shape) <= static_cast<std::int64_t>(size));
     }
   });

@@ -14,20 +14,19 @@
 #include "core/base/error.h"
 #include "io/base/file.h"
 
-// What the fuzz targets share. A target passes if whatever it is fed is either taken, or refused by
-// one of tessera's errors with a text; libFuzzer reports anything else.
+// Shared by the fuzz targets. A target passes if it accepts its input or throws a tessera error
+// with a message; libFuzzer reports anything else.
 namespace tessera::fuzz {
 
 inline std::string_view text_of(const std::uint8_t* data, std::size_t size) {
   return {reinterpret_cast<const char*>(data), size};
 }
 
-/// Ends the program, for libFuzzer to report, if a promise does not hold.
+/// Aborts the program, which libFuzzer reports, if a property does not hold.
 inline void expect(bool holds) {
   if (!holds) std::abort();
 }
 
-/// Calls `parse`, which may refuse its input.
 template <typename F>
 void try_parse(F&& parse) {
   try {
@@ -37,7 +36,7 @@ void try_parse(F&& parse) {
   }
 }
 
-/// A file in memory that holds the input of one call after the other.
+/// A file in memory, rewritten with each call's input.
 class InputFile {
  public:
   InputFile() : fd_(::memfd_create("fuzz", MFD_CLOEXEC)) { expect(fd_ >= 0); }
@@ -45,7 +44,6 @@ class InputFile {
   InputFile(const InputFile&) = delete;
   InputFile& operator=(const InputFile&) = delete;
 
-  /// Path of the file, which now holds the input.
   std::string write(const std::uint8_t* data, std::size_t size) const {
     expect(::ftruncate(fd_, 0) == 0);
     expect(::pwrite(fd_, data, size, 0) == static_cast<ssize_t>(size));
@@ -56,13 +54,12 @@ class InputFile {
   int fd_;
 };
 
-/// A fuzz target of this program.
 struct Target {
   const char* name;
   const char* seeds;  ///< folder in tests/fuzz/seeds
   int (*run)(const std::uint8_t* data, std::size_t size);
 };
-/// Targets that are linked into this program: one for libFuzzer, all for the replay of seeds.
+/// Targets linked into this program: one for libFuzzer, all for the replay of seeds.
 inline std::vector<Target>& targets() {
   static std::vector<Target> all;
   return all;
@@ -73,7 +70,7 @@ struct Registration {
 
 }  // namespace tessera::fuzz
 
-/// Defines the target `name`: a function of `data` and `size`, as libFuzzer's.
+/// Defines the target `name`: a function of `data` and `size`, like LLVMFuzzerTestOneInput.
 #define TESSERA_FUZZ_TARGET(name, seeds)                               \
   static int fuzz_##name(const std::uint8_t* data, std::size_t size);  \
   static const tessera::fuzz::Registration fuzz_##name##_registration( \

@@ -1,4 +1,3 @@
-// config.json of a Hugging Face model.
 #include <nlohmann/json.hpp>
 
 #include "io/hf/model_source.h"

@@ -1,4 +1,4 @@
-// model.safetensors.index.json, beside one file with the tensors "a" and "b".
+// model.safetensors.index.json, next to one file with the tensors "a" and "b".
 #include <filesystem>
 #include <fstream>
 

@@ -1,4 +1,4 @@
-// The journal of an unfinished export, and the directory beside it.
+// The journal of an unfinished export, next to its output directory.
 #include <filesystem>
 #include <fstream>
 
@@ -21,10 +21,10 @@ TESSERA_FUZZ_TARGET(journal, "journal") {
     taken = true;
     const std::size_t n = attempt.found().size();
     for (const io::FileRecord& done : attempt.found()) attempt.record(done);
-    // What it is beside stays if anything is gone on with.
+    // Resuming keeps the output directory.
     fuzz::expect(fs::is_directory(made) && (n == 0 || fs::exists(file)));
   });
-  fuzz::expect(taken || fs::exists(file));  // what is no attempt's is left alone
+  fuzz::expect(taken || fs::exists(file));  // foreign files stay
   fs::remove_all(dir);
   return 0;
 }

@@ -1,5 +1,4 @@
-// The parts of an index that the ranks of a save wrote, each ended by a NUL, and what is made of
-// them.
+// Index parts of a save's ranks, each ended by a NUL, and the index merged from them.
 #include <algorithm>
 #include <string>
 

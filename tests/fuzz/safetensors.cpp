@@ -1,4 +1,3 @@
-// The header of a safetensors file.
 #include "io/safetensors/header.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -1,4 +1,3 @@
-// Files of token ids.
 #include "io/data/token_file.h"
 
 #include <vector>

@@ -1,4 +1,4 @@
-// A tokenizer's description, and text through it.
+// A tokenizer description, and text encoded with it.
 #include "io/data/tokenizer.h"
 
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-// An archive of torch.save: a zip directory and a pickle.
+// A torch.save archive: a zip directory and a pickle.
 #include "io/dcp/torch_tensor.h"
 #include "tests/fuzz/fuzz.h"
 

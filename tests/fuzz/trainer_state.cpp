@@ -1,5 +1,4 @@
-// trainer.json of a checkpoint, and the model section of the configuration in it, as an index has
-// one.
+// A checkpoint's trainer.json, and the model section of an index's configuration.
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -12,7 +11,7 @@ TESSERA_FUZZ_TARGET(trainer_state, "trainer_state") {
   fuzz::try_parse([&] {
     const tools::TrainerState state =
         tools::parse_trainer_state(std::string(fuzz::text_of(data, size)), "trainer.json");
-    // What is taken can be written, and is the same when it is read again.
+    // An accepted state survives format and parse.
     const std::string text = tools::format_trainer_state(state);
     fuzz::expect(tools::format_trainer_state(tools::parse_trainer_state(text, "again")) == text);
     const auto config = nlohmann::json::parse(state.config);

@@ -13,7 +13,6 @@
 namespace tessera::test {
 namespace {
 
-// Single quotes around it, for the shell.
 std::string quoted(const std::string& text) {
   std::string result;
   for (const char c : text) {

@@ -5,17 +5,17 @@
 
 namespace tessera::test {
 
-/// A Python that can do what `import_line` asks for, if this machine has one.
+/// A Python interpreter in which `import_line` works, if this machine has one.
 class Python {
  public:
   explicit Python(const std::string& import_line);
 
   explicit operator bool() const { return !program_.empty(); }
-  /// Why a test that needs it is skipped.
+  /// Reason to skip a test that needs it.
   std::string missing() const;
 
   /// Runs a script, or a file with arguments, for at most a minute.
-  /// @return what it wrote to standard output and standard error, then "exit code N"
+  /// @return standard output and standard error, then "exit code N"
   std::string run(const std::string& script) const;
   std::string run_file(const std::string& file, const std::vector<std::string>& arguments) const;
 

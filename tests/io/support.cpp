@@ -23,7 +23,7 @@ std::vector<std::string> ThreadCoordinator::exchange(const std::string& phase,
   const bool all = board_.changed.wait_for(lock, std::chrono::seconds(30), [&] {
     return values.size() == static_cast<std::size_t>(board_.world_size);
   });
-  if (!all) throw std::runtime_error("a rank did not come to " + phase);
+  if (!all) throw std::runtime_error("a rank did not arrive at " + phase);
   std::vector<std::string> result;
   for (const auto& [rank, value] : values) result.push_back(value);
   return result;

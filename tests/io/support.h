@@ -13,7 +13,6 @@
 
 namespace tessera::test {
 
-/// Lets ranks that are threads of one process save together.
 class ThreadCoordinator : public io::SaveCoordinator {
  public:
   struct Board {
@@ -31,7 +30,7 @@ class ThreadCoordinator : public io::SaveCoordinator {
   int rank_;
 };
 
-/// A small GPT-2 with values that tell where they belong, and moments beside them.
+/// A small GPT-2 whose values are unique per position, with moments.
 struct SampleModel {
   std::string config;  ///< JSON of the "model" section
   struct Tensor {
@@ -42,7 +41,7 @@ struct SampleModel {
   std::vector<Tensor> tensors;
   const Tensor& at(const std::string& name) const;
 };
-/// @param salt  changes every value
+/// @param salt  changes all values
 SampleModel make_sample_model(int salt = 0);
 
 struct SaveOptions {
@@ -54,26 +53,25 @@ struct SaveOptions {
   std::int64_t chunk_bytes = 0;  ///< as in SaveRequest
   /// Called at each labelled point.
   std::function<void(int rank, std::string_view point)> at_point = nullptr;
-  /// What the file system is said to have; empty: what it has.
+  /// Simulated free space; empty: the file system's.
   std::optional<std::int64_t> free_bytes{};
 };
 
-/// What `rank` saves: its segment of each unit, as ShardLayout cuts it.
+/// A rank's save request: its segment of each unit's ShardLayout.
 io::SaveRequest make_request(const SampleModel& model, const io::fs::path& dir, int rank,
                              const SaveOptions& options);
 
-/// Saves with a thread per rank. @return the message of each rank's error; empty where it succeeded
+/// Saves with one thread per rank. @return error message of each rank; empty on success
 std::vector<std::string> save_ranks(const SampleModel& model, const io::fs::path& dir,
                                     const SaveOptions& options);
-/// The same, for a save that must succeed. @return the checkpoint's path
+/// Saves and requires success. @return the checkpoint's path
 io::fs::path save(const SampleModel& model, const io::fs::path& dir,
                   const SaveOptions& options = {});
 
-/// A checkpoint of one tensor "w", written by hand: any dtype, whole or in boxes of columns.
+/// Writes a checkpoint of one tensor "w": any dtype, whole or in boxes of columns.
 io::CheckpointReader write_tensor(const io::fs::path& path, DType dtype, const Shape& shape,
                                   const std::string& bytes, bool boxed = false);
 
-/// A tensor of a shard in the safetensors form of a PyTorch Distributed Checkpoint.
 struct DcpEntry {
   std::string name, dtype;
   std::vector<std::int64_t> shape;
@@ -82,12 +80,10 @@ struct DcpEntry {
 };
 void write_dcp_shard(const io::fs::path& file, const std::vector<DcpEntry>& entries);
 
-/// Content of a file, and the other way.
 std::string read_text(const io::fs::path& path);
 void write_text(const io::fs::path& path, std::string_view content);
-/// Gives the index of a checkpoint another format version, and the checksum that belongs to it.
+/// Changes a checkpoint's format version, with a matching index checksum.
 void set_format_version(const io::fs::path& checkpoint, int version);
-/// Changes one bit of a file.
 void flip_bit(const io::fs::path& path, std::int64_t byte);
 
 }  // namespace tessera::test

@@ -41,10 +41,10 @@ std::vector<double> inputs(std::int64_t n, std::uint64_t seed) {
   return values;
 }
 
-// Far out the exponential's argument is large, and its rounding error grows with it.
+// For large inputs the rounding error grows with the exponential's argument.
 constexpr double kRelative = 20, kFarOut = 1e-14;
 
-TEST_CASE("GELU matches float64 in both directions, overwriting or adding") {
+TEST_CASE("GELU matches float64 in both directions, overwriting or accumulating") {
   CHECK(act(GatedKind::GeGlu, 1.0) == doctest::Approx(0.8411919906).epsilon(1e-9));
   for_each_context_and_dtype([](Context& context, DType dtype) {
     for (const std::int64_t n : kOddLengths) {
@@ -80,8 +80,8 @@ std::vector<double> columns_of(const Buffer& matrix, std::int64_t first, std::in
   return result;
 }
 
-/// Operands as halves of packed matrices, with `gap` columns between and after them that nothing
-/// may touch.
+/// Operands are halves of packed matrices, with `gap` columns between and after them that must stay
+/// unchanged.
 void check_halves(Context& context, GatedKind kind, DType dtype, std::int64_t rows,
                   std::int64_t width, std::int64_t gap, bool accumulate) {
   CAPTURE(width);
@@ -122,7 +122,6 @@ void check_halves(Context& context, GatedKind kind, DType dtype, std::int64_t ro
   CHECK(columns_of(grad, width, gap) ==
         std::vector<double>(static_cast<std::size_t>(rows * gap), kBefore));
 
-  // One gradient without the other.
   const GradientView one_gate{columns(one, 0), accumulate, true};
   const GradientView one_up{columns(one, half), accumulate, true};
   kernels::gated_backward(context, {gate, up, columns(grad_y, 0), one_gate, {}, kind});
@@ -136,8 +135,8 @@ TEST_CASE("gated units match float64 in both directions, on halves of packed row
       for (const bool accumulate : {false, true})
         for (const std::int64_t width : {1, 3, 31, 33, 64, 257})
           check_halves(context, kind, dtype, 3, width, 0, accumulate);
-      for (const std::int64_t gap : {8, 3})          // in packs, or element by element
-        for (const std::int64_t width : {64, 2056})  // one block for a row, and more
+      for (const std::int64_t gap : {8, 3})          // vectorized, or element by element
+        for (const std::int64_t width : {64, 2056})  // one block per row, or several
           check_halves(context, kind, dtype, 2, width, gap, false);
       check_halves(context, kind, dtype, 1, 50257, 0, true);
     }
@@ -185,7 +184,7 @@ TEST_CASE("activations do not depend on the number of threads") {
   }
 }
 
-TEST_CASE("rows are cut into whole warps that cover them") {
+TEST_CASE("rows are split into whole warps that cover them") {
   using kernels::cuda::RowsShape;
   for (const std::int64_t packs : {1, 32, 33, 256, 257, 1376, 1 << 20}) {
     CAPTURE(packs);

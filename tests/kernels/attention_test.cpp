@@ -20,20 +20,19 @@ constexpr Size kSizes[] = {{1, 1, 1, 1, 1, 1},    {2, 33, 33, 2, 1, 3},   {1, 31
                            {1, 1, 33, 4, 2, 64},  {2, 3, 67, 2, 2, 31},   {1, 64, 64, 2, 2, 32},
                            {1, 40, 97, 4, 2, 5},  {1, 130, 130, 1, 1, 8}, {3, 3, 3, 1, 1, 3},
                            {1, 257, 257, 1, 1, 3}};
-// Several tiles of either side.
 constexpr Size kLongSizes[] = {
     {1, 150, 150, 4, 2, 16}, {1, 70, 200, 2, 1, 64}, {2, 64, 65, 4, 4, 16}};
-// All that kernels are compiled for, and some that are padded to them.
+// All compiled head dims, and some that are padded to them.
 constexpr std::int64_t kDims[] = {24, 104, 128, 251, 256};
-constexpr std::int64_t kMoreDims[] = {72, 96, 160, 192};  // of bf16
+constexpr std::int64_t kMoreDims[] = {72, 96, 160, 192};  // bf16 only
 constexpr float kScale = 0.375F;
 constexpr double kBefore = 0.5;
 
-/// Scores grow with the width; their rounding errors, with them.
+/// Larger widths give larger scores, with larger rounding errors.
 float scale_of(const Size& s) { return s.dim > 64 ? kScale / 3 : kScale; }
 
-/// q, k and v as windows of one buffer [B, T, (H + 2 Hkv) D], as a fused projection makes them.
-/// The first `queries` tokens of q are used. All begin `shift` elements into the buffer.
+/// q, k and v as views of one buffer [B, T, (H + 2 Hkv) D], as from a fused projection, `shift`
+/// elements into it. q has the first `queries` tokens.
 class Packed {
  public:
   Packed(DType dtype, const Size& s, std::vector<double> values, std::int64_t shift = 0)
@@ -67,7 +66,7 @@ class Packed {
   Buffer buffer_;
 };
 
-/// The definition, in float64: out, log_sum_exp and, for a given grad_out, the packed gradient.
+/// Reference in float64: out, log_sum_exp and, given grad_out, the packed gradient.
 struct Expected {
   Expected(const Size& s, const std::vector<double>& qkv, const std::vector<double>& grad_out)
       : out(at(s.batch * s.queries * s.heads * s.dim)),
@@ -118,7 +117,7 @@ struct Expected {
   std::vector<double> out, log_sum_exp, gradient;
 };
 
-/// @param shift  elements before each operand: 1 leaves none aligned
+/// @param shift  elements before each operand; 1 misaligns all of them
 void check_size(DType dtype, const Size& s, std::int64_t shift = 0) {
   CAPTURE(dtype_name(dtype));
   CAPTURE(s.queries);
@@ -127,10 +126,10 @@ void check_size(DType dtype, const Size& s, std::int64_t shift = 0) {
   const Shape out_shape = {s.batch, s.queries, s.heads, s.dim};
   std::vector<double> qkv_values = Buffer::normal(Packed::elements(s), 1);
   std::vector<double> grad_out_values = Buffer::normal(numel(out_shape), 2);
-  qkv_values = Buffer(dtype, {Packed::elements(s)}, qkv_values).values();  // rounded
+  qkv_values = Buffer(dtype, {Packed::elements(s)}, qkv_values).values();  // rounded to the dtype
   grad_out_values = Buffer(dtype, {numel(out_shape)}, grad_out_values).values();
   const Expected expected(s, qkv_values, grad_out_values);
-  // bf16: backward sees a rounded out, so the error of a score's gradient is that of a sum over
+  // bf16: backward reads a rounded out, so a score's gradient has the rounding error of a sum over
   // dim.
   const double magnitude =
       dtype == DType::BF16 ? 4.0 + std::sqrt(static_cast<double>(s.dim)) : 10.0;
@@ -149,7 +148,7 @@ void check_size(DType dtype, const Size& s, std::int64_t shift = 0) {
     const Buffer log_sum_exp(accumulator_dtype(dtype), {s.batch, s.heads, s.queries});
     attention_forward(context,
                       {qkv.q(), qkv.k(), qkv.v(), behind(out), log_sum_exp.view(), scale_of(s)});
-    // Tensor cores take the weights of bf16 values as bf16, too.
+    // Tensor cores also round the weights of bf16 values to bf16.
     const double out_magnitude = dtype != DType::BF16 ? 10.0 : on_cpu ? 0.01 : 1.0;
     const auto out_values = out.values();
     check_close({out_values.begin() + shift, out_values.end()}, expected.out, tolerance(dtype),
@@ -172,7 +171,7 @@ void check_size(DType dtype, const Size& s, std::int64_t shift = 0) {
                              {gradient.v(), accumulate, true},
                              scale_of(s)};
       attention_backward(context, args);
-      // One gradient at a time; an unwanted one would be added more than once.
+      // Requests one gradient at a time; writing an unrequested one would accumulate twice.
       for (int wanted = 0; accumulate && s.keys <= 40 && wanted < 3; ++wanted) {
         args.grad_q = {apart.q(), true, wanted == 0};
         args.grad_k = {apart.k(), true, wanted == 1};
@@ -197,31 +196,30 @@ void check_size(DType dtype, const Size& s, std::int64_t shift = 0) {
       out_one_thread = out.bytes();
       gradient_one_thread = gradient_bytes;
     }
-    CHECK(out.bytes() == out_one_thread);  // bit for bit, for any number of threads
+    CHECK(out.bytes() == out_one_thread);
     CHECK(gradient_bytes == gradient_one_thread);
   });
 }
 
-TEST_CASE("attention agrees with float64 in both directions") {
+TEST_CASE("attention matches float64 in both directions") {
   for (const DType dtype : kComputingDTypes)
     for (const Size& size : kSizes) check_size(dtype, size);
 }
 
-TEST_CASE(
-    "attention agrees with float64 over several tiles, and for operands that begin anywhere") {
+TEST_CASE("attention matches float64 over several tiles, and for misaligned operands") {
   for (const DType dtype : kComputingDTypes) {
     for (const Size& size : kLongSizes) check_size(dtype, size);
     check_size(dtype, {1, 20, 40, 2, 1, 32}, 1);
   }
 }
 
-TEST_CASE("attention agrees with float64 for all widths of heads") {
+TEST_CASE("attention matches float64 for all head dims") {
   for (const DType dtype : kComputingDTypes)
     for (const std::int64_t dim : kDims) check_size(dtype, {1, 19, 37, 2, 1, dim});
   for (const std::int64_t dim : kMoreDims) check_size(DType::BF16, {1, 19, 37, 2, 1, dim});
 }
 
-TEST_CASE("attention with scores far apart stays finite and picks the largest") {
+TEST_CASE("attention with extreme scores stays finite and picks the largest") {
   constexpr Size kSize{1, 3, 3, 1, 1, 1};
   for_each_context([&](Context& context) {
     for (const DType dtype : kComputingDTypes) {
@@ -232,7 +230,6 @@ TEST_CASE("attention with scores far apart stays finite and picks the largest") 
                         {qkv.q(), qkv.k(), qkv.v(), out.view(), log_sum_exp.view(), kScale});
       check_close(out.values(), {1, 2, 2}, 1e-6);
       check_close(log_sum_exp.values(), {-384, 384, 384}, 1e-6);
-      // A scale below 0 turns the order.
       attention_forward(context,
                         {qkv.q(), qkv.k(), qkv.v(), out.view(), log_sum_exp.view(), -kScale});
       check_close(out.values(), {1, 1, 1}, 1e-6);
@@ -241,7 +238,7 @@ TEST_CASE("attention with scores far apart stays finite and picks the largest") 
   });
 }
 
-TEST_CASE("attention_backward without queries clears the gradients of keys and values") {
+TEST_CASE("attention_backward without queries zeroes the gradients of keys and values") {
   for_each_context([&](Context& context) {
     for (const DType dtype : kComputingDTypes) {
       const Buffer none(dtype, {1, 0, 2, 8});
@@ -258,7 +255,7 @@ TEST_CASE("attention_backward without queries clears the gradients of keys and v
   });
 }
 
-TEST_CASE("attention on CUDA refuses heads that it is not made for") {
+TEST_CASE("attention on CUDA refuses unsupported head dims") {
   for_each_context([&](Context& context) {
     for (const DType dtype : kComputingDTypes) {
       const Buffer x(dtype, {1, 1, 1, 257}, 1.0), out(dtype, {1, 1, 1, 257});
@@ -280,9 +277,9 @@ TEST_CASE("attention on CUDA refuses heads that it is not made for") {
   });
 }
 
-TEST_CASE("where gradients of wide heads have no room, forward already says so") {
+TEST_CASE("if wide heads exceed shared memory in backward, forward already refuses them") {
   if (gpu_only()) return;
-  REQUIRE(::setenv("TESSERA_FIBER_SHARED", "101376", 1) == 0);  // of an RTX 4090: 99 KiB
+  REQUIRE(::setenv("TESSERA_FIBER_SHARED", "101376", 1) == 0);  // an RTX 4090's 99 KiB
   with_plugin(fiber_plugin(), [](Context& context) {
     for (const std::int64_t dim : {192, 193, 256}) {
       CAPTURE(dim);

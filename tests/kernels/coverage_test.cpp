@@ -1,4 +1,3 @@
-// Every kernel exists on every backend, and is called by a test.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -14,7 +13,6 @@
 
 namespace {
 
-/// Kernels that a plugin exports.
 std::set<std::string> kernels_of(const std::string& plugin) {
   const std::string command = "nm --dynamic --defined-only " + plugin;
   const std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen(command.c_str(), "r"), pclose);
@@ -32,8 +30,8 @@ std::set<std::string> kernels_of(const std::string& plugin) {
   return names;
 }
 
-// A test of a kernel runs on fibers: one that only the CPU has fails there.
-TEST_CASE("every kernel of the fibers is called by a test") {
+// Kernel tests also run on fibers, so that CPU-only kernels fail there.
+TEST_CASE("every fiber kernel is called by a test") {
   std::string tests;
   for (const auto& entry :
        std::filesystem::directory_iterator(test::source_path("tests/kernels"))) {
@@ -50,7 +48,7 @@ TEST_CASE("every kernel of the fibers is called by a test") {
 }
 
 #if defined(TESSERA_CUDA_PLUGIN_FILE)
-TEST_CASE("the CUDA backend has the kernels of the fibers, and fused products") {
+TEST_CASE("the CUDA backend has all fiber kernels, and the fused products") {
   auto kernels = kernels_of(test::fiber_plugin());
   kernels.insert("matmul_fused");
   CHECK(kernels_of(TESSERA_CUDA_PLUGIN_FILE) == kernels);

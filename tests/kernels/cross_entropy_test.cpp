@@ -60,7 +60,7 @@ void check_size(DType dtype, std::int64_t rows, std::int64_t vocabulary, double 
   });
 }
 
-TEST_CASE("cross_entropy agrees with float64, with and without gradient") {
+TEST_CASE("cross_entropy matches float64, with and without gradient") {
   for (const DType dtype : kComputingDTypes) {
     for (const std::int64_t rows : {1, 3, 33})
       for (const std::int64_t vocabulary : kOddSizes) check_size(dtype, rows, vocabulary, 3.0);
@@ -73,7 +73,7 @@ TEST_CASE("cross_entropy does not overflow on large logits") {
   for (const DType dtype : kComputingDTypes) check_size(dtype, 6, 31, 1e4);
 }
 
-TEST_CASE("cross_entropy keeps what lies between strided rows") {
+TEST_CASE("cross_entropy leaves the gaps between strided rows unchanged") {
   constexpr std::int64_t kRows = 5, kVocabulary = 31, kStride = 40;
   const auto values = Buffer::normal(kRows * kStride, 6);
   std::vector<double> dense;
@@ -104,7 +104,7 @@ TEST_CASE("cross_entropy keeps what lies between strided rows") {
   });
 }
 
-TEST_CASE("cross_entropy takes rows that begin anywhere and logits of -inf") {
+TEST_CASE("cross_entropy accepts misaligned rows and logits of -inf") {
   constexpr double kInf = std::numeric_limits<double>::infinity();
   for_each_context([&](Context& context) {
     for (std::int64_t offset = 0; offset < 4; ++offset) {
@@ -131,7 +131,7 @@ TEST_CASE("cross_entropy takes rows that begin anywhere and logits of -inf") {
   });
 }
 
-TEST_CASE("cross_entropy starts whole warps, no more than a block holds") {
+TEST_CASE("cross_entropy starts whole warps, up to the block limit") {
   using Shape = kernels::cuda::CrossEntropyShape;
   CHECK(Shape::threads(1, 4) == 32);
   CHECK(Shape::threads(513, 4) == 64);
@@ -140,7 +140,7 @@ TEST_CASE("cross_entropy starts whole warps, no more than a block holds") {
   CHECK(Shape::threads(Shape::kMostColumns, 4) == 1024);
 }
 
-TEST_CASE("cross_entropy on a device marks a target outside the vocabulary by NaN") {
+TEST_CASE("cross_entropy on a device gives NaN for a target outside of the vocabulary") {
   for_each_context([](Context& context) {
     if (context.device().type == DeviceType::CPU) return;
     const Buffer logits(DType::F32, {3, 5}, 1.0), losses(DType::F32, {3});

@@ -1,5 +1,3 @@
-// The CUDA backend as a plugin: it loads where the toolkit is, and says what is missing where no
-// GPU is.
 #include <doctest/doctest.h>
 
 #include <string>
@@ -11,7 +9,7 @@
 namespace tessera::test {
 namespace {
 
-TEST_CASE("the plugin opens a GPU, or says why there is none") {
+TEST_CASE("the plugin opens a GPU, or reports why there is none") {
   const std::string plugin = TESSERA_CUDA_PLUGIN_FILE;
   std::string why;
   try {

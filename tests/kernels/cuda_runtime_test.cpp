@@ -1,5 +1,5 @@
-// The CUDA backend's host side against a runtime without a GPU: what it makes of GPUs that will not
-// do, of calls that fail, and of the order in which a stream works.
+// The CUDA backend's host code against a fake runtime: unsuitable GPUs, failing calls, and stream
+// order.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 #include "core/base/error.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/cuda_runtime/fake_gpu.h"
-// After it:
+// Must come after fake_gpu.h:
 #include "kernels/cuda/launch.h"
 
 extern "C" int tessera_device_count();
@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 
-/// A new GPU for each case, with nothing left of it at the end.
+/// A new fake GPU per case, with a check for leaks.
 struct Fixture {
   Fixture() {
     fake_gpu() = {};
@@ -48,7 +48,7 @@ void kernel(int) {}
 
 }  // namespace
 
-TEST_CASE_FIXTURE(Fixture, "a machine whose GPU cannot be used says why") {
+TEST_CASE_FIXTURE(Fixture, "an unusable GPU is reported with the reason") {
   SUBCASE("no driver") {
     gpu.driver = cudaErrorInsufficientDriver;
     gpu.driver_version = 0;
@@ -67,7 +67,7 @@ TEST_CASE_FIXTURE(Fixture, "a machine whose GPU cannot be used says why") {
     CHECK_THROWS_HOLDING(Unsupported, "no GPU can be used: the driver shows none",
                          cuda::CudaBackend(0));
   }
-  SUBCASE("fewer GPUs") {
+  SUBCASE("fewer GPUs than requested") {
     CHECK_THROWS_HOLDING(Unsupported, "there is no cuda:3; this machine has 1 GPU",
                          cuda::CudaBackend(3));
     CHECK(tessera_device_count() == 1);
@@ -80,7 +80,7 @@ TEST_CASE_FIXTURE(Fixture, "a machine whose GPU cannot be used says why") {
                          "cuda:0 (Tesla T4) has compute capability 7.5; tessera needs 8.0 or newer",
                          cuda::CudaBackend(0));
   }
-  SUBCASE("one that lends no memory in the order of a stream") {
+  SUBCASE("a GPU without stream-ordered allocation") {
     gpu.has_pools = false;
     CHECK_THROWS_HOLDING(Unsupported, "cuda:0 (Fake H100) has no memory pools",
                          cuda::CudaBackend(0));
@@ -90,31 +90,31 @@ TEST_CASE_FIXTURE(Fixture, "a machine whose GPU cannot be used says why") {
     CHECK_THROWS_HOLDING(CudaError, "cublasLtCreate: CUBLAS_STATUS_NOT_INITIALIZED",
                          cuda::CudaBackend(0));
   }
-  SUBCASE("the host's memory cannot be pinned") {
+  SUBCASE("host memory cannot be pinned") {
     gpu.fails["cudaMallocHost"] = {cudaSuccess, cudaErrorMemoryAllocation};
     CHECK_THROWS_HOLDING(OutOfMemory, "cudaMallocHost", cuda::CudaBackend(0));
   }
 }
 
-TEST_CASE_FIXTURE(Fixture, "a GPU is told by name, PCI id and memory") {
+TEST_CASE_FIXTURE(Fixture, "a GPU is described by name, PCI id and memory") {
   const cuda::CudaBackend backend(0);
   CHECK(backend.description() == "Fake H100, compute capability 9.0, 1.00 GiB");
   CHECK(backend.device_id() == "0000:41:00");
   CHECK(backend.memory().total == std::int64_t{1} << 30);
 }
 
-TEST_CASE_FIXTURE(Fixture, "when memory runs out, what is kept for reuse goes first") {
+TEST_CASE_FIXTURE(Fixture, "out of memory: cached memory is released first") {
   cuda::CudaBackend backend(0);
   Allocator& allocator = backend.allocator();
   void* const first = allocator.allocate(600 * kMiB);
   allocator.deallocate(first, 600 * kMiB);
   CHECK(allocator.reserved_bytes() == 600 * kMiB);
-  gpu.fails["cudaMallocFromPoolAsync"] = {cudaErrorMemoryAllocation};  // in pieces, say
+  gpu.fails["cudaMallocFromPoolAsync"] = {cudaErrorMemoryAllocation};  // simulates fragmentation
   void* const second = allocator.allocate(500 * kMiB);
   CHECK(gpu.calls["cudaMemPoolTrimTo"] == 1);
   CHECK(allocator.reserved_bytes() == 500 * kMiB);
 
-  // None is left: the values are named, and smaller requests go on.
+  // Nothing is cached: the error states the sizes, and smaller requests still succeed.
   CHECK_THROWS_HOLDING(
       OutOfMemory,
       "memory of cuda:0 is exhausted: 600.0 MiB requested, 500.0 MiB held (the device "
@@ -132,8 +132,9 @@ TEST_CASE_FIXTURE(Fixture, "when memory runs out, what is kept for reuse goes fi
   pinned.deallocate(pinned.allocate(kMiB), kMiB);
 }
 
-TEST_CASE_FIXTURE(Fixture, "copies hold what was there when they were asked for, in their order") {
-  // More of them than there is staging for, and longer than one piece of it.
+TEST_CASE_FIXTURE(Fixture,
+                  "asynchronous copies are ordered, and snapshot their source at the call") {
+  // More copies than staging buffers, each larger than one.
   cuda::CudaBackend backend(0);
   const std::size_t size = 9 * kMiB + 5;
   void* const device = backend.allocator().allocate(size);
@@ -141,13 +142,13 @@ TEST_CASE_FIXTURE(Fixture, "copies hold what was there when they were asked for,
   for (unsigned round = 0; round < 20; ++round) {
     source = bytes_of(size, round);
     backend.copy_from_host(device, source.data(), size);
-    std::fill(source.begin(), source.end(), std::byte{0});  // the caller's again
+    std::fill(source.begin(), source.end(), std::byte{0});  // may be reused at once
   }
   std::vector<std::byte> back(size);
   backend.copy_to_host(back.data(), device, size);
   CHECK(back == bytes_of(size, 19));
 
-  // Given back while the stream still has to read it.
+  // Freed while the stream still has to read it.
   source = bytes_of(size, 3);
   backend.copy_from_host(device, source.data(), size);
   void* const other = backend.allocator().allocate(size);
@@ -162,13 +163,13 @@ TEST_CASE_FIXTURE(Fixture, "copies hold what was there when they were asked for,
   backend.allocator().deallocate(again, size);
 }
 
-TEST_CASE_FIXTURE(Fixture, "work that fails is told by who waits for it, and by its name") {
+TEST_CASE_FIXTURE(Fixture, "a failed kernel is reported by the next wait, and by name") {
   cuda::CudaBackend backend(0);
   gpu.fails["cudaStreamSynchronize"] = {cudaErrorLaunchFailure};
   CHECK_THROWS_HOLDING(CudaError,
                        "cudaStreamSynchronize: unspecified launch failure (cudaErrorLaunchFailure)",
                        backend.synchronize());
-  CHECK(cudaGetLastError() == cudaSuccess);  // the next call is not blamed for it
+  CHECK(cudaGetLastError() == cudaSuccess);  // the error is cleared for the next call
   backend.synchronize();
 
   std::byte byte{};
@@ -181,7 +182,7 @@ TEST_CASE_FIXTURE(Fixture, "work that fails is told by who waits for it, and by 
   backend.allocator().deallocate(device, 1);
 }
 
-TEST_CASE_FIXTURE(Fixture, "a kernel that the GPU refuses is named with its shape") {
+TEST_CASE_FIXTURE(Fixture, "a kernel that fails to launch is reported with its launch shape") {
   const auto context =
       Context::create({.device = {DeviceType::CUDA, 0}, .plugin = TESSERA_FAKE_CUDA_PLUGIN});
   using kernels::cuda::launch;

@@ -7,7 +7,7 @@ namespace {
 
 const RngKey kKey = RngKey::make(42, RngPurpose::Dropout, 3, 1);
 
-// x[0] is draw `first` of kKey.
+// x[0] uses draw `first` of kKey.
 void drop(Context& context, const TensorView& x, const GradientView& y, float p,
           std::uint64_t first) {
   context.set_rng_step({.seed = 42, .step = 3, .first_sample = first});
@@ -16,7 +16,7 @@ void drop(Context& context, const TensorView& x, const GradientView& y, float p,
 
 bool kept(std::uint64_t element, float p) { return uniform_from_bits(kKey.word(element)) >= p; }
 
-TEST_CASE("dropout keeps what its stream says and scales it") {
+TEST_CASE("dropout keeps and scales elements as its stream determines") {
   for_each_context([](Context& context) {
     for (const DType dtype : kComputingDTypes) {
       for (const bool accumulate : {false, true}) {
@@ -69,7 +69,7 @@ TEST_CASE("dropout draws the same mask for any split, on all devices") {
   });
 }
 
-TEST_CASE("dropout keeps 1 - p of the elements, and its mean") {
+TEST_CASE("dropout keeps a fraction 1 - p, and the mean") {
   const auto context = Context::create();
   constexpr std::int64_t kSize = 100000;
   const Buffer ones(DType::F32, {kSize}, 1.0);
@@ -86,14 +86,14 @@ TEST_CASE("dropout keeps 1 - p of the elements, and its mean") {
   }
 }
 
-TEST_CASE("dropout of probability 0 is a copy") {
+TEST_CASE("dropout with p = 0 is a copy") {
   const auto context = Context::create();
   const Buffer x(DType::F32, {257}, Buffer::normal(257, 3)), y(DType::F32, {257});
   drop(*context, x.view(), y.gradient(false), 0.0F, 9);
   CHECK(y.bytes() == x.bytes());
 }
 
-TEST_CASE("dropout refuses a probability outside [0, 1)") {
+TEST_CASE("dropout refuses probabilities outside of [0, 1)") {
   const auto context = Context::create();
   const Buffer x(DType::F32, {4}), other(DType::F32, {5});
   CHECK_THROWS_WITH_AS(kernels::dropout(*context, {x.view(), x.gradient(false), 1.5F}),

@@ -26,7 +26,7 @@ TEST_CASE("add sums two tensors, also in place") {
   });
 }
 
-TEST_CASE("fill sets every element and none beside") {
+TEST_CASE("fill sets every element and nothing else") {
   for_each_context([](Context& context) {
     for (const DType dtype : kComputingDTypes) {
       for (const std::int64_t n : kOddLengths) {
@@ -48,7 +48,7 @@ TEST_CASE("fill sets every element and none beside") {
   });
 }
 
-TEST_CASE("cast converts and scales between all computing dtypes") {
+TEST_CASE("cast converts and scales between all compute dtypes") {
   for_each_context([](Context& context) {
     for (const DType from : kComputingDTypes) {
       for (const DType to : kComputingDTypes) {
@@ -62,7 +62,7 @@ TEST_CASE("cast converts and scales between all computing dtypes") {
             kernels::cast(context, in.view(), out.gradient(accumulate), 0.75);
             auto want = in.values();
             for (double& value : want) value = 0.75 * value + (accumulate ? 1.0 : 0.0);
-            // Products in f32 unless f64 takes part.
+            // Products are in f32 unless one side is f64.
             const DType computed = from == DType::F64 || to == DType::F64 ? DType::F64 : DType::F32;
             check_close(out.values(), want, std::max(tolerance(to), tolerance(computed)),
                         accumulate ? 1.0 : 0.0);
@@ -73,7 +73,7 @@ TEST_CASE("cast converts and scales between all computing dtypes") {
   });
 }
 
-TEST_CASE("cast without a scale is exact where the target is wider, and rounds to even") {
+TEST_CASE("an unscaled cast is exact to wider dtypes, and rounds to even") {
   for_each_context([](Context& context) {
     const Buffer half(DType::BF16, {257}, Buffer::normal(257, 4));
     const Buffer single(DType::F32, {257}), again(DType::BF16, {257});
@@ -81,7 +81,7 @@ TEST_CASE("cast without a scale is exact where the target is wider, and rounds t
     CHECK(single.values() == half.values());
     kernels::cast(context, single.view(), again.gradient(false));
     CHECK(again.bytes() == half.bytes());
-    // bf16 has 8 significant bits: 1 + 2^-8 and 1 + 3 * 2^-8 lie half-way between two values.
+    // bf16 has 8 significant bits: 1 + 2^-8 and 1 + 3 * 2^-8 are ties.
     const Buffer ties(DType::F32, {3}, {1.00390625, 1.01171875, -1.01171875});
     const Buffer rounded(DType::BF16, {3});
     kernels::cast(context, ties.view(), rounded.gradient(false));
@@ -89,7 +89,7 @@ TEST_CASE("cast without a scale is exact where the target is wider, and rounds t
   });
 }
 
-TEST_CASE("cast takes and writes strided rows, and nothing beside them") {
+TEST_CASE("cast reads and writes strided rows only") {
   for_each_context([](Context& context) {
     constexpr std::int64_t kRows = 5;
     for (const DType to : {DType::F32, DType::BF16}) {
@@ -121,7 +121,7 @@ TEST_CASE("cast takes and writes strided rows, and nothing beside them") {
   });
 }
 
-TEST_CASE("sum adds up in float64") {
+TEST_CASE("sum accumulates in float64") {
   for_each_context([](Context& context) {
     for (const DType dtype : kComputingDTypes) {
       for (const std::int64_t n : {0, 1, 3, 31, 33, 257, 16385, 50257}) {
@@ -148,7 +148,8 @@ TEST_CASE("sum_rows sums columns of strided rows") {
         for (const std::int64_t columns : {1, 3, 31, 33, 257, 8, 520, 50257}) {
           for (const std::int64_t rows : {0, 1, 9, 65, 133}) {
             if (columns > 50000 && rows != 9) continue;
-            // To the next multiple of a pack, and else; nothing lies behind the last row.
+            // Strides that are multiples of a vector, and others; the last row has no padding
+            // behind it.
             for (const std::int64_t stride : {(columns + 8) / 8 * 8, columns + 2}) {
               CAPTURE(dtype_name(dtype));
               CAPTURE(accumulate);
@@ -178,7 +179,7 @@ TEST_CASE("sum_rows sums columns of strided rows") {
   });
 }
 
-TEST_CASE("sum_rows repeats to the bit for any number of threads") {
+TEST_CASE("sum_rows is bit-identical for any number of threads") {
   const Buffer in(DType::F32, {301, 257}, Buffer::normal(301 * 257, 6));
   check_same_for_any_threads([&](Context& context) {
     const Buffer out(DType::F32, {257});
@@ -187,7 +188,7 @@ TEST_CASE("sum_rows repeats to the bit for any number of threads") {
   });
 }
 
-TEST_CASE("blocks of column sums share out all rows, none without a row") {
+TEST_CASE("column-sum blocks cover all rows, and none is empty") {
   using Shape = kernels::cuda::ColumnSumsShape;
   for (const std::int64_t rows : {1, 7, 32, 33, 529, 8192, 1000003}) {
     for (const std::int64_t columns : {1, 31, 256, 257, 768, 50257, 300000}) {
@@ -206,11 +207,11 @@ TEST_CASE("blocks of column sums share out all rows, none without a row") {
   }
   CHECK(Shape(0, 768, 8).row_blocks == 1);
   CHECK(Shape(8192, 0, 8).tiles == 0);
-  const Shape gpt2(8192, 768, 8);  // fills a device
+  const Shape gpt2(8192, 768, 8);
   CHECK(gpt2.tiles * gpt2.row_blocks >= 400);
 }
 
-TEST_CASE("elementwise kernels refuse what does not fit") {
+TEST_CASE("elementwise kernels refuse mismatched operands") {
   const auto context = Context::create();
   const Buffer a(DType::F32, {2, 3}), b(DType::F32, {6}), half(DType::BF16, {2, 3});
   CHECK_THROWS_WITH_AS(kernels::cast(*context, a.view(), b.gradient(false)),

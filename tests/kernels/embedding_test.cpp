@@ -7,10 +7,9 @@ namespace tessera::test {
 namespace {
 
 constexpr std::int64_t kVocab = 11, kPositions = 9;
-// Odd ones, and one whose rows begin at multiples of 16 bytes.
+// Odd widths, and one with rows aligned to 16 bytes.
 constexpr std::int64_t kWidths[] = {1, 3, 31, 33, 257, 264};
 
-// Tokens that repeat, within a row and between rows.
 std::vector<std::int32_t> make_tokens(std::int64_t count) {
   std::vector<std::int32_t> tokens;
   for (std::int64_t i = 0; i < count; ++i)
@@ -23,7 +22,7 @@ TensorView token_view(std::vector<std::int32_t>& tokens, std::int64_t rows) {
                     {rows, static_cast<std::int64_t>(tokens.size()) / rows});
 }
 
-TEST_CASE("embedding adds the rows of token and position") {
+TEST_CASE("embedding adds token and position rows") {
   for_each_context([](Context& context) {
     for (const DType dtype : kComputingDTypes) {
       for (const bool positions : {false, true}) {
@@ -101,7 +100,7 @@ TEST_CASE("embedding backward sums by token and by position") {
   });
 }
 
-TEST_CASE("embedding gradients repeat to the bit for any number of threads") {
+TEST_CASE("embedding gradients are bit-identical for any number of threads") {
   const std::int64_t rows = 40, columns = 8, width = 129;
   auto tokens = make_tokens(rows * columns);
   const Buffer grad_y(DType::F32, {rows, columns, width},
@@ -120,7 +119,7 @@ struct TokenSums {
   std::vector<double> got, want;
 };
 
-/// Token gradients, and their sums in float64. @param vocab  tokens outside it take no part
+/// Token gradients and their float64 reference. @param vocab  tokens outside of it are ignored
 TokenSums sum_by_token(Context& context, const std::vector<std::int32_t>& tokens,
                        std::int64_t vocab, std::int64_t width) {
   const auto count = static_cast<std::int64_t>(tokens.size());
@@ -142,11 +141,11 @@ TokenSums sum_by_token(Context& context, const std::vector<std::int32_t>& tokens
   return result;
 }
 
-TEST_CASE("embedding backward sums frequent tokens and rare ones of a large vocabulary") {
+TEST_CASE("embedding backward sums frequent and rare tokens of a large vocabulary") {
   constexpr std::int64_t kLarge = 50257;
   std::vector<std::int32_t> tokens;
   for (std::int32_t i = 0; i < 2111; ++i) {
-    // Runs of one token that are longer than what a block or a warp sums at once.
+    // Runs of one token exceed the range that a block or warp sums at once.
     const std::int32_t rare = (i * 7919 + i * i) % static_cast<std::int32_t>(kLarge);
     tokens.push_back(i % 3 == 0 ? 13 : i % 7 == 0 ? 50256 : rare);
   }
@@ -173,14 +172,14 @@ TEST_CASE("embedding backward sorts tokens of one, two and three digits") {
   });
 }
 
-TEST_CASE("embedding backward writes zeros where there are no tokens") {
+TEST_CASE("embedding backward writes zeros for absent tokens") {
   for_each_context([](Context& context) {
     const TokenSums sums = sum_by_token(context, {}, 5, 3);
     CHECK(sums.got == std::vector<double>(15, 0.0));
   });
 }
 
-TEST_CASE("embedding on a device marks tokens outside the vocabulary by NaN, and sums without") {
+TEST_CASE("embedding on a device: tokens outside of the vocabulary give NaN, and no gradient") {
   for_each_context([](Context& context) {
     if (context.device().type == DeviceType::CPU) return;
     const std::vector<std::int32_t> tokens = {4, 5, -1, 0, 2147483647, 4, 256, 1};
@@ -215,7 +214,7 @@ TEST_CASE("the token sort starts few tiles, and sorts all digits of the largest 
   CHECK(Shape::passes(65536) == 3);
 }
 
-TEST_CASE("embedding backward leaves out the gradient that nobody wants") {
+TEST_CASE("embedding backward skips unrequested gradients") {
   const auto context = Context::create();
   auto tokens = make_tokens(4);
   const Buffer grad_y(DType::F32, {1, 4, 3}, 1.0), grad(DType::F32, {kPositions, 3}, 7.0);

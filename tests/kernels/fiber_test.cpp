@@ -1,5 +1,5 @@
-// That the fibers report what would be undefined on a GPU. They are the oracle of the CUDA kernels'
-// tests, so each rule is broken here on purpose.
+// The fibers report behaviour that is undefined on a GPU. They are the oracle of the CUDA kernels'
+// tests, so each rule is violated here on purpose.
 #include "tests/support/fiber/fiber.h"
 
 #include <doctest/doctest.h>
@@ -32,7 +32,7 @@ bool mentions(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-TEST_CASE("every thread of every block runs once and knows its place") {
+TEST_CASE("every thread of every block runs once with its own indices") {
   std::vector<int> visits(2 * 3 * 4 * 64, 0);
   run_grid("k", {2, 3, 4}, {16, 2, 2}, 0, [&] {
     const unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
@@ -51,14 +51,14 @@ TEST_CASE("warp operations exchange values between lanes") {
     sums[t] = kernels::cuda::warp_reduce(thread(), kernels::cuda::Sum{});
   });
   CHECK(down[0] == 3);
-  CHECK(down[31] == 31);  // beyond the warp: its own
+  CHECK(down[31] == 31);  // source beyond the warp: its own value
   CHECK(down[40] == 43);
   CHECK(bits[5] == 3);
   CHECK(sums[7] == 31 * 16);
   CHECK(sums[63] == 31 * 16 + 32 * 32);
 }
 
-TEST_CASE("lanes of separate masks do not wait for each other") {
+TEST_CASE("lanes of disjoint masks do not wait for each other") {
   std::vector<int> got(32);
   run_grid("k", {1, 1, 1}, {32, 1, 1}, 0, [&] {
     const bool low = thread() < 16;
@@ -71,7 +71,7 @@ TEST_CASE("lanes of separate masks do not wait for each other") {
   CHECK(got[31] == 3);
 }
 
-TEST_CASE("a reduction over the block gives the same in all threads") {
+TEST_CASE("a block reduction gives all threads the same result") {
   std::vector<float> got(96);
   run_grid("k", {1, 1, 1}, {96, 1, 1},
            static_cast<std::size_t>(SharedMemory::shared_bytes<float>(32)), [&] {
@@ -84,7 +84,7 @@ TEST_CASE("a reduction over the block gives the same in all threads") {
   CHECK(got == std::vector<float>(96, 95.0F * 48.0F + 95.0F));
 }
 
-TEST_CASE("a barrier that not all threads reach is reported") {
+TEST_CASE("a barrier that some threads do not reach is reported") {
   const std::string ended = broken_rule(64, 0, [] {
     if (thread() < 40) __syncthreads();
   });
@@ -101,7 +101,7 @@ TEST_CASE("a barrier that not all threads reach is reported") {
   CHECK(mentions(elsewhere, "thread 5 at the one at fiber_test.cpp:"));
 }
 
-TEST_CASE("a warp operation that not all lanes of its mask reach is reported") {
+TEST_CASE("a warp operation that some lanes of its mask do not reach is reported") {
   CHECK(mentions(broken_rule(32, 0,
                              [] {
                                if (thread() != 9) __syncwarp(kAllLanes);
@@ -122,7 +122,7 @@ TEST_CASE("a warp operation that not all lanes of its mask reach is reported") {
                  "no thread can go on"));
 }
 
-TEST_CASE("shared memory that nobody wrote, or beyond the launch, is reported") {
+TEST_CASE("uninitialized and out-of-bounds shared memory accesses are reported") {
   CHECK(mentions(broken_rule(1, 64,
                              [] {
                                const auto x = SharedMemory().take<float>(16);
@@ -132,7 +132,7 @@ TEST_CASE("shared memory that nobody wrote, or beyond the launch, is reported") 
                  "reads shared memory at byte 4, which nobody wrote"));
   CHECK(mentions(broken_rule(1, 64, [] { SharedMemory().take<float>(17)[16] = 1.0F; }),
                  "writes shared memory at byte 64, 4 bytes, outside of the 64 of the launch"));
-  // What one block wrote is gone in the next.
+  // Shared memory does not persist between blocks.
   std::string text = "none";
   try {
     run_grid("k", {2, 1, 1}, {1, 1, 1}, 16, [] {
@@ -146,7 +146,7 @@ TEST_CASE("shared memory that nobody wrote, or beyond the launch, is reported") 
   CHECK(mentions(text, "block (1, 0, 0), thread 0: reads shared memory at byte 0"));
 }
 
-TEST_CASE("threads that touch the same shared memory with no barrier between are reported") {
+TEST_CASE("races in shared memory are reported") {
   const auto read_after_write = [](auto&& barrier) {
     return [barrier] {
       const auto x = SharedMemory().take<int>(64);
@@ -178,7 +178,7 @@ TEST_CASE("threads that touch the same shared memory with no barrier between are
   CHECK(write_after_read(0) == "none");
   CHECK(mentions(write_after_read(1), "which thread 0 read with no barrier between"));
   CHECK(mentions(write_after_read(64), "read with no barrier between"));
-  // Lanes of a warp are ordered by what they do together.
+  // Warp operations order the accesses of a warp's lanes.
   CHECK(broken_rule(32, 128, [] {
           const auto x = SharedMemory().take<int>(32);
           x[thread()] = thread();
@@ -189,7 +189,7 @@ TEST_CASE("threads that touch the same shared memory with no barrier between are
         }) == "none");
 }
 
-TEST_CASE("what a kernel throws, and a shape that no device runs, reach the caller") {
+TEST_CASE("exceptions of a kernel, and invalid launch shapes, reach the caller") {
   CHECK_THROWS_WITH_AS(run_grid("k", {2, 1, 1}, {32, 1, 1}, 0,
                                 [] {
                                   if (thread() == 7) throw std::runtime_error("seven");

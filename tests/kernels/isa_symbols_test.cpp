@@ -1,5 +1,5 @@
 // Code compiled for one CPU level must not be linkable from another: the linker keeps one copy of a
-// shared inline function, and if that copy uses AVX-512, every other processor dies on it.
+// shared inline function, and an AVX-512 copy crashes on every other processor.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -10,7 +10,7 @@
 
 namespace {
 
-/// Demangled lines of `nm` for what these object files define for others.
+/// Demangled external symbols that the object files define.
 std::vector<std::string> exported_symbols(const std::string& objects) {
   const std::string command = "nm -C --defined-only --extern-only " + objects;
   const std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen(command.c_str(), "r"), pclose);
@@ -22,7 +22,7 @@ std::vector<std::string> exported_symbols(const std::string& objects) {
     line += buffer.data();
     if (line.empty() || line.back() != '\n') continue;
     line.pop_back();
-    // address, type, name
+    // Format: address, type, name
     if (line.size() > 19 && line[16] == ' ' && line[18] == ' ') lines.push_back(line.substr(19));
     line.clear();
   }
@@ -36,7 +36,7 @@ std::vector<std::string> exported_symbols(const std::string& objects) {
   std::string foreign;
   for (const std::string& name : exported_symbols(objects)) {
     if (name.rfind(own + "matmul(", 0) == 0) found_kernel = true;
-    // A pointer that g++ shares for exception tables; no code.
+    // A pointer that g++ emits for exception tables, not code.
     if (name == "DW.ref.__gxx_personality_v0") continue;
     const bool renamed_eigen = name.find("Eigen_" + level + "::") != std::string::npos;
     if (name.find(own) == std::string::npos && !renamed_eigen) foreign += name + "\n";
@@ -47,7 +47,7 @@ std::vector<std::string> exported_symbols(const std::string& objects) {
 
 }  // namespace
 
-TEST_CASE("object files of a CPU level export nothing outside their namespace") {
+TEST_CASE("object files of a CPU level export nothing outside of their namespace") {
 #if defined(__OPTIMIZE__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #if defined(TESSERA_OBJECTS_generic)
   check_level("generic", TESSERA_OBJECTS_generic);

@@ -17,26 +17,23 @@
 #include "kernels/dispatch.h"
 #include "tests/support/paths.h"
 
-// What the tests of all kernel families share: backends, buffers of any computing dtype, and one
-// tolerance table.
+// Shared by all kernel tests: backends, buffers of any compute dtype, and one tolerance table.
 namespace tessera::test {
 
 using kernels::accumulator_dtype;
 
 inline constexpr DType kComputingDTypes[] = {DType::F64, DType::F32, DType::BF16};
 inline constexpr std::int64_t kOddSizes[] = {1, 3, 31, 33, 257};
-/// The same, and GPT-2's vocabulary: the length of a tensor, or the width of one row.
+/// The same, and GPT-2's vocabulary: tensor lengths or row widths.
 inline constexpr std::int64_t kOddLengths[] = {1, 3, 31, 33, 257, 50257};
 
-/// Rounding error allowed to one result, relative to its size (bf16: half a unit in the last
-/// place).
+/// Allowed relative rounding error of one result (bf16: half a unit in the last place).
 ///
-/// Kernels meet all of kOddLengths on every backend, but for
-/// - products, which are a library's on a GPU and a plain loop on fibers: sizes up to 257;
-/// - attention, whose work grows with the square of T: T up to 257. Its head_dim goes up to 256,
-///   the most that CUDA takes;
-/// - rotary, where CUDA takes 2048 pairs of a head: 257 of a head, and 50257 of a token;
-/// - the embedding, whose width goes up to 264, and its vocabulary up to 65600.
+/// Kernels are tested with all of kOddLengths on every backend, except
+/// - products, which a library computes on a GPU and a naive loop on fibers: up to 257;
+/// - attention, whose cost is quadratic in T: T up to 257, head_dim up to 256, CUDA's limit;
+/// - rotary: up to 257 pairs per head, 50257 per token, as CUDA takes at most 2048 pairs per head;
+/// - the embedding: width up to 264, vocabulary up to 65600.
 inline double tolerance(DType dtype) {
   switch (dtype) {
     case DType::F64:
@@ -48,7 +45,7 @@ inline double tolerance(DType dtype) {
   }
 }
 
-/// Calls f(Context&) for every CPU level that this processor runs and 1, 2 and 3 threads.
+/// Calls f(Context&) for every supported CPU level with 1, 2 and 3 threads.
 template <typename F>
 void for_each_cpu_context(F&& f) {
   for (const CpuLevel level : cpu_levels()) {
@@ -62,13 +59,13 @@ void for_each_cpu_context(F&& f) {
   }
 }
 
-/// The context in whose memory Buffers lie that are made now; null: the host's.
+/// Device of new Buffers on this thread; null: the host.
 inline std::shared_ptr<Context>& buffer_context() {
   thread_local std::shared_ptr<Context> context;
   return context;
 }
 
-/// Calls f(Context&) on the CUDA kernels of a plugin, with Buffers in its memory.
+/// Calls f(Context&) with the plugin's CUDA kernels, and with Buffers in its memory.
 template <typename F>
 void with_plugin(const std::string& plugin, F&& f) {
   CAPTURE(plugin);
@@ -83,41 +80,37 @@ void with_plugin(const std::string& plugin, F&& f) {
   buffer_context() = nullptr;
 }
 
-/// The backend of a GPU that the tests run on too: the file that TESSERA_TEST_CUDA_PLUGIN names, or
-/// none.
+/// Path of the GPU backend under test, TESSERA_TEST_CUDA_PLUGIN; empty: none.
 inline std::string gpu_plugin() {
   const char* plugin = std::getenv("TESSERA_TEST_CUDA_PLUGIN");  // NOLINT(concurrency-mt-unsafe)
   return plugin == nullptr ? "" : plugin;
 }
 
-/// Whether TESSERA_TEST_CUDA_ONLY leaves out the CPU and the fibers, for tools that slow a GPU
-/// down.
+/// TESSERA_TEST_CUDA_ONLY: skip CPU and fibers, for tools that slow a GPU down.
 inline bool gpu_only() {
   return !gpu_plugin().empty() &&
          std::getenv("TESSERA_TEST_CUDA_ONLY") != nullptr;  // NOLINT(concurrency-mt-unsafe)
 }
 
-/// Calls f(Context&) on the GPU that TESSERA_TEST_CUDA_PLUGIN gives, if it does.
+/// Calls f(Context&) on the GPU of TESSERA_TEST_CUDA_PLUGIN, if set.
 template <typename F>
 void for_gpu_context(F&& f) {
   if (const std::string plugin = gpu_plugin(); !plugin.empty()) with_plugin(plugin, f);
 }
 
-/// Calls f(Context&) on the CUDA kernels as fibers, and on a GPU if there is one.
+/// Calls f(Context&) with the CUDA kernels on fibers and on the GPU, if any.
 template <typename F>
 void for_each_cuda_context(F&& f) {
   if (!gpu_only()) with_plugin(fiber_plugin(), f);
   for_gpu_context(f);
 }
 
-/// for_each_cpu_context and for_each_cuda_context.
 template <typename F>
 void for_each_context(F&& f) {
   if (!gpu_only()) for_each_cpu_context(f);
   for_each_cuda_context(f);
 }
 
-/// Calls f(Context&, DType) for every backend and computing dtype.
 template <typename F>
 void for_each_context_and_dtype(F&& f) {
   for_each_context([&](Context& context) {
@@ -128,15 +121,14 @@ void for_each_context_and_dtype(F&& f) {
   });
 }
 
-/// Checks that run(Context&), which returns bytes, gives the same for any number of threads.
+/// Checks that run(Context&) returns the same bytes for any number of threads.
 template <typename F>
 void check_same_for_any_threads(F&& run) {
   const auto once = run(*Context::create({.threads = 1}));
   for (const int threads : {2, 3}) CHECK(run(*Context::create({.threads = threads})) == once);
 }
 
-/// A dense tensor on the heap, or in buffer_context(). Values go in and out as double, rounded to
-/// the dtype.
+/// A dense tensor in host memory or on buffer_context(). Values are converted from and to double.
 class Buffer {
  public:
   Buffer(DType dtype, const Shape& shape, double value = 0.0)
@@ -158,7 +150,7 @@ class Buffer {
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
 
-  /// Standard normal numbers, times scale, plus offset.
+  /// Normal random numbers with standard deviation `scale` and mean `offset`.
   static std::vector<double> normal(std::int64_t n, std::uint64_t seed, double scale = 1.0,
                                     double offset = 0.0) {
     const RngKey key = RngKey::make(seed, RngPurpose::Test, 0);
@@ -206,7 +198,7 @@ class Buffer {
   TensorView view_, host_;
 };
 
-/// A dense i32 tensor, such as tokens, in the memory of buffer_context() or the host's.
+/// A dense i32 tensor, e.g. tokens, in host memory or on buffer_context().
 class IndexBuffer {
  public:
   IndexBuffer(const Shape& shape, std::vector<std::int32_t> values)
@@ -230,19 +222,18 @@ class IndexBuffer {
   TensorView view_;
 };
 
-/// Values as the dtype holds them.
 inline std::vector<double> rounded(DType dtype, const std::vector<double>& values) {
   return Buffer(dtype, {static_cast<std::int64_t>(values.size())}, values).values();
 }
 
-/// The view, `elements` further on.
+/// The view moved by `elements`.
 inline TensorView offset(TensorView view, std::int64_t elements) {
   view.data =
       static_cast<char*>(view.data) + static_cast<std::size_t>(elements) * dtype_size(view.dtype);
   return view;
 }
 
-/// |got - want| <= relative * (|want| + magnitude) for every element; reports the worst one.
+/// Checks |got - want| <= relative * (|want| + magnitude) for every element; reports the worst one.
 /// @param magnitude  size of the terms that a result is summed from
 inline void check_close(const std::vector<double>& got, const std::vector<double>& want,
                         double relative, double magnitude = 0.0) {
@@ -253,7 +244,7 @@ inline void check_close(const std::vector<double>& got, const std::vector<double
     const double allowed = relative * (std::abs(want[i]) + magnitude);
     const double error = std::abs(got[i] - want[i]);
     const double ratio = error == 0.0 ? 0.0 : error / allowed;
-    if (!(ratio <= worst)) {  // also a NaN
+    if (!(ratio <= worst)) {  // also true for a NaN
       worst = ratio;
       place = i;
     }

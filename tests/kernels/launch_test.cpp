@@ -1,5 +1,5 @@
-// How kernels are cut into blocks, without a device: all is covered, nothing is empty, and what a
-// launch asks for is what every supported GPU has.
+// Launch shapes, without a device: blocks cover all work, none is empty, and resource use is within
+// every supported GPU's limits.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ namespace {
 
 constexpr int kWarp = 32, kMostThreads = 1024;
 constexpr std::int64_t kMostGrid = std::numeric_limits<std::int32_t>::max(), kMostGridY = 65535;
-constexpr int kMostShared = 227 * 1024;  // of a block, on compute capability 9.0
+constexpr int kMostShared = 227 * 1024;  // per block, on compute capability 9.0
 
 constexpr std::int64_t kSizes[] = {1,    3,     31,    33,    257,     1023,   1024,
                                    1025, 16384, 16385, 50257, 1000003, 4325377};
@@ -35,7 +35,7 @@ void check_threads(std::int64_t threads) {
   CHECK(threads % kWarp == 0);
 }
 
-/// n is cut into so many parts of that length; none is empty.
+/// `parts` parts of `length` cover n, and none is empty.
 void check_parts(std::int64_t n, std::int64_t parts, std::int64_t length) {
   CAPTURE(n);
   CAPTURE(parts);
@@ -44,7 +44,7 @@ void check_parts(std::int64_t n, std::int64_t parts, std::int64_t length) {
   CHECK((parts - 1) * length < n);
 }
 
-TEST_CASE("elementwise: threads that step by a grid meet every element once") {
+TEST_CASE("elementwise: grid-stride loops visit every element once") {
   using Shape = ElementwiseShape;
   check_threads(Shape::kThreads);
   for (const std::int64_t n : kSizes) {
@@ -61,7 +61,7 @@ TEST_CASE("elementwise: threads that step by a grid meet every element once") {
           ++met[static_cast<std::size_t>(i)];
       }
       CHECK(std::count(met.begin(), met.end(), 1) == n);
-      CHECK((threads - Shape::kThreads) * pack < n);  // no block without work
+      CHECK((threads - Shape::kThreads) * pack < n);  // no idle block
     }
   }
   for (const int pack : kPacks) {
@@ -71,13 +71,13 @@ TEST_CASE("elementwise: threads that step by a grid meet every element once") {
   }
 }
 
-TEST_CASE("norms: a team holds its row, in one of the ways that kernels are compiled for") {
+TEST_CASE("norms: a team holds its row in one of the compiled shapes") {
   check_threads(NormShape::kThreads);
   for (const int pack : kPacks) {
     for (std::int64_t width = pack; width <= 70000; width += width < 20000 ? pack : 977 * pack) {
       const NormShape shape(width, pack);
       const std::int64_t team = shape.block ? NormShape::kThreads : kWarp;
-      // Each of these fails for one width only: named, it is found at once.
+      // FAIL names the width, which matters here.
       const auto is_compiled = [&] {
         if (pack == 1) return shape.kept == 0 && !shape.block;
         if (shape.block) return shape.kept == 0 || shape.kept == NormShape::kFewPacks;
@@ -103,14 +103,14 @@ TEST_CASE("norms: blocks cover all rows, none is empty") {
   }
 }
 
-TEST_CASE("norms: teams hold the rows whose gradients one pass makes") {
+TEST_CASE("norms: teams hold the rows whose gradients take one pass") {
   using Shape = NormGradientsShape;
   for (const int pack : {2, 4, 8}) {
     const std::int64_t longest = std::int64_t{Shape::kMostThreads} * Shape::kMostPacks * pack;
     for (std::int64_t width = pack; width <= longest; width += pack) {
       const Shape shape(width, pack);
       const std::int64_t team = std::int64_t{shape.team_warps} * kWarp;
-      // Each of these fails for one width only: named, it is found at once.
+      // FAIL names the width, which matters here.
       const bool holds = shape.packs * team * pack >= width;
       const bool needed = (shape.packs - 1) * team * pack < width;
       const bool short_enough =
@@ -133,7 +133,7 @@ TEST_CASE("norms: teams hold the rows whose gradients one pass makes") {
   CHECK(Shape(8192, 8).threads == Shape::kFewThreads);
 }
 
-TEST_CASE("norms: the blocks that make all gradients run at once, and each has rows") {
+TEST_CASE("norms: blocks of the fused gradient are all resident, and each has rows") {
   using Shape = NormGradientsShape;
   constexpr int kProcessors = 132, kAmpere = 163 * 1024, kSmall = 99 * 1024;
   const auto blocks = [](const Shape& shape, std::int64_t rows, int operands, int most_shared) {
@@ -168,16 +168,16 @@ TEST_CASE("sums: parts cover the range, none is empty") {
   CHECK(SumShape::parts(0) == 0);
   const std::int64_t huge = kMostGrid * SumShape::kPart;
   check_parts(huge, SumShape::parts(huge), SumShape::kPart);
-  // A part's elements are counted with ints, also one step beyond its end.
+  // Indices within a part are ints, up to one step beyond its end.
   CHECK(SumShape::kPart + std::int64_t{SumShape::kThreads} * 8 < kMostGrid);
 }
 
-TEST_CASE("sampling: sums of all digits for all threads fit into shared memory") {
+TEST_CASE("sampling: digit sums of all threads fit into shared memory") {
   using Shape = SamplingShape;
   check_threads(Shape::kThreads);
   constexpr int kSum = sizeof(std::uint64_t);
   CHECK((kWarp + Shape::kDigits * Shape::kThreads) * kSum <= kMostShared);
-  CHECK(32 % Shape::kDigitBits == 0);  // the digits of a key
+  CHECK(32 % Shape::kDigitBits == 0);
   CHECK(Shape::kMostRows <= kMostGrid);
 }
 
@@ -205,13 +205,13 @@ TEST_CASE("rotary: whole warps, and angles that fit into shared memory") {
     check_threads(threads);
     CHECK(threads <= Shape::kMostThreads);
     CHECK(threads >= std::min<std::int64_t>(packs, Shape::kMostThreads));
-    CHECK(threads - kWarp < packs);  // no warp without work
+    CHECK(threads - kWarp < packs);  // no idle warp
   }
   CHECK(Shape::threads(0) == kWarp);
   CHECK(Shape::threads(std::int64_t{1} << 40) == Shape::kMostThreads);
   CHECK(Shape::kMostBatch <= kMostGridY);
   CHECK(2 * Shape::kMostPairs * static_cast<std::int64_t>(sizeof(double)) <= kMostShared);
-  // A thread's pair is an int, also one step beyond the last.
+  // A thread's pair index is an int, up to one step beyond the last.
   CHECK(Shape::kMostWork + Shape::kMostThreads <= kMostGrid);
 }
 
@@ -220,12 +220,12 @@ void check_tiles() {
   check_threads(Shape::kThreads);
   CHECK(Shape::kThreads == Shape::kWarps * kWarp);
   CHECK(Shape::kRows == Shape::kWarps * Shape::kRowTiles * 16);
-  CHECK(Shape::kStep % 16 == 0);  // the depth of a product on tensor cores
+  CHECK(Shape::kStep % 16 == 0);  // depth of one tensor core product
   CHECK(Shape::kSharedBytes <= kMostShared);
   CHECK(Shape::kSharedBytes % 16 == 0);
 }
 
-/// Of rows of kDim bf16: every chunk has a place of its own, and 8 rows hold a chunk in 8 different
+/// Rows of kDim bf16: every chunk has a unique position, and 8 rows put a chunk into 8 different
 /// groups of 4 banks.
 template <int kDim>
 void check_swizzle() {
@@ -261,7 +261,7 @@ void check_tensor_core_attention() {
   (check(std::integral_constant<int, kDims>{}), ...);
 }
 
-TEST_CASE("attention on tensor cores: tiles fit into a block, and meet no bank twice") {
+TEST_CASE("attention on tensor cores: tiles fit into a block, without bank conflicts") {
   check_tensor_core_attention<64, 96, 128, 192, 256>();
 }
 
@@ -273,9 +273,9 @@ void check_plain_attention() {
     check_threads(Shape::kThreads);
     CHECK(Shape::kRows % Shape::kSide == 0);
     CHECK(kDim % Shape::kSide == 0);
-    CHECK(Shape::kStride * sizeof(T) % 16 == 0);  // rows begin at whole packs
+    CHECK(Shape::kStride * sizeof(T) % 16 == 0);  // rows are vector-aligned
     CHECK(Shape::kScoreStride * sizeof(T) % 16 == 0);
-    // What the gradients of keys and values take: the most of all.
+    // The gradients of keys and values need the most shared memory.
     CHECK(Shape::shared_bytes(4, 2) <= kMostShared);
   };
   (check(std::integral_constant<int, kDims>{}), ...);
@@ -286,14 +286,14 @@ TEST_CASE("attention on CUDA cores: tiles fit into a block") {
   check_plain_attention<double, 64, 256>();
 }
 
-TEST_CASE("attention: teams of a warp share out the rows of delta") {
+TEST_CASE("attention: teams of a warp cover the rows of delta") {
   using Shape = AttentionDeltaShape;
   check_threads(Shape::kThreads);
   CHECK(kWarp % Shape::kTeam == 0);
   CHECK(Shape::kTeam * Shape::kTeams == Shape::kThreads);
 }
 
-TEST_CASE("attention: a head takes the narrowest kernel that holds it, or none") {
+TEST_CASE("attention: a head uses the narrowest kernel that fits, or none") {
   for (int dim = 1; dim <= 300; ++dim) {
     CAPTURE(dim);
     int calls = 0, taken = 0;
@@ -311,7 +311,7 @@ TEST_CASE("attention: a head takes the narrowest kernel that holds it, or none")
   CHECK_FALSE(visit_head_dim<32, 64>(std::int64_t{1} << 40, [](auto) {}));
 }
 
-TEST_CASE("attention: a line of blocks holds the tiles of all heads, up to a launch's limit") {
+TEST_CASE("attention: a line of blocks covers the tiles of all heads, up to the launch limit") {
   CHECK(attention_blocks("k", 5, 12, 8) == 480);
   CHECK(attention_blocks("k", 0, 12, 8) == 0);
   CHECK(attention_blocks("k", 5, 0, 8) == 0);

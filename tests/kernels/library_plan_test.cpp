@@ -1,4 +1,3 @@
-// A library's plan that found no memory is not tried again.
 #include "kernels/cuda/library_plan.h"
 
 #include "tests/kernels/kernel_support.h"
@@ -11,7 +10,7 @@ using kernels::Workspace;
 using kernels::cuda::LibraryPlan;
 using kernels::cuda::take_workspace;
 
-TEST_CASE("a plan without memory for its workspace serves no more, and asks no more") {
+TEST_CASE("a plan without memory for its workspace is disabled for good") {
   if (gpu_only()) return;
   REQUIRE(::setenv("TESSERA_FIBER_MEMORY", "6000000", 1) == 0);
   with_plugin(fiber_plugin(), [](Context& context) {
@@ -22,7 +21,7 @@ TEST_CASE("a plan without memory for its workspace serves no more, and asks no m
     CHECK_FALSE(workspace.has_value());
     CHECK(large.why_not ==
           "there was no memory for its workspace of 8.00 MiB, and it is not tried again");
-    large.workspace_bytes = 4096;  // there would be room now
+    large.workspace_bytes = 4096;  // memory would suffice now
     CHECK_FALSE(take_workspace(context, large, "library", workspace));
     CHECK_FALSE(workspace.has_value());
 
@@ -36,7 +35,7 @@ TEST_CASE("a plan without memory for its workspace serves no more, and asks no m
   REQUIRE(::unsetenv("TESSERA_FIBER_MEMORY") == 0);
 }
 
-TEST_CASE("a plan that does not serve takes no memory") {
+TEST_CASE("a disabled plan allocates no memory") {
   const auto context = Context::create();
   LibraryPlan plan{.workspace_bytes = 4096, .why_not = "the dtype is f32"};
   std::optional<Workspace> workspace;

@@ -15,7 +15,7 @@ using kernels::Epilogue;
 using kernels::Matmul;
 using kernels::matmul;
 
-/// A matrix whose rows lie `gap` elements apart in their buffer; what is between them is kept.
+/// A matrix with `gap` elements between its rows, which must stay unchanged.
 class Matrix {
  public:
   static constexpr double kBetween = 77.0;
@@ -35,7 +35,7 @@ class Matrix {
             {stride_, 1},
             buffer_.view().device};
   }
-  /// The elements; checks that nothing was written between the rows.
+  /// Checks that the gaps are unchanged.
   std::vector<double> values() const {
     std::vector<double> result;
     bool kept = true;
@@ -118,7 +118,7 @@ void check_case(const Case& c) {
   CAPTURE(c.accumulate);
   const Problem problem(c);
   const auto expected = problem.expected();
-  // A sum of k products of standard normal numbers is of size sqrt(k).
+  // A sum of k products of standard normal numbers has standard deviation sqrt(k).
   const double magnitude = 4.0 * std::sqrt(static_cast<double>(c.k) + 1.0);
   const DType rounded = c.c_dtype;
   const auto check = [&](const Matrix& got) {
@@ -143,7 +143,7 @@ void check_case(const Case& c) {
       level = context.cpu_level();
       one_thread = got.bytes();
     }
-    CHECK(got.bytes() == one_thread);  // bit for bit, for any number of threads
+    CHECK(got.bytes() == one_thread);
   });
 }
 
@@ -158,7 +158,7 @@ struct Size {
   std::int64_t m, k, n;
 };
 
-TEST_CASE("matmul agrees with float64 for all transposes, dtypes and odd shapes") {
+TEST_CASE("matmul matches float64 for all transposes, dtypes and odd shapes") {
   for (const Types& types : kTypes)
     for (const Size& size : {Size{1, 1, 1}, Size{3, 31, 33}, Size{33, 257, 31}, Size{257, 33, 3},
                              Size{1, 257, 257}, Size{31, 1, 257}, Size{17, 3, 100}})
@@ -177,7 +177,7 @@ TEST_CASE("matmul respects strided rows and adds a bias once") {
                     true, 5});
 }
 
-TEST_CASE("matmul sums over thousands of terms, and splits rows over threads") {
+TEST_CASE("matmul sums thousands of terms, and splits rows over threads") {
   for (const Types& types : kTypes) {
     check_case({301, 900, 3, types.operand, types.result});
     for (const bool accumulate : {false, true})
@@ -186,14 +186,14 @@ TEST_CASE("matmul sums over thousands of terms, and splits rows over threads") {
   }
 }
 
-TEST_CASE("matmul without terms writes the bias or zero, and keeps what it accumulates on") {
+TEST_CASE("matmul with k = 0 writes the bias or zero, or leaves the accumulator unchanged") {
   for (const Types& types : kTypes)
     for (const bool accumulate : {false, true})
       for (const bool bias : {false, true})
         check_case({3, 0, 5, types.operand, types.result, false, false, accumulate, bias});
 }
 
-TEST_CASE("a product repeats bit for bit, and scratch of bf16 products is given back") {
+TEST_CASE("a product is reproducible bit for bit, and releases scratch of bf16 products") {
   constexpr std::int64_t kM = 97, kK = 1025, kN = 2100;  // more columns than are widened at a time
   for (const DType dtype : kComputingDTypes) {
     const Buffer a(dtype, {kM, kK}, Buffer::normal(kM * kK, 1));
@@ -217,7 +217,7 @@ struct LayerCase {
   std::int64_t gap;  // between the rows of the operands
 };
 
-/// Calls f with every dtype, and with shapes that cuBLASLt's epilogues take, and that they don't.
+/// Calls f for every dtype, with shapes that cuBLASLt's epilogues support and others.
 template <typename F>
 void for_each_layer(F&& f) {
   constexpr Size kSizes[] = {{1, 1, 1},     {3, 31, 33}, {33, 257, 31}, {257, 3, 1},
@@ -229,7 +229,7 @@ void for_each_layer(F&& f) {
           f(LayerCase{size, dtype, transpose_a, transpose_b, transpose_a, transpose_b ? 8 : 0});
 }
 
-/// Operands of one layer, whose sums are of size 1; the bias begins at an odd element.
+/// Operands of one layer, scaled to sums of size 1; the bias starts at an odd element.
 class Layer {
  public:
   explicit Layer(const LayerCase& c)
@@ -259,7 +259,7 @@ class Layer {
   Buffer bias_;
 };
 
-/// On a GPU, GELU may take sums that are not rounded.
+/// On a GPU, the fused GELU may read unrounded sums.
 void check_same(const Context& context, const Buffer& got, const Buffer& want, bool may_round) {
   if (may_round && got.view().dtype == DType::BF16)
     check_close(got.values(), want.values(), tolerance(DType::BF16), 4.0);
@@ -268,7 +268,6 @@ void check_same(const Context& context, const Buffer& got, const Buffer& want, b
   CHECK(context.ledger().usage(MemoryCategory::Workspace).current == 0);
 }
 
-/// Calls f(context, LayerCase, whether it is a GPU).
 template <typename F>
 void for_each_layer_and_context(F&& f) {
   for_each_layer([&](const LayerCase& c) {
@@ -287,7 +286,7 @@ void for_each_layer_and_context(F&& f) {
   });
 }
 
-TEST_CASE("a product with GELU is the product, then GELU") {
+TEST_CASE("a product with GELU equals the product followed by GELU") {
   for_each_layer_and_context([](Context& context, const LayerCase& c, bool gpu) {
     const Layer layer(c);
     const Buffer want_pre(c.dtype, layer.shape()), want(c.dtype, layer.shape());
@@ -308,7 +307,7 @@ TEST_CASE("a product with GELU is the product, then GELU") {
   });
 }
 
-TEST_CASE("a product with GELU's gradient is the product, then the gradient") {
+TEST_CASE("a product with GELU's gradient equals the product followed by the gradient") {
   for_each_layer_and_context([](Context& context, const LayerCase& c, bool gpu) {
     const Layer layer(c);
     const Buffer pre(c.dtype, layer.shape(), Buffer::normal(layer.count(), 5, 2.0));

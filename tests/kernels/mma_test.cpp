@@ -1,5 +1,4 @@
-// That products of fragments, loads of matrices and asynchronous copies mean on the fibers what
-// they mean on a GPU, apart from the kernels that use them.
+// Fragment products, matrix loads and asynchronous copies on fibers, tested apart from the kernels.
 #include "kernels/cuda/device/mma.h"
 
 #include <doctest/doctest.h>
@@ -40,7 +39,7 @@ void run_warp(int shared_bytes, F&& body) {
   run_grid("k", {1, 1, 1}, {32, 1, 1}, static_cast<std::size_t>(shared_bytes), body);
 }
 
-// Small whole numbers: every product and sum is exact.
+// Small integers, whose products and sums are exact.
 template <int kRows, int kColumns>
 Matrix<float, kRows, kColumns> numbers(int seed) {
   Matrix<float, kRows, kColumns> m;
@@ -64,8 +63,8 @@ Place place_in_c(std::size_t lane, std::size_t i) {
   return {lane / 4 + i / 2 * 8, lane % 4 * 2 + i % 2};
 }
 
-TEST_CASE("mma multiplies the matrices that fragments stand for") {
-  // As the figures of the manual have it for lane 5.
+TEST_CASE("mma multiplies the matrices in the fragments") {
+  // Lane 5 in the manual's figures.
   CHECK(place_in_a(5, 0) == Place{1, 2});
   CHECK(place_in_a(5, 3) == Place{9, 3});
   CHECK(place_in_a(5, 4) == Place{1, 10});
@@ -104,7 +103,6 @@ TEST_CASE("mma multiplies the matrices that fragments stand for") {
 }
 
 TEST_CASE("load_matrices gives each lane its pairs of four matrices") {
-  // Exact in bf16.
   const auto value = [](int matrix, int row, int column) {
     return static_cast<float>(matrix * 64 + row * 8 + column);
   };
@@ -113,7 +111,7 @@ TEST_CASE("load_matrices gives each lane its pairs of four matrices") {
     run_warp(32 * 16, [&] {
       const auto rows = SharedMemory().take<BFloat16>(32 * 8);
       const int lane = lane_number();
-      const int own = 31 - lane;  // rows lie in another order than the lanes that name them
+      const int own = 31 - lane;  // row order differs from lane order
       for (int c = 0; c < 8; ++c)
         rows[own * 8 + c] = kernels::cuda::narrow<BFloat16>(value(lane / 8, lane % 8, c));
       __syncwarp(kAllLanes);
@@ -150,7 +148,7 @@ bool mentions(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-TEST_CASE("neither mma nor load_matrices orders what lanes wrote") {
+TEST_CASE("neither mma nor load_matrices is a memory barrier") {
   const auto read_after_write = [](bool barrier) {
     return broken_rule(32, [barrier] {
       const auto rows = SharedMemory().take<BFloat16>(32 * 8);
@@ -167,7 +165,7 @@ TEST_CASE("neither mma nor load_matrices orders what lanes wrote") {
   CHECK(read_after_write(true) == "none");
 }
 
-TEST_CASE("a copy arrives when its group was waited for") {
+TEST_CASE("a copy completes when its group is waited for") {
   alignas(16) std::array<std::array<BFloat16, 8>, 3> from{};
   for (std::size_t i = 0; i < 3; ++i) from[i].fill(BFloat16(static_cast<float>(i + 1)));
   std::array<float, 5> got{};
@@ -194,7 +192,7 @@ TEST_CASE("a copy arrives when its group was waited for") {
   CHECK(got[4] == 0);
 }
 
-TEST_CASE("copies are watched like other writes") {
+TEST_CASE("copies are checked like other writes") {
   alignas(16) static const std::array<BFloat16, 16> from{};
   CHECK(mentions(
       broken_rule(1, [] { copy_async(SharedMemory().take<BFloat16>(8), &from[1], false); }),
@@ -222,7 +220,7 @@ TEST_CASE("copies are watched like other writes") {
   };
   CHECK(mentions(read_after_copy(false), "nobody wrote"));
   CHECK(read_after_copy(true) == "none");
-  // A copy that begins while others may still read what it overwrites.
+  // A copy starts while others may still read its target.
   CHECK(mentions(broken_rule(64,
                              [] {
                                const auto to = SharedMemory().take<BFloat16>(8);

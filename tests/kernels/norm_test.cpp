@@ -21,8 +21,8 @@ struct Case {
   DType sums() const { return accumulator_dtype(dtype); }
 };
 
-/// Operands as the dtype holds them. Backward is given a mean and rstd of its own: those of x would
-/// make its terms cancel in short rows.
+/// Operands rounded to the dtype. Backward gets an unrelated mean and rstd, since those of x cancel
+/// its terms in short rows.
 struct Inputs : Case {
   explicit Inputs(const Case& c)
       : Case(c),
@@ -36,7 +36,7 @@ struct Inputs : Case {
   Values x, residual, weight, bias, grad_y, mean, rstd;
 };
 
-/// The definitions, in long double.
+/// Reference in long double.
 struct Expected {
   Values y, mean, rstd, grad_x, grad_weight, grad_bias;
 
@@ -101,14 +101,13 @@ struct Forward {
   bool layer;
 };
 
-/// Gradients of x, weight and bias.
 struct Gradients {
   std::array<Values, 3> values;
   std::array<std::vector<char>, 3> bytes;
   std::int64_t scratch = 0;
 };
 
-/// @param apart  the gradient of x alone, then those of the parameters
+/// @param apart  separate calls for the gradient of x and for those of the parameters
 Gradients backward(Context& context, const Inputs& in, bool accumulate, bool apart = false) {
   const Buffer x(in.dtype, {in.rows, in.width}, in.x), weight(in.dtype, {in.width}, in.weight);
   const Buffer grad_y(in.dtype, {in.rows, in.width}, in.grad_y);
@@ -140,7 +139,7 @@ Gradients backward(Context& context, const Inputs& in, bool accumulate, bool apa
 }
 
 void check_forward(Context& context, const Inputs& in, const Expected& want) {
-  // The rounding error of a row's sums grows with the row.
+  // A row sum's rounding error grows with the width.
   const double long_row = in.width > 50000 ? 8.0 : in.width >= 4096 ? 4.0 : 1.0;
   const Forward plain(in), fused(in), separate(in), over_x(in), over_residual(in);
   plain.run(context, plain.x.view());
@@ -148,7 +147,7 @@ void check_forward(Context& context, const Inputs& in, const Expected& want) {
   check_close(plain.rstd.values(), want.rstd, long_row * tolerance(in.sums()), 1.0);
   if (in.layer) check_close(plain.mean.values(), want.mean, long_row * tolerance(in.sums()), 1.0);
 
-  // With a residual: what an addition and a norm of its result give, bit for bit, also in place.
+  // With a residual: bit-identical to addition and norm, also in place.
   kernels::add(context, separate.x.view(), separate.residual.view(), separate.sum.view());
   separate.run(context, separate.sum.view());
   const auto bytes = separate.bytes();
@@ -183,8 +182,8 @@ struct Size {
   std::int64_t rows, width;
 };
 
-// Rows of packs kept by a warp, kept by a block, read again; single elements. Gradients: teams of 1
-// to 16 warps with 1 to 4 packs to a thread, several steps of a block; rows that take two passes.
+// Vectorized rows kept by a warp, kept by a block, reread; scalar rows. Gradients: teams of 1 to 16
+// warps with 1 to 4 vectors per thread, several steps per block; rows that need two passes.
 constexpr Size kSizes[] = {{75, 1},   {75, 3},   {75, 31},  {75, 33},   {20, 257},  {1, 8},
                            {75, 64},  {9, 264},  {70, 768}, {33, 1032}, {5, 1030},  {19, 1600},
                            {9, 2304}, {9, 4096}, {5, 8192}, {2, 8200},  {3, 16384}, {1, 50257}};
@@ -208,7 +207,7 @@ TEST_CASE("norms match float64 in both directions, with and without a residual")
   }
 }
 
-TEST_CASE("norms take rows that do not begin at a multiple of 16 bytes") {
+TEST_CASE("norms accept misaligned rows") {
   for_each_context([](Context& context) {
     const Inputs in({true, DType::F32, 3, 64});
     const Forward aligned(in), shifted(in);
@@ -249,7 +248,7 @@ TEST_CASE("layer norm's variance does not cancel far from zero") {
   });
 }
 
-TEST_CASE("norms repeat to the bit: for any number of threads, and in every call on a device") {
+TEST_CASE("norms are bit-identical for any number of threads, and in every call on a device") {
   for (const bool layer : {true, false}) {
     const Inputs in({layer, DType::F32, 300, 193});
     check_same_for_any_threads([&](Context& context) {
@@ -264,7 +263,7 @@ TEST_CASE("norms repeat to the bit: for any number of threads, and in every call
   });
 }
 
-TEST_CASE("norms write gradients of parameters also for no rows") {
+TEST_CASE("norms write parameter gradients even without rows") {
   for_each_context([](Context& context) {
     for (const bool layer : {true, false}) {
       const Inputs none({layer, DType::F32, 0, 3});
@@ -277,22 +276,22 @@ TEST_CASE("norms write gradients of parameters also for no rows") {
   });
 }
 
-TEST_CASE("scratch of a norm's gradients is a sum for each block and column, and is booked") {
+TEST_CASE("a norm gradient's scratch is one sum per block and column, and is booked") {
   if (gpu_only()) return;
   with_plugin(fiber_plugin(), [](Context& context) {
-    constexpr std::int64_t kTogether = 4;  // blocks that run at once on fibers
+    constexpr std::int64_t kTogether = 4;  // resident blocks on fibers
     const auto scratch = [&](bool layer, std::int64_t rows, std::int64_t width) {
       return backward(context, Inputs({layer, DType::BF16, rows, width}), false).scratch;
     };
     CHECK(scratch(true, 100, 768) == kTogether * 2 * 768 * 4);
     CHECK(scratch(false, 100, 768) == kTogether * 768 * 4);
-    CHECK(scratch(true, 9, 768) == 2 * 2 * 768 * 4);                  // 8 rows to a block
+    CHECK(scratch(true, 9, 768) == 2 * 2 * 768 * 4);                  // 8 rows per block
     CHECK(scratch(true, 9, 16384) == kTogether / 2 * 2 * 16384 * 4);  // twice as many threads
-    CHECK(scratch(true, 9, 257) == 0);  // two passes, and few rows: one block for each column
+    CHECK(scratch(true, 9, 257) == 0);  // two passes, few rows: one block per column
   });
 }
 
-TEST_CASE("a device with little shared memory makes a norm's gradients in two passes") {
+TEST_CASE("a device with little shared memory computes a norm's gradients in two passes") {
   if (gpu_only()) return;
   const Inputs in({true, DType::BF16, 19, 1600});
   REQUIRE(::setenv("TESSERA_FIBER_SHARED", "49152", 1) == 0);

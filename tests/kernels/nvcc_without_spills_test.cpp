@@ -1,4 +1,4 @@
-// cmake/nvcc_without_spills.sh, around a compiler that prints what ptxas would.
+// Tests cmake/nvcc_without_spills.sh with a fake compiler that prints ptxas statistics.
 #include <doctest/doctest.h>
 #include <sys/wait.h>
 
@@ -16,7 +16,8 @@ struct Result {
   std::string said;
 };
 
-/// Compiles with a compiler that prints this text, and its arguments to a file, and exits so.
+/// Runs the wrapper around a compiler that prints this text, logs its arguments, and exits with
+/// this code.
 Result compile(const tessera::test::TempDir& dir, const std::string& text, int code = 0) {
   dir.write("text", text);
   const std::string nvcc =
@@ -46,13 +47,13 @@ bool holds(const std::string& text, const std::string& part) {
 
 }  // namespace
 
-TEST_CASE("kernels without spills compile, and nothing is said of them") {
+TEST_CASE("kernels without spills compile silently") {
   const tessera::test::TempDir dir;
   const Result quiet = compile(dir, "ptxas info    : 0 bytes gmem\n" + statistics("hot", 0, 0, 0));
   CHECK(quiet.code == 0);
   CHECK(quiet.said == "");
   CHECK(dir.read("arguments") == "<-c><a file.cu><-Xptxas=-v>");
-  // An array that is indexed at run time lies on the stack, and is no spill.
+  // Arrays with dynamic indices use the stack without being spills.
   CHECK(compile(dir, statistics("hot", 64, 0, 0)).code == 0);
   CHECK(compile(dir, "").code == 0);
 }
@@ -71,7 +72,7 @@ TEST_CASE("a kernel that spills fails to compile, and is named") {
   }
 }
 
-TEST_CASE("what the compiler says otherwise goes through, with its exit code") {
+TEST_CASE("other compiler output and the exit code are passed through") {
   const tessera::test::TempDir dir;
   const std::string warning = "a.cu(3): warning #177-D: variable \"x\" was declared";
   const Result warned = compile(dir, statistics("hot", 0, 0, 0) + warning + "\n");

@@ -25,7 +25,7 @@ struct State {
   Buffer param, grad, exp_avg, exp_avg_sq;
 };
 
-TEST_CASE("adamw follows the definition over several steps") {
+TEST_CASE("adamw matches its definition over several steps") {
   for (const std::int64_t n : kOddLengths) {
     for_each_context([&](Context& context) {
       const State state(n);
@@ -63,7 +63,7 @@ TEST_CASE("adamw does not depend on the number of threads") {
   }
 }
 
-TEST_CASE("adamw leaves a weight without gradient and moments to decay only") {
+TEST_CASE("adamw only decays a weight whose gradient and moments are zero") {
   const auto context = Context::create();
   const Buffer param(DType::F32, {2}, 2.0), zero(DType::F32, {2}), m(DType::F32, {2}),
       v(DType::F32, {2});
@@ -73,7 +73,7 @@ TEST_CASE("adamw leaves a weight without gradient and moments to decay only") {
   CHECK(param.values() == std::vector<double>(2, 2.0 * 0.875));
 }
 
-TEST_CASE("adamw takes ranges that begin anywhere") {
+TEST_CASE("adamw accepts misaligned ranges") {
   for_each_context([](Context& context) {
     const State whole(34), part(34);
     adamw(context, whole.args());
@@ -119,7 +119,7 @@ TEST_CASE("adamw writes a rounded copy, and changes nothing if the factor is NaN
   }
 }
 
-TEST_CASE("adamw keeps a bf16 weight, rounded to nearest or at random") {
+TEST_CASE("adamw updates a bf16 weight, rounded to nearest or stochastically") {
   for_each_context([](Context& context) {
     constexpr std::int64_t kCount = 4097;
     const Buffer grad(DType::F32, {kCount}, 1.0);
@@ -135,7 +135,7 @@ TEST_CASE("adamw keeps a bf16 weight, rounded to nearest or at random") {
       adamw(context, args);
       return param.values();
     };
-    // The update is 1e-3; values below 1 lie 2^-8 apart.
+    // The update is 1e-3; bf16 values below 1 are 2^-8 apart.
     CHECK(run(0, false) == std::vector<double>(kCount, 1.0));
     const auto values = run(0, true);
     double sum = 0;
@@ -144,8 +144,8 @@ TEST_CASE("adamw keeps a bf16 weight, rounded to nearest or at random") {
       sum += value;
     }
     CHECK(sum / kCount == doctest::Approx(1.0 - 1e-3).epsilon(1e-4));
-    // Of an element's own word, on every device: 0.999f ends in 0xbe77, and goes up if the sum
-    // carries. A few units are left to rounding before.
+    // Rounding uses the element's own random word on every device: 0.999f ends in 0xbe77, and
+    // rounds up if the sum carries. Near ties, earlier rounding may decide.
     bool own = true;
     for (std::size_t i = 0; i < values.size(); ++i) {
       const auto sum_of_bits =
@@ -154,14 +154,14 @@ TEST_CASE("adamw keeps a bf16 weight, rounded to nearest or at random") {
         own &= (values[i] == 1.0) == (sum_of_bits > 0x10000);
     }
     CHECK(own);
-    // The same numbers wherever a segment begins.
+    // The random numbers do not depend on where a segment starts.
     const auto shifted = run(3, true);
     CHECK(std::vector<double>(values.begin() + 3, values.end()) ==
           std::vector<double>(shifted.begin(), shifted.end() - 3));
   });
 }
 
-TEST_CASE("clip_factor clips the norm, and is NaN if a total is not finite") {
+TEST_CASE("clip_factor clips the norm, and is NaN for a non-finite total") {
   for_each_context([](Context& context) {
     Buffer totals(DType::F64, {3});
     const Buffer factor(DType::F32, {1});
@@ -212,7 +212,7 @@ TEST_CASE("sum_of_squares is the same for any number of threads") {
   }
 }
 
-TEST_CASE("sum_of_squares takes ranges that begin anywhere") {
+TEST_CASE("sum_of_squares accepts misaligned ranges") {
   for_each_context([](Context& context) {
     const Buffer x(DType::F32, {20000}, 0.5);
     TensorView part = x.view();
@@ -222,7 +222,7 @@ TEST_CASE("sum_of_squares takes ranges that begin anywhere") {
   });
 }
 
-TEST_CASE("the optimizer kernels refuse arguments that don't fit") {
+TEST_CASE("the optimizer kernels refuse invalid arguments") {
   const auto context = Context::create();
   const State state(4), other(5);
   AdamW args = state.args();

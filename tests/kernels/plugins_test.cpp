@@ -1,4 +1,3 @@
-// The plugins that were built, as files: each loads on its own, also where there is no GPU.
 #include <dlfcn.h>
 #include <doctest/doctest.h>
 
@@ -9,14 +8,14 @@
 namespace tessera::test {
 namespace {
 
-TEST_CASE("nothing is missing in the plugins that were built, and they tell their version") {
+TEST_CASE("built plugins load completely, and report their version") {
   for (const std::string plugin : {TESSERA_PLUGIN_FILES}) {
     CAPTURE(plugin);
     void* library = dlopen(plugin.c_str(), RTLD_NOW | RTLD_LOCAL);
     const std::string why = library == nullptr ? dlerror() : "";
     REQUIRE(why == "");
     const auto is = [&](const char* name) { return plugin.find(name) != std::string::npos; };
-    if (is("nccl")) continue;  // has a version of its own
+    if (is("nccl")) continue;  // reports NCCL's version
     using Version = int (*)();
     const auto version = reinterpret_cast<Version>(
         dlsym(library, is("cudnn") ? "tessera_cudnn_plugin_version" : "tessera_plugin_version"));

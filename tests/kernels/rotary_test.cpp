@@ -7,7 +7,7 @@ namespace {
 
 using kernels::Rotary;
 
-/// By the book, in long double, on dense [B, T, H, D].
+/// Reference in long double on dense [B, T, H, D].
 std::vector<double> reference(const Rotary& args, const Shape& shape,
                               const std::vector<double>& x) {
   const std::int64_t times = shape[1], heads = shape[2], dim = shape[3], half = dim / 2;
@@ -29,7 +29,7 @@ std::vector<double> reference(const Rotary& args, const Shape& shape,
   return y;
 }
 
-TEST_CASE("rotary matches float64, in both directions, overwriting or adding") {
+TEST_CASE("rotary matches float64 in both directions, overwriting or accumulating") {
   for_each_context([](Context& context) {
     for (const DType dtype : kComputingDTypes) {
       for (const std::int64_t dim : {2, 6, 30, 32, 62, 64, 66, 258, 514}) {
@@ -58,7 +58,7 @@ TEST_CASE("rotary matches float64, in both directions, overwriting or adding") {
   });
 }
 
-TEST_CASE("rotary takes as many pairs of a token as a vocabulary has words") {
+TEST_CASE("rotary accepts a vocabulary's size of pairs per token") {
   for_each_context([](Context& context) {
     for (const DType dtype : kComputingDTypes) {
       CAPTURE(dtype_name(dtype));
@@ -72,7 +72,7 @@ TEST_CASE("rotary takes as many pairs of a token as a vocabulary has words") {
   });
 }
 
-TEST_CASE("rotary is right at far positions") {
+TEST_CASE("rotary is accurate at large positions") {
   for_each_context([](Context& context) {
     for (const DType dtype : {DType::F32, DType::F64}) {
       for (const double base : {10000.0, 500000.0}) {
@@ -85,7 +85,7 @@ TEST_CASE("rotary is right at far positions") {
           const Rotary args{
               .x = x.view(), .y = y.gradient(false), .first_position = position, .base = base};
           kernels::rotary(context, args);
-          // What f64 leaves of the angle, besides the rounding of the result.
+          // f64's error of the angle, besides the rounding of the result.
           const double angle_error = 4e-16 * static_cast<double>(position);
           const double rounding = dtype == DType::F32 ? 4e-7 : 1e-14;
           check_close(y.values(), reference(args, shape, x.values()), rounding + angle_error, 1.0);
@@ -95,13 +95,13 @@ TEST_CASE("rotary is right at far positions") {
   });
 }
 
-TEST_CASE("rotary takes heads of a packed buffer, in place, and touches nothing else") {
+TEST_CASE("rotary works in place on heads of a packed buffer, and changes nothing else") {
   for_each_context([](Context& context) {
     for (const DType dtype : kComputingDTypes) {
       for (const std::int64_t dim : {32, 6}) {
         CAPTURE(dtype_name(dtype));
         CAPTURE(dim);
-        // [B, T, heads, D]: 4 of queries, 2 of keys, 2 of values, and a gap after each token.
+        // [B, T, heads, D]: 4 query, 2 key and 2 value heads, and a gap after each token.
         const std::int64_t batch = 2, times = 3, heads = 8, row = heads * dim + 16;
         const Buffer packed(dtype, {batch, times, row}, Buffer::normal(batch * times * row, 1));
         const auto before = packed.values();
@@ -132,7 +132,7 @@ TEST_CASE("rotary takes heads of a packed buffer, in place, and touches nothing 
   });
 }
 
-TEST_CASE("rotary does not depend on the number of threads, nor on where a row begins") {
+TEST_CASE("rotary depends neither on the number of threads nor on where a row begins") {
   const Shape shape{3, 70, 4, 64};
   const Buffer x(DType::F32, shape, Buffer::normal(numel(shape), 1));
   check_same_for_any_threads([&](Context& context) {
@@ -141,7 +141,7 @@ TEST_CASE("rotary does not depend on the number of threads, nor on where a row b
     return y.bytes();
   });
   for_each_context([&](Context& context) {
-    // Token 40 of the row alone, with its position: as the last token of a cache is rotated.
+    // Token 40 alone, at its position, as in cached decoding.
     const Buffer all(DType::F32, shape, x.values()), whole(DType::F32, shape);
     const Buffer one(DType::F32, {3, 1, 4, 64});
     kernels::rotary(context, {.x = all.view(), .y = whole.gradient(false)});

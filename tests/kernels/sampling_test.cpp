@@ -18,7 +18,7 @@ struct Options {
   double top_p = 1.0;
 };
 
-/// The token as the header states it: sorts where the kernels select.
+/// Reference by sorting, as the header defines; the kernels select.
 std::int32_t reference(const std::vector<double>& logits, const Options& options,
                        std::uint32_t word) {
   std::vector<std::size_t> order(logits.size());
@@ -65,7 +65,7 @@ std::vector<std::int32_t> tokens_of(Context& context, const IndexBuffer& tokens)
   return result;
 }
 
-/// Draws for rows that lie `gap` floats apart; word first_draw + row for each.
+/// Draws for rows `gap` floats apart; row r uses word first_draw + r.
 std::vector<std::int32_t> draw(Context& context, std::int64_t rows, std::int64_t columns,
                                const std::vector<double>& logits, const Options& options,
                                std::uint64_t first_draw, std::int64_t gap = 0) {
@@ -81,20 +81,19 @@ std::vector<std::int32_t> draw(Context& context, std::int64_t rows, std::int64_t
   return tokens_of(context, tokens);
 }
 
-/// As f32 holds them.
 std::vector<double> rounded(std::vector<double> values) {
   for (double& value : values) value = static_cast<double>(static_cast<float>(value));
   return values;
 }
 
-/// Rows of each kind that a model, a mask or an accident may make.
+/// Typical, masked and degenerate rows.
 std::vector<double> rows_of_all_kinds(std::int64_t columns) {
   const auto normal = rounded(Buffer::normal(columns, 5, 3.0));
   std::vector<double> result = normal;
   for (const double value : normal)
-    result.push_back(std::round(value));                              // ties; zeros of both signs
-  for (std::int64_t i = 0; i < columns; ++i) result.push_back(-2.5);  // all the same
-  for (std::size_t i = 0; i < normal.size(); ++i)                     // masked but for a few
+    result.push_back(std::round(value));  // ties; zeros of both signs
+  for (std::int64_t i = 0; i < columns; ++i) result.push_back(-2.5);
+  for (std::size_t i = 0; i < normal.size(); ++i)  // mostly masked
     result.push_back(i % 7 == 3 || i == 0 ? normal[i] : -kInfinity);
   for (const double value : normal)
     result.push_back(static_cast<double>(static_cast<float>(1e6 * value)));
@@ -102,7 +101,7 @@ std::vector<double> rows_of_all_kinds(std::int64_t columns) {
 }
 constexpr std::int64_t kKinds = 5;
 
-TEST_CASE("sampling draws what sorting gives, on every device") {
+TEST_CASE("sampling draws the same tokens as sorting, on every device") {
   for_each_context([](Context& context) {
     for (const std::int64_t columns : kOddSizes) {
       const auto logits = rows_of_all_kinds(columns);
@@ -133,7 +132,7 @@ TEST_CASE("sampling draws what sorting gives, on every device") {
   });
 }
 
-TEST_CASE("sampling draws what sorting gives from a vocabulary") {
+TEST_CASE("sampling draws the same tokens as sorting, from a large vocabulary") {
   for_each_context([](Context& context) {
     const std::int64_t columns = 50257;
     const auto logits = rounded(Buffer::normal(columns, 6, 2.0));
@@ -144,14 +143,14 @@ TEST_CASE("sampling draws what sorting gives from a vocabulary") {
   });
 }
 
-TEST_CASE("weights are the exponential's") {
+TEST_CASE("weights match the exponential") {
   for (const double temperature : {0.1, 1.0, 7.0}) {
     const double scale = kernels::octaves_per_logit(temperature);
     for (int i = 0; i < 20000; ++i) {
       const auto logit = static_cast<float>(-0.0013 * temperature * i);
       const double exact = std::exp((static_cast<double>(logit) - 2.0) / temperature) * 0x1p40;
       const auto weight = static_cast<double>(kernels::sampling_weight(logit, 2.0F, scale));
-      // Its error, the rounding down, and that of the f64 distance.
+      // Errors of the exponential, of rounding down, and of the f64 distance.
       if (!(std::abs(weight - exact) <= 1e-9 * exact + 1.0)) FAIL(logit);
     }
   }
@@ -164,7 +163,7 @@ TEST_CASE("weights are the exponential's") {
   CHECK(kernels::sampling_weight(2.9F, 3.0F, sharp) == 0);
 }
 
-TEST_CASE("keys of logits ascend as the logits do") {
+TEST_CASE("keys are ordered like logits") {
   const float inf = std::numeric_limits<float>::infinity();
   const float ascending[] = {-inf,   -3e38F, -1.5F,      -1e-40F, 0.0F,
                              1e-40F, 1.0F,   1.0000001F, 3e38F,   inf};
@@ -177,7 +176,7 @@ TEST_CASE("keys of logits ascend as the logits do") {
   CHECK(kernels::logit_key(-inf) == kernels::kNegativeInfinityKey);
 }
 
-TEST_CASE("fractions of the weights and draws stay within the total") {
+TEST_CASE("fractions and draws stay within the total weight") {
   const std::uint64_t large = (std::uint64_t{1} << 62) + 12345;
   for (const std::uint64_t total : {std::uint64_t{1}, std::uint64_t{1} << 40, large}) {
     CHECK(kernels::fraction_of_weights(total, 1e-300) == 1);
@@ -190,7 +189,7 @@ TEST_CASE("fractions of the weights and draws stay within the total") {
   CHECK(kernels::fraction_of_weights(10, 0.5) == 5);
 }
 
-TEST_CASE("a row that nothing can be drawn from: the CPU says which, CUDA gives -1") {
+TEST_CASE("a row without a valid logit: the CPU names it, CUDA returns -1") {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   for_each_context([&](Context& context) {
     const bool cpu = context.device().type == DeviceType::CPU;

@@ -1,4 +1,4 @@
-// The functions are compiled here for the baseline, under a name of their own.
+// Compiles the functions for the baseline level, in a separate namespace.
 #define TESSERA_CPU_NAMESPACE baseline_of_the_test
 #include "kernels/cpu/vector_math.h"
 
@@ -14,7 +14,7 @@ namespace math = kernels::cpu::TESSERA_CPU_NAMESPACE;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Every 257th float from -limit to limit: all exponents, well-mixed mantissas.
+// Every 257th float in [-limit, limit]: all exponents, varied mantissas.
 template <typename F>
 void for_floats(float limit, F&& f) {
   const auto last = std::bit_cast<std::uint32_t>(limit);
@@ -34,7 +34,7 @@ TEST_CASE("exp is within 2e-7 over its range") {
   CHECK(math::exp(0.0F) == 1.0F);
 }
 
-TEST_CASE("exp saturates and hands a NaN on") {
+TEST_CASE("exp saturates and propagates a NaN") {
   CHECK(std::isnan(math::exp(kNan)));
   CHECK(math::exp(-kInfinity) >= 0.0F);
   CHECK(math::exp(-kInfinity) < 1e-37F);
@@ -43,7 +43,7 @@ TEST_CASE("exp saturates and hands a NaN on") {
   CHECK(math::exp(1e30F) > 1e38F);
 }
 
-TEST_CASE("tanh is within 2e-7 and hands a NaN on") {
+TEST_CASE("tanh is within 2e-7 and propagates a NaN") {
   double worst = 0;
   for_floats(100.0F, [&](float x) {
     const double want = std::tanh(static_cast<double>(x));
@@ -55,7 +55,7 @@ TEST_CASE("tanh is within 2e-7 and hands a NaN on") {
   CHECK(std::isnan(math::tanh(kNan)));
 }
 
-TEST_CASE("bf16 is stored as BFloat16 rounds, NaN included") {
+TEST_CASE("bf16 stores round like BFloat16, NaN included") {
   std::int64_t wrong = 0;
   for_floats(kInfinity, [&](float x) {
     BFloat16 stored{};
@@ -65,7 +65,7 @@ TEST_CASE("bf16 is stored as BFloat16 rounds, NaN included") {
              static_cast<std::uint32_t>(stored.bits) << 16;
   });
   CHECK(wrong == 0);
-  // A NaN whose payload lies in the dropped half must not round up to infinity.
+  // A NaN with its payload in the dropped half must not become infinity.
   for (const std::uint32_t bits : {0x7f800001U, 0x7fffffffU, 0xffc00000U, 0xff800001U}) {
     BFloat16 stored{};
     math::store(&stored, std::bit_cast<float>(bits));

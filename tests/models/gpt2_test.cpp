@@ -45,7 +45,7 @@ TEST_CASE("the 124M model has its published number of parameters") {
   CHECK(model.units()[2].name == "h.1");
 }
 
-TEST_CASE("initialization has GPT-2's deviations and can be made part by part") {
+TEST_CASE("initialization has GPT-2's standard deviations and can be done range by range") {
   Gpt2 model({.n_layer = 8, .n_head = 2, .n_embd = 64, .vocab_size = 512, .seq_len = 8});
   for (const Parameter* p : model.parameters()) {
     const auto n = p->tensor.numel();
@@ -72,12 +72,12 @@ TEST_CASE("initialization has GPT-2's deviations and can be made part by part") 
   CHECK(a != b);
 }
 
-TEST_CASE("an untrained model is about as uncertain as a uniform guess") {
+TEST_CASE("an untrained model's loss is close to that of a uniform guess") {
   Gpt2 model(kSmall);
   const auto context = make_model(model);
   const NoGradGuard no_grad(*context);
   const Tensor tokens = make_tokens(context, {2, 16});
-  // Not the inputs themselves: a tied head knows those.
+  // Targets differ from the inputs: a tied head predicts the inputs.
   std::vector<std::int32_t> ids = tokens.to_vector<std::int32_t>();
   for (auto& id : ids) id = (id + 11) % 31;
   const Tensor targets =
@@ -86,7 +86,7 @@ TEST_CASE("an untrained model is about as uncertain as a uniform guess") {
   CHECK(loss == doctest::Approx(std::log(31.0)).epsilon(0.02));
 }
 
-TEST_CASE("decoding with a cache gives the logits of the whole row, token by token or in pieces") {
+TEST_CASE("cached decoding gives the full forward pass's logits, token by token or in chunks") {
   for (const DType dtype : {DType::F32, DType::BF16}) {
     Gpt2 model(kSmall);
     const auto context = make_model(model, dtype);
@@ -124,7 +124,9 @@ TEST_CASE("decoding with a cache gives the logits of the whole row, token by tok
   }
 }
 
-TEST_CASE("dropout depends on step and sample alone: halves of a batch draw what the batch draws") {
+TEST_CASE(
+    "dropout depends on step and sample only: half a batch gets the same masks as in the whole "
+    "batch") {
   Gpt2Config config = kSmall;
   config.dropout = 0.3F;
   Gpt2 model(config);
@@ -142,7 +144,7 @@ TEST_CASE("dropout depends on step and sample alone: halves of a batch draw what
   CHECK(std::abs(loss(0, 4, 1, false) - whole) > 1e-4);
 }
 
-TEST_CASE("the meta device runs a training step without memory") {
+TEST_CASE("the meta device runs a training step without allocating memory") {
   Gpt2 model(kSmall);
   const auto context = Context::create({.device = {DeviceType::Meta}});
   materialize(model.units(), context, DType::F32, {});
@@ -152,7 +154,7 @@ TEST_CASE("the meta device runs a training step without memory") {
   CHECK(context->allocator().reserved_bytes() == 0);
 }
 
-TEST_CASE("what does not fit is refused with the values") {
+TEST_CASE("wrong shapes and options are refused with their values") {
   CHECK_THROWS_WITH_AS(Gpt2({.n_head = 5, .n_embd = 24}),
                        "model.n_embd 24 is not divisible by model.n_head 5", InvalidArgument);
   CHECK_THROWS_AS(Gpt2({.n_layer = 0}), InvalidArgument);

@@ -26,7 +26,7 @@ std::map<std::int32_t, int> histogram(const models::SamplingOptions& options, in
 
 }  // namespace
 
-TEST_CASE("temperature 0 takes the most likely token, the lower id of a tie") {
+TEST_CASE("temperature 0 returns the most likely token, and the lower id of a tie") {
   CHECK(sample(kLogits, {.temperature = 0}, kKey, 0) == 1);
 }
 
@@ -41,7 +41,7 @@ TEST_CASE("draws follow the softmax") {
   }
 }
 
-TEST_CASE("top-k and top-p cut the tail") {
+TEST_CASE("top-k and top-p cut off the tail") {
   const auto top_k = histogram({.top_k = 3}, 2000);
   CHECK(top_k.size() == 3);
   CHECK(top_k.count(2) == 1);
@@ -52,12 +52,12 @@ TEST_CASE("top-k and top-p cut the tail") {
   CHECK(histogram({.top_p = 1e-9}, 50).size() == 1);
 }
 
-TEST_CASE("a draw is a pure function of key and number") {
+TEST_CASE("a draw is a pure function of key and counter") {
   for (std::uint64_t i = 0; i < 20; ++i)
     CHECK(sample(kLogits, {}, kKey, i) == sample(kLogits, {}, kKey, i));
 }
 
-TEST_CASE("rows of a tensor draw what their logits draw, one number after the other") {
+TEST_CASE("each row of a tensor draws from its own logits with its own counter") {
   const auto context = Context::create({.threads = 2});
   const std::int64_t batch = 7, vocab = 301;
   std::vector<float> logits(static_cast<std::size_t>(batch * vocab));
@@ -80,7 +80,7 @@ TEST_CASE("rows of a tensor draw what their logits draw, one number after the ot
   CHECK_THROWS_AS(sample(Tensor::empty(context, {2, 4}, DType::F64), {}, kKey, 0), Unsupported);
 }
 
-TEST_CASE("options and logits that make no sense are refused") {
+TEST_CASE("invalid options and logits are refused") {
   CHECK_THROWS_WITH_AS(sample(kLogits, {.temperature = -1}, kKey, 0),
                        "temperature must be 0 or more, got -1", InvalidArgument);
   CHECK_THROWS_AS(sample(kLogits, {.top_k = -1}, kKey, 0), InvalidArgument);

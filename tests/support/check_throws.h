@@ -4,7 +4,7 @@
 
 #include <string>
 
-/// Checks that an expression throws exactly E (not a base of it) and that its message holds a text.
+/// Checks that an expression throws exactly E, no subclass, with a message that contains `part`.
 #define CHECK_THROWS_HOLDING(E, part, ...)                       \
   do {                                                           \
     std::string message_ = "(nothing thrown)";                   \

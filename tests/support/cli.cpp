@@ -35,7 +35,7 @@ std::vector<std::string> environment(const Variables& variables) {
   for (char** entry = environ; *entry != nullptr; ++entry) {
     if (is_inherited(*entry)) lines.emplace_back(*entry);
   }
-  // The machine is shared by all tests that run at once.
+  // Tests run in parallel and share the machine.
   if (!variables.contains("OMP_NUM_THREADS")) lines.emplace_back("OMP_NUM_THREADS=1");
   for (const auto& [name, value] : variables) lines.push_back(name + "=" + value);
   return lines;
@@ -53,7 +53,7 @@ std::string read_file(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// A run of `tessera train`, or one of its ranks that the test starts itself.
+// Logs runs of `tessera train`, including single ranks that the test starts itself.
 void log_run(const Arguments& words, const Variables& variables) {
   if (words.empty() || words[0] != "train") return;
   int world = 1;
@@ -99,20 +99,20 @@ CliProcess::CliProcess(const Arguments& arguments, const Variables& variables,
     ::execve(argv[0], argv.data(), envp.data());
     ::_exit(127);
   }
-  ::setpgid(pid_, pid_);  // whoever comes first
+  ::setpgid(pid_, pid_);  // also done by the parent, in case it runs first
 }
 
 CliProcess::~CliProcess() {
   if (!reap()) wait(std::chrono::milliseconds(0));
 }
 
-// Collects the group's processes that have ended; true if none is left.
+// Reaps the group's exited processes; true if none is left.
 bool CliProcess::reap() {
   while (true) {
     int status = 0;
     const pid_t ended = ::waitpid(-pid_, &status, WNOHANG);
     if (ended == 0) return false;
-    // The ranks of a launcher that was killed become our children a moment after we could reap it.
+    // Orphans of a killed launcher become our children slightly after its exit is visible.
     if (ended < 0) return ::kill(-pid_, 0) != 0;
     if (ended != pid_) continue;
     program_ended_ = true;
@@ -189,7 +189,7 @@ Metrics read_metrics(const std::filesystem::path& run) {
     const auto line = nlohmann::json::parse(text);
     const auto step = line.at("step").get<std::int64_t>();
     bool in_order = false;
-    // dump() gives the shortest text that reads back to the same double, as the writer did.
+    // dump() gives the shortest text that reads back to the same double, as the writer does.
     if (line.contains("val_loss")) {
       in_order = result.val_loss.emplace(step, line["val_loss"].dump()).second;
     } else {

@@ -15,50 +15,45 @@
 namespace tessera::test {
 
 using Arguments = std::vector<std::string>;
-/// Variables that are set for the program beside those of the test. Those by which launchers and
-/// tessera are told what to do (RANK, OMPI_*, TESSERA_*, ...) are never inherited.
+/// Environment variables added to the test's own. Launcher and tessera variables (RANK, OMPI_*,
+/// TESSERA_*, ...) are never inherited.
 using Variables = std::map<std::string, std::string>;
 
-/// How the program ended.
 struct CliResult {
-  int code = -1;        ///< exit code; -1 if a signal ended it
-  int signal = 0;       ///< that ended it
-  bool in_time = true;  ///< false: it was killed at the deadline
+  int code = -1;        ///< -1 if a signal ended it
+  int signal = 0;       ///< signal that ended it, or 0
+  bool in_time = true;  ///< false: killed at the deadline
   std::string out, err;
   std::chrono::milliseconds time{};
 
-  /// Both streams and how it ended, for INFO.
+  /// Both streams, exit code and signal, for INFO.
   std::string describe() const;
 };
 
-/// Whether a process has a handler for a signal.
 bool catches(pid_t process, int signal);
 
-/// The tessera binary, running as the leader of a process group of its own. What it starts and
-/// leaves behind becomes a child of this test, so that wait() can wait for all of it.
+/// The tessera binary as leader of its own process group. Orphaned descendants become children of
+/// the test, so that wait() covers them too.
 class CliProcess {
  public:
-  /// @param log  where its standard error goes, if not to err()
+  /// @param log  file for standard error; default: captured for err()
   explicit CliProcess(const Arguments& arguments, const Variables& variables = {},
                       const std::string& log = {});
-  /// Kills what still runs.
   ~CliProcess();
   CliProcess(const CliProcess&) = delete;
   CliProcess& operator=(const CliProcess&) = delete;
 
   pid_t pid() const { return pid_; }
-  /// Whether the program itself still runs; wait() may be called after false.
   bool running();
   void signal(int number) const;
   void signal_group(int number) const;
-  /// The processes that the program has started and that still run, by the number of their rank.
+  /// Running rank processes by rank.
   std::map<int, pid_t> ranks() const;
-  /// Standard error so far.
   std::string err() const { return streams_.read("err"); }
-  /// Waits until standard error holds `part` so often; false if the program ends before, or 30 s
-  /// pass.
+  /// Waits until standard error contains `part` `times` times; false if the program ends first or
+  /// after 30 s.
   bool wait_for(std::string_view part, int times = 1);
-  /// Waits until the program and all that it started are gone, and kills them at the deadline.
+  /// Waits for the program and all its descendants; kills them at the deadline.
   CliResult wait(std::chrono::milliseconds deadline);
 
  private:
@@ -71,18 +66,15 @@ class CliProcess {
   CliResult result_;
 };
 
-/// Runs `tessera` with arguments to its end.
 CliResult run_cli(const Arguments& arguments, const Variables& variables = {},
                   std::chrono::milliseconds deadline = std::chrono::seconds(60));
 
-/// Variables of torchrun for one rank of a run on this host.
+/// torchrun's variables for one rank of a single-host run.
 Variables rank_variables(int rank, int world, const std::string& port);
 
-/// All words of `first`, then those of `second`.
 Arguments joined(Arguments first, const Arguments& second);
 
-/// A run's metrics.jsonl. The numbers are texts that read back to the same double, so == compares
-/// them bit for bit.
+/// A run's metrics.jsonl. Numbers are kept as round-trip texts, so == compares them bit for bit.
 struct Metrics {
   struct Step {
     std::string loss, grad_norm;
@@ -92,11 +84,10 @@ struct Metrics {
   std::map<std::int64_t, std::string> val_loss;  ///< by step
   friend bool operator==(const Metrics&, const Metrics&) = default;
 };
-/// @throws std::runtime_error if a line is no JSON object, a step or evaluation stands twice, or a
-///   step is left out
+/// @throws std::runtime_error on a line that is no JSON object, or a duplicate or missing step
 Metrics read_metrics(const std::filesystem::path& run);
 
-/// |actual - expected| / |expected|, of numbers or of their texts.
+/// |actual - expected| / |expected|, of numbers or their texts.
 double relative(double actual, double expected);
 double relative(const std::string& actual, const std::string& expected);
 

@@ -9,12 +9,12 @@
 
 namespace tessera::test {
 
-/// Appends a line to the file that TESSERA_FAULT_LOG names, from which tools/fault_table.py counts
-/// what was tried; without that variable, nothing. Any thread, any process.
-/// @param json  an object: {"world", "share"} for a run of that many ranks, of which this process
-///   is that share; {"fault", "point", "world", "wrong"} for a fault of a campaign, with its "rank"
-///   and the "ms" until all processes were gone, or a "count" of them; "wrong" is empty if all was
-///   well
+/// Appends a line to the file TESSERA_FAULT_LOG, which tools/fault_table.py evaluates; does nothing
+/// if it is unset. Safe across threads and processes.
+/// @param json  {"world", "share"} for a run of which this process counts the fraction `share`;
+///          {"fault", "point", "world", "wrong"} for a trial of a campaign, with "rank" and "ms"
+///          from the fault to the last process's end, or "count" trials; "wrong" is empty on
+///          success
 inline void log_fault(std::string json) {
   const char* const path = std::getenv("TESSERA_FAULT_LOG");
   if (path == nullptr) return;

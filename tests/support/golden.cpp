@@ -21,7 +21,7 @@ std::vector<float> read_all(const io::SafetensorsReader& reader,
   return values;
 }
 
-// Tensors whose names start with `kind` + "transformer.", without that.
+// Tensors named `kind` + "transformer." + name, by that name.
 std::map<std::string, std::vector<float>> read_named(const io::SafetensorsReader& reader,
                                                      const std::string& kind) {
   std::map<std::string, std::vector<float>> result;

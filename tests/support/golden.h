@@ -19,10 +19,9 @@ struct Golden {
   std::vector<std::int32_t> tokens;
   std::map<std::string, std::vector<float>> weights;    ///< by internal name
   std::map<std::string, std::vector<float>> gradients;  ///< of step 0, unclipped
-  std::map<std::string, std::vector<float>> after;      ///< weights after all steps
+  std::map<std::string, std::vector<float>> after;      ///< weights, after all steps
   std::vector<float> logits;                            ///< [B, T, V] of step 0
 
-  /// Supplies the initial weights.
   ParameterSource source() const;
 };
 

@@ -11,7 +11,7 @@
 namespace tessera::testing {
 namespace {
 
-// Weights of the combination whose gradient is checked; 1 for a loss.
+// Weights of the checked linear combination; 1 for a scalar result.
 Tensor combination(const Tensor& y) {
   return y.numel() == 1 ? Tensor::full(y.context(), y.shape(), y.dtype(), 1.0)
                         : random_tensor(y.context(), y.shape(), y.dtype(), 4711);
@@ -47,7 +47,6 @@ void zero_gradients(const std::vector<Tensor>& inputs) {
   for (Tensor input : inputs) input.zero_grad();
 }
 
-// Compares the gradients of all inputs with factor * expected.
 std::string compare(const std::vector<Tensor>& inputs,
                     const std::vector<std::vector<double>>& expected, double factor,
                     double tolerance, const char* setting) {
@@ -138,7 +137,7 @@ std::string compare_bf16(const Operation& operation, const std::vector<Tensor>& 
     for (std::size_t i = 0; i < b.size(); ++i) {
       largest = std::max(largest, std::abs(b[i]));
       const double difference = std::abs(a[i] - b[i]);
-      error = difference <= error ? error : difference;  // a NaN stays
+      error = difference <= error ? error : difference;  // a NaN persists
     }
     return error <= tolerance * largest
                ? std::string()

@@ -12,8 +12,8 @@
 
 namespace tessera::test {
 
-/// Time that the host of a virtual machine withheld from its processors, since the machine started.
-/// Zero on a machine of its own. What nobody did in that time is nobody's fault.
+/// CPU time that a virtual machine's host withheld since boot, per processor; zero on physical
+/// hardware. Tests subtract it from measured times.
 class StolenTime {
  public:
   static StolenTime now() {
@@ -25,11 +25,11 @@ class StolenTime {
       std::int64_t ticks[8] = {};  // user, nice, system, idle, iowait, irq, softirq, steal
       words >> name;
       for (std::int64_t& value : ticks) words >> value;
-      if (name != "cpu") result.ticks_.push_back(ticks[7]);  // not their sum
+      if (name != "cpu") result.ticks_.push_back(ticks[7]);  // skips the total
     }
     return result;
   }
-  /// Of the processor that lost most.
+  /// The largest increase over all processors.
   std::chrono::milliseconds since(const StolenTime& before) const {
     std::int64_t most = 0;
     for (std::size_t i = 0; i < std::min(ticks_.size(), before.ticks_.size()); ++i)
@@ -41,14 +41,13 @@ class StolenTime {
   std::vector<std::int64_t> ticks_;  // by processor
 };
 
-/// Milliseconds since it was made.
 class Stopwatch {
  public:
   std::chrono::milliseconds wall() const {
     return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() -
                                                                  start_);
   }
-  /// Without those that were stolen: for what is to be soon enough.
+  /// Without stolen time: for upper bounds on durations.
   std::chrono::milliseconds elapsed() const {
     const auto all = wall();
     return all - std::min(all, StolenTime::now().since(stolen_));

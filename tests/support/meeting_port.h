@@ -12,14 +12,14 @@
 
 namespace tessera::test {
 
-/// A port at which ranks that are started by hand may meet. It and the 15 after it, which rank 0
-/// tries, too, are this process's while it lives: no other test of this machine is given them, and
-/// the system gives them to nobody by itself.
+/// A rendezvous port for ranks that a test starts itself. The port and the next 15, which rank 0
+/// also tries, stay reserved for this process: no other test gets them, and they lie outside of the
+/// ephemeral range.
 inline std::string meeting_port() {
   constexpr int kFirst = 10'000, kPorts = 16, kBlocks = 1'400;
   for (int i = 0; i < kBlocks; ++i) {
     const int port = kFirst + (::getpid() * 7 + i) % kBlocks * kPorts;
-    // A name that only one process can have, and that goes with it.
+    // Lock: an abstract socket name, exclusive and released when the process ends.
     sockaddr_un name{};
     name.sun_family = AF_UNIX;
     const std::string text = fmt::format("tessera-test-port-{}", port);

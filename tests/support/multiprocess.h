@@ -19,24 +19,23 @@
 
 namespace tessera::test {
 
-/// How much longer things may take than in a build without the thread sanitizer.
+/// Factor on time limits, for the slower thread sanitizer.
 #if defined(__SANITIZE_THREAD__)
 inline constexpr int kSlack = 4;
 #else
 inline constexpr int kSlack = 1;
 #endif
 
-/// How one forked rank ended.
 struct Outcome {
-  bool in_time = false;              ///< ended before the deadline; else it was killed
+  bool in_time = false;              ///< ended before the deadline; false: killed
   int exit_code = -1;                ///< -1 if a signal ended it
-  int signal = 0;                    ///< that ended it
-  std::string text;                  ///< what its body returned, or "error: " and what it threw
+  int signal = 0;                    ///< signal that ended it, or 0
+  std::string text;                  ///< result of its body, or "error: " and the exception's text
   std::chrono::milliseconds time{};  ///< from go() to its end
 };
 
-/// Ranks as forked children of a test that has no other threads yet. Each waits for go(), so the
-/// test can first start what they need (a store server has a thread, and must not be forked).
+/// Ranks as forked children; the test must have no other threads yet. Each waits for go(), so that
+/// servers with threads can start after the fork.
 class Processes {
  public:
   using Body = std::function<std::string(int rank, const std::string& from_test)>;
@@ -73,7 +72,7 @@ class Processes {
   Processes(const Processes&) = delete;
   Processes& operator=(const Processes&) = delete;
 
-  /// Lets all bodies run, with a text for them.
+  /// Starts all bodies, passing them `text`.
   void go(const std::string& text) {
     start_ = std::chrono::steady_clock::now();
     for (Child& child : children_) {
@@ -86,9 +85,8 @@ class Processes {
   void signal(int rank, int number) { ::kill(pid(rank), number); }
   pid_t pid(int rank) const { return children_[static_cast<std::size_t>(rank)].pid; }
 
-  /// Waits for all children, at most so long from now and what is stolen meanwhile; kills who is
-  /// left.
-  /// @param stopped  a rank that will not end, so that waiting for it alone is no use
+  /// Waits for all children up to the deadline, extended by stolen time, then kills the rest.
+  /// @param stopped  a stopped rank: not waited for once all others have ended
   std::vector<Outcome> wait(std::chrono::milliseconds deadline, int stopped = -1) {
     const auto end = std::chrono::steady_clock::now() + deadline;
     const auto stolen = StolenTime::now();
@@ -150,7 +148,7 @@ class Processes {
       text = std::string("error: ") + error.what();
       code = 1;
     }
-    // A pipe holds this much without a reader.
+    // A pipe's buffer takes this much without a reader.
     [[maybe_unused]] const auto n =
         ::write(out, text.data(), std::min<std::size_t>(text.size(), 4096));
     ::_exit(code);

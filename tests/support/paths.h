@@ -4,13 +4,12 @@
 
 namespace tessera::test {
 
-/// Absolute path of a file in the checkout, as "tests/golden/gpt2-tiny".
+/// Absolute path of a file in the checkout, e.g. "tests/golden/gpt2-tiny".
 std::string source_path(const std::string& relative = {});
 
-/// Absolute path of what this build makes, as "bin/tessera".
+/// Absolute path of a build output, e.g. "bin/tessera".
 std::string build_path(const std::string& relative = {});
 
-/// The tessera program of this build.
 inline std::string tessera_program() { return build_path("bin/tessera"); }
 
 /// The plugin that runs CUDA kernels on the host.

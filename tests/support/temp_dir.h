@@ -11,7 +11,7 @@
 
 namespace tessera::test {
 
-/// A directory of its own for one test, removed at the end.
+/// A temporary directory, removed in the destructor.
 class TempDir {
  public:
   TempDir() : TempDir(std::filesystem::temp_directory_path()) {}
@@ -20,8 +20,8 @@ class TempDir {
     if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("cannot make " + name);
     path_ = name;
   }
-  /// In memory where there is a file system for it: where times are checked that a busy disk would
-  /// spoil, since a process that syncs a file outlives SIGKILL until the disk has answered.
+  /// In /dev/shm where it exists. For tests with time limits: a process in fsync outlives SIGKILL
+  /// until the disk answers.
   static std::filesystem::path in_memory() {
     const std::filesystem::path memory = "/dev/shm";
     return ::access(memory.c_str(), W_OK) == 0 ? memory : std::filesystem::temp_directory_path();
@@ -35,7 +35,6 @@ class TempDir {
 
   const std::filesystem::path& path() const { return path_; }
   std::string file(std::string_view name) const { return (path_ / name).string(); }
-  /// Writes a file and returns its path.
   std::string write(std::string_view name, std::string_view content) const {
     std::ofstream out(path_ / name, std::ios::binary);
     out << content;

@@ -9,7 +9,6 @@ inline bool holds(std::string_view text, std::string_view part) {
   return text.find(part) != text.npos;
 }
 
-/// How often `part` occurs.
 inline int count(std::string_view text, std::string_view part) {
   int n = 0;
   for (auto at = text.find(part); at != text.npos; at = text.find(part, at + 1)) ++n;

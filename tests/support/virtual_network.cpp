@@ -36,7 +36,7 @@ FileDescriptor open_file(const char* path) {
   return fd;
 }
 
-// On a thread of its own, so that the caller stays where it is.
+// On a new thread, so that the caller stays in its namespace.
 void on_thread(const std::function<void()>& body) {
   std::exception_ptr error;
   std::thread([&] {
@@ -69,7 +69,7 @@ void bring_up(int socket, const char* name) {
   check(::ioctl(socket, SIOCSIFFLAGS, &request) == 0, std::string("bring up ") + name);
 }
 
-// 02:00:00:00:00:NN, so that the switch need not learn who is where.
+// MAC addresses 02:00:00:00:00:NN: the switch needs no learning.
 constexpr std::size_t kMacBytes = 6;
 void set_mac(int socket, int number) {
   ifreq request = device(kDevice);
@@ -155,7 +155,7 @@ void VirtualNetwork::serve() {
   }
 }
 
-// To whom the frame names, or to all: then it is a broadcast, or a multicast.
+// Delivers to the frame's destination, or to all hosts for broadcast and multicast.
 void VirtualNetwork::pass_on(std::size_t from, const std::string& frame) {
   if (frame.size() < kMacBytes) return;
   const bool to_all = (frame[0] & 1) != 0;
@@ -181,7 +181,7 @@ void VirtualNetwork::pass_on(std::size_t from, const std::string& frame) {
 void VirtualNetwork::deliver(Clock::time_point now) {
   while (!under_way_.empty() && under_way_.front().due <= now) {
     const Frame& frame = under_way_.front();
-    // A full queue loses it, as a switch's does.
+    // A full queue drops the frame, as a switch does.
     [[maybe_unused]] const ssize_t n =
         ::write(hosts_[frame.to].tap.get(), frame.bytes.data(), frame.bytes.size());
     under_way_.pop_front();

@@ -19,49 +19,47 @@
 
 namespace tessera::test {
 
-/// Why this process cannot make a VirtualNetwork; what() is one line.
+/// Why a VirtualNetwork cannot be created, in one line.
 struct NoVirtualNetwork : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// A few hosts on an Ethernet of their own, all on this machine: each has a network namespace, a
-/// host name, a loopback device and a TAP device, and a thread of the test is the switch between
-/// them. So it can lose or delay what it likes, as a network does: nobody is told. Nothing of it
-/// has a name on the machine; namespaces and devices go with their last descriptor and process.
+/// Hosts on a private Ethernet within this machine: each has a network namespace, a host name, a
+/// loopback and a TAP device; a test thread is the switch between them. Frames are lost or delayed
+/// silently, as on a network. Nothing is left behind on the machine: namespaces and devices vanish
+/// with their last descriptor and process.
 class VirtualNetwork {
  public:
-  /// What becomes of each frame that leaves a host or comes to it.
+  /// Applied to each frame that a host sends or receives.
   struct Link {
-    double loss = 0;                     ///< the part of them that is lost; 1: all
-    std::chrono::milliseconds delay{0};  ///< of the others
+    double loss = 0;                     ///< fraction of frames lost; 1: all
+    std::chrono::milliseconds delay{0};  ///< of delivered frames
   };
 
-  /// @throws NoVirtualNetwork without the right to make namespaces (root's), or /dev/net/tun
+  /// @throws NoVirtualNetwork without the right to create namespaces (root), or /dev/net/tun
   explicit VirtualNetwork(int hosts);
   ~VirtualNetwork();
   VirtualNetwork(const VirtualNetwork&) = delete;
   VirtualNetwork& operator=(const VirtualNetwork&) = delete;
 
-  /// The IPv4 address of a host, from 0.
+  /// IPv4 address of a host; hosts count from 0.
   static std::string address(int host) { return "10.77.0." + std::to_string(host + 1); }
-  /// Its name.
   static std::string name(int host) { return "host" + std::to_string(host); }
-  /// Runs `body` on a thread that is on that host, and so are the processes and sockets that it
-  /// makes. Returns when it has ended; throws what it throws.
+  /// Runs `body` on a thread inside the host's namespaces, which its processes and sockets inherit.
+  /// Returns when `body` does; rethrows its exceptions.
   void on(int host, const std::function<void()>& body) const;
-  /// From now on; any thread.
+  /// Takes effect at once; thread-safe.
   void set_link(int host, Link link);
   void cut(int host) { set_link(host, {.loss = 1}); }
   void heal(int host) { set_link(host, {}); }
-  /// No IP packet passes between these two any more, as if a firewall dropped them; both still
-  /// reach all others.
+  /// Drops all IP packets between two hosts, as a firewall would; both still reach the others.
   void cut_between(int a, int b);
 
  private:
   using Clock = std::chrono::steady_clock;
   struct Host {
     comm::FileDescriptor network, names;  // its namespaces
-    comm::FileDescriptor tap;             // a frame a read, and a write
+    comm::FileDescriptor tap;             // one frame per read or write
     Link link = {};
   };
   struct Frame {
@@ -76,7 +74,7 @@ class VirtualNetwork {
   void deliver(Clock::time_point now);
 
   std::vector<Host> hosts_;
-  std::mutex mutex_;  // of the links, and of:
+  std::mutex mutex_;  // guards links and apart_
   std::set<std::pair<int, int>> apart_;
   std::mt19937 random_{7};
   std::deque<Frame> under_way_;

@@ -12,7 +12,7 @@ namespace {
 constexpr ConsoleStyle kTerminal{.live = true, .color = false, .width = 80};
 constexpr std::int64_t kMiB = 1 << 20;
 
-/// What is shown of steps whose time is given, in seconds from the start.
+/// Output for updates at given times in seconds.
 struct Shown {
   ByteProgress::Clock::time_point start = ByteProgress::Clock::now();
   std::ostringstream out;
@@ -24,7 +24,6 @@ struct Shown {
     progress.update(done_mib * kMiB, total_mib * kMiB, found_mib * kMiB,
                     start + std::chrono::microseconds(static_cast<std::int64_t>(seconds * 1e6)));
   }
-  /// What was written since the last call.
   std::string take() {
     std::string text = out.str();
     out.str("");
@@ -34,23 +33,23 @@ struct Shown {
 
 }  // namespace
 
-TEST_CASE("bytes on a terminal: one line with rate and time left, ended when all is done") {
+TEST_CASE("bytes on a terminal: one line with rate and time left, ended at completion") {
   Shown shown(kTerminal);
-  shown.at(0.4, 4, 100);  // may be over at once
+  shown.at(0.4, 4, 100);  // may be finished soon
   CHECK(shown.take().empty());
   shown.at(2, 10, 100);
   CHECK(shown.take() == "\r 10%  10.0 MiB of 100.0 MiB copied, 5.00 MiB/s, 18.0 s left\x1b[K");
-  shown.at(2.05, 11, 100);  // sooner than a tenth of a second
+  shown.at(2.05, 11, 100);
   CHECK(shown.take().empty());
   shown.at(4, 40, 100);
   CHECK(shown.take() == "\r 40%  40.0 MiB of 100.0 MiB copied, 10.0 MiB/s, 6.0 s left\x1b[K");
-  shown.at(4.01, 100, 100);  // the last one always
+  shown.at(4.01, 100, 100);  // the last one is always shown
   CHECK(shown.take() == "\r100%  100.0 MiB of 100.0 MiB copied, 24.9 MiB/s\x1b[K\n");
   shown.progress.stop();
   CHECK(shown.take().empty());
 }
 
-TEST_CASE("bytes elsewhere: a line each quarter and each half minute") {
+TEST_CASE("bytes elsewhere: a line every quarter, and every half minute") {
   Shown shown({});
   shown.at(0.1, 30, 100);
   CHECK(shown.take().empty());
@@ -68,9 +67,9 @@ TEST_CASE("bytes elsewhere: a line each quarter and each half minute") {
   CHECK(shown.take().empty());
 }
 
-TEST_CASE("what was there already says nothing of the rate") {
+TEST_CASE("reused bytes do not count for the rate") {
   Shown shown(kTerminal);
-  shown.at(1, 50, 100, 50);  // nothing is copied yet: nobody knows how long it will take
+  shown.at(1, 50, 100, 50);  // nothing was copied yet: no estimate
   CHECK(shown.take() == "\r 50%  50.0 MiB of 100.0 MiB copied, 0 B/s, 50.0 MiB already done\x1b[K");
   shown.at(2, 60, 100, 50);
   CHECK(
@@ -78,7 +77,7 @@ TEST_CASE("what was there already says nothing of the rate") {
       "\r 60%  60.0 MiB of 100.0 MiB copied, 5.00 MiB/s, 50.0 MiB already done, 8.0 s left\x1b[K");
 }
 
-TEST_CASE("work that is over in no time shows nothing, and what ends early keeps its line") {
+TEST_CASE("very short work shows nothing, and interrupted work keeps its line") {
   Shown fast(kTerminal);
   fast.at(0.3, 100, 100);
   fast.progress.stop();

@@ -20,7 +20,7 @@ struct Result {
   std::string err;
 };
 
-/// Runs the binary through the shell with its streams in files.
+/// Runs the binary through the shell, with its streams in files.
 Result run(const std::string& arguments) {
   const tessera::test::TempDir dir;
   const std::string command = test::tessera_program() + " " + arguments + " >" + dir.file("out") +
@@ -52,7 +52,7 @@ TEST_CASE("help and version go to standard output and succeed") {
   }
 }
 
-TEST_CASE("usage errors exit with 2, on standard error, and say what to do") {
+TEST_CASE("usage errors exit with 2, and say on standard error what to do") {
   struct Case {
     const char* arguments;
     const char* message;
@@ -80,7 +80,7 @@ TEST_CASE("usage errors exit with 2, on standard error, and say what to do") {
   }
 }
 
-TEST_CASE("generate shows the whole prompt in front of its text, or ids without a tokenizer") {
+TEST_CASE("generate prints the whole prompt before its text, or ids without a tokenizer") {
   const tessera::test::TempDir dir;
   const auto text = dir.write("text.txt", std::string(400, 'x'));
   const Result trained =
@@ -103,7 +103,7 @@ TEST_CASE("generate shows the whole prompt in front of its text, or ids without 
   CHECK(std::count(ids.out.begin(), ids.out.end(), ' ') == 4);
 }
 
-TEST_CASE("who stops reading the messages ends no run") {
+TEST_CASE("a closed standard error ends no run") {
   const tessera::test::TempDir dir;
   int ends[2];
   REQUIRE(::pipe(ends) == 0);
@@ -124,7 +124,7 @@ TEST_CASE("who stops reading the messages ends no run") {
   ::close(ends[1]);
 }
 
-TEST_CASE("doctor measures, and fails on a directory that it cannot write to") {
+TEST_CASE("doctor measures, and fails on an unwritable directory") {
   const tessera::test::TempDir dir;
   const Result good = run("doctor --json --run.out " + dir.file("runs"));
   CHECK(good.code == 0);
@@ -141,7 +141,7 @@ TEST_CASE("doctor measures, and fails on a directory that it cannot write to") {
   CHECK(found["backends"]["tcp"] == true);
   CHECK(found["backends"]["shm"].is_boolean());
 
-  // A path's bytes need not be UTF-8, but JSON is.
+  // Paths may be any bytes, JSON must be UTF-8.
   const Result odd = run("doctor --json --run.out " + dir.file("\xff"));
   CHECK(odd.code == 0);
   CHECK(nlohmann::json::parse(odd.out, nullptr, false).is_object());
@@ -156,9 +156,8 @@ TEST_CASE("doctor measures, and fails on a directory that it cannot write to") {
   CHECK_FALSE(holds(bad.out, "there is no GPU for it"));
 }
 
-TEST_CASE("with its standard streams closed, nothing that is said goes into files") {
-  // The first file that is opened would take the place of a stream: here the text, or a run's
-  // files.
+TEST_CASE("with closed standard streams, messages do not end up in files") {
+  // The first file opened would take a stream's descriptor: here the text, or a run's files.
   const tessera::test::TempDir dir;
   std::string text;
   for (int i = 0; i < 400; ++i) text += "to be or not to be\n";
@@ -179,7 +178,7 @@ TEST_CASE("with its standard streams closed, nothing that is said goes into file
     INFO(name);
     const std::string content =
         dir.read(std::filesystem::relative(file.path(), dir.path()).string());
-    CHECK_FALSE(holds(content, "step 1/3"));  // what the console shows
+    CHECK_FALSE(holds(content, "step 1/3"));  // console output
     CHECK_FALSE(holds(content, "tessera: "));
     if (name == "metrics.jsonl" || name == "saves.jsonl") {
       std::istringstream lines(content);

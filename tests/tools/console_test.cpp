@@ -8,7 +8,7 @@
 
 using namespace tessera::tools;
 
-TEST_CASE("counts carry three digits or more") {
+TEST_CASE("counts have at least three digits") {
   CHECK(format_count(0) == "0");
   CHECK(format_count(12) == "12");
   CHECK(format_count(5.5) == "5.5");
@@ -30,14 +30,14 @@ TEST_CASE("durations") {
   CHECK(format_duration(-1) == "?");
 }
 
-TEST_CASE("rows are aligned and painted only with color") {
+TEST_CASE("rows are aligned, and colored only on request") {
   CHECK(format_rows({}, {{"a", "1"}, {"long", "2"}, {"", "3"}}) ==
         "  a     1\n  long  2\n        3\n");
   CHECK(paint({}, Tone::Bad, "x") == "x");
   CHECK(paint({.live = true, .color = true, .width = 80}, Tone::Bad, "x") == "\x1b[31mx\x1b[0m");
 }
 
-TEST_CASE("a pipe is no terminal") {
+TEST_CASE("a pipe is not a terminal") {
   int ends[2];
   REQUIRE(::pipe(ends) == 0);
   CHECK(!detect_console(ends[1]).live);
@@ -46,7 +46,7 @@ TEST_CASE("a pipe is no terminal") {
   ::close(ends[1]);
 }
 
-TEST_CASE("a sparkline falls with its values and fits its width") {
+TEST_CASE("a sparkline follows its values and fits its width") {
   const std::vector<double> falling = {8, 7, 6, 5, 4, 3, 2, 1};
   CHECK(sparkline(falling, 8) == "█▇▆▅▄▃▂▁");
   CHECK(sparkline(falling, 4) == "█▆▃▁");

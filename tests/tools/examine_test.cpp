@@ -19,7 +19,7 @@ TEST_CASE("the machine has processors and memory") {
   CHECK(!machine.processor.empty());
 }
 
-TEST_CASE("a directory that is to be made is judged by its parent; nothing is left behind") {
+TEST_CASE("a missing directory is checked through its parent, and not created") {
   const test::TempDir dir;
   const auto state = examine_directory(dir.path() / "a" / "b");
   CHECK(state.writable);
@@ -28,7 +28,7 @@ TEST_CASE("a directory that is to be made is judged by its parent; nothing is le
   CHECK(std::filesystem::is_empty(dir.path()));
 }
 
-TEST_CASE("a directory that cannot be written to is named") {
+TEST_CASE("an unwritable directory is named") {
   const test::TempDir dir;
   const auto file = dir.write("file", "");
   CHECK(!examine_directory(file).writable);
@@ -36,7 +36,7 @@ TEST_CASE("a directory that cannot be written to is named") {
   CHECK(examine_directory("/proc/absent").problem.find("/proc") != std::string::npos);
 }
 
-TEST_CASE("where a driver is loaded, a GPU that can't be used is a failure; elsewhere a note") {
+TEST_CASE("an unusable GPU is a failure if a driver is loaded, else a note") {
   const test::TempDir dir;
   const std::string driver = dir.write("version", "NVRM version\n");
   const auto examine = [](const std::string& plugin, const std::string& version) {
@@ -50,14 +50,14 @@ TEST_CASE("where a driver is loaded, a GPU that can't be used is a failure; else
   const std::string unfit = dir.write("plugin.so", "");
   CHECK_FALSE(examine(unfit, driver));
   CHECK(examine(unfit, dir.file("absent")));
-  // The variable names no file: this build brings no backend, beside this test at least.
+  // The variable is empty and this test's directory has no plugins: no backend.
   CHECK(examine("", driver));
   REQUIRE(::setenv("CUDA_VISIBLE_DEVICES", "", 1) == 0);
   CHECK(examine(unfit, driver));
   REQUIRE(::unsetenv("CUDA_VISIBLE_DEVICES") == 0);
 }
 
-TEST_CASE("each library is told, in the build and on the machine, whatever GPU there is") {
+TEST_CASE("each library is listed for the build and the machine, with or without a GPU") {
   const test::TempDir dir;
   const auto examine = [] {
     const std::vector<Library> libraries = examine_libraries();
@@ -73,7 +73,7 @@ TEST_CASE("each library is told, in the build and on the machine, whatever GPU t
     }
     return libraries;
   };
-  // Beside this test there are no plugins.
+  // This test's directory has no plugins.
   ::unsetenv("TESSERA_CUDA_PLUGIN");
   ::unsetenv("TESSERA_NCCL_PLUGIN");
   for (const Library& library : examine()) CHECK_FALSE(library.in_build);
@@ -98,7 +98,7 @@ TEST_CASE("each library is told, in the build and on the machine, whatever GPU t
   REQUIRE(::unsetenv("TESSERA_NCCL_PLUGIN") == 0);
 }
 
-TEST_CASE("the matrix product is right at every level that this processor has") {
+TEST_CASE("the matrix product is correct at every supported CPU level") {
   for (const CpuLevel level : cpu_levels()) {
     const ProductResult result = examine_product(2, level);
     CHECK(result.correct);

@@ -19,7 +19,7 @@ std::vector<comm::Hello> two_ranks() {
 
 }  // namespace
 
-TEST_CASE("a fault line says where this rank was, who is to blame, and what to do") {
+TEST_CASE("a fault line contains the rank's position, the culprit and an action") {
   comm::RankState state;
   state.phase = "step";
   state.step = 1200;
@@ -32,7 +32,7 @@ TEST_CASE("a fault line says where this rank was, who is to blame, and what to d
         "by SIGKILL");
 }
 
-TEST_CASE("each kind of failure has its code, at the start another one than later") {
+TEST_CASE("each kind of failure has its code, with a different one at the start") {
   comm::RankState state;
   state.phase = "start";
   const auto code = [&](CommFailure failure, bool met) {
@@ -49,7 +49,7 @@ TEST_CASE("each kind of failure has its code, at the start another one than late
   CHECK(code(CommFailure::Aborted, true) == "E046");
 }
 
-TEST_CASE("what is not known is said so") {
+TEST_CASE("unknown facts are stated as unknown") {
   comm::RankState state;
   state.phase = "start";
   CHECK(fault_line(CommError(CommFailure::Timeout, {}, "nobody came"), state, {}) ==

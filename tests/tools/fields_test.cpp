@@ -22,7 +22,7 @@ void set(Config& config, std::string_view key, const FieldValue& value) {
 
 }  // namespace
 
-TEST_CASE("keys are unique, in the help, each with its own member and a valid default") {
+TEST_CASE("keys are unique and documented, each with its own member and a valid default") {
   Config config;
   std::set<std::string_view> keys;
   std::set<const void*> members;
@@ -39,7 +39,7 @@ TEST_CASE("keys are unique, in the help, each with its own member and a valid de
   }
 }
 
-TEST_CASE("values are parsed by type, whole and in range") {
+TEST_CASE("values are parsed by type, completely and within range") {
   Config config;
   set(config, "model.n_layer", FieldText{"7"});
   CHECK(config.model.n_layer == 7);
@@ -76,10 +76,10 @@ TEST_CASE("values are parsed by type, whole and in range") {
                        set(config, "optim.clip_norm", FieldText{"inf"}));
   CHECK_THROWS_HOLDING(InvalidArgument, "train.steps must be at least 1",
                        set(config, "train.steps", FieldText{"0"}));
-  CHECK(config.model.n_layer == 7);  // a refused value changes nothing
+  CHECK(config.model.n_layer == 7);
 }
 
-TEST_CASE("text that is not UTF-8 is refused by its key, however it comes") {
+TEST_CASE("text that is not UTF-8 is refused with its key, from any source") {
   Config config;
   const std::string bad = "runs/\xe9t\xe9";
   const std::string message = "must be UTF-8 text";
@@ -95,7 +95,7 @@ TEST_CASE("text that is not UTF-8 is refused by its key, however it comes") {
   CHECK(config.run.out == "runs/\u00e9t\u00e9");
 }
 
-TEST_CASE("choices are available as validate() has it, and help tells which are not") {
+TEST_CASE("choices match validate(), and help marks unavailable ones") {
   const std::string help = config_help();
   for (const Field& field : fields()) {
     CAPTURE(std::string(field.key));
@@ -125,7 +125,7 @@ TEST_CASE("a list is one word, several words, or a JSON list in one word") {
   CHECK(config.data.train == List{"[ab].txt"});
 }
 
-TEST_CASE("the nearest key is what the user meant") {
+TEST_CASE("suggestions name the nearest key") {
   CHECK(nearest_key("model.n_layers") == "model.n_layer");
   CHECK(nearest_key("n_layer") == "model.n_layer");
   CHECK(nearest_key("train.lr") == "optim.lr");

@@ -18,7 +18,6 @@ namespace {
 
 constexpr Device kCpu{DeviceType::CPU, 0};
 
-// Another value than the field has.
 void change(Config& config, const Field& field) {
   std::visit(
       [](auto* value) {
@@ -40,7 +39,7 @@ std::string changed_fingerprint(const Field& field) {
   return fingerprint(config, kCpu);
 }
 
-// What all ranks say who meet, rank `odd` with another fingerprint.
+// Errors at a rendezvous in which rank `odd` has another fingerprint.
 std::string meet(int world, int odd, const std::string& theirs) {
   comm::MemoryStore store;
   const std::string usual = fingerprint({}, kCpu);
@@ -72,7 +71,7 @@ TEST_CASE("a field of the configuration that one rank has differently is named, 
           CHECK(error == "");
           continue;
         }
-        // Of two ranks the lower one is taken to be right.
+        // With two ranks, the lower one is taken as the reference.
         const int named = world == 2 ? 1 : odd;
         CHECK(holds(error, fmt::format("rendezvous: rank {} differs from the others in one field: "
                                        "{}: rank {} (",

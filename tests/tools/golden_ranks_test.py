@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tools/bench/golden_ranks.py with a program in place of tessera: what counts as a failure, and what is skipped."""
+"""Tests tools/bench/golden_ranks.py with a fake tessera: failures and skipped runs."""
 import json, os, pathlib, subprocess, sys, tempfile, unittest
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "tools" / "bench" / "golden_ranks.py"
@@ -27,7 +27,7 @@ with open(keys["run.out"] + "/metrics.jsonl", "w") as f:
 
 class GoldenRanks(unittest.TestCase):
     def run_all(self, kind, *arguments):
-        """Exit code, and the results of ranks over NCCL by precision and world: True, False or why they were skipped."""
+        """Exit code, and results over NCCL by precision and world size: True, False or the reason for skipping."""
         with tempfile.TemporaryDirectory() as folder:
             program, results = pathlib.Path(folder, "bin", "tessera"), pathlib.Path(folder, "ranks.json")
             program.parent.mkdir()
@@ -41,18 +41,18 @@ class GoldenRanks(unittest.TestCase):
                     self.assertIn(f"skipped: {row['skipped']}", ran.stdout)
             return ran.returncode, {f"{r['precision']} {r['world']}": r.get("skipped", r["ok"]) for r in rows if r["backend"] == "nccl"}
 
-    def test_what_works(self):
+    def test_all_passed(self):
         self.assertEqual(self.run_all("works"), (0, {"fp32 2": True, "fp32 4": True, "bf16 2": True, "bf16 4": True}))
 
-    def test_nccl_that_does_not_serve_a_shared_gpu_is_no_failure(self):
+    def test_nccl_without_support_for_a_shared_gpu_is_skipped(self):
         for kind, why in (("does not start", "NCCL 2.28.3 does not start on rank 1"), ("late", "E043 step=1")):
             code, results = self.run_all(kind)
             self.assertEqual(code, 0)
             self.assertIn(why, results["fp32 2"])
-            for later in ("fp32 4", "bf16 2", "bf16 4"):  # not tried
+            for later in ("fp32 4", "bf16 2", "bf16 4"):  # not run
                 self.assertEqual(results[later], "2 ranks were, too")
 
-    def test_with_a_gpu_to_each_rank_nothing_is_excused(self):
+    def test_with_a_gpu_per_rank_nothing_is_skipped(self):
         code, results = self.run_all("does not start", "--gpus", "4", "--precision", "fp32")
         self.assertEqual((code, results), (1, {"fp32 2": False, "fp32 4": False}))
 
@@ -60,7 +60,7 @@ class GoldenRanks(unittest.TestCase):
         for kind in ("is wrong", "crashes"):
             self.assertEqual(self.run_all(kind, "--precision", "fp32"), (1, {"fp32 2": False, "fp32 4": False}))
 
-    def test_what_no_time_is_left_for_is_skipped(self):
+    def test_out_of_time_is_skipped(self):
         code, results = self.run_all("hangs always", "--limit", "2", "--seconds", "1.5", "--precision", "fp32")
         self.assertEqual((code, results), (1, {"fp32 2": "no time was left", "fp32 4": "no time was left"}))
 

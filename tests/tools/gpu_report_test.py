@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tools/bench/gpu_report.py on figures that no GPU gave: what it says of each target."""
+"""Tests tools/bench/gpu_report.py on made-up figures: verdicts on the targets."""
 import json, pathlib, subprocess, sys, tempfile, unittest
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "tools" / "bench" / "gpu_report.py"
@@ -29,7 +29,7 @@ def gpt2(speed, bf16_speed, mfu, memory, iqr):
 
 
 def report(steps=(), environment=None, **figures):
-    """The report of such files, as JSON and as text."""
+    """The report on these files, as JSON and as text."""
     with tempfile.TemporaryDirectory() as folder:
         work, out = pathlib.Path(folder, "work"), pathlib.Path(folder, "out")
         (work / "logs").mkdir(parents=True)
@@ -81,20 +81,20 @@ class Targets(unittest.TestCase):
             counted = "1 of 2" if add else "2 of 2"
             self.assertEqual(said[KERNELS]["measured"], f"{counted} kernels, of {roof}{add}")
 
-    def test_a_roof_of_pytorch_alone(self):
-        own = dict(kernel("add", 0.9), share_of_roof=0.0)  # tessera's copy was left out
+    def test_roofs_measured_by_pytorch_only(self):
+        own = dict(kernel("add", 0.9), share_of_roof=0.0)  # copy not measured by tessera
         verdicts, said = self.verdicts(kernels=[own], roofs=dict(copy_gb_s=1000.0, product_tflop_s=700.0))
         self.assertEqual((verdicts[KERNELS], said[KERNELS]["measured"]), ("met", "1 of 1 kernels, of 1000.0 GB/s by PyTorch's copy"))
         self.assertEqual(self.verdicts(kernels=[own])[0][KERNELS], "not measured")
 
-    def test_of_kernels_that_were_cut_short_only_a_miss_is_known(self):
+    def test_incomplete_kernels_can_only_miss(self):
         roof, fast, slow = kernel("roof: copy f32", 1.0), kernel("add", 0.9), kernel("gelu_forward", 0.7)
         for kernels, verdict in (([roof, fast], "not measured"), ([roof, fast, slow], "missed")):
             verdicts, said = self.verdicts("timeout", kernels=kernels)
             self.assertEqual(verdicts[KERNELS], verdict)
             self.assertIn("others were not measured", said[KERNELS]["measured"])
 
-    def test_a_peer_that_was_not_compiled_is_no_peer(self):
+    def test_an_uncompiled_peer_is_ignored(self):
         verdicts, _ = self.verdicts(gpt2=dict(gpt2(2.0, 2.0, 0.56, 0.5, 0.01), compiled=False))
         for target in (SPEED, SPEED_GOAL, BF16_SPEED, BF16_GOAL, MEMORY):
             self.assertEqual(verdicts[target], "not measured")

@@ -22,7 +22,7 @@ Config read(std::string_view text) {
 
 }  // namespace
 
-TEST_CASE("a file with comments sets the keys it names and no others") {
+TEST_CASE("a file with comments sets the named keys and no others") {
   const Config config = read(R"({
     // small
     "model": {"n_layer": 2, /* narrow */ "n_embd": 48},
@@ -90,7 +90,7 @@ TEST_CASE("deep nesting is refused without deep recursion") {
   CHECK_THROWS_AS(read("{\"model\":" + std::string(100000, '{')), InvalidArgument);
 }
 
-TEST_CASE("a file cut at any byte is refused") {
+TEST_CASE("a truncated file is refused at any length") {
   const std::string text = R"({"model": {"n_layer": 2}, "data": {"train": ["a"]}})";
   CHECK_NOTHROW(read(text));
   for (std::size_t length = 0; length < text.size(); ++length) {
@@ -98,7 +98,7 @@ TEST_CASE("a file cut at any byte is refused") {
   }
 }
 
-TEST_CASE("a saved configuration reads back as it was") {
+TEST_CASE("a saved configuration reads back unchanged") {
   Config config;
   config.model.n_layer = 3;
   config.data.train = {"a \"quoted\" name", "b"};
@@ -110,7 +110,7 @@ TEST_CASE("a saved configuration reads back as it was") {
   CHECK(to_json(config)["model"].contains("layer_norm_eps"));
 }
 
-TEST_CASE("the ends of every range are saved as numbers that read back") {
+TEST_CASE("range limits are saved as numbers that read back") {
   for (const Field& field : fields()) {
     if (field.type_name() != "number" && field.type_name() != "integer") continue;
     CAPTURE(std::string(field.key));

@@ -1,5 +1,3 @@
-// Ranks that are threads load what ranks in another number saved.
-
 #include "tools/tessera/train/load_state.h"
 
 #include <doctest/doctest.h>
@@ -77,7 +75,7 @@ void save_all(const fs::path& dir, int world, int rank, comm::ShardedModel& shar
   save_checkpoint(request, coordinator);
 }
 
-// Weights and moments that tell where they belong.
+// Weights and moments with a unique value per position.
 float value_of(const Parameter& parameter, int section, std::int64_t element) {
   return static_cast<float>(section) + static_cast<float>(parameter.name.size()) / 64 +
          static_cast<float>(element) / 4096;
@@ -104,7 +102,6 @@ fs::path save_sample(const fs::path& dir, int world, bool with_optimizer = true,
   return dir / io::checkpoint_name(1);
 }
 
-// Loads and saves again with a number of ranks.
 fs::path pass_through(const fs::path& checkpoint, const fs::path& dir, const Ranks& ranks) {
   const auto store = std::make_shared<comm::MemoryStore>();
   for_each_rank(ranks, [&](int rank, comm::ShardedModel& sharded) {
@@ -120,7 +117,7 @@ fs::path pass_through(const fs::path& checkpoint, const fs::path& dir, const Ran
 
 }  // namespace
 
-TEST_CASE("weights and moments that four ranks saved are the same on any number of ranks") {
+TEST_CASE("weights and moments of four ranks are loaded unchanged on any number of ranks") {
   test::TempDir dir;
   const fs::path saved = save_sample(dir.path() / "saved", 4);
   const auto expected = io::CheckpointReader::open(saved);
@@ -140,7 +137,7 @@ TEST_CASE("weights and moments that four ranks saved are the same on any number 
   }
 }
 
-TEST_CASE("weights in bf16 are loaded as they are") {
+TEST_CASE("bf16 weights are loaded unchanged") {
   test::TempDir dir;
   const fs::path saved = save_sample(dir.path() / "saved", 3, true, DType::BF16);
   const fs::path again =
@@ -148,7 +145,7 @@ TEST_CASE("weights in bf16 are loaded as they are") {
   CHECK(io::CheckpointReader::open(again).digest() == io::CheckpointReader::open(saved).digest());
 }
 
-TEST_CASE("a partial load leaves starting values to what is not there") {
+TEST_CASE("a partial load keeps starting values for missing tensors") {
   test::TempDir dir;
   const auto reader = io::CheckpointReader::open(save_sample(dir.path() / "saved", 4));
   Ranks ranks{.world = 2};
@@ -159,7 +156,7 @@ TEST_CASE("a partial load leaves starting values to what is not there") {
                          plan_resume(reader, ranks.config, policy));
   }
   const LoadPlan plan = plan_resume(reader, ranks.config, io::LoadPolicy::Partial);
-  CHECK(plan.notes.size() == 6);  // of each section: what is missing, what does not fit
+  CHECK(plan.notes.size() == 6);  // per section: missing tensors, mismatched tensors
   for_each_rank(ranks, [&](int, comm::ShardedModel& sharded) {
     load_training_state(sharded, reader, plan, 2, 77);
     for (const auto& piece : sharded.held_pieces()) {
@@ -179,7 +176,7 @@ TEST_CASE("a partial load leaves starting values to what is not there") {
   });
 }
 
-TEST_CASE("of chosen tensors all must fit, and the others start anew, whatever they are") {
+TEST_CASE("chosen tensors must all match, and the others start fresh") {
   test::TempDir dir;
   const auto reader = io::CheckpointReader::open(save_sample(dir.path() / "saved", 2, false));
   const auto source = io::open_checkpoint_model(reader);
@@ -219,7 +216,7 @@ TEST_CASE("of chosen tensors all must fit, and the others start anew, whatever t
                        plan_weights(*source, ranks.config, exact, {"h.7.*", "h.*", "x"}));
 }
 
-TEST_CASE("weights that ranks saved without moments start a run, and cannot be resumed") {
+TEST_CASE("a checkpoint without moments can start a run, but cannot be resumed") {
   test::TempDir dir;
   const auto reader = io::CheckpointReader::open(save_sample(dir.path() / "saved", 4, false));
   CHECK_THROWS_HOLDING(InvalidArgument,

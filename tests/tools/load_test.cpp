@@ -13,7 +13,7 @@ using namespace tessera::tools;
 
 using List = std::vector<std::string>;
 
-TEST_CASE("flags: both forms, '-' as '_', the last one wins, lists take all words that follow") {
+TEST_CASE("flags: both forms, '-' as '_', the last one wins, lists take all following words") {
   const auto arguments =
       parse_train_arguments({"run.json", "--model.n-layer", "3", "--optim.lr", "-1",
                              "--model.n_layer=5", "--run.out=", "--data.train", "a.bin", "b.bin",
@@ -28,7 +28,7 @@ TEST_CASE("flags: both forms, '-' as '_', the last one wins, lists take all word
   CHECK(arguments.overrides[4].values == List{"--x=1"});
 }
 
-TEST_CASE("words that belong to nothing are refused") {
+TEST_CASE("unknown words are refused") {
   CHECK_THROWS_HOLDING(InvalidArgument, "--model.layers; did you mean --model.n_layer?",
                        parse_train_arguments({"--model.layers=3"}));
   CHECK_THROWS_HOLDING(InvalidArgument, "unknown option --; ", parse_train_arguments({"--"}));
@@ -58,23 +58,23 @@ TEST_CASE("flag beats environment beats file beats default") {
   CHECK(config.data.train == List{"x", "y"});
 }
 
-TEST_CASE("a wrong value is traced to its source") {
+TEST_CASE("a wrong value is reported with its source") {
   CHECK_THROWS_HOLDING(InvalidArgument, "--optim.lr: optim.lr must be a number, found 'fast'",
                        load_config(parse_train_arguments({"--optim.lr=fast"}), {}));
   CHECK_THROWS_HOLDING(InvalidArgument, "TESSERA_OPTIM_LR: optim.lr",
                        load_config({}, {{"TESSERA_OPTIM_LR", "fast"}}));
 }
 
-TEST_CASE("slips in variable names are refused, variables of others are not") {
+TEST_CASE("misspelled variable names are refused, unrelated variables are not") {
   CHECK_THROWS_HOLDING(InvalidArgument, "did you mean TESSERA_OPTIM_LR?",
                        load_config({}, {{"TESSERA_OPTIM_LRR", "1"}}));
   CHECK_NOTHROW(load_config({}, {{"TESSERA_RUN_ID", "abc"}, {"TESSERA_SOURCE_DIR", "/"}}));
-  // Each of these is two edits from the other and stands for itself.
+  // These names are within two edits of each other, and both valid.
   CHECK(load_config({}, {{"TESSERA_OPTIM_BETA1", "0.5"}}).optim.beta1 == 0.5);
   CHECK(load_config({}, {{"TESSERA_OPTIM_BETA2", "0.5"}}).optim.beta2 == 0.5);
 }
 
-TEST_CASE("a configuration that cannot be read is an I/O error") {
+TEST_CASE("an unreadable configuration is an I/O error") {
   const test::TempDir dir;
   TrainArguments arguments;
   arguments.config_file = dir.file("absent.json");

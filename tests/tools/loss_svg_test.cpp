@@ -14,7 +14,7 @@ using namespace tessera::tools;
 using tessera::test::count;
 using tessera::test::holds;
 
-TEST_CASE("the picture holds both curves, a legend with the last values, and round ticks") {
+TEST_CASE("the plot contains both curves, a legend with the last values, and round ticks") {
   std::vector<LossPoint> train;
   for (int i = 0; i < 2000; ++i) train.push_back({i, 1.5 + 2.5 * std::exp(-i / 200.0)});
   const std::vector<LossPoint> val = {{0, 4.1}, {1000, 1.7}, {2000, 1.612}};
@@ -26,10 +26,10 @@ TEST_CASE("the picture holds both curves, a legend with the last values, and rou
   CHECK(count(svg, "<circle") == 3);
   CHECK(holds(svg, ">2000</text>"));
   CHECK(holds(svg, ">4.5</text>"));
-  CHECK(svg.size() < 30000);  // thinned
+  CHECK(svg.size() < 30000);  // decimated
 }
 
-TEST_CASE("hard data gives a picture without nan or inf") {
+TEST_CASE("extreme data give a plot without nan or inf") {
   const std::vector<std::vector<LossPoint>> curves = {{},
                                                       {{0, 3.0}},
                                                       {{0, 3.0}, {1, 3.0}},
@@ -47,7 +47,7 @@ TEST_CASE("hard data gives a picture without nan or inf") {
   }
 }
 
-TEST_CASE("titles are escaped, and shortened from the left between characters") {
+TEST_CASE("titles are escaped, and shortened from the left at character boundaries") {
   CHECK(holds(loss_svg("a<b>&c", {}, {}), ">a&lt;b&gt;&amp;c</text>"));
   CHECK(holds(loss_svg("a\" onload=\"b", {}, {}), "aria-label=\"a&quot; onload=&quot;b\">"));
   std::string longer;

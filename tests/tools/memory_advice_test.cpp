@@ -25,7 +25,7 @@ Config config_of(int world_size) {
 
 }  // namespace
 
-TEST_CASE("advice names what the configuration leaves, and nothing else") {
+TEST_CASE("advice names only options that the configuration leaves open") {
   Config config = config_of(1);
   std::string advice = memory_advice(config, 1, DeviceType::CUDA).text();
   CAPTURE(advice);
@@ -35,7 +35,7 @@ TEST_CASE("advice names what the configuration leaves, and nothing else") {
   CHECK(holds(advice, "--nproc 2 "));
   CHECK_FALSE(holds(advice, "shard.mode"));
 
-  // Ranks on processors share their memory.
+  // CPU ranks share the host's memory.
   advice = memory_advice(config, 1, DeviceType::CPU).text();
   CHECK_FALSE(holds(advice, "nproc"));
 
@@ -59,7 +59,7 @@ TEST_CASE("advice names what the configuration leaves, and nothing else") {
   CHECK(memory_advice(config, 24, DeviceType::CUDA).text().empty());
 }
 
-TEST_CASE("an error without memory gets a ledger and advice; others stay") {
+TEST_CASE("an out-of-memory error gets a ledger and advice; other errors are unchanged") {
   const Config config = config_of(1);
   const auto context = Context::create();
   const Tensor kept = Tensor::full(context, {8}, DType::F32, 1.0);
@@ -82,7 +82,7 @@ TEST_CASE("an error without memory gets a ledger and advice; others stay") {
     return 0;
   });
   CAPTURE(whole);
-  CHECK(whole.find("category") == whole.rfind("category"));  // one ledger
+  CHECK(whole.find("category") == whole.rfind("category"));
   CHECK(holds(whole, "--train.recompute block"));
 
   CHECK(with_memory_advice(config, 1, *context, [] { return 7; }) == 7);
@@ -90,7 +90,7 @@ TEST_CASE("an error without memory gets a ledger and advice; others stay") {
                   IoError);
 }
 
-TEST_CASE("heads that no kernel of a GPU takes are refused by name") {
+TEST_CASE("head dims that no GPU kernel supports are refused by name") {
   models::Gpt2Config model;
   model.n_embd = 2048;
   model.n_head = 8;

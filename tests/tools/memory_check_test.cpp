@@ -8,13 +8,13 @@
 using namespace tessera;
 using namespace tessera::tools;
 
-TEST_CASE("a run is refused if the whole memory is too small, warned of if it is not free") {
+TEST_CASE("a run is refused if total memory is too small, and warned if free memory is") {
   constexpr std::int64_t kMiB = 1 << 20;
   MemoryNeed need;
   need.plan[static_cast<std::size_t>(MemoryCategory::Parameters)] = 10 * kMiB;
   need.ranks = 4;
   need.there = "this host has";
-  CHECK(check_memory(need, true).empty());  // of an unknown memory
+  CHECK(check_memory(need, true).empty());  // unknown memory size
   need.memory = {50 * kMiB, 40 * kMiB};
   CHECK(check_memory(need, true).empty());
   need.memory = {40 * kMiB, 39 * kMiB};

@@ -32,7 +32,7 @@ StepMetrics at(std::int64_t step) {
           .memory_bytes = 1 << 20};
 }
 
-// Without the times, which differ from run to run.
+// Without times, which differ between runs.
 std::vector<json> lines(const TempDir& dir, const char* file = "metrics.jsonl") {
   std::istringstream text(dir.read(file));
   std::vector<json> out;
@@ -78,7 +78,7 @@ TEST_CASE("each step is one line with the documented keys, visible at once") {
   CHECK_THROWS_AS(writer.write_step(at(0)), InternalError);
 }
 
-TEST_CASE("a resumed run continues the file: one line per step, none twice") {
+TEST_CASE("a resumed run continues the file: one line per step, no duplicates") {
   const TempDir dir;
   const auto path = dir.file("metrics.jsonl");
   {
@@ -88,13 +88,13 @@ TEST_CASE("a resumed run continues the file: one line per step, none twice") {
       if (step % 2 == 1) writer.write_evaluation(step + 1, 3.0);
     }
   }
-  // The crash came in the middle of a line, two steps after the checkpoint of step 6.
+  // The crash cut a line, two steps after the checkpoint of step 6.
   dir.write("metrics.jsonl", dir.read("metrics.jsonl") + R"({"step": 8, "lo)");
 
   MetricsWriter writer(path, 6);
   CHECK(writer.train_losses().size() == 6);
   CHECK(writer.val_losses().size() == 3);  // after 2, 4 and 6 steps
-  writer.write_evaluation(6, 9.0);         // made before the checkpoint: not again
+  writer.write_evaluation(6, 9.0);         // before the checkpoint: not repeated
   for (int step = 6; step < 10; ++step) writer.write_step(at(step));
   writer.write_evaluation(8, 2.0);
 
@@ -125,7 +125,7 @@ TEST_CASE("foreign lines are dropped, an unfinished last line is ended, null rea
 
 namespace {
 
-// Files of at most so many bytes can be written, which stands for a full disk.
+// A file size limit that stands for a full disk.
 class FileLimit {
  public:
   explicit FileLimit(rlim_t bytes) {
@@ -150,14 +150,14 @@ TEST_CASE("a file that cannot be opened is an I/O error with its name") {
                        MetricsWriter(dir.file("absent/metrics.jsonl"), 0));
 }
 
-TEST_CASE("lines wait while the disk is full, and are all there when it no longer is") {
+TEST_CASE("lines are buffered while the disk is full, and written once it is not") {
   const TempDir dir;
   MetricsWriter writer(dir.file("metrics.jsonl"), 0);
   writer.write_step(at(0));
   CHECK(writer.take_warning().empty());
   std::string warning, error;
   {
-    const FileLimit full(dir.read("metrics.jsonl").size() + 20);  // in the middle of a line
+    const FileLimit full(dir.read("metrics.jsonl").size() + 20);
     writer.write_step(at(1));
     warning = writer.take_warning();
     writer.write_evaluation(2, 3.5);
@@ -170,7 +170,7 @@ TEST_CASE("lines wait while the disk is full, and are all there when it no longe
   }
   CHECK(warning.find("metrics.jsonl: File too large") != std::string::npos);
   CHECK(error == warning);
-  CHECK(writer.take_warning().empty());  // told once
+  CHECK(writer.take_warning().empty());
   writer.write_step(at(3));
   const auto written = lines(dir);
   REQUIRE(written.size() == 5);
@@ -180,7 +180,7 @@ TEST_CASE("lines wait while the disk is full, and are all there when it no longe
   writer.flush();
 }
 
-TEST_CASE("only so many lines wait") {
+TEST_CASE("the buffer for lines is limited") {
   const TempDir dir;
   MetricsWriter writer(dir.file("metrics.jsonl"), 0);
   std::string error;
@@ -198,7 +198,7 @@ TEST_CASE("only so many lines wait") {
   CHECK(step < 100'000);
 }
 
-TEST_CASE("saves: one line each, and a resumed run keeps those up to where it goes on") {
+TEST_CASE("saves: one line each; a resumed run keeps those before its checkpoint") {
   const TempDir dir;
   const auto path = dir.file("saves.jsonl");
   const auto steps = [&] {

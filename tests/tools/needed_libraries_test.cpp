@@ -1,5 +1,4 @@
-// The program itself needs no library of CUDA, so that it runs where there is none: those come with
-// its plugins.
+// The program does not link CUDA libraries, so that it runs without them; its plugins do.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -14,7 +13,6 @@
 
 namespace {
 
-/// What a tool prints; empty if there is no such tool.
 std::string output_of(const std::string& tool) {
   const tessera::test::TempDir dir;
   const std::string command = tool + " '" + tessera::test::tessera_program() + "' >" +
@@ -22,7 +20,7 @@ std::string output_of(const std::string& tool) {
   return std::system(command.c_str()) == 0 ? dir.read("out") : "";
 }
 
-/// The lines of DT_NEEDED entries, in small letters, as readelf and objdump print them.
+/// DT_NEEDED lines in lower case, as readelf and objdump print them.
 std::vector<std::string> needed(const std::string& text) {
   std::vector<std::string> lines;
   std::istringstream in(text);
@@ -43,7 +41,7 @@ bool is_of_cuda(const std::string& line) {
 
 }  // namespace
 
-TEST_CASE("the program needs no library of CUDA") {
+TEST_CASE("the program needs no CUDA library") {
   std::string text = output_of("readelf -d");
   if (text.empty()) text = output_of("objdump -p");
   if (text.empty()) {

@@ -1,5 +1,3 @@
-// Steps whose loss or gradients are not finite, on ranks that are threads.
-
 #include "tools/tessera/train/nonfinite.h"
 
 #include <doctest/doctest.h>
@@ -24,12 +22,12 @@ using tools::StepResult;
 namespace {
 
 constexpr std::int64_t kSeqLen = 16, kSpoiledStep = 1;
-// The embeddings of this token and of this position are finite, their sum is not.
+// The embeddings of this token and this position are finite, their sum overflows.
 constexpr std::int32_t kToken = 100;
 constexpr std::int64_t kPosition = 8;
 constexpr float kLarge = 3e38F;
 
-// Harmless tokens, but for kToken at one place, for as many reads as wanted.
+// Harmless tokens, except for kToken at one place in a limited number of reads.
 class Tokens final : public io::TokenSource {
  public:
   Tokens(std::int64_t place, int times) : place_(place), times_(times) {}
@@ -51,8 +49,8 @@ struct Setting {
   int micro_batches = 1;
   bool recompute = false;
   bool skip = false;
-  int times = 1000;         // that the token is read
-  int bad_weights_of = -1;  // a rank, of mode None
+  int times = 1000;         // reads that return the token
+  int bad_weights_of = -1;  // a rank, in mode None
   std::int64_t steps = 4;
 };
 
@@ -77,7 +75,7 @@ std::vector<std::vector<float>> state_of(comm::ShardedModel& sharded) {
   return values;
 }
 
-// The last rank's last row of step 1 holds the token.
+// The last rank's last row of step 1 contains the token.
 std::vector<Outcome> train(const Setting& setting) {
   const models::Gpt2Config config{
       .n_layer = 2, .n_head = 2, .n_embd = 36, .vocab_size = 101, .seq_len = kSeqLen};
@@ -101,7 +99,7 @@ std::vector<Outcome> train(const Setting& setting) {
       };
       if (p.name.find("wte") != std::string::npos) put(kToken * config.n_embd, kLarge);
       if (p.name.find("wpe") != std::string::npos) put(kPosition * config.n_embd, kLarge);
-      // So that logits stay finite for those who do not read the token.
+      // Keeps logits finite on ranks that do not read the token.
       if (p.name.find("ln_f.weight") != std::string::npos) std::fill(out, out + (end - begin), 0);
       if (rank == setting.bad_weights_of && p.name.find("h.1.mlp.c_fc.weight") != std::string::npos)
         put(2 * 4 * config.n_embd + 5, -INFINITY);
@@ -143,7 +141,7 @@ bool holds(const std::string& text, const std::string& part) {
 
 }  // namespace
 
-TEST_CASE("the rank and the parameter whose gradient is not finite are named by all ranks") {
+TEST_CASE("the rank and parameter with a non-finite gradient are named by all ranks") {
   std::vector<Setting> settings;
   for (const int world : {1, 2, 3, 4}) {
     for (const ShardMode mode : {ShardMode::Full, ShardMode::None}) {
@@ -176,7 +174,7 @@ TEST_CASE("the rank and the parameter whose gradient is not finite are named by 
   }
 }
 
-TEST_CASE("a skipped step changes nothing, and after ten in a row the next ends training") {
+TEST_CASE("a skipped step changes nothing; after ten in a row the next one ends training") {
   for (const ShardMode mode : {ShardMode::Full, ShardMode::None}) {
     Setting setting{3, mode};
     setting.skip = true;
@@ -201,7 +199,7 @@ TEST_CASE("a skipped step changes nothing, and after ten in a row the next ends 
   }
 }
 
-TEST_CASE("weights that are not finite are named, not the gradients that follow from them") {
+TEST_CASE("non-finite weights are named, not the gradients that follow from them") {
   Setting setting{3, ShardMode::None};
   setting.bad_weights_of = 2;
   for (const Outcome& outcome : train(setting)) {
@@ -213,7 +211,7 @@ TEST_CASE("weights that are not finite are named, not the gradients that follow 
   }
 }
 
-TEST_CASE("what comes out finite when computed again is said to be a transient fault") {
+TEST_CASE("a result that is finite when recomputed is reported as a transient fault") {
   for (const int world : {1, 2}) {
     Setting setting{world, ShardMode::Full};
     setting.times = 1;
@@ -228,7 +226,7 @@ TEST_CASE("what comes out finite when computed again is said to be a transient f
   }
 }
 
-TEST_CASE("findings go to other ranks as text") {
+TEST_CASE("findings are sent to other ranks as text") {
   StepFindings findings;
   findings.loss = "inf";
   findings.sums.add({{"a", 1, 2, "[1]", "nan"}, {"b", 3, 4, "[0, 1]", "-inf"}});
@@ -243,7 +241,7 @@ TEST_CASE("findings go to other ranks as text") {
                          tools::decode_findings(text));
 }
 
-TEST_CASE("the sentence names what is first to blame") {
+TEST_CASE("the message names the first cause") {
   std::vector<StepFindings> ranks(3);
   tools::NonFiniteStep step{7, NAN, INFINITY, false, ranks};
   CHECK(describe(step).starts_with("step 7: loss is nan and the gradient norm inf; nothing was"));

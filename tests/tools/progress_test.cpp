@@ -47,7 +47,7 @@ TEST_CASE("without a terminal: a plain line every log_every steps, and the last"
   CHECK(text.ends_with("saved\n"));
 }
 
-TEST_CASE("tokens per second are over the interval since the line before, not of one step") {
+TEST_CASE("tokens per second are averaged since the previous line") {
   std::ostringstream out;
   ProgressLine progress(out, {}, 0, 100, 4);
   for (int step = 0; step < 4; ++step) {
@@ -55,11 +55,11 @@ TEST_CASE("tokens per second are over the interval since the line before, not of
     metrics.step_ms = step == 3 ? 10 : 125;
     progress.update(metrics);
   }
-  CHECK(out.str().find("6.14k tok/s") != std::string::npos);  // of step 0: 768 in 125 ms
-  CHECK(out.str().find("8.86k tok/s") != std::string::npos);  // of steps 1 to 3: 2304 in 260 ms
+  CHECK(out.str().find("6.14k tok/s") != std::string::npos);  // step 0: 768 in 125 ms
+  CHECK(out.str().find("8.86k tok/s") != std::string::npos);  // steps 1 to 3: 2304 in 260 ms
 }
 
-TEST_CASE("a line goes out in one piece, so that nobody's words get between it and its end") {
+TEST_CASE("a line is written at once, so that no other output splits it") {
   struct Pieces final : std::streambuf {
     std::vector<std::string> all;
     std::streamsize xsputn(const char* text, std::streamsize n) override {
@@ -80,11 +80,11 @@ TEST_CASE("a line goes out in one piece, so that nobody's words get between it a
   CHECK(pieces.all[1] == "saved\n");
 }
 
-TEST_CASE("on a terminal: one line, drawn over and never wider than the screen") {
+TEST_CASE("on a terminal: one line, redrawn and never wider than the screen") {
   std::ostringstream out;
   ProgressLine progress(out, kTerminal, 0, 100, 10);
   progress.update(at(0));
-  // The parts that fit into 59 columns, the time left among them.
+  // The parts that fit into 59 columns, including the time left.
   CHECK(out.str() == "\r\x1b[Kstep   1/100  loss 3.2500  2.0 s left  38.4k tok/s");
   progress.note("saved");
   CHECK(out.str().ends_with("\r\x1b[Ksaved\n"));
@@ -96,7 +96,7 @@ TEST_CASE("on a terminal: one line, drawn over and never wider than the screen")
   CHECK(out.str().size() == size);
 }
 
-TEST_CASE("fast steps are drawn a few times a second, the last one always") {
+TEST_CASE("fast steps are drawn a few times per second, the last one always") {
   std::ostringstream out;
   ProgressLine progress(out, kTerminal, 0, 1000, 1);
   for (int step = 0; step < 1000; ++step) progress.update(at(step));
@@ -105,7 +105,7 @@ TEST_CASE("fast steps are drawn a few times a second, the last one always") {
   CHECK(text.find("step 1000/1000") != std::string::npos);
 }
 
-TEST_CASE("a resumed run counts its time from its own steps") {
+TEST_CASE("a resumed run measures time from its first own step") {
   std::ostringstream out;
   ProgressLine progress(out, {}, 50, 100, 1);
   progress.update(at(50));

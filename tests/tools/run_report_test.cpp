@@ -1,4 +1,4 @@
-// What a report says of a run, over records made by hand.
+// Verdicts and pages of reports on hand-made records.
 #include <doctest/doctest.h>
 #include <unistd.h>
 
@@ -22,7 +22,7 @@ using comm::FlightState;
 namespace {
 
 constexpr std::int64_t kSecond = 1'000'000'000;
-constexpr std::int64_t kStart = 1'700'000'000 * kSecond;  // wall
+constexpr std::int64_t kStart = 1'700'000'000 * kSecond;  // wall clock
 constexpr std::int64_t kNow = kStart + 100 * kSecond;
 
 comm::Signature signature(std::uint64_t sequence, std::string_view label = "h.1") {
@@ -35,7 +35,7 @@ comm::Signature signature(std::uint64_t sequence, std::string_view label = "h.1"
   return comm::Signature(c);
 }
 
-// Ranks in step 12 that are done with collectives 0 to 7; seconds count from their start.
+// Ranks in step 12 that have finished collectives 0 to 7; seconds count from their start.
 struct Run {
   std::vector<RankEvidence> ranks;
 
@@ -93,7 +93,7 @@ void check(const Verdict& verdict, VerdictKind kind, const std::vector<int>& cul
 
 }  // namespace
 
-TEST_CASE("a killed rank is named with its place, of several the one behind or blamed") {
+TEST_CASE("a killed rank is named with its place; of several, the one behind or blamed") {
   Run run(3, ProcessState::Gone);
   for (const int r : {0, 1}) {
     run.enter(r, 40);
@@ -106,7 +106,7 @@ TEST_CASE("a killed rank is named with its place, of several the one behind or b
   CHECK(verdict.evidence[0] == "ranks 0, 1: ended: peer lost: lost rank 2");
   run.enter(2, 40);
   check(run.judge(), VerdictKind::Killed, {2}, {"was killed in all_gather#8 (h.1)", "step 12"});
-  // An error that follows from it is not the cause, nor does the host matter.
+  // Errors that follow from it are not the cause, wherever they occur.
   run.end(0, FlightEnd::Error, -1, "the save failed: rank 2 is gone");
   check(run.judge(), VerdictKind::Killed, {2});
   Run elsewhere(3, ProcessState::Unknown);
@@ -121,25 +121,25 @@ TEST_CASE("a killed rank is named with its place, of several the one behind or b
   check(several.judge(), VerdictKind::Killed, {1});
 }
 
-TEST_CASE("all ranks killed, as with the host, is nobody's fault") {
+TEST_CASE("if all ranks are killed, as with their host, no rank is blamed") {
   Run run(3, ProcessState::Gone);
   check(run.judge(), VerdictKind::Killed, {}, {"all ranks were killed"});
   Run alone(1, ProcessState::Gone);
   check(alone.judge(), VerdictKind::Killed, {0}, {"rank 0 (here, pid 100) was killed"});
 }
 
-TEST_CASE("a rank that is stopped, on a run that still waits and on one that gave up") {
+TEST_CASE("a stopped rank is named, in a waiting run and in one that gave up") {
   Run run(3, ProcessState::Running);
   for (const int r : {0, 1}) run.enter(r, 99);
   run.at(2).process = ProcessState::Stopped;
   check(run.judge(), VerdictKind::Stopped, {2}, {"rank 2 (here, pid 102) is stopped"});
-  // The launcher has killed it since.
+  // The launcher has killed the stopped rank meanwhile.
   for (const int r : {0, 1}) run.end(r, FlightEnd::Timeout, 2, "missing: rank 2");
   for (const int r : {0, 1, 2}) run.at(r).process = ProcessState::Gone;
   check(run.judge(), VerdictKind::Stopped, {2}, {"was stuck", "until the deadline"});
 }
 
-TEST_CASE("a rank that the others wait for is behind, once they have waited for long") {
+TEST_CASE("a rank that others wait for is reported as behind after a long wait") {
   Run run(3, ProcessState::Running);
   for (const int r : {0, 2}) run.enter(r, 95);
   check(run.judge(), VerdictKind::Running, {});
@@ -147,7 +147,7 @@ TEST_CASE("a rank that the others wait for is behind, once they have waited for 
   check(run.judge(), VerdictKind::Stopped, {1}, {"rank 1", "have waited for 40.0 s"});
 }
 
-TEST_CASE("ranks that called different collectives: the odd one out, by majority") {
+TEST_CASE("different collectives: the odd rank is named, by majority") {
   Run run(3, ProcessState::Gone);
   run.enter(0, 40, "h.1");
   run.enter(1, 40, "h.2");
@@ -156,7 +156,7 @@ TEST_CASE("ranks that called different collectives: the odd one out, by majority
   check(
       run.judge(), VerdictKind::Mismatch, {1},
       {"rank 1 (here, pid 101) called all_gather#8 (h.2)", "the others called all_gather#8 (h.1)"});
-  // What they called is lost, as far as the records go.
+  // Without records of the collectives themselves.
   for (const int r : {0, 1, 2}) run.record(r).collectives.clear();
   check(run.judge(), VerdictKind::Mismatch, {1}, {"ranks disagree"});
 }
@@ -166,23 +166,23 @@ TEST_CASE("a rank's own error is the cause of the others' errors") {
   for (const int r : {0, 2}) run.end(r, FlightEnd::PeerLost, 1, "lost rank 1", 49);
   run.end(1, FlightEnd::OutOfMemory, -1, "needs 5 GiB", 50);
   check(run.judge(), VerdictKind::OutOfMemory, {1}, {"ran out of memory", "needs 5 GiB"});
-  run.end(2, FlightEnd::Error, -1, "cannot write", 30);  // by its clock the first
+  run.end(2, FlightEnd::Error, -1, "cannot write", 30);  // the first by its own clock
   check(run.judge(), VerdictKind::Error, {2}, {"failed", "cannot write"});
 }
 
-TEST_CASE("errors of communication alone name whom they blame") {
+TEST_CASE("pure communication errors name the rank that they blame") {
   Run run(2, ProcessState::Gone);
   run.end(0, FlightEnd::Aborted, 1, "network down", 40);
   run.end(1, FlightEnd::Aborted, 1, "network down", 50);
   check(run.judge(), VerdictKind::Communication, {1}, {"first on rank 0", "network down"});
-  // Of ranks that do not reach each other none is to blame, whoever was behind.
+  // If ranks cannot reach each other, none is blamed, even if one was behind.
   Run cut(3, ProcessState::Gone);
   cut.enter(0, 40);
   for (const int r : {0, 1, 2}) cut.end(r, FlightEnd::CutOff, -1, "ranks 1, 2 wait for each other");
   check(cut.judge(), VerdictKind::Communication, {}, {"ranks 1, 2 wait for each other"});
 }
 
-TEST_CASE("a clean end, a stop by a signal, and a run that goes on") {
+TEST_CASE("a clean end, a stop by signal, and a running run") {
   Run run(2, ProcessState::Gone);
   for (const int r : {0, 1}) run.end(r, FlightEnd::Done, -1, "");
   check(run.judge(), VerdictKind::Done, {}, {"finished 50.0 s ago"});
@@ -207,7 +207,7 @@ TEST_CASE("ranks that never started, all or one") {
   check(judge_run({}, kNow), VerdictKind::NeverStarted, {});
 }
 
-TEST_CASE("a rank that could write nothing down did start, if all have met") {
+TEST_CASE("a rank without a record did start if all ranks met") {
   Run run(3, ProcessState::Gone);
   run.at(1).record.reset();
   run.at(1).problem = "no record";
@@ -219,7 +219,7 @@ TEST_CASE("a rank that could write nothing down did start, if all have met") {
   check(run.judge(), VerdictKind::NeverStarted, {1}, {"rank 1 is missing"});
 }
 
-TEST_CASE("numbers of many ranks are a short text") {
+TEST_CASE("rank lists are abbreviated") {
   CHECK(format_ranks(std::vector<int>{}) == "");
   CHECK(format_ranks(std::vector{4}) == "4");
   CHECK(format_ranks(std::vector{0, 1, 3}) == "0, 1, 3");
@@ -230,7 +230,7 @@ TEST_CASE("numbers of many ranks are a short text") {
   CHECK(format_ranks(odd).ends_with("37, 39 and 980 more"));
 }
 
-TEST_CASE("a page on many ranks that left nothing is short, and made with little memory") {
+TEST_CASE("a page on many ranks without records is short, and uses little memory") {
   const test::TempDir dir;
   const std::filesystem::path run = dir.path() / "run";
   std::filesystem::create_directories(run / "flight");
@@ -254,7 +254,7 @@ TEST_CASE("a page on many ranks that left nothing is short, and made with little
     CHECK(text.find(part) != std::string::npos);
   }
 
-  // More than any run has: the record is malformed, whatever else it says.
+  // Beyond any run's size: the record is malformed.
   std::string bytes = dir.read("run/flight/rank-60000.bin");
   const std::int32_t huge = 0x7fffffff;
   std::memcpy(bytes.data() + 28, &huge, sizeof(huge));
@@ -268,7 +268,7 @@ TEST_CASE("a page on many ranks that left nothing is short, and made with little
   CHECK(corrupt.problems[0].find("rank 60000 of 2147483647") != std::string::npos);
 }
 
-TEST_CASE("records of another start are not those of the newest, though all else is equal") {
+TEST_CASE("records of another start are ignored, even if all else is equal") {
   const test::TempDir dir;
   const std::filesystem::path run = dir.path() / "run";
   std::filesystem::create_directories(run / "flight");
@@ -290,14 +290,14 @@ TEST_CASE("records of another start are not those of the newest, though all else
   leave(0, 2, "new");
   leave(2, 2, "new, too");
   CHECK(gather() == std::vector<std::string>{"new", other, "new, too"});
-  // Of ranks that met nobody only the newest is sure to be of the newest start.
+  // Records of unmet ranks: only the newest surely belongs to the newest start.
   leave(1, 0, "alone");
   CHECK(gather() == std::vector<std::string>{other, "alone", other});
   leave(2, 0, "alone, too");
   CHECK(gather() == std::vector<std::string>{other, other, "alone, too"});
 }
 
-TEST_CASE("the page begins with the verdict, and ends with what to do") {
+TEST_CASE("the page begins with the verdict, and ends with advice") {
   Run made(3, ProcessState::Gone);
   for (const int r : {0, 1}) made.end(r, FlightEnd::PeerLost, 2, "lost rank 2");
   RunEvidence run;
@@ -329,7 +329,7 @@ TEST_CASE("the page begins with the verdict, and ends with what to do") {
   CHECK(json.at("checkpoint").at("step") == 10);
 }
 
-TEST_CASE("a directory is read as far as it can be, and says what could not") {
+TEST_CASE("a directory is read as far as possible, with its problems listed") {
   const test::TempDir dir;
   const std::filesystem::path run = dir.path() / "run";
   CHECK_THROWS_HOLDING(IoError, "is not a directory", gather_evidence(run));
@@ -366,7 +366,7 @@ TEST_CASE("a directory is read as far as it can be, and says what could not") {
   CHECK_THROWS_HOLDING(IoError, "is not a run", gather_evidence(run / "logs"));
 }
 
-TEST_CASE("a number that another process has taken is not the rank's process") {
+TEST_CASE("a reused process id does not count as the rank's process") {
   test::Processes child(1, [](int, const std::string&) {
     ::pause();
     return std::string();

@@ -1,5 +1,4 @@
-// Saves beside training on ranks that are threads: what is due while one runs, what fails, and what
-// hangs.
+// Asynchronous saves, with ranks as threads: saves that become due during another, fail, or hang.
 
 #include "tools/tessera/train/saver.h"
 
@@ -45,19 +44,18 @@ struct Settings {
   std::function<void(int rank, std::string_view point)> at_point{};
 };
 
-/// What one rank does, and has.
+/// State and actions of one rank.
 struct RankOfTest {
   int rank;
   std::shared_ptr<Context> context;
   comm::ShardedModel* sharded;
   Saver* saver;
   TrainerState state;
-  bool ends = false;  // training, says the saver
+  bool ends = false;  // the saver requests the end of training
   std::vector<Saved> saved;
   std::string notes;
   std::function<std::vector<std::string>(std::string)> gather;  // texts of all ranks
 
-  // A step of training changes all values.
   void step(bool due) {
     ++state.step;
     fill(static_cast<float>(state.step));
@@ -85,7 +83,7 @@ struct RankOfTest {
   }
 };
 
-/// Runs `body` on each rank. @return the message of what it threw, by rank; empty if nothing
+/// Runs `body` on each rank. @return message of each rank's exception; empty if none
 std::vector<std::string> run_ranks(const fs::path& dir, const Settings& settings,
                                    const std::function<void(RankOfTest&)>& body) {
   const auto group = std::make_shared<comm::ThreadGroup>(settings.world);
@@ -126,7 +124,6 @@ std::vector<std::string> run_ranks(const fs::path& dir, const Settings& settings
   return errors;
 }
 
-// The one value that a checkpoint's tensors all hold.
 float value_of(const fs::path& checkpoint) {
   const auto reader = io::CheckpointReader::open(checkpoint);
   std::set<float> values;
@@ -152,7 +149,7 @@ bool contains(const std::string& text, std::string_view part) {
 
 }  // namespace
 
-TEST_CASE("each save holds its own step, however steps and saves overlap") {
+TEST_CASE("each save contains its own step, however steps and saves overlap") {
   for (const bool in_background : {true, false}) {
     for (const int world : {1, 3}) {
       CAPTURE(in_background);
@@ -188,7 +185,7 @@ TEST_CASE("each save holds its own step, however steps and saves overlap") {
   }
 }
 
-TEST_CASE("a save that is due while one runs waits for it, on all ranks, and says so") {
+TEST_CASE("a save that is due during another waits for it, on all ranks, and says so") {
   const test::TempDir dir;
   std::mutex mutex;
   const auto errors = run_ranks(dir.path(),
@@ -202,7 +199,7 @@ TEST_CASE("a save that is due while one runs waits for it, on all ranks, and say
                                   self.step(true);
                                   const auto begin = Clock::now();
                                   self.step(false);
-                                  CHECK(Clock::now() - begin < 150ms);  // a step does not wait
+                                  CHECK(Clock::now() - begin < 150ms);
                                   self.step(true);
                                   CHECK(Clock::now() - begin > 150ms);
                                   self.saver->finish(self.state);
@@ -219,7 +216,7 @@ TEST_CASE("a save that is due while one runs waits for it, on all ranks, and say
   CHECK(value_of(dir.path() / "step-00000003") == 3.0F);
 }
 
-TEST_CASE("a save that fails is told with its culprit, and training goes on or ends by policy") {
+TEST_CASE("a failed save is reported with its culprit, and training continues or ends by policy") {
   for (const bool in_background : {true, false}) {
     for (const bool stop : {false, true}) {
       CAPTURE(in_background);
@@ -261,7 +258,6 @@ TEST_CASE("a save that fails is told with its culprit, and training goes on or e
         CHECK(contains(error, "the disk is on fire") == stop);
         CHECK(contains(error, "training ended because a save failed") == stop);
       }
-      // What training ended with is saved, too.
       CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{1, stop ? 3 : 4});
       for (const auto& item : fs::directory_iterator(dir.path())) {
         CHECK(item.path().extension() != ".tmp");
@@ -270,7 +266,7 @@ TEST_CASE("a save that fails is told with its culprit, and training goes on or e
   }
 }
 
-TEST_CASE("weights that are not finite are not saved, and end training on all ranks") {
+TEST_CASE("non-finite weights are not saved, and end training on all ranks") {
   const test::TempDir dir;
   const auto errors = run_ranks(dir.path(), {.world = 2}, [&](RankOfTest& self) {
     self.step(true);
@@ -289,7 +285,7 @@ TEST_CASE("weights that are not finite are not saved, and end training on all ra
   CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{1});
 }
 
-TEST_CASE("a writer that hangs stops neither training nor the end of the program") {
+TEST_CASE("a hung writer stops neither training nor the program's end") {
   const test::TempDir dir;
   const auto hang = std::make_shared<std::promise<void>>();
   const auto hanging = std::make_shared<std::shared_future<void>>(hang->get_future().share());
@@ -304,7 +300,7 @@ TEST_CASE("a writer that hangs stops neither training nor the end of the program
   };
   const auto errors = run_ranks(dir.path(), settings, [&](RankOfTest& self) {
     self.step(true);
-    // The other rank gives up on it, and says who did not come.
+    // The other rank times out and names the missing one.
     if (self.rank == 0) {
       self.wait_until_idle();
       const std::lock_guard lock(mutex);
@@ -317,7 +313,7 @@ TEST_CASE("a writer that hangs stops neither training nor the end of the program
       CHECK(contains(self.notes, "step 2 was not saved"));
       CHECK(contains(self.notes, "the save of step 1 has hung for 500 ms on rank 1"));
     }
-    // That it hangs is known by now.
+    // The hang has been detected.
     const auto start = Clock::now();
     self.step(true);
     CHECK(Clock::now() - start < 400ms);
@@ -335,7 +331,7 @@ TEST_CASE("a writer that hangs stops neither training nor the end of the program
   CHECK(*left);
 }
 
-TEST_CASE("nobody leaves while rank 0 still removes old checkpoints, and it is named if it hangs") {
+TEST_CASE("all wait while rank 0 removes old checkpoints, and name it if it hangs") {
   for (const bool in_background : {true, false}) {
     CAPTURE(in_background);
     const test::TempDir dir;
@@ -379,7 +375,7 @@ TEST_CASE("nobody leaves while rank 0 still removes old checkpoints, and it is n
   }
 }
 
-TEST_CASE("a rank that leaves waits for its save as long as it is told to") {
+TEST_CASE("a leaving rank waits for its save up to the timeout") {
   const test::TempDir dir;
   const auto errors = run_ranks(dir.path(),
                                 {.world = 2,
@@ -398,7 +394,7 @@ TEST_CASE("a rank that leaves waits for its save as long as it is told to") {
   CHECK(value_of(dir.path() / "step-00000001") == 1.0F);
 }
 
-TEST_CASE("what every rank holds is written in equal parts") {
+TEST_CASE("replicated state is written in equal parts") {
   const test::TempDir dir;
   const auto errors =
       run_ranks(dir.path(), {.world = 4, .mode = comm::ShardMode::None}, [&](RankOfTest& self) {
@@ -416,11 +412,11 @@ TEST_CASE("what every rank holds is written in equal parts") {
     whole += size;
   }
   REQUIRE(parts.size() == 4);
-  // A segment is whole cache lines, of each of three values per weight, and there is a header.
+  // Segments are whole cache lines, for three values per weight, plus a header.
   for (const std::int64_t part : parts) CHECK(part < whole / 4 + 3 * 256 * 2 + 2048);
 }
 
-TEST_CASE("what stays is chosen by the losses stored with the checkpoints") {
+TEST_CASE("retention uses the losses stored with the checkpoints") {
   const test::TempDir dir;
   const std::vector<double> losses{3, 1, 2, 4, 5, 6};
   const io::Retention retention{
@@ -439,7 +435,7 @@ TEST_CASE("what stays is chosen by the losses stored with the checkpoints") {
   CHECK_FALSE(stored_val_loss(dir.path()));
 }
 
-TEST_CASE("a trainer state that only a newer tessera reads is told from a broken one") {
+TEST_CASE("a trainer state of a newer format is distinguished from a broken one") {
   std::string text = format_trainer_state({});
   const std::string version = "\"version\": 1";
   const auto at = text.find(version);
@@ -473,14 +469,14 @@ void damage(const fs::path& checkpoint, Damage kind) {
   }
 }
 
-// Two steps, each saved (the second only as the run ends, if it `is_last`), of which one may stay.
-// The checkpoint of the second is damaged as soon as it is committed, at most `times`.
+// Two saved steps, of which one is kept; the second is saved only at the end of the run if
+// `is_last`. The second checkpoint is damaged right after its commit, at most `times` times.
 struct DamagedSave {
   test::TempDir dir;
   std::vector<std::string> errors;
-  std::string notes;              // rank 0's
+  std::string notes;
   std::vector<Saved> saved;       // rank 0's
-  std::vector<std::string> ends;  // training, by rank: "1" or "0"
+  std::vector<std::string> ends;  // per rank: "1" if training ends, else "0"
 
   struct Options {
     bool in_background = true;
@@ -528,7 +524,7 @@ struct DamagedSave {
 
 }  // namespace
 
-TEST_CASE("a checkpoint found damaged as it is read back counts as not saved") {
+TEST_CASE("a checkpoint found damaged by verification counts as not saved") {
   using Options = DamagedSave::Options;
   const char* const what[] = {"step-00000002 is not verified: rank 1: ",
                               "rank-00001-of-00002.safetensors: tensor optimizer/exp_avg_sq/",
@@ -547,25 +543,25 @@ TEST_CASE("a checkpoint found damaged as it is read back counts as not saved") {
   };
   for (const bool in_background : {true, false}) {
     CAPTURE(in_background);
-    SUBCASE("it is saved again as the run ends") {
+    SUBCASE("it is saved again at the end of the run") {
       const DamagedSave run(Options{.in_background = in_background});
       is_saved_again(run);
       for (const char* part : what) CHECK(contains(run.notes, part));
     }
-    SUBCASE("whatever of it is damaged, and whatever checkpoint.on_error says") {
+    SUBCASE("any damage has this effect, with any checkpoint.on_error") {
       for (const Damage kind : {Damage::Cut, Damage::Missing, Damage::Trainer, Damage::Index}) {
         CAPTURE(static_cast<int>(kind));
         is_saved_again(DamagedSave(
             Options{.in_background = in_background, .stop_on_error = true, .kind = kind}));
       }
     }
-    SUBCASE("also the one that the end itself saves") {
+    SUBCASE("also the one saved at the end") {
       const DamagedSave run(Options{.in_background = in_background, .is_last = true});
       is_saved_again(run);
       CHECK(contains(run.notes, warning + "trying again: "));
     }
-    SUBCASE("if it is damaged again, the run fails and the one before it stays") {
-      const DamagedSave run(Options{.in_background = in_background, .times = 3});  // all of them
+    SUBCASE("if it is damaged again, the run fails and the former one is kept") {
+      const DamagedSave run(Options{.in_background = in_background, .times = 3});
       for (const auto& error : run.errors) {
         CAPTURE(error);
         for (const char* part : what) CHECK(contains(error, part));
@@ -574,7 +570,7 @@ TEST_CASE("a checkpoint found damaged as it is read back counts as not saved") {
       CHECK(value_of(run.dir.path() / "step-00000001") == 1.0F);
       CHECK(run.saved.size() == 1);
     }
-    SUBCASE("while training goes on, checkpoint.on_error decides") {
+    SUBCASE("during training, checkpoint.on_error decides") {
       for (const bool stop : {false, true}) {
         CAPTURE(stop);
         const DamagedSave run(
@@ -589,7 +585,7 @@ TEST_CASE("a checkpoint found damaged as it is read back counts as not saved") {
           if (stop) CHECK(contains(error, "step-00000002 is not verified: rank 1: "));
         }
         CHECK(value_of(run.dir.path() / "step-00000004") == 4.0F);
-        // It took no intact one's place.
+        // It displaced no intact checkpoint.
         CHECK(steps_in(run.dir.path()) == std::vector<std::int64_t>{4});
       }
     }

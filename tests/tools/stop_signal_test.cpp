@@ -16,10 +16,9 @@ namespace {
 
 struct Ended {
   std::string err;
-  int signal = 0;  // that ended it
+  int signal = 0;  // signal that ended it, or 0
 };
 
-// A process that gets two signals, more than a second apart.
 struct Child {
   int err = -1;
   pid_t pid = -1;
@@ -36,7 +35,7 @@ struct Child {
       stop.set_progress(stage, step, saved);
       ::raise(signal);
       if (stop.received() != signal) ::_exit(1);
-      ::raise(signal);  // within a second: the same request
+      ::raise(signal);  // the same request: within a second
       std::this_thread::sleep_for(std::chrono::milliseconds(1050));
       ::raise(signal);
       ::_exit(0);
@@ -58,7 +57,7 @@ struct Child {
 
 }  // namespace
 
-TEST_CASE("the first signal is answered at once, the second with the steps that are lost") {
+TEST_CASE("the first signal is answered at once, the second with the number of lost steps") {
   using Stage = StopSignal::Stage;
   const struct {
     int signal;
@@ -92,7 +91,7 @@ TEST_CASE("the first signal is answered at once, the second with the steps that 
   }
 }
 
-TEST_CASE("a rank other than 0 says nothing, and a scheduler's warning ends nothing") {
+TEST_CASE("only rank 0 answers, and a scheduler's warning ends nothing") {
   const Child silent(false, SIGINT, StopSignal::Stage::Training, 1, 0);
   const Child warned(true, SIGUSR1, StopSignal::Stage::Training, 1, 0);
   const Ended first = silent.wait(), second = warned.wait();

@@ -20,7 +20,7 @@ struct Fixture {
       {.n_layer = 2, .n_head = 3, .n_embd = 24, .vocab_size = kVocabulary, .seq_len = kPositions}};
   std::shared_ptr<Context> context = Context::create({.threads = 1});
 
-  // Larger weights than at the start of training, so that what is chosen depends on all tokens.
+  // Weights larger than initial ones, so that each token depends on all others.
   Fixture() {
     materialize(model.units(), context, DType::F32,
                 [](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
@@ -51,7 +51,8 @@ Tokens last(const Tokens& tokens, std::size_t count) {
 
 }  // namespace
 
-TEST_CASE_FIXTURE(Fixture, "each new token is told once, and more of them begin as fewer do") {
+TEST_CASE_FIXTURE(Fixture,
+                  "each new token is reported once, and longer texts start like shorter ones") {
   const Tokens prompt = make_tokens(5, 1);
   Tokens told;
   const Tokens all = run(prompt, 11, [&](std::int32_t token) { told.push_back(token); });
@@ -63,8 +64,7 @@ TEST_CASE_FIXTURE(Fixture, "each new token is told once, and more of them begin 
   CHECK_THROWS_AS(run({kVocabulary}, 1), InvalidArgument);
 }
 
-TEST_CASE_FIXTURE(
-    Fixture, "a prompt as long as the positions or longer is read from its end, then by half") {
+TEST_CASE_FIXTURE(Fixture, "a prompt beyond the context is read from its end, then by half") {
   int half_differs = 0;
   for (std::uint32_t seed = 0; seed < 20; ++seed) {
     for (const std::size_t length : {16, 17, 40}) {
@@ -81,10 +81,10 @@ TEST_CASE_FIXTURE(
       CHECK(made[2] == run(last(text, 9), 1)[0]);
     }
   }
-  CHECK(half_differs > 20);  // of 60: the lengths could be told apart
+  CHECK(half_differs > 20);  // of 60: shows that the lengths differ in effect
 }
 
-TEST_CASE("what a terminal must not get becomes the replacement character") {
+TEST_CASE("unprintable bytes become the replacement character") {
   const std::string r = "\uFFFD";
   CHECK(printable("a\tb\n\u00e9\u20ac\U0001F600") == "a\tb\n\u00e9\u20ac\U0001F600");
   CHECK(printable("a\r\nb") == "a\r\nb");
@@ -95,7 +95,7 @@ TEST_CASE("what a terminal must not get becomes the replacement character") {
   CHECK(printable("") == "");
 }
 
-TEST_CASE("text in pieces is shown in whole characters, whatever the pieces") {
+TEST_CASE("streamed text is shown in whole characters, whatever the chunks") {
   const std::string text = "a\u00e9\u20ac\U0001F600\U0001F600\r\n\u20acz\xf0\x9f\xffq\xe0\x80!";
   for (std::size_t step = 1; step <= text.size(); ++step) {
     CAPTURE(step);
@@ -108,7 +108,6 @@ TEST_CASE("text in pieces is shown in whole characters, whatever the pieces") {
     CHECK(pending.empty());
     CHECK(shown == printable(text));
   }
-  // Nothing is kept longer than needed.
   for (const auto& [piece, kept] : {std::pair("a\r", 1U),
                                     {"a\xe2\x82", 2U},
                                     {"\xff", 0U},

@@ -4,7 +4,7 @@
 
 using tessera::tools::escaped;
 
-TEST_CASE("bytes that are no text are escaped") {
+TEST_CASE("invalid UTF-8 and control characters are escaped") {
   CHECK(escaped("") == "");
   CHECK(escaped("tensor w\u00e9ight, 1 < 2 \\") == "tensor w\u00e9ight, 1 < 2 \\");
   CHECK(escaped("a\xff"
@@ -13,6 +13,6 @@ TEST_CASE("bytes that are no text are escaped") {
   CHECK(escaped("\xc3") == "\\xc3");
   CHECK(escaped("\xed\xa0\x80.") == "\\xed\\xa0\\x80.");
   CHECK(escaped(std::string_view("\0", 1)) == "\\x00");
-  CHECK(escaped("\u009b31m\u00a0") == "\\xc2\\x9b31m\u00a0");  // a terminal's CSI in one character
+  CHECK(escaped("\u009b31m\u00a0") == "\\xc2\\x9b31m\u00a0");  // a terminal's CSI as one character
   CHECK(tessera::tools::escaped_lines("a\x1b\n\nb\n") == "a\\x1b\n\nb\n");
 }

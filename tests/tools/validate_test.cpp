@@ -9,7 +9,6 @@ using namespace tessera::tools;
 
 namespace {
 
-/// A valid configuration with one change.
 template <typename Change>
 Config changed(Change change) {
   Config config;
@@ -20,7 +19,7 @@ Config changed(Change change) {
 
 }  // namespace
 
-TEST_CASE("the defaults need a data file and nothing else") {
+TEST_CASE("the defaults need only a data file") {
   Config config;
   CHECK_THROWS_HOLDING(InvalidArgument, "--data.train FILE", config.validate(1));
   config.data.train = {"t.txt"};
@@ -33,7 +32,7 @@ TEST_CASE("the defaults need a data file and nothing else") {
   }
 }
 
-TEST_CASE("batches that don't divide are refused with the nearest that do") {
+TEST_CASE("indivisible batches are refused with the nearest valid sizes") {
   CHECK_THROWS_HOLDING(InvalidArgument,
                        "is 12, which 5 ranks cannot share equally; the nearest values that fit are "
                        "10 or 15",
@@ -61,7 +60,7 @@ TEST_CASE("heads must divide the width") {
                        changed([](Config& c) { c.model.n_head = 256; }).validate(1));
 }
 
-TEST_CASE("what this build lacks is refused as such") {
+TEST_CASE("features missing in this build are refused as such") {
   CHECK_THROWS_HOLDING(Unsupported, "model.arch llama",
                        changed([](Config& c) { c.model.arch = "llama"; }).validate(1));
   CHECK_THROWS_HOLDING(Unsupported, "shard.mode hybrid",
@@ -72,7 +71,7 @@ TEST_CASE("what this build lacks is refused as such") {
   CHECK_THROWS_HOLDING(Unsupported, "comm.backend nccl is for ranks on GPUs", nccl.validate(1));
 }
 
-TEST_CASE("values that contradict each other are refused") {
+TEST_CASE("contradictory values are refused") {
   Config low = changed([](Config& c) { c.optim.lr = 5e-5; });
   low.validate(1);
   CHECK(low.optim.min_lr == 5e-5 / 10);  // follows lr unless given

@@ -23,7 +23,7 @@ TEST_CASE("memory store: keys are written once, and get waits for them") {
   writer.join();
 }
 
-TEST_CASE("exchange gives every rank all values, by rank") {
+TEST_CASE("exchange returns the values of all ranks, by rank") {
   MemoryStore store;
   const auto results = run_ranks(5, [&](int rank) {
     for (const char* name : {"step-1", "step-2"}) {
@@ -39,7 +39,7 @@ TEST_CASE("exchange gives every rank all values, by rank") {
   for (const RankResult& result : results) CHECK(result.error == "");
 }
 
-TEST_CASE("exchange names who did not answer, the same on every rank that did, and on the late") {
+TEST_CASE("exchange names missing ranks, identically on punctual and late ranks") {
   MemoryStore store;
   const auto results = run_ranks(5, [&](int rank) {
     if (rank == 3) return;
@@ -54,8 +54,8 @@ TEST_CASE("exchange names who did not answer, the same on every rank that did, a
   }
 }
 
-TEST_CASE("an exchange is all or nothing though deadlines differ") {
-  // The last value comes about when the first deadline passes, again and again.
+TEST_CASE("an exchange succeeds on all ranks or on none, even with different deadlines") {
+  // The last value arrives close to the first deadline, in every round.
   for (int round = 0; round < 20; ++round) {
     MemoryStore store;
     const auto results = run_ranks(3, [&](int rank) {
@@ -67,7 +67,7 @@ TEST_CASE("an exchange is all or nothing though deadlines differ") {
   }
 }
 
-TEST_CASE("a rank that is known to be lost ends what waits for it, long before the deadline") {
+TEST_CASE("a lost rank ends the waits for it, long before the deadline") {
   MemoryStore store;
   const auto results = run_ranks(3, [&](int rank) {
     if (rank == 2) {
@@ -84,13 +84,13 @@ TEST_CASE("a rank that is known to be lost ends what waits for it, long before t
     CHECK(result.culprits == std::vector<int>{2});
     CHECK(result.error == "rank 2 was killed");
   }
-  // What all have answered is agreed on nevertheless.
+  // A value that all ranks have published is still agreed on.
   const auto late = run_ranks(
       2, [&](int rank) { CHECK(comm::exchange(store, "end", rank, 2, "yes", 10s).size() == 2); });
   for (const RankResult& result : late) CHECK(result.error == "");
 }
 
-TEST_CASE("the store forgets an exchange when all ranks have it, and only then") {
+TEST_CASE("the store deletes an exchange once all ranks have read it, not earlier") {
   MemoryStore store;
   const auto results = run_ranks(3, [&](int rank) {
     for (int i = 0; i < 1000; ++i) {
@@ -114,7 +114,7 @@ TEST_CASE("the store forgets an exchange when all ranks have it, and only then")
   CHECK(store.has("a0/1"));
 }
 
-TEST_CASE("a rank that is there twice is refused") {
+TEST_CASE("a duplicate rank is refused") {
   MemoryStore store;
   store.set("vote/0", "somebody else");
   try {
@@ -127,7 +127,7 @@ TEST_CASE("a rank that is there twice is refused") {
   }
 }
 
-TEST_CASE("errors survive the way through the store") {
+TEST_CASE("errors survive their transfer through the store") {
   const CommError error(CommFailure::PeerLost, {1, 12}, "lost {} | {}", "a", "b");
   const CommError copy = comm::decode_error(comm::encode_error(error));
   CHECK(copy.failure() == CommFailure::PeerLost);

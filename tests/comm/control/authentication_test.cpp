@@ -18,8 +18,8 @@ namespace {
 
 const std::string kSecret = "0123456789abcdef0123456789abcdef";
 
-// The read end of a pipe that holds the text, as the variables tell it; the write end is closed
-// unless it is asked for.
+// The read end of a pipe that contains the text, as TESSERA_TOKEN_FD; the write end is closed
+// unless requested.
 comm::Variables piped(const std::string& text, int* write_end = nullptr) {
   int ends[2];
   REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
@@ -38,7 +38,7 @@ bool is_open(const comm::Variables& variables) {
 
 }  // namespace
 
-TEST_CASE("nonces and tokens never come twice") {
+TEST_CASE("nonces and tokens never repeat") {
   std::set<std::string> seen;
   for (int i = 0; i < 1000; ++i) {
     const std::string nonce = comm::make_nonce();
@@ -51,7 +51,7 @@ TEST_CASE("nonces and tokens never come twice") {
   CHECK(comm::make_token() != token);
 }
 
-TEST_CASE("a proof depends on all that it is made of") {
+TEST_CASE("a proof depends on every input") {
   const std::string a(32, 'a'), b(32, 'b');
   const auto proof = [&](const std::string& token, ProofRole role, const std::string& run,
                          const std::string& client, const std::string& server) {
@@ -66,11 +66,11 @@ TEST_CASE("a proof depends on all that it is made of") {
   CHECK(all.insert(proof(kSecret, ProofRole::Client, "run2", a, b)).second);
   CHECK(all.insert(proof(kSecret, ProofRole::Client, "run", b, b)).second);
   CHECK(all.insert(proof(kSecret, ProofRole::Client, "run", a, a)).second);
-  // Where one field ends and the next begins counts.
+  // Shifting a byte between fields changes the proof.
   CHECK(all.insert(proof(kSecret, ProofRole::Client, "runa", a.substr(1), b)).second);
 }
 
-TEST_CASE("secrets are the same if all bytes are") {
+TEST_CASE("secrets are equal if all bytes are") {
   CHECK(comm::is_same_secret("", ""));
   CHECK(comm::is_same_secret(kSecret, kSecret));
   CHECK_FALSE(comm::is_same_secret(kSecret, kSecret.substr(1)));
@@ -89,13 +89,13 @@ TEST_CASE("a token comes from a variable, a pipe, or a file that ranks share; or
   const int file = ::memfd_create("token", MFD_CLOEXEC);
   REQUIRE(file >= 0);
   REQUIRE(::write(file, kSecret.data(), kSecret.size()) == static_cast<ssize_t>(kSecret.size()));
-  for (int rank = 0; rank < 2; ++rank) {  // who share its position
+  for (int rank = 0; rank < 2; ++rank) {  // which share the file offset
     CHECK(read_token({{"TESSERA_TOKEN_FD", std::to_string(::dup(file))}}) == kSecret);
   }
   ::close(file);
 }
 
-TEST_CASE("what is no token is refused by the variable's name") {
+TEST_CASE("an invalid token is refused with its variable's name") {
   CHECK_THROWS_HOLDING(InvalidArgument, "are both set",
                        read_token({{"TESSERA_TOKEN", kSecret}, {"TESSERA_TOKEN_FD", "0"}}));
   CHECK_THROWS_HOLDING(InvalidArgument,
@@ -115,7 +115,7 @@ TEST_CASE("what is no token is refused by the variable's name") {
                        read_token({{"TESSERA_TOKEN_FD", "54321"}}));
 }
 
-TEST_CASE("a descriptor that nobody closes is not waited for without end, and closed") {
+TEST_CASE("a descriptor whose writer never closes is read with a deadline, then closed") {
   int write_end = -1;
   const auto pipe = piped(kSecret, &write_end);
   const Stopwatch watch;
@@ -126,7 +126,7 @@ TEST_CASE("a descriptor that nobody closes is not waited for without end, and cl
   ::close(write_end);
 }
 
-TEST_CASE("loopback needs no token, everything else does") {
+TEST_CASE("only loopback works without a token") {
   for (const char* host : {"127.0.0.1", "127.1.2.3", "::1", "localhost"}) {
     CHECK_NOTHROW(comm::require_token(host, ""));
   }

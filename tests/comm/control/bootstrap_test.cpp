@@ -22,8 +22,8 @@ using comm::LaunchEnvironment;
 
 namespace {
 
-// Of this process and its forks alone: ranks look at several ports, where tests beside this one may
-// serve a store, too.
+// Unique per test process, since ranks probe several ports and parallel tests may serve stores
+// there.
 const std::string kRun = fmt::format("run-{}", ::getpid());
 
 LaunchEnvironment environment(int rank, int world, int port, bool rank_zero_serves) {
@@ -48,14 +48,14 @@ std::string sum_of_ranks(comm::RankGroup group) {
   return fmt::format("{} of {} over {}", x[0], group.ranks.size(), group.communicator->backend());
 }
 
-// How a rank on a device of fibers bootstraps.
+// How ranks on fiber devices bootstrap.
 struct OnDevice {
   std::string backend = "auto";
-  int devices = 8;        // that the ranks of the host take in turn
-  int without_nccl = -1;  // a rank whose NCCL is missing
+  int devices = 8;        // per host, assigned round-robin
+  int without_nccl = -1;  // rank without NCCL
 };
 
-// What three such ranks say, and how often each of them opened NCCL.
+// Outcomes of three ranks, with the number of times that each opened NCCL.
 std::vector<Outcome> bootstrapped(const OnDevice& how) {
   Processes ranks(3, [&](int rank, const std::string& port) {
     device_context() = Context::create(
@@ -65,7 +65,7 @@ std::vector<Outcome> bootstrapped(const OnDevice& how) {
     options.backend = how.backend;
     options.init_timeout = 5s;
     options.communicator.context = device_context();
-    // Alone in its process, it plays NCCL of ranks that hear nothing of each other.
+    // Fake NCCL, limited to this process: the ranks do not communicate.
     options.open_nccl = [&](Context&) -> std::unique_ptr<comm::NcclDriver> {
       ++opened;
       if (rank == how.without_nccl) throw Unsupported("no libnccl.so.2");
@@ -99,14 +99,14 @@ TEST_CASE("one rank needs no network") {
   group.store->set("a", "b");
 }
 
-TEST_CASE("backends that are not there are refused in one sentence") {
+TEST_CASE("unavailable backends are refused in one sentence") {
   CHECK_THROWS_HOLDING(Unsupported, "comm.backend=nccl needs ranks that compute on GPUs",
                        comm::bootstrap(environment(0, 1, 0, true), {.backend = "nccl"}));
   CHECK_THROWS_HOLDING(InvalidArgument, "expected auto, shm, tcp or nccl, got 'mpi'",
                        comm::bootstrap(environment(0, 1, 0, true), {.backend = "mpi"}));
 }
 
-TEST_CASE("a start has a number that all its ranks are told, and no other start") {
+TEST_CASE("all ranks of a start share a start id, which differs between starts") {
   std::vector<std::string> seen;
   for (const int world : {1, 3, 3}) {
     Processes ranks(world, [&](int rank, const std::string& port) {
@@ -128,7 +128,7 @@ TEST_CASE("a start has a number that all its ranks are told, and no other start"
   }
 }
 
-TEST_CASE("processes come together when the launcher serves the store, and when rank 0 does") {
+TEST_CASE("processes meet at the launcher's store, and at rank 0's") {
   for (int i = 0; i < 6; ++i) {
     const bool rank_zero_serves = i % 2 == 1;
     const int world = 2 + i / 2;
@@ -138,10 +138,10 @@ TEST_CASE("processes come together when the launcher serves the store, and when 
       return sum_of_ranks(
           comm::bootstrap(environment(rank, world, std::stoi(port), rank_zero_serves), {}));
     });
-    // There is one store of the run: where rank 0 serves, ranks look at the ports after this one.
+    // If rank 0 serves the store, ranks also probe the next ports.
     std::optional<comm::TcpStoreServer> server;
     if (!rank_zero_serves) server.emplace(comm::TcpStoreServerOptions{.run_id = kRun});
-    // Rank 0 finds this port taken, by a store of another run in effect, and takes the next.
+    // A store of another run occupies this port, so rank 0 uses the next one.
     const comm::TcpStoreServer other({.run_id = "another run"});
     ranks.go(std::to_string(server ? server->port() : other.port()));
     for (const Outcome& outcome : ranks.wait(15s)) {
@@ -150,16 +150,16 @@ TEST_CASE("processes come together when the launcher serves the store, and when 
   }
 }
 
-TEST_CASE("ranks on devices of their own take NCCL, by themselves or when told to") {
+TEST_CASE("ranks on separate devices use NCCL, by default and on request") {
   for (const char* backend : {"auto", "nccl"}) {
     const auto outcomes = bootstrapped({.backend = backend});
-    for (std::size_t r = 0; r < 3; ++r) {  // a sum over this rank alone
+    for (std::size_t r = 0; r < 3; ++r) {  // each fake NCCL sums its own rank only
       CHECK(outcomes[r].text == fmt::format("{} of 3 over nccl [1]", r + 1));
     }
   }
 }
 
-TEST_CASE("ranks on devices talk through the host when told to") {
+TEST_CASE("ranks on devices communicate through the host on request") {
   for (const std::string backend : {"shm", "tcp"}) {
     for (const Outcome& outcome : bootstrapped({.backend = backend})) {
       CHECK(outcome.text == fmt::format("6 of 3 over host-staged {} [0]", backend));
@@ -167,7 +167,7 @@ TEST_CASE("ranks on devices talk through the host when told to") {
   }
 }
 
-TEST_CASE("if NCCL is missing on one rank, all talk through the host, and say why") {
+TEST_CASE("if NCCL is missing on one rank, all ranks communicate through the host and say why") {
   for (const Outcome& outcome : bootstrapped({.without_nccl = 1})) {
     CHECK(outcome.text == "6 of 3 over host-staged shm; rank 1: no libnccl.so.2 [1]");
   }
@@ -194,7 +194,7 @@ TEST_CASE("ranks that share a device are named before NCCL is opened") {
   ::unsetenv("TESSERA_NCCL_SHARE_DEVICES");
 }
 
-TEST_CASE("one rank on a device needs nobody") {
+TEST_CASE("a single rank on a device needs no other process") {
   device_context() = fiber_context();
   comm::BootstrapOptions options;
   options.communicator.context = device_context();
@@ -220,7 +220,7 @@ TEST_CASE("the address for other hosts is an interface's, never loopback") {
   ::freeifaddrs(first);
 }
 
-TEST_CASE("rank 0 waits for the address under which it is to serve, then names it") {
+TEST_CASE("rank 0 waits for its configured address to appear, then reports it") {
   LaunchEnvironment e = environment(0, 2, 900, true);
   e.address = std::string(70, 'x');
   const Stopwatch watch;
@@ -250,7 +250,7 @@ TEST_CASE("a rank that never starts is named by all others in time") {
   CHECK(outcomes[0].text.find("missing: rank 1") != std::string::npos);
 }
 
-TEST_CASE("where no store answers, rank 0 is missing if it serves; a launcher is no rank") {
+TEST_CASE("no store answers: rank 0 is missing if it serves; a launcher is no rank") {
   std::uint16_t port = 0;
   {
     const comm::TcpStoreServer gone({.run_id = kRun});
@@ -259,10 +259,10 @@ TEST_CASE("where no store answers, rank 0 is missing if it serves; a launcher is
   for (const bool rank_zero_serves : {true, false}) {
     CAPTURE(rank_zero_serves);
     LaunchEnvironment e = environment(1, 2, port, rank_zero_serves);
-    e.ports = 1;  // other tests may serve on the next ones
+    e.ports = 1;  // parallel tests may serve on the next ones
     try {
       comm::bootstrap(e, {.init_timeout = 300ms});
-      FAIL("there was a store");
+      FAIL("no error");
     } catch (const CommError& error) {
       CHECK(error.failure() == CommFailure::Timeout);
       CHECK(std::string(error.what())
@@ -272,7 +272,7 @@ TEST_CASE("where no store answers, rank 0 is missing if it serves; a launcher is
   }
 }
 
-TEST_CASE("ranks with another configuration do not start") {
+TEST_CASE("ranks with different configurations do not start") {
   Processes ranks(2, [&](int rank, const std::string& port) -> std::string {
     try {
       comm::bootstrap(environment(rank, 2, std::stoi(port), false),
@@ -290,7 +290,7 @@ TEST_CASE("ranks with another configuration do not start") {
   }
 }
 
-TEST_CASE("without a token nobody serves where other hosts come, and every rank says so at once") {
+TEST_CASE("without a token no rank serves other hosts, and every rank says so at once") {
   for (const int rank : {0, 1}) {
     LaunchEnvironment e = environment(rank, 2, 23451, true);
     const Stopwatch watch;
@@ -300,14 +300,14 @@ TEST_CASE("without a token nobody serves where other hosts come, and every rank 
                            comm::bootstrap(e, {.init_timeout = 20s}));
     }
     e.bind.clear();
-    e.address = "192.0.2.1";  // of nobody
+    e.address = "192.0.2.1";  // TEST-NET-1: unassigned
     CHECK_THROWS_HOLDING(InvalidArgument, "192.0.2.1, which other hosts reach, without a token",
                          comm::bootstrap(e, {.init_timeout = 20s}));
     CHECK(watch.elapsed() < 5s);
   }
 }
 
-TEST_CASE("with a token rank 0 serves on all addresses, and who has another one stays out") {
+TEST_CASE("with a token rank 0 serves on all addresses, and ranks with another token are refused") {
   Processes ranks(3, [&](int rank, const std::string& port) -> std::string {
     LaunchEnvironment e = environment(rank % 2, 2, std::stoi(port), true);
     e.ports = rank == 2 ? 1 : 16;
@@ -331,5 +331,6 @@ TEST_CASE("with a token rank 0 serves on all addresses, and who has another one 
   const auto outcomes = ranks.wait(30s);
   CHECK(outcomes[0].text == "3 of 2 over shm");
   CHECK(outcomes[1].text == "3 of 2 over shm");
-  CHECK(outcomes[2].text.find("store") != std::string::npos);  // refused, or rank 0 had left
+  // Refused, or rank 0 had already left.
+  CHECK(outcomes[2].text.find("store") != std::string::npos);
 }

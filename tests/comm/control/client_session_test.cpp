@@ -28,7 +28,7 @@ Message decoded(const std::string& frame) {
 
 }  // namespace
 
-TEST_CASE("without a token the run's name is enough, and then requests come") {
+TEST_CASE("without a token the run's name suffices for requests") {
   ClientSession session(kOpen);
   std::string out;
   CHECK(session.take(hello(), out) == Next::Joined);
@@ -43,10 +43,10 @@ TEST_CASE("without a token the run's name is enough, and then requests come") {
   CHECK(session.take_request() == request.substr(4));
   CHECK(session.held() == 0);
   CHECK(out == "");
-  CHECK(session.take(request + "x", out) == Next::Close);  // talks before it was answered
+  CHECK(session.take(request + "x", out) == Next::Close);  // a request before the answer
 }
 
-TEST_CASE("with a token both sides prove that they know it") {
+TEST_CASE("with a token both sides prove knowledge of it") {
   ClientSession session(kLocked);
   std::string out;
   const std::string nonce = comm::make_nonce();
@@ -67,7 +67,7 @@ TEST_CASE("with a token both sides prove that they know it") {
   CHECK(session.take_request() == largest.substr(4));
 }
 
-TEST_CASE("another run, a token on one side only: no, and nothing else") {
+TEST_CASE("another run, or a token on one side only, is answered with no and nothing else") {
   const struct {
     const comm::StoreSecrets& secrets;
     std::string hello;
@@ -85,7 +85,7 @@ TEST_CASE("another run, a token on one side only: no, and nothing else") {
   }
 }
 
-TEST_CASE("a wrong proof: no, and nothing else") {
+TEST_CASE("a wrong proof is answered with no and nothing else") {
   const std::string nonce = comm::make_nonce();
   const auto answer_to = [&](const auto& make) {
     ClientSession session(kLocked);
@@ -103,15 +103,15 @@ TEST_CASE("a wrong proof: no, and nothing else") {
   CHECK(answer_to([&](const std::string& challenge) {
           return comm::make_proof("another token", ProofRole::Client, "run", nonce, challenge);
         }) == no);
-  CHECK(answer_to([&](const std::string& challenge) {  // what a server would send: reflected
+  CHECK(answer_to([&](const std::string& challenge) {  // a server's proof, reflected
           return comm::make_proof(kToken, ProofRole::Server, "run", nonce, challenge);
         }) == no);
-  CHECK(answer_to([&](const std::string& challenge) {  // of another run with this token
+  CHECK(answer_to([&](const std::string& challenge) {  // a proof for another run with this token
           return comm::make_proof(kToken, ProofRole::Client, "old run", nonce, challenge);
         }) == no);
 }
 
-TEST_CASE("frames are refused by their length before they are there, and little is held") {
+TEST_CASE("oversized frames are refused by their length word, and little memory is used") {
   for (const comm::StoreSecrets* secrets : {&kOpen, &kLocked}) {
     for (const std::uint32_t length : {0xffffffffU, 1025U}) {
       ClientSession session(*secrets);
@@ -125,10 +125,10 @@ TEST_CASE("frames are refused by their length before they are there, and little 
   ClientSession joined(kOpen);
   std::string out;
   REQUIRE(joined.take(hello(), out) == Next::Joined);
-  CHECK(joined.take(std::string("\x01\x00\x10\x00", 4), out) == Next::Close);  // 1 MiB and a byte
+  CHECK(joined.take(std::string("\x01\x00\x10\x00", 4), out) == Next::Close);  // 1 MiB + 1
 }
 
-TEST_CASE("requests, and proofs without a challenge, are not for strangers") {
+TEST_CASE("requests, and proofs without a challenge, are refused before authentication") {
   for (const std::string& bytes :
        {message('S', {"k", "v"}), message('G', {"k", "5"}), message('P', {std::string(32, 'x')}),
         message('y', {""}), message('H', {}), message('H', {"tessera-store-1", "run", ""})}) {

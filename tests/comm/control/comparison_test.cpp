@@ -9,7 +9,6 @@ using comm::RankText;
 
 namespace {
 
-// One rank for each text.
 std::optional<CommError> differences(const std::vector<std::string>& texts) {
   std::vector<RankText> ranks;
   for (const std::string& text : texts) {
@@ -26,12 +25,12 @@ std::string message(const std::vector<std::string>& texts) {
 
 }  // namespace
 
-TEST_CASE("equal texts have no differences, in whatever order their lines are") {
+TEST_CASE("equal texts have no differences, whatever the order of their lines") {
   CHECK(message({"a = 1\nb = 2\n", "a = 1\nb = 2", "b = 2\na = 1\n"}) == "");
   CHECK(message({"", ""}) == "");
 }
 
-TEST_CASE("every field that differs is told, with its majority and all odd sides") {
+TEST_CASE("every differing field is reported, with the majority's value and all others") {
   const auto error = differences(
       {"a = 1\nb = 2\nc = 3", "a = 7\nb = 2\nc = 3", "a = 1\nb = 2\nc = 4", "a = 8\nb = 2\nc = 4"});
   REQUIRE(error);
@@ -43,7 +42,7 @@ TEST_CASE("every field that differs is told, with its majority and all odd sides
         "'3'; start all ranks with the same program and configuration");
 }
 
-TEST_CASE("a field that is missing, a line without a value, and a field told twice") {
+TEST_CASE("a missing field, a line without a value, and a duplicate field") {
   CHECK(message({"a = 1", "a = 1\nb = "})
             .find("b: rank 1 (h1, pid 11) has '', rank 0 (h0, pid 10) "
                   "has none") != std::string::npos);
@@ -54,7 +53,7 @@ TEST_CASE("a field that is missing, a line without a value, and a field told twi
   CHECK(message({"a = 1\na = 1", "a = 1"}).find("a (2): ") != std::string::npos);
 }
 
-TEST_CASE("long lists are cut, and what is cut is counted") {
+TEST_CASE("long lists are truncated, with a count of the rest") {
   std::string many, others;
   for (int i = 0; i < 20; ++i) {
     many += fmt::format("f{} = 1\n", i);
@@ -77,7 +76,7 @@ TEST_CASE("long lists are cut, and what is cut is counted") {
                    "and 82 more have '1'") != std::string::npos);
 }
 
-TEST_CASE("ranks compare what they have: all go on, or all hear of the odd one") {
+TEST_CASE("ranks compare texts: all continue, or all get the error that names the odd one") {
   for (int world = 1; world <= 4; ++world) {
     for (int odd = -1; odd < (world > 1 ? world : 0); ++odd) {
       CAPTURE(world);
@@ -92,7 +91,7 @@ TEST_CASE("ranks compare what they have: all go on, or all hear of the odd one")
         CHECK(result.error.empty() == (odd < 0));
         if (odd < 0) continue;
         CHECK(result.failure == CommFailure::Mismatch);
-        // Of two, the lowest is right.
+        // of two ranks, the lower one is the reference
         CHECK(result.culprits == std::vector<int>{world == 2 ? 1 : odd});
         CHECK(result.error.find("layout: rank ") == 0);
         CHECK(result.error.find("one field: unit h.0: rank ") != std::string::npos);
@@ -101,7 +100,7 @@ TEST_CASE("ranks compare what they have: all go on, or all hear of the odd one")
   }
 }
 
-TEST_CASE("a rank that does not come to a comparison is named") {
+TEST_CASE("a rank that does not join a comparison is named") {
   comm::MemoryStore store;
   CHECK_THROWS_HOLDING(CommError, "layout: 1 of 2 ranks answered within 0.05 s, missing: rank 1; ",
                        comm::compare_among_ranks(store, "layout", 0, 2, "a = 1", 50ms));

@@ -12,7 +12,7 @@
 
 namespace tessera::test {
 
-/// A store's server, as somebody sees it who would like to join.
+/// A store server's address, run and token, as an attacker sees them.
 struct Door {
   std::string host;
   std::uint16_t port = 0;
@@ -31,13 +31,13 @@ inline std::string hello(const std::string& run_id, const std::string& nonce) {
   return message('H', {std::string(comm::StoreProtocol::kMagic), run_id, nonce});
 }
 
-/// What an honest client says, as somebody on the way could write it down.
+/// An honest client's messages, as an eavesdropper records them.
 struct Recording {
   std::string hello, proof, request;
 };
 
-/// Joins with the token, and asks for a key that is not there.
-/// @throws std::runtime_error if the server does not let it
+/// Joins with the token, and requests a missing key.
+/// @throws std::runtime_error if the server refuses the client
 inline Recording record(const Door& door, const std::string& token) {
   const auto fd = raw(door);
   const std::string nonce = comm::make_nonce();
@@ -62,7 +62,7 @@ inline std::string random_bytes(std::mt19937& random, std::size_t most) {
   return bytes;
 }
 
-/// What a stranger of a kind says first.
+/// First bytes of a random kind of attacker.
 inline std::string hostile_bytes(std::mt19937& random, const Door& door, const Recording& said) {
   switch (random() % 10) {
     case 0:
@@ -88,13 +88,12 @@ inline std::string hostile_bytes(std::mt19937& random, const Door& door, const R
   }
 }
 
-/// What came of hostile connections.
 struct Attack {
   std::atomic<int> made{0}, joined{0}, refused{0};
 };
 
-/// Notes what the server has said until now, and leaves without leaving the port in use for a
-/// minute. One that heard a yes has joined: to its hello, to its proof, or to a request.
+/// Reads the server's answers so far and closes the connection without TIME_WAIT. A client that
+/// received a yes (to its hello, proof or request) has joined.
 inline void leave(const comm::FileDescriptor& fd, Attack& attack) {
   std::string said;
   char bytes[4096];
@@ -115,8 +114,8 @@ inline void leave(const comm::FileDescriptor& fd, Attack& attack) {
   ::setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &now, sizeof(now));
 }
 
-/// One more hostile connection, of a kind by chance, beside those in `open`, one of which goes on.
-/// Keeps at most `most_open`.
+/// Opens one more hostile connection of a random kind, continues a random open one, and keeps at
+/// most `most_open`.
 inline void attack_once(std::mt19937& random, const Door& door, const Recording& said,
                         std::deque<comm::FileDescriptor>& open, std::size_t most_open,
                         Attack& attack) {
@@ -124,9 +123,9 @@ inline void attack_once(std::mt19937& random, const Door& door, const Recording&
   if (!fd) return;
   ++attack.made;
   send_all(fd, hostile_bytes(random, door, said));
-  if (random() % 10 == 0) ::shutdown(fd.get(), SHUT_WR);  // half-open
+  if (random() % 10 == 0) ::shutdown(fd.get(), SHUT_WR);
   open.push_back(std::move(fd));
-  // Some have something to add: a replayed proof or request, a guess, the next byte.
+  // Some continue: a replayed proof or request, a guess, the next byte.
   const comm::FileDescriptor& again = open[random() % open.size()];
   const unsigned what = random() % 4;
   send_all(again, what < 2 ? said.proof : what == 2 ? said.request : random_bytes(random, 40));

@@ -35,14 +35,14 @@ Recording record(const TcpStoreServer& server) { return test::record(door_of(ser
 
 }  // namespace
 
-TEST_CASE("who has the token joins, and keys are shared") {
+TEST_CASE("clients with the token join and share keys") {
   const TcpStoreServer server({.run_id = "run", .token = kToken});
   client(server)->set("k", "v");
   CHECK(client(server)->get("k", 1s) == "v");
   CHECK(server.refused() == 0);
 }
 
-TEST_CASE("another token, none, or one on the client's side only is refused, at once") {
+TEST_CASE("a wrong, missing or one-sided token is refused at once") {
   const TcpStoreServer locked({.run_id = "run", .token = kToken}), open({.run_id = "run"});
   const Stopwatch watch;
   CHECK_THROWS_HOLDING(CommError, "has another token", client(locked, kOther));
@@ -53,15 +53,15 @@ TEST_CASE("another token, none, or one on the client's side only is refused, at 
   CHECK(locked.refused() == 2);
 }
 
-TEST_CASE("a server that does not know the token is not joined, whatever it answers") {
+TEST_CASE("a client does not join a server that does not know the token, whatever it answers") {
   const auto answers = std::vector<std::function<std::string(const comm::Message&)>>{
       [](const comm::Message&) { return message('y', {""}); },
       [](const comm::Message&) { return message('C', {""}); },
-      [](const comm::Message& m) {  // with proofs of another token
+      [](const comm::Message& m) {  // proofs with another token
         return m.type == 'H' ? message('C', {std::string(32, 'n')})
                              : message('y', {std::string(32, 'p')});
       },
-      // What the client sends, reflected: its nonce as the challenge, its proof as the server's.
+      // Reflects the client: its nonce as the challenge, its proof as the server's.
       [](const comm::Message& m) {
         return m.type == 'H' ? message('C', {m.fields.at(2)}) : message('y', {m.fields.at(0)});
       }};
@@ -77,7 +77,7 @@ TEST_CASE("a reflected challenge is no proof") {
   const auto fd = raw(server), other = raw(server);
   send_all(fd, hello(comm::make_nonce()));
   const std::string challenge = receive_message(fd).fields.at(0);
-  send_all(other, hello(challenge));  // will the server itself answer its challenge?
+  send_all(other, hello(challenge));  // asks the server to answer its own challenge
   CHECK(receive_message(other).fields.at(0) != challenge);
   send_all(fd, message('P', {challenge}));
   CHECK(receive_message(fd).type == 'n');
@@ -96,13 +96,13 @@ TEST_CASE("a replayed handshake is refused") {
     CHECK(receive_message(fd).type == 'n');
     CHECK(is_closed(fd));
   }
-  const auto fd = raw(server);  // all in one piece
+  const auto fd = raw(server);
   send_all(fd, said.hello + said.proof);
   CHECK(is_closed(fd));
   CHECK(server.refused() == 4);
 }
 
-TEST_CASE("slow, half-open and silent strangers are closed after the same time in all") {
+TEST_CASE("slow, half-open and silent clients are closed after the same total time") {
   const TcpStoreServer server({.run_id = "run", .token = kToken, .hello_timeout = 400ms});
   const auto silent = raw(server), half_open = raw(server), slow = raw(server);
   ::shutdown(half_open.get(), SHUT_WR);
@@ -110,7 +110,7 @@ TEST_CASE("slow, half-open and silent strangers are closed after the same time i
   const std::string bytes = hello(comm::make_nonce());
   const Stopwatch watch;
   std::size_t sent = 0;
-  // A byte now and then does not buy it more time.
+  // Sending a byte now and then does not extend the deadline.
   for (; sent < bytes.size() && watch.elapsed() < 10s; ++sent) {
     if (::send(slow.get(), bytes.data() + sent, 1, MSG_NOSIGNAL) != 1) break;
     std::this_thread::sleep_for(20ms);
@@ -120,7 +120,7 @@ TEST_CASE("slow, half-open and silent strangers are closed after the same time i
   CHECK(server.connections() == 0);
 }
 
-TEST_CASE("who was challenged is not pushed out by a crowd of silent strangers") {
+TEST_CASE("silent clients do not evict a client that has been challenged") {
   const TcpStoreServer server(
       {.run_id = "run", .token = kToken, .max_strangers = 16, .hello_timeout = 30s});
   const auto fd = raw(server);
@@ -138,7 +138,7 @@ TEST_CASE("who was challenged is not pushed out by a crowd of silent strangers")
   CHECK(server.connections() <= 17);
 }
 
-TEST_CASE("strangers take no place of ranks, and a full house turns the next away") {
+TEST_CASE("unauthenticated clients use no rank's slot, and a full server refuses further ones") {
   const TcpStoreServer server({.run_id = "run", .max_connections = 2, .max_strangers = 4});
   std::vector<FileDescriptor> strangers;
   const auto a = client(server, ""), b = client(server, "");
@@ -152,7 +152,7 @@ TEST_CASE("strangers take no place of ranks, and a full house turns the next awa
   CHECK(server.clients() == 2);
 }
 
-TEST_CASE("out of descriptors: introduced clients go on, nothing spins, and the next one waits") {
+TEST_CASE("out of descriptors: joined clients continue, nothing spins, and the next client waits") {
   const TcpStoreServer server({.run_id = "run", .token = kToken});
   const auto good = client(server);
   good->set("k", "v");
@@ -165,7 +165,7 @@ TEST_CASE("out of descriptors: introduced clients go on, nothing spins, and the 
   for (int fd = 0; (fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0;) filling.emplace_back(fd);
   REQUIRE_FALSE(filling.empty());
   filling.pop_back();
-  const auto waits = raw(server);  // takes the last one, and none is left to accept it
+  const auto waits = raw(server);  // takes the last descriptor; none is left for accept
   timespec cpu_before{}, cpu_after{};
   ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu_before);
   std::this_thread::sleep_for(400ms);
@@ -183,7 +183,7 @@ TEST_CASE("out of descriptors: introduced clients go on, nothing spins, and the 
   CHECK(receive_message(waits).type == 'C');
 }
 
-TEST_CASE("a hostile client that gets in is counted, and one that is refused") {
+TEST_CASE("accepted and refused hostile clients are counted") {
   const TcpStoreServer server({.run_id = "run", .token = kToken});
   Attack attack;
   const auto prove = [&](const std::string& token) {
@@ -258,7 +258,7 @@ TEST_CASE("ten thousand hostile connections: none joins, none takes a rank's pla
       std::this_thread::sleep_for(1ms);
       if (i % 50 != 0) continue;
       const Stopwatch introduction;
-      CHECK(client(server)->has("a0"));  // a rank that comes in the middle of it
+      CHECK(client(server)->has("a0"));  // a rank that joins during the attack
       introductions.push_back(introduction.elapsed());
     }
     a->set("a" + std::to_string(i), "end");
@@ -271,7 +271,7 @@ TEST_CASE("ten thousand hostile connections: none joins, none takes a rank's pla
   a.reset();
   b.reset();
   server.drain(5s);
-  CHECK(server.clients() == 0);  // while the last hostile ones are still there
+  CHECK(server.clients() == 0);  // while the last hostile connections are open
   for (auto& some : open) {
     for (const FileDescriptor& fd : some) leave(fd, attack);
   }
@@ -279,7 +279,7 @@ TEST_CASE("ten thousand hostile connections: none joins, none takes a rank's pla
   CHECK(attack.joined.load() == 0);
   CHECK(server.refused() > 1000);
   CHECK(most_held <= kRanks + kStrangers);
-  CHECK(server.size() == 2 * (turns.size()) + 1);  // the honest ones' keys and no other
+  CHECK(server.size() == 2 * (turns.size()) + 1);  // honest clients' keys only
 
   std::sort(turns.begin(), turns.end());
   std::sort(introductions.begin(), introductions.end());

@@ -58,7 +58,7 @@ TEST_CASE("no launcher: one rank") {
   check_ranks(e, 0, 1, 0, 1);
 }
 
-TEST_CASE("our own launcher") {
+TEST_CASE("tessera's launcher") {
   Variables v = kTorchrun;
   v.erase("TORCHELASTIC_RUN_ID");
   v["TESSERA_RENDEZVOUS"] = "127.0.0.1:4567";
@@ -74,7 +74,7 @@ TEST_CASE("our own launcher") {
         "rank 5 of 8 (local 1 of 4), launcher: tessera --nproc, rendezvous at 127.0.0.1:4567");
 }
 
-TEST_CASE("torchrun: the port after its own, and restarts are runs of their own") {
+TEST_CASE("torchrun: its port + 1, and each restart is a run of its own") {
   const auto e = detect_launch(kTorchrun);
   CHECK(e.launcher == Launcher::Torchrun);
   check_ranks(e, 5, 8, 1, 4);
@@ -85,7 +85,7 @@ TEST_CASE("torchrun: the port after its own, and restarts are runs of their own"
   CHECK(e.rank_zero_serves);
 }
 
-TEST_CASE("a cluster operator: one rank a host, at the very port that it opened") {
+TEST_CASE("a cluster operator: one rank per host, on exactly the port that it opened") {
   const Variables variables = {{"RANK", "2"},
                                {"WORLD_SIZE", "3"},
                                {"MASTER_ADDR", "job-master-0"},
@@ -97,7 +97,7 @@ TEST_CASE("a cluster operator: one rank a host, at the very port that it opened"
   CHECK(e.port == 23456);
   CHECK(e.ports == 1);
   CHECK(e.rank_zero_serves);
-  // Rank 0 may be told another name of its own host.
+  // Rank 0's host may have another name for itself.
   const auto zero = detect_launch(with(with(variables, "MASTER_ADDR", "localhost"), "RANK", "0"));
   CHECK(zero.run_id == e.run_id);
   CHECK(detect_launch(with(variables, "TESSERA_RENDEZVOUS", "h:9")).address == "h");
@@ -114,7 +114,7 @@ TEST_CASE("a cluster operator: one rank a host, at the very port that it opened"
                        detect_launch({{"RANK", "0"}, {"WORLD_SIZE", "2"}}));
 }
 
-TEST_CASE("srun: the first node, tasks per node, and only under a step") {
+TEST_CASE("srun: the first node, tasks per node, and only inside a step") {
   const auto e = detect_launch(kSrun);
   CHECK(e.launcher == Launcher::Srun);
   check_ranks(e, 3, 4, 1, 2);
@@ -141,7 +141,7 @@ TEST_CASE("Open MPI and MPICH on one host, and on several") {
   CHECK(e.port == 900);
 }
 
-TEST_CASE("flags come before all variables") {
+TEST_CASE("flags override all variables") {
   LaunchFlags flags;
   flags.rank = 2;
   flags.world_size = 3;
@@ -159,7 +159,7 @@ TEST_CASE("flags come before all variables") {
   CHECK_THROWS_HOLDING(InvalidArgument, "--world-size is missing", detect_launch({}, flags));
 }
 
-TEST_CASE("an incomplete set names the variable that is missing") {
+TEST_CASE("an incomplete set of variables names the missing one") {
   const auto check = [](const Variables& all, const std::vector<const char*>& needed) {
     for (const char* name : needed) {
       CHECK_THROWS_HOLDING(InvalidArgument, fmt::format("variable {} is not set", name),
@@ -174,7 +174,7 @@ TEST_CASE("an incomplete set names the variable that is missing") {
   check(kSrun, {"SLURM_NTASKS", "SLURM_LOCALID"});
 }
 
-TEST_CASE("values that are no numbers or out of range are refused with the value") {
+TEST_CASE("non-numeric and out-of-range values are refused with the value") {
   CHECK_THROWS_HOLDING(InvalidArgument, "RANK: expected an integer from 0 to 1000000, got '1x'",
                        detect_launch(with(kTorchrun, "RANK", "1x")));
   CHECK_THROWS_HOLDING(InvalidArgument, "got '-1'", detect_launch(with(kTorchrun, "RANK", "-1")));

@@ -1,4 +1,4 @@
-// Heartbeats: who is blamed for silence, who is not, and how soon all ranks know.
+// Heartbeats: which silent ranks are blamed, and how soon all ranks know.
 
 #include "comm/control/monitor.h"
 
@@ -65,7 +65,7 @@ TEST_CASE("a state survives its encoding") {
   CHECK_FALSE(RankState::decode(before.encode() + "x"));
 }
 
-TEST_CASE("who is silent is blamed, all of them at once, and nobody before his time") {
+TEST_CASE("all silent ranks are blamed together, none before the time limit") {
   const auto start = Clock::now();
   auto beats = three_ranks(start);
   const MonitorOptions options;
@@ -85,7 +85,7 @@ TEST_CASE("who is silent is blamed, all of them at once, and nobody before his t
   CHECK_FALSE(judge_beats(beats, start + 1h, never));
 }
 
-TEST_CASE("who leaves in good order is not blamed, and who ends without a word is") {
+TEST_CASE("a rank that leaves in order is not blamed; one that disconnects without a word is") {
   const auto start = Clock::now();
   auto beats = three_ranks(start);
   beats[1].broken = start;
@@ -100,7 +100,7 @@ TEST_CASE("who leaves in good order is not blamed, and who ends without a word i
   CHECK(error->culprits() == std::vector<int>{2});
 }
 
-TEST_CASE("the slow one of several ranks is named once a minute, and only it") {
+TEST_CASE("only the slowest rank is reported, once a minute") {
   MonitorOptions options;
   options.slow_window = 5s;
   SlowRanks slow(options);
@@ -121,15 +121,15 @@ TEST_CASE("the slow one of several ranks is named once a minute, and only it") {
   REQUIRE(notes.size() == 1);
   CHECK(notes[0].find("rank 2 (here, pid 12) is slow") == 0);
   CHECK(notes[0].find("3.3 times the median of 0.12 s") != std::string::npos);
-  CHECK(work(100'000, 120'000, 400'000, 10).empty());  // told already
-  CHECK(work(1'000, 1'200, 9'000, 10).empty());        // so little is nothing
+  CHECK(work(100'000, 120'000, 400'000, 10).empty());  // already reported
+  CHECK(work(1'000, 1'200, 9'000, 10).empty());        // too little time to matter
   CHECK(work(100'000, 120'000, 400'000, 2).empty());   // too few steps
   now += 60s;
   work(1'000, 1'000, 1'000, 10);
   CHECK(work(100'000, 120'000, 400'000, 10).size() == 1);
 }
 
-TEST_CASE("a rank whose heartbeats stop is told to all others, and their waits end") {
+TEST_CASE("a rank whose heartbeats stop is reported to all others, and their waits end") {
   const std::string token = "what only these ranks know";
   TcpStoreServer server({.run_id = "a", .token = token});
   MonitorOptions options;
@@ -151,7 +151,7 @@ TEST_CASE("a rank whose heartbeats stop is told to all others, and their waits e
     if (error.culprits() == std::vector<int>{2} && error.failure() == CommFailure::Timeout) ++told;
   };
   Heartbeat zero(connect(), 0, status[0], heartbeat), one(connect(), 1, status[1], heartbeat);
-  // Rank 2 speaks once, and keeps its connection.
+  // Rank 2 sends one heartbeat and keeps its connection.
   TcpStore silent(server.host(), server.port(), "a", 5s, 1, token);
   silent.beat(2, status[2]->state());
   REQUIRE(soon([&] { return server.beats().all().size() == 3; }));
@@ -159,7 +159,7 @@ TEST_CASE("a rank whose heartbeats stop is told to all others, and their waits e
       server, options, [&](const CommError&) { ++verdicts; }, nullptr);
   CHECK(soon([&] { return told == 2; }));
   CHECK(soon([&] { return verdicts == 1; }));
-  // What waits in an agreement ends with the same words.
+  // A pending agreement ends with the same message.
   TcpStore waiting(server.host(), server.port(), "a", 5s, 1, token);
   CHECK_THROWS_WITH_AS(exchange(waiting, "loaded", 0, 3, "", 1h),
                        doctest::Contains("no heartbeat of rank 2"), CommError);
@@ -167,7 +167,7 @@ TEST_CASE("a rank whose heartbeats stop is told to all others, and their waits e
                        doctest::Contains("no heartbeat of rank 2"), CommError);
 }
 
-TEST_CASE("time in which nobody could run is nobody's silence") {
+TEST_CASE("time withheld from the whole host does not count as silence") {
   const auto start = Clock::now();
   CHECK(WithheldTime(100ms, start).look(start + 6000ms) >= 5800ms);  // before its first look
   WithheldTime withheld(100ms, start);
@@ -177,7 +177,7 @@ TEST_CASE("time in which nobody could run is nobody's silence") {
   CHECK(withheld.look(start + 6110ms) >= 5800ms);
   CHECK(withheld.look(start + 6110ms) == 0ms);
 
-  // The host sleeps for a minute; rank 2 was silent for 3 s before, rank 1's connection broke.
+  // The host sleeps for a minute; before, rank 2 was silent for 3 s and rank 1's connection broke.
   const MonitorOptions options;
   auto beats = three_ranks(start + 3s);
   beats[2].at = start;
@@ -190,13 +190,13 @@ TEST_CASE("time in which nobody could run is nobody's silence") {
   const auto silent = judge_beats(beats, start + 64100ms, options);
   REQUIRE(silent);
   CHECK(silent->culprits() == std::vector<int>{2});
-  // Time withheld before a heartbeat does not count for it.
+  // Time withheld before a heartbeat does not count.
   beats[2].at = start + 64s;
   grant(beats, 500ms, start + 64200ms);
   CHECK(beats[2].at == start + 64200ms);
 }
 
-TEST_CASE("connections that broke while the monitor itself was stopped are its own fault") {
+TEST_CASE("connections that broke while the monitor was stopped are not blamed on the ranks") {
   const auto now = Clock::now();
   MonitorOptions options;
   options.server = {{0}, "rank 0 (here, pid 1)"};
@@ -206,7 +206,7 @@ TEST_CASE("connections that broke while the monitor itself was stopped are its o
   REQUIRE(lost);
   OwnStop own(options);
   CHECK(own.judge(*lost, beats, now).culprits() == std::vector<int>{1});
-  own.look(3400ms, now);  // the ranks still had patience
+  own.look(3400ms, now);  // within the ranks' patience
   CHECK(own.judge(*lost, beats, now).culprits() == std::vector<int>{1});
   own.look(5200ms, now);
   const CommError ours = own.judge(*lost, beats, now + 4s);
@@ -215,21 +215,21 @@ TEST_CASE("connections that broke while the monitor itself was stopped are its o
   CHECK(std::string(ours.what()) ==
         "rank 0 (here, pid 1) was stopped for 5.2 s, and the ranks gave up waiting");
   CHECK(own.judge(*lost, beats, now + 5s).culprits() == std::vector<int>{1});  // too long ago
-  // A rank that came after the stop had not given up.
+  // A rank that arrived after the stop cannot have given up because of it.
   beats[1].arrived = now + 1s;
   CHECK(own.judge(*lost, beats, now + 4s).culprits() == std::vector<int>{1});
-  // Who is silent was not heard by a monitor that hears again.
+  // Silent ranks are blamed all the same: the monitor receives heartbeats again.
   beats = three_ranks(now - 10s);
   const auto silent = judge_beats(beats, now, options);
   REQUIRE(silent);
   CHECK(own.judge(*silent, beats, now).culprits() == std::vector<int>{0, 1, 2});
 }
 
-TEST_CASE("a rank that has come over another connection is not lost with the former one") {
+TEST_CASE("a rank that has reconnected is not lost with its former connection") {
   BeatTable table;
   table.beat(3, state("here, pid 3", "step", 1), 7);
   table.beat(3, state("here, pid 3", "step", 2), 8);
-  table.broken(3, 7);  // is noticed late
+  table.broken(3, 7);  // detected late
   CHECK_FALSE(table.all().at(3).broken);
   table.broken(3, 8);
   CHECK(table.all().at(3).broken);
@@ -237,7 +237,7 @@ TEST_CASE("a rank that has come over another connection is not lost with the for
   CHECK_FALSE(table.all().at(3).broken);
 }
 
-TEST_CASE("a rank whose connection breaks is lost, but not if it said that it leaves") {
+TEST_CASE("a rank whose connection breaks is lost, unless it announced that it leaves") {
   TcpStoreServer server({});
   std::optional<CommError> verdict;
   std::atomic<bool> done{false};
@@ -261,7 +261,7 @@ TEST_CASE("a rank whose connection breaks is lost, but not if it said that it le
         "lost rank 1 (here, pid 2), which ended without notice during load of step 0");
 }
 
-TEST_CASE("a rank notices that who serves the store is gone, and a stuck process is ended") {
+TEST_CASE("a rank detects that the store's server is gone, and a stuck process is ended") {
   auto server = std::make_unique<TcpStoreServer>(TcpStoreServerOptions{});
   auto store = std::make_shared<TcpStore>(server->host(), server->port(), "", 5s);
   HeartbeatOptions options;

@@ -15,17 +15,17 @@
 
 namespace tessera::test {
 
-/// A connection to a store that says what it likes.
+/// A connection to a store for arbitrary bytes.
 inline comm::FileDescriptor raw(const comm::TcpStoreServer& server) {
   return comm::connect_to(server.host(), server.port(), std::chrono::steady_clock::now() + 5s);
 }
 
 inline void send_all(const comm::FileDescriptor& fd, const std::string& bytes) {
-  // The server may close as it reads: what does not go then is no error of the test.
+  // The server may close while reading; the failed send is no error of the test.
   [[maybe_unused]] const auto n = ::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
 }
 
-/// True if the server closes the connection within 5 s.
+/// Waits up to 5 s for the server to close the connection.
 inline bool is_closed(const comm::FileDescriptor& fd) {
   for (;;) {
     pollfd waiting{fd.get(), POLLIN, 0};
@@ -43,7 +43,7 @@ inline std::string message(char type, std::vector<std::string> fields) {
   return m.encode();
 }
 
-/// The next frame within 5 s, its length word included; empty if there is none.
+/// The next frame within 5 s, with its length word; empty on timeout.
 inline std::string receive_frame(const comm::FileDescriptor& fd) {
   std::string in;
   for (;;) {
@@ -55,7 +55,7 @@ inline std::string receive_frame(const comm::FileDescriptor& fd) {
   }
 }
 
-/// The next message within 5 s; one of type 0 if there is none.
+/// The next message within 5 s; type 0 on timeout.
 inline comm::Message receive_message(const comm::FileDescriptor& fd) {
   const std::string frame = receive_frame(fd);
   comm::Message m;
@@ -63,8 +63,8 @@ inline comm::Message receive_message(const comm::FileDescriptor& fd) {
   return m;
 }
 
-/// A listener that plays a store: answers the first `turns` messages of each client by `answer`,
-/// and keeps the connections.
+/// A fake store: answers the first `turns` messages of each client with `answer`, and keeps the
+/// connections open.
 class FakeServer {
  public:
   explicit FakeServer(std::function<std::string(const comm::Message&)> answer, int turns = 2)

@@ -25,7 +25,7 @@ Hello hello(int rank, int world) {
 
 }  // namespace
 
-TEST_CASE("all ranks learn who the others are") {
+TEST_CASE("all ranks learn each other's addresses") {
   comm::MemoryStore store;
   const auto results = run_ranks(4, [&](int rank) {
     const auto all = comm::rendezvous(store, hello(rank, 4), 5s);
@@ -40,7 +40,7 @@ TEST_CASE("all ranks learn who the others are") {
   for (const RankResult& result : results) CHECK(result.error == "");
 }
 
-TEST_CASE("another configuration, world size or run is refused with the values, at once") {
+TEST_CASE("another configuration, world size or run is refused at once with both values") {
   struct Case {
     void (*change)(Hello&);
     std::vector<std::string> parts;
@@ -71,7 +71,7 @@ TEST_CASE("another configuration, world size or run is refused with the values, 
   }
 }
 
-TEST_CASE("a rank taken twice, and a rank out of range") {
+TEST_CASE("duplicate and out-of-range ranks are refused") {
   comm::MemoryStore store;
   const auto results = run_ranks(3, [&](int caller) {
     if (caller == 2) std::this_thread::sleep_for(100ms);
@@ -89,7 +89,7 @@ TEST_CASE("a rank taken twice, and a rank out of range") {
                        comm::rendezvous(store, hello(-1, 4), 1s));
 }
 
-TEST_CASE("each rank in turn never comes: named, with who did come") {
+TEST_CASE("each rank in turn never arrives: it is named, with the ranks that arrived") {
   struct Meeting {
     int world, absent;
     std::vector<RankResult> results;
@@ -97,7 +97,7 @@ TEST_CASE("each rank in turn never comes: named, with who did come") {
   std::vector<Meeting> meetings;
   for (int world = 2; world <= 4; ++world)
     for (int absent = 0; absent < world; ++absent) meetings.push_back({world, absent, {}});
-  std::vector<std::thread> threads;  // all at once: each takes its whole deadline
+  std::vector<std::thread> threads;  // in parallel, as each takes its whole deadline
   for (Meeting& m : meetings) {
     threads.emplace_back([&m] {
       m.results = meet(
@@ -127,7 +127,7 @@ TEST_CASE("each rank in turn never comes: named, with who did come") {
   }
 }
 
-TEST_CASE("each rank in turn comes late, but in time: all meet") {
+TEST_CASE("each rank in turn arrives late, but in time: all meet") {
   for (int world = 2; world <= 4; ++world) {
     for (int late = 0; late < world; ++late) {
       comm::MemoryStore store;
@@ -143,7 +143,7 @@ TEST_CASE("each rank in turn comes late, but in time: all meet") {
   }
 }
 
-TEST_CASE("each rank in turn comes after the deadline: it hears the others' verdict") {
+TEST_CASE("each rank in turn arrives after the deadline: it gets the others' verdict") {
   for (int late = 0; late < 3; ++late) {
     comm::MemoryStore store;
     const auto results = run_ranks(3, [&](int rank) {
@@ -159,7 +159,9 @@ TEST_CASE("each rank in turn comes after the deadline: it hears the others' verd
   }
 }
 
-TEST_CASE("a rank whose end the launcher saw ends the rendezvous with its reason, and who came") {
+TEST_CASE(
+    "a rank whose exit the launcher saw ends the rendezvous, with the reason and the ranks that "
+    "arrived") {
   comm::MemoryStore store;
   const Stopwatch watch;
   const auto results = run_ranks(3, [&](int rank) {

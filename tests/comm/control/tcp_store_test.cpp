@@ -26,7 +26,7 @@ const std::string kHello = message('H', {std::string(comm::StoreProtocol::kMagic
 
 }  // namespace
 
-TEST_CASE("clients share keys; get waits, and several threads may use one client") {
+TEST_CASE("clients share keys, get waits, and several threads may use one client") {
   TcpStoreServer server({.run_id = "run"});
   const auto a = client(server), b = client(server);
   CHECK_FALSE(a->has("k"));
@@ -39,7 +39,7 @@ TEST_CASE("clients share keys; get waits, and several threads may use one client
   CHECK_THROWS_HOLDING(CommError, "'none' was not set within 0.05 s", b->get("none", 50ms));
 
   const auto results = run_ranks(4, [&](int rank) {
-    // All wait through one client for what the next one sets.
+    // Ranks wait, through one shared client, for keys that the previous rank sets.
     const auto key = [](int r) { return "turn " + std::to_string(r); };
     if (rank > 0) a->get(key(rank - 1), 10s);
     a->set(key(rank), "done");
@@ -47,7 +47,7 @@ TEST_CASE("clients share keys; get waits, and several threads may use one client
   for (const RankResult& result : results) CHECK(result.error == "");
 }
 
-TEST_CASE("large values pass, larger ones are refused by name of the limit") {
+TEST_CASE("large values pass; larger ones are refused with the limit's name") {
   TcpStoreServer server({.run_id = "run"});
   const auto a = client(server);
   const std::string large(1'000'000, 'x');
@@ -58,7 +58,7 @@ TEST_CASE("large values pass, larger ones are refused by name of the limit") {
   CHECK(a->has("large"));
 }
 
-TEST_CASE("a client finds the store of its run among several ports") {
+TEST_CASE("a client finds its run's store among several ports") {
   TcpStoreServer other({.run_id = "other"});
   std::unique_ptr<TcpStoreServer> mine;
   int offset = 1;
@@ -75,7 +75,7 @@ TEST_CASE("a client finds the store of its run among several ports") {
   CHECK(client(*mine)->has("a"));
 }
 
-TEST_CASE("nobody there: the deadline holds and the address is named") {
+TEST_CASE("no store: the deadline holds and the address is named") {
   std::uint16_t port = 0;
   {
     TcpStoreServer gone({.run_id = "run"});
@@ -88,8 +88,7 @@ TEST_CASE("nobody there: the deadline holds and the address is named") {
   CHECK(watch.elapsed() < 3s);
 }
 
-TEST_CASE(
-    "who serves a store that does not answer is blamed; once given up, it is not waited for") {
+TEST_CASE("an unresponsive store server is blamed, and later requests fail at once") {
   const FakeServer mute([](const comm::Message&) { return message('y', {""}); }, 1);
   const comm::StoreHost host{{0}, "rank 0 (there, pid 1)"};
   TcpStore store("127.0.0.1", mute.port(), "run", 5s, 1, "", host);
@@ -97,7 +96,7 @@ TEST_CASE(
     const Stopwatch watch;
     try {
       call();
-      FAIL("it answered");
+      FAIL("no error");
     } catch (const CommError& error) {
       CHECK(error.failure() == CommFailure::PeerLost);
       CHECK(error.culprits() == std::vector<int>{0});
@@ -118,7 +117,7 @@ TEST_CASE(
   CHECK(expect_blame([&] {
           comm::publish_verdict(store, CommError(CommFailure::PeerLost, {1}, "w"));
         }) < 3s);
-  // With patience for an hour, a heartbeat leaves soon.
+  // A heartbeat's destructor does not wait for the store's timeout of one hour.
   const Stopwatch watch;
   {
     const comm::Heartbeat heartbeat(store.separate(1h), 1,
@@ -127,7 +126,7 @@ TEST_CASE(
   }
   CHECK(watch.elapsed() < 9s);
 
-  // Who is there all the same still hears why.
+  // A client that gave up still reaches a server that answers after all.
   TcpStoreServer server({.run_id = "run"});
   const auto there = client(server);
   there->give_up();
@@ -135,8 +134,8 @@ TEST_CASE(
   CHECK(client(server)->has("k"));
 }
 
-TEST_CASE("a host without an address may get one until the deadline, then it is named") {
-  const std::string host(70, 'x');  // longer than a label may be: never resolved
+TEST_CASE("an unresolved host name is retried until the deadline, then named") {
+  const std::string host(70, 'x');  // longer than a DNS label may be: never resolves
   const Stopwatch watch;
   CHECK_THROWS_HOLDING(
       CommError,
@@ -146,13 +145,13 @@ TEST_CASE("a host without an address may get one until the deadline, then it is 
   CHECK(watch.elapsed() < 3s);
 }
 
-TEST_CASE("a port that is taken is an error with the address") {
+TEST_CASE("a port in use is an error with the address") {
   TcpStoreServer first({.run_id = "run"});
   CHECK_THROWS_HOLDING(CommError, fmt::format("cannot listen on 127.0.0.1:{}", first.port()),
                        TcpStoreServer({.port = first.port(), .run_id = "run"}));
 }
 
-TEST_CASE("a store that goes away ends those who wait") {
+TEST_CASE("a store that closes ends pending gets") {
   auto server = std::make_unique<TcpStoreServer>(comm::TcpStoreServerOptions{.run_id = "run"});
   const auto a = client(*server);
   std::thread end([&] {
@@ -165,7 +164,7 @@ TEST_CASE("a store that goes away ends those who wait") {
   end.join();
 }
 
-TEST_CASE("garbage, HTTP and broken frames close the connection and nothing else") {
+TEST_CASE("garbage, HTTP and malformed frames close only their connection") {
   TcpStoreServer server({.run_id = "run"});
   const auto good = client(server);
   std::string noise;
@@ -203,7 +202,7 @@ TEST_CASE("garbage, HTTP and broken frames close the connection and nothing else
   CHECK(client(server)->get("k", 1s) == "v");
 }
 
-TEST_CASE("who serves the store can wait for the others to leave") {
+TEST_CASE("the store's server can wait for clients to leave") {
   TcpStoreServer server({.run_id = "run"});
   auto a = client(server);
   Stopwatch watch;
@@ -216,7 +215,7 @@ TEST_CASE("who serves the store can wait for the others to leave") {
   leave.join();
 }
 
-TEST_CASE("who serves the store reads and writes it itself, and wakes who waits") {
+TEST_CASE("the server process reads and writes the store directly, and wakes waiting clients") {
   TcpStoreServer server({.run_id = "run"});
   const auto store = client(server);
   CHECK(server.find("a") == std::nullopt);
@@ -234,8 +233,7 @@ TEST_CASE("who serves the store reads and writes it itself, and wakes who waits"
   CHECK(server.size() == 2);
 }
 
-TEST_CASE("who serves the store publishes verdicts without a connection") {
-  // It has room for nobody.
+TEST_CASE("the server process publishes verdicts without a connection") {
   TcpStoreServer server({.run_id = "run", .max_connections = 1});
   const auto store = client(server);
   CHECK_FALSE(comm::find_verdict(server));
@@ -245,13 +243,12 @@ TEST_CASE("who serves the store publishes verdicts without a connection") {
   CHECK(std::string(comm::publish_verdict(server, later).what()) == "rank 2 was killed");
   CHECK(comm::find_verdict(*store, 0ms)->culprits() == std::vector<int>{2});
   CHECK(comm::find_verdict(server)->culprits() == std::vector<int>{2});
-  // What is none is told as such.
   TcpStoreServer other({.run_id = "run"});
   client(other)->set(comm::kVerdict, "nonsense");
   CHECK(comm::find_verdict(other)->failure() == CommFailure::Mismatch);
 }
 
-TEST_CASE("a server ends at once, also when it was told something a moment before") {
+TEST_CASE("a server stops at once, even right after a request") {
   for (int i = 0; i < 500; ++i) {
     std::optional<TcpStoreServer> server(std::in_place, comm::TcpStoreServerOptions{});
     server->set_or_get("verdict", "a rank was killed");
@@ -259,6 +256,6 @@ TEST_CASE("a server ends at once, also when it was told something a moment befor
     for (int wait = i % 50; wait > 0 && std::chrono::steady_clock::now() - start < 1us * wait;) {
     }
     server.reset();
-    REQUIRE(std::chrono::steady_clock::now() - start < 30s);  // it would look again after 60 s
+    REQUIRE(std::chrono::steady_clock::now() - start < 30s);  // its poll interval is 60 s
   }
 }

@@ -9,7 +9,7 @@
 
 using namespace tessera;
 
-TEST_CASE("what is not finite is counted per parameter, with the place of the first") {
+TEST_CASE("non-finite values are counted per parameter, with the position of the first") {
   for (const DType master : {DType::F32, DType::BF16}) {
     CAPTURE(dtype_name(master));
     const auto context = Context::create();
@@ -25,7 +25,7 @@ TEST_CASE("what is not finite is counted per parameter, with the place of the fi
         for (std::int64_t i = begin; i < end; ++i) {
           const bool here =
               bad && ((p.name == "a" && i >= 15 && i % 2 == 1) || (p.name == "c" && i == 0));
-          // Squares of large values overflow no float64.
+          // Their squares overflow float32, not float64.
           *out++ = !here ? 3e38F : p.name == "a" ? NAN : -INFINITY;
         }
       });

@@ -18,7 +18,7 @@ struct Given {
   DType compute = DType::F32, master = DType::F32;
 };
 
-// What a rank says of a root and one block.
+// A rank's layout text for a root and one block.
 std::string text(const Given& given, comm::Communicator& communicator,
                  ShardMode mode = ShardMode::Full) {
   Parameter root{"wte", Tensor::unbound({5, 4}, DType::F32), {}, true};
@@ -37,7 +37,7 @@ std::string text(const Given& given) {
 
 }  // namespace
 
-TEST_CASE("a line for each unit, the same for the same model") {
+TEST_CASE("one line per unit, equal for equal models") {
   const std::string usual = text({});
   CHECK(usual == text({}));
   CHECK(usual.find("units = 2\nunit root = 1 parameters of 20 elements in a buffer of 64, ") == 0);
@@ -45,7 +45,7 @@ TEST_CASE("a line for each unit, the same for the same model") {
         std::string::npos);
 }
 
-TEST_CASE("whatever differs in a unit differs in its line") {
+TEST_CASE("any difference in a unit changes its line") {
   const std::string usual = text({});
   for (const Given& given :
        {Given{.name = "h.0.other"}, Given{.shape = {4, 8}}, Given{.shape = {8, 5}},
@@ -53,13 +53,13 @@ TEST_CASE("whatever differs in a unit differs in its line") {
         Given{.compute = DType::BF16, .master = DType::BF16}}) {
     CHECK(text(given) != usual);
   }
-  // Shapes of as many elements: told by the hash alone, in this unit's line alone.
+  // Shapes with equal element counts differ only in the hash of this unit's line.
   const std::string turned = text({.shape = {4, 8}});
   const auto root_of = [](const std::string& lines) { return lines.substr(0, lines.find("h.0")); };
   CHECK(root_of(turned) == root_of(usual));
 }
 
-TEST_CASE("all ranks say the same, though they hold other parts") {
+TEST_CASE("all ranks produce the same text, although they hold different shards") {
   for (const ShardMode mode : {ShardMode::Full, ShardMode::None}) {
     const auto group = std::make_shared<comm::ThreadGroup>(2);
     const auto first = comm::make_threads_communicator(group, 0);

@@ -24,8 +24,7 @@ using comm::ShardMode;
 
 namespace {
 
-// A chain of square linear layers as a model: a root with one unused parameter, then `layers`
-// units.
+// A chain of square linear layers: a root with one unused parameter, and one unit per layer.
 struct Chain {
   std::vector<std::unique_ptr<Parameter>> parameters;
   std::vector<Unit> units;
@@ -94,7 +93,8 @@ void micro_step(Chain& chain, ShardedModel& sharded, const std::shared_ptr<Conte
 
 }  // namespace
 
-TEST_CASE("every element is owned exactly once, at any world size, even where ranks outnumber it") {
+TEST_CASE(
+    "every element has exactly one owner at any world size, even with more ranks than elements") {
   for (const auto mode : {ShardMode::Full, ShardMode::None}) {
     for (const int world : {1, 2, 3, 5, 8}) {
       Chain sizes(7, 2);
@@ -127,8 +127,9 @@ TEST_CASE("every element is owned exactly once, at any world size, even where ra
   }
 }
 
-TEST_CASE("gradients are the sum over ranks and micro-batches; unused parameters count as zero") {
-  // The reference: one rank sees all inputs one after the other.
+TEST_CASE(
+    "gradients are summed over ranks and micro-batches; those of unused parameters are zero") {
+  // Reference: one rank processes all inputs.
   const std::vector<double> inputs = {0.5, -1.0, 2.0, 0.25, 1.5, -0.75};
   std::map<std::string, std::vector<float>> expected;
   const auto collect = [](ShardedModel& sharded, std::map<std::string, std::vector<float>>& into) {
@@ -166,7 +167,7 @@ TEST_CASE("gradients are the sum over ranks and micro-batches; unused parameters
         ShardedModel sharded(chain.units, mode, DType::F32, context, communicator);
         sharded.load(fill);
         const auto per_rank = inputs.size() / static_cast<std::size_t>(world);
-        for (int pass = 0; pass < 2; ++pass) {  // the second step must not see the first
+        for (int pass = 0; pass < 2; ++pass) {  // no state may leak into the second step
           for (std::size_t m = 0; m < per_rank; ++m) {
             micro_step(chain, sharded, context, m == 0, m + 1 == per_rank,
                        inputs[static_cast<std::size_t>(rank) * per_rank + m]);
@@ -198,7 +199,7 @@ TEST_CASE("gradients are the sum over ranks and micro-batches; unused parameters
   }
 }
 
-TEST_CASE("two ranks each hold half; whole units come and go") {
+TEST_CASE("two ranks each hold half; whole units exist only while they are used") {
   for (const int world : {1, 2, 4}) {
     run_ranks(world, [&](int, const auto& context, comm::Communicator& communicator) {
       Chain chain(64, 6);
@@ -221,7 +222,7 @@ TEST_CASE("two ranks each hold half; whole units come and go") {
       }
       CHECK(usage(MemoryCategory::Gathered).current == 0);
       CHECK(usage(MemoryCategory::Gradients).current == padded * 4 / world);
-      // Beside the root, at most two units are whole at a time.
+      // At most the root and two units are gathered at a time.
       CHECK(usage(MemoryCategory::Gathered).peak <= 2 * unit_bytes + root_bytes);
       CHECK(usage(MemoryCategory::Gradients).peak <=
             padded * 4 / world + 2 * unit_bytes + root_bytes);
@@ -229,8 +230,7 @@ TEST_CASE("two ranks each hold half; whole units come and go") {
   }
 }
 
-TEST_CASE(
-    "as many units are whole at a time as are gathered ahead, and the numbers do not change") {
+TEST_CASE("the prefetch distance bounds the gathered units, and does not change the numbers") {
   std::map<int, std::vector<float>> gradients;
   std::mutex mutex;
   for (const int ahead : {0, 1, 2, 100}) {
@@ -253,7 +253,7 @@ TEST_CASE(
   for (const auto& [ahead, values] : gradients) CHECK(values == gradients.at(1));
 }
 
-TEST_CASE("a parameter that is not gathered cannot be read by mistake") {
+TEST_CASE("an ungathered parameter cannot be read by mistake") {
   run_ranks(2, [&](int, const auto& context, comm::Communicator& communicator) {
     Chain chain(8, 2);
     ShardedModel sharded(chain.units, ShardMode::Full, DType::F32, context, communicator);
@@ -266,7 +266,7 @@ TEST_CASE("a parameter that is not gathered cannot be read by mistake") {
   });
 }
 
-TEST_CASE("when one rank leaves in the middle of a step, the others learn who it was") {
+TEST_CASE("if a rank leaves during a step, the others name it") {
   std::atomic<int> informed{0};
   run_ranks(3, [&](int rank, const auto& context, comm::Communicator& communicator) {
     Chain chain(8, 4);
@@ -275,7 +275,7 @@ TEST_CASE("when one rank leaves in the middle of a step, the others learn who it
     micro_step(chain, sharded, context, true, true, 0.1);
     if (rank == 1) {
       sharded.before_forward(0);
-      return;  // the others go on to units that this rank never gathers
+      return;  // the others gather units that this rank never gathers
     }
     try {
       micro_step(chain, sharded, context, true, true, 0.1);
@@ -289,7 +289,7 @@ TEST_CASE("when one rank leaves in the middle of a step, the others learn who it
   CHECK(informed == 2);
 }
 
-TEST_CASE("what makes no sense is refused") {
+TEST_CASE("invalid arguments are refused") {
   const auto context = Context::create();
   auto single = comm::make_single_communicator();
   CHECK_THROWS_WITH_AS(ShardedModel({}, ShardMode::Full, DType::F32, context, *single),

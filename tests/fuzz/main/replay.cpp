@@ -1,4 +1,4 @@
-// Runs all seeds, and cut and changed copies of each, through their fuzz targets; without
+// Runs all seeds, with truncated and mutated copies of each, through their fuzz targets, without
 // libFuzzer.
 //   fuzz_replay SEEDS [TARGET...]
 #include <algorithm>
@@ -13,15 +13,14 @@ namespace {
 
 using tessera::fuzz::Target;
 
-constexpr std::size_t kVariants = 16;  // of a seed
+constexpr std::size_t kVariants = 16;  // per seed
 
 void run(const Target& target, const std::string& text) {
-  // Of exactly this size, so that a sanitizer sees what reads past the end.
+  // Exact size, so that a sanitizer detects reads past the end.
   const std::vector<std::uint8_t> bytes(text.begin(), text.end());
   target.run(bytes.data(), bytes.size());
 }
 
-/// @return the number of seeds
 int replay(const Target& target, const std::filesystem::path& folder) {
   int seeds = 0;
   for (const auto& item : std::filesystem::directory_iterator(folder)) {

@@ -15,7 +15,7 @@
 namespace tessera::io {
 namespace {
 
-// From the definition: sign * 2^(e - 25) * (1024 + f), or sign * 2^-24 * f.
+// By definition: sign * 2^(e - 25) * (1024 + f), or sign * 2^-24 * f if subnormal.
 double f16_by_definition(std::uint16_t bits) {
   const int exponent = (bits >> 10) & 0x1f, fraction = bits & 0x3ff;
   const double sign = (bits & 0x8000) ? -1 : 1;
@@ -33,7 +33,7 @@ std::vector<To> convert(DType from, const std::vector<From>& in, DType to) {
   return out;
 }
 
-TEST_CASE("every f16 becomes the float that it is") {
+TEST_CASE("every f16 converts exactly to f32") {
   std::vector<std::uint16_t> all(65536);
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::uint16_t>(i);
   const auto floats = convert<float>(DType::F16, all, DType::F32);
@@ -45,7 +45,7 @@ TEST_CASE("every f16 becomes the float that it is") {
     if (std::isnan(expected)) {
       CHECK(std::isnan(floats[i]));
       CHECK(std::isnan(static_cast<float>(halves[i])));
-      CHECK((bits & 0x7fffff) == (i & 0x3ff) << 13);  // which NaN it is, too
+      CHECK((bits & 0x7fffff) == (i & 0x3ff) << 13);  // NaN payloads are kept
     } else if (static_cast<double>(floats[i]) != expected ||
                std::signbit(floats[i]) != std::signbit(expected) ||
                halves[i].bits != BFloat16(floats[i]).bits) {
@@ -55,7 +55,7 @@ TEST_CASE("every f16 becomes the float that it is") {
   }
 }
 
-TEST_CASE("f32 and bf16 convert as one value does, at any length and alignment") {
+TEST_CASE("f32 and bf16 convert alike, at any length and alignment") {
   std::mt19937 random(1);
   std::vector<std::uint32_t> bits(4099);
   for (std::uint32_t& value : bits) value = static_cast<std::uint32_t>(random());
@@ -91,8 +91,7 @@ TEST_CASE("f32 and bf16 convert as one value does, at any length and alignment")
 }
 
 TEST_CASE("f64 is rounded once") {
-  // Next to a tie of bf16, by less than binary32 can tell: rounding twice gives the tie's even
-  // side.
+  // Next to a tie of bf16, by less than f32's precision: rounding twice would go to the even side.
   const double tie = 1 + 0x1p-8;
   const std::vector<double> values = {
       tie,    tie + 0x1p-40, tie - 0x1p-40, -tie - 0x1p-40, 3 * 0x1p-9, 1e300,   -1e300,
@@ -107,7 +106,7 @@ TEST_CASE("f64 is rounded once") {
   CHECK(std::isinf(at(5)));
   CHECK(at(6) == -std::numeric_limits<float>::infinity());
   CHECK(at(7) == 0.0F);
-  CHECK(std::isinf(at(8)));  // past the largest bf16 by more than half a step
+  CHECK(std::isinf(at(8)));  // beyond the largest bf16 by more than half a step
   CHECK(halves[9].bits == 0);
   CHECK(halves[10].bits == 0x8000);
   CHECK(std::isnan(at(13)));
@@ -117,7 +116,7 @@ TEST_CASE("f64 is rounded once") {
   }
 }
 
-TEST_CASE("what does not convert is refused by name") {
+TEST_CASE("unsupported conversions are refused by name") {
   const std::int64_t value = 1;
   float out = 0;
   CHECK_THROWS_HOLDING(Unsupported, "cannot convert i64 to f32",

@@ -25,7 +25,7 @@ TEST_CASE("crc64_combine is the checksum of the concatenation") {
     CAPTURE(cut);
     CHECK(crc64_combine(of(all.substr(0, cut)), of(all.substr(cut)), all.size() - cut) == of(all));
   }
-  // Lengths beyond memory: appending n zeros twice is appending 2n.
+  // Lengths beyond memory: doubling the zeros.
   const std::uint64_t million = of(std::string(1 << 20, '\0'));
   std::uint64_t zeros = million;
   std::uint64_t bytes = 1 << 20;
@@ -38,7 +38,7 @@ TEST_CASE("crc64_combine is the checksum of the concatenation") {
   CHECK(zeros == by_steps);
 }
 
-TEST_CASE("checksums are read back as written, and nothing else is") {
+TEST_CASE("checksums are read back as written, and other texts are refused") {
   std::uint64_t crc = 0;
   CHECK(parse_checksum(format_checksum(0x00ab), crc));
   CHECK(crc == 0xab);

@@ -22,7 +22,7 @@ std::string make_content(std::size_t bytes) {
   return content;
 }
 
-TEST_CASE("any range is read, past the page cache or from it") {
+TEST_CASE("any range is read, bypassing the page cache or through it") {
   TempDir dir;
   const std::string content = make_content(1'000'003);
   const fs::path path = dir.path() / "file";
@@ -57,7 +57,7 @@ TEST_CASE("any range is read, past the page cache or from it") {
   }());
 }
 
-TEST_CASE("blocks make up the file, whatever its end") {
+TEST_CASE("a file written in blocks is complete, whatever its size") {
   TempDir dir;
   for (const bool direct : {false, true}) {
     for (const std::size_t bytes : {1, 4096, 300'000, 393'216, 393'217}) {
@@ -78,9 +78,9 @@ TEST_CASE("blocks make up the file, whatever its end") {
   }
 }
 
-TEST_CASE("a file that is larger than the disk is refused with both numbers") {
+TEST_CASE("a file larger than the disk is refused with both sizes") {
   TempDir dir;
-  const std::int64_t size = std::int64_t{1} << 43;  // ext4 holds no larger file than 16 TiB
+  const std::int64_t size = std::int64_t{1} << 43;  // ext4's limit is 16 TiB
   if (free_bytes(dir.path()) > size) return;
   CHECK_THROWS_HOLDING(IoError, "8796093022208 bytes needed",
                        create_sized_file(dir.path() / "file", size));

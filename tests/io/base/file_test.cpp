@@ -36,13 +36,13 @@ TEST_CASE("files are written once, at offsets, and read at offsets") {
   CHECK(read_file(path, 4) == "abxy");
 }
 
-TEST_CASE("a write that fails names what was needed and what is free") {
+TEST_CASE("a failed write names the bytes needed and free") {
   File closed;  // no descriptor: every write fails
   CHECK_THROWS_HOLDING(IoError, "cannot write", closed.write("x", 1));
   CHECK_THROWS_HOLDING(IoError, "(1 bytes needed, ", closed.write_at(0, "x", 1));
 }
 
-TEST_CASE("a file is replaced as a whole, over what an earlier try left") {
+TEST_CASE("a file is replaced as a whole, despite remains of an earlier attempt") {
   TempDir dir;
   const fs::path path = dir.path() / "f";
   write_text(path, "old");
@@ -54,7 +54,7 @@ TEST_CASE("a file is replaced as a whole, over what an earlier try left") {
                        write_file_atomically(dir.path() / "no" / "f", "x"));
 }
 
-TEST_CASE("what is no regular file is not replaced, and a failure leaves no temporary file") {
+TEST_CASE("only regular files are replaced, and a failure leaves no temporary file") {
   TempDir dir;
   const fs::path target = dir.path() / "f", link = dir.path() / "link", fifo = dir.path() / "fifo";
   write_text(target, "old");
@@ -86,7 +86,7 @@ TEST_CASE("what is no regular file is not replaced, and a failure leaves no temp
   CHECK(read_text(target) == "old");
 }
 
-TEST_CASE("names are swapped in one step") {
+TEST_CASE("names are swapped atomically") {
   TempDir dir;
   write_text(dir.path() / "a", "1");
   write_text(dir.path() / "b", "2");
@@ -96,12 +96,12 @@ TEST_CASE("names are swapped in one step") {
   CHECK_THROWS_HOLDING(IoError, "cannot rename", rename_path(dir.path() / "c", dir.path() / "d"));
 }
 
-TEST_CASE("directories are made with their parents, and not over files") {
+TEST_CASE("directories are created with their parents, and not over files") {
   TempDir dir;
   make_directories_durably(dir.path() / "a" / "b" / "c");
   CHECK(fs::is_directory(dir.path() / "a" / "b" / "c"));
-  make_directories_durably(dir.path() / "a" / "b");       // is there already
-  make_directories_durably(dir.path() / "a" / "d" / "");  // a trailing slash
+  make_directories_durably(dir.path() / "a" / "b");
+  make_directories_durably(dir.path() / "a" / "d" / "");
   CHECK(fs::is_directory(dir.path() / "a" / "d"));
   write_text(dir.path() / "f", "x");
   CHECK_THROWS_HOLDING(IoError, "it is a file", make_directories_durably(dir.path() / "f"));
@@ -109,12 +109,12 @@ TEST_CASE("directories are made with their parents, and not over files") {
                        make_directories_durably(dir.path() / "f" / "x"));
 }
 
-TEST_CASE("free space is known, also of a directory that is still to be made") {
+TEST_CASE("free space is known, also for a directory that does not exist yet") {
   TempDir dir;
   CHECK(free_bytes(dir.path() / "x" / "y") > 0);
 }
 
-TEST_CASE("sizes") {
+TEST_CASE("sizes are parsed and printed") {
   CHECK(parse_bytes("4096") == 4096);
   CHECK(parse_bytes("5GB") == 5'000'000'000);
   CHECK(parse_bytes("256MiB") == 256 << 20);
@@ -128,7 +128,7 @@ TEST_CASE("sizes") {
 }
 
 TEST_CASE("conversion rounds to nearest, ties to even") {
-  const float values[] = {1.0F, 1.00390625F, 1.01171875F, -3.0F};  // the middle ones are ties
+  const float values[] = {1.0F, 1.00390625F, 1.01171875F, -3.0F};  // the middle two are ties
   BFloat16 narrow[4];
   convert_elements(DType::F32, values, DType::BF16, narrow, 4);
   CHECK(static_cast<float>(narrow[1]) == 1.0F);

@@ -14,7 +14,7 @@ namespace {
 
 using namespace tessera::test;
 
-TEST_CASE("a mapped file reads as the file does, at any alignment") {
+TEST_CASE("a mapped file has the file's bytes, at any alignment") {
   TempDir dir;
   std::string content(3 * 4096 + 17, '\0');
   for (std::size_t i = 0; i < content.size(); ++i) content[i] = static_cast<char>(i * 131 >> 3);
@@ -34,7 +34,7 @@ TEST_CASE("a mapped file reads as the file does, at any alignment") {
   CHECK_THROWS_AS(file.read(-1, &one, 1), InvalidArgument);
 }
 
-TEST_CASE("an empty file is mapped and holds nothing") {
+TEST_CASE("an empty file is mapped as empty") {
   TempDir dir;
   write_text(dir.path() / "f", "");
   const MappedFile file(File::open(dir.path() / "f"));
@@ -44,7 +44,7 @@ TEST_CASE("an empty file is mapped and holds nothing") {
   CHECK_THROWS_AS(file.read(0, &one, 1), InvalidArgument);
 }
 
-TEST_CASE("what is written into a mapped file is read, what is cut from it is an error") {
+TEST_CASE("a mapped file shows later writes, and truncation is an error") {
   TempDir dir;
   const fs::path path = dir.path() / "f";
   write_text(path, std::string(20000, 'a'));
@@ -62,7 +62,7 @@ TEST_CASE("what is written into a mapped file is read, what is cut from it is an
 }
 
 TEST_CASE("a file that cannot be mapped is refused with the reason") {
-  const fs::path path = "/sys/devices/system/cpu/online";  // a regular file that can only be read
+  const fs::path path = "/sys/devices/system/cpu/online";  // a regular file that cannot be mapped
   REQUIRE(fs::exists(path));
   CHECK_THROWS_HOLDING(IoError, "cannot map the 4096 bytes of /sys/", MappedFile(File::open(path)));
 }

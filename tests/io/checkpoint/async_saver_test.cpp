@@ -1,5 +1,4 @@
-// Saving in the background: what is saved is what was there at start(), errors come back, and
-// nobody waits for a writer that hangs.
+// Background saves: snapshot at start(), error reporting, and no wait for a hung writer.
 
 #include "io/checkpoint/async_saver.h"
 
@@ -42,7 +41,7 @@ FinishedSave wait_for(AsyncSaver& saver) {
   return *finished;
 }
 
-// A writer stands here until the test lets it go on.
+// Blocks a writer until the test opens it.
 class Gate {
  public:
   void pass() {
@@ -57,7 +56,6 @@ class Gate {
   std::atomic<bool> arrived_{false};
 };
 
-/// Ranks as threads of this test, each with a saver of its own.
 struct Ranks {
   struct Rank {
     std::shared_ptr<Context> context = make_context();
@@ -67,7 +65,6 @@ struct Ranks {
     ranks.resize(static_cast<std::size_t>(count));
   }
 
-  // All ranks start a save; the writers go on by themselves.
   void start(const SampleModel& model, const fs::path& dir, SaveOptions options) {
     options.world_size = static_cast<int>(ranks.size());
     for (int r = 0; r < options.world_size; ++r) {
@@ -86,7 +83,7 @@ struct Ranks {
   std::vector<FinishedSave> finish() {
     std::vector<FinishedSave> finished;
     for (Rank& rank : ranks) finished.push_back(wait_for(*rank.saver));
-    board->values.clear();  // the next save repeats the names of phases
+    board->values.clear();  // phase names repeat in the next save
     return finished;
   }
 
@@ -94,7 +91,7 @@ struct Ranks {
   std::vector<Rank> ranks;
 };
 
-TEST_CASE("a save holds what was there when it began, whatever training does meanwhile") {
+TEST_CASE("a save contains the values at its start, whatever training changes meanwhile") {
   TempDir dir;
   for (const int world : {1, 3}) {
     CAPTURE(world);
@@ -103,7 +100,7 @@ TEST_CASE("a save holds what was there when it began, whatever training does mea
     const std::string expected =
         CheckpointReader::open(save(original, dir.path(), {.world_size = 2, .step = 1})).digest();
     SampleModel model = original;
-    // No shard is begun before the values have changed.
+    // Blocks the writers until the values have changed.
     std::promise<void> changed;
     const std::shared_future<void> wait_for_change = changed.get_future().share();
     ranks.start(model, dir.path(), {.step = 2, .at_point = [&](int, std::string_view point) {
@@ -142,7 +139,7 @@ TEST_CASE("a save holds what was there when it began, whatever training does mea
   }
 }
 
-TEST_CASE("staging is booked, taken once, and given back at the end") {
+TEST_CASE("staging memory is booked, allocated once, and released at the end") {
   TempDir dir;
   const SampleModel model = make_sample_model();
   Ranks ranks(2);
@@ -171,7 +168,7 @@ TEST_CASE("staging is booked, taken once, and given back at the end") {
   CHECK(ranks.ranks[0].context->ledger().usage(MemoryCategory::Staging).current > 0);
 }
 
-TEST_CASE("an error of one rank comes back on all, and the next save goes well") {
+TEST_CASE("an error on one rank is reported on all, and the next save succeeds") {
   TempDir dir;
   const SampleModel model = make_sample_model();
   Ranks ranks(3);
@@ -192,7 +189,7 @@ TEST_CASE("an error of one rank comes back on all, and the next save goes well")
   CHECK(newest_valid(dir.path(), {.verify_data = true}).reader->index().step == 2);
 }
 
-TEST_CASE("one save at a time, and none that is larger than its staging") {
+TEST_CASE("concurrent saves, and saves larger than the staging memory, are refused") {
   TempDir dir;
   const SampleModel model = make_sample_model();
   const SaveRequest request = make_request(model, dir.path(), 0, {});
@@ -215,13 +212,12 @@ TEST_CASE("one save at a time, and none that is larger than its staging") {
   AsyncSaver small(make_context(), AsyncSaver::staging_bytes(request) - 1, 20s);
   CHECK_THROWS_HOLDING(InvalidArgument, "were set aside", small.start(request, nothing));
   CHECK_FALSE(small.busy());
-  // A rank that owns nothing saves, too.
   AsyncSaver none(make_context(), 0, 20s);
   none.start(SaveRequest{}, nothing);
   CHECK(message_of(wait_for(none).error).empty());
 }
 
-TEST_CASE("whoever starts a save goes on while the writer writes") {
+TEST_CASE("start returns while the writer works") {
   TempDir dir;
   const SampleModel model = make_sample_model();
   const SaveRequest request = make_request(model, dir.path(), 0, {});
@@ -242,7 +238,7 @@ TEST_CASE("whoever starts a save goes on while the writer writes") {
   CHECK(::sigismember(&blocked, SIGTERM) == 0);
 }
 
-TEST_CASE("the destructor waits for a save, but not for one that hangs") {
+TEST_CASE("the destructor waits for a save, but not for a hung one") {
   TempDir dir;
   const SampleModel model = make_sample_model();
   const SaveRequest request = make_request(model, dir.path(), 0, {});
@@ -264,7 +260,6 @@ TEST_CASE("the destructor waits for a save, but not for one that hangs") {
     AsyncSaver saver(context, AsyncSaver::staging_bytes(request), 20s);
     saver.start(request, [gate, ended](const SaveRequest& staged) {
       gate->pass();
-      // What was staged is still there.
       const auto* value = static_cast<const float*>(staged.model.front().data);
       if (*value != 0.0F) ended->set_value();
       return SaveReport{};
@@ -276,7 +271,6 @@ TEST_CASE("the destructor waits for a save, but not for one that hangs") {
   CHECK(context->ledger().usage(MemoryCategory::Staging).current > 0);
   gate->open();
   CHECK(ended->get_future().wait_for(20s) == std::future_status::ready);
-  // And it is given back once the writer is done with it.
   const auto deadline = Clock::now() + 20s;
   while (context->ledger().usage(MemoryCategory::Staging).current > 0 && Clock::now() < deadline) {
     std::this_thread::sleep_for(1ms);

@@ -38,12 +38,12 @@ std::string bytes_of(const std::vector<T>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
 
-TEST_CASE("the same content at another world size is equal, and no data is read") {
+TEST_CASE("the same content at another world size is equal, without reading data") {
   Saved saved;
   const SampleModel model = make_sample_model();
   const auto a = saved.open(model, "a", {.world_size = 4});
   const auto b = saved.open(model, "b", {.world_size = 3, .run_id = "other", .chunk_bytes = 64});
-  // Even damage isn't seen: that is what verify is for.
+  // Damage is not detected either: verify is for that.
   const Chunk& chunk = a.tensor(Section::Model, "wte.weight").chunks[0];
   flip_bit(a.path() / chunk.file, chunk.byte_begin);
   const DiffReport report = diff_checkpoints(a, b, {.optimizer = true});
@@ -60,7 +60,7 @@ TEST_CASE("differences are counted and measured") {
   const float at_7 = wte[7], at_100 = wte[100];
   wte[7] += 0.5F;
   wte[100] *= 3;
-  wte[101] = -wte[101] * 3;  // as far off as it can be, relatively
+  wte[101] = -wte[101] * 3;  // maximum relative difference
   auto& bias = weights(model, "ln_f.bias");
   bias[2] = std::numeric_limits<float>::quiet_NaN();
   for (const int threads : {1, 4}) {
@@ -95,7 +95,7 @@ TEST_CASE("differences are counted and measured") {
 
     const auto counted = [&](double absolute, double relative) {
       const DiffReport close = diff_checkpoints(a, b, {.absolute = absolute, .relative = relative});
-      REQUIRE(close.differences.size() >= 1);  // the NaN is never close
+      REQUIRE(close.differences.size() >= 1);  // the NaN always differs
       return close.differences.size() == 1 ? 0 : close.differences[1].count;
     };
     CHECK(counted(0.4, 0) == 3);
@@ -106,7 +106,7 @@ TEST_CASE("differences are counted and measured") {
   }
 }
 
-TEST_CASE("bits tell zeros apart, a tolerance does not") {
+TEST_CASE("exact comparison distinguishes zeros by sign, a tolerance does not") {
   TempDir dir;
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const float infinity = std::numeric_limits<float>::infinity();
@@ -125,7 +125,7 @@ TEST_CASE("bits tell zeros apart, a tolerance does not") {
   CHECK(diff_checkpoints(a, c, {.absolute = 1e30, .relative = 1}).differences.size() == 1);
 }
 
-TEST_CASE("every dtype is compared by its values") {
+TEST_CASE("every dtype is compared by value") {
   TempDir dir;
   const auto check = [&](DType dtype, const std::string& x, const std::string& y, double absolute) {
     CAPTURE(dtype_name(dtype));
@@ -152,7 +152,7 @@ TEST_CASE("every dtype is compared by its values") {
   check(DType::Bool, bytes_of<std::uint8_t>({1, 1}), bytes_of<std::uint8_t>({1, 0}), 1);
 }
 
-TEST_CASE("boxes are compared with whole tensors") {
+TEST_CASE("boxed tensors are compared with whole ones") {
   TempDir dir;
   std::vector<float> values(6 * 5);
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
@@ -166,7 +166,7 @@ TEST_CASE("boxes are compared with whole tensors") {
   CHECK(diff_checkpoints(b, c, {}).differences[0].first == 13);
 }
 
-TEST_CASE("what only one has, and what has another shape, dtype or setting") {
+TEST_CASE("missing tensors, and different shapes, dtypes and settings") {
   TempDir dir;
   const auto f32 = write_tensor(dir.path() / "f32", DType::F32, {2}, bytes_of<float>({1, 2}));
   const auto bf16 = write_tensor(dir.path() / "bf16", DType::BF16, {2},

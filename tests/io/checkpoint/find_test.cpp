@@ -18,7 +18,7 @@ std::vector<std::int64_t> steps_in(const fs::path& dir) {
   return steps;
 }
 
-TEST_CASE("committed checkpoints are found in a run and in its directory of checkpoints") {
+TEST_CASE("committed checkpoints are found in a run and in its checkpoints directory") {
   TempDir run;
   const fs::path dir = run.path() / "checkpoints";
   const SampleModel model = make_sample_model();
@@ -27,7 +27,7 @@ TEST_CASE("committed checkpoints are found in a run and in its directory of chec
   save(model, dir, {.step = 123456789});
   fs::create_directories(dir / "step-00000005.run-a.tmp");
   write_text(dir / "step-00000005.run-a.tmp" / "index.json", "{}");
-  fs::create_directories(dir / "step-00000006");  // no index: no checkpoint
+  fs::create_directories(dir / "step-00000006");
   fs::create_directories(dir / "step-x0000006");
   const std::vector<std::int64_t> expected{900, 1000, 123456789};
   CHECK(steps_in(run.path()) == expected);
@@ -45,7 +45,7 @@ TEST_CASE("committed checkpoints are found in a run and in its directory of chec
   CHECK_THROWS_HOLDING(IoError, "cannot list", find_checkpoints(empty.path() / "absent"));
 }
 
-TEST_CASE("the newest valid checkpoint is taken, and why others are not is told") {
+TEST_CASE("the newest valid checkpoint is chosen, with reasons for the skipped ones") {
   TempDir dir;
   const SampleModel model = make_sample_model();
   for (const std::int64_t step : {1, 2, 3, 4}) save(model, dir.path(), {.step = step});
@@ -75,7 +75,7 @@ TEST_CASE("the newest valid checkpoint is taken, and why others are not is told"
   CHECK_FALSE(newest_valid(empty.path()).reader);
 }
 
-TEST_CASE("a checkpoint of a newer format is not passed over") {
+TEST_CASE("a checkpoint of a newer format is not skipped") {
   TempDir dir;
   const SampleModel model = make_sample_model();
   for (const std::int64_t step : {1, 2, 3}) save(model, dir.path(), {.step = step});

@@ -1,5 +1,5 @@
-// One bit is flipped anywhere in the files of a checkpoint: verifying finds each, and names the
-// file, and the tensor if it is in a tensor. TESSERA_BIT_FLIPS sets how many are tried.
+// Flips random bits of a checkpoint's files, one at a time: verification must detect each flip, and
+// name the file and the tensor, if any. TESSERA_BIT_FLIPS is the number of flips.
 
 #include <doctest/doctest.h>
 
@@ -21,7 +21,7 @@ int wanted_flips() {
   return text ? std::atoi(text) : 400;
 }
 
-/// A file of a checkpoint with its content, and which tensors lie where.
+/// A checkpoint file with its content and the byte ranges of its tensors.
 struct Target {
   std::string name, content;
   std::vector<std::pair<const Chunk*, std::string>> tensors{};
@@ -34,7 +34,7 @@ void write_byte(const fs::path& path, std::int64_t at, char byte) {
   REQUIRE(file.flush());
 }
 
-/// What verifying says: "file tensor" of each problem, and how it says it.
+/// "file tensor" and message of each problem found.
 std::vector<std::pair<std::string, std::string>> verify(const fs::path& path) {
   try {
     const std::string source = (path / "index.json").string();
@@ -81,7 +81,7 @@ TEST_CASE("every flipped bit is detected, with its file and tensor") {
   std::size_t in_index = 0, in_headers = 0, in_tensors = 0, in_trainer = 0;
   const int flips = wanted_flips();
   for (int flip = 0; flip < flips; ++flip) {
-    // Half of them anywhere; half in what is small, and has no tensor's checksum over it.
+    // Half of the flips anywhere, half in small files and headers, outside of tensors.
     Target* target = &targets[random() % targets.size()];
     std::size_t at = 0;
     if (flip % 2 == 0) {

@@ -21,7 +21,7 @@ namespace {
 
 using namespace tessera::test;
 
-// A valid index of one tensor "w" of shape [4, 3], f32, in two chunks.
+// A valid index with one tensor "w" of shape [4, 3], f32, in two chunks.
 Json sample() {
   return Json::parse(R"({
     "format": "tessera-checkpoint", "version": 1, "step": 7, "world_size": 2, "run_id": "r",
@@ -45,7 +45,7 @@ void refuse(const char* pointer, const Json& value, const char* reason) {
   refuse_text(json.dump(), reason);
 }
 
-// What format_index() made of it, without its checksum.
+// Output of format_index() without its checksum.
 Json without_checksum(const CheckpointIndex& index) {
   Json json = Json::parse(format_index(index));
   REQUIRE(json.erase("checksum") == 1);
@@ -55,7 +55,7 @@ Json without_checksum(const CheckpointIndex& index) {
 constexpr const char* kChunk = "/sections/model/tensors/w/chunks/0";
 std::string in_chunk(const char* field) { return std::string(kChunk) + field; }
 
-TEST_CASE("a valid index is read, and written as it was read") {
+TEST_CASE("a valid index survives parse and format") {
   const CheckpointIndex index = parse_index(sample().dump(), "index.json");
   CHECK(index.model->at("w").chunks[1].end == 12);
   CHECK_FALSE(index.optimizer);
@@ -64,7 +64,7 @@ TEST_CASE("a valid index is read, and written as it was read") {
   CHECK(format_index(parse_index(format_index(index), "index.json")) == format_index(index));
 }
 
-TEST_CASE("an index vouches for itself") {
+TEST_CASE("an index has a checksum of itself") {
   Json json = sample();
   json["files"]["a"]["header"] = {{"size", 100}, {"checksum", "crc64:00000000000000ff"}};
   const std::string text = format_index(parse_index(json.dump(), "index.json"));
@@ -72,7 +72,7 @@ TEST_CASE("an index vouches for itself") {
   CHECK(index.headers.at("a").size == 100);
   CHECK(index.headers.at("a").crc64 == 255);
   CHECK_FALSE(index.headers.contains("b"));
-  SUBCASE("every flipped bit is found") {
+  SUBCASE("every flipped bit is detected") {
     for (std::size_t bit = 0; bit < text.size() * 8; ++bit) {
       std::string damaged = text;
       damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << (bit % 8)));
@@ -80,7 +80,7 @@ TEST_CASE("an index vouches for itself") {
       CHECK_THROWS_HOLDING(CorruptCheckpoint, "index.json", parse_index(damaged, "index.json"));
     }
   }
-  SUBCASE("and every cut and every edit") {
+  SUBCASE("every truncation and every edit is detected") {
     for (std::size_t size = 0; size < text.size(); ++size) {
       CHECK_THROWS_AS(parse_index(text.substr(0, size), "index.json"), CorruptCheckpoint);
     }
@@ -90,21 +90,20 @@ TEST_CASE("an index vouches for itself") {
     refuse_text(text + " ", "its own checksum is wrong");
     refuse_text(Json::parse(text).dump(), "written anew by another program");
   }
-  SUBCASE("without it, nothing may be there that it would vouch for") {
+  SUBCASE("a misspelled checksum field is refused") {
     Json renamed = sample();
     renamed["chdcksum"] = "crc64:0000000000000000";
     refuse_text(renamed.dump(), "the field \"chdcksum\" is unknown");
   }
-  SUBCASE("a newer version is named, damaged or not") {
+  SUBCASE("a newer version is reported, damaged or not") {
     const std::string what = "has format version 2; this build reads up to 1: use a newer tessera";
     Json newer = sample();
     newer["version"] = 2;
     newer["not yet known"] = 1;
     CHECK_THROWS_HOLDING(NewerFormat, what.c_str(), parse_index(newer.dump(), "index.json"));
-    // Whatever becomes of checksums.
     newer["checksum"] = "of another kind";
     CHECK_THROWS_HOLDING(NewerFormat, what.c_str(), parse_index(newer.dump(), "index.json"));
-    // This may be a damaged version as well.
+    // The version number itself may be damaged here.
     const std::string damaged =
         "{\n \"checksum\": \"crc64:0000000000000000\",\n \"format\": \"tessera-checkpoint\",\n "
         "\"version\": 2}";
@@ -112,13 +111,13 @@ TEST_CASE("an index vouches for itself") {
     try {
       parse_index(damaged, "index.json");
     } catch (const NewerFormat&) {
-      FAIL("what may be damage is not taken for a newer format");
+      FAIL("possible damage was reported as a newer format");
     } catch (const CorruptCheckpoint&) {
     }
   }
 }
 
-TEST_CASE("text that is no index") {
+TEST_CASE("invalid index texts") {
   refuse_text("", "is empty");
   refuse_text("\xEF\xBB\xBF{}", "byte-order mark");
   refuse_text(std::string("\xFF\xFE{\0}\0", 6), "UTF-16");
@@ -138,7 +137,6 @@ TEST_CASE("text that is no index") {
   }
 }
 
-// A valid index with everything that one can have.
 Json full_sample() {
   Json json = sample();
   Json& tensors = json["sections"]["model"]["tensors"];
@@ -150,7 +148,7 @@ Json full_sample() {
   return json;
 }
 
-TEST_CASE("each field is needed") {
+TEST_CASE("each field is required") {
   const Json whole = full_sample();
   CHECK(without_checksum(parse_index(whole.dump(), "index.json")) == whole);
   const std::vector<std::pair<std::string, std::vector<const char*>>> fields = {
@@ -178,7 +176,7 @@ TEST_CASE("each field is needed") {
   }
 }
 
-TEST_CASE("every number is a whole one from 0 to 2^63 - 1") {
+TEST_CASE("every number is an integer from 0 to 2^63 - 1") {
   const std::vector<std::string> places = {"/version",
                                            "/step",
                                            "/world_size",
@@ -212,7 +210,7 @@ TEST_CASE("every number is a whole one from 0 to 2^63 - 1") {
   }
 }
 
-TEST_CASE("fields of the wrong kind or size") {
+TEST_CASE("fields of the wrong type or size") {
   refuse("/format", "other", "expected format");
   refuse("/version", 2, "use a newer tessera");
   refuse("/version", 0, "whole number from 1");
@@ -240,7 +238,7 @@ TEST_CASE("fields of the wrong kind or size") {
   refuse("/sections/model/tensors/w", 1, "expected an object");
 }
 
-TEST_CASE("files outside the directory") {
+TEST_CASE("file names that leave the directory") {
   for (const char* name : {"../a", "/etc/passwd", "x/y", "..", ".", ""}) {
     CAPTURE(name);
     Json json = sample();
@@ -258,7 +256,7 @@ TEST_CASE("files outside the directory") {
   refuse_text(twice, "the key \"a\" stands twice");
 }
 
-TEST_CASE("tensors and chunks that do not fit") {
+TEST_CASE("tensors and chunks that do not match") {
   refuse("/sections/model/tensors/w/dtype", "F33", "unknown dtype");
   refuse("/sections/model/tensors/w/shape", {5, 3}, "are in no chunk");
   refuse("/sections/model/tensors/w/shape", {3, 3}, "but there are 9");
@@ -280,7 +278,7 @@ TEST_CASE("tensors and chunks that do not fit") {
   refuse_text(json.dump(), "elements 5 to 6 are in two chunks");
   try {
     parse_index(json.dump(), "index.json");
-    FAIL("it was taken");
+    FAIL("accepted");
   } catch (const CorruptTensor& error) {
     CHECK(error.tensor() == "model/w");
     CHECK(error.begin() == 5);
@@ -325,7 +323,7 @@ TEST_CASE("boxes cover a tensor exactly once") {
   refuse_text(json.dump(), "chunks hold 8 of 12");
 }
 
-TEST_CASE("moments belong to parameters") {
+TEST_CASE("moments match parameters") {
   Json json = sample();
   const Json tensors = json["sections"]["model"]["tensors"];
   json["sections"]["optimizer"] = {{"hyper", {{"step", 7}}},
@@ -354,7 +352,7 @@ TEST_CASE("moments belong to parameters") {
   refuse_text(other.dump(), "\"hyper\" is missing");
 }
 
-TEST_CASE("the directory has to match its index") {
+TEST_CASE("the directory must match its index") {
   TempDir dir;
   const SampleModel model = make_sample_model();
   const fs::path path = save(model, dir.path(), {.world_size = 2});
@@ -368,7 +366,7 @@ TEST_CASE("the directory has to match its index") {
     refuse_open("no index.json");
     CHECK(find_checkpoints(dir.path()).empty());
   }
-  SUBCASE("the directory is an attempt") {
+  SUBCASE("the directory belongs to an unfinished save") {
     const fs::path attempt = dir.path() / "step-00000007.run-a.tmp";
     fs::rename(path, attempt);
     for (const fs::path& name : {attempt, attempt / "", attempt / "."}) {
@@ -378,7 +376,7 @@ TEST_CASE("the directory has to match its index") {
                            open_checkpoint(name));
     }
   }
-  SUBCASE("an index over the size cap") {
+  SUBCASE("an index over the size limit") {
     fs::resize_file(path / "index.json", static_cast<std::uintmax_t>(kMaxIndexBytes) + 1);
     refuse_open("at most");
   }
@@ -394,14 +392,14 @@ TEST_CASE("the directory has to match its index") {
       return std::string("nothing");
     };
     CHECK(blamed(path) == shard.filename());
-    save(model, dir.path(), {.step = 6});  // the error then also tells of this one
+    save(model, dir.path(), {.step = 6});  // the error then also lists this one
     CHECK(blamed(dir.path()) == shard.filename());
   }
-  SUBCASE("a shard was cut") {
+  SUBCASE("a shard is truncated") {
     fs::resize_file(shard, content.size() - 1);
     refuse_open("rank-00001-of-00002.safetensors has");
   }
-  SUBCASE("a shard is no regular file") {
+  SUBCASE("a shard is not a regular file") {
     fs::rename(shard, path / "elsewhere");
     const auto refuse_shard = [&] {
       refuse_open("not a regular file");
@@ -411,7 +409,7 @@ TEST_CASE("the directory has to match its index") {
     refuse_shard();
     fs::create_directory(shard);
     refuse_shard();
-    for (const mode_t kind : {S_IFIFO, S_IFSOCK, S_IFCHR}) {  // devices where the system lets us
+    for (const mode_t kind : {S_IFIFO, S_IFSOCK, S_IFCHR}) {  // creating devices needs root
       if (::mknod(shard.c_str(), kind | 0600, makedev(1, 3)) == 0) refuse_shard();
     }
   }
@@ -426,11 +424,11 @@ TEST_CASE("the directory has to match its index") {
     fs::create_directory(path / "index.json");
     refuse_open("is a directory; expected a regular file");
   }
-  SUBCASE("an index without content") {
+  SUBCASE("an empty index") {
     write_text(path / "index.json", "");
     refuse_open("index.json is empty");
   }
-  SUBCASE("the directory is of another step") {
+  SUBCASE("the directory's name has another step") {
     fs::rename(path, dir.path() / "step-00000008");
     CHECK_THROWS_HOLDING(CorruptCheckpoint, "index of step 7, but the directory is step-00000008",
                          CheckpointReader::open(dir.path() / "step-00000008"));

@@ -13,7 +13,7 @@ namespace {
 
 using namespace tessera::test;
 
-TEST_CASE("a run's checkpoints, attempts and wrecks are told apart") {
+TEST_CASE("a run's checkpoints, unfinished saves and damaged ones are distinguished") {
   TempDir dir;
   const fs::path checkpoints = dir.path() / "checkpoints";
   const SampleModel model = make_sample_model();
@@ -56,7 +56,7 @@ TEST_CASE("a run's checkpoints, attempts and wrecks are told apart") {
   CHECK(list_checkpoints(checkpoints).size() == entries.size());
 }
 
-TEST_CASE("what only a newer tessera reads is not listed as broken") {
+TEST_CASE("a checkpoint of a newer format is not listed as broken") {
   TempDir dir;
   const SampleModel model = make_sample_model();
   for (const std::int64_t step : {1, 2, 3}) save(model, dir.path(), {.step = step});
@@ -82,7 +82,7 @@ TEST_CASE("times are read as UTC") {
   CHECK_FALSE(parse_time("2026-01-31T12:00:00Z "));
 }
 
-TEST_CASE("a directory that is not there") {
+TEST_CASE("a missing directory") {
   CHECK_THROWS_HOLDING(IoError, "No such file", list_checkpoints("/nonexistent/run"));
 }
 

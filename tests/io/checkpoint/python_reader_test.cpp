@@ -1,4 +1,4 @@
-// tools/read_checkpoint.py, which knows io/FORMAT.md and none of this code, reads what is written.
+// tools/read_checkpoint.py, an independent implementation of io/FORMAT.md, reads saved checkpoints.
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
@@ -73,7 +73,7 @@ TEST_CASE("a reader written from FORMAT.md reads checkpoints") {
       CHECK(read_text(dir.path() / "bytes") == expected);
     }
   }
-  SUBCASE("damage is found and named") {
+  SUBCASE("damage is detected and named") {
     const Chunk chunk = reader.tensor(Section::Model, "wte.weight").chunks[0];
     const auto said_after = [&](const fs::path& file, std::int64_t byte) {
       flip_bit(file, byte);
@@ -117,8 +117,7 @@ TEST_CASE("a reader written from FORMAT.md reads boxes and bf16") {
   TempDir dir;
   const fs::path path = dir.path() / "boxed";
   fs::create_directories(path);
-  // 1 2 | 3
-  // 4 5 | 6, as upper halves of float32
+  // Values 1 2 | 3 and 4 5 | 6, stored as bf16.
   std::vector<std::uint16_t> stored;
   for (const float value : {1.F, 2.F, 4.F, 5.F, 3.F, 6.F}) {
     std::uint32_t bits = 0;

@@ -24,7 +24,6 @@ namespace {
 
 using namespace tessera::test;
 
-// A tensor of the model in at least two chunks.
 std::string split_tensor(const CheckpointReader& reader) {
   for (const auto& [name, record] : reader.tensors(Section::Model)) {
     if (record.chunks.size() >= 2) return name;
@@ -32,7 +31,7 @@ std::string split_tensor(const CheckpointReader& reader) {
   throw std::runtime_error("no tensor is split");
 }
 
-TEST_CASE("a flipped bit is found by whole and by partial reads, and named") {
+TEST_CASE("whole and partial reads detect a flipped bit, and name its place") {
   TempDir dir;
   const SampleModel model = make_sample_model();
   const fs::path path = save(model, dir.path(), {.world_size = 4});
@@ -48,12 +47,12 @@ TEST_CASE("a flipped bit is found by whole and by partial reads, and named") {
                                         name, damaged.begin, damaged.end);
   CHECK_THROWS_HOLDING(CorruptCheckpoint, place,
                        reader.read(Section::Model, name, 0, size, out.data(), DType::F32));
-  // The part that is asked for is intact, but it shares the chunk.
+  // The requested range is intact, but shares the damaged chunk.
   CHECK_THROWS_HOLDING(
       CorruptCheckpoint, place,
       reader.read(Section::Model, name, damaged.begin, damaged.begin + 1, out.data(), DType::F32));
   reader.read(Section::Model, name, 0, damaged.begin, out.data(),
-              DType::F32);  // other chunks serve
+              DType::F32);  // other chunks are readable
   CHECK(out[0] == model.at(name).weight[0]);
 
   const VerifyReport report = verify_checkpoint(reader);
@@ -65,7 +64,7 @@ TEST_CASE("a flipped bit is found by whole and by partial reads, and named") {
                     damaged.byte_end));
 }
 
-TEST_CASE("verify finds values that are not finite, and goes on") {
+TEST_CASE("verify reports non-finite values and continues") {
   TempDir dir;
   SampleModel model = make_sample_model();
   for (auto& tensor : model.tensors) {
@@ -83,7 +82,7 @@ TEST_CASE("verify finds values that are not finite, and goes on") {
   CHECK(report.problems[1].begin == 2);
 }
 
-TEST_CASE("verify compares each shard's own header with the index") {
+TEST_CASE("verify compares each shard's header with the index") {
   TempDir dir;
   const fs::path path = save(make_sample_model(), dir.path(), {.world_size = 2});
   const fs::path shard = path / "rank-00001-of-00002.safetensors";
@@ -122,7 +121,7 @@ TEST_CASE("verify compares each shard's own header with the index") {
     replace("\"rank\":\"1\"", "\"rank\":\"0\"");
     expect({name + ": is of rank 0: shards were exchanged"});
   }
-  SUBCASE("places exchanged") {
+  SUBCASE("swapped positions") {
     const SafetensorsHeader header = SafetensorsReader(shard).header();
     const SafetensorsEntry& one = header.tensors.front();
     const auto other =
@@ -140,7 +139,7 @@ TEST_CASE("verify compares each shard's own header with the index") {
   }
 }
 
-TEST_CASE("a checkpoint from before indexes and headers had checksums is read") {
+TEST_CASE("a checkpoint of an older version, without checksums in index and headers, is readable") {
   TempDir dir;
   const SampleModel model = make_sample_model();
   const fs::path path = save(model, dir.path(), {.world_size = 2});
@@ -157,14 +156,14 @@ TEST_CASE("a checkpoint from before indexes and headers had checksums is read") 
   CHECK(out == model.at("wte.weight").weight);
 }
 
-TEST_CASE("a shard of another step is recognized") {
+TEST_CASE("a shard of another step is detected") {
   TempDir dir;
   const SampleModel model = make_sample_model();
   const fs::path old_path = save(model, dir.path(), {.world_size = 2, .step = 6});
   const fs::path path = save(model, dir.path(), {.world_size = 2, .step = 7});
   const char* const shard = "rank-00001-of-00002.safetensors";
   fs::copy_file(old_path / shard, path / shard, fs::copy_options::overwrite_existing);
-  const auto reader = CheckpointReader::open(path);  // sizes are equal
+  const auto reader = CheckpointReader::open(path);  // file sizes are equal
   const std::string name = split_tensor(reader);
   const std::int64_t size = numel(reader.tensor(Section::Model, name).shape);
   std::vector<float> out(static_cast<std::size_t>(size));
@@ -217,7 +216,7 @@ fs::path write_boxed(const fs::path& dir, std::vector<float>& values) {
   return path;
 }
 
-TEST_CASE("boxes are put together") {
+TEST_CASE("boxes are assembled") {
   TempDir dir;
   std::vector<float> values;
   const auto reader = CheckpointReader::open(write_boxed(dir.path(), values));
@@ -242,7 +241,7 @@ TEST_CASE("boxes are put together") {
   CHECK(verify_checkpoint(reader).problems.empty());
 }
 
-TEST_CASE("what the disk does not tell of is not called missing") {
+TEST_CASE("unreadable files are not reported as missing") {
   TempDir dir;
   const fs::path loop = dir.path() / "loop";
   fs::create_symlink(loop, loop);

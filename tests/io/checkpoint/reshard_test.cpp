@@ -30,11 +30,10 @@ std::set<std::string> names(const fs::path& dir) {
   return result;
 }
 
-TEST_CASE("what is resharded is what a run of that many ranks saves") {
+TEST_CASE("a resharded checkpoint equals one saved at that world size") {
   TempDir dir;
   const SampleModel model = make_sample_model();
   for (const int from : {1, 3, 4}) {
-    // Of other chunks than what is made of it.
     const auto source = CheckpointReader::open(
         save(model, dir.path() / ("from" + std::to_string(from)),
              {.world_size = from, .chunk_bytes = from == 1 ? 0 : std::int64_t{32} << from}));
@@ -57,7 +56,7 @@ TEST_CASE("what is resharded is what a run of that many ranks saves") {
       CHECK(names(out) == std::set<std::string>{"latest", "step-00000007"});
       const auto result = CheckpointReader::open(report.path);
       CHECK(verify_checkpoint(result).problems.empty());
-      // Files to the byte; the index but for the time.
+      // Files are identical; the index differs only in its time.
       CHECK(names(report.path) == names(saved.path()));
       for (const auto& [file, size] : saved.index().files) {
         CHECK(read_text(report.path / file) == read_text(saved.path() / file));
@@ -70,7 +69,7 @@ TEST_CASE("what is resharded is what a run of that many ranks saves") {
   }
 }
 
-TEST_CASE("a weights-only checkpoint stays one") {
+TEST_CASE("a weights-only checkpoint stays weights-only") {
   TempDir dir;
   const auto source = CheckpointReader::open(save(
       make_sample_model(), dir.path(), {.world_size = 3, .optimizer = false, .trainer_json = ""}));
@@ -81,10 +80,10 @@ TEST_CASE("a weights-only checkpoint stays one") {
   CHECK(diff_checkpoints(source, result, {}).equal());
 }
 
-TEST_CASE("pieces are as large as the memory allows") {
+TEST_CASE("chunks are as large as memory allows") {
   TempDir dir;
   SampleModel model = make_sample_model();
-  model.config = "{}";  // a model that is not known here
+  model.config = "{}";  // an unknown model
   model.tensors.clear();
   SampleModel::Tensor tensor{"layers.0.w", {3, 100'000}, {}, {}, {}};
   for (int i = 0; i < 300'000; ++i) tensor.weight.push_back(static_cast<float>(i));
@@ -106,7 +105,7 @@ TEST_CASE("pieces are as large as the memory allows") {
   CHECK(verify_checkpoint(CheckpointReader::open(report.path)).problems.empty());
 }
 
-TEST_CASE("a tensor in boxes becomes one of ranges") {
+TEST_CASE("a boxed tensor is converted to ranges") {
   TempDir dir;
   const std::int64_t rows = 200'000;
   std::string bytes(static_cast<std::size_t>(rows) * 3 * 4, '\0');
@@ -119,7 +118,7 @@ TEST_CASE("a tensor in boxes becomes one of ranges") {
   CHECK(verify_checkpoint(result).problems.empty());
 }
 
-TEST_CASE("a checkpoint that is made meanwhile stays") {
+TEST_CASE("a checkpoint that appears meanwhile is kept") {
   TempDir dir;
   const auto source =
       CheckpointReader::open(save(make_sample_model(), dir.path() / "a", {.world_size = 3}));
@@ -131,7 +130,7 @@ TEST_CASE("a checkpoint that is made meanwhile stays") {
   CHECK(fs::is_empty(target));
 }
 
-TEST_CASE("a damaged source leaves nothing") {
+TEST_CASE("a damaged source leaves no output") {
   TempDir dir;
   const fs::path out = dir.path() / "out";
   const auto source =
@@ -150,7 +149,7 @@ TEST_CASE("a damaged source leaves nothing") {
   CHECK(names(out).empty());
 }
 
-TEST_CASE("nothing is replaced without being asked") {
+TEST_CASE("nothing is replaced without overwrite") {
   TempDir dir;
   const auto source =
       CheckpointReader::open(save(make_sample_model(), dir.path() / "a", {.world_size = 3}));
@@ -164,7 +163,6 @@ TEST_CASE("nothing is replaced without being asked") {
   CHECK(CheckpointReader::open(other).digest() == source.digest());
   CHECK(CheckpointReader::open(other).index().world_size == 2);
   CHECK(read_text(dir.path() / "b" / "latest") == "step-00000009\n");
-  // In place.
   reshard_checkpoint(source, dir.path() / "a", {.world_size = 5, .overwrite = true});
   CHECK(open_checkpoint(dir.path() / "a").index().world_size == 5);
   CHECK(names(dir.path() / "a") == std::set<std::string>{"latest", "step-00000007"});
@@ -180,13 +178,13 @@ TEST_CASE("nothing is replaced without being asked") {
                        reshard_checkpoint(source, dir.path() / "c", {.memory = 65536}));
 }
 
-TEST_CASE("what a killed process left is removed, and nobody else's") {
+TEST_CASE("remains of a killed process are removed, and only those") {
   TempDir dir;
   const auto source = CheckpointReader::open(save(make_sample_model(), dir.path() / "a"));
   const fs::path out = dir.path() / "out";
   const pid_t child = ::fork();
   if (child == 0) {
-    // Killed while it copies: the progress is told of by then.
+    // Killed while copying: progress is reported by then.
     reshard_checkpoint(source, out, {.progress = [](auto, auto) { ::raise(SIGKILL); }});
     ::_exit(0);
   }

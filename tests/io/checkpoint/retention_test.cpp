@@ -1,5 +1,3 @@
-// Which checkpoints stay when a later one is saved.
-
 #include "io/checkpoint/retention.h"
 
 #include <doctest/doctest.h>
@@ -29,8 +27,8 @@ std::vector<std::int64_t> steps_in(const fs::path& dir) {
   return steps;
 }
 
-// As the ranks of a save of `step` do it. @return what rank 0 removed; throws what it threw, which
-// all ranks must
+// Prunes on all ranks of a save of `step`. @return paths that rank 0 removed; throws rank 0's
+// exception, which all ranks must throw
 std::vector<fs::path> prune(const fs::path& dir, const Retention& retention, std::int64_t step,
                             int world_size = 1) {
   ThreadCoordinator::Board board(world_size);
@@ -64,11 +62,11 @@ std::vector<fs::path> prune(const fs::path& dir, const Retention& retention, std
   return removed[0];
 }
 
-TEST_CASE("pruning never removes what was just saved, nor what is newer") {
+TEST_CASE("pruning never removes the saved checkpoint or newer ones") {
   TempDir dir;
   const SampleModel model = make_sample_model();
   for (const std::int64_t step : {10, 20, 30, 40}) save(model, dir.path(), {.step = step});
-  save(model, dir.path(), {.step = 15});  // the run went back to step 10
+  save(model, dir.path(), {.step = 15});  // the run resumed from step 10
   CHECK(prune(dir.path(), {.keep = 1}, 15) == std::vector<fs::path>{dir.path() / "step-00000010"});
   CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{15, 20, 30, 40});
   CHECK(prune(dir.path(), {.keep = 2}, 5).empty());
@@ -86,15 +84,15 @@ TEST_CASE("pruning keeps the newest and removes only committed checkpoints") {
         std::vector<fs::path>{dir.path() / "step-00000001", dir.path() / "step-00000002"});
   CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{3, 4});
   CHECK(fs::exists(dir.path() / "step-00000000.other.tmp"));
-  // What an interrupted prune leaves is not loaded, and the next save removes it.
+  // Remains of an interrupted prune are not loaded, and the next save removes them.
   fs::rename(dir.path() / "step-00000003", dir.path() / "step-00000003.pruned.tmp");
   CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{4});
   save(model, dir.path(), {.step = 5});
   CHECK_FALSE(fs::exists(dir.path() / "step-00000003.pruned.tmp"));
-  CHECK_FALSE(fs::exists(dir.path() / "step-00000000.other.tmp"));  // nor of an attempt before it
+  CHECK_FALSE(fs::exists(dir.path() / "step-00000000.other.tmp"));
 }
 
-TEST_CASE("a checkpoint whose loss cannot be told is not removed for that") {
+TEST_CASE("a checkpoint without a known loss is not removed for that") {
   TempDir dir;
   const SampleModel model = make_sample_model();
   for (const std::int64_t step : {10, 20, 30, 40}) save(model, dir.path(), {.step = step});
@@ -107,7 +105,7 @@ TEST_CASE("a checkpoint whose loss cannot be told is not removed for that") {
   CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{10, 20, 40});
 }
 
-TEST_CASE("every n-th step and the best stay beside the newest") {
+TEST_CASE("every n-th and the best checkpoints are kept besides the newest") {
   TempDir dir;
   const SampleModel model = make_sample_model();
   std::map<std::int64_t, double> losses{{10, 3.0}, {20, 1.0}, {30, 2.0}, {40, 1.0},
@@ -122,7 +120,7 @@ TEST_CASE("every n-th step and the best stay beside the newest") {
     retention.keep_every = 30;
     expected = {30, 60, 80};
   }
-  SUBCASE("the best, of equal ones the later") {
+  SUBCASE("the best, and of equal ones the later") {
     retention.keep_best = 1;
     expected = {40, 80};
   }
@@ -132,15 +130,14 @@ TEST_CASE("every n-th step and the best stay beside the newest") {
     retention.keep_best = 2;
     expected = {20, 40, 60, 70, 80};
   }
-  SUBCASE("more of the best than there are") {
+  SUBCASE("more best ones than exist") {
     retention.keep_best = 100;
-    expected = {10, 20, 30, 40, 50, 60, 80};  // the loss of 70 is no number
+    expected = {10, 20, 30, 40, 50, 60, 80};  // the loss of 70 is NaN
   }
-  SUBCASE("all, whatever the others say") {
+  SUBCASE("keep=0 keeps all") {
     retention = {.keep = 0, .keep_every = 30};
     expected = {10, 20, 30, 40, 50, 60, 70, 80};
   }
-  // After every save, as a run does it.
   for (std::int64_t step = 10; step <= 80; step += 10) {
     save(model, dir.path(), {.step = step});
     prune(dir.path(), retention, step);
@@ -148,7 +145,7 @@ TEST_CASE("every n-th step and the best stay beside the newest") {
   CHECK(steps_in(dir.path()) == expected);
 }
 
-TEST_CASE("what only a newer tessera reads is not removed, and takes no other's place") {
+TEST_CASE("checkpoints of a newer format are kept, without counting for retention") {
   TempDir dir;
   const SampleModel model = make_sample_model();
   for (const std::int64_t step : {10, 20, 30, 40, 50, 60}) save(model, dir.path(), {.step = step});
@@ -163,20 +160,20 @@ TEST_CASE("what only a newer tessera reads is not removed, and takes no other's 
   CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{10, 20, 40, 50, 60});
 }
 
-TEST_CASE("what the disk does not give out is not removed: it may be of a newer format") {
+TEST_CASE("unreadable checkpoints are kept: they may be of a newer format") {
   TempDir dir;
   const SampleModel model = make_sample_model();
   for (const std::int64_t step : {10, 20, 30, 40}) save(model, dir.path(), {.step = step});
   const fs::path index = dir.path() / checkpoint_name(10) / "index.json";
   fs::remove(index);
-  REQUIRE(::mknod(index.c_str(), S_IFSOCK | 0600, 0) == 0);  // opening it fails
+  REQUIRE(::mknod(index.c_str(), S_IFSOCK | 0600, 0) == 0);
   prune(dir.path(), {.keep = 2}, 40);
   CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{10, 30, 40});
 }
 
-TEST_CASE("nothing is removed if what was saved is not as it should be") {
+TEST_CASE("nothing is removed if the saved checkpoint is damaged") {
   const SampleModel model = make_sample_model();
-  for (const int ranks : {1, 2, 3}) {  // that prune what two saved
+  for (const int ranks : {1, 2, 3}) {  // ranks that prune; two had saved
     CAPTURE(ranks);
     TempDir dir;
     for (const std::int64_t step : {1, 2, 3})
@@ -184,7 +181,7 @@ TEST_CASE("nothing is removed if what was saved is not as it should be") {
     const fs::path saved = dir.path() / "step-00000003";
     const fs::path shard = saved / "rank-00001-of-00002.safetensors";
     std::vector<std::string> parts{"is not verified: rank ", "; no other checkpoint was removed"};
-    SUBCASE("a shard is cut") {
+    SUBCASE("a shard is truncated") {
       fs::resize_file(shard, fs::file_size(shard) - 1);
       parts.emplace_back("rank-00001-of-00002.safetensors");
     }
@@ -218,7 +215,7 @@ TEST_CASE("nothing is removed if what was saved is not as it should be") {
       CHECK_THROWS_HOLDING(IoError, part.c_str(), prune(dir.path(), {.keep = 1}, 3, ranks));
     }
     CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{1, 2, 3});
-    // Nothing is read if nothing is to go.
+    // Nothing is read if nothing is to be removed.
     CHECK(prune(dir.path(), {.keep = 3}, 3, ranks).empty());
     fs::remove_all(saved);
     CHECK_THROWS_HOLDING(IoError, "has no index.json", prune(dir.path(), {.keep = 1}, 3, ranks));
@@ -226,7 +223,7 @@ TEST_CASE("nothing is removed if what was saved is not as it should be") {
   }
 }
 
-TEST_CASE("a checkpoint that was found damaged takes no intact one's place") {
+TEST_CASE("a checkpoint known to be damaged does not displace an intact one") {
   const SampleModel model = make_sample_model();
   TempDir dir;
   const Retention retention{.keep = 2, .damaged = std::make_shared<std::set<std::int64_t>>()};
@@ -247,7 +244,7 @@ TEST_CASE("a checkpoint that was found damaged takes no intact one's place") {
   CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{2, 4});
 }
 
-TEST_CASE("a damaged checkpoint takes no place among the best either, nor among those for good") {
+TEST_CASE("a damaged checkpoint does not count as best or permanent either") {
   const SampleModel model = make_sample_model();
   TempDir dir;
   for (const std::int64_t step : {10, 20, 30}) save(model, dir.path(), {.step = step});
@@ -257,7 +254,7 @@ TEST_CASE("a damaged checkpoint takes no place among the best either, nor among 
   };
   retention.damaged = std::make_shared<std::set<std::int64_t>>(std::set<std::int64_t>{20});
   prune(dir.path(), retention, 30);
-  // Of equal losses the later one, which stays anyhow.
+  // Of equal losses the later one counts, which is kept anyway.
   CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{30});
   save(model, dir.path(), {.step = 40});
   retention.loss = [](const fs::path& path) {
@@ -269,7 +266,6 @@ TEST_CASE("a damaged checkpoint takes no place among the best either, nor among 
   CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{30, 50});
 }
 
-/// Answers for all ranks at the phase "verified", for none of which it asks.
 class AnswersOfRanks final : public SaveCoordinator {
  public:
   explicit AnswersOfRanks(std::vector<std::string> answers) : answers_(std::move(answers)) {}
@@ -282,7 +278,7 @@ class AnswersOfRanks final : public SaveCoordinator {
   std::vector<std::string> answers_;
 };
 
-TEST_CASE("damage that one rank finds counts, whoever else could not read his part") {
+TEST_CASE("damage found by one rank counts, even if other ranks could not read their parts") {
   const SampleModel model = make_sample_model();
   TempDir dir;
   for (const std::int64_t step : {1, 2}) save(model, dir.path(), {.step = step});
@@ -316,12 +312,11 @@ TEST_CASE("damage that one rank finds counts, whoever else could not read his pa
   CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{2});
 }
 
-TEST_CASE("what cannot be read is not called damaged") {
+TEST_CASE("unreadable does not mean damaged") {
   const SampleModel model = make_sample_model();
   TempDir dir;
   const fs::path path = save(model, dir.path(), {.step = 1});
   const auto reader = CheckpointReader::open(path);
-  // No file can be opened.
   rlimit before{};
   REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
   const rlimit none{0, before.rlim_max};
@@ -343,18 +338,18 @@ TEST_CASE("what cannot be read is not called damaged") {
   }
 }
 
-TEST_CASE("who is in a hurry still removes what takes no time") {
+TEST_CASE("under time pressure quick removals still happen") {
   const SampleModel model = make_sample_model();
   TempDir dir;
   for (const std::int64_t step : {1, 2}) save(model, dir.path(), {.step = step});
   SoloCoordinator coordinator;
   auto request = make_request(model, dir.path(), 0, {.step = 2});
   request.hurry = std::make_shared<std::atomic<bool>>(true);
-  // Read within a second.
+  // Verification takes less than a second.
   CHECK(prune_checkpoints(request, {.keep = 1}, coordinator).size() == 1);
 }
 
-TEST_CASE("who reads back shows that he gets on") {
+TEST_CASE("verification reports progress") {
   const SampleModel model = make_sample_model();
   TempDir dir;
   for (const std::int64_t step : {1, 2}) save(model, dir.path(), {.step = step});
@@ -362,7 +357,7 @@ TEST_CASE("who reads back shows that he gets on") {
   auto request = make_request(model, dir.path(), 0, {.step = 2});
   request.pulse = std::make_shared<std::atomic<std::uint64_t>>(0);
   CHECK(prune_checkpoints(request, {.keep = 1}, coordinator).size() == 1);
-  // Once a phase, and for each of the chunks.
+  // Once per phase, and once per chunk.
   CHECK(request.pulse->load() > 2 + 3 * model.tensors.size() - 1);
 }
 

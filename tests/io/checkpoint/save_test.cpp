@@ -42,7 +42,7 @@ std::vector<float> read_split(const CheckpointReader& reader, Section section,
   return values;
 }
 
-TEST_CASE("what is saved at one world size is read at every other, with one digest") {
+TEST_CASE("a checkpoint of any world size is read at every other, with the same digest") {
   const SampleModel model = make_sample_model();
   TempDir dir;
   std::set<std::string> digests;
@@ -57,7 +57,7 @@ TEST_CASE("what is saved at one world size is read at every other, with one dige
     CHECK(reader.trainer_json() == R"({"step": 7})");
     digests.insert(reader.digest());
     for (int split = 1; split <= 5; ++split) {
-      const auto again = CheckpointReader::open(path);  // nothing verified yet
+      const auto again = CheckpointReader::open(path);  // no data verified yet
       for (const auto& tensor : model.tensors) {
         CHECK(read_split(again, Section::Model, tensor, split) == tensor.weight);
         CHECK(read_split(again, Section::ExpAvg, tensor, split) == tensor.exp_avg);
@@ -71,7 +71,7 @@ TEST_CASE("what is saved at one world size is read at every other, with one dige
   CHECK(read_text(dir.path() / "latest") == "step-00000009\n");
 }
 
-TEST_CASE("a shard is a safetensors file of the rank's parts without padding") {
+TEST_CASE("a shard is a safetensors file with the rank's parts, without padding") {
   const SampleModel model = make_sample_model();
   TempDir dir;
   const fs::path path = save(model, dir.path(), {.world_size = 3});
@@ -90,7 +90,7 @@ TEST_CASE("a shard is a safetensors file of the rank's parts without padding") {
   CHECK(weights == expected);
 }
 
-TEST_CASE("chunks are as large as a power of two says, but the last of what a rank owns") {
+TEST_CASE("chunk sizes are the power of two asked for, except a rank's last chunk") {
   const SampleModel model = make_sample_model();
   TempDir dir;
   const auto reader =
@@ -112,7 +112,7 @@ TEST_CASE("chunks are as large as a power of two says, but the last of what a ra
   }
 }
 
-TEST_CASE("chunks are small, but never too many for the index") {
+TEST_CASE("chunks are small, but limited in number") {
   constexpr std::int64_t kKiB = 1 << 10, kMiB = kKiB << 10, kGiB = kMiB << 10, kTiB = kGiB << 10;
   CHECK(chunk_bytes_of(0, 0) == 256 * kKiB);
   CHECK(chunk_bytes_of(4 * kGiB, 0) == 256 * kKiB);
@@ -124,7 +124,7 @@ TEST_CASE("chunks are small, but never too many for the index") {
   CHECK(chunk_bytes_of(kTiB, 64) == 64);
 }
 
-TEST_CASE("a weights-only checkpoint says where the optimizer state is") {
+TEST_CASE("a weights-only checkpoint says where to get the optimizer state") {
   const SampleModel model = make_sample_model();
   TempDir dir;
   save(model, dir.path(), {.step = 300});
@@ -139,7 +139,7 @@ TEST_CASE("a weights-only checkpoint says where the optimizer state is") {
   CHECK_THROWS_WITH_AS(reader.tensors(Section::ExpAvg), expected.c_str(), InvalidArgument);
 }
 
-TEST_CASE("if one rank cannot write, all get the same error and the former checkpoint stands") {
+TEST_CASE("if one rank cannot write, all get the same error and the former checkpoint stays") {
   const SampleModel model = make_sample_model();
   TempDir dir;
   save(model, dir.path(), {.world_size = 3, .step = 1});
@@ -156,14 +156,14 @@ TEST_CASE("if one rank cannot write, all get the same error and the former check
   }
 }
 
-TEST_CASE("ranks that disagree on what is saved are refused") {
+TEST_CASE("inconsistent save requests are refused") {
   const SampleModel model = make_sample_model();
   TempDir dir;
   ThreadCoordinator::Board board(1);
   auto request = make_request(model, dir.path(), 0, {});
   SUBCASE("a tensor with a hole") { request.model[0].end -= 1; }
   SUBCASE("a part outside its tensor") { request.model[0].end += 1; }
-  SUBCASE("a tensor that stands twice") { request.model.push_back(request.model[0]); }
+  SUBCASE("a duplicate tensor") { request.model.push_back(request.model[0]); }
   SUBCASE("moments of a parameter are missing") { request.exp_avg.pop_back(); }
   SUBCASE("a run id that leaves the directory") { request.run_id = "../x"; }
   ThreadCoordinator coordinator(board, 0);
@@ -171,7 +171,7 @@ TEST_CASE("ranks that disagree on what is saved are refused") {
   CHECK(names_in(dir.path()).empty());
 }
 
-/// Carries no more than a coordinator promises to.
+/// A coordinator that enforces the promised message size.
 class NarrowCoordinator : public SaveCoordinator {
  public:
   std::vector<std::string> exchange(const std::string& phase, std::string_view mine) override {
@@ -182,7 +182,7 @@ class NarrowCoordinator : public SaveCoordinator {
   }
 };
 
-TEST_CASE("what ranks exchange does not grow with the model") {
+TEST_CASE("the data that ranks exchange do not grow with the model") {
   TempDir dir;
   const std::vector<float> value{1.5F};
   SaveRequest request;
@@ -208,7 +208,7 @@ TEST_CASE("what ranks exchange does not grow with the model") {
   CHECK(names_in(dir.path()) == std::vector<std::string>{"latest", "step-00000000"});
 }
 
-TEST_CASE("a part of the index that is not what its rank wrote is refused") {
+TEST_CASE("an index part that differs from what its rank wrote is refused") {
   const SampleModel model = make_sample_model();
   TempDir dir;
   const auto errors =
@@ -223,7 +223,7 @@ TEST_CASE("a part of the index that is not what its rank wrote is refused") {
   CHECK(names_in(dir.path()).empty());
 }
 
-TEST_CASE("a checkpoint of the same step is replaced by what was read back, and by nothing else") {
+TEST_CASE("a checkpoint of the same step is replaced only by one that was verified") {
   const SampleModel old_model = make_sample_model(), new_model = make_sample_model(1);
   TempDir dir;
   const fs::path path = save(old_model, dir.path(), {.world_size = 2});
@@ -249,7 +249,7 @@ TEST_CASE("a checkpoint of the same step is replaced by what was read back, and 
   CHECK(names_in(dir.path()) == std::vector<std::string>{"latest", "step-00000007"});
 }
 
-TEST_CASE("an attempt that cannot be removed does not stop others") {
+TEST_CASE("remains of an attempt that cannot be removed do not stop later saves") {
   TempDir dir;
   const SampleModel model = make_sample_model();
   const fs::path left = dir.path() / "step-00000001.other.tmp";
@@ -259,7 +259,7 @@ TEST_CASE("an attempt that cannot be removed does not stop others") {
   fs::permissions(dir.path(), fs::perms::all);
   const pid_t child = ::fork();
   REQUIRE(child >= 0);
-  if (child == 0) {  // the superuser could remove it
+  if (child == 0) {  // root could remove it
     if (::geteuid() == 0 && ::setuid(65534) != 0) ::_exit(2);
     SoloCoordinator coordinator;
     try {
@@ -278,7 +278,8 @@ TEST_CASE("an attempt that cannot be removed does not stop others") {
   CHECK(newest_valid(dir.path()).reader->index().step == 2);
 }
 
-TEST_CASE("without room for all ranks nothing is written, and what is needed and free is told") {
+TEST_CASE(
+    "without space for all ranks nothing is written, and the bytes needed and free are named") {
   const SampleModel model = make_sample_model();
   TempDir dir;
   save(model, dir.path(), {.world_size = 3, .step = 1});
@@ -287,7 +288,7 @@ TEST_CASE("without room for all ranks nothing is written, and what is needed and
   for (const auto& item : fs::directory_iterator(dir.path() / "step-00000001")) {
     written += static_cast<std::int64_t>(fs::file_size(item.path()));
   }
-  // Enough for two of three.
+  // Enough for two of three ranks.
   const std::int64_t available = written * 2 / 3;
   const auto save_with = [&](std::int64_t bytes) {
     bool touched = false;
@@ -310,12 +311,12 @@ TEST_CASE("without room for all ranks nothing is written, and what is needed and
                                dir.path().string())) != std::string::npos);
   CHECK(error.find("rank 2: ") != std::string::npos);
   CHECK(names_in(dir.path()) == before);
-  // What is asked for is about what is written, and no more.
+  // The required space is close to the bytes written.
   CHECK(save_with(written * 2).empty());
-  CHECK(save_with(-1).empty());  // nobody knows
+  CHECK(save_with(-1).empty());  // unknown
 }
 
-TEST_CASE("state that all share is written once, by the rank with the least to write") {
+TEST_CASE("replicated state is written once, by the rank with the smallest shard") {
   const SampleModel model = make_sample_model();
   TempDir dir;
   const int world_size = 4;
@@ -336,7 +337,6 @@ TEST_CASE("state that all share is written once, by the rank with the least to w
   CHECK(writers == std::vector<int>{least});
   CHECK(CheckpointReader::open(path).trainer_json() == R"({"step": 7})");
 
-  // Who has none does not write it.
   ThreadCoordinator::Board board(2);
   std::thread other([&] {
     ThreadCoordinator coordinator(board, 1);
@@ -350,13 +350,13 @@ TEST_CASE("state that all share is written once, by the rank with the least to w
   CHECK(CheckpointReader::open(dir.path() / "step-00000008").trainer_json() == R"({"step": 7})");
 }
 
-TEST_CASE("a full disk is named with the bytes that were needed") {
+TEST_CASE("a full disk is reported with the bytes needed") {
   const SampleModel model = make_sample_model();
   TempDir dir;
   save(model, dir.path(), {.step = 1});
   const pid_t child = ::fork();
   REQUIRE(child >= 0);
-  if (child == 0) {  // a limit on file sizes fails writes as a full disk does
+  if (child == 0) {  // a file size limit stands for a full disk
     std::signal(SIGXFSZ, SIG_IGN);
     const rlimit limit{4096, 4096};
     ::setrlimit(RLIMIT_FSIZE, &limit);
@@ -379,7 +379,7 @@ TEST_CASE("a full disk is named with the bytes that were needed") {
   CHECK(names_in(dir.path()) == std::vector<std::string>{"latest", "step-00000001"});
 }
 
-// Saves in a child that is killed at a point. @return whether it came to that point
+// @return whether the save reached the point, at which it is killed
 bool save_until(const SampleModel& model, const fs::path& dir, std::int64_t step,
                 std::string_view stop) {
   const pid_t child = ::fork();
@@ -398,7 +398,7 @@ bool save_until(const SampleModel& model, const fs::path& dir, std::int64_t step
 
 TEST_CASE("a kill at any point of a save leaves the old or the new checkpoint") {
   const SampleModel old_model = make_sample_model(), new_model = make_sample_model(1);
-  for (const std::int64_t new_step : {1, 2}) {  // replacing the same step, and adding one
+  for (const std::int64_t new_step : {1, 2}) {  // 1: replaces a checkpoint, 2: adds one
     for (const auto* point :
          {"directory-created", "shard-created", "shard-written", "shard-synced", "part-written",
           "trainer-written", "index-written", "renamed", "committed", "latest-written"}) {
@@ -414,7 +414,6 @@ TEST_CASE("a kill at any point of a save leaves the old or the new checkpoint") 
       const bool committed =
           std::set<std::string>{"renamed", "committed", "latest-written"}.contains(point);
       CHECK((found.reader->digest() == old_digest) == !committed);
-      // The next save cleans up and succeeds.
       save(new_model, dir.path(), {.step = new_step});
       for (const std::string& name : names_in(dir.path())) CHECK_FALSE(name.ends_with(".tmp"));
       CHECK(newest_valid(dir.path(), {.verify_data = true}).reader->digest() != old_digest);

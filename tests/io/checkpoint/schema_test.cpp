@@ -1,5 +1,3 @@
-// io/index.schema.json fits what is written, and refuses what readers refuse.
-
 #include <doctest/doctest.h>
 
 #include <nlohmann/json.hpp>
@@ -28,7 +26,7 @@ Json with_box() {
   return json;
 }
 
-/// Indexes with one thing wrong, and what.
+/// Invalid indexes with a description of the fault.
 std::vector<std::pair<std::string, Json>> mutations() {
   const Json whole = with_box();
   std::vector<std::pair<std::string, Json>> result;
@@ -96,7 +94,7 @@ std::vector<std::pair<std::string, Json>> mutations() {
   return result;
 }
 
-TEST_CASE("the schema fits what is written, and refuses what readers refuse") {
+TEST_CASE("the schema accepts written indexes, and rejects what the readers reject") {
   const Python python("import jsonschema");
   if (!python) {
     MESSAGE("skipped: " << python.missing());

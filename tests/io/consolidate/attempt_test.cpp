@@ -36,7 +36,7 @@ void check_equal(const std::vector<FileRecord>& found, std::size_t n) {
   }
 }
 
-TEST_CASE_FIXTURE(Fixture, "what an attempt recorded is found by the next one like it") {
+TEST_CASE_FIXTURE(Fixture, "an identical attempt finds the former one's journal records") {
   {
     Attempt first(out, 5);
     CHECK(first.found().empty());
@@ -55,7 +55,7 @@ TEST_CASE_FIXTURE(Fixture, "what an attempt recorded is found by the next one li
   CHECK(nothing_left());
 }
 
-TEST_CASE_FIXTURE(Fixture, "another identity begins anew") {
+TEST_CASE_FIXTURE(Fixture, "another identity starts over") {
   {
     Attempt first(out, 5);
     write_text(first.dir() / "data", "x");
@@ -69,36 +69,36 @@ TEST_CASE_FIXTURE(Fixture, "another identity begins anew") {
   second.remove();
   CHECK(nothing_left());
   { Attempt(out, 5); }
-  CHECK_FALSE(Attempt(out, 6).has_discarded());  // nothing was done yet
+  CHECK_FALSE(Attempt(out, 6).has_discarded());  // nothing was done before
 }
 
-TEST_CASE_FIXTURE(Fixture,
-                  "a journal that was cut or changed anywhere gives whole records or none") {
+TEST_CASE_FIXTURE(Fixture, "a truncated or modified journal gives intact records or none") {
   {
     Attempt first(out, 5);
     record_all(first);
   }
   const std::string whole = read_text(journal);
-  std::vector<std::size_t> ends;  // of the lines of files
+  std::vector<std::size_t> ends;  // ends of the lines with files
   for (std::size_t at = whole.find("file"); at != std::string::npos;) {
     ends.push_back(whole.find('\n', at) + 1);
     at = whole.find("file", ends.back());
   }
   REQUIRE(ends.size() == 3);
-  for (std::size_t size = 0; size < whole.size(); size += size < 40 ? 13 : 9) {  // each syncs
+  // Coarse steps, as each one syncs.
+  for (std::size_t size = 0; size < whole.size(); size += size < 40 ? 13 : 9) {
     CAPTURE(size);
     fs::create_directories(attempt);
     write_text(journal, whole.substr(0, size));
     if (size <= whole.find('\n')) {
       CHECK_THROWS_AS(Attempt(out, 5), InvalidArgument);
-      fs::remove_all(attempt);  // which is made after the first line
+      fs::remove_all(attempt);  // is created after the first line
       CHECK(Attempt(out, 5).found().empty());
       continue;
     }
     std::size_t expected = 0;
     while (expected < 3 && ends[expected] <= size) ++expected;
     check_equal(Attempt(out, 5).found(), expected);
-    // What was appended follows the last whole line.
+    // Appended records follow the last intact line.
     check_equal(Attempt(out, 5).found(), expected);
   }
   for (std::size_t at = 0; at < whole.size(); at += 17) {
@@ -117,16 +117,16 @@ TEST_CASE_FIXTURE(Fixture,
   }
 }
 
-TEST_CASE_FIXTURE(Fixture, "two at once: the second is told of the first") {
+TEST_CASE_FIXTURE(Fixture, "of two concurrent attempts, the second is told who holds the lock") {
   std::optional<Attempt> first(std::in_place, out, 5);
   CHECK_THROWS_HOLDING(InvalidArgument, std::to_string(::getpid()), Attempt(out, 5));
   CHECK_THROWS_HOLDING(InvalidArgument, "another process is writing", Attempt(out, 6));
   first->remove();
-  Attempt third(out, 6);  // the removed journal's lock, which `first` still holds, is no hindrance
+  Attempt third(out, 6);  // not blocked by the removed journal's lock, which `first` still holds
   CHECK(third.found().empty());
 }
 
-TEST_CASE_FIXTURE(Fixture, "a directory that no attempt made is left alone") {
+TEST_CASE_FIXTURE(Fixture, "a directory that is not an attempt's is left alone") {
   fs::create_directories(attempt);
   write_text(attempt / "diary.txt", "dear");
   CHECK_THROWS_HOLDING(InvalidArgument, "move it away or remove it", Attempt(out, 5));
@@ -134,7 +134,7 @@ TEST_CASE_FIXTURE(Fixture, "a directory that no attempt made is left alone") {
   CHECK_FALSE(fs::exists(journal));
 }
 
-TEST_CASE_FIXTURE(Fixture, "a journal that no attempt wrote is left alone, and what is beside it") {
+TEST_CASE_FIXTURE(Fixture, "a journal that is not an attempt's is left alone, with its directory") {
   fs::create_directories(attempt);
   write_text(attempt / "diary.txt", "dear");
   for (const char* content :
@@ -150,7 +150,7 @@ TEST_CASE_FIXTURE(Fixture, "a journal that no attempt wrote is left alone, and w
   write_text(journal, "notes\n");
   CHECK_THROWS_AS(Attempt(out, 5), InvalidArgument);
   CHECK(read_text(journal) == "notes\n");
-  // A link in the directory's place leads to what no attempt made.
+  // The directory was replaced by a link.
   fs::remove(journal);
   {
     Attempt first(out, 5);
@@ -161,7 +161,7 @@ TEST_CASE_FIXTURE(Fixture, "a journal that no attempt wrote is left alone, and w
   CHECK_THROWS_HOLDING(InvalidArgument, "is no directory", Attempt(out, 5));
 }
 
-TEST_CASE_FIXTURE(Fixture, "a commit replaces what was there in one step, and removes it") {
+TEST_CASE_FIXTURE(Fixture, "a commit replaces the former output atomically, and removes it") {
   fs::create_directories(out);
   write_text(out / "data", "old");
   Attempt next(out, 5);
@@ -172,7 +172,7 @@ TEST_CASE_FIXTURE(Fixture, "a commit replaces what was there in one step, and re
   CHECK(nothing_left());
 }
 
-TEST_CASE_FIXTURE(Fixture, "a commit replaces nothing that it was not told to") {
+TEST_CASE_FIXTURE(Fixture, "a commit replaces nothing without permission") {
   for (const bool empty : {false, true}) {
     Attempt next(out, 5);
     write_text(next.dir() / "data", "new");

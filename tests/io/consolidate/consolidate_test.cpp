@@ -48,13 +48,13 @@ struct Fixture {
   }
 };
 
-TEST_CASE("shards of any world size become the same model, whatever the buffers and threads") {
+TEST_CASE("shards of any world size give the same model, with any buffers and threads") {
   std::set<std::string> contents;
   for (int world_size = 1; world_size <= 4; ++world_size) {
     Fixture f;
     f.make(world_size);
     ConsolidateOptions options;
-    options.memory = world_size * 100;  // raised to the least buffer
+    options.memory = world_size * 100;  // raised to the smallest buffer
     options.jobs = world_size;
     std::int64_t last = 0, total = 0;
     options.progress = [&](const ConsolidateProgress& progress) {
@@ -66,7 +66,7 @@ TEST_CASE("shards of any world size become the same model, whatever the buffers 
     };
     const ConsolidateReport report = consolidate(f.run, f.out, options);
     CHECK(report.step == 7);
-    CHECK(report.bytes < total);  // headers too
+    CHECK(report.bytes < total);  // total includes headers
     CHECK(last == total);
     CHECK(report.parameters * 4 == report.bytes);
     check_equal(*open_model(f.out), f.model);
@@ -77,7 +77,7 @@ TEST_CASE("shards of any world size become the same model, whatever the buffers 
   CHECK(contents.size() == 1);
 }
 
-TEST_CASE("files are filled to their limit and listed in an index") {
+TEST_CASE("files are split at the size limit and listed in an index") {
   Fixture f;
   f.make(2);
   ConsolidateOptions options;
@@ -119,7 +119,7 @@ TEST_CASE("weights are converted to bf16") {
   }
 }
 
-TEST_CASE("optimizer state goes to a file of its own") {
+TEST_CASE("optimizer state is written to a file of its own") {
   Fixture f;
   const fs::path checkpoint = f.make(2);
   ConsolidateOptions options;
@@ -149,7 +149,7 @@ TEST_CASE("optimizer state goes to a file of its own") {
                        consolidate(weights_only.run, weights_only.out, options));
 }
 
-TEST_CASE("chosen tensors are exported, with their moments, and the others are told") {
+TEST_CASE("chosen tensors are exported with their moments, and the others are reported") {
   Fixture f;
   f.make(2);
   ConsolidateOptions options;
@@ -193,7 +193,7 @@ TEST_CASE("chosen tensors are exported, with their moments, and the others are t
                        plan_consolidation(f.run, hf));
 }
 
-TEST_CASE("a tokenizer of the run goes along, for us and for Hugging Face's programs") {
+TEST_CASE("the run's tokenizer is exported, for tessera and for Hugging Face's programs") {
   Fixture f;
   f.make(1, true, R"({"tokenizer": {"type": "chars", "vocabulary": "ab\u00e4"}})");
   consolidate(f.run, f.out);
@@ -204,16 +204,16 @@ TEST_CASE("a tokenizer of the run goes along, for us and for Hugging Face's prog
         Json::parse(f.model.config)["seq_len"]);
   ConsolidateOptions options;
   options.overwrite = true;
-  consolidate(f.run, f.out, options);  // all of it is known to be an export's
+  consolidate(f.run, f.out, options);  // recognized as an export and replaced
 
-  // Of a kind that Hugging Face's library has nothing for, or that this build does not know.
+  // A kind without a Hugging Face counterpart, unknown to this build.
   f.make(1, true, R"({"tokenizer": {"type": "other"}})");
   consolidate(f.run, f.out, options);
   CHECK(read("tokenizer_tessera.json")["type"] == "other");
   CHECK_FALSE(fs::exists(f.out / "tokenizer.json"));
 }
 
-TEST_CASE("what is there is replaced only if told, and only an export") {
+TEST_CASE("only an export is replaced, and only on request") {
   Fixture f;
   f.make(1);
   consolidate(f.run, f.out);
@@ -232,7 +232,7 @@ TEST_CASE("what is there is replaced only if told, and only an export") {
   CHECK(read_text(f.out / "diary.txt") == "dear");
 }
 
-TEST_CASE("neither a checkpoint nor somebody's directory is taken for an export") {
+TEST_CASE("a checkpoint or a foreign directory is not mistaken for an export") {
   Fixture f;
   const fs::path checkpoint = f.make(1);
   const fs::path other = save(f.model, f.dir.path() / "other", {.step = 9});
@@ -256,17 +256,17 @@ TEST_CASE("neither a checkpoint nor somebody's directory is taken for an export"
   refuse(f.out, "holds other.safetensors");
   CHECK(read_text(f.out / "config.json") == "{}");
   fs::remove_all(f.out);
-  fs::create_directories(f.out);  // nothing is lost
+  fs::create_directories(f.out);
   consolidate(f.run, f.out, options);
   check_equal(*open_model(f.out), f.model);
 
-  // The run's newest checkpoint lies where the name OUT leads to.
+  // OUT is a link to the run's newest checkpoint.
   fs::create_directory_symlink(checkpoint, f.dir.path() / "link");
   CHECK_THROWS_HOLDING(InvalidArgument, "holds the source",
                        consolidate(checkpoint, f.dir.path() / "link", options));
 }
 
-TEST_CASE("exports of several files and of our own format are replaced") {
+TEST_CASE("multi-file exports and tessera's own format are replaced") {
   Fixture f;
   f.make(2);
   ConsolidateOptions options;
@@ -282,7 +282,7 @@ TEST_CASE("exports of several files and of our own format are replaced") {
   CHECK(report.files == std::vector<std::string>{"optimizer.safetensors", "tessera.json"});
 }
 
-TEST_CASE("a damaged shard stops the export and leaves nothing behind") {
+TEST_CASE("a damaged shard stops the export and leaves no output") {
   Fixture f;
   const fs::path checkpoint = f.make(2);
   const fs::path shard = checkpoint / "rank-00001-of-00002.safetensors";
@@ -300,7 +300,7 @@ TEST_CASE("a damaged shard stops the export and leaves nothing behind") {
   CHECK(left == 0);
 }
 
-// Exports in a child with a limit, as a user that it binds. @return its exit status
+// Exports in a child with a resource limit, not as root. @return its exit status
 int consolidate_limited(const Fixture& f, const ConsolidateOptions& options, auto resource,
                         rlim_t limit) {
   fs::permissions(f.dir.path(), fs::perms::all);
@@ -312,7 +312,7 @@ int consolidate_limited(const Fixture& f, const ConsolidateOptions& options, aut
     try {
       if (resource == RLIMIT_NPROC) {
         std::thread([] {}).join();
-        ::_exit(3);  // the limit does not bind
+        ::_exit(3);  // the limit has no effect
       }
     } catch (const std::system_error&) {
     }
@@ -332,15 +332,15 @@ TEST_CASE("more files than may be open, and more threads than may be started") {
   Fixture f;
   f.make(2);
   ConsolidateOptions options;
-  options.max_shard_size = 1;  // a file per tensor
+  options.max_shard_size = 1;
   options.jobs = 4;
   SUBCASE("files") { CHECK(consolidate_limited(f, options, RLIMIT_NOFILE, 20) == 0); }
   SUBCASE("threads") { CHECK(consolidate_limited(f, options, RLIMIT_NPROC, 1) == 0); }
   check_equal(*open_model(f.out), f.model);
 }
 
-// 48 MiB of weights copied by a process that may use 24 MiB more than it has at its start.
-TEST_CASE("memory is bounded whatever the size of the model") {
+// Copies 48 MiB of weights in a process that may grow by 24 MiB.
+TEST_CASE("memory is bounded for any model size") {
   TempDir dir;
   SampleModel model;
   const Json config = {{"arch", "gpt2"},         {"n_layer", 1},         {"n_head", 1},

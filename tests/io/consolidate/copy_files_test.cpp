@@ -24,7 +24,7 @@ namespace {
 
 using namespace tessera::test;
 
-/// Tensors cut into boxes, one after the other in one file each.
+/// Tensors cut into boxes, one file per tensor.
 class BoxedSource : public TensorSource {
  public:
   explicit BoxedSource(fs::path dir, Checksum checksum = Checksum::Crc64)
@@ -32,7 +32,7 @@ class BoxedSource : public TensorSource {
     fs::create_directories(dir_);
   }
 
-  /// @param cuts  for each dim, into how many parts it is cut (the last ones may be smaller)
+  /// @param cuts  number of parts along each dim (the last ones may be smaller)
   void add(const std::string& name, const Shape& shape, DType dtype, std::vector<std::int64_t> cuts,
            std::size_t header = 0) {
     const auto size = static_cast<std::size_t>(numel(shape));
@@ -85,7 +85,7 @@ class BoxedSource : public TensorSource {
     contents_[name] = data;
   }
 
-  /// Cuts a tensor that lies in one box into chunks of so many elements, as checkpoints have them.
+  /// Cuts a single-box tensor into chunks of so many elements, as in checkpoints.
   void cut(const std::string& name, std::int64_t elements) {
     auto& chunks = layouts_.at(name).chunks;
     const Chunk whole = std::move(chunks.at(0));
@@ -139,7 +139,7 @@ struct Fixture {
   TempDir dir;
   fs::path out = dir.path() / "out";
   BoxedSource source{dir.path() / "source"};
-  WriteOptions options{.memory = 128 << 10, .jobs = 1};  // blocks of 64 KiB
+  WriteOptions options{.memory = 128 << 10, .jobs = 1};  // 64 KiB blocks
 
   void add_all() {
     source.add("rows", {300, 500}, DType::F32, {3, 1}, 8);
@@ -171,7 +171,8 @@ struct Fixture {
   }
 };
 
-TEST_CASE_FIXTURE(Fixture, "boxes of any shape become whole tensors, in the dtype asked for") {
+TEST_CASE_FIXTURE(Fixture,
+                  "boxes of any shape are assembled to whole tensors, in the requested dtype") {
   add_all();
   for (const bool direct : {true, false}) {
     for (const int jobs : {1, 4}) {
@@ -195,7 +196,7 @@ TEST_CASE_FIXTURE(Fixture, "boxes of any shape become whole tensors, in the dtyp
   }
 }
 
-TEST_CASE_FIXTURE(Fixture, "a flipped bit anywhere in the data is found, and named") {
+TEST_CASE_FIXTURE(Fixture, "a flipped bit anywhere in the data is detected and named") {
   add_all();
   const auto tensors = source.exports(DType::BF16);
   const auto files = plan_tensor_files(tensors, "model", 1 << 30);
@@ -216,7 +217,7 @@ TEST_CASE_FIXTURE(Fixture, "a flipped bit anywhere in the data is found, and nam
   CHECK(copy_files(attempt, files, options, nullptr));
 }
 
-TEST_CASE_FIXTURE(Fixture, "a zip archive's checksums are checked as ours are") {
+TEST_CASE_FIXTURE(Fixture, "zip checksums are verified like tessera's") {
   BoxedSource zipped(dir.path() / "zipped", Checksum::Crc32);
   zipped.add("t", {300, 500}, DType::F32, {2, 3}, 1);
   const auto tensors = zipped.exports();
@@ -234,7 +235,7 @@ TEST_CASE_FIXTURE(Fixture, "a zip archive's checksums are checked as ours are") 
   }
 }
 
-TEST_CASE_FIXTURE(Fixture, "one that is stopped or killed goes on at the first unfinished file") {
+TEST_CASE_FIXTURE(Fixture, "a stopped or killed copy resumes at the first unfinished file") {
   add_all();
   const auto tensors = source.exports(DType::BF16);
   const auto files = plan_tensor_files(tensors, "model", 100'000);
@@ -275,7 +276,7 @@ TEST_CASE_FIXTURE(Fixture, "one that is stopped or killed goes on at the first u
   }
 }
 
-TEST_CASE_FIXTURE(Fixture, "nothing of what was written before is believed unread") {
+TEST_CASE_FIXTURE(Fixture, "files of a former attempt are verified before reuse") {
   add_all();
   const auto tensors = source.exports();
   const auto files = plan_tensor_files(tensors, "model", 600'000);
@@ -314,7 +315,7 @@ TEST_CASE_FIXTURE(Fixture, "nothing of what was written before is believed unrea
   CHECK_FALSE(fs::exists(dir.path() / "out.tmp" / "config.json"));
 }
 
-TEST_CASE_FIXTURE(Fixture, "what is written is decided by all that the identity covers") {
+TEST_CASE_FIXTURE(Fixture, "the identity covers everything that affects the output") {
   source.add("t", {100, 100}, DType::F32, {2, 2});
   const auto tensors = source.exports();
   const auto files = plan_tensor_files(tensors, "model", 1 << 30);
@@ -328,15 +329,15 @@ TEST_CASE_FIXTURE(Fixture, "what is written is decided by all that the identity 
   BoxedSource other(dir.path() / "elsewhere");
   other.add("t", {100, 100}, DType::F32, {2, 2});
   const auto moved = other.exports();
-  CHECK(copy_identity(plan_tensor_files(moved, "model", 1 << 30)) == same);  // a copy of it
+  CHECK(copy_identity(plan_tensor_files(moved, "model", 1 << 30)) == same);  // a copy of the source
   BoxedSource differs(dir.path() / "differs");
   differs.add("u", {10}, DType::F32, {1});
-  differs.add("t", {100, 100}, DType::F32, {2, 2});  // other random numbers
+  differs.add("t", {100, 100}, DType::F32, {2, 2});
   auto changed = differs.exports();
   changed.erase(changed.begin());
   CHECK(copy_identity(plan_tensor_files(changed, "model", 1 << 30)) != same);
 
-  // Without checksums, a file that was touched is another one.
+  // Without checksums, a new modification time counts as a change.
   BoxedSource plain(dir.path() / "plain", Checksum::None);
   plain.add("t", {100, 100}, DType::F32, {2, 2});
   const auto unchecked = plain.exports();

@@ -1,4 +1,4 @@
-// What an export leaves when it ends early, and what it never touches.
+// Remains of interrupted exports, and files that exports never touch.
 
 #include <doctest/doctest.h>
 
@@ -28,10 +28,10 @@ struct Fixture {
   bool nothing_left() const { return !fs::exists(attempt) && !fs::exists(journal); }
 };
 
-TEST_CASE_FIXTURE(Fixture, "a source where the export is made is refused, and stays as it is") {
+TEST_CASE_FIXTURE(Fixture, "a source in the export's place is refused and unchanged") {
   options.overwrite = true;
   options.format = ExportFormat::Safetensors;
-  consolidate(run, attempt, options);  // a model that is called out.tmp
+  consolidate(run, attempt, options);  // a model named out.tmp
   const std::string before = read_text(attempt / "tessera.json");
   for (const char* content : {"", "x\n"}) {
     CAPTURE(content);
@@ -40,7 +40,7 @@ TEST_CASE_FIXTURE(Fixture, "a source where the export is made is refused, and st
                          consolidate(attempt, out, options));
     CHECK_THROWS_HOLDING(InvalidArgument, "holds the source",
                          consolidate(attempt / ".", out, options));
-    // Nor is it emptied for the export of another source.
+    // Nor is it emptied by the export of another source.
     CHECK_THROWS_HOLDING(InvalidArgument, "is no journal of an export; move it and",
                          consolidate(run, out, options));
     CHECK(read_text(attempt / "tessera.json") == before);
@@ -59,7 +59,7 @@ TEST_CASE_FIXTURE(Fixture, "a source where the export is made is refused, and st
   CHECK(read_text(dir.path() / "model/tessera.json") == before);
 }
 
-TEST_CASE_FIXTURE(Fixture, "what cannot be gone on with is thrown away, and that is said") {
+TEST_CASE_FIXTURE(Fixture, "an attempt that cannot be resumed is discarded, with a message") {
   std::vector<std::string> warnings;
   options.warn = [&](const std::string& text) { warnings.push_back(text); };
   options.memory = 128 << 10;
@@ -98,7 +98,7 @@ TEST_CASE_FIXTURE(Fixture, "a plan is refused where the export would be") {
                        plan_consolidation(run, checkpoint / "out", options));
 }
 
-TEST_CASE_FIXTURE(Fixture, "a link is not replaced, and what it leads to neither") {
+TEST_CASE_FIXTURE(Fixture, "neither a link nor its target is replaced") {
   consolidate(run, dir.path() / "real", options);
   fs::create_directory_symlink("real", out);
   options.overwrite = true;
@@ -109,8 +109,8 @@ TEST_CASE_FIXTURE(Fixture, "a link is not replaced, and what it leads to neither
   CHECK(fs::exists(dir.path() / "real/config.json"));
 }
 
-TEST_CASE_FIXTURE(Fixture, "a copy that cannot be committed waits, and is not made again") {
-  // Somebody uses the name when all is written.
+TEST_CASE_FIXTURE(Fixture, "a finished copy that cannot be committed is kept and reused") {
+  // The output name is taken when all data are written.
   options.progress = [&](const ConsolidateProgress& progress) {
     if (progress.done == progress.total) {
       fs::create_directories(out);
@@ -119,19 +119,19 @@ TEST_CASE_FIXTURE(Fixture, "a copy that cannot be committed waits, and is not ma
     return true;
   };
   SUBCASE("without --overwrite") {}
-  SUBCASE("with it") { options.overwrite = true; }
+  SUBCASE("with --overwrite") { options.overwrite = true; }
   CHECK_THROWS_AS(consolidate(run, out, options), InvalidArgument);
   CHECK(read_text(out / "diary.txt") == "dear");
   REQUIRE(fs::exists(attempt));
   fs::remove_all(out);
   options.progress = nullptr;
   const ConsolidateReport report = consolidate(run, out, options);
-  CHECK(report.reused_bytes > report.bytes);  // headers too
+  CHECK(report.reused_bytes > report.bytes);  // reused_bytes includes headers
   CHECK(nothing_left());
   CHECK(open_model(out)->tensors().size() == model.tensors.size());
 }
 
-TEST_CASE_FIXTURE(Fixture, "a disk that fails costs what was not written") {
+TEST_CASE_FIXTURE(Fixture, "a disk error loses only unwritten data") {
   options.progress = [&](const ConsolidateProgress& progress) {
     if (progress.done * 2 > progress.total) throw IoError("no more");
     return true;
@@ -146,7 +146,7 @@ TEST_CASE_FIXTURE(Fixture, "a disk that fails costs what was not written") {
   CHECK(nothing_left());
 }
 
-TEST_CASE_FIXTURE(Fixture, "one that stops says which step it goes on with") {
+TEST_CASE_FIXTURE(Fixture, "a stopped export names the step that it would resume with") {
   options.progress = [](const ConsolidateProgress&) { return false; };
   CHECK_THROWS_HOLDING(ConsolidationStopped, "with --step 7 should the run have saved again",
                        consolidate(run, out, options));
@@ -154,7 +154,7 @@ TEST_CASE_FIXTURE(Fixture, "one that stops says which step it goes on with") {
   options.step = 7;
   options.progress = nullptr;
   CHECK(consolidate(run, out, options).reused_bytes > 0);
-  // A checkpoint that is named itself, or with its step, can be no other.
+  // A checkpoint named by path or step is unambiguous.
   fs::remove_all(out);
   options.progress = [](const ConsolidateProgress&) { return false; };
   CHECK_THROWS_HOLDING(ConsolidationStopped, "goes on from there, what is done waits",

@@ -1,5 +1,3 @@
-// Configuration and tokenizer beside the tensors of an export.
-
 #include <doctest/doctest.h>
 
 #include <nlohmann/json.hpp>
@@ -34,7 +32,7 @@ struct Fixture {
   }
 };
 
-TEST_CASE_FIXTURE(Fixture, "token ids and dropouts of a Hugging Face model go along") {
+TEST_CASE_FIXTURE(Fixture, "a Hugging Face model's token ids and dropouts are exported") {
   config["bos_token_id"] = 3;
   config["eos_token_id"] = {4, 5};
   config["resid_pdrop"] = 0.25;
@@ -50,7 +48,7 @@ TEST_CASE_FIXTURE(Fixture, "token ids and dropouts of a Hugging Face model go al
         Json{{"_from_model_config", true}, {"bos_token_id", 3}, {"eos_token_id", {4, 5}}});
 }
 
-TEST_CASE_FIXTURE(Fixture, "the tokenizer of a Hugging Face model goes along, byte for byte") {
+TEST_CASE_FIXTURE(Fixture, "a Hugging Face model's tokenizer is exported byte for byte") {
   const char* const names[] = {"tokenizer.json", "tokenizer_config.json",
                                "vocab.json",     "special_tokens_map.json",
                                "merges.txt",     "generation_config.json"};
@@ -63,12 +61,12 @@ TEST_CASE_FIXTURE(Fixture, "the tokenizer of a Hugging Face model goes along, by
   for (const char* name : names) CHECK(read_text(out / name) == read_text(source / name));
   ConsolidateOptions options;
   options.overwrite = true;
-  consolidate(source, out, options);  // all of it is known to be an export's
+  consolidate(source, out, options);  // recognized as an export and replaced
   options.format = ExportFormat::Safetensors;
   CHECK(consolidate(source, out, options).files.size() == 2);
 }
 
-TEST_CASE_FIXTURE(Fixture, "what lies beside the config.json that is named goes along") {
+TEST_CASE_FIXTURE(Fixture, "files next to the named config.json are exported") {
   const fs::path theirs = dir.path() / "theirs";
   fs::create_directory(theirs);
   ConsolidateOptions options;
@@ -83,7 +81,7 @@ TEST_CASE_FIXTURE(Fixture, "what lies beside the config.json that is named goes 
   for (const char* name : {"tokenizer.json", "vocab.json", "generation_config.json"}) {
     CHECK(read_text(out / name) == "theirs");
   }
-  write_text(source / "vocab.json", "own");  // half of each would be no tokenizer
+  write_text(source / "vocab.json", "own");  // the two tokenizers must not be mixed
   fs::remove(theirs / "generation_config.json");
   consolidate(source, out, options);
   CHECK(read_text(out / "vocab.json") == "own");
@@ -91,7 +89,7 @@ TEST_CASE_FIXTURE(Fixture, "what lies beside the config.json that is named goes 
   CHECK(written("generation_config.json").contains("_from_model_config"));
 }
 
-TEST_CASE("only GPT-2's vocabulary has its end of text") {
+TEST_CASE("only GPT-2's vocabulary gets its end-of-text token") {
   Json model = Json::parse(make_sample_model().config);
   const auto id = [&](std::int64_t vocab) {
     model["vocab_size"] = vocab;
@@ -102,7 +100,7 @@ TEST_CASE("only GPT-2's vocabulary has its end of text") {
   for (const std::int64_t vocab : {97, 50256, 50258, 65536, 100277}) CHECK(id(vocab).is_null());
 }
 
-TEST_CASE_FIXTURE(Fixture, "the dtype is that of most bytes") {
+TEST_CASE_FIXTURE(Fixture, "the exported dtype is the one with the most bytes") {
   const SampleModel model = make_sample_model();
   const auto write = [&](DType most, DType first) {
     std::vector<SafetensorsSpec> specs;

@@ -28,7 +28,7 @@ std::string u16(const std::vector<std::uint16_t>& ids) {
 
 }  // namespace
 
-TEST_CASE("bytes: the end of a text is kept for validation, as nanoGPT splits it") {
+TEST_CASE("bytes: the end of a text is the validation set, split as in nanoGPT") {
   const TempDir dir;
   std::string text;
   for (int i = 0; i < 109; ++i) text.push_back(static_cast<char>('a' + i % 20));
@@ -59,7 +59,7 @@ TEST_CASE(
       open_dataset({.train = {dir.write("b.txt", "a\xff")}, .tokenizer = "chars"}));
 }
 
-TEST_CASE("a tokenizer from a file or a model takes the text as it is") {
+TEST_CASE("a tokenizer from a file or a model is used unchanged") {
   const TempDir dir;
   const auto text = dir.write("t.txt", "abcabcabca");
   const auto file = dir.write("tok.json", R"({"type":"chars","vocabulary":"abcd"})");
@@ -79,14 +79,14 @@ TEST_CASE("lists and globs are concatenated, matches in order of name") {
                                .val_fraction = 0};
   const Dataset data = open_dataset(options);
   CHECK(data.tokenizer->decode(read_all(*data.train)) == "CCAABB");
-  dir.write("[ab].txt", "[]");  // a file of that name comes first
+  dir.write("[ab].txt", "[]");  // a literal file name takes precedence over the glob
   CHECK(data.tokenizer->decode(read_all(*open_dataset(options).train)) == "CC[]");
   CHECK_THROWS_HOLDING(IoError, "no file matches", open_dataset({.train = {dir.file("*.bin")}}));
   CHECK_THROWS_HOLDING(IoError, "No such file", open_dataset({.train = {dir.file("d.txt")}}));
   CHECK_THROWS_HOLDING(InvalidArgument, "no training data", open_dataset({}));
 }
 
-TEST_CASE("token files: never split, and the vocabulary comes from the ids if nobody gives it") {
+TEST_CASE("token files: never split; without a given vocabulary size, the ids determine it") {
   const TempDir dir;
   const auto train = dir.write("t.bin", u16({1, 2, 3}));
   const auto val = dir.write("v.bin", u16({9}));
@@ -99,7 +99,7 @@ TEST_CASE("token files: never split, and the vocabulary comes from the ids if no
   CHECK_THROWS_HOLDING(IoError, "token 2 has id 3", read_all(*limited.train));
 }
 
-TEST_CASE("options that don't fit each other are refused") {
+TEST_CASE("contradictory options are refused") {
   const TempDir dir;
   const auto text = dir.write("t.txt", "hello");
   const auto tokens = dir.write("t.bin", u16({1, 2}));
@@ -113,7 +113,7 @@ TEST_CASE("options that don't fit each other are refused") {
                        open_dataset({.train = {dir.path().string()}}));
 }
 
-TEST_CASE("files of other formats are refused with what to do, whatever their names") {
+TEST_CASE("files of other formats are refused with advice, whatever their names") {
   using namespace std::string_view_literals;
   const TempDir dir;
   const std::string jsonl = "{\"text\": \"a\"}\n{\"text\": \"b\"}\n";
@@ -140,11 +140,11 @@ TEST_CASE("files of other formats are refused with what to do, whatever their na
     CHECK_THROWS_HOLDING(IoError, c.message,
                          open_dataset({.train = {dir.write(c.file, c.content)}}));
   }
-  const Dataset asked = open_dataset({.train = {dir.write("j.txt", jsonl)}});  // as it was renamed
+  const Dataset asked = open_dataset({.train = {dir.write("j.txt", jsonl)}});  // renamed to .txt
   CHECK(asked.warnings.empty());
 }
 
-TEST_CASE("binary noise is warned of, text and tokens of text are not") {
+TEST_CASE("binary noise gives a warning, text and its tokens do not") {
   const TempDir dir;
   std::uint32_t seed = 1;
   std::vector<std::uint16_t> noise(40'000), language(40'000);

@@ -14,7 +14,7 @@ using namespace tessera::io;
 
 namespace {
 
-/// Tokens 0, 1, 2, ...: a token's value is its position.
+/// Tokens 0, 1, 2, ...: each equals its position.
 TokenSourcePtr counting(std::int64_t size) {
   std::vector<std::uint16_t> ids(static_cast<std::size_t>(size));
   for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::uint16_t>(i);
@@ -23,7 +23,7 @@ TokenSourcePtr counting(std::int64_t size) {
 
 }  // namespace
 
-TEST_CASE("sequential rows follow each other and wrap at the last whole row") {
+TEST_CASE("sequential rows are consecutive and wrap after the last whole row") {
   const Sampler sampler(counting(20), 6, DataOrder::Sequential, 1);
   CHECK(sampler.samples_per_epoch() == 3);  // rows need tokens 0..6, 6..12, 12..18
   CHECK(sampler.first_token(0) == 0);
@@ -33,7 +33,7 @@ TEST_CASE("sequential rows follow each other and wrap at the last whole row") {
   CHECK(Sampler(counting(18), 6, DataOrder::Sequential, 1).samples_per_epoch() == 2);
 }
 
-TEST_CASE("a batch holds inputs and the targets one token later") {
+TEST_CASE("a batch contains inputs, and targets one token later") {
   const Sampler sampler(counting(50), 4, DataOrder::Sequential, 1);
   std::vector<std::int32_t> inputs(12), targets(12);
   sampler.fill_batch(11, 3, inputs.data(), targets.data());
@@ -41,13 +41,13 @@ TEST_CASE("a batch holds inputs and the targets one token later") {
   CHECK(targets == std::vector<std::int32_t>{45, 46, 47, 48, 1, 2, 3, 4, 5, 6, 7, 8});
 }
 
-TEST_CASE("an epoch of shuffled rows visits every window once, at one offset") {
+TEST_CASE("an epoch of shuffled rows visits every window once, with one common offset") {
   for (const std::int64_t size : {6, 7, 10, 11, 12, 27, 53, 1000, 5003, 60000}) {
     for (const std::int64_t seq_len : {1, 3, 5}) {
       const Sampler sampler(counting(size), seq_len, DataOrder::Shuffled, 42);
       const std::int64_t rows = sampler.samples_per_epoch();
       REQUIRE(rows >= 1);
-      CHECK(rows >= (size - 1) / seq_len - 1);  // at most one window is lost to the offset
+      CHECK(rows >= (size - 1) / seq_len - 1);  // the offset costs at most one window
       for (std::int64_t epoch = 0; epoch < 2; ++epoch) {
         std::set<std::int64_t> starts;
         for (std::int64_t row = 0; row < rows; ++row) {
@@ -63,7 +63,7 @@ TEST_CASE("an epoch of shuffled rows visits every window once, at one offset") {
   }
 }
 
-TEST_CASE("shuffled order depends on seed and epoch, and on nothing else") {
+TEST_CASE("the shuffled order depends on seed and epoch only") {
   const auto order = [](std::uint64_t seed, std::int64_t epoch) {
     const Sampler sampler(counting(4001), 4, DataOrder::Shuffled, seed);
     std::vector<std::int64_t> starts;
@@ -77,8 +77,8 @@ TEST_CASE("shuffled order depends on seed and epoch, and on nothing else") {
   CHECK(order(1, 0) != order(1, 1));
 }
 
-TEST_CASE("shuffled windows and offsets are spread evenly") {
-  // Mean distance between neighbours of a random permutation of n is n / 3.
+TEST_CASE("shuffled windows and offsets are evenly distributed") {
+  // Mean distance between neighbours in a random permutation of n: n / 3.
   const Sampler sampler(counting(50001), 5, DataOrder::Shuffled, 7);
   const std::int64_t rows = sampler.samples_per_epoch();
   double distance = 0;
@@ -96,7 +96,7 @@ TEST_CASE("shuffled windows and offsets are spread evenly") {
   for (const int count : offsets) CHECK(std::abs(count - 200) < 70);  // 5 standard deviations
 }
 
-TEST_CASE("the order of the first rows is pinned: a resumed run must find it again") {
+TEST_CASE("the order of the first rows is pinned: resumed runs depend on it") {
   const Sampler sampler(counting(1000), 8, DataOrder::Shuffled, 1337);
   std::vector<std::int64_t> starts;
   for (std::int64_t i = 0; i < 6; ++i) starts.push_back(sampler.first_token(i));
@@ -111,7 +111,7 @@ TEST_CASE("positions far beyond the first epoch stay in range") {
   CHECK_THROWS_AS(sampler.first_token(-1), InvalidArgument);
 }
 
-TEST_CASE("data that is too short for one row is refused in one sentence") {
+TEST_CASE("data shorter than one row are refused in one sentence") {
   CHECK_NOTHROW(Sampler(counting(9), 8, DataOrder::Shuffled, 1));
   CHECK_THROWS_HOLDING(InvalidArgument, "validation data has 8 tokens, but a row takes",
                        Sampler(counting(8), 8, DataOrder::Shuffled, 1, "validation data"));

@@ -8,7 +8,7 @@
 using namespace tessera;
 using namespace tessera::io;
 
-TEST_CASE("UTF-8 round-trips at the edges of every length") {
+TEST_CASE("UTF-8 round-trips at the limits of every length") {
   for (const char32_t point : {0x0U, 0x7FU, 0x80U, 0x7FFU, 0x800U, 0xD7FFU, 0xE000U, 0xFFFDU,
                                0xFFFFU, 0x10000U, 0x10FFFFU}) {
     std::string text = "x";
@@ -19,7 +19,7 @@ TEST_CASE("UTF-8 round-trips at the edges of every length") {
   }
 }
 
-TEST_CASE("malformed UTF-8 is refused at the byte where it starts") {
+TEST_CASE("malformed UTF-8 is refused with the byte where it starts") {
   const char* bad[] = {"\x80",
                        "\xC0\x80",
                        "\xC1\xBF",
@@ -36,13 +36,12 @@ TEST_CASE("malformed UTF-8 is refused at the byte where it starts") {
   for (const char* sequence : bad) {
     CHECK_THROWS_HOLDING(InvalidArgument, "file.txt: byte 2 ",
                          decode_utf8(std::string("ab") + sequence, "file.txt"));
-    // The same inside a text, where bytes follow.
     CHECK_THROWS_HOLDING(InvalidArgument, "byte 2 ",
                          decode_utf8(std::string("ab") + sequence + "cdef", "file.txt"));
   }
 }
 
-TEST_CASE("characters are described so that control characters can be seen") {
+TEST_CASE("descriptions of characters make control characters visible") {
   CHECK(describe_character('a') == "'a' (U+0061)");
   CHECK(describe_character('\n') == "(U+000A)");
   CHECK(describe_character(0x20AC) == "'\xE2\x82\xAC' (U+20AC)");

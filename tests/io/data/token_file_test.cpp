@@ -42,7 +42,7 @@ using U32 = std::vector<std::uint32_t>;
 
 }  // namespace
 
-TEST_CASE("the three formats are told apart by their first word") {
+TEST_CASE("the three formats are recognized by their first word") {
   const TempDir dir;
   const auto raw = dir.write("raw.bin", bytes_of(U16{5, 0, 65535, 7}));
   const auto small = dir.write("a.bin", header(20240520, 1, 3) + bytes_of(U16{50256, 1, 2}));
@@ -53,7 +53,7 @@ TEST_CASE("the three formats are told apart by their first word") {
   CHECK(open_token_file(dir.write("one.bin", bytes_of(U16{9})))->size() == 1);
 }
 
-TEST_CASE("reads at any position agree with the whole, over the block size") {
+TEST_CASE("reads at any position match the whole, beyond the block size") {
   const TempDir dir;
   U16 ids(10001);
   for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::uint16_t>(i * 7919);
@@ -85,7 +85,7 @@ TEST_CASE("every malformation has its own message") {
   refused(header(20240326, 3, 3) + tokens, "unknown magic 20240326");
 }
 
-TEST_CASE("what is no regular file is refused at once") {
+TEST_CASE("a non-regular file is refused at once") {
   const TempDir dir;
   CHECK_THROWS_HOLDING(IoError, "No such file", open_token_file(dir.file("absent.bin")));
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "is a directory", open_token_file(dir.path().string()));
@@ -95,7 +95,7 @@ TEST_CASE("what is no regular file is refused at once") {
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "is a device", open_token_file("/dev/null"));
 }
 
-TEST_CASE("ids outside the vocabulary are refused with position and value") {
+TEST_CASE("ids outside of the vocabulary are refused with position and value") {
   const TempDir dir;
   U16 ids(5000, 3);
   ids[4500] = 10;
@@ -110,11 +110,11 @@ TEST_CASE("ids outside the vocabulary are refused with position and value") {
   CHECK_THROWS_HOLDING(IoError, "has id 2147483648", open_token_file(wide)->read(0, 2, out.data()));
 }
 
-TEST_CASE("more than 2^31 tokens are reached in a raw file") {
+TEST_CASE("more than 2^31 tokens are accessible in a raw file") {
   const TempDir dir;
   const auto path = dir.write("sparse.bin", "");
   constexpr std::int64_t kTokens = (std::int64_t{1} << 31) + 10;
-  std::filesystem::resize_file(path, kTokens * 2);  // sparse: takes no room on the disk
+  std::filesystem::resize_file(path, kTokens * 2);  // sparse: needs no disk space
   const auto source = open_token_file(path);
   CHECK(source->size() == kTokens);
   std::vector<std::int32_t> out(4, -1);
@@ -122,21 +122,21 @@ TEST_CASE("more than 2^31 tokens are reached in a raw file") {
   CHECK(out == std::vector<std::int32_t>(4, 0));
 }
 
-TEST_CASE("a file that shrinks while it is open is an error, not a signal") {
+TEST_CASE("a file that shrinks while open is an error, not a signal") {
   const TempDir dir;
   const auto path = dir.write("x.bin", bytes_of(U16(50000, 1)));
   const auto source = open_token_file(path);
   std::vector<std::int32_t> out(50000);
-  CHECK_NOTHROW(source->read(0, 50000, out.data()));  // its pages are mapped from here on
+  CHECK_NOTHROW(source->read(0, 50000, out.data()));  // maps its pages
   std::filesystem::resize_file(path, 100);
   CHECK_NOTHROW(source->prefetch(0, 50000));
   CHECK_THROWS_HOLDING(IoError, "it was cut", source->read(49000, 1000, out.data()));
   CHECK_THROWS_HOLDING(IoError, "has 100 bytes, but had 100000", source->read(0, 10, out.data()));
-  std::filesystem::resize_file(path, 100002);  // growth is none of its concern
+  std::filesystem::resize_file(path, 100002);  // growth is harmless
   CHECK_NOTHROW(source->read(49000, 1000, out.data()));
 }
 
-TEST_CASE("bytes of a text are tokens") {
+TEST_CASE("a text's bytes are tokens") {
   const TempDir dir;
   const auto source = open_byte_file(dir.write("t.txt", std::string("a\xff\0b", 4)));
   CHECK(read_all(*source) == std::vector<std::int32_t>{'a', 255, 0, 'b'});

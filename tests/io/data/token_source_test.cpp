@@ -24,7 +24,7 @@ using Ids = std::vector<std::int32_t>;
 
 }  // namespace
 
-TEST_CASE("a concatenation reads across its parts, empty ones included") {
+TEST_CASE("a concatenation reads across its parts, including empty ones") {
   const auto joined = concatenate_tokens({tokens_in_memory({0, 1, 2}), tokens_in_memory({}),
                                           tokens_in_memory({3}), tokens_in_memory({4, 5})});
   CHECK(joined->size() == 6);
@@ -40,7 +40,7 @@ TEST_CASE("a concatenation reads across its parts, empty ones included") {
   CHECK_THROWS_HOLDING(InvalidArgument, "got none", concatenate_tokens({}));
 }
 
-TEST_CASE("a prefetch reaches the same tokens as a read") {
+TEST_CASE("a prefetch covers the same tokens as a read") {
   struct Recorder final : TokenSource {
     std::int64_t size() const override { return 5; }
     void read(std::int64_t, std::int64_t, std::int32_t*) const override {}
@@ -59,7 +59,7 @@ TEST_CASE("a prefetch reaches the same tokens as a read") {
   CHECK_THROWS_AS(tokens_in_memory({1})->prefetch(0, 2), InvalidArgument);
 }
 
-TEST_CASE("a slice has its own positions and guards its ends") {
+TEST_CASE("a slice has its own positions and checks its ends") {
   const auto all = tokens_in_memory({10, 11, 12, 13, 14});
   const auto part = slice_tokens(all, 1, 4);
   CHECK(part->size() == 3);

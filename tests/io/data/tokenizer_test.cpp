@@ -38,7 +38,7 @@ TEST_CASE("chars: ids follow the sorted vocabulary") {
   CHECK_THROWS_AS(tokenizer->decode(Ids{4}), InvalidArgument);
 }
 
-TEST_CASE("a char vocabulary must be sorted, without repeats, and of a size that fits") {
+TEST_CASE("a char vocabulary must be sorted, unique, and not too large") {
   CHECK_THROWS_AS(make_char_tokenizer(U""), InvalidArgument);
   CHECK_THROWS_HOLDING(InvalidArgument, "entry 2 is 'a'", make_char_tokenizer(U"aba"));
   CHECK_THROWS_HOLDING(InvalidArgument, "entry 1 is 'a'", make_char_tokenizer(U"aa"));

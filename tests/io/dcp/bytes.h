@@ -1,6 +1,6 @@
 #pragma once
 
-// Pickles and zip archives, piece by piece: what no writer would write as well.
+// Builds pickles and zip archives piece by piece, including malformed ones.
 
 #include <cstdint>
 #include <cstring>
@@ -11,7 +11,6 @@
 
 namespace tessera::test {
 
-/// Little-endian bytes of a number.
 template <typename T>
 std::string bytes_of(T value) {
   std::string bytes(sizeof(T), '\0');
@@ -44,11 +43,9 @@ inline std::string dict(const std::vector<std::pair<std::string, std::string>>& 
   for (const auto& [key, value] : items) body += key + value;
   return body + "u";
 }
-/// callee(*args)
 inline std::string call(const std::string& callee, const std::vector<std::string>& args) {
   return callee + tuple(args) + "R";
 }
-/// An object with these fields.
 inline std::string object(const std::string& cls,
                           const std::vector<std::pair<std::string, std::string>>& fields) {
   std::vector<std::pair<std::string, std::string>> items;
@@ -58,16 +55,16 @@ inline std::string object(const std::string& cls,
 
 }  // namespace pickled
 
-/// One entry of a zip archive, with everything that can be said wrongly about it.
+/// One entry of a zip archive, with fields to falsify.
 struct ZipPart {
   std::string name, data;
   std::uint32_t crc32 = 0;
   std::uint16_t flags = 0, method = 0, disk = 0;
-  std::uint32_t size_added = 0;  ///< to the size in the directory
+  std::uint32_t size_added = 0;  ///< added to the size in the directory
   bool zip64 = false;            ///< sizes and position in an extra field
   std::string extra = {};        ///< of the local header
-  std::string local_name = {};   ///< if another stands there
-  bool local_differs = false;    ///< flags and method stand in the directory alone
+  std::string local_name = {};   ///< name in the local header, if different
+  bool local_differs = false;    ///< flags and method only in the directory
 };
 
 struct ZipFile {
@@ -75,7 +72,7 @@ struct ZipFile {
   bool zip64 = false;
   std::uint16_t entries_added = 0, disk = 0;
   std::uint32_t directory_moved = 0, directory_added = 0;
-  std::string between = {};  ///< before the directory
+  std::string between = {};  ///< bytes before the directory
   std::string comment = {};
 
   std::string bytes() const {

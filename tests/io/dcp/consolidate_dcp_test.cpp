@@ -1,5 +1,3 @@
-// Consolidating somebody else's shards.
-
 #include <doctest/doctest.h>
 
 #include <map>
@@ -30,7 +28,7 @@ ConsolidateOptions as_safetensors() {
   return options;
 }
 
-/// Stored dtype, shape and bytes of each tensor of a file.
+/// Dtype, shape and bytes of each tensor in a file.
 std::map<std::string, std::string> tensors_of(const fs::path& path) {
   std::map<std::string, std::string> found;
   const SafetensorsReader file(path);
@@ -46,10 +44,10 @@ std::map<std::string, std::string> expected_of(const char* fixture) {
   return tensors_of(kFixtures / fixture / "expected.safetensors.golden");
 }
 
-TEST_CASE("shards of any model become safetensors, names without what wrappers added") {
+TEST_CASE("any model's shards become safetensors, with wrapper prefixes removed from names") {
   struct Row {
     const char* fixture;
-    std::string prefix;  // of the weights
+    std::string prefix;  // of weight names
     std::size_t weights, objects;
   };
   const Row rows[] = {{"fsdp-gpt2", "model.", 17, 0}, {"fsdp-wrapped", "model._orig_mod.", 4, 2},
@@ -90,7 +88,7 @@ TEST_CASE("shards of any model become safetensors, names without what wrappers a
   }
 }
 
-TEST_CASE("a GPT-2 in shards becomes a Hugging Face model") {
+TEST_CASE("GPT-2 shards become a Hugging Face model") {
   const TempDir dir;
   const fs::path out = dir.path() / "out";
   const ConsolidateReport report = consolidate(kFixtures / "fsdp-gpt2", out);
@@ -99,14 +97,14 @@ TEST_CASE("a GPT-2 in shards becomes a Hugging Face model") {
         std::vector<std::string>{"model.safetensors", "config.json", "generation_config.json"});
   const auto expected = expected_of("fsdp-gpt2");
   const auto found = tensors_of(out / "model.safetensors");
-  CHECK(found.size() == expected.size() - 1);  // the tied head
+  CHECK(found.size() == expected.size() - 1);  // without the tied head
   for (const auto& [name, content] : found) CHECK(expected.at("model." + name) == content);
   CHECK(open_model(out)->config() == open_model(kFixtures / "fsdp-gpt2")->config());
   REQUIRE(report.skipped.size() == 1);
   CHECK(report.skipped[0].name == "model.lm_head.weight");
 }
 
-TEST_CASE("a configuration can be named, and is needed for a Hugging Face model") {
+TEST_CASE("a configuration can be named, and is required for a Hugging Face model") {
   const TempDir dir;
   const fs::path source = dir.path() / "source", out = dir.path() / "out";
   fs::copy(kFixtures / "fsdp-gpt2", source);
@@ -128,7 +126,7 @@ TEST_CASE("a configuration can be named, and is needed for a Hugging Face model"
   CHECK_FALSE(fs::exists(dir.path() / "out2"));
 }
 
-TEST_CASE("optimizer state is written if it is asked for") {
+TEST_CASE("optimizer state is written on request") {
   for (const char* fixture : {"fsdp-wrapped", "lightning", "torchtitan"}) {
     CAPTURE(fixture);
     const TempDir dir;
@@ -177,7 +175,7 @@ TEST_CASE("conversion changes floating-point weights only") {
   CHECK(values[5] == static_cast<float>(1.25 / 3));
 }
 
-TEST_CASE("a plan says what would be written, and nothing is") {
+TEST_CASE("a plan lists what would be written, and writes nothing") {
   ConsolidateOptions options = as_safetensors();
   options.max_shard_size = 100;
   options.dtype = DType::BF16;
@@ -200,7 +198,7 @@ TEST_CASE("a plan says what would be written, and nothing is") {
   CHECK(plan.skipped.size() == 14);
 }
 
-TEST_CASE("names are stripped as the user says") {
+TEST_CASE("name prefixes are removed as the user specifies") {
   ConsolidateOptions options = as_safetensors();
   const auto names = [&](const char* fixture) {
     std::set<std::string> result;
@@ -218,7 +216,6 @@ TEST_CASE("names are stripped as the user says") {
         std::vector<std::string>{"--strip module. removes nothing: no weight's name begins with "
                                  "it; the first is called model.model.layers.0.bias"});
 
-  // A name that the rules make equal to another's.
   const TempDir dir;
   fs::copy(kFixtures / "fsdp-wrapped", dir.path() / "source");
   std::string metadata = read_text(dir.path() / "source/.metadata");
@@ -236,7 +233,7 @@ TEST_CASE("names are stripped as the user says") {
   CHECK(plan_consolidation(dir.path() / "source", options).tensors.size() == 4);
 }
 
-TEST_CASE("tensors that are not row-major in memory are put in order") {
+TEST_CASE("tensors that are not row-major are reordered") {
   for (const bool narrow : {false, true}) {
     const TempDir dir;
     ConsolidateOptions options = as_safetensors();
@@ -258,7 +255,7 @@ TEST_CASE("tensors that are not row-major in memory are put in order") {
   }
 }
 
-TEST_CASE("elements of a dtype that tessera lacks are copied as they are, with --dtype too") {
+TEST_CASE("elements of unsupported dtypes are copied unchanged, also with --dtype") {
   for (const std::optional<DType> dtype : {std::optional<DType>{}, std::optional{DType::BF16}}) {
     const TempDir dir;
     ConsolidateOptions options = as_safetensors();
@@ -268,7 +265,7 @@ TEST_CASE("elements of a dtype that tessera lacks are copied as they are, with -
     CHECK(plan.tensors[0].name == "c64");
     CHECK(plan.tensors[0].opaque_dtype == "C64");
     CHECK(plan.tensors[0].bytes == 16);
-    // From archives, and again from the Hugging Face directory that this makes.
+    // From archives, then again from the resulting Hugging Face directory.
     consolidate(kFixtures / "other-dtypes", dir.path() / "out", options);
     consolidate(dir.path() / "out", dir.path() / "again", options);
     for (const char* out : {"out", "again"}) {
@@ -283,7 +280,7 @@ TEST_CASE("elements of a dtype that tessera lacks are copied as they are, with -
   }
 }
 
-// Shards in safetensors form: a GPT-2's, and one more tensor of a dtype that tessera lacks.
+// DCP safetensors shards of a GPT-2, with an extra tensor of an unsupported dtype.
 void write_gpt2_and(const fs::path& dir, const std::string& name) {
   const fs::path made = dir / "made";
   consolidate(kFixtures / "fsdp-gpt2", made);
@@ -302,7 +299,7 @@ void write_gpt2_and(const fs::path& dir, const std::string& name) {
   fs::copy(made / "config.json", source / "config.json");
 }
 
-TEST_CASE("state of a dtype that tessera lacks is copied where the model is a GPT-2") {
+TEST_CASE("state of an unsupported dtype is copied along with a GPT-2") {
   const TempDir dir;
   write_gpt2_and(dir.path(), "optimizer.state.wte.weight.count");
   ConsolidateOptions options = as_safetensors();
@@ -312,7 +309,7 @@ TEST_CASE("state of a dtype that tessera lacks is copied where the model is a GP
         std::map<std::string, std::string>{{"count/wte.weight", "U32 [1] rng!"}});
 }
 
-TEST_CASE("a name that a tensor of a dtype that tessera lacks would have as well is refused") {
+TEST_CASE("a name that collides with that of an unsupported-dtype tensor is refused") {
   const TempDir dir;
   write_gpt2_and(dir.path(), "module.wte.weight");
   fs::remove(dir.path() / "source/config.json");
@@ -327,7 +324,7 @@ TEST_CASE("a name that a tensor of a dtype that tessera lacks would have as well
                        plan_consolidation(dir.path() / "source", as_safetensors()));
 }
 
-TEST_CASE("a GPT-2 is exported though something that is not asked for cannot be read") {
+TEST_CASE("a GPT-2 is exported even if unrequested state cannot be read") {
   for (const char* name : {"optimizer.state.wte.weight.count", "transformer.h.0.attn.bias"}) {
     CAPTURE(name);
     const TempDir dir;
@@ -336,7 +333,7 @@ TEST_CASE("a GPT-2 is exported though something that is not asked for cannot be 
     REQUIRE(report.skipped.size() == 1);
     CHECK(report.skipped[0].name == name);
     CHECK(report.skipped[0].why == "not asked for (U32)");
-    // The configuration says all shapes: no shard can be missing without a trace.
+    // The configuration implies all shapes: a missing shard would be detected.
     CHECK(plan_consolidation(dir.path() / "source").warnings.empty());
     CHECK(open_model(dir.path() / "source")->tensors().size() == 16);
   }
@@ -346,7 +343,7 @@ TEST_CASE("a GPT-2 is exported though something that is not asked for cannot be 
                        consolidate(dir.path() / "source", dir.path() / "out"));
 }
 
-TEST_CASE("damaged shards make no model") {
+TEST_CASE("damaged shards are refused") {
   const TempDir dir;
   const fs::path source = dir.path() / "source";
   fs::copy(kFixtures / "torchtitan", source);
@@ -354,7 +351,7 @@ TEST_CASE("damaged shards make no model") {
       parse_dcp_metadata(read_text(source / ".metadata"), (source / ".metadata").string());
   const DcpChunk& chunk = metadata.tensors.at("layers.1.weight").chunks[0];
   const fs::path file = source / metadata.files[chunk.file];
-  // The data of a chunk lies in the middle of its archive, after the padding.
+  // The chunk's data lie in the middle of its archive, after the padding.
   const std::string bytes = read_text(file);
   const std::size_t at = bytes.find("archive/data/0", static_cast<std::size_t>(chunk.offset));
   REQUIRE(at != std::string::npos);
@@ -362,7 +359,7 @@ TEST_CASE("damaged shards make no model") {
   flip_bit(file, static_cast<std::int64_t>(data));
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "layers.1.weight",
                        consolidate(source, dir.path() / "out", as_safetensors()));
-  // A plan reads no data, but what describes it.
+  // A plan reads descriptions only, no data.
   CHECK(plan_consolidation(source, dir.path() / "out", as_safetensors()).tensors.size() == 4);
   flip_bit(file, static_cast<std::int64_t>(at));
   for (const auto& export_it : std::vector<std::function<void()>>{
@@ -373,7 +370,7 @@ TEST_CASE("damaged shards make no model") {
   CHECK_FALSE(fs::exists(dir.path() / "out"));
 }
 
-TEST_CASE("a Hugging Face model that is no GPT-2 is written by its own names") {
+TEST_CASE("a Hugging Face model other than GPT-2 keeps its own names") {
   const TempDir dir;
   const fs::path source = dir.path() / "source", out = dir.path() / "out";
   ConsolidateOptions options = as_safetensors();
@@ -394,7 +391,7 @@ TEST_CASE("a Hugging Face model that is no GPT-2 is written by its own names") {
     CHECK(report.skipped[0].why.ends_with("tensors are written as they are"));
     CHECK(tensors_of(out / "model.safetensors") == tensors_of(source / "model.safetensors"));
   }
-  // As a Hugging Face model, tessera's own kinds must be computed as it computes them.
+  // A GPT-2 configuration must match tessera's computation.
   write_text(source / "config.json",
              R"({"model_type": "gpt2", "tie_word_embeddings": false, "n_embd": 4, "n_head": 1})");
   CHECK_THROWS_HOLDING(Unsupported, "\"tie_word_embeddings\" is false",

@@ -44,7 +44,7 @@ struct Whole {
   std::string bytes;
 };
 
-/// What PyTorch had in memory when it saved a fixture.
+/// A fixture's tensors as PyTorch had them in memory.
 std::map<std::string, Whole> expected_tensors(const fs::path& dir) {
   std::map<std::string, Whole> expected;
   const SafetensorsReader file(dir / "expected.safetensors.golden");
@@ -57,7 +57,7 @@ std::map<std::string, Whole> expected_tensors(const fs::path& dir) {
   return expected;
 }
 
-TEST_CASE("what PyTorch sharded is read as it was in memory") {
+TEST_CASE("PyTorch's shards are read as the tensors were in memory") {
   for (const char* name : {"fsdp-gpt2", "fsdp-wrapped", "torchtitan", "mixed", "dcp-safetensors",
                            "lightning", "strided"}) {
     CAPTURE(name);
@@ -75,7 +75,7 @@ TEST_CASE("what PyTorch sharded is read as it was in memory") {
   }
 }
 
-TEST_CASE("what PyTorch 2.1 sharded is read, ShardedTensor or DTensor") {
+TEST_CASE("PyTorch 2.1's ShardedTensor and DTensor are read") {
   const auto source = open_dcp(kFixtures / "torch-2.1");
   CHECK(source->objects() == std::vector<std::string>{"epoch"});
   REQUIRE(source->tensors().size() == 3);
@@ -88,7 +88,7 @@ TEST_CASE("what PyTorch 2.1 sharded is read, ShardedTensor or DTensor") {
   }
 }
 
-TEST_CASE("parts of sharded tensors are parts of the whole") {
+TEST_CASE("ranges of sharded tensors match the whole") {
   for (const char* name : {"mixed", "dcp-safetensors", "torchtitan", "strided"}) {
     CAPTURE(name);
     const auto expected = expected_tensors(kFixtures / name);
@@ -111,7 +111,6 @@ TEST_CASE("parts of sharded tensors are parts of the whole") {
   }
 }
 
-/// A fixture that can be damaged.
 struct Copy {
   TempDir dir;
   fs::path path;
@@ -122,7 +121,6 @@ struct Copy {
   void write(const char* file, std::string_view content) const { write_text(path / file, content); }
 };
 
-/// All tensors; throws what is found wrong in one.
 void read_everything(const fs::path& dir) {
   const auto source = open_fixture(dir);
   for (const TensorInfo& tensor : source->tensors()) {
@@ -130,7 +128,7 @@ void read_everything(const fs::path& dir) {
   }
 }
 
-TEST_CASE("each way in which shards do not fit their metadata has an error of its own") {
+TEST_CASE("each mismatch between shards and metadata has its own error") {
   {
     const Copy copy("lightning");
     fs::remove(copy.path / ".metadata");
@@ -149,17 +147,17 @@ TEST_CASE("each way in which shards do not fit their metadata has an error of it
     const std::string whole = copy.text("__1_0.distcp");
     copy.write("__1_0.distcp", whole.substr(0, whole.size() - 1));
     CHECK_THROWS_HOLDING(CorruptCheckpoint, "it was cut or replaced", open_dcp(copy.path));
-    // As long as before, but moved by a byte.
+    // The same size, shifted by a byte.
     copy.write("__1_0.distcp", "x" + whole.substr(0, whole.size() - 1));
     CHECK_THROWS_HOLDING(CorruptCheckpoint, "does not end as a zip archive does",
                          read_everything(copy.path));
-    // Shards of the other rank: all archives, but of other chunks.
+    // The other rank's shard: intact archives of other chunks.
     const std::string other = copy.text("__0_0.distcp");
     copy.write("__1_0.distcp", other + std::string(whole.size(), 'x'));
     CHECK_THROWS_AS(read_everything(copy.path), CorruptCheckpoint);
   }
   {
-    // Two chunks of different shapes change places.
+    // Two chunks of different shapes swap places.
     const Copy copy("lightning");
     const DcpMetadata metadata = parse_dcp_metadata(copy.text(".metadata"), ".metadata");
     const DcpChunk& bias = metadata.tensors.at("model.model.layers.0.bias").chunks[0];
@@ -178,13 +176,13 @@ TEST_CASE("each way in which shards do not fit their metadata has an error of it
   }
 }
 
-TEST_CASE("a bit that flips in a shard is noticed, or no tensor has it") {
+TEST_CASE("a flipped bit in a shard is detected, or outside of all tensors") {
   const Copy copy("strided");
   const auto expected = expected_tensors(kFixtures / "strided");
   const DcpMetadata metadata = parse_dcp_metadata(copy.text(".metadata"), ".metadata");
   const DcpChunk& chunk = metadata.tensors.at("plain").chunks[0];
   std::fstream file(copy.path / "__0_0.distcp", std::ios::in | std::ios::out | std::ios::binary);
-  const auto flip = [&](std::size_t at) {  // in its place: replacing the file takes a disk's time
+  const auto flip = [&](std::size_t at) {  // in place: rewriting the file is slow
     const auto position = static_cast<std::streamoff>(at);
     char byte = 0;
     file.seekg(position).get(byte);
@@ -198,25 +196,25 @@ TEST_CASE("a bit that flips in a shard is noticed, or no tensor has it") {
     const auto source = open_dcp(copy.path);
     const TensorInfo& plain = source->tensors()[1];
     REQUIRE(plain.name == "plain");
-    for (const std::int64_t end : {4, 3}) {  // the whole chunk, and a part of it
+    for (const std::int64_t end : {4, 3}) {  // the whole chunk, and part of it
       try {
         const std::string bytes = read_raw(*source, plain, 0, end);
         REQUIRE(bytes == expected.at("plain").bytes.substr(0, static_cast<std::size_t>(end) * 4));
-      } catch (const CorruptCheckpoint&) {  // damage, and nothing else
+      } catch (const CorruptCheckpoint&) {
         ++noticed;
       }
     }
-    flip(i);  // back
+    flip(i);  // undo
   }
   CHECK(noticed > 500);
 }
 
-TEST_CASE("wrong data of elements in another order is told before any is passed on") {
+TEST_CASE("wrong data of a reordered tensor are detected before any element is returned") {
   const Copy copy("strided");
   std::string file = copy.text("__0_0.distcp");
   const DcpMetadata metadata = parse_dcp_metadata(copy.text(".metadata"), ".metadata");
   const auto in_file = static_cast<std::size_t>(metadata.tensors.at("permuted").chunks[0].offset);
-  const std::string last("\0\0\xb8\x40", 4);  // 5.75, in memory as in the tensor
+  const std::string last("\0\0\xb8\x40", 4);  // 5.75
   const std::size_t at = file.find(last, in_file);
   REQUIRE(at != std::string::npos);
   file[at] = 1;
@@ -227,7 +225,7 @@ TEST_CASE("wrong data of elements in another order is told before any is passed 
                        source->read("permuted", 0, 1, &first, DType::F32));
 }
 
-TEST_CASE("wrong data is told by tensor and chunk") {
+TEST_CASE("damage is reported with tensor and chunk") {
   const Copy copy("strided");
   std::string file = copy.text("__0_0.distcp");
   const std::string values = expected_tensors(kFixtures / "strided").at("plain").bytes;
@@ -242,7 +240,7 @@ TEST_CASE("wrong data is told by tensor and chunk") {
                        open_dcp(copy.path)->read("plain", 0, 1, &first, DType::F32));
 }
 
-TEST_CASE("what tessera does not read is refused by name, and only when it is asked for") {
+TEST_CASE("unsupported content is refused by name, and only on request") {
   float values[24];
   const auto others = open_dcp(kFixtures / "other-dtypes");
   CHECK(others->tensors().size() == 1);
@@ -258,7 +256,7 @@ TEST_CASE("what tessera does not read is refused by name, and only when it is as
                        mixed->read("model.i64", 0, 1, values, DType::F32));
 }
 
-TEST_CASE("what directories are is told by their files") {
+TEST_CASE("the kind of a directory is detected by its files") {
   CHECK(open_dcp(kFixtures / "torchtitan")->kind() == "PyTorch DCP");
   CHECK(open_dcp(kFixtures / "lightning")->kind() == "Lightning FSDP (PyTorch DCP)");
   CHECK(open_dcp_safetensors(kFixtures / "dcp-safetensors")->kind() ==
@@ -270,7 +268,7 @@ TEST_CASE("what directories are is told by their files") {
                        open_sharded(kFixtures));
 }
 
-TEST_CASE("shards in safetensors form that do not fit each other are refused") {
+TEST_CASE("inconsistent safetensors shards are refused") {
   const auto refuse = [](const char* reason, auto edit) {
     const Copy copy("dcp-safetensors");
     edit(copy);
@@ -310,7 +308,7 @@ TEST_CASE("shards in safetensors form that do not fit each other are refused") {
          [&](const Copy& copy) { replace(copy, second, R"(\"uneven\": {)", R"(\"uneven\": [)"); });
 }
 
-TEST_CASE("a GPT-2 is opened from shards by our names, if it has its configuration") {
+TEST_CASE("GPT-2 shards with a configuration are opened with tessera's names") {
   const auto expected = expected_tensors(kFixtures / "fsdp-gpt2");
   const auto model = open_model(kFixtures / "fsdp-gpt2");
   CHECK(model->checkpoint() == nullptr);

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes fixtures/ with real PyTorch, on the CPU: sharded checkpoints and what they must read as.
+"""Writes fixtures/ with PyTorch on the CPU: sharded checkpoints and their expected contents.
 
 usage: make_fixtures.py [NAME ...]
 
-Needs torch (written with 2.15.0) and safetensors. Each fixture is saved by several processes that
-talk over gloo. expected.safetensors beside it holds the whole tensors by the names that the checkpoint has; it is
-written by the first rank from what it had in memory, not read back.
+Needs torch (written with 2.15.0) and safetensors. Each fixture is saved by several processes over
+gloo. expected.safetensors next to it has the whole tensors by their names in the checkpoint, written by the first rank from
+memory, not read back.
 """
 
 import json
@@ -30,13 +30,13 @@ ROOT = pathlib.Path(__file__).resolve().parent / "fixtures"
 
 
 def ramp(*shape, dtype=torch.float32, start=0.0):
-    """Values that tell where they belong."""
+    """Values that are unique per position."""
     n = torch.Size(shape).numel()
     return (torch.arange(n, dtype=torch.float64) * 0.25 + start).reshape(shape).to(dtype)
 
 
 def flatten(state, prefix=""):
-    """Tensors of nested dicts, whole, by the names that DCP gives them."""
+    """Whole tensors of nested dicts, by their DCP names."""
     found = {}
     for key, value in state.items():
         if isinstance(value, dict):
@@ -64,7 +64,7 @@ def save(name, state, writer=None, **options):
 
 
 class Conv1D(nn.Module):
-    """y = x W + b, stored as GPT-2 does: [in, out]."""
+    """y = x W + b with a [in, out] weight, as in GPT-2."""
 
     def __init__(self, n_in, n_out):
         super().__init__()
@@ -116,7 +116,7 @@ def train_step(model, dtype=torch.float32):
 
 
 def gpt2(world):
-    """FSDP, 3 ranks: no size divides; a tied head that is stored a second time."""
+    """FSDP, 3 ranks: indivisible sizes; a tied head stored separately."""
     model = Gpt2()
     with torch.no_grad():
         for i, p in enumerate(model.parameters()):
@@ -131,14 +131,14 @@ def gpt2(world):
 
 
 def wrapped(world):
-    """FSDP of a compiled model with recomputation: wrappers in the names; AdamW beside it; a count as bytes."""
+    """FSDP of a compiled model with recomputation: wrapper prefixes in names; AdamW state; a count as bytes."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
     model = Mlp()
     model.layers[0] = checkpoint_wrapper(model.layers[0])
     fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
     optimizer = train_step(model)
-    # As programs do that save state_dict() of the wrapped modules themselves.
+    # Like programs that save state_dict() of the wrapped modules.
     weights = {"_orig_mod." + name: value for name, value in model.named_parameters()}
     state = optimizer.state_dict()["state"]
     moments = {name: state[i] for i, name in enumerate(weights)}
@@ -146,7 +146,7 @@ def wrapped(world):
 
 
 def titan(world):
-    """torchtitan: weights at the root, no prefix; flat optimizer state; bf16; two dims of sharding (HSDP and TP)."""
+    """torchtitan: weights at the root without prefix; flat optimizer state; bf16; two-dimensional sharding (HSDP and TP)."""
     model = Mlp(torch.bfloat16)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     for i, dim in enumerate((0, 1)):
@@ -167,7 +167,7 @@ def mixed_state(world):
     rows = lambda t: distribute_tensor(t, mesh, [Shard(0)])  # noqa: E731
     return {
         "uneven": rows(ramp(5, 3)),  # 2, 2, 1 and 0 rows
-        "few": rows(ramp(2, 3, start=-1)),  # two ranks hold nothing
+        "few": rows(ramp(2, 3, start=-1)),  # two ranks have no rows
         "columns": distribute_tensor(ramp(3, 7), mesh, [Shard(1)]),
         "tiles": distribute_tensor(ramp(5, 3, 6), grid, [Shard(0), Shard(2)]),
         "f64": rows(ramp(6, dtype=torch.float64) / 3),
@@ -185,7 +185,7 @@ def mixed_state(world):
 
 
 def mixed(world):
-    """Every layout and dtype; two files a rank; bytes and lists between the tensors."""
+    """Every layout and dtype; two files per rank; bytes and lists among the tensors."""
     state = {"model": {**mixed_state(world), "u16": ramp(4, dtype=torch.uint16)}, "epoch": 3, "rng": [1, 2]}
     save("mixed", state, thread_count=2)
 
@@ -197,8 +197,8 @@ def safetensors(world):
 
 
 def lightning(world):
-    """What Lightning's FSDPStrategy writes with state_dict_type="sharded": weights under "model", whose names begin with
-    that of the module's attribute, optimizers by number, and the rest of the checkpoint in meta.pt."""
+    """Lightning's FSDPStrategy with state_dict_type="sharded": weights under "model", named by the module's attribute first;
+    numbered optimizers; the rest in meta.pt."""
     model = Mlp()
     fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
     optimizer = train_step(model)
@@ -211,12 +211,12 @@ def lightning(world):
 
 
 def strided(world):
-    """Tensors whose memory is not in row-major order, as a tied transpose or a permuted kernel is."""
+    """Tensors that are not row-major, e.g. a tied transpose or a permuted kernel."""
     save("strided", {"transposed": ramp(4, 3).t(), "permuted": ramp(2, 3, 4).permute(2, 0, 1), "plain": ramp(2, 2)})
 
 
 def refused(world):
-    """dtypes that tessera does not have."""
+    """dtypes that tessera does not support."""
     save("other-dtypes", {"weight": ramp(3), "u32": ramp(3, dtype=torch.uint32),
                           "f8": ramp(3).to(torch.float8_e4m3fn), "c64": torch.ones(2, dtype=torch.complex64)})
 

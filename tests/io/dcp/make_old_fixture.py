@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes fixtures/torch-2.1 with PyTorch 2.1: what FSDP's ShardedTensor and the first DTensor looked like on disk.
+"""Writes fixtures/torch-2.1 with PyTorch 2.1: FSDP's ShardedTensor, and the first DTensor.
 
 Each tensor is 0, 1, ... 14 in shape [5, 3], on two ranks that hold 3 and 2 rows.
 """

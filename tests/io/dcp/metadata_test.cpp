@@ -25,7 +25,7 @@ std::string size(const std::vector<std::int64_t>& dims) {
   return call(global("torch", "Size"), {tuple(items)});
 }
 
-/// A `.metadata` of one tensor "w", shape [4, 3], in two chunks; tests change parts of it.
+/// A `.metadata` with one tensor "w" of shape [4, 3] in two chunks; tests modify parts of it.
 struct Parts {
   std::string module = kModule, properties_module = kModule, name = text("w");
   std::string dtype = global("torch", "float32"), layout = text("torch.strided");
@@ -36,7 +36,7 @@ struct Parts {
     std::string name = text("w");
     std::vector<std::int64_t> offset;
     std::string path = text("__0_0.distcp"), begin = integer(0), length = integer(100);
-    std::string more = {};  // fields of _StorageInfo
+    std::string more = {};  // further fields of _StorageInfo
   };
   std::vector<Place> places = {{.offset = {0, 0}}, {.offset = {2, 0}, .begin = integer(100)}};
   std::vector<std::pair<std::string, std::string>> more_entries = {}, more_fields = {};
@@ -65,7 +65,7 @@ struct Parts {
       std::string info = object(
           global("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
           {{"relative_path", place.path}, {"offset", place.begin}, {"length", place.length}});
-      info.insert(info.size() - 2, place.more);  // before the dict ends
+      info.insert(info.size() - 2, place.more);
       storage.emplace_back(object(global(module, "MetadataIndex"),
                                   {{"fqn", place.name}, {"offset", size(place.offset)}}),
                            info);
@@ -79,7 +79,7 @@ struct Parts {
 
 DcpMetadata parse(const std::string& text) { return parse_dcp_metadata(text, ".metadata"); }
 
-TEST_CASE("metadata as PyTorch has it now and had it before") {
+TEST_CASE("metadata of current and older PyTorch") {
   Parts parts;
   for (int old = 0; old < 2; ++old) {
     if (old) {
@@ -100,14 +100,14 @@ TEST_CASE("metadata as PyTorch has it now and had it before") {
   }
 }
 
-TEST_CASE("chunks without elements and chunks listed twice do no harm") {
+TEST_CASE("empty and duplicate chunks are harmless") {
   Parts parts;
   parts.chunks.push_back({{4, 0}, {0, 3}});
   parts.chunks.push_back({{0, 0}, {2, 3}});
   CHECK(parse(parts.str()).tensors.at("w").chunks.size() == 2);
 }
 
-TEST_CASE("entries that are no tensors, and where tensors were in the program's dicts") {
+TEST_CASE("entries that are no tensors, and paths of tensors in nested dicts") {
   const DcpMetadata metadata =
       parse_dcp_metadata(read_text(kFixtures / "fsdp-wrapped/.metadata"), ".metadata");
   CHECK(metadata.objects == std::vector<std::string>{"optimizer.param_groups.0.lr", "step"});
@@ -117,7 +117,7 @@ TEST_CASE("entries that are no tensors, and where tensors were in the program's 
             .top_key.empty());
 }
 
-TEST_CASE("each malformed metadata has an error of its own") {
+TEST_CASE("each kind of malformed metadata has its own error") {
   const auto refuse = [](const char* reason, auto edit) {
     Parts parts;
     edit(parts);
@@ -166,7 +166,7 @@ TEST_CASE("each malformed metadata has an error of its own") {
     p.more_entries = {{text("x"), "N"}};
   });
   refuse("w stands twice", [](Parts& p) {
-    const std::string whole = p.str();  // the value, taken out of the dict
+    const std::string whole = p.str();  // the value without its dict
     const std::size_t begin = whole.find(global(kModule, "TensorStorageMetadata"));
     const std::size_t end = whole.find(text("storage_data")) - 1;
     p.more_entries = {{text("w"), whole.substr(begin, end - begin)}};
@@ -179,7 +179,7 @@ TEST_CASE("each malformed metadata has an error of its own") {
          [](Parts& p) { p.dtype = global("collections", "OrderedDict"); });
 }
 
-TEST_CASE("metadata that is something else") {
+TEST_CASE("other kinds of metadata are refused") {
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "expected an object of Metadata, found a dict",
                        parse(program("}")));
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "the field \"storage_data\" is missing",
@@ -206,7 +206,7 @@ TEST_CASE("metadata that is something else") {
   CHECK(parse(parts.str()).tensors.size() == 1);
 }
 
-TEST_CASE("metadata that is cut anywhere is refused") {
+TEST_CASE("truncated metadata are refused") {
   const std::string whole = read_text(kFixtures / "lightning/.metadata");
   CHECK(parse(whole).tensors.size() == 16);
   for (std::size_t n = 0; n < whole.size(); ++n) {
@@ -215,7 +215,7 @@ TEST_CASE("metadata that is cut anywhere is refused") {
   }
 }
 
-TEST_CASE("a changed byte of metadata gives an error or other metadata, nothing worse") {
+TEST_CASE("a changed byte gives an error or different metadata, nothing worse") {
   const std::string whole = read_text(kFixtures / "torchtitan/.metadata");
   int refused = 0;
   for (std::size_t i = 0; i < whole.size(); ++i) {
@@ -230,7 +230,7 @@ TEST_CASE("a changed byte of metadata gives an error or other metadata, nothing 
   CHECK(refused > static_cast<int>(whole.size()) / 4);
 }
 
-TEST_CASE("a list of chunks that many tensors share is not read for each without end") {
+TEST_CASE("a chunk list that many tensors share is not parsed again for each") {
   // 3,000 tensors share one list of 10,000 chunks.
   std::vector<std::string> chunks(10'000, "h\x01");
   Parts parts;
@@ -256,7 +256,7 @@ TEST_CASE("a list of chunks that many tensors share is not read for each without
                        parse(bomb.str()));
 }
 
-TEST_CASE("chunks that share a state of many entries") {
+TEST_CASE("chunks that share one large state dict") {
   Parts parts;
   std::vector<std::pair<std::string, std::string>> fields;
   for (int i = 0; i < 65; ++i) fields.emplace_back(fmt::format("field {}", i), "N");
@@ -264,7 +264,6 @@ TEST_CASE("chunks that share a state of many entries") {
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "65 fields; at most 64 are accepted", parse(parts.str()));
 }
 
-/// The value of the first tensor.
 std::string entry_of(const Parts& parts) {
   const std::string whole = parts.str();
   const std::size_t begin = whole.find(global(kModule, "TensorStorageMetadata"));
@@ -280,7 +279,7 @@ ConsolidatePlan plan_of(const Parts& parts) {
   return plan_consolidation(dir.path(), options);
 }
 
-TEST_CASE("what cannot be read and lies beside the model is left out") {
+TEST_CASE("unreadable entries next to the model are left out") {
   Parts parts, other;
   other.dtype = global("torch", "complex128");
   parts.more_entries = {{text("loop.counter"), entry_of(other)}};
@@ -297,10 +296,10 @@ TEST_CASE("what cannot be read and lies beside the model is left out") {
   CHECK(plan.skipped[0].name == "loop.counter");
 }
 
-TEST_CASE("chunks that are larger than their bytes") {
+TEST_CASE("chunks larger than their bytes") {
   Parts parts;
   CHECK(plan_of(parts).tensors.size() == 1);
-  const std::int64_t rows = std::int64_t{1} << 61;  // 3 times as many elements are below 2^63
+  const std::int64_t rows = std::int64_t{1} << 61;  // 3 * rows stays below 2^63
   parts.shape = size({rows, 3});
   parts.chunks = {{{0, 0}, {rows, 3}}};
   CHECK_THROWS_HOLDING(CorruptCheckpoint,
@@ -318,7 +317,7 @@ std::vector<DcpChunk> boxes(
   return chunks;
 }
 
-TEST_CASE("boxes of any dims cover a tensor exactly once, or are refused") {
+TEST_CASE("boxes of any rank must cover a tensor exactly once") {
   auto tiles = boxes({{{0, 0, 0}, {2, 4, 3}},
                       {{0, 0, 3}, {2, 4, 2}},
                       {{2, 0, 0}, {1, 1, 5}},

@@ -1,4 +1,4 @@
-// Somebody else's shards of a model that tessera does not know, as a Hugging Face directory.
+// DCP shards of a model unknown to tessera, exported as a Hugging Face directory.
 
 #include <doctest/doctest.h>
 
@@ -30,7 +30,7 @@ struct Entry {
   std::int64_t elements = 2;
 };
 
-/// One shard of a DCP in safetensors form, whose bytes count up.
+/// A safetensors DCP shard whose bytes count up.
 void write_shards(const fs::path& dir, const std::vector<Entry>& entries) {
   const std::map<std::string, std::size_t> widths{
       {"F32", 4}, {"BF16", 2}, {"I32", 4}, {"F8_E4M3", 1}};
@@ -50,7 +50,7 @@ const std::vector<Entry> kLlama = {{"model.model.embed_tokens.weight"},
                                    {"model._orig_mod.model.norm.weight"},
                                    {"model.lm_head.weight"}};
 
-/// A Llama in shards, with its config.json.
+/// Llama shards with their config.json.
 struct Llama {
   TempDir dir;
   fs::path source = dir.path() / "source", out = dir.path() / "out";
@@ -89,7 +89,7 @@ struct Llama {
   }
 };
 
-TEST_CASE_FIXTURE(Llama, "shards of any model become a Hugging Face directory") {
+TEST_CASE_FIXTURE(Llama, "any model's shards become a Hugging Face directory") {
   const ConsolidateReport report = consolidate(source, out, options);
   CHECK(report.kind == "PyTorch DCP as safetensors");
   CHECK(report.files == std::vector<std::string>{"model.safetensors", "config.json"});
@@ -114,7 +114,7 @@ TEST_CASE_FIXTURE(Llama, "shards of any model become a Hugging Face directory") 
   CHECK(written() == config);
 }
 
-TEST_CASE_FIXTURE(Llama, "that nothing is compared is said, also in a plan") {
+TEST_CASE_FIXTURE(Llama, "an export without shape checks prints a warning, in a plan too") {
   const std::string said =
       (source / "config.json").string() +
       " says model_type \"llama\", which tessera does not know, so nothing here checks that names, "
@@ -124,12 +124,12 @@ TEST_CASE_FIXTURE(Llama, "that nothing is compared is said, also in a plan") {
   CHECK_FALSE(fs::exists(out));
   consolidate(source, out, options);
   CHECK(warnings == plan.warnings);
-  // Where no model is promised, there is nothing to say.
+  // A plain safetensors export promises no model and warns about nothing.
   options.format = ExportFormat::Safetensors;
   CHECK(plan_consolidation(source, options).warnings.empty());
 }
 
-TEST_CASE_FIXTURE(Llama, "names are those of the model, unless the user says which") {
+TEST_CASE_FIXTURE(Llama, "names follow the model, unless the user specifies them") {
   const std::set<std::string> theirs{"model.embed_tokens.weight", "model.norm.weight",
                                      "model.layers.0.mlp.up_proj.weight", "lm_head.weight"};
   CHECK(names() == theirs);
@@ -157,7 +157,7 @@ TEST_CASE_FIXTURE(Llama, "names are those of the model, unless the user says whi
   config["architectures"] = {"LlamaModel"};
   write_text(dir.path() / "elsewhere.json", config.dump());
   CHECK(names() == std::set<std::string>{"layers.0.w", "norm.weight"});
-  // What is copied as it is counts as well.
+  // Tensors copied unchanged count as well.
   config["architectures"] = {"LlamaForCausalLM"};
   write_text(dir.path() / "elsewhere.json", config.dump());
   write_shards(source, {{"model.model.layers.0.w"}, {"model.lm_head.weight", "F8_E4M3"}});
@@ -166,7 +166,7 @@ TEST_CASE_FIXTURE(Llama, "names are those of the model, unless the user says whi
   CHECK(names() == std::set<std::string>{"model.model.layers.0.w", "lm_head.weight"});
 }
 
-TEST_CASE_FIXTURE(Llama, "weights under a key lose it, and their optimizer state is named alike") {
+TEST_CASE_FIXTURE(Llama, "a common key is removed from weights, and from their optimizer state") {
   write_config();
   for (const char* fixture : {"lightning", "fsdp-wrapped"}) {
     CAPTURE(fixture);
@@ -191,7 +191,7 @@ TEST_CASE_FIXTURE(Llama, "weights under a key lose it, and their optimizer state
   }
 }
 
-TEST_CASE_FIXTURE(Llama, "config.json says the dtype that most bytes have, where it says one") {
+TEST_CASE_FIXTURE(Llama, "config.json's dtype becomes the one with the most bytes, if it has one") {
   CHECK(export_config()["torch_dtype"] == "float32");
   options.dtype = DType::BF16;
   config["dtype"] = nullptr;
@@ -215,7 +215,7 @@ TEST_CASE_FIXTURE(Llama, "config.json says the dtype that most bytes have, where
   CHECK(export_config() == config);
 }
 
-TEST_CASE_FIXTURE(Llama, "what tessera has no dtype for is copied as it is") {
+TEST_CASE_FIXTURE(Llama, "tensors of unsupported dtypes are copied unchanged") {
   write_shards(source, {{"model.layers.0.w", "F8_E4M3", 8}, {"model.layers.0.scale", "F32", 1}});
   options.dtype = DType::BF16;
   consolidate(source, out, options);
@@ -246,7 +246,7 @@ TEST_CASE_FIXTURE(Llama, "scales of quantized weights are not converted") {
                          plan_consolidation(source, options));
     options.dtype = {};
     CHECK(export_config()[key] == config[key]);
-    options.dtype = DType::F32;  // which all have
+    options.dtype = DType::F32;  // the dtype of all scales
     CHECK(export_config()[key] == config[key]);
     config[key] = nullptr;
     options.dtype = DType::BF16;
@@ -254,7 +254,7 @@ TEST_CASE_FIXTURE(Llama, "scales of quantized weights are not converted") {
   }
 }
 
-TEST_CASE_FIXTURE(Llama, "nor if a configuration inside says that they are") {
+TEST_CASE_FIXTURE(Llama, "a nested quantization configuration has the same effect") {
   config["text_config"] = {{"quantization_config", {{"quant_method", "fp8"}}}};
   options.dtype = DType::BF16;
   write_config();
@@ -282,7 +282,7 @@ TEST_CASE_FIXTURE(Llama, "optimizer state does not become weights") {
   CHECK(names() == std::set<std::string>{"layers.0.w"});
 }
 
-TEST_CASE_FIXTURE(Llama, "torchtitan's own names are not taken for Hugging Face's") {
+TEST_CASE_FIXTURE(Llama, "torchtitan's own names are not mistaken for Hugging Face's") {
   const std::string query = "layers.11.attention.wq.weight";
   write_shards(source, {{"tok_embeddings.weight"}, {query}, {"output.weight"}});
   CHECK_THROWS_HOLDING(Unsupported,
@@ -303,7 +303,7 @@ TEST_CASE_FIXTURE(Llama, "torchtitan's own names are not taken for Hugging Face'
   CHECK(names().contains(query));
 }
 
-TEST_CASE_FIXTURE(Llama, "a model of somebody else's is not replaced") {
+TEST_CASE_FIXTURE(Llama, "a foreign model is not replaced") {
   options.overwrite = true;
   const fs::path theirs = dir.path() / "theirs";
   consolidate(source, theirs, options);
@@ -312,7 +312,7 @@ TEST_CASE_FIXTURE(Llama, "a model of somebody else's is not replaced") {
   CHECK(made.header().metadata.at("writer").starts_with("tessera "));
   consolidate(source, theirs, options);
 
-  // As Hugging Face's programs write it.
+  // Without metadata, as Hugging Face's programs write it.
   std::vector<SafetensorsSpec> specs{{"a", DType::U8, {8}}};
   write_text(theirs / "model.safetensors", plan_safetensors(specs).preamble + "12345678");
   const auto refuse = [&](const std::string& text) {
@@ -339,7 +339,7 @@ TEST_CASE_FIXTURE(Llama, "the directory of --config is not replaced") {
   refuse(out / "config.json", out);
   fs::create_directory_symlink(out, dir.path() / "link");
   refuse(dir.path() / "link/config.json", out);
-  // In Hugging Face's cache, files are links to elsewhere; and others lead here.
+  // In Hugging Face's cache files are links out of it; other links lead into it.
   fs::create_symlink(out / "config.json", dir.path() / "linked.json");
   refuse(dir.path() / "linked.json", out);
   fs::rename(out / "config.json", dir.path() / "blob");
@@ -352,7 +352,7 @@ TEST_CASE_FIXTURE(Llama, "the directory of --config is not replaced") {
   CHECK(fs::exists(attempt / "config.json"));
 }
 
-TEST_CASE_FIXTURE(Llama, "what a config.json does to names that are kept is said") {
+TEST_CASE_FIXTURE(Llama, "a config.json that affects kept names is reported") {
   options.format = ExportFormat::Safetensors;
   const auto reason = [&] {
     const ConsolidatePlan plan = plan_consolidation(source, options);
@@ -365,7 +365,7 @@ TEST_CASE_FIXTURE(Llama, "what a config.json does to names that are kept is said
   CHECK(reason() == "of no GPT-2: tensors are written as they are");
 }
 
-TEST_CASE_FIXTURE(Llama, "files that transformers opens go along, byte for byte") {
+TEST_CASE_FIXTURE(Llama, "files that transformers opens are copied byte for byte") {
   const std::set<std::string> names{"generation_config.json",
                                     "tokenizer.json",
                                     "tokenizer_config.json",
@@ -392,13 +392,13 @@ TEST_CASE_FIXTURE(Llama, "files that transformers opens go along, byte for byte"
   CHECK_FALSE(fs::exists(out / "modeling_llama.py"));
   CHECK_THROWS_HOLDING(InvalidArgument, "exists already", consolidate(source, out, options));
   options.overwrite = true;
-  consolidate(source, out, options);  // all of it is known to be an export's
+  consolidate(source, out, options);  // recognized as an export and replaced
   write_text(out / "modeling_llama.py", "");
   CHECK_THROWS_HOLDING(InvalidArgument, "modeling_llama.py, which no export does",
                        consolidate(source, out, options));
 }
 
-TEST_CASE_FIXTURE(Llama, "a tokenizer beside a config.json elsewhere goes along if there is none") {
+TEST_CASE_FIXTURE(Llama, "the tokenizer next to --config is used if the source has none") {
   const fs::path theirs = dir.path() / "theirs";
   fs::create_directory(theirs);
   fs::rename(source / "config.json", theirs / "config.json");
@@ -415,7 +415,7 @@ TEST_CASE_FIXTURE(Llama, "a tokenizer beside a config.json elsewhere goes along 
   consolidate(source, out, options);
   CHECK(read_text(out / "generation_config.json") == "own");
   CHECK(read_text(out / "tokenizer.json") == "theirs");
-  // Half of each would be no tokenizer.
+  // The two tokenizers must not be mixed.
   write_text(source / "tokenizer.json", "own");
   fs::remove(source / "generation_config.json");
   consolidate(source, out, options);
@@ -424,7 +424,7 @@ TEST_CASE_FIXTURE(Llama, "a tokenizer beside a config.json elsewhere goes along 
   CHECK(read_text(out / "generation_config.json") == "theirs");
 }
 
-TEST_CASE_FIXTURE(Llama, "programs are not copied, and those that the model needs are named") {
+TEST_CASE_FIXTURE(Llama, "Python code is not copied, but named if the model needs it") {
   config["auto_map"] = {{"AutoConfig", "configuration_x.XConfig"},
                         {"AutoModel", "modeling_x.XModel"},
                         {"AutoModelForCausalLM", "owner/name--modeling_y.Y"}};
@@ -449,7 +449,7 @@ TEST_CASE_FIXTURE(Llama, "programs are not copied, and those that the model need
             .empty());
 }
 
-TEST_CASE_FIXTURE(Llama, "files that are copied are looked into within limits") {
+TEST_CASE_FIXTURE(Llama, "copied files are inspected within size limits") {
   const auto asks = [&](const std::string& before, const std::string& after) {
     write_text(source / "tokenizer_config.json",
                before + R"("auto_map": {"AutoTokenizer": "tokenization_x.X"})" + after);
@@ -466,7 +466,7 @@ TEST_CASE_FIXTURE(Llama, "files that are copied are looked into within limits") 
   CHECK_FALSE(asks("", ""));
 }
 
-TEST_CASE_FIXTURE(Llama, "large models are several files with an index, and are gone on with") {
+TEST_CASE_FIXTURE(Llama, "large models are split into files with an index, and exports resume") {
   options.max_shard_size = 16;
   options.memory = 1;
   const ConsolidatePlan plan = plan_consolidation(source, out, options);
@@ -484,7 +484,7 @@ TEST_CASE_FIXTURE(Llama, "large models are several files with an index, and are 
                                     {"model.embed_tokens.weight", plan.files[0].name},
                                     {"model.layers.0.mlp.up_proj.weight", plan.files[1].name},
                                     {"model.norm.weight", plan.files[2].name}});
-  // A Hugging Face directory becomes another: names stay, whatever they are.
+  // A Hugging Face directory is exported again, with the same names.
   options = {};
   consolidate(out, dir.path() / "again", options);
   const SafetensorsReader again(dir.path() / "again/model.safetensors");
@@ -493,7 +493,7 @@ TEST_CASE_FIXTURE(Llama, "large models are several files with an index, and are 
   CHECK(read_text(dir.path() / "again/config.json") == read_text(out / "config.json"));
 }
 
-TEST_CASE_FIXTURE(Llama, "a Hugging Face directory keeps its names, whatever they are") {
+TEST_CASE_FIXTURE(Llama, "a Hugging Face directory keeps its names") {
   options.format = ExportFormat::Safetensors;
   options.names.strip_wrappers = false;
   consolidate(source, out, options);
@@ -505,7 +505,7 @@ TEST_CASE_FIXTURE(Llama, "a Hugging Face directory keeps its names, whatever the
   CHECK(found.contains("model.lm_head.weight"));
 }
 
-TEST_CASE_FIXTURE(Llama, "numbers that Python writes into config.json stay") {
+TEST_CASE_FIXTURE(Llama, "Python-specific numbers in config.json are kept") {
   const std::string text =
       R"({"model_type": "x", "a": [0.0, Infinity], "b": {"c": -Infinity, "d": NaN }, "e": "NaN, \"Infinity,",)"
       R"("f": 1000000000000000019884624838656, "g": [-9223372036854775809,18446744073709551615], "h": 0.30000000000000004, "i": -123456789012345678})";
@@ -524,7 +524,7 @@ TEST_CASE_FIXTURE(Llama, "numbers that Python writes into config.json stay") {
   CHECK(made.find(R"("f": 1000000000000000019884624838656,)") != std::string::npos);
   CHECK(made.find("    -9223372036854775809,\n    18446744073709551615\n") != std::string::npos);
   CHECK(made.find(R"("h": 0.30000000000000004,)") != std::string::npos);
-  CHECK(expected["i"] == -123456789012345678);  // one that a reader may need
+  CHECK(expected["i"] == -123456789012345678);  // needs 64 bits
   CHECK(dump_hf_config({{"\xEE\x80\x80NaN", "\xEE\x80\x80x"}}) ==
         "{\n  \"\xEE\x80\x80NaN\": \"\xEE\x80\x80x\"\n}");
   for (const char* bad :
@@ -538,7 +538,7 @@ TEST_CASE_FIXTURE(Llama, "numbers that Python writes into config.json stay") {
   }
 }
 
-TEST_CASE_FIXTURE(Llama, "a configuration that says no model is refused") {
+TEST_CASE_FIXTURE(Llama, "a configuration without a model type is refused") {
   for (const char* text : {"[]", "5", "{}", R"({"model_type": 5})"}) {
     CAPTURE(text);
     write_text(source / "config.json", text);

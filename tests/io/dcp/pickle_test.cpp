@@ -54,12 +54,12 @@ TEST_CASE("values of a pickle") {
   CHECK(items[17]->integer == -1);
 }
 
-TEST_CASE("what was stored is shared") {
+TEST_CASE("memoized values are shared") {
   const Pickle put =
       parse(program("]q\x05"
                     "0(h\x05h\x05t"));
   CHECK(put.root().items()[0] == put.root().items()[1]);
-  // MEMOIZE counts what was stored before.
+  // MEMOIZE numbers entries by those stored before.
   const Pickle memoized = parse(program(text("a") + "\x94" + text("b") +
                                         std::string("\x94"
                                                     "00(h\1h\0t",
@@ -68,7 +68,7 @@ TEST_CASE("what was stored is shared") {
   CHECK(memoized.root().items()[1]->text() == "a");
 }
 
-TEST_CASE("no global but the known ones may be named, however it is done") {
+TEST_CASE("only known globals may be named, by any opcode") {
   const std::pair<const char*, std::string> attacks[] = {
       {"os.system", call(global("os", "system"), {text("true")})},
       {"posix.system", text("posix") + text("system") + "\x93" + text("true") + "\x85R"},
@@ -91,14 +91,13 @@ TEST_CASE("no global but the known ones may be named, however it is done") {
                        parse(program("K\x01" + text("x") + "\x93")));
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "names a global in 2003 bytes",
                        parse(program(global(std::string(2000, 'm'), "x.y"))));
-  // A call of what is no class stays an error, too.
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "calls a string",
                        parse(program(text("os.system") + ")R")));
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "calls with a string, expected a tuple",
                        parse(program(global("a", "B") + text("x") + "R")));
 }
 
-TEST_CASE("opcodes that tensors need not are refused by name") {
+TEST_CASE("opcodes that tensors do not need are refused by name") {
   const std::pair<const char*, std::string> refused[] = {
       {"INST", "(ios\nsystem\n"},
       {"OBJ", "(" + global("a", "B") + "o"},
@@ -122,7 +121,7 @@ TEST_CASE("opcodes that tensors need not are refused by name") {
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "0xff is no opcode", parse(program("\xff")));
 }
 
-TEST_CASE("each way to be no pickle has an error of its own") {
+TEST_CASE("each kind of malformed pickle has its own error") {
   const std::pair<const char*, std::string> malformed[] = {
       {"does not begin with PROTO", ""},
       {"does not begin with PROTO", "{\"a\": 1}"},
@@ -163,10 +162,10 @@ TEST_CASE("each way to be no pickle has an error of its own") {
   }
 }
 
-TEST_CASE("bombs do not go off") {
+TEST_CASE("pickle bombs are harmless") {
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "memo index 4294967295 in a pickle of",
                        parse(program("Nr\xff\xff\xff\xff")));
-  // Ten lists of ten times the one before: 10^40 values if they were written out.
+  // 40 levels of lists with ten references each: 10^40 values if expanded.
   std::string laughs = "]q" + std::string(1, '\0');
   for (char level = 1; level <= 40; ++level) {
     laughs += "](";
@@ -183,7 +182,7 @@ TEST_CASE("bombs do not go off") {
   }
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "nested deeper than 64 levels", parse(program(tuples)));
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "nested deeper than 64 levels", parse(program(lists)));
-  // A list that holds itself is a value like any other.
+  // A list that contains itself is a valid value.
   CHECK(parse(program(std::string("]q\0h\0a", 6))).root().items().size() == 1);
 
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "its values take more than 10000 bytes",

@@ -1,4 +1,4 @@
-// Shards in safetensors form of which some are missing.
+// DCP safetensors directories with missing shards.
 
 #include "io/dcp/shard_names.h"
 
@@ -27,7 +27,7 @@ std::string shard_name(int shard, int model = 1, int models = 1) {
   return fmt::format("shard-{:05}-model-{:05}-of-{:05}.safetensors", shard, model, models);
 }
 
-/// Rows of a tensor, each element with its number in the tensor, as rank `shard` - 1 saves them.
+/// Rows of a tensor as rank `shard` - 1 saves them; each element is its index in the tensor.
 void write_shard(const fs::path& path, const std::string& tensor, int shard) {
   const std::int64_t first = (shard - 1) * kRowsPerShard;
   std::string data;
@@ -38,7 +38,7 @@ void write_shard(const fs::path& path, const std::string& tensor, int shard) {
   write_dcp_shard(path, {{tensor, "F32", {kRowsPerShard, kColumns}, data, {first, 0}}});
 }
 
-/// A tensor "a" in model file 1 and, if there are two, "b" in model file 2: a row-sharded each.
+/// Row-sharded tensors: "a" in model file 1 and, with two files, "b" in model file 2.
 struct Shards {
   TempDir dir;
   fs::path path = dir.path() / "source", out = dir.path() / "out";
@@ -62,7 +62,7 @@ struct Shards {
   }
 };
 
-TEST_CASE("all shards make a whole tensor, and what they do not tell is said") {
+TEST_CASE("all shards give a whole tensor, with a warning about unverifiable counts") {
   const Shards shards(3, 1);
   ConsolidateOptions options;
   options.format = ExportFormat::Safetensors;
@@ -80,7 +80,7 @@ TEST_CASE("all shards make a whole tensor, and what they do not tell is said") {
   for (std::size_t i = 0; i < values.size(); ++i) CHECK(values[i] == static_cast<float>(i));
 }
 
-TEST_CASE("a last shard that is missing is refused if somebody says how many there were") {
+TEST_CASE("a missing last shard is refused if the number of shards is given") {
   const Shards shards(3, 1);
   shards.remove(3);
   CHECK(shards.plan().warnings[0].starts_with("2 shards; nothing in them tells"));
@@ -90,13 +90,13 @@ TEST_CASE("a last shard that is missing is refused if somebody says how many the
   CHECK_THROWS_HOLDING(InvalidArgument, "holds 2 shards, but --shards says 1", shards.plan(1));
 }
 
-TEST_CASE("a shard that is missing before another is refused") {
+TEST_CASE("a missing shard before another one is refused") {
   const Shards shards(4, 1);
   shards.remove(3);
   CHECK_THROWS_HOLDING(CorruptCheckpoint, shard_name(3) + " is missing, and shard 4 is there",
                        shards.plan());
   CHECK_THROWS_HOLDING(CorruptCheckpoint, shard_name(3) + " is missing", shards.plan(4));
-  // Its rank may have saved nothing; but here, it held rows.
+  // A rank may have nothing to save, but this one held rows.
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "tensor a: rows 4 to 6 of shape [8, 3] are in no chunk",
                        shards.plan(3));
   write_shard(shards.path / shard_name(4), "a", 3);
@@ -106,7 +106,7 @@ TEST_CASE("a shard that is missing before another is refused") {
   CHECK_THROWS_HOLDING(CorruptCheckpoint, shard_name(1) + " is missing", shards.plan());
 }
 
-TEST_CASE("a model file of which no shard is there is refused") {
+TEST_CASE("a model file without any shard is refused") {
   for (const int gone : {1, 2}) {
     const Shards shards(2, 2);
     shards.remove(1, gone);
@@ -115,12 +115,12 @@ TEST_CASE("a model file of which no shard is there is refused") {
                          fmt::format("{} is missing, as are other shards of model file {} of 2",
                                      shard_name(1, gone, 2), gone),
                          shards.plan({}));
-    // No rank may have had anything to save in it: who knows how many shards there were may say so.
+    // Possibly no rank had anything to save in it; only a given number of shards allows this.
     CHECK(shards.plan(2).warnings.size() == 1);
   }
 }
 
-TEST_CASE("a shard that lacks one of its model files is told of") {
+TEST_CASE("a shard without one of its model files is reported") {
   const Shards shards(3, 2);
   CHECK(shards.plan(3).warnings.empty());
   shards.remove(3, 2);
@@ -135,7 +135,7 @@ TEST_CASE("a shard that lacks one of its model files is told of") {
         std::string::npos);
 }
 
-TEST_CASE("shards that disagree about the number of model files are refused") {
+TEST_CASE("shards with different numbers of model files are refused") {
   const Shards shards(2, 1);
   write_shard(shards.path / shard_name(2, 1, 2), "b", 1);
   CHECK_THROWS_HOLDING(CorruptCheckpoint,
@@ -144,7 +144,7 @@ TEST_CASE("shards that disagree about the number of model files are refused") {
                        shards.plan());
 }
 
-TEST_CASE("names that tell no numbers are refused") {
+TEST_CASE("file names without numbers are refused") {
   for (const char* name :
        {"shard-1-model-00001-of-00001.safetensors", "shard-00000-model-00001-of-00001.safetensors",
         "shard-00002-model-00002-of-00001.safetensors",
@@ -160,7 +160,7 @@ TEST_CASE("names that tell no numbers are refused") {
                        find_dcp_shards({shard_name(1), shard_name(100000)}, "dir"));
 }
 
-TEST_CASE("how many shards there must be is for those that do not say it") {
+TEST_CASE("--shards is refused for formats that state the number themselves") {
   const fs::path fixtures = test::source_path("tests/io/dcp/fixtures");
   ConsolidateOptions options;
   options.format = ExportFormat::Safetensors;

@@ -15,7 +15,7 @@ namespace {
 using namespace tessera::test;
 using namespace tessera::test::pickled;
 
-/// An archive as torch.save writes it for one tensor.
+/// A torch.save archive with one tensor.
 struct Saved {
   std::string dtype = "float32";  ///< of an UntypedStorage
   std::int64_t offset = 0;
@@ -56,7 +56,7 @@ TorchTensor read(const Saved& saved) {
   return read_torch_tensor(ByteRange(bytes, "x"));
 }
 
-TEST_CASE("dtypes that tessera lacks have a carrier, if safetensors has them") {
+TEST_CASE("unsupported dtypes are carried by a supported one of the same width") {
   struct Row {
     const char* dtype;
     DType carrier;
@@ -77,7 +77,7 @@ TEST_CASE("dtypes that tessera lacks have a carrier, if safetensors has them") {
                        read({.dtype = "complex128", .data = std::string(96, 'x')}));
 }
 
-TEST_CASE("elements may lie in any order inside the storage, and not outside it") {
+TEST_CASE("elements may be strided within the storage, but not exceed it") {
   CHECK(read({}).strides == Strides{3, 1});
   CHECK(read({.strides = {1, 2}}).strides == Strides{1, 2});
   CHECK(read({.shape = {0, 3}, .strides = {1, 1000}}).shape == Shape{0, 3});
@@ -91,7 +91,7 @@ TEST_CASE("elements may lie in any order inside the storage, and not outside it"
                        read({.offset = 1, .strides = {1, 2}}));
 }
 
-TEST_CASE("elements that wait to be conjugated or negated are refused") {
+TEST_CASE("lazily conjugated or negated tensors are refused") {
   CHECK(read({.metadata = "}"}).shape == Shape{2, 3});
   for (const char* bit : {"conj", "neg"}) {
     CHECK_THROWS_HOLDING(Unsupported, "save its .resolve_conj().resolve_neg()",

@@ -32,7 +32,7 @@ std::vector<std::string> contents(const std::string& bytes) {
 
 void change(ZipFile& file, void (*f)(ZipPart&)) { f(file.parts[1]); }
 
-TEST_CASE("CRC-32 is zip's") {
+TEST_CASE("CRC-32 is zip's variant") {
   CHECK(crc32("123456789", 9) == 0xcbf43926);
   CHECK(crc32("456789", 6, crc32("123", 3)) == 0xcbf43926);
   CHECK(crc32("", 0) == 0);
@@ -54,12 +54,12 @@ TEST_CASE("stored entries are read, with and without zip64 and padding") {
   file.zip64 = false;
   file.parts[0].extra = std::string(37, 'Z');  // aligns the data
   CHECK(contents(file.bytes()) == expected);
-  file.parts[0].crc32 = 0;  // none
+  file.parts[0].crc32 = 0;  // no checksum
   CHECK(contents(file.bytes()) == expected);
   CHECK(contents(ZipFile{}.bytes()).empty());
 }
 
-TEST_CASE("an archive that is cut anywhere is refused") {
+TEST_CASE("a truncated archive is refused") {
   ZipFile file = two_files();
   for (const bool zip64 : {false, true}) {
     file.zip64 = zip64;
@@ -72,7 +72,7 @@ TEST_CASE("an archive that is cut anywhere is refused") {
   }
 }
 
-TEST_CASE("each malformed archive has an error of its own") {
+TEST_CASE("each kind of malformed archive has its own error") {
   const auto refuse = [](const char* reason, auto edit) {
     ZipFile file = two_files();
     edit(file);
@@ -123,7 +123,7 @@ TEST_CASE("each malformed archive has an error of its own") {
   bytes.replace(bytes.size() - 12, 2, bytes_of<std::uint16_t>(9));
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "contradict each other", contents(bytes));
 
-  // Two entries of the same bytes.
+  // Two entries that share their bytes.
   file = two_files();
   bytes = file.bytes();
   const std::size_t second = bytes.find("PK\x01\x02", bytes.find("PK\x01\x02") + 1);
@@ -153,7 +153,7 @@ TEST_CASE("each malformed archive has an error of its own") {
                        read_zip_entry(ByteRange(file.bytes(), "x.zip"), {"a/one", 5, 0, 0, 40}, 3));
 }
 
-TEST_CASE("what is not stored plainly is refused by name") {
+TEST_CASE("compressed and encrypted entries are refused by name") {
   const auto refuse = [](const char* reason, auto edit) {
     ZipFile file = two_files();
     edit(file);

@@ -27,7 +27,7 @@ std::vector<float> read_all(const ModelSource& source, const TensorInfo& tensor)
   return values;
 }
 
-// A Hugging Face directory whose tensors can be changed before it is written.
+// A Hugging Face directory whose tensors tests modify before it is written.
 struct HfDirectory {
   TempDir dir;
   SampleModel model = make_sample_model();
@@ -63,7 +63,7 @@ struct HfDirectory {
   }
 };
 
-TEST_CASE("the golden models are opened, by our names") {
+TEST_CASE("the golden models are opened with tessera's names") {
   for (const char* name : {"gpt2-tiny", "gpt2-odd"}) {
     CAPTURE(name);
     const auto source = open_model(kGolden / name);
@@ -88,7 +88,7 @@ TEST_CASE("the golden models are opened, by our names") {
                               {"dropout", 0.0}});
 }
 
-TEST_CASE("a configuration survives the way to Hugging Face and back") {
+TEST_CASE("a configuration survives the conversion to Hugging Face's and back") {
   const Json ours{{"arch", "gpt2"},         {"n_layer", 3},     {"n_head", 5},
                   {"n_embd", 40},           {"vocab_size", 97}, {"seq_len", 20},
                   {"layer_norm_eps", 1e-6}, {"dropout", 0.25}};
@@ -102,7 +102,7 @@ TEST_CASE("checkpoints and runs are models too") {
   const SampleModel model = make_sample_model();
   save(model, run.path() / "checkpoints", {.world_size = 3, .step = 5});
   const fs::path newest = save(model, run.path() / "checkpoints", {.world_size = 2, .step = 9});
-  write_text(run.path() / "config.json", "{}");  // the run's, not a model's
+  write_text(run.path() / "config.json", "{}");  // the run's, not a Hugging Face model's
   for (const fs::path& path : {run.path(), run.path() / "checkpoints", newest}) {
     const auto source = open_model(path);
     CHECK(source->path() == newest);
@@ -117,7 +117,7 @@ TEST_CASE("checkpoints and runs are models too") {
   CHECK_THROWS_HOLDING(InvalidArgument, "has no step 5", open_model(kGolden / "gpt2-tiny", 5));
 }
 
-TEST_CASE("names without prefix, buffers, and a stored tied head are accepted") {
+TEST_CASE("names without prefix, buffers, and a separately stored tied head are accepted") {
   HfDirectory hf;
   std::map<std::string, HfDirectory::Stored> plain;
   for (const auto& [name, tensor] : hf.tensors) plain[gpt2_name_from_hf(name)] = tensor;
@@ -159,13 +159,13 @@ TEST_CASE("half precision is read as f32") {
   CHECK(read_all(*source, {"ln_f.weight", {10}, DType::BF16})[4] == 1);
 }
 
-TEST_CASE("tensors that do not fit are listed at once") {
+TEST_CASE("all mismatched tensors are listed at once") {
   HfDirectory hf;
   hf.tensors.erase("transformer.ln_f.bias");
   hf.tensors.erase("transformer.h.1.ln_2.weight");
   hf.tensors["transformer.extra"] = HfDirectory::stored({1}, {0});
   auto& fc = hf.tensors["transformer.h.0.mlp.c_fc.weight"];
-  fc.shape = {40, 10};  // the layout of a Linear
+  fc.shape = {40, 10};  // the layout of Linear instead of Conv1D
   std::string message;
   try {
     open_model(hf.write());
@@ -180,7 +180,7 @@ TEST_CASE("tensors that do not fit are listed at once") {
   }
 }
 
-TEST_CASE("settings that compute something else are refused") {
+TEST_CASE("settings that change the computation are refused") {
   HfDirectory hf;
   const auto refuse = [&](const char* key, const Json& value, const char* reason) {
     HfDirectory other;

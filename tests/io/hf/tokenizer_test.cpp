@@ -11,7 +11,7 @@
 namespace tessera::io {
 namespace {
 
-TEST_CASE("bytes are byte-level BPE without merges, in GPT-2's letters for bytes") {
+TEST_CASE("bytes are byte-level BPE without merges, in GPT-2's byte alphabet") {
   const auto json = tokenizer_to_hf({{"type", "bytes"}});
   REQUIRE(json);
   const Json& model = json->at("model");
@@ -41,7 +41,7 @@ TEST_CASE("bytes are byte-level BPE without merges, in GPT-2's letters for bytes
   CHECK(json->at("normalizer").is_null());
 }
 
-TEST_CASE("characters keep their positions, and unknown ones are an error") {
+TEST_CASE("characters keep their ids, and unknown ones are an error") {
   const Json description{{"type", "chars"}, {"vocabulary", "\n \"a\u00e4\u20ac\U0001F600"}};
   const auto json = tokenizer_to_hf(description);
   REQUIRE(json);
@@ -60,7 +60,7 @@ TEST_CASE("characters keep their positions, and unknown ones are an error") {
   CHECK(json->at("decoder")["type"] == "Fuse");
 }
 
-TEST_CASE("other descriptions have no counterpart") {
+TEST_CASE("other tokenizers have no Hugging Face counterpart") {
   for (const Json& description :
        {Json(nullptr), Json{{"kind", "bytes"}}, Json{{"type", 3}}, Json{{"type", "bpe"}},
         Json{{"type", "chars"}}, Json{{"type", "chars"}, {"vocabulary", 3}}}) {
@@ -69,7 +69,7 @@ TEST_CASE("other descriptions have no counterpart") {
   }
 }
 
-TEST_CASE("text comes back as it was, and longer texts than the model's are told") {
+TEST_CASE("text round-trips, and the model's maximum length is stated") {
   const Json config = tokenizer_config_to_hf(32);
   CHECK(config["clean_up_tokenization_spaces"] == false);
   CHECK(config["model_max_length"] == 32);

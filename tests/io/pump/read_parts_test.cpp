@@ -20,7 +20,7 @@ using namespace tessera::test;
 
 constexpr int kThreads = 3;
 
-// What a rank of another world size needs, and where it belongs.
+// Parts that a rank of another world size reads, with their destinations.
 struct Share {
   std::vector<ReadPart> parts;
   std::vector<const float*> expected;  // by part
@@ -53,7 +53,7 @@ SampleModel one_large_tensor() {
   SampleModel model = make_sample_model();
   model.tensors.resize(1);
   SampleModel::Tensor& tensor = model.tensors[0];
-  tensor.shape = {1100, 4096};  // 17 MiB: more than a thread takes at once
+  tensor.shape = {1100, 4096};  // 17 MiB: more than one read of a thread
   tensor.weight.resize(1100UL * 4096);
   for (std::size_t i = 0; i < tensor.weight.size(); ++i) {
     tensor.weight[i] = static_cast<float>(i % 100'003);
@@ -61,7 +61,7 @@ SampleModel one_large_tensor() {
   return model;
 }
 
-TEST_CASE("what four ranks saved is loaded by any number of ranks, each its share") {
+TEST_CASE("a checkpoint of four ranks is loaded by any number of ranks, each its shard") {
   TempDir dir;
   const SampleModel model = make_sample_model();
   const fs::path path = save(model, dir.path(), {.world_size = 4});
@@ -71,21 +71,20 @@ TEST_CASE("what four ranks saved is loaded by any number of ranks, each its shar
     CAPTURE(world);
     std::int64_t wanted = 0;
     for (int rank = 0; rank < world; ++rank) {
-      const auto reader = CheckpointReader::open(path);  // as another process has it
+      const auto reader = CheckpointReader::open(path);  // as in another process
       Share share(reader, model, rank, world);
       const ReadReport report = read_parts(share.parts, {.threads = kThreads});
       CHECK(share.is_right());
       wanted += report.wanted_bytes;
       CHECK(report.read_bytes >= report.wanted_bytes);
       if (world == 1 || world == 4) CHECK(report.read_bytes == report.wanted_bytes);
-      CHECK(report.read_bytes <= total);  // nothing twice
+      CHECK(report.read_bytes <= total);
     }
     CHECK(wanted == total);
   }
 }
 
-TEST_CASE(
-    "a rank reads what it needs, and no more than the rest of a chunk at each end of a part") {
+TEST_CASE("a rank reads its parts only, plus the rest of a chunk at each end") {
   TempDir dir;
   const SampleModel model = make_sample_model();
   constexpr std::int64_t kChunk = 64;
@@ -108,7 +107,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("values are converted on their way, to memory and to a sink") {
+TEST_CASE("values are converted while reading, to memory and to a sink") {
   TempDir dir;
   const SampleModel model = one_large_tensor();
   const auto reader =
@@ -148,10 +147,10 @@ TEST_CASE("values are converted on their way, to memory and to a sink") {
   CHECK(right);
 }
 
-TEST_CASE("a damaged chunk is found whichever part of it is wanted, and others serve") {
+TEST_CASE("a damaged chunk is detected by reads of any part; others are readable") {
   TempDir dir;
   const SampleModel model = one_large_tensor();
-  // Chunks of more than a thread takes at once.
+  // Chunks larger than one read of a thread.
   const fs::path path =
       save(model, dir.path(), {.world_size = 1, .optimizer = false, .chunk_bytes = 16 << 20});
   const auto& tensor = model.tensors[0];
@@ -176,7 +175,7 @@ TEST_CASE("a damaged chunk is found whichever part of it is wanted, and others s
   CHECK(std::equal(out.begin(), out.begin() + damaged.begin, tensor.weight.begin()));
 }
 
-TEST_CASE("damage is told with its section") {
+TEST_CASE("damage is reported with its section") {
   TempDir dir;
   const fs::path path = save(make_sample_model(), dir.path());
   const std::string name = "h.1.mlp.c_fc.weight";
@@ -197,7 +196,7 @@ TEST_CASE("damage is told with its section") {
   }
 }
 
-TEST_CASE("a shard that was cut after it was opened is an error that names it") {
+TEST_CASE("a shard truncated after opening is an error that names it") {
   TempDir dir;
   const SampleModel model = make_sample_model();
   const fs::path path = save(model, dir.path());
@@ -229,7 +228,7 @@ TEST_CASE("parts are checked before anything is read") {
                        load({model, w, 0, 1, DType::F32}));
   CHECK_THROWS_HOLDING(InvalidArgument, "elements 0 to 4 and 3 to 5 of tensor wte.weight overlap",
                        load({model, w, 3, 5, DType::F32, out}, {model, w, 0, 4, DType::F32, out}));
-  load({model, w, 2, 2, DType::F32});  // nothing
+  load({model, w, 2, 2, DType::F32});
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace {
 
 using namespace tessera::test;
 
-/// A file whose 32-bit elements, from byte 12 on, are their own numbers.
+/// A file of consecutive 32-bit numbers from byte 12 on.
 struct Numbers {
   TempDir dir;
   File file;
@@ -30,13 +30,13 @@ struct Numbers {
                                   std::int64_t last) const {
     std::vector<std::uint32_t> found(static_cast<std::size_t>(last - first) + 1, 77);
     read_strided(file, {12, 4, shape, strides}, first, last, reinterpret_cast<char*>(found.data()));
-    CHECK(found.back() == 77);  // nothing behind what was asked for
+    CHECK(found.back() == 77);  // nothing is written beyond the range
     found.pop_back();
     return found;
   }
 };
 
-/// One element after the other.
+/// Reference: one element after the other.
 std::vector<std::uint32_t> expected(const Shape& shape, const Strides& strides, std::int64_t first,
                                     std::int64_t last) {
   std::vector<std::uint32_t> values;
@@ -74,7 +74,7 @@ TEST_CASE("every range of a strided block is read in row-major order") {
   }
 }
 
-TEST_CASE("strided blocks that are larger than what is read at once") {
+TEST_CASE("strided blocks larger than one read") {
   const Numbers numbers(1'500'000);
   std::mt19937 random(5);
   for (const Layout& layout : {Layout{{1500, 1000}, {1, 1500}},        // transposed

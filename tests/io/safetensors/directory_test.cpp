@@ -19,7 +19,7 @@ namespace {
 
 using namespace tessera::test;
 
-/// A file per tensor, "0", "1", ..., each of one byte.
+/// One file per tensor, "0", "1", ..., of one byte each.
 void write_files(const fs::path& dir, int n) {
   Json map;
   for (int i = 0; i < n; ++i) {
@@ -58,7 +58,7 @@ TEST_CASE("more files than may be open at once") {
   CHECK(WEXITSTATUS(status) == 0);
 }
 
-TEST_CASE("a file that is replaced is not read by the old one's header") {
+TEST_CASE("a replaced file is not read with the old file's header") {
   TempDir dir;
   write_files(dir.path(), 1);
   const auto source = open_safetensors_directory(dir.path());
@@ -69,7 +69,7 @@ TEST_CASE("a file that is replaced is not read by the old one's header") {
                        source->open_file("0.safetensors"));
 }
 
-TEST_CASE("what a directory says of its tensors") {
+TEST_CASE("tensors of a directory") {
   TempDir dir;
   write_files(dir.path(), 2);
   const auto source = open_safetensors_directory(dir.path());

@@ -97,17 +97,17 @@ TEST_CASE("fields of a tensor") {
   refuse(file_of(entry("\"F32\"", "[9223372036854775808]", "[0,4]"), 4), "expected a whole number");
   refuse(file_of(entry("\"F32\"", "[1e400]", "[0,4]"), 4), "not valid JSON");
   refuse(file_of(entry("\"F32\"", "[4294967296,4294967296]", "[0,0]"), 0),
-         "below 2^63");  // 2^64: 0
+         "below 2^63");  // 2^64 wraps to 0
   refuse(file_of(entry("\"F32\"", "[4611686018427387904]", "[0,0]"), 0), "below 2^63");
   refuse(file_of(entry("\"F32\"", "[65536,65536]", "[0,0]"), 0),
-         "takes 17179869184 bytes");  // 2^32: 0
+         "takes 17179869184 bytes");  // 2^32 wraps to 0
   refuse(file_of(entry("\"F4\"", "[3]", "[0,1]"), 1), "no whole number of bytes");
   std::string dims = "[1";
   for (int i = 1; i < 1'000'000; ++i) dims += ",1";
   refuse(file_of(entry("\"U8\"", dims + "]", "[0,1]"), 1), "1000000 dims");
 }
 
-TEST_CASE("every byte belongs to one tensor") {
+TEST_CASE("every byte belongs to exactly one tensor") {
   refuse(file_of(entry("\"F32\"", "[]", "[0,4]"), 5), "1 bytes follow the last tensor");
   refuse(file_of("{}", 1), "1 bytes follow the last tensor");
   refuse(file_of(entry("\"F32\"", "[]", "[4,8]"), 8), "belong to no tensor");
@@ -130,7 +130,7 @@ TEST_CASE("unusual but valid files are read") {
   CHECK(open(file_of("{}      ", 0)).tensors.empty());
   CHECK(open(file_of(entry("\"F32\"", "[0,9223372036854775807]", "[0,0]"), 0)).tensors.size() == 1);
   CHECK_FALSE(open(file_of(entry("\"F8_E4M3\"", "[3]", "[0,3]"), 3)).tensors[0].dtype.has_value());
-  // A scalar at an odd offset, after a byte: data need not be aligned.
+  // A scalar at an odd offset: data need not be aligned.
   const std::string json = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
                            R"("b":{"dtype":"F32","shape":[],"data_offsets":[1,5]}})";
   std::string content = file_of(json, 1);
@@ -141,7 +141,7 @@ TEST_CASE("unusual but valid files are read") {
   CHECK(read == 2.5F);
 }
 
-TEST_CASE("what is no regular file is refused without waiting") {
+TEST_CASE("a non-regular file is refused without blocking") {
   TempDir dir;
   REQUIRE(::mkfifo(dir.file("fifo").c_str(), 0600) == 0);
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "is a FIFO", SafetensorsReader(dir.file("fifo")));
@@ -153,7 +153,7 @@ TEST_CASE("what is no regular file is refused without waiting") {
                        SafetensorsReader(dir.file("link"), Links::Refuse));
 }
 
-TEST_CASE("a terabyte of holes is not read to be refused, and a file may shrink while open") {
+TEST_CASE("a sparse terabyte is refused unread, and a file may shrink while open") {
   TempDir dir;
   const std::string path = dir.write("big.safetensors", length_only(2, "{}"));
   REQUIRE(::truncate(path.c_str(), std::int64_t{1} << 40) == 0);
@@ -168,7 +168,7 @@ TEST_CASE("a terabyte of holes is not read to be refused, and a file may shrink 
                        reader.read("x", 0, 9, data, DType::U8));
 }
 
-TEST_CASE("reading checks name, range and dtype") {
+TEST_CASE("reads check name, range and dtype") {
   TempDir dir;
   const SafetensorsReader reader(
       dir.write("m.safetensors", file_of(entry("\"I32\"", "[2]", "[0,8]"), 8)));
@@ -180,7 +180,7 @@ TEST_CASE("reading checks name, range and dtype") {
                        reader.read("x", 0, 2, out, DType::F32));
 }
 
-TEST_CASE("a plan lays tensors out by alignment, then name") {
+TEST_CASE("a plan sorts tensors by alignment, then name") {
   const SafetensorsPlan plan = plan_safetensors({{"c", DType::U8, {3}},
                                                  {"b", DType::F32, {2}},
                                                  {"a", DType::BF16, {1}},
@@ -207,8 +207,8 @@ TEST_CASE("a plan lays tensors out by alignment, then name") {
   CHECK_THROWS_HOLDING(InvalidArgument, "UTF-8", plan_safetensors({{"\xff", DType::U8, {}}}));
 }
 
-// Twenty minutes if time were quadratic in their number.
-TEST_CASE("200,000 tensors take seconds") {
+// Twenty minutes if parsing were quadratic.
+TEST_CASE("a header of 200,000 tensors takes seconds") {
   std::string json = R"({"__metadata__":{"format":"pt"})";
   const int n = 200'000;
   for (int i = 0; i < n; ++i) {

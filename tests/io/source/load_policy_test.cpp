@@ -13,7 +13,7 @@ using Names = std::vector<std::string>;
 const std::vector<TensorInfo> kModel = {
     {"a", {2, 3}, DType::F32}, {"b", {4}, DType::F32}, {"c", {5}, DType::F32}};
 
-TEST_CASE("a source with the model's tensors fits by any policy, without a word") {
+TEST_CASE("a matching source loads with any policy, without a message") {
   const auto same = compare_tensors(kModel, kModel);
   CHECK(same.usable == std::set<std::string>{"a", "b", "c"});
   for (const char* text : {"exact", "ignore-extra", "partial"}) {
@@ -22,7 +22,7 @@ TEST_CASE("a source with the model's tensors fits by any policy, without a word"
   CHECK_THROWS_HOLDING(InvalidArgument, "got loose", parse_load_policy("loose"));
 }
 
-TEST_CASE("what the model does not have is left out if that is allowed") {
+TEST_CASE("tensors that the model lacks are left out if allowed") {
   auto found = kModel;
   found.push_back({"score.weight", {7, 2}, DType::BF16});
   const auto comparison = compare_tensors(kModel, found);
@@ -37,7 +37,7 @@ TEST_CASE("what the model does not have is left out if that is allowed") {
   CHECK(apply_policy(comparison, LoadPolicy::Partial, "x", "zeros") == note);
 }
 
-TEST_CASE("all differences are listed at once, and a partial load tells of each kind") {
+TEST_CASE("all mismatches are listed at once, and a partial load reports each kind") {
   const auto comparison = compare_tensors(
       kModel, {{"a", {3, 2}, DType::F32}, {"c", {5}, DType::F32}, {"d", {}, DType::F32}});
   const std::string list =
@@ -53,7 +53,7 @@ TEST_CASE("all differences are listed at once, and a partial load tells of each 
   CHECK(comparison.usable == std::set<std::string>{"c"});
 }
 
-TEST_CASE("a tensor of integers is no weight, and many names are counted") {
+TEST_CASE("integer tensors are no weights, and long lists of names are counted") {
   auto found = kModel;
   found[1].dtype = DType::I32;
   CHECK(apply_policy(compare_tensors(kModel, found), LoadPolicy::Partial, "x", "zeros") ==
@@ -66,7 +66,7 @@ TEST_CASE("a tensor of integers is no weight, and many names are counted") {
               "[], x3 [], x4 [], x5 [], x6 [], x7 [] and 2 more"});
 }
 
-TEST_CASE("a source of which nothing fits starts no model") {
+TEST_CASE("a source without any matching tensor is refused") {
   const auto comparison = compare_tensors(kModel, {{"other", {1}, DType::F32}});
   CHECK_THROWS_HOLDING(InvalidArgument, "none of its tensors fits: name another source",
                        apply_policy(comparison, LoadPolicy::Partial, "x", "zeros"));

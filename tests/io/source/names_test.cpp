@@ -8,7 +8,7 @@
 namespace tessera::io {
 namespace {
 
-TEST_CASE("prefixes of wrappers are removed as often as they stand there") {
+TEST_CASE("wrapper prefixes are removed, however often they occur") {
   const std::pair<const char*, const char*> names[] = {
       {"wte.weight", "wte.weight"},
       {"model.wte.weight", "wte.weight"},
@@ -35,12 +35,12 @@ TEST_CASE("prefixes of wrappers are removed as often as they stand there") {
   using Texts = std::vector<std::string>;
   CHECK(unused_prefixes({"app.model.x", "y"}, rules) == Texts{});
   CHECK(unused_prefixes({"model.x", "y"}, rules) == Texts{"app."});
-  CHECK(unused_prefixes({"model.app.x"}, rules) == Texts{"app."});  // removed in their order
+  CHECK(unused_prefixes({"model.app.x"}, rules) == Texts{"app."});  // in the order of removal
   CHECK(unused_prefixes({"_orig_mod.x"}, rules) == Texts{"app.", "model."});
   CHECK(unused_prefixes({"model.x"}, {}) == Texts{});
 }
 
-TEST_CASE("what a tensor is, is told by where it lies") {
+TEST_CASE("a tensor's role depends on its path") {
   struct Row {
     const char *source, *top_key;
     bool keyed;
@@ -54,7 +54,7 @@ TEST_CASE("what a tensor is, is told by where it lies") {
        "exp_avg/layers.0.weight"},
       {"train_state.step", "", false, TensorRole::Other, "train_state.step"},
       {"lr_scheduler.x", "", false, TensorRole::Other, "lr_scheduler.x"},
-      // FSDP of Hugging Face's Llama, saved flat: lm_head lies beside model
+      // FSDP of Hugging Face's Llama, saved flat: lm_head is a sibling of model.
       {"model.norm.weight", "", false, TensorRole::Weight, "norm.weight"},
       {"lm_head.weight", "", false, TensorRole::Weight, "lm_head.weight"},
       // a dict of dicts
@@ -79,7 +79,7 @@ TEST_CASE("what a tensor is, is told by where it lies") {
   }
 }
 
-/// Source, outermost key, and what it becomes.
+/// Source name, outermost key, expected name.
 struct HfRow {
   const char *source, *top_key, *name;
 };
@@ -105,7 +105,7 @@ void check_hf_names(const char* what, const std::vector<HfRow>& rows, bool headl
   }
 }
 
-TEST_CASE("names become those of Hugging Face's models, of which model. may be a part") {
+TEST_CASE("names are mapped to Hugging Face's, with or without model.") {
   check_hf_names("flat, untied", {{"model.layers.0.w", "", "model.layers.0.w"},
                                   {"model.norm.weight", "", "model.norm.weight"},
                                   {"lm_head.weight", "", "lm_head.weight"}});
@@ -164,7 +164,7 @@ TEST_CASE("names become those of Hugging Face's models, of which model. may be a
   check_hf_names("LlamaModel", {{"model.model.layers.0.w", "", "layers.0.w"}}, /*headless=*/true);
 }
 
-TEST_CASE("optimizer state has its weights' names, also where they become a Hugging Face model's") {
+TEST_CASE("optimizer state has its weights' names, also after the mapping to Hugging Face's") {
   check_hf_names("flat",
                  {{"model.layers.0.w", "", "model.layers.0.w"},
                   {"lm_head.weight", "", "lm_head.weight"},
@@ -195,7 +195,7 @@ TEST_CASE("optimizer state has its weights' names, also where they become a Hugg
                   {"optim.state.model.lm_head.weight.exp_avg", "", "exp_avg/lm_head.weight"}});
 }
 
-TEST_CASE("an outer key around model and optimizer is no part of names") {
+TEST_CASE("an outer key around model and optimizer is removed from names") {
   const char* const app = "app";
   check_hf_names("PyTorch's recipe",
                  {{"app.model.model.layers.0.w", app, "model.layers.0.w"},
@@ -223,7 +223,7 @@ TEST_CASE("an outer key around model and optimizer is no part of names") {
   CHECK(classify(all[0], nesting, {}).role == TensorRole::Weight);
   CHECK(classify(all[1], nesting, {}).role == TensorRole::OptimizerState);
   CHECK(classify(all[2], nesting, {}).role == TensorRole::Other);
-  // What the user says is of whole names.
+  // The user's rules apply to whole names.
   CHECK(classify(all[0], nesting, {.strip_wrappers = false}).name == "app.model.x");
   CHECK(classify(all[0], nesting, {.prefixes = {"app.model."}}).name == "x");
   for (const KeyedName bad : {KeyedName{"app", app}, {"app.", app}, {"ap", app}, {"app.x", app}}) {
@@ -231,7 +231,7 @@ TEST_CASE("an outer key around model and optimizer is no part of names") {
   }
 }
 
-TEST_CASE("two names that become one are named both") {
+TEST_CASE("if two names become equal, the error lists both") {
   const auto names = [](const std::vector<const char*>& sources) {
     std::vector<TensorName> result;
     for (const char* source : sources) result.push_back(classify(source, "", false, {}));
@@ -249,7 +249,7 @@ TEST_CASE("two names that become one are named both") {
                        check_distinct(names({"model."}), "dir"));
 }
 
-TEST_CASE("patterns are a shell's, and cross dots") {
+TEST_CASE("patterns are a shell's, and * crosses dots") {
   const std::vector<std::string> patterns{"h.0.*", "*.bias", "wt?.weight", "h.[2-4].ln_1.weight"};
   for (const char* name : {"h.0.attn.c_attn.weight", "ln_f.bias", "h.11.mlp.c_fc.bias",
                            "wte.weight", "h.3.ln_1.weight"}) {
@@ -263,7 +263,7 @@ TEST_CASE("patterns are a shell's, and cross dots") {
   }
 }
 
-TEST_CASE("patterns that fit nothing are refused all at once") {
+TEST_CASE("patterns without a match are refused all at once") {
   const std::vector<std::string> names{"wte.weight", "h.0.ln_1.bias"};
   CHECK_NOTHROW(check_patterns({"h.*", "*"}, names, "--tensors", "x"));
   CHECK_THROWS_HOLDING(

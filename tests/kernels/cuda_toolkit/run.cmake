@@ -1,5 +1,5 @@
 # cmake -DSOURCE=... -DMODULE=... -DWORK=... -P run.cmake: configures the project in SOURCE with
-# toolkits that lack something.
+# incomplete toolkits.
 set(ENV{CPATH} "")
 file(REMOVE_RECURSE ${WORK})
 file(WRITE ${WORK}/include/cublasLt.h "")
@@ -7,7 +7,7 @@ file(WRITE ${WORK}/include/nvtx3/nvToolsExt.h "")
 file(WRITE ${WORK}/cublas_alone/cublasLt.h "")
 file(WRITE ${WORK}/nvtx_alone/nvtx3/nvToolsExt.h "")
 
-# check(GAP NVCC FOUND INCLUDE LIBRARIES): what is said of such a toolkit.
+# check(GAP NVCC FOUND INCLUDE LIBRARIES): checks the messages on such a toolkit.
 function(check gap nvcc found include libraries)
   execute_process(
     COMMAND ${CMAKE_COMMAND} -S ${SOURCE} -B ${WORK}/build -DMODULE=${MODULE} -DNVCC=${nvcc} -DFOUND=${found}
@@ -30,7 +30,7 @@ check("the CUDA toolkit has no libcudart_static" 13.0.88 TRUE include cublasLt)
 check("the CUDA toolkit has no libcublasLt" 13.0.88 TRUE include cudart_static)
 check("the CUDA toolkit has no cublasLt.h" 13.0.88 TRUE nvtx_alone "${all}")
 check("the CUDA toolkit has no nvtx3/nvToolsExt.h" 13.0.88 TRUE cublas_alone "${all}")
-# A package may bring a header in a folder that only the environment names.
+# A package's headers may lie in a folder that only the environment names.
 set(ENV{CPATH} ${WORK}/nvtx_alone)
 check("" 13.0.88 TRUE cublas_alone "${all}")
 file(REMOVE_RECURSE ${WORK})

@@ -15,7 +15,7 @@ using Work = std::function<void()>;
 
 struct CUstream_st {
   std::deque<Work> queue;
-  std::size_t done = 0;  // of all that was ever queued
+  std::size_t done = 0;  // items executed since the start
 
   void add(Work work) { queue.push_back(std::move(work)); }
   std::size_t end() const { return done + queue.size(); }
@@ -37,9 +37,9 @@ struct CUmemPoolHandle_st {};
 namespace {
 
 cudaError_t last_error = cudaSuccess;
-std::map<void*, std::size_t> blocks;  // of device memory
+std::map<void*, std::size_t> blocks;  // device allocations
 
-// Counts a call. @return what it is to say
+// Counts a call and returns its status.
 cudaError_t answer(const char* name) {
   FakeGpu& gpu = fake_gpu();
   ++gpu.calls[name];

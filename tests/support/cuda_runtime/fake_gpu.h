@@ -10,30 +10,27 @@
 
 namespace tessera::test {
 
-/// A GPU that is not there: what the CUDA runtime, defined here over host memory, says of one. A
-/// program that links this instead of the real runtime has one fake GPU.
-///
-/// Work on a stream is done as late as the runtime's contract allows: when somebody waits for it.
-/// So memory that is reused too early, or read before it is waited for, shows.
+/// A fake GPU behind a CUDA runtime that is implemented over host memory. Linked in place of the
+/// real runtime. Queued work runs only when the host waits for it, the latest that CUDA allows:
+/// early reuse and unsynchronized reads show.
 struct FakeGpu {
   cudaError_t driver = cudaSuccess;  ///< cudaGetDeviceCount's answer
   int driver_version = 13000;        ///< 0: no driver
-  int count = 1;                     ///< GPUs
-  int major = 9, minor = 0;          ///< compute capability
+  int count = 1;
+  int major = 9, minor = 0;
   std::string name = "Fake H100";
   bool has_pools = true;
-  std::size_t bytes = std::size_t{1} << 30;  ///< of its memory
-  int shared_bytes = 227 * 1024;             ///< that a block may have
-  /// What the next calls of a function, by its name, return; after these they succeed.
+  std::size_t bytes = std::size_t{1} << 30;  ///< device memory
+  int shared_bytes = 227 * 1024;             ///< limit per block
+  /// Status of the next calls, by function name; then calls succeed.
   std::map<std::string, std::deque<cudaError_t>> fails;
 
-  std::map<std::string, int> calls;  ///< by name of the function
+  std::map<std::string, int> calls;  ///< by function name
   std::map<std::string, int> alive;  ///< "stream", "event", "pool", "pinned", "device"
   std::size_t used = 0, reserved = 0;
-  std::vector<const void*> launched;  ///< kernels, when they were done
+  std::vector<const void*> launched;  ///< executed kernels, in order
 };
 
-/// The one that the runtime tells of.
 FakeGpu& fake_gpu();
 
 }  // namespace tessera::test

@@ -1,5 +1,4 @@
-// The plugin that runs the CUDA kernels as fibers: host memory, and every call done when it
-// returns.
+// Backend plugin that runs the CUDA kernels as fibers in host memory. All calls are synchronous.
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -19,9 +18,8 @@
 
 namespace tessera::kernels::cuda {
 int most_shared_bytes(Context&) { return fiber::most_shared_bytes(); }
-// Few, so that a block that strides over its work takes several steps in small tests.
+// Small, so that grid-stride loops take several iterations in small tests.
 int processors(Context&) { return 2; }
-// Fibers run the project's own attention kernels.
 bool attention_forward_by_library(Context&, const AttentionForward&) { return false; }
 bool attention_backward_by_library(Context&, const AttentionBackward&) { return false; }
 }  // namespace tessera::kernels::cuda
@@ -29,13 +27,12 @@ bool attention_backward_by_library(Context&, const AttentionBackward&) { return 
 namespace tessera::fiber {
 namespace {
 
-/// What TESSERA_FIBER_MEMORY says, in bytes; 0: no limit.
+/// TESSERA_FIBER_MEMORY in bytes; 0: no limit.
 std::size_t memory_limit() {
   const char* limit = std::getenv("TESSERA_FIBER_MEMORY");  // NOLINT(concurrency-mt-unsafe)
   return limit == nullptr ? 0 : std::strtoull(limit, nullptr, 10);
 }
 
-/// Host memory, of which there may be only so much.
 class LimitedAllocator final : public Allocator {
  public:
   LimitedAllocator() {
@@ -63,7 +60,7 @@ class LimitedAllocator final : public Allocator {
   std::atomic<std::size_t> used_ = 0;
 };
 
-// How often the host waited for work of the device, were it one.
+// Synchronizations with the device that the host would have made on a GPU.
 std::atomic<std::uint64_t> waits = 0;
 
 class Backend final : public DeviceBackend {

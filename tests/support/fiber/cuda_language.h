@@ -9,8 +9,8 @@
 
 #include "tests/support/fiber/fiber.h"
 
-// CUDA's extensions of C++ that the kernels use, for kernels compiled as plain C++ and run as
-// fibers. Meanings as in the CUDA C++ Programming Guide.
+// CUDA's language extensions for kernels that are compiled as plain C++ and run as fibers.
+// Semantics as in the CUDA C++ Programming Guide.
 
 #define __global__
 #define __device__

@@ -24,7 +24,7 @@ namespace context = boost::context;
 constexpr std::size_t kStackBytes = std::size_t{256} << 10;
 constexpr std::uint16_t kNobody = 0xffff;
 
-// Stacks are kept for the next block.
+// Fiber stacks, reused between blocks.
 class Stacks {
  public:
   std::byte* get(std::size_t i) {
@@ -43,7 +43,7 @@ struct BorrowedStack {
   void deallocate(context::stack_context&) {}
 };
 
-struct Unwinding {};  // ends a fiber
+struct Unwinding {};  // thrown inside a fiber to end it
 
 enum class State { Ready, AtBarrier, AtWarp, Ended };
 
@@ -71,34 +71,34 @@ struct Thread {
   State state = State::Ready;
   Site site;
   std::uint32_t mask = 0;
-  std::uint64_t value = 0;                // handed in
-  std::array<std::uint64_t, kWarp> seen;  // what all lanes of the mask handed in
-  bool orders = false;                    // whether the warp operation orders memory
-  std::uint32_t warp_phase = 0;           // counts the operations of the warp that order memory
-  std::vector<CopyGroup> copies;          // under way; the last group is not committed
-  void* fake_stack = nullptr;             // of the address sanitizer
+  std::uint64_t value = 0;                // passed to the warp operation
+  std::array<std::uint64_t, kWarp> seen;  // values that all lanes of the mask passed
+  bool orders = false;                    // the warp operation is a memory barrier
+  std::uint32_t warp_phase = 0;           // number of the warp's memory barriers so far
+  std::vector<CopyGroup> copies;          // in flight; the last group is not committed yet
+  void* fake_stack = nullptr;             // address sanitizer's handle
 };
 
-// Who touched a byte of shared memory last. Accesses are ordered if a barrier of the block, or for
-// threads of one warp an operation of both, lies between.
+// Last access to a byte of shared memory. Two accesses are ordered if a block barrier, or within a
+// warp a warp barrier, lies between them.
 struct Access {
   std::uint32_t block_phase = 0;
   std::uint32_t warp_phase = 0;
   std::uint16_t thread = kNobody;
-  bool by_several = false;  // reads: since the block's last barrier, by different warps
+  bool by_several = false;  // reads by different warps since the block's last barrier
 };
 struct Touched {
   Access write, read;
-  bool split = false;  // of a word: its bytes have been touched apart, and are looked at apart
+  bool split = false;  // its bytes are tracked separately
 };
 constexpr std::size_t kWord = 4;
 
-// What blocks take over from each other, on one thread of the host: most of the time of small
-// blocks would go into memory that the system has to clear.
+// Per host thread, reused between blocks: in small blocks, allocating zeroed memory dominates the
+// run time.
 struct Scratch {
   Stacks stacks;
   std::vector<Thread> threads;
-  std::vector<Touched> words, bytes;  // of shared memory
+  std::vector<Touched> words, bytes;  // state of shared memory
 };
 
 Scratch& scratch() {
@@ -113,7 +113,8 @@ class Block {
       : kernel_(kernel), place_(place), body_(body), shared_bytes_(shared_bytes) {
     threads_.clear();
     threads_.resize(place.block_dim.count());
-    // NaNs, wild indices; not reused, so that the address sanitizer knows where it ends.
+    // NaNs as floats, wild values as indices. A new allocation, so that the address sanitizer knows
+    // the end.
     shared_ = std::vector<std::uint64_t>((shared_bytes + 15) / 16 * 2, 0xfbfbfbfbfbfbfbfbU);
     words_.assign(shared_bytes / kWord + 1, {});
     bytes_.resize(words_.size() * kWord);
@@ -124,7 +125,8 @@ class Block {
     try {
       run_threads();
     } catch (...) {
-      // Ends the fibers that have not: boost would do it unseen by the address sanitizer.
+      // Unwinds unfinished fibers here: boost's own unwinding is invisible to the address
+      // sanitizer.
       unwinding_ = true;
       for (std::size_t i = 0; i < threads_.size(); ++i) {
         if (threads_[i].state != State::Ended) resume(i);
@@ -205,7 +207,7 @@ class Block {
     }
     const bool same_warp = last.thread / kWarp == now.thread / kWarp;
     const bool by_several = last.by_several || !same_warp;
-    // Of several lanes of a warp the one that read in its latest phase stands for all.
+    // Within a warp, keep only the read of the latest phase.
     if (!same_warp || now.warp_phase >= last.warp_phase) last = now;
     last.by_several = by_several;
   }
@@ -267,7 +269,7 @@ class Block {
     if (unwinding_) throw Unwinding{};
   }
 
-  // The address sanitizer must know on which stack it is.
+  // Tells the address sanitizer which stack is active.
   void entered() {
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(thread().fake_stack, &host_stack_, &host_stack_bytes_);
@@ -300,7 +302,7 @@ class Block {
 
   std::size_t warp_end(std::size_t first) const { return std::min(first + kWarp, threads_.size()); }
 
-  // Lets each group of lanes go on whose lanes all have come.
+  // Resumes each group of lanes once all of its lanes have arrived.
   void meet_in_warp(std::size_t first) {
     for (std::size_t i = first; i < warp_end(first); ++i) {
       const Thread& t = threads_[i];
@@ -474,8 +476,8 @@ void copy_async(void* to, const void* from, std::size_t bytes, std::size_t fille
   if (misaligned(to) || misaligned(from))
     block().fail(fmt::format("copies {} bytes from {} to {}, which are not aligned to them", bytes,
                              from, to));
-  block().check(to, bytes, true);  // it may be written from now on
-  std::memset(to, 0xff, bytes);    // NaNs
+  block().check(to, bytes, true);  // may be written asynchronously from now on
+  std::memset(to, 0xff, bytes);    // NaNs until the copy completes
   auto& groups = block().thread().copies;
   if (groups.empty()) groups.emplace_back();
   groups.back().push_back(

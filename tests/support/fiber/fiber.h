@@ -8,20 +8,19 @@
 #include <string>
 #include <vector>
 
-// Runs the threads of a CUDA block as fibers of one thread of the host, one block after the other.
-//
-// A fiber runs until a barrier, a warp operation, or its end: runs are deterministic. Behaviour
-// that is undefined on a GPU is reported with the names of kernel and thread:
-//   - a barrier that some threads of the block don't reach, or reach at another line
-//   - a warp operation that some lanes of its mask don't reach, or reach at another line
+// Runs a CUDA grid on one host thread: one block after the other, its threads as fibers. A fiber
+// runs until a barrier, a warp operation or its end, so runs are deterministic. Undefined behaviour
+// throws ModelError with kernel and thread:
+// - a barrier that some threads of the block do not reach, or reach at another line
+// - a warp operation that some lanes of its mask do not reach, or reach at another line
 //   - shared memory read before it was written, or beyond the size of the launch
-//   - shared memory touched by two threads, one of them writing, without a barrier between
-//   - an asynchronous copy between addresses that are not aligned
-// Asynchronous copies complete as late as allowed, when their thread waits for them; until then the
-// target holds NaNs.
+// - a race in shared memory: two threads access it, one of them writes, no barrier between
+// - a misaligned asynchronous copy
+// Asynchronous copies complete when their thread waits for them, the latest that CUDA allows; until
+// then the target holds NaNs.
 namespace tessera::fiber {
 
-/// A broken rule of the execution model, as above.
+/// Undefined behaviour in a kernel.
 class ModelError : public std::logic_error {
  public:
   using std::logic_error::logic_error;
@@ -36,15 +35,14 @@ inline constexpr int kWarp = 32;
 
 /// Runs `body` once for every thread of every block.
 /// @param kernel  name for messages
-/// @throws ModelError; what `body` throws
+/// @throws ModelError, and whatever `body` throws
 void run_grid(const char* kernel, Dim grid, Dim block, std::size_t shared_bytes,
               const std::function<void()>& body);
 
-/// Shared memory of a block at most, in bytes: that of an H100, or what the environment's
-/// TESSERA_FIBER_SHARED says.
+/// Maximum shared memory per block in bytes: an H100's, or TESSERA_FIBER_SHARED.
 int most_shared_bytes();
 
-// What follows is called by kernels, that is, inside run_grid.
+// The rest may only be called by kernels, inside run_grid.
 
 struct Place {
   Dim thread, block, block_dim, grid_dim;
@@ -54,29 +52,26 @@ Place place();
 void sync_block(const char* file, int line);
 void sync_warp(std::uint32_t mask, const char* file, int line);
 
-/// Hands in `value` and returns what lane `source` of the warp handed in; all lanes of the mask
-/// must call it. A source outside of the mask gives the lane's own value.
+/// Warp shuffle: returns the value that lane `source` passed, or the caller's own if `source` is
+/// outside of the mask. All lanes of the mask must call it.
 std::uint64_t exchange(std::uint32_t mask, std::uint64_t value, int source, const char* file,
                        int line);
-/// Bit l is set if lane l of the mask handed in true.
 std::uint32_t ballot(std::uint32_t mask, bool value, const char* file, int line);
 int lane();
-/// What all lanes of the mask hand in. They meet, but their accesses to memory are not ordered by
-/// it: so it is with ldmatrix and mma. Valid until the thread's next warp operation.
+/// Returns the values that all lanes of the mask passed, valid until the thread's next warp
+/// operation. No memory barrier, like ldmatrix and mma.
 const std::array<std::uint64_t, kWarp>& gather(std::uint32_t mask, std::uint64_t value,
                                                const char* file, int line);
 
-/// Shared memory of the block, 16-byte aligned; its contents are undefined at the start.
+/// The block's shared memory, 16-byte aligned, initially undefined.
 std::byte* shared_memory();
 void check_read(const void* address, std::size_t bytes);
 void check_write(const void* address, std::size_t bytes);
 
-/// cp.async: copies `filled` bytes to shared memory and zeros behind them, `bytes` in all, once the
-/// thread has waited for the copy's group.
+/// cp.async: copies `filled` bytes to shared memory and zero-fills up to `bytes`.
 void copy_async(void* to, const void* from, std::size_t bytes, std::size_t filled);
-/// cp.async.commit_group: the copies since the last one become a group.
 void commit_copies();
-/// cp.async.wait_group: until at most `groups` of the thread's latest are under way.
+/// cp.async.wait_group: waits until at most `groups` of the thread's latest groups are in flight.
 void wait_copies(std::size_t groups);
 
 }  // namespace tessera::fiber

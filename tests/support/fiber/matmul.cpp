@@ -1,4 +1,4 @@
-// Products for the fibers: on a GPU they are a library's, so here the simplest ones will do.
+// Naive matrix products for the fibers; on a GPU a library computes them.
 #include "kernels/matmul.h"
 
 #include "core/base/dtype.h"

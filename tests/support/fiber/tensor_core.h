@@ -6,28 +6,27 @@
 
 #include "tests/support/fiber/fiber.h"
 
-// Warp-wide products and the loads of their operands, as the PTX ISA defines them in "Matrix
-// Fragments for mma.m16n8k16 with floating point type" and "Warp-level matrix load instruction:
-// ldmatrix".
+// Warp-wide matrix products and operand loads. Fragment layouts: PTX ISA, "Matrix Fragments for
+// mma.m16n8k16 with floating point type" and "Warp-level matrix load instruction: ldmatrix".
 namespace tessera::fiber {
 
 inline float bf16_value(std::uint32_t bits) { return std::bit_cast<float>(bits << 16); }
 
-/// bf16 number i of a lane's registers.
+/// Element i of a lane's packed bf16 registers.
 inline float bf16_of(const std::uint32_t* registers, int i) {
   return bf16_value(registers[i / 2] >> (16 * (i % 2)) & 0xffffU);
 }
 
-/// d = a b + c in f32, for a 16 x 16 row-major and b 16 x 8 column-major of bf16. `c` holds d when
-/// it returns.
+/// d = a b + c in f32, for a [16, 16] row-major and b [16, 8] column-major, both bf16. d replaces
+/// c.
 inline void mma_m16n8k16_bf16(float* c, const std::uint32_t* a, const std::uint32_t* b,
                               const char* file, int line) {
   struct Operands {
     const std::uint32_t *a, *b;
     float* c;
   } own{a, b, c};
-  const auto lanes =
-      gather(0xffffffffU, reinterpret_cast<std::uintptr_t>(&own), file, line);  // a copy
+  const auto lanes = gather(0xffffffffU, reinterpret_cast<std::uintptr_t>(&own), file,
+                            line);  // copied: see gather()
   if (lane() == 0) {
     float a_matrix[16][16], b_matrix[16][8];
     for (int l = 0; l < kWarp; ++l) {
@@ -53,12 +52,12 @@ inline void mma_m16n8k16_bf16(float* c, const std::uint32_t* a, const std::uint3
       }
     }
   }
-  gather(0xffffffffU, 0, file, line);  // nobody goes on before lane 0 is done
+  gather(0xffffffffU, 0, file, line);  // waits for lane 0
 }
 
-/// ldmatrix.m8n8.x4: the 8 rows, of 16 bytes, of matrix i begin at the `row` of lanes 8 i to 8 i +
-/// 7. A lane's register i holds elements 2 (lane % 4) and the next of row lane / 4 of matrix i; of
-/// column lane / 4 if transposed.
+/// ldmatrix.m8n8.x4: lanes 8 i to 8 i + 7 pass in `row` the addresses of the 8 rows, 16 bytes each,
+/// of matrix i. Register i receives elements 2 (lane % 4) and the next of row lane / 4 of matrix i,
+/// or of column lane / 4 if transposed.
 inline void ldmatrix_x4(std::uint32_t* to, const void* row, bool transposed, const char* file,
                         int line) {
   const auto rows = gather(0xffffffffU, reinterpret_cast<std::uintptr_t>(row), file, line);

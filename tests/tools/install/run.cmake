@@ -14,7 +14,7 @@ run(${CMAKE_COMMAND} -G Ninja -S ${SOURCE} -B ${WORK}/build -DCMAKE_PREFIX_PATH=
 run(${CMAKE_COMMAND} --build ${WORK}/build)
 run(${WORK}/build/consumer)
 run(${WORK}/prefix/bin/tessera --version)
-# The tree must not lean on the one it was built from.
+# The install tree must not depend on the build tree.
 file(GLOB_RECURSE package_files ${WORK}/prefix/*.cmake)
 if(NOT package_files)
   message(FATAL_ERROR "no package files in ${WORK}/prefix")

@@ -34,7 +34,7 @@ struct Run {
   std::chrono::milliseconds time{};
 };
 
-// Each rank runs a shell script; $RANK is its rank, $DIR a directory of this test. Collects the
+// Launches ranks that run a shell script with $RANK and $DIR, the test's directory. Collects the
 // output of the launcher and of ranks other than 0.
 Run run(int nproc, const std::string& script, const test::TempDir& dir,
         std::chrono::milliseconds notice = 100ms, std::chrono::milliseconds grace = 300ms,
@@ -57,7 +57,6 @@ Run run(int nproc, const std::string& script, const test::TempDir& dir,
   return result;
 }
 
-// Waits until every rank has made its file.
 void wait_for_files(const test::TempDir& dir, int nproc) {
   for (int rank = 0; rank < nproc; ++rank) {
     for (int i = 0; i < 500 && !std::filesystem::exists(dir.file(std::to_string(rank))); ++i) {
@@ -66,7 +65,7 @@ void wait_for_files(const test::TempDir& dir, int nproc) {
   }
 }
 
-// @param text  "$TESSERA_RENDEZVOUS $TESSERA_RUN_ID $TESSERA_TOKEN" of a rank
+// @param text  a rank's "$TESSERA_RENDEZVOUS $TESSERA_RUN_ID $TESSERA_TOKEN"
 comm::TcpStore store_of(const std::string& text) {
   const std::size_t colon = text.find(':'), blank = text.find(' '), last = text.rfind(' ');
   return comm::TcpStore(text.substr(0, colon),
@@ -77,7 +76,7 @@ comm::TcpStore store_of(const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("ranks get their variables, and all ending well is 0") {
+TEST_CASE("ranks get their variables, and success of all gives exit code 0") {
   const test::TempDir dir;
   const Run r = run(3,
                     "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $TESSERA_RENDEZVOUS "
@@ -87,10 +86,10 @@ TEST_CASE("ranks get their variables, and all ending well is 0") {
   CHECK(r.errors == "");
   CHECK(dir.read("0").find("0 3 0 3 127.0.0.1:") == 0);
   CHECK(dir.read("2").find("2 3 2 3 127.0.0.1:") == 0);
-  CHECK(dir.read("0").substr(8) == dir.read("1").substr(8));  // one store, one run
+  CHECK(dir.read("0").substr(8) == dir.read("1").substr(8));
 }
 
-TEST_CASE("the user's OMP_NUM_THREADS is kept, else the cores are shared out") {
+TEST_CASE("the user's OMP_NUM_THREADS is kept, else cores are divided among ranks") {
   const test::TempDir dir;
   ::unsetenv("OMP_NUM_THREADS");
   run(1, "echo $OMP_NUM_THREADS > $DIR/unset", dir);
@@ -102,7 +101,7 @@ TEST_CASE("the user's OMP_NUM_THREADS is kept, else the cores are shared out") {
   CHECK(dir.read("1") == "7\n");
 }
 
-TEST_CASE("output of ranks other than 0 comes out line by line with their number") {
+TEST_CASE("ranks other than 0 print whole lines with their rank") {
   const test::TempDir dir;
   const Run r = run(2,
                     "test $RANK = 0 && exit 0\n"
@@ -112,7 +111,7 @@ TEST_CASE("output of ranks other than 0 comes out line by line with their number
   CHECK(r.errors == "[rank 1] one\n[rank 1] two\n[rank 1] no newline\n");
 }
 
-TEST_CASE("a rank killed by a signal is the root cause: 4, and the others are ended") {
+TEST_CASE("a rank killed by a signal is the root cause: exit code 4, and the others are ended") {
   const test::TempDir dir;
   const Run r = run(3, "test $RANK = 1 && kill -KILL $$\nexec sleep 30", dir);
   CHECK(r.code == 4);
@@ -121,10 +120,10 @@ TEST_CASE("a rank killed by a signal is the root cause: 4, and the others are en
   CHECK(r.time < 3s);
 }
 
-TEST_CASE("a rank that waits for a killed one in an agreement is told at once") {
+TEST_CASE("a rank that waits for a killed one in an agreement learns of it at once") {
   const test::TempDir dir;
   std::string error;
-  std::thread waiting([&] {  // as rank 0
+  std::thread waiting([&] {  // acts as rank 0
     wait_for_files(dir, 1);
     comm::TcpStore store = store_of(dir.read("0"));
     dir.write("connected", "");
@@ -148,10 +147,10 @@ TEST_CASE("a rank that waits for a killed one in an agreement is told at once") 
   CHECK(r.time < 20s);
   CHECK(holds(error, "rank 1 (pid "));
   CHECK(holds(error, ") was killed by SIGKILL"));
-  CHECK(r.errors.ends_with(") was killed by SIGKILL\n"));  // nobody had to be ended
+  CHECK(r.errors.ends_with(") was killed by SIGKILL\n"));  // no other rank had to be ended
 }
 
-TEST_CASE("ranks that ignore SIGTERM are killed after the grace") {
+TEST_CASE("ranks that ignore SIGTERM are killed after the grace period") {
   const test::TempDir dir;
   const Run r =
       run(2, "trap '' TERM\ntest $RANK = 1 && exit 3\nwhile true; do sleep 0.05; done", dir);
@@ -160,13 +159,13 @@ TEST_CASE("ranks that ignore SIGTERM are killed after the grace") {
   CHECK(r.time < 10s);
 }
 
-TEST_CASE("a failure of its own beats the communication errors that follow from it") {
+TEST_CASE("a rank's own failure outranks communication errors that follow from it") {
   const test::TempDir dir;
   Run r = run(3, "test $RANK = 2 && exit 3\nsleep 0.05; exit 4", dir, 1000ms);
   CHECK(r.code == 3);
   CHECK(holds(r.errors, "rank 2 (pid "));
-  CHECK(r.errors.ends_with("exited with code 3\n"));  // the others ended by themselves
-  // Also when the others notice before the culprit has ended.
+  CHECK(r.errors.ends_with("exited with code 3\n"));
+  // Also when the others exit before the culprit.
   r = run(3, "test $RANK = 2 && { sleep 0.15; exit 2; }\nexit 4", dir, 1000ms);
   CHECK(r.code == 2);
   r = run(3, "test $RANK = 2 && { sleep 0.15; kill -SEGV $$; }\nexit 4", dir, 1000ms);
@@ -177,21 +176,21 @@ TEST_CASE("a failure of its own beats the communication errors that follow from 
   CHECK(r.code == 4);
 }
 
-TEST_CASE("a failing rank without others is named, and nothing said of others") {
+TEST_CASE("a failing single rank is named, without mention of others") {
   const test::TempDir dir;
   const Run r = run(1, "exit 3", dir);
   CHECK(r.code == 3);
   CHECK(r.errors.ends_with(") exited with code 3\n"));
 }
 
-TEST_CASE("exit codes are not lost to a parent that ignores SIGCHLD") {
+TEST_CASE("exit codes are collected even if the parent ignores SIGCHLD") {
   const auto before = ::signal(SIGCHLD, SIG_IGN);
   const test::TempDir dir;
   const Run r = run(2, "test $RANK = 1 && exit 3\nsleep 0.05", dir);
   const auto after = ::signal(SIGCHLD, before);
   CHECK(r.code == 3);
   CHECK(r.time < 3s);
-  CHECK((after == SIG_IGN));  // put back
+  CHECK((after == SIG_IGN));
 }
 
 TEST_CASE("a program that cannot be run is named") {
@@ -206,7 +205,7 @@ TEST_CASE("a program that cannot be run is named") {
                        tools::launch(0, {"x"}, options));
 }
 
-TEST_CASE("SIGTERM is passed on: 128 + 15 if all ranks stop cleanly, else the root cause") {
+TEST_CASE("SIGTERM is forwarded: 128 + 15 if all ranks stop cleanly, else the root cause") {
   const struct {
     const char* on_term;
     int code;
@@ -231,7 +230,7 @@ TEST_CASE("SIGTERM is passed on: 128 + 15 if all ranks stop cleanly, else the ro
   }
 }
 
-TEST_CASE("a rank that is asked to stop before it can agree on it stops all, and is no failure") {
+TEST_CASE("a rank stopped before ranks can agree stops all, without a failure") {
   for (const std::string signal : {"TERM", "INT"}) {
     const test::TempDir dir;
     const Run r = run(3, "test $RANK = 1 && kill -" + signal + " $$\nexec sleep 30", dir);
@@ -255,7 +254,7 @@ TEST_CASE("the ranks die with the launcher") {
     const pid_t rank = std::stoi(dir.read(name));
     bool gone = false;
     for (int i = 0; i < 200 && !gone; ++i) {
-      // A zombie that nobody has reaped counts as gone.
+      // An unreaped zombie counts as gone.
       std::ifstream stat("/proc/" + std::to_string(rank) + "/stat");
       std::string id, program, state;
       gone = !(stat >> id >> program >> state) || state == "Z";
@@ -265,11 +264,11 @@ TEST_CASE("the ranks die with the launcher") {
   }
 }
 
-TEST_CASE("a rank that says that it leaves, and stays, is killed and named; no other one is") {
+TEST_CASE("only a rank that announces leaving but stays is killed and named") {
   for (const bool both : {false, true}) {
     CAPTURE(both);
     const test::TempDir dir;
-    std::thread leaving([&] {  // as rank 1, and 0
+    std::thread leaving([&] {  // acts as rank 1, and 0
       wait_for_files(dir, 1);
       comm::RankState state;
       state.leaving = true;
@@ -291,14 +290,14 @@ TEST_CASE("a rank that says that it leaves, and stays, is killed and named; no o
       CHECK(r.errors.ends_with("of announcing it, and was killed\n"));
     }
     CHECK(r.time < 10s);
-    // Who has not said so goes on.
+    // A rank that did not announce leaving continues.
     CHECK(std::filesystem::exists(dir.file("done")) == !both);
   }
 }
 
 namespace {
 
-// Reads a pipe or socket to its end; to be joined first.
+// Reads a pipe or socket to its end; join before using `log`.
 std::thread reader_of(int fd, std::string& log) {
   return std::thread([fd, &log] {
     char bytes[4096];
@@ -309,7 +308,7 @@ std::thread reader_of(int fd, std::string& log) {
 
 }  // namespace
 
-TEST_CASE("an unread log loses old lines, whole, and says so") {
+TEST_CASE("an unread log drops old lines, whole, and says so") {
   int ends[2];
   REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
   std::string log;
@@ -362,7 +361,7 @@ TEST_CASE("ranks that are killed together are all named") {
     CHECK(holds(r.errors, part));
 }
 
-TEST_CASE("ranks are ended, and lines stay whole, while nobody reads the log") {
+TEST_CASE("ranks are ended, and lines stay whole, while the log is unread") {
   for (const bool is_socket : {false, true}) {
     CAPTURE(is_socket);
     const test::TempDir dir;
@@ -401,7 +400,7 @@ TEST_CASE("ranks are ended, and lines stay whole, while nobody reads the log") {
     std::size_t at = 0;
     while (log.compare(at, line.size(), line) == 0) at += line.size();
     CHECK(at > 100'000);
-    // The one in which it was ended may be a part of a line.
+    // The last line may be incomplete.
     const std::string rest = log.substr(at, 300);
     CAPTURE(rest);
     CHECK(holds(rest, "tessera: rank 1 (pid "));
@@ -410,7 +409,7 @@ TEST_CASE("ranks are ended, and lines stay whole, while nobody reads the log") {
   }
 }
 
-TEST_CASE("a rank that writes without end does not hold up who copies its lines") {
+TEST_CASE("a rank that writes without end does not block the copying of its lines") {
   int ends[2];
   REQUIRE(::pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0);
   REQUIRE(::fcntl(ends[1], F_SETPIPE_SZ, 1 << 20) >= 1 << 20);

@@ -24,9 +24,9 @@ struct Run {
   std::string errors;
 };
 
-// Each rank runs a shell script; $RANK is its rank, $DIR a directory of this test. The newest
-// "checkpoint" is the number in $DIR/step. Each start of rank 0 adds a line to $DIR/starts: the
-// number of ranks, and the script's argument; the others wait for it.
+// Launches ranks that run a shell script with $RANK and $DIR, the test's directory. The newest
+// "checkpoint" is the number in $DIR/step. At each start rank 0 appends a line to $DIR/starts
+// (number of ranks, script argument), for which the others wait.
 Run run(int nproc, const std::string& script, const test::TempDir& dir, RestartOptions restarts) {
   tools::LaunchOptions options;
   options.program = "/bin/sh";
@@ -63,12 +63,11 @@ RestartOptions at_most(int restarts, int min_nproc = 0) {
   return options;
 }
 
-// Rank 1 kills itself; rank 0 waits to be ended.
 const std::string kRankOneDies = "test $RANK = 1 && kill -KILL $$\nexec sleep 30";
 
 }  // namespace
 
-TEST_CASE("a rank that is killed once is started again with all others") {
+TEST_CASE("after a rank is killed all ranks are restarted") {
   const test::TempDir dir;
   const Run r = run(2,
                     "test -e $DIR/died && exit 0\n"
@@ -82,7 +81,7 @@ TEST_CASE("a rank that is killed once is started again with all others") {
               "tessera: restart 1 of 3: rank 1 was killed by SIGKILL; resuming from step 400\n"));
 }
 
-TEST_CASE("without restarts nothing is started again, and nothing said of it") {
+TEST_CASE("without restarts nothing is restarted, silently") {
   const test::TempDir dir;
   const Run r = run(2, kRankOneDies, dir, at_most(0));
   CHECK(r.code == 4);
@@ -112,7 +111,7 @@ TEST_CASE("two failures in a row without a checkpoint in between end the run") {
   CHECK(holds(r.errors, "giving up: no checkpoint was committed between the last 2"));
 }
 
-TEST_CASE("a rank that fails twice at the same place is done without, if that is allowed") {
+TEST_CASE("a rank that fails twice at the same place is dropped, if allowed") {
   const test::TempDir dir;
   dir.write("step", "7");
   RestartOptions options = at_most(9, 2);
@@ -125,14 +124,13 @@ TEST_CASE("a rank that fails twice at the same place is done without, if that is
   CHECK(holds(r.errors,
               "restart 2 of 9: rank 3 exited with code 5; resuming from step 7 with 2 "
               "ranks instead of 4\n"));
-  // But not with fewer than it may.
   const test::TempDir other;
   options = at_most(9, 2);
   CHECK(run(2, kRankOneDies, other, options).code == 4);
   CHECK(other.read("starts") == "2 first\n2 anew\n");
 }
 
-TEST_CASE("ranks that can't tell who is to blame are started again, and none is done without") {
+TEST_CASE("ranks that cannot name a culprit are restarted, and none is dropped") {
   const test::TempDir dir;
   const Run r = run(2, "exit 4", dir, at_most(9, 1));
   INFO(r.errors);
@@ -142,7 +140,7 @@ TEST_CASE("ranks that can't tell who is to blame are started again, and none is 
   CHECK(holds(r.errors, ") exited with code 4; starting from scratch"));
 }
 
-TEST_CASE("wrong usage is not tried again") {
+TEST_CASE("usage errors are not retried") {
   const test::TempDir dir;
   const Run r = run(2, "test $RANK = 1 && exit 2\nexec sleep 30", dir, at_most(3));
   CHECK(r.code == 2);
@@ -150,7 +148,7 @@ TEST_CASE("wrong usage is not tried again") {
   CHECK_FALSE(holds(r.errors, "restart"));
 }
 
-TEST_CASE("a signal between two starts, and one that is passed on, end the run") {
+TEST_CASE("a signal between two starts, or forwarded to ranks, ends the run") {
   for (const bool between : {true, false}) {
     CAPTURE(between);
     const test::TempDir dir;
@@ -178,14 +176,14 @@ TEST_CASE("a signal between two starts, and one that is passed on, end the run")
   }
 }
 
-TEST_CASE("138 is no exit code of a clean stop") {
+TEST_CASE("138 is not the exit code of a clean stop") {
   const test::TempDir dir;
   const Run r = run(2, "test $RANK = 0 && sleep 0.3\nexit 138", dir, at_most(0));
   CHECK(r.code == 138);
   CHECK(holds(r.errors, "exited with code 138"));
 }
 
-TEST_CASE("ranks that agree to stop, as one of them was signalled, have not failed") {
+TEST_CASE("ranks that agree to stop after one was signalled have not failed") {
   for (const int code : {130, 143}) {
     const test::TempDir dir;
     const Run r =

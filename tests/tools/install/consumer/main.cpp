@@ -1,6 +1,5 @@
-// Uses an installed tessera as research code would: an operation and its gradient, a model's size,
-// the data of a step, the export of a model with its progress. Exits with 1 if a value is not what
-// it must be.
+// Uses an installed tessera like research code: an operation and its gradient, a model's size,
+// training data, and an export with progress. Exits with 1 on a wrong value.
 #include <unistd.h>
 
 #include <array>
@@ -19,7 +18,6 @@
 
 namespace {
 
-/// Whether the export of a tensor is told of while it is made, and whole.
 bool consolidates() {
   namespace fs = std::filesystem;
   const fs::path dir =
