@@ -67,7 +67,7 @@ TEST_CASE("shards of any model become safetensors, names without what wrappers a
     CHECK(found.size() == row.weights);
     std::size_t objects = 0, state = 0;
     for (const SkippedEntry& entry : report.skipped) {
-      if (entry.why == "no tensor") ++objects;
+      if (entry.why == "not a tensor") ++objects;
       if (entry.why.starts_with("optimizer state")) ++state;
     }
     CHECK(objects == row.objects);
@@ -111,8 +111,8 @@ TEST_CASE("a configuration can be named, and is needed for a Hugging Face model"
   fs::copy(kFixtures / "fsdp-gpt2", source);
   fs::rename(source / "config.json", dir.path() / "elsewhere.json");
   CHECK_THROWS_HOLDING(InvalidArgument,
-                       "is a PyTorch DCP without config.json, so which model it holds is unknown; "
-                       "name the config.json with --config, or write its tensors as they are with "
+                       "is a PyTorch DCP without config.json, so its model is unknown; "
+                       "give a config.json with --config, or write its tensors unchanged with "
                        "--format safetensors",
                        consolidate(source, out));
   ConsolidateOptions options;
@@ -122,7 +122,7 @@ TEST_CASE("a configuration can be named, and is needed for a Hugging Face model"
   options.config_file = dir.path() / "absent.json";
   CHECK_THROWS_HOLDING(IoError, "absent.json", consolidate(source, dir.path() / "out2", options));
   options.config_file = fs::path(TESSERA_SOURCE_DIR) / "tests/golden/gpt2-tiny/config.json";
-  CHECK_THROWS_HOLDING(InvalidArgument, "are not those of its model configuration",
+  CHECK_THROWS_HOLDING(InvalidArgument, "do not match its model configuration",
                        consolidate(source, dir.path() / "out2", options));
   CHECK_FALSE(fs::exists(dir.path() / "out2"));
 }
@@ -214,8 +214,8 @@ TEST_CASE("names are stripped as the user says") {
   CHECK(names("lightning").contains("model.layers.0.bias"));
   options.names.prefixes = {"module.", "model."};
   CHECK(plan_consolidation(kFixtures / "lightning", options).warnings ==
-        std::vector<std::string>{"--strip module. removes nothing: no weight's name begins with "
-                                 "it; the first is called model.model.layers.0.bias"});
+        std::vector<std::string>{"--strip module. removes nothing: no weight has this prefix; "
+                                 "the first weight is model.model.layers.0.bias"});
 
   // A name that the rules make equal to another's.
   const TempDir dir;
@@ -229,7 +229,7 @@ TEST_CASE("names are stripped as the user says") {
   options.names = {};
   CHECK_THROWS_HOLDING(InvalidArgument,
                        "source: model._orig_mod.layers.0._checkpoint_wrapped_module.bias and "
-                       "model._orig_mod.layers.0.bias would both be called layers.0.bias",
+                       "model._orig_mod.layers.0.bias would both get the name layers.0.bias",
                        plan_consolidation(dir.path() / "source", options));
   options.names.strip_wrappers = false;
   CHECK(plan_consolidation(dir.path() / "source", options).tensors.size() == 4);
@@ -322,7 +322,7 @@ TEST_CASE("a name that a tensor of a dtype that tessera lacks would have as well
   const std::string in_info = "\\\"transformer.wte.weight\\\"";
   text.replace(text.find(in_info), in_info.size(), "\\\"wte.weight\\\"            ");
   write_text(file, text);
-  CHECK_THROWS_HOLDING(InvalidArgument, "wte.weight and module.wte.weight would both be called",
+  CHECK_THROWS_HOLDING(InvalidArgument, "wte.weight and module.wte.weight would both get the name",
                        plan_consolidation(dir.path() / "source", as_safetensors()));
 }
 
@@ -390,7 +390,7 @@ TEST_CASE("a Hugging Face model that is no GPT-2 is written by its own names") {
     CHECK(report.kind == "Hugging Face model");
     REQUIRE(report.skipped.size() == 1);
     CHECK(report.skipped[0].name == "config.json");
-    CHECK(report.skipped[0].why.ends_with("tensors are written as they are"));
+    CHECK(report.skipped[0].why.ends_with("tensors are written unchanged"));
     CHECK(tensors_of(out / "model.safetensors") == tensors_of(source / "model.safetensors"));
   }
   // As a Hugging Face model, tessera's own kinds must be computed as it computes them.
