@@ -215,7 +215,7 @@ TEST_CASE("of chosen tensors all must fit, and the others start anew, whatever t
   CHECK(plan_weights(*source, ranks.config, io::LoadPolicy::Partial, wrong)
             .tensors.at(io::Section::Model)
             .size() == 12);
-  CHECK_THROWS_HOLDING(InvalidArgument, "checkpoint.load_tensors: h.7.*, x fit no tensor of",
+  CHECK_THROWS_HOLDING(InvalidArgument, "checkpoint.load_tensors: h.7.*, x match no tensor of",
                        plan_weights(*source, ranks.config, exact, {"h.7.*", "h.*", "x"}));
 }
 
