@@ -102,7 +102,7 @@ void exchange_paths(const fs::path& a, const fs::path& b);
 /// @throws IoError
 bool can_exchange_in(const fs::path& dir);
 
-/// Bytes free for this user on the file system that holds path (or its nearest existing parent);
+/// Bytes free for this user on the file system of path (or its nearest existing parent);
 /// -1 if unknown.
 std::int64_t free_bytes(const fs::path& path);
 

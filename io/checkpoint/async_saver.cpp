@@ -190,7 +190,7 @@ AsyncSaver::AsyncSaver(std::shared_ptr<Context> context, std::size_t bytes,
     : context_(std::move(context)),
       state_(std::make_shared<State>(context_, bytes)),
       patience_(patience) {
-  // The writer inherits a mask that blocks all signals but those of its own faults.
+  // The writer inherits a mask that blocks all signals except its own faults (SIGSEGV, ...).
   sigset_t signals, before;
   sigfillset(&signals);
   for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigdelset(&signals, own);

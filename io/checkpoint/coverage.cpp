@@ -37,8 +37,8 @@ void check_inside(const Box& box, const Shape& shape, const std::string& where) 
   for (int i = 0; inside && i < shape.size(); ++i) {
     inside = box.shape[i] <= shape[i] && box.offsets[i] <= shape[i] - box.shape[i];
   }
-  require<CorruptCheckpoint>(inside, "{}: the box at {} of shape {} lies outside the shape {}",
-                             where, box.offsets, box.shape, shape);
+  require<CorruptCheckpoint>(inside, "{}: the box at {} of shape {} is outside the shape {}", where,
+                             box.offsets, box.shape, shape);
 }
 
 bool disjoint(const Box& a, const Box& b) {

@@ -123,7 +123,7 @@ void compare_values(const Piece& piece, const char* a, const char* b, const Diff
       const bool same = x == y || (std::isnan(x) && std::isnan(y));
       if (same && (!exact || same_bits(begin + i, 1))) continue;
       const double absolute = same ? 0 : std::abs(x - y);
-      // False for a NaN, and for an infinity whatever the tolerance.
+      // NaN and infinity are never close.
       const bool close =
           std::isfinite(absolute) &&
           absolute <= options.absolute + options.relative * std::max(std::abs(x), std::abs(y));

@@ -46,7 +46,7 @@ struct NewestOptions {
 
 /// Newest checkpoint with a valid index and all files in full size; see open_patiently.
 /// @throws IoError if a checkpoint cannot be read (permissions, an unreachable server), NewerFormat
-///         if it needs a newer tessera: neither falls back to older weights
+///         if it needs a newer tessera; never falls back to older weights then
 NewestCheckpoint newest_valid(const fs::path& run_or_checkpoints_dir,
                               const NewestOptions& options = {});
 

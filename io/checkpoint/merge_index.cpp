@@ -45,7 +45,7 @@ std::string IndexMerger::finish(const std::string& source) const {
     return found == tensors_->end() ? Json::object() : *found;
   };
   Json json = Json::parse(format_index(frame_));
-  json.erase("checksum");  // that of the frame; format_index below adds the final one
+  json.erase("checksum");  // covers the frame only; format_index adds the final one
   json["files"] = *files_;
   json["sections"]["model"] = {{"tensors", take(Section::Model)}};
   const Json exp_avg = take(Section::ExpAvg), exp_avg_sq = take(Section::ExpAvgSq);

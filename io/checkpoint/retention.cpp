@@ -60,7 +60,7 @@ std::vector<fs::path> find_superfluous(const SaveRequest& saved, const Retention
   auto entries = find_checkpoints(saved.checkpoints_dir);
   std::erase_if(entries, [&](const CheckpointEntry& entry) { return entry.step > saved.step; });
   std::map<std::int64_t, fs::path> superfluous;               // by step
-  std::erase_if(entries, [&](const CheckpointEntry& entry) {  // damaged ones count for no rule
+  std::erase_if(entries, [&](const CheckpointEntry& entry) {  // no rule counts damaged ones
     return is_damaged(retention, entry.step) && superfluous.emplace(entry.step, entry.path).second;
   });
   const std::set<std::int64_t> best = best_steps(entries, retention);

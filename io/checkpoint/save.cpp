@@ -200,7 +200,8 @@ class Attempt {
   }
 
   // Removes attempts and interrupted removals of all run ids: a restarted run has another id, and
-  // the directory is used by one run at a time. Fails only if this attempt's name stays taken.
+  // the directory is used by one run at a time. Fails only if the path of this attempt
+  // cannot be freed.
   void remove_leftovers() const {
     std::error_code error;
     std::vector<fs::path> leftovers;

@@ -84,9 +84,8 @@ struct SaveReport {
 /// rename, after each rank has read its new shard back.
 ///
 /// Does not copy the data.
-/// @throws IoError, the same on all ranks, naming rank, file and cause if any rank failed;
-///         CommError from the coordinator. The attempt is then removed; other checkpoints are
-///         unchanged.
+/// @throws IoError, the same on all ranks, naming rank, file and cause; CommError from the
+///         coordinator. The attempt is then removed; other checkpoints are unchanged.
 SaveReport save_checkpoint(const SaveRequest& request, SaveCoordinator& coordinator);
 
 }  // namespace tessera::io

@@ -56,7 +56,7 @@ struct ConsolidateOptions {
 /// An entry of a source that is not exported.
 struct SkippedEntry {
   std::string name;  ///< at the source
-  std::string why;   ///< "optimizer state, written with --what all", "no tensor", ...
+  std::string why;   ///< "optimizer state, written with --what all", "not a tensor", ...
 };
 
 /// Output of a consolidation, before it is written.

@@ -20,7 +20,7 @@ namespace tessera::io {
 namespace {
 
 constexpr std::int64_t kMaxCopied = std::int64_t{64} << 20;  // bytes of a copied file
-constexpr std::size_t kMaxParsed = std::size_t{1} << 20;     // bytes of a copied and parsed file
+constexpr std::size_t kMaxParsed = std::size_t{1} << 20;  // bytes of a file searched for auto_map
 constexpr const char* kOwnConfig = "tessera.json";
 constexpr const char* kGeneration = "generation_config.json";
 constexpr const char* kOwnTokenizer = "tokenizer_tessera.json";

@@ -123,7 +123,7 @@ void find_config(ConsolidateSource& result, const ShardedSource& source,
   }
 }
 
-// Name matched by --tensors: that of the weight, for moments too.
+// Name matched by --tensors; for moments, the name of their weight.
 std::string chosen_by(const std::string& name, TensorRole role) {
   return role == TensorRole::OptimizerState ? name.substr(name.find('/') + 1) : name;
 }
@@ -150,7 +150,7 @@ void add_unreadable(ConsolidateSource& result, const ShardedSource& source,
     const bool wanted = (role == TensorRole::Weight && wants_weights(options) && !is_buffer) ||
                         (is_state && wants_optimizer(options));
     if (!wanted || !is_chosen(options.tensors, chosen_by(ours[i].name, role))) {
-      result.skipped.push_back({tensor.name, fmt::format("not asked for ({})", tensor.dtype)});
+      result.skipped.push_back({tensor.name, fmt::format("not selected ({})", tensor.dtype)});
     } else if (!tensor.carrier || (result.config && !is_state)) {  // a GPT-2 must be readable
       refused += fmt::format("\n  {} {}", tensor.name, tensor.dtype);
     } else {

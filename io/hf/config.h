@@ -23,7 +23,7 @@ std::string dump_hf_config(const Json& config);
 /// PyTorch's name of a floating-point dtype: "float32", "bfloat16", ...
 std::string_view torch_dtype_name(DType dtype);
 
-/// Whether "architectures" names a model without head, such as LlamaModel, whose weights are those
+/// Whether "architectures" names a model without head, such as LlamaModel. Its weights are those
 /// under `model.` in LlamaForCausalLM.
 bool is_headless(const Json& config);
 

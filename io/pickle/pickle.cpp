@@ -17,8 +17,9 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "pickles are little-endian");
 
 constexpr int kMinProtocol = 2, kMaxProtocol = 5;
-constexpr std::size_t kMaxName = 1000;                   // of a global
-constexpr std::size_t kMaxStack = std::size_t{1} << 22;  // writers fill containers by the thousand
+constexpr std::size_t kMaxName = 1000;  // of a global
+constexpr std::size_t kMaxStack = std::size_t{1}
+                                  << 22;  // values; writers flush containers every 1000 items
 
 enum Opcode : std::uint8_t {
   kMark = '(',

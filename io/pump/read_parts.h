@@ -23,7 +23,7 @@ struct ReadPart {
 
 struct ReadReport {
   std::int64_t wanted_bytes = 0;  ///< of the parts, as stored
-  std::int64_t read_bytes = 0;    ///< these and the rest of their chunks, read for checksums
+  std::int64_t read_bytes = 0;    ///< also the rest of their chunks, read to verify checksums
   double seconds = 0;
 };
 

@@ -17,8 +17,7 @@ void refuse_parent_of_shards(const fs::path& dir);
 
 /// Opens another program's tensors, recognized by the files of the directory: a Hugging Face model,
 /// a PyTorch Distributed Checkpoint (FSDP, torchtitan, Lightning) or its safetensors form.
-/// @param shards  expected number of shards; only for the safetensors form, which does not record
-/// it
+/// @param shards  expected number of shards; only for the safetensors form, which lacks it
 /// @return null if it is none of these
 /// @throws InvalidArgument as refuse_parent_of_shards, and if `shards` is given for another form;
 ///         errors of the open functions of each form

@@ -318,9 +318,9 @@ TEST_CASE("boxes cover a tensor exactly once") {
   chunks[1]["box"]["offsets"] = {0, 1};
   refuse_text(json.dump(), "overlap");
   chunks[1]["box"]["offsets"] = {0, 3};
-  refuse_text(json.dump(), "lies outside the shape");
+  refuse_text(json.dump(), "is outside the shape");
   chunks[1]["box"]["offsets"] = {0};
-  refuse_text(json.dump(), "lies outside the shape");
+  refuse_text(json.dump(), "is outside the shape");
   chunks.erase(1);
   refuse_text(json.dump(), "chunks hold 8 of 12");
 }

@@ -334,7 +334,7 @@ TEST_CASE("a GPT-2 is exported though something that is not asked for cannot be 
     const ConsolidateReport report = consolidate(dir.path() / "source", dir.path() / "out");
     REQUIRE(report.skipped.size() == 1);
     CHECK(report.skipped[0].name == name);
-    CHECK(report.skipped[0].why == "not asked for (U32)");
+    CHECK(report.skipped[0].why == "not selected (U32)");
     // The configuration says all shapes: no shard can be missing without a trace.
     CHECK(plan_consolidation(dir.path() / "source").warnings.empty());
     CHECK(open_model(dir.path() / "source")->tensors().size() == 16);
