@@ -200,8 +200,7 @@ class Attempt {
   }
 
   // Removes attempts and interrupted removals of all run ids: a restarted run has another id, and
-  // the directory is used by one run at a time. Fails only if the path of this attempt
-  // cannot be freed.
+  // the directory is used by one run at a time. Fails only if this attempt's path stays taken.
   void remove_leftovers() const {
     std::error_code error;
     std::vector<fs::path> leftovers;

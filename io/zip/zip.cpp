@@ -166,8 +166,7 @@ void apply_zip64(Fields extra, const std::string& where, std::int64_t& size,
 
 constexpr std::uint16_t kEncrypted = 1;  // a flag
 
-// Throws Unsupported if the local header confirms compression or encryption, else
-// CorruptCheckpoint.
+// Throws Unsupported if the local header confirms the flags and method, else CorruptCheckpoint.
 [[noreturn]] void refuse_packed(const ByteRange& archive, const ZipEntry& entry,
                                 std::uint16_t flags, std::uint16_t method,
                                 const std::string& where) {
