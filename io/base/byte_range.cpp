@@ -11,7 +11,7 @@ ByteRange::ByteRange(const File& file, std::int64_t offset, std::int64_t size)
   const std::int64_t file_size = file.size();
   require<CorruptCheckpoint>(
       offset >= 0 && size >= 0 && offset <= file_size && size <= file_size - offset,
-      "{} has {} bytes, but {} bytes from {} on were to be read: it was cut or replaced",
+      "{} has {} bytes; cannot read {} bytes at offset {}: it was truncated or replaced",
       file.path().string(), file_size, size, offset);
   name_ = fmt::format("{}, bytes {} to {}", file.path().string(), offset, offset + size);
 }
@@ -22,7 +22,7 @@ ByteRange::ByteRange(std::string_view memory, std::string name)
 void ByteRange::read(std::int64_t offset, void* data, std::size_t bytes) const {
   require<CorruptCheckpoint>(
       offset >= 0 && offset <= size_ && bytes <= static_cast<std::uint64_t>(size_ - offset),
-      "{}: {} bytes at {} are outside, there are {}", name_, bytes, offset, size_);
+      "{}: cannot read {} bytes at offset {} of {}", name_, bytes, offset, size_);
   if (bytes == 0) return;
   if (file_) {
     file_->read(offset_ + offset, data, bytes);
@@ -34,7 +34,7 @@ void ByteRange::read(std::int64_t offset, void* data, std::size_t bytes) const {
 std::string ByteRange::read(std::int64_t offset, std::int64_t bytes) const {
   require<CorruptCheckpoint>(
       offset >= 0 && bytes >= 0 && offset <= size_ && bytes <= size_ - offset,
-      "{}: {} bytes at {} are outside, there are {}", name_, bytes, offset, size_);
+      "{}: cannot read {} bytes at offset {} of {}", name_, bytes, offset, size_);
   std::string content(static_cast<std::size_t>(bytes), '\0');
   read(offset, content.data(), content.size());
   return content;

@@ -9,22 +9,21 @@
 
 namespace tessera::io {
 
-/// Bytes that are read by ranges: a part of a file, or memory. Does not own either. Threads may
-/// read at once.
+/// Read-only view of a part of a file or of memory; does not own it. Threads may read concurrently.
 class ByteRange {
  public:
-  /// Bytes [offset, offset + size) of a file. @throws CorruptCheckpoint unless they are inside it
+  /// Bytes [offset, offset + size) of a file. @throws CorruptCheckpoint if the file is shorter
   ByteRange(const File& file, std::int64_t offset, std::int64_t size);
-  /// @param name  stands in errors in place of a file
+  /// @param name  used in errors
   ByteRange(std::string_view memory, std::string name);
 
   std::int64_t size() const { return size_; }
   /// "run/__0_0.distcp, bytes 1577 to 3154"
   const std::string& name() const { return name_; }
-  /// Position of this range in the file; 0 for memory.
+  /// Offset of this range in the file; 0 for memory.
   std::int64_t offset() const { return offset_; }
-  /// Reads exactly `bytes` from `offset`, counted inside the range.
-  /// @throws CorruptCheckpoint if they are not all inside the range; as File::read
+  /// Reads exactly `bytes` from `offset`, relative to the range.
+  /// @throws CorruptCheckpoint beyond the range; as File::read
   void read(std::int64_t offset, void* data, std::size_t bytes) const;
   std::string read(std::int64_t offset, std::int64_t bytes) const;
 

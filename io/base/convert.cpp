@@ -6,7 +6,7 @@
 namespace tessera::io {
 namespace {
 
-// Written without branches, so that the loop below is vectorized.
+// Branch-free, so that convert_loop is vectorized.
 struct ToF32 {
   using To = float;
   [[gnu::always_inline]] static float convert(float value) { return value; }
@@ -33,8 +33,8 @@ struct ToBF16 {
   [[gnu::always_inline]] static BFloat16 convert(From value) {
     return BFloat16(ToF32::convert(value));
   }
-  // Rounding twice, to binary32 and then to bf16, would be wrong next to ties. Rounding to odd
-  // first (towards zero, with the last bit set if anything was lost) is not.
+  // Rounding to nearest twice (binary32, then bf16) is wrong next to ties. The first step therefore
+  // rounds to odd: towards zero, with the last bit set if inexact.
   [[gnu::always_inline]] static BFloat16 convert(double value) {
     const auto nearest = static_cast<float>(value);
     const auto back = static_cast<double>(nearest);

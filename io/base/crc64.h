@@ -7,13 +7,13 @@
 
 namespace tessera::io {
 
-/// CRC-64/XZ (polynomial of ECMA-182, reflected, start and final xor all ones) of `bytes` bytes,
-/// continuing `crc`, the checksum of what came before (0 for nothing).
+/// CRC-64/XZ (polynomial of ECMA-182, reflected, start and final xor all ones) of `bytes` bytes.
+/// @param crc  checksum of the preceding bytes; 0 at the start
 /// crc64("123456789") is 995dc9bbdf1939fa.
 std::uint64_t crc64(const void* data, std::size_t bytes, std::uint64_t crc = 0);
 
-/// Checksum of A followed by B, from the checksums of A and B and the length of B in bytes.
-/// Appending B multiplies A's remainder by x^(8 * bytes) over GF(2); cost is log2(bytes).
+/// Checksum of A followed by B, from their checksums and the length of B in bytes.
+/// Appending B multiplies A's remainder by x^(8 * bytes_b) over GF(2); O(log bytes_b).
 std::uint64_t crc64_combine(std::uint64_t crc_a, std::uint64_t crc_b, std::uint64_t bytes_b);
 
 /// "crc64:995dc9bbdf1939fa"

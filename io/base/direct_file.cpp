@@ -16,7 +16,7 @@ namespace tessera::io {
 namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
-constexpr std::size_t kLeastDirectRead = std::size_t{64} << 10;  // bytes; less: the page cache
+constexpr std::size_t kLeastDirectRead = std::size_t{64} << 10;  // bytes
 
 std::int64_t round_down(std::int64_t value) {
   return value - value % static_cast<std::int64_t>(kDirectAlignment);
@@ -25,9 +25,9 @@ std::int64_t round_up(std::int64_t value) {
   return round_down(value + static_cast<std::int64_t>(kDirectAlignment) - 1);
 }
 
-/// Whether all of [begin, end), page-aligned, is in the page cache. Only a hint: false if unknown.
+/// Whether all of the page-aligned [begin, end) is in the page cache; false if unknown.
 bool pages_are_cached(const File& file, std::int64_t begin, std::int64_t end) {
-  // cachestat(2), Linux 6.5; newer than the headers that we build with.
+  // cachestat(2), Linux 6.5: newer than the build's headers.
   constexpr long kCachestat = 451;
   struct {
     std::uint64_t offset, bytes;
@@ -49,7 +49,7 @@ AlignedBuffer::AlignedBuffer(std::size_t bytes)
   if (::posix_memalign(&data, large ? kHugePage : kDirectAlignment, size_) != 0)
     throw std::bad_alloc();
   data_.reset(static_cast<char*>(data));
-  // Whole stretches of memory make few requests of a transfer. A hint.
+  // A hint: contiguous physical memory splits a transfer into fewer requests.
   if (large) ::madvise(data_.get(), size_, MADV_HUGEPAGE);
 }
 
@@ -70,7 +70,7 @@ const char* DirectFile::read(std::int64_t offset, std::size_t bytes, const Align
     return plain;
   }
   require(static_cast<std::size_t>(end - begin) <= scratch.size(),
-          "{} bytes of scratch are too few to read {}", scratch.size(), bytes);
+          "a scratch buffer of {} bytes is too small to read {} bytes", scratch.size(), bytes);
   ssize_t n = 0;
   do {
     n = ::pread(direct_.descriptor(), scratch.data(), static_cast<std::size_t>(end - begin), begin);
@@ -79,8 +79,7 @@ const char* DirectFile::read(std::int64_t offset, std::size_t bytes, const Align
     use_direct_.store(false, std::memory_order_relaxed);
     n = 0;
   }
-  // What is missing, at the end of the file or after an error, is for the plain way to read or to
-  // report.
+  // A buffered read fetches the rest at the end of the file, or reports the error.
   char* const data = scratch.data() + (offset - begin);
   const auto got = static_cast<std::size_t>(
       std::clamp<std::int64_t>(n - (offset - begin), 0, static_cast<std::int64_t>(bytes)));
@@ -104,10 +103,10 @@ void DirectFile::write(std::int64_t offset, const char* data, std::size_t bytes)
     }
   }
   if (done == bytes) return;
-  // The last bytes of the file, or all of them where direct I/O fails: this reports why.
+  // The unaligned end of the file; after a failed direct write, the rest, which reports the error.
   const std::int64_t rest = offset + static_cast<std::int64_t>(done);
   file_.write_at(rest, data + done, bytes - done);
-  // Starts to write back, so that a sync has little to wait for. It is a hint: sync() reports.
+  // A hint that shortens sync(), which reports errors.
   ::sync_file_range(file_.descriptor(), rest, static_cast<off_t>(bytes - done),
                     SYNC_FILE_RANGE_WRITE);
 }
@@ -119,7 +118,7 @@ File create_sized_file(const fs::path& path, std::int64_t size) {
     result = ::fallocate(file.descriptor(), 0, 0, size);
   } while (result != 0 && errno == EINTR);
   if (result != 0 && errno != ENOSPC && errno != EDQUOT && errno != EFBIG) {
-    result = ::ftruncate(file.descriptor(), size);  // this file system reserves nothing
+    result = ::ftruncate(file.descriptor(), size);  // the file system cannot reserve space
   }
   if (result != 0) {
     throw IoError("cannot write {}: {} ({} bytes needed, {} bytes free on that file system)",

@@ -10,7 +10,7 @@
 
 namespace tessera::io {
 
-/// Alignment of offsets and memory that direct I/O needs on every common file system.
+/// Alignment of offsets and memory that satisfies direct I/O on every common file system.
 inline constexpr std::size_t kDirectAlignment = 4096;
 
 /// Memory aligned for direct I/O. Unused pages are never touched and cost nothing.
@@ -29,40 +29,40 @@ class AlignedBuffer {
   std::size_t size_ = 0;
 };
 
-/// A file that is read or written once, past the page cache (O_DIRECT): faster for large pieces,
-/// evicts no other pages, and leaves little for a final sync. Uses the page cache where the file
-/// system has no direct I/O, and for ranges that are cached already. Threads may use disjoint
-/// ranges concurrently.
+/// A file read or written once, bypassing the page cache (O_DIRECT): faster for large pieces,
+/// evicts no other pages, and keeps the final sync short. Falls back to the page cache where the
+/// file system has no direct I/O, and for cached ranges. Threads may use disjoint ranges
+/// concurrently.
 class DirectFile {
  public:
-  /// @param direct  false: always through the page cache
+  /// @param direct  false: always use the page cache
   explicit DirectFile(File file, bool direct = true);
 
   const File& file() const { return file_; }
 
   /// Reads exactly `bytes` from `offset`, at any alignment.
   /// @param scratch    at least bytes + 2 * kDirectAlignment
-  /// @param preferred  room for the bytes, used where that saves a copy; may be null
-  /// @return the bytes: at `preferred`, or somewhere in `scratch`
+  /// @param preferred  destination used where that saves a copy, of `bytes` bytes; may be null
+  /// @return the data: at `preferred`, or inside `scratch`
   /// @throws as File::read
   const char* read(std::int64_t offset, std::size_t bytes, const AlignedBuffer& scratch,
                    char* preferred) const;
 
   /// Writes at an offset. Offset and size are multiples of kDirectAlignment, except at the end of
-  /// the file. Data that goes through the page cache is sent to disk at once.
-  /// @param data  aligned as AlignedBuffer's. @throws as File::write_at
+  /// the file. Writeback of data in the page cache starts at once.
+  /// @param data  aligned to kDirectAlignment. @throws as File::write_at
   void write(std::int64_t offset, const char* data, std::size_t bytes);
-  /// Waits until all that was written is on the disk. @throws as File::sync
+  /// @throws as File::sync
   void sync() { file_.sync(); }
 
  private:
   File file_;
-  File direct_;  ///< the same file opened for direct I/O; empty: it can't be
+  File direct_;  ///< the same file opened with O_DIRECT; empty if unsupported
   mutable std::atomic<bool> use_direct_{false};
 };
 
-/// Creates a file of `size` bytes, and reserves its space where the file system can do that.
-/// @throws IoError, with bytes needed and bytes free if they do not fit
+/// Creates a file of `size` bytes, with its space reserved where the file system supports it.
+/// @throws IoError with the bytes needed and free if the disk is full
 File create_sized_file(const fs::path& path, std::int64_t size);
 
 }  // namespace tessera::io

@@ -19,7 +19,7 @@
 namespace tessera::io {
 namespace {
 
-// One call moves at most this much: Linux caps a transfer near 2 GiB.
+// Bytes per call; Linux caps a transfer near 2 GiB.
 constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;
 
 [[noreturn]] void fail(const char* action, const fs::path& path, int error) {
@@ -71,7 +71,7 @@ File File::create(const fs::path& path) {
 }
 
 File File::reopen_direct() const {
-  // By the descriptor: the name may lead to another file by now.
+  // By the descriptor: the path may name another file by now.
   const int access = ::fcntl(fd_, F_GETFL) & O_ACCMODE;
   const std::string self = fmt::format("/proc/self/fd/{}", fd_);
   return {path_, ::open(self.c_str(), access | O_DIRECT | O_CLOEXEC)};
@@ -112,10 +112,9 @@ void File::read(std::int64_t offset, void* data, std::size_t bytes) const {
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) fail("read", path_, errno);
     if (n == 0) {
-      throw CorruptCheckpoint(
-          "{} ends at byte {}, but bytes {} to {} were to be read: it was cut or shrank",
-          path_.string(), offset + static_cast<std::int64_t>(done), offset,
-          offset + static_cast<std::int64_t>(bytes));
+      throw CorruptCheckpoint("{} ends at byte {}; cannot read bytes {} to {}: it was truncated",
+                              path_.string(), offset + static_cast<std::int64_t>(done), offset,
+                              offset + static_cast<std::int64_t>(bytes));
     }
     done += static_cast<std::size_t>(n);
   }
@@ -152,8 +151,7 @@ void File::sync() {
 
 void File::finish() {
   sync();
-  // After a successful sync nothing is lost by a failing close, but network file systems report
-  // their last errors here.
+  // Network file systems report their last errors on close.
   if (::close(std::exchange(fd_, -1)) != 0) fail("close", path_, errno);
 }
 
@@ -171,7 +169,7 @@ void require_replaceable(const fs::path& path) {
   std::error_code absent;
   const fs::file_type type = fs::symlink_status(path, absent).type();
   require<IoError>(type == fs::file_type::regular || type == fs::file_type::not_found,
-                   "cannot replace {}: it is no regular file; move it away or name another",
+                   "cannot replace {}: it is no regular file; move it away or choose another path",
                    path.string());
 }
 
@@ -199,7 +197,7 @@ void sync_directory(const fs::path& path) {
   const int result = ::fsync(fd);
   const int error = errno;
   ::close(fd);
-  // EINVAL: the file system has nothing to sync for a directory.
+  // EINVAL: the file system does not sync directories.
   if (result != 0 && error != EINVAL) fail("sync directory", path, error);
 }
 
@@ -228,7 +226,7 @@ bool rename_to_new(const fs::path& from, const fs::path& to) {
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return true;
   if (errno == EEXIST) return false;
   if (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP) {
-    // A directory never replaces a file or a directory that holds something.
+    // rename(2) refuses to replace a file or a non-empty directory by a directory.
     std::error_code error;
     if (fs::exists(fs::symlink_status(to, error))) return false;
     if (::rename(from.c_str(), to.c_str()) == 0) return true;
@@ -239,7 +237,7 @@ bool rename_to_new(const fs::path& from, const fs::path& to) {
 
 void exchange_paths(const fs::path& a, const fs::path& b) {
   if (!exchange(a, b)) {
-    throw IoError("cannot swap {} and {} in one step: {}; move {} away and repeat", a.string(),
+    throw IoError("cannot swap {} and {} atomically: {}; move {} away and repeat", a.string(),
                   b.string(), std::strerror(errno), b.string());
   }
 }
@@ -273,7 +271,7 @@ std::int64_t free_bytes(const fs::path& path) {
   std::error_code error;
   const fs::path place = nearest_existing(path, error);
   const fs::space_info space = fs::space(place, error);
-  // File systems in user space may not tell: they have no blocks then.
+  // File systems in user space may report zero blocks: unknown.
   return error || space.capacity == 0 ? -1 : static_cast<std::int64_t>(space.available);
 }
 

@@ -13,7 +13,7 @@ namespace fs = std::filesystem;
 /// Whether a symbolic link in a path's last component is followed or refused.
 enum class Links { Follow, Refuse };
 
-/// Identity and size of a file, to recognize that a name leads to another file than before.
+/// Identity and size of a file; detects that a path now names another file.
 struct FileIdentity {
   std::uint64_t device = 0, inode = 0;
   std::int64_t size = 0;
@@ -24,14 +24,15 @@ struct FileIdentity {
 /// Threads may read concurrently.
 class File {
  public:
-  /// @throws IoError if it cannot be opened, CorruptCheckpoint if it is no regular file (a
-  ///         directory, FIFO, device or refused link); never blocks
+  /// Never blocks.
+  /// @throws IoError if it cannot be opened, CorruptCheckpoint if it is not a regular file (a
+  ///         directory, FIFO, device or refused link)
   static File open(const fs::path& path, Links links = Links::Follow);
-  /// A new file. @throws IoError, also if the name is taken
+  /// A new file. @throws IoError, also if the path exists
   static File create(const fs::path& path);
   /// An existing file, for reading and writing. @throws as open
   static File open_for_update(const fs::path& path);
-  /// Opens the same file for direct I/O (O_DIRECT); an empty File where the system refuses.
+  /// Opens the same file for direct I/O (O_DIRECT); an empty File if unsupported.
   File reopen_direct() const;
 
   File() = default;
@@ -46,17 +47,16 @@ class File {
   FileIdentity identity() const;
 
   /// Reads exactly `bytes` from `offset`.
-  /// @throws IoError on an I/O error, CorruptCheckpoint if the file ends before (it was cut, or
-  ///         shrank while being read)
+  /// @throws IoError on an I/O error, CorruptCheckpoint if the file ends before
   void read(std::int64_t offset, void* data, std::size_t bytes) const;
-  /// Appends. @throws IoError that names bytes wanted and bytes free if the disk is full
+  /// Appends. @throws IoError, with the bytes needed and free if the disk is full
   void write(const void* data, std::size_t bytes);
   /// Writes at an offset; threads may write disjoint ranges. @throws IoError
   void write_at(std::int64_t offset, const void* data, std::size_t bytes);
-  /// Starts writing a range to disk, so that the final sync waits less. Only a hint.
+  /// Starts writing a range to disk, which shortens the final sync. A hint.
   void start_writeback(std::int64_t offset, std::int64_t bytes) noexcept;
-  /// Syncs data to disk. A failure is final: the kernel may have dropped the pages, so the file
-  /// must be written anew. @throws IoError
+  /// Syncs data to disk. After a failure the file must be rewritten: the kernel may have dropped
+  /// the pages. @throws IoError
   void sync();
   /// Syncs and closes. @throws IoError
   void finish();
@@ -69,16 +69,15 @@ class File {
   int fd_ = -1;
 };
 
-/// The file's whole content. @throws as File::open and File::read;
-///         CorruptCheckpoint if it is longer than max_bytes
+/// @throws as File::open and File::read; CorruptCheckpoint if it is longer than max_bytes
 std::string read_file(const fs::path& path, std::int64_t max_bytes, Links links = Links::Follow);
 
 /// Checks that a rename to `path` would replace a regular file or nothing.
-/// @throws IoError if a directory, device or link is there
+/// @throws IoError if it is a directory, device or link
 void require_replaceable(const fs::path& path);
 
-/// Replaces a file in one step: writes `<name>.tmp`, syncs it, renames it, syncs the directory.
-/// @throws IoError; `path` is then unchanged, and no `<name>.tmp` is left
+/// Writes `<name>.tmp`, syncs it, renames it over `path`, syncs the directory.
+/// @throws IoError; `path` is then unchanged, and `<name>.tmp` removed
 void write_file_atomically(const fs::path& path, std::string_view content);
 
 /// Syncs a directory's entries to disk. @throws IoError
@@ -91,19 +90,19 @@ void make_directories_durably(const fs::path& path);
 /// Renames; sync_directory of the parent makes it durable. @throws IoError
 void rename_path(const fs::path& from, const fs::path& to);
 
-/// Renames to a free name. @return false, with nothing changed, if the name is taken; an empty
-/// directory may be replaced where the file system cannot refuse that. @throws IoError
+/// Renames without replacing. @return false if `to` exists; file systems without RENAME_NOREPLACE
+/// may replace an empty directory. @throws IoError
 bool rename_to_new(const fs::path& from, const fs::path& to);
 
-/// Swaps two names in one step; sync_directory of the parent makes it durable.
-/// @throws IoError, also where the file system cannot swap
+/// Swaps two paths atomically; sync_directory of the parent makes it durable.
+/// @throws IoError, also if the file system does not support it
 void exchange_paths(const fs::path& a, const fs::path& b);
 
-/// Whether exchange_paths works in a directory; tries it with two empty folders.
+/// Whether exchange_paths works in a directory; tries it with two empty directories.
 /// @throws IoError
 bool can_exchange_in(const fs::path& dir);
 
-/// Bytes free for this user on the file system that holds path (or its nearest existing parent);
+/// Bytes free for this user on the file system of path (or its nearest existing parent);
 /// -1 if unknown.
 std::int64_t free_bytes(const fs::path& path);
 

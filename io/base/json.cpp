@@ -10,8 +10,8 @@ namespace tessera::io {
 
 namespace {
 
-/// What is refused of valid JSON. Json::parse could do it with a callback, which takes it time
-/// quadratic in the number of objects side by side.
+/// Rejects duplicate keys and deep nesting. Json::parse with a callback could do the same, in time
+/// quadratic in the number of sibling objects.
 class Checker final : public nlohmann::json_sax<Json> {
  public:
   Checker(const std::string& source, int max_depth) : source_(source), max_depth_(max_depth) {}
@@ -29,7 +29,7 @@ class Checker final : public nlohmann::json_sax<Json> {
   }
   bool key(string_t& name) override {
     require<CorruptCheckpoint>(keys_.back().insert(name).second,
-                               "{}: the key \"{}\" stands twice in one object", source_, name);
+                               "{}: duplicate key \"{}\" in one object", source_, name);
     return true;
   }
   bool end_object() override {
@@ -55,7 +55,7 @@ class Checker final : public nlohmann::json_sax<Json> {
   const std::string& source_;
   const int max_depth_;
   int depth_ = 0;
-  std::vector<std::unordered_set<std::string>> keys_;  // of the objects that are open
+  std::vector<std::unordered_set<std::string>> keys_;  // per enclosing object
 };
 
 }  // namespace

@@ -16,11 +16,11 @@ using Json = nlohmann::json;
 /// @throws CorruptCheckpoint
 Json parse_json(std::string_view text, const std::string& source, int max_depth = 64);
 
-/// JSON text, indented by 2. Bytes that are not UTF-8, as in names of files, become U+FFFD.
+/// JSON text, indented by 2. Bytes that are not UTF-8 become U+FFFD.
 std::string dump_json(const Json& json);
 
-/// Reads an expected structure from a JSON value. Errors name the source, the place
-/// ("sections.model.tensors") and the value found. The JSON value must outlive this.
+/// Typed access to a JSON value, which must outlive this. Errors name the source, the path
+/// ("sections.model.tensors") and the value found.
 class JsonReader {
  public:
   JsonReader(const Json& value, std::string source) : value_(&value), source_(std::move(source)) {}
@@ -30,16 +30,16 @@ class JsonReader {
   std::string where() const;
 
   bool has(std::string_view key) const;
-  /// @throws CorruptCheckpoint if this is no object or lacks the key
+  /// @throws CorruptCheckpoint if this is not an object or lacks the key
   JsonReader at(std::string_view key) const;
-  /// @throws CorruptCheckpoint if this is no array or is shorter
+  /// @throws CorruptCheckpoint if this is not an array or is shorter
   JsonReader at(std::size_t index) const;
-  /// Entries of an array. @throws CorruptCheckpoint if it is none
+  /// @throws CorruptCheckpoint if this is not an array
   std::size_t array_size() const;
-  /// @throws CorruptCheckpoint if this is no object
+  /// @throws CorruptCheckpoint if this is not an object
   const Json& object() const;
   const std::string& string() const;
-  /// A whole number in [low, high]; numbers with a fraction or an exponent are refused.
+  /// @throws CorruptCheckpoint unless it is an integer in [low, high], without fraction or exponent
   std::int64_t integer(std::int64_t low = 0,
                        std::int64_t high = std::numeric_limits<std::int64_t>::max()) const;
 

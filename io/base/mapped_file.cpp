@@ -39,27 +39,27 @@ MappedFile::~MappedFile() {
 void MappedFile::check_size() const {
   const std::int64_t now = file_.size();
   require<IoError>(now >= size_,
-                   "{} has {} bytes, but had {} when it was opened: it was cut while in use; bring "
-                   "the whole file back and start again from the newest checkpoint",
+                   "{} has {} bytes, but had {} when it was opened: it was truncated while in use; "
+                   "restore the file and resume from the newest checkpoint",
                    path().string(), now, size_);
 }
 
 void MappedFile::read(std::int64_t offset, void* data, std::size_t bytes) const {
   require(offset >= 0 && offset <= size_ && bytes <= static_cast<std::size_t>(size_ - offset),
-          "{}: {} bytes at {} asked for, but the file has {}", path().string(), bytes, offset,
+          "{}: cannot read {} bytes at offset {}; the file has {}", path().string(), bytes, offset,
           size_);
   if (bytes == 0) return;
   check_size();
 #ifdef MADV_POPULATE_READ
-  // EFAULT takes the place of a SIGBUS. Other failures mean that the system can't do it.
+  // EFAULT: the copy below would raise SIGBUS. Other errors: the system lacks this advice.
   if (advise(data_ + offset, bytes, MADV_POPULATE_READ) != 0 && errno == EFAULT) {
     check_size();
-    throw IoError("cannot read {}: the file system failed at bytes {} to {}; see the system's log",
+    throw IoError("cannot read {}: the file system failed at bytes {} to {}; see the system log",
                   path().string(), offset, offset + static_cast<std::int64_t>(bytes));
   }
 #endif
   std::memcpy(data, data_ + offset, bytes);
-  // The rest of the last page reads as zeros if the file was cut during the copy.
+  // If the file was truncated during the copy, the rest of its last page read as zeros.
   check_size();
 }
 

@@ -10,9 +10,8 @@
 
 namespace tessera::io {
 
-/// Files of a checkpoint, opened when they are first asked for. A checkpoint has as many as ranks,
-/// a process may have fewer: only so many stay open. A name that leads to another file than the
-/// first time is an error: what is known of the first says nothing of it. Threads may ask at once.
+/// Files of a checkpoint, opened on first use, at most 64 at a time: a checkpoint may have more
+/// files than the process's limit. Detects a file replaced between two opens. Thread-safe.
 class OpenFiles {
  public:
   explicit OpenFiles(fs::path dir, Links links = Links::Refuse)
@@ -23,10 +22,10 @@ class OpenFiles {
     const std::lock_guard lock(mutex_);
     const auto found = files_.find(name);
     if (found != files_.end()) return found->second;
-    if (files_.size() >= kMaxOpen) files_.clear();  // who reads one keeps it alive
+    if (files_.size() >= kMaxOpen) files_.clear();  // readers keep theirs alive
     return files_[name] = std::make_shared<const File>(open_checked(name));
   }
-  /// The same, for the caller alone.
+  /// Opens the file anew, outside the cache. @throws as get
   File open(const std::string& name) {
     const std::lock_guard lock(mutex_);
     return open_checked(name);

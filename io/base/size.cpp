@@ -37,7 +37,7 @@ std::int64_t parse_bytes(std::string_view text) {
   const auto* known = std::find_if(kUnits.begin(), kUnits.end(),
                                    [&](const auto& candidate) { return candidate.first == unit; });
   require(error == std::errc{} && known != kUnits.end(),
-          "\"{}\" is no size; write bytes with a unit, as in 5GB or 256MiB", text);
+          "\"{}\" is not a size; write bytes with a unit, as in 5GB or 256MiB", text);
   const double bytes = std::floor(number * known->second);
   require(bytes >= 1 && bytes <= 0x1p62, "size \"{}\" must be from 1 byte to 2^62", text);
   return static_cast<std::int64_t>(bytes);

@@ -10,9 +10,9 @@ namespace {
 constexpr std::string_view kOk = "ok\n";
 constexpr std::string_view kError = "error\n";
 constexpr std::string_view kDamaged = "damaged\n";
-// Errors travel as the rest does: through channels that bound what they carry.
+// The coordinator bounds the size of a message.
 constexpr std::size_t kMaxErrorBytes = 2048;
-// More failures than this are counted, not told.
+// Failures listed in the error text; further ones are counted.
 constexpr int kToldFailures = 4;
 
 }  // namespace

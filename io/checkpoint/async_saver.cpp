@@ -20,8 +20,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kAlignment = 64;
-// What one thread copies at a time.
-constexpr std::size_t kPiece = std::size_t{1} << 20;
+constexpr std::size_t kPiece = std::size_t{1} << 20;  // bytes per memcpy
 constexpr std::size_t kPage = 4096;
 
 double seconds_since(Clock::time_point start) {
@@ -40,19 +39,19 @@ struct Copy {
   std::size_t bytes;
 };
 
-/// Copies that threads share out among themselves.
+/// A list of copies executed by several threads.
 class SharedCopies {
  public:
   explicit SharedCopies(std::vector<Copy> copies) : copies_(std::move(copies)) {}
 
-  /// Copies until none is left to begin. Any number of threads at once.
+  /// Copies until every copy has been started. Thread-safe.
   void work() {
     for (std::size_t i = next_++; i < copies_.size(); i = next_++) {
       std::memcpy(copies_[i].to, copies_[i].from, copies_[i].bytes);
       done_.fetch_add(1, std::memory_order_release);
     }
   }
-  /// Returns when all are done: others may be at their last ones.
+  /// Copies, and returns once all copies are complete.
   void finish() {
     work();
     while (done_.load(std::memory_order_acquire) < copies_.size()) std::this_thread::yield();
@@ -64,7 +63,7 @@ class SharedCopies {
   std::atomic<std::size_t> next_ = 0, done_ = 0;
 };
 
-/// Host memory that the device copies to without a detour.
+/// Staging buffer in host memory, pinned for a GPU context.
 class Staging {
  public:
   Staging(std::shared_ptr<Context> context, std::size_t bytes)
@@ -77,13 +76,12 @@ class Staging {
     try {
       data_ = static_cast<std::byte*>(allocator_.allocate(bytes));
     } catch (const OutOfMemory& error) {
-      throw OutOfMemory(
-          "{} for the staging of checkpoints; checkpoint.async=off does without it\n{}",
-          error.what(), context_->ledger().table());
+      throw OutOfMemory("{} for the staging of checkpoints; checkpoint.async=off needs none\n{}",
+                        error.what(), context_->ledger().table());
     }
     context_->ledger().book(entry_, static_cast<std::int64_t>(bytes_));
     if (context_->device().type == DeviceType::CUDA) return;
-    // The first copy should not be the one that takes the page faults.
+    // Page faults happen here, not in the first copy.
     context_->threads().parallel_for(static_cast<std::int64_t>((bytes_ + kPage - 1) / kPage), 256,
                                      [this](std::int64_t begin, std::int64_t end) {
                                        for (std::int64_t page = begin; page < end; ++page) {
@@ -101,8 +99,7 @@ class Staging {
 
   std::size_t bytes() const { return bytes_; }
 
-  /// Lets the request point at copies of its parts: those on a device are made here, the others
-  /// are the caller's to make.
+  /// Points the request at staging. Copies GPU parts; returns the copies of host parts to make.
   std::vector<Copy> take(SaveRequest& request) {
     const bool on_device = context_->device().type == DeviceType::CUDA;
     std::vector<Copy> copies;
@@ -134,7 +131,7 @@ class Staging {
 
 }  // namespace
 
-// All that the writer uses: it may outlive the saver.
+// Owned jointly with the writer thread, which may outlive the saver.
 struct AsyncSaver::State {
   State(std::shared_ptr<Context> context, std::size_t bytes) : staging(std::move(context), bytes) {}
 
@@ -148,7 +145,7 @@ struct AsyncSaver::State {
   Clock::time_point started;
   std::optional<FinishedSave> finished;
   bool quit = false;
-  std::thread writer;  // the saver's own
+  std::thread writer;  // used by the saver only
 
   std::shared_ptr<SharedCopies> shared_copies() {
     const std::lock_guard lock(mutex);
@@ -193,8 +190,7 @@ AsyncSaver::AsyncSaver(std::shared_ptr<Context> context, std::size_t bytes,
     : context_(std::move(context)),
       state_(std::make_shared<State>(context_, bytes)),
       patience_(patience) {
-  // Signals are the business of the threads that were there before. Those that a thread brings upon
-  // itself can't be put off.
+  // The writer inherits a mask that blocks all signals except its own faults (SIGSEGV, ...).
   sigset_t signals, before;
   sigfillset(&signals);
   for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigdelset(&signals, own);
@@ -210,7 +206,7 @@ AsyncSaver::AsyncSaver(std::shared_ptr<Context> context, std::size_t bytes,
 }
 
 AsyncSaver::~AsyncSaver() {
-  state_->shared_copies()->finish();  // whose sources may go after this
+  state_->shared_copies()->finish();  // their sources may be freed after this
   const bool idle = wait_until(Clock::now() + patience_);
   {
     const std::lock_guard lock(state_->mutex);
@@ -230,12 +226,12 @@ void AsyncSaver::start(SaveRequest request, Write write) {
   {
     const std::lock_guard lock(state_->mutex);
     require<InternalError>(!state_->write && !state_->finished,
-                           "the save of step {} begins before that of step {} is done with",
+                           "save of step {} started before the outcome of step {} was taken",
                            request.step, state_->request.step);
   }
   const std::size_t bytes = staging_bytes(request);
   require(bytes <= state_->staging.bytes(),
-          "the save of step {} needs {} bytes of staging, and {} were set aside", request.step,
+          "the save of step {} needs {} bytes of staging, but the buffer has {}", request.step,
           bytes, state_->staging.bytes());
   auto copies = std::make_shared<SharedCopies>(state_->staging.take(request));
   const std::lock_guard lock(state_->mutex);

@@ -12,62 +12,61 @@
 
 namespace tessera::io {
 
-/// How a save in the background ended.
+/// Outcome of a background save.
 struct FinishedSave {
   std::int64_t step = 0;
-  SaveReport report;         ///< if there is no error
-  std::exception_ptr error;  ///< what the writer threw
-  double stall_seconds = 0;  ///< that start() and wait_copied() took
-  double seconds = 0;        ///< from start() to the end of the writer
+  SaveReport report;         ///< valid if error is null
+  std::exception_ptr error;  ///< thrown by the writer
+  double stall_seconds = 0;  ///< spent in start() and wait_copied()
+  double seconds = 0;        ///< from start() to the end of the write
 };
 
-/// Saves while its caller goes on: what is to be saved is copied into memory of the host, and one
-/// writer thread does the rest. One save is in flight at a time.
+/// Saves in the background: copies the parts to a staging buffer in host memory, from which a
+/// writer thread writes the checkpoint. One save is in flight at a time.
 ///
-/// The staging is allocated once, touched, and reused; of a device's context it comes from the
-/// backend's host_allocator(). It is booked in the context's ledger as Staging.
+/// The staging buffer is allocated once and reused; for a GPU context it is memory of the backend's
+/// host_allocator(). The context's ledger counts it as Staging.
 ///
-/// For one thread, the context's; only the writer runs on another. It gets no signals.
+/// Call from the context's thread only. The writer thread receives no signals.
 class AsyncSaver {
  public:
-  /// Bytes of staging that a save of this request takes.
+  /// Staging bytes needed by a save of this request.
   static std::size_t staging_bytes(const SaveRequest& request);
 
-  /// @param bytes     of staging
-  /// @param patience  how long the destructor waits for a save in flight
+  /// @param bytes     size of the staging buffer
+  /// @param patience  longest wait of the destructor for a save in flight
   /// @throws OutOfMemory with the ledger
   AsyncSaver(std::shared_ptr<Context> context, std::size_t bytes,
              std::chrono::milliseconds patience);
-  /// Waits for a save in flight, but no longer than the patience: a writer that hangs in a system
-  /// call is left behind with all that it uses, and the process can end. What is still to be copied
-  /// is copied first.
+  /// Finishes pending copies and waits for a save in flight, at most `patience`. Then detaches the
+  /// writer, so that one hung in a system call does not keep the process from exiting.
   ~AsyncSaver();
   AsyncSaver(const AsyncSaver&) = delete;
   AsyncSaver& operator=(const AsyncSaver&) = delete;
 
-  /// What the writer does with a request whose parts lie in staging: save_checkpoint() and what
-  /// belongs before and after it. Runs on the writer's thread, maybe after this object is gone, so
-  /// it owns what it uses.
+  /// Writes a request whose parts are in staging: save_checkpoint() with its preparation and
+  /// cleanup. Runs on the writer thread, possibly after this object is destroyed; must own its
+  /// captures.
   using Write = std::function<SaveReport(const SaveRequest& staged)>;
 
-  /// Returns while the writer copies the parts, whose data are in the memory of the context's
-  /// device, and writes. The parts must stay, and not change, until wait_copied() has
-  /// returned or this object is gone; what is on a GPU is copied here.
+  /// Starts a save of parts in the memory of the context's device. Host parts are copied in the
+  /// background and must stay unchanged until wait_copied() or the destructor returns; GPU parts
+  /// are copied before this returns.
   /// @throws InternalError if a save is in flight, or its outcome was not taken; InvalidArgument if
   ///         the staging is too small; errors of the device
   void start(SaveRequest request, Write write);
 
-  /// Waits until the parts of the save in flight, if there is one, are copied, and helps with it.
+  /// Helps to copy the parts of the save in flight, if any, and returns once all are copied.
   void wait_copied();
 
   /// Whether a save is in flight.
   bool busy() const;
-  /// Waits until none is. @return false: there still is one
+  /// Waits until no save is in flight. @return false at the deadline
   bool wait_until(std::chrono::steady_clock::time_point deadline) const;
-  /// How the last save ended; once, and not while it is in flight.
+  /// Returns the outcome of the last save once; empty while it is in flight.
   std::optional<FinishedSave> take();
 
-  /// From now on the destructor waits no longer than this.
+  /// Sets the longest wait of the destructor.
   void set_patience(std::chrono::milliseconds patience) { patience_ = patience; }
 
  private:

@@ -1,4 +1,4 @@
-// Whether the chunks of a tensor cover it exactly once, and what follows from that.
+// Checks that the chunks of a tensor cover it exactly once; checksum of a whole tensor.
 
 #include <algorithm>
 #include <tuple>
@@ -10,7 +10,7 @@
 namespace tessera::io {
 namespace {
 
-// Boxes are compared pairwise; more than this is no layout of a training run.
+// Boxes are compared pairwise; no training layout has more.
 constexpr std::size_t kMaxBoxes = 4096;
 
 std::int64_t element_count(const Shape& shape, const std::string& where) {
@@ -37,8 +37,8 @@ void check_inside(const Box& box, const Shape& shape, const std::string& where) 
   for (int i = 0; inside && i < shape.size(); ++i) {
     inside = box.shape[i] <= shape[i] && box.offsets[i] <= shape[i] - box.shape[i];
   }
-  require<CorruptCheckpoint>(inside, "{}: the box at {} of shape {} lies outside the shape {}",
-                             where, box.offsets, box.shape, shape);
+  require<CorruptCheckpoint>(inside, "{}: the box at {} of shape {} is outside the shape {}", where,
+                             box.offsets, box.shape, shape);
 }
 
 bool disjoint(const Box& a, const Box& b) {

@@ -81,8 +81,7 @@ struct Piece {
   std::int64_t begin, end;
 };
 
-// Compares as many elements at once as fit the stack.
-constexpr std::int64_t kBlock = 256;
+constexpr std::int64_t kBlock = 256;  // elements widened at once, on the stack
 
 void add_difference(std::int64_t element, double x, double y, double absolute,
                     TensorDifference& result) {
@@ -107,7 +106,7 @@ void compare_values(const Piece& piece, const char* a, const char* b, const Diff
   const auto width_a = static_cast<std::int64_t>(dtype_size(result.dtype_a));
   const auto width_b = static_cast<std::int64_t>(dtype_size(result.dtype_b));
   const bool same_dtype = result.dtype_a == result.dtype_b;
-  // Zeros of both signs, and NaNs, are told apart by their bits alone.
+  // Bitwise: distinguishes +0 from -0, and NaN payloads.
   const bool exact = same_dtype && options.absolute == 0 && options.relative == 0;
   const auto same_bits = [&](std::int64_t i, std::int64_t n) {
     return same_dtype && std::memcmp(a + i * width_a, b + i * width_b,
@@ -124,7 +123,7 @@ void compare_values(const Piece& piece, const char* a, const char* b, const Diff
       const bool same = x == y || (std::isnan(x) && std::isnan(y));
       if (same && (!exact || same_bits(begin + i, 1))) continue;
       const double absolute = same ? 0 : std::abs(x - y);
-      // False for a NaN, and for an infinity whatever the tolerance.
+      // NaN and infinity are never close.
       const bool close =
           std::isfinite(absolute) &&
           absolute <= options.absolute + options.relative * std::max(std::abs(x), std::abs(y));
@@ -134,7 +133,7 @@ void compare_values(const Piece& piece, const char* a, const char* b, const Diff
   }
 }
 
-// Order of the pieces does not matter for the result.
+// The result does not depend on the order of the pieces.
 void merge(const TensorDifference& part, TensorDifference& whole) {
   if (part.count == 0) return;
   const bool none = whole.count == 0;

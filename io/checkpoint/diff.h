@@ -12,11 +12,10 @@ namespace tessera::io {
 
 struct DiffOptions {
   bool model = true, optimizer = false;  ///< sections to compare
-  /// Values a and b are equal if |a - b| <= absolute + relative * max(|a|, |b|). With both at 0,
-  /// their bits are compared.
+  /// Values a and b are equal if |a - b| <= absolute + relative * max(|a|, |b|). Both 0: bitwise.
   double absolute = 0, relative = 0;
-  int threads = 1;  ///< each takes 3 MiB of memory
-  /// Called from one thread at a time: bytes read and to be read, of both.
+  int threads = 1;  ///< 3 MiB of memory each
+  /// Bytes read and in total, of both checkpoints. Calls are serialized.
   std::function<void(std::int64_t done, std::int64_t total)> progress{};
 };
 
@@ -27,14 +26,13 @@ struct TensorDifference {
   Kind kind = Kind::Values;
   DType dtype_a = DType::F32, dtype_b = DType::F32;
   Shape shape_a, shape_b;
-  // For Values, and for Dtype where values can be compared. An infinity or NaN on one side only is
-  // an infinite difference.
+  // For Values and Dtype. An infinity or NaN on one side only is an infinite difference.
   std::int64_t elements = 0;     ///< of the tensor
   std::int64_t count = 0;        ///< elements that differ by more than the tolerance
-  std::int64_t first = 0;        ///< of them, row-major
+  std::int64_t first = 0;        ///< first of these, row-major
   double max_absolute = 0;       ///< of |a - b|
   double max_relative = 0;       ///< of |a - b| / max(|a|, |b|)
-  std::int64_t max_element = 0;  ///< first one with max_absolute
+  std::int64_t max_element = 0;  ///< first element with max_absolute
   double a = 0, b = 0;           ///< values of max_element
 };
 
@@ -51,8 +49,8 @@ struct DiffReport {
   bool equal() const { return differences.empty() && settings.empty(); }
 };
 
-/// Compares two checkpoints of any world sizes. Tensors with equal checksums in the two indexes are
-/// not read; the values of others are read, verified and compared.
+/// Compares two checkpoints of any world sizes. Reads and verifies only tensors whose checksums in
+/// the indexes differ.
 /// @throws InvalidArgument if a requested section is missing, IoError, CorruptCheckpoint naming
 ///         file, tensor and elements
 DiffReport diff_checkpoints(const CheckpointReader& a, const CheckpointReader& b,

@@ -24,7 +24,7 @@ std::optional<std::int64_t> parse_step(const std::string& name) {
   return step;
 }
 
-// Who looks for a checkpoint to go on from has the machine to himself.
+// A run that resumes has the machine to itself.
 int verifying_threads() {
   return static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 2U, 16U));
 }
@@ -50,7 +50,7 @@ std::vector<CheckpointEntry> find_checkpoints(const fs::path& run_or_checkpoints
   std::error_code error;
   fs::path dir = run_or_checkpoints_dir;
   require<IoError>(!fs::is_regular_file(dir, error),
-                   "{} is a file; name a checkpoint's directory, or a run", dir.string());
+                   "{} is a file; give the directory of a checkpoint or a run", dir.string());
   error.clear();
   if (fs::is_directory(dir / "checkpoints", error)) dir /= "checkpoints";
   std::vector<CheckpointEntry> entries;
@@ -58,7 +58,7 @@ std::vector<CheckpointEntry> find_checkpoints(const fs::path& run_or_checkpoints
   for (; !error && items != fs::directory_iterator(); items.increment(error)) {
     const auto step = parse_step(items->path().filename().string());
     std::error_code absent;
-    // What cannot be looked at counts, and says so when it is opened.
+    // An unreadable checkpoint counts; opening it reports the error.
     if (step &&
         fs::status(items->path() / "index.json", absent).type() != fs::file_type::not_found) {
       entries.push_back({*step, items->path()});
@@ -101,7 +101,7 @@ fs::path locate_checkpoint(const fs::path& path, std::optional<std::int64_t> ste
   if (fs::exists(path / "index.json", error)) return path;
   const auto entries = find_checkpoints(path);
   require(!entries.empty(),
-          "{} is no checkpoint and holds none (no step-*/index.json); name a "
+          "{} is not a checkpoint and contains none (no step-*/index.json); give a "
           "checkpoint, a run, or a directory of checkpoints",
           path.string());
   if (!step) return entries.back().path;
@@ -127,7 +127,7 @@ CheckpointReader open_checkpoint(const fs::path& path, std::optional<std::int64_
   } catch (const CorruptCheckpoint& broken) {
     const auto entries = find_checkpoints(path);
     if (entries.size() < 2) throw;
-    const std::string text = fmt::format("{}; the checkpoint before it is {}", broken.what(),
+    const std::string text = fmt::format("{}; the previous checkpoint is {}", broken.what(),
                                          entries[entries.size() - 2].path.string());
     if (const auto* file = dynamic_cast<const CorruptFile*>(&broken)) {
       throw CorruptFile(file->file(), text);

@@ -14,49 +14,48 @@ namespace tessera::io {
 /// "step-00001200"
 std::string checkpoint_name(std::int64_t step);
 
-/// Opens a checkpoint. Waits up to a second for missing or cut files: a network file system may
-/// show them late on another host than the writer's.
+/// Opens a checkpoint. Retries for up to a second on missing or truncated files, which a network
+/// file system may show late to other hosts than the writer.
 /// @throws as CheckpointReader::open
 CheckpointReader open_patiently(const fs::path& path);
 
-/// A committed checkpoint: a directory named after its step that has an index, or cannot be read.
+/// A committed checkpoint: a directory `step-*` with an index, or unreadable.
 struct CheckpointEntry {
   std::int64_t step = 0;
   fs::path path;
 };
 
 /// Committed checkpoints of a run directory (which has `checkpoints/`) or of a directory of
-/// checkpoints, by ascending step. Skips attempts (`*.tmp`), and does not read `latest`.
+/// checkpoints, by ascending step. Ignores attempts (`*.tmp`) and `latest`.
 /// @throws IoError if the directory cannot be read
 std::vector<CheckpointEntry> find_checkpoints(const fs::path& run_or_checkpoints_dir);
 
 struct NewestCheckpoint {
   std::optional<CheckpointReader> reader;  ///< empty if none is valid
-  std::vector<std::string> skipped;        ///< newer broken ones: a line with the reason each
+  std::vector<std::string> skipped;        ///< one line for each newer, broken checkpoint
 };
 
 struct NewestOptions {
   /// Verifies all data, on as many threads as the machine has, up to 16.
   bool verify_data = false;
-  std::set<fs::path> passed_over{};  ///< to skip
-  /// Additional check; throws CorruptCheckpoint to skip one. Other errors and NewerFormat end the
-  /// search.
+  std::set<fs::path> passed_over{};  ///< checkpoints to skip silently
+  /// Additional check; throws CorruptCheckpoint to skip a checkpoint. Other errors, and
+  /// NewerFormat, end the search.
   std::function<void(const CheckpointReader&)> check{};
 };
 
 /// Newest checkpoint with a valid index and all files in full size; see open_patiently.
-/// @throws IoError if one cannot be examined (permissions, an unreachable server), NewerFormat if
-///         only a newer tessera reads it: neither falls back to older weights
+/// @throws IoError if a checkpoint cannot be read (permissions, an unreachable server), NewerFormat
+///         if it needs a newer tessera; never falls back to older weights then
 NewestCheckpoint newest_valid(const fs::path& run_or_checkpoints_dir,
                               const NewestOptions& options = {});
 
-/// Directory of the user's CHECKPOINT, without opening it; see open_checkpoint.
+/// Directory of a command's CHECKPOINT argument, without opening it; see open_checkpoint.
 /// @throws InvalidArgument if there is no checkpoint or no such step, IoError
 fs::path locate_checkpoint(const fs::path& path, std::optional<std::int64_t> step = {});
 
-/// Opens the user's CHECKPOINT: a checkpoint directory, or the given step (default: the newest
-/// committed one) of a run or directory of checkpoints. A broken newest one is an error, not a
-/// reason to take an older one.
+/// Opens a command's CHECKPOINT argument: a checkpoint directory, or the given step (default: the
+/// newest committed one) of a run or directory of checkpoints. Never falls back to an older one.
 /// @throws InvalidArgument if there is no checkpoint or no such step, IoError, CorruptCheckpoint
 CheckpointReader open_checkpoint(const fs::path& path, std::optional<std::int64_t> step = {});
 

@@ -15,11 +15,11 @@
 namespace tessera::io {
 namespace {
 
-// How an index with a checksum begins, and what stands for its digits when it is computed. The
-// checksum covers every byte of the file, so it can't lie behind what it covers in any other way.
+// First bytes of an index with a checksum. The checksum covers the whole file, with kNoDigits in
+// place of its own digits.
 constexpr std::string_view kChecksumStart = "{\n \"checksum\": \"crc64:";
 constexpr std::string_view kNoDigits = "0000000000000000";
-// All fields of an index before it had a checksum.
+// All fields of an index without a checksum (early versions).
 constexpr std::array<std::string_view, 10> kUncheckedFields = {
     "created",  "files", "format",  "model",   "run_id",
     "sections", "step",  "tessera", "version", "world_size"};
@@ -39,7 +39,7 @@ void check_version(const JsonReader& root, const std::string& source) {
   if (version > kCheckpointVersion) throw NewerFormat(source, version, kCheckpointVersion);
 }
 
-// Of text whose checksum can't be trusted: a later format may have another kind of checksum.
+// Hint for a wrong checksum: a newer format may use another kind of checksum.
 std::string newer_version(std::string_view text, const std::string& source) {
   try {
     const Json json = parse_json(text, source);
@@ -52,7 +52,7 @@ std::string newer_version(std::string_view text, const std::string& source) {
   return {};
 }
 
-// Before anything else is made of the text, so that damage is called damage. False: no checksum.
+// Verifies the checksum before parsing, so that damage is reported as damage. False: no checksum.
 bool check_text(std::string_view text, const std::string& source) {
   if (!text.starts_with(kChecksumStart)) return false;
   std::uint64_t stored = 0;
@@ -61,7 +61,7 @@ bool check_text(std::string_view text, const std::string& source) {
                      parse_checksum(text.substr(kDigits, kNoDigits.size() + 6), stored) &&
                      index_checksum(text) == stored;
   require<CorruptCheckpoint>(
-      right, "{}: its own checksum is wrong, it was damaged or edited after it was saved{}", source,
+      right, "{}: its own checksum is wrong: it was damaged or edited after the save{}", source,
       right ? "" : newer_version(text, source));
   return true;
 }
@@ -96,10 +96,11 @@ const std::string& parse_file_name(const JsonReader& json) {
   const std::string& name = json.string();
   const bool plain = !name.empty() && name.size() <= 255 && name != "." && name != ".." &&
                      name.find('/') == std::string::npos && name.find('\0') == std::string::npos;
-  require<CorruptCheckpoint>(plain,
-                             "{}: {} is not a plain file name; a checkpoint's files lie in its "
-                             "own directory",
-                             json.where(), json.value().dump());
+  require<CorruptCheckpoint>(
+      plain,
+      "{}: {} is not a plain file name; the files of a checkpoint must be in "
+      "its own directory",
+      json.where(), json.value().dump());
   return name;
 }
 
@@ -146,7 +147,7 @@ Chunk parse_chunk(const JsonReader& json, const CheckpointIndex& index, std::int
       chunk.file, header == index.headers.end() ? 0 : header->second.size);
   const std::int64_t bytes = chunk.byte_end - chunk.byte_begin;
   require<CorruptCheckpoint>(bytes % width == 0 && bytes / width == chunk.end - chunk.begin,
-                             "{}: {} elements of {} bytes cannot lie in {} bytes", json.where(),
+                             "{}: {} elements of {} bytes do not fill {} bytes", json.where(),
                              chunk.end - chunk.begin, width, bytes);
   if (json.has("box")) {
     const JsonReader box = json.at("box");
@@ -182,7 +183,7 @@ TensorMap parse_tensors(const JsonReader& json, const CheckpointIndex& index, Se
   for (const auto& [name, value] : json.object().items()) {
     require<CorruptCheckpoint>(
         !name.empty() && name.size() <= kMaxTensorName && name.find('\0') == std::string::npos,
-        "{}: a tensor's name is empty, holds a NUL, or is longer than {} bytes", json.where(),
+        "{}: a tensor name is empty, contains a NUL, or is longer than {} bytes", json.where(),
         kMaxTensorName);
     try {
       tensors.emplace(name, parse_tensor(json.at(name), index));
@@ -195,12 +196,12 @@ TensorMap parse_tensors(const JsonReader& json, const CheckpointIndex& index, Se
   return tensors;
 }
 
-// Moments are those of the parameters `others`: the same names, and the same shapes.
+// Moments must have the names and shapes of `others`.
 void check_moments(const TensorMap& moments, Section section, const TensorMap& others,
                    std::string_view kind, const std::string& source) {
   for (const auto& [name, tensor] : moments) {
     const auto other = others.find(name);
-    require<CorruptCheckpoint>(other != others.end(), "{}: {} of {} belongs to no tensor of {}",
+    require<CorruptCheckpoint>(other != others.end(), "{}: {} of {} has no counterpart in {}",
                                source, section_name(section), name, kind);
     require<CorruptCheckpoint>(
         other->second.shape == tensor.shape, "{}: {} of {} has shape {}, but {} in {}", source,
@@ -282,15 +283,13 @@ CheckpointIndex parse_index(std::string_view text, const std::string& source) {
   check_version(root, source);
   require<CorruptCheckpoint>(
       checked || !root.has("checksum"),
-      "{} was written anew by another program, so that its checksum can't be checked; remove the "
-      "field \"checksum\" to have it read without",
+      "{} was rewritten by another program, so its checksum cannot be verified; remove the field "
+      "\"checksum\" to read it without verification",
       source);
   for (const auto& [field, value] : root.object().items()) {
     require<CorruptCheckpoint>(
         checked || std::ranges::find(kUncheckedFields, field) != kUncheckedFields.end(),
-        "{}: the field {} is unknown, and there is no checksum to vouch for "
-        "it",
-        source, Json(field).dump());
+        "{}: unknown field {} in an index without a checksum", source, Json(field).dump());
   }
   CheckpointIndex index;
   index.step = root.at("step").integer();
@@ -355,7 +354,7 @@ std::string format_index(const CheckpointIndex& index) {
                            {"size", index.trainer->size},
                            {"checksum", format_checksum(index.trainer->crc64)}};
   }
-  // Keys are written in alphabetical order, so the checksum comes first.
+  // The JSON library sorts keys: the checksum comes first.
   const Json json{{"checksum", fmt::format("crc64:{}", kNoDigits)},
                   {"format", kCheckpointFormat},
                   {"version", kCheckpointVersion},

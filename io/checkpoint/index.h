@@ -17,13 +17,13 @@ namespace tessera::io {
 
 inline constexpr std::string_view kCheckpointFormat = "tessera-checkpoint";
 inline constexpr int kCheckpointVersion = 1;
-inline constexpr int kMaxWorldSize = 99'999;  // a shard's name has five digits
+inline constexpr int kMaxWorldSize = 99'999;  // names of shards have five digits
 inline constexpr std::int64_t kMaxIndexBytes = std::int64_t{256} << 20;
 
 /// Role of a tensor in a training run. The optimizer section of a checkpoint holds both moments.
 enum class Section { Model, ExpAvg, ExpAvgSq };
 inline constexpr Section kSections[] = {Section::Model, Section::ExpAvg, Section::ExpAvgSq};
-/// "model", "optimizer/exp_avg", "optimizer/exp_avg_sq": also the prefix of names in shards.
+/// "model", "optimizer/exp_avg", "optimizer/exp_avg_sq"; the prefix of tensor names in shards.
 std::string_view section_name(Section section);
 
 using TensorMap = std::map<std::string, TensorRecord>;
@@ -33,7 +33,7 @@ struct OptimizerSection {
   TensorMap exp_avg, exp_avg_sq;
 };
 
-/// The bytes of a shard before its data.
+/// Bytes of a shard before its tensor data.
 struct ShardHeader {
   std::int64_t size = 0;  ///< bytes
   std::uint64_t crc64 = 0;
@@ -54,24 +54,24 @@ struct CheckpointIndex {
   std::string tessera_version;      ///< of the writer
   std::string model_config = "{}";  ///< JSON of the "model" section of the run's configuration
   std::map<std::string, std::int64_t> files;   ///< shards and their sizes in bytes
-  std::map<std::string, ShardHeader> headers;  ///< of those shards whose index tells of it
+  std::map<std::string, ShardHeader> headers;  ///< by shard; older indexes lack some
   std::optional<TensorMap> model;
   std::optional<OptimizerSection> optimizer;
   std::optional<TrainerSection> trainer;
 
-  /// Null if the checkpoint does not hold that section.
+  /// Null if the checkpoint has no such section.
   const TensorMap* tensors(Section section) const;
   TensorMap* tensors(Section section);
 };
 
-/// The entry of one tensor contradicts itself.
+/// Inconsistent index entry of one tensor.
 class CorruptTensor : public CorruptCheckpoint {
  public:
-  /// @param begin, end  elements that are in no chunk, or in two, counted in the box that `what`
-  ///                    names, if any; equal for other errors
+  /// @param begin, end  elements in no chunk or in two, relative to the box named in `what`, if
+  ///                    any; equal for other errors
   CorruptTensor(std::string tensor, std::int64_t begin, std::int64_t end, const std::string& what)
       : CorruptCheckpoint("{}", what), tensor_(std::move(tensor)), begin_(begin), end_(end) {}
-  /// With its section: "model/wte.weight".
+  /// "model/wte.weight"
   const std::string& tensor() const { return tensor_; }
   std::int64_t begin() const { return begin_; }
   std::int64_t end() const { return end_; }
@@ -81,8 +81,7 @@ class CorruptTensor : public CorruptCheckpoint {
   std::int64_t begin_, end_;
 };
 
-/// A file is intact, but has a format that only a newer tessera reads. Callers must not silently
-/// continue without it.
+/// An intact file in a format that only a newer tessera reads. Callers must not silently skip it.
 class NewerFormat : public CorruptCheckpoint {
  public:
   NewerFormat(const std::string& file, std::int64_t version, std::int64_t known)
@@ -91,29 +90,29 @@ class NewerFormat : public CorruptCheckpoint {
             version, known) {}
 };
 
-/// The time now, as CheckpointIndex::created has it.
+/// Current time in the format of CheckpointIndex::created.
 std::string utc_now();
 
-/// Whether a text may be a run id: 1 to 100 letters, digits, '.', '_' or '-'.
+/// Whether a text is a valid run id: 1 to 100 letters, digits, '.', '_' or '-'.
 bool is_run_id(std::string_view text);
 
-/// Parses and validates an index; reads no other file. An index without its own checksum (of early
-/// versions) may have no unknown field.
+/// Parses and validates an index; reads no other file. An index of an early version, without a
+/// checksum, must have no unknown field.
 /// @param source  named in errors
 /// @throws CorruptCheckpoint naming the field, the expected and the found value; CorruptTensor for
-///         an error in one tensor; NewerFormat, unless the checksum is wrong: that may be damage
+///         an error in one tensor; NewerFormat if the checksum is right
 CheckpointIndex parse_index(std::string_view text, const std::string& source);
 
-/// Text of index.json, with its checksum. parse_index(format_index(i)) is i.
+/// Text of index.json, with its checksum; parse_index() inverts it.
 std::string format_index(const CheckpointIndex& index);
 
 /// Sorts chunks by box, then by first element, and checks that they cover the tensor exactly once.
-/// @param where  named in errors. @throws CorruptCheckpoint on a gap, an overlap, or a chunk
-///               outside its box or the tensor
+/// @param where  named in errors
+/// @throws CorruptCheckpoint on a gap, an overlap, or a chunk outside its box or the tensor
 void check_coverage(TensorRecord& tensor, const std::string& where);
 
 /// CRC-64 of the tensor's bytes in row-major order, from the checksums of its chunks; empty if a
-/// box other than the whole tensor is among them.
+/// chunk has a box other than the whole tensor.
 std::optional<std::uint64_t> tensor_checksum(const TensorRecord& tensor);
 
 }  // namespace tessera::io

@@ -11,7 +11,7 @@
 namespace tessera::io {
 namespace {
 
-// The step in "step-00001200" and in "step-00001200.a1b2c3.tmp", and what follows it.
+// Splits "step-00001200.a1b2c3.tmp" into 1200 and ".a1b2c3.tmp".
 std::optional<std::pair<std::int64_t, std::string>> parse_name(const std::string& name) {
   constexpr std::string_view kPrefix = "step-";
   if (!name.starts_with(kPrefix)) return std::nullopt;
@@ -23,12 +23,12 @@ std::optional<std::pair<std::int64_t, std::string>> parse_name(const std::string
   return std::pair(step, std::string(stop, end));
 }
 
-// Whether tessera gives a checkpoint's directory such an ending. Others are the user's own.
+// Whether tessera creates directories with this ending. Others are the user's.
 bool is_ours(const std::string& ending) {
   return ending.empty() || ending.ends_with(".tmp") || ending.starts_with(".unusable");
 }
 
-// Sizes of the files, and the latest time at which one of them or the directory was changed.
+// Sets the total size of the files and the latest change of a file or the directory.
 void measure(ListedCheckpoint& entry) {
   const auto look = [&](const fs::path& path) {
     struct stat status {};
@@ -73,15 +73,14 @@ ListedCheckpoint examine(const fs::path& path, std::int64_t step, const std::str
   measure(entry);
   if (rest.ends_with(".pruned.tmp")) {
     entry.state = CheckpointState::Removing;
-    entry.problem = "it was to be removed; the next save removes what is left of it";
+    entry.problem = "its removal was not finished; the next save finishes it";
   } else if (rest.ends_with(".tmp")) {
     entry.state = CheckpointState::Attempt;
-    entry.problem =
-        fmt::format("run {} did not finish saving it, or still does; the next save removes it",
-                    rest.size() > 5 ? rest.substr(1, rest.size() - 5) : "(none)");
+    entry.problem = fmt::format("run {} is saving it, or failed to; the next save removes it",
+                                rest.size() > 5 ? rest.substr(1, rest.size() - 5) : "(none)");
   } else if (!rest.empty()) {
     entry.state = CheckpointState::SetAside;
-    entry.problem = "it could not be read when a run went on from an earlier one";
+    entry.problem = "it could not be read, so a run resumed from an earlier checkpoint";
   } else {
     std::error_code absent;
     if (fs::exists(path / "index.json", absent)) {
@@ -119,7 +118,7 @@ std::vector<ListedCheckpoint> list_checkpoints(const fs::path& run_or_checkpoint
   std::error_code error;
   fs::path dir = run_or_checkpoints_dir;
   require<IoError>(!fs::is_regular_file(dir, error),
-                   "{} is a file; name a checkpoint's directory, or a run", dir.string());
+                   "{} is a file; give the directory of a checkpoint or a run", dir.string());
   error.clear();
   if (fs::is_directory(dir / "checkpoints", error)) dir /= "checkpoints";
   std::vector<ListedCheckpoint> entries;

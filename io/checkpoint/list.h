@@ -17,36 +17,36 @@ enum class CheckpointState : std::uint8_t {
   Committed,  ///< valid index, all files in full size
   Broken,     ///< committed, but no longer readable
   Newer,      ///< committed, in a format that only a newer tessera reads
-  Attempt,    ///< a save that is unfinished or under way
-  Removing,   ///< a removal that is unfinished or under way
-  SetAside,   ///< broken, and renamed by a run that resumed from an earlier one
+  Attempt,    ///< a save, unfinished or in progress
+  Removing,   ///< a removal, unfinished or in progress
+  SetAside,   ///< broken, and renamed by a run that resumed from an earlier checkpoint
 };
 /// "committed", "broken", "newer format", "attempt", "removing", "set aside"
 std::string_view state_name(CheckpointState state);
 
 struct ListedCheckpoint {
   fs::path path;
-  std::int64_t step = 0;  ///< as its name says
+  std::int64_t step = 0;  ///< from the directory's name
   CheckpointState state = CheckpointState::Committed;
-  std::string problem;  ///< reason why it is not usable; empty if committed
-  /// Without tensors: what a list needs; empty unless the index could be read.
+  std::string problem;  ///< why it is not usable; empty if committed
+  /// Without tensors; empty if unreadable.
   std::optional<CheckpointIndex> index;
   std::vector<std::string> sections;  ///< "model", "optimizer", "trainer"
-  std::int64_t bytes = 0;             ///< of the files that are there
-  /// Seconds since 1970 of the save, or of the last write if not committed; empty if unknown.
+  std::int64_t bytes = 0;             ///< of the existing files
+  /// Unix time of the save, or of the last write if not committed; empty if unknown.
   std::optional<std::int64_t> time;
 };
 
 /// Lists checkpoints, attempts and leftovers in a run or a directory of checkpoints, by step, then
 /// by name. Reads indexes, but no data.
-/// @param check  further checks: throws CorruptCheckpoint on a broken checkpoint, NewerFormat on
-///               one that this build cannot read
+/// @param check  additional check of a readable checkpoint: throws CorruptCheckpoint if it is
+///               broken, NewerFormat if this build cannot read it
 /// @throws IoError if the directory cannot be read
 std::vector<ListedCheckpoint> list_checkpoints(
     const fs::path& run_or_checkpoints_dir,
     const std::function<void(const CheckpointReader&)>& check = {});
 
-/// Seconds since 1970 of "2026-01-31T12:00:00Z"; empty if it is no such time.
+/// Unix time of "2026-01-31T12:00:00Z"; empty if the text has another form.
 std::optional<std::int64_t> parse_time(const std::string& text);
 
 }  // namespace tessera::io

@@ -31,7 +31,7 @@ void IndexMerger::add(const std::string& shard, std::int64_t shard_bytes, std::s
         continue;
       }
       require<CorruptCheckpoint>(whole["dtype"] == dtype.value() && whole["shape"] == shape.value(),
-                                 "{} has {}/{} as {}{}, a lower rank as {}{}", source, section,
+                                 "{}: {}/{} is {}{}, but {}{} in a lower rank", source, section,
                                  name, dtype.value().dump(), shape.value().dump(),
                                  whole["dtype"].dump(), whole["shape"].dump());
       for (std::size_t i = 0; i < count; ++i) whole["chunks"].push_back(chunks.at(i).value());
@@ -45,7 +45,7 @@ std::string IndexMerger::finish(const std::string& source) const {
     return found == tensors_->end() ? Json::object() : *found;
   };
   Json json = Json::parse(format_index(frame_));
-  json.erase("checksum");  // of what is now filled in
+  json.erase("checksum");  // covers the frame only; format_index adds the final one
   json["files"] = *files_;
   json["sections"]["model"] = {{"tensors", take(Section::Model)}};
   const Json exp_avg = take(Section::ExpAvg), exp_avg_sq = take(Section::ExpAvgSq);

@@ -33,7 +33,7 @@ void read_back(const fs::path& dir, const SaveRequest& request, const std::atomi
     if (hurry == nullptr || !*hurry) return;
     if (!hurried) hurried = Clock::now();
     require<IoError>(Clock::now() - *hurried < kWhenHurried,
-                     "it was not read to its end, as training stops");
+                     "reading was cut short because training stops");
   };
   const auto problems = verify_checkpoint(dir, index, options).problems;
   if (problems.empty()) return;
@@ -42,7 +42,8 @@ void read_back(const fs::path& dir, const SaveRequest& request, const std::atomi
       problems.size() == 1 ? "" : fmt::format(" (and {} more problems)", problems.size() - 1);
   require<IoError>(damage != problems.end(), "{} could not be read back: {}{}", dir.string(),
                    problems[0].str(), more);
-  throw CorruptCheckpoint("{} is not as it was saved: {}{}", dir.string(), damage->str(), more);
+  throw CorruptCheckpoint("{} differs from what was saved: {}{}", dir.string(), damage->str(),
+                          more);
 }
 
 }  // namespace tessera::io

@@ -4,15 +4,14 @@
 
 namespace tessera::io {
 
-/// Reads a saved checkpoint back; each rank reads its share of the shards.
-/// Sizes, headers, checksums and finiteness are verified as verify_checkpoint does; trainer.json is
-/// not looked at. Takes 1 MiB beside the index. What the page cache still holds comes from there,
-/// so this finds what went wrong on the way to the file system, not what a disk lost after that.
+/// Verifies this rank's share of the shards of a saved checkpoint, as verify_checkpoint does,
+/// without trainer.json. Takes 1 MiB besides the index. Reads through the page cache: finds errors
+/// on the way to the file system, not later losses of the disk.
 /// @param dir      the checkpoint, committed or about to be
-/// @param request  of the save; its pulse counts on as this gets on
-/// @param hurry    set: a second later this gives up; may be null
-/// @throws CorruptCheckpoint naming file, tensor and range of the first damage; IoError if there is
-///         none, but not all could be read
+/// @param request  of the save; its pulse is incremented with progress
+/// @param hurry    gives up one second after this is set; may be null
+/// @throws CorruptCheckpoint naming file, tensor and range of the first damage; else IoError if a
+///         part could not be read
 void read_back(const fs::path& dir, const SaveRequest& request,
                const std::atomic<bool>* hurry = nullptr);
 

@@ -14,10 +14,9 @@ namespace {
 
 constexpr std::int64_t kBuffer = std::int64_t{1} << 20;
 
-// What a user should do who asked a weights-only checkpoint for its optimizer state.
 std::string missing_section(const fs::path& path, Section section, const CheckpointIndex& index) {
   if (section == Section::Model) {
-    return fmt::format("checkpoint {} holds no model section", path.string());
+    return fmt::format("checkpoint {} has no model section", path.string());
   }
   std::string text = fmt::format(
       "checkpoint {} holds no optimizer state (it was saved with checkpoint.what=model); start "
@@ -33,7 +32,7 @@ std::string missing_section(const fs::path& path, Section section, const Checkpo
           return text + ", or resume from " + checkpoint_name(entry->step) + ", which has it";
         }
       } catch (const Error&) {
-        continue;  // a broken neighbour is no advice
+        continue;  // never recommend a broken checkpoint
       }
     }
   } catch (const IoError&) {
@@ -42,11 +41,11 @@ std::string missing_section(const fs::path& path, Section section, const Checkpo
   return text;
 }
 
-// What is not there is damage; that the disk does not tell may pass.
+// A missing file is damage; a failing stat may be temporary and throws IoError.
 fs::file_status look_at(const fs::path& path) {
   std::error_code error;
   const fs::file_status status = fs::symlink_status(path, error);
-  require<IoError>(status.type() != fs::file_type::none, "cannot look at {}: {}", path.string(),
+  require<IoError>(status.type() != fs::file_type::none, "cannot stat {}: {}", path.string(),
                    error.message());
   return status;
 }
@@ -62,16 +61,16 @@ struct CheckpointReader::State {
 CheckpointReader CheckpointReader::open(const fs::path& dir) {
   auto state = std::make_shared<State>();
   state->path = dir.has_filename() ? dir : dir.parent_path();
-  // The name that the path leads to: "." or "x/.." have one too.
+  // Resolves "." and "x/..".
   const std::string name =
       fs::absolute(dir / "").lexically_normal().parent_path().filename().string();
   require<CorruptCheckpoint>(!name.ends_with(".tmp"),
-                             "{} is no committed checkpoint: what ends in .tmp is an attempt to "
-                             "save one, or was being removed",
+                             "{} is not a committed checkpoint: directories that end in .tmp are "
+                             "unfinished saves or removals",
                              state->path.string());
   const fs::path index_path = state->path / "index.json";
   require<CorruptCheckpoint>(fs::exists(look_at(index_path)),
-                             "{} has no index.json: it is no committed checkpoint",
+                             "{} has no index.json: it is not a committed checkpoint",
                              state->path.string());
   state->index =
       parse_index(read_file(index_path, kMaxIndexBytes, Links::Refuse), index_path.string());
@@ -92,11 +91,11 @@ CheckpointReader CheckpointReader::open(const fs::path& dir) {
     if (!fs::is_regular_file(status)) {
       throw CorruptFile(file, fmt::format("{} is not a regular file", path.string()));
     }
-    // Opened, as a network file system may answer for the name alone what it knew before.
+    // Opens the file because a network file system may answer stat from a stale cache.
     const std::int64_t found = File::open(path, Links::Refuse).size();
     if (found != size) {
       throw CorruptFile(
-          file, fmt::format("{} has {} bytes, but the index says {}: it was cut or replaced",
+          file, fmt::format("{} has {} bytes, but the index says {}: it was truncated or replaced",
                             path.string(), found, size));
     }
   }
@@ -121,17 +120,17 @@ const TensorRecord& CheckpointReader::tensor(Section section, const std::string&
 }
 
 const TensorSource& CheckpointReader::source(Section section) const {
-  tensors(section);  // throws if it is not there
+  tensors(section);  // throws if absent
   return state_->sources.at(section);
 }
 
 std::string CheckpointReader::trainer_json() const {
-  require(index().trainer.has_value(), "checkpoint {} holds no trainer section", path().string());
+  require(index().trainer.has_value(), "checkpoint {} has no trainer section", path().string());
   const TrainerSection& trainer = *index().trainer;
   const fs::path file = path() / trainer.file;
   std::string text = read_file(file, kMaxIndexBytes, Links::Refuse);
   require<CorruptCheckpoint>(crc64(text.data(), text.size()) == trainer.crc64,
-                             "{}: the checksum is wrong, the file was changed after it was saved",
+                             "{}: the checksum is wrong: the file was changed after the save",
                              file.string());
   return text;
 }

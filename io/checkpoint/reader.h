@@ -14,7 +14,7 @@ namespace tessera::io {
 /// A file that the index lists is missing, or differs from the index.
 class CorruptFile : public CorruptCheckpoint {
  public:
-  /// @param file  its name inside the checkpoint directory
+  /// @param file  name inside the checkpoint directory
   CorruptFile(std::string file, const std::string& what)
       : CorruptCheckpoint("{}", what), file_(std::move(file)) {}
   const std::string& file() const { return file_; }
@@ -23,8 +23,8 @@ class CorruptFile : public CorruptCheckpoint {
   std::string file_;
 };
 
-/// A committed checkpoint, open for reading. Cheap to copy.
-/// Threads may read concurrently. Each chunk is verified in whole on its first touch.
+/// A committed checkpoint, open for reading. Cheap to copy. Threads may read concurrently.
+/// The first read of a chunk verifies all of it.
 class CheckpointReader {
  public:
   /// Reads and validates the index; checks that all files exist in their full size.
@@ -36,13 +36,13 @@ class CheckpointReader {
   const CheckpointIndex& index() const;
   bool has(Section section) const { return index().tensors(section) != nullptr; }
 
-  /// Tensors of a section by name. @throws InvalidArgument that advises what to do if the
-  /// checkpoint lacks the section
+  /// Tensors of a section by name. @throws InvalidArgument, with advice, if the checkpoint lacks
+  /// the section
   const TensorMap& tensors(Section section) const;
   /// @throws InvalidArgument also if there is no such tensor
   const TensorRecord& tensor(Section section, const std::string& name) const;
 
-  /// The tensors of a section, as a source for the pump; lives as long as this reader or a copy.
+  /// Tensors of a section as a source for the pump; valid while this reader or a copy exists.
   /// @throws as tensors()
   const TensorSource& source(Section section) const;
   /// source(section).read().
@@ -54,9 +54,9 @@ class CheckpointReader {
   /// Content of trainer.json, verified. @throws InvalidArgument if the checkpoint has none
   std::string trainer_json() const;
 
-  /// Fingerprint of the model's content, "crc64:...": equal for equal weights whatever the world
-  /// size they were saved at. CRC-64 over names, dtypes, shapes and tensor checksums in order of
-  /// names; see io/FORMAT.md. Reads data only if a tensor is stored in boxes.
+  /// Fingerprint of the weights, "crc64:...", independent of the world size. CRC-64 over names,
+  /// dtypes, shapes and tensor checksums in order of names; see io/FORMAT.md. Reads data only if a
+  /// tensor is stored in boxes.
   std::string digest() const;
 
  private:

@@ -21,8 +21,8 @@
 namespace tessera::io {
 namespace {
 
-// "h.3" of "h.3.ln_1.weight", "model.layers.3" of "model.layers.3.mlp.up_proj.weight": a name up to
-// its first number. Without one: the root.
+// The name up to its first number: "h.3" of "h.3.ln_1.weight", "model.layers.3" of
+// "model.layers.3.mlp.up_proj.weight"; "root" without a number.
 std::string unit_of(const std::string& name) {
   for (std::size_t begin = 0; begin < name.size();) {
     const std::size_t end = std::min(name.find('.', begin), name.size());
@@ -36,7 +36,7 @@ std::string unit_of(const std::string& name) {
   return "root";
 }
 
-// Letters, digits and '-', so that it may stand in a run id.
+// Host name as a valid run id.
 std::string host_name() {
   std::array<char, 65> buffer{};
   if (::gethostname(buffer.data(), buffer.size() - 1) != 0) return "host";
@@ -47,7 +47,7 @@ std::string host_name() {
   return name;
 }
 
-/// What one rank owns of a tensor.
+/// A rank's part of a tensor.
 struct Part {
   Section section;
   const std::string* name;
@@ -70,16 +70,16 @@ class Reshard {
     const auto start = std::chrono::steady_clock::now();
     require(options_.world_size >= 1 && options_.world_size <= kMaxWorldSize,
             "world size {}: expected 1 to {}", options_.world_size, kMaxWorldSize);
-    require(options_.jobs >= 1, "{} jobs: expected 1 at least", options_.jobs);
+    require(options_.jobs >= 1, "{} jobs: expected at least 1", options_.jobs);
     require(options_.memory >= kLeastJobMemory, "memory is {} bytes; at least {} are needed",
             options_.memory, kLeastJobMemory);
     std::error_code error;
     require(options_.overwrite || !fs::exists(target_, error),
-            "{} exists; choose another directory, or say --overwrite", target_.string());
+            "{} exists; choose another directory, or use --overwrite", target_.string());
     const fs::path from = fs::weakly_canonical(fs::absolute(source_.path())),
                    to = fs::weakly_canonical(fs::absolute(dir_));
     require(std::mismatch(from.begin(), from.end(), to.begin(), to.end()).first != from.end(),
-            "{} lies in the source {}; choose another directory", dir_.string(),
+            "{} is inside the source {}; choose another directory", dir_.string(),
             source_.path().string());
     plan();
     chunk_bytes_ = chunk_bytes_of(total_, options_.chunk_bytes);
@@ -90,12 +90,12 @@ class Reshard {
       fs::create_directory(attempt_, error);
       require<IoError>(!error, "cannot make {}: {}", attempt_.string(), error.message());
       sync_directory(dir_);
-      // What would end it last is looked at first.
+      // Errors of the last steps are detected before the long copy.
       if (index_.trainer) trainer_json_ = source_.trainer_json();
       if (fs::exists(target_, error)) {
         require<IoError>(can_exchange_in(attempt_),
-                         "this file system cannot swap {} for another directory in one step, as "
-                         "--overwrite does; move it away, and repeat without --overwrite",
+                         "this file system cannot atomically swap {} with another directory, as "
+                         "--overwrite requires; move it away and repeat without --overwrite",
                          target_.string());
       }
       copy();
@@ -169,7 +169,7 @@ class Reshard {
                      target_.string(), total_, available);
   }
 
-  // What a killed process left. One of this host that runs, or of another host, stays.
+  // Removes attempts of killed processes of this host.
   void remove_leftovers() const {
     std::error_code error;
     std::vector<fs::path> leftovers;
@@ -242,7 +242,7 @@ class Reshard {
     }
     const std::string text = format_index(index);
     require<IoError>(static_cast<std::int64_t>(text.size()) <= kMaxIndexBytes,
-                     "the index of {} ranks has {} bytes, and readers accept {}: choose fewer",
+                     "the index of {} ranks has {} bytes, but readers accept {}: use fewer ranks",
                      options_.world_size, text.size(), kMaxIndexBytes);
     check_result(parse_index(text, (attempt_ / "index.json").string()));
     write_file_atomically(attempt_ / "index.json", text);
@@ -254,8 +254,7 @@ class Reshard {
     });
   }
 
-  // What is committed must cover every tensor, and be the same tensors: their checksums follow from
-  // new chunks as from old ones.
+  // Compares the checksums of whole tensors, combined from old and from new chunks.
   void check_result(const CheckpointIndex& result) const {
     for (const Section section : kSections) {
       const TensorMap* tensors = index_.tensors(section);
@@ -275,7 +274,7 @@ class Reshard {
     if (replaces) {
       exchange_paths(attempt_, target_);
     } else {
-      require(rename_to_new(attempt_, target_), "{} was made meanwhile; it stays",
+      require(rename_to_new(attempt_, target_), "{} was created meanwhile; it is unchanged",
               target_.string());
     }
     renamed_ = true;
@@ -287,7 +286,7 @@ class Reshard {
         write_file_atomically(dir_ / "latest", target_.filename().string() + "\n");
       }
     } catch (const IoError&) {
-      // A hint that readers do not rely on.
+      // Readers do not rely on `latest`.
     }
   }
 
@@ -308,7 +307,7 @@ class Reshard {
 
 std::vector<ShardLayout> shard_layouts(const CheckpointIndex& index, int world_size,
                                        const std::vector<TensorInfo>& order) {
-  std::map<std::string, Shape> left;  // of any section
+  std::map<std::string, Shape> left;  // not yet added, of all sections
   for (const Section section : kSections) {
     const TensorMap* tensors = index.tensors(section);
     if (!tensors) continue;

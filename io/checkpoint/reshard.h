@@ -12,13 +12,13 @@ namespace tessera::io {
 
 struct ReshardOptions {
   int world_size = 1;                             ///< ranks of the new checkpoint
-  std::int64_t memory = std::int64_t{256} << 20;  ///< bytes, for all buffers together
-  int jobs = 1;                                   ///< threads that copy
+  std::int64_t memory = std::int64_t{256} << 20;  ///< bytes of all buffers
+  int jobs = 1;                                   ///< copying threads
   bool overwrite = false;                         ///< replace a committed checkpoint of this step
   std::int64_t chunk_bytes = 0;                   ///< as SaveRequest::chunk_bytes
-  /// Tensors in the order in which the model registers them; empty: unknown, see shard_layouts.
+  /// Tensors in the model's order of registration; empty: unknown, see shard_layouts.
   std::vector<TensorInfo> order{};
-  /// Called from one thread at a time: bytes of files done and in all.
+  /// Bytes of files written and in total. Calls are serialized.
   std::function<void(std::int64_t done, std::int64_t total)> progress{};
 };
 
@@ -26,27 +26,26 @@ struct ReshardReport {
   fs::path path;           ///< of the committed checkpoint
   std::int64_t bytes = 0;  ///< of its shards
   double seconds = 0;
-  std::string digest;  ///< the source's and the result's; empty without a model section
+  std::string digest;  ///< CheckpointReader::digest(); empty without a model section
 };
 
-/// Writes a checkpoint as a run of another world size would have saved it: a shard per rank, with
-/// the parts that the rank would own. Step, run id and trainer section stay.
+/// Writes a checkpoint as a run of another world size would have saved it. Step, run id and trainer
+/// section stay.
 ///
 /// Each byte is read once and verified. Commits as a save does: writes and syncs
-/// `step-N.reshard-<host>-<pid>.tmp`, then renames it, or swaps it with the checkpoint that it
-/// replaces. Attempts of processes that have ended are removed first.
+/// `step-N.reshard-<host>-<pid>.tmp`, then renames it, or swaps it with the checkpoint it replaces.
+/// Removes attempts of ended processes first.
 ///
-/// @param checkpoints_dir  made if absent
-/// @throws InvalidArgument if there is a checkpoint of this step and overwrite is not set, or on
-///         options that do not fit; IoError; CorruptCheckpoint naming file, tensor and elements.
-///         After an error nothing is left, and no checkpoint has changed.
+/// @param checkpoints_dir  created if absent
+/// @throws InvalidArgument if a checkpoint of this step exists and overwrite is not set, or on
+///         invalid options; IoError; CorruptCheckpoint naming file, tensor and elements. After an
+///         error the attempt is removed, and no checkpoint has changed.
 ReshardReport reshard_checkpoint(const CheckpointReader& source, const fs::path& checkpoints_dir,
                                  const ReshardOptions& options);
 
-/// Flat units of a run that trains the tensors of this index, in the order in which it shards them:
-/// a unit per block and one for the rest, by names. Tensors that `order` lacks, or has in another
-/// shape, follow in alphabetical order: any run can load the result, but would itself cut
-/// elsewhere.
+/// Sharding units of a run that trains the tensors of this index: one per block and one for the
+/// rest, by name. Tensors missing in `order`, or of another shape there, follow alphabetically: any
+/// run can load the result, but would itself shard at other boundaries.
 std::vector<ShardLayout> shard_layouts(const CheckpointIndex& index, int world_size,
                                        const std::vector<TensorInfo>& order);
 

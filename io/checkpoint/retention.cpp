@@ -26,7 +26,7 @@ std::set<std::int64_t> best_steps(const std::vector<CheckpointEntry>& entries,
       const auto loss = retention.loss(entry.path);
       if (loss && std::isfinite(*loss)) order.emplace_back(*loss, -entry.step);
     } catch (const Error&) {
-      unknown.insert(entry.step);  // it may be the best, and stays
+      unknown.insert(entry.step);  // kept: it may be the best
     }
   }
   std::sort(order.begin(), order.end());
@@ -36,8 +36,7 @@ std::set<std::int64_t> best_steps(const std::vector<CheckpointEntry>& entries,
   return steps;
 }
 
-// An intact one that this build cannot read is nobody's to remove; and one that the disk does not
-// give out now may be that.
+// An unreadable index or loss counts as a newer format: the checkpoint is kept.
 bool may_be_newer_format(const fs::path& path, const Retention& retention) {
   const std::string source = (path / "index.json").string();
   try {
@@ -61,7 +60,7 @@ std::vector<fs::path> find_superfluous(const SaveRequest& saved, const Retention
   auto entries = find_checkpoints(saved.checkpoints_dir);
   std::erase_if(entries, [&](const CheckpointEntry& entry) { return entry.step > saved.step; });
   std::map<std::int64_t, fs::path> superfluous;               // by step
-  std::erase_if(entries, [&](const CheckpointEntry& entry) {  // it takes no intact one's place
+  std::erase_if(entries, [&](const CheckpointEntry& entry) {  // no rule counts damaged ones
     return is_damaged(retention, entry.step) && superfluous.emplace(entry.step, entry.path).second;
   });
   const std::set<std::int64_t> best = best_steps(entries, retention);
@@ -79,7 +78,7 @@ std::vector<fs::path> find_superfluous(const SaveRequest& saved, const Retention
   return paths;
 }
 
-// All but the shards' data, of which each rank reads its own.
+// Verifies everything but the data of the shards.
 void verify_frame(const fs::path& path) {
   const auto reader = open_patiently(path);
   if (reader.index().trainer) (void)reader.trainer_json();
@@ -91,7 +90,7 @@ void remove_durably(const fs::path& path) {
   std::error_code error;
   fs::remove_all(gone, error);
   rename_path(path, gone);
-  sync_directory(path.parent_path());  // a power cut must not leave the name without its files
+  sync_directory(path.parent_path());  // a power cut must not leave the name with missing files
   fs::remove_all(gone, error);
   require<IoError>(!error, "cannot remove {}: {}", gone.string(), error.message());
 }
@@ -100,7 +99,7 @@ void remove_durably(const fs::path& path) {
 
 std::vector<fs::path> prune_checkpoints(const SaveRequest& saved, const Retention& retention,
                                         SaveCoordinator& coordinator) {
-  std::vector<fs::path> superfluous;  // rank 0's
+  std::vector<fs::path> superfluous;  // on rank 0
   if (retention.keep <= 0) return superfluous;
   if (retention.damaged) retention.damaged->erase(saved.step);
   const fs::path path = saved.checkpoints_dir / checkpoint_name(saved.step);
@@ -122,7 +121,7 @@ std::vector<fs::path> prune_checkpoints(const SaveRequest& saved, const Retentio
     });
   } catch (const FoundDamage& damage) {
     if (retention.damaged) retention.damaged->insert(saved.step);
-    throw IoError("{}, and resuming passes over this one", damage.what());
+    throw IoError("{}; a resume skips this one", damage.what());
   }
   try {
     for (const fs::path& gone : superfluous) remove_durably(gone);

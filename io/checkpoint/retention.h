@@ -12,39 +12,36 @@
 
 namespace tessera::io {
 
-/// Which committed checkpoints stay once a later one is committed: each that any rule keeps.
+/// Rules that keep committed checkpoints; a checkpoint stays if any rule keeps it.
 struct Retention {
-  int keep = 0;                 ///< newest ones; 0: all, whatever the other rules say
-  std::int64_t keep_every = 0;  ///< those of steps that this divides stay for good; 0: none
-  int keep_best = 0;            ///< those of the lowest loss; of equal ones the later
-  /// Validation loss of a checkpoint; empty if it is not known: such a one is not among the best.
-  /// One for which this throws NewerFormat is left alone, another Error makes it one of the best.
+  int keep = 0;                 ///< newest checkpoints; 0: all, overriding the other rules
+  std::int64_t keep_every = 0;  ///< steps divisible by this; 0: none
+  int keep_best = 0;            ///< checkpoints of lowest loss; ties: the later ones
+  /// Validation loss of a checkpoint; empty (unknown): not kept as best. If this throws NewerFormat
+  /// the checkpoint is never removed, on another Error it is kept as best.
   std::function<std::optional<double>(const fs::path& checkpoint)> loss{};
-  /// Steps whose checkpoints were found damaged as they were verified: they don't count for any
-  /// rule, and go with the next that is removed. Kept by prune_checkpoints(), on every rank; may be
-  /// null.
+  /// Steps of checkpoints that failed verification: no rule counts them, and they are removed with
+  /// the next removal. Updated by prune_checkpoints() on every rank; may be null.
   std::shared_ptr<std::set<std::int64_t>> damaged{};
 };
 
-/// Removes the checkpoints that `retention` does not keep, of those up to and including the step of
-/// `saved`, which was just saved and always stays. Those of later steps are left alone and do not
-/// count: a run that went back to an earlier step must not lose what it saves to what it left.
-/// Those that only a newer tessera reads never go, and do not count either; nor does one that may
-/// be such, as an error of the disk keeps its index or its loss from being read.
+/// Removes the checkpoints that `retention` does not keep. The one just saved (`saved`) always
+/// stays. Left alone and not counted by any rule: checkpoints of later steps (a run that went back
+/// to an earlier step must keep its new saves), and those in a newer format or with an unreadable
+/// index or loss, which may be in one.
 ///
-/// Before the first is removed, the one that was saved is verified: rank 0 reads the index and
-/// looks at the sizes of all files and the checksum of trainer.json, and each rank reads its own
-/// shard back (see read_back): in about the time that the write took or less, on the calling
-/// thread, and not if nothing is to be removed. Once saved.hurry is set, that is soon given up.
-/// Each that goes is renamed, durably, to a name that nobody loads before its files go.
+/// Verifies the new checkpoint before the first removal, if there is one: rank 0 checks the index,
+/// the sizes of all files and trainer.json; each rank reads its own shard back on the calling
+/// thread (see read_back), in about the time of the write. Gives up soon after saved.hurry is set.
+/// Renames each checkpoint durably to `*.pruned.tmp` before deleting its files.
 ///
-/// Collective, by all ranks of a save after it. A process that ends meanwhile leaves all of them.
-/// @param saved  the request of that save; its parts are not looked at
-/// @return the removed ones, by ascending step; on ranks other than 0 nothing
-/// @throws IoError, the same on all ranks, if what was saved is damaged (its step is then among
-///         retention.damaged) or could not all be read, naming rank, file, tensor and range, and
-///         nothing was removed; on rank 0 also naming what cannot be removed; CommError of the
-///         coordinator, and nothing was removed
+/// Collective over the ranks of a save, after it.
+/// @param saved  request of that save; its parts are not read
+/// @return the removed checkpoints, by ascending step; empty on ranks other than 0
+/// @throws IoError, the same on all ranks, before any removal, if the new checkpoint is damaged
+///         (its step is then in retention.damaged) or unreadable, naming rank, file, tensor and
+///         range; IoError on rank 0 if a checkpoint cannot be removed; CommError from the
+///         coordinator, before any removal
 std::vector<fs::path> prune_checkpoints(const SaveRequest& saved, const Retention& retention,
                                         SaveCoordinator& coordinator);
 

@@ -20,17 +20,17 @@ namespace tessera::io {
 namespace {
 
 constexpr const char* kTrainerFile = "trainer.json";
-// Rank 0's answer of a phase: a committed checkpoint of the same step is there.
+// Answer of rank 0 if a committed checkpoint of the same step exists.
 constexpr std::string_view kReplaces = "replaces";
 
 std::string from(std::size_t rank) { return fmt::format("answer of rank {}", rank); }
 
-/// What a rank is about to save.
+/// Terms of a save, exchanged between the ranks.
 struct Terms {
   std::int64_t step = 0;
   std::string run_id;
   std::int64_t world_size = 0;
-  std::int64_t bytes = 0;  ///< of its files, about
+  std::int64_t bytes = 0;  ///< estimate for this rank's files
   bool has_trainer = false;
 
   std::string str() const {
@@ -53,11 +53,11 @@ struct Terms {
   }
 };
 
-/// What a rank tells of the files it wrote.
+/// Sizes and checksums of the files that a rank wrote.
 struct Written {
   std::int64_t shard_bytes = 0, part_bytes = 0;
   std::uint64_t part_crc = 0;
-  std::optional<TrainerSection> trainer{};  ///< of the rank that wrote it
+  std::optional<TrainerSection> trainer{};  ///< if this rank wrote trainer.json
 
   std::string str() const {
     Json json{{"shard_bytes", shard_bytes},
@@ -82,7 +82,7 @@ struct Written {
   }
   static std::uint64_t checksum(const JsonReader& reader) {
     std::uint64_t crc = 0;
-    require<CorruptCheckpoint>(parse_checksum(reader.string(), crc), "{}: \"{}\" is no checksum",
+    require<CorruptCheckpoint>(parse_checksum(reader.string(), crc), "{}: \"{}\" is not a checksum",
                                reader.where(), reader.string());
     return crc;
   }
@@ -90,7 +90,7 @@ struct Written {
 
 std::string part_name(std::size_t rank) { return fmt::format("rank-{:05}.part.json", rank); }
 
-/// One attempt to save, as one rank sees it.
+/// One rank's part in an attempt to save.
 class Attempt {
  public:
   Attempt(const SaveRequest& request, SaveCoordinator& coordinator)
@@ -108,7 +108,7 @@ class Attempt {
       replaces_ = agree("room", [&] { return make_room(); })[0] == kReplaces;
       const auto parts = agree("written", [&] { return write(report); });
       if (replaces_) {
-        // What is replaced goes at once: its successor must be right before.
+        // The commit deletes the replaced checkpoint, so its successor is verified before.
         agree("indexed", [&] { return write_index(parts); });
         agree("verified", [&] { return read_back(temporary_, request_), std::string(); });
       }
@@ -136,7 +136,7 @@ class Attempt {
     const auto path = (request_.checkpoints_dir / name_).string();
     return io::agree(request_, coordinator_, fmt::format("save/{}/{}", name_, phase),
                      {fmt::format("checkpoint {} of step {} was not saved", path, request_.step),
-                      "former checkpoints stand"},
+                      "former checkpoints are unchanged"},
                      std::forward<Share>(share));
   }
 
@@ -146,7 +146,7 @@ class Attempt {
     require(request_.step >= 0 && request_.world_size >= 1 &&
                 request_.world_size <= kMaxWorldSize && request_.rank >= 0 &&
                 request_.rank < request_.world_size,
-            "step {}, rank {} of {} do not fit", request_.step, request_.rank, request_.world_size);
+            "invalid step {}, rank {} of {}", request_.step, request_.rank, request_.world_size);
     if (request_.rank == 0) {
       require(parse_json(request_.model_config, "model_config").is_object(),
               "the model's configuration must be an object");
@@ -154,14 +154,14 @@ class Attempt {
     plan_ = plan_shard(request_);
     if (request_.rank == 0) {
       make_directories_durably(request_.checkpoints_dir);
-      remove_leftovers();  // before anybody looks for room
+      remove_leftovers();  // before the ranks check the free space
     }
     return Terms{request_.step, id, request_.world_size, plan_.file_bytes + plan_.index_bytes,
                  !request_.trainer_json.empty()}
         .str();
   }
 
-  // What follows from all ranks' terms, the same on all of them.
+  // Derives from all ranks' terms the bytes needed and the rank that writes trainer.json.
   void settle(const std::vector<std::string>& answers) {
     const Terms first = Terms::parse(answers[0], 0);
     std::int64_t fewest = 0;
@@ -179,12 +179,11 @@ class Attempt {
     needed_ += static_cast<std::int64_t>(request_.trainer_json.size());
   }
 
-  // All ranks write into this directory, so what is free must do for all.
   std::string make_room() {
     const std::int64_t available = request_.free_bytes(request_.checkpoints_dir);
     require<IoError>(available < 0 || available >= needed_,
-                     "{} bytes needed for {}, {} bytes free on the file system of {}; free some, "
-                     "or keep fewer checkpoints",
+                     "{} bytes needed for {}, {} bytes free on the file system of {}; free some "
+                     "space, or keep fewer checkpoints",
                      needed_,
                      request_.world_size == 1 ? std::string("it")
                                               : fmt::format("all {} ranks", request_.world_size),
@@ -200,10 +199,8 @@ class Attempt {
     return "";
   }
 
-  // What earlier attempts, or an interrupted prune, left behind. A restarted run has another run
-  // id, so attempts of all ids go: the directory belongs to one run at a time. Only one that holds
-  // the name of this attempt can stop it; others that cannot be removed cost space, not
-  // checkpoints.
+  // Removes attempts and interrupted removals of all run ids: a restarted run has another id, and
+  // the directory is used by one run at a time. Fails only if this attempt's path stays taken.
   void remove_leftovers() const {
     std::error_code error;
     std::vector<fs::path> leftovers;
@@ -219,8 +216,8 @@ class Attempt {
     }
   }
 
-  // The rank's part of the index goes to rank 0 as a file: it grows with the model, and what the
-  // coordinator carries should not.
+  // The rank's part of the index goes to rank 0 as a file: it grows with the model, unlike messages
+  // of the coordinator.
   std::string write(SaveReport& report) {
     const std::int64_t chunk_bytes = chunk_bytes_of(needed_, request_.chunk_bytes);
     const std::string text = write_shard(request_, plan_, chunk_bytes, temporary_);
@@ -245,8 +242,8 @@ class Attempt {
     std::string text = read_file(path, request_.max_index_bytes, Links::Refuse);
     require<CorruptCheckpoint>(static_cast<std::int64_t>(text.size()) == written.part_bytes &&
                                    crc64(text.data(), text.size()) == written.part_crc,
-                               "{} is not what rank {} wrote: {} bytes, {} expected", path.string(),
-                               rank, text.size(), written.part_bytes);
+                               "{} differs from what rank {} wrote: {} bytes, {} expected",
+                               path.string(), rank, text.size(), written.part_bytes);
     return text;
   }
 
@@ -269,7 +266,7 @@ class Attempt {
     }
     std::string text = merger.finish((temporary_ / "index.json").string());
     require<IoError>(static_cast<std::int64_t>(text.size()) <= request_.max_index_bytes,
-                     "the index has {} bytes, and readers accept {}: save on fewer ranks",
+                     "the index has {} bytes, but readers accept {}: save on fewer ranks",
                      text.size(), request_.max_index_bytes);
     return text;
   }
@@ -304,7 +301,7 @@ class Attempt {
     try {
       write_file_atomically(request_.checkpoints_dir / "latest", name_ + "\n");
     } catch (const IoError&) {
-      // A hint that readers do not rely on; the checkpoint is committed all the same.
+      // Readers do not rely on `latest`; the checkpoint is committed.
     }
     pass("latest-written");
     return std::to_string(total_bytes_);
@@ -316,8 +313,8 @@ class Attempt {
   const fs::path temporary_;
   ShardPlan plan_;
   std::int64_t needed_ = 0;       // bytes of all ranks
-  int trainer_rank_ = -1;         // who writes trainer.json
-  std::int64_t total_bytes_ = 0;  // of all shards; rank 0's
+  int trainer_rank_ = -1;         // rank that writes trainer.json
+  std::int64_t total_bytes_ = 0;  // of all shards; on rank 0
   bool replaces_ = false, renamed_ = false;
 };
 

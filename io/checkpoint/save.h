@@ -28,7 +28,7 @@ struct TensorPart {
 
 /// Request of one rank. Step, world size and run id must be equal on all ranks.
 struct SaveRequest {
-  /// Created if absent. Belongs to one run at a time: leftover attempts are removed.
+  /// Created if absent. Used by one run at a time: attempts of other runs are removed.
   fs::path checkpoints_dir;
   std::int64_t step = 0;  ///< updates made so far
   int rank = 0;
@@ -36,35 +36,35 @@ struct SaveRequest {
   std::string run_id;  ///< letters, digits, '.', '_', '-'
   std::vector<TensorPart> model;
   std::vector<TensorPart> exp_avg, exp_avg_sq;  ///< empty on all ranks: weights only
-  std::string model_config = "{}";  ///< JSON of the configuration's "model" section; rank 0's
-  /// Replicated state, written by the rank with the smallest shard (the last of equal ones) among
-  /// those that pass it. Empty on all ranks: no trainer section.
+  std::string model_config = "{}";  ///< JSON of the configuration's "model" section; from rank 0
+  /// Replicated state, written by the rank with the smallest shard (ties: the last) among those
+  /// that pass it. Empty on all ranks: no trainer section.
   std::string trainer_json;
-  /// Limit of the index; readers accept kMaxIndexBytes.
+  /// Largest index; readers accept kMaxIndexBytes.
   std::int64_t max_index_bytes = kMaxIndexBytes;
-  /// Largest chunk, a power of two from 8 on; 0: chunk_bytes_of() the bytes of all ranks.
+  /// Largest chunk in bytes, a power of two >= 8; 0: chosen by chunk_bytes_of().
   std::int64_t chunk_bytes = 0;
   /// Called at each labelled point, for fault injection.
   std::function<void(std::string_view point)> at_point;
   /// Incremented as this rank makes progress, so that a watchdog can detect a hang; may be null.
   std::shared_ptr<std::atomic<std::uint64_t>> pulse;
-  /// Set to cut short the removal of old checkpoints; may be null.
+  /// Set to cut the removal of old checkpoints short; may be null.
   std::shared_ptr<std::atomic<bool>> hurry;
   /// Bytes free on the file system of a directory, -1 if unknown; replaced for fault injection.
   std::function<std::int64_t(const fs::path& dir)> free_bytes = io::free_bytes;
 };
 
-/// Exchange between the ranks of a save; the trainer implements it on its control channel.
+/// Exchange of messages between the ranks of a save.
 class SaveCoordinator {
  public:
   virtual ~SaveCoordinator() = default;
-  /// Gathers `mine` of all ranks, a few KiB at most whatever the model; returns them by rank.
-  /// `phase` is the same on all ranks and contains the step; it repeats if a step is saved again.
+  /// Gathers `mine` (a few KiB at most) of all ranks; returns them by rank. `phase` is the same on
+  /// all ranks and contains the step; it repeats if a step is saved again.
   /// @throws CommError naming the ranks that did not answer in time
   virtual std::vector<std::string> exchange(const std::string& phase, std::string_view mine) = 0;
 };
 
-/// For a world of one: returns what it is given.
+/// Coordinator of a world of one.
 class SoloCoordinator : public SaveCoordinator {
  public:
   std::vector<std::string> exchange(const std::string& phase, std::string_view mine) override;
@@ -72,21 +72,20 @@ class SoloCoordinator : public SaveCoordinator {
 
 struct SaveReport {
   fs::path path;                 ///< the committed checkpoint
-  std::int64_t bytes = 0;        ///< this rank wrote
+  std::int64_t bytes = 0;        ///< of this rank's shard
   std::int64_t total_bytes = 0;  ///< of all ranks' shards
   double seconds = 0;            ///< from call to commit
 };
 
-/// Saves a checkpoint of all ranks. Collective over the coordinator only; no weights are sent.
-/// 1. Ranks exchange their sizes, and each checks that there is room for all of them. 2. Each rank
-/// writes its shard and its part of the index into `step-N.<run id>.tmp/` and syncs them. 3. Rank 0
-/// merges the parts into the index and commits by one rename. A committed checkpoint of the same
-/// step is replaced in that rename, after each rank has read its new shard back.
+/// Saves a checkpoint of all ranks; collective over the coordinator, which carries no weights.
+/// 1. Ranks exchange their sizes and check the free space. 2. Each rank writes its shard and its
+/// part of the index into `step-N.<run id>.tmp/` and syncs them. 3. Rank 0 merges the parts into
+/// the index and commits by one rename. Replaces a committed checkpoint of the same step in that
+/// rename, after each rank has read its new shard back.
 ///
-/// Called by all ranks in the same order. Does not copy the data.
-/// @throws IoError, the same on all ranks, naming rank, file and cause if any rank failed;
-/// CommError
-///         of the coordinator. The attempt is then removed, and former checkpoints are unchanged.
+/// Does not copy the data.
+/// @throws IoError, the same on all ranks, naming rank, file and cause; CommError from the
+///         coordinator. The attempt is then removed; other checkpoints are unchanged.
 SaveReport save_checkpoint(const SaveRequest& request, SaveCoordinator& coordinator);
 
 }  // namespace tessera::io

@@ -16,8 +16,8 @@ SectionSource::SectionSource(const fs::path& dir, const CheckpointIndex& index, 
 std::shared_ptr<const TensorRecord> SectionSource::record(const std::string& name) const {
   const TensorMap& all = *index_.tensors(section_);
   const auto found = all.find(name);
-  require(found != all.end(), "checkpoint {} holds no tensor {} in its section {}", dir_.string(),
-          name, section_name(section_));
+  require(found != all.end(), "checkpoint {} holds no tensor {} in section {}", dir_.string(), name,
+          section_name(section_));
   return {std::shared_ptr<const void>(), &found->second};  // the index owns it
 }
 

@@ -15,7 +15,7 @@ namespace tessera::io {
 class SectionSource : public TensorSource {
  public:
   /// @param tensors        of the section in `index`; both and `dir` outlive this
-  /// @param check_headers  whether each shard's header is compared with the index when it is opened
+  /// @param check_headers  compare each shard's header with the index on open
   SectionSource(const fs::path& dir, const CheckpointIndex& index, Section section,
                 bool check_headers);
 
@@ -32,7 +32,7 @@ class SectionSource : public TensorSource {
   const bool check_headers_;
   std::vector<TensorInfo> tensors_;
   mutable std::mutex mutex_;
-  mutable std::map<std::string, FileIdentity> identities_;  // of checked files; guarded by mutex_
+  mutable std::map<std::string, FileIdentity> identities_;  // checked files; guarded by mutex_
 };
 
 }  // namespace tessera::io

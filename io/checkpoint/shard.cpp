@@ -15,11 +15,11 @@
 namespace tessera::io {
 namespace {
 
-// Checksum and write take turns on pieces that fit the cache.
+// Bytes checksummed and then written, while in the CPU cache.
 constexpr std::int64_t kWriteAtOnce = std::int64_t{4} << 20;
 constexpr std::int64_t kSmallestChunk = std::int64_t{256} << 10;
 constexpr std::int64_t kUsualChunk = std::int64_t{16} << 20;
-// Of a chunk in the rank's part of the index and in the index itself: about 250 bytes and 400.
+// About 250 bytes in the rank's part of the index and 400 in the merged index.
 constexpr std::int64_t kIndexBytesPerChunk = 650;
 
 const std::vector<TensorPart>& parts_of(const SaveRequest& request, Section section) {
@@ -37,7 +37,7 @@ const std::vector<TensorPart>& parts_of(const SaveRequest& request, Section sect
 void check_part(const TensorPart& part) {
   const std::int64_t size = numel(part.shape);
   require(part.begin >= 0 && part.begin <= part.end && part.end <= size,
-          "part of {}: elements {} to {} are outside shape {}", part.name, part.begin, part.end,
+          "part of {}: elements {} to {} exceed shape {}", part.name, part.begin, part.end,
           part.shape);
   require(part.data != nullptr || part.begin == part.end, "part of {}: no data", part.name);
 }
@@ -47,8 +47,8 @@ std::int64_t byte_count(const TensorPart& part) {
 }
 
 /// @param offset  of the part in the file
-/// @param sent    up to where the file is on its way to the disk; moves on
-/// @return the checksum of each chunk
+/// @param sent    end of the bytes whose writeback was started; updated
+/// @return checksum of each chunk
 std::vector<std::uint64_t> write_part(File& file, std::int64_t offset, std::int64_t& sent,
                                       const TensorPart& part, std::int64_t chunk_bytes,
                                       const SaveRequest& request) {
@@ -81,7 +81,7 @@ std::string shard_name(int rank, int world_size) {
 
 std::int64_t chunk_bytes_of(std::int64_t total, std::int64_t wanted) {
   require(wanted == 0 || (wanted >= 8 && std::has_single_bit(static_cast<std::uint64_t>(wanted))),
-          "chunks of {} bytes: expected a power of two from 8 on", wanted);
+          "chunks of {} bytes: expected a power of two >= 8", wanted);
   if (wanted > 0) return wanted;
   std::int64_t bytes = kSmallestChunk;
   while (total / bytes > (bytes < kUsualChunk ? 1 << 14 : 1 << 17)) bytes *= 2;

@@ -30,19 +30,18 @@ SafetensorsHeader read_shard_header(const File& file, const std::string& name,
   const auto check = [&](const char* key, const std::string& expected) {
     const auto found = header.metadata.find(key);
     if (found == header.metadata.end() || found->second == expected) return;
-    throw CorruptCheckpoint(
-        "{} is of {} {}, but the index is of {}: it belongs to another checkpoint",
-        file.path().string(), key, found->second, expected);
+    throw CorruptCheckpoint("{} has {} {}, but the index has {}: it belongs to another checkpoint",
+                            file.path().string(), key, found->second, expected);
   };
   check("step", std::to_string(index.step));
   check("run_id", index.run_id);
   check("world_size", std::to_string(index.world_size));
-  // Last, since that it belongs elsewhere says more.
+  // Checked last: a shard of another checkpoint is the better diagnosis.
   const auto saved = index.headers.find(name);
   if (saved != index.headers.end()) {
     require<CorruptCheckpoint>(checksum_of_start(file, saved->second.size) == saved->second.crc64,
-                               "{}: the checksum of its header (bytes 0 to {}) is wrong, it was "
-                               "damaged after it was saved",
+                               "{}: the checksum of its header (bytes 0 to {}) is wrong: it was "
+                               "damaged after the save",
                                file.path().string(), saved->second.size);
   }
   return header;

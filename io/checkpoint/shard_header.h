@@ -7,10 +7,10 @@
 
 namespace tessera::io {
 
-/// Reads the header of a checkpoint's shard and checks that it is the one that was saved.
+/// Reads the header of a shard and compares it with the index.
 /// @param name  of the shard in the index
-/// @throws CorruptCheckpoint if it is no header, tells of another step, run or world size than the
-///         index, or if its checksum in the index (where there is one) is another; IoError
+/// @throws CorruptCheckpoint if the header is malformed, or its step, run, world size or checksum
+///         (if the index has one) differ from the index; IoError
 SafetensorsHeader read_shard_header(const File& file, const std::string& name,
                                     const CheckpointIndex& index);
 

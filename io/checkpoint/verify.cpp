@@ -20,8 +20,8 @@
 namespace tessera::io {
 namespace {
 
-constexpr std::int64_t kBuffer = std::int64_t{1} << 20;  // bytes; a thread's
-constexpr std::int64_t kBatch = std::int64_t{16} << 20;  // bytes that a thread takes at once
+constexpr std::int64_t kBuffer = std::int64_t{1} << 20;  // bytes per thread
+constexpr std::int64_t kBatch = std::int64_t{16} << 20;  // bytes per unit of work
 constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
 
 // Index of the first element whose exponent bits are all ones (infinity or NaN), or -1.
@@ -56,9 +56,9 @@ struct NamedChunk {
   std::size_t number;               ///< of the chunk in its tensor
   std::string name;                 ///< of the tensor, with its section
   std::string error{};              ///< why it could not be read
-  bool unread = false;              ///< because of an error of the disk
-  bool wrong = false;               ///< its checksum
-  std::int64_t non_finite = kNone;  ///< first such element, as the chunk counts
+  bool unread = false;              ///< `error` is an I/O error
+  bool wrong = false;               ///< wrong checksum
+  std::int64_t non_finite = kNone;  ///< first non-finite element, numbered as Chunk::begin
 
   const Chunk& chunk() const { return tensor->record->chunks[number]; }
 };
@@ -120,7 +120,7 @@ class Verification {
     report_.problems.push_back({file, tensor, 0, 0, what, 0, 0, unread});
   }
 
-  // False: there is nothing to read.
+  // False: no file to read.
   bool check_size(const std::string& name, std::int64_t size) {
     const fs::path path = dir_ / name;
     std::error_code error;
@@ -128,7 +128,7 @@ class Verification {
     if (!fs::is_regular_file(status)) {
       const bool unread = status.type() == fs::file_type::none;
       problem(name, "",
-              unread               ? fmt::format("cannot be looked at: {}", error.message())
+              unread               ? fmt::format("cannot stat: {}", error.message())
               : fs::exists(status) ? "is not a regular file"
                                    : "is missing",
               unread);
@@ -137,22 +137,22 @@ class Verification {
     }
     const auto found = static_cast<std::int64_t>(fs::file_size(path, error));
     if (error) {
-      problem(name, "", fmt::format("cannot be looked at: {}", error.message()), true);
+      problem(name, "", fmt::format("cannot stat: {}", error.message()), true);
     } else if (found != size) {
-      problem(
-          name, "",
-          fmt::format("has {} bytes, but the index says {}: it was cut or replaced", found, size));
+      problem(name, "",
+              fmt::format("has {} bytes, but the index says {}: it was truncated or replaced",
+                          found, size));
     }
     return true;
   }
 
-  // Other tools read a shard by its own header: that must tell of the same tensors as the index.
+  // Other tools read a shard by its own header, which must list the same tensors as the index.
   void check_header(const std::string& name) {
     const std::size_t before = report_.problems.size();
     try {
       const File file = File::open(dir_ / name, Links::Refuse);
       compare_header(name, read_safetensors_header(file));
-      // Also finds what changes no tensor: a wrong step, a damaged byte of padding.
+      // Also detects damage outside tensors: a wrong step, a byte of padding.
       if (report_.problems.size() == before) read_shard_header(file, name, index_);
     } catch (const IoError& error) {
       problem(name, "", error.what(), true);
@@ -165,12 +165,12 @@ class Verification {
     const auto rank = header.metadata.find("rank");
     if (rank != header.metadata.end() && file.starts_with("rank-") &&
         !file.starts_with(fmt::format("rank-{:0>5}-", rank->second))) {
-      problem(file, "", fmt::format("is of rank {}: shards were exchanged", rank->second));
+      problem(file, "", fmt::format("is the shard of rank {}: shards were swapped", rank->second));
       return;
     }
     std::map<std::string, const SafetensorsEntry*> entries;
     for (const SafetensorsEntry& entry : header.tensors) entries[entry.name] = &entry;
-    std::map<std::string, std::int64_t> indexed;  // bytes of each entry that chunks lie in
+    std::map<std::string, std::int64_t> indexed;  // bytes of each entry covered by chunks
     for (const std::size_t i : by_file_[file]) {
       const std::string& name = chunks_[i].name;
       const DType dtype = chunks_[i].tensor->record->dtype;
@@ -197,7 +197,7 @@ class Verification {
       const std::int64_t bytes = indexed[entry.name];
       if (bytes == entry.end - entry.begin) continue;
       problem(file, entry.name,
-              fmt::format("the file holds {} bytes of it, the index tells of {}",
+              fmt::format("the file has {} bytes of it, the index lists {}",
                           entry.end - entry.begin, bytes));
     }
   }
@@ -209,7 +209,7 @@ class Verification {
       const std::string text = read_file(dir_ / trainer.file, kMaxIndexBytes, Links::Refuse);
       if (static_cast<std::int64_t>(text.size()) != trainer.size) {
         problem(trainer.file, "",
-                fmt::format("has {} bytes, but the index says {}: it was cut or replaced",
+                fmt::format("has {} bytes, but the index says {}: it was truncated or replaced",
                             text.size(), trainer.size));
       } else if (crc64(text.data(), text.size()) != trainer.crc64) {
         problem(trainer.file, "", "the checksum is wrong");
@@ -222,7 +222,7 @@ class Verification {
   }
 
   void read_chunks() {
-    // In the order of the files, so that disks are read forwards.
+    // Sequential reads, file by file.
     std::vector<std::size_t> order;
     for (const auto& [file, chunks] : by_file_) {
       if (!absent_.contains(file)) order.insert(order.end(), chunks.begin(), chunks.end());
@@ -242,13 +242,13 @@ class Verification {
       }
     }
     std::int64_t done = 0;
-    std::mutex mutex;  // guards done and the findings of chunks
+    std::mutex mutex;  // guards done and the results in chunks_
     const auto joins = [&](std::size_t i) {
       return are_neighbours(pieces[i - 1].slice, pieces[i].slice);
     };
     const auto size = [&](std::size_t i) { return pieces[i].slice.bytes(); };
     const std::vector<std::size_t> batches = cut_batches(pieces.size(), kBatch, joins, size);
-    // Through the page cache: a save that is read back finds its data there.
+    // Through the page cache, which still has the data of a save that is read back.
     Pump pump({.threads = options_.threads, .block = kBuffer, .direct_io = false});
     pump.run(batches.size() - 1, [&](std::size_t b, Pump::Lane& lane) {
       const std::span<const Piece> batch(&pieces[batches[b]], batches[b + 1] - batches[b]);
@@ -268,7 +268,7 @@ class Verification {
       try {
         read(0, batch.size());
       } catch (const Error& first) {
-        // Which of them cannot be read, and why?
+        // Reads one by one to find the failing chunks.
         bool found = false;
         const auto blame = [&](std::size_t i, const Error& error) {
           const bool unread = dynamic_cast<const IoError*>(&error) != nullptr;

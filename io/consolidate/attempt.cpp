@@ -18,8 +18,8 @@ namespace {
 
 constexpr std::string_view kMagic = "tessera-consolidate 2";
 constexpr std::string_view kAnyVersion = "tessera-consolidate ";
-constexpr std::size_t kMaxHeader = 200;                       // bytes; far over what is written
-constexpr std::int64_t kMaxJournal = std::int64_t{64} << 20;  // bytes; far over what is written
+constexpr std::size_t kMaxHeader = 200;                       // bytes; real ones are far smaller
+constexpr std::int64_t kMaxJournal = std::int64_t{64} << 20;  // bytes; real ones are far smaller
 
 std::string this_process() {
   std::array<char, 65> host{};
@@ -27,7 +27,7 @@ std::string this_process() {
   return fmt::format("{} {}", host.data(), ::getpid());
 }
 
-// A line is words, and the checksum of the words: one that was cut short is seen.
+// A line is words and their checksum, which detects a truncated line.
 std::string make_line(const std::string& words) {
   return fmt::format("{} {:016x}\n", words, crc64(words.data(), words.size()));
 }
@@ -37,7 +37,7 @@ std::optional<std::uint64_t> parse_hex(std::string_view word) {
   return parse_checksum(fmt::format("crc64:{}", word), value) ? std::optional(value) : std::nullopt;
 }
 
-/// Takes words off the front of a line.
+/// Removes and returns the first word of a line.
 std::string_view next_word(std::string_view& line) {
   const std::size_t end = line.find(' ');
   const std::string_view word = line.substr(0, end);
@@ -45,7 +45,7 @@ std::string_view next_word(std::string_view& line) {
   return word;
 }
 
-/// The words of a whole line; empty if its checksum is wrong.
+/// The words of a line without its checksum; empty if the checksum is wrong.
 std::string_view check_line(std::string_view line) {
   const std::size_t split = line.rfind(' ');
   if (split == std::string_view::npos) return {};
@@ -63,13 +63,14 @@ std::optional<FileRecord> parse_file(std::string_view words) {
 
 std::string read_all(const File& file) {
   const std::int64_t size = file.size();
-  require<IoError>(size <= kMaxJournal, "{} has {} bytes: remove it", file.path().string(), size);
+  require<IoError>(size <= kMaxJournal, "{} has {} bytes, too many for a journal: remove it",
+                   file.path().string(), size);
   std::string text(static_cast<std::size_t>(size), '\0');
   file.read(0, text.data(), text.size());
   return text;
 }
 
-/// Host and process id of who last took the attempt up; for messages only.
+/// Host and process id of the last owner of the attempt, for messages.
 std::string owner_in(const std::string& journal) {
   const std::size_t at = journal.rfind("owner ");
   if (at == std::string::npos) return "unknown";
@@ -79,15 +80,14 @@ std::string owner_in(const std::string& journal) {
   return line.empty() ? "unknown" : std::string(line);
 }
 
-/// Whether a journal begins with the whole first line of one, of any version.
+/// Whether the text starts with a complete header line, of any version.
 bool has_header(const std::string& journal) {
   const std::size_t end = journal.find('\n');
   return end != std::string::npos && end <= kMaxHeader &&
          check_line(std::string_view(journal).substr(0, end)).starts_with(kAnyVersion);
 }
 
-/// Whether this may be what was written of a journal's first line, which its directory is made
-/// after.
+/// Whether the text may be a truncated header line. The directory is created after the header.
 bool is_cut_header(const std::string& journal) {
   const std::size_t n = std::min(journal.size(), kAnyVersion.size());
   return journal.size() <= kMaxHeader && journal.find('\n') == std::string::npos &&
@@ -116,7 +116,7 @@ Attempt::Attempt(const fs::path& out, std::uint64_t identity)
   make_directories_durably(dir_);
 }
 
-// Removes nothing that another program or person may have made.
+// Guards against removing files of other programs or users.
 void Attempt::check_ours(const std::string& text, bool is_new) {
   std::error_code error;
   const fs::file_type found = fs::symlink_status(dir_, error).type();
@@ -124,20 +124,19 @@ void Attempt::check_ours(const std::string& text, bool is_new) {
   if (is_new && is_there) {
     fs::remove(journal_path_, error);
     throw InvalidArgument(
-        "{} exists, but {} does not, so it is no attempt to export that could be gone on with; "
-        "move it away or remove it",
+        "{} exists, but {} does not, so it is not an unfinished export; move it away or remove it",
         dir_.string(), journal_path_.string());
   }
   require(has_header(text) || (!is_there && is_cut_header(text)),
-          "{} is no journal of an export; move it and {} away", journal_path_.string(),
+          "{} is not the journal of an export; move it and {} away", journal_path_.string(),
           dir_.string());
   require(!is_there || found == fs::file_type::directory,
-          "{} is no directory, so it is no attempt to export; move it and {} away", dir_.string(),
-          journal_path_.string());
+          "{} is not a directory, so it is not an unfinished export; move it and {} away",
+          dir_.string(), journal_path_.string());
 }
 
 bool Attempt::lock() {
-  // Each round, another process may make or remove the journal between two calls of this one.
+  // Retries if another process creates or removes the journal between two system calls.
   for (int left = 100;; --left) {
     std::error_code error;
     const bool existed = fs::exists(fs::symlink_status(journal_path_, error));
@@ -151,8 +150,8 @@ bool Attempt::lock() {
       require(errno != EWOULDBLOCK, "another process is writing {} (host and process id: {})",
               dir_.string(), owner_in(read_all(journal_)));
       require(!existed,
-              "{} exists, and this file system has no locks that tell whether a process is still "
-              "at it; if none is, remove {} and {}",
+              "{} exists, and this file system has no locks, so a process may still be writing; "
+              "if none is, remove {} and {}",
               journal_path_.string(), dir_.string(), journal_path_.string());
     }
     if (same_file(journal_, journal_path_)) return !existed;
@@ -176,12 +175,12 @@ void Attempt::take_up(const std::string& text, std::uint64_t identity) {
     has_discarded_ = text.find("\nfile ") != std::string::npos;
     std::error_code error;
     fs::remove_all(dir_, error);
-    require<IoError>(!error, "cannot remove {}, which an earlier export left: {}", dir_.string(),
+    require<IoError>(!error, "cannot remove {}, left by an earlier export: {}", dir_.string(),
                      error.message());
     sync_directory(out_.parent_path());
   }
   has_records_ = !found_.empty();
-  // What follows the last whole line was being written when the attempt ended.
+  // Drops the line that was being written when the attempt ended.
   if (::ftruncate(journal_.descriptor(), static_cast<off_t>(valid)) != 0) {
     throw IoError("cannot write {}: {}", journal_path_.string(), std::strerror(errno));
   }
@@ -201,8 +200,8 @@ void Attempt::record(const FileRecord& file) {
 
 void Attempt::check_exchange() const {
   require<IoError>(can_exchange_in(dir_),
-                   "this file system cannot swap {} for another directory in one step, as "
-                   "--overwrite does; move it away, and repeat without --overwrite",
+                   "this file system cannot atomically swap {} with another directory, as "
+                   "--overwrite requires; move it away and repeat without --overwrite",
                    out_.string());
 }
 
@@ -212,8 +211,7 @@ void Attempt::commit(bool overwrite) {
     exchange_paths(dir_, out_);
   } else {
     require(rename_to_new(dir_, out_),
-            "{} was made while it was exported to; it stays as it is, and what was exported waits "
-            "in {}",
+            "{} was created during the export; it is unchanged, and the exported files are in {}",
             out_.string(), dir_.string());
   }
   sync_directory(out_.parent_path());
@@ -223,7 +221,7 @@ void Attempt::commit(bool overwrite) {
 void Attempt::remove() noexcept {
   std::error_code error;
   fs::remove_all(dir_, error);
-  // Without its journal, nobody would know what the directory is.
+  // The journal identifies the directory, so it is removed last.
   if (!fs::exists(fs::symlink_status(dir_, error))) fs::remove(journal_path_, error);
 }
 

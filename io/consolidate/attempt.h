@@ -9,50 +9,49 @@
 
 namespace tessera::io {
 
-/// An output file that was written and synced.
+/// A finished (written and synced) output file.
 struct FileRecord {
-  std::size_t file = 0;     ///< number among the output's files
-  std::uint64_t crc64 = 0;  ///< of all its bytes
+  std::size_t file = 0;     ///< index in the list of output files
+  std::uint64_t crc64 = 0;  ///< of the whole file
 };
 
-/// Where an export to `out` is made: `<out>.tmp`.
+/// Directory of an unfinished export to `out`: `<out>.tmp`.
 fs::path attempt_path(const fs::path& out);
 
-/// An unfinished export: the directory `<out>.tmp`, and the journal `<out>.tmp.journal`, whose lock
-/// marks a running process and whose lines list finished files. io/FORMAT.md defines both.
+/// An unfinished export: the directory `<out>.tmp` and the journal `<out>.tmp.journal`, which lists
+/// finished files and is locked by the running process. io/FORMAT.md defines both.
 class Attempt {
  public:
-  /// Continues an attempt of the same identity, removes one of another, or begins.
+  /// Continues an attempt of the same identity; removes one of another identity and starts anew.
   /// @param out       absolute; its parent exists
-  /// @param identity  checksum of all that decides what is written
-  /// @throws InvalidArgument if another process has it, or directory or journal are not an
-  ///         attempt's: both then stay as they are; IoError
+  /// @param identity  checksum of everything that determines the output
+  /// @throws InvalidArgument if another process holds the lock, or directory or journal belong to
+  ///         no attempt: both are then unchanged; IoError
   Attempt(const fs::path& out, std::uint64_t identity);
-  /// Leaves everything as it is, for the next attempt to continue.
+  /// Leaves directory and journal, to be continued by a later attempt.
   ~Attempt() = default;
   Attempt(const Attempt&) = delete;
   Attempt& operator=(const Attempt&) = delete;
 
   const fs::path& dir() const { return dir_; }
-  /// Files that an earlier process finished, in that order.
+  /// Files finished by earlier processes, in the order of the journal.
   const std::vector<FileRecord>& found() const { return found_; }
 
-  /// Whether files that an attempt of another identity had finished were removed.
+  /// Whether finished files of an attempt of another identity were removed.
   bool has_discarded() const { return has_discarded_; }
   /// Whether any file is finished.
   bool has_records() const { return has_records_; }
 
-  /// Records a file whose data is synced, durably. @throws IoError
+  /// Durably records a synced file. @throws IoError
   void record(const FileRecord& file);
-  /// Whether commit(true) can replace what is there: tried with two empty directories.
-  /// @throws IoError that says what to do, if this file system can't
+  /// Checks that commit(true) can replace an existing `out`; tries it with two empty directories.
+  /// @throws IoError, with advice, if the file system cannot
   void check_exchange() const;
-  /// Puts the directory in the place of `out` by one rename, and removes the journal.
-  /// @param overwrite  what is there is swapped out and removed
-  /// @throws InvalidArgument if something is there and is not to be replaced; IoError; and all is
-  ///         as it was
+  /// Renames the directory to `out` and removes the journal.
+  /// @param overwrite  replace an existing `out`
+  /// @throws InvalidArgument if `out` exists and overwrite is false; IoError; nothing has changed
   void commit(bool overwrite);
-  /// Removes directory and journal, as far as that is possible.
+  /// Removes directory and journal; ignores errors.
   void remove() noexcept;
 
  private:
@@ -61,7 +60,7 @@ class Attempt {
   void check_ours(const std::string& text, bool is_new);
   void take_up(const std::string& text, std::uint64_t identity);
   fs::path out_, dir_, journal_path_;
-  File journal_;  ///< locked as long as it is open
+  File journal_;  ///< locked while open
   std::vector<FileRecord> found_;
   bool has_records_ = false, has_discarded_ = false;
 };

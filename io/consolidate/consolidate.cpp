@@ -16,20 +16,20 @@
 namespace tessera::io {
 namespace {
 
-/// Everything that is to be written, and where it comes from.
+/// Source and output of a consolidation.
 struct Plan {
   ConsolidateSource source;
-  std::vector<ExportFile> files;     ///< of weights, and then of moments
-  std::size_t weight_files = 0;      ///< how many of them are of weights
-  std::vector<SideFile> side_files;  ///< but for the indices of `files`
+  std::vector<ExportFile> files;     ///< of weights, then of moments
+  std::size_t weight_files = 0;      ///< number of files of weights
+  std::vector<SideFile> side_files;  ///< without the indices of `files`
 };
 
 void check_options(const ConsolidateOptions& options) {
   require(options.what == ExportWhat::Model || options.format == ExportFormat::Safetensors,
           "a Hugging Face directory holds no optimizer state; choose --format safetensors");
   require(options.tensors.empty() || options.format == ExportFormat::Safetensors,
-          "a Hugging Face directory holds a whole model, and --tensors chooses some; choose "
-          "--format safetensors");
+          "a Hugging Face directory needs all tensors of a model, but --tensors selects some; "
+          "choose --format safetensors");
   require(!options.dtype || *options.dtype == DType::F32 || *options.dtype == DType::BF16,
           "weights are written as f32 or bf16, not {}", options.dtype.value_or(DType::F32));
   require(options.jobs >= 1 && options.memory >= 1 && options.max_shard_size >= 1,
@@ -51,42 +51,43 @@ bool is_tensor_file(std::string_view name) {
   return false;
 }
 
-/// Whether a path is `dir` or lies in it. Both are canonical.
+/// Whether a path is `dir` or inside it. Both are canonical.
 bool is_in(const fs::path& path, const fs::path& dir) {
   return std::mismatch(dir.begin(), dir.end(), path.begin(), path.end()).first == dir.end();
 }
 
-// `out` may be swapped out, and `out`.tmp may be emptied.
+// The source must survive the replacement of `out` and the removal of `<out>.tmp`.
 void check_apart(const fs::path& out, const fs::path& source) {
   const fs::path from = fs::weakly_canonical(source);
   const fs::path attempt = attempt_path(out);
   require(!is_in(from, fs::weakly_canonical(out)),
-          "{} holds the source {}; choose another directory", out.string(), source.string());
+          "{} contains the source {}; choose another directory", out.string(), source.string());
   require(!is_in(from, fs::weakly_canonical(attempt)),
-          "{}, where an export to {} is made, holds the source {}; choose another directory",
+          "{}, the working directory of an export to {}, contains the source {}; choose another "
+          "directory",
           attempt.string(), out.string(), source.string());
 }
 
-// The file of --config and what lies beside it must not be swapped out, either.
+// The file of --config and its directory must survive, too.
 void check_apart_from_config(const fs::path& out, const fs::path& config) {
   const fs::path beside = fs::weakly_canonical(fs::absolute(config).parent_path());
   for (const fs::path& dir : {out, attempt_path(out)}) {
     const fs::path canonical = fs::weakly_canonical(dir);
-    // The file may be a link, as in Hugging Face's cache.
+    // The file may be a link, as in the Hugging Face cache.
     require(!is_in(beside, canonical) && !is_in(fs::weakly_canonical(config), canonical),
-            "{} holds {}, which --config names; choose another directory", dir.string(),
+            "{} contains {}, the file of --config; choose another directory", dir.string(),
             config.string());
   }
 }
 
-// @param dir  the directory that is read, not a run that holds it
+// @param dir  directory of the checkpoint, not of its run
 void check_outside(const fs::path& out, const fs::path& dir) {
   require(!is_in(fs::weakly_canonical(attempt_path(out)), fs::weakly_canonical(dir)),
-          "{} lies in the source {}; choose another directory", out.string(), dir.string());
+          "{} is inside the source {}; choose another directory", out.string(), dir.string());
 }
 
-// An existing `out` is replaced only if it is an earlier export: a mistyped path must not cost
-// somebody a directory. Models of others consist of files of the same names.
+// --overwrite replaces only an earlier export, never another directory by a mistyped path. Models
+// of other programs have files of the same names, so the files must name tessera as their writer.
 void check_out(const fs::path& out, bool overwrite) {
   std::error_code error;
   const fs::file_status status = fs::symlink_status(out, error);
@@ -94,9 +95,9 @@ void check_out(const fs::path& out, bool overwrite) {
   require(overwrite, "{} exists already; choose another directory, or replace it with --overwrite",
           out.string());
   require(!fs::is_symlink(status),
-          "{} is a symbolic link; name the directory that it leads to, or remove the link",
+          "{} is a symbolic link; give the directory that it points to, or remove the link",
           out.string());
-  require(fs::is_directory(status), "{} is no directory; --overwrite replaces only an export",
+  require(fs::is_directory(status), "{} is not a directory; --overwrite replaces only an export",
           out.string());
   bool empty = true, config = false, tensors = false;
   for (const auto& item : fs::directory_iterator(out)) {
@@ -104,11 +105,13 @@ void check_out(const fs::path& out, bool overwrite) {
     const bool is_config = is_config_file(name);
     const bool is_tensors = is_tensor_file(name);
     const bool ours = item.is_regular_file() && (is_tensors || is_side_file(name));
-    require(ours, "{} holds {}, which no export does: it is not replaced; choose another directory",
+    require(ours,
+            "{} contains {}, which is not part of an export: it is not replaced; choose another "
+            "directory",
             out.string(), name);
     require(!name.ends_with(".safetensors") || is_written_by_export(item.path()),
-            "{} holds {}, which does not say that tessera wrote it: it is not replaced; choose "
-            "another directory, or remove this one if it may go",
+            "{} contains {}, which does not name tessera as its writer: it is not replaced; choose "
+            "another directory, or remove this one if you no longer need it",
             out.string(), name);
     empty = false;
     config = config || is_config;
@@ -116,7 +119,7 @@ void check_out(const fs::path& out, bool overwrite) {
   }
   require(
       empty || (config && tensors),
-      "{} is no complete export (config.json or tessera.json, and tensors): it is not replaced; "
+      "{} is not a complete export (config.json or tessera.json, and tensors): it is not replaced; "
       "choose another directory",
       out.string());
 }
@@ -160,7 +163,7 @@ bool replaces(const fs::path& out) {
   return fs::exists(fs::symlink_status(out, error));
 }
 
-// Bytes of the file system that the files of an attempt have already.
+// Disk space already allocated to the files of an attempt.
 std::int64_t allocated_bytes(const fs::path& dir) {
   std::int64_t bytes = 0;
   std::error_code error;
@@ -189,7 +192,7 @@ void check_space(const fs::path& out, const Attempt& attempt, const Plan& plan) 
 
 namespace {
 
-/// What is checked before anything is written.
+/// A checked export, before the first write.
 struct Prepared {
   fs::path out;  ///< absolute
   Plan plan;
@@ -264,8 +267,8 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
   Attempt attempt(out, prepared.identity);
   if (attempt.has_discarded()) {
     warn(fmt::format(
-        "{} held an unfinished export that this one cannot go on with (another or changed source, "
-        "or another --dtype, --memory, --jobs, ...): that one is removed, and this begins anew",
+        "{} held an unfinished export that this one cannot continue (another or changed source, or "
+        "another --dtype, --memory, --jobs, ...): removed it, starting anew",
         attempt.dir().string()));
   }
   bool whole = false;
@@ -280,29 +283,27 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
     if (!whole) {
       const bool newest = report.step && !options.step && plan.source.path != source;
       throw ConsolidationStopped(
-          "stopped with {} of {} bytes written; the same command goes on from there{}, what is "
-          "done waits in {}",
+          "stopped with {} of {} bytes written; the same command continues from there{}; the "
+          "finished files are in {}",
           progress.done, progress.total,
-          newest ? fmt::format(", with --step {} should the run have saved again", *report.step)
-                 : "",
+          newest ? fmt::format(", with --step {} if the run has saved again", *report.step) : "",
           attempt.dir().string());
     }
     write_small_files(attempt.dir(), plan, report.files);
     sync_directory(attempt.dir());
     try {
-      check_out(out, options.overwrite);  // again: somebody may have used the name meanwhile
+      check_out(out, options.overwrite);  // again: it may have been created meanwhile
     } catch (const InvalidArgument& error) {
-      throw InvalidArgument("{}; what was exported waits in {} for the same command", error.what(),
-                            attempt.dir().string());
+      throw InvalidArgument("{}; the exported files are in {}, for the same command to continue",
+                            error.what(), attempt.dir().string());
     }
     attempt.commit(options.overwrite);
   } catch (const ConsolidationStopped&) {
     throw;
   } catch (const IoError& error) {
-    // A full disk or a broken one is no reason to throw away what there is: it is verified when it
-    // is taken up.
+    // Keeps finished files after disk errors: a continued export verifies them.
     if (attempt.has_records()) {
-      throw IoError("{}; what is done waits in {}, and the same command goes on from there",
+      throw IoError("{}; finished files are in {}, and the same command continues from there",
                     error.what(), attempt.dir().string());
     }
     attempt.remove();

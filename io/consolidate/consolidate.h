@@ -14,7 +14,7 @@
 
 namespace tessera::io {
 
-/// HF: names and files of a Hugging Face model directory. Safetensors: our names, nothing else.
+/// HF: a Hugging Face model directory. Safetensors: tensors alone, by tessera's names.
 enum class ExportFormat { HF, Safetensors };
 enum class ExportWhat { Model, Optimizer, All };
 
@@ -28,35 +28,35 @@ struct ConsolidateProgress {
 struct ConsolidateOptions {
   ExportFormat format = ExportFormat::HF;
   ExportWhat what = ExportWhat::Model;
-  std::optional<DType> dtype;  ///< F32 or BF16 for weights; empty keeps what is stored
+  std::optional<DType> dtype;  ///< F32 or BF16, for weights; empty: the stored dtype
   std::int64_t max_shard_size = 5'000'000'000;    ///< bytes of tensors in one file
   std::int64_t memory = std::int64_t{256} << 20;  ///< bytes of all buffers together
   std::optional<std::int64_t> step;               ///< of a run; empty: the newest committed one
-  int jobs = 1;                                   ///< threads that copy
+  int jobs = 1;                                   ///< copying threads
   bool overwrite = false;                         ///< replace an earlier export at `out`
-  /// For names of somebody else's shards, but not of Hugging Face directories. The default is made
-  /// to fit a model that config.json names: see open_consolidate_source.
+  /// For names in other programs' sharded checkpoints, except Hugging Face directories. Default
+  /// rules adapt to the model in config.json: see open_consolidate_source.
   NameRules names;
-  /// Patterns (see is_chosen) of the tensors to export, by our names or those that `names` leaves;
-  /// moments go with their weight. Empty: all.
+  /// Patterns (see is_chosen) of the tensors to export, by tessera's names or those that `names`
+  /// yields; moments follow their weight. Empty: all.
   std::vector<std::string> tensors;
-  std::optional<fs::path> config_file;  ///< Hugging Face's config.json, if it is not in the source
-  /// How many shards there must be: of a PyTorch DCP as safetensors, which does not say it.
+  std::optional<fs::path> config_file;  ///< Hugging Face config.json, if not in the source
+  /// Expected number of shards of a PyTorch DCP as safetensors, which does not record it.
   std::optional<std::int64_t> shards;
-  /// Read and write past the page cache where the file system can do that; false: leave what was
-  /// written in the cache, for a program that reads it at once.
+  /// Bypass the page cache where the file system allows; false: keep the output cached, for a
+  /// program that reads it next.
   bool direct_io = true;
-  /// Called from one thread at a time, every few MiB. False stops with ConsolidationStopped.
+  /// Called every few MiB; calls are serialized. False stops with ConsolidationStopped.
   std::function<bool(const ConsolidateProgress&)> progress;
-  /// Called with each warning before anything is written: those of ConsolidatePlan, and one if an
-  /// unfinished export is removed.
+  /// Called with each warning before the first write: those of ConsolidatePlan, and the removal of
+  /// an unfinished export.
   std::function<void(const std::string&)> warn;
 };
 
 /// An entry of a source that is not exported.
 struct SkippedEntry {
   std::string name;  ///< at the source
-  std::string why;   ///< "optimizer state, written with --what all", "no tensor", ...
+  std::string why;   ///< "optimizer state, written with --what all", "not a tensor", ...
 };
 
 /// Output of a consolidation, before it is written.
@@ -66,8 +66,8 @@ struct ConsolidatePlan {
     Shape shape;
     DType stored = DType::F32, written = DType::F32;
     std::int64_t bytes = 0;  ///< as written
-    /// safetensors' name of a dtype that tessera lacks, which is copied as it is; stored and
-    /// written are then an integer of as many bytes.
+    /// safetensors name of a dtype that tessera lacks and copies unchanged; stored and written are
+    /// then the integer of that size.
     std::string opaque_dtype;
   };
   struct File {
@@ -76,16 +76,16 @@ struct ConsolidatePlan {
   };
   fs::path source;
   std::string kind;             ///< as in ConsolidateReport
-  std::vector<Tensor> tensors;  ///< in the order in which they are written
+  std::vector<Tensor> tensors;  ///< in order of writing
   std::vector<SkippedEntry> skipped;
-  std::vector<File> files;            ///< of tensors; small ones beside them are not listed
-  std::vector<std::string> warnings;  ///< data that may be missing in the source unnoticed
+  std::vector<File> files;            ///< of tensors only
+  std::vector<std::string> warnings;  ///< about data that may be missing in the source
 };
 
 struct ConsolidateReport {
   fs::path source;  ///< the checkpoint or directory that was read
-  /// What that is: "tessera checkpoint", "Hugging Face model", "PyTorch DCP", "Lightning FSDP
-  /// (PyTorch DCP)", "PyTorch DCP as safetensors".
+  /// "tessera checkpoint", "Hugging Face model", "PyTorch DCP", "Lightning FSDP (PyTorch DCP)" or
+  /// "PyTorch DCP as safetensors".
   std::string kind;
   std::vector<SkippedEntry> skipped;
   std::optional<std::int64_t> step;  ///< of the checkpoint
@@ -93,11 +93,11 @@ struct ConsolidateReport {
   std::int64_t tensors = 0;
   std::int64_t parameters = 0;    ///< elements of the model, if it was written
   std::int64_t bytes = 0;         ///< of tensor data written
-  std::int64_t reused_bytes = 0;  ///< of output files, that an earlier call had written
+  std::int64_t reused_bytes = 0;  ///< of output files written by an earlier call
   double seconds = 0;
 };
 
-/// The progress callback stopped a consolidation; see consolidate() for continuing it.
+/// Thrown if the progress callback stops a consolidation; the same consolidate() continues it.
 class ConsolidationStopped : public Error {
  public:
   template <typename... Args>
@@ -105,28 +105,27 @@ class ConsolidationStopped : public Error {
       : Error(fmt::format(text, std::forward<Args>(args)...)) {}
 };
 
-/// Writes a checkpoint's shards as a whole model. Sources: a checkpoint of tessera, a Hugging Face
-/// directory, or a PyTorch Distributed Checkpoint of FSDP, torchtitan or Lightning; the files of
-/// the directory decide. open_consolidate_source finds names and configuration.
+/// Writes the shards of a checkpoint as a whole model. Sources, recognized by their files: a
+/// checkpoint of tessera, a Hugging Face directory, or a PyTorch Distributed Checkpoint of FSDP,
+/// torchtitan or Lightning. open_consolidate_source finds names and configuration.
 ///
-/// Buffers take at most `memory` bytes together, whatever the model's size; names and places of
-/// tensors take about 2 KiB each in addition. Checksums are verified on the way. Files are written
-/// into `<out>.tmp`, synced, and renamed: `out` is complete, or absent, or still the former export.
-/// io/FORMAT.md lists the files of both formats.
+/// Buffers take at most `memory` bytes, metadata about 2 KiB per tensor in addition. Verifies
+/// checksums. Writes into `<out>.tmp`, syncs, and renames: `out` is complete, absent, or still the
+/// former export. io/FORMAT.md lists the files of both formats.
 ///
-/// A call that was stopped or killed, or that an IoError ended, leaves `<out>.tmp` and
-/// `<out>.tmp.journal`; a call that would write the same continues at the first unfinished file,
-/// after it has read the finished ones back. Another call begins anew. Other errors remove both.
-/// @throws InvalidArgument if `out` exists and may not be replaced, the source lies in or around
-///         `out` or `<out>.tmp`, another process is writing there, or the options do not fit;
+/// A stopped or killed call, and an IoError, leave `<out>.tmp` and `<out>.tmp.journal`; a call with
+/// the same output verifies the finished files and continues at the first unfinished one, another
+/// call begins anew. Other errors remove both.
+/// @throws InvalidArgument if `out` exists and may not be replaced, the source is inside or around
+///         `out` or `<out>.tmp`, another process is writing there, or on invalid options;
 ///         ConsolidationStopped, IoError, CorruptCheckpoint
 ConsolidateReport consolidate(const fs::path& source, const fs::path& out,
                               const ConsolidateOptions& options = {});
 
-/// Plans consolidate(). Reads metadata only, and writes nothing. @throws as consolidate()
+/// Plans consolidate(). Reads metadata only. @throws as consolidate()
 ConsolidatePlan plan_consolidation(const fs::path& source, const ConsolidateOptions& options = {});
 
-/// Plans an export to `out`, with all checks that consolidate() makes before it writes.
+/// Plans an export to `out`, with all checks that precede the first write of consolidate().
 ConsolidatePlan plan_consolidation(const fs::path& source, const fs::path& out,
                                    const ConsolidateOptions& options = {});
 

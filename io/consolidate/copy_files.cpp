@@ -23,7 +23,7 @@ OutputFile output_file(const ExportFile& file) {
   return output;
 }
 
-// An attempt may hold small files that this export does not write.
+// Removes small files of an earlier attempt that this export may not write.
 void remove_other_files(const fs::path& dir, const std::vector<ExportFile>& files) {
   std::set<std::string> names;
   for (const ExportFile& file : files) names.insert(file.name);
@@ -34,7 +34,7 @@ void remove_other_files(const fs::path& dir, const std::vector<ExportFile>& file
   for (const fs::path& path : others) fs::remove_all(path);
 }
 
-/// Recorded files that are as they were written.
+/// Recorded files that are intact.
 std::set<std::size_t> find_finished(const Attempt& attempt, const std::vector<ExportFile>& files,
                                     const WriteOptions& options) {
   std::map<std::size_t, std::uint64_t> recorded;

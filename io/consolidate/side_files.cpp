@@ -19,15 +19,15 @@
 namespace tessera::io {
 namespace {
 
-constexpr std::int64_t kMaxCopied = std::int64_t{64} << 20;  // bytes of a file that is copied
-constexpr std::size_t kMaxParsed = std::size_t{1} << 20;     // bytes of one that is parsed, too
+constexpr std::int64_t kMaxCopied = std::int64_t{64} << 20;  // bytes of a copied file
+constexpr std::size_t kMaxParsed = std::size_t{1} << 20;  // bytes of a file searched for auto_map
 constexpr const char* kOwnConfig = "tessera.json";
 constexpr const char* kGeneration = "generation_config.json";
 constexpr const char* kOwnTokenizer = "tokenizer_tessera.json";
 constexpr const char* kTokenizer = "tokenizer.json";
 constexpr const char* kTokenizerConfig = "tokenizer_config.json";
-/// What goes along as it is from a Hugging Face directory to another: what save_pretrained of
-/// transformers' tokenizers and processors writes, and tokenizers of its models' publishers.
+/// Files copied unchanged between Hugging Face directories: those that save_pretrained of
+/// tokenizers and processors writes, and tokenizers in their publishers' own formats.
 constexpr std::array kCopied = {kGeneration,
                                 kTokenizer,
                                 kTokenizerConfig,
@@ -54,10 +54,10 @@ constexpr std::array kCopied = {kGeneration,
                                 "video_preprocessor_config.json",
                                 "audio_tokenizer_config.json",
                                 kOwnTokenizer};
-/// Named templates beside chat_template.jinja; exports have no directories in them.
+/// Directory of further chat templates; exports have no subdirectories.
 constexpr const char* kMoreTemplates = "additional_chat_templates";
-/// Of a Hugging Face config.json: what it says beyond our "model" section. What it leaves out has
-/// Hugging Face's own default, which leaving it out keeps.
+/// Settings of a Hugging Face config.json without a counterpart in tessera's "model" section.
+/// Absent ones stay absent, so that Hugging Face's defaults apply.
 constexpr std::array kKeptSettings = {"bos_token_id", "eos_token_id", "pad_token_id",
                                       "resid_pdrop",  "embd_pdrop",   "attn_pdrop"};
 
@@ -65,7 +65,7 @@ void add_json(std::vector<SideFile>& files, const char* name, const Json& json) 
   files.push_back({name, json.dump(2) + "\n"});
 }
 
-/// The floating-point dtype that most bytes of the weights have; empty if none has one.
+/// The floating-point dtype of most bytes of the weights; empty if there is none.
 std::optional<DType> main_dtype(const std::vector<ExportTensor>& weights) {
   std::map<DType, std::int64_t> bytes;
   for (const ExportTensor& tensor : weights) {
@@ -114,7 +114,7 @@ void add_copy(std::vector<SideFile>& files, const fs::path& dir, const char* nam
   if (is_there(dir / name)) files.push_back({name, read_file(dir / name, kMaxCopied)});
 }
 
-/// Copies what lies beside the source's tensors, or else beside the config.json that was named.
+/// Adds the files next to the source's tensors, or else next to the file of --config.
 void add_copies(std::vector<SideFile>& files, const ConsolidateSource& source,
                 std::vector<std::string>& warnings) {
   const fs::path named = source.hf_config_file.parent_path();
@@ -122,20 +122,19 @@ void add_copies(std::vector<SideFile>& files, const ConsolidateSource& source,
   const auto is_tokenizers = [&](const char* name) {
     return name != std::string_view(kGeneration) && is_there(source.path / name);
   };
-  // All of a tokenizer or none: half of one and half of another may be opened and be wrong.
+  // All files of a tokenizer come from one directory: a mixture might load and be wrong.
   const bool own = std::any_of(kCopied.begin(), kCopied.end(), is_tokenizers);
   const fs::path& dir = own ? source.path : named;
   for (const char* name : kCopied) {
     if (name != std::string_view(kGeneration)) add_copy(files, dir, name);
   }
   if (is_there(dir / kMoreTemplates)) {
-    warnings.push_back(fmt::format("{} is not copied: exports have no directories in them",
+    warnings.push_back(fmt::format("{} is not copied: exports have no subdirectories",
                                    (dir / kMoreTemplates).string()));
   }
 }
 
-/// auto_map_files of a file's text. One that is no JSON is not ours to refuse: it goes along as it
-/// is, and so does one that is too large to be worth the memory.
+/// auto_map_files of a copied file; empty if it is not JSON or too large to parse.
 std::set<std::string> find_modules(const SideFile& file) {
   if (file.content.size() > kMaxParsed || file.content.find("auto_map") == std::string::npos) {
     return {};
@@ -147,7 +146,7 @@ std::set<std::string> find_modules(const SideFile& file) {
   }
 }
 
-/// config.json of a model that tessera does not know, and what goes along with it.
+/// Adds config.json of a model unknown to tessera, and the files copied with it.
 void add_other_model(std::vector<SideFile>& files, const ConsolidateSource& source,
                      std::vector<std::string>& warnings) {
   Json config = *source.hf_config;
@@ -160,8 +159,8 @@ void add_other_model(std::vector<SideFile>& files, const ConsolidateSource& sour
   }
   if (!modules.empty()) {
     warnings.push_back(fmt::format(
-        "this model needs Python files, which are not copied, as they are programs: {}; if you "
-        "trust them, copy them and what they import beside the new config.json",
+        "this model needs Python files, which are programs and therefore not copied: {}; if you "
+        "trust them, copy them and their imports next to the new config.json",
         fmt::join(modules, ", ")));
   }
 }
@@ -198,7 +197,7 @@ std::vector<SideFile> compose_side_files(const ConsolidateSource& source,
   }
   if (source.checkpoint) {
     add_tokenizer(files, *source.checkpoint, config);
-    // A run on token files keeps the tokenizer of the model that it started from.
+    // A run on token files keeps the tokenizer files of its initial model.
     const bool has_own = std::ranges::find(files, kOwnTokenizer, &SideFile::name) != files.end();
     for (const char* name : kCopied) {
       if (!has_own && name != std::string_view(kGeneration))

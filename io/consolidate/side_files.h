@@ -9,23 +9,22 @@
 
 namespace tessera::io {
 
-/// A small file beside those of tensors.
+/// A small file of an export, without tensors.
 struct SideFile {
   std::string name, content;
 };
 
-/// Configuration and tokenizer of an export; io/FORMAT.md lists them. Reads small files of the
-/// source, and writes nothing.
-/// @param warnings  sentences about files that are needed and not copied are added
+/// Configuration and tokenizer of an export; io/FORMAT.md lists the files. Writes nothing.
+/// @param warnings  receives a sentence about files that are needed but not copied
 /// @throws InvalidArgument, IoError, CorruptCheckpoint
 std::vector<SideFile> compose_side_files(const ConsolidateSource& source,
                                          const ConsolidateOptions& options,
                                          std::vector<std::string>& warnings);
 
-/// Whether an export may hold a file of this name that says which model it is.
 inline constexpr const char* kConfigFile = "config.json";
+/// Whether a file of this name is the configuration of an export.
 bool is_config_file(std::string_view name);
-/// Whether an export may hold a file of this name beside its tensors.
+/// Whether a file of this name may be a side file of an export.
 bool is_side_file(std::string_view name);
 
 }  // namespace tessera::io

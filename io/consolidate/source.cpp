@@ -25,8 +25,7 @@ bool wants_optimizer(const ConsolidateOptions& options) {
   return options.what != ExportWhat::Model;
 }
 
-// Only floating-point weights are converted: integers and truth values are indices and masks, which
-// another dtype would make wrong or useless.
+// Converts floating-point weights only: integers and booleans are indices and masks.
 DType written_dtype(const TensorInfo& info, const ConsolidateOptions& options) {
   return options.dtype && is_floating(info.dtype) ? *options.dtype : info.dtype;
 }
@@ -67,7 +66,7 @@ bool says_gpt2(const Json& config) {
   return type != config.end() && *type == "gpt2";
 }
 
-// Takes the config.json of another model than GPT-2: there is nothing to compare the tensors with.
+// Accepts the config.json of another model than GPT-2, whose tensors cannot be checked.
 void take_other_config(ConsolidateSource& result, Json config, const fs::path& file, bool needed) {
   const auto type = config.is_object() ? config.find("model_type") : config.end();
   if (config.is_object() && type != config.end() && type->is_string()) {
@@ -77,38 +76,39 @@ void take_other_config(ConsolidateSource& result, Json config, const fs::path& f
   }
   require<CorruptCheckpoint>(
       !needed,
-      "{} is no object with a \"model_type\", without which nothing opens a Hugging Face model; "
-      "name another with --config, or write the tensors alone with --format safetensors",
+      "{} is not an object with a \"model_type\", which a Hugging Face model needs; give another "
+      "one with --config, or write the tensors alone with --format safetensors",
       file.string());
 }
 
-// Whether the config.json of another model decides what is removed from names.
+// Whether prefixes of names are removed according to another model's config.json.
 bool strips_by_model(const ConsolidateSource& source, const NameRules& rules) {
   return source.hf_config && !source.config && rules.strip_wrappers && rules.prefixes.empty();
 }
 
-/// Finds the configuration of a source that is not ours; none if it is exported without.
+/// Finds the configuration of another program's source; none if the export needs none.
 void find_config(ConsolidateSource& result, const ShardedSource& source,
                  const ConsolidateOptions& options, const NameRules& rules) {
   const fs::path file = options.config_file.value_or(source.path() / kConfigFile);
   std::error_code error;
   if (!options.config_file && !fs::exists(file, error)) {
     require(options.format == ExportFormat::Safetensors,
-            "{} is a {} without config.json, so which model it holds is unknown; name the "
-            "config.json with --config, or write its tensors as they are with --format safetensors",
+            "{} is a {} without config.json, so its model is unknown; give a config.json with "
+            "--config, or write its tensors unchanged with --format safetensors",
             source.path().string(), source.kind());
     return;
   }
   const std::string text = read_file(file, kMaxConfig);
   Json config = parse_hf_config(text, file.string());
-  if (says_gpt2(config)) config = parse_json(text, file.string());  // it has numbers to be used
+  if (says_gpt2(config)) config = parse_json(text, file.string());  // with numbers as numbers
   const bool may_do_without = !options.config_file && options.format == ExportFormat::Safetensors;
   if (!says_gpt2(config)) {
     take_other_config(result, std::move(config), file, !may_do_without);
     if (options.format == ExportFormat::Safetensors) {
-      result.skipped.push_back({kConfigFile, strips_by_model(result, rules)
-                                                 ? "of no GPT-2: it only decides the names"
-                                                 : "of no GPT-2: tensors are written as they are"});
+      result.skipped.push_back(
+          {kConfigFile, strips_by_model(result, rules)
+                            ? "not of a GPT-2: used for names only"
+                            : "not of a GPT-2: tensors are written unchanged"});
     }
     return;
   }
@@ -119,24 +119,24 @@ void find_config(ConsolidateSource& result, const ShardedSource& source,
   } catch (const Unsupported& unsupported) {
     if (!may_do_without) throw;
     result.skipped.push_back(
-        {kConfigFile, fmt::format("{}: tensors are written as they are", unsupported.what())});
+        {kConfigFile, fmt::format("{}: tensors are written unchanged", unsupported.what())});
   }
 }
 
-// What --tensors is held against: moments go with their weight.
+// Name matched by --tensors; for moments, the name of their weight.
 std::string chosen_by(const std::string& name, TensorRole role) {
   return role == TensorRole::OptimizerState ? name.substr(name.find('/') + 1) : name;
 }
 
-// "exp_avg/transformer.h.0.ln_1.weight" by our name of the weight.
+// Turns "exp_avg/transformer.h.0.ln_1.weight" into "exp_avg/h.0.ln_1.weight".
 std::string our_state_name(const std::string& name) {
   const std::size_t slash = name.find('/');
   if (slash == std::string::npos) return name;
   return name.substr(0, slash + 1) + gpt2_name_from_hf(name.substr(slash + 1));
 }
 
-/// Exports those of the tensors of unreadable() that can be copied as they are.
-/// @param names  of the other tensors
+/// Adds the tensors of unreadable() that can be copied unchanged.
+/// @param names  names of the other tensors
 void add_unreadable(ConsolidateSource& result, const ShardedSource& source,
                     const ConsolidateOptions& options, const NameRules& rules,
                     std::vector<TensorName> names) {
@@ -150,8 +150,8 @@ void add_unreadable(ConsolidateSource& result, const ShardedSource& source,
     const bool wanted = (role == TensorRole::Weight && wants_weights(options) && !is_buffer) ||
                         (is_state && wants_optimizer(options));
     if (!wanted || !is_chosen(options.tensors, chosen_by(ours[i].name, role))) {
-      result.skipped.push_back({tensor.name, fmt::format("not asked for ({})", tensor.dtype)});
-    } else if (!tensor.carrier || (result.config && !is_state)) {  // a GPT-2 is there to be used
+      result.skipped.push_back({tensor.name, fmt::format("not selected ({})", tensor.dtype)});
+    } else if (!tensor.carrier || (result.config && !is_state)) {  // a GPT-2 must be readable
       refused += fmt::format("\n  {} {}", tensor.name, tensor.dtype);
     } else {
       names.push_back(ours[i]);
@@ -161,12 +161,12 @@ void add_unreadable(ConsolidateSource& result, const ShardedSource& source,
                       tensor.safetensors_dtype});
     }
   }
-  require<Unsupported>(refused.empty(), "{} holds tensors of dtypes that tessera does not read:{}",
+  require<Unsupported>(refused.empty(), "{} has tensors of dtypes that tessera does not read:{}",
                        source.path().string(), refused);
   check_distinct(names, source.path().string());
 }
 
-// So that sums of bytes have no need to be looked at again.
+// Later sums of bytes cannot overflow.
 void check_size(const ConsolidateSource& source) {
   std::int64_t total = 0;
   for (const auto* tensors : {&source.weights, &source.optimizer}) {
@@ -182,7 +182,7 @@ void check_size(const ConsolidateSource& source) {
   }
 }
 
-// Names of a model that Hugging Face's programs know and tessera does not.
+// Naming rules for a Hugging Face model unknown to tessera.
 NameRules other_model_rules(const ShardedSource& source, const Json& config) {
   NameRules rules;
   rules.model_levels = NameRules::ModelLevels{};
@@ -192,7 +192,7 @@ NameRules other_model_rules(const ShardedSource& source, const Json& config) {
   return rules;
 }
 
-// @param prefix  of the object's keys in config.json: "", "text_config."
+// @param prefix  path of the object in config.json: "", "text_config."
 void check_scales(const ConsolidateSource& source, const Json& object, const std::string& prefix) {
   for (const char* key : {"quantization_config", "compression_config"}) {
     const auto quantization = object.find(key);
@@ -200,22 +200,22 @@ void check_scales(const ConsolidateSource& source, const Json& object, const std
     for (const ExportTensor& tensor : source.weights) {
       require(
           tensor.stored == tensor.written,
-          "{} has a \"{}\", so {} may hold scales of quantized weights, which --dtype would "
-          "convert; leave --dtype out, or, if the weights are not quantized, name a config.json "
-          "without it with --config",
+          "{} has a \"{}\", so {} may be scales of quantized weights, which --dtype would convert; "
+          "omit --dtype, or, if the weights are not quantized, give a config.json without that key "
+          "with --config",
           source.hf_config_file.string(), prefix + key, tensor.source_name);
     }
   }
 }
 
-// What a key tells the roles of tensors by may be missing.
+// Detects optimizer state that was classified as weights because its usual key is missing.
 void check_no_state(const ConsolidateSource& source) {
   for (const ExportTensor& tensor : source.weights) {
     for (const std::string_view kind : {".exp_avg", ".exp_avg_sq", ".momentum_buffer"}) {
       require(!tensor.name.ends_with(kind),
-              "{}: the tensor {} is optimizer state by its name, and no weight of a Hugging Face "
-              "model; choose the weights with --format safetensors --tensors PATTERN, and their "
-              "names with --strip",
+              "{}: tensor {} is optimizer state by its name, not a weight of a Hugging Face model; "
+              "select the weights with --format safetensors --tensors PATTERN, and their names "
+              "with --strip",
               source.path.string(), tensor.source_name);
     }
   }
@@ -229,22 +229,22 @@ bool is_torchtitan_query(std::string_view name) {
   return name.find_first_not_of("0123456789") == name.size() - kAfter.size();
 }
 
-// Rows of wq and wk are in another order than those of q_proj and k_proj, so that other names alone
-// would make a model that opens and is wrong.
+// torchtitan's wq and wk have another row order than q_proj and k_proj: renaming alone would make a
+// model that loads and is wrong.
 void check_no_torchtitan(const ConsolidateSource& source) {
   const auto is_embedding = [](const std::string& name) { return name == "tok_embeddings.weight"; };
   const auto query = std::ranges::find_if(source.weights, is_torchtitan_query, &ExportTensor::name);
   require<Unsupported>(
       query == source.weights.end() ||
           std::ranges::none_of(source.weights, is_embedding, &ExportTensor::name),
-      "{} holds tok_embeddings.weight and {}, as torchtitan names and orders weights, which "
-      "programs of Hugging Face do not open; convert them with torchtitan's own script "
-      "(scripts/checkpoint_conversion/convert_to_hf.py), or write them as they are with --format "
+      "{} has tok_embeddings.weight and {}, in torchtitan's names and row order, which Hugging "
+      "Face programs do not read; convert them with torchtitan's own script "
+      "(scripts/checkpoint_conversion/convert_to_hf.py), or write them unchanged with --format "
       "safetensors",
       source.path.string(), query == source.weights.end() ? "" : query->source_name);
 }
 
-// Of a model that tessera does not know, exported for programs that do.
+// Checks of a model unknown to tessera, exported for programs that know it.
 void check_other_model(ConsolidateSource& source) {
   check_no_state(source);
   check_no_torchtitan(source);
@@ -253,8 +253,8 @@ void check_other_model(ConsolidateSource& source) {
     if (value.is_object()) check_scales(source, value, key + ".");
   }
   source.warnings.push_back(fmt::format(
-      "{} says model_type {}, which tessera does not know, so nothing here checks that names, "
-      "shapes and number of the tensors are that model's; --dry-run shows the names",
+      "{} has model_type {}, which tessera does not know, so names, shapes and number of the "
+      "tensors are not checked; --dry-run shows the names",
       source.hf_config_file.string(), source.hf_config->at("model_type").dump()));
 }
 
@@ -263,7 +263,7 @@ void add_unused_prefixes(ConsolidateSource& source, const std::vector<TensorName
   std::vector<std::string_view> weights;
   for (const TensorName& name : names)
     if (name.role == TensorRole::Weight) weights.push_back(name.source);
-  // Optimizer state has weights' names within its own.
+  // Names of optimizer state contain names of weights.
   const auto is_of_state = [&](const std::string& prefix) {
     return std::ranges::any_of(names, [&](const TensorName& name) {
       return name.role == TensorRole::OptimizerState &&
@@ -273,8 +273,8 @@ void add_unused_prefixes(ConsolidateSource& source, const std::vector<TensorName
   for (const std::string& prefix : unused_prefixes(weights, rules)) {
     if (is_of_state(prefix)) continue;
     source.warnings.push_back(fmt::format(
-        "--strip {} removes nothing: no weight's name begins with it{}", prefix,
-        weights.empty() ? "" : fmt::format("; the first is called {}", weights.front())));
+        "--strip {} removes nothing: no weight has this prefix{}", prefix,
+        weights.empty() ? "" : fmt::format("; the first weight is {}", weights.front())));
   }
 }
 
@@ -288,9 +288,9 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned
   if (strips_by_model(result, rules)) rules = other_model_rules(*owned, *result.hf_config);
   const std::vector<TensorName> names = classify_tensors(*owned, rules);
   add_unreadable(result, *owned, options, rules, names);
-  for (const std::string& name : owned->objects()) result.skipped.push_back({name, "no tensor"});
+  for (const std::string& name : owned->objects()) result.skipped.push_back({name, "not a tensor"});
   const ShardedSource* const source = owned.get();
-  // The shapes of a configuration's weights are compared below: none is shorter.
+  // With a configuration, missing data is detected below by the shapes of the weights.
   if (!result.config || wants_optimizer(options)) result.warnings = owned->warnings();
 
   if (source->unreadable().empty()) add_unused_prefixes(result, names, rules);
@@ -313,7 +313,7 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned
     const TensorName& name = names[i];
     const TensorInfo& info = source->tensors()[i];
     if (name.role == TensorRole::Other) {
-      result.skipped.push_back({name.source, "no part of the model"});
+      result.skipped.push_back({name.source, "not part of the model"});
     } else if (name.role == TensorRole::OptimizerState) {
       if (wants_optimizer(options)) {
         result.optimizer.push_back({model ? our_state_name(name.name) : name.name, info.shape,
@@ -326,7 +326,7 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned
     } else if (!model) {
       add_weight(result, *source, info, name.name, options);
     } else if (!written.contains(name.source)) {
-      result.skipped.push_back({name.source, "a buffer, or a head that is tied"});
+      result.skipped.push_back({name.source, "a buffer or a tied head"});
     }
   }
   if (model) {
@@ -341,7 +341,7 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned
   if (options.format == ExportFormat::HF && !result.config) check_other_model(result);
 }
 
-// Leaves out what --tensors does not choose.
+// Drops tensors that --tensors does not select.
 void choose_tensors(ConsolidateSource& source, const std::vector<std::string>& patterns) {
   if (patterns.empty()) return;
   std::vector<std::string> names;
@@ -349,7 +349,7 @@ void choose_tensors(ConsolidateSource& source, const std::vector<std::string>& p
     std::erase_if(tensors, [&](const ExportTensor& tensor) {
       names.push_back(chosen_by(tensor.name, role));
       if (is_chosen(patterns, names.back())) return false;
-      source.skipped.push_back({tensor.source_name, "not chosen by --tensors"});
+      source.skipped.push_back({tensor.source_name, "not selected by --tensors"});
       return true;
     });
   };
@@ -373,13 +373,11 @@ ConsolidateSource open_consolidate_source(const fs::path& path, const Consolidat
     return result;
   }
   const CheckpointReader reader = open_checkpoint(path, options.step);
-  require(
-      !options.shards,
-      "{} is a checkpoint of tessera, which says itself what it consists of; leave --shards out",
-      reader.path().string());
+  require(!options.shards,
+          "{} is a checkpoint of tessera, which records its number of shards; omit --shards",
+          reader.path().string());
   require(!options.config_file,
-          "{} is a checkpoint of tessera, which knows its model; leave "
-          "--config out",
+          "{} is a checkpoint of tessera, which records its model; omit --config",
           reader.path().string());
   result.path = reader.path();
   add_checkpoint(result, reader, options);

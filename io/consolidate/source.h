@@ -16,32 +16,31 @@ namespace tessera::io {
 struct ConsolidateSource {
   std::string kind;  ///< "tessera checkpoint", "Hugging Face model", "PyTorch DCP", ...
   fs::path path;
-  std::optional<CheckpointReader> checkpoint;  ///< if it is one of tessera's
-  std::shared_ptr<const Json> config;          ///< our "model" section; null if it is not known
-  /// Hugging Face's config.json: `config` was made of it, or, where that is null, it is of a model
-  /// that tessera does not know.
+  std::optional<CheckpointReader> checkpoint;  ///< of a tessera checkpoint
+  std::shared_ptr<const Json> config;          ///< tessera's "model" section; null if unknown
+  /// Hugging Face config.json from which `config` was made; if that is null, of a model unknown to
+  /// tessera.
   std::shared_ptr<const Json> hf_config;
-  fs::path hf_config_file;  ///< where it was read
+  fs::path hf_config_file;
   std::vector<ExportTensor> weights, optimizer;
   std::vector<SkippedEntry> skipped;
   std::vector<std::string> warnings;  ///< as in ConsolidatePlan
 
-  std::vector<std::unique_ptr<TensorSource>> sources;  ///< owns what the tensors refer to
+  std::vector<std::unique_ptr<TensorSource>> sources;  ///< owns ExportTensor::source
 };
 
 /// Opens a source of any kind and lists the tensors that the options select.
 ///
-/// Another program's source is a GPT-2 if options.config_file, or else its config.json, names that
-/// model_type: its tensors are then checked and get our names. Tensors of other models are exported
-/// unchanged: names of a Hugging Face directory stay, others follow options.names; with default
-/// rules and a config.json they become the names of that Hugging Face model (see
+/// A source of another program is a GPT-2 if options.config_file, or else its config.json, has that
+/// model_type: its tensors are checked and get tessera's names. Tensors of other models are
+/// exported unchanged. Names in a Hugging Face directory stay, others follow options.names; with
+/// default rules and a config.json they become the names of that Hugging Face model (see
 /// count_model_levels). Without a config.json, only ExportFormat::Safetensors is possible.
-/// @throws InvalidArgument in one sentence that says what to do if HF is asked for and the
-///         configuration is missing, if there is no optimizer state, if two tensors would have one
-///         name, if patterns of options.tensors fit none, or if options.dtype would convert what
-///         may belong to quantized weights; CorruptCheckpoint if the configuration says no model;
-///         Unsupported naming tensors of a dtype that tessera lacks and cannot copy as it is, or
-///         lacks and would need for a GPT-2; as open_model
+/// @throws InvalidArgument, with advice, if the configuration is missing for HF, the optimizer
+///         state is missing, two tensors would get one name, a pattern of options.tensors matches
+///         none, or options.dtype might convert scales of quantized weights; CorruptCheckpoint if
+///         the configuration has no model_type; Unsupported naming tensors of a dtype that tessera
+///         cannot copy, or cannot read in a GPT-2; as open_model
 ConsolidateSource open_consolidate_source(const fs::path& path, const ConsolidateOptions& options);
 
 }  // namespace tessera::io

@@ -10,11 +10,11 @@
 namespace tessera::io {
 namespace {
 
-// What tells an export from a model of somebody else's, which no export may replace.
+// Metadata that distinguishes exports, which --overwrite may replace, from other models.
 constexpr const char* kWriter = "writer";
 constexpr const char* kTessera = "tessera ";
 
-// Of two tensors in a file: as plan_safetensors orders them.
+// Order of plan_safetensors.
 bool is_before(const ExportTensor* a, const ExportTensor* b) {
   const auto width_a = dtype_size(a->written), width_b = dtype_size(b->written);
   return width_a != width_b ? width_a > width_b : a->name < b->name;
@@ -55,7 +55,7 @@ std::vector<ExportFile> plan_tensor_files(const std::vector<ExportTensor>& tenso
     file.plan = plan_safetensors(specs, metadata);
     for (std::size_t t = 0; t < specs.size(); ++t) {
       if (file.plan.tensors[t].name != file.tensors[t]->name) {
-        throw InternalError("{} is not where it was planned", file.tensors[t]->name);
+        throw InternalError("{} is at another offset than planned", file.tensors[t]->name);
       }
       file.begins.push_back(file.plan.tensors[t].begin);
     }

@@ -19,9 +19,9 @@ struct ExportTensor {
   DType stored = DType::F32;             ///< dtype at the source
   DType written = DType::F32;            ///< dtype in the output
   const TensorSource* source = nullptr;  ///< outlives the export
-  std::string source_name;               ///< there
-  /// safetensors' name of a dtype that tessera lacks; stored and written are then an integer of the
-  /// same size, as which the elements are copied unchanged.
+  std::string source_name;               ///< name at the source
+  /// safetensors name of a dtype that tessera lacks and copies unchanged; stored and written are
+  /// then the integer of that size.
   std::string opaque_dtype = {};
 
   std::int64_t bytes() const {
@@ -33,15 +33,15 @@ struct ExportTensor {
 struct ExportFile {
   std::string name;
   SafetensorsPlan plan;                      ///< with `tensors` removed
-  std::vector<const ExportTensor*> tensors;  ///< in order of their bytes
+  std::vector<const ExportTensor*> tensors;  ///< in file order
   std::vector<std::int64_t> begins;          ///< first byte of each in the file
 };
 
 /// Lays out STEM.safetensors or, if the tensors exceed max_shard_size bytes,
-/// STEM-00001-of-0000N.safetensors and so on: filled greedily in order of names; a tensor above the
+/// STEM-00001-of-0000N.safetensors and so on, filled greedily in order of names; a tensor above the
 /// limit gets its own file. Writes nothing.
 /// @param tensors   at least one; they outlive the result
-/// @param metadata  of each file; tessera is added as the writer
+/// @param metadata  of each file; the key "writer" is added
 std::vector<ExportFile> plan_tensor_files(const std::vector<ExportTensor>& tensors,
                                           const std::string& stem, std::int64_t max_shard_size,
                                           std::map<std::string, std::string> metadata = {});
@@ -49,7 +49,7 @@ std::vector<ExportFile> plan_tensor_files(const std::vector<ExportTensor>& tenso
 /// Whether a safetensors file names tessera as its writer; false if it cannot be read.
 bool is_written_by_export(const fs::path& file);
 
-/// Content of Hugging Face's STEM.safetensors.index.json.
+/// Content of STEM.safetensors.index.json.
 std::string tensor_files_index(std::span<const ExportFile> files);
 
 }  // namespace tessera::io

@@ -123,7 +123,7 @@ Dataset open_dataset(const DatasetOptions& options) {
   data.tokenizer = choose_tokenizer(options, files);
   if (data.vocab_size == 0) data.vocab_size = data.tokenizer->vocab_size();
   require(data.vocab_size >= data.tokenizer->vocab_size(),
-          "model.vocab_size is {}, but the {} tokenizer has {} entries; leave it at 0 to take that",
+          "model.vocab_size is {}, but the {} tokenizer has {} entries; set it to 0 to use those",
           data.vocab_size, data.tokenizer->kind(), data.tokenizer->vocab_size());
   data.train = open_text_files(train, *data.tokenizer);
   if (!val.empty()) {

@@ -17,7 +17,7 @@ namespace {
 
 using namespace std::string_view_literals;
 
-constexpr std::int64_t kLooked = 64 << 10;
+constexpr std::int64_t kInspected = 64 << 10;  // bytes
 
 struct Format {
   std::string_view magic;
@@ -25,7 +25,7 @@ struct Format {
   const char* advice;
 };
 
-constexpr const char* kUnpack = "unpack it and name what it holds";
+constexpr const char* kUnpack = "unpack it and give the files in it";
 constexpr const char* kExtract = "extract its text into a .txt file";
 constexpr const char* kConvert = "write its ids as uint16 into a .bin file";
 constexpr Format kFormats[] = {
@@ -43,9 +43,9 @@ constexpr Format kFormats[] = {
     {"SQLite format 3"sv, "an SQLite database", kExtract},
     {"\x7f"
      "ELF"sv,
-     "a program (ELF)", "name text or token files"},
-    {"\x89PNG\r\n"sv, "a PNG image", "name text or token files"},
-    {"version https://git-lfs"sv, "a pointer of Git LFS, not the data", "fetch it (git lfs pull)"},
+     "a program (ELF)", "give text or token files"},
+    {"\x89PNG\r\n"sv, "a PNG image", "give text or token files"},
+    {"version https://git-lfs"sv, "a Git LFS pointer without the data", "fetch it (git lfs pull)"},
 };
 
 bool is_bzip2(std::string_view head) {
@@ -62,7 +62,7 @@ bool is_jsonl(const std::string& path, std::string_view head) {
   return !path.ends_with(".txt") && end != head.npos && is_json_object(head.substr(0, end));
 }
 
-// Bytes that text has no use for.
+// Control characters that do not occur in text.
 bool is_control(char c) {
   const auto byte = static_cast<unsigned char>(c);
   return byte < 0x20 && (byte < '\t' || byte > '\r') && byte != 0x1b;
@@ -75,8 +75,8 @@ std::string inspect_text(const std::string& path, std::string_view head) {
                      path, controls * 100 / static_cast<std::ptrdiff_t>(head.size()), head.size());
 }
 
-// The index of coincidence: how much likelier two tokens are equal than if ids were drawn evenly.
-// Noise has 1; English has 4 by characters and far more by longer tokens.
+// Warns on an index of coincidence near 1: the probability that two tokens are equal, relative to
+// uniformly drawn ids. Noise has 1; English has 4 by characters, far more by longer tokens.
 template <typename T>
 std::string inspect_ids(const std::string& path, std::string_view head) {
   constexpr double kNoise = 1.5, kEnoughPairs = 50;
@@ -96,8 +96,8 @@ std::string inspect_ids(const std::string& path, std::string_view head) {
   }
   if (expected < kEnoughPairs || pairs > kNoise * expected) return {};
   return fmt::format(
-      "{}: its first {} tokens are spread evenly over ids 0 to {}, as noise is and no language; is "
-      "it a token file?",
+      "{}: its first {} tokens are spread evenly over ids 0 to {}, like noise and unlike language; "
+      "is it a token file?",
       path, ids.size(), ids.back());
 }
 
@@ -107,7 +107,7 @@ std::string inspect_data_file(const std::string& path, bool tokens) {
   std::string head;
   try {
     const File file = File::open(path);
-    head.resize(static_cast<std::size_t>(std::min(file.size(), kLooked)));
+    head.resize(static_cast<std::size_t>(std::min(file.size(), kInspected)));
     file.read(0, head.data(), head.size());
   } catch (const Error&) {
     return {};
@@ -130,9 +130,8 @@ std::string inspect_data_file(const std::string& path, bool tokens) {
                              : inspect_ids<std::uint16_t>(path, ids);
   }
   constexpr const char* kAsItIs =
-      "extract its text into a .txt file, or rename it to .txt to train "
-      "on it as it is";
-  if (is_jsonl(path, head)) refuse("JSON, one object a line", kAsItIs);
+      "extract its text into a .txt file, or rename it to .txt to train on it unchanged";
+  if (is_jsonl(path, head)) refuse("JSON with one object per line", kAsItIs);
   if (path.ends_with(".csv") || path.ends_with(".tsv")) refuse("a table (CSV)", kAsItIs);
   return inspect_text(path, head);
 }

@@ -45,10 +45,10 @@ Sampler::Sampler(TokenSourcePtr source, std::int64_t seq_len, DataOrder order, s
   require(seq_len_ >= 1, "seq_len must be at least 1, got {}", seq_len_);
   const std::int64_t size = source_->size();
   require(size > seq_len_,
-          "{} has {} tokens, but a row takes model.seq_len + 1 = {}; use more data or a "
+          "{} has {} tokens, but a row needs model.seq_len + 1 = {}; use more data or a "
           "smaller model.seq_len",
           name, size, seq_len_ + 1);
-  // Shuffled: as many windows as fit behind the largest offset, so that epochs have equal sizes.
+  // Shuffled: the windows that fit after the largest offset, so that all epochs have equal sizes.
   const std::int64_t usable = order_ == DataOrder::Shuffled ? size - seq_len_ : size - 1;
   windows_ = std::max<std::int64_t>(1, usable / seq_len_);
 }
@@ -60,7 +60,7 @@ std::int64_t Sampler::first_token(std::int64_t sample) const {
   const auto key =
       RngKey::make(seed_, RngPurpose::DataOrder, static_cast<std::uint64_t>(sample / windows_));
   const std::int64_t offsets = std::min(seq_len_, source_->size() - windows_ * seq_len_);
-  // Counters from 2^63 on belong to the offset, lower ones to the permutation.
+  // Counters >= 2^63 yield the offset, lower ones the permutation.
   const std::int64_t offset = key.words(std::uint64_t{1} << 63)[0] % offsets;
   const auto window =
       permute(static_cast<std::uint64_t>(row), static_cast<std::uint64_t>(windows_), key);

@@ -12,15 +12,15 @@ enum class DataOrder : std::uint8_t { Shuffled, Sequential };
 DataOrder parse_data_order(std::string_view name);
 
 /// Maps a global sample number to a row of seq_len + 1 tokens. A pure function of (seed, sample):
-/// the number of the next sample is the whole state of a run's data, at any world size.
+/// the next sample's number is the whole data state of a run, at any world size.
 ///
 /// An epoch has samples_per_epoch() rows; sample s belongs to epoch s / samples_per_epoch().
-///   Sequential  row i starts at token i * seq_len; a rest that fills no row is dropped.
+///   Sequential  row i starts at token i * seq_len; an incomplete last row is dropped.
 ///   Shuffled    each epoch shifts the windows by an offset in [0, seq_len) and visits every window
 ///               once, in the order of a keyed permutation.
 class Sampler {
  public:
-  /// @param name  the source's name in messages
+  /// @param name  of the source in messages
   /// @throws InvalidArgument unless seq_len >= 1 and the source has seq_len + 1 tokens or more
   Sampler(TokenSourcePtr source, std::int64_t seq_len, DataOrder order, std::uint64_t seed,
           std::string_view name = "the data");

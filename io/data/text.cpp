@@ -32,10 +32,11 @@ std::u32string decode_utf8(std::string_view text, std::string_view name) {
   out.reserve(text.size());
   for (std::size_t i = 0; i < text.size();) {
     const int length = sequence_length(text, i);
-    require(length > 0,
-            "{}: byte {} (0x{:02x}) is not valid UTF-8; use data.tokenizer=bytes, which takes any "
-            "file, or convert the text",
-            name, i, static_cast<unsigned char>(text[i]));
+    require(
+        length > 0,
+        "{}: byte {} (0x{:02x}) is not valid UTF-8; use data.tokenizer=bytes, which accepts any "
+        "file, or convert the text",
+        name, i, static_cast<unsigned char>(text[i]));
     char32_t point = static_cast<unsigned char>(text[i]);
     if (length > 1) point &= 0x7FU >> length;
     for (int k = 1; k < length; ++k) {

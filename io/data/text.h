@@ -6,9 +6,9 @@
 
 namespace tessera::io {
 
-/// Code points of a UTF-8 text.
-/// @throws InvalidArgument on the first byte that is not UTF-8 (overlong forms and surrogates
-///   included), naming `name` and the byte's offset
+/// Decodes UTF-8.
+/// @throws InvalidArgument on the first invalid byte (including overlong forms and surrogates),
+///   naming `name` and the byte's offset
 std::u32string decode_utf8(std::string_view text, std::string_view name);
 
 /// Appends one code point as UTF-8.

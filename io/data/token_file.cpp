@@ -34,7 +34,7 @@ class FileTokens final : public TokenSource {
   }
   void read(std::int64_t begin, std::int64_t count, std::int32_t* dst) const override {
     check_token_range(begin, count, size_);
-    // Copied first: the file may change between check and use.
+    // Copies before checking: the file may change between check and use.
     std::array<T, 4096> block;
     while (count > 0) {
       const auto part = std::min(count, static_cast<std::int64_t>(block.size()));
@@ -69,7 +69,7 @@ TokenSourcePtr open_with_header(File file, std::int32_t version, std::int64_t vo
   const std::string path = file.path().string();
   const std::int64_t size = file.size();
   require<IoError>(size >= kHeaderBytes,
-                   "{}: {} bytes, but the header of a token file alone has {}: it was cut", path,
+                   "{}: {} bytes, but the header of a token file has {}: it was truncated", path,
                    size, kHeaderBytes);
   std::array<std::int32_t, 3> header{};
   file.read(0, header.data(), sizeof(header));
@@ -78,12 +78,12 @@ TokenSourcePtr open_with_header(File file, std::int32_t version, std::int64_t vo
   const std::int64_t count = header[2];
   require<IoError>(count >= 0,
                    "{}: its header counts {} tokens; counts over 2^31 - 1 don't fit that field: "
-                   "write several files and name them all",
+                   "write several files and give them all",
                    path, count);
   const std::int64_t expected = kHeaderBytes + count * static_cast<std::int64_t>(sizeof(T));
   require<IoError>(size == expected,
-                   "{}: its header counts {} tokens, which makes {} bytes, but the file has {}",
-                   path, count, expected, size);
+                   "{}: its header counts {} tokens, a size of {} bytes, but the file has {}", path,
+                   count, expected, size);
   require<IoError>(count > 0, "{}: a token file without tokens", path);
   return std::make_shared<FileTokens<T>>(std::move(file), kHeaderBytes, count, vocab_size);
 }
@@ -91,7 +91,7 @@ TokenSourcePtr open_with_header(File file, std::int32_t version, std::int64_t vo
 }  // namespace
 
 TokenSourcePtr open_token_file(const std::string& path, std::int64_t vocab_size) {
-  if (vocab_size == 0) vocab_size = std::int64_t{1} << 31;  // what int32 can hold
+  if (vocab_size == 0) vocab_size = std::int64_t{1} << 31;  // ids are int32
   File file = File::open(path);
   const std::int64_t size = file.size();
   require<IoError>(size > 0, "{}: the file is empty, expected tokens", path);

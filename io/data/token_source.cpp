@@ -9,7 +9,7 @@ namespace tessera::io {
 
 void check_token_range(std::int64_t begin, std::int64_t count, std::int64_t size) {
   require(begin >= 0 && count >= 0 && begin <= size && count <= size - begin,
-          "tokens [{}, {} + {}) asked for, but the source has {}", begin, begin, count, size);
+          "tokens [{}, {} + {}) were requested, but the source has {}", begin, begin, count, size);
 }
 
 namespace {

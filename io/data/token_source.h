@@ -6,21 +6,19 @@
 
 namespace tessera::io {
 
-/// Throws InvalidArgument unless [begin, begin + count) lies in [0, size].
+/// @throws InvalidArgument unless [begin, begin + count) is inside [0, size]
 void check_token_range(std::int64_t begin, std::int64_t count, std::int64_t size);
 
-/// A sequence of token ids that can be read at any position. Immutable and thread-safe.
+/// A sequence of token ids with random access. Immutable and thread-safe.
 class TokenSource {
  public:
   virtual ~TokenSource() = default;
-  /// Number of tokens.
   virtual std::int64_t size() const = 0;
   /// Writes tokens [begin, begin + count) to dst.
-  /// @throws InvalidArgument outside [0, size()]; IoError if the file fails, was cut, or holds an
-  /// id
-  ///   outside the vocabulary
+  /// @throws InvalidArgument outside [0, size()]; IoError if the file is unreadable, truncated, or
+  ///   has an id outside the vocabulary
   virtual void read(std::int64_t begin, std::int64_t count, std::int32_t* dst) const = 0;
-  /// Starts reading tokens [begin, begin + count) into the page cache and returns at once.
+  /// Starts reading tokens [begin, begin + count) into the page cache, without waiting.
   /// @throws InvalidArgument outside [0, size()]
   virtual void prefetch(std::int64_t begin, std::int64_t count) const {
     check_token_range(begin, count, size());
@@ -30,11 +28,10 @@ using TokenSourcePtr = std::shared_ptr<const TokenSource>;
 
 /// Tokens [begin, end) of a source. @throws InvalidArgument unless 0 <= begin <= end <= size
 TokenSourcePtr slice_tokens(TokenSourcePtr source, std::int64_t begin, std::int64_t end);
-/// One source after the other. @throws InvalidArgument if there is none
+/// @throws InvalidArgument if there are no sources
 TokenSourcePtr concatenate_tokens(std::vector<TokenSourcePtr> sources);
-/// Tokens in memory.
 TokenSourcePtr tokens_in_memory(std::vector<std::uint16_t> tokens);
-/// Largest id; reads the source once. -1 if it is empty.
+/// Largest id, -1 if the source is empty; reads all of it.
 std::int32_t max_token_id(const TokenSource& source);
 
 }  // namespace tessera::io

@@ -102,8 +102,8 @@ TokenizerPtr tokenizer_from_json(const nlohmann::json& json) {
   require(json.is_object(), "a tokenizer must be a JSON object, found {}", json.type_name());
   if (json.contains("model") || json.contains("added_tokens")) {
     throw Unsupported(
-        "this is a tokenizer.json of Hugging Face, which this build cannot read; use bytes, chars, "
-        "or token files (.bin) made with it");
+        "this is a Hugging Face tokenizer.json, which this build cannot read; use bytes, chars, or "
+        "token files (.bin) made with it");
   }
   const auto type = json.find("type");
   require(type != json.end() && type->is_string(),

@@ -10,36 +10,36 @@
 
 namespace tessera::io {
 
-/// Turns text into token ids and back. Immutable and thread-safe.
+/// Converts text to token ids and back. Immutable and thread-safe.
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
   /// "bytes", "chars"
   virtual std::string_view kind() const = 0;
   virtual std::int64_t vocab_size() const = 0;
-  /// @param name  the text's name in messages
+  /// @param name  of the text in messages
   /// @throws InvalidArgument on text outside the vocabulary, with its position
   virtual std::vector<std::int32_t> encode(std::string_view text,
                                            std::string_view name = "text") const = 0;
   /// @throws InvalidArgument on an id outside the vocabulary
   virtual std::string decode(std::span<const std::int32_t> ids) const = 0;
-  /// {"type":"bytes"} or {"type":"chars","vocabulary":"..."}: what from_json takes back.
+  /// {"type":"bytes"} or {"type":"chars","vocabulary":"..."}; tokenizer_from_json() inverts it.
   virtual nlohmann::json to_json() const = 0;
 };
 using TokenizerPtr = std::shared_ptr<const Tokenizer>;
 
-/// One token per byte, 256 ids. decode() returns the bytes, which may be cut inside a character.
+/// One token per byte, 256 ids. decode() may return incomplete characters.
 TokenizerPtr make_byte_tokenizer();
 /// One token per character (Unicode code point); ids follow the sorted vocabulary.
 /// @param vocabulary  sorted and without repeats
 /// @throws InvalidArgument if it is empty, unsorted, or over 65536 characters
 TokenizerPtr make_char_tokenizer(std::u32string vocabulary);
 
-/// @throws InvalidArgument on a malformed description, Unsupported on a type of another build
+/// @throws InvalidArgument on a malformed description, Unsupported on an unknown type
 TokenizerPtr tokenizer_from_json(const nlohmann::json& json);
-/// Reads a tokenizer file: JSON as to_json() writes it.
+/// Reads a tokenizer file: the JSON of to_json().
 /// @throws IoError, CorruptCheckpoint (over 64 MiB), InvalidArgument, Unsupported (e.g. for a
-/// tokenizer.json of Hugging Face)
+///   Hugging Face tokenizer.json)
 TokenizerPtr load_tokenizer(const std::string& path);
 
 }  // namespace tessera::io

@@ -1,5 +1,3 @@
-// Both forms of PyTorch's Distributed Checkpoint as a source of tensors.
-
 #include "io/dcp/dcp_source.h"
 
 #include <algorithm>
@@ -27,11 +25,11 @@ constexpr const char* kMetadataFile = ".metadata";
 constexpr const char* kLightningFile = "meta.pt";
 constexpr const char* kShardingInfo = "DCP_SHARDING_INFO";
 
-/// Where a chunk's elements lie in its file.
+/// Location of a chunk's elements in its file.
 struct Location {
   std::int64_t begin = 0;                  ///< byte
-  std::shared_ptr<const Strides> strides;  ///< null: they are row-major in its box
-  /// The bytes that the checksum is of: the chunk, or a storage that holds it.
+  std::shared_ptr<const Strides> strides;  ///< null: row-major in its box
+  /// Bytes covered by the checksum: the chunk, or the storage around it.
   std::int64_t checked_begin = 0, checked_end = 0;
   std::optional<std::uint32_t> crc32;
 };
@@ -50,11 +48,11 @@ std::shared_ptr<const Strides> shared_strides(const TorchTensor& tensor) {
 
 struct StoredTensor {
   Shape shape;
-  std::string dtype_name;    // PyTorch's, or that of safetensors
-  bool is_readable = false;  // tessera has that dtype
-  DType dtype = DType::F32;  // or what its elements are copied as
+  std::string dtype_name;    // in PyTorch or safetensors
+  bool is_readable = false;  // tessera has the dtype
+  DType dtype = DType::F32;  // if not readable: the integer of its size
   std::vector<DcpChunk> chunks;
-  std::size_t first_chunk = 0;  // number of chunks[0] among those of all tensors
+  std::size_t first_chunk = 0;  // index of chunks[0] among the chunks of all tensors
 };
 
 class Source final : public ShardedSource {
@@ -62,7 +60,7 @@ class Source final : public ShardedSource {
   Source(fs::path dir, std::string kind)
       : dir_(std::move(dir)), kind_(std::move(kind)), open_files_(dir_, Links::Follow) {}
 
-  /// @param safetensors_dtype  safetensors' name of the dtype; empty: it has none
+  /// @param safetensors_dtype  safetensors name of the dtype; empty if there is none
   void add(const std::string& name, const std::string& dtype, std::string_view safetensors_dtype,
            const Shape& shape, std::vector<DcpChunk> chunks, const std::string& top_key) {
     const bool is_readable = dtype_from_safetensors(safetensors_dtype).has_value();
@@ -79,7 +77,7 @@ class Source final : public ShardedSource {
         name, StoredTensor{shape, dtype, is_readable, *carrier, std::move(chunks), chunk_count_});
     chunk_count_ += n;
   }
-  /// @param archives  whether chunks are archives of torch.save, not bare elements
+  /// @param archives  whether chunks are torch.save archives, not bare elements
   void finish(std::vector<std::string> files, std::vector<std::string> objects, bool archives) {
     files_ = std::move(files);
     objects_ = std::move(objects);
@@ -138,11 +136,11 @@ class Source final : public ShardedSource {
     throw InvalidArgument("{} holds no tensor {}", dir_.string(), name);
   }
   [[noreturn]] void refuse_dtype(const std::string& name, const std::string& dtype) const {
-    throw Unsupported("{}: tensor {} is of dtype {}, which tessera does not read", dir_.string(),
+    throw Unsupported("{}: tensor {} has dtype {}, which tessera does not read", dir_.string(),
                       name, dtype);
   }
 
-  // Reads the archive's directory the first time. Two threads may do so at once: to no harm.
+  // Reads the archive's directory on first use; two threads may do so concurrently.
   Location locate(const std::string& name, const StoredTensor& tensor, std::size_t i) const {
     const DcpChunk& chunk = tensor.chunks[i];
     if (!archives_) return {chunk.offset, nullptr, 0, 0, std::nullopt};
@@ -197,11 +195,11 @@ bool is_there(const fs::path& path) {
   return fs::exists(path, error);
 }
 
-// Where in its tensor each tensor of a safetensors file was saved.
+// Offsets of each part in its tensor, by name.
 Json sharding_info(const SafetensorsHeader& header, const std::string& path) {
   const auto found = header.metadata.find(kShardingInfo);
   require<CorruptCheckpoint>(found != header.metadata.end(),
-                             "{}: its metadata has no {}, which says where its parts belong", path,
+                             "{}: its metadata has no {} (offsets of its parts)", path,
                              kShardingInfo);
   return parse_json(found->second, fmt::format("{}: {}", path, kShardingInfo));
 }
@@ -222,7 +220,7 @@ Shape saved_offsets(const JsonReader& info, const SafetensorsEntry& entry) {
   return offsets;
 }
 
-// An archive holds all elements of its chunk.
+// Checks that an archive is long enough for all elements of its chunk.
 void check_length(const DcpTensor& tensor, const DcpChunk& chunk, const std::string& where) {
   const std::optional<DType> dtype = carrier_of_safetensors(safetensors_from_torch(tensor.dtype));
   std::int64_t bytes = 0;
@@ -230,7 +228,7 @@ void check_length(const DcpTensor& tensor, const DcpChunk& chunk, const std::str
       !dtype || (!__builtin_mul_overflow(numel(chunk.box.shape),
                                          static_cast<std::int64_t>(dtype_size(*dtype)), &bytes) &&
                  bytes <= chunk.length),
-      "{}: the chunk at {} of shape {} is said to lie in {} bytes", where, chunk.box.offsets,
+      "{}: the chunk at {} of shape {} does not fit in {} bytes", where, chunk.box.offsets,
       chunk.box.shape, chunk.length);
 }
 
@@ -246,8 +244,8 @@ bool is_dcp(const fs::path& dir) {
 std::unique_ptr<ShardedSource> open_dcp(const fs::path& dir) {
   const fs::path metadata_path = dir / kMetadataFile;
   require<CorruptCheckpoint>(is_there(metadata_path),
-                             "{} has shards, but no {}: PyTorch writes it last, so this save never "
-                             "ended",
+                             "{} has shards, but no {}: PyTorch writes it last, so this save was "
+                             "not finished",
                              dir.string(), kMetadataFile);
   DcpMetadata metadata =
       parse_dcp_metadata(read_file(metadata_path, kMaxMetadata), metadata_path.string());
@@ -272,7 +270,8 @@ std::unique_ptr<ShardedSource> open_dcp(const fs::path& dir) {
                                metadata_path.string());
     const std::int64_t size = source->file(metadata.files[i])->size();
     require<CorruptCheckpoint>(size >= needed[i],
-                               "{} has {} bytes, but {} says {} or more: it was cut or replaced",
+                               "{} has {} bytes, but {} needs at least {}: it was truncated or "
+                               "replaced",
                                path.string(), size, metadata_path.string(), needed[i]);
   }
   source->finish(std::move(metadata.files), std::move(metadata.objects), true);
@@ -291,7 +290,7 @@ std::unique_ptr<ShardedSource> open_dcp_safetensors(const fs::path& dir,
                                                     std::optional<std::int64_t> shards) {
   struct Found {
     std::string dtype;
-    Shape shape;  // as far as chunks are known
+    Shape shape;  // of the chunks so far
     std::vector<DcpChunk> chunks;
   };
   std::map<std::string, Found> tensors;

@@ -13,13 +13,13 @@
 namespace tessera::io {
 namespace {
 
-// A chunk takes more than this in the file; lists of them that are shared could say less.
+// Lower bound of a chunk's description; guards against pickles that share lists of chunks.
 constexpr std::int64_t kLeastBytesPerChunk = 16;
-// The classes have fewer than 10.
+// The real classes have fewer than 10 fields.
 constexpr std::size_t kMaxFields = 64;
-// Chunks that lie side by side are compared with each other; more are no layout of a training run.
+// Chunks that share a row are compared pairwise; no training layout has more.
 constexpr std::size_t kMaxSideBySide = 1024;
-// Where PyTorch 2 keeps the classes, and where 1.13 kept them.
+// Modules of the classes in PyTorch 2, and in 1.13 (kOld).
 constexpr std::string_view kModule = "torch.distributed.checkpoint.metadata";
 constexpr std::string_view kOldModule = "torch.distributed._shard.checkpoint.metadata";
 constexpr std::string_view kFiles = "torch.distributed.checkpoint.filesystem";
@@ -77,7 +77,7 @@ constexpr std::array kMetadataGlobals = {
     PickleGlobal{"torch", "float4_e2m1fn_x2"},
 };
 
-/// Values of the expected kinds out of a pickle; each error names the place.
+/// Typed access to a value of a pickle. Errors name its path.
 class Place {
  public:
   Place(const PickleValue& value, std::string where) : value_(&value), where_(std::move(where)) {}
@@ -103,7 +103,7 @@ class Place {
   }
   bool is_none() const { return value_->is(PickleKind::None); }
 
-  /// An object of this class, in any module that had it.
+  /// Whether this is an object of the class, of any module.
   bool is_object(std::string_view name) const {
     return value_->is(PickleKind::Object) && value_->global->name == name;
   }
@@ -118,7 +118,7 @@ class Place {
     if (found.value_ == nullptr) fail("the field \"{}\" is missing", field);
     return found;
   }
-  /// The same; None if there is no such field.
+  /// A field of the object's state; None if absent.
   Place get(std::string_view field) const {
     static const PickleValue kNone{};
     Place found = find(field);
@@ -158,7 +158,7 @@ class Place {
     Place place;
     place.where_ = fmt::format("{}: {}", where_, field);
     if (value_->is(PickleKind::Object) && value_->state && value_->state->is(PickleKind::Dict)) {
-      // It is searched one by one, and many objects may share it.
+      // Bounds the linear search of a state that many objects may share.
       const std::size_t entries = value_->state->items().size() / 2;
       if (entries > kMaxFields) fail("{} fields; at most {} are accepted", entries, kMaxFields);
       place.value_ = value_->state->find(field);
@@ -169,7 +169,7 @@ class Place {
   std::string where_;
 };
 
-/// Where each chunk is stored, by tensor and offsets.
+/// Storage location of each chunk, by tensor and offsets.
 class StoragePlaces {
  public:
   StoragePlaces(const Place& storage_data, std::vector<std::string>& files) : files_(files) {
@@ -189,8 +189,8 @@ class StoragePlaces {
 
   void locate(std::string_view name, DcpChunk& chunk, const std::string& where) {
     const auto found = places_.find(std::pair(name, chunk.box.offsets.str()));
-    require<CorruptCheckpoint>(found != places_.end(), "{}: the chunk at {} is stored nowhere",
-                               where, chunk.box.offsets);
+    require<CorruptCheckpoint>(found != places_.end(), "{}: the chunk at {} is not stored", where,
+                               chunk.box.offsets);
     const Place& info = found->second;
     info.expect_object("_StorageInfo");
     const Place transforms = info.get("transform_descriptors");
@@ -199,8 +199,8 @@ class StoragePlaces {
           (transforms.value().is(PickleKind::List) || transforms.value().is(PickleKind::Tuple)) &&
           transforms.value().items().empty();
       require<Unsupported>(none,
-                           "{}: is compressed or otherwise transformed, which tessera does "
-                           "not read",
+                           "{}: compressed or otherwise transformed data, which tessera does not "
+                           "read",
                            info.where());
     }
     chunk.file = file_index(info.at("relative_path"));
@@ -213,7 +213,7 @@ class StoragePlaces {
     const std::string_view name = path.text();
     const bool is_plain = !name.empty() && name.size() <= 255 && name != "." && name != ".." &&
                           name.find('/') == std::string_view::npos;
-    if (name.find('\0') != std::string_view::npos) path.fail("a file name holds a NUL");
+    if (name.find('\0') != std::string_view::npos) path.fail("a file name contains a NUL");
     if (!is_plain) path.fail("\"{}\" is not a plain file name", name.substr(0, 300));
     const auto [entry, is_new] = numbers_.emplace(name, static_cast<std::uint32_t>(files_.size()));
     if (is_new) files_.emplace_back(name);
@@ -225,7 +225,7 @@ class StoragePlaces {
   std::unordered_map<std::string_view, std::uint32_t> numbers_;
 };
 
-// dtype, layout, requires_grad, memory format, pin_memory[, strides], as TensorProperties' state
+// State of TensorProperties: dtype, layout, requires_grad, memory format, pin_memory[, strides]
 std::string read_dtype(const Place& properties) {
   properties.expect_object("TensorProperties");
   const PickleValue* const state = properties.value().state;
@@ -234,7 +234,7 @@ std::string read_dtype(const Place& properties) {
   }
   const Place dtype(*state->items()[0], properties.where());
   const PickleGlobal& global = *dtype.expect(PickleKind::Global).global;
-  if (global.module != "torch") dtype.fail("{}.{} is no dtype", global.module, global.name);
+  if (global.module != "torch") dtype.fail("{}.{} is not a dtype", global.module, global.name);
   const Place layout(*state->items()[1], properties.where());
   layout.expect_object("_get_layout");
   const auto args = layout.value().args->items();
@@ -269,22 +269,22 @@ void check_boxes(const Shape& shape, std::vector<DcpChunk>& chunks, const std::s
     for (int i = 0; inside && i < shape.size(); ++i) {
       inside = box.shape[i] <= shape[i] && box.offsets[i] <= shape[i] - box.shape[i];
     }
-    require<CorruptCheckpoint>(inside, "{}: the chunk at {} of shape {} passes the shape {}", where,
-                               box.offsets, box.shape, shape);
+    require<CorruptCheckpoint>(inside, "{}: the chunk at {} of shape {} is outside the shape {}",
+                               where, box.offsets, box.shape, shape);
   }
   std::erase_if(chunks,
                 [&](const DcpChunk& chunk) { return count_elements(chunk.box.shape, where) == 0; });
   std::sort(chunks.begin(), chunks.end(), [](const DcpChunk& a, const DcpChunk& b) {
     return is_before(a.box.offsets, b.box.offsets);
   });
-  // Some planners list what several ranks hold once for each; it is stored once.
+  // Some planners list a replicated chunk once per rank; it is stored once.
   chunks.erase(std::unique(chunks.begin(), chunks.end(),
                            [](const DcpChunk& a, const DcpChunk& b) { return a.box == b.box; }),
                chunks.end());
 
-  // Boxes that begin at or before this one and reach into its rows: only they can overlap it.
+  // Earlier boxes that reach into the current box's rows: only they can overlap it.
   std::vector<const DcpChunk*> open;
-  std::int64_t rows = 0;  // of dim 0 that are covered, while boxes span all other dims
+  std::int64_t rows = 0;  // covered rows of dim 0, if boxes span all other dims
   const bool slabs = std::all_of(chunks.begin(), chunks.end(), [&](const DcpChunk& chunk) {
     for (int i = 1; i < shape.size(); ++i) {
       if (chunk.box.shape[i] != shape[i]) return false;
@@ -337,7 +337,7 @@ DcpMetadata parse_dcp_metadata(std::string text, const std::string& source) {
     const std::string where = fmt::format("{}: tensor {}", source, name.substr(0, kMaxTensorName));
     require<CorruptCheckpoint>(
         !name.empty() && name.size() <= kMaxTensorName && name.find('\0') == std::string::npos,
-        "{}: a name has {} bytes or a NUL; 1 to {} are accepted", source, name.size(),
+        "{}: a name has {} bytes or a NUL; 1 to {} bytes are accepted", source, name.size(),
         kMaxTensorName);
     const Place entry(value, where);
     if (entry.is_object("BytesStorageMetadata")) {
@@ -351,9 +351,8 @@ DcpMetadata parse_dcp_metadata(std::string text, const std::string& source) {
     const Place chunks = entry.at("chunks");
     for (const PickleValue* each : chunks.expect(PickleKind::List).items()) {
       require<CorruptCheckpoint>(++visited <= max_chunks,
-                                 "{}: more than {} chunks, which is more than a file of its size "
-                                 "can describe",
-                                 source, max_chunks);
+                                 "{}: more than {} chunks, too many for a file of its size", source,
+                                 max_chunks);
       const Place chunk(*each, where);
       chunk.expect_object("ChunkStorageMetadata");
       tensor.chunks.push_back({{chunk.at("offsets").shape(), chunk.at("sizes").shape()}});
@@ -361,10 +360,10 @@ DcpMetadata parse_dcp_metadata(std::string text, const std::string& source) {
     check_boxes(tensor.shape, tensor.chunks, where);
     for (DcpChunk& chunk : tensor.chunks) places.locate(name, chunk, where);
     require<CorruptCheckpoint>(metadata.tensors.emplace(name, std::move(tensor)).second,
-                               "{}: {} stands twice", source, name);
+                               "{}: duplicate tensor {}", source, name);
   });
 
-  // Paths of the entries in the program's nested dicts: says which key was outermost.
+  // Paths of the entries in the saved dict of dicts.
   const Place paths = root.get("planner_data");
   if (paths.value().is(PickleKind::Dict)) {
     paths.for_each([&](const PickleValue& key, const PickleValue& path) {

@@ -10,7 +10,7 @@
 
 namespace tessera::io {
 
-/// A block of a tensor and its archive.
+/// A block of a tensor and the location of its archive.
 struct DcpChunk {
   Box box;
   std::uint32_t file = 0;   ///< index into DcpMetadata::files
@@ -22,27 +22,27 @@ struct DcpTensor {
   std::string dtype;  ///< PyTorch's name: "float32", "float8_e4m3fn"
   Shape shape;
   std::vector<DcpChunk> chunks;  ///< in order of their offsets; none is empty
-  std::string top_key;  ///< outermost key in the program's dict of dicts; "" for a flat dict
+  std::string top_key;           ///< outermost key in the saved dict of dicts; "" for a flat dict
 };
 
 /// Content of a `.metadata` file of PyTorch Distributed Checkpoint.
 struct DcpMetadata {
   std::map<std::string, DcpTensor> tensors;
-  std::vector<std::string> objects;  ///< names of entries that are no tensors
+  std::vector<std::string> objects;  ///< names of entries that are not tensors
   std::vector<std::string> files;    ///< plain names
 };
 
-/// Parses and validates a `.metadata` file of PyTorch 2 (tested with 2.1 and 2.15; knows the
-/// modules of 1.13): chunks cover every tensor exactly once, and every chunk has a place.
+/// Parses and validates a `.metadata` file of PyTorch 2 (tested with 2.1 and 2.15; accepts the
+/// module names of 1.13). Chunks must cover every tensor exactly once, and each must be stored.
 /// @param source  named in errors
-/// @throws Unsupported naming a class that no such file needs, or compression of its data;
-///         CorruptCheckpoint naming the tensor
+/// @throws Unsupported naming an unexpected class, or on compressed data; CorruptCheckpoint naming
+///         the tensor
 DcpMetadata parse_dcp_metadata(std::string text, const std::string& source);
 
-/// Sorts chunks by their offsets, drops those without elements, and checks that the rest covers a
-/// tensor of `shape` exactly once.
-/// @param where  named in errors. @throws CorruptCheckpoint on a gap, an overlap, or a chunk past
-///               the shape
+/// Sorts chunks by offsets, drops empty ones, and checks that the rest covers a tensor of `shape`
+/// exactly once.
+/// @param where  named in errors
+/// @throws CorruptCheckpoint on a gap, an overlap, or a chunk outside the shape
 void check_boxes(const Shape& shape, std::vector<DcpChunk>& chunks, const std::string& where);
 
 }  // namespace tessera::io

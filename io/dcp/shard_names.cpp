@@ -1,5 +1,5 @@
-// Names as PyTorch's _gen_file_name makes them (torch/distributed/checkpoint/_hf_utils.py); its
-// HuggingFaceStorageWriter numbers ranks from 1 and writes no file where a rank has nothing for it.
+// Names of PyTorch's _gen_file_name (torch/distributed/checkpoint/_hf_utils.py). Its
+// HuggingFaceStorageWriter numbers ranks from 1 and writes no file for a rank without data.
 
 #include "io/dcp/shard_names.h"
 
@@ -26,7 +26,7 @@ bool take(std::string_view& text, std::string_view prefix) {
   return true;
 }
 
-/// A number from 1, padded with zeros to five digits; 0 if there is none.
+/// Removes and returns a number >= 1, padded with zeros to five digits; 0 if there is none.
 std::int64_t take_number(std::string_view& text) {
   const std::size_t n = std::min(text.find_first_not_of("0123456789"), text.size());
   if (n < kLeastDigits || n > kMostDigits || (n > kLeastDigits && text[0] == '0')) return 0;
@@ -49,7 +49,7 @@ std::string file_name(std::int64_t shard, std::int64_t model, std::int64_t model
   return fmt::format("shard-{:05}-model-{:05}-of-{:05}.safetensors", shard, model, models);
 }
 
-/// The least number from 1 that is not among them.
+/// Smallest number >= 1 that is not in the set.
 std::int64_t first_gap(const std::set<std::int64_t>& numbers) {
   std::int64_t gap = 1;
   while (numbers.contains(gap)) ++gap;
@@ -63,13 +63,12 @@ void check_shards(const std::set<std::int64_t>& found, std::int64_t models, cons
   const std::string missing = (dir / file_name(gap, 1, models)).string();
   if (shards) {
     require(*shards >= n, "{} holds {} shards, but --shards says {}", dir.string(), n, *shards);
-    require<CorruptCheckpoint>(*shards == n,
-                               "{} is missing: {} shards are there, and --shards says {}", missing,
-                               n, *shards);
+    require<CorruptCheckpoint>(*shards == n, "{} is missing: found {} shards, but --shards says {}",
+                               missing, n, *shards);
     return;
   }
   require<CorruptCheckpoint>(gap > *found.rbegin(),
-                             "{} is missing, and shard {} is there; find it, or, if its rank had "
+                             "{} is missing, but shard {} exists; find it, or, if its rank had "
                              "nothing to save, `tessera consolidate` the others with --shards {}",
                              missing, *found.rbegin(), n);
 }
@@ -90,12 +89,12 @@ DcpShards find_dcp_shards(const std::vector<std::string>& names, const fs::path&
     const auto numbers = parse(name);
     require<CorruptCheckpoint>(
         numbers.has_value(),
-        "{} is not named as a shard is (shard-00001-model-00001-of-00001.safetensors); move it "
-        "away if it is none",
+        "{} does not have the name of a shard (shard-00001-model-00001-of-00001.safetensors); move "
+        "it away if it is not one",
         (dir / name).string());
     require<CorruptCheckpoint>(files.empty() || numbers->models == model_count,
-                               "{} is one of {} model files, but {} is one of {}: they are of two "
-                               "checkpoints",
+                               "{} is one of {} model files, but {} is one of {}: they belong to "
+                               "two checkpoints",
                                (dir / name).string(), numbers->models, files.begin()->second,
                                model_count);
     model_count = numbers->models;
@@ -110,14 +109,14 @@ DcpShards find_dcp_shards(const std::vector<std::string>& names, const fs::path&
   require<CorruptCheckpoint>(
       no_model > model_count || shards,
       "{} is missing, as are other shards of model file {} of {}; find them, or, if no rank had "
-      "anything to save in it, say with --shards {} that all shards are there",
+      "anything to save in it, confirm with --shards {} that no shard is missing",
       (dir / file_name(1, no_model, model_count)).string(), no_model, model_count, found.size());
 
   const auto n = static_cast<std::int64_t>(found.size());
   if (!shards) {
     result.warnings.push_back(fmt::format(
-        "{} shards; nothing in them tells how many there were: if the last are missing, tensors "
-        "are shorter or absent; say with --shards how many ranks saved",
+        "{} shards; their number is not recorded: if the last ones are missing, tensors are "
+        "shorter or absent; give the number of ranks that saved with --shards",
         n));
   }
   const std::int64_t absent = n * model_count - static_cast<std::int64_t>(files.size());
@@ -126,11 +125,11 @@ DcpShards find_dcp_shards(const std::vector<std::string>& names, const fs::path&
     while (model <= model_count && files.contains({*shard, model})) ++model;
     if (model > model_count) continue;
     result.warnings.push_back(
-        fmt::format("{} is not there{}: either its rank had nothing to save in it, or it is lost",
+        fmt::format("{} is missing{}: either its rank had nothing to save in it, or it was lost",
                     file_name(*shard, model, model_count),
                     absent == 1   ? ""
-                    : absent == 2 ? ", nor is another"
-                                  : fmt::format(", nor are {} others", absent - 1)));
+                    : absent == 2 ? ", as is another"
+                                  : fmt::format(", as are {} others", absent - 1)));
     break;
   }
   for (auto& [numbers, name] : files) result.names.push_back(std::move(name));

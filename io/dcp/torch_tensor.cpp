@@ -19,7 +19,7 @@ constexpr PickleGlobal kRebuildV3{"torch._utils", "_rebuild_tensor_v3"};
 constexpr PickleGlobal kRebuildParameter{"torch._utils", "_rebuild_parameter"};
 constexpr PickleGlobal kUntypedStorage{"torch.storage", "UntypedStorage"};
 
-/// PyTorch's names of dtypes and of their storages, and safetensors' name of each.
+/// Names of a dtype: in PyTorch, of its PyTorch storage class, in safetensors.
 struct TorchDType {
   std::string_view name, storage, safetensors;
 };
@@ -80,7 +80,7 @@ Dims read_dims(const PickleValue& tuple, const std::string& where) {
   return dims;
 }
 
-/// The element of a storage that lies furthest from a tensor's first; -1 if that is past 2^63.
+/// Largest offset of an element from a tensor's first, in elements; -1 on overflow.
 std::int64_t last_element(const Shape& shape, const Strides& strides) {
   std::int64_t last = 0;
   for (int i = 0; i < shape.size(); ++i) {
@@ -98,16 +98,16 @@ const TorchDType& find_dtype(const PickleGlobal& global, std::string_view TorchD
   const auto* const row = std::find_if(kDTypes.begin(), kDTypes.end(), [&](const TorchDType& each) {
     return global.module == "torch" && !global.name.empty() && each.*member == global.name;
   });
-  require<CorruptCheckpoint>(row != kDTypes.end(), "{}: {}.{} is no type of elements", where,
-                             global.module, global.name);
+  require<CorruptCheckpoint>(row != kDTypes.end(), "{}: {}.{} is not a dtype", where, global.module,
+                             global.name);
   return *row;
 }
 
-// {"conj": True} or {"neg": True}: the elements are to be conjugated or negated when they are read.
+// {"conj": True} or {"neg": True}: a conjugation or negation is pending on the elements.
 void check_no_math_bits(const PickleValue& args, std::size_t i, const std::string& where) {
   if (i >= args.items().size() || args.items()[i]->is(PickleKind::None)) return;
   require<Unsupported>(args.items()[i]->is(PickleKind::Dict) && args.items()[i]->items().empty(),
-                       "{}: a tensor whose elements wait to be conjugated or negated; save its "
+                       "{}: a tensor with a pending conjugation or negation; save its "
                        ".resolve_conj().resolve_neg()",
                        where);
 }
@@ -132,7 +132,7 @@ TorchTensor read_torch_tensor(const ByteRange& archive) {
   const std::string& where = archive.name();
   const ZipDirectory directory(archive);
 
-  // Every name begins with that of a folder, which is the stem of the file that was written.
+  // Every name begins with a folder, the stem of the file that torch.save wrote.
   constexpr std::string_view kPickle = "/data.pkl";
   const auto pickle_entry = std::find_if(
       directory.entries().begin(), directory.entries().end(), [&](const ZipEntry& entry) {
@@ -140,9 +140,9 @@ TorchTensor read_torch_tensor(const ByteRange& archive) {
                entry.name.find('/') == entry.name.size() - kPickle.size();
       });
   if (pickle_entry == directory.entries().end()) {
-    // Unless its name was damaged in the directory, which the name before its data tells.
+    // Detects a name damaged in the directory by the copy before the entry's data.
     for (const ZipEntry& entry : directory.entries()) zip_data_begin(archive, entry);
-    throw Unsupported("{} is no archive of torch.save: it has no data.pkl", where);
+    throw Unsupported("{} is not a torch.save archive: it has no data.pkl", where);
   }
   const std::string folder =
       pickle_entry->name.substr(0, pickle_entry->name.size() - kPickle.size() + 1);
@@ -177,7 +177,7 @@ TorchTensor read_torch_tensor(const ByteRange& archive) {
   require<CorruptCheckpoint>(id.is(PickleKind::Tuple), "{}: a storage is {}, expected a tuple",
                              where, pickle_kind_name(id.kind));
   require<CorruptCheckpoint>(item(id, 0, PickleKind::Str, where).text() == "storage",
-                             "{}: a persistent id that is no storage", where);
+                             "{}: a persistent id that is not a storage", where);
   const PickleGlobal& storage_class = *item(id, 1, PickleKind::Global, where).global;
   const std::string key(item(id, 2, PickleKind::Str, where).text());
   const std::int64_t elements = item(id, 4, PickleKind::Int, where).integer;
@@ -207,12 +207,12 @@ TorchTensor read_torch_tensor(const ByteRange& archive) {
   const std::int64_t n = count_elements(tensor.shape, where);
   require<CorruptCheckpoint>(
       offset >= 0 && n <= storage->size / width && offset <= storage->size / width - n,
-      "{}: {} elements of {} from {} on are outside the {} bytes of data/{}", where, n,
+      "{}: {} elements of {} from element {} exceed the {} bytes of data/{}", where, n,
       tensor.dtype, offset, storage->size, key);
   const std::int64_t last = n == 0 ? 0 : last_element(tensor.shape, tensor.strides);
   require<CorruptCheckpoint>(
       n == 0 || (last >= 0 && last < storage->size / width - offset),
-      "{}: shape {} with strides {} from element {} on passes the {} bytes of data/{}", where,
+      "{}: shape {} with strides {} from element {} exceeds the {} bytes of data/{}", where,
       tensor.shape, tensor.strides, offset, storage->size, key);
   tensor.storage_begin = zip_data_begin(archive, *storage);
   tensor.storage_end = tensor.storage_begin + storage->size;

@@ -14,10 +14,10 @@ constexpr const char* kPlain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuv
 constexpr std::array<std::string_view, 3> kLiterals = {"NaN", "Infinity", "-Infinity"};
 
 constexpr std::string_view kDigits = "0123456789";
-// A literal becomes a JSON string that begins with U+E000, a character for private use.
+// Literals become JSON strings with the prefix U+E000, a private-use character.
 constexpr std::string_view kMark = "\"\xEE\x80\x80";
 
-// Of so many digits that it may not fit into 64 bits.
+// Whether an integer has so many digits that it may exceed 64 bits.
 bool is_large_integer(std::string_view token) {
   constexpr std::size_t kMostDigits = 18;
   if (token.starts_with('-')) token.remove_prefix(1);
@@ -29,14 +29,14 @@ bool is_literal(std::string_view token) {
   return std::ranges::find(kLiterals, token) != kLiterals.end() || is_large_integer(token);
 }
 
-// The word or number that the text begins with, one character at least.
+// Leading word or number of the text, at least one character.
 std::string_view token_at(std::string_view text) {
   const std::size_t end =
       text.find_first_not_of("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+-._");
   return text.substr(0, std::max<std::size_t>(1, std::min(end, text.size())));
 }
 
-// Whether a value ends here; what is followed by a colon is a key.
+// Whether the preceding token is a value, not a key.
 bool ends_value(std::string_view text) {
   const std::size_t next = text.find_first_not_of(" \t\r\n");
   return next != std::string_view::npos &&
@@ -44,10 +44,10 @@ bool ends_value(std::string_view text) {
 }
 
 void add_file(std::set<std::string>& files, const Json& reference) {
-  if (!reference.is_string()) return;  // null: there is no fast tokenizer, or no slow one
+  if (!reference.is_string()) return;  // null: no fast or no slow tokenizer
   const std::string& text = reference.get_ref<const std::string&>();
   if (text.find("--") != std::string::npos) return;
-  // Others are no module's, and might do something to the terminal that lists them.
+  // Not the name of a module; could contain terminal escapes.
   if (text.find_first_not_of(kPlain) != std::string::npos) return;
   const std::size_t dot = text.rfind('.');
   if (dot != std::string::npos && dot > 0) files.insert(text.substr(0, dot) + ".py");
@@ -89,7 +89,7 @@ std::string dump_hf_config(const Json& config) {
     if (is_value && is_literal(token)) {
       text += token;
       at = end + 1;
-    } else {  // somebody's own text
+    } else {  // a string that only looks like a literal
       text += kMark;
       at = begin;
     }
@@ -123,7 +123,7 @@ void set_torch_dtype(Json& config, DType dtype) {
     const auto text = config.find("text_config");
     if (text != config.end() && text->is_object() && text->contains(key)) (*text)[key] = name;
   }
-  if (!found) config["torch_dtype"] = name;  // known to old and new versions
+  if (!found) config["torch_dtype"] = name;  // read by old and new versions
 }
 
 std::set<std::string> auto_map_files(const Json& config) {

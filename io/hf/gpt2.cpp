@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::string_view kPrefix = "transformer.";
 constexpr double kDefaultEps = 1e-5;
-// Bounds the list of expected tensors that a damaged configuration can ask for.
+// Bounds the list of expected tensors for a damaged configuration.
 constexpr std::int64_t kMaxLayers = 10'000;
 
 double number_or(const Json& json, const char* key, double fallback) {
@@ -36,12 +36,12 @@ void check_arch(const Json& model) {
           arch == model.end() ? "(none)" : arch->dump());
 }
 
-// Refuses a setting that changes what the model computes, unless it has the value we compute with.
+// Refuses a setting that differs from tessera's GPT-2.
 void require_setting(const Json& config, const char* key, const Json& value,
                      const std::string& source) {
   const auto found = config.find(key);
   require<Unsupported>(found == config.end() || *found == value,
-                       "{}: \"{}\" is {}; tessera's GPT-2 is built for {}", source, key,
+                       "{}: \"{}\" is {}; tessera's GPT-2 supports only {}", source, key,
                        found == config.end() ? "" : found->dump(), value.dump());
 }
 
@@ -86,8 +86,7 @@ Json gpt2_config_to_hf(const Json& model, DType dtype) {
   const std::string_view torch_dtype = torch_dtype_name(dtype);
   const double dropout = number_or(model, "dropout", 0);
   const std::int64_t vocab = dimension(model, "vocab_size");
-  // GPT-2's <|endoftext|>, also where nanoGPT padded its vocabulary; in another, that id means
-  // something else or nothing.
+  // Id of <|endoftext|> in GPT-2's vocabulary, also as padded by nanoGPT; none in others.
   constexpr std::int64_t kGpt2Vocab = 50257, kPaddedVocab = 50304;
   const Json special =
       vocab == kGpt2Vocab || vocab == kPaddedVocab ? Json(kGpt2Vocab - 1) : Json(nullptr);
@@ -148,7 +147,7 @@ std::string gpt2_name_from_hf(const std::string& name) {
 void match_tensors(const std::vector<TensorInfo>& expected, const std::vector<TensorInfo>& found,
                    const std::string& source) {
   const std::string problems = compare_tensors(expected, found).str();
-  require(problems.empty(), "the tensors of {} are not those of its model configuration:{}", source,
+  require(problems.empty(), "the tensors of {} do not match its model configuration:{}", source,
           problems);
 }
 

@@ -62,7 +62,7 @@ Gpt2Source::Gpt2Source(std::unique_ptr<ShardedSource> source, Json config, const
     const std::string ours = gpt2_name_from_hf(names[i].name);
     if (ours.empty()) continue;
     require<CorruptCheckpoint>(places_.emplace(ours, &source_->tensors()[i]).second,
-                               "{}: {} stands twice, with and without \"transformer.\"", where,
+                               "{}: {} is stored twice, with and without \"transformer.\"", where,
                                ours);
   }
   drop_tied_head();
@@ -76,8 +76,8 @@ const std::string& Gpt2Source::source_name(const std::string& name) const {
   return found->second->name;
 }
 
-// Some writers store the tied head a second time. It is dropped if it equals the embedding; one
-// that differs would be lost silently.
+// Some writers store the tied head a second time. A head that differs from the embedding is an
+// error: dropping it would change the model.
 void Gpt2Source::drop_tied_head() {
   const auto tied = places_.find(kHead);
   const auto embedding = places_.find(kEmbedding);

@@ -12,29 +12,29 @@
 
 namespace tessera::io {
 
-/// The tensors of a sharded source with their names and roles, in its order.
-/// @throws InvalidArgument naming both if two tensors of a role would have one name
+/// Names and roles of the tensors of a sharded source, in its order.
+/// @throws InvalidArgument naming both if two tensors of a role would get one name
 std::vector<TensorName> classify_tensors(const ShardedSource& source, const NameRules& rules);
 
-/// The same of those of unreadable().
+/// Names and roles of the tensors of unreadable(), in its order.
 std::vector<TensorName> classify_unreadable(const ShardedSource& source, const NameRules& rules);
 
-/// A GPT-2 in a sharded source: a ModelSource by our names.
+/// A GPT-2 in a sharded source.
 class Gpt2Source : public ModelSource {
  public:
-  /// Accepts names of Hugging Face's GPT-2 with and without "transformer.", ignores its buffers,
-  /// and a stored lm_head.weight that equals wte.weight.
-  /// @param config  our "model" section
+  /// Accepts Hugging Face names with and without "transformer."; ignores buffers, and an
+  /// lm_head.weight equal to wte.weight.
+  /// @param config  tessera's "model" section
   /// @param rules   for the names of weights; other tensors are ignored
   /// @param policy  other than Exact: the weights may differ from those of the configuration
-  /// @throws InvalidArgument if the weights are not those of the configuration, listing all that
-  ///         differ, or two would have one name; Unsupported on a head that is not tied or a weight
-  ///         of a dtype that tessera lacks
+  /// @throws InvalidArgument listing all weights that do not match the configuration, or if two
+  ///         would get one name; Unsupported on an untied head or a weight of a dtype that tessera
+  ///         lacks
   Gpt2Source(std::unique_ptr<ShardedSource> source, Json config, const NameRules& rules,
              LoadPolicy policy = LoadPolicy::Exact);
 
   const ShardedSource& source() const { return *source_; }
-  /// The source's name of one of our tensors.
+  /// Name of a tensor at the source.
   const std::string& source_name(const std::string& name) const;
 
   const Json& config() const override { return *config_; }
@@ -50,7 +50,7 @@ class Gpt2Source : public ModelSource {
   void drop_tied_head();
   std::unique_ptr<ShardedSource> source_;
   std::shared_ptr<const Json> config_;
-  std::map<std::string, const TensorInfo*> places_;  // by our names
+  std::map<std::string, const TensorInfo*> places_;  // tensors of the source, by tessera's names
   std::vector<TensorInfo> tensors_;
 };
 

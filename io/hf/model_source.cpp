@@ -53,23 +53,23 @@ void require_model_directory(const fs::path& path) {
   std::error_code error;
   require<IoError>(fs::exists(path, error), "{} does not exist", path.string());
   require(fs::is_directory(path, error),
-          "{} is a file; name a checkpoint, a run, the directory of a Hugging Face model or of a "
-          "PyTorch Distributed Checkpoint",
+          "{} is a file; give a checkpoint, a run, or the directory of a Hugging Face model or of "
+          "a PyTorch Distributed Checkpoint",
           path.string());
 }
 
 std::unique_ptr<ModelSource> open_model(const fs::path& path, std::optional<std::int64_t> step,
                                         LoadPolicy policy) {
   require_model_directory(path);
-  // A run has a config.json too: other directories are told apart by the weights in them.
+  // A run has a config.json too, so the kind of a directory is recognized by its weights.
   std::unique_ptr<ShardedSource> source = open_sharded(path);
   if (!source) return open_checkpoint_model(open_checkpoint(path, step), policy);
   require(!step, "{} is a {} and has no step {}", path.string(), source->kind(), step.value_or(0));
   const fs::path config = path / "config.json";
   std::error_code error;
   require(fs::exists(config, error),
-          "{} is a {} without config.json, so which model it holds is unknown; put the config.json "
-          "of the Hugging Face model into it, or `tessera consolidate` it with --config",
+          "{} is a {} without config.json, so its model is unknown; copy the config.json of the "
+          "Hugging Face model into it, or `tessera consolidate` it with --config",
           path.string(), source->kind());
   return std::make_unique<Gpt2Source>(std::move(source), read_hf_config(config), NameRules{},
                                       policy);

@@ -8,8 +8,8 @@
 namespace tessera::io {
 namespace {
 
-/// The character that ByteLevel shows each byte as: printable bytes of Latin-1 stand for
-/// themselves, the others for U+0100 and on, in order (bytes_to_unicode() of GPT-2's encoder.py).
+/// ByteLevel's character of each byte: printable Latin-1 bytes map to themselves, the others to
+/// U+0100, U+0101, ... in order (bytes_to_unicode() in GPT-2's encoder.py).
 Json byte_vocabulary() {
   Json vocabulary = Json::object();
   int next = 256;
@@ -27,7 +27,7 @@ Json byte_vocabulary() {
   return vocabulary;
 }
 
-/// The characters of a UTF-8 text by position.
+/// Maps each character of a UTF-8 text to its position.
 Json char_vocabulary(const std::string& text) {
   Json vocabulary = Json::object();
   int id = 0;
@@ -82,8 +82,8 @@ std::optional<Json> tokenizer_to_hf(const Json& description) {
                    {"pattern", {{"Regex", "[\\s\\S]"}}},
                    {"behavior", "Isolated"},
                    {"invert", false}};
-  // BPE would leave out unknown characters silently. WordLevel wants a token for them; that the
-  // vocabulary lacks it makes them an error.
+  // BPE would drop unknown characters silently. With WordLevel they are an error, since the
+  // vocabulary lacks the unk_token.
   const Json model{{"type", "WordLevel"},
                    {"vocab", char_vocabulary(vocabulary->get_ref<const std::string&>())},
                    {"unk_token", "<unk>"}};
@@ -91,7 +91,7 @@ std::optional<Json> tokenizer_to_hf(const Json& description) {
 }
 
 Json tokenizer_config_to_hf(std::int64_t seq_len) {
-  // Cleaning up would remove spaces before punctuation.
+  // The cleanup would remove spaces before punctuation.
   return {{"tokenizer_class", "PreTrainedTokenizerFast"},
           {"clean_up_tokenization_spaces", false},
           {"model_max_length", seq_len}};

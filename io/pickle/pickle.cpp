@@ -1,4 +1,4 @@
-// Format: CPython's Lib/pickletools.py, which documents every opcode.
+// Source of the format: CPython's Lib/pickletools.py.
 
 #include "io/pickle/pickle.h"
 
@@ -17,8 +17,9 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "pickles are little-endian");
 
 constexpr int kMinProtocol = 2, kMaxProtocol = 5;
-constexpr std::size_t kMaxName = 1000;                   // of a global
-constexpr std::size_t kMaxStack = std::size_t{1} << 22;  // writers fill containers by the thousand
+constexpr std::size_t kMaxName = 1000;  // of a global
+constexpr std::size_t kMaxStack = std::size_t{1}
+                                  << 22;  // values; writers flush containers every 1000 items
 
 enum Opcode : std::uint8_t {
   kMark = '(',
@@ -68,7 +69,7 @@ enum Opcode : std::uint8_t {
   kFrame = 0x95,
 };
 
-/// Opcodes that exist, but are not needed to hold tensors: they are refused by their names.
+/// Opcodes that checkpoints of tensors do not need; errors name them.
 constexpr std::pair<std::uint8_t, std::string_view> kRefused[] = {
     {'I', "INT"},
     {'L', "LONG"},
@@ -165,7 +166,7 @@ const PickleValue* PickleValue::find(std::string_view key) const {
   return nullptr;
 }
 
-/// The stack machine that a pickle is a program of, less whatever could execute something.
+/// Interpreter of a pickle's stack program, without the ability to execute code.
 class PickleMachine {
  public:
   PickleMachine(Pickle& pickle, std::span<const PickleGlobal> known, const std::string& source,
@@ -178,7 +179,7 @@ class PickleMachine {
 
   const PickleValue* run() {
     check(!text_.empty() && take<std::uint8_t>() == kProtocol,
-          "is no pickle of protocol 2 or newer: it does not begin with PROTO");
+          "not a pickle of protocol 2 or newer: it does not begin with PROTO");
     const int protocol = take<std::uint8_t>();
     check(protocol >= kMinProtocol && protocol <= kMaxProtocol,
           "is a pickle of protocol {}; 2 to 5 are known", protocol);
@@ -206,7 +207,7 @@ class PickleMachine {
   }
 
   std::string_view take_bytes(std::uint64_t n) {
-    check(n <= text_.size() - position_, "needs {} bytes, but {} follow: it was cut", n,
+    check(n <= text_.size() - position_, "needs {} bytes, but {} follow: it was truncated", n,
           text_.size() - position_);
     const std::string_view bytes = text_.substr(position_, n);
     position_ += n;
@@ -221,7 +222,7 @@ class PickleMachine {
   }
   std::string_view take_line() {
     const std::size_t end = text_.find('\n', position_);
-    check(end != std::string_view::npos, "a name has no end: it was cut");
+    check(end != std::string_view::npos, "a name has no end: it was truncated");
     const std::string_view line = text_.substr(position_, end - position_);
     position_ = end + 1;
     return line;
@@ -241,13 +242,13 @@ class PickleMachine {
   }
 
   void push(const PickleValue* value) {
-    check(stack_.size() < kMaxStack, "holds more than {} values that belong to none", kMaxStack);
+    check(stack_.size() < kMaxStack, "more than {} values on the stack", kMaxStack);
     stack_.push_back(value);
   }
-  // The innermost mark hides what lies below it.
+  // Values below the innermost mark are inaccessible.
   std::size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
   const PickleValue* top() const {
-    check(stack_.size() > floor(), "takes a value where there is none");
+    check(stack_.size() > floor(), "pops a value from an empty stack");
     return stack_.back();
   }
   const PickleValue* pop() {
@@ -257,7 +258,7 @@ class PickleMachine {
   }
   /// The last n values, which the caller erases.
   std::span<const PickleValue*> last(std::size_t n) {
-    check(stack_.size() - floor() >= n, "takes {} values where there are {}", n,
+    check(stack_.size() - floor() >= n, "pops {} values, but the stack has {}", n,
           stack_.size() - floor());
     return std::span(stack_).last(n);
   }
@@ -269,7 +270,7 @@ class PickleMachine {
   }
   void drop(std::size_t n) { stack_.resize(stack_.size() - n); }
 
-  // Values are made by this machine alone, and constants have no such place.
+  // The const_cast is safe: no shared constant passes `is_right`.
   PickleValue* container(const PickleValue* value, bool is_right, std::string_view expected) const {
     check(is_right, "adds to {}, expected {}", pickle_kind_name(value->kind), expected);
     return const_cast<PickleValue*>(value);
@@ -292,7 +293,7 @@ class PickleMachine {
       to->data = data;
       to->capacity = static_cast<std::uint32_t>(capacity);
     }
-    // A container's array belongs to it alone: see allocate().
+    // The array was allocated above, or by an earlier call for the same container.
     auto* const items = static_cast<const PickleValue**>(const_cast<void*>(to->data));
     std::copy(added.begin(), added.end(), items + to->size);
     to->size = needed;
@@ -355,7 +356,7 @@ class PickleMachine {
   }
 
   void put(std::uint64_t index) {
-    // Writers number what they store, so that no index reaches the length of the pickle.
+    // Writers use consecutive indices, each stored by an opcode, so none reaches the length.
     check(index < text_.size(), "memo index {} in a pickle of {} bytes", index, text_.size());
     if (index >= memo_.size()) memo_.resize(index + 1);
     if (memo_[index] == nullptr) ++memo_count_;
@@ -373,8 +374,8 @@ class PickleMachine {
         std::find(known_.data(), known_.data() + known_.size(), PickleGlobal{module, name});
     if (found == known_.data() + known_.size()) {
       throw Unsupported(
-          "{}: pickle, byte {}: names {}.{}, which is not needed to read tensors and is refused; "
-          "nothing was executed",
+          "{}: pickle, byte {}: refused {}.{}, which is not needed to read tensors; nothing was "
+          "executed",
           source_, opcode_, module, name);
     }
     PickleValue* const value = make(PickleKind::Global);
@@ -419,7 +420,7 @@ class PickleMachine {
   void step(std::uint8_t opcode) {
     switch (opcode) {
       case kMark:
-        check(marks_.size() < kMaxStack, "holds more than {} marks", kMaxStack);
+        check(marks_.size() < kMaxStack, "more than {} marks", kMaxStack);
         return marks_.push_back(stack_.size());
       case kPop:
         if (stack_.size() == floor() && !marks_.empty()) return marks_.pop_back();
@@ -503,10 +504,10 @@ class PickleMachine {
         return build();
       case kPersistentId:
         return push_persistent_id();
-      case kFrame: {  // only says how much to fetch at once
+      case kFrame: {  // a hint for buffered readers
         const auto bytes = take<std::uint64_t>();
         return check(bytes <= text_.size() - position_,
-                     "a frame of {} bytes, but {} follow: it was cut", bytes,
+                     "a frame of {} bytes, but {} follow: it was truncated", bytes,
                      text_.size() - position_);
       }
       default:
@@ -516,10 +517,10 @@ class PickleMachine {
         std::find_if(std::begin(kRefused), std::end(kRefused),
                      [&](const auto& candidate) { return candidate.first == opcode; });
     require<Unsupported>(refused == std::end(kRefused),
-                         "{}: pickle, byte {}: opcode {}, which is not needed to read tensors, is "
-                         "refused",
+                         "{}: pickle, byte {}: refused opcode {}, which is not needed to read "
+                         "tensors",
                          source_, opcode_, refused == std::end(kRefused) ? "" : refused->second);
-    check(false, "0x{:02x} is no opcode", opcode);
+    check(false, "0x{:02x} is not an opcode", opcode);
   }
 
   std::string_view text_;
@@ -533,7 +534,7 @@ class PickleMachine {
   std::vector<const PickleValue*> stack_;
   std::vector<std::size_t> marks_;  // sizes of stack_
   std::vector<const PickleValue*> memo_;
-  std::uint64_t memo_count_ = 0;  // of those that are set
+  std::uint64_t memo_count_ = 0;  // entries that are set
 };
 
 Pickle::Pickle(std::string text, std::span<const PickleGlobal> known, const std::string& source,

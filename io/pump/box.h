@@ -7,14 +7,14 @@
 
 namespace tessera::io {
 
-/// Elements of a chunk that are neighbours in the tensor as well.
+/// Elements of a chunk that are contiguous in the tensor as well.
 struct ChunkRun {
   std::int64_t in_tensor = 0;  ///< first element, row-major in the tensor
   std::int64_t in_chunk = 0;   ///< first element, counted inside the chunk's box
   std::int64_t n = 0;
 };
 
-/// Whether the chunk may hold some of elements [begin, end) of the tensor (never a false no).
+/// Whether the chunk may contain some of elements [begin, end) of the tensor (never a false no).
 inline bool touches(const Chunk& chunk, const Shape& shape, std::int64_t begin, std::int64_t end) {
   if (begin == end || chunk.begin == chunk.end) return false;
   if (!chunk.box) return chunk.begin < end && begin < chunk.end;
@@ -57,7 +57,7 @@ void for_each_run(const Chunk& chunk, const Shape& shape, std::int64_t begin, st
     return;
   }
   const Box& box = *chunk.box;
-  // A row spans all trailing dims that the box has in full.
+  // A row spans all trailing dims in which the box equals the tensor.
   std::int64_t row = 1;
   for (int i = shape.size() - 1; i >= 0; --i) {
     row *= box.shape[i];

@@ -11,40 +11,39 @@
 
 namespace tessera::io {
 
-/// A block of a tensor. In elements, one value per dim of the tensor.
+/// A block of a tensor: offsets and extents in elements, per dim.
 struct Box {
   Shape offsets, shape;
   friend bool operator==(const Box&, const Box&) = default;
 };
 
-/// Storage of a chunk that is not simply its elements in row-major order.
+/// Storage of a chunk whose elements are strided, or whose checksum covers more bytes.
 struct ChunkStorage {
   Shape shape;                     ///< of the chunk's box
   std::optional<Strides> strides;  ///< in elements; empty: row-major
-  /// Bytes of the file that the checksum covers.
+  /// Bytes of the file covered by the checksum.
   std::int64_t checked_begin = 0, checked_end = 0;
 };
 
 enum class Checksum : std::uint8_t { None, Crc64, Crc32 };
 
-/// A contiguous range of elements, in row-major order, of a box of a tensor, and its place in a
-/// file.
+/// A contiguous range of a box's elements in row-major order, and its location in a file.
 struct Chunk {
   std::string file;             ///< name inside the source's directory
   std::int64_t byte_begin = 0;  ///< from the start of the file
   std::int64_t byte_end = 0;
-  std::int64_t begin = 0;  ///< first element, counted inside the box
+  std::int64_t begin = 0;  ///< first element, relative to the box
   std::int64_t end = 0;
   std::optional<Box> box;   ///< absent: the whole tensor
-  std::uint64_t crc64 = 0;  ///< of the bytes; a CRC-32 if `checksum` says so
+  std::uint64_t crc64 = 0;  ///< of the bytes; a CRC-32 if `checksum` is Crc32
   Checksum checksum = Checksum::Crc64;
-  std::shared_ptr<const ChunkStorage> storage{};  ///< null: the elements, row-major
+  std::shared_ptr<const ChunkStorage> storage{};  ///< null: the elements alone, row-major
 };
 
 struct TensorRecord {
   DType dtype = DType::F32;
   Shape shape;
-  std::vector<Chunk> chunks;  ///< by box, then by first element; cover every element exactly once
+  std::vector<Chunk> chunks;  ///< by box, then by first element; each element in exactly one
 
   std::int64_t width() const { return static_cast<std::int64_t>(dtype_size(dtype)); }
 };

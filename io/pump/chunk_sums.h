@@ -14,12 +14,12 @@ std::uint64_t checksum_of(Checksum kind, const void* data, std::size_t bytes,
 std::uint64_t combine_checksums(Checksum kind, std::uint64_t a, std::uint64_t b,
                                 std::int64_t bytes_b);
 
-/// Checksum of a range that threads read in pieces, in any order.
+/// Checksum of a range from its pieces, added in any order.
 class RangeSum {
  public:
   /// @param bytes  of the range
   RangeSum(Checksum kind, std::int64_t bytes) : kind_(kind), left_(bytes) {}
-  /// Adds the piece at `begin`. @return the checksum of the range once all pieces are there
+  /// Adds the piece at `begin`. @return the checksum of the range after the last piece
   std::optional<std::uint64_t> add(std::int64_t begin, std::int64_t bytes, std::uint64_t crc);
 
  private:

@@ -14,10 +14,10 @@
 namespace tessera::io {
 namespace {
 
-// Bytes that are summed up and handed on while they are in the processor's cache.
+// Bytes checksummed and passed on while in the CPU cache.
 constexpr std::int64_t kStep = std::int64_t{512} << 10;
 
-// Each file takes two descriptors; outputs and others need some too.
+// Each file takes two descriptors; the rest is for outputs and others.
 std::size_t max_open_files() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 16;
@@ -34,7 +34,7 @@ std::shared_ptr<const DirectFile> SourceFiles::get(const TensorSource& source,
   const std::pair key(&source, name);
   const auto found = files_.find(key);
   if (found != files_.end()) return found->second;
-  if (files_.size() >= max_open_) files_.clear();  // threads that read one keep it alive
+  if (files_.size() >= max_open_) files_.clear();  // readers keep theirs alive
   auto file = std::make_shared<const DirectFile>(source.open_file(name), direct_io_);
   return files_[key] = std::move(file);
 }
@@ -82,8 +82,8 @@ void PumpTensor::fail(std::size_t c) const {
       chunk.box ? fmt::format(" of the box at {} of shape {}", chunk.box->offsets, chunk.box->shape)
                 : "";
   throw CorruptCheckpoint(
-      "{}: tensor {}, elements {} to {}{} (bytes {} to {}): the checksum is wrong, the data was "
-      "damaged after it was saved",
+      "{}: tensor {}, elements {} to {}{} (bytes {} to {}): the checksum is wrong: the data was "
+      "damaged after the save",
       (source.path() / chunk.file).string(), source.title(name), chunk.begin, chunk.end, box,
       chunk.byte_begin, chunk.byte_end);
 }
@@ -208,7 +208,7 @@ void Pump::Lane::pass(std::span<const Slice> slices, char* target, const Sink* s
                     *storage->strides},
                    steps.front().from - begin, steps.back().to - begin, scratch_.data());
     } else {
-      // Aligned as in the file, so that the system copies whole words.
+      // Same alignment as in the file: the kernel copies whole words.
       char* const place =
           target ? target : scratch_.data() + at % static_cast<std::int64_t>(kDirectAlignment);
       data = file->read(at, static_cast<std::size_t>(bytes), scratch_, place);

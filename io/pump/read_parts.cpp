@@ -17,16 +17,16 @@
 namespace tessera::io {
 namespace {
 
-constexpr std::int64_t kBatch = std::int64_t{8} << 20;  // bytes that a thread takes at once
+constexpr std::int64_t kBatch = std::int64_t{8} << 20;  // bytes per unit of work
 
-/// Neighbouring elements of a chunk that go to one place.
+/// Contiguous elements of a chunk with one destination.
 struct Segment {
   std::int64_t in_chunk = 0, n = 0;
   std::int64_t in_tensor = 0;
   const ReadPart* part = nullptr;
 };
 
-/// A chunk of which something is wanted.
+/// A chunk with wanted elements.
 struct Wanted {
   Slice slice;
   std::vector<Segment> segments;  ///< by in_chunk
@@ -51,13 +51,13 @@ class Read {
       for (std::size_t i = 0; i < list.size(); ++i) {
         check(tensor, *list[i]);
         require(i == 0 || list[i - 1]->end <= list[i]->begin,
-                "elements {} to {} and {} to {} of tensor {} overlap: they are to be read once",
+                "elements {} to {} and {} to {} of tensor {} overlap; read them once",
                 list[i == 0 ? 0 : i - 1]->begin, list[i == 0 ? 0 : i - 1]->end, list[i]->begin,
                 list[i]->end, key.second);
       }
       want(tensor, list);
     }
-    // In the order of the files, so that disks are read forwards.
+    // Sequential reads, file by file.
     std::sort(wanted_.begin(), wanted_.end(), [](const Wanted& a, const Wanted& b) {
       const Chunk &x = a.slice.place(), &y = b.slice.place();
       return std::tie(x.file, x.byte_begin) < std::tie(y.file, y.byte_begin);
@@ -143,7 +143,7 @@ class Read {
         slice.from = segments.front().in_chunk;
         slice.to = segments.back().in_chunk + segments.back().n;
       }
-      // A part of a chunk has another checksum.
+      // A partial read cannot be compared with the chunk's checksum.
       if (verified) tensor.skip_sum(c);
       report_.read_bytes += slice.bytes();
       wanted_.push_back({slice, std::move(segments)});

@@ -14,32 +14,32 @@ struct ReadPart {
   const TensorSource* source = nullptr;
   std::string name;
   std::int64_t begin = 0, end = 0;  ///< elements, row-major
-  DType dtype = DType::F32;         ///< of what is handed over
-  void* data = nullptr;             ///< room for end - begin elements; null: they go to the sink
-  /// Receives elements [begin, begin + n) of the tensor, at most 512 KiB of the stored dtype at a
-  /// time. Threads call it concurrently, each for other elements.
+  DType dtype = DType::F32;         ///< of the output
+  void* data = nullptr;             ///< room for end - begin elements; null: use the sink
+  /// Receives elements [begin, begin + n) of the tensor, at most 512 KiB of the stored dtype.
+  /// Threads call it concurrently, for disjoint elements.
   std::function<void(std::int64_t begin, const void* values, std::int64_t n)> sink{};
 };
 
 struct ReadReport {
   std::int64_t wanted_bytes = 0;  ///< of the parts, as stored
-  std::int64_t read_bytes = 0;    ///< the same and the rest of chunks of which a part is wanted
+  std::int64_t read_bytes = 0;    ///< also the rest of their chunks, read to verify checksums
   double seconds = 0;
 };
 
 struct ReadOptions {
   int threads = 1;
   bool direct_io = true;
-  /// Whether a chunk was verified before: only the wanted part of it is read then.
+  /// Whether a chunk was verified before, so that only the wanted part is read.
   std::function<bool(const std::string& name, std::size_t chunk)> is_verified{};
   std::function<void(const std::string& name, std::size_t chunk)> set_verified{};
 };
 
-/// Reads parts on several threads. Every chunk that a part lies in is read once, in whole, and
+/// Reads parts on several threads. Each chunk with wanted elements is read once, completely, and
 /// verified.
 /// @throws InvalidArgument if parts overlap, or one is not in the source; Unsupported if dtypes do
-///         not convert; IoError; CorruptCheckpoint naming file, tensor and elements of a chunk
-///         whose checksum is wrong. What the memory holds after an error must not be used.
+///         not convert; IoError; CorruptCheckpoint naming file, tensor and elements of a chunk with
+///         a wrong checksum. After an error the contents of the destinations are undefined.
 ReadReport read_parts(std::span<const ReadPart> parts, const ReadOptions& options);
 
 }  // namespace tessera::io

@@ -11,10 +11,10 @@
 
 namespace tessera::io {
 
-/// Open files of sources, with a bound on their number. Threads may ask concurrently.
+/// Cache of open files of sources, bounded in number. Thread-safe.
 class SourceFiles {
  public:
-  /// @param direct_io  past the page cache where the file system can do that
+  /// @param direct_io  bypass the page cache where the file system allows
   explicit SourceFiles(bool direct_io);
   /// @throws as TensorSource::open_file
   std::shared_ptr<const DirectFile> get(const TensorSource& source, const std::string& name);

@@ -11,17 +11,16 @@ namespace tessera::io {
 namespace {
 
 constexpr std::int64_t kWindow = std::int64_t{256} << 10;  // bytes
-constexpr std::int64_t kGap =
-    4096;  // bytes that are sooner read than passed over with another call
+constexpr std::int64_t kGap = 4096;  // bytes; reading a smaller gap is faster than another call
 
-/// A dim of a box: how far neighbours along it lie from each other, in bytes.
+/// A dim of a box: its size and strides, in bytes.
 struct Axis {
   std::int64_t size, in_file, in_out;
 };
 
-/// Bytes from the first element of a box to its last; empty if they are not read at once: they are
-/// too many, or too much between them is of others.
-/// @param axes  the closest neighbours first
+/// Bytes from the first element of a box to its last; empty if they are too many for one read, or
+/// the gaps between them too large.
+/// @param axes  by ascending in_file
 std::optional<std::int64_t> window_bytes(std::span<const Axis> axes, std::int64_t width) {
   std::int64_t bytes = width;
   for (const Axis& axis : axes) {
@@ -55,8 +54,8 @@ class Gather {
  public:
   Gather(const File& file, const StridedBlock& block) : file_(file), block_(block) {}
 
-  /// Elements [first, last) of the part of the block that dims from d on make up.
-  /// @param at  byte of the file where that part begins
+  /// Reads elements [first, last) of the sub-block of dims >= d.
+  /// @param at  first byte of the sub-block in the file
   void read_range(int d, std::int64_t at, std::int64_t first, std::int64_t last, char* out) {
     if (first == last) return;
     std::int64_t row = 0, rows = 1, inner = 1;
@@ -70,7 +69,7 @@ class Gather {
         return read_range(d, at, end, last, out + (end - first) * block_.width);
       }
       rows = last / inner - row;
-      // What is left after whole rows ends inside one.
+      // The incomplete last row.
       const std::int64_t whole = rows * inner;
       read_range(d + 1, at + (row + rows) * step, 0, last - first - whole,
                  out + whole * block_.width);
@@ -80,7 +79,7 @@ class Gather {
   }
 
  private:
-  /// `rows` whole rows of dim d, each of `inner` elements.
+  /// Reads `rows` whole rows of dim d, each of `inner` elements.
   void read_rows(int d, std::int64_t at, std::int64_t rows, std::int64_t inner, char* out) {
     std::vector<Axis> axes;
     std::int64_t size = rows, in_out = inner * block_.width;
@@ -99,7 +98,7 @@ class Gather {
     if (const auto bytes = window_bytes(axes, block_.width)) {
       return read_window(axes, *bytes, at, out);
     }
-    // The axis of the largest stride, by so much at once as fits.
+    // Splits the axis of the largest stride into pieces that fit the window.
     Axis& outer = axes.back();
     const Axis whole = outer;
     const std::span<Axis> others = axes.first(axes.size() - 1);
@@ -116,7 +115,7 @@ class Gather {
   void read_window(std::span<const Axis> axes, std::int64_t bytes, std::int64_t at, char* out) {
     window_.resize(std::max(window_.size(), static_cast<std::size_t>(bytes)));
     file_.read(at, window_.data(), static_cast<std::size_t>(bytes));
-    auto run = static_cast<std::size_t>(block_.width);  // neighbours in file and output
+    auto run = static_cast<std::size_t>(block_.width);  // bytes contiguous in file and output
     if (!axes.empty() && axes[0].in_file == block_.width && axes[0].in_out == block_.width) {
       run *= static_cast<std::size_t>(axes[0].size);
       axes = axes.subspan(1);

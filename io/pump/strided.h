@@ -7,17 +7,16 @@
 
 namespace tessera::io {
 
-/// A block of elements that lie in a file with any strides, as a transposed or permuted tensor's.
+/// A block of elements stored with any strides, such as a transposed tensor.
 struct StridedBlock {
-  std::int64_t begin = 0;  ///< byte of the first
+  std::int64_t begin = 0;  ///< byte of the first element
   std::int64_t width = 1;  ///< bytes of an element
   Shape shape;             ///< not empty
   Strides strides;         ///< in elements, none negative
 };
 
-/// Reads elements [first, last) of a block, counted row-major in its shape, in that order. Takes
-/// neighbours in the file at once, in at most 256 KiB beside `out`: the more elements are asked for
-/// at once, the longer these runs are.
+/// Reads elements [first, last) of a block, numbered row-major in its shape, in that order. Merges
+/// nearby elements into reads of up to 256 KiB, its scratch memory; larger requests merge better.
 /// @throws as File::read
 void read_strided(const File& file, const StridedBlock& block, std::int64_t first,
                   std::int64_t last, char* out);

@@ -22,16 +22,16 @@ struct TensorInfo {
   DType dtype = DType::F32;
 };
 
-/// Named tensors and the places of their bytes in files. A new format implements this; the pump
-/// reads, verifies and converts. Threads may call it concurrently.
+/// Named tensors and the locations of their bytes in files. Each format implements this; the pump
+/// reads, verifies and converts. Thread-safe.
 class TensorSource {
  public:
   virtual ~TensorSource() = default;
-  /// The file or directory that holds the tensors.
+  /// File or directory of the tensors.
   virtual const fs::path& path() const = 0;
   virtual const std::vector<TensorInfo>& tensors() const = 0;
   /// Chunks of a tensor. @throws InvalidArgument on an unknown name, Unsupported on a dtype that
-  /// tessera lacks and cannot copy as it is
+  /// tessera can neither read nor copy
   virtual std::shared_ptr<const TensorRecord> record(const std::string& name) const = 0;
   /// Opens a file of a chunk and checks that it belongs to this source.
   /// @throws IoError, CorruptCheckpoint
@@ -39,8 +39,8 @@ class TensorSource {
   /// Name of a tensor in error messages.
   virtual std::string title(const std::string& name) const { return name; }
 
-  /// Reads elements [begin, end) of a tensor, in row-major order, converted to `dtype`. Verifies
-  /// each chunk in whole on its first touch.
+  /// Reads elements [begin, end) of a tensor, in row-major order, converted to `dtype`. The first
+  /// read of a chunk verifies all of it.
   /// @param out  room for end - begin elements of dtype
   /// @throws InvalidArgument on an unknown name or a range outside the tensor, Unsupported if the
   ///         dtypes do not convert (see can_convert), IoError, CorruptCheckpoint
@@ -49,7 +49,7 @@ class TensorSource {
 
  private:
   mutable std::mutex verified_mutex_;
-  mutable std::set<std::pair<std::string, std::size_t>> verified_;  // tensor, number of the chunk
+  mutable std::set<std::pair<std::string, std::size_t>> verified_;  // tensor, index of the chunk
 };
 
 }  // namespace tessera::io

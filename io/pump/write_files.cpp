@@ -17,14 +17,14 @@ namespace {
 constexpr std::int64_t kMaxBlock = std::int64_t{4} << 20;
 constexpr std::int64_t kMinBlock = kLeastJobMemory / 2;
 
-/// How threads share the work and the memory.
+/// Number of threads and size of their blocks.
 struct Grain {
   int jobs;
-  std::int64_t block;  ///< bytes of an output file that are made at once
+  std::int64_t block;  ///< bytes of output per unit of work
 };
 
 Grain grain_of(const WriteOptions& options) {
-  // A thread holds a block and the bytes that it is made from.
+  // A thread needs one block of output and one of input.
   const auto most =
       static_cast<int>(std::clamp<std::int64_t>(options.memory / (2 * kMinBlock), 1, 1 << 16));
   const int jobs = std::clamp(options.jobs, 1, most);
@@ -36,7 +36,7 @@ PumpOptions pump_options(const Grain& grain, bool direct_io) {
   return {.threads = grain.jobs, .block = grain.block, .direct_io = direct_io};
 }
 
-/// A tensor from its first part to its last: a chunk may begin in one part and end in another.
+/// A tensor shared by its parts: a chunk may begin in one part and end in another.
 struct SharedTensor {
   std::size_t parts_left = 0;
   std::shared_ptr<PumpTensor> tensor{};
@@ -45,17 +45,17 @@ struct SharedTensor {
 struct PartState {
   OutputPart* part = nullptr;
   std::int64_t bytes = 0;
-  // From the first block of the part to its last: a record may take more memory than all else.
+  // Held from the part's first block to its last only, since records may be large.
   std::shared_ptr<PumpTensor> tensor{};
-  std::int64_t left = 0;               // elements that are not written yet
+  std::int64_t left = 0;               // elements not yet written
   std::vector<RangeSum> unfinished{};  // checksums of the part's runs
 };
 
 struct FileState {
   const OutputFile* file = nullptr;
-  std::vector<PartState> parts{};  // without empty ones
+  std::vector<PartState> parts{};  // non-empty parts
   std::int64_t blocks_left = 0;
-  std::shared_ptr<DirectFile> out{};  // from the first block to the last
+  std::shared_ptr<DirectFile> out{};  // open from the first block to the last
   std::optional<RangeSum> sum{};
 };
 
@@ -102,16 +102,16 @@ class Writer {
     } catch (const Stopped&) {
       return false;
     }
-    if (parts_left_ != 0) throw InternalError("{} tensors were not written whole", parts_left_);
+    if (parts_left_ != 0) throw InternalError("{} parts were not written completely", parts_left_);
     return true;
   }
 
  private:
-  /// What a block holds of a part.
+  /// Elements of a part in a block.
   struct Share {
     PartState* state;
     std::shared_ptr<PumpTensor> tensor;
-    std::vector<std::int64_t> bounds;  // elements of the tensor: of runs that have a checksum each
+    std::vector<std::int64_t> bounds;  // elements of the tensor: bounds of checksummed runs
     std::vector<std::uint64_t> sums;
   };
 
@@ -145,7 +145,7 @@ class Writer {
         [&](const PartState& state) { return state.part->offset + state.bytes <= block.begin; });
     std::vector<Share> shares;
     for (; at != file.parts.end() && at->part->offset < block.end; ++at) {
-      // Parts begin at multiples of their element's size, as blocks do: no element is cut.
+      // Parts and blocks begin at multiples of the element's size: no element is split.
       const OutputPart& part = *at->part;
       const auto width = static_cast<std::int64_t>(dtype_size(part.dtype));
       const std::int64_t first =
@@ -224,7 +224,7 @@ class Writer {
     const auto shared = tensors_.find({part.source, part.source_name});
     if (--shared->second.parts_left > 0) return;
     if (!shared->second.tensor->is_complete()) {
-      throw InternalError("{} was not read whole", part.source_name);
+      throw InternalError("{} was not read completely", part.source_name);
     }
     tensors_.erase(shared);
   }
@@ -254,13 +254,13 @@ class Writer {
   Pump pump_;
   std::vector<Block> blocks_;
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members down to parts_left_
   std::vector<FileState> states_;
   std::vector<std::unique_ptr<AlignedBuffer>> buffers_;
   std::map<std::pair<const TensorSource*, std::string>, SharedTensor> tensors_;
   std::size_t parts_left_ = 0;
 
-  std::mutex finish_mutex_;  // held in the caller's functions
+  std::mutex finish_mutex_;  // serializes the caller's callbacks
   bool stopped_ = false;     // guarded by finish_mutex_
 };
 

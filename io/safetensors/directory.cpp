@@ -14,7 +14,7 @@
 namespace tessera::io {
 namespace {
 
-// A line per tensor: room for some millions.
+// One line per tensor: enough for millions.
 constexpr std::int64_t kMaxJson = std::int64_t{1} << 30;
 constexpr const char* kSingle = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
@@ -60,12 +60,12 @@ class Directory final : public ShardedSource {
   struct Place {
     std::size_t file = 0;        // of files_
     bool is_unreadable = false;  // tessera lacks its dtype
-    std::size_t number = 0;      // of infos_, or of unreadable_
+    std::size_t number = 0;      // index into infos_ or unreadable_
     std::int64_t begin = 0, end = 0;
   };
   struct Contents {
     const Shape& shape;
-    DType dtype;  // or what its elements are copied as
+    DType dtype;  // its dtype, or the integer of its size if tessera lacks it
   };
 
   const Place& find(const std::string& name) const {
@@ -100,12 +100,12 @@ class Directory final : public ShardedSource {
     for (const std::string& file : files) add_file(file, &map.value());
     for (const auto& [name, value] : map.object().items()) {
       require<CorruptCheckpoint>(places_.contains(name),
-                                 "{}: {} is not in {}, where the index has it", dir_.string(), name,
-                                 value.get<std::string>());
+                                 "{}: {} is not in {}, although the index says so", dir_.string(),
+                                 name, value.get<std::string>());
     }
   }
 
-  // @param weight_map  names that the index has in each file; null for a single file
+  // @param weight_map  file of each tensor by the index; null for a single file
   void add_file(const std::string& name, const Json* weight_map) {
     files_.push_back(name);
     SafetensorsHeader header = read_safetensors_header(*open_files_.get(name));

@@ -6,13 +6,12 @@
 
 namespace tessera::io {
 
-/// Whether a directory holds tensors as Hugging Face does: model.safetensors, or
-/// model.safetensors.index.json and the files that it lists.
+/// Whether a directory has model.safetensors or model.safetensors.index.json, as Hugging Face's do.
 bool is_safetensors_directory(const fs::path& dir);
 
-/// Opens one, by the names that its files have. Reads every header. There are no checksums.
-/// @throws CorruptCheckpoint naming the file, also if a tensor is not where the index has it;
-///         IoError
+/// Opens one, with the names of its files. Reads every header. There are no checksums.
+/// @throws CorruptCheckpoint naming the file, also if a tensor is not in the file that the index
+///         names; IoError
 std::unique_ptr<ShardedSource> open_safetensors_directory(const fs::path& dir);
 
 }  // namespace tessera::io

@@ -21,10 +21,11 @@ std::string read_json(const File& file, std::int64_t file_size) {
                              path, file_size);
   char start[8];
   file.read(0, start, sizeof(start));
-  require<CorruptCheckpoint>(std::string_view(start, 8) != "version ",
-                             "{} looks like a Git LFS pointer, not the model itself; fetch it with "
-                             "`git lfs pull`",
-                             path);
+  require<CorruptCheckpoint>(
+      std::string_view(start, 8) != "version ",
+      "{} is a Git LFS pointer, not the model itself; fetch it with `git lfs "
+      "pull`",
+      path);
   std::uint64_t length = 0;
   std::memcpy(&length, start, sizeof(length));
   require<CorruptCheckpoint>(length > 0, "{}: the header's length is 0", path);
@@ -49,7 +50,7 @@ Shape parse_shape(const JsonReader& json) {
   return shape;
 }
 
-// Bytes of a tensor, or -1 if they are more than 2^63 - 1 or no whole number.
+// Bytes of a tensor; -1 if more than 2^63 - 1 or not a whole number.
 std::int64_t byte_count(const Shape& shape, int bits) {
   std::int64_t elements = 1;
   for (const std::int64_t size : shape) {
@@ -140,10 +141,10 @@ SafetensorsHeader read_safetensors_header(const File& file) {
       continue;
     }
     require<CorruptCheckpoint>(name.size() <= kMaxTensorName,
-                               "{}: a tensor's name has {} bytes; at most {} are accepted", path,
+                               "{}: a tensor name has {} bytes; at most {} are accepted", path,
                                name.size(), kMaxTensorName);
     require<CorruptCheckpoint>(name.find('\0') == std::string::npos,
-                               "{}: a tensor's name holds a NUL", path);
+                               "{}: a tensor name contains a NUL", path);
     header.tensors.push_back(
         parse_entry(name, root.at(name), data_begin, header.file_size - data_begin));
   }

@@ -12,7 +12,7 @@
 
 namespace tessera::io {
 
-/// Longest JSON header that is read or written, in bytes.
+/// Longest JSON header accepted and written, in bytes.
 inline constexpr std::int64_t kMaxSafetensorsHeader = 100'000'000;
 /// Longest tensor name, in bytes.
 inline constexpr std::size_t kMaxTensorName = 4096;
@@ -21,24 +21,24 @@ inline constexpr std::size_t kMaxTensorName = 4096;
 struct SafetensorsEntry {
   std::string name;
   std::string stored_dtype;    ///< as in the file: "F32", "F8_E4M3"
-  std::optional<DType> dtype;  ///< empty if tessera has no such dtype: listed, but not readable
+  std::optional<DType> dtype;  ///< empty if tessera lacks it: listed, but not readable
   Shape shape;
-  std::int64_t begin = 0;  ///< first byte, counted from the start of the file
+  std::int64_t begin = 0;  ///< first byte in the file
   std::int64_t end = 0;    ///< one past the last byte
 };
 
 struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;  ///< `__metadata__`
-  std::vector<SafetensorsEntry> tensors;        ///< in order of their bytes in the file
+  std::vector<SafetensorsEntry> tensors;        ///< in file order
   std::int64_t file_size = 0;                   ///< bytes
 
   /// Null if there is no such tensor.
   const SafetensorsEntry* find(const std::string& name) const;
 };
 
-/// Reads and validates the header of a safetensors file: what it accepts describes every byte of
-/// the file exactly once. Data is not read.
-/// @throws CorruptCheckpoint naming the file, the tensor, and the values that do not fit
+/// Reads and validates the header of a safetensors file, which must describe every byte of the file
+/// exactly once. Reads no tensor data.
+/// @throws CorruptCheckpoint naming the file, the tensor, and the inconsistent values
 SafetensorsHeader read_safetensors_header(const File& file);
 
 }  // namespace tessera::io

@@ -6,9 +6,8 @@
 
 namespace tessera::io {
 
-/// A safetensors file, open for reading. Data is read with positioned reads, not mapped: a file
-/// that is cut while it is open then gives an error instead of a SIGBUS, and misaligned tensors
-/// need no special case. Threads may read at once.
+/// A safetensors file, open for reading. Threads may read concurrently. Not mapped: truncation
+/// while open gives an error instead of a SIGBUS, and misaligned tensors need no special case.
 class SafetensorsReader {
  public:
   /// @throws IoError, or CorruptCheckpoint as read_safetensors_header

@@ -39,7 +39,7 @@ SafetensorsPlan plan_safetensors(const std::vector<SafetensorsSpec>& tensors,
   std::int64_t position = 0;  // relative to the data, as in the file
   for (const SafetensorsSpec* spec : sorted) {
     require(!spec->name.empty() && spec->name.size() <= kMaxTensorName,
-            "a tensor's name must have 1 to {} bytes, got {}", kMaxTensorName, spec->name.size());
+            "a tensor name must have 1 to {} bytes, got {}", kMaxTensorName, spec->name.size());
     std::int64_t bytes = 0, end = 0;
     require(!__builtin_mul_overflow(numel(spec->shape),
                                     static_cast<std::int64_t>(dtype_size(spec->dtype)), &bytes) &&
@@ -52,7 +52,7 @@ SafetensorsPlan plan_safetensors(const std::vector<SafetensorsSpec>& tensors,
     position = end;
   }
 
-  // As text at once: a tree of JSON takes far more memory.
+  // Formatted directly: a JSON tree takes far more memory.
   metadata["format"] = "pt";
   const SafetensorsEntry metadata_entry{kMetadata, "", {}, {}, 0, 0};
   std::vector<const SafetensorsEntry*> by_name{&metadata_entry};
@@ -64,7 +64,7 @@ SafetensorsPlan plan_safetensors(const std::vector<SafetensorsSpec>& tensors,
   for (std::size_t i = 0; i < by_name.size(); ++i) {
     const SafetensorsEntry& entry = *by_name[i];
     require(i == 0 || by_name[i - 1]->name != entry.name,
-            "the tensor name {} stands twice or is reserved", entry.name);
+            "the tensor name {} is duplicate or reserved", entry.name);
     text += i == 0 ? '{' : ',';
     text += dump(entry.name) + ':';
     if (&entry == &metadata_entry) {

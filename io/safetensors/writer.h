@@ -8,28 +8,25 @@
 
 namespace tessera::io {
 
-/// A tensor to be written.
+/// A tensor to write.
 struct SafetensorsSpec {
   std::string name;
   DType dtype = DType::F32;
   Shape shape;
-  /// In the place of dtype's name: of a dtype that tessera lacks, whose elements have as many
-  /// bytes.
+  /// Overrides the name of dtype: a dtype of the same size that tessera lacks.
   std::string stored_dtype = {};
 };
 
-/// Where everything goes in a file that is still to be written: `preamble` at byte 0, then each
-/// tensor's bytes at its entry's begin.
+/// Layout of a file to write: `preamble` at byte 0, each tensor at its entry's begin.
 struct SafetensorsPlan {
   std::string preamble;                   ///< length, JSON, padding
-  std::vector<SafetensorsEntry> tensors;  ///< in order of their bytes in the file
+  std::vector<SafetensorsEntry> tensors;  ///< in file order
   std::int64_t file_size = 0;             ///< bytes
 };
 
-/// Lays out a safetensors file: tensors by alignment of the dtype, widest first, then by name, so
-/// that each is aligned to its dtype; the data starts at a multiple of 8. `format: pt` is added to
-/// the metadata, since some loaders refuse a file without it.
-/// @throws InvalidArgument on a name that stands twice, is reserved, too long or no UTF-8, or a
+/// Lays out a safetensors file: data starts at a multiple of 8; tensors of wider dtypes first, then
+/// by name, so that each is aligned. Adds `format: pt` to the metadata, which some loaders require.
+/// @throws InvalidArgument on a name that is duplicate, reserved, too long or not UTF-8, or a
 ///         header over kMaxSafetensorsHeader
 SafetensorsPlan plan_safetensors(const std::vector<SafetensorsSpec>& tensors,
                                  std::map<std::string, std::string> metadata = {});

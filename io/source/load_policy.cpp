@@ -8,7 +8,7 @@
 namespace tessera::io {
 namespace {
 
-// More names than this are counted in a sentence; an error lists them all.
+// Names listed in a note; further ones are counted.
 constexpr std::size_t kToldNames = 8;
 
 std::string enumerate(const std::vector<std::string>& items) {
@@ -81,17 +81,16 @@ std::vector<std::string> apply_policy(const TensorComparison& comparison, LoadPo
                                       const std::string& source, const std::string& start) {
   const auto& [usable, missing, unexpected, shapes, dtypes] = comparison;
   if (!comparison.allowed(policy)) {
-    std::string advice = "none of its tensors fits: name another source";
+    std::string advice = "none of its tensors fits: choose another source";
     if (comparison.allowed(LoadPolicy::IgnoreExtra)) {
-      advice =
-          "to leave out what the model does not have, say --checkpoint.load_policy ignore-extra";
+      advice = "to skip tensors that the model lacks, use --checkpoint.load_policy ignore-extra";
     } else if (comparison.allowed(LoadPolicy::Partial)) {
       advice = fmt::format(
-          "to load the {} that {}, and leave {} to the others, say --checkpoint.load_policy "
+          "to load the {} that {}, and keep {} for the others, use --checkpoint.load_policy "
           "partial",
           tensors(usable.size()), usable.size() == 1 ? "fits" : "fit", start);
     }
-    throw InvalidArgument("the tensors of {} are not those of the model; {}:{}", source, advice,
+    throw InvalidArgument("the tensors of {} do not match the model; {}:{}", source, advice,
                           comparison.str());
   }
   std::vector<std::string> notes;
@@ -101,14 +100,14 @@ std::vector<std::string> apply_policy(const TensorComparison& comparison, LoadPo
     notes.push_back(fmt::format("note: {} {}: {}", tensors(items.size()),
                                 items.size() == 1 ? one : many, enumerate(items)));
   };
-  note(unexpected, fmt::format("of {} is left out, the model does not have it", source),
-       fmt::format("of {} are left out, the model does not have them", source));
+  note(unexpected, fmt::format("of {} is skipped, since the model lacks it", source),
+       fmt::format("of {} are skipped, since the model lacks them", source));
   note(missing, fmt::format("is missing in {}, and keeps {}", source, start),
        fmt::format("are missing in {}, and keep {}", source, start));
   note(shapes, fmt::format("of {} does not fit, and keeps {}", source, start),
        fmt::format("of {} do not fit, and keep {}", source, start));
-  note(dtypes, fmt::format("of {} is of a dtype that is not read, and keeps {}", source, start),
-       fmt::format("of {} are of dtypes that are not read, and keep {}", source, start));
+  note(dtypes, fmt::format("of {} has an unsupported dtype, and keeps {}", source, start),
+       fmt::format("of {} have unsupported dtypes, and keep {}", source, start));
   return notes;
 }
 

@@ -36,7 +36,7 @@ bool contains(const std::array<std::string_view, N>& list, std::string_view text
 
 bool is_optimizer_key(std::string_view key) {
   if (contains(kOptimizerKeys, key)) return true;
-  constexpr std::string_view kNumbered = "optimizer_";  // of Lightning
+  constexpr std::string_view kNumbered = "optimizer_";  // Lightning
   return key.starts_with(kNumbered) && key.size() > kNumbered.size() &&
          key.find_first_not_of("0123456789", kNumbered.size()) == std::string_view::npos;
 }
@@ -55,7 +55,7 @@ std::string without_wrappers(std::string_view source) {
   return name;
 }
 
-// Without `module.` at the beginning, and without `model.` there, but at most `levels` of them.
+// Removes all leading `module.` and at most `levels` leading `model.`.
 std::string_view without_front(std::string_view name, int levels) {
   while (true) {
     if (name.starts_with(kModulePrefix)) {
@@ -69,7 +69,7 @@ std::string_view without_front(std::string_view name, int levels) {
   }
 }
 
-// The same; with less than 0 levels, so many `model.` are put in front.
+// As without_front; adds `-levels` leading `model.` if negative.
 std::string at_level(std::string_view name, int levels) {
   std::string result;
   for (int level = levels; level < 0; ++level) result += kModelPrefix;
@@ -90,14 +90,14 @@ std::string strip(std::string_view source, const NameRules& rules, int levels) {
 
 std::string_view first_part(std::string_view name) { return name.substr(0, name.find('.')); }
 
-// The outermost key of a tensor's path, or what may be one.
+// The outermost key of a tensor's path, or the first part of its name, which may be one.
 std::string_view key_of(std::string_view name, std::string_view top_key) {
   return top_key.empty() ? first_part(name) : top_key;
 }
 
-// Whether these are names of a decoder (or encoder and decoder) of Hugging Face's, and no head is
-// beside it. Its models with a head have that under `model.`, which is part of their own names;
-// those without `model.` have it under `transformer.`, `gpt_neox.` and the like, or say `block`.
+// Whether these are names of a Hugging Face decoder (or encoder and decoder) without a head. In
+// models with a head it is under `model.`, which belongs to the names. Models without `model.` use
+// `transformer.`, `gpt_neox.` or the like, or `block` for `layers`.
 bool is_headless_decoder(const std::vector<std::string_view>& names) {
   constexpr std::array<std::string_view, 2> kHeads = {"lm_head", "output"};
   constexpr std::array<std::string_view, 4> kAround = {"encoder.", "decoder.", "language_model.",
@@ -127,11 +127,11 @@ int weight_levels(const std::vector<std::string_view>& weights, bool headless) {
   return 0;
 }
 
-// With how many levels most of the state's names are those of weights.
+// The number of levels at which most names of state are names of weights.
 int state_levels(const std::vector<std::string_view>& state, const std::set<std::string>& weights,
                  int of_weights) {
-  constexpr int kMost = 4;                  // names with more are nobody's
-  std::vector<int> candidates{of_weights};  // first, so that it wins a tie
+  constexpr int kMost = 4;                  // no program nests deeper
+  std::vector<int> candidates{of_weights};  // first: wins ties
   for (int levels = 0; levels <= kMost; ++levels) candidates.push_back(levels);
   for (int levels = 1; levels <= kMost; ++levels) candidates.push_back(-levels);
   int best = of_weights;
@@ -164,7 +164,7 @@ NameRules::ModelLevels count_model_levels(const std::vector<TensorName>& names, 
       state.push_back(std::string_view(name.name).substr(name.name.find('/') + 1));
     }
   }
-  if (weights.empty()) {  // of an optimizer's shards alone
+  if (weights.empty()) {  // shards of an optimizer alone
     const int levels = weight_levels(state, headless);
     return {levels, levels};
   }
@@ -209,7 +209,7 @@ NameNesting find_nesting(const std::vector<KeyedName>& names) {
   bool has_model = false, has_others = false, has_keys = true;
   for (const KeyedName& name : names) {
     const std::string_view first = key_of(name.name, name.top_key);
-    if (contains(kOtherKeys, first)) continue;  // beside it, as Composer's rng
+    if (contains(kOtherKeys, first)) continue;  // next to the outer key, such as Composer's rng
     if (is_model_key(first) || is_optimizer_key(first)) return result;
     if (outer.empty()) outer = first;
     if (first != outer || !name.name.starts_with(std::string(first) + '.')) return result;
@@ -220,7 +220,7 @@ NameNesting find_nesting(const std::vector<KeyedName>& names) {
     has_others = has_others || is_other;
     has_keys = has_keys && !name.top_key.empty();
   }
-  // `language_model.model.` of a flat dict is a part of the names.
+  // In a flat dict, `language_model.model.` is part of the names.
   if (!has_model || (!has_others && !has_keys)) return result;
   result.outer = outer;
   result.keyed = has_others;
@@ -233,7 +233,7 @@ TensorName classify(const KeyedName& tensor, const NameNesting& nesting, const N
     return classify(tensor.name, tensor.top_key, nesting.keyed, rules);
   }
   const std::string_view below = tensor.name.substr(first.size() + 1);
-  // With weights alone, nothing says whether `model` is a key or a part of their names.
+  // With weights alone, `model` may be a key or part of their names.
   const std::string_view key = nesting.keyed ? first_part(below) : std::string_view();
   TensorName result = classify(below, key, nesting.keyed, rules);
   result.source = tensor.name;
@@ -251,15 +251,16 @@ void check_distinct(const std::vector<TensorName>& names, const std::string& sou
   std::map<Key, const TensorName*> seen;
   for (const TensorName& name : names) {
     if (name.role == TensorRole::Other) continue;
-    require(!name.name.empty(), "{}: {}", source,
-            name.source.empty()
-                ? "a tensor has an empty name, which no program can ask for"
-                : fmt::format("nothing is left of the name {} without its prefixes; keep names as "
-                              "they are with --strip none",
-                              name.source));
+    require(
+        !name.name.empty(), "{}: {}", source,
+        name.source.empty()
+            ? "a tensor has an empty name"
+            : fmt::format("the name {} is empty without its prefixes; keep names unchanged with "
+                          "--strip none",
+                          name.source));
     const auto [first, is_new] = seen.emplace(Key(name.role, name.name), &name);
     require(is_new,
-            "{}: {} and {} would both be called {}; choose what is removed from names with --strip",
+            "{}: {} and {} would both get the name {}; choose the prefixes to remove with --strip",
             source, first->second->source, name.source, name.name);
   }
 }
@@ -281,14 +282,14 @@ void check_patterns(const std::vector<std::string>& patterns, const std::vector<
     if (!used) unused.push_back(pattern);
   }
   require(unused.empty(), "{}: {} {} no tensor of {}{}", option, fmt::join(unused, ", "),
-          unused.size() == 1 ? "fits" : "fit", of,
-          names.empty() ? "" : fmt::format(", which are called such as {}", names.front()));
+          unused.size() == 1 ? "matches" : "match", of,
+          names.empty() ? "" : fmt::format(", with names such as {}", names.front()));
 }
 
 std::vector<std::string> unused_prefixes(const std::vector<std::string_view>& names,
                                          const NameRules& rules) {
   std::vector<std::string> unused;
-  NameRules before, with;  // the prefixes before one, and with it
+  NameRules before, with;  // prefixes without and with the current one
   before.strip_wrappers = with.strip_wrappers = false;
   for (const std::string& prefix : rules.prefixes) {
     with.prefixes.push_back(prefix);

@@ -7,15 +7,14 @@
 #include "io/safetensors/directory.h"
 
 namespace tessera::io {
-// torchtitan and others keep one folder a step.
+// torchtitan and others keep one subdirectory per step.
 void refuse_parent_of_shards(const fs::path& dir) {
   std::error_code absent;
-  require(
-      !fs::exists(dir / "pytorch_model.bin", absent) &&
-          !fs::exists(dir / "pytorch_model.bin.index.json", absent),
-      "{} holds its weights as pytorch_model.bin, a pickle, which can run code and is not read; "
-      "convert it once with transformers: model.save_pretrained(DIR, safe_serialization=True)",
-      dir.string());
+  require(!fs::exists(dir / "pytorch_model.bin", absent) &&
+              !fs::exists(dir / "pytorch_model.bin.index.json", absent),
+          "{} has its weights in pytorch_model.bin, a pickle, which can run code and is not read; "
+          "convert it once with transformers: model.save_pretrained(DIR, safe_serialization=True)",
+          dir.string());
   std::vector<std::string> found;
   std::error_code error;
   fs::directory_iterator items(dir, error);
@@ -27,8 +26,8 @@ void refuse_parent_of_shards(const fs::path& dir) {
   }
   std::sort(found.begin(), found.end());
   require(found.empty(),
-          "{} holds {} PyTorch checkpoint{}, but is none itself; name one of them, "
-          "such as {}",
+          "{} contains {} PyTorch checkpoint{}, but is not one itself; give one of them, such as "
+          "{}",
           dir.string(), found.size(), found.size() == 1 ? "" : "s",
           found.empty() ? "" : (dir / found.back()).string());
 }
@@ -51,9 +50,8 @@ std::unique_ptr<ShardedSource> open_sharded(const fs::path& dir,
   } else {
     refuse_parent_of_shards(dir);
   }
-  require(!shards || !source,
-          "{} is a {}, which says itself what it consists of; leave --shards out", dir.string(),
-          source ? source->kind() : "");
+  require(!shards || !source, "{} is a {}, which records its number of shards; omit --shards",
+          dir.string(), source ? source->kind() : "");
   return source;
 }
 

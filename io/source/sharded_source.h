@@ -7,28 +7,28 @@
 
 namespace tessera::io {
 
-/// Tensors of somebody else's sharded checkpoint, by the names it has.
+/// Tensors of another program's sharded checkpoint, with the names in it.
 class ShardedSource : public TensorSource {
  public:
   /// Format of the directory: "Hugging Face model", "PyTorch DCP", "Lightning FSDP (PyTorch DCP)",
   /// "PyTorch DCP as safetensors".
   virtual const std::string& kind() const = 0;
-  /// Names of entries that are no tensors.
+  /// Names of entries that are not tensors.
   virtual const std::vector<std::string>& objects() const = 0;
-  /// A tensor whose dtype tessera does not have.
+  /// A tensor of a dtype that tessera lacks.
   struct Unreadable {
     std::string name, dtype, top_key;  ///< dtype: as in the source; key: as in top_keys()
     Shape shape;
-    std::string safetensors_dtype;  ///< its dtype's name in safetensors; empty: it has none
-    /// Dtype as which read() and record() copy the elements unchanged; empty: they refuse it.
+    std::string safetensors_dtype;  ///< safetensors name of the dtype; empty if there is none
+    /// Integer dtype for copying the elements unchanged; empty: read() and record() throw.
     std::optional<DType> carrier;
   };
-  /// They are not in tensors().
+  /// Tensors that tensors() lacks because of their dtype.
   virtual const std::vector<Unreadable>& unreadable() const = 0;
-  /// Outermost key of each tensor of tensors() in the dict of dicts that was saved; empty if it was
-  /// flat or that is not known.
+  /// Outermost key of each tensor of tensors() in the saved nested dict; empty for a flat dict or
+  /// if unknown.
   virtual const std::vector<std::string>& top_keys() const = 0;
-  /// Data that may be missing from the shards unnoticed, as sentences.
+  /// Sentences about data whose loss cannot be detected.
   virtual std::vector<std::string> warnings() const { return {}; }
 };
 

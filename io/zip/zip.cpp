@@ -1,4 +1,4 @@
-// Format: PKWARE's APPNOTE.TXT 6.3, the parts that torch.save uses.
+// Source of the format: PKWARE's APPNOTE.TXT 6.3; only the parts that torch.save uses.
 
 #include "io/zip/zip.h"
 
@@ -22,7 +22,7 @@ constexpr std::int64_t kLocalHeaderSize = 30, kDirectoryHeaderSize = 46;
 constexpr std::int64_t kEndSize = 22, kEnd64Size = 56, kEnd64LocatorSize = 20;
 constexpr std::int64_t kMaxDirectory = std::int64_t{64} << 20;
 
-/// Little-endian fields of a text, in order.
+/// Sequential reader of little-endian fields.
 class Fields {
  public:
   Fields(std::string_view text, const std::string& source) : text_(text), source_(&source) {}
@@ -35,7 +35,7 @@ class Fields {
     return value;
   }
   std::string_view take_bytes(std::size_t n) {
-    require<CorruptCheckpoint>(n <= text_.size(), "{}: the zip directory is cut", *source_);
+    require<CorruptCheckpoint>(n <= text_.size(), "{}: the zip directory is truncated", *source_);
     const std::string_view bytes = text_.substr(0, n);
     text_.remove_prefix(n);
     return bytes;
@@ -48,7 +48,7 @@ class Fields {
   const std::string* source_;
 };
 
-// A 64-bit field that must not be negative as an offset.
+// A 64-bit size or offset below 2^63.
 std::int64_t take_size(Fields& fields, const std::string& source) {
   const auto value = fields.take<std::uint64_t>();
   require<CorruptCheckpoint>(value < std::uint64_t{1} << 63,
@@ -56,21 +56,21 @@ std::int64_t take_size(Fields& fields, const std::string& source) {
   return static_cast<std::int64_t>(value);
 }
 
-/// Where the directory lies.
+/// Location of the directory.
 struct End {
   std::int64_t entries = 0, size = 0, begin = 0;
 };
 
-// torch.save makes no archives of several files, so another number is damage.
+// torch.save never splits an archive, so another disk number is damage.
 void require_one_file(std::uint32_t disk, std::uint32_t directory_disk, const std::string& source) {
   require<CorruptCheckpoint>(disk == 0 && directory_disk == 0,
-                             "{}: the zip archive is said to span several files (numbers {} and "
-                             "{}), which torch.save writes none of: it is damaged",
+                             "{}: the zip archive claims to span several files (numbers {} and "
+                             "{}), which torch.save never writes: it is damaged",
                              source, disk, directory_disk);
 }
 
 /// The zip64 record before the end record at `end`; empty if there is none. PyTorch always writes
-/// one, whether it is needed or not.
+/// one.
 std::optional<End> read_end64(const ByteRange& archive, std::int64_t end) {
   const std::string& source = archive.name();
   const std::int64_t locator_begin = end - kEnd64LocatorSize;
@@ -93,14 +93,14 @@ std::optional<End> read_end64(const ByteRange& archive, std::int64_t end) {
   fields.skip(4);  // versions
   const auto this_disk = fields.take<std::uint32_t>();
   require_one_file(this_disk, fields.take<std::uint32_t>(), source);
-  fields.skip(8);  // entries in this file, which is the only one
+  fields.skip(8);  // entries in this file
   End result;
   result.entries = take_size(fields, source);
   result.size = take_size(fields, source);
   result.begin = take_size(fields, source);
   require<CorruptCheckpoint>(result.begin <= begin && result.size == begin - result.begin,
-                             "{}: the zip directory has {} bytes from {} on, but the zip64 end "
-                             "record begins at {}",
+                             "{}: the zip directory has {} bytes at {}, but the zip64 end record "
+                             "begins at {}",
                              source, result.size, result.begin, begin);
   return result;
 }
@@ -114,8 +114,8 @@ End read_end(const ByteRange& archive) {
   const std::string text = archive.read(end, kEndSize);
   Fields fields(text, source);
   require<CorruptCheckpoint>(fields.take<std::uint32_t>() == kEnd,
-                             "{} does not end as a zip archive does: it was cut, or is something "
-                             "else",
+                             "{} does not end like a zip archive: it was truncated, or is another "
+                             "kind of file",
                              source);
   const auto disk = fields.take<std::uint16_t>();
   const auto directory_disk = fields.take<std::uint16_t>();
@@ -125,7 +125,7 @@ End read_end(const ByteRange& archive) {
   result.size = fields.take<std::uint32_t>();
   result.begin = fields.take<std::uint32_t>();
   require<CorruptCheckpoint>(fields.take<std::uint16_t>() == 0,
-                             "{}: the zip archive's comment passes its end", source);
+                             "{}: the zip archive's comment exceeds its end", source);
   require_one_file(disk, directory_disk, source);
   const auto end64 = read_end64(archive, end);
   const auto agree = [&](std::int64_t small, std::int64_t large, std::int64_t elsewhere) {
@@ -140,13 +140,13 @@ End read_end(const ByteRange& archive) {
     return *end64;
   }
   require<CorruptCheckpoint>(result.begin <= end && result.size == end - result.begin,
-                             "{}: the zip directory has {} bytes from {} on, but its end record "
-                             "begins at {}",
+                             "{}: the zip directory has {} bytes at {}, but its end record begins "
+                             "at {}",
                              source, result.size, result.begin, end);
   return result;
 }
 
-// Replaces those of the three that do not fit 32 bits by the zip64 extra field, in its order.
+// Reads the values that exceed 32 bits from the zip64 extra field, in its order.
 void apply_zip64(Fields extra, const std::string& where, std::int64_t& size,
                  std::int64_t& stored_size, std::int64_t& header) {
   constexpr std::int64_t kElsewhere = 0xffffffff;
@@ -166,7 +166,7 @@ void apply_zip64(Fields extra, const std::string& where, std::int64_t& size,
 
 constexpr std::uint16_t kEncrypted = 1;  // a flag
 
-// An entry that the directory says is not stored as it is: its local header must say so too.
+// Throws Unsupported if the local header confirms the flags and method, else CorruptCheckpoint.
 [[noreturn]] void refuse_packed(const ByteRange& archive, const ZipEntry& entry,
                                 std::uint16_t flags, std::uint16_t method,
                                 const std::string& where) {
@@ -180,14 +180,14 @@ constexpr std::uint16_t kEncrypted = 1;  // a flag
       "{}: flags {:x} and method {} in the zip directory, but {:x} and {} before its data", where,
       flags, method, local_flags, local_method);
   require<Unsupported>((flags & kEncrypted) == 0, "{} is encrypted", where);
-  throw Unsupported("{} is compressed (method {}); torch.save stores tensors as they are", where,
+  throw Unsupported("{} is compressed (method {}); torch.save stores tensors uncompressed", where,
                     method);
 }
 
 ZipEntry take_entry(Fields& fields, const ByteRange& archive) {
   const std::string& source = archive.name();
   require<CorruptCheckpoint>(fields.take<std::uint32_t>() == kDirectoryHeader,
-                             "{}: an entry of the zip directory does not begin as one", source);
+                             "{}: an entry of the zip directory has a wrong signature", source);
   fields.skip(4);  // versions
   const auto flags = fields.take<std::uint16_t>();
   const auto method = fields.take<std::uint16_t>();
@@ -245,11 +245,10 @@ ZipDirectory::ZipDirectory(const ByteRange& archive) {
     require<CorruptCheckpoint>(
         entry.header <= entry.limit && entry.limit - entry.header >= header_bytes &&
             entry.size <= entry.limit - entry.header - header_bytes,
-        "{}: zip entry {} of {} bytes at {} passes {}, where the next part begins", source,
+        "{}: zip entry {} of {} bytes at {} exceeds {}, where the next part begins", source,
         entry.name, entry.size, entry.header, entry.limit);
     require<CorruptCheckpoint>(names.insert(entry.name).second,
-                               "{}: zip entry {} stands twice in the directory", source,
-                               entry.name);
+                               "{}: duplicate zip entry {} in the directory", source, entry.name);
   }
 }
 
@@ -268,16 +267,16 @@ std::int64_t zip_data_begin(const ByteRange& archive, const ZipEntry& entry) {
                              "{} has no local header at {}", where, entry.header);
   fields.skip(4);  // version, flags
   const auto method = fields.take<std::uint16_t>();
-  fields.skip(16);  // time, checksum and sizes, which writers of streams leave empty here
+  fields.skip(16);  // time, checksum and sizes, left empty by streaming writers
   const auto local_name_size = fields.take<std::uint16_t>();
   const auto extra_size = fields.take<std::uint16_t>();
   require<CorruptCheckpoint>(
       method == 0 && local_name_size == name_size &&
           fields.take_bytes(static_cast<std::size_t>(name_size)) == entry.name,
-      "{}: the local header at {} is of another entry", where, entry.header);
+      "{}: the local header at {} belongs to another entry", where, entry.header);
   const std::int64_t begin = entry.header + kLocalHeaderSize + name_size + extra_size;
   require<CorruptCheckpoint>(begin <= entry.limit && entry.size <= entry.limit - begin,
-                             "{}: {} bytes from {} on pass {}, where the next part begins", where,
+                             "{}: {} bytes at {} exceed {}, where the next part begins", where,
                              entry.size, begin, entry.limit);
   return begin;
 }

@@ -8,39 +8,38 @@
 
 namespace tessera::io {
 
-/// A file inside a zip archive, not compressed.
+/// An uncompressed file inside a zip archive.
 struct ZipEntry {
   std::string name;
   std::int64_t size = 0;
   std::uint32_t crc32 = 0;
-  std::int64_t header = 0;  ///< of its local header, counted in the archive
-  std::int64_t limit = 0;   ///< where the next entry or the directory begins
+  std::int64_t header = 0;  ///< offset of its local header in the archive
+  std::int64_t limit = 0;   ///< offset of the next entry or the directory
 };
 
-/// The directory of a zip or zip64 archive with stored (uncompressed) entries only, as torch.save
-/// writes it. Reads only the directory. Names are not used as paths.
+/// Directory of a zip or zip64 archive of uncompressed entries, as torch.save writes it. Names are
+/// not used as paths.
 class ZipDirectory {
  public:
-  /// @param archive  exactly the archive: it starts and ends with this range, without a comment
-  /// @throws CorruptCheckpoint on anything that contradicts itself: no end record, sizes that pass
-  ///         the archive's end, entries that overlap, a name that stands twice; and if the archive
-  ///         is said to span several files; Unsupported naming the entry if one is compressed or
-  ///         encrypted
+  /// @param archive  exactly the archive, without a comment
+  /// @throws CorruptCheckpoint on an inconsistent archive: no end record, sizes beyond its end,
+  ///         overlapping entries, duplicate names, several files; Unsupported naming a compressed
+  ///         or encrypted entry
   explicit ZipDirectory(const ByteRange& archive);
 
   const std::vector<ZipEntry>& entries() const { return entries_; }
-  /// Null if there is none of this name.
+  /// Null if absent.
   const ZipEntry* find(const std::string& name) const;
 
  private:
-  std::vector<ZipEntry> entries_;  // by position
+  std::vector<ZipEntry> entries_;  // by offset
 };
 
-/// First byte of an entry's data, counted in the archive. Reads its local header.
-/// @throws CorruptCheckpoint if that is not the directory's entry, or the data passes `limit`
+/// Offset of an entry's data in the archive. Reads its local header.
+/// @throws CorruptCheckpoint if the header contradicts the directory, or the data exceeds `limit`
 std::int64_t zip_data_begin(const ByteRange& archive, const ZipEntry& entry);
 
-/// An entry's content, verified against its checksum (0 is none: PyTorch can leave it out).
+/// Content of an entry, verified by its checksum (0: none, PyTorch may omit it).
 /// @throws CorruptCheckpoint on a wrong checksum or if it is longer than max_bytes
 std::string read_zip_entry(const ByteRange& archive, const ZipEntry& entry, std::int64_t max_bytes);
 

@@ -161,7 +161,7 @@ TEST_CASE_FIXTURE(Fixture, "a rank that cannot write is named, and training goes
   CHECK(result.code == 143);
   CHECK(holds(result.err, "was not saved: rank 1: cannot write " + out));
   CHECK(holds(result.err, "rank-00001-of-00002.safetensors: File too large"));
-  CHECK(holds(result.err, "former checkpoints stand"));
+  CHECK(holds(result.err, "former checkpoints are unchanged"));
   CHECK(steps_of(out).back() > kept.back());
   CHECK(run_cli({"checkpoint", "verify", out}).code == 0);
   for (const auto& item : fs::directory_iterator(fs::path(out) / "checkpoints")) {

@@ -149,7 +149,7 @@ TEST_CASE_FIXTURE(
     void (*make)(const fs::path& file);
   };
   const Damage damages[] = {
-      {"cut", "was cut or replaced",
+      {"cut", "was truncated or replaced",
        [](const fs::path& file) { fs::resize_file(file, fs::file_size(file) - 100); }},
       {"flipped", "the checksum is wrong", [](const fs::path& file) { flip_bit(file, 5000); }},
       {"absent", "", [](const fs::path& file) { fs::remove(file); }}};
@@ -265,7 +265,7 @@ TEST_CASE_FIXTURE(Fixture,
   const fs::path run = copy("newest");
   fs::remove(run / "checkpoints/step-00000020/index.json");
   check_refusal(run_cli({"checkpoint", "verify", run / "checkpoints/step-00000020"}), kUsage,
-                {"step-00000020 is no checkpoint", "index.json"});
+                {"step-00000020 is not a checkpoint", "index.json"});
   const auto resumed = resume(run);
   INFO(resumed.describe());
   CHECK(resumed.code == 0);
@@ -281,7 +281,7 @@ TEST_CASE_FIXTURE(Fixture,
                  "step-00000020 is skipped: it has no index.json", "--run.out"});
   CHECK(test::read_metrics(all).steps.size() == 20);
   check_refusal(run_cli({"consolidate", all, dir.path() / "model"}), kUsage,
-                {"is no checkpoint and holds none", "index.json"});
+                {"is not a checkpoint and contains none", "index.json"});
 
   const fs::path left = copy("left") / "checkpoints";
   fs::rename(left / "step-00000020", left / "step-00000020.unusable");
@@ -384,7 +384,7 @@ TEST_CASE_FIXTURE(Fixture, "paths that are no run, checkpoint or model") {
                 {"checkpoint.resume is " + absent, "not a directory"});
   check_refusal(run_cli(train({"--model.init_from", absent})), kIo, {absent, "does not exist"});
   check_refusal(run_cli({"consolidate", file, absent}), kUsage, {file, "is a file"});
-  check_refusal(run_cli({"eval", dir.path(), "--data", file}), kUsage, {"is no checkpoint"});
+  check_refusal(run_cli({"eval", dir.path(), "--data", file}), kUsage, {"is not a checkpoint"});
   check_refusal(run_cli({"consolidate", file, ""}), kUsage, {"CHECKPOINT and OUT"});
   check_refusal(run_cli({"consolidate", file, absent, "--strip", "auto", "--strip", "x."}), kUsage,
                 {"--strip auto cannot be combined"});

@@ -57,7 +57,7 @@ TEST_CASE("after Ctrl-C the same command resumes the export") {
       stopped = process.wait(std::chrono::seconds(60));
     }
     INFO(stopped.describe());
-    CHECK(stopped.err.find("the same command goes on from there") != std::string::npos);
+    CHECK(stopped.err.find("the same command continues from there") != std::string::npos);
     CHECK(stopped.err.find(attempt.string()) != std::string::npos);
     CHECK_FALSE(fs::exists(out));
     REQUIRE(fs::exists(attempt));

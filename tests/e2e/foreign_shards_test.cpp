@@ -62,11 +62,11 @@ TEST_CASE("a plan shows how names are mapped, and writes nothing") {
   REQUIRE(chosen.code == 0);
   CHECK(chosen.out.find(" layers.0.weight ") != std::string::npos);
   CHECK(chosen.out.find(" layers.1.weight ") == std::string::npos);
-  CHECK(chosen.out.find("1 (not chosen by --tensors)") != std::string::npos);
+  CHECK(chosen.out.find("1 (not selected by --tensors)") != std::string::npos);
   const auto none = run_cli({"consolidate", fixture("lightning"), out, "--format", "safetensors",
                              "--tensors", "model.*", "--dry-run"});
   CHECK(none.code == 2);
-  CHECK(none.err.find("--tensors: model.* fits no tensor of") != std::string::npos);
+  CHECK(none.err.find("--tensors: model.* matches no tensor of") != std::string::npos);
 }
 
 TEST_CASE("exported shards generate the same text as the shards") {
@@ -97,14 +97,14 @@ TEST_CASE("with another model's config.json, shards become a Hugging Face direct
   INFO(plan.describe());
   REQUIRE(plan.code == 0);
   CHECK(plan.out.find(" model.layers.0.weight ") != std::string::npos);
-  CHECK(plan.out.find("says model_type \"llama\", which tessera does not know") !=
+  CHECK(plan.out.find("has model_type \"llama\", which tessera does not know") !=
         std::string::npos);
   CHECK_FALSE(fs::exists(out));
   const auto made =
       run_cli({"consolidate", fixture("lightning"), out, "--config", config, "--dtype", "bf16"});
   INFO(made.describe());
   REQUIRE(made.code == 0);
-  CHECK(made.err.find("tessera: warning: " + config + " says model_type") != std::string::npos);
+  CHECK(made.err.find("tessera: warning: " + config + " has model_type") != std::string::npos);
   const Json written = Json::parse(std::ifstream(out + "/config.json"));
   CHECK(written["torch_dtype"] == "bfloat16");
   CHECK(written["model_type"] == "llama");
@@ -114,7 +114,7 @@ TEST_CASE("missing inputs are reported in one sentence") {
   const test::TempDir dir;
   const auto refused = run_cli({"consolidate", fixture("lightning"), dir.file("out")});
   CHECK(refused.code == 2);
-  CHECK(refused.err.find("name the config.json with --config, or write its tensors as they are "
+  CHECK(refused.err.find("give a config.json with --config, or write its tensors unchanged "
                          "with --format safetensors") != std::string::npos);
   const auto other = run_cli({"consolidate", fixture("lightning"), dir.file("out"), "--config",
                               fixture("fsdp-gpt2/config.json")});
@@ -122,7 +122,7 @@ TEST_CASE("missing inputs are reported in one sentence") {
   CHECK(other.err.find("missing: wte.weight [17, 4]") != std::string::npos);
   const auto parent = run_cli({"checkpoint", "inspect", fixture("")});
   CHECK(parent.code == 2);
-  CHECK(parent.err.find("name one of them") != std::string::npos);
+  CHECK(parent.err.find("give one of them") != std::string::npos);
 }
 
 TEST_CASE("a dry run ends like the export") {
@@ -172,7 +172,7 @@ TEST_CASE("an unknown number of shards is a warning, unless --shards states it")
   const auto made = run_cli(command("out", ""));
   INFO(made.describe());
   REQUIRE(made.code == 0);
-  CHECK(made.err.starts_with("tessera: warning: 4 shards; nothing in them tells how many"));
+  CHECK(made.err.starts_with("tessera: warning: 4 shards; their number is not recorded"));
   CHECK(Json::parse(made.out)["warnings"].size() == 1);
   auto dry = command("out2", "");
   dry.push_back("--dry-run");

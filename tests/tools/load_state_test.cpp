@@ -212,7 +212,7 @@ TEST_CASE("chosen tensors must all match, and the others start fresh") {
   CHECK(plan_weights(*source, ranks.config, io::LoadPolicy::Partial, wrong)
             .tensors.at(io::Section::Model)
             .size() == 12);
-  CHECK_THROWS_HOLDING(InvalidArgument, "checkpoint.load_tensors: h.7.*, x fit no tensor of",
+  CHECK_THROWS_HOLDING(InvalidArgument, "checkpoint.load_tensors: h.7.*, x match no tensor of",
                        plan_weights(*source, ranks.config, exact, {"h.7.*", "h.*", "x"}));
 }
 

@@ -58,7 +58,7 @@ TEST_CASE("a mapped file shows later writes, and truncation is an error") {
   fs::resize_file(path, 19999);
   CHECK_THROWS_HOLDING(IoError, "has 19999 bytes, but had 20000", file.read(0, &one, 1));
   fs::resize_file(path, 0);
-  CHECK_THROWS_HOLDING(IoError, "it was cut while in use", file.read(0, &one, 1));
+  CHECK_THROWS_HOLDING(IoError, "it was truncated while in use", file.read(0, &one, 1));
 }
 
 TEST_CASE("a file that cannot be mapped is refused with the reason") {

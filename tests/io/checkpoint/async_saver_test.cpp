@@ -200,17 +200,17 @@ TEST_CASE("concurrent saves, and saves larger than the staging memory, are refus
     return SaveReport{};
   });
   const auto nothing = [](const SaveRequest&) { return SaveReport{}; };
-  CHECK_THROWS_HOLDING(InternalError, "begins before", saver.start(request, nothing));
+  CHECK_THROWS_HOLDING(InternalError, "before the outcome", saver.start(request, nothing));
   CHECK_FALSE(saver.wait_until(Clock::now() + 10ms));
   gate.open();
   REQUIRE(saver.wait_until(Clock::now() + 20s));
   CHECK_FALSE(saver.busy());
-  CHECK_THROWS_HOLDING(InternalError, "begins before", saver.start(request, nothing));
+  CHECK_THROWS_HOLDING(InternalError, "before the outcome", saver.start(request, nothing));
   CHECK(saver.take());
   CHECK_FALSE(saver.take());
 
   AsyncSaver small(make_context(), AsyncSaver::staging_bytes(request) - 1, 20s);
-  CHECK_THROWS_HOLDING(InvalidArgument, "were set aside", small.start(request, nothing));
+  CHECK_THROWS_HOLDING(InvalidArgument, "but the buffer has", small.start(request, nothing));
   CHECK_FALSE(small.busy());
   AsyncSaver none(make_context(), 0, 20s);
   none.start(SaveRequest{}, nothing);

@@ -40,7 +40,7 @@ TEST_CASE("committed checkpoints are found in a run and in its checkpoints direc
   CHECK_THROWS_HOLDING(InvalidArgument, "is the checkpoint of step 1000, not of 7",
                        open_checkpoint(dir / "step-00001000", 7));
   TempDir empty;
-  CHECK_THROWS_HOLDING(InvalidArgument, "is no checkpoint and holds none",
+  CHECK_THROWS_HOLDING(InvalidArgument, "is not a checkpoint and contains none",
                        open_checkpoint(empty.path()));
   CHECK_THROWS_HOLDING(IoError, "cannot list", find_checkpoints(empty.path() / "absent"));
 }
@@ -68,8 +68,7 @@ TEST_CASE("the newest valid checkpoint is chosen, with reasons for the skipped o
   CHECK(thorough.skipped.size() == 3);
   CHECK(thorough.skipped[2].find("the checksum is wrong") != std::string::npos);
 
-  CHECK_THROWS_HOLDING(CorruptCheckpoint,
-                       "the checkpoint before it is " + dir.file("step-00000003"),
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "the previous checkpoint is " + dir.file("step-00000003"),
                        open_checkpoint(dir.path()));
   TempDir empty;
   CHECK_FALSE(newest_valid(empty.path()).reader);

@@ -88,7 +88,7 @@ TEST_CASE("an index has a checksum of itself") {
     edited.replace(text.find("\"step\": 7"), 9, "\"step\": 8");
     refuse_text(edited, "its own checksum is wrong");
     refuse_text(text + " ", "its own checksum is wrong");
-    refuse_text(Json::parse(text).dump(), "written anew by another program");
+    refuse_text(Json::parse(text).dump(), "rewritten by another program");
   }
   SUBCASE("a misspelled checksum field is refused") {
     Json renamed = sample();
@@ -129,7 +129,7 @@ TEST_CASE("invalid index texts") {
   refuse_text(objects, "nested deeper");
   refuse_text("[]", "expected an object");
   refuse_text(sample().dump() + "x", "not valid JSON");
-  refuse_text(R"({"format": "a", "format": "a"})", "stands twice");
+  refuse_text(R"({"format": "a", "format": "a"})", "duplicate key");
   refuse_text(R"({"step": 1e400})", "not valid JSON");
   const std::string whole = sample().dump();
   for (std::size_t cut = 1; cut < whole.size(); ++cut) {
@@ -253,7 +253,7 @@ TEST_CASE("file names that leave the directory") {
   std::string twice = sample().dump();
   const std::string one = R"("a":{"size":128})";
   twice.replace(twice.find(one), one.size(), one + "," + one);
-  refuse_text(twice, "the key \"a\" stands twice");
+  refuse_text(twice, "duplicate key \"a\"");
 }
 
 TEST_CASE("tensors and chunks that do not match") {
@@ -264,7 +264,7 @@ TEST_CASE("tensors and chunks that do not match") {
   refuse("/sections/model/tensors/w/shape", {1, 1, 1, 1, 1, 1, 1, 1, 12}, "9 dims");
   refuse("/sections/model/tensors/w/chunks", Json::array(), "elements 0 to 12 are in no chunk");
   refuse(in_chunk("/bytes").c_str(), {100, 132}, "has 128 bytes");
-  refuse(in_chunk("/bytes").c_str(), {100, 119}, "cannot lie in 19 bytes");
+  refuse(in_chunk("/bytes").c_str(), {100, 119}, "do not fill 19 bytes");
   refuse(in_chunk("/bytes").c_str(), {120, 100}, "whole number from 120");
   refuse(in_chunk("/bytes").c_str(), {100}, "found 1 values");
   refuse(in_chunk("/checksum").c_str(), "crc64:xyz", "expected a checksum");
@@ -287,11 +287,11 @@ TEST_CASE("tensors and chunks that do not match") {
   json = sample();
   json["sections"]["model"]["tensors"][std::string("w\0", 2)] =
       json["sections"]["model"]["tensors"]["w"];
-  refuse_text(json.dump(), "holds a NUL");
+  refuse_text(json.dump(), "contains a NUL");
   for (const std::string& name : {std::string(), std::string(4097, 'n')}) {
     json = sample();
     json["sections"]["model"]["tensors"][name] = json["sections"]["model"]["tensors"]["w"];
-    refuse_text(json.dump(), "a tensor's name is empty, holds a NUL, or is longer");
+    refuse_text(json.dump(), "a tensor name is empty, contains a NUL, or is longer");
   }
 }
 
@@ -316,9 +316,9 @@ TEST_CASE("boxes cover a tensor exactly once") {
   chunks[1]["box"]["offsets"] = {0, 1};
   refuse_text(json.dump(), "overlap");
   chunks[1]["box"]["offsets"] = {0, 3};
-  refuse_text(json.dump(), "lies outside the shape");
+  refuse_text(json.dump(), "is outside the shape");
   chunks[1]["box"]["offsets"] = {0};
-  refuse_text(json.dump(), "lies outside the shape");
+  refuse_text(json.dump(), "is outside the shape");
   chunks.erase(1);
   refuse_text(json.dump(), "chunks hold 8 of 12");
 }
@@ -332,9 +332,9 @@ TEST_CASE("moments match parameters") {
   Json other = json;
   Json& moments = other["sections"]["optimizer"]["tensors"];
   moments["exp_avg"]["v"] = tensors["w"];
-  refuse_text(other.dump(), "exp_avg of v belongs to no tensor of optimizer/exp_avg_sq");
+  refuse_text(other.dump(), "exp_avg of v has no counterpart in optimizer/exp_avg_sq");
   moments["exp_avg_sq"]["v"] = tensors["w"];
-  refuse_text(other.dump(), "exp_avg of v belongs to no tensor of the model");
+  refuse_text(other.dump(), "exp_avg of v has no counterpart in the model");
   moments["exp_avg"].clear();
   refuse_text(other.dump(), "exp_avg lacks v, which optimizer/exp_avg_sq has");
   moments["exp_avg_sq"].clear();  // an optimizer without moments
@@ -370,9 +370,9 @@ TEST_CASE("the directory must match its index") {
     const fs::path attempt = dir.path() / "step-00000007.run-a.tmp";
     fs::rename(path, attempt);
     for (const fs::path& name : {attempt, attempt / "", attempt / "."}) {
-      CHECK_THROWS_HOLDING(CorruptCheckpoint, "what ends in .tmp is an attempt",
+      CHECK_THROWS_HOLDING(CorruptCheckpoint, "directories that end in .tmp",
                            CheckpointReader::open(name));
-      CHECK_THROWS_HOLDING(CorruptCheckpoint, "what ends in .tmp is an attempt",
+      CHECK_THROWS_HOLDING(CorruptCheckpoint, "directories that end in .tmp",
                            open_checkpoint(name));
     }
   }

@@ -51,7 +51,7 @@ TEST_CASE("a run's checkpoints, unfinished saves and damaged ones are distinguis
   CHECK(entries[1].bytes == bytes);
   CHECK(entries[3].problem == "it has no index.json");
   CHECK(entries[4].problem.find("has 99 bytes, but the index says") != std::string::npos);
-  CHECK(entries[6].problem.find("run run-a did not finish") != std::string::npos);
+  CHECK(entries[6].problem.find("run run-a is saving it, or failed to") != std::string::npos);
   CHECK(entries[6].bytes == 5);
   CHECK(list_checkpoints(checkpoints).size() == entries.size());
 }

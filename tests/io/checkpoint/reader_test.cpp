@@ -107,8 +107,8 @@ TEST_CASE("verify compares each shard's header with the index") {
     const SafetensorsReader reader(shard);
     const auto* bytes = reader.header().find("model/ln_f.bia_");
     expect({name + ": tensor model/ln_f.bias: the file's own header does not list it",
-            fmt::format("{}: tensor model/ln_f.bia_: the file holds {} bytes of it, the index "
-                        "tells of 0",
+            fmt::format("{}: tensor model/ln_f.bia_: the file has {} bytes of it, the index "
+                        "lists 0",
                         name, bytes->end - bytes->begin)});
   }
   SUBCASE("another dtype") {
@@ -119,7 +119,7 @@ TEST_CASE("verify compares each shard's header with the index") {
   }
   SUBCASE("another rank") {
     replace("\"rank\":\"1\"", "\"rank\":\"0\"");
-    expect({name + ": is of rank 0: shards were exchanged"});
+    expect({name + ": is the shard of rank 0: shards were swapped"});
   }
   SUBCASE("swapped positions") {
     const SafetensorsHeader header = SafetensorsReader(shard).header();
@@ -167,7 +167,7 @@ TEST_CASE("a shard of another step is detected") {
   const std::string name = split_tensor(reader);
   const std::int64_t size = numel(reader.tensor(Section::Model, name).shape);
   std::vector<float> out(static_cast<std::size_t>(size));
-  CHECK_THROWS_HOLDING(CorruptCheckpoint, "is of step 6, but the index is of 7",
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "has step 6, but the index has 7",
                        reader.read(Section::Model, name, 0, size, out.data(), DType::F32));
   CHECK_FALSE(verify_checkpoint(reader).problems.empty());
 }
@@ -245,7 +245,7 @@ TEST_CASE("unreadable files are not reported as missing") {
   TempDir dir;
   const fs::path loop = dir.path() / "loop";
   fs::create_symlink(loop, loop);
-  CHECK_THROWS_HOLDING(IoError, "cannot look at ", CheckpointReader::open(loop / "step-00000001"));
+  CHECK_THROWS_HOLDING(IoError, "cannot stat ", CheckpointReader::open(loop / "step-00000001"));
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "has no index.json",
                        CheckpointReader::open(dir.path() / "step-00000001"));
 }

@@ -125,7 +125,7 @@ TEST_CASE("a checkpoint that appears meanwhile is kept") {
   const fs::path target = dir.path() / "b" / "step-00000007";
   const auto progress = [&](std::int64_t, std::int64_t) { fs::create_directories(target); };
   CHECK_THROWS_HOLDING(
-      InvalidArgument, "was made meanwhile; it stays",
+      InvalidArgument, "was created meanwhile; it is unchanged",
       reshard_checkpoint(source, dir.path() / "b", {.world_size = 2, .progress = progress}));
   CHECK(fs::is_empty(target));
 }
@@ -168,7 +168,7 @@ TEST_CASE("nothing is replaced without overwrite") {
   CHECK(names(dir.path() / "a") == std::set<std::string>{"latest", "step-00000007"});
 
   for (const char* below : {"step-00000007", "step-00000007/deeper"})
-    CHECK_THROWS_HOLDING(InvalidArgument, "lies in the source",
+    CHECK_THROWS_HOLDING(InvalidArgument, "is inside the source",
                          reshard_checkpoint(open_checkpoint(dir.path() / "a"),
                                             dir.path() / "a" / below, {.world_size = 2}));
 

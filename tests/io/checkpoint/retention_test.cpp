@@ -207,7 +207,7 @@ TEST_CASE("nothing is removed if the saved checkpoint is damaged") {
       const Chunk& chunk = last.chunks.back();
       flip_bit(saved / chunk.file, chunk.byte_end - 1);
       parts.push_back(fmt::format(
-          "{} is not as it was saved: {}: tensor optimizer/exp_avg_sq/h.1.mlp.c_proj.weight, "
+          "{} differs from what was saved: {}: tensor optimizer/exp_avg_sq/h.1.mlp.c_proj.weight, "
           "elements {} to {} (bytes {} to {}): the checksum is wrong",
           saved.string(), chunk.file, chunk.begin, chunk.end, chunk.byte_begin, chunk.byte_end));
     }

@@ -201,7 +201,7 @@ TEST_CASE("the data that ranks exchange do not grow with the model") {
 
   request.step = 1;
   request.max_index_bytes = 600'000;
-  CHECK_THROWS_HOLDING(IoError, "and readers accept 600000", save_checkpoint(request, coordinator));
+  CHECK_THROWS_HOLDING(IoError, "but readers accept 600000", save_checkpoint(request, coordinator));
   request.model[0].name = std::string(3000, 'x');
   request.model[0].end = 2;
   CHECK_THROWS_HOLDING(IoError, "part of xxx", save_checkpoint(request, coordinator));
@@ -218,7 +218,7 @@ TEST_CASE("an index part that differs from what its rank wrote is refused") {
                                          flip_bit(item.path() / "rank-00001.part.json", 20);
                                        }
                                      }});
-  CHECK(errors[0].find("rank-00001.part.json is not what rank 1 wrote") != std::string::npos);
+  CHECK(errors[0].find("rank-00001.part.json differs from what rank 1 wrote") != std::string::npos);
   CHECK(errors[1] == errors[0]);
   CHECK(names_in(dir.path()).empty());
 }
@@ -237,7 +237,7 @@ TEST_CASE("a checkpoint of the same step is replaced only by one that was verifi
   const auto errors = save_ranks(new_model, dir.path(), {.world_size = 2, .at_point = damage});
   for (const char* part :
        {"of step 7 was not saved: rank 1: ", "rank-00001-of-00002.safetensors: tensor ",
-        "elements ", "(bytes ", "the checksum is wrong; former checkpoints stand"}) {
+        "elements ", "(bytes ", "the checksum is wrong; former checkpoints are unchanged"}) {
     CAPTURE(part);
     CHECK(errors[0].find(part) != std::string::npos);
   }

@@ -108,7 +108,7 @@ TEST_CASE_FIXTURE(Fixture, "a truncated or modified journal gives intact records
     changed[at] = static_cast<char>(changed[at] ^ 1);
     write_text(journal, changed);
     if (at <= whole.find('\n')) {
-      CHECK_THROWS_HOLDING(InvalidArgument, "is no journal of an export", Attempt(out, 5));
+      CHECK_THROWS_HOLDING(InvalidArgument, "is not the journal of an export", Attempt(out, 5));
       continue;
     }
     const Attempt next(out, 5);
@@ -141,7 +141,7 @@ TEST_CASE_FIXTURE(Fixture, "a journal that is not an attempt's is left alone, wi
        {"x\n", "x", "", "tessera-consolidate 2 0 0\n", "tessera-consolidate 2"}) {
     CAPTURE(content);
     write_text(journal, content);
-    CHECK_THROWS_HOLDING(InvalidArgument, "is no journal of an export; move it and",
+    CHECK_THROWS_HOLDING(InvalidArgument, "is not the journal of an export; move it and",
                          Attempt(out, 5));
     CHECK(read_text(attempt / "diary.txt") == "dear");
     CHECK(read_text(journal) == content);
@@ -158,7 +158,7 @@ TEST_CASE_FIXTURE(Fixture, "a journal that is not an attempt's is left alone, wi
   }
   fs::rename(attempt, dir.path() / "moved");
   fs::create_directory_symlink("moved", attempt);
-  CHECK_THROWS_HOLDING(InvalidArgument, "is no directory", Attempt(out, 5));
+  CHECK_THROWS_HOLDING(InvalidArgument, "is not a directory", Attempt(out, 5));
 }
 
 TEST_CASE_FIXTURE(Fixture, "a commit replaces the former output atomically, and removes it") {
@@ -178,7 +178,7 @@ TEST_CASE_FIXTURE(Fixture, "a commit replaces nothing without permission") {
     write_text(next.dir() / "data", "new");
     fs::create_directories(out);
     if (!empty) write_text(out / "data", "old");
-    CHECK_THROWS_HOLDING(InvalidArgument, "was made while it was exported to", next.commit(false));
+    CHECK_THROWS_HOLDING(InvalidArgument, "was created during the export", next.commit(false));
     CHECK(fs::is_empty(out) == empty);
     CHECK(read_text(attempt / "data") == "new");
     fs::remove_all(out);

@@ -160,7 +160,7 @@ TEST_CASE("chosen tensors are exported with their moments, and the others are re
   std::set<std::string> planned, skipped;
   for (const auto& tensor : plan.tensors) planned.insert(tensor.name);
   for (const SkippedEntry& entry : plan.skipped) {
-    CHECK(entry.why == "not chosen by --tensors");
+    CHECK(entry.why == "not selected by --tensors");
     skipped.insert(entry.name);
   }
   std::set<std::string> expected, left;
@@ -185,11 +185,11 @@ TEST_CASE("chosen tensors are exported with their moments, and the others are re
   CHECK(values == f.model.at("wte.weight").weight);
 
   options.tensors = {"h.1.*", "h.2.*", "lm_head"};
-  CHECK_THROWS_HOLDING(InvalidArgument, "--tensors: h.2.*, lm_head fit no tensor of ",
+  CHECK_THROWS_HOLDING(InvalidArgument, "--tensors: h.2.*, lm_head match no tensor of ",
                        plan_consolidation(f.run, options));
   ConsolidateOptions hf;
   hf.tensors = {"h.1.*"};
-  CHECK_THROWS_HOLDING(InvalidArgument, "--tensors chooses some; choose --format safetensors",
+  CHECK_THROWS_HOLDING(InvalidArgument, "--tensors selects some; choose --format safetensors",
                        plan_consolidation(f.run, hf));
 }
 
@@ -224,8 +224,8 @@ TEST_CASE("only an export is replaced, and only on request") {
   options.dtype = DType::BF16;
   consolidate(f.run, f.out, options);
   CHECK(read_text(f.out / "model.safetensors") != before);
-  CHECK_THROWS_HOLDING(InvalidArgument, "holds the source", consolidate(f.run, f.run, options));
-  CHECK_THROWS_HOLDING(InvalidArgument, "holds the source",
+  CHECK_THROWS_HOLDING(InvalidArgument, "contains the source", consolidate(f.run, f.run, options));
+  CHECK_THROWS_HOLDING(InvalidArgument, "contains the source",
                        consolidate(f.run, f.dir.path(), options));
   write_text(f.out / "diary.txt", "dear");
   CHECK_THROWS_HOLDING(InvalidArgument, "holds diary.txt", consolidate(f.run, f.out, options));
@@ -241,14 +241,14 @@ TEST_CASE("a checkpoint or a foreign directory is not mistaken for an export") {
   const auto refuse = [&](const fs::path& out, const char* expected) {
     CHECK_THROWS_HOLDING(InvalidArgument, expected, consolidate(f.run, out, options));
   };
-  refuse(other, "which no export does");
+  refuse(other, "which is not part of an export");
   CHECK(fs::exists(other / "index.json"));
-  refuse(checkpoint, "which no export does");
+  refuse(checkpoint, "which is not part of an export");
   CHECK(fs::exists(checkpoint / "index.json"));
 
   fs::create_directories(f.out);
   write_text(f.out / "config.json", "{}");
-  refuse(f.out, "is no complete export");
+  refuse(f.out, "is not a complete export");
   write_text(f.out / "package.json", "{}");
   refuse(f.out, "holds package.json");
   fs::remove(f.out / "package.json");
@@ -262,7 +262,7 @@ TEST_CASE("a checkpoint or a foreign directory is not mistaken for an export") {
 
   // OUT is a link to the run's newest checkpoint.
   fs::create_directory_symlink(checkpoint, f.dir.path() / "link");
-  CHECK_THROWS_HOLDING(InvalidArgument, "holds the source",
+  CHECK_THROWS_HOLDING(InvalidArgument, "contains the source",
                        consolidate(checkpoint, f.dir.path() / "link", options));
 }
 

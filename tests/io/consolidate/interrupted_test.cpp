@@ -36,25 +36,25 @@ TEST_CASE_FIXTURE(Fixture, "a source in the export's place is refused and unchan
   for (const char* content : {"", "x\n"}) {
     CAPTURE(content);
     write_text(journal, content);
-    CHECK_THROWS_HOLDING(InvalidArgument, "out.tmp, where an export to",
+    CHECK_THROWS_HOLDING(InvalidArgument, "out.tmp, the working directory of an export to",
                          consolidate(attempt, out, options));
-    CHECK_THROWS_HOLDING(InvalidArgument, "holds the source",
+    CHECK_THROWS_HOLDING(InvalidArgument, "contains the source",
                          consolidate(attempt / ".", out, options));
-    // Nor is it emptied by the export of another source.
-    CHECK_THROWS_HOLDING(InvalidArgument, "is no journal of an export; move it and",
+    // Nor is it emptied for the export of another source.
+    CHECK_THROWS_HOLDING(InvalidArgument, "is not the journal of an export; move it and",
                          consolidate(run, out, options));
     CHECK(read_text(attempt / "tessera.json") == before);
     CHECK(read_text(journal) == content);
   }
   fs::remove(journal);
   fs::create_directory_symlink(attempt, dir.path() / "link");
-  CHECK_THROWS_HOLDING(InvalidArgument, "holds the source",
+  CHECK_THROWS_HOLDING(InvalidArgument, "contains the source",
                        consolidate(dir.path() / "link", out, options));
-  CHECK_THROWS_HOLDING(InvalidArgument, "lies in the source",
+  CHECK_THROWS_HOLDING(InvalidArgument, "is inside the source",
                        consolidate(attempt, attempt / "out", options));
   fs::rename(attempt, dir.path() / "model");
   fs::create_directory_symlink(dir.path() / "model", attempt);
-  CHECK_THROWS_HOLDING(InvalidArgument, "holds the source",
+  CHECK_THROWS_HOLDING(InvalidArgument, "contains the source",
                        consolidate(dir.path() / "model", out, options));
   CHECK(read_text(dir.path() / "model/tessera.json") == before);
 }
@@ -94,7 +94,7 @@ TEST_CASE_FIXTURE(Fixture, "a plan is refused where the export would be") {
   CHECK_THROWS_HOLDING(InvalidArgument, "out holds diary.txt",
                        plan_consolidation(run, out, options));
   const fs::path checkpoint = plan_consolidation(run, options).source;
-  CHECK_THROWS_HOLDING(InvalidArgument, "lies in the source",
+  CHECK_THROWS_HOLDING(InvalidArgument, "is inside the source",
                        plan_consolidation(run, checkpoint / "out", options));
 }
 
@@ -103,7 +103,7 @@ TEST_CASE_FIXTURE(Fixture, "neither a link nor its target is replaced") {
   fs::create_directory_symlink("real", out);
   options.overwrite = true;
   CHECK_THROWS_HOLDING(InvalidArgument,
-                       "out is a symbolic link; name the directory that it leads to, or remove",
+                       "out is a symbolic link; give the directory that it points to, or remove",
                        consolidate(run, out, options));
   CHECK(fs::is_symlink(out));
   CHECK(fs::exists(dir.path() / "real/config.json"));
@@ -136,8 +136,8 @@ TEST_CASE_FIXTURE(Fixture, "a disk error loses only unwritten data") {
     if (progress.done * 2 > progress.total) throw IoError("no more");
     return true;
   };
-  CHECK_THROWS_HOLDING(IoError, "no more; what is done waits in", consolidate(run, out, options));
-  CHECK_THROWS_HOLDING(IoError, "the same command goes on from there",
+  CHECK_THROWS_HOLDING(IoError, "no more; finished files are in", consolidate(run, out, options));
+  CHECK_THROWS_HOLDING(IoError, "the same command continues from there",
                        consolidate(run, out, options));
   REQUIRE(fs::exists(attempt));
   options.progress = nullptr;
@@ -148,7 +148,7 @@ TEST_CASE_FIXTURE(Fixture, "a disk error loses only unwritten data") {
 
 TEST_CASE_FIXTURE(Fixture, "a stopped export names the step that it would resume with") {
   options.progress = [](const ConsolidateProgress&) { return false; };
-  CHECK_THROWS_HOLDING(ConsolidationStopped, "with --step 7 should the run have saved again",
+  CHECK_THROWS_HOLDING(ConsolidationStopped, "with --step 7 if the run has saved again",
                        consolidate(run, out, options));
   save(model, run / "checkpoints", {.world_size = 2, .step = 9});
   options.step = 7;
@@ -157,7 +157,7 @@ TEST_CASE_FIXTURE(Fixture, "a stopped export names the step that it would resume
   // A checkpoint named by path or step is unambiguous.
   fs::remove_all(out);
   options.progress = [](const ConsolidateProgress&) { return false; };
-  CHECK_THROWS_HOLDING(ConsolidationStopped, "goes on from there, what is done waits",
+  CHECK_THROWS_HOLDING(ConsolidationStopped, "continues from there; the finished files",
                        consolidate(run, out, options));
 }
 

@@ -113,7 +113,7 @@ TEST_CASE("positions far beyond the first epoch stay in range") {
 
 TEST_CASE("data shorter than one row are refused in one sentence") {
   CHECK_NOTHROW(Sampler(counting(9), 8, DataOrder::Shuffled, 1));
-  CHECK_THROWS_HOLDING(InvalidArgument, "validation data has 8 tokens, but a row takes",
+  CHECK_THROWS_HOLDING(InvalidArgument, "validation data has 8 tokens, but a row needs",
                        Sampler(counting(8), 8, DataOrder::Shuffled, 1, "validation data"));
   CHECK_THROWS_HOLDING(InvalidArgument, "seq_len", Sampler(counting(8), 0, DataOrder::Shuffled, 1));
   CHECK(parse_data_order("sequential") == DataOrder::Sequential);

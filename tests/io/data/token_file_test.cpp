@@ -80,7 +80,7 @@ TEST_CASE("every malformation has its own message") {
   refused(header(20240801, 7, 3) + tokens, "makes 1036 bytes");
   refused(header(20240520, 1, -1) + tokens, "2^31 - 1");
   refused(header(20240520, 1, 0), "without tokens");
-  refused(header(20240520, 1, 3).substr(0, 700), "it was cut");
+  refused(header(20240520, 1, 3).substr(0, 700), "it was truncated");
   refused(header(20240522, 1, 3) + tokens, "evaluation file");
   refused(header(20240326, 3, 3) + tokens, "unknown magic 20240326");
 }
@@ -130,7 +130,7 @@ TEST_CASE("a file that shrinks while open is an error, not a signal") {
   CHECK_NOTHROW(source->read(0, 50000, out.data()));  // maps its pages
   std::filesystem::resize_file(path, 100);
   CHECK_NOTHROW(source->prefetch(0, 50000));
-  CHECK_THROWS_HOLDING(IoError, "it was cut", source->read(49000, 1000, out.data()));
+  CHECK_THROWS_HOLDING(IoError, "it was truncated", source->read(49000, 1000, out.data()));
   CHECK_THROWS_HOLDING(IoError, "has 100 bytes, but had 100000", source->read(0, 10, out.data()));
   std::filesystem::resize_file(path, 100002);  // growth is harmless
   CHECK_NOTHROW(source->read(49000, 1000, out.data()));

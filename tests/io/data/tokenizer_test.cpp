@@ -68,7 +68,7 @@ TEST_CASE("a malformed tokenizer file is refused with its name") {
   refused("", "is empty");
   refused("{\"type\":\"chars\",\"vocabulary\":\"ab", "not valid JSON");
   refused("\xEF\xBB\xBF{\"type\":\"bytes\"}", "byte-order mark");
-  refused("{\"type\":\"bytes\",\"type\":\"chars\"}", "\"type\" stands twice");
+  refused("{\"type\":\"bytes\",\"type\":\"chars\"}", "duplicate key \"type\"");
   refused(std::string(1000, '['), "nested deeper");
   refused("[]", "found array");
   refused("{}", "found none");

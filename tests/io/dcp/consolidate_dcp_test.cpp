@@ -66,7 +66,7 @@ TEST_CASE("any model's shards become safetensors, with wrapper prefixes removed 
     CHECK(found.size() == row.weights);
     std::size_t objects = 0, state = 0;
     for (const SkippedEntry& entry : report.skipped) {
-      if (entry.why == "no tensor") ++objects;
+      if (entry.why == "not a tensor") ++objects;
       if (entry.why.starts_with("optimizer state")) ++state;
     }
     CHECK(objects == row.objects);
@@ -110,8 +110,8 @@ TEST_CASE("a configuration can be named, and is required for a Hugging Face mode
   fs::copy(kFixtures / "fsdp-gpt2", source);
   fs::rename(source / "config.json", dir.path() / "elsewhere.json");
   CHECK_THROWS_HOLDING(InvalidArgument,
-                       "is a PyTorch DCP without config.json, so which model it holds is unknown; "
-                       "name the config.json with --config, or write its tensors as they are with "
+                       "is a PyTorch DCP without config.json, so its model is unknown; "
+                       "give a config.json with --config, or write its tensors unchanged with "
                        "--format safetensors",
                        consolidate(source, out));
   ConsolidateOptions options;
@@ -121,7 +121,7 @@ TEST_CASE("a configuration can be named, and is required for a Hugging Face mode
   options.config_file = dir.path() / "absent.json";
   CHECK_THROWS_HOLDING(IoError, "absent.json", consolidate(source, dir.path() / "out2", options));
   options.config_file = test::source_path("tests/golden/gpt2-tiny/config.json");
-  CHECK_THROWS_HOLDING(InvalidArgument, "are not those of its model configuration",
+  CHECK_THROWS_HOLDING(InvalidArgument, "do not match its model configuration",
                        consolidate(source, dir.path() / "out2", options));
   CHECK_FALSE(fs::exists(dir.path() / "out2"));
 }
@@ -213,8 +213,8 @@ TEST_CASE("name prefixes are removed as the user specifies") {
   CHECK(names("lightning").contains("model.layers.0.bias"));
   options.names.prefixes = {"module.", "model."};
   CHECK(plan_consolidation(kFixtures / "lightning", options).warnings ==
-        std::vector<std::string>{"--strip module. removes nothing: no weight's name begins with "
-                                 "it; the first is called model.model.layers.0.bias"});
+        std::vector<std::string>{"--strip module. removes nothing: no weight has this prefix; "
+                                 "the first weight is model.model.layers.0.bias"});
 
   const TempDir dir;
   fs::copy(kFixtures / "fsdp-wrapped", dir.path() / "source");
@@ -227,7 +227,7 @@ TEST_CASE("name prefixes are removed as the user specifies") {
   options.names = {};
   CHECK_THROWS_HOLDING(InvalidArgument,
                        "source: model._orig_mod.layers.0._checkpoint_wrapped_module.bias and "
-                       "model._orig_mod.layers.0.bias would both be called layers.0.bias",
+                       "model._orig_mod.layers.0.bias would both get the name layers.0.bias",
                        plan_consolidation(dir.path() / "source", options));
   options.names.strip_wrappers = false;
   CHECK(plan_consolidation(dir.path() / "source", options).tensors.size() == 4);
@@ -320,7 +320,7 @@ TEST_CASE("a name that collides with that of an unsupported-dtype tensor is refu
   const std::string in_info = "\\\"transformer.wte.weight\\\"";
   text.replace(text.find(in_info), in_info.size(), "\\\"wte.weight\\\"            ");
   write_text(file, text);
-  CHECK_THROWS_HOLDING(InvalidArgument, "wte.weight and module.wte.weight would both be called",
+  CHECK_THROWS_HOLDING(InvalidArgument, "wte.weight and module.wte.weight would both get the name",
                        plan_consolidation(dir.path() / "source", as_safetensors()));
 }
 
@@ -332,7 +332,7 @@ TEST_CASE("a GPT-2 is exported even if unrequested state cannot be read") {
     const ConsolidateReport report = consolidate(dir.path() / "source", dir.path() / "out");
     REQUIRE(report.skipped.size() == 1);
     CHECK(report.skipped[0].name == name);
-    CHECK(report.skipped[0].why == "not asked for (U32)");
+    CHECK(report.skipped[0].why == "not selected (U32)");
     // The configuration implies all shapes: a missing shard would be detected.
     CHECK(plan_consolidation(dir.path() / "source").warnings.empty());
     CHECK(open_model(dir.path() / "source")->tensors().size() == 16);
@@ -388,7 +388,7 @@ TEST_CASE("a Hugging Face model other than GPT-2 keeps its own names") {
     CHECK(report.kind == "Hugging Face model");
     REQUIRE(report.skipped.size() == 1);
     CHECK(report.skipped[0].name == "config.json");
-    CHECK(report.skipped[0].why.ends_with("tensors are written as they are"));
+    CHECK(report.skipped[0].why.ends_with("tensors are written unchanged"));
     CHECK(tensors_of(out / "model.safetensors") == tensors_of(source / "model.safetensors"));
   }
   // A GPT-2 configuration must match tessera's computation.

@@ -133,7 +133,7 @@ TEST_CASE("each mismatch between shards and metadata has its own error") {
     const Copy copy("lightning");
     fs::remove(copy.path / ".metadata");
     CHECK(is_dcp(copy.path));
-    CHECK_THROWS_HOLDING(CorruptCheckpoint, "this save never ended", open_dcp(copy.path));
+    CHECK_THROWS_HOLDING(CorruptCheckpoint, "this save was not finished", open_dcp(copy.path));
   }
   {
     const Copy copy("lightning");
@@ -146,10 +146,10 @@ TEST_CASE("each mismatch between shards and metadata has its own error") {
     const Copy copy("lightning");
     const std::string whole = copy.text("__1_0.distcp");
     copy.write("__1_0.distcp", whole.substr(0, whole.size() - 1));
-    CHECK_THROWS_HOLDING(CorruptCheckpoint, "it was cut or replaced", open_dcp(copy.path));
+    CHECK_THROWS_HOLDING(CorruptCheckpoint, "it was truncated or replaced", open_dcp(copy.path));
     // The same size, shifted by a byte.
     copy.write("__1_0.distcp", "x" + whole.substr(0, whole.size() - 1));
-    CHECK_THROWS_HOLDING(CorruptCheckpoint, "does not end as a zip archive does",
+    CHECK_THROWS_HOLDING(CorruptCheckpoint, "does not end like a zip archive",
                          read_everything(copy.path));
     // The other rank's shard: intact archives of other chunks.
     const std::string other = copy.text("__0_0.distcp");
@@ -264,7 +264,8 @@ TEST_CASE("the kind of a directory is detected by its files") {
   CHECK_FALSE(is_dcp(kFixtures / "dcp-safetensors"));
   CHECK_FALSE(is_dcp_safetensors(kFixtures / "lightning"));
   CHECK_FALSE(is_dcp(kFixtures));
-  CHECK_THROWS_HOLDING(InvalidArgument, "holds 8 PyTorch checkpoints, but is none itself; name one",
+  CHECK_THROWS_HOLDING(InvalidArgument,
+                       "contains 8 PyTorch checkpoints, but is not one itself; give one",
                        open_sharded(kFixtures));
 }
 
@@ -285,13 +286,13 @@ TEST_CASE("inconsistent safetensors shards are refused") {
     REQUIRE(from.size() == to.size());
     copy.write(file, text.replace(at, from.size(), to));
   };
-  refuse("shard-00002-model-00001-of-00001.safetensors is missing, and shard 4 is there",
+  refuse("shard-00002-model-00001-of-00001.safetensors is missing, but shard 4 exists",
          [&](const Copy& copy) { fs::remove(copy.path / second); });
   refuse("overlap", [&](const Copy& copy) {
     replace(copy, second, R"(\"uneven\": {\"saved_offsets\": [2, 0]})",
             R"(\"uneven\": {\"saved_offsets\": [1, 0]})");
   });
-  refuse("no DCP_SHARDING_INFO, which says where",
+  refuse("no DCP_SHARDING_INFO (offsets",
          [&](const Copy& copy) { replace(copy, first, "DCP_SHARDING_INFO", "DCP_SHARDING_NONE"); });
   refuse("1 offsets for shape", [&](const Copy& copy) {
     replace(copy, second, R"(\"uneven\": {\"saved_offsets\": [2, 0]})",
@@ -321,7 +322,7 @@ TEST_CASE("GPT-2 shards with a configuration are opened with tessera's names") {
   CHECK_THROWS_HOLDING(InvalidArgument, "is a PyTorch DCP and has no step 3",
                        open_model(kFixtures / "fsdp-gpt2", 3));
   CHECK_THROWS_HOLDING(InvalidArgument,
-                       "is a Lightning FSDP (PyTorch DCP) without config.json, so which model",
+                       "is a Lightning FSDP (PyTorch DCP) without config.json, so its model",
                        open_model(kFixtures / "lightning"));
 
   const Copy copy("fsdp-gpt2");

@@ -117,8 +117,8 @@ TEST_CASE_FIXTURE(Llama, "any model's shards become a Hugging Face directory") {
 TEST_CASE_FIXTURE(Llama, "an export without shape checks prints a warning, in a plan too") {
   const std::string said =
       (source / "config.json").string() +
-      " says model_type \"llama\", which tessera does not know, so nothing here checks that names, "
-      "shapes and number of the tensors are that model's; --dry-run shows the names";
+      " has model_type \"llama\", which tessera does not know, so names, shapes and number of the "
+      "tensors are not checked; --dry-run shows the names";
   const ConsolidatePlan plan = plan_consolidation(source, out, options);
   CHECK(plan.warnings == std::vector<std::string>{said});
   CHECK_FALSE(fs::exists(out));
@@ -241,8 +241,8 @@ TEST_CASE_FIXTURE(Llama, "scales of quantized weights are not converted") {
     const std::string refused = fmt::format("config.json has a \"{}\", so ", key);
     CHECK_THROWS_HOLDING(InvalidArgument, refused, plan_consolidation(source, options));
     CHECK_THROWS_HOLDING(InvalidArgument,
-                         "model.norm.weight may hold scales of quantized weights, which --dtype "
-                         "would convert; leave --dtype out",
+                         "model.norm.weight may be scales of quantized weights, which --dtype "
+                         "would convert; omit --dtype",
                          plan_consolidation(source, options));
     options.dtype = {};
     CHECK(export_config()[key] == config[key]);
@@ -270,9 +270,9 @@ TEST_CASE_FIXTURE(Llama, "optimizer state does not become weights") {
     write_shards(source, {{"model.layers.0.w"}, {state}});
     options.format = ExportFormat::HF;
     CHECK_THROWS_HOLDING(InvalidArgument,
-                         "the tensor " + state +
-                             " is optimizer state by its name, and no weight of a Hugging Face "
-                             "model; choose the weights with --format safetensors --tensors",
+                         "tensor " + state +
+                             " is optimizer state by its name, not a weight of a Hugging Face "
+                             "model; select the weights with --format safetensors --tensors",
                          plan_consolidation(source, options));
     options.format = ExportFormat::Safetensors;
     CHECK(names() == std::set<std::string>{"model.layers.0.w", state});
@@ -286,9 +286,9 @@ TEST_CASE_FIXTURE(Llama, "torchtitan's own names are not mistaken for Hugging Fa
   const std::string query = "layers.11.attention.wq.weight";
   write_shards(source, {{"tok_embeddings.weight"}, {query}, {"output.weight"}});
   CHECK_THROWS_HOLDING(Unsupported,
-                       "holds tok_embeddings.weight and " + query +
-                           ", as torchtitan names and orders weights, which programs "
-                           "of Hugging Face do not open; convert them with torchtitan's own script",
+                       "has tok_embeddings.weight and " + query +
+                           ", in torchtitan's names and row order, which Hugging Face programs do "
+                           "not read; convert them with torchtitan's own script",
                        plan_consolidation(source, options));
   options.format = ExportFormat::Safetensors;
   CHECK(names().contains(query));
@@ -321,9 +321,10 @@ TEST_CASE_FIXTURE(Llama, "a foreign model is not replaced") {
     CHECK(read_text(theirs / "model.safetensors") == before);
     CHECK_FALSE(fs::exists(dir.path() / "theirs.tmp"));
   };
-  refuse("holds model.safetensors, which does not say that tessera wrote it: it is not replaced");
+  refuse(
+      "contains model.safetensors, which does not name tessera as its writer: it is not replaced");
   write_text(theirs / "model.safetensors", "no safetensors");
-  refuse("which does not say that tessera wrote it");
+  refuse("which does not name tessera as its writer");
 }
 
 TEST_CASE_FIXTURE(Llama, "the directory of --config is not replaced") {
@@ -331,8 +332,8 @@ TEST_CASE_FIXTURE(Llama, "the directory of --config is not replaced") {
   consolidate(source, out, options);
   const auto refuse = [&](const fs::path& config_file, const fs::path& holder) {
     options.config_file = config_file;
-    const std::string text = holder.string() + " holds " + config_file.string() +
-                             ", which --config names; choose another directory";
+    const std::string text = holder.string() + " contains " + config_file.string() +
+                             ", the file of --config; choose another directory";
     CHECK_THROWS_HOLDING(InvalidArgument, text, plan_consolidation(source, out, options));
     CHECK_THROWS_HOLDING(InvalidArgument, text, consolidate(source, out, options));
   };
@@ -360,9 +361,9 @@ TEST_CASE_FIXTURE(Llama, "a config.json that affects kept names is reported") {
     CHECK(plan.skipped[0].name == "config.json");
     return plan.skipped[0].why;
   };
-  CHECK(reason() == "of no GPT-2: it only decides the names");
+  CHECK(reason() == "not of a GPT-2: used for names only");
   options.names.strip_wrappers = false;
-  CHECK(reason() == "of no GPT-2: tensors are written as they are");
+  CHECK(reason() == "not of a GPT-2: tensors are written unchanged");
 }
 
 TEST_CASE_FIXTURE(Llama, "files that transformers opens are copied byte for byte") {
@@ -394,7 +395,7 @@ TEST_CASE_FIXTURE(Llama, "files that transformers opens are copied byte for byte
   options.overwrite = true;
   consolidate(source, out, options);  // recognized as an export and replaced
   write_text(out / "modeling_llama.py", "");
-  CHECK_THROWS_HOLDING(InvalidArgument, "modeling_llama.py, which no export does",
+  CHECK_THROWS_HOLDING(InvalidArgument, "modeling_llama.py, which is not part of an export",
                        consolidate(source, out, options));
 }
 
@@ -436,11 +437,11 @@ TEST_CASE_FIXTURE(Llama, "Python code is not copied, but named if the model need
   const ConsolidatePlan plan = plan_consolidation(source, options);
   REQUIRE(plan.warnings.size() == 3);
   CHECK(plan.warnings[2] ==
-        "this model needs Python files, which are not copied, as they are programs: "
+        "this model needs Python files, which are programs and therefore not copied: "
         "configuration_x.py, modeling_x.py, tokenization_x.py; if you trust them, copy them and "
-        "what they import beside the new config.json");
+        "their imports next to the new config.json");
   CHECK(plan.warnings[1].ends_with(
-      "additional_chat_templates is not copied: exports have no directories in them"));
+      "additional_chat_templates is not copied: exports have no subdirectories"));
   CHECK(
       auto_map_files(Json{{"auto_map", {{"A", "b\n.C"}, {"D", "\x1b[2J.E"}, {"F", "g/h-1.I"}}}}) ==
       std::set<std::string>{"g/h-1.py"});
@@ -542,11 +543,11 @@ TEST_CASE_FIXTURE(Llama, "a configuration without a model type is refused") {
   for (const char* text : {"[]", "5", "{}", R"({"model_type": 5})"}) {
     CAPTURE(text);
     write_text(source / "config.json", text);
-    CHECK_THROWS_HOLDING(CorruptCheckpoint, "config.json is no object with a \"model_type\"",
+    CHECK_THROWS_HOLDING(CorruptCheckpoint, "config.json is not an object with a \"model_type\"",
                          consolidate(source, out, options));
     options.config_file = source / "config.json";
     options.format = ExportFormat::Safetensors;
-    CHECK_THROWS_HOLDING(CorruptCheckpoint, "name another with --config, or write the tensors",
+    CHECK_THROWS_HOLDING(CorruptCheckpoint, "with --config, or write the tensors alone",
                          consolidate(source, out, options));
     options.config_file = {};
     CHECK(plan_consolidation(source, options).tensors.size() == 4);
@@ -555,11 +556,11 @@ TEST_CASE_FIXTURE(Llama, "a configuration without a model type is refused") {
   write_text(source / "config.json", "{\"model_type\": \"llama\"");
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "config.json", consolidate(source, out, options));
   fs::remove(source / "config.json");
-  CHECK_THROWS_HOLDING(InvalidArgument, "name the config.json with --config",
+  CHECK_THROWS_HOLDING(InvalidArgument, "give a config.json with --config",
                        consolidate(source, out, options));
   write_config();
   options.tensors = {"*"};
-  CHECK_THROWS_HOLDING(InvalidArgument, "--tensors chooses some",
+  CHECK_THROWS_HOLDING(InvalidArgument, "--tensors selects some",
                        consolidate(source, out, options));
   options.tensors = {};
   options.what = ExportWhat::All;

@@ -118,7 +118,7 @@ TEST_CASE("opcodes that tensors do not need are refused by name") {
     const auto& body = opcode.second;
     CHECK_THROWS_HOLDING(Unsupported, fmt::format("opcode {},", name), parse(program(body)));
   }
-  CHECK_THROWS_HOLDING(CorruptCheckpoint, "0xff is no opcode", parse(program("\xff")));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "0xff is not an opcode", parse(program("\xff")));
 }
 
 TEST_CASE("each kind of malformed pickle has its own error") {
@@ -139,9 +139,9 @@ TEST_CASE("each kind of malformed pickle has its own error") {
       {"needs 9223372036854775808 bytes", program("\x8e" + bytes_of(std::uint64_t{1} << 63))},
       {"an integer of 9 bytes", program("\x8a\x09" + std::string(9, '\1'))},
       {"a name has no end", program("ctorch")},
-      {"takes 3 values where there are 2", program("NN\x87")},
-      {"takes a value where there is none", program("0")},
-      {"takes 2 values where there are 1", program("Na")},
+      {"pops 3 values, but the stack has 2", program("NN\x87")},
+      {"pops a value from an empty stack", program("0")},
+      {"pops 2 values, but the stack has 1", program("Na")},
       {"has no mark", program("t")},
       {"has no mark", program("1")},
       {"adds to a tuple, expected a list", program(")Na")},
@@ -189,9 +189,9 @@ TEST_CASE("pickle bombs are harmless") {
                        parse(program("(" + std::string(1000, ']') + "t"), {.max_memory = 10000}));
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "at most 100 are accepted",
                        parse(program(text(std::string(200, 'x'))), {.max_bytes = 100}));
-  CHECK_THROWS_HOLDING(CorruptCheckpoint, "holds more than 4194304 marks",
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "more than 4194304 marks",
                        parse(program(std::string(5'000'000, '('))));
-  CHECK_THROWS_HOLDING(CorruptCheckpoint, "holds more than 4194304 values",
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "more than 4194304 values on the stack",
                        parse(program(std::string(5'000'000, 'N'))));
 }
 

@@ -70,7 +70,7 @@ TEST_CASE("all shards give a whole tensor, with a warning about unverifiable cou
   options.warn = [&](const std::string& text) { warnings.push_back(text); };
   consolidate(shards.path, shards.out, options);
   REQUIRE(warnings.size() == 1);
-  CHECK(warnings[0].starts_with("3 shards; nothing in them tells how many there were"));
+  CHECK(warnings[0].starts_with("3 shards; their number is not recorded"));
   CHECK(shards.plan().warnings == warnings);
   CHECK(shards.plan(3).warnings.empty());
   std::array<float, 18> values{};
@@ -83,9 +83,9 @@ TEST_CASE("all shards give a whole tensor, with a warning about unverifiable cou
 TEST_CASE("a missing last shard is refused if the number of shards is given") {
   const Shards shards(3, 1);
   shards.remove(3);
-  CHECK(shards.plan().warnings[0].starts_with("2 shards; nothing in them tells"));
+  CHECK(shards.plan().warnings[0].starts_with("2 shards; their number is not recorded"));
   CHECK_THROWS_HOLDING(CorruptCheckpoint,
-                       shard_name(3) + " is missing: 2 shards are there, and --shards says 3",
+                       shard_name(3) + " is missing: found 2 shards, but --shards says 3",
                        shards.plan(3));
   CHECK_THROWS_HOLDING(InvalidArgument, "holds 2 shards, but --shards says 1", shards.plan(1));
 }
@@ -93,7 +93,7 @@ TEST_CASE("a missing last shard is refused if the number of shards is given") {
 TEST_CASE("a missing shard before another one is refused") {
   const Shards shards(4, 1);
   shards.remove(3);
-  CHECK_THROWS_HOLDING(CorruptCheckpoint, shard_name(3) + " is missing, and shard 4 is there",
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, shard_name(3) + " is missing, but shard 4 exists",
                        shards.plan());
   CHECK_THROWS_HOLDING(CorruptCheckpoint, shard_name(3) + " is missing", shards.plan(4));
   // A rank may have nothing to save, but this one held rows.
@@ -128,10 +128,10 @@ TEST_CASE("a shard without one of its model files is reported") {
   CHECK(plan.tensors.size() == 2);
   REQUIRE(plan.warnings.size() == 1);
   CHECK(plan.warnings[0] == shard_name(3, 2, 2) +
-                                " is not there: either its rank had nothing to save in it, or it "
-                                "is lost");
+                                " is missing: either its rank had nothing to save in it, or it "
+                                "was lost");
   shards.remove(2, 2);
-  CHECK(shards.plan(3).warnings[0].find(shard_name(2, 2, 2) + " is not there, nor is another") !=
+  CHECK(shards.plan(3).warnings[0].find(shard_name(2, 2, 2) + " is missing, as is another") !=
         std::string::npos);
 }
 
@@ -140,7 +140,7 @@ TEST_CASE("shards with different numbers of model files are refused") {
   write_shard(shards.path / shard_name(2, 1, 2), "b", 1);
   CHECK_THROWS_HOLDING(CorruptCheckpoint,
                        shard_name(2, 1, 2) + " is one of 2 model files, but " + shard_name(1) +
-                           " is one of 1: they are of two checkpoints",
+                           " is one of 1: they belong to two checkpoints",
                        shards.plan());
 }
 
@@ -151,12 +151,12 @@ TEST_CASE("file names without numbers are refused") {
         "shard-000002-model-00001-of-00001.safetensors",
         "shard-00002-model-00001-of-00001 (1).safetensors", "shard-00002.safetensors"}) {
     CAPTURE(name);
-    CHECK_THROWS_HOLDING(CorruptCheckpoint, "is not named as a shard is",
+    CHECK_THROWS_HOLDING(CorruptCheckpoint, "does not have the name of a shard",
                          find_dcp_shards({shard_name(1), name}, "dir"));
   }
   const DcpShards many = find_dcp_shards({"config.json", shard_name(1)}, "dir");
   CHECK(many.names == std::vector<std::string>{shard_name(1)});
-  CHECK_THROWS_HOLDING(CorruptCheckpoint, shard_name(2) + " is missing, and shard 100000 is there",
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, shard_name(2) + " is missing, but shard 100000 exists",
                        find_dcp_shards({shard_name(1), shard_name(100000)}, "dir"));
 }
 
@@ -166,8 +166,8 @@ TEST_CASE("--shards is refused for formats that state the number themselves") {
   options.format = ExportFormat::Safetensors;
   options.shards = 3;
   CHECK_THROWS_HOLDING(InvalidArgument,
-                       "is a PyTorch DCP, which says itself what it consists of; leave --shards "
-                       "out",
+                       "is a PyTorch DCP, which records its number of shards; omit "
+                       "--shards",
                        plan_consolidation(fixtures / "fsdp-gpt2", options));
 }
 

@@ -83,11 +83,11 @@ TEST_CASE("elements may be strided within the storage, but not exceed it") {
   CHECK(read({.shape = {0, 3}, .strides = {1, 1000}}).shape == Shape{0, 3});
   for (const auto& strides : std::vector<std::vector<std::int64_t>>{
            {1, 3}, {4, 1}, {std::int64_t{1} << 62, 1}, {1, std::int64_t{1} << 62}}) {
-    CHECK_THROWS_HOLDING(CorruptCheckpoint, "passes the 24 bytes of data/0",
+    CHECK_THROWS_HOLDING(CorruptCheckpoint, "exceeds the 24 bytes of data/0",
                          read({.strides = strides}));
   }
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "a size or stride of -1", read({.strides = {-1, 1}}));
-  CHECK_THROWS_HOLDING(CorruptCheckpoint, "6 elements of float32 from 1 on are outside the 24",
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "6 elements of float32 from element 1 exceed the 24",
                        read({.offset = 1, .strides = {1, 2}}));
 }
 

@@ -81,22 +81,22 @@ TEST_CASE("each kind of malformed archive has its own error") {
   };
   refuse("zip entry a/two is wrong: found",
          [](ZipFile& f) { change(f, [](ZipPart& p) { p.data[3] ^= 1; }); });
-  refuse("zip entry a/one stands twice",
+  refuse("duplicate zip entry a/one",
          [](ZipFile& f) { change(f, [](ZipPart& p) { p.name = "a/one"; }); });
-  refuse("the local header at 40 is of another entry",
+  refuse("the local header at 40 belongs to another entry",
          [](ZipFile& f) { change(f, [](ZipPart& p) { p.local_name = "a/six"; }); });
   refuse("zip entry a/two of 1010 bytes at 40 passes",
          [](ZipFile& f) { change(f, [](ZipPart& p) { p.size_added = 1000; }); });
   refuse("zip entry a/one of 6 bytes at 0 passes 40",
          [](ZipFile& f) { f.parts[0].size_added = 1; });
   refuse("4 entries in a zip directory of 102 bytes", [](ZipFile& f) { f.entries_added = 2; });
-  refuse("the zip directory is cut", [](ZipFile& f) {
+  refuse("the zip directory is truncated", [](ZipFile& f) {
     f.parts[0].name += std::string(100, 'x');
     f.entries_added = 1;
   });
-  refuse("the zip directory has 112 bytes from", [](ZipFile& f) { f.directory_added = 10; });
-  refuse("the zip directory has 102 bytes from", [](ZipFile& f) { f.directory_moved = 10; });
-  const char* const several = "is said to span several files";
+  refuse("the zip directory has 112 bytes at", [](ZipFile& f) { f.directory_added = 10; });
+  refuse("the zip directory has 102 bytes at", [](ZipFile& f) { f.directory_moved = 10; });
+  const char* const several = "claims to span several files";
   refuse(several, [](ZipFile& f) { change(f, [](ZipPart& p) { p.disk = 3; }); });
   refuse(several, [](ZipFile& f) { f.disk = 1; });
   refuse(several, [](ZipFile& f) {
@@ -116,7 +116,7 @@ TEST_CASE("each kind of malformed archive has its own error") {
       p.local_differs = true;
     });
   });
-  refuse("does not end as a zip archive does", [](ZipFile& f) { f.comment = "hello"; });
+  refuse("does not end like a zip archive", [](ZipFile& f) { f.comment = "hello"; });
   ZipFile file = two_files();
   file.zip64 = true;
   std::string bytes = file.bytes();
@@ -131,7 +131,7 @@ TEST_CASE("each kind of malformed archive has its own error") {
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "where the next part begins", contents(bytes));
   bytes = file.bytes();
   bytes[second] = 'X';
-  CHECK_THROWS_HOLDING(CorruptCheckpoint, "does not begin as one", contents(bytes));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "has a wrong signature", contents(bytes));
   bytes = file.bytes();
   bytes[40] = 'X';
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "has no local header at 40", contents(bytes));

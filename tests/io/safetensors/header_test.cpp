@@ -64,7 +64,7 @@ TEST_CASE("the header's JSON") {
   refuse(file_of(R"({"x":{"dtype":"F32","shape":[],"data_offsets":[0,4]},)"
                  R"("x":{"dtype":"F32","shape":[],"data_offsets":[0,4]}})",
                  4),
-         "stands twice");
+         "duplicate key");
   std::string deep = "{\"x\":";
   for (int i = 0; i < 100'000; ++i) deep += '[';
   refuse(file_of(deep, 0), "nested deeper");
@@ -74,9 +74,9 @@ TEST_CASE("the header's JSON") {
   refuse(file_of("{\"" + std::string(1'000'000, 'n') +
                      R"(":{"dtype":"U8","shape":[],"data_offsets":[0,1]}})",
                  1),
-         "a tensor's name has 1000000 bytes");
+         "a tensor name has 1000000 bytes");
   refuse(file_of(R"({"x\u0000":{"dtype":"U8","shape":[],"data_offsets":[0,1]}})", 1),
-         "holds a NUL");
+         "contains a NUL");
 }
 
 TEST_CASE("fields of a tensor") {
@@ -164,7 +164,7 @@ TEST_CASE("a sparse terabyte is refused unread, and a file may shrink while open
   REQUIRE(::truncate(small.c_str(), static_cast<off_t>(std::filesystem::file_size(small)) - 4) ==
           0);
   char data[9];
-  CHECK_THROWS_HOLDING(CorruptCheckpoint, "was cut or shrank",
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "it was truncated",
                        reader.read("x", 0, 9, data, DType::U8));
 }
 
@@ -200,7 +200,7 @@ TEST_CASE("a plan sorts tensors by alignment, then name") {
     CHECK(reader.header().tensors[i].name == plan.tensors[i].name);
     CHECK(reader.header().tensors[i].begin == plan.tensors[i].begin);
   }
-  CHECK_THROWS_HOLDING(InvalidArgument, "stands twice",
+  CHECK_THROWS_HOLDING(InvalidArgument, "is duplicate",
                        plan_safetensors({{"a", DType::U8, {}}, {"a", DType::U8, {}}}));
   CHECK_THROWS_HOLDING(InvalidArgument, "reserved",
                        plan_safetensors({{"__metadata__", DType::U8, {}}}));

@@ -27,12 +27,12 @@ TEST_CASE("tensors that the model lacks are left out if allowed") {
   found.push_back({"score.weight", {7, 2}, DType::BF16});
   const auto comparison = compare_tensors(kModel, found);
   CHECK_THROWS_HOLDING(InvalidArgument,
-                       "the tensors of x are not those of the model; to leave out what the model "
-                       "does not have, say --checkpoint.load_policy ignore-extra:\n  unexpected: "
+                       "the tensors of x do not match the model; to skip tensors that the model "
+                       "lacks, use --checkpoint.load_policy ignore-extra:\n  unexpected: "
                        "score.weight [7, 2]",
                        apply_policy(comparison, LoadPolicy::Exact, "x", "zeros"));
   const Names note = {
-      "note: 1 tensor of x is left out, the model does not have it: score.weight [7, 2]"};
+      "note: 1 tensor of x is skipped, since the model lacks it: score.weight [7, 2]"};
   CHECK(apply_policy(comparison, LoadPolicy::IgnoreExtra, "x", "zeros") == note);
   CHECK(apply_policy(comparison, LoadPolicy::Partial, "x", "zeros") == note);
 }
@@ -41,13 +41,13 @@ TEST_CASE("all mismatches are listed at once, and a partial load reports each ki
   const auto comparison = compare_tensors(
       kModel, {{"a", {3, 2}, DType::F32}, {"c", {5}, DType::F32}, {"d", {}, DType::F32}});
   const std::string list =
-      "to load the 1 tensor that fits, and leave zeros to the others, say --checkpoint.load_policy "
+      "to load the 1 tensor that fits, and keep zeros for the others, use --checkpoint.load_policy "
       "partial:\n  missing: b [4]\n  shape: a is [3, 2], expected [2, 3]\n  unexpected: d []";
   for (const auto policy : {LoadPolicy::Exact, LoadPolicy::IgnoreExtra}) {
     CHECK_THROWS_HOLDING(InvalidArgument, list, apply_policy(comparison, policy, "x", "zeros"));
   }
   CHECK(apply_policy(comparison, LoadPolicy::Partial, "x", "zeros") ==
-        Names{"note: 1 tensor of x is left out, the model does not have it: d []",
+        Names{"note: 1 tensor of x is skipped, since the model lacks it: d []",
               "note: 1 tensor is missing in x, and keeps zeros: b [4]",
               "note: 1 tensor of x does not fit, and keeps zeros: a is [3, 2], expected [2, 3]"});
   CHECK(comparison.usable == std::set<std::string>{"c"});
@@ -57,18 +57,18 @@ TEST_CASE("integer tensors are no weights, and long lists of names are counted")
   auto found = kModel;
   found[1].dtype = DType::I32;
   CHECK(apply_policy(compare_tensors(kModel, found), LoadPolicy::Partial, "x", "zeros") ==
-        Names{"note: 1 tensor of x is of a dtype that is not read, and keeps zeros: b is i32, "
+        Names{"note: 1 tensor of x has an unsupported dtype, and keeps zeros: b is i32, "
               "expected f32, bf16 or f16"});
   for (int i = 0; i < 10; ++i) found.push_back({fmt::format("x{}", i), {}, DType::F32});
   found[1].dtype = DType::F32;
   CHECK(apply_policy(compare_tensors(kModel, found), LoadPolicy::Partial, "x", "zeros") ==
-        Names{"note: 10 tensors of x are left out, the model does not have them: x0 [], x1 [], x2 "
+        Names{"note: 10 tensors of x are skipped, since the model lacks them: x0 [], x1 [], x2 "
               "[], x3 [], x4 [], x5 [], x6 [], x7 [] and 2 more"});
 }
 
 TEST_CASE("a source without any matching tensor is refused") {
   const auto comparison = compare_tensors(kModel, {{"other", {1}, DType::F32}});
-  CHECK_THROWS_HOLDING(InvalidArgument, "none of its tensors fits: name another source",
+  CHECK_THROWS_HOLDING(InvalidArgument, "none of its tensors fits: choose another source",
                        apply_policy(comparison, LoadPolicy::Partial, "x", "zeros"));
 }
 

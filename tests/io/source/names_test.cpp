@@ -239,13 +239,14 @@ TEST_CASE("if two names become equal, the error lists both") {
   };
   check_distinct(names({"a", "b", "optimizer.state.a.exp_avg"}), "dir");
   CHECK_THROWS_HOLDING(InvalidArgument,
-                       "dir: x and model.module.x would both be called x; choose what is removed",
+                       "dir: x and model.module.x would both get the name x; choose the prefixes",
                        check_distinct(names({"x", "model.module.x"}), "dir"));
   CHECK_THROWS_HOLDING(
       InvalidArgument,
-      "optimizer_0.state.x.exp_avg and optimizer_1.state.x.exp_avg would both be called exp_avg/x",
+      "optimizer_0.state.x.exp_avg and optimizer_1.state.x.exp_avg would both get the name "
+      "exp_avg/x",
       check_distinct(names({"optimizer_0.state.x.exp_avg", "optimizer_1.state.x.exp_avg"}), "dir"));
-  CHECK_THROWS_HOLDING(InvalidArgument, "nothing is left of the name model.",
+  CHECK_THROWS_HOLDING(InvalidArgument, "the name model. is empty",
                        check_distinct(names({"model."}), "dir"));
 }
 
@@ -268,9 +269,9 @@ TEST_CASE("patterns without a match are refused all at once") {
   CHECK_NOTHROW(check_patterns({"h.*", "*"}, names, "--tensors", "x"));
   CHECK_THROWS_HOLDING(
       InvalidArgument,
-      "--tensors: wpe.*, h.1.* fit no tensor of x, which are called such as wte.weight",
+      "--tensors: wpe.*, h.1.* match no tensor of x, with names such as wte.weight",
       check_patterns({"wpe.*", "h.*", "h.1.*"}, names, "--tensors", "x"));
-  CHECK_THROWS_HOLDING(InvalidArgument, "--tensors: a fits no tensor of x",
+  CHECK_THROWS_HOLDING(InvalidArgument, "--tensors: a matches no tensor of x",
                        check_patterns({"a"}, {}, "--tensors", "x"));
 }
 
