@@ -94,7 +94,7 @@ std::string objection(std::string_view file, std::string_view path) {
 }
 
 TEST_CASE("every include follows the layering") {
-  const fs::path root = test::source_path();
+  const fs::path root = tessera::test::source_path();
   std::vector<std::string> offenders;
   int files = 0, includes = 0;
   for (const std::string_view top : {"core", "kernels", "models", "comm", "io", "tools"}) {

@@ -44,14 +44,14 @@ std::vector<Outcome> on_one_gpu(int world, std::chrono::milliseconds timeout, co
     std::unique_ptr<comm::Communicator> communicator;
     try {
       device_context() =
-          Context::create({.device = {DeviceType::CUDA, 0}, .plugin = TESSERA_CUDA_PLUGIN_FILE});
+          Context::create({.device = {DeviceType::CUDA, 0}, .plugin = cuda_plugin()});
     } catch (const Unsupported& error) {
       return kSkipped + std::string(error.what());
     }
     comm::NcclOptions options;
     options.communicator = {timeout, device_context()};
     options.connect_timeout = 20s;
-    auto driver = comm::open_nccl(*device_context(), TESSERA_NCCL_PLUGIN_FILE);
+    auto driver = comm::open_nccl(*device_context(), build_path("bin/libtessera_nccl.so"));
     auto store = std::make_shared<comm::TcpStore>(
         "127.0.0.1", static_cast<std::uint16_t>(std::stoi(port)), "run", 30s);
     try {
@@ -164,7 +164,7 @@ TEST_CASE("a killed rank is named by the other at the deadline") {
 TEST_CASE("the plugin refuses devices other than CUDA") {
   Processes child(1, [](int, const std::string&) -> std::string {
     try {
-      comm::open_nccl(*fiber_context(), TESSERA_NCCL_PLUGIN_FILE);
+      comm::open_nccl(*fiber_context(), build_path("bin/libtessera_nccl.so"));
     } catch (const Unsupported& error) {
       return error.what();
     }

@@ -61,7 +61,7 @@ TEST_CASE_FIXTURE(Fixture, "founding case: a save for which there is no space") 
     const auto result =
         run_cli(joined(small_run(text, run, world, 6),
                        {"--train.global_batch=12", "--checkpoint.every=3", "--train.eval_every=0"}),
-                {{"LD_PRELOAD", kFailingCalls},
+                {{"LD_PRELOAD", test::kFailingCalls},
                  {"TESSERA_FAULT_RANK", "1"},
                  {"TESSERA_FAULT_CALL", std::to_string(call)},
                  {"TESSERA_FAULT_KIND", "ENOSPC"}});

@@ -125,7 +125,7 @@ void strike(const Setting& setting, const Case& c, std::size_t i, Tally& tally, 
   const std::string run = setting.dir.file(fmt::format("{}-{}", c.kind.name, i));
   const std::string mark = run + ".mark";
   const test::Variables variables = {
-      {"LD_PRELOAD", kFaultPoints},
+      {"LD_PRELOAD", test::kFaultPoints},
       {"TESSERA_FAULT",
        fmt::format("{}:{}:{}:{}", c.kind.name, c.point.name, c.point.pass, c.victim)},
       {"TESSERA_FAULT_MARK", mark}};
@@ -255,7 +255,7 @@ TEST_CASE(
     const auto first = test::run_cli(arguments(setting, run, world, 2));
     const auto result =
         test::run_cli(test::joined(arguments(setting, run, world, 4), {option}),
-                      {{"LD_PRELOAD", kFaultPoints},
+                      {{"LD_PRELOAD", test::kFaultPoints},
                        {"TESSERA_FAULT", fmt::format("hang:{}:1:{}", point, victim)}},
                       std::chrono::seconds(100));
     const std::lock_guard lock(mutex);
@@ -280,7 +280,7 @@ TEST_CASE("a rank that dies twice at the same place is dropped, and its checkpoi
     const auto result =
         test::run_cli(test::joined(arguments(setting, run, world, 4),
                                    {"--restarts=3", "--min-nproc=1", "--checkpoint.async=off"}),
-                      {{"LD_PRELOAD", kFaultPoints},
+                      {{"LD_PRELOAD", test::kFaultPoints},
                        {"TESSERA_FAULT", fmt::format("kill:evaluate:1:{}", world - 1)}},
                       std::chrono::seconds(100));
     INFO(result.describe());
@@ -301,7 +301,7 @@ TEST_CASE("a slow rank is named, and no rank is ended for it") {
       const std::string run = setting.dir.file(fmt::format("slow-{}-{}", world, slow));
       const auto result =
           test::run_cli(test::joined(arguments(setting, run, world, 130), {"--checkpoint.every=0"}),
-                        {{"LD_PRELOAD", kFaultPoints},
+                        {{"LD_PRELOAD", test::kFaultPoints},
                          {"TESSERA_FAULT", fmt::format("slow:forward:10:{}", slow)}},
                         std::chrono::seconds(100));
       INFO(result.describe());
@@ -323,9 +323,10 @@ TEST_CASE("a rank that arrives late is waited for") {
       CAPTURE(world);
       CAPTURE(late);
       const std::string run = setting.dir.file(fmt::format("late-{}-{}", world, late));
-      const auto result = test::run_cli(
-          test::joined(arguments(setting, run, world, 2), {"--comm.init_timeout=30"}),
-          {{"LD_PRELOAD", kFaultPoints}, {"TESSERA_FAULT", fmt::format("late:start:1:{}", late)}});
+      const auto result =
+          test::run_cli(test::joined(arguments(setting, run, world, 2), {"--comm.init_timeout=30"}),
+                        {{"LD_PRELOAD", test::kFaultPoints},
+                         {"TESSERA_FAULT", fmt::format("late:start:1:{}", late)}});
       INFO(result.describe());
       CHECK(result.code == 0);
     }

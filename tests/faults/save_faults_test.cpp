@@ -124,7 +124,7 @@ Outcome run_once(const Point& point, std::size_t i, bool resume) {
   Outcome outcome;
   {
     test::CliProcess process(saved.resume_arguments(run),
-                             {{"LD_PRELOAD", kFailingCalls},
+                             {{"LD_PRELOAD", test::kFailingCalls},
                               {"TESSERA_FAULT_RANK", std::to_string(point.call.rank)},
                               {"TESSERA_FAULT_CALL", std::to_string(point.call.number)},
                               {"TESSERA_FAULT_KIND", point.kind},

@@ -11,6 +11,7 @@
 
 #include "tests/support/paths.h"
 
+namespace tessera::test {
 namespace {
 
 std::set<std::string> kernels_of(const std::string& plugin) {
@@ -33,13 +34,12 @@ std::set<std::string> kernels_of(const std::string& plugin) {
 // Kernel tests also run on fibers, so that CPU-only kernels fail there.
 TEST_CASE("every fiber kernel is called by a test") {
   std::string tests;
-  for (const auto& entry :
-       std::filesystem::directory_iterator(test::source_path("tests/kernels"))) {
+  for (const auto& entry : std::filesystem::directory_iterator(source_path("tests/kernels"))) {
     std::ostringstream text;
     text << std::ifstream(entry.path()).rdbuf();
     tests += text.str();
   }
-  const auto kernels = kernels_of(test::fiber_plugin());
+  const auto kernels = kernels_of(fiber_plugin());
   CHECK(kernels.size() >= 20);
   for (const std::string& kernel : kernels) {
     CAPTURE(kernel);
@@ -47,12 +47,11 @@ TEST_CASE("every fiber kernel is called by a test") {
   }
 }
 
-#if defined(TESSERA_CUDA_PLUGIN_FILE)
 TEST_CASE("the CUDA backend has all fiber kernels, and the fused products") {
-  auto kernels = kernels_of(test::fiber_plugin());
+  auto kernels = kernels_of(fiber_plugin());
   kernels.insert("matmul_fused");
-  CHECK(kernels_of(TESSERA_CUDA_PLUGIN_FILE) == kernels);
+  CHECK(kernels_of(cuda_plugin()) == kernels);
 }
-#endif
 
 }  // namespace
+}  // namespace tessera::test

@@ -5,12 +5,13 @@
 #include "core/base/context.h"
 #include "core/base/device_backend.h"
 #include "core/base/error.h"
+#include "tests/support/paths.h"
 
 namespace tessera::test {
 namespace {
 
 TEST_CASE("the plugin opens a GPU, or reports why there is none") {
-  const std::string plugin = TESSERA_CUDA_PLUGIN_FILE;
+  const std::string plugin = cuda_plugin();
   std::string why;
   try {
     const auto context = Context::create({.device = {DeviceType::CUDA, 0}, .plugin = plugin});

@@ -12,6 +12,9 @@ std::string build_path(const std::string& relative = {});
 
 inline std::string tessera_program() { return build_path("bin/tessera"); }
 
+/// The plugin of the CUDA backend, if this build has it.
+inline std::string cuda_plugin() { return build_path("bin/libtessera_cuda.so"); }
+
 /// The plugin that runs CUDA kernels on the host.
 inline std::string fiber_plugin() {
   return build_path("tests/support/fiber/libtessera_cuda_fiber.so");

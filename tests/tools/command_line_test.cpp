@@ -23,8 +23,8 @@ struct Result {
 /// Runs the binary through the shell, with its streams in files.
 Result run(const std::string& arguments) {
   const tessera::test::TempDir dir;
-  const std::string command = test::tessera_program() + " " + arguments + " >" + dir.file("out") +
-                              " 2>" + dir.file("err") + " </dev/null";
+  const std::string command = tessera::test::tessera_program() + " " + arguments + " >" +
+                              dir.file("out") + " 2>" + dir.file("err") + " </dev/null";
   const int status = std::system(command.c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, dir.read("out"), dir.read("err")};
 }
@@ -96,7 +96,7 @@ TEST_CASE("generate prints the whole prompt before its text, or ids without a to
   CHECK(outside.code == 2);
   CHECK(holds(outside.err, "--prompt-tokens: 256 is not one of the model's ids, 0 to 255"));
 
-  const Result ids = run("generate " + test::source_path("tests/golden/gpt2-tiny") +
+  const Result ids = run("generate " + tessera::test::source_path("tests/golden/gpt2-tiny") +
                          " --prompt-tokens 5 6 7 --max-new-tokens 2");
   CHECK(ids.code == 0);
   CHECK(ids.out.starts_with("5 6 7 "));
@@ -110,7 +110,8 @@ TEST_CASE("a closed standard error ends no run") {
   ::close(ends[0]);
   const auto run_unread = [&](const std::string& arguments) {
     const std::string to = " >&" + std::to_string(ends[1]) + " 2>&" + std::to_string(ends[1]);
-    const int status = std::system((test::tessera_program() + " " + arguments + to).c_str());
+    const int status =
+        std::system((tessera::test::tessera_program() + " " + arguments + to).c_str());
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   };
   const auto text = dir.write("text.txt", std::string(400, 'x'));
@@ -163,7 +164,7 @@ TEST_CASE("with closed standard streams, messages do not end up in files") {
   for (int i = 0; i < 400; ++i) text += "to be or not to be\n";
   const std::string data = dir.write("text.txt", text), run = dir.file("run");
   const std::string command =
-      test::tessera_program() + " train --run.out=" + run + " --data.train=" + data +
+      tessera::test::tessera_program() + " train --run.out=" + run + " --data.train=" + data +
       " --model.n_layer=1 --model.n_head=1 --model.n_embd=16 --model.seq_len=16"
       " --train.global_batch=2 --train.steps=3 --json <&- >&- 2>&-";
   const int status = std::system(command.c_str());
