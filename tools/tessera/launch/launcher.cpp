@@ -182,7 +182,10 @@ class Launch {
     for (auto signal = signals_.next(); signal.number != 0; signal = signals_.next()) {
       if (signal.number == SIGUSR1 && passed_on_ != 0) continue;
       if (passed_on_ != 0 && passed_on_ != SIGUSR1) {
-        if (Clock::now() - passed_on_at_ >= kSameRequest) end_the_others();
+        if (Clock::now() - passed_on_at_ >= kSameRequest) {
+          quits_ = true;
+          end_the_others();
+        }
         continue;
       }
       note_request(signal.number);
@@ -340,12 +343,11 @@ class Launch {
       outcome.failure =
           root_->rank < 0 ? root_->what : fmt::format("rank {} {}", root_->rank, root_->what);
     } else if (!killed_.empty()) {
-      log_.write(line_of(fmt::format(
-          "rank{} {} did not exit within {} of the last stop request, and {} killed; unsaved "
-          "progress is lost",
-          killed_.size() == 1 ? "" : "s", fmt::join(killed_, ", "),
-          comm::format_seconds(options_.grace), killed_.size() == 1 ? "was" : "were")));
-      outcome.code = kCommunicationFailed;
+      log_.write(line_of(
+          fmt::format("rank{} {} did not exit within {} of the last stop request, and {} killed",
+                      killed_.size() == 1 ? "" : "s", fmt::join(killed_, ", "),
+                      comm::format_seconds(options_.grace), killed_.size() == 1 ? "was" : "were")));
+      outcome.code = quits_ ? stop_exit_code(outcome.signal) : kCommunicationFailed;
     } else if (stopped_by_ != 0 || ending_) {
       outcome.code = stop_exit_code(outcome.signal);
     }
@@ -364,6 +366,7 @@ class Launch {
   std::optional<Failure> root_;
   int passed_on_ = 0;  // signal; 0: none
   Clock::time_point passed_on_at_;
+  bool quits_ = false;       // a second stop request came
   int stopped_by_ = 0;       // signal
   bool ending_ = false;      // SIGTERM was sent
   bool signalled_ = false;   // ... while ranks were running
