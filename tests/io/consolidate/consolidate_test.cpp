@@ -228,7 +228,7 @@ TEST_CASE("only an export is replaced, and only on request") {
   CHECK_THROWS_HOLDING(InvalidArgument, "contains the source",
                        consolidate(f.run, f.dir.path(), options));
   write_text(f.out / "diary.txt", "dear");
-  CHECK_THROWS_HOLDING(InvalidArgument, "holds diary.txt", consolidate(f.run, f.out, options));
+  CHECK_THROWS_HOLDING(InvalidArgument, "contains diary.txt", consolidate(f.run, f.out, options));
   CHECK(read_text(f.out / "diary.txt") == "dear");
 }
 
@@ -250,10 +250,10 @@ TEST_CASE("a checkpoint or a foreign directory is not mistaken for an export") {
   write_text(f.out / "config.json", "{}");
   refuse(f.out, "is not a complete export");
   write_text(f.out / "package.json", "{}");
-  refuse(f.out, "holds package.json");
+  refuse(f.out, "contains package.json");
   fs::remove(f.out / "package.json");
   write_text(f.out / "other.safetensors", "x");
-  refuse(f.out, "holds other.safetensors");
+  refuse(f.out, "contains other.safetensors");
   CHECK(read_text(f.out / "config.json") == "{}");
   fs::remove_all(f.out);
   fs::create_directories(f.out);

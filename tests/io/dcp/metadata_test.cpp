@@ -136,7 +136,7 @@ TEST_CASE("each kind of malformed metadata has its own error") {
   refuse("the chunk at [2, 0] of shape [3, 3] is outside the shape [4, 3]",
          [](Parts& p) { p.chunks[1].second[0] = 3; });
   refuse("is outside the shape [4, 3]", [](Parts& p) { p.chunks[1].first[0] = INT64_MAX; });
-  refuse("the chunk at [0] of shape [2] passes", [](Parts& p) { p.chunks[0] = {{0}, {2}}; });
+  refuse("the chunk at [0] of shape [2] is outside", [](Parts& p) { p.chunks[0] = {{0}, {2}}; });
   refuse("chunks hold 10 of the 12 elements", [](Parts& p) { p.chunks[1].second[1] = 2; });
   refuse("found -1, expected 0 or more", [](Parts& p) { p.chunks[1].first[0] = -1; });
   refuse("found -4, expected 0 or more", [](Parts& p) { p.shape = size({-4, 3}); });
@@ -191,7 +191,7 @@ TEST_CASE("other kinds of metadata are refused") {
 
   Parts parts;
   parts.dtype = call(global("os", "system"), {text("true")});
-  CHECK_THROWS_HOLDING(Unsupported, "names os.system,", parse(parts.str()));
+  CHECK_THROWS_HOLDING(Unsupported, "refused os.system,", parse(parts.str()));
   parts = {};
   parts.layout = text("torch.sparse_coo");
   CHECK_THROWS_HOLDING(Unsupported, "layout torch.sparse_coo", parse(parts.str()));

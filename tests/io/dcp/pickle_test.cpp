@@ -84,7 +84,7 @@ TEST_CASE("only known globals may be named, by any opcode") {
     const auto& name = attack.first;
     const auto& body = attack.second;
     CAPTURE(name);
-    CHECK_THROWS_HOLDING(Unsupported, std::string("names ") + name + ",", parse(program(body)));
+    CHECK_THROWS_HOLDING(Unsupported, std::string("refused ") + name + ",", parse(program(body)));
     CHECK_THROWS_HOLDING(Unsupported, "nothing was executed", parse(program(body)));
   }
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "names a global by an integer",
