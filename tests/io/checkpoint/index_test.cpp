@@ -320,7 +320,7 @@ TEST_CASE("boxes cover a tensor exactly once") {
   chunks[1]["box"]["offsets"] = {0};
   refuse_text(json.dump(), "is outside the shape");
   chunks.erase(1);
-  refuse_text(json.dump(), "chunks hold 8 of 12");
+  refuse_text(json.dump(), "chunks hold 8 of the 12 elements");
 }
 
 TEST_CASE("moments match parameters") {
