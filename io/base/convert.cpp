@@ -114,6 +114,4 @@ void convert_elements(DType from, const void* source, DType to, void* out, std::
   }
 }
 
-float float_from_f16(std::uint16_t bits) { return ToF32::convert(bits); }
-
 }  // namespace tessera::io

@@ -15,7 +15,4 @@ bool can_convert(DType from, DType to);
 /// @throws Unsupported unless can_convert(from, to)
 void convert_elements(DType from, const void* source, DType to, void* out, std::int64_t n);
 
-/// Value of an IEEE binary16.
-float float_from_f16(std::uint16_t bits);
-
 }  // namespace tessera::io

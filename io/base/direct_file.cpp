@@ -1,13 +1,11 @@
 #include "io/base/direct_file.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <new>
 
 #include "core/base/error.h"
@@ -106,25 +104,7 @@ void DirectFile::write(std::int64_t offset, const char* data, std::size_t bytes)
   // The unaligned end of the file; after a failed direct write, the rest, which reports the error.
   const std::int64_t rest = offset + static_cast<std::int64_t>(done);
   file_.write_at(rest, data + done, bytes - done);
-  // A hint that shortens sync(), which reports errors.
-  ::sync_file_range(file_.descriptor(), rest, static_cast<off_t>(bytes - done),
-                    SYNC_FILE_RANGE_WRITE);
-}
-
-File create_sized_file(const fs::path& path, std::int64_t size) {
-  File file = File::create(path);
-  int result = 0;
-  do {
-    result = ::fallocate(file.descriptor(), 0, 0, size);
-  } while (result != 0 && errno == EINTR);
-  if (result != 0 && errno != ENOSPC && errno != EDQUOT && errno != EFBIG) {
-    result = ::ftruncate(file.descriptor(), size);  // the file system cannot reserve space
-  }
-  if (result != 0) {
-    throw IoError("cannot write {}: {} ({} bytes needed, {} bytes free on that file system)",
-                  path.string(), std::strerror(errno), size, free_bytes(path));
-  }
-  return file;
+  file_.start_writeback(rest, static_cast<std::int64_t>(bytes - done));
 }
 
 }  // namespace tessera::io

@@ -61,8 +61,4 @@ class DirectFile {
   mutable std::atomic<bool> use_direct_{false};
 };
 
-/// Creates a file of `size` bytes, with its space reserved where the file system supports it.
-/// @throws IoError with the bytes needed and free if the disk is full
-File create_sized_file(const fs::path& path, std::int64_t size);
-
 }  // namespace tessera::io

@@ -12,7 +12,6 @@
 #include <cstring>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include "core/base/error.h"
 
@@ -77,22 +76,15 @@ File File::reopen_direct() const {
   return {path_, ::open(self.c_str(), access | O_DIRECT | O_CLOEXEC)};
 }
 
-File::File(File&& other) noexcept
-    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
-
 File& File::operator=(File&& other) noexcept {
-  if (this != &other) {
-    close();
-    path_ = std::move(other.path_);
-    fd_ = std::exchange(other.fd_, -1);
-  }
+  std::swap(path_, other.path_);
+  std::swap(fd_, other.fd_);
+  std::swap(written_, other.written_);
   return *this;
 }
 
-File::~File() { close(); }
-
-void File::close() noexcept {
-  if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+File::~File() {
+  if (fd_ >= 0) ::close(fd_);
 }
 
 std::int64_t File::size() const { return identity().size; }
@@ -116,16 +108,6 @@ void File::read(std::int64_t offset, void* data, std::size_t bytes) const {
                               path_.string(), offset + static_cast<std::int64_t>(done), offset,
                               offset + static_cast<std::int64_t>(bytes));
     }
-    done += static_cast<std::size_t>(n);
-  }
-}
-
-void File::write(const void* data, std::size_t bytes) {
-  const auto* in = static_cast<const char*>(data);
-  for (std::size_t done = 0; done < bytes;) {
-    const ssize_t n = ::write(fd_, in + done, std::min(bytes - done, kMaxTransfer));
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) fail_write(path_, bytes - done, n < 0 ? errno : EIO);
     done += static_cast<std::size_t>(n);
   }
 }
@@ -242,7 +224,7 @@ void exchange_paths(const fs::path& a, const fs::path& b) {
   }
 }
 
-bool can_exchange_in(const fs::path& dir) {
+void require_exchange(const fs::path& dir, const fs::path& target) {
   const fs::path a = dir / "exchange-a", b = dir / "exchange-b";
   for (const fs::path& path : {a, b}) {
     std::error_code error;
@@ -252,27 +234,77 @@ bool can_exchange_in(const fs::path& dir) {
   const bool can = exchange(a, b);
   std::error_code ignored;
   for (const fs::path& path : {a, b}) fs::remove(path, ignored);
-  return can;
+  require<IoError>(can,
+                   "this file system cannot atomically swap {} with another directory, as "
+                   "--overwrite requires; move it away and repeat without --overwrite",
+                   target.string());
 }
 
-namespace {
+bool move_into_place(const fs::path& made, const fs::path& target, bool overwrite) {
+  std::error_code error;
+  if (!overwrite || !fs::exists(fs::symlink_status(target, error))) {
+    return rename_to_new(made, target);
+  }
+  exchange_paths(made, target);
+  return true;
+}
 
-fs::path nearest_existing(const fs::path& path, std::error_code& error) {
+std::int64_t free_bytes(const fs::path& path) {
+  std::error_code error;
   fs::path place = fs::absolute(path, error);
   while (!error && !fs::exists(place, error) && place.has_relative_path()) {
     place = place.parent_path();
   }
-  return place;
-}
-
-}  // namespace
-
-std::int64_t free_bytes(const fs::path& path) {
-  std::error_code error;
-  const fs::path place = nearest_existing(path, error);
   const fs::space_info space = fs::space(place, error);
   // File systems in user space may report zero blocks: unknown.
   return error || space.capacity == 0 ? -1 : static_cast<std::int64_t>(space.available);
+}
+
+void require_space(const fs::path& path, std::int64_t bytes) {
+  const std::int64_t available = free_bytes(path.parent_path());
+  require<IoError>(available < 0 || bytes <= available,
+                   "cannot write {}: {} bytes needed, {} bytes free on that file system",
+                   path.string(), bytes, available);
+}
+
+File create_sized_file(const fs::path& path, std::int64_t size) {
+  File file = File::create(path);
+  int result = 0;
+  do {
+    result = ::fallocate(file.descriptor(), 0, 0, size);
+  } while (result != 0 && errno == EINTR);
+  if (result != 0 && errno != ENOSPC && errno != EDQUOT && errno != EFBIG) {
+    result = ::ftruncate(file.descriptor(), size);  // the file system cannot reserve space
+  }
+  if (result != 0) fail_write(path, static_cast<std::size_t>(size), errno);
+  return file;
+}
+
+bool is_there(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(path, error);
+}
+
+std::vector<fs::path> list_directory(const fs::path& dir) {
+  std::error_code error;
+  std::vector<fs::path> items = list_directory(dir, error);
+  require<IoError>(!error, "cannot list {}: {}", dir.string(), error.message());
+  return items;
+}
+
+std::vector<fs::path> list_directory(const fs::path& dir, std::error_code& error) {
+  std::vector<fs::path> items;
+  fs::directory_iterator item(dir, error);
+  for (; !error && item != fs::directory_iterator(); item.increment(error)) {
+    items.push_back(item->path());
+  }
+  std::sort(items.begin(), items.end());
+  return items;
+}
+
+bool is_plain_name(std::string_view text) {
+  return !text.empty() && text.size() <= 255 && text != "." && text != ".." &&
+         text.find('/') == text.npos && text.find('\0') == text.npos;
 }
 
 }  // namespace tessera::io

@@ -5,6 +5,9 @@
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
 
 namespace tessera::io {
 
@@ -36,7 +39,7 @@ class File {
   File reopen_direct() const;
 
   File() = default;
-  File(File&& other) noexcept;
+  File(File&& other) noexcept { *this = std::move(other); }
   File& operator=(File&& other) noexcept;
   ~File();
 
@@ -49,8 +52,11 @@ class File {
   /// Reads exactly `bytes` from `offset`.
   /// @throws IoError on an I/O error, CorruptCheckpoint if the file ends before
   void read(std::int64_t offset, void* data, std::size_t bytes) const;
-  /// Appends. @throws IoError, with the bytes needed and free if the disk is full
-  void write(const void* data, std::size_t bytes);
+  /// Appends to a new file. @throws IoError, with the bytes needed and free if the disk is full
+  void write(const void* data, std::size_t bytes) {
+    write_at(written_, data, bytes);
+    written_ += static_cast<std::int64_t>(bytes);
+  }
   /// Writes at an offset; threads may write disjoint ranges. @throws IoError
   void write_at(std::int64_t offset, const void* data, std::size_t bytes);
   /// Starts writing a range to disk, which shortens the final sync. A hint.
@@ -64,9 +70,9 @@ class File {
  private:
   static File open(const fs::path& path, Links links, int access);
   File(fs::path path, int fd) : path_(std::move(path)), fd_(fd) {}
-  void close() noexcept;
   fs::path path_;
   int fd_ = -1;
+  std::int64_t written_ = 0;  // bytes appended
 };
 
 /// @throws as File::open and File::read; CorruptCheckpoint if it is longer than max_bytes
@@ -98,12 +104,37 @@ bool rename_to_new(const fs::path& from, const fs::path& to);
 /// @throws IoError, also if the file system does not support it
 void exchange_paths(const fs::path& a, const fs::path& b);
 
-/// Whether exchange_paths works in a directory; tries it with two empty directories.
-/// @throws IoError
-bool can_exchange_in(const fs::path& dir);
+/// Checks that exchange_paths works in a directory: tries it with two empty directories.
+/// @param target  to be replaced by it
+/// @throws IoError, with advice for --overwrite
+void require_exchange(const fs::path& dir, const fs::path& target);
+
+/// Renames a new directory to `target`, or, if `overwrite` is set, swaps it with an existing one;
+/// sync_directory of the parent makes it durable.
+/// @return false if `target` exists and overwrite is not set. @throws IoError
+bool move_into_place(const fs::path& made, const fs::path& target, bool overwrite);
 
 /// Bytes free for this user on the file system of path (or its nearest existing parent);
 /// -1 if unknown.
 std::int64_t free_bytes(const fs::path& path);
+
+/// Checks that `bytes` are free for `path` on the file system of its parent. @throws IoError
+void require_space(const fs::path& path, std::int64_t bytes);
+
+/// Creates a file of `size` bytes, with its space reserved where the file system supports it.
+/// @throws IoError with the bytes needed and free if the disk is full
+File create_sized_file(const fs::path& path, std::int64_t size);
+
+/// Whether a path exists; false if unknown.
+bool is_there(const fs::path& path);
+
+/// Items of a directory, sorted. @throws IoError
+std::vector<fs::path> list_directory(const fs::path& dir);
+/// As above, but sets `error` and returns the items read before it.
+std::vector<fs::path> list_directory(const fs::path& dir, std::error_code& error);
+
+/// Whether a text is the name of a file in the same directory: 1 to 255 bytes without '/' and NUL,
+/// other than "." and "..".
+bool is_plain_name(std::string_view text);
 
 }  // namespace tessera::io

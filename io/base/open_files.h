@@ -14,8 +14,7 @@ namespace tessera::io {
 /// files than the process's limit. Detects a file replaced between two opens. Thread-safe.
 class OpenFiles {
  public:
-  explicit OpenFiles(fs::path dir, Links links = Links::Refuse)
-      : dir_(std::move(dir)), links_(links) {}
+  explicit OpenFiles(fs::path dir) : dir_(std::move(dir)) {}
 
   /// @throws as File::open; CorruptCheckpoint if the file was replaced
   std::shared_ptr<const File> get(const std::string& name) {
@@ -34,7 +33,7 @@ class OpenFiles {
  private:
   static constexpr std::size_t kMaxOpen = 64;
   File open_checked(const std::string& name) {
-    File file = File::open(dir_ / name, links_);
+    File file = File::open(dir_ / name);
     const FileIdentity found = file.identity();
     const FileIdentity& first = identities_.emplace(name, found).first->second;
     require<CorruptCheckpoint>(
@@ -44,7 +43,6 @@ class OpenFiles {
     return file;
   }
   fs::path dir_;
-  Links links_;
   std::mutex mutex_;
   std::map<std::string, std::shared_ptr<const File>> files_;  // guarded by mutex_
   std::map<std::string, FileIdentity> identities_;            // guarded by mutex_

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/clock.h"
 #include "core/base/error.h"
 
 namespace tessera::io {
@@ -22,10 +23,6 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kPiece = std::size_t{1} << 20;  // bytes per memcpy
 constexpr std::size_t kPage = 4096;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 std::size_t bytes_of(const TensorPart& part) {
   return static_cast<std::size_t>(part.end - part.begin) * dtype_size(part.dtype);
@@ -254,11 +251,6 @@ void AsyncSaver::wait_copied() {
   copies->finish();
   const std::lock_guard lock(state_->mutex);
   if (state_->finished) state_->finished->stall_seconds += seconds_since(start);
-}
-
-bool AsyncSaver::busy() const {
-  const std::lock_guard lock(state_->mutex);
-  return state_->write != nullptr;
 }
 
 bool AsyncSaver::wait_until(Clock::time_point deadline) const {

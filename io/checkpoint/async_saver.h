@@ -60,7 +60,7 @@ class AsyncSaver {
   void wait_copied();
 
   /// Whether a save is in flight.
-  bool busy() const;
+  bool busy() const { return !wait_until({}); }
   /// Waits until no save is in flight. @return false at the deadline
   bool wait_until(std::chrono::steady_clock::time_point deadline) const;
   /// Returns the outcome of the last save once; empty while it is in flight.

@@ -4,22 +4,15 @@
 #include <tuple>
 
 #include "core/base/error.h"
-#include "io/base/crc64.h"
+#include "io/base/crc.h"
 #include "io/checkpoint/index.h"
+#include "io/pump/box.h"
 
 namespace tessera::io {
 namespace {
 
-// Boxes are compared pairwise; no training layout has more.
+// No training layout has more.
 constexpr std::size_t kMaxBoxes = 4096;
-
-std::int64_t element_count(const Shape& shape, const std::string& where) {
-  try {
-    return numel(shape);
-  } catch (const InvalidArgument& error) {
-    throw CorruptCheckpoint("{}: {}", where, error.what());
-  }
-}
 
 CorruptTensor covered_wrongly(const std::string& where, std::int64_t begin, std::int64_t end,
                               const char* by) {
@@ -30,24 +23,6 @@ Box whole(const Shape& shape) {
   Shape offsets = shape;
   for (int i = 0; i < offsets.size(); ++i) offsets[i] = 0;
   return {offsets, shape};
-}
-
-void check_inside(const Box& box, const Shape& shape, const std::string& where) {
-  bool inside = box.offsets.size() == shape.size() && box.shape.size() == shape.size();
-  for (int i = 0; inside && i < shape.size(); ++i) {
-    inside = box.shape[i] <= shape[i] && box.offsets[i] <= shape[i] - box.shape[i];
-  }
-  require<CorruptCheckpoint>(inside, "{}: the box at {} of shape {} is outside the shape {}", where,
-                             box.offsets, box.shape, shape);
-}
-
-bool disjoint(const Box& a, const Box& b) {
-  for (int i = 0; i < a.shape.size(); ++i) {
-    if (a.offsets[i] >= b.offsets[i] + b.shape[i] || b.offsets[i] >= a.offsets[i] + a.shape[i]) {
-      return true;
-    }
-  }
-  return false;
 }
 
 }  // namespace
@@ -70,14 +45,12 @@ void check_coverage(TensorRecord& tensor, const std::string& where) {
   });
 
   std::vector<const Box*> boxes;
-  std::int64_t covered = 0;
   for (std::size_t i = 0; i < tensor.chunks.size();) {
     const Box& box = box_of(tensor.chunks[i]);
     const std::string in = tensor.chunks[i].box ? fmt::format("{}, box at {} of shape {}", where,
                                                               box.offsets, box.shape)
                                                 : where;
-    check_inside(box, tensor.shape, where);
-    const std::int64_t size = element_count(box.shape, where);
+    const std::int64_t size = count_elements(box.shape, where);
     std::int64_t position = 0;
     for (; i < tensor.chunks.size() && box_of(tensor.chunks[i]) == box; ++i) {
       const Chunk& chunk = tensor.chunks[i];
@@ -91,23 +64,13 @@ void check_coverage(TensorRecord& tensor, const std::string& where) {
       position = chunk.end;
     }
     if (position != size) throw covered_wrongly(in, position, size, "no chunk");
-    require<CorruptCheckpoint>(!__builtin_add_overflow(covered, size, &covered),
-                               "{}: chunks hold more than 2^63 elements", where);
     boxes.push_back(&box);
     require<CorruptCheckpoint>(boxes.size() <= kMaxBoxes, "{}: more than {} boxes", where,
                                kMaxBoxes);
   }
-  for (std::size_t i = 0; i < boxes.size(); ++i) {
-    for (std::size_t j = i + 1; j < boxes.size(); ++j) {
-      require<CorruptCheckpoint>(disjoint(*boxes[i], *boxes[j]),
-                                 "{}: the boxes at {} and {} overlap", where, boxes[i]->offsets,
-                                 boxes[j]->offsets);
-    }
-  }
-  const std::int64_t size = element_count(tensor.shape, where);
+  const std::int64_t size = count_elements(tensor.shape, where);
   if (boxes.empty() && size > 0) throw covered_wrongly(where, 0, size, "no chunk");
-  require<CorruptCheckpoint>(covered == size, "{}: chunks hold {} of {} elements", where, covered,
-                             size);
+  check_boxes(tensor.shape, boxes, kMaxBoxes, where);
 }
 
 std::optional<std::uint64_t> tensor_checksum(const TensorRecord& tensor) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -19,6 +18,7 @@ namespace tessera::io {
 namespace {
 
 constexpr std::int64_t kPieceElements = std::int64_t{1} << 17;  // 1 MiB of the widest dtype
+constexpr std::int64_t kBlock = 256;  // elements widened at once, on the stack
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 template <typename T>
@@ -30,17 +30,7 @@ void widen(const char* data, std::int64_t n, double* out) {
   }
 }
 
-struct Half {
-  std::uint16_t bits;
-  explicit operator double() const { return static_cast<double>(float_from_f16(bits)); }
-};
-struct Brain {
-  std::uint16_t bits;
-  explicit operator double() const {
-    return static_cast<double>(std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16));
-  }
-};
-
+/// @param n  at most kBlock
 void widen(DType dtype, const char* data, std::int64_t n, double* out) {
   switch (dtype) {
     case DType::F64:
@@ -48,9 +38,11 @@ void widen(DType dtype, const char* data, std::int64_t n, double* out) {
     case DType::F32:
       return widen<float>(data, n, out);
     case DType::F16:
-      return widen<Half>(data, n, out);
-    case DType::BF16:
-      return widen<Brain>(data, n, out);
+    case DType::BF16: {
+      std::array<float, kBlock> floats;
+      convert_elements(dtype, data, DType::F32, floats.data(), n);
+      return widen<float>(reinterpret_cast<const char*>(floats.data()), n, out);
+    }
     case DType::I64:
       return widen<std::int64_t>(data, n, out);
     case DType::I32:
@@ -80,8 +72,6 @@ struct Piece {
   std::size_t pair;
   std::int64_t begin, end;
 };
-
-constexpr std::int64_t kBlock = 256;  // elements widened at once, on the stack
 
 void add_difference(std::int64_t element, double x, double y, double absolute,
                     TensorDifference& result) {

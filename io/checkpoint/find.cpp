@@ -15,15 +15,6 @@ namespace {
 
 constexpr std::string_view kPrefix = "step-";
 
-std::optional<std::int64_t> parse_step(const std::string& name) {
-  if (!name.starts_with(kPrefix) || name.size() < kPrefix.size() + 8) return std::nullopt;
-  std::int64_t step = 0;
-  const char* const end = name.data() + name.size();
-  const auto [stop, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
-  if (error != std::errc{} || stop != end || step < 0) return std::nullopt;
-  return step;
-}
-
 // A run that resumes has the machine to itself.
 int verifying_threads() {
   return static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 2U, 16U));
@@ -46,27 +37,40 @@ CheckpointReader open_patiently(const fs::path& path) {
 
 std::string checkpoint_name(std::int64_t step) { return fmt::format("{}{:08}", kPrefix, step); }
 
-std::vector<CheckpointEntry> find_checkpoints(const fs::path& run_or_checkpoints_dir) {
+std::vector<StepItem> list_steps(const fs::path& run_or_checkpoints_dir) {
   std::error_code error;
   fs::path dir = run_or_checkpoints_dir;
   require<IoError>(!fs::is_regular_file(dir, error),
                    "{} is a file; give the directory of a checkpoint or a run", dir.string());
-  error.clear();
   if (fs::is_directory(dir / "checkpoints", error)) dir /= "checkpoints";
+  std::vector<StepItem> items;
+  for (const fs::path& path : list_directory(dir)) {
+    const std::string name = path.filename().string();
+    if (!name.starts_with(kPrefix)) continue;
+    StepItem item{0, "", path};
+    const char* const end = name.data() + name.size();
+    const auto [stop, failure] = std::from_chars(name.data() + kPrefix.size(), end, item.step);
+    if (failure != std::errc{} || item.step < 0 || stop < name.data() + kPrefix.size() + 8)
+      continue;
+    if (stop != end && *stop != '.') continue;
+    item.ending.assign(stop, end);
+    items.push_back(std::move(item));
+  }
+  std::stable_sort(items.begin(), items.end(),
+                   [](const StepItem& a, const StepItem& b) { return a.step < b.step; });
+  return items;
+}
+
+std::vector<CheckpointEntry> find_checkpoints(const fs::path& run_or_checkpoints_dir) {
   std::vector<CheckpointEntry> entries;
-  fs::directory_iterator items(dir, error);
-  for (; !error && items != fs::directory_iterator(); items.increment(error)) {
-    const auto step = parse_step(items->path().filename().string());
+  for (const StepItem& item : list_steps(run_or_checkpoints_dir)) {
     std::error_code absent;
     // An unreadable checkpoint counts; opening it reports the error.
-    if (step &&
-        fs::status(items->path() / "index.json", absent).type() != fs::file_type::not_found) {
-      entries.push_back({*step, items->path()});
+    if (item.ending.empty() &&
+        fs::status(item.path / "index.json", absent).type() != fs::file_type::not_found) {
+      entries.push_back({item.step, item.path});
     }
   }
-  require<IoError>(!error, "cannot list {}: {}", dir.string(), error.message());
-  std::sort(entries.begin(), entries.end(),
-            [](const CheckpointEntry& a, const CheckpointEntry& b) { return a.step < b.step; });
   return entries;
 }
 
@@ -97,8 +101,7 @@ NewestCheckpoint newest_valid(const fs::path& run_or_checkpoints_dir,
 }
 
 fs::path locate_checkpoint(const fs::path& path, std::optional<std::int64_t> step) {
-  std::error_code error;
-  if (fs::exists(path / "index.json", error)) return path;
+  if (is_there(path / "index.json")) return path;
   const auto entries = find_checkpoints(path);
   require(!entries.empty(),
           "{} is not a checkpoint and contains none (no step-*/index.json); give a "

@@ -19,15 +19,24 @@ std::string checkpoint_name(std::int64_t step);
 /// @throws as CheckpointReader::open
 CheckpointReader open_patiently(const fs::path& path);
 
+/// An item `step-N...` of a directory of checkpoints.
+struct StepItem {
+  std::int64_t step = 0;
+  std::string ending;  ///< after the number: "", ".run-a.tmp"
+  fs::path path;
+};
+
+/// Items of a run directory (which has `checkpoints/`) or of a directory of checkpoints, by step,
+/// then by name. @throws IoError if the directory cannot be read
+std::vector<StepItem> list_steps(const fs::path& run_or_checkpoints_dir);
+
 /// A committed checkpoint: a directory `step-*` with an index, or unreadable.
 struct CheckpointEntry {
   std::int64_t step = 0;
   fs::path path;
 };
 
-/// Committed checkpoints of a run directory (which has `checkpoints/`) or of a directory of
-/// checkpoints, by ascending step. Ignores attempts (`*.tmp`) and `latest`.
-/// @throws IoError if the directory cannot be read
+/// Committed checkpoints of list_steps. Ignores attempts (`*.tmp`).
 std::vector<CheckpointEntry> find_checkpoints(const fs::path& run_or_checkpoints_dir);
 
 struct NewestCheckpoint {

@@ -7,7 +7,7 @@
 #include <tuple>
 
 #include "core/base/error.h"
-#include "io/base/crc64.h"
+#include "io/base/crc.h"
 #include "io/base/json.h"
 #include "io/safetensors/dtype.h"
 #include "io/safetensors/header.h"
@@ -94,10 +94,8 @@ Json tensors_to_json(const TensorMap& tensors) {
 
 const std::string& parse_file_name(const JsonReader& json) {
   const std::string& name = json.string();
-  const bool plain = !name.empty() && name.size() <= 255 && name != "." && name != ".." &&
-                     name.find('/') == std::string::npos && name.find('\0') == std::string::npos;
   require<CorruptCheckpoint>(
-      plain,
+      is_plain_name(name),
       "{}: {} is not a plain file name; the files of a checkpoint must be in "
       "its own directory",
       json.where(), json.value().dump());
@@ -111,15 +109,6 @@ std::uint64_t parse_crc(const JsonReader& json) {
       "{}: expected a checksum like \"crc64:995dc9bbdf1939fa\", found \"{}\"", json.where(),
       json.string());
   return crc;
-}
-
-Shape parse_shape(const JsonReader& json) {
-  const std::size_t dims = json.array_size();
-  require<CorruptCheckpoint>(dims <= Shape::kMaxDims, "{}: {} dims; at most {} are accepted",
-                             json.where(), dims, int{Shape::kMaxDims});
-  Shape shape;
-  for (std::size_t i = 0; i < dims; ++i) shape.push_back(json.at(i).integer());
-  return shape;
 }
 
 std::pair<std::int64_t, std::int64_t> parse_range(const JsonReader& json) {

@@ -3,25 +3,13 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <charconv>
 #include <ctime>
 
 #include "core/base/error.h"
+#include "io/checkpoint/find.h"
 
 namespace tessera::io {
 namespace {
-
-// Splits "step-00001200.a1b2c3.tmp" into 1200 and ".a1b2c3.tmp".
-std::optional<std::pair<std::int64_t, std::string>> parse_name(const std::string& name) {
-  constexpr std::string_view kPrefix = "step-";
-  if (!name.starts_with(kPrefix)) return std::nullopt;
-  std::int64_t step = 0;
-  const char* const end = name.data() + name.size();
-  const auto [stop, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
-  if (error != std::errc{} || step < 0 || stop - name.data() < 13 || (stop != end && *stop != '.'))
-    return std::nullopt;
-  return std::pair(step, std::string(stop, end));
-}
 
 // Whether tessera creates directories with this ending. Others are the user's.
 bool is_ours(const std::string& ending) {
@@ -38,8 +26,7 @@ void measure(ListedCheckpoint& entry) {
   };
   look(entry.path);
   std::error_code error;
-  fs::directory_iterator items(entry.path, error);
-  for (; !error && items != fs::directory_iterator(); items.increment(error)) look(items->path());
+  for (const fs::path& path : list_directory(entry.path, error)) look(path);
 }
 
 using Check = std::function<void(const CheckpointReader&)>;
@@ -65,11 +52,11 @@ void read_index(ListedCheckpoint& entry, const Check& check) {
   }
 }
 
-ListedCheckpoint examine(const fs::path& path, std::int64_t step, const std::string& rest,
-                         const Check& check) {
+ListedCheckpoint examine(const StepItem& item, const Check& check) {
+  const std::string& rest = item.ending;
   ListedCheckpoint entry;
-  entry.path = path;
-  entry.step = step;
+  entry.path = item.path;
+  entry.step = item.step;
   measure(entry);
   if (rest.ends_with(".pruned.tmp")) {
     entry.state = CheckpointState::Removing;
@@ -81,14 +68,11 @@ ListedCheckpoint examine(const fs::path& path, std::int64_t step, const std::str
   } else if (!rest.empty()) {
     entry.state = CheckpointState::SetAside;
     entry.problem = "it could not be read, so a run resumed from an earlier checkpoint";
+  } else if (is_there(item.path / "index.json")) {
+    read_index(entry, check);
   } else {
-    std::error_code absent;
-    if (fs::exists(path / "index.json", absent)) {
-      read_index(entry, check);
-    } else {
-      entry.state = CheckpointState::Broken;
-      entry.problem = "it has no index.json";
-    }
+    entry.state = CheckpointState::Broken;
+    entry.problem = "it has no index.json";
   }
   return entry;
 }
@@ -115,26 +99,13 @@ std::string_view state_name(CheckpointState state) {
 
 std::vector<ListedCheckpoint> list_checkpoints(const fs::path& run_or_checkpoints_dir,
                                                const Check& check) {
-  std::error_code error;
-  fs::path dir = run_or_checkpoints_dir;
-  require<IoError>(!fs::is_regular_file(dir, error),
-                   "{} is a file; give the directory of a checkpoint or a run", dir.string());
-  error.clear();
-  if (fs::is_directory(dir / "checkpoints", error)) dir /= "checkpoints";
   std::vector<ListedCheckpoint> entries;
-  fs::directory_iterator items(dir, error);
-  for (; !error && items != fs::directory_iterator(); items.increment(error)) {
+  for (const StepItem& item : list_steps(run_or_checkpoints_dir)) {
     std::error_code gone;
-    const auto name = parse_name(items->path().filename().string());
-    if (name && is_ours(name->second) && items->is_directory(gone)) {
-      entries.push_back(examine(items->path(), name->first, name->second, check));
+    if (is_ours(item.ending) && fs::is_directory(item.path, gone)) {
+      entries.push_back(examine(item, check));
     }
   }
-  require<IoError>(!error, "cannot list {}: {}", dir.string(), error.message());
-  std::sort(entries.begin(), entries.end(),
-            [](const ListedCheckpoint& a, const ListedCheckpoint& b) {
-              return a.step != b.step ? a.step < b.step : a.path < b.path;
-            });
   return entries;
 }
 

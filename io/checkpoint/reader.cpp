@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "io/base/crc64.h"
+#include "io/base/crc.h"
 #include "io/checkpoint/find.h"
 #include "io/checkpoint/section_source.h"
 
@@ -52,6 +52,17 @@ fs::file_status look_at(const fs::path& path) {
 
 }  // namespace
 
+std::string compare_file(const fs::path& path, std::int64_t size) {
+  const fs::file_status status = look_at(path);
+  if (!fs::exists(status)) return "is missing, but the index lists it";
+  if (!fs::is_regular_file(status)) return "is not a regular file";
+  // Opens the file because a network file system may answer stat from a stale cache.
+  const std::int64_t found = File::open(path, Links::Refuse).size();
+  if (found == size) return "";
+  return fmt::format("has {} bytes, but the index says {}: it was truncated or replaced", found,
+                     size);
+}
+
 struct CheckpointReader::State {
   fs::path path;
   CheckpointIndex index;
@@ -84,19 +95,9 @@ CheckpointReader CheckpointReader::open(const fs::path& dir) {
   if (index.trainer) files[index.trainer->file] = index.trainer->size;
   for (const auto& [file, size] : files) {
     const fs::path path = state->path / file;
-    const fs::file_status status = look_at(path);
-    if (!fs::exists(status)) {
-      throw CorruptFile(file, fmt::format("{} is missing, but the index lists it", path.string()));
-    }
-    if (!fs::is_regular_file(status)) {
-      throw CorruptFile(file, fmt::format("{} is not a regular file", path.string()));
-    }
-    // Opens the file because a network file system may answer stat from a stale cache.
-    const std::int64_t found = File::open(path, Links::Refuse).size();
-    if (found != size) {
-      throw CorruptFile(
-          file, fmt::format("{} has {} bytes, but the index says {}: it was truncated or replaced",
-                            path.string(), found, size));
+    const std::string difference = compare_file(path, size);
+    if (!difference.empty()) {
+      throw CorruptFile(file, fmt::format("{} {}", path.string(), difference));
     }
   }
   for (const Section section : kSections) {
@@ -113,10 +114,6 @@ const TensorMap& CheckpointReader::tensors(Section section) const {
   const TensorMap* tensors = index().tensors(section);
   if (!tensors) throw InvalidArgument("{}", missing_section(path(), section, index()));
   return *tensors;
-}
-
-const TensorRecord& CheckpointReader::tensor(Section section, const std::string& name) const {
-  return *source(section).record(name);
 }
 
 const TensorSource& CheckpointReader::source(Section section) const {

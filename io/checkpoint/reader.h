@@ -23,6 +23,10 @@ class CorruptFile : public CorruptCheckpoint {
   std::string file_;
 };
 
+/// Difference of a checkpoint's file from its size in the index, as in "is missing, but the index
+/// lists it"; empty if there is none. @throws IoError if the file cannot be examined
+std::string compare_file(const fs::path& path, std::int64_t size);
+
 /// A committed checkpoint, open for reading. Cheap to copy. Threads may read concurrently.
 /// The first read of a chunk verifies all of it.
 class CheckpointReader {
@@ -39,8 +43,6 @@ class CheckpointReader {
   /// Tensors of a section by name. @throws InvalidArgument, with advice, if the checkpoint lacks
   /// the section
   const TensorMap& tensors(Section section) const;
-  /// @throws InvalidArgument also if there is no such tensor
-  const TensorRecord& tensor(Section section, const std::string& name) const;
 
   /// Tensors of a section as a source for the pump; valid while this reader or a copy exists.
   /// @throws as tensors()

@@ -11,12 +11,12 @@
 #include <map>
 #include <numeric>
 
+#include "core/base/clock.h"
 #include "core/base/error.h"
-#include "io/base/crc64.h"
+#include "io/base/crc.h"
 #include "io/checkpoint/find.h"
 #include "io/checkpoint/shard.h"
 #include "io/pump/write_files.h"
-#include "io/safetensors/writer.h"
 
 namespace tessera::io {
 namespace {
@@ -47,14 +47,6 @@ std::string host_name() {
   return name;
 }
 
-/// A rank's part of a tensor.
-struct Part {
-  Section section;
-  const std::string* name;
-  const TensorRecord* tensor;  // of the source
-  std::int64_t begin, end;     // elements
-};
-
 class Reshard {
  public:
   Reshard(const CheckpointReader& source, const fs::path& dir, const ReshardOptions& options)
@@ -73,8 +65,7 @@ class Reshard {
     require(options_.jobs >= 1, "{} jobs: expected at least 1", options_.jobs);
     require(options_.memory >= kLeastJobMemory, "memory is {} bytes; at least {} are needed",
             options_.memory, kLeastJobMemory);
-    std::error_code error;
-    require(options_.overwrite || !fs::exists(target_, error),
+    require(options_.overwrite || !is_there(target_),
             "{} exists; choose another directory, or use --overwrite", target_.string());
     const fs::path from = fs::weakly_canonical(fs::absolute(source_.path())),
                    to = fs::weakly_canonical(fs::absolute(dir_));
@@ -83,21 +74,17 @@ class Reshard {
             source_.path().string());
     plan();
     chunk_bytes_ = chunk_bytes_of(total_, options_.chunk_bytes);
-    check_space();
+    require_space(target_, total_);
     make_directories_durably(dir_);
     remove_leftovers();
+    std::error_code error;
     try {
       fs::create_directory(attempt_, error);
       require<IoError>(!error, "cannot make {}: {}", attempt_.string(), error.message());
       sync_directory(dir_);
       // Errors of the last steps are detected before the long copy.
       if (index_.trainer) trainer_json_ = source_.trainer_json();
-      if (fs::exists(target_, error)) {
-        require<IoError>(can_exchange_in(attempt_),
-                         "this file system cannot atomically swap {} with another directory, as "
-                         "--overwrite requires; move it away and repeat without --overwrite",
-                         target_.string());
-      }
+      if (is_there(target_)) require_exchange(attempt_, target_);
       copy();
       write_index();
       commit();
@@ -108,84 +95,55 @@ class Reshard {
     ReshardReport report;
     report.path = target_;
     for (const OutputFile& output : outputs_) report.bytes += output.size;
-    report.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    report.seconds = seconds_since(start);
     if (index_.model) report.digest = CheckpointReader::open(target_).digest();
     return report;
   }
 
  private:
   void plan() {
-    std::vector<std::vector<Part>> parts(static_cast<std::size_t>(options_.world_size));
-    for (const ShardLayout& layout : shard_layouts(index_, options_.world_size, options_.order)) {
-      for (int rank = 0; rank < options_.world_size; ++rank) {
+    const std::vector<ShardLayout> layouts =
+        shard_layouts(index_, options_.world_size, options_.order);
+    for (int rank = 0; rank < options_.world_size; ++rank) {
+      std::vector<SafetensorsSpec> specs;
+      std::vector<OutputPart> parts;
+      for (const ShardLayout& layout : layouts) {
         for (const SlotRange& range : layout.ranges_of_rank(rank)) {
           const std::string& name = layout.slots()[static_cast<std::size_t>(range.slot)].name;
           for (const Section section : kSections) {
             const TensorMap* tensors = index_.tensors(section);
-            if (!tensors) continue;
-            const auto found = tensors->find(name);
-            if (found == tensors->end()) continue;
-            parts[static_cast<std::size_t>(rank)].push_back(
-                {section, &found->first, &found->second, range.begin, range.end});
+            if (!tensors || !tensors->contains(name)) continue;
+            const DType dtype = tensors->at(name).dtype;
+            specs.push_back({fmt::format("{}/{}", section_name(section), name), dtype,
+                             Shape{range.end - range.begin}});
+            parts.push_back({&source_.source(section), name, range.begin, range.end, dtype});
           }
         }
       }
+      SafetensorsPlan plan =
+          plan_shard_file(specs, index_.step, index_.run_id, rank, options_.world_size);
+      total_ += plan.file_size;
+      OutputFile& output = outputs_.emplace_back(OutputFile{
+          shard_name(rank, options_.world_size), std::move(plan.preamble), plan.file_size, {}});
+      for (std::size_t i = 0; i < parts.size(); ++i) {
+        output.parts.push_back(std::move(parts[plan.order[i]]));
+        output.parts.back().offset = plan.tensors[i].begin;
+      }
     }
-    for (int rank = 0; rank < options_.world_size; ++rank) {
-      plan_shard(rank, std::move(parts[static_cast<std::size_t>(rank)]));
-    }
-  }
-
-  void plan_shard(int rank, std::vector<Part> parts) {
-    std::vector<SafetensorsSpec> specs;
-    std::map<std::string, Part*> by_name;
-    for (Part& part : parts) {
-      const std::string name = fmt::format("{}/{}", section_name(part.section), *part.name);
-      specs.push_back({name, part.tensor->dtype, Shape{part.end - part.begin}});
-      by_name[name] = &part;
-    }
-    SafetensorsPlan plan =
-        plan_safetensors(specs, {{"step", std::to_string(index_.step)},
-                                 {"run_id", index_.run_id},
-                                 {"rank", std::to_string(rank)},
-                                 {"world_size", std::to_string(options_.world_size)}});
-    OutputFile& output = outputs_.emplace_back();
-    output.name = shard_name(rank, options_.world_size);
-    output.preamble = std::move(plan.preamble);
-    output.size = plan.file_size;
-    total_ += plan.file_size;
-    for (const SafetensorsEntry& entry : plan.tensors) {
-      const Part& part = *by_name.at(entry.name);
-      output.parts.push_back({&source_.source(part.section), *part.name, part.begin, part.end,
-                              part.tensor->dtype, entry.begin});
-    }
-  }
-
-  void check_space() const {
-    const std::int64_t available = free_bytes(dir_);
-    require<IoError>(available < 0 || available >= total_,
-                     "cannot write {}: {} bytes needed, {} bytes free on that file system",
-                     target_.string(), total_, available);
   }
 
   // Removes attempts of killed processes of this host.
   void remove_leftovers() const {
     std::error_code error;
-    std::vector<fs::path> leftovers;
-    fs::directory_iterator items(dir_, error);
-    for (; !error && items != fs::directory_iterator(); items.increment(error)) {
-      const std::string name = items->path().filename().string();
+    for (const fs::path& path : list_directory(dir_, error)) {
+      const std::string name = path.filename().string();
       if (!name.starts_with(prefix_) || !name.ends_with(".tmp")) continue;
       pid_t pid = 0;
       const char* const end = name.data() + name.size() - 4;
       const auto [stop, failure] = std::from_chars(name.data() + prefix_.size(), end, pid);
       if (failure != std::errc{} || stop != end || pid <= 0) continue;
-      if (pid == ::getpid() || (::kill(pid, 0) != 0 && errno == ESRCH)) {
-        leftovers.push_back(items->path());
-      }
+      if (pid == ::getpid() || (::kill(pid, 0) != 0 && errno == ESRCH)) fs::remove_all(path, error);
     }
-    for (const fs::path& path : leftovers) fs::remove_all(path, error);
   }
 
   void copy() {
@@ -269,17 +227,12 @@ class Reshard {
   }
 
   void commit() {
-    std::error_code error;
-    const bool replaces = options_.overwrite && fs::exists(target_, error);
-    if (replaces) {
-      exchange_paths(attempt_, target_);
-    } else {
-      require(rename_to_new(attempt_, target_), "{} was created meanwhile; it is unchanged",
-              target_.string());
-    }
+    require(move_into_place(attempt_, target_, options_.overwrite),
+            "{} was created meanwhile; it is unchanged", target_.string());
     renamed_ = true;
     sync_directory(dir_);
-    if (replaces) fs::remove_all(attempt_, error);
+    std::error_code ignored;
+    fs::remove_all(attempt_, ignored);  // the replaced checkpoint
     try {
       const auto committed = find_checkpoints(dir_);
       if (!committed.empty() && committed.back().path.filename() == target_.filename()) {

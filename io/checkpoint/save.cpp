@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <utility>
 
+#include "core/base/clock.h"
 #include "core/base/error.h"
-#include "io/base/crc64.h"
+#include "io/base/crc.h"
 #include "io/base/json.h"
 #include "io/checkpoint/agree.h"
 #include "io/checkpoint/find.h"
@@ -23,69 +23,17 @@ constexpr const char* kTrainerFile = "trainer.json";
 // Answer of rank 0 if a committed checkpoint of the same step exists.
 constexpr std::string_view kReplaces = "replaces";
 
-std::string from(std::size_t rank) { return fmt::format("answer of rank {}", rank); }
+/// A rank's answer to a phase.
+class Answer {
+ public:
+  Answer(const std::string& text, std::size_t rank)
+      : source_(fmt::format("answer of rank {}", rank)), json_(parse_json(text, source_)) {}
+  JsonReader at(const char* key) const { return JsonReader(json_, source_).at(key); }
+  bool has(const char* key) const { return json_.contains(key); }
 
-/// Terms of a save, exchanged between the ranks.
-struct Terms {
-  std::int64_t step = 0;
-  std::string run_id;
-  std::int64_t world_size = 0;
-  std::int64_t bytes = 0;  ///< estimate for this rank's files
-  bool has_trainer = false;
-
-  std::string str() const {
-    return Json{{"step", step},
-                {"run_id", run_id},
-                {"world_size", world_size},
-                {"bytes", bytes},
-                {"trainer", has_trainer ? 1 : 0}}
-        .dump();
-  }
-  static Terms parse(const std::string& text, std::size_t rank) {
-    const Json json = parse_json(text, from(rank));
-    const JsonReader reader(json, from(rank));
-    return {reader.at("step").integer(), reader.at("run_id").string(),
-            reader.at("world_size").integer(), reader.at("bytes").integer(),
-            reader.at("trainer").integer() != 0};
-  }
-  std::string shared() const {
-    return fmt::format("step {}, run {}, world size {}", step, run_id, world_size);
-  }
-};
-
-/// Sizes and checksums of the files that a rank wrote.
-struct Written {
-  std::int64_t shard_bytes = 0, part_bytes = 0;
-  std::uint64_t part_crc = 0;
-  std::optional<TrainerSection> trainer{};  ///< if this rank wrote trainer.json
-
-  std::string str() const {
-    Json json{{"shard_bytes", shard_bytes},
-              {"part_bytes", part_bytes},
-              {"part_checksum", format_checksum(part_crc)}};
-    if (trainer) {
-      json["trainer"] = {{"size", trainer->size}, {"checksum", format_checksum(trainer->crc64)}};
-    }
-    return json.dump();
-  }
-  static Written parse(const std::string& text, std::size_t rank) {
-    const Json json = parse_json(text, from(rank));
-    const JsonReader reader(json, from(rank));
-    Written written{reader.at("shard_bytes").integer(), reader.at("part_bytes").integer(),
-                    checksum(reader.at("part_checksum"))};
-    if (reader.has("trainer")) {
-      const JsonReader trainer = reader.at("trainer");
-      written.trainer = TrainerSection{kTrainerFile, trainer.at("size").integer(),
-                                       checksum(trainer.at("checksum"))};
-    }
-    return written;
-  }
-  static std::uint64_t checksum(const JsonReader& reader) {
-    std::uint64_t crc = 0;
-    require<CorruptCheckpoint>(parse_checksum(reader.string(), crc), "{}: \"{}\" is not a checksum",
-                               reader.where(), reader.string());
-    return crc;
-  }
+ private:
+  const std::string source_;
+  const Json json_;
 };
 
 std::string part_name(std::size_t rank) { return fmt::format("rank-{:05}.part.json", rank); }
@@ -121,8 +69,7 @@ class Attempt {
       }
       throw;
     }
-    report.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    report.seconds = seconds_since(start);
     return report;
   }
 
@@ -156,24 +103,27 @@ class Attempt {
       make_directories_durably(request_.checkpoints_dir);
       remove_leftovers();  // before the ranks check the free space
     }
-    return Terms{request_.step, id, request_.world_size, plan_.file_bytes + plan_.index_bytes,
-                 !request_.trainer_json.empty()}
-        .str();
+    return Json{{"terms", fmt::format("step {}, run {}, world size {}", request_.step, id,
+                                      request_.world_size)},
+                {"bytes", plan_.file_bytes + plan_.index_bytes},
+                {"trainer", request_.trainer_json.empty() ? 0 : 1}}
+        .dump();
   }
 
   // Derives from all ranks' terms the bytes needed and the rank that writes trainer.json.
   void settle(const std::vector<std::string>& answers) {
-    const Terms first = Terms::parse(answers[0], 0);
+    const std::string terms = Answer(answers[0], 0).at("terms").string();
     std::int64_t fewest = 0;
     for (std::size_t rank = 0; rank < answers.size(); ++rank) {
-      const Terms terms = Terms::parse(answers[rank], rank);
-      require<IoError>(terms.shared() == first.shared(),
+      const Answer answer(answers[rank], rank);
+      require<IoError>(answer.at("terms").string() == terms,
                        "checkpoint {} was not saved: rank 0 saves {}, rank {} saves {}", name_,
-                       first.shared(), rank, terms.shared());
-      needed_ += terms.bytes;
-      if (terms.has_trainer && (trainer_rank_ < 0 || terms.bytes <= fewest)) {
+                       terms, rank, answer.at("terms").string());
+      const std::int64_t bytes = answer.at("bytes").integer();
+      needed_ += bytes;
+      if (answer.at("trainer").integer() != 0 && (trainer_rank_ < 0 || bytes <= fewest)) {
         trainer_rank_ = static_cast<int>(rank);
-        fewest = terms.bytes;
+        fewest = bytes;
       }
     }
     needed_ += static_cast<std::int64_t>(request_.trainer_json.size());
@@ -194,7 +144,7 @@ class Attempt {
       require<IoError>(!error, "cannot make {}: {}", temporary_.string(), error.message());
       sync_directory(request_.checkpoints_dir);
       pass("directory-created");
-      if (fs::exists(request_.checkpoints_dir / name_, error)) return std::string(kReplaces);
+      if (is_there(request_.checkpoints_dir / name_)) return std::string(kReplaces);
     }
     return "";
   }
@@ -203,13 +153,9 @@ class Attempt {
   // the directory is used by one run at a time. Fails only if this attempt's path stays taken.
   void remove_leftovers() const {
     std::error_code error;
-    std::vector<fs::path> leftovers;
-    fs::directory_iterator items(request_.checkpoints_dir, error);
-    for (; !error && items != fs::directory_iterator(); items.increment(error)) {
-      const std::string name = items->path().filename().string();
-      if (name.starts_with("step-") && name.ends_with(".tmp")) leftovers.push_back(items->path());
-    }
-    for (const fs::path& path : leftovers) {
+    for (const fs::path& path : list_directory(request_.checkpoints_dir, error)) {
+      const std::string name = path.filename().string();
+      if (!name.starts_with("step-") || !name.ends_with(".tmp")) continue;
       fs::remove_all(path, error);
       require<IoError>(!error || path != temporary_, "cannot remove {}: {}", path.string(),
                        error.message());
@@ -226,28 +172,40 @@ class Attempt {
     file.write(text.data(), text.size());
     file.finish();
     pass("part-written");
-    Written written{report.bytes, static_cast<std::int64_t>(text.size()),
-                    crc64(text.data(), text.size())};
+    Json answer{{"bytes", text.size()}, {"checksum", checksum_of(text)}};
     if (request_.rank == trainer_rank_) {
       const std::string& trainer = request_.trainer_json;
       write_file_atomically(temporary_ / kTrainerFile, trainer);
-      written.trainer = TrainerSection{kTrainerFile, static_cast<std::int64_t>(trainer.size()),
-                                       crc64(trainer.data(), trainer.size())};
+      answer["trainer"] = {
+          {"file", kTrainerFile}, {"size", trainer.size()}, {"checksum", checksum_of(trainer)}};
       pass("trainer-written");
     }
-    return written.str();
+    return answer.dump();
   }
 
-  std::string read_part(const fs::path& path, std::size_t rank, const Written& written) const {
+  static std::string checksum_of(const std::string& text) {
+    return format_checksum(crc64(text.data(), text.size()));
+  }
+
+  std::string read_part(const fs::path& path, std::size_t rank, const Answer& written) const {
     std::string text = read_file(path, request_.max_index_bytes, Links::Refuse);
-    require<CorruptCheckpoint>(static_cast<std::int64_t>(text.size()) == written.part_bytes &&
-                                   crc64(text.data(), text.size()) == written.part_crc,
+    const std::int64_t bytes = written.at("bytes").integer();
+    require<CorruptCheckpoint>(static_cast<std::int64_t>(text.size()) == bytes &&
+                                   checksum_of(text) == written.at("checksum").string(),
                                "{} differs from what rank {} wrote: {} bytes, {} expected",
-                               path.string(), rank, text.size(), written.part_bytes);
+                               path.string(), rank, text.size(), bytes);
     return text;
   }
 
-  std::string build_index(const std::vector<std::string>& parts) {
+  std::string build_index(const std::vector<std::string>& answers) {
+    IndexMerger merger;
+    for (std::size_t rank = 0; rank < answers.size(); ++rank) {
+      const Answer written(answers[rank], rank);
+      if (written.has("trainer")) merger.sections["trainer"] = written.at("trainer").object();
+      const fs::path path = temporary_ / part_name(rank);
+      merger.add(shard_name(static_cast<int>(rank), request_.world_size),
+                 read_part(path, rank, written), path.string());
+    }
     CheckpointIndex frame;
     frame.step = request_.step;
     frame.world_size = request_.world_size;
@@ -255,16 +213,9 @@ class Attempt {
     frame.created = utc_now();
     frame.tessera_version = TESSERA_VERSION;
     frame.model_config = request_.model_config;
-    IndexMerger merger(std::move(frame));
-    for (std::size_t rank = 0; rank < parts.size(); ++rank) {
-      const Written written = Written::parse(parts[rank], rank);
-      if (written.trainer) merger.set_trainer(*written.trainer);
-      total_bytes_ += written.shard_bytes;
-      const fs::path path = temporary_ / part_name(rank);
-      merger.add(shard_name(static_cast<int>(rank), request_.world_size), written.shard_bytes,
-                 read_part(path, rank, written), path.string());
-    }
-    std::string text = merger.finish((temporary_ / "index.json").string());
+    const CheckpointIndex index = merger.finish(frame, (temporary_ / "index.json").string());
+    for (const auto& [name, size] : index.files) total_bytes_ += size;
+    std::string text = format_index(index);
     require<IoError>(static_cast<std::int64_t>(text.size()) <= request_.max_index_bytes,
                      "the index has {} bytes, but readers accept {}: save on fewer ranks",
                      text.size(), request_.max_index_bytes);
@@ -319,10 +270,6 @@ class Attempt {
 };
 
 }  // namespace
-
-std::vector<std::string> SoloCoordinator::exchange(const std::string&, std::string_view mine) {
-  return {std::string(mine)};
-}
 
 SaveReport save_checkpoint(const SaveRequest& request, SaveCoordinator& coordinator) {
   return Attempt(request, coordinator).run();

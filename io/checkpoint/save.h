@@ -64,12 +64,6 @@ class SaveCoordinator {
   virtual std::vector<std::string> exchange(const std::string& phase, std::string_view mine) = 0;
 };
 
-/// Coordinator of a world of one.
-class SoloCoordinator : public SaveCoordinator {
- public:
-  std::vector<std::string> exchange(const std::string& phase, std::string_view mine) override;
-};
-
 struct SaveReport {
   fs::path path;                 ///< the committed checkpoint
   std::int64_t bytes = 0;        ///< of this rank's shard

@@ -1,9 +1,30 @@
 #include "io/checkpoint/section_source.h"
 
 #include "core/base/error.h"
-#include "io/checkpoint/shard_header.h"
 
 namespace tessera::io {
+
+SafetensorsHeader read_shard_header(const File& file, const std::string& name,
+                                    const CheckpointIndex& index) {
+  SafetensorsHeader header = read_safetensors_header(file);
+  const auto check = [&](const char* key, const std::string& expected) {
+    const auto found = header.metadata.find(key);
+    if (found == header.metadata.end() || found->second == expected) return;
+    throw CorruptCheckpoint("{} has {} {}, but the index has {}: it belongs to another checkpoint",
+                            file.path().string(), key, found->second, expected);
+  };
+  check("step", std::to_string(index.step));
+  check("run_id", index.run_id);
+  check("world_size", std::to_string(index.world_size));
+  // Checked last: a shard of another checkpoint is the better diagnosis.
+  const auto saved = index.headers.find(name);
+  require<CorruptCheckpoint>(
+      saved == index.headers.end() ||
+          (header.size == saved->second.size && header.crc64 == saved->second.crc64),
+      "{}: the checksum of its header (bytes 0 to {}) is wrong: it was damaged after the save",
+      file.path().string(), header.size);
+  return header;
+}
 
 SectionSource::SectionSource(const fs::path& dir, const CheckpointIndex& index, Section section,
                              bool check_headers)

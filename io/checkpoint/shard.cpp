@@ -2,15 +2,11 @@
 
 #include <algorithm>
 #include <bit>
-#include <map>
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
-#include "io/base/crc64.h"
-#include "io/base/json.h"
-#include "io/checkpoint/index.h"
+#include "io/base/crc.h"
 #include "io/safetensors/dtype.h"
-#include "io/safetensors/writer.h"
 
 namespace tessera::io {
 namespace {
@@ -79,6 +75,14 @@ std::string shard_name(int rank, int world_size) {
   return fmt::format("rank-{:05}-of-{:05}.safetensors", rank, world_size);
 }
 
+SafetensorsPlan plan_shard_file(const std::vector<SafetensorsSpec>& tensors, std::int64_t step,
+                                const std::string& run_id, int rank, int world_size) {
+  return plan_safetensors(tensors, {{"step", std::to_string(step)},
+                                    {"run_id", run_id},
+                                    {"rank", std::to_string(rank)},
+                                    {"world_size", std::to_string(world_size)}});
+}
+
 std::int64_t chunk_bytes_of(std::int64_t total, std::int64_t wanted) {
   require(wanted == 0 || (wanted >= 8 && std::has_single_bit(static_cast<std::uint64_t>(wanted))),
           "chunks of {} bytes: expected a power of two >= 8", wanted);
@@ -93,7 +97,7 @@ ShardPlan plan_shard(const SaveRequest& request) {
   ShardPlan plan;
   Json sections = Json::object();
   std::vector<SafetensorsSpec> specs;
-  std::map<std::string, ShardPlan::Entry> stored;  // by name in the shard
+  std::vector<ShardPlan::Entry> stored;
   for (const Section section : kSections) {
     for (const TensorPart& part : parts_of(request, section)) {
       check_part(part);
@@ -106,22 +110,19 @@ ShardPlan plan_shard(const SaveRequest& request) {
       plan.index_bytes += kIndexBytesPerChunk * (1 + byte_count(part) / smallest) +
                           static_cast<std::int64_t>(part.name.size());
       if (part.begin == part.end) continue;
-      const std::string name = fmt::format("{}/{}", section_name(section), part.name);
-      specs.push_back({name, part.dtype, Shape{part.end - part.begin}});
-      stored[name] = {section, &part, 0, 0};
+      specs.push_back({fmt::format("{}/{}", section_name(section), part.name), part.dtype,
+                       Shape{part.end - part.begin}});
+      stored.push_back({section, &part});
     }
   }
   SafetensorsPlan file =
-      plan_safetensors(specs, {{"step", std::to_string(request.step)},
-                               {"run_id", request.run_id},
-                               {"rank", std::to_string(request.rank)},
-                               {"world_size", std::to_string(request.world_size)}});
+      plan_shard_file(specs, request.step, request.run_id, request.rank, request.world_size);
   plan.preamble = std::move(file.preamble);
   plan.file_bytes = file.file_size;
-  for (const SafetensorsEntry& entry : file.tensors) {
-    ShardPlan::Entry& planned = plan.entries.emplace_back(stored.at(entry.name));
-    planned.begin = entry.begin;
-    planned.end = entry.end;
+  for (std::size_t i = 0; i < stored.size(); ++i) {
+    plan.entries.push_back(stored[file.order[i]]);
+    plan.entries.back().begin = file.tensors[i].begin;
+    plan.entries.back().end = file.tensors[i].end;
   }
   plan.sections = std::make_shared<const Json>(std::move(sections));
   return plan;

@@ -5,11 +5,16 @@
 
 #include "io/base/json.h"
 #include "io/checkpoint/save.h"
+#include "io/safetensors/writer.h"
 
 namespace tessera::io {
 
 /// "rank-00000-of-00004.safetensors"
 std::string shard_name(int rank, int world_size);
+
+/// Lays out a shard of tensors "SECTION/NAME".
+SafetensorsPlan plan_shard_file(const std::vector<SafetensorsSpec>& tensors, std::int64_t step,
+                                const std::string& run_id, int rank, int world_size);
 
 /// Largest chunk in bytes, a power of two, of a checkpoint of `total` bytes. Reading a part of a
 /// chunk reads all of it for the checksum, but more chunks make a larger index. 256 KiB; above 4

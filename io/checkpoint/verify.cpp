@@ -8,13 +8,11 @@
 #include <mutex>
 #include <set>
 #include <span>
-#include <tuple>
+#include <utility>
 
 #include "core/base/error.h"
-#include "io/base/crc64.h"
-#include "io/base/parallel.h"
+#include "io/base/crc.h"
 #include "io/checkpoint/section_source.h"
-#include "io/checkpoint/shard_header.h"
 #include "io/pump/pump.h"
 
 namespace tessera::io {
@@ -61,12 +59,6 @@ struct NamedChunk {
   std::int64_t non_finite = kNone;  ///< first non-finite element, numbered as Chunk::begin
 
   const Chunk& chunk() const { return tensor->record->chunks[number]; }
-};
-
-/// A part of a chunk.
-struct Piece {
-  std::size_t chunk;  // of Verification::chunks_
-  Slice slice;
 };
 
 class Verification {
@@ -120,30 +112,20 @@ class Verification {
     report_.problems.push_back({file, tensor, 0, 0, what, 0, 0, unread});
   }
 
-  // False: no file to read.
+  // @return whether the file could be opened
   bool check_size(const std::string& name, std::int64_t size) {
-    const fs::path path = dir_ / name;
-    std::error_code error;
-    const fs::file_status status = fs::symlink_status(path, error);
-    if (!fs::is_regular_file(status)) {
-      const bool unread = status.type() == fs::file_type::none;
-      problem(name, "",
-              unread               ? fmt::format("cannot stat: {}", error.message())
-              : fs::exists(status) ? "is not a regular file"
-                                   : "is missing",
-              unread);
-      absent_.insert(name);
-      return false;
+    bool opened = true;
+    try {
+      const std::string difference = compare_file(dir_ / name, size);
+      if (!difference.empty()) problem(name, "", difference);
+    } catch (const IoError& error) {
+      problem(name, "", error.what(), true);
+      opened = false;
     }
-    const auto found = static_cast<std::int64_t>(fs::file_size(path, error));
-    if (error) {
-      problem(name, "", fmt::format("cannot stat: {}", error.message()), true);
-    } else if (found != size) {
-      problem(name, "",
-              fmt::format("has {} bytes, but the index says {}: it was truncated or replaced",
-                          found, size));
-    }
-    return true;
+    std::error_code gone;
+    if (fs::is_regular_file(fs::symlink_status(dir_ / name, gone))) return opened;
+    absent_.insert(name);
+    return false;
   }
 
   // Other tools read a shard by its own header, which must list the same tensors as the index.
@@ -222,78 +204,58 @@ class Verification {
   }
 
   void read_chunks() {
-    // Sequential reads, file by file.
-    std::vector<std::size_t> order;
-    for (const auto& [file, chunks] : by_file_) {
-      if (!absent_.contains(file)) order.insert(order.end(), chunks.begin(), chunks.end());
+    std::vector<Slice> slices;  // of chunks_, empty if the file is absent
+    for (const NamedChunk& named : chunks_) {
+      const Chunk& chunk = named.chunk();
+      const bool absent = absent_.contains(chunk.file);
+      slices.push_back({named.tensor, named.number, chunk.begin, absent ? chunk.begin : chunk.end});
+      report_.bytes += slices.back().bytes();
     }
-    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-      const Chunk &x = chunks_[a].chunk(), &y = chunks_[b].chunk();
-      return std::tie(x.file, x.byte_begin) < std::tie(y.file, y.byte_begin);
-    });
-    std::vector<Piece> pieces;
-    for (const std::size_t i : order) {
-      const Chunk& chunk = chunks_[i].chunk();
-      const std::int64_t step = kBatch / chunks_[i].tensor->record->width();
-      for (std::int64_t from = chunk.begin, to; from < chunk.end; from = to) {
-        to = std::min(from + step, chunk.end);
-        pieces.push_back({i, {chunks_[i].tensor, chunks_[i].number, from, to}});
-        report_.bytes += pieces.back().slice.bytes();
-      }
-    }
+    const std::vector<std::vector<SlicePiece>> batches = cut_batches(slices, kBatch);
     std::int64_t done = 0;
     std::mutex mutex;  // guards done and the results in chunks_
-    const auto joins = [&](std::size_t i) {
-      return are_neighbours(pieces[i - 1].slice, pieces[i].slice);
-    };
-    const auto size = [&](std::size_t i) { return pieces[i].slice.bytes(); };
-    const std::vector<std::size_t> batches = cut_batches(pieces.size(), kBatch, joins, size);
     // Through the page cache, which still has the data of a save that is read back.
     Pump pump({.threads = options_.threads, .block = kBuffer, .direct_io = false});
-    pump.run(batches.size() - 1, [&](std::size_t b, Pump::Lane& lane) {
-      const std::span<const Piece> batch(&pieces[batches[b]], batches[b + 1] - batches[b]);
-      std::vector<std::int64_t> non_finite(batch.size(), kNone);
-      const auto read = [&](std::size_t first, std::size_t n) {
-        std::vector<Slice> slices;
-        for (const Piece& piece : batch.subspan(first, n)) slices.push_back(piece.slice);
-        std::size_t at = first;
-        lane.read(slices, [&](const Slice& part, const char* data) {
-          // Parts come in the order of the slices.
-          while (batch[at].slice.tensor != part.tensor || batch[at].slice.chunk != part.chunk) ++at;
+    pump.run(batches.size(), [&](std::size_t b, Pump::Lane& lane) {
+      const std::vector<SlicePiece>& batch = batches[b];
+      std::vector<std::pair<std::size_t, std::int64_t>> non_finite;  // chunk and element
+      const auto read = [&](std::span<const SlicePiece> pieces) {
+        lane.read(pieces, [&](const SlicePiece& piece, const Slice& part, const char* data) {
           const std::int64_t found =
               find_non_finite(part.tensor->record->dtype, data, part.to - part.from);
-          if (found >= 0) non_finite[at] = std::min(non_finite[at], part.from + found);
+          if (found >= 0) non_finite.emplace_back(piece.of, part.from + found);
         });
       };
       try {
-        read(0, batch.size());
+        read(batch);
       } catch (const Error& first) {
         // Reads one by one to find the failing chunks.
         bool found = false;
-        const auto blame = [&](std::size_t i, const Error& error) {
+        const auto blame = [&](const SlicePiece& piece, const Error& error) {
           const bool unread = dynamic_cast<const IoError*>(&error) != nullptr;
           const std::lock_guard lock(mutex);
-          NamedChunk& chunk = chunks_[batch[i].chunk];
+          NamedChunk& chunk = chunks_[piece.of];
           if (chunk.error.empty() || (chunk.unread && !unread)) {
             chunk.error = error.what();
             chunk.unread = unread;
           }
           found = true;
         };
-        for (std::size_t i = 0; i < batch.size(); ++i) {
+        for (const SlicePiece& piece : batch) {
           try {
-            read(i, 1);
+            read(std::span(&piece, 1));
           } catch (const Error& error) {
-            blame(i, error);
+            blame(piece, error);
           }
         }
-        if (!found) blame(0, first);  // passed this time, yet the disk failed once
+        if (!found) blame(batch[0], first);  // passed this time, yet the disk failed once
       }
       const std::lock_guard lock(mutex);
-      for (std::size_t i = 0; i < batch.size(); ++i) {
-        NamedChunk& chunk = chunks_[batch[i].chunk];
-        chunk.non_finite = std::min(chunk.non_finite, non_finite[i]);
-        done += batch[i].slice.bytes();
+      for (const auto& [chunk, element] : non_finite) {
+        chunks_[chunk].non_finite = std::min(chunks_[chunk].non_finite, element);
+      }
+      for (const SlicePiece& piece : batch) {
+        done += piece.slice.bytes();
         if (options_.progress) options_.progress(done, report_.bytes);
       }
     });

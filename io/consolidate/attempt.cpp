@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "core/base/error.h"
-#include "io/base/crc64.h"
+#include "io/base/crc.h"
 
 namespace tessera::io {
 namespace {
@@ -198,22 +198,10 @@ void Attempt::record(const FileRecord& file) {
   has_records_ = true;
 }
 
-void Attempt::check_exchange() const {
-  require<IoError>(can_exchange_in(dir_),
-                   "this file system cannot atomically swap {} with another directory, as "
-                   "--overwrite requires; move it away and repeat without --overwrite",
-                   out_.string());
-}
-
 void Attempt::commit(bool overwrite) {
-  std::error_code error;
-  if (overwrite && fs::exists(fs::symlink_status(out_, error))) {
-    exchange_paths(dir_, out_);
-  } else {
-    require(rename_to_new(dir_, out_),
-            "{} was created during the export; it is unchanged, and the exported files are in {}",
-            out_.string(), dir_.string());
-  }
+  require(move_into_place(dir_, out_, overwrite),
+          "{} was created during the export; it is unchanged, and the exported files are in {}",
+          out_.string(), dir_.string());
   sync_directory(out_.parent_path());
   remove();
 }

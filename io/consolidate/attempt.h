@@ -44,9 +44,6 @@ class Attempt {
 
   /// Durably records a synced file. @throws IoError
   void record(const FileRecord& file);
-  /// Checks that commit(true) can replace an existing `out`; tries it with two empty directories.
-  /// @throws IoError, with advice, if the file system cannot
-  void check_exchange() const;
   /// Renames the directory to `out` and removes the journal.
   /// @param overwrite  replace an existing `out`
   /// @throws InvalidArgument if `out` exists and overwrite is false; IoError; nothing has changed

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <span>
 
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "io/consolidate/attempt.h"
 #include "io/consolidate/copy_files.h"
@@ -158,19 +159,13 @@ void write_small_files(const fs::path& dir, const Plan& plan, std::vector<std::s
   }
 }
 
-bool replaces(const fs::path& out) {
-  std::error_code error;
-  return fs::exists(fs::symlink_status(out, error));
-}
-
 // Disk space already allocated to the files of an attempt.
 std::int64_t allocated_bytes(const fs::path& dir) {
   std::int64_t bytes = 0;
   std::error_code error;
-  for (fs::directory_iterator item(dir, error); !error && item != fs::directory_iterator();
-       item.increment(error)) {
+  for (const fs::path& path : list_directory(dir, error)) {
     struct stat status {};
-    if (::lstat(item->path().c_str(), &status) == 0) bytes += std::int64_t{status.st_blocks} * 512;
+    if (::lstat(path.c_str(), &status) == 0) bytes += std::int64_t{status.st_blocks} * 512;
   }
   return bytes;
 }
@@ -182,15 +177,8 @@ void check_space(const fs::path& out, const Attempt& attempt, const Plan& plan) 
     needed += static_cast<std::int64_t>(file.content.size());
   }
   needed = std::max<std::int64_t>(needed - allocated_bytes(attempt.dir()), 0);
-  const std::int64_t available = free_bytes(out.parent_path());
-  require<IoError>(available < 0 || needed <= available,
-                   "cannot write {}: {} bytes needed, {} bytes free on that file system",
-                   out.string(), needed, available);
+  require_space(out, needed);
 }
-
-}  // namespace
-
-namespace {
 
 /// A checked export, before the first write.
 struct Prepared {
@@ -274,7 +262,7 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
   bool whole = false;
   try {
     check_space(out, attempt, plan);
-    if (replaces(out)) attempt.check_exchange();
+    if (is_there(out)) require_exchange(attempt.dir(), out);
     whole = copy_files(attempt, plan.files, prepared.write, [&](std::int64_t bytes, bool reused) {
       progress.done += bytes;
       if (reused) progress.reused += bytes;
@@ -318,7 +306,7 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
     report.tensors += static_cast<std::int64_t>(tensors->size());
   }
   report.reused_bytes = progress.reused;
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.seconds = seconds_since(start);
   return report;
 }
 

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "io/base/crc64.h"
+#include "io/base/crc.h"
 
 namespace tessera::io {
 namespace {
@@ -27,11 +27,9 @@ OutputFile output_file(const ExportFile& file) {
 void remove_other_files(const fs::path& dir, const std::vector<ExportFile>& files) {
   std::set<std::string> names;
   for (const ExportFile& file : files) names.insert(file.name);
-  std::vector<fs::path> others;
-  for (const auto& item : fs::directory_iterator(dir)) {
-    if (!names.contains(item.path().filename().string())) others.push_back(item.path());
+  for (const fs::path& path : list_directory(dir)) {
+    if (!names.contains(path.filename().string())) fs::remove_all(path);
   }
-  for (const fs::path& path : others) fs::remove_all(path);
 }
 
 /// Recorded files that are intact.

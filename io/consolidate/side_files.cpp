@@ -105,11 +105,6 @@ void add_tokenizer(std::vector<SideFile>& files, const CheckpointReader& reader,
   }
 }
 
-bool is_there(const fs::path& path) {
-  std::error_code error;
-  return fs::exists(path, error);
-}
-
 void add_copy(std::vector<SideFile>& files, const fs::path& dir, const char* name) {
   if (is_there(dir / name)) files.push_back({name, read_file(dir / name, kMaxCopied)});
 }

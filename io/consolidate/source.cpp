@@ -90,8 +90,7 @@ bool strips_by_model(const ConsolidateSource& source, const NameRules& rules) {
 void find_config(ConsolidateSource& result, const ShardedSource& source,
                  const ConsolidateOptions& options, const NameRules& rules) {
   const fs::path file = options.config_file.value_or(source.path() / kConfigFile);
-  std::error_code error;
-  if (!options.config_file && !fs::exists(file, error)) {
+  if (!options.config_file && !is_there(file)) {
     require(options.format == ExportFormat::Safetensors,
             "{} is a {} without config.json, so its model is unknown; give a config.json with "
             "--config, or write its tensors unchanged with --format safetensors",

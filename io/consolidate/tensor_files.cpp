@@ -5,7 +5,6 @@
 
 #include "core/base/error.h"
 #include "io/base/json.h"
-#include "io/safetensors/reader.h"
 
 namespace tessera::io {
 namespace {
@@ -13,12 +12,6 @@ namespace {
 // Metadata that distinguishes exports, which --overwrite may replace, from other models.
 constexpr const char* kWriter = "writer";
 constexpr const char* kTessera = "tessera ";
-
-// Order of plan_safetensors.
-bool is_before(const ExportTensor* a, const ExportTensor* b) {
-  const auto width_a = dtype_size(a->written), width_b = dtype_size(b->written);
-  return width_a != width_b ? width_a > width_b : a->name < b->name;
-}
 
 }  // namespace
 
@@ -46,29 +39,27 @@ std::vector<ExportFile> plan_tensor_files(const std::vector<ExportTensor>& tenso
     file.name = files.size() == 1
                     ? fmt::format("{}.safetensors", stem)
                     : fmt::format("{}-{:05}-of-{:05}.safetensors", stem, i + 1, files.size());
+    const std::vector<const ExportTensor*> by_name = std::move(file.tensors);
     std::vector<SafetensorsSpec> specs;
-    specs.reserve(file.tensors.size());
-    std::sort(file.tensors.begin(), file.tensors.end(), is_before);
-    for (const ExportTensor* tensor : file.tensors) {
+    specs.reserve(by_name.size());
+    for (const ExportTensor* tensor : by_name) {
       specs.push_back({tensor->name, tensor->written, tensor->shape, tensor->opaque_dtype});
     }
     file.plan = plan_safetensors(specs, metadata);
-    for (std::size_t t = 0; t < specs.size(); ++t) {
-      if (file.plan.tensors[t].name != file.tensors[t]->name) {
-        throw InternalError("{} is at another offset than planned", file.tensors[t]->name);
-      }
-      file.begins.push_back(file.plan.tensors[t].begin);
-    }
+    file.tensors.clear();
+    for (const std::size_t t : file.plan.order) file.tensors.push_back(by_name[t]);
+    for (const SafetensorsEntry& entry : file.plan.tensors) file.begins.push_back(entry.begin);
     file.plan.tensors = {};
+    file.plan.order = {};
   }
   return files;
 }
 
 bool is_written_by_export(const fs::path& file) {
   try {
-    const SafetensorsReader reader(file);
-    const auto writer = reader.header().metadata.find(kWriter);
-    return writer != reader.header().metadata.end() && writer->second.starts_with(kTessera);
+    const auto metadata = read_safetensors_header(File::open(file)).metadata;
+    const auto writer = metadata.find(kWriter);
+    return writer != metadata.end() && writer->second.starts_with(kTessera);
   } catch (const Error&) {
     return false;
   }

@@ -32,7 +32,7 @@ struct ExportTensor {
 /// A safetensors file of an export.
 struct ExportFile {
   std::string name;
-  SafetensorsPlan plan;                      ///< with `tensors` removed
+  SafetensorsPlan plan;                      ///< with `tensors` and `order` removed
   std::vector<const ExportTensor*> tensors;  ///< in file order
   std::vector<std::int64_t> begins;          ///< first byte of each in the file
 };

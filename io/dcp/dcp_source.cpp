@@ -2,18 +2,14 @@
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 
 #include "core/base/error.h"
 #include "io/base/json.h"
-#include "io/base/open_files.h"
 #include "io/dcp/metadata.h"
 #include "io/dcp/shard_names.h"
 #include "io/dcp/torch_tensor.h"
-#include "io/pump/box.h"
 #include "io/safetensors/dtype.h"
 #include "io/safetensors/header.h"
 
@@ -25,174 +21,10 @@ constexpr const char* kMetadataFile = ".metadata";
 constexpr const char* kLightningFile = "meta.pt";
 constexpr const char* kShardingInfo = "DCP_SHARDING_INFO";
 
-/// Location of a chunk's elements in its file.
-struct Location {
-  std::int64_t begin = 0;                  ///< byte
-  std::shared_ptr<const Strides> strides;  ///< null: row-major in its box
-  /// Bytes covered by the checksum: the chunk, or the storage around it.
-  std::int64_t checked_begin = 0, checked_end = 0;
-  std::optional<std::uint32_t> crc32;
-};
-
-/// Null if the elements are row-major without gaps.
-std::shared_ptr<const Strides> shared_strides(const TorchTensor& tensor) {
-  std::int64_t expected = 1;
-  for (int i = tensor.shape.size() - 1; i >= 0; --i) {
-    if (tensor.shape[i] != 1 && tensor.strides[i] != expected) {
-      return std::make_shared<const Strides>(tensor.strides);
-    }
-    expected *= tensor.shape[i];
-  }
-  return nullptr;
-}
-
-struct StoredTensor {
-  Shape shape;
-  std::string dtype_name;    // in PyTorch or safetensors
-  bool is_readable = false;  // tessera has the dtype
-  DType dtype = DType::F32;  // if not readable: the integer of its size
-  std::vector<DcpChunk> chunks;
-  std::size_t first_chunk = 0;  // index of chunks[0] among the chunks of all tensors
-};
-
-class Source final : public ShardedSource {
- public:
-  Source(fs::path dir, std::string kind)
-      : dir_(std::move(dir)), kind_(std::move(kind)), open_files_(dir_, Links::Follow) {}
-
-  /// @param safetensors_dtype  safetensors name of the dtype; empty if there is none
-  void add(const std::string& name, const std::string& dtype, std::string_view safetensors_dtype,
-           const Shape& shape, std::vector<DcpChunk> chunks, const std::string& top_key) {
-    const bool is_readable = dtype_from_safetensors(safetensors_dtype).has_value();
-    const std::optional<DType> carrier = carrier_of_safetensors(safetensors_dtype);
-    if (is_readable) {
-      infos_.push_back({name, shape, *carrier});
-      top_keys_.push_back(top_key);
-    } else {
-      unreadable_.push_back({name, dtype, top_key, shape, std::string(safetensors_dtype), carrier});
-      if (!carrier) return;
-    }
-    const std::size_t n = chunks.size();
-    tensors_.emplace(
-        name, StoredTensor{shape, dtype, is_readable, *carrier, std::move(chunks), chunk_count_});
-    chunk_count_ += n;
-  }
-  /// @param archives  whether chunks are torch.save archives, not bare elements
-  void finish(std::vector<std::string> files, std::vector<std::string> objects, bool archives) {
-    files_ = std::move(files);
-    objects_ = std::move(objects);
-    archives_ = archives;
-    locations_.resize(chunk_count_);
-  }
-  void warn(std::vector<std::string> warnings) { warnings_ = std::move(warnings); }
-  std::shared_ptr<const File> file(const std::string& name) const { return open_files_.get(name); }
-
-  const fs::path& path() const override { return dir_; }
-  const std::string& kind() const override { return kind_; }
-  const std::vector<TensorInfo>& tensors() const override { return infos_; }
-  const std::vector<std::string>& objects() const override { return objects_; }
-  const std::vector<Unreadable>& unreadable() const override { return unreadable_; }
-  const std::vector<std::string>& top_keys() const override { return top_keys_; }
-  std::vector<std::string> warnings() const override { return warnings_; }
-
-  File open_file(const std::string& name) const override { return open_files_.open(name); }
-
-  std::shared_ptr<const TensorRecord> record(const std::string& name) const override {
-    const StoredTensor& tensor = find(name);
-    const auto width = static_cast<std::int64_t>(dtype_size(tensor.dtype));
-    auto record = std::make_shared<TensorRecord>(TensorRecord{tensor.dtype, tensor.shape, {}});
-    record->chunks.reserve(tensor.chunks.size());
-    for (std::size_t i = 0; i < tensor.chunks.size(); ++i) {
-      const DcpChunk& stored = tensor.chunks[i];
-      const Location location = locate(name, tensor, i);
-      Chunk& chunk = record->chunks.emplace_back();
-      const std::int64_t n = numel(stored.box.shape);
-      const bool one_run = is_one_run(stored.box, tensor.shape);
-      chunk.file = files_[stored.file];
-      chunk.byte_begin = location.begin;
-      chunk.byte_end = location.begin + n * width;
-      chunk.begin = one_run ? first_element(stored.box, tensor.shape) : 0;
-      chunk.end = chunk.begin + n;
-      if (!one_run) chunk.box = stored.box;
-      chunk.crc64 = location.crc32.value_or(0);
-      chunk.checksum = location.crc32 ? Checksum::Crc32 : Checksum::None;
-      const bool checks_more =
-          location.crc32 && location.checked_end - location.checked_begin != n * width;
-      if (!location.strides && !checks_more) continue;
-      ChunkStorage storage{stored.box.shape, {}, location.checked_begin, location.checked_end};
-      if (location.strides) storage.strides = *location.strides;
-      chunk.storage = std::make_shared<const ChunkStorage>(storage);
-    }
-    return record;
-  }
-
- private:
-  const StoredTensor& find(const std::string& name) const {
-    const auto found = tensors_.find(name);
-    if (found != tensors_.end()) return found->second;
-    for (const Unreadable& other : unreadable_) {
-      if (other.name == name) refuse_dtype(name, other.dtype);
-    }
-    throw InvalidArgument("{} holds no tensor {}", dir_.string(), name);
-  }
-  [[noreturn]] void refuse_dtype(const std::string& name, const std::string& dtype) const {
-    throw Unsupported("{}: tensor {} has dtype {}, which tessera does not read", dir_.string(),
-                      name, dtype);
-  }
-
-  // Reads the archive's directory on first use; two threads may do so concurrently.
-  Location locate(const std::string& name, const StoredTensor& tensor, std::size_t i) const {
-    const DcpChunk& chunk = tensor.chunks[i];
-    if (!archives_) return {chunk.offset, nullptr, 0, 0, std::nullopt};
-    const std::size_t number = tensor.first_chunk + i;
-    {
-      const std::lock_guard lock(mutex_);
-      if (locations_[number]) return *locations_[number];
-    }
-    const auto file = open_files_.get(files_[chunk.file]);
-    const ByteRange archive(*file, chunk.offset, chunk.length);
-    const TorchTensor stored = read_torch_tensor(archive);
-    require<CorruptCheckpoint>(stored.shape == chunk.box.shape && stored.dtype == tensor.dtype_name,
-                               "{}: tensor {} has a chunk of {} {} at {}, but its archive holds {} "
-                               "{}",
-                               archive.name(), name, tensor.dtype_name, chunk.box.shape,
-                               chunk.box.offsets, stored.dtype, stored.shape);
-    Location location{chunk.offset + stored.begin, shared_strides(stored),
-                      chunk.offset + stored.storage_begin, chunk.offset + stored.storage_end,
-                      stored.crc32};
-    const std::lock_guard lock(mutex_);
-    locations_[number] = location;
-    return location;
-  }
-
-  fs::path dir_;
-  std::string kind_;
-  std::vector<TensorInfo> infos_;
-  std::vector<std::string> top_keys_, objects_, files_, warnings_;
-  std::vector<Unreadable> unreadable_;
-  std::map<std::string, StoredTensor> tensors_;
-  std::size_t chunk_count_ = 0;
-  bool archives_ = false;
-  mutable OpenFiles open_files_;
-  mutable std::mutex mutex_;  // guards locations_
-  mutable std::vector<std::optional<Location>> locations_;
-};
-
 std::vector<std::string> list_files(const fs::path& dir) {
   std::vector<std::string> names;
-  std::error_code error;
-  fs::directory_iterator items(dir, error);
-  for (; !error && items != fs::directory_iterator(); items.increment(error)) {
-    names.push_back(items->path().filename().string());
-  }
-  require<IoError>(!error, "cannot list {}: {}", dir.string(), error.message());
-  std::sort(names.begin(), names.end());
+  for (const fs::path& path : list_directory(dir)) names.push_back(path.filename().string());
   return names;
-}
-
-bool is_there(const fs::path& path) {
-  std::error_code error;
-  return fs::exists(path, error);
 }
 
 // Offsets of each part in its tensor, by name.
@@ -221,7 +53,7 @@ Shape saved_offsets(const JsonReader& info, const SafetensorsEntry& entry) {
 }
 
 // Checks that an archive is long enough for all elements of its chunk.
-void check_length(const DcpTensor& tensor, const DcpChunk& chunk, const std::string& where) {
+void check_length(const DcpTensor& tensor, const StoredBlock& chunk, const std::string& where) {
   const std::optional<DType> dtype = carrier_of_safetensors(safetensors_from_torch(tensor.dtype));
   std::int64_t bytes = 0;
   require<CorruptCheckpoint>(
@@ -249,11 +81,11 @@ std::unique_ptr<ShardedSource> open_dcp(const fs::path& dir) {
                              dir.string(), kMetadataFile);
   DcpMetadata metadata =
       parse_dcp_metadata(read_file(metadata_path, kMaxMetadata), metadata_path.string());
-  auto source = std::make_unique<Source>(
+  auto source = std::make_unique<ShardedSource>(
       dir, is_there(dir / kLightningFile) ? "Lightning FSDP (PyTorch DCP)" : "PyTorch DCP");
   std::vector<std::int64_t> needed(metadata.files.size());
   for (auto& [name, tensor] : metadata.tensors) {
-    for (const DcpChunk& chunk : tensor.chunks) {
+    for (const StoredBlock& chunk : tensor.chunks) {
       std::int64_t end = 0;
       require<CorruptCheckpoint>(!__builtin_add_overflow(chunk.offset, chunk.length, &end),
                                  "{}: tensor {} has {} bytes at {}, past 2^63",
@@ -291,11 +123,11 @@ std::unique_ptr<ShardedSource> open_dcp_safetensors(const fs::path& dir,
   struct Found {
     std::string dtype;
     Shape shape;  // of the chunks so far
-    std::vector<DcpChunk> chunks;
+    std::vector<StoredBlock> chunks;
   };
   std::map<std::string, Found> tensors;
   DcpShards found_shards = find_dcp_shards(list_files(dir), dir, shards);
-  auto source = std::make_unique<Source>(dir, "PyTorch DCP as safetensors");
+  auto source = std::make_unique<ShardedSource>(dir, "PyTorch DCP as safetensors");
   source->warn(std::move(found_shards.warnings));
   const std::vector<std::string>& files = found_shards.names;
   for (std::size_t f = 0; f < files.size(); ++f) {

@@ -1,13 +1,14 @@
 #include "io/dcp/metadata.h"
 
 #include <algorithm>
-#include <array>
 #include <unordered_map>
 #include <utility>
 
 #include "core/base/error.h"
+#include "io/base/file.h"
 #include "io/dcp/torch_tensor.h"
 #include "io/pickle/pickle.h"
+#include "io/pump/box.h"
 #include "io/safetensors/header.h"
 
 namespace tessera::io {
@@ -17,7 +18,7 @@ namespace {
 constexpr std::int64_t kLeastBytesPerChunk = 16;
 // The real classes have fewer than 10 fields.
 constexpr std::size_t kMaxFields = 64;
-// Chunks that share a row are compared pairwise; no training layout has more.
+// No training layout has more.
 constexpr std::size_t kMaxSideBySide = 1024;
 // Modules of the classes in PyTorch 2, and in 1.13 (kOld).
 constexpr std::string_view kModule = "torch.distributed.checkpoint.metadata";
@@ -27,55 +28,31 @@ constexpr std::string_view kOldFiles = "torch.distributed._shard.checkpoint.file
 constexpr std::string_view kSharded = "torch.distributed._shard.sharded_tensor.metadata";
 constexpr PickleGlobal kSize{"torch", "Size"};
 
-constexpr std::array kMetadataGlobals = {
-    PickleGlobal{kModule, "Metadata"},
-    PickleGlobal{kModule, "TensorStorageMetadata"},
-    PickleGlobal{kModule, "BytesStorageMetadata"},
-    PickleGlobal{kModule, "ChunkStorageMetadata"},
-    PickleGlobal{kModule, "MetadataIndex"},
-    PickleGlobal{kModule, "TensorProperties"},
-    PickleGlobal{kModule, "StorageMeta"},
-    PickleGlobal{kModule, "_MEM_FORMAT_ENCODING"},
-    PickleGlobal{kOldModule, "Metadata"},
-    PickleGlobal{kOldModule, "TensorStorageMetadata"},
-    PickleGlobal{kOldModule, "BytesStorageMetadata"},
-    PickleGlobal{kOldModule, "ChunkStorageMetadata"},
-    PickleGlobal{kOldModule, "MetadataIndex"},
-    PickleGlobal{kSharded, "TensorProperties"},
-    PickleGlobal{kSharded, "MEM_FORMAT_ENCODING"},
-    PickleGlobal{kFiles, "_StorageInfo"},
-    PickleGlobal{kOldFiles, "_StorageInfo"},
-    PickleGlobal{"torch.serialization", "_get_layout"},
-    PickleGlobal{"pathlib", "PosixPath"},
-    PickleGlobal{"pathlib", "PurePosixPath"},
-    PickleGlobal{"pathlib", "WindowsPath"},
-    PickleGlobal{"pathlib._local", "PosixPath"},
-    PickleGlobal{"pathlib._local", "WindowsPath"},
-    kSize,
-    kOrderedDict,
-    PickleGlobal{"torch", "float64"},
-    PickleGlobal{"torch", "float32"},
-    PickleGlobal{"torch", "bfloat16"},
-    PickleGlobal{"torch", "float16"},
-    PickleGlobal{"torch", "int64"},
-    PickleGlobal{"torch", "int32"},
-    PickleGlobal{"torch", "int16"},
-    PickleGlobal{"torch", "int8"},
-    PickleGlobal{"torch", "uint64"},
-    PickleGlobal{"torch", "uint32"},
-    PickleGlobal{"torch", "uint16"},
-    PickleGlobal{"torch", "uint8"},
-    PickleGlobal{"torch", "bool"},
-    PickleGlobal{"torch", "complex32"},
-    PickleGlobal{"torch", "complex64"},
-    PickleGlobal{"torch", "complex128"},
-    PickleGlobal{"torch", "float8_e4m3fn"},
-    PickleGlobal{"torch", "float8_e5m2"},
-    PickleGlobal{"torch", "float8_e4m3fnuz"},
-    PickleGlobal{"torch", "float8_e5m2fnuz"},
-    PickleGlobal{"torch", "float8_e8m0fnu"},
-    PickleGlobal{"torch", "float4_e2m1fn_x2"},
-};
+std::vector<PickleGlobal> metadata_globals() {
+  std::vector<PickleGlobal> known = {{kModule, "TensorProperties"},
+                                     {kModule, "StorageMeta"},
+                                     {kModule, "_MEM_FORMAT_ENCODING"},
+                                     {kSharded, "TensorProperties"},
+                                     {kSharded, "MEM_FORMAT_ENCODING"},
+                                     {kFiles, "_StorageInfo"},
+                                     {kOldFiles, "_StorageInfo"},
+                                     {"torch.serialization", "_get_layout"},
+                                     {"pathlib", "PosixPath"},
+                                     {"pathlib", "PurePosixPath"},
+                                     {"pathlib", "WindowsPath"},
+                                     {"pathlib._local", "PosixPath"},
+                                     {"pathlib._local", "WindowsPath"},
+                                     kSize,
+                                     kOrderedDict};
+  for (const std::string_view module : {kModule, kOldModule}) {
+    for (const char* name : {"Metadata", "TensorStorageMetadata", "BytesStorageMetadata",
+                             "ChunkStorageMetadata", "MetadataIndex"}) {
+      known.push_back({module, name});
+    }
+  }
+  for (const TorchDType& dtype : kTorchDTypes) known.push_back({"torch", dtype.name});
+  return known;
+}
 
 /// Typed access to a value of a pickle. Errors name its path.
 class Place {
@@ -187,7 +164,7 @@ class StoragePlaces {
     });
   }
 
-  void locate(std::string_view name, DcpChunk& chunk, const std::string& where) {
+  void locate(std::string_view name, StoredBlock& chunk, const std::string& where) {
     const auto found = places_.find(std::pair(name, chunk.box.offsets.str()));
     require<CorruptCheckpoint>(found != places_.end(), "{}: the chunk at {} is not stored", where,
                                chunk.box.offsets);
@@ -211,10 +188,8 @@ class StoragePlaces {
  private:
   std::uint32_t file_index(const Place& path) {
     const std::string_view name = path.text();
-    const bool is_plain = !name.empty() && name.size() <= 255 && name != "." && name != ".." &&
-                          name.find('/') == std::string_view::npos;
     if (name.find('\0') != std::string_view::npos) path.fail("a file name contains a NUL");
-    if (!is_plain) path.fail("\"{}\" is not a plain file name", name.substr(0, 300));
+    if (!is_plain_name(name)) path.fail("\"{}\" is not a plain file name", name.substr(0, 300));
     const auto [entry, is_new] = numbers_.emplace(name, static_cast<std::uint32_t>(files_.size()));
     if (is_new) files_.emplace_back(name);
     return entry->second;
@@ -245,87 +220,33 @@ std::string read_dtype(const Place& properties) {
   return std::string(global.name);
 }
 
-bool disjoint(const Box& a, const Box& b) {
-  for (int i = 0; i < a.shape.size(); ++i) {
-    if (a.offsets[i] >= b.offsets[i] + b.shape[i] || b.offsets[i] >= a.offsets[i] + a.shape[i]) {
-      return true;
-    }
-  }
-  return false;
-}
-
 bool is_before(const Shape& a, const Shape& b) {
   return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end());
 }
 
 }  // namespace
 
-void check_boxes(const Shape& shape, std::vector<DcpChunk>& chunks, const std::string& where) {
-  std::int64_t covered = 0;
-  const std::int64_t total = count_elements(shape, where);
-  for (const DcpChunk& chunk : chunks) {
-    const Box& box = chunk.box;
-    bool inside = box.offsets.size() == shape.size() && box.shape.size() == shape.size();
-    for (int i = 0; inside && i < shape.size(); ++i) {
-      inside = box.shape[i] <= shape[i] && box.offsets[i] <= shape[i] - box.shape[i];
-    }
-    require<CorruptCheckpoint>(inside, "{}: the chunk at {} of shape {} is outside the shape {}",
-                               where, box.offsets, box.shape, shape);
-  }
-  std::erase_if(chunks,
-                [&](const DcpChunk& chunk) { return count_elements(chunk.box.shape, where) == 0; });
-  std::sort(chunks.begin(), chunks.end(), [](const DcpChunk& a, const DcpChunk& b) {
+void check_boxes(const Shape& shape, std::vector<StoredBlock>& chunks, const std::string& where) {
+  std::erase_if(chunks, [&](const StoredBlock& chunk) {
+    return count_elements(chunk.box.shape, where) == 0;
+  });
+  std::sort(chunks.begin(), chunks.end(), [](const StoredBlock& a, const StoredBlock& b) {
     return is_before(a.box.offsets, b.box.offsets);
   });
   // Some planners list a replicated chunk once per rank; it is stored once.
-  chunks.erase(std::unique(chunks.begin(), chunks.end(),
-                           [](const DcpChunk& a, const DcpChunk& b) { return a.box == b.box; }),
-               chunks.end());
-
-  // Earlier boxes that reach into the current box's rows: only they can overlap it.
-  std::vector<const DcpChunk*> open;
-  std::int64_t rows = 0;  // covered rows of dim 0, if boxes span all other dims
-  const bool slabs = std::all_of(chunks.begin(), chunks.end(), [&](const DcpChunk& chunk) {
-    for (int i = 1; i < shape.size(); ++i) {
-      if (chunk.box.shape[i] != shape[i]) return false;
-    }
-    return !shape.empty();
-  });
-  for (const DcpChunk& chunk : chunks) {
-    const Box& box = chunk.box;
-    if (!shape.empty()) {
-      std::erase_if(open, [&](const DcpChunk* other) {
-        return other->box.offsets[0] + other->box.shape[0] <= box.offsets[0];
-      });
-    }
-    for (const DcpChunk* other : open) {
-      require<CorruptCheckpoint>(disjoint(other->box, box),
-                                 "{}: the chunks at {} of shape {} and at {} of shape {} overlap",
-                                 where, other->box.offsets, other->box.shape, box.offsets,
-                                 box.shape);
-    }
-    open.push_back(&chunk);
-    require<CorruptCheckpoint>(open.size() <= kMaxSideBySide,
-                               "{}: more than {} chunks share a row of shape {}", where,
-                               kMaxSideBySide, shape);
-    if (slabs) {
-      require<CorruptCheckpoint>(box.offsets[0] == rows,
-                                 "{}: rows {} to {} of shape {} are in no chunk", where, rows,
-                                 box.offsets[0], shape);
-      rows += box.shape[0];
-    }
-    covered += count_elements(box.shape, where);  // disjoint and inside: at most `total`
-  }
-  require<CorruptCheckpoint>(!slabs || chunks.empty() || rows == shape[0],
-                             "{}: rows {} to {} of shape {} are in no chunk", where, rows,
-                             slabs && !chunks.empty() ? shape[0] : 0, shape);
-  require<CorruptCheckpoint>(covered == total, "{}: chunks hold {} of the {} elements of shape {}",
-                             where, covered, total, shape);
+  chunks.erase(
+      std::unique(chunks.begin(), chunks.end(),
+                  [](const StoredBlock& a, const StoredBlock& b) { return a.box == b.box; }),
+      chunks.end());
+  std::vector<const Box*> boxes;
+  for (const StoredBlock& chunk : chunks) boxes.push_back(&chunk.box);
+  check_boxes(shape, boxes, kMaxSideBySide, where);
 }
 
 DcpMetadata parse_dcp_metadata(std::string text, const std::string& source) {
   const std::int64_t max_chunks = static_cast<std::int64_t>(text.size()) / kLeastBytesPerChunk;
-  const Pickle pickle(std::move(text), kMetadataGlobals, source);
+  static const std::vector<PickleGlobal> kKnown = metadata_globals();
+  const Pickle pickle(std::move(text), kKnown, source);
   const Place root(pickle.root(), source);
   root.expect_object("Metadata");
   DcpMetadata metadata;
@@ -358,7 +279,7 @@ DcpMetadata parse_dcp_metadata(std::string text, const std::string& source) {
       tensor.chunks.push_back({{chunk.at("offsets").shape(), chunk.at("sizes").shape()}});
     }
     check_boxes(tensor.shape, tensor.chunks, where);
-    for (DcpChunk& chunk : tensor.chunks) places.locate(name, chunk, where);
+    for (StoredBlock& chunk : tensor.chunks) places.locate(name, chunk, where);
     require<CorruptCheckpoint>(metadata.tensors.emplace(name, std::move(tensor)).second,
                                "{}: duplicate tensor {}", source, name);
   });

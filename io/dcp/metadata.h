@@ -6,23 +6,15 @@
 #include <vector>
 
 #include "core/base/shape.h"
-#include "io/checkpoint/index.h"
+#include "io/source/sharded_source.h"
 
 namespace tessera::io {
-
-/// A block of a tensor and the location of its archive.
-struct DcpChunk {
-  Box box;
-  std::uint32_t file = 0;   ///< index into DcpMetadata::files
-  std::int64_t offset = 0;  ///< of its archive, in bytes from the start of the file
-  std::int64_t length = 0;  ///< of its archive
-};
 
 struct DcpTensor {
   std::string dtype;  ///< PyTorch's name: "float32", "float8_e4m3fn"
   Shape shape;
-  std::vector<DcpChunk> chunks;  ///< in order of their offsets; none is empty
-  std::string top_key;           ///< outermost key in the saved dict of dicts; "" for a flat dict
+  std::vector<StoredBlock> chunks;  ///< in order of their offsets; none is empty
+  std::string top_key;  ///< outermost key in the saved dict of dicts; "" for a flat dict
 };
 
 /// Content of a `.metadata` file of PyTorch Distributed Checkpoint.
@@ -43,6 +35,6 @@ DcpMetadata parse_dcp_metadata(std::string text, const std::string& source);
 /// exactly once.
 /// @param where  named in errors
 /// @throws CorruptCheckpoint on a gap, an overlap, or a chunk outside the shape
-void check_boxes(const Shape& shape, std::vector<DcpChunk>& chunks, const std::string& where);
+void check_boxes(const Shape& shape, std::vector<StoredBlock>& chunks, const std::string& where);
 
 }  // namespace tessera::io

@@ -6,6 +6,7 @@
 
 #include "core/base/error.h"
 #include "io/pickle/pickle.h"
+#include "io/pump/box.h"
 #include "io/safetensors/dtype.h"
 #include "io/zip/zip.h"
 
@@ -19,38 +20,11 @@ constexpr PickleGlobal kRebuildV3{"torch._utils", "_rebuild_tensor_v3"};
 constexpr PickleGlobal kRebuildParameter{"torch._utils", "_rebuild_parameter"};
 constexpr PickleGlobal kUntypedStorage{"torch.storage", "UntypedStorage"};
 
-/// Names of a dtype: in PyTorch, of its PyTorch storage class, in safetensors.
-struct TorchDType {
-  std::string_view name, storage, safetensors;
-};
-constexpr std::array kDTypes = {
-    TorchDType{"float64", "DoubleStorage", "F64"},
-    TorchDType{"float32", "FloatStorage", "F32"},
-    TorchDType{"bfloat16", "BFloat16Storage", "BF16"},
-    TorchDType{"float16", "HalfStorage", "F16"},
-    TorchDType{"int64", "LongStorage", "I64"},
-    TorchDType{"int32", "IntStorage", "I32"},
-    TorchDType{"int16", "ShortStorage", "I16"},
-    TorchDType{"int8", "CharStorage", "I8"},
-    TorchDType{"uint64", "", "U64"},
-    TorchDType{"uint32", "", "U32"},
-    TorchDType{"uint16", "", "U16"},
-    TorchDType{"uint8", "ByteStorage", "U8"},
-    TorchDType{"bool", "BoolStorage", "BOOL"},
-    TorchDType{"complex64", "ComplexFloatStorage", "C64"},
-    TorchDType{"complex128", "ComplexDoubleStorage", ""},
-    TorchDType{"float8_e4m3fn", "", "F8_E4M3"},
-    TorchDType{"float8_e5m2", "", "F8_E5M2"},
-    TorchDType{"float8_e4m3fnuz", "", "F8_E4M3FNUZ"},
-    TorchDType{"float8_e5m2fnuz", "", "F8_E5M2FNUZ"},
-    TorchDType{"float8_e8m0fnu", "", "F8_E8M0"},
-};
-
 constexpr auto kTensorGlobals = [] {
-  std::array<PickleGlobal, 5 + 2 * kDTypes.size()> known{
+  std::array<PickleGlobal, 5 + 2 * std::size(kTorchDTypes)> known{
       {kRebuildV2, kRebuildV3, kRebuildParameter, kOrderedDict, kUntypedStorage}};
   std::size_t n = 5;
-  for (const TorchDType& row : kDTypes) {
+  for (const TorchDType& row : kTorchDTypes) {
     known[n++] = {"torch", row.name};
     known[n++] = {"torch", row.storage.empty() ? row.name : row.storage};
   }
@@ -95,11 +69,11 @@ std::int64_t last_element(const Shape& shape, const Strides& strides) {
 
 const TorchDType& find_dtype(const PickleGlobal& global, std::string_view TorchDType::*member,
                              const std::string& where) {
-  const auto* const row = std::find_if(kDTypes.begin(), kDTypes.end(), [&](const TorchDType& each) {
+  const auto* const row = std::ranges::find_if(kTorchDTypes, [&](const TorchDType& each) {
     return global.module == "torch" && !global.name.empty() && each.*member == global.name;
   });
-  require<CorruptCheckpoint>(row != kDTypes.end(), "{}: {}.{} is not a dtype", where, global.module,
-                             global.name);
+  require<CorruptCheckpoint>(row != std::end(kTorchDTypes), "{}: {}.{} is not a dtype", where,
+                             global.module, global.name);
   return *row;
 }
 
@@ -114,18 +88,9 @@ void check_no_math_bits(const PickleValue& args, std::size_t i, const std::strin
 
 }  // namespace
 
-std::int64_t count_elements(const Shape& shape, const std::string& where) {
-  try {
-    return numel(shape);
-  } catch (const InvalidArgument& error) {
-    throw CorruptCheckpoint("{}: {}", where, error.what());
-  }
-}
-
 std::string_view safetensors_from_torch(std::string_view name) {
-  const auto* const row = std::find_if(kDTypes.begin(), kDTypes.end(),
-                                       [&](const TorchDType& each) { return each.name == name; });
-  return row == kDTypes.end() ? "" : row->safetensors;
+  const auto* const row = std::ranges::find(kTorchDTypes, name, &TorchDType::name);
+  return row == std::end(kTorchDTypes) ? "" : row->safetensors;
 }
 
 TorchTensor read_torch_tensor(const ByteRange& archive) {

@@ -11,11 +11,37 @@
 
 namespace tessera::io {
 
+/// Names of a dtype: in PyTorch, of its PyTorch storage class, in safetensors; empty if it has none.
+struct TorchDType {
+  std::string_view name, storage, safetensors;
+};
+inline constexpr TorchDType kTorchDTypes[] = {
+    {"float64", "DoubleStorage", "F64"},
+    {"float32", "FloatStorage", "F32"},
+    {"bfloat16", "BFloat16Storage", "BF16"},
+    {"float16", "HalfStorage", "F16"},
+    {"int64", "LongStorage", "I64"},
+    {"int32", "IntStorage", "I32"},
+    {"int16", "ShortStorage", "I16"},
+    {"int8", "CharStorage", "I8"},
+    {"uint64", "", "U64"},
+    {"uint32", "", "U32"},
+    {"uint16", "", "U16"},
+    {"uint8", "ByteStorage", "U8"},
+    {"bool", "BoolStorage", "BOOL"},
+    {"complex32", "", ""},
+    {"complex64", "ComplexFloatStorage", "C64"},
+    {"complex128", "ComplexDoubleStorage", ""},
+    {"float4_e2m1fn_x2", "", ""},
+    {"float8_e4m3fn", "", "F8_E4M3"},
+    {"float8_e5m2", "", "F8_E5M2"},
+    {"float8_e4m3fnuz", "", "F8_E4M3FNUZ"},
+    {"float8_e5m2fnuz", "", "F8_E5M2FNUZ"},
+    {"float8_e8m0fnu", "", "F8_E8M0"},
+};
+
 /// safetensors name of a PyTorch dtype ("F32" for "float32"); empty if there is none.
 std::string_view safetensors_from_torch(std::string_view name);
-
-/// numel(shape). @param where  named in errors. @throws CorruptCheckpoint on overflow
-std::int64_t count_elements(const Shape& shape, const std::string& where);
 
 /// A tensor in a torch.save archive, and the location of its bytes.
 struct TorchTensor {

@@ -15,7 +15,7 @@ constexpr std::array<std::string_view, 3> kLiterals = {"NaN", "Infinity", "-Infi
 
 constexpr std::string_view kDigits = "0123456789";
 // Literals become JSON strings with the prefix U+E000, a private-use character.
-constexpr std::string_view kMark = "\"\xEE\x80\x80";
+constexpr std::string_view kLiteralMark = "\"\xEE\x80\x80";
 
 // Whether an integer has so many digits that it may exceed 64 bits.
 bool is_large_integer(std::string_view token) {
@@ -65,7 +65,7 @@ Json parse_hf_config(std::string_view text, const std::string& source) {
                                                      : text.substr(0, 1);
     text.remove_prefix(token.size());
     if (!in_string && is_literal(token) && ends_value(text)) {
-      json += kMark;
+      json += kLiteralMark;
       json += token;
       json += '"';
     } else {
@@ -79,18 +79,18 @@ std::string dump_hf_config(const Json& config) {
   const std::string json = config.dump(2);
   std::string text;
   for (std::size_t at = 0; at < json.size();) {
-    const std::size_t mark = std::min(json.find(kMark, at), json.size());
+    const std::size_t mark = std::min(json.find(kLiteralMark, at), json.size());
     text.append(json, at, mark - at);
     at = mark;
     if (mark == json.size()) break;
-    const std::size_t begin = mark + kMark.size(), end = json.find('"', begin);
+    const std::size_t begin = mark + kLiteralMark.size(), end = json.find('"', begin);
     const std::string_view token = std::string_view(json).substr(begin, end - begin);
     const bool is_value = (mark == 0 || json[mark - 1] != '\\') && json[end + 1] != ':';
     if (is_value && is_literal(token)) {
       text += token;
       at = end + 1;
     } else {  // a string that only looks like a literal
-      text += kMark;
+      text += kLiteralMark;
       at = begin;
     }
   }

@@ -33,7 +33,6 @@ class Gpt2Source : public ModelSource {
   Gpt2Source(std::unique_ptr<ShardedSource> source, Json config, const NameRules& rules,
              LoadPolicy policy = LoadPolicy::Exact);
 
-  const ShardedSource& source() const { return *source_; }
   /// Name of a tensor at the source.
   const std::string& source_name(const std::string& name) const;
 

@@ -51,7 +51,7 @@ Json read_hf_config(const fs::path& file) {
 
 void require_model_directory(const fs::path& path) {
   std::error_code error;
-  require<IoError>(fs::exists(path, error), "{} does not exist", path.string());
+  require<IoError>(is_there(path), "{} does not exist", path.string());
   require(fs::is_directory(path, error),
           "{} is a file; give a checkpoint, a run, or the directory of a Hugging Face model or of "
           "a PyTorch Distributed Checkpoint",
@@ -66,8 +66,7 @@ std::unique_ptr<ModelSource> open_model(const fs::path& path, std::optional<std:
   if (!source) return open_checkpoint_model(open_checkpoint(path, step), policy);
   require(!step, "{} is a {} and has no step {}", path.string(), source->kind(), step.value_or(0));
   const fs::path config = path / "config.json";
-  std::error_code error;
-  require(fs::exists(config, error),
+  require(is_there(config),
           "{} is a {} without config.json, so its model is unknown; copy the config.json of the "
           "Hugging Face model into it, or `tessera consolidate` it with --config",
           path.string(), source->kind());

@@ -18,6 +18,7 @@ static_assert(std::endian::native == std::endian::little, "pickles are little-en
 
 constexpr int kMinProtocol = 2, kMaxProtocol = 5;
 constexpr std::size_t kMaxName = 1000;  // of a global
+constexpr int kMaxDepth = 64;           // nesting of containers
 constexpr std::size_t kMaxStack = std::size_t{1}
                                   << 22;  // values; writers flush containers every 1000 items
 
@@ -170,12 +171,12 @@ const PickleValue* PickleValue::find(std::string_view key) const {
 class PickleMachine {
  public:
   PickleMachine(Pickle& pickle, std::span<const PickleGlobal> known, const std::string& source,
-                const PickleLimits& limits)
+                std::int64_t max_memory)
       : text_(*pickle.text_),
         memory_(*pickle.memory_),
         known_(known),
         source_(source),
-        limits_(limits) {}
+        max_memory_(max_memory) {}
 
   const PickleValue* run() {
     check(!text_.empty() && take<std::uint8_t>() == kProtocol,
@@ -230,8 +231,7 @@ class PickleMachine {
 
   void* allocate(std::size_t bytes) {
     allocated_ += static_cast<std::int64_t>(bytes);
-    check(allocated_ <= limits_.max_memory, "its values take more than {} bytes",
-          limits_.max_memory);
+    check(allocated_ <= max_memory_, "its values take more than {} bytes", max_memory_);
     return memory_.allocate(bytes, alignof(PickleValue));
   }
   PickleValue* make(PickleKind kind) {
@@ -278,7 +278,7 @@ class PickleMachine {
 
   void nest(PickleValue* outer, const PickleValue* inner) const {
     const int depth = std::max<int>(outer->depth, inner->depth + 1);
-    check(depth <= limits_.max_depth, "nested deeper than {} levels", limits_.max_depth);
+    check(depth <= kMaxDepth, "nested deeper than {} levels", kMaxDepth);
     outer->depth = static_cast<std::uint16_t>(depth);
   }
 
@@ -338,14 +338,6 @@ class PickleMachine {
     const std::size_t unused = 64 - 8 * bytes;  // sign extension
     push_integer(
         bytes == 0 ? 0 : static_cast<std::int64_t>(value << unused) >> static_cast<int>(unused));
-  }
-  void push_float() {
-    std::array<char, 8> bytes{};
-    const std::string_view stored = take_bytes(bytes.size());  // big-endian, alone in the format
-    std::reverse_copy(stored.begin(), stored.end(), bytes.begin());
-    PickleValue* const value = make(PickleKind::Float);
-    value->real = std::bit_cast<double>(bytes);
-    push(value);
   }
   void push_text(PickleKind kind, std::uint64_t bytes) {
     const std::string_view text = take_bytes(bytes);
@@ -442,7 +434,8 @@ class PickleMachine {
       case kFalse:
         return push(constant(PickleKind::Bool, 0));
       case kBinFloat:
-        return push_float();
+        take_bytes(8);
+        return push(make(PickleKind::Float));
       case kBinUnicode:
         return push_text(PickleKind::Str, take<std::uint32_t>());
       case kShortBinUnicode:
@@ -527,7 +520,7 @@ class PickleMachine {
   std::pmr::monotonic_buffer_resource& memory_;
   std::span<const PickleGlobal> known_;
   const std::string& source_;
-  const PickleLimits& limits_;
+  const std::int64_t max_memory_;
   std::uint64_t position_ = 0;
   std::uint64_t opcode_ = 0;  // position of the current one
   std::int64_t allocated_ = 0;
@@ -538,13 +531,10 @@ class PickleMachine {
 };
 
 Pickle::Pickle(std::string text, std::span<const PickleGlobal> known, const std::string& source,
-               const PickleLimits& limits)
+               std::int64_t max_memory)
     : text_(std::make_unique<std::string>(std::move(text))),
       memory_(std::make_unique<std::pmr::monotonic_buffer_resource>()) {
-  require<CorruptCheckpoint>(static_cast<std::int64_t>(text_->size()) <= limits.max_bytes,
-                             "{}: a pickle of {} bytes; at most {} are accepted", source,
-                             text_->size(), limits.max_bytes);
-  root_ = PickleMachine(*this, known, source, limits).run();
+  root_ = PickleMachine(*this, known, source, max_memory).run();
 }
 
 }  // namespace tessera::io

@@ -21,7 +21,7 @@ enum class PickleKind : std::uint8_t {
   None,
   Bool,          ///< integer
   Int,           ///< integer
-  Float,         ///< real
+  Float,         ///< its value is not kept
   Str,           ///< text()
   Bytes,         ///< text()
   Tuple,         ///< items()
@@ -44,7 +44,6 @@ struct PickleValue {
   std::uint32_t capacity = 0;
   union {
     std::int64_t integer = 0;
-    double real;
     const PickleGlobal* global;  ///< one of the known globals
   };
   const void* data = nullptr;  ///< the text, or an array of pointers to the items
@@ -67,23 +66,18 @@ struct PickleValue {
   const PickleValue* find(std::string_view key) const;
 };
 
-struct PickleLimits {
-  std::int64_t max_bytes = std::int64_t{256} << 20;  ///< of the pickle
-  std::int64_t max_memory = std::int64_t{4} << 30;   ///< bytes of all values
-  int max_depth = 64;                                ///< nesting of containers
-};
-
 /// A parsed pickle. Owns its values, which refer to its text.
 class Pickle {
  public:
   /// Parses a pickle of protocol 2 to 5 as plain data. Executes and imports nothing: a call becomes
   /// an Object with the callee and its arguments.
-  /// @param known   accepted globals; must outlive this
-  /// @param source  named in errors
+  /// @param known       accepted globals; must outlive this
+  /// @param source      named in errors
+  /// @param max_memory  bytes of all values
   /// @throws Unsupported naming an unknown global, or an opcode that writers of tensors do not use;
   ///         CorruptCheckpoint on malformed input or an exceeded limit
   Pickle(std::string text, std::span<const PickleGlobal> known, const std::string& source,
-         const PickleLimits& limits = {});
+         std::int64_t max_memory = std::int64_t{4} << 30);
 
   const PickleValue& root() const { return *root_; }
 

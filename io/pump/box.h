@@ -2,10 +2,23 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
+#include <string>
 
 #include "io/pump/chunk.h"
 
 namespace tessera::io {
+
+/// numel(shape). @param where  named in errors. @throws CorruptCheckpoint on overflow
+std::int64_t count_elements(const Shape& shape, const std::string& where);
+
+/// Checks that boxes cover a tensor of `shape` exactly once. Empty boxes are ignored.
+/// @param boxes  in order of their offsets
+/// @param most   boxes that may share a row of dim 0: they are compared pairwise
+/// @param where  named in errors
+/// @throws CorruptCheckpoint on a gap, an overlap, or a box outside the shape
+void check_boxes(const Shape& shape, std::span<const Box* const> boxes, std::size_t most,
+                 const std::string& where);
 
 /// Elements of a chunk that are contiguous in the tensor as well.
 struct ChunkRun {

@@ -2,8 +2,7 @@
 
 #include <algorithm>
 
-#include "io/base/crc64.h"
-#include "io/zip/crc32.h"
+#include "io/base/crc.h"
 
 namespace tessera::io {
 

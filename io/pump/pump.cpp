@@ -6,7 +6,7 @@
 
 #include "core/base/error.h"
 #include "io/base/convert.h"
-#include "io/base/crc64.h"
+#include "io/base/crc.h"
 #include "io/base/parallel.h"
 #include "io/pump/box.h"
 #include "io/pump/strided.h"
@@ -25,19 +25,6 @@ std::size_t max_open_files() {
 }
 
 }  // namespace
-
-SourceFiles::SourceFiles(bool direct_io) : direct_io_(direct_io), max_open_(max_open_files()) {}
-
-std::shared_ptr<const DirectFile> SourceFiles::get(const TensorSource& source,
-                                                   const std::string& name) {
-  const std::lock_guard lock(mutex_);
-  const std::pair key(&source, name);
-  const auto found = files_.find(key);
-  if (found != files_.end()) return found->second;
-  if (files_.size() >= max_open_) files_.clear();  // readers keep theirs alive
-  auto file = std::make_shared<const DirectFile>(source.open_file(name), direct_io_);
-  return files_[key] = std::move(file);
-}
 
 void PumpTensor::add_sum(std::size_t c, std::int64_t from, std::int64_t to, std::uint64_t crc) {
   const Chunk& chunk = record->chunks[c];
@@ -114,15 +101,55 @@ std::vector<Slice> slices_of(PumpTensor& tensor, std::int64_t begin, std::int64_
   return slices;
 }
 
+std::vector<std::vector<SlicePiece>> cut_batches(std::span<const Slice> slices, std::int64_t most) {
+  std::vector<SlicePiece> pieces;
+  for (std::size_t i = 0; i < slices.size(); ++i) {
+    const std::int64_t step = most / slices[i].tensor->record->width();
+    for (Slice slice = slices[i]; slice.from < slices[i].to; slice.from = slice.to) {
+      slice.to = std::min(slice.from + step, slices[i].to);
+      pieces.push_back({slice, i});
+    }
+  }
+  std::sort(pieces.begin(), pieces.end(), [](const SlicePiece& a, const SlicePiece& b) {
+    const int order = a.slice.place().file.compare(b.slice.place().file);
+    return order != 0 ? order < 0 : a.slice.offset() < b.slice.offset();
+  });
+  std::vector<std::vector<SlicePiece>> batches;
+  std::int64_t sum = 0;
+  for (const SlicePiece& piece : pieces) {
+    if (batches.empty() || !are_neighbours(batches.back().back().slice, piece.slice) ||
+        sum + piece.slice.bytes() > most) {
+      batches.emplace_back();
+      sum = 0;
+    }
+    batches.back().push_back(piece);
+    sum += piece.slice.bytes();
+  }
+  return batches;
+}
+
 Pump::Lane::Lane(Pump& pump)
     : pump_(pump), scratch_(static_cast<std::size_t>(pump.options_.block) + 2 * kDirectAlignment) {}
 
-void Pump::Lane::read(std::span<const Slice> slices, const Sink& sink) {
+void Pump::Lane::read(
+    std::span<const SlicePiece> pieces,
+    const std::function<void(const SlicePiece&, const Slice& part, const char* data)>& sink) {
+  std::vector<Slice> slices;
+  for (const SlicePiece& piece : pieces) slices.push_back(piece.slice);
+  std::size_t at = 0;
+  const Sink find_piece = [&](const Slice& part, const char* data) {
+    // Parts come in the order of the pieces.
+    while (slices[at].tensor != part.tensor || slices[at].chunk != part.chunk ||
+           slices[at].to <= part.from) {
+      ++at;
+    }
+    sink(pieces[at], part, data);
+  };
   std::vector<std::uint64_t> sums;
   for (std::size_t i = 0, n; i < slices.size(); i += n) {
     n = 1;
     while (i + n < slices.size() && are_neighbours(slices[i + n - 1], slices[i + n])) ++n;
-    pass(slices.subspan(i, n), nullptr, &sink, sums);
+    pass(std::span(slices).subspan(i, n), nullptr, &find_piece, sums);
   }
 }
 
@@ -185,7 +212,7 @@ void Pump::Lane::gather(PumpTensor& tensor, std::span<const std::int64_t> bounds
 void Pump::Lane::pass(std::span<const Slice> slices, char* target, const Sink* sink,
                       std::vector<std::uint64_t>& sums) {
   const Slice& head = slices.front();
-  const auto file = pump_.files_.get(head.tensor->source, head.place().file);
+  const auto file = pump_.file(head.tensor->source, head.place().file);
   const ChunkStorage* const storage = head.place().storage.get();
   if (storage && head.tensor->has_sum(head.chunk)) {
     head.tensor->check_storage(head.chunk, *file, scratch_);
@@ -248,6 +275,17 @@ void Pump::Lane::pass(std::span<const Slice> slices, char* target, const Sink* s
     if (slices[s].place().storage || !slices[s].tensor->has_sum(slices[s].chunk)) continue;
     slices[s].tensor->add_sum(slices[s].chunk, slices[s].from, slices[s].to, sums[first_sum + s]);
   }
+}
+
+std::shared_ptr<const DirectFile> Pump::file(const TensorSource& source, const std::string& name) {
+  static const std::size_t kMaxOpen = max_open_files();
+  const std::lock_guard lock(files_mutex_);
+  const std::pair key(&source, name);
+  const auto found = files_.find(key);
+  if (found != files_.end()) return found->second;
+  if (files_.size() >= kMaxOpen) files_.clear();  // readers keep theirs alive
+  return files_[key] =
+             std::make_shared<const DirectFile>(source.open_file(name), options_.direct_io);
 }
 
 void Pump::run(std::size_t n, const std::function<void(std::size_t, Lane&)>& body) {

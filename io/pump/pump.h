@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -9,11 +10,11 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "io/base/direct_file.h"
 #include "io/pump/chunk_sums.h"
-#include "io/pump/source_files.h"
 #include "io/pump/tensor_source.h"
 
 namespace tessera::io {
@@ -78,6 +79,16 @@ bool are_neighbours(const Slice& slice, const Slice& next);
 /// @throws InternalError if chunks do not cover the range
 std::vector<Slice> slices_of(PumpTensor& tensor, std::int64_t begin, std::int64_t end);
 
+/// A part of one of several slices.
+struct SlicePiece {
+  Slice slice;
+  std::size_t of;  ///< index of the whole slice
+};
+
+/// Cuts slices into pieces of at most `most` bytes, in the order of files and bytes, and these into
+/// batches of neighbours with at most `most` bytes: units of work that read sequentially.
+std::vector<std::vector<SlicePiece>> cut_batches(std::span<const Slice> slices, std::int64_t most);
+
 struct PumpOptions {
   int threads = 1;
   std::int64_t block = std::int64_t{2} << 20;  ///< bytes per read; about the memory of a thread
@@ -89,10 +100,12 @@ class Pump {
   /// One thread's buffers.
   class Lane {
    public:
-    /// Receives elements of a slice, at most 512 KiB, as stored.
-    using Sink = std::function<void(const Slice& part, const char* data)>;
-    /// Reads slices in order. @throws IoError, CorruptCheckpoint
-    void read(std::span<const Slice> slices, const Sink& sink);
+    /// Reads pieces in order.
+    /// @param sink  receives elements of a piece, at most 512 KiB, as stored
+    /// @throws IoError, CorruptCheckpoint
+    void read(
+        std::span<const SlicePiece> pieces,
+        const std::function<void(const SlicePiece&, const Slice& part, const char* data)>& sink);
     /// Reads elements [bounds.front(), bounds.back()) of a tensor into `out`, converted.
     /// @param crcs  receives the CRC-64 of each range between bounds in `out`; may be null
     void gather(PumpTensor& tensor, std::span<const std::int64_t> bounds, DType dtype, char* out,
@@ -100,6 +113,7 @@ class Pump {
 
    private:
     friend class Pump;
+    using Sink = std::function<void(const Slice& part, const char* data)>;
     explicit Lane(Pump& pump);
     // Reads contiguous slices of one file, into `target` or to `sink`.
     void pass(std::span<const Slice> slices, char* target, const Sink* sink,
@@ -108,14 +122,19 @@ class Pump {
     AlignedBuffer scratch_;
   };
 
-  explicit Pump(const PumpOptions& options) : options_(options), files_(options.direct_io) {}
+  explicit Pump(const PumpOptions& options) : options_(options) {}
 
   /// Calls body(i, lane) for i of [0, n) on all threads; see parallel_for_each.
   void run(std::size_t n, const std::function<void(std::size_t i, Lane& lane)>& body);
 
  private:
+  // From a cache of open files, bounded in number. @throws as TensorSource::open_file
+  std::shared_ptr<const DirectFile> file(const TensorSource& source, const std::string& name);
+
   const PumpOptions options_;
-  SourceFiles files_;
+  std::mutex files_mutex_;
+  std::map<std::pair<const TensorSource*, std::string>, std::shared_ptr<const DirectFile>>
+      files_;  // guarded by files_mutex_
   std::mutex mutex_;
   std::vector<std::unique_ptr<Lane>> idle_;  // guarded by mutex_
 };

@@ -4,13 +4,12 @@
 #include <chrono>
 #include <map>
 #include <memory>
-#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "io/base/convert.h"
-#include "io/base/parallel.h"
 #include "io/pump/box.h"
 #include "io/pump/pump.h"
 
@@ -32,12 +31,6 @@ struct Wanted {
   std::vector<Segment> segments;  ///< by in_chunk
 };
 
-/// A slice of a wanted chunk.
-struct Piece {
-  Slice slice;
-  const Wanted* wanted;
-};
-
 class Read {
  public:
   Read(std::span<const ReadPart> parts, const ReadOptions& options) : options_(options) {
@@ -57,45 +50,20 @@ class Read {
       }
       want(tensor, list);
     }
-    // Sequential reads, file by file.
-    std::sort(wanted_.begin(), wanted_.end(), [](const Wanted& a, const Wanted& b) {
-      const Chunk &x = a.slice.place(), &y = b.slice.place();
-      return std::tie(x.file, x.byte_begin) < std::tie(y.file, y.byte_begin);
-    });
   }
 
   ReadReport run() {
     const auto start = std::chrono::steady_clock::now();
-    std::vector<Piece> pieces;
-    std::int64_t total = 0;
-    for (const Wanted& wanted : wanted_) {
-      const std::int64_t step = kBatch / wanted.slice.tensor->record->width();
-      total += wanted.slice.bytes();
-      for (Slice slice = wanted.slice; slice.from < wanted.slice.to; slice.from = slice.to) {
-        slice.to = std::min(slice.from + step, wanted.slice.to);
-        pieces.push_back({slice, &wanted});
-      }
-    }
-    const auto joins = [&](std::size_t i) {
-      return are_neighbours(pieces[i - 1].slice, pieces[i].slice);
-    };
-    const auto size = [&](std::size_t i) { return pieces[i].slice.bytes(); };
-    const std::vector<std::size_t> batches = cut_batches(pieces.size(), kBatch, joins, size);
+    std::vector<Slice> slices;
+    for (const Wanted& wanted : wanted_) slices.push_back(wanted.slice);
+    const std::vector<std::vector<SlicePiece>> batches = cut_batches(slices, kBatch);
     PumpOptions pump_options{.threads = options_.threads, .direct_io = options_.direct_io};
-    pump_options.block = std::clamp(total, std::int64_t{64} << 10, pump_options.block);
+    pump_options.block = std::clamp(report_.read_bytes, std::int64_t{64} << 10, pump_options.block);
     Pump pump(pump_options);
-    pump.run(batches.size() - 1, [&](std::size_t b, Pump::Lane& lane) {
-      std::vector<Slice> slices;
-      for (std::size_t i = batches[b]; i < batches[b + 1]; ++i) slices.push_back(pieces[i].slice);
+    pump.run(batches.size(), [&](std::size_t b, Pump::Lane& lane) {
       std::vector<char> converted;
-      std::size_t at = batches[b];
-      lane.read(slices, [&](const Slice& part, const char* data) {
-        // Parts come in the order of the slices.
-        while (pieces[at].slice.tensor != part.tensor || pieces[at].slice.chunk != part.chunk ||
-               pieces[at].slice.to <= part.from) {
-          ++at;
-        }
-        hand_over(*pieces[at].wanted, part, data, converted);
+      lane.read(batches[b], [&](const SlicePiece& piece, const Slice& part, const char* data) {
+        hand_over(wanted_[piece.of], part, data, converted);
       });
     });
     if (options_.set_verified) {
@@ -104,8 +72,7 @@ class Read {
         options_.set_verified(wanted.slice.tensor->name, wanted.slice.chunk);
       }
     }
-    report_.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    report_.seconds = seconds_since(start);
     return report_;
   }
 

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "core/base/error.h"
-#include "io/base/crc64.h"
+#include "io/base/crc.h"
 #include "io/base/parallel.h"
 #include "io/pump/pump.h"
 

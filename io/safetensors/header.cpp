@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
-#include "io/base/json.h"
+#include "io/base/crc.h"
 #include "io/safetensors/dtype.h"
 
 namespace tessera::io {
@@ -39,15 +39,6 @@ std::string read_json(const File& file, std::int64_t file_size) {
   file.read(8, text.data(), text.size());
   require<CorruptCheckpoint>(text[0] == '{', "{}: the header does not start with '{{'", path);
   return text;
-}
-
-Shape parse_shape(const JsonReader& json) {
-  const std::size_t dims = json.array_size();
-  require<CorruptCheckpoint>(dims <= Shape::kMaxDims, "{}: {} dims; tessera reads at most {}",
-                             json.where(), dims, int{Shape::kMaxDims});
-  Shape shape;
-  for (std::size_t i = 0; i < dims; ++i) shape.push_back(json.at(i).integer());
-  return shape;
 }
 
 // Bytes of a tensor; -1 if more than 2^63 - 1 or not a whole number.
@@ -95,9 +86,8 @@ SafetensorsEntry parse_entry(const std::string& name, const JsonReader& json,
   return entry;
 }
 
-void check_coverage(const SafetensorsHeader& header, const std::string& path,
-                    std::int64_t data_begin) {
-  std::int64_t position = data_begin;
+void check_coverage(const SafetensorsHeader& header, const std::string& path) {
+  std::int64_t position = header.size;
   for (const SafetensorsEntry& entry : header.tensors) {
     require<CorruptCheckpoint>(entry.begin <= position,
                                "{}: bytes {} to {} before tensor {} belong to no tensor", path,
@@ -116,11 +106,13 @@ void check_coverage(const SafetensorsHeader& header, const std::string& path,
 
 }  // namespace
 
-const SafetensorsEntry* SafetensorsHeader::find(const std::string& name) const {
-  const auto found =
-      std::find_if(tensors.begin(), tensors.end(),
-                   [&](const SafetensorsEntry& entry) { return entry.name == name; });
-  return found == tensors.end() ? nullptr : &*found;
+Shape parse_shape(const JsonReader& json) {
+  const std::size_t dims = json.array_size();
+  require<CorruptCheckpoint>(dims <= Shape::kMaxDims, "{}: {} dims; tessera reads at most {}",
+                             json.where(), dims, int{Shape::kMaxDims});
+  Shape shape;
+  for (std::size_t i = 0; i < dims; ++i) shape.push_back(json.at(i).integer());
+  return shape;
 }
 
 SafetensorsHeader read_safetensors_header(const File& file) {
@@ -129,7 +121,9 @@ SafetensorsHeader read_safetensors_header(const File& file) {
   const std::string path = file.path().string();
   const std::string text = read_json(file, header.file_size);
   const Json json = parse_json(text, path + " (header)", 8);
-  const std::int64_t data_begin = 8 + static_cast<std::int64_t>(text.size());
+  const std::uint64_t length = text.size();
+  header.crc64 = crc64(text.data(), text.size(), crc64(&length, sizeof(length)));
+  header.size = 8 + static_cast<std::int64_t>(length);
   const JsonReader root(json, path);
   header.tensors.reserve(root.object().size());
   for (const auto& [name, value] : root.object().items()) {
@@ -146,13 +140,13 @@ SafetensorsHeader read_safetensors_header(const File& file) {
     require<CorruptCheckpoint>(name.find('\0') == std::string::npos,
                                "{}: a tensor name contains a NUL", path);
     header.tensors.push_back(
-        parse_entry(name, root.at(name), data_begin, header.file_size - data_begin));
+        parse_entry(name, root.at(name), header.size, header.file_size - header.size));
   }
   std::sort(header.tensors.begin(), header.tensors.end(),
             [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
               return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
             });
-  check_coverage(header, path, data_begin);
+  check_coverage(header, path);
   return header;
 }
 

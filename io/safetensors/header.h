@@ -9,6 +9,7 @@
 #include "core/base/dtype.h"
 #include "core/base/shape.h"
 #include "io/base/file.h"
+#include "io/base/json.h"
 
 namespace tessera::io {
 
@@ -31,10 +32,12 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;  ///< `__metadata__`
   std::vector<SafetensorsEntry> tensors;        ///< in file order
   std::int64_t file_size = 0;                   ///< bytes
-
-  /// Null if there is no such tensor.
-  const SafetensorsEntry* find(const std::string& name) const;
+  std::int64_t size = 0;                        ///< bytes before the data
+  std::uint64_t crc64 = 0;                      ///< of these
 };
+
+/// An array of at most Shape::kMaxDims sizes. @throws CorruptCheckpoint
+Shape parse_shape(const JsonReader& json);
 
 /// Reads and validates the header of a safetensors file, which must describe every byte of the file
 /// exactly once. Reads no tensor data.

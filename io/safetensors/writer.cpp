@@ -6,6 +6,9 @@
 #include <cstring>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <numeric>
+#include <string_view>
+#include <utility>
 
 #include "core/base/error.h"
 #include "io/base/json.h"
@@ -28,16 +31,17 @@ std::string dump(const Json& json) {
 
 SafetensorsPlan plan_safetensors(const std::vector<SafetensorsSpec>& tensors,
                                  std::map<std::string, std::string> metadata) {
-  std::vector<const SafetensorsSpec*> sorted;
-  for (const SafetensorsSpec& spec : tensors) sorted.push_back(&spec);
-  std::sort(sorted.begin(), sorted.end(), [](const SafetensorsSpec* a, const SafetensorsSpec* b) {
-    const auto width_a = dtype_size(a->dtype), width_b = dtype_size(b->dtype);
-    return width_a != width_b ? width_a > width_b : a->name < b->name;
+  SafetensorsPlan plan;
+  plan.order.resize(tensors.size());
+  std::iota(plan.order.begin(), plan.order.end(), std::size_t{0});
+  std::ranges::sort(plan.order, {}, [&](std::size_t i) {
+    return std::pair(-static_cast<int>(dtype_size(tensors[i].dtype)),
+                     std::string_view(tensors[i].name));
   });
 
-  SafetensorsPlan plan;
   std::int64_t position = 0;  // relative to the data, as in the file
-  for (const SafetensorsSpec* spec : sorted) {
+  for (const std::size_t i : plan.order) {
+    const SafetensorsSpec* const spec = &tensors[i];
     require(!spec->name.empty() && spec->name.size() <= kMaxTensorName,
             "a tensor name must have 1 to {} bytes, got {}", kMaxTensorName, spec->name.size());
     std::int64_t bytes = 0, end = 0;

@@ -21,6 +21,7 @@ struct SafetensorsSpec {
 struct SafetensorsPlan {
   std::string preamble;                   ///< length, JSON, padding
   std::vector<SafetensorsEntry> tensors;  ///< in file order
+  std::vector<std::size_t> order;         ///< index of each tensor's spec
   std::int64_t file_size = 0;             ///< bytes
 };
 

@@ -1,35 +1,25 @@
 #include "io/source/open_sharded.h"
 
-#include <algorithm>
-
 #include "core/base/error.h"
 #include "io/dcp/dcp_source.h"
 #include "io/safetensors/directory.h"
 
 namespace tessera::io {
+
 // torchtitan and others keep one subdirectory per step.
 void refuse_parent_of_shards(const fs::path& dir) {
-  std::error_code absent;
-  require(!fs::exists(dir / "pytorch_model.bin", absent) &&
-              !fs::exists(dir / "pytorch_model.bin.index.json", absent),
+  require(!is_there(dir / "pytorch_model.bin") && !is_there(dir / "pytorch_model.bin.index.json"),
           "{} has its weights in pytorch_model.bin, a pickle, which can run code and is not read; "
           "convert it once with transformers: model.save_pretrained(DIR, safe_serialization=True)",
           dir.string());
-  std::vector<std::string> found;
-  std::error_code error;
-  fs::directory_iterator items(dir, error);
-  for (; !error && items != fs::directory_iterator(); items.increment(error)) {
-    std::error_code ignored;
-    if (fs::exists(items->path() / ".metadata", ignored)) {
-      found.push_back(items->path().filename().string());
-    }
-  }
-  std::sort(found.begin(), found.end());
+  std::error_code ignored;
+  std::vector<fs::path> found = list_directory(dir, ignored);
+  std::erase_if(found, [](const fs::path& path) { return !is_there(path / ".metadata"); });
   require(found.empty(),
           "{} contains {} PyTorch checkpoint{}, but is not one itself; give one of them, such as "
           "{}",
           dir.string(), found.size(), found.size() == 1 ? "" : "s",
-          found.empty() ? "" : (dir / found.back()).string());
+          found.empty() ? "" : found.back().string());
 }
 
 bool is_sharded(const fs::path& dir) {

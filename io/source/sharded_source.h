@@ -1,20 +1,51 @@
 #pragma once
 
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "io/base/open_files.h"
 #include "io/pump/tensor_source.h"
 
 namespace tessera::io {
 
+/// A block of a tensor, and the location of its elements or of their torch.save archive.
+struct StoredBlock {
+  Box box;
+  std::uint32_t file = 0;   ///< index into a list of files
+  std::int64_t offset = 0;  ///< bytes from the start of the file
+  std::int64_t length = 0;  ///< bytes
+};
+
 /// Tensors of another program's sharded checkpoint, with the names in it.
-class ShardedSource : public TensorSource {
+class ShardedSource final : public TensorSource {
  public:
-  /// Format of the directory: "Hugging Face model", "PyTorch DCP", "Lightning FSDP (PyTorch DCP)",
-  /// "PyTorch DCP as safetensors".
-  virtual const std::string& kind() const = 0;
+  /// @param kind  format of the directory: "Hugging Face model", "PyTorch DCP", "Lightning FSDP
+  ///              (PyTorch DCP)", "PyTorch DCP as safetensors"
+  ShardedSource(fs::path dir, std::string kind)
+      : dir_(std::move(dir)), kind_(std::move(kind)), open_files_(dir_) {}
+
+  /// Adds a tensor.
+  /// @param dtype              as in the source
+  /// @param safetensors_dtype  safetensors name of the dtype; empty if there is none
+  /// @param top_key            as in top_keys()
+  void add(const std::string& name, const std::string& dtype, std::string_view safetensors_dtype,
+           const Shape& shape, std::vector<StoredBlock> blocks, const std::string& top_key = "");
+  /// @param files     names of the files of the blocks
+  /// @param objects   as objects()
+  /// @param archives  whether blocks are torch.save archives, not bare elements
+  void finish(std::vector<std::string> files, std::vector<std::string> objects, bool archives);
+  void warn(std::vector<std::string> warnings) { warnings_ = std::move(warnings); }
+  std::shared_ptr<const File> file(const std::string& name) const { return open_files_.get(name); }
+
+  const std::string& kind() const { return kind_; }
   /// Names of entries that are not tensors.
-  virtual const std::vector<std::string>& objects() const = 0;
+  const std::vector<std::string>& objects() const { return objects_; }
   /// A tensor of a dtype that tessera lacks.
   struct Unreadable {
     std::string name, dtype, top_key;  ///< dtype: as in the source; key: as in top_keys()
@@ -24,12 +55,48 @@ class ShardedSource : public TensorSource {
     std::optional<DType> carrier;
   };
   /// Tensors that tensors() lacks because of their dtype.
-  virtual const std::vector<Unreadable>& unreadable() const = 0;
+  const std::vector<Unreadable>& unreadable() const { return unreadable_; }
   /// Outermost key of each tensor of tensors() in the saved nested dict; empty for a flat dict or
   /// if unknown.
-  virtual const std::vector<std::string>& top_keys() const = 0;
+  const std::vector<std::string>& top_keys() const { return top_keys_; }
   /// Sentences about data whose loss cannot be detected.
-  virtual std::vector<std::string> warnings() const { return {}; }
+  const std::vector<std::string>& warnings() const { return warnings_; }
+
+  const fs::path& path() const override { return dir_; }
+  const std::vector<TensorInfo>& tensors() const override { return infos_; }
+  std::shared_ptr<const TensorRecord> record(const std::string& name) const override;
+  File open_file(const std::string& name) const override { return open_files_.open(name); }
+
+ private:
+  struct StoredTensor {
+    Shape shape;
+    std::string dtype_name;    // in the source
+    DType dtype = DType::F32;  // of that name, or the integer of its size
+    std::vector<StoredBlock> blocks;
+    std::size_t first_block = 0;  // index of blocks[0] among the blocks of all tensors
+  };
+  /// Location of a block's elements in its file.
+  struct Location {
+    std::int64_t begin = 0;                  ///< byte
+    std::shared_ptr<const Strides> strides;  ///< null: row-major in its box
+    /// Bytes covered by the checksum: the block, or the storage around it.
+    std::int64_t checked_begin = 0, checked_end = 0;
+    std::optional<std::uint32_t> crc32;
+  };
+  const StoredTensor& find(const std::string& name) const;
+  Location locate(const std::string& name, const StoredTensor& tensor, std::size_t i) const;
+
+  const fs::path dir_;
+  const std::string kind_;
+  std::vector<TensorInfo> infos_;
+  std::vector<std::string> top_keys_, objects_, files_, warnings_;
+  std::vector<Unreadable> unreadable_;
+  std::map<std::string, StoredTensor> tensors_;
+  std::size_t block_count_ = 0;
+  bool archives_ = false;
+  mutable OpenFiles open_files_;
+  mutable std::mutex mutex_;  // guards locations_
+  mutable std::vector<std::optional<Location>> locations_;
 };
 
 }  // namespace tessera::io

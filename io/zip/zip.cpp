@@ -9,7 +9,7 @@
 #include <unordered_set>
 
 #include "core/base/error.h"
-#include "io/zip/crc32.h"
+#include "io/base/crc.h"
 
 namespace tessera::io {
 namespace {

@@ -12,7 +12,7 @@
 #include <functional>
 #include <optional>
 
-#include "io/base/crc64.h"
+#include "io/base/crc.h"
 #include "io/checkpoint/index.h"
 #include "tests/e2e/small_run.h"
 #include "tests/io/support.h"

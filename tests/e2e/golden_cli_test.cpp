@@ -5,9 +5,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "io/safetensors/reader.h"
 #include "tests/support/cli.h"
 #include "tests/support/golden.h"
+#include "tests/support/safetensors_reader.h"
 
 using namespace tessera;
 using test::Arguments;
@@ -59,13 +59,13 @@ double weight_bound(const std::string& set, const std::string& name) {
 
 void check_weights(const testing::Golden& golden, const std::string& set,
                    const std::string& model) {
-  const io::SafetensorsReader reader(model + "/model.safetensors");
+  const test::SafetensorsReader reader(model + "/model.safetensors");
   CHECK(reader.header().tensors.size() == golden.after.size());
   for (const auto& after : golden.after) {
     const std::string& name = after.first;
     const auto& expected = after.second;
     CAPTURE(name);
-    const auto* entry = reader.header().find("transformer." + name);
+    const auto* entry = reader.find("transformer." + name);
     REQUIRE(entry != nullptr);
     std::vector<float> values(expected.size());
     REQUIRE(numel(entry->shape) == static_cast<std::int64_t>(values.size()));

@@ -11,7 +11,7 @@
 #include <set>
 #include <string_view>
 
-#include "io/base/crc64.h"
+#include "io/base/crc.h"
 #include "tests/faults/campaign.h"
 #include "tests/support/fault_log.h"
 

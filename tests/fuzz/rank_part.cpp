@@ -9,7 +9,6 @@
 using namespace tessera;
 
 TESSERA_FUZZ_TARGET(rank_part, "rank_part") {
-  constexpr std::int64_t kShardBytes = 4096;
   std::string_view text = fuzz::text_of(data, size);
   const auto ranks = static_cast<int>(std::ranges::count(text, '\0'));
   if (ranks < 1 || ranks > 8) return -1;
@@ -20,13 +19,13 @@ TESSERA_FUZZ_TARGET(rank_part, "rank_part") {
   frame.created = "2026-01-31T12:00:00Z";
   frame.tessera_version = "0.1.0";
   fuzz::try_parse([&] {
-    io::IndexMerger merger(frame);
+    io::IndexMerger merger;
     for (int rank = 0; rank < ranks; ++rank) {
       const std::size_t end = text.find('\0');
-      merger.add(io::shard_name(rank, ranks), kShardBytes, text.substr(0, end), "part");
+      merger.add(io::shard_name(rank, ranks), text.substr(0, end), "part");
       text.remove_prefix(end + 1);
     }
-    const std::string index = merger.finish("index.json");
+    const std::string index = io::format_index(merger.finish(frame, "index.json"));
     fuzz::expect(io::format_index(io::parse_index(index, "again")) == index);
   });
   return 0;

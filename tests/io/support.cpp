@@ -1,16 +1,19 @@
 #include "tests/io/support.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
-#include <thread>
 
 #include "core/base/shard_layout.h"
-#include "io/base/crc64.h"
+#include "io/base/crc.h"
 #include "io/base/json.h"
 #include "io/checkpoint/find.h"
 #include "io/hf/gpt2.h"
 #include "io/safetensors/writer.h"
+#include "tests/support/on_threads.h"
 
 namespace tessera::test {
 
@@ -100,20 +103,16 @@ std::vector<std::string> save_ranks(const SampleModel& model, const io::fs::path
                                     const SaveOptions& options) {
   ThreadCoordinator::Board board(options.world_size);
   std::vector<std::string> errors(static_cast<std::size_t>(options.world_size));
-  std::vector<std::thread> ranks;
-  for (int rank = 0; rank < options.world_size; ++rank) {
-    ranks.emplace_back([&, rank] {
-      try {
-        ThreadCoordinator coordinator(board, rank);
-        io::save_checkpoint(make_request(model, dir, rank, options), coordinator);
-      } catch (const IoError& error) {
-        errors[static_cast<std::size_t>(rank)] = error.what();
-      } catch (const std::exception& error) {
-        errors[static_cast<std::size_t>(rank)] = std::string("(no IoError) ") + error.what();
-      }
-    });
-  }
-  for (std::thread& rank : ranks) rank.join();
+  on_threads(options.world_size, [&](int rank) {
+    try {
+      ThreadCoordinator coordinator(board, rank);
+      io::save_checkpoint(make_request(model, dir, rank, options), coordinator);
+    } catch (const IoError& error) {
+      errors[static_cast<std::size_t>(rank)] = error.what();
+    } catch (const std::exception& error) {
+      errors[static_cast<std::size_t>(rank)] = std::string("(no IoError) ") + error.what();
+    }
+  });
   return errors;
 }
 
@@ -137,24 +136,28 @@ io::CheckpointReader write_tensor(const io::fs::path& path, DType dtype, const S
   index.files["data"] = plan.file_size;
   TensorRecord record{dtype, shape, {}};
   std::string stored;
-  const std::int64_t columns = boxed ? shape[1] : 1;
-  for (std::int64_t column = 0; column < columns; ++column) {
-    std::string part = bytes;
-    if (boxed) {
-      part.clear();
-      for (std::int64_t row = 0; row < shape[0]; ++row) {
-        part += bytes.substr(static_cast<std::size_t>((row * columns + column) * width),
-                             static_cast<std::size_t>(width));
-      }
+  const std::int64_t columns = boxed ? shape[1] : 1, cut = (2 * columns + 2) / 3;
+  for (const auto& [first, last] : {std::pair(std::int64_t{0}, cut), std::pair(cut, columns)}) {
+    std::string part;
+    for (std::int64_t row = 0; boxed && row < shape[0]; ++row) {
+      part += bytes.substr(static_cast<std::size_t>((row * columns + first) * width),
+                           static_cast<std::size_t>((last - first) * width));
     }
-    Chunk chunk;
-    chunk.file = "data";
-    chunk.byte_begin = plan.tensors[0].begin + static_cast<std::int64_t>(stored.size());
-    chunk.byte_end = chunk.byte_begin + static_cast<std::int64_t>(part.size());
-    chunk.end = static_cast<std::int64_t>(part.size()) / width;
-    chunk.crc64 = crc64(part.data(), part.size());
-    if (boxed) chunk.box = Box{{0, column}, {shape[0], 1}};
-    record.chunks.push_back(chunk);
+    if (!boxed && first == 0) part = bytes;
+    const std::int64_t n = static_cast<std::int64_t>(part.size()) / width;
+    for (const auto& [begin, end] : {std::pair(std::int64_t{0}, n / 2), std::pair(n / 2, n)}) {
+      if (begin == end) continue;
+      Chunk& chunk = record.chunks.emplace_back();
+      chunk.file = "data";
+      chunk.begin = begin;
+      chunk.end = end;
+      chunk.byte_begin =
+          plan.tensors[0].begin + static_cast<std::int64_t>(stored.size()) + begin * width;
+      chunk.byte_end = chunk.byte_begin + (end - begin) * width;
+      chunk.crc64 =
+          crc64(part.data() + begin * width, static_cast<std::size_t>((end - begin) * width));
+      if (boxed) chunk.box = Box{{0, first}, {shape[0], last - first}};
+    }
     stored += part;
   }
   index.model = TensorMap{{"w", record}};
@@ -180,6 +183,18 @@ void write_dcp_shard(const io::fs::path& file, const std::vector<DcpEntry>& entr
   write_text(file, std::string(reinterpret_cast<const char*>(&length), 8) + text + data);
 }
 
+std::vector<std::string> names_in(const io::fs::path& dir) {
+  std::vector<std::string> names;
+  for (const auto& path : io::list_directory(dir)) names.push_back(path.filename().string());
+  return names;
+}
+
+std::vector<std::int64_t> steps_in(const io::fs::path& dir) {
+  std::vector<std::int64_t> steps;
+  for (const auto& entry : io::find_checkpoints(dir)) steps.push_back(entry.step);
+  return steps;
+}
+
 std::string read_text(const io::fs::path& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) throw std::runtime_error("cannot read " + path.string());
@@ -202,8 +217,23 @@ void set_format_version(const io::fs::path& checkpoint, int version) {
   write_text(checkpoint / "index.json", text);
 }
 
+int in_child(const std::function<int()>& body) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    try {
+      ::_exit(body());
+    } catch (...) {
+      ::_exit(99);
+    }
+  }
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  return status;
+}
+
 void flip_bit(const io::fs::path& path, std::int64_t byte) {
   std::string content = read_text(path);
+  if (byte < 0) byte += static_cast<std::int64_t>(content.size());
   content.at(static_cast<std::size_t>(byte)) ^= 4;
   write_text(path, content);
 }

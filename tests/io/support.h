@@ -10,6 +10,7 @@
 
 #include "io/checkpoint/reader.h"
 #include "io/checkpoint/save.h"
+#include "tests/support/text.h"
 
 namespace tessera::test {
 
@@ -28,6 +29,14 @@ class ThreadCoordinator : public io::SaveCoordinator {
  private:
   Board& board_;
   int rank_;
+};
+
+/// Coordinator of a world of one.
+class SoloCoordinator : public io::SaveCoordinator {
+ public:
+  std::vector<std::string> exchange(const std::string&, std::string_view mine) override {
+    return {std::string(mine)};
+  }
 };
 
 /// A small GPT-2 whose values are unique per position, with moments.
@@ -68,7 +77,8 @@ std::vector<std::string> save_ranks(const SampleModel& model, const io::fs::path
 io::fs::path save(const SampleModel& model, const io::fs::path& dir,
                   const SaveOptions& options = {});
 
-/// Writes a checkpoint of one tensor "w": any dtype, whole or in boxes of columns.
+/// Writes a checkpoint of one tensor "w": any dtype, whole or in two boxes of columns, each in two
+/// chunks.
 io::CheckpointReader write_tensor(const io::fs::path& path, DType dtype, const Shape& shape,
                                   const std::string& bytes, bool boxed = false);
 
@@ -80,10 +90,18 @@ struct DcpEntry {
 };
 void write_dcp_shard(const io::fs::path& file, const std::vector<DcpEntry>& entries);
 
+/// Names of the items of a directory, sorted.
+std::vector<std::string> names_in(const io::fs::path& dir);
+/// Steps of the committed checkpoints.
+std::vector<std::int64_t> steps_in(const io::fs::path& dir);
+
 std::string read_text(const io::fs::path& path);
 void write_text(const io::fs::path& path, std::string_view content);
 /// Changes a checkpoint's format version, with a matching index checksum.
 void set_format_version(const io::fs::path& checkpoint, int version);
+/// Runs `body` in a forked process. @return its wait status
+int in_child(const std::function<int()>& body);
+/// Flips a bit of a byte; negative: counted from the end.
 void flip_bit(const io::fs::path& path, std::int64_t byte);
 
 }  // namespace tessera::test

@@ -6,15 +6,15 @@
 #include <nlohmann/json.hpp>
 
 #include "io/data/token_file.h"
-#include "io/safetensors/reader.h"
 #include "tests/support/paths.h"
+#include "tests/support/safetensors_reader.h"
 
 namespace tessera::testing {
 namespace {
 
 const std::string kPrefix = "transformer.";
 
-std::vector<float> read_all(const io::SafetensorsReader& reader,
+std::vector<float> read_all(const test::SafetensorsReader& reader,
                             const io::SafetensorsEntry& entry) {
   std::vector<float> values(static_cast<std::size_t>(numel(entry.shape)));
   reader.read(entry.name, 0, numel(entry.shape), values.data(), DType::F32);
@@ -22,7 +22,7 @@ std::vector<float> read_all(const io::SafetensorsReader& reader,
 }
 
 // Tensors named `kind` + "transformer." + name, by that name.
-std::map<std::string, std::vector<float>> read_named(const io::SafetensorsReader& reader,
+std::map<std::string, std::vector<float>> read_named(const test::SafetensorsReader& reader,
                                                      const std::string& kind) {
   std::map<std::string, std::vector<float>> result;
   for (const auto& entry : reader.header().tensors) {
@@ -62,12 +62,12 @@ Golden load_golden(const std::string& name) {
   golden.grad_norm = expected["grad_norm"].get<std::vector<double>>();
   golden.steps = static_cast<std::int64_t>(golden.loss.size());
 
-  const io::SafetensorsReader weights(golden.folder + "/model.safetensors");
+  const test::SafetensorsReader weights(golden.folder + "/model.safetensors");
   golden.weights = read_named(weights, "");
-  const io::SafetensorsReader values(golden.folder + "/expected.safetensors");
+  const test::SafetensorsReader values(golden.folder + "/expected.safetensors");
   golden.gradients = read_named(values, "grad.");
   golden.after = read_named(values, "after.");
-  golden.logits = read_all(values, *values.header().find("logits"));
+  golden.logits = read_all(values, *values.find("logits"));
 
   const auto tokens = io::open_token_file(golden.folder + "/tokens.bin");
   golden.tokens.resize(static_cast<std::size_t>(tokens->size()));

@@ -1,16 +1,13 @@
 #include "io/base/file.h"
 
 #include <doctest/doctest.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 
-#include <csignal>
-
 #include "core/base/error.h"
-#include "io/base/convert.h"
 #include "io/base/size.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
+#include "tests/support/file_limit.h"
 #include "tests/support/temp_dir.h"
 
 namespace tessera::io {
@@ -69,19 +66,10 @@ TEST_CASE("only regular files are replaced, and a failure leaves no temporary fi
   CHECK(fs::is_symlink(link));
   CHECK(fs::is_character_file("/dev/null"));
 
-  struct rlimit before {};
-  REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
-  std::signal(SIGXFSZ, SIG_IGN);
-  const struct rlimit small { 4, before.rlim_max };
-  REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
-  std::string error;
-  try {
-    write_file_atomically(target, "longer than that");
-  } catch (const IoError& e) {
-    error = e.what();
+  {
+    const FileLimit limit(4);
+    CHECK_THROWS_HOLDING(IoError, "f.tmp", write_file_atomically(target, "longer than that"));
   }
-  REQUIRE(::setrlimit(RLIMIT_FSIZE, &before) == 0);
-  CHECK(error.find("f.tmp") != std::string::npos);
   CHECK_FALSE(fs::exists(dir.path() / "f.tmp"));
   CHECK(read_text(target) == "old");
 }
@@ -125,19 +113,6 @@ TEST_CASE("sizes are parsed and printed") {
     CAPTURE(bad);
     CHECK_THROWS_AS(parse_bytes(bad), InvalidArgument);
   }
-}
-
-TEST_CASE("conversion rounds to nearest, ties to even") {
-  const float values[] = {1.0F, 1.00390625F, 1.01171875F, -3.0F};  // the middle two are ties
-  BFloat16 narrow[4];
-  convert_elements(DType::F32, values, DType::BF16, narrow, 4);
-  CHECK(static_cast<float>(narrow[1]) == 1.0F);
-  CHECK(static_cast<float>(narrow[2]) == 1.015625F);
-  float wide[4];
-  convert_elements(DType::BF16, narrow, DType::F32, wide, 4);
-  CHECK(wide[3] == -3.0F);
-  CHECK_THROWS_HOLDING(Unsupported, "cannot convert i64 to f32",
-                       convert_elements(DType::I64, values, DType::F32, wide, 1));
 }
 
 }  // namespace

@@ -179,8 +179,7 @@ TEST_CASE("an error on one rank is reported on all, and the next save succeeds")
                                       if (rank == 1 && at == point) throw IoError("disk on fire");
                                     }});
     for (const FinishedSave& finished : ranks.finish()) {
-      CHECK(message_of(finished.error).find("step 2 was not saved: rank 1: disk on fire") !=
-            std::string::npos);
+      CHECK(holds(message_of(finished.error), "step 2 was not saved: rank 1: disk on fire"));
     }
     CHECK(find_checkpoints(dir.path()).size() == 1);
   }

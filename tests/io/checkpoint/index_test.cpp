@@ -93,7 +93,7 @@ TEST_CASE("an index has a checksum of itself") {
   SUBCASE("a misspelled checksum field is refused") {
     Json renamed = sample();
     renamed["chdcksum"] = "crc64:0000000000000000";
-    refuse_text(renamed.dump(), "the field \"chdcksum\" is unknown");
+    refuse_text(renamed.dump(), "unknown field \"chdcksum\"");
   }
   SUBCASE("a newer version is reported, damaged or not") {
     const std::string what = "has format version 2; this build reads up to 1: use a newer tessera";
@@ -320,7 +320,7 @@ TEST_CASE("boxes cover a tensor exactly once") {
   chunks[1]["box"]["offsets"] = {0};
   refuse_text(json.dump(), "is outside the shape");
   chunks.erase(1);
-  refuse_text(json.dump(), "chunks hold 8 of 12");
+  refuse_text(json.dump(), "chunks hold 8 of the 12 elements");
 }
 
 TEST_CASE("moments match parameters") {

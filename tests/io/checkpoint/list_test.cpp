@@ -50,8 +50,8 @@ TEST_CASE("a run's checkpoints, unfinished saves and damaged ones are distinguis
   }
   CHECK(entries[1].bytes == bytes);
   CHECK(entries[3].problem == "it has no index.json");
-  CHECK(entries[4].problem.find("has 99 bytes, but the index says") != std::string::npos);
-  CHECK(entries[6].problem.find("run run-a is saving it, or failed to") != std::string::npos);
+  CHECK(holds(entries[4].problem, "has 99 bytes, but the index says"));
+  CHECK(holds(entries[6].problem, "run run-a is saving it, or failed to"));
   CHECK(entries[6].bytes == 5);
   CHECK(list_checkpoints(checkpoints).size() == entries.size());
 }
@@ -67,10 +67,9 @@ TEST_CASE("a checkpoint of a newer format is not listed as broken") {
   });
   REQUIRE(entries.size() == 3);
   CHECK(state_name(entries[0].state) == "newer format");
-  CHECK(entries[0].problem.find("has format version 2; this build reads up to 1") !=
-        std::string::npos);
+  CHECK(holds(entries[0].problem, "has format version 2; this build reads up to 1"));
   CHECK(entries[1].state == CheckpointState::Newer);
-  CHECK(entries[1].problem.find("trainer.json has format version 3") != std::string::npos);
+  CHECK(holds(entries[1].problem, "trainer.json has format version 3"));
   CHECK(entries[2].state == CheckpointState::Broken);
   CHECK(entries[2].problem == "trainer.json: no state");
 }

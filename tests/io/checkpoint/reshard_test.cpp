@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "io/base/json.h"
 #include "io/checkpoint/diff.h"
@@ -22,14 +21,6 @@ namespace {
 
 using namespace tessera::test;
 
-std::set<std::string> names(const fs::path& dir) {
-  std::set<std::string> result;
-  for (const auto& item : fs::directory_iterator(dir)) {
-    result.insert(item.path().filename().string());
-  }
-  return result;
-}
-
 TEST_CASE("a resharded checkpoint equals one saved at that world size") {
   TempDir dir;
   const SampleModel model = make_sample_model();
@@ -43,7 +34,7 @@ TEST_CASE("a resharded checkpoint equals one saved at that world size") {
       const auto saved =
           CheckpointReader::open(save(model, dir.path() / ("saved" + std::to_string(to)),
                                       {.world_size = to, .chunk_bytes = 128}));
-      CHECK(saved.tensor(Section::Model, "wte.weight").chunks.size() >= 5);
+      CHECK(saved.tensors(Section::Model).at("wte.weight").chunks.size() >= 5);
       const fs::path out = dir.path() / fmt::format("{}to{}", from, to);
       const ReshardReport report =
           reshard_checkpoint(source, out,
@@ -53,11 +44,11 @@ TEST_CASE("a resharded checkpoint equals one saved at that world size") {
                               .order = gpt2_tensors(Json::parse(model.config))});
       CHECK(report.path == out / "step-00000007");
       CHECK(report.digest == source.digest());
-      CHECK(names(out) == std::set<std::string>{"latest", "step-00000007"});
+      CHECK(names_in(out) == std::vector<std::string>{"latest", "step-00000007"});
       const auto result = CheckpointReader::open(report.path);
       CHECK(verify_checkpoint(result).problems.empty());
       // Files are identical; the index differs only in its time.
-      CHECK(names(report.path) == names(saved.path()));
+      CHECK(names_in(report.path) == names_in(saved.path()));
       for (const auto& [file, size] : saved.index().files) {
         CHECK(read_text(report.path / file) == read_text(saved.path() / file));
       }
@@ -135,18 +126,18 @@ TEST_CASE("a damaged source leaves no output") {
   const fs::path out = dir.path() / "out";
   const auto source =
       CheckpointReader::open(save(make_sample_model(), dir.path(), {.world_size = 3}));
-  const Chunk chunk = source.tensor(Section::ExpAvg, "wte.weight").chunks.back();
+  const Chunk chunk = source.tensors(Section::ExpAvg).at("wte.weight").chunks.back();
   flip_bit(source.path() / chunk.file, chunk.byte_end - 1);
   CHECK_THROWS_HOLDING(CorruptCheckpoint,
                        fmt::format("{}: tensor optimizer/exp_avg/wte.weight, elements {} to {}",
                                    chunk.file, chunk.begin, chunk.end),
                        reshard_checkpoint(source, out, {.world_size = 2}));
-  CHECK(names(out).empty());
+  CHECK(names_in(out).empty());
   flip_bit(source.path() / chunk.file, chunk.byte_end - 1);
   write_text(source.path() / "trainer.json", R"({"step": 8})");
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "trainer.json: the checksum is wrong",
                        reshard_checkpoint(source, out, {.world_size = 2}));
-  CHECK(names(out).empty());
+  CHECK(names_in(out).empty());
 }
 
 TEST_CASE("nothing is replaced without overwrite") {
@@ -165,7 +156,7 @@ TEST_CASE("nothing is replaced without overwrite") {
   CHECK(read_text(dir.path() / "b" / "latest") == "step-00000009\n");
   reshard_checkpoint(source, dir.path() / "a", {.world_size = 5, .overwrite = true});
   CHECK(open_checkpoint(dir.path() / "a").index().world_size == 5);
-  CHECK(names(dir.path() / "a") == std::set<std::string>{"latest", "step-00000007"});
+  CHECK(names_in(dir.path() / "a") == std::vector<std::string>{"latest", "step-00000007"});
 
   for (const char* below : {"step-00000007", "step-00000007/deeper"})
     CHECK_THROWS_HOLDING(InvalidArgument, "is inside the source",
@@ -182,25 +173,22 @@ TEST_CASE("remains of a killed process are removed, and only those") {
   TempDir dir;
   const auto source = CheckpointReader::open(save(make_sample_model(), dir.path() / "a"));
   const fs::path out = dir.path() / "out";
-  const pid_t child = ::fork();
-  if (child == 0) {
+  const int status = in_child([&] {
     // Killed while copying: progress is reported by then.
     reshard_checkpoint(source, out, {.progress = [](auto, auto) { ::raise(SIGKILL); }});
-    ::_exit(0);
-  }
-  int status = 0;
-  REQUIRE(::waitpid(child, &status, 0) == child);
+    return 0;
+  });
   REQUIRE(WIFSIGNALED(status));
-  REQUIRE(names(out).size() == 1);
-  CHECK(names(out).begin()->ends_with(fmt::format("-{}.tmp", child)));
+  REQUIRE(names_in(out).size() == 1);
+  CHECK(names_in(out)[0].ends_with(".tmp"));
   CHECK(find_checkpoints(out).empty());
   fs::create_directory(out / "step-00000007.reshard-elsewhere-1.tmp");
   fs::create_directory(out / "step-00000007.run-a.tmp");
   const auto report = reshard_checkpoint(source, out, {.world_size = 2});
   CHECK(verify_checkpoint(CheckpointReader::open(report.path)).problems.empty());
-  CHECK(names(out) == std::set<std::string>{"latest", "step-00000007",
-                                            "step-00000007.reshard-elsewhere-1.tmp",
-                                            "step-00000007.run-a.tmp"});
+  CHECK(names_in(out) == std::vector<std::string>{"latest", "step-00000007",
+                                                  "step-00000007.reshard-elsewhere-1.tmp",
+                                                  "step-00000007.run-a.tmp"});
 }
 
 }  // namespace

@@ -14,18 +14,13 @@
 #include "io/checkpoint/verify.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
+#include "tests/support/on_threads.h"
 #include "tests/support/temp_dir.h"
 
 namespace tessera::io {
 namespace {
 
 using namespace tessera::test;
-
-std::vector<std::int64_t> steps_in(const fs::path& dir) {
-  std::vector<std::int64_t> steps;
-  for (const CheckpointEntry& entry : find_checkpoints(dir)) steps.push_back(entry.step);
-  return steps;
-}
 
 // Prunes on all ranks of a save of `step`. @return paths that rank 0 removed; throws rank 0's
 // exception, which all ranks must throw
@@ -35,7 +30,7 @@ std::vector<fs::path> prune(const fs::path& dir, const Retention& retention, std
   std::vector<std::vector<fs::path>> removed(static_cast<std::size_t>(world_size));
   std::vector<std::string> errors(static_cast<std::size_t>(world_size));
   std::exception_ptr error;
-  const auto rank_main = [&](int rank) {
+  on_threads(world_size, [&](int rank) {
     ThreadCoordinator coordinator(board, rank);
     SaveRequest request;
     request.checkpoints_dir = dir;
@@ -49,11 +44,7 @@ std::vector<fs::path> prune(const fs::path& dir, const Retention& retention, std
       errors[at] = failure.what();
       if (rank == 0) error = std::current_exception();
     }
-  };
-  std::vector<std::thread> others;
-  for (int rank = 1; rank < world_size; ++rank) others.emplace_back(rank_main, rank);
-  rank_main(0);
-  for (auto& other : others) other.join();
+  });
   for (std::size_t rank = 1; rank < errors.size(); ++rank) {
     CHECK(errors[rank] == errors[0]);
     CHECK(removed[rank].empty());
@@ -203,7 +194,7 @@ TEST_CASE("nothing is removed if the saved checkpoint is damaged") {
     }
     SUBCASE("values are damaged") {
       const TensorRecord last =
-          CheckpointReader::open(saved).tensor(Section::ExpAvgSq, "h.1.mlp.c_proj.weight");
+          CheckpointReader::open(saved).tensors(Section::ExpAvgSq).at("h.1.mlp.c_proj.weight");
       const Chunk& chunk = last.chunks.back();
       flip_bit(saved / chunk.file, chunk.byte_end - 1);
       parts.push_back(fmt::format(
@@ -233,7 +224,7 @@ TEST_CASE("a checkpoint known to be damaged does not displace an intact one") {
     if (step == 3) {
       const fs::path saved = dir.path() / "step-00000003";
       const Chunk chunk =
-          CheckpointReader::open(saved).tensor(Section::Model, "wte.weight").chunks.back();
+          CheckpointReader::open(saved).tensors(Section::Model).at("wte.weight").chunks.back();
       flip_bit(saved / chunk.file, chunk.byte_end - 1);
       CHECK_THROWS_HOLDING(IoError, "the checksum is wrong", prune(dir.path(), retention, step));
       CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{1, 2, 3});
@@ -301,11 +292,9 @@ TEST_CASE("damage found by one rank counts, even if other ranks could not read t
   const std::string intact = "ok\n", unread = "error\nthe disk is away",
                     damaged = "damaged\na bit is wrong";
   bool is_damaged = false;
-  CHECK(prune_with({unread, intact, damaged}, is_damaged).find("rank 2: a bit is wrong") !=
-        std::string::npos);
+  CHECK(holds(prune_with({unread, intact, damaged}, is_damaged), "rank 2: a bit is wrong"));
   CHECK(is_damaged);
-  CHECK(prune_with({intact, unread, intact}, is_damaged).find("rank 1: the disk is away") !=
-        std::string::npos);
+  CHECK(holds(prune_with({intact, unread, intact}, is_damaged), "rank 1: the disk is away"));
   CHECK_FALSE(is_damaged);
   CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{1, 2});
   CHECK(prune_with({intact, intact, intact}, is_damaged) == "");
@@ -327,7 +316,7 @@ TEST_CASE("unreadable does not mean damaged") {
   for (const VerifyProblem& problem : problems) {
     CAPTURE(problem.str());
     CHECK(problem.unread);
-    CHECK(problem.what.find("Too many open files") != std::string::npos);
+    CHECK(holds(problem.what, "Too many open files"));
   }
 
   fs::resize_file(path / "trainer.json", 1);

@@ -3,11 +3,9 @@
 #include "io/checkpoint/save.h"
 
 #include <doctest/doctest.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <csignal>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -15,21 +13,16 @@
 #include "core/base/error.h"
 #include "io/checkpoint/find.h"
 #include "io/checkpoint/shard.h"
-#include "io/safetensors/reader.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
+#include "tests/support/file_limit.h"
+#include "tests/support/safetensors_reader.h"
 #include "tests/support/temp_dir.h"
 
 namespace tessera::io {
 namespace {
 
 using namespace tessera::test;
-
-std::vector<std::string> names_in(const fs::path& dir) {
-  std::set<std::string> names;
-  for (const auto& item : fs::directory_iterator(dir)) names.insert(item.path().filename());
-  return {names.begin(), names.end()};
-}
 
 std::vector<float> read_split(const CheckpointReader& reader, Section section,
                               const SampleModel::Tensor& tensor, int world_size) {
@@ -149,7 +142,7 @@ TEST_CASE("if one rank cannot write, all get the same error and the former check
                                    {.world_size = 3, .step = 2, .at_point = [&](int rank, auto at) {
                                       if (rank == 1 && at == point) throw IoError("disk on fire");
                                     }});
-    CHECK(errors[0].find("step 2 was not saved: rank 1: disk on fire") != std::string::npos);
+    CHECK(holds(errors[0], "step 2 was not saved: rank 1: disk on fire"));
     CHECK(errors[1] == errors[0]);
     CHECK(errors[2] == errors[0]);
     CHECK(names_in(dir.path()) == before);
@@ -218,7 +211,7 @@ TEST_CASE("an index part that differs from what its rank wrote is refused") {
                                          flip_bit(item.path() / "rank-00001.part.json", 20);
                                        }
                                      }});
-  CHECK(errors[0].find("rank-00001.part.json differs from what rank 1 wrote") != std::string::npos);
+  CHECK(holds(errors[0], "rank-00001.part.json differs from what rank 1 wrote"));
   CHECK(errors[1] == errors[0]);
   CHECK(names_in(dir.path()).empty());
 }
@@ -232,14 +225,14 @@ TEST_CASE("a checkpoint of the same step is replaced only by one that was verifi
     if (rank != 1 || at != "part-written") return;
     const fs::path shard =
         dir.path() / "step-00000007.run-a.tmp" / "rank-00001-of-00002.safetensors";
-    flip_bit(shard, static_cast<std::int64_t>(fs::file_size(shard)) - 1);
+    flip_bit(shard, -1);
   };
   const auto errors = save_ranks(new_model, dir.path(), {.world_size = 2, .at_point = damage});
   for (const char* part :
        {"of step 7 was not saved: rank 1: ", "rank-00001-of-00002.safetensors: tensor ",
         "elements ", "(bytes ", "the checksum is wrong; former checkpoints are unchanged"}) {
     CAPTURE(part);
-    CHECK(errors[0].find(part) != std::string::npos);
+    CHECK(holds(errors[0], part));
   }
   CHECK(errors[1] == errors[0]);
   CHECK(names_in(dir.path()) == std::vector<std::string>{"latest", "step-00000007"});
@@ -257,23 +250,18 @@ TEST_CASE("remains of an attempt that cannot be removed do not stop later saves"
   write_text(left / "f", "x");
   fs::permissions(left, fs::perms::owner_read | fs::perms::owner_exec);
   fs::permissions(dir.path(), fs::perms::all);
-  const pid_t child = ::fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {  // root could remove it
-    if (::geteuid() == 0 && ::setuid(65534) != 0) ::_exit(2);
+  const int status = in_child([&] {  // root could remove it
+    if (::geteuid() == 0 && ::setuid(65534) != 0) return 2;
     SoloCoordinator coordinator;
     try {
       save_checkpoint(make_request(model, dir.path(), 0, {.step = 2}), coordinator);
     } catch (const Error&) {
-      ::_exit(1);
+      return 1;
     }
-    ::_exit(0);
-  }
-  int status = 0;
-  ::waitpid(child, &status, 0);
+    return 0;
+  });
   fs::permissions(left, fs::perms::owner_all);
-  CHECK(WIFEXITED(status));
-  CHECK(WEXITSTATUS(status) == 0);
+  CHECK(status == 0);
   CHECK(fs::exists(left / "f"));
   CHECK(newest_valid(dir.path()).reader->index().step == 2);
 }
@@ -306,10 +294,10 @@ TEST_CASE(
     return errors[0];
   };
   const std::string error = save_with(available);
-  CHECK(error.find("bytes needed for all 3 ranks") != std::string::npos);
-  CHECK(error.find(fmt::format("{} bytes free on the file system of {}", available,
-                               dir.path().string())) != std::string::npos);
-  CHECK(error.find("rank 2: ") != std::string::npos);
+  CHECK(holds(error, "bytes needed for all 3 ranks"));
+  CHECK(holds(error, fmt::format("{} bytes free on the file system of {}", available,
+                                 dir.path().string())));
+  CHECK(holds(error, "rank 2: "));
   CHECK(names_in(dir.path()) == before);
   // The required space is close to the bytes written.
   CHECK(save_with(written * 2).empty());
@@ -354,45 +342,27 @@ TEST_CASE("a full disk is reported with the bytes needed") {
   const SampleModel model = make_sample_model();
   TempDir dir;
   save(model, dir.path(), {.step = 1});
-  const pid_t child = ::fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {  // a file size limit stands for a full disk
-    std::signal(SIGXFSZ, SIG_IGN);
-    const rlimit limit{4096, 4096};
-    ::setrlimit(RLIMIT_FSIZE, &limit);
+  {
+    const FileLimit limit(4096);
     SoloCoordinator coordinator;
-    try {
-      save_checkpoint(make_request(model, dir.path(), 0, {.step = 2}), coordinator);
-    } catch (const IoError& error) {
-      const std::string text = error.what();
-      ::_exit(text.find("bytes needed") != std::string::npos &&
-                      text.find("rank-00000-of-00001") != std::string::npos
-                  ? 0
-                  : 2);
-    }
-    ::_exit(1);
+    const auto request = make_request(model, dir.path(), 0, {.step = 2});
+    CHECK_THROWS_HOLDING(IoError, "bytes needed", save_checkpoint(request, coordinator));
+    CHECK_THROWS_HOLDING(IoError, "rank-00000-of-00001", save_checkpoint(request, coordinator));
   }
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  CHECK(WIFEXITED(status));
-  CHECK(WEXITSTATUS(status) == 0);
   CHECK(names_in(dir.path()) == std::vector<std::string>{"latest", "step-00000001"});
 }
 
 // @return whether the save reached the point, at which it is killed
 bool save_until(const SampleModel& model, const fs::path& dir, std::int64_t step,
                 std::string_view stop) {
-  const pid_t child = ::fork();
-  if (child == 0) {
+  const int status = in_child([&] {
     SoloCoordinator coordinator;
     const SaveOptions options{.step = step, .at_point = [&](int, std::string_view point) {
                                 if (point == stop) ::_exit(42);
                               }};
     save_checkpoint(make_request(model, dir, 0, options), coordinator);
-    ::_exit(0);
-  }
-  int status = 0;
-  ::waitpid(child, &status, 0);
+    return 0;
+  });
   return WIFEXITED(status) && WEXITSTATUS(status) == 42;
 }
 

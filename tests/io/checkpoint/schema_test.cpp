@@ -125,7 +125,7 @@ print("agreed")
 )",
                                              test::source_path(), dir.path().string()));
   CAPTURE(result);
-  CHECK(result.find("agreed") != std::string::npos);
+  CHECK(holds(result, "agreed"));
 }
 
 }  // namespace

@@ -166,7 +166,7 @@ TEST_CASE_FIXTURE(Fixture, "a commit replaces the former output atomically, and 
   write_text(out / "data", "old");
   Attempt next(out, 5);
   write_text(next.dir() / "data", "new");
-  next.check_exchange();
+  require_exchange(next.dir(), out);
   next.commit(true);
   CHECK(read_text(out / "data") == "new");
   CHECK(nothing_left());

@@ -15,9 +15,9 @@
 #include "io/checkpoint/find.h"
 #include "io/consolidate/copy_files.h"
 #include "io/hf/model_source.h"
-#include "io/safetensors/reader.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
+#include "tests/support/safetensors_reader.h"
 #include "tests/support/temp_dir.h"
 
 namespace tessera::io {
@@ -89,7 +89,7 @@ TEST_CASE("files are split at the size limit and listed in an index") {
   std::set<std::string> files;
   for (const auto& [name, file] : index["weight_map"].items()) {
     const SafetensorsReader reader(f.out / file.get<std::string>());
-    CHECK(reader.header().find(name) != nullptr);
+    CHECK(reader.find(name) != nullptr);
     std::int64_t bytes = 0;
     for (const auto& tensor : reader.header().tensors) bytes += tensor.end - tensor.begin;
     CHECK((bytes <= 2000 || reader.header().tensors.size() == 1));
@@ -228,7 +228,7 @@ TEST_CASE("only an export is replaced, and only on request") {
   CHECK_THROWS_HOLDING(InvalidArgument, "contains the source",
                        consolidate(f.run, f.dir.path(), options));
   write_text(f.out / "diary.txt", "dear");
-  CHECK_THROWS_HOLDING(InvalidArgument, "holds diary.txt", consolidate(f.run, f.out, options));
+  CHECK_THROWS_HOLDING(InvalidArgument, "contains diary.txt", consolidate(f.run, f.out, options));
   CHECK(read_text(f.out / "diary.txt") == "dear");
 }
 
@@ -250,10 +250,10 @@ TEST_CASE("a checkpoint or a foreign directory is not mistaken for an export") {
   write_text(f.out / "config.json", "{}");
   refuse(f.out, "is not a complete export");
   write_text(f.out / "package.json", "{}");
-  refuse(f.out, "holds package.json");
+  refuse(f.out, "contains package.json");
   fs::remove(f.out / "package.json");
   write_text(f.out / "other.safetensors", "x");
-  refuse(f.out, "holds other.safetensors");
+  refuse(f.out, "contains other.safetensors");
   CHECK(read_text(f.out / "config.json") == "{}");
   fs::remove_all(f.out);
   fs::create_directories(f.out);
@@ -304,27 +304,19 @@ TEST_CASE("a damaged shard stops the export and leaves no output") {
 int consolidate_limited(const Fixture& f, const ConsolidateOptions& options, auto resource,
                         rlim_t limit) {
   fs::permissions(f.dir.path(), fs::perms::all);
-  const pid_t child = ::fork();
-  if (child == 0) {
-    if (::geteuid() == 0 && ::setuid(65534) != 0) ::_exit(2);
+  const int status = in_child([&] {
+    if (::geteuid() == 0 && ::setuid(65534) != 0) return 2;
     const rlimit limits{limit, limit};
     ::setrlimit(resource, &limits);
     try {
       if (resource == RLIMIT_NPROC) {
         std::thread([] {}).join();
-        ::_exit(3);  // the limit has no effect
+        return 3;  // the limit has no effect
       }
     } catch (const std::system_error&) {
     }
-    try {
-      const ConsolidateReport report = consolidate(f.run, f.out, options);
-      ::_exit(report.files.size() > 20 ? 0 : 4);
-    } catch (const Error&) {
-      ::_exit(1);
-    }
-  }
-  int status = 0;
-  ::waitpid(child, &status, 0);
+    return consolidate(f.run, f.out, options).files.size() > 20 ? 0 : 4;
+  });
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
@@ -353,21 +345,16 @@ TEST_CASE("memory is bounded for any model size") {
   }
   const fs::path checkpoint = save(model, dir.path(), {.world_size = 2, .optimizer = false});
   model.tensors.clear();
-  const pid_t child = ::fork();
-  if (child == 0) {
-    rusage before{}, after{};
-    ::getrusage(RUSAGE_SELF, &before);
-    ConsolidateOptions options;
-    options.memory = 4 << 20;
-    options.dtype = DType::BF16;
-    consolidate(checkpoint, dir.path() / "out", options);
-    ::getrusage(RUSAGE_SELF, &after);
-    ::_exit(after.ru_maxrss - before.ru_maxrss < 24 * 1024 ? 0 : 1);  // KiB
-  }
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  CHECK(WIFEXITED(status));
-  CHECK(WEXITSTATUS(status) == 0);
+  CHECK(in_child([&] {
+          rusage before{}, after{};
+          ::getrusage(RUSAGE_SELF, &before);
+          ConsolidateOptions options;
+          options.memory = 4 << 20;
+          options.dtype = DType::BF16;
+          consolidate(checkpoint, dir.path() / "out", options);
+          ::getrusage(RUSAGE_SELF, &after);
+          return after.ru_maxrss - before.ru_maxrss < 24 * 1024 ? 0 : 1;  // KiB
+        }) == 0);
   CHECK(fs::file_size(dir.path() / "out" / "model.safetensors") > 24'000'000);
 }
 

@@ -2,7 +2,6 @@
 
 #include <doctest/doctest.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <csignal>
@@ -11,12 +10,12 @@
 
 #include "core/base/error.h"
 #include "io/base/convert.h"
-#include "io/base/crc64.h"
+#include "io/base/crc.h"
 #include "io/pump/box.h"
 #include "io/pump/chunk_sums.h"
-#include "io/safetensors/reader.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
+#include "tests/support/safetensors_reader.h"
 #include "tests/support/temp_dir.h"
 
 namespace tessera::io {
@@ -160,7 +159,7 @@ struct Fixture {
       std::string expected(static_cast<std::size_t>(tensor.bytes()), '\0'), found = expected;
       convert_elements(tensor.stored, source.content(tensor.name).data(), tensor.written,
                        expected.data(), numel(tensor.shape));
-      const SafetensorsEntry* entry = reader.header().find(tensor.name);
+      const SafetensorsEntry* entry = reader.find(tensor.name);
       REQUIRE(entry != nullptr);
       reader.file().read(entry->begin, found.data(), found.size());
       CHECK(found == expected);
@@ -245,8 +244,7 @@ TEST_CASE_FIXTURE(Fixture, "a stopped or killed copy resumes at the first unfini
   for (int round = 0; reused < total / 2; ++round) {
     REQUIRE(round < 20);
     const bool kill = round % 2 == 1;
-    const pid_t child = ::fork();
-    if (child == 0) {
+    const int status = in_child([&] {
       Attempt attempt(out, identity(files));
       std::int64_t made = 0;
       const bool whole = copy_files(attempt, files, options, [&](std::int64_t bytes, bool found) {
@@ -254,10 +252,8 @@ TEST_CASE_FIXTURE(Fixture, "a stopped or killed copy resumes at the first unfini
         if (made > 450'000 && kill) ::raise(SIGKILL);
         return made <= 450'000;
       });
-      ::_exit(whole ? 1 : 0);
-    }
-    int status = 0;
-    ::waitpid(child, &status, 0);
+      return whole ? 1 : 0;
+    });
     CHECK(WIFSIGNALED(status) == kill);
     Attempt attempt(out, identity(files));
     std::int64_t found = 0;

@@ -91,7 +91,7 @@ TEST_CASE_FIXTURE(Fixture, "a plan is refused where the export would be") {
   options.overwrite = true;
   CHECK_FALSE(plan_consolidation(run, out, options).tensors.empty());
   write_text(out / "diary.txt", "dear");
-  CHECK_THROWS_HOLDING(InvalidArgument, "out holds diary.txt",
+  CHECK_THROWS_HOLDING(InvalidArgument, "out contains diary.txt",
                        plan_consolidation(run, out, options));
   const fs::path checkpoint = plan_consolidation(run, options).source;
   CHECK_THROWS_HOLDING(InvalidArgument, "is inside the source",

@@ -77,7 +77,7 @@ TEST_CASE("every malformation has its own message") {
   refused(header(20240520, 1, 3) + tokens + "x", "the file has 1031");
   refused(header(20240520, 2, 3) + tokens, "version 2, expected 1");
   refused(header(20240801, 1, 3) + tokens, "version 1, expected 7");
-  refused(header(20240801, 7, 3) + tokens, "makes 1036 bytes");
+  refused(header(20240801, 7, 3) + tokens, "a size of 1036 bytes");
   refused(header(20240520, 1, -1) + tokens, "2^31 - 1");
   refused(header(20240520, 1, 0), "without tokens");
   refused(header(20240520, 1, 3).substr(0, 700), "it was truncated");

@@ -9,10 +9,10 @@
 #include "io/consolidate/consolidate.h"
 #include "io/dcp/metadata.h"
 #include "io/hf/model_source.h"
-#include "io/safetensors/reader.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/paths.h"
+#include "tests/support/safetensors_reader.h"
 #include "tests/support/temp_dir.h"
 
 namespace tessera::io {
@@ -163,7 +163,7 @@ TEST_CASE("conversion changes floating-point weights only") {
   options.dtype = DType::F32;
   consolidate(kFixtures / "mixed", dir.path() / "out", options);
   const SafetensorsReader file(dir.path() / "out/model.safetensors");
-  const auto dtype = [&](const char* name) { return file.header().find(name)->stored_dtype; };
+  const auto dtype = [&](const char* name) { return file.find(name)->stored_dtype; };
   for (const char* name : {"f64", "f16", "bf16", "uneven"}) CHECK(dtype(name) == "F32");
   CHECK(dtype("i64") == "I64");
   CHECK(dtype("i8") == "I8");
@@ -246,7 +246,7 @@ TEST_CASE("tensors that are not row-major are reordered") {
     const SafetensorsReader expected(kFixtures / "strided/expected.safetensors.golden");
     const SafetensorsReader made(dir.path() / "out/model.safetensors");
     for (const char* name : {"permuted", "transposed"}) {
-      const auto n = numel(made.header().find(name)->shape);
+      const auto n = numel(made.find(name)->shape);
       std::vector<float> a(24), b(24);
       expected.read(name, 0, n, a.data(), DType::F32);
       made.read(name, 0, n, b.data(), DType::F32);
@@ -349,7 +349,7 @@ TEST_CASE("damaged shards are refused") {
   fs::copy(kFixtures / "torchtitan", source);
   const DcpMetadata metadata =
       parse_dcp_metadata(read_text(source / ".metadata"), (source / ".metadata").string());
-  const DcpChunk& chunk = metadata.tensors.at("layers.1.weight").chunks[0];
+  const StoredBlock& chunk = metadata.tensors.at("layers.1.weight").chunks[0];
   const fs::path file = source / metadata.files[chunk.file];
   // The chunk's data lie in the middle of its archive, after the padding.
   const std::string bytes = read_text(file);

@@ -13,11 +13,11 @@
 #include "io/base/json.h"
 #include "io/dcp/metadata.h"
 #include "io/hf/model_source.h"
-#include "io/safetensors/reader.h"
 #include "io/source/open_sharded.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/paths.h"
+#include "tests/support/safetensors_reader.h"
 #include "tests/support/temp_dir.h"
 
 namespace tessera::io {
@@ -160,8 +160,8 @@ TEST_CASE("each mismatch between shards and metadata has its own error") {
     // Two chunks of different shapes swap places.
     const Copy copy("lightning");
     const DcpMetadata metadata = parse_dcp_metadata(copy.text(".metadata"), ".metadata");
-    const DcpChunk& bias = metadata.tensors.at("model.model.layers.0.bias").chunks[0];
-    const DcpChunk& weight = metadata.tensors.at("model.model.layers.0.weight").chunks[0];
+    const StoredBlock& bias = metadata.tensors.at("model.model.layers.0.bias").chunks[0];
+    const StoredBlock& weight = metadata.tensors.at("model.model.layers.0.weight").chunks[0];
     REQUIRE(bias.length == weight.length);
     const char* const file = metadata.files[bias.file].c_str();
     const auto n = static_cast<std::size_t>(bias.length);
@@ -180,7 +180,7 @@ TEST_CASE("a flipped bit in a shard is detected, or outside of all tensors") {
   const Copy copy("strided");
   const auto expected = expected_tensors(kFixtures / "strided");
   const DcpMetadata metadata = parse_dcp_metadata(copy.text(".metadata"), ".metadata");
-  const DcpChunk& chunk = metadata.tensors.at("plain").chunks[0];
+  const StoredBlock& chunk = metadata.tensors.at("plain").chunks[0];
   std::fstream file(copy.path / "__0_0.distcp", std::ios::in | std::ios::out | std::ios::binary);
   const auto flip = [&](std::size_t at) {  // in place: rewriting the file is slow
     const auto position = static_cast<std::streamoff>(at);

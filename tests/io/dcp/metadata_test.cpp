@@ -129,14 +129,13 @@ TEST_CASE("each kind of malformed metadata has its own error") {
          [](Parts& p) { p.chunks.pop_back(); });
   refuse("rows 1 to 2 of shape [4, 3] are in no chunk",
          [](Parts& p) { p.chunks[0].second[0] = 1; });
-  refuse("the chunks at [0, 0] of shape [2, 3] and at [1, 0] of shape [3, 3] overlap",
-         [](Parts& p) {
-           p.chunks[1] = {{1, 0}, {3, 3}};
-         });
-  refuse("the chunk at [2, 0] of shape [3, 3] is outside the shape [4, 3]",
+  refuse("the boxes at [0, 0] of shape [2, 3] and at [1, 0] of shape [3, 3] overlap", [](Parts& p) {
+    p.chunks[1] = {{1, 0}, {3, 3}};
+  });
+  refuse("the box at [2, 0] of shape [3, 3] is outside the shape [4, 3]",
          [](Parts& p) { p.chunks[1].second[0] = 3; });
   refuse("is outside the shape [4, 3]", [](Parts& p) { p.chunks[1].first[0] = INT64_MAX; });
-  refuse("the chunk at [0] of shape [2] passes", [](Parts& p) { p.chunks[0] = {{0}, {2}}; });
+  refuse("the box at [0] of shape [2] is outside", [](Parts& p) { p.chunks[0] = {{0}, {2}}; });
   refuse("chunks hold 10 of the 12 elements", [](Parts& p) { p.chunks[1].second[1] = 2; });
   refuse("found -1, expected 0 or more", [](Parts& p) { p.chunks[1].first[0] = -1; });
   refuse("found -4, expected 0 or more", [](Parts& p) { p.shape = size({-4, 3}); });
@@ -191,7 +190,7 @@ TEST_CASE("other kinds of metadata are refused") {
 
   Parts parts;
   parts.dtype = call(global("os", "system"), {text("true")});
-  CHECK_THROWS_HOLDING(Unsupported, "names os.system,", parse(parts.str()));
+  CHECK_THROWS_HOLDING(Unsupported, "refused os.system,", parse(parts.str()));
   parts = {};
   parts.layout = text("torch.sparse_coo");
   CHECK_THROWS_HOLDING(Unsupported, "layout torch.sparse_coo", parse(parts.str()));
@@ -306,9 +305,9 @@ TEST_CASE("chunks larger than their bytes") {
                        plan_of(parts));
 }
 
-std::vector<DcpChunk> boxes(
+std::vector<StoredBlock> boxes(
     const std::vector<std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>>>& list) {
-  std::vector<DcpChunk> chunks;
+  std::vector<StoredBlock> chunks;
   for (const auto& [offsets, sizes] : list) {
     chunks.push_back({{Shape(offsets), Shape(sizes)}});
   }
@@ -333,15 +332,15 @@ TEST_CASE("boxes of any rank must cover a tensor exactly once") {
   auto overlapping =
       boxes({{{0, 0, 0}, {2, 4, 3}}, {{0, 0, 3}, {2, 4, 2}}, {{1, 3, 4}, {2, 1, 1}}});
   CHECK_THROWS_HOLDING(CorruptCheckpoint,
-                       "the chunks at [0, 0, 3] of shape [2, 4, 2] and at [1, 3, 4] of shape "
+                       "the boxes at [0, 0, 3] of shape [2, 4, 2] and at [1, 3, 4] of shape "
                        "[2, 1, 1] overlap",
                        check_boxes({3, 4, 5}, overlapping, "t"));
   auto hole = boxes({{{0, 0}, {2, 1}}, {{0, 2}, {2, 1}}});
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "t: chunks hold 4 of the 6 elements of shape [2, 3]",
                        check_boxes({2, 3}, hole, "t"));
-  std::vector<DcpChunk> slivers;
+  std::vector<StoredBlock> slivers;
   for (std::int64_t i = 0; i < 2000; ++i) slivers.push_back({{{0, i}, {1, 1}}});
-  CHECK_THROWS_HOLDING(CorruptCheckpoint, "more than 1024 chunks share a row",
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "more than 1024 boxes share a row",
                        check_boxes({1, 2000}, slivers, "t"));
 }
 

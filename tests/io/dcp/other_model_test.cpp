@@ -10,11 +10,11 @@
 #include "io/base/json.h"
 #include "io/consolidate/consolidate.h"
 #include "io/hf/config.h"
-#include "io/safetensors/reader.h"
 #include "io/safetensors/writer.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/paths.h"
+#include "tests/support/safetensors_reader.h"
 #include "tests/support/temp_dir.h"
 
 namespace tessera::io {
@@ -103,8 +103,8 @@ TEST_CASE_FIXTURE(Llama, "any model's shards become a Hugging Face directory") {
            {"model.lm_head.weight", "lm_head.weight"}}) {
     const std::string &from = pair.first, &to = pair.second;
     CAPTURE(from);
-    REQUIRE(made.header().find(to) != nullptr);
-    const std::int64_t n = numel(made.header().find(to)->shape);
+    REQUIRE(made.find(to) != nullptr);
+    const std::int64_t n = numel(made.find(to)->shape);
     std::vector<float> a(6), b(6);
     made.read(to, 0, n, a.data(), DType::F32);
     shard.read(from, 0, n, b.data(), DType::F32);
@@ -220,13 +220,13 @@ TEST_CASE_FIXTURE(Llama, "tensors of unsupported dtypes are copied unchanged") {
   options.dtype = DType::BF16;
   consolidate(source, out, options);
   const SafetensorsReader made(out / "model.safetensors");
-  CHECK(made.header().find("model.layers.0.w")->stored_dtype == "F8_E4M3");
-  CHECK(made.header().find("model.layers.0.scale")->stored_dtype == "BF16");
+  CHECK(made.find("model.layers.0.w")->stored_dtype == "F8_E4M3");
+  CHECK(made.find("model.layers.0.scale")->stored_dtype == "BF16");
   const SafetensorsReader shard(source / "shard-00001-model-00001-of-00001.safetensors");
   std::string bytes[2] = {std::string(8, '?'), std::string(8, '!')};
   int i = 0;
   for (const SafetensorsReader* file : {&made, &shard}) {
-    file->file().read(file->header().find("model.layers.0.w")->begin, bytes[i++].data(), 8);
+    file->file().read(file->find("model.layers.0.w")->begin, bytes[i++].data(), 8);
   }
   CHECK(bytes[0] == bytes[1]);
   CHECK(written()["torch_dtype"] == "bfloat16");
@@ -490,7 +490,7 @@ TEST_CASE_FIXTURE(Llama, "large models are split into files with an index, and e
   consolidate(out, dir.path() / "again", options);
   const SafetensorsReader again(dir.path() / "again/model.safetensors");
   CHECK(again.header().tensors.size() == 4);
-  CHECK(again.header().find("model.layers.0.mlp.up_proj.weight") != nullptr);
+  CHECK(again.find("model.layers.0.mlp.up_proj.weight") != nullptr);
   CHECK(read_text(dir.path() / "again/config.json") == read_text(out / "config.json"));
 }
 
@@ -517,14 +517,14 @@ TEST_CASE_FIXTURE(Llama, "Python-specific numbers in config.json are kept") {
   expected["torch_dtype"] = "float32";
   const std::string made = read_text(out / "config.json");
   CHECK(made == dump_hf_config(expected) + "\n");
-  CHECK(made.find("    Infinity\n") != std::string::npos);
-  CHECK(made.find(R"("c": -Infinity,)") != std::string::npos);
-  CHECK(made.find(R"("d": NaN)"
-                  "\n") != std::string::npos);
+  CHECK(holds(made, "    Infinity\n"));
+  CHECK(holds(made, R"("c": -Infinity,)"));
+  CHECK(holds(made, R"("d": NaN)"
+                    "\n"));
   CHECK(made.find(R"("e": "NaN, \"Infinity,")") != std::string::npos);
-  CHECK(made.find(R"("f": 1000000000000000019884624838656,)") != std::string::npos);
-  CHECK(made.find("    -9223372036854775809,\n    18446744073709551615\n") != std::string::npos);
-  CHECK(made.find(R"("h": 0.30000000000000004,)") != std::string::npos);
+  CHECK(holds(made, R"("f": 1000000000000000019884624838656,)"));
+  CHECK(holds(made, "    -9223372036854775809,\n    18446744073709551615\n"));
+  CHECK(holds(made, R"("h": 0.30000000000000004,)"));
   CHECK(expected["i"] == -123456789012345678);  // needs 64 bits
   CHECK(dump_hf_config({{"\xEE\x80\x80NaN", "\xEE\x80\x80x"}}) ==
         "{\n  \"\xEE\x80\x80NaN\": \"\xEE\x80\x80x\"\n}");

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "io/zip/crc32.h"
+#include "io/base/crc.h"
 #include "tests/io/dcp/bytes.h"
 #include "tests/support/check_throws.h"
 

@@ -3,7 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "core/base/error.h"
-#include "io/zip/crc32.h"
+#include "io/base/crc.h"
 #include "tests/io/dcp/bytes.h"
 #include "tests/support/check_throws.h"
 
@@ -85,9 +85,9 @@ TEST_CASE("each kind of malformed archive has its own error") {
          [](ZipFile& f) { change(f, [](ZipPart& p) { p.name = "a/one"; }); });
   refuse("the local header at 40 belongs to another entry",
          [](ZipFile& f) { change(f, [](ZipPart& p) { p.local_name = "a/six"; }); });
-  refuse("zip entry a/two of 1010 bytes at 40 passes",
+  refuse("zip entry a/two of 1010 bytes at 40 exceeds",
          [](ZipFile& f) { change(f, [](ZipPart& p) { p.size_added = 1000; }); });
-  refuse("zip entry a/one of 6 bytes at 0 passes 40",
+  refuse("zip entry a/one of 6 bytes at 0 exceeds 40",
          [](ZipFile& f) { f.parts[0].size_added = 1; });
   refuse("4 entries in a zip directory of 102 bytes", [](ZipFile& f) { f.entries_added = 2; });
   refuse("the zip directory is truncated", [](ZipFile& f) {

@@ -7,11 +7,11 @@
 
 #include "core/base/error.h"
 #include "io/base/json.h"
-#include "io/safetensors/reader.h"
 #include "io/safetensors/writer.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/paths.h"
+#include "tests/support/safetensors_reader.h"
 #include "tests/support/temp_dir.h"
 
 namespace tessera::io {
@@ -176,7 +176,7 @@ TEST_CASE("all mismatched tensors are listed at once") {
        {"missing: ln_f.bias [10]", "missing: h.1.ln_2.weight [10]", "unexpected: extra [1]",
         "shape: h.0.mlp.c_fc.weight is [40, 10], expected [10, 40]"}) {
     CAPTURE(message);
-    CHECK(message.find(part) != std::string::npos);
+    CHECK(holds(message, part));
   }
 }
 

@@ -155,7 +155,7 @@ TEST_CASE("a damaged chunk is detected by reads of any part; others are readable
       save(model, dir.path(), {.world_size = 1, .optimizer = false, .chunk_bytes = 16 << 20});
   const auto& tensor = model.tensors[0];
   const Chunk damaged =
-      CheckpointReader::open(path).tensor(Section::Model, tensor.name).chunks.back();
+      CheckpointReader::open(path).tensors(Section::Model).at(tensor.name).chunks.back();
   flip_bit(path / damaged.file, damaged.byte_end - 3);
   const auto reader = CheckpointReader::open(path);
   std::vector<float> out(tensor.weight.size());
@@ -181,7 +181,7 @@ TEST_CASE("damage is reported with its section") {
   const std::string name = "h.1.mlp.c_fc.weight";
   for (const Section section : kSections) {
     const auto reader = CheckpointReader::open(path);
-    const TensorRecord& tensor = reader.tensor(section, name);
+    const TensorRecord& tensor = reader.tensors(section).at(name);
     flip_bit(path / tensor.chunks[0].file, tensor.chunks[0].byte_begin);
     const std::int64_t size = numel(tensor.shape);
     std::vector<float> out(static_cast<std::size_t>(size));

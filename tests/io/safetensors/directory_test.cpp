@@ -2,8 +2,6 @@
 
 #include <doctest/doctest.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
@@ -34,28 +32,18 @@ void write_files(const fs::path& dir, int n) {
 TEST_CASE("more files than may be open at once") {
   TempDir dir;
   write_files(dir.path(), 150);
-  const pid_t child = ::fork();
-  if (child == 0) {
-    const rlimit limit{100, 100};
-    ::setrlimit(RLIMIT_NOFILE, &limit);
-    int wrong = 1;
-    try {
-      const auto source = open_safetensors_directory(dir.path());
-      wrong = source->tensors().size() == 150 ? 0 : 1;
-      for (int i = 0; i < 150; ++i) {
-        std::uint8_t value = 0;
-        source->read(std::to_string(i), 0, 1, &value, DType::U8);
-        wrong += value == i ? 0 : 1;
-      }
-    } catch (const Error&) {
-      wrong = 2;
-    }
-    ::_exit(std::min(wrong, 100));
-  }
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  REQUIRE(WIFEXITED(status));
-  CHECK(WEXITSTATUS(status) == 0);
+  CHECK(in_child([&] {
+          const rlimit limit{100, 100};
+          ::setrlimit(RLIMIT_NOFILE, &limit);
+          const auto source = open_safetensors_directory(dir.path());
+          int wrong = source->tensors().size() == 150 ? 0 : 1;
+          for (int i = 0; i < 150; ++i) {
+            std::uint8_t value = 0;
+            source->read(std::to_string(i), 0, 1, &value, DType::U8);
+            wrong += value == i ? 0 : 1;
+          }
+          return wrong;
+        }) == 0);
 }
 
 TEST_CASE("a replaced file is not read with the old file's header") {

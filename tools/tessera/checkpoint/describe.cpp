@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "io/base/crc64.h"
+#include "io/base/crc.h"
 #include "io/base/json.h"
 #include "io/safetensors/dtype.h"
 

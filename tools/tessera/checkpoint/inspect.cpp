@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/memory.h"
-#include "io/base/crc64.h"
+#include "io/base/crc.h"
 #include "io/base/json.h"
 #include "io/checkpoint/find.h"
 #include "io/source/open_sharded.h"

@@ -1,4 +1,4 @@
-#include "io/base/crc64.h"
+#include "io/base/crc.h"
 
 #include <doctest/doctest.h>
 
