@@ -11,6 +11,8 @@
 
 #include "tests/support/paths.h"
 
+using namespace tessera;
+
 namespace {
 
 std::set<std::string> kernels_of(const std::string& plugin) {
