@@ -35,7 +35,7 @@ TEST_CASE("clients share keys, get waits, and several threads may use one client
   a->set("k", binary);
   CHECK(b->has("k"));
   CHECK(b->get("k", 0ms) == binary);
-  CHECK_THROWS_HOLDING(InvalidArgument, "'k' is taken", b->set("k", "other"));
+  CHECK_THROWS_HOLDING(InvalidArgument, "'k' already has another value", b->set("k", "other"));
   CHECK_THROWS_HOLDING(CommError, "'none' was not set within 0.05 s", b->get("none", 50ms));
 
   const auto results = run_ranks(4, [&](int rank) {
