@@ -1,7 +1,6 @@
 #include "comm/bootstrap.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <random>
 #include <thread>
@@ -46,8 +45,7 @@ const std::string& served_address(const LaunchEnvironment& env) {
 std::unique_ptr<TcpStoreServer> serve(const LaunchEnvironment& env, Deadline end) {
   const std::string& host = served_address(env);
   while (!has_address(host) && std::chrono::steady_clock::now() < end) {
-    std::this_thread::sleep_for(
-        std::min(kResolvePause, std::chrono::milliseconds(milliseconds_until(end))));
+    std::this_thread::sleep_for(std::min(kResolvePause, time_until(end)));
   }
   for (int i = 0;; ++i) {
     TcpStoreServerOptions options;
@@ -68,8 +66,7 @@ std::shared_ptr<Store> serve_store(const LaunchEnvironment& env, const Bootstrap
                                    Deadline end) {
   auto server = serve(env, end);
   auto client = std::make_unique<TcpStore>(server->host(), server->port(), server->run_id(),
-                                           std::chrono::milliseconds(milliseconds_until(end)), 1,
-                                           server->token(), rank_zero());
+                                           time_until(end), 1, server->token(), rank_zero());
   auto monitor = std::make_unique<Monitor>(
       *server, MonitorOptions{.silence = options.heartbeat_timeout, .server = rank_zero()}, nullptr,
       options.on_note);
@@ -199,8 +196,7 @@ void share_start_id(Store& store, const BootstrapOptions& options) {
   const std::uint64_t mine = (std::uint64_t{random()} << 32 | random()) | 1;
   const std::string text = set_or_get(store, "start id", std::to_string(mine));
   std::uint64_t id = 0;
-  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), id);
-  if (parsed.ec == std::errc() && id != 0) options.on_start_id(id);
+  if (parse_number(text, id) && id != 0) options.on_start_id(id);
 }
 
 // Publishes `error`; returns the verdict, or `error` itself if the store is lost.
@@ -218,22 +214,23 @@ void connect(RankGroup& group, const LaunchEnvironment& env, const BootstrapOpti
   const std::string& backend = options.backend;
   const bool on_device = computes_on_device(options);
   const Hello& hello = group.ranks[static_cast<std::size_t>(env.rank)];
-  CommunicatorOptions communicator = options.communicator;
-  communicator.ends_run = true;
-  const auto left = [&] { return std::chrono::milliseconds(milliseconds_until(end)); };
-  const auto time_to_connect = [&] { return std::max(left(), std::chrono::milliseconds(2000)); };
+  const auto time_to_connect = [&] {
+    return std::max(time_until(end), std::chrono::milliseconds(2000));
+  };
   const auto other = std::find_if(group.ranks.begin(), group.ranks.end(),
                                   [&](const Hello& h) { return h.host != group.ranks[0].host; });
   const bool one_host = other == group.ranks.end();
-  std::vector<std::string> processes;
-  for (const Hello& h : group.ranks) processes.push_back(h.process());
+  const auto fill = [&](ConnectOptions& to) {
+    to.communicator = options.communicator;
+    to.communicator.ends_run = true;
+    to.connect_timeout = time_to_connect();
+    for (const Hello& h : group.ranks) to.processes.push_back(h.process());
+  };
 
   if (on_device && (backend == "auto" || backend == "nccl")) {
     if (auto driver = try_nccl(group, env.rank, options, time_to_connect())) {
       NcclOptions nccl;
-      nccl.communicator = communicator;
-      nccl.connect_timeout = time_to_connect();
-      nccl.processes = processes;
+      fill(nccl);
       group.communicator =
           make_nccl_communicator(std::move(driver), group.store, env.rank, env.world_size, nccl);
       return;
@@ -243,9 +240,7 @@ void connect(RankGroup& group, const LaunchEnvironment& env, const BootstrapOpti
 
   if (backend != "tcp") {
     SharedMemoryOptions shared;
-    shared.communicator = communicator;
-    shared.connect_timeout = time_to_connect();
-    shared.processes = processes;
+    fill(shared);
     try {
       if (!one_host) {
         throw Unsupported("the ranks are on several hosts: rank 0 on {}, rank {} on {}",
@@ -265,13 +260,11 @@ void connect(RankGroup& group, const LaunchEnvironment& env, const BootstrapOpti
   }
 
   TcpOptions tcp;
-  tcp.communicator = communicator;
-  tcp.connect_timeout = time_to_connect();
+  fill(tcp);
   tcp.run_id = env.run_id;
   tcp.token = env.token;
   if (options.heartbeat_timeout.count() > 0)
     tcp.watched_within = options.heartbeat_timeout + kNoticed;
-  tcp.processes = std::move(processes);
   if (!one_host) {
     // The host's own name resolves to a loopback address on many systems.
     std::vector<std::string> others = {env.address};
@@ -312,7 +305,6 @@ RankGroup bootstrap(const LaunchEnvironment& env, const BootstrapOptions& option
   }
 
   const auto end = std::chrono::steady_clock::now() + options.init_timeout;
-  const auto left = [&] { return std::chrono::milliseconds(milliseconds_until(end)); };
   if (env.rank_zero_serves && env.rank == 0) {
     group.store = serve_store(env, options, end);
   } else {
@@ -320,10 +312,10 @@ RankGroup bootstrap(const LaunchEnvironment& env, const BootstrapOptions& option
     if (env.rank_zero_serves && has_address(served_address(env))) {
       require_token(served_address(env), env.token);
     }
-    group.store = join_store(env, left());
+    group.store = join_store(env, time_until(end));
   }
   share_start_id(*group.store, options);
-  group.ranks = rendezvous(*group.store, hello, left());
+  group.ranks = rendezvous(*group.store, hello, time_until(end));
   if (options.on_met) options.on_met(group.ranks);
 
   group.heartbeat = start_heartbeat(env, options, group, target);

@@ -21,19 +21,10 @@ std::string with_label(std::string_view kind, std::uint64_t sequence, std::strin
 }  // namespace
 
 std::string_view collective_name(CollectiveKind kind) {
-  switch (kind) {
-    case CollectiveKind::AllGather:
-      return "all_gather";
-    case CollectiveKind::ReduceScatter:
-      return "reduce_scatter";
-    case CollectiveKind::AllReduce:
-      return "all_reduce";
-    case CollectiveKind::Broadcast:
-      return "broadcast";
-    case CollectiveKind::Barrier:
-      return "barrier";
-  }
-  return "unknown collective";
+  static constexpr std::array<std::string_view, 5> kNames = {"all_gather", "reduce_scatter",
+                                                             "all_reduce", "broadcast", "barrier"};
+  const auto i = static_cast<std::size_t>(kind);
+  return i < kNames.size() ? kNames[i] : "unknown collective";
 }
 
 std::string Collective::describe() const {

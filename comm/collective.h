@@ -33,7 +33,7 @@ struct Collective {
   const void* in = nullptr;  ///< reduce_scatter only
   void* out = nullptr;       ///< the buffer, or reduce_scatter's f32 result
   std::uint64_t sequence = 0;
-  std::string label;
+  std::string label = {};
   std::chrono::milliseconds deadline{0};
 
   std::size_t bytes() const { return static_cast<std::size_t>(count) * dtype_size(dtype); }

@@ -44,22 +44,13 @@ CommError FailureReport::stuck(const Collective& collective, std::span<const int
       collective.describe(), name(ranks), format_seconds(collective.deadline), question);
 }
 
-std::optional<CommError> FailureReport::wait_for_verdict(std::chrono::milliseconds at_most) {
-  try {
-    return decode_error(store_->get(key_, at_most));
-  } catch (const CommError& error) {
-    if (error.failure() != CommFailure::Timeout) throw;
-    return std::nullopt;
-  }
-}
-
 CommError FailureReport::verdict(const CommError& error) noexcept {
   if (verdict_) return *verdict_;
   try {
     if (key_ == kVerdict && error.failure() == CommFailure::PeerLost) {
-      verdict_ = wait_for_verdict(kWatcher);
+      verdict_ = find_verdict(*store_, kWatcher, key_);
     } else if (error.failure() == CommFailure::Timeout && error.culprits().size() > 1) {
-      verdict_ = wait_for_verdict(kSettle);
+      verdict_ = find_verdict(*store_, kSettle, key_);
     }
     if (verdict_) return *verdict_;
     verdict_ = decode_error(set_or_get(*store_, key_, encode_error(error)));

@@ -41,8 +41,6 @@ class FailureReport {
   CommError interruption() const;
 
  private:
-  std::optional<CommError> wait_for_verdict(std::chrono::milliseconds at_most);
-
   const std::shared_ptr<Store> store_;
   const std::string key_;
   const int world_size_;

@@ -35,8 +35,7 @@ enum class FlightEnd : std::uint8_t {
   Timeout,
   PeerLost,
   Mismatch,
-  Aborted,
-  CutOff  ///< only in records of earlier versions
+  Aborted
 };
 /// "running", "done", "error", "out of memory", "timeout", ...
 std::string_view flight_end_name(FlightEnd end);

@@ -126,8 +126,7 @@ std::shared_ptr<FlightRecorder> FlightRecorder::create(const fs::path& path,
   if (!path.empty()) {
     try {
       // Not make_shared: the constructor is private.
-      std::shared_ptr<FlightRecorder> recorder(new FlightRecorder(map_file(path), {}));
-      recorder->write_header(identity);
+      std::shared_ptr<FlightRecorder> recorder(new FlightRecorder(map_file(path), {}, identity));
       rename_into_place(path);
       return recorder;
     } catch (const IoError& error) {
@@ -137,19 +136,16 @@ std::shared_ptr<FlightRecorder> FlightRecorder::create(const fs::path& path,
   void* memory =
       ::mmap(nullptr, kFlightBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   require<IoError>(memory != MAP_FAILED, "no memory for a flight record: {}", std::strerror(errno));
-  std::shared_ptr<FlightRecorder> recorder(new FlightRecorder({memory}, std::move(why)));
-  recorder->write_header(identity);
-  return recorder;
+  return std::shared_ptr<FlightRecorder>(new FlightRecorder({memory}, std::move(why), identity));
 }
-
-FlightRecorder::FlightRecorder(Made made, std::string why_not_in_file)
-    : made_(std::move(made)),
-      memory_(static_cast<std::byte*>(made_.memory)),
-      why_not_in_file_(std::move(why_not_in_file)) {}
 
 FlightRecorder::~FlightRecorder() { ::munmap(memory_, kFlightBytes); }
 
-void FlightRecorder::write_header(const FlightIdentity& identity) {
+FlightRecorder::FlightRecorder(Made made, std::string why_not_in_file,
+                               const FlightIdentity& identity)
+    : made_(std::move(made)),
+      memory_(static_cast<std::byte*>(made_.memory)),
+      why_not_in_file_(std::move(why_not_in_file)) {
   FlightHeader header;
   header.rank = identity.rank;
   header.world_size = identity.world_size;

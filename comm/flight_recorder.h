@@ -72,8 +72,7 @@ class FlightRecorder {
     std::uint64_t device = 0, inode = 0;
   };
   static Made map_file(const std::filesystem::path& path);
-  FlightRecorder(Made made, std::string why_not_in_file);
-  void write_header(const FlightIdentity& identity);
+  FlightRecorder(Made made, std::string why_not_in_file, const FlightIdentity& identity);
   template <typename Change>
   void change(std::uint64_t sequence, const Change& change) noexcept;
 

@@ -21,6 +21,7 @@ class HostMemory {
   HostMemory& operator=(const HostMemory&) = delete;
 
   std::byte* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
 
  private:
   const std::shared_ptr<Context> context_;

@@ -1,7 +1,6 @@
 #include "comm/host_staged.h"
 
 #include <algorithm>
-#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -10,23 +9,6 @@
 
 namespace tessera::comm {
 namespace {
-
-// Staging of works that were dropped while the inner collective still used it.
-class Dropped {
- public:
-  void add(WorkPtr inner, std::unique_ptr<HostMemory> staging) {
-    const std::lock_guard lock(mutex_);
-    left_.emplace_back(std::move(inner), std::move(staging));
-  }
-  void release_finished() {
-    const std::lock_guard lock(mutex_);
-    std::erase_if(left_, [](const auto& entry) { return entry.first->is_done(); });
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<std::pair<WorkPtr, std::unique_ptr<HostMemory>>> left_;
-};
 
 // Copy from staging to the device after the collective.
 struct CopyBack {
@@ -37,18 +19,12 @@ struct CopyBack {
 
 class StagedWork final : public Work {
  public:
-  StagedWork(std::shared_ptr<Context> context, std::shared_ptr<Dropped> dropped,
-             std::unique_ptr<HostMemory> staging, WorkPtr inner, std::vector<CopyBack> copies)
+  StagedWork(std::shared_ptr<Context> context, std::unique_ptr<HostMemory> staging, WorkPtr inner,
+             std::vector<CopyBack> copies)
       : context_(std::move(context)),
-        dropped_(std::move(dropped)),
         staging_(std::move(staging)),
         inner_(std::move(inner)),
         copies_(std::move(copies)) {}
-  ~StagedWork() override {
-    if (staging_ && !inner_->is_done()) dropped_->add(inner_, std::move(staging_));
-  }
-  StagedWork(const StagedWork&) = delete;
-  StagedWork& operator=(const StagedWork&) = delete;
 
   bool is_done() const override { return inner_->is_done(); }
   void wait() override {
@@ -61,7 +37,6 @@ class StagedWork final : public Work {
 
  private:
   std::shared_ptr<Context> context_;
-  std::shared_ptr<Dropped> dropped_;
   std::unique_ptr<HostMemory> staging_;
   WorkPtr inner_;
   std::vector<CopyBack> copies_;
@@ -160,7 +135,7 @@ class HostStagedCommunicator final : public Communicator {
 
  private:
   std::unique_ptr<HostMemory> take(std::size_t bytes) {
-    dropped_->release_finished();
+    std::erase_if(running_, [](const WorkPtr& work) { return work->is_done(); });
     return std::make_unique<HostMemory>(context_, bytes, "host staging");
   }
   static TensorView at(std::byte* host, const TensorView& like) {
@@ -168,13 +143,14 @@ class HostStagedCommunicator final : public Communicator {
   }
   static TensorView nothing(const TensorView& like) { return dense_view(nullptr, like.dtype, {0}); }
   WorkPtr staged(std::unique_ptr<HostMemory> staging, WorkPtr inner, std::vector<CopyBack> copies) {
-    return std::make_shared<StagedWork>(context_, dropped_, std::move(staging), std::move(inner),
-                                        std::move(copies));
+    running_.push_back(std::make_shared<StagedWork>(context_, std::move(staging), std::move(inner),
+                                                    std::move(copies)));
+    return running_.back();
   }
 
   const std::shared_ptr<Context> context_;
   const std::string name_;
-  const std::shared_ptr<Dropped> dropped_ = std::make_shared<Dropped>();
+  std::vector<WorkPtr> running_;  // keeps staging that collectives use, even if callers drop works
   // Destroyed first: its collectives use the members above.
   std::unique_ptr<Communicator> inner_;
 };

@@ -3,7 +3,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "comm/control/store.h"
 #include "comm/nccl/driver.h"
@@ -16,16 +15,9 @@ namespace tessera::comm {
 /// Buffered output is lost.
 [[noreturn]] void leave_process(const CommError& error);
 
-struct NcclOptions {
-  /// Needs a context on a CUDA device.
-  CommunicatorOptions communicator = {};
-  /// Time for all ranks to connect.
-  std::chrono::milliseconds connect_timeout{60'000};
-  /// Prefix of the keys in the store; new for each communicator.
-  std::string name = "nccl";
-  /// Names of the ranks' processes in messages ("host, pid 12"), by rank; may be empty.
-  std::vector<std::string> processes = {};
-
+/// communicator.context: on a CUDA device.
+struct NcclOptions : ConnectOptions {
+  NcclOptions() { name = "nccl"; }
   /// Periods of polling the device for progress, and the store for failures of peers.
   std::chrono::milliseconds poll{50}, store_poll{250};
   /// Time for peers to publish their positions when a collective is late.

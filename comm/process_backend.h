@@ -40,15 +40,16 @@ class ProcessBackend : public CollectiveBackend {
  protected:
   using Clock = std::chrono::steady_clock;
 
-  /// @param name       prefix of the keys in the store
-  /// @param processes  as in FailureReport
-  ProcessBackend(std::shared_ptr<Store> store, int rank, int world_size,
-                 const CommunicatorOptions& options, const std::string& name,
-                 std::vector<std::string> processes)
+  ProcessBackend(const std::shared_ptr<Store>& store, int rank, int world_size,
+                 const ConnectOptions& options)
       : rank_(rank),
         world_(world_size),
-        report_(std::move(store), options.ends_run ? kVerdict : name + "/failure", world_size,
-                std::move(processes)) {}
+        report_(store, options.communicator.ends_run ? kVerdict : options.name + "/failure",
+                world_size, options.processes) {
+    require(store != nullptr && world_size >= 2 && rank >= 0 && rank < world_size,
+            "{} needs a store and a rank of a group of two or more, got rank {} of {}",
+            options.name, rank, world_size);
+  }
 
   virtual void run_checked(const Collective& collective) = 0;
   /// Ends a wait of run_checked(), which then calls check_interruption(). Any thread.

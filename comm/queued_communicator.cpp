@@ -28,12 +28,10 @@ void check_parts(const TensorView& view, int world_size, std::string_view what) 
 Collective checked_all_gather(const TensorView& buffer, int world_size, Device device) {
   check_buffer(buffer, "all_gather", device);
   check_parts(buffer, world_size, "all_gather");
-  Collective c;
-  c.kind = CollectiveKind::AllGather;
-  c.dtype = buffer.dtype;
-  c.count = buffer.numel();
-  c.out = buffer.data;
-  return c;
+  return {.kind = CollectiveKind::AllGather,
+          .dtype = buffer.dtype,
+          .count = buffer.numel(),
+          .out = buffer.data};
 }
 
 Collective checked_reduce_scatter(const TensorView& in, const TensorView& out, int world_size,
@@ -53,39 +51,33 @@ Collective checked_reduce_scatter(const TensorView& in, const TensorView& out, i
   require(
       in.numel() == 0 || in_begin + in.bytes() <= out_begin || out_begin + out.bytes() <= in_begin,
       "reduce_scatter: input and output overlap; use separate memory");
-  Collective c;
-  c.kind = CollectiveKind::ReduceScatter;
-  c.dtype = in.dtype;
-  c.count = in.numel();
-  c.in = in.data;
-  c.out = out.data;
-  return c;
+  return {.kind = CollectiveKind::ReduceScatter,
+          .dtype = in.dtype,
+          .count = in.numel(),
+          .in = in.data,
+          .out = out.data};
 }
 
 Collective checked_all_reduce(const TensorView& buffer, ReduceOp op, Device device) {
   check_buffer(buffer, "all_reduce", device);
   require(buffer.dtype == DType::F64 || buffer.dtype == DType::F32 || buffer.dtype == DType::I64,
           "all_reduce: expected dtype f64, f32 or i64, got {}", buffer.dtype);
-  Collective c;
-  c.kind = CollectiveKind::AllReduce;
-  c.dtype = buffer.dtype;
-  c.op = op;
-  c.count = buffer.numel();
-  c.out = buffer.data;
-  return c;
+  return {.kind = CollectiveKind::AllReduce,
+          .dtype = buffer.dtype,
+          .op = op,
+          .count = buffer.numel(),
+          .out = buffer.data};
 }
 
 Collective checked_broadcast(const TensorView& buffer, int root, int world_size, Device device) {
   check_buffer(buffer, "broadcast", device);
   require(root >= 0 && root < world_size, "broadcast: root {} is not a rank of a group of {}", root,
           world_size);
-  Collective c;
-  c.kind = CollectiveKind::Broadcast;
-  c.dtype = buffer.dtype;
-  c.root = root;
-  c.count = buffer.numel();
-  c.out = buffer.data;
-  return c;
+  return {.kind = CollectiveKind::Broadcast,
+          .dtype = buffer.dtype,
+          .root = root,
+          .count = buffer.numel(),
+          .out = buffer.data};
 }
 
 class QueuedCommunicator::QueuedWork final : public Work {

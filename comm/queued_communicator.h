@@ -26,6 +26,17 @@ struct CommunicatorOptions {
   bool ends_run = false;
 };
 
+/// Options of the communicators between processes.
+struct ConnectOptions {
+  CommunicatorOptions communicator = {};
+  /// Time for all ranks to connect.
+  std::chrono::milliseconds connect_timeout{60'000};
+  /// Prefix of the keys in the store; new for each communicator.
+  std::string name = {};
+  /// Names of the ranks' processes for messages ("host, pid 12"), by rank; may be empty.
+  std::vector<std::string> processes = {};
+};
+
 /// Checks the arguments of a collective on `device`, and fills all fields but sequence, label and
 /// deadline.
 /// @throws InvalidArgument

@@ -93,10 +93,9 @@ int available_cores() {
 
 class SharedMemoryBackend final : public ProcessBackend {
  public:
-  SharedMemoryBackend(std::shared_ptr<Store> store, int rank, int world_size, SharedSegment segment,
-                      const SharedMemoryOptions& options)
-      : ProcessBackend(std::move(store), rank, world_size, options.communicator, options.name,
-                       options.processes),
+  SharedMemoryBackend(const std::shared_ptr<Store>& store, int rank, int world_size,
+                      SharedSegment segment, const SharedMemoryOptions& options)
+      : ProcessBackend(store, rank, world_size, options),
         context_(options.communicator.context),
         layout_(layout_of(world_size, options)),
         spins_(world_size <= available_cores()),
@@ -357,10 +356,7 @@ SharedSegment connect_shared_segment(Store& store, int rank, int world_size,
   require<Unsupported>(world_size <= kMostRanks, "shared memory supports at most {} ranks, got {}",
                        kMostRanks, world_size);
   const auto end = Clock::now() + options.connect_timeout;
-  const auto left = [&] {
-    return std::max(std::chrono::milliseconds(1),
-                    std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()));
-  };
+  const auto left = [&] { return std::max(std::chrono::milliseconds(1), time_until(end)); };
   std::optional<SharedSegment> segment;
   std::string problem, address;
   const auto attempt = [&](const auto& make) {
@@ -386,16 +382,12 @@ SharedSegment connect_shared_segment(Store& store, int rank, int world_size,
   return *std::move(segment);
 }
 
-std::unique_ptr<Communicator> make_shared_memory_communicator(std::shared_ptr<Store> store,
+std::unique_ptr<Communicator> make_shared_memory_communicator(const std::shared_ptr<Store>& store,
                                                               int rank, int world_size,
                                                               SharedSegment segment,
                                                               const SharedMemoryOptions& options) {
-  require(store != nullptr && world_size >= 2 && rank >= 0 && rank < world_size,
-          "shared memory needs a store and a rank of a group of two or more, got rank {} of {}",
-          rank, world_size);
   return std::make_unique<QueuedCommunicator>(
-      std::make_unique<SharedMemoryBackend>(std::move(store), rank, world_size, std::move(segment),
-                                            options),
+      std::make_unique<SharedMemoryBackend>(store, rank, world_size, std::move(segment), options),
       options.communicator.timeout);
 }
 

@@ -2,7 +2,6 @@
 
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "comm/control/store.h"
 #include "comm/queued_communicator.h"
@@ -10,14 +9,8 @@
 
 namespace tessera::comm {
 
-struct SharedMemoryOptions {
-  CommunicatorOptions communicator = {};
-  /// Time for all ranks to map the segment.
-  std::chrono::milliseconds connect_timeout{60'000};
-  /// Prefix of the keys in the store; new for each communicator.
-  std::string name = "shm";
-  /// Names of the ranks' processes for messages ("host, pid 12"), by rank; may be empty.
-  std::vector<std::string> processes = {};
+struct SharedMemoryOptions : ConnectOptions {
+  SharedMemoryOptions() { name = "shm"; }
   /// Size of a chunk; each rank has two. Equal on all ranks.
   std::size_t chunk_bytes = 128 * 1024;
 };
@@ -42,7 +35,7 @@ SharedSegment connect_shared_segment(Store& store, int rank, int world_size,
 ///
 /// @param store    outlives the communicator; carries verdicts
 /// @param segment  from connect_shared_segment()
-std::unique_ptr<Communicator> make_shared_memory_communicator(std::shared_ptr<Store> store,
+std::unique_ptr<Communicator> make_shared_memory_communicator(const std::shared_ptr<Store>& store,
                                                               int rank, int world_size,
                                                               SharedSegment segment,
                                                               const SharedMemoryOptions& options);

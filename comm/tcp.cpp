@@ -45,9 +45,8 @@ class TcpBackend final : public ProcessBackend {
  public:
   TcpBackend(const std::shared_ptr<Store>& store, int rank, int world_size,
              const TcpOptions& options)
-      : ProcessBackend(store, rank, world_size, options.communicator, options.name,
-                       options.processes),
-        context_(options.communicator.context),
+      : ProcessBackend(store, rank, world_size, options),
+        context_(options.communicator.context ? options.communicator.context : Context::create()),
         wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
         peers_(index(world_size)) {
     auto sockets = connect_tcp_mesh(*store, rank, world_size, options);
@@ -334,19 +333,11 @@ class TcpBackend final : public ProcessBackend {
   const std::byte* payload(int r) const { return peers_[index(r)].header.payload.data(); }
 
   std::byte* stage(std::size_t bytes) {
-    if (bytes <= staging_bytes_) return staging_;
-    staging_ = nullptr;
-    staging_bytes_ = 0;
-    if (context_) {
-      booked_.reset();
-      booked_ = std::make_unique<HostMemory>(context_, bytes, "tcp staging");
-      staging_ = booked_->data();
-    } else {
-      unbooked_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
-      staging_ = unbooked_.get();
+    if (!staging_ || staging_->bytes() < bytes) {
+      staging_.reset();  // first, to make room
+      staging_ = std::make_unique<HostMemory>(context_, bytes, "tcp staging");
     }
-    staging_bytes_ = bytes;
-    return staging_;
+    return staging_->data();
   }
 
   const std::shared_ptr<Context> context_;
@@ -355,19 +346,13 @@ class TcpBackend final : public ProcessBackend {
   std::vector<Peer> peers_;  // by rank
   std::vector<pollfd> polls_;
   Header header_{};
-  std::unique_ptr<HostMemory> booked_;
-  std::unique_ptr<std::byte[]> unbooked_;
-  std::byte* staging_ = nullptr;
-  std::size_t staging_bytes_ = 0;
+  std::unique_ptr<HostMemory> staging_;
 };
 
 }  // namespace
 
 std::unique_ptr<Communicator> make_tcp_communicator(const std::shared_ptr<Store>& store, int rank,
                                                     int world_size, const TcpOptions& options) {
-  require(store != nullptr && world_size >= 2 && rank >= 0 && rank < world_size,
-          "tcp needs a store and a rank of a group of two or more, got rank {} of {}", rank,
-          world_size);
   return std::make_unique<QueuedCommunicator>(
       std::make_unique<TcpBackend>(store, rank, world_size, options), options.communicator.timeout);
 }

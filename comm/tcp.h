@@ -2,17 +2,15 @@
 
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "comm/control/store.h"
 #include "comm/queued_communicator.h"
 
 namespace tessera::comm {
 
-struct TcpOptions {
-  CommunicatorOptions communicator = {};
-  /// Time for all ranks to connect: half of it to publish their addresses, half to connect.
-  std::chrono::milliseconds connect_timeout{60'000};
+/// connect_timeout: half of it to publish addresses, half to connect.
+struct TcpOptions : ConnectOptions {
+  TcpOptions() { name = "tcp"; }
   /// Time within which the monitor detects an ended or stopped rank. Connecting waits at least this
   /// long, so that such a rank is reported as lost, not as unreachable.
   std::chrono::milliseconds watched_within{2000};
@@ -20,10 +18,6 @@ struct TcpOptions {
   std::string address = "127.0.0.1";
   /// Both sides of a connection prove that they know both; see tcp_mesh.h.
   std::string run_id = {}, token = {};
-  /// Prefix of the keys in the store; new for each communicator.
-  std::string name = "tcp";
-  /// Names of the ranks' processes for messages ("host, pid 12"), by rank; may be empty.
-  std::vector<std::string> processes = {};
 };
 
 /// Communicator over TCP between processes. Called by all ranks; adds no threads but the queue's.

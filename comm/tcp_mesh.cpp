@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <random>
 
@@ -29,20 +28,6 @@ constexpr std::size_t kRankBytes = 4;
 constexpr std::size_t kIntroduction = kRankBytes + kNonceBytes + kProofBytes;
 
 bool is_out_of_descriptors(int code) { return code == EMFILE || code == ENFILE; }
-
-std::string encode_rank(int rank) {
-  std::string bytes;
-  for (std::size_t i = 0; i < kRankBytes; ++i) bytes += static_cast<char>((rank >> (8 * i)) & 0xff);
-  return bytes;
-}
-
-std::uint32_t decode_rank(std::string_view bytes) {
-  std::uint32_t rank = 0;
-  for (std::size_t i = 0; i < kRankBytes; ++i) {
-    rank |= std::uint32_t{static_cast<unsigned char>(bytes[i])} << (8 * i);
-  }
-  return rank;
-}
 
 // Messages fit the empty send buffer: a partial send means a lost connection.
 bool send_message(int fd, const std::string& message) {
@@ -139,8 +124,7 @@ class Connector {
     const std::string& address = addresses_[index(peer)];
     const std::size_t space = std::min(address.find(' '), address.size());
     std::uint16_t port = 0;
-    std::from_chars(address.data() + std::min(space + 1, address.size()),
-                    address.data() + address.size(), port);
+    parse_number(std::string_view(address).substr(std::min(space + 1, address.size())), port);
     Pending p{{}, peer, Deadline::max(), make_nonce(), {}, {}, kNonceBytes};
     p.fd = start_connecting(address.substr(0, space), port);
     if (p.fd) {
@@ -230,7 +214,7 @@ class Connector {
 
   // Server side: checks the client's introduction.
   void admit(Pending& p, std::string_view introduction) {
-    const std::uint32_t claimed = decode_rank(introduction);
+    const std::uint32_t claimed = read_u32(introduction);
     if (claimed <= static_cast<std::uint32_t>(rank_) || claimed >= sockets_.size()) return;
     const int client = static_cast<int>(claimed);
     const std::string_view nonce = introduction.substr(kRankBytes, kNonceBytes);
@@ -249,7 +233,9 @@ class Connector {
       p.theirs = message;
       p.wanted = kProofBytes;
       const std::string own = proof(ProofRole::Client, rank_, p.peer, p.nonce, p.theirs);
-      if (send_message(p.fd.get(), encode_rank(rank_) + p.nonce + own)) return true;
+      std::string introduction;
+      append_u32(introduction, index(rank_));
+      if (send_message(p.fd.get(), introduction + p.nonce + own)) return true;
       fail(p.peer, std::strerror(errno));
     } else if (is_same_secret(message,
                               proof(ProofRole::Server, rank_, p.peer, p.nonce, p.theirs))) {

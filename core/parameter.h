@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/shard_layout.h"
 #include "core/tensor.h"
 
 namespace tessera {
@@ -31,6 +32,9 @@ struct Unit {
   std::vector<Parameter*> parameters;
 };
 
+/// Layout of a unit's flat buffer, split over `world_size` ranks.
+ShardLayout layout_of(const Unit& unit, int world_size);
+
 /// Callbacks of a model around its units: in order of units() during forward, in reverse during
 /// backward. The root (unit 0) is used from before_forward(0) to the end of backward, without
 /// backward calls.
@@ -53,7 +57,7 @@ void initialize_range(const Parameter& parameter, std::uint64_t seed, std::int64
 using ParameterSource = std::function<void(const Parameter& parameter, std::int64_t begin,
                                            std::int64_t end, float* out)>;
 
-/// Fills a dense f32 or bf16 tensor (rounded to nearest) part by part, through a bounded host
+/// Fills a dense f32, bf16 (rounded to nearest) or f64 tensor part by part, through a bounded host
 /// buffer where needed. Does nothing on the meta device.
 void fill_from_host(
     const Tensor& tensor,

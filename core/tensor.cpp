@@ -109,7 +109,6 @@ Tensor Tensor::unbound(const Shape& shape, DType dtype) {
 const Shape& Tensor::shape() const { return state(impl_).shape; }
 const Strides& Tensor::strides() const { return state(impl_).strides; }
 DType Tensor::dtype() const { return state(impl_).dtype; }
-bool Tensor::is_bound() const { return state(impl_).storage != nullptr; }
 const std::shared_ptr<Storage>& Tensor::storage() const { return bound_storage(state(impl_)); }
 const std::shared_ptr<Context>& Tensor::context() const { return storage()->context(); }
 
@@ -122,9 +121,8 @@ TensorView Tensor::view() const {
   const std::shared_ptr<Storage>& memory = storage();
   TensorView view = view_shape();
   view.device = memory->context()->device();
-  if (void* base = memory->data(); base != nullptr)
-    view.data = static_cast<std::byte*>(base) +
-                static_cast<std::size_t>(impl_->offset) * dtype_size(impl_->dtype);
+  view.data = memory->data();
+  view.data = view.at(impl_->offset);
   return view;
 }
 

@@ -49,7 +49,6 @@ class Tensor {
   std::size_t bytes() const { return static_cast<std::size_t>(numel()) * dtype_size(dtype()); }
   DType dtype() const;
   bool is_contiguous() const { return view_shape().is_contiguous(); }
-  bool is_bound() const;
   const std::shared_ptr<Context>& context() const;
   const std::shared_ptr<Storage>& storage() const;
   Device device() const { return context()->device(); }

@@ -63,11 +63,18 @@ bool run_on_device(std::string_view kernel, Context& context, const void* args);
 
 void check_device(std::string_view kernel, std::string_view argument, const Context& context,
                   const TensorView& view);
-void check_dtype(std::string_view kernel, std::string_view argument, const TensorView& view,
-                 DType expected);
 void check_shape(std::string_view kernel, std::string_view argument, const TensorView& view,
                  const Shape& expected);
-void check_contiguous(std::string_view kernel, std::string_view argument, const TensorView& view);
+/// Device, dtype and density.
+void check_dense(std::string_view kernel, std::string_view argument, const Context& context,
+                 const TensorView& view, DType dtype);
+/// Device, dtype, and one element.
+void check_single(std::string_view kernel, std::string_view argument, const Context& context,
+                  const TensorView& view, DType dtype);
+/// f64, f32 or bf16. @throws Unsupported
+void check_computing_dtype(std::string_view kernel, std::string_view argument,
+                           const TensorView& view);
+
 /// f64 for f64, else f32.
 constexpr DType accumulator_dtype(DType dtype) {
   return dtype == DType::F64 ? DType::F64 : DType::F32;

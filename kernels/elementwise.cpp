@@ -1,6 +1,6 @@
 #include "kernels/elementwise.h"
 
-#include "kernels/checks.h"
+#include "kernels/dispatch.h"
 #include "kernels/elementwise_args.h"
 
 namespace tessera::kernels {
@@ -33,7 +33,7 @@ void add(Context& context, const TensorView& a, const TensorView& b, const Tenso
 
 void fill(Context& context, const TensorView& out, double value) {
   check_computing_dtype("fill", "out", out);
-  check_dense("fill", "out", context, out, out.dtype, out.shape);
+  check_dense("fill", "out", context, out, out.dtype);
   const Fill args{out, value};
   TESSERA_DISPATCH(fill, context, args);
 }
@@ -52,10 +52,11 @@ void sum_rows(Context& context, const TensorView& in, const GradientView& out) {
   if (!out) return;
   check_computing_dtype("sum_rows", "in", in);
   check_device("sum_rows", "in", context, in);
-  check_dims("sum_rows", "in", in, 2);
+  require(in.shape.size() == 2, "sum_rows: in must have 2 dims, got shape {}", in.shape);
   require(in.shape[1] <= 1 || in.strides[1] == 1,
           "sum_rows: the last dim of in must be contiguous, got strides {}", in.strides);
-  check_dense("sum_rows", "out", context, out.view, accumulator_dtype(in.dtype), {in.shape[1]});
+  check_dense("sum_rows", "out", context, out.view, accumulator_dtype(in.dtype));
+  check_shape("sum_rows", "out", out.view, {in.shape[1]});
   const SumRows args{in, out};
   TESSERA_DISPATCH(sum_rows, context, args);
 }
@@ -63,11 +64,9 @@ void sum_rows(Context& context, const TensorView& in, const GradientView& out) {
 void sum(Context& context, const TensorView& in, const GradientView& out, double scale) {
   if (!out) return;
   check_computing_dtype("sum", "in", in);
-  check_dense("sum", "in", context, in, in.dtype, in.shape);
-  check_device("sum", "out", context, out.view);
-  if (out.view.dtype != DType::F64)
-    check_dtype("sum", "out", out.view, accumulator_dtype(in.dtype));
-  require(out.view.numel() == 1, "sum: out must have one element, got shape {}", out.view.shape);
+  check_dense("sum", "in", context, in, in.dtype);
+  check_single("sum", "out", context, out.view,
+               out.view.dtype == DType::F64 ? DType::F64 : accumulator_dtype(in.dtype));
   const Total args{in, out, scale};
   TESSERA_DISPATCH(sum, context, args);
 }

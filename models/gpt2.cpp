@@ -94,21 +94,22 @@ Tensor Gpt2::drop(const Tensor& x, const ForwardOptions& options, std::uint64_t 
   return options.training ? ops::dropout(x, config_.dropout, place) : x;
 }
 
-Tensor Gpt2::mlp(const Block& b, const Tensor& x) const {
-  return ops::gelu_mlp(x, b.c_fc_weight.tensor, b.c_fc_bias.tensor, b.mlp_c_proj_weight.tensor,
-                       b.mlp_c_proj_bias.tensor, WeightLayout::InOut);
-}
-
-Tensor Gpt2::block(std::int64_t layer, const Tensor& x, const ForwardOptions& options) {
-  const Block& b = blocks_[static_cast<std::size_t>(layer)];
+Tensor Gpt2::block(std::int64_t layer, const Tensor& x, const ForwardOptions& options,
+                   const KvCache* cache) const {
+  const auto i = static_cast<std::size_t>(layer);
+  const Block& b = blocks_[i];
   const double eps = config_.layer_norm_eps;
   Tensor a = ops::layer_norm(x, b.ln_1_weight.tensor, b.ln_1_bias.tensor, eps);
   a = ops::linear(a, b.c_attn_weight.tensor, b.c_attn_bias.tensor, WeightLayout::InOut);
-  a = ops::causal_attention(a, config_.n_head);
+  a = cache == nullptr
+          ? ops::causal_attention(a, config_.n_head)
+          : ops::cached_attention(a, config_.n_head, cache->k[i], cache->v[i], cache->past);
   a = ops::linear(a, b.attn_c_proj_weight.tensor, b.attn_c_proj_bias.tensor, WeightLayout::InOut);
   const auto [h, normed] = ops::add_layer_norm(x, drop(a, options, attention_place(layer)),
                                                b.ln_2_weight.tensor, b.ln_2_bias.tensor, eps);
-  return ops::add(h, drop(mlp(b, normed), options, mlp_place(layer)));
+  a = ops::gelu_mlp(normed, b.c_fc_weight.tensor, b.c_fc_bias.tensor, b.mlp_c_proj_weight.tensor,
+                    b.mlp_c_proj_bias.tensor, WeightLayout::InOut);
+  return ops::add(h, drop(a, options, mlp_place(layer)));
 }
 
 Tensor Gpt2::hidden(const Tensor& tokens, const ForwardOptions& options) {
@@ -170,27 +171,17 @@ KvCache Gpt2::make_cache(std::int64_t batch) const {
 Tensor Gpt2::decode(const Tensor& tokens, KvCache& cache) {
   check_tokens(tokens, cache.past);
   const NoGradGuard no_grad(*tokens.context());
-  const double eps = config_.layer_norm_eps;
   const std::int64_t batch = tokens.dim(0);
   const std::int64_t count = tokens.dim(1);
   Tensor x = ops::embedding(tokens, wte_.tensor, wpe_.tensor, cache.past);
-  for (std::size_t i = 0; i < blocks_.size(); ++i) {
-    const Block& b = blocks_[i];
-    Tensor a = ops::layer_norm(x, b.ln_1_weight.tensor, b.ln_1_bias.tensor, eps);
-    a = ops::linear(a, b.c_attn_weight.tensor, b.c_attn_bias.tensor, WeightLayout::InOut);
-    a = ops::cached_attention(a, config_.n_head, cache.k[i], cache.v[i], cache.past);
-    a = ops::linear(a, b.attn_c_proj_weight.tensor, b.attn_c_proj_bias.tensor, WeightLayout::InOut);
-    const auto [h, normed] =
-        ops::add_layer_norm(x, a, b.ln_2_weight.tensor, b.ln_2_bias.tensor, eps);
-    x = ops::add(h, mlp(b, normed));
-  }
+  for (std::int64_t layer = 0; layer < config_.n_layer; ++layer) x = block(layer, x, {}, &cache);
   cache.past += count;
   // The head runs on the last position of each row only.
   const std::int64_t c = config_.n_embd;
   const Tensor last_rows = x.alias({batch, c}, {count * c, 1}, (count - 1) * c);
   Tensor last = Tensor::empty(x.context(), {batch, c}, x.dtype());
   kernels::cast(*x.context(), last_rows.view(), {last.view(), false, true});
-  last = ops::layer_norm(last, ln_f_weight_.tensor, ln_f_bias_.tensor, eps);
+  last = ops::layer_norm(last, ln_f_weight_.tensor, ln_f_bias_.tensor, config_.layer_norm_eps);
   const DType out = x.dtype() == DType::F64 ? DType::F64 : DType::F32;
   Tensor result = Tensor::empty(x.context(), {batch, config_.vocab_size}, out);
   kernels::matmul(

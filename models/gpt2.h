@@ -65,8 +65,9 @@ class Gpt2 {
         mlp_c_proj_bias;
   };
   Tensor hidden(const Tensor& tokens, const ForwardOptions& options);
-  Tensor block(std::int64_t layer, const Tensor& x, const ForwardOptions& options);
-  Tensor mlp(const Block& b, const Tensor& x) const;
+  /// @param cache  for decoding; else null
+  Tensor block(std::int64_t layer, const Tensor& x, const ForwardOptions& options,
+               const KvCache* cache = nullptr) const;
   Tensor drop(const Tensor& x, const ForwardOptions& options, std::uint64_t place) const;
   void check_tokens(const Tensor& tokens, std::int64_t past) const;
 

@@ -25,10 +25,4 @@ std::int64_t Gpt2Config::parameter_count() const {
   return (vocab_size + seq_len) * c + n_layer * (12 * c * c + 13 * c) + 2 * c;
 }
 
-double Gpt2Config::flops_per_token(std::int64_t seq) const {
-  return 6.0 * static_cast<double>(parameter_count()) + 6.0 * static_cast<double>(n_layer) *
-                                                            static_cast<double>(n_embd) *
-                                                            static_cast<double>(seq);
-}
-
 }  // namespace tessera::models

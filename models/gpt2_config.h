@@ -18,9 +18,6 @@ struct Gpt2Config {
   void validate() const;
   /// Number of weights; the head shares the embedding's.
   std::int64_t parameter_count() const;
-  /// Floating-point operations of one training token at row length seq: 6 N + 6 L C T, N with the
-  /// tied head, causal attention counted half.
-  double flops_per_token(std::int64_t seq) const;
 };
 
 }  // namespace tessera::models

@@ -13,20 +13,6 @@ void SamplingOptions::validate() const {
   require(top_p > 0 && top_p <= 1, "top-p must be in (0, 1], got {}", top_p);
 }
 
-std::int32_t sample(std::span<const float> logits, const SamplingOptions& options,
-                    const RngKey& key, std::uint64_t draw) {
-  options.validate();
-  require(!logits.empty(), "no logits to sample from");
-  const auto context = Context::create();
-  std::int32_t token = -1;
-  // TensorView is mutable; the kernel only reads logits.
-  kernels::sample(*context, {dense_view(const_cast<float*>(logits.data()), DType::F32,
-                                        {1, static_cast<std::int64_t>(logits.size())}),
-                             dense_view(&token, DType::I32, {1}), options.temperature,
-                             options.top_k, options.top_p, key, draw});
-  return token;
-}
-
 Tensor sample(const Tensor& logits, const SamplingOptions& options, const RngKey& key,
               std::uint64_t first_draw) {
   options.validate();

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 
 #include "core/base/rng.h"
 #include "core/tensor.h"
@@ -16,19 +15,14 @@ struct SamplingOptions {
   void validate() const;
 };
 
-/// Draws a token: temperature, then top-k, then top-p, as Hugging Face orders them. Ties go to the
-/// lower id. The same token on every device.
-/// @param logits  [V], finite or -inf
-/// @param key, draw  random stream and the number of this draw in it
-/// @throws InvalidArgument if logits are empty, one is NaN, or the largest is not finite
-std::int32_t sample(std::span<const float> logits, const SamplingOptions& options,
-                    const RngKey& key, std::uint64_t draw);
-
-/// Draws a token for each row on the logits' device; does not wait.
-/// @param logits  [B, V], f32, contiguous
-/// @param first_draw  number of the first row's draw; row i uses first_draw + i
+/// Draws a token for each row on the logits' device; does not wait. Temperature, then top-k, then
+/// top-p, as Hugging Face orders them. Ties go to the lower id. The same tokens on every device.
+/// @param logits  [B, V], f32, contiguous; finite or -inf
+/// @param key     random stream
+/// @param first_draw  number of the first row's draw in it; row i uses first_draw + i
 /// @return        [B] i32; on CUDA -1 for a row without a valid distribution
-/// @throws InvalidArgument as above, on the CPU
+/// @throws InvalidArgument if logits are empty; on the CPU also if one is NaN, or the largest of a
+///   row is not finite
 Tensor sample(const Tensor& logits, const SamplingOptions& options, const RngKey& key,
               std::uint64_t first_draw);
 

@@ -6,6 +6,7 @@
 #include <charconv>
 
 #include "comm/collective.h"
+#include "comm/control/socket.h"
 #include "comm/control/tcp_store.h"
 
 namespace tessera::comm {
@@ -26,8 +27,7 @@ std::string outcome_key(const std::string& name) { return name + "/outcome"; }
 constexpr int kProcessesShown = 8;
 
 std::chrono::milliseconds remaining(Clock::time_point deadline) {
-  return std::max(kLastLook,
-                  std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()));
+  return std::max(kLastLook, time_until(deadline));
 }
 
 }  // namespace
@@ -60,9 +60,10 @@ std::optional<CommError> find_failure(const TcpStoreServer& server, const std::s
   return text && *text != kAgreed ? std::optional(decode_error(*text)) : std::nullopt;
 }
 
-std::optional<CommError> find_verdict(Store& store, std::chrono::milliseconds at_most) {
+std::optional<CommError> find_verdict(Store& store, std::chrono::milliseconds at_most,
+                                      const std::string& key) {
   try {
-    return decode_error(store.get(kVerdict, at_most));
+    return decode_error(store.get(key, at_most));
   } catch (const CommError& error) {
     if (error.failure() != CommFailure::Timeout) throw;
     return std::nullopt;
@@ -260,11 +261,15 @@ std::vector<std::string> agree(Store& store, const AgreementOptions& options, in
 
 std::vector<std::string> exchange(Store& store, const std::string& name, int rank, int world_size,
                                   std::string_view value, std::chrono::milliseconds deadline) {
-  AgreementOptions options;
-  options.name = name;
+  return exchange(store, AgreementOptions{.name = name}, rank, world_size, value, deadline);
+}
+
+std::vector<std::string> exchange(Store& store, const AgreementOptions& options, int rank,
+                                  int world_size, std::string_view value,
+                                  std::chrono::milliseconds deadline) {
   auto values = agree(store, options, rank, world_size, value, deadline);
   try {
-    store.leave(name, world_size);
+    store.leave(options.name, world_size);
   } catch (const CommError&) {
     // The agreement stands; the next request reports the lost store.
   }

@@ -18,11 +18,11 @@ struct AgreementOptions {
   std::string name;               ///< prefix of its keys; new for each agreement
   std::string verb = "answered";  ///< of ranks that arrived, past tense
   /// Describes a rank's process from its value; if set, failures list the ranks that arrived.
-  std::function<std::string(const std::string& value)> describe;
+  std::function<std::string(const std::string& value)> describe = {};
   /// Details of a missing rank: "the launcher started it as pid 12"; may be empty.
-  std::function<std::string(int rank)> describe_missing;
+  std::function<std::string(int rank)> describe_missing = {};
   /// Checks each value as it arrives; an exception ends the agreement for all ranks that wait.
-  std::function<void(int rank, const std::string& value)> check;
+  std::function<void(int rank, const std::string& value)> check = {};
 };
 
 /// All ranks return all values, or throw the same error. The first write to the outcome's key
@@ -30,6 +30,11 @@ struct AgreementOptions {
 std::vector<std::string> agree(Store& store, const AgreementOptions& options, int rank,
                                int world_size, std::string_view value,
                                std::chrono::milliseconds deadline);
+
+/// agree(), then removes the values from the store.
+std::vector<std::string> exchange(Store& store, const AgreementOptions& options, int rank,
+                                  int world_size, std::string_view value,
+                                  std::chrono::milliseconds deadline);
 
 /// Writes `value` unless the key is taken. @return the key's value
 std::string set_or_get(Store& store, const std::string& key, std::string_view value);
@@ -44,7 +49,8 @@ CommError publish_verdict(Store& store, const CommError& error);
 CommError publish_verdict(TcpStoreServer& server, const CommError& error);
 std::optional<CommError> find_verdict(const TcpStoreServer& server);
 /// Waits up to `at_most` for a verdict. @throws CommError if the store is lost
-std::optional<CommError> find_verdict(Store& store, std::chrono::milliseconds at_most);
+std::optional<CommError> find_verdict(Store& store, std::chrono::milliseconds at_most,
+                                      const std::string& key = kVerdict);
 /// The failure of the agreement `name`, if it has failed.
 std::optional<CommError> find_failure(const TcpStoreServer& server, const std::string& name);
 

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 
 #include "comm/control/socket.h"
@@ -44,8 +43,7 @@ bool read_some(int fd, bool is_file, std::string& text, std::size_t room, Deadli
 
 std::string read_descriptor(std::string_view number, std::chrono::milliseconds at_most) {
   int fd = -1;
-  const auto result = std::from_chars(number.data(), number.data() + number.size(), fd);
-  require(result.ec == std::errc() && result.ptr == number.data() + number.size() && fd >= 0,
+  require(parse_number(number, fd) && fd >= 0,
           "{}: expected the number of an open descriptor, got '{}'", kTokenFd, number);
   struct stat status {};
   require(::fstat(fd, &status) == 0,
@@ -90,11 +88,11 @@ std::string make_token() {
 
 std::string make_proof(std::string_view token, ProofRole role, std::string_view run_id,
                        std::string_view client_nonce, std::string_view server_nonce) {
-  Message message;  // its fields carry lengths, so the encoding is unambiguous
-  message.type = StoreProtocol::kProve;
-  message.fields = {std::string(StoreProtocol::kMagic),
-                    role == ProofRole::Client ? "client" : "server", std::string(run_id),
-                    std::string(client_nonce), std::string(server_nonce)};
+  const Message message{
+      // its fields carry lengths, so the encoding is unambiguous
+      StoreProtocol::kProve,
+      {std::string(StoreProtocol::kMagic), role == ProofRole::Client ? "client" : "server",
+       std::string(run_id), std::string(client_nonce), std::string(server_nonce)}};
   return hmac_sha256(token, message.encode());
 }
 
@@ -109,10 +107,7 @@ std::string read_token(const Variables& variables, std::chrono::milliseconds dea
           "{} and {} are both set; set one of them", kToken, kTokenFd);
   const bool is_given = given != variables.end();
   std::string token = is_given ? given->second : read_descriptor(descriptor->second, deadline);
-  while (!token.empty() && std::strchr(" \t\r\n", token.back()) != nullptr &&
-         token.back() != '\0') {
-    token.pop_back();
-  }
+  token.erase(token.find_last_not_of(" \t\r\n") + 1);
   require(token.size() >= kMinToken && token.size() <= kMaxToken,
           "{}: a token has from {} to {} bytes, this one has {}; make one with: openssl rand -hex "
           "32",

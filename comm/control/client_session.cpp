@@ -12,10 +12,7 @@ namespace {
 using P = StoreProtocol;
 
 std::string answer(std::uint8_t status, std::string value = {}) {
-  Message message;
-  message.type = status;
-  message.fields.push_back(std::move(value));
-  return message.encode();
+  return Message{status, {std::move(value)}}.encode();
 }
 
 }  // namespace

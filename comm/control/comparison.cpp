@@ -120,17 +120,12 @@ void compare_among_ranks(Store& store, const std::string& name, int rank, int wo
   AgreementOptions options;
   options.name = name;
   options.describe = [](const std::string& value) { return decode_hello(value).process(); };
-  const auto values = agree(store, options, rank, world_size,
-                            encode_hello(make_hello(rank, world_size, {}, text)), deadline);
+  const auto values = exchange(store, options, rank, world_size,
+                               encode_hello(make_hello(rank, world_size, {}, text)), deadline);
   std::vector<RankText> ranks;
   for (const std::string& value : values) {
     Hello hello = decode_hello(value);
     ranks.push_back({hello.rank, hello.process(), std::move(hello.fingerprint)});
-  }
-  try {
-    store.leave(name, world_size);
-  } catch (const CommError&) {
-    // The comparison stands; the next request reports the lost store.
   }
   if (const auto error = find_differences(name, ranks)) throw CommError(*error);
 }

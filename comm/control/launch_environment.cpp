@@ -2,11 +2,14 @@
 
 #include <unistd.h>
 
-#include <charconv>
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <string_view>
 
+#include "comm/control/socket.h"
 #include "core/base/error.h"
+#include "core/base/rng.h"
 
 extern char** environ;
 
@@ -19,9 +22,7 @@ constexpr int kPortsToTry = 16;
 template <typename Int>
 Int parse(std::string_view name, std::string_view text, Int low, Int high) {
   Int value{};
-  const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
-  require(result.ec == std::errc() && result.ptr == text.data() + text.size() && value >= low &&
-              value <= high,
+  require(parse_number(text, value) && value >= low && value <= high,
           "{}: expected an integer from {} to {}, got '{}'", name, low, high, text);
   return value;
 }
@@ -47,6 +48,18 @@ class Reader {
   int number(std::string_view name, int otherwise) const {
     return has(name) ? number(name) : otherwise;
   }
+  /// @param rank, ...  names of the variables; empty: unset
+  LaunchEnvironment ranks(std::string_view rank, std::string_view world_size,
+                          std::string_view local_rank = {},
+                          std::string_view local_world_size = {}) const {
+    LaunchEnvironment env;
+    env.launcher = launcher_;
+    env.rank = number(rank);
+    env.world_size = number(world_size);
+    if (!local_rank.empty()) env.local_rank = number(local_rank);
+    if (!local_world_size.empty()) env.local_world_size = number(local_world_size);
+    return env;
+  }
 
  private:
   const Variables& variables_;
@@ -66,18 +79,20 @@ void set_endpoint(LaunchEnvironment& env, std::string_view name, std::string_vie
 
 // Port derived from the job: equal on all its ranks, and outside the ephemeral range.
 std::uint16_t port_of_job(std::string_view job) {
-  std::uint32_t hash = 2166136261U;  // FNV-1a
-  for (const char c : job) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619U;
-  return static_cast<std::uint16_t>(20000 + hash % 10000);
+  return static_cast<std::uint16_t>(20000 + hash_text(job) % 10000);
+}
+
+// @return false if TESSERA_RENDEZVOUS is not set
+bool take_given_endpoint(LaunchEnvironment& env, const Reader& reader) {
+  constexpr std::string_view kName = "TESSERA_RENDEZVOUS";
+  if (!reader.has(kName)) return false;
+  set_endpoint(env, kName, reader.text(kName));
+  return true;
 }
 
 // For launchers that set ranks but no address.
 void find_meeting_point(LaunchEnvironment& env, const Reader& reader) {
-  if (env.world_size == 1) return;
-  if (reader.has("TESSERA_RENDEZVOUS")) {
-    set_endpoint(env, "TESSERA_RENDEZVOUS", reader.text("TESSERA_RENDEZVOUS"));
-    return;
-  }
+  if (env.world_size == 1 || take_given_endpoint(env, reader)) return;
   env.ports = kPortsToTry;
   if (reader.has("MASTER_ADDR")) {
     env.address = reader.text("MASTER_ADDR");
@@ -127,27 +142,18 @@ LaunchEnvironment from_flags(const LaunchFlags& flags, const Reader& reader) {
 }
 
 LaunchEnvironment from_torchrun(const Reader& reader) {
-  LaunchEnvironment env;
-  env.launcher = reader.has("TESSERA_RENDEZVOUS") && reader.has("TESSERA_RUN_ID") &&
-                         !reader.has("TORCHELASTIC_RUN_ID")
-                     ? Launcher::Tessera
-                     : Launcher::Torchrun;
-  env.rank = reader.number("RANK");
-  env.world_size = reader.number("WORLD_SIZE");
-  env.local_rank = reader.number("LOCAL_RANK");
-  env.local_world_size = reader.number("LOCAL_WORLD_SIZE");
-  if (env.launcher == Launcher::Tessera) {
-    set_endpoint(env, "TESSERA_RENDEZVOUS", reader.text("TESSERA_RENDEZVOUS"));
+  LaunchEnvironment env = reader.ranks("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE");
+  if (reader.has("TESSERA_RENDEZVOUS") && reader.has("TESSERA_RUN_ID") &&
+      !reader.has("TORCHELASTIC_RUN_ID")) {
+    env.launcher = Launcher::Tessera;
+    take_given_endpoint(env, reader);
     env.run_id = reader.text("TESSERA_RUN_ID");
     env.rank_zero_serves = false;
     return env;
   }
   env.run_id = reader.text("TORCHELASTIC_RUN_ID", "torchrun") + "." +
                reader.text("TORCHELASTIC_RESTART_COUNT", "0");
-  if (reader.has("TESSERA_RENDEZVOUS")) {
-    set_endpoint(env, "TESSERA_RENDEZVOUS", reader.text("TESSERA_RENDEZVOUS"));
-    return env;
-  }
+  if (take_given_endpoint(env, reader)) return env;
   env.address = reader.text("MASTER_ADDR");
   const auto taken =
       parse<std::uint16_t>("MASTER_PORT", reader.text("MASTER_PORT"), 1, 65535 - kPortsToTry);
@@ -166,29 +172,18 @@ bool is_operator(const Variables& variables) {
 // Kubernetes operators start one rank per pod and open MASTER_PORT for it. No torchrun occupies the
 // port.
 LaunchEnvironment from_operator(const Reader& reader) {
-  LaunchEnvironment env;
-  env.launcher = Launcher::Operator;
-  env.rank = reader.number("RANK");
-  env.world_size = reader.number("WORLD_SIZE");
+  LaunchEnvironment env = reader.ranks("RANK", "WORLD_SIZE");
   // Not MASTER_ADDR: some operators give rank 0 another name than the other ranks.
   env.run_id = reader.text("TESSERA_RUN_ID", "operator");
-  if (env.world_size == 1) return env;
-  if (reader.has("TESSERA_RENDEZVOUS")) {
-    set_endpoint(env, "TESSERA_RENDEZVOUS", reader.text("TESSERA_RENDEZVOUS"));
-    return env;
-  }
+  if (env.world_size == 1 || take_given_endpoint(env, reader)) return env;
   env.address = reader.text("MASTER_ADDR");
   env.port = parse<std::uint16_t>("MASTER_PORT", reader.text("MASTER_PORT"), 1, 65535);
   return env;
 }
 
 LaunchEnvironment from_open_mpi(const Reader& reader) {
-  LaunchEnvironment env;
-  env.launcher = Launcher::OpenMpi;
-  env.rank = reader.number("OMPI_COMM_WORLD_RANK");
-  env.world_size = reader.number("OMPI_COMM_WORLD_SIZE");
-  env.local_rank = reader.number("OMPI_COMM_WORLD_LOCAL_RANK");
-  env.local_world_size = reader.number("OMPI_COMM_WORLD_LOCAL_SIZE");
+  LaunchEnvironment env = reader.ranks("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                                       "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE");
   env.run_id =
       reader.text("TESSERA_RUN_ID",
                   reader.text("PMIX_NAMESPACE", reader.text("OMPI_MCA_ess_base_jobid", "mpirun")));
@@ -197,23 +192,15 @@ LaunchEnvironment from_open_mpi(const Reader& reader) {
 }
 
 LaunchEnvironment from_mpich(const Reader& reader) {
-  LaunchEnvironment env;
-  env.launcher = Launcher::Mpich;
-  env.rank = reader.number("PMI_RANK");
-  env.world_size = reader.number("PMI_SIZE");
-  env.local_rank = reader.number("MPI_LOCALRANKID");
-  env.local_world_size = reader.number("MPI_LOCALNRANKS");
+  LaunchEnvironment env =
+      reader.ranks("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS");
   env.run_id = reader.text("TESSERA_RUN_ID", reader.text("PMI_KVS", "mpiexec"));
   find_meeting_point(env, reader);
   return env;
 }
 
 LaunchEnvironment from_srun(const Reader& reader) {
-  LaunchEnvironment env;
-  env.launcher = Launcher::Srun;
-  env.rank = reader.number("SLURM_PROCID");
-  env.world_size = reader.number("SLURM_NTASKS");
-  env.local_rank = reader.number("SLURM_LOCALID");
+  LaunchEnvironment env = reader.ranks("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID");
   const bool one_node = reader.number("SLURM_STEP_NUM_NODES", 1) == 1;
   env.local_world_size = one_node ? env.world_size : env.local_rank + 1;
   // "2(x3),1" lists the ranks of each node: usable if all nodes are equal.
@@ -231,25 +218,10 @@ LaunchEnvironment from_srun(const Reader& reader) {
 }  // namespace
 
 std::string launcher_name(Launcher launcher) {
-  switch (launcher) {
-    case Launcher::None:
-      return "none";
-    case Launcher::Flags:
-      return "flags";
-    case Launcher::Tessera:
-      return "tessera --nproc";
-    case Launcher::Torchrun:
-      return "torchrun";
-    case Launcher::Operator:
-      return "a cluster operator";
-    case Launcher::OpenMpi:
-      return "Open MPI";
-    case Launcher::Mpich:
-      return "MPICH";
-    case Launcher::Srun:
-      return "srun";
-  }
-  return "unknown";
+  static constexpr std::array kNames = {
+      "none",  "flags", "tessera --nproc", "torchrun", "a cluster operator", "Open MPI",
+      "MPICH", "srun"};
+  return kNames.at(static_cast<std::size_t>(launcher));
 }
 
 std::string LaunchEnvironment::describe() const {

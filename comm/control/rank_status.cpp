@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
 #include <utility>
 
 #include "comm/control/socket.h"
@@ -19,29 +18,20 @@ std::string RankState::where() const {
 }
 
 std::string RankState::encode() const {
-  Message message;
-  message.type = 'B';
-  message.fields = {process,
-                    phase,
-                    std::to_string(step),
-                    collective,
-                    std::to_string(busy_us),
-                    std::to_string(busy_steps),
-                    leaving ? "1" : "0"};
-  return message.encode().substr(4);
+  return Message{'B',
+                 {process, phase, std::to_string(step), collective, std::to_string(busy_us),
+                  std::to_string(busy_steps), leaving ? "1" : "0"}}
+      .encode_body();
 }
 
 std::optional<RankState> RankState::decode(std::string_view text) {
   Message message;
   if (!Message::decode(text, message) || message.type != 'B' || message.fields.size() != 7)
     return std::nullopt;
-  const auto number = [&](std::size_t i, std::int64_t& out) {
-    const std::string& field = message.fields[i];
-    const auto result = std::from_chars(field.data(), field.data() + field.size(), out);
-    return result.ec == std::errc() && result.ptr == field.data() + field.size();
-  };
   RankState state;
-  if (!number(2, state.step) || !number(4, state.busy_us) || !number(5, state.busy_steps))
+  if (!parse_number(message.fields[2], state.step) ||
+      !parse_number(message.fields[4], state.busy_us) ||
+      !parse_number(message.fields[5], state.busy_steps))
     return std::nullopt;
   state.process = message.fields[0];
   state.phase = message.fields[1];

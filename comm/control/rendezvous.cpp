@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <charconv>
-
 #include "comm/control/agreement.h"
 #include "comm/control/comparison.h"
 #include "comm/control/socket.h"
@@ -29,29 +27,19 @@ void compare(const std::vector<Hello>& hellos) {
 std::string started_key(int rank) { return fmt::format("started/{}", rank); }
 
 std::string encode_hello(const Hello& h) {
-  Message message;
-  message.type = 'H';
-  message.fields = {std::to_string(h.rank),
-                    std::to_string(h.world_size),
-                    h.host,
-                    std::to_string(h.pid),
-                    h.run_id,
-                    h.fingerprint,
-                    h.device};
-  return message.encode().substr(4);
+  return Message{'H',
+                 {std::to_string(h.rank), std::to_string(h.world_size), h.host,
+                  std::to_string(h.pid), h.run_id, h.fingerprint, h.device}}
+      .encode_body();
 }
 
 Hello decode_hello(std::string_view text) {
   Message message;
-  const auto number = [&](std::size_t i, int& out) {
-    const std::string& field = message.fields[i];
-    const auto result = std::from_chars(field.data(), field.data() + field.size(), out);
-    return result.ec == std::errc() && result.ptr == field.data() + field.size();
-  };
   Hello h;
   const bool valid = Message::decode(text, message) && message.type == 'H' &&
-                     message.fields.size() == 7 && number(0, h.rank) && number(1, h.world_size) &&
-                     number(3, h.pid);
+                     message.fields.size() == 7 && parse_number(message.fields[0], h.rank) &&
+                     parse_number(message.fields[1], h.world_size) &&
+                     parse_number(message.fields[3], h.pid);
   if (!valid) {
     throw CommError(CommFailure::Mismatch, {},
                     "rendezvous: a rank introduced itself with a malformed message; do all ranks "
@@ -68,15 +56,13 @@ Hello make_hello(int rank, int world_size, std::string run_id, std::string finge
                  std::string device) {
   char name[256] = {};
   if (::gethostname(name, sizeof(name) - 1) != 0) name[0] = '?';
-  Hello hello;
-  hello.rank = rank;
-  hello.world_size = world_size;
-  hello.host = name;
-  hello.pid = static_cast<int>(::getpid());
-  hello.run_id = std::move(run_id);
-  hello.fingerprint = std::move(fingerprint);
-  hello.device = std::move(device);
-  return hello;
+  return {rank,
+          world_size,
+          name,
+          static_cast<int>(::getpid()),
+          std::move(run_id),
+          std::move(fingerprint),
+          std::move(device)};
 }
 
 std::vector<Hello> rendezvous(Store& store, const Hello& hello,

@@ -41,16 +41,17 @@ bool is_loopback(const sockaddr* address) {
   return ntohl(reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr) >> 24 == 127;
 }
 
-std::uint32_t read_u32(std::string_view bytes) {
-  std::uint32_t value = 0;
-  for (std::size_t i = 0; i < 4; ++i) {
-    value |= static_cast<std::uint32_t>(static_cast<unsigned char>(bytes[i])) << (8 * i);
-  }
-  return value;
-}
-
-void append_u32(std::string& out, std::size_t value) {
-  for (int i = 0; i < 4; ++i) out += static_cast<char>((value >> (8 * i)) & 0xff);
+// A socket that is connecting; empty, with errno, on failure.
+FileDescriptor start_connecting(const addrinfo& address) {
+  FileDescriptor fd(::socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd) return {};
+  keep_alive(fd.get());
+  if (::connect(fd.get(), address.ai_addr, address.ai_addrlen) == 0 || errno == EINPROGRESS)
+    return fd;
+  const int code = errno;
+  fd = FileDescriptor();
+  errno = code;
+  return {};
 }
 
 }  // namespace
@@ -59,10 +60,14 @@ FileDescriptor::~FileDescriptor() {
   if (fd_ >= 0) ::close(fd_);
 }
 
+std::chrono::milliseconds time_until(Deadline deadline) {
+  using std::chrono::milliseconds;
+  return std::max(milliseconds(0),
+                  std::chrono::ceil<milliseconds>(deadline - std::chrono::steady_clock::now()));
+}
+
 int milliseconds_until(Deadline deadline) {
-  const auto left =
-      std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-  return static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 1'000'000));
+  return static_cast<int>(std::min<std::int64_t>(time_until(deadline).count(), 1'000'000));
 }
 
 bool has_address(const std::string& host) {
@@ -133,15 +138,11 @@ std::string bound_address(int fd) {
 
 FileDescriptor start_connecting(const std::string& host, std::uint16_t port) {
   const AddressList list = resolve(host, port, false);
-  FileDescriptor fd;
+  int code = 0;
   for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {
-    fd = FileDescriptor(::socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (!fd) continue;
-    keep_alive(fd.get());
-    if (::connect(fd.get(), a->ai_addr, a->ai_addrlen) == 0 || errno == EINPROGRESS) return fd;
+    if (FileDescriptor fd = start_connecting(*a)) return fd;
+    code = errno;
   }
-  const int code = errno;
-  fd = FileDescriptor();
   errno = code;
   return {};
 }
@@ -149,20 +150,14 @@ FileDescriptor start_connecting(const std::string& host, std::uint16_t port) {
 FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline deadline) {
   const AddressList list = resolve(host, port, false);
   for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {
-    FileDescriptor fd(::socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (!fd) continue;
-    if (::connect(fd.get(), a->ai_addr, a->ai_addrlen) != 0) {
-      if (errno != EINPROGRESS) continue;
-      pollfd waiting{fd.get(), POLLOUT, 0};
-      int error = 0;
-      socklen_t length = sizeof(error);
-      if (::poll(&waiting, 1, milliseconds_until(deadline)) <= 0 ||
-          ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0 || error != 0) {
-        continue;
-      }
+    FileDescriptor fd = start_connecting(*a);
+    pollfd waiting{fd.get(), POLLOUT, 0};
+    int error = 0;
+    socklen_t length = sizeof(error);
+    if (fd && ::poll(&waiting, 1, milliseconds_until(deadline)) > 0 &&
+        ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0) {
+      return fd;
     }
-    keep_alive(fd.get());
-    return fd;
   }
   return {};
 }
@@ -178,16 +173,9 @@ std::optional<std::string> address_towards(const std::vector<std::string>& hosts
     for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {
       // Connecting a datagram socket only consults the routing table.
       const FileDescriptor fd(::socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-      sockaddr_storage own{};
-      socklen_t length = sizeof(own);
-      char text[NI_MAXHOST];
-      if (fd && ::connect(fd.get(), a->ai_addr, a->ai_addrlen) == 0 &&
-          ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &length) == 0 &&
-          !is_loopback(reinterpret_cast<const sockaddr*>(&own)) &&
-          ::getnameinfo(reinterpret_cast<const sockaddr*>(&own), length, text, sizeof(text),
-                        nullptr, 0, NI_NUMERICHOST) == 0) {
-        return std::string(text);
-      }
+      if (!fd || ::connect(fd.get(), a->ai_addr, a->ai_addrlen) != 0) continue;
+      std::string own = bound_address(fd.get());
+      if (!is_loopback(own)) return own;
     }
   }
   return std::nullopt;
@@ -222,6 +210,18 @@ bool Message::decode(std::string_view body, Message& out) {
     body.remove_prefix(length);
   }
   return true;
+}
+
+std::uint32_t read_u32(std::string_view bytes) {
+  std::uint32_t value = 0;
+  for (std::size_t i = 0; i < 4; ++i) {
+    value |= static_cast<std::uint32_t>(static_cast<unsigned char>(bytes[i])) << (8 * i);
+  }
+  return value;
+}
+
+void append_u32(std::string& out, std::size_t value) {
+  for (int i = 0; i < 4; ++i) out += static_cast<char>((value >> (8 * i)) & 0xff);
 }
 
 std::size_t frame_size(std::string_view buffer) {

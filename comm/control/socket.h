@@ -1,5 +1,6 @@
 #pragma once
 
+#include <charconv>
 #include <chrono>
 #include <cstdint>
 #include <optional>
@@ -28,7 +29,9 @@ class FileDescriptor {
 };
 
 using Deadline = std::chrono::steady_clock::time_point;
-/// Milliseconds until `deadline`, for poll(); at least 0.
+/// Time until `deadline`, rounded up; at least 0.
+std::chrono::milliseconds time_until(Deadline deadline);
+/// The same for poll(); at most 1000 s.
 int milliseconds_until(Deadline deadline);
 
 /// Whether the host name resolves now; a cluster may publish it after its ranks start.
@@ -63,11 +66,23 @@ struct Message {
   std::vector<std::string> fields;
 
   std::string encode() const;
+  /// The body alone.
+  std::string encode_body() const { return encode().substr(4); }
   /// Decodes a frame's body. @return false if malformed
   static bool decode(std::string_view body, Message& out);
 };
 inline constexpr std::size_t kMaxFrame = 1 << 20;
 /// Bytes of the first frame in `buffer`, including its length word; 0 if that is incomplete.
 std::size_t frame_size(std::string_view buffer);
+/// Little-endian; `bytes` holds at least 4.
+std::uint32_t read_u32(std::string_view bytes);
+void append_u32(std::string& out, std::size_t value);
+
+/// Parses `text` as a decimal integer. @return false if other characters remain
+template <typename Int>
+bool parse_number(std::string_view text, Int& value) {
+  const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
+  return result.ec == std::errc() && result.ptr == text.data() + text.size();
+}
 
 }  // namespace tessera::comm

@@ -82,13 +82,6 @@ std::optional<Message> round_trip(const FileDescriptor& connection, std::string_
   }
 }
 
-Message request(std::uint8_t type, std::vector<std::string> fields) {
-  Message message;
-  message.type = type;
-  message.fields = std::move(fields);
-  return message;
-}
-
 struct Attempt {
   FileDescriptor connection;
   bool refused = false;    // the server has another run or token
@@ -103,7 +96,7 @@ std::optional<Message> shake_hands(const FileDescriptor& connection, const Store
   const bool has_token = !secrets.token.empty();
   const std::string nonce = has_token ? make_nonce() : std::string();
   auto answer = round_trip(
-      connection, request(P::kHello, {std::string(P::kMagic), secrets.run_id, nonce}).encode(),
+      connection, Message{P::kHello, {std::string(P::kMagic), secrets.run_id, nonce}}.encode(),
       {deadline});
   if (!answer || !has_token || answer->type == P::kNo) return answer;
   const std::string challenge = answer->fields[0];
@@ -113,7 +106,7 @@ std::optional<Message> shake_hands(const FileDescriptor& connection, const Store
     return make_proof(secrets.token, role, secrets.run_id, nonce, challenge);
   };
   answer =
-      round_trip(connection, request(P::kProve, {proof(ProofRole::Client)}).encode(), {deadline});
+      round_trip(connection, Message{P::kProve, {proof(ProofRole::Client)}}.encode(), {deadline});
   if (!answer || answer->type == P::kNo) return answer;
   unproven = !is_same_secret(answer->fields[0], proof(ProofRole::Server));
   return answer;
@@ -228,9 +221,7 @@ Message TcpStore::call(const Message& message, milliseconds deadline) {
   }
   const std::string& key = message.fields[0];
   const bool reused = static_cast<bool>(connection);
-  if (!reused) {
-    connection = connect(end);
-  }
+  if (!reused) connection = connect(end);
   if (!connection) throw lost(key);
   std::optional<Message> answer = round_trip(connection, frame, call_end);
   // A firewall may have dropped an idle connection. All requests but leave are idempotent.
@@ -252,14 +243,14 @@ void TcpStore::set(const std::string& key, std::string_view value) {
           "store key '{}': its value of {} bytes makes a message of {}, over the limit of {}; "
           "exchange less at once",
           key, value.size(), size, kMaxFrame);
-  const Message answer = call(request(P::kSet, {key, std::string(value)}), answer_time_);
+  const Message answer = call({P::kSet, {key, std::string(value)}}, answer_time_);
   require(answer.type == P::kYes, "store key '{}' already has another value; keys are written once",
           key);
 }
 
 std::string TcpStore::get(const std::string& key, milliseconds deadline) {
   Message answer =
-      call(request(P::kGet, {key, std::to_string(std::max<std::int64_t>(0, deadline.count()))}),
+      call({P::kGet, {key, std::to_string(std::max<std::int64_t>(0, deadline.count()))}},
            deadline + answer_time_);
   if (answer.type != P::kYes) {
     throw CommError(CommFailure::Timeout, {}, "store key '{}' was not set within {}", key,
@@ -269,15 +260,15 @@ std::string TcpStore::get(const std::string& key, milliseconds deadline) {
 }
 
 bool TcpStore::has(const std::string& key) {
-  return call(request(P::kHas, {key}), answer_time_).type == P::kYes;
+  return call({P::kHas, {key}}, answer_time_).type == P::kYes;
 }
 
 void TcpStore::leave(const std::string& name, int readers) {
-  call(request(P::kLeave, {name, std::to_string(readers)}), answer_time_);
+  call({P::kLeave, {name, std::to_string(readers)}}, answer_time_);
 }
 
 void TcpStore::beat(int rank, const RankState& state) {
-  call(request(P::kBeat, {std::to_string(rank), state.encode()}), answer_time_);
+  call({P::kBeat, {std::to_string(rank), state.encode()}}, answer_time_);
 }
 
 std::shared_ptr<Store> TcpStore::separate(milliseconds answer_time) const {

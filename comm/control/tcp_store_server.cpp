@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <optional>
 
@@ -22,12 +21,6 @@ constexpr int kEventsAtOnce = 64, kAcceptsAtOnce = 16;
 constexpr std::chrono::milliseconds kAcceptPause{100};
 // Random picks that prefer a stranger that has not sent the run id.
 constexpr int kLooks = 8;
-
-template <typename Int>
-bool parse(std::string_view text, Int& value) {
-  const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
-  return result.ec == std::errc() && result.ptr == text.data() + text.size();
-}
 
 // Keeps strangers from predicting which of them is replaced.
 std::uint64_t unpredictable() {
@@ -338,8 +331,7 @@ bool TcpStoreServer::handle(Connection& c, std::string_view body) {
       size_.store(values_.size());
     }
     reply(c, taken ? P::kNo : P::kYes, {});
-    if (taken) return true;
-    wake_waiting(m.fields[0], m.fields[1]);
+    if (!taken) wake_waiting(m.fields[0], m.fields[1]);
     return true;
   }
   if (m.type == P::kHas && count == 1) {
@@ -349,7 +341,7 @@ bool TcpStoreServer::handle(Connection& c, std::string_view body) {
   if (m.type == P::kBeat && count == 2) {
     int rank = 0;
     auto state = RankState::decode(m.fields[1]);
-    if (!state || !parse(m.fields[0], rank) || rank < 0) return false;
+    if (!state || !parse_number(m.fields[0], rank) || rank < 0) return false;
     c.beats = rank;
     beats_.beat(rank, *std::move(state), c.id);
     reply(c, P::kYes, {});
@@ -357,7 +349,7 @@ bool TcpStoreServer::handle(Connection& c, std::string_view body) {
   }
   if (m.type == P::kLeave && count == 2) {
     int readers = 0;
-    if (!parse(m.fields[1], readers) || readers < 1) return false;
+    if (!parse_number(m.fields[1], readers) || readers < 1) return false;
     {
       const std::lock_guard lock(values_mutex_);
       values_.leave(m.fields[0], readers);
@@ -372,7 +364,7 @@ bool TcpStoreServer::handle(Connection& c, std::string_view body) {
     return true;
   }
   std::int64_t milliseconds = 0;
-  if (!parse(m.fields[1], milliseconds) || milliseconds < 0) return false;
+  if (!parse_number(m.fields[1], milliseconds) || milliseconds < 0) return false;
   start_waiting(
       c, m.fields[0],
       Clock::now() + std::chrono::milliseconds(std::min<std::int64_t>(milliseconds, 86'400'000)));
@@ -380,10 +372,7 @@ bool TcpStoreServer::handle(Connection& c, std::string_view body) {
 }
 
 void TcpStoreServer::reply(Connection& c, std::uint8_t status, std::string value) {
-  Message answer;
-  answer.type = status;
-  answer.fields.push_back(std::move(value));
-  c.out += answer.encode();
+  c.out += Message{status, {std::move(value)}}.encode();
 }
 
 bool TcpStoreServer::flush(Connection& c) {

@@ -5,6 +5,7 @@
 #include <future>
 
 #include "comm/control/agreement.h"
+#include "comm/control/socket.h"
 #include "comm/flight_recorder.h"
 #include "comm/nccl/communicator.h"
 
@@ -13,11 +14,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using State = NcclStatus::State;
-
-milliseconds left_until(NcclCore::Clock::time_point end) {
-  return std::max(milliseconds(0),
-                  std::chrono::duration_cast<milliseconds>(end - NcclCore::Clock::now()));
-}
 
 // One collective that stands for a launch in messages and signatures.
 Collective summary(std::span<const std::shared_ptr<NcclItem>> items) {
@@ -54,14 +50,14 @@ NcclCore::NcclCore(std::unique_ptr<NcclDriver> driver, std::shared_ptr<Store> st
 void NcclCore::connect() {
   const auto end = Clock::now() + options_.connect_timeout;
   // NCCL's init has no deadline: it is called only after all ranks have arrived.
-  exchange(*store_, inquiry_.key("start"), rank_, world_size_, "here", left_until(end));
+  exchange(*store_, inquiry_.key("start"), rank_, world_size_, "here", time_until(end));
   const std::optional<CommError> error = initialize(end);
   constexpr milliseconds kSkew{3000};
   std::vector<std::string> outcomes;
   try {
     if (error) set_or_get(*store_, inquiry_.key("not started"), std::to_string(rank_));
     outcomes = exchange(*store_, inquiry_.key("connection"), rank_, world_size_,
-                        error ? encode_error(*error) : kConnected, left_until(end) + kSkew);
+                        error ? encode_error(*error) : kConnected, time_until(end) + kSkew);
   } catch (const CommError&) {
     abort_in_time();
     throw;
@@ -91,7 +87,7 @@ std::optional<CommError> NcclCore::initialize(Clock::time_point end) {
   };
   try {
     if (rank_ == 0) store_->set(inquiry_.key("id"), driver_->make_unique_id());
-    const std::string id = store_->get(inquiry_.key("id"), left_until(end));
+    const std::string id = store_->get(inquiry_.key("id"), time_until(end));
     NcclStatus status = driver_->init(id, rank_, world_size_);
     auto next_look = Clock::now();
     for (Pause pause; status.state == State::InProgress; status = driver_->status()) {

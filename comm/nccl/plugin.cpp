@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "comm/nccl/driver.h"
-#include "core/base/cuda/check.h"
+#include "core/base/cuda/handles.h"
 
 namespace tessera::comm {
 namespace {
@@ -30,37 +30,21 @@ ncclDataType_t reduced_type(DType dtype) {
 
 class StreamEvent final : public NcclEvent {
  public:
-  StreamEvent(int index, cudaStream_t stream) : index_(index) {
-    check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate");
-    const cudaError_t status = cudaEventRecord(event_, stream);
-    if (status != cudaSuccess) cudaEventDestroy(event_);
-    check(status, "cudaEventRecord");
-  }
-  ~StreamEvent() override {
-    cudaSetDevice(index_);
-    cudaEventDestroy(event_);
-  }
+  StreamEvent(int index, cudaStream_t stream) : index_(index) { event_.record(stream); }
+  ~StreamEvent() override { cudaSetDevice(index_); }
   StreamEvent(const StreamEvent&) = delete;
   StreamEvent& operator=(const StreamEvent&) = delete;
 
   bool is_done() const override {
     // A thread's first CUDA call would otherwise initialize the first GPU.
     check(cudaSetDevice(index_), "cudaSetDevice");
-    const cudaError_t status = cudaEventQuery(event_);
-    if (status == cudaErrorNotReady) {
-      cudaGetLastError();  // clears the status, which is no error
-      return false;
-    }
-    check(status, "work of the communication stream");
-    return true;
+    return event_.is_done("work of the communication stream");
   }
-  void hold_back(cudaStream_t stream) const {
-    check(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent");
-  }
+  void hold_back(cudaStream_t stream) const { event_.hold_back(stream); }
 
  private:
   const int index_;
-  cudaEvent_t event_ = nullptr;
+  cuda::Event event_;
 };
 
 class Driver final : public NcclDriver {

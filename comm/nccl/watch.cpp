@@ -17,6 +17,12 @@ constexpr milliseconds kFinalizeTime{2000};
 }  // namespace
 
 std::optional<NcclSuspicion> NcclCore::look() {
+  const auto during_oldest = [this](bool remote, std::string text) {
+    const auto oldest = pending_.oldest();
+    return NcclSuspicion{.collective = oldest ? oldest->collective : Collective{},
+                         .remote = remote,
+                         .text = std::move(text)};
+  };
   try {
     if (const auto late = pending_.advance(Clock::now())) {
       return NcclSuspicion{.collective = late->collective, .late = true};
@@ -25,14 +31,9 @@ std::optional<NcclSuspicion> NcclCore::look() {
     if (!lock.owns_lock()) return std::nullopt;  // the caller is in NCCL and watches the status
     const NcclStatus status = driver_->status();
     if (status.state != State::Failed) return std::nullopt;
-    const auto oldest = pending_.oldest();
-    return NcclSuspicion{.collective = oldest ? oldest->collective : Collective{},
-                         .remote = status.remote,
-                         .text = status.text};
+    return during_oldest(status.remote, status.text);
   } catch (const std::exception& error) {
-    const auto oldest = pending_.oldest();
-    return NcclSuspicion{.collective = oldest ? oldest->collective : Collective{},
-                         .text = error.what()};
+    return during_oldest(false, error.what());
   }
 }
 

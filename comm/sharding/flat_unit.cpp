@@ -3,29 +3,6 @@
 #include "kernels/elementwise.h"
 
 namespace tessera::comm {
-namespace {
-
-std::string_view state_name(FlatUnit::State state) {
-  switch (state) {
-    case FlatUnit::State::Sharded:
-      return "sharded";
-    case FlatUnit::State::Gathering:
-      return "gathering";
-    case FlatUnit::State::Gathered:
-      return "gathered";
-  }
-  return "unknown";
-}
-
-}  // namespace
-
-ShardLayout layout_of(const Unit& unit, int world_size) {
-  std::vector<ShardLayout::Parameter> parameters;
-  parameters.reserve(unit.parameters.size());
-  for (const Parameter* p : unit.parameters)
-    parameters.push_back({p->name, p->tensor.shape(), p->decay});
-  return ShardLayout(unit.name, parameters, world_size);
-}
 
 ShardMode parse_shard_mode(const std::string& name) {
   if (name == "full") return ShardMode::Full;
@@ -111,8 +88,8 @@ void FlatUnit::start_gather() {
 
 void FlatUnit::finish_gather() {
   if (state_ == State::Gathered) return;
-  require<InternalError>(state_ == State::Gathering, "unit {} is {}, expected gathering", name(),
-                         state_name(state_));
+  require<InternalError>(state_ == State::Gathering, "unit {} is sharded, expected gathering",
+                         name());
   if (gathering_) {
     gathering_->wait();
     gathering_.reset();

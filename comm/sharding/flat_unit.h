@@ -20,9 +20,6 @@ enum class ShardMode : std::uint8_t {
 /// "full" or "none". @throws InvalidArgument for other names
 ShardMode parse_shard_mode(const std::string& name);
 
-/// Layout of a unit's flat buffer, split over `world_size` ranks.
-ShardLayout layout_of(const Unit& unit, int world_size);
-
 /// One unit's parameters as a flat buffer split over the ranks of a communicator.
 ///
 /// Holds this rank's segment of master values and of their float32 gradient (the whole buffer in

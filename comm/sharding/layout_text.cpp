@@ -2,17 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <cstdint>
+#include "core/base/rng.h"
 
 namespace tessera::comm {
 namespace {
-
-// FNV-1a: detects accidents, not forgeries.
-std::uint64_t hash_of(std::string_view text) {
-  std::uint64_t hash = 14695981039346656037U;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211U;
-  return hash;
-}
 
 std::string parameters_of(const FlatUnit& unit) {
   std::string text;
@@ -34,7 +27,7 @@ std::string layout_text(const ShardedModel& model) {
     text += fmt::format(
         "unit {} = {} parameters of {} elements in a buffer of {}, {} weights, hash {:016x}\n",
         unit->name(), layout.slots().size(), layout.parameter_count(), layout.padded_size(),
-        dtype_name(unit->master().dtype()), hash_of(parameters_of(*unit)));
+        dtype_name(unit->master().dtype()), hash_text(parameters_of(*unit)));
   }
   return text;
 }

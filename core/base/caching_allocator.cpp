@@ -86,9 +86,7 @@ std::size_t CachingAllocator::reserved_bytes() const {
   return reserved_;
 }
 
-void CachingAllocator::trim() noexcept { release_idle(); }
-
-void CachingAllocator::release_idle() noexcept {
+void CachingAllocator::trim() noexcept {
   const std::lock_guard lock(mutex_);
   for (const auto& [bytes, data] : idle_) {
     reserved_ -= bytes;

@@ -18,6 +18,7 @@ class CachingAllocator : public Allocator {
   void* allocate(std::size_t bytes) final;
   void deallocate(void* data, std::size_t bytes) noexcept final;
   std::size_t reserved_bytes() const final;
+  /// Every derived destructor must call it, while give_back() still exists.
   void trim() noexcept final;
   /// Caps the bytes held from the system; 0: no limit. Memory held already stays.
   void set_limit(std::size_t bytes);
@@ -30,8 +31,6 @@ class CachingAllocator : public Allocator {
   virtual void give_back(void* data) noexcept = 0;
   /// "host memory", "memory of cuda:0"
   virtual std::string name() const = 0;
-  /// Every derived destructor must call it, while give_back() still exists.
-  void release_idle() noexcept;
 
  private:
   void* take_within_limit(std::size_t bytes);

@@ -5,22 +5,6 @@
 
 namespace tessera {
 
-namespace {
-
-std::unique_ptr<Allocator> make_allocator(DeviceType type) {
-  switch (type) {
-    case DeviceType::CPU:
-      return make_cpu_allocator();
-    case DeviceType::Meta:
-      return make_meta_allocator();
-    case DeviceType::CUDA:
-      break;
-  }
-  return nullptr;
-}
-
-}  // namespace
-
 std::shared_ptr<Context> Context::create(const ContextOptions& options) {
   return std::shared_ptr<Context>(new Context(options));
 }
@@ -30,7 +14,9 @@ Context::Context(const ContextOptions& options)
       backend_(options.device.type == DeviceType::CUDA
                    ? load_device_backend(options.device.index, options.plugin)
                    : nullptr),
-      allocator_(make_allocator(options.device.type)),
+      allocator_(backend_                                 ? nullptr
+                 : options.device.type == DeviceType::CPU ? make_cpu_allocator()
+                                                          : make_meta_allocator()),
       threads_(options.threads) {}
 
 DeviceBackend& Context::backend() {

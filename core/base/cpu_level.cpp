@@ -1,6 +1,7 @@
 #include "core/base/cpu_level.h"
 
 #include <algorithm>
+#include <array>
 
 #include "core/base/error.h"
 
@@ -30,15 +31,8 @@ CpuLevel detect_cpu_level(std::span<const CpuLevel> levels) {
 }
 
 std::string_view cpu_level_name(CpuLevel level) {
-  switch (level) {
-    case CpuLevel::Generic:
-      return "generic";
-    case CpuLevel::V3:
-      return "x86-64-v3";
-    case CpuLevel::V4:
-      return "x86-64-v4";
-  }
-  return "unknown";
+  static constexpr std::array<std::string_view, 3> kNames = {"generic", "x86-64-v3", "x86-64-v4"};
+  return kNames.at(static_cast<std::size_t>(level));
 }
 
 CpuLevel parse_cpu_level(std::string_view name) {

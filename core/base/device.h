@@ -15,15 +15,8 @@ struct Device {
 
   /// "cpu", "cuda:1", "meta"
   std::string str() const {
-    switch (type) {
-      case DeviceType::CPU:
-        return "cpu";
-      case DeviceType::CUDA:
-        return "cuda:" + std::to_string(index);
-      case DeviceType::Meta:
-        return "meta";
-    }
-    return "unknown";
+    if (type == DeviceType::CUDA) return "cuda:" + std::to_string(index);
+    return type == DeviceType::CPU ? "cpu" : "meta";
   }
 };
 

@@ -2,34 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <array>
+
 namespace tessera {
 
 std::string_view dtype_name(DType dtype) {
-  switch (dtype) {
-    case DType::F64:
-      return "f64";
-    case DType::F32:
-      return "f32";
-    case DType::BF16:
-      return "bf16";
-    case DType::F16:
-      return "f16";
-    case DType::I64:
-      return "i64";
-    case DType::I32:
-      return "i32";
-    case DType::I16:
-      return "i16";
-    case DType::I8:
-      return "i8";
-    case DType::U16:
-      return "u16";
-    case DType::U8:
-      return "u8";
-    case DType::Bool:
-      return "bool";
-  }
-  return "unknown";
+  static constexpr std::array<std::string_view, 11> kNames = {
+      "f64", "f32", "bf16", "f16", "i64", "i32", "i16", "i8", "u16", "u8", "bool"};
+  const auto i = static_cast<std::size_t>(dtype);
+  return i < kNames.size() ? kNames[i] : "unknown";
 }
 
 }  // namespace tessera

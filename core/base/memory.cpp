@@ -35,7 +35,7 @@ std::string table_head() {
 class CpuAllocator final : public CachingAllocator {
  public:
   CpuAllocator() = default;
-  ~CpuAllocator() override { release_idle(); }
+  ~CpuAllocator() override { trim(); }
   CpuAllocator(const CpuAllocator&) = delete;
   CpuAllocator& operator=(const CpuAllocator&) = delete;
 

@@ -26,13 +26,12 @@ std::vector<fs::path> places(std::string_view file, const char* variable) {
 }
 
 std::string find_file(std::string_view what, std::string_view file, const char* variable) {
+  std::string found = Plugin::locate(file, variable);
   const std::vector<fs::path> all = places(file, variable);
-  if (all.size() == 1) return all.front().string();  // given explicitly: the linker reports errors
-  std::error_code ignored;
-  for (const fs::path& path : all)
-    if (fs::exists(path, ignored)) return path.string();
-  throw Unsupported("no {}: neither {} nor {} exists; build tessera where its libraries are", what,
-                    all.front().string(), all.back().string());
+  require<Unsupported>(!found.empty(),
+                       "no {}: neither {} nor {} exists; build tessera where its libraries are",
+                       what, all.front().string(), all.back().string());
+  return found;
 }
 
 /// Why a file must not be passed to dlopen, else empty. A FIFO would block it; a truncated file
@@ -75,7 +74,7 @@ Plugin::Plugin(std::string_view what, std::string_view file, const char* variabl
 
 std::string Plugin::locate(std::string_view file, const char* variable) {
   const std::vector<fs::path> all = places(file, variable);
-  if (all.size() == 1) return all.front().string();
+  if (all.size() == 1) return all.front().string();  // given explicitly: the linker reports errors
   std::error_code ignored;
   const auto at = std::find_if(all.begin(), all.end(),
                                [&](const fs::path& path) { return fs::exists(path, ignored); });

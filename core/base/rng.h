@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <numbers>
+#include <string_view>
 
 namespace tessera {
 
@@ -23,6 +24,13 @@ constexpr std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> c
     key[1] += 0xBB67AE85U;
   }
   return counter;
+}
+
+/// FNV-1a, for keys of random streams and to detect accidents, not forgeries.
+constexpr std::uint64_t hash_text(std::string_view text) {
+  std::uint64_t hash = 0xcbf29ce484222325ULL;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
+  return hash;
 }
 
 /// Purpose of a random stream; separates the streams of one seed.

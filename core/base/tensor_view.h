@@ -34,6 +34,18 @@ struct TensorView {
     require(dtype_of<T>() == dtype, "expected dtype {}, got {}", dtype_of<T>(), dtype);
     return static_cast<T*>(data);
   }
+  /// Address of an element, by its offset in memory; null if data is.
+  void* at(std::int64_t offset) const {
+    if (data == nullptr) return nullptr;
+    return static_cast<std::byte*>(data) + static_cast<std::size_t>(offset) * dtype_size(dtype);
+  }
+  /// Elements [begin, begin + count) of dim `dim`.
+  TensorView narrow(int dim, std::int64_t begin, std::int64_t count) const {
+    TensorView part = *this;
+    part.shape[dim] = count;
+    part.data = at(begin * strides[dim]);
+    return part;
+  }
   bool defined() const { return !shape.empty() || data != nullptr; }
 };
 

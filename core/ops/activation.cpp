@@ -28,13 +28,9 @@ Tensor gelu(const Tensor& x) {
 namespace {
 
 // Columns [index * H, (index + 1) * H) of packed rows [R, 2 H].
-TensorView half(TensorView rows, int index) {
+TensorView half(const TensorView& rows, int index) {
   const std::int64_t width = rows.shape[1] / 2;
-  rows.shape[1] = width;
-  if (rows.data != nullptr)
-    rows.data = static_cast<std::byte*>(rows.data) +
-                static_cast<std::size_t>(index * width) * dtype_size(rows.dtype);
-  return rows;
+  return rows.narrow(1, index * width, width);
 }
 
 GradientView half(const GradientView& rows, int index) {

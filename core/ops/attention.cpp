@@ -31,16 +31,10 @@ Heads check_packed(std::string_view operation, const Tensor& qkv, std::int64_t n
   return {qkv.dim(0), qkv.dim(1), n_head, packed / 3 / n_head};
 }
 
-void* advance(const TensorView& view, std::int64_t elements) {
-  if (view.data == nullptr) return nullptr;
-  return static_cast<std::byte*>(view.data) +
-         static_cast<std::size_t>(elements) * dtype_size(view.dtype);
-}
-
 // Part 0, 1 or 2 (queries, keys, values) of a packed view, as [B, T, H, D].
 TensorView part(const TensorView& packed, const Heads& s, int index) {
   const std::int64_t row = 3 * s.width();
-  return {advance(packed, index * s.width()),
+  return {packed.at(index * s.width()),
           packed.dtype,
           {s.batch, s.time, s.heads, s.head_dim},
           {s.time * row, row, s.head_dim, 1},
@@ -101,9 +95,7 @@ namespace {
 void check_cache(std::string_view argument, const Tensor& cache, const Tensor& qkv, const Heads& s,
                  std::int64_t past) {
   check_dims(kCached, argument, cache, 4, "[B, P, H, D]");
-  check_shape(kCached, argument, cache, {s.batch, cache.dim(1), s.heads, s.head_dim});
-  check_dtype(kCached, argument, cache, qkv.dtype());
-  check_contiguous(kCached, argument, cache);
+  check_dense(kCached, argument, cache, qkv.dtype(), {s.batch, cache.dim(1), s.heads, s.head_dim});
   require(past >= 0 && s.time <= cache.dim(1) && past <= cache.dim(1) - s.time,
           "{}: {} past and {} new tokens do not fit into {} of shape {}; make a longer cache",
           kCached, past, s.time, argument, cache.shape());
@@ -117,17 +109,10 @@ void append(Context& context, const TensorView& packed, const Heads& s, int inde
   for (std::int64_t b = 0; b < s.batch; ++b) {
     const std::int64_t from = b * s.time * 3 * s.width() + index * s.width();
     const std::int64_t to = (b * columns + past) * s.width();
-    const TensorView in{
-        advance(packed, from), packed.dtype, rows, {3 * s.width(), 1}, packed.device};
+    const TensorView in{packed.at(from), packed.dtype, rows, {3 * s.width(), 1}, packed.device};
     kernels::cast(context, in,
-                  {dense_view(advance(cache, to), cache.dtype, rows, cache.device), false, true});
+                  {dense_view(cache.at(to), cache.dtype, rows, cache.device), false, true});
   }
-}
-
-// Columns [0, filled) of a cache.
-TensorView filled_part(TensorView cache, std::int64_t filled) {
-  cache.shape[1] = filled;
-  return cache;
 }
 
 }  // namespace
@@ -153,8 +138,8 @@ Tensor cached_attention(const Tensor& qkv, std::int64_t n_head, const Tensor& ca
   cache_v.storage()->bump_version();
 
   const std::int64_t filled = past + sizes.time;
-  kernels::AttentionForward args{part(packed, sizes, 0), filled_part(cache_k.view(), filled),
-                                 filled_part(cache_v.view(), filled),
+  kernels::AttentionForward args{part(packed, sizes, 0), cache_k.view().narrow(1, 0, filled),
+                                 cache_v.view().narrow(1, 0, filled),
                                  split_heads(out.view(), sizes)};
   args.scale = sizes.scale();
   kernels::attention_forward(*context, args);

@@ -25,6 +25,13 @@ void check_contiguous(std::string_view operation, std::string_view argument, con
           operation, argument, tensor.shape(), tensor.strides());
 }
 
+void check_dense(std::string_view operation, std::string_view argument, const Tensor& tensor,
+                 DType dtype, const Shape& shape) {
+  check_shape(operation, argument, tensor, shape);
+  check_dtype(operation, argument, tensor, dtype);
+  check_contiguous(operation, argument, tensor);
+}
+
 void check_dims(std::string_view operation, std::string_view argument, const Tensor& tensor,
                 int dims, std::string_view meaning) {
   require(tensor.shape().size() == dims, "{}: {} must be {}, got shape {}", operation, argument,

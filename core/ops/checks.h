@@ -15,6 +15,9 @@ void check_dtype(std::string_view operation, std::string_view argument, const Te
 void check_shape(std::string_view operation, std::string_view argument, const Tensor& tensor,
                  const Shape& expected);
 void check_contiguous(std::string_view operation, std::string_view argument, const Tensor& tensor);
+/// Shape, dtype and contiguity.
+void check_dense(std::string_view operation, std::string_view argument, const Tensor& tensor,
+                 DType dtype, const Shape& shape);
 /// @param meaning  of the dims, for the message: "[B, T, C]"
 void check_dims(std::string_view operation, std::string_view argument, const Tensor& tensor,
                 int dims, std::string_view meaning);

@@ -43,15 +43,6 @@ void check_targets(const Tensor& targets, std::int64_t vocab) {
             kName, values[i], i, vocab, kernels::kIgnoreTarget);
 }
 
-TensorView row_range(const TensorView& rows, std::int64_t begin, std::int64_t count) {
-  TensorView part = rows;
-  part.shape[0] = count;
-  if (part.data != nullptr)
-    part.data = static_cast<std::byte*>(part.data) +
-                static_cast<std::size_t>(begin * rows.strides[0]) * dtype_size(rows.dtype);
-  return part;
-}
-
 }  // namespace
 
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets,
@@ -60,12 +51,8 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
   check_dims(kName, "x", x, 2, "[N, C]");
   check_rows(kName, "x", x);
   check_dims(kName, "weight", weight, 2, "[V, C]");
-  check_shape(kName, "weight", weight, {weight.dim(0), x.dim(1)});
-  check_dtype(kName, "weight", weight, x.dtype());
-  check_contiguous(kName, "weight", weight);
-  check_dtype(kName, "targets", targets, DType::I32);
-  check_shape(kName, "targets", targets, {x.dim(0)});
-  check_contiguous(kName, "targets", targets);
+  check_dense(kName, "weight", weight, x.dtype(), {weight.dim(0), x.dim(1)});
+  check_dense(kName, "targets", targets, DType::I32, {x.dim(0)});
   const std::int64_t rows = x.dim(0);
   const std::int64_t vocab = weight.dim(0);
   require(rows > 0 && vocab > 0, "{}: needs rows and a vocabulary, got x {} and weight {}", kName,
@@ -112,20 +99,20 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
 
   for (std::int64_t begin = 0; begin < rows; begin += chunk_rows) {
     const std::int64_t count = std::min(chunk_rows, rows - begin);
-    const TensorView x_chunk = row_range(x.view(), begin, count);
-    const TensorView logits_chunk = row_range(logits.view(), 0, count);
+    const TensorView x_chunk = x.view().narrow(0, begin, count);
+    const TensorView logits_chunk = logits.view().narrow(0, 0, count);
     kernels::matmul(*context, {x_chunk, weight.view(), logits_chunk, false, true});
-    kernels::cross_entropy(*context, {logits_chunk, row_range(targets.view(), begin, count),
-                                      row_range(losses.view(), begin, count), recorded, scale});
+    kernels::cross_entropy(*context, {logits_chunk, targets.view().narrow(0, begin, count),
+                                      losses.view().narrow(0, begin, count), recorded, scale});
     if (!recorded) continue;
     TensorView grad_logits = logits_chunk;
     if (narrow.defined()) {
-      grad_logits = row_range(narrow.view(), 0, count);
+      grad_logits = narrow.view().narrow(0, 0, count);
       kernels::cast(*context, logits_chunk, {grad_logits, false, true});
     }
     if (wants_x)
       kernels::matmul(*context,
-                      {grad_logits, weight.view(), row_range(grad_x.view(), begin, count)});
+                      {grad_logits, weight.view(), grad_x.view().narrow(0, begin, count)});
     if (wants_weight) {
       kernels::matmul(
           *context, {grad_logits, x_chunk, grad_weight.view, true, false, grad_weight.accumulate});

@@ -10,10 +10,8 @@ namespace tessera::ops {
 Tensor add(const Tensor& a, const Tensor& b) {
   const auto& context = common_context("add", {&a, &b});
   check_computes("add", "a", a);
-  check_shape("add", "b", b, a.shape());
-  check_dtype("add", "b", b, a.dtype());
   check_contiguous("add", "a", a);
-  check_contiguous("add", "b", b);
+  check_dense("add", "b", b, a.dtype(), a.shape());
 
   Tensor y = Tensor::empty(context, a.shape(), a.dtype(), MemoryCategory::Activations, "add");
   kernels::add(*context, a.view(), b.view(), y.view());

@@ -35,10 +35,8 @@ Tensor embedding(const Tensor& tokens, const Tensor& token_weight, const Tensor&
           first_position);
   if (position_weight.defined()) {
     check_dims("embedding", "position_weight", position_weight, 2, "[P, C]");
-    check_shape("embedding", "position_weight", position_weight,
+    check_dense("embedding", "position_weight", position_weight, token_weight.dtype(),
                 {position_weight.dim(0), channels});
-    check_dtype("embedding", "position_weight", position_weight, token_weight.dtype());
-    check_contiguous("embedding", "position_weight", position_weight);
     require(columns <= position_weight.dim(0) && first_position <= position_weight.dim(0) - columns,
             "embedding: positions {} to {} requested, position_weight has {}; shorten the sequence",
             first_position, first_position + columns - 1, position_weight.dim(0));

@@ -23,10 +23,7 @@ Widths check_layer(std::string_view operation, std::string_view prefix, const Te
   check_contiguous(operation, weight_name, weight);
   const Widths widths{weight.dim(out_in ? 1 : 0), weight.dim(out_in ? 0 : 1)};
   if (bias.defined()) {
-    const std::string bias_name = fmt::format("{}bias", prefix);
-    check_shape(operation, bias_name, bias, {widths.out});
-    check_dtype(operation, bias_name, bias, dtype);
-    check_contiguous(operation, bias_name, bias);
+    check_dense(operation, fmt::format("{}bias", prefix), bias, dtype, {widths.out});
   }
   return widths;
 }

@@ -17,13 +17,6 @@ void check_input(std::string_view operation, const Tensor& x, double eps) {
   require(eps > 0, "{}: eps must be above 0, got {}", operation, eps);
 }
 
-void check_like(std::string_view operation, std::string_view argument, const Tensor& tensor,
-                const Tensor& x, const Shape& shape) {
-  check_shape(operation, argument, tensor, shape);
-  check_dtype(operation, argument, tensor, x.dtype());
-  check_contiguous(operation, argument, tensor);
-}
-
 Tensor result(const Tensor& x, std::string_view owner) {
   return Tensor::empty(x.context(), x.shape(), x.dtype(), MemoryCategory::Activations, owner);
 }
@@ -32,14 +25,6 @@ Tensor result(const Tensor& x, std::string_view owner) {
 Tensor statistic(const Tensor& x, std::string_view owner) {
   return Tensor::empty(x.context(), {row_count(x.shape())}, kernels::accumulator_dtype(x.dtype()),
                        MemoryCategory::Activations, owner);
-}
-
-// Adds residual and sum to the arguments; sum is undefined without a residual.
-template <typename Args>
-void set_residual(Args& args, const Tensor& residual, const Tensor& sum) {
-  if (!sum.defined()) return;
-  args.residual = as_rows(residual.view());
-  args.sum = as_rows(sum.view());
 }
 
 // Records the residual addition, whose sum is the norm's input.
@@ -54,104 +39,79 @@ Tensor record_sum(Tensor sum, const Tensor& x, const Tensor& residual) {
   return sum;
 }
 
-SumAndNorm layer_norm_of(std::string_view operation, const Tensor& x, const Tensor& residual,
-                         const Tensor& weight, const Tensor& bias, double eps) {
-  constexpr std::string_view kOwner = "layer_norm";
+enum class Kind { LayerNorm, RmsNorm };
+
+// @param residual  may be undefined
+// @param bias      of a layer norm
+SumAndNorm norm_of(Kind kind, std::string_view operation, const Tensor& x, const Tensor& residual,
+                   const Tensor& weight, const Tensor& bias, double eps) {
+  const bool is_layer_norm = kind == Kind::LayerNorm;
+  const std::string_view owner = is_layer_norm ? "layer_norm" : "rms_norm";
   const auto& context = common_context(operation, {&x, &residual, &weight, &bias});
   check_input(operation, x, eps);
-  const Shape channels{x.shape().back()};
-  check_like(operation, "weight", weight, x, channels);
-  check_like(operation, "bias", bias, x, channels);
+  check_dense(operation, "weight", weight, x.dtype(), {x.shape().back()});
+  if (is_layer_norm) check_dense(operation, "bias", bias, x.dtype(), {x.shape().back()});
 
-  const bool recorded = autograd::needs_grad({&x, &residual, &weight, &bias});
   Tensor sum, mean, rstd;
   if (residual.defined()) {
-    check_like(operation, "residual", residual, x, x.shape());
+    check_dense(operation, "residual", residual, x.dtype(), x.shape());
     sum = result(x, "add");
   }
-  Tensor y = result(x, kOwner);
-  kernels::LayerNormForward args{as_rows(x.view()), weight.view(), bias.view(), as_rows(y.view())};
-  args.eps = eps;
-  set_residual(args, residual, sum);
-  if (recorded) {
-    mean = statistic(x, kOwner);
-    rstd = statistic(x, kOwner);
-    args.mean = mean.view();
-    args.rstd = rstd.view();
+  const bool recorded = autograd::needs_grad({&x, &residual, &weight, &bias});
+  if (recorded) rstd = statistic(x, owner);
+  if (recorded && is_layer_norm) mean = statistic(x, owner);
+  Tensor y = result(x, owner);
+  const auto view = [](const Tensor& t) { return t.defined() ? t.view() : TensorView{}; };
+  const auto rows = [](const Tensor& t) { return t.defined() ? as_rows(t.view()) : TensorView{}; };
+  if (is_layer_norm) {
+    kernels::layer_norm_forward(*context, {rows(x), weight.view(), bias.view(), rows(y), view(mean),
+                                           view(rstd), eps, rows(residual), rows(sum)});
+  } else {
+    kernels::rms_norm_forward(
+        *context, {rows(x), weight.view(), rows(y), view(rstd), eps, rows(residual), rows(sum)});
   }
-  kernels::layer_norm_forward(*context, args);
+  if (!recorded) return {sum, y};
 
-  if (recorded) {
-    const Tensor input = residual.defined() ? record_sum(sum, x, residual) : x;
-    const auto backward = [saved_x = SavedTensor(input), saved_weight = SavedTensor(weight), mean,
-                           rstd](const Tensor& grad_y, autograd::InputGradients& into) {
+  const Tensor input = residual.defined() ? record_sum(sum, x, residual) : x;
+  const auto backward = [saved_x = SavedTensor(input), saved_weight = SavedTensor(weight), mean,
+                         rstd, owner](const Tensor& grad_y, autograd::InputGradients& into) {
+    const TensorView in = as_rows(saved_x.get(owner).view()), grad = as_rows(grad_y.view());
+    const TensorView scale = saved_weight.get(owner).view();
+    if (mean.defined()) {
       kernels::layer_norm_backward(
-          *grad_y.context(),
-          {as_rows(saved_x.get("layer_norm").view()), saved_weight.get("layer_norm").view(),
-           mean.view(), rstd.view(), as_rows(grad_y.view()), as_rows(into.target(0)),
-           into.weight_target(1), into.weight_target(2)});
-    };
-    autograd::record("layer_norm", y, {input, weight, bias}, backward);
-  }
-  return {sum, y};
-}
-
-SumAndNorm rms_norm_of(std::string_view operation, const Tensor& x, const Tensor& residual,
-                       const Tensor& weight, double eps) {
-  constexpr std::string_view kOwner = "rms_norm";
-  const auto& context = common_context(operation, {&x, &residual, &weight});
-  check_input(operation, x, eps);
-  check_like(operation, "weight", weight, x, {x.shape().back()});
-
-  const bool recorded = autograd::needs_grad({&x, &residual, &weight});
-  Tensor sum, rstd;
-  if (residual.defined()) {
-    check_like(operation, "residual", residual, x, x.shape());
-    sum = result(x, "add");
-  }
-  Tensor y = result(x, kOwner);
-  kernels::RmsNormForward args{as_rows(x.view()), weight.view(), as_rows(y.view())};
-  args.eps = eps;
-  set_residual(args, residual, sum);
-  if (recorded) {
-    rstd = statistic(x, kOwner);
-    args.rstd = rstd.view();
-  }
-  kernels::rms_norm_forward(*context, args);
-
-  if (recorded) {
-    const Tensor input = residual.defined() ? record_sum(sum, x, residual) : x;
-    const auto backward = [saved_x = SavedTensor(input), saved_weight = SavedTensor(weight), rstd](
-                              const Tensor& grad_y, autograd::InputGradients& into) {
+          *grad_y.context(), {in, scale, mean.view(), rstd.view(), grad, as_rows(into.target(0)),
+                              into.weight_target(1), into.weight_target(2)});
+    } else {
       kernels::rms_norm_backward(
           *grad_y.context(),
-          {as_rows(saved_x.get("rms_norm").view()), saved_weight.get("rms_norm").view(),
-           rstd.view(), as_rows(grad_y.view()), as_rows(into.target(0)), into.weight_target(1)});
-    };
-    autograd::record("rms_norm", y, {input, weight}, backward);
-  }
+          {in, scale, rstd.view(), grad, as_rows(into.target(0)), into.weight_target(1)});
+    }
+  };
+  std::vector<Tensor> inputs = {input, weight};
+  if (is_layer_norm) inputs.push_back(bias);
+  autograd::record(owner, y, inputs, backward);
   return {sum, y};
 }
 
 }  // namespace
 
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
-  return layer_norm_of("layer_norm", x, {}, weight, bias, eps).y;
+  return norm_of(Kind::LayerNorm, "layer_norm", x, {}, weight, bias, eps).y;
 }
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
-  return rms_norm_of("rms_norm", x, {}, weight, eps).y;
+  return norm_of(Kind::RmsNorm, "rms_norm", x, {}, weight, {}, eps).y;
 }
 
 SumAndNorm add_layer_norm(const Tensor& x, const Tensor& residual, const Tensor& weight,
                           const Tensor& bias, double eps) {
   require(residual.defined(), "add_layer_norm: residual is undefined");
-  return layer_norm_of("add_layer_norm", x, residual, weight, bias, eps);
+  return norm_of(Kind::LayerNorm, "add_layer_norm", x, residual, weight, bias, eps);
 }
 
 SumAndNorm add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps) {
   require(residual.defined(), "add_rms_norm: residual is undefined");
-  return rms_norm_of("add_rms_norm", x, residual, weight, eps);
+  return norm_of(Kind::RmsNorm, "add_rms_norm", x, residual, weight, {}, eps);
 }
 
 }  // namespace tessera::ops

@@ -7,12 +7,6 @@ namespace tessera::optim {
 
 namespace {
 
-void check_range(std::string_view argument, const Tensor& tensor, DType dtype, const Shape& shape) {
-  ops::check_dtype("adamw", argument, tensor, dtype);
-  ops::check_shape("adamw", argument, tensor, shape);
-  ops::check_contiguous("adamw", argument, tensor);
-}
-
 void check(const AdamWOptions& options) {
   require(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
           "adamw: beta1 and beta2 must be in [0, 1), got {} and {}", options.beta1, options.beta2);
@@ -40,13 +34,13 @@ void adamw_step(const AdamWOptions& options, const std::vector<DecayRange>& rang
   common_context("adamw", {&param, &grad, &exp_avg, &exp_avg_sq, &factor, &copy});
   const bool is_half = param.dtype() == DType::BF16;
   ops::check_dims("adamw", "param", param, 1, "[n]");
-  check_range("param", param, is_half ? DType::BF16 : DType::F32, param.shape());
-  check_range("grad", grad, DType::F32, param.shape());
-  check_range("exp_avg", exp_avg, DType::F32, param.shape());
-  check_range("exp_avg_sq", exp_avg_sq, DType::F32, param.shape());
-  check_range("factor", factor, DType::F32, {1});
+  ops::check_dense("adamw", "param", param, is_half ? DType::BF16 : DType::F32, param.shape());
+  ops::check_dense("adamw", "grad", grad, DType::F32, param.shape());
+  ops::check_dense("adamw", "exp_avg", exp_avg, DType::F32, param.shape());
+  ops::check_dense("adamw", "exp_avg_sq", exp_avg_sq, DType::F32, param.shape());
+  ops::check_dense("adamw", "factor", factor, DType::F32, {1});
   require(!is_half || !copy.defined(), "adamw: a bf16 param needs no copy");
-  if (copy.defined()) check_range("copy", copy, DType::BF16, param.shape());
+  if (copy.defined()) ops::check_dense("adamw", "copy", copy, DType::BF16, param.shape());
   require(step >= 1, "adamw: step counts from 1, got {}", step);
   check(options);
 

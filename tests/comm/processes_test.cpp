@@ -23,28 +23,14 @@ std::shared_ptr<comm::TcpStore> connect(const std::string& port) {
 std::unique_ptr<comm::Communicator> join(const std::string& backend, int rank, int world,
                                          const std::string& port,
                                          std::chrono::milliseconds timeout = 20s) {
-  auto store = connect(port);
   std::vector<std::string> processes;
   for (int r = 0; r < world; ++r) processes.push_back(fmt::format("here, pid of {}", r));
-  if (backend == "shm, staged") {
-    device_context() = fiber_context();
-    return comm::make_host_staged_communicator(join("shm", rank, world, port, timeout),
-                                               device_context());
-  }
-  if (backend == "shm") {
-    comm::SharedMemoryOptions options;
-    options.connect_timeout = 10s;
-    options.communicator.timeout = timeout;
-    options.processes = processes;
-    auto segment = comm::connect_shared_segment(*store, rank, world, options);
-    return comm::make_shared_memory_communicator(std::move(store), rank, world, std::move(segment),
-                                                 options);
-  }
-  comm::TcpOptions options;
-  options.connect_timeout = 10s;
-  options.communicator.timeout = timeout;
-  options.processes = processes;
-  return comm::make_tcp_communicator(std::move(store), rank, world, options);
+  const bool staged = backend == "shm, staged";
+  auto c = join_over(staged ? "shm" : backend, connect(port), rank, world, {.timeout = timeout},
+                     std::move(processes));
+  if (!staged) return c;
+  device_context() = fiber_context();
+  return comm::make_host_staged_communicator(std::move(c), device_context());
 }
 
 std::string describe(const CommError& error) {

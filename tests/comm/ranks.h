@@ -91,6 +91,28 @@ class Mirror {
   std::shared_ptr<Storage> storage_;
 };
 
+/// Joins over shared memory ("shm") or TCP, as processes do. @param processes  see ConnectOptions
+inline std::unique_ptr<comm::Communicator> join_over(const std::string& backend,
+                                                     const std::shared_ptr<comm::Store>& store,
+                                                     int rank, int world,
+                                                     const comm::CommunicatorOptions& options,
+                                                     std::vector<std::string> processes = {}) {
+  const auto fill = [&](comm::ConnectOptions& to) {
+    to.communicator = options;
+    to.connect_timeout = 10s;
+    to.processes = std::move(processes);
+  };
+  if (backend == "shm") {
+    comm::SharedMemoryOptions shared;
+    fill(shared);
+    auto segment = comm::connect_shared_segment(*store, rank, world, shared);
+    return comm::make_shared_memory_communicator(store, rank, world, std::move(segment), shared);
+  }
+  comm::TcpOptions tcp;
+  fill(tcp);
+  return comm::make_tcp_communicator(store, rank, world, tcp);
+}
+
 /// Ranks within the test process. Backends: "threads", "tcp", "single", "shm" (each rank maps the
 /// segment itself, as processes do) and "shm, one mapping" (the thread sanitizer sees all ranks at
 /// the same addresses). With ", staged" appended, each rank's thread uses a fiber device from then
@@ -104,8 +126,7 @@ class Group {
     if (backend_ == "threads") threads_ = std::make_shared<comm::ThreadGroup>(world_size);
     store_ = std::make_shared<comm::MemoryStore>();
     if (backend_ == "shm, one mapping") {
-      segment_ =
-          comm::SharedSegment::create(comm::shared_memory_bytes(world_size, shared_memory({})));
+      segment_ = comm::SharedSegment::create(comm::shared_memory_bytes(world_size, {}));
       for (int rank = 0; rank < world_size; ++rank) {
         held_.push_back(segment_->open_again());
         held_.back()->hold(rank);  // otherwise the first rank finds the others gone
@@ -129,24 +150,12 @@ class Group {
     if (backend_ == "single" || world_ == 1) return comm::make_single_communicator();
     if (segment_) {
       auto segment = std::exchange(held_.at(static_cast<std::size_t>(rank)), std::nullopt);
+      comm::SharedMemoryOptions shared;
+      shared.communicator = options;
       return comm::make_shared_memory_communicator(store_, rank, world_, std::move(segment.value()),
-                                                   shared_memory(options));
+                                                   shared);
     }
-    if (backend_ == "shm") {
-      auto segment = comm::connect_shared_segment(*store_, rank, world_, shared_memory(options));
-      return comm::make_shared_memory_communicator(store_, rank, world_, std::move(segment),
-                                                   shared_memory(options));
-    }
-    comm::TcpOptions tcp;
-    tcp.communicator = options;
-    tcp.connect_timeout = 10s;
-    return comm::make_tcp_communicator(store_, rank, world_, tcp);
-  }
-  static comm::SharedMemoryOptions shared_memory(const comm::CommunicatorOptions& options) {
-    comm::SharedMemoryOptions result;
-    result.communicator = options;
-    result.connect_timeout = 10s;
-    return result;
+    return join_over(backend_, store_, rank, world_, options);
   }
 
   bool staged_;

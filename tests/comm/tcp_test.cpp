@@ -1,6 +1,5 @@
 #include "comm/tcp.h"
 
-#include <poll.h>
 #include <sys/socket.h>
 
 #include <atomic>
@@ -13,6 +12,7 @@
 #include "comm/control/socket.h"
 #include "core/base/context.h"
 #include "tests/comm/collective_checks.h"
+#include "tests/comm/control/raw_client.h"
 #include "tests/comm/ranks.h"
 #include "tests/support/check_throws.h"
 
@@ -57,31 +57,6 @@ class SlowStore final : public comm::Store {
   const std::shared_future<void> released_;
 };
 
-// A listener that sends the same bytes to every client, and then reads.
-class FakeRank {
- public:
-  explicit FakeRank(std::string says) : thread_([this, says] { serve(says); }) {}
-  ~FakeRank() {
-    stop_ = true;
-    thread_.join();
-  }
-  std::uint16_t port() const { return comm::bound_port(listener_.get()); }
-
- private:
-  void serve(const std::string& says) {
-    std::vector<FileDescriptor> open;
-    while (!stop_) {
-      pollfd waiting{listener_.get(), POLLIN, 0};
-      if (::poll(&waiting, 1, 10) < 1) continue;
-      open.emplace_back(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-      ::send(open.back().get(), says.data(), says.size(), MSG_NOSIGNAL);
-    }
-  }
-  FileDescriptor listener_ = comm::listen_on("127.0.0.1", 0, 64);
-  std::atomic<bool> stop_{false};
-  std::thread thread_;
-};
-
 // Hostile clients at the ports of connecting ranks.
 class Attack {
  public:
@@ -94,10 +69,10 @@ class Attack {
     FileDescriptor fd = comm::connect_to("127.0.0.1", port, std::chrono::steady_clock::now() + 1s);
     if (!fd) return;
     ++made_;
-    say(fd, first_words());
+    send_all(fd, first_words());
     if (random_() % 10 == 0) ::shutdown(fd.get(), SHUT_WR);
     open_.push_back(std::move(fd));
-    say(open_[random_() % open_.size()], random_bytes(1));  // continues a slow one
+    send_all(open_[random_() % open_.size()], random_bytes(1));  // continues a slow one
     if (open_.size() > 150) leave();
   }
   int made() const { return made_; }
@@ -132,10 +107,6 @@ class Attack {
     std::string bytes(count, '\0');
     for (char& c : bytes) c = static_cast<char>(random_());
     return bytes;
-  }
-  static void say(const FileDescriptor& fd, const std::string& bytes) {
-    [[maybe_unused]] const auto n =
-        ::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   }
   void leave() {
     char bytes[256];
@@ -190,15 +161,15 @@ TEST_CASE("hostile clients at a data port: none is accepted, and the ranks' sums
 
 TEST_CASE("an unreachable peer, or one without the token: both ends are named") {
   struct Case {
-    const char* says;  // null: no listener
+    const char* says;  // null: no listener; then reads
     const char* problem;
   };
   const std::string nonce_and_proof(64, 'n');
   for (const Case& c : {Case{nullptr, "refused"}, Case{"", "did not connect"},
                         Case{nonce_and_proof.c_str(), "does not know this run's token"}}) {
     CAPTURE(c.problem);
-    std::optional<FakeRank> fake;
-    if (c.says != nullptr) fake.emplace(c.says);
+    std::optional<FakeServer> fake;
+    if (c.says != nullptr) fake.emplace([&](const auto& client) { send_all(client, c.says); });
     const auto port =
         fake ? fake->port() : comm::bound_port(comm::listen_on("127.0.0.1", 0, 1).get());
     const auto store = std::make_shared<comm::MemoryStore>();
@@ -245,7 +216,7 @@ TEST_CASE("only the rank that publishes no address is named") {
 
 TEST_CASE("a verdict on the run ends pending connects") {
   const auto store = std::make_shared<comm::MemoryStore>();
-  const FakeRank silent("");
+  const FakeServer silent([](const auto&) {});
   std::thread peer([&] {
     comm::exchange(*store, "tcp/address", 0, 2, address_of(silent.port()), 10s);
     comm::publish_verdict(*store, CommError(CommFailure::PeerLost, {0}, "rank 0 was killed"));

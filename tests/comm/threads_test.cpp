@@ -110,15 +110,6 @@ TEST_CASE("ranks that disagree all throw the same error before data move, and na
   }
 }
 
-TEST_CASE("with two ranks the lower one is the reference") {
-  const Group group("threads", 2);
-  const auto results = run_ranks(2, [&](int rank) {
-    const auto c = group.join(rank);
-    c->barrier({.label = rank == 0 ? "a" : "b"});
-  });
-  for (const RankResult& result : results) CHECK(result.culprits == std::vector<int>{1});
-}
-
 TEST_CASE("out-of-range ranks and empty groups are refused") {
   CHECK_THROWS_HOLDING(InvalidArgument, "world size 0", comm::ThreadGroup(0));
   const auto group = std::make_shared<comm::ThreadGroup>(2);

@@ -56,7 +56,6 @@ Usage train_step(DeviceType device, DType dtype, bool recompute) {
   {
     Tensor x = autograd::boundary(ops::embedding(tokens, table, positions), [] {});
     for (int i = 0; i < 2; ++i) x = recompute ? autograd::recompute(block, x) : block(x);
-    x = ops::narrow_rows(x, 0, batch);
     x = ops::reshape(x, {batch * time, channels});
     autograd::backward(ops::linear_cross_entropy(x, table, targets, 1.0 / 64));
   }

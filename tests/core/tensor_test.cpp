@@ -90,7 +90,6 @@ TEST_CASE("an unbound parameter has a shape; bind gives it memory and keeps its 
   const auto context = Context::create();
   Tensor weight = Tensor::unbound({2, 2}, DType::F32);
   weight.set_requires_grad(true);
-  CHECK_FALSE(weight.is_bound());
   CHECK(weight.shape() == Shape{2, 2});
   CHECK_THROWS_WITH_AS(weight.view(), doctest::Contains("[2, 2]"), InternalError);
   CHECK_THROWS_AS(weight.context(), InternalError);
@@ -98,7 +97,6 @@ TEST_CASE("an unbound parameter has a shape; bind gives it memory and keeps its 
   Tensor same = weight;
   auto storage = Storage::allocate(context, 64, MemoryCategory::Gathered, "unit");
   weight.bind(storage, 4, DType::BF16);
-  CHECK(same.is_bound());
   CHECK(same.dtype() == DType::BF16);
   CHECK(same.requires_grad());
   CHECK(same.view().data == static_cast<std::byte*>(storage->data()) + 8);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/cuda/device/reduce.h"
+#include "tests/support/text.h"
 
 namespace tessera::test {
 namespace {
@@ -27,9 +28,6 @@ std::string broken_rule(unsigned threads, int shared_bytes, F&& body) {
     return error.what();
   }
   return "none";
-}
-bool mentions(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 TEST_CASE("every thread of every block runs once with its own indices") {
@@ -88,8 +86,8 @@ TEST_CASE("a barrier that some threads do not reach is reported") {
   const std::string ended = broken_rule(64, 0, [] {
     if (thread() < 40) __syncthreads();
   });
-  CHECK(mentions(ended, "k, block (0, 0, 0), thread 0: waits at the barrier at fiber_test.cpp:"));
-  CHECK(mentions(ended, "which thread 40 never reached: it has ended"));
+  CHECK(holds(ended, "k, block (0, 0, 0), thread 0: waits at the barrier at fiber_test.cpp:"));
+  CHECK(holds(ended, "which thread 40 never reached: it has ended"));
 
   const std::string elsewhere = broken_rule(64, 0, [] {
     if (thread() == 5) {
@@ -98,40 +96,40 @@ TEST_CASE("a barrier that some threads do not reach is reported") {
       __syncthreads();
     }
   });
-  CHECK(mentions(elsewhere, "thread 5 at the one at fiber_test.cpp:"));
+  CHECK(holds(elsewhere, "thread 5 at the one at fiber_test.cpp:"));
 }
 
 TEST_CASE("a warp operation that some lanes of its mask do not reach is reported") {
-  CHECK(mentions(broken_rule(32, 0,
-                             [] {
-                               if (thread() != 9) __syncwarp(kAllLanes);
-                             }),
-                 "for thread 9, which has ended"));
-  CHECK(mentions(broken_rule(32, 0, [] { __syncwarp(thread() == 3 ? 0xffffU : kAllLanes); }),
-                 "mask 0xffff"));
-  CHECK(mentions(broken_rule(32, 0, [] { __syncwarp(0xfffffffeU); }), "which leaves it out"));
-  CHECK(mentions(broken_rule(16, 0, [] { __syncwarp(kAllLanes); }),
-                 "names lane 16, which does not exist"));
-  CHECK(mentions(broken_rule(64, 0,
-                             [] {
-                               if (thread() == 3)
-                                 __syncthreads();
-                               else if (thread() < 32)
-                                 __syncwarp(kAllLanes);
-                             }),
-                 "no thread can go on"));
+  CHECK(holds(broken_rule(32, 0,
+                          [] {
+                            if (thread() != 9) __syncwarp(kAllLanes);
+                          }),
+              "for thread 9, which has ended"));
+  CHECK(holds(broken_rule(32, 0, [] { __syncwarp(thread() == 3 ? 0xffffU : kAllLanes); }),
+              "mask 0xffff"));
+  CHECK(holds(broken_rule(32, 0, [] { __syncwarp(0xfffffffeU); }), "which leaves it out"));
+  CHECK(holds(broken_rule(16, 0, [] { __syncwarp(kAllLanes); }),
+              "names lane 16, which does not exist"));
+  CHECK(holds(broken_rule(64, 0,
+                          [] {
+                            if (thread() == 3)
+                              __syncthreads();
+                            else if (thread() < 32)
+                              __syncwarp(kAllLanes);
+                          }),
+              "no thread can go on"));
 }
 
 TEST_CASE("uninitialized and out-of-bounds shared memory accesses are reported") {
-  CHECK(mentions(broken_rule(1, 64,
-                             [] {
-                               const auto x = SharedMemory().take<float>(16);
-                               x[0] = 1.0F;
-                               x[2] = x[1] + x[0];
-                             }),
-                 "reads shared memory at byte 4, which nobody wrote"));
-  CHECK(mentions(broken_rule(1, 64, [] { SharedMemory().take<float>(17)[16] = 1.0F; }),
-                 "writes shared memory at byte 64, 4 bytes, outside of the 64 of the launch"));
+  CHECK(holds(broken_rule(1, 64,
+                          [] {
+                            const auto x = SharedMemory().take<float>(16);
+                            x[0] = 1.0F;
+                            x[2] = x[1] + x[0];
+                          }),
+              "reads shared memory at byte 4, which nobody wrote"));
+  CHECK(holds(broken_rule(1, 64, [] { SharedMemory().take<float>(17)[16] = 1.0F; }),
+              "writes shared memory at byte 64, 4 bytes, outside of the 64 of the launch"));
   // Shared memory does not persist between blocks.
   std::string text = "none";
   try {
@@ -143,7 +141,7 @@ TEST_CASE("uninitialized and out-of-bounds shared memory accesses are reported")
   } catch (const ModelError& error) {
     text = error.what();
   }
-  CHECK(mentions(text, "block (1, 0, 0), thread 0: reads shared memory at byte 0"));
+  CHECK(holds(text, "block (1, 0, 0), thread 0: reads shared memory at byte 0"));
 }
 
 TEST_CASE("races in shared memory are reported") {
@@ -158,13 +156,13 @@ TEST_CASE("races in shared memory are reported") {
     };
   };
   constexpr int kBytes = 256;
-  CHECK(mentions(broken_rule(64, kBytes, read_after_write([] {})), "nobody wrote"));
-  CHECK(mentions(broken_rule(64, kBytes, read_after_write([] { __syncwarp(kAllLanes); })),
-                 "which thread 32 wrote with no barrier between"));
+  CHECK(holds(broken_rule(64, kBytes, read_after_write([] {})), "nobody wrote"));
+  CHECK(holds(broken_rule(64, kBytes, read_after_write([] { __syncwarp(kAllLanes); })),
+              "which thread 32 wrote with no barrier between"));
   CHECK(broken_rule(64, kBytes, read_after_write([] { __syncthreads(); })) == "none");
 
-  CHECK(mentions(broken_rule(2, 16, [] { SharedMemory().take<int>(1)[0] = 1; }),
-                 "thread 1: writes shared memory at byte 0, which thread 0 wrote"));
+  CHECK(holds(broken_rule(2, 16, [] { SharedMemory().take<int>(1)[0] = 1; }),
+              "thread 1: writes shared memory at byte 0, which thread 0 wrote"));
   const auto write_after_read = [](unsigned readers) {
     return broken_rule(64, 16, [readers] {
       const auto x = SharedMemory().take<int>(1);
@@ -176,8 +174,8 @@ TEST_CASE("races in shared memory are reported") {
     });
   };
   CHECK(write_after_read(0) == "none");
-  CHECK(mentions(write_after_read(1), "which thread 0 read with no barrier between"));
-  CHECK(mentions(write_after_read(64), "read with no barrier between"));
+  CHECK(holds(write_after_read(1), "which thread 0 read with no barrier between"));
+  CHECK(holds(write_after_read(64), "read with no barrier between"));
   // Warp operations order the accesses of a warp's lanes.
   CHECK(broken_rule(32, 128, [] {
           const auto x = SharedMemory().take<int>(32);

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "tests/support/fiber/fiber.h"
+#include "tests/support/text.h"
 
 namespace tessera::test {
 namespace {
@@ -144,9 +145,6 @@ std::string broken_rule(unsigned threads, F&& body) {
   }
   return "none";
 }
-bool mentions(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 TEST_CASE("neither mma nor load_matrices is a memory barrier") {
   const auto read_after_write = [](bool barrier) {
@@ -161,7 +159,7 @@ TEST_CASE("neither mma nor load_matrices is a memory barrier") {
       load_matrices(x, rows.from(lane * 8));
     });
   };
-  CHECK(mentions(read_after_write(false), "wrote with no barrier between"));
+  CHECK(holds(read_after_write(false), "wrote with no barrier between"));
   CHECK(read_after_write(true) == "none");
 }
 
@@ -194,16 +192,15 @@ TEST_CASE("a copy completes when its group is waited for") {
 
 TEST_CASE("copies are checked like other writes") {
   alignas(16) static const std::array<BFloat16, 16> from{};
-  CHECK(mentions(
-      broken_rule(1, [] { copy_async(SharedMemory().take<BFloat16>(8), &from[1], false); }),
-      "not aligned"));
-  CHECK(mentions(broken_rule(1,
-                             [] {
-                               const auto to = SharedMemory().take<BFloat16>(16);
-                               copy_async(to.from(4), from.data(), false);
-                             }),
-                 "not aligned"));
-  CHECK(mentions(
+  CHECK(holds(broken_rule(1, [] { copy_async(SharedMemory().take<BFloat16>(8), &from[1], false); }),
+              "not aligned"));
+  CHECK(holds(broken_rule(1,
+                          [] {
+                            const auto to = SharedMemory().take<BFloat16>(16);
+                            copy_async(to.from(4), from.data(), false);
+                          }),
+              "not aligned"));
+  CHECK(holds(
       broken_rule(
           1, [] { copy_async(SharedMemory().take<BFloat16>(8).from(256), from.data(), false); }),
       "outside of"));
@@ -218,18 +215,18 @@ TEST_CASE("copies are checked like other writes") {
       (void)to.load<8>((lane ^ 1) * 8);
     });
   };
-  CHECK(mentions(read_after_copy(false), "nobody wrote"));
+  CHECK(holds(read_after_copy(false), "nobody wrote"));
   CHECK(read_after_copy(true) == "none");
   // A copy starts while others may still read its target.
-  CHECK(mentions(broken_rule(64,
-                             [] {
-                               const auto to = SharedMemory().take<BFloat16>(8);
-                               if (lane_number() == 0) to.store<8>(0, {});
-                               __syncthreads();
-                               if (lane_number() == 0) (void)to.load<8>(0);
-                               if (lane_number() == 40) copy_async(to, from.data(), false);
-                             }),
-                 "which thread 0 read with no barrier between"));
+  CHECK(holds(broken_rule(64,
+                          [] {
+                            const auto to = SharedMemory().take<BFloat16>(8);
+                            if (lane_number() == 0) to.store<8>(0, {});
+                            __syncthreads();
+                            if (lane_number() == 0) (void)to.load<8>(0);
+                            if (lane_number() == 40) copy_async(to, from.data(), false);
+                          }),
+              "which thread 0 read with no barrier between"));
 }
 
 }  // namespace

@@ -178,7 +178,8 @@ TEST_CASE("pure communication errors name the rank that they blame") {
   // If ranks cannot reach each other, none is blamed, even if one was behind.
   Run cut(3, ProcessState::Gone);
   cut.enter(0, 40);
-  for (const int r : {0, 1, 2}) cut.end(r, FlightEnd::CutOff, -1, "ranks 1, 2 wait for each other");
+  for (const int r : {0, 1, 2})
+    cut.end(r, FlightEnd::Aborted, -1, "ranks 1, 2 wait for each other");
   check(cut.judge(), VerdictKind::Communication, {}, {"ranks 1, 2 wait for each other"});
 }
 

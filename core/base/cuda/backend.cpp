@@ -18,7 +18,7 @@ constexpr std::size_t kStagingBytes = std::size_t{1} << 20;
 class PinnedAllocator final : public CachingAllocator {
  public:
   explicit PinnedAllocator(int index) : index_(index) {}
-  ~PinnedAllocator() override { release_idle(); }
+  ~PinnedAllocator() override { trim(); }
   PinnedAllocator(const PinnedAllocator&) = delete;
   PinnedAllocator& operator=(const PinnedAllocator&) = delete;
 
@@ -199,7 +199,7 @@ void CudaBackend::copy_from_host(void* to, const void* from, std::size_t bytes) 
     check(cudaMemcpyAsync(static_cast<std::byte*>(to) + done, staging.memory->data(), part,
                           cudaMemcpyHostToDevice, stream_->get()),
           "copying to the device");
-    staging.copied->record(*stream_);
+    staging.copied->record(stream_->get());
   }
 }
 
@@ -225,8 +225,8 @@ void CudaBackend::end_range() { nvtxRangePop(); }
 
 std::size_t CudaBackend::mark() {
   make_current();
-  if (used_marks_ == marks_.size()) marks_.push_back(std::make_unique<TimedEvent>());
-  marks_[used_marks_]->record(*stream_);
+  if (used_marks_ == marks_.size()) marks_.push_back(std::make_unique<Event>(cudaEventDefault));
+  marks_[used_marks_]->record(stream_->get());
   return used_marks_++;
 }
 

@@ -97,7 +97,7 @@ class CudaBackend final : public DeviceBackend {
   std::size_t next_staging_ = 0;
   std::vector<std::string> notes_;
   std::set<std::string> noted_;
-  std::vector<std::unique_ptr<TimedEvent>> marks_;  // the first used_marks_ are recorded
+  std::vector<std::unique_ptr<Event>> marks_;  // the first used_marks_ are recorded
   std::size_t used_marks_ = 0;
 };
 

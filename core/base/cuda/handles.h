@@ -24,40 +24,34 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
-/// A point in a stream's work.
+/// A point in a stream's work. @param flags  cudaEventDefault: with its time
 class Event {
  public:
-  Event() { check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate"); }
+  explicit Event(unsigned flags = cudaEventDisableTiming) {
+    check(cudaEventCreateWithFlags(&event_, flags), "cudaEventCreate");
+  }
   ~Event() { cudaEventDestroy(event_); }
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
 
-  void record(const Stream& stream) {
-    check(cudaEventRecord(event_, stream.get()), "cudaEventRecord");
-  }
+  void record(cudaStream_t stream) { check(cudaEventRecord(event_, stream), "cudaEventRecord"); }
   void synchronize() const { check(cudaEventSynchronize(event_), "cudaEventSynchronize"); }
+  /// Does not wait. @throws CudaError naming `what` if the work failed
+  bool is_done(std::string_view what) const {
+    const cudaError_t status = cudaEventQuery(event_);
+    if (status == cudaErrorNotReady) {
+      cudaGetLastError();  // clears the status, which is no error
+      return false;
+    }
+    check(status, what);
+    return true;
+  }
   /// Makes later work of `stream` wait for this event.
-  void hold_back(const Stream& stream) const {
-    check(cudaStreamWaitEvent(stream.get(), event_, 0), "cudaStreamWaitEvent");
+  void hold_back(cudaStream_t stream) const {
+    check(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent");
   }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
-
-/// A point in a stream's work, with its time.
-class TimedEvent {
- public:
-  TimedEvent() { check(cudaEventCreate(&event_), "cudaEventCreate"); }
-  ~TimedEvent() { cudaEventDestroy(event_); }
-  TimedEvent(const TimedEvent&) = delete;
-  TimedEvent& operator=(const TimedEvent&) = delete;
-
-  void record(const Stream& stream) {
-    check(cudaEventRecord(event_, stream.get()), "cudaEventRecord");
-  }
-  /// Both events must have completed.
-  double milliseconds_since(const TimedEvent& other) const {
+  /// Both events have times and must have completed.
+  double milliseconds_since(const Event& other) const {
     float result = 0;
     check(cudaEventElapsedTime(&result, other.event_, event_), "cudaEventElapsedTime");
     return static_cast<double>(result);
@@ -67,22 +61,20 @@ class TimedEvent {
   cudaEvent_t event_ = nullptr;
 };
 
-/// Page-locked host memory; bytes may be 0.
+/// Page-locked host memory.
 class PinnedBuffer {
  public:
-  explicit PinnedBuffer(std::size_t bytes) : bytes_(bytes) {
-    if (bytes > 0) check(cudaMallocHost(&data_, bytes), "cudaMallocHost");
+  explicit PinnedBuffer(std::size_t bytes) {
+    check(cudaMallocHost(&data_, bytes), "cudaMallocHost");
   }
   ~PinnedBuffer() { cudaFreeHost(data_); }
   PinnedBuffer(const PinnedBuffer&) = delete;
   PinnedBuffer& operator=(const PinnedBuffer&) = delete;
 
   void* data() const { return data_; }
-  std::size_t bytes() const { return bytes_; }
 
  private:
   void* data_ = nullptr;
-  std::size_t bytes_ = 0;
 };
 
 }  // namespace tessera::cuda

@@ -12,7 +12,7 @@ TEST_CASE("memory store: keys are written once, and get waits for them") {
   CHECK_FALSE(store.has("a"));
   store.set("a", "1");
   store.set("a", "1");
-  CHECK_THROWS_HOLDING(InvalidArgument, "'a' is taken", store.set("a", "2"));
+  CHECK_THROWS_HOLDING(InvalidArgument, "'a' already has another value", store.set("a", "2"));
   CHECK(store.get("a", 0ms) == "1");
   CHECK_THROWS_HOLDING(CommError, "'b' was not set within 0.03 s", store.get("b", 30ms));
   std::thread writer([&] {

@@ -66,7 +66,7 @@ TEST_CASE("a client does not join a server that does not know the token, whateve
         return m.type == 'H' ? message('C', {m.fields.at(2)}) : message('y', {m.fields.at(0)});
       }};
   for (const auto& answer : answers) {
-    const FakeServer server(answer);
+    const FakeServer server(answering(answer));
     CHECK_THROWS_HOLDING(CommError, "does not know this run's token",
                          TcpStore("127.0.0.1", server.port(), "run", 10s, 1, kToken));
   }

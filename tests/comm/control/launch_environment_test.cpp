@@ -104,7 +104,7 @@ TEST_CASE("a cluster operator: one rank per host, on exactly the port that it op
   for (const char* name : {"MASTER_ADDR", "MASTER_PORT"}) {
     CHECK_THROWS_HOLDING(
         InvalidArgument,
-        fmt::format("a cluster operator had started it, but the variable {}", name),
+        fmt::format("looks like that of a cluster operator, but the variable {}", name),
         detect_launch(without(variables, name)));
   }
   CHECK_THROWS_HOLDING(InvalidArgument, "variable WORLD_SIZE is not set",

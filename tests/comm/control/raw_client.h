@@ -63,15 +63,11 @@ inline comm::Message receive_message(const comm::FileDescriptor& fd) {
   return m;
 }
 
-/// A fake store: answers the first `turns` messages of each client with `answer`, and keeps the
-/// connections open.
+/// Greets each client, and keeps the connections open.
 class FakeServer {
  public:
-  explicit FakeServer(std::function<std::string(const comm::Message&)> answer, int turns = 2)
-      : answer_(std::move(answer)),
-        turns_(turns),
-        listener_(comm::listen_on("127.0.0.1", 0, 8)),
-        thread_([this] { serve(); }) {}
+  explicit FakeServer(std::function<void(const comm::FileDescriptor&)> greet)
+      : greet_(std::move(greet)), thread_([this] { serve(); }) {}
   ~FakeServer() {
     stop_.store(true);
     thread_.join();
@@ -83,21 +79,27 @@ class FakeServer {
     while (!stop_.load()) {
       pollfd waiting{listener_.get(), POLLIN, 0};
       if (::poll(&waiting, 1, 20) <= 0) continue;
-      comm::FileDescriptor client(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-      for (int i = 0; client && i < turns_; ++i) {
-        const comm::Message m = receive_message(client);
-        if (m.type == 0) break;
-        send_all(client, answer_(m));
-      }
-      clients_.push_back(std::move(client));
+      clients_.emplace_back(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      greet_(clients_.back());
     }
   }
-  const std::function<std::string(const comm::Message&)> answer_;
-  const int turns_;
-  const comm::FileDescriptor listener_;
+  const std::function<void(const comm::FileDescriptor&)> greet_;
+  const comm::FileDescriptor listener_ = comm::listen_on("127.0.0.1", 0, 64);
   std::vector<comm::FileDescriptor> clients_;
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };
+
+/// A fake store: answers the first `turns` messages of a client.
+inline std::function<void(const comm::FileDescriptor&)> answering(
+    std::function<std::string(const comm::Message&)> answer, int turns = 2) {
+  return [answer = std::move(answer), turns](const comm::FileDescriptor& client) {
+    for (int i = 0; i < turns; ++i) {
+      const comm::Message m = receive_message(client);
+      if (m.type == 0) return;
+      send_all(client, answer(m));
+    }
+  };
+}
 
 }  // namespace tessera::test

@@ -157,7 +157,6 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   return make("cudaEventCreateWithFlags", "event", event);
 }
-cudaError_t cudaEventCreate(cudaEvent_t* event) { return make("cudaEventCreate", "event", event); }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { return destroy("event", event); }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   *event = {stream, stream->end()};

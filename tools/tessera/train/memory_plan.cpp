@@ -41,7 +41,7 @@ MemoryPlan plan_memory(const RunSetup& setup, int world_size, const Context& con
   const std::int64_t master_size = setup.config.train.precision == "bf16-true" ? 2 : 4;
   models::Gpt2 model(setup.model);
   std::vector<ShardLayout> units;
-  for (const Unit& unit : model.units()) units.push_back(comm::layout_of(unit, world_size));
+  for (const Unit& unit : model.units()) units.push_back(layout_of(unit, world_size));
   const auto held_of = [&](const ShardLayout& unit) {
     return scatters ? unit.segment_size() : unit.padded_size();
   };
