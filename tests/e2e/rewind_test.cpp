@@ -65,6 +65,8 @@ TEST_CASE_FIXTURE(Fixture, "a run with several checkpoints resumes from the righ
     CHECK(contains(said, "step-00000020 is set aside as step-00000020.unusable"));
     CHECK(fs::exists(shard(out, 14)));
     CHECK_FALSE(fs::exists(shard(out, 20)));
+    CHECK(contains(dir.read("run/saves.jsonl"), "\"step\":14,"));
+    CHECK_FALSE(contains(dir.read("run/saves.jsonl"), "\"step\":20,"));
     CHECK(contains(run(small_run(text, out, 1, 15)), "step 14 of 15"));
   }
   SUBCASE("a run does not resume behind its newest checkpoint, and ignores nested copies") {

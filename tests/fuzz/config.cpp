@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/fuzz/fuzz.h"
-#include "tools/tessera/config/json_config.h"
+#include "tools/tessera/config/load.h"
 
 using namespace tessera;
 

@@ -11,6 +11,10 @@
 
 #include "tests/support/paths.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/text.h"
+
+namespace test = tessera::test;
+using test::holds;
 
 namespace {
 
@@ -27,10 +31,6 @@ Result run(const std::string& arguments) {
                               dir.file("out") + " 2>" + dir.file("err") + " </dev/null";
   const int status = std::system(command.c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, dir.read("out"), dir.read("err")};
-}
-
-bool holds(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "comm/control/rendezvous.h"
 #include "core/base/error.h"
 #include "tests/comm/ranks.h"
+#include "tests/support/text.h"
 #include "tools/tessera/config/fields.h"
 
 using namespace tessera;
@@ -49,10 +50,6 @@ std::string meet(int world, int odd, const std::string& theirs) {
   });
   for (const RankResult& result : results) CHECK(result.error == results[0].error);
   return results[0].error;
-}
-
-bool holds(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 }  // namespace

@@ -1,5 +1,3 @@
-#include "tools/tessera/config/json_config.h"
-
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -8,6 +6,7 @@
 #include "core/base/error.h"
 #include "tests/support/check_throws.h"
 #include "tools/tessera/config/fields.h"
+#include "tools/tessera/config/load.h"
 
 using namespace tessera;
 using namespace tessera::tools;

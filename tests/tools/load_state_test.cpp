@@ -5,7 +5,6 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "comm/control/memory_store.h"
@@ -16,6 +15,7 @@
 #include "io/checkpoint/find.h"
 #include "models/gpt2.h"
 #include "tests/support/check_throws.h"
+#include "tests/support/on_threads.h"
 #include "tests/support/temp_dir.h"
 #include "tools/tessera/train/checkpoints.h"
 
@@ -40,25 +40,15 @@ struct Ranks {
 void for_each_rank(const Ranks& ranks,
                    const std::function<void(int rank, comm::ShardedModel& sharded)>& body) {
   const auto group = std::make_shared<comm::ThreadGroup>(ranks.world);
-  std::vector<std::string> errors(static_cast<std::size_t>(ranks.world));
-  std::vector<std::jthread> threads;
-  for (int rank = 0; rank < ranks.world; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        const auto context = Context::create({.threads = 1});
-        const auto communicator = ranks.world == 1 ? comm::make_single_communicator()
-                                                   : comm::make_threads_communicator(group, rank);
-        models::Gpt2 model(ranks.config);
-        comm::ShardedModel sharded(model.units(), ranks.mode, ranks.master, context, *communicator,
-                                   1, ranks.master);
-        body(rank, sharded);
-      } catch (const std::exception& error) {
-        errors[static_cast<std::size_t>(rank)] = error.what();
-      }
-    });
-  }
-  threads.clear();
-  for (const std::string& error : errors) CHECK(error == "");
+  test::on_threads(ranks.world, [&](int rank) {
+    const auto context = Context::create({.threads = 1});
+    const auto communicator = ranks.world == 1 ? comm::make_single_communicator()
+                                               : comm::make_threads_communicator(group, rank);
+    models::Gpt2 model(ranks.config);
+    comm::ShardedModel sharded(model.units(), ranks.mode, ranks.master, context, *communicator, 1,
+                               ranks.master);
+    CHECK_NOTHROW(body(rank, sharded));
+  });
 }
 
 void save_all(const fs::path& dir, int world, int rank, comm::ShardedModel& sharded,
@@ -187,7 +177,7 @@ TEST_CASE("chosen tensors must all match, and the others start fresh") {
   const LoadPlan plan = plan_weights(*source, ranks.config, exact, {"h.0.*", "wte.weight"});
   REQUIRE(plan.notes.size() == 1);
   CHECK(plan.notes[0] ==
-        "note: 27 of 40 tensors are not chosen by checkpoint.load_tensors: random starting values");
+        "note: 27 of 40 tensors are not chosen by checkpoint.load_tensors: random initial values");
   CHECK(plan.tensors.at(io::Section::Model).size() == 13);
   for_each_rank(ranks, [&](int, comm::ShardedModel& sharded) {
     load_weights(sharded, *source, plan, 2, 77);

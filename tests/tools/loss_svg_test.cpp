@@ -6,8 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "core/base/error.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/text.h"
 
 using namespace tessera::tools;
@@ -53,11 +51,4 @@ TEST_CASE("titles are escaped, and shortened from the left at character boundari
   std::string longer;
   for (int i = 0; i < 30; ++i) longer += "\u00e9";
   CHECK(holds(loss_svg(longer + "/end", {}, {}), "\u2026\u00e9"));
-}
-
-TEST_CASE("the file is written, or the error says why not") {
-  const tessera::test::TempDir dir;
-  write_loss_svg(dir.file("loss.svg"), "t", {{0, 1.0}}, {});
-  CHECK(dir.read("loss.svg") == loss_svg("t", {{0, 1.0}}, {}));
-  CHECK_THROWS_AS(write_loss_svg(dir.file("absent/loss.svg"), "t", {}, {}), tessera::IoError);
 }

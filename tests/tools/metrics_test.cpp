@@ -11,7 +11,6 @@
 #include "core/base/error.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/temp_dir.h"
-#include "tools/tessera/report/saves.h"
 
 using namespace tessera;
 using namespace tessera::tools;
@@ -33,12 +32,12 @@ StepMetrics at(std::int64_t step) {
 }
 
 // Without times, which differ between runs.
-std::vector<json> lines(const TempDir& dir, const char* file = "metrics.jsonl") {
-  std::istringstream text(dir.read(file));
+std::vector<json> lines(const TempDir& dir) {
+  std::istringstream text(dir.read("metrics.jsonl"));
   std::vector<json> out;
   for (std::string line; std::getline(text, line);) {
     out.push_back(json::parse(line));
-    if (file != std::string("metrics.jsonl") || !out.back().is_object()) continue;
+    if (!out.back().is_object()) continue;
     CHECK(out.back().value("time", 0.0) > 1.7e9);
     CHECK(out.back().value("elapsed_s", -1.0) >= 0);
     out.back().erase("time");
@@ -196,28 +195,4 @@ TEST_CASE("the buffer for lines is limited") {
   CHECK(error.find("metrics.jsonl: File too large") != std::string::npos);
   CHECK(step > 1000);
   CHECK(step < 100'000);
-}
-
-TEST_CASE("saves: one line each; a resumed run keeps those before its checkpoint") {
-  const TempDir dir;
-  const auto path = dir.file("saves.jsonl");
-  const auto steps = [&] {
-    std::vector<int> out;
-    for (const json& line : lines(dir, "saves.jsonl")) out.push_back(line.at("step"));
-    return out;
-  };
-  {
-    SavesWriter writer(path, 0);
-    writer.write({.step = 3, .bytes = 3'000'000'000, .seconds = 2, .stall_ms = 7.5});
-    CHECK(lines(dir, "saves.jsonl").at(0) == json{{"step", 3},
-                                                  {"bytes", 3'000'000'000},
-                                                  {"seconds", 2.0},
-                                                  {"gb_per_s", 1.5},
-                                                  {"stall_ms", 7.5}});
-    for (const int step : {6, 9}) writer.write({.step = step, .bytes = 1, .seconds = 1});
-  }
-  SavesWriter writer(path, 6);
-  CHECK(steps() == std::vector{3, 6});
-  writer.write({.step = 9, .bytes = 1, .seconds = 1});
-  CHECK(steps() == std::vector{3, 6, 9});
 }

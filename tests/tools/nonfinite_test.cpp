@@ -12,10 +12,12 @@
 #include "core/base/error.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/on_threads.h"
+#include "tests/support/text.h"
 #include "tools/tessera/train/trainer.h"
 
 using namespace tessera;
 using comm::ShardMode;
+using test::holds;
 using tools::StepFindings;
 using tools::StepResult;
 
@@ -133,10 +135,6 @@ std::vector<Outcome> train(const Setting& setting) {
   };
   test::on_threads(setting.world, rank_main);
   return outcomes;
-}
-
-bool holds(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 }  // namespace

@@ -22,10 +22,12 @@
 #include "tests/support/check_throws.h"
 #include "tests/support/on_threads.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/text.h"
 
 using namespace tessera;
 using namespace tessera::tools;
 using namespace std::chrono_literals;
+using test::holds;
 using Clock = std::chrono::steady_clock;
 namespace fs = std::filesystem;
 
@@ -143,10 +145,6 @@ std::vector<std::int64_t> steps_in(const fs::path& dir) {
   return steps;
 }
 
-bool contains(const std::string& text, std::string_view part) {
-  return text.find(part) != std::string::npos;
-}
-
 }  // namespace
 
 TEST_CASE("each save contains its own step, however steps and saves overlap") {
@@ -205,8 +203,8 @@ TEST_CASE("a save that is due during another waits for it, on all ranks, and say
                                   self.saver->finish(self.state);
                                   self.look();
                                   const std::lock_guard lock(mutex);
-                                  CHECK(contains(self.notes, "step 3: waited"));
-                                  CHECK(contains(self.notes, "for the save of step 1 to end"));
+                                  CHECK(holds(self.notes, "step 3: waited"));
+                                  CHECK(holds(self.notes, "for the save of step 1 to end"));
                                   CHECK(self.saved.size() == 2);
                                   CHECK(self.saved[0].stall_seconds < 0.15);
                                   CHECK(self.saved[1].stall_seconds > 0.15);
@@ -243,9 +241,9 @@ TEST_CASE("a failed save is reported with its culprit, and training continues or
             self.wait_until_idle();
             {
               const std::lock_guard lock(mutex);
-              CHECK(contains(self.notes, "warning: step 2 was not saved, training"));
-              CHECK(contains(self.notes, "rank 1: cannot write rank-1: the disk is on fire"));
-              CHECK(contains(self.notes, stop ? "checkpoint.on_error is stop" : "continues"));
+              CHECK(holds(self.notes, "warning: step 2 was not saved, training"));
+              CHECK(holds(self.notes, "rank 1: cannot write rank-1: the disk is on fire"));
+              CHECK(holds(self.notes, stop ? "checkpoint.on_error is stop" : "continues"));
             }
             self.gather("");
             broken = false;
@@ -255,8 +253,8 @@ TEST_CASE("a failed save is reported with its culprit, and training continues or
             self.saver->finish(self.state);
           });
       for (const auto& error : errors) {
-        CHECK(contains(error, "the disk is on fire") == stop);
-        CHECK(contains(error, "training ended because a save failed") == stop);
+        CHECK(holds(error, "the disk is on fire") == stop);
+        CHECK(holds(error, "training ended because a save failed") == stop);
       }
       CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{1, stop ? 3 : 4});
       for (const auto& item : fs::directory_iterator(dir.path())) {
@@ -279,8 +277,7 @@ TEST_CASE("non-finite weights are not saved, and end training on all ranks") {
     self.saver->finish(self.state);
   });
   for (const auto& error : errors) {
-    CHECK(
-        contains(error, "step 1: after its update, weights or optimizer state of rank 1 are not"));
+    CHECK(holds(error, "step 1: after its update, weights or optimizer state of rank 1 are not"));
   }
   CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{1});
 }
@@ -304,14 +301,14 @@ TEST_CASE("a hung writer stops neither training nor the program's end") {
     if (self.rank == 0) {
       self.wait_until_idle();
       const std::lock_guard lock(mutex);
-      CHECK(contains(self.notes, "warning: step 1 was not saved, training continues"));
-      CHECK(contains(self.notes, "missing: rank 1"));
+      CHECK(holds(self.notes, "warning: step 1 was not saved, training continues"));
+      CHECK(holds(self.notes, "missing: rank 1"));
     }
     self.step(true);
     {
       const std::lock_guard lock(mutex);
-      CHECK(contains(self.notes, "step 2 was not saved"));
-      CHECK(contains(self.notes, "the save of step 1 has hung for 500 ms on rank 1"));
+      CHECK(holds(self.notes, "step 2 was not saved"));
+      CHECK(holds(self.notes, "the save of step 1 has hung for 500 ms on rank 1"));
     }
     // The hang has been detected.
     const auto start = Clock::now();
@@ -321,8 +318,8 @@ TEST_CASE("a hung writer stops neither training nor the program's end") {
   });
   CHECK(Clock::now() - begin < 15s);
   for (const auto& error : errors) {
-    CHECK(contains(error, "step 3 was not saved"));
-    CHECK(contains(error, "on rank 1"));
+    CHECK(holds(error, "step 3 was not saved"));
+    CHECK(holds(error, "on rank 1"));
   }
   CHECK(steps_in(dir.path()).empty());
   hang->set_value();
@@ -365,11 +362,11 @@ TEST_CASE("all wait while rank 0 removes old checkpoints, and name it if it hang
         throw;
       }
     });
-    CHECK(contains(errors[1], "missing: rank 0"));
+    CHECK(holds(errors[1], "missing: rank 0"));
     if (in_background) {
-      CHECK(contains(errors[0],
-                     "step 2 is committed, but reading it back and removing old ones has hung "
-                     "for 500 ms on this rank"));
+      CHECK(holds(errors[0],
+                  "step 2 is committed, but reading it back and removing old ones has hung "
+                  "for 500 ms on this rank"));
     }
     CHECK(value_of(dir.path() / "step-00000002") == 2.0F);
   }
@@ -535,8 +532,8 @@ TEST_CASE("a checkpoint found damaged by verification counts as not saved") {
     for (const auto& error : run.errors) CHECK(error == "");
     CHECK(run.ends == std::vector<std::string>{"0", "0"});
     CAPTURE(run.notes);
-    CHECK(contains(run.notes, warning));
-    CHECK(contains(run.notes, "step-00000002 is not verified: rank "));
+    CHECK(holds(run.notes, warning));
+    CHECK(holds(run.notes, "step-00000002 is not verified: rank "));
     CHECK(steps_in(run.dir.path()) == std::vector<std::int64_t>{2});
     CHECK(value_of(run.dir.path() / "step-00000002") == 2.0F);
     CHECK(run.saved.size() == 2);
@@ -546,7 +543,7 @@ TEST_CASE("a checkpoint found damaged by verification counts as not saved") {
     SUBCASE("it is saved again at the end of the run") {
       const DamagedSave run(Options{.in_background = in_background});
       is_saved_again(run);
-      for (const char* part : what) CHECK(contains(run.notes, part));
+      for (const char* part : what) CHECK(holds(run.notes, part));
     }
     SUBCASE("any damage has this effect, with any checkpoint.on_error") {
       for (const Damage kind : {Damage::Cut, Damage::Missing, Damage::Trainer, Damage::Index}) {
@@ -558,13 +555,13 @@ TEST_CASE("a checkpoint found damaged by verification counts as not saved") {
     SUBCASE("also the one saved at the end") {
       const DamagedSave run(Options{.in_background = in_background, .is_last = true});
       is_saved_again(run);
-      CHECK(contains(run.notes, warning + "trying again: "));
+      CHECK(holds(run.notes, warning + "trying again: "));
     }
     SUBCASE("if it is damaged again, the run fails and the former one is kept") {
       const DamagedSave run(Options{.in_background = in_background, .times = 3});
       for (const auto& error : run.errors) {
         CAPTURE(error);
-        for (const char* part : what) CHECK(contains(error, part));
+        for (const char* part : what) CHECK(holds(error, part));
       }
       CHECK(steps_in(run.dir.path()) == std::vector<std::int64_t>{1, 2});
       CHECK(value_of(run.dir.path() / "step-00000001") == 1.0F);
@@ -576,13 +573,13 @@ TEST_CASE("a checkpoint found damaged by verification counts as not saved") {
         const DamagedSave run(
             Options{.in_background = in_background, .stop_on_error = stop, .more_steps = 2});
         CHECK(run.ends == std::vector<std::string>(2, stop ? "1" : "0"));
-        CHECK(contains(run.notes, warning + (stop ? "training ends (checkpoint.on_error is stop): "
-                                                  : "training continues: ")));
+        CHECK(holds(run.notes, warning + (stop ? "training ends (checkpoint.on_error is stop): "
+                                               : "training continues: ")));
         for (const auto& error : run.errors) {
           CAPTURE(error);
           if (!stop) CHECK(error == "");
-          if (stop) CHECK(contains(error, "training ended because a save failed: "));
-          if (stop) CHECK(contains(error, "step-00000002 is not verified: rank 1: "));
+          if (stop) CHECK(holds(error, "training ended because a save failed: "));
+          if (stop) CHECK(holds(error, "step-00000002 is not verified: rank 1: "));
         }
         CHECK(value_of(run.dir.path() / "step-00000004") == 4.0F);
         // It displaced no intact checkpoint.

@@ -1,13 +1,15 @@
 // Saves and loads a checkpoint of a GPT-2 (weights and both moments) with one process per rank,
 // through save_checkpoint() and read_parts() as in a training run. For checkpoint_io.py, which
-// compares it with dd.
+// compares it with dd, and consolidate.py.
 //
 //   tessera_checkpoint_io plan [--size 2GiB] [--width 1024] [--world 2]
 //   tessera_checkpoint_io save DIR SOURCE [the same] [--chunk 256KiB]
+//   tessera_checkpoint_io make DIR [the same]
 //   tessera_checkpoint_io load CHECKPOINT [--world 2] [--threads 4]
 //
 // plan: prints the bytes that each rank saves. save: writes DIR/checkpoints/step-00000001 with the
-// bytes of the file SOURCE as values; SOURCE must be at least as large as a rank's share. load:
+// bytes of the file SOURCE as values; SOURCE must be at least as large as a rank's share. make:
+// writes random weights without moments, of any size: tensors share the memory of the largest. load:
 // each rank reads its share into allocated memory. Times run from when all ranks are ready until
 // the last one is done. Prints one line of JSON.
 #include <fmt/format.h>
@@ -16,38 +18,77 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <csignal>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <string_view>
 #include <vector>
 
+#include "core/base/clock.h"
 #include "core/base/error.h"
+#include "core/base/shard_layout.h"
 #include "io/base/json.h"
 #include "io/base/size.h"
 #include "io/checkpoint/reader.h"
 #include "io/checkpoint/save.h"
+#include "io/hf/gpt2.h"
 #include "io/pump/read_parts.h"
-#include "tools/bench/gpt2_units.h"
 
 namespace tessera::io {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr int kMaxRanks = 64;
 
+constexpr std::int64_t kShift = 4096 * 37, kShifts = std::int64_t{64} << 20;  // bytes, of make
+
 struct Options {
-  std::string command;
-  fs::path path, source;
-  std::int64_t size = std::int64_t{2} << 30, width = 1024;
-  std::int64_t chunk_bytes = 0;  // of SaveRequest
+  std::string command, path, source;
+  std::string size = "2GiB", chunk;  // chunk: of SaveRequest
+  std::int64_t width = 1024;
   int world_size = 2, threads = 4;
+
+  std::vector<Section> sections() const {
+    if (command == "make") return {Section::Model};
+    return {std::begin(kSections), std::end(kSections)};
+  }
 };
+
+/// "model" section of a GPT-2 of about options.size.
+Json model_of(const Options& options) {
+  const std::int64_t width = options.width, vocabulary = 50257, positions = 1024;
+  const std::int64_t per_layer = 12 * width * width + 13 * width;
+  const std::int64_t elements = parse_bytes(options.size) / 4 / std::ssize(options.sections());
+  const std::int64_t rest = elements - (vocabulary + positions) * width;
+  return {{"arch", "gpt2"},
+          {"n_layer", std::max<std::int64_t>(1, (rest + per_layer / 2) / per_layer)},
+          {"n_head", std::max<std::int64_t>(1, width / 128)},
+          {"n_embd", width},
+          {"vocab_size", vocabulary},
+          {"seq_len", positions},
+          {"layer_norm_eps", 1e-5},
+          {"dropout", 0.0}};
+}
+
+/// Shard layout of training: one unit per block and one for the rest.
+std::vector<ShardLayout> units_of(const Json& config, int world_size) {
+  std::map<std::string, std::vector<ShardLayout::Parameter>> units;
+  for (const TensorInfo& info : gpt2_tensors(config)) {
+    const bool block = info.name.starts_with("h.");
+    units[block ? info.name.substr(0, info.name.find('.', 2)) : "root"].push_back(
+        {info.name, info.shape, false});
+  }
+  std::vector<ShardLayout> layouts;
+  for (const auto& [unit, parameters] : units) layouts.emplace_back(unit, parameters, world_size);
+  return layouts;
+}
 
 /// Memory shared by the forked ranks.
 struct Board {
@@ -77,10 +118,10 @@ struct Board {
   template <typename F>
   void measure(F&& work) {
     wait();
-    const auto start = Clock::now();
+    const auto start = std::chrono::steady_clock::now();
     work();
     wait();
-    seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    seconds = seconds_since(start);
   }
 };
 
@@ -107,24 +148,41 @@ class BoardCoordinator : public SaveCoordinator {
   int rank_, world_size_;
 };
 
-/// Calls f(section, slot, range) for each part that the rank owns.
+/// Calls f(section, slot, range, bytes) for each part that the rank owns.
 template <typename F>
-void for_each_part(const Json& config, int rank, int world_size, F&& f) {
-  for (const ShardLayout& unit : bench::gpt2_units(config, world_size)) {
+void for_each_part(const Options& options, const Json& config, int rank, F&& f) {
+  for (const ShardLayout& unit : units_of(config, options.world_size)) {
     for (const SlotRange& range : unit.ranges_of_rank(rank)) {
-      for (const Section section : kSections) {
-        f(section, unit.slots()[static_cast<std::size_t>(range.slot)], range);
+      for (const Section section : options.sections()) {
+        f(section, unit.slots()[static_cast<std::size_t>(range.slot)], range,
+          (range.end - range.begin) * 4);
       }
     }
   }
 }
 
-std::int64_t bytes_of_rank(const Json& config, int rank, int world_size) {
-  std::int64_t bytes = 0;
-  for_each_part(config, rank, world_size, [&](Section, const ParameterSlot&, const SlotRange& r) {
-    bytes += (r.end - r.begin) * 4;
-  });
-  return bytes;
+std::int64_t bytes_of_rank(const Options& options, const Json& config, int rank) {
+  std::int64_t total = 0;
+  for_each_part(options, config, rank,
+                [&](Section, const auto&, const auto&, std::int64_t bytes) { total += bytes; });
+  return total;
+}
+
+/// Values that the ranks save: SOURCE, or for `make` random floats, enough for the largest tensor.
+std::string read_values(const Options& options, const Json& config) {
+  if (options.command == "load") return {};
+  if (options.command == "save") return read_file(options.source, std::int64_t{1} << 62);
+  std::int64_t longest = 0;
+  for (const ShardLayout& unit : units_of(config, options.world_size)) {
+    longest = std::max(longest, unit.segment_size() * 4);
+  }
+  std::string values(static_cast<std::size_t>(longest + kShifts), '\0');
+  std::mt19937 random(1);
+  for (std::size_t i = 0; i + 4 <= values.size(); i += 4) {
+    const float value = (static_cast<float>(random() >> 8) * 0x1p-24F - 0.5F) * 0.1F;
+    std::memcpy(&values[i], &value, 4);
+  }
+  return values;
 }
 
 /// Runs `body` in one process per rank.
@@ -156,38 +214,39 @@ void run_ranks(int world_size, const std::function<void(int rank)>& body) {
   require<IoError>(!failed, "a rank failed");
 }
 
-void save_rank(const Options& options, const Json& config, Board& board, int rank) {
-  const std::string values = read_file(options.source, std::int64_t{1} << 62);
-  const std::int64_t needed = bytes_of_rank(config, rank, options.world_size);
-  require(needed <= static_cast<std::int64_t>(values.size()), "{} has {} bytes; rank {} saves {}",
-          options.source.string(), values.size(), rank, needed);
+void save_rank(const Options& options, const Json& config, const std::string& values, Board& board,
+               int rank) {
+  const bool repeats = options.command == "make";
+  const std::int64_t needed = bytes_of_rank(options, config, rank);
+  require(repeats || needed <= static_cast<std::int64_t>(values.size()),
+          "{} has {} bytes; rank {} saves {}", options.source, values.size(), rank, needed);
   SaveRequest request;
-  request.checkpoints_dir = options.path / "checkpoints";
+  request.checkpoints_dir = fs::path(options.path) / "checkpoints";
   request.step = 1;
   request.rank = rank;
   request.world_size = options.world_size;
   request.run_id = "benchmark";
   request.model_config = config.dump();
-  request.chunk_bytes = options.chunk_bytes;
+  if (!options.chunk.empty()) request.chunk_bytes = parse_bytes(options.chunk);
   std::int64_t at = 0;
-  for_each_part(config, rank, options.world_size,
-                [&](Section section, const ParameterSlot& slot, const SlotRange& range) {
-                  auto& parts = section == Section::Model    ? request.model
-                                : section == Section::ExpAvg ? request.exp_avg
-                                                             : request.exp_avg_sq;
-                  parts.push_back({slot.name, slot.shape, DType::F32, range.begin, range.end,
-                                   values.data() + at});
-                  at += (range.end - range.begin) * 4;
-                });
+  for_each_part(
+      options, config, rank,
+      [&](Section section, const ParameterSlot& slot, const SlotRange& range, std::int64_t bytes) {
+        auto& parts = section == Section::Model    ? request.model
+                      : section == Section::ExpAvg ? request.exp_avg
+                                                   : request.exp_avg_sq;
+        parts.push_back(
+            {slot.name, slot.shape, DType::F32, range.begin, range.end, values.data() + at});
+        at = repeats ? (at + kShift) % kShifts : at + bytes;
+      });
   BoardCoordinator coordinator(board, rank, options.world_size);
   board.measure([&] { save_checkpoint(request, coordinator); });
-  board.slots[static_cast<std::size_t>(rank)].wanted = at;
+  board.slots[static_cast<std::size_t>(rank)].wanted = needed;
 }
 
 void load_rank(const Options& options, Board& board, int rank) {
   const Json config = Json::parse(CheckpointReader::open(options.path).index().model_config);
-  std::string memory(static_cast<std::size_t>(bytes_of_rank(config, rank, options.world_size)),
-                     '\1');
+  std::string memory(static_cast<std::size_t>(bytes_of_rank(options, config, rank)), '\1');
   struct Wanted {
     Section section;
     ReadPart part;
@@ -195,10 +254,10 @@ void load_rank(const Options& options, Board& board, int rank) {
   std::vector<Wanted> wanted;
   char* at = memory.data();
   for_each_part(
-      config, rank, options.world_size,
-      [&](Section section, const ParameterSlot& slot, const SlotRange& range) {
+      options, config, rank,
+      [&](Section section, const ParameterSlot& slot, const SlotRange& range, std::int64_t bytes) {
         wanted.push_back({section, {nullptr, slot.name, range.begin, range.end, DType::F32, at}});
-        at += (range.end - range.begin) * 4;
+        at += bytes;
       });
   board.measure([&] {
     const auto reader = CheckpointReader::open(options.path);
@@ -216,18 +275,19 @@ void load_rank(const Options& options, Board& board, int rank) {
 
 Json run(const Options& options) {
   const int world_size = options.world_size;
-  const Json config = bench::gpt2_of_size(options.size / 3, options.width);
+  const Json config = model_of(options);
   Json ranks = Json::array();
   if (options.command == "plan") {
     for (int rank = 0; rank < world_size; ++rank) {
-      ranks.push_back(bytes_of_rank(config, rank, world_size));
+      ranks.push_back(bytes_of_rank(options, config, rank));
     }
     return {{"rank_bytes", ranks}};
   }
+  const std::string values = read_values(options, config);
   Board& board = *Board::make(world_size);
   run_ranks(world_size, [&](int rank) {
-    options.command == "save" ? save_rank(options, config, board, rank)
-                              : load_rank(options, board, rank);
+    options.command == "load" ? load_rank(options, board, rank)
+                              : save_rank(options, config, values, board, rank);
   });
   std::int64_t bytes = 0, read = 0;
   for (const Board::Slot& slot : board.slots) {
@@ -237,47 +297,28 @@ Json run(const Options& options) {
   return {{"seconds", board.seconds}, {"bytes", bytes}, {"read_bytes", read}};
 }
 
-Options parse(int argc, char** argv) {
-  Options options;
-  std::vector<std::string> words;
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view word = argv[i];
-    const auto value = [&]() -> std::string {
-      require(i + 1 < argc, "{} needs a value", word);
-      return argv[++i];
-    };
-    if (word == "--size") {
-      options.size = parse_bytes(value());
-    } else if (word == "--width") {
-      options.width = std::stoi(value());
-    } else if (word == "--chunk") {
-      options.chunk_bytes = parse_bytes(value());
-    } else if (word == "--world") {
-      options.world_size = std::stoi(value());
-    } else if (word == "--threads") {
-      options.threads = std::stoi(value());
-    } else {
-      words.emplace_back(word);
-    }
-  }
-  const std::size_t wanted = words.empty() || words[0] == "plan" ? 1 : words[0] == "save" ? 3 : 2;
-  require(words.size() == wanted && (wanted != 2 || words[0] == "load"),
-          "usage: tessera_checkpoint_io plan | save DIR SOURCE | load CHECKPOINT, [--size 2GiB] "
-          "[--width 1024] [--world 2] [--chunk 256KiB] [--threads 4]");
-  require(options.world_size >= 1 && options.world_size <= kMaxRanks, "{} ranks: expected 1 to {}",
-          options.world_size, kMaxRanks);
-  options.command = words[0];
-  if (wanted > 1) options.path = words[1];
-  if (wanted > 2) options.source = words[2];
-  return options;
-}
-
 }  // namespace
 }  // namespace tessera::io
 
 int main(int argc, char** argv) {
+  tessera::io::Options options;
+  CLI::App app("Saves and loads a checkpoint of a GPT-2 with one process per rank");
+  app.require_subcommand(1);
+  for (const char* name : {"plan", "save", "make", "load"}) {
+    const std::string_view command = name;
+    CLI::App* const sub = app.add_subcommand(name);
+    sub->callback([&options, name] { options.command = name; });
+    if (command != "plan") sub->add_option("PATH", options.path)->required();
+    if (command == "save") sub->add_option("SOURCE", options.source)->required();
+    sub->add_option("--size", options.size, "Of the checkpoint");
+    sub->add_option("--width", options.width);
+    sub->add_option("--world", options.world_size)->check(CLI::Range(1, tessera::io::kMaxRanks));
+    sub->add_option("--chunk", options.chunk);
+    sub->add_option("--threads", options.threads);
+  }
+  CLI11_PARSE(app, argc, argv);
   try {
-    fmt::print("{}\n", tessera::io::run(tessera::io::parse(argc, argv)).dump());
+    fmt::print("{}\n", tessera::io::run(options).dump());
     return 0;
   } catch (const std::exception& error) {
     fmt::print(stderr, "tessera_checkpoint_io: {}\n", error.what());

@@ -19,7 +19,7 @@ rounds, with the smallest and the largest.
 """
 import argparse, json, os, shutil, statistics, subprocess, sys, tempfile, time
 
-from common import SIZES, VOCAB, drop_cache, end_on_sigterm, must, parse_size, run, saves, write_tokens
+from common import SIZES, VOCAB, drop_cache, end_on_sigterm, gpt2_keys, must, parse_size, run, saves, train_command, write_tokens
 
 SEQ = 16
 
@@ -114,13 +114,9 @@ class Bench:
 
 def train(o, folder, tokens, steps):
     """Records of a run's saves except the last, which overlaps with no step."""
-    layers, heads, width = SIZES[o.train]
     out = f"{folder}/run"
-    command = [f"{o.build}/bin/tessera", "train", "--nproc", o.ranks, "--model.n_layer", layers, "--model.n_head", heads,
-               "--model.n_embd", width, "--model.vocab_size", VOCAB, "--model.seq_len", SEQ, "--data.train", tokens,
-               "--data.order", "sequential", "--train.device", "cpu", "--train.steps", steps, "--train.global_batch", o.ranks,
-               "--train.eval_every", 0, "--optim.lr", "1e-4", "--checkpoint.every", o.every, "--checkpoint.keep", 1,
-               "--checkpoint.async", "on", "--run.out", out]
+    keys = gpt2_keys(o.train, SEQ, tokens, "cpu", o.ranks, steps, out)
+    command = train_command(o.build, {**keys, "checkpoint.every": o.every, "checkpoint.keep": 1}, o.ranks)
     must(run(command), command)
     records = saves(out)
     shutil.rmtree(out)

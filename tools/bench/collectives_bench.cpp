@@ -23,11 +23,10 @@
 #include "comm/flight_recorder.h"
 #include "comm/shared_memory.h"
 #include "comm/tcp.h"
+#include "core/base/clock.h"
 
 namespace tessera::comm {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 std::unique_ptr<Communicator> join(const std::string& backend, int rank, int world, int port,
                                    int round, std::size_t chunk) {
@@ -47,20 +46,26 @@ std::unique_ptr<Communicator> join(const std::string& backend, int rank, int wor
                                          options);
 }
 
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+double micros_of(int calls, const std::function<void()>& call) {
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < calls; ++i) call();
+  return seconds_since(start) * 1e6 / calls;
+}
+
 void measure(Communicator& c, const std::string& name, std::int64_t bytes,
              const std::function<void()>& call) {
   for (int i = 0; i < 3; ++i) call();
   std::vector<double> micros;
   const int calls = bytes > (4 << 20) ? 20 : 200;
-  for (int i = 0; i < calls; ++i) {
-    const auto start = Clock::now();
-    call();
-    micros.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
-  }
+  for (int i = 0; i < calls; ++i) micros.push_back(micros_of(1, call));
   if (c.rank() != 0) return;
-  std::sort(micros.begin(), micros.end());
   fmt::print("{:<16} {:>9} {:<6} {:>10.1f} us median {:>10.1f} us best\n", name, bytes, c.backend(),
-             micros[micros.size() / 2], micros.front());
+             median(micros), std::ranges::min(micros));
   std::fflush(stdout);
 }
 
@@ -80,17 +85,6 @@ void run(Communicator& c) {
     measure(c, "reduce_scatter", bytes, [&] { c.reduce_scatter(buffer, out, {}); });
     measure(c, "all_reduce", bytes, [&] { c.all_reduce(buffer, ReduceOp::Max, {}); });
   }
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-double micros_of(int calls, const std::function<void()>& call) {
-  const auto start = Clock::now();
-  for (int i = 0; i < calls; ++i) call();
-  return std::chrono::duration<double, std::micro>(Clock::now() - start).count() / calls;
 }
 
 // Prints medians over blocks of calls, alternating blocks with and without a recorder.

@@ -1,5 +1,5 @@
 """Shared helpers of the Python benchmarks."""
-import array, ctypes, json, os, random, signal, struct, subprocess, sys, tempfile, threading, time
+import array, ctypes, json, os, random, signal, socket, struct, subprocess, sys, tempfile, threading, time
 
 # Layers, heads, width.
 SIZES = {"tiny": (2, 2, 64), "124M": (12, 12, 768), "350M": (24, 16, 1024), "774M": (36, 20, 1280), "1558M": (48, 25, 1600)}
@@ -27,6 +27,33 @@ def write_tokens(path, count, vocab):
         tokens.tofile(f)
 
 
+def train_command(build, keys, ranks=None):
+    """Command of a training run without saves, and with one evaluation at the end, unless `keys` have others."""
+    keys = {"train.eval_every": 0, "checkpoint.every": 0, **keys}
+    return [f"{build}/bin/tessera", "train", *(["--nproc", ranks] if ranks else []), *(f"--{key}={value}" for key, value in keys.items())]
+
+
+def gpt2_keys(size, seq, tokens, device, batch, steps, out):
+    """Keys of a run of a GPT-2 on random tokens."""
+    layers, heads, width = SIZES[size]
+    return {"model.n_layer": layers, "model.n_head": heads, "model.n_embd": width, "model.vocab_size": VOCAB, "model.seq_len": seq,
+            "data.train": tokens, "data.order": "sequential", "train.device": device, "train.global_batch": batch,
+            "train.steps": steps, "optim.lr": "1e-4", "run.out": out}
+
+
+def small_keys(text, steps, out):
+    """Keys of nanoGPT's small CPU setting on a text: 4 layers, width 128, context 64, batch 12."""
+    return {"data.train": text, "data.tokenizer": "chars", "model.n_layer": 4, "model.n_head": 4, "model.n_embd": 128,
+            "model.seq_len": 64, "train.global_batch": 12, "train.steps": steps, "train.eval_batches": 0, "train.device": "cpu",
+            "run.out": out}
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
 class Nvml:
     """Bytes in use on GPU 0, from the driver's NVML. @throws OSError if it is missing or fails."""
 
@@ -45,14 +72,6 @@ class Nvml:
         return info.used
 
 
-def used_by_nvidia_smi():
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
-    try:
-        return int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout) * 2**20
-    except (ValueError, subprocess.SubprocessError) as error:
-        raise OSError(f"nvidia-smi does not report the memory in use: {error}") from error
-
-
 class GpuMemory:
     """Polls the driver for the memory in use on GPU 0: peak above the start, or None without a driver. Includes contexts,
     workspaces and caches of any program."""
@@ -69,14 +88,12 @@ class GpuMemory:
                 pass
 
     def __enter__(self):
-        for attempt in (lambda: Nvml().used, lambda: used_by_nvidia_smi):
-            try:
-                self.used = attempt()
-                self.before = self.most = self.used()
-                self.thread.start()
-                break
-            except (OSError, AttributeError):
-                continue
+        try:
+            self.used = Nvml().used
+            self.before = self.most = self.used()
+            self.thread.start()
+        except (OSError, AttributeError):
+            pass
         return self
 
     def __exit__(self, *_):

@@ -11,7 +11,7 @@ Medians are over all timed steps of all rounds; memory is the peak resident set.
 """
 import argparse, json, os, pathlib, statistics, tempfile
 
-from common import end_on_sigterm, must, run, step_times, write_tokens
+from common import VOCAB, end_on_sigterm, gpt2_keys, must, run, step_times, train_command, write_tokens
 
 HERE = pathlib.Path(__file__).resolve().parent
 WARMUP = 3
@@ -21,13 +21,9 @@ def run_tessera(o, seq, folder):
     steps = WARMUP + o.steps
     tokens = f"{folder}/tokens-{seq}.bin"
     if not os.path.exists(tokens):
-        write_tokens(tokens, steps * o.batch * seq + 1, 50257)
+        write_tokens(tokens, steps * o.batch * seq + 1, VOCAB)
     out = tempfile.mkdtemp(dir=folder)
-    command = [f"{o.build}/bin/tessera", "train", "--model.arch", "gpt2", "--model.n_layer", "12", "--model.n_head", "12",
-               "--model.n_embd", "768", "--model.vocab_size", "50257", "--model.seq_len", str(seq), "--data.train", tokens,
-               "--data.order", "sequential", "--train.device", "cpu", "--train.steps", str(steps), "--train.global_batch", str(o.batch),
-               "--train.micro_batch", str(o.batch), "--train.eval_every", "0", "--checkpoint.every", "0",
-               "--optim.lr", "1e-4", "--run.out", out]
+    command = train_command(o.build, gpt2_keys("124M", seq, tokens, "cpu", o.batch, steps, out))
     env = dict(os.environ, OMP_NUM_THREADS=str(o.threads))
     rss = must(run(command, env=env), command).peak_rss_gib
     return step_times(out, WARMUP), rss

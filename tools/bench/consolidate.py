@@ -103,7 +103,7 @@ def main():
 
     tessera = f"{o.build}/bin/tessera"
     with tempfile.TemporaryDirectory(dir=o.dir, prefix="consolidate-") as folder:
-        command = [f"{o.build}/tools/bench/tessera_make_checkpoint", f"{folder}/run", "--size", o.size, "--world", o.world,
+        command = [f"{o.build}/tools/bench/tessera_checkpoint_io", "make", f"{folder}/run", "--size", o.size, "--world", o.world,
                    "--width", o.width]
         print(must(run(command), command).out.strip(), file=sys.stderr)
         source = f"{folder}/run/checkpoints/step-00000001"

@@ -6,9 +6,11 @@
   consolidate_torch.py dcp DIR FILE                             dcp_to_torch_save
   consolidate_torch.py merge DIR FILE                           loads all parts, concatenates them, and saves the whole
 """
-import glob, json, os, socket, struct, sys
+import glob, json, os, struct, sys
 
 import torch
+
+from common import free_port
 
 
 def tensors(path):
@@ -47,10 +49,7 @@ def main():
     what, *words = sys.argv[1:]
     if what == "make-dcp":
         path, folder, world = words
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
-        torch.multiprocessing.spawn(save_dcp_rank, (path, folder, int(world), port), nprocs=int(world))
+        torch.multiprocessing.spawn(save_dcp_rank, (path, folder, int(world), free_port()), nprocs=int(world))
     elif what == "make-merge":
         path, folder, world = words
         os.makedirs(folder)

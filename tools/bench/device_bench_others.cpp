@@ -10,13 +10,13 @@
 #include "kernels/sampling.h"
 #include "tools/bench/device_measure.h"
 
-// Bytes count each operand once: see run_device_bench().
+// Bytes count each operand once.
 namespace tessera::kernels {
 namespace {
 
 void rms_norm(DeviceMeasure& bench, const DeviceShapes& s) {
   const std::int64_t rows = s.rows(), c = s.width();
-  const double elements = number(rows) * number(c);
+  const double elements = bench.halves(rows, c);
   const auto x = [&] { return bench.tensor({rows, c}); };
   const auto norm = [&] {
     RmsNormForward args;
@@ -48,7 +48,7 @@ void rms_norm(DeviceMeasure& bench, const DeviceShapes& s) {
 /// Gate and up are the halves of one product; the same for their gradients.
 void gated(DeviceMeasure& bench, const DeviceShapes& s) {
   const std::int64_t rows = s.rows(), hidden = 4 * s.width();
-  const double elements = number(rows) * number(hidden);
+  const double elements = bench.halves(rows, hidden);
   const auto half = [&](const TensorView& packed, std::int64_t part) {
     TensorView view = packed;
     view.data = static_cast<std::byte*>(packed.data) +
@@ -82,7 +82,7 @@ void rotary_and_dropout(DeviceMeasure& bench, const DeviceShapes& s) {
   const Shape qkv{s.batch, s.seq, 3 * s.heads, s.head_dim};
   for (const bool inverse : {false, true}) {
     bench.measure(fmt::format("rotary{} {}x{}", inverse ? " inverse" : "", rows, 3 * c),
-                  Bound::Memory, 12 * number(rows) * number(c), [&] {
+                  Bound::Memory, 12 * bench.halves(rows, c), [&] {
                     const Rotary args{.x = bench.tensor(qkv),
                                       .y = fresh(bench.tensor(qkv)),
                                       .inverse = inverse,
@@ -90,7 +90,7 @@ void rotary_and_dropout(DeviceMeasure& bench, const DeviceShapes& s) {
                     return [args, &bench] { rotary(bench.context(), args); };
                   });
   }
-  bench.measure(fmt::format("dropout {}x{}", rows, c), Bound::Memory, 4 * number(rows) * number(c),
+  bench.measure(fmt::format("dropout {}x{}", rows, c), Bound::Memory, 4 * bench.halves(rows, c),
                 [&] {
                   const Dropout args{.x = bench.tensor({rows, c}),
                                      .y = fresh(bench.tensor({rows, c})),
@@ -163,7 +163,7 @@ void measure_other_kernels(DeviceMeasure& bench, const DeviceShapes& s) {
   rotary_and_dropout(bench, s);
   sampling_and_clipping(bench, s);
   updates(bench, s);
-  measure_attention(bench, s, DType::F32);
+  if (bench.dtype() != DType::F32) measure_attention(bench, s, DType::F32);
 }
 
 }  // namespace tessera::kernels

@@ -4,15 +4,16 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
+#include <ctime>
 #include <utility>
 
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "kernels/elementwise.h"
 
 namespace tessera::kernels {
 namespace {
-
-using std::chrono::steady_clock;
 
 TensorView range(const TensorView& view, std::int64_t begin, std::int64_t count) {
   return dense_view(
@@ -48,8 +49,7 @@ TensorView DeviceMeasure::tensor(const Shape& shape, DType dtype) {
     half.emplace_back(single.back());
   }
   const void* from = dtype == DType::BF16 ? static_cast<const void*>(half.data()) : single.data();
-  context_->backend().copy_from_host(view.data, from,
-                                     static_cast<std::size_t>(done) * dtype_size(dtype));
+  copy_from_host(view, from, static_cast<std::size_t>(done) * dtype_size(dtype));
   while (done < count) {  // repeat the copied values
     const std::int64_t part = std::min(done, count - done);
     cast(*context_, range(view, 0, part), {range(view, done, part), false, true});
@@ -63,7 +63,7 @@ TensorView DeviceMeasure::indices(std::int64_t batch, std::int64_t seq, std::int
   for (std::int64_t i = 0; i < batch * seq; ++i)
     values.push_back(static_cast<std::int32_t>(i * 2654435761U % 4294967291U % below));
   const TensorView view = empty({batch, seq}, DType::I32);
-  context_->backend().copy_from_host(view.data, values.data(), view.bytes());
+  copy_from_host(view, values.data(), static_cast<std::size_t>(view.bytes()));
   return view;
 }
 
@@ -78,47 +78,61 @@ void DeviceMeasure::measure(const std::string& name, Bound bound, double work,
     std::fflush(stdout);
     ++left_out_;
   }
-  context_->backend().synchronize();
+  synchronize();
   storages_.clear();
 }
 
+void DeviceMeasure::synchronize() {
+  if (context_->device().type == DeviceType::CUDA) context_->backend().synchronize();
+}
+
+void DeviceMeasure::copy_from_host(const TensorView& to, const void* from, std::size_t bytes) {
+  if (context_->device().type == DeviceType::CUDA)
+    context_->backend().copy_from_host(to.data, from, bytes);
+  else
+    std::memcpy(to.data, from, bytes);
+}
+
 double DeviceMeasure::seconds(const std::function<void()>& body, int launches) {
-  context_->backend().synchronize();
-  const auto start = steady_clock::now();
+  synchronize();
+  const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < launches; ++i) body();
-  context_->backend().synchronize();
-  return std::chrono::duration<double>(steady_clock::now() - start).count() / launches;
+  synchronize();
+  return seconds_since(start) / launches;
 }
 
 void DeviceMeasure::time(const std::string& name, Bound bound, double work,
                          const std::function<void()>& body) {
   constexpr double kSampleSeconds = 5e-3;
   constexpr int kSamples = 15, kMostLaunches = 1000;
-  const double first = seconds(body, 1);  // loads the kernel
-  std::vector<double> samples = {first};
+  int launches = 1;
+  std::clock_t begin = std::clock();
+  std::vector<double> samples = {seconds(body, launches)};  // loads the kernel
   if (!options_.quick) {
     const double warm = seconds(body, 3);
-    const int launches = static_cast<int>(
+    launches = static_cast<int>(
         std::clamp(kSampleSeconds / warm, 1.0, static_cast<double>(kMostLaunches)));
     samples.clear();
+    begin = std::clock();
     for (int i = 0; i < kSamples; ++i) samples.push_back(seconds(body, launches));
-    std::sort(samples.begin(), samples.end());
   }
-  const double median = samples[samples.size() / 2];
-  report(name, bound, median, samples.front(), samples.back(), work);
+  const double cpu = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+  std::sort(samples.begin(), samples.end());
+  report(name, bound, work, samples, cpu / static_cast<double>(samples.size()) / launches);
 }
 
 /// Writes each result at once: a later kernel may crash the program.
-void DeviceMeasure::report(const std::string& name, Bound bound, double median, double best,
-                           double worst, double work) {
+void DeviceMeasure::report(const std::string& name, Bound bound, double work,
+                           const std::vector<double>& samples, double cpu) {
+  const double median = samples[samples.size() / 2], best = samples.front(), worst = samples.back();
   const bool memory = bound == Bound::Memory;
   const double rate = work / median * (memory ? 1e-9 : 1e-12);
   double& roof = roofs_[static_cast<std::size_t>(bound)];
   if (name.starts_with("roof")) roof = rate;
   const double share = roof > 0 ? rate / roof : 0;
   const char* unit = memory ? "GB/s" : "TFLOP/s";
-  fmt::print("{:<46} {:>9.4f} {:>9.4f} {:>9.4f} {:>10.2f} {:<7} {:>5.0f}%\n", name, median * 1e3,
-             best * 1e3, worst * 1e3, rate, unit, 100 * share);
+  fmt::print("{:<46} {:>9.4f} {:>9.4f} {:>9.4f} {:>9.4f} {:>10.3f} {:<7} {:>5.0f}%\n", name,
+             median * 1e3, best * 1e3, worst * 1e3, cpu * 1e3, rate, unit, 100 * share);
   std::fflush(stdout);
   if (!file_) return;
   fmt::print(

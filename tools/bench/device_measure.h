@@ -10,9 +10,15 @@
 #include "core/base/context.h"
 #include "core/base/storage.h"
 #include "core/base/tensor_view.h"
-#include "tools/bench/device_bench.h"
 
 namespace tessera::kernels {
+
+struct DeviceBenchOptions {
+  std::string only = {};  ///< substring of the kernels' names; empty: all
+  std::string json = {};  ///< also write results to this file; empty: none
+  DType dtype = DType::BF16;
+  bool quick = false;  ///< tiny shapes and one sample, to test the benchmark
+};
 
 /// Roof that a kernel is compared with.
 enum class Bound { Memory, Arithmetic, ArithmeticF32 };
@@ -37,12 +43,16 @@ class DeviceMeasure {
   DeviceMeasure(std::shared_ptr<Context> context, const DeviceBenchOptions& options);
 
   Context& context() { return *context_; }
+  DType dtype() const { return options_.dtype; }
+  /// Elements of a matrix in units of bf16: twice as many for f32.
+  double halves(std::int64_t rows, std::int64_t width) const;
   int left_out() const { return left_out_; }
 
   // Tensors live until the end of measure().
   TensorView empty(const Shape& shape, DType dtype);
   /// bf16 or f32 values in [-0.5, 0.5): products of zeros draw less power and so run faster.
-  TensorView tensor(const Shape& shape, DType dtype = DType::BF16);
+  TensorView tensor(const Shape& shape, DType dtype);
+  TensorView tensor(const Shape& shape) { return tensor(shape, dtype()); }
   TensorView indices(std::int64_t batch, std::int64_t seq, std::int64_t below);
 
   /// Runs `prepare`, which allocates tensors and returns the call to time; then frees the tensors.
@@ -53,10 +63,12 @@ class DeviceMeasure {
                const std::function<std::function<void()>()>& prepare);
 
  private:
+  void synchronize();
+  void copy_from_host(const TensorView& to, const void* from, std::size_t bytes);
   double seconds(const std::function<void()>& body, int launches);
   void time(const std::string& name, Bound bound, double work, const std::function<void()>& body);
-  void report(const std::string& name, Bound bound, double median, double best, double worst,
-              double work);
+  void report(const std::string& name, Bound bound, double work, const std::vector<double>& samples,
+              double cpu);
 
   struct Close {
     void operator()(std::FILE* file) const { std::fclose(file); }
@@ -71,6 +83,9 @@ class DeviceMeasure {
 };
 
 inline double number(std::int64_t n) { return static_cast<double>(n); }
+inline double DeviceMeasure::halves(std::int64_t rows, std::int64_t width) const {
+  return number(rows * width) * static_cast<double>(dtype_size(dtype())) / 2;
+}
 
 inline GradientView fresh(const TensorView& view) { return {view, false, true}; }
 inline GradientView added(const TensorView& view) { return {view, true, true}; }
@@ -78,8 +93,8 @@ inline GradientView added(const TensorView& view) { return {view, true, true}; }
 /// Causal attention, forward and backward; float32 attention is compared with the float32 roof.
 void measure_attention(DeviceMeasure& bench, const DeviceShapes& s, DType dtype);
 
-/// Kernels outside of a bf16 GPT-2 step: Llama-style blocks, float32 attention, bf16 weights,
-/// dropout, generation.
+/// Kernels outside of a GPT-2 step: Llama-style blocks, float32 attention, bf16 weights, dropout,
+/// generation.
 void measure_other_kernels(DeviceMeasure& bench, const DeviceShapes& s);
 
 }  // namespace tessera::kernels

@@ -9,9 +9,9 @@ are skipped; wrong values still fail. Checks loss and gradient norm of every ste
 of one rank, with relative bounds 1e-4 (fp32) and 2e-2 (bf16). Runs beyond --limit are skipped. Exit code 0 if all other runs
 pass, 1 if one fails or none ran.
 """
-import argparse, json, os, pathlib, re, socket, subprocess, sys, tempfile, time
+import argparse, json, os, pathlib, re, subprocess, sys, tempfile, time
 
-from common import end_on_sigterm, kill_group, metrics
+from common import end_on_sigterm, free_port, kill_group, metrics, train_command
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden"
 BOUNDS = {"fp32": 1e-4, "bf16": 2e-2}
@@ -31,12 +31,6 @@ def has_steps(run):
         return bool(metrics(run))
     except (OSError, ValueError):
         return False
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def wait_all(processes, deadline):
@@ -61,10 +55,10 @@ def train(o, golden, expected, world, backend, precision, folder, end):
             "train.device": o.device, "train.precision": precision, "optim.schedule": "constant", "optim.warmup_steps": 0,
             "optim.lr": expected["lr"], "optim.beta1": expected["betas"][0], "optim.beta2": expected["betas"][1],
             "optim.eps": expected["eps"], "optim.weight_decay": expected["weight_decay"], "optim.clip_norm": expected["clip_norm"],
-            "checkpoint.every": 0, "comm.init_timeout": 20 if shared else 60, "comm.timeout": 15 if shared else 30}
+            "comm.init_timeout": 20 if shared else 60, "comm.timeout": 15 if shared else 30}
     if world > 1:
         keys["comm.backend"] = "shm" if backend == "staged" else "nccl"
-    command = [f"{o.build}/bin/tessera", "train", *(f"--{key}={value}" for key, value in keys.items())]
+    command = train_command(o.build, keys)
     env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     if shared:
         rendezvous = ["--world-size", str(world), "--rdzv", f"127.0.0.1:{free_port()}"]

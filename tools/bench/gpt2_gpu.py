@@ -18,7 +18,7 @@ Measurements beyond --seconds are left out with a message. Failures, and --no-to
 """
 import argparse, json, os, pathlib, statistics, subprocess, sys, tempfile, time
 
-from common import SIZES, VOCAB, end_on_sigterm, flops_per_token, metrics, run, step_times, write_tokens
+from common import SIZES, VOCAB, end_on_sigterm, flops_per_token, gpt2_keys, metrics, run, step_times, train_command, write_tokens
 
 HERE = pathlib.Path(__file__).resolve().parent
 PEAKS = {"H200": 989.0, "H100 PCIe": 756.0, "H100 NVL": 835.0, "H100": 989.0, "A100": 312.0}  # TFLOP/s, dense bf16
@@ -82,19 +82,14 @@ class Bench:
 
     def tessera(self, size, batch, steps, variables=None):
         """One run; None if out of memory."""
-        layers, heads, width = SIZES[size]
         warmup = self.o.warmup
         tokens = f"{self.folder}/tokens.bin"
         count = (warmup + steps) * batch * self.o.seq + 1
         if not os.path.exists(tokens) or os.path.getsize(tokens) < 2 * count + 1024:
             write_tokens(tokens, count, VOCAB)
         out = tempfile.mkdtemp(dir=self.folder)
-        ran = self.start(f"tessera {size}",
-                         [f"{self.o.build}/bin/tessera", "train", "--model.arch", "gpt2", "--model.n_layer", layers, "--model.n_head",
-                          heads, "--model.n_embd", width, "--model.vocab_size", VOCAB, "--model.seq_len", self.o.seq, "--data.train",
-                          tokens, "--data.order", "sequential", "--train.device", "cuda", "--train.steps", warmup + steps,
-                          "--train.global_batch", batch, "--train.micro_batch", batch, "--train.eval_every", 0, "--train.eval_batches", 1, "--checkpoint.every", 0, "--optim.lr", "1e-4",
-                          "--run.out", out], {"TESSERA_TRAIN_PRECISION": "bf16", **(variables or {})})
+        keys = gpt2_keys(size, self.o.seq, tokens, "cuda", batch, warmup + steps, out)
+        ran = self.start(f"tessera {size}", train_command(self.o.build, keys), {"TESSERA_TRAIN_PRECISION": "bf16", **(variables or {})})
         if ran.code == 5 or (ran.code not in (0, None) and no_memory(ran.err)):
             return None
         if ran.code != 0:

@@ -11,7 +11,7 @@ fewer than nine tenths of the connections were made, or losses differ between ru
 """
 import argparse, contextlib, hashlib, hmac, json, os, random, socket, statistics, struct, subprocess, sys, tempfile, threading, time
 
-from common import end_on_sigterm, kill_group, metrics
+from common import end_on_sigterm, kill_group, metrics, small_keys, train_command
 
 MAGIC = b"tessera-store-4"
 WARMUP = 10  # steps excluded from the medians
@@ -158,10 +158,7 @@ class Attacker(threading.Thread):
 def train(o, text, folder, attack_for=None):
     """(losses, milliseconds) of the steps of one run. attack_for: seconds of attack, or None"""
     out = tempfile.mkdtemp(dir=folder)
-    command = [f"{o.build}/bin/tessera", "train", "--nproc", o.ranks, "--data.train", text, "--data.tokenizer", "chars",
-               "--model.n_layer", 4, "--model.n_head", 4, "--model.n_embd", 128, "--model.seq_len", 64, "--train.global_batch", 12,
-               "--train.steps", o.steps, "--train.eval_every", 0, "--train.eval_batches", 0, "--checkpoint.every", 0,
-               "--train.device", "cpu", "--run.out", out]
+    command = train_command(o.build, small_keys(text, o.steps, out), o.ranks)
     attacker = None
     with tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err,

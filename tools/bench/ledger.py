@@ -9,7 +9,7 @@ its code is timed separately.
 """
 import argparse, json, os, random, re, statistics, tempfile
 
-from common import end_on_sigterm, must, run, step_times
+from common import end_on_sigterm, must, run, small_keys, step_times, train_command
 
 
 def main():
@@ -27,10 +27,7 @@ def main():
         data, out = f"{folder}/text", f"{folder}/run"
         with open(data, "w") as f:
             f.write("".join(random.Random(1).choices("abcdefgh \n", k=100_000)))
-        command = [f"{o.build}/bin/tessera", "train", "--nproc", str(o.ranks), "--data.train", data, "--data.tokenizer", "chars",
-                   "--model.n_layer", "4", "--model.n_head", "4", "--model.n_embd", "128", "--model.seq_len", "64",
-                   "--train.global_batch", "12", "--train.steps", str(o.steps), "--train.eval_every", "0",
-                   "--train.eval_batches", "0", "--checkpoint.every", "0", "--train.device", "cpu", "--run.out", out]
+        command = train_command(o.build, small_keys(data, o.steps, out), o.ranks)
         must(run(command), command)
         step = statistics.median(step_times(out, 5))
         command = [f"{o.build}/bin/tessera", "run-report", out, "--json"]

@@ -11,17 +11,13 @@ few steps and compare the median steps.
 """
 import argparse, re, statistics, subprocess, sys, tempfile, time
 
-from common import end_on_sigterm, metrics, must, run, step_times
+from common import end_on_sigterm, metrics, must, run, small_keys, step_times, train_command
 
 
 def run_tessera(build, text, ranks, steps, folder):
     out = tempfile.mkdtemp(dir=folder)
-    command = [f"{build}/bin/tessera", "train", "--nproc", str(ranks), "--data.train", text, "--data.tokenizer", "chars",
-               "--model.n_layer", "4", "--model.n_head", "4", "--model.n_embd", "128", "--model.seq_len", "64",
-               "--train.global_batch", "12", "--train.steps", str(steps), "--train.eval_every", "0", "--train.eval_batches", "0",
-               "--optim.lr", "1e-3", "--optim.min_lr", "1e-4", "--optim.warmup_steps", "100", "--optim.beta2", "0.99",
-               "--optim.schedule", "cosine", "--checkpoint.every", "0", "--train.device", "cpu", "--run.out",
-               out]
+    # The learning rate's schedule and beta2 are the defaults.
+    command = train_command(build, small_keys(text, steps, out), ranks)
     seconds = must(run(command), command).seconds
     val = [r["val_loss"] for r in metrics(out) if "val_loss" in r][-1]
     return val, seconds, step_times(out, 5)

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <vector>
 
 namespace CLI {
 class App;
@@ -15,6 +16,12 @@ struct Command {
   std::function<int()> run;
 };
 
+/// Runs the parsed one of the commands.
+int run_parsed(const std::vector<Command>& commands);
+
+/// Exit codes of all commands. A rank that lost other ranks exits with kCommunication.
+inline constexpr int kFailed = 1, kUsage = 2, kIo = 3, kCommunication = 4, kMemory = 5;
+
 // Defined in tools/tessera/<name>/<name>.cpp.
 Command add_train(CLI::App& parent);
 Command add_generate(CLI::App& parent);
@@ -23,5 +30,13 @@ Command add_consolidate(CLI::App& parent);
 Command add_checkpoint(CLI::App& parent);
 Command add_doctor(CLI::App& parent);
 Command add_run_report(CLI::App& parent);
+
+// The commands of `checkpoint`, in tools/tessera/checkpoint/.
+Command add_checkpoint_list(CLI::App& parent);
+Command add_checkpoint_inspect(CLI::App& parent);
+Command add_checkpoint_verify(CLI::App& parent);
+Command add_checkpoint_diff(CLI::App& parent);
+Command add_checkpoint_reshard(CLI::App& parent);
+inline constexpr const char* kOneCheckpoint = "A checkpoint, or a run (its newest checkpoint)";
 
 }  // namespace tessera::tools

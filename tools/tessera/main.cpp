@@ -12,7 +12,6 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
-#include <filesystem>
 #include <new>
 #include <sstream>
 #include <string>
@@ -29,13 +28,8 @@
 namespace tessera::tools {
 namespace {
 
-enum ExitCode { kOk = 0, kFailed = 1, kUsage = 2, kIo = 3, kComm = 4, kMemory = 5 };
-
-/// fmt::print would throw on a closed standard error, and block on an unread pipe.
-void say(std::string_view text) { say_at_last(text); }
-
-int report(ExitCode code, std::string_view message) {
-  say(fmt::format("tessera: error: {}\n", escaped_lines(message)));
+int report(int code, std::string_view message) {
+  say_at_last(fmt::format("tessera: error: {}\n", escaped_lines(message)));
   return code;
 }
 
@@ -48,10 +42,7 @@ int report_bug(std::string_view message) {
 
 int run(const std::vector<Command>& commands) {
   try {
-    for (const Command& command : commands) {
-      if (command.app->parsed()) return command.run();
-    }
-    return report_bug("no command ran");
+    return run_parsed(commands);
   } catch (const CLI::Error& error) {
     return report(kUsage, error.what());
   } catch (const InvalidArgument& error) {
@@ -62,14 +53,12 @@ int run(const std::vector<Command>& commands) {
     return report(kIo, error.what());
   } catch (const CorruptCheckpoint& error) {
     return report(kIo, error.what());
-  } catch (const std::filesystem::filesystem_error& error) {
-    return report(kIo, error.what());
   } catch (const std::system_error& error) {
     // From fmt::print: the reader of the output, such as head, has exited.
     if (error.code() == std::errc::broken_pipe) return kIo;
     return report(kIo, error.what());
   } catch (const CommError& error) {
-    return report(kComm, error.what());
+    return report(kCommunication, error.what());
   } catch (const OutOfMemory& error) {
     return report(kMemory, error.what());
   } catch (const std::bad_alloc&) {
@@ -117,7 +106,7 @@ int parse_and_run(int argc, char** argv) {
                                          add_consolidate(app), add_checkpoint(app), add_doctor(app),
                                          add_run_report(app)};
   if (argc < 2) {
-    say(app.help());
+    say_at_last(app.help());
     return kUsage;
   }
   const std::string_view first = argv[1];
@@ -136,8 +125,8 @@ int parse_and_run(int argc, char** argv) {
     return flush_output(code);
   } catch (const CLI::ParseError& error) {
     report(kUsage, error.what());
-    say(fmt::format("See tessera {}--help\n",
-                    first.starts_with('-') ? "" : fmt::format("{} ", first)));
+    say_at_last(fmt::format("See tessera {}--help\n",
+                            first.starts_with('-') ? "" : fmt::format("{} ", first)));
     return kUsage;
   }
   return flush_output(run(commands));

@@ -49,7 +49,8 @@ Run run(int nproc, const std::string& script, const test::TempDir& dir,
   const auto start = std::chrono::steady_clock::now();
   Run result;
   result.code =
-      tools::launch(nproc, {"sh", "-c", "DIR=" + dir.path().string() + "\n" + script}, options);
+      tools::launch(nproc, {"sh", "-c", "DIR=" + dir.path().string() + "\n" + script}, options)
+          .code;
   result.time = std::chrono::duration_cast<std::chrono::milliseconds>(
       std::chrono::steady_clock::now() - start);
   ::close(options.error_fd);
@@ -198,7 +199,7 @@ TEST_CASE("a program that cannot be run is named") {
   LaunchOptions options;
   options.program = dir.file("no\x1bthing");
   options.error_fd = ::open(dir.file("log").c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
-  CHECK(tools::launch(1, {"x"}, options) == 127);
+  CHECK(tools::launch(1, {"x"}, options).code == 127);
   ::close(options.error_fd);
   CHECK(holds(dir.read("log"), "(is " + dir.file("no\\x1bthing") + " an executable?)"));
   CHECK_THROWS_HOLDING(InvalidArgument, "--nproc: expected at least 1, got 0",
@@ -395,7 +396,8 @@ TEST_CASE("ranks are ended, and lines stay whole, while the log is unread") {
                            "  while true; do sleep 0.05; done; }\n"
                            "test $RANK = 1 && { sleep 1; kill -KILL $$; }\n"
                            "while true; do echo a line of many; done"},
-                      options);
+                      options)
+            .code;
     ::close(ends[1]);
     reader.join();
     ::close(ends[0]);

@@ -1,8 +1,16 @@
 #include <CLI/CLI.hpp>
 
-#include "tools/tessera/checkpoint/commands.h"
+#include "core/base/error.h"
+#include "tools/tessera/command.h"
 
 namespace tessera::tools {
+
+int run_parsed(const std::vector<Command>& commands) {
+  for (const Command& command : commands) {
+    if (command.app->parsed()) return command.run();
+  }
+  throw InternalError("no command ran");
+}
 
 Command add_checkpoint(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand(
@@ -11,12 +19,7 @@ Command add_checkpoint(CLI::App& parent) {
   const std::vector<Command> commands = {add_checkpoint_list(*app), add_checkpoint_inspect(*app),
                                          add_checkpoint_verify(*app), add_checkpoint_diff(*app),
                                          add_checkpoint_reshard(*app)};
-  return {app, [commands] {
-            for (const Command& command : commands) {
-              if (command.app->parsed()) return command.run();
-            }
-            throw InternalError("no subcommand of checkpoint ran");
-          }};
+  return {app, [commands] { return run_parsed(commands); }};
 }
 
 }  // namespace tessera::tools

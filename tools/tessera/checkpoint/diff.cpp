@@ -16,10 +16,11 @@
 #include "io/base/json.h"
 #include "io/checkpoint/find.h"
 #include "io/safetensors/dtype.h"
-#include "tools/tessera/checkpoint/commands.h"
+#include "tools/tessera/command.h"
 #include "tools/tessera/report/byte_progress.h"
 #include "tools/tessera/report/console.h"
 #include "tools/tessera/report/utf8.h"
+#include "tools/tessera/train/checkpoints.h"
 
 namespace tessera::tools {
 namespace {

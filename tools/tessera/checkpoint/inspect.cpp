@@ -12,11 +12,12 @@
 #include "io/base/json.h"
 #include "io/checkpoint/find.h"
 #include "io/source/open_sharded.h"
-#include "tools/tessera/checkpoint/commands.h"
 #include "tools/tessera/checkpoint/describe.h"
+#include "tools/tessera/command.h"
 #include "tools/tessera/consolidate/plan.h"
 #include "tools/tessera/report/console.h"
 #include "tools/tessera/report/utf8.h"
+#include "tools/tessera/train/checkpoints.h"
 
 namespace tessera::tools {
 namespace {
@@ -28,8 +29,8 @@ struct InspectCommand {
 
 void print_tensors(const io::TensorMap& tensors, bool with_chunks) {
   for (const auto& [name, tensor] : tensors) {
-    fmt::print("  {:<32} {:<5} {:<16} {} chunk{}\n", escaped(name), tensor.dtype,
-               tensor.shape.str(), tensor.chunks.size(), tensor.chunks.size() == 1 ? "" : "s");
+    fmt::print("  {:<32} {:<5} {:<16} {}\n", escaped(name), tensor.dtype, tensor.shape.str(),
+               counted(std::ssize(tensor.chunks), "chunk"));
     if (!with_chunks) continue;
     for (const io::Chunk& chunk : tensor.chunks) {
       const std::string box =
@@ -52,8 +53,8 @@ void print(const io::CheckpointReader& reader, const io::Json& json, bool with_c
                               index.tessera_version, json["format_version"].get<int>())},
       {"ranks", std::to_string(index.world_size)},
       {"sections", fmt::format("{}", fmt::join(section_names(index), ", "))},
-      {"stored", fmt::format("{} in {} shard{}", format_bytes(stored_bytes(index)),
-                             index.files.size(), index.files.size() == 1 ? "" : "s")},
+      {"stored", fmt::format("{} in {}", format_bytes(stored_bytes(index)),
+                             counted(std::ssize(index.files), "shard"))},
       {"parameters", format_count(static_cast<double>(parameter_count(index)))},
       {"digest",
        json["digest"].is_string() ? json["digest"].get<std::string>() : "none (no model section)"}};

@@ -12,7 +12,7 @@
 
 #include "core/base/memory.h"
 #include "io/base/json.h"
-#include "tools/tessera/checkpoint/commands.h"
+#include "tools/tessera/command.h"
 #include "tools/tessera/report/console.h"
 #include "tools/tessera/report/utf8.h"
 #include "tools/tessera/train/checkpoints.h"
@@ -72,8 +72,8 @@ int run_list(const ListCommand& options) {
     const auto age = age_of(entry);
     std::string what = escaped(entry.problem);
     if (entry.index) {
-      what = fmt::format("{}, {} rank{}", fmt::join(entry.sections, ", "), entry.index->world_size,
-                         entry.index->world_size == 1 ? "" : "s");
+      what = fmt::format("{}, {}", fmt::join(entry.sections, ", "),
+                         counted(entry.index->world_size, "rank"));
     }
     fmt::print("{:>10}  {:<12}  {:>8}  {:>10}  {}\n", entry.step, io::state_name(entry.state),
                age ? rough(*age) : "?", format_bytes(entry.bytes), what);

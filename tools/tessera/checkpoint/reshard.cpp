@@ -2,13 +2,10 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
-#include <cerrno>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -19,9 +16,11 @@
 #include "io/base/size.h"
 #include "io/checkpoint/find.h"
 #include "io/hf/gpt2.h"
-#include "tools/tessera/checkpoint/commands.h"
+#include "tools/tessera/command.h"
 #include "tools/tessera/report/byte_progress.h"
 #include "tools/tessera/report/console.h"
+#include "tools/tessera/train/checkpoints.h"
+#include "tools/tessera/train/run_directory.h"
 
 namespace tessera::tools {
 namespace {
@@ -32,30 +31,14 @@ struct ReshardCommand {
   bool json = false;
 };
 
-/// Locks the run that owns `checkpoints`, so that no training starts while a checkpoint is written.
-class RunLock {
- public:
-  explicit RunLock(const io::fs::path& checkpoints) {
-    const io::fs::path lock = checkpoints.parent_path() / ".lock";
-    if (checkpoints.filename() != "checkpoints") return;
-    fd_ = ::open(lock.c_str(), O_RDWR | O_CLOEXEC);
-    if (fd_ < 0 || ::flock(fd_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
-    std::array<char, 256> holder{};
-    const auto bytes = ::pread(fd_, holder.data(), holder.size() - 1, 0);
-    ::close(fd_);
-    throw InvalidArgument("{} is in use by a run ({}); choose another directory or stop it",
-                          checkpoints.parent_path().string(),
-                          bytes > 0 ? holder.data() : "unknown process");
-  }
-  ~RunLock() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  RunLock(const RunLock&) = delete;
-  RunLock& operator=(const RunLock&) = delete;
-
- private:
-  int fd_ = -1;
-};
+// Locks the run that owns `checkpoints`, so that no training starts while a checkpoint is written.
+comm::FileDescriptor lock_owner(const io::fs::path& checkpoints) {
+  const io::fs::path run = checkpoints.parent_path();
+  if (checkpoints.filename() != "checkpoints") return {};
+  comm::FileDescriptor lock(::open((run / ".lock").c_str(), O_RDWR | O_CLOEXEC));
+  if (lock) lock_run(lock, run, "by a run ({}); choose another directory or stop it");
+  return lock;
+}
 
 // Resolves OUT: the checkpoints/ folder of a run, or the directory itself.
 io::fs::path checkpoints_of(const std::string& out, std::int64_t step) {
@@ -88,7 +71,7 @@ int run_reshard(const ReshardCommand& options) {
   ByteProgress progress("copied");
   reshard.progress = [&](std::int64_t done, std::int64_t total) { progress.update(done, total); };
   const io::fs::path out = checkpoints_of(options.out, source.index().step);
-  const RunLock lock(out);
+  const comm::FileDescriptor lock = lock_owner(out);
   const io::ReshardReport report = io::reshard_checkpoint(source, out, reshard);
   if (options.json) {
     const io::Json json{{"source", source.path().string()},
@@ -102,10 +85,10 @@ int run_reshard(const ReshardCommand& options) {
     return 0;
   }
   std::vector<std::pair<std::string, std::string>> rows{
-      {"source", fmt::format("{} ({} rank{})", source.path().string(), source.index().world_size,
-                             source.index().world_size == 1 ? "" : "s")},
-      {"written", fmt::format("{} ({} rank{}): {}", report.path.string(), reshard.world_size,
-                              reshard.world_size == 1 ? "" : "s", format_bytes(report.bytes))}};
+      {"source",
+       fmt::format("{} ({})", source.path().string(), counted(source.index().world_size, "rank"))},
+      {"written", fmt::format("{} ({}): {}", report.path.string(),
+                              counted(reshard.world_size, "rank"), format_bytes(report.bytes))}};
   if (!report.digest.empty()) rows.emplace_back("digest", report.digest + ", same as the source");
   rows.emplace_back("time", format_duration(report.seconds));
   fmt::print("{}", format_rows(detect_console(STDOUT_FILENO), rows));

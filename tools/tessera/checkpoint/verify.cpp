@@ -13,10 +13,11 @@
 #include "core/base/memory.h"
 #include "io/base/json.h"
 #include "io/checkpoint/find.h"
-#include "tools/tessera/checkpoint/commands.h"
+#include "tools/tessera/command.h"
 #include "tools/tessera/report/byte_progress.h"
 #include "tools/tessera/report/console.h"
 #include "tools/tessera/report/utf8.h"
+#include "tools/tessera/train/checkpoints.h"
 
 namespace tessera::tools {
 namespace {
@@ -93,8 +94,7 @@ int run_verify(const VerifyCommand& options) {
   fmt::print("{}: {} tensors, {} read, {}\n", path.string(), report.tensors,
              format_bytes(report.bytes),
              good ? "complete, checksums right, values finite"
-                  : fmt::format("{} problem{}", report.problems.size(),
-                                report.problems.size() == 1 ? "" : "s"));
+                  : counted(std::ssize(report.problems), "problem"));
   return good ? 0 : 1;
 }
 

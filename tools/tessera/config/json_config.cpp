@@ -1,5 +1,3 @@
-#include "tools/tessera/config/json_config.h"
-
 #include <algorithm>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -7,6 +5,7 @@
 
 #include "core/base/error.h"
 #include "tools/tessera/config/fields.h"
+#include "tools/tessera/config/load.h"
 
 namespace tessera::tools {
 namespace {

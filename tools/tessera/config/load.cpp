@@ -12,7 +12,6 @@
 
 #include "core/base/error.h"
 #include "tools/tessera/config/fields.h"
-#include "tools/tessera/config/json_config.h"
 
 namespace tessera::tools {
 namespace {

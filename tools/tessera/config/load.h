@@ -2,12 +2,19 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "tools/tessera/config/config.h"
 
 namespace tessera::tools {
+
+/// Sets fields from a JSON text: {"section": {"key": value}}, comments allowed.
+/// @param name  file name, for messages
+/// @throws InvalidArgument with file and line on malformed JSON, an unknown or repeated key, a
+///   wrong type, or a value out of range; config is then partly set
+void read_json_config(Config& config, std::string_view text, std::string_view name);
 
 /// A --section.key option; several values only for lists.
 struct Override {

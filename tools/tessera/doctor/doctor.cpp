@@ -102,8 +102,8 @@ void print_text(const Options& options, const Findings& found) {
   }
   std::vector<std::pair<std::string, std::string>> rows = {
       {"tessera", fmt::format("{}, built with {}", TESSERA_VERSION, kCompiler)},
-      {"processor", fmt::format("{}, kernels for {}, {} thread{}", m.processor,
-                                cpu_level_name(m.level), m.threads, m.threads == 1 ? "" : "s")},
+      {"processor", fmt::format("{}, kernels for {}, {}", m.processor, cpu_level_name(m.level),
+                                counted(m.threads, "thread"))},
       {"memory", fmt::format("{} of {} available", format_bytes(m.memory_available),
                              format_bytes(m.memory_total))},
       {"GPUs", gpus.descriptions.empty() ? "none: " + gpus.problem

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "comm/nccl.h"
+#include "core/base/clock.h"
 #include "core/base/context.h"
 #include "core/base/device_backend.h"
 #include "core/base/plugin.h"
@@ -182,14 +183,13 @@ ProductResult examine_product(int threads, CpuLevel level) {
   for (std::size_t i = 0; i < b.size(); ++i)
     b[i] = uniform_from_bits(key.word(a.size() + i)) - 0.5F;
 
-  using Clock = std::chrono::steady_clock;
   double best = 1e9;
   for (int round = 0; round < 20; ++round) {
-    const auto start = Clock::now();
+    const auto start = std::chrono::steady_clock::now();
     kernels::matmul(*context, {.a = dense_view(a.data(), DType::F32, {kM, kK}),
                                .b = dense_view(b.data(), DType::F32, {kK, kN}),
                                .c = dense_view(c.data(), DType::F32, {kM, kN})});
-    best = std::min(best, std::chrono::duration<double>(Clock::now() - start).count());
+    best = std::min(best, seconds_since(start));
   }
 
   ProductResult out;

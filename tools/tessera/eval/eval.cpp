@@ -7,10 +7,10 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "core/base/clock.h"
 #include "io/data/dataset.h"
 #include "io/data/sampler.h"
-#include "tools/tessera/command.h"
-#include "tools/tessera/model/load_options.h"
+#include "tools/tessera/model/loaded_model.h"
 #include "tools/tessera/report/console.h"
 
 namespace tessera::tools {
@@ -67,8 +67,7 @@ int run(const Options& options) {
     };
     sum += model.loss(make(inputs), make(targets), 1.0, {}).item();
   }
-  const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+  const double seconds = seconds_since(started);
   const auto tokens = static_cast<double>(count * seq_len);
   const double loss = sum / tokens;
   if (const double uniform = std::log(static_cast<double>(vocab_size)); loss > uniform + 0.1)

@@ -5,8 +5,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
-#include "tools/tessera/command.h"
-#include "tools/tessera/model/load_options.h"
+#include "tools/tessera/model/loaded_model.h"
 #include "tools/tessera/model/text_generation.h"
 
 namespace tessera::tools {

@@ -47,7 +47,7 @@ constexpr std::chrono::milliseconds kLook{1000};
 std::string line_of(std::string_view text) { return fmt::format("tessera: {}\n", escaped(text)); }
 
 struct Failure {
-  int code = kCommunicationFailed;
+  int code = kCommunication;
   bool is_own = true;     // root cause, not a consequence of another rank's failure
   int rank = -1;          // -1: unknown
   std::string what = {};  // "was killed by SIGKILL"
@@ -213,9 +213,9 @@ class Launch {
       return;
     }
     if (ending_) return;  // our SIGTERM or SIGKILL
-    const int code = WIFSIGNALED(status) ? kCommunicationFailed : WEXITSTATUS(status);
+    const int code = WIFSIGNALED(status) ? kCommunication : WEXITSTATUS(status);
     Failure failure{.code = code,
-                    .is_own = WIFSIGNALED(status) || code != kCommunicationFailed,
+                    .is_own = WIFSIGNALED(status) || code != kCommunication,
                     .rank = number,
                     .what = describe_end(status)};
     if (code == 127) failure.what += fmt::format(" (is {} an executable?)", options_.program);
@@ -333,7 +333,7 @@ class Launch {
   LaunchOutcome conclude() {
     LaunchOutcome outcome;
     outcome.signal = passed_on_ != 0 ? passed_on_ : stopped_by_;
-    if (root_ && root_->code == kCommunicationFailed && ended_by_request_.contains(root_->rank))
+    if (root_ && root_->code == kCommunication && ended_by_request_.contains(root_->rank))
       root_.reset();  // a consequence of the request
     if (root_) {
       log_.write(line_of(root_->text + (signalled_ ? "; the other ranks were terminated" : "")));
@@ -347,7 +347,7 @@ class Launch {
           fmt::format("rank{} {} did not exit within {} of the last stop request, and {} killed",
                       killed_.size() == 1 ? "" : "s", fmt::join(killed_, ", "),
                       comm::format_seconds(options_.grace), killed_.size() == 1 ? "was" : "were")));
-      outcome.code = quits_ ? stop_exit_code(outcome.signal) : kCommunicationFailed;
+      outcome.code = quits_ ? stop_exit_code(outcome.signal) : kCommunication;
     } else if (stopped_by_ != 0 || ending_) {
       outcome.code = stop_exit_code(outcome.signal);
     }
@@ -385,15 +385,10 @@ void say(const LaunchOptions& options, std::string_view text) {
   log.finish();
 }
 
-LaunchOutcome launch_once(int nproc, const std::vector<std::string>& argv,
-                          const LaunchOptions& options, const LauncherSignals& signals) {
+LaunchOutcome launch(int nproc, const std::vector<std::string>& argv, const LaunchOptions& options,
+                     const LauncherSignals& signals) {
   require(nproc >= 1, "--nproc: expected at least 1, got {}", nproc);
   return Launch(nproc, options, signals).run(argv);
-}
-
-int launch(int nproc, const std::vector<std::string>& argv, const LaunchOptions& options) {
-  const LauncherSignals signals;
-  return launch_once(nproc, argv, options, signals).code;
 }
 
 }  // namespace tessera::tools

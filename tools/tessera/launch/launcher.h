@@ -24,6 +24,17 @@ struct LaunchOptions {
   std::chrono::milliseconds grace{800};
 };
 
+struct LaunchOutcome {
+  /// 0 if all ranks exited with 0; 4 if a rank was killed by a signal; else the exit code of the
+  /// first rank that failed, preferring codes other than 4 (a consequence of another rank's
+  /// failure); stop_exit_code(n) if all ranks stopped by signal n, or 4 if one had to be killed.
+  int code = 0;
+  int signal = 0;       ///< that stopped the ranks; 0: none
+  bool failed = false;  ///< other than by signals
+  int culprit = -1;     ///< rank of the root cause; -1: none or unknown
+  std::string failure;  ///< "rank 1 was killed by SIGKILL"; empty: none failed
+};
+
 /// Starts `nproc` ranks on this host as child processes that run options.program with `argv`
 /// (argv[0] included), serves their store, and waits for all to exit.
 ///
@@ -44,23 +55,11 @@ struct LaunchOptions {
 ///
 /// Call it before this process starts threads, which could receive the signals.
 ///
-/// @return 0 if all ranks exited with 0; 4 if a rank was killed by a signal; else the exit code of
-/// the first rank that failed, preferring codes other than 4 (a consequence of another rank's
-/// failure); stop_exit_code(n) if all ranks stopped by signal n, or 4 if one had to be killed
+/// @param signals  for repeated launches: signals between launches stay pending in it
 /// @throws InvalidArgument if nproc < 1; IoError if a process or pipe can't be made
-int launch(int nproc, const std::vector<std::string>& argv, const LaunchOptions& options = {});
-
-struct LaunchOutcome {
-  int code = 0;         ///< as launch() returns it
-  int signal = 0;       ///< that stopped the ranks; 0: none
-  bool failed = false;  ///< other than by signals
-  int culprit = -1;     ///< rank of the root cause; -1: none or unknown
-  std::string failure;  ///< "rank 1 was killed by SIGKILL"; empty: none failed
-};
-
-/// launch() for repeated launches: signals between launches stay pending in `signals`.
-LaunchOutcome launch_once(int nproc, const std::vector<std::string>& argv,
-                          const LaunchOptions& options, const LauncherSignals& signals);
+LaunchOutcome launch(int nproc, const std::vector<std::string>& argv,
+                     const LaunchOptions& options = {},
+                     const LauncherSignals& signals = LauncherSignals());
 
 /// Writes "tessera: TEXT" to options.error_fd with control characters escaped; blocks 10 s at most.
 void say(const LaunchOptions& options, std::string_view text);

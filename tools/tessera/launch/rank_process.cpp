@@ -36,7 +36,7 @@ RankProcess::RankProcess(int rank, RankCommand command, LogOutput& log) {
   require<IoError>(pid_ >= 0, "cannot start rank {}: fork failed: {}", rank, std::strerror(errno));
   if (pid_ == 0) {  // forked from a process with threads: must not allocate
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (::getppid() != parent) ::_exit(kCommunicationFailed);  // the parent died before prctl()
+    if (::getppid() != parent) ::_exit(kCommunication);  // the parent died before prctl()
     if (rank != 0) {
       ::dup2(to.get(), STDOUT_FILENO);
       ::dup2(to.get(), STDERR_FILENO);

@@ -7,13 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "tools/tessera/command.h"
 #include "tools/tessera/launch/line_prefixer.h"
 #include "tools/tessera/launch/log_output.h"
 
 namespace tessera::tools {
-
-/// Exit code of a rank that lost other ranks.
-inline constexpr int kCommunicationFailed = 4;
 
 struct RankCommand {
   std::string program;

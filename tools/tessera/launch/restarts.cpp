@@ -4,13 +4,13 @@
 #include <poll.h>
 
 #include "comm/control/socket.h"
+#include "tools/tessera/command.h"
 #include "tools/tessera/signal/stop_signal.h"
 
 namespace tessera::tools {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr int kUsage = 2;       // exit code
 constexpr int kMostBarren = 2;  // consecutive failures without a new checkpoint
 
 // @return the signal that arrived meanwhile, or 0
@@ -43,7 +43,7 @@ int launch_with_restarts(int nproc, const std::vector<std::string>& argv,
   int barren = 0;
   int former_culprit = -1;
   for (int restart = 1;; ++restart) {
-    const LaunchOutcome outcome = launch_once(nproc, arguments, options, signals);
+    const LaunchOutcome outcome = launch(nproc, arguments, options, signals);
     if (!outcome.failed || outcome.signal != 0 || outcome.code == kUsage) return outcome.code;
     const std::string& failure = outcome.failure;
     if (restart > restarts.restarts) {

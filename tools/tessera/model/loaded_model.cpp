@@ -1,5 +1,6 @@
 #include "tools/tessera/model/loaded_model.h"
 
+#include <CLI/CLI.hpp>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
@@ -10,7 +11,6 @@
 #include "core/base/device_backend.h"
 #include "io/hf/model_source.h"
 #include "tools/tessera/device/choose_device.h"
-#include "tools/tessera/device/head_dim.h"
 #include "tools/tessera/train/setup.h"
 
 namespace tessera::tools {
@@ -27,6 +27,16 @@ int default_threads(std::int64_t asked, int local_ranks) {
     return threads;
   }
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / local_ranks);
+}
+
+void add_load_options(CLI::App& app, std::string& model, LoadOptions& options) {
+  app.add_option("MODEL", model, "Checkpoint, run, or Hugging Face model directory")->required();
+  app.add_option("--step", options.step, kStepHelp)->capture_default_str();
+  app.add_option("--dtype", options.dtype, "f32 or bf16")->capture_default_str();
+  app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
+  app.add_option("--threads", options.threads, "0: OMP_NUM_THREADS or all processors")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 4096));
 }
 
 LoadedModel load_model(const std::string& path, const LoadOptions& options) {

@@ -7,6 +7,7 @@
 
 #include "io/data/tokenizer.h"
 #include "models/gpt2.h"
+#include "tools/tessera/command.h"
 #include "tools/tessera/report/advice.h"
 
 namespace tessera::tools {
@@ -24,6 +25,9 @@ struct LoadOptions {
   std::string device = "auto";  ///< see open_device
   int threads = 0;              ///< 0: OMP_NUM_THREADS or the number of processors
 };
+
+/// Declares MODEL and the load options. `model` and `options` must outlive the parsing.
+void add_load_options(CLI::App& app, std::string& model, LoadOptions& options);
 
 /// Loads a checkpoint, a run, or a Hugging Face directory. Prints a note if "auto" chose the CPU in
 /// a build with a GPU backend.

@@ -56,6 +56,10 @@ std::string format_count(double value) {
   return fmt::format("{:.{}f}{}", value, std::abs(value) < 9.995 ? 2 : 1, kPrefixes[prefix]);
 }
 
+std::string counted(std::int64_t count, std::string_view noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
 std::string format_duration(double seconds) {
   if (!(seconds >= 0) || seconds > 1e9) return "?";
   if (seconds < 0.9995) return fmt::format("{:.0f} ms", seconds * 1000);

@@ -26,6 +26,8 @@ std::string format_rows(const ConsoleStyle& style,
 
 /// "12", "3.40k", "12.5M", "1.20G": at least three significant digits, decimal prefixes.
 std::string format_count(double value);
+/// "1 rank", "2 ranks"
+std::string counted(std::int64_t count, std::string_view noun);
 /// "850 ms", "12.3 s", "4m 05s", "2h 07m", "3d 04h"
 std::string format_duration(double seconds);
 

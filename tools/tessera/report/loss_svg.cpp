@@ -6,8 +6,6 @@
 #include <cmath>
 #include <limits>
 
-#include "io/base/file.h"
-
 namespace tessera::tools {
 namespace {
 
@@ -199,11 +197,6 @@ std::string loss_svg(const std::string& title, const std::vector<LossPoint>& tra
     out += legend_entry(legend_x, "val", fmt::format("validation {:.3f}", val_points.back().y));
   }
   return out + "</svg>\n";
-}
-
-void write_loss_svg(const std::filesystem::path& path, const std::string& title,
-                    const std::vector<LossPoint>& train, const std::vector<LossPoint>& val) {
-  io::write_file_atomically(path, loss_svg(title, train, val));
 }
 
 }  // namespace tessera::tools

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -12,9 +11,5 @@ namespace tessera::tools {
 /// curves are thinned; non-finite points are left out.
 std::string loss_svg(const std::string& title, const std::vector<LossPoint>& train,
                      const std::vector<LossPoint>& val);
-
-/// Writes loss_svg() to a file, by rename. @throws IoError
-void write_loss_svg(const std::filesystem::path& path, const std::string& title,
-                    const std::vector<LossPoint>& train, const std::vector<LossPoint>& val);
 
 }  // namespace tessera::tools

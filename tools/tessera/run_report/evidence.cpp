@@ -10,6 +10,7 @@
 #include "core/base/error.h"
 #include "io/base/file.h"
 #include "io/checkpoint/list.h"
+#include "tools/tessera/report/utf8.h"
 
 namespace tessera::tools {
 namespace {
@@ -49,12 +50,6 @@ std::optional<nlohmann::json> last_line(const std::vector<std::string>& lines, c
     }
   }
   return std::nullopt;
-}
-
-// Makes text of other processes safe for a terminal.
-std::string printable(std::string text) {
-  std::erase_if(text, [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; });
-  return text;
 }
 
 class Gatherer {
@@ -158,7 +153,7 @@ class Gatherer {
         if (lines.size() > kLogLines) {
           lines.erase(lines.begin(), lines.end() - static_cast<std::ptrdiff_t>(kLogLines));
         }
-        for (std::string& line : lines) line = printable(std::move(line));
+        for (std::string& line : lines) line = escaped(line);
         found_.log_tails[rank.rank] = std::move(lines);
       });
     }

@@ -60,7 +60,7 @@ class Case {
       : ranks_(ranks), now_(now), patience_(patience) {}
 
   Verdict judge() const {
-    if (with_record([](const auto&) { return true; }).empty()) {
+    if (with_record(by_anyone).empty()) {
       return {VerdictKind::NeverStarted,
               {},
               "no flight records: the run failed before writing any, or is from an older tessera",
@@ -169,7 +169,7 @@ class Case {
   std::optional<Verdict> mismatch() const {
     std::map<std::uint64_t, std::vector<std::pair<const RankEvidence*, const comm::Signature*>>>
         calls;
-    for (const RankEvidence* rank : with_record([](const auto&) { return true; })) {
+    for (const RankEvidence* rank : with_record(by_anyone)) {
       for (const auto& c : rank->record->collectives) {
         calls[c.signature.sequence].emplace_back(rank, &c.signature);
       }
@@ -210,8 +210,7 @@ class Case {
       const bool is_killed = rank->record && !has_ended(*rank) && !is_alive(*rank);
       if (is_killed) return std::nullopt;
     }
-    const auto ended = [](const RankEvidence* r) { return r->record->wall_ns(r->record->end_ns); };
-    const RankEvidence* first = *std::ranges::min_element(found, {}, ended);
+    const RankEvidence* first = first_to_end(found);
     const bool memory = first->record->end == FlightEnd::OutOfMemory;
     return conclude(
         memory ? VerdictKind::OutOfMemory : VerdictKind::Error, {first},
@@ -250,6 +249,11 @@ class Case {
         fmt::format(
             "{} {} killed in {}", names(culprits), culprits.size() == 1 ? "was" : "were",
             culprits.size() == 1 ? describe_activity(*culprits[0]->record) : where_each(culprits)));
+  }
+
+  static const RankEvidence* first_to_end(const Ranks& ranks) {
+    return *std::ranges::min_element(ranks, {},
+                                     [](auto* r) { return r->record->wall_ns(r->record->end_ns); });
   }
 
   static Ranks least_advanced(const Ranks& ranks) {
@@ -329,8 +333,7 @@ class Case {
   std::optional<Verdict> communication() const {
     const Ranks found = failed();
     if (found.empty()) return std::nullopt;
-    const auto ended = [](const RankEvidence* r) { return r->record->wall_ns(r->record->end_ns); };
-    const RankEvidence* first = *std::ranges::min_element(found, {}, ended);
+    const RankEvidence* first = first_to_end(found);
     const auto named = blamed(by_anyone);
     return conclude(VerdictKind::Communication, named ? Ranks{find(*named)} : Ranks{},
                     fmt::format("communication failed, first on {}: {}", rank_name(*first),

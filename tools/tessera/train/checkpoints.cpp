@@ -56,6 +56,15 @@ TrainerState read_trainer_state(const io::CheckpointReader& reader) {
   return state;
 }
 
+std::optional<std::int64_t> newest_step(const fs::path& run_dir) {
+  try {
+    const auto found = io::find_checkpoints(run_dir);
+    return found.empty() ? std::nullopt : std::optional(found.back().step);
+  } catch (const IoError&) {
+    return std::nullopt;
+  }
+}
+
 std::optional<double> stored_val_loss(const fs::path& checkpoint) {
   constexpr std::int64_t kMaxBytes = std::int64_t{64} << 20;
   const fs::path file = checkpoint / "trainer.json";

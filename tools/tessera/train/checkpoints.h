@@ -38,6 +38,9 @@ nlohmann::json model_section(const models::Gpt2Config& config);
 /// @throws CorruptCheckpoint naming source and field; Unsupported on another architecture
 models::Gpt2Config parse_model_section(const nlohmann::json& section, const std::string& source);
 
+/// Step of a run's newest committed checkpoint; empty if there is none or it cannot be listed.
+std::optional<std::int64_t> newest_step(const std::filesystem::path& run_dir);
+
 /// The validation loss stored with a checkpoint, if any. @throws IoError, CorruptCheckpoint
 std::optional<double> stored_val_loss(const std::filesystem::path& checkpoint);
 

@@ -6,6 +6,7 @@
 
 #include "comm/control/rank_status.h"
 #include "comm/control/rendezvous.h"
+#include "comm/control/store.h"
 #include "core/base/error.h"
 
 namespace tessera::tools {
@@ -22,5 +23,13 @@ namespace tessera::tools {
 /// @param ranks  by rank; empty before the ranks have met
 std::string fault_line(const CommError& error, const comm::RankState& state,
                        const std::vector<comm::Hello>& ranks);
+
+/// Publishes this rank's error, so that the other ranks exit soon and name this rank. Ignores
+/// errors that all ranks share: communication, a non-finite loss. Blocks no longer than a store
+/// call.
+/// @param process  "host, pid 12"
+/// @return whether the error concerns this rank alone
+bool tell_others(comm::Store& store, int rank, std::string_view process,
+                 const std::exception& error) noexcept;
 
 }  // namespace tessera::tools

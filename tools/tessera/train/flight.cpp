@@ -127,21 +127,13 @@ void RankFlight::end(const std::string& text) noexcept {
 
 void RankFlight::fail(const std::exception& error) noexcept {
   try {
-    if (const auto recorder = this->recorder())
-      record_failure(*recorder, RankLog(run_dir_, identity_.rank), error);
-  } catch (const std::exception&) {
-    // Keep the first error.
-  }
-}
-
-void record_failure(comm::FlightRecorder& recorder, const RankLog& log,
-                    const std::exception& error) noexcept {
-  try {
-    if (recorder.snapshot().end != comm::FlightEnd::Running) return;
-    recorder.end(error);
+    const auto recorder = this->recorder();
+    if (!recorder || recorder->snapshot().end != comm::FlightEnd::Running) return;
+    recorder->end(error);
+    const RankLog log(run_dir_, identity_.rank);
     log.write(std::string("error: ") + error.what());
     if (dynamic_cast<const CommError*>(&error) != nullptr) {
-      log.write("last collectives: " + comm::describe(recorder.snapshot(), kInLog));
+      log.write("last collectives: " + comm::describe(recorder->snapshot(), kInLog));
     }
   } catch (const std::exception&) {
     // Keep the first error.

@@ -55,10 +55,6 @@ class RankFlight {
   bool is_open_ = false;
 };
 
-/// RankFlight::fail() on a given record and log.
-void record_failure(comm::FlightRecorder& recorder, const RankLog& log,
-                    const std::exception& error) noexcept;
-
 /// RankFlight::fail() for a process that must exit now although its threads may hang with locks
 /// held: prints `line()` and the last collectives, records the error, and returns within 500 ms.
 void fail_at_once(const std::shared_ptr<RankFlight>& flight, const CommError& error,

@@ -111,4 +111,23 @@ std::string describe(const MemoryPlan& plan) {
   return text;
 }
 
+std::string check_memory(const MemoryNeed& need, const MemoryAdvice& advice, bool refuse) {
+  const SystemMemory& memory = need.memory;
+  const std::int64_t bytes = total(need.plan) * need.ranks;
+  if (memory.total <= 0 || bytes <= memory.available) return {};
+  std::string text = fmt::format(
+      "{} up to {} of memory, and {} {}{}; a rank's share: {}",
+      need.ranks == 1 ? "this run needs" : fmt::format("the {} ranks here need", need.ranks),
+      format_bytes(bytes), need.there, format_bytes(memory.total),
+      memory.available < memory.total
+          ? fmt::format(" ({} of it free now)", format_bytes(memory.available))
+          : std::string(),
+      describe(need.plan));
+  if (refuse && bytes > memory.total)
+    throw OutOfMemory("{}", with_advice(text + ". Nothing was started; to start anyway, use "
+                                               "--train.memory_check warn",
+                                        advice));
+  return text;
+}
+
 }  // namespace tessera::tools

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
+#include "tools/tessera/report/console.h"
 
 namespace tessera::tools {
 namespace {
@@ -44,8 +45,8 @@ Blame blame(std::span<const StepFindings> ranks, NonFiniteParameters StepFinding
     }
     result.rank = static_cast<int>(rank);
     result.found = here.first;
-    if (const std::size_t n = here.names.size() - 1; n > 0)
-      more.push_back(fmt::format("and {} more parameter{}", n, n == 1 ? "" : "s"));
+    if (here.names.size() > 1)
+      more.push_back("and " + counted(std::ssize(here.names) - 1, "more parameter"));
   }
   if (!others.empty()) {
     more.push_back(

@@ -8,15 +8,14 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "core/base/clock.h"
 #include "core/base/fault_point.h"
-#include "io/checkpoint/find.h"
 #include "io/consolidate/side_files.h"
 #include "tools/tessera/model/text_generation.h"
 #include "tools/tessera/report/loss_svg.h"
-#include "tools/tessera/train/flight.h"
+#include "tools/tessera/train/fault_line.h"
 #include "tools/tessera/train/resume.h"
 #include "tools/tessera/train/summary.h"
-#include "tools/tessera/train/tell_others.h"
 
 namespace tessera::tools {
 namespace {
@@ -31,10 +30,6 @@ constexpr int kReadingThreads = 4;
 // Longest wait for a save after the loss of a rank; below the launcher's grace.
 constexpr std::chrono::milliseconds kWithoutPeers{300};
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 // Run id and step as a file name: special characters become '_'.
 std::string file_name_of(const std::string& run_id, std::int64_t step) {
   std::string name = run_id.empty() ? "run" : run_id.substr(0, 64);
@@ -44,15 +39,6 @@ std::string file_name_of(const std::string& run_id, std::int64_t step) {
     if (!plain) c = '_';
   }
   return fmt::format("{}-{}", name, step);
-}
-
-std::optional<std::int64_t> newest_step(const fs::path& run_dir) {
-  try {
-    const auto entries = io::find_checkpoints(run_dir / "checkpoints");
-    return entries.empty() ? std::nullopt : std::optional(entries.back().step);
-  } catch (const IoError&) {
-    return std::nullopt;
-  }
 }
 
 // Copies the tokenizer of model.init_from into the run, for exports of runs on token files.
@@ -78,8 +64,7 @@ fs::path profile_file(const Config& config, int rank) {
 }
 
 Rank::Rank(RunSetup setup, const comm::LaunchEnvironment& environment, comm::RankGroup& group,
-           const std::shared_ptr<Context>& context, int attempt, bool json,
-           std::shared_ptr<comm::FlightRecorder> recorder)
+           const std::shared_ptr<Context>& context, int attempt, bool json, RankFlight& flight)
     : setup_(std::move(setup)),
       config_(setup_.config),
       rank_(environment.rank),
@@ -100,7 +85,7 @@ Rank::Rank(RunSetup setup, const comm::LaunchEnvironment& environment, comm::Ran
       loading_(store_, fmt::format("loading/{}", attempt), rank_, world_size_,
                to_milliseconds(config_.checkpoint.load_timeout)),
       run_id_(file_name_of(environment.run_id, setup_.state.step)),
-      recorder_(std::move(recorder)),
+      flight_(flight),
       log_(config_.run.out, rank_),
       state_(setup_.state) {
   if (setup_.dataset.tokenizer) state_.tokenizer = setup_.dataset.tokenizer->to_json().dump();
@@ -191,7 +176,9 @@ void Rank::open_files() {
   }
   metrics_ = std::make_unique<MetricsWriter>(out / "metrics.jsonl", state_.step);
   if (config_.checkpoint.every > 0)
-    saves_ = std::make_unique<SavesWriter>(out / "saves.jsonl", state_.step);
+    saves_ = std::make_unique<LineFile>(out / "saves.jsonl", [this](const nlohmann::json& line) {
+      return line["step"].get<std::int64_t>() <= state_.step;
+    });
   // Last, so that a refused start does not touch checkpoints.
   for (std::string& text : set_aside_later(out, state_.step))
     setup_.notes.push_back("warning: " + std::move(text));
@@ -275,16 +262,17 @@ void Rank::report_saves() {
   saver_->poll();
   for (const Saved& saved : saver_->take_saved()) {
     saved_step_ = saved.step;
-    if (is_zero()) {
-      saves_->write({.step = saved.step,
-                     .bytes = saved.bytes,
-                     .seconds = saved.seconds,
-                     .stall_ms = saved.stall_seconds * 1e3});
-    }
-    note(fmt::format(
-        "step {}: saved {} ({} in {}, {:.2f} GB/s; stalled training for {:.1f} ms)", saved.step,
-        saved.path.string(), format_bytes(saved.bytes), format_duration(saved.seconds),
-        static_cast<double>(saved.bytes) / 1e9 / saved.seconds, saved.stall_seconds * 1e3));
+    const double gb_per_s = static_cast<double>(saved.bytes) / 1e9 / saved.seconds;
+    const double stall_ms = saved.stall_seconds * 1e3;
+    if (is_zero())
+      saves_->write({{"step", saved.step},
+                     {"bytes", saved.bytes},
+                     {"seconds", saved.seconds},
+                     {"gb_per_s", gb_per_s},
+                     {"stall_ms", stall_ms}});
+    note(fmt::format("step {}: saved {} ({} in {}, {:.2f} GB/s; stalled training for {:.1f} ms)",
+                     saved.step, saved.path.string(), format_bytes(saved.bytes),
+                     format_duration(saved.seconds), gb_per_s, stall_ms));
   }
   for (const std::string& text : saver_->take_notes()) note(text);
 }
@@ -408,12 +396,12 @@ int Rank::run(StopSignal& stop) {
       if (!not_saved) not_saved = std::current_exception();
     }
   } catch (const CommError& error) {
-    record_failure(*recorder_, log_, error);
+    flight_.fail(error);
     // A save can't complete without the lost rank.
     leave(error.what(), kWithoutPeers);
     throw;
   } catch (const std::exception& error) {
-    record_failure(*recorder_, log_, error);
+    flight_.fail(error);
     // Publish first, so that other ranks report this error instead of a lost rank.
     const bool alone =
         world_size_ > 1 && tell_others(*store_, rank_, status_->state().process, error);
@@ -429,8 +417,9 @@ int Rank::run(StopSignal& stop) {
 void Rank::finish(double seconds, int signal) {
   if (!is_zero()) return;
   try {
-    write_loss_svg(fs::path(config_.run.out) / "loss.svg", config_.run.out,
-                   metrics_->train_losses(), metrics_->val_losses());
+    io::write_file_atomically(
+        fs::path(config_.run.out) / "loss.svg",
+        loss_svg(config_.run.out, metrics_->train_losses(), metrics_->val_losses()));
   } catch (const IoError& error) {
     if (!reported_full_disk_) note(fmt::format("warning: no loss curve: {}", error.what()));
   }

@@ -8,17 +8,17 @@
 #include <vector>
 
 #include "comm/bootstrap.h"
-#include "comm/flight_recorder.h"
 #include "comm/sharding/layout_text.h"
 #include "comm/sharding/sharded_model.h"
 #include "core/base/trace.h"
 #include "models/gpt2.h"
 #include "tools/tessera/report/console.h"
+#include "tools/tessera/report/line_file.h"
 #include "tools/tessera/report/metrics.h"
 #include "tools/tessera/report/progress.h"
-#include "tools/tessera/report/saves.h"
 #include "tools/tessera/signal/stop_signal.h"
 #include "tools/tessera/train/checkpoints.h"
+#include "tools/tessera/train/flight.h"
 #include "tools/tessera/train/run_directory.h"
 #include "tools/tessera/train/saver.h"
 #include "tools/tessera/train/setup.h"
@@ -31,11 +31,10 @@ std::filesystem::path profile_file(const Config& config, int rank);
 /// One rank of a run: model, trainer, saves; on rank 0 also console and metrics.
 class Rank {
  public:
-  /// @param attempt   unique for each Rank object of a run, equal on all ranks
-  /// @param recorder  not null
+  /// @param attempt  unique for each Rank object of a run, equal on all ranks
+  /// @param flight   must outlive this
   Rank(RunSetup setup, const comm::LaunchEnvironment& environment, comm::RankGroup& group,
-       const std::shared_ptr<Context>& context, int attempt, bool json,
-       std::shared_ptr<comm::FlightRecorder> recorder);
+       const std::shared_ptr<Context>& context, int attempt, bool json, RankFlight& flight);
 
   /// Parameter layout to compare among ranks: see comm::layout_text().
   std::string layout() const { return comm::layout_text(sharded_); }
@@ -83,12 +82,12 @@ class Rank {
   std::shared_ptr<comm::RankStatus> status_;
   StoreCoordinator coordinator_, loading_;
   std::string run_id_;
-  std::shared_ptr<comm::FlightRecorder> recorder_;
+  RankFlight& flight_;
   RankLog log_;
   TrainerState state_;
   ConsoleStyle style_ = detect_console(STDERR_FILENO);
   std::unique_ptr<MetricsWriter> metrics_;
-  std::unique_ptr<SavesWriter> saves_;
+  std::unique_ptr<LineFile> saves_;
   std::unique_ptr<ProgressLine> progress_;
   std::unique_ptr<Trace> trace_;
   bool reported_full_disk_ = false;

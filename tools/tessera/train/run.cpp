@@ -16,8 +16,8 @@
 #include "comm/control/agreement.h"
 #include "comm/control/comparison.h"
 #include "core/base/caching_allocator.h"
+#include "tools/tessera/command.h"
 #include "tools/tessera/device/choose_device.h"
-#include "tools/tessera/device/head_dim.h"
 #include "tools/tessera/launch/standard_error.h"
 #include "tools/tessera/model/loaded_model.h"
 #include "tools/tessera/report/utf8.h"
@@ -26,13 +26,11 @@
 #include "tools/tessera/train/fingerprint.h"
 #include "tools/tessera/train/flight.h"
 #include "tools/tessera/train/memory_advice.h"
-#include "tools/tessera/train/memory_check.h"
+#include "tools/tessera/train/memory_plan.h"
 #include "tools/tessera/train/rank.h"
-#include "tools/tessera/train/rank_zero.h"
 #include "tools/tessera/train/resume.h"
 #include "tools/tessera/train/run_directory.h"
 #include "tools/tessera/train/setup.h"
-#include "tools/tessera/train/tell_others.h"
 
 namespace tessera::tools {
 namespace {
@@ -99,12 +97,8 @@ std::string check_room(const RunSetup& setup, const comm::LaunchEnvironment& env
     need.ranks = static_cast<int>(here.size());
   }
   const bool own_limit = device == DeviceType::CPU && limit > 0;
-  try {
-    return check_memory(need, config.train.memory_check == "refuse" && !own_limit);
-  } catch (const OutOfMemory& error) {
-    throw OutOfMemory(
-        "{}", with_advice(error.what(), memory_advice(config, environment.world_size, device)));
-  }
+  return check_memory(need, memory_advice(config, environment.world_size, device),
+                      config.train.memory_check == "refuse" && !own_limit);
 }
 
 comm::RankGroup join(const Config& config, const comm::LaunchEnvironment& environment,
@@ -124,8 +118,7 @@ comm::RankGroup join(const Config& config, const comm::LaunchEnvironment& enviro
     fail_at_once(flight, error, [status, error, ranks] {
       return "tessera: error: " + escaped_lines(fault_line(error, status->state(), ranks));
     });
-    constexpr int kExitCode = 4;
-    ::_exit(kExitCode);
+    ::_exit(kCommunication);
   };
   options.on_note = [](const std::string& text) {
     std::cerr << fmt::format("tessera: warning: {}\n", escaped(text));
@@ -180,6 +173,41 @@ int agreed_stop(comm::RankGroup& group, int attempt, int received,
   for (const int signal : {SIGTERM, SIGINT})
     if (std::ranges::find(all, std::to_string(signal)) != all.end()) return signal;
   return 0;
+}
+
+// Runs `decide` on rank 0 and returns the result on every rank, over the store.
+// @param name  unique for each decision
+// @throws on rank 0 the exception of `decide`; on other ranks CommError: Aborted with its text,
+//   Timeout at the deadline, or the loss of a rank
+std::string decide_on_rank_zero(comm::Store& store, const std::string& name, int rank,
+                                std::chrono::milliseconds deadline,
+                                const std::function<std::string()>& decide) {
+  const std::string key = "decision/" + name;
+  if (rank == 0) {
+    try {
+      std::string result = decide();
+      store.set(key, "+" + result);
+      return result;
+    } catch (const std::exception& error) {
+      store.set(key, std::string("-") + error.what());
+      throw;
+    }
+  }
+  const std::string answer = [&] {
+    try {
+      return comm::get_or_verdict(store, key, deadline);
+    } catch (const CommError& error) {
+      if (error.failure() != CommFailure::Timeout) throw;
+      throw CommError(CommFailure::Timeout, {0},
+                      "rank 0 did not decide on {} within {} s; check its disk, or raise "
+                      "checkpoint.load_timeout",
+                      name, static_cast<double>(deadline.count()) / 1e3);
+    }
+  }();
+  if (!answer.starts_with('+')) {
+    throw CommError(CommFailure::Aborted, {0}, "rank 0 failed: {}", answer.substr(1));
+  }
+  return answer.substr(1);
 }
 
 int train(Config config, const comm::LaunchEnvironment& environment, comm::RankGroup& group,
@@ -237,7 +265,7 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
     std::string why;
     const Config resolved = setup.config;
     const int signal = with_memory_advice(resolved, environment.world_size, *context, [&] {
-      Rank rank(std::move(setup), environment, group, context, attempt, json, recorder);
+      Rank rank(std::move(setup), environment, group, context, attempt, json, flight);
       comm::compare_among_ranks(
           *group.store,
           attempt == 0 ? "parameter layout" : fmt::format("parameter layout, attempt {}", attempt),

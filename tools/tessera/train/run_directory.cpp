@@ -29,56 +29,53 @@ std::string host_name() {
 
 }  // namespace
 
-RunDirectory::RunDirectory(fs::path path) : path_(std::move(path)) {
-  try {
-    io::make_directories_durably(path_ / "logs");
-  } catch (const IoError& error) {
-    throw IoError("cannot create the run directory {}: {}", path_.string(), error.what());
-  }
-  const fs::path lock = path_ / ".lock";
-  lock_ = ::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  require<IoError>(lock_ >= 0, "cannot open {}: {}", lock.string(), std::strerror(errno));
+int lock_run(const comm::FileDescriptor& lock, const fs::path& run, std::string_view advice) {
   // Retry: is_idle_run() of another process holds the lock briefly.
-  constexpr int kAttempts = 5;
-  int locked = 0;
-  for (int attempt = 1;; ++attempt) {
-    do locked = ::flock(lock_, LOCK_EX | LOCK_NB);
-    while (locked != 0 && errno == EINTR);
-    if (locked == 0 || errno != EWOULDBLOCK || attempt == kAttempts) break;
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
-  if (locked != 0 && errno != EWOULDBLOCK) {
-    const int error = errno;
-    ::close(lock_);
-    throw IoError(
-        "cannot lock {}: {}; without locks two runs could write to it at once: mount the file "
-        "system with locks (Lustre: -o flock; NFS: lock service), or choose another --run.out",
-        lock.string(), std::strerror(error));
-  }
-  if (locked != 0) {
+  for (int left = 5; ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0;) {
+    if (errno == EINTR) continue;
+    if (errno != EWOULDBLOCK) return errno;
+    if (--left > 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      continue;
+    }
     std::array<char, 256> holder{};
-    const auto bytes = ::pread(lock_, holder.data(), holder.size() - 1, 0);
-    ::close(lock_);
-    throw InvalidArgument("{} is in use by another run ({}); choose another --run.out or stop it",
-                          path_.string(), bytes > 0 ? holder.data() : "unknown process");
+    const auto bytes = ::pread(lock.get(), holder.data(), holder.size() - 1, 0);
+    throw InvalidArgument(
+        "{} is in use {}", run.string(),
+        fmt::format(fmt::runtime(advice), bytes > 0 ? holder.data() : "unknown process"));
   }
+  return 0;
+}
+
+RunDirectory::RunDirectory(const fs::path& path) {
+  try {
+    io::make_directories_durably(path / "logs");
+  } catch (const IoError& error) {
+    throw IoError("cannot create the run directory {}: {}", path.string(), error.what());
+  }
+  const fs::path lock = path / ".lock";
+  lock_ = comm::FileDescriptor(::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  require<IoError>(static_cast<bool>(lock_), "cannot open {}: {}", lock.string(),
+                   std::strerror(errno));
+  const int error =
+      lock_run(lock_, path, "by another run ({}); choose another --run.out or stop it");
+  require<IoError>(
+      error == 0,
+      "cannot lock {}: {}; without locks two runs could write to it at once: mount the file "
+      "system with locks (Lustre: -o flock; NFS: lock service), or choose another --run.out",
+      lock.string(), std::strerror(error));
   const std::string self = fmt::format("{}, pid {}", host_name(), ::getpid());
   // Holder for error messages; the lock does not depend on it.
   [[maybe_unused]] const bool written =
-      ::ftruncate(lock_, 0) == 0 && ::pwrite(lock_, self.data(), self.size(), 0) >= 0;
+      ::ftruncate(lock_.get(), 0) == 0 && ::pwrite(lock_.get(), self.data(), self.size(), 0) >= 0;
 }
 
 bool is_idle_run(const fs::path& path) {
   const fs::path lock = path / ".lock";
-  const int fd = ::open(lock.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-  if (fd < 0) return false;
+  const comm::FileDescriptor file(::open(lock.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   // A shared lock, so that ranks that test at the same time don't block each other.
-  const bool is_idle = ::flock(fd, LOCK_SH | LOCK_NB) == 0;
-  ::close(fd);
-  return is_idle;
+  return file && ::flock(file.get(), LOCK_SH | LOCK_NB) == 0;
 }
-
-RunDirectory::~RunDirectory() { ::close(lock_); }
 
 RankLog::RankLog(const fs::path& run_dir, int rank)
     : path_(run_dir / "logs" / fmt::format("rank-{}.log", rank)) {}
@@ -89,11 +86,9 @@ void RankLog::write(const std::string& line) const {
   gmtime_r(&now, &utc);
   const std::string text = fmt::format("{:%Y-%m-%dT%H:%M:%SZ} {}\n", utc, escaped_lines(line));
   // O_NONBLOCK: opening a FIFO would block.
-  const int fd =
-      ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_NONBLOCK | O_CLOEXEC, 0666);
-  if (fd < 0) return;
-  [[maybe_unused]] const ssize_t written = ::write(fd, text.data(), text.size());
-  ::close(fd);
+  const comm::FileDescriptor file(
+      ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_NONBLOCK | O_CLOEXEC, 0666));
+  [[maybe_unused]] const ssize_t written = ::write(file.get(), text.data(), text.size());
 }
 
 }  // namespace tessera::tools

@@ -2,6 +2,9 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
+
+#include "comm/control/socket.h"
 
 namespace tessera::tools {
 
@@ -9,7 +12,7 @@ namespace tessera::tools {
 ///
 ///   config.json    resolved configuration
 ///   metrics.jsonl  see report/metrics.h
-///   saves.jsonl    see report/saves.h
+///   saves.jsonl    a line per committed save, see Rank::report_saves()
 ///   checkpoints/   see io/FORMAT.md
 ///   logs/          one file per rank
 ///   flight/        one record per rank, see comm/flight_recorder.h
@@ -20,17 +23,18 @@ class RunDirectory {
  public:
   /// Creates and locks the directory. The lock ends with the process.
   /// @throws IoError if that fails; InvalidArgument naming the holder if another job has the lock
-  explicit RunDirectory(std::filesystem::path path);
-  ~RunDirectory();
-  RunDirectory(const RunDirectory&) = delete;
-  RunDirectory& operator=(const RunDirectory&) = delete;
-
-  const std::filesystem::path& path() const { return path_; }
+  explicit RunDirectory(const std::filesystem::path& path);
 
  private:
-  std::filesystem::path path_;
-  int lock_ = -1;
+  comm::FileDescriptor lock_;
 };
+
+/// Locks the .lock file of a run, unless another process has it.
+/// @param advice  for the message: "by another run ({}); choose another --run.out or stop it"
+/// @return 0, or the error number of a file system without locks
+/// @throws InvalidArgument naming the holder
+int lock_run(const comm::FileDescriptor& lock, const std::filesystem::path& run,
+             std::string_view advice);
 
 /// Whether a run's directory exists and is unlocked.
 bool is_idle_run(const std::filesystem::path& path);

@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "core/base/clock.h"
 #include "tools/tessera/report/console.h"
 
 namespace tessera::tools {
@@ -23,10 +24,6 @@ constexpr milliseconds kSlice{50};
 constexpr double kReportedWait = 1e-3;
 
 double to_seconds(milliseconds time) { return static_cast<double>(time.count()) / 1e3; }
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // Throws before a checkpoint with NaN can replace a good one.
 void require_finite(const io::SaveRequest& request, io::SaveCoordinator& coordinator) {
@@ -76,21 +73,8 @@ struct FinalReport {
   std::int64_t in_flight = -1;  ///< step of a save that hangs
   bool committed = false;       ///< the save hangs after its commit
   std::string failure = {}, fatal = {};
-
-  std::string str() const {
-    return Json{{"saved", saved},
-                {"in_flight", in_flight},
-                {"committed", committed},
-                {"failure", failure},
-                {"fatal", fatal}}
-        .dump(-1, ' ', false, Json::error_handler_t::replace);
-  }
-  static FinalReport parse(const std::string& text) {
-    const Json json = Json::parse(text);
-    return {json.at("saved"), json.at("in_flight"), json.at("committed"), json.at("failure"),
-            json.at("fatal")};
-  }
 };
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(FinalReport, saved, in_flight, committed, failure, fatal)
 
 // Error text if a save hangs at the end of the run.
 std::string hanging_save(const FinalReport& words, std::int64_t step, milliseconds timeout,
@@ -374,10 +358,12 @@ void Saver::finish_in_background(const TrainerState& state) {
   poll();
   const FinalReport mine{saved_step_, ended ? -1 : step_, !ended && *committed_, failure_,
                          message_of(fatal_)};
-  const auto answers = meeting_.exchange(fmt::format("end at step {}", state.step), mine.str());
+  const auto answers =
+      meeting_.exchange(fmt::format("end at step {}", state.step),
+                        Json(mine).dump(-1, ' ', false, Json::error_handler_t::replace));
   bool all_saved = true;
   for (std::size_t rank = 0; rank < answers.size(); ++rank) {
-    const FinalReport words = FinalReport::parse(answers[rank]);
+    const FinalReport words = Json::parse(answers[rank]).get<FinalReport>();
     if (fatal_) std::rethrow_exception(fatal_);
     require<NonFiniteLoss>(words.fatal.empty(), "{}", words.fatal);
     if (failure_.empty()) failure_ = words.failure;

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "io/hf/gpt2.h"
+#include "kernels/attention.h"
 
 namespace tessera::tools {
 namespace {
@@ -188,6 +189,15 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
   }
   setup.config = std::move(config);
   return setup;
+}
+
+void require_head_dim(const models::Gpt2Config& model, Device device, std::string_view cpu_flag) {
+  const std::int64_t head_dim = model.n_embd / model.n_head;
+  require<Unsupported>(device.type != DeviceType::CUDA || head_dim <= kernels::kMostCudaHeadDim,
+                       "model.n_embd {} over model.n_head {} is a head_dim of {}, and the GPU "
+                       "kernels support at most {}; raise "
+                       "model.n_head, or compute on the CPU ({})",
+                       model.n_embd, model.n_head, head_dim, kernels::kMostCudaHeadDim, cpu_flag);
 }
 
 }  // namespace tessera::tools

@@ -4,7 +4,9 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
+#include "core/base/device.h"
 #include "io/checkpoint/reader.h"
 #include "io/data/dataset.h"
 #include "io/data/sampler.h"
@@ -43,5 +45,9 @@ io::TokenizerPtr model_tokenizer(const io::ModelSource& source);
 /// @throws InvalidArgument listing all mismatched keys and tensors; IoError, CorruptCheckpoint,
 ///         Unsupported
 RunSetup set_up(Config config, int world_size, const std::optional<std::filesystem::path>& resume);
+
+/// @param cpu_flag  flag that selects the CPU, for the message: "--device cpu"
+/// @throws Unsupported if head_dim exceeds the limit of the GPU kernels
+void require_head_dim(const models::Gpt2Config& model, Device device, std::string_view cpu_flag);
 
 }  // namespace tessera::tools

@@ -13,21 +13,19 @@ namespace {
 std::string batch_text(const Config& config, int world_size) {
   const std::int64_t per_rank = config.train.global_batch / world_size;
   const std::int64_t micro_batches = per_rank / config.train.micro_batch;
-  return fmt::format("{} sequences of {} tokens per step: {} rank{} x {} micro-batch{} of {}",
-                     config.train.global_batch, config.model.seq_len, world_size,
-                     world_size == 1 ? "" : "s", micro_batches, micro_batches == 1 ? "" : "es",
-                     config.train.micro_batch);
+  return fmt::format("{} sequences of {} tokens per step: {} x {} micro-batch{} of {}",
+                     config.train.global_batch, config.model.seq_len, counted(world_size, "rank"),
+                     micro_batches, micro_batches == 1 ? "" : "es", config.train.micro_batch);
 }
 
 std::string compute_text(Context& context) {
   const int threads = context.threads().size();
-  const std::string plural = threads == 1 ? "" : "s";
   if (context.device().type == DeviceType::CUDA) {
-    return fmt::format("{} ({}), {} host thread{} per rank", context.device().str(),
-                       context.backend().description(), threads, plural);
+    return fmt::format("{} ({}), {} per rank", context.device().str(),
+                       context.backend().description(), counted(threads, "host thread"));
   }
-  return fmt::format("cpu, {}, {} thread{} per rank", cpu_level_name(context.cpu_level()), threads,
-                     plural);
+  return fmt::format("cpu, {}, {} per rank", cpu_level_name(context.cpu_level()),
+                     counted(threads, "thread"));
 }
 
 std::string data_text(const RunSetup& setup) {

@@ -10,11 +10,11 @@
 
 #include "comm/control/authentication.h"
 #include "core/base/error.h"
-#include "io/checkpoint/find.h"
 #include "tools/tessera/command.h"
 #include "tools/tessera/config/fields.h"
 #include "tools/tessera/config/load.h"
 #include "tools/tessera/launch/restarts.h"
+#include "tools/tessera/train/checkpoints.h"
 #include "tools/tessera/train/resume.h"
 #include "tools/tessera/train/run.h"
 
@@ -24,18 +24,9 @@ namespace {
 struct Options {
   int nproc = 0;
   int restarts = 0, min_nproc = 0;
-  int rank = -1, world_size = -1, local_rank = -1;
-  std::string rendezvous;
+  comm::LaunchFlags flags;
   bool json = false;
 };
-
-// Arguments of a restart, which resumes from the run's own newest checkpoint, if any.
-std::vector<std::string> again(const Config& config, std::vector<std::string> arguments,
-                               bool has_checkpoint) {
-  if (has_checkpoint || config.checkpoint.resume == "never")
-    arguments.emplace_back("--checkpoint.resume=auto");
-  return arguments;
-}
 
 RestartOptions restart_options(const Options& options, const Config& config,
                                const std::vector<std::string>& arguments) {
@@ -51,29 +42,20 @@ RestartOptions restart_options(const Options& options, const Config& config,
       return false;
     }
   };
-  restarts.newest_step = [directory = config.run.out]() -> std::optional<std::int64_t> {
-    try {
-      const auto found = io::find_checkpoints(directory);
-      return found.empty() ? std::nullopt : std::optional(found.back().step);
-    } catch (const IoError&) {  // no such directory; the ranks report it
-      return std::nullopt;
-    }
-  };
+  restarts.newest_step = [directory = config.run.out] { return newest_step(directory); };
+  // A restart resumes from the run's own newest checkpoint, if any.
   restarts.arguments = [config, arguments](bool has_checkpoint) {
-    return again(config, arguments, has_checkpoint);
+    std::vector<std::string> again = arguments;
+    if (has_checkpoint || config.checkpoint.resume == "never")
+      again.emplace_back("--checkpoint.resume=auto");
+    return again;
   };
   return restarts;
 }
 
 int run(const Options& options, const std::vector<std::string>& words) {
-  comm::LaunchFlags flags;
-  const auto given = [](int value) { return value < 0 ? std::nullopt : std::optional<int>(value); };
-  flags.rank = given(options.rank);
-  flags.world_size = given(options.world_size);
-  flags.local_rank = given(options.local_rank);
-  flags.rendezvous = options.rendezvous;
   const comm::Variables variables = comm::process_environment();
-  comm::LaunchEnvironment environment = comm::detect_launch(variables, flags);
+  comm::LaunchEnvironment environment = comm::detect_launch(variables, options.flags);
 
   // Parse before ranks start, so that an error is reported once.
   Config config = load_config(parse_train_arguments(words), tessera_environment());
@@ -139,11 +121,11 @@ Command add_train(CLI::App& parent) {
          "With --restarts: if a rank fails twice without a checkpoint in between, continue "
          "with fewer ranks, at least this many")
       ->check(CLI::Range(1, 4096));
-  app->add_option("--rank", options->rank, "Rank of this process, without a launcher");
-  app->add_option("--world-size", options->world_size, "Number of ranks");
-  app->add_option("--local-rank", options->local_rank, "Rank of this process on its host");
+  app->add_option("--rank", options->flags.rank, "Rank of this process, without a launcher");
+  app->add_option("--world-size", options->flags.world_size, "Number of ranks");
+  app->add_option("--local-rank", options->flags.local_rank, "Rank of this process on its host");
   app->add_option(
-      "--rdzv", options->rendezvous,
+      "--rdzv", options->flags.rendezvous,
       "host:port where rank 0 serves the rendezvous; beyond loopback all ranks need the "
       "same secret in TESSERA_TOKEN (or readable from the descriptor TESSERA_TOKEN_FD)");
   app->add_flag("--json", options->json, "End with a JSON summary on standard output");

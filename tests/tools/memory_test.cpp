@@ -1,19 +1,18 @@
-#include "tools/tessera/train/memory_advice.h"
-
 #include <doctest/doctest.h>
 
 #include "core/base/error.h"
 #include "core/tensor.h"
-#include "tools/tessera/device/head_dim.h"
+#include "tests/support/check_throws.h"
+#include "tests/support/text.h"
+#include "tools/tessera/train/memory_advice.h"
+#include "tools/tessera/train/memory_plan.h"
+#include "tools/tessera/train/setup.h"
 
 using namespace tessera;
 using namespace tessera::tools;
+using test::holds;
 
 namespace {
-
-bool holds(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 Config config_of(int world_size) {
   Config config;
@@ -103,4 +102,29 @@ TEST_CASE("head dims that no GPU kernel supports are refused by name") {
       "model.n_embd 2048 over model.n_head 4 is a head_dim of 512, and the GPU kernels support "
       "at most 256; raise model.n_head, or compute on the CPU (--device cpu)",
       Unsupported);
+}
+
+TEST_CASE("a run is refused if total memory is too small, and warned if free memory is") {
+  constexpr std::int64_t kMiB = 1 << 20;
+  MemoryNeed need;
+  MemoryAdvice advice;
+  advice.add("--flag 1", "less");
+  need.plan[static_cast<std::size_t>(MemoryCategory::Parameters)] = 10 * kMiB;
+  need.ranks = 4;
+  need.there = "this host has";
+  CHECK(check_memory(need, advice, true).empty());  // unknown memory size
+  need.memory = {50 * kMiB, 40 * kMiB};
+  CHECK(check_memory(need, advice, true).empty());
+  need.memory = {40 * kMiB, 39 * kMiB};
+  CHECK(
+      check_memory(need, advice, true) ==
+      "the 4 ranks here need up to 40.0 MiB of memory, and this host has 40.0 MiB (39.0 MiB of it "
+      "free now); a rank's share: parameters 10.0 MiB");
+  need.memory = {39 * kMiB, 39 * kMiB};
+  CHECK_THROWS_HOLDING(OutOfMemory, "and this host has 39.0 MiB; a rank's share: parameters",
+                       check_memory(need, advice, true));
+  CHECK_THROWS_HOLDING(
+      OutOfMemory, "--train.memory_check warn\nto use less memory, set one or more of:\n  --flag 1",
+      check_memory(need, advice, true));
+  CHECK(check_memory(need, advice, false).find("need up to 40.0 MiB") != std::string::npos);
 }
