@@ -8,12 +8,11 @@
 #include "kernels/elementwise.h"
 #include "tests/support/gradcheck.h"
 
-namespace tessera {
+namespace tessera::test {
 namespace {
 
 using autograd::InputGradients;
 using Values = std::vector<double>;
-using testing::values_of;
 
 Tensor vector_of(const std::shared_ptr<Context>& context, const Values& values) {
   return Tensor::from<double>(context, {static_cast<std::int64_t>(values.size())}, values);
@@ -153,16 +152,16 @@ TEST_CASE("a tensor that is used twice in one operation") {
 
 TEST_CASE("tied weights: one leaf in several operations") {
   const auto context = Context::create();
-  Tensor w = testing::random_tensor(context, {3, 3}, DType::F64, 1).set_requires_grad(true);
-  const Tensor x = testing::random_tensor(context, {2, 3}, DType::F64, 2);
+  Tensor w = random_tensor(context, {3, 3}, DType::F64, 1).set_requires_grad(true);
+  const Tensor x = random_tensor(context, {2, 3}, DType::F64, 2);
   const auto twice = [&](const std::vector<Tensor>& in) {
     return ops::linear(ops::linear(x, in[0], {}), in[0], {}, ops::WeightLayout::InOut);
   };
-  CHECK(testing::gradcheck(twice, {w}) == "");
+  CHECK(gradcheck(twice, {w}) == "");
   const auto itself = [&](const std::vector<Tensor>& in) {
     return ops::linear(in[0], in[0], {});  // both input and weight
   };
-  CHECK(testing::gradcheck(itself, {w}) == "");
+  CHECK(gradcheck(itself, {w}) == "");
 }
 
 TEST_CASE("a deep graph of diamonds: 2^40 paths, one visit per node") {
@@ -400,4 +399,4 @@ TEST_CASE("memory: saved tensors and gradients are freed during backward, and no
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::test

@@ -7,23 +7,21 @@
 #include "core/ops/activation.h"
 #include "tests/support/gradcheck.h"
 
-namespace tessera {
+namespace tessera::test {
 namespace {
-
-using testing::random_tensor;
 
 TEST_CASE("gelu: gradients") {
   const auto context = Context::create();
   for (const Shape& shape : {Shape{1}, Shape{17}, Shape{3, 5}, Shape{2, 3, 7}}) {
     Tensor x = random_tensor(context, shape, DType::F64, 1, 2.0).set_requires_grad(true);
-    CHECK(testing::gradcheck([](const auto& t) { return ops::gelu(t[0]); }, {x}) == "");
+    CHECK(gradcheck([](const auto& t) { return ops::gelu(t[0]); }, {x}) == "");
   }
 }
 
 TEST_CASE("gelu: bf16 matches f32") {
   const auto context = Context::create();
-  CHECK(testing::compare_bf16([](const auto& t) { return ops::gelu(t[0]); },
-                              {random_tensor(context, {5, 33}, DType::BF16, 1)}, 0.01) == "");
+  CHECK(compare_bf16([](const auto& t) { return ops::gelu(t[0]); },
+                     {random_tensor(context, {5, 33}, DType::BF16, 1)}, 0.01) == "");
 }
 
 TEST_CASE("gelu: in-place modification of its input before backward is detected") {
@@ -69,9 +67,9 @@ TEST_CASE("swiglu and geglu: gradients, and bf16 matches f32") {
     for (const Shape& shape : {Shape{2}, Shape{18}, Shape{3, 6}, Shape{2, 3, 14}}) {
       CAPTURE(shape.str());
       Tensor x = random_tensor(context, shape, DType::F64, 1, 2.0).set_requires_grad(true);
-      CHECK(testing::gradcheck(f, {x}) == "");
+      CHECK(gradcheck(f, {x}) == "");
     }
-    CHECK(testing::compare_bf16(f, {random_tensor(context, {5, 66}, DType::BF16, 1)}, 0.01) == "");
+    CHECK(compare_bf16(f, {random_tensor(context, {5, 66}, DType::BF16, 1)}, 0.01) == "");
   }
 }
 
@@ -86,4 +84,4 @@ TEST_CASE("swiglu: refuses invalid arguments") {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::test

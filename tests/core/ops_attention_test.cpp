@@ -7,11 +7,8 @@
 #include "core/ops/view.h"
 #include "tests/support/gradcheck.h"
 
-namespace tessera {
+namespace tessera::test {
 namespace {
-
-using testing::random_tensor;
-using testing::values_of;
 
 // Softmax attention by definition, in double.
 std::vector<double> reference(const Tensor& qkv, std::int64_t heads) {
@@ -72,8 +69,7 @@ TEST_CASE("causal_attention: matches its definition, over odd shapes and tile bo
     CHECK(out.shape() == Shape{c.batch, c.time, c.heads * c.head_dim});
     // Tolerance: the scale 1 / sqrt(D) is a float.
     check_near(values_of(out), expected, 1e-6);
-    check_near(values_of(ops::causal_attention(testing::convert(qkv, DType::F32), c.heads)),
-               expected, 1e-5);
+    check_near(values_of(ops::causal_attention(convert(qkv, DType::F32), c.heads)), expected, 1e-5);
   }
 }
 
@@ -98,15 +94,15 @@ TEST_CASE("causal_attention: gradients") {
   for (const Case& c : {Case{1, 1, 1, 2}, Case{2, 3, 1, 1}, Case{2, 5, 2, 3}, Case{1, 9, 3, 2}}) {
     Tensor qkv = random_tensor(context, c.shape(), DType::F64, 1).set_requires_grad(true);
     CAPTURE(qkv.shape().str());
-    CHECK(testing::gradcheck([&](const auto& t) { return ops::causal_attention(t[0], c.heads); },
-                             {qkv}) == "");
+    CHECK(gradcheck([&](const auto& t) { return ops::causal_attention(t[0], c.heads); }, {qkv}) ==
+          "");
   }
 }
 
 TEST_CASE("causal_attention: bf16 matches f32") {
   const auto context = Context::create();
-  CHECK(testing::compare_bf16([](const auto& t) { return ops::causal_attention(t[0], 2); },
-                              {random_tensor(context, {2, 19, 48}, DType::BF16, 1)}, 0.02) == "");
+  CHECK(compare_bf16([](const auto& t) { return ops::causal_attention(t[0], 2); },
+                     {random_tensor(context, {2, 19, 48}, DType::BF16, 1)}, 0.02) == "");
 }
 
 TEST_CASE("causal_attention: keeps its result without a reference cycle") {
@@ -176,7 +172,7 @@ TEST_CASE("cached_attention: refuses invalid arguments") {
   CHECK_THROWS_WITH_AS(
       ops::cached_attention(qkv, 2, cache, Tensor::full(context, {1, 5, 2, 2}, DType::F32, 0.0), 0),
       doctest::Contains("cache_k has shape [1, 4, 2, 2], cache_v [1, 5, 2, 2]"), InvalidArgument);
-  CHECK_THROWS_WITH_AS(ops::cached_attention(qkv, 2, testing::convert(cache, DType::F64), cache, 0),
+  CHECK_THROWS_WITH_AS(ops::cached_attention(qkv, 2, convert(cache, DType::F64), cache, 0),
                        doctest::Contains("cache_k must have dtype f32, got f64"), InvalidArgument);
   qkv.set_requires_grad(true);
   CHECK_THROWS_AS(ops::cached_attention(qkv, 2, cache, cache, 0), Unsupported);
@@ -185,4 +181,4 @@ TEST_CASE("cached_attention: refuses invalid arguments") {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::test

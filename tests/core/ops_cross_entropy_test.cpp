@@ -8,11 +8,8 @@
 #include "core/ops/elementwise.h"
 #include "tests/support/gradcheck.h"
 
-namespace tessera {
+namespace tessera::test {
 namespace {
-
-using testing::random_tensor;
-using testing::values_of;
 
 Tensor targets_of(const std::shared_ptr<Context>& context,
                   const std::vector<std::int32_t>& values) {
@@ -67,11 +64,11 @@ TEST_CASE("linear_cross_entropy: gradients for any chunk size") {
     const auto f = [&](const std::vector<Tensor>& t) {
       return ops::linear_cross_entropy(t[0], t[1], in.targets, 0.5, chunk);
     };
-    testing::GradcheckOptions leaves;
+    GradcheckOptions leaves;
     leaves.leaves_only = true;
-    CHECK(testing::gradcheck(f, {in.x, in.weight}, leaves) == "");
-    CHECK(testing::gradcheck(f, {in.x.detach(), in.weight}, leaves) == "");
-    CHECK(testing::gradcheck(f, {in.x, in.weight.detach()}) == "");  // x as a non-leaf
+    CHECK(gradcheck(f, {in.x, in.weight}, leaves) == "");
+    CHECK(gradcheck(f, {in.x.detach(), in.weight}, leaves) == "");
+    CHECK(gradcheck(f, {in.x, in.weight.detach()}) == "");  // x as a non-leaf
   }
 }
 
@@ -128,7 +125,7 @@ TEST_CASE("linear_cross_entropy: bf16 matches f32, and its loss is f32") {
   const auto f = [&](const std::vector<Tensor>& t) {
     return ops::linear_cross_entropy(t[0], t[1], in.targets, 1.0, 3);
   };
-  CHECK(testing::compare_bf16(f, {in.x.detach(), in.weight.detach()}, 0.02) == "");
+  CHECK(compare_bf16(f, {in.x.detach(), in.weight.detach()}, 0.02) == "");
   CHECK(f({in.x, in.weight}).dtype() == DType::F32);
 }
 
@@ -198,4 +195,4 @@ TEST_CASE("linear_cross_entropy: refuses invalid arguments before writing any gr
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::test

@@ -8,10 +8,8 @@
 #include "core/ops/view.h"
 #include "tests/support/gradcheck.h"
 
-namespace tessera {
+namespace tessera::test {
 namespace {
-
-using testing::random_tensor;
 
 TEST_CASE("add: values and gradients") {
   const auto context = Context::create();
@@ -22,14 +20,14 @@ TEST_CASE("add: values and gradients") {
   for (const Shape& shape : {Shape{1}, Shape{3, 5}, Shape{2, 1, 9}}) {
     Tensor x = random_tensor(context, shape, DType::F64, 1).set_requires_grad(true);
     Tensor y = random_tensor(context, shape, DType::F64, 2).set_requires_grad(true);
-    CHECK(testing::gradcheck(f, {x, y}) == "");
-    CHECK(testing::gradcheck(f, {x.detach(), y}) == "");
-    CHECK(testing::gradcheck(f, {x, x}) == "");
+    CHECK(gradcheck(f, {x, y}) == "");
+    CHECK(gradcheck(f, {x.detach(), y}) == "");
+    CHECK(gradcheck(f, {x, x}) == "");
   }
-  CHECK(testing::compare_bf16(f,
-                              {random_tensor(context, {33}, DType::BF16, 1),
-                               random_tensor(context, {33}, DType::BF16, 2)},
-                              0.005) == "");
+  CHECK(compare_bf16(f,
+                     {random_tensor(context, {33}, DType::BF16, 1),
+                      random_tensor(context, {33}, DType::BF16, 2)},
+                     0.005) == "");
 }
 
 TEST_CASE("add: refuses invalid arguments") {
@@ -37,7 +35,7 @@ TEST_CASE("add: refuses invalid arguments") {
   const Tensor a = random_tensor(context, {2, 3}, DType::F32, 1);
   CHECK_THROWS_WITH_AS(ops::add(a, random_tensor(context, {3, 2}, DType::F32, 1)),
                        doctest::Contains("b must have shape [2, 3], got [3, 2]"), InvalidArgument);
-  CHECK_THROWS_WITH_AS(ops::add(a, testing::convert(a, DType::BF16)),
+  CHECK_THROWS_WITH_AS(ops::add(a, convert(a, DType::BF16)),
                        doctest::Contains("b must have dtype f32, got bf16"), InvalidArgument);
   CHECK_THROWS_AS(ops::add(a, Tensor()), InternalError);
 }
@@ -73,8 +71,8 @@ TEST_CASE("dropout: gradients, bf16, and p = 0") {
   const auto context = Context::create();
   const auto f = [](const std::vector<Tensor>& t) { return ops::dropout(t[0], 0.4F, 2); };
   Tensor x = random_tensor(context, {5, 7}, DType::F64, 1).set_requires_grad(true);
-  CHECK(testing::gradcheck(f, {x}) == "");
-  CHECK(testing::compare_bf16(f, {random_tensor(context, {99}, DType::BF16, 1)}, 0.01) == "");
+  CHECK(gradcheck(f, {x}) == "");
+  CHECK(compare_bf16(f, {random_tensor(context, {99}, DType::BF16, 1)}, 0.01) == "");
   CHECK(ops::dropout(x, 0.0F, 0).impl() == x.impl());
 }
 
@@ -89,4 +87,4 @@ TEST_CASE("dropout: refuses invalid arguments") {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::test

@@ -4,10 +4,8 @@
 #include "core/ops/embedding.h"
 #include "tests/support/gradcheck.h"
 
-namespace tessera {
+namespace tessera::test {
 namespace {
-
-using testing::random_tensor;
 
 Tensor tokens_of(const std::shared_ptr<Context>& context, const Shape& shape,
                  const std::vector<std::int32_t>& values) {
@@ -34,21 +32,19 @@ TEST_CASE("embedding: gradients, with repeated and missing tokens") {
   const auto both = [&](const std::vector<Tensor>& t) {
     return ops::embedding(tokens, t[0], t[1], 2);
   };
-  CHECK(testing::gradcheck(both, {w, p}) == "");
-  CHECK(testing::gradcheck(both, {w, p.detach()}) == "");
-  CHECK(testing::gradcheck(both, {w.detach(), p}) == "");
-  CHECK(testing::gradcheck([&](const auto& t) { return ops::embedding(tokens, t[0], {}); }, {w}) ==
-        "");
-  CHECK(testing::gradcheck([&](const auto& t) { return ops::embedding(tokens, t[0], t[0]); },
-                           {w}) == "");
+  CHECK(gradcheck(both, {w, p}) == "");
+  CHECK(gradcheck(both, {w, p.detach()}) == "");
+  CHECK(gradcheck(both, {w.detach(), p}) == "");
+  CHECK(gradcheck([&](const auto& t) { return ops::embedding(tokens, t[0], {}); }, {w}) == "");
+  CHECK(gradcheck([&](const auto& t) { return ops::embedding(tokens, t[0], t[0]); }, {w}) == "");
 }
 
 TEST_CASE("embedding: bf16 matches f32, with an f32 gradient") {
   const auto context = Context::create();
   const Tensor tokens = tokens_of(context, {2, 3}, {4, 0, 4, 4, 2, 0});
   Tensor w = random_tensor(context, {5, 9}, DType::BF16, 1);
-  CHECK(testing::compare_bf16([&](const auto& t) { return ops::embedding(tokens, t[0], t[1], 0); },
-                              {w, random_tensor(context, {3, 9}, DType::BF16, 2)}, 0.01) == "");
+  CHECK(compare_bf16([&](const auto& t) { return ops::embedding(tokens, t[0], t[1], 0); },
+                     {w, random_tensor(context, {3, 9}, DType::BF16, 2)}, 0.01) == "");
   w.set_requires_grad(true);
   autograd::backward(ops::embedding(tokens, w, {}),
                      random_tensor(context, {2, 3, 9}, DType::BF16, 3));
@@ -80,4 +76,4 @@ TEST_CASE("embedding: refuses invalid arguments") {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::test

@@ -8,11 +8,10 @@
 #include "tests/support/gradcheck.h"
 #include "tests/support/paths.h"
 
-namespace tessera {
+namespace tessera::test {
 namespace {
 
 using ops::WeightLayout;
-using testing::random_tensor;
 
 TEST_CASE("linear: both layouts, with and without bias, by hand") {
   const auto context = Context::create();
@@ -45,12 +44,12 @@ TEST_CASE("linear: gradients, over odd shapes") {
       const auto without_bias = [&](const std::vector<Tensor>& t) {
         return ops::linear(t[0], t[1], {}, layout);
       };
-      CHECK(testing::gradcheck(with_bias, {x, w, b}) == "");
-      CHECK(testing::gradcheck(without_bias, {x, w}) == "");
+      CHECK(gradcheck(with_bias, {x, w, b}) == "");
+      CHECK(gradcheck(without_bias, {x, w}) == "");
       // Frozen weights, or an input without gradient, leave the other gradients correct.
-      CHECK(testing::gradcheck(with_bias, {x, w.detach(), b.detach()}) == "");
-      CHECK(testing::gradcheck(with_bias, {x.detach(), w, b}) == "");
-      CHECK(testing::gradcheck(with_bias, {x.detach(), w.detach(), b}) == "");
+      CHECK(gradcheck(with_bias, {x, w.detach(), b.detach()}) == "");
+      CHECK(gradcheck(with_bias, {x.detach(), w, b}) == "");
+      CHECK(gradcheck(with_bias, {x.detach(), w.detach(), b}) == "");
     }
   }
 }
@@ -62,11 +61,11 @@ TEST_CASE("linear: bf16 matches f32") {
       return ops::linear(t[0], t[1], t[2], layout);
     };
     const Shape weight = layout == WeightLayout::OutIn ? Shape{17, 33} : Shape{33, 17};
-    CHECK(testing::compare_bf16(f,
-                                {random_tensor(context, {5, 33}, DType::BF16, 1),
-                                 random_tensor(context, weight, DType::BF16, 2),
-                                 random_tensor(context, {17}, DType::BF16, 3)},
-                                0.01) == "");
+    CHECK(compare_bf16(f,
+                       {random_tensor(context, {5, 33}, DType::BF16, 1),
+                        random_tensor(context, weight, DType::BF16, 2),
+                        random_tensor(context, {17}, DType::BF16, 3)},
+                       0.01) == "");
   }
 }
 
@@ -89,7 +88,7 @@ TEST_CASE("linear: refuses invalid arguments") {
       InvalidArgument);
   CHECK_THROWS_WITH_AS(ops::linear(x, w, x), doctest::Contains("bias must have shape [4]"),
                        InvalidArgument);
-  CHECK_THROWS_WITH_AS(ops::linear(x, testing::convert(w, DType::BF16), {}),
+  CHECK_THROWS_WITH_AS(ops::linear(x, convert(w, DType::BF16), {}),
                        doctest::Contains("weight must have dtype f32, got bf16"), InvalidArgument);
   CHECK_THROWS_WITH_AS(ops::linear(x, random_tensor(context, {4}, DType::F32, 2), {}),
                        doctest::Contains("must be [out, in], got shape [4]"), InvalidArgument);
@@ -150,14 +149,13 @@ std::vector<std::optional<std::vector<double>>> mlp_outcome(const std::vector<Te
       return mlp(of_block, layout);
     };
     const Tensor y = recompute ? autograd::recompute(block, t[0]) : block(t[0]);
-    outcome.emplace_back(testing::values_of(y));
+    outcome.emplace_back(values_of(y));
     if (y.requires_grad())
       autograd::backward(y, random_tensor(y.context(), y.shape(), y.dtype(), pass));
   }
   for (const Tensor& input : inputs) {
     outcome.emplace_back();
-    if (input.defined() && input.grad().defined())
-      outcome.back() = testing::values_of(input.grad());
+    if (input.defined() && input.grad().defined()) outcome.back() = values_of(input.grad());
   }
   return outcome;
 }
@@ -173,8 +171,8 @@ TEST_CASE("gelu_mlp: gradients, over odd shapes") {
         return ops::gelu_mlp(t[0], t[1], {}, t[2], {}, layout);
       };
       const auto t = mlp_inputs(context, shape, layout, DType::F64, 31);
-      CHECK(testing::gradcheck(with_biases, t) == "");
-      CHECK(testing::gradcheck(without, {t[0], t[1], t[3]}) == "");
+      CHECK(gradcheck(with_biases, t) == "");
+      CHECK(gradcheck(without, {t[0], t[1], t[3]}) == "");
     }
 }
 
@@ -201,8 +199,7 @@ TEST_CASE("gelu_mlp: bit-identical to its parts, for every subset of required gr
 }
 
 TEST_CASE("gelu_mlp: bit-identical to its parts on a device") {
-  const auto fibers =
-      Context::create({.device = {DeviceType::CUDA, 0}, .plugin = test::fiber_plugin()});
+  const auto fibers = Context::create({.device = {DeviceType::CUDA, 0}, .plugin = fiber_plugin()});
   for (const DType dtype : {DType::F32, DType::BF16})
     for (const unsigned wanted : {31U, 14U})
       check_same_as_parts(fibers, dtype, WeightLayout::InOut, wanted, wanted == 31);
@@ -211,9 +208,8 @@ TEST_CASE("gelu_mlp: bit-identical to its parts on a device") {
 TEST_CASE("gelu_mlp: bf16 matches f32") {
   const auto context = Context::create();
   for (const WeightLayout layout : {WeightLayout::OutIn, WeightLayout::InOut})
-    CHECK(testing::compare_bf16([&](const auto& t) { return joined_mlp(t, layout); },
-                                mlp_inputs(context, {{5, 33}, 65, 17}, layout, DType::BF16, 0),
-                                0.02) == "");
+    CHECK(compare_bf16([&](const auto& t) { return joined_mlp(t, layout); },
+                       mlp_inputs(context, {{5, 33}, 65, 17}, layout, DType::BF16, 0), 0.02) == "");
 }
 
 TEST_CASE("gelu_mlp: uses no more memory than its parts") {
@@ -276,9 +272,9 @@ TEST_CASE("gelu_mlp: refuses invalid arguments") {
   refuses(2, t[4], "gelu_mlp: fc_bias must have shape [5], got [4]");
   refuses(3, random_tensor(context, {3, 4}, DType::F32, 1),
           "gelu_mlp: fc_weight [3, 5] gives 5 values, proj_weight [3, 4] takes 3");
-  refuses(3, testing::convert(t[3], DType::BF16), "gelu_mlp: proj_weight must have dtype f32");
+  refuses(3, convert(t[3], DType::BF16), "gelu_mlp: proj_weight must have dtype f32");
   refuses(4, t[2], "gelu_mlp: proj_bias must have shape [4], got [5]");
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::test

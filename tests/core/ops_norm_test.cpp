@@ -7,10 +7,8 @@
 #include "core/ops/norm.h"
 #include "tests/support/gradcheck.h"
 
-namespace tessera {
+namespace tessera::test {
 namespace {
-
-using testing::random_tensor;
 
 TEST_CASE("layer_norm and rms_norm: gradients, over odd shapes") {
   const auto context = Context::create();
@@ -23,20 +21,20 @@ TEST_CASE("layer_norm and rms_norm: gradients, over odd shapes") {
     const auto f = [](const std::vector<Tensor>& t) {
       return ops::layer_norm(t[0], t[1], t[2], 1e-2);
     };
-    CHECK(testing::gradcheck(f, {x, w, b}) == "");
-    CHECK(testing::gradcheck(f, {x, w.detach(), b.detach()}) == "");
-    CHECK(testing::gradcheck(f, {x.detach(), w, b.detach()}) == "");
-    CHECK(testing::gradcheck(f, {x.detach(), w.detach(), b}) == "");
+    CHECK(gradcheck(f, {x, w, b}) == "");
+    CHECK(gradcheck(f, {x, w.detach(), b.detach()}) == "");
+    CHECK(gradcheck(f, {x.detach(), w, b.detach()}) == "");
+    CHECK(gradcheck(f, {x.detach(), w.detach(), b}) == "");
     // The same tensor as weight and bias: both gradients accumulate in one buffer.
     const auto one = [](const std::vector<Tensor>& t) {
       return ops::layer_norm(t[0], t[1], t[1], 1e-2);
     };
-    CHECK(testing::gradcheck(one, {x, w}) == "");
+    CHECK(gradcheck(one, {x, w}) == "");
 
     const auto rms = [](const std::vector<Tensor>& t) { return ops::rms_norm(t[0], t[1], 1e-2); };
-    CHECK(testing::gradcheck(rms, {x, w}) == "");
-    CHECK(testing::gradcheck(rms, {x, w.detach()}) == "");
-    CHECK(testing::gradcheck(rms, {x.detach(), w}) == "");
+    CHECK(gradcheck(rms, {x, w}) == "");
+    CHECK(gradcheck(rms, {x, w.detach()}) == "");
+    CHECK(gradcheck(rms, {x.detach(), w}) == "");
   }
 }
 
@@ -47,8 +45,8 @@ TEST_CASE("layer_norm and rms_norm: bf16 matches f32") {
                               random_tensor(context, {33}, DType::BF16, 3)};
   const auto layer = [](const auto& in) { return ops::layer_norm(in[0], in[1], in[2], 1e-5); };
   const auto rms = [](const auto& in) { return ops::rms_norm(in[0], in[1], 1e-5); };
-  CHECK(testing::compare_bf16(layer, t, 0.01) == "");
-  CHECK(testing::compare_bf16(rms, {t[0], t[1]}, 0.01) == "");
+  CHECK(compare_bf16(layer, t, 0.01) == "");
+  CHECK(compare_bf16(rms, {t[0], t[1]}, 0.01) == "");
 }
 
 TEST_CASE("layer_norm: statistics are saved only if a backward may follow") {
@@ -73,7 +71,7 @@ TEST_CASE("layer_norm: refuses invalid arguments") {
                        doctest::Contains("weight must have shape [3], got [4]"), InvalidArgument);
   CHECK_THROWS_WITH_AS(ops::layer_norm(x, w, wide, 1e-5),
                        doctest::Contains("bias must have shape [3], got [4]"), InvalidArgument);
-  CHECK_THROWS_WITH_AS(ops::layer_norm(x, w, testing::convert(w, DType::F64), 1e-5),
+  CHECK_THROWS_WITH_AS(ops::layer_norm(x, w, convert(w, DType::F64), 1e-5),
                        doctest::Contains("bias must have dtype f32, got f64"), InvalidArgument);
   CHECK_THROWS_WITH_AS(ops::layer_norm(x, w, w, 0.0), doctest::Contains("above 0, got 0"),
                        InvalidArgument);
@@ -112,7 +110,7 @@ TEST_CASE("rms_norm: refuses invalid arguments") {
                        "add_rms_norm: residual must have shape [2, 3], got [3]", InvalidArgument);
   CHECK_THROWS_WITH_AS(ops::add_layer_norm(x, {}, w, w, 1e-5),
                        "add_layer_norm: residual is undefined", InvalidArgument);
-  CHECK_THROWS_WITH_AS(ops::add_layer_norm(x, testing::convert(x, DType::BF16), w, w, 1e-5),
+  CHECK_THROWS_WITH_AS(ops::add_layer_norm(x, convert(x, DType::BF16), w, w, 1e-5),
                        "add_layer_norm: residual must have dtype f32, got bf16", InvalidArgument);
 }
 
@@ -144,18 +142,18 @@ TEST_CASE("add_layer_norm and add_rms_norm: gradients, whichever result is used"
       return ops::add(ops::add(y, y), ops::add(sum, sum));
     };
     for (std::size_t i = 0; i < 2; ++i) t[i].set_requires_grad(true);
-    CHECK(testing::gradcheck(only_sum, t) == "");
+    CHECK(gradcheck(only_sum, t) == "");
     t[2].set_requires_grad(true);
     if (norm == add_layer_norm) t[3].set_requires_grad(true);
-    CHECK(testing::gradcheck(both, t) == "");
-    CHECK(testing::gradcheck(only_y, t) == "");
-    CHECK(testing::gradcheck(later, t) == "");
+    CHECK(gradcheck(both, t) == "");
+    CHECK(gradcheck(only_y, t) == "");
+    CHECK(gradcheck(later, t) == "");
     const auto twice = [norm](const std::vector<Tensor>& in) {
       const auto [sum, y] = norm({in[0], in[0], in[2], in[3]});
       return ops::add(sum, y);
     };
     t[1].set_requires_grad(false);
-    CHECK(testing::gradcheck(twice, t) == "");
+    CHECK(gradcheck(twice, t) == "");
   }
 }
 
@@ -182,9 +180,9 @@ TEST_CASE("add_layer_norm and add_rms_norm: bit-identical to addition and norm")
         }
         const Tensor out = ops::add(y, sum);
         autograd::backward(out, random_tensor(context, {9, 33}, dtype, 5));
-        std::vector<std::vector<double>> values{testing::values_of(sum), testing::values_of(y)};
+        std::vector<std::vector<double>> values{values_of(sum), values_of(y)};
         for (const Tensor& tensor : t)
-          if (tensor.grad().defined()) values.push_back(testing::values_of(tensor.grad()));
+          if (tensor.grad().defined()) values.push_back(values_of(tensor.grad()));
         return values;
       };
       const auto fused = run(true);
@@ -195,4 +193,4 @@ TEST_CASE("add_layer_norm and add_rms_norm: bit-identical to addition and norm")
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::test

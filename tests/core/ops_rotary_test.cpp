@@ -6,10 +6,8 @@
 #include "core/ops/view.h"
 #include "tests/support/gradcheck.h"
 
-namespace tessera {
+namespace tessera::test {
 namespace {
-
-using testing::random_tensor;
 
 TEST_CASE("rotary: formula") {
   const auto context = Context::create();
@@ -36,8 +34,7 @@ TEST_CASE("rotary_packed: rotates queries and keys as rotary does, and leaves va
   const Tensor packed = ops::rotary_packed(qkv, heads, kv_heads, 1e4, 11);
   CHECK(packed.shape() == qkv.shape());
   const Tensor plain = ops::rotary(ops::reshape(qkv, {2, 5, all, dim}), 1e4, 11);
-  const auto in = testing::values_of(qkv), out = testing::values_of(packed),
-             rotated = testing::values_of(plain);
+  const auto in = values_of(qkv), out = values_of(packed), rotated = values_of(plain);
   for (std::size_t i = 0; i < out.size(); ++i) {
     const auto head = static_cast<std::int64_t>(i) / dim % all;
     CHECK(out[i] == (head < heads + kv_heads ? rotated[i] : in[i]));
@@ -49,17 +46,16 @@ TEST_CASE("rotary: gradients") {
   for (const Shape& shape : {Shape{1, 1, 1, 2}, Shape{2, 3, 5, 6}}) {
     CAPTURE(shape.str());
     Tensor x = random_tensor(context, shape, DType::F64, 1).set_requires_grad(true);
-    CHECK(testing::gradcheck([](const auto& t) { return ops::rotary(t[0], 1e4, 3); }, {x}) == "");
+    CHECK(gradcheck([](const auto& t) { return ops::rotary(t[0], 1e4, 3); }, {x}) == "");
   }
   Tensor qkv = random_tensor(context, {2, 3, 8 * 6}, DType::F64, 2).set_requires_grad(true);
-  CHECK(testing::gradcheck([](const auto& t) { return ops::rotary_packed(t[0], 4, 2, 1e4); },
-                           {qkv}) == "");
+  CHECK(gradcheck([](const auto& t) { return ops::rotary_packed(t[0], 4, 2, 1e4); }, {qkv}) == "");
 }
 
 TEST_CASE("rotary: bf16 matches f32") {
   const auto context = Context::create();
-  CHECK(testing::compare_bf16([](const auto& t) { return ops::rotary(t[0], 1e4, 3); },
-                              {random_tensor(context, {2, 3, 5, 8}, DType::BF16, 1)}, 0.01) == "");
+  CHECK(compare_bf16([](const auto& t) { return ops::rotary(t[0], 1e4, 3); },
+                     {random_tensor(context, {2, 3, 5, 8}, DType::BF16, 1)}, 0.01) == "");
 }
 
 TEST_CASE("rotary: refuses invalid arguments") {
@@ -80,4 +76,4 @@ TEST_CASE("rotary: refuses invalid arguments") {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::test

@@ -5,11 +5,8 @@
 #include "core/ops/view.h"
 #include "tests/support/gradcheck.h"
 
-namespace tessera {
+namespace tessera::test {
 namespace {
-
-using testing::random_tensor;
-using testing::values_of;
 
 TEST_CASE("reshape shares storage and checks the element count") {
   const auto context = Context::create();
@@ -27,13 +24,13 @@ TEST_CASE("reshape shares storage and checks the element count") {
 TEST_CASE("views: gradients") {
   const auto context = Context::create();
   Tensor x = random_tensor(context, {5, 3}, DType::F64, 1).set_requires_grad(true);
-  CHECK(testing::gradcheck([](const auto& t) { return ops::reshape(t[0], {15}); }, {x}) == "");
+  CHECK(gradcheck([](const auto& t) { return ops::reshape(t[0], {15}); }, {x}) == "");
   // Two views of one tensor are added: their gradients meet in one buffer.
   const auto joined = [](const std::vector<Tensor>& t) {
     const Tensor h = ops::reshape(t[0], {5, 3});
     return ops::add(ops::reshape(h, {15}), ops::reshape(h, {15}));
   };
-  CHECK(testing::gradcheck(joined, {x}) == "");
+  CHECK(gradcheck(joined, {x}) == "");
 }
 
 TEST_CASE("a gradient shared through a reshape is copied before it is accumulated into") {
@@ -52,4 +49,4 @@ TEST_CASE("a gradient shared through a reshape is copied before it is accumulate
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::test

@@ -8,11 +8,8 @@
 #include "core/ops/norm.h"
 #include "tests/support/gradcheck.h"
 
-namespace tessera {
+namespace tessera::test {
 namespace {
-
-using testing::random_tensor;
-using testing::values_of;
 
 // A block with dropout and a residual connection, with its weights and input gradients.
 struct Block {
@@ -69,7 +66,7 @@ TEST_CASE("recompute passes the gradient check") {
   const auto context = Context::create();
   Block block(context, DType::F64);
   Tensor x = random_tensor(context, {3, 8}, DType::F64, 5).set_requires_grad(true);
-  CHECK(testing::gradcheck(
+  CHECK(gradcheck(
             [&](const std::vector<Tensor>& in) {
               return autograd::recompute([&](const Tensor& h) { return block(h); }, in[0]);
             },
@@ -164,4 +161,4 @@ TEST_CASE("recompute refuses invalid blocks") {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::test

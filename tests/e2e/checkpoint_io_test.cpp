@@ -7,6 +7,7 @@
 #include "tests/io/support.h"
 #include "tests/support/paths.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/text.h"
 
 namespace tessera::test {
 namespace {
@@ -33,14 +34,14 @@ TEST_CASE("saving and loading are benchmarked against plain writers and readers"
   CHECK(bytes > 4'000'000);
   for (const char* name : {"dd, 2 writers", "save, 2 ranks", "load, 2 ranks", "load, 3 ranks"}) {
     CAPTURE(name);
-    CHECK(said.find(std::string("| ") + name) != std::string::npos);
+    CHECK(holds(said, std::string("| ") + name));
     CHECK(rows.at(name)[0].at("bytes") == bytes);
     CHECK(rows.at(name)[0].at("seconds") > 0);
   }
   CHECK(rows.at("load, 2 ranks")[0].at("read_bytes") == bytes);
   CHECK(rows.at("load, 3 ranks")[0].at("read_bytes") > bytes);
   CHECK(result.at("train_saves").size() == 2);
-  CHECK(said.find("of the save (medians)") != std::string::npos);
+  CHECK(holds(said, "of the save (medians)"));
 }
 
 }  // namespace

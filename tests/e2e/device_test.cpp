@@ -9,16 +9,13 @@
 #include "tests/support/paths.h"
 
 using namespace tessera;
-using test::Arguments;
-using test::holds;
-using test::joined;
-using test::run_cli;
+using namespace tessera::test;
 
 namespace {
 
-const test::Variables kFibers = {{"TESSERA_CUDA_PLUGIN", test::fiber_plugin()}};
+const Variables kFibers = {{"TESSERA_CUDA_PLUGIN", fiber_plugin()}};
 
-Arguments train(const testing::Golden& golden, const std::string& run, int steps) {
+Arguments train(const Golden& golden, const std::string& run, int steps) {
   return {"train",
           "--run.out=" + run,
           "--model.init_from=" + golden.folder,
@@ -34,52 +31,47 @@ Arguments train(const testing::Golden& golden, const std::string& run, int steps
 }  // namespace
 
 TEST_CASE("a run moves from the CPU to a device, to two ranks there, and back") {
-  const test::TempDir dir;
-  const auto golden = testing::load_golden("gpt2-odd");
+  const TempDir dir;
+  const auto golden = load_golden("gpt2-odd");
   const std::string reference = dir.file("cpu"), moved = dir.file("moved");
   REQUIRE(golden.batch % 3 == 0);
-  REQUIRE(run_cli(joined(train(golden, reference, 4), {"--train.device=cpu"})).code == 0);
+  run_to(0, joined(train(golden, reference, 4), {"--train.device=cpu"}));
   const Arguments devices[] = {{"--train.device=cpu"},
                                {"--train.device=cuda"},
                                {"--nproc=3", "--train.device=cuda"},
                                {"--train.device=cpu"}};
   for (int steps = 1; steps <= 4; ++steps) {
-    const auto result = run_cli(joined(train(golden, moved, steps), devices[steps - 1]), kFibers);
-    INFO(result.describe());
-    REQUIRE(result.code == 0);
+    const auto result = run_to(0, joined(train(golden, moved, steps), devices[steps - 1]), kFibers);
     const bool on_device = devices[steps - 1].back() == "--train.device=cuda";
     CHECK(holds(result.err, "cuda:0 (fibers on the host)") == on_device);
     CHECK(holds(result.err, "host-staged") == (devices[steps - 1].size() == 2));
   }
-  const auto want = test::read_metrics(reference).steps, got = test::read_metrics(moved).steps;
+  const auto want = read_metrics(reference).steps, got = read_metrics(moved).steps;
   REQUIRE(got.size() == want.size());
   for (std::size_t i = 0; i < got.size(); ++i) {
     CAPTURE(i);
-    CHECK(test::relative(std::stod(got[i].loss), std::stod(want[i].loss)) < 1e-6);
-    CHECK(test::relative(std::stod(got[i].grad_norm), std::stod(want[i].grad_norm)) < 1e-5);
+    CHECK(relative(std::stod(got[i].loss), std::stod(want[i].loss)) < 1e-6);
+    CHECK(relative(std::stod(got[i].grad_norm), std::stod(want[i].grad_norm)) < 1e-5);
   }
 }
 
 TEST_CASE("a run on a device is reproducible bit for bit, also when interrupted") {
-  const test::TempDir dir;
-  const auto golden = testing::load_golden("gpt2-odd");
+  const TempDir dir;
+  const auto golden = load_golden("gpt2-odd");
   const std::string whole = dir.file("whole"), parts = dir.file("parts");
   const auto run = [&](const std::string& out, int steps) {
-    const auto result =
-        run_cli(joined(train(golden, out, steps), {"--train.device=cuda"}), kFibers);
-    INFO(result.describe());
-    REQUIRE(result.code == 0);
+    run_to(0, joined(train(golden, out, steps), {"--train.device=cuda"}), kFibers);
   };
   run(whole, 3);
   run(parts, 1);
   run(parts, 3);
-  CHECK(test::read_metrics(whole).steps == test::read_metrics(parts).steps);
+  CHECK(read_metrics(whole).steps == read_metrics(parts).steps);
 }
 
 namespace {
 
-test::Variables limited(std::int64_t bytes) {
-  test::Variables variables = kFibers;
+Variables limited(std::int64_t bytes) {
+  Variables variables = kFibers;
   variables["TESSERA_FIBER_MEMORY"] = std::to_string(bytes);
   return variables;
 }
@@ -87,12 +79,10 @@ test::Variables limited(std::int64_t bytes) {
 }  // namespace
 
 TEST_CASE("a run that exceeds any device memory is refused before it starts") {
-  const test::TempDir dir;
-  const auto golden = testing::load_golden("gpt2-tiny");
-  const auto result =
-      run_cli(joined(train(golden, dir.file("run"), 2), {"--train.device=cuda"}), limited(1000000));
-  INFO(result.describe());
-  CHECK(result.code == 5);
+  const TempDir dir;
+  const auto golden = load_golden("gpt2-tiny");
+  const auto result = run_to(5, joined(train(golden, dir.file("run"), 2), {"--train.device=cuda"}),
+                             limited(1000000));
   CHECK(holds(result.err, "this run needs up to "));
   CHECK(holds(result.err, "cuda:0 has 976.6 KiB; a rank's share: parameters "));
   CHECK(holds(result.err, "Nothing was started"));
@@ -100,13 +90,12 @@ TEST_CASE("a run that exceeds any device memory is refused before it starts") {
 }
 
 TEST_CASE("a device without enough memory: exit code 5, the request, the ledger and advice") {
-  const test::TempDir dir;
-  const auto golden = testing::load_golden("gpt2-tiny");
-  const auto result = run_cli(joined(train(golden, dir.file("run"), 2),
-                                     {"--train.device=cuda", "--train.memory_check=warn"}),
-                              limited(1000000));
-  INFO(result.describe());
-  CHECK(result.code == 5);
+  const TempDir dir;
+  const auto golden = load_golden("gpt2-tiny");
+  const auto result = run_to(5,
+                             joined(train(golden, dir.file("run"), 2),
+                                    {"--train.device=cuda", "--train.memory_check=warn"}),
+                             limited(1000000));
   CHECK(holds(result.err, "memory of fibers is exhausted"));
   CHECK(holds(result.err, "optimizer state"));
   const auto advice = result.err.find("to use less memory, set one or more of:");
@@ -119,46 +108,37 @@ TEST_CASE("a device without enough memory: exit code 5, the request, the ledger 
 }
 
 TEST_CASE("a head_dim beyond the GPU's limit is refused before any computation") {
-  const test::TempDir dir;
-  const auto golden = testing::load_golden("gpt2-odd");
-  const auto trained = run_cli(
+  const TempDir dir;
+  const auto golden = load_golden("gpt2-odd");
+  const auto trained = run_to(
+      2,
       {"train", "--nproc=2", "--data.train=" + golden.folder + "/tokens.bin", "--model.n_layer=1",
        "--model.n_embd=264", "--model.n_head=1", "--model.vocab_size=97", "--model.seq_len=4",
        "--train.global_batch=2", "--run.out=" + dir.file("none"), "--train.device=cuda"},
       kFibers);
-  INFO(trained.describe());
-  CHECK(trained.code == 2);
   CHECK(holds(trained.err, "is a head_dim of 264, and the GPU kernels support at most 256"));
   CHECK(holds(trained.err, "compute on the CPU (--train.device cpu)"));
 }
 
 TEST_CASE("a missing device is named; without an explicit request the CPU is used") {
-  const test::TempDir dir;
-  const auto golden = testing::load_golden("gpt2-tiny");
-  const test::Variables absent = {{"TESSERA_CUDA_PLUGIN", dir.file("absent.so")}};
+  const TempDir dir;
+  const auto golden = load_golden("gpt2-tiny");
+  const Variables absent = {{"TESSERA_CUDA_PLUGIN", dir.file("absent.so")}};
   const auto asked =
-      run_cli(joined(train(golden, dir.file("a"), 1), {"--train.device=cuda"}), absent);
-  INFO(asked.describe());
-  CHECK(asked.code == 2);
+      run_to(2, joined(train(golden, dir.file("a"), 1), {"--train.device=cuda"}), absent);
   CHECK(holds(asked.err, "absent.so"));
   const auto beyond =
-      run_cli(joined(train(golden, dir.file("b"), 1), {"--train.device=cuda:9"}), kFibers);
-  INFO(beyond.describe());
-  CHECK(beyond.code == 2);
+      run_to(2, joined(train(golden, dir.file("b"), 1), {"--train.device=cuda:9"}), kFibers);
   CHECK(holds(beyond.err, "there is no cuda:9"));
   const auto other =
-      run_cli(joined(train(golden, dir.file("c"), 1), {"--nproc=2", "--train.device=gpu"}));
-  INFO(other.describe());
-  CHECK(other.code == 2);
+      run_to(2, joined(train(golden, dir.file("c"), 1), {"--nproc=2", "--train.device=gpu"}));
   CHECK(!holds(other.err, "rank"));
-  const auto silent = run_cli(train(golden, dir.file("d"), 1), absent);
-  INFO(silent.describe());
-  CHECK(silent.code == 0);
+  const auto silent = run_to(0, train(golden, dir.file("d"), 1), absent);
   CHECK(holds(silent.err, "note: training on the CPU; `tessera doctor` explains why"));
 }
 
 TEST_CASE("a model that doesn't fit: exit code 5, the ledger, and advice") {
-  const auto golden = testing::load_golden("gpt2-odd");
+  const auto golden = load_golden("gpt2-odd");
   const Arguments eval = {"eval",    golden.folder, "--data",   golden.folder + "/tokens.bin",
                           "--batch", "4",           "--device", "cuda"};
   const Arguments generate = {"generate", golden.folder, "--prompt-tokens", "3", "1",
@@ -166,7 +146,6 @@ TEST_CASE("a model that doesn't fit: exit code 5, the ledger, and advice") {
   for (const Arguments& words : {eval, generate}) {
     for (const std::int64_t bytes : {10'000, 300'000}) {  // limits hit by weights, by activations
       const auto result = run_cli(words, limited(bytes));
-      INFO(result.describe());
       if (result.code == 0) continue;
       CHECK(result.code == 5);
       CHECK(holds(result.err, "memory of fibers is exhausted"));
@@ -179,12 +158,10 @@ TEST_CASE("a model that doesn't fit: exit code 5, the ledger, and advice") {
 }
 
 TEST_CASE("a model evaluates and generates on a device as on the CPU") {
-  const auto golden = testing::load_golden("gpt2-odd");
+  const auto golden = load_golden("gpt2-odd");
   const auto both = [&](const Arguments& words, const std::string& key) {
     const auto read = [&](const std::string& device) {
-      const auto result = run_cli(joined(words, {"--device", device, "--json"}), kFibers);
-      INFO(result.describe());
-      REQUIRE(result.code == 0);
+      const auto result = run_to(0, joined(words, {"--device", device, "--json"}), kFibers);
       return nlohmann::json::parse(result.out).at(key);
     };
     return std::pair{read("cpu"), read("cuda")};
@@ -193,7 +170,7 @@ TEST_CASE("a model evaluates and generates on a device as on the CPU") {
                                    "--seq-len", std::to_string(golden.seq), "--max-rows", "5"},
                                   "loss");
   const double want = cpu, got = fibers;
-  CHECK(test::relative(got, want) < 1e-6);
+  CHECK(relative(got, want) < 1e-6);
   const auto [tokens, drawn] = both({"generate", golden.folder, "--prompt-tokens", "3", "1", "4",
                                      "--max-new-tokens", "12", "--top-k", "9"},
                                     "tokens");

@@ -10,8 +10,7 @@
 #include "tests/support/safetensors_reader.h"
 
 using namespace tessera;
-using test::Arguments;
-using test::run_cli;
+using namespace tessera::test;
 
 namespace {
 
@@ -24,42 +23,36 @@ struct Setting {
   std::string precision = "fp32";
 };
 
-Arguments command(const testing::Golden& golden, const Setting& setting, const std::string& run,
+Arguments command(const Golden& golden, const Setting& setting, const std::string& run,
                   const std::string& weights) {
   Arguments words = {"train"};
   if (setting.world > 1) words = {"train", "--nproc", std::to_string(setting.world)};
   const auto text = [](auto value) { return fmt::format("{}", value); };
-  return test::joined(
-      words, {"--run.out=" + run,
-              "--model.init_from=" + weights,
-              "--data.train=" + golden.folder + "/tokens.bin",
-              "--data.order=sequential",
-              "--model.seq_len=" + text(golden.seq),
-              "--train.global_batch=" + text(golden.batch),
-              "--train.micro_batch=" + text(setting.micro_batch),
-              "--train.steps=" + text(golden.steps),
-              "--train.precision=" + setting.precision,
-              "--train.recompute=" + setting.recompute,
-              "--shard.mode=" + setting.mode,
-              "--comm.backend=" + std::string(setting.recompute == "none" ? "auto" : "gloo"),
-              "--optim.schedule=constant",
-              "--optim.warmup_steps=0",
-              "--optim.lr=" + text(golden.lr),
-              "--optim.beta1=" + text(golden.beta1),
-              "--optim.beta2=" + text(golden.beta2),
-              "--optim.eps=" + text(golden.eps),
-              "--optim.weight_decay=" + text(golden.weight_decay),
-              "--optim.clip_norm=" + text(golden.clip_norm)});
+  return joined(words,
+                {"--run.out=" + run,
+                 "--model.init_from=" + weights,
+                 "--data.train=" + golden.folder + "/tokens.bin",
+                 "--data.order=sequential",
+                 "--model.seq_len=" + text(golden.seq),
+                 "--train.global_batch=" + text(golden.batch),
+                 "--train.micro_batch=" + text(setting.micro_batch),
+                 "--train.steps=" + text(golden.steps),
+                 "--train.precision=" + setting.precision,
+                 "--train.recompute=" + setting.recompute,
+                 "--shard.mode=" + setting.mode,
+                 "--comm.backend=" + std::string(setting.recompute == "none" ? "auto" : "gloo"),
+                 "--optim.schedule=constant",
+                 "--optim.warmup_steps=0",
+                 "--optim.lr=" + text(golden.lr),
+                 "--optim.beta1=" + text(golden.beta1),
+                 "--optim.beta2=" + text(golden.beta2),
+                 "--optim.eps=" + text(golden.eps),
+                 "--optim.weight_decay=" + text(golden.weight_decay),
+                 "--optim.clip_norm=" + text(golden.clip_norm)});
 }
 
-// Exactly zero gradients: AdamW scales their rounding noise up to full steps.
-double weight_bound(const std::string& set, const std::string& name) {
-  return set == "gpt2-tiny" && name.ends_with(".bias") ? 2e-3 : 5e-5;
-}
-
-void check_weights(const testing::Golden& golden, const std::string& set,
-                   const std::string& model) {
-  const test::SafetensorsReader reader(model + "/model.safetensors");
+void check_weights(const Golden& golden, const std::string& model) {
+  const SafetensorsReader reader(model + "/model.safetensors");
   CHECK(reader.header().tensors.size() == golden.after.size());
   for (const auto& after : golden.after) {
     const std::string& name = after.first;
@@ -70,7 +63,7 @@ void check_weights(const testing::Golden& golden, const std::string& set,
     std::vector<float> values(expected.size());
     REQUIRE(numel(entry->shape) == static_cast<std::int64_t>(values.size()));
     reader.read(entry->name, 0, numel(entry->shape), values.data(), DType::F32);
-    CHECK(testing::relative_error(values, expected) < weight_bound(set, name));
+    CHECK(relative_error(values, expected) < golden.tolerance(name));
   }
 }
 
@@ -78,7 +71,7 @@ void check_weights(const testing::Golden& golden, const std::string& set,
 
 // golden_threads_test.cpp covers all combinations in one process.
 TEST_CASE("runs and their exported weights match the reference, in float32 and bf16") {
-  const test::TempDir dir;
+  const TempDir dir;
   const Setting settings[] = {{"gpt2-tiny", 1},
                               {"gpt2-tiny", 2, "full", "block", 1},
                               {"gpt2-tiny", 4, "none"},
@@ -87,54 +80,45 @@ TEST_CASE("runs and their exported weights match the reference, in float32 and b
                               {"gpt2-odd", 3, "none", "none", 0, "bf16"}};
   int number = 0;
   for (const Setting& setting : settings) {
-    const auto golden = testing::load_golden(setting.set);
+    const auto golden = load_golden(setting.set);
     const bool exact = setting.precision == "fp32";
     const std::string run = dir.file(std::to_string(number++));
     INFO(fmt::format("{} world {} mode {} recompute {} micro_batch {} {}", setting.set,
                      setting.world, setting.mode, setting.recompute, setting.micro_batch,
                      setting.precision));
-    const auto trained = run_cli(command(golden, setting, run, golden.folder));
-    INFO(trained.describe());
-    REQUIRE(trained.code == 0);
-    const auto metrics = test::read_metrics(run).steps;
+    run_to(0, command(golden, setting, run, golden.folder));
+    const auto metrics = read_metrics(run).steps;
     REQUIRE(metrics.size() == golden.loss.size());
     for (std::size_t i = 0; i < metrics.size(); ++i) {
       CAPTURE(i);
-      CHECK(test::relative(std::stod(metrics[i].loss), golden.loss[i]) < (exact ? 1e-6 : 5e-3));
-      if (exact) CHECK(test::relative(std::stod(metrics[i].grad_norm), golden.grad_norm[i]) < 5e-6);
+      CHECK(relative(std::stod(metrics[i].loss), golden.loss[i]) < (exact ? 1e-6 : 5e-3));
+      if (exact) CHECK(relative(std::stod(metrics[i].grad_norm), golden.grad_norm[i]) < 5e-6);
     }
     if (!exact) continue;
-    const auto consolidated = run_cli({"consolidate", run, run + "-model"});
-    INFO(consolidated.describe());
-    REQUIRE(consolidated.code == 0);
-    check_weights(golden, setting.set, run + "-model");
+    run_to(0, {"consolidate", run, run + "-model"});
+    check_weights(golden, run + "-model");
   }
 }
 
 TEST_CASE("a consolidated model evaluates like the run's checkpoint, and starts a new run") {
-  const test::TempDir dir;
-  const auto golden = testing::load_golden("gpt2-odd");
+  const TempDir dir;
+  const auto golden = load_golden("gpt2-odd");
   const Setting setting{"gpt2-odd", 3};
   const std::string run = dir.file("run"), model = dir.file("model");
-  REQUIRE(run_cli(command(golden, setting, run, golden.folder)).code == 0);
-  REQUIRE(run_cli({"consolidate", run, model}).code == 0);
+  run_to(0, command(golden, setting, run, golden.folder));
+  run_to(0, {"consolidate", run, model});
   const auto evaluate = [&](const std::string& what) {
-    const auto result =
-        run_cli({"eval", what, "--data", golden.folder + "/tokens.bin", "--seq-len",
-                 std::to_string(golden.seq), "--max-rows", std::to_string(golden.batch), "--json"});
-    INFO(result.describe());
-    REQUIRE(result.code == 0);
+    const auto result = run_to(
+        0, {"eval", what, "--data", golden.folder + "/tokens.bin", "--seq-len",
+            std::to_string(golden.seq), "--max-rows", std::to_string(golden.batch), "--json"});
     return nlohmann::json::parse(result.out).at("loss").get<double>();
   };
   const double loss = evaluate(model);
   CHECK(loss == evaluate(run));
   // The first batch is step 0's training batch.
   CHECK(loss < golden.loss[0]);
-  CHECK(test::relative(evaluate(golden.folder), golden.loss[0]) < 1e-6);
+  CHECK(relative(evaluate(golden.folder), golden.loss[0]) < 1e-6);
 
-  const auto result = run_cli(command(golden, setting, dir.file("again"), model));
-  INFO(result.describe());
-  REQUIRE(result.code == 0);
-  CHECK(test::relative(std::stod(test::read_metrics(dir.file("again")).steps.at(0).loss), loss) <
-        1e-6);
+  run_to(0, command(golden, setting, dir.file("again"), model));
+  CHECK(relative(std::stod(read_metrics(dir.file("again")).steps.at(0).loss), loss) < 1e-6);
 }

@@ -14,17 +14,18 @@
 #include "core/autograd/autograd.h"
 #include "core/base/device_backend.h"
 #include "core/base/plugin.h"
+#include "tests/support/cli.h"
 #include "tests/support/golden.h"
 #include "tests/support/on_threads.h"
 #include "tests/support/paths.h"
 #include "tools/tessera/train/trainer.h"
 
 using namespace tessera;
+using namespace tessera::test;
 
 namespace {
 
 struct Setting {
-  std::string set;
   int world = 1;
   comm::ShardMode mode = comm::ShardMode::Full;
   bool recompute = false;
@@ -37,7 +38,7 @@ struct Setting {
 
 /// The fibers, and the GPU backend in TESSERA_TEST_CUDA_PLUGIN, if set.
 std::vector<std::string> plugins() {
-  std::vector<std::string> result = {test::fiber_plugin()};
+  std::vector<std::string> result = {fiber_plugin()};
   const char* gpu = std::getenv("TESSERA_TEST_CUDA_PLUGIN");  // NOLINT(concurrency-mt-unsafe)
   if (gpu != nullptr && *gpu != '\0') result.emplace_back(gpu);
   return result;
@@ -50,13 +51,13 @@ ContextOptions context_options(const std::string& plugin, int rank) {
 
 /// Tolerance on a GPU, whose summation order and exponentials differ.
 double bound(const std::string& plugin, double of_host, DType compute = DType::F32) {
-  if (plugin.empty() || plugin == test::fiber_plugin()) return of_host;
+  if (plugin.empty() || plugin == fiber_plugin()) return of_host;
   return std::max(of_host, compute == DType::BF16 ? 2e-2 : 1e-4);
 }
 
 /// Number of host synchronizations on fiber devices.
 std::uint64_t waits_for_fibers() {
-  static const Plugin fibers("fibers", "", nullptr, test::fiber_plugin());
+  static const Plugin fibers("fibers", "", nullptr, fiber_plugin());
   return fibers.symbol<std::uint64_t (*)()>("tessera_fiber_waits")();
 }
 
@@ -82,7 +83,7 @@ void collect(comm::ShardedModel& sharded, Outcome& outcome, std::mutex& mutex) {
   }
 }
 
-Outcome train(const testing::Golden& golden, const Setting& setting) {
+Outcome train(const Golden& golden, const Setting& setting) {
   Outcome outcome;
   std::mutex mutex;
   auto group = std::make_shared<comm::ThreadGroup>(setting.world);
@@ -126,28 +127,20 @@ Outcome train(const testing::Golden& golden, const Setting& setting) {
       CHECK(context->ledger().usage(MemoryCategory::Gathered).current == 0);
     }
   };
-  test::on_threads(setting.world, rank_main);
+  on_threads(setting.world, rank_main);
   return outcome;
 }
 
-double relative(double actual, double expected) {
-  return std::abs(actual - expected) / std::abs(expected);
-}
-
-// Exactly zero gradients: AdamW scales their rounding noise up to full steps.
-bool is_noisy(const std::string& name, const std::string& set) {
-  return set == "gpt2-tiny" && name.size() > 5 && name.substr(name.size() - 5) == ".bias";
-}
-
-std::vector<Setting> settings(const std::string& set, std::int64_t batch) {
+std::vector<Setting> settings(std::int64_t batch) {
   std::vector<Setting> result;
   for (const int world : {1, 2, 3, 4}) {
     if (batch % world != 0) continue;
     for (const auto mode : {comm::ShardMode::Full, comm::ShardMode::None}) {
+      result.push_back({world, mode, false, 0, DType::BF16});
       for (const bool recompute : {false, true}) {
         for (const std::int64_t micro : {std::int64_t{0}, std::int64_t{1}}) {
           if (micro == 1 && batch / world == 1) continue;
-          result.push_back({set, world, mode, recompute, micro, DType::F32});
+          result.push_back({world, mode, recompute, micro, DType::F32});
         }
       }
     }
@@ -155,39 +148,47 @@ std::vector<Setting> settings(const std::string& set, std::int64_t batch) {
   return result;
 }
 
+// Trains, and compares with the reference: in bf16 without the weights.
+void check_training(const Golden& golden, const Setting& setting) {
+  CAPTURE(golden.folder);
+  CAPTURE(setting.plugin);
+  CAPTURE(setting.world);
+  CAPTURE((setting.mode == comm::ShardMode::Full ? "full" : "none"));
+  CAPTURE(setting.recompute);
+  CAPTURE(setting.micro_batch);
+  CAPTURE(dtype_name(setting.compute));
+  const bool exact = setting.compute == DType::F32;
+  const Outcome outcome = train(golden, setting);
+  REQUIRE(outcome.loss.size() == golden.loss.size());
+  for (std::size_t i = 0; i < golden.loss.size(); ++i) {
+    CAPTURE(i);
+    CHECK(relative(outcome.loss[i], golden.loss[i]) <
+          bound(setting.plugin, exact ? 1e-6 : 5e-3, setting.compute));
+    CHECK(relative(outcome.grad_norm[i], golden.grad_norm[i]) <
+          bound(setting.plugin, exact ? 5e-6 : 2e-2, setting.compute));
+  }
+  if (!exact) return;
+  REQUIRE(outcome.weights.size() == golden.after.size());
+  for (const auto& expected : golden.after) {
+    const std::string& name = expected.first;
+    CAPTURE(name);
+    CHECK(relative_error(outcome.weights.at(name), expected.second) <
+          bound(setting.plugin, golden.tolerance(name)));
+  }
+}
+
 }  // namespace
 
-TEST_CASE("float32 training matches the float64 reference at every world size, mode and split") {
-  for (const std::string set : {"gpt2-tiny", "gpt2-odd"}) {
-    const auto golden = testing::load_golden(set);
-    for (const Setting& setting : settings(set, golden.batch)) {
-      CAPTURE(set);
-      CAPTURE(setting.world);
-      CAPTURE((setting.mode == comm::ShardMode::Full ? "full" : "none"));
-      CAPTURE(setting.recompute);
-      CAPTURE(setting.micro_batch);
-      const Outcome outcome = train(golden, setting);
-      REQUIRE(outcome.loss.size() == golden.loss.size());
-      for (std::size_t i = 0; i < golden.loss.size(); ++i) {
-        CAPTURE(i);
-        CHECK(relative(outcome.loss[i], golden.loss[i]) < 1e-6);
-        CHECK(relative(outcome.grad_norm[i], golden.grad_norm[i]) < 5e-6);
-      }
-      REQUIRE(outcome.weights.size() == golden.after.size());
-      for (const auto& expected : golden.after) {
-        const std::string& name = expected.first;
-        CAPTURE(name);
-        CHECK(testing::relative_error(outcome.weights.at(name), expected.second) <
-              (is_noisy(name, set) ? 2e-3 : 5e-5));
-      }
-    }
+TEST_CASE("training matches the float64 reference at every world size, mode and split") {
+  for (const char* set : {"gpt2-tiny", "gpt2-odd"}) {
+    const auto golden = load_golden(set);
+    for (const Setting& setting : settings(golden.batch)) check_training(golden, setting);
   }
 }
 
 TEST_CASE("the host synchronizes with a device once per step") {
-  const auto golden = testing::load_golden("gpt2-odd");
-  Setting setting{"gpt2-odd", 1,           comm::ShardMode::Full, true,
-                  1,          DType::BF16, test::fiber_plugin(),  DType::BF16};
+  const auto golden = load_golden("gpt2-odd");
+  Setting setting{1, comm::ShardMode::Full, true, 1, DType::BF16, fiber_plugin(), DType::BF16};
   setting.dropout = 0.1F;
   const Outcome outcome = train(golden, setting);
   REQUIRE(outcome.waits.size() >= 3);
@@ -197,50 +198,14 @@ TEST_CASE("the host synchronizes with a device once per step") {
 TEST_CASE("the CUDA kernels match the reference over whole runs") {
   for (const std::string& plugin : plugins()) {
     for (const std::string set : {"gpt2-tiny", "gpt2-odd"}) {
-      const auto golden = testing::load_golden(set);
+      const auto golden = load_golden(set);
       for (const DType compute : {DType::F32, DType::BF16}) {
         for (const int world : {1, static_cast<int>(golden.batch)}) {
-          CAPTURE(plugin);
-          CAPTURE(set);
-          CAPTURE(dtype_name(compute));
-          CAPTURE(world);
-          const bool exact = compute == DType::F32;
           // Skipped on fibers to save time.
-          if (plugin == test::fiber_plugin() && world > 1 && set == "gpt2-tiny") continue;
-          const bool small = world == 1 && exact;  // with recompute and micro-batches
-          const Outcome outcome = train(
-              golden, {set, world, comm::ShardMode::Full, small, small ? 1 : 0, compute, plugin});
-          REQUIRE(outcome.loss.size() == golden.loss.size());
-          for (std::size_t i = 0; i < golden.loss.size(); ++i) {
-            CAPTURE(i);
-            CHECK(relative(outcome.loss[i], golden.loss[i]) <
-                  bound(plugin, exact ? 1e-6 : 5e-3, compute));
-            CHECK(relative(outcome.grad_norm[i], golden.grad_norm[i]) <
-                  bound(plugin, exact ? 5e-6 : 2e-2, compute));
-          }
-          if (!exact) continue;
-          for (const auto& expected : golden.after) {
-            const std::string& name = expected.first;
-            CAPTURE(name);
-            CHECK(testing::relative_error(outcome.weights.at(name), expected.second) <
-                  bound(plugin, is_noisy(name, set) ? 2e-3 : 5e-5));
-          }
-        }
-      }
-    }
-  }
-}
-
-TEST_CASE("bf16 training matches the reference losses") {
-  for (const std::string set : {"gpt2-tiny", "gpt2-odd"}) {
-    const auto golden = testing::load_golden(set);
-    for (const int world : {1, static_cast<int>(golden.batch)}) {
-      for (const auto mode : {comm::ShardMode::Full, comm::ShardMode::None}) {
-        CAPTURE(set);
-        CAPTURE(world);
-        const Outcome outcome = train(golden, {set, world, mode, false, 0, DType::BF16});
-        for (std::size_t i = 0; i < golden.loss.size(); ++i) {
-          CHECK(relative(outcome.loss[i], golden.loss[i]) < 5e-3);
+          if (plugin == fiber_plugin() && world > 1 && set == "gpt2-tiny") continue;
+          const bool small = world == 1 && compute == DType::F32;
+          check_training(golden,
+                         {world, comm::ShardMode::Full, small, small ? 1 : 0, compute, plugin});
         }
       }
     }
@@ -249,11 +214,11 @@ TEST_CASE("bf16 training matches the reference losses") {
 
 TEST_CASE("bf16 master weights match the reference losses, and round alike with any sharding") {
   for (const std::string set : {"gpt2-tiny", "gpt2-odd"}) {
-    const auto golden = testing::load_golden(set);
+    const auto golden = load_golden(set);
     for (const int world : {1, static_cast<int>(golden.batch)}) {
       CAPTURE(set);
       CAPTURE(world);
-      Setting setting{set, world, comm::ShardMode::Full, false, 0, DType::BF16};
+      Setting setting{world, comm::ShardMode::Full, false, 0, DType::BF16};
       setting.master = DType::BF16;
       const Outcome full = train(golden, setting);
       for (std::size_t i = 0; i < golden.loss.size(); ++i)
@@ -268,9 +233,9 @@ TEST_CASE("bf16 master weights match the reference losses, and round alike with 
     }
   }
   // On a device, where the update is fused.
-  const auto golden = testing::load_golden("gpt2-odd");
+  const auto golden = load_golden("gpt2-odd");
   for (const std::string& plugin : plugins()) {
-    Setting setting{"gpt2-odd", 1, comm::ShardMode::Full, false, 0, DType::BF16, plugin};
+    Setting setting{1, comm::ShardMode::Full, false, 0, DType::BF16, plugin};
     setting.master = DType::BF16;
     const Outcome outcome = train(golden, setting);
     for (std::size_t i = 0; i < golden.loss.size(); ++i)
@@ -281,7 +246,7 @@ TEST_CASE("bf16 master weights match the reference losses, and round alike with 
 TEST_CASE("logits and all gradients match the reference") {
   for (const std::string set : {"gpt2-tiny", "gpt2-odd"}) {
     CAPTURE(set);
-    const auto golden = testing::load_golden(set);
+    const auto golden = load_golden(set);
     auto places = plugins();
     places.emplace_back();
     for (const std::string& plugin : places) {
@@ -298,8 +263,7 @@ TEST_CASE("logits and all gradients match the reference") {
       {
         const NoGradGuard no_grad(*context);
         const Tensor logits = model.logits(tokens, {});
-        CHECK(testing::relative_error(logits.to_vector<float>(), golden.logits) <
-              bound(plugin, 5e-6));
+        CHECK(relative_error(logits.to_vector<float>(), golden.logits) < bound(plugin, 5e-6));
       }
       for (const bool recompute : {false, true}) {
         for (Parameter* p : model.parameters()) p->tensor.zero_grad();
@@ -309,8 +273,8 @@ TEST_CASE("logits and all gradients match the reference") {
         CHECK(relative(loss.item(), golden.loss[0]) < bound(plugin, 1e-6));
         for (Parameter* p : model.parameters()) {
           CAPTURE(p->name);
-          CHECK(testing::relative_error(p->tensor.grad().to_vector<float>(),
-                                        golden.gradients.at(p->name)) < bound(plugin, 5e-6));
+          CHECK(relative_error(p->tensor.grad().to_vector<float>(), golden.gradients.at(p->name)) <
+                bound(plugin, 5e-6));
         }
       }
     }

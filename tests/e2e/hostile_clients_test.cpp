@@ -23,21 +23,19 @@ std::string variable(pid_t process, const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("hundreds of hostile clients during training: none joins, and the losses are the same") {
+TEST_CASE_FIXTURE(
+    InMemory,
+    "hundreds of hostile clients during training: none joins, and the losses are the same") {
   int world = 0;
   for (const int n : {2, 3, 4}) {
     SUBCASE(fmt::format("{} ranks", n).c_str()) { world = n; }
   }
   if (world == 0) return;
   constexpr int kSteps = 400, kLeast = 300;
-  const TempDir dir{TempDir::in_memory()};
-  const std::string text = dir.write("text.txt", make_text(2000));
   const auto command = [&](const std::string& run) {
     return joined(small_run(text, dir.file(run), world, kSteps), {"--train.global_batch=12"});
   };
-  const auto quiet = run_cli(command("quiet"));
-  INFO(quiet.describe());
-  REQUIRE(quiet.code == 0);
+  run_to(0, command("quiet"));
 
   CliProcess process(joined(command("attacked"), {"--checkpoint.every=20"}));
   REQUIRE(process.wait_for("step   1/"));
@@ -64,9 +62,7 @@ TEST_CASE("hundreds of hostile clients during training: none joins, and the loss
   }
   for (const comm::FileDescriptor& fd : open) leave(fd, attack);
   open.clear();
-  const auto result = process.wait(60s);
-  INFO(result.describe());
-  CHECK(result.code == 0);
+  end_of(process, 0);
   CHECK(attack.made.load() >= kLeast);
   CHECK(attack.refused.load() > kLeast / 10);
   CHECK(attack.joined.load() == 0);

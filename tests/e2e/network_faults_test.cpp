@@ -11,15 +11,9 @@
 #include "tests/support/virtual_network.h"
 
 using namespace tessera;
+using namespace tessera::test;
 using namespace std::chrono_literals;
 using std::chrono::milliseconds;
-using test::CliProcess;
-using test::CliResult;
-using test::joined;
-using test::kSlack;
-using test::run_cli;
-using test::small_run;
-using test::VirtualNetwork;
 using Clock = std::chrono::steady_clock;
 
 namespace {
@@ -33,21 +27,16 @@ constexpr milliseconds kWholeRun = 100s * kSlack;
 std::unique_ptr<VirtualNetwork> make_network(int hosts) {
   try {
     return std::make_unique<VirtualNetwork>(hosts);
-  } catch (const test::NoVirtualNetwork& error) {
+  } catch (const NoVirtualNetwork& error) {
     MESSAGE("skipped: no virtual network here: " << error.what()
                                                  << "; run it as root, with /dev/net/tun");
     return nullptr;
   }
 }
 
-struct Fixture {
-  test::TempDir dir{test::TempDir::in_memory()};
-  std::string text = dir.write("text.txt", test::make_text(2000));
-};
-
 class Run {
  public:
-  Run(VirtualNetwork& network, int world, test::Arguments arguments)
+  Run(VirtualNetwork& network, int world, Arguments arguments)
       : network_(network), world_(world), arguments_(std::move(arguments)) {
     for (int rank = 0; rank < world; ++rank) start(rank);
   }
@@ -72,13 +61,13 @@ class Run {
                  {"--rank", std::to_string(rank), "--world-size", std::to_string(world_), "--rdzv",
                   VirtualNetwork::address(0) + ":23456",
                   "--comm.bind=" + VirtualNetwork::address(0), "--comm.backend=gloo"}),
-          test::Variables{{"TESSERA_TOKEN", "the secret of these ranks"}}));
+          Variables{{"TESSERA_TOKEN", "the secret of these ranks"}}));
     });
   }
 
   VirtualNetwork& network_;
   const int world_;
-  const test::Arguments arguments_;
+  const Arguments arguments_;
   std::vector<std::unique_ptr<CliProcess>> ranks_;
 };
 
@@ -109,19 +98,19 @@ void check_ends(const std::vector<CliResult>& results, int victim) {
     CAPTURE(culprits);
     const std::string named = fmt::format("rank {} (host{}, pid ", victim, victim);
     if (rank == victim) {
-      CHECK(culprits.find("culprit=rank ") != std::string::npos);
-      CHECK(culprits.find(named) == std::string::npos);
+      CHECK(holds(culprits, "culprit=rank "));
+      CHECK_FALSE(holds(culprits, named));
     } else {
-      CHECK(culprits.find("culprit=" + named) != std::string::npos);
-      CHECK(culprits.find(", rank ") == std::string::npos);
+      CHECK(holds(culprits, "culprit=" + named));
+      CHECK_FALSE(holds(culprits, ", rank "));
     }
-    CHECK(result.err.find("bug") == std::string::npos);
+    CHECK_FALSE(holds(result.err, "bug"));
   }
 }
 
 }  // namespace
 
-TEST_CASE_FIXTURE(Fixture, "a rank whose network is cut is named by all others, and all end") {
+TEST_CASE_FIXTURE(InMemory, "a rank whose network is cut is named by all others, and all end") {
   struct Fault {
     int world, victim;
     std::string every;  // steps between saves; 1: mostly within saves
@@ -149,9 +138,7 @@ TEST_CASE_FIXTURE(Fixture, "a rank whose network is cut is named by all others, 
     MESSAGE(fmt::format("world {}, rank {} cut off: all exited after {:.1f} s", fault.world,
                         fault.victim,
                         std::chrono::duration<double>(Clock::now() - cut_at).count()));
-    const auto verified = run_cli({"checkpoint", "verify", out});
-    INFO(verified.describe());
-    CHECK(verified.code == 0);
+    run_to(0, {"checkpoint", "verify", out});
   }
 }
 
@@ -170,14 +157,14 @@ void check_apart(const std::vector<CliResult>& results, const std::string& why) 
     CHECK(culprit == fault_line(results[0]).substr(fault_line(results[0]).find(" culprit=")));
     CHECK((culprit.starts_with(" culprit=rank 1 (host1, pid ") ||
            culprit.starts_with(" culprit=rank 2 (host2, pid ")));
-    CHECK_FALSE(test::holds(culprit.substr(0, culprit.find(" action=")), "rank 0"));
-    CHECK(test::holds(line, why));
+    CHECK_FALSE(holds(culprit.substr(0, culprit.find(" action=")), "rank 0"));
+    CHECK(holds(line, why));
   }
 }
 
 }  // namespace
 
-TEST_CASE_FIXTURE(Fixture, "if two ranks lose their connection, all ranks name the same one") {
+TEST_CASE_FIXTURE(InMemory, "if two ranks lose their connection, all ranks name the same one") {
   auto network = make_network(3);
   if (!network) return;
   const std::string out = dir.file("run");
@@ -187,10 +174,10 @@ TEST_CASE_FIXTURE(Fixture, "if two ranks lose their connection, all ranks name t
   REQUIRE(run.rank(0).wait_for("saved"));
   network->cut_between(1, 2);
   check_apart(run.wait(Clock::now() + kAllGone), " within 6 s");
-  CHECK(run_cli({"checkpoint", "verify", out}).code == 0);
+  run_to(0, {"checkpoint", "verify", out});
 }
 
-TEST_CASE_FIXTURE(Fixture, "if two ranks can't connect, all ranks name the same one") {
+TEST_CASE_FIXTURE(InMemory, "if two ranks can't connect, all ranks name the same one") {
   auto network = make_network(3);
   if (!network) return;
   network->cut_between(1, 2);
@@ -201,7 +188,7 @@ TEST_CASE_FIXTURE(Fixture, "if two ranks can't connect, all ranks name the same 
   check_apart(run.wait(started + 8s + 20s * kSlack), "could not connect to rank ");
 }
 
-TEST_CASE_FIXTURE(Fixture,
+TEST_CASE_FIXTURE(InMemory,
                   "an unreachable rank is reported at the start by all ranks, including itself") {
   for (const int victim : {1, 0}) {
     CAPTURE(victim);
@@ -219,21 +206,21 @@ TEST_CASE_FIXTURE(Fixture,
       const CliResult& result = results[static_cast<std::size_t>(rank)];
       CHECK(result.in_time);
       CHECK(result.code == kComm);
-      CHECK(fault_line(result).find("E041") != std::string::npos);
+      CHECK(holds(fault_line(result), "E041"));
       if (victim == 0 && rank == 0) {
-        CHECK(result.err.find("missing: ranks 1, 2") != std::string::npos);
+        CHECK(holds(result.err, "missing: ranks 1, 2"));
       } else if (victim == 0 || rank == victim) {
-        CHECK(result.err.find("no store answered at 10.77.0.1:23456") != std::string::npos);
-        CHECK(fault_line(result).find(" culprit=rank 0 action=") != std::string::npos);
+        CHECK(holds(result.err, "no store answered at 10.77.0.1:23456"));
+        CHECK(holds(fault_line(result), " culprit=rank 0 action="));
       } else {
-        CHECK(result.err.find("missing: rank 1") != std::string::npos);
+        CHECK(holds(result.err, "missing: rank 1"));
       }
     }
     CHECK_FALSE(std::filesystem::exists(dir.file("run")));
   }
 }
 
-TEST_CASE_FIXTURE(Fixture, "a temporary network disturbance changes nothing") {
+TEST_CASE_FIXTURE(InMemory, "a temporary network disturbance changes nothing") {
   constexpr int kSteps = 60;  // more than complete during the disturbance
   const auto arguments = [&](const std::string& out, int heartbeat_timeout = 4) {
     return joined(small_run(text, out, 1, kSteps),
@@ -275,6 +262,6 @@ TEST_CASE_FIXTURE(Fixture, "a temporary network disturbance changes nothing") {
     INFO(all_of(results));
     CHECK(went_on);
     for (const CliResult& result : results) REQUIRE(result.code == 0);
-    CHECK(test::read_metrics(out) == test::read_metrics(undisturbed));
+    CHECK(read_metrics(out) == read_metrics(undisturbed));
   }
 }

@@ -5,37 +5,31 @@
 #include <unistd.h>
 
 #include <csignal>
-#include <nlohmann/json.hpp>
-#include <thread>
 
 #include "tests/e2e/small_run.h"
 #include "tests/support/meeting_port.h"
 
 using namespace tessera;
-using std::chrono::milliseconds;
-using test::CliProcess;
-using test::joined;
-using test::run_cli;
-using test::small_run;
+using namespace tessera::test;
 
 namespace {
 
-struct Fixture {
-  test::TempDir dir{test::TempDir::in_memory()};
-  std::string text = dir.write("text.txt", test::make_text(2000));
+struct Reported : InMemory {
   std::string run = dir.file("run");
 
-  nlohmann::json report() const {
-    const auto result = run_cli({"run-report", run, "--json"});
-    INFO(result.describe());
-    REQUIRE(result.code == 0);
-    return nlohmann::json::parse(result.out);
+  nlohmann::json report() const { return json_of({"run-report", run}); }
+  nlohmann::json report(const std::string& state, int culprit) const {
+    const auto found = report();
+    INFO(found.dump(2));
+    CHECK(found.at("state") == state);
+    CHECK(found.at("culprits") == std::vector{culprit});
+    return found;
   }
 };
 
 }  // namespace
 
-TEST_CASE_FIXTURE(Fixture, "the report names a killed rank, and the others log why they ended") {
+TEST_CASE_FIXTURE(Reported, "the report names a killed rank, and the others log why they ended") {
   CliProcess process(joined(small_run(text, run, 3, 100'000),
                             {"--train.global_batch=3", "--checkpoint.every=20"}));
   REQUIRE(process.wait_for("saved"));
@@ -46,65 +40,45 @@ TEST_CASE_FIXTURE(Fixture, "the report names a killed rank, and the others log w
   const auto ranks = process.ranks();
   REQUIRE(ranks.size() == 3);
   ::kill(ranks.at(2), SIGKILL);
-  const auto ended = process.wait(std::chrono::seconds(30));
-  INFO(ended.describe());
-  CHECK(ended.code == 4);
+  end_of(process, 4);
 
-  const auto dead = report();
-  INFO(dead.dump(2));
-  CHECK(dead.at("state") == "killed");
-  CHECK(dead.at("culprits") == std::vector{2});
+  const auto dead = report("killed", 2);
   CHECK(dead.at("ranks").at(2).at("pid") == ranks.at(2));
   CHECK(dead.at("ranks").at(2).at("process") == "gone");
   CHECK(dead.at("ranks").at(2).at("last").at("sequence") > 0);
   CHECK(dead.at("checkpoint").at("step") >= 20);
 
-  const auto page = run_cli({"run-report", run});
-  INFO(page.describe());
-  CHECK(page.code == 0);
+  const auto page = run_to(0, {"run-report", run});
   CHECK(page.out.starts_with("rank 2 ("));
-  CHECK(page.out.find(fmt::format("pid {}) was killed in ", ranks.at(2))) != std::string::npos);
-  CHECK(page.out.find("tessera train --nproc 3 " + run + "/config.json") != std::string::npos);
+  CHECK(holds(page.out, fmt::format("pid {}) was killed in ", ranks.at(2))));
+  CHECK(holds(page.out, "tessera train --nproc 3 " + run + "/config.json"));
   std::string logs;
   for (const int rank : {0, 1}) logs += dir.read(fmt::format("run/logs/rank-{}.log", rank));
-  CHECK(logs.find("last collectives: rank") != std::string::npos);
+  CHECK(holds(logs, "last collectives: rank"));
 
   // The report's command resumes on fewer ranks; the new report covers only the new start.
-  const auto again = run_cli({"train", "--nproc", "2", run + "/config.json", "--train.steps=200",
-                              "--train.global_batch=4"});
-  INFO(again.describe());
-  CHECK(again.code == 0);
+  run_to(0, {"train", "--nproc", "2", run + "/config.json", "--train.steps=200",
+             "--train.global_batch=4"});
   const auto done = report();
   CHECK(done.at("state") == "done");
   CHECK(done.at("ranks").size() == 2);
   CHECK_FALSE(std::filesystem::exists(run + "/flight/rank-00002.bin"));
 }
 
-TEST_CASE_FIXTURE(Fixture, "a stopped rank is named while the others still wait for it") {
-  CliProcess process(joined(small_run(text, run, 2, 100'000), {"--checkpoint.every=0"}));
-  REQUIRE(process.wait_for("step      1/100000"));
-  const auto ranks = process.ranks();
-  REQUIRE(ranks.size() == 2);
-  ::kill(ranks.at(1), SIGSTOP);
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  nlohmann::json found;
-  do {
-    found = report();
-  } while (found.at("state") == "running" && std::chrono::steady_clock::now() < end);
-  INFO(found.dump(2));
-  CHECK(found.at("state") == "stopped");
-  CHECK(found.at("culprits") == std::vector{1});
-  process.signal_group(SIGKILL);
-  process.wait(std::chrono::seconds(10));
+TEST_CASE_FIXTURE(Reported, "a stopped rank is named while the others still wait for it") {
+  LongRun process(*this, 2);
+  ::kill(process.ranks().at(1), SIGSTOP);
+  wait_until([&] { return report().at("state") != "running"; });
+  report("stopped", 1);
 }
 
 namespace {
 
 // Ranks started by hand, with the same rendezvous address in every start.
-struct ByHand : Fixture {
-  std::string meeting = "127.0.0.1:" + test::meeting_port();
+struct ByHand : Reported {
+  std::string meeting = "127.0.0.1:" + meeting_port();
 
-  std::unique_ptr<CliProcess> start(int rank, int steps, const test::Arguments& more = {}) const {
+  std::unique_ptr<CliProcess> start(int rank, int steps, const Arguments& more = {}) const {
     const auto words = joined(small_run(text, run, 1, steps),
                               {"--rank", std::to_string(rank), "--world-size", "2", "--local-rank",
                                std::to_string(rank), "--rdzv", meeting});
@@ -112,11 +86,8 @@ struct ByHand : Fixture {
   }
   void train(int steps) const {
     const auto zero = start(0, steps), one = start(1, steps);
-    for (CliProcess* rank : {zero.get(), one.get()}) {
-      const auto ended = rank->wait(std::chrono::seconds(60));
-      INFO(ended.describe());
-      REQUIRE(ended.code == 0);
-    }
+    end_of(*zero, 0);
+    end_of(*one, 0);
   }
 };
 
@@ -127,23 +98,13 @@ TEST_CASE_FIXTURE(ByHand, "a rank that exits next to a stopped rank 0 leaves its
   const auto one = start(1, 100'000, {"--checkpoint.every=0"});
   REQUIRE(zero->wait_for("step      1/100000"));
   zero->signal(SIGSTOP);
-  const auto ended = one->wait(std::chrono::seconds(30));
-  INFO(ended.describe());
-  CHECK(ended.code == 4);
-  CHECK(ended.err.find("culprit=rank 0 (") != std::string::npos);
-
-  const auto stopped = report();
-  INFO(stopped.dump(2));
-  CHECK(stopped.at("state") == "stopped");
-  CHECK(stopped.at("culprits") == std::vector{0});
+  CHECK(holds(end_of(*one, 4).err, "culprit=rank 0 ("));
+  report("stopped", 0);
   zero->signal(SIGKILL);
   zero->wait(std::chrono::seconds(10));
-  const auto killed = report();
-  INFO(killed.dump(2));
-  CHECK(killed.at("state") == "killed");
-  CHECK(killed.at("culprits") == std::vector{0});
+  const auto killed = report("killed", 0);
   CHECK(killed.at("ranks").at(1).at("end") == "peer lost");
-  CHECK(killed.at("ranks").at(1).at("text").get<std::string>().find("rank 0") != std::string::npos);
+  CHECK(holds(killed.at("ranks").at(1).at("text").get<std::string>(), "rank 0"));
 }
 
 TEST_CASE_FIXTURE(ByHand, "a rank's record of an earlier start is ignored") {
@@ -155,69 +116,43 @@ TEST_CASE_FIXTURE(ByHand, "a rank's record of an earlier start is ignored") {
   const auto one = start(1, 100'000, {"--checkpoint.every=0"});
   REQUIRE(zero->wait_for("/100000"));
   one->signal(SIGKILL);
-  const auto ended = zero->wait(std::chrono::seconds(30));
-  INFO(ended.describe());
-  CHECK(ended.code == 4);
-  const auto dead = report();
-  INFO(dead.dump(2));
-  CHECK(dead.at("state") == "killed");
-  CHECK(dead.at("culprits") == std::vector{1});
+  end_of(*zero, 4);
+  const auto dead = report("killed", 1);
   const auto& missing = dead.at("ranks").at(1);
   CHECK_FALSE(missing.contains("end"));
-  CHECK(missing.at("problem").get<std::string>().find("no record of this start") !=
-        std::string::npos);
+  CHECK(holds(missing.at("problem").get<std::string>(), "no record of this start"));
 }
 
 TEST_CASE_FIXTURE(ByHand,
                   "a start that fails before the rendezvous does not count as a finished run") {
   train(2);
   for (const int there : {0, 1}) {
-    const auto ended = start(there, 4, {"--comm.init_timeout=2"})->wait(std::chrono::seconds(60));
-    INFO(ended.describe());
-    CHECK(ended.code == 4);
-    const auto failed = report();
-    INFO(failed.dump(2));
-    CHECK(failed.at("state") == "never started");
-    CHECK(failed.at("culprits") == std::vector{1 - there});
+    end_of(*start(there, 4, {"--comm.init_timeout=2"}), 4);
+    const auto failed = report("never started", 1 - there);
     CHECK(failed.at("ranks").at(there).at("end") == "timeout");
   }
   const auto waiting = start(0, 4);
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (report().at("state") != "running" && std::chrono::steady_clock::now() < end)
-    std::this_thread::sleep_for(milliseconds(10));
+  wait_until([&] { return report().at("state") == "running"; });
   waiting->signal(SIGKILL);
   waiting->wait(std::chrono::seconds(10));
-  const auto killed = report();
-  INFO(killed.dump(2));
-  CHECK(killed.at("state") == "killed");
-  CHECK(killed.at("culprits") == std::vector{0});
+  report("killed", 0);
   train(4);
   CHECK(report().at("state") == "done");
 }
 
-TEST_CASE_FIXTURE(Fixture, "a refused job leaves the running job's records unchanged") {
-  CliProcess process(joined(small_run(text, run, 2, 100'000), {"--checkpoint.every=0"}));
-  REQUIRE(process.wait_for("step      1/100000"));
-  const auto refused = run_cli(small_run(text, run, 2, 100'000));
-  INFO(refused.describe());
-  CHECK(refused.code == 2);
-  CHECK(refused.err.find("in use by another run") != std::string::npos);
+TEST_CASE_FIXTURE(Reported, "a refused job leaves the running job's records unchanged") {
+  LongRun process(*this, 2);
+  CHECK(holds(run_to(2, small_run(text, run, 2, 100'000)).err, "in use by another run"));
   const auto running = report();
   INFO(running.dump(2));
   CHECK(running.at("state") == "running");
   const auto ranks = process.ranks();
   for (const int rank : {0, 1}) CHECK(running.at("ranks").at(rank).at("pid") == ranks.at(rank));
-  process.signal_group(SIGKILL);
-  process.wait(std::chrono::seconds(10));
 }
 
-TEST_CASE_FIXTURE(Fixture, "in the records' directory, only files of earlier runs are removed") {
+TEST_CASE_FIXTURE(Reported, "in the records' directory, only files of earlier runs are removed") {
   namespace fs = std::filesystem;
-  const auto train = [&](int steps) {
-    const auto result = run_cli(small_run(text, run, 1, steps));
-    INFO(result.describe());
-    CHECK(result.code == 0);
-  };
+  const auto train = [&](int steps) { run_to(0, small_run(text, run, 1, steps)); };
   train(1);
   const std::vector<std::string> foreign = {
       "rank-00007.txt", "rank-7.bin", "rank-00007.bin.tmp.old", "rank-7 notes", "rank-00007.binx"};
@@ -246,11 +181,8 @@ TEST_CASE_FIXTURE(Fixture, "in the records' directory, only files of earlier run
   CHECK_FALSE(fs::exists(dir.file("elsewhere/rank-00000.bin")));
 }
 
-TEST_CASE_FIXTURE(Fixture, "a path that is no run is an I/O error") {
+TEST_CASE_FIXTURE(Reported, "a path that is no run is an I/O error") {
   for (const std::string& path : {dir.file("absent"), dir.path().string()}) {
-    const auto result = run_cli({"run-report", path});
-    INFO(result.describe());
-    CHECK(result.code == 3);
-    CHECK(result.err.find(path + " is not a ") != std::string::npos);
+    CHECK(holds(run_to(3, {"run-report", path}).err, path + " is not a "));
   }
 }

@@ -3,7 +3,6 @@
 #include <doctest/doctest.h>
 
 #include <array>
-#include <nlohmann/json.hpp>
 
 #include "comm/shared_memory.h"
 #include "comm/single.h"
@@ -13,9 +12,7 @@
 #include "tools/tessera/train/trainer.h"
 
 using namespace tessera;
-using test::joined;
-using test::run_cli;
-using test::small_run;
+using namespace tessera::test;
 
 namespace {
 
@@ -54,36 +51,31 @@ std::vector<Held> train_on_threads(int world, comm::ShardMode mode, DType comput
         current(MemoryCategory::Parameters), current(MemoryCategory::OptimizerState),
         current(MemoryCategory::Gradients), current(MemoryCategory::Gathered)};
   };
-  test::on_threads(world, rank_main);
+  on_threads(world, rank_main);
   return held;
 }
 
 }  // namespace
 
-TEST_CASE("two fully sharded ranks learn as one rank does") {
-  const test::TempDir dir;
-  const std::string text = dir.write("text.txt", test::make_text(3000));
-  std::array<test::Metrics, 2> metrics;
+TEST_CASE_FIXTURE(Fixture, "two fully sharded ranks learn as one rank does") {
+  std::array<Metrics, 2> metrics;
   std::array<nlohmann::json, 2> summaries;
   for (const int world : {1, 2}) {
     const std::string run = dir.file("run-" + std::to_string(world));
-    const auto result = run_cli(joined(small_run(text, run, world, 100), {"--json"}));
-    INFO(result.describe());
-    REQUIRE(result.code == 0);
-    metrics[static_cast<std::size_t>(world - 1)] = test::read_metrics(run);
-    summaries[static_cast<std::size_t>(world - 1)] = nlohmann::json::parse(result.out);
+    summaries[static_cast<std::size_t>(world - 1)] = json_of(small_run(text, run, world, 100));
+    metrics[static_cast<std::size_t>(world - 1)] = read_metrics(run);
   }
   const auto& [one, two] = metrics;
   REQUIRE(one.steps.size() == 100);
   REQUIRE(two.steps.size() == 100);
   for (std::size_t i = 0; i < 100; ++i) {
     CAPTURE(i);
-    CHECK(test::relative(two.steps[i].loss, one.steps[i].loss) < (i < 5 ? 1e-6 : 1e-4));
+    CHECK(relative(two.steps[i].loss, one.steps[i].loss) < (i < 5 ? 1e-6 : 1e-4));
   }
   CHECK(std::stod(one.steps[99].loss) < 0.6 * std::stod(one.steps[0].loss));
   REQUIRE(one.val_loss.size() == 4);
   for (const auto& [step, loss] : one.val_loss) {
-    CHECK(test::relative(two.val_loss.at(step), loss) < 1e-4);
+    CHECK(relative(two.val_loss.at(step), loss) < 1e-4);
   }
   CHECK(summaries[1]["step"] == 100);
   // Shared communication memory does not depend on the model.
@@ -92,22 +84,18 @@ TEST_CASE("two fully sharded ranks learn as one rank does") {
         0.75 * summaries[0]["memory_peak_bytes"].get<double>());
 }
 
-TEST_CASE("the communication backend changes no bit") {
-  const test::TempDir dir;
-  const std::string text = dir.write("text.txt", test::make_text(3000));
+TEST_CASE_FIXTURE(Fixture, "the communication backend changes no bit") {
   for (const std::string mode : {"full", "none"}) {
     CAPTURE(mode);
-    std::array<test::Metrics, 2> metrics;
+    std::array<Metrics, 2> metrics;
     for (const std::string backend : {"tcp", "shm"}) {
       const std::string run = dir.file(mode + "-" + backend);
-      const auto result =
-          run_cli(joined(small_run(text, run, 3, 40),
-                         {"--train.global_batch=6", "--train.micro_batch=1", "--shard.mode=" + mode,
-                          "--train.precision=bf16", "--comm.backend=" + backend}));
-      INFO(result.describe());
-      REQUIRE(result.code == 0);
-      CHECK(result.err.find("(" + backend + ")") != std::string::npos);  // in the startup table
-      metrics[backend == "shm"] = test::read_metrics(run);
+      const auto result = run_to(
+          0, joined(small_run(text, run, 3, 40),
+                    {"--train.global_batch=6", "--train.micro_batch=1", "--shard.mode=" + mode,
+                     "--train.precision=bf16", "--comm.backend=" + backend}));
+      CHECK(holds(result.err, "(" + backend + ")"));  // in the startup table
+      metrics[backend == "shm"] = read_metrics(run);
     }
     CHECK(metrics[0].steps.size() == 40);
     CHECK(metrics[0] == metrics[1]);

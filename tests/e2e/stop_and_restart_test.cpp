@@ -8,43 +8,26 @@
 
 #include <algorithm>
 #include <csignal>
-#include <filesystem>
-#include <iterator>
-#include <nlohmann/json.hpp>
+#include <set>
 #include <thread>
 
 #include "tests/e2e/small_run.h"
 #include "tests/support/meeting_port.h"
 
 using namespace tessera;
+using namespace tessera::test;
 using std::chrono::milliseconds;
-using test::Arguments;
-using test::CliProcess;
-using test::count;
-using test::holds;
-using test::joined;
-using test::run_cli;
-using test::small_run;
 
 namespace {
 
 constexpr int kFailed = 1, kUsage = 2, kComm = 4, kMemory = 5;
 
-struct Fixture {
-  test::TempDir dir{test::TempDir::in_memory()};
-  std::string text = dir.write("text.txt", test::make_text(2000));
-
+struct Wild : InMemory {
   // With this learning rate, weight decay makes the weights grow until gradients overflow after a
   // few steps; clipping keeps the moments finite, so that they can be saved.
   Arguments wild(const std::string& run, int world, int steps) const {
     return joined(small_run(text, dir.file(run), world, steps),
                   {"--optim.lr=1000", "--optim.warmup_steps=0", "--train.eval_every=0"});
-  }
-  std::string digest(const std::string& run) const {
-    const auto result = run_cli({"checkpoint", "inspect", dir.file(run), "--json"});
-    INFO(result.describe());
-    REQUIRE(result.code == 0);
-    return nlohmann::json::parse(result.out).at("digest").get<std::string>();
   }
   std::vector<std::int64_t> skipped(const std::string& run) const {
     std::vector<std::int64_t> steps;
@@ -61,31 +44,28 @@ struct Fixture {
 
 }  // namespace
 
-TEST_CASE_FIXTURE(Fixture, "a non-finite step stops the run, and all ranks report the same") {
+TEST_CASE_FIXTURE(Wild, "a non-finite step stops the run, and all ranks report the same") {
   for (const int world : {1, 2, 3, 4}) {
     CAPTURE(world);
-    const auto result = run_cli(
-        joined(wild(fmt::format("stop-{}", world), world, 60), {"--train.global_batch=12"}));
-    INFO(result.describe());
-    CHECK(result.code == kFailed);
+    const std::string run = fmt::format("stop-{}", world);
+    const auto result = run_to(kFailed, joined(wild(run, world, 60), {"--train.global_batch=12"}));
     CHECK(count(result.err, ": the gradient of h.") == world);
     CHECK(count(result.err, " is not finite on rank 0 (and ") == world);
     CHECK(count(result.err, "; nothing was updated") == world);
-    CHECK(skipped(fmt::format("stop-{}", world)).empty());
+    CHECK(count(result.err, "Lower optim.lr") == world);
+    CHECK(skipped(run).empty());
   }
 }
 
-TEST_CASE_FIXTURE(Fixture, "non-finite steps are skipped, at most ten in a row") {
+TEST_CASE_FIXTURE(Wild, "non-finite steps are skipped, at most ten in a row") {
   for (const int world : {2, 3, 4}) {
     CAPTURE(world);
     const auto name = [&](const std::string& what) { return fmt::format("{}-{}", what, world); };
-    const auto go = [&](const std::string& what, int steps) {
-      return run_cli(joined(wild(name(what), world, steps),
-                            {"--train.nonfinite=skip", "--train.global_batch=12"}));
+    const auto go = [&](int code, const std::string& run, int steps) {
+      return run_to(code, joined(wild(run, world, steps),
+                                 {"--train.nonfinite=skip", "--train.global_batch=12"}));
     };
-    const auto all = go("skip", 60);
-    INFO(all.describe());
-    CHECK(all.code == kFailed);
+    const auto all = go(kFailed, name("skip"), 60);
     CHECK(holds(all.err, "(10 steps in a row were skipped before)"));
     CHECK(holds(all.err, "warning: skipped: step "));
     const auto steps = skipped(name("skip"));
@@ -93,23 +73,18 @@ TEST_CASE_FIXTURE(Fixture, "non-finite steps are skipped, at most ten in a row")
     const int first = static_cast<int>(steps.front());
 
     // Up to ten skips the run ends well, and can be resumed in between with the same result.
-    const auto whole = go("whole", first + 6);
-    INFO(whole.describe());
-    CHECK(whole.code == 0);
-    for (const int part : {first + 3, first + 6}) {
-      const auto result = go("parts", part);
-      INFO(result.describe());
-      CHECK(result.code == 0);
-    }
-    CHECK((test::read_metrics(dir.file(name("parts"))).steps ==
-           test::read_metrics(dir.file(name("whole"))).steps));
-    CHECK(skipped(name("parts")) == skipped(name("whole")));
-    CHECK(skipped(name("whole")).size() >= 3);
-    CHECK(digest(name("parts")) == digest(name("whole")));
+    const std::string whole = name("whole"), parts = name("parts");
+    go(0, whole, first + 6);
+    go(0, parts, first + 3);
+    go(0, parts, first + 6);
+    CHECK((read_metrics(dir.file(parts)).steps == read_metrics(dir.file(whole)).steps));
+    CHECK(skipped(parts) == skipped(whole));
+    CHECK(skipped(whole).size() >= 3);
+    CHECK(inspect(dir.file(parts)).at("digest") == inspect(dir.file(whole)).at("digest"));
   }
 }
 
-TEST_CASE_FIXTURE(Fixture,
+TEST_CASE_FIXTURE(Wild,
                   "SIGUSR1 to one rank stops all ranks at the same step, with one checkpoint") {
   for (int i = 0; i < 6; ++i) {
     const int world = 2 + i / 2;
@@ -123,26 +98,21 @@ TEST_CASE_FIXTURE(Fixture,
     const auto ranks = process.ranks();
     REQUIRE(ranks.size() == static_cast<std::size_t>(world));
     ::kill(of_launcher ? process.pid() : ranks.at(1), SIGUSR1);
-    const auto result = process.wait(std::chrono::seconds(30));
-    INFO(result.describe());
-    CHECK(result.code == 128 + SIGTERM);
+    const auto result = end_of(process, 128 + SIGTERM);
     CHECK_FALSE(holds(result.err, "exited with code"));
     CHECK(count(result.err, ": saved ") == 1);
-    std::vector<std::string> ends;
+    std::set<std::string> ends;
     for (int rank = 0; rank < world; ++rank) {
-      std::ifstream log(fmt::format("{}/logs/rank-{}.log", run, rank));
-      std::string line, last;
-      while (std::getline(log, line)) last = line;
-      const auto at = last.find("end at step ");
+      const std::string log = dir.read(fmt::format("{}/logs/rank-{}.log", run, rank));
+      const auto at = log.rfind("end at step ");
       REQUIRE(at != std::string::npos);
-      ends.push_back(last.substr(at));
+      ends.insert(log.substr(at));
     }
-    for (const std::string& end : ends) CHECK(end == ends[0]);
+    CHECK(ends.size() == 1);
   }
 }
 
-TEST_CASE_FIXTURE(Fixture,
-                  "a run whose log pipe is full continues, stops on one signal, and saves") {
+TEST_CASE_FIXTURE(Wild, "a run whose log pipe is full continues, stops on one signal, and saves") {
   for (const int world : {1, 3}) {
     CAPTURE(world);
     const std::string run = dir.file(fmt::format("unread-{}", world));
@@ -155,27 +125,16 @@ TEST_CASE_FIXTURE(Fixture,
                               {"--train.global_batch=12", "--checkpoint.every=1000000",
                                "--train.eval_every=0", "--comm.timeout=5", "--train.log_every=1"}),
                        {}, fifo);
-    const auto steps = [&] {
-      std::ifstream in(run + "/metrics.jsonl");
-      return std::count(std::istreambuf_iterator<char>(in), {}, '\n');
-    };
     // Each step logs a line: many times the pipe's capacity.
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-    while (steps() < 400 && std::chrono::steady_clock::now() < end)
-      std::this_thread::sleep_for(milliseconds(20));
-    CHECK(steps() >= 400);
+    CHECK(wait_until([&] { return count(dir.read(run + "/metrics.jsonl"), "\n") >= 400; }));
     process.signal(SIGTERM);
-    const auto result = process.wait(std::chrono::seconds(60));
-    INFO(result.describe());
-    CHECK(result.code == 128 + SIGTERM);
-    const auto newest = run_cli({"checkpoint", "verify", run});
-    INFO(newest.describe());
-    CHECK(newest.code == 0);
+    end_of(process, 128 + SIGTERM);
+    run_to(0, {"checkpoint", "verify", run});
     ::close(reader);
   }
 }
 
-TEST_CASE_FIXTURE(Fixture, "out of memory on one rank ends all within 3 s, and all name it") {
+TEST_CASE_FIXTURE(Wild, "out of memory on one rank ends all within 3 s, and all name it") {
   int started = 0;
   for (const int world : {2, 3, 4}) {
     // While allocating weights and moments, and in the first step.
@@ -185,10 +144,10 @@ TEST_CASE_FIXTURE(Fixture, "out of memory on one rank ends all within 3 s, and a
         CAPTURE(limit);
         CAPTURE(victim);
         const std::string run = dir.file(fmt::format("memory-{}", started++));
-        const std::string port = test::meeting_port();
+        const std::string port = meeting_port();
         std::vector<std::unique_ptr<CliProcess>> ranks;
         for (int rank = 0; rank < world; ++rank) {
-          test::Variables variables = test::rank_variables(rank, world, port);
+          Variables variables = rank_variables(rank, world, port);
           if (rank == victim) variables["TESSERA_TRAIN_MEMORY_LIMIT"] = limit;
           ranks.push_back(std::make_unique<CliProcess>(
               joined(small_run(text, run, 1, 100'000),
@@ -200,7 +159,6 @@ TEST_CASE_FIXTURE(Fixture, "out of memory on one rank ends all within 3 s, and a
         for (int rank = 0; rank < world; ++rank) {
           const auto result = ranks[static_cast<std::size_t>(rank)]->wait(std::chrono::seconds(20));
           CAPTURE(rank);
-          INFO(result.describe());
           CHECK(std::chrono::steady_clock::now() - failed_at < milliseconds(3000));
           CHECK(result.code == (rank == victim ? kMemory : kComm));
           if (rank == victim) {
@@ -217,47 +175,36 @@ TEST_CASE_FIXTURE(Fixture, "out of memory on one rank ends all within 3 s, and a
   }
 }
 
-TEST_CASE_FIXTURE(Fixture, "a run whose rank is killed once restarts by itself, bit for bit") {
+TEST_CASE_FIXTURE(Wild, "a run whose rank is killed once restarts by itself, bit for bit") {
   constexpr int kSteps = 1500;
   const auto start = [&](const std::string& run) {
     return joined(small_run(text, dir.file(run), 2, kSteps), {"--checkpoint.every=100"});
   };
-  const auto alone = run_cli(start("alone"));
-  INFO(alone.describe());
-  REQUIRE(alone.code == 0);
+  run_to(0, start("alone"));
   CliProcess process(joined(start("killed"), {"--restarts", "3", "--checkpoint.resume=never"}));
   REQUIRE(process.wait_for("saved"));
   const auto ranks = process.ranks();
   REQUIRE(ranks.size() == 2);
   ::kill(ranks.at(1), SIGKILL);
-  const auto result = process.wait(std::chrono::seconds(60));
-  INFO(result.describe());
-  CHECK(result.code == 0);
+  const auto result = end_of(process, 0);
   CHECK(holds(result.err, "restart 1 of 3: rank 1 was killed by SIGKILL; resuming from step "));
   CHECK_FALSE(holds(result.err, "restart 2 of 3"));
-  CHECK((test::read_metrics(dir.file("killed")) == test::read_metrics(dir.file("alone"))));
-  CHECK(digest("killed") == digest("alone"));
-  for (const int rank : {0, 1}) {
-    std::ifstream log(dir.file(fmt::format("killed/logs/rank-{}.log", rank)));
-    const std::string lines{std::istreambuf_iterator<char>(log), {}};
-    CHECK(count(lines, "start at step") == 2);
-  }
+  CHECK((read_metrics(dir.file("killed")) == read_metrics(dir.file("alone"))));
+  CHECK(inspect(dir.file("killed")).at("digest") == inspect(dir.file("alone")).at("digest"));
+  for (const char* log : {"killed/logs/rank-0.log", "killed/logs/rank-1.log"})
+    CHECK(count(dir.read(log), "start at step") == 2);
 }
 
-TEST_CASE_FIXTURE(Fixture,
-                  "errors that a restart cannot fix, and stopped runs, are not restarted") {
-  auto result = run_cli(
-      joined(small_run(text, dir.file("usage"), 2, 10), {"--restarts=3", "--model.n_head=5"}));
-  INFO(result.describe());
-  CHECK(result.code == kUsage);
-  CHECK_FALSE(holds(result.err, "restart"));
-  result = run_cli(joined(wild("wild", 2, 100), {"--restarts=3"}));
-  INFO(result.describe());
-  CHECK(result.code == kFailed);
-  CHECK(count(result.err, "tessera: restart ") == 1);
-  result = run_cli(joined(small_run(text, dir.file("alone"), 1, 10), {"--restarts=3"}));
-  CHECK(result.code == kUsage);
-  CHECK(holds(result.err, "--nproc"));
+TEST_CASE_FIXTURE(Wild, "errors that a restart cannot fix, and stopped runs, are not restarted") {
+  CHECK_FALSE(holds(run_to(kUsage, joined(small_run(text, dir.file("usage"), 2, 10),
+                                          {"--restarts=3", "--model.n_head=5"}))
+                        .err,
+                    "restart"));
+  const auto failed = run_to(kFailed, joined(wild("wild", 2, 100), {"--restarts=3"}));
+  CHECK(count(failed.err, "tessera: restart ") == 1);
+  CHECK(
+      holds(run_to(kUsage, joined(small_run(text, dir.file("alone"), 1, 10), {"--restarts=3"})).err,
+            "--nproc"));
 
   CliProcess process(joined(small_run(text, dir.file("stopped"), 2, 1'000'000),
                             {"--checkpoint.every=20", "--restarts=3"}));
@@ -265,27 +212,19 @@ TEST_CASE_FIXTURE(Fixture,
   ::kill(process.ranks().at(1), SIGKILL);
   REQUIRE(process.wait_for("restart 1 of 3"));
   process.signal(SIGTERM);
-  const auto stopped = process.wait(std::chrono::seconds(30));
-  INFO(stopped.describe());
-  CHECK(stopped.code == 128 + SIGTERM);
-  CHECK_FALSE(holds(stopped.err, "restart 2 of 3"));
+  CHECK_FALSE(holds(end_of(process, 128 + SIGTERM).err, "restart 2 of 3"));
 }
 
-TEST_CASE_FIXTURE(Fixture, "a SIGUSR1 before the first step takes effect after it") {
+TEST_CASE_FIXTURE(Wild, "a SIGUSR1 before the first step takes effect after it") {
   CliProcess process(joined(small_run(text, dir.file("early"), 2, 100'000),
                             {"--checkpoint.every=1000", "--train.eval_every=0"}));
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (process.ranks().size() < 2 && std::chrono::steady_clock::now() < end)
-    std::this_thread::sleep_for(milliseconds(1));
+  REQUIRE(wait_until([&] { return process.ranks().size() == 2; }));
   process.signal(SIGUSR1);
-  const auto result = process.wait(std::chrono::seconds(30));
-  INFO(result.describe());
-  CHECK(result.code == 128 + SIGTERM);
-  CHECK(holds(result.err, "stopped"));
-  CHECK(run_cli({"checkpoint", "verify", dir.file("early")}).code == 0);
+  CHECK(holds(end_of(process, 128 + SIGTERM).err, "stopped"));
+  run_to(0, {"checkpoint", "verify", dir.file("early")});
 }
 
-TEST_CASE_FIXTURE(Fixture, "a stop request during the start does not count as a failure") {
+TEST_CASE_FIXTURE(Wild, "a stop request during the start does not count as a failure") {
   for (int i = 0; i < 24; ++i) {
     const int world = 2 + i % 2;
     const int number = i % 3 == 0 ? SIGINT : SIGTERM;
@@ -299,14 +238,11 @@ TEST_CASE_FIXTURE(Fixture, "a stop request during the start does not count as a 
       const auto program = [](const std::string& pid) {
         return std::filesystem::read_symlink("/proc/" + pid + "/exe");
       };
-      while (program(std::to_string(process.pid())) == program("self"))
-        std::this_thread::sleep_for(milliseconds(1));
+      wait_until([&] { return program(std::to_string(process.pid())) != program("self"); });
       std::this_thread::sleep_for(milliseconds(8 * i));
     } else {  // the first rank has completed the rendezvous, others may not have
-      const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-      const auto met = [](const auto& rank) { return test::catches(rank.second, SIGTERM); };
-      while (std::ranges::none_of(process.ranks(), met) && std::chrono::steady_clock::now() < end)
-        std::this_thread::yield();
+      const auto met = [](const auto& rank) { return catches(rank.second, SIGTERM); };
+      wait_until([&] { return std::ranges::any_of(process.ranks(), met); });
     }
     const auto ranks = process.ranks();
     if (i % 4 == 3 && ranks.contains(1)) {
@@ -315,7 +251,6 @@ TEST_CASE_FIXTURE(Fixture, "a stop request during the start does not count as a 
       process.signal(number);
     }
     const auto result = process.wait(std::chrono::seconds(30));
-    INFO(result.describe());
     // Before the launcher has installed its handlers, no rank exists.
     if (result.signal == number && result.err.empty()) continue;
     CHECK(result.code == 128 + number);
@@ -323,19 +258,16 @@ TEST_CASE_FIXTURE(Fixture, "a stop request during the start does not count as a 
     CHECK_FALSE(holds(result.err, "lost rank"));
     if (holds(result.err, "before the first step"))
       CHECK(nlohmann::json::parse(result.out).at("stopped_by_signal") == number);
-    if (std::filesystem::exists(run + "/checkpoints"))
-      CHECK(run_cli({"checkpoint", "verify", run}).code == 0);
+    if (std::filesystem::exists(run + "/checkpoints")) run_to(0, {"checkpoint", "verify", run});
   }
 }
 
-TEST_CASE_FIXTURE(Fixture, "a restart does not resume a run with checkpoint.resume=never") {
-  REQUIRE(run_cli(small_run(text, dir.file("old"), 1, 4)).code == 0);
-  const auto before = test::read_metrics(dir.file("old"));
-  const auto result = run_cli(joined(small_run(text, dir.file("old"), 2, 8),
-                                     {"--restarts=2", "--checkpoint.resume=never"}));
-  INFO(result.describe());
-  CHECK(result.code == kUsage);
+TEST_CASE_FIXTURE(Wild, "a restart does not resume a run with checkpoint.resume=never") {
+  run_to(0, small_run(text, dir.file("old"), 1, 4));
+  const auto before = read_metrics(dir.file("old"));
+  const auto result = run_to(kUsage, joined(small_run(text, dir.file("old"), 2, 8),
+                                            {"--restarts=2", "--checkpoint.resume=never"}));
   CHECK(holds(result.err, "continue it with --checkpoint.resume auto"));
   CHECK_FALSE(holds(result.err, "rank 1"));
-  CHECK((test::read_metrics(dir.file("old")) == before));
+  CHECK((read_metrics(dir.file("old")) == before));
 }

@@ -14,7 +14,6 @@
 
 #include "io/checkpoint/find.h"
 #include "tests/e2e/small_run.h"
-#include "tests/support/machine_time.h"
 
 namespace tessera::test {
 namespace {
@@ -25,12 +24,6 @@ Arguments train(const std::string& text, const std::string& run, int world, std:
   return joined(small_run(text, run, world, static_cast<int>(steps)),
                 {"--train.global_batch=12", "--model.n_layer=1", "--model.n_embd=16",
                  "--checkpoint.keep=1", fmt::format("--checkpoint.every={}", kFirstStep + 1)});
-}
-
-void run_well(const Arguments& arguments, const Variables& variables = {}) {
-  const auto result = run_cli(arguments, variables);
-  INFO(result.describe());
-  REQUIRE(result.code == 0);
 }
 
 std::vector<LoggedCall> parse_log(const std::string& text) {
@@ -50,11 +43,11 @@ std::vector<LoggedCall> parse_log(const std::string& text) {
 
 }  // namespace
 
-SavedRun::SavedRun(int world) : world_(world), text_(dir_.write("text.txt", make_text(2000))) {
-  run_well(train(text_, dir_.file("base"), world_, kFirstStep));
+SavedRun::SavedRun(int world) : world_(world), text_(dir_.write("text.txt", make_text())) {
+  run_to(0, train(text_, dir_.file("base"), world_, kFirstStep));
   // Expected content: from a run that keeps all checkpoints, without a preloaded library.
   const std::string calm = copy("calm");
-  run_well(joined(resume_arguments(calm), {"--checkpoint.keep=0"}));
+  run_to(0, joined(resume_arguments(calm), {"--checkpoint.keep=0"}));
   for (const io::CheckpointEntry& entry : io::find_checkpoints(calm)) {
     content_[entry.step] = content_of(io::CheckpointReader::open(entry.path));
   }
@@ -64,18 +57,18 @@ SavedRun::SavedRun(int world) : world_(world), text_(dir_.write("text.txt", make
   REQUIRE(content_.contains(kLastStep));
 
   const std::string logged = copy("logged");
-  for (const auto& item : fs::recursive_directory_iterator(logged_checkpoints())) {
+  const auto note = [&](const fs::path& path) {
     struct stat status {};
-    REQUIRE(::stat(item.path().c_str(), &status) == 0);
-    first_inodes_[status.st_ino] = item.path();
-  }
-  struct stat status {};
-  REQUIRE(::stat(logged_checkpoints().c_str(), &status) == 0);
-  first_inodes_[status.st_ino] = logged_checkpoints();
-  run_well(resume_arguments(logged), {{"LD_PRELOAD", kFailingCalls},
-                                      {"TESSERA_FAULT_RANK", "all"},
-                                      {"TESSERA_FAULT_KIND", "log"},
-                                      {"TESSERA_FAULT_LOG", dir_.file("log")}});
+    REQUIRE(::stat(path.c_str(), &status) == 0);
+    first_inodes_[status.st_ino] = path;
+  };
+  note(logged_checkpoints());
+  for (const auto& item : fs::recursive_directory_iterator(logged_checkpoints())) note(item.path());
+  run_to(0, resume_arguments(logged),
+         {{"LD_PRELOAD", kFailingCalls},
+          {"TESSERA_FAULT_RANK", "all"},
+          {"TESSERA_FAULT_KIND", "log"},
+          {"TESSERA_FAULT_LOG", dir_.file("log")}});
   calls_ = parse_log(dir_.read("log"));
   written_ = dir_.read("log.data");
 }
@@ -116,51 +109,6 @@ Newest newest_of(const fs::path& checkpoints) {
   found.step = newest.reader->index().step;
   found.content = content_of(*newest.reader);
   return found;
-}
-
-namespace {
-
-using std::chrono::milliseconds;
-
-// Samples the time stolen by the host.
-class StolenTimes {
- public:
-  using Clock = std::chrono::steady_clock;
-  StolenTimes() : thread_([this](const std::stop_token& stop) { watch(stop); }) {}
-
-  milliseconds between(Clock::time_point from, Clock::time_point to) const {
-    const std::lock_guard lock(mutex_);
-    const auto at = [this](Clock::time_point time) {
-      const auto next = samples_.lower_bound(time);
-      return next != samples_.end() ? next->second : stolen_;
-    };
-    return at(to) - at(from);
-  }
-
- private:
-  void watch(const std::stop_token& stop) {
-    for (auto last = StolenTime::now(); !stop.stop_requested();) {
-      std::this_thread::sleep_for(milliseconds(20));
-      const auto now = StolenTime::now();
-      const std::lock_guard lock(mutex_);
-      stolen_ += now.since(last);
-      samples_[Clock::now()] = stolen_;
-      last = now;
-    }
-  }
-
-  mutable std::mutex mutex_;
-  milliseconds stolen_{};
-  std::map<Clock::time_point, milliseconds> samples_;
-  std::jthread thread_;
-};
-
-}  // namespace
-
-milliseconds stolen_between(std::chrono::steady_clock::time_point from,
-                            std::chrono::steady_clock::time_point to) {
-  static const StolenTimes time;
-  return time.between(from, to);
 }
 
 bool tries_all() {

@@ -80,11 +80,6 @@ struct Newest {
 };
 Newest newest_of(const std::filesystem::path& checkpoints);
 
-/// Time that the host of a virtual machine withheld, on the processor with the largest share; zero
-/// on physical hardware. Sampling starts at the first call.
-std::chrono::milliseconds stolen_between(std::chrono::steady_clock::time_point from,
-                                         std::chrono::steady_clock::time_point to);
-
 /// TESSERA_FAULT_POINTS=all: run all trials instead of a sample.
 bool tries_all();
 

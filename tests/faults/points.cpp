@@ -5,19 +5,20 @@
 //
 // kill, stop and abort raise SIGKILL, SIGSTOP and SIGABRT; exit leaves with code 7; memory throws
 // std::bad_alloc; hang sleeps for ten minutes while other threads keep running; slow sleeps 100 ms
-// at every pass from the n-th on; late sleeps 1.5 s once. Before that, writes the monotonic clock
-// to $TESSERA_FAULT_MARK.
+// at every pass from the n-th on; late sleeps 1.5 s once. Before that, saves a stopwatch
+// in the file TESSERA_FAULT_MARK.
 
 #include <unistd.h>
 
 #include <csignal>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <mutex>
 #include <new>
 #include <string>
+
+#include "tests/support/machine_time.h"
 
 namespace {
 
@@ -52,14 +53,8 @@ void sleep_ms(long ms) {
 }
 
 void mark() {
-  const char* const file = std::getenv("TESSERA_FAULT_MARK");
-  if (file == nullptr) return;
-  timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
-  if (std::FILE* const out = std::fopen(file, "w")) {
-    std::fprintf(out, "%lld\n", static_cast<long long>(now.tv_sec) * 1'000'000'000 + now.tv_nsec);
-    std::fclose(out);
-  }
+  if (const char* const file = std::getenv("TESSERA_FAULT_MARK"))
+    tessera::test::Stopwatch().save(file);
 }
 
 }  // namespace

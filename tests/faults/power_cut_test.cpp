@@ -13,11 +13,11 @@
 
 #include "io/base/crc.h"
 #include "tests/faults/campaign.h"
+#include "tests/io/support.h"
 #include "tests/support/fault_log.h"
 
 using namespace tessera;
-using test::LoggedCall;
-using test::saved_run;
+using namespace tessera::test;
 
 namespace fs = std::filesystem;
 
@@ -141,14 +141,14 @@ class Disk {
 
 class Simulation {
  public:
-  explicit Simulation(const test::SavedRun& run) : run_(run), root_(run.logged_checkpoints()) {
+  explicit Simulation(const SavedRun& run) : run_(run), root_(run.logged_checkpoints()) {
     // The logged run began with the base's files.
     for (const auto& [inode, path] : run.first_inodes()) {
       const fs::path relative = fs::path(path).lexically_relative(root_);
       const fs::path source = (run.base_checkpoints() / relative).lexically_normal();
       auto node = std::make_shared<Node>();
       node->is_directory = fs::is_directory(source);
-      if (!node->is_directory) node->data = read(source);
+      if (!node->is_directory) node->data = read_text(source);
       by_inode_[inode] = node;
       by_path_[relative.lexically_normal().string()] = node;
     }
@@ -159,11 +159,6 @@ class Simulation {
       by_path_.at(parent)->entries[relative.filename()] = node;
     }
     checkpoints_ = by_path_.at(".");
-  }
-
-  static std::string read(const fs::path& path) {
-    std::ifstream in(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
   }
 
   /// @return whether the call changes the possible outcomes of a power cut
@@ -260,19 +255,19 @@ class Simulation {
     }
   }
 
-  const test::SavedRun& run_;
+  const SavedRun& run_;
   const fs::path root_;
   std::map<std::uint64_t, NodePtr> by_inode_;
   std::map<std::string, NodePtr> by_path_;  // initial state
   NodePtr checkpoints_;
-  std::int64_t committed_ = test::kFirstStep;
+  std::int64_t committed_ = kFirstStep;
 };
 
 std::map<std::string, std::string> files_of(const fs::path& dir) {
   std::map<std::string, std::string> files;
   for (const auto& item : fs::recursive_directory_iterator(dir)) {
     if (item.is_regular_file()) {
-      files[item.path().lexically_relative(dir)] = Simulation::read(item.path());
+      files[item.path().lexically_relative(dir)] = read_text(item.path());
     }
   }
   return files;
@@ -293,11 +288,11 @@ bool resumes_well(const fs::path& checkpoints, std::int64_t state) {
   const std::string run = saved_run().copy(fmt::format("cut-{}", state));
   fs::remove_all(run + "/checkpoints");
   fs::copy(checkpoints, run + "/checkpoints", fs::copy_options::recursive);
-  const auto result = test::run_cli(saved_run().resume_arguments(run));
-  const test::Newest newest = test::newest_of(run);
+  const auto result = run_cli(saved_run().resume_arguments(run));
+  const Newest newest = newest_of(run);
   fs::remove_all(run);
-  return result.code == 0 && newest.step == test::kLastStep &&
-         newest.content == saved_run().content().at(test::kLastStep);
+  return result.code == 0 && newest.step == kLastStep &&
+         newest.content == saved_run().content().at(kLastStep);
 }
 
 /// Cuts the power `each` times after every call that can change the outcome.
@@ -307,7 +302,7 @@ Survey survey(std::int64_t each, std::int64_t resume_every, Syncs missing = null
   Survey survey;
   Simulation simulation(saved_run());
   Random random(20240229);
-  const test::TempDir dir;
+  const TempDir dir;
   const fs::path checkpoints = dir.path() / "checkpoints";
   const auto& content = saved_run().content();
   for (const LoggedCall& call : saved_run().calls()) {
@@ -325,7 +320,7 @@ Survey survey(std::int64_t each, std::int64_t resume_every, Syncs missing = null
       fs::remove_all(checkpoints, ignored);
       survey.distinct.insert(simulation.materialize(disk, checkpoints));
       ++survey.states;
-      const test::Newest newest = test::newest_of(checkpoints);
+      const Newest newest = newest_of(checkpoints);
       ++survey.found[newest.step];
       const auto expected = content.find(newest.step);
       std::string wrong;
@@ -371,7 +366,7 @@ TEST_CASE("the log of a save is complete: replayed, it gives the run's files") {
   for (const LoggedCall& call : saved_run().calls()) simulation.make(call);
   Random random(1);
   Disk disk(Survival::All, random);
-  const test::TempDir dir;
+  const TempDir dir;
   simulation.materialize(disk, dir.path() / "checkpoints");
   const auto expected = files_of(saved_run().logged_checkpoints());
   CHECK(expected.size() == 7);  // checkpoint files and `latest`
@@ -379,15 +374,15 @@ TEST_CASE("the log of a save is complete: replayed, it gives the run's files") {
 }
 
 TEST_CASE("after a power cut at any point of a save, the old or the new checkpoint is valid") {
-  const std::int64_t wanted = test::tries_all() ? 10'000 : 400;
+  const std::int64_t wanted = tries_all() ? 10'000 : 400;
   const std::int64_t calls = calls_that_matter();
-  const Survey result = survey((wanted + calls - 1) / calls, test::tries_all() ? 100 : 300);
-  std::printf("| power cut | %lld, %zu distinct | %lld | %lld | - | %lld | - | - |\n",
-              static_cast<long long>(result.states), result.distinct.size(),
-              static_cast<long long>(result.lost), static_cast<long long>(result.mixed),
-              static_cast<long long>(result.undone + result.resumed_badly));
+  const Survey result = survey((wanted + calls - 1) / calls, tries_all() ? 100 : 300);
+  std::puts(fmt::format("| power cut | {}, {} distinct | {} | {} | - | {} | - | - |", result.states,
+                        result.distinct.size(), result.lost, result.mixed,
+                        result.undone + result.resumed_badly)
+                .c_str());
   std::fflush(stdout);
-  test::log_fault(fmt::format(
+  log_fault(fmt::format(
       R"({{"fault": "power cut", "point": "save", "world": 4, "count": {}, "wrong": "{}"}})",
       result.states, result.clean() ? "" : "lost, mixed or undone"));
   INFO(result.stories);

@@ -12,8 +12,7 @@
 //                        ENOSPC, EIO, EROFS, EINTR   the call does nothing and fails
 //                        log          appends a line per call to TESSERA_FAULT_LOG, in
 //                                     order across ranks
-//   TESSERA_FAULT_TIMES  number of calls that fail from that one on; default 1, 0 for all
-//   TESSERA_FAULT_MARK   file that receives the monotonic clock in ns at the fault
+//   TESSERA_FAULT_MARK   file in which a stopwatch is saved at the fault
 //
 // Fields of a log line, separated by tabs: rank, number, call ("failed" if it did), inode, offset,
 // bytes, offset of the data in TESSERA_FAULT_LOG.data, path, second path.
@@ -39,6 +38,8 @@
 #include <mutex>
 #include <string>
 #include <vector>
+
+#include "tests/support/machine_time.h"
 
 #define TESSERA_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -112,9 +113,8 @@ class Faults {
     const std::lock_guard lock(mutex_);
     if (count_ == 0 && !call.changes) return Fate::Done;
     ++count_;
-    const bool hit = count_ >= first_ && (times_ == 0 || count_ < first_ + times_);
-    if (!hit) return Fate::Done;
-    if (!mark_.empty()) mark();
+    if (count_ != number_) return Fate::Done;
+    if (!mark_.empty()) tessera::test::Stopwatch().save(mark_.c_str());
     switch (kind_) {
       case Kind::Kill:
         die();
@@ -206,28 +206,14 @@ class Faults {
       error_ = named.error;
     }
     if (kind_ == Kind::None) std::abort();  // a typing mistake must not pass as a success
-    first_ = std::strtoll(variable("TESSERA_FAULT_CALL").c_str(), nullptr, 10);
-    const std::string times = variable("TESSERA_FAULT_TIMES");
-    times_ = times.empty() ? 1 : std::strtoll(times.c_str(), nullptr, 10);
-  }
-
-  void mark() const {
-    static const auto close = real<decltype(&::close)>("close");
-    static const auto write = real<decltype(&::write)>("write");
-    static const auto open = real<decltype(&::open)>("open");
-    timespec now{};
-    ::clock_gettime(CLOCK_MONOTONIC, &now);
-    const std::string text = fmt::format("{}\n", now.tv_sec * 1'000'000'000 + now.tv_nsec);
-    const int fd = open(mark_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (write(fd, text.data(), text.size()) != static_cast<ssize_t>(text.size())) die();
-    close(fd);
+    number_ = std::strtoll(variable("TESSERA_FAULT_CALL").c_str(), nullptr, 10);
   }
 
   std::mutex mutex_;
   std::string rank_, log_, mark_;
   Kind kind_ = Kind::None;
   int error_ = 0;
-  std::int64_t first_ = 0, times_ = 1, count_ = 0;
+  std::int64_t number_ = 0, count_ = 0;
 };
 
 Faults::Noted nothing(std::int64_t) { return {}; }
@@ -329,31 +315,11 @@ mode_t mode_of(int flags, va_list arguments) {
     const auto make = [&] { return next(dir, path, flags, mode); };      \
     return watches() ? opened(path_at(dir, path), flags, make) : make(); \
   }
-#define TESSERA_CREAT(name)                                                               \
-  TESSERA_EXPORT int name(const char* path, mode_t mode) {                                \
-    TESSERA_REAL(name);                                                                   \
-    const auto make = [&] { return next(path, mode); };                                   \
-    return watches() ? opened(path_at(AT_FDCWD, path), O_CREAT | O_TRUNC, make) : make(); \
-  }
 #define TESSERA_PWRITE(name)                                                                  \
   TESSERA_EXPORT ssize_t name(int fd, const void* data, std::size_t bytes, off_t at) {        \
     TESSERA_REAL(name);                                                                       \
     const auto make = [&](std::size_t n) { return next(fd, data, n, at); };                   \
     return watches() ? part({"write", path_of(fd)}, fd, at, data, bytes, make) : make(bytes); \
-  }
-#define TESSERA_TRUNCATE(name)                                                      \
-  TESSERA_EXPORT int name(int fd, off_t size) noexcept {                            \
-    TESSERA_REAL(name);                                                             \
-    const auto make = [&] { return next(fd, size); };                               \
-    const auto note = [&](std::int64_t) { return Faults::Noted{inode(fd), size}; }; \
-    return watches() ? whole({"truncate", path_of(fd)}, make, note) : make();       \
-  }
-#define TESSERA_FALLOCATE(name)                                                          \
-  TESSERA_EXPORT int name(int fd, int mode, off_t at, off_t bytes) {                     \
-    TESSERA_REAL(name);                                                                  \
-    const auto make = [&] { return next(fd, mode, at, bytes); };                         \
-    const auto note = [&](std::int64_t) { return Faults::Noted{inode(fd), at, bytes}; }; \
-    return watches() ? whole({"allocate", path_of(fd)}, make, note) : make();            \
   }
 #define TESSERA_SYNC(name)                                                           \
   TESSERA_EXPORT int name(int fd) {                                                  \
@@ -373,14 +339,8 @@ TESSERA_OPEN(open)
 TESSERA_OPEN(open64)
 TESSERA_OPENAT(openat)
 TESSERA_OPENAT(openat64)
-TESSERA_CREAT(creat)
-TESSERA_CREAT(creat64)
 TESSERA_PWRITE(pwrite)
 TESSERA_PWRITE(pwrite64)
-TESSERA_TRUNCATE(ftruncate)
-TESSERA_TRUNCATE(ftruncate64)
-TESSERA_FALLOCATE(fallocate)
-TESSERA_FALLOCATE(fallocate64)
 TESSERA_SYNC(fsync)
 TESSERA_SYNC(fdatasync)
 TESSERA_REMOVE(unlink)
@@ -445,13 +405,6 @@ TESSERA_EXPORT int sync_file_range(int fd, off64_t at, off64_t bytes, unsigned f
   const auto make = [&] { return next(fd, at, bytes, flags); };
   // Makes nothing durable: the file size may be lost.
   return watches() ? whole({"flush", path_of(fd), {}, false}, make) : make();
-}
-
-TESSERA_EXPORT ssize_t copy_file_range(int from, off64_t* from_at, int to, off64_t* to_at,
-                                       std::size_t bytes, unsigned flags) {
-  TESSERA_REAL(copy_file_range);
-  const auto make = [&] { return next(from, from_at, to, to_at, bytes, flags); };
-  return watches() ? whole({"copy", path_of(to)}, make) : make();
 }
 
 TESSERA_EXPORT int close(int fd) {

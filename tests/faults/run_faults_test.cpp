@@ -11,8 +11,10 @@
 #include "tests/e2e/small_run.h"
 #include "tests/faults/campaign.h"
 #include "tests/support/fault_log.h"
+#include "tests/support/machine_time.h"
 
 using namespace tessera;
+using namespace tessera::test;
 using std::chrono::milliseconds;
 
 namespace {
@@ -84,16 +86,10 @@ struct Tally {
   std::string stories;
 };
 
-struct Setting {
-  test::TempDir dir{test::TempDir::in_memory()};
-  std::string text = dir.write("text.txt", test::make_text(2000));
-};
-
-test::Arguments arguments(const Setting& setting, const std::string& run, int world, int steps) {
-  return test::joined(
-      test::small_run(setting.text, run, world, steps),
-      {"--train.global_batch=12", "--train.eval_every=3", "--checkpoint.every=2",
-       fmt::format("--comm.init_timeout={}", kInitSeconds), "--checkpoint.timeout=20"});
+Arguments arguments(const Fixture& setting, const std::string& run, int world, int steps) {
+  return joined(small_run(setting.text, run, world, steps),
+                {"--train.global_batch=12", "--train.eval_every=3", "--checkpoint.every=2",
+                 fmt::format("--comm.init_timeout={}", kInitSeconds), "--checkpoint.timeout=20"});
 }
 
 // True if the rank's error names the culprit, its fate, and the rank's own step and phase.
@@ -103,9 +99,9 @@ bool names(const std::string& err, int rank, int victim, std::string_view fate) 
   for (std::size_t at = err.find(prefix); at != err.npos; at = err.find(prefix, at + 1)) {
     if (at > 0 && err[at - 1] != '\n') continue;
     const std::string line = err.substr(at, err.find('\n', at) - at);
-    if (line.find(" step=") != line.npos && line.find(" phase=") != line.npos &&
-        line.find(fmt::format(" culprit=rank {} ", victim)) != line.npos &&
-        line.find(fmt::format("{} action=", fate)) != line.npos) {
+    if (holds(line, " step=") && holds(line, " phase=") &&
+        holds(line, fmt::format(" culprit=rank {} ", victim)) &&
+        holds(line, fmt::format("{} action=", fate))) {
       return true;
     }
   }
@@ -116,55 +112,43 @@ bool names(const std::string& err, int rank, int victim, std::string_view fate) 
 bool last_line_names(const std::string& err, int victim) {
   const std::string_view text = std::string_view(err).substr(0, err.find_last_not_of('\n') + 1);
   const std::string_view line = text.substr(text.rfind('\n') + 1);
-  return line.starts_with("tessera: ") &&
-         (line.find(fmt::format("rank {} (", victim)) != line.npos ||
-          line.find(fmt::format("missing: rank {};", victim)) != line.npos);
+  return line.starts_with("tessera: ") && (holds(line, fmt::format("rank {} (", victim)) ||
+                                           holds(line, fmt::format("missing: rank {};", victim)));
 }
 
-void strike(const Setting& setting, const Case& c, std::size_t i, Tally& tally, std::mutex& mutex) {
+void strike(const Fixture& setting, const Case& c, std::size_t i, Tally& tally, std::mutex& mutex) {
   const std::string run = setting.dir.file(fmt::format("{}-{}", c.kind.name, i));
   const std::string mark = run + ".mark";
-  const test::Variables variables = {
-      {"LD_PRELOAD", test::kFaultPoints},
-      {"TESSERA_FAULT",
-       fmt::format("{}:{}:{}:{}", c.kind.name, c.point.name, c.point.pass, c.victim)},
-      {"TESSERA_FAULT_MARK", mark}};
-  test::CliProcess process(arguments(setting, run, c.world, 7), variables);
-  const auto result = process.wait(std::chrono::seconds(60));
-  const auto end = std::chrono::steady_clock::now();
-  std::ifstream in(mark);
-  long long at = 0;
-  const bool reached = static_cast<bool>(in >> at);
-  const std::chrono::steady_clock::time_point struck{std::chrono::nanoseconds(at)};
-  const auto wall = std::chrono::duration_cast<milliseconds>(end - struck);
-  const auto stolen = std::min(wall, test::stolen_between(struck, end));
-  const auto after = wall - stolen;
+  const Variables variables = {{"LD_PRELOAD", kFaultPoints},
+                               {"TESSERA_FAULT", fmt::format("{}:{}:{}:{}", c.kind.name,
+                                                             c.point.name, c.point.pass, c.victim)},
+                               {"TESSERA_FAULT_MARK", mark}};
+  const auto result = run_cli(arguments(setting, run, c.world, 7), variables);
+  const auto since_fault = Stopwatch::load(mark);
+  const bool reached = since_fault.has_value();
+  const auto after = reached ? since_fault->elapsed() : milliseconds(0);
+  const auto wall = reached ? since_fault->wall() : milliseconds(0);
 
-  milliseconds deadline = c.kind.deadline;
-  const bool unmet = std::string_view(c.point.name) == "start";
-  milliseconds wait_to_meet{0};
-  if (unmet && std::string_view(c.kind.name) == "stop")
-    wait_to_meet = milliseconds(1000 * kInitSeconds);
-  deadline += wait_to_meet;
-  if (!test::tries_all()) deadline += milliseconds(20'000);  // only a full campaign measures time
+  const std::string_view point = c.point.name;
   // A rank that never arrived is only known to be missing.
-  const std::string_view fate = wait_to_meet.count() > 0 ? "" : c.kind.fate;
-  bool named = true;
+  const bool unmet = point == "start" && std::string_view(c.kind.name) == "stop";
+  const milliseconds wait_to_meet(unmet ? 1000 * kInitSeconds : 0);
+  milliseconds deadline = c.kind.deadline + wait_to_meet;
+  if (!tries_all()) deadline += milliseconds(20'000);  // only a full campaign measures time
+  const std::string_view fate = unmet ? "" : c.kind.fate;
+  bool named = last_line_names(result.err, c.victim);
   for (int rank = 0; rank < c.world; ++rank) {
     if (rank != c.victim && !names(result.err, rank, c.victim, fate)) named = false;
   }
-  named = named && last_line_names(result.err, c.victim);
   // The launcher, however, names the process that it started.
-  if (wait_to_meet.count() > 0 &&
-      result.err.find(fmt::format("; of rank {}: the launcher started it as pid ", c.victim)) ==
-          std::string::npos) {
+  if (unmet &&
+      !holds(result.err, fmt::format("; of rank {}: the launcher started it as pid ", c.victim))) {
     named = false;
   }
   // Committed checkpoints are at even steps; the newest one must be valid and no older than the
   // last commit before the fault.
-  test::Newest newest;
-  if (std::filesystem::exists(run + "/checkpoints")) newest = test::newest_of(run + "/checkpoints");
-  const std::string_view point = c.point.name;
+  Newest newest;
+  if (std::filesystem::exists(run + "/checkpoints")) newest = newest_of(run + "/checkpoints");
   const int oldest = point == "save/renamed" || point == "save/committed" ? 4
                      : point.starts_with("save/")                         ? 2
                                                                           : -1;
@@ -182,48 +166,48 @@ void strike(const Setting& setting, const Case& c, std::size_t i, Tally& tally, 
     tally.by_one += c.point.by_one ? 1 : 0;
     ++tally.runs;
     tally.worst = std::max(tally.worst, after - wait_to_meet);
-    tally.stolen += stolen;
+    tally.stolen += wall - after;
     tally.time += wall;
     tally.late += is_late ? 1 : 0;
     tally.culprit += named ? 0 : 1;
     tally.result += other_code ? 1 : 0;
     tally.lost += lost ? 1 : 0;
   }
-  test::log_fault(fmt::format(
+  log_fault(fmt::format(
       R"({{"fault": "{}", "point": "{}", "world": {}, "rank": {}, "ms": {}, "wrong": "{}"}})",
       c.kind.name, c.point.name, c.world, c.victim, (after - wait_to_meet).count(), wrong));
   if (!wrong.empty()) {
     tally.stories +=
         fmt::format("\n{} at pass {} of {}, rank {} of {}: {} ms{}; newest skipped: {}\n{}\n",
-                    c.kind.name, c.point.pass, c.point.name, c.victim, c.world,
-                    reached ? wall.count() : 0, wrong, newest.skipped, result.describe());
+                    c.kind.name, c.point.pass, c.point.name, c.victim, c.world, wall.count(), wrong,
+                    newest.skipped, result.describe());
   }
   std::error_code ignored;
   std::filesystem::remove_all(run, ignored);
 }
 
-std::vector<int> some_worlds() { return test::tries_all() ? std::vector{2, 3, 4} : std::vector{3}; }
+std::vector<int> some_worlds() { return tries_all() ? std::vector{2, 3, 4} : std::vector{3}; }
 
 }  // namespace
 
 TEST_CASE("a rank that fails at any point of a run is named by all others, in time") {
-  const Setting setting;
-  test::stolen_between({}, {});
+  const InMemory setting;
   for (const Kind& kind : kKinds) {
     const auto salt = static_cast<std::size_t>(&kind - kKinds) * 7;
-    const std::vector<Case> cases = test::sample(all_cases(kind), 6, salt);
+    const std::vector<Case> cases = sample(all_cases(kind), 6, salt);
     Tally tally;
     std::mutex mutex;
-    test::for_all(cases.size(), [&](std::size_t i) { strike(setting, cases[i], i, tally, mutex); });
-    std::printf("| %s | %d | %d | %d | %d | %d | %.1f s | %.0f%% |\n", kind.name, tally.runs,
-                tally.culprit, tally.result, tally.lost, tally.late,
-                static_cast<double>(tally.worst.count()) / 1e3,
-                100.0 * static_cast<double>(tally.stolen.count()) /
-                    static_cast<double>(std::max<std::int64_t>(1, tally.time.count())));
+    for_all(cases.size(), [&](std::size_t i) { strike(setting, cases[i], i, tally, mutex); });
+    const auto time = static_cast<double>(std::max<std::int64_t>(1, tally.time.count()));
+    std::puts(fmt::format("| {} | {} | {} | {} | {} | {} | {:.1f} s | {:.0f}% |", kind.name,
+                          tally.runs, tally.culprit, tally.result, tally.lost, tally.late,
+                          static_cast<double>(tally.worst.count()) / 1e3,
+                          100.0 * static_cast<double>(tally.stolen.count()) / time)
+                  .c_str());
     std::fflush(stdout);
     INFO(tally.stories);
     CHECK(tally.unreached == 0);
-    if (test::tries_all() && std::string_view(kind.name) != "memory")
+    if (tries_all() && std::string_view(kind.name) != "memory")
       CHECK(tally.by_one == 3);  // once per world size
     CHECK(tally.culprit == 0);
     CHECK(tally.result == 0);
@@ -247,69 +231,57 @@ TEST_CASE(
       hangs.push_back({"backward", "--comm.timeout=8", world, victim});
     }
   }
-  const Setting setting;
+  const InMemory setting;
   std::mutex mutex;
-  test::for_all(hangs.size(), [&](std::size_t i) {
+  for_all(hangs.size(), [&](std::size_t i) {
     const auto& [point, option, world, victim] = hangs[i];
     const std::string run = setting.dir.file(fmt::format("hang-{}", i));
-    const auto first = test::run_cli(arguments(setting, run, world, 2));
-    const auto result =
-        test::run_cli(test::joined(arguments(setting, run, world, 4), {option}),
-                      {{"LD_PRELOAD", test::kFaultPoints},
-                       {"TESSERA_FAULT", fmt::format("hang:{}:1:{}", point, victim)}},
-                      std::chrono::seconds(100));
+    const auto first = run_cli(arguments(setting, run, world, 2));
+    const auto result = run_cli(joined(arguments(setting, run, world, 4), {option}),
+                                {{"LD_PRELOAD", kFaultPoints},
+                                 {"TESSERA_FAULT", fmt::format("hang:{}:1:{}", point, victim)}});
     const std::lock_guard lock(mutex);
     CAPTURE(point);
     CAPTURE(world);
     CAPTURE(victim);
-    INFO(first.describe());
-    INFO(result.describe());
     CHECK(first.code == 0);
     CHECK(result.code == 4);
-    CHECK(result.time < milliseconds(60'000));
     for (int rank = 0; rank < world; ++rank)
       if (rank != victim) CHECK(names(result.err, rank, victim, ""));
   });
 }
 
 TEST_CASE("a rank that dies twice at the same place is dropped, and its checkpoint data are kept") {
-  const Setting setting;
+  const InMemory setting;
   for (const int world : some_worlds()) {
     CAPTURE(world);
     const std::string run = setting.dir.file(fmt::format("fewer-{}", world));
-    const auto result =
-        test::run_cli(test::joined(arguments(setting, run, world, 4),
-                                   {"--restarts=3", "--min-nproc=1", "--checkpoint.async=off"}),
-                      {{"LD_PRELOAD", test::kFaultPoints},
-                       {"TESSERA_FAULT", fmt::format("kill:evaluate:1:{}", world - 1)}},
-                      std::chrono::seconds(100));
-    INFO(result.describe());
+    const auto result = run_cli(joined(arguments(setting, run, world, 4),
+                                       {"--restarts=3", "--min-nproc=1", "--checkpoint.async=off"}),
+                                {{"LD_PRELOAD", kFaultPoints},
+                                 {"TESSERA_FAULT", fmt::format("kill:evaluate:1:{}", world - 1)}});
     CHECK(result.code == 0);
-    CHECK(result.err.find(fmt::format("resuming from step 2 with {} rank", world - 1)) !=
-          std::string::npos);
-    CHECK(test::newest_of(run + "/checkpoints").step == 4);
+    CHECK(holds(result.err, fmt::format("resuming from step 2 with {} rank", world - 1)));
+    CHECK(newest_of(run + "/checkpoints").step == 4);
   }
 }
 
 TEST_CASE("a slow rank is named, and no rank is ended for it") {
-  const Setting setting;
+  const InMemory setting;
   for (const int world : some_worlds()) {
     for (int slow = 0; slow < world; ++slow) {
-      if (slow != 1 && !test::tries_all()) continue;
+      if (slow != 1 && !tries_all()) continue;
       CAPTURE(world);
       CAPTURE(slow);
       const std::string run = setting.dir.file(fmt::format("slow-{}-{}", world, slow));
       const auto result =
-          test::run_cli(test::joined(arguments(setting, run, world, 130), {"--checkpoint.every=0"}),
-                        {{"LD_PRELOAD", test::kFaultPoints},
-                         {"TESSERA_FAULT", fmt::format("slow:forward:10:{}", slow)}},
-                        std::chrono::seconds(100));
-      INFO(result.describe());
+          run_cli(joined(arguments(setting, run, world, 130), {"--checkpoint.every=0"}),
+                  {{"LD_PRELOAD", kFaultPoints},
+                   {"TESSERA_FAULT", fmt::format("slow:forward:10:{}", slow)}});
       CHECK(result.code == 0);
-      CHECK(result.err.find("is slow: it computes") != std::string::npos);
+      CHECK(holds(result.err, "is slow: it computes"));
       for (int rank = 0; rank < world; ++rank) {
-        const bool named =
-            result.err.find(fmt::format("warning: rank {} (", rank)) != std::string::npos;
+        const bool named = holds(result.err, fmt::format("warning: rank {} (", rank));
         CHECK(named == (rank == slow));
       }
     }
@@ -317,17 +289,15 @@ TEST_CASE("a slow rank is named, and no rank is ended for it") {
 }
 
 TEST_CASE("a rank that arrives late is waited for") {
-  const Setting setting;
+  const InMemory setting;
   for (const int world : some_worlds()) {
     for (int late = 0; late < world; ++late) {
       CAPTURE(world);
       CAPTURE(late);
       const std::string run = setting.dir.file(fmt::format("late-{}-{}", world, late));
-      const auto result =
-          test::run_cli(test::joined(arguments(setting, run, world, 2), {"--comm.init_timeout=30"}),
-                        {{"LD_PRELOAD", test::kFaultPoints},
-                         {"TESSERA_FAULT", fmt::format("late:start:1:{}", late)}});
-      INFO(result.describe());
+      const auto result = run_cli(
+          joined(arguments(setting, run, world, 2), {"--comm.init_timeout=30"}),
+          {{"LD_PRELOAD", kFaultPoints}, {"TESSERA_FAULT", fmt::format("late:start:1:{}", late)}});
       CHECK(result.code == 0);
     }
   }

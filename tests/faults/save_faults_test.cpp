@@ -10,10 +10,10 @@
 
 #include "tests/faults/campaign.h"
 #include "tests/support/fault_log.h"
+#include "tests/support/machine_time.h"
 
 using namespace tessera;
-using test::LoggedCall;
-using test::saved_run;
+using namespace tessera::test;
 
 namespace fs = std::filesystem;
 
@@ -26,7 +26,7 @@ constexpr int kIoExit = 3, kCommExit = 4;
 // other tests may load the machine.
 milliseconds in_time(const std::string& kind) {
   const milliseconds promised(kind == "stop" ? 5000 : 3000);
-  return test::tries_all() ? promised : promised + milliseconds(20'000);
+  return tries_all() ? promised : promised + milliseconds(20'000);
 }
 
 struct Point {
@@ -39,9 +39,9 @@ struct Point {
 
 struct Outcome {
   bool reached = false;
-  test::CliResult cli;
+  CliResult cli;
   milliseconds after{};  ///< from the fault to the exit of the last process
-  test::Newest newest;
+  Newest newest;
   bool resumed_well = true;
 };
 
@@ -53,42 +53,27 @@ struct Tally {
 
   bool clean() const { return lost + mixed + culprit + late + result == 0; }
   void print(const std::string& kind) const {
-    std::printf("| %s | %lld | %lld | %lld | %lld | %lld | %lld | %.1f s |\n", kind.c_str(),
-                static_cast<long long>(points), static_cast<long long>(lost),
-                static_cast<long long>(mixed), static_cast<long long>(culprit),
-                static_cast<long long>(result), static_cast<long long>(late),
-                static_cast<double>(worst.count()) / 1e3);
+    std::puts(fmt::format("| {} | {} | {} | {} | {} | {} | {} | {:.1f} s |", kind, points, lost,
+                          mixed, culprit, result, late, static_cast<double>(worst.count()) / 1e3)
+                  .c_str());
     std::fflush(stdout);
   }
 };
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-std::int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 // Calls after the commit (`latest`, retention) and cleanup calls are tolerated: they never make a
 // save fail.
 std::vector<Point> points_of_calls(int world) {
   std::vector<Point> points;
-  std::int64_t step = test::kFirstStep + 1;
-  std::map<int, std::int64_t> last_write;
-  std::int64_t since_commit = -1;  // of rank 0
   std::map<int, std::vector<LoggedCall>> by_rank;
   for (const LoggedCall& call : saved_run(world).calls()) by_rank[call.rank].push_back(call);
   for (const auto& [rank, calls] : by_rank) {
-    step = test::kFirstStep + 1;
-    since_commit = -1;
+    std::int64_t step = kFirstStep + 1;
+    std::int64_t since_commit = -1;  // calls, on rank 0
     for (const LoggedCall& call : calls) {
-      if (contains(call.path, fmt::format("step-{:08}.", test::kLastStep)) ||
+      if (holds(call.path, fmt::format("step-{:08}.", kLastStep)) ||
           (call.name == "mkdir" && since_commit >= 0)) {
-        if (step != test::kLastStep) since_commit = -1;
-        step = test::kLastStep;
+        if (step != kLastStep) since_commit = -1;
+        step = kLastStep;
       }
       if (since_commit >= 0) ++since_commit;
       const std::string target = fmt::format("/step-{:08}", step);
@@ -104,7 +89,7 @@ std::vector<Point> points_of_calls(int world) {
 
 std::vector<Point> points(const std::string& kind, const std::vector<std::string>& names = {}) {
   std::vector<Point> chosen;
-  for (const int world : test::kWorlds) {
+  for (const int world : kWorlds) {
     for (Point point : points_of_calls(world)) {
       if (!names.empty() && std::find(names.begin(), names.end(), point.call.name) == names.end()) {
         continue;
@@ -118,35 +103,24 @@ std::vector<Point> points(const std::string& kind, const std::vector<std::string
 
 Outcome run_once(const Point& point, std::size_t i, bool resume) {
   const std::string name = fmt::format("{}-{}", point.kind, i);
-  const test::SavedRun& saved = test::saved_run(point.world);
+  const SavedRun& saved = saved_run(point.world);
   const std::string run = saved.copy(name);
   const std::string mark = run + ".mark";
   Outcome outcome;
-  {
-    test::CliProcess process(saved.resume_arguments(run),
-                             {{"LD_PRELOAD", test::kFailingCalls},
-                              {"TESSERA_FAULT_RANK", std::to_string(point.call.rank)},
-                              {"TESSERA_FAULT_CALL", std::to_string(point.call.number)},
-                              {"TESSERA_FAULT_KIND", point.kind},
-                              {"TESSERA_FAULT_MARK", mark}});
-    outcome.cli = process.wait(std::chrono::seconds(60));
-  }
-  const std::int64_t ended = now_ns();
-  std::ifstream in(mark);
-  std::int64_t at = 0;
-  outcome.reached = static_cast<bool>(in >> at);
-  if (outcome.reached) {
-    const auto time = [](std::int64_t ns) {
-      return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(ns));
-    };
-    const milliseconds wall((ended - at) / 1'000'000);
-    outcome.after = wall - std::min(wall, test::stolen_between(time(at), time(ended)));
-  }
-  outcome.newest = test::newest_of(run);
+  outcome.cli = run_cli(saved.resume_arguments(run),
+                        {{"LD_PRELOAD", kFailingCalls},
+                         {"TESSERA_FAULT_RANK", std::to_string(point.call.rank)},
+                         {"TESSERA_FAULT_CALL", std::to_string(point.call.number)},
+                         {"TESSERA_FAULT_KIND", point.kind},
+                         {"TESSERA_FAULT_MARK", mark}});
+  const auto since_fault = Stopwatch::load(mark);
+  outcome.reached = since_fault.has_value();
+  if (since_fault) outcome.after = since_fault->elapsed();
+  outcome.newest = newest_of(run);
   if (resume) {
-    const auto again = test::run_cli(saved.resume_arguments(run));
-    const auto newest = test::newest_of(run);
-    outcome.resumed_well = again.code == 0 && newest.step == test::kLastStep &&
+    const auto again = run_cli(saved.resume_arguments(run));
+    const auto newest = newest_of(run);
+    outcome.resumed_well = again.code == 0 && newest.step == kLastStep &&
                            newest.content == saved.content().at(newest.step);
   }
   std::error_code ignored;
@@ -168,8 +142,8 @@ Outcome run(const Point& point, std::size_t i, bool resume) {
 // Index, final directory name, and `latest`.
 bool takes_part_in_commit(const LoggedCall& call) {
   for (const char* part : {"/index.json", "/latest"})
-    if (contains(call.path, part) || contains(call.path2, part)) return true;
-  return call.path.ends_with("/checkpoints") || call.path2.find("/step-") != std::string::npos;
+    if (holds(call.path, part) || holds(call.path2, part)) return true;
+  return call.path.ends_with("/checkpoints") || holds(call.path2, "/step-");
 }
 
 /// Returns why an outcome is wrong, beyond the checks common to all kinds; starts with "culprit" or
@@ -177,9 +151,8 @@ bool takes_part_in_commit(const LoggedCall& call) {
 using Judge = std::function<std::string(const Point&, const Outcome&)>;
 
 Tally campaign(const std::vector<Point>& points, std::size_t resume_every, const Judge& judge) {
-  test::stolen_between({}, {});  // starts sampling
   std::vector<Outcome> outcomes(points.size());
-  test::for_all(points.size(), [&](std::size_t i) {
+  for_all(points.size(), [&](std::size_t i) {
     outcomes[i] = run(points[i], i, resume_every > 0 && i % resume_every == 0);
   });
   Tally tally;
@@ -192,7 +165,7 @@ Tally campaign(const std::vector<Point>& points, std::size_t resume_every, const
     const auto& content = saved_run(point.world).content();
     const auto expected = content.find(outcome.newest.step);
     // Without the fault, the run may have ended at any step.
-    const std::int64_t oldest = outcome.reached ? point.step - 1 : test::kFirstStep;
+    const std::int64_t oldest = outcome.reached ? point.step - 1 : kFirstStep;
     if (outcome.newest.step < oldest || expected == content.end() || !outcome.resumed_well) {
       ++tally.lost;
       wrong += " lost";
@@ -209,7 +182,7 @@ Tally campaign(const std::vector<Point>& points, std::size_t resume_every, const
     if (why.starts_with("result")) ++tally.result;
     wrong += why.empty() ? "" : " " + why;
     const bool commits = point.call.rank == 0 && takes_part_in_commit(point.call);
-    test::log_fault(fmt::format(
+    log_fault(fmt::format(
         R"({{"fault": "{}", "point": "{}", "world": {}, "rank": {}, "ms": {}, "wrong": "{}"}})",
         point.kind, commits ? "commit" : "save", point.world, point.call.rank,
         outcome.after.count(), wrong));
@@ -228,8 +201,8 @@ Tally campaign(const std::vector<Point>& points, std::size_t resume_every, const
 std::string judge_kill(const Point& point, const Outcome& outcome) {
   if (outcome.cli.code != kCommExit) return "result: another exit code";
   const std::string& err = outcome.cli.err;
-  if (!contains(err, fmt::format("rank {} (pid ", point.call.rank)) ||
-      !contains(err, "was killed by SIGKILL")) {
+  if (!holds(err, fmt::format("rank {} (pid ", point.call.rank)) ||
+      !holds(err, "was killed by SIGKILL")) {
     return "culprit: not named";
   }
   return "";
@@ -239,8 +212,8 @@ std::string judge_stop(const Point& point, const Outcome& outcome) {
   if (outcome.cli.code != kCommExit && outcome.cli.code != kIoExit) {
     return "result: another exit code";
   }
-  return contains(outcome.cli.err, fmt::format("rank {}", point.call.rank)) ? ""
-                                                                            : "culprit: not named";
+  return holds(outcome.cli.err, fmt::format("rank {}", point.call.rank)) ? ""
+                                                                         : "culprit: not named";
 }
 
 // File name as errors print it, without the run id that differs between attempts.
@@ -251,24 +224,24 @@ std::string reported_name(const std::string& path) {
 
 std::string judge_failure(const Point& point, const Outcome& outcome) {
   const std::string& err = outcome.cli.err;
-  const bool failed = contains(err, "was not saved");
-  const bool last = point.step == test::kLastStep;
+  const bool failed = holds(err, "was not saved");
+  const bool last = point.step == kLastStep;
   const int code = failed && last ? kIoExit : 0;
   if (outcome.cli.code != code) return fmt::format("result: exit code {} expected", code);
-  if (code == 0 && outcome.newest.step != test::kLastStep) return "result: not the last step";
+  if (code == 0 && outcome.newest.step != kLastStep) return "result: not the last step";
   const bool repeated =
       (point.kind == "EINTR" || point.kind == "short") && point.call.name == "write";
   if (failed && repeated) return "result: the write was not tried again";
   // Retention keeps old checkpoints, with a warning, if a file cannot be opened for verification.
   const bool reported = failed || (point.call.name == "open" &&
-                                   contains(err, "warning: old checkpoints were not removed: "));
+                                   holds(err, "warning: old checkpoints were not removed: "));
   if (!reported && !repeated && !point.tolerated && point.kind != "EINTR") {
     return "result: a failing call was ignored";
   }
-  if (reported && !contains(err, fmt::format("rank {}: ", point.call.rank))) {
+  if (reported && !holds(err, fmt::format("rank {}: ", point.call.rank))) {
     return "culprit: the rank is not named";
   }
-  if (reported && !contains(err, reported_name(point.call.path)))
+  if (reported && !holds(err, reported_name(point.call.path)))
     return "culprit: the file is not named";
   return "";
 }
@@ -292,8 +265,7 @@ TEST_CASE("a rank is killed at any call of a save: the old or the new checkpoint
   for (const char* kind : {"kill", "kill-after", "kill-half"}) {
     const bool half = std::string(kind) == "kill-half";
     const auto all = half ? points(kind, {"write"}) : points(kind);
-    check(kind,
-          campaign(test::sample(all, half ? 3 : 6, 5), test::tries_all() ? 20 : 3, judge_kill));
+    check(kind, campaign(sample(all, half ? 3 : 6, 5), tries_all() ? 20 : 3, judge_kill));
   }
 }
 
@@ -306,11 +278,11 @@ TEST_CASE("any call of a save fails: rank and file are named, and training conti
                                                        {"EINTR", kCanBeInterrupted},
                                                        {"short", {"write"}}}) {
     seed += 7;
-    check(kind, campaign(test::sample(points(kind, names), 4, seed), 0, judge_failure));
+    check(kind, campaign(sample(points(kind, names), 4, seed), 0, judge_failure));
   }
 }
 
 TEST_CASE("a rank stopped during a save is named, and the previous checkpoint stays valid") {
-  check("stop", campaign(test::sample(points("stop", {"mkdir", "create", "sync", "rename"}), 2, 3),
-                         0, judge_stop));
+  check("stop", campaign(sample(points("stop", {"mkdir", "create", "sync", "rename"}), 2, 3), 0,
+                         judge_stop));
 }

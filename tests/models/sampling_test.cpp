@@ -59,11 +59,6 @@ TEST_CASE("top-k and top-p cut off the tail") {
   CHECK(histogram({.top_p = 1e-9}, 50).size() == 1);
 }
 
-TEST_CASE("a draw is a pure function of key and counter") {
-  for (std::uint64_t i = 0; i < 20; ++i)
-    CHECK(sample(kLogits, {}, kKey, i) == sample(kLogits, {}, kKey, i));
-}
-
 TEST_CASE("each row of a tensor draws from its own logits with its own counter") {
   const auto context = Context::create({.threads = 2});
   const std::int64_t batch = 7, vocab = 301;

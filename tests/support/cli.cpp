@@ -1,5 +1,6 @@
 #include "tests/support/cli.h"
 
+#include <doctest/doctest.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/prctl.h>
@@ -9,10 +10,11 @@
 #include <cmath>
 #include <csignal>
 #include <fstream>
-#include <nlohmann/json.hpp>
+#include <iostream>
 #include <sstream>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include "tests/support/fault_log.h"
 #include "tests/support/paths.h"
@@ -69,6 +71,28 @@ void log_run(const Arguments& words, const Variables& variables) {
   }
   log_fault(fmt::format(R"({{"world": {}, "share": {}}})", world, one_rank ? 1.0 / world : 1.0));
 }
+
+thread_local std::string last_result;
+
+// Prints the last result at the first failed assertion after it.
+struct ResultPrinter : doctest::IReporter {
+  explicit ResultPrinter(const doctest::ContextOptions&) {}
+  void log_assert(const doctest::AssertData& assertion) override {
+    if (assertion.m_failed) std::cout << std::exchange(last_result, {}) << std::endl;
+  }
+  void test_case_start(const doctest::TestCaseData&) override { last_result.clear(); }
+  void report_query(const doctest::QueryData&) override {}
+  void test_run_start() override {}
+  void test_run_end(const doctest::TestRunStats&) override {}
+  void test_case_reenter(const doctest::TestCaseData&) override {}
+  void test_case_end(const doctest::CurrentTestCaseStats&) override {}
+  void test_case_exception(const doctest::TestCaseException&) override {}
+  void subcase_start(const doctest::SubcaseSignature&) override {}
+  void subcase_end() override {}
+  void log_message(const doctest::MessageData&) override {}
+  void test_case_skipped(const doctest::TestCaseData&) override {}
+};
+REGISTER_LISTENER("result", 1, ResultPrinter);
 
 }  // namespace
 
@@ -144,12 +168,8 @@ std::map<int, pid_t> CliProcess::ranks() const {
 }
 
 bool CliProcess::wait_for(std::string_view part, int times) {
-  const auto end = Clock::now() + std::chrono::seconds(30);
-  while (count(err(), part) < times) {
-    if (!running() || Clock::now() > end) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-  return true;
+  return wait_until([&] { return count(err(), part) >= times || !running(); }) &&
+         count(err(), part) >= times;
 }
 
 CliResult CliProcess::wait(std::chrono::milliseconds deadline) {
@@ -163,12 +183,40 @@ CliResult CliProcess::wait(std::chrono::milliseconds deadline) {
   }
   result_.out = streams_.read("out");
   result_.err = streams_.read("err");
+  last_result = result_.describe();
   return result_;
 }
 
 CliResult run_cli(const Arguments& arguments, const Variables& variables,
                   std::chrono::milliseconds deadline) {
   return CliProcess(arguments, variables).wait(deadline);
+}
+
+CliResult run_to(int code, const Arguments& arguments, const Variables& variables) {
+  auto result = run_cli(arguments, variables);
+  REQUIRE(result.code == code);
+  return result;
+}
+
+CliResult end_of(CliProcess& process, int code) {
+  auto result = process.wait(std::chrono::seconds(60));
+  REQUIRE(result.in_time);
+  REQUIRE(result.code == code);
+  return result;
+}
+
+nlohmann::json json_of(Arguments arguments, int code) {
+  arguments.emplace_back("--json");
+  return nlohmann::json::parse(run_to(code, arguments).out);
+}
+
+bool wait_until(const std::function<bool()>& condition) {
+  const auto end = Clock::now() + std::chrono::seconds(30);
+  while (!condition()) {
+    if (Clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
 }
 
 Variables rank_variables(int rank, int world, const std::string& port) {

@@ -3,8 +3,10 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,7 +28,7 @@ struct CliResult {
   std::string out, err;
   std::chrono::milliseconds time{};
 
-  /// Both streams, exit code and signal, for INFO.
+  /// Both streams, exit code and signal. Printed for the last result when an assertion fails.
   std::string describe() const;
 };
 
@@ -68,6 +70,19 @@ class CliProcess {
 
 CliResult run_cli(const Arguments& arguments, const Variables& variables = {},
                   std::chrono::milliseconds deadline = std::chrono::seconds(60));
+
+/// Runs the program and requires its exit code.
+CliResult run_to(int code, const Arguments& arguments, const Variables& variables = {});
+/// Waits at most 60 s for a process and its descendants, and requires its exit code.
+CliResult end_of(CliProcess& process, int code);
+/// Output of a command with --json.
+nlohmann::json json_of(Arguments arguments, int code = 0);
+inline nlohmann::json inspect(const std::string& run) {
+  return json_of({"checkpoint", "inspect", run});
+}
+
+/// Waits at most 30 s for a condition.
+bool wait_until(const std::function<bool()>& condition);
 
 /// torchrun's variables for one rank of a single-host run.
 Variables rank_variables(int rank, int world, const std::string& port);

@@ -9,7 +9,7 @@
 #include "tests/support/paths.h"
 #include "tests/support/safetensors_reader.h"
 
-namespace tessera::testing {
+namespace tessera::test {
 namespace {
 
 const std::string kPrefix = "transformer.";
@@ -95,4 +95,4 @@ double relative_error(const std::vector<float>& actual, const std::vector<float>
   return std::sqrt(difference) / std::max(std::sqrt(norm), 1e-30);
 }
 
-}  // namespace tessera::testing
+}  // namespace tessera::test

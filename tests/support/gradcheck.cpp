@@ -8,7 +8,7 @@
 #include "core/ops/elementwise.h"
 #include "core/ops/view.h"
 
-namespace tessera::testing {
+namespace tessera::test {
 namespace {
 
 // Weights of the checked linear combination; 1 for a scalar result.
@@ -167,4 +167,4 @@ std::string compare_bf16(const Operation& operation, const std::vector<Tensor>& 
   return {};
 }
 
-}  // namespace tessera::testing
+}  // namespace tessera::test

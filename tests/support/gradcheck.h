@@ -6,7 +6,7 @@
 
 #include "core/tensor.h"
 
-namespace tessera::testing {
+namespace tessera::test {
 
 /// An operation under test, with one result.
 using Operation = std::function<Tensor(const std::vector<Tensor>&)>;
@@ -38,4 +38,4 @@ std::string gradcheck(const Operation& operation, const std::vector<Tensor>& inp
 std::string compare_bf16(const Operation& operation, const std::vector<Tensor>& inputs,
                          double tolerance);
 
-}  // namespace tessera::testing
+}  // namespace tessera::test

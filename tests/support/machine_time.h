@@ -6,6 +6,8 @@
 #include <chrono>
 #include <cstdint>
 #include <fstream>
+#include <iterator>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -38,11 +40,29 @@ class StolenTime {
   }
 
  private:
+  friend class Stopwatch;
   std::vector<std::int64_t> ticks_;  // by processor
 };
 
 class Stopwatch {
  public:
+  /// For another process of this machine, which reads on.
+  void save(const char* file) const {
+    std::ofstream out(file);
+    out << start_.time_since_epoch().count();
+    for (const std::int64_t ticks : stolen_.ticks_) out << ' ' << ticks;
+  }
+  /// @return empty if the file does not exist
+  static std::optional<Stopwatch> load(const std::string& file) {
+    std::ifstream in(file);
+    std::chrono::steady_clock::rep start = 0;
+    if (!(in >> start)) return {};
+    Stopwatch watch;
+    watch.start_ =
+        std::chrono::steady_clock::time_point(std::chrono::steady_clock::duration(start));
+    watch.stolen_.ticks_.assign(std::istream_iterator<std::int64_t>(in), {});
+    return watch;
+  }
   std::chrono::milliseconds wall() const {
     return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() -
                                                                  start_);
