@@ -83,7 +83,8 @@ TEST_CASE_FIXTURE(Fixture, "bf16 master weights are stored as bf16, and resume b
   run_to(0, command(half, 20));
   CHECK((read_metrics(half).steps == read_metrics(whole).steps));
   CHECK(inspect(half).at("digest") == inspect(whole).at("digest"));
-  for (const auto& tensor : inspect(half).at("tensors"))
+  const auto inspected = inspect(half);
+  for (const auto& tensor : inspected.at("tensors"))
     CHECK(tensor.at("dtype") == (tensor.at("section") == "model" ? "BF16" : "F32"));
   run_to(0, joined(small_run(text, half, 1, 22), {"--train.precision=fp32"}));
   run_to(0, command(half, 24));
