@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <csignal>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "io/checkpoint/find.h"

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <nlohmann/json.hpp>
 
 #include "tests/e2e/small_run.h"
 #include "tests/support/meeting_port.h"

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <array>
+#include <nlohmann/json.hpp>
 
 #include "comm/shared_memory.h"
 #include "comm/single.h"

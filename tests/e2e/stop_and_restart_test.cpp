@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
 

@@ -11,6 +11,7 @@
 #include <csignal>
 #include <fstream>
 #include <iostream>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string_view>
 #include <thread>
@@ -209,6 +210,8 @@ nlohmann::json json_of(Arguments arguments, int code) {
   arguments.emplace_back("--json");
   return nlohmann::json::parse(run_to(code, arguments).out);
 }
+
+nlohmann::json inspect(const std::string& run) { return json_of({"checkpoint", "inspect", run}); }
 
 bool wait_until(const std::function<bool()>& condition) {
   const auto end = Clock::now() + std::chrono::seconds(30);

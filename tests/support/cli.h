@@ -6,7 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -77,9 +77,7 @@ CliResult run_to(int code, const Arguments& arguments, const Variables& variable
 CliResult end_of(CliProcess& process, int code);
 /// Output of a command with --json.
 nlohmann::json json_of(Arguments arguments, int code = 0);
-inline nlohmann::json inspect(const std::string& run) {
-  return json_of({"checkpoint", "inspect", run});
-}
+nlohmann::json inspect(const std::string& run);  ///< of `checkpoint inspect`
 
 /// Waits at most 30 s for a condition.
 bool wait_until(const std::function<bool()>& condition);
