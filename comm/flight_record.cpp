@@ -94,7 +94,7 @@ void check_header(const FlightHeader& header, std::size_t bytes, const std::stri
                          "{}: invalid rank {} of {}", source, header.rank, header.world_size);
   require<CorruptRecord>(is_wall_time(header.start_wall_ns) && is_time(header.start_ns),
                          "{}: invalid start time", source);
-  require<CorruptRecord>(header.ending.kind <= static_cast<std::uint64_t>(FlightEnd::Aborted),
+  require<CorruptRecord>(header.ending.kind <= static_cast<std::uint64_t>(FlightEnd::CutOff),
                          "{}: unknown end kind {}", source, header.ending.kind);
 }
 
@@ -186,8 +186,9 @@ std::string_view flight_state_name(FlightState state) {
 }
 
 std::string_view flight_end_name(FlightEnd end) {
-  static constexpr std::array<std::string_view, 8> kNames = {
-      "running", "done", "error", "out of memory", "timeout", "peer lost", "mismatch", "aborted"};
+  static constexpr std::array<std::string_view, 9> kNames = {
+      "running",   "done",     "error",   "out of memory", "timeout",
+      "peer lost", "mismatch", "aborted", "cut off"};
   return kNames[static_cast<std::size_t>(end)];
 }
 

@@ -35,7 +35,8 @@ enum class FlightEnd : std::uint8_t {
   Timeout,
   PeerLost,
   Mismatch,
-  Aborted
+  Aborted,
+  CutOff  ///< only in records of earlier versions
 };
 /// "running", "done", "error", "out of memory", "timeout", ...
 std::string_view flight_end_name(FlightEnd end);

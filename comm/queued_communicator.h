@@ -20,7 +20,7 @@ namespace tessera::comm {
 struct CommunicatorOptions {
   /// Default deadline of a collective.
   std::chrono::milliseconds timeout{120'000};
-  /// Books staging buffers in this context's ledger; null: not booked.
+  /// Books staging buffers in this context's ledger; null: in none that the caller sees.
   std::shared_ptr<Context> context = {};
   /// A failure aborts the run: it is published as the run's verdict.
   bool ends_run = false;

@@ -19,11 +19,13 @@ def unit_tests(build):
     """{source file in tests/: ctest name}"""
     listing = subprocess.run(["ctest", "--test-dir", build, "-L", "^unit$", "--show-only=json-v1"],
                              capture_output=True, text=True, check=True).stdout
-    files = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("*_test.cpp")]
     tests = {}
     for test in json.loads(listing)["tests"]:
-        suffix = f"/{test['name'].split('.', 1)[-1]}.cpp"
-        tests.update({file: test["name"] for file in files if file.endswith(suffix)})
+        folder = next(p["value"] for p in test["properties"] if p["name"] == "WORKING_DIRECTORY")
+        folder = pathlib.Path(folder).relative_to(pathlib.Path(build).resolve())
+        file = folder / f"{test['name'].split('.', 1)[-1]}.cpp"
+        if (ROOT / file).exists():
+            tests[file.as_posix()] = test["name"]
     return tests
 
 

@@ -108,15 +108,21 @@ quick() {
   check asan -R "^($pattern)\$" && mv build/quick.started "$stamp"
 }
 
-# Builds for the sanitizers in the background at the lowest priority, since end-to-end tests mostly sleep.
-build_sanitizers() {
+# Builds for the sanitizers and runs the unit tests in the background at the lowest priority, since
+# end-to-end tests mostly sleep.
+start_unit_tests() {
   (
     renice -n 19 -p "$BASHPID" >/dev/null
-    build asan tests-unit && build tsan tests-dist
+    build asan tests-unit && build tsan tests-dist && check asan -L '^unit$'
   ) >build/sanitizers.log 2>&1 </dev/null &
   sanitizers=$!
 }
-finish_sanitizers() { wait "$sanitizers" || { tail -n 100 build/sanitizers.log; return 1; }; }
+finish_unit_tests() {
+  local result=0
+  wait "$sanitizers" || result=1
+  sed -n '/^Internal ctest/,$p' build/sanitizers.log | grep . || tail -n 100 build/sanitizers.log
+  return "$result"
+}
 
 # Selects the sample of campaign faults.
 if [[ -z ${TESSERA_CAMPAIGN_SEED:-} ]]; then
@@ -132,10 +138,9 @@ case $mode in
     if command -v clang-format >/dev/null; then stage "format" check_format; fi
     stage "release: build" build release tests-e2e
     built=$?
-    build_sanitizers
+    start_unit_tests
     [[ $built -ne 0 ]] || stage "release: end-to-end tests" check release -L '^e2e$'
-    stage "asan, tsan: rest of the build" finish_sanitizers
-    stage "asan: unit tests" check asan -L '^unit$'
+    stage "asan, tsan: build; asan: unit tests" finish_unit_tests
     stage "tsan: communication and threads" check tsan -L '^dist$'
     ;;
 esac

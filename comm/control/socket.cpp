@@ -174,8 +174,12 @@ std::optional<std::string> address_towards(const std::vector<std::string>& hosts
       // Connecting a datagram socket only consults the routing table.
       const FileDescriptor fd(::socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
       if (!fd || ::connect(fd.get(), a->ai_addr, a->ai_addrlen) != 0) continue;
-      std::string own = bound_address(fd.get());
-      if (!is_loopback(own)) return own;
+      try {
+        std::string own = bound_address(fd.get());
+        if (!is_loopback(own)) return own;
+      } catch (const CommError&) {
+        continue;
+      }
     }
   }
   return std::nullopt;

@@ -121,6 +121,9 @@ class Verification {
     } catch (const IoError& error) {
       problem(name, "", error.what(), true);
       opened = false;
+    } catch (const Error& error) {
+      problem(name, "", error.what());
+      opened = false;
     }
     std::error_code gone;
     if (fs::is_regular_file(fs::symlink_status(dir_ / name, gone))) return opened;

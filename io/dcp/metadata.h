@@ -34,7 +34,7 @@ DcpMetadata parse_dcp_metadata(std::string text, const std::string& source);
 /// Sorts chunks by offsets, drops empty ones, and checks that the rest covers a tensor of `shape`
 /// exactly once.
 /// @param where  named in errors
-/// @throws CorruptCheckpoint on a gap, an overlap, or a chunk outside the shape
+/// @throws CorruptCheckpoint on a gap, an overlap, or a chunk with elements outside the shape
 void check_boxes(const Shape& shape, std::vector<StoredBlock>& chunks, const std::string& where);
 
 }  // namespace tessera::io

@@ -26,6 +26,8 @@ std::size_t max_open_files() {
 
 }  // namespace
 
+Pump::Pump(const PumpOptions& options) : options_(options), max_open_(max_open_files()) {}
+
 void PumpTensor::add_sum(std::size_t c, std::int64_t from, std::int64_t to, std::uint64_t crc) {
   const Chunk& chunk = record->chunks[c];
   const std::int64_t width = record->width();
@@ -278,12 +280,11 @@ void Pump::Lane::pass(std::span<const Slice> slices, char* target, const Sink* s
 }
 
 std::shared_ptr<const DirectFile> Pump::file(const TensorSource& source, const std::string& name) {
-  static const std::size_t kMaxOpen = max_open_files();
   const std::lock_guard lock(files_mutex_);
   const std::pair key(&source, name);
   const auto found = files_.find(key);
   if (found != files_.end()) return found->second;
-  if (files_.size() >= kMaxOpen) files_.clear();  // readers keep theirs alive
+  if (files_.size() >= max_open_) files_.clear();  // readers keep theirs alive
   return files_[key] =
              std::make_shared<const DirectFile>(source.open_file(name), options_.direct_io);
 }

@@ -122,7 +122,7 @@ class Pump {
     AlignedBuffer scratch_;
   };
 
-  explicit Pump(const PumpOptions& options) : options_(options) {}
+  explicit Pump(const PumpOptions& options);
 
   /// Calls body(i, lane) for i of [0, n) on all threads; see parallel_for_each.
   void run(std::size_t n, const std::function<void(std::size_t i, Lane& lane)>& body);
@@ -132,6 +132,7 @@ class Pump {
   std::shared_ptr<const DirectFile> file(const TensorSource& source, const std::string& name);
 
   const PumpOptions options_;
+  const std::size_t max_open_;  // files
   std::mutex files_mutex_;
   std::map<std::pair<const TensorSource*, std::string>, std::shared_ptr<const DirectFile>>
       files_;  // guarded by files_mutex_

@@ -94,10 +94,11 @@ TEST_CASE("adamw refuses invalid arguments by name") {
     return Tensor::full(context, {n}, dtype, 1.0);
   };
   const auto refuses = [&](const Tensor& param, const Tensor& grad, const Tensor& factor,
-                           const Tensor& copy, std::int64_t step, double beta2, const char* what) {
+                           const Tensor& copy, std::int64_t step, double beta2, const char* what,
+                           double eps = 1e-8) {
     CAPTURE(what);
-    CHECK_THROWS_WITH_AS(optim::adamw_step({.beta2 = beta2}, {}, param, grad, make(4), make(4),
-                                           0.01, step, factor, copy),
+    CHECK_THROWS_WITH_AS(optim::adamw_step({.beta2 = beta2, .eps = eps}, {}, param, grad, make(4),
+                                           make(4), 0.01, step, factor, copy),
                          doctest::Contains(what), InvalidArgument);
   };
   const Tensor good = make(4), one = make(1);
@@ -109,4 +110,6 @@ TEST_CASE("adamw refuses invalid arguments by name") {
   refuses(make(4, DType::BF16), good, one, make(4, DType::BF16), 1, 0.9, "needs no copy");
   refuses(good, good, one, {}, 0, 0.9, "got 0");
   refuses(good, good, one, {}, 1, 1.0, "beta2");
+  refuses(good, good, one, {}, 1, 0.9, "eps", -1.0);
+  refuses(good, good, one, make(5, DType::BF16), 1, 0.9, "copy must have shape [4], got [5]");
 }

@@ -58,6 +58,18 @@ TEST_CASE_FIXTURE(Wild, "a non-finite step stops the run, and all ranks report t
   }
 }
 
+TEST_CASE_FIXTURE(Wild, "a save of values that are not finite ends the run, and saves nothing") {
+  for (const int world : {1, 2}) {
+    CAPTURE(world);
+    const std::string run = fmt::format("saved-{}", world);
+    const auto result = run_to(
+        kFailed, joined(wild(run, world, 200),
+                        {"--optim.clip_norm=0", "--checkpoint.keep=1", "--checkpoint.every=1"}));
+    CHECK(holds(result.err, "Lower optim.lr"));
+    run_to(0, {"checkpoint", "verify", dir.file(run)});
+  }
+}
+
 TEST_CASE_FIXTURE(Wild, "non-finite steps are skipped, at most ten in a row") {
   for (const int world : {2, 3, 4}) {
     CAPTURE(world);

@@ -315,11 +315,31 @@ mode_t mode_of(int flags, va_list arguments) {
     const auto make = [&] { return next(dir, path, flags, mode); };      \
     return watches() ? opened(path_at(dir, path), flags, make) : make(); \
   }
+#define TESSERA_CREAT(name)                                                               \
+  TESSERA_EXPORT int name(const char* path, mode_t mode) {                                \
+    TESSERA_REAL(name);                                                                   \
+    const auto make = [&] { return next(path, mode); };                                   \
+    return watches() ? opened(path_at(AT_FDCWD, path), O_CREAT | O_TRUNC, make) : make(); \
+  }
 #define TESSERA_PWRITE(name)                                                                  \
   TESSERA_EXPORT ssize_t name(int fd, const void* data, std::size_t bytes, off_t at) {        \
     TESSERA_REAL(name);                                                                       \
     const auto make = [&](std::size_t n) { return next(fd, data, n, at); };                   \
     return watches() ? part({"write", path_of(fd)}, fd, at, data, bytes, make) : make(bytes); \
+  }
+#define TESSERA_TRUNCATE(name)                                                      \
+  TESSERA_EXPORT int name(int fd, off_t size) noexcept {                            \
+    TESSERA_REAL(name);                                                             \
+    const auto make = [&] { return next(fd, size); };                               \
+    const auto note = [&](std::int64_t) { return Faults::Noted{inode(fd), size}; }; \
+    return watches() ? whole({"truncate", path_of(fd)}, make, note) : make();       \
+  }
+#define TESSERA_FALLOCATE(name)                                                          \
+  TESSERA_EXPORT int name(int fd, int mode, off_t at, off_t bytes) {                     \
+    TESSERA_REAL(name);                                                                  \
+    const auto make = [&] { return next(fd, mode, at, bytes); };                         \
+    const auto note = [&](std::int64_t) { return Faults::Noted{inode(fd), at, bytes}; }; \
+    return watches() ? whole({"allocate", path_of(fd)}, make, note) : make();            \
   }
 #define TESSERA_SYNC(name)                                                           \
   TESSERA_EXPORT int name(int fd) {                                                  \
@@ -339,8 +359,14 @@ TESSERA_OPEN(open)
 TESSERA_OPEN(open64)
 TESSERA_OPENAT(openat)
 TESSERA_OPENAT(openat64)
+TESSERA_CREAT(creat)
+TESSERA_CREAT(creat64)
 TESSERA_PWRITE(pwrite)
 TESSERA_PWRITE(pwrite64)
+TESSERA_TRUNCATE(ftruncate)
+TESSERA_TRUNCATE(ftruncate64)
+TESSERA_FALLOCATE(fallocate)
+TESSERA_FALLOCATE(fallocate64)
 TESSERA_SYNC(fsync)
 TESSERA_SYNC(fdatasync)
 TESSERA_REMOVE(unlink)
@@ -405,6 +431,13 @@ TESSERA_EXPORT int sync_file_range(int fd, off64_t at, off64_t bytes, unsigned f
   const auto make = [&] { return next(fd, at, bytes, flags); };
   // Makes nothing durable: the file size may be lost.
   return watches() ? whole({"flush", path_of(fd), {}, false}, make) : make();
+}
+
+TESSERA_EXPORT ssize_t copy_file_range(int from, off64_t* from_at, int to, off64_t* to_at,
+                                       std::size_t bytes, unsigned flags) {
+  TESSERA_REAL(copy_file_range);
+  const auto make = [&] { return next(from, from_at, to, to_at, bytes, flags); };
+  return watches() ? whole({"copy", path_of(to)}, make) : make();
 }
 
 TESSERA_EXPORT int close(int fd) {

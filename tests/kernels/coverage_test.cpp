@@ -48,6 +48,7 @@ TEST_CASE("every fiber kernel is called by a test") {
 }
 
 TEST_CASE("the CUDA backend has all fiber kernels, and the fused products") {
+  if (!std::filesystem::exists(cuda_plugin())) return;  // built without nvcc
   auto kernels = kernels_of(fiber_plugin());
   kernels.insert("matmul_fused");
   CHECK(kernels_of(cuda_plugin()) == kernels);

@@ -120,7 +120,8 @@ TEST_CASE("weights and moments of four ranks are loaded unchanged on any number 
       CHECK(reader.digest() == expected.digest());
       for (const io::Section section : {io::Section::ExpAvg, io::Section::ExpAvgSq}) {
         for (const auto& [name, tensor] : expected.tensors(section)) {
-          CHECK(io::tensor_checksum(reader.tensors(section).at(name)) == io::tensor_checksum(tensor));
+          CHECK(io::tensor_checksum(reader.tensors(section).at(name)) ==
+                io::tensor_checksum(tensor));
         }
       }
     }

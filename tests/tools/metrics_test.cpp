@@ -10,6 +10,7 @@
 
 #include "core/base/error.h"
 #include "tests/support/check_throws.h"
+#include "tests/support/file_limit.h"
 #include "tests/support/temp_dir.h"
 
 using namespace tessera;
@@ -122,27 +123,6 @@ TEST_CASE("foreign lines are dropped, an unfinished last line is ended, null rea
   CHECK(dir.read("metrics.jsonl").empty());
 }
 
-namespace {
-
-// A file size limit that stands for a full disk.
-class FileLimit {
- public:
-  explicit FileLimit(rlim_t bytes) {
-    std::signal(SIGXFSZ, SIG_IGN);
-    REQUIRE(::getrlimit(RLIMIT_FSIZE, &before_) == 0);
-    const struct rlimit limit { bytes, before_.rlim_max };
-    REQUIRE(::setrlimit(RLIMIT_FSIZE, &limit) == 0);
-  }
-  ~FileLimit() { ::setrlimit(RLIMIT_FSIZE, &before_); }
-  FileLimit(const FileLimit&) = delete;
-  FileLimit& operator=(const FileLimit&) = delete;
-
- private:
-  struct rlimit before_ {};
-};
-
-}  // namespace
-
 TEST_CASE("a file that cannot be opened is an I/O error with its name") {
   const TempDir dir;
   CHECK_THROWS_HOLDING(IoError, "absent/metrics.jsonl",
@@ -156,7 +136,7 @@ TEST_CASE("lines are buffered while the disk is full, and written once it is not
   CHECK(writer.take_warning().empty());
   std::string warning, error;
   {
-    const FileLimit full(dir.read("metrics.jsonl").size() + 20);
+    const test::FileLimit full(dir.read("metrics.jsonl").size() + 20);
     writer.write_step(at(1));
     warning = writer.take_warning();
     writer.write_evaluation(2, 3.5);
@@ -185,7 +165,7 @@ TEST_CASE("the buffer for lines is limited") {
   std::string error;
   std::int64_t step = 0;
   {
-    const FileLimit full(0);
+    const test::FileLimit full(0);
     try {
       while (step < 100'000) writer.write_step(at(step++));
     } catch (const IoError& e) {

@@ -73,7 +73,7 @@ class Nvml:
 
 
 class GpuMemory:
-    """Polls the driver for the memory in use on GPU 0: peak above the start, or None without a driver. Includes contexts,
+    """Polls the driver for the memory in use on GPU 0: peak above the start, or None without NVML. Includes contexts,
     workspaces and caches of any program."""
 
     def __init__(self, every=0.02):

@@ -344,9 +344,10 @@ class Launch {
           root_->rank < 0 ? root_->what : fmt::format("rank {} {}", root_->rank, root_->what);
     } else if (!killed_.empty()) {
       log_.write(line_of(
-          fmt::format("rank{} {} did not exit within {} of the last stop request, and {} killed",
+          fmt::format("rank{} {} did not exit within {} of the last stop request, and {} killed{}",
                       killed_.size() == 1 ? "" : "s", fmt::join(killed_, ", "),
-                      comm::format_seconds(options_.grace), killed_.size() == 1 ? "was" : "were")));
+                      comm::format_seconds(options_.grace), killed_.size() == 1 ? "was" : "were",
+                      quits_ ? "" : "; unsaved progress is lost")));
       outcome.code = quits_ ? stop_exit_code(outcome.signal) : kCommunication;
     } else if (stopped_by_ != 0 || ending_) {
       outcome.code = stop_exit_code(outcome.signal);

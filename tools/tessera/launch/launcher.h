@@ -27,7 +27,8 @@ struct LaunchOptions {
 struct LaunchOutcome {
   /// 0 if all ranks exited with 0; 4 if a rank was killed by a signal; else the exit code of the
   /// first rank that failed, preferring codes other than 4 (a consequence of another rank's
-  /// failure); stop_exit_code(n) if all ranks stopped by signal n, or 4 if one had to be killed.
+  /// failure); stop_exit_code(n) if all ranks stopped by signal n, or 4 if one had to be killed after a
+  /// single request.
   int code = 0;
   int signal = 0;       ///< that stopped the ranks; 0: none
   bool failed = false;  ///< other than by signals
