@@ -51,9 +51,9 @@ struct PickleValue {
   const PickleValue* args = nullptr;
   const PickleValue* state = nullptr;  ///< the object's state; null if not set
 
-  /// Of Str and Bytes, as stored; Str is normally UTF-8.
+  /// Bytes of a Str or Bytes value; a Str is normally UTF-8.
   std::string_view text() const { return {static_cast<const char*>(data), size}; }
-  /// Of containers, and of an Object with entries like a Dict.
+  /// Elements of a container, or of an Object with entries like a Dict.
   std::span<const PickleValue* const> items() const {
     return {static_cast<const PickleValue* const*>(data), size};
   }

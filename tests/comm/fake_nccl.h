@@ -96,7 +96,7 @@ class FakeNccl final : public comm::NcclDriver {
   void wait_for_compute() override {}
   void hold_back_compute(const comm::NcclEvent&) override { ++state_->holds; }
   std::unique_ptr<comm::NcclEvent> record() override {
-    // Of each collective's two event records, the first marks its start.
+    // A collective records two events; the first marks its start.
     is_start_ = !is_start_;
     const bool done = is_start_ ? state_->collectives_start.load() : done_now_.load();
     return std::make_unique<Event>(*this, done);

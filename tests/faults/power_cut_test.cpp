@@ -72,7 +72,7 @@ void apply(Entries& entries, const NameChange& change) {
   }
 }
 
-/// What survives of unsynced changes.
+/// Unsynced changes that survive.
 enum class Survival { Nothing, Names, NamesAndSizes, Data, All, Mixed };
 
 class Disk {

@@ -31,8 +31,10 @@ def run_tessera(o, seq, folder):
 
 def run_torch(o, seq):
     # malloc keeps freed memory, which avoids page faults: faster here than jemalloc.
-    env = dict(os.environ, OMP_NUM_THREADS=str(o.threads), OPENBLAS_CORETYPE="SkylakeX", MALLOC_MMAP_THRESHOLD_="8589934592",
+    env = dict(os.environ, OMP_NUM_THREADS=str(o.threads), MALLOC_MMAP_THRESHOLD_="8589934592",
                MALLOC_TRIM_THRESHOLD_="17179869184", MALLOC_TOP_PAD_="268435456")
+    if "avx512f" in pathlib.Path("/proc/cpuinfo").read_text():
+        env["OPENBLAS_CORETYPE"] = "SkylakeX"  # Debian's OpenBLAS takes AVX2 kernels on some of these
     command = [o.python, HERE / "gpt2_torch.py", "--size", "124M", "--batch", str(o.batch), "--seq", str(seq),
                "--warmup", str(WARMUP), "--steps", str(o.steps), "--threads", str(o.threads)]
     ran = must(run(command, env=env), command)

@@ -245,7 +245,7 @@ TEST_CASE("a damaged checkpoint does not count as best or permanent either") {
   };
   retention.damaged = std::make_shared<std::set<std::int64_t>>(std::set<std::int64_t>{20});
   prune(dir.path(), retention, 30);
-  // Of equal losses the later one counts, which is kept anyway.
+  // The best of two equal losses is the later one, which is kept anyway.
   CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{30});
   save(model, dir.path(), {.step = 40});
   retention.loss = [](const fs::path& path) {

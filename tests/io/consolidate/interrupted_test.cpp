@@ -40,7 +40,7 @@ TEST_CASE_FIXTURE(Fixture, "a source in the export's place is refused and unchan
                          consolidate(attempt, out, options));
     CHECK_THROWS_HOLDING(InvalidArgument, "contains the source",
                          consolidate(attempt / ".", out, options));
-    // Nor is it emptied for the export of another source.
+    // An export of another source does not empty it, either.
     CHECK_THROWS_HOLDING(InvalidArgument, "is not the journal of an export; move it and",
                          consolidate(run, out, options));
     CHECK(read_text(attempt / "tessera.json") == before);
