@@ -94,7 +94,7 @@ std::optional<NcclSuspicion> CallComparison::check(const Collective& launch,
 std::optional<NcclSuspicion> CallComparison::compare(const Collective& launch,
                                                      const std::string& signatures,
                                                      const std::function<bool()>& is_over) {
-  // An answer that this rank gave earlier stands.
+  // Keeps this rank's earlier answer, if there is one.
   set_or_get(*store_, key(std::to_string(rank_)), Call{launch.sequence, signatures}.encode());
   std::vector<Call> calls;
   while (calls.size() < static_cast<std::size_t>(world_size_)) {
