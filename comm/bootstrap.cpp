@@ -21,13 +21,13 @@ namespace {
 
 constexpr std::chrono::milliseconds kDrain{2000};
 constexpr std::chrono::milliseconds kResolvePause{200};
-// From a rank's heartbeat timeout to the verdict.
+// Maximum time from a rank's heartbeat timeout until the monitor reports the rank.
 constexpr std::chrono::milliseconds kNoticed{1000};
 
 // Rank 0 before the rendezvous, when its host and pid are unknown.
 StoreHost rank_zero() { return {{0}, "rank 0"}; }
 
-// The store that rank 0 serves; its process leaves last.
+// The store that rank 0 serves. The destructor waits for the other ranks to disconnect.
 struct ServedStore {
   std::unique_ptr<TcpStoreServer> server;
   std::unique_ptr<TcpStore> client;
@@ -120,7 +120,7 @@ std::string shared_device(const std::vector<Hello>& ranks) {
   return {};
 }
 
-// Opens NCCL if all ranks can use it; else sets why_not_nccl, equal on every rank.
+// Opens NCCL if all ranks can use it; else sets why_not_nccl to the same text on every rank.
 std::unique_ptr<NcclDriver> try_nccl(RankGroup& group, int rank, const BootstrapOptions& options,
                                      std::chrono::milliseconds deadline) {
   const auto on_cpu = std::find_if(group.ranks.begin(), group.ranks.end(),
@@ -149,7 +149,7 @@ std::unique_ptr<NcclDriver> try_nccl(RankGroup& group, int rank, const Bootstrap
   return nullptr;
 }
 
-// Fails the communicator on a verdict, including one published before it was created.
+// Passes the error that ends the run to the communicator, even if the error came first.
 struct AbortTarget {
   std::mutex mutex;
   Communicator* communicator = nullptr;
@@ -188,8 +188,8 @@ std::unique_ptr<Heartbeat> start_heartbeat(const LaunchEnvironment& env,
                                      std::move(heartbeat));
 }
 
-// The first rank at the store chooses the id. The run id is not enough: most launchers reuse it
-// for every start.
+// The first rank at the store chooses the id. The run id does not identify a start, because most
+// launchers reuse it.
 void share_start_id(Store& store, const BootstrapOptions& options) {
   if (!options.on_start_id) return;
   std::random_device random;
@@ -199,7 +199,7 @@ void share_start_id(Store& store, const BootstrapOptions& options) {
   if (parse_number(text, id) && id != 0) options.on_start_id(id);
 }
 
-// Publishes `error`; returns the verdict, or `error` itself if the store is lost.
+// Publishes `error`; returns the error that ends the run, or `error` if the store is unreachable.
 CommError published(Store& store, const CommError& error) {
   try {
     return publish_verdict(store, error);
@@ -266,7 +266,7 @@ void connect(RankGroup& group, const LaunchEnvironment& env, const BootstrapOpti
   if (options.heartbeat_timeout.count() > 0)
     tcp.watched_within = options.heartbeat_timeout + kNoticed;
   if (!one_host) {
-    // The host's own name resolves to a loopback address on many systems.
+    // hello.host is the last resort, because it resolves to a loopback address on many systems.
     std::vector<std::string> others = {env.address};
     for (const Hello& h : group.ranks) {
       if (h.host != hello.host) others.push_back(h.host);
@@ -322,7 +322,7 @@ RankGroup bootstrap(const LaunchEnvironment& env, const BootstrapOptions& option
   try {
     connect(group, env, options, end);
   } catch (const CommError& error) {
-    // Not published: the store may be slow for this rank only.
+    // Not published, because the store may be slow for this rank only.
     if (error.culprits().empty() || error.fate() == kNoAnswer) throw;
     throw published(*group.store, error);
   }

@@ -24,33 +24,33 @@ struct BootstrapOptions {
   /// GPU set TESSERA_NCCL_SHARE_DEVICES=1, a distinct NCCL_HOSTID per process, and NCCL_NET=Socket
   /// NCCL_IB_DISABLE=1 NCCL_SOCKET_IFNAME=lo NCCL_PROTO=Simple NCCL_MAX_CTAS=1.
   std::string backend = "auto";
-  /// Time for all ranks to meet and connect.
+  /// Time limit for the rendezvous of all ranks and their connections.
   std::chrono::milliseconds init_timeout{60'000};
-  /// Default deadline of collectives, and the context whose device buffers are accepted and whose
-  /// ledger books staging.
+  /// Default deadline of collectives; context of their device buffers, whose memory ledger also
+  /// counts staging buffers.
   CommunicatorOptions communicator = {};
-  /// Configuration that must be equal on all ranks; see Hello.
+  /// Build and configuration, which must be equal on all ranks; see Hello.
   std::string fingerprint = {};
   /// A rank, or the store's server, that is silent for this long fails the run. Zero: never.
   std::chrono::milliseconds heartbeat_timeout{4000};
   /// Called before the rendezvous with a nonzero id, unique to this start and equal on all ranks.
   /// Not called if the store is unreachable.
   std::function<void(std::uint64_t)> on_start_id = {};
-  /// Phase and step sent with heartbeats; null: created here.
+  /// Source of the phase and step that heartbeats report; null: bootstrap() creates one.
   std::shared_ptr<RankStatus> status = {};
   /// Called with all ranks' processes after the rendezvous.
   std::function<void(const std::vector<Hello>&)> on_met = {};
   /// Called on another thread if this process still runs seconds after the run has failed.
   std::function<void(const CommError&, const std::vector<Hello>&)> on_stuck = {};
-  /// Called on another thread of the store's server with warnings about slow ranks.
+  /// Called with warnings about slow ranks, on a thread of the store's server.
   std::function<void(const std::string&)> on_note = {};
-  /// Replaced in tests.
+  /// Opens NCCL; tests replace it.
   NcclOpener open_nccl = [](Context& context) { return comm::open_nccl(context); };
 };
 
 /// A rank's connections to the others. Members are destroyed in reverse order: the heartbeat uses
-/// the communicator, which uses the store. If this rank serves the store, its destruction waits up
-/// to 2 s for the others to leave.
+/// the communicator, which uses the store. If this rank serves the store, the destructor waits up
+/// to 2 s for the other ranks to disconnect.
 struct RankGroup {
   std::shared_ptr<Store> store;
   std::unique_ptr<Communicator> communicator;
@@ -64,7 +64,7 @@ struct RankGroup {
   std::unique_ptr<Heartbeat> heartbeat;
 };
 
-/// Joins a run: store, rendezvous, connections.
+/// Joins a run: connects to the store, meets the other ranks there, and connects to them.
 /// @throws Unsupported or InvalidArgument if the backend can't be used (equal on all ranks);
 ///   InvalidArgument if rank 0 would listen on a non-loopback address without a token; CommError
 ///   naming the missing ranks, or rank 0 if its store is unreachable

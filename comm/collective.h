@@ -23,7 +23,7 @@ enum class CollectiveKind : std::uint8_t {
 /// "all_gather", "reduce_scatter", ...
 std::string_view collective_name(CollectiveKind kind);
 
-/// A checked and numbered collective, as backends run it.
+/// Checked arguments of a collective. `sequence` is set when it is queued.
 struct Collective {
   CollectiveKind kind = CollectiveKind::Barrier;
   DType dtype = DType::U8;
@@ -34,7 +34,8 @@ struct Collective {
   void* out = nullptr;       ///< the buffer, or reduce_scatter's f32 result
   std::uint64_t sequence = 0;
   std::string label = {};
-  std::chrono::milliseconds deadline{0};
+  std::chrono::milliseconds deadline{0};  ///< zero: the communicator's default
+  Device device = {};                     ///< that holds the buffers
 
   std::size_t bytes() const { return static_cast<std::size_t>(count) * dtype_size(dtype); }
   /// "all_gather#12 (h.3)"
@@ -60,8 +61,8 @@ struct Signature {
   std::string describe() const;
 };
 
-/// Compares the signatures of all ranks and blames the minority; in a tie the lowest rank's group
-/// counts as right. The same result on every rank.
+/// Compares the signatures of all ranks and blames the minority; in a tie, the ranks that agree
+/// with the lowest rank count as right. Every rank computes the same result.
 /// @param ranks  ranks of the signatures; empty: 0, 1, 2, ...
 /// @return the error to throw; nothing if all agree
 std::optional<CommError> find_mismatch(std::span<const Signature> by_rank,

@@ -12,6 +12,7 @@
 
 namespace tessera::comm {
 
+struct Collective;
 class FlightRecorder;
 
 enum class ReduceOp : std::uint8_t { Sum, Max };
@@ -29,8 +30,8 @@ class Work {
   virtual ~Work() = default;
   virtual bool is_done() const = 0;
   /// Host buffers: blocks until the collective is done or its deadline passes. Device buffers: the
-  /// context's later device work waits for the collective. NCCL does not block the host; its later
-  /// failures surface in the next call or in Communicator::check().
+  /// context's later device work waits for the collective. NCCL does not block the host; a failure
+  /// after wait() surfaces in the next call or in Communicator::check().
   /// @throws CommError with the label, the sequence number and the culprits
   virtual void wait() = 0;
 };
@@ -55,19 +56,21 @@ class Communicator {
   /// "shm", "tcp", "threads", "single", "nccl", "host-staged shm"
   virtual std::string_view backend() const = 0;
 
-  /// In place: `buffer` has world_size equal parts; part rank() is filled before, all are after.
-  virtual WorkPtr start_all_gather(const TensorView& buffer, CollectiveOptions options) = 0;
-  /// `in` has world_size equal parts; `out` (f32) receives the sum over ranks, in rank order and in
-  /// float32, of part rank(). in: f32 or bf16. out may not overlap in.
-  virtual WorkPtr start_reduce_scatter(const TensorView& in, const TensorView& out,
-                                       CollectiveOptions options) = 0;
-  /// In place; f64, f32 or i64. Sums in rank order: the same bits on every rank.
-  virtual WorkPtr start_all_reduce(const TensorView& buffer, ReduceOp op,
-                                   CollectiveOptions options) = 0;
+  // The next five functions throw InvalidArgument for invalid arguments, before anything starts.
+
+  /// In place: `buffer` has world_size equal parts. Fill part rank(); the others are received.
+  WorkPtr start_all_gather(const TensorView& buffer, CollectiveOptions options);
+  /// `in` has world_size equal parts; `out` (f32) receives the sum of part rank() over all ranks,
+  /// added in rank order in float32. in: f32 or bf16. out may not overlap in.
+  WorkPtr start_reduce_scatter(const TensorView& in, const TensorView& out,
+                               CollectiveOptions options);
+  /// In place; f64, f32 or i64. Adds in rank order, so that every rank gets the same bits.
+  WorkPtr start_all_reduce(const TensorView& buffer, ReduceOp op, CollectiveOptions options);
   /// In place: every rank receives root's contents.
-  virtual WorkPtr start_broadcast(const TensorView& buffer, int root,
-                                  CollectiveOptions options) = 0;
-  virtual WorkPtr start_barrier(CollectiveOptions options) = 0;
+  WorkPtr start_broadcast(const TensorView& buffer, int root, CollectiveOptions options);
+  WorkPtr start_barrier(CollectiveOptions options);
+  /// Starts a collective whose arguments one of the functions above has checked.
+  virtual WorkPtr start(Collective collective) = 0;
 
   /// Collectives started before end_group() may run together: NCCL launches them as one, with one
   /// sequence number and the sum of their deadlines; other backends ignore groups. Wait for their
@@ -97,19 +100,23 @@ class Communicator {
   /// synchronizing with the device, before using results on the host. @throws CommError
   virtual void check() {}
 
-  /// The running, next or failed collective, for messages; empty: none. Any thread.
+  /// Name of the running collective, else of the next or the failed one; empty: none. Any thread.
   virtual std::string under_way() const { return {}; }
   /// Total nanoseconds that Work::wait() blocked the host. Any thread.
   virtual std::int64_t waited_ns() const { return 0; }
 
-  /// Records collectives queued from now on; null: stops. Ignored by a group of one.
+  /// Records collectives queued from now on; null: stops recording. A group of one ignores it.
   // NOLINTNEXTLINE(performance-unnecessary-value-param): overriders keep it
   virtual void set_recorder(std::shared_ptr<FlightRecorder> /*recorder*/) {}
 
   /// Fails running and queued collectives and all later calls. Any thread; idempotent.
   virtual void abort(std::string_view reason) noexcept = 0;
-  /// The same, with the error that later calls report.
+  /// Like abort(); later calls report `reason`.
   virtual void fail(const CommError& reason) noexcept { abort(reason.what()); }
+
+ protected:
+  /// Device whose buffers are accepted besides those of the host.
+  virtual Device device() const { return {}; }
 };
 
 /// Groups the collectives started in its lifetime; see Communicator::begin_group().

@@ -7,10 +7,10 @@
 namespace tessera::comm {
 namespace {
 
-// Time for the monitor to report how a process ended: 1 s on a loaded machine, 1.5 s without a
-// launcher.
+// Time for the monitor to report how a process ended. It needs 1 s on a loaded machine, 1.5 s
+// without a launcher.
 constexpr std::chrono::milliseconds kWatcher{2000};
-// A rank that waits for several peers gives a rank that can name the culprit this head start.
+// Delay before a rank that misses several peers reports them: another may know the one culprit.
 constexpr std::chrono::milliseconds kSettle{500};
 
 std::vector<int> copy_of(std::span<const int> ranks) { return {ranks.begin(), ranks.end()}; }
@@ -55,7 +55,7 @@ CommError FailureReport::verdict(const CommError& error) noexcept {
     if (verdict_) return *verdict_;
     verdict_ = decode_error(set_or_get(*store_, key_, encode_error(error)));
   } catch (const std::exception&) {
-    // The store is lost: an interruption knows the cause better than this rank's own error.
+    // The store is unreachable. An interruption names the cause better than this rank's own error.
     const std::lock_guard lock(mutex_);
     verdict_ = interruption_ ? *interruption_ : error;
   }

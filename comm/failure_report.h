@@ -13,12 +13,12 @@
 
 namespace tessera::comm {
 
-/// Errors of collectives across processes: the same messages for all backends, one verdict for all
-/// ranks.
+/// Errors of collectives across processes, with the same messages in all backends. The verdict is
+/// the error that all ranks agree to report.
 class FailureReport {
  public:
-  /// @param key        store key of the verdict, unique per communicator. kVerdict: the verdict
-  ///   ends the run, and the monitor's diagnosis of a lost rank takes precedence
+  /// @param key        store key of the verdict, unique per communicator. With kVerdict, the
+  ///   verdict ends the run, and the monitor's diagnosis of a lost rank takes precedence
   /// @param processes  name of each rank's process in messages, by rank; may be empty
   FailureReport(std::shared_ptr<Store> store, std::string key, int world_size,
                 std::vector<std::string> processes);
@@ -32,8 +32,8 @@ class FailureReport {
   CommError stuck(const Collective& collective, std::span<const int> ranks,
                   std::string_view question) const;
 
-  /// Publishes `error` and returns it, or the error of the rank that failed first. Call it before
-  /// leaving the group, so that no peer blames this rank for leaving. One thread at a time.
+  /// Publishes `error` as the verdict unless another rank was first; returns the verdict. Call it
+  /// before leaving the group, so that no peer blames this rank for leaving. One thread at a time.
   CommError verdict(const CommError& error) noexcept;
 
   /// Reason for an interruption by another thread; the first one stands. Any thread.

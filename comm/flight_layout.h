@@ -15,8 +15,8 @@ namespace tessera::comm {
 // both.
 //
 // The header's fixed part, except `start_id`, is written before the file is renamed into place.
-// Each part that changes later has a version, odd while it is being written. A rank killed
-// meanwhile loses only that part.
+// The phase and the entries change later; each has a version, which is odd during a write. If the
+// rank is killed meanwhile, only that part is lost.
 
 inline constexpr std::array<char, 8> kFlightMagic = {'t', 'e', 's', 's', 'f', 'l', 't', '\n'};
 inline constexpr std::uint32_t kFlightVersion = 1;
@@ -29,7 +29,7 @@ struct FlightPhase {
   std::int64_t entered_ns = 0;
 };
 
-/// `kind` is written last.
+/// `kind` is written last; if it is not 0, the rest is complete.
 struct FlightEnding {
   std::int64_t time_ns = 0;
   std::int64_t culprit = -1;  ///< blamed rank; -1: none
@@ -79,10 +79,12 @@ static_assert(sizeof(FlightEntry) == 128 && sizeof(Signature) == 64);
 static_assert(std::is_trivially_copyable_v<FlightHeader> &&
               std::is_trivially_copyable_v<FlightEntry>);
 
-/// Bounds a reader's allocations for a corrupt record.
+/// A record of a larger group counts as corrupt, which bounds a reader's allocations.
 inline constexpr std::int32_t kFlightMaxWorldSize = 65'536;
 
-inline constexpr std::size_t kFlightBytes =
-    sizeof(FlightHeader) + std::size_t{kFlightEntries} * sizeof(FlightEntry);
+constexpr std::size_t entry_offset(std::size_t i) {
+  return sizeof(FlightHeader) + i * sizeof(FlightEntry);
+}
+inline constexpr std::size_t kFlightBytes = entry_offset(kFlightEntries);
 
 }  // namespace tessera::comm

@@ -20,7 +20,7 @@ static_assert(std::endian::native == std::endian::little);
 
 using Image = std::vector<std::byte>;
 
-// Replaces control characters: records are printed on terminals.
+// Replaces control characters, because records are printed on terminals.
 template <std::size_t N>
 void make_printable(std::array<char, N>& chars) {
   for (char& c : chars) {
@@ -34,12 +34,12 @@ std::string text_of(std::array<char, N> chars) {
   return {chars.data(), strnlen(chars.data(), N)};
 }
 
-// Limits that keep sums from overflowing: 73 years of monotonic, 146 of wall time.
+// Limits that keep sums of times from overflowing: 73 years (monotonic) and 146 years (wall).
 bool is_time(std::int64_t ns) { return ns >= 0 && ns < std::int64_t{1} << 61; }
 bool is_wall_time(std::int64_t ns) { return ns >= 0 && ns < std::int64_t{1} << 62; }
 
-Image read_all(int fd, const std::string& source) {
-  Image image(kFlightBytes);
+Image read_first(int fd, std::size_t bytes, const std::string& source) {
+  Image image(bytes);
   for (std::size_t done = 0; done < image.size();) {
     const ssize_t n =
         ::pread(fd, image.data() + done, image.size() - done, static_cast<off_t>(done));
@@ -58,9 +58,6 @@ T load(const Image& image, std::size_t offset) {
   return value;
 }
 
-constexpr std::size_t entry_offset(std::size_t i) {
-  return sizeof(FlightHeader) + i * sizeof(FlightEntry);
-}
 constexpr std::uint64_t kTorn = 1;  // any odd version
 
 bool is_plausible(const FlightEntry& entry, std::size_t slot) {
@@ -141,7 +138,7 @@ FlightRecord decode(const Image& image, const std::string& source) {
   return record;
 }
 
-// Marks parts that changed between two reads as torn: a single read is not atomic.
+// Marks parts that changed between two reads as torn, because a single read is not atomic.
 void mark_torn(const Image& before, Image& image, const Image& after) {
   const auto mark = [&](std::size_t offset) {
     const auto version = load<std::uint64_t>(image, offset);
@@ -154,8 +151,8 @@ void mark_torn(const Image& before, Image& image, const Image& after) {
   for (std::size_t i = 0; i < kFlightEntries; ++i) mark(entry_offset(i));
 }
 
-// The kind is written last: an ending whose kind is in the earlier read is complete in the later
-// one.
+// Takes the ending's kind from the earlier read. The kind is written last, so an ending with a kind
+// in the earlier read is complete in the later one.
 void hide_half_an_ending(const Image& before, Image& image) {
   constexpr std::size_t kAt = offsetof(FlightHeader, ending) + offsetof(FlightEnding, kind);
   std::memcpy(image.data() + kAt, before.data() + kAt, sizeof(std::uint64_t));
@@ -228,18 +225,16 @@ FlightRecord read_flight_record(const std::filesystem::path& path) {
                          "{}: has {} bytes, less than the header of a flight record", source,
                          bytes);
   if (bytes != kFlightBytes) {
-    Image head(sizeof(FlightHeader));
-    const ssize_t n = ::pread(file.get(), head.data(), head.size(), 0);
-    require<IoError>(n == static_cast<ssize_t>(head.size()), "cannot read {}: {}", source,
-                     n < 0 ? std::strerror(errno) : "it ends early");
+    const Image head = read_first(file.get(), sizeof(FlightHeader), source);
     check_header(load<FlightHeader>(head, 0), bytes, source);
   }
-  // A running rank may change an entry between two reads.
+  // A running rank may change entries during a read.
   constexpr int kAttempts = 5;
-  Image before = read_all(file.get(), source);
+  const auto read_all = [&] { return read_first(file.get(), kFlightBytes, source); };
+  Image before = read_all();
   for (int attempt = 1;; ++attempt) {
-    Image image = read_all(file.get(), source);
-    Image after = read_all(file.get(), source);
+    Image image = read_all();
+    Image after = read_all();
     Image checked = image;
     mark_torn(before, checked, after);
     hide_half_an_ending(before, checked);

@@ -69,7 +69,7 @@ struct FlightRecord {
   std::int64_t end_ns = 0;
 
   std::vector<FlightCollective> collectives;  ///< by sequence number, at most the last 1000
-  int unreadable = 0;                         ///< entries that were being written, or malformed
+  int unreadable = 0;                         ///< number of malformed or half-written entries
 
   std::int64_t wall_ns(std::int64_t monotonic_ns) const {
     return start_wall_ns + (monotonic_ns - start_ns);
@@ -85,7 +85,7 @@ struct FlightRecord {
 /// @throws IoError if the file can't be read, CorruptRecord if it is malformed or truncated,
 ///   Unsupported if a newer version wrote it
 FlightRecord read_flight_record(const std::filesystem::path& path);
-/// Parses a record in memory. @param source  its name in errors
+/// Parses a record in memory. @param source  name of the record in errors
 FlightRecord parse_flight_record(std::span<const std::byte> bytes, const std::string& source);
 
 /// "2026-01-31T12:00:00.123Z"

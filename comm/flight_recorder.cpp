@@ -24,10 +24,9 @@ namespace {
 namespace fs = std::filesystem;
 using Word = std::uint64_t;
 
+template <typename Clock = std::chrono::steady_clock>
 std::int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
+  return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
 }
 
 template <std::size_t N>
@@ -35,7 +34,7 @@ void put(std::array<char, N>& to, std::string_view text) {
   std::copy_n(text.data(), std::min(text.size(), N), to.data());
 }
 
-// Release order: a reader that sees a later store sees this one.
+// Stores with release order, so that a reader that sees a later store sees this one too.
 void store(std::byte* to, Word value) {
   static_assert(std::atomic_ref<Word>::is_always_lock_free);
   std::atomic_ref<Word>(*reinterpret_cast<Word*>(to)).store(value, std::memory_order_release);
@@ -62,6 +61,15 @@ void store_guarded(std::byte* to, T value) {
   store(to, version + 2);
 }
 
+// Maps kFlightBytes until the last owner is gone. @param fd  -1: memory without a file
+// @return null, with errno set, on failure
+std::shared_ptr<std::byte> map(int fd) {
+  const int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+  void* const memory = ::mmap(nullptr, kFlightBytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+  if (memory == MAP_FAILED) return nullptr;
+  return {static_cast<std::byte*>(memory), [](std::byte* p) { ::munmap(p, kFlightBytes); }};
+}
+
 void rename_into_place(const fs::path& path) {
   const std::string temporary = path.string() + ".tmp";
   if (::rename(temporary.c_str(), path.c_str()) == 0) return;
@@ -71,17 +79,9 @@ void rename_into_place(const fs::path& path) {
 }
 
 FlightEnd end_of(CommFailure failure) {
-  switch (failure) {
-    case CommFailure::Timeout:
-      return FlightEnd::Timeout;
-    case CommFailure::PeerLost:
-      return FlightEnd::PeerLost;
-    case CommFailure::Mismatch:
-      return FlightEnd::Mismatch;
-    case CommFailure::Aborted:
-      return FlightEnd::Aborted;
-  }
-  return FlightEnd::Error;
+  static constexpr std::array kEnds = {FlightEnd::Timeout, FlightEnd::PeerLost, FlightEnd::Mismatch,
+                                       FlightEnd::Aborted};
+  return kEnds[static_cast<std::size_t>(failure)];
 }
 
 }  // namespace
@@ -109,11 +109,9 @@ FlightRecorder::Made FlightRecorder::map_file(const fs::path& path) {
     struct stat status {};
     require<IoError>(::fstat(file.get(), &status) == 0, "cannot stat {}: {}", path.string(),
                      std::strerror(errno));
-    void* const memory =
-        ::mmap(nullptr, kFlightBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
-    require<IoError>(memory != MAP_FAILED, "cannot map {}: {}", path.string(),
-                     std::strerror(errno));
-    return {memory, path, status.st_dev, status.st_ino};
+    auto memory = map(file.get());
+    require<IoError>(memory != nullptr, "cannot map {}: {}", path.string(), std::strerror(errno));
+    return {std::move(memory), path, status.st_dev, status.st_ino};
   } catch (const IoError&) {
     ::unlinkat(dir.get(), temporary.c_str(), 0);
     throw;
@@ -125,7 +123,7 @@ std::shared_ptr<FlightRecorder> FlightRecorder::create(const fs::path& path,
   std::string why;
   if (!path.empty()) {
     try {
-      // Not make_shared: the constructor is private.
+      // Not make_shared, because the constructor is private.
       std::shared_ptr<FlightRecorder> recorder(new FlightRecorder(map_file(path), {}, identity));
       rename_into_place(path);
       return recorder;
@@ -133,18 +131,16 @@ std::shared_ptr<FlightRecorder> FlightRecorder::create(const fs::path& path,
       why = error.what();
     }
   }
-  void* memory =
-      ::mmap(nullptr, kFlightBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  require<IoError>(memory != MAP_FAILED, "no memory for a flight record: {}", std::strerror(errno));
-  return std::shared_ptr<FlightRecorder>(new FlightRecorder({memory}, std::move(why), identity));
+  auto memory = map(-1);
+  require<IoError>(memory != nullptr, "no memory for a flight record: {}", std::strerror(errno));
+  return std::shared_ptr<FlightRecorder>(
+      new FlightRecorder({std::move(memory)}, std::move(why), identity));
 }
-
-FlightRecorder::~FlightRecorder() { ::munmap(memory_, kFlightBytes); }
 
 FlightRecorder::FlightRecorder(Made made, std::string why_not_in_file,
                                const FlightIdentity& identity)
     : made_(std::move(made)),
-      memory_(static_cast<std::byte*>(made_.memory)),
+      memory_(made_.memory.get()),
       why_not_in_file_(std::move(why_not_in_file)) {
   FlightHeader header;
   header.rank = identity.rank;
@@ -152,14 +148,10 @@ FlightRecorder::FlightRecorder(Made made, std::string why_not_in_file,
   header.pid = ::getpid();
   header.pid_start = look_at_process(header.pid).start;
   header.pid_namespace = this_pid_namespace();
-  header.start_wall_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(
-                             std::chrono::system_clock::now().time_since_epoch())
-                             .count();
+  header.start_wall_ns = now_ns<std::chrono::system_clock>();
   header.start_ns = now_ns();
   put(header.boot_id, this_boot_id());
-  std::array<char, 256> host{};
-  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '?';
-  put(header.host, host.data());
+  put(header.host, this_host());
   put(header.run_id, identity.run_id);
   header.start_id = identity.start_id;
   std::memcpy(memory_, &header, sizeof(header));
@@ -194,16 +186,14 @@ void FlightRecorder::queued(const Collective& collective) noexcept {
   entry.bytes = collective.bytes();
   entry.queued_ns = now_ns();
   entry.state = static_cast<Word>(FlightState::Queued);
-  const std::size_t slot = collective.sequence % kFlightEntries;
   const std::lock_guard lock(mutex_);
-  store_guarded(memory_ + sizeof(FlightHeader) + slot * sizeof(FlightEntry), entry);
+  store_guarded(memory_ + entry_offset(collective.sequence % kFlightEntries), entry);
 }
 
 template <typename Change>
 void FlightRecorder::change(std::uint64_t sequence, const Change& change) noexcept {
   const std::int64_t now = now_ns();
-  std::byte* const at =
-      memory_ + sizeof(FlightHeader) + sequence % kFlightEntries * sizeof(FlightEntry);
+  std::byte* const at = memory_ + entry_offset(sequence % kFlightEntries);
   const std::lock_guard lock(mutex_);
   FlightEntry entry;
   std::memcpy(static_cast<void*>(&entry), at, sizeof(entry));
@@ -262,7 +252,7 @@ std::optional<int> rank_of_flight_file(std::string_view name) {
   int rank = -1;
   const char* const end = name.data() + name.size() - kSuffix.size();
   const auto parsed = std::from_chars(name.data() + kPrefix.size(), end, rank);
-  // Rejects other spellings of the rank.
+  // Rejects other spellings, such as "rank-3.bin".
   const bool is_exact = parsed.ec == std::errc() && rank >= 0 && flight_file_name(rank) == name;
   return is_exact ? std::optional<int>(rank) : std::nullopt;
 }

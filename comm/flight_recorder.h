@@ -21,8 +21,8 @@ struct FlightIdentity {
 };
 
 /// Records a rank's phase, last 1000 collectives and end in a memory-mapped file of fixed size. The
-/// record survives a killed process, but not a power cut: nothing syncs. Layout:
-/// comm/flight_layout.h.
+/// record survives a killed process, but not a power cut, because nothing is synced to disk.
+/// Layout: comm/flight_layout.h.
 ///
 /// Truncating the file of a running rank, or removing it from another host of a network file
 /// system, kills the rank with SIGBUS. Removing or replacing it on this host is safe.
@@ -38,9 +38,6 @@ class FlightRecorder {
   /// @throws IoError if memory can't be mapped either
   static std::shared_ptr<FlightRecorder> create(const std::filesystem::path& path,
                                                 const FlightIdentity& identity);
-  ~FlightRecorder();
-  FlightRecorder(const FlightRecorder&) = delete;
-  FlightRecorder& operator=(const FlightRecorder&) = delete;
 
   /// Why the record is in memory; empty: it is in the file.
   const std::string& why_not_in_file() const { return why_not_in_file_; }
@@ -65,9 +62,9 @@ class FlightRecorder {
   FlightRecord snapshot() const;
 
  private:
-  /// A mapped file under its temporary name.
+  /// Mapped memory. `path`: final name of the mapped file, created as PATH.tmp; empty: no file.
   struct Made {
-    void* memory = nullptr;
+    std::shared_ptr<std::byte> memory = {};
     std::filesystem::path path = {};
     std::uint64_t device = 0, inode = 0;
   };

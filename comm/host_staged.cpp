@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "comm/host_memory.h"
-#include "comm/queued_communicator.h"
+#include "comm/collective.h"
+#include "core/base/storage.h"
 
 namespace tessera::comm {
 namespace {
@@ -19,7 +19,7 @@ struct CopyBack {
 
 class StagedWork final : public Work {
  public:
-  StagedWork(std::shared_ptr<Context> context, std::unique_ptr<HostMemory> staging, WorkPtr inner,
+  StagedWork(std::shared_ptr<Context> context, std::shared_ptr<Storage> staging, WorkPtr inner,
              std::vector<CopyBack> copies)
       : context_(std::move(context)),
         staging_(std::move(staging)),
@@ -37,12 +37,10 @@ class StagedWork final : public Work {
 
  private:
   std::shared_ptr<Context> context_;
-  std::unique_ptr<HostMemory> staging_;
+  std::shared_ptr<Storage> staging_;
   WorkPtr inner_;
   std::vector<CopyBack> copies_;
 };
-
-bool on_host(const TensorView& view) { return view.device.type == DeviceType::CPU; }
 
 class HostStagedCommunicator final : public Communicator {
  public:
@@ -55,71 +53,33 @@ class HostStagedCommunicator final : public Communicator {
   int world_size() const override { return inner_->world_size(); }
   std::string_view backend() const override { return name_; }
 
-  WorkPtr start_all_gather(const TensorView& buffer, CollectiveOptions options) override {
-    if (on_host(buffer)) return inner_->start_all_gather(buffer, std::move(options));
-    checked_all_gather(buffer, world_size(), context_->device());
-    if (world_size() == 1) return inner_->start_all_gather(nothing(buffer), std::move(options));
-    auto staging = take(buffer.bytes());
-    std::byte* host = staging->data();
-    auto* device = static_cast<std::byte*>(buffer.data);
-    const std::size_t part = buffer.bytes() / static_cast<std::size_t>(world_size());
-    const std::size_t begin = part * static_cast<std::size_t>(rank());
-    const std::size_t end = begin + part;
-    context_->backend().copy_to_host(host + begin, device + begin, part);
-    WorkPtr inner = inner_->start_all_gather(at(host, buffer), std::move(options));
-    return staged(std::move(staging), std::move(inner),
-                  {{device, host, begin}, {device + end, host + end, buffer.bytes() - end}});
-  }
-
-  WorkPtr start_reduce_scatter(const TensorView& in, const TensorView& out,
-                               CollectiveOptions options) override {
-    if (on_host(in)) return inner_->start_reduce_scatter(in, out, std::move(options));
-    checked_reduce_scatter(in, out, world_size(), context_->device());
-    constexpr std::size_t kAlign = 64;
-    const std::size_t in_bytes = (in.bytes() + kAlign - 1) / kAlign * kAlign;
-    auto staging = take(in_bytes + out.bytes());
-    std::byte* host_in = staging->data();
-    std::byte* host_out = host_in == nullptr ? nullptr : host_in + in_bytes;
-    context_->backend().copy_to_host(host_in, in.data, in.bytes());
-    WorkPtr inner =
-        inner_->start_reduce_scatter(at(host_in, in), at(host_out, out), std::move(options));
-    return staged(std::move(staging), std::move(inner),
-                  {{static_cast<std::byte*>(out.data), host_out, out.bytes()}});
-  }
-
-  WorkPtr start_all_reduce(const TensorView& buffer, ReduceOp op,
-                           CollectiveOptions options) override {
-    if (on_host(buffer)) return inner_->start_all_reduce(buffer, op, std::move(options));
-    checked_all_reduce(buffer, op, context_->device());
-    if (world_size() == 1) return inner_->start_all_reduce(nothing(buffer), op, std::move(options));
-    auto staging = take(buffer.bytes());
-    std::byte* host = staging->data();
-    context_->backend().copy_to_host(host, buffer.data, buffer.bytes());
-    WorkPtr inner = inner_->start_all_reduce(at(host, buffer), op, std::move(options));
-    return staged(std::move(staging), std::move(inner),
-                  {{static_cast<std::byte*>(buffer.data), host, buffer.bytes()}});
-  }
-
-  WorkPtr start_broadcast(const TensorView& buffer, int root, CollectiveOptions options) override {
-    if (on_host(buffer)) return inner_->start_broadcast(buffer, root, std::move(options));
-    checked_broadcast(buffer, root, world_size(), context_->device());
-    if (world_size() == 1) {
-      return inner_->start_broadcast(nothing(buffer), root, std::move(options));
+  WorkPtr start(Collective c) override {
+    if (c.device.type == DeviceType::CPU) return inner_->start(std::move(c));
+    c.device = {};
+    if (c.kind == CollectiveKind::ReduceScatter) return reduce_scatter(std::move(c));
+    if (world_size() == 1) {  // the buffer already holds the result
+      c.count = 0;
+      c.out = nullptr;
+      return inner_->start(std::move(c));
     }
-    auto staging = take(buffer.bytes());
-    std::byte* host = staging->data();
-    std::vector<CopyBack> copies;
-    if (rank() == root) {
-      context_->backend().copy_to_host(host, buffer.data, buffer.bytes());
-    } else {
-      copies.push_back({static_cast<std::byte*>(buffer.data), host, buffer.bytes()});
+    const std::size_t bytes = c.bytes();
+    // Part of the buffer that the collective reads on this rank.
+    std::size_t begin = 0, end = bytes;
+    if (c.kind == CollectiveKind::AllGather) {
+      const std::size_t part = bytes / static_cast<std::size_t>(world_size());
+      begin = part * static_cast<std::size_t>(rank());
+      end = begin + part;
+    } else if (c.kind == CollectiveKind::Broadcast && c.root != rank()) {
+      end = 0;
     }
-    WorkPtr inner = inner_->start_broadcast(at(host, buffer), root, std::move(options));
-    return staged(std::move(staging), std::move(inner), std::move(copies));
-  }
-
-  WorkPtr start_barrier(CollectiveOptions options) override {
-    return inner_->start_barrier(std::move(options));
+    auto staging = take(bytes);
+    auto* host = static_cast<std::byte*>(staging->data());
+    auto* memory = static_cast<std::byte*>(c.out);
+    context_->backend().copy_to_host(host + begin, memory + begin, end - begin);
+    std::vector<CopyBack> copies = {{memory, host, begin}, {memory + end, host + end, bytes - end}};
+    if (c.kind == CollectiveKind::AllReduce) copies = {{memory, host, bytes}};
+    c.out = host;
+    return staged(std::move(staging), inner_->start(std::move(c)), std::move(copies));
   }
 
   void check() override { inner_->check(); }
@@ -133,16 +93,29 @@ class HostStagedCommunicator final : public Communicator {
   void abort(std::string_view reason) noexcept override { inner_->abort(reason); }
   void fail(const CommError& reason) noexcept override { inner_->fail(reason); }
 
+ protected:
+  Device device() const override { return context_->device(); }
+
  private:
-  std::unique_ptr<HostMemory> take(std::size_t bytes) {
+  WorkPtr reduce_scatter(Collective c) {
+    constexpr std::size_t kAlign = 64;
+    const std::size_t in_bytes = (c.bytes() + kAlign - 1) / kAlign * kAlign;
+    const std::size_t out_bytes = static_cast<std::size_t>(c.count / world_size()) * sizeof(float);
+    auto staging = take(in_bytes + out_bytes);
+    auto* host = static_cast<std::byte*>(staging->data());
+    auto* memory = static_cast<std::byte*>(c.out);
+    context_->backend().copy_to_host(host, c.in, c.bytes());
+    c.in = host;
+    c.out = host + in_bytes;
+    WorkPtr inner = inner_->start(std::move(c));
+    return staged(std::move(staging), std::move(inner), {{memory, host + in_bytes, out_bytes}});
+  }
+  std::shared_ptr<Storage> take(std::size_t bytes) {
     std::erase_if(running_, [](const WorkPtr& work) { return work->is_done(); });
-    return std::make_unique<HostMemory>(context_, bytes, "host staging");
+    return Storage::allocate_on_host(context_, bytes, MemoryCategory::Communication,
+                                     "host staging");
   }
-  static TensorView at(std::byte* host, const TensorView& like) {
-    return dense_view(host, like.dtype, {like.numel()});
-  }
-  static TensorView nothing(const TensorView& like) { return dense_view(nullptr, like.dtype, {0}); }
-  WorkPtr staged(std::unique_ptr<HostMemory> staging, WorkPtr inner, std::vector<CopyBack> copies) {
+  WorkPtr staged(std::shared_ptr<Storage> staging, WorkPtr inner, std::vector<CopyBack> copies) {
     running_.push_back(std::make_shared<StagedWork>(context_, std::move(staging), std::move(inner),
                                                     std::move(copies)));
     return running_.back();
@@ -150,8 +123,8 @@ class HostStagedCommunicator final : public Communicator {
 
   const std::shared_ptr<Context> context_;
   const std::string name_;
-  std::vector<WorkPtr> running_;  // keeps staging that collectives use, even if callers drop works
-  // Destroyed first: its collectives use the members above.
+  std::vector<WorkPtr> running_;  // keep staging buffers alive if callers drop works
+  // Destroyed first, because its collectives use the members above.
   std::unique_ptr<Communicator> inner_;
 };
 

@@ -15,7 +15,7 @@ namespace tessera::comm {
 /// Buffered output is lost.
 [[noreturn]] void leave_process(const CommError& error);
 
-/// communicator.context: on a CUDA device.
+/// communicator.context must be on a CUDA device.
 struct NcclOptions : ConnectOptions {
   NcclOptions() { name = "nccl"; }
   /// Periods of polling the device for progress, and the store for failures of peers.
@@ -24,8 +24,8 @@ struct NcclOptions : ConnectOptions {
   std::chrono::milliseconds answer_time{2'000};
   /// Time for NCCL to abort, and for the caller's thread to notice the failure afterwards.
   std::chrono::milliseconds abort_time{10'000}, grace{10'000};
-  /// Called on the watchdog's thread if one of these times passes: NCCL does not abort, or the
-  /// caller is stuck in a CUDA call.
+  /// Called on the watchdog's thread if abort_time or grace passes, because NCCL does not abort or
+  /// the caller is stuck in a CUDA call.
   std::function<void(const CommError&)> on_stuck = leave_process;
 };
 
@@ -36,15 +36,15 @@ struct NcclOptions : ConnectOptions {
 /// @throws Unsupported naming what is missing (plugin, NCCL, driver, device)
 std::unique_ptr<NcclDriver> open_nccl(Context& context, const std::string& plugin = {});
 
-/// Collectives on device memory over NCCL. Called by all ranks, which succeed or fail together.
+/// Communicator for device memory over NCCL. All ranks call this, and succeed or fail together.
 ///
 /// Collectives run in order on their own stream, each after the compute stream's work queued before
 /// its start_. For device buffers Work::wait() makes the compute stream wait, not the host. Host
 /// buffers are staged through the device; wait() blocks for them and for barriers.
 ///
-/// Sums are in NCCL's order: the last bits may differ from other backends, but not between ranks or
-/// runs of the same shape. Unsupported: reduce-scatter of bf16, which would round at every hop, and
-/// maximum of floating point, which would drop NaN.
+/// NCCL chooses the order of sums, so that the last bits may differ from other backends, but not
+/// between ranks or runs of the same shape. Unsupported: reduce-scatter of bf16, which would round
+/// at every hop, and maximum of floating point, which would drop NaN.
 ///
 /// A group (see Communicator::begin_group) is one launch, after the compute stream's work queued
 /// before end_group(), and counts as one collective below.
@@ -53,7 +53,7 @@ std::unique_ptr<NcclDriver> open_nccl(Context& context, const std::string& plugi
 /// watchdog enforces them and polls NCCL for errors. After a failure the ranks exchange their
 /// positions over the store. The culprit is the rank that does not answer, has not called the
 /// collective, called another one, or has not reached it on its device; all ranks report the same
-/// verdict.
+/// error, the verdict.
 ///
 /// Signatures are compared before data moves, over the store, and only for launches that differ
 /// from the predicted one: see comm/nccl/call_comparison.h. After a mismatch all ranks throw within
@@ -63,7 +63,7 @@ std::unique_ptr<NcclDriver> open_nccl(Context& context, const std::string& plugi
 /// before using them. If the abort does not unblock the caller, NcclOptions::on_stuck is called.
 ///
 /// @param store  outlives the communicator; carries NCCL's unique id, verdicts, positions and
-///   signatures; launches that are not predicted need it
+///   signatures; unpredicted launches need it
 /// @throws CommError naming the missing ranks, or the rank on which NCCL does not start, and why
 std::unique_ptr<Communicator> make_nccl_communicator(std::unique_ptr<NcclDriver> driver,
                                                      std::shared_ptr<Store> store, int rank,

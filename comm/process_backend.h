@@ -15,8 +15,8 @@
 
 namespace tessera::comm {
 
-/// Base of the backends whose ranks are processes: deadlines, interruption, one verdict for all
-/// ranks.
+/// Base of the backends whose ranks are processes. Handles deadlines, interruption, and the
+/// verdict: the error that all ranks agree to report.
 class ProcessBackend : public CollectiveBackend {
  public:
   int rank() const override { return rank_; }
@@ -58,7 +58,7 @@ class ProcessBackend : public CollectiveBackend {
   void check_interruption() const {
     if (interrupted_.load(std::memory_order_acquire)) throw report_.interruption();
   }
-  /// @param signature_of  signature of a rank. @throws CommError(Mismatch)
+  /// @param signature_of  returns the signature of a rank. @throws CommError(Mismatch)
   template <typename F>
   void compare_signatures(F&& signature_of) {
     std::vector<Signature> signatures;
@@ -71,7 +71,7 @@ class ProcessBackend : public CollectiveBackend {
                    : report_.missing(*collective_, ranks);
   }
 
-  /// Calls f for the other ranks, starting after this one, so that ranks access different peers.
+  /// Calls f for the other ranks, starting after this one, so that ranks begin with different ones.
   template <typename F>
   void for_peers(F&& f) const {
     for (int i = 1; i < world_; ++i) f((rank_ + i) % world_);
@@ -90,7 +90,7 @@ class ProcessBackend : public CollectiveBackend {
   const int rank_, world_;
   FailureReport report_;
   // Used by the queue's thread only.
-  const Collective* collective_ = nullptr;  // running
+  const Collective* collective_ = nullptr;  // the running one
   Clock::time_point deadline_;
   bool agreed_ = false;  // all ranks arrived with equal signatures
 

@@ -6,79 +6,6 @@
 #include "core/base/fault_point.h"
 
 namespace tessera::comm {
-namespace {
-
-void check_buffer(const TensorView& view, std::string_view what, Device device) {
-  require(view.device == device, "{}: expected a buffer on {}, got one on {}", what, device.str(),
-          view.device.str());
-  require(view.is_contiguous(), "{}: expected a contiguous buffer, got shape {} with strides {}",
-          what, view.shape, view.strides);
-  require(view.data != nullptr || view.numel() == 0, "{}: the buffer of shape {} has no memory",
-          what, view.shape);
-}
-
-void check_parts(const TensorView& view, int world_size, std::string_view what) {
-  require(view.numel() % world_size == 0,
-          "{}: {} elements do not split into {} equal parts, one for each rank; pad the buffer",
-          what, view.numel(), world_size);
-}
-
-}  // namespace
-
-Collective checked_all_gather(const TensorView& buffer, int world_size, Device device) {
-  check_buffer(buffer, "all_gather", device);
-  check_parts(buffer, world_size, "all_gather");
-  return {.kind = CollectiveKind::AllGather,
-          .dtype = buffer.dtype,
-          .count = buffer.numel(),
-          .out = buffer.data};
-}
-
-Collective checked_reduce_scatter(const TensorView& in, const TensorView& out, int world_size,
-                                  Device device) {
-  check_buffer(in, "reduce_scatter", device);
-  check_buffer(out, "reduce_scatter", device);
-  check_parts(in, world_size, "reduce_scatter");
-  require(in.dtype == DType::F32 || in.dtype == DType::BF16,
-          "reduce_scatter: expected input of dtype f32 or bf16, got {}", in.dtype);
-  require(out.dtype == DType::F32, "reduce_scatter: expected output of dtype f32, got {}",
-          out.dtype);
-  require(out.numel() == in.numel() / world_size,
-          "reduce_scatter: the input has {} elements for {} ranks, so the output needs {}, got {}",
-          in.numel(), world_size, in.numel() / world_size, out.numel());
-  const auto* in_begin = static_cast<const std::byte*>(in.data);
-  const auto* out_begin = static_cast<const std::byte*>(out.data);
-  require(
-      in.numel() == 0 || in_begin + in.bytes() <= out_begin || out_begin + out.bytes() <= in_begin,
-      "reduce_scatter: input and output overlap; use separate memory");
-  return {.kind = CollectiveKind::ReduceScatter,
-          .dtype = in.dtype,
-          .count = in.numel(),
-          .in = in.data,
-          .out = out.data};
-}
-
-Collective checked_all_reduce(const TensorView& buffer, ReduceOp op, Device device) {
-  check_buffer(buffer, "all_reduce", device);
-  require(buffer.dtype == DType::F64 || buffer.dtype == DType::F32 || buffer.dtype == DType::I64,
-          "all_reduce: expected dtype f64, f32 or i64, got {}", buffer.dtype);
-  return {.kind = CollectiveKind::AllReduce,
-          .dtype = buffer.dtype,
-          .op = op,
-          .count = buffer.numel(),
-          .out = buffer.data};
-}
-
-Collective checked_broadcast(const TensorView& buffer, int root, int world_size, Device device) {
-  check_buffer(buffer, "broadcast", device);
-  require(root >= 0 && root < world_size, "broadcast: root {} is not a rank of a group of {}", root,
-          world_size);
-  return {.kind = CollectiveKind::Broadcast,
-          .dtype = buffer.dtype,
-          .root = root,
-          .count = buffer.numel(),
-          .out = buffer.data};
-}
 
 class QueuedCommunicator::QueuedWork final : public Work {
  public:
@@ -98,7 +25,7 @@ class QueuedCommunicator::QueuedWork final : public Work {
     const std::lock_guard lock(mutex_);
     if (error != nullptr) error_ = *error;
     done_.store(true, std::memory_order_release);
-    finished_.notify_all();  // inside the lock: the waiter may destroy this object at once
+    finished_.notify_all();  // under the lock, because the waiter may destroy this at once
   }
 
   const Collective collective;
@@ -114,7 +41,7 @@ class QueuedCommunicator::QueuedWork final : public Work {
 QueuedCommunicator::QueuedCommunicator(std::unique_ptr<CollectiveBackend> backend,
                                        std::chrono::milliseconds timeout)
     : backend_(std::move(backend)), timeout_(timeout), thread_([this] { work(); }) {
-  // thread_ is the last member: work() sees the others constructed.
+  // thread_ is the last member, so that work() sees the others constructed.
 }
 
 QueuedCommunicator::~QueuedCommunicator() {
@@ -129,32 +56,8 @@ QueuedCommunicator::~QueuedCommunicator() {
   thread_.join();
 }
 
-WorkPtr QueuedCommunicator::start_all_gather(const TensorView& buffer, CollectiveOptions options) {
-  return enqueue(checked_all_gather(buffer, world_size()), std::move(options));
-}
-
-WorkPtr QueuedCommunicator::start_reduce_scatter(const TensorView& in, const TensorView& out,
-                                                 CollectiveOptions options) {
-  return enqueue(checked_reduce_scatter(in, out, world_size()), std::move(options));
-}
-
-WorkPtr QueuedCommunicator::start_all_reduce(const TensorView& buffer, ReduceOp op,
-                                             CollectiveOptions options) {
-  return enqueue(checked_all_reduce(buffer, op), std::move(options));
-}
-
-WorkPtr QueuedCommunicator::start_broadcast(const TensorView& buffer, int root,
-                                            CollectiveOptions options) {
-  return enqueue(checked_broadcast(buffer, root, world_size()), std::move(options));
-}
-
-WorkPtr QueuedCommunicator::start_barrier(CollectiveOptions options) {
-  return enqueue(Collective{}, std::move(options));
-}
-
-WorkPtr QueuedCommunicator::enqueue(Collective collective, CollectiveOptions options) {
-  collective.label = std::move(options.label);
-  collective.deadline = options.deadline.count() > 0 ? options.deadline : timeout_;
+WorkPtr QueuedCommunicator::start(Collective collective) {
+  if (collective.deadline.count() <= 0) collective.deadline = timeout_;
   const std::lock_guard lock(mutex_);
   if (failure_ && !std::exchange(reported_, true)) throw CommError(*failure_);
   if (failure_) throw aborted_error();
@@ -227,7 +130,7 @@ void QueuedCommunicator::work() {
       died_in_ = item->collective.describe();
       reported_ = true;
     }
-    // Dequeued first: a waiter may destroy the communicator once the work is done.
+    // Dequeue first, because a waiter may destroy the communicator once the work is done.
     queue_.pop_front();
     lock.unlock();
     item->finish(error ? &*error : nullptr);

@@ -20,32 +20,22 @@ namespace tessera::comm {
 struct CommunicatorOptions {
   /// Default deadline of a collective.
   std::chrono::milliseconds timeout{120'000};
-  /// Books staging buffers in this context's ledger; null: in none that the caller sees.
+  /// Context whose memory ledger counts staging buffers; may be null.
   std::shared_ptr<Context> context = {};
-  /// A failure aborts the run: it is published as the run's verdict.
+  /// Publish a failure as the run's verdict, which ends the run on all ranks.
   bool ends_run = false;
 };
 
-/// Options of the communicators between processes.
+/// Options of communicators between processes.
 struct ConnectOptions {
   CommunicatorOptions communicator = {};
   /// Time for all ranks to connect.
   std::chrono::milliseconds connect_timeout{60'000};
-  /// Prefix of the keys in the store; new for each communicator.
+  /// Prefix of the keys in the store; unique to the communicator.
   std::string name = {};
   /// Names of the ranks' processes for messages ("host, pid 12"), by rank; may be empty.
   std::vector<std::string> processes = {};
 };
-
-/// Checks the arguments of a collective on `device`, and fills all fields but sequence, label and
-/// deadline.
-/// @throws InvalidArgument
-Collective checked_all_gather(const TensorView& buffer, int world_size, Device device = {});
-Collective checked_reduce_scatter(const TensorView& in, const TensorView& out, int world_size,
-                                  Device device = {});
-Collective checked_all_reduce(const TensorView& buffer, ReduceOp op, Device device = {});
-Collective checked_broadcast(const TensorView& buffer, int root, int world_size,
-                             Device device = {});
 
 /// Transport of a QueuedCommunicator.
 class CollectiveBackend {
@@ -54,13 +44,13 @@ class CollectiveBackend {
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
   virtual std::string_view name() const = 0;
-  /// Runs one collective on the queue's thread, within its deadline; the buffers are free once it
-  /// returns or throws. @throws CommError
+  /// Runs one collective on the queue's thread, within its deadline. The caller may reuse the
+  /// buffers once this returns or throws. @throws CommError
   virtual void run(const Collective& collective) = 0;
   /// Makes a running collective throw soon. Any thread.
   virtual void interrupt(const CommError& reason) noexcept = 0;
-  /// Last call, on the queue's thread: leaves the group and unblocks its peers, in bounded time.
-  /// @param reason  the failure, or null
+  /// Last call, on the queue's thread. Leaves the group and unblocks its peers, in bounded time.
+  /// @param reason  failure of the communicator, or null
   virtual void close(const CommError* reason) noexcept = 0;
 };
 
@@ -75,13 +65,7 @@ class QueuedCommunicator final : public Communicator {
   int rank() const override { return backend_->rank(); }
   int world_size() const override { return backend_->world_size(); }
   std::string_view backend() const override { return backend_->name(); }
-  WorkPtr start_all_gather(const TensorView& buffer, CollectiveOptions options) override;
-  WorkPtr start_reduce_scatter(const TensorView& in, const TensorView& out,
-                               CollectiveOptions options) override;
-  WorkPtr start_all_reduce(const TensorView& buffer, ReduceOp op,
-                           CollectiveOptions options) override;
-  WorkPtr start_broadcast(const TensorView& buffer, int root, CollectiveOptions options) override;
-  WorkPtr start_barrier(CollectiveOptions options) override;
+  WorkPtr start(Collective collective) override;
   std::string under_way() const override;
   std::int64_t waited_ns() const override { return waited_ns_->load(); }
   void set_recorder(std::shared_ptr<FlightRecorder> recorder) override;
@@ -90,7 +74,6 @@ class QueuedCommunicator final : public Communicator {
 
  private:
   class QueuedWork;
-  WorkPtr enqueue(Collective collective, CollectiveOptions options);
   void work();
   CommError aborted_error() const;
 

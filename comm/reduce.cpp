@@ -6,8 +6,8 @@
 namespace tessera::comm {
 namespace {
 
-// Elements per block: the accumulator fits the L1 cache, and as it can't alias, the loops
-// vectorize.
+// Elements per block. The accumulator fits the L1 cache, and the loops vectorize because it can't
+// alias the parts.
 constexpr std::int64_t kBlock = 1024;
 
 template <typename In, typename Out, typename Combine>
@@ -30,7 +30,7 @@ void reduce_same(std::span<const void* const> parts, ReduceOp op, void* out, std
   if (op == ReduceOp::Sum) {
     reduce<T>(parts, static_cast<T*>(out), count, [](T a, T b) { return a + b; });
   } else {
-    // Not std::max: a NaN of either side must reach every rank.
+    // Not std::max, because a NaN of either operand must propagate.
     reduce<T>(parts, static_cast<T*>(out), count, [](T a, T b) { return b > a || b != b ? b : a; });
   }
 }

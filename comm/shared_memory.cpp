@@ -25,7 +25,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kFutexTick{20};
 // Spin time before sleeping, if each rank can have a core.
 constexpr std::chrono::microseconds kSpin{20};
-// all_reduce up to this size: each rank reduces all elements, with one meeting instead of two.
+// Up to this size, each rank of an all_reduce reduces all elements: one barrier instead of two.
 constexpr std::size_t kDirectAllReduce = 32 * 1024;
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kPage = 4096;
@@ -36,22 +36,23 @@ constexpr std::size_t round_up(std::size_t value, std::size_t to) {
 }
 
 using Word = std::atomic<std::uint32_t>;
-static_assert(Word::is_always_lock_free && sizeof(Word) == 4, "a futex, also between processes");
+static_assert(Word::is_always_lock_free && sizeof(Word) == 4, "required for a futex");
 
-// Start of the segment, followed by an Entry and an arena of two chunks per rank. Zero-initialized.
-struct alignas(kLine) Meeting {
-  Word complete;  // last meeting that all ranks reached; waiters sleep on it
+// Start of the segment, which is zero-initialized. One Entry per rank follows, then one arena of
+// two chunks per rank.
+struct alignas(kLine) Barrier {
+  Word complete;  // number of the last barrier that all ranks reached; waiters sleep on it
   Word sleepers;
 };
 struct alignas(kLine) Entry {
-  Word arrived;                           // last meeting that this rank reached
-  Word left;                              // 1: left cleanly; set before its lock is released
-  alignas(kLine) Signature signature[2];  // of alternate collectives
+  Word arrived;                           // number of the last barrier that this rank reached
+  Word left;                              // 1: left cleanly; set before the rank releases its lock
+  alignas(kLine) Signature signature[2];  // used alternately by collectives
 };
 
 struct Layout {
   std::size_t world_size, chunk;
-  std::size_t entries() const { return sizeof(Meeting); }
+  std::size_t entries() const { return sizeof(Barrier); }
   std::size_t arenas() const { return round_up(entries() + world_size * sizeof(Entry), kPage); }
   std::size_t bytes() const { return arenas() + world_size * 2 * chunk; }
 };
@@ -115,11 +116,11 @@ class SharedMemoryBackend final : public ProcessBackend {
     if (reason != nullptr) report_.verdict(*reason);
     entry(rank_).left.store(1);
     segment_.let_go(rank_);
-    wake_all(meeting().complete);  // wakes peers that wait for this rank
+    wake_all(barrier().complete);  // wakes peers that wait for this rank
   }
 
  private:
-  void wake() noexcept override { wake_all(meeting().complete); }
+  void wake() noexcept override { wake_all(barrier().complete); }
 
   void run_checked(const Collective& c) override {
     const std::size_t total = c.bytes();
@@ -152,7 +153,7 @@ class SharedMemoryBackend final : public ProcessBackend {
     }
   }
 
-  // A chunk holds a piece for each peer; the peers sum the pieces in place.
+  // A rank's chunk holds one piece for each peer. Each peer sums its pieces without copying them.
   void reduce_scatter(const Collective& c, std::size_t part) {
     const auto* in = static_cast<const std::byte*>(c.in);
     auto* out = static_cast<std::byte*>(c.out);
@@ -187,14 +188,14 @@ class SharedMemoryBackend final : public ProcessBackend {
         return reduce_parts(parts([&](int r) { return r == rank_ ? own : chunk(r); }), c.dtype,
                             c.op, own, count);
       }
-      // Each rank reduces its slice of the chunk in its own arena, where no other rank reads that
-      // slice; then all ranks copy all slices.
+      // Each rank reduces its slice into its own chunk, where no other rank reads that slice; then
+      // every rank copies all slices.
       const auto begin = [&](int r) { return static_cast<std::size_t>(count * r / world_) * size; };
       const std::size_t mine = begin(rank_);
       reduce_parts(parts([&](int r) { return chunk(r) + mine; }), c.dtype, c.op,
                    chunk(rank_) + mine,
                    static_cast<std::int64_t>((begin(rank_ + 1) - mine) / size));
-      meet(c);
+      wait_for_all(c);
       for (int r = 0; r < world_; ++r) {
         copy(own + begin(r), chunk(r) + begin(r), begin(r + 1) - begin(r));
       }
@@ -207,10 +208,11 @@ class SharedMemoryBackend final : public ProcessBackend {
   };
 
   // Moves `bytes` through the arenas, `step` at a time: write() fills this rank's chunk, read()
-  // uses those of all ranks.
+  // uses the chunks of all ranks.
   //
-  // The two chunks of an arena alternate: one written before a meeting is read before the next one
-  // and overwritten after that. The same holds for signatures.
+  // The two chunks of an arena are used alternately. A chunk is overwritten only after the barrier
+  // of the next chunk, which each rank reaches after reading this one. Signatures alternate the
+  // same way.
   template <typename Write, typename Read>
   void in_chunks(const Collective& c, std::size_t bytes, std::size_t step, Write&& write,
                  Read&& read) {
@@ -222,21 +224,21 @@ class SharedMemoryBackend final : public ProcessBackend {
       range.size = std::min(step, bytes - range.begin);
       turn_ = 1 - turn_;
       write(chunk(rank_), range);
-      meet(c);
+      wait_for_all(c);
       if (!agreed_) compare_signatures([&](int r) { return entry(r).signature[turn]; });
       read(range);
       range.begin += range.size;
     } while (range.begin < bytes);
   }
 
-  // Called between chunks: meet() checks neither interruption nor deadline while it spins.
+  // Called between chunks, because a barrier that only spins checks no interruption or deadline.
   void check_time(const Collective& c) const {
     check_interruption();
     if (Clock::now() > deadline_) throw report_.stuck(c, {}, "is the machine overloaded?");
   }
 
-  // Returns once all ranks have arrived; their earlier writes are then visible.
-  void meet(const Collective& c) {
+  // Waits until all ranks have arrived; their earlier writes are then visible.
+  void wait_for_all(const Collective& c) {
     ++number_;
     entry(rank_).arrived.store(number_);
     if (all_arrived()) return announce();
@@ -244,9 +246,9 @@ class SharedMemoryBackend final : public ProcessBackend {
     WithheldTime withheld(kFutexTick);
     for (bool slept = false;; slept = true) {
       deadline_ += withheld.look(Clock::now());
-      const std::uint32_t seen = meeting().complete.load();
+      const std::uint32_t seen = barrier().complete.load();
       if (reaches(seen, number_)) return;
-      if (all_arrived()) return announce();  // the last rank died before announcing it
+      if (all_arrived()) return announce();  // the last rank may have died before announcing
       check_interruption();
       if (slept) find_lost(c);
       const auto left = deadline_ - Clock::now();
@@ -254,9 +256,9 @@ class SharedMemoryBackend final : public ProcessBackend {
         find_late();
         continue;
       }
-      meeting().sleepers.fetch_add(1);
-      sleep_on(meeting().complete, seen, std::min<Clock::duration>(left, kFutexTick));
-      meeting().sleepers.fetch_sub(1);
+      barrier().sleepers.fetch_add(1);
+      sleep_on(barrier().complete, seen, std::min<Clock::duration>(left, kFutexTick));
+      barrier().sleepers.fetch_sub(1);
     }
   }
 
@@ -264,21 +266,21 @@ class SharedMemoryBackend final : public ProcessBackend {
     const auto end = Clock::now() + kSpin;
     do {
       for (int i = 0; i < 16; ++i) {
-        if (reaches(meeting().complete.load(std::memory_order_acquire), number_)) return true;
+        if (reaches(barrier().complete.load(std::memory_order_acquire), number_)) return true;
         relax();
       }
     } while (Clock::now() < end);
     return false;
   }
 
-  // Sequential consistency: of two ranks that arrive last, one sees both; a rank about to sleep is
-  // counted as a sleeper or sees the new number.
+  // Needs sequential consistency. If two ranks arrive last at the same time, at least one sees
+  // both; a rank about to sleep is counted in `sleepers`, or sees the new number.
   void announce() {
-    Word& complete = meeting().complete;
+    Word& complete = barrier().complete;
     std::uint32_t seen = complete.load();
     while (!reaches(seen, number_) && !complete.compare_exchange_weak(seen, number_)) {
     }
-    if (meeting().sleepers.load() != 0) wake_all(complete);
+    if (barrier().sleepers.load() != 0) wake_all(complete);
   }
 
   bool has_arrived(int r) const { return reaches(entry(r).arrived.load(), number_); }
@@ -316,7 +318,7 @@ class SharedMemoryBackend final : public ProcessBackend {
     if (!ranks.empty()) throw late(ranks, "is it stopped?");
   }
 
-  Meeting& meeting() const { return *reinterpret_cast<Meeting*>(segment_.data()); }
+  Barrier& barrier() const { return *reinterpret_cast<Barrier*>(segment_.data()); }
   Entry& entry(int r) const {
     return reinterpret_cast<Entry*>(segment_.data() + layout_.entries())[r];
   }
@@ -337,8 +339,8 @@ class SharedMemoryBackend final : public ProcessBackend {
   const Layout layout_;
   const bool spins_;
   const SharedSegment segment_;
-  // Queue thread only; equal on all ranks at the same meeting.
-  std::uint32_t number_ = 0;
+  // Used by the queue thread only; equal on all ranks at the same barrier.
+  std::uint32_t number_ = 0;  // of the last barrier that this rank reached
   std::size_t turn_ = 0, collectives_ = 0;
 };
 

@@ -30,10 +30,10 @@ SharedSegment connect_shared_segment(Store& store, int rank, int world_size,
 /// Ranks exchange signatures together with the first chunk. No buffer is written before all
 /// signatures agree, so a mismatch throws CommError(Mismatch) on every rank. Waiting ranks spin
 /// briefly, then sleep on a futex. A killed rank is detected by its released lock on the segment.
-/// All ranks report one verdict, as with make_tcp_communicator(). A rank's share of the segment is
-/// booked as Communication if options.communicator.context is set.
+/// All ranks report the same error, as with make_tcp_communicator(). A rank's share of the segment
+/// counts as Communication in the ledger of options.communicator.context, if set.
 ///
-/// @param store    outlives the communicator; carries verdicts
+/// @param store    outlives the communicator; carries the error that all ranks report
 /// @param segment  from connect_shared_segment()
 std::unique_ptr<Communicator> make_shared_memory_communicator(const std::shared_ptr<Store>& store,
                                                               int rank, int world_size,

@@ -23,7 +23,7 @@ IoError system_error(std::string_view what, int code) {
   return IoError("shared memory: {}: {}", what, std::strerror(code));
 }
 
-// Target of a /proc link, which names the segment.
+// Target of a /proc/PID/fd link, which contains the segment's name.
 std::string name_of_file(const std::string& path) {
   std::array<char, 256> text;
   const ssize_t n = ::readlink(path.c_str(), text.data(), text.size());
@@ -38,7 +38,8 @@ std::shared_ptr<std::byte> map(int fd, std::size_t bytes) {
   return {static_cast<std::byte*>(data), [bytes](std::byte* p) { ::munmap(p, bytes); }};
 }
 
-// Open-file-description locks: released with the last descriptor, even if its process is killed.
+// Uses open-file-description locks, which the system releases with the last descriptor, even if the
+// process is killed.
 bool lock(int fd, int command, short type, int index, short* found = nullptr) {
   struct flock place {};
   place.l_type = type;
@@ -73,7 +74,7 @@ SharedSegment SharedSegment::create(std::size_t bytes) {
   const std::string name = fmt::format("{}{:08x}{:08x}", kNamePrefix, random(), random());
   FileDescriptor file(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file) throw system_error("memfd_create failed", errno);
-  // Exceeding this limit raises SIGXFSZ.
+  // Exceeding RLIMIT_FSIZE would raise SIGXFSZ.
   rlimit limit{};
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < bytes) {
     throw IoError("shared memory: {} bytes exceed the limit of file sizes, {} (ulimit -f)", bytes,
@@ -84,7 +85,7 @@ SharedSegment SharedSegment::create(std::size_t bytes) {
     code = ::posix_fallocate(file.get(), 0, static_cast<off_t>(bytes));
   } while (code == EINTR);
   if (code != 0) throw system_error(fmt::format("allocating {} bytes failed", bytes), code);
-  // Reading past the end of a file that shrank raises SIGBUS.
+  // Seal the size, because reading past the end of a file that shrank raises SIGBUS.
   if (::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     throw system_error("sealing it failed", errno);
   }
@@ -101,8 +102,8 @@ SharedSegment SharedSegment::open(const std::string& address) {
   }
   const std::string path = fmt::format("/proc/{}/fd/{}", address.substr(0, first),
                                        address.substr(first + 1, second - first - 1));
-  // Opening another file may have side effects: the name is checked before opening, and again
-  // after.
+  // Check the name before opening, because opening another file may have side effects, and again
+  // afterwards.
   const std::string name = fmt::format("/memfd:{} (deleted)", address.substr(second + 1));
   const std::string seen = name_of_file(path);
   if (!seen.empty() && seen != name) {
@@ -129,7 +130,7 @@ SharedSegment SharedSegment::open_again() const {
 
 void SharedSegment::hold(int index) {
   if (!lock(file_.get(), F_OFD_SETLK, F_WRLCK, index)) {
-    throw system_error(fmt::format("locking place {} failed", index), errno);
+    throw system_error(fmt::format("locking byte {} failed", index), errno);
   }
   if (!open_again().is_held_elsewhere(index)) {
     throw IoError("shared memory: this system does not support locks on memfd files");
@@ -142,7 +143,7 @@ void SharedSegment::let_go(int index) const noexcept {
 
 bool SharedSegment::is_held_elsewhere(int index) const noexcept {
   short found = F_UNLCK;
-  // A failing call counts as held; a dead rank is then found at the deadline.
+  // If the call fails, the lock counts as held; a dead rank is then detected at the deadline.
   return !lock(file_.get(), F_OFD_GETLK, F_WRLCK, index, &found) || found != F_UNLCK;
 }
 

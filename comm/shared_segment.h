@@ -9,8 +9,8 @@
 namespace tessera::comm {
 
 /// Memory shared by processes of one host: a memfd that other processes open through /proc. The
-/// kernel frees it with its last process, even a killed one. The size of /dev/shm does not limit
-/// it.
+/// system frees it when the last of these processes ends or is killed. The size of /dev/shm does
+/// not limit it.
 class SharedSegment {
  public:
   /// Allocates all pages, zeroed, so that a lack of memory is an error here and not a SIGBUS later.
@@ -29,11 +29,11 @@ class SharedSegment {
   std::byte* data() const { return memory_.get(); }
   std::size_t bytes() const { return bytes_; }
 
-  /// Locks place `index` until let_go() or the end of the process.
-  /// @throws IoError if it is locked already, or the system lacks such locks
+  /// Locks byte `index` until let_go() or the end of the process. The lock is advisory.
+  /// @throws IoError if it is locked already, or the system can't lock memfd files
   void hold(int index);
   void let_go(int index) const noexcept;
-  /// Whether another object, of any process, has locked the place.
+  /// Whether another SharedSegment, of any process, has locked byte `index`.
   bool is_held_elsewhere(int index) const noexcept;
 
  private:

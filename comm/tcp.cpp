@@ -14,16 +14,16 @@
 #include <span>
 #include <utility>
 
-#include "comm/host_memory.h"
 #include "comm/process_backend.h"
 #include "comm/reduce.h"
 #include "comm/tcp_mesh.h"
+#include "core/base/storage.h"
 
 namespace tessera::comm {
 namespace {
 
-// Sent by every rank to every other at the start of a collective. Small contributions travel
-// inside, so a barrier or a scalar sum takes one message per peer.
+// Sent by every rank to every other at the start of a collective. Small data travels in the
+// payload, so that a barrier or a scalar sum takes one message per peer.
 struct Header {
   Signature signature;
   std::array<std::byte, 192> payload;
@@ -33,7 +33,7 @@ static_assert(std::is_trivially_copyable_v<Header> && sizeof(Header) == 256);
 // Sequence number of the header that announces a clean exit.
 constexpr std::uint64_t kGoodbye = ~std::uint64_t{0};
 
-// all_reduce up to this size: each rank sends all elements to all, in one exchange instead of two.
+// Up to this size, all_reduce sends all elements to all ranks: one exchange instead of two.
 constexpr std::size_t kDirectTcpAllReduce = 32 * 1024;
 // Bytes per peer that a reduction receives before summing.
 constexpr std::size_t kPiece = 256 * 1024;
@@ -46,7 +46,7 @@ class TcpBackend final : public ProcessBackend {
   TcpBackend(const std::shared_ptr<Store>& store, int rank, int world_size,
              const TcpOptions& options)
       : ProcessBackend(store, rank, world_size, options),
-        context_(options.communicator.context ? options.communicator.context : Context::create()),
+        context_(options.communicator.context),
         wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
         peers_(index(world_size)) {
     auto sockets = connect_tcp_mesh(*store, rank, world_size, options);
@@ -87,13 +87,13 @@ class TcpBackend final : public ProcessBackend {
     auto* data = static_cast<std::byte*>(c.out);
     switch (c.kind) {
       case CollectiveKind::Barrier:
-        meet({}, {});
+        exchange_headers({}, {});
         return finish();
       case CollectiveKind::AllGather:
-        return all_gather(data, [part](int r) { return part * index(r); });
+        return all_gather(data, part);
       case CollectiveKind::ReduceScatter: {
         const auto* in = static_cast<const std::byte*>(c.in);
-        meet({}, [&](int r) { return std::span(in + part * index(r), part); });
+        exchange_headers({}, [&](int r) { return std::span(in + part * index(r), part); });
         const std::size_t size = dtype_size(c.dtype);
         reduce(in + part * index(rank_), part, [&](const auto& parts, std::size_t at, auto bytes) {
           sum_parts_f32(parts, c.dtype, static_cast<float*>(c.out) + at / size,
@@ -107,10 +107,10 @@ class TcpBackend final : public ProcessBackend {
         const std::span<std::byte> all(data, total);
         const bool is_root = c.root == rank_;
         if (total <= sizeof(Header::payload)) {
-          meet(is_root ? all : std::span<std::byte>(), {});
+          exchange_headers(is_root ? all : std::span<std::byte>(), {});
           if (!is_root) copy(data, payload(c.root), total);
         } else {
-          meet({}, [&](int) { return is_root ? all : std::span<std::byte>(); });
+          exchange_headers({}, [&](int) { return is_root ? all : std::span<std::byte>(); });
           if (!is_root) receive(c.root, all);
         }
         return finish();
@@ -118,16 +118,14 @@ class TcpBackend final : public ProcessBackend {
     }
   }
 
-  // @param begin  begin(r): offset of rank r's part; begin(world_): end of the last one
-  template <typename Begin>
-  void all_gather(std::byte* data, Begin&& begin) {
-    const auto part = [&](int r) { return std::span(data + begin(r), begin(r + 1) - begin(r)); };
+  void all_gather(std::byte* data, std::size_t bytes) {
+    const auto part = [&](int r) { return std::span(data + bytes * index(r), bytes); };
     const std::span<std::byte> own = part(rank_);
     if (own.size() <= sizeof(Header::payload)) {
-      meet(own, {});
+      exchange_headers(own, {});
       for_peers([&](int r) { copy(part(r).data(), payload(r), own.size()); });
     } else {
-      meet({}, [&](int) { return own; });
+      exchange_headers({}, [&](int) { return own; });
       for_peers([&](int r) { receive(r, part(r)); });
     }
     finish();
@@ -143,32 +141,32 @@ class TcpBackend final : public ProcessBackend {
       };
     };
     if (total <= sizeof(Header::payload)) {
-      meet({data, total}, {});
+      exchange_headers({data, total}, {});
       finish();
       return combine_at(data)(parts([&](int r) { return r == rank_ ? data : payload(r); }), 0,
                               total);
     }
     if (total <= kDirectTcpAllReduce) {
-      meet({}, [&](int) { return std::span(data, total); });
+      exchange_headers({}, [&](int) { return std::span(data, total); });
       finish();  // all sends are done before `data` is overwritten
       return reduce(data, total, combine_at(data));
     }
     // Each rank reduces its slice of the elements, then all ranks gather the slices.
     const auto begin = [&](int r) { return static_cast<std::size_t>(c.count * r / world_) * size; };
     const auto slice = [&](int r) { return std::span(data + begin(r), begin(r + 1) - begin(r)); };
-    meet({}, slice);
+    exchange_headers({}, slice);
     const std::span<std::byte> own = slice(rank_);
     reduce(own.data(), own.size(), combine_at(own.data()));
     for_peers([&](int r) { send(r, own); });
-    // Safe to overwrite: a peer sends its slice only after it has received this rank's copy.
+    // Overwriting slice r is safe, because peer r sends it only after receiving this rank's copy.
     for_peers([&](int r) { receive(r, slice(r)); });
     finish();
   }
 
   // Sends a header with `payload`, then part(r), to every peer r; returns once all headers have
   // arrived and agree.
-  void meet(std::span<const std::byte> payload,
-            const std::function<std::span<const std::byte>(int)>& part) {
+  void exchange_headers(std::span<const std::byte> payload,
+                        const std::function<std::span<const std::byte>(int)>& part) {
     header_.signature = Signature(*collective_);
     copy(header_.payload.data(), payload.data(), payload.size());
     std::vector<int> gone;
@@ -186,8 +184,8 @@ class TcpBackend final : public ProcessBackend {
         [&](int r) { return (r == rank_ ? header_ : peers_[index(r)].header).signature; });
   }
 
-  // Receives `bytes` from each peer, a piece at a time.
-  // @param combine  (parts by rank, offset, bytes)
+  // Receives `bytes` from each peer, at most kPiece at a time, and combines them with `own`.
+  // @param combine  called with (data by rank, offset, bytes)
   template <typename Combine>
   void reduce(const std::byte* own, std::size_t bytes, Combine&& combine) {
     const std::size_t step = std::min(bytes, kPiece);
@@ -302,7 +300,7 @@ class TcpBackend final : public ProcessBackend {
     }
   }
 
-  // Handles a closed connection of a peer that owes nothing: a clean exit, or a lost peer.
+  // Handles a connection closed by a peer from which no data is due. Throws if the peer is lost.
   void see_it_leave(int r, Peer& peer) {
     Header last;
     const ssize_t n = ::recv(peer.socket.get(), &last, sizeof(last), MSG_PEEK);
@@ -313,7 +311,7 @@ class TcpBackend final : public ProcessBackend {
 
   CommError lost(int r) const { return report_.lost(*collective_, std::array{r}); }
 
-  // Called after the last collective: no other data is queued.
+  // Called after the last collective, when no other data is queued.
   void say_goodbye() noexcept {
     const auto end = Clock::now() + kGoodbyeTime;
     header_ = {};
@@ -335,18 +333,20 @@ class TcpBackend final : public ProcessBackend {
   std::byte* stage(std::size_t bytes) {
     if (!staging_ || staging_->bytes() < bytes) {
       staging_.reset();  // first, to make room
-      staging_ = std::make_unique<HostMemory>(context_, bytes, "tcp staging");
+      // Without context_, use a new context: a shared one would keep the former buffer for reuse.
+      staging_ = Storage::allocate_on_host(context_ ? context_ : Context::create(), bytes,
+                                           MemoryCategory::Communication, "tcp staging");
     }
-    return staging_->data();
+    return static_cast<std::byte*>(staging_->data());
   }
 
-  const std::shared_ptr<Context> context_;
+  const std::shared_ptr<Context> context_;  // may be null
   const FileDescriptor wake_;
   // Used by the queue's thread only.
   std::vector<Peer> peers_;  // by rank
   std::vector<pollfd> polls_;
   Header header_{};
-  std::unique_ptr<HostMemory> staging_;
+  std::shared_ptr<Storage> staging_;
 };
 
 }  // namespace

@@ -8,7 +8,7 @@
 
 namespace tessera::comm {
 
-/// connect_timeout: half of it to publish addresses, half to connect.
+/// Half of connect_timeout is for publishing addresses, half for connecting.
 struct TcpOptions : ConnectOptions {
   TcpOptions() { name = "tcp"; }
   /// Time within which the monitor detects an ended or stopped rank. Connecting waits at least this
@@ -16,7 +16,7 @@ struct TcpOptions : ConnectOptions {
   std::chrono::milliseconds watched_within{2000};
   /// Address or host name on which this rank listens for its peers.
   std::string address = "127.0.0.1";
-  /// Both sides of a connection prove that they know both; see tcp_mesh.h.
+  /// Both sides of a connection prove that they know run id and token; see tcp_mesh.h.
   std::string run_id = {}, token = {};
 };
 
@@ -24,9 +24,9 @@ struct TcpOptions : ConnectOptions {
 ///
 /// Each collective begins with a header from every rank to every other. No buffer is written before
 /// all headers agree, so a mismatch throws CommError(Mismatch) on every rank. A failing rank
-/// publishes a verdict in the store; the first one stands, and all survivors throw it. Reductions
-/// stage at most 256 KiB per peer, booked as Communication if options.communicator.context is set,
-/// and kept for the next collective.
+/// publishes its error in the store; the first one becomes the verdict, which all survivors throw.
+/// Reductions keep at most 256 KiB of staging per peer, which counts as Communication in the ledger
+/// of options.communicator.context, if set.
 ///
 /// @param store  outlives the communicator; carries addresses and verdicts
 /// @throws CommError if not all ranks connect in time

@@ -29,7 +29,7 @@ constexpr std::size_t kIntroduction = kRankBytes + kNonceBytes + kProofBytes;
 
 bool is_out_of_descriptors(int code) { return code == EMFILE || code == ENFILE; }
 
-// Messages fit the empty send buffer: a partial send means a lost connection.
+// Every message fits the empty send buffer, so that a partial send means a lost connection.
 bool send_message(int fd, const std::string& message) {
   return ::send(fd, message.data(), message.size(), MSG_NOSIGNAL) ==
          static_cast<ssize_t>(message.size());
@@ -38,10 +38,10 @@ bool send_message(int fd, const std::string& message) {
 // A connection that is not authenticated yet.
 struct Pending {
   FileDescriptor fd;
-  int peer;  // -1: incoming, from a stranger
+  int peer;  // -1: incoming, from an unknown process (a stranger)
   Deadline deadline;
-  std::string nonce;   // own
-  std::string theirs;  // the server's, once received by the client
+  std::string nonce;   // of this rank
+  std::string theirs;  // nonce of the server, once received by the client
   std::string in;
   std::size_t wanted;  // bytes of the next message
 };
@@ -223,7 +223,7 @@ class Connector {
       return;
     }
     if (send_message(p.fd.get(), proof(ProofRole::Server, client, rank_, nonce, p.nonce))) {
-      sockets_[index(client)] = std::move(p.fd);  // replaces one that the client gave up
+      sockets_[index(client)] = std::move(p.fd);  // replaces a connection that the client gave up
     }
   }
 
@@ -252,8 +252,8 @@ class Connector {
   FileDescriptor listener_;
   std::vector<std::string> addresses_;   // "address port", by rank like the next three
   std::vector<FileDescriptor> sockets_;  // authenticated
-  std::vector<std::string> problems_;    // of the last attempt
-  std::vector<Deadline> retry_at_;       // of lower ranks; max: an attempt is under way
+  std::vector<std::string> problems_;    // error of the last attempt
+  std::vector<Deadline> retry_at_;       // of lower ranks; max(): an attempt is running
   std::vector<Pending> pending_;
   std::vector<pollfd> polls_;
   std::mt19937_64 random_{std::random_device{}()};

@@ -1,6 +1,5 @@
 #include "comm/threads.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "comm/reduce.h"
@@ -16,23 +15,7 @@ class ThreadsBackend final : public CollectiveBackend {
   int rank() const override { return rank_; }
   int world_size() const override { return group_->world_size(); }
   std::string_view name() const override { return "threads"; }
-
-  void run(const Collective& collective) override {
-    group_->arrive(rank_, collective);
-    switch (collective.kind) {
-      case CollectiveKind::AllGather:
-        return all_gather(collective);
-      case CollectiveKind::ReduceScatter:
-        return reduce_scatter(collective);
-      case CollectiveKind::AllReduce:
-        return all_reduce(collective);
-      case CollectiveKind::Broadcast:
-        return broadcast(collective);
-      case CollectiveKind::Barrier:
-        return;
-    }
-  }
-
+  void run(const Collective& collective) override { group_->run(rank_, collective); }
   void interrupt(const CommError& reason) noexcept override { group_->fail(reason); }
   void close(const CommError* reason) noexcept override {
     if (reason != nullptr) group_->fail(*reason);
@@ -40,57 +23,6 @@ class ThreadsBackend final : public CollectiveBackend {
   }
 
  private:
-  void all_gather(const Collective& mine) {
-    const std::size_t part = mine.bytes() / static_cast<std::size_t>(world_size());
-    for (int r = 0; r < world_size(); ++r) {
-      const std::size_t offset = part * static_cast<std::size_t>(r);
-      if (r != rank_) copy(mine.out, group_->collective(r).out, offset, part);
-    }
-    group_->meet();
-  }
-
-  void reduce_scatter(const Collective& mine) {
-    const std::int64_t count = mine.count / world_size();
-    const auto offset = static_cast<std::size_t>(count * rank_) * dtype_size(mine.dtype);
-    std::vector<const void*> parts;
-    for (int r = 0; r < world_size(); ++r) {
-      parts.push_back(static_cast<const std::byte*>(group_->collective(r).in) + offset);
-    }
-    sum_parts_f32(parts, mine.dtype, static_cast<float*>(mine.out), count);
-    group_->meet();
-  }
-
-  // Each rank reduces its slice in its own buffer, where no other rank reads that slice; then all
-  // ranks copy the other slices.
-  void all_reduce(const Collective& mine) {
-    const std::size_t size = dtype_size(mine.dtype);
-    const auto begin = [&](int r) { return mine.count * r / world_size(); };
-    const auto offset = [&](int r) { return static_cast<std::size_t>(begin(r)) * size; };
-    std::vector<const void*> parts;
-    for (int r = 0; r < world_size(); ++r) {
-      parts.push_back(static_cast<const std::byte*>(group_->collective(r).out) + offset(rank_));
-    }
-    reduce_parts(parts, mine.dtype, mine.op, static_cast<std::byte*>(mine.out) + offset(rank_),
-                 begin(rank_ + 1) - begin(rank_));
-    group_->meet();
-    for (int r = 0; r < world_size(); ++r) {
-      if (r == rank_) continue;
-      copy(mine.out, group_->collective(r).out, offset(r), offset(r + 1) - offset(r));
-    }
-    group_->meet();
-  }
-
-  void broadcast(const Collective& mine) {
-    if (rank_ != mine.root) copy(mine.out, group_->collective(mine.root).out, 0, mine.bytes());
-    group_->meet();
-  }
-
-  static void copy(void* to, const void* from, std::size_t offset, std::size_t bytes) {
-    if (bytes == 0) return;
-    std::memcpy(static_cast<std::byte*>(to) + offset, static_cast<const std::byte*>(from) + offset,
-                bytes);
-  }
-
   std::shared_ptr<ThreadGroup> group_;
   const int rank_;
 };
@@ -99,15 +31,14 @@ class ThreadsBackend final : public CollectiveBackend {
 
 ThreadGroup::ThreadGroup(int world_size) : world_size_(world_size) {
   require(world_size >= 1, "a group needs at least one rank, got world size {}", world_size);
-  collectives_.resize(static_cast<std::size_t>(world_size));
-  arrived_.resize(collectives_.size());
-  departed_.resize(collectives_.size());
+  calls_.resize(static_cast<std::size_t>(world_size));
+  departed_.resize(calls_.size());
 }
 
 std::vector<int> ThreadGroup::missing_locked() const {
   std::vector<int> missing;
   for (int r = 0; r < world_size_; ++r) {
-    if (!arrived_[static_cast<std::size_t>(r)]) missing.push_back(r);
+    if (calls_[static_cast<std::size_t>(r)] == nullptr) missing.push_back(r);
   }
   return missing;
 }
@@ -121,19 +52,18 @@ void ThreadGroup::check_departed_locked(const Collective& collective) {
                 collective.describe(), rank_list(gone), world_size_);
 }
 
-void ThreadGroup::arrive(int rank, const Collective& collective) {
+void ThreadGroup::run(int rank, const Collective& collective) {
   const auto deadline = std::chrono::steady_clock::now() + collective.deadline;
   std::unique_lock lock(mutex_);
   if (failure_) throw CommError(*failure_);
-  collectives_[static_cast<std::size_t>(rank)] = &collective;
-  arrived_[static_cast<std::size_t>(rank)] = true;
-  if (++arrivals_ == world_size_) {
+  calls_[static_cast<std::size_t>(rank)] = &collective;
+  if (missing_locked().empty()) {
     std::vector<Signature> signatures;
-    for (const Collective* c : collectives_) signatures.emplace_back(*c);
+    for (const Collective* call : calls_) signatures.emplace_back(*call);
     failure_ = find_mismatch(signatures);
     if (!failure_) {
-      std::fill(arrived_.begin(), arrived_.end(), false);
-      arrivals_ = 0;
+      move_data_locked();
+      calls_.assign(calls_.size(), nullptr);
       ++round_;
     }
     changed_.notify_all();
@@ -158,16 +88,48 @@ void ThreadGroup::arrive(int rank, const Collective& collective) {
   }
 }
 
-void ThreadGroup::meet() {
-  std::unique_lock lock(mutex_);
-  if (++met_ == world_size_) {
-    met_ = 0;
-    ++meeting_;
-    changed_.notify_all();
-    return;
+void ThreadGroup::move_data_locked() const {
+  const Collective& call = *calls_[0];
+  const auto world = static_cast<std::size_t>(world_size_);
+  const std::size_t part = call.bytes() / world;
+  std::vector<const void*> parts;
+  switch (call.kind) {
+    case CollectiveKind::AllGather:
+      for (int r = 0; r < world_size_; ++r) {
+        copy_to_others_locked(r, part * static_cast<std::size_t>(r), part);
+      }
+      break;
+    case CollectiveKind::ReduceScatter:
+      for (std::size_t r = 0; r < world; ++r) {
+        parts.clear();
+        for (const Collective* from : calls_) {
+          parts.push_back(static_cast<const std::byte*>(from->in) + part * r);
+        }
+        sum_parts_f32(parts, call.dtype, static_cast<float*>(calls_[r]->out),
+                      call.count / world_size_);
+      }
+      break;
+    case CollectiveKind::AllReduce:
+      for (const Collective* from : calls_) parts.push_back(from->out);
+      reduce_parts(parts, call.dtype, call.op, call.out, call.count);
+      copy_to_others_locked(0, 0, call.bytes());
+      break;
+    case CollectiveKind::Broadcast:
+      copy_to_others_locked(call.root, 0, call.bytes());
+      break;
+    case CollectiveKind::Barrier:
+      break;
   }
-  const std::uint64_t meeting = meeting_;
-  changed_.wait(lock, [&] { return meeting_ != meeting; });
+}
+
+// Copies [offset, offset + bytes) of a rank's buffer to the same range of all other buffers.
+void ThreadGroup::copy_to_others_locked(int rank, std::size_t offset, std::size_t bytes) const {
+  const Collective* from = calls_[static_cast<std::size_t>(rank)];
+  for (const Collective* to : calls_) {
+    if (to == from || bytes == 0) continue;
+    std::memcpy(static_cast<std::byte*>(to->out) + offset,
+                static_cast<const std::byte*>(from->out) + offset, bytes);
+  }
 }
 
 void ThreadGroup::fail(const CommError& error) {

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <condition_variable>
-#include <functional>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -11,27 +11,20 @@
 
 namespace tessera::comm {
 
-/// Synchronizes the ranks of one process; shared by their communicators. Compares the ranks' calls
-/// before data moves, and names the culprit of every failure. Thread-safe.
+/// Runs the collectives of ranks that are threads of one process; their communicators share it.
+/// Thread-safe. Compares calls before data moves, and names the culprit of every failure.
 class ThreadGroup {
  public:
   /// @throws InvalidArgument if world_size < 1
   explicit ThreadGroup(int world_size);
   int world_size() const { return world_size_; }
 
-  /// First meeting of a collective: returns when every rank has arrived with an equal signature.
+  /// Waits for all ranks; the last one to arrive runs the collective for all.
   /// @throws CommError, the same on every rank: Timeout naming the missing ranks, PeerLost naming
   ///   the ranks that left, Mismatch naming the minority
-  void arrive(int rank, const Collective& collective);
-  /// Later meetings of the same collective. No deadline: ranks read each other's buffers until all
-  /// have arrived.
-  void meet();
-  /// The call of `rank`; valid between arrive() and the collective's last meet().
-  const Collective& collective(int rank) const {
-    return *collectives_[static_cast<std::size_t>(rank)];
-  }
+  void run(int rank, const Collective& collective);
 
-  /// Fails every rank that waits in arrive() or arrives later. The first failure stands.
+  /// Fails every rank that waits in run() or calls it later. The first failure stands.
   void fail(const CommError& error);
   /// `rank` leaves the group for good.
   void leave(int rank);
@@ -39,14 +32,15 @@ class ThreadGroup {
  private:
   void check_departed_locked(const Collective& collective);
   std::vector<int> missing_locked() const;
+  void move_data_locked() const;
+  void copy_to_others_locked(int rank, std::size_t offset, std::size_t bytes) const;
 
   const int world_size_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<const Collective*> collectives_;  // of the current collective, null: not arrived
-  std::vector<bool> arrived_, departed_;
-  int arrivals_ = 0, met_ = 0;
-  std::uint64_t round_ = 0, meeting_ = 0;
+  std::vector<const Collective*> calls_;  // by rank; null: not arrived
+  std::vector<bool> departed_;
+  std::uint64_t round_ = 0;
   std::optional<CommError> failure_;
 };
 

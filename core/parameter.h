@@ -13,7 +13,7 @@ namespace tessera {
 struct Initialization {
   enum class Kind : std::uint8_t { Zeros, Ones, Normal };
   Kind kind = Kind::Zeros;
-  float std = 0.0F;  ///< of Normal
+  float std = 0.0F;  ///< standard deviation of Normal
 };
 
 /// A named weight of a model. Its tensor is unbound until a sharded run or materialize() binds it
@@ -22,7 +22,7 @@ struct Parameter {
   std::string name;
   Tensor tensor;
   Initialization init;
-  bool decay = false;  ///< weight decay applies: tensors of two or more dims
+  bool decay = false;  ///< apply weight decay; set for tensors of two or more dims
 };
 
 /// Parameters that are gathered and released together: a transformer block, or the root
@@ -36,20 +36,20 @@ struct Unit {
 ShardLayout layout_of(const Unit& unit, int world_size);
 
 /// Callbacks of a model around its units: in order of units() during forward, in reverse during
-/// backward. The root (unit 0) is used from before_forward(0) to the end of backward, without
-/// backward calls.
+/// backward. The root (unit 0) is in use from before_forward(0) to the end of backward and gets
+/// no backward calls.
 class UnitHooks {
  public:
   virtual ~UnitHooks() = default;
   virtual void before_forward(int unit) = 0;
   virtual void after_forward(int unit) = 0;
   virtual void before_backward(int unit) = 0;
-  /// All gradients of the unit's parameters are complete.
+  /// Called when all gradients of the unit's parameters are complete.
   virtual void after_backward(int unit) = 0;
 };
 
-/// Elements [begin, end) of a parameter's initial value: a pure function of seed, name and element
-/// number, so that any rank can compute any part.
+/// Computes elements [begin, end) of a parameter's initial value. They depend only on seed, name
+/// and element number, so that any rank can compute any part.
 void initialize_range(const Parameter& parameter, std::uint64_t seed, std::int64_t begin,
                       std::int64_t end, float* out);
 

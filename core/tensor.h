@@ -34,7 +34,7 @@ class Tensor {
                      std::span<const T> values) {
     return from_bytes(context, shape, dtype_of<T>(), std::as_bytes(values));
   }
-  /// A dense view of a storage from element `offset` of dtype on.
+  /// A dense view of a storage, from `offset` on (in elements of `dtype`).
   /// @throws InvalidArgument if it exceeds the storage
   static Tensor window(std::shared_ptr<Storage> storage, std::int64_t offset, const Shape& shape,
                        DType dtype);
@@ -89,8 +89,8 @@ class Tensor {
   /// Accumulated gradient of a leaf; undefined after zero_grad().
   Tensor grad() const;
   /// Sets the buffer that a leaf's gradient accumulates into (same shape, any floating dtype). The
-  /// first accumulation after this or after zero_grad() overwrites it. Undefined: the next gradient
-  /// allocates a buffer in the accumulator dtype.
+  /// first accumulation after this or after zero_grad() overwrites it. After an undefined
+  /// buffer, the next gradient allocates one in the accumulator dtype.
   void set_grad_buffer(Tensor buffer);
   /// Discards the accumulated gradient; a buffer set by set_grad_buffer() stays, untouched.
   void zero_grad();

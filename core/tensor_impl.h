@@ -17,7 +17,7 @@ class TensorImpl {
   DType dtype = DType::F32;
 
   bool requires_grad = false;
-  bool grad_buffer_given = false;        // by set_grad_buffer(): outlives zero_grad()
+  bool grad_buffer_given = false;        // by set_grad_buffer(); outlives zero_grad()
   bool has_grad = false;                 // grad_buffer holds a gradient
   std::uint32_t bindings = 0;            // number of bind() calls
   std::shared_ptr<autograd::Node> node;  // producer of this tensor; null for a leaf

@@ -26,8 +26,8 @@ enum class GatedKind { SwiGlu, GeGlu };
 
 /// y = act(gate) * up, rounded once.
 ///
-/// gate, up, y  [R, H], f64, f32 or bf16; rows may be strided, the last dim is contiguous: gate and
-///              up may be halves of one [R, 2 H] product
+/// gate, up, y  [R, H], f64, f32 or bf16; the last dim is contiguous, rows may be strided, so that
+///              gate and up can be the halves of one [R, 2 H] tensor
 /// Source: Shazeer 2020, arXiv:2002.05202, eq. 5.
 struct GatedForward {
   TensorView gate, up, y;

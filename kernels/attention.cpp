@@ -4,16 +4,7 @@
 
 namespace tessera::kernels {
 
-TESSERA_CPU_KERNEL(attention_forward, AttentionForward)
-void attention_forward(Context& context, const AttentionForward& args) {
-  if (args.q.numel() == 0) return;
-  TESSERA_DISPATCH(attention_forward, context, args);
-}
-
-TESSERA_CPU_KERNEL(attention_backward, AttentionBackward)
-void attention_backward(Context& context, const AttentionBackward& args) {
-  if (args.k.numel() == 0) return;
-  TESSERA_DISPATCH(attention_backward, context, args);
-}
+TESSERA_KERNEL_IF(attention_forward, AttentionForward, args.q.numel() > 0)
+TESSERA_KERNEL_IF(attention_backward, AttentionBackward, args.k.numel() > 0)
 
 }  // namespace tessera::kernels

@@ -4,10 +4,6 @@
 
 namespace tessera::kernels {
 
-TESSERA_CPU_KERNEL(cross_entropy, CrossEntropy)
-void cross_entropy(Context& context, const CrossEntropy& args) {
-  if (args.logits.shape[0] == 0) return;
-  TESSERA_DISPATCH(cross_entropy, context, args);
-}
+TESSERA_KERNEL_IF(cross_entropy, CrossEntropy, args.logits.shape[0] > 0)
 
 }  // namespace tessera::kernels

@@ -10,18 +10,18 @@ class Context;
 
 namespace tessera::kernels {
 
-/// Target of a row to ignore: loss 0, gradient 0.
+/// Target of a row to ignore: its loss and its gradient are 0.
 inline constexpr std::int32_t kIgnoreTarget = -1;
 
-/// Softmax cross-entropy of a block of rows, optionally turning logits into their gradient.
+/// Softmax cross-entropy of a block of rows, optionally overwriting logits with their gradient.
 ///
-/// logits   [R, V], f64, f32 or bf16, rows may be strided; with write_gradient overwritten by
+/// logits   [R, V], f64, f32 or bf16, rows may be strided; if write_gradient, overwritten by
 ///          grad_scale * (softmax(logits) - onehot(target))
 /// targets  [R] i32 in [0, V) or kIgnoreTarget
 /// losses   [R] accumulator dtype: -log softmax(logits)[target] in nats
-/// On CUDA a target outside the vocabulary makes loss and gradient of its row NaN: a check on the
-/// host would wait for the device.
-/// Source of the online form: Milakov and Gimelshein 2018, arXiv:1805.02867.
+/// On CUDA a target outside the vocabulary makes loss and gradient of its row NaN, because a check
+/// on the host would have to wait for the device.
+/// Source of the online softmax: Milakov and Gimelshein 2018, arXiv:1805.02867.
 struct CrossEntropy {
   TensorView logits;
   TensorView targets;

@@ -7,8 +7,8 @@
 #include "core/base/trace.h"
 
 // Dispatch by device. In kernels/<family>.cpp, TESSERA_KERNEL(gelu_forward, GeluForward) defines
-// `void gelu_forward(Context&, const GeluForward&)`. Operations (core/ops) check the arguments
-// once; kernels and dispatch do not.
+// `void gelu_forward(Context&, const GeluForward&)`. Operations (core/ops) check the arguments;
+// kernels and dispatch do not check them again.
 
 #if defined(__x86_64__) && !defined(TESSERA_GENERIC_CPU)
 #define TESSERA_CPU_KERNEL(name, Args) \
@@ -46,32 +46,38 @@
     ::tessera::kernels::throw_no_kernel(#name, (context).device());             \
   } while (false)
 
-#define TESSERA_KERNEL(name, Args) \
-  TESSERA_CPU_KERNEL(name, Args)   \
-  void name(Context& context, const Args& args) { TESSERA_DISPATCH(name, context, args); }
+#define TESSERA_KERNEL(name, Args) TESSERA_KERNEL_IF(name, Args, true)
+
+/// @param condition  expression on `args`; if false, the kernel is not run
+#define TESSERA_KERNEL_IF(name, Args, condition)          \
+  TESSERA_CPU_KERNEL(name, Args)                          \
+  void name(Context& context, const Args& args) {         \
+    if (condition) TESSERA_DISPATCH(name, context, args); \
+  }
 
 namespace tessera::kernels {
 
-/// @throws Unsupported naming operation and device
+/// @throws Unsupported, which names the kernel and the device
 [[noreturn]] void throw_no_kernel(std::string_view kernel, Device device);
 
 /// Starts a kernel of the context's device backend. @return false if the backend lacks it
-/// @throws OutOfMemory with the ledger
+/// @throws OutOfMemory, with the memory ledger in the message
 bool run_on_device(std::string_view kernel, Context& context, const void* args);
 
-// Checks for kernels without an operation; messages name kernel and argument, with the values.
+// Checks for kernels that are called directly, not by an operation. Messages name the kernel and
+// the argument and give the values.
 
 void check_device(std::string_view kernel, std::string_view argument, const Context& context,
                   const TensorView& view);
 void check_shape(std::string_view kernel, std::string_view argument, const TensorView& view,
                  const Shape& expected);
-/// Device, dtype and density.
+/// Checks device, dtype and contiguity.
 void check_dense(std::string_view kernel, std::string_view argument, const Context& context,
                  const TensorView& view, DType dtype);
-/// Device, dtype, and one element.
+/// Checks device, dtype, and that there is one element.
 void check_single(std::string_view kernel, std::string_view argument, const Context& context,
                   const TensorView& view, DType dtype);
-/// f64, f32 or bf16. @throws Unsupported
+/// @throws Unsupported unless the dtype is f64, f32 or bf16
 void check_computing_dtype(std::string_view kernel, std::string_view argument,
                            const TensorView& view);
 

@@ -4,10 +4,6 @@
 
 namespace tessera::kernels {
 
-TESSERA_CPU_KERNEL(dropout, Dropout)
-void dropout(Context& context, const Dropout& args) {
-  if (!args.y) return;
-  TESSERA_DISPATCH(dropout, context, args);
-}
+TESSERA_KERNEL_IF(dropout, Dropout, args.y)
 
 }  // namespace tessera::kernels

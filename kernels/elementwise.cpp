@@ -13,7 +13,6 @@ TESSERA_CPU_KERNEL(sum, Total)
 
 namespace {
 
-// Dense, or rows with a stride.
 void check_rows(std::string_view argument, const Context& context, const TensorView& view,
                 const Shape& shape) {
   check_device("cast", argument, context, view);

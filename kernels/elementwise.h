@@ -12,14 +12,14 @@ namespace tessera::kernels {
 void add(Context& context, const TensorView& a, const TensorView& b, const TensorView& y);
 /// out = value. Any floating dtype, contiguous.
 void fill(Context& context, const TensorView& out, double value);
-/// out [+]= scale * in, converting between f64, f32 and bf16; same shape. Contiguous, or [R, C]
-/// with strided rows.
+/// out = scale * in (+= if out.accumulate), converting between f64, f32 and bf16; same shape.
+/// Contiguous, or [R, C] with strided rows.
 void cast(Context& context, const TensorView& in, const GradientView& out, double scale = 1.0);
-/// bias gradient: out[c] [+]= sum over rows of in[r, c]. in [R, C] rows may be strided; out [C] in
-/// the accumulator dtype. Fixed order of summation.
+/// Bias gradient: out[c] = sum over rows of in[r, c] (+= if out.accumulate), in a fixed order.
+/// in  [R, C], rows may be strided; out  [C], accumulator dtype.
 void sum_rows(Context& context, const TensorView& in, const GradientView& out);
-/// out [+]= scale * sum(in), in float64, in an order that depends on the number of elements only.
-/// in contiguous; out one element, f64 or the accumulator dtype.
+/// out = scale * sum(in) (+= if out.accumulate), computed in f64, in an order that depends on the
+/// number of elements only. in contiguous; out one element, f64 or the accumulator dtype.
 void sum(Context& context, const TensorView& in, const GradientView& out, double scale = 1.0);
 
 }  // namespace tessera::kernels

@@ -5,11 +5,7 @@
 namespace tessera::kernels {
 
 TESSERA_KERNEL(embedding_forward, EmbeddingForward)
-
-TESSERA_CPU_KERNEL(embedding_backward, EmbeddingBackward)
-void embedding_backward(Context& context, const EmbeddingBackward& args) {
-  if (!args.grad_token_weight && !args.grad_position_weight) return;
-  TESSERA_DISPATCH(embedding_backward, context, args);
-}
+TESSERA_KERNEL_IF(embedding_backward, EmbeddingBackward,
+                  args.grad_token_weight || args.grad_position_weight)
 
 }  // namespace tessera::kernels

@@ -16,8 +16,8 @@ namespace tessera::kernels {
 /// token_weight     [V, C], f64, f32 or bf16
 /// position_weight  [P, C], optional, same dtype
 /// y                [B, T, C], contiguous
-/// On CUDA a token outside [0, V) makes its row of y NaN: a check on the host would wait for the
-/// device.
+/// On CUDA a token outside [0, V) makes its row of y NaN, because a check on the host would have to
+/// wait for the device.
 struct EmbeddingForward {
   TensorView tokens, token_weight;
   TensorView position_weight{};
@@ -26,9 +26,9 @@ struct EmbeddingForward {
 };
 void embedding_forward(Context& context, const EmbeddingForward& args);
 
-/// grad_token_weight [V, C], grad_position_weight [P, C]: accumulator dtype. Without accumulate all
-/// rows are written, zeros for unused tokens. Deterministic: the order of sums depends on the
-/// tokens only. On CUDA, tokens outside [0, V) are skipped.
+/// grad_token_weight [V, C], grad_position_weight [P, C]: accumulator dtype. Without accumulate,
+/// rows of unused tokens are set to zero. Deterministic: the order of sums depends on the tokens
+/// only. On CUDA, tokens outside [0, V) are skipped.
 struct EmbeddingBackward {
   TensorView tokens, grad_y;
   GradientView grad_token_weight, grad_position_weight;

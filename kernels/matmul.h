@@ -10,12 +10,12 @@ class Context;
 
 namespace tessera::kernels {
 
-/// Operation after a product, in the same kernel where the device supports it.
+/// Operation after a matrix product, in the same kernel where the device supports it.
 enum class Epilogue : std::uint8_t {
   None,
-  Gelu,          ///< pre = the product [+ bias], c = gelu(pre)
-  GeluGradient,  ///< c = the product * gelu'(pre): the gradient of pre in y = op(gelu(pre))
-  BiasGradient,  ///< bias_gradient [+]= sums over the rows of the output's gradient
+  Gelu,          ///< pre = product [+ bias], c = gelu(pre)
+  GeluGradient,  ///< c = product * gelu'(pre): gradient of pre from that of gelu(pre)
+  BiasGradient,  ///< bias_gradient = sum over the rows of gradient() (+= if it accumulates)
 };
 
 /// c = op(a) op(b) [+ bias] [+ c].
@@ -26,12 +26,12 @@ enum class Epilogue : std::uint8_t {
 /// bias  [N], dtype of a, optional: added to every row. Accumulates in f32 (f64 for f64).
 /// With K = 0 the product is zero.
 ///
-/// Without a fused kernel, epilogues run as separate kernels, with the same bits as these. Fused
-/// (bf16 on CUDA), GELU reads the f32 accumulator instead of its rounded value.
+/// Without a fused kernel, the epilogue runs as a separate kernel, with the same bits as two calls
+/// would give. A fused kernel (bf16 on CUDA) applies GELU to the f32 accumulator, before rounding.
 /// Gelu, GeluGradient: c is contiguous, has the dtype of a, and does not accumulate; no bias in
 /// GeluGradient.
-/// BiasGradient: no bias. The gradient of the layer's output is b, or a if gradient_is_a; its rows
-/// are the terms of the product (a transposed, b not).
+/// BiasGradient: no bias; a is transposed, b is not. The gradient of the layer's output is b, or a
+/// if gradient_is_a; the product sums over its rows.
 struct Matmul {
   TensorView a, b, c;
   bool transpose_a = false, transpose_b = false;
@@ -39,15 +39,15 @@ struct Matmul {
   TensorView bias{};
   Epilogue epilogue = Epilogue::None;
   TensorView pre{};              ///< [M, N], contiguous, dtype of a; optional in Gelu
-  GradientView bias_gradient{};  ///< [columns of the gradient], in the accumulator dtype
+  GradientView bias_gradient{};  ///< [columns of gradient()], accumulator dtype
   bool gradient_is_a = false;
 
   const TensorView& gradient() const { return gradient_is_a ? a : b; }
 };
-/// @throws Unsupported on the device
+/// @throws Unsupported if the device has no kernel for the arguments
 void matmul(Context& context, const Matmul& args);
 
-/// A product with an epilogue, offered to a device; a fused kernel that runs it sets `done`.
+/// A matrix product with an epilogue. The device sets `done` if it ran both in a fused kernel.
 struct FusedMatmul {
   const Matmul& product;
   bool& done;

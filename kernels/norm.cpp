@@ -4,9 +4,9 @@
 
 namespace tessera::kernels {
 
-TESSERA_KERNEL(layer_norm_forward, LayerNormForward)
-TESSERA_KERNEL(layer_norm_backward, LayerNormBackward)
-TESSERA_KERNEL(rms_norm_forward, RmsNormForward)
-TESSERA_KERNEL(rms_norm_backward, RmsNormBackward)
+TESSERA_KERNEL(layer_norm_forward, NormForward)
+TESSERA_KERNEL(layer_norm_backward, NormBackward)
+TESSERA_KERNEL(rms_norm_forward, NormForward)
+TESSERA_KERNEL(rms_norm_backward, NormBackward)
 
 }  // namespace tessera::kernels

@@ -11,26 +11,27 @@ class Context;
 
 namespace tessera::kernels {
 
-/// Rates that AdamW computes once per step, in double, from its settings: 1 - lr wd, lr / (1 -
-/// b1^t) and 1 / sqrt(1 - b2^t).
+/// Settings of AdamW in f32, and rates that adamw() computes once per step in f64: decay = 1 - lr
+/// wd, rate = lr / (1 - b1^t) and v_scale = 1 / sqrt(1 - b2^t).
 struct AdamWRates {
   float decay = 1, rate = 0, v_scale = 0;
+  float scale = 1, beta1 = 0, beta2 = 0, one_minus_beta1 = 1, one_minus_beta2 = 1, eps = 0;
 };
 
-/// One AdamW step over a flat range, all moments and weights in one pass over memory.
+/// One AdamW step over a flat range, in one pass over weights and moments.
 ///
 /// param                      [n] f32 or bf16, contiguous
 /// grad, exp_avg, exp_avg_sq  [n] f32, contiguous
-/// factor                     optional, one f32: multiplies grad_scale. NaN: nothing changes, see
-///                            ClipFactor
-/// copy                       optional, [n] bf16, contiguous: param, rounded, from the same pass
+/// factor                     optional, one f32, multiplies grad_scale; if NaN, nothing changes
+///                            (see ClipFactor)
+/// copy                       optional, [n] bf16, contiguous: receives the new param, rounded
 ///   g = grad_scale * grad;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
 ///   param = param (1 - lr wd) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
-/// Computes in f32. A bf16 param is rounded to nearest or, with `stochastic`, up with a probability
-/// equal to the discarded fraction, drawn from word first_element + i of the stream (Rounding,
-/// step, place) of the seed: small updates then count on average. Source: Loshchilov and Hutter
-/// 2019, arXiv:1711.05101, algorithm 2 (as in PyTorch's AdamW); stochastic rounding: Gupta et al.
-/// 2015, arXiv:1502.02551.
+/// Computes in f32. A bf16 param is rounded to nearest or, with `stochastic`, away from zero with a
+/// probability equal to the discarded fraction, so that small updates count on average. Param i
+/// uses word first_element + i of the stream (Rounding, step, place) of the seed. Sources:
+/// Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2 (as in PyTorch's AdamW); stochastic
+/// rounding: Gupta et al. 2015, arXiv:1502.02551.
 struct AdamW {
   TensorView param, grad, exp_avg, exp_avg_sq;
   double lr = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
@@ -38,37 +39,37 @@ struct AdamW {
   double grad_scale = 1.0;
   TensorView factor{}, copy{};
   bool stochastic = false;
-  const RngStep* rng = nullptr;  ///< seed of the rounding, in the device's memory
-  std::uint64_t place = 0;       ///< number of the unit
+  const RngStep* rng = nullptr;  ///< seed of the rounding, in device memory
+  std::uint64_t place = 0;       ///< number of the sharded unit
   std::uint64_t first_element = 0;
   AdamWRates rates{};  ///< written by adamw()
 };
 void adamw(Context& context, const AdamW& args);
 
-/// factor = min(1, max_norm / (sqrt(totals[0]) + 1e-6)), 1 if max_norm is 0; NaN if any of the
-/// totals is not finite, so that an update with it changes nothing.
+/// factor = min(1, max_norm / (sqrt(totals[0]) + 1e-6)), 1 if max_norm is 0, or NaN if any total is
+/// not finite, so that AdamW with this factor changes nothing.
 ///
-/// totals  [n] f64, contiguous; the first is a sum of squares (of all gradients)
+/// totals  [n] f64, contiguous; the first is the sum of squares of all gradients
 /// factor  one element, f32
-/// Clips as torch.nn.utils.clip_grad_norm_ does, on the device, without waiting for it.
+/// Clips as torch.nn.utils.clip_grad_norm_ does. The host does not wait for the device.
 struct ClipFactor {
   TensorView totals, factor;
   double max_norm = 0;
 };
 void clip_factor(Context& context, const ClipFactor& args);
 
-/// sum = sum of the squares of x, on the device, without waiting for it.
+/// sum = sum of the squares of x. The host does not wait for the device.
 ///
 /// x    f32, contiguous
 /// sum  one element, f64
-/// In float64, over fixed parts: the same bits for any number of threads, and in every call on a
-/// device.
+/// Computed in f64 over parts of fixed length, so that the result has the same bits for any number
+/// of threads and in every call on a device.
 struct SumOfSquares {
   TensorView x, sum;
 };
 void sum_of_squares(Context& context, const SumOfSquares& args);
 
-/// The same, on the host: waits for the device. 0 on the meta device.
+/// Waits for the device and returns the sum of the squares of x; 0 on the meta device.
 double sum_of_squares(Context& context, const TensorView& x);
 
 }  // namespace tessera::kernels

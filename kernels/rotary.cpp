@@ -4,10 +4,6 @@
 
 namespace tessera::kernels {
 
-TESSERA_CPU_KERNEL(rotary, Rotary)
-void rotary(Context& context, const Rotary& args) {
-  if (!args.y || args.x.numel() == 0) return;
-  TESSERA_DISPATCH(rotary, context, args);
-}
+TESSERA_KERNEL_IF(rotary, Rotary, args.x.numel() > 0 && args.y)
 
 }  // namespace tessera::kernels

@@ -11,13 +11,14 @@ class Context;
 namespace tessera::kernels {
 
 /// Rotary position embedding: rotates the pair (x[i], x[i + D/2]) of every head by the angle
-/// position * base^(-2 i / D), where position is first_position + t. Backward is the same with
-/// `inverse`: the negative angle.
+/// position * base^(-2 i / D), where position is first_position + t. Backward rotates gradients
+/// by the negative angle (`inverse`).
 ///
-/// x  [B, T, H, D], f64, f32 or bf16, any strides, the last dim contiguous, D even; H may count
-///    queries and keys of one packed buffer
-/// y  shape and dtype of x, any strides, the last dim contiguous; x itself, or no overlap
-/// Angles are reduced in f64: their error is below 1e-6 at any position below 2^31 (f32 and bf16).
+/// x  [B, T, H, D], f64, f32 or bf16, any strides, the last dim contiguous, D even; H may span
+///    the query and key heads of one packed buffer
+/// y  shape and dtype of x, any strides, the last dim contiguous; either x itself or no overlap
+/// Angles are reduced in f64, so that for f32 and bf16 their error is below 1e-6 at any position
+/// below 2^31.
 /// Source: Su et al. 2021, arXiv:2104.09864, section 3.4.2; pairs as in Hugging Face's Llama.
 struct Rotary {
   TensorView x;
@@ -25,7 +26,7 @@ struct Rotary {
   std::int64_t first_position = 0;
   double base = 10000.0;  ///< 1 or more
   bool inverse = false;
-  std::int64_t copied_heads = 0;  ///< the last heads, copied without rotation: values
+  std::int64_t copied_heads = 0;  ///< number of last heads (values) to copy without rotation
 };
 void rotary(Context& context, const Rotary& args);
 

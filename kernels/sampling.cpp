@@ -8,7 +8,7 @@
 namespace tessera::kernels {
 namespace {
 
-// Rows from which nothing can be drawn: errors on the CPU.
+// Throws if the kernel marked a row as one that no token can be drawn from.
 void check_tokens(const Sampling& args) {
   const auto* tokens = args.tokens.as<const std::int32_t>();
   for (std::int64_t row = 0; row < args.logits.shape[0]; ++row) {

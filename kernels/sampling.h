@@ -16,12 +16,12 @@ namespace tessera::kernels {
 /// logits  [B, V] f32, rows may be strided; V <= kMostSampledColumns
 /// tokens  [B] i32, contiguous
 ///
-/// Top-k keeps the top_k most likely tokens; top-p then keeps the fewest most likely ones whose
-/// weights reach top_p of the sum; ties go to the lower id. Weights are e^((logit - largest) /
-/// temperature), as integers (kernels/sampling_weight.h): sums are exact, so every device draws the
-/// same token. Row b draws with word first_draw + b of the stream: the first token, by id, at which
-/// the running sum of kept weights exceeds word / 2^32 of their total. Temperature 0 takes the most
-/// likely token.
+/// Top-k keeps the top_k most likely tokens; top-p then keeps the fewest most likely of these whose
+/// weights sum to at least top_p of the total; ties go to the lower id. Weights are e^((logit -
+/// largest) / temperature) as integers (kernels/sampling_weight.h): sums are exact, so that every
+/// device draws the same token. Row b draws with random word first_draw + b of `key`: the result is
+/// the first token, by id, at which the running sum of kept weights exceeds word / 2^32 of their
+/// total. Temperature 0 selects the most likely token.
 /// @throws InvalidArgument on the CPU, naming the row, if a logit is NaN or the largest one is not
 /// finite; on CUDA the row's token is -1 instead
 struct Sampling {
@@ -35,7 +35,7 @@ struct Sampling {
 };
 void sample(Context& context, const Sampling& args);
 
-/// Maximum number of columns: summed weights can't overflow.
+/// Maximum number of columns, so that the sum of weights, each at most 2^40, stays below 2^63.
 inline constexpr std::int64_t kMostSampledColumns = std::int64_t{1} << 22;
 
 }  // namespace tessera::kernels

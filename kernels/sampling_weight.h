@@ -3,12 +3,12 @@
 #include <bit>
 #include <cstdint>
 
-// Arithmetic of sampling, the same on all devices: integer weights, so that sums do not depend on
-// their order, from operations that no compiler fuses or approximates.
+// Arithmetic of sampling, with the same bits on all devices. Weights are integers, so that sums do
+// not depend on their order, and come from operations that no compiler fuses or approximates.
 namespace tessera::kernels {
 
-/// Maps logits to integers in the same order; zeros of either sign are equal. Not for NaN. Above 0
-/// even for -inf.
+/// Maps a logit other than NaN to an integer above 0. The integers have the order of the logits; 0
+/// and -0 map to the same integer.
 constexpr std::uint32_t logit_key(float logit) {
   const auto bits = std::bit_cast<std::uint32_t>(logit == 0.0F ? 0.0F : logit);
   return (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
@@ -16,10 +16,10 @@ constexpr std::uint32_t logit_key(float logit) {
 constexpr float logit_of_key(std::uint32_t key) {
   return std::bit_cast<float>((key & 0x80000000U) != 0 ? key & 0x7fffffffU : ~key);
 }
-inline constexpr std::uint32_t kInfinityKey = 0xff800000U;          // of +inf
-inline constexpr std::uint32_t kNegativeInfinityKey = 0x007fffffU;  // of -inf
+inline constexpr std::uint32_t kInfinityKey = 0xff800000U;
+inline constexpr std::uint32_t kNegativeInfinityKey = 0x007fffffU;
 
-/// Factor from logits to octaves in fixed point, 32 fractional bits.
+/// Converts differences of logits to octaves (powers of 2) in fixed point, 32 fractional bits.
 constexpr double octaves_per_logit(double temperature) {
   const double scale = 4294967296.0 * 1.44269504088896340736 / temperature;
   return scale < 1e300 ? scale : 1e300;  // finite, so that 0 times it is 0
@@ -30,8 +30,8 @@ constexpr std::uint32_t upper_half(std::uint32_t a, std::uint32_t b) {
   return static_cast<std::uint32_t>(std::uint64_t{a} * b >> 32);
 }
 
-/// e^((logit - largest) / temperature) * 2^40, relative error below 1e-9, rounded down: tokens 2^40
-/// times less likely than the most likely one are never drawn.
+/// e^((logit - largest) / temperature) * 2^40, relative error below 1e-9, rounded down, so that
+/// tokens more than 2^40 times less likely than the most likely one are never drawn.
 /// @param largest  finite, not below logit
 constexpr std::uint64_t sampling_weight(float logit, float largest, double octaves_per_logit) {
   constexpr double kMost = 63.0 * 4294967296.0;
@@ -39,7 +39,7 @@ constexpr std::uint64_t sampling_weight(float logit, float largest, double octav
       (static_cast<double>(largest) - static_cast<double>(logit)) * octaves_per_logit;
   const auto fixed = static_cast<std::int64_t>(distance < kMost ? distance : kMost);
   // 2^-fixed is 2^-octaves 2^g with g in [0, 1), and 2^g = 1 + g p(g), p of degree 6 (interpolated
-  // at Chebyshev's points); all numbers below have 32 fractional bits.
+  // at Chebyshev nodes); all numbers below have 32 fractional bits.
   const auto g = static_cast<std::uint32_t>(-fixed);
   const auto octaves = static_cast<int>((fixed + 0xffffffffLL) >> 32);
   std::uint32_t p = 89043;
@@ -53,7 +53,7 @@ constexpr std::uint64_t sampling_weight(float logit, float largest, double octav
   return (power << 8) >> octaves;
 }
 
-/// The least sum of weights that reaches `fraction` of `total`; at least 1.
+/// Sum of weights that top-p must reach: `fraction` of `total`, rounded up, at least 1.
 constexpr std::uint64_t fraction_of_weights(std::uint64_t total, double fraction) {
   const double wanted = fraction * static_cast<double>(total);
   auto whole = static_cast<std::uint64_t>(wanted);
@@ -61,13 +61,13 @@ constexpr std::uint64_t fraction_of_weights(std::uint64_t total, double fraction
   return whole < total ? whole : total;
 }
 
-/// word / 2^32 of a total below 2^63, rounded down: in [0, total).
+/// total * word / 2^32, rounded down, in [0, total). @param total  below 2^63
 constexpr std::uint64_t draw_below(std::uint64_t total, std::uint32_t word) {
   return (total >> 32) * word + ((total & 0xffffffffU) * word >> 32);
 }
 
-/// Tokens to draw from: keys above the threshold, and at the threshold those up to an id. Starts
-/// with all.
+/// Set of tokens to draw from: those with a key above the threshold, and those at the threshold up
+/// to an id. By default, all tokens.
 struct KeptTokens {
   std::uint32_t threshold = 0;
   std::int32_t last_at_threshold = -1;

@@ -1,15 +1,17 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 
 namespace tessera {
 class Context;
-}
+class Storage;
+}  // namespace tessera
 
 namespace tessera::kernels {
 
-/// Scratch memory of one kernel call, booked as Workspace in the context's ledger until the end of
-/// the scope. Out of line: files compiled once per CPU level must not share inline code.
+/// Scratch memory of one kernel call, booked as Workspace in the context's ledger until it is
+/// destroyed. Not inline, because files compiled once per CPU level must not share inline code.
 class Workspace {
  public:
   /// @param owner  name of the kernel in the ledger
@@ -23,8 +25,7 @@ class Workspace {
   void* data() const { return data_; }
 
  private:
-  struct Memory;
-  Memory* memory_;
+  std::shared_ptr<Storage> memory_;
   void* data_;
 };
 

@@ -1,6 +1,7 @@
 #include "models/gpt2.h"
 
 #include <cmath>
+#include <utility>
 
 #include "core/autograd/autograd.h"
 #include "core/ops/attention.h"
@@ -18,17 +19,11 @@ namespace {
 
 using ops::WeightLayout;
 
-// GPT-2's initialization: N(0, 0.02), projections into the residual stream scaled down by the
-// square root of the number of such projections.
+// Standard deviation of initial weights. For projections into the residual stream it is divided by
+// the square root of the number of such projections.
 constexpr float kStd = 0.02F;
 
-Parameter make_parameter(std::string name, const Shape& shape, Initialization init) {
-  Parameter parameter{std::move(name), Tensor::unbound(shape, DType::F32), init, shape.size() >= 2};
-  parameter.tensor.set_requires_grad(true);
-  return parameter;
-}
-
-// Places of dropout: the embedding, then two per block.
+// Numbers of the dropout layers: one after the embedding, then two per block.
 constexpr std::uint64_t kEmbeddingPlace = 0;
 std::uint64_t attention_place(std::int64_t layer) {
   return 1 + 2 * static_cast<std::uint64_t>(layer);
@@ -46,31 +41,38 @@ Gpt2::Gpt2(const Gpt2Config& config) : config_(config) {
   const Initialization residual{Initialization::Kind::Normal,
                                 kStd / std::sqrt(2.0F * static_cast<float>(config_.n_layer))};
 
-  wte_ = make_parameter("wte.weight", {config_.vocab_size, c}, normal);
-  wpe_ = make_parameter("wpe.weight", {config_.seq_len, c}, normal);
-  ln_f_weight_ = make_parameter("ln_f.weight", {c}, ones);
-  ln_f_bias_ = make_parameter("ln_f.bias", {c}, zeros);
-  units_.push_back({"root", {&wte_, &wpe_, &ln_f_weight_, &ln_f_bias_}});
+  Unit unit;
+  const auto add = [&unit](Parameter& parameter, std::string name, const Shape& shape,
+                           Initialization init) {
+    parameter = {std::move(name), Tensor::unbound(shape, DType::F32), init, shape.size() >= 2};
+    parameter.tensor.set_requires_grad(true);
+    unit.parameters.push_back(&parameter);
+  };
+
+  unit.name = "root";
+  add(wte_, "wte.weight", {config_.vocab_size, c}, normal);
+  add(wpe_, "wpe.weight", {config_.seq_len, c}, normal);
+  add(ln_f_weight_, "ln_f.weight", {c}, ones);
+  add(ln_f_bias_, "ln_f.bias", {c}, zeros);
+  units_.push_back(std::exchange(unit, {}));
 
   for (std::int64_t i = 0; i < config_.n_layer; ++i) {
     const std::string h = fmt::format("h.{}", i);
+    unit.name = h;
     Block& b = blocks_.emplace_back();
-    b.ln_1_weight = make_parameter(h + ".ln_1.weight", {c}, ones);
-    b.ln_1_bias = make_parameter(h + ".ln_1.bias", {c}, zeros);
-    b.c_attn_weight = make_parameter(h + ".attn.c_attn.weight", {c, 3 * c}, normal);
-    b.c_attn_bias = make_parameter(h + ".attn.c_attn.bias", {3 * c}, zeros);
-    b.attn_c_proj_weight = make_parameter(h + ".attn.c_proj.weight", {c, c}, residual);
-    b.attn_c_proj_bias = make_parameter(h + ".attn.c_proj.bias", {c}, zeros);
-    b.ln_2_weight = make_parameter(h + ".ln_2.weight", {c}, ones);
-    b.ln_2_bias = make_parameter(h + ".ln_2.bias", {c}, zeros);
-    b.c_fc_weight = make_parameter(h + ".mlp.c_fc.weight", {c, 4 * c}, normal);
-    b.c_fc_bias = make_parameter(h + ".mlp.c_fc.bias", {4 * c}, zeros);
-    b.mlp_c_proj_weight = make_parameter(h + ".mlp.c_proj.weight", {4 * c, c}, residual);
-    b.mlp_c_proj_bias = make_parameter(h + ".mlp.c_proj.bias", {c}, zeros);
-    units_.push_back({h,
-                      {&b.ln_1_weight, &b.ln_1_bias, &b.c_attn_weight, &b.c_attn_bias,
-                       &b.attn_c_proj_weight, &b.attn_c_proj_bias, &b.ln_2_weight, &b.ln_2_bias,
-                       &b.c_fc_weight, &b.c_fc_bias, &b.mlp_c_proj_weight, &b.mlp_c_proj_bias}});
+    add(b.ln_1_weight, h + ".ln_1.weight", {c}, ones);
+    add(b.ln_1_bias, h + ".ln_1.bias", {c}, zeros);
+    add(b.c_attn_weight, h + ".attn.c_attn.weight", {c, 3 * c}, normal);
+    add(b.c_attn_bias, h + ".attn.c_attn.bias", {3 * c}, zeros);
+    add(b.attn_c_proj_weight, h + ".attn.c_proj.weight", {c, c}, residual);
+    add(b.attn_c_proj_bias, h + ".attn.c_proj.bias", {c}, zeros);
+    add(b.ln_2_weight, h + ".ln_2.weight", {c}, ones);
+    add(b.ln_2_bias, h + ".ln_2.bias", {c}, zeros);
+    add(b.c_fc_weight, h + ".mlp.c_fc.weight", {c, 4 * c}, normal);
+    add(b.c_fc_bias, h + ".mlp.c_fc.bias", {4 * c}, zeros);
+    add(b.mlp_c_proj_weight, h + ".mlp.c_proj.weight", {4 * c, c}, residual);
+    add(b.mlp_c_proj_bias, h + ".mlp.c_proj.bias", {c}, zeros);
+    units_.push_back(std::exchange(unit, {}));
   }
 }
 

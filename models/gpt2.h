@@ -44,7 +44,7 @@ class Gpt2 {
   /// @param tokens   [B, T] i32, T <= seq_len
   /// @param targets  [B, T] i32, -1: ignored
   /// @param scale    e.g. 1 / (tokens of the whole step)
-  /// @return         [1], f32. Gradients: see ops::linear_cross_entropy; root of backward.
+  /// @return         [1], f32. Must be the root of backward; see ops::linear_cross_entropy.
   Tensor loss(const Tensor& tokens, const Tensor& targets, double scale,
               const ForwardOptions& options);
 

@@ -10,16 +10,16 @@ namespace tessera::models {
 struct SamplingOptions {
   double temperature = 1.0;  ///< 0: the most likely token
   std::int64_t top_k = 0;    ///< keep the k most likely; 0: all
-  double top_p = 1.0;        ///< keep the fewest most likely whose probabilities reach p
+  double top_p = 1.0;        ///< keep the fewest most likely whose probabilities sum to p or more
   /// @throws InvalidArgument naming the value that does not fit
   void validate() const;
 };
 
-/// Draws a token for each row on the logits' device; does not wait. Temperature, then top-k, then
-/// top-p, as Hugging Face orders them. Ties go to the lower id. The same tokens on every device.
+/// Draws a token for each row, on the logits' device and without waiting for it. Temperature comes
+/// first, then top-k, then top-p. Ties go to the lower id. Every device draws the same tokens.
 /// @param logits  [B, V], f32, contiguous; finite or -inf
 /// @param key     random stream
-/// @param first_draw  number of the first row's draw in it; row i uses first_draw + i
+/// @param first_draw  number of the first row's draw in `key`; row i uses first_draw + i
 /// @return        [B] i32; on CUDA -1 for a row without a valid distribution
 /// @throws InvalidArgument if logits are empty; on the CPU also if one is NaN, or the largest of a
 ///   row is not finite

@@ -16,7 +16,7 @@ faults   injects every fault that a run must survive or report, with 2, 3 and 4 
            saves   a rank is killed before, after and within every system call of a save; each call
                    fails with each of its errors; with four ranks the power is cut in 10,000 ways
            others  hangs, slow and late ranks, differing starts and calls, flipped bits, full disks,
-                   NaN, cut networks (as root), strangers, ...: see tools/fault_table.py
+                   NaN, cut networks (as root), unauthorized clients, ...: see tools/fault_table.py
          N: parallel runs (default 4); DIR: build folder (default build/release). A run needs about 1 MiB in
          TMPDIR (default /dev/shm).
 fuzz     runs all targets of tests/fuzz, or the given ones, with libFuzzer for N seconds each (default 60),

@@ -33,7 +33,7 @@ def test_seconds(build):
 
 
 def folder(output):
-    """comm/control of comm/CMakeFiles/tessera_comm.dir/control/socket.cpp.o"""
+    """comm/control for comm/CMakeFiles/tessera_comm.dir/control/socket.cpp.o"""
     return re.sub(r"/?CMakeFiles/[^/]*\.dir", "", str(pathlib.PurePath(output).parent)) or "."
 
 

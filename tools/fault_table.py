@@ -4,16 +4,16 @@
   fault_table.py BUILD_DIR [--only runs|saves|others ...] [--jobs N] [--markdown FILE]
   fault_table.py BUILD_DIR --check
 
-runs and saves are the campaigns of tests/faults, which print their own tables and run N trials in parallel. others are the tests
-of the remaining rows. The table has one row per fault:
+The parts `runs` and `saves` are the campaigns of tests/faults, which print their own tables and run N trials in parallel; `others`
+are the tests of the remaining faults. The table has one row per fault:
 
   ranks    numbers of ranks
   runs     runs, bit flips, or power cuts; for tests outside of a campaign all runs, including reference runs
   longest  time from the fault until the last process exited, without CPU time withheld by the host; campaigns only
-  broken   campaign runs or tests that broke the promise
+  broken   campaign runs or tests that neither survived nor reported the fault
 
---check only verifies that every test of the table exists. Exit code 0, or 1 if something is broken or missing. Tests skipped here
-(networks without root) are marked and don't fail.
+--check only verifies that every test of the table exists. Exit code 0, or 1 if something is broken or missing. Tests that
+this machine skips (network faults without root) are marked and don't count as broken.
 """
 import argparse, collections, json, os, pathlib, re, subprocess, sys, tempfile
 

@@ -56,24 +56,19 @@ fail_usage() {
   echo "gpu_check: $1; see tools/gpu_check.sh --help" >&2
   exit 2
 }
-# absolute PATH: relative to the caller's directory.
+# absolute PATH: prints it as an absolute path, seen from the caller's directory.
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$caller/$1" ;; esac; }
 while [[ $# -gt 0 ]]; do
   case $1 in
     prepare | build | test | nccl | bench | sanitize | suite) parts+=("$1") ;;
     --deps | --build | --out | --limit | --sizes | --commit)
       [[ $# -gt 1 ]] || fail_usage "$1 needs a value"
+      value=$2
       case $1 in
-        --deps) deps=$(absolute "$2") ;;
-        --build) build=$(absolute "$2") ;;
-        --out) out=$(absolute "$2") ;;
-        --limit)
-          [[ $2 =~ ^[1-9][0-9]*$ ]] || fail_usage "--limit needs a positive number of seconds"
-          limit=$2
-          ;;
-        --sizes) sizes=$2 ;;
-        --commit) commit=$2 ;;
+        --deps | --build | --out) value=$(absolute "$2") ;;
+        --limit) [[ $2 =~ ^[1-9][0-9]*$ ]] || fail_usage "--limit needs a positive number of seconds" ;;
       esac
+      printf -v "${1#--}" '%s' "$value"
       shift
       ;;
     --quick) quick=yes ;;
@@ -83,11 +78,7 @@ while [[ $# -gt 0 ]]; do
   esac
   shift
 done
-wanted() {  # wanted PART: whether it was requested
-  local part
-  for part in "${parts[@]}"; do [[ $part == "$1" ]] && return 0; done
-  return 1
-}
+wanted() { [[ " ${parts[*]} " == *" $1 "* ]]; }  # wanted PART: whether it was requested
 [[ ${#parts[@]} -gt 0 ]] || parts=(build test nccl bench sanitize suite)
 if [[ -n $no_suite ]]; then
   for i in "${!parts[@]}"; do [[ ${parts[$i]} != suite ]] || unset "parts[$i]"; done
@@ -106,8 +97,7 @@ everywhere='^(libc6.*|libc-.*|libgcc.*|libstdc\+\+.*|gcc-.*|linux-libc-dev|libcr
 
 # needed_packages PACKAGE...: prints them and the shared libraries that they depend on.
 needed_packages() {
-  local package
-  for package in "$@"; do echo "$package"; done
+  printf '%s\n' "$@"
   apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
     --no-enhances --installed "$@" 2>/dev/null | grep -E '^lib(fmt|isal|ssl3|boost-context|boost1)' | grep -vE "$everywhere"
 }
@@ -267,9 +257,9 @@ step() {
   return "$rc"
 }
 
-# has TARGET: whether the build defines it.
+# has TARGET: succeeds if the build defines it.
 has() { ninja -C "$build" -t query "$1" >/dev/null 2>&1; }
-# program PATH: whether it was built; else notes it as skipped.
+# program PATH: succeeds if it was built; else notes it as skipped.
 program() {
   [[ -x $build/$1 ]] && return 0
   skip "$(basename "$1")" "not built"
@@ -298,8 +288,8 @@ check_tests() {
   shift
   with_libraries stdbuf -oL "$build/$test" --duration=true "$@"
 }
-# within SECONDS COMMAND...: limits a command to this time and to the end of the step: the outer `timeout`
-# does not reach the process group of a nested one.
+# within SECONDS COMMAND...: limits a command to this time and to the end of the step, because the outer
+# `timeout` does not reach the process group of a nested one.
 within() {
   # shellcheck disable=SC2154  # of step()
   local most=$1 left=$((step_end - EPOCHSECONDS - 6))
@@ -314,8 +304,8 @@ gpu_test_files() {
   grep -lE 'for_(each|gpu)_context' tests/kernels/*_test.cpp | sort |
     awk -F/ -v slow="$slow" '$NF ~ "^" slow { print $NF; next } { later = later $NF "\n" } END { printf "%s", later }'
 }
-# test_one FILE: runs one file's tests in a separate process: an error may make the device unusable for the
-# rest of the process.
+# test_one FILE: runs one file's tests in a separate process, because an error may make the device unusable
+# for the rest of the process.
 test_one() {
   local log=$work/logs/kernels-$1.log rc
   # shellcheck disable=SC2016
@@ -366,13 +356,11 @@ part_test() {
   if program tests/kernels/kernels_test; then
     mapfile -t files < <(gpu_test_files)
     TESSERA_TEST_CUDA_ONLY=1 bash_step "kernels on the GPU" 150 test_all "${files[@]}"
+    TESSERA_TEST_CUDA_ONLY=1 TESSERA_BIAS_EPILOGUE=1 bash_step "bias gradients within products" 60 \
+      check_tests tests/kernels/kernels_test '--test-case=the gradients of weight and bias*'
   fi
   if program tests/e2e/golden_test; then
     bash_step "training steps against the reference" 90 check_tests tests/e2e/golden_test
-  fi
-  if [[ -x $build/tests/kernels/kernels_test ]]; then
-    TESSERA_TEST_CUDA_ONLY=1 TESSERA_BIAS_EPILOGUE=1 bash_step "bias gradients within products" 60 \
-      check_tests tests/kernels/kernels_test '--test-case=the gradients of weight and bias*'
   fi
   if [[ -e $build/bin/libtessera_cudnn.so && -x $build/tests/kernels/kernels_test ]]; then
     # The tests above use cuDNN where possible; these use tessera's own attention.
@@ -460,7 +448,7 @@ suite_passed=
 part_suite() {
   local rc=0
   bash_step "all targets" 400 compile || rc=$?
-  # A compile error fails a test later; an incomplete build would go unnoticed.
+  # Skip the tests after a timeout: unlike a compile error, an incomplete build makes no test fail.
   if [[ $rc -eq 124 || $rc -eq 137 ]]; then
     skip "every test" "not all of it was built"
     return
@@ -499,7 +487,7 @@ summary() {
 python3 tools/bench/gpu_report.py "$work" --environment "$cuda_root" --commit "$commit" </dev/null >"$work/logs/environment.log" 2>&1 &
 environment=$!
 
-# Reserves time for later parts, except from the build, which the later parts need.
+# Reserves time for later parts, but takes none from the build, which they need.
 order=(build test nccl bench sanitize suite)
 declare -A keeps=([test]=60 [nccl]=60 [bench]=150 [sanitize]=60 [suite]=250)
 for i in "${!order[@]}"; do

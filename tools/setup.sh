@@ -43,7 +43,7 @@ frontend_version() {
     paste -sd . -
 }
 
-# fetch_cudnn_frontend DIR: fetches the headers from PyPI and replaces another version.
+# fetch_cudnn_frontend DIR: fetches the headers from PyPI and replaces those of another version.
 fetch_cudnn_frontend() {
   local into=$1/cudnn-frontend stage
   if [[ $(frontend_version "$into") == "$cudnn_frontend" ]]; then

@@ -124,7 +124,7 @@ finish_unit_tests() {
   return "$result"
 }
 
-# Selects the sample of campaign faults.
+# The seed selects the campaign's sample of faults; by default it is the commit.
 if [[ -z ${TESSERA_CAMPAIGN_SEED:-} ]]; then
   commit=$(git rev-parse --short=8 HEAD 2>/dev/null || echo 0)
   export TESSERA_CAMPAIGN_SEED=$((16#$commit))

@@ -14,9 +14,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::string_view kAgreed = "agreed";
-// Minimum wait: the store is read once more after the deadline.
+// Minimum wait, so that the store is read once more after the deadline.
 constexpr std::chrono::milliseconds kLastLook{1};
-// Period of checks for the outcome or a verdict while waiting.
+// Interval at which a waiting rank checks for the outcome or a verdict.
 constexpr std::chrono::milliseconds kSlice{250};
 // Time to read a key that is set.
 constexpr std::chrono::milliseconds kRead{5000};
@@ -31,6 +31,16 @@ std::chrono::milliseconds remaining(Clock::time_point deadline) {
 }
 
 }  // namespace
+
+std::optional<std::string> get_if_set(Store& store, const std::string& key,
+                                      std::chrono::milliseconds at_most) {
+  try {
+    return store.get(key, at_most);
+  } catch (const CommError& error) {
+    if (error.failure() != CommFailure::Timeout) throw;
+    return std::nullopt;
+  }
+}
 
 std::string set_or_get(Store& store, const std::string& key, std::string_view value) {
   try {
@@ -62,22 +72,16 @@ std::optional<CommError> find_failure(const TcpStoreServer& server, const std::s
 
 std::optional<CommError> find_verdict(Store& store, std::chrono::milliseconds at_most,
                                       const std::string& key) {
-  try {
-    return decode_error(store.get(key, at_most));
-  } catch (const CommError& error) {
-    if (error.failure() != CommFailure::Timeout) throw;
-    return std::nullopt;
-  }
+  const auto text = get_if_set(store, key, at_most);
+  return text ? std::optional(decode_error(*text)) : std::nullopt;
 }
 
 std::string get_or_verdict(Store& store, const std::string& key,
                            std::chrono::milliseconds deadline) {
   const auto end = Clock::now() + deadline;
   for (;;) {
-    try {
-      return store.get(key, std::min(kSlice, remaining(end)));
-    } catch (const CommError& error) {
-      if (error.failure() != CommFailure::Timeout) throw;
+    if (auto value = get_if_set(store, key, std::min(kSlice, remaining(end)))) {
+      return *std::move(value);
     }
     if (const auto verdict = find_verdict(store, std::chrono::milliseconds(0)))
       throw CommError(*verdict);
@@ -114,7 +118,7 @@ CommError decode_error(std::string_view text) {
   }
   if (failure < 0 || failure > static_cast<int>(CommFailure::Aborted)) {
     return CommError(CommFailure::Mismatch, {},
-                     "expected a verdict of another rank in the store, found '{}'; do all ranks "
+                     "expected an error of another rank in the store, found '{}'; do all ranks "
                      "run the same build?",
                      text.substr(0, 200));
   }
@@ -140,13 +144,12 @@ class Agreement {
     publish(value);
     std::vector<std::string> values;
     for (int r = 0; r < world_;) {
-      try {
-        values.push_back(store_.get(key(r), std::min(kSlice, remaining(end_))));
-      } catch (const CommError& error) {
-        if (error.failure() != CommFailure::Timeout) throw;
+      auto found = get_if_set(store_, key(r), std::min(kSlice, remaining(end_)));
+      if (!found) {
         end_if_over(r);
         continue;
       }
+      values.push_back(*std::move(found));
       if (options_.check) check(r, values.back());
       ++r;
     }

@@ -22,8 +22,8 @@ namespace {
 
 constexpr std::string_view kToken = "TESSERA_TOKEN", kTokenFd = "TESSERA_TOKEN_FD";
 
-// Appends at most `room` bytes; returns false at the end. Files are read by position: other ranks
-// may share the descriptor's offset.
+// Appends at most `room` bytes; returns false at the end. Files are read by position, because other
+// ranks may share the descriptor's offset.
 bool read_some(int fd, bool is_file, std::string& text, std::size_t room, Deadline deadline) {
   std::array<char, 1024> bytes;
   const std::size_t wanted = std::min(room, bytes.size());
@@ -89,7 +89,7 @@ std::string make_token() {
 std::string make_proof(std::string_view token, ProofRole role, std::string_view run_id,
                        std::string_view client_nonce, std::string_view server_nonce) {
   const Message message{
-      // its fields carry lengths, so the encoding is unambiguous
+      // a Message stores the length of each field, so that the encoding is unambiguous
       StoreProtocol::kProve,
       {std::string(StoreProtocol::kMagic), role == ProofRole::Client ? "client" : "server",
        std::string(run_id), std::string(client_nonce), std::string(server_nonce)}};
@@ -118,10 +118,10 @@ std::string read_token(const Variables& variables, std::chrono::milliseconds dea
 void require_token(const std::string& host, std::string_view token) {
   if (!token.empty() || is_loopback(host)) return;
   throw InvalidArgument(
-      "rank 0 would serve the ranks' meeting point on {}, which other hosts reach, without a token "
-      "that keeps strangers out; make one, say with: export TESSERA_TOKEN=$(openssl rand -hex 32), "
-      "and see that all ranks get the same (or TESSERA_TOKEN_FD, the number of a descriptor to "
-      "read it from); or, if all ranks are on one host, let them meet on 127.0.0.1",
+      "rank 0 would serve the rendezvous on {}, which other hosts can reach, without a token to "
+      "keep strangers out; make one, for example with: export TESSERA_TOKEN=$(openssl rand -hex "
+      "32), and set the same on all ranks (or set TESSERA_TOKEN_FD to the number of a descriptor "
+      "to read it from); if all ranks are on one host, use 127.0.0.1 instead",
       host);
 }
 

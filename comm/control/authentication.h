@@ -9,9 +9,9 @@
 namespace tessera::comm {
 
 /// Mutual authentication with a token, a secret that the processes of one run share and never send.
-/// Each side of a connection sends a fresh nonce and proves that it knows the token: HMAC-SHA256,
-/// keyed with it, over protocol version, role, run id and both nonces. Recorded or reflected proofs
-/// are refused. Later messages are neither signed nor encrypted.
+/// Each side of a connection sends a fresh nonce and proves that it knows the token. The proof is
+/// an HMAC-SHA256, keyed with the token, of protocol version, role, run id and both nonces, so that
+/// recorded or reflected proofs are refused. Later messages are neither signed nor encrypted.
 
 enum class ProofRole { Client, Server };
 
@@ -28,12 +28,12 @@ std::string make_token();
 /// Proof of knowing the token, kProofBytes long. @throws InternalError if libcrypto fails
 std::string make_proof(std::string_view token, ProofRole role, std::string_view run_id,
                        std::string_view client_nonce, std::string_view server_nonce);
-/// Compares in constant time, for equal lengths.
+/// Compares in constant time if the lengths are equal.
 bool is_same_secret(std::string_view a, std::string_view b);
 
-/// Reads the token from TESSERA_TOKEN, or from the descriptor TESSERA_TOKEN_FD to its end, which it
-/// closes: call it once. Drops trailing white space. A file is read from its start, so that several
-/// ranks may inherit one descriptor.
+/// Reads the token from TESSERA_TOKEN, or to the end of the descriptor TESSERA_TOKEN_FD. Closes the
+/// descriptor, so call it once. Drops trailing white space. Reads a file from its start, so that
+/// several ranks may inherit one descriptor.
 /// @param deadline  for reading the descriptor
 /// @return empty if neither variable is set
 /// @throws InvalidArgument naming the variable if both are set, reading fails or is late, or the

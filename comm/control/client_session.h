@@ -25,9 +25,9 @@ class ClientSession {
   enum class Next : std::uint8_t {
     Wait,     ///< for more bytes
     Joined,   ///< the handshake is complete
-    Request,  ///< take_request() returns one; answer it before the next take()
+    Request,  ///< a request is complete: answer take_request() before the next take()
     Refuse,   ///< wrong run or token: send `out`, then close
-    Close     ///< malformed
+    Close     ///< malformed bytes: close without an answer
   };
 
   /// `secrets` must outlive this.

@@ -13,7 +13,7 @@
 namespace tessera::comm {
 namespace {
 
-// Limits of what a message lists.
+// Maximum numbers of fields, values and ranks in a message, and of a value's characters.
 constexpr std::size_t kFieldsShown = 8, kValuesShown = 4, kRanksShown = 8, kValueShown = 120;
 
 using Value = std::optional<std::string>;  // empty: the rank lacks the field
@@ -62,7 +62,7 @@ std::string one_side(const std::vector<const RankText*>& ranks, const Value& val
 // Description of a field's differences; empty if there are none.
 std::string compare_field(const std::string& field, const std::vector<RankText>& ranks,
                           const std::vector<Fields>& fields, std::set<int>& odd) {
-  // In order of their lowest rank.
+  // The different values and their ranks, ordered by lowest rank.
   std::vector<std::pair<Value, std::vector<const RankText*>>> sides;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     const auto found = fields[i].find(field);

@@ -17,8 +17,8 @@ struct RankText {
   std::string text;
 };
 
-/// Compares the texts field by field and blames the minority of each; in a tie the lowest rank's
-/// side counts as right.
+/// Compares the texts field by field. Blames the minority of each field; in a tie, the lowest
+/// rank's side counts as right.
 /// @param name  begins the message
 /// @return nothing if all agree; else a Mismatch with the first 8 fields that differ, the ranks and
 ///   values of each side, and the number of further fields; its culprits are the minorities of all
@@ -26,8 +26,8 @@ struct RankText {
 std::optional<CommError> find_differences(std::string_view name,
                                           const std::vector<RankText>& ranks);
 
-/// All ranks compare their texts; every rank returns, or throws the same error.
-/// @param name  begins messages and keys; new for each comparison
+/// Compares the texts of all ranks. All ranks return, or all throw the same error.
+/// @param name  prefix of messages and store keys; unique to each comparison
 /// @throws CommError Mismatch: see find_differences(); Timeout naming the missing ranks and the
 ///   processes that arrived
 void compare_among_ranks(Store& store, const std::string& name, int rank, int world_size,

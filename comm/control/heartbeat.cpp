@@ -13,7 +13,7 @@ using std::chrono::milliseconds;
 
 // Interval at which a wait for the verdict checks whether this rank leaves.
 constexpr milliseconds kVerdictWait{250};
-// Limit of the destructor's wait if silence is not limited.
+// Limit of the destructor's wait if options.silence is 0.
 constexpr milliseconds kLeave{4000};
 constexpr milliseconds kRetry{100};
 constexpr int kRetries = 5;
@@ -41,7 +41,7 @@ Heartbeat::~Heartbeat() {
   try {
     store_->beat(rank_, status_->state());
   } catch (const std::exception&) {
-    // The server is gone or the run has failed: no heartbeat is expected.
+    // The server is gone or the run has failed, so no heartbeat is expected.
   }
 }
 
@@ -105,7 +105,7 @@ std::optional<CommError> Heartbeat::watch() {
       answered = Clock::now();
       failures = 0;
     } catch (const std::exception& error) {
-      // A dead process's host refuses connections at once: retries run out before `silence`.
+      // The host of a dead process refuses connections at once, so retries end before `silence`.
       const bool is_silent =
           options_.silence.count() > 0 && Clock::now() - answered >= options_.silence;
       if (++failures >= kRetries || is_silent) {

@@ -18,15 +18,15 @@ struct HeartbeatOptions {
   std::chrono::milliseconds period{1000};
   /// The store's server counts as lost after this long without an answer.
   std::chrono::milliseconds silence{4000};
-  /// The server: "the launcher", "rank 0 (host, pid 12)".
+  /// The process that serves the store: "the launcher", "rank 0 (host, pid 12)".
   StoreHost server = {};
   /// Called once, on the heartbeat's thread, when the run fails. Must not block.
   std::function<void(const CommError&)> on_verdict;
-  /// Called after on_verdict if the store is unreachable: cancel everything that waits on it.
+  /// Called after on_verdict if the store is unreachable. Must cancel everything that waits on it.
   std::function<void()> on_lost;
-  /// Time from the verdict to on_stuck, shorter than a launcher's time until it kills the process.
+  /// Time from the verdict to on_stuck; shorter than a launcher's time until it kills the process.
   std::chrono::milliseconds leave_within{1800};
-  /// Ends the process. Called on the heartbeat's thread.
+  /// Must end the process, which should have exited by then. Called on the heartbeat's thread.
   std::function<void(const CommError&)> on_stuck;
 };
 
@@ -34,7 +34,7 @@ struct HeartbeatOptions {
 /// its own thread.
 class Heartbeat {
  public:
-  /// @param store  a connection used by nothing else: see Store::separate()
+  /// @param store  a connection that nothing else uses; see Store::separate()
   Heartbeat(std::shared_ptr<Store> store, int rank, std::shared_ptr<RankStatus> status,
             HeartbeatOptions options);
   /// Announces that this rank leaves, so that the server expects no more heartbeats. Returns within

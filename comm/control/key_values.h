@@ -35,7 +35,7 @@ class KeyValues {
 
  private:
   std::map<std::string, std::string, std::less<>> values_;
-  std::map<std::string, int, std::less<>> left_;  // readers that have left, by name
+  std::map<std::string, int, std::less<>> left_;  // number of leave() calls, by name
 };
 
 }  // namespace tessera::comm

@@ -77,7 +77,7 @@ void set_endpoint(LaunchEnvironment& env, std::string_view name, std::string_vie
   env.port = parse<std::uint16_t>(name, endpoint.substr(colon + 1), 1, 65535);
 }
 
-// Port derived from the job: equal on all its ranks, and outside the ephemeral range.
+// Derives a port from the job id: the same on all ranks, and outside the ephemeral range.
 std::uint16_t port_of_job(std::string_view job) {
   return static_cast<std::uint16_t>(20000 + hash_text(job) % 10000);
 }
@@ -90,8 +90,8 @@ bool take_given_endpoint(LaunchEnvironment& env, const Reader& reader) {
   return true;
 }
 
-// For launchers that set ranks but no address.
-void find_meeting_point(LaunchEnvironment& env, const Reader& reader) {
+// Chooses the store's address for launchers that set ranks but no address.
+void choose_endpoint(LaunchEnvironment& env, const Reader& reader) {
   if (env.world_size == 1 || take_given_endpoint(env, reader)) return;
   env.ports = kPortsToTry;
   if (reader.has("MASTER_ADDR")) {
@@ -135,7 +135,7 @@ LaunchEnvironment from_flags(const LaunchFlags& flags, const Reader& reader) {
           "--rdzv host:port is missing: {} ranks need an address of rank 0's host", env.world_size);
   if (!flags.rendezvous.empty()) set_endpoint(env, "--rdzv", flags.rendezvous);
   env.local_rank = flags.local_rank.value_or(env.rank);
-  // The number of ranks on this host is unknown: guessed from the ranks.
+  // The number of ranks on this host is unknown, so guess it.
   env.local_world_size = std::max(env.local_rank + 1, flags.local_rank ? 1 : env.world_size);
   env.run_id = reader.text("TESSERA_RUN_ID", flags.rendezvous);
   return env;
@@ -162,18 +162,18 @@ LaunchEnvironment from_torchrun(const Reader& reader) {
   return env;
 }
 
-bool is_operator(const Variables& variables) {
-  const auto has = [&](std::string_view name) { return variables.find(name) != variables.end(); };
+bool is_operator(const Reader& reader) {
+  const auto has = [&](std::string_view name) { return reader.has(name); };
   if (!has("RANK") || !has("WORLD_SIZE")) return false;
   if (has("LOCAL_RANK") || has("LOCAL_WORLD_SIZE") || has("TORCHELASTIC_RUN_ID")) return false;
-  return has("MASTER_ADDR") || has("MASTER_PORT") || variables.find("WORLD_SIZE")->second == "1";
+  return has("MASTER_ADDR") || has("MASTER_PORT") || reader.text("WORLD_SIZE") == "1";
 }
 
 // Kubernetes operators start one rank per pod and open MASTER_PORT for it. No torchrun occupies the
 // port.
 LaunchEnvironment from_operator(const Reader& reader) {
   LaunchEnvironment env = reader.ranks("RANK", "WORLD_SIZE");
-  // Not MASTER_ADDR: some operators give rank 0 another name than the other ranks.
+  // Does not contain MASTER_ADDR, because some operators give rank 0 another name there.
   env.run_id = reader.text("TESSERA_RUN_ID", "operator");
   if (env.world_size == 1 || take_given_endpoint(env, reader)) return env;
   env.address = reader.text("MASTER_ADDR");
@@ -187,7 +187,7 @@ LaunchEnvironment from_open_mpi(const Reader& reader) {
   env.run_id =
       reader.text("TESSERA_RUN_ID",
                   reader.text("PMIX_NAMESPACE", reader.text("OMPI_MCA_ess_base_jobid", "mpirun")));
-  find_meeting_point(env, reader);
+  choose_endpoint(env, reader);
   return env;
 }
 
@@ -195,7 +195,7 @@ LaunchEnvironment from_mpich(const Reader& reader) {
   LaunchEnvironment env =
       reader.ranks("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS");
   env.run_id = reader.text("TESSERA_RUN_ID", reader.text("PMI_KVS", "mpiexec"));
-  find_meeting_point(env, reader);
+  choose_endpoint(env, reader);
   return env;
 }
 
@@ -203,7 +203,7 @@ LaunchEnvironment from_srun(const Reader& reader) {
   LaunchEnvironment env = reader.ranks("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID");
   const bool one_node = reader.number("SLURM_STEP_NUM_NODES", 1) == 1;
   env.local_world_size = one_node ? env.world_size : env.local_rank + 1;
-  // "2(x3),1" lists the ranks of each node: usable if all nodes are equal.
+  // "2(x3),1" lists the ranks of each node. It is usable only if all nodes have equally many.
   const std::string tasks = reader.text("SLURM_STEP_TASKS_PER_NODE", "");
   if (!tasks.empty() && tasks.find(',') == tasks.npos) {
     env.local_world_size = parse("SLURM_STEP_TASKS_PER_NODE",
@@ -211,7 +211,7 @@ LaunchEnvironment from_srun(const Reader& reader) {
   }
   env.run_id = reader.text(
       "TESSERA_RUN_ID", reader.text("SLURM_JOB_ID", "srun") + "." + reader.text("SLURM_STEP_ID"));
-  find_meeting_point(env, reader);
+  choose_endpoint(env, reader);
   return env;
 }
 
@@ -247,7 +247,7 @@ LaunchEnvironment detect_launch(const Variables& variables, const LaunchFlags& f
   LaunchEnvironment env;
   if (flags.rank || flags.world_size || flags.local_rank || !flags.rendezvous.empty()) {
     env = from_flags(flags, reader(Launcher::Flags));
-  } else if (is_operator(variables)) {
+  } else if (is_operator(reader(Launcher::Operator))) {
     env = from_operator(reader(Launcher::Operator));
   } else if (has("RANK") || has("WORLD_SIZE") || has("LOCAL_RANK")) {
     env = from_torchrun(reader(Launcher::Torchrun));

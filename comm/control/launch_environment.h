@@ -37,8 +37,7 @@ struct LaunchEnvironment {
   bool rank_zero_serves = true;
   /// Address on which rank 0 listens; empty: `address`.
   std::string bind = {};
-  /// The run's secret: read_token() of authentication.h. detect_launch() sets neither this nor
-  /// `bind`.
+  /// The run's secret, from read_token(). detect_launch() sets neither `token` nor `bind`.
   std::string token = {};
 
   /// "rank 2 of 4 (local 0 of 2), launcher: torchrun, rendezvous at 10.0.0.1:29501"; without the

@@ -16,9 +16,9 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kWatchTick{100};
 constexpr std::chrono::seconds kWarnAgain{60};
-// Time after a stop of this process in which ranks that gave up close their connections.
+// After a stop of this process, ranks that gave up close their connections within this time.
 constexpr std::chrono::seconds kAftermath{3};
-// Ranks wait longer than the measured stop by up to this.
+// For the ranks, a stop of this process may be longer than measured by up to this.
 constexpr milliseconds kUnseen{500};
 // Minimum number of steps in a window.
 constexpr std::int64_t kFewSteps = 3;
@@ -120,7 +120,7 @@ CommError OwnStop::judge(const CommError& error, const std::map<int, Beat>& beat
 
 std::vector<std::string> SlowRanks::look(const std::map<int, Beat>& beats, Clock::time_point now) {
   if (began_ != Clock::time_point{} && now - began_ < options_.slow_window) return {};
-  std::map<int, double> own;  // seconds a step
+  std::map<int, double> own;  // compute time per step, in seconds
   for (const auto& [rank, beat] : beats) {
     const auto before = before_.find(rank);
     if (before == before_.end()) continue;

@@ -31,7 +31,7 @@ struct Beat {
   Clock::time_point arrived = at;
 };
 
-/// Moves times of beats and broken connections by the time in which this process could not run.
+/// Moves the times of `beats` forward by `withheld`, the time in which this process could not run.
 void grant(std::map<int, Beat>& beats, Beat::Clock::duration withheld, Beat::Clock::time_point now);
 
 /// The last heartbeat of each rank. Thread-safe.
@@ -52,18 +52,18 @@ class BeatTable {
 struct MonitorOptions {
   /// A rank without a heartbeat for this long counts as stopped. Zero: never.
   std::chrono::milliseconds silence{4000};
-  /// A rank whose connection broke this long ago counts as ended. A launcher reports the end of its
-  /// process sooner, and its cause.
+  /// A rank whose connection broke this long ago counts as ended. A launcher reports the end of a
+  /// process sooner, with its cause.
   std::chrono::milliseconds broken{1500};
   /// A rank is slow if its compute time per step exceeds the median over ranks by this factor.
   double slow = 3;
   /// Window over which compute times are averaged.
   std::chrono::milliseconds slow_window{5000};
-  /// This process.
+  /// This process, which serves the store.
   StoreHost server = {};
 };
 
-/// Error naming lost or stopped ranks, if any. Pure.
+/// Returns an error that names lost or stopped ranks, if there are any. Pure.
 std::optional<CommError> judge_beats(const std::map<int, Beat>& beats,
                                      std::chrono::steady_clock::time_point now,
                                      const MonitorOptions& options);
@@ -74,9 +74,9 @@ class OwnStop {
  public:
   using Clock = std::chrono::steady_clock;
   explicit OwnStop(const MonitorOptions& options) : options_(options) {}
-  /// @param withheld  since the last call: see WithheldTime
+  /// @param withheld  time withheld since the last call; see WithheldTime
   void look(Clock::duration withheld, Clock::time_point now);
-  /// @param error  a loss of ranks
+  /// @param error  reports lost ranks
   /// @return `error`, or one that blames this process
   CommError judge(const CommError& error, const std::map<int, Beat>& beats,
                   Clock::time_point now) const;
@@ -103,8 +103,8 @@ class SlowRanks {
   std::map<int, std::chrono::steady_clock::time_point> warned_at_;
 };
 
-/// Watches the heartbeats of a store's server on its own thread; publishes the first failure as the
-/// verdict.
+/// Watches the heartbeats of a store's server on its own thread; publishes the first failure with
+/// publish_verdict().
 class Monitor {
  public:
   /// @param on_verdict  called on the monitor's thread after the verdict is published; may be null
@@ -113,7 +113,7 @@ class Monitor {
           std::function<void(const CommError&)> on_verdict,
           std::function<void(const std::string&)> on_note);
   ~Monitor();
-  /// As OwnStop::judge(). Any thread.
+  /// Like OwnStop::judge(). Any thread.
   CommError judge(const CommError& error);
   Monitor(const Monitor&) = delete;
   Monitor& operator=(const Monitor&) = delete;
@@ -128,7 +128,7 @@ class Monitor {
   const std::function<void(const CommError&)> on_verdict_;
   const std::function<void(const std::string&)> on_note_;
   std::mutex mutex_;
-  WithheldTime withheld_;  // guarded by mutex_, as all below
+  WithheldTime withheld_;  // guarded by mutex_, like all below
   OwnStop own_stop_{options_};
   std::condition_variable wake_;
   bool stop_ = false;

@@ -10,7 +10,7 @@
 namespace tessera::comm {
 namespace {
 
-// Fields that must be equal, in the order of messages.
+// Fields that must be equal on all ranks, in the order in which messages list them.
 RankText text_of(const Hello& h) {
   return {h.rank, h.process(),
           fmt::format("world size = {}\nrun id = {}\n{}", h.world_size, h.run_id, h.fingerprint)};
@@ -54,11 +54,9 @@ Hello decode_hello(std::string_view text) {
 
 Hello make_hello(int rank, int world_size, std::string run_id, std::string fingerprint,
                  std::string device) {
-  char name[256] = {};
-  if (::gethostname(name, sizeof(name) - 1) != 0) name[0] = '?';
   return {rank,
           world_size,
-          name,
+          this_host(),
           static_cast<int>(::getpid()),
           std::move(run_id),
           std::move(fingerprint),
@@ -80,7 +78,7 @@ std::vector<Hello> rendezvous(Store& store, const Hello& hello,
                           : "";
   };
   options.describe = [](const std::string& value) { return decode_hello(value).process(); };
-  // World sizes are compared on arrival: if they differ, the wait for all ranks never ends.
+  // Compare world sizes on arrival, because the wait for all ranks never ends if they differ.
   options.check = [&](int rank, const std::string& value) {
     hellos.push_back(decode_hello(value));
     if (hellos.back().world_size == hello.world_size) return;

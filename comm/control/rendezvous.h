@@ -18,7 +18,7 @@ struct Hello {
   /// Build and configuration as lines "key = value", equal on all ranks; errors name the lines that
   /// differ.
   std::string fingerprint;
-  /// DeviceBackend::device_id() of its device; empty on the CPU.
+  /// DeviceBackend::device_id() of the rank's device; empty on the CPU.
   std::string device;
 
   /// "host, pid 12"
@@ -32,15 +32,15 @@ Hello make_hello(int rank, int world_size, std::string run_id, std::string finge
 /// Key under which a launcher publishes a rank's process ("pid 12"), for errors about missing
 /// ranks.
 std::string started_key(int rank);
-/// Name of the agreement: see find_failure().
+/// Name of rendezvous()'s agreement, for find_failure().
 inline constexpr const char* kRendezvous = "rendezvous";
 
 /// Serialization. @throws CommError(Mismatch) if the text is malformed
 std::string encode_hello(const Hello& hello);
 Hello decode_hello(std::string_view text);
 
-/// All ranks exchange and compare their hellos; returns them by rank. The same result or error on
-/// every rank.
+/// Exchanges the hellos of all ranks, compares them, and returns them by rank. Every rank gets the
+/// same result or error.
 ///
 /// @throws InvalidArgument if this rank is not in [0, world_size)
 /// @throws CommError Timeout: "rendezvous: 3 of 4 ranks arrived within 30 s, missing: rank 2;

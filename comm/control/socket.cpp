@@ -20,18 +20,23 @@ namespace {
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-AddressList resolve(const std::string& host, std::uint16_t port, bool passive) {
+// Addresses of a host; null, with the reason in `why`, if it has none.
+AddressList look_up(const std::string& host, std::uint16_t port, bool passive, int& why) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICSERV | (passive ? AI_PASSIVE : 0);
   addrinfo* found = nullptr;
-  const int rc = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  if (rc != 0) {
-    throw CommError(CommFailure::Aborted, {}, "host '{}' has no address: {}", host,
-                    gai_strerror(rc));
-  }
-  return AddressList(found, freeaddrinfo);
+  why = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  return AddressList(why == 0 ? found : nullptr, freeaddrinfo);
+}
+
+AddressList resolve(const std::string& host, std::uint16_t port, bool passive) {
+  int why = 0;
+  AddressList list = look_up(host, port, passive, why);
+  if (list) return list;
+  throw CommError(CommFailure::Aborted, {}, "host '{}' has no address: {}", host,
+                  gai_strerror(why));
 }
 
 bool is_loopback(const sockaddr* address) {
@@ -41,7 +46,7 @@ bool is_loopback(const sockaddr* address) {
   return ntohl(reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr) >> 24 == 127;
 }
 
-// A socket that is connecting; empty, with errno, on failure.
+// A socket that is connecting; empty, with errno set, on failure.
 FileDescriptor start_connecting(const addrinfo& address) {
   FileDescriptor fd(::socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd) return {};
@@ -70,13 +75,14 @@ int milliseconds_until(Deadline deadline) {
   return static_cast<int>(std::min<std::int64_t>(time_until(deadline).count(), 1'000'000));
 }
 
+std::string this_host() {
+  char name[256] = {};
+  return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "?";
+}
+
 bool has_address(const std::string& host) {
-  try {
-    resolve(host, 9, false);
-    return true;
-  } catch (const CommError&) {
-    return false;
-  }
+  int ignored = 0;
+  return look_up(host, 9, false, ignored) != nullptr;
 }
 
 bool is_loopback(const std::string& host) {
@@ -164,12 +170,9 @@ FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline 
 
 std::optional<std::string> address_towards(const std::vector<std::string>& hosts) {
   for (const std::string& host : hosts) {
-    AddressList list(nullptr, freeaddrinfo);
-    try {
-      list = resolve(host, 9, false);  // the discard port: any will do, nothing is sent
-    } catch (const CommError&) {
-      continue;
-    }
+    int ignored = 0;
+    // The discard port; any port will do, because nothing is sent.
+    const AddressList list = look_up(host, 9, false, ignored);
     for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {
       // Connecting a datagram socket only consults the routing table.
       const FileDescriptor fd(::socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));

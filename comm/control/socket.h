@@ -34,6 +34,8 @@ std::chrono::milliseconds time_until(Deadline deadline);
 /// The same for poll(); at most 1000 s.
 int milliseconds_until(Deadline deadline);
 
+/// Name of this host; "?" if unknown.
+std::string this_host();
 /// Whether the host name resolves now; a cluster may publish it after its ranks start.
 bool has_address(const std::string& host);
 /// Whether all addresses of a host name are loopback addresses. @throws CommError if it has none
@@ -41,17 +43,17 @@ bool is_loopback(const std::string& host);
 /// A listening, non-blocking TCP socket. Port 0: any free one.
 /// @throws CommError(Aborted) with the address and the system's reason, EADDRINUSE included
 FileDescriptor listen_on(const std::string& host, std::uint16_t port, int backlog);
-/// Disables Nagle's algorithm, and probes an idle connection every 30 s, as firewalls drop idle
-/// ones.
+/// Disables Nagle's algorithm, and probes an idle connection every 30 s, because firewalls drop
+/// idle connections.
 void keep_alive(int fd);
 std::uint16_t bound_port(int fd);
-/// Numeric address.
+/// Numeric address that a socket is bound to.
 std::string bound_address(int fd);
 /// A connected, non-blocking TCP socket; empty if nothing connects before the deadline.
 /// @throws CommError(Aborted) if the host name can't be resolved
 FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline deadline);
 
-/// A non-blocking TCP socket that is connecting; empty, with errno, on failure.
+/// A non-blocking TCP socket that is connecting; empty, with errno set, on failure.
 /// @throws CommError(Aborted) if the host name can't be resolved
 FileDescriptor start_connecting(const std::string& host, std::uint16_t port);
 
@@ -66,7 +68,6 @@ struct Message {
   std::vector<std::string> fields;
 
   std::string encode() const;
-  /// The body alone.
   std::string encode_body() const { return encode().substr(4); }
   /// Decodes a frame's body. @return false if malformed
   static bool decode(std::string_view body, Message& out);
@@ -78,7 +79,7 @@ std::size_t frame_size(std::string_view buffer);
 std::uint32_t read_u32(std::string_view bytes);
 void append_u32(std::string& out, std::size_t value);
 
-/// Parses `text` as a decimal integer. @return false if other characters remain
+/// Parses `text` as a decimal integer. @return false if it is anything else
 template <typename Int>
 bool parse_number(std::string_view text, Int& value) {
   const auto result = std::from_chars(text.data(), text.data() + text.size(), value);

@@ -15,7 +15,7 @@ inline constexpr const char* kNoAnswer = "no answer";
 
 /// The process that serves a store.
 struct StoreHost {
-  std::vector<int> ranks = {};        ///< its rank, blamed if it is lost; empty: not a rank
+  std::vector<int> ranks = {};        ///< its rank, blamed if it does not answer; empty: not a rank
   std::string name = "the launcher";  ///< in messages
 };
 
@@ -30,19 +30,15 @@ class Store {
   /// Waits until the key is set. @throws CommError(Timeout) naming the key at the deadline
   virtual std::string get(const std::string& key, std::chrono::milliseconds deadline) = 0;
   virtual bool has(const std::string& key) = 0;
-  /// Removes the keys directly under "<name>/" after the last of `readers` calls.
+  /// Call once per reader. The last of `readers` calls removes the keys directly under "<name>/".
   virtual void leave(const std::string& name, int readers) = 0;
 
   /// Sends a heartbeat with this rank's state to the process that serves the store, if any.
   /// @throws CommError if the store is lost
-  virtual void beat(int rank, const RankState& state) {
-    (void)rank;
-    (void)state;
-  }
+  virtual void beat(int /*rank*/, const RankState& /*state*/) {}
   /// The same store over a separate connection, with this time limit for answers; null if the store
   /// has no connections. @throws CommError
-  virtual std::shared_ptr<Store> separate(std::chrono::milliseconds answer_time) const {
-    (void)answer_time;
+  virtual std::shared_ptr<Store> separate(std::chrono::milliseconds /*answer_time*/) const {
     return nullptr;
   }
   /// Declares the server lost: waiting calls throw CommError now, later calls within 1 s. Any

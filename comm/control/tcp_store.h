@@ -24,7 +24,7 @@ namespace tessera::comm {
 struct TcpStoreServerOptions {
   std::string host = "127.0.0.1";
   std::uint16_t port = 0;  ///< 0: any free one
-  /// Sent in a client's first message; keeps out other runs, not attackers.
+  /// Clients send it in their first message; it keeps out other runs, not attackers.
   std::string run_id = {};
   /// See authentication.h. May be empty on a loopback address only.
   std::string token = {};
@@ -36,10 +36,10 @@ struct TcpStoreServerOptions {
 };
 
 /// Serves the key-value store of a run over TCP, on its own thread, to clients that know run id and
-/// token. Strangers, which have not completed the handshake, get one small frame and hello_timeout;
-/// beyond max_strangers a new one replaces one at random, so that they can't keep a rank out.
-/// Buffers at most one frame per client; malformed frames close the connection. The work per event
-/// does not grow with the number of connections.
+/// token. Strangers, which have not completed the handshake, may send one small frame within
+/// hello_timeout. Beyond max_strangers, a new stranger replaces a random one, so that strangers
+/// can't keep a rank out. Buffers at most one frame per client; malformed frames close the
+/// connection. The work per event does not grow with the number of connections.
 class TcpStoreServer {
  public:
   /// @throws InvalidArgument if the address is not a loopback one and there is no token; CommError
@@ -60,7 +60,7 @@ class TcpStoreServer {
   /// Clients refused so far: wrong run or token, malformed bytes, or a late handshake; not those
   /// that left or were replaced.
   std::uint64_t refused() const { return refused_.load(); }
-  std::size_t size() const { return size_.load(); }
+  std::size_t size() const;
   /// Writes `value` unless the key is taken; returns the key's value. Needs no connection.
   std::string set_or_get(const std::string& key, std::string_view value);
   std::optional<std::string> find(std::string_view key) const;
@@ -100,18 +100,18 @@ class TcpStoreServer {
   FileDescriptor listener_, wake_, events_;
   std::uint16_t port_ = 0;
   std::atomic<int> clients_{0};
-  std::atomic<std::size_t> size_{0}, held_{0};
+  std::atomic<std::size_t> held_{0};
   std::atomic<std::uint64_t> refused_{0};
   BeatTable beats_;
   std::atomic<bool> stop_{false};
   mutable std::mutex values_mutex_;
   KeyValues values_;                        // guarded by values_mutex_, like the next
-  std::vector<std::string> set_elsewhere_;  // keys that clients may be waiting for
+  std::vector<std::string> set_elsewhere_;  // keys set without a connection
   // Used by thread_ only, like all below.
   std::unordered_map<Id, std::unique_ptr<Connection>> connections_;
   std::vector<Id> strangers_;                             // unordered
   std::set<std::pair<Clock::time_point, Id>> deadlines_;  // of handshakes and gets
-  std::set<std::pair<std::string, Id>> waiting_;          // connections in a get, by key
+  std::set<std::pair<std::string, Id>> waiting_;          // (key, connection) of waiting gets
   std::optional<Clock::time_point> accept_again_;         // set while accepting is paused
   std::mt19937_64 random_;
   Id next_id_ = 0;
@@ -121,8 +121,8 @@ class TcpStoreServer {
 /// Client of TcpStoreServer. Concurrent calls use separate connections, kept for reuse.
 class TcpStore final : public Store {
  public:
-  /// Connects, retrying all ports in [port, port + ports) and the name lookup, as the server may
-  /// start later. Refuses a store that does not know the token.
+  /// Connects. Retries the name lookup and all ports in [port, port + ports), because the server
+  /// may start later. Refuses a store that does not know the token.
   /// @param served_by  blamed, with fate kNoAnswer, if the store does not answer
   /// @throws CommError Timeout if no store answers before the deadline; Mismatch if its run id or
   ///   token differs, at once if `ports` is 1
@@ -151,7 +151,7 @@ class TcpStore final : public Store {
   const StoreSecrets secrets_;
   const StoreHost served_by_;
   std::atomic<bool> given_up_{false};
-  // Added to get()'s deadline, which the server enforces.
+  // Time for an answer; get() adds it to the deadline, which the server enforces.
   std::chrono::milliseconds answer_time_{5000};
   std::mutex mutex_;
   std::vector<FileDescriptor> idle_;
@@ -166,8 +166,8 @@ struct StoreProtocol {
   // Requests: set {key, value}, get {key, milliseconds in decimal}, has {key}, leave {name, readers
   // in decimal}, beat {rank in decimal, RankState}
   static constexpr std::uint8_t kSet = 'S', kGet = 'G', kHas = '?', kLeave = 'L', kBeat = 'B';
-  // Replies. "no": the key has another value, was not set in time, or is not set; or a failed
-  // handshake.
+  // Replies. "no" to set: the key has another value; to get: not set in time; to has: not set; to
+  // a handshake: refused.
   static constexpr std::uint8_t kYes = 'y', kNo = 'n';
 };
 

@@ -20,11 +20,11 @@ using P = StoreProtocol;
 constexpr milliseconds kReplyTick{100};
 constexpr milliseconds kRetryPause{20};
 constexpr milliseconds kAttempt{1000};
-// Time to reconnect while strangers crowd the server.
+// Time to retry while the server drops connections, because too many strangers connect.
 constexpr milliseconds kDropped{3000};
-// Time for a call after give_up(), without connecting.
+// Time limit of a call after give_up().
 constexpr milliseconds kLastTry{500};
-// Between look-ups of a host name.
+// Pause between look-ups of a host name.
 constexpr milliseconds kResolvePause{200};
 
 // End of a call: at the deadline, or once `given_up` is set.
@@ -33,7 +33,7 @@ struct CallEnd {
   const std::atomic<bool>* given_up = nullptr;
 };
 
-// The deadline excludes time in which this process could not run.
+// @return false if the call must end. Excludes time in which this process could not run.
 bool wait_for(int fd, short events, CallEnd& end) {
   Deadline& deadline = end.deadline;
   WithheldTime withheld(kReplyTick);
@@ -49,7 +49,7 @@ bool wait_for(int fd, short events, CallEnd& end) {
 }
 
 // Sends a request and returns the answer; nothing if the connection broke, the answer is malformed
-// or the deadline passed: discard the connection then.
+// or the deadline passed. Discard the connection then.
 std::optional<Message> round_trip(const FileDescriptor& connection, std::string_view request,
                                   CallEnd end) {
   const int fd = connection.get();
@@ -224,10 +224,10 @@ Message TcpStore::call(const Message& message, milliseconds deadline) {
   if (!reused) connection = connect(end);
   if (!connection) throw lost(key);
   std::optional<Message> answer = round_trip(connection, frame, call_end);
-  // A firewall may have dropped an idle connection. All requests but leave are idempotent.
+  // A firewall may have dropped the idle connection: retry. Only leave is not idempotent.
   if (!answer && reused && message.type != P::kLeave && Clock::now() < end &&
       (is_last_try || !given_up_)) {
-    connection = {};  // closed first: the server limits connections
+    connection = {};  // close it first, because the server limits connections
     connection = connect(end);
     if (connection) answer = round_trip(connection, frame, call_end);
   }

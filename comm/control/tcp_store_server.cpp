@@ -19,7 +19,7 @@ namespace {
 constexpr int kEventsAtOnce = 64, kAcceptsAtOnce = 16;
 // Pause after the system ran out of descriptors.
 constexpr std::chrono::milliseconds kAcceptPause{100};
-// Random picks that prefer a stranger that has not sent the run id.
+// Random picks per eviction, to find a stranger that has not sent the run id.
 constexpr int kLooks = 8;
 
 // Keeps strangers from predicting which of them is replaced.
@@ -94,11 +94,15 @@ std::string TcpStoreServer::set_or_get(const std::string& key, std::string_view 
     const std::lock_guard lock(values_mutex_);
     if (const std::string* const found = values_.find(key)) return *found;
     values_.set(key, value);
-    size_.store(values_.size());
     set_elsewhere_.push_back(key);
   }
   wake();
   return std::string(value);
+}
+
+std::size_t TcpStoreServer::size() const {
+  const std::lock_guard lock(values_mutex_);
+  return values_.size();
 }
 
 std::optional<std::string> TcpStoreServer::find(std::string_view key) const {
@@ -144,7 +148,7 @@ void TcpStoreServer::serve() {
       const epoll_event& event = events[static_cast<std::size_t>(i)];
       const Id id = event.data.u64;
       if (id == kWakeId) {
-        // Reset first: later requests wake again.
+        // Reset the event first, so that later requests wake this thread again.
         std::uint64_t count = 0;
         [[maybe_unused]] const auto n = ::read(wake_.get(), &count, sizeof(count));
         if (stop_.load()) return;
@@ -175,7 +179,7 @@ void TcpStoreServer::accept_some() {
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       return;
     } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-      // Pending connections stay in the kernel's queue and would wake this thread at once.
+      // Pending connections stay in the listen queue and would wake this thread at once.
       if (strangers_.empty()) return pause_accepting();
       evict_stranger();
     }  // else the client left before it was accepted
@@ -227,7 +231,7 @@ void TcpStoreServer::close(Id id) {
   } else {
     leave_strangers(c);
   }
-  // A forked process may hold a copy of the descriptor.
+  // Deregister it, because a forked process may hold a copy of the descriptor.
   ::epoll_ctl(events_.get(), EPOLL_CTL_DEL, c.fd.get(), nullptr);
   connections_.erase(id);
   held_.store(connections_.size());
@@ -328,7 +332,6 @@ bool TcpStoreServer::handle(Connection& c, std::string_view body) {
     {
       const std::lock_guard lock(values_mutex_);
       taken = !values_.set(m.fields[0], m.fields[1]);
-      size_.store(values_.size());
     }
     reply(c, taken ? P::kNo : P::kYes, {});
     if (!taken) wake_waiting(m.fields[0], m.fields[1]);
@@ -353,7 +356,6 @@ bool TcpStoreServer::handle(Connection& c, std::string_view body) {
     {
       const std::lock_guard lock(values_mutex_);
       values_.leave(m.fields[0], readers);
-      size_.store(values_.size());
     }
     reply(c, P::kYes, {});
     return true;
@@ -383,7 +385,7 @@ bool TcpStoreServer::flush(Connection& c) {
     if (n < 0) break;
     c.out.erase(0, static_cast<std::size_t>(n));
   }
-  // A client must read its answer before more is read from it.
+  // Read more from a client only after the whole answer has been sent.
   if (c.reads == c.out.empty()) return true;
   c.reads = c.out.empty();
   return watch(events_.get(), EPOLL_CTL_MOD, c.fd.get(), c.id, c.reads ? EPOLLIN : EPOLLOUT);

@@ -6,7 +6,7 @@
 namespace tessera::comm {
 
 /// Measures time in which this process could not run (host suspended or overloaded), by reading the
-/// clock at short intervals. Deadlines that blame a rank exclude it.
+/// clock at short intervals. Deadlines that blame a rank exclude this time.
 class WithheldTime {
  public:
   using Clock = std::chrono::steady_clock;

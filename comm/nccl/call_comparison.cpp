@@ -14,18 +14,17 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A rank that has waited this long asks the others.
+// A rank that has waited this long asks the others for their signatures.
 constexpr milliseconds kPatience{100};
-constexpr milliseconds kStoreTime{5000};
 
-// Without the sequence number, which compared signatures share.
+// Appends the signature without its sequence number, which all compared signatures share.
 void append(std::string& signatures, const Collective& collective) {
   Signature signature(collective);
   signature.sequence = 0;
   signatures.append(reinterpret_cast<const char*>(&signature), sizeof signature);
 }
 
-// Signatures of the launch and, if there are several, of its parts.
+// Signature of the launch as a whole, then of each part if there are several.
 std::string signatures_of(const Collective& launch, std::span<const Collective> parts) {
   std::string signatures;
   append(signatures, launch);
@@ -35,7 +34,7 @@ std::string signatures_of(const Collective& launch, std::span<const Collective> 
   return signatures;
 }
 
-// The i-th signature, or an empty one if there are fewer.
+// The i-th signature, with `number`; an empty one if there are fewer.
 Signature signature_at(const std::string& signatures, std::size_t i, std::uint64_t number) {
   Signature signature;
   if ((i + 1) * sizeof signature <= signatures.size()) {
@@ -94,15 +93,14 @@ std::optional<NcclSuspicion> CallComparison::check(const Collective& launch,
 std::optional<NcclSuspicion> CallComparison::compare(const Collective& launch,
                                                      const std::string& signatures,
                                                      const std::function<bool()>& is_over) {
-  // Keeps this rank's earlier answer, if there is one.
+  // If answer() has published this rank's call already, that call stays.
   set_or_get(*store_, key(std::to_string(rank_)), Call{launch.sequence, signatures}.encode());
   std::vector<Call> calls;
   while (calls.size() < static_cast<std::size_t>(world_size_)) {
     if (is_over()) return std::nullopt;
-    try {
-      calls.push_back(Call::decode(store_->get(key(std::to_string(calls.size())), kPatience)));
-    } catch (const CommError& error) {
-      if (error.failure() != CommFailure::Timeout) throw;
+    if (const auto call = get_if_set(*store_, key(std::to_string(calls.size())), kPatience)) {
+      calls.push_back(Call::decode(*call));
+    } else {
       set_or_get(*store_, key("asked"), std::to_string(launch.sequence));
     }
   }
@@ -112,7 +110,7 @@ std::optional<NcclSuspicion> CallComparison::compare(const Collective& launch,
   return std::nullopt;
 }
 
-// Reports the earliest launch in dispute; ranks past it made the predicted launch there.
+// Reports the call with the lowest number. Ranks past this number made the predicted call there.
 CommError CallComparison::mismatch(const std::vector<Call>& calls) const {
   const std::uint64_t number = std::ranges::min_element(calls, {}, &Call::number)->number;
   const std::string* expected =
@@ -138,17 +136,11 @@ void CallComparison::answer() {
   std::unique_lock lock(mutex_);
   const std::string asked_key = key("asked"), own_key = key(std::to_string(rank_));
   lock.unlock();
-  if (!store_->has(asked_key)) return;
-  std::string asked;
-  try {
-    asked = store_->get(asked_key, kStoreTime);
-  } catch (const CommError& error) {
-    if (error.failure() != CommFailure::Timeout) throw;
-    return;  // the ranks have agreed meanwhile
-  }
-  Call call = Call::decode(asked);
+  const auto asked = get_if_set(*store_, asked_key, milliseconds(0));
+  if (!asked) return;
+  Call call = Call::decode(*asked);
   lock.lock();
-  // check() itself publishes the launch that it is comparing.
+  // A launch that is not in the history yet is published by check().
   const std::string* const made = history_.find(call.number);
   if (made == nullptr || key("asked") != asked_key) return;
   call.signatures = *made;

@@ -22,22 +22,22 @@ namespace tessera::comm {
 ///
 /// Ranks with equal histories predict the same launch. If two ranks launch different collectives,
 /// at least one of them deviates from the prediction: it publishes its signature and waits for
-/// those of all others. Ranks that made the predicted launch publish theirs when their watchdog
-/// sees the request, and the mismatch is found. Meanwhile their data waits on the device, until the
-/// verdict aborts it.
+/// those of all others. Ranks that made the predicted launch publish their signatures when their
+/// watchdog sees the request, so that the mismatch is found. Until the failure aborts it, a
+/// predicted launch waits on the device for the missing rank and moves no data.
 ///
 /// Cost: a predicted launch compares 64 bytes; else each of W ranks makes W + 2 requests to the
 /// store, one after another. Labels are compared by their first 40 bytes.
 class CallComparison {
  public:
-  /// @param prefix  of the store's keys; unique per communicator
+  /// @param prefix  prefix of the store's keys; unique per communicator
   CallComparison(std::shared_ptr<Store> store, std::string prefix, int rank, int world_size);
 
   /// Called before each launch, by one thread. Waits for the other ranks if the launch is not the
   /// predicted one.
   /// @param launch   the launch as named in messages, with its number
   /// @param parts    the collectives of the launch
-  /// @param is_over  polled while waiting: true once communication has failed; returns nothing then
+  /// @param is_over  polled while waiting; true, once communication has failed, ends the wait
   /// @return the reason not to launch, or nothing
   std::optional<NcclSuspicion> check(const Collective& launch, std::span<const Collective> parts,
                                      const std::function<bool()>& is_over);
@@ -65,7 +65,7 @@ class CallComparison {
   const int rank_, world_size_;
   mutable std::mutex mutex_;
   CallHistory history_;           // changed by check() only, under mutex_
-  std::uint64_t comparison_ = 0;  // number of the next one, equal on ranks with equal histories
+  std::uint64_t comparison_ = 0;  // number of the next; equal on ranks with equal histories
 };
 
 }  // namespace tessera::comm

@@ -28,44 +28,46 @@ class NcclCommunicator final : public Communicator {
   int world_size() const override { return core_->world_size(); }
   std::string_view backend() const override { return "nccl"; }
 
-  WorkPtr start_all_gather(const TensorView& buffer, CollectiveOptions options) override {
-    const Collective c = checked_all_gather(buffer, world_size(), device_of(buffer));
-    return start(c, std::move(options), {{&buffer, true}});
-  }
-
-  WorkPtr start_reduce_scatter(const TensorView& in, const TensorView& out,
-                               CollectiveOptions options) override {
-    const Collective c = checked_reduce_scatter(in, out, world_size(), device_of(in));
-    require<Unsupported>(in.dtype == DType::F32,
-                         "reduce_scatter of {} over nccl would round at every hop; use "
-                         "float32, or comm.backend=shm or tcp",
-                         in.dtype);
-    return start(c, std::move(options), {{&in, false}, {&out, true}});
-  }
-
-  WorkPtr start_all_reduce(const TensorView& buffer, ReduceOp op,
-                           CollectiveOptions options) override {
-    const Collective c = checked_all_reduce(buffer, op, device_of(buffer));
-    require<Unsupported>(op == ReduceOp::Sum || buffer.dtype == DType::I64,
-                         "all_reduce max of {} over nccl may drop NaN; use comm.backend=shm "
-                         "or tcp",
-                         buffer.dtype);
-    return start(c, std::move(options), {{&buffer, true}});
-  }
-
-  WorkPtr start_broadcast(const TensorView& buffer, int root, CollectiveOptions options) override {
-    const Collective c = checked_broadcast(buffer, root, world_size(), device_of(buffer));
-    return start(c, std::move(options), {{&buffer, true}});
-  }
-
-  WorkPtr start_barrier(CollectiveOptions options) override {
+  WorkPtr start(Collective collective) override {
+    if (collective.kind == CollectiveKind::ReduceScatter) {
+      require<Unsupported>(collective.dtype == DType::F32,
+                           "reduce_scatter of {} over nccl would round at every hop; use "
+                           "float32, or comm.backend=shm or tcp",
+                           collective.dtype);
+    } else if (collective.kind == CollectiveKind::AllReduce) {
+      require<Unsupported>(collective.op == ReduceOp::Sum || collective.dtype == DType::I64,
+                           "all_reduce max of {} over nccl may drop NaN; use comm.backend=shm "
+                           "or tcp",
+                           collective.dtype);
+    }
     core_->check_alive();
+    if (collective.deadline.count() <= 0) {
+      collective.deadline = core_->options().communicator.timeout;
+    }
     const auto item = std::make_shared<NcclItem>();
-    item->host_waits = true;
-    const TensorView token = dense_view(&item->token, DType::F32, {1});
-    Collective call = checked_all_reduce(token, ReduceOp::Sum);
-    call.out = stage(*item, token, false);
-    return run(item, Collective{}, call, std::move(options));
+    Collective call = collective;
+    const bool is_barrier = collective.kind == CollectiveKind::Barrier;
+    if (is_barrier) {
+      call = Collective{
+          .kind = CollectiveKind::AllReduce, .dtype = DType::F32, .count = 1, .out = &item->token};
+    }
+    if (call.device.type == DeviceType::CPU) {
+      item->host_waits = true;
+      std::size_t out_bytes = call.bytes();
+      if (call.kind == CollectiveKind::ReduceScatter) {
+        out_bytes /=
+            static_cast<std::size_t>(world_size());  // the result is float32, like the input
+        call.in = stage(*item, const_cast<void*>(call.in), call.bytes(), false);
+      }
+      call.out = stage(*item, call.out, out_bytes, !is_barrier);
+    }
+    item->collective = std::move(collective);
+    const NcclCore::Call one{item, std::move(call)};
+    if (in_group_)
+      group_.push_back(one);
+    else
+      core_->run({&one, 1});
+    return std::make_shared<NcclWork>(core_, item);
   }
 
   void begin_group() override {
@@ -97,57 +99,23 @@ class NcclCommunicator final : public Communicator {
   }
   void fail(const CommError& reason) noexcept override { core_->fail(reason); }
 
+ protected:
+  Device device() const override { return core_->context().device(); }
+
  private:
-  struct Buffer {
-    const TensorView* view;
-    bool is_result;
-  };
-
-  // Device that all buffers of a collective must be on, given its first buffer.
-  Device device_of(const TensorView& view) const {
-    return view.device.type == DeviceType::CPU ? Device{} : core_->context().device();
-  }
-
-  WorkPtr start(const Collective& collective, CollectiveOptions options,
-                std::initializer_list<Buffer> buffers) {
-    core_->check_alive();
-    const auto item = std::make_shared<NcclItem>();
-    Collective call = collective;
-    for (const Buffer& buffer : buffers) {
-      if (buffer.view->device.type != DeviceType::CPU) continue;
-      item->host_waits = true;
-      void* device = stage(*item, *buffer.view, buffer.is_result);
-      (buffer.is_result ? call.out : const_cast<void*&>(call.in)) = device;
-    }
-    return run(item, collective, call, std::move(options));
-  }
-
   // Allocates staging for a host buffer. @return its device memory
-  void* stage(NcclItem& item, const TensorView& view, bool is_result) {
+  void* stage(NcclItem& item, void* buffer, std::size_t bytes, bool is_result) {
     const auto& context = core_->options().communicator.context;
     constexpr std::string_view kOwner = "nccl staging";
     NcclItem::Staged staged;
-    staged.bytes = view.bytes();
-    staged.device = Storage::allocate(context, staged.bytes, MemoryCategory::Communication, kOwner);
-    staged.pinned = std::make_unique<HostMemory>(context, staged.bytes, kOwner);
-    staged.user = static_cast<std::byte*>(view.data);
+    staged.bytes = bytes;
+    staged.device = Storage::allocate(context, bytes, MemoryCategory::Communication, kOwner);
+    staged.pinned =
+        Storage::allocate_on_host(context, bytes, MemoryCategory::Communication, kOwner);
+    staged.user = static_cast<std::byte*>(buffer);
     staged.is_result = is_result;
     item.staged.push_back(std::move(staged));
     return item.staged.back().device->data();
-  }
-
-  WorkPtr run(const std::shared_ptr<NcclItem>& item, Collective collective, const Collective& call,
-              CollectiveOptions options) {
-    collective.label = std::move(options.label);
-    collective.deadline =
-        options.deadline.count() > 0 ? options.deadline : core_->options().communicator.timeout;
-    item->collective = std::move(collective);
-    const NcclCore::Call one{item, call};
-    if (in_group_)
-      group_.push_back(one);
-    else
-      core_->run({&one, 1});
-    return std::make_shared<NcclWork>(core_, item);
   }
 
   const std::shared_ptr<NcclCore> core_;

@@ -59,9 +59,10 @@ class Pause {
 
 /// State shared by the caller's thread, the prober and the watchdog.
 ///
-/// The prober polls the device and NCCL, and aborts NCCL after a failure; both may block it. The
-/// watchdog calls neither: it enforces deadlines, exchanges positions with peers, and decides.
-/// `failure_` is set before the abort: work that completes without a failure is valid.
+/// The prober polls the device and NCCL, and aborts NCCL after a failure; these calls may block.
+/// The watchdog makes no such calls: it enforces deadlines, exchanges positions with peers, and
+/// decides whether communication has failed. `failure_` is set before the abort, so that work is
+/// valid if no failure is set when it completes.
 class NcclCore : public std::enable_shared_from_this<NcclCore> {
  public:
   using Clock = std::chrono::steady_clock;
@@ -72,15 +73,15 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   /// Connects all ranks; call start_threads() next. @throws as make_nccl_communicator()
   void connect();
   void start_threads();
-  /// Ends the threads. Collectives that the caller has waited for may finish, each within its
-  /// deadline, all within communicator.timeout + grace; the rest is aborted.
+  /// Ends the threads. If the caller has waited for all collectives, they may finish, each within
+  /// its deadline, all within communicator.timeout + grace; else all are aborted.
   void shut_down() noexcept;
 
   struct Call {
-    std::shared_ptr<NcclItem> item;  ///< named in messages
+    std::shared_ptr<NcclItem> item;  ///< as named in messages
     Collective call;                 ///< as NCCL runs it
   };
-  /// Queues at least one collective as one launch, behind copies of staged inputs.
+  /// Queues at least one collective as one launch, after the copies of staged inputs.
   void run(std::span<const Call> group);
   void wait(NcclItem& item);
   bool is_done(const NcclItem& item) const noexcept;
@@ -118,12 +119,12 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   PendingCollectives pending_;
   std::shared_ptr<NcclLaunch> launching_;  // used by the caller
   NcclInquiry inquiry_;                    // used by the watchdog
-  std::atomic<std::uint64_t> called_ = 0;  // launches
+  std::atomic<std::uint64_t> called_ = 0;  // number of launches
 
   TimedTurn nccl_;  // held during calls to NCCL
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  /// A call of the caller that has not returned: it may connect or wait for peers.
+  /// A launch that the caller's thread is making, which may block while NCCL waits for peers.
   struct Calling {
     Collective collective;
     Clock::time_point since;

@@ -49,7 +49,7 @@ NcclCore::NcclCore(std::unique_ptr<NcclDriver> driver, std::shared_ptr<Store> st
 
 void NcclCore::connect() {
   const auto end = Clock::now() + options_.connect_timeout;
-  // NCCL's init has no deadline: it is called only after all ranks have arrived.
+  // Call NCCL's init only after all ranks have arrived, because it has no deadline.
   exchange(*store_, inquiry_.key("start"), rank_, world_size_, "here", time_until(end));
   const std::optional<CommError> error = initialize(end);
   constexpr milliseconds kSkew{3000};
@@ -62,7 +62,7 @@ void NcclCore::connect() {
     abort_in_time();
     throw;
   }
-  // Prefers a rank's own failure to that of a rank that gave up because of another.
+  // Prefer a rank's own failure to the error of a rank that gave up because of another rank.
   const auto weight = [](const CommError& e) {
     if (!e.culprits().empty()) return 2;
     return e.failure() == CommFailure::Timeout ? 1 : 0;
@@ -115,7 +115,7 @@ std::optional<CommError> NcclCore::initialize(Clock::time_point end) {
   return std::nullopt;
 }
 
-// On a separate thread, which is abandoned if it blocks.
+// Aborts NCCL on a separate thread, which is abandoned if it blocks.
 void NcclCore::abort_in_time() {
   auto done = std::make_shared<std::promise<void>>();
   auto future = done->get_future();
@@ -132,7 +132,7 @@ void NcclCore::start_threads() {
 }
 
 void NcclCore::run(std::span<const Call> group) {
-  // A member: after a failure in between, copies may still use its buffers.
+  // A member, because copies may still use its buffers after a failure below.
   launching_ = std::make_shared<NcclLaunch>();
   NcclLaunch& launch = *launching_;
   std::vector<Collective> calls;

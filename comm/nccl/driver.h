@@ -51,7 +51,7 @@ class NcclDriver {
   virtual NcclStatus init(std::string_view unique_id, int rank, int world_size) = 0;
   virtual NcclStatus status() = 0;
   /// Queues one or more collectives of device memory on the communication stream, several as one
-  /// group. No barriers.
+  /// group. `collectives` contains no barriers.
   virtual NcclStatus run(std::span<const Collective> collectives) = 0;
   /// Flushes queued collectives; call destroy() once the status is Ready.
   virtual NcclStatus finalize() = 0;
@@ -61,12 +61,12 @@ class NcclDriver {
 
   // The streams. @throws CudaError
 
-  /// Later work of the communication stream waits for the compute stream's work so far.
+  /// Makes later work of the communication stream wait for the compute stream's work so far.
   virtual void wait_for_compute() = 0;
-  /// Later work of the compute stream waits for the event.
+  /// Makes later work of the compute stream wait for the event.
   virtual void hold_back_compute(const NcclEvent& event) = 0;
   virtual std::unique_ptr<NcclEvent> record() = 0;
-  /// On the communication stream; `from` is memory of the backend's host_allocator().
+  /// Queue a copy on the communication stream; host memory is of the backend's host_allocator().
   virtual void copy_to_device(void* to, const void* from, std::size_t bytes) = 0;
   virtual void copy_to_host(void* to, const void* from, std::size_t bytes) = 0;
 };
@@ -75,6 +75,6 @@ class NcclDriver {
 using NcclOpener = std::function<std::unique_ptr<NcclDriver>(Context& context)>;
 
 /// Changes with every incompatible change of the interface.
-inline constexpr int kNcclPluginVersion = 2;
+inline constexpr int kNcclPluginVersion = 3;
 
 }  // namespace tessera::comm

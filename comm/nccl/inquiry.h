@@ -15,11 +15,12 @@
 
 namespace tessera::comm {
 
-/// Time for a verdict once all ranks have published their positions.
+/// Time to agree on a verdict once all ranks have published their positions.
 inline constexpr std::chrono::milliseconds kNcclVerdictTime{5000};
 
-/// Finds the rank that blocks NCCL, over the store: a rank with a suspicion raises an alarm, all
-/// ranks publish their positions, and one verdict holds for all. Used by one thread, except name().
+/// Finds the rank that blocks NCCL. A rank with a suspicion raises an alarm in the store, all ranks
+/// publish their positions there, and all report the same error, the verdict. Used by one thread,
+/// except name().
 class NcclInquiry {
  public:
   /// @param comparison  answers peers in ask_peers(); outlives this
@@ -27,15 +28,14 @@ class NcclInquiry {
   NcclInquiry(std::shared_ptr<Store> store, int rank, int world_size, const NcclOptions& options,
               CallComparison& comparison, std::function<NcclPosition()> position);
 
-  /// Store key of this communicator.
   std::string key(std::string_view what) const;
   std::string name(std::span<const int> ranks) const { return report_.name(ranks); }
 
-  /// Answers peers' requests. @return after an alarm the verdict, for which it waits; else nothing
+  /// Answers requests of peers. If there is an alarm, waits for the verdict and returns it.
   std::optional<CommError> ask_peers();
   /// Raises the alarm and finds the verdict, within answer_time plus the store's answer times.
   CommError investigate(const NcclSuspicion& suspicion);
-  /// Publishes a verdict to peers.
+  /// Publishes `error` as the verdict, unless there is one, and raises the alarm.
   void publish(const CommError& error);
 
  private:

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "comm/collective.h"
-#include "comm/host_memory.h"
 #include "comm/nccl/driver.h"
 #include "core/base/storage.h"
 
@@ -19,18 +18,17 @@ namespace tessera::comm {
 struct NcclItem {
   /// A host buffer with its pinned and device copies.
   struct Staged {
-    std::shared_ptr<Storage> device;
-    std::unique_ptr<HostMemory> pinned;
+    std::shared_ptr<Storage> device, pinned;
     std::byte* user = nullptr;
     std::size_t bytes = 0;
     bool is_result = false;
   };
 
   Collective collective;            ///< as named in messages; numbered at its launch
-  std::shared_ptr<NcclEvent> done;  ///< of its launch; null until launched
+  std::shared_ptr<NcclEvent> done;  ///< end of its launch; null until launched
   std::vector<Staged> staged;
   float token = 0.0F;                ///< summed by a barrier
-  bool host_waits = false;           ///< wait() blocks: host results, or a barrier
+  bool host_waits = false;           ///< wait() blocks: host buffers, or a barrier
   std::atomic<bool> waited = false;  ///< wait() was called
 };
 
@@ -38,15 +36,15 @@ struct NcclItem {
 struct NcclLaunch {
   using Time = std::chrono::steady_clock::time_point;
 
-  /// As named in messages and signatures. For a group: kind of the first, labels and elements of
-  /// all, and the sum of the deadlines.
+  /// Stands for the launch in messages and signatures. For a group: kind of the first collective,
+  /// joined labels, and the sums of elements and of deadlines.
   Collective collective;
   std::vector<std::shared_ptr<NcclItem>> items;
   std::shared_ptr<NcclEvent> start, done;
   std::shared_ptr<FlightRecorder> recorder;  ///< records its start and end; may be null
-  /// Time at which the device was first seen to have reached it. Used by the prober only.
+  /// Time at which the prober first saw that the device had reached it. Used by the prober only.
   std::optional<Time> started;
-  std::atomic<bool> has_started = false;  ///< the same for other threads
+  std::atomic<bool> has_started = false;  ///< `started` is set; for other threads
 };
 
 /// Launches not known to be finished on the device, oldest first.
@@ -62,7 +60,7 @@ class PendingCollectives {
   bool all_waited() const;
 
   /// Removes finished launches and marks started ones. One thread at a time. Polls the device
-  /// without a lock, as polling may block.
+  /// without a lock, because polling may block.
   /// @return the oldest launch if its deadline has passed, else null
   /// @throws CudaError if the device's work failed
   std::shared_ptr<NcclLaunch> advance(NcclLaunch::Time now);

@@ -13,7 +13,7 @@ namespace {
 
 using cuda::check;
 
-constexpr int kOldestVersion = 21800;  // non-blocking communicators that can be finalized
+constexpr int kOldestVersion = 21800;  // first with ncclCommFinalize and non-blocking mode
 
 ncclDataType_t reduced_type(DType dtype) {
   switch (dtype) {
@@ -171,7 +171,7 @@ class Driver final : public NcclDriver {
         status == cudaSuccess, "NCCL can't use cuda:{}: {}", index_,
         driver == 0 ? "no NVIDIA driver is installed" : cudaGetErrorString(status));
     std::string theirs = id;
-    for (std::string* text : {&own, &theirs}) {  // "0000:3b:00" and "0000:3B:00.0"
+    for (std::string* text : {&own, &theirs}) {  // "0000:3b:00" matches "0000:3B:00.0"
       for (char& c : *text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
     }
     require<Unsupported>(!own.empty() && theirs.starts_with(own),
@@ -182,7 +182,7 @@ class Driver final : public NcclDriver {
   ncclResult_t launch(const Collective& c) {
     const auto count = static_cast<std::size_t>(c.count);
     switch (c.kind) {
-      case CollectiveKind::AllGather: {  // as bytes: nothing is computed
+      case CollectiveKind::AllGather: {  // as bytes, because nothing is computed
         const std::size_t part = c.bytes() / world_size_;
         return ncclAllGather(static_cast<const std::byte*>(c.out) + rank_ * part, c.out, part,
                              ncclUint8, comm_, stream_);
@@ -198,7 +198,7 @@ class Driver final : public NcclDriver {
       case CollectiveKind::Barrier:
         break;
     }
-    return ncclInvalidUsage;  // a barrier is an all_reduce by now
+    return ncclInvalidUsage;  // the caller replaces barriers with all_reduce
   }
 
   void make_current() const { check(cudaSetDevice(index_), "cudaSetDevice"); }

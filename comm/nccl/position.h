@@ -12,7 +12,7 @@ namespace tessera::comm {
 
 /// Progress of a rank. Sent as raw bytes between processes of one build.
 struct NcclPosition {
-  std::uint64_t called = 0;      ///< launches made
+  std::uint64_t called = 0;      ///< number of launches made
   std::uint8_t unfinished = 0;   ///< 1: `oldest` is set
   std::uint8_t has_started = 0;  ///< 1: its device has reached `oldest`
   std::array<std::uint8_t, 6> reserved{};
@@ -25,11 +25,11 @@ struct NcclPosition {
 
 /// A failure as one rank sees it.
 struct NcclSuspicion {
-  Collective collective;  ///< the late or running one
+  Collective collective;  ///< the one that is late or was running
   bool late = false;      ///< else `text` describes the failure
   bool remote = false;    ///< caused by a peer or the network
   std::string text = {};
-  std::optional<CommError> found = {};  ///< known cause: positions are not needed
+  std::optional<CommError> found = {};  ///< the cause, if known without positions
 };
 
 /// Finds the culprit from the positions that ranks published within `answer_time`.

@@ -81,7 +81,7 @@ void NcclCore::close_driver() {
       status = driver_->status();
     }
     if (status.state == State::Ready) return driver_->destroy();
-  } catch (const std::exception&) {  // the device is lost: nothing is left to flush
+  } catch (const std::exception&) {  // the device is lost, so nothing is left to flush
   }
   driver_->abort();
 }
@@ -97,7 +97,7 @@ void NcclCore::watch() {
     auto suspicion = suspicion_;
     if (!suspicion && calling_ && now - calling_->since >= calling_->collective.deadline)
       suspicion = NcclSuspicion{.collective = calling_->collective, .late = true};
-    // Collectives that have not started have no deadline yet.
+    // Limit of a blocked probe and of shutdown. Collectives not yet reached have no deadline.
     const auto limit = options_.communicator.timeout + options_.grace;
     const auto overdue = [&](const std::optional<Clock::time_point>& since) {
       return since && now - *since >= limit;
@@ -131,7 +131,7 @@ void NcclCore::watch() {
   }) && changed_.wait_for(lock, options_.grace, [this] { return noticed_; });
   lock.unlock();
   if (in_time || !options_.on_stuck) return;
-  if (const auto last = recorder()) last->end(failure);  // the caller may never do it
+  if (const auto last = recorder()) last->end(failure);  // the caller may never record it
   options_.on_stuck(failure);
 }
 

@@ -24,7 +24,7 @@ std::string word(float value) {
   return value > 0 ? "inf" : "-inf";
 }
 
-// @param begin  element of the parameter that `values` start at
+// @param begin  position of the first of `values` in the parameter
 void look(Context& context, const Tensor& values, const std::string& name, const Shape& shape,
           std::int64_t begin, std::vector<NonFinite>& found) {
   Tensor floats = values;

@@ -8,7 +8,7 @@
 
 namespace tessera::comm {
 
-/// NaN and infinite values in a parameter, or in the checked part.
+/// NaN and infinite values in the checked part of a parameter.
 struct NonFinite {
   std::string parameter;
   std::int64_t count = 0;  ///< non-finite values
@@ -17,10 +17,10 @@ struct NonFinite {
   std::string value;       ///< "nan", "inf" or "-inf"
 };
 
-// Diagnosis of a non-finite step. Local, not collective; waits for the device.
+// Diagnosis of a non-finite step. These functions do not communicate; they wait for the device.
 
-/// Checks this rank's gradients before they are reduced: of the micro-batch if scattered, else of
-/// the step so far. In the order of backward: the last parameter first.
+/// Checks this rank's gradients before they are reduced: those of the micro-batch if gradients are
+/// scattered, else those of the step so far. Returns the last parameter first, as in backward.
 std::vector<NonFinite> non_finite_gradients(Context& context, const FlatUnit& unit);
 /// Checks this rank's segment of the reduced gradients.
 std::vector<NonFinite> non_finite_sums(Context& context, const ShardedModel& model);

@@ -24,8 +24,8 @@ ShardMode parse_shard_mode(const std::string& name);
 ///
 /// Holds this rank's segment of master values and of their float32 gradient (the whole buffer in
 /// mode None), and the gathered parameters in the compute dtype, which the model's tensors view.
-/// With nothing to gather and masters of the compute dtype, the gathered buffer is the master
-/// itself; with one rank, the gradient buffer is the gradient segment.
+/// If nothing is gathered and masters have the compute dtype, the gathered buffer is the master
+/// itself; if nothing is scattered, the gradient buffer is the gradient segment.
 ///
 /// State: Sharded -> start_gather -> Gathering -> finish_gather -> Gathered -> release -> Sharded;
 /// independently, gradients: prepare_gradients -> (backward) -> start_reduce -> finish_reduce.
@@ -67,8 +67,8 @@ class FlatUnit {
   void start_reduce(bool last);
   void finish_reduce();
 
-  /// Gathered copy that an update can write along with the master, rounded to the compute dtype;
-  /// undefined if it is incomplete or is the master itself.
+  /// Gathered copy that an optimizer step can write together with the master, rounded to the
+  /// compute dtype; undefined if the copy is incomplete or is the master itself.
   Tensor copy_of_master() const;
   /// Marks the gathered copy as stale, unless the update was `copied` into copy_of_master().
   void master_changed(bool copied = false);
@@ -87,12 +87,12 @@ class FlatUnit {
   std::shared_ptr<Storage> gathered_;  // [padded] compute dtype; the master's storage if aliased
   bool gather_is_master_ = false;
   Tensor gathered_view_;
-  bool fresh_ = false;  // mode None: the gathered copy holds the master's values
+  bool fresh_ = false;  // the gathered copy holds the master's values; mode None
 
   std::shared_ptr<Storage> full_gradient_;  // [padded] f32
   Tensor full_gradient_view_;
   Tensor gradient_;        // [segment] f32; a window of full_gradient_ if nothing is scattered
-  Tensor scattered_;       // [segment] f32: gradient of a later micro-batch
+  Tensor scattered_;       // [segment] f32: reduced gradient of a later micro-batch
   bool scatters_ = false;  // mode Full on more than one rank
   bool first_ = true;      // first micro-batch of this step
 

@@ -93,7 +93,7 @@ void ShardedModel::ensure_gathered(int unit, int direction) {
     units_[static_cast<std::size_t>(next)]->start_gather();
   };
   {
-    // Only the first two units are grouped: units further ahead must not delay the first.
+    // Group only the first two units, because units further ahead must not delay the first.
     CollectiveGroup group(communicator_);
     start(0);
     if (last_ahead >= 1) start(1);
@@ -108,7 +108,7 @@ void ShardedModel::begin_micro_batch(bool first, bool last) {
   training_ = true;
   first_ = first;
   last_ = last;
-  // The loss computes the head's gradient during forward.
+  // Prepare the root now, because the loss computes the head's gradient during forward.
   units_.front()->prepare_gradients(first);
 }
 
@@ -140,7 +140,7 @@ void ShardedModel::after_backward(int unit) {
   if (!ranges_.empty()) ranges_.pop_back();
   FlatUnit& flat = *units_[static_cast<std::size_t>(unit)];
   flat.release();
-  drain_reductions(0);
+  drain_reductions();
   start_reduce(flat);
 }
 
@@ -150,18 +150,15 @@ void ShardedModel::start_reduce(FlatUnit& unit) {
   reducing_.push_back(&unit);
 }
 
-void ShardedModel::drain_reductions(std::size_t keep) {
-  while (reducing_.size() > keep) {
-    reducing_.front()->finish_reduce();
-    reducing_.erase(reducing_.begin());
-  }
+void ShardedModel::drain_reductions() {
+  for (FlatUnit* unit : std::exchange(reducing_, {})) unit->finish_reduce();
 }
 
 void ShardedModel::end_micro_batch() {
   FlatUnit& root = *units_.front();
   root.release();
   start_reduce(root);
-  drain_reductions(0);
+  drain_reductions();
   training_ = false;
 }
 
@@ -176,7 +173,7 @@ void ShardedModel::sum_totals(const Tensor& totals) {
     kernels::sum_of_squares(
         *context_, {units_[static_cast<std::size_t>(u)]->gradient().view(), element(squares, u)});
   }
-  // In mode None every rank holds the whole sum: count rank 0 only.
+  // In mode None every rank holds the whole sum, so count rank 0 only.
   const bool counts = mode_ == ShardMode::Full || communicator_.rank() == 0;
   if (counts)
     kernels::sum_rows(*context_, squares.view(), {element(totals, 0), false, true});

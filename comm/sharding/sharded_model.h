@@ -18,16 +18,16 @@ namespace tessera::comm {
 ///
 /// Per step: for each micro-batch begin_micro_batch, the model's loss with *this as hooks,
 /// backward, end_micro_batch; then sum_totals and step. All ranks make the same calls in the same
-/// order. Gradients are sums over ranks and micro-batches: scale the loss.
+/// order. Gradients are sums over ranks and micro-batches, so scale the loss.
 class ShardedModel final : public UnitHooks {
  public:
-  /// Binds the parameters of `units`; unit 0 is the root. Masters start as zeros: see load().
+  /// Binds the parameters of `units`; unit 0 is the root. Masters are zero until load().
   /// `communicator` must outlive this.
   /// @param compute_dtype  f32 or bf16
   /// @param gather_ahead   units gathered in advance, to hide a slow network; each takes the memory
   ///   of a unit
-  /// @param master_dtype   of updated and saved weights: f32, or bf16 if that is the compute dtype
-  ///   (updates are then rounded stochastically)
+  /// @param master_dtype   dtype of updated and saved weights: f32, or bf16 if that is the compute
+  ///   dtype (updates are then rounded stochastically)
   ShardedModel(const std::vector<Unit>& units, ShardMode mode, DType compute_dtype,
                const std::shared_ptr<Context>& context, Communicator& communicator,
                int gather_ahead = 1, DType master_dtype = DType::F32);
@@ -51,12 +51,12 @@ class ShardedModel final : public UnitHooks {
     Tensor master{};                  ///< [end - begin], master dtype
     Tensor exp_avg{}, exp_avg_sq{};   ///< [end - begin] f32; undefined without optimizer state
   };
-  /// Pieces that this rank writes into a checkpoint: every element of the model belongs to one
-  /// piece of one rank, in mode None too.
+  /// Pieces that this rank writes into a checkpoint. Every element of the model belongs to exactly
+  /// one piece of one rank, in mode None too.
   std::vector<Piece> owned_pieces();
   /// Pieces in this rank's memory: owned_pieces() in mode Full, the whole model in mode None.
   std::vector<Piece> held_pieces();
-  /// Call after writing into pieces: discards gathered copies.
+  /// Discards gathered copies. Call it after writing into pieces.
   void values_changed();
 
   /// Sets a callback that gets each unit's local gradients before they are reduced; empty: none.
@@ -67,12 +67,12 @@ class ShardedModel final : public UnitHooks {
 
   void begin_micro_batch(bool first, bool last);
   void end_micro_batch();
-  /// All-reduces a step's totals; on a GPU without waiting.
+  /// All-reduces a step's totals. With NCCL the host does not wait.
   /// @param totals  [n] f64: element 0 becomes the sum of squares of all gradients, the others (the
   ///   trainer's loss and flags) become sums over ranks
   void sum_totals(const Tensor& totals);
-  /// AdamW on this rank's segments. Bf16 masters are rounded with the seed of the context's
-  /// rng_step(): the same at any world size.
+  /// AdamW on this rank's segments. Bf16 masters are rounded stochastically from the seed of the
+  /// context's rng_step(), with the same draws at any world size.
   /// @param step    from 1
   /// @param factor  see optim::adamw_step
   void step(const optim::AdamWOptions& options, double lr, std::int64_t step, const Tensor& factor);
@@ -92,7 +92,7 @@ class ShardedModel final : public UnitHooks {
   void begin_range(const char* phase, int unit);
   void ensure_gathered(int unit, int direction);
   void start_reduce(FlatUnit& unit);
-  void drain_reductions(std::size_t keep);
+  void drain_reductions();
 
   ShardMode mode_;
   int gather_ahead_;

@@ -13,7 +13,7 @@ void take_producers(std::vector<Node::Input>& inputs, std::vector<std::shared_pt
 
 }  // namespace
 
-// Iterative: destroying a long chain must not overflow the stack.
+// Iterative, so that destroying a long chain does not overflow the stack.
 Node::~Node() {
   std::vector<std::shared_ptr<Node>> owned;
   take_producers(inputs, owned);
@@ -24,8 +24,8 @@ Node::~Node() {
   }
 }
 
-// Leaves are saved themselves, to detect rebinding. Other tensors are detached: a node that saves
-// its own output would own itself.
+// Saves a leaf itself, to detect rebinding. Detaches other tensors, because a node that saves its
+// own output would own itself.
 SavedTensor::SavedTensor(Tensor tensor)
     : tensor_(tensor.is_leaf() && tensor.requires_grad() ? std::move(tensor) : tensor.detach()),
       version_(tensor_.storage()->version()),

@@ -34,7 +34,7 @@ class InputGradients {
   virtual GradientView target(int i) = 0;
   /// Destination in the accumulator dtype (f32 for bf16), for gradients of weights.
   virtual GradientView weight_target(int i) = 0;
-  /// Passes a gradient on, copied only if it is shared or added to another.
+  /// Passes `grad` on as input i's gradient. Copies it only if it is shared or added to another.
   virtual void pass(int i, Tensor grad) = 0;
   /// True if the operation's result is the root of backward() with the default gradient of 1.
   virtual bool is_default_seed() const = 0;
@@ -58,12 +58,12 @@ GradientView leaf_target(const Tensor& leaf);
 
 /// Runs the graph behind `root` in reverse order of recording and frees it on the way. Gradients of
 /// leaves accumulate over calls until zero_grad().
-/// @param grad  gradient of root, of its shape and dtype; optional for one element (1)
+/// @param grad  gradient of root, of the same shape and dtype; defaults to 1 for one element
 /// @throws InvalidArgument, with all gradients unchanged, if root requires no gradient or part of
 ///   its graph has already run
 void backward(const Tensor& root, const Tensor& grad = {});
 
-/// y = x; calls `on_backward` when backward reaches it. Recorded even if x requires no gradient.
+/// y = x; calls `on_backward` when backward reaches y. Recorded even if x requires no gradient.
 Tensor boundary(const Tensor& x, std::function<void()> on_backward);
 
 /// y = block(x) without saved tensors: backward runs the block again, with the same random numbers.

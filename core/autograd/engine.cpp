@@ -59,7 +59,7 @@ class NodeGradients final : public InputGradients {
                            "{}: gradient of input {} must be dense of shape {}, got {} with "
                            "strides {}",
                            node_.operation, i, shape, grad.shape(), grad.strides());
-    // The kernel already has a destination for this gradient: stage this one.
+    // The operation has already taken the destination for this input's gradient: stage this one.
     if (is_taken(edge)) {
       stage(edge, std::move(grad));
     } else if (edge.node && grad.dtype() == edge.node->dtype) {
@@ -71,7 +71,6 @@ class NodeGradients final : public InputGradients {
 
   bool is_default_seed() const override { return default_seed_; }
 
-  // Adds staged gradients.
   void finish() {
     for (Node::Input& edge : node_.inputs)
       if (edge.staged.defined()) add(edge, std::exchange(edge.staged, Tensor()));
@@ -160,7 +159,7 @@ std::vector<std::shared_ptr<Node>> collect(const std::shared_ptr<Node>& root,
 }
 
 void run(Node& node, bool default_seed) {
-  // A node without gradient runs on zeros: it may have callbacks.
+  // A node without gradient runs on zeros, because it may have callbacks.
   Tensor grad = std::move(node.grad);
   node.grad = Tensor();
   if (!grad.defined()) {
@@ -209,7 +208,7 @@ void run_backward(const Tensor& root, const Tensor& grad, std::uint64_t oldest) 
   }
 }
 
-// Copied: the caller's gradient may be the buffer of a leaf that this pass writes.
+// Copies `grad`, because it may be the buffer of a leaf that this pass writes.
 void backward(const Tensor& root, const Tensor& grad) {
   Tensor own;
   if (grad.defined() && grad.is_contiguous()) {

@@ -17,10 +17,10 @@ namespace tessera::autograd {
 class Node {
  public:
   struct Input {
-    std::shared_ptr<Node> node;        // producer of the input, or
-    std::shared_ptr<TensorImpl> leaf;  // a leaf; neither: no gradient
-    DType dtype = DType::F32;          // when recorded: a leaf may be rebound
-    bool handed_out = false;           // the running backward got its destination
+    std::shared_ptr<Node> node;        // producer of the input; null for a leaf
+    std::shared_ptr<TensorImpl> leaf;  // the input, if a leaf; both null: no gradient is wanted
+    DType dtype = DType::F32;          // when recorded, because a leaf may be rebound
+    bool handed_out = false;           // the running backward has the gradient's destination
     Tensor staged{};                   // gradient to add once that backward returns
   };
 
@@ -41,7 +41,7 @@ class Node {
   Tensor grad;  // of the output, accumulated so far
 };
 
-/// As backward(); throws on nodes recorded before number `oldest`.
+/// Like backward(), but throws on nodes recorded before number `oldest`.
 void run_backward(const Tensor& root, const Tensor& grad, std::uint64_t oldest);
 
 /// The gradient buffer of a leaf, created in the accumulator dtype if missing.

@@ -5,7 +5,7 @@
 namespace tessera {
 namespace {
 
-// Beyond any address space; rounding up from here cannot wrap.
+// Beyond any address space, yet small enough that rounding up does not overflow.
 constexpr std::size_t kMostBytes = std::size_t{1} << 56;
 
 }  // namespace
@@ -43,7 +43,7 @@ void* CachingAllocator::take_within_limit(std::size_t bytes) {
   {
     const std::lock_guard lock(mutex_);
     if (limit_ > 0 && (bytes > limit_ || reserved_ > limit_ - bytes)) return nullptr;
-    reserved_ += bytes;  // reserve first: other threads must see it
+    reserved_ += bytes;  // reserve first, so that other threads see it
   }
   const auto give_room_back = [&] {
     const std::lock_guard lock(mutex_);

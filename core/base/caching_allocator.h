@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-/// An allocator that reuses freed blocks for requests of the same size class: once warm, a training
-/// step makes no system calls.
+/// An allocator that reuses freed blocks for requests of the same size class, so that a training
+/// step makes no system calls after the first steps.
 class CachingAllocator : public Allocator {
  public:
   CachingAllocator() = default;
@@ -42,8 +42,8 @@ class CachingAllocator : public Allocator {
   std::size_t limit_ = 0;
 };
 
-/// Caps an allocator of host memory: requests beyond `bytes` throw OutOfMemory once idle blocks are
-/// returned. 0: no limit.
+/// Limits an allocator of host memory: a request that would exceed `bytes`, even after returning
+/// idle blocks to the system, throws OutOfMemory. 0: no limit.
 /// @throws Unsupported on another kind of allocator
 void limit_memory(Allocator& allocator, std::size_t bytes);
 

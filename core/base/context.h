@@ -14,20 +14,20 @@ namespace tessera {
 
 struct ContextOptions {
   Device device{};
-  int threads = 1;  ///< of the CPU kernels, the calling thread included
+  int threads = 1;  ///< threads of the CPU kernels, including the calling thread
   CpuLevel cpu_level = detect_cpu_level();
-  std::string plugin = {};  ///< of a CUDA device; see load_device_backend
+  std::string plugin = {};  ///< path of the CUDA plugin; see load_device_backend
 };
 
 struct RngStep;
 class Trace;
 
 /// A rank's device, threads, allocator, memory ledger, random numbers and gradient mode. Nothing is
-/// process-wide: several ranks can run as threads of one process. Used by one thread at a time;
-/// ledger and allocator are thread-safe.
+/// process-wide, so that several ranks can run as threads of one process. Used by one thread at a
+/// time; ledger and allocator are thread-safe.
 class Context : public std::enable_shared_from_this<Context> {
  public:
-  /// @throws Unsupported if the machine lacks the device, or the build its backend
+  /// @throws Unsupported if the machine lacks the device, or the build lacks its backend
   static std::shared_ptr<Context> create(const ContextOptions& options = {});
   ~Context();
   Context(const Context&) = delete;
@@ -46,8 +46,8 @@ class Context : public std::enable_shared_from_this<Context> {
   Trace* trace() const { return trace_; }
   void set_trace(Trace* trace) { trace_ = trace; }
 
-  /// Sets the random draws of kernels queued from here on, in stream order: call it between a
-  /// backward pass and the next forward pass.
+  /// Sets the random draws of kernels queued from now on. Call it between a backward pass and the
+  /// next forward pass.
   void set_rng_step(const RngStep& step);
   /// Device address of the current RngStep, initially zeros; null on the meta device.
   const RngStep* rng_step();
@@ -71,7 +71,6 @@ class Context : public std::enable_shared_from_this<Context> {
   RngStep* rng_step_ = nullptr;  // allocated on first use
 };
 
-/// Sets the gradient mode of a context for a scope.
 class GradModeGuard {
  public:
   GradModeGuard(Context& context, bool enabled)

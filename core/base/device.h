@@ -5,7 +5,7 @@
 
 namespace tessera {
 
-/// Location of a tensor. Meta tensors have a shape but no memory: they serve planning.
+/// Location of a tensor. Meta tensors have a shape but no memory; they are for planning.
 enum class DeviceType : std::uint8_t { CPU, CUDA, Meta };
 
 struct Device {

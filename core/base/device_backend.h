@@ -32,7 +32,7 @@ class DeviceBackend {
   /// Page-locked host memory.
   virtual Allocator& host_allocator() = 0;
 
-  /// Queues a kernel. `args` points to the argument struct of its family, already validated.
+  /// Queues a kernel. `args` points to the valid argument struct of the kernel's family.
   /// @return false if the backend has no such kernel
   virtual bool run_kernel(std::string_view name, Context& context, const void* args) = 0;
 

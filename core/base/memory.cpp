@@ -21,7 +21,7 @@ void raise_peak(std::atomic<std::int64_t>& peak, std::int64_t value) {
 constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
-// Rounds up to an eighth of the power of two below, so that freed blocks can be reused.
+// Rounds up to a multiple of 1/8 of the power of two below, so that freed blocks can be reused.
 std::size_t size_class(std::size_t bytes) {
   const std::size_t step =
       std::max(kAlignment, std::bit_floor(std::max<std::size_t>(bytes, 1)) / 8);

@@ -34,7 +34,7 @@ struct MemoryUsage {
   std::int64_t peak = 0;
 };
 
-/// Books every byte that a Context allocates, by category and owner. Thread-safe.
+/// Counts every byte that a Context allocates, by category and owner. Thread-safe.
 class MemoryLedger {
  public:
   /// One line of the ledger. Stays valid as long as the ledger.
@@ -89,9 +89,9 @@ class Allocator {
   virtual void trim() noexcept = 0;
 };
 
-/// Host memory, cached: once warm, a training step makes no system calls and takes no page faults.
+/// Allocator of host memory that reuses freed blocks, so that a warm step takes no page faults.
 std::unique_ptr<Allocator> make_cpu_allocator();
-/// Returns null: memory of the meta device.
+/// Allocator of the meta device; returns null for every request.
 std::unique_ptr<Allocator> make_meta_allocator();
 
 /// "1.50 GiB", "12.0 MiB", "17 B"

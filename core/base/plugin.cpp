@@ -34,13 +34,13 @@ std::string find_file(std::string_view what, std::string_view file, const char* 
   return found;
 }
 
-/// Why a file must not be passed to dlopen, else empty. A FIFO would block it; a truncated file
+/// Why a file must not be passed to dlopen, else empty. A FIFO would block dlopen; a truncated file
 /// would end the process with SIGBUS.
 std::string why_unfit(const fs::path& path) {
   std::error_code error;
   const auto status = fs::status(path, error);
   if (!fs::exists(status)) return {};  // dlopen reports it
-  if (error) return error.message();   // of a parent directory
+  if (error) return error.message();   // such as no access to a parent directory
   if (!fs::is_regular_file(status)) return "not a regular file";
   const auto size = fs::file_size(path, error);
   std::ifstream in(path, std::ios::binary);
@@ -63,7 +63,7 @@ std::string why_unfit(const fs::path& path) {
 Plugin::Plugin(std::string_view what, std::string_view file, const char* variable,
                const std::string& path)
     : path_(path.empty() ? find_file(what, file, variable) : path) {
-  // The dynamic linker searches names without a directory.
+  // The dynamic linker searches for a name without a directory, so there is no file to check here.
   const std::string unfit = path_.find('/') == std::string::npos ? "" : why_unfit(path_);
   require<Unsupported>(unfit.empty(), "the {} can't be loaded: {}: {}", what, path_, unfit);
   library_ = ::dlopen(path_.c_str(), RTLD_NOW | RTLD_LOCAL);

@@ -6,7 +6,7 @@
 namespace tessera {
 
 /// A shared library of the program that is loaded on demand, so that the program starts where the
-/// library's dependencies are missing. Never unloaded: errors, threads and objects of the library
+/// library's dependencies are missing. Never unloaded, because errors, threads and objects of it
 /// may outlive this.
 class Plugin {
  public:

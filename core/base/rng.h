@@ -26,7 +26,7 @@ constexpr std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> c
   return counter;
 }
 
-/// FNV-1a, for keys of random streams and to detect accidents, not forgeries.
+/// FNV-1a, for keys of random streams and to detect accidental changes, not forgeries.
 constexpr std::uint64_t hash_text(std::string_view text) {
   std::uint64_t hash = 0xcbf29ce484222325ULL;
   for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;

@@ -22,14 +22,14 @@ struct SlotRange {
   int slot = 0;             ///< index into ShardLayout::slots()
   std::int64_t begin = 0;   ///< first element within the parameter
   std::int64_t end = 0;     ///< one past the last element within the parameter
-  std::int64_t offset = 0;  ///< of `begin` within the segment or range
+  std::int64_t offset = 0;  ///< position of `begin` within the segment or range
 };
 
 /// Positions of a unit's parameters in one flat buffer, and the buffer's split over ranks. Pure
 /// data.
 ///
-/// Each parameter starts at a multiple of kAlignment elements, independent of the world size. Only
-/// the tail is padded, to world_size equal segments of a multiple of kAlignment.
+/// Each parameter starts at a multiple of kAlignment elements, independent of the world size. The
+/// end is padded, so that all world_size segments are equal and multiples of kAlignment.
 /// Rank r owns elements [r * segment_size, (r + 1) * segment_size).
 class ShardLayout {
  public:

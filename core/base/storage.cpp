@@ -5,7 +5,7 @@
 namespace tessera {
 
 Storage::Storage(std::shared_ptr<Context> context, std::size_t bytes)
-    : context_(std::move(context)), bytes_(bytes) {}
+    : context_(std::move(context)), bytes_(bytes), allocator_(&context_->allocator()) {}
 
 std::shared_ptr<Storage> Storage::reserve(std::shared_ptr<Context> context, std::size_t bytes,
                                           MemoryCategory category, std::string_view owner) {
@@ -17,6 +17,16 @@ std::shared_ptr<Storage> Storage::reserve(std::shared_ptr<Context> context, std:
 std::shared_ptr<Storage> Storage::allocate(std::shared_ptr<Context> context, std::size_t bytes,
                                            MemoryCategory category, std::string_view owner) {
   auto storage = reserve(std::move(context), bytes, category, owner);
+  storage->materialize();
+  return storage;
+}
+
+std::shared_ptr<Storage> Storage::allocate_on_host(std::shared_ptr<Context> context,
+                                                   std::size_t bytes, MemoryCategory category,
+                                                   std::string_view owner) {
+  auto storage = reserve(std::move(context), bytes, category, owner);
+  if (storage->context_->device().type == DeviceType::CUDA)
+    storage->allocator_ = &storage->context_->backend().host_allocator();
   storage->materialize();
   return storage;
 }
@@ -35,10 +45,11 @@ Storage::~Storage() { release(); }
 void Storage::materialize() {
   if (materialized_) return;
   try {
-    data_ = context_->allocator().allocate(bytes_);
+    data_ = allocator_->allocate(bytes_);
   } catch (const OutOfMemory& error) {
     throw OutOfMemory("{} for {} ({}) on {}\n{}", error.what(), entry_->owner,
-                      memory_category_name(entry_->category), context_->device().str(),
+                      memory_category_name(entry_->category),
+                      allocator_ == &context_->allocator() ? context_->device().str() : "the host",
                       context_->ledger().table());
   }
   context_->ledger().book(*entry_, static_cast<std::int64_t>(bytes_));
@@ -47,7 +58,7 @@ void Storage::materialize() {
 
 void Storage::release() noexcept {
   if (!materialized_ || entry_ == nullptr) return;
-  context_->allocator().deallocate(data_, bytes_);
+  allocator_->deallocate(data_, bytes_);
   context_->ledger().book(*entry_, -static_cast<std::int64_t>(bytes_));
   data_ = nullptr;
   materialized_ = false;

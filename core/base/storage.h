@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-/// A block of memory of one context, booked in its ledger. Shared by all tensors that view it.
+/// A block of memory of one context, counted in its ledger. Shared by all tensors that view it.
 ///
 /// Memory can be released and materialized again while views exist, as for a unit's gathered
 /// parameters. Reading a view of a released storage throws. Only destruction is thread-safe.
@@ -19,10 +19,15 @@ class Storage {
   /// Allocates from the context's allocator. @throws OutOfMemory
   static std::shared_ptr<Storage> allocate(std::shared_ptr<Context> context, std::size_t bytes,
                                            MemoryCategory category, std::string_view owner);
+  /// Like allocate(), but in host memory, for copies of device memory. A CUDA context uses its
+  /// backend's host_allocator(). Any thread.
+  static std::shared_ptr<Storage> allocate_on_host(std::shared_ptr<Context> context,
+                                                   std::size_t bytes, MemoryCategory category,
+                                                   std::string_view owner);
   /// Like allocate(), without memory until materialize().
   static std::shared_ptr<Storage> reserve(std::shared_ptr<Context> context, std::size_t bytes,
                                           MemoryCategory category, std::string_view owner);
-  /// A view of memory that `keep_alive` owns, such as a mapped file; not booked.
+  /// A view of memory that `keep_alive` owns, such as a mapped file; the ledger does not count it.
   static std::shared_ptr<Storage> wrap(std::shared_ptr<Context> context, void* data,
                                        std::size_t bytes, std::shared_ptr<void> keep_alive);
   ~Storage();
@@ -40,7 +45,7 @@ class Storage {
   }
   /// Allocates memory unless present; contents undefined. Does not change the version.
   void materialize();
-  /// Frees the memory. Does not change the version: the caller restores the contents after
+  /// Frees the memory. Does not change the version, because the caller restores the contents after
   /// materialize().
   void release() noexcept;
 
@@ -53,8 +58,9 @@ class Storage {
   [[noreturn]] void throw_released() const;
   std::shared_ptr<Context> context_;
   std::size_t bytes_ = 0;
+  Allocator* allocator_;
   void* data_ = nullptr;
-  MemoryLedger::Entry* entry_ = nullptr;  // null: not booked
+  MemoryLedger::Entry* entry_ = nullptr;  // null: not counted
   std::shared_ptr<void> keep_alive_;
   bool materialized_ = false;
   std::uint64_t version_ = 0;

@@ -22,7 +22,7 @@ SystemMemory of_machine() {
   return out;
 }
 
-// Files of a control group, by version.
+// File names of a control group; see kVersion1 and kVersion2.
 struct Names {
   const char* limit;
   const char* used;
@@ -52,7 +52,7 @@ void apply(SystemMemory& memory, const std::filesystem::path& group, const Names
   memory.available = std::min(memory.available, left);
 }
 
-// Nested groups: the tightest limit applies.
+// Applies the limits of all nested groups; the tightest one counts.
 void apply_all(SystemMemory& memory, const std::filesystem::path& root, std::string_view path,
                const Names& names) {
   std::filesystem::path group = root;

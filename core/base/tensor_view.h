@@ -34,7 +34,7 @@ struct TensorView {
     require(dtype_of<T>() == dtype, "expected dtype {}, got {}", dtype_of<T>(), dtype);
     return static_cast<T*>(data);
   }
-  /// Address of an element, by its offset in memory; null if data is.
+  /// Address of the element at `offset`, in elements; null if `data` is null.
   void* at(std::int64_t offset) const {
     if (data == nullptr) return nullptr;
     return static_cast<std::byte*>(data) + static_cast<std::size_t>(offset) * dtype_size(dtype);

@@ -15,7 +15,7 @@
 namespace tessera {
 namespace {
 
-// Spins before a waiting thread sleeps: bridges the microseconds between two operations of a step.
+// Spins before a waiting thread sleeps. They bridge the microseconds between two operations.
 constexpr int kSpins = 4000;
 
 constexpr std::uint64_t kChunksMask = 0xffffffffU;

@@ -27,8 +27,8 @@ class ThreadPool {
   /// elements. Returns when all are done. The first exception is rethrown.
   template <typename Body>
   void parallel_for(std::int64_t n, std::int64_t grain, Body&& body) {
-    // One compiled copy of the body for any number of threads: differently optimized copies may
-    // reduce in different orders.
+    // One compiled copy of the body for any number of threads, because differently optimized copies
+    // may reduce in different orders.
     using Plain = std::remove_reference_t<Body>;
     run(n, grain, const_cast<void*>(static_cast<const void*>(&body)),
         [](void* f, std::int64_t begin, std::int64_t end) {

@@ -11,7 +11,6 @@ std::int64_t now_ns() {
   return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// As a JSON string.
 std::string quote(std::string_view text) {
   std::string result = "\"";
   for (const char c : text) {
@@ -26,7 +25,7 @@ std::string quote(std::string_view text) {
 Trace::Trace(Context& context) : context_(context) {
   require(context.trace() == nullptr, "a context has one trace at a time");
   if (context.device().type == DeviceType::CUDA) {
-    // Starts both clocks at once: the device is idle.
+    // Start both clocks at once, while the device is idle.
     context.backend().synchronize();
     context.backend().take_marks();
     context.backend().mark();
@@ -61,7 +60,7 @@ std::string Trace::to_json(int process, const std::string& name) {
   std::vector<double> marks;
   if (context_.device().type == DeviceType::CUDA) {
     marks = context_.backend().take_marks();
-    // Later marks would have another time origin.
+    // Stop recording, because later marks would have another time origin.
     context_.set_trace(nullptr);
   }
   const auto place = [&](const Span& span, double value) {

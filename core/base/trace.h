@@ -22,7 +22,7 @@ class Trace {
   Trace& operator=(const Trace&) = delete;
 
   /// The events so far as JSON: an object with "traceEvents". Waits for the device.
-  /// @param process, name  of the process in the trace: the rank
+  /// @param process, name  number and name of the process in the trace, such as the rank
   std::string to_json(int process, const std::string& name);
 
  private:
@@ -57,7 +57,6 @@ class Range {
   std::size_t span_ = 0;
 };
 
-/// A kernel in the context's trace.
 class KernelRange {
  public:
   KernelRange(Context& context, const char* name) : trace_(context.trace()) {

@@ -101,7 +101,8 @@ void check_cache(std::string_view argument, const Tensor& cache, const Tensor& q
           kCached, past, s.time, argument, cache.shape());
 }
 
-// Writes the new keys (index 1) or values (2) to columns [past, past + T).
+// Writes the new keys (index 1 of the packed q, k, v) or values (index 2) to positions
+// [past, past + T) of the cache.
 void append(Context& context, const TensorView& packed, const Heads& s, int index,
             const TensorView& cache, std::int64_t past) {
   const std::int64_t columns = cache.shape[1];

@@ -17,9 +17,9 @@ Tensor causal_attention(const Tensor& qkv, std::int64_t n_head);
 ///
 /// @param qkv      [B, T, 3 * H * D] of the new tokens
 /// @param n_head   H
-/// @param cache_k  [B, P, H, D], dtype of qkv; columns [0, past) are filled
+/// @param cache_k  [B, P, H, D], dtype of qkv; positions [0, past) are filled
 /// @param cache_v  like cache_k
-/// @param past     filled columns; past + T <= P
+/// @param past     number of filled positions; past + T <= P
 /// @return         [B, T, H * D]
 /// @throws Unsupported while recording, if qkv requires a gradient: decode under NoGradGuard
 Tensor cached_attention(const Tensor& qkv, std::int64_t n_head, const Tensor& cache_k,

@@ -6,9 +6,9 @@
 
 namespace tessera::ops {
 
-// Checks shared by operations: throw InvalidArgument naming operation, argument and values.
+// Checks shared by operations. They throw InvalidArgument naming operation, argument and values.
 
-/// f64, f32 or bf16.
+/// The dtype is f64, f32 or bf16.
 void check_computes(std::string_view operation, std::string_view argument, const Tensor& tensor);
 void check_dtype(std::string_view operation, std::string_view argument, const Tensor& tensor,
                  DType expected);
@@ -18,7 +18,7 @@ void check_contiguous(std::string_view operation, std::string_view argument, con
 /// Shape, dtype and contiguity.
 void check_dense(std::string_view operation, std::string_view argument, const Tensor& tensor,
                  DType dtype, const Shape& shape);
-/// @param meaning  of the dims, for the message: "[B, T, C]"
+/// @param meaning  names of the dims, for the message: "[B, T, C]"
 void check_dims(std::string_view operation, std::string_view argument, const Tensor& tensor,
                 int dims, std::string_view meaning);
 /// At least one dim, contiguous, f64, f32 or bf16.

@@ -15,11 +15,11 @@ namespace {
 
 constexpr std::string_view kName = "linear_cross_entropy";
 constexpr std::int64_t kRowsWorthSplitting = 64;
-// Elements that rows are padded to: tensor cores need rows aligned to 128 bytes.
+// Rows of logits are padded to a multiple of this, because tensor cores need 128-byte alignment.
 constexpr std::int64_t kRowStep = 64;
 
-// Logits alive at a time. Each chunk reads and writes the whole gradient of the weight, so a GPU
-// needs large chunks.
+// Maximum bytes of logits at a time. Each chunk reads and writes the whole gradient of the weight,
+// so a GPU needs large chunks.
 std::int64_t most_logits_bytes(Device device) {
   return device.type == DeviceType::CUDA ? std::int64_t{1} << 30 : std::int64_t{64} << 20;
 }
@@ -33,7 +33,7 @@ std::int64_t choose_chunk_rows(std::int64_t rows, std::int64_t row_bytes, Device
   return (rows + chunks - 1) / chunks;
 }
 
-// Checked before any write: an error must not leave the weight's gradient half accumulated.
+// Called before any write, so that an error does not leave the weight's gradient half accumulated.
 void check_targets(const Tensor& targets, std::int64_t vocab) {
   if (targets.device().type != DeviceType::CPU) return;  // other devices check in the kernel
   const std::int32_t* values = targets.data<std::int32_t>();
@@ -63,7 +63,7 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
   check_targets(targets, vocab);
 
   const DType accumulator = kernels::accumulator_dtype(x.dtype());
-  // Tensor cores write the dtype that the next product reads; the CPU keeps the precision.
+  // Tensor cores write the dtype that the next matmul reads; the CPU keeps the precision.
   const DType logits_dtype = context->device().type == DeviceType::CUDA ? x.dtype() : accumulator;
   const std::int64_t row_step = (vocab + kRowStep - 1) / kRowStep * kRowStep;
   const std::int64_t chunk_rows =
@@ -85,7 +85,7 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
   };
   Tensor logits = padded_rows(logits_dtype);
   Tensor losses = workspace({rows}, accumulator);
-  Tensor narrow;  // the logits' gradient in x's dtype, for products
+  Tensor narrow;  // the logits' gradient in x's dtype, for matmul
   if (recorded && x.dtype() != logits_dtype) narrow = padded_rows(x.dtype());
   GradientView grad_weight, leaf_place;
   Tensor staged;  // for a leaf whose buffer is not in the accumulator dtype
@@ -126,7 +126,7 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
   if (recorded) {
     auto backward = [grad_x = std::move(grad_x)](const Tensor& grad_loss,
                                                  autograd::InputGradients& into) {
-      // Does not wait for a value on a GPU.
+      // On a GPU only the default seed is accepted, because reading a value would wait.
       const bool is_one = into.is_default_seed() || grad_loss.device().type == DeviceType::Meta ||
                           (grad_loss.device().type == DeviceType::CPU && grad_loss.item() == 1.0);
       require(is_one,
@@ -137,7 +137,7 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
                                                          : "another");
       if (grad_x.defined()) into.pass(0, grad_x);
     };
-    // Recorded even for a frozen x: the loss is still a root.
+    // Recorded even if x needs no gradient, because the loss is still a root.
     autograd::record(kName, loss, {x}, std::move(backward), true);
   }
   return loss;

@@ -7,9 +7,9 @@ namespace tessera::ops {
 /// Sum of the cross-entropies of a linear classifier, times `scale`: the head and the loss in one.
 ///
 /// Works on chunks of rows, so that the N x V logits never exist at once. With recording on,
-/// forward also computes the gradients of x and weight from each chunk's logits and accumulates
-/// that of weight into its leaf. So the result must be the root of backward (a gradient other than
-/// 1 is an error: use `scale`), and evaluation belongs under NoGradGuard.
+/// forward also computes the gradients of x and weight from each chunk's logits and accumulates the
+/// gradient of weight in its leaf. So the result must be the root of backward (a gradient other
+/// than 1 is an error: use `scale`), and evaluation belongs under NoGradGuard.
 ///
 /// @param x        [N, C], f64, f32 or bf16, contiguous
 /// @param weight   [V, C], dtype of x; a leaf if it requires a gradient
@@ -21,7 +21,7 @@ namespace tessera::ops {
 /// vocabulary gives NaN instead of an error.
 /// @return         [1], f32 (f64 for f64): scale * sum of -log softmax(x W^T)[target], nats
 /// @grad           x, weight
-/// @throws InvalidArgument on a target outside the vocabulary, with its place and value
+/// @throws InvalidArgument on a target outside the vocabulary, with its row and value
 /// Source of the fusion: Hsu et al. 2024 (Liger kernels), arXiv:2410.10989, section 3.2.
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets,
                             double scale, std::int64_t max_chunk_rows = 0);

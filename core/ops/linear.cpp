@@ -14,7 +14,7 @@ struct Widths {
   std::int64_t in, out;
 };
 
-/// Checks a layer's weight and bias. @param prefix  of their names: "fc_"
+/// Checks a layer's weight and bias. @param prefix  prefix of their names: "fc_"
 Widths check_layer(std::string_view operation, std::string_view prefix, const Tensor& weight,
                    const Tensor& bias, DType dtype, bool out_in) {
   const std::string weight_name = fmt::format("{}weight", prefix);
@@ -88,7 +88,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightL
                   layer_product(as_rows(x.view()), weight, bias, as_rows(y.view()), out_in));
 
   if (autograd::needs_grad({&x, &weight, &bias})) {
-    // Each is saved only for the other's gradient.
+    // The gradient of weight needs x, and that of x needs weight.
     SavedTensor saved_x, saved_weight;
     if (weight.requires_grad()) saved_x = SavedTensor(x);
     if (x.requires_grad()) saved_weight = SavedTensor(weight);

@@ -20,7 +20,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
 
 /// y = gelu(x W_fc + b_fc) W_proj + b_proj over the last dim: the MLP of a transformer block, GELU
 /// in its tanh form. Equals linear, gelu, linear; one operation, so that a device can fuse GELU and
-/// its gradient into the adjacent products.
+/// its gradient into the adjacent matmuls.
 ///
 /// @param x            [..., in], f64, f32 or bf16, contiguous
 /// @param fc_weight    [in, hidden] (InOut) or [hidden, in] (OutIn), dtype of x

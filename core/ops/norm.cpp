@@ -42,7 +42,7 @@ Tensor record_sum(Tensor sum, const Tensor& x, const Tensor& residual) {
 enum class Kind { LayerNorm, RmsNorm };
 
 // @param residual  may be undefined
-// @param bias      of a layer norm
+// @param bias      layer norm only
 SumAndNorm norm_of(Kind kind, std::string_view operation, const Tensor& x, const Tensor& residual,
                    const Tensor& weight, const Tensor& bias, double eps) {
   const bool is_layer_norm = kind == Kind::LayerNorm;
@@ -63,28 +63,27 @@ SumAndNorm norm_of(Kind kind, std::string_view operation, const Tensor& x, const
   Tensor y = result(x, owner);
   const auto view = [](const Tensor& t) { return t.defined() ? t.view() : TensorView{}; };
   const auto rows = [](const Tensor& t) { return t.defined() ? as_rows(t.view()) : TensorView{}; };
-  if (is_layer_norm) {
-    kernels::layer_norm_forward(*context, {rows(x), weight.view(), bias.view(), rows(y), view(mean),
-                                           view(rstd), eps, rows(residual), rows(sum)});
-  } else {
-    kernels::rms_norm_forward(
-        *context, {rows(x), weight.view(), rows(y), view(rstd), eps, rows(residual), rows(sum)});
-  }
+  const auto forward = is_layer_norm ? kernels::layer_norm_forward : kernels::rms_norm_forward;
+  forward(*context, {rows(x), weight.view(), view(bias), rows(y), view(mean), view(rstd), eps,
+                     rows(residual), rows(sum)});
   if (!recorded) return {sum, y};
 
   const Tensor input = residual.defined() ? record_sum(sum, x, residual) : x;
   const auto backward = [saved_x = SavedTensor(input), saved_weight = SavedTensor(weight), mean,
                          rstd, owner](const Tensor& grad_y, autograd::InputGradients& into) {
     const TensorView in = as_rows(saved_x.get(owner).view()), grad = as_rows(grad_y.view());
-    const TensorView scale = saved_weight.get(owner).view();
+    kernels::NormBackward args{.x = in,
+                               .weight = saved_weight.get(owner).view(),
+                               .rstd = rstd.view(),
+                               .grad_y = grad,
+                               .grad_x = as_rows(into.target(0)),
+                               .grad_weight = into.weight_target(1)};
     if (mean.defined()) {
-      kernels::layer_norm_backward(
-          *grad_y.context(), {in, scale, mean.view(), rstd.view(), grad, as_rows(into.target(0)),
-                              into.weight_target(1), into.weight_target(2)});
+      args.mean = mean.view();
+      args.grad_bias = into.weight_target(2);
+      kernels::layer_norm_backward(*grad_y.context(), args);
     } else {
-      kernels::rms_norm_backward(
-          *grad_y.context(),
-          {in, scale, rstd.view(), grad, as_rows(into.target(0)), into.weight_target(1)});
+      kernels::rms_norm_backward(*grad_y.context(), args);
     }
   };
   std::vector<Tensor> inputs = {input, weight};

@@ -35,7 +35,7 @@ struct SumAndNorm {
 /// on the CPU, as ops::add followed by layer_norm.
 ///
 /// @param residual  shape and dtype of x, contiguous
-/// @grad            of sum: x, residual; of y: sum, weight, bias. Keeps sum, mean and rstd
+/// @grad            x, residual, weight, bias; keeps sum, mean and rstd
 /// @throws InvalidArgument on a shape, dtype or context that does not fit
 SumAndNorm add_layer_norm(const Tensor& x, const Tensor& residual, const Tensor& weight,
                           const Tensor& bias, double eps);

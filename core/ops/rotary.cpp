@@ -15,8 +15,7 @@ Tensor rotate(std::string_view operation, const Tensor& x, std::int64_t heads,
   const auto& context = common_context(operation, {&x});
   const std::int64_t head_dim = (x.shape().size() == 4 ? x.dim(2) * x.dim(3) : x.dim(2)) / heads;
   const Shape shape{x.dim(0), x.dim(1), heads, head_dim};
-  constexpr std::int64_t kMostPositions = std::int64_t{1}
-                                          << 31;  // f64 angles: exact to a millionth
+  constexpr std::int64_t kMostPositions = std::int64_t{1} << 31;  // f64 angles are exact to 1e-6
   require(head_dim > 0 && head_dim % 2 == 0,
           "{}: head_dim must be even, got shape {} with {} heads", operation, x.shape(), heads);
   require(std::isfinite(base) && base >= 1.0, "{}: base must be 1 or more, got {}", operation,

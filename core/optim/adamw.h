@@ -16,14 +16,14 @@ struct AdamWOptions {
   double weight_decay = 0.1;  ///< on the ranges whose parameters decay
 };
 
-/// A range of a flat segment with or without weight decay, padding included (padding stays zero).
+/// A range of a flat segment with uniform weight decay. Includes padding, which stays zero.
 struct DecayRange {
   std::int64_t begin = 0;  ///< elements within the segment
   std::int64_t end = 0;
   bool decay = false;
 };
 
-/// The fewest ranges that cover elements [first, first + segment) of a layout.
+/// Splits elements [first, first + segment) of a layout into the fewest such ranges.
 std::vector<DecayRange> decay_ranges(const ShardLayout& layout, std::int64_t first,
                                      std::int64_t segment);
 
@@ -31,10 +31,10 @@ std::vector<DecayRange> decay_ranges(const ShardLayout& layout, std::int64_t fir
 /// @param param       [n] f32, or bf16, which is rounded stochastically
 /// @param grad, exp_avg, exp_avg_sq  [n] f32
 /// @param step        from 1
-/// @param factor      [1] f32, multiplies the gradient: the clipping factor. NaN: nothing changes
+/// @param factor      [1] f32, clipping factor of the gradient; NaN: nothing changes
 /// @param copy        [n] bf16 that receives param, rounded; may be undefined
-/// @param place, first_element  of the rounding: number of the unit, and flat number of the
-///   segment's first element in it; the seed is that of the context's rng_step()
+/// @param place, first_element  select the random draws of the rounding: number of the unit, and
+///   position of the segment's first element in the unit. Seed: see the context's rng_step()
 /// @throws InvalidArgument on a shape, dtype or setting that does not fit
 void adamw_step(const AdamWOptions& options, const std::vector<DecayRange>& ranges,
                 const Tensor& param, const Tensor& grad, const Tensor& exp_avg,

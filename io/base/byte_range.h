@@ -22,13 +22,13 @@ class ByteRange {
   const std::string& name() const { return name_; }
   /// Offset of this range in the file; 0 for memory.
   std::int64_t offset() const { return offset_; }
-  /// Reads exactly `bytes` from `offset`, relative to the range.
-  /// @throws CorruptCheckpoint beyond the range; as File::read
+  /// Reads exactly `bytes` from `offset`, which is relative to the range.
+  /// @throws CorruptCheckpoint beyond the end of the range; errors of File::read
   void read(std::int64_t offset, void* data, std::size_t bytes) const;
   std::string read(std::int64_t offset, std::int64_t bytes) const;
 
  private:
-  const File* file_ = nullptr;  // null: memory_
+  const File* file_ = nullptr;  // null: reads memory_
   std::string_view memory_;
   std::int64_t offset_ = 0;
   std::int64_t size_ = 0;

@@ -18,7 +18,7 @@ struct ToF32 {
     const std::uint32_t fraction = f16 & 0x3ffU;
     const std::uint32_t is_small = 0U - static_cast<std::uint32_t>(exponent == 0);
     const std::uint32_t is_special = 0U - static_cast<std::uint32_t>(exponent == 0x1f);
-    // Zero and subnormals: fraction * 2^-24, exact, and normal in binary32.
+    // Zero and subnormals are fraction * 2^-24, which f32 represents exactly.
     const float small = static_cast<float>(static_cast<std::int32_t>(fraction)) * 0x1.0p-24F;
     const std::uint32_t normal = (exponent + 112 + (is_special & 112)) << 23 | fraction << 13;
     const std::uint32_t bits =
@@ -33,7 +33,7 @@ struct ToBF16 {
   [[gnu::always_inline]] static BFloat16 convert(From value) {
     return BFloat16(ToF32::convert(value));
   }
-  // Rounding to nearest twice (binary32, then bf16) is wrong next to ties. The first step therefore
+  // Rounding to nearest twice (to f32, then bf16) is wrong next to ties. The first step therefore
   // rounds to odd: towards zero, with the last bit set if inexact.
   [[gnu::always_inline]] static BFloat16 convert(double value) {
     const auto nearest = static_cast<float>(value);
@@ -58,11 +58,6 @@ template <typename Convert, typename From>
   }
 }
 
-template <typename Convert, typename From>
-void convert_baseline(const char* in, char* out, std::int64_t n) {
-  convert_loop<Convert, From>(in, out, n);
-}
-
 #if defined(__x86_64__)
 template <typename Convert, typename From>
 [[gnu::target("avx2")]] void convert_avx2(const char* in, char* out, std::int64_t n) {
@@ -76,7 +71,7 @@ void convert_from(const char* in, char* out, std::int64_t n) {
   static const bool kHasAvx2 = __builtin_cpu_supports("avx2");
   if (kHasAvx2) return convert_avx2<Convert, From>(in, out, n);
 #endif
-  convert_baseline<Convert, From>(in, out, n);
+  convert_loop<Convert, From>(in, out, n);
 }
 
 template <typename Convert>

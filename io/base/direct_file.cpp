@@ -23,9 +23,9 @@ std::int64_t round_up(std::int64_t value) {
   return round_down(value + static_cast<std::int64_t>(kDirectAlignment) - 1);
 }
 
-/// Whether all of the page-aligned [begin, end) is in the page cache; false if unknown.
+/// Whether the page cache has all of the page-aligned [begin, end); false if unknown.
 bool pages_are_cached(const File& file, std::int64_t begin, std::int64_t end) {
-  // cachestat(2), Linux 6.5: newer than the build's headers.
+  // cachestat(2) is new in Linux 6.5; older system headers do not define its number.
   constexpr long kCachestat = 451;
   struct {
     std::uint64_t offset, bytes;
@@ -47,7 +47,7 @@ AlignedBuffer::AlignedBuffer(std::size_t bytes)
   if (::posix_memalign(&data, large ? kHugePage : kDirectAlignment, size_) != 0)
     throw std::bad_alloc();
   data_.reset(static_cast<char*>(data));
-  // A hint: contiguous physical memory splits a transfer into fewer requests.
+  // With contiguous physical memory, a transfer is split into fewer requests. Only a hint.
   if (large) ::madvise(data_.get(), size_, MADV_HUGEPAGE);
 }
 
@@ -77,7 +77,7 @@ const char* DirectFile::read(std::int64_t offset, std::size_t bytes, const Align
     use_direct_.store(false, std::memory_order_relaxed);
     n = 0;
   }
-  // A buffered read fetches the rest at the end of the file, or reports the error.
+  // A buffered read fetches what a short or failed direct read left, or reports the error.
   char* const data = scratch.data() + (offset - begin);
   const auto got = static_cast<std::size_t>(
       std::clamp<std::int64_t>(n - (offset - begin), 0, static_cast<std::int64_t>(bytes)));
@@ -101,7 +101,7 @@ void DirectFile::write(std::int64_t offset, const char* data, std::size_t bytes)
     }
   }
   if (done == bytes) return;
-  // The unaligned end of the file; after a failed direct write, the rest, which reports the error.
+  // A buffered write handles the unaligned end of the file, and what a failed direct write left.
   const std::int64_t rest = offset + static_cast<std::int64_t>(done);
   file_.write_at(rest, data + done, bytes - done);
   file_.start_writeback(rest, static_cast<std::int64_t>(bytes - done));

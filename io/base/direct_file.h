@@ -29,9 +29,9 @@ class AlignedBuffer {
   std::size_t size_ = 0;
 };
 
-/// A file read or written once, bypassing the page cache (O_DIRECT): faster for large pieces,
-/// evicts no other pages, and keeps the final sync short. Falls back to the page cache where the
-/// file system has no direct I/O, and for cached ranges. Threads may use disjoint ranges
+/// A file read or written once, bypassing the page cache (O_DIRECT): large transfers are faster, no
+/// other pages are evicted, and the final sync is short. Uses the page cache if the file system has
+/// no direct I/O, and for ranges that are already cached. Threads may use disjoint ranges
 /// concurrently.
 class DirectFile {
  public:
@@ -41,15 +41,15 @@ class DirectFile {
   const File& file() const { return file_; }
 
   /// Reads exactly `bytes` from `offset`, at any alignment.
-  /// @param scratch    at least bytes + 2 * kDirectAlignment
-  /// @param preferred  destination used where that saves a copy, of `bytes` bytes; may be null
+  /// @param scratch    buffer of at least bytes + 2 * kDirectAlignment
+  /// @param preferred  destination of `bytes` bytes, used where that saves a copy; may be null
   /// @return the data: at `preferred`, or inside `scratch`
   /// @throws as File::read
   const char* read(std::int64_t offset, std::size_t bytes, const AlignedBuffer& scratch,
                    char* preferred) const;
 
   /// Writes at an offset. Offset and size are multiples of kDirectAlignment, except at the end of
-  /// the file. Writeback of data in the page cache starts at once.
+  /// the file. If data went to the page cache, starts its writeback.
   /// @param data  aligned to kDirectAlignment. @throws as File::write_at
   void write(std::int64_t offset, const char* data, std::size_t bytes);
   /// @throws as File::sync

@@ -18,7 +18,7 @@
 namespace tessera::io {
 namespace {
 
-// Bytes per call; Linux caps a transfer near 2 GiB.
+// Bytes per system call; Linux transfers at most about 2 GiB.
 constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;
 
 [[noreturn]] void fail(const char* action, const fs::path& path, int error) {
@@ -70,7 +70,7 @@ File File::create(const fs::path& path) {
 }
 
 File File::reopen_direct() const {
-  // By the descriptor: the path may name another file by now.
+  // Opens through the descriptor, because the path may name another file by now.
   const int access = ::fcntl(fd_, F_GETFL) & O_ACCMODE;
   const std::string self = fmt::format("/proc/self/fd/{}", fd_);
   return {path_, ::open(self.c_str(), access | O_DIRECT | O_CLOEXEC)};
@@ -110,6 +110,10 @@ void File::read(std::int64_t offset, void* data, std::size_t bytes) const {
     }
     done += static_cast<std::size_t>(n);
   }
+}
+
+void File::prefetch(std::int64_t offset, std::int64_t bytes) const noexcept {
+  if (bytes > 0) ::posix_fadvise(fd_, offset, bytes, POSIX_FADV_WILLNEED);
 }
 
 void File::write_at(std::int64_t offset, const void* data, std::size_t bytes) {
@@ -179,7 +183,7 @@ void sync_directory(const fs::path& path) {
   const int result = ::fsync(fd);
   const int error = errno;
   ::close(fd);
-  // EINVAL: the file system does not sync directories.
+  // EINVAL means that the file system does not sync directories.
   if (result != 0 && error != EINVAL) fail("sync directory", path, error);
 }
 
@@ -208,7 +212,7 @@ bool rename_to_new(const fs::path& from, const fs::path& to) {
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return true;
   if (errno == EEXIST) return false;
   if (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP) {
-    // rename(2) refuses to replace a file or a non-empty directory by a directory.
+    // For a directory `from`, rename(2) fails if `to` is a file or a non-empty directory.
     std::error_code error;
     if (fs::exists(fs::symlink_status(to, error))) return false;
     if (::rename(from.c_str(), to.c_str()) == 0) return true;
@@ -256,7 +260,7 @@ std::int64_t free_bytes(const fs::path& path) {
     place = place.parent_path();
   }
   const fs::space_info space = fs::space(place, error);
-  // File systems in user space may report zero blocks: unknown.
+  // FUSE file systems may report zero blocks, which means unknown.
   return error || space.capacity == 0 ? -1 : static_cast<std::int64_t>(space.available);
 }
 

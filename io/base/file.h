@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 /// Whether a symbolic link in a path's last component is followed or refused.
 enum class Links { Follow, Refuse };
 
-/// Identity and size of a file; detects that a path now names another file.
+/// Identity and size of a file, to detect that a path now names another file.
 struct FileIdentity {
   std::uint64_t device = 0, inode = 0;
   std::int64_t size = 0;
@@ -45,24 +45,27 @@ class File {
 
   const fs::path& path() const { return path_; }
   int descriptor() const { return fd_; }
-  /// Bytes, by a fresh stat.
+  /// Current size in bytes, from fstat.
   std::int64_t size() const;
   FileIdentity identity() const;
 
   /// Reads exactly `bytes` from `offset`.
-  /// @throws IoError on an I/O error, CorruptCheckpoint if the file ends before
+  /// @throws IoError on an I/O error, CorruptCheckpoint if the file ends earlier
   void read(std::int64_t offset, void* data, std::size_t bytes) const;
-  /// Appends to a new file. @throws IoError, with the bytes needed and free if the disk is full
+  /// Asks the operating system to read a range into the page cache. Speeds up reads in random
+  /// order, for which read-ahead does not work.
+  void prefetch(std::int64_t offset, std::int64_t bytes) const noexcept;
+  /// Appends to a new file. @throws IoError; for a full disk, it names the bytes needed and free
   void write(const void* data, std::size_t bytes) {
     write_at(written_, data, bytes);
     written_ += static_cast<std::int64_t>(bytes);
   }
   /// Writes at an offset; threads may write disjoint ranges. @throws IoError
   void write_at(std::int64_t offset, const void* data, std::size_t bytes);
-  /// Starts writing a range to disk, which shortens the final sync. A hint.
+  /// Asks the operating system to start writing a range to disk, which shortens the final sync.
   void start_writeback(std::int64_t offset, std::int64_t bytes) noexcept;
-  /// Syncs data to disk. After a failure the file must be rewritten: the kernel may have dropped
-  /// the pages. @throws IoError
+  /// Syncs data to disk. After a failure the file must be rewritten, because the operating
+  /// system may have dropped the data. @throws IoError
   void sync();
   /// Syncs and closes. @throws IoError
   void finish();
@@ -104,9 +107,9 @@ bool rename_to_new(const fs::path& from, const fs::path& to);
 /// @throws IoError, also if the file system does not support it
 void exchange_paths(const fs::path& a, const fs::path& b);
 
-/// Checks that exchange_paths works in a directory: tries it with two empty directories.
-/// @param target  to be replaced by it
-/// @throws IoError, with advice for --overwrite
+/// Checks that exchange_paths works in `dir` by swapping two empty directories.
+/// @param target  directory that the caller will replace, for the message
+/// @throws IoError, with advice on --overwrite
 void require_exchange(const fs::path& dir, const fs::path& target);
 
 /// Renames a new directory to `target`, or, if `overwrite` is set, swaps it with an existing one;
@@ -122,15 +125,15 @@ std::int64_t free_bytes(const fs::path& path);
 void require_space(const fs::path& path, std::int64_t bytes);
 
 /// Creates a file of `size` bytes, with its space reserved where the file system supports it.
-/// @throws IoError with the bytes needed and free if the disk is full
+/// @throws IoError; for a full disk, it names the bytes needed and free
 File create_sized_file(const fs::path& path, std::int64_t size);
 
 /// Whether a path exists; false if unknown.
 bool is_there(const fs::path& path);
 
-/// Items of a directory, sorted. @throws IoError
+/// Paths of the entries of a directory, sorted. @throws IoError
 std::vector<fs::path> list_directory(const fs::path& dir);
-/// As above, but sets `error` and returns the items read before it.
+/// As above, but sets `error` instead of throwing; returns the entries read before the error.
 std::vector<fs::path> list_directory(const fs::path& dir, std::error_code& error);
 
 /// Whether a text is the name of a file in the same directory: 1 to 255 bytes without '/' and NUL,

@@ -10,7 +10,7 @@ namespace tessera::io {
 
 namespace {
 
-/// Rejects duplicate keys and deep nesting. Json::parse with a callback could do the same, in time
+/// Rejects duplicate keys and deep nesting. Not a callback of Json::parse, because that takes time
 /// quadratic in the number of sibling objects.
 class Checker final : public nlohmann::json_sax<Json> {
  public:

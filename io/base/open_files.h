@@ -10,8 +10,8 @@
 
 namespace tessera::io {
 
-/// Files of a checkpoint, opened on first use, at most 64 at a time: a checkpoint may have more
-/// files than the process's limit. Detects a file replaced between two opens. Thread-safe.
+/// Files of a checkpoint, opened on first use. Keeps at most 64 open, because a checkpoint may have
+/// more files than a process may open. Detects a file replaced between two opens. Thread-safe.
 class OpenFiles {
  public:
   explicit OpenFiles(fs::path dir) : dir_(std::move(dir)) {}
@@ -21,7 +21,7 @@ class OpenFiles {
     const std::lock_guard lock(mutex_);
     const auto found = files_.find(name);
     if (found != files_.end()) return found->second;
-    if (files_.size() >= kMaxOpen) files_.clear();  // readers keep theirs alive
+    if (files_.size() >= kMaxOpen) files_.clear();  // files in use stay open
     return files_[name] = std::make_shared<const File>(open_checked(name));
   }
   /// Opens the file anew, outside the cache. @throws as get

@@ -30,7 +30,7 @@ void parallel_for_each(std::size_t n, int threads, const std::function<void(std:
   try {
     while (others.size() + 1 < wanted) others.emplace_back(work);
   } catch (const std::system_error&) {
-    // Out of threads: the existing ones do all the work.
+    // No more threads can be started; the existing ones do all the work.
   }
   work();
   others.clear();  // joins

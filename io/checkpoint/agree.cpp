@@ -10,9 +10,9 @@ namespace {
 constexpr std::string_view kOk = "ok\n";
 constexpr std::string_view kError = "error\n";
 constexpr std::string_view kDamaged = "damaged\n";
-// The coordinator bounds the size of a message.
+// Limits the error text of a rank, because the coordinator limits the size of a message.
 constexpr std::size_t kMaxErrorBytes = 2048;
-// Failures listed in the error text; further ones are counted.
+// Maximum number of failures in the error text, which then says how many more there are.
 constexpr int kToldFailures = 4;
 
 }  // namespace

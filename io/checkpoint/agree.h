@@ -9,7 +9,7 @@
 
 namespace tessera::io {
 
-/// Thrown by agree() if a rank's share threw a CorruptCheckpoint.
+/// Thrown by agree() on all ranks if the work of any rank threw a CorruptCheckpoint.
 class FoundDamage : public IoError {
  public:
   explicit FoundDamage(const std::string& text) : IoError("{}", text) {}
@@ -20,8 +20,8 @@ struct Failure {
   std::string failed, then;
 };
 
-/// Runs this rank's share of a phase and exchanges the outcomes. If a share throws, all ranks
-/// throw, so that none waits for a failed peer.
+/// Runs this rank's share of the work of a phase and exchanges the outcomes. If the share of any
+/// rank throws, all ranks throw, so that none waits for a failed peer.
 /// @param phase  the same on all ranks, see SaveCoordinator
 /// @return the results of all ranks' shares
 /// @throws IoError, the same on all ranks, if any share threw; FoundDamage if any threw a

@@ -41,14 +41,14 @@ class SharedCopies {
  public:
   explicit SharedCopies(std::vector<Copy> copies) : copies_(std::move(copies)) {}
 
-  /// Copies until every copy has been started. Thread-safe.
+  /// Makes copies until none is left to start. Several threads may call it at once.
   void work() {
     for (std::size_t i = next_++; i < copies_.size(); i = next_++) {
       std::memcpy(copies_[i].to, copies_[i].from, copies_[i].bytes);
       done_.fetch_add(1, std::memory_order_release);
     }
   }
-  /// Copies, and returns once all copies are complete.
+  /// Makes copies like work(), then waits until those of other threads are complete too.
   void finish() {
     work();
     while (done_.load(std::memory_order_acquire) < copies_.size()) std::this_thread::yield();
@@ -78,7 +78,7 @@ class Staging {
     }
     context_->ledger().book(entry_, static_cast<std::int64_t>(bytes_));
     if (context_->device().type == DeviceType::CUDA) return;
-    // Page faults happen here, not in the first copy.
+    // Touches each page, so that page faults do not slow down the first copy.
     context_->threads().parallel_for(static_cast<std::int64_t>((bytes_ + kPage - 1) / kPage), 256,
                                      [this](std::int64_t begin, std::int64_t end) {
                                        for (std::int64_t page = begin; page < end; ++page) {
@@ -96,7 +96,7 @@ class Staging {
 
   std::size_t bytes() const { return bytes_; }
 
-  /// Points the request at staging. Copies GPU parts; returns the copies of host parts to make.
+  /// Points the request's parts into the buffer. Copies GPU parts; returns the host copies to make.
   std::vector<Copy> take(SaveRequest& request) {
     const bool on_device = context_->device().type == DeviceType::CUDA;
     std::vector<Copy> copies;
@@ -128,7 +128,7 @@ class Staging {
 
 }  // namespace
 
-// Owned jointly with the writer thread, which may outlive the saver.
+// Shared with the writer thread, which may outlive the saver.
 struct AsyncSaver::State {
   State(std::shared_ptr<Context> context, std::size_t bytes) : staging(std::move(context), bytes) {}
 
@@ -138,11 +138,11 @@ struct AsyncSaver::State {
   // Guarded by mutex:
   SaveRequest request;
   std::shared_ptr<SharedCopies> copies = std::make_shared<SharedCopies>(std::vector<Copy>());
-  Write write;  // set: a save is in flight
+  Write write;  // not null while a save is in flight
   Clock::time_point started;
   std::optional<FinishedSave> finished;
   bool quit = false;
-  std::thread writer;  // used by the saver only
+  std::thread writer;  // used by AsyncSaver only
 
   std::shared_ptr<SharedCopies> shared_copies() {
     const std::lock_guard lock(mutex);
@@ -187,7 +187,7 @@ AsyncSaver::AsyncSaver(std::shared_ptr<Context> context, std::size_t bytes,
     : context_(std::move(context)),
       state_(std::make_shared<State>(context_, bytes)),
       patience_(patience) {
-  // The writer inherits a mask that blocks all signals except its own faults (SIGSEGV, ...).
+  // The writer inherits a mask that blocks all signals except those that it causes (SIGSEGV, ...).
   sigset_t signals, before;
   sigfillset(&signals);
   for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigdelset(&signals, own);
@@ -203,7 +203,7 @@ AsyncSaver::AsyncSaver(std::shared_ptr<Context> context, std::size_t bytes,
 }
 
 AsyncSaver::~AsyncSaver() {
-  state_->shared_copies()->finish();  // their sources may be freed after this
+  state_->shared_copies()->finish();  // the caller may then free the source memory
   const bool idle = wait_until(Clock::now() + patience_);
   {
     const std::lock_guard lock(state_->mutex);

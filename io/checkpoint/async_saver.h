@@ -12,20 +12,19 @@
 
 namespace tessera::io {
 
-/// Outcome of a background save.
 struct FinishedSave {
   std::int64_t step = 0;
   SaveReport report;         ///< valid if error is null
   std::exception_ptr error;  ///< thrown by the writer
-  double stall_seconds = 0;  ///< spent in start() and wait_copied()
+  double stall_seconds = 0;  ///< time spent in start() and wait_copied()
   double seconds = 0;        ///< from start() to the end of the write
 };
 
 /// Saves in the background: copies the parts to a staging buffer in host memory, from which a
 /// writer thread writes the checkpoint. One save is in flight at a time.
 ///
-/// The staging buffer is allocated once and reused; for a GPU context it is memory of the backend's
-/// host_allocator(). The context's ledger counts it as Staging.
+/// The staging buffer is allocated once and reused; for a GPU context it comes from the backend's
+/// host_allocator(). The context's memory ledger lists it under Staging.
 ///
 /// Call from the context's thread only. The writer thread receives no signals.
 class AsyncSaver {
@@ -38,22 +37,22 @@ class AsyncSaver {
   /// @throws OutOfMemory with the ledger
   AsyncSaver(std::shared_ptr<Context> context, std::size_t bytes,
              std::chrono::milliseconds patience);
-  /// Finishes pending copies and waits for a save in flight, at most `patience`. Then detaches the
-  /// writer, so that one hung in a system call does not keep the process from exiting.
+  /// Finishes pending copies and waits up to `patience` for a save in flight. If the save goes on,
+  /// detaches its thread, so that a hung system call does not keep the process from exiting.
   ~AsyncSaver();
   AsyncSaver(const AsyncSaver&) = delete;
   AsyncSaver& operator=(const AsyncSaver&) = delete;
 
-  /// Writes a request whose parts are in staging: save_checkpoint() with its preparation and
-  /// cleanup. Runs on the writer thread, possibly after this object is destroyed; must own its
-  /// captures.
+  /// Writes a checkpoint from parts in the staging buffer: calls save_checkpoint(), and may do
+  /// work before and after. Runs on the writer thread, possibly after this object is destroyed, so
+  /// it must own its captures.
   using Write = std::function<SaveReport(const SaveRequest& staged)>;
 
   /// Starts a save of parts in the memory of the context's device. Host parts are copied in the
   /// background and must stay unchanged until wait_copied() or the destructor returns; GPU parts
   /// are copied before this returns.
-  /// @throws InternalError if a save is in flight, or its outcome was not taken; InvalidArgument if
-  ///         the staging is too small; errors of the device
+  /// @throws InternalError if a save is in flight, or the last outcome was not taken;
+  ///         InvalidArgument if the staging buffer is too small; errors of the device
   void start(SaveRequest request, Write write);
 
   /// Helps to copy the parts of the save in flight, if any, and returns once all are copied.
@@ -66,7 +65,6 @@ class AsyncSaver {
   /// Returns the outcome of the last save once; empty while it is in flight.
   std::optional<FinishedSave> take();
 
-  /// Sets the longest wait of the destructor.
   void set_patience(std::chrono::milliseconds patience) { patience_ = patience; }
 
  private:

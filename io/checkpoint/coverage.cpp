@@ -1,5 +1,3 @@
-// Checks that the chunks of a tensor cover it exactly once; checksum of a whole tensor.
-
 #include <algorithm>
 #include <tuple>
 
@@ -11,7 +9,7 @@
 namespace tessera::io {
 namespace {
 
-// No training layout has more.
+// Maximum number of boxes of a tensor; no training layout has more.
 constexpr std::size_t kMaxBoxes = 4096;
 
 CorruptTensor covered_wrongly(const std::string& where, std::int64_t begin, std::int64_t end,
@@ -20,9 +18,7 @@ CorruptTensor covered_wrongly(const std::string& where, std::int64_t begin, std:
 }
 
 Box whole(const Shape& shape) {
-  Shape offsets = shape;
-  for (int i = 0; i < offsets.size(); ++i) offsets[i] = 0;
-  return {offsets, shape};
+  return {Shape(std::vector<std::int64_t>(static_cast<std::size_t>(shape.size()))), shape};
 }
 
 }  // namespace
@@ -47,6 +43,10 @@ void check_coverage(TensorRecord& tensor, const std::string& where) {
   std::vector<const Box*> boxes;
   for (std::size_t i = 0; i < tensor.chunks.size();) {
     const Box& box = box_of(tensor.chunks[i]);
+    require<CorruptCheckpoint>(
+        is_inside(box, tensor.shape),
+        "{}: {} holds the box at {} of shape {}, which is outside the shape {} of the tensor",
+        where, tensor.chunks[i].file, box.offsets, box.shape, tensor.shape);
     const std::string in = tensor.chunks[i].box ? fmt::format("{}, box at {} of shape {}", where,
                                                               box.offsets, box.shape)
                                                 : where;

@@ -18,7 +18,7 @@ namespace tessera::io {
 namespace {
 
 constexpr std::int64_t kPieceElements = std::int64_t{1} << 17;  // 1 MiB of the widest dtype
-constexpr std::int64_t kBlock = 256;  // elements widened at once, on the stack
+constexpr std::int64_t kBlock = 256;  // elements converted to double at once, on the stack
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 template <typename T>
@@ -59,7 +59,7 @@ void widen(DType dtype, const char* data, std::int64_t n, double* out) {
   }
 }
 
-/// A tensor that both checkpoints have, in one shape.
+/// A tensor that both checkpoints have, with the same shape.
 struct Pair {
   Section section;
   std::string name;
@@ -96,7 +96,7 @@ void compare_values(const Piece& piece, const char* a, const char* b, const Diff
   const auto width_a = static_cast<std::int64_t>(dtype_size(result.dtype_a));
   const auto width_b = static_cast<std::int64_t>(dtype_size(result.dtype_b));
   const bool same_dtype = result.dtype_a == result.dtype_b;
-  // Bitwise: distinguishes +0 from -0, and NaN payloads.
+  // Compares bits, which distinguishes +0 from -0 and NaN payloads.
   const bool exact = same_dtype && options.absolute == 0 && options.relative == 0;
   const auto same_bits = [&](std::int64_t i, std::int64_t n) {
     return same_dtype && std::memcmp(a + i * width_a, b + i * width_b,
@@ -113,7 +113,7 @@ void compare_values(const Piece& piece, const char* a, const char* b, const Diff
       const bool same = x == y || (std::isnan(x) && std::isnan(y));
       if (same && (!exact || same_bits(begin + i, 1))) continue;
       const double absolute = same ? 0 : std::abs(x - y);
-      // NaN and infinity are never close.
+      // A difference of NaN or infinity exceeds every tolerance.
       const bool close =
           std::isfinite(absolute) &&
           absolute <= options.absolute + options.relative * std::max(std::abs(x), std::abs(y));
@@ -123,7 +123,7 @@ void compare_values(const Piece& piece, const char* a, const char* b, const Diff
   }
 }
 
-// The result does not depend on the order of the pieces.
+// Merges so that the result does not depend on the order of the pieces.
 void merge(const TensorDifference& part, TensorDifference& whole) {
   if (part.count == 0) return;
   const bool none = whole.count == 0;
@@ -154,17 +154,12 @@ class Comparison {
       const bool differs = pair.difference.kind == TensorDifference::Kind::Dtype;
       if (differs || pair.difference.count > 0) report_.differences.push_back(pair.difference);
     }
-    std::stable_sort(report_.differences.begin(), report_.differences.end(),
-                     [](const TensorDifference& x, const TensorDifference& y) {
-                       return rank(x.name) != rank(y.name) ? rank(x.name) < rank(y.name)
-                                                           : x.name < y.name;
-                     });
+    // Sorts by section too, because "model/..." precedes "optimizer/...".
+    std::ranges::stable_sort(report_.differences, {}, &TensorDifference::name);
     return std::move(report_);
   }
 
  private:
-  static int rank(const std::string& name) { return name.starts_with("model/") ? 0 : 1; }
-
   void compare_settings() {
     const Json a = Json::parse(a_.index().model_config), b = Json::parse(b_.index().model_config);
     const auto text = [](const Json& json, const std::string& key) {

@@ -15,11 +15,6 @@ namespace {
 
 constexpr std::string_view kPrefix = "step-";
 
-// A run that resumes has the machine to itself.
-int verifying_threads() {
-  return static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 2U, 16U));
-}
-
 }  // namespace
 
 CheckpointReader open_patiently(const fs::path& path) {
@@ -56,22 +51,19 @@ std::vector<StepItem> list_steps(const fs::path& run_or_checkpoints_dir) {
     item.ending.assign(stop, end);
     items.push_back(std::move(item));
   }
-  std::stable_sort(items.begin(), items.end(),
-                   [](const StepItem& a, const StepItem& b) { return a.step < b.step; });
+  std::ranges::stable_sort(items, {}, &StepItem::step);
   return items;
 }
 
-std::vector<CheckpointEntry> find_checkpoints(const fs::path& run_or_checkpoints_dir) {
-  std::vector<CheckpointEntry> entries;
-  for (const StepItem& item : list_steps(run_or_checkpoints_dir)) {
+std::vector<StepItem> find_checkpoints(const fs::path& run_or_checkpoints_dir) {
+  std::vector<StepItem> items = list_steps(run_or_checkpoints_dir);
+  std::erase_if(items, [](const StepItem& item) {
     std::error_code absent;
-    // An unreadable checkpoint counts; opening it reports the error.
-    if (item.ending.empty() &&
-        fs::status(item.path / "index.json", absent).type() != fs::file_type::not_found) {
-      entries.push_back({item.step, item.path});
-    }
-  }
-  return entries;
+    // Keeps a checkpoint that cannot be examined, because opening it reports the error.
+    return !item.ending.empty() ||
+           fs::status(item.path / "index.json", absent).type() == fs::file_type::not_found;
+  });
+  return items;
 }
 
 NewestCheckpoint newest_valid(const fs::path& run_or_checkpoints_dir,
@@ -83,7 +75,10 @@ NewestCheckpoint newest_valid(const fs::path& run_or_checkpoints_dir,
     try {
       auto reader = open_patiently(entry->path);
       if (options.verify_data) {
-        const VerifyReport report = verify_checkpoint(reader, {.threads = verifying_threads()});
+        // Uses many threads, because a run that resumes has the machine to itself.
+        const auto threads = std::clamp(std::thread::hardware_concurrency(), 2U, 16U);
+        const VerifyReport report =
+            verify_checkpoint(reader, {.threads = static_cast<int>(threads)});
         require<CorruptCheckpoint>(report.problems.empty(), "{}",
                                    report.problems.empty() ? "" : report.problems[0].str());
       }
@@ -108,10 +103,9 @@ fs::path locate_checkpoint(const fs::path& path, std::optional<std::int64_t> ste
           "checkpoint, a run, or a directory of checkpoints",
           path.string());
   if (!step) return entries.back().path;
-  const auto entry = std::find_if(entries.begin(), entries.end(),
-                                  [&](const CheckpointEntry& e) { return e.step == *step; });
+  const auto entry = std::ranges::find(entries, *step, &StepItem::step);
   std::vector<std::int64_t> steps;
-  for (const CheckpointEntry& e : entries) steps.push_back(e.step);
+  for (const StepItem& each : entries) steps.push_back(each.step);
   require(entry != entries.end(), "{} has no checkpoint of step {}; it has {}", path.string(),
           *step, fmt::join(steps, ", "));
   return entry->path;

@@ -15,11 +15,11 @@
 namespace tessera::io {
 namespace {
 
-// First bytes of an index with a checksum. The checksum covers the whole file, with kNoDigits in
-// place of its own digits.
+// First bytes of an index with a checksum. The checksum is over the whole file, with kNoDigits in
+// place of the digits of the checksum.
 constexpr std::string_view kChecksumStart = "{\n \"checksum\": \"crc64:";
 constexpr std::string_view kNoDigits = "0000000000000000";
-// All fields of an index without a checksum (early versions).
+// All fields of an index of an early version, which has no checksum.
 constexpr std::array<std::string_view, 10> kUncheckedFields = {
     "created",  "files", "format",  "model",   "run_id",
     "sections", "step",  "tessera", "version", "world_size"};
@@ -39,7 +39,7 @@ void check_version(const JsonReader& root, const std::string& source) {
   if (version > kCheckpointVersion) throw NewerFormat(source, version, kCheckpointVersion);
 }
 
-// Hint for a wrong checksum: a newer format may use another kind of checksum.
+// A hint for the message on a wrong checksum, because a newer format may use another checksum.
 std::string newer_version(std::string_view text, const std::string& source) {
   try {
     const Json json = parse_json(text, source);
@@ -52,7 +52,8 @@ std::string newer_version(std::string_view text, const std::string& source) {
   return {};
 }
 
-// Verifies the checksum before parsing, so that damage is reported as damage. False: no checksum.
+// Verifies the checksum. Runs before parsing, so that damage is not reported as a syntax error.
+// @return false if the text has no checksum
 bool check_text(std::string_view text, const std::string& source) {
   if (!text.starts_with(kChecksumStart)) return false;
   std::uint64_t stored = 0;
@@ -70,34 +71,11 @@ Json shape_to_json(const Shape& shape) {
   return std::vector<std::int64_t>(shape.begin(), shape.end());
 }
 
-Json tensors_to_json(const TensorMap& tensors) {
-  Json json = Json::object();
-  for (const auto& [name, tensor] : tensors) {
-    Json chunks = Json::array();
-    for (const Chunk& chunk : tensor.chunks) {
-      Json entry{{"file", chunk.file},
-                 {"bytes", {chunk.byte_begin, chunk.byte_end}},
-                 {"elements", {chunk.begin, chunk.end}},
-                 {"checksum", format_checksum(chunk.crc64)}};
-      if (chunk.box) {
-        entry["box"] = {{"offsets", shape_to_json(chunk.box->offsets)},
-                        {"shape", shape_to_json(chunk.box->shape)}};
-      }
-      chunks.push_back(std::move(entry));
-    }
-    json[name] = {{"dtype", safetensors_dtype_name(tensor.dtype)},
-                  {"shape", shape_to_json(tensor.shape)},
-                  {"chunks", std::move(chunks)}};
-  }
-  return json;
-}
-
 const std::string& parse_file_name(const JsonReader& json) {
   const std::string& name = json.string();
   require<CorruptCheckpoint>(
       is_plain_name(name),
-      "{}: {} is not a plain file name; the files of a checkpoint must be in "
-      "its own directory",
+      "{}: {} is not a plain file name; the files of a checkpoint must be in its own directory",
       json.where(), json.value().dump());
   return name;
 }
@@ -109,13 +87,6 @@ std::uint64_t parse_crc(const JsonReader& json) {
       "{}: expected a checksum like \"crc64:995dc9bbdf1939fa\", found \"{}\"", json.where(),
       json.string());
   return crc;
-}
-
-std::pair<std::int64_t, std::int64_t> parse_range(const JsonReader& json) {
-  require<CorruptCheckpoint>(json.array_size() == 2, "{}: expected [begin, end], found {} values",
-                             json.where(), json.array_size());
-  const std::int64_t begin = json.at(0).integer();
-  return {begin, json.at(1).integer(begin)};
 }
 
 Chunk parse_chunk(const JsonReader& json, const CheckpointIndex& index, std::int64_t width) {
@@ -156,8 +127,7 @@ TensorRecord parse_tensor(const JsonReader& json, const CheckpointIndex& index) 
   tensor.shape = parse_shape(json.at("shape"));
   const JsonReader chunks = json.at("chunks");
   for (std::size_t i = 0; i < chunks.array_size(); ++i) {
-    tensor.chunks.push_back(
-        parse_chunk(chunks.at(i), index, static_cast<std::int64_t>(dtype_size(tensor.dtype))));
+    tensor.chunks.push_back(parse_chunk(chunks.at(i), index, tensor.width()));
   }
   check_coverage(tensor, json.where());
   return tensor;
@@ -185,7 +155,7 @@ TensorMap parse_tensors(const JsonReader& json, const CheckpointIndex& index, Se
   return tensors;
 }
 
-// Moments must have the names and shapes of `others`.
+// Checks that moments have the same names and shapes as `others`.
 void check_moments(const TensorMap& moments, Section section, const TensorMap& others,
                    std::string_view kind, const std::string& source) {
   for (const auto& [name, tensor] : moments) {
@@ -222,27 +192,14 @@ bool is_time(std::string_view text) {
 }  // namespace
 
 std::string_view section_name(Section section) {
-  switch (section) {
-    case Section::Model:
-      return "model";
-    case Section::ExpAvg:
-      return "optimizer/exp_avg";
-    case Section::ExpAvgSq:
-      return "optimizer/exp_avg_sq";
-  }
-  return "unknown";
+  constexpr std::string_view kNames[] = {"model", "optimizer/exp_avg", "optimizer/exp_avg_sq"};
+  return kNames[static_cast<std::size_t>(section)];
 }
 
 const TensorMap* CheckpointIndex::tensors(Section section) const {
-  switch (section) {
-    case Section::Model:
-      return model ? &*model : nullptr;
-    case Section::ExpAvg:
-      return optimizer ? &optimizer->exp_avg : nullptr;
-    case Section::ExpAvgSq:
-      return optimizer ? &optimizer->exp_avg_sq : nullptr;
-  }
-  return nullptr;
+  if (section == Section::Model) return model ? &*model : nullptr;
+  if (!optimizer) return nullptr;
+  return section == Section::ExpAvg ? &optimizer->exp_avg : &optimizer->exp_avg_sq;
 }
 
 TensorMap* CheckpointIndex::tensors(Section section) {
@@ -263,6 +220,43 @@ bool is_run_id(std::string_view text) {
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '.' ||
            c == '_' || c == '-';
   });
+}
+
+Json tensors_to_json(const TensorMap& tensors) {
+  Json json = Json::object();
+  for (const auto& [name, tensor] : tensors) {
+    Json chunks = Json::array();
+    for (const Chunk& chunk : tensor.chunks) {
+      Json entry{{"file", chunk.file},
+                 {"bytes", {chunk.byte_begin, chunk.byte_end}},
+                 {"elements", {chunk.begin, chunk.end}},
+                 {"checksum", format_checksum(chunk.crc64)}};
+      if (chunk.box) {
+        entry["box"] = {{"offsets", shape_to_json(chunk.box->offsets)},
+                        {"shape", shape_to_json(chunk.box->shape)}};
+      }
+      chunks.push_back(std::move(entry));
+    }
+    json[name] = {{"dtype", safetensors_dtype_name(tensor.dtype)},
+                  {"shape", shape_to_json(tensor.shape)},
+                  {"chunks", std::move(chunks)}};
+  }
+  return json;
+}
+
+void add_chunks(TensorRecord& tensor, const std::string& file, std::int64_t offset,
+                std::int64_t begin, std::int64_t end, std::int64_t chunk_elements,
+                const std::vector<std::uint64_t>& crcs) {
+  for (const std::uint64_t crc : crcs) {
+    Chunk& chunk = tensor.chunks.emplace_back();
+    chunk.file = file;
+    chunk.begin = begin;
+    chunk.end = begin = std::min(begin + chunk_elements, end);
+    chunk.byte_begin = offset;
+    offset += (chunk.end - chunk.begin) * tensor.width();
+    chunk.byte_end = offset;
+    chunk.crc64 = crc;
+  }
 }
 
 CheckpointIndex parse_index(std::string_view text, const std::string& source) {
@@ -343,7 +337,7 @@ std::string format_index(const CheckpointIndex& index) {
                            {"size", index.trainer->size},
                            {"checksum", format_checksum(index.trainer->crc64)}};
   }
-  // The JSON library sorts keys: the checksum comes first.
+  // The checksum comes first, because the JSON library sorts keys.
   const Json json{{"checksum", fmt::format("crc64:{}", kNoDigits)},
                   {"format", kCheckpointFormat},
                   {"version", kCheckpointVersion},

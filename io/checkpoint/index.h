@@ -11,6 +11,7 @@
 #include "core/base/dtype.h"
 #include "core/base/error.h"
 #include "core/base/shape.h"
+#include "io/base/json.h"
 #include "io/pump/chunk.h"
 
 namespace tessera::io {
@@ -20,10 +21,10 @@ inline constexpr int kCheckpointVersion = 1;
 inline constexpr int kMaxWorldSize = 99'999;  // names of shards have five digits
 inline constexpr std::int64_t kMaxIndexBytes = std::int64_t{256} << 20;
 
-/// Role of a tensor in a training run. The optimizer section of a checkpoint holds both moments.
+/// Role of a tensor: a weight, or one of the two Adam moments, which share the optimizer section.
 enum class Section { Model, ExpAvg, ExpAvgSq };
 inline constexpr Section kSections[] = {Section::Model, Section::ExpAvg, Section::ExpAvgSq};
-/// "model", "optimizer/exp_avg", "optimizer/exp_avg_sq"; the prefix of tensor names in shards.
+/// "model", "optimizer/exp_avg" or "optimizer/exp_avg_sq"; the prefix of tensor names in shards.
 std::string_view section_name(Section section);
 
 using TensorMap = std::map<std::string, TensorRecord>;
@@ -33,7 +34,7 @@ struct OptimizerSection {
   TensorMap exp_avg, exp_avg_sq;
 };
 
-/// Bytes of a shard before its tensor data.
+/// The header of a shard: all bytes before its tensor data.
 struct ShardHeader {
   std::int64_t size = 0;  ///< bytes
   std::uint64_t crc64 = 0;
@@ -51,7 +52,7 @@ struct CheckpointIndex {
   int world_size = 1;
   std::string run_id;
   std::string created;              ///< UTC, "2026-01-31T12:00:00Z"
-  std::string tessera_version;      ///< of the writer
+  std::string tessera_version;      ///< version of the program that wrote it
   std::string model_config = "{}";  ///< JSON of the "model" section of the run's configuration
   std::map<std::string, std::int64_t> files;   ///< shards and their sizes in bytes
   std::map<std::string, ShardHeader> headers;  ///< by shard; older indexes lack some
@@ -64,11 +65,11 @@ struct CheckpointIndex {
   TensorMap* tensors(Section section);
 };
 
-/// Inconsistent index entry of one tensor.
+/// Thrown for an inconsistent index entry of one tensor.
 class CorruptTensor : public CorruptCheckpoint {
  public:
-  /// @param begin, end  elements in no chunk or in two, relative to the box named in `what`, if
-  ///                    any; equal for other errors
+  /// @param begin, end  elements that are in no chunk or in two, relative to the box if `what`
+  ///                    names one; equal for other errors
   CorruptTensor(std::string tensor, std::int64_t begin, std::int64_t end, const std::string& what)
       : CorruptCheckpoint("{}", what), tensor_(std::move(tensor)), begin_(begin), end_(end) {}
   /// "model/wte.weight"
@@ -81,7 +82,7 @@ class CorruptTensor : public CorruptCheckpoint {
   std::int64_t begin_, end_;
 };
 
-/// An intact file in a format that only a newer tessera reads. Callers must not silently skip it.
+/// Thrown for an intact file in a newer format. Callers must not silently skip it.
 class NewerFormat : public CorruptCheckpoint {
  public:
   NewerFormat(const std::string& file, std::int64_t version, std::int64_t known)
@@ -103,13 +104,22 @@ bool is_run_id(std::string_view text);
 ///         an error in one tensor; NewerFormat if the checksum is right
 CheckpointIndex parse_index(std::string_view text, const std::string& source);
 
-/// Text of index.json, with its checksum; parse_index() inverts it.
+/// Text of index.json, including its checksum. Inverse of parse_index().
 std::string format_index(const CheckpointIndex& index);
 
 /// Sorts chunks by box, then by first element, and checks that they cover the tensor exactly once.
 /// @param where  named in errors
 /// @throws CorruptCheckpoint on a gap, an overlap, or a chunk outside its box or the tensor
 void check_coverage(TensorRecord& tensor, const std::string& where);
+
+Json tensors_to_json(const TensorMap& tensors);
+
+/// Appends chunks for elements [begin, end), which are stored in a file from byte `offset`.
+/// @param chunk_elements  elements of each chunk but the last
+/// @param crcs            checksum of each chunk
+void add_chunks(TensorRecord& tensor, const std::string& file, std::int64_t offset,
+                std::int64_t begin, std::int64_t end, std::int64_t chunk_elements,
+                const std::vector<std::uint64_t>& crcs);
 
 /// CRC-64 of the tensor's bytes in row-major order, from the checksums of its chunks; empty if a
 /// chunk has a box other than the whole tensor.

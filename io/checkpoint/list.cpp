@@ -11,12 +11,12 @@
 namespace tessera::io {
 namespace {
 
-// Whether tessera creates directories with this ending. Others are the user's.
+// Whether tessera creates directories with this ending. Others belong to the user.
 bool is_ours(const std::string& ending) {
   return ending.empty() || ending.ends_with(".tmp") || ending.starts_with(".unusable");
 }
 
-// Sets the total size of the files and the latest change of a file or the directory.
+// Sets the total size of the files, and the time of the latest change of a file or the directory.
 void measure(ListedCheckpoint& entry) {
   const auto look = [&](const fs::path& path) {
     struct stat status {};
@@ -80,21 +80,9 @@ ListedCheckpoint examine(const StepItem& item, const Check& check) {
 }  // namespace
 
 std::string_view state_name(CheckpointState state) {
-  switch (state) {
-    case CheckpointState::Committed:
-      return "committed";
-    case CheckpointState::Broken:
-      return "broken";
-    case CheckpointState::Newer:
-      return "newer format";
-    case CheckpointState::Attempt:
-      return "attempt";
-    case CheckpointState::Removing:
-      return "removing";
-    case CheckpointState::SetAside:
-      return "set aside";
-  }
-  return "unknown";
+  constexpr std::string_view kNames[] = {"committed", "broken",   "newer format",
+                                         "attempt",   "removing", "set aside"};
+  return kNames[static_cast<std::size_t>(state)];
 }
 
 std::vector<ListedCheckpoint> list_checkpoints(const fs::path& run_or_checkpoints_dir,

@@ -17,8 +17,8 @@ enum class CheckpointState : std::uint8_t {
   Committed,  ///< valid index, all files in full size
   Broken,     ///< committed, but no longer readable
   Newer,      ///< committed, in a format that only a newer tessera reads
-  Attempt,    ///< a save, unfinished or in progress
-  Removing,   ///< a removal, unfinished or in progress
+  Attempt,    ///< a save that is in progress or was interrupted
+  Removing,   ///< a removal that is in progress or was interrupted
   SetAside,   ///< broken, and renamed by a run that resumed from an earlier checkpoint
 };
 /// "committed", "broken", "newer format", "attempt", "removing", "set aside"
@@ -29,17 +29,17 @@ struct ListedCheckpoint {
   std::int64_t step = 0;  ///< from the directory's name
   CheckpointState state = CheckpointState::Committed;
   std::string problem;  ///< why it is not usable; empty if committed
-  /// Without tensors; empty if unreadable.
+  /// The index without its tensors; empty if unreadable.
   std::optional<CheckpointIndex> index;
   std::vector<std::string> sections;  ///< "model", "optimizer", "trainer"
-  std::int64_t bytes = 0;             ///< of the existing files
-  /// Unix time of the save, or of the last write if not committed; empty if unknown.
+  std::int64_t bytes = 0;             ///< total size of the existing files
+  /// Unix time of the save or, if not readable, of the last write; empty if unknown.
   std::optional<std::int64_t> time;
 };
 
-/// Lists checkpoints, attempts and leftovers in a run or a directory of checkpoints, by step, then
-/// by name. Reads indexes, but no data.
-/// @param check  additional check of a readable checkpoint: throws CorruptCheckpoint if it is
+/// Lists the checkpoints of a run or a directory of checkpoints in every CheckpointState, sorted by
+/// step, then by name. Reads indexes, but no data.
+/// @param check  additional check of a readable checkpoint; throws CorruptCheckpoint if it is
 ///               broken, NewerFormat if this build cannot read it
 /// @throws IoError if the directory cannot be read
 std::vector<ListedCheckpoint> list_checkpoints(

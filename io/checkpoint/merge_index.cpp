@@ -43,7 +43,7 @@ CheckpointIndex IndexMerger::finish(const CheckpointIndex& frame, const std::str
         {"tensors", {{"exp_avg", std::move(exp_avg)}, {"exp_avg_sq", std::move(exp_avg_sq)}}}};
   }
   Json json = Json::parse(format_index(frame));
-  // Covers the frame only, so an index without a checksum is parsed.
+  // Parses without the checksum, because it is over the frame only.
   json.erase("checksum");
   json["files"] = std::move(files);
   json["sections"] = std::move(sections);

@@ -9,17 +9,18 @@
 
 namespace tessera::io {
 
-/// Merges the ranks' parts of an index (see write_shard), with one part in memory at a time.
+/// Merges the parts of an index that ranks write (see write_shard), one part in memory at a time.
 struct IndexMerger {
-  Json files = Json::object(), sections = Json::object();  ///< as in the index
+  Json files = Json::object(), sections = Json::object();  ///< fields of the index
 
-  /// @param shard  name of the rank's file
-  /// @param text   the part, as JSON; source: its name in errors
+  /// @param shard   file name of the rank's shard
+  /// @param text    the rank's part of the index, as JSON
+  /// @param source  named in errors
   /// @throws CorruptCheckpoint if it is malformed, or contradicts an earlier part on a tensor
   void add(const std::string& shard, std::string_view text, const std::string& source);
 
   /// @param frame  the index without files and tensors
-  /// @throws CorruptCheckpoint if the parts do not cover every tensor
+  /// @throws CorruptCheckpoint if the parts together do not cover every tensor
   CheckpointIndex finish(const CheckpointIndex& frame, const std::string& source);
 
  private:

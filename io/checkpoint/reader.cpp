@@ -32,7 +32,7 @@ std::string missing_section(const fs::path& path, Section section, const Checkpo
           return text + ", or resume from " + checkpoint_name(entry->step) + ", which has it";
         }
       } catch (const Error&) {
-        continue;  // never recommend a broken checkpoint
+        continue;  // does not recommend a broken checkpoint
       }
     }
   } catch (const IoError&) {
@@ -41,7 +41,7 @@ std::string missing_section(const fs::path& path, Section section, const Checkpo
   return text;
 }
 
-// A missing file is damage; a failing stat may be temporary and throws IoError.
+// A missing file is damage. If stat fails, throws IoError, because the failure may be temporary.
 fs::file_status look_at(const fs::path& path) {
   std::error_code error;
   const fs::file_status status = fs::symlink_status(path, error);
@@ -72,7 +72,7 @@ struct CheckpointReader::State {
 CheckpointReader CheckpointReader::open(const fs::path& dir) {
   auto state = std::make_shared<State>();
   state->path = dir.has_filename() ? dir : dir.parent_path();
-  // Resolves "." and "x/..".
+  // The directory's own name, even if `dir` is "." or ends with "x/..".
   const std::string name =
       fs::absolute(dir / "").lexically_normal().parent_path().filename().string();
   require<CorruptCheckpoint>(!name.ends_with(".tmp"),

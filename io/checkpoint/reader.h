@@ -11,7 +11,7 @@
 
 namespace tessera::io {
 
-/// A file that the index lists is missing, or differs from the index.
+/// Thrown if a file that the index lists is missing, or differs from the index.
 class CorruptFile : public CorruptCheckpoint {
  public:
   /// @param file  name inside the checkpoint directory
@@ -23,12 +23,12 @@ class CorruptFile : public CorruptCheckpoint {
   std::string file_;
 };
 
-/// Difference of a checkpoint's file from its size in the index, as in "is missing, but the index
-/// lists it"; empty if there is none. @throws IoError if the file cannot be examined
+/// Describes how a file differs from its size in the index: "is missing, but the index lists it".
+/// Empty if it does not differ. @throws IoError if the file cannot be examined
 std::string compare_file(const fs::path& path, std::int64_t size);
 
 /// A committed checkpoint, open for reading. Cheap to copy. Threads may read concurrently.
-/// The first read of a chunk verifies all of it.
+/// The first read of a chunk verifies the whole chunk.
 class CheckpointReader {
  public:
   /// Reads and validates the index; checks that all files exist in their full size.
@@ -47,7 +47,6 @@ class CheckpointReader {
   /// Tensors of a section as a source for the pump; valid while this reader or a copy exists.
   /// @throws as tensors()
   const TensorSource& source(Section section) const;
-  /// source(section).read().
   void read(Section section, const std::string& name, std::int64_t begin, std::int64_t end,
             void* out, DType dtype) const {
     source(section).read(name, begin, end, out, dtype);

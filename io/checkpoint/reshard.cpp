@@ -21,22 +21,25 @@
 namespace tessera::io {
 namespace {
 
-// The name up to its first number: "h.3" of "h.3.ln_1.weight", "model.layers.3" of
-// "model.layers.3.mlp.up_proj.weight"; "root" without a number.
+// Block of a tensor, which is its name up to the first number: "h.3" for "h.3.ln_1.weight",
+// "model.layers.3" for "model.layers.3.mlp.up_proj.weight"; "root" if there is none.
 std::string unit_of(const std::string& name) {
   for (std::size_t begin = 0; begin < name.size();) {
     const std::size_t end = std::min(name.find('.', begin), name.size());
-    const bool number =
-        end > begin && std::all_of(name.begin() + static_cast<std::ptrdiff_t>(begin),
-                                   name.begin() + static_cast<std::ptrdiff_t>(end),
-                                   [](char c) { return c >= '0' && c <= '9'; });
-    if (number) return name.substr(0, end);
+    const std::size_t digits = std::min(name.find_first_not_of("0123456789", begin), name.size());
+    if (digits == end && end > begin) return name.substr(0, end);
     begin = end + 1;
   }
   return "root";
 }
 
-// Host name as a valid run id.
+std::vector<Section> sections_of(const CheckpointIndex& index) {
+  std::vector<Section> sections(std::begin(kSections), std::end(kSections));
+  std::erase_if(sections, [&](Section section) { return index.tensors(section) == nullptr; });
+  return sections;
+}
+
+// Host name, with the characters that run ids do not allow replaced by '-'.
 std::string host_name() {
   std::array<char, 65> buffer{};
   if (::gethostname(buffer.data(), buffer.size() - 1) != 0) return "host";
@@ -56,7 +59,8 @@ class Reshard {
         options_(options),
         prefix_(fmt::format("{}.reshard-{}-", checkpoint_name(index_.step), host_name())),
         attempt_(dir / fmt::format("{}{}.tmp", prefix_, ::getpid())),
-        target_(dir / checkpoint_name(index_.step)) {}
+        target_(dir / checkpoint_name(index_.step)),
+        sections_(sections_of(index_)) {}
 
   ReshardReport run() {
     const auto start = std::chrono::steady_clock::now();
@@ -82,7 +86,7 @@ class Reshard {
       fs::create_directory(attempt_, error);
       require<IoError>(!error, "cannot make {}: {}", attempt_.string(), error.message());
       sync_directory(dir_);
-      // Errors of the last steps are detected before the long copy.
+      // Detects errors of the last steps before the long copy.
       if (index_.trainer) trainer_json_ = source_.trainer_json();
       if (is_there(target_)) require_exchange(attempt_, target_);
       copy();
@@ -110,10 +114,10 @@ class Reshard {
       for (const ShardLayout& layout : layouts) {
         for (const SlotRange& range : layout.ranges_of_rank(rank)) {
           const std::string& name = layout.slots()[static_cast<std::size_t>(range.slot)].name;
-          for (const Section section : kSections) {
-            const TensorMap* tensors = index_.tensors(section);
-            if (!tensors || !tensors->contains(name)) continue;
-            const DType dtype = tensors->at(name).dtype;
+          for (const Section section : sections_) {
+            const auto tensor = index_.tensors(section)->find(name);
+            if (tensor == index_.tensors(section)->end()) continue;
+            const DType dtype = tensor->second.dtype;
             specs.push_back({fmt::format("{}/{}", section_name(section), name), dtype,
                              Shape{range.end - range.begin}});
             parts.push_back({&source_.source(section), name, range.begin, range.end, dtype});
@@ -132,7 +136,7 @@ class Reshard {
     }
   }
 
-  // Removes attempts of killed processes of this host.
+  // Removes attempts of processes of this host that have ended.
   void remove_leftovers() const {
     std::error_code error;
     for (const fs::path& path : list_directory(dir_, error)) {
@@ -150,8 +154,7 @@ class Reshard {
     std::vector<std::size_t> all(outputs_.size());
     std::iota(all.begin(), all.end(), std::size_t{0});
     for (OutputFile& output : outputs_) {
-      for (OutputPart& part : output.parts)
-        part.sum_elements = chunk_bytes_ / static_cast<std::int64_t>(dtype_size(part.dtype));
+      for (OutputPart& part : output.parts) part.sum_elements = chunk_bytes_ / part.width();
     }
     WriteOptions write{.memory = options_.memory, .jobs = options_.jobs};
     std::int64_t done = 0;
@@ -171,28 +174,16 @@ class Reshard {
     index.tessera_version = TESSERA_VERSION;
     index.files.clear();
     index.headers.clear();
-    for (const Section section : kSections) {
-      if (TensorMap* tensors = index.tensors(section)) {
-        for (auto& [name, tensor] : *tensors) tensor.chunks.clear();
-      }
+    for (const Section section : sections_) {
+      for (auto& [name, tensor] : *index.tensors(section)) tensor.chunks.clear();
     }
     for (const OutputFile& output : outputs_) {
       index.files[output.name] = output.size;
       index.headers[output.name] = {static_cast<std::int64_t>(output.preamble.size()),
                                     crc64(output.preamble.data(), output.preamble.size())};
       for (const OutputPart& part : output.parts) {
-        const auto width = static_cast<std::int64_t>(dtype_size(part.dtype));
-        auto& chunks = index.tensors(section_of(part))->at(part.source_name).chunks;
-        std::int64_t begin = part.begin;
-        for (const std::uint64_t crc : part.sums) {
-          Chunk& chunk = chunks.emplace_back();
-          chunk.file = output.name;
-          chunk.begin = begin;
-          chunk.end = begin = std::min(begin + part.sum_elements, part.end);
-          chunk.byte_begin = part.offset + (chunk.begin - part.begin) * width;
-          chunk.byte_end = part.offset + (chunk.end - part.begin) * width;
-          chunk.crc64 = crc;
-        }
+        add_chunks(index.tensors(section_of(part))->at(part.source_name), output.name, part.offset,
+                   part.begin, part.end, part.sum_elements, part.sums);
       }
     }
     if (index.trainer) {
@@ -207,17 +198,14 @@ class Reshard {
   }
 
   Section section_of(const OutputPart& part) const {
-    return *std::ranges::find_if(kSections, [&](Section section) {
-      return source_.has(section) && &source_.source(section) == part.source;
-    });
+    return *std::ranges::find_if(
+        sections_, [&](Section section) { return &source_.source(section) == part.source; });
   }
 
-  // Compares the checksums of whole tensors, combined from old and from new chunks.
+  // Checks that the checksum of each tensor is the same from its old and from its new chunks.
   void check_result(const CheckpointIndex& result) const {
-    for (const Section section : kSections) {
-      const TensorMap* tensors = index_.tensors(section);
-      if (!tensors) continue;
-      for (const auto& [name, tensor] : *tensors) {
+    for (const Section section : sections_) {
+      for (const auto& [name, tensor] : *index_.tensors(section)) {
         const auto before = tensor_checksum(tensor);
         require<InternalError>(
             !before || before == tensor_checksum(result.tensors(section)->at(name)),
@@ -249,6 +237,7 @@ class Reshard {
   const ReshardOptions& options_;
   const std::string prefix_;
   const fs::path attempt_, target_;
+  const std::vector<Section> sections_;
   std::vector<OutputFile> outputs_;  // by rank
   std::int64_t total_ = 0;
   std::int64_t chunk_bytes_ = 0;
@@ -260,11 +249,9 @@ class Reshard {
 
 std::vector<ShardLayout> shard_layouts(const CheckpointIndex& index, int world_size,
                                        const std::vector<TensorInfo>& order) {
-  std::map<std::string, Shape> left;  // not yet added, of all sections
-  for (const Section section : kSections) {
-    const TensorMap* tensors = index.tensors(section);
-    if (!tensors) continue;
-    for (const auto& [name, tensor] : *tensors) left.emplace(name, tensor.shape);
+  std::map<std::string, Shape> left;  // tensors of all sections not yet added to a unit
+  for (const Section section : sections_of(index)) {
+    for (const auto& [name, tensor] : *index.tensors(section)) left.emplace(name, tensor.shape);
   }
   std::vector<std::pair<std::string, std::vector<ShardLayout::Parameter>>> units;
   const auto add = [&](const std::string& name, const Shape& shape) {

@@ -14,27 +14,27 @@ struct ReshardOptions {
   int world_size = 1;                             ///< ranks of the new checkpoint
   std::int64_t memory = std::int64_t{256} << 20;  ///< bytes of all buffers
   int jobs = 1;                                   ///< copying threads
-  bool overwrite = false;                         ///< replace a committed checkpoint of this step
+  bool overwrite = false;                         ///< replace an existing checkpoint of this step
   std::int64_t chunk_bytes = 0;                   ///< as SaveRequest::chunk_bytes
   /// Tensors in the model's order of registration; empty: unknown, see shard_layouts.
   std::vector<TensorInfo> order{};
-  /// Bytes of files written and in total. Calls are serialized.
+  /// Called with the bytes written and the total. Calls are serialized.
   std::function<void(std::int64_t done, std::int64_t total)> progress{};
 };
 
 struct ReshardReport {
-  fs::path path;           ///< of the committed checkpoint
-  std::int64_t bytes = 0;  ///< of its shards
+  fs::path path;           ///< the new checkpoint
+  std::int64_t bytes = 0;  ///< total size of its shards
   double seconds = 0;
   std::string digest;  ///< CheckpointReader::digest(); empty without a model section
 };
 
-/// Writes a checkpoint as a run of another world size would have saved it. Step, run id and trainer
-/// section stay.
+/// Writes a checkpoint as a run of another world size would have saved it. Keeps step, run id and
+/// trainer section.
 ///
-/// Each byte is read once and verified. Commits as a save does: writes and syncs
-/// `step-N.reshard-<host>-<pid>.tmp`, then renames it, or swaps it with the checkpoint it replaces.
-/// Removes attempts of ended processes first.
+/// Reads each byte once and verifies it. Removes attempts of ended processes first. Writes and
+/// syncs `step-N.reshard-<host>-<pid>.tmp`, then commits by renaming it, or by swapping it with the
+/// checkpoint that it replaces.
 ///
 /// @param checkpoints_dir  created if absent
 /// @throws InvalidArgument if a checkpoint of this step exists and overwrite is not set, or on
@@ -44,8 +44,8 @@ ReshardReport reshard_checkpoint(const CheckpointReader& source, const fs::path&
                                  const ReshardOptions& options);
 
 /// Sharding units of a run that trains the tensors of this index: one per block and one for the
-/// rest, by name. Tensors missing in `order`, or of another shape there, follow alphabetically: any
-/// run can load the result, but would itself shard at other boundaries.
+/// rest, derived from the names. Tensors that `order` lacks, or has with another shape, follow
+/// alphabetically. Any run can load the result, but would then itself shard at other boundaries.
 std::vector<ShardLayout> shard_layouts(const CheckpointIndex& index, int world_size,
                                        const std::vector<TensorInfo>& order);
 

@@ -15,24 +15,22 @@
 namespace tessera::io {
 namespace {
 
-std::set<std::int64_t> best_steps(const std::vector<CheckpointEntry>& entries,
+std::set<std::int64_t> best_steps(const std::vector<StepItem>& entries,
                                   const Retention& retention) {
   std::set<std::int64_t> steps;
   if (retention.keep_best <= 0 || !retention.loss) return steps;
-  std::set<std::int64_t> unknown;
-  std::vector<std::pair<double, std::int64_t>> order;  // by loss, later first
-  for (const CheckpointEntry& entry : entries) {
+  std::vector<std::pair<double, std::int64_t>> order;  // loss, -step: later steps win ties
+  for (const StepItem& entry : entries) {
     try {
       const auto loss = retention.loss(entry.path);
       if (loss && std::isfinite(*loss)) order.emplace_back(*loss, -entry.step);
     } catch (const Error&) {
-      unknown.insert(entry.step);  // kept: it may be the best
+      steps.insert(entry.step);  // may be one of the best
     }
   }
   std::sort(order.begin(), order.end());
   order.resize(std::min(order.size(), static_cast<std::size_t>(retention.keep_best)));
   for (const auto& [loss, step] : order) steps.insert(-step);
-  steps.merge(unknown);
   return steps;
 }
 
@@ -42,26 +40,19 @@ bool may_be_newer_format(const fs::path& path, const Retention& retention) {
   try {
     parse_index(read_file(source, kMaxIndexBytes, Links::Refuse), source);
     if (retention.loss) retention.loss(path);
-  } catch (const NewerFormat&) {
-    return true;
-  } catch (const IoError&) {
-    return true;
-  } catch (const Error&) {
-    return false;
+  } catch (const Error& error) {
+    return dynamic_cast<const NewerFormat*>(&error) || dynamic_cast<const IoError*>(&error);
   }
   return false;
 }
 
-bool is_damaged(const Retention& retention, std::int64_t step) {
-  return retention.damaged && retention.damaged->contains(step);
-}
-
 std::vector<fs::path> find_superfluous(const SaveRequest& saved, const Retention& retention) {
   auto entries = find_checkpoints(saved.checkpoints_dir);
-  std::erase_if(entries, [&](const CheckpointEntry& entry) { return entry.step > saved.step; });
-  std::map<std::int64_t, fs::path> superfluous;               // by step
-  std::erase_if(entries, [&](const CheckpointEntry& entry) {  // no rule counts damaged ones
-    return is_damaged(retention, entry.step) && superfluous.emplace(entry.step, entry.path).second;
+  std::erase_if(entries, [&](const StepItem& entry) { return entry.step > saved.step; });
+  std::map<std::int64_t, fs::path> superfluous;        // by step
+  std::erase_if(entries, [&](const StepItem& entry) {  // no rule may count a damaged one
+    return retention.damaged && retention.damaged->contains(entry.step) &&
+           superfluous.emplace(entry.step, entry.path).second;
   });
   const std::set<std::int64_t> best = best_steps(entries, retention);
   int newest = 0;
@@ -78,19 +69,13 @@ std::vector<fs::path> find_superfluous(const SaveRequest& saved, const Retention
   return paths;
 }
 
-// Verifies everything but the data of the shards.
-void verify_frame(const fs::path& path) {
-  const auto reader = open_patiently(path);
-  if (reader.index().trainer) (void)reader.trainer_json();
-}
-
 void remove_durably(const fs::path& path) {
   fs::path gone = path;
   gone += ".pruned.tmp";
   std::error_code error;
   fs::remove_all(gone, error);
   rename_path(path, gone);
-  sync_directory(path.parent_path());  // a power cut must not leave the name with missing files
+  sync_directory(path.parent_path());  // so that no power cut leaves `path` with missing files
   fs::remove_all(gone, error);
   require<IoError>(!error, "cannot remove {}: {}", gone.string(), error.message());
 }
@@ -99,7 +84,7 @@ void remove_durably(const fs::path& path) {
 
 std::vector<fs::path> prune_checkpoints(const SaveRequest& saved, const Retention& retention,
                                         SaveCoordinator& coordinator) {
-  std::vector<fs::path> superfluous;  // on rank 0
+  std::vector<fs::path> superfluous;  // filled on rank 0 only
   if (retention.keep <= 0) return superfluous;
   if (retention.damaged) retention.damaged->erase(saved.step);
   const fs::path path = saved.checkpoints_dir / checkpoint_name(saved.step);
@@ -111,7 +96,10 @@ std::vector<fs::path> prune_checkpoints(const SaveRequest& saved, const Retentio
   try {
     const auto found = agree(saved, coordinator, phase("superfluous"), failure, [&] {
       if (saved.rank == 0) superfluous = find_superfluous(saved, retention);
-      if (!superfluous.empty()) verify_frame(path);
+      if (!superfluous.empty()) {
+        const auto reader = open_patiently(path);
+        if (reader.index().trainer) (void)reader.trainer_json();
+      }
       return std::to_string(superfluous.size());
     });
     if (found[0] == "0") return superfluous;

@@ -14,29 +14,29 @@ namespace tessera::io {
 
 /// Rules that keep committed checkpoints; a checkpoint stays if any rule keeps it.
 struct Retention {
-  int keep = 0;                 ///< newest checkpoints; 0: all, overriding the other rules
-  std::int64_t keep_every = 0;  ///< steps divisible by this; 0: none
-  int keep_best = 0;            ///< checkpoints of lowest loss; ties: the later ones
-  /// Validation loss of a checkpoint; empty (unknown): not kept as best. If this throws NewerFormat
-  /// the checkpoint is never removed, on another Error it is kept as best.
+  int keep = 0;                 ///< keep this many newest; 0: keep all, ignoring other rules
+  std::int64_t keep_every = 0;  ///< keep steps divisible by this; 0: none
+  int keep_best = 0;            ///< keep this many of lowest loss; later steps win ties
+  /// Validation loss of a checkpoint. Empty: unknown, never one of the best. If this throws
+  /// NewerFormat, the checkpoint is never removed; on another Error it is kept as one of the best.
   std::function<std::optional<double>(const fs::path& checkpoint)> loss{};
-  /// Steps of checkpoints that failed verification: no rule counts them, and they are removed with
-  /// the next removal. Updated by prune_checkpoints() on every rank; may be null.
+  /// Steps of checkpoints that failed verification. No rule counts them; the next pruning removes
+  /// them. Updated by prune_checkpoints() on every rank; may be null.
   std::shared_ptr<std::set<std::int64_t>> damaged{};
 };
 
-/// Removes the checkpoints that `retention` does not keep. The one just saved (`saved`) always
-/// stays. Left alone and not counted by any rule: checkpoints of later steps (a run that went back
-/// to an earlier step must keep its new saves), and those in a newer format or with an unreadable
-/// index or loss, which may be in one.
+/// Removes the checkpoints that `retention` does not keep. The checkpoint just saved always stays.
+/// Two kinds are neither removed nor counted by any rule: checkpoints of later steps, so that a run
+/// that went back to an earlier step keeps its new saves; and those in a newer format, or with an
+/// unreadable index or loss, because these may be in a newer format.
 ///
-/// Verifies the new checkpoint before the first removal, if there is one: rank 0 checks the index,
-/// the sizes of all files and trainer.json; each rank reads its own shard back on the calling
-/// thread (see read_back), in about the time of the write. Gives up soon after saved.hurry is set.
+/// Verifies the new checkpoint before it removes any: rank 0 checks the index, the sizes of all
+/// files and trainer.json; each rank reads its share of the shards back on the calling thread (see
+/// read_back), in about the time of the write. Gives up soon after saved.hurry is set.
 /// Renames each checkpoint durably to `*.pruned.tmp` before deleting its files.
 ///
-/// Collective over the ranks of a save, after it.
-/// @param saved  request of that save; its parts are not read
+/// Called by all ranks of a save after it.
+/// @param saved  request of the save; the data of its parts is not read
 /// @return the removed checkpoints, by ascending step; empty on ranks other than 0
 /// @throws IoError, the same on all ranks, before any removal, if the new checkpoint is damaged
 ///         (its step is then in retention.damaged) or unreadable, naming rank, file, tensor and

@@ -20,10 +20,10 @@ namespace tessera::io {
 namespace {
 
 constexpr const char* kTrainerFile = "trainer.json";
-// Answer of rank 0 if a committed checkpoint of the same step exists.
+// Answer of rank 0 in phase "room" if a committed checkpoint of the same step exists.
 constexpr std::string_view kReplaces = "replaces";
 
-/// A rank's answer to a phase.
+/// The JSON that a rank returns from its share of a phase.
 class Answer {
  public:
   Answer(const std::string& text, std::size_t rank)
@@ -38,7 +38,7 @@ class Answer {
 
 std::string part_name(std::size_t rank) { return fmt::format("rank-{:05}.part.json", rank); }
 
-/// One rank's part in an attempt to save.
+/// One save, as executed by one rank.
 class Attempt {
  public:
   Attempt(const SaveRequest& request, SaveCoordinator& coordinator)
@@ -56,7 +56,7 @@ class Attempt {
       replaces_ = agree("room", [&] { return make_room(); })[0] == kReplaces;
       const auto parts = agree("written", [&] { return write(report); });
       if (replaces_) {
-        // The commit deletes the replaced checkpoint, so its successor is verified before.
+        // Verifies the new checkpoint first, because the commit deletes the one that it replaces.
         agree("indexed", [&] { return write_index(parts); });
         agree("verified", [&] { return read_back(temporary_, request_), std::string(); });
       }
@@ -74,10 +74,6 @@ class Attempt {
   }
 
  private:
-  void pass(std::string_view point) const {
-    if (request_.at_point) request_.at_point(point);
-  }
-
   template <typename Share>
   std::vector<std::string> agree(const std::string& phase, Share&& share) {
     const auto path = (request_.checkpoints_dir / name_).string();
@@ -110,7 +106,7 @@ class Attempt {
         .dump();
   }
 
-  // Derives from all ranks' terms the bytes needed and the rank that writes trainer.json.
+  // Compares the ranks' terms. Computes the bytes needed and the rank that writes trainer.json.
   void settle(const std::vector<std::string>& answers) {
     const std::string terms = Answer(answers[0], 0).at("terms").string();
     std::int64_t fewest = 0;
@@ -143,14 +139,14 @@ class Attempt {
       fs::create_directory(temporary_, error);
       require<IoError>(!error, "cannot make {}: {}", temporary_.string(), error.message());
       sync_directory(request_.checkpoints_dir);
-      pass("directory-created");
+      request_.pass("directory-created");
       if (is_there(request_.checkpoints_dir / name_)) return std::string(kReplaces);
     }
     return "";
   }
 
-  // Removes attempts and interrupted removals of all run ids: a restarted run has another id, and
-  // the directory is used by one run at a time. Fails only if this attempt's path stays taken.
+  // Removes attempts and interrupted removals of all run ids, because a restarted run has another
+  // id. No other run uses the directory now. Throws only if this attempt's path cannot be removed.
   void remove_leftovers() const {
     std::error_code error;
     for (const fs::path& path : list_directory(request_.checkpoints_dir, error)) {
@@ -162,8 +158,8 @@ class Attempt {
     }
   }
 
-  // The rank's part of the index goes to rank 0 as a file: it grows with the model, unlike messages
-  // of the coordinator.
+  // The rank's part of the index goes to rank 0 as a file, because it grows with the model and
+  // messages of the coordinator are small.
   std::string write(SaveReport& report) {
     const std::int64_t chunk_bytes = chunk_bytes_of(needed_, request_.chunk_bytes);
     const std::string text = write_shard(request_, plan_, chunk_bytes, temporary_);
@@ -171,14 +167,14 @@ class Attempt {
     File file = File::create(temporary_ / part_name(static_cast<std::size_t>(request_.rank)));
     file.write(text.data(), text.size());
     file.finish();
-    pass("part-written");
+    request_.pass("part-written");
     Json answer{{"bytes", text.size()}, {"checksum", checksum_of(text)}};
     if (request_.rank == trainer_rank_) {
       const std::string& trainer = request_.trainer_json;
       write_file_atomically(temporary_ / kTrainerFile, trainer);
       answer["trainer"] = {
           {"file", kTrainerFile}, {"size", trainer.size()}, {"checksum", checksum_of(trainer)}};
-      pass("trainer-written");
+      request_.pass("trainer-written");
     }
     return answer.dump();
   }
@@ -226,11 +222,11 @@ class Attempt {
     if (request_.rank != 0) return "";
     const std::string index = build_index(parts);
     for (std::size_t rank = 0; rank < parts.size(); ++rank) {
-      std::error_code ignored;  // readers ignore what the index does not list
+      std::error_code ignored;  // readers ignore files not in the index
       fs::remove(temporary_ / part_name(rank), ignored);
     }
     write_file_atomically(temporary_ / "index.json", index);
-    pass("index-written");
+    request_.pass("index-written");
     return "";
   }
 
@@ -244,9 +240,9 @@ class Attempt {
       rename_path(temporary_, target);
     }
     renamed_ = true;
-    pass("renamed");
+    request_.pass("renamed");
     sync_directory(request_.checkpoints_dir);
-    pass("committed");
+    request_.pass("committed");
     std::error_code ignored;
     if (replaces_) fs::remove_all(temporary_, ignored);
     try {
@@ -254,7 +250,7 @@ class Attempt {
     } catch (const IoError&) {
       // Readers do not rely on `latest`; the checkpoint is committed.
     }
-    pass("latest-written");
+    request_.pass("latest-written");
     return std::to_string(total_bytes_);
   }
 
@@ -263,9 +259,9 @@ class Attempt {
   const std::string name_;
   const fs::path temporary_;
   ShardPlan plan_;
-  std::int64_t needed_ = 0;       // bytes of all ranks
+  std::int64_t needed_ = 0;       // bytes that all ranks write
   int trainer_rank_ = -1;         // rank that writes trainer.json
-  std::int64_t total_bytes_ = 0;  // of all shards; on rank 0
+  std::int64_t total_bytes_ = 0;  // size of all shards; set on rank 0
   bool replaces_ = false, renamed_ = false;
 };
 

@@ -16,7 +16,7 @@ SafetensorsHeader read_shard_header(const File& file, const std::string& name,
   check("step", std::to_string(index.step));
   check("run_id", index.run_id);
   check("world_size", std::to_string(index.world_size));
-  // Checked last: a shard of another checkpoint is the better diagnosis.
+  // Checked last, because "belongs to another checkpoint" is the better diagnosis.
   const auto saved = index.headers.find(name);
   require<CorruptCheckpoint>(
       saved == index.headers.end() ||

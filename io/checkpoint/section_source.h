@@ -13,7 +13,7 @@
 namespace tessera::io {
 
 /// Reads the header of a shard and compares it with the index.
-/// @param name  of the shard in the index
+/// @param name  the shard's name in the index
 /// @throws CorruptCheckpoint if the header is malformed, or its step, run, world size or checksum
 ///         (if the index has one) differ from the index; IoError
 SafetensorsHeader read_shard_header(const File& file, const std::string& name,
@@ -22,7 +22,7 @@ SafetensorsHeader read_shard_header(const File& file, const std::string& name,
 /// The tensors of one section of a checkpoint.
 class SectionSource : public TensorSource {
  public:
-  /// @param tensors        of the section in `index`; both and `dir` outlive this
+  /// @param dir, index     must outlive this
   /// @param check_headers  compare each shard's header with the index on open
   SectionSource(const fs::path& dir, const CheckpointIndex& index, Section section,
                 bool check_headers);

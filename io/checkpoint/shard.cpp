@@ -6,28 +6,20 @@
 
 #include "core/base/error.h"
 #include "io/base/crc.h"
-#include "io/safetensors/dtype.h"
 
 namespace tessera::io {
 namespace {
 
-// Bytes checksummed and then written, while in the CPU cache.
+// Bytes checksummed at once; they are still in the CPU cache when written.
 constexpr std::int64_t kWriteAtOnce = std::int64_t{4} << 20;
 constexpr std::int64_t kSmallestChunk = std::int64_t{256} << 10;
 constexpr std::int64_t kUsualChunk = std::int64_t{16} << 20;
-// About 250 bytes in the rank's part of the index and 400 in the merged index.
+// Estimate: 250 bytes in the rank's part of the index and 400 in the merged index.
 constexpr std::int64_t kIndexBytesPerChunk = 650;
 
 const std::vector<TensorPart>& parts_of(const SaveRequest& request, Section section) {
-  switch (section) {
-    case Section::ExpAvg:
-      return request.exp_avg;
-    case Section::ExpAvgSq:
-      return request.exp_avg_sq;
-    case Section::Model:
-      break;
-  }
-  return request.model;
+  if (section == Section::Model) return request.model;
+  return section == Section::ExpAvg ? request.exp_avg : request.exp_avg_sq;
 }
 
 void check_part(const TensorPart& part) {
@@ -42,7 +34,7 @@ std::int64_t byte_count(const TensorPart& part) {
   return (part.end - part.begin) * static_cast<std::int64_t>(dtype_size(part.dtype));
 }
 
-/// @param offset  of the part in the file
+/// @param offset  offset of the part in the file
 /// @param sent    end of the bytes whose writeback was started; updated
 /// @return checksum of each chunk
 std::vector<std::uint64_t> write_part(File& file, std::int64_t offset, std::int64_t& sent,
@@ -95,18 +87,14 @@ std::int64_t chunk_bytes_of(std::int64_t total, std::int64_t wanted) {
 ShardPlan plan_shard(const SaveRequest& request) {
   const std::int64_t smallest = chunk_bytes_of(0, request.chunk_bytes);
   ShardPlan plan;
-  Json sections = Json::object();
   std::vector<SafetensorsSpec> specs;
   std::vector<ShardPlan::Entry> stored;
   for (const Section section : kSections) {
     for (const TensorPart& part : parts_of(request, section)) {
       check_part(part);
-      Json& tensor = sections[std::string(section_name(section))][part.name];
-      require(tensor.is_null(), "{} has two parts of {}",
+      const TensorRecord tensor{part.dtype, part.shape, {}};
+      require(plan.tensors[section].emplace(part.name, tensor).second, "{} has two parts of {}",
               shard_name(request.rank, request.world_size), part.name);
-      tensor = {{"dtype", safetensors_dtype_name(part.dtype)},
-                {"shape", std::vector<std::int64_t>(part.shape.begin(), part.shape.end())},
-                {"chunks", Json::array()}};
       plan.index_bytes += kIndexBytesPerChunk * (1 + byte_count(part) / smallest) +
                           static_cast<std::int64_t>(part.name.size());
       if (part.begin == part.end) continue;
@@ -122,45 +110,33 @@ ShardPlan plan_shard(const SaveRequest& request) {
   for (std::size_t i = 0; i < stored.size(); ++i) {
     plan.entries.push_back(stored[file.order[i]]);
     plan.entries.back().begin = file.tensors[i].begin;
-    plan.entries.back().end = file.tensors[i].end;
   }
-  plan.sections = std::make_shared<const Json>(std::move(sections));
   return plan;
 }
 
 std::string write_shard(const SaveRequest& request, const ShardPlan& plan, std::int64_t chunk_bytes,
                         const fs::path& dir) {
-  const auto pass = [&](std::string_view point) {
-    if (request.at_point) request.at_point(point);
-  };
   const std::string name = shard_name(request.rank, request.world_size);
-  Json sections = *plan.sections;
+  std::map<Section, TensorMap> tensors = plan.tensors;
   File file = File::create(dir / name);
-  pass("shard-created");
+  request.pass("shard-created");
   file.write(plan.preamble.data(), plan.preamble.size());
   std::int64_t sent = 0;
   for (const ShardPlan::Entry& entry : plan.entries) {
     const TensorPart& part = *entry.part;
     const std::vector<std::uint64_t> crcs =
         write_part(file, entry.begin, sent, part, chunk_bytes, request);
-    const auto width = static_cast<std::int64_t>(dtype_size(part.dtype));
-    Json& chunks = sections[std::string(section_name(entry.section))][part.name]["chunks"];
-    std::int64_t begin = entry.begin;
-    for (const std::uint64_t crc : crcs) {
-      const std::int64_t end = std::min(begin + chunk_bytes, entry.end);
-      chunks.push_back(
-          {{"file", name},
-           {"bytes", {begin, end}},
-           {"elements",
-            {part.begin + (begin - entry.begin) / width, part.begin + (end - entry.begin) / width}},
-           {"checksum", format_checksum(crc)}});
-      begin = end;
-    }
+    TensorRecord& tensor = tensors.at(entry.section).at(part.name);
+    add_chunks(tensor, name, entry.begin, part.begin, part.end, chunk_bytes / tensor.width(), crcs);
   }
-  pass("shard-written");
+  request.pass("shard-written");
   file.finish();
   sync_directory(dir);
-  pass("shard-synced");
+  request.pass("shard-synced");
+  Json sections = Json::object();
+  for (const auto& [section, named] : tensors) {
+    sections[std::string(section_name(section))] = tensors_to_json(named);
+  }
   const std::uint64_t crc = crc64(plan.preamble.data(), plan.preamble.size());
   const Json part{{"size", plan.file_bytes},
                   {"header", {{"size", plan.preamble.size()}, {"checksum", format_checksum(crc)}}},

@@ -35,28 +35,22 @@ std::int64_t find_non_finite(const void* data, std::int64_t n, Bits exponent) {
 }
 
 std::int64_t find_non_finite(DType dtype, const void* data, std::int64_t n) {
-  switch (dtype) {
-    case DType::F64:
-      return find_non_finite<std::uint64_t>(data, n, 0x7ff0000000000000ULL);
-    case DType::F32:
-      return find_non_finite<std::uint32_t>(data, n, 0x7f800000U);
-    case DType::BF16:
-      return find_non_finite<std::uint16_t>(data, n, 0x7f80U);
-    case DType::F16:
-      return find_non_finite<std::uint16_t>(data, n, 0x7c00U);
-    default:
-      return -1;
-  }
+  if (dtype == DType::F64) return find_non_finite<std::uint64_t>(data, n, 0x7ff0000000000000ULL);
+  if (dtype == DType::F32) return find_non_finite<std::uint32_t>(data, n, 0x7f800000U);
+  if (dtype == DType::BF16) return find_non_finite<std::uint16_t>(data, n, 0x7f80U);
+  return dtype == DType::F16 ? find_non_finite<std::uint16_t>(data, n, 0x7c00U) : -1;
 }
+
+bool is_io_error(const Error& error) { return dynamic_cast<const IoError*>(&error) != nullptr; }
 
 struct NamedChunk {
   PumpTensor* tensor;
-  std::size_t number;               ///< of the chunk in its tensor
-  std::string name;                 ///< of the tensor, with its section
+  std::size_t number;               ///< index of the chunk in its tensor
+  std::string name;                 ///< section and name of the tensor
   std::string error{};              ///< why it could not be read
   bool unread = false;              ///< `error` is an I/O error
-  bool wrong = false;               ///< wrong checksum
-  std::int64_t non_finite = kNone;  ///< first non-finite element, numbered as Chunk::begin
+  bool wrong = false;               ///< the checksum is wrong
+  std::int64_t non_finite = kNone;  ///< first non-finite element, counted like Chunk::begin
 
   const Chunk& chunk() const { return tensor->record->chunks[number]; }
 };
@@ -70,9 +64,6 @@ class Verification {
       const auto& source = sources_.emplace_back(
           std::make_unique<SectionSource>(dir, index, section, /*check_headers=*/false));
       for (const TensorInfo& info : source->tensors()) add(*source, info.name);
-    }
-    for (std::size_t i = 0; i < chunks_.size(); ++i) {
-      by_file_[chunks_[i].chunk().file].push_back(i);
     }
   }
 
@@ -93,9 +84,10 @@ class Verification {
     for (std::size_t i = 0; i < tensor.record->chunks.size(); ++i) {
       const Chunk& chunk = tensor.record->chunks[i];
       if (chunk.begin == chunk.end || !wanted(chunk.file)) continue;
+      by_file_[chunk.file].push_back(chunks_.size());
       chunks_.push_back({&tensor, i, source.title(name)});
     }
-    // Numbers ascend from `first` on.
+    // Searches from `first`, because the chunks of this tensor follow in ascending order.
     tensor.on_wrong = [this, first](std::size_t number) {
       auto at = chunks_.begin() + static_cast<std::ptrdiff_t>(first);
       while (at->number != number) ++at;
@@ -112,38 +104,39 @@ class Verification {
     report_.problems.push_back({file, tensor, 0, 0, what, 0, 0, unread});
   }
 
+  // Runs `check` and reports an error that it throws. @return false after an error
+  template <typename Check>
+  bool attempt(const std::string& file, Check&& check) {
+    try {
+      check();
+      return true;
+    } catch (const Error& error) {
+      problem(file, "", error.what(), is_io_error(error));
+      return false;
+    }
+  }
+
   // @return whether the file could be opened
   bool check_size(const std::string& name, std::int64_t size) {
-    bool opened = true;
-    try {
+    const bool opened = attempt(name, [&] {
       const std::string difference = compare_file(dir_ / name, size);
       if (!difference.empty()) problem(name, "", difference);
-    } catch (const IoError& error) {
-      problem(name, "", error.what(), true);
-      opened = false;
-    } catch (const Error& error) {
-      problem(name, "", error.what());
-      opened = false;
-    }
+    });
     std::error_code gone;
     if (fs::is_regular_file(fs::symlink_status(dir_ / name, gone))) return opened;
     absent_.insert(name);
     return false;
   }
 
-  // Other tools read a shard by its own header, which must list the same tensors as the index.
+  // Compares the header with the index, because other programs read a shard from its header alone.
   void check_header(const std::string& name) {
     const std::size_t before = report_.problems.size();
-    try {
+    attempt(name, [&] {
       const File file = File::open(dir_ / name, Links::Refuse);
       compare_header(name, read_safetensors_header(file));
-      // Also detects damage outside tensors: a wrong step, a byte of padding.
+      // Also detects damage outside the list of tensors, as in the step or in the padding.
       if (report_.problems.size() == before) read_shard_header(file, name, index_);
-    } catch (const IoError& error) {
-      problem(name, "", error.what(), true);
-    } catch (const Error& error) {
-      problem(name, "", error.what());
-    }
+    });
   }
 
   void compare_header(const std::string& file, const SafetensorsHeader& header) {
@@ -155,28 +148,28 @@ class Verification {
     }
     std::map<std::string, const SafetensorsEntry*> entries;
     for (const SafetensorsEntry& entry : header.tensors) entries[entry.name] = &entry;
-    std::map<std::string, std::int64_t> indexed;  // bytes of each entry covered by chunks
+    std::map<std::string, std::int64_t> indexed;  // bytes of each tensor in chunks of this file
     for (const std::size_t i : by_file_[file]) {
       const std::string& name = chunks_[i].name;
       const DType dtype = chunks_[i].tensor->record->dtype;
-      const Chunk* const chunk = &chunks_[i].chunk();
+      const Chunk& chunk = chunks_[i].chunk();
       const auto found = entries.find(name);
       if (found == entries.end()) {
         problem(file, name, "the file's own header does not list it");
         continue;
       }
-      const SafetensorsEntry* const entry = found->second;
-      if (entry->dtype != dtype) {
+      const SafetensorsEntry& entry = *found->second;
+      if (entry.dtype != dtype) {
         problem(
             file, name,
-            fmt::format("the file's own header says {}, the index {}", entry->stored_dtype, dtype));
-      } else if (chunk->byte_begin < entry->begin || entry->end < chunk->byte_end) {
-        problem(file, name,
-                fmt::format("the file's own header puts it at bytes {} to {}, the index at {} to "
-                            "{}",
-                            entry->begin, entry->end, chunk->byte_begin, chunk->byte_end));
+            fmt::format("the file's own header says {}, the index {}", entry.stored_dtype, dtype));
+      } else if (chunk.byte_begin < entry.begin || entry.end < chunk.byte_end) {
+        problem(
+            file, name,
+            fmt::format("the file's own header puts it at bytes {} to {}, the index at {} to {}",
+                        entry.begin, entry.end, chunk.byte_begin, chunk.byte_end));
       }
-      indexed[name] += chunk->byte_end - chunk->byte_begin;
+      indexed[name] += chunk.byte_end - chunk.byte_begin;
     }
     for (const SafetensorsEntry& entry : header.tensors) {
       const std::int64_t bytes = indexed[entry.name];
@@ -190,7 +183,7 @@ class Verification {
   void check_trainer() {
     if (!index_.trainer) return;
     const TrainerSection& trainer = *index_.trainer;
-    try {
+    attempt(trainer.file, [&] {
       const std::string text = read_file(dir_ / trainer.file, kMaxIndexBytes, Links::Refuse);
       if (static_cast<std::int64_t>(text.size()) != trainer.size) {
         problem(trainer.file, "",
@@ -199,15 +192,11 @@ class Verification {
       } else if (crc64(text.data(), text.size()) != trainer.crc64) {
         problem(trainer.file, "", "the checksum is wrong");
       }
-    } catch (const IoError& error) {
-      problem(trainer.file, "", error.what(), true);
-    } catch (const Error& error) {
-      problem(trainer.file, "", error.what());
-    }
+    });
   }
 
   void read_chunks() {
-    std::vector<Slice> slices;  // of chunks_, empty if the file is absent
+    std::vector<Slice> slices;  // one per chunk; empty if the file is absent
     for (const NamedChunk& named : chunks_) {
       const Chunk& chunk = named.chunk();
       const bool absent = absent_.contains(chunk.file);
@@ -217,7 +206,7 @@ class Verification {
     const std::vector<std::vector<SlicePiece>> batches = cut_batches(slices, kBatch);
     std::int64_t done = 0;
     std::mutex mutex;  // guards done and the results in chunks_
-    // Through the page cache, which still has the data of a save that is read back.
+    // Uses the page cache, because it still has the data of a save that is read back.
     Pump pump({.threads = options_.threads, .block = kBuffer, .direct_io = false});
     pump.run(batches.size(), [&](std::size_t b, Pump::Lane& lane) {
       const std::vector<SlicePiece>& batch = batches[b];
@@ -232,10 +221,10 @@ class Verification {
       try {
         read(batch);
       } catch (const Error& first) {
-        // Reads one by one to find the failing chunks.
+        // Reads the pieces one by one to find the failing chunks.
         bool found = false;
         const auto blame = [&](const SlicePiece& piece, const Error& error) {
-          const bool unread = dynamic_cast<const IoError*>(&error) != nullptr;
+          const bool unread = is_io_error(error);
           const std::lock_guard lock(mutex);
           NamedChunk& chunk = chunks_[piece.of];
           if (chunk.error.empty() || (chunk.unread && !unread)) {
@@ -251,7 +240,7 @@ class Verification {
             blame(piece, error);
           }
         }
-        if (!found) blame(batch[0], first);  // passed this time, yet the disk failed once
+        if (!found) blame(batch[0], first);  // an I/O error that did not recur
       }
       const std::lock_guard lock(mutex);
       for (const auto& [chunk, element] : non_finite) {
@@ -288,7 +277,7 @@ class Verification {
   VerifyReport report_;
   std::vector<std::unique_ptr<SectionSource>> sources_;
   std::vector<std::unique_ptr<PumpTensor>> tensors_;
-  std::vector<NamedChunk> chunks_;                           // in order of section, name, element
+  std::vector<NamedChunk> chunks_;                           // by section, name, element
   std::map<std::string, std::vector<std::size_t>> by_file_;  // indices into chunks_
   std::set<std::string> absent_;                             // files
 };

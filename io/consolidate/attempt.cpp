@@ -18,8 +18,8 @@ namespace {
 
 constexpr std::string_view kMagic = "tessera-consolidate 2";
 constexpr std::string_view kAnyVersion = "tessera-consolidate ";
-constexpr std::size_t kMaxHeader = 200;                       // bytes; real ones are far smaller
-constexpr std::int64_t kMaxJournal = std::int64_t{64} << 20;  // bytes; real ones are far smaller
+constexpr std::size_t kMaxHeader = 200;                       // bytes; much more than needed
+constexpr std::int64_t kMaxJournal = std::int64_t{64} << 20;  // bytes; much more than needed
 
 std::string this_process() {
   std::array<char, 65> host{};
@@ -27,7 +27,7 @@ std::string this_process() {
   return fmt::format("{} {}", host.data(), ::getpid());
 }
 
-// A line is words and their checksum, which detects a truncated line.
+// Formats a line of the journal: words and their checksum, which detects a truncated line.
 std::string make_line(const std::string& words) {
   return fmt::format("{} {:016x}\n", words, crc64(words.data(), words.size()));
 }
@@ -53,7 +53,7 @@ std::string_view check_line(std::string_view line) {
   return crc && *crc == crc64(line.data(), split) ? line.substr(0, split) : std::string_view{};
 }
 
-/// "file NUMBER CRC", hexadecimal
+/// Parses "file NUMBER CRC", both hexadecimal; empty if malformed.
 std::optional<FileRecord> parse_file(std::string_view words) {
   if (next_word(words) != "file") return std::nullopt;
   const auto file = parse_hex(next_word(words)), crc = parse_hex(next_word(words));
@@ -80,14 +80,14 @@ std::string owner_in(const std::string& journal) {
   return line.empty() ? "unknown" : std::string(line);
 }
 
-/// Whether the text starts with a complete header line, of any version.
+/// Whether the journal starts with a complete header line of any version.
 bool has_header(const std::string& journal) {
   const std::size_t end = journal.find('\n');
   return end != std::string::npos && end <= kMaxHeader &&
          check_line(std::string_view(journal).substr(0, end)).starts_with(kAnyVersion);
 }
 
-/// Whether the text may be a truncated header line. The directory is created after the header.
+/// Whether the journal may be a truncated header line. The directory is created after the header.
 bool is_cut_header(const std::string& journal) {
   const std::size_t n = std::min(journal.size(), kAnyVersion.size());
   return journal.size() <= kMaxHeader && journal.find('\n') == std::string::npos &&
@@ -116,7 +116,7 @@ Attempt::Attempt(const fs::path& out, std::uint64_t identity)
   make_directories_durably(dir_);
 }
 
-// Guards against removing files of other programs or users.
+// Throws if directory or journal are not of an export, so that no foreign files are removed.
 void Attempt::check_ours(const std::string& text, bool is_new) {
   std::error_code error;
   const fs::file_type found = fs::symlink_status(dir_, error).type();
@@ -180,7 +180,7 @@ void Attempt::take_up(const std::string& text, std::uint64_t identity) {
     sync_directory(out_.parent_path());
   }
   has_records_ = !found_.empty();
-  // Drops the line that was being written when the attempt ended.
+  // Removes the line that was being written when the last process ended.
   if (::ftruncate(journal_.descriptor(), static_cast<off_t>(valid)) != 0) {
     throw IoError("cannot write {}: {}", journal_path_.string(), std::strerror(errno));
   }

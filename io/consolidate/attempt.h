@@ -25,10 +25,10 @@ class Attempt {
   /// Continues an attempt of the same identity; removes one of another identity and starts anew.
   /// @param out       absolute; its parent exists
   /// @param identity  checksum of everything that determines the output
-  /// @throws InvalidArgument if another process holds the lock, or directory or journal belong to
-  ///         no attempt: both are then unchanged; IoError
+  /// @throws InvalidArgument if another process holds the lock, or if directory or journal are not
+  ///         those of an attempt (both then stay unchanged); IoError
   Attempt(const fs::path& out, std::uint64_t identity);
-  /// Leaves directory and journal, to be continued by a later attempt.
+  /// Keeps directory and journal, so that a later attempt can continue.
   ~Attempt() = default;
   Attempt(const Attempt&) = delete;
   Attempt& operator=(const Attempt&) = delete;
@@ -37,7 +37,7 @@ class Attempt {
   /// Files finished by earlier processes, in the order of the journal.
   const std::vector<FileRecord>& found() const { return found_; }
 
-  /// Whether finished files of an attempt of another identity were removed.
+  /// Whether finished files of an attempt with another identity were removed.
   bool has_discarded() const { return has_discarded_; }
   /// Whether any file is finished.
   bool has_records() const { return has_records_; }
@@ -46,7 +46,7 @@ class Attempt {
   void record(const FileRecord& file);
   /// Renames the directory to `out` and removes the journal.
   /// @param overwrite  replace an existing `out`
-  /// @throws InvalidArgument if `out` exists and overwrite is false; IoError; nothing has changed
+  /// @throws InvalidArgument if `out` exists and overwrite is false; IoError. Both change nothing
   void commit(bool overwrite);
   /// Removes directory and journal; ignores errors.
   void remove() noexcept;

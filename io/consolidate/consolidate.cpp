@@ -17,12 +17,11 @@
 namespace tessera::io {
 namespace {
 
-/// Source and output of a consolidation.
 struct Plan {
   ConsolidateSource source;
-  std::vector<ExportFile> files;     ///< of weights, then of moments
+  std::vector<ExportFile> files;     ///< files of weights, then of moments
   std::size_t weight_files = 0;      ///< number of files of weights
-  std::vector<SideFile> side_files;  ///< without the indices of `files`
+  std::vector<SideFile> side_files;  ///< without model.safetensors.index.json and the like
 };
 
 void check_options(const ConsolidateOptions& options) {
@@ -57,38 +56,19 @@ bool is_in(const fs::path& path, const fs::path& dir) {
   return std::mismatch(dir.begin(), dir.end(), path.begin(), path.end()).first == dir.end();
 }
 
-// The source must survive the replacement of `out` and the removal of `<out>.tmp`.
-void check_apart(const fs::path& out, const fs::path& source) {
-  const fs::path from = fs::weakly_canonical(source);
-  const fs::path attempt = attempt_path(out);
-  require(!is_in(from, fs::weakly_canonical(out)),
-          "{} contains the source {}; choose another directory", out.string(), source.string());
-  require(!is_in(from, fs::weakly_canonical(attempt)),
-          "{}, the working directory of an export to {}, contains the source {}; choose another "
-          "directory",
-          attempt.string(), out.string(), source.string());
+// Throws if replacing `out` or removing `<out>.tmp` would remove `path`.
+// @param name  name of the path in errors
+void check_apart(const fs::path& out, const fs::path& path, const std::string& name) {
+  const fs::path inner = fs::weakly_canonical(path), attempt = attempt_path(out);
+  require(!is_in(inner, fs::weakly_canonical(out)), "{} contains {}; choose another directory",
+          out.string(), name);
+  require(!is_in(inner, fs::weakly_canonical(attempt)),
+          "{}, the working directory of an export to {}, contains {}; choose another directory",
+          attempt.string(), out.string(), name);
 }
 
-// The file of --config and its directory must survive, too.
-void check_apart_from_config(const fs::path& out, const fs::path& config) {
-  const fs::path beside = fs::weakly_canonical(fs::absolute(config).parent_path());
-  for (const fs::path& dir : {out, attempt_path(out)}) {
-    const fs::path canonical = fs::weakly_canonical(dir);
-    // The file may be a link, as in the Hugging Face cache.
-    require(!is_in(beside, canonical) && !is_in(fs::weakly_canonical(config), canonical),
-            "{} contains {}, the file of --config; choose another directory", dir.string(),
-            config.string());
-  }
-}
-
-// @param dir  directory of the checkpoint, not of its run
-void check_outside(const fs::path& out, const fs::path& dir) {
-  require(!is_in(fs::weakly_canonical(attempt_path(out)), fs::weakly_canonical(dir)),
-          "{} is inside the source {}; choose another directory", out.string(), dir.string());
-}
-
-// --overwrite replaces only an earlier export, never another directory by a mistyped path. Models
-// of other programs have files of the same names, so the files must name tessera as their writer.
+// Throws unless `out` is absent or an earlier export, so that --overwrite with a mistyped path does
+// no harm. Checks the writer in the files, because other programs' models have the same file names.
 void check_out(const fs::path& out, bool overwrite) {
   std::error_code error;
   const fs::file_status status = fs::symlink_status(out, error);
@@ -103,10 +83,8 @@ void check_out(const fs::path& out, bool overwrite) {
   bool empty = true, config = false, tensors = false;
   for (const auto& item : fs::directory_iterator(out)) {
     const std::string name = item.path().filename().string();
-    const bool is_config = is_config_file(name);
     const bool is_tensors = is_tensor_file(name);
-    const bool ours = item.is_regular_file() && (is_tensors || is_side_file(name));
-    require(ours,
+    require(item.is_regular_file() && (is_tensors || is_side_file(name)),
             "{} contains {}, which is not part of an export: it is not replaced; choose another "
             "directory",
             out.string(), name);
@@ -115,7 +93,7 @@ void check_out(const fs::path& out, bool overwrite) {
             "another directory, or remove this one if you no longer need it",
             out.string(), name);
     empty = false;
-    config = config || is_config;
+    config = config || is_config_file(name);
     tensors = tensors || is_tensors;
   }
   require(
@@ -159,7 +137,6 @@ void write_small_files(const fs::path& dir, const Plan& plan, std::vector<std::s
   }
 }
 
-// Disk space already allocated to the files of an attempt.
 std::int64_t allocated_bytes(const fs::path& dir) {
   std::int64_t bytes = 0;
   std::error_code error;
@@ -171,7 +148,7 @@ std::int64_t allocated_bytes(const fs::path& dir) {
 }
 
 void check_space(const fs::path& out, const Attempt& attempt, const Plan& plan) {
-  std::int64_t needed = std::int64_t{1} << 20;  // indices, directories
+  std::int64_t needed = std::int64_t{1} << 20;  // for indexes and directories
   for (const ExportFile& file : plan.files) needed += file.plan.file_size;
   for (const SideFile& file : plan.side_files) {
     needed += static_cast<std::int64_t>(file.content.size());
@@ -180,25 +157,32 @@ void check_space(const fs::path& out, const Attempt& attempt, const Plan& plan) 
   require_space(out, needed);
 }
 
-/// A checked export, before the first write.
+/// An export that has been checked but not begun.
 struct Prepared {
   fs::path out;  ///< absolute
   Plan plan;
-  WriteOptions write;
-  std::uint64_t identity = 0;  ///< of the attempt
+  std::uint64_t identity = 0;  ///< see Attempt
 };
 
 Prepared prepare(const fs::path& source, const fs::path& out, const ConsolidateOptions& options) {
   check_options(options);
   Prepared prepared;
   prepared.out = fs::absolute(out / "").lexically_normal().parent_path();
-  check_apart(prepared.out, source);
-  if (options.config_file) check_apart_from_config(prepared.out, *options.config_file);
+  check_apart(prepared.out, source, "the source " + source.string());
+  if (options.config_file) {
+    // Checks both the file and its directory, because the file may be a link (Hugging Face cache).
+    const fs::path& file = *options.config_file;
+    const std::string name = file.string() + ", the file of --config";
+    check_apart(prepared.out, fs::absolute(file).parent_path(), name);
+    check_apart(prepared.out, file, name);
+  }
   check_out(prepared.out, options.overwrite);
   prepared.plan = make_plan(source, options);
-  check_apart(prepared.out, prepared.plan.source.path);
-  check_outside(prepared.out, prepared.plan.source.path);
-  prepared.write = {.memory = options.memory, .jobs = options.jobs, .direct_io = options.direct_io};
+  const fs::path& from = prepared.plan.source.path;  // checkpoint; `source` may be its run
+  check_apart(prepared.out, from, "the source " + from.string());
+  require(!is_in(fs::weakly_canonical(attempt_path(prepared.out)), fs::weakly_canonical(from)),
+          "{} is inside the source {}; choose another directory", prepared.out.string(),
+          from.string());
   prepared.identity = copy_identity(prepared.plan.files);
   return prepared;
 }
@@ -256,31 +240,33 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
   if (attempt.has_discarded()) {
     warn(fmt::format(
         "{} held an unfinished export that this one cannot continue (another or changed source, or "
-        "another --dtype, --memory, --jobs, ...): removed it, starting anew",
+        "another --dtype, --max-shard-size, ...): removed it, starting anew",
         attempt.dir().string()));
   }
   bool whole = false;
   try {
     check_space(out, attempt, plan);
     if (is_there(out)) require_exchange(attempt.dir(), out);
-    whole = copy_files(attempt, plan.files, prepared.write, [&](std::int64_t bytes, bool reused) {
+    const WriteOptions write{
+        .memory = options.memory, .jobs = options.jobs, .direct_io = options.direct_io};
+    whole = copy_files(attempt, plan.files, write, [&](std::int64_t bytes, bool reused) {
       progress.done += bytes;
       if (reused) progress.reused += bytes;
       return !options.progress || options.progress(progress);
     });
     if (!whole) {
       const bool newest = report.step && !options.step && plan.source.path != source;
-      throw ConsolidationStopped(
+      throw ConsolidationStopped(fmt::format(
           "stopped with {} of {} bytes written; the same command continues from there{}; the "
           "finished files are in {}",
           progress.done, progress.total,
           newest ? fmt::format(", with --step {} if the run has saved again", *report.step) : "",
-          attempt.dir().string());
+          attempt.dir().string()));
     }
     write_small_files(attempt.dir(), plan, report.files);
     sync_directory(attempt.dir());
     try {
-      check_out(out, options.overwrite);  // again: it may have been created meanwhile
+      check_out(out, options.overwrite);  // again, because `out` may be new
     } catch (const InvalidArgument& error) {
       throw InvalidArgument("{}; the exported files are in {}, for the same command to continue",
                             error.what(), attempt.dir().string());
@@ -289,7 +275,7 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
   } catch (const ConsolidationStopped&) {
     throw;
   } catch (const IoError& error) {
-    // Keeps finished files after disk errors: a continued export verifies them.
+    // Keeps finished files after disk errors, because a continued export verifies them.
     if (attempt.has_records()) {
       throw IoError("{}; finished files are in {}, and the same command continues from there",
                     error.what(), attempt.dir().string());

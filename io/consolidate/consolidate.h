@@ -14,60 +14,60 @@
 
 namespace tessera::io {
 
-/// HF: a Hugging Face model directory. Safetensors: tensors alone, by tessera's names.
+/// HF: a Hugging Face model directory. Safetensors: tensors only, under tessera's names.
 enum class ExportFormat { HF, Safetensors };
 enum class ExportWhat { Model, Optimizer, All };
 
-/// In bytes of output files.
+/// Progress in bytes of output files.
 struct ConsolidateProgress {
   std::int64_t done = 0;
   std::int64_t total = 0;
-  std::int64_t reused = 0;  ///< part of `done` that an earlier call wrote
+  std::int64_t reused = 0;  ///< bytes of `done` that an earlier call wrote
 };
 
 struct ConsolidateOptions {
   ExportFormat format = ExportFormat::HF;
   ExportWhat what = ExportWhat::Model;
-  std::optional<DType> dtype;  ///< F32 or BF16, for weights; empty: the stored dtype
+  std::optional<DType> dtype;                     ///< of weights, F32 or BF16; empty: as stored
   std::int64_t max_shard_size = 5'000'000'000;    ///< bytes of tensors in one file
-  std::int64_t memory = std::int64_t{256} << 20;  ///< bytes of all buffers together
-  std::optional<std::int64_t> step;               ///< of a run; empty: the newest committed one
+  std::int64_t memory = std::int64_t{256} << 20;  ///< total bytes of all buffers
+  std::optional<std::int64_t> step;               ///< of a run; empty: its newest checkpoint
   int jobs = 1;                                   ///< copying threads
   bool overwrite = false;                         ///< replace an earlier export at `out`
-  /// For names in other programs' sharded checkpoints, except Hugging Face directories. Default
-  /// rules adapt to the model in config.json: see open_consolidate_source.
+  /// Rules for names in other programs' checkpoints. To Hugging Face directories, only `prefixes`
+  /// apply. Default rules adapt to the model in config.json; see open_consolidate_source.
   NameRules names;
-  /// Patterns (see is_chosen) of the tensors to export, by tessera's names or those that `names`
-  /// yields; moments follow their weight. Empty: all.
+  /// Patterns (see is_chosen) that select tensors to export by the names in the output. Moments are
+  /// selected with their weight. Empty: exports all.
   std::vector<std::string> tensors;
   std::optional<fs::path> config_file;  ///< Hugging Face config.json, if not in the source
   /// Expected number of shards of a PyTorch DCP as safetensors, which does not record it.
   std::optional<std::int64_t> shards;
-  /// Bypass the page cache where the file system allows; false: keep the output cached, for a
+  /// Bypass the page cache if the file system allows it. Set false to keep the output cached for a
   /// program that reads it next.
   bool direct_io = true;
-  /// Called every few MiB; calls are serialized. False stops with ConsolidationStopped.
+  /// Called every few MiB; calls are serialized. Returning false throws ConsolidationStopped.
   std::function<bool(const ConsolidateProgress&)> progress;
-  /// Called with each warning before the first write: those of ConsolidatePlan, and the removal of
-  /// an unfinished export.
+  /// Called with each warning before the first write: the warnings of ConsolidatePlan, and one if
+  /// an unfinished export is removed.
   std::function<void(const std::string&)> warn;
 };
 
 /// An entry of a source that is not exported.
 struct SkippedEntry {
-  std::string name;  ///< at the source
+  std::string name;  ///< name at the source
   std::string why;   ///< "optimizer state, written with --what all", "not a tensor", ...
 };
 
-/// Output of a consolidation, before it is written.
+/// What a consolidation would write.
 struct ConsolidatePlan {
   struct Tensor {
     std::string source_name, name, file;
     Shape shape;
     DType stored = DType::F32, written = DType::F32;
-    std::int64_t bytes = 0;  ///< as written
-    /// safetensors name of a dtype that tessera lacks and copies unchanged; stored and written are
-    /// then the integer of that size.
+    std::int64_t bytes = 0;  ///< size in the output
+    /// safetensors name of a dtype that tessera lacks and copies unchanged; `stored` and `written`
+    /// are then the integer dtype of the same size. Else empty.
     std::string opaque_dtype;
   };
   struct File {
@@ -78,7 +78,7 @@ struct ConsolidatePlan {
   std::string kind;             ///< as in ConsolidateReport
   std::vector<Tensor> tensors;  ///< in order of writing
   std::vector<SkippedEntry> skipped;
-  std::vector<File> files;            ///< of tensors only
+  std::vector<File> files;            ///< files with tensors only
   std::vector<std::string> warnings;  ///< about data that may be missing in the source
 };
 
@@ -88,34 +88,32 @@ struct ConsolidateReport {
   /// "PyTorch DCP as safetensors".
   std::string kind;
   std::vector<SkippedEntry> skipped;
-  std::optional<std::int64_t> step;  ///< of the checkpoint
-  std::vector<std::string> files;    ///< in `out`
+  std::optional<std::int64_t> step;  ///< step of the checkpoint
+  std::vector<std::string> files;    ///< names of the files in `out`
   std::int64_t tensors = 0;
-  std::int64_t parameters = 0;    ///< elements of the model, if it was written
-  std::int64_t bytes = 0;         ///< of tensor data written
-  std::int64_t reused_bytes = 0;  ///< of output files written by an earlier call
+  std::int64_t parameters = 0;    ///< elements of the exported weights
+  std::int64_t bytes = 0;         ///< tensor data in the output
+  std::int64_t reused_bytes = 0;  ///< output files that an earlier call wrote
   double seconds = 0;
 };
 
-/// Thrown if the progress callback stops a consolidation; the same consolidate() continues it.
+/// Thrown if the progress callback stops a consolidation. The same call of consolidate() continues.
 class ConsolidationStopped : public Error {
  public:
-  template <typename... Args>
-  explicit ConsolidationStopped(fmt::format_string<Args...> text, Args&&... args)
-      : Error(fmt::format(text, std::forward<Args>(args)...)) {}
+  using Error::Error;
 };
 
-/// Writes the shards of a checkpoint as a whole model. Sources, recognized by their files: a
+/// Writes the shards of a checkpoint as a whole model. The source, recognized by its files, is a
 /// checkpoint of tessera, a Hugging Face directory, or a PyTorch Distributed Checkpoint of FSDP,
-/// torchtitan or Lightning. open_consolidate_source finds names and configuration.
+/// torchtitan or Lightning. See open_consolidate_source for names and configuration.
 ///
-/// Buffers take at most `memory` bytes, metadata about 2 KiB per tensor in addition. Verifies
-/// checksums. Writes into `<out>.tmp`, syncs, and renames: `out` is complete, absent, or still the
-/// former export. io/FORMAT.md lists the files of both formats.
+/// Buffers take at most `memory` bytes, and metadata about 3 KiB per tensor. Verifies checksums.
+/// Writes into `<out>.tmp`, syncs it and renames it, so that `out` is always complete, absent, or
+/// the former export. io/FORMAT.md lists the files of both formats.
 ///
-/// A stopped or killed call, and an IoError, leave `<out>.tmp` and `<out>.tmp.journal`; a call with
-/// the same output verifies the finished files and continues at the first unfinished one, another
-/// call begins anew. Other errors remove both.
+/// A stopped or killed call, or an IoError, leaves `<out>.tmp` and `<out>.tmp.journal`. If a later
+/// call would write the same output, it verifies the finished files and continues; otherwise it
+/// begins anew. Other errors remove both.
 /// @throws InvalidArgument if `out` exists and may not be replaced, the source is inside or around
 ///         `out` or `<out>.tmp`, another process is writing there, or on invalid options;
 ///         ConsolidationStopped, IoError, CorruptCheckpoint

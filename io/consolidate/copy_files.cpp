@@ -23,7 +23,7 @@ OutputFile output_file(const ExportFile& file) {
   return output;
 }
 
-// Removes small files of an earlier attempt that this export may not write.
+// Removes all but tensor files of an earlier attempt, because this export may not write the others.
 void remove_other_files(const fs::path& dir, const std::vector<ExportFile>& files) {
   std::set<std::string> names;
   for (const ExportFile& file : files) names.insert(file.name);
@@ -32,7 +32,7 @@ void remove_other_files(const fs::path& dir, const std::vector<ExportFile>& file
   }
 }
 
-/// Recorded files that are intact.
+/// Indices of the files that the attempt has recorded and that are intact.
 std::set<std::size_t> find_finished(const Attempt& attempt, const std::vector<ExportFile>& files,
                                     const WriteOptions& options) {
   std::map<std::size_t, std::uint64_t> recorded;

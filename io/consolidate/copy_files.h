@@ -10,16 +10,17 @@
 
 namespace tessera::io {
 
-/// Checksum of everything that determines the output of copy_files: layout of the files, sources of
-/// their bytes, and the sources' checksums or, without those, sizes and times of files.
+/// Checksum of everything that determines the output of copy_files: the layout of the files, the
+/// locations of their bytes in the sources, and the checksums of these bytes. For sources without
+/// checksums, size and time of the source files instead.
 /// @throws IoError, errors of the sources
 std::uint64_t copy_identity(const std::vector<ExportFile>& files);
 
 /// Writes all files into the attempt's directory; see write_files. Verifies files that the attempt
-/// has recorded instead, and rewrites damaged ones.
+/// has recorded, and writes only damaged ones of these.
 /// @param options  memory, jobs, direct_io
-/// @param wrote    called with the bytes of a block, and whether an earlier attempt wrote it; calls
-///                 are serialized. False: stop
+/// @param wrote    called with the bytes written, and whether an earlier attempt wrote them; calls
+///                 are serialized. Returning false stops copy_files
 /// @return false if stopped; finished files are recorded
 bool copy_files(Attempt& attempt, const std::vector<ExportFile>& files, const WriteOptions& options,
                 const std::function<bool(std::int64_t bytes, bool reused)>& wrote);

@@ -26,10 +26,9 @@ constexpr const char* kGeneration = "generation_config.json";
 constexpr const char* kOwnTokenizer = "tokenizer_tessera.json";
 constexpr const char* kTokenizer = "tokenizer.json";
 constexpr const char* kTokenizerConfig = "tokenizer_config.json";
-/// Files copied unchanged between Hugging Face directories: those that save_pretrained of
-/// tokenizers and processors writes, and tokenizers in their publishers' own formats.
-constexpr std::array kCopied = {kGeneration,
-                                kTokenizer,
+/// Files copied unchanged, all from one directory: those that save_pretrained of tokenizers and
+/// processors writes, and tokenizers in their publishers' own formats.
+constexpr std::array kCopied = {kTokenizer,
                                 kTokenizerConfig,
                                 "special_tokens_map.json",
                                 "added_tokens.json",
@@ -65,7 +64,7 @@ void add_json(std::vector<SideFile>& files, const char* name, const Json& json) 
   files.push_back({name, json.dump(2) + "\n"});
 }
 
-/// The floating-point dtype of most bytes of the weights; empty if there is none.
+/// The floating-point dtype that takes most bytes of the weights; empty if there is none.
 std::optional<DType> main_dtype(const std::vector<ExportTensor>& weights) {
   std::map<DType, std::int64_t> bytes;
   for (const ExportTensor& tensor : weights) {
@@ -109,27 +108,23 @@ void add_copy(std::vector<SideFile>& files, const fs::path& dir, const char* nam
   if (is_there(dir / name)) files.push_back({name, read_file(dir / name, kMaxCopied)});
 }
 
-/// Adds the files next to the source's tensors, or else next to the file of --config.
+/// Adds the kCopied files of the source's directory or, if it has none, of the one of --config.
 void add_copies(std::vector<SideFile>& files, const ConsolidateSource& source,
                 std::vector<std::string>& warnings) {
   const fs::path named = source.hf_config_file.parent_path();
   add_copy(files, is_there(source.path / kGeneration) ? source.path : named, kGeneration);
-  const auto is_tokenizers = [&](const char* name) {
-    return name != std::string_view(kGeneration) && is_there(source.path / name);
-  };
-  // All files of a tokenizer come from one directory: a mixture might load and be wrong.
-  const bool own = std::any_of(kCopied.begin(), kCopied.end(), is_tokenizers);
+  // Takes all from one directory, because a mixture of two tokenizers might load and be wrong.
+  const bool own =
+      std::ranges::any_of(kCopied, [&](const char* name) { return is_there(source.path / name); });
   const fs::path& dir = own ? source.path : named;
-  for (const char* name : kCopied) {
-    if (name != std::string_view(kGeneration)) add_copy(files, dir, name);
-  }
+  for (const char* name : kCopied) add_copy(files, dir, name);
   if (is_there(dir / kMoreTemplates)) {
     warnings.push_back(fmt::format("{} is not copied: exports have no subdirectories",
                                    (dir / kMoreTemplates).string()));
   }
 }
 
-/// auto_map_files of a copied file; empty if it is not JSON or too large to parse.
+/// Python files that a copied file needs, from its auto_map; empty if it is not JSON or too large.
 std::set<std::string> find_modules(const SideFile& file) {
   if (file.content.size() > kMaxParsed || file.content.find("auto_map") == std::string::npos) {
     return {};
@@ -141,7 +136,7 @@ std::set<std::string> find_modules(const SideFile& file) {
   }
 }
 
-/// Adds config.json of a model unknown to tessera, and the files copied with it.
+/// For a model unknown to tessera, adds config.json and the files copied with it.
 void add_other_model(std::vector<SideFile>& files, const ConsolidateSource& source,
                      std::vector<std::string>& warnings) {
   Json config = *source.hf_config;
@@ -158,11 +153,6 @@ void add_other_model(std::vector<SideFile>& files, const ConsolidateSource& sour
         "trust them, copy them and their imports next to the new config.json",
         fmt::join(modules, ", ")));
   }
-}
-
-bool has_generation(const ConsolidateSource& source) {
-  return !source.checkpoint && (is_there(source.path / kGeneration) ||
-                                is_there(source.hf_config_file.parent_path() / kGeneration));
 }
 
 }  // namespace
@@ -183,7 +173,9 @@ std::vector<SideFile> compose_side_files(const ConsolidateSource& source,
   }
   const Json config = export_config(source);
   add_json(files, kConfigFile, config);
-  if (!has_generation(source)) {
+  const bool is_copied = is_there(source.path / kGeneration) ||
+                         is_there(source.hf_config_file.parent_path() / kGeneration);
+  if (source.checkpoint || !is_copied) {
     Json generation{{"_from_model_config", true}};
     for (const char* key : {"bos_token_id", "eos_token_id"}) {
       if (config.contains(key) && !config[key].is_null()) generation[key] = config[key];
@@ -192,11 +184,10 @@ std::vector<SideFile> compose_side_files(const ConsolidateSource& source,
   }
   if (source.checkpoint) {
     add_tokenizer(files, *source.checkpoint, config);
-    // A run on token files keeps the tokenizer files of its initial model.
+    // A run on token files has kept the tokenizer files of the model that it started from.
     const bool has_own = std::ranges::find(files, kOwnTokenizer, &SideFile::name) != files.end();
     for (const char* name : kCopied) {
-      if (!has_own && name != std::string_view(kGeneration))
-        add_copy(files, source.path / "../../tokenizer", name);
+      if (!has_own) add_copy(files, source.path / "../../tokenizer", name);
     }
     return files;
   }
@@ -207,7 +198,8 @@ std::vector<SideFile> compose_side_files(const ConsolidateSource& source,
 bool is_config_file(std::string_view name) { return name == kConfigFile || name == kOwnConfig; }
 
 bool is_side_file(std::string_view name) {
-  return is_config_file(name) || std::find(kCopied.begin(), kCopied.end(), name) != kCopied.end();
+  return is_config_file(name) || name == kGeneration ||
+         std::ranges::find(kCopied, name) != kCopied.end();
 }
 
 }  // namespace tessera::io

@@ -9,13 +9,13 @@
 
 namespace tessera::io {
 
-/// A small file of an export, without tensors.
+/// A configuration or tokenizer file of an export.
 struct SideFile {
   std::string name, content;
 };
 
-/// Configuration and tokenizer of an export; io/FORMAT.md lists the files. Writes nothing.
-/// @param warnings  receives a sentence about files that are needed but not copied
+/// Contents of all SideFiles of an export; io/FORMAT.md lists them. Writes nothing.
+/// @param warnings  receives a sentence on files that the model needs but that are not copied
 /// @throws InvalidArgument, IoError, CorruptCheckpoint
 std::vector<SideFile> compose_side_files(const ConsolidateSource& source,
                                          const ConsolidateOptions& options,
@@ -24,7 +24,7 @@ std::vector<SideFile> compose_side_files(const ConsolidateSource& source,
 inline constexpr const char* kConfigFile = "config.json";
 /// Whether a file of this name is the configuration of an export.
 bool is_config_file(std::string_view name);
-/// Whether a file of this name may be a side file of an export.
+/// Whether an export may contain a configuration or tokenizer file of this name.
 bool is_side_file(std::string_view name);
 
 }  // namespace tessera::io

@@ -25,15 +25,16 @@ bool wants_optimizer(const ConsolidateOptions& options) {
   return options.what != ExportWhat::Model;
 }
 
-// Converts floating-point weights only: integers and booleans are indices and masks.
-DType written_dtype(const TensorInfo& info, const ConsolidateOptions& options) {
-  return options.dtype && is_floating(info.dtype) ? *options.dtype : info.dtype;
+std::string gpt2_name(const std::string& name, const ConsolidateOptions& options) {
+  return options.format == ExportFormat::HF ? gpt2_name_to_hf(name) : name;
 }
 
 void add_weight(ConsolidateSource& result, const TensorSource& source, const TensorInfo& info,
                 const std::string& name, const ConsolidateOptions& options) {
+  // Converts floating-point weights only, because integers and booleans are indices and masks.
+  const bool converts = options.dtype && is_floating(info.dtype);
   result.weights.push_back(
-      {name, info.shape, info.dtype, written_dtype(info, options), &source, info.name});
+      {name, info.shape, info.dtype, converts ? *options.dtype : info.dtype, &source, info.name});
 }
 
 void add_checkpoint(ConsolidateSource& result, const CheckpointReader& reader,
@@ -43,8 +44,7 @@ void add_checkpoint(ConsolidateSource& result, const CheckpointReader& reader,
   if (wants_weights(options)) {
     auto model = open_checkpoint_model(reader);
     for (const TensorInfo& info : model->tensors()) {
-      const bool hf = options.format == ExportFormat::HF;
-      add_weight(result, *model, info, hf ? gpt2_name_to_hf(info.name) : info.name, options);
+      add_weight(result, *model, info, gpt2_name(info.name, options), options);
     }
     result.sources.push_back(std::move(model));
   }
@@ -66,27 +66,12 @@ bool says_gpt2(const Json& config) {
   return type != config.end() && *type == "gpt2";
 }
 
-// Accepts the config.json of another model than GPT-2, whose tensors cannot be checked.
-void take_other_config(ConsolidateSource& result, Json config, const fs::path& file, bool needed) {
-  const auto type = config.is_object() ? config.find("model_type") : config.end();
-  if (config.is_object() && type != config.end() && type->is_string()) {
-    result.hf_config_file = file;
-    result.hf_config = std::make_shared<const Json>(std::move(config));
-    return;
-  }
-  require<CorruptCheckpoint>(
-      !needed,
-      "{} is not an object with a \"model_type\", which a Hugging Face model needs; give another "
-      "one with --config, or write the tensors alone with --format safetensors",
-      file.string());
-}
-
-// Whether prefixes of names are removed according to another model's config.json.
+// Whether the prefixes to remove follow from the config.json of a model unknown to tessera.
 bool strips_by_model(const ConsolidateSource& source, const NameRules& rules) {
   return source.hf_config && !source.config && rules.strip_wrappers && rules.prefixes.empty();
 }
 
-/// Finds the configuration of another program's source; none if the export needs none.
+/// Reads the configuration of another program's source, unless the export needs none.
 void find_config(ConsolidateSource& result, const ShardedSource& source,
                  const ConsolidateOptions& options, const NameRules& rules) {
   const fs::path file = options.config_file.value_or(source.path() / kConfigFile);
@@ -99,10 +84,20 @@ void find_config(ConsolidateSource& result, const ShardedSource& source,
   }
   const std::string text = read_file(file, kMaxConfig);
   Json config = parse_hf_config(text, file.string());
-  if (says_gpt2(config)) config = parse_json(text, file.string());  // with numbers as numbers
+  if (says_gpt2(config)) config = parse_json(text, file.string());  // large integers stay numbers
   const bool may_do_without = !options.config_file && options.format == ExportFormat::Safetensors;
   if (!says_gpt2(config)) {
-    take_other_config(result, std::move(config), file, !may_do_without);
+    const auto type = config.is_object() ? config.find("model_type") : config.end();
+    const bool has_type = type != config.end() && type->is_string();
+    require<CorruptCheckpoint>(
+        has_type || may_do_without,
+        "{} is not an object with a \"model_type\", which a Hugging Face model needs; give another "
+        "one with --config, or write the tensors alone with --format safetensors",
+        file.string());
+    if (has_type) {
+      result.hf_config_file = file;
+      result.hf_config = std::make_shared<const Json>(std::move(config));
+    }
     if (options.format == ExportFormat::Safetensors) {
       result.skipped.push_back(
           {kConfigFile, strips_by_model(result, rules)
@@ -122,7 +117,7 @@ void find_config(ConsolidateSource& result, const ShardedSource& source,
   }
 }
 
-// Name matched by --tensors; for moments, the name of their weight.
+// Name that --tensors matches; for moments, the name of their weight.
 std::string chosen_by(const std::string& name, TensorRole role) {
   return role == TensorRole::OptimizerState ? name.substr(name.find('/') + 1) : name;
 }
@@ -135,7 +130,7 @@ std::string our_state_name(const std::string& name) {
 }
 
 /// Adds the tensors of unreadable() that can be copied unchanged.
-/// @param names  names of the other tensors
+/// @param names  names of the readable tensors
 void add_unreadable(ConsolidateSource& result, const ShardedSource& source,
                     const ConsolidateOptions& options, const NameRules& rules,
                     std::vector<TensorName> names) {
@@ -165,7 +160,7 @@ void add_unreadable(ConsolidateSource& result, const ShardedSource& source,
   check_distinct(names, source.path().string());
 }
 
-// Later sums of bytes cannot overflow.
+// Throws if the tensors have over 2^63 bytes, so that later sums of bytes cannot overflow.
 void check_size(const ConsolidateSource& source) {
   std::int64_t total = 0;
   for (const auto* tensors : {&source.weights, &source.optimizer}) {
@@ -191,6 +186,7 @@ NameRules other_model_rules(const ShardedSource& source, const Json& config) {
   return rules;
 }
 
+// Throws if --dtype might convert scales of quantized weights.
 // @param prefix  path of the object in config.json: "", "text_config."
 void check_scales(const ConsolidateSource& source, const Json& object, const std::string& prefix) {
   for (const char* key : {"quantization_config", "compression_config"}) {
@@ -228,8 +224,8 @@ bool is_torchtitan_query(std::string_view name) {
   return name.find_first_not_of("0123456789") == name.size() - kAfter.size();
 }
 
-// torchtitan's wq and wk have another row order than q_proj and k_proj: renaming alone would make a
-// model that loads and is wrong.
+// Throws on torchtitan's names. Rows of its wq and wk are in another order than those of q_proj and
+// k_proj, so that a renamed model would load and be wrong.
 void check_no_torchtitan(const ConsolidateSource& source) {
   const auto is_embedding = [](const std::string& name) { return name == "tok_embeddings.weight"; };
   const auto query = std::ranges::find_if(source.weights, is_torchtitan_query, &ExportTensor::name);
@@ -243,7 +239,7 @@ void check_no_torchtitan(const ConsolidateSource& source) {
       source.path.string(), query == source.weights.end() ? "" : query->source_name);
 }
 
-// Checks of a model unknown to tessera, exported for programs that know it.
+// Checks a model unknown to tessera that is exported for Hugging Face programs.
 void check_other_model(ConsolidateSource& source) {
   check_no_state(source);
   check_no_torchtitan(source);
@@ -262,7 +258,7 @@ void add_unused_prefixes(ConsolidateSource& source, const std::vector<TensorName
   std::vector<std::string_view> weights;
   for (const TensorName& name : names)
     if (name.role == TensorRole::Weight) weights.push_back(name.source);
-  // Names of optimizer state contain names of weights.
+  // No warning if a prefix is in names of optimizer state, because they contain names of weights.
   const auto is_of_state = [&](const std::string& prefix) {
     return std::ranges::any_of(names, [&](const TensorName& name) {
       return name.role == TensorRole::OptimizerState &&
@@ -289,7 +285,7 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned
   add_unreadable(result, *owned, options, rules, names);
   for (const std::string& name : owned->objects()) result.skipped.push_back({name, "not a tensor"});
   const ShardedSource* const source = owned.get();
-  // With a configuration, missing data is detected below by the shapes of the weights.
+  // With a configuration, missing weights are detected below from the expected shapes.
   if (!result.config || wants_optimizer(options)) result.warnings = owned->warnings();
 
   if (source->unreadable().empty()) add_unused_prefixes(result, names, rules);
@@ -300,11 +296,10 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned
     model = std::make_unique<Gpt2Source>(std::move(owned), *result.config, rules);
     if (wants_weights(options)) {
       for (const TensorInfo& info : model->tensors()) {
-        const bool hf = options.format == ExportFormat::HF;
-        result.weights.push_back({hf ? gpt2_name_to_hf(info.name) : info.name, info.shape,
-                                  info.dtype, written_dtype(info, options), source,
-                                  model->source_name(info.name)});
-        written.insert(model->source_name(info.name));
+        const std::string& theirs = model->source_name(info.name);
+        add_weight(result, *source, {theirs, info.shape, info.dtype}, gpt2_name(info.name, options),
+                   options);
+        written.insert(theirs);
       }
     }
   }
@@ -340,7 +335,6 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned
   if (options.format == ExportFormat::HF && !result.config) check_other_model(result);
 }
 
-// Drops tensors that --tensors does not select.
 void choose_tensors(ConsolidateSource& source, const std::vector<std::string>& patterns) {
   if (patterns.empty()) return;
   std::vector<std::string> names;

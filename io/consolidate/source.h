@@ -16,26 +16,25 @@ namespace tessera::io {
 struct ConsolidateSource {
   std::string kind;  ///< "tessera checkpoint", "Hugging Face model", "PyTorch DCP", ...
   fs::path path;
-  std::optional<CheckpointReader> checkpoint;  ///< of a tessera checkpoint
+  std::optional<CheckpointReader> checkpoint;  ///< set if the source is one of tessera
   std::shared_ptr<const Json> config;          ///< tessera's "model" section; null if unknown
-  /// Hugging Face config.json from which `config` was made; if that is null, of a model unknown to
-  /// tessera.
+  /// Hugging Face config.json of the source. If `config` is null, its model is unknown to tessera.
   std::shared_ptr<const Json> hf_config;
   fs::path hf_config_file;
   std::vector<ExportTensor> weights, optimizer;
   std::vector<SkippedEntry> skipped;
   std::vector<std::string> warnings;  ///< as in ConsolidatePlan
 
-  std::vector<std::unique_ptr<TensorSource>> sources;  ///< owns ExportTensor::source
+  std::vector<std::unique_ptr<TensorSource>> sources;  ///< pointed to by ExportTensor::source
 };
 
 /// Opens a source of any kind and lists the tensors that the options select.
 ///
 /// A source of another program is a GPT-2 if options.config_file, or else its config.json, has that
-/// model_type: its tensors are checked and get tessera's names. Tensors of other models are
-/// exported unchanged. Names in a Hugging Face directory stay, others follow options.names; with
-/// default rules and a config.json they become the names of that Hugging Face model (see
-/// count_model_levels). Without a config.json, only ExportFormat::Safetensors is possible.
+/// model_type. Its tensors are then checked and get tessera's names. Tensors of other models are
+/// exported unchanged. Names follow options.names. By default, names in a Hugging Face directory
+/// stay; elsewhere, with a config.json, they become those of Hugging Face (see count_model_levels).
+/// Without a config.json, only ExportFormat::Safetensors is possible.
 /// @throws InvalidArgument, with advice, if the configuration is missing for HF, the optimizer
 ///         state is missing, two tensors would get one name, a pattern of options.tensors matches
 ///         none, or options.dtype might convert scales of quantized weights; CorruptCheckpoint if

@@ -9,7 +9,7 @@
 namespace tessera::io {
 namespace {
 
-// Metadata that distinguishes exports, which --overwrite may replace, from other models.
+// Metadata that marks exports, because --overwrite may replace an export but no other model.
 constexpr const char* kWriter = "writer";
 constexpr const char* kTessera = "tessera ";
 
@@ -21,8 +21,7 @@ std::vector<ExportFile> plan_tensor_files(const std::vector<ExportTensor>& tenso
   metadata[kWriter] = kTessera + std::string(TESSERA_VERSION);
   std::vector<const ExportTensor*> sorted;
   for (const ExportTensor& tensor : tensors) sorted.push_back(&tensor);
-  std::sort(sorted.begin(), sorted.end(),
-            [](const ExportTensor* a, const ExportTensor* b) { return a->name < b->name; });
+  std::ranges::sort(sorted, {}, &ExportTensor::name);
   std::vector<ExportFile> files(1);
   std::int64_t filled = 0;
   for (const ExportTensor* tensor : sorted) {

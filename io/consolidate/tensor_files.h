@@ -12,7 +12,6 @@
 
 namespace tessera::io {
 
-/// A tensor of an export.
 struct ExportTensor {
   std::string name;  ///< in the output
   Shape shape;
@@ -20,8 +19,8 @@ struct ExportTensor {
   DType written = DType::F32;            ///< dtype in the output
   const TensorSource* source = nullptr;  ///< outlives the export
   std::string source_name;               ///< name at the source
-  /// safetensors name of a dtype that tessera lacks and copies unchanged; stored and written are
-  /// then the integer of that size.
+  /// safetensors name of a dtype that tessera lacks and copies unchanged; `stored` and `written`
+  /// are then the integer dtype of the same size. Else empty.
   std::string opaque_dtype = {};
 
   std::int64_t bytes() const {
@@ -32,16 +31,16 @@ struct ExportTensor {
 /// A safetensors file of an export.
 struct ExportFile {
   std::string name;
-  SafetensorsPlan plan;                      ///< with `tensors` and `order` removed
+  SafetensorsPlan plan;                      ///< `tensors` and `order` are emptied
   std::vector<const ExportTensor*> tensors;  ///< in file order
-  std::vector<std::int64_t> begins;          ///< first byte of each in the file
+  std::vector<std::int64_t> begins;          ///< first byte of each tensor in the file
 };
 
 /// Lays out STEM.safetensors or, if the tensors exceed max_shard_size bytes,
-/// STEM-00001-of-0000N.safetensors and so on, filled greedily in order of names; a tensor above the
-/// limit gets its own file. Writes nothing.
+/// STEM-00001-of-0000N.safetensors and so on, filled greedily in order of names. A larger tensor
+/// has its own file. Writes nothing.
 /// @param tensors   at least one; they outlive the result
-/// @param metadata  of each file; the key "writer" is added
+/// @param metadata  metadata of each file; the key "writer" is added
 std::vector<ExportFile> plan_tensor_files(const std::vector<ExportTensor>& tensors,
                                           const std::string& stem, std::int64_t max_shard_size,
                                           std::map<std::string, std::string> metadata = {});

@@ -19,15 +19,13 @@ namespace {
 
 /// Whether all files are token files. @throws InvalidArgument on a mixture
 bool all_token_files(const std::vector<std::string>& files) {
-  const auto tokens = std::count_if(files.begin(), files.end(), is_token_file);
-  if (tokens == 0) return false;
-  const auto text = std::find_if_not(files.begin(), files.end(), is_token_file);
-  require(text == files.end(),
+  const auto tokens = std::ranges::find_if(files, is_token_file);
+  const auto text = std::ranges::find_if_not(files, is_token_file);
+  require(tokens == files.end() || text == files.end(),
           "{} is text, but {} is a token file (.bin); data.train and data.val must be all text or "
           "all token files",
-          text == files.end() ? std::string() : *text,
-          *std::find_if(files.begin(), files.end(), is_token_file));
-  return true;
+          text == files.end() ? "" : *text, tokens == files.end() ? "" : *tokens);
+  return text == files.end();
 }
 
 TokenSourcePtr open_token_files(const std::vector<std::string>& files, std::int64_t vocab_size) {
@@ -73,8 +71,7 @@ TokenizerPtr choose_tokenizer(const DatasetOptions& options,
 std::vector<std::string> expand_globs(const std::vector<std::string>& patterns) {
   std::vector<std::string> files;
   for (const std::string& pattern : patterns) {
-    std::error_code error;
-    if (pattern.find_first_of("*?[") == std::string::npos || fs::exists(pattern, error)) {
+    if (pattern.find_first_of("*?[") == std::string::npos || is_there(pattern)) {
       files.push_back(pattern);
       continue;
     }

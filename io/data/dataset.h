@@ -9,7 +9,7 @@
 
 namespace tessera::io {
 
-/// Paths in the given order; globs ("data/*.bin") are replaced by their sorted matches.
+/// Returns paths in the given order; replaces globs ("data/*.bin") by their sorted matches.
 /// @throws IoError if a glob matches nothing
 std::vector<std::string> expand_globs(const std::vector<std::string>& patterns);
 
@@ -18,12 +18,12 @@ bool is_token_file(const std::string& path);
 
 struct DatasetOptions {
   std::vector<std::string> train = {};  ///< files or globs; all token files, or all text
-  std::vector<std::string> val = {};    ///< same kind; empty: split off the training text
+  std::vector<std::string> val = {};    ///< same kind as train; empty: split off the training text
   std::string tokenizer = "bytes";      ///< for text: "bytes", "chars", or a tokenizer file
   /// Fraction at the end of the training text used for validation if val is empty, in [0, 1). Token
   /// files are never split.
   double val_fraction = 0.1;
-  std::int64_t vocab_size = 0;  ///< of the model; larger ids are errors. 0: from the data
+  std::int64_t vocab_size = 0;  ///< of the model; ids must be below it. 0: derived from the data
   TokenizerPtr fixed_tokenizer = nullptr;  ///< tokenizer of the model; overrides `tokenizer`
   bool refuse_text = false;                ///< accept only token files: the model has no tokenizer
 };
@@ -32,14 +32,14 @@ struct Dataset {
   TokenSourcePtr train;
   TokenSourcePtr val;      ///< null if there is none
   TokenizerPtr tokenizer;  ///< null for token files
-  /// The option; if 0, the tokenizer's size, or the largest id in the token files plus one.
+  /// DatasetOptions::vocab_size; if 0, the tokenizer's size, or 1 + the largest id in token files.
   std::int64_t vocab_size = 0;
   std::vector<std::string> warnings;  ///< from inspect_data_file
 };
 
 /// Opens training and validation data. The vocabulary of "chars" is the sorted set of characters of
-/// all text, as in nanoGPT's character example; such text takes 2 bytes of memory per character,
-/// other data stays on disk.
+/// all text, as in nanoGPT's character example. Text for "chars" takes 2 bytes of memory per
+/// character; other data stays on disk.
 /// @throws IoError or CorruptCheckpoint on files that are unreadable, malformed, or of another
 ///   format (an archive, a NumPy array, JSONL, ...); InvalidArgument on options that contradict
 ///   each other or the data

@@ -48,18 +48,11 @@ constexpr Format kFormats[] = {
     {"version https://git-lfs"sv, "a Git LFS pointer without the data", "fetch it (git lfs pull)"},
 };
 
-bool is_bzip2(std::string_view head) {
-  return head.starts_with("BZh") && head.substr(4).starts_with("1AY&SY");
-}
-
-bool is_json_object(std::string_view line) {
-  return line.starts_with('{') && nlohmann::json::accept(line);
-}
-
 bool is_jsonl(const std::string& path, std::string_view head) {
   if (path.ends_with(".jsonl") || path.ends_with(".ndjson")) return true;
   const auto end = head.find('\n');
-  return !path.ends_with(".txt") && end != head.npos && is_json_object(head.substr(0, end));
+  return !path.ends_with(".txt") && end != head.npos && head.starts_with('{') &&
+         nlohmann::json::accept(head.substr(0, end));
 }
 
 // Control characters that do not occur in text.
@@ -75,8 +68,8 @@ std::string inspect_text(const std::string& path, std::string_view head) {
                      path, controls * 100 / static_cast<std::ptrdiff_t>(head.size()), head.size());
 }
 
-// Warns on an index of coincidence near 1: the probability that two tokens are equal, relative to
-// uniformly drawn ids. Noise has 1; English has 4 by characters, far more by longer tokens.
+// Warns if two tokens are equal about as often as two uniformly drawn ids. The ratio (the index of
+// coincidence) is 1 for noise, 4 for English characters, and far more for longer tokens.
 template <typename T>
 std::string inspect_ids(const std::string& path, std::string_view head) {
   constexpr double kNoise = 1.5, kEnoughPairs = 50;
@@ -118,7 +111,7 @@ std::string inspect_data_file(const std::string& path, bool tokens) {
   };
   for (const Format& format : kFormats)
     if (head.starts_with(format.magic)) refuse(format.name, format.advice);
-  if (is_bzip2(head)) refuse("a bzip2 file", kUnpack);
+  if (head.starts_with("BZh") && head.find("1AY&SY") == 4) refuse("a bzip2 file", kUnpack);
   constexpr std::size_t kHeader = 1024;
   std::int32_t magic = 0;
   if (tokens) {

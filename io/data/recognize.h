@@ -4,8 +4,8 @@
 
 namespace tessera::io {
 
-/// Inspects the first 64 KiB of a data file. Ignores unreadable files: opening them as data reports
-/// the error.
+/// Inspects the first 64 KiB of a data file. Ignores unreadable files, because opening them as data
+/// reports the error.
 /// @param tokens  true: a token file; false: text
 /// @return a warning about suspicious content (control characters in text, ids spread evenly over
 ///   the vocabulary); empty: none

@@ -12,8 +12,8 @@ namespace tessera::io {
 namespace {
 
 /// Image of `index` under a pseudo-random permutation of [0, n): a balanced Feistel network on the
-/// next even number of bits, walked along its cycle until it lands below n (under 4 steps on
-/// average). Source: Black and Rogaway 2002, "Ciphers with arbitrary finite domains", section 3.
+/// next even number of bits, applied until the result is below n (under 4 times on average).
+/// Source: Black and Rogaway 2002, "Ciphers with arbitrary finite domains", section 3.
 std::uint64_t permute(std::uint64_t index, std::uint64_t n, const RngKey& key) {
   if (n <= 1) return 0;
   constexpr std::uint64_t kRounds = 6;
@@ -48,7 +48,7 @@ Sampler::Sampler(TokenSourcePtr source, std::int64_t seq_len, DataOrder order, s
           "{} has {} tokens, but a row needs model.seq_len + 1 = {}; use more data or a "
           "smaller model.seq_len",
           name, size, seq_len_ + 1);
-  // Shuffled: the windows that fit after the largest offset, so that all epochs have equal sizes.
+  // Shuffled: counts the windows that fit after the largest offset, so that each epoch has as many.
   const std::int64_t usable = order_ == DataOrder::Shuffled ? size - seq_len_ : size - 1;
   windows_ = std::max<std::int64_t>(1, usable / seq_len_);
 }
@@ -60,7 +60,7 @@ std::int64_t Sampler::first_token(std::int64_t sample) const {
   const auto key =
       RngKey::make(seed_, RngPurpose::DataOrder, static_cast<std::uint64_t>(sample / windows_));
   const std::int64_t offsets = std::min(seq_len_, source_->size() - windows_ * seq_len_);
-  // Counters >= 2^63 yield the offset, lower ones the permutation.
+  // Random counter 2^63 is for the offset; the permutation uses lower ones.
   const std::int64_t offset = key.words(std::uint64_t{1} << 63)[0] % offsets;
   const auto window =
       permute(static_cast<std::uint64_t>(row), static_cast<std::uint64_t>(windows_), key);

@@ -11,8 +11,8 @@ enum class DataOrder : std::uint8_t { Shuffled, Sequential };
 /// "shuffled" or "sequential". @throws InvalidArgument
 DataOrder parse_data_order(std::string_view name);
 
-/// Maps a global sample number to a row of seq_len + 1 tokens. A pure function of (seed, sample):
-/// the next sample's number is the whole data state of a run, at any world size.
+/// Maps a global sample number to a row of seq_len + 1 tokens. Depends only on seed and sample, so
+/// that the number of the next sample is the whole data state of a run, at any world size.
 ///
 /// An epoch has samples_per_epoch() rows; sample s belongs to epoch s / samples_per_epoch().
 ///   Sequential  row i starts at token i * seq_len; an incomplete last row is dropped.

@@ -5,7 +5,7 @@
 namespace tessera::io {
 namespace {
 
-/// Bytes of the sequence that starts at `text[i]`; 0 if it is malformed. Source: Unicode 15,
+/// Length in bytes of the UTF-8 sequence at `text[i]`; 0 if it is malformed. Source: Unicode 15,
 /// table 3-7, "Well-Formed UTF-8 Byte Sequences".
 int sequence_length(std::string_view text, std::size_t i) {
   const auto byte = [&](std::size_t k) -> unsigned {
@@ -51,21 +51,10 @@ std::u32string decode_utf8(std::string_view text, std::string_view name) {
 
 void append_utf8(char32_t point, std::string& out) {
   const auto put = [&](char32_t byte) { out.push_back(static_cast<char>(byte)); };
-  if (point < 0x80) {
-    put(point);
-  } else if (point < 0x800) {
-    put(0xC0 | (point >> 6));
-    put(0x80 | (point & 0x3F));
-  } else if (point < 0x10000) {
-    put(0xE0 | (point >> 12));
-    put(0x80 | ((point >> 6) & 0x3F));
-    put(0x80 | (point & 0x3F));
-  } else {
-    put(0xF0 | (point >> 18));
-    put(0x80 | ((point >> 12) & 0x3F));
-    put(0x80 | ((point >> 6) & 0x3F));
-    put(0x80 | (point & 0x3F));
-  }
+  if (point < 0x80) return put(point);
+  const int more = point < 0x800 ? 1 : point < 0x10000 ? 2 : 3;  // bytes after the first
+  put((0xFFU << (7 - more)) | (point >> (6 * more)));
+  for (int i = more - 1; i >= 0; --i) put(0x80U | ((point >> (6 * i)) & 0x3FU));
 }
 
 std::string describe_character(char32_t point) {

@@ -6,15 +6,13 @@
 
 namespace tessera::io {
 
-/// Decodes UTF-8.
 /// @throws InvalidArgument on the first invalid byte (including overlong forms and surrogates),
 ///   naming `name` and the byte's offset
 std::u32string decode_utf8(std::string_view text, std::string_view name);
 
-/// Appends one code point as UTF-8.
 void append_utf8(char32_t code_point, std::string& out);
 
-/// A code point for messages: 'a' (U+0061).
+/// Formats a code point for messages: 'a' (U+0061).
 std::string describe_character(char32_t code_point);
 
 }  // namespace tessera::io

@@ -8,7 +8,6 @@
 
 #include "core/base/error.h"
 #include "io/base/file.h"
-#include "io/base/mapped_file.h"
 
 namespace tessera::io {
 namespace {
@@ -25,7 +24,11 @@ template <typename T>
 class FileTokens final : public TokenSource {
  public:
   FileTokens(File file, std::int64_t offset, std::int64_t size, std::int64_t vocab_size)
-      : file_(std::move(file)), offset_(offset), size_(size), limit_(vocab_size) {}
+      : file_(std::move(file)),
+        file_size_(file_.size()),
+        offset_(offset),
+        size_(size),
+        limit_(vocab_size) {}
 
   std::int64_t size() const override { return size_; }
   void prefetch(std::int64_t begin, std::int64_t count) const override {
@@ -34,12 +37,17 @@ class FileTokens final : public TokenSource {
   }
   void read(std::int64_t begin, std::int64_t count, std::int32_t* dst) const override {
     check_token_range(begin, count, size_);
-    // Copies before checking: the file may change between check and use.
+    check_file_size();
     std::array<T, 4096> block;
     while (count > 0) {
       const auto part = std::min(count, static_cast<std::int64_t>(block.size()));
-      file_.read(offset_ + begin * kTokenBytes, block.data(),
-                 static_cast<std::size_t>(part) * sizeof(T));
+      try {
+        file_.read(offset_ + begin * kTokenBytes, block.data(),
+                   static_cast<std::size_t>(part) * sizeof(T));
+      } catch (const CorruptCheckpoint&) {
+        check_file_size();
+        throw;
+      }
       for (std::int64_t i = 0; i < part; ++i) {
         const T id = block[static_cast<std::size_t>(i)];
         if (id >= limit_) [[unlikely]] {
@@ -58,7 +66,16 @@ class FileTokens final : public TokenSource {
 
  private:
   static constexpr std::int64_t kTokenBytes = sizeof(T);
-  MappedFile file_;
+  void check_file_size() const {
+    const std::int64_t now = file_.size();
+    require<IoError>(
+        now >= file_size_,
+        "{} has {} bytes, but had {} when it was opened: it was truncated while in use; restore "
+        "the file and resume from the newest checkpoint",
+        file_.path().string(), now, file_size_);
+  }
+  File file_;
+  std::int64_t file_size_;  // size when the file was opened
   std::int64_t offset_;
   std::int64_t size_;
   std::int64_t limit_;

@@ -13,11 +13,11 @@ namespace tessera::io {
 ///   llm.c, 32 bit   int32[256] header {20240801, 7, count}, then count uint32
 ///   nanoGPT         no header: uint16 to the end of the file
 ///
-/// All little-endian. First words from 20240000 to 20249999 are taken as llm.c's: in a raw file
-/// the first token would be above 54911, beyond GPT-2's vocabulary of 50257.
+/// All are little-endian. First words from 20240000 to 20249999 mean llm.c, because the first token
+/// of a raw file with such a word would be above 54911, beyond GPT-2's vocabulary of 50257.
 ///
-/// The file is mapped; the ranks of a host share its pages. If it is truncated while open, the next
-/// read throws IoError; see MappedFile for the limits.
+/// Reads through the page cache, which the ranks of a host share. If the file is truncated while
+/// open, the next read throws IoError.
 /// @param vocab_size  reading a larger id throws; 0: ids up to 2^31 - 1
 /// @throws CorruptCheckpoint if it is not a regular file; IoError if it is unreadable, empty, has
 ///   an unknown magic, version or count, or a size that contradicts its header

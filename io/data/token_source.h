@@ -31,7 +31,7 @@ TokenSourcePtr slice_tokens(TokenSourcePtr source, std::int64_t begin, std::int6
 /// @throws InvalidArgument if there are no sources
 TokenSourcePtr concatenate_tokens(std::vector<TokenSourcePtr> sources);
 TokenSourcePtr tokens_in_memory(std::vector<std::uint16_t> tokens);
-/// Largest id, -1 if the source is empty; reads all of it.
+/// Largest id; -1 if the source is empty. Reads the whole source.
 std::int32_t max_token_id(const TokenSource& source);
 
 }  // namespace tessera::io

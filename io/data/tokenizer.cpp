@@ -126,14 +126,10 @@ TokenizerPtr tokenizer_from_json(const nlohmann::json& json) {
 TokenizerPtr load_tokenizer(const std::string& path) {
   constexpr std::int64_t kLimit = 64 << 20;
   const std::string text = read_file(path, kLimit);
-  Json json;
   try {
-    json = parse_json(text, path);
+    return tokenizer_from_json(parse_json(text, path));
   } catch (const CorruptCheckpoint& error) {
     throw InvalidArgument("expected a tokenizer file: {}", error.what());
-  }
-  try {
-    return tokenizer_from_json(json);
   } catch (const InvalidArgument& error) {
     throw InvalidArgument("{}: {}", path, error.what());
   } catch (const Unsupported& error) {

@@ -23,12 +23,12 @@ class Tokenizer {
                                            std::string_view name = "text") const = 0;
   /// @throws InvalidArgument on an id outside the vocabulary
   virtual std::string decode(std::span<const std::int32_t> ids) const = 0;
-  /// {"type":"bytes"} or {"type":"chars","vocabulary":"..."}; tokenizer_from_json() inverts it.
+  /// {"type":"bytes"} or {"type":"chars","vocabulary":"..."}. Inverse of tokenizer_from_json().
   virtual nlohmann::json to_json() const = 0;
 };
 using TokenizerPtr = std::shared_ptr<const Tokenizer>;
 
-/// One token per byte, 256 ids. decode() may return incomplete characters.
+/// One token per byte, 256 ids. decode() may return incomplete UTF-8 characters.
 TokenizerPtr make_byte_tokenizer();
 /// One token per character (Unicode code point); ids follow the sorted vocabulary.
 /// @param vocabulary  sorted and without repeats

@@ -27,7 +27,7 @@ std::vector<std::string> list_files(const fs::path& dir) {
   return names;
 }
 
-// Offsets of each part in its tensor, by name.
+// For each tensor name, the offsets of this file's part in the whole tensor.
 Json sharding_info(const SafetensorsHeader& header, const std::string& path) {
   const auto found = header.metadata.find(kShardingInfo);
   require<CorruptCheckpoint>(found != header.metadata.end(),
@@ -68,9 +68,8 @@ void check_length(const DcpTensor& tensor, const StoredBlock& chunk, const std::
 
 bool is_dcp(const fs::path& dir) {
   if (is_there(dir / kMetadataFile)) return true;
-  const std::vector<std::string> names = list_files(dir);
-  return std::any_of(names.begin(), names.end(),
-                     [](const std::string& name) { return name.ends_with(".distcp"); });
+  return std::ranges::any_of(list_files(dir),
+                             [](const std::string& name) { return name.ends_with(".distcp"); });
 }
 
 std::unique_ptr<ShardedSource> open_dcp(const fs::path& dir) {
@@ -114,18 +113,12 @@ bool is_dcp_safetensors(const fs::path& dir) {
   if (is_there(dir / "model.safetensors") || is_there(dir / "model.safetensors.index.json")) {
     return false;
   }
-  const std::vector<std::string> names = list_files(dir);
-  return std::any_of(names.begin(), names.end(), is_dcp_shard_name);
+  return std::ranges::any_of(list_files(dir), is_dcp_shard_name);
 }
 
 std::unique_ptr<ShardedSource> open_dcp_safetensors(const fs::path& dir,
                                                     std::optional<std::int64_t> shards) {
-  struct Found {
-    std::string dtype;
-    Shape shape;  // of the chunks so far
-    std::vector<StoredBlock> chunks;
-  };
-  std::map<std::string, Found> tensors;
+  std::map<std::string, DcpTensor> tensors;  // shapes grow with their chunks
   DcpShards found_shards = find_dcp_shards(list_files(dir), dir, shards);
   auto source = std::make_unique<ShardedSource>(dir, "PyTorch DCP as safetensors");
   source->warn(std::move(found_shards.warnings));
@@ -139,8 +132,8 @@ std::unique_ptr<ShardedSource> open_dcp_safetensors(const fs::path& dir,
     for (const SafetensorsEntry& entry : header.tensors) {
       const Box box{saved_offsets(offsets, entry), entry.shape};
       const auto [found, is_new] =
-          tensors.try_emplace(entry.name, Found{entry.stored_dtype, entry.shape, {}});
-      Found& tensor = found->second;
+          tensors.try_emplace(entry.name, DcpTensor{entry.stored_dtype, entry.shape, {}, ""});
+      DcpTensor& tensor = found->second;
       require<CorruptCheckpoint>(
           tensor.dtype == entry.stored_dtype && tensor.shape.size() == box.shape.size(),
           "{}: tensor {} is {} of {} dims, but {} of {} in another file", path, entry.name,

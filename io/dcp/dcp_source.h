@@ -11,17 +11,18 @@ namespace tessera::io {
 /// Whether a directory is a PyTorch Distributed Checkpoint (`.metadata`, or `.distcp` files without
 /// it), as saved by FSDP, torchtitan and Lightning.
 bool is_dcp(const fs::path& dir);
-/// Opens one. Reads `.metadata` and checks that all files exist and are long enough. Opens a
-/// chunk's archive on first use; verifies data whose archive has a checksum (PyTorch may omit it).
+/// Opens a Distributed Checkpoint. Reads `.metadata` and checks that all files exist and are long
+/// enough. Reads the directory of a chunk's archive on first use. Verifies data against the CRC-32
+/// in the archive if there is one; PyTorch may omit it.
 /// @throws CorruptCheckpoint, Unsupported as parse_dcp_metadata; IoError
 std::unique_ptr<ShardedSource> open_dcp(const fs::path& dir);
 
 /// Whether a directory is a Distributed Checkpoint in safetensors form: files
 /// `shard-...safetensors`, without model.safetensors or its index.
 bool is_dcp_safetensors(const fs::path& dir);
-/// Opens one. This form has no checksums and records no shapes: a tensor ends where its last chunk
-/// ends. A missing shard is detected by the numbers of the others (see find_dcp_shards) or as a
-/// hole in a tensor; warnings() lists losses that neither detects.
+/// Opens the safetensors form. It has no checksums and no shapes, so a tensor ends where its last
+/// chunk ends. A missing shard is detected from the numbers of the others (see find_dcp_shards) or
+/// as a hole in a tensor; warnings() lists losses that neither check detects.
 /// @param shards  expected number of shards, if known
 /// @throws CorruptCheckpoint naming file and tensor; InvalidArgument if there are more than
 ///         `shards`; IoError

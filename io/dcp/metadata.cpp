@@ -14,13 +14,13 @@
 namespace tessera::io {
 namespace {
 
-// Lower bound of a chunk's description; guards against pickles that share lists of chunks.
+// Minimum bytes per chunk. Limits the work, because a small pickle can repeat one list of chunks.
 constexpr std::int64_t kLeastBytesPerChunk = 16;
-// The real classes have fewer than 10 fields.
+// Maximum number of an object's fields; PyTorch's classes have fewer than 10.
 constexpr std::size_t kMaxFields = 64;
-// No training layout has more.
+// Maximum number of chunks that share a row of dim 0; no training layout has more.
 constexpr std::size_t kMaxSideBySide = 1024;
-// Modules of the classes in PyTorch 2, and in 1.13 (kOld).
+// Modules of the classes in PyTorch 2; kOld...: in PyTorch 1.13.
 constexpr std::string_view kModule = "torch.distributed.checkpoint.metadata";
 constexpr std::string_view kOldModule = "torch.distributed._shard.checkpoint.metadata";
 constexpr std::string_view kFiles = "torch.distributed.checkpoint.filesystem";
@@ -54,10 +54,11 @@ std::vector<PickleGlobal> metadata_globals() {
   return known;
 }
 
-/// Typed access to a value of a pickle. Errors name its path.
-class Place {
+/// Typed access to a value of a pickle. Errors name the path to the value.
+class PickleReader {
  public:
-  Place(const PickleValue& value, std::string where) : value_(&value), where_(std::move(where)) {}
+  PickleReader(const PickleValue& value, std::string where)
+      : value_(&value), where_(std::move(where)) {}
 
   const PickleValue& value() const { return *value_; }
   const std::string& where() const { return where_; }
@@ -80,7 +81,7 @@ class Place {
   }
   bool is_none() const { return value_->is(PickleKind::None); }
 
-  /// Whether this is an object of the class, of any module.
+  /// Whether this is an object of a class with this name, in any module.
   bool is_object(std::string_view name) const {
     return value_->is(PickleKind::Object) && value_->global->name == name;
   }
@@ -89,16 +90,15 @@ class Place {
     fail("expected an object of {}, found {}{}", name, pickle_kind_name(value_->kind),
          value_->is(PickleKind::Object) ? fmt::format(" of {}", value_->global->name) : "");
   }
-  /// A field of the object's state.
-  Place at(std::string_view field) const {
-    const Place found = find(field);
+  PickleReader at(std::string_view field) const {
+    const PickleReader found = find(field);
     if (found.value_ == nullptr) fail("the field \"{}\" is missing", field);
     return found;
   }
   /// A field of the object's state; None if absent.
-  Place get(std::string_view field) const {
+  PickleReader get(std::string_view field) const {
     static const PickleValue kNone{};
-    Place found = find(field);
+    PickleReader found = find(field);
     if (found.value_ == nullptr) found.value_ = &kNone;
     return found;
   }
@@ -110,13 +110,14 @@ class Place {
         fail("torch.Size of {} values", value_->args->items().size());
       tuple = value_->args->items().front();
     }
-    const Place sizes(*tuple, where_);
+    const PickleReader sizes(*tuple, where_);
     if (!tuple->is(PickleKind::List)) sizes.expect(PickleKind::Tuple);
     require<Unsupported>(tuple->items().size() <= Shape::kMaxDims,
                          "{}: {} dims; tessera reads at most {}", where_, tuple->items().size(),
                          int{Shape::kMaxDims});
     Shape shape;
-    for (const PickleValue* size : tuple->items()) shape.push_back(Place(*size, where_).integer());
+    for (const PickleValue* size : tuple->items())
+      shape.push_back(PickleReader(*size, where_).integer());
     return shape;
   }
 
@@ -130,47 +131,49 @@ class Place {
   }
 
  private:
-  Place() = default;
-  Place find(std::string_view field) const {
-    Place place;
-    place.where_ = fmt::format("{}: {}", where_, field);
+  PickleReader() = default;
+  PickleReader find(std::string_view field) const {
+    PickleReader found;
+    found.where_ = fmt::format("{}: {}", where_, field);
     if (value_->is(PickleKind::Object) && value_->state && value_->state->is(PickleKind::Dict)) {
-      // Bounds the linear search of a state that many objects may share.
+      // Limits the linear search below, because many objects may share one large state.
       const std::size_t entries = value_->state->items().size() / 2;
       if (entries > kMaxFields) fail("{} fields; at most {} are accepted", entries, kMaxFields);
-      place.value_ = value_->state->find(field);
+      found.value_ = value_->state->find(field);
     }
-    return place;
+    return found;
   }
   const PickleValue* value_ = nullptr;
   std::string where_;
 };
 
-/// Storage location of each chunk, by tensor and offsets.
-class StoragePlaces {
+/// Storage locations of chunks, by tensor name and offsets.
+class StorageLocations {
  public:
-  StoragePlaces(const Place& storage_data, std::vector<std::string>& files) : files_(files) {
+  StorageLocations(const PickleReader& storage_data, std::vector<std::string>& files)
+      : files_(files) {
     storage_data.for_each([&](const PickleValue& key, const PickleValue& value) {
-      const Place index(key, storage_data.where());
+      const PickleReader index(key, storage_data.where());
       index.expect_object("MetadataIndex");
-      const Place fqn = index.at("fqn");
-      const Place offset = index.get("offset");
-      if (offset.is_none()) return;  // an object
+      const PickleReader fqn = index.at("fqn");
+      const PickleReader offset = index.get("offset");
+      if (offset.is_none()) return;  // not a tensor
       const std::string where = fmt::format("{}: {}", storage_data.where(), fqn.text());
       const Shape offsets = offset.shape();
       require<CorruptCheckpoint>(
-          places_.emplace(std::pair(fqn.text(), offsets.str()), Place(value, where)).second,
+          locations_.emplace(std::pair(fqn.text(), offsets.str()), PickleReader(value, where))
+              .second,
           "{}: the chunk at {} is stored twice", where, offsets);
     });
   }
 
   void locate(std::string_view name, StoredBlock& chunk, const std::string& where) {
-    const auto found = places_.find(std::pair(name, chunk.box.offsets.str()));
-    require<CorruptCheckpoint>(found != places_.end(), "{}: the chunk at {} is not stored", where,
-                               chunk.box.offsets);
-    const Place& info = found->second;
+    const auto found = locations_.find(std::pair(name, chunk.box.offsets.str()));
+    require<CorruptCheckpoint>(found != locations_.end(), "{}: the chunk at {} is not stored",
+                               where, chunk.box.offsets);
+    const PickleReader& info = found->second;
     info.expect_object("_StorageInfo");
-    const Place transforms = info.get("transform_descriptors");
+    const PickleReader transforms = info.get("transform_descriptors");
     if (!transforms.is_none()) {
       const bool none =
           (transforms.value().is(PickleKind::List) || transforms.value().is(PickleKind::Tuple)) &&
@@ -186,7 +189,7 @@ class StoragePlaces {
   }
 
  private:
-  std::uint32_t file_index(const Place& path) {
+  std::uint32_t file_index(const PickleReader& path) {
     const std::string_view name = path.text();
     if (name.find('\0') != std::string_view::npos) path.fail("a file name contains a NUL");
     if (!is_plain_name(name)) path.fail("\"{}\" is not a plain file name", name.substr(0, 300));
@@ -196,32 +199,28 @@ class StoragePlaces {
   }
 
   std::vector<std::string>& files_;
-  std::map<std::pair<std::string_view, std::string>, Place> places_;
+  std::map<std::pair<std::string_view, std::string>, PickleReader> locations_;
   std::unordered_map<std::string_view, std::uint32_t> numbers_;
 };
 
 // State of TensorProperties: dtype, layout, requires_grad, memory format, pin_memory[, strides]
-std::string read_dtype(const Place& properties) {
+std::string read_dtype(const PickleReader& properties) {
   properties.expect_object("TensorProperties");
   const PickleValue* const state = properties.value().state;
   if (state == nullptr || !state->is(PickleKind::Tuple) || state->items().size() < 2) {
     properties.fail("expected a tuple of dtype, layout and others");
   }
-  const Place dtype(*state->items()[0], properties.where());
+  const PickleReader dtype(*state->items()[0], properties.where());
   const PickleGlobal& global = *dtype.expect(PickleKind::Global).global;
   if (global.module != "torch") dtype.fail("{}.{} is not a dtype", global.module, global.name);
-  const Place layout(*state->items()[1], properties.where());
+  const PickleReader layout(*state->items()[1], properties.where());
   layout.expect_object("_get_layout");
   const auto args = layout.value().args->items();
   if (args.size() != 1) layout.fail("a layout of {} values", args.size());
-  const std::string_view name = Place(*args[0], layout.where()).text();
+  const std::string_view name = PickleReader(*args[0], layout.where()).text();
   require<Unsupported>(name == "torch.strided", "{}: layout {}; tessera reads dense tensors",
                        layout.where(), name);
   return std::string(global.name);
-}
-
-bool is_before(const Shape& a, const Shape& b) {
-  return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end());
 }
 
 }  // namespace
@@ -231,13 +230,11 @@ void check_boxes(const Shape& shape, std::vector<StoredBlock>& chunks, const std
     return count_elements(chunk.box.shape, where) == 0;
   });
   std::sort(chunks.begin(), chunks.end(), [](const StoredBlock& a, const StoredBlock& b) {
-    return is_before(a.box.offsets, b.box.offsets);
+    return std::ranges::lexicographical_compare(a.box.offsets, b.box.offsets);
   });
-  // Some planners list a replicated chunk once per rank; it is stored once.
-  chunks.erase(
-      std::unique(chunks.begin(), chunks.end(),
-                  [](const StoredBlock& a, const StoredBlock& b) { return a.box == b.box; }),
-      chunks.end());
+  // Some planners list a replicated chunk once per rank, but store it once.
+  const auto repeated = std::ranges::unique(chunks, {}, &StoredBlock::box);
+  chunks.erase(repeated.begin(), repeated.end());
   std::vector<const Box*> boxes;
   for (const StoredBlock& chunk : chunks) boxes.push_back(&chunk.box);
   check_boxes(shape, boxes, kMaxSideBySide, where);
@@ -247,20 +244,20 @@ DcpMetadata parse_dcp_metadata(std::string text, const std::string& source) {
   const std::int64_t max_chunks = static_cast<std::int64_t>(text.size()) / kLeastBytesPerChunk;
   static const std::vector<PickleGlobal> kKnown = metadata_globals();
   const Pickle pickle(std::move(text), kKnown, source);
-  const Place root(pickle.root(), source);
+  const PickleReader root(pickle.root(), source);
   root.expect_object("Metadata");
   DcpMetadata metadata;
-  StoragePlaces places(root.at("storage_data"), metadata.files);
+  StorageLocations locations(root.at("storage_data"), metadata.files);
   std::int64_t visited = 0;
-  const Place entries = root.at("state_dict_metadata");
+  const PickleReader entries = root.at("state_dict_metadata");
   entries.for_each([&](const PickleValue& key, const PickleValue& value) {
-    const std::string name(Place(key, entries.where()).text());
+    const std::string name(PickleReader(key, entries.where()).text());
     const std::string where = fmt::format("{}: tensor {}", source, name.substr(0, kMaxTensorName));
     require<CorruptCheckpoint>(
         !name.empty() && name.size() <= kMaxTensorName && name.find('\0') == std::string::npos,
         "{}: a name has {} bytes or a NUL; 1 to {} bytes are accepted", source, name.size(),
         kMaxTensorName);
-    const Place entry(value, where);
+    const PickleReader entry(value, where);
     if (entry.is_object("BytesStorageMetadata")) {
       metadata.objects.push_back(name);
       return;
@@ -269,23 +266,23 @@ DcpMetadata parse_dcp_metadata(std::string text, const std::string& source) {
     DcpTensor tensor;
     tensor.dtype = read_dtype(entry.at("properties"));
     tensor.shape = entry.at("size").shape();
-    const Place chunks = entry.at("chunks");
+    const PickleReader chunks = entry.at("chunks");
     for (const PickleValue* each : chunks.expect(PickleKind::List).items()) {
       require<CorruptCheckpoint>(++visited <= max_chunks,
                                  "{}: more than {} chunks, too many for a file of its size", source,
                                  max_chunks);
-      const Place chunk(*each, where);
+      const PickleReader chunk(*each, where);
       chunk.expect_object("ChunkStorageMetadata");
       tensor.chunks.push_back({{chunk.at("offsets").shape(), chunk.at("sizes").shape()}});
     }
     check_boxes(tensor.shape, tensor.chunks, where);
-    for (StoredBlock& chunk : tensor.chunks) places.locate(name, chunk, where);
+    for (StoredBlock& chunk : tensor.chunks) locations.locate(name, chunk, where);
     require<CorruptCheckpoint>(metadata.tensors.emplace(name, std::move(tensor)).second,
                                "{}: duplicate tensor {}", source, name);
   });
 
-  // Paths of the entries in the saved dict of dicts.
-  const Place paths = root.get("planner_data");
+  // Path of keys to each entry in the saved dict of dicts.
+  const PickleReader paths = root.get("planner_data");
   if (paths.value().is(PickleKind::Dict)) {
     paths.for_each([&](const PickleValue& key, const PickleValue& path) {
       if (!key.is(PickleKind::Str) || !path.is(PickleKind::Tuple) || path.items().size() < 2)

@@ -13,7 +13,7 @@ namespace tessera::io {
 struct DcpTensor {
   std::string dtype;  ///< PyTorch's name: "float32", "float8_e4m3fn"
   Shape shape;
-  std::vector<StoredBlock> chunks;  ///< in order of their offsets; none is empty
+  std::vector<StoredBlock> chunks;  ///< non-empty, sorted by offsets
   std::string top_key;  ///< outermost key in the saved dict of dicts; "" for a flat dict
 };
 
@@ -21,7 +21,7 @@ struct DcpTensor {
 struct DcpMetadata {
   std::map<std::string, DcpTensor> tensors;
   std::vector<std::string> objects;  ///< names of entries that are not tensors
-  std::vector<std::string> files;    ///< plain names
+  std::vector<std::string> files;    ///< names of the files that hold chunks
 };
 
 /// Parses and validates a `.metadata` file of PyTorch 2 (tested with 2.1 and 2.15; accepts the

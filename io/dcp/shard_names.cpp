@@ -1,4 +1,4 @@
-// Names of PyTorch's _gen_file_name (torch/distributed/checkpoint/_hf_utils.py). Its
+// Source of the names: _gen_file_name in torch/distributed/checkpoint/_hf_utils.py. PyTorch's
 // HuggingFaceStorageWriter numbers ranks from 1 and writes no file for a rank without data.
 
 #include "io/dcp/shard_names.h"

@@ -13,7 +13,7 @@ namespace tessera::io {
 /// Whether a file of this name belongs to a Distributed Checkpoint in safetensors form.
 bool is_dcp_shard_name(std::string_view name);
 
-/// Files of such a checkpoint.
+/// Files of a Distributed Checkpoint in safetensors form.
 struct DcpShards {
   std::vector<std::string> names;     ///< by shard, then by model file
   std::vector<std::string> warnings;  ///< about shards whose loss cannot be detected
@@ -21,8 +21,8 @@ struct DcpShards {
 
 /// Selects the files of a checkpoint from a list of names, and detects missing ones by their
 /// numbers: shard-SSSSS-model-MMMMM-of-NNNNN.safetensors is the part of rank S - 1 in file M of N
-/// of the model. Each M up to N must exist for some rank, and each S up to the largest. No name
-/// records the number of ranks.
+/// of the model. Each M from 1 to N must exist for some rank, and each S from 1 to the largest for
+/// some M. No name records the number of ranks.
 ///
 /// @param dir     named in errors
 /// @param shards  expected number of shards with files; allows gaps in the numbers, since a rank

@@ -54,7 +54,7 @@ Dims read_dims(const PickleValue& tuple, const std::string& where) {
   return dims;
 }
 
-/// Largest offset of an element from a tensor's first, in elements; -1 on overflow.
+/// Largest offset of an element from the tensor's first element, in elements; -1 on overflow.
 std::int64_t last_element(const Shape& shape, const Strides& strides) {
   std::int64_t last = 0;
   for (int i = 0; i < shape.size(); ++i) {
@@ -77,7 +77,7 @@ const TorchDType& find_dtype(const PickleGlobal& global, std::string_view TorchD
   return *row;
 }
 
-// {"conj": True} or {"neg": True}: a conjugation or negation is pending on the elements.
+// Refuses {"conj": True} and {"neg": True}, a pending conjugation or negation of the elements.
 void check_no_math_bits(const PickleValue& args, std::size_t i, const std::string& where) {
   if (i >= args.items().size() || args.items()[i]->is(PickleKind::None)) return;
   require<Unsupported>(args.items()[i]->is(PickleKind::Dict) && args.items()[i]->items().empty(),
@@ -97,7 +97,7 @@ TorchTensor read_torch_tensor(const ByteRange& archive) {
   const std::string& where = archive.name();
   const ZipDirectory directory(archive);
 
-  // Every name begins with a folder, the stem of the file that torch.save wrote.
+  // All entries are in one folder, named like the file that torch.save wrote.
   constexpr std::string_view kPickle = "/data.pkl";
   const auto pickle_entry = std::find_if(
       directory.entries().begin(), directory.entries().end(), [&](const ZipEntry& entry) {
@@ -105,7 +105,7 @@ TorchTensor read_torch_tensor(const ByteRange& archive) {
                entry.name.find('/') == entry.name.size() - kPickle.size();
       });
   if (pickle_entry == directory.entries().end()) {
-    // Detects a name damaged in the directory by the copy before the entry's data.
+    // Throws if a name is damaged in the directory, because the local header has a copy of it.
     for (const ZipEntry& entry : directory.entries()) zip_data_begin(archive, entry);
     throw Unsupported("{} is not a torch.save archive: it has no data.pkl", where);
   }
@@ -128,7 +128,7 @@ TorchTensor read_torch_tensor(const ByteRange& archive) {
   const bool untyped = root->is_object(kRebuildV3);
   require<Unsupported>(untyped || root->is_object(kRebuildV2), "{} holds {}, expected one tensor",
                        where, pickle_kind_name(root->kind));
-  // storage, offset in elements, sizes, strides, requires_grad, hooks, and for v3 the dtype
+  // args: storage, offset in elements, sizes, strides, requires_grad, hooks, and for v3 the dtype
   const PickleValue& args = *root->args;
   const PickleValue& id = *item(args, 0, PickleKind::PersistentId, where).args;
   const std::int64_t offset = item(args, 1, PickleKind::Int, where).integer;
@@ -138,7 +138,7 @@ TorchTensor read_torch_tensor(const ByteRange& archive) {
   require<CorruptCheckpoint>(tensor.strides.size() == tensor.shape.size(),
                              "{}: shape {} with strides {}", where, tensor.shape, tensor.strides);
 
-  // ("storage", its class, key, device, elements)
+  // id: ("storage", storage class, key, device, number of elements)
   require<CorruptCheckpoint>(id.is(PickleKind::Tuple), "{}: a storage is {}, expected a tuple",
                              where, pickle_kind_name(id.kind));
   require<CorruptCheckpoint>(item(id, 0, PickleKind::Str, where).text() == "storage",

@@ -11,7 +11,7 @@
 
 namespace tessera::io {
 
-/// Names of a dtype: in PyTorch, of its PyTorch storage class, in safetensors; empty if it has none.
+/// Names of a dtype in PyTorch, of its PyTorch storage class, and in safetensors; empty: no name.
 struct TorchDType {
   std::string_view name, storage, safetensors;
 };
@@ -46,11 +46,11 @@ std::string_view safetensors_from_torch(std::string_view name);
 /// A tensor in a torch.save archive, and the location of its bytes.
 struct TorchTensor {
   std::string_view dtype;      ///< PyTorch's name
-  DType carrier = DType::F32;  ///< that dtype, or the integer of its size if tessera lacks it
+  DType carrier = DType::F32;  ///< same dtype, or the integer of the same size if tessera lacks it
   Shape shape;
   Strides strides;                 ///< in elements, none negative
   std::int64_t begin = 0;          ///< offset of the first element in the archive, in bytes
-  std::int64_t storage_begin = 0;  ///< offsets of its storage, which may be larger, in bytes
+  std::int64_t storage_begin = 0;  ///< range of the storage around it in the archive, in bytes
   std::int64_t storage_end = 0;
   std::optional<std::uint32_t> crc32;  ///< of the storage; empty if not recorded
 };

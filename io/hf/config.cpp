@@ -14,10 +14,10 @@ constexpr const char* kPlain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuv
 constexpr std::array<std::string_view, 3> kLiterals = {"NaN", "Infinity", "-Infinity"};
 
 constexpr std::string_view kDigits = "0123456789";
-// Literals become JSON strings with the prefix U+E000, a private-use character.
+// Start of the JSON string that replaces a literal: a quote and U+E000, a private-use character.
 constexpr std::string_view kLiteralMark = "\"\xEE\x80\x80";
 
-// Whether an integer has so many digits that it may exceed 64 bits.
+// Whether a token is an integer of so many digits that it may exceed 64 bits.
 bool is_large_integer(std::string_view token) {
   constexpr std::size_t kMostDigits = 18;
   if (token.starts_with('-')) token.remove_prefix(1);
@@ -36,7 +36,7 @@ std::string_view token_at(std::string_view text) {
   return text.substr(0, std::max<std::size_t>(1, std::min(end, text.size())));
 }
 
-// Whether the preceding token is a value, not a key.
+// Whether the token before `text` is a value, not a key.
 bool ends_value(std::string_view text) {
   const std::size_t next = text.find_first_not_of(" \t\r\n");
   return next != std::string_view::npos &&
@@ -44,10 +44,10 @@ bool ends_value(std::string_view text) {
 }
 
 void add_file(std::set<std::string>& files, const Json& reference) {
-  if (!reference.is_string()) return;  // null: no fast or no slow tokenizer
+  if (!reference.is_string()) return;  // null if there is no fast or no slow tokenizer
   const std::string& text = reference.get_ref<const std::string&>();
   if (text.find("--") != std::string::npos) return;
-  // Not the name of a module; could contain terminal escapes.
+  // Ignores texts that are not names of modules, because they could contain terminal escapes.
   if (text.find_first_not_of(kPlain) != std::string::npos) return;
   const std::size_t dot = text.rfind('.');
   if (dot != std::string::npos && dot > 0) files.insert(text.substr(0, dot) + ".py");
@@ -123,7 +123,7 @@ void set_torch_dtype(Json& config, DType dtype) {
     const auto text = config.find("text_config");
     if (text != config.end() && text->is_object() && text->contains(key)) (*text)[key] = name;
   }
-  if (!found) config["torch_dtype"] = name;  // read by old and new versions
+  if (!found) config["torch_dtype"] = name;  // all versions of transformers read it
 }
 
 std::set<std::string> auto_map_files(const Json& config) {

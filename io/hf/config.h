@@ -11,7 +11,7 @@ namespace tessera::io {
 
 // Hugging Face config.json of any model, known to tessera or not.
 
-/// Parses a config.json. Values of Python that nlohmann::json does not keep (NaN, Infinity,
+/// Parses a config.json. Python's values that nlohmann::json does not preserve (NaN, Infinity,
 /// -Infinity, integers of more than 18 digits) become strings that dump_hf_config() restores.
 /// @param source  named in errors
 /// @throws CorruptCheckpoint as parse_json
@@ -23,8 +23,8 @@ std::string dump_hf_config(const Json& config);
 /// PyTorch's name of a floating-point dtype: "float32", "bfloat16", ...
 std::string_view torch_dtype_name(DType dtype);
 
-/// Whether "architectures" names a model without head, such as LlamaModel. Its weights are those
-/// under `model.` in LlamaForCausalLM.
+/// Whether "architectures" names a model without head, such as LlamaModel. The names of its weights
+/// are those of LlamaForCausalLM without `model.`.
 bool is_headless(const Json& config);
 
 /// Updates "dtype" and "torch_dtype" where present in `config` and its "text_config"; adds
@@ -35,7 +35,7 @@ void set_torch_dtype(Json& config, DType dtype);
 /// Names of the Python files that "auto_map" loads from the model's directory. Excludes files of
 /// other repositories ("owner/name--module.Class") and names with other characters than A-Z, a-z,
 /// 0-9, `_`, `.`, `/` and `-`.
-/// @param config  config.json, tokenizer_config.json, processor_config.json, ...; any JSON
+/// @param config  content of config.json, tokenizer_config.json or the like; may be any JSON
 std::set<std::string> auto_map_files(const Json& config);
 
 }  // namespace tessera::io

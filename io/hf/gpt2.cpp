@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::string_view kPrefix = "transformer.";
 constexpr double kDefaultEps = 1e-5;
-// Bounds the list of expected tensors for a damaged configuration.
+// Limits the list of expected tensors if the configuration is damaged.
 constexpr std::int64_t kMaxLayers = 10'000;
 
 double number_or(const Json& json, const char* key, double fallback) {
@@ -86,7 +86,7 @@ Json gpt2_config_to_hf(const Json& model, DType dtype) {
   const std::string_view torch_dtype = torch_dtype_name(dtype);
   const double dropout = number_or(model, "dropout", 0);
   const std::int64_t vocab = dimension(model, "vocab_size");
-  // Id of <|endoftext|> in GPT-2's vocabulary, also as padded by nanoGPT; none in others.
+  // Id of <|endoftext|>; null unless the vocabulary is GPT-2's, possibly padded by nanoGPT.
   constexpr std::int64_t kGpt2Vocab = 50257, kPaddedVocab = 50304;
   const Json special =
       vocab == kGpt2Vocab || vocab == kPaddedVocab ? Json(kGpt2Vocab - 1) : Json(nullptr);

@@ -29,8 +29,8 @@ std::vector<TensorInfo> gpt2_tensors(const Json& model);
 
 /// "h.0.ln_1.weight" to "transformer.h.0.ln_1.weight".
 std::string gpt2_name_to_hf(const std::string& name);
-/// "transformer.h.0.ln_1.weight", or the same without prefix, to "h.0.ln_1.weight"; empty for a
-/// buffer (attn.bias, attn.masked_bias).
+/// "transformer.h.0.ln_1.weight" or "h.0.ln_1.weight" to "h.0.ln_1.weight"; empty for a buffer
+/// (attn.bias, attn.masked_bias).
 std::string gpt2_name_from_hf(const std::string& name);
 
 /// Compares the tensors of a model with those of a file or checkpoint.

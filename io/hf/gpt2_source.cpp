@@ -12,37 +12,33 @@ namespace {
 constexpr const char* kHead = "lm_head.weight";
 constexpr const char* kEmbedding = "wte.weight";
 
-NameNesting nesting_of(const ShardedSource& source) {
-  std::vector<KeyedName> names;
+// Names and roles of the tensors of tensors(), then of those of unreadable().
+std::vector<TensorName> classify_all(const ShardedSource& source, const NameRules& rules) {
+  std::vector<KeyedName> keyed;
   for (std::size_t i = 0; i < source.tensors().size(); ++i) {
-    names.push_back({source.tensors()[i].name, source.top_keys()[i]});
+    keyed.push_back({source.tensors()[i].name, source.top_keys()[i]});
   }
   for (const ShardedSource::Unreadable& tensor : source.unreadable()) {
-    names.push_back({tensor.name, tensor.top_key});
+    keyed.push_back({tensor.name, tensor.top_key});
   }
-  return find_nesting(names);
+  const NameNesting nesting = find_nesting(keyed);
+  std::vector<TensorName> names;
+  for (const KeyedName& name : keyed) names.push_back(classify(name, nesting, rules));
+  return names;
 }
 
 }  // namespace
 
 std::vector<TensorName> classify_tensors(const ShardedSource& source, const NameRules& rules) {
-  const std::vector<std::string>& keys = source.top_keys();
-  const NameNesting nesting = nesting_of(source);
-  std::vector<TensorName> names;
-  for (std::size_t i = 0; i < source.tensors().size(); ++i) {
-    names.push_back(classify({source.tensors()[i].name, keys[i]}, nesting, rules));
-  }
+  std::vector<TensorName> names = classify_all(source, rules);
+  names.resize(source.tensors().size());
   check_distinct(names, source.path().string());
   return names;
 }
 
 std::vector<TensorName> classify_unreadable(const ShardedSource& source, const NameRules& rules) {
-  const NameNesting nesting = nesting_of(source);
-  std::vector<TensorName> names;
-  for (const ShardedSource::Unreadable& tensor : source.unreadable()) {
-    names.push_back(classify({tensor.name, tensor.top_key}, nesting, rules));
-  }
-  return names;
+  const std::vector<TensorName> names = classify_all(source, rules);
+  return {names.begin() + static_cast<std::ptrdiff_t>(source.tensors().size()), names.end()};
 }
 
 Gpt2Source::Gpt2Source(std::unique_ptr<ShardedSource> source, Json config, const NameRules& rules,
@@ -53,7 +49,8 @@ Gpt2Source::Gpt2Source(std::unique_ptr<ShardedSource> source, Json config, const
   for (std::size_t i = 0; i < unreadable.size(); ++i) {
     require<Unsupported>(
         unreadable[i].role != TensorRole::Weight || gpt2_name_from_hf(unreadable[i].name).empty(),
-        "{}: tensor {} is stored as {}, which tessera does not read", where, unreadable[i].source,
+        "{}: tensor {} is stored as {}, which tessera does not read",
+        source_->file_of(source_->unreadable()[i]).string(), unreadable[i].source,
         source_->unreadable()[i].dtype);
   }
   const std::vector<TensorName> names = classify_tensors(*source_, rules);
@@ -76,8 +73,8 @@ const std::string& Gpt2Source::source_name(const std::string& name) const {
   return found->second->name;
 }
 
-// Some writers store the tied head a second time. A head that differs from the embedding is an
-// error: dropping it would change the model.
+// Drops the tied head, which some writers store a second time. Throws if it differs from the
+// embedding, because dropping it would then change the model.
 void Gpt2Source::drop_tied_head() {
   const auto tied = places_.find(kHead);
   const auto embedding = places_.find(kEmbedding);

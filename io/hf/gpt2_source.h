@@ -19,13 +19,13 @@ std::vector<TensorName> classify_tensors(const ShardedSource& source, const Name
 /// Names and roles of the tensors of unreadable(), in its order.
 std::vector<TensorName> classify_unreadable(const ShardedSource& source, const NameRules& rules);
 
-/// A GPT-2 in a sharded source.
+/// The weights of a GPT-2 in a sharded source.
 class Gpt2Source : public ModelSource {
  public:
   /// Accepts Hugging Face names with and without "transformer."; ignores buffers, and an
   /// lm_head.weight equal to wte.weight.
   /// @param config  tessera's "model" section
-  /// @param rules   for the names of weights; other tensors are ignored
+  /// @param rules   rules for the names of weights; other tensors are ignored
   /// @param policy  other than Exact: the weights may differ from those of the configuration
   /// @throws InvalidArgument listing all weights that do not match the configuration, or if two
   ///         would get one name; Unsupported on an untied head or a weight of a dtype that tessera
@@ -49,7 +49,7 @@ class Gpt2Source : public ModelSource {
   void drop_tied_head();
   std::unique_ptr<ShardedSource> source_;
   std::shared_ptr<const Json> config_;
-  std::map<std::string, const TensorInfo*> places_;  // tensors of the source, by tessera's names
+  std::map<std::string, const TensorInfo*> places_;  // the source's tensors by tessera's name
   std::vector<TensorInfo> tensors_;
 };
 

@@ -61,7 +61,7 @@ void require_model_directory(const fs::path& path) {
 std::unique_ptr<ModelSource> open_model(const fs::path& path, std::optional<std::int64_t> step,
                                         LoadPolicy policy) {
   require_model_directory(path);
-  // A run has a config.json too, so the kind of a directory is recognized by its weights.
+  // Recognizes the kind of a directory by its weights, because a run has a config.json too.
   std::unique_ptr<ShardedSource> source = open_sharded(path);
   if (!source) return open_checkpoint_model(open_checkpoint(path, step), policy);
   require(!step, "{} is a {} and has no step {}", path.string(), source->kind(), step.value_or(0));

@@ -12,8 +12,8 @@
 
 namespace tessera::io {
 
-/// Weights of a model in tessera's names and layout: the tensors of gpt2_tensors(config()), unless
-/// opened with a policy other than Exact.
+/// Weights of a model in tessera's names and layout. With policy Exact, they are the tensors of
+/// gpt2_tensors(config()).
 class ModelSource : public TensorSource {
  public:
   /// Tessera's "model" section.
@@ -22,17 +22,17 @@ class ModelSource : public TensorSource {
   virtual const CheckpointReader* checkpoint() const { return nullptr; }
 };
 
-/// Opens a command's MODEL argument: a checkpoint, a run or directory of checkpoints (its newest
-/// committed one, or that of `step`), a Hugging Face model directory, or a PyTorch Distributed
+/// Opens a command's MODEL argument: a checkpoint, a run or directory of checkpoints (the newest
+/// committed one or the one of `step`), a Hugging Face model directory, or a PyTorch Distributed
 /// Checkpoint (FSDP, torchtitan, Lightning, its safetensors form) with a config.json in it.
-/// @param policy  other than Exact: tensors are not compared with the configuration
+/// @param policy  Exact: the tensors must match the configuration; else they are not compared
 /// @throws InvalidArgument if path is none of these, or listing all tensors that do not match its
 ///         configuration; Unsupported, IoError, CorruptCheckpoint
 std::unique_ptr<ModelSource> open_model(const fs::path& path, std::optional<std::int64_t> step = {},
                                         LoadPolicy policy = LoadPolicy::Exact);
 
-/// The model in a checkpoint. @throws InvalidArgument if it has none, or, with Exact, if its
-/// tensors do not match its configuration
+/// The model in a checkpoint. @throws InvalidArgument if the checkpoint has none or, with Exact, if
+/// its tensors do not match its configuration
 std::unique_ptr<ModelSource> open_checkpoint_model(const CheckpointReader& reader,
                                                    LoadPolicy policy = LoadPolicy::Exact);
 

@@ -8,8 +8,8 @@
 namespace tessera::io {
 namespace {
 
-/// ByteLevel's character of each byte: printable Latin-1 bytes map to themselves, the others to
-/// U+0100, U+0101, ... in order (bytes_to_unicode() in GPT-2's encoder.py).
+/// Maps ByteLevel's characters to bytes. Printable Latin-1 characters mean their own bytes; U+0100,
+/// U+0101, ... mean the other bytes in order (bytes_to_unicode() in GPT-2's encoder.py).
 Json byte_vocabulary() {
   Json vocabulary = Json::object();
   int next = 256;
@@ -82,8 +82,8 @@ std::optional<Json> tokenizer_to_hf(const Json& description) {
                    {"pattern", {{"Regex", "[\\s\\S]"}}},
                    {"behavior", "Isolated"},
                    {"invert", false}};
-  // BPE would drop unknown characters silently. With WordLevel they are an error, since the
-  // vocabulary lacks the unk_token.
+  // Uses WordLevel because BPE would drop unknown characters silently. With WordLevel they are an
+  // error, since the vocabulary lacks the unk_token.
   const Json model{{"type", "WordLevel"},
                    {"vocab", char_vocabulary(vocabulary->get_ref<const std::string&>())},
                    {"unk_token", "<unk>"}};
@@ -91,7 +91,7 @@ std::optional<Json> tokenizer_to_hf(const Json& description) {
 }
 
 Json tokenizer_config_to_hf(std::int64_t seq_len) {
-  // The cleanup would remove spaces before punctuation.
+  // Turned off because the cleanup would remove spaces before punctuation.
   return {{"tokenizer_class", "PreTrainedTokenizerFast"},
           {"clean_up_tokenization_spaces", false},
           {"model_max_length", seq_len}};

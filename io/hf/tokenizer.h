@@ -8,11 +8,12 @@
 namespace tessera::io {
 
 /// Hugging Face tokenizer.json that encodes and decodes like the tokenizer of a description in
-/// tokenizer_tessera.json; characters outside the vocabulary remain an error. Empty for a
-/// description other than of bytes or chars.
+/// tokenizer_tessera.json. Characters outside the vocabulary remain an error. Empty unless the
+/// description is of type bytes or chars.
 std::optional<Json> tokenizer_to_hf(const Json& description);
 
-/// Matching tokenizer_config.json, without which AutoTokenizer looks for GPT-2's vocabulary.
+/// tokenizer_config.json to go with tokenizer.json. Without it, AutoTokenizer looks for GPT-2's
+/// vocabulary.
 /// @param seq_len  tokens that the model can attend to
 Json tokenizer_config_to_hf(std::int64_t seq_len);
 

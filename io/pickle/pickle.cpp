@@ -17,10 +17,10 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "pickles are little-endian");
 
 constexpr int kMinProtocol = 2, kMaxProtocol = 5;
-constexpr std::size_t kMaxName = 1000;  // of a global
+constexpr std::size_t kMaxName = 1000;  // bytes of a global's module or name
 constexpr int kMaxDepth = 64;           // nesting of containers
-constexpr std::size_t kMaxStack = std::size_t{1}
-                                  << 22;  // values; writers flush containers every 1000 items
+// Maximum number of values on the stack. Writers flush containers every 1000 items.
+constexpr std::size_t kMaxStack = std::size_t{1} << 22;
 
 enum Opcode : std::uint8_t {
   kMark = '(',
@@ -70,7 +70,7 @@ enum Opcode : std::uint8_t {
   kFrame = 0x95,
 };
 
-/// Opcodes that checkpoints of tensors do not need; errors name them.
+/// Opcodes that checkpoints of tensors do not need, with their names for errors.
 constexpr std::pair<std::uint8_t, std::string_view> kRefused[] = {
     {'I', "INT"},
     {'L', "LONG"},
@@ -97,65 +97,33 @@ constexpr std::pair<std::uint8_t, std::string_view> kRefused[] = {
     {0x98, "READONLY_BUFFER"},
 };
 
-const PickleValue* constant(PickleKind kind, std::int64_t integer = 0) {
-  struct Constants {
-    PickleValue none, empty_tuple, no, yes;
-    std::array<PickleValue, 256> integers;
-    Constants() {
-      empty_tuple.kind = PickleKind::Tuple;
-      no.kind = yes.kind = PickleKind::Bool;
-      yes.integer = 1;
-      for (std::size_t i = 0; i < integers.size(); ++i) {
-        integers[i].kind = PickleKind::Int;
-        integers[i].integer = static_cast<std::int64_t>(i);
-      }
+/// Values shared by all pickles.
+struct Constants {
+  PickleValue none, empty_tuple, no, yes;
+  std::array<PickleValue, 256> integers;
+  Constants() {
+    empty_tuple.kind = PickleKind::Tuple;
+    no.kind = yes.kind = PickleKind::Bool;
+    yes.integer = 1;
+    for (std::size_t i = 0; i < integers.size(); ++i) {
+      integers[i].kind = PickleKind::Int;
+      integers[i].integer = static_cast<std::int64_t>(i);
     }
-  };
-  static const Constants kConstants;
-  switch (kind) {
-    case PickleKind::Tuple:
-      return &kConstants.empty_tuple;
-    case PickleKind::Bool:
-      return integer ? &kConstants.yes : &kConstants.no;
-    case PickleKind::Int:
-      return &kConstants.integers[static_cast<std::size_t>(integer)];
-    default:
-      return &kConstants.none;
   }
+};
+
+const Constants& constants() {
+  static const Constants kAll;
+  return kAll;
 }
 
 }  // namespace
 
 std::string_view pickle_kind_name(PickleKind kind) {
-  switch (kind) {
-    case PickleKind::None:
-      return "None";
-    case PickleKind::Bool:
-      return "a bool";
-    case PickleKind::Int:
-      return "an integer";
-    case PickleKind::Float:
-      return "a float";
-    case PickleKind::Str:
-      return "a string";
-    case PickleKind::Bytes:
-      return "bytes";
-    case PickleKind::Tuple:
-      return "a tuple";
-    case PickleKind::List:
-      return "a list";
-    case PickleKind::Set:
-      return "a set";
-    case PickleKind::Dict:
-      return "a dict";
-    case PickleKind::Global:
-      return "a class";
-    case PickleKind::Object:
-      return "an object";
-    case PickleKind::PersistentId:
-      return "a persistent id";
-  }
-  return "";
+  constexpr std::string_view kNames[] = {
+      "None",   "a bool", "an integer", "a float", "a string",  "bytes",          "a tuple",
+      "a list", "a set",  "a dict",     "a class", "an object", "a persistent id"};
+  return kNames[static_cast<std::size_t>(kind)];
 }
 
 const PickleValue* PickleValue::find(std::string_view key) const {
@@ -167,7 +135,7 @@ const PickleValue* PickleValue::find(std::string_view key) const {
   return nullptr;
 }
 
-/// Interpreter of a pickle's stack program, without the ability to execute code.
+/// Interpreter of a pickle's opcodes. Cannot execute code.
 class PickleMachine {
  public:
   PickleMachine(Pickle& pickle, std::span<const PickleGlobal> known, const std::string& source,
@@ -191,9 +159,7 @@ class PickleMachine {
       step(opcode);
     }
     check(stack_.size() == 1 && marks_.empty(),
-          "STOP leaves {} values and {} marks, expected one "
-          "value",
-          stack_.size(), marks_.size());
+          "STOP leaves {} values and {} marks, expected one value", stack_.size(), marks_.size());
     check(position_ == text_.size(), "{} bytes follow STOP", text_.size() - position_);
     return stack_.front();
   }
@@ -245,7 +211,7 @@ class PickleMachine {
     check(stack_.size() < kMaxStack, "more than {} values on the stack", kMaxStack);
     stack_.push_back(value);
   }
-  // Values below the innermost mark are inaccessible.
+  // Start of the accessible part of the stack: values below the innermost mark are not accessible.
   std::size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
   const PickleValue* top() const {
     check(stack_.size() > floor(), "pops a value from an empty stack");
@@ -256,7 +222,7 @@ class PickleMachine {
     stack_.pop_back();
     return value;
   }
-  /// The last n values, which the caller erases.
+  /// The last n values of the stack. The caller must then drop them.
   std::span<const PickleValue*> last(std::size_t n) {
     check(stack_.size() - floor() >= n, "pops {} values, but the stack has {}", n,
           stack_.size() - floor());
@@ -270,7 +236,7 @@ class PickleMachine {
   }
   void drop(std::size_t n) { stack_.resize(stack_.size() - n); }
 
-  // The const_cast is safe: no shared constant passes `is_right`.
+  // The const_cast is safe, because `is_right` is false for the shared constants.
   PickleValue* container(const PickleValue* value, bool is_right, std::string_view expected) const {
     check(is_right, "adds to {}, expected {}", pickle_kind_name(value->kind), expected);
     return const_cast<PickleValue*>(value);
@@ -293,7 +259,7 @@ class PickleMachine {
       to->data = data;
       to->capacity = static_cast<std::uint32_t>(capacity);
     }
-    // The array was allocated above, or by an earlier call for the same container.
+    // This const_cast is safe, because the array was allocated above or by an earlier call.
     auto* const items = static_cast<const PickleValue**>(const_cast<void*>(to->data));
     std::copy(added.begin(), added.end(), items + to->size);
     to->size = needed;
@@ -301,29 +267,26 @@ class PickleMachine {
   }
 
   void push_sequence(PickleKind kind, std::size_t n) {
-    if (n == 0 && kind == PickleKind::Tuple) return push(constant(PickleKind::Tuple));
+    if (n == 0 && kind == PickleKind::Tuple) return push(&constants().empty_tuple);
     PickleValue* const value = make(kind);
     add_items(value, last(n));
     drop(n);
     push(value);
   }
   void append(std::size_t n, PickleKind kind) {
-    const auto added = last(n + 1).subspan(1);
-    const PickleValue* const target = stack_[stack_.size() - n - 1];
-    add_items(container(target, target->is(kind), pickle_kind_name(kind)), added);
-    drop(n);
-  }
-  void set_items(std::size_t n) {
-    check(n % 2 == 0, "a key has no value");
-    const auto added = last(n + 1).subspan(1);
-    const PickleValue* const target = stack_[stack_.size() - n - 1];
-    const bool is_right = target->is(PickleKind::Dict) || target->is(PickleKind::Object);
-    add_items(container(target, is_right, "a dict"), added);
+    check(kind != PickleKind::Dict || n % 2 == 0, "a key has no value");
+    const auto values = last(n + 1);
+    const PickleValue* const target = values.front();
+    const bool is_right =
+        target->is(kind) || (kind == PickleKind::Dict && target->is(PickleKind::Object));
+    add_items(container(target, is_right, pickle_kind_name(kind)), values.subspan(1));
     drop(n);
   }
 
   void push_integer(std::int64_t integer) {
-    if (integer >= 0 && integer < 256) return push(constant(PickleKind::Int, integer));
+    if (integer >= 0 && integer < 256) {
+      return push(&constants().integers[static_cast<std::size_t>(integer)]);
+    }
     PickleValue* const value = make(PickleKind::Int);
     value->integer = integer;
     push(value);
@@ -331,13 +294,10 @@ class PickleMachine {
   void push_long(std::size_t bytes) {
     check(bytes <= sizeof(std::int64_t), "an integer of {} bytes; at most 8 are accepted", bytes);
     const std::string_view digits = take_bytes(bytes);
-    std::uint64_t value = 0;
-    for (std::size_t i = 0; i < bytes; ++i) {
-      value |= std::uint64_t{static_cast<std::uint8_t>(digits[i])} << (8 * i);
-    }
-    const std::size_t unused = 64 - 8 * bytes;  // sign extension
-    push_integer(
-        bytes == 0 ? 0 : static_cast<std::int64_t>(value << unused) >> static_cast<int>(unused));
+    // Sign-extends negative numbers.
+    std::int64_t value = bytes > 0 && (digits.back() & 0x80) != 0 ? -1 : 0;
+    std::memcpy(&value, digits.data(), bytes);
+    push_integer(value);
   }
   void push_text(PickleKind kind, std::uint64_t bytes) {
     const std::string_view text = take_bytes(bytes);
@@ -348,7 +308,7 @@ class PickleMachine {
   }
 
   void put(std::uint64_t index) {
-    // Writers use consecutive indices, each stored by an opcode, so none reaches the length.
+    // Storing a memo entry takes an opcode, so that consecutive indices stay below the text's size.
     check(index < text_.size(), "memo index {} in a pickle of {} bytes", index, text_.size());
     if (index >= memo_.size()) memo_.resize(index + 1);
     if (memo_[index] == nullptr) ++memo_count_;
@@ -362,16 +322,13 @@ class PickleMachine {
   void push_global(std::string_view module, std::string_view name) {
     check(module.size() <= kMaxName && name.size() <= kMaxName, "names a global in {} bytes",
           module.size() + name.size());
-    const auto* const found =
-        std::find(known_.data(), known_.data() + known_.size(), PickleGlobal{module, name});
-    if (found == known_.data() + known_.size()) {
-      throw Unsupported(
-          "{}: pickle, byte {}: refused {}.{}, which is not needed to read tensors; nothing was "
-          "executed",
-          source_, opcode_, module, name);
-    }
+    const auto found = std::ranges::find(known_, PickleGlobal{module, name});
+    require<Unsupported>(found != known_.end(),
+                         "{}: pickle, byte {}: refused {}.{}, which is not needed to read tensors; "
+                         "nothing was executed",
+                         source_, opcode_, module, name);
     PickleValue* const value = make(PickleKind::Global);
-    value->global = found;
+    value->global = &*found;
     push(value);
   }
   void push_stack_global() {
@@ -428,11 +385,11 @@ class PickleMachine {
       case kLong1:
         return push_long(take<std::uint8_t>());
       case kNone:
-        return push(constant(PickleKind::None));
+        return push(&constants().none);
       case kTrue:
-        return push(constant(PickleKind::Bool, 1));
+        return push(&constants().yes);
       case kFalse:
-        return push(constant(PickleKind::Bool, 0));
+        return push(&constants().no);
       case kBinFloat:
         take_bytes(8);
         return push(make(PickleKind::Float));
@@ -449,7 +406,7 @@ class PickleMachine {
       case kBinBytes8:
         return push_text(PickleKind::Bytes, take<std::uint64_t>());
       case kEmptyTuple:
-        return push(constant(PickleKind::Tuple));
+        return push(&constants().empty_tuple);
       case kTuple:
         return push_sequence(PickleKind::Tuple, pop_mark());
       case kTuple1:
@@ -465,9 +422,9 @@ class PickleMachine {
       case kEmptyDict:
         return push_sequence(PickleKind::Dict, 0);
       case kSetItem:
-        return set_items(2);
+        return append(2, PickleKind::Dict);
       case kSetItems:
-        return set_items(pop_mark());
+        return append(pop_mark(), PickleKind::Dict);
       case kEmptySet:
         return push_sequence(PickleKind::Set, 0);
       case kAddItems:
@@ -497,7 +454,7 @@ class PickleMachine {
         return build();
       case kPersistentId:
         return push_persistent_id();
-      case kFrame: {  // a hint for buffered readers
+      case kFrame: {  // only a hint for buffered readers
         const auto bytes = take<std::uint64_t>();
         return check(bytes <= text_.size() - position_,
                      "a frame of {} bytes, but {} follow: it was truncated", bytes,
@@ -506,13 +463,12 @@ class PickleMachine {
       default:
         break;
     }
-    const auto* const refused =
-        std::find_if(std::begin(kRefused), std::end(kRefused),
-                     [&](const auto& candidate) { return candidate.first == opcode; });
-    require<Unsupported>(refused == std::end(kRefused),
-                         "{}: pickle, byte {}: refused opcode {}, which is not needed to read "
-                         "tensors",
-                         source_, opcode_, refused == std::end(kRefused) ? "" : refused->second);
+    for (const auto& [refused, name] : kRefused) {
+      require<Unsupported>(
+          opcode != refused,
+          "{}: pickle, byte {}: refused opcode {}, which is not needed to read tensors", source_,
+          opcode_, name);
+    }
     check(false, "0x{:02x} is not an opcode", opcode);
   }
 
@@ -522,10 +478,10 @@ class PickleMachine {
   const std::string& source_;
   const std::int64_t max_memory_;
   std::uint64_t position_ = 0;
-  std::uint64_t opcode_ = 0;  // position of the current one
+  std::uint64_t opcode_ = 0;  // position of the current opcode
   std::int64_t allocated_ = 0;
   std::vector<const PickleValue*> stack_;
-  std::vector<std::size_t> marks_;  // sizes of stack_
+  std::vector<std::size_t> marks_;  // sizes of stack_ at the MARK opcodes
   std::vector<const PickleValue*> memo_;
   std::uint64_t memo_count_ = 0;  // entries that are set
 };

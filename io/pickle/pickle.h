@@ -29,8 +29,8 @@ enum class PickleKind : std::uint8_t {
   Set,           ///< items()
   Dict,          ///< items(): key, value, key, value, ...
   Global,        ///< global
-  Object,        ///< result of calling `global` with `args`: args, state, items() as of a Dict
-  PersistentId,  ///< args: the id
+  Object,        ///< result of calling `global` with `args`; has state, and items() like a Dict
+  PersistentId,  ///< args is the id
 };
 
 /// "a tuple", "an integer", ...
@@ -40,11 +40,11 @@ std::string_view pickle_kind_name(PickleKind kind);
 /// not recurse deeper than the structure they expect.
 struct PickleValue {
   PickleKind kind = PickleKind::None;
-  std::uint16_t depth = 0;  ///< nesting depth of the containers inside, at construction
+  std::uint16_t depth = 0;  ///< nesting depth of its items when they were added
   std::uint32_t capacity = 0;
   union {
     std::int64_t integer = 0;
-    const PickleGlobal* global;  ///< one of the known globals
+    const PickleGlobal* global;  ///< one of the `known` globals of Pickle
   };
   const void* data = nullptr;  ///< the text, or an array of pointers to the items
   std::size_t size = 0;        ///< bytes of the text, or number of items
@@ -53,7 +53,8 @@ struct PickleValue {
 
   /// Bytes of a Str or Bytes value; a Str is normally UTF-8.
   std::string_view text() const { return {static_cast<const char*>(data), size}; }
-  /// Elements of a container, or of an Object with entries like a Dict.
+  /// Elements of a list, tuple or set. For a Dict, or an Object filled like one: key, value, key,
+  /// value, ...
   std::span<const PickleValue* const> items() const {
     return {static_cast<const PickleValue* const*>(data), size};
   }
@@ -62,18 +63,18 @@ struct PickleValue {
   bool is_object(const PickleGlobal& callee) const {
     return kind == PickleKind::Object && *global == callee;
   }
-  /// Value of a key of a Dict, or of an Object's entries; null if absent.
+  /// Value for a key in a Dict, or in an Object filled like one; null if absent.
   const PickleValue* find(std::string_view key) const;
 };
 
-/// A parsed pickle. Owns its values, which refer to its text.
+/// A parsed pickle. Owns its values and the text that they point into.
 class Pickle {
  public:
   /// Parses a pickle of protocol 2 to 5 as plain data. Executes and imports nothing: a call becomes
   /// an Object with the callee and its arguments.
   /// @param known       accepted globals; must outlive this
   /// @param source      named in errors
-  /// @param max_memory  bytes of all values
+  /// @param max_memory  maximum bytes of all values
   /// @throws Unsupported naming an unknown global, or an opcode that writers of tensors do not use;
   ///         CorruptCheckpoint on malformed input or an exceeded limit
   Pickle(std::string text, std::span<const PickleGlobal> known, const std::string& source,
@@ -83,7 +84,7 @@ class Pickle {
 
  private:
   friend class PickleMachine;
-  std::unique_ptr<std::string> text_;  // on the heap: values point into it
+  std::unique_ptr<std::string> text_;  // on the heap, because values point into it
   std::unique_ptr<std::pmr::monotonic_buffer_resource> memory_;
   const PickleValue* root_ = nullptr;
 };

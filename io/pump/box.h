@@ -9,25 +9,28 @@
 
 namespace tessera::io {
 
-/// numel(shape). @param where  named in errors. @throws CorruptCheckpoint on overflow
+/// numel(shape), but throws CorruptCheckpoint on overflow. @param where  named in errors
 std::int64_t count_elements(const Shape& shape, const std::string& where);
+
+/// Whether a box has the dims of `shape` and lies inside it.
+bool is_inside(const Box& box, const Shape& shape);
 
 /// Checks that boxes cover a tensor of `shape` exactly once. Empty boxes are ignored.
 /// @param boxes  in order of their offsets
-/// @param most   boxes that may share a row of dim 0: they are compared pairwise
+/// @param most   maximum number of boxes that share a row of dim 0; these are compared pairwise
 /// @param where  named in errors
 /// @throws CorruptCheckpoint on a gap, an overlap, or a box outside the shape
 void check_boxes(const Shape& shape, std::span<const Box* const> boxes, std::size_t most,
                  const std::string& where);
 
-/// Elements of a chunk that are contiguous in the tensor as well.
+/// A run of elements that are contiguous both in a chunk and in the tensor.
 struct ChunkRun {
   std::int64_t in_tensor = 0;  ///< first element, row-major in the tensor
-  std::int64_t in_chunk = 0;   ///< first element, counted inside the chunk's box
+  std::int64_t in_chunk = 0;   ///< first element, row-major in the chunk's box
   std::int64_t n = 0;
 };
 
-/// Whether the chunk may contain some of elements [begin, end) of the tensor (never a false no).
+/// Whether the chunk may contain some of elements [begin, end) of the tensor. False is certain.
 inline bool touches(const Chunk& chunk, const Shape& shape, std::int64_t begin, std::int64_t end) {
   if (begin == end || chunk.begin == chunk.end) return false;
   if (!chunk.box) return chunk.begin < end && begin < chunk.end;
@@ -56,7 +59,7 @@ inline std::int64_t elements_before(const Chunk& chunk, const Shape& shape, std:
 }
 
 /// Calls f(ChunkRun) for the parts of the chunk in elements [begin, end) of a tensor of `shape`:
-/// one run for a chunk of the whole tensor, one per row of a box.
+/// once for a chunk without a box, else once per row of the box.
 template <typename F>
 void for_each_run(const Chunk& chunk, const Shape& shape, std::int64_t begin, std::int64_t end,
                   F&& f) {
@@ -89,9 +92,9 @@ void for_each_run(const Chunk& chunk, const Shape& shape, std::int64_t begin, st
   }
 }
 
-/// Whether the box is one range of elements of the tensor.
+/// Whether the elements of the box are contiguous in the tensor.
 inline bool is_one_run(const Box& box, const Shape& shape) {
-  bool partial = false;  // an inner dim is not full, or an outer one has more than one row
+  bool partial = false;  // a dim after dim i is incomplete
   for (int i = shape.size() - 1; i >= 0; --i) {
     if (partial && box.shape[i] != 1) return false;
     partial = partial || box.shape[i] != shape[i];
@@ -99,7 +102,7 @@ inline bool is_one_run(const Box& box, const Shape& shape) {
   return true;
 }
 
-/// Position in the tensor of the first element of a box.
+/// Row-major position of the first element of a box in the tensor.
 inline std::int64_t first_element(const Box& box, const Shape& shape) {
   std::int64_t position = 0;
   for (int i = 0; i < shape.size(); ++i) position = position * shape[i] + box.offsets[i];

@@ -17,7 +17,7 @@ struct Box {
   friend bool operator==(const Box&, const Box&) = default;
 };
 
-/// Storage of a chunk whose elements are strided, or whose checksum covers more bytes.
+/// Storage of a chunk whose elements are strided, or whose checksum covers more than its elements.
 struct ChunkStorage {
   Shape shape;                     ///< of the chunk's box
   std::optional<Strides> strides;  ///< in elements; empty: row-major
@@ -34,16 +34,16 @@ struct Chunk {
   std::int64_t byte_end = 0;
   std::int64_t begin = 0;  ///< first element, relative to the box
   std::int64_t end = 0;
-  std::optional<Box> box;   ///< absent: the whole tensor
-  std::uint64_t crc64 = 0;  ///< of the bytes; a CRC-32 if `checksum` is Crc32
+  std::optional<Box> box;   ///< absent: the box is the whole tensor
+  std::uint64_t crc64 = 0;  ///< checksum of the bytes; a CRC-32 if `checksum` is Crc32
   Checksum checksum = Checksum::Crc64;
-  std::shared_ptr<const ChunkStorage> storage{};  ///< null: the elements alone, row-major
+  std::shared_ptr<const ChunkStorage> storage{};  ///< null: row-major, all checksummed
 };
 
 struct TensorRecord {
   DType dtype = DType::F32;
   Shape shape;
-  std::vector<Chunk> chunks;  ///< by box, then by first element; each element in exactly one
+  std::vector<Chunk> chunks;  ///< by box, then by first element; cover the tensor exactly once
 
   std::int64_t width() const { return static_cast<std::int64_t>(dtype_size(dtype)); }
 };

@@ -24,8 +24,7 @@ std::optional<std::uint64_t> RangeSum::add(std::int64_t begin, std::int64_t byte
   pieces_.push_back({begin, bytes, crc});
   left_ -= bytes;
   if (left_ > 0) return std::nullopt;
-  std::sort(pieces_.begin(), pieces_.end(),
-            [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
+  std::ranges::sort(pieces_, {}, &Piece::begin);
   std::uint64_t sum = 0;
   for (const Piece& piece : pieces_) sum = combine_checksums(kind_, sum, piece.crc, piece.bytes);
   pieces_ = {};

@@ -14,10 +14,10 @@
 namespace tessera::io {
 namespace {
 
-// Bytes checksummed and passed on while in the CPU cache.
+// Bytes checksummed at once; they are still in the CPU cache when converted or copied.
 constexpr std::int64_t kStep = std::int64_t{512} << 10;
 
-// Each file takes two descriptors; the rest is for outputs and others.
+// An eighth of the limit, because each file takes two descriptors, and outputs need some too.
 std::size_t max_open_files() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 16;
@@ -96,10 +96,8 @@ std::vector<Slice> slices_of(PumpTensor& tensor, std::int64_t begin, std::int64_
     slices.push_back({&tensor, c, from, to});
     covered += to - from;
   }
-  if (covered != end - begin) {
-    throw InternalError("{}: the chunks of {} do not cover it", tensor.source.path().string(),
-                        tensor.name);
-  }
+  require<InternalError>(covered == end - begin, "{}: the chunks of {} do not cover it",
+                         tensor.source.path().string(), tensor.name);
   return slices;
 }
 
@@ -112,9 +110,8 @@ std::vector<std::vector<SlicePiece>> cut_batches(std::span<const Slice> slices, 
       pieces.push_back({slice, i});
     }
   }
-  std::sort(pieces.begin(), pieces.end(), [](const SlicePiece& a, const SlicePiece& b) {
-    const int order = a.slice.place().file.compare(b.slice.place().file);
-    return order != 0 ? order < 0 : a.slice.offset() < b.slice.offset();
+  std::ranges::sort(pieces, {}, [](const SlicePiece& piece) {
+    return std::pair(std::string_view(piece.slice.place().file), piece.slice.offset());
   });
   std::vector<std::vector<SlicePiece>> batches;
   std::int64_t sum = 0;
@@ -140,7 +137,7 @@ void Pump::Lane::read(
   for (const SlicePiece& piece : pieces) slices.push_back(piece.slice);
   std::size_t at = 0;
   const Sink find_piece = [&](const Slice& part, const char* data) {
-    // Parts come in the order of the pieces.
+    // pass() calls the sink in the order of the pieces.
     while (slices[at].tensor != part.tensor || slices[at].chunk != part.chunk ||
            slices[at].to <= part.from) {
       ++at;
@@ -161,7 +158,7 @@ void Pump::Lane::gather(PumpTensor& tensor, std::span<const std::int64_t> bounds
   const std::int64_t first = bounds.front(), width = record.width(),
                      out_width = static_cast<std::int64_t>(dtype_size(dtype));
   std::vector<Slice> slices;
-  std::vector<std::size_t> ends;  // in slices, of each range
+  std::vector<std::size_t> ends;  // ends[i]: end in `slices` of range i
   for (std::size_t i = 0; i + 1 < bounds.size(); ++i) {
     const std::vector<Slice> range = slices_of(tensor, bounds[i], bounds[i + 1]);
     slices.insert(slices.end(), range.begin(), range.end());
@@ -211,6 +208,11 @@ void Pump::Lane::gather(PumpTensor& tensor, std::span<const std::int64_t> bounds
   }
 }
 
+char* Pump::Lane::output() {
+  if (!output_) output_.emplace(static_cast<std::size_t>(pump_.options_.block));
+  return output_->data();
+}
+
 void Pump::Lane::pass(std::span<const Slice> slices, char* target, const Sink* sink,
                       std::vector<std::uint64_t>& sums) {
   const Slice& head = slices.front();
@@ -226,7 +228,7 @@ void Pump::Lane::pass(std::span<const Slice> slices, char* target, const Sink* s
   const std::size_t first_sum = sums.size();
   sums.resize(first_sum + slices.size());
   std::vector<Step> steps;
-  std::int64_t at = head.offset(), bytes = 0;  // of the steps
+  std::int64_t at = head.offset(), bytes = 0;  // range in the file of `steps`
   const auto flush = [&] {
     if (steps.empty()) return;
     const char* data = scratch_.data();
@@ -237,10 +239,10 @@ void Pump::Lane::pass(std::span<const Slice> slices, char* target, const Sink* s
                     *storage->strides},
                    steps.front().from - begin, steps.back().to - begin, scratch_.data());
     } else {
-      // Same alignment as in the file: the kernel copies whole words.
-      char* const place =
+      // Aligned as in the file, so that the operating system copies whole words.
+      char* const destination =
           target ? target : scratch_.data() + at % static_cast<std::int64_t>(kDirectAlignment);
-      data = file->read(at, static_cast<std::size_t>(bytes), scratch_, place);
+      data = file->read(at, static_cast<std::size_t>(bytes), scratch_, destination);
       at += bytes;
     }
     for (const Step& step : steps) {
@@ -284,7 +286,7 @@ std::shared_ptr<const DirectFile> Pump::file(const TensorSource& source, const s
   const std::pair key(&source, name);
   const auto found = files_.find(key);
   if (found != files_.end()) return found->second;
-  if (files_.size() >= max_open_) files_.clear();  // readers keep theirs alive
+  if (files_.size() >= max_open_) files_.clear();  // files in use stay open
   return files_[key] =
              std::make_shared<const DirectFile>(source.open_file(name), options_.direct_io);
 }

@@ -19,11 +19,11 @@
 
 namespace tessera::io {
 
-// The pump moves ranges of tensors from a source of chunks to a sink: memory (read_parts.h), files
-// (write_files.h), or a callback. It merges contiguous reads, checksums data in the CPU cache, and
-// converts it. A chunk is verified once all of it has been read.
+// The pump moves ranges of tensors from a source of chunks to memory (read_parts.h), to files
+// (write_files.h), or to a callback. It merges contiguous reads, checksums data in the CPU cache,
+// and converts it. A chunk is verified once all of it has been read.
 
-/// A tensor that threads read once, by ranges in any order.
+/// A tensor that several threads read, each element once, in any order.
 class PumpTensor {
  public:
   /// @throws as TensorSource::record
@@ -33,15 +33,15 @@ class PumpTensor {
   const TensorSource& source;
   const std::string name;
   const std::shared_ptr<const TensorRecord> record;
-  /// Called for a chunk with a wrong checksum by the thread that completes it; empty: fail().
+  /// Called for a chunk with a wrong checksum by the thread that completes it. If empty: fail().
   std::function<void(std::size_t chunk)> on_wrong{};
 
   /// Adds the checksum of elements [from, to) of a chunk, relative to its box.
   void add_sum(std::size_t chunk, std::int64_t from, std::int64_t to, std::uint64_t crc);
-  /// Verifies the bytes covered by a chunk's checksum, once. For chunks whose checksum covers other
-  /// bytes than their elements.
+  /// Reads and verifies all bytes covered by a chunk's checksum, once. Needed for chunks with
+  /// `storage`, because their checksum is not over the elements as they are read.
   void check_storage(std::size_t chunk, const DirectFile& file, const AlignedBuffer& scratch);
-  /// Whether no chunk was read only in part. Call after all reads.
+  /// Whether each chunk was read completely or not at all. Call after all reads.
   bool is_complete() const { return sums_.empty(); }
   /// Skips verification of a chunk that was verified before.
   void skip_sum(std::size_t chunk) { skipped_.insert(chunk); }
@@ -53,9 +53,9 @@ class PumpTensor {
 
  private:
   std::mutex mutex_;
-  std::unordered_map<std::size_t, RangeSum> sums_;  // of partially read chunks
+  std::unordered_map<std::size_t, RangeSum> sums_;  // of chunks read in part so far
   std::set<std::size_t> checked_;                   // chunks whose storage was checked
-  std::set<std::size_t> skipped_;                   // unchanged while threads read
+  std::set<std::size_t> skipped_;                   // constant while threads read
 };
 
 /// Elements [from, to) of a chunk, relative to its box.
@@ -66,7 +66,7 @@ struct Slice {
 
   const Chunk& place() const { return tensor->record->chunks[chunk]; }
   std::int64_t bytes() const { return (to - from) * tensor->record->width(); }
-  /// First byte in the file.
+  /// Position of the first byte in the file.
   std::int64_t offset() const {
     return place().byte_begin + (from - place().begin) * tensor->record->width();
   }
@@ -75,60 +75,63 @@ struct Slice {
 /// Whether `next` begins in the file where `slice` ends.
 bool are_neighbours(const Slice& slice, const Slice& next);
 
-/// Slices of elements [begin, end) of a tensor, in order of chunks.
+/// Slices that make up elements [begin, end) of a tensor, in the order of its chunks.
 /// @throws InternalError if chunks do not cover the range
 std::vector<Slice> slices_of(PumpTensor& tensor, std::int64_t begin, std::int64_t end);
 
-/// A part of one of several slices.
+/// A part of one slice in a list of slices.
 struct SlicePiece {
   Slice slice;
-  std::size_t of;  ///< index of the whole slice
+  std::size_t of;  ///< index of the whole slice in the list
 };
 
-/// Cuts slices into pieces of at most `most` bytes, in the order of files and bytes, and these into
-/// batches of neighbours with at most `most` bytes: units of work that read sequentially.
+/// Cuts slices into pieces of at most `most` bytes, sorts the pieces by file and offset, and groups
+/// adjacent ones into batches of at most `most` bytes, so that each batch is read sequentially.
 std::vector<std::vector<SlicePiece>> cut_batches(std::span<const Slice> slices, std::int64_t most);
 
 struct PumpOptions {
   int threads = 1;
-  std::int64_t block = std::int64_t{2} << 20;  ///< bytes per read; about the memory of a thread
+  std::int64_t block = std::int64_t{2} << 20;  ///< bytes per read; about a thread's memory
   bool direct_io = true;
 };
 
 class Pump {
  public:
-  /// One thread's buffers.
+  /// Reads on one thread, which owns the buffers.
   class Lane {
    public:
-    /// Reads pieces in order.
-    /// @param sink  receives elements of a piece, at most 512 KiB, as stored
+    /// Reads pieces in the given order.
+    /// @param sink  called with each part of a piece, at most 512 KiB of unconverted elements
     /// @throws IoError, CorruptCheckpoint
     void read(
         std::span<const SlicePiece> pieces,
         const std::function<void(const SlicePiece&, const Slice& part, const char* data)>& sink);
-    /// Reads elements [bounds.front(), bounds.back()) of a tensor into `out`, converted.
-    /// @param crcs  receives the CRC-64 of each range between bounds in `out`; may be null
+    /// Reads elements [bounds.front(), bounds.back()) of a tensor and converts them into `out`.
+    /// @param crcs  receives the CRC-64 in `out` of each range between bounds; may be null
     void gather(PumpTensor& tensor, std::span<const std::int64_t> bounds, DType dtype, char* out,
                 std::vector<std::uint64_t>* crcs = nullptr);
+    /// Buffer for one block of output, aligned for direct I/O. Allocated by the first call.
+    char* output();
 
    private:
     friend class Pump;
     using Sink = std::function<void(const Slice& part, const char* data)>;
     explicit Lane(Pump& pump);
-    // Reads contiguous slices of one file, into `target` or to `sink`.
+    // Reads slices contiguous in one file into `target` or to `sink`; appends checksums to `sums`.
     void pass(std::span<const Slice> slices, char* target, const Sink* sink,
               std::vector<std::uint64_t>& sums);
     Pump& pump_;
     AlignedBuffer scratch_;
+    std::optional<AlignedBuffer> output_;
   };
 
   explicit Pump(const PumpOptions& options);
 
-  /// Calls body(i, lane) for i of [0, n) on all threads; see parallel_for_each.
+  /// Calls body(i, lane) for each i in [0, n) on all threads; see parallel_for_each.
   void run(std::size_t n, const std::function<void(std::size_t i, Lane& lane)>& body);
 
  private:
-  // From a cache of open files, bounded in number. @throws as TensorSource::open_file
+  // Returns an open file from a bounded cache. @throws as TensorSource::open_file
   std::shared_ptr<const DirectFile> file(const TensorSource& source, const std::string& name);
 
   const PumpOptions options_;

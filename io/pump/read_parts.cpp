@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <deque>
 #include <map>
-#include <memory>
 #include <utility>
 #include <vector>
 
@@ -18,17 +18,17 @@ namespace {
 
 constexpr std::int64_t kBatch = std::int64_t{8} << 20;  // bytes per unit of work
 
-/// Contiguous elements of a chunk with one destination.
+/// Elements to pass on that are contiguous in their chunk and at their destination.
 struct Segment {
   std::int64_t in_chunk = 0, n = 0;
   std::int64_t in_tensor = 0;
   const ReadPart* part = nullptr;
 };
 
-/// A chunk with wanted elements.
-struct Wanted {
+/// The read of one chunk, in whole or in part.
+struct ChunkRead {
   Slice slice;
-  std::vector<Segment> segments;  ///< by in_chunk
+  std::vector<Segment> segments;  ///< sorted by in_chunk
 };
 
 class Read {
@@ -37,10 +37,8 @@ class Read {
     std::map<std::pair<const TensorSource*, std::string>, std::vector<const ReadPart*>> by_tensor;
     for (const ReadPart& part : parts) by_tensor[{part.source, part.name}].push_back(&part);
     for (auto& [key, list] : by_tensor) {
-      PumpTensor& tensor =
-          *tensors_.emplace_back(std::make_unique<PumpTensor>(*key.first, key.second));
-      std::sort(list.begin(), list.end(),
-                [](const ReadPart* a, const ReadPart* b) { return a->begin < b->begin; });
+      PumpTensor& tensor = tensors_.emplace_back(*key.first, key.second);
+      std::ranges::sort(list, {}, &ReadPart::begin);
       for (std::size_t i = 0; i < list.size(); ++i) {
         check(tensor, *list[i]);
         require(i == 0 || list[i - 1]->end <= list[i]->begin,
@@ -48,14 +46,14 @@ class Read {
                 list[i == 0 ? 0 : i - 1]->begin, list[i == 0 ? 0 : i - 1]->end, list[i]->begin,
                 list[i]->end, key.second);
       }
-      want(tensor, list);
+      add_reads(tensor, list);
     }
   }
 
   ReadReport run() {
     const auto start = std::chrono::steady_clock::now();
     std::vector<Slice> slices;
-    for (const Wanted& wanted : wanted_) slices.push_back(wanted.slice);
+    for (const ChunkRead& chunk_read : reads_) slices.push_back(chunk_read.slice);
     const std::vector<std::vector<SlicePiece>> batches = cut_batches(slices, kBatch);
     PumpOptions pump_options{.threads = options_.threads, .direct_io = options_.direct_io};
     pump_options.block = std::clamp(report_.read_bytes, std::int64_t{64} << 10, pump_options.block);
@@ -63,13 +61,13 @@ class Read {
     pump.run(batches.size(), [&](std::size_t b, Pump::Lane& lane) {
       std::vector<char> converted;
       lane.read(batches[b], [&](const SlicePiece& piece, const Slice& part, const char* data) {
-        hand_over(wanted_[piece.of], part, data, converted);
+        hand_over(reads_[piece.of], part, data, converted);
       });
     });
     if (options_.set_verified) {
-      for (const Wanted& wanted : wanted_) {
-        if (wanted.slice.place().checksum == Checksum::None) continue;
-        options_.set_verified(wanted.slice.tensor->name, wanted.slice.chunk);
+      for (const ChunkRead& chunk_read : reads_) {
+        if (chunk_read.slice.place().checksum == Checksum::None) continue;
+        options_.set_verified(chunk_read.slice.tensor->name, chunk_read.slice.chunk);
       }
     }
     report_.seconds = seconds_since(start);
@@ -89,7 +87,7 @@ class Read {
                          record.dtype, part.dtype);
   }
 
-  void want(PumpTensor& tensor, const std::vector<const ReadPart*>& parts) {
+  void add_reads(PumpTensor& tensor, const std::vector<const ReadPart*>& parts) {
     const TensorRecord& record = *tensor.record;
     for (std::size_t c = 0; c < record.chunks.size(); ++c) {
       const Chunk& chunk = record.chunks[c];
@@ -102,29 +100,28 @@ class Read {
         });
       }
       if (segments.empty()) continue;
-      std::sort(segments.begin(), segments.end(),
-                [](const Segment& a, const Segment& b) { return a.in_chunk < b.in_chunk; });
+      std::ranges::sort(segments, {}, &Segment::in_chunk);
       Slice slice{&tensor, c, chunk.begin, chunk.end};
       const bool verified = options_.is_verified && options_.is_verified(tensor.name, c);
       if (verified || chunk.storage || chunk.checksum == Checksum::None) {
         slice.from = segments.front().in_chunk;
         slice.to = segments.back().in_chunk + segments.back().n;
       }
-      // A partial read cannot be compared with the chunk's checksum.
+      // A partial read cannot be verified, because the checksum covers the whole chunk.
       if (verified) tensor.skip_sum(c);
       report_.read_bytes += slice.bytes();
-      wanted_.push_back({slice, std::move(segments)});
+      reads_.push_back({slice, std::move(segments)});
     }
   }
 
-  static void hand_over(const Wanted& wanted, const Slice& slice, const char* data,
+  static void hand_over(const ChunkRead& chunk_read, const Slice& slice, const char* data,
                         std::vector<char>& converted) {
     const DType stored = slice.tensor->record->dtype;
     const std::int64_t width = slice.tensor->record->width();
     auto segment =
-        std::upper_bound(wanted.segments.begin(), wanted.segments.end(), slice.from,
+        std::upper_bound(chunk_read.segments.begin(), chunk_read.segments.end(), slice.from,
                          [](std::int64_t at, const Segment& s) { return at < s.in_chunk + s.n; });
-    for (; segment != wanted.segments.end() && segment->in_chunk < slice.to; ++segment) {
+    for (; segment != chunk_read.segments.end() && segment->in_chunk < slice.to; ++segment) {
       const ReadPart& part = *segment->part;
       const std::int64_t from = std::max(segment->in_chunk, slice.from);
       const std::int64_t n = std::min(segment->in_chunk + segment->n, slice.to) - from;
@@ -145,8 +142,8 @@ class Read {
   }
 
   const ReadOptions& options_;
-  std::vector<std::unique_ptr<PumpTensor>> tensors_;
-  std::vector<Wanted> wanted_;
+  std::deque<PumpTensor> tensors_;
+  std::vector<ChunkRead> reads_;
   ReadReport report_;
 };
 

@@ -11,16 +11,16 @@ namespace tessera::io {
 namespace {
 
 constexpr std::int64_t kWindow = std::int64_t{256} << 10;  // bytes
-constexpr std::int64_t kGap = 4096;  // bytes; reading a smaller gap is faster than another call
+constexpr std::int64_t kGap = 4096;  // bytes; a larger gap between elements starts another read
 
-/// A dim of a box: its size and strides, in bytes.
+/// A dim of a box: its size in elements, and its strides in file and output in bytes.
 struct Axis {
   std::int64_t size, in_file, in_out;
 };
 
-/// Bytes from the first element of a box to its last; empty if they are too many for one read, or
-/// the gaps between them too large.
-/// @param axes  by ascending in_file
+/// Bytes from the first element of a box through its last. Empty if there are too many for one
+/// read, or if the gaps between elements are too large.
+/// @param axes  sorted by in_file
 std::optional<std::int64_t> window_bytes(std::span<const Axis> axes, std::int64_t width) {
   std::int64_t bytes = width;
   for (const Axis& axis : axes) {
@@ -31,7 +31,7 @@ std::optional<std::int64_t> window_bytes(std::span<const Axis> axes, std::int64_
   return bytes;
 }
 
-/// Calls f(byte in the file, byte in the output) for each element of a box.
+/// Calls f(offset in the file, offset in the output), both in bytes, for each element of a box.
 template <typename F>
 void for_each_element(std::span<const Axis> axes, F&& f) {
   std::array<std::int64_t, Shape::kMaxDims> index{};
@@ -63,13 +63,13 @@ class Gather {
       for (int i = d + 1; i < block_.shape.size(); ++i) inner *= block_.shape[i];
       const std::int64_t step = block_.strides[d] * block_.width;
       row = first / inner;
-      if (first % inner != 0) {  // begins inside a row
+      if (first % inner != 0) {  // `first` is inside a row
         const std::int64_t end = std::min(last, (row + 1) * inner);
         read_range(d + 1, at + row * step, first - row * inner, end - row * inner, out);
         return read_range(d, at, end, last, out + (end - first) * block_.width);
       }
       rows = last / inner - row;
-      // The incomplete last row.
+      // Reads the incomplete last row.
       const std::int64_t whole = rows * inner;
       read_range(d + 1, at + (row + rows) * step, 0, last - first - whole,
                  out + whole * block_.width);
@@ -98,7 +98,7 @@ class Gather {
     if (const auto bytes = window_bytes(axes, block_.width)) {
       return read_window(axes, *bytes, at, out);
     }
-    // Splits the axis of the largest stride into pieces that fit the window.
+    // Splits the axis with the largest stride so that each part fits the window.
     Axis& outer = axes.back();
     const Axis whole = outer;
     const std::span<Axis> others = axes.first(axes.size() - 1);

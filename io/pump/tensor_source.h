@@ -15,15 +15,14 @@
 
 namespace tessera::io {
 
-/// Name, shape and stored dtype of a tensor.
 struct TensorInfo {
   std::string name;
   Shape shape;
   DType dtype = DType::F32;
 };
 
-/// Named tensors and the locations of their bytes in files. Each format implements this; the pump
-/// reads, verifies and converts. Thread-safe.
+/// Named tensors and the locations of their bytes in files. Each file format has an implementation;
+/// the pump reads, verifies and converts. Thread-safe.
 class TensorSource {
  public:
   virtual ~TensorSource() = default;
@@ -33,7 +32,7 @@ class TensorSource {
   /// Chunks of a tensor. @throws InvalidArgument on an unknown name, Unsupported on a dtype that
   /// tessera can neither read nor copy
   virtual std::shared_ptr<const TensorRecord> record(const std::string& name) const = 0;
-  /// Opens a file of a chunk and checks that it belongs to this source.
+  /// Opens a file named by a chunk and checks that it belongs to this source.
   /// @throws IoError, CorruptCheckpoint
   virtual File open_file(const std::string& name) const { return File::open(path() / name); }
   /// Name of a tensor in error messages.

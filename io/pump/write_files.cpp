@@ -17,7 +17,7 @@ namespace {
 constexpr std::int64_t kMaxBlock = std::int64_t{4} << 20;
 constexpr std::int64_t kMinBlock = kLeastJobMemory / 2;
 
-/// Number of threads and size of their blocks.
+/// Division of the work: number of threads, and size of a block.
 struct Grain {
   int jobs;
   std::int64_t block;  ///< bytes of output per unit of work
@@ -32,11 +32,8 @@ Grain grain_of(const WriteOptions& options) {
   return {jobs, block - block % kMinBlock};
 }
 
-PumpOptions pump_options(const Grain& grain, bool direct_io) {
-  return {.threads = grain.jobs, .block = grain.block, .direct_io = direct_io};
-}
-
-/// A tensor shared by its parts: a chunk may begin in one part and end in another.
+/// A tensor that output parts share, because a chunk may begin in one part and end in another.
+/// `tensor` is kept only from their first block to their last, because records may be large.
 struct SharedTensor {
   std::size_t parts_left = 0;
   std::shared_ptr<PumpTensor> tensor{};
@@ -45,23 +42,21 @@ struct SharedTensor {
 struct PartState {
   OutputPart* part = nullptr;
   std::int64_t bytes = 0;
-  // Held from the part's first block to its last only, since records may be large.
-  std::shared_ptr<PumpTensor> tensor{};
   std::int64_t left = 0;               // elements not yet written
-  std::vector<RangeSum> unfinished{};  // checksums of the part's runs
+  std::vector<RangeSum> unfinished{};  // runs of sum_elements without a final checksum
 };
 
 struct FileState {
   const OutputFile* file = nullptr;
   std::vector<PartState> parts{};  // non-empty parts
   std::int64_t blocks_left = 0;
-  std::shared_ptr<DirectFile> out{};  // open from the first block to the last
+  std::shared_ptr<DirectFile> out{};  // open until the last block is written
   std::optional<RangeSum> sum{};
 };
 
 struct Block {
   std::size_t file;
-  std::int64_t begin, end;  // bytes
+  std::int64_t begin, end;  // in bytes
 };
 
 struct Stopped {};
@@ -73,7 +68,7 @@ class Writer {
       : dir_(dir),
         options_(options),
         grain_(grain_of(options)),
-        pump_(pump_options(grain_, options.direct_io)),
+        pump_({.threads = grain_.jobs, .block = grain_.block, .direct_io = options.direct_io}),
         states_(files.size()) {
     for (const std::size_t f : chosen) {
       OutputFile& file = files[f];
@@ -84,7 +79,7 @@ class Writer {
         const std::int64_t n = part.end - part.begin;
         if (n == 0) continue;
         PartState& added = state.parts.emplace_back(PartState{&part});
-        added.bytes = n * static_cast<std::int64_t>(dtype_size(part.dtype));
+        added.bytes = n * part.width();
         added.left = n;
         ++parts_left_;
         ++tensors_[{part.source, part.source_name}].parts_left;
@@ -102,41 +97,40 @@ class Writer {
     } catch (const Stopped&) {
       return false;
     }
-    if (parts_left_ != 0) throw InternalError("{} parts were not written completely", parts_left_);
+    require<InternalError>(parts_left_ == 0, "{} parts were not written completely", parts_left_);
     return true;
   }
 
  private:
-  /// Elements of a part in a block.
+  /// The elements of one part that lie in one block.
   struct Share {
     PartState* state;
     std::shared_ptr<PumpTensor> tensor;
-    std::vector<std::int64_t> bounds;  // elements of the tensor: bounds of checksummed runs
+    std::vector<std::int64_t> bounds;  // elements of the tensor, split at each sum_elements
     std::vector<std::uint64_t> sums;
   };
 
   void make(const Block& block, Pump::Lane& lane) {
-    std::unique_ptr<AlignedBuffer> buffer = take_buffer();
+    char* const buffer = lane.output();
     FileState& file = states_[block.file];
     const std::shared_ptr<DirectFile> out = open(file);
     const std::string& preamble = file.file->preamble;
     if (block.begin < static_cast<std::int64_t>(preamble.size())) {
-      preamble.copy(buffer->data(), static_cast<std::size_t>(block.end - block.begin),
+      preamble.copy(buffer, static_cast<std::size_t>(block.end - block.begin),
                     static_cast<std::size_t>(block.begin));
     }
     std::vector<Share> shares = shares_of(file, block);
     for (Share& share : shares) {
       const OutputPart& part = *share.state->part;
-      const auto width = static_cast<std::int64_t>(dtype_size(part.dtype));
       char* const place =
-          buffer->data() + part.offset + (share.bounds.front() - part.begin) * width - block.begin;
+          buffer + part.offset + (share.bounds.front() - part.begin) * part.width() - block.begin;
       lane.gather(*share.tensor, share.bounds, part.dtype, place,
                   part.sum_elements > 0 ? &share.sums : nullptr);
     }
-    const std::int64_t bytes = block.end - block.begin;
-    const std::uint64_t crc = crc64(buffer->data(), static_cast<std::size_t>(bytes));
-    out->write(block.begin, buffer->data(), static_cast<std::size_t>(bytes));
-    finish(block, shares, crc, std::move(buffer));
+    const auto bytes = static_cast<std::size_t>(block.end - block.begin);
+    const std::uint64_t crc = crc64(buffer, bytes);
+    out->write(block.begin, buffer, bytes);
+    finish(block, shares, crc);
   }
 
   std::vector<Share> shares_of(FileState& file, const Block& block) {
@@ -145,9 +139,9 @@ class Writer {
         [&](const PartState& state) { return state.part->offset + state.bytes <= block.begin; });
     std::vector<Share> shares;
     for (; at != file.parts.end() && at->part->offset < block.end; ++at) {
-      // Parts and blocks begin at multiples of the element's size: no element is split.
+      // No element is split, because parts and blocks begin at multiples of the element's size.
       const OutputPart& part = *at->part;
-      const auto width = static_cast<std::int64_t>(dtype_size(part.dtype));
+      const std::int64_t width = part.width();
       const std::int64_t first =
           part.begin + (std::max(block.begin, part.offset) - part.offset) / width;
       const std::int64_t last =
@@ -167,30 +161,25 @@ class Writer {
 
   std::shared_ptr<PumpTensor> take_tensor(PartState& state) {
     const std::lock_guard lock(mutex_);
-    if (state.tensor) return state.tensor;
     OutputPart& part = *state.part;
-    auto& shared = tensors_.at({part.source, part.source_name}).tensor;
-    if (!shared) shared = std::make_shared<PumpTensor>(*part.source, part.source_name);
-    state.tensor = shared;
-    if (part.sum_elements > 0) {
-      const auto width = static_cast<std::int64_t>(dtype_size(part.dtype));
+    auto& tensor = tensors_.at({part.source, part.source_name}).tensor;
+    if (!tensor) tensor = std::make_shared<PumpTensor>(*part.source, part.source_name);
+    if (part.sum_elements > 0 && part.sums.empty()) {
       for (std::int64_t at = part.begin; at < part.end; at += part.sum_elements) {
         state.unfinished.emplace_back(Checksum::Crc64,
-                                      std::min(part.sum_elements, part.end - at) * width);
+                                      std::min(part.sum_elements, part.end - at) * part.width());
       }
       part.sums.resize(state.unfinished.size());
     }
-    return state.tensor;
+    return tensor;
   }
 
-  void finish(const Block& block, const std::vector<Share>& shares, std::uint64_t crc,
-              std::unique_ptr<AlignedBuffer> buffer) {
+  void finish(const Block& block, const std::vector<Share>& shares, std::uint64_t crc) {
     FileState& file = states_[block.file];
     std::shared_ptr<DirectFile> complete;
     std::optional<std::uint64_t> sum;
     {
       const std::lock_guard lock(mutex_);
-      buffers_.push_back(std::move(buffer));
       for (const Share& share : shares) book(share);
       sum = file.sum->add(block.begin, block.end - block.begin, crc);
       if (--file.blocks_left == 0) complete = std::move(file.out);
@@ -205,14 +194,13 @@ class Writer {
     if (stopped_) throw Stopped{};
   }
 
-  // mutex_ is held.
+  // The caller holds mutex_.
   void book(const Share& share) {
     PartState& state = *share.state;
     OutputPart& part = *state.part;
-    const auto width = static_cast<std::int64_t>(dtype_size(part.dtype));
     for (std::size_t i = 0; i < share.sums.size(); ++i) {
       const auto run = static_cast<std::size_t>((share.bounds[i] - part.begin) / part.sum_elements);
-      const std::int64_t bytes = (share.bounds[i + 1] - share.bounds[i]) * width;
+      const std::int64_t bytes = (share.bounds[i + 1] - share.bounds[i]) * part.width();
       const auto sum = state.unfinished[run].add(share.bounds[i], bytes, share.sums[i]);
       if (sum) part.sums[run] = *sum;
     }
@@ -220,12 +208,10 @@ class Writer {
     if (state.left > 0) return;
     --parts_left_;
     state.unfinished = {};
-    state.tensor = nullptr;
     const auto shared = tensors_.find({part.source, part.source_name});
     if (--shared->second.parts_left > 0) return;
-    if (!shared->second.tensor->is_complete()) {
-      throw InternalError("{} was not read completely", part.source_name);
-    }
+    require<InternalError>(shared->second.tensor->is_complete(), "{} was not read completely",
+                           part.source_name);
     tensors_.erase(shared);
   }
 
@@ -239,24 +225,14 @@ class Writer {
                                                     options_.direct_io);
   }
 
-  std::unique_ptr<AlignedBuffer> take_buffer() {
-    const std::lock_guard lock(mutex_);
-    if (buffers_.empty())
-      return std::make_unique<AlignedBuffer>(static_cast<std::size_t>(grain_.block));
-    std::unique_ptr<AlignedBuffer> taken = std::move(buffers_.back());
-    buffers_.pop_back();
-    return taken;
-  }
-
   const fs::path& dir_;
   const WriteOptions& options_;
   const Grain grain_;
   Pump pump_;
   std::vector<Block> blocks_;
 
-  std::mutex mutex_;  // guards the members down to parts_left_
+  std::mutex mutex_;  // guards the next three members
   std::vector<FileState> states_;
-  std::vector<std::unique_ptr<AlignedBuffer>> buffers_;
   std::map<std::pair<const TensorSource*, std::string>, SharedTensor> tensors_;
   std::size_t parts_left_ = 0;
 
@@ -277,7 +253,7 @@ std::uint64_t sum_file(const fs::path& path, const WriteOptions& options) {
   const std::int64_t size = file.file().size();
   RangeSum unfinished(Checksum::Crc64, size);
   std::uint64_t result = 0;
-  std::mutex mutex;  // guards both
+  std::mutex mutex;  // guards `unfinished` and `result`
   parallel_for_each(static_cast<std::size_t>((size + grain.block - 1) / grain.block), grain.jobs,
                     [&](std::size_t i) {
                       const std::int64_t begin = static_cast<std::int64_t>(i) * grain.block;

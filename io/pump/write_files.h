@@ -9,15 +9,17 @@
 
 namespace tessera::io {
 
-/// Elements of a tensor in an output file.
+/// A range of elements of a tensor in an output file.
 struct OutputPart {
   const TensorSource* source = nullptr;  ///< outlives write_files
-  std::string source_name;               ///< of the tensor
+  std::string source_name;               ///< name of the tensor in `source`
   std::int64_t begin = 0, end = 0;       ///< elements, row-major
-  DType dtype = DType::F32;              ///< as written
+  DType dtype = DType::F32;              ///< in the output
   std::int64_t offset = 0;               ///< byte in the file, a multiple of the dtype's size
   std::int64_t sum_elements = 0;         ///< elements per checksum; 0: no checksums
   std::vector<std::uint64_t> sums{};     ///< CRC-64 of each run of sum_elements; set by write_files
+
+  std::int64_t width() const { return static_cast<std::int64_t>(dtype_size(dtype)); }
 };
 
 /// A file to write: a preamble, then parts.
@@ -32,25 +34,25 @@ struct WriteOptions {
   std::int64_t memory = std::int64_t{256} << 20;  ///< bytes of all buffers
   int jobs = 1;                                   ///< threads
   bool direct_io = true;  ///< bypass the page cache where the file system allows
-  /// Called after each block; calls are serialized. False stops.
+  /// Called after each block; calls are serialized. Returning false stops write_files.
   std::function<bool(std::int64_t bytes)> wrote{};
   /// Called for each complete and synced file with its CRC-64; calls are serialized.
   std::function<void(std::size_t file, std::uint64_t crc64)> finished{};
 };
 
-/// Least memory of a thread, in bytes.
+/// Minimum memory per thread, in bytes.
 inline constexpr std::int64_t kLeastJobMemory = std::int64_t{128} << 10;
 
-/// Writes files into a directory and syncs them, in blocks of at most 4 MiB gathered from verified
-/// and converted chunks. Uses fewer threads if `memory` provides less than kLeastJobMemory for
-/// each. Replaces existing files.
+/// Writes files into a directory and syncs them. Replaces existing files. Works in blocks of up to
+/// 4 MiB, gathered from verified and converted chunks. Uses fewer than `jobs` threads if `memory`
+/// is less than kLeastJobMemory for each.
 /// @param chosen  indices of the files to write, ascending
 /// @return false if `wrote` stopped it; unfinished files are then incomplete
 /// @throws IoError, CorruptCheckpoint naming file, tensor and elements; errors of the sources
 bool write_files(const fs::path& dir, std::vector<OutputFile>& files,
                  const std::vector<std::size_t>& chosen, const WriteOptions& options);
 
-/// CRC-64 of a file, with memory, jobs and direct_io of the options.
+/// CRC-64 of a file. Uses only memory, jobs and direct_io of the options.
 /// @throws IoError, CorruptCheckpoint if it is not a regular file
 std::uint64_t sum_file(const fs::path& path, const WriteOptions& options);
 

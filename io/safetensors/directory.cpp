@@ -12,12 +12,12 @@
 namespace tessera::io {
 namespace {
 
-// One line per tensor: enough for millions.
+// Maximum bytes of the index. It has one line per tensor, so this is enough for millions.
 constexpr std::int64_t kMaxJson = std::int64_t{1} << 30;
 constexpr const char* kSingle = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 
-// @param weight_map  file of each tensor by the index; null for a single file
+// @param weight_map  tensor name to file name, from model.safetensors.index.json; null: single file
 void add_file(ShardedSource& source, const std::string& name, std::uint32_t number,
               const Json* weight_map, std::unordered_set<std::string>& added) {
   for (const SafetensorsEntry& entry : read_safetensors_header(*source.file(name)).tensors) {

@@ -6,10 +6,10 @@
 
 namespace tessera::io {
 
-/// Whether a directory has model.safetensors or model.safetensors.index.json, as Hugging Face's do.
+/// Whether a directory is a Hugging Face model: has model.safetensors or its index.json.
 bool is_safetensors_directory(const fs::path& dir);
 
-/// Opens one, with the names of its files. Reads every header. There are no checksums.
+/// Opens such a directory. Reads the header of every file. The format has no checksums.
 /// @throws CorruptCheckpoint naming the file, also if a tensor is not in the file that the index
 ///         names; IoError
 std::unique_ptr<ShardedSource> open_safetensors_directory(const fs::path& dir);

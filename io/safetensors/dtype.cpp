@@ -27,8 +27,7 @@ constexpr std::array kRows = {
 };
 
 const Row* find_row(std::string_view name) {
-  const auto* row = std::find_if(kRows.begin(), kRows.end(),
-                                 [&](const Row& candidate) { return candidate.name == name; });
+  const auto* row = std::ranges::find(kRows, name, &Row::name);
   return row == kRows.end() ? nullptr : row;
 }
 
@@ -47,18 +46,10 @@ std::optional<DType> dtype_from_safetensors(std::string_view name) {
 std::optional<DType> carrier_of_safetensors(std::string_view name) {
   const Row* row = find_row(name);
   if (!row || row->dtype) return row ? row->dtype : std::nullopt;
-  switch (row->bits) {
-    case 8:
-      return DType::U8;
-    case 16:
-      return DType::U16;
-    case 32:
-      return DType::I32;
-    case 64:
-      return DType::I64;
-    default:
-      return std::nullopt;
+  for (const DType carrier : {DType::U8, DType::U16, DType::I32, DType::I64}) {
+    if (8 * dtype_size(carrier) == static_cast<std::size_t>(row->bits)) return carrier;
   }
+  return std::nullopt;
 }
 
 std::string_view safetensors_dtype_name(DType dtype) {

@@ -23,9 +23,7 @@ std::string read_json(const File& file, std::int64_t file_size) {
   file.read(0, start, sizeof(start));
   require<CorruptCheckpoint>(
       std::string_view(start, 8) != "version ",
-      "{} is a Git LFS pointer, not the model itself; fetch it with `git lfs "
-      "pull`",
-      path);
+      "{} is a Git LFS pointer, not the model itself; fetch it with `git lfs pull`", path);
   std::uint64_t length = 0;
   std::memcpy(&length, start, sizeof(length));
   require<CorruptCheckpoint>(length > 0, "{}: the header's length is 0", path);
@@ -41,7 +39,7 @@ std::string read_json(const File& file, std::int64_t file_size) {
   return text;
 }
 
-// Bytes of a tensor; -1 if more than 2^63 - 1 or not a whole number.
+// Bytes of a tensor; -1 if they exceed 2^63 - 1 or are not a whole number.
 std::int64_t byte_count(const Shape& shape, int bits) {
   std::int64_t elements = 1;
   for (const std::int64_t size : shape) {
@@ -63,13 +61,7 @@ SafetensorsEntry parse_entry(const std::string& name, const JsonReader& json,
   entry.dtype = dtype_from_safetensors(entry.stored_dtype);
   entry.shape = parse_shape(json.at("shape"));
   const JsonReader offsets = json.at("data_offsets");
-  require<CorruptCheckpoint>(offsets.array_size() == 2,
-                             "{}: expected [begin, end], found {} values", offsets.where(),
-                             offsets.array_size());
-  const std::int64_t begin = offsets.at(0).integer();
-  const std::int64_t end = offsets.at(1).integer();
-  require<CorruptCheckpoint>(begin <= end, "{}: begin {} is past end {}", offsets.where(), begin,
-                             end);
+  const auto [begin, end] = parse_range(offsets);
   require<CorruptCheckpoint>(end <= data_size,
                              "{}: ends at byte {}, but the file holds {} bytes of data",
                              offsets.where(), end, data_size);
@@ -78,8 +70,7 @@ SafetensorsEntry parse_entry(const std::string& name, const JsonReader& json,
                              "{}: shape {} of {} has no whole number of bytes below 2^63",
                              json.where(), entry.shape, entry.stored_dtype);
   require<CorruptCheckpoint>(bytes == end - begin,
-                             "{}: shape {} of {} takes {} bytes, but "
-                             "data_offsets span {}",
+                             "{}: shape {} of {} takes {} bytes, but data_offsets span {}",
                              json.where(), entry.shape, entry.stored_dtype, bytes, end - begin);
   entry.begin = data_begin + begin;
   entry.end = data_begin + end;
@@ -115,6 +106,14 @@ Shape parse_shape(const JsonReader& json) {
   return shape;
 }
 
+std::pair<std::int64_t, std::int64_t> parse_range(const JsonReader& json) {
+  require<CorruptCheckpoint>(json.array_size() == 2, "{}: expected [begin, end], found {} values",
+                             json.where(), json.array_size());
+  const std::int64_t begin = json.at(0).integer(), end = json.at(1).integer();
+  require<CorruptCheckpoint>(begin <= end, "{}: begin {} is past end {}", json.where(), begin, end);
+  return {begin, end};
+}
+
 SafetensorsHeader read_safetensors_header(const File& file) {
   SafetensorsHeader header;
   header.file_size = file.size();
@@ -142,10 +141,9 @@ SafetensorsHeader read_safetensors_header(const File& file) {
     header.tensors.push_back(
         parse_entry(name, root.at(name), header.size, header.file_size - header.size));
   }
-  std::sort(header.tensors.begin(), header.tensors.end(),
-            [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
-              return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
-            });
+  std::ranges::sort(header.tensors, {}, [](const SafetensorsEntry& entry) {
+    return std::pair(entry.begin, entry.end);
+  });
   check_coverage(header, path);
   return header;
 }

@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/dtype.h"
@@ -13,16 +14,15 @@
 
 namespace tessera::io {
 
-/// Longest JSON header accepted and written, in bytes.
+/// Maximum size of the JSON header, in bytes, for reading and writing.
 inline constexpr std::int64_t kMaxSafetensorsHeader = 100'000'000;
-/// Longest tensor name, in bytes.
+/// Maximum length of a tensor name, in bytes.
 inline constexpr std::size_t kMaxTensorName = 4096;
 
-/// One tensor of a safetensors file.
 struct SafetensorsEntry {
   std::string name;
   std::string stored_dtype;    ///< as in the file: "F32", "F8_E4M3"
-  std::optional<DType> dtype;  ///< empty if tessera lacks it: listed, but not readable
+  std::optional<DType> dtype;  ///< empty if tessera lacks it, so that the tensor is unreadable
   Shape shape;
   std::int64_t begin = 0;  ///< first byte in the file
   std::int64_t end = 0;    ///< one past the last byte
@@ -33,11 +33,13 @@ struct SafetensorsHeader {
   std::vector<SafetensorsEntry> tensors;        ///< in file order
   std::int64_t file_size = 0;                   ///< bytes
   std::int64_t size = 0;                        ///< bytes before the data
-  std::uint64_t crc64 = 0;                      ///< of these
+  std::uint64_t crc64 = 0;                      ///< CRC-64 of the bytes before the data
 };
 
-/// An array of at most Shape::kMaxDims sizes. @throws CorruptCheckpoint
+/// Parses an array of at most Shape::kMaxDims sizes. @throws CorruptCheckpoint
 Shape parse_shape(const JsonReader& json);
+/// Parses an array [begin, end]. @throws CorruptCheckpoint
+std::pair<std::int64_t, std::int64_t> parse_range(const JsonReader& json);
 
 /// Reads and validates the header of a safetensors file, which must describe every byte of the file
 /// exactly once. Reads no tensor data.

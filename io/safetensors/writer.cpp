@@ -39,7 +39,7 @@ SafetensorsPlan plan_safetensors(const std::vector<SafetensorsSpec>& tensors,
                      std::string_view(tensors[i].name));
   });
 
-  std::int64_t position = 0;  // relative to the data, as in the file
+  std::int64_t position = 0;  // from the start of the data, as data_offsets are
   for (const std::size_t i : plan.order) {
     const SafetensorsSpec* const spec = &tensors[i];
     require(!spec->name.empty() && spec->name.size() <= kMaxTensorName,
@@ -56,7 +56,7 @@ SafetensorsPlan plan_safetensors(const std::vector<SafetensorsSpec>& tensors,
     position = end;
   }
 
-  // Formatted directly: a JSON tree takes far more memory.
+  // Formats the header directly, because a JSON tree would take far more memory.
   metadata["format"] = "pt";
   const SafetensorsEntry metadata_entry{kMetadata, "", {}, {}, 0, 0};
   std::vector<const SafetensorsEntry*> by_name{&metadata_entry};
@@ -64,7 +64,7 @@ SafetensorsPlan plan_safetensors(const std::vector<SafetensorsSpec>& tensors,
   std::ranges::sort(
       by_name, {}, [](const auto* entry) -> const auto& { return entry->name; });
   std::string& text = plan.preamble;
-  text.assign(8, '\0');  // the length
+  text.assign(8, '\0');  // length, set below
   for (std::size_t i = 0; i < by_name.size(); ++i) {
     const SafetensorsEntry& entry = *by_name[i];
     require(i == 0 || by_name[i - 1]->name != entry.name,

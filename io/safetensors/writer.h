@@ -8,12 +8,11 @@
 
 namespace tessera::io {
 
-/// A tensor to write.
 struct SafetensorsSpec {
   std::string name;
   DType dtype = DType::F32;
   Shape shape;
-  /// Overrides the name of dtype: a dtype of the same size that tessera lacks.
+  /// If not empty, the dtype in the file: one of the size of `dtype` that tessera lacks.
   std::string stored_dtype = {};
 };
 
@@ -21,12 +20,13 @@ struct SafetensorsSpec {
 struct SafetensorsPlan {
   std::string preamble;                   ///< length, JSON, padding
   std::vector<SafetensorsEntry> tensors;  ///< in file order
-  std::vector<std::size_t> order;         ///< index of each tensor's spec
+  std::vector<std::size_t> order;         ///< index of the spec of each of `tensors`
   std::int64_t file_size = 0;             ///< bytes
 };
 
-/// Lays out a safetensors file: data starts at a multiple of 8; tensors of wider dtypes first, then
-/// by name, so that each is aligned. Adds `format: pt` to the metadata, which some loaders require.
+/// Lays out a safetensors file. Data starts at a multiple of 8 bytes. Tensors of wider dtypes come
+/// first, so that each is aligned, and are then sorted by name. Adds `format: pt` to the metadata,
+/// because some loaders require it.
 /// @throws InvalidArgument on a name that is duplicate, reserved, too long or not UTF-8, or a
 ///         header over kMaxSafetensorsHeader
 SafetensorsPlan plan_safetensors(const std::vector<SafetensorsSpec>& tensors,

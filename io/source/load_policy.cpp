@@ -8,7 +8,7 @@
 namespace tessera::io {
 namespace {
 
-// Names listed in a note; further ones are counted.
+// Maximum number of names listed in a message, which then says how many more there are.
 constexpr std::size_t kToldNames = 8;
 
 std::string enumerate(const std::vector<std::string>& items) {

@@ -34,6 +34,8 @@ bool contains(const std::array<std::string_view, N>& list, std::string_view text
   return std::find(list.begin(), list.end(), text) != list.end();
 }
 
+bool is_model_key(std::string_view key) { return contains(kModelKeys, key); }
+
 bool is_optimizer_key(std::string_view key) {
   if (contains(kOptimizerKeys, key)) return true;
   constexpr std::string_view kNumbered = "optimizer_";  // Lightning
@@ -69,7 +71,7 @@ std::string_view without_front(std::string_view name, int levels) {
   }
 }
 
-// As without_front; adds `-levels` leading `model.` if negative.
+// As without_front; for negative `levels`, adds -levels leading `model.` instead.
 std::string at_level(std::string_view name, int levels) {
   std::string result;
   for (int level = levels; level < 0; ++level) result += kModelPrefix;
@@ -90,25 +92,23 @@ std::string strip(std::string_view source, const NameRules& rules, int levels) {
 
 std::string_view first_part(std::string_view name) { return name.substr(0, name.find('.')); }
 
-// The outermost key of a tensor's path, or the first part of its name, which may be one.
+// The outermost key of a tensor's path. In a flat dict, the first part of the name may be one.
 std::string_view key_of(std::string_view name, std::string_view top_key) {
   return top_key.empty() ? first_part(name) : top_key;
 }
 
-// Whether these are names of a Hugging Face decoder (or encoder and decoder) without a head. In
-// models with a head it is under `model.`, which belongs to the names. Models without `model.` use
-// `transformer.`, `gpt_neox.` or the like, or `block` for `layers`.
+// Whether these are names of a Hugging Face decoder (or encoder and decoder) without a head, with
+// `layers` outermost. In models with a head, `layers` is in `model`, and both belong to the names.
+// Architectures without `model` use `transformer`, `gpt_neox` or the like, or `block` for `layers`.
 bool is_headless_decoder(const std::vector<std::string_view>& names) {
   constexpr std::array<std::string_view, 2> kHeads = {"lm_head", "output"};
-  constexpr std::array<std::string_view, 4> kAround = {"encoder.", "decoder.", "language_model.",
-                                                       "text_model."};
+  constexpr std::array<std::string_view, 4> kAround = {"encoder", "decoder", "language_model",
+                                                       "text_model"};
   bool layers = false;
   for (std::string_view name : names) {
     if (contains(kHeads, first_part(name))) return false;
-    const auto is_around = [&](std::string_view part) { return name.starts_with(part); };
-    for (const auto* around = kAround.begin(); around != kAround.end();) {
-      around = std::find_if(kAround.begin(), kAround.end(), is_around);
-      if (around != kAround.end()) name.remove_prefix(around->size());
+    while (contains(kAround, first_part(name))) {
+      name.remove_prefix(std::min(first_part(name).size() + 1, name.size()));
     }
     layers = layers || first_part(name) == "layers";
   }
@@ -127,16 +127,13 @@ int weight_levels(const std::vector<std::string_view>& weights, bool headless) {
   return 0;
 }
 
-// The number of levels at which most names of state are names of weights.
+// The number of `model.` to remove so that most names of optimizer state match names of weights.
 int state_levels(const std::vector<std::string_view>& state, const std::set<std::string>& weights,
                  int of_weights) {
-  constexpr int kMost = 4;                  // no program nests deeper
-  std::vector<int> candidates{of_weights};  // first: wins ties
-  for (int levels = 0; levels <= kMost; ++levels) candidates.push_back(levels);
-  for (int levels = 1; levels <= kMost; ++levels) candidates.push_back(-levels);
   int best = of_weights;
   std::ptrdiff_t most = 0;
-  for (const int levels : candidates) {
+  // The first of equally good numbers is taken. No program nests deeper than 4.
+  for (const int levels : {of_weights, 0, 1, 2, 3, 4, -1, -2, -3, -4}) {
     const auto known = std::count_if(state.begin(), state.end(), [&](std::string_view name) {
       return weights.contains(at_level(name, levels));
     });
@@ -148,13 +145,12 @@ int state_levels(const std::vector<std::string_view>& state, const std::set<std:
   return best;
 }
 
-}  // namespace
-
-bool is_model_key(std::string_view top_key) { return contains(kModelKeys, top_key); }
-
+// Derives the name of a weight from its full name in a nested dict. The result may be empty.
 std::string strip_name(std::string_view source, const NameRules& rules) {
   return strip(source, rules, rules.model_levels ? rules.model_levels->weights : kAllLevels);
 }
+
+}  // namespace
 
 NameRules::ModelLevels count_model_levels(const std::vector<TensorName>& names, bool headless) {
   std::vector<std::string_view> weights, state;
@@ -164,7 +160,7 @@ NameRules::ModelLevels count_model_levels(const std::vector<TensorName>& names, 
       state.push_back(std::string_view(name.name).substr(name.name.find('/') + 1));
     }
   }
-  if (weights.empty()) {  // shards of an optimizer alone
+  if (weights.empty()) {  // a checkpoint of optimizer state only
     const int levels = weight_levels(state, headless);
     return {levels, levels};
   }
@@ -209,7 +205,7 @@ NameNesting find_nesting(const std::vector<KeyedName>& names) {
   bool has_model = false, has_others = false, has_keys = true;
   for (const KeyedName& name : names) {
     const std::string_view first = key_of(name.name, name.top_key);
-    if (contains(kOtherKeys, first)) continue;  // next to the outer key, such as Composer's rng
+    if (contains(kOtherKeys, first)) continue;  // may be next to the outer key, as in Composer
     if (is_model_key(first) || is_optimizer_key(first)) return result;
     if (outer.empty()) outer = first;
     if (first != outer || !name.name.starts_with(std::string(first) + '.')) return result;
@@ -220,7 +216,7 @@ NameNesting find_nesting(const std::vector<KeyedName>& names) {
     has_others = has_others || is_other;
     has_keys = has_keys && !name.top_key.empty();
   }
-  // In a flat dict, `language_model.model.` is part of the names.
+  // In a flat dict of weights, `language_model.model.` and the like belong to the names.
   if (!has_model || (!has_others && !has_keys)) return result;
   result.outer = outer;
   result.keyed = has_others;
@@ -233,7 +229,7 @@ TensorName classify(const KeyedName& tensor, const NameNesting& nesting, const N
     return classify(tensor.name, tensor.top_key, nesting.keyed, rules);
   }
   const std::string_view below = tensor.name.substr(first.size() + 1);
-  // With weights alone, `model` may be a key or part of their names.
+  // Without other state, `model` may be a key or a part of the weights' names.
   const std::string_view key = nesting.keyed ? first_part(below) : std::string_view();
   TensorName result = classify(below, key, nesting.keyed, rules);
   result.source = tensor.name;
@@ -266,21 +262,18 @@ void check_distinct(const std::vector<TensorName>& names, const std::string& sou
 }
 
 bool is_chosen(const std::vector<std::string>& patterns, const std::string& name) {
-  return patterns.empty() ||
-         std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
+  return patterns.empty() || std::ranges::any_of(patterns, [&](const std::string& pattern) {
            return ::fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
          });
 }
 
 void check_patterns(const std::vector<std::string>& patterns, const std::vector<std::string>& names,
                     std::string_view option, std::string_view of) {
-  std::vector<std::string> unused;
-  for (const std::string& pattern : patterns) {
-    const bool used = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
-      return is_chosen({pattern}, name);
-    });
-    if (!used) unused.push_back(pattern);
-  }
+  std::vector<std::string> unused = patterns;
+  std::erase_if(unused, [&](const std::string& pattern) {
+    return std::ranges::any_of(names,
+                               [&](const std::string& name) { return is_chosen({pattern}, name); });
+  });
   require(unused.empty(), "{}: {} {} no tensor of {}{}", option, fmt::join(unused, ", "),
           unused.size() == 1 ? "matches" : "match", of,
           names.empty() ? "" : fmt::format(", with names such as {}", names.front()));
@@ -289,7 +282,7 @@ void check_patterns(const std::vector<std::string>& patterns, const std::vector<
 std::vector<std::string> unused_prefixes(const std::vector<std::string_view>& names,
                                          const NameRules& rules) {
   std::vector<std::string> unused;
-  NameRules before, with;  // prefixes without and with the current one
+  NameRules before, with;  // rules without and with the current prefix
   before.strip_wrappers = with.strip_wrappers = false;
   for (const std::string& prefix : rules.prefixes) {
     with.prefixes.push_back(prefix);

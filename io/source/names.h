@@ -7,16 +7,16 @@
 
 namespace tessera::io {
 
-/// Rules that derive names of a model's tensors from names in another program's checkpoint.
+/// Rules that derive the names of a model's tensors from names in another program's checkpoint.
 struct NameRules {
   /// Remove the parts added by wrappers: `_orig_mod` (torch.compile), `_fsdp_wrapped_module` and
   /// `_checkpoint_wrapped_module` anywhere between dots, and all leading `model.` and `module.`.
   bool strip_wrappers = true;
-  /// If not empty, used instead: prefixes removed once each, in this order.
+  /// If not empty, replaces strip_wrappers: removes each prefix once, in this order.
   std::vector<std::string> prefixes = {};
-  /// Most leading `model.` removed from names of weights, and from names of weights inside names of
-  /// optimizer state (negative: the number added). Empty: all are removed. If set, the outermost
-  /// key of a nested dict is removed from names of weights first.
+  /// Maximum number of leading `model.` that strip_wrappers removes from names of weights, and from
+  /// those inside names of optimizer state; a negative number is added instead. Empty: removes all.
+  /// If set, the outermost key of a nested dict is first removed from names of weights.
   struct ModelLevels {
     int weights = 0, state = 0;
   };
@@ -31,8 +31,8 @@ enum class TensorRole {
 };
 
 struct TensorName {
-  std::string source;  ///< in the checkpoint
-  std::string name;    ///< of a weight: by the rules; of state: "exp_avg/NAME", or unchanged
+  std::string source;  ///< name in the checkpoint
+  std::string name;    ///< of a weight: from the rules; of state: "exp_avg/NAME", or unchanged
   TensorRole role = TensorRole::Weight;
 };
 
@@ -46,41 +46,35 @@ struct TensorName {
 TensorName classify(std::string_view source, std::string_view top_key, bool keyed,
                     const NameRules& rules);
 
-/// A tensor of another program's checkpoint.
+/// Name and key of a tensor in another program's checkpoint.
 struct KeyedName {
   std::string_view name, top_key;  ///< see classify()
 };
 
 /// Nesting of the saved dict.
 struct NameNesting {
-  /// Key around model and optimizer, such as `app` in PyTorch's recipe (`app.model.X`,
+  /// Key that contains model and optimizer, such as `app` in PyTorch's recipe (`app.model.X`,
   /// `app.optim.state.X.exp_avg`) and `state` of Composer; empty if there is none.
   std::string outer = {};
-  bool keyed = false;  ///< see classify(); inside `outer`, if there is one
+  bool keyed = false;  ///< see classify(); refers to the keys inside `outer` if there is one
 };
 
 /// @param names  of all tensors
 NameNesting find_nesting(const std::vector<KeyedName>& names);
 
-/// As above, for names below the outer key; prefixes of the rules apply to full names of weights.
+/// As above, but removes the outer key first. Prefixes of the rules apply to full names of weights.
 TensorName classify(const KeyedName& tensor, const NameNesting& nesting, const NameRules& rules);
 
-/// Whether programs that save a nested dict use this key for weights.
-bool is_model_key(std::string_view top_key);
-
-/// Name of a weight by the rules, with the outermost key of a nested dict; may become empty.
-std::string strip_name(std::string_view source, const NameRules& rules);
-
-/// @param names  of weights in the checkpoint
+/// @param names  names of weights in the checkpoint
 /// @return prefixes of the rules that match none of the names
 std::vector<std::string> unused_prefixes(const std::vector<std::string_view>& names,
                                          const NameRules& rules);
 
-/// Number of leading `model.` to remove so that names become those of Hugging Face. Of weights: as
-/// many as all of them have, but one less if a decoder without head would remain
-/// (`model.layers.0...`; a tied head is not stored), unless the model is headless. Of state: as
-/// many as give it the names of weights.
-/// @param names     of all tensors, by rules with model_levels of 0
+/// Number of leading `model.` to remove so that names become those of Hugging Face. For weights: as
+/// many as all names have, but one less if a decoder without head would remain, unless the model is
+/// headless (`model.layers.0...` keeps `model.`; a tied head is not stored). For state: as many as
+/// make its names match those of weights.
+/// @param names     names of all tensors, from rules with model_levels of 0
 /// @param headless  whether the model has no head, such as LlamaModel
 NameRules::ModelLevels count_model_levels(const std::vector<TensorName>& names, bool headless);
 
@@ -91,8 +85,8 @@ void check_distinct(const std::vector<TensorName>& names, const std::string& sou
 /// Whether a name matches one of the shell patterns (`*` also matches dots and slashes, `?`,
 /// `[...]`), or there are no patterns.
 bool is_chosen(const std::vector<std::string>& patterns, const std::string& name);
-/// @param option  flag of the patterns, for messages
-/// @param of      owner of the names, for messages
+/// @param option  option that has the patterns, for messages
+/// @param of      directory that has the names, for messages
 /// @throws InvalidArgument listing all patterns that match no name
 void check_patterns(const std::vector<std::string>& patterns, const std::vector<std::string>& names,
                     std::string_view option, std::string_view of);

@@ -6,7 +6,7 @@
 
 namespace tessera::io {
 
-// torchtitan and others keep one subdirectory per step.
+// Detects the parent directory of checkpoints, because torchtitan and others keep one per step.
 void refuse_parent_of_shards(const fs::path& dir) {
   require(!is_there(dir / "pytorch_model.bin") && !is_there(dir / "pytorch_model.bin.index.json"),
           "{} has its weights in pytorch_model.bin, a pickle, which can run code and is not read; "

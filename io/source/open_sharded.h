@@ -8,17 +8,17 @@
 
 namespace tessera::io {
 
-/// Whether open_sharded would open a directory, by the names of its files.
+/// Whether open_sharded recognizes the files of a directory.
 bool is_sharded(const fs::path& dir);
 
 /// @throws InvalidArgument, with advice, if subdirectories are Distributed Checkpoints, or the
 ///         directory has pytorch_model.bin
 void refuse_parent_of_shards(const fs::path& dir);
 
-/// Opens another program's tensors, recognized by the files of the directory: a Hugging Face model,
-/// a PyTorch Distributed Checkpoint (FSDP, torchtitan, Lightning) or its safetensors form.
-/// @param shards  expected number of shards; only for the safetensors form, which lacks it
-/// @return null if it is none of these
+/// Opens a directory of another program, recognized by its files: a Hugging Face model, a PyTorch
+/// Distributed Checkpoint (FSDP, torchtitan, Lightning) or its safetensors form.
+/// @param shards  expected number of shards, which only the safetensors form does not record
+/// @return null for any other directory
 /// @throws InvalidArgument as refuse_parent_of_shards, and if `shards` is given for another form;
 ///         errors of the open functions of each form
 std::unique_ptr<ShardedSource> open_sharded(const fs::path& dir,

@@ -8,7 +8,7 @@
 namespace tessera::io {
 namespace {
 
-/// Null if the elements are row-major without gaps.
+/// Strides of a tensor; null if the elements are row-major without gaps.
 std::shared_ptr<const Strides> shared_strides(const TorchTensor& tensor) {
   std::int64_t expected = 1;
   for (int i = tensor.shape.size() - 1; i >= 0; --i) {
@@ -30,7 +30,8 @@ void ShardedSource::add(const std::string& name, const std::string& dtype,
     infos_.push_back({name, shape, *carrier});
     top_keys_.push_back(top_key);
   } else {
-    unreadable_.push_back({name, dtype, top_key, shape, std::string(safetensors_dtype), carrier});
+    unreadable_.push_back({name, dtype, top_key, shape, std::string(safetensors_dtype), carrier,
+                           blocks.empty() ? std::nullopt : std::optional(blocks[0].file)});
     if (!carrier) return;
   }
   const std::size_t n = blocks.size();
@@ -80,13 +81,13 @@ const ShardedSource::StoredTensor& ShardedSource::find(const std::string& name) 
   if (found != tensors_.end()) return found->second;
   for (const Unreadable& other : unreadable_) {
     require<Unsupported>(other.name != name,
-                         "{}: tensor {} has dtype {}, which tessera does not read", dir_.string(),
-                         name, other.dtype);
+                         "{}: tensor {} has dtype {}, which tessera does not read",
+                         file_of(other).string(), name, other.dtype);
   }
   throw InvalidArgument("{} holds no tensor {}", dir_.string(), name);
 }
 
-// Reads the archive's directory on first use; two threads may do so concurrently.
+// Reads the directory of the block's archive on first use. Threads may do so concurrently.
 ShardedSource::Location ShardedSource::locate(const std::string& name, const StoredTensor& tensor,
                                               std::size_t i) const {
   const StoredBlock& block = tensor.blocks[i];

@@ -14,7 +14,7 @@
 
 namespace tessera::io {
 
-/// A block of a tensor, and the location of its elements or of their torch.save archive.
+/// A block of a tensor, and the location of its elements or of the torch.save archive with them.
 struct StoredBlock {
   Box box;
   std::uint32_t file = 0;   ///< index into a list of files
@@ -22,7 +22,7 @@ struct StoredBlock {
   std::int64_t length = 0;  ///< bytes
 };
 
-/// Tensors of another program's sharded checkpoint, with the names in it.
+/// Tensors of another program's sharded checkpoint, under their original names.
 class ShardedSource final : public TensorSource {
  public:
   /// @param kind  format of the directory: "Hugging Face model", "PyTorch DCP", "Lightning FSDP
@@ -30,7 +30,6 @@ class ShardedSource final : public TensorSource {
   ShardedSource(fs::path dir, std::string kind)
       : dir_(std::move(dir)), kind_(std::move(kind)), open_files_(dir_) {}
 
-  /// Adds a tensor.
   /// @param dtype              as in the source
   /// @param safetensors_dtype  safetensors name of the dtype; empty if there is none
   /// @param top_key            as in top_keys()
@@ -48,13 +47,18 @@ class ShardedSource final : public TensorSource {
   const std::vector<std::string>& objects() const { return objects_; }
   /// A tensor of a dtype that tessera lacks.
   struct Unreadable {
-    std::string name, dtype, top_key;  ///< dtype: as in the source; key: as in top_keys()
+    std::string name, dtype, top_key;  ///< dtype: its name in the source; top_key: see top_keys()
     Shape shape;
     std::string safetensors_dtype;  ///< safetensors name of the dtype; empty if there is none
     /// Integer dtype for copying the elements unchanged; empty: read() and record() throw.
     std::optional<DType> carrier;
+    std::optional<std::uint32_t> file;  ///< index of the file of its first elements, if any
   };
-  /// Tensors that tensors() lacks because of their dtype.
+  /// File of a tensor's first elements; the directory if it has none.
+  fs::path file_of(const Unreadable& tensor) const {
+    return tensor.file ? dir_ / files_[*tensor.file] : dir_;
+  }
+  /// Tensors that tensors() leaves out because of their dtype.
   const std::vector<Unreadable>& unreadable() const { return unreadable_; }
   /// Outermost key of each tensor of tensors() in the saved nested dict; empty for a flat dict or
   /// if unknown.
@@ -71,15 +75,15 @@ class ShardedSource final : public TensorSource {
   struct StoredTensor {
     Shape shape;
     std::string dtype_name;    // in the source
-    DType dtype = DType::F32;  // of that name, or the integer of its size
+    DType dtype = DType::F32;  // same dtype, or the integer of the same size
     std::vector<StoredBlock> blocks;
     std::size_t first_block = 0;  // index of blocks[0] among the blocks of all tensors
   };
   /// Location of a block's elements in its file.
   struct Location {
-    std::int64_t begin = 0;                  ///< byte
+    std::int64_t begin = 0;                  ///< offset of the first element, in bytes
     std::shared_ptr<const Strides> strides;  ///< null: row-major in its box
-    /// Bytes covered by the checksum: the block, or the storage around it.
+    /// Bytes covered by the checksum, either the block or the storage around it.
     std::int64_t checked_begin = 0, checked_end = 0;
     std::optional<std::uint32_t> crc32;
   };

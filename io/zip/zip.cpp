@@ -1,4 +1,4 @@
-// Source of the format: PKWARE's APPNOTE.TXT 6.3; only the parts that torch.save uses.
+// Source of the format: PKWARE's APPNOTE.TXT 6.3. Reads only the parts that torch.save uses.
 
 #include "io/zip/zip.h"
 
@@ -40,6 +40,13 @@ class Fields {
     text_.remove_prefix(n);
     return bytes;
   }
+  /// A 64-bit size or offset below 2^63.
+  std::int64_t take_size() {
+    const auto value = take<std::uint64_t>();
+    require<CorruptCheckpoint>(value < std::uint64_t{1} << 63,
+                               "{}: a size in the zip directory is {}", *source_, value);
+    return static_cast<std::int64_t>(value);
+  }
   void skip(std::size_t n) { take_bytes(n); }
   std::size_t left() const { return text_.size(); }
 
@@ -48,20 +55,14 @@ class Fields {
   const std::string* source_;
 };
 
-// A 64-bit size or offset below 2^63.
-std::int64_t take_size(Fields& fields, const std::string& source) {
-  const auto value = fields.take<std::uint64_t>();
-  require<CorruptCheckpoint>(value < std::uint64_t{1} << 63,
-                             "{}: a size in the zip directory is {}", source, value);
-  return static_cast<std::int64_t>(value);
-}
-
-/// Location of the directory.
+/// An end record: the location of the directory, and `at`, the offset of the record itself, where
+/// the directory must end.
 struct End {
   std::int64_t entries = 0, size = 0, begin = 0;
+  std::int64_t at = 0;
 };
 
-// torch.save never splits an archive, so another disk number is damage.
+// torch.save never splits an archive, so any disk number other than 0 means damage.
 void require_one_file(std::uint32_t disk, std::uint32_t directory_disk, const std::string& source) {
   require<CorruptCheckpoint>(disk == 0 && directory_disk == 0,
                              "{}: the zip archive claims to span several files (numbers {} and "
@@ -69,8 +70,8 @@ void require_one_file(std::uint32_t disk, std::uint32_t directory_disk, const st
                              source, disk, directory_disk);
 }
 
-/// The zip64 record before the end record at `end`; empty if there is none. PyTorch always writes
-/// one.
+/// The zip64 end record, which precedes the end record at `end`; empty if there is none. PyTorch
+/// always writes one.
 std::optional<End> read_end64(const ByteRange& archive, std::int64_t end) {
   const std::string& source = archive.name();
   const std::int64_t locator_begin = end - kEnd64LocatorSize;
@@ -79,29 +80,25 @@ std::optional<End> read_end64(const ByteRange& archive, std::int64_t end) {
   Fields locator(locator_text, source);
   if (locator.take<std::uint32_t>() != kEnd64Locator) return std::nullopt;
   const auto disk = locator.take<std::uint32_t>();
-  const std::int64_t begin = take_size(locator, source);
+  End result;
+  result.at = locator.take_size();
   require_one_file(disk, 0, source);
-  require<CorruptCheckpoint>(begin <= locator_begin - kEnd64Size,
+  require<CorruptCheckpoint>(result.at <= locator_begin - kEnd64Size,
                              "{}: the zip64 end record is at {}, past its locator at {}", source,
-                             begin, locator_begin);
-  const std::string text = archive.read(begin, kEnd64Size);
+                             result.at, locator_begin);
+  const std::string text = archive.read(result.at, kEnd64Size);
   Fields fields(text, source);
   require<CorruptCheckpoint>(fields.take<std::uint32_t>() == kEnd64,
-                             "{}: no zip64 end record at {}", source, begin);
-  require<CorruptCheckpoint>(take_size(fields, source) == locator_begin - begin - 12,
+                             "{}: no zip64 end record at {}", source, result.at);
+  require<CorruptCheckpoint>(fields.take_size() == locator_begin - result.at - 12,
                              "{}: the zip64 end record does not reach its locator", source);
   fields.skip(4);  // versions
   const auto this_disk = fields.take<std::uint32_t>();
   require_one_file(this_disk, fields.take<std::uint32_t>(), source);
   fields.skip(8);  // entries in this file
-  End result;
-  result.entries = take_size(fields, source);
-  result.size = take_size(fields, source);
-  result.begin = take_size(fields, source);
-  require<CorruptCheckpoint>(result.begin <= begin && result.size == begin - result.begin,
-                             "{}: the zip directory has {} bytes at {}, but the zip64 end record "
-                             "begins at {}",
-                             source, result.size, result.begin, begin);
+  result.entries = fields.take_size();
+  result.size = fields.take_size();
+  result.begin = fields.take_size();
   return result;
 }
 
@@ -110,8 +107,9 @@ End read_end(const ByteRange& archive) {
   require<CorruptCheckpoint>(archive.size() >= kEndSize,
                              "{} has {} bytes; a zip archive has at least {}", source,
                              archive.size(), kEndSize);
-  const std::int64_t end = archive.size() - kEndSize;
-  const std::string text = archive.read(end, kEndSize);
+  End result;
+  result.at = archive.size() - kEndSize;
+  const std::string text = archive.read(result.at, kEndSize);
   Fields fields(text, source);
   require<CorruptCheckpoint>(fields.take<std::uint32_t>() == kEnd,
                              "{} does not end like a zip archive: it was truncated, or is another "
@@ -120,33 +118,28 @@ End read_end(const ByteRange& archive) {
   const auto disk = fields.take<std::uint16_t>();
   const auto directory_disk = fields.take<std::uint16_t>();
   fields.skip(2);
-  End result;
   result.entries = fields.take<std::uint16_t>();
   result.size = fields.take<std::uint32_t>();
   result.begin = fields.take<std::uint32_t>();
   require<CorruptCheckpoint>(fields.take<std::uint16_t>() == 0,
                              "{}: the zip archive's comment exceeds its end", source);
   require_one_file(disk, directory_disk, source);
-  const auto end64 = read_end64(archive, end);
-  const auto agree = [&](std::int64_t small, std::int64_t large, std::int64_t elsewhere) {
-    return small == elsewhere || small == large;
-  };
-  if (end64) {
-    require<CorruptCheckpoint>(agree(result.entries, end64->entries, 0xffff) &&
-                                   agree(result.size, end64->size, 0xffffffff) &&
-                                   agree(result.begin, end64->begin, 0xffffffff),
-                               "{}: the two end records of the zip archive contradict each other",
-                               source);
-    return *end64;
-  }
-  require<CorruptCheckpoint>(result.begin <= end && result.size == end - result.begin,
+  const End end = read_end64(archive, result.at).value_or(result);
+  require<CorruptCheckpoint>(end.begin <= end.at && end.size == end.at - end.begin,
                              "{}: the zip directory has {} bytes at {}, but its end record begins "
                              "at {}",
-                             source, result.size, result.begin, end);
-  return result;
+                             source, end.size, end.begin, end.at);
+  const auto agree = [](std::int64_t small, std::int64_t large, std::int64_t elsewhere) {
+    return small == elsewhere || small == large;
+  };
+  require<CorruptCheckpoint>(
+      agree(result.entries, end.entries, 0xffff) && agree(result.size, end.size, 0xffffffff) &&
+          agree(result.begin, end.begin, 0xffffffff),
+      "{}: the two end records of the zip archive contradict each other", source);
+  return end;
 }
 
-// Reads the values that exceed 32 bits from the zip64 extra field, in its order.
+// Reads those of the three values that exceed 32 bits from the zip64 extra field.
 void apply_zip64(Fields extra, const std::string& where, std::int64_t& size,
                  std::int64_t& stored_size, std::int64_t& header) {
   constexpr std::int64_t kElsewhere = 0xffffffff;
@@ -157,14 +150,14 @@ void apply_zip64(Fields extra, const std::string& where, std::int64_t& size,
     Fields field(extra.take_bytes(bytes), where);
     if (id != 1) continue;
     for (std::int64_t* const value : {&size, &stored_size, &header}) {
-      if (*value == kElsewhere) *value = take_size(field, where);
+      if (*value == kElsewhere) *value = field.take_size();
     }
     return;
   }
   throw CorruptCheckpoint("{}: the zip64 field is missing", where);
 }
 
-constexpr std::uint16_t kEncrypted = 1;  // a flag
+constexpr std::uint16_t kEncrypted = 1;  // bit of the flags
 
 // Throws Unsupported if the local header confirms the flags and method, else CorruptCheckpoint.
 [[noreturn]] void refuse_packed(const ByteRange& archive, const ZipEntry& entry,
@@ -235,8 +228,7 @@ ZipDirectory::ZipDirectory(const ByteRange& archive) {
                              "{}: {} bytes follow the {} entries of the zip directory", source,
                              fields.left(), end.entries);
 
-  std::sort(entries_.begin(), entries_.end(),
-            [](const ZipEntry& a, const ZipEntry& b) { return a.header < b.header; });
+  std::ranges::sort(entries_, {}, &ZipEntry::header);
   std::unordered_set<std::string_view> names;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     ZipEntry& entry = entries_[i];
@@ -253,8 +245,7 @@ ZipDirectory::ZipDirectory(const ByteRange& archive) {
 }
 
 const ZipEntry* ZipDirectory::find(const std::string& name) const {
-  const auto found = std::find_if(entries_.begin(), entries_.end(),
-                                  [&](const ZipEntry& entry) { return entry.name == name; });
+  const auto found = std::ranges::find(entries_, name, &ZipEntry::name);
   return found == entries_.end() ? nullptr : &*found;
 }
 

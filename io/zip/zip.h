@@ -17,11 +17,11 @@ struct ZipEntry {
   std::int64_t limit = 0;   ///< offset of the next entry or the directory
 };
 
-/// Directory of a zip or zip64 archive of uncompressed entries, as torch.save writes it. Names are
-/// not used as paths.
+/// Directory of a zip or zip64 archive of uncompressed entries, as torch.save writes it. Names of
+/// entries are never used as paths.
 class ZipDirectory {
  public:
-  /// @param archive  exactly the archive, without a comment
+  /// @param archive  the archive alone; it must not end with a zip comment
   /// @throws CorruptCheckpoint on an inconsistent archive: no end record, sizes beyond its end,
   ///         overlapping entries, duplicate names, several files; Unsupported naming a compressed
   ///         or encrypted entry
@@ -39,7 +39,7 @@ class ZipDirectory {
 /// @throws CorruptCheckpoint if the header contradicts the directory, or the data exceeds `limit`
 std::int64_t zip_data_begin(const ByteRange& archive, const ZipEntry& entry);
 
-/// Content of an entry, verified by its checksum (0: none, PyTorch may omit it).
+/// Content of an entry, verified against its CRC-32 unless that is 0, because PyTorch may omit it.
 /// @throws CorruptCheckpoint on a wrong checksum or if it is longer than max_bytes
 std::string read_zip_entry(const ByteRange& archive, const ZipEntry& entry, std::int64_t max_bytes);
 

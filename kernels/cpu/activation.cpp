@@ -8,13 +8,13 @@ TESSERA_CPU_BEGIN
 namespace {
 
 // The tanh form written with the logistic function s = 1 / (1 + e^(-2u)), u = kAlpha (x + kBeta
-// x^3): 1 + tanh(u) = 2 s, hence y = x s and dy/dx = s + 2 x u' s (1 - s). It keeps its relative
-// accuracy where 1 + tanh(u) cancels.
+// x^3): 1 + tanh(u) = 2 s, hence y = x s and dy/dx = s + 2 x u' s (1 - s). This form stays
+// accurate where 1 + tanh(u) cancels.
 template <typename A>
 struct Gelu {
   static constexpr A kAlpha = A(0.7978845608028654);  // sqrt(2 / pi)
   static constexpr A kBeta = A(0.044715);
-  // Beyond it s is below 1e-33 or equal to 1; clamping there keeps e^(-2u) and x^3 finite.
+  // Beyond kClamp, s is below 1e-33 or equal to 1; clamping there keeps e^(-2u) and x^3 finite.
   static constexpr A kClamp = A(9.5);
 
   A logistic;    ///< s
@@ -109,7 +109,7 @@ void forward(Context& context, const GatedForward& args) {
   });
 }
 
-/// Values on their way to a gradient.
+/// to = values, or += if accumulate.
 template <typename T>
 void put(const Accumulator<T>* values, T* to, bool accumulate, std::int64_t width) {
   if (accumulate) {
@@ -121,7 +121,7 @@ void put(const Accumulator<T>* values, T* to, bool accumulate, std::int64_t widt
   }
 }
 
-/// Gradients of at most kGatedTile elements of a row; null: not wanted.
+/// Gradients of at most kGatedTile elements of a row; either gradient may be null.
 constexpr std::int64_t kGatedTile = 256;
 template <GatedKind kind, typename T>
 void gated_gradients(const T* gate, const T* up, const T* grad_y, T* grad_gate, bool add_to_gate,

@@ -12,8 +12,8 @@
 
 // One thread computes a whole head (backward: all heads that share keys and values), so the result
 // does not depend on the number of threads. Keys and values of a head are copied once into dense
-// tiles of the type of the sums, padded with zeros; tiles of kQueries x kKeys scores stay in the
-// nearest cache. Scratch per thread grows with Tk * D.
+// tiles of the accumulator type, padded with zeros; tiles of kQueries x kKeys scores stay in the L1
+// cache. Scratch memory per thread grows with Tk * D.
 TESSERA_CPU_BEGIN
 namespace {
 
@@ -22,7 +22,8 @@ using Index = std::int64_t;
 constexpr Index kQueries = 32;  // rows of a tile of scores
 constexpr Index kKeys = 64;     // columns of a tile of scores
 
-/// Columns of scores are computed in multiples of this; backward reads them as rows as well.
+/// The number of score columns is rounded up to this: to whole vectors, and to whole kTileRows,
+/// because backward also uses the columns as rows.
 template <typename T>
 constexpr Index kKeyStep = std::max<Index>(kLanes<T>, kTileRows);
 
@@ -38,7 +39,7 @@ Head<E> head_of(const TensorView& view, Index batch, Index head) {
   return {data + batch * view.strides[0] + head * view.strides[2], view.strides[1]};
 }
 
-/// tile[i][d] = head[first + i][d]; rows from count to rows and columns past dim are zero.
+/// tile[i][d] = head[first + i][d]; rows i >= count and columns d >= dim are zero.
 template <typename T, typename E>
 void copy_rows(T* tile, Index tile_stride, Head<const E> head, Index first, Index count, Index rows,
                Index dim) {
@@ -53,7 +54,7 @@ void copy_rows(T* tile, Index tile_stride, Head<const E> head, Index first, Inde
   }
 }
 
-/// tile[d][i] = scale * head[first + i][d]; columns from count to columns are zero.
+/// tile[d][i] = scale * head[first + i][d]; columns i >= count are zero.
 template <typename T, typename E>
 void copy_columns(T* tile, Index tile_stride, Head<const E> head, Index first, Index count,
                   Index columns, Index dim, T scale) {
@@ -78,7 +79,7 @@ void write_rows(Head<E> head, Index first, Index count, Index dim, const T* tile
   }
 }
 
-/// Hands out parts of a thread's scratch, aligned to 64 bytes. Starting at null, measures the size.
+/// Allocates a thread's scratch memory, aligned to 64 bytes. If begin is null, only adds up sizes.
 template <typename T>
 class Scratch {
  public:
@@ -113,7 +114,7 @@ Sizes sizes_of(const TensorView& q, const TensorView& k) {
           round_up(q.shape[3], kLanes<T>)};
 }
 
-/// Runs body(first, last, scratch) on equal ranges of n items, one range and scratch a thread.
+/// Runs body(first, last, scratch) on equal ranges of n items, one per thread.
 template <typename Layout, typename T = typename Layout::Element, typename Body>
 void for_each_slot(Context& context, Index n, const Sizes& sizes, const char* owner, Body&& body) {
   const Index slots = std::min<Index>(context.threads().size(), n);
@@ -141,18 +142,18 @@ struct ForwardScratch : Scratch<T> {
   T *k_transposed, *v, *q_transposed, *scores, *out, *max, *sum;
 };
 
-/// e^x, and 0 where e^x would only make denormal numbers, which are slow, in what follows. Lanes
-/// from `visible` on are 0.
+/// e^x, or 0 for x < -80, where later products would be denormal and thus slow. Lanes from
+/// `visible` on are 0.
 template <typename T>
 inline Vector<T> masked_exp(Vector<T> x, std::int32_t visible) {
   const Vector<T> e = x < T(-80) ? Vector<T>{} : exp(x);
   return kLaneNumbers<T> < visible ? e : Vector<T>{};
 }
 
-/// Turns a row of scores into exp(score - max), of which `visible` count, and updates the running
-/// maximum and sum. Returns the factor that sums of earlier tiles must be multiplied by.
-/// Whole vectors with a mask: a causal row rarely ends where a vector does, and the scalar rest of
-/// a loop would take longer than the loop.
+/// Replaces the first `visible` scores of a row by exp(score - max), the others by 0, and updates
+/// the running maximum and sum. Returns the factor by which to multiply sums of earlier tiles.
+/// Computes whole vectors with a mask, because a causal row rarely ends at the end of a vector, and
+/// a scalar loop over the remainder would take longer than the vector loop.
 template <typename T>
 T online_softmax_row(T* scores, std::int32_t visible, std::int32_t width, T& max, T& sum) {
   constexpr int kWidth = kLanes<T>;
@@ -183,7 +184,7 @@ inline void scale_row(T* row, Index width, T factor) {
     store_vector(row + d, load_vector<T>(row + d) * factor);
 }
 
-/// One tile of queries against all the keys it sees: out, and the maximum and sum of every row.
+/// Computes s.out, s.max and s.sum of a tile of queries over all keys that they see.
 template <typename T>
 void forward_tile(const ForwardScratch<T>& s, const Sizes& sizes, Index first) {
   const Index count = std::min(kQueries, sizes.queries - first);
@@ -273,7 +274,7 @@ struct BackwardScratch : Scratch<T> {
   T *probabilities, *grad_scores, *delta;
 };
 
-/// One tile of queries: its gradient, and what it adds to the gradients of keys and values.
+/// Computes grad_q of a tile of queries, and adds its terms to grad_k and grad_v.
 template <typename T>
 void backward_tile(const BackwardScratch<T>& s, const Sizes& sizes, Index first,
                    const T* log_sum_exp, T scale) {

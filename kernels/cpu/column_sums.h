@@ -6,8 +6,8 @@
 
 TESSERA_CPU_BEGIN
 
-/// sums[k][c] += the terms of kRows rows, c in [0, width). Several rows at a time: a partial sum is
-/// loaded and stored once for all of them.
+/// sums[k][c] += the terms of kRows rows, c in [0, width). A partial sum is loaded and stored
+/// only once for these rows.
 template <int kRows, typename A, int kSums, std::int64_t kTile, typename Term>
 void add_rows(std::int64_t row, std::int64_t first, std::int64_t width, A (&sums)[kSums][kTile],
               const Term& term) {

@@ -10,63 +10,48 @@
 TESSERA_CPU_BEGIN
 namespace {
 
-// One row stays in the nearest cache for its three passes: maximum, exponentials and their sum,
-// gradient.
-template <typename T>
-T cross_entropy_row(T* logits, std::int64_t vocabulary, std::int32_t target, bool write_gradient,
-                    T grad_scale) {
+// A row stays in the cache for three passes: maximum, exponentials and their sum, gradient. A bf16
+// row can't hold the exponentials precisely, so they are computed twice.
+template <typename T, typename A>
+A cross_entropy_row(T* logits, std::int64_t vocabulary, std::int32_t target, bool write_gradient,
+                    A grad_scale) {
+  constexpr bool kKeeps = std::is_same_v<T, A>;
   if (target == kIgnoreTarget) {
     if (write_gradient)
-      for (std::int64_t i = 0; i < vocabulary; ++i) logits[i] = 0;
+      for (std::int64_t i = 0; i < vocabulary; ++i) store(logits + i, A(0));
     return 0;
   }
-  T max = -std::numeric_limits<T>::infinity();
-#pragma omp simd reduction(max : max)
-  for (std::int64_t i = 0; i < vocabulary; ++i) max = logits[i] > max ? logits[i] : max;
-  const T target_logit = logits[target];
-  T sum = 0;
-  if (write_gradient) {
-#pragma omp simd reduction(+ : sum)
-    for (std::int64_t i = 0; i < vocabulary; ++i) {
-      const T e = exp(logits[i] - max);
-      logits[i] = e;
-      sum += e;
-    }
-    const T factor = grad_scale / sum;
-#pragma omp simd
-    for (std::int64_t i = 0; i < vocabulary; ++i) logits[i] *= factor;
-    logits[target] -= grad_scale;
-  } else {
-#pragma omp simd reduction(+ : sum)
-    for (std::int64_t i = 0; i < vocabulary; ++i) sum += exp(logits[i] - max);
-  }
-  return std::log(sum) + (max - target_logit);
-}
-
-// As above, at the price of computing exponentials twice: they can't stay in a bf16 row.
-float cross_entropy_row(BFloat16* logits, std::int64_t vocabulary, std::int32_t target,
-                        bool write_gradient, float grad_scale) {
-  if (target == kIgnoreTarget) {
-    if (write_gradient)
-      for (std::int64_t i = 0; i < vocabulary; ++i) store(logits + i, 0.0F);
-    return 0;
-  }
-  float max = -std::numeric_limits<float>::infinity();
+  A max = -std::numeric_limits<A>::infinity();
 #pragma omp simd reduction(max : max)
   for (std::int64_t i = 0; i < vocabulary; ++i) {
-    const float logit = load(logits + i);
+    const A logit = load(logits + i);
     max = logit > max ? logit : max;
   }
-  const float target_logit = load(logits + target);
-  float sum = 0;
+  const A target_logit = load(logits + target);
+  A sum = 0;
+  if (kKeeps && write_gradient) {
 #pragma omp simd reduction(+ : sum)
-  for (std::int64_t i = 0; i < vocabulary; ++i) sum += exp(load(logits + i) - max);
+    for (std::int64_t i = 0; i < vocabulary; ++i) {
+      const A e = exp(load(logits + i) - max);
+      store(logits + i, e);
+      sum += e;
+    }
+  } else {
+#pragma omp simd reduction(+ : sum)
+    for (std::int64_t i = 0; i < vocabulary; ++i) sum += exp(load(logits + i) - max);
+  }
   if (write_gradient) {
-    const float factor = grad_scale / sum;
+    const A factor = grad_scale / sum;
 #pragma omp simd
-    for (std::int64_t i = 0; i < vocabulary; ++i)
-      store(logits + i, exp(load(logits + i) - max) * factor);
-    store(logits + target, std::exp(target_logit - max) * factor - grad_scale);
+    for (std::int64_t i = 0; i < vocabulary; ++i) {
+      A e = load(logits + i);
+      if constexpr (!kKeeps) e = exp(e - max);
+      store(logits + i, e * factor);
+    }
+    if constexpr (kKeeps)
+      store(logits + target, load(logits + target) - grad_scale);
+    else
+      store(logits + target, std::exp(target_logit - max) * factor - grad_scale);
   }
   return std::log(sum) + (max - target_logit);
 }

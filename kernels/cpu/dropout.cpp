@@ -7,10 +7,10 @@
 TESSERA_CPU_BEGIN
 namespace {
 
-constexpr int kGroups = 64;  // counters per batch; each yields four words
+constexpr int kGroups = 64;  // counters per draw(); each yields four words
 
-// Words 4 first .. 4 (first + kGroups) - 1 of the stream: Philox4x32-10 of core/base/rng.h with one
-// counter a lane, so that the rounds vectorize.
+// Draws words 4 first to 4 (first + kGroups) - 1 of the stream: Philox4x32-10 of core/base/rng.h
+// with one counter per lane, so that the rounds vectorize.
 void draw(const RngKey& key, std::uint64_t first, std::uint32_t* words) {
   std::uint32_t c0[kGroups], c1[kGroups], c2[kGroups], c3[kGroups];
   for (int i = 0; i < kGroups; ++i) {
@@ -62,7 +62,7 @@ void run(Context& context, const Dropout& args) {
       const std::int64_t count = std::min(end - i, 4 * kGroups - skip);
 #pragma omp simd
       for (std::int64_t j = 0; j < count; ++j) {
-        // As uniform_from_bits; through int32, for which every level has a conversion.
+        // As uniform_from_bits(), but from int32, which every CPU level can convert.
         const float uniform =
             static_cast<float>(static_cast<std::int32_t>(words[skip + j] >> 8)) * 0x1.0p-24F;
         const A scaled = load(x + i + j) * scale;

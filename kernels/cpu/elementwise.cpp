@@ -31,7 +31,7 @@ void run(Context& context, const Fill& args) {
 
 template <typename In, typename Out, bool kAccumulate>
 void run(Context& context, const Cast& args) {
-  // f64 on either side: scale and add in f64, round once.
+  // If either side is f64, scales and adds in f64, and rounds once.
   using A = std::conditional_t<std::is_same_v<In, double>, double, Accumulator<Out>>;
   const auto* in = static_cast<const In*>(args.in.data);
   auto* out = static_cast<Out*>(args.out.view.data);

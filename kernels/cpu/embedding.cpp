@@ -33,8 +33,8 @@ void forward(Context& context, const EmbeddingForward& args) {
   });
 }
 
-// A thread owns blocks of columns and adds all positions in order: no two threads write to one
-// element, and the order of every sum is fixed.
+// A thread owns blocks of columns and adds all positions in order, so that no two threads write to
+// one element and the order of every sum is fixed.
 template <typename T>
 void token_gradient(Context& context, const EmbeddingBackward& args) {
   using A = Accumulator<T>;

@@ -13,7 +13,7 @@ TESSERA_CPU_BEGIN
 /// Below this many elements one thread is faster than waking another.
 inline constexpr std::int64_t kSerialElements = 16384;
 
-/// Calls f(std::true_type{}) or f(std::false_type{}): keeps the test of a flag out of a loop.
+/// Calls f(std::true_type{}) or f(std::false_type{}), to keep the test of a flag out of a loop.
 template <typename F>
 void visit_flag(bool flag, F&& f) {
   if (flag) {
@@ -23,8 +23,8 @@ void visit_flag(bool flag, F&& f) {
   }
 }
 
-/// Calls body(begin, end) on parts of [0, n). Parts start at multiples of a block, so vector loop
-/// and remainder do not depend on the number of threads: results repeat to the bit.
+/// Calls body(begin, end) on parts of [0, n). Parts start at multiples of kBlock, so the split into
+/// vector loop and remainder, and thus every bit, does not depend on the number of threads.
 template <typename Body>
 void for_elements(Context& context, std::int64_t n, const Body& body) {
   constexpr std::int64_t kBlock = 1024;

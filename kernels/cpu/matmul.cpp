@@ -3,22 +3,21 @@
 #include <Eigen/Core>
 #include <algorithm>
 
-#include "core/base/context.h"
-#include "kernels/cpu/level.h"
+#include "kernels/cpu/loops.h"
 #include "kernels/cpu/vector_math.h"
 #include "kernels/workspace.h"
 
-// Products of f32 are Eigen's. Its templates take most of the time to compile this file, so f64,
-// which serves checks of gradients, has loops of its own, and all products add to c. Threads take
-// equal parts of the longer side of c, cut at multiples of kCut: results repeat exactly for a given
-// number of threads. bf16 operands are widened to f32 panels first. Eigen's packing buffers (below
-// 4 MiB a thread) are not in the memory ledger.
+// Eigen multiplies f32 matrices. Its templates dominate the compile time of this file, so only c +=
+// op(a) op(b) is instantiated, and f64, which only gradient checks use, has plain loops. Threads
+// compute equal parts of the longer side of c, cut at multiples of kCut, so that results repeat
+// exactly for a given number of threads. bf16 operands are first widened to f32 panels. Eigen's
+// packing buffers (below 4 MiB per thread) are not in the memory ledger.
 TESSERA_CPU_BEGIN
 namespace {
 
 using Index = std::int64_t;
-constexpr Index kCut = 48;             // columns or rows: a multiple of Eigen's register tiles
-constexpr Index kPanelColumns = 2048;  // of b and c that bf16 products widen at a time
+constexpr Index kCut = 48;             // columns or rows; a multiple of Eigen's register tiles
+constexpr Index kPanelColumns = 2048;  // columns of b and c per panel, for bf16
 
 using RowMajor = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using In = Eigen::Map<const RowMajor, 0, Eigen::OuterStride<>>;
@@ -30,7 +29,7 @@ struct Operand {
   const T* data;
   Index stride;
   bool transposed;
-  /// Block of op(x) that starts at (row, column).
+  /// Block that starts at (row, column) of the matrix after transposition.
   Operand at(Index row, Index column) const {
     return {transposed ? data + column * stride + row : data + row * stride + column, stride,
             transposed};
@@ -73,7 +72,7 @@ void multiply_threaded(Context& context, const Operand<T>& a, const Operand<T>& 
   const bool by_columns = n >= m;
   const Index side = by_columns ? n : m;
   const Index pieces = (side + kCut - 1) / kCut;
-  // Eigen packs all of one operand anew for each part: one part a thread.
+  // One part per thread, because Eigen packs all of one operand anew for each part.
   const bool serial = m * n * k < (1 << 18);
   const Index parts = serial ? 1 : std::min<Index>(context.threads().size(), pieces);
   const auto multiply_part = [&](Index part) {
@@ -101,15 +100,14 @@ void multiply_threaded(Context& context, const Operand<T>& a, const Operand<T>& 
 
 void widen(Context& context, float* out, const BFloat16* in, Index rows, Index columns,
            Index stride) {
-  context.threads().parallel_for(rows, std::max<Index>(1, 16384 / std::max<Index>(columns, 1)),
-                                 [&](Index begin, Index end) {
-                                   for (Index i = begin; i < end; ++i) {
-                                     const BFloat16* from = in + i * stride;
-                                     float* to = out + i * columns;
+  for_rows(context, rows, columns, [&](Index begin, Index end) {
+    for (Index i = begin; i < end; ++i) {
+      const BFloat16* from = in + i * stride;
+      float* to = out + i * columns;
 #pragma omp simd
-                                     for (Index j = 0; j < columns; ++j) to[j] = load(from + j);
-                                   }
-                                 });
+      for (Index j = 0; j < columns; ++j) to[j] = load(from + j);
+    }
+  });
 }
 
 template <typename C>
@@ -148,16 +146,15 @@ void multiply_bf16(Context& context, const Matmul& args, Index m, Index n, Index
         args.bias.data != nullptr ? bias + column : nullptr, direct && args.accumulate);
     if constexpr (!direct) {
       const bool accumulate = args.accumulate;
-      context.threads().parallel_for(
-          m, std::max<Index>(1, 16384 / columns), [&](Index begin, Index end) {
-            for (Index i = begin; i < end; ++i) {
-              const float* from = sums + i * columns;
-              C* to = c + i * c_stride;
+      for_rows(context, m, columns, [&](Index begin, Index end) {
+        for (Index i = begin; i < end; ++i) {
+          const float* from = sums + i * columns;
+          C* to = c + i * c_stride;
 #pragma omp simd
-              for (Index j = 0; j < columns; ++j)
-                store(to + j, accumulate ? from[j] + load(to + j) : from[j]);
-            }
-          });
+          for (Index j = 0; j < columns; ++j)
+            store(to + j, accumulate ? from[j] + load(to + j) : from[j]);
+        }
+      });
     }
   }
 }

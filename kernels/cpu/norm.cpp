@@ -11,8 +11,8 @@ namespace {
 // RMS norm is layer norm with a mean and a bias of zero.
 enum class Norm { kLayer, kRms };
 
-// Rows are worked on in functions of plain pointers: read through a closure, a sum may be left
-// scalar by the compiler.
+// Rows are processed by functions of plain pointers, because compilers may not vectorize a sum over
+// data that a closure points to.
 template <Norm norm, typename T, typename A>
 void forward_row(const T* x, const T* weight, const T* bias, A eps, T* y, A& mean, A& rstd,
                  std::int64_t width) {
@@ -23,7 +23,7 @@ void forward_row(const T* x, const T* weight, const T* bias, A eps, T* y, A& mea
     for (std::int64_t c = 0; c < width; ++c) sum += load(x + c);
     center = sum / static_cast<A>(width);
   }
-  // A second pass: the difference of two sums of squares would cancel.
+  // In a second pass, because mean(x^2) - mean(x)^2 would cancel.
   A squares = 0;
 #pragma omp simd reduction(+ : squares)
   for (std::int64_t c = 0; c < width; ++c) {
@@ -48,7 +48,7 @@ void add_row(const T* x, const T* residual, T* sum, std::int64_t width) {
 }
 
 template <Norm norm, typename T>
-void forward(Context& context, const LayerNormForward& args) {
+void forward(Context& context, const NormForward& args) {
   using A = Accumulator<T>;
   const auto* x = static_cast<const T*>(args.x.data);
   const auto* weight = static_cast<const T*>(args.weight.data);
@@ -100,7 +100,7 @@ void input_gradient_of_row(const T* x, const T* weight, const T* grad_y, A mean,
 }
 
 template <Norm norm, typename T, bool kAccumulate>
-void input_gradient(Context& context, const LayerNormBackward& args) {
+void input_gradient(Context& context, const NormBackward& args) {
   using A = Accumulator<T>;
   const auto* x = static_cast<const T*>(args.x.data);
   const auto* weight = static_cast<const T*>(args.weight.data);
@@ -120,7 +120,7 @@ void input_gradient(Context& context, const LayerNormBackward& args) {
 }
 
 template <Norm norm, typename T>
-void parameter_gradients(Context& context, const LayerNormBackward& args) {
+void parameter_gradients(Context& context, const NormBackward& args) {
   using A = Accumulator<T>;
   constexpr int kSums = norm == Norm::kLayer ? 2 : 1;
   const auto* x = static_cast<const T*>(args.x.data);
@@ -148,13 +148,13 @@ void parameter_gradients(Context& context, const LayerNormBackward& args) {
 }
 
 template <Norm norm>
-void run_forward(Context& context, const LayerNormForward& args) {
+void run_forward(Context& context, const NormForward& args) {
   visit_dtype(args.x.dtype,
               [&]<typename T>(std::type_identity<T>) { forward<norm, T>(context, args); });
 }
 
 template <Norm norm>
-void run_backward(Context& context, const LayerNormBackward& args) {
+void run_backward(Context& context, const NormBackward& args) {
   visit_dtype(args.x.dtype, [&]<typename T>(std::type_identity<T>) {
     if (args.grad_x) {
       visit_flag(args.grad_x.accumulate,
@@ -166,34 +166,20 @@ void run_backward(Context& context, const LayerNormBackward& args) {
 
 }  // namespace
 
-void layer_norm_forward(Context& context, const LayerNormForward& args) {
+void layer_norm_forward(Context& context, const NormForward& args) {
   run_forward<Norm::kLayer>(context, args);
 }
 
-void layer_norm_backward(Context& context, const LayerNormBackward& args) {
+void layer_norm_backward(Context& context, const NormBackward& args) {
   run_backward<Norm::kLayer>(context, args);
 }
 
-void rms_norm_forward(Context& context, const RmsNormForward& args) {
-  run_forward<Norm::kRms>(context, {.x = args.x,
-                                    .weight = args.weight,
-                                    .bias = {},
-                                    .y = args.y,
-                                    .rstd = args.rstd,
-                                    .eps = args.eps,
-                                    .residual = args.residual,
-                                    .sum = args.sum});
+void rms_norm_forward(Context& context, const NormForward& args) {
+  run_forward<Norm::kRms>(context, args);
 }
 
-void rms_norm_backward(Context& context, const RmsNormBackward& args) {
-  run_backward<Norm::kRms>(context, {.x = args.x,
-                                     .weight = args.weight,
-                                     .mean = {},
-                                     .rstd = args.rstd,
-                                     .grad_y = args.grad_y,
-                                     .grad_x = args.grad_x,
-                                     .grad_weight = args.grad_weight,
-                                     .grad_bias = {}});
+void rms_norm_backward(Context& context, const NormBackward& args) {
+  run_backward<Norm::kRms>(context, args);
 }
 
 TESSERA_CPU_END

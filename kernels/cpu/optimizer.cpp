@@ -14,12 +14,9 @@ TESSERA_CPU_BEGIN
 
 namespace {
 
-struct Rates {
-  float scale, beta1, beta2, one_minus_beta1, one_minus_beta2, decay, rate, v_scale, eps;
-};
-
-// The new value of a weight; its moments are updated.
-inline float updated(const Rates& r, float param, float grad, float& exp_avg, float& exp_avg_sq) {
+// Updates the moments of a weight and returns its new value.
+inline float updated(const AdamWRates& r, float param, float grad, float& exp_avg,
+                     float& exp_avg_sq) {
   const float g = r.scale * grad;
   const float m = r.beta1 * exp_avg + r.one_minus_beta1 * g;
   const float v = r.beta2 * exp_avg_sq + r.one_minus_beta2 * g * g;
@@ -28,7 +25,7 @@ inline float updated(const Rates& r, float param, float grad, float& exp_avg, fl
   return param * r.decay - r.rate * m / (std::sqrt(v) * r.v_scale + r.eps);
 }
 
-// Upwards with the probability of the bits that are cut off.
+// Rounds away from zero with a probability equal to the discarded fraction.
 BFloat16 round_stochastically(float value, std::uint32_t random) {
   if (!std::isfinite(value)) return BFloat16(value);
   const auto bits = std::bit_cast<std::uint32_t>(value) + (random & 0xffffU);
@@ -38,7 +35,7 @@ BFloat16 round_stochastically(float value, std::uint32_t random) {
 }
 
 template <typename P, bool kCopy>
-void run(Context& context, const AdamW& args, const Rates& r) {
+void run(Context& context, const AdamW& args, const AdamWRates& r) {
   RngKey rounding;
   if (args.stochastic) {
     rounding = RngKey::make(args.rng->seed, RngPurpose::Rounding,
@@ -77,15 +74,8 @@ void adamw(Context& context, const AdamW& args) {
   const float factor =
       args.factor.data != nullptr ? *static_cast<const float*>(args.factor.data) : 1.0F;
   if (std::isnan(factor)) return;
-  const Rates rates{.scale = static_cast<float>(args.grad_scale) * factor,
-                    .beta1 = static_cast<float>(args.beta1),
-                    .beta2 = static_cast<float>(args.beta2),
-                    .one_minus_beta1 = static_cast<float>(1.0 - args.beta1),
-                    .one_minus_beta2 = static_cast<float>(1.0 - args.beta2),
-                    .decay = args.rates.decay,
-                    .rate = args.rates.rate,
-                    .v_scale = args.rates.v_scale,
-                    .eps = static_cast<float>(args.eps)};
+  AdamWRates rates = args.rates;
+  rates.scale *= factor;
   if (args.param.dtype == DType::BF16)
     run<BFloat16, false>(context, args, rates);
   else if (args.copy.data != nullptr)
@@ -104,7 +94,7 @@ void clip_factor(Context&, const ClipFactor& args) {
       finite ? static_cast<float>(factor) : std::numeric_limits<float>::quiet_NaN();
 }
 
-// Blocks of fixed length, whatever the number of threads, each in one float64.
+// Sums blocks of fixed length, so that the result does not depend on the number of threads.
 void sum_of_squares(Context& context, const SumOfSquares& args) {
   constexpr std::int64_t kBlock = 16384;
   const auto* data = static_cast<const float*>(args.x.data);

@@ -9,17 +9,17 @@ namespace {
 
 constexpr int kTile = 128;  // pairs
 
-/// Cosines and sines of one position for a tile of pairs. An angle is counted in quarter turns, in
-/// f64: the whole ones only swap and negate, the rest lies within an eighth of a turn around 0.
+/// Cosines and sines of one position for a tile of pairs. Angles are quarter turns in f64: whole
+/// quarter turns swap and negate sine and cosine; the rest is at most an eighth of a turn from 0.
 template <typename A>
 struct Angles {
-  double quarters[kTile];  ///< quarter turns for each position
+  double quarters[kTile];  ///< quarter turns per position
   A rest[kTile];           ///< radians
   std::int32_t whole[kTile];
   A cosine[kTile], sine[kTile];
 
-  // A table of these for all positions would be read as often as the angles are computed now: once
-  // for all heads of a token.
+  // There is no table of all positions, because it would be read as often as angles are computed
+  // now: once for all heads of a token.
   Angles(const Rotary& args, std::int64_t first, std::int64_t count) {
     const double step = -2.0 / static_cast<double>(args.x.shape[3]) * std::log2(args.base);
     for (std::int64_t i = 0; i < count; ++i)

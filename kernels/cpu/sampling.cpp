@@ -9,7 +9,7 @@
 TESSERA_CPU_BEGIN
 namespace {
 
-/// Tokens of a row that remain, by ascending id; i is their index.
+/// All tokens of a row, or those that top-k keeps, by ascending id; `i` indexes them.
 struct Row {
   const float* logits;
   std::int32_t columns;
@@ -19,8 +19,8 @@ struct Row {
     std::uint32_t key;
     std::uint64_t needed;
   };
-  /// Key at which amount(logit, key, i), summed from the largest key down, reaches `needed`, and
-  /// the rest needed of the tokens with that key. Radix selection from the most significant digit.
+  /// Key at which the sum of amount(logit, key, i) from the largest key down reaches `needed`, and
+  /// how much of `needed` is left for tokens with that key. Radix selection from the top digit.
   template <typename Amount>
   Threshold select(std::uint64_t needed, const Amount& amount) const {
     std::uint32_t found = 0, mask = 0;
@@ -38,7 +38,7 @@ struct Row {
     return {found, needed};
   }
 
-  /// The first i at which the sum of the amounts exceeds `target`.
+  /// The first i at which the running sum of the amounts exceeds `target`.
   template <typename Amount>
   std::int32_t find(std::uint64_t target, const Amount& amount) const {
     for (std::int32_t i = 0; i + 1 < columns; ++i) {
@@ -56,7 +56,7 @@ struct Row {
     return total;
   }
 
-  /// Keeps all tokens with larger keys, and the first `count` with this key.
+  /// Keeps the tokens with keys above `threshold`, and the first `count` with that key.
   KeptTokens keep(std::uint32_t threshold, std::uint64_t count) const {
     return {threshold, find(count - 1, [&](float, std::uint32_t key, std::int32_t) {
               return std::uint64_t{key == threshold};
@@ -68,7 +68,7 @@ bool keeps_few(const Sampling& args) {
   return args.temperature > 0.0 && args.top_k > 0 && args.top_k < args.logits.shape[1];
 }
 
-/// Capacity for the tokens that top-k keeps of a row.
+/// Memory for the tokens that top-k keeps of a row.
 struct Scratch {
   float* logits = nullptr;
   std::int32_t* ids = nullptr;
@@ -106,7 +106,7 @@ std::int32_t sample_row(Row row, const Sampling& args, std::uint64_t draw, const
   if (args.top_p < 1.0) {
     const std::uint64_t needed = fraction_of_weights(total, args.top_p);
     const auto [threshold, rest] = row.select(needed, kept_weight);
-    // Tokens of one key have one weight.
+    // Tokens with equal keys have equal weights.
     const std::uint64_t each = sampling_weight(logit_of_key(threshold), largest, scale);
     const std::uint64_t count = (rest + each - 1) / each;
     kept = row.keep(threshold, count);

@@ -4,7 +4,7 @@
 
 #include "kernels/cpu/vector.h"
 
-// Products of small row-major tiles in the L1 cache, without packing.
+// Matrix products of small tiles in the L1 cache, without packing.
 TESSERA_CPU_BEGIN
 
 /// Rows of a tile of sums that fits the registers together with two vectors of b.

@@ -9,7 +9,7 @@
 #include "kernels/cpu/level.h"
 #include "kernels/cpu/vector_math.h"
 
-// Vectors of the widest registers of the level, as the compiler's vector types.
+// Vectors as wide as the registers of the CPU level, as the compiler's vector types.
 TESSERA_CPU_BEGIN
 
 #if defined(__AVX512F__)
@@ -41,7 +41,7 @@ struct VectorOf<double> {
 template <typename T>
 using Vector = typename VectorOf<T>::Type;
 
-/// kLanes<T> elements as T, from any address.
+/// Loads kLanes<T> elements from any address and converts them to T.
 template <typename T, typename E>
 inline Vector<T> load_vector(const E* p) {
   Vector<T> v;
@@ -78,8 +78,8 @@ inline Vector<T> swap_lanes(Vector<T> v, std::integer_sequence<int, lane...>) {
   return __builtin_shufflevector(v, v, (lane ^ distance)...);
 }
 
-/// Reduces v by a commutative combine(), halving the vector each time. (A reduction of `#pragma omp
-/// simd` ends in one addition after the other.)
+/// Reduces v by a commutative combine(), halving the vector each time. (A reduction by `#pragma omp
+/// simd` would add the lanes one after the other.)
 template <typename T, int width = kLanes<T>, typename Combine>
 inline T reduce(Vector<T> v, Combine&& combine) {
   if constexpr (width == 1) {
@@ -99,7 +99,7 @@ inline T horizontal_max(Vector<T> v) {
   return reduce<T>(v, [](Vector<T> a, Vector<T> b) { return a > b ? a : b; });
 }
 
-/// exp of vector_math.h, a vector at a time.
+/// exp() of vector_math.h for vectors.
 inline Vector<float> exp(Vector<float> x) {
   using Bits = IndexVector<float>;
   x = x < -87.0F ? Vector<float>{} - 87.0F : x;
@@ -145,8 +145,8 @@ inline void transpose(Vector<T>* v) {
   }
 }
 
-/// to[j * to_stride + i] = scale * from[i * from_stride + j] for i < rows, j < columns; `width`
-/// elements of a row of `to` are written, zeros where i is rows or more.
+/// to[j * to_stride + i] = scale * from[i * from_stride + j] for i < rows, j < columns; writes
+/// `width` elements of each row of `to`, zeros for i >= rows.
 template <int width, typename T, typename E>
 void copy_transposed(T* to, std::int64_t to_stride, const E* from, std::int64_t from_stride,
                      std::int64_t rows, std::int64_t columns, T scale) {

@@ -33,14 +33,6 @@ inline float exp(float x) {
 }
 inline double exp(double x) { return std::exp(x); }
 
-/// tanh for f32, absolute error below 2e-7.
-inline float tanh(float x) {
-  x = x < -15.0F ? -15.0F : x;
-  x = x > 15.0F ? 15.0F : x;
-  return 1.0F - 2.0F / (exp(2.0F * x) + 1.0F);
-}
-inline double tanh(double x) { return std::tanh(x); }
-
 inline double load(const double* p) { return *p; }
 inline float load(const float* p) { return *p; }
 inline float load(const BFloat16* p) {

@@ -7,8 +7,8 @@
 
 TESSERA_CPU_BEGIN
 
-/// Calls f(std::type_identity<T>{}) for f64, f32 and bf16; operations refuse all others. (Throwing
-/// here would share fmt's templates between CPU levels.)
+/// Calls f(std::type_identity<T>{}) for f64, f32 and bf16; operations refuse all others. (This does
+/// not throw, because CPU levels must not share fmt's templates.)
 template <typename F>
 void visit_dtype(DType dtype, F&& f) {
   switch (dtype) {

@@ -10,7 +10,7 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-// delta[row] = sum of grad_out * out over the head. Eight threads to a row. Bound by memory: reads
+// delta[row] = sum of grad_out * out over the head. Eight threads per row. Memory-bound: reads
 // grad_out and out once.
 template <typename T, int N>
 __global__ void __launch_bounds__(AttentionDeltaShape::kThreads)
@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(AttentionDeltaShape::kThreads)
       static_cast<std::int64_t>(blockIdx.x) * AttentionDeltaShape::kTeams + threadIdx.x / kTeam;
   const int member = static_cast<int>(threadIdx.x) % kTeam;
   A sum = 0;
-  if (row < rows) {  // rows are tokens by heads, as they lie in memory
+  if (row < rows) {  // row = (batch * queries + token) * heads + head
     const int head = static_cast<int>(row % sizes.heads);
     const std::int64_t token = row / sizes.heads % sizes.queries;
     const std::int64_t batch = row / sizes.heads / sizes.queries;
@@ -53,7 +53,7 @@ void delta(Context& context, const AttentionBackwardArgs<T>& args) {
          args, rows);
 }
 
-/// Token indices are ints that must not overflow one tile beyond the last.
+/// Maximum number of tokens, so that int indices do not overflow one tile beyond the last token.
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 30;
 
 void check(std::string_view kernel, const TensorView& q, const TensorView& k) {
@@ -70,7 +70,7 @@ void check(std::string_view kernel, const TensorView& q, const TensorView& k) {
                        kernel, q.shape, kMost);
 }
 
-/// Refuses in forward already what backward's kernels, which need more shared memory, cannot run.
+/// Throws if backward needs too much shared memory. Forward calls it too, to fail early.
 void check_backward(Context& context, std::string_view kernel, const TensorView& q) {
   if (q.dtype != DType::BF16) return;
   const std::int64_t dim = q.shape[3];

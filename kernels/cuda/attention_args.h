@@ -7,7 +7,7 @@
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/launch/attention.h"
 
-// Arguments of the attention kernels, and the place of a block in the grid.
+// Arguments of the attention kernels, and the tile that a block computes.
 namespace tessera::kernels::cuda {
 
 /// A [B, T, H, D] window with contiguous heads.
@@ -15,7 +15,7 @@ template <typename T>
 struct HeadsView {
   T* data = nullptr;
   std::int64_t batch = 0, token = 0, head = 0;  ///< strides, in elements
-  bool packs = false;                           ///< heads are whole, aligned packs of 16 bytes
+  bool packs = false;                           ///< each head is made of aligned packs of 16 bytes
 
   HeadsView() = default;
   explicit HeadsView(const TensorView& view)
@@ -35,7 +35,7 @@ struct HeadsView {
   }
 };
 
-/// A gradient; null data: not wanted.
+/// A gradient; data is null if it is not needed.
 template <typename T>
 struct GradientHeads : HeadsView<T> {
   bool accumulate = false;
@@ -45,7 +45,7 @@ struct GradientHeads : HeadsView<T> {
         accumulate(gradient.accumulate) {}
 };
 
-/// kernels/cuda/attention.cu checks that they fit.
+/// Sizes as ints; kernels/cuda/attention.cu checks that they fit.
 struct AttentionSizes {
   int batch, queries, keys, heads, kv_heads, dim;
   AttentionSizes(const TensorView& q, const TensorView& k)
@@ -102,8 +102,8 @@ struct AttentionBackwardArgs {
         scale(static_cast<Compute<T>>(args.scale)) {}
 };
 
-/// One-dimensional grid, head by head: tiles that share keys and values run together and find them
-/// in the L2 cache. Tiles with the most work come first.
+/// The tile of a block. The one-dimensional grid goes head by head, so that tiles that share keys
+/// and values run together and find them in the L2 cache. Tiles with the most work come first.
 struct AttentionPlace {
   int tile, head, batch;
   __device__ __forceinline__ AttentionPlace(int tiles, int heads, bool last_first) {
@@ -120,7 +120,7 @@ inline int divide_up(int n, int by) { return (n + by - 1) / by; }
 // On tensor cores: attention_bf16_forward.cu, attention_bf16_backward.cu.
 void attention_forward_bf16(Context& context, const AttentionForwardArgs<BFloat16>& args);
 void attention_backward_bf16(Context& context, const AttentionBackwardArgs<BFloat16>& args);
-/// Maximum shared memory that a block of backward needs.
+/// Shared memory that a block of backward needs, in bytes.
 int attention_backward_bf16_shared_bytes(std::int64_t head_dim);
 
 // On CUDA cores, for float and double: attention_plain.cu.

@@ -4,15 +4,15 @@
 
 // With P = exp(scale Q K^T - log_sum_exp), the gradients are
 //   dV = P^T dO,  dS = P * (dO V^T - delta),  dQ = scale dS K,  dK = scale dS^T Q.
-// dK and dV are sums over queries, dQ over keys. Two kernels compute P and dS twice: seven products
-// instead of five. One kernel would need atomics on dQ (no fixed order of sums) or an f32 dQ per
-// tile of keys. P and dS stay in registers: the result of one product is the left operand of the
-// next. Bound by the tensor cores for long rows.
+// dK and dV are sums over queries, dQ over keys. Two kernels each compute P and dS: seven matrix
+// products instead of five. One kernel would need atomics on dQ (no fixed order of sums) or an f32
+// dQ per tile of keys. P and dS stay in registers, where the result of a product is laid out as the
+// left operand of the next. Bound by the tensor cores for long sequences.
 namespace tessera::kernels::cuda {
 namespace {
 
-// A block owns a tile of keys of one head of k and v, and loops over the queries that see them, of
-// all heads that share the keys, in order. Scores are transposed: keys by queries.
+// A block owns a tile of keys of one kv head. It loops in order over the query heads that share it,
+// and over their queries that see the keys. Scores are transposed: keys by queries.
 template <int kDim>
 __global__ void __launch_bounds__(AttentionKeyShape<kDim>::kThreads)
     attention_key_gradient_bf16_kernel(const AttentionBackwardArgs<BFloat16> args, int tiles) {
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(AttentionKeyShape<kDim>::kThreads)
   const SharedArray<float> log_sum_exps = memory.take<float>(2 * kStep);
   const SharedArray<float> deltas = memory.take<float>(2 * kStep);
 
-  // Query tiles from the first that sees a key of this block, head by head.
+  // A step is a query tile of a head; the first tile is the first that sees a key of this block.
   const int first_tile = std::max(0, first - sizes.past()) / kStep;
   const int of_head = (sizes.queries + kStep - 1) / kStep - first_tile;
   const int steps = of_head * sizes.group();
@@ -41,18 +41,16 @@ __global__ void __launch_bounds__(AttentionKeyShape<kDim>::kThreads)
     const int head = place.head * sizes.group() + step / of_head;
     const int query = (first_tile + step % of_head) * kStep, stage = step % 2 * kStep;
     const int rows = std::min(kStep, sizes.queries - query);
-    load_tile<kThreads, kStep, kDim>(queries.from(stage * kDim),
-                                     args.q.at(place.batch, query, head), args.q.token, rows,
-                                     sizes.dim, args.q.packs);
-    load_tile<kThreads, kStep, kDim>(grad_outs.from(stage * kDim),
-                                     args.grad_out.at(place.batch, query, head),
-                                     args.grad_out.token, rows, sizes.dim, args.grad_out.packs);
+    load_tile<kThreads, kStep, kDim>(queries.from(stage * kDim), args.q, place.batch, query, head,
+                                     rows, sizes.dim);
+    load_tile<kThreads, kStep, kDim>(grad_outs.from(stage * kDim), args.grad_out, place.batch,
+                                     query, head, rows, sizes.dim);
     commit_copies();
     const int i = static_cast<int>(threadIdx.x);
     if (i < kStep) {
       const std::int64_t at =
           (std::int64_t{place.batch} * sizes.heads + head) * sizes.queries + query + i;
-      // Beyond the last query: so that P is 0.
+      // Infinity makes P 0 beyond the last query.
       log_sum_exps[stage + i] =
           i < rows ? args.log_sum_exp[at] * kLog2E : std::numeric_limits<float>::infinity();
       deltas[stage + i] = i < rows ? args.delta[at] : 0.0F;
@@ -65,16 +63,14 @@ __global__ void __launch_bounds__(AttentionKeyShape<kDim>::kThreads)
   const float scale = args.scale * kLog2E;
   FragmentC grad_k[M][kWidth] = {}, grad_v[M][kWidth] = {};
 
-  load_tile<kThreads, kRows, kDim>(k, args.k.at(place.batch, first, place.head), args.k.token,
-                                   count, sizes.dim, args.k.packs);
-  load_tile<kThreads, kRows, kDim>(v, args.v.at(place.batch, first, place.head), args.v.token,
-                                   count, sizes.dim, args.v.packs);
+  load_tile<kThreads, kRows, kDim>(k, args.k, place.batch, first, place.head, count, sizes.dim);
+  load_tile<kThreads, kRows, kDim>(v, args.v, place.batch, first, place.head, count, sizes.dim);
   if (steps > 0) load_step(0);
   for (int step = 0; step < steps; ++step) {
     wait_copies<0>();
     __syncthreads();
     if (step + 1 < steps) load_step(step + 1);
-    const int last_visible = (first_tile + step % of_head) * kStep + sizes.past();  // of query 0
+    const int last_visible = (first_tile + step % of_head) * kStep + sizes.past();  // to query 0
     const int stage = step % 2 * kStep;
     if (warp_count <= 0 || first + warp_row > last_visible + kStep - 1) continue;
 
@@ -161,10 +157,10 @@ __global__ void __launch_bounds__(AttentionQueryShape<kDim>::kThreads, 2)
   const auto load_step = [&](int step) {
     const int key = step * kStep, rows = std::min(kStep, sizes.keys - key);
     const int stage = step % 2 * kStep * kDim;
-    load_tile<kThreads, kStep, kDim>(keys.from(stage), args.k.at(place.batch, key, kv_head),
-                                     args.k.token, rows, sizes.dim, args.k.packs);
-    load_tile<kThreads, kStep, kDim>(values.from(stage), args.v.at(place.batch, key, kv_head),
-                                     args.v.token, rows, sizes.dim, args.v.packs);
+    load_tile<kThreads, kStep, kDim>(keys.from(stage), args.k, place.batch, key, kv_head, rows,
+                                     sizes.dim);
+    load_tile<kThreads, kStep, kDim>(values.from(stage), args.v, place.batch, key, kv_head, rows,
+                                     sizes.dim);
     commit_copies();
   };
 
@@ -187,10 +183,9 @@ __global__ void __launch_bounds__(AttentionQueryShape<kDim>::kThreads, 2)
   }
   FragmentC grad_q[M][kWidth] = {};
 
-  load_tile<kThreads, kRows, kDim>(q, args.q.at(place.batch, first, place.head), args.q.token,
-                                   count, sizes.dim, args.q.packs);
-  load_tile<kThreads, kRows, kDim>(grad_out, args.grad_out.at(place.batch, first, place.head),
-                                   args.grad_out.token, count, sizes.dim, args.grad_out.packs);
+  load_tile<kThreads, kRows, kDim>(q, args.q, place.batch, first, place.head, count, sizes.dim);
+  load_tile<kThreads, kRows, kDim>(grad_out, args.grad_out, place.batch, first, place.head, count,
+                                   sizes.dim);
   load_step(0);
   const int steps = (first + count + sizes.past() + kStep - 1) / kStep;
   for (int step = 0; step < steps; ++step) {

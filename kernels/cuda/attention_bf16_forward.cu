@@ -6,13 +6,13 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-// A block owns a tile of queries of one head and loops over the keys that they see, from the first:
-// every row sees a key before a fully masked tile. The next tile of keys and values is loaded while
-// one is used. A warp owns whole rows: their maximum and sum take shuffles in groups of four lanes.
-// Scores are scaled to powers of two.
+// A block owns a tile of queries of one head and loops over the keys that they see, from the first,
+// so that every row sees a key before a fully masked tile. The next tile of keys and values is
+// loaded while the current one is used. A warp owns whole rows, so that their maximum and sum need
+// shuffles among four lanes only. Scores are scaled by log2(e), for exp2.
 //
-// Bound by the tensor cores for long rows of keys: 4 D operations for each score, beside an exp2
-// and some five other operations; with short ones, by the latency of the first tile.
+// Bound by the tensor cores for long sequences (4 D operations per score, besides an exp2 and some
+// five other operations), and by the latency of the first tile for short ones.
 template <int kDim>
 __global__ void __launch_bounds__(AttentionForwardShape<kDim>::kThreads)
     attention_forward_bf16_kernel(const AttentionForwardArgs<BFloat16> args, int tiles) {
@@ -32,16 +32,16 @@ __global__ void __launch_bounds__(AttentionForwardShape<kDim>::kThreads)
   const auto stage = [](int tile) { return tile % 2 * kStep * kDim; };
   const auto load_step = [&](int tile) {
     const int key = tile * kStep, rows = std::min(kStep, sizes.keys - key);
-    load_tile<kThreads, kStep, kDim>(keys.from(stage(tile)), args.k.at(place.batch, key, kv_head),
-                                     args.k.token, rows, sizes.dim, args.k.packs);
-    load_tile<kThreads, kStep, kDim>(values.from(stage(tile)), args.v.at(place.batch, key, kv_head),
-                                     args.v.token, rows, sizes.dim, args.v.packs);
+    load_tile<kThreads, kStep, kDim>(keys.from(stage(tile)), args.k, place.batch, key, kv_head,
+                                     rows, sizes.dim);
+    load_tile<kThreads, kStep, kDim>(values.from(stage(tile)), args.v, place.batch, key, kv_head,
+                                     rows, sizes.dim);
     commit_copies();
   };
 
   const Lane at;
   const int warp_row = static_cast<int>(threadIdx.x) / kWarpSize * M * 16;
-  const int warp_count = std::min(M * 16, count - warp_row);  // none, maybe
+  const int warp_count = std::min(M * 16, count - warp_row);  // may be 0 or less
   const int last_visible = first + warp_row + warp_count - 1 + sizes.past();
   const float scale = args.scale * kLog2E;
 
@@ -50,8 +50,7 @@ __global__ void __launch_bounds__(AttentionForwardShape<kDim>::kThreads)
   TESSERA_UNROLL
   for (int m = 0; m < M; ++m) maxima[m][0] = maxima[m][1] = std::numeric_limits<float>::lowest();
 
-  load_tile<kThreads, kRows, kDim>(q, args.q.at(place.batch, first, place.head), args.q.token,
-                                   count, sizes.dim, args.q.packs);
+  load_tile<kThreads, kRows, kDim>(q, args.q, place.batch, first, place.head, count, sizes.dim);
   load_step(0);
   const int steps = (seen + kStep - 1) / kStep;
   for (int step = 0; step < steps; ++step) {
@@ -69,7 +68,7 @@ __global__ void __launch_bounds__(AttentionForwardShape<kDim>::kThreads)
       TESSERA_UNROLL
       for (int half = 0; half < 2; ++half) {
         const int row = warp_row + 16 * m + 8 * half + at.group;
-        const int visible = first + row + sizes.past() - key;  // up to this column
+        const int visible = first + row + sizes.past() - key;  // last visible column
         float highest = maxima[m][half];
         TESSERA_UNROLL
         for (int n = 0; n < N; ++n) {

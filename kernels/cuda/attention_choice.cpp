@@ -14,7 +14,7 @@ namespace {
 
 using tessera::cuda::CudaBackend;
 
-/// cuDNN of one backend, or why it is not used.
+/// cuDNN attention for one backend, or the reason why it is not used.
 class Library final : public tessera::cuda::KernelState {
  public:
   explicit Library(CudaBackend& backend) {

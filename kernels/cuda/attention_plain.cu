@@ -2,9 +2,9 @@
 
 #include "kernels/cuda/attention_plain_tiles.h"
 
-// Attention of f32 and f64 on CUDA cores, after the same plan as on tensor cores (see
+// Attention of f32 and f64 on CUDA cores, organized as on tensor cores (see
 // attention_bf16_backward.cu for the equations). Bound by shared memory: with 2 rows and 2 columns
-// to a thread a product reads 4 packs for each 4 multiplications of packs.
+// per thread, a matrix product reads 4 packs per 4 multiplications of packs.
 namespace tessera::kernels::cuda {
 namespace {
 
@@ -27,16 +27,13 @@ __global__ void __launch_bounds__(Plain<T, kDim>::kThreads, Plain<T, kDim>::kBlo
   TESSERA_UNROLL
   for (int i = 0; i < P::kPer; ++i) maxima[i] = std::numeric_limits<T>::lowest();
 
-  plain.load(q, args.q.at(place.batch, first, place.head), args.q.token, count, sizes.dim,
-             args.q.packs);
+  plain.load(q, args.q, place.batch, first, place.head, count, sizes.dim);
   const int seen = first + count + sizes.past();
   for (int key = 0; key < seen; key += kRows) {
     const int rows = std::min(kRows, sizes.keys - key);
-    __syncthreads();  // the former tiles have been read
-    plain.load(k, args.k.at(place.batch, key, kv_head), args.k.token, rows, sizes.dim,
-               args.k.packs);
-    plain.load(v, args.v.at(place.batch, key, kv_head), args.v.token, rows, sizes.dim,
-               args.v.packs);
+    __syncthreads();  // the previous tiles have been read
+    plain.load(k, args.k, place.batch, key, kv_head, rows, sizes.dim);
+    plain.load(v, args.v, place.batch, key, kv_head, rows, sizes.dim);
     __syncthreads();
     typename P::Scores scores;
     plain.product_of_rows(scores, q, k, args.scale);
@@ -65,7 +62,7 @@ __global__ void __launch_bounds__(Plain<T, kDim>::kThreads, Plain<T, kDim>::kBlo
       for (int c = 0; c < P::kGroups * P::kWide; ++c) sums[i][c] *= factor;
     }
     plain.put(weights, scores);
-    __syncwarp(kAllLanes);  // a row of weights is read by those who wrote it
+    __syncwarp(kAllLanes);  // a row of weights is read by the warp that wrote it
     plain.template add_weighted_rows<false>(sums, weights, v);
   }
   TESSERA_UNROLL
@@ -81,11 +78,9 @@ __global__ void __launch_bounds__(Plain<T, kDim>::kThreads, Plain<T, kDim>::kBlo
       args.log_sum_exp[head * sizes.queries + first + row] = maxima[i] + std::log(total);
     }
   }
-  plain.store(sums, T(1), args.out.at(place.batch, first, place.head), args.out.token, count,
-              sizes.dim, false);
+  plain.store(sums, T(1), args.out, place.batch, first, place.head, count, sizes.dim, false);
 }
 
-/// A tile of scores, and the computation of P and dS.
 template <typename T, int kDim>
 struct PlainScores {
   using P = Plain<T, kDim>;
@@ -93,7 +88,7 @@ struct PlainScores {
   const AttentionBackwardArgs<T>& args;
   int batch, head, query, key;
 
-  /// P and dS / scale, of queries by keys. Beyond the last query both are 0.
+  /// Computes P and dS of a tile, queries by keys. Both are 0 beyond the last query.
   __device__ __forceinline__ void make(const SharedArray<T>& q, const SharedArray<T>& k,
                                        const SharedArray<T>& v, const SharedArray<T>& grad_out,
                                        typename P::Scores& weights,
@@ -133,20 +128,16 @@ __global__ void __launch_bounds__(Plain<T, kDim>::kThreads, Plain<T, kDim>::kBlo
   const auto weights = memory.take<T>(P::kScores), grad_scores = memory.take<T>(P::kScores);
 
   typename P::Sums grad_k = {}, grad_v = {};
-  plain.load(k, args.k.at(place.batch, first, place.head), args.k.token, count, sizes.dim,
-             args.k.packs);
-  plain.load(v, args.v.at(place.batch, first, place.head), args.v.token, count, sizes.dim,
-             args.v.packs);
+  plain.load(k, args.k, place.batch, first, place.head, count, sizes.dim);
+  plain.load(v, args.v, place.batch, first, place.head, count, sizes.dim);
   const int first_query = std::max(0, first - sizes.past()) / kRows * kRows;
   for (int in_group = 0; in_group < sizes.group(); ++in_group) {
     const int head = place.head * sizes.group() + in_group;
     for (int query = first_query; query < sizes.queries; query += kRows) {
       const int rows = std::min(kRows, sizes.queries - query);
       __syncthreads();
-      plain.load(q, args.q.at(place.batch, query, head), args.q.token, rows, sizes.dim,
-                 args.q.packs);
-      plain.load(grad_out, args.grad_out.at(place.batch, query, head), args.grad_out.token, rows,
-                 sizes.dim, args.grad_out.packs);
+      plain.load(q, args.q, place.batch, query, head, rows, sizes.dim);
+      plain.load(grad_out, args.grad_out, place.batch, query, head, rows, sizes.dim);
       __syncthreads();
       typename P::Scores p, grad_p;
       PlainScores<T, kDim>{plain, args, place.batch, head, query, first}.make(q, k, v, grad_out, p,
@@ -160,8 +151,8 @@ __global__ void __launch_bounds__(Plain<T, kDim>::kThreads, Plain<T, kDim>::kBlo
   }
   const auto store = [&](const GradientHeads<T>& gradient, const typename P::Sums& sums, T factor) {
     if (gradient.data != nullptr)
-      plain.store(sums, factor, gradient.at(place.batch, first, place.head), gradient.token, count,
-                  sizes.dim, gradient.accumulate);
+      plain.store(sums, factor, gradient, place.batch, first, place.head, count, sizes.dim,
+                  gradient.accumulate);
   };
   store(args.grad_k, grad_k, args.scale);
   store(args.grad_v, grad_v, T(1));
@@ -183,18 +174,14 @@ __global__ void __launch_bounds__(Plain<T, kDim>::kThreads, Plain<T, kDim>::kBlo
   const auto grad_scores = memory.take<T>(P::kScores);
 
   typename P::Sums grad_q = {};
-  plain.load(q, args.q.at(place.batch, first, place.head), args.q.token, count, sizes.dim,
-             args.q.packs);
-  plain.load(grad_out, args.grad_out.at(place.batch, first, place.head), args.grad_out.token, count,
-             sizes.dim, args.grad_out.packs);
+  plain.load(q, args.q, place.batch, first, place.head, count, sizes.dim);
+  plain.load(grad_out, args.grad_out, place.batch, first, place.head, count, sizes.dim);
   const int seen = first + count + sizes.past();
   for (int key = 0; key < seen; key += kRows) {
     const int rows = std::min(kRows, sizes.keys - key);
     __syncthreads();
-    plain.load(k, args.k.at(place.batch, key, kv_head), args.k.token, rows, sizes.dim,
-               args.k.packs);
-    plain.load(v, args.v.at(place.batch, key, kv_head), args.v.token, rows, sizes.dim,
-               args.v.packs);
+    plain.load(k, args.k, place.batch, key, kv_head, rows, sizes.dim);
+    plain.load(v, args.v, place.batch, key, kv_head, rows, sizes.dim);
     __syncthreads();
     typename P::Scores p, grad_p;
     PlainScores<T, kDim>{plain, args, place.batch, place.head, first, key}.make(q, k, v, grad_out,
@@ -203,8 +190,8 @@ __global__ void __launch_bounds__(Plain<T, kDim>::kThreads, Plain<T, kDim>::kBlo
     __syncwarp(kAllLanes);  // as in forward
     plain.template add_weighted_rows<false>(grad_q, grad_scores, k);
   }
-  plain.store(grad_q, args.scale, args.grad_q.at(place.batch, first, place.head), args.grad_q.token,
-              count, sizes.dim, args.grad_q.accumulate);
+  plain.store(grad_q, args.scale, args.grad_q, place.batch, first, place.head, count, sizes.dim,
+              args.grad_q.accumulate);
 }
 
 }  // namespace

@@ -9,9 +9,9 @@
 
 namespace tessera::kernels::cuda {
 
-/// Operations on tiles in shared memory for attention on CUDA cores. 16 x 16 threads share a
-/// product: thread (y, x) computes rows y, y + 16, ... of columns x, x + 16, ..., or of packs of
-/// columns where columns are those of a head. The 16 threads of a row are half a warp.
+/// Operations on tiles in shared memory for attention on CUDA cores. 16 x 16 threads share a matrix
+/// product: thread (y, x) computes rows y, y + 16, ... of columns x, x + 16, ..., or of packs x,
+/// x + 16, ... if the columns are a head's. The 16 threads of a row are half a warp.
 template <typename T, int kDim>
 struct Plain : AttentionPlainShape<T, kDim> {
   using Shape = AttentionPlainShape<T, kDim>;
@@ -26,16 +26,18 @@ struct Plain : AttentionPlainShape<T, kDim> {
 
   const int y = static_cast<int>(threadIdx.x) / kSide, x = static_cast<int>(threadIdx.x) % kSide;
 
-  /// Loads kRows rows `stride` apart; rows from `rows` on, and columns from dim on, become zeros.
-  __device__ __forceinline__ void load(const Shared& tile, const T* from, std::int64_t stride,
-                                       int rows, int dim, bool packs) const {
+  /// Loads kRows rows of a head from row `first` on; rows from `rows` on, and columns from dim on,
+  /// become zeros.
+  __device__ __forceinline__ void load(const Shared& tile, const HeadsView<const T>& view,
+                                       int batch, int first, int head, int rows, int dim) const {
+    const T* const from = view.at(batch, first, head);
     constexpr int kWidth = kPack<T>, kPacks = kDim / kWidth;
     for (int i = static_cast<int>(threadIdx.x); i < kRows * kPacks; i += kThreads) {
       const int row = i / kPacks, column = i % kPacks * kWidth;
-      const T* const at = from + row * stride + column;
+      const T* const at = from + row * view.token + column;
       Pack<T, kWidth> pack{};
       if (row < rows) {
-        if (packs) {
+        if (view.packs) {
           if (column < dim) pack = load_pack<kWidth>(at);
         } else {
           TESSERA_UNROLL
@@ -87,7 +89,7 @@ struct Plain : AttentionPlainShape<T, kDim> {
     }
   }
 
-  /// sums += w b, or w^T b, where w is kRows x kRows.
+  /// sums += w b, or w^T b if kTransposed, where w is kRows x kRows.
   template <bool kTransposed>
   __device__ __forceinline__ void add_weighted_rows(Sums& sums, const Shared& w,
                                                     const Shared& b) const {
@@ -110,15 +112,17 @@ struct Plain : AttentionPlainShape<T, kDim> {
     }
   }
 
-  __device__ __forceinline__ void store(const Sums& sums, T factor, T* to, std::int64_t stride,
-                                        int rows, int dim, bool accumulate) const {
+  __device__ __forceinline__ void store(const Sums& sums, T factor, const HeadsView<T>& view,
+                                        int batch, int first, int head, int rows, int dim,
+                                        bool accumulate) const {
+    T* const to = view.at(batch, first, head);
     TESSERA_UNROLL
     for (int i = 0; i < kPer; ++i) {
       TESSERA_UNROLL
       for (int c = 0; c < kGroups * kWide; ++c) {
         const int row = y + i * kSide, column = (c / kWide * kSide + x) * kWide + c % kWide;
         if (row >= rows || column >= dim) continue;
-        T& at = to[row * stride + column];
+        T& at = to[row * view.token + column];
         at = sums[i][c] * factor + (accumulate ? at : T(0));
       }
     }

@@ -15,7 +15,7 @@ namespace tessera::kernels::cuda {
 inline constexpr float kLog2E = 1.44269504088896340736F;
 inline constexpr float kLn2 = 0.69314718055994530942F;
 
-/// 2^x to 2 units in the last place; 0 instead of denormals.
+/// 2^x with an error of at most 2 ulp; 0 instead of denormals.
 __device__ __forceinline__ float fast_exp2(float x) {
 #if defined(TESSERA_FIBER)
   return std::exp2(x);
@@ -28,12 +28,15 @@ __device__ __forceinline__ float fast_exp2(float x) {
 
 using Bf16Tile = SharedArray<BFloat16>;
 
-/// Starts to load kRows rows `stride` apart; rows from `rows` on become zeros.
+/// Starts to load kRows rows of a head from row `first` on; rows from `rows` on become zeros.
 template <int kThreads, int kRows, int kDim>
-__device__ __forceinline__ void load_tile(const Bf16Tile& tile, const BFloat16* from,
-                                          std::int64_t stride, int rows, int dim, bool packs) {
-  // Each thread copies one chunk of every kTogether-th row. With 12 or 24 chunks some threads are
-  // idle.
+__device__ __forceinline__ void load_tile(const Bf16Tile& tile,
+                                          const HeadsView<const BFloat16>& view, int batch,
+                                          int first, int head, int rows, int dim) {
+  // Computed first, because the key gradient's kernel spills registers otherwise.
+  const BFloat16* from = view.at(batch, first, head);
+  // Each thread copies one chunk of every kTogether-th row. With 12 or 24 chunks per row, some
+  // threads are idle.
   constexpr int kChunks = kDim / 8;
   constexpr int kTogether = static_cast<int>(std::bit_floor(unsigned{kThreads / kChunks}));
   static_assert(kRows % kTogether == 0);
@@ -41,8 +44,9 @@ __device__ __forceinline__ void load_tile(const Bf16Tile& tile, const BFloat16* 
   const int first_row = thread / kChunks, chunk = thread % kChunks;
   if (first_row >= kTogether) return;
   const int width = std::min(dim - chunk * 8, 8);
+  const std::int64_t stride = view.token;
   from += first_row * stride + chunk * 8;
-  if (packs) {
+  if (view.packs) {
     TESSERA_UNROLL
     for (int row = first_row; row < first_row + kRows; row += kTogether) {
       const bool zeros = row >= rows || width <= 0;
@@ -60,7 +64,7 @@ __device__ __forceinline__ void load_tile(const Bf16Tile& tile, const BFloat16* 
   }
 }
 
-/// Writes a warp's kRows rows of columns [first_column, first_column + kColumns) of a tile.
+/// Writes columns [first_column, first_column + kColumns) of a warp's kRows rows to global memory.
 template <int kRows, int kDim, int kColumns>
 __device__ __forceinline__ void store_tile(const Bf16Tile& tile, int first_row, int first_column,
                                            BFloat16* to, std::int64_t stride, int rows, int dim,
@@ -88,8 +92,8 @@ __device__ __forceinline__ void store_tile(const Bf16Tile& tile, int first_row, 
   }
 }
 
-/// Returns x opaquely to the compiler: values derived from it are recomputed, not kept in
-/// registers.
+/// Hides from the compiler that it returns x, so that values derived from the result are recomputed
+/// instead of kept in registers.
 __device__ __forceinline__ int recomputed(int x) {
 #if !defined(TESSERA_FIBER)
   asm volatile("" : "+r"(x));
@@ -97,13 +101,13 @@ __device__ __forceinline__ int recomputed(int x) {
   return x;
 }
 
-/// A lane's place in fragments.
+/// A lane's position in fragments.
 struct Lane {
   int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   int group = lane / 4, in_group = lane % 4;  // row and pair of columns of a FragmentC
 };
 
-/// sums[m][n] += a b^T over kDim: rows a_row + 16 m of tile a, rows 8 n of tile b.
+/// sums[m][n] += a b^T over kDim, of 16 rows of tile a from a_row + 16 m, and 8 of tile b from 8 n.
 template <int kDim, int M, int N>
 __device__ __forceinline__ void add_product_of_rows(FragmentC (&sums)[M][N], const Bf16Tile& a,
                                                     int a_row, const Bf16Tile& b) {
@@ -130,7 +134,7 @@ __device__ __forceinline__ void add_product_of_rows(FragmentC (&sums)[M][N], con
   }
 }
 
-/// Columns 16 j to 16 j + 15 of a product, as the left operand of the next.
+/// Columns 16 j to 16 j + 15 of a matrix product, as the left operand of the next product.
 template <int N>
 __device__ __forceinline__ FragmentA as_left(const FragmentC (&weights)[N], int j) {
   const float(&low)[4] = weights[2 * j].x;
@@ -139,7 +143,7 @@ __device__ __forceinline__ FragmentA as_left(const FragmentC (&weights)[N], int 
            pack_bf16(high[2], high[3])}};
 }
 
-/// sums[m][n] += weights b, for columns 8 first_chunk + 8 n of tile b. Weights are rounded to bf16.
+/// sums[m][n] += weights b, for 8 columns of b from 8 (first_chunk + n); rounds weights to bf16.
 template <int kDim, int M, int K, int N>
 __device__ __forceinline__ void add_weighted_rows(FragmentC (&sums)[M][N],
                                                   const FragmentC (&weights)[M][K],
@@ -165,8 +169,8 @@ __device__ __forceinline__ void add_weighted_rows(FragmentC (&sums)[M][N],
   }
 }
 
-/// Rounds factor[m][half] * sums to bf16 and puts them into the rows of a tile, columns from 8
-/// first_chunk on.
+/// Writes factors * sums, rounded to bf16, to rows of a tile from first_row on, columns from
+/// 8 first_chunk on.
 template <int kDim, int M, int N>
 __device__ __forceinline__ void put_rows(const Bf16Tile& tile, int first_row, int first_chunk,
                                          const FragmentC (&sums)[M][N],

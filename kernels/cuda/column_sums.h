@@ -9,14 +9,13 @@
 #include "kernels/workspace.h"
 
 // Sums over rows, per column, for parameter gradients; the counterpart of
-// kernels/cpu/column_sums.h. Each block sums its rows, a second pass sums the blocks. No atomics:
-// the order of every sum depends on the sizes only. Limited by reading the matrix once.
+// kernels/cpu/column_sums.h. Each block sums its rows, then a second kernel adds these sums. No
+// atomics: the order of every sum depends on the sizes only. Memory-bound: reads the matrix once.
 namespace tessera::kernels::cuda {
 
-/// Calls term(row, column, sums, std::integral_constant<int, N>) for N columns that begin at
-/// `column`, which adds to A sums[kSums][N]; then finish(row_block, integral_constant<int, k>,
-/// column, sum) for every sum.
-/// 32 warps on a multiprocessor: more would spill registers.
+/// Calls term(row, column, sums, integral_constant<int, N>), which adds N columns of a row, from
+/// `column` on, to A sums[kSums][N]; then finish(row_block, integral_constant<int, k>, column, sum)
+/// for sum k of each column. 32 warps run per multiprocessor, because more would spill registers.
 template <typename A, int kSums, int N, int kWarps, typename Term, typename Finish>
 __global__ void __launch_bounds__(kWarps* kWarpSize, 32 / kWarps)
     column_sums_kernel(std::int64_t rows, std::int64_t columns, std::int64_t rows_per_block,

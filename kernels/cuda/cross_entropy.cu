@@ -10,7 +10,7 @@ namespace tessera::kernels::cuda {
 namespace {
 
 // Running maximum and sum of exp(element - maximum), in one pass (arXiv:1805.02867). The maximum
-// starts at the lowest finite number: a thread that saw only -inf, or nothing, adds 0 and no NaN.
+// starts at the lowest finite number, so that a thread that saw only -inf, or nothing, adds 0.
 template <typename A>
 struct OnlineSoftmax {
   A maximum = std::numeric_limits<A>::lowest();
@@ -48,9 +48,9 @@ struct RowGradient {
   }
 };
 
-// A block owns a row: single elements up to the first multiple of 16 bytes, packs, single elements.
-// Bound by memory: each logit is read once, and its gradient written once; the second pass runs
-// backwards over the same elements, so that the caches serve as many reads as possible.
+// A block owns a row: single elements up to the first multiple of 16 bytes, then packs, then the
+// single elements that remain. Memory-bound: reads each logit once and writes its gradient once.
+// The second pass over a row runs backwards, so that most of its reads hit the caches.
 template <typename T, bool kWriteGradient>
 __global__ void __launch_bounds__(CrossEntropyShape::most_threads(sizeof(T)))
     cross_entropy_kernel(T* logits, std::int64_t stride, int columns, const std::int32_t* targets,
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(CrossEntropyShape::most_threads(sizeof(T)))
   const int tail = head + packs * N;
   const bool known = target >= 0 && target < columns;
   const A nan = std::numeric_limits<A>::quiet_NaN();
-  // Read before the first barrier: nothing is written until the last one.
+  // Read before the first barrier, because other threads overwrite the row after the last one.
   const A target_logit = known ? widen(row[target]) : nan;
 
   OnlineSoftmax<A> own;
@@ -122,12 +122,8 @@ void run(Context& context, const CrossEntropy& args) {
 }  // namespace
 
 void cross_entropy(Context& context, const CrossEntropy& args) {
-  if (args.logits.dtype == DType::F64)
-    run<double>(context, args);
-  else if (args.logits.dtype == DType::BF16)
-    run<BFloat16>(context, args);
-  else
-    run<float>(context, args);
+  visit_floating(args.logits.dtype, "cross_entropy",
+                 [&]<typename T>(std::type_identity<T>) { run<T>(context, args); });
 }
 
 TESSERA_CUDA_KERNEL(cross_entropy, CrossEntropy)

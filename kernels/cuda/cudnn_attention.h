@@ -10,14 +10,14 @@ class CudaBackend;
 
 namespace tessera::kernels::cuda {
 
-/// Attention by cuDNN, in a separate library, libtessera_cudnn.so: the CUDA backend loads without
-/// cuDNN.
+/// Attention by cuDNN, in a separate library, libtessera_cudnn.so, so that the CUDA backend loads
+/// without cuDNN.
 class CudnnAttention {
  public:
   virtual ~CudnnAttention() = default;
-  /// "cuDNN 9.19.0"
+  /// For example "cuDNN 9.19.0".
   virtual std::string version() const = 0;
-  /// Queues the work. @return empty, or why cuDNN can't run these arguments (nothing was queued)
+  /// Queues the work. @return empty, or why cuDNN can't run these arguments; then nothing is queued
   /// @throws CudaError if cuDNN fails after accepting them
   virtual std::string forward(Context& context, const AttentionForward& args) = 0;
   virtual std::string backward(Context& context, const AttentionBackward& args) = 0;

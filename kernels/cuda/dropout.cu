@@ -5,8 +5,7 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-// Bound by the bytes moved as long as Philox's some 20 multiplications for four elements fit beside
-// them.
+// Memory-bound, as long as Philox's roughly 20 multiplications per four elements are hidden.
 template <typename T, bool kAccumulate>
 struct DropoutBody {
   const T* x;
@@ -45,8 +44,8 @@ void run(Context& context, const Dropout& args) {
                                          args.rng,
                                          args.place,
                                          args.sample_elements};
-  launch_elementwise<kPack<T>>(context, "dropout", args.x.numel(),
-                               is_aligned(body.x) && is_aligned(body.y), body);
+  launch_elementwise<kPack<T>>(context, "dropout", args.x.numel(), is_aligned(body.x, body.y),
+                               body);
 }
 
 }  // namespace

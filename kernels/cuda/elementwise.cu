@@ -3,7 +3,7 @@
 #include "kernels/cuda/sums.h"
 #include "kernels/elementwise_args.h"
 
-// All bound by memory.
+// All kernels are memory-bound.
 namespace tessera::kernels::cuda {
 namespace {
 
@@ -35,11 +35,11 @@ struct FillBody {
   }
 };
 
-// As in kernels/cpu/elementwise.cpp: f64 on either side scales and adds in f64, and rounds once.
+// As in kernels/cpu/elementwise.cpp: if either side is f64, scales and adds in f64, rounds once.
 template <typename In, typename Out>
 using CastCompute = std::conditional_t<std::is_same_v<In, double>, double, Compute<Out>>;
 
-/// Row by row; a dense tensor is one row. Rows are whole packs.
+/// Rows are strided, of whole packs. With columns = 0, the tensors are dense.
 template <typename In, typename Out>
 struct CastBody {
   const In* in;
@@ -107,8 +107,7 @@ const T* input(const TensorView& view) {
 void add(Context& context, const Add& args) {
   visit_floating(args.y.dtype, "add", [&]<typename T>(std::type_identity<T>) {
     const AddBody<T> body{input<T>(args.a), input<T>(args.b), static_cast<T*>(args.y.data)};
-    launch_elementwise<kPack<T>>(context, "add", args.y.numel(),
-                                 is_aligned(body.a) && is_aligned(body.b) && is_aligned(body.y),
+    launch_elementwise<kPack<T>>(context, "add", args.y.numel(), is_aligned(body.a, body.b, body.y),
                                  body);
   });
 }
@@ -131,7 +130,7 @@ void cast(Context& context, const Cast& args) {
                              .columns = 0,
                              .in_stride = 0,
                              .out_stride = 0};
-      bool packs = is_aligned(body.in) && is_aligned(body.out);
+      bool packs = is_aligned(body.in, body.out);
       if (!args.in.is_contiguous() || !args.out.view.is_contiguous()) {
         body.columns = args.in.shape[1];
         body.in_stride = args.in.strides[0];
@@ -151,13 +150,9 @@ void sum_rows(Context& context, const SumRows& args) {
                                                {args.out.accumulate}};
     const bool packs = is_aligned(term.in) && columns % kPack<T> == 0 &&
                        (rows <= 1 || term.stride % kPack<T> == 0);
-    const auto run = [&]<int N>(std::integral_constant<int, N>) {
+    visit_pack<T>(packs, [&]<int N>(std::integral_constant<int, N>) {
       launch_column_sums<Compute<T>, 1, N>(context, "sum_rows", rows, columns, term, store);
-    };
-    if (packs)
-      run(std::integral_constant<int, kPack<T>>{});
-    else
-      run(std::integral_constant<int, 1>{});
+    });
   });
 }
 

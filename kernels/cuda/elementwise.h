@@ -8,8 +8,8 @@
 
 namespace tessera::kernels::cuda {
 
-/// body(i, std::integral_constant<int, N>) for packs of N elements that begin at i and cover [0,
-/// n): whole packs first, single elements at the end.
+/// Calls body(i, std::integral_constant<int, N>) for the elements [i, i + N) of each whole pack in
+/// [0, n), then with N = 1 for each element that remains.
 template <int N, typename Body>
 __global__ void __launch_bounds__(ElementwiseShape::kThreads)
     elementwise_kernel(std::int64_t n, Body body) {
@@ -21,11 +21,22 @@ __global__ void __launch_bounds__(ElementwiseShape::kThreads)
     body(i, std::integral_constant<int, 1>{});
 }
 
-inline bool is_aligned(const void* data) {
-  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
+/// Whether all addresses are multiples of 16 bytes.
+template <typename... Ts>
+bool is_aligned(const Ts*... data) {
+  return ((reinterpret_cast<std::uintptr_t>(data) % 16 == 0) && ...);
 }
 
-/// Runs a body as above. @param aligned  all its operands begin at a multiple of 16 bytes
+/// Calls f(std::integral_constant<int, N>) with N = kPack<T>, or 1 without packs.
+template <typename T, typename F>
+void visit_pack(bool packs, const F& f) {
+  if (packs)
+    f(std::integral_constant<int, kPack<T>>{});
+  else
+    f(std::integral_constant<int, 1>{});
+}
+
+/// Runs elementwise_kernel. @param aligned  all operands of body begin at multiples of 16 bytes
 template <int N, typename Body>
 void launch_elementwise(Context& context, const char* name, std::int64_t n, bool aligned,
                         const Body& body) {

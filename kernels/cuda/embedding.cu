@@ -18,7 +18,7 @@ struct WarpPlace {
       : row(static_cast<std::int64_t>(blockIdx.x) * EmbeddingShape::kWarps +
             threadIdx.x / kWarpSize),
         lane(static_cast<int>(threadIdx.x) % kWarpSize) {}
-  /// First column of this lane where a block has 32 packs of columns.
+  /// First column of this lane in kernels that give a warp 32 packs of columns.
   template <int N>
   __device__ __forceinline__ std::int64_t column() const {
     return (static_cast<std::int64_t>(blockIdx.y) * kWarpSize + lane) * N;
@@ -61,15 +61,15 @@ __global__ void __launch_bounds__(EmbeddingShape::kThreads) forward_kernel(Forwa
   }
 }
 
-/// N columns of a sum of rows.
+/// Sum of rows, for N columns.
 template <typename T, int N>
 struct RowSum {
   using A = Compute<T>;
   static constexpr int kPart = N < kPack<A> ? N : kPack<A>;
   A values[N] = {};
 
-  /// Adds the rows of U at column + row_of(i) * width for i in [begin, end), in order, with four
-  /// loads under way at a time.
+  /// Adds the rows that start at column + row_of(i) * width, for i in [begin, end), in order, with
+  /// four loads in flight.
   template <typename U, typename RowOf>
   __device__ __forceinline__ void add_rows(const U* column, std::int64_t width, int begin, int end,
                                            RowOf row_of) {
@@ -112,7 +112,7 @@ struct RowSum {
   }
 };
 
-// starts[v] = how many of the sorted tokens are below v, for v in [0, vocab_size].
+// starts[v] = number of sorted tokens below v, for v in [0, vocab_size].
 struct StartsBody {
   const TokenPlace* places;
   int count;
@@ -150,8 +150,8 @@ struct TokenGradient {
   bool accumulate;
 };
 
-// A warp per piece of the sorted places and 32 packs of columns: sums the rows of a piece that
-// holds one token only.
+// A piece is kPiece consecutive sorted tokens. If all are the same token, a warp sums their rows of
+// grad_y, for 32 packs of columns.
 template <typename T, int N>
 __global__ void __launch_bounds__(EmbeddingShape::kThreads) piece_kernel(TokenGradient<T> args) {
   const WarpPlace at;
@@ -165,13 +165,14 @@ __global__ void __launch_bounds__(EmbeddingShape::kThreads) piece_kernel(TokenGr
   sum.store(args.partials + at.row * args.width + column, false);
 }
 
-// A warp per token of the vocabulary and 32 packs of columns: adds the rows of grad_y up to the
-// token's first whole piece, the sums of whole pieces, the remaining rows. Bound by memory: reads
-// grad_y once, writes the gradient once. The longest chain of additions is 2 * 127 + places / 128.
+// A warp per token of the vocabulary and 32 packs of columns. It adds the rows of grad_y up to the
+// token's first whole piece, then the sums of whole pieces, then the remaining rows. Memory-bound:
+// reads grad_y once, writes the gradient once. For n tokens in the batch, the longest chain of
+// additions is 2 * 127 + n / 128.
 //
-// The kernels before it are bound by latency: two per 8 bits of the vocabulary size, to sort; a
-// search per token of the vocabulary; the pieces. Scratch memory: 16 bytes per place, 4 per token
-// of the vocabulary, a row per 128 places.
+// The kernels before it are bound by latency: two per 8 bits of the vocabulary size for sorting,
+// one for `starts`, one for the pieces. Scratch memory: 16 bytes per token of the batch, 4 per
+// token of the vocabulary, a row per 128 tokens of the batch.
 template <typename T, int N>
 __global__ void __launch_bounds__(EmbeddingShape::kThreads)
     token_gradient_kernel(TokenGradient<T> args) {
@@ -209,8 +210,8 @@ struct SameColumn {
   }
 };
 
-// A warp per position and 32 packs of columns. Bound by memory: reads grad_y once; with few
-// positions, by the latency of a warp's rows.
+// A warp per position and 32 packs of columns. Memory-bound: reads grad_y once. With few positions,
+// bound by the latency of the rows that a warp reads.
 template <typename T, int N>
 __global__ void __launch_bounds__(EmbeddingShape::kThreads)
     position_gradient_kernel(PositionGradient<T> args) {
@@ -225,13 +226,11 @@ __global__ void __launch_bounds__(EmbeddingShape::kThreads)
   sum.store(args.grad + at.row * width + column, args.accumulate);
 }
 
-/// f(std::integral_constant<int, N>) with packs of 16 bytes of T if all rows begin at such, else 1.
-template <typename T, typename F>
-void visit_pack(std::int64_t width, bool aligned, F&& f) {
-  if (aligned && width % kPack<T> == 0)
-    f(std::integral_constant<int, kPack<T>>{});
-  else
-    f(std::integral_constant<int, 1>{});
+/// A warp for each row and 32 packs of its columns.
+LaunchShape sums_of_rows(std::int64_t rows, std::int64_t width, int pack) {
+  return {.grid = EmbeddingShape::blocks(rows),
+          .block = EmbeddingShape::kThreads,
+          .grid_y = EmbeddingShape::slabs(width, pack)};
 }
 
 template <typename T>
@@ -273,20 +272,13 @@ void token_gradient(Context& context, const EmbeddingBackward& args) {
                                   .pieces = pieces,
                                   .vocab_size = vocab_size,
                                   .accumulate = args.grad_token_weight.accumulate};
-  visit_pack<T>(width, is_aligned(gradient.grad_y) && is_aligned(gradient.grad),
+  visit_pack<T>(width % kPack<T> == 0 && is_aligned(gradient.grad_y, gradient.grad),
                 [&]<int N>(std::integral_constant<int, N>) {
-                  const unsigned slabs = EmbeddingShape::slabs(width, N);
                   if (pieces > 0)
                     launch(context, "embedding_backward: pieces", piece_kernel<T, N>,
-                           LaunchShape{.grid = EmbeddingShape::blocks(pieces),
-                                       .block = EmbeddingShape::kThreads,
-                                       .grid_y = slabs},
-                           gradient);
+                           sums_of_rows(pieces, width, N), gradient);
                   launch(context, "embedding_backward: tokens", token_gradient_kernel<T, N>,
-                         LaunchShape{.grid = EmbeddingShape::blocks(vocab_size),
-                                     .block = EmbeddingShape::kThreads,
-                                     .grid_y = slabs},
-                         gradient);
+                         sums_of_rows(vocab_size, width, N), gradient);
                 });
 }
 
@@ -302,13 +294,10 @@ void position_gradient(Context& context, const EmbeddingBackward& args) {
                                      .positions = grad.shape[0],
                                      .first_position = args.first_position,
                                      .accumulate = args.grad_position_weight.accumulate};
-  visit_pack<T>(gradient.width, is_aligned(gradient.grad_y) && is_aligned(gradient.grad),
+  visit_pack<T>(gradient.width % kPack<T> == 0 && is_aligned(gradient.grad_y, gradient.grad),
                 [&]<int N>(std::integral_constant<int, N>) {
                   launch(context, "embedding_backward: positions", position_gradient_kernel<T, N>,
-                         LaunchShape{.grid = EmbeddingShape::blocks(gradient.positions),
-                                     .block = EmbeddingShape::kThreads,
-                                     .grid_y = EmbeddingShape::slabs(gradient.width, N)},
-                         gradient);
+                         sums_of_rows(gradient.positions, gradient.width, N), gradient);
                 });
 }
 
@@ -326,9 +315,9 @@ void embedding_forward(Context& context, const EmbeddingForward& args) {
                              .width = args.y.shape[2],
                              .vocab_size = args.token_weight.shape[0],
                              .first_position = args.first_position};
-    const bool aligned = is_aligned(forward.token_weight) && is_aligned(forward.position_weight) &&
-                         is_aligned(forward.y);
-    visit_pack<T>(forward.width, aligned, [&]<int N>(std::integral_constant<int, N>) {
+    const bool packs = forward.width % kPack<T> == 0 &&
+                       is_aligned(forward.token_weight, forward.position_weight, forward.y);
+    visit_pack<T>(packs, [&]<int N>(std::integral_constant<int, N>) {
       launch(
           context, "embedding_forward",
           args.position_weight.defined() ? forward_kernel<T, N, true> : forward_kernel<T, N, false>,
@@ -338,11 +327,11 @@ void embedding_forward(Context& context, const EmbeddingForward& args) {
 }
 
 void embedding_backward(Context& context, const EmbeddingBackward& args) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 30;  // places and tokens are sorted as ints
+  constexpr std::int64_t kMost = std::int64_t{1} << 30;  // positions and tokens are sorted as ints
   const std::int64_t count = args.tokens.numel();
   const std::int64_t vocab_size = args.grad_token_weight ? args.grad_token_weight.view.shape[0] : 0;
   require<Unsupported>(count <= kMost && vocab_size <= kMost,
-                       "embedding_backward: {} tokens and a vocabulary of {}; at most {} are taken",
+                       "embedding_backward: {} tokens and a vocabulary of {}; the limit is {}",
                        count, vocab_size, kMost);
   if (args.grad_y.shape[2] == 0) return;
   visit_floating(args.grad_y.dtype, "embedding_backward", [&]<typename T>(std::type_identity<T>) {

@@ -4,7 +4,7 @@ namespace tessera {
 class Context;
 }
 
-/// Makes tessera::kernels::cuda::name(Context&, const Args&) known to the backend.
+/// Exports tessera::kernels::cuda::name(Context&, const Args&) to the backend.
 #define TESSERA_CUDA_KERNEL(name, Args)                                         \
   extern "C" __attribute__((visibility("default"))) void tessera_kernel_##name( \
       ::tessera::Context& context, const void* args) {                          \

@@ -25,7 +25,7 @@ int processors(Context& context) { return attribute(context, cudaDevAttrMultiPro
 
 void launch_kernel(Context& context, const char* name, const void* kernel, const LaunchShape& shape,
                    void** params) {
-  constexpr int kDefaultShared = 48 * 1024;  // more must be asked for
+  constexpr int kDefaultShared = 48 * 1024;  // more needs cudaFuncSetAttribute
   cudaError_t status = cudaSuccess;
   if (shape.shared_bytes > kDefaultShared) {
     status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

@@ -10,7 +10,6 @@
 #include <fiber.h>  // of tests/support/fiber
 #endif
 
-// How the host functions of kernels/cuda start kernels.
 namespace tessera::kernels::cuda {
 
 struct LaunchShape {

@@ -9,15 +9,15 @@
 
 namespace tessera::kernels::cuda {
 
-/// A library's plan for arguments of one shape, or why there is none.
+/// Execution plan of a library for arguments of one shape, or the reason why there is none.
 struct LibraryPlan {
   std::int64_t workspace_bytes = 0;
   std::string why_not = {};  ///< empty: usable
 };
 
-/// Allocates the scratch memory of a call. On failure the plan is disabled for good: each failing
-/// request synchronizes the device and trims its memory pool, and a run should have one kernel per
-/// shape.
+/// Allocates the scratch memory of a call. On failure it disables the plan for good, because each
+/// failing allocation synchronizes the device and trims its memory pool, and because a run should
+/// use one kernel per shape.
 /// @return false, with plan.why_not set, if the plan can't be used
 inline bool take_workspace(Context& context, LibraryPlan& plan, const char* owner,
                            std::optional<Workspace>& into) {

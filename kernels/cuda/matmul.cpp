@@ -18,12 +18,12 @@
 #include "kernels/elementwise_args.h"
 #include "kernels/workspace.h"
 
-// Products by cuBLASLt. Its matrices are column-major: it computes the transpose of c, op(b)'
-// op(a)'.
+// Matrix products by cuBLASLt. Because its matrices are column-major, it computes the transpose of
+// c, op(b)' op(a)'.
 //
-// GELU and its gradient are fused into bf16 products where cuBLASLt can. Bias gradients are fused
-// on request, and only in the first micro-batch: the epilogues (BGRADA, BGRADB) overwrite, they
-// can't accumulate.
+// GELU and its gradient are fused into bf16 products where cuBLASLt supports it. Bias gradients are
+// fused on request, and only in the first micro-batch, because the epilogues (BGRADA, BGRADB) can't
+// accumulate.
 namespace tessera::kernels::cuda {
 
 void cast(Context& context, const Cast& args);  // elementwise.cu
@@ -34,7 +34,7 @@ using tessera::cuda::check;
 using tessera::cuda::CudaBackend;
 using tessera::cuda::KernelState;
 
-constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;  // what Hopper's kernels ask for
+constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;  // as NVIDIA advises for Hopper
 
 void check_lt(cublasStatus_t status, std::string_view what) {
   require<OutOfMemory>(status != CUBLAS_STATUS_ALLOC_FAILED,
@@ -72,14 +72,14 @@ class Layout {
   cublasLtMatrixLayout_t layout_ = nullptr;
 };
 
-// Least alignment of bias and pre, in bytes. The heuristic reads it from their pointers, as there
-// is no preference for it.
+// Minimum alignment of bias and pre, in bytes. cuBLASLt's heuristic has no setting for it and reads
+// it from the pointers in the descriptor.
 constexpr std::uint32_t kEpilogueAlignment = 16;
 alignas(2 * kEpilogueAlignment) constexpr std::byte kPlaces[2 * kEpilogueAlignment]{};
 constexpr const void* kAlignedPlace = &kPlaces[kEpilogueAlignment];
-constexpr std::int64_t kPreStride = 8;  // rows of pre are multiples of it
+constexpr std::int64_t kPreStride = 8;  // the row length of pre is a multiple of it
 
-/// Properties of a product that select a cuBLASLt kernel.
+/// Properties of a matrix product that select a cuBLASLt kernel.
 struct Key {
   std::int64_t m, n, k;
   std::int64_t a_stride, b_stride, c_stride;
@@ -88,7 +88,7 @@ struct Key {
   bool transpose_a, transpose_b, accumulate, bias, pre;
   Epilogue epilogue;
   bool gradient_is_a;
-  // clang-tidy 14 takes its 0 for a pointer's. NOLINTNEXTLINE(modernize-use-nullptr)
+  // clang-tidy 14 mistakes its 0 for a null pointer. NOLINTNEXTLINE(modernize-use-nullptr)
   auto operator<=>(const Key&) const = default;
 };
 
@@ -97,7 +97,7 @@ std::uint32_t alignment(const void* data) {
   return std::uint32_t{1} << std::countr_zero(address);
 }
 
-/// Rows of one element or fewer may have any stride.
+/// A view of at most one row may have any stride: the row length replaces it.
 std::int64_t leading_dim(const TensorView& x) {
   return std::max<std::int64_t>(x.shape[0] > 1 ? x.strides[0] : x.shape[1], 1);
 }
@@ -126,7 +126,7 @@ cublasLtEpilogue_t epilogue_of(const Key& key) {
   return key.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 }
 
-/// The kernel of a product, or why there is none: built once per key.
+/// The cuBLASLt kernel for a key, or the reason why there is none.
 class Plan {
  public:
   Plan(cublasLtHandle_t handle, const Key& key)
@@ -147,7 +147,7 @@ class Plan {
         set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(key.c_dtype));
         set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, kAlignedPlace);
       }
-      if (key.pre) {  // its dtype is c's by default
+      if (key.pre) {  // by default, pre has the dtype of c
         set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key.n);
         set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, kAlignedPlace);
       }
@@ -161,11 +161,11 @@ class Plan {
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
 
-  /// Empty, or why cuBLASLt can't run it.
+  /// Reason why cuBLASLt can't run the product; empty if it can.
   const std::string& why_not() const { return why_not_; }
 
   /// Queues the product. @param bias  in c's dtype, or null
-  /// @return false if cuBLASLt refuses the epilogue after all: nothing was queued, why_not() is set
+  /// @return false if cuBLASLt rejects the epilogue; then nothing is queued and why_not() is set
   bool run(CudaBackend& backend, const Matmul& args, void* workspace, const void* bias) {
     if (bias != nullptr) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     if (args.epilogue == Epilogue::BiasGradient)
@@ -245,29 +245,30 @@ class Plan {
   std::string why_not_;
 };
 
-/// Empty, or why GELU is not fused into products.
+/// Reason why GELU is not fused on this GPU; empty if it is.
 std::string why_no_epilogues(const cudaDeviceProp& gpu) {
   const char* wanted = std::getenv("TESSERA_EPILOGUES");  // NOLINT(concurrency-mt-unsafe)
   if (wanted != nullptr && *wanted != '\0')
     return std::string_view(wanted) == "0" ? "TESSERA_EPILOGUES=0" : "";
-  // On others cuBLASLt has been seen to run GELU as a slow pass after the product (llm.c's pull
-  // requests 338 and 653 for 8.9, SGLang's 34350 for 12.0).
+  // With other compute capabilities, cuBLASLt may run GELU as a slow pass after the product (see
+  // llm.c's pull requests 338 and 653 for 8.9, SGLang's 34350 for 12.0).
   const bool fast = (gpu.major == 8 || gpu.major == 9) && gpu.minor == 0;
-  return fast ? ""
-              : fmt::format("untried on compute capability {}.{}, TESSERA_EPILOGUES=1 tries it",
-                            gpu.major, gpu.minor);
+  return fast
+             ? ""
+             : fmt::format("not tested on compute capability {}.{}, TESSERA_EPILOGUES=1 enables it",
+                           gpu.major, gpu.minor);
 }
 
-/// Off by default: the gain has not been measured.
+/// Off by default, because the gain has not been measured.
 bool wants_bias_epilogue() {
   const char* wanted = std::getenv("TESSERA_BIAS_EPILOGUE");  // NOLINT(concurrency-mt-unsafe)
   return wanted != nullptr && std::string_view(wanted) == "1";
 }
 
-/// Plans of one backend.
-class Products final : public KernelState {
+class MatmulPlans final : public KernelState {
  public:
-  explicit Products(const cudaDeviceProp& gpu) : why_no_epilogues_(cuda::why_no_epilogues(gpu)) {}
+  explicit MatmulPlans(const cudaDeviceProp& gpu)
+      : why_no_epilogues_(cuda::why_no_epilogues(gpu)) {}
 
   Plan& get(cublasLtHandle_t handle, const Key& key) {
     auto& plan = plans_[key];
@@ -285,19 +286,20 @@ class Products final : public KernelState {
 
 CudaBackend& backend_of(Context& context) { return static_cast<CudaBackend&>(context.backend()); }
 
-Products& products_of(CudaBackend& backend) {
+MatmulPlans& plans_of(CudaBackend& backend) {
   if (!backend.matmul_state)
-    backend.matmul_state = std::make_unique<Products>(backend.properties());
-  return static_cast<Products&>(*backend.matmul_state);
+    backend.matmul_state = std::make_unique<MatmulPlans>(backend.properties());
+  return static_cast<MatmulPlans&>(*backend.matmul_state);
 }
 
-/// Queues a product with K > 0. @return empty, or why cuBLASLt can't run it: c is unchanged
+/// Queues a matrix product with K > 0.
+/// @return empty, or the reason why cuBLASLt can't run it; c is then unchanged
 std::string run(Context& context, const Matmul& args) {
   CudaBackend& backend = backend_of(context);
-  Plan& plan = products_of(backend).get(backend.cublas_lt().get(), key_of(args));
+  Plan& plan = plans_of(backend).get(backend.cublas_lt().get(), key_of(args));
   if (!plan.why_not().empty()) return plan.why_not();
   const Workspace workspace(context, plan.workspace_bytes(), "matmul");
-  // cuBLASLt takes a bias in c's dtype; its kernels read it in packs.
+  // cuBLASLt needs a bias in c's dtype, aligned to kEpilogueAlignment.
   const TensorView& bias = args.bias;
   const void* taken = bias.data;
   std::optional<Workspace> moved;
@@ -311,34 +313,36 @@ std::string run(Context& context, const Matmul& args) {
   return plan.run(backend, args, workspace.data(), taken) ? "" : plan.why_not();
 }
 
-/// Empty, or why GELU's epilogues don't fit the arguments.
-std::string why_no_gelu(const Products& products, const Matmul& x) {
-  if (!products.why_no_epilogues().empty()) return products.why_no_epilogues();
+/// Reason why GELU can't be fused for these arguments; empty if it can.
+std::string why_no_gelu(const MatmulPlans& plans, const Matmul& x) {
+  if (!plans.why_no_epilogues().empty()) return plans.why_no_epilogues();
   if (x.a.dtype != DType::BF16) return fmt::format("the dtype is {}", x.a.dtype);
   if (!x.pre.defined()) return {};
   if (x.pre.shape[1] % kPreStride != 0)
-    return fmt::format("rows of {} are no multiple of {}", x.pre.shape[1], kPreStride);
+    return fmt::format("the row length {} is no multiple of {}", x.pre.shape[1], kPreStride);
   if (alignment(x.pre.data) < kEpilogueAlignment)
     return fmt::format("pre does not begin at a multiple of {} bytes", kEpilogueAlignment);
   return {};
 }
 
-/// Empty, or why the epilogue that sums up a bias gradient does not fit the arguments.
+/// Reason why the bias gradient can't be fused for these arguments; empty if it can.
 std::string why_no_bias_gradient(const Matmul& x) {
   const TensorView& gradient = x.bias_gradient.view;
   if (x.a.dtype != DType::BF16) return fmt::format("the dtype is {}", x.a.dtype);
   if (x.c.dtype != gradient.dtype)
-    return fmt::format("the weight's gradient is {}, the bias's {}", x.c.dtype, gradient.dtype);
+    return fmt::format("the weight's gradient is {}, that of the bias {}", x.c.dtype,
+                       gradient.dtype);
   if (alignment(gradient.data) < kEpilogueAlignment)
-    return fmt::format("it does not begin at a multiple of {} bytes", kEpilogueAlignment);
+    return fmt::format("the gradient does not begin at a multiple of {} bytes", kEpilogueAlignment);
   return {};
 }
 
 }  // namespace
 
 void matmul(Context& context, const Matmul& args) {
-  if (args.a.numel() == 0) {  // no terms
-    require<Unsupported>(!args.bias.defined(), "matmul: a product of no terms has no bias on CUDA");
+  if (args.a.numel() == 0) {  // K = 0
+    require<Unsupported>(!args.bias.defined(),
+                         "matmul: K = 0 with a bias is not supported on CUDA");
     if (!args.accumulate)
       check(
           cudaMemset2DAsync(
@@ -353,23 +357,23 @@ void matmul(Context& context, const Matmul& args) {
   require<Unsupported>(why_not.empty(), "matmul: {}", why_not);
 }
 
-/// Notes in the backend which kernels serve, and why.
+/// Notes in the backend which implementation runs, and why.
 void matmul_fused(Context& context, const FusedMatmul& args) {
   const Matmul& product = args.product;
   CudaBackend& backend = backend_of(context);
-  const Products& products = products_of(backend);
+  const MatmulPlans& plans = plans_of(backend);
   const bool bias = product.epilogue == Epilogue::BiasGradient;
-  // A gradient that is accumulated on is the same layer's in a later micro-batch.
-  if (bias && (!products.bias_epilogue() || product.bias_gradient.accumulate)) return;
-  std::string why = bias ? why_no_bias_gradient(product) : why_no_gelu(products, product);
+  // An accumulated gradient belongs to a later micro-batch: the note of the first one remains.
+  if (bias && (!plans.bias_epilogue() || product.bias_gradient.accumulate)) return;
+  std::string why = bias ? why_no_bias_gradient(product) : why_no_gelu(plans, product);
   if (why.empty()) why = run(context, product);
   args.done = why.empty();
   const char* what = bias                                 ? "bias gradient"
                      : product.epilogue == Epilogue::Gelu ? "GELU forward"
                                                           : "GELU backward";
-  backend.note(args.done
-                   ? fmt::format("{}: within cuBLASLt's products", what)
-                   : fmt::format("{}: tessera's own kernel after the product; {}", what, why));
+  backend.note(
+      args.done ? fmt::format("{}: fused into cuBLASLt's matrix products", what)
+                : fmt::format("{}: tessera's own kernel after the matrix product; {}", what, why));
 }
 
 TESSERA_CUDA_KERNEL(matmul, Matmul)

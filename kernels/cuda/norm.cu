@@ -7,17 +7,16 @@
 #include "kernels/cuda/norm_gradients.h"
 #include "kernels/norm.h"
 
-// A team owns a row: a warp, or a block for long rows. Rows that fit stay in registers and are read
-// once; longer ones are read in each pass. Bound by memory. With a residual, forward moves 4 rows
-// instead of the 5 of an addition and a norm. One pass computes all gradients (norm_gradients.h);
-// where rows don't suit it, or only some are wanted, a second pass computes those of the
-// parameters.
+// A team of threads owns a row: a warp, or a block for long rows. Rows that fit into registers are
+// read once; longer ones are read in each pass. Memory-bound. With a residual, forward moves 4 rows
+// instead of the 5 of an addition and a norm. If all gradients are needed, one kernel computes them
+// (norm_gradients.h); if it can't, one kernel computes grad_x, another those of the parameters.
 namespace tessera::kernels::cuda {
 namespace {
 
 constexpr int kThreads = NormShape::kThreads;
 
-/// A place in a team, and the row of the team.
+/// A thread's number in its team, and the row of the team.
 template <int kTeam>
 struct Team {
   static_assert(kTeam == kWarpSize || kTeam == kThreads);
@@ -104,7 +103,7 @@ __global__ void __launch_bounds__(kThreads, 2) norm_forward_kernel(const Forward
   using A = Compute<T>;
   using In = Row<T, N, kKept>;
   const Team<kTeam> team;
-  if (team.row >= args.rows) return;  // whole teams
+  if (team.row >= args.rows) return;  // the same in the whole team
   const In x = args.residual != nullptr ? In(team, args.x, args.residual, args.sum, args.width)
                                         : In(team, args.x, args.width);
 
@@ -117,7 +116,7 @@ __global__ void __launch_bounds__(kThreads, 2) norm_forward_kernel(const Forward
     });
     mean = team.sum(sum) / static_cast<A>(args.width);
   }
-  // A second pass: the difference of two sums of squares would cancel.
+  // In a second pass, because mean(x^2) - mean(x)^2 would cancel.
   A squares = 0;
   team.template for_packs<N, kKept>(args.width, [&](int k, std::int64_t column) {
     const Pack<T, N> pack = x.pack(k, column);
@@ -148,8 +147,8 @@ __global__ void __launch_bounds__(kThreads, 2) norm_forward_kernel(const Forward
   }
 }
 
-// grad_x alone, by the formula in norm_gradients.h. Two rows of many packs take more than half of
-// the registers.
+// Computes only grad_x, by the formula in norm_gradients.h. With kManyPacks, x and grad_y take more
+// than half of the registers, so one block runs per multiprocessor.
 template <Norm norm, typename T, int N, int kKept, int kTeam>
 __global__ void __launch_bounds__(kThreads, kKept == NormShape::kManyPacks ? 1 : 2)
     norm_input_gradient_kernel(const NormBackwardArguments<T> args) {
@@ -217,7 +216,7 @@ template <int pack, int kept, int team>
 struct Choice {};
 
 /// Calls f(Choice<...>, shape) with the variant for rows of `width` elements. Unaligned rows and
-/// f64 have one variant only: they need not be fast, and each variant takes time to compile.
+/// f64 need not be fast and have one variant only, because each variant takes time to compile.
 /// @param packs  all rows begin at multiples of 16 bytes
 template <typename T, typename F>
 void choose(std::int64_t width, bool packs, const F& f) {
@@ -245,17 +244,14 @@ LaunchShape launch_shape(const NormShape& shape, std::int64_t rows) {
           .shared_bytes = shape.block ? SharedMemory::shared_bytes<A>(kThreads / kWarpSize) : 0};
 }
 
-/// Whether rows of all operands can be moved in packs; null stands for one that is not given.
-template <typename T>
-bool takes_packs(std::int64_t width, std::initializer_list<const void*> operands) {
-  if (width % kPack<T> != 0) return false;
-  for (const void* operand : operands)
-    if (!is_aligned(operand)) return false;
-  return true;
+/// Whether rows of all operands can be moved in packs; absent ones are null.
+template <typename T, typename... Operands>
+bool takes_packs(std::int64_t width, const Operands*... operands) {
+  return width % kPack<T> == 0 && is_aligned(operands...);
 }
 
 template <Norm norm, typename T>
-void forward(Context& context, const char* name, const LayerNormForward& args) {
+void forward(Context& context, const char* name, const NormForward& args) {
   using A = Compute<T>;
   const ForwardArguments<T> arguments{.x = static_cast<const T*>(args.x.data),
                                       .weight = static_cast<const T*>(args.weight.data),
@@ -268,9 +264,8 @@ void forward(Context& context, const char* name, const LayerNormForward& args) {
                                       .rows = args.x.shape[0],
                                       .width = args.x.shape[1],
                                       .eps = static_cast<A>(args.eps)};
-  const bool packs =
-      takes_packs<T>(arguments.width, {arguments.x, arguments.weight, arguments.bias,
-                                       arguments.residual, arguments.sum, arguments.y});
+  const bool packs = takes_packs<T>(arguments.width, arguments.x, arguments.weight, arguments.bias,
+                                    arguments.residual, arguments.sum, arguments.y);
   choose<T>(arguments.width, packs,
             [&]<int N, int kKept, int kTeam>(Choice<N, kKept, kTeam>, const NormShape& shape) {
               launch(context, name, norm_forward_kernel<norm, T, N, kKept, kTeam>,
@@ -279,7 +274,7 @@ void forward(Context& context, const char* name, const LayerNormForward& args) {
 }
 
 template <typename T>
-NormBackwardArguments<T> backward_arguments(const LayerNormBackward& args) {
+NormBackwardArguments<T> backward_arguments(const NormBackward& args) {
   using A = Compute<T>;
   return {.x = static_cast<const T*>(args.x.data),
           .weight = static_cast<const T*>(args.weight.data),
@@ -303,7 +298,7 @@ void input_gradient(Context& context, const char* name, const NormBackwardArgume
 }
 
 template <Norm norm, typename T>
-StoreColumnSums<Compute<T>, kParameters<norm>> parameter_store(const LayerNormBackward& args) {
+StoreColumnSums<Compute<T>, kParameters<norm>> parameter_store(const NormBackward& args) {
   const GradientView* const gradients[] = {&args.grad_weight, &args.grad_bias};
   StoreColumnSums<Compute<T>, kParameters<norm>> store{};
   for (int k = 0; k < kParameters<norm>; ++k) {
@@ -317,25 +312,24 @@ StoreColumnSums<Compute<T>, kParameters<norm>> parameter_store(const LayerNormBa
 template <Norm norm, typename T>
 void parameter_gradients(Context& context, const char* name, const NormBackwardArguments<T>& args,
                          const StoreColumnSums<Compute<T>, kParameters<norm>>& store) {
-  using A = Compute<T>;
   constexpr int kSums = kParameters<norm>;
   const ParameterGradientTerm<norm, T> term{args.x, args.grad_y, args.means, args.rstds,
                                             args.width};
-  if (takes_packs<T>(args.width, {args.x, args.grad_y}))
-    launch_column_sums<A, kSums, kPack<T>>(context, name, args.rows, args.width, term, store);
-  else
-    launch_column_sums<A, kSums, 1>(context, name, args.rows, args.width, term, store);
+  visit_pack<T>(
+      takes_packs<T>(args.width, args.x, args.grad_y), [&]<int N>(std::integral_constant<int, N>) {
+        launch_column_sums<Compute<T>, kSums, N>(context, name, args.rows, args.width, term, store);
+      });
 }
 
 template <Norm norm, typename T>
-void backward(Context& context, const char* name, const LayerNormBackward& args) {
+void backward(Context& context, const char* name, const NormBackward& args) {
   const NormBackwardArguments<T> arguments = backward_arguments<T>(args);
   const auto store = parameter_store<norm, T>(args);
   const bool input = args.grad_x && arguments.rows > 0;
   const bool parameters = args.grad_weight || args.grad_bias;
-  const bool packs = takes_packs<T>(
-      arguments.width, {arguments.x, arguments.weight, arguments.grad_y, arguments.grad_x});
-  if constexpr (kPack < T >> 1) {
+  const bool packs = takes_packs<T>(arguments.width, arguments.x, arguments.weight,
+                                    arguments.grad_y, arguments.grad_x);
+  if constexpr ((kPack<T>) > 1) {
     if (input && parameters &&
         launch_norm_gradients<norm, T>(context, name, packs, arguments, store))
       return;
@@ -345,14 +339,14 @@ void backward(Context& context, const char* name, const LayerNormBackward& args)
 }
 
 template <Norm norm>
-void run_forward(Context& context, const char* name, const LayerNormForward& args) {
+void run_forward(Context& context, const char* name, const NormForward& args) {
   if (args.x.shape[0] == 0) return;
   visit_floating(args.x.dtype, name,
                  [&]<typename T>(std::type_identity<T>) { forward<norm, T>(context, name, args); });
 }
 
 template <Norm norm>
-void run_backward(Context& context, const char* name, const LayerNormBackward& args) {
+void run_backward(Context& context, const char* name, const NormBackward& args) {
   visit_floating(args.x.dtype, name, [&]<typename T>(std::type_identity<T>) {
     backward<norm, T>(context, name, args);
   });
@@ -360,42 +354,25 @@ void run_backward(Context& context, const char* name, const LayerNormBackward& a
 
 }  // namespace
 
-void layer_norm_forward(Context& context, const LayerNormForward& args) {
+void layer_norm_forward(Context& context, const NormForward& args) {
   run_forward<Norm::kLayer>(context, "layer_norm_forward", args);
 }
 
-void layer_norm_backward(Context& context, const LayerNormBackward& args) {
+void layer_norm_backward(Context& context, const NormBackward& args) {
   run_backward<Norm::kLayer>(context, "layer_norm_backward", args);
 }
 
-void rms_norm_forward(Context& context, const RmsNormForward& args) {
-  run_forward<Norm::kRms>(context, "rms_norm_forward",
-                          {.x = args.x,
-                           .weight = args.weight,
-                           .bias = {},
-                           .y = args.y,
-                           .mean = {},
-                           .rstd = args.rstd,
-                           .eps = args.eps,
-                           .residual = args.residual,
-                           .sum = args.sum});
+void rms_norm_forward(Context& context, const NormForward& args) {
+  run_forward<Norm::kRms>(context, "rms_norm_forward", args);
 }
 
-void rms_norm_backward(Context& context, const RmsNormBackward& args) {
-  run_backward<Norm::kRms>(context, "rms_norm_backward",
-                           {.x = args.x,
-                            .weight = args.weight,
-                            .mean = {},
-                            .rstd = args.rstd,
-                            .grad_y = args.grad_y,
-                            .grad_x = args.grad_x,
-                            .grad_weight = args.grad_weight,
-                            .grad_bias = {}});
+void rms_norm_backward(Context& context, const NormBackward& args) {
+  run_backward<Norm::kRms>(context, "rms_norm_backward", args);
 }
 
-TESSERA_CUDA_KERNEL(layer_norm_forward, LayerNormForward)
-TESSERA_CUDA_KERNEL(layer_norm_backward, LayerNormBackward)
-TESSERA_CUDA_KERNEL(rms_norm_forward, RmsNormForward)
-TESSERA_CUDA_KERNEL(rms_norm_backward, RmsNormBackward)
+TESSERA_CUDA_KERNEL(layer_norm_forward, NormForward)
+TESSERA_CUDA_KERNEL(layer_norm_backward, NormBackward)
+TESSERA_CUDA_KERNEL(rms_norm_forward, NormForward)
+TESSERA_CUDA_KERNEL(rms_norm_backward, NormBackward)
 
 }  // namespace tessera::kernels::cuda

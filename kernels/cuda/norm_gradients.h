@@ -6,8 +6,8 @@
 #include "kernels/cuda/device/unroll.h"
 #include "kernels/cuda/launch/norm.h"
 
-// All gradients of a norm, with x and grad_y read once: 6 bytes for each element of bf16 where a
-// kernel for grad_x and one for the parameters move 10. With
+// All gradients of a norm, with x and grad_y read once: moves 6 bytes per bf16 element, while a
+// kernel for grad_x and another for the parameters would move 10. With
 //   n = (x - mean) rstd  and  g = weight grad_y,  means over the row,
 //   grad_x      = rstd (g - mean(g) - n mean(g n)),  without mean(g) for RMS norm
 //   grad_weight = sum of n grad_y over the rows,  grad_bias = sum of grad_y.
@@ -15,14 +15,14 @@
 // and Transformer Engine. Asynchronous copies bring rows to shared memory without using registers.
 //
 // Needs rows of whole packs that begin at multiples of 16 bytes, up to 16384 elements of bf16 or
-// 8192 of f32; longer ones would leave no registers for their sums. No atomics: the order of every
-// sum depends on the sizes and on how many blocks the device runs at once.
+// 8192 of f32, because the sums of longer rows would not fit into registers. No atomics: the order
+// of every sum depends only on the sizes and on how many blocks the device runs at once.
 namespace tessera::kernels::cuda {
 
 /// RMS norm is layer norm with a mean and a bias of zero.
 enum class Norm { kLayer, kRms };
 
-/// Gradients of weight and, in layer norm, bias.
+/// Number of parameters: weight and, in layer norm, bias.
 template <Norm norm>
 inline constexpr int kParameters = norm == Norm::kLayer ? 2 : 1;
 
@@ -38,15 +38,15 @@ struct NormBackwardArguments {
   bool accumulate;  ///< adds to grad_x
 };
 
-/// A thread reads back only packs that it copied itself: no barrier is needed. A slot holds a pack
-/// of each thread side by side: no bank conflicts.
+/// Rows copied to shared memory. A thread reads only packs that it copied itself, so no barrier is
+/// needed. The k-th packs of all threads lie side by side, which avoids bank conflicts.
 template <typename T>
 struct StagedRows {
   static constexpr int N = kPack<T>;
   SharedArray<T> data;
   int operands, packs, threads;
 
-  /// @param operand  0: x, 1: grad_y, 2: grad_x before
+  /// @param operand  0: x, 1: grad_y, 2: the old grad_x
   __device__ __forceinline__ int place(int stage, int operand, int k) const {
     return (((stage * operands + operand) * packs + k) * threads + static_cast<int>(threadIdx.x)) *
            N;
@@ -59,8 +59,8 @@ struct StagedRows {
   }
 };
 
-/// Sums of a row over a team of warps, in all its threads.
-/// @param scratch  2 for each warp, which no thread has read since the last barrier
+/// Returns the sums of both values over a team of warps, in all of its threads.
+/// @param scratch  2 elements per warp, which no thread has read since the last barrier
 template <typename A>
 __device__ __forceinline__ Pack<A, 2> team_sums(Pack<A, 2> value, const SharedArray<A>& scratch,
                                                 int team_warps) {
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(NormGradientsShape::kMostThreads)
   const SharedArray<T> staged = memory.take<T>(staged_elements);
   const StagedRows<T> rows{staged, operands, packs, threads};
 
-  // f(k, column) for the member's packs of a row.
+  // Calls f(k, column) for the member's packs of a row.
   const auto for_packs = [&](const auto& f) {
     TESSERA_UNROLL
     for (int k = 0; k < Shape::kMostPacks; ++k) {
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(NormGradientsShape::kMostThreads)
   A sums[kSums][Shape::kMostPacks][N] = {};
 
   const std::int64_t step = std::int64_t{gridDim.x} * teams;
-  std::int64_t first = std::int64_t{blockIdx.x} * teams;  // of the block's rows
+  std::int64_t first = std::int64_t{blockIdx.x} * teams;  // row of the block's first team
   begin_copies(first + team, 0);
   begin_copies(first + team + step, 1);
   A next_mean = mean_of(first + team), next_rstd = rstd_of(first + team);
@@ -206,8 +206,7 @@ __global__ void __launch_bounds__(NormGradientsShape::kMostThreads)
 
 /// Uses blocks * kParameters * width elements of scratch memory.
 /// @param packs  all rows, and the weight, begin at multiples of 16 bytes
-/// @return false, with nothing done, if rows are too long for this device or the kernel, or not of
-///   whole packs
+/// @return false, with nothing queued, if !packs or the rows are too long for the kernel or device
 template <Norm norm, typename T>
 bool launch_norm_gradients(Context& context, const char* name, bool packs,
                            const NormBackwardArguments<T>& args,

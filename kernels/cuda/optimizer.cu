@@ -7,7 +7,7 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-// Upwards with the probability of the bits that are cut off.
+// Rounds away from zero with a probability equal to the discarded fraction.
 __device__ __forceinline__ BFloat16 round_stochastically(float value, std::uint32_t random) {
   const unsigned bits = __float_as_uint(value);
   if ((bits & 0x7f800000U) == 0x7f800000U) return narrow<BFloat16>(value);
@@ -16,7 +16,7 @@ __device__ __forceinline__ BFloat16 round_stochastically(float value, std::uint3
   return result;
 }
 
-// Bound by memory: for a float weight, reads 16 bytes and writes 12, or 14 with the copy.
+// Memory-bound: per f32 weight, reads 16 bytes and writes 12, or 14 with the copy.
 template <typename P, bool kCopy, bool kStochastic>
 struct AdamWBody {
   P* param;
@@ -25,14 +25,13 @@ struct AdamWBody {
   float* exp_avg_sq;
   BFloat16* copy;
   const float* factor;
-  float scale, beta1, beta2, one_minus_beta1, one_minus_beta2, eps;
   AdamWRates rates;
   const RngStep* rng;
   std::uint64_t step, place, first_element;
 
   template <int N>
   __device__ __forceinline__ void operator()(std::int64_t i, std::integral_constant<int, N>) const {
-    float g_scale = scale;
+    float g_scale = rates.scale;
     if (factor != nullptr) {
       const float clip = *factor;
       if (clip != clip) return;
@@ -49,10 +48,10 @@ struct AdamWBody {
               first_element + static_cast<std::uint64_t>(i), words);
     for (int k = 0; k < N; ++k) {
       const float g = g_scale * gradients[k];
-      m[k] = beta1 * m[k] + one_minus_beta1 * g;
-      v[k] = beta2 * v[k] + one_minus_beta2 * g * g;
+      m[k] = rates.beta1 * m[k] + rates.one_minus_beta1 * g;
+      v[k] = rates.beta2 * v[k] + rates.one_minus_beta2 * g * g;
       const float value = widen(weights[k]) * rates.decay -
-                          rates.rate * m[k] / (std::sqrt(v[k]) * rates.v_scale + eps);
+                          rates.rate * m[k] / (std::sqrt(v[k]) * rates.v_scale + rates.eps);
       if constexpr (kStochastic)
         weights[k] = round_stochastically(value, words[k]);
       else
@@ -75,22 +74,14 @@ void run(Context& context, const AdamW& args) {
       .exp_avg_sq = static_cast<float*>(args.exp_avg_sq.data),
       .copy = static_cast<BFloat16*>(args.copy.data),
       .factor = static_cast<const float*>(args.factor.data),
-      .scale = static_cast<float>(args.grad_scale),
-      .beta1 = static_cast<float>(args.beta1),
-      .beta2 = static_cast<float>(args.beta2),
-      .one_minus_beta1 = static_cast<float>(1.0 - args.beta1),
-      .one_minus_beta2 = static_cast<float>(1.0 - args.beta2),
-      .eps = static_cast<float>(args.eps),
       .rates = args.rates,
       .rng = args.rng,
       .step = static_cast<std::uint64_t>(args.step),
       .place = args.place,
       .first_element = args.first_element};
-  launch_elementwise<kPack<float>>(context, "adamw", args.param.numel(),
-                                   is_aligned(body.param) && is_aligned(body.grad) &&
-                                       is_aligned(body.exp_avg) && is_aligned(body.exp_avg_sq) &&
-                                       is_aligned(body.copy),
-                                   body);
+  launch_elementwise<kPack<float>>(
+      context, "adamw", args.param.numel(),
+      is_aligned(body.param, body.grad, body.exp_avg, body.exp_avg_sq, body.copy), body);
 }
 
 struct Square {

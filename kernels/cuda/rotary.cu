@@ -14,7 +14,7 @@ struct Arguments {
   T* y;
   std::int64_t x_strides[3], y_strides[3];  ///< of batch, time, head
   std::int64_t first_position;
-  double exponent_step;  ///< log2 of a pair's frequency over that of the pair before it
+  double exponent_step;  ///< log2 of a pair's frequency over the previous pair's
   int half, heads, rotated_heads;
   bool inverse, accumulate;
 };
@@ -26,7 +26,7 @@ __device__ __forceinline__ void sine_and_cosine(double half_turns, float* sine, 
   sincospif(static_cast<float>(half_turns), sine, cosine);
 }
 
-/// N elements of shared memory, in the largest pieces there are.
+/// Loads N elements of shared memory in the widest accesses.
 template <int N, typename A>
 __device__ __forceinline__ void load_shared(const SharedArray<A>& from, int i, A (&to)[N]) {
   constexpr int kPart = N < kPack<A> ? N : kPack<A>;
@@ -36,9 +36,9 @@ __device__ __forceinline__ void load_shared(const SharedArray<A>& from, int i, A
   }
 }
 
-// Block (t, b) owns a token: first the cosines and sines of its position, in shared memory, then
-// all heads, a pair of packs per thread. Angles are f64 turns: whole turns drop out before rounding
-// to f32. Bound by memory: a frequency costs some 60 f64 instructions, once for all heads.
+// Block (t, b) owns a token: computes the cosines and sines of its position in shared memory, then
+// rotates all heads, a pair of packs per thread. Angles are turns in f64, so that whole turns drop
+// out before rounding to f32. Memory-bound: some 60 f64 instructions per angle serve all heads.
 template <typename T, int N>
 __global__ void __launch_bounds__(RotaryShape::kMostThreads)
     rotary_kernel(const Arguments<T> args) {
@@ -133,10 +133,8 @@ void run(Context& context, const Rotary& args) {
 
 void rotary(Context& context, const Rotary& args) {
   visit_floating(args.x.dtype, "rotary", [&]<typename T>(std::type_identity<T>) {
-    if (takes_packs<T>(args.x) && takes_packs<T>(args.y.view))
-      run<T, kPack<T>>(context, args);
-    else
-      run<T, 1>(context, args);
+    visit_pack<T>(takes_packs<T>(args.x) && takes_packs<T>(args.y.view),
+                  [&]<int N>(std::integral_constant<int, N>) { run<T, N>(context, args); });
   });
 }
 

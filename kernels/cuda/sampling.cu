@@ -23,21 +23,21 @@ struct Arguments {
   RngKey key;
   std::uint64_t first_draw;
 
-  // Options that drop tokens.
+  // Whether top-k, or top-p, drops tokens.
   __host__ __device__ bool selects_count() const {
     return top_k > 0 && top_k < static_cast<std::uint64_t>(columns);
   }
   __host__ __device__ bool selects_weight() const { return top_p < 1.0; }
 };
 
-/// A row of one block. All threads call each function with the same arguments and get the same
-/// result; shared memory is free on return. An amount is an integer function (logit, key, id) of a
-/// token, so that the order of sums does not matter.
+/// The row of a block. All threads call each function with the same arguments and get the same
+/// result; shared memory can be reused on return. amount(logit, key, id) of a token is an integer:
+/// the order of sums does not matter.
 struct Row {
   const float* logits;
   int columns;
-  SharedArray<std::uint64_t> sums;  ///< one for each warp, or lane
-  SharedArray<std::uint64_t> bins;  ///< kDigits for each thread, if anything is selected
+  SharedArray<std::uint64_t> sums;  ///< at least one per warp
+  SharedArray<std::uint64_t> bins;  ///< kDigits per thread; only for top-k and top-p
 
   static __device__ __forceinline__ int thread() { return static_cast<int>(threadIdx.x); }
   static __device__ __forceinline__ int warp() { return thread() / kWarpSize; }
@@ -53,9 +53,9 @@ struct Row {
     std::uint32_t key;
     std::uint64_t needed;
   };
-  /// Key at which the amounts, summed from the largest key down, reach `needed`, and the rest
-  /// needed of the tokens with that key. Radix selection from the most significant digit; each
-  /// thread has bins of its own, which lie in the same banks for every digit.
+  /// Key at which the sum of amounts from the largest key down reaches `needed`, and how much of
+  /// `needed` is left for tokens with that key. Radix selection from the top digit. Each thread has
+  /// bins of its own, in the same banks for every digit, so that there are no bank conflicts.
   template <typename Amount>
   __device__ __forceinline__ Threshold select(std::uint64_t needed, const Amount& amount) const {
     std::uint32_t found = 0, mask = 0;
@@ -83,8 +83,8 @@ struct Row {
     return {found, needed};
   }
 
-  /// First id at which the sum of the amounts exceeds `target`, which must be below their total:
-  /// the warps search equal parts, then parts of the part that holds it, and so on.
+  /// First id at which the running sum of amounts exceeds `target`, which must be below the total.
+  /// Each round splits a range into one part per warp; the part with the id is the next range.
   template <typename Amount>
   __device__ __forceinline__ int find(std::uint64_t target, const Amount& amount) const {
     int begin = 0, end = columns;
@@ -122,15 +122,15 @@ struct Row {
     return own;
   }
 
-  /// Keeps all tokens with larger keys, and the first `count` with this key.
+  /// Keeps the tokens with keys above `threshold`, and the first `count` with that key.
   __device__ __forceinline__ KeptTokens keep(std::uint32_t threshold, std::uint64_t count) const {
     return {threshold, find(count - 1, [=](float, std::uint32_t key, int) {
               return static_cast<std::uint64_t>(key == threshold);
             })};
   }
 
-  /// Largest key in the upper half, and in the lower half the complement of the first id that has
-  /// it. Keys of NaN are larger than all others.
+  /// Largest key in the upper half, and in the lower half the complement of the first id with that
+  /// key. NaN has the largest key.
   __device__ __forceinline__ std::uint64_t best() const {
     std::uint64_t own = 0;
     for (int id = thread(); id < columns; id += kThreads) {
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const Arguments args) 
   if (args.selects_weight()) {
     const std::uint64_t needed = fraction_of_weights(total, args.top_p);
     const auto at = row.select(needed, kept_weight);
-    // Tokens of one key have one weight.
+    // Tokens with equal keys have equal weights.
     const std::uint64_t each = sampling_weight(logit_of_key(at.key), largest, scale);
     const std::uint64_t count = (at.needed + each - 1) / each;
     kept = row.keep(at.key, count);

@@ -8,8 +8,8 @@
 // Sums of a whole tensor in float64, in an order that depends on its length only.
 namespace tessera::kernels::cuda {
 
-// One float64 per part of the range; a thread adds packs one block apart. Memory-bound: reads each
-// element once.
+// Sums each part of the range to one float64. Threads stride over a part by the block's size.
+// Memory-bound: reads each element once.
 template <int N, typename T, typename Term>
 __global__ void __launch_bounds__(SumShape::kThreads)
     sum_parts_kernel(const T* x, std::int64_t n, double* partials, Term term) {
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(SumShape::kFinalThreads)
   if (threadIdx.x == 0) finish(sum);
 }
 
-/// finish(sum of term(x[i])), in one thread.
+/// Calls finish(sum of term(x[i])) in one thread.
 template <typename T, typename Term, typename Finish>
 void launch_sum(Context& context, const char* name, const T* x, std::int64_t n, const Term& term,
                 const Finish& finish) {

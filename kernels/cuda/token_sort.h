@@ -6,16 +6,16 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/launch/embedding.h"
 
-// Stable radix sort of tokens, without atomics: deterministic. Two kernels per digit of 8 bits: one
-// counts the digits of every tile, the other moves the tokens. Limited by the latency of these
-// short kernels: 64K tokens are half a megabyte.
+// Stable radix sort of tokens, deterministic because it uses no atomics. Two kernels per digit of 8
+// bits: one counts the digits of every tile, the other moves the tokens. Bound by the latency of
+// these short kernels, because 64K tokens are only half a megabyte.
 namespace tessera::kernels::cuda {
 
 struct alignas(8) TokenPlace {
-  std::int32_t token, place;
+  std::int32_t token, place;  // place: index in the unsorted tokens
 };
 
-/// Tokens outside [0, vocab_size) become vocab_size: sorted last.
+/// Tokens outside [0, vocab_size) become vocab_size, so that they are sorted last.
 struct UnsortedTokens {
   const std::int32_t* tokens;
   int vocab_size;
@@ -35,8 +35,8 @@ struct WarpRun {
   Source source;
   int count, shift, rounds;
 
-  /// Calls f(token and place, digit, lanes that hold the same digit) in lanes that hold a token;
-  /// all lanes finish f before the next round.
+  /// Calls f(exists, token and place, digit, lanes) in all lanes. exists: the lane holds a token;
+  /// lanes: mask of lanes with the same digit. All lanes finish f before the next round.
   template <typename F>
   __device__ __forceinline__ void for_each_round(F&& f) const {
     const int thread = static_cast<int>(threadIdx.x);
@@ -76,7 +76,7 @@ __device__ __forceinline__ void count_digits(const WarpRun<Source>& run,
   __syncthreads();
 }
 
-/// counts[tile][digit]
+/// counts[tile][digit] = occurrences of the digit in the tile.
 template <typename Source>
 __global__ void __launch_bounds__(TokenSortShape::kThreads)
     count_tile_digits_kernel(WarpRun<Source> run, int* counts) {
@@ -98,8 +98,8 @@ __global__ void __launch_bounds__(TokenSortShape::kThreads)
   const auto warp_sums = shared.take<int>(TokenSortShape::kWarps);
   count_digits(run, counters);
 
-  // One digit per thread. Order: smaller digits, then the same digit in earlier tiles, then in
-  // earlier warps.
+  // One digit per thread. Its tokens follow those with smaller digits, then those with the same
+  // digit in earlier tiles, then those in earlier warps.
   const int digit = static_cast<int>(threadIdx.x);
   const int warp = digit / kWarpSize, lane = digit % kWarpSize;
   int in_all_tiles = 0, in_earlier_tiles = 0;
@@ -144,7 +144,7 @@ inline std::int64_t token_sort_count_bytes(std::int64_t tokens) {
          static_cast<std::int64_t>(sizeof(int));
 }
 
-/// @param a, b    room for `count` places each
+/// @param a, b    memory for `count` elements each
 /// @param counts  scratch memory
 /// @return        a or b, whichever holds the result
 inline TokenPlace* sort_tokens(Context& context, const std::int32_t* tokens, int count,

@@ -70,7 +70,7 @@ TEST_CASE("holders share the segment's bytes, and slots show which ranks are ali
   CHECK(second.is_held_elsewhere(0));
   CHECK_FALSE(first.is_held_elsewhere(0));
   CHECK_FALSE(second.is_held_elsewhere(1));
-  CHECK_THROWS_HOLDING(IoError, "locking place 0", second.hold(0));
+  CHECK_THROWS_HOLDING(IoError, "locking byte 0", second.hold(0));
   first.let_go(0);
   CHECK_FALSE(second.is_held_elsewhere(0));
   second.hold(0);

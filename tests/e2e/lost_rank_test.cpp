@@ -59,8 +59,11 @@ TEST_CASE_FIXTURE(InMemory, "a rank that is killed is named over TCP, too") {
     CAPTURE(victim);
     LongRun process(*this, 3, {"--comm.backend=tcp"});
     const pid_t killed = process.ranks().at(victim);
+    const auto killed_at = std::chrono::steady_clock::now();
     ::kill(killed, SIGKILL);
     const auto result = end_of(process, kComm);
+    CHECK(std::chrono::steady_clock::now() - killed_at < std::chrono::seconds(6));
+    CHECK_FALSE(holds(result.err, "bug"));
     CHECK(holds(result.err, fmt::format("rank {} (pid {}) was killed by SIGKILL", victim, killed)));
     CHECK(holds(result.err, fmt::format("culprit=rank {} (", victim)));
     CHECK(holds(result.err, fmt::format(", pid {}, SIGKILL)", killed)));

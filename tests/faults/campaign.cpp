@@ -48,7 +48,7 @@ SavedRun::SavedRun(int world) : world_(world), text_(dir_.write("text.txt", make
   // Expected content: from a run that keeps all checkpoints, without a preloaded library.
   const std::string calm = copy("calm");
   run_to(0, joined(resume_arguments(calm), {"--checkpoint.keep=0"}));
-  for (const io::CheckpointEntry& entry : io::find_checkpoints(calm)) {
+  for (const io::StepItem& entry : io::find_checkpoints(calm)) {
     content_[entry.step] = content_of(io::CheckpointReader::open(entry.path));
   }
   REQUIRE(content_.size() == 3);

@@ -89,12 +89,17 @@ struct Forward {
 
   void run(Context& context, const TensorView& from, const TensorView& added = {},
            const TensorView& to = {}) const {
-    if (layer)
-      kernels::layer_norm_forward(context, {from, weight.view(), bias.view(), y.view(), mean.view(),
-                                            rstd.view(), kEps, added, to});
-    else
-      kernels::rms_norm_forward(context,
-                                {from, weight.view(), y.view(), rstd.view(), kEps, added, to});
+    kernels::NormForward args{.x = from,
+                              .weight = weight.view(),
+                              .y = y.view(),
+                              .rstd = rstd.view(),
+                              .eps = kEps,
+                              .residual = added,
+                              .sum = to};
+    if (!layer) return kernels::rms_norm_forward(context, args);
+    args.bias = bias.view();
+    args.mean = mean.view();
+    kernels::layer_norm_forward(context, args);
   }
   std::array<std::vector<char>, 3> bytes() const { return {y.bytes(), mean.bytes(), rstd.bytes()}; }
   Buffer x, residual, weight, bias, sum, y, mean, rstd;
@@ -126,8 +131,12 @@ Gradients backward(Context& context, const Inputs& in, bool accumulate, bool apa
           {x.view(), weight.view(), mean.view(), rstd.view(), grad_y.view(), wanted(grad_x, input),
            wanted(grad_weight, parameters), wanted(grad_bias, parameters)});
     else
-      kernels::rms_norm_backward(context, {x.view(), weight.view(), rstd.view(), grad_y.view(),
-                                           wanted(grad_x, input), wanted(grad_weight, parameters)});
+      kernels::rms_norm_backward(context, {.x = x.view(),
+                                           .weight = weight.view(),
+                                           .rstd = rstd.view(),
+                                           .grad_y = grad_y.view(),
+                                           .grad_x = wanted(grad_x, input),
+                                           .grad_weight = wanted(grad_weight, parameters)});
   };
   if (apart) run(true, false);
   run(!apart, true);

@@ -1,17 +1,17 @@
 // Saves and loads a checkpoint of a GPT-2 (weights and both moments) with one process per rank,
-// through save_checkpoint() and read_parts() as in a training run. For checkpoint_io.py, which
-// compares it with dd, and consolidate.py.
+// through save_checkpoint() and read_parts() as in a training run. Used by checkpoint_io.py,
+// which compares it with dd, and by consolidate.py.
 //
 //   tessera_checkpoint_io plan [--size 2GiB] [--width 1024] [--world 2]
-//   tessera_checkpoint_io save DIR SOURCE [the same] [--chunk 256KiB]
-//   tessera_checkpoint_io make DIR [the same]
+//   tessera_checkpoint_io save DIR SOURCE [options of plan] [--chunk 256KiB]
+//   tessera_checkpoint_io make DIR [options of plan]
 //   tessera_checkpoint_io load CHECKPOINT [--world 2] [--threads 4]
 //
 // plan: prints the bytes that each rank saves. save: writes DIR/checkpoints/step-00000001 with the
 // bytes of the file SOURCE as values; SOURCE must be at least as large as a rank's share. make:
-// writes random weights without moments, of any size: tensors share the memory of the largest. load:
-// each rank reads its share into allocated memory. Times run from when all ranks are ready until
-// the last one is done. Prints one line of JSON.
+// writes random weights without moments, which may exceed memory because tensors share a buffer.
+// load: each rank reads its share into allocated memory. Times run from when all ranks are ready
+// until the last one is done. Prints one line of JSON.
 #include <fmt/format.h>
 #include <pthread.h>
 #include <sys/mman.h>
@@ -47,11 +47,12 @@ namespace {
 
 constexpr int kMaxRanks = 64;
 
-constexpr std::int64_t kShift = 4096 * 37, kShifts = std::int64_t{64} << 20;  // bytes, of make
+// In `make`, each part starts kShift bytes after the previous part in the buffer, modulo kShifts.
+constexpr std::int64_t kShift = 4096 * 37, kShifts = std::int64_t{64} << 20;
 
 struct Options {
   std::string command, path, source;
-  std::string size = "2GiB", chunk;  // chunk: of SaveRequest
+  std::string size = "2GiB", chunk;  // chunk: SaveRequest::chunk_bytes
   std::int64_t width = 1024;
   int world_size = 2, threads = 4;
 
@@ -168,7 +169,7 @@ std::int64_t bytes_of_rank(const Options& options, const Json& config, int rank)
   return total;
 }
 
-/// Values that the ranks save: SOURCE, or for `make` random floats, enough for the largest tensor.
+/// Values to save: for `save` the content of SOURCE; for `make` random floats for all tensors.
 std::string read_values(const Options& options, const Json& config) {
   if (options.command == "load") return {};
   if (options.command == "save") return read_file(options.source, std::int64_t{1} << 62);
@@ -208,7 +209,7 @@ void run_ranks(int world_size, const std::function<void(int rank)>& body) {
     int status = 0;
     ::waitpid(-1, &status, 0);
     if (failed || (WIFEXITED(status) && WEXITSTATUS(status) == 0)) continue;
-    failed = true;  // the others would wait for it forever
+    failed = true;  // the other ranks would wait for it forever
     for (const pid_t pid : ranks) ::kill(pid, SIGKILL);
   }
   require<IoError>(!failed, "a rank failed");

@@ -17,9 +17,9 @@ stalled training (stall_ms) as a share of the save. Each step trains one short r
 --dir: folder on the disk to measure, with room for four checkpoints; memory must hold two. "of dd" is the median ratio of the
 rounds, with the smallest and the largest.
 """
-import argparse, json, os, shutil, statistics, subprocess, sys, tempfile, time
+import json, os, shutil, statistics, subprocess, sys, tempfile, time
 
-from common import SIZES, VOCAB, drop_cache, end_on_sigterm, gpt2_keys, must, parse_size, run, saves, train_command, write_tokens
+from common import SIZES, VOCAB, drop_cache, gpt2_keys, must, parse_size, saves, start_benchmark, train_command, write_tokens
 
 SEQ = 16
 
@@ -47,8 +47,7 @@ class Bench:
         self.rows = {}  # name: [{seconds, bytes, ...}, ...] by round
 
     def call(self, *words):
-        command = [self.program, *words]
-        return json.loads(must(run(command), command).out)
+        return json.loads(must([self.program, *words]).out)
 
     def shards(self):
         return sorted(f"{self.checkpoint}/{name}" for name in os.listdir(self.checkpoint) if name.endswith(".safetensors"))
@@ -116,29 +115,17 @@ def train(o, folder, tokens, steps):
     """Records of a run's saves except the last, which overlaps with no step."""
     out = f"{folder}/run"
     keys = gpt2_keys(o.train, SEQ, tokens, "cpu", o.ranks, steps, out)
-    command = train_command(o.build, {**keys, "checkpoint.every": o.every, "checkpoint.keep": 1}, o.ranks)
-    must(run(command), command)
+    must(train_command(o.build, {**keys, "checkpoint.every": o.every, "checkpoint.keep": 1}, o.ranks))
     records = saves(out)
     shutil.rmtree(out)
     return [record for record in records if record["step"] < steps]
 
 
 def main():
-    end_on_sigterm()
-    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    a.add_argument("build")
+    a = start_benchmark(__doc__, width=1024, ranks=2, threads=4, rounds=5, runs=2, every=10, saves=3, dir=None, json=None)
     a.add_argument("--size", type=parse_size, default=2**31)
-    a.add_argument("--width", type=int, default=1024)
-    a.add_argument("--ranks", type=int, default=2)
     a.add_argument("--load-ranks", type=int, nargs="+")
-    a.add_argument("--threads", type=int, default=4)
-    a.add_argument("--rounds", type=int, default=5)
     a.add_argument("--train", choices=[*SIZES, "none"], default="124M")
-    a.add_argument("--runs", type=int, default=2)
-    a.add_argument("--every", type=int, default=10)
-    a.add_argument("--saves", type=int, default=3)
-    a.add_argument("--dir")
-    a.add_argument("--json")
     o = a.parse_args()
     o.load_ranks = o.load_ranks or [o.ranks, 2 * o.ranks]
     records = []

@@ -1,12 +1,12 @@
-// Latency of collectives between processes of one host, alternating shared memory and TCP. Prints
-// the median and best time per call on rank 0.
+// Measures the latency of collectives between processes of one host, alternating shared memory and
+// TCP. Prints the median and best time per call on rank 0.
 //
 //   tessera_collectives_bench [RANKS] [CHUNK_KIB]
 //   tessera_collectives_bench ledger RANKS FILE
 //
-// The second form measures the overhead of recording and comparing collectives over shared memory:
-// alternates calls with a recorder (FILE.0, FILE.1, ...) and without, and times separately the
-// recorder's three calls and the comparison of signatures.
+// The second form measures the overhead of recording and comparing collectives over shared memory.
+// It alternates calls with a recorder (FILE.0, FILE.1, ...) and without one, and separately times
+// the recorder's three calls and the comparison of signatures.
 #include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -128,7 +128,7 @@ void run_ledger(Communicator& c, const std::string& file) {
   }
   c.set_recorder(nullptr);
   c.barrier({});
-  if (c.rank() != 0) return c.barrier({});  // the others idle, so as not to disturb
+  if (c.rank() != 0) return c.barrier({});  // the others idle, so that they don't disturb
   Collective one;
   one.label = "reduce_scatter h.3";
   std::vector<double> record, compare;
@@ -140,7 +140,7 @@ void run_ledger(Communicator& c, const std::string& file) {
       recorder->started(one.sequence);
       recorder->ended(one.sequence, true);
     }));
-    compare.push_back(micros_of(1000, [&] {  // like the backends: own signature, then all
+    compare.push_back(micros_of(1000, [&] {  // like the backends: make own signature, compare all
       ++one.sequence;
       const Signature own(one);
       std::vector<Signature> signatures;

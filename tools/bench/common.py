@@ -1,5 +1,5 @@
 """Shared helpers of the Python benchmarks."""
-import array, ctypes, json, os, random, signal, socket, struct, subprocess, sys, tempfile, threading, time
+import argparse, array, ctypes, json, os, random, signal, socket, struct, subprocess, sys, tempfile, threading, time
 
 # Layers, heads, width.
 SIZES = {"tiny": (2, 2, 64), "124M": (12, 12, 768), "350M": (24, 16, 1024), "774M": (36, 20, 1280), "1558M": (48, 25, 1600)}
@@ -54,26 +54,23 @@ def free_port():
         return s.getsockname()[1]
 
 
-class Nvml:
-    """Bytes in use on GPU 0, from the driver's NVML. @throws OSError if it is missing or fails."""
+def gpu_memory():
+    """Returns a function that reads the bytes in use on GPU 0 from NVML. Both raise OSError if NVML is missing or fails."""
+    library, device = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
+    if library.nvmlInit_v2() != 0 or library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)) != 0:
+        raise OSError("NVML finds no GPU")
 
-    class _Info(ctypes.Structure):
-        _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
-
-    def __init__(self):
-        self.library, self.device = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
-        if self.library.nvmlInit_v2() != 0 or self.library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(self.device)) != 0:
-            raise OSError("NVML finds no GPU")
-
-    def used(self):
-        info = self._Info()
-        if self.library.nvmlDeviceGetMemoryInfo(self.device, ctypes.byref(info)) != 0:
+    def used():
+        total_free_used = (ctypes.c_ulonglong * 3)()
+        if library.nvmlDeviceGetMemoryInfo(device, total_free_used) != 0:
             raise OSError("NVML does not report the memory in use")
-        return info.used
+        return total_free_used[2]
+
+    return used
 
 
 class GpuMemory:
-    """Polls the driver for the memory in use on GPU 0: peak above the start, or None without NVML. Includes contexts,
+    """Measures the peak of the memory in use on GPU 0 above the start; None without NVML. Includes contexts,
     workspaces and caches of any program."""
 
     def __init__(self, every=0.02):
@@ -89,7 +86,7 @@ class GpuMemory:
 
     def __enter__(self):
         try:
-            self.used = Nvml().used
+            self.used = gpu_memory()
             self.before = self.most = self.used()
             self.thread.start()
         except (OSError, AttributeError):
@@ -110,9 +107,17 @@ class Ran:
     """Result of a program: code (None: killed at its deadline), out, err, seconds, peak_rss_gib, peak_gpu_gib."""
 
 
-def end_on_sigterm():
-    """Turns SIGTERM into an exception, so that run() kills its child processes, which have sessions of their own."""
+def start_benchmark(doc, **defaults):
+    """Returns a parser of BUILD_DIR and of one option for each default, with its type (a list takes several values, None takes
+    text). Turns SIGTERM into an exception, so that run() kills its child processes, which have sessions of their own."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build")
+    for name, default in defaults.items():
+        several = isinstance(default, list)
+        kind = str if default is None else type(default[0] if several else default)
+        parser.add_argument("--" + name.replace("_", "-"), type=kind, default=default, nargs="+" if several else None)
+    return parser
 
 
 def kill_group(process):
@@ -156,8 +161,9 @@ def run(command, deadline=3600.0, env=None, gpu=False):
     return result
 
 
-def must(result, command):
-    """Returns a successful result of run(); else exits with the program's stderr."""
+def must(command, env=None):
+    """Runs a program, which must succeed: otherwise exits with its stderr."""
+    result = run(command, env=env)
     if result.code != 0:
         sys.exit(f"{' '.join(map(str, command))} failed:\n{result.err[-2000:]}")
     return result

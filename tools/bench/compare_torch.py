@@ -9,9 +9,9 @@ tessera is the complete trainer, with reading and logging. The peer is gpt2_torc
 AVX-512 kernels and a malloc that keeps freed memory.
 Medians are over all timed steps of all rounds; memory is the peak resident set.
 """
-import argparse, json, os, pathlib, statistics, tempfile
+import json, os, pathlib, statistics, tempfile
 
-from common import VOCAB, end_on_sigterm, gpt2_keys, must, run, step_times, train_command, write_tokens
+from common import VOCAB, gpt2_keys, must, start_benchmark, step_times, train_command, write_tokens
 
 HERE = pathlib.Path(__file__).resolve().parent
 WARMUP = 3
@@ -24,8 +24,7 @@ def run_tessera(o, seq, folder):
         write_tokens(tokens, steps * o.batch * seq + 1, VOCAB)
     out = tempfile.mkdtemp(dir=folder)
     command = train_command(o.build, gpt2_keys("124M", seq, tokens, "cpu", o.batch, steps, out))
-    env = dict(os.environ, OMP_NUM_THREADS=str(o.threads))
-    rss = must(run(command, env=env), command).peak_rss_gib
+    rss = must(command, env=dict(os.environ, OMP_NUM_THREADS=str(o.threads))).peak_rss_gib
     return step_times(out, WARMUP), rss
 
 
@@ -34,25 +33,15 @@ def run_torch(o, seq):
     env = dict(os.environ, OMP_NUM_THREADS=str(o.threads), MALLOC_MMAP_THRESHOLD_="8589934592",
                MALLOC_TRIM_THRESHOLD_="17179869184", MALLOC_TOP_PAD_="268435456")
     if "avx512f" in pathlib.Path("/proc/cpuinfo").read_text():
-        env["OPENBLAS_CORETYPE"] = "SkylakeX"  # Debian's OpenBLAS takes AVX2 kernels on some of these
-    command = [o.python, HERE / "gpt2_torch.py", "--size", "124M", "--batch", str(o.batch), "--seq", str(seq),
-               "--warmup", str(WARMUP), "--steps", str(o.steps), "--threads", str(o.threads)]
-    ran = must(run(command, env=env), command)
+        env["OPENBLAS_CORETYPE"] = "SkylakeX"  # Debian's OpenBLAS picks AVX2 kernels on some AVX-512 CPUs
+    ran = must([o.python, HERE / "gpt2_torch.py", "--size", "124M", "--batch", o.batch, "--seq", seq, "--warmup", WARMUP,
+                "--steps", o.steps, "--threads", o.threads], env=env)
     result = json.loads(ran.out.splitlines()[-1])
     return result["ms_per_step"], ran.peak_rss_gib, result["peer"]
 
 
 def main():
-    end_on_sigterm()
-    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    a.add_argument("build")
-    a.add_argument("--seq", type=int, nargs="+", default=[64, 256])
-    a.add_argument("--batch", type=int, default=4)
-    a.add_argument("--rounds", type=int, default=3)
-    a.add_argument("--steps", type=int, default=8)
-    a.add_argument("--threads", type=int, default=2)
-    a.add_argument("--python", default="/usr/bin/python3")
-    o = a.parse_args()
+    o = start_benchmark(__doc__, seq=[64, 256], batch=4, rounds=3, steps=8, threads=2, python="/usr/bin/python3").parse_args()
     print(f"{'T':>5} {'tessera ms':>11} {'torch ms':>9} {'speed ratio':>11} {'tessera GiB':>12} {'torch GiB':>10} {'memory ratio':>12}")
     with tempfile.TemporaryDirectory() as folder:
         for seq in o.seq:

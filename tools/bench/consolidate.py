@@ -21,9 +21,9 @@ is the resident set of the process.
 --dir: folder on the disk to measure, with room for the source, the target and one more copy per peer. All files are removed at
 the end.
 """
-import argparse, json, os, pathlib, shutil, statistics, subprocess, sys, tempfile
+import os, pathlib, shutil, statistics, subprocess, sys, tempfile
 
-from common import drop_cache, end_on_sigterm, files_under, must, parse_size, run, size_of
+from common import drop_cache, files_under, must, parse_size, size_of, start_benchmark
 
 TORCH_BYTES = 600 * 2**20  # memory of PyTorch itself
 HERE = pathlib.Path(__file__).resolve().parent
@@ -53,8 +53,7 @@ class Bench:
             drop_cache(source)
         else:
             fill_cache(source)
-        words = ["sh", "-c", '"$@" && sync -f "$0"', self.folder, *map(str, command)] if synced else command
-        result = must(run(words), command)
+        result = must(["sh", "-c", '"$@" && sync -f "$0"', self.folder, *command] if synced else command)
         megabytes = size_of(target) / 1e6
         self.rows.setdefault(name, []).append((result.seconds, megabytes / result.seconds, result.peak_rss_gib * 1024))
         shutil.rmtree(target) if os.path.isdir(target) else os.remove(target)
@@ -77,18 +76,10 @@ def have_torch(python):
 
 
 def main():
-    end_on_sigterm()
-    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    a.add_argument("build")
+    a = start_benchmark(__doc__, world=4, width=2560, rounds=3, memory="256MiB", python="python3", dir=None)
     a.add_argument("--size", type=parse_size, default=2**33)
-    a.add_argument("--world", type=int, default=4)
-    a.add_argument("--width", type=int, default=2560)
-    a.add_argument("--rounds", type=int, default=3)
-    a.add_argument("--memory", default="256MiB")
     a.add_argument("--cache", choices=["cold", "warm"], default="cold")
     a.add_argument("--peers", nargs="+", choices=["none", "dcp", "merge"], default=["dcp", "merge"])
-    a.add_argument("--python", default="python3")
-    a.add_argument("--dir")
     o = a.parse_args()
     peers = [peer for peer in o.peers if peer != "none"]
     if peers and not have_torch(o.python):
@@ -103,18 +94,16 @@ def main():
 
     tessera = f"{o.build}/bin/tessera"
     with tempfile.TemporaryDirectory(dir=o.dir, prefix="consolidate-") as folder:
-        command = [f"{o.build}/tools/bench/tessera_checkpoint_io", "make", f"{folder}/run", "--size", o.size, "--world", o.world,
-                   "--width", o.width]
-        print(must(run(command), command).out.strip(), file=sys.stderr)
+        made = must([f"{o.build}/tools/bench/tessera_checkpoint_io", "make", f"{folder}/run", "--size", o.size, "--world", o.world,
+                     "--width", o.width])
+        print(made.out.strip(), file=sys.stderr)
         source = f"{folder}/run/checkpoints/step-00000001"
         consolidate = [tessera, "consolidate", "--memory", o.memory, "--max-shard-size", "1TB"]
         peer_files = [sys.executable if not peers else o.python, HERE / "consolidate_torch.py"]
         if peers:
-            command = consolidate + [source, f"{folder}/whole"]
-            must(run(command), command)
+            must(consolidate + [source, f"{folder}/whole"])
             for peer in peers:
-                command = peer_files + [f"make-{peer}", f"{folder}/whole/model.safetensors", f"{folder}/{peer}", o.world]
-                must(run(command), command)
+                must(peer_files + [f"make-{peer}", f"{folder}/whole/model.safetensors", f"{folder}/{peer}", o.world])
             shutil.rmtree(f"{folder}/whole")
         bench = Bench(o, folder)
         for _ in range(o.rounds):

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <ctime>
 #include <utility>
@@ -16,9 +17,7 @@ namespace tessera::kernels {
 namespace {
 
 TensorView range(const TensorView& view, std::int64_t begin, std::int64_t count) {
-  return dense_view(
-      static_cast<std::byte*>(view.data) + static_cast<std::size_t>(begin) * dtype_size(view.dtype),
-      view.dtype, {count}, view.device);
+  return dense_view(view.at(begin), view.dtype, {count}, view.device);
 }
 
 }  // namespace
@@ -26,8 +25,8 @@ TensorView range(const TensorView& view, std::int64_t begin, std::int64_t count)
 DeviceMeasure::DeviceMeasure(std::shared_ptr<Context> context, const DeviceBenchOptions& options)
     : context_(std::move(context)), options_(options) {
   if (!options_.json.empty()) {
-    file_.reset(std::fopen(options_.json.c_str(), "w"));
-    require<IoError>(file_ != nullptr, "{} can't be written", options_.json);
+    file_.open(options_.json);
+    require<IoError>(file_.good(), "{} can't be written", options_.json);
   }
 }
 
@@ -121,7 +120,7 @@ void DeviceMeasure::time(const std::string& name, Bound bound, double work,
   report(name, bound, work, samples, cpu / static_cast<double>(samples.size()) / launches);
 }
 
-/// Writes each result at once: a later kernel may crash the program.
+/// Writes each result at once, because a later kernel may crash the program.
 void DeviceMeasure::report(const std::string& name, Bound bound, double work,
                            const std::vector<double>& samples, double cpu) {
   const double median = samples[samples.size() / 2], best = samples.front(), worst = samples.back();
@@ -134,14 +133,15 @@ void DeviceMeasure::report(const std::string& name, Bound bound, double work,
   fmt::print("{:<46} {:>9.4f} {:>9.4f} {:>9.4f} {:>9.4f} {:>10.3f} {:<7} {:>5.0f}%\n", name,
              median * 1e3, best * 1e3, worst * 1e3, cpu * 1e3, rate, unit, 100 * share);
   std::fflush(stdout);
-  if (!file_) return;
-  fmt::print(
-      file_.get(),
-      R"({{"name": "{}", "ms": {:.5f}, "best_ms": {:.5f}, "worst_ms": {:.5f}, "rate": {:.3f}, )"
-      R"("unit": "{}", "share_of_roof": {:.4f}, "work": {:.0f}}})"
-      "\n",
-      name, median * 1e3, best * 1e3, worst * 1e3, rate, unit, share, work);
-  require<IoError>(std::fflush(file_.get()) == 0, "{} can't be written", options_.json);
+  if (!file_.is_open()) return;
+  file_
+      << fmt::format(
+             R"({{"name": "{}", "ms": {:.5f}, "best_ms": {:.5f}, "worst_ms": {:.5f}, "rate": {:.3f}, )"
+             R"("unit": "{}", "share_of_roof": {:.4f}, "work": {:.0f}}})"
+             "\n",
+             name, median * 1e3, best * 1e3, worst * 1e3, rate, unit, share, work)
+      << std::flush;
+  require<IoError>(file_.good(), "{} can't be written", options_.json);
 }
 
 }  // namespace tessera::kernels

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
@@ -10,6 +10,7 @@
 #include "core/base/context.h"
 #include "core/base/storage.h"
 #include "core/base/tensor_view.h"
+#include "kernels/optimizer.h"
 
 namespace tessera::kernels {
 
@@ -23,19 +24,20 @@ struct DeviceBenchOptions {
 /// Roof that a kernel is compared with.
 enum class Bound { Memory, Arithmetic, ArithmeticF32 };
 
-/// Shapes of a training step.
 struct DeviceShapes {
   std::int64_t batch, seq, heads, head_dim, vocab, vocab_row, layers, logit_rows;
   std::int64_t copied;  ///< f32 elements of the memory roof
   std::int64_t square;  ///< matrix size of the arithmetic roofs
   std::int64_t width() const { return heads * head_dim; }
   std::int64_t rows() const { return batch * seq; }
-  /// Parameters of GPT-2: embeddings, and per block four products and two norms with biases.
+  /// Parameters of GPT-2: embeddings, and per block four matrices and two norms with biases.
   std::int64_t parameters() const {
     const std::int64_t c = width();
     return (vocab + seq) * c + layers * (12 * c * c + 13 * c) + 2 * c;
   }
 };
+
+inline double number(auto n) { return static_cast<double>(n); }
 
 /// Allocates device memory, times kernels, and reports the results.
 class DeviceMeasure {
@@ -44,23 +46,32 @@ class DeviceMeasure {
 
   Context& context() { return *context_; }
   DType dtype() const { return options_.dtype; }
-  /// Elements of a matrix in units of bf16: twice as many for f32.
-  double halves(std::int64_t rows, std::int64_t width) const;
+  /// Elements of a matrix in units of bf16: an f32 element counts as two.
+  double halves(std::int64_t rows, std::int64_t width) const {
+    return number(rows * width) * number(dtype_size(dtype())) / 2;
+  }
   int left_out() const { return left_out_; }
 
   // Tensors live until the end of measure().
   TensorView empty(const Shape& shape, DType dtype);
-  /// bf16 or f32 values in [-0.5, 0.5): products of zeros draw less power and so run faster.
+  /// bf16 or f32 values in [-0.5, 0.5): matrix products of zeros draw less power and run faster.
   TensorView tensor(const Shape& shape, DType dtype);
   TensorView tensor(const Shape& shape) { return tensor(shape, dtype()); }
   TensorView indices(std::int64_t batch, std::int64_t seq, std::int64_t below);
 
   /// Runs `prepare`, which allocates tensors and returns the call to time; then frees the tensors.
-  /// A kernel that throws is left out; throws if the device does not recover.
+  /// Leaves a kernel out if it throws; throws if the device does not recover.
   /// @param name  with the prefix "roof", the rate becomes the roof of `bound`
   /// @param work  bytes or flops of one call
   void measure(const std::string& name, Bound bound, double work,
                const std::function<std::function<void()>()>& prepare);
+  /// The same for one kernel, with the arguments that `prepare` returns.
+  template <typename Prepare, typename Args>
+  void measure_kernel(const std::string& name, Bound bound, double work,
+                      void (*kernel)(Context&, const Args&), const Prepare& prepare) {
+    measure(name, bound, work,
+            [&] { return [args = Args(prepare()), kernel, this] { kernel(*context_, args); }; });
+  }
 
  private:
   void synchronize();
@@ -70,25 +81,19 @@ class DeviceMeasure {
   void report(const std::string& name, Bound bound, double work, const std::vector<double>& samples,
               double cpu);
 
-  struct Close {
-    void operator()(std::FILE* file) const { std::fclose(file); }
-  };
-
   std::shared_ptr<Context> context_;
   DeviceBenchOptions options_;
   std::vector<std::shared_ptr<Storage>> storages_;
-  std::unique_ptr<std::FILE, Close> file_;
+  std::ofstream file_;
   double roofs_[3] = {};  ///< measured rate by bound; 0: left out
   int left_out_ = 0;
 };
 
-inline double number(std::int64_t n) { return static_cast<double>(n); }
-inline double DeviceMeasure::halves(std::int64_t rows, std::int64_t width) const {
-  return number(rows * width) * static_cast<double>(dtype_size(dtype())) / 2;
-}
-
 inline GradientView fresh(const TensorView& view) { return {view, false, true}; }
 inline GradientView added(const TensorView& view) { return {view, true, true}; }
+
+/// Arguments of an AdamW step over n values.
+AdamW adamw_of(DeviceMeasure& bench, std::int64_t n, DType dtype);
 
 /// Causal attention, forward and backward; float32 attention is compared with the float32 roof.
 void measure_attention(DeviceMeasure& bench, const DeviceShapes& s, DType dtype);

@@ -9,9 +9,9 @@ are skipped; wrong values still fail. Checks loss and gradient norm of every ste
 of one rank, with relative bounds 1e-4 (fp32) and 2e-2 (bf16). Runs beyond --limit are skipped. Exit code 0 if all other runs
 pass, 1 if one fails or none ran.
 """
-import argparse, json, os, pathlib, re, subprocess, sys, tempfile, time
+import json, os, pathlib, re, subprocess, sys, tempfile, time
 
-from common import end_on_sigterm, free_port, kill_group, metrics, train_command
+from common import free_port, kill_group, metrics, start_benchmark, train_command
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden"
 BOUNDS = {"fp32": 1e-4, "bf16": 2e-2}
@@ -34,7 +34,7 @@ def has_steps(run):
 
 
 def wait_all(processes, deadline):
-    """Exit codes, None if still running at the deadline; after a failure, the others get 30 s more."""
+    """Exit codes; None for a process that still runs at the deadline, which is 30 s after the first failure at the latest."""
     end = time.monotonic() + deadline
     while any(p.poll() is None for p in processes) and time.monotonic() < end:
         if any(p.poll() not in (None, 0) for p in processes):
@@ -44,7 +44,7 @@ def wait_all(processes, deadline):
 
 
 def train(o, golden, expected, world, backend, precision, folder, end):
-    """Metrics of each step, or an error text. @throws Skipped if NCCL can't share a GPU, or without time until `end`"""
+    """Metrics of each step, or an error text. @throws Skipped if NCCL can't share a GPU, or too little time is left until `end`"""
     seconds = min(o.seconds, end - time.monotonic())
     if seconds < LEAST_SECONDS:
         raise Skipped("no time was left")
@@ -102,15 +102,8 @@ def worst(pairs):
     return max(differences) if all(d == d for d in differences) else float("inf")
 
 
-def save(o, results):
-    if o.json:
-        with open(o.json, "w") as f:
-            json.dump(results, f, indent=1)
-
-
 def main():
-    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    a.add_argument("build")
+    a = start_benchmark(__doc__)
     a.add_argument("--set", default="gpt2-tiny", help="folder of tests/golden")
     a.add_argument("--worlds", type=int, nargs="+", default=[1, 2, 4])
     a.add_argument("--precision", nargs="+", default=["fp32", "bf16"], choices=BOUNDS)
@@ -121,10 +114,9 @@ def main():
     a.add_argument("--limit", type=float, default=3600, help="seconds for all runs")
     a.add_argument("--json", help="write results to this file")
     o = a.parse_args()
-    end_on_sigterm()
     golden = GOLDEN / o.set
     expected = json.load(open(golden / "expected.json"))
-    results, failed, single, end = [], False, {}, time.monotonic() + o.limit
+    results, single, end = [], {}, time.monotonic() + o.limit
     unserved = None  # smallest world that NCCL can't run on a shared GPU
     print(f"{o.set:<10} {'ranks':>5} {'':<8} {'loss':>10} {'grad_norm':>10} {'to 1 rank':>10}   worst relative difference", flush=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -145,15 +137,12 @@ def main():
                     except Skipped as reason:
                         if shared and unserved is None and end - time.monotonic() >= LEAST_SECONDS:
                             unserved = world
+                        rows, text = None, f"skipped: {reason}"
                         result.update(ok=None, skipped=str(reason))
-                        print(f"{precision:<10} {world:>5} {result['backend']:<8} skipped: {reason}", flush=True)
-                        results.append(result)
-                        save(o, results)
-                        continue
                     if isinstance(rows, str):
+                        text = rows
                         result.update(ok=False, error=rows)
-                        print(f"{precision:<10} {world:>5} {result['backend']:<8} {rows}", flush=True)
-                    else:
+                    elif rows is not None:
                         loss = [row["loss"] for row in rows]
                         if world == 1:
                             single[precision] = loss
@@ -162,13 +151,15 @@ def main():
                                       to_one_rank=worst(zip(loss, single[precision])) if precision in single else None)
                         numbers = [result[key] for key in ("loss", "grad_norm", "to_one_rank") if result[key] is not None]
                         result["ok"] = all(n < BOUNDS[precision] for n in numbers)
-                        text = "-" if result["to_one_rank"] is None else f"{result['to_one_rank']:.1e}"
-                        print(f"{precision:<10} {world:>5} {result['backend']:<8} {result['loss']:>10.1e} {result['grad_norm']:>10.1e} "
-                              f"{text:>10}   {'ok' if result['ok'] else 'FAILED'}", flush=True)
-                    failed |= not result["ok"]
+                        to_one = "-" if result["to_one_rank"] is None else f"{result['to_one_rank']:.1e}"
+                        text = f"{result['loss']:>10.1e} {result['grad_norm']:>10.1e} {to_one:>10}   {'ok' if result['ok'] else 'FAILED'}"
+                    print(f"{precision:<10} {world:>5} {result['backend']:<8} {text}", flush=True)
                     results.append(result)
-                    save(o, results)
-    return 1 if failed or not any(result["ok"] for result in results) else 0
+                    if o.json:
+                        with open(o.json, "w") as f:
+                            json.dump(results, f, indent=1)
+    verdicts = {result["ok"] for result in results}  # None: skipped
+    return 0 if True in verdicts and False not in verdicts else 1
 
 
 sys.exit(main())

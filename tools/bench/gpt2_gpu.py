@@ -9,16 +9,16 @@ PyTorch (gpt2_torch.py) is compiled, with fused AdamW, once with autocast (float
 the GPU. PyTorch computes a vocabulary padded to 50304 columns; tessera computes 50257 in rows of 50304; FLOPs count 50257 for both.
 Order: (1) tessera and PyTorch with float32 weights and all in bf16, alternating, at the largest micro-batch that fits both with
 float32 weights; (2) tessera with its own attention instead of cuDNN's, with GELU as a separate kernel, and with bias gradients
-fused into products; (3) each at its own largest micro-batch if that is larger. Sizes above 350M run after the others. Sizes of
+fused into matrix products; (3) each at its own largest micro-batch if that is larger. Sizes above 350M run after the others. Sizes of
 which not even one sequence fits are left out with a message.
 ms: median of all timed steps after warm-up; IQR and worst show jitter. peak: driver's peak of memory in use above the start;
 booked: peak of tessera's ledger, or of PyTorch's allocator.
 MFU: (6 N + 6 L C T) flops per token over the data sheet's dense bf16 peak, known for A100, H100 and H200.
 Measurements beyond --seconds are left out with a message. Failures, and --no-torch, don't stop the rest.
 """
-import argparse, json, os, pathlib, statistics, subprocess, sys, tempfile, time
+import json, os, pathlib, statistics, subprocess, sys, tempfile, time
 
-from common import SIZES, VOCAB, end_on_sigterm, flops_per_token, gpt2_keys, metrics, run, step_times, train_command, write_tokens
+from common import SIZES, VOCAB, flops_per_token, gpt2_keys, metrics, run, start_benchmark, step_times, train_command, write_tokens
 
 HERE = pathlib.Path(__file__).resolve().parent
 PEAKS = {"H200": 989.0, "H100 PCIe": 756.0, "H100 NVL": 835.0, "H100": 989.0, "A100": 312.0}  # TFLOP/s, dense bf16
@@ -43,7 +43,11 @@ class OutOfTime(Exception):
 
 
 class Failed(Exception):
-    pass
+    """A program failed."""
+
+    def __init__(self, what, ran):
+        ended = "was killed at its deadline" if ran.code is None else f"ended with {ran.code}"
+        super().__init__(f"{what} {ended}: {ran.err[-600:].strip()}")
 
 
 class Bench:
@@ -64,10 +68,6 @@ class Bench:
         if text not in self.notes:
             print(text, flush=True)
             self.notes.append(text)
-
-    def fail(self, failure):
-        self.failed = True
-        self.say(str(failure))
 
     def start(self, kind, command, variables=None):
         env = dict(os.environ, **(variables or {}))
@@ -93,8 +93,7 @@ class Bench:
         if ran.code == 5 or (ran.code not in (0, None) and no_memory(ran.err)):
             return None
         if ran.code != 0:
-            raise Failed(f"tessera {size} at B={batch} {'was killed at its deadline' if ran.code is None else f'ended with {ran.code}'}: "
-                         f"{ran.err[-600:].strip()}")
+            raise Failed(f"tessera {size} at B={batch}", ran)
         for line in ran.err.splitlines():
             if any(word in line for word in ("attention", "bias gradient")):  # notes on kernels in use
                 self.say(f"tessera {size}: {line.strip()}")
@@ -111,8 +110,7 @@ class Bench:
         if ran.code != 0:
             if ran.code is not None and no_memory(ran.err):
                 return None
-            raise Failed(f"PyTorch {size} {precision} "
-                         f"{'was killed at its deadline' if ran.code is None else f'ended with {ran.code}'}: {ran.err[-600:].strip()}")
+            raise Failed(f"PyTorch {size} {precision}", ran)
         result = json.loads(ran.out.splitlines()[-1])
         return dict(batch=result["batch"], steps_ms=result["steps_ms"], peak_gib=ran.peak_gpu_gib,
                     booked_gib=result["peak_memory_gib"], last_loss=result["loss"], seconds=ran.seconds, peer=result["peer"],
@@ -169,25 +167,24 @@ class Bench:
         try:
             return attempt()
         except Failed as failure:
-            self.fail(failure)
+            self.failed = True
+            self.say(str(failure))
         except OutOfTime as reason:
             self.say(f"{what}: cut short, {reason}")
         return None
 
-    def fit(self, mode, size):
-        """A short run at the first micro-batch that fits, starting at FIRST; None if none fits."""
+    def measured(self, mode, size, batches, steps):
+        """run(); None, with a message, if none fits, it fails or runs out of time."""
         def attempt():
-            result = self.run(mode, size, BATCHES[first(size, mode, self.o.gpu_gib):], 3)
+            result = self.run(mode, size, batches, steps)
             if result is None:
-                self.say(f"{mode} {size}: not even one sequence fits")
+                self.say(f"{mode} {size}: not even B={batches[-1]} fits")
             return result
         return self.tried(f"{mode} {size}", attempt)
 
-    def measured(self, mode, size, batch):
-        result = self.run(mode, size, [batch], self.o.steps)
-        if result is None:
-            self.say(f"{mode} {size}: B={batch} does not fit")
-        return result
+    def fit(self, mode, size):
+        """A short run at the first micro-batch that fits, starting at FIRST."""
+        return self.measured(mode, size, BATCHES[first(size, mode, self.o.gpu_gib):], 3)
 
     def rounds(self, modes, size, batch):
         """Measures all modes at one micro-batch, alternating; drops a mode that fails."""
@@ -195,8 +192,7 @@ class Bench:
         try:
             for _ in range(self.o.rounds):
                 for mode in list(turns):
-                    result = self.tried(f"{mode} {size}", lambda: self.measured(mode, size, batch))
-                    if result is not None:
+                    if (result := self.measured(mode, size, [batch], self.o.steps)) is not None:
                         rows[mode].append(result)
                     else:
                         turns.remove(mode)
@@ -210,26 +206,13 @@ class Bench:
         index = BATCHES.index(fits)
         if self.o.climb and index <= first(size, mode, self.o.gpu_gib):  # larger ones were not tried yet
             while index > 0:
-                try:
-                    if self.run(mode, size, [BATCHES[index - 1]], 3) is None:
-                        break
-                except OutOfTime as reason:
-                    self.say(f"{mode} {size}: B={BATCHES[index - 1]} was not tried: {reason}")
-                    break
-                except Failed as failure:
-                    self.fail(failure)
+                batch = BATCHES[index - 1]
+                if self.tried(f"{mode} {size}, B={batch}", lambda: self.run(mode, size, [batch], 3)) is None:
                     break
                 index -= 1
         if BATCHES[index] > same:
-            result = self.tried(f"{mode} {size}", lambda: self.run(mode, size, [BATCHES[index]], self.o.steps))
-            if result is not None:
+            if (result := self.measured(mode, size, [BATCHES[index]], self.o.steps)) is not None:
                 self.row(mode, size, [result], "largest that fits")
-
-    def all(self):
-        self.compare([size for size in self.o.sizes if size not in LAST])
-        for size in LAST:
-            if size in self.o.sizes:
-                self.compare([size])
 
     def compare(self, sizes):
         """Makes all measurements of some sizes."""
@@ -280,13 +263,8 @@ def gpu():
 
 
 def main():
-    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    a.add_argument("build")
+    a = start_benchmark(__doc__, seq=1024, rounds=2, steps=20, warmup=5)
     a.add_argument("--sizes", nargs="+", default=["124M", "350M", "1558M"], choices=SIZES)
-    a.add_argument("--seq", type=int, default=1024)
-    a.add_argument("--rounds", type=int, default=2)
-    a.add_argument("--steps", type=int, default=20)
-    a.add_argument("--warmup", type=int, default=5)
     a.add_argument("--seconds", type=float, default=480, help="time limit of all measurements")
     a.add_argument("--json", help="write results to this file")
     a.add_argument("--library-path", help="LD_LIBRARY_PATH of tessera")
@@ -295,14 +273,15 @@ def main():
     a.add_argument("--no-compile", dest="compile", action="store_false", help="run PyTorch without torch.compile")
     a.add_argument("--no-climb", dest="climb", action="store_false", help="try no micro-batch above the start of the search")
     o = a.parse_args()
-    end_on_sigterm()
     o.gpu, o.gpu_gib = gpu()
     print(f"{o.gpu}; T={o.seq}\n{'':<6} {'':<22} {'B':>4} {'ms':>9} {'tokens/s':>10} {'MFU':>6} {'IQR':>6} {'worst':>7} {'peak GiB':>8} "
           f"{'booked':>8}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(o, folder)
         try:
-            bench.all()
+            bench.compare([size for size in o.sizes if size not in LAST])
+            for size in LAST:
+                bench.compare([size] if size in o.sizes else [])
         finally:
             bench.save()
     return 0 if bench.results and not bench.failed else 1

@@ -12,7 +12,6 @@ import argparse, datetime, json, os, pathlib, platform, re, subprocess, sys, tar
 PARTS = ["build", "test", "nccl", "bench", "sanitize", "suite"]
 TAIL = 25  # lines shown of a failed step's log: from the first error, and the end
 FIGURES = {"kernels": "kernels.jsonl", "own_attention": "own-attention.jsonl", "gpt2": "gpt2.json", "ranks": "ranks.json", "torch_roofs": "roofs.json"}
-FIGURES_OF = {"kernels": "bench", "own_attention": "bench", "gpt2": "bench", "torch_roofs": "bench", "ranks": "nccl"}
 
 
 def ask(*command, timeout=60):
@@ -155,7 +154,7 @@ SMALL = 64e6  # bytes: smaller kernels are bound by launch latency or the L2 cac
 
 
 def copy_roof(figures):
-    """The faster of tessera's and PyTorch's copies of 1 GiB, (GB/s, name): a slow copy would flatter every kernel."""
+    """The faster of tessera's and PyTorch's copies of 1 GiB, (GB/s, name), because a slow copy would flatter every kernel."""
     own = next((k["rate"] for k in figures.get("kernels") or [] if k["name"] == "roof: copy f32"), 0)
     torch = (figures.get("torch_roofs") or {}).get("copy_gb_s", 0)
     return (torch, "PyTorch's copy") if torch > own else (own, "tessera's copy")
@@ -165,6 +164,11 @@ def share_of_roof(kernel, figures):
     """Share of copy_roof() for memory-bound kernels; of their own roof for others."""
     roof, _ = copy_roof(figures)
     return kernel["rate"] / roof if kernel["unit"] == "GB/s" and roof > 0 else kernel["share_of_roof"]
+
+
+def kernel_table(kernels, share):
+    return table(["", "ms", "worst ms", "rate", "of the roof"],
+                 [(k["name"], f"{k['ms']:.4f}", f"{k['worst_ms']:.4f}", f"{k['rate']:.1f} {k['unit']}", percent(share(k))) for k in kernels])
 
 
 def targets(figures, steps):
@@ -276,15 +280,11 @@ def markdown(report):
                       f"{roofs['product_tflop_s']} TFLOP/s.", ""]
         if roof > 0:
             lines += [f"Memory roof: {whose}, {roof:.1f} GB/s.", ""]
-        lines += table(["", "ms", "worst ms", "rate", "of the roof"],
-                       [(k["name"], f"{k['ms']:.4f}", f"{k['worst_ms']:.4f}", f"{k['rate']:.1f} {k['unit']}", percent(share_of_roof(k, figures)))
-                        for k in kernels])
+        lines += kernel_table(kernels, lambda kernel: share_of_roof(kernel, figures))
     own = [k for k in figures.get("own_attention") or [] if k["name"].startswith("attention")]
     if own:
         lines += ["", "tessera's own attention, where the table above is of cuDNN's:", ""]
-        lines += table(["", "ms", "worst ms", "rate", "of the roof"],
-                       [(k["name"], f"{k['ms']:.4f}", f"{k['worst_ms']:.4f}", f"{k['rate']:.1f} {k['unit']}", percent(k["share_of_roof"]))
-                        for k in own])
+        lines += kernel_table(own, lambda kernel: kernel["share_of_roof"])
     ranks = figures.get("ranks")
     if ranks:
         lines += ["", "## Runs of one or more ranks", "",
@@ -321,7 +321,7 @@ def report(work, o):
         kept = [step for step in earlier["steps"] if step["part"] not in ran]
         result["steps"] += kept
         for key, value in earlier["figures"].items():
-            if FIGURES_OF[key] in {step["part"] for step in kept}:
+            if ("nccl" if key == "ranks" else "bench") in {step["part"] for step in kept}:
                 result["figures"].setdefault(key, value)
         result["environment"] = env or earlier["environment"]
         break

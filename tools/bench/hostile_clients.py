@@ -9,9 +9,9 @@ Prints the median step of each run, and the ratio of the medians over all rounds
 real attackers use their own CPUs; the ratio includes the server's work. Exit code 0, or 1 if a run fails, an attacker joins,
 fewer than nine tenths of the connections were made, or losses differ between runs.
 """
-import argparse, contextlib, hashlib, hmac, json, os, random, socket, statistics, struct, subprocess, sys, tempfile, threading, time
+import contextlib, hashlib, hmac, json, os, random, socket, statistics, struct, subprocess, sys, tempfile, threading, time
 
-from common import end_on_sigterm, kill_group, metrics, small_keys, train_command
+from common import kill_group, metrics, small_keys, start_benchmark, train_command
 
 MAGIC = b"tessera-store-4"
 WARMUP = 10  # steps excluded from the medians
@@ -46,7 +46,7 @@ def proof(token, run_id, nonce, challenge):
 
 
 class Door:
-    """The control port of a run, from the environment of its first rank."""
+    """The control port of a run, found in the environment of its first rank."""
 
     def __init__(self, launcher, deadline=60.0):
         end = time.monotonic() + deadline
@@ -66,7 +66,7 @@ class Door:
         return socket.create_connection(self.address, timeout=5)
 
     def handshake(self, token):
-        """(messages sent by the client, kind of the server's answer to the proof)"""
+        """Returns (messages sent by the client, kind of the server's answer to the proof)"""
         with self.connect() as connection:
             nonce = os.urandom(32)
             said = [message(b"H", MAGIC, self.run_id, nonce)]
@@ -137,20 +137,16 @@ class Attacker(threading.Thread):
 
     @staticmethod
     def _send(connection, data):
-        try:
+        with contextlib.suppress(OSError):  # closed by the server, as expected
             connection.send(data)
-        except OSError:  # closed by the server, as expected
-            pass
 
     def _leave(self, connection):
         connection.setblocking(False)
-        try:
+        with contextlib.suppress(OSError):
             answer = connection.recv(4096)
             while len(answer) > 4:  # a challenge may come before the answer to the proof
                 self.joined += answer[4:5] == b"y"
                 answer = answer[4 + struct.unpack("<I", answer[:4])[0]:]
-        except OSError:
-            pass
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
 
@@ -185,13 +181,7 @@ def train(o, text, folder, attack_for=None):
 
 
 def main():
-    end_on_sigterm()
-    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    a.add_argument("build")
-    a.add_argument("--rounds", type=int, default=3)
-    a.add_argument("--connections", type=int, default=10000)
-    a.add_argument("--steps", type=int, default=1000)
-    a.add_argument("--ranks", type=int, default=2)
+    a = start_benchmark(__doc__, rounds=3, connections=10000, steps=1000, ranks=2)
     a.add_argument("--deadline", type=float, default=600, help="time limit of one run, seconds")
     a.add_argument("--json", help="also write the results to this file")
     o = a.parse_args()

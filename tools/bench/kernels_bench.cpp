@@ -1,6 +1,6 @@
 // Times kernels on a GPU or the CPU, those of a GPT-2 124M step first, and prints each kernel's
-// share of the roof: a copy of 1 GiB, or a square product in the kernel's compute dtype, in the same
-// run.
+// share of the roof, measured in the same run: a copy of 1 GiB, or a square matrix product in the
+// kernel's compute dtype.
 //
 //   tessera_kernels_bench --device cuda|cpu [--quick] [--batch B] [--only PART] [--json FILE]
 //     [--plugin FILE] [--threads N] [--level v3|...] [--dtype f32|bf16]
@@ -28,44 +28,42 @@
 namespace tessera::kernels {
 namespace {
 
-constexpr const char* kCopyRoof = "roof: copy f32";
-constexpr const char* kProductRoof = "roof: matmul";
-constexpr const char* kProductRoofF32 = "roof: matmul f32";
+double flops(std::int64_t m, std::int64_t k, std::int64_t n) {
+  return 2 * number(m) * number(k) * number(n);
+}
 
-/// One [M, K] x [K, N] product; weight gradients (transpose_a) accumulate in float32.
+/// One [M, K] x [K, N] matrix product; weight gradients (transpose_a) accumulate in float32.
 void product(DeviceMeasure& bench, const std::string& name, std::int64_t m, std::int64_t k,
              std::int64_t n, bool transpose_a, bool transpose_b, bool bias = false) {
   const bool weight_gradient = transpose_a;
-  bench.measure(fmt::format("{} [{}x{}] [{}x{}]", name, m, k, k, n), Bound::Arithmetic,
-                2 * number(m) * number(k) * number(n), [=, &bench] {
-                  Matmul args;
-                  args.a = bench.tensor(transpose_a ? Shape{k, m} : Shape{m, k});
-                  args.b = bench.tensor(transpose_b ? Shape{n, k} : Shape{k, n});
-                  args.c = bench.tensor({m, n}, weight_gradient ? DType::F32 : bench.dtype());
-                  args.transpose_a = transpose_a;
-                  args.transpose_b = transpose_b;
-                  args.accumulate = weight_gradient;
-                  if (bias) args.bias = bench.tensor({n});
-                  return [args, &bench] { matmul(bench.context(), args); };
-                });
+  bench.measure_kernel(
+      fmt::format("{} [{}x{}] [{}x{}]", name, m, k, k, n), Bound::Arithmetic, flops(m, k, n),
+      matmul, [&] {
+        Matmul args;
+        args.a = bench.tensor(transpose_a ? Shape{k, m} : Shape{m, k});
+        args.b = bench.tensor(transpose_b ? Shape{n, k} : Shape{k, n});
+        args.c = bench.tensor({m, n}, weight_gradient ? DType::F32 : bench.dtype());
+        args.transpose_a = transpose_a;
+        args.transpose_b = transpose_b;
+        args.accumulate = weight_gradient;
+        if (bias) args.bias = bench.tensor({n});
+        return args;
+      });
 }
 
 void roofs(DeviceMeasure& bench, const DeviceShapes& s) {
-  bench.measure(kCopyRoof, Bound::Memory, 8 * number(s.copied), [&] {
+  bench.measure("roof: copy f32", Bound::Memory, 8 * number(s.copied), [&] {
     const TensorView from = bench.tensor({s.copied}, DType::F32);
     const TensorView to = bench.tensor({s.copied}, DType::F32);
     return [=, &bench] { cast(bench.context(), from, fresh(to)); };
   });
-  product(bench, kProductRoof, s.square, s.square, s.square, false, false);
   const std::int64_t n = s.square;
-  bench.measure(fmt::format("{} [{}x{}] [{}x{}]", kProductRoofF32, n, n, n, n),
-                Bound::ArithmeticF32, 2 * number(n) * number(n) * number(n), [&] {
-                  Matmul args;
-                  args.a = bench.tensor({n, n}, DType::F32);
-                  args.b = bench.tensor({n, n}, DType::F32);
-                  args.c = bench.tensor({n, n}, DType::F32);
-                  return [args, &bench] { matmul(bench.context(), args); };
-                });
+  product(bench, "roof: matmul", n, n, n, false, false);
+  const auto square = [&] { return bench.tensor({n, n}, DType::F32); };
+  bench.measure_kernel(fmt::format("roof: matmul f32 [{0}x{0}] [{0}x{0}]", n), Bound::ArithmeticF32,
+                       flops(n, n, n), matmul, [&] {
+                         return Matmul{square(), square(), square()};
+                       });
 }
 
 void products(DeviceMeasure& bench, const DeviceShapes& s) {
@@ -84,207 +82,178 @@ void products(DeviceMeasure& bench, const DeviceShapes& s) {
   }
 }
 
-/// The MLP's products with GELU and its gradient: fused, and as separate kernels.
-void products_and_gelu(DeviceMeasure& bench, const DeviceShapes& s) {
+Matmul without_epilogue(Matmul args) {
+  args.epilogue = Epilogue::None;
+  return args;
+}
+void matmul_then_gelu(Context& context, const Matmul& args) {
+  Matmul product = without_epilogue(args);
+  product.c = args.pre;
+  matmul(context, product);
+  gelu_forward(context, {args.pre, args.c});
+}
+void matmul_then_gelu_backward(Context& context, const Matmul& args) {
+  matmul(context, without_epilogue(args));
+  gelu_backward(context, {args.pre, args.c, fresh(args.c)});
+}
+void matmul_then_sum_rows(Context& context, const Matmul& args) {
+  matmul(context, without_epilogue(args));
+  sum_rows(context, args.gradient(), args.bias_gradient);
+}
+
+/// The MLP's matrix products with GELU, GELU's gradient, or the bias gradient: fused, and as
+/// separate kernels. The bias gradient is fused only with TESSERA_BIAS_EPILOGUE=1.
+void products_with_epilogue(DeviceMeasure& bench, const DeviceShapes& s) {
   const std::int64_t rows = s.rows(), narrow = s.width(), wide = 4 * s.width();
-  const std::string shape = fmt::format("{}x{}x{}", rows, narrow, wide);
-  const double work = 2 * number(rows) * number(narrow) * number(wide);
-  const auto hidden = [&bench, rows, wide] { return bench.tensor({rows, wide}); };
-  const auto forward = [&] {
+  const auto both = [&](const char* fused, const char* separate, const char* layer,
+                        void (*separately)(Context&, const Matmul&), const auto& prepare) {
+    const std::string shape = fmt::format(" {} {}x{}x{}", layer, rows, narrow, wide);
+    const double work = flops(rows, narrow, wide);
+    bench.measure_kernel(fused + shape, Bound::Arithmetic, work, matmul, prepare);
+    bench.measure_kernel(separate + shape, Bound::Arithmetic, work, separately, prepare);
+  };
+  const auto hidden = [&] { return bench.tensor({rows, wide}); };
+  both("matmul_gelu", "matmul, gelu_forward", "mlp in", matmul_then_gelu, [&] {
     return Matmul{.a = bench.tensor({rows, narrow}),
                   .b = bench.tensor({narrow, wide}),
                   .c = hidden(),
                   .bias = bench.tensor({wide}),
                   .epilogue = Epilogue::Gelu,
                   .pre = hidden()};
-  };
-  const auto backward = [&] {
+  });
+  both("matmul_gelu_backward", "matmul, gelu_backward", "mlp out", matmul_then_gelu_backward, [&] {
     return Matmul{.a = bench.tensor({rows, narrow}),
                   .b = bench.tensor({wide, narrow}),
                   .c = hidden(),
                   .transpose_b = true,
                   .epilogue = Epilogue::GeluGradient,
                   .pre = hidden()};
-  };
-  bench.measure("matmul_gelu mlp in " + shape, Bound::Arithmetic, work,
-                [&] { return [args = forward(), &bench] { matmul(bench.context(), args); }; });
-  bench.measure("matmul, gelu_forward mlp in " + shape, Bound::Arithmetic, work, [&] {
-    return [args = forward(), &bench] {
-      Matmul product = args;
-      product.epilogue = Epilogue::None;
-      product.c = args.pre;
-      matmul(bench.context(), product);
-      gelu_forward(bench.context(), {args.pre, args.c});
-    };
   });
-  bench.measure("matmul_gelu_backward mlp out " + shape, Bound::Arithmetic, work,
-                [&] { return [args = backward(), &bench] { matmul(bench.context(), args); }; });
-  bench.measure("matmul, gelu_backward mlp out " + shape, Bound::Arithmetic, work, [&] {
-    return [args = backward(), &bench] {
-      Matmul product = args;
-      product.epilogue = Epilogue::None;
-      matmul(bench.context(), product);
-      gelu_backward(bench.context(), {args.pre, args.c, fresh(args.c)});
-    };
-  });
-}
-
-/// Gradients of weight and bias: fused (with TESSERA_BIAS_EPILOGUE=1 in the product), and separate.
-void products_and_bias_gradients(DeviceMeasure& bench, const DeviceShapes& s) {
-  const std::int64_t rows = s.rows(), in = s.width(), out = 4 * s.width();
-  const std::string shape = fmt::format("{}x{}x{}", rows, in, out);
-  const double work = 2 * number(rows) * number(in) * number(out);
-  const auto args = [&] {
-    return Matmul{.a = bench.tensor({rows, in}),
-                  .b = bench.tensor({rows, out}),
-                  .c = bench.tensor({in, out}, DType::F32),
+  both("matmul_bias_gradient", "matmul, sum_rows", "mlp in", matmul_then_sum_rows, [&] {
+    return Matmul{.a = bench.tensor({rows, narrow}),
+                  .b = hidden(),
+                  .c = bench.tensor({narrow, wide}, DType::F32),
                   .transpose_a = true,
                   .epilogue = Epilogue::BiasGradient,
-                  .bias_gradient = fresh(bench.tensor({out}, DType::F32))};
-  };
-  bench.measure("matmul_bias_gradient mlp in " + shape, Bound::Arithmetic, work,
-                [&] { return [args = args(), &bench] { matmul(bench.context(), args); }; });
-  bench.measure("matmul, sum_rows mlp in " + shape, Bound::Arithmetic, work, [&] {
-    return [args = args(), &bench] {
-      Matmul product = args;
-      product.epilogue = Epilogue::None;
-      matmul(bench.context(), product);
-      sum_rows(bench.context(), args.gradient(), args.bias_gradient);
-    };
+                  .bias_gradient = fresh(bench.tensor({wide}, DType::F32))};
   });
 }
 
 /// Head and cross entropy on a part of all rows; rows of logits are padded to 128 bytes.
 void head(DeviceMeasure& bench, const DeviceShapes& s) {
   const std::int64_t c = s.width(), rows = s.logit_rows, v = s.vocab;
-  const double work = 2 * number(rows) * number(v) * number(c);
-  const auto logits = [&bench, &s] {
-    TensorView view = bench.tensor({s.logit_rows, s.vocab_row});
-    view.shape[1] = s.vocab;
-    return view;
+  const auto logits = [&] { return bench.tensor({rows, s.vocab_row}).narrow(1, 0, v); };
+  const auto x = [&] { return bench.tensor({rows, c}); };
+  const auto measure = [&](const char* what, const auto& prepare) {
+    bench.measure_kernel(fmt::format("matmul head{} {} rows", what, rows), Bound::Arithmetic,
+                         flops(rows, v, c), matmul, prepare);
   };
-  const auto name = [&](const char* what) {
-    return fmt::format("matmul head{} {} rows", what, rows);
-  };
-  const auto run = [&bench](const Matmul& args) {
-    return [args, &bench] { matmul(bench.context(), args); };
-  };
-  bench.measure(name(""), Bound::Arithmetic, work, [&] {
-    return run({bench.tensor({rows, c}), bench.tensor({v, c}), logits(), false, true});
+  measure("", [&] { return Matmul{x(), bench.tensor({v, c}), logits(), false, true}; });
+  measure(" dx", [&] { return Matmul{logits(), bench.tensor({v, c}), x()}; });
+  measure(" dw", [&] {
+    return Matmul{logits(), x(), bench.tensor({v, c}, DType::F32), true, false, true};
   });
-  bench.measure(name(" dx"), Bound::Arithmetic, work, [&] {
-    return run({logits(), bench.tensor({v, c}), bench.tensor({rows, c})});
-  });
-  bench.measure(name(" dw"), Bound::Arithmetic, work, [&] {
-    return run(
-        {logits(), bench.tensor({rows, c}), bench.tensor({v, c}, DType::F32), true, false, true});
-  });
-  bench.measure(
+  bench.measure_kernel(
       fmt::format("cross_entropy with gradient {}x{}", rows, v), Bound::Memory,
-      4 * bench.halves(rows, v), [&] {
+      4 * bench.halves(rows, v), cross_entropy, [&] {
         TensorView targets = bench.indices(1, rows, v);
         targets.shape = {rows};
         targets.strides = {1};
-        const CrossEntropy args{logits(), targets, bench.tensor({rows}, DType::F32), true, 1e-3};
-        return [args, &bench] { cross_entropy(bench.context(), args); };
+        return CrossEntropy{logits(), targets, bench.tensor({rows}, DType::F32), true, 1e-3};
       });
 }
 
 void rows_of_activations(DeviceMeasure& bench, const DeviceShapes& s) {
   const std::int64_t rows = s.rows(), c = s.width();
   const double elements = bench.halves(rows, c);
-  const auto x = [&bench, rows](std::int64_t width) { return bench.tensor({rows, width}); };
-  bench.measure(fmt::format("add {}x{}", rows, c), Bound::Memory, 6 * elements, [&] {
+  const std::string shape = fmt::format("{}x{}", rows, c), wide = fmt::format("{}x{}", rows, 4 * c);
+  const auto x = [&](std::int64_t width) { return bench.tensor({rows, width}); };
+  const auto sums = [&] { return added(bench.tensor({c}, DType::F32)); };
+  bench.measure("add " + shape, Bound::Memory, 6 * elements, [&] {
     const TensorView a = x(c), b = x(c), y = x(c);
     return [=, &bench] { add(bench.context(), a, b, y); };
   });
-  bench.measure(fmt::format("sum_rows {}x{}", rows, 4 * c), Bound::Memory, 8 * elements, [&] {
+  bench.measure("sum_rows " + wide, Bound::Memory, 8 * elements, [&] {
     const TensorView in = x(4 * c), out = bench.tensor({4 * c}, DType::F32);
     return [=, &bench] { sum_rows(bench.context(), in, added(out)); };
   });
-  bench.measure(fmt::format("gelu_forward {}x{}", rows, 4 * c), Bound::Memory, 16 * elements, [&] {
-    const GeluForward args{x(4 * c), x(4 * c)};
-    return [args, &bench] { gelu_forward(bench.context(), args); };
+  bench.measure_kernel("gelu_forward " + wide, Bound::Memory, 16 * elements, gelu_forward, [&] {
+    return GeluForward{x(4 * c), x(4 * c)};
   });
-  bench.measure(fmt::format("gelu_backward {}x{}", rows, 4 * c), Bound::Memory, 24 * elements, [&] {
-    const GeluBackward args{x(4 * c), x(4 * c), fresh(x(4 * c))};
-    return [args, &bench] { gelu_backward(bench.context(), args); };
+  bench.measure_kernel("gelu_backward " + wide, Bound::Memory, 24 * elements, gelu_backward, [&] {
+    return GeluBackward{x(4 * c), x(4 * c), fresh(x(4 * c))};
   });
   const auto norm = [&] {
-    LayerNormForward args;
-    args.x = x(c);
-    args.weight = bench.tensor({c});
-    args.bias = bench.tensor({c});
-    args.y = x(c);
-    args.mean = bench.tensor({rows}, DType::F32);
-    args.rstd = bench.tensor({rows}, DType::F32);
-    return args;
+    return NormForward{.x = x(c),
+                       .weight = bench.tensor({c}),
+                       .bias = bench.tensor({c}),
+                       .y = x(c),
+                       .mean = bench.tensor({rows}, DType::F32),
+                       .rstd = bench.tensor({rows}, DType::F32)};
   };
-  bench.measure(fmt::format("layer_norm_forward {}x{}", rows, c), Bound::Memory, 4 * elements, [&] {
-    return [args = norm(), &bench] { layer_norm_forward(bench.context(), args); };
-  });
-  bench.measure(fmt::format("layer_norm_forward + residual {}x{}", rows, c), Bound::Memory,
-                8 * elements, [&] {
-                  LayerNormForward args = norm();
-                  args.residual = x(c);
-                  args.sum = x(c);
-                  return [args, &bench] { layer_norm_forward(bench.context(), args); };
-                });
-  bench.measure(fmt::format("layer_norm_backward {}x{}", rows, c), Bound::Memory, 6 * elements,
-                [&] {
-                  const LayerNormForward forward = norm();
-                  layer_norm_forward(bench.context(), forward);
-                  const LayerNormBackward args{forward.x,
-                                               forward.weight,
-                                               forward.mean,
-                                               forward.rstd,
-                                               x(c),
-                                               fresh(x(c)),
-                                               added(bench.tensor({c}, DType::F32)),
-                                               added(bench.tensor({c}, DType::F32))};
-                  return [args, &bench] { layer_norm_backward(bench.context(), args); };
-                });
+  bench.measure_kernel("layer_norm_forward " + shape, Bound::Memory, 4 * elements,
+                       layer_norm_forward, norm);
+  bench.measure_kernel("layer_norm_forward + residual " + shape, Bound::Memory, 8 * elements,
+                       layer_norm_forward, [&] {
+                         NormForward args = norm();
+                         args.residual = x(c);
+                         args.sum = x(c);
+                         return args;
+                       });
+  bench.measure_kernel("layer_norm_backward " + shape, Bound::Memory, 6 * elements,
+                       layer_norm_backward, [&] {
+                         const NormForward forward = norm();
+                         layer_norm_forward(bench.context(), forward);
+                         return NormBackward{forward.x, forward.weight, forward.mean, forward.rstd,
+                                             x(c),      fresh(x(c)),    sums(),       sums()};
+                       });
   // Bytes: one row read from the table and one row written for each token.
-  bench.measure(fmt::format("embedding_forward {}x{}", rows, c), Bound::Memory, 4 * elements, [&] {
-    EmbeddingForward args;
-    args.tokens = bench.indices(s.batch, s.seq, s.vocab);
-    args.token_weight = bench.tensor({s.vocab, c});
-    args.position_weight = bench.tensor({s.seq, c});
-    args.y = bench.tensor({s.batch, s.seq, c});
-    return [args, &bench] { embedding_forward(bench.context(), args); };
-  });
-  // Counts one read of grad_y; each of the two gradients needs one, so that 65536 rows reach at
-  // most 72% of the roof.
-  bench.measure(fmt::format("embedding_backward {}x{}", rows, c), Bound::Memory,
-                2 * elements + 4 * number(s.vocab + s.seq) * number(c), [&] {
-                  const EmbeddingBackward args{bench.indices(s.batch, s.seq, s.vocab),
-                                               bench.tensor({s.batch, s.seq, c}),
-                                               fresh(bench.tensor({s.vocab, c}, DType::F32)),
-                                               fresh(bench.tensor({s.seq, c}, DType::F32))};
-                  return [args, &bench] { embedding_backward(bench.context(), args); };
-                });
+  bench.measure_kernel("embedding_forward " + shape, Bound::Memory, 4 * elements, embedding_forward,
+                       [&] {
+                         return EmbeddingForward{.tokens = bench.indices(s.batch, s.seq, s.vocab),
+                                                 .token_weight = bench.tensor({s.vocab, c}),
+                                                 .position_weight = bench.tensor({s.seq, c}),
+                                                 .y = bench.tensor({s.batch, s.seq, c})};
+                       });
+  // Counts one read of grad_y, although both gradients read it, so that 65536 rows reach at most
+  // 72% of the roof.
+  bench.measure_kernel("embedding_backward " + shape, Bound::Memory,
+                       2 * elements + 4 * number(s.vocab + s.seq) * number(c), embedding_backward,
+                       [&] {
+                         return EmbeddingBackward{bench.indices(s.batch, s.seq, s.vocab),
+                                                  bench.tensor({s.batch, s.seq, c}),
+                                                  fresh(bench.tensor({s.vocab, c}, DType::F32)),
+                                                  fresh(bench.tensor({s.seq, c}, DType::F32))};
+                       });
 }
 
 void all_parameters(DeviceMeasure& bench, const DeviceShapes& s) {
   const std::int64_t n = s.parameters();
-  const auto x = [&bench, n](DType dtype) { return bench.tensor({n}, dtype); };
   bench.measure(fmt::format("cast f32 to bf16 n={}", n), Bound::Memory, 6 * number(n), [&] {
-    const TensorView from = x(DType::F32), to = x(DType::BF16);
+    const TensorView from = bench.tensor({n}, DType::F32), to = bench.tensor({n}, DType::BF16);
     return [=, &bench] { cast(bench.context(), from, fresh(to)); };
   });
-  bench.measure(fmt::format("adamw n={}", n), Bound::Memory, 28 * number(n), [&] {
-    AdamW args{x(DType::F32), x(DType::F32), x(DType::F32), x(DType::F32), 1e-4};
-    fill(bench.context(), args.exp_avg_sq, 0.25);
-    args.weight_decay = 0.1;
-    return [args, &bench] { adamw(bench.context(), args); };
-  });
-  bench.measure(fmt::format("sum_of_squares n={}", n), Bound::Memory, 4 * number(n), [&] {
-    const SumOfSquares args{x(DType::F32), bench.empty({1}, DType::F64)};
-    return [args, &bench] { sum_of_squares(bench.context(), args); };
-  });
+  bench.measure_kernel(fmt::format("adamw n={}", n), Bound::Memory, 28 * number(n), adamw,
+                       [&] { return adamw_of(bench, n, DType::F32); });
+  bench.measure_kernel(
+      fmt::format("sum_of_squares n={}", n), Bound::Memory, 4 * number(n), sum_of_squares, [&] {
+        return SumOfSquares{bench.tensor({n}, DType::F32), bench.empty({1}, DType::F64)};
+      });
 }
 
 }  // namespace
+
+AdamW adamw_of(DeviceMeasure& bench, std::int64_t n, DType dtype) {
+  const auto values = [&] { return bench.tensor({n}, DType::F32); };
+  AdamW args{.param = bench.tensor({n}, dtype),
+             .grad = values(),
+             .exp_avg = values(),
+             .exp_avg_sq = values(),
+             .lr = 1e-4,
+             .weight_decay = 0.1};
+  fill(bench.context(), args.exp_avg_sq, 0.25);
+  return args;
+}
 
 void measure_attention(DeviceMeasure& bench, const DeviceShapes& s, DType dtype) {
   const std::int64_t c = s.width(), pairs = s.seq * (s.seq + 1) / 2;
@@ -293,44 +262,39 @@ void measure_attention(DeviceMeasure& bench, const DeviceShapes& s, DType dtype)
   const Bound bound = half ? Bound::Arithmetic : Bound::ArithmeticF32;
   const std::string kind = half ? "attention" : "f32 attention";
   const std::string shape = fmt::format("B={} T={} H={} D={}", s.batch, s.seq, s.heads, s.head_dim);
-  const auto window = [&s, c](const TensorView& packed, std::int64_t part) {
+  const auto window = [&](const TensorView& packed, std::int64_t part) {
     TensorView view = packed;
-    view.data = static_cast<std::byte*>(packed.data) +
-                static_cast<std::size_t>(part * c) * dtype_size(packed.dtype);
+    view.data = packed.at(part * c);
     view.shape = {s.batch, s.seq, s.heads, s.head_dim};
     view.strides = {s.seq * 3 * c, 3 * c, s.head_dim, 1};
     return view;
   };
+  const auto packed = [&] { return bench.tensor({s.batch, s.seq, 3 * c}, dtype); };
+  const auto single = [&] { return bench.tensor({s.batch, s.seq, s.heads, s.head_dim}, dtype); };
   const auto make = [&] {
-    const TensorView qkv = bench.tensor({s.batch, s.seq, 3 * c}, dtype);
-    AttentionForward args;
-    args.q = window(qkv, 0);
-    args.k = window(qkv, 1);
-    args.v = window(qkv, 2);
-    args.out = bench.tensor({s.batch, s.seq, s.heads, s.head_dim}, dtype);
-    args.log_sum_exp = bench.tensor({s.batch, s.heads, s.seq}, DType::F32);
-    args.scale = 0.125F;
-    return args;
+    const TensorView qkv = packed();
+    return AttentionForward{.q = window(qkv, 0),
+                            .k = window(qkv, 1),
+                            .v = window(qkv, 2),
+                            .out = single(),
+                            .log_sum_exp = bench.tensor({s.batch, s.heads, s.seq}, DType::F32),
+                            .scale = 0.125F};
   };
-  bench.measure(kind + " forward " + shape, bound, 4 * work, [&] {
-    return [args = make(), &bench] { attention_forward(bench.context(), args); };
-  });
-  bench.measure(kind + " backward " + shape, bound, 10 * work, [&] {
+  bench.measure_kernel(kind + " forward " + shape, bound, 4 * work, attention_forward, make);
+  bench.measure_kernel(kind + " backward " + shape, bound, 10 * work, attention_backward, [&] {
     const AttentionForward forward = make();
     attention_forward(bench.context(), forward);
-    const TensorView grad = bench.tensor({s.batch, s.seq, 3 * c}, dtype);
-    const TensorView grad_out = bench.tensor({s.batch, s.seq, s.heads, s.head_dim}, dtype);
-    const AttentionBackward args{forward.q,
-                                 forward.k,
-                                 forward.v,
-                                 forward.out,
-                                 forward.log_sum_exp,
-                                 grad_out,
-                                 fresh(window(grad, 0)),
-                                 fresh(window(grad, 1)),
-                                 fresh(window(grad, 2)),
-                                 forward.scale};
-    return [args, &bench] { attention_backward(bench.context(), args); };
+    const TensorView grad = packed();
+    return AttentionBackward{.q = forward.q,
+                             .k = forward.k,
+                             .v = forward.v,
+                             .out = forward.out,
+                             .log_sum_exp = forward.log_sum_exp,
+                             .grad_out = single(),
+                             .grad_q = fresh(window(grad, 0)),
+                             .grad_k = fresh(window(grad, 1)),
+                             .grad_v = fresh(window(grad, 2)),
+                             .scale = forward.scale};
   });
 }
 
@@ -360,8 +324,7 @@ int run(const DeviceBenchOptions& options, const ContextOptions& device, std::in
              "rate", "roof");
   roofs(bench, shapes);
   products(bench, shapes);
-  products_and_gelu(bench, shapes);
-  products_and_bias_gradients(bench, shapes);
+  products_with_epilogue(bench, shapes);
   head(bench, shapes);
   measure_attention(bench, shapes, options.dtype);
   rows_of_activations(bench, shapes);

@@ -7,31 +7,23 @@ Runs `tessera_collectives_bench ledger`, then trains nanoGPT's small CPU setting
 random characters, and prints collectives per step x (record + compare) / median step. The comparison cannot be switched off, so
 its code is timed separately.
 """
-import argparse, json, os, random, re, statistics, tempfile
+import json, os, random, re, statistics, tempfile
 
-from common import end_on_sigterm, must, run, small_keys, step_times, train_command
+from common import must, run, small_keys, start_benchmark, step_times, train_command
 
 
 def main():
-    end_on_sigterm()
-    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    a.add_argument("build")
-    a.add_argument("--ranks", type=int, default=2)
-    a.add_argument("--steps", type=int, default=100)
-    o = a.parse_args()
+    o = start_benchmark(__doc__, ranks=2, steps=100).parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        command = [f"{o.build}/tools/bench/tessera_collectives_bench", "ledger", str(o.ranks), f"{folder}/flight"]
-        text = must(run(command), command).out
+        text = must([f"{o.build}/tools/bench/tessera_collectives_bench", "ledger", o.ranks, f"{folder}/flight"]).out
         print(text)
         cost = {name: float(us) for name, us in re.findall(r"^(record|compare), us ([0-9.]+)", text, re.M)}
         data, out = f"{folder}/text", f"{folder}/run"
         with open(data, "w") as f:
             f.write("".join(random.Random(1).choices("abcdefgh \n", k=100_000)))
-        command = train_command(o.build, small_keys(data, o.steps, out), o.ranks)
-        must(run(command), command)
+        must(train_command(o.build, small_keys(data, o.steps, out), o.ranks))
         step = statistics.median(step_times(out, 5))
-        command = [f"{o.build}/bin/tessera", "run-report", out, "--json"]
-        report = json.loads(run(command).out)
+        report = json.loads(run([f"{o.build}/bin/tessera", "run-report", out, "--json"]).out)
         calls = (report["ranks"][0]["last"]["sequence"] + 1) / o.steps
     micros = calls * (cost["record"] + cost["compare"])
     print(f"{calls:.1f} collectives a step, {micros:.1f} us of {step:.2f} ms (median): {micros / step / 10:.3f}%")

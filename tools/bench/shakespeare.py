@@ -9,16 +9,15 @@ command: reading, training, final evaluation. Runs alternate. With a checkout of
 data/shakespeare_char/prepare.py) its train.py runs, too, under each PYTHON. On a machine whose speed varies, use many rounds of
 few steps and compare the median steps.
 """
-import argparse, re, statistics, subprocess, sys, tempfile, time
+import re, statistics, subprocess, sys, tempfile, time
 
-from common import end_on_sigterm, metrics, must, run, small_keys, step_times, train_command
+from common import metrics, must, small_keys, start_benchmark, step_times, train_command
 
 
 def run_tessera(build, text, ranks, steps, folder):
     out = tempfile.mkdtemp(dir=folder)
     # The learning rate's schedule and beta2 are the defaults.
-    command = train_command(build, small_keys(text, steps, out), ranks)
-    seconds = must(run(command), command).seconds
+    seconds = must(train_command(build, small_keys(text, steps, out), ranks)).seconds
     val = [r["val_loss"] for r in metrics(out) if "val_loss" in r][-1]
     return val, seconds, step_times(out, 5)
 
@@ -37,13 +36,8 @@ def run_nanogpt(folder, python, steps, out):
 
 
 def main():
-    end_on_sigterm()
-    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    a.add_argument("build")
+    a = start_benchmark(__doc__, rounds=1, steps=2000, ranks=[1, 2])
     a.add_argument("text")
-    a.add_argument("--rounds", type=int, default=1)
-    a.add_argument("--steps", type=int, default=2000)
-    a.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     a.add_argument("--nanogpt", help="a checkout of nanoGPT")
     a.add_argument("--python", nargs="+", default=[sys.executable], help="interpreters that run nanoGPT")
     o = a.parse_args()

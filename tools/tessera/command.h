@@ -16,7 +16,7 @@ struct Command {
   std::function<int()> run;
 };
 
-/// Runs the parsed one of the commands.
+/// Runs the command that the command line names.
 int run_parsed(const std::vector<Command>& commands);
 
 /// Exit codes of all commands. A rank that lost other ranks exits with kCommunication.

@@ -54,7 +54,7 @@ int run(const std::vector<Command>& commands) {
   } catch (const CorruptCheckpoint& error) {
     return report(kIo, error.what());
   } catch (const std::system_error& error) {
-    // From fmt::print: the reader of the output, such as head, has exited.
+    // fmt::print throws this if the reader of the output, such as head, has exited.
     if (error.code() == std::errc::broken_pipe) return kIo;
     return report(kIo, error.what());
   } catch (const CommError& error) {
@@ -72,7 +72,7 @@ int run(const std::vector<Command>& commands) {
   }
 }
 
-/// Flushes standard output and reports errors, except that the reader, such as head, has exited.
+/// Flushes standard output and reports errors, but not if its reader, such as head, has exited.
 int flush_output(int code) {
   errno = 0;
   const bool lost = std::fflush(stdout) != 0 || std::ferror(stdout) != 0;
@@ -86,14 +86,12 @@ int flush_output(int code) {
 
 /// Suggests the nearest command; CLI11 would only list the leftover words.
 int refuse_command(std::string_view word, const std::vector<Command>& commands) {
-  std::string nearest;
-  for (const Command& command : commands) {
-    const std::string& name = command.app->get_name();
-    if (nearest.empty() || edit_distance(word, name) < edit_distance(word, nearest)) nearest = name;
-  }
+  const auto nearest = std::ranges::min_element(commands, {}, [&](const Command& command) {
+    return edit_distance(word, command.app->get_name());
+  });
   return report(kUsage,
                 fmt::format("unknown command \"{}\"; did you mean \"{}\"? See tessera --help", word,
-                            nearest));
+                            nearest->app->get_name()));
 }
 
 int parse_and_run(int argc, char** argv) {
@@ -110,12 +108,9 @@ int parse_and_run(int argc, char** argv) {
     return kUsage;
   }
   const std::string_view first = argv[1];
-  const bool known = std::any_of(commands.begin(), commands.end(), [&](const Command& command) {
-    return command.app->check_name(argv[1]);
-  });
-  if (!first.starts_with('-') && !known) {
-    return refuse_command(first, commands);
-  }
+  const bool known = std::ranges::any_of(
+      commands, [&](const Command& command) { return command.app->check_name(argv[1]); });
+  if (!first.starts_with('-') && !known) return refuse_command(first, commands);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& help) {  // --help, --version
@@ -132,8 +127,8 @@ int parse_and_run(int argc, char** argv) {
   return flush_output(run(commands));
 }
 
-/// Opens closed standard streams: otherwise the next opened files would get their descriptors, and
-/// messages would end up in those files.
+/// Opens closed standard streams, because otherwise the next opened files would get their
+/// descriptors and receive our messages.
 void open_standard_streams() {
   int fd = -1;
   do fd = ::open("/dev/null", O_RDWR);  // takes the lowest free descriptor
@@ -146,8 +141,8 @@ void open_standard_streams() {
 
 int main(int argc, char** argv) {
   tessera::tools::open_standard_streams();
-  // Write errors instead of signals: a run continues without a reader, and a file-size limit is
-  // reported like a full disk. Ranks inherit both.
+  // Let writes fail instead of raising signals, so that a run outlives the reader of its output and
+  // reports a file-size limit like a full disk. Ranks inherit both settings.
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
   // An exception that leaves main would lose its message.

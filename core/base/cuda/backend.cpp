@@ -12,7 +12,7 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int kOldestMajor = 8;  // bf16 products, and 16-byte asynchronous copies
+constexpr int kOldestMajor = 8;  // for bf16 tensor cores and cp.async
 constexpr std::size_t kStagingBytes = std::size_t{1} << 20;
 
 class PinnedAllocator final : public CachingAllocator {
@@ -76,7 +76,7 @@ CublasLt::CublasLt() {
                      cublasLtGetStatusString(status));
 }
 
-/// The driver's memory pool, ordered by one stream. Keeps freed memory for reuse.
+/// Allocates from a CUDA memory pool, in the order of one stream. Keeps freed memory for reuse.
 class CudaBackend::DeviceAllocator final : public Allocator {
  public:
   DeviceAllocator(int index, cudaStream_t stream) : index_(index), stream_(stream) {

@@ -31,7 +31,7 @@ class CublasLt {
   cublasLtHandle_t handle_ = nullptr;
 };
 
-/// State that a kernel's host code keeps between calls: plans by shape.
+/// State that a kernel's host code keeps between calls, such as plans by shape.
 class KernelState {
  public:
   virtual ~KernelState() = default;
@@ -70,15 +70,15 @@ class CudaBackend final : public DeviceBackend {
 
   const cudaDeviceProp& properties() const { return properties_; }
   CublasLt& cublas_lt() { return *cublas_lt_; }
-  /// Matrix products. @see kernels/cuda/matmul.cpp
+  /// State of matrix products. @see kernels/cuda/matmul.cpp
   std::unique_ptr<KernelState> matmul_state;
-  /// Attention. @see kernels/cuda/attention_choice.cpp
+  /// State of attention. @see kernels/cuda/attention_choice.cpp
   std::unique_ptr<KernelState> attention_state;
 
  private:
   class DeviceAllocator;
 
-  /// Work is started on the calling thread's current device.
+  /// Makes this GPU the calling thread's current device, on which the thread starts work.
   void make_current() const { check(cudaSetDevice(index_), "cudaSetDevice"); }
 
   const int index_;

@@ -24,7 +24,7 @@ inline void check(cudaError_t status, std::string_view what) {
   if (status == cudaSuccess) [[likely]]
     return;
   cudaGetLastError();                       // clears the error for the next call
-  if (status == cudaErrorMemoryAllocation)  // the driver's own, not in the ledger
+  if (status == cudaErrorMemoryAllocation)  // an allocation of CUDA's own, not in the ledger
     throw OutOfMemory("{}: the GPU has no memory left{}", what, memory_of_device());
   throw CudaError("{}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status));
 }

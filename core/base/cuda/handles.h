@@ -24,7 +24,7 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
-/// A point in a stream's work. @param flags  cudaEventDefault: with its time
+/// A point in a stream's work. @param flags  cudaEventDefault: also records the time
 class Event {
  public:
   explicit Event(unsigned flags = cudaEventDisableTiming) {
@@ -61,7 +61,6 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-/// Page-locked host memory.
 class PinnedBuffer {
  public:
   explicit PinnedBuffer(std::size_t bytes) {

@@ -20,16 +20,15 @@ namespace {
 namespace fe = cudnn_frontend;
 using tessera::cuda::CudaBackend;
 
-// Of a deterministic backward it may grow with the square of the tokens; our own kernel needs none.
+// Bytes. A deterministic backward may need memory quadratic in tokens; tessera's kernel needs none.
 constexpr std::int64_t kMostWorkspace = std::int64_t{2} << 30;
 
-// Names of the tensors of a graph.
 enum Uid : std::int64_t { kQ = 1, kK, kV, kOut, kStats, kGradOut, kGradQ, kGradK, kGradV };
 
-/// A window as cuDNN sees it: [B, H, T, D] with strides.
+/// Sizes and strides of a view in cuDNN's order, [B, H, T, D].
 struct Window {
   std::array<std::int64_t, 4> sizes{}, strides{};
-  // clang-tidy 14 takes its 0 for a pointer's. NOLINTNEXTLINE(modernize-use-nullptr)
+  // clang-tidy 14 mistakes its 0 for a null pointer. NOLINTNEXTLINE(modernize-use-nullptr)
   auto operator<=>(const Window&) const = default;
 };
 
@@ -40,7 +39,7 @@ Window window_of(const TensorView& heads) {
   return {swap(heads.shape), swap(heads.strides)};
 }
 
-/// Properties that select a plan; in forward the last three windows are empty.
+/// Properties that select a plan; in forward the last four windows are empty.
 struct Key {
   bool backward = false;
   bool statistics = false;
@@ -51,7 +50,7 @@ struct Key {
 };
 
 struct Plan : LibraryPlan {
-  std::unique_ptr<fe::graph::Graph> graph;  // null: why_not says why
+  std::unique_ptr<fe::graph::Graph> graph;  // null if why_not is set
 };
 
 std::vector<std::int64_t> list(const std::array<std::int64_t, 4>& values) {
@@ -111,7 +110,7 @@ class Attention final : public CudnnAttention {
     const TensorView &dq = args.grad_q.view, &dk = args.grad_k.view, &dv = args.grad_v.view;
     for (const GradientView* grad : {&args.grad_q, &args.grad_k, &args.grad_v})
       if (!grad->wanted || grad->accumulate)
-        return "it writes all three gradients, and adds to none";
+        return "cuDNN writes all three gradients and can't accumulate";
     if (std::string why = why_not(
             args.q, args.k, {&args.q, &args.k, &args.v, &args.out, &args.grad_out, &dq, &dk, &dv});
         !why.empty())
@@ -140,7 +139,7 @@ class Attention final : public CudnnAttention {
   static std::string why_not(const TensorView& q, const TensorView& k,
                              std::initializer_list<const TensorView*> views) {
     if (q.dtype != DType::BF16) return fmt::format("the dtype is {}", q.dtype);
-    if (q.shape[1] != k.shape[1]) return "queries and keys differ in number";
+    if (q.shape[1] != k.shape[1]) return "the numbers of queries and keys differ";
     if (q.shape[3] % 8 != 0) return fmt::format("head_dim {} is no multiple of 8", q.shape[3]);
     if (q.numel() == 0) return "there is nothing to do";
     for (const TensorView* view : views) {
@@ -180,7 +179,7 @@ class Attention final : public CudnnAttention {
       if (key.backward) {
         const auto stats = input(*graph, kStats, statistics);
         stats->set_data_type(fe::DataType_t::FLOAT);
-        // No atomic additions: a resumed run repeats to the bit.
+        // No atomic additions, so that a resumed run repeats to the bit.
         const auto gradients = graph->sdpa_backward(q, k, v, input(*graph, kOut, key.windows[3]),
                                                     input(*graph, kGradOut, key.windows[4]), stats,
                                                     fe::graph::SDPA_backward_attributes()
@@ -215,9 +214,9 @@ class Attention final : public CudnnAttention {
       else if (status.is_good())
         plan.graph = std::move(graph);
       else
-        plan.why_not = fmt::format("{} does not serve it: {}", version(), status.get_message());
+        plan.why_not = fmt::format("{} does not support it: {}", version(), status.get_message());
     } catch (const std::exception& error) {
-      plan.why_not = fmt::format("{} does not serve it: {}", version(), error.what());
+      plan.why_not = fmt::format("{} does not support it: {}", version(), error.what());
     }
     return plan;
   }

@@ -51,7 +51,7 @@ __device__ __forceinline__ void load_matrices(unsigned (&to)[4], const SharedArr
 #endif
 }
 
-/// The same, of the transposed matrices: a lane gets elements 2 t and 2 t + 1 of column g.
+/// The same for the transposed matrices: a lane receives elements 2 t and 2 t + 1 of column g.
 __device__ __forceinline__ void load_matrices_transposed(unsigned (&to)[4],
                                                          const SharedArray<BFloat16>& row) {
 #if defined(TESSERA_FIBER)

@@ -7,15 +7,7 @@ namespace tessera::kernels::cuda {
 
 /// Type of arithmetic: double for double, else float.
 template <typename T>
-struct ComputeOf {
-  using Type = float;
-};
-template <>
-struct ComputeOf<double> {
-  using Type = double;
-};
-template <typename T>
-using Compute = typename ComputeOf<T>::Type;
+using Compute = Accumulator<T>;
 
 __device__ __forceinline__ double widen(double x) { return x; }
 __device__ __forceinline__ float widen(float x) { return x; }
@@ -33,7 +25,7 @@ template <>
 __device__ __forceinline__ float narrow<float>(float x) {
   return x;
 }
-/// To nearest, ties to even; a NaN stays one.
+/// Rounds to nearest, ties to even; NaN stays NaN.
 template <>
 __device__ __forceinline__ BFloat16 narrow<BFloat16>(float x) {
   BFloat16 result;
@@ -56,7 +48,7 @@ struct alignas(sizeof(T) * N) Pack {
   __device__ __forceinline__ T& operator[](int i) { return values[i]; }
   __device__ __forceinline__ const T& operator[](int i) const { return values[i]; }
 };
-/// Elements that a thread moves at once. One of f64, which serves only tests and gradient checks.
+/// Elements that a thread moves at once. 1 for f64, which only tests and gradient checks use.
 template <typename T>
 inline constexpr int kPack = sizeof(T) > 4 ? 1 : 16 / static_cast<int>(sizeof(T));
 

@@ -1,7 +1,7 @@
 #pragma once
 
 // CUDA C++, or plain C++ in builds that run kernels as fibers on the host (TESSERA_FIBER). For
-// both, kernels use no static __shared__ memory and are launched through kernels/cuda/launch.h.
+// this, kernels use no static __shared__ memory and are launched through kernels/cuda/launch.h.
 
 #if defined(TESSERA_FIBER)
 #include <cuda_language.h>  // of tests/support/fiber

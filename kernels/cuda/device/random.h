@@ -5,8 +5,8 @@
 
 namespace tessera::kernels::cuda {
 
-/// Words number .. number + N - 1 of a stream. A counter yields four words, so up to one more than
-/// N / 4 counters are needed. Indices are constants, so that the words stay in registers.
+/// Draws words number to number + N - 1 of a stream. A counter yields four words, so up to one more
+/// than N / 4 counters are needed. Array indices are constants, so that words stay in registers.
 template <int N>
 __device__ __forceinline__ void draw(const RngKey& key, std::uint64_t number,
                                      std::uint32_t (&words)[N]) {

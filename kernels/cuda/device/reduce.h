@@ -26,8 +26,8 @@ __device__ __forceinline__ T warp_reduce(T value, Combine combine) {
   return value;
 }
 
-/// The same over a block of whole warps, in all threads. `scratch` has an element for each warp; a
-/// barrier comes before it is written, so it may be used again at once.
+/// The same over a block of whole warps; all threads get the result. `scratch` has an element per
+/// warp. A barrier precedes the writes to it, so that it can be reused at once.
 template <typename T, typename Combine>
 __device__ __forceinline__ T block_reduce(T value, const SharedArray<T>& scratch, T neutral,
                                           Combine combine) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// Before a loop. TESSERA_UNROLL: makes the index a constant, so that indexed arrays stay in
+// Placed before a loop. TESSERA_UNROLL: makes the index a constant, so that indexed arrays stay in
 // registers. TESSERA_KEEP_LOOP: saves registers where speed does not matter.
 #if defined(TESSERA_FIBER)
 #define TESSERA_UNROLL

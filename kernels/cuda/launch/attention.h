@@ -9,8 +9,8 @@
 namespace tessera::kernels::cuda {
 
 /// Offset, in elements, of 16-byte chunk `chunk` of row `row` in a tile of rows of kDim bf16.
-/// Aligned groups of 8 rows hold a chunk in 8 different groups of banks, as do any 8 chunks of a
-/// row: neither ldmatrix nor copies of rows have bank conflicts.
+/// The same chunk of 8 aligned rows lies in 8 different groups of banks, as do 8 consecutive chunks
+/// of a row, so that neither ldmatrix nor copies of rows have bank conflicts.
 template <int kDim>
 constexpr int swizzled(int row, int chunk) {
   constexpr int kChunks = kDim / 8;
@@ -22,9 +22,9 @@ constexpr int swizzled(int row, int chunk) {
 // Tiling of bf16 attention on tensor cores. Rows of heads are padded with zeros to kDim. A block
 // owns a tile of rows (queries, or keys for their gradients), kRowTiles times 16 rows per warp, and
 // loops over tiles of kStep rows of the other side. Sums (rows x kDim) and scores (rows x kStep) of
-// a warp stay in f32 registers; 32 rows per warp, where they fit, halve the reads of shared memory.
+// a warp stay in f32 registers; 32 rows per warp (if they fit) halve the reads of shared memory.
 
-/// Forward: a tile of queries, and two stages of a tile of keys and one of values.
+/// Forward. In shared memory: a tile of queries, double-buffered tiles of keys and of values.
 template <int kDim>
 struct AttentionForwardShape {
   static constexpr int kRowTiles = kDim <= 64 ? 2 : 1;
@@ -34,7 +34,7 @@ struct AttentionForwardShape {
   static constexpr int kSharedBytes = (kRows + 4 * kStep) * kDim * 2;
 };
 
-/// Gradient of queries: a tile of queries and one of grad_out, and two stages of keys and values.
+/// Gradient of queries: tiles of queries and grad_out, double-buffered tiles of keys and values.
 template <int kDim>
 struct AttentionQueryShape {
   static constexpr int kRowTiles = kDim <= 64 ? 2 : 1;
@@ -44,9 +44,9 @@ struct AttentionQueryShape {
   static constexpr int kSharedBytes = (2 * kRows + 4 * kStep) * kDim * 2;
 };
 
-/// Gradients of keys and values: a tile of each, and two stages of queries, of grad_out, and of the
-/// log_sum_exp and delta of the queries. For long rows a block computes half of the columns: sums
-/// of whole rows would not fit into registers.
+/// Gradients of keys and values: a tile of each, double-buffered tiles of queries and grad_out with
+/// the log_sum_exp and delta of the queries. For kDim > 128 a block computes half of the columns,
+/// because sums of whole rows would not fit into registers.
 template <int kDim>
 struct AttentionKeyShape {
   static constexpr int kRowTiles = kDim <= 64 ? 2 : 1;
@@ -58,8 +58,8 @@ struct AttentionKeyShape {
   static constexpr int kSharedBytes = (2 * kRows + 4 * kStep) * kDim * 2 + 4 * kStep * 4;
 };
 
-/// Attention of f32 and f64 on CUDA cores: 16 x 16 threads to tiles of kRows rows of either side,
-/// rows padded with zeros to kDim. Rows in shared memory are 16 bytes longer: 8 of them begin in 8
+/// Attention of f32 and f64 on CUDA cores: 16 x 16 threads per tile of kRows queries by kRows keys,
+/// padded with zeros to kDim. Rows in shared memory are 16 bytes longer, so that 8 rows begin in 8
 /// different groups of banks.
 template <typename T, int kDim>
 struct AttentionPlainShape {
@@ -75,13 +75,13 @@ struct AttentionPlainShape {
   }
 };
 
-/// Sums of grad_out * out: 8 threads to a row.
+/// Sums of grad_out * out: 8 threads per row.
 struct AttentionDeltaShape {
   static constexpr unsigned kThreads = 256;
   static constexpr int kTeam = 8, kTeams = kThreads / kTeam;
 };
 
-/// Blocks of a one-dimensional grid, head by head.
+/// Number of blocks of a one-dimensional grid over the tiles of all heads.
 /// @throws Unsupported if there are more blocks than a launch allows
 inline unsigned attention_blocks(const char* kernel, std::int64_t tiles, int heads, int batch) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
@@ -101,8 +101,8 @@ bool visit_head_dim(std::int64_t dim, const F& f) {
   (void)((dim <= kDims ? (f(std::integral_constant<int, kDims>{}), found = true) : false) || ...);
   return found;
 }
-/// Head dims compiled for tensor cores, and below for CUDA cores; f64 only serves tests and
-/// gradient checks.
+/// Head dims compiled for tensor cores and, below, for CUDA cores. There are fewer for f64, which
+/// only tests and gradient checks use.
 template <typename F>
 bool visit_bf16_head_dim(std::int64_t dim, const F& f) {
   return visit_head_dim<64, 96, 128, 192, 256>(dim, f);

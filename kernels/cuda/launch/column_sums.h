@@ -6,11 +6,11 @@
 namespace tessera::kernels::cuda {
 
 /// Tiling of sums over the rows of a [rows, columns] matrix: a warp sums 32 packs of columns, and
-/// the warps of a block alternate over its rows. Depends on the sizes only, so the order of every
-/// sum is the same on all devices.
+/// the warps of a block alternate over its rows. The tiling depends on the sizes only, so that the
+/// order of every sum is the same on all devices.
 struct ColumnSumsShape {
   static constexpr int kWarps = 8;
-  /// Second pass: few rows and columns, so more warps with shorter loops.
+  /// Of the second pass: it has few rows and columns, so more warps shorten its loops.
   static constexpr int kFinalWarps = 16;
   /// Rows that a warp loads before it adds, to keep memory busy.
   static constexpr int kTogether = 4;

@@ -10,7 +10,7 @@ namespace tessera::kernels::cuda {
 struct TokenSortShape {
   static constexpr int kDigitBits = 8, kDigits = 1 << kDigitBits;
   static constexpr int kThreads = kDigits, kWarps = kThreads / 32;
-  /// A block of the second half of a pass reads the counts of all tiles.
+  /// Limited, because each block of move_tokens_kernel reads the counts of all tiles.
   static constexpr std::int64_t kMostTiles = 256;
   static constexpr std::int64_t kLeastRounds = 4;
 
@@ -22,7 +22,7 @@ struct TokenSortShape {
     const std::int64_t tile = std::int64_t{kThreads} * rounds(tokens);
     return static_cast<int>((tokens + tile - 1) / tile);
   }
-  /// Until all digits of the keys [0, largest] are sorted.
+  /// Number of passes that sort keys in [0, largest].
   static int passes(std::uint32_t largest) {
     return std::max(1, (static_cast<int>(std::bit_width(largest)) + kDigitBits - 1) / kDigitBits);
   }
@@ -31,8 +31,8 @@ struct TokenSortShape {
 /// A warp owns a row, or 32 packs of its columns in sums of rows.
 struct EmbeddingShape {
   static constexpr unsigned kThreads = 256, kWarps = kThreads / 32;
-  /// Places of a token that one warp sums: the warp of a frequent token then adds one row per
-  /// piece.
+  /// Number of sorted tokens that one warp sums beforehand, so that the warp of a frequent token
+  /// adds one row per piece.
   static constexpr int kPiece = 128;
 
   static unsigned blocks(std::int64_t rows) {

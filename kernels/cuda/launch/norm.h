@@ -33,21 +33,21 @@ struct NormShape {
   }
 };
 
-/// All gradients of a norm in one pass: teams of warps stride over the rows by the grid, loading
+/// All gradients of a norm in one pass: teams of warps loop over rows with a grid stride, loading
 /// their next row to shared memory meanwhile. A thread owns the same columns in every row and keeps
 /// their sums in registers.
 ///
-/// An H100 needs 32 to 40 KB in flight per multiprocessor. 16 warps, each one or two rows of x and
-/// grad_y ahead, have 16 to 32 KB per pack of a thread: 48 KB or more at GPT-2's widths. 4 packs of
-/// bf16 are 64 sums, so a thread gets 128 registers, and no more warps fit. One block per
-/// multiprocessor would halve the partial sums, but two hide each other's barriers.
+/// An H100 needs 32 to 40 KB in flight per multiprocessor. 16 warps that load one or two rows of x
+/// and grad_y ahead have 16 to 32 KB in flight for each pack per thread: 48 KB or more at GPT-2's
+/// widths. 4 packs of bf16 are 64 sums, so a thread gets 128 registers, and no more warps fit. One
+/// block per multiprocessor would halve the partial sums, but two hide each other's barriers.
 struct NormGradientsShape {
-  static constexpr int kMostPacks = 4;  ///< of a row, to each thread
+  static constexpr int kMostPacks = 4;  ///< of a row, per thread
   static constexpr int kFewThreads = 256, kMostThreads = 512;
   static constexpr int kMostWarps = kMostThreads / 32;
   static constexpr int kStages = 2;  ///< rows of a team in shared memory
 
-  int packs = 0;  ///< of a row, to each thread; 0: the row is too long
+  int packs = 0;  ///< of a row, per thread; 0: the row is too long
   int team_warps = 1;
   int threads = kFewThreads;
 
@@ -60,12 +60,12 @@ struct NormGradientsShape {
     threads = std::max(kFewThreads, 32 * team_warps);
   }
   int teams() const { return threads / (32 * team_warps); }
-  /// @param operands  whose rows are staged
+  /// @param operands  number of operands whose rows are copied
   int staged_bytes(int operands) const { return threads * packs * 16 * operands * kStages; }
-  /// Blocks that run at once, each with a row for its first team.
+  /// Number of blocks: as many as the device runs at once, but none without rows.
   /// @param shared_bytes  of a block; @param most_shared  limit of a block on the device
   unsigned blocks(std::int64_t rows, int processors, int shared_bytes, int most_shared) const {
-    constexpr int kReserved = 1024;  // per block, by the system
+    constexpr int kReserved = 1024;  // bytes that CUDA reserves per block
     const int by_registers = kMostThreads / threads;
     const int together =
         std::clamp((most_shared + kReserved) / (shared_bytes + kReserved), 1, by_registers);

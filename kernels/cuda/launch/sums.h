@@ -4,7 +4,7 @@
 
 namespace tessera::kernels::cuda {
 
-/// A block sums each part of fixed length, then one block the parts.
+/// A block sums each part of fixed length, then one block adds the sums of the parts.
 struct SumShape {
   static constexpr unsigned kThreads = 256, kFinalThreads = 1024;
   static constexpr std::int64_t kPart = 16384;

@@ -265,7 +265,7 @@ TEST_CASE("tensors and chunks that do not match") {
   refuse("/sections/model/tensors/w/chunks", Json::array(), "elements 0 to 12 are in no chunk");
   refuse(in_chunk("/bytes").c_str(), {100, 132}, "has 128 bytes");
   refuse(in_chunk("/bytes").c_str(), {100, 119}, "do not fill 19 bytes");
-  refuse(in_chunk("/bytes").c_str(), {120, 100}, "whole number from 120");
+  refuse(in_chunk("/bytes").c_str(), {120, 100}, "begin 120 is past end 100");
   refuse(in_chunk("/bytes").c_str(), {100}, "found 1 values");
   refuse(in_chunk("/checksum").c_str(), "crc64:xyz", "expected a checksum");
   refuse(in_chunk("/checksum").c_str(), 7, "expected a string");
@@ -316,7 +316,11 @@ TEST_CASE("boxes cover a tensor exactly once") {
   chunks[1]["box"]["offsets"] = {0, 1};
   refuse_text(json.dump(), "overlap");
   chunks[1]["box"]["offsets"] = {0, 3};
-  refuse_text(json.dump(), "is outside the shape");
+  refuse_text(json.dump(),
+              "sections.model.tensors.w: b holds the box at [0, 3] of shape [4, 1], which is "
+              "outside the shape [4, 3] of the tensor");
+  chunks[1]["box"] = {{"offsets", {0, 2}}, {"shape", {4, 2}}};
+  refuse_text(json.dump(), "b holds the box at [0, 2] of shape [4, 2]");
   chunks[1]["box"]["offsets"] = {0};
   refuse_text(json.dump(), "is outside the shape");
   chunks.erase(1);

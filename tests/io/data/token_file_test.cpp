@@ -127,7 +127,7 @@ TEST_CASE("a file that shrinks while open is an error, not a signal") {
   const auto path = dir.write("x.bin", bytes_of(U16(50000, 1)));
   const auto source = open_token_file(path);
   std::vector<std::int32_t> out(50000);
-  CHECK_NOTHROW(source->read(0, 50000, out.data()));  // maps its pages
+  CHECK_NOTHROW(source->read(0, 50000, out.data()));
   std::filesystem::resize_file(path, 100);
   CHECK_NOTHROW(source->prefetch(0, 50000));
   CHECK_THROWS_HOLDING(IoError, "it was truncated", source->read(49000, 1000, out.data()));

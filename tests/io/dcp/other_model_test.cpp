@@ -349,7 +349,8 @@ TEST_CASE_FIXTURE(Llama, "the directory of --config is not replaced") {
   const fs::path attempt = dir.path() / "out.tmp";
   fs::create_directory(attempt);
   fs::copy(dir.path() / "blob", attempt / "config.json");
-  refuse(attempt / "config.json", attempt);
+  refuse(attempt / "config.json",
+         attempt.string() + ", the working directory of an export to " + out.string() + ",");
   CHECK(fs::exists(attempt / "config.json"));
 }
 

@@ -57,6 +57,17 @@ TEST_CASE("a replaced file is not read with the old file's header") {
                        source->open_file("0.safetensors"));
 }
 
+TEST_CASE("a dtype that cannot be read is reported with its file") {
+  TempDir dir;
+  const std::string header = R"({"w":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}})";
+  const std::uint64_t length = header.size();
+  const std::string start(reinterpret_cast<const char*>(&length), sizeof(length));
+  const fs::path file = dir.path() / "model.safetensors";
+  write_text(file, start + header + "x");
+  CHECK_THROWS_HOLDING(Unsupported, file.string() + ": tensor w has dtype F4",
+                       open_safetensors_directory(dir.path())->record("w"));
+}
+
 TEST_CASE("tensors of a directory") {
   TempDir dir;
   write_files(dir.path(), 2);

@@ -23,6 +23,9 @@ TEST_CASE("wrapper prefixes are removed, however often they occur") {
       {"model.", ""},
       {"..", ".."},
   };
+  const auto strip_name = [](std::string_view source, const NameRules& rules) {
+    return classify(source, "", false, rules).name;
+  };
   for (const auto& [source, expected] : names) {
     CHECK(strip_name(source, {}) == expected);
     CHECK(strip_name(source, {.strip_wrappers = false}) == source);

@@ -18,7 +18,7 @@
 #include "tests/support/check_throws.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/text.h"
-#include "tools/tessera/launch/line_prefixer.h"
+#include "tools/tessera/launch/rank_process.h"
 #include "tools/tessera/launch/standard_error.h"
 
 using namespace tessera;

@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <limits>
@@ -21,6 +22,7 @@
 #include "tools/tessera/report/console.h"
 #include "tools/tessera/report/utf8.h"
 #include "tools/tessera/train/checkpoints.h"
+#include "tools/tessera/train/nonfinite.h"
 
 namespace tessera::tools {
 namespace {
@@ -34,19 +36,9 @@ struct DiffCommand {
 };
 
 std::string_view kind_name(Kind kind) {
-  switch (kind) {
-    case Kind::OnlyInA:
-      return "only in A";
-    case Kind::OnlyInB:
-      return "only in B";
-    case Kind::Shape:
-      return "shape";
-    case Kind::Dtype:
-      return "dtype";
-    case Kind::Values:
-      return "values";
-  }
-  return "unknown";
+  static constexpr std::array<std::string_view, 5> kNames = {"only in A", "only in B", "shape",
+                                                             "dtype", "values"};
+  return kNames[static_cast<std::size_t>(kind)];
 }
 
 std::vector<std::int64_t> place_of(std::int64_t element, const Shape& shape) {
@@ -88,9 +80,7 @@ std::string describe(const io::TensorDifference& d) {
 
 // JSON has no infinity and no NaN.
 io::Json number(double value) {
-  if (std::isnan(value)) return "nan";
-  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
-  return value;
+  return std::isfinite(value) ? io::Json(value) : io::Json(non_finite_word(value));
 }
 
 io::Json to_json(const io::TensorDifference& d) {
@@ -216,7 +206,7 @@ Command add_checkpoint_diff(CLI::App& parent) {
   app->add_option("--tolerance", diff.absolute, "Treat values as equal if |a - b| is at most this")
       ->capture_default_str();
   app->add_option("--relative-tolerance", diff.relative,
-                  "Allow this times the larger of |a| and |b| in addition")
+                  "Also allow a difference of this times the larger of |a| and |b|")
       ->capture_default_str();
   app->add_option("--jobs", diff.threads, "Threads, with 3 MiB of memory each")
       ->capture_default_str();

@@ -11,8 +11,8 @@
 #include "io/base/crc.h"
 #include "io/base/json.h"
 #include "io/checkpoint/find.h"
+#include "io/safetensors/dtype.h"
 #include "io/source/open_sharded.h"
-#include "tools/tessera/checkpoint/describe.h"
 #include "tools/tessera/command.h"
 #include "tools/tessera/consolidate/plan.h"
 #include "tools/tessera/report/console.h"
@@ -26,6 +26,93 @@ struct InspectCommand {
   std::string path, step = "latest";
   bool json = false, chunks = false;
 };
+
+io::Json list(const Shape& shape) { return std::vector<std::int64_t>(shape.begin(), shape.end()); }
+
+io::Json describe_place(const io::Chunk& chunk) {
+  io::Json place{{"file", chunk.file},
+                 {"bytes", {chunk.byte_begin, chunk.byte_end}},
+                 {"elements", {chunk.begin, chunk.end}},
+                 {"checksum", io::format_checksum(chunk.crc64)}};
+  if (chunk.box)
+    place["box"] = {{"offsets", list(chunk.box->offsets)}, {"shape", list(chunk.box->shape)}};
+  return place;
+}
+
+io::Json describe_tensors(const io::TensorMap& tensors, io::Section section, bool with_places) {
+  io::Json described = io::Json::object();
+  for (const auto& [name, tensor] : tensors) {
+    io::Json entry{{"section", io::section_name(section)},
+                   {"dtype", io::safetensors_dtype_name(tensor.dtype)},
+                   {"shape", list(tensor.shape)},
+                   {"chunks", tensor.chunks.size()}};
+    if (const auto crc = io::tensor_checksum(tensor)) {
+      entry["checksum"] = io::format_checksum(*crc);
+    }
+    if (with_places) {
+      entry["places"] = io::Json::array();
+      for (const io::Chunk& chunk : tensor.chunks) entry["places"].push_back(describe_place(chunk));
+    }
+    described[name] = std::move(entry);
+  }
+  return described;
+}
+
+// Output of --json: path, step, world_size, run_id, created, tessera, format_version, sections,
+// digest, parameters, bytes (of all files except the index), files, model (configuration), tensors
+// (model weights by name: section, dtype, shape, number of chunks, checksum), optimizer ({step,
+// number of tensors} or null), configuration (of the run, from the trainer section, or null) and
+// trainer_problem (error from reading that section, or null).
+// @param with_places  also list each tensor's chunks as "places" (file, bytes, elements, checksum,
+//   box), and the tensors of exp_avg and exp_avg_sq
+io::Json describe_checkpoint(const io::CheckpointReader& reader, bool with_places) {
+  const io::CheckpointIndex& index = reader.index();
+  std::int64_t parameters = 0, bytes = 0;
+  for (const auto& [name, size] : index.files) bytes += size;
+  io::Json sections = io::Json::array(), tensors = io::Json::object();
+  io::Json optimizer, configuration, problem;
+  if (index.model) {
+    sections.push_back("model");
+    tensors = describe_tensors(*index.model, io::Section::Model, with_places);
+    for (const auto& [name, tensor] : *index.model) parameters += numel(tensor.shape);
+  }
+  if (index.optimizer) {
+    sections.push_back("optimizer");
+    optimizer = {{"step", index.optimizer->step}, {"tensors", index.optimizer->exp_avg.size()}};
+    for (const auto& [name, section] :
+         {std::pair("exp_avg", io::Section::ExpAvg), {"exp_avg_sq", io::Section::ExpAvgSq}})
+      if (with_places)
+        optimizer[name] = describe_tensors(*index.tensors(section), section, with_places);
+  }
+  if (index.trainer) {
+    sections.push_back("trainer");
+    bytes += index.trainer->size;
+    try {
+      const std::string source = (reader.path() / index.trainer->file).string();
+      const io::Json trainer = io::parse_json(reader.trainer_json(), source);
+      if (trainer.is_object() && trainer.contains("config")) configuration = trainer["config"];
+    } catch (const Error& error) {
+      problem = error.what();
+    }
+  }
+  return {{"path", reader.path().string()},
+          {"step", index.step},
+          {"world_size", index.world_size},
+          {"run_id", index.run_id},
+          {"created", index.created},
+          {"tessera", index.tessera_version},
+          {"format_version", io::kCheckpointVersion},
+          {"sections", std::move(sections)},
+          {"digest", index.model ? io::Json(reader.digest()) : io::Json(nullptr)},
+          {"parameters", parameters},
+          {"bytes", bytes},
+          {"files", index.files},
+          {"model", io::Json::parse(index.model_config)},
+          {"tensors", std::move(tensors)},
+          {"optimizer", std::move(optimizer)},
+          {"configuration", std::move(configuration)},
+          {"trainer_problem", std::move(problem)}};
+}
 
 void print_tensors(const io::TensorMap& tensors, bool with_chunks) {
   for (const auto& [name, tensor] : tensors) {
@@ -52,10 +139,11 @@ void print(const io::CheckpointReader& reader, const io::Json& json, bool with_c
       {"created", fmt::format("{} by tessera {}, format version {}", index.created,
                               index.tessera_version, json["format_version"].get<int>())},
       {"ranks", std::to_string(index.world_size)},
-      {"sections", fmt::format("{}", fmt::join(section_names(index), ", "))},
-      {"stored", fmt::format("{} in {}", format_bytes(stored_bytes(index)),
+      {"sections",
+       fmt::format("{}", fmt::join(json["sections"].get<std::vector<std::string>>(), ", "))},
+      {"stored", fmt::format("{} in {}", format_bytes(json["bytes"].get<std::int64_t>()),
                              counted(std::ssize(index.files), "shard"))},
-      {"parameters", format_count(static_cast<double>(parameter_count(index)))},
+      {"parameters", format_count(json["parameters"].get<double>())},
       {"digest",
        json["digest"].is_string() ? json["digest"].get<std::string>() : "none (no model section)"}};
   if (index.optimizer) {
@@ -83,7 +171,7 @@ void print(const io::CheckpointReader& reader, const io::Json& json, bool with_c
   }
 }
 
-// Shards of another program, in the form that consolidate would export.
+// Prints shards that another program saved, with the names and dtypes that consolidate would write.
 void print_sharded(const InspectCommand& options) {
   require(options.step == "latest", "{} is not a tessera checkpoint and has no step {}",
           options.path, options.step);

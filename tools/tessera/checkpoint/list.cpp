@@ -50,13 +50,10 @@ std::string rough(std::int64_t seconds) {
                       : format_duration(static_cast<double>(seconds));
 }
 
-// Resuming also needs a valid trainer.json.
-void check_trainer_state(const io::CheckpointReader& reader) {
-  if (reader.index().trainer) read_trainer_state(reader);
-}
-
 int run_list(const ListCommand& options) {
-  const auto entries = io::list_checkpoints(options.path, check_trainer_state);
+  const auto entries = io::list_checkpoints(options.path, [](const io::CheckpointReader& reader) {
+    if (reader.index().trainer) read_trainer_state(reader);  // throws if invalid
+  });
   if (options.json) {
     io::Json rows = io::Json::array();
     for (const io::ListedCheckpoint& entry : entries) rows.push_back(to_json(entry));

@@ -40,7 +40,7 @@ comm::FileDescriptor lock_owner(const io::fs::path& checkpoints) {
   return lock;
 }
 
-// Resolves OUT: the checkpoints/ folder of a run, or the directory itself.
+// Resolves OUT to the checkpoints/ folder if it is a run, else to the directory itself.
 io::fs::path checkpoints_of(const std::string& out, std::int64_t step) {
   io::fs::path path = io::fs::absolute(io::fs::path(out) / "").lexically_normal().parent_path();
   std::error_code error;
@@ -54,7 +54,7 @@ io::fs::path checkpoints_of(const std::string& out, std::int64_t step) {
   return path;
 }
 
-// Tensors in registration order of the model; empty for an unknown architecture.
+// Tensors in the order in which the model registers them; empty for an unknown architecture.
 std::vector<io::TensorInfo> known_order(const io::CheckpointIndex& index) {
   try {
     return io::gpt2_tensors(io::Json::parse(index.model_config));
@@ -109,7 +109,7 @@ Command add_checkpoint_reshard(CLI::App& parent) {
   app->add_option("OUT", options->out,
                   "Run or directory of checkpoints in which to write a checkpoint of the same step")
       ->required();
-  app->add_option("--world", reshard.world_size, "Ranks, and shards")->required();
+  app->add_option("--world", reshard.world_size, "Number of ranks, and so of shards")->required();
   app->add_option("--step", options->step, kStepHelp)->capture_default_str();
   app->add_option("--memory", options->memory, "Total memory of all buffers")
       ->capture_default_str();

@@ -46,14 +46,12 @@ io::VerifyReport examine(const io::fs::path& dir, const io::VerifyOptions& optio
         io::parse_index(io::read_file(source, io::kMaxIndexBytes, io::Links::Refuse), source);
     check_step(index);
     return io::verify_checkpoint(dir, index, options);
-  } catch (const io::CorruptTensor& error) {
-    io::VerifyReport report;
-    report.problems.push_back(
-        {"index.json", error.tensor(), error.begin(), error.end(), error.what()});
-    return report;
   } catch (const CorruptCheckpoint& error) {
+    io::VerifyProblem problem{"index.json", "", 0, 0, error.what()};
+    if (const auto* tensor = dynamic_cast<const io::CorruptTensor*>(&error))
+      problem = {"index.json", tensor->tensor(), tensor->begin(), tensor->end(), error.what()};
     io::VerifyReport report;
-    report.problems.push_back({"index.json", "", 0, 0, error.what()});
+    report.problems.push_back(std::move(problem));
     return report;
   }
 }

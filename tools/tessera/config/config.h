@@ -64,17 +64,17 @@ struct Config {
     std::int64_t gather_ahead = 1;
   } shard;
   struct Checkpoint {
-    std::int64_t every = 500;  ///< steps, and at the end; 0: none at all
+    std::int64_t every = 500;  ///< steps; also saves at the end; 0: never saves
     std::string async = "on";
     std::int64_t keep = 3;        ///< newest committed checkpoints to keep; 0: all
-    std::int64_t keep_every = 0;  ///< steps that are multiples of this are never deleted; 0: none
+    std::int64_t keep_every = 0;  ///< checkpoints at multiples of this are never deleted; 0: none
     std::int64_t keep_best = 0;   ///< number of checkpoints with the lowest validation loss to keep
     std::string on_error = "warn";
     std::string what = "all";
     std::string resume = "auto";
     std::string load_policy = "exact";
-    std::vector<std::string> load_tensors;  ///< patterns, of model.init_from; empty: all
-    double timeout = 600;                   ///< seconds that a save may hang
+    std::vector<std::string> load_tensors;  ///< name patterns; empty: all
+    double timeout = 600;                   ///< seconds without progress before a save fails
     double load_timeout = 600;              ///< seconds
   } checkpoint;
   struct Comm {
@@ -100,7 +100,7 @@ inline std::chrono::milliseconds to_milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1e3));
 }
 
-/// {"model": {...}, ...} with every field, in table order; load_config() reads it back.
+/// {"model": {...}, ...} with every field, in the order of fields.cpp; load_config() reads it.
 nlohmann::ordered_json to_json(const Config& config);
 
 }  // namespace tessera::tools

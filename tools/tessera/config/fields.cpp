@@ -15,17 +15,14 @@ namespace {
 constexpr double kHuge = 1e30;         // no limit; JSON has no infinity
 constexpr double kBig = 2147483647.0;  // limit of 32-bit sizes
 
-#define REF(member) [](Config& c) -> FieldRef { return &c.member; }
+// Arguments `ref` and `key` of a field: accessor and name of the Config member.
+#define KEY(member) [](Config& c) -> FieldRef { return &c.member; }, #member
 
-Field integer(std::string_view key, FieldRef (*ref)(Config&), double min, double max,
-              std::string_view help) {
-  return {key, ref, help, min, max, false, {}, {}};
-}
-Field number(std::string_view key, FieldRef (*ref)(Config&), double min, double max,
+Field number(FieldRef (*ref)(Config&), std::string_view key, double min, double max,
              std::string_view help, bool min_exclusive = false) {
   return {key, ref, help, min, max, min_exclusive, {}, {}};
 }
-Field text(std::string_view key, FieldRef (*ref)(Config&), std::string_view help,
+Field text(FieldRef (*ref)(Config&), std::string_view key, std::string_view help,
            std::vector<std::string_view> choices = {},
            std::vector<std::string_view> unavailable = {}) {
   return {key, ref, help, 0, 0, false, std::move(choices), std::move(unavailable)};
@@ -34,138 +31,121 @@ Field text(std::string_view key, FieldRef (*ref)(Config&), std::string_view help
 std::vector<Field> make_fields() {
   const bool positive = true;
   return {
-      text("model.arch", REF(model.arch), "model family", {"gpt2"}, {"llama", "mistral", "gemma"}),
-      integer("model.n_layer", REF(model.n_layer), 1, 4096, "transformer blocks"),
-      integer("model.n_head", REF(model.n_head), 1, 4096, "attention heads; must divide n_embd"),
-      integer("model.n_embd", REF(model.n_embd), 1, 1 << 20, "width of the residual stream"),
-      integer("model.vocab_size", REF(model.vocab_size), 0, kBig,
-              "number of token ids; 0: from the tokenizer or the data"),
-      integer("model.seq_len", REF(model.seq_len), 1, 1 << 24, "context length in tokens"),
-      number("model.dropout", REF(model.dropout), 0, 0.99, "dropout probability"),
-      number("model.layer_norm_eps", REF(model.layer_norm_eps), 0, 1, "epsilon of LayerNorm",
-             positive),
-      text("model.init_from", REF(model.init_from),
+      text(KEY(model.arch), "model family", {"gpt2"}, {"llama", "mistral", "gemma"}),
+      number(KEY(model.n_layer), 1, 4096, "transformer blocks"),
+      number(KEY(model.n_head), 1, 4096, "attention heads; must divide n_embd"),
+      number(KEY(model.n_embd), 1, 1 << 20, "width of the residual stream"),
+      number(KEY(model.vocab_size), 0, kBig,
+             "number of token ids; 0: from the tokenizer or the data"),
+      number(KEY(model.seq_len), 1, 1 << 24, "context length in tokens"),
+      number(KEY(model.dropout), 0, 0.99, "dropout probability"),
+      number(KEY(model.layer_norm_eps), 0, 1, "epsilon of LayerNorm", positive),
+      text(KEY(model.init_from),
            "start from the weights of a checkpoint, a run or a Hugging Face directory"),
 
-      text("data.train", REF(data.train), "training files or globs: token files (.bin) or text"),
-      text("data.val", REF(data.val),
+      text(KEY(data.train), "training files or globs: token files (.bin) or text"),
+      text(KEY(data.val),
            "validation files or globs; empty: the end of the text, or nothing if data.train is "
            "token files"),
-      text("data.tokenizer", REF(data.tokenizer), "for text: bytes, chars, or a tokenizer file"),
-      number("data.val_fraction", REF(data.val_fraction), 0, 0.99,
+      text(KEY(data.tokenizer), "for text: bytes, chars, or a tokenizer file"),
+      number(KEY(data.val_fraction), 0, 0.99,
              "share of the text, at its end, used for validation if data.val is empty"),
-      text("data.order", REF(data.order), "order of the training rows", {"shuffled", "sequential"}),
+      text(KEY(data.order), "order of the training rows", {"shuffled", "sequential"}),
 
-      integer("train.steps", REF(train.steps), 1, 1e15, "optimizer steps"),
-      integer("train.seed", REF(train.seed), 0, 9.2e18,
-              "random seed of weights, data order and dropout"),
-      integer("train.global_batch", REF(train.global_batch), 1, kBig,
-              "sequences per step, over all ranks"),
-      integer("train.micro_batch", REF(train.micro_batch), 0, kBig,
-              "sequences per rank in one pass; 0: global_batch / ranks"),
-      text("train.device", REF(train.device),
+      number(KEY(train.steps), 1, 1e15, "optimizer steps"),
+      number(KEY(train.seed), 0, 9.2e18, "random seed of weights, data order and dropout"),
+      number(KEY(train.global_batch), 1, kBig, "sequences per step, over all ranks"),
+      number(KEY(train.micro_batch), 0, kBig,
+             "sequences per rank in one pass; 0: global_batch / ranks"),
+      text(KEY(train.device),
            "auto (a GPU if one can be used), cpu, cuda (the GPU of the local rank), or cuda:N"),
-      text("train.precision", REF(train.precision),
+      text(KEY(train.precision),
            "bf16: bf16 compute, float32 weights; bf16-true: bf16 weights too, with stochastic "
            "rounding; gradients and moments are always float32",
            {"fp32", "bf16", "bf16-true"}),
-      text("train.nonfinite", REF(train.nonfinite),
+      text(KEY(train.nonfinite),
            "on a NaN or infinite loss or gradient: stop, or skip the step, at most 10 in a row",
            {"stop", "skip"}),
-      text("train.recompute", REF(train.recompute),
+      text(KEY(train.recompute),
            "block: keep only the input of each block and recompute the rest in backward",
            {"none", "block"}),
-      integer("train.eval_every", REF(train.eval_every), 0, 1e15,
-              "steps between evaluations; 0: only at the end"),
-      integer("train.eval_batches", REF(train.eval_batches), 0, kBig,
-              "global batches per evaluation; 0: all validation data"),
-      integer("train.threads", REF(train.threads), 0, 4096,
-              "CPU threads per rank; 0: the processors divided by the ranks of this host"),
-      text("train.memory_check", REF(train.memory_check),
+      number(KEY(train.eval_every), 0, 1e15, "steps between evaluations; 0: only at the end"),
+      number(KEY(train.eval_batches), 0, kBig,
+             "global batches per evaluation; 0: all validation data"),
+      number(KEY(train.threads), 0, 4096,
+             "CPU threads per rank; 0: the processors divided by the ranks of this host"),
+      text(KEY(train.memory_check),
            "if the plan needs more memory than the host or GPU has: refuse to start, or warn",
            {"refuse", "warn"}),
-      integer("train.memory_limit", REF(train.memory_limit), 0, 9.2e18,
-              "most bytes of tensors of a rank on the CPU; 0: no limit"),
-      integer("train.log_every", REF(train.log_every), 1, 1e15,
-              "steps between lines of output that is not a terminal"),
-      text("train.profile", REF(train.profile),
+      number(KEY(train.memory_limit), 0, 9.2e18,
+             "most bytes of tensors of a rank on the CPU; 0: no limit"),
+      number(KEY(train.log_every), 1, 1e15, "steps between lines of output that is not a terminal"),
+      text(KEY(train.profile),
            "write a Chrome trace of a few steps to this file; ranks above 0 append their number"),
-      text("train.sample_prompt", REF(train.sample_prompt),
+      text(KEY(train.sample_prompt),
            "prompt to sample from at each evaluation; empty: no sampling"),
-      integer("train.sample_tokens", REF(train.sample_tokens), 1, 1 << 20,
-              "tokens to generate from sample_prompt"),
+      number(KEY(train.sample_tokens), 1, 1 << 20, "tokens to generate from sample_prompt"),
 
-      number("optim.lr", REF(optim.lr), 0, 1e3, "peak learning rate"),
-      number("optim.beta1", REF(optim.beta1), 0, 0.999999, "AdamW: decay of the first moment"),
-      number("optim.beta2", REF(optim.beta2), 0, 0.999999, "AdamW: decay of the second moment"),
-      number("optim.eps", REF(optim.eps), 0, 1, "AdamW: added to the denominator", positive),
-      number("optim.weight_decay", REF(optim.weight_decay), 0, 1e3,
-             "AdamW: on tensors of two or more dimensions"),
-      number("optim.clip_norm", REF(optim.clip_norm), 0, kHuge,
-             "largest global gradient norm; 0: no clipping"),
-      integer("optim.warmup_steps", REF(optim.warmup_steps), 0, 1e15,
-              "steps of linear increase to lr"),
-      text("optim.schedule", REF(optim.schedule), "learning rate after warm-up",
+      number(KEY(optim.lr), 0, 1e3, "peak learning rate"),
+      number(KEY(optim.beta1), 0, 0.999999, "AdamW: decay of the first moment"),
+      number(KEY(optim.beta2), 0, 0.999999, "AdamW: decay of the second moment"),
+      number(KEY(optim.eps), 0, 1, "AdamW: added to the denominator", positive),
+      number(KEY(optim.weight_decay), 0, 1e3, "AdamW: on tensors of two or more dimensions"),
+      number(KEY(optim.clip_norm), 0, kHuge, "largest global gradient norm; 0: no clipping"),
+      number(KEY(optim.warmup_steps), 0, 1e15, "steps of linear increase to lr"),
+      text(KEY(optim.schedule), "learning rate after warm-up",
            {"constant", "cosine", "linear", "wsd"}),
-      number("optim.min_lr", REF(optim.min_lr), 0, 1e3,
+      number(KEY(optim.min_lr), 0, 1e3,
              "learning rate at the end of the schedule; a tenth of lr unless given"),
 
-      text("shard.mode", REF(shard.mode), "what is sharded over ranks", {"full", "none"},
+      text(KEY(shard.mode), "what is sharded over ranks", {"full", "none"},
            {"optimizer", "gradients", "hybrid"}),
-      integer("shard.gather_ahead", REF(shard.gather_ahead), 0, 1 << 20,
-              "units to gather ahead of the one in use"),
+      number(KEY(shard.gather_ahead), 0, 1 << 20, "units to gather ahead of the one in use"),
 
-      integer("checkpoint.every", REF(checkpoint.every), 0, 1e15,
-              "steps between checkpoints, with one more at the end; 0: none at all"),
-      text("checkpoint.async", REF(checkpoint.async),
-           "on: save in the background, from a copy in host memory", {"on", "off"}),
-      integer("checkpoint.keep", REF(checkpoint.keep), 0, kBig,
-              "number of newest checkpoints to keep; 0: all"),
-      integer("checkpoint.keep_every", REF(checkpoint.keep_every), 0, 1e15,
-              "also keep checkpoints whose step is a multiple of this; 0: none"),
-      integer(
-          "checkpoint.keep_best", REF(checkpoint.keep_best), 0, kBig,
+      number(KEY(checkpoint.every), 0, 1e15,
+             "steps between checkpoints, with one more at the end; 0: none at all"),
+      text(KEY(checkpoint.async), "on: save in the background, from a copy in host memory",
+           {"on", "off"}),
+      number(KEY(checkpoint.keep), 0, kBig, "number of newest checkpoints to keep; 0: all"),
+      number(KEY(checkpoint.keep_every), 0, 1e15,
+             "also keep checkpoints whose step is a multiple of this; 0: none"),
+      number(
+          KEY(checkpoint.keep_best), 0, kBig,
           "also keep this many checkpoints with the lowest validation loss, measured at each save"),
-      text("checkpoint.what", REF(checkpoint.what),
-           "model: weights only, to start from but not to resume", {"all", "model"}),
-      text("checkpoint.resume", REF(checkpoint.resume),
+      text(KEY(checkpoint.what), "model: weights only, to start from but not to resume",
+           {"all", "model"}),
+      text(KEY(checkpoint.resume),
            "auto: the run's newest checkpoint, if any; never; or the path of a checkpoint to use "
-           "until "
-           "the run has its own"),
-      text("checkpoint.load_policy", REF(checkpoint.load_policy),
+           "until the run has its own"),
+      text(KEY(checkpoint.load_policy),
            "exact: all tensors must match; ignore-extra: skip unknown tensors; partial: also "
-           "initialize "
-           "missing or mismatched tensors at random",
+           "initialize missing or mismatched tensors at random",
            {"exact", "ignore-extra", "partial"}),
-      text("checkpoint.load_tensors", REF(checkpoint.load_tensors),
+      text(KEY(checkpoint.load_tensors),
            "patterns such as 'h.0.*': load only these tensors of model.init_from, initialize the "
            "others at random"),
-      text("checkpoint.on_error", REF(checkpoint.on_error),
+      text(KEY(checkpoint.on_error),
            "after a failed save: warn and continue, or stop with exit code 3", {"warn", "stop"}),
-      number("checkpoint.timeout", REF(checkpoint.timeout), 0, 1e6,
-             "seconds without progress after which a save fails", positive),
-      number("checkpoint.load_timeout", REF(checkpoint.load_timeout), 0, 1e6,
+      number(KEY(checkpoint.timeout), 0, 1e6, "seconds without progress after which a save fails",
+             positive),
+      number(KEY(checkpoint.load_timeout), 0, 1e6,
              "seconds that ranks wait for each other while loading", positive),
 
-      text(
-          "comm.backend", REF(comm.backend),
-          "transport between ranks: nccl (GPUs), shm (shared memory of one host), tcp (also called "
-          "gloo); auto: the first that works",
-          {"auto", "shm", "tcp", "nccl"}),
-      number("comm.init_timeout", REF(comm.init_timeout), 0, 1e6,
-             "seconds to wait for all ranks at the start", positive),
-      number(
-          "comm.heartbeat_timeout", REF(comm.heartbeat_timeout), 0, 1e6,
-          "seconds without a heartbeat after which a rank counts as stopped and the run ends; 0: "
-          "never"),
-      number("comm.timeout", REF(comm.timeout), 0, 1e6, "seconds that a collective may take",
+      text(KEY(comm.backend),
+           "transport between ranks: nccl (GPUs), shm (shared memory of one host), tcp (also "
+           "called gloo); auto: the first that works",
+           {"auto", "shm", "tcp", "nccl"}),
+      number(KEY(comm.init_timeout), 0, 1e6, "seconds to wait for all ranks at the start",
              positive),
-      text(
-          "comm.bind", REF(comm.bind),
-          "address on which rank 0 listens without --nproc; empty: the rendezvous address; any but "
-          "loopback needs TESSERA_TOKEN"),
+      number(KEY(comm.heartbeat_timeout), 0, 1e6,
+             "seconds without a heartbeat after which a rank counts as stopped and the run ends; "
+             "0: never"),
+      number(KEY(comm.timeout), 0, 1e6, "seconds that a collective may take", positive),
+      text(KEY(comm.bind),
+           "address on which rank 0 listens without --nproc; empty: the rendezvous address; any "
+           "but loopback needs TESSERA_TOKEN"),
 
-      text("run.out", REF(run.out), "run directory: configuration, metrics, logs and checkpoints"),
+      text(KEY(run.out), "run directory: configuration, metrics, logs and checkpoints"),
   };
 }
 
@@ -196,8 +176,8 @@ std::string describe(const FieldValue& value) {
 template <typename T>
 void check_range(const Field& field, T value, std::string_view where) {
   const auto v = static_cast<double>(value);
-  // NaN does not fit either.
-  const bool fits = (field.min_exclusive ? v > field.min : v >= field.min) && v <= field.max;
+  const bool fits =
+      (field.min_exclusive ? v > field.min : v >= field.min) && v <= field.max;  // false for NaN
   if (fits) return;
   const std::string lower = field.min_exclusive ? fmt::format("above {}", field.min)
                                                 : fmt::format("at least {}", field.min);
@@ -218,27 +198,16 @@ void check_utf8(const Field& field, const std::string& text, std::string_view wh
   }
 }
 
-void assign(std::int64_t& target, const Field& field, const FieldValue& value,
-            std::string_view where) {
-  std::int64_t parsed = 0;
-  if (const auto* number = std::get_if<std::int64_t>(&value)) {
-    parsed = *number;
-  } else if (const auto* big = std::get_if<double>(&value); big && std::abs(*big) >= 0x1p63) {
-    check_range(field, *big, where);  // beyond int64, so out of range
-  } else if (const auto* text = std::get_if<FieldText>(&value);
-             !text || !parse_whole(text->text, parsed)) {
-    refuse(field, where, describe(value));
-  }
-  check_range(field, parsed, where);
-  target = parsed;
-}
-
-void assign(double& target, const Field& field, const FieldValue& value, std::string_view where) {
-  double parsed = 0;
+template <typename Number>
+void assign(Number& target, const Field& field, const FieldValue& value, std::string_view where) {
+  constexpr bool kInteger = std::is_same_v<Number, std::int64_t>;
+  Number parsed = 0;
   if (const auto* whole = std::get_if<std::int64_t>(&value)) {
-    parsed = static_cast<double>(*whole);
-  } else if (const auto* number = std::get_if<double>(&value)) {
-    parsed = *number;
+    parsed = static_cast<Number>(*whole);
+  } else if (const auto* number = std::get_if<double>(&value);
+             number && (!kInteger || std::abs(*number) >= 0x1p63)) {
+    check_range(field, *number, where);  // throws if Number is an integer: value beyond int64
+    parsed = static_cast<Number>(*number);
   } else if (const auto* text = std::get_if<FieldText>(&value);
              !text || !parse_whole(text->text, parsed)) {
     refuse(field, where, describe(value));
@@ -260,7 +229,7 @@ void assign(std::string& target, const Field& field, const FieldValue& value,
   check_utf8(field, parsed, where);
   if (field.key == "comm.backend" && parsed == "gloo") parsed = "tcp";  // accepted alias
   const auto is_in = [&](const std::vector<std::string_view>& choices) {
-    return std::find(choices.begin(), choices.end(), parsed) != choices.end();
+    return std::ranges::count(choices, parsed) > 0;
   };
   if (!field.choices.empty() && !is_in(field.choices) && !is_in(field.unavailable)) {
     throw InvalidArgument("{}: {} must be one of {}, found \"{}\"", where, field.key,
@@ -278,7 +247,7 @@ void assign(std::vector<std::string>& target, const Field& field, const FieldVal
     parsed = {*string};
   } else if (const auto* text = std::get_if<FieldText>(&value)) {
     parsed = {text->text};
-    // A list in JSON, for environment variables; other text is a file name, such as [a].txt.
+    // Environment variables give a list as JSON. Other text, such as [a].txt, is a file name.
     if (text->text.starts_with('[')) {
       const auto json = nlohmann::json::parse(text->text, nullptr, /*allow_exceptions=*/false);
       const bool strings =
@@ -318,24 +287,17 @@ std::span<const Field> fields() {
 }
 
 const Field* find_field(std::string_view key) {
-  const auto all = fields();
-  const auto found =
-      std::find_if(all.begin(), all.end(), [&](const Field& field) { return field.key == key; });
-  return found == all.end() ? nullptr : &*found;
+  const auto found = std::ranges::find(fields(), key, &Field::key);
+  return found == fields().end() ? nullptr : &*found;
 }
 
 bool is_section(std::string_view name) {
-  const auto all = fields();
-  return std::any_of(all.begin(), all.end(),
-                     [&](const Field& field) { return section_of(field) == name; });
+  return std::ranges::find(fields(), name, section_of) != fields().end();
 }
 
 std::string_view nearest_section(std::string_view name) {
-  const auto all = fields();
   const auto distance = [&](const Field& field) { return edit_distance(name, section_of(field)); };
-  return section_of(*std::min_element(all.begin(), all.end(), [&](const Field& x, const Field& y) {
-    return distance(x) < distance(y);
-  }));
+  return section_of(*std::ranges::min_element(fields(), {}, distance));
 }
 
 std::size_t edit_distance(std::string_view a, std::string_view b) {
@@ -359,10 +321,7 @@ std::string_view nearest_key(std::string_view key) {
     const auto name = field.key.substr(field.key.find('.') + 1);
     return 2 * edit_distance(last, name) + edit_distance(key, field.key);
   };
-  const auto all = fields();
-  return std::min_element(all.begin(), all.end(),
-                          [&](const Field& x, const Field& y) { return distance(x) < distance(y); })
-      ->key;
+  return std::ranges::min_element(fields(), {}, distance)->key;
 }
 
 void set_field(Config& config, const Field& field, const FieldValue& value,

@@ -40,7 +40,7 @@ std::string_view nearest_section(std::string_view name);
 /// Levenshtein distance.
 std::size_t edit_distance(std::string_view a, std::string_view b);
 
-/// Text from a flag or the environment, parsed by the field's type.
+/// Text from a flag or the environment, which set_field() parses according to the field's type.
 struct FieldText {
   std::string text;
 };

@@ -1,6 +1,6 @@
 #include <algorithm>
-#include <iterator>
 #include <nlohmann/json.hpp>
+#include <ranges>
 #include <set>
 
 #include "core/base/error.h"
@@ -9,35 +9,6 @@
 
 namespace tessera::tools {
 namespace {
-
-/// Counts lines while the parser reads: nlohmann's SAX interface reports no positions.
-class CountingIterator {
- public:
-  using iterator_category = std::input_iterator_tag;
-  using value_type = char;
-  using difference_type = std::ptrdiff_t;
-  using pointer = const char*;
-  using reference = const char&;
-
-  CountingIterator(const char* at, std::size_t* line) : at_(at), line_(line) {}
-  reference operator*() const { return *at_; }
-  CountingIterator& operator++() {
-    if (*at_ == '\n') ++*line_;
-    ++at_;
-    return *this;
-  }
-  CountingIterator operator++(int) {
-    CountingIterator before = *this;
-    ++*this;
-    return before;
-  }
-  bool operator==(const CountingIterator& other) const { return at_ == other.at_; }
-  bool operator!=(const CountingIterator& other) const { return at_ != other.at_; }
-
- private:
-  const char* at_;
-  std::size_t* line_;
-};
 
 /// Handles the parser's events. Depth 1 is the root object, 2 a section, 3 a list.
 class Handler final : public nlohmann::json_sax<nlohmann::json> {
@@ -96,7 +67,7 @@ class Handler final : public nlohmann::json_sax<nlohmann::json> {
     const std::string path = depth_ == 1 ? section_ : section_ + "." + value;
     if (depth_ == 2) {
       field_ = find_field(path);
-      if (!field_) unknown(path);
+      if (!field_) fail("unknown key \"{}\"; did you mean \"{}\"?", path, nearest_key(path));
     }
     if (!seen_.insert(path).second) fail("{} is given twice", path);
     return true;
@@ -121,10 +92,7 @@ class Handler final : public nlohmann::json_sax<nlohmann::json> {
   }
   std::string where() const { return fmt::format("{}:{}", name_, key_line_); }
 
-  [[noreturn]] void unknown(std::string_view path) const {
-    fail("unknown key \"{}\"; did you mean \"{}\"?", path, nearest_key(path));
-  }
-  /// Throws for a value of the wrong type.
+  /// Always throws, because a value of type `found` is not allowed at this position.
   bool value_of(std::string_view found) const {
     if (depth_ == 0)
       fail("expected an object of sections like {{\"model\": {{...}}}}, found {}", found);
@@ -143,7 +111,7 @@ class Handler final : public nlohmann::json_sax<nlohmann::json> {
   std::string_view text_;
   std::string_view name_;
   const std::size_t& line_;
-  std::size_t key_line_ = 1;  // also used for values: the parser reads past the end of numbers
+  std::size_t key_line_ = 1;  // of the last key and its value; line_ can be past a number's end
   int depth_ = 0;
   std::string section_;
   const Field* field_ = nullptr;
@@ -156,8 +124,12 @@ class Handler final : public nlohmann::json_sax<nlohmann::json> {
 void read_json_config(Config& config, std::string_view text, std::string_view name) {
   std::size_t line = 1;
   Handler handler(config, text, name, line);
-  nlohmann::json::sax_parse(CountingIterator(text.data(), &line),
-                            CountingIterator(text.data() + text.size(), &line), &handler,
+  // Counts lines while the parser reads, because nlohmann's SAX interface reports no positions.
+  const auto characters = text | std::views::transform([&line](char c) {
+                            line += c == '\n' ? 1 : 0;
+                            return c;
+                          });
+  nlohmann::json::sax_parse(characters.begin(), characters.end(), &handler,
                             nlohmann::json::input_format_t::json, /*strict=*/true,
                             /*ignore_comments=*/true);
 }

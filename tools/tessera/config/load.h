@@ -16,7 +16,7 @@ namespace tessera::tools {
 ///   wrong type, or a value out of range; config is then partly set
 void read_json_config(Config& config, std::string_view text, std::string_view name);
 
-/// A --section.key option; several values only for lists.
+/// A --section.key option. Only list keys take several values.
 struct Override {
   std::string key;  ///< "model.n_layer"
   std::vector<std::string> values;
@@ -27,9 +27,9 @@ struct TrainArguments {
   std::vector<Override> overrides;
 };
 
-/// Parses "[CONFIG.json] --section.key value --section.key=value ..."; '-' and '_' are equal.
+/// Parses "[CONFIG.json] --section.key value --section.key=value ..."; '-' and '_' are equivalent.
 /// List keys (data.train, data.val) take all words up to the next "--" and may be repeated; other
-/// keys take one word, the last one wins.
+/// keys take one word, and the last occurrence wins.
 /// @throws InvalidArgument on an unknown key (with the nearest known one), a missing value, or an
 ///   unexpected word
 TrainArguments parse_train_arguments(const std::vector<std::string>& words);

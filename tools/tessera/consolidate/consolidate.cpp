@@ -111,7 +111,7 @@ int run(const Options& options) {
                                   : format_plan(plan, detect_console(STDOUT_FILENO)));
     return 0;
   }
-  // No handler before the first block: a stop request ends the process at once and loses nothing.
+  // A stop signal before the first progress call kills the process, because no work is lost yet.
   const HeldWarnings held;
   std::optional<StopSignal> stop;
   std::vector<std::string> warnings;
@@ -163,10 +163,10 @@ Command add_consolidate(CLI::App& parent) {
   app->add_option("--dtype", options->dtype, "Dtype of the weights")
       ->check(CLI::IsMember({"keep", "f32", "bf16"}))
       ->capture_default_str();
-  app->add_option("--max-shard-size", options->max_shard_size, "Largest file of tensors")
+  app->add_option("--max-shard-size", options->max_shard_size, "Maximum size of a file of tensors")
       ->capture_default_str();
   app->add_option("--memory", options->memory,
-                  "Total memory of all buffers; tensor metadata adds about 2 KiB per tensor")
+                  "Total memory of all buffers; tensor metadata adds about 3 KiB per tensor")
       ->capture_default_str();
   app->add_option("--step", options->step, kStepHelp)->capture_default_str();
   app->add_option("--jobs", consolidate.jobs, "Threads that copy")->capture_default_str();

@@ -13,9 +13,9 @@ namespace tessera::tools {
 /// with the dtype names of safetensors.
 io::Json plan_json(const io::ConsolidatePlan& plan);
 
-/// The plan as text: a line for each tensor, with the source's name where it differs, and one line
-/// for skipped entries.
-/// @param label  of the line with the number of tensors
+/// Formats the plan as text: a line for each tensor, with its name in the source if it was renamed,
+/// and one line for skipped entries.
+/// @param label  starts the line with the number of tensors
 std::string format_plan(const io::ConsolidatePlan& plan, const ConsoleStyle& style,
                         const std::string& label = "would write");
 

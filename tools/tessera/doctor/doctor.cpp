@@ -71,7 +71,7 @@ void print_json(const Options& options, const Findings& found) {
                    {"largest_error", found.product.largest_error},
                    {"gflops", found.product.gflops}};
   out["healthy"] = found.healthy();
-  // error_handler_t::replace: paths may not be UTF-8.
+  // error_handler_t::replace, because paths can be invalid UTF-8.
   fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
 }
 

@@ -69,7 +69,7 @@ Library examine_library(const char* name, const std::filesystem::path& plugin, c
   try {
     // Loads the library through the plugin's own search paths.
     if (out.in_build) const Plugin loaded(name, {}, nullptr, plugin.string());
-    // The backend loads the driver library only when it starts, so probe it here.
+    // The CUDA backend loads the driver library only when it starts, so probe it here.
     if (!out.in_build || std::string_view(library) == kDriverLibrary)
       const Plugin loaded("library", {}, nullptr, library);
     out.on_machine = true;
@@ -162,7 +162,7 @@ Gpus examine_gpus(const std::filesystem::path& driver) {
     } catch (const Error& error) {
       out.nccl_problem = error.what();
     }
-    // Run a small attention with GPT-2's head_dim: the backend notes which kernel serves it.
+    // Run a small attention with GPT-2's head_dim, so that the backend notes which kernel it uses.
     const Tensor qkv = Tensor::full(context, {1, 64, 3 * 64}, DType::BF16, 0.5);
     ops::causal_attention(qkv, 1);
     context->backend().synchronize();
@@ -194,7 +194,7 @@ ProductResult examine_product(int threads, CpuLevel level) {
 
   ProductResult out;
   out.gflops = 2e-9 * static_cast<double>(kM * kN * kK) / best;
-  // Every 97th row and column covers all tiles and edges of a blocked product.
+  // A stride of 97 rows and columns reaches all tiles and edges of a blocked matmul.
   for (std::int64_t i = 0; i < kM; i += 97) {
     for (std::int64_t j = 0; j < kN; j += 97) {
       double sum = 0;

@@ -38,7 +38,7 @@ struct Library {
   std::string cost;         ///< effect of its absence
   bool found() const { return in_build && on_machine; }
 };
-/// CUDA backend, attention by cuDNN, NCCL.
+/// Examines the CUDA backend, the cuDNN attention plugin, and NCCL.
 std::vector<Library> examine_libraries();
 
 struct Gpus {

@@ -76,15 +76,14 @@ int run(const Options& options) {
                     "the tokens that the model was trained on?",
                     loss, vocab_size, uniform));
   if (options.json) {
-    nlohmann::ordered_json out;
-    out["model"] = loaded.path.string();
-    out["device"] = loaded.context->device().str();
-    out["loss"] = loss;
-    out["perplexity"] = std::exp(loss);
-    out["tokens"] = count * seq_len;
-    out["rows"] = count;
-    out["seq_len"] = seq_len;
-    out["tokens_per_s"] = tokens / seconds;
+    const nlohmann::ordered_json out = {{"model", loaded.path.string()},
+                                        {"device", loaded.context->device().str()},
+                                        {"loss", loss},
+                                        {"perplexity", std::exp(loss)},
+                                        {"tokens", count * seq_len},
+                                        {"rows", count},
+                                        {"seq_len", seq_len},
+                                        {"tokens_per_s", tokens / seconds}};
     std::cout << out.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)
               << std::endl;
     return 0;

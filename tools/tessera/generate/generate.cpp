@@ -41,7 +41,7 @@ int run(const Options& options) {
             "--prompt-tokens: {} is not one of the model's ids, 0 to {}", id, vocab_size - 1);
   const RngKey key =
       RngKey::make(static_cast<std::uint64_t>(options.seed), RngPurpose::Sampling, 0);
-  // Text streams unless --json is given. `pending`: bytes of an incomplete UTF-8 character.
+  // Streams text unless --json is given. `pending` holds an incomplete UTF-8 character.
   const bool stream = !options.json;
   std::string pending;
   const char* separator = "";
@@ -69,7 +69,7 @@ int run(const Options& options) {
   out["prompt_tokens"] = prompt;
   out["tokens"] = ids;
   if (loaded.tokenizer) out["text"] = printable(loaded.tokenizer->decode(ids));
-  // error_handler_t::replace: the path may not be UTF-8.
+  // error_handler_t::replace, because the path can be invalid UTF-8.
   constexpr auto kReplace = nlohmann::ordered_json::error_handler_t::replace;
   std::cout << out.dump(-1, ' ', false, kReplace) << std::endl;
   return 0;

@@ -1,6 +1,6 @@
 #include "tools/tessera/launch/launcher.h"
 
-#include <fmt/ranges.h>
+#include <fmt/format.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/wait.h>
@@ -35,11 +35,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Signals within this time are one request: schedulers signal a process and its group.
+// Signals within this time are one request, because schedulers signal a process and its group.
 constexpr std::chrono::seconds kSameRequest{1};
-// Connections of a rank to the store.
+// Maximum connections of a rank to the store.
 constexpr std::size_t kConnections = 4;
-// Final reads of the ranks' output: a pipe holds 16 pages of at most 64 KiB.
+// Final pump() calls, of 64 KiB each, that empty a full pipe: 16 pages of at most 64 KiB.
 constexpr int kLastPumps = 16;
 // Interval between checks for ranks that announced their exit and still run.
 constexpr std::chrono::milliseconds kLook{1000};
@@ -51,7 +51,7 @@ struct Failure {
   bool is_own = true;     // root cause, not a consequence of another rank's failure
   int rank = -1;          // -1: unknown
   std::string what = {};  // "was killed by SIGKILL"
-  std::string text = {};  // the whole sentence
+  std::string text = {};  // "rank 1 (pid 12) was killed by SIGKILL"
 };
 
 std::string what_happened(const CommError& verdict) {
@@ -99,7 +99,7 @@ class Launch {
         [this](const std::string& note) { log_.write(line_of("warning: " + note)); });
   }
 
-  ~Launch() {  // ranks are left only after an exception
+  ~Launch() {  // ranks still run only after an exception
     monitor_.reset();
     for (const RankProcess& rank : ranks_) {
       if (!rank.running()) continue;
@@ -120,7 +120,7 @@ class Launch {
       if (next_step_ && Clock::now() >= *next_step_) end_the_others();
       kill_lingering();
     }
-    // Drain the pipes; bounded, since child processes of ranks may still write.
+    // Drain the pipes; a bounded number of reads, because child processes of ranks may still write.
     for (int i = 0; i < kLastPumps; ++i) pump_all();
     for (RankProcess& rank : ranks_) rank.finish_output();
     LaunchOutcome outcome = conclude();
@@ -169,7 +169,7 @@ class Launch {
 
   void poll_events() {
     std::vector<pollfd> polled{{signals_.fd(), POLLIN, 0}, {verdict_.get(), POLLIN, 0}};
-    polled.push_back({log_.fd(), POLLOUT, 0});  // -1 is ignored
+    polled.push_back({log_.fd(), POLLOUT, 0});  // poll() ignores -1
     for (const RankProcess& rank : ranks_) {
       if (!log_.is_full()) polled.push_back({rank.output(), POLLIN, 0});
     }
@@ -212,7 +212,7 @@ class Launch {
       if (WIFSIGNALED(status)) end_by_request(number, signal);
       return;
     }
-    if (ending_) return;  // our SIGTERM or SIGKILL
+    if (ending_) return;  // we sent SIGTERM or SIGKILL
     const int code = WIFSIGNALED(status) ? kCommunication : WEXITSTATUS(status);
     Failure failure{.code = code,
                     .is_own = WIFSIGNALED(status) || code != kCommunication,
@@ -225,14 +225,14 @@ class Launch {
         root_->text += "; " + failure.text;
     } else if (failure.is_own) {
       root_ = failure;
-      publish(number, short_end(status));
+      publish(number, root_->text, short_end(status));
     } else {
       blame_verdict(failure);
     }
     if (!next_step_) act_in(options_.notice);
   }
 
-  // The stop signal that a rank obeyed (forwarded, or sent to the rank itself), or 0.
+  // Returns the stop signal, forwarded or sent to the rank itself, that ended a rank; else 0.
   int stop_request_of(int status) const {
     for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) {
       const bool is_own = passed_on_ == 0 && !ending_ && signal != SIGUSR1;
@@ -244,7 +244,7 @@ class Launch {
     return 0;
   }
 
-  // A rank without a handler has not met the others and dies of the signal: stop all ranks.
+  // A rank that dies of a stop signal has no handler yet, so its rendezvous never ends: stop all.
   void end_by_request(int number, int signal) {
     ended_by_request_.insert(number);
     if (root_ || ending_ || running() == 0) return;
@@ -252,13 +252,12 @@ class Launch {
       note_request(signal);
       signal_all(signal);
     }
-    CommError error(CommFailure::PeerLost, {number}, "{} exited on a stop request", name(number));
-    comm::publish_verdict(server_, error.set_fate(signal_name(signal)));
+    publish(number, name(number) + " exited on a stop request", signal_name(signal));
     if (!next_step_) act_in(options_.notice);
   }
 
-  // Exit code 4 is a consequence: blame the rank that the verdict names; without a verdict, the
-  // ranks could not reach this process.
+  // Exit code 4 is a consequence, so blame the rank named by the verdict, the error that all ranks
+  // agreed to report. Without a verdict, the ranks could not reach this process.
   void blame_verdict(const Failure& failure) {
     auto verdict = comm::find_verdict(server_);
     if (!verdict) verdict = comm::find_failure(server_, comm::kRendezvous);
@@ -271,14 +270,14 @@ class Launch {
     }
   }
 
-  // Publishes the failure: ranks that wait in an agreement see no broken connection.
-  void publish(int number, const std::string& fate) {
+  // Publishes the failure to ranks waiting in an agreement, because they see no broken connection.
+  void publish(int number, const std::string& text, const std::string& fate) {
     if (running() == 0) return;
-    CommError error(CommFailure::PeerLost, {number}, "{}", root_->text);
+    CommError error(CommFailure::PeerLost, {number}, "{}", text);
     comm::publish_verdict(server_, error.set_fate(fate));
   }
 
-  // Acts on the monitor's verdict. SIGKILL, since a stopped process ignores everything else.
+  // Acts on the monitor's verdict. Sends SIGKILL, because a stopped process ignores other signals.
   void act_on_verdict() {
     std::uint64_t count = 0;
     if (::read(verdict_.get(), &count, sizeof(count)) < 0 || root_) return;
@@ -292,8 +291,8 @@ class Launch {
     if (!next_step_) act_in(options_.notice);
   }
 
-  // Kills ranks that announced their exit and still run: the monitor expects no heartbeat from
-  // them. Counts checks instead of time, which passes while the host is suspended.
+  // Kills ranks that announced their exit and still run, because the monitor expects no heartbeat
+  // from them. Counts checks instead of time, which also passes while the host is suspended.
   void kill_lingering() {
     const auto now = Clock::now();
     if (next_step_ || now < next_look_) return;
@@ -318,7 +317,7 @@ class Launch {
 
   void act_in(std::chrono::milliseconds time) { next_step_ = Clock::now() + time; }
 
-  // SIGTERM first, SIGKILL after the grace.
+  // The first call sends SIGTERM; the next one, options_.grace later, sends SIGKILL.
   void end_the_others() {
     signalled_ = signalled_ || running() > 0;
     if (ending_ && killed_.empty()) {
@@ -334,7 +333,7 @@ class Launch {
     LaunchOutcome outcome;
     outcome.signal = passed_on_ != 0 ? passed_on_ : stopped_by_;
     if (root_ && root_->code == kCommunication && ended_by_request_.contains(root_->rank))
-      root_.reset();  // a consequence of the request
+      root_.reset();  // the failure is a consequence of the stop request
     if (root_) {
       log_.write(line_of(root_->text + (signalled_ ? "; the other ranks were terminated" : "")));
       outcome.code = root_->code;
@@ -343,11 +342,10 @@ class Launch {
       outcome.failure =
           root_->rank < 0 ? root_->what : fmt::format("rank {} {}", root_->rank, root_->what);
     } else if (!killed_.empty()) {
-      log_.write(line_of(
-          fmt::format("rank{} {} did not exit within {} of the last stop request, and {} killed{}",
-                      killed_.size() == 1 ? "" : "s", fmt::join(killed_, ", "),
-                      comm::format_seconds(options_.grace), killed_.size() == 1 ? "was" : "were",
-                      quits_ ? "" : "; unsaved progress is lost")));
+      log_.write(line_of(fmt::format(
+          "{} did not exit within {} of the last stop request, and {} killed{}",
+          comm::rank_list(killed_), comm::format_seconds(options_.grace),
+          killed_.size() == 1 ? "was" : "were", quits_ ? "" : "; unsaved progress is lost")));
       outcome.code = quits_ ? stop_exit_code(outcome.signal) : kCommunication;
     } else if (stopped_by_ != 0 || ending_) {
       outcome.code = stop_exit_code(outcome.signal);
@@ -361,16 +359,16 @@ class Launch {
   LogOutput log_;
   comm::TcpStoreServer server_;
   comm::FileDescriptor verdict_{
-      ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)};  // readable: a verdict was published
+      ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)};  // readable once a verdict is published
   std::unique_ptr<comm::Monitor> monitor_;
   std::deque<RankProcess> ranks_;
   std::optional<Failure> root_;
-  int passed_on_ = 0;  // signal; 0: none
+  int passed_on_ = 0;  // forwarded signal; 0: none
   Clock::time_point passed_on_at_;
-  bool quits_ = false;       // a second stop request came
-  int stopped_by_ = 0;       // signal
+  bool quits_ = false;       // a second stop request arrived
+  int stopped_by_ = 0;       // stop signal that ended a rank; 0: none
   bool ending_ = false;      // SIGTERM was sent
-  bool signalled_ = false;   // ... while ranks were running
+  bool signalled_ = false;   // SIGTERM was sent while ranks were running
   std::vector<int> killed_;  // ranks that survived SIGTERM
   std::optional<Clock::time_point> next_step_;
   std::set<int> ended_by_request_;

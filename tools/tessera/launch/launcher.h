@@ -25,13 +25,13 @@ struct LaunchOptions {
 };
 
 struct LaunchOutcome {
-  /// 0 if all ranks exited with 0; 4 if a rank was killed by a signal; else the exit code of the
-  /// first rank that failed, preferring codes other than 4 (a consequence of another rank's
-  /// failure); stop_exit_code(n) if all ranks stopped by signal n, or 4 if one had to be killed after a
-  /// single request.
+  /// 0 if all ranks exited with 0; stop_exit_code(n) if all ranks stopped by signal n; 4 if a rank
+  /// was killed by a signal, or had to be killed after a single stop request; else the exit code of
+  /// the first rank that failed, preferring codes other than 4, with which ranks exit that lost
+  /// another rank.
   int code = 0;
-  int signal = 0;       ///< that stopped the ranks; 0: none
-  bool failed = false;  ///< other than by signals
+  int signal = 0;       ///< the signal that stopped the ranks; 0: none
+  bool failed = false;  ///< a rank failed, other than by a stop signal
   int culprit = -1;     ///< rank of the root cause; -1: none or unknown
   std::string failure;  ///< "rank 1 was killed by SIGKILL"; empty: none failed
 };

@@ -7,12 +7,12 @@
 namespace tessera::tools {
 
 /// Blocks SIGINT, SIGTERM, SIGUSR1 and SIGCHLD for a scope and reads them from a descriptor. Resets
-/// an ignored SIGCHLD, with which the kernel would discard the ranks' exit codes.
+/// SIGCHLD to its default action: if it were ignored, the ranks' exit codes would be lost.
 class LauncherSignals {
  public:
   struct Signal {
     int number = 0;            ///< 0: none is pending
-    bool by_terminal = false;  ///< sent to the whole process group
+    bool by_terminal = false;  ///< sent to the whole process group, by Ctrl-C
   };
 
   /// @throws IoError
@@ -24,7 +24,7 @@ class LauncherSignals {
   int fd() const { return fd_.get(); }
   /// The next pending signal other than SIGCHLD.
   Signal next() const;
-  /// Signal mask for ranks: the previous one, with SIGUSR1 blocked until the rank handles it.
+  /// The previous signal mask plus SIGUSR1, which each rank unblocks once it has a handler.
   sigset_t mask_of_ranks() const;
 
  private:

@@ -42,23 +42,14 @@ LogOutput::LogOutput(int fd) : fd_(fd) {
 
 // Like write(2), but fails with EAGAIN instead of blocking.
 ssize_t LogOutput::write_some(std::string_view text) const {
-  switch (kind_) {
-    case Kind::Own:
-      text = piece_of(text);
-      return ::write(own_.get(), text.data(), text.size());
-    case Kind::Socket:
-      return ::send(fd_, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-    case Kind::Polled:
-      if (!is_ready(fd_, 0)) {
-        errno = EAGAIN;
-        return -1;
-      }
-      text = piece_of(text);
-      return ::write(fd_, text.data(), text.size());
-    case Kind::Plain:
-      break;
+  if (kind_ == Kind::Socket)
+    return ::send(fd_, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (kind_ == Kind::Polled && !is_ready(fd_, 0)) {
+    errno = EAGAIN;
+    return -1;
   }
-  return ::write(fd_, text.data(), text.size());
+  if (kind_ != Kind::Plain) text = piece_of(text);
+  return ::write(own_ ? own_.get() : fd_, text.data(), text.size());
 }
 
 void LogOutput::write(std::string_view text) {

@@ -13,7 +13,7 @@ namespace tessera::tools {
 /// once. Thread-safe.
 class LogOutput {
  public:
-  /// @param fd  must outlive this; its flags are not changed, as other processes share them
+  /// @param fd  must outlive this; its flags are not changed, because other processes share them
   explicit LogOutput(int fd);
   /// Never blocks, except on files. Lines of up to PIPE_BUF bytes do not mix with those of other
   /// writers of the same pipe. Drops all text after a write error.
@@ -22,14 +22,14 @@ class LogOutput {
   void flush() { write({}); }
   /// Descriptor to poll for writing; -1 if nothing is buffered.
   int fd() const;
-  /// 256 KiB or more are buffered: callers should stop copying, or drop_oldest().
+  /// True if 256 KiB or more are buffered; callers should then stop copying or call drop_oldest().
   bool is_full() const;
   /// Replaces the older half of the buffered lines by a warning.
   void drop_oldest();
   /// Waits until the buffer is empty, no progress is made for `patience`, or `most` has passed.
   /// @return whether the buffer is empty
   bool wait(std::chrono::milliseconds patience, std::chrono::milliseconds most);
-  /// wait(), then drops the rest.
+  /// Calls wait(), then drops the text that is still buffered.
   void finish(std::chrono::milliseconds patience = std::chrono::seconds(10),
               std::chrono::milliseconds most = std::chrono::seconds(60));
 

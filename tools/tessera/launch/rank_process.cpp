@@ -1,7 +1,6 @@
 #include "tools/tessera/launch/rank_process.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <pthread.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -9,12 +8,14 @@
 
 #include <cerrno>
 #include <cstring>
-#include <utility>
 
 #include "core/base/error.h"
 
 namespace tessera::tools {
 namespace {
+
+constexpr std::size_t kMaxLine = 64 * 1024;  // longer lines are split
+constexpr int kReads = 16;                   // per pump(), for 64 KiB in total
 
 std::vector<char*> pointers(std::vector<std::string>& texts) {
   std::vector<char*> result;
@@ -25,6 +26,32 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
 
 }  // namespace
 
+void LinePrefixer::pump() {
+  char bytes[4096];
+  for (int i = 0; i < kReads && from_; ++i) {
+    const ssize_t n = ::read(from_.get(), bytes, sizeof(bytes));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EAGAIN) return;
+    if (n <= 0) {
+      finish();
+      from_ = comm::FileDescriptor();
+      return;
+    }
+    partial_.append(bytes, static_cast<std::size_t>(n));
+    std::size_t begin = 0;
+    for (std::size_t end; (end = partial_.find('\n', begin)) != partial_.npos; begin = end + 1) {
+      write_line(std::string_view(partial_).substr(begin, end - begin));
+    }
+    partial_.erase(0, begin);
+    if (partial_.size() > kMaxLine) finish();
+  }
+}
+
+void LinePrefixer::finish() {
+  if (!partial_.empty()) write_line(partial_);
+  partial_.clear();
+}
+
 RankProcess::RankProcess(int rank, RankCommand command, LogOutput& log) {
   const auto argv = pointers(command.arguments), envp = pointers(command.environment);
   int ends[2] = {-1, -1};
@@ -34,7 +61,7 @@ RankProcess::RankProcess(int rank, RankCommand command, LogOutput& log) {
   const pid_t parent = ::getpid();
   pid_ = ::fork();
   require<IoError>(pid_ >= 0, "cannot start rank {}: fork failed: {}", rank, std::strerror(errno));
-  if (pid_ == 0) {  // forked from a process with threads: must not allocate
+  if (pid_ == 0) {  // the child must not allocate, because the parent has threads
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != parent) ::_exit(kCommunication);  // the parent died before prctl()
     if (rank != 0) {
@@ -65,15 +92,7 @@ std::optional<int> RankProcess::reap() {
   const pid_t ended = ::waitpid(pid_, &status, WNOHANG);
   if (ended == 0 || (ended < 0 && errno != ECHILD)) return std::nullopt;
   running_ = false;
-  return ended > 0 ? status : W_EXITCODE(1, 0);  // the status is lost: counts as a failure
-}
-
-void RankProcess::pump() {
-  if (output_) output_->pump();
-}
-
-void RankProcess::finish_output() {
-  if (output_) output_->finish();
+  return ended > 0 ? status : W_EXITCODE(1, 0);  // counts as a failure without a status
 }
 
 std::string signal_name(int signal) {

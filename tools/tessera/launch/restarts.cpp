@@ -13,7 +13,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr int kMostBarren = 2;  // consecutive failures without a new checkpoint
 
-// @return the signal that arrived meanwhile, or 0
+// Waits for `time` or until a signal arrives. @return the signal, or 0
 int pause(const LauncherSignals& signals, std::chrono::milliseconds time) {
   const auto end = Clock::now() + time;
   for (;;) {

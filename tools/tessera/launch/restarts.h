@@ -12,7 +12,7 @@
 namespace tessera::tools {
 
 struct RestartOptions {
-  int restarts = 0;   ///< at most
+  int restarts = 0;   ///< maximum number
   int min_nproc = 0;  ///< fewest ranks of a restart; 0: the same number
   /// Whether the configuration is valid for this number of ranks.
   std::function<bool(int nproc)> fits = [](int) { return true; };
@@ -24,8 +24,8 @@ struct RestartOptions {
   std::chrono::milliseconds pause{500};
 };
 
-/// launch(), repeated after a failure with a new run id and store once all ranks have ended. A line
-/// gives the reason and the step from which the ranks resume.
+/// Calls launch(), and again with a new run id and store when all ranks of a failed launch have
+/// ended. Each restart prints the reason and the step from which the ranks resume.
 ///
 /// No restart after success, a signal, exit code 2 (usage and configuration), or two consecutive
 /// failures without a new checkpoint. If the same rank causes both failures and min_nproc allows

@@ -16,7 +16,7 @@ constexpr std::chrono::milliseconds kPatience{3'000}, kMost{8'000};
 
 std::streamsize LogBuffer::xsputn(const char* text, std::streamsize size) {
   to_.write({text, static_cast<std::size_t>(size)});
-  // No thread flushes the rest later. After one timeout, don't wait again until the buffer empties.
+  // Wait, because no thread flushes the rest; after a timeout not again until the buffer is empty.
   if (to_.fd() < 0)
     is_read_ = true;
   else if (is_read_)
@@ -30,11 +30,6 @@ LogBuffer::int_type LogBuffer::overflow(int_type c) {
   const char one = traits_type::to_char_type(c);
   xsputn(&one, 1);
   return c;
-}
-
-int LogBuffer::sync() {
-  to_.flush();
-  return 0;
 }
 
 PatientStandardError::PatientStandardError()

@@ -8,7 +8,7 @@
 namespace tessera::tools {
 
 /// Stream buffer on a LogOutput; drops the oldest lines, with a warning, when full. Thread-safe:
-/// each write stays whole.
+/// concurrent writes do not mix.
 class LogBuffer final : public std::streambuf {
  public:
   explicit LogBuffer(LogOutput& to) : to_(to) {}
@@ -16,7 +16,10 @@ class LogBuffer final : public std::streambuf {
  protected:
   std::streamsize xsputn(const char* text, std::streamsize size) override;
   int_type overflow(int_type c) override;
-  int sync() override;
+  int sync() override {
+    to_.flush();
+    return 0;
+  }
 
  private:
   LogOutput& to_;

@@ -20,7 +20,7 @@ int default_threads(std::int64_t asked, int local_ranks) {
   if (const char* variable = std::getenv("OMP_NUM_THREADS");
       variable != nullptr && *variable != 0) {
     int threads = 0;
-    // "4,2": threads per nesting level; use the first.
+    // "4,2" gives the threads per nesting level; use the first number.
     const auto [end, status] = std::from_chars(variable, variable + std::strlen(variable), threads);
     require(status == std::errc() && (*end == 0 || *end == ',') && threads >= 1,
             "OMP_NUM_THREADS must be a number of threads, 1 or more, got '{}'", variable);
@@ -73,7 +73,7 @@ int with_load_advice(const LoadOptions& options, MemoryAdvice advice,
     const std::string text = error.what();
     const bool of_gpu = text.find(" on cuda:") != text.npos || text.find("GPU") != text.npos;
     if (of_gpu) advice.add("--device cpu", "the host's memory");
-    throw OutOfMemory("{}", with_advice(text, advice));
+    throw OutOfMemory("{}", advice.after(text));
   }
 }
 

@@ -34,8 +34,8 @@ void add_load_options(CLI::App& app, std::string& model, LoadOptions& options);
 /// @throws as io::open_model and parse_step; InvalidArgument on another dtype
 LoadedModel load_model(const std::string& path, const LoadOptions& options);
 
-/// Runs `work`; adds advice to an OutOfMemory error.
-/// @param advice  of the command; comes first
+/// Runs `work` and returns its result. Adds advice on saving memory to an OutOfMemory error: first
+/// `advice`, then the advice of the load options.
 int with_load_advice(const LoadOptions& options, MemoryAdvice advice,
                      const std::function<int()>& work);
 

@@ -26,8 +26,8 @@ std::vector<std::int32_t> generate(models::Gpt2& model, const std::shared_ptr<Co
 /// CR before newline) become the replacement character.
 std::string printable(std::string_view text);
 
-/// For streamed text: removes the complete part and returns it as printable(). Leaves at most 3
-/// bytes: an incomplete character, or a CR.
+/// For streaming: removes the complete characters of `text` and returns printable() of them. Leaves
+/// at most 3 bytes: an incomplete character, or a CR.
 std::string take_printable(std::string& text);
 
 }  // namespace tessera::tools

@@ -76,6 +76,7 @@ std::string sparkline(std::span<const double> values, int width) {
   if (values.empty() || width <= 0) return "";
   const auto columns = static_cast<std::size_t>(width);
   std::vector<double> means(columns);
+  double low = INFINITY, high = -INFINITY;
   for (std::size_t c = 0; c < columns; ++c) {
     const std::size_t begin = c * values.size() / columns;
     const std::size_t end = std::max(begin + 1, (c + 1) * values.size() / columns);
@@ -87,13 +88,8 @@ std::string sparkline(std::span<const double> values, int width) {
       ++count;
     }
     means[c] = count > 0 ? sum / static_cast<double>(count) : std::nan("");
-  }
-  double low = INFINITY;
-  double high = -INFINITY;
-  for (const double mean : means) {
-    if (std::isnan(mean)) continue;
-    low = std::min(low, mean);
-    high = std::max(high, mean);
+    low = std::fmin(low, means[c]);  // ignores NaN
+    high = std::fmax(high, means[c]);
   }
   std::string out;
   for (const double mean : means) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -30,6 +31,9 @@ std::string format_count(double value);
 std::string counted(std::int64_t count, std::string_view noun);
 /// "850 ms", "12.3 s", "4m 05s", "2h 07m", "3d 04h"
 std::string format_duration(double seconds);
+inline std::string format_duration(std::chrono::duration<double> time) {
+  return format_duration(time.count());
+}
 
 /// `width` block characters; averages or repeats values to fit, with gaps for non-finite values.
 std::string sparkline(std::span<const double> values, int width);

@@ -24,7 +24,7 @@ class LineFile {
   void write(const nlohmann::ordered_json& line);
   /// Writes the buffered lines. @throws IoError naming the file
   void flush();
-  /// Error that started buffering since the last call; else empty.
+  /// Error that made buffering start since the last call; else empty.
   std::string take_warning() { return std::exchange(warning_, {}); }
 
  private:

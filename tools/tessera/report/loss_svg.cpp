@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
+#include <string_view>
 
 namespace tessera::tools {
 namespace {
@@ -67,25 +69,15 @@ struct Axis {
 };
 
 std::string escape(const std::string& text) {
+  // Escapes quotes, too, because the title is also used as an attribute.
+  static const std::map<char, std::string_view> kEntities = {
+      {'&', "&amp;"}, {'<', "&lt;"}, {'>', "&gt;"}, {'"', "&quot;"}};
   std::string out;
   for (const char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':  // the title is also used as an attribute
-        out += "&quot;";
-        break;
-      default:
-        // Control characters are not allowed in XML, not even escaped.
-        out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-    }
+    if (const auto entity = kEntities.find(c); entity != kEntities.end())
+      out += entity->second;
+    else  // control characters are not allowed in XML, not even escaped
+      out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
   }
   return out;
 }
@@ -116,7 +108,7 @@ struct Plot {
   }
 };
 
-// No custom properties: many viewers lack them.
+// Avoids CSS custom properties, which many viewers lack.
 constexpr const char* kStyle = R"(<style>
   svg { font-family: system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; font-size: 13px }
   text { fill: #5f6b7a } .title { fill: #1f2933; font-size: 16px; font-weight: 600 }

@@ -42,16 +42,15 @@ void MetricsWriter::write_step(const StepMetrics& m) {
   require<InternalError>(train_.empty() || m.step > train_.back().step,
                          "metrics of step {} after those of step {}", m.step,
                          train_.empty() ? 0 : train_.back().step);
-  nlohmann::ordered_json line;
-  line["step"] = m.step;
-  line["loss"] = m.loss;
-  line["grad_norm"] = m.grad_norm;
-  line["lr"] = m.lr;
-  line["epoch"] = m.epoch;
-  line["tokens"] = m.tokens;
-  line["step_ms"] = m.step_ms;
-  line["tokens_per_s"] = m.tokens_per_s;
-  line["memory_bytes"] = m.memory_bytes;
+  nlohmann::ordered_json line = {{"step", m.step},
+                                 {"loss", m.loss},
+                                 {"grad_norm", m.grad_norm},
+                                 {"lr", m.lr},
+                                 {"epoch", m.epoch},
+                                 {"tokens", m.tokens},
+                                 {"step_ms", m.step_ms},
+                                 {"tokens_per_s", m.tokens_per_s},
+                                 {"memory_bytes", m.memory_bytes}};
   if (m.skipped) line["skipped"] = true;
   write(line);
   train_.push_back({m.step, m.loss});
@@ -59,9 +58,7 @@ void MetricsWriter::write_step(const StepMetrics& m) {
 
 void MetricsWriter::write_evaluation(std::int64_t step, double val_loss) {
   if (!evaluated_.insert(step).second) return;
-  nlohmann::ordered_json line;
-  line["step"] = step;
-  line["val_loss"] = val_loss;
+  nlohmann::ordered_json line = {{"step", step}, {"val_loss", val_loss}};
   write(line);
   val_.push_back({step, val_loss});
 }

@@ -22,7 +22,7 @@ struct StepMetrics {
   std::int64_t tokens = 0;  ///< in this step, over all ranks
   double step_ms = 0;
   double tokens_per_s = 0;
-  std::int64_t memory_bytes = 0;  ///< peak of the rank's ledger
+  std::int64_t memory_bytes = 0;  ///< peak of rank 0's memory ledger
   bool skipped = false;           ///< no update was made; written only if true
 };
 
@@ -49,7 +49,7 @@ class MetricsWriter {
   void flush() { lines_.flush(); }
   std::string take_warning() { return lines_.take_warning(); }
 
-  /// The file's content so far.
+  /// Losses in the file so far.
   const std::vector<LossPoint>& train_losses() const { return train_; }
   const std::vector<LossPoint>& val_losses() const { return val_; }
 
@@ -61,7 +61,7 @@ class MetricsWriter {
   std::vector<LossPoint> train_;
   std::vector<LossPoint> val_;
   std::set<std::int64_t> evaluated_;
-  LineFile lines_;  // last: its constructor fills the members above
+  LineFile lines_;  // last, because its constructor fills the members above
 };
 
 }  // namespace tessera::tools

@@ -18,7 +18,7 @@ ProgressLine::ProgressLine(std::ostream& out, const ConsoleStyle& style, std::in
 
 ProgressLine::~ProgressLine() { finish(); }
 
-// Parts in order of importance, as many as fit.
+// Formats the most important metrics, as many as fit `width`.
 std::string ProgressLine::line(const StepMetrics& m, std::size_t width) const {
   const auto total = fmt::format("{}", total_steps_);
   const double left_s = mean_step_ms_ * static_cast<double>(total_steps_ - m.step - 1) / 1000;
@@ -78,7 +78,7 @@ void ProgressLine::finish() {
   }
 }
 
-// One write: a killed process must not leave half a line that another rank continues.
+// Writes the line at once, so that a killed process leaves no half line before another rank's line.
 void ProgressLine::write_line(std::string_view text) {
   out_ << fmt::format("{}\n", text) << std::flush;
 }

@@ -12,8 +12,8 @@
 namespace tessera::tools {
 
 /// Shows training progress: redraws one line on a terminal; elsewhere prints the first, the last
-/// and every `log_every`-th step. "step 10/50": 10 steps are done; tokens/s since the previous
-/// line. Not thread-safe.
+/// and every `log_every`-th step. "step 10/50" means that 10 steps are done. Averages tokens/s
+/// since the previous line. Not thread-safe.
 class ProgressLine {
  public:
   /// @param first_step  > 0 for a resumed run

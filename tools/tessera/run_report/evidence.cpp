@@ -68,10 +68,13 @@ class Gatherer {
         dir.string());
     found_.has_config = has("config.json");
     read_records();
-    tolerate([&] { read_metrics(); });
-    tolerate([&] { read_saves(); });
+    tolerate([&] { read_last(dir / "metrics.jsonl", "loss", found_.last_step, found_.last_loss); });
+    if (has("saves.jsonl"))  // absent if checkpoint.every is 0
+      tolerate([&] {
+        read_last(dir / "saves.jsonl", "seconds", found_.saved_step, found_.save_seconds);
+      });
     tolerate([&] { read_checkpoints(); });
-    read_logs();  // last: missing logs may fill the list of problems
+    read_logs();  // last, because missing logs may fill the list of problems
     return std::move(found_);
   }
 
@@ -92,14 +95,13 @@ class Gatherer {
     std::map<int, FlightRecord> records;
     std::map<int, std::string> unreadable;
     std::error_code error;
-    for (fs::directory_iterator file(folder, error), end; !error && file != end;
-         file.increment(error)) {
-      const auto rank = comm::rank_of_flight_file(file->path().filename().string());
+    for (const fs::path& file : io::list_directory(folder, error)) {
+      const auto rank = comm::rank_of_flight_file(file.filename().string());
       if (!rank) continue;
       try {
-        auto record = comm::read_flight_record(file->path());
+        auto record = comm::read_flight_record(file);
         require<comm::CorruptRecord>(record.rank == *rank, "{}: is the record of rank {}",
-                                     file->path().string(), record.rank);
+                                     file.string(), record.rank);
         records.emplace(*rank, std::move(record));
       } catch (const Error& failure) {
         unreadable.emplace(*rank, failure.what());
@@ -131,8 +133,8 @@ class Gatherer {
     }
   }
 
-  // Files of an earlier start may have the same run id; start ids differ, but exist only after the
-  // ranks have met.
+  // Compares start ids, because an earlier start may have the same run id. A rank has no start id
+  // until it has reached the store.
   static bool is_of_start(const FlightRecord& record, const FlightRecord& newest) {
     if (record.world_size != newest.world_size) return false;
     return newest.start_id != 0 ? record.start_id == newest.start_id : record.rank == newest.rank;
@@ -159,20 +161,12 @@ class Gatherer {
     }
   }
 
-  void read_metrics() {
-    const auto line = last_line(tail(found_.directory / "metrics.jsonl"), "loss");
+  static void read_last(const fs::path& file, const char* key, std::optional<std::int64_t>& step,
+                        std::optional<double>& value) {
+    const auto line = last_line(tail(file), key);
     if (!line) return;
-    found_.last_step = line->at("step").get<std::int64_t>();
-    found_.last_loss = line->at("loss").get<double>();
-  }
-
-  void read_saves() {
-    const fs::path file = found_.directory / "saves.jsonl";
-    if (!fs::exists(file)) return;  // checkpoint.every is 0
-    const auto line = last_line(tail(file), "seconds");
-    if (!line) return;
-    found_.saved_step = line->at("step").get<std::int64_t>();
-    found_.save_seconds = line->at("seconds").get<double>();
+    step = line->at("step").get<std::int64_t>();
+    value = line->at(key).get<double>();
   }
 
   void read_checkpoints() {

@@ -11,10 +11,10 @@
 
 namespace tessera::tools {
 
-/// Evidence on the last start of a run: all flight records of the start of the newest one.
+/// Evidence on the last start of a run, the one that wrote the newest flight record.
 struct RunEvidence {
   std::filesystem::path directory;
-  std::vector<RankEvidence> ranks;  ///< by rank; empty: no record at all
+  std::vector<RankEvidence> ranks;  ///< by rank; empty: no rank left a record
 
   /// From the newest line of metrics.jsonl with a loss.
   std::optional<std::int64_t> last_step;

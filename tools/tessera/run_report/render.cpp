@@ -35,17 +35,9 @@ std::string state_of(const RankEvidence& rank, const Verdict& verdict) {
   if (rank.record->end != FlightEnd::Running) {
     return std::string(comm::flight_end_name(rank.record->end));
   }
-  switch (rank.process) {
-    case ProcessState::Gone:
-      return verdict.kind == VerdictKind::Killed ? "KILLED" : "gone";
-    case ProcessState::Stopped:
-      return "STOPPED";
-    case ProcessState::Running:
-      return "running";
-    case ProcessState::Unknown:
-      break;
-  }
-  return "unknown";
+  if (rank.process == ProcessState::Stopped) return "STOPPED";
+  if (rank.process == ProcessState::Gone && verdict.kind == VerdictKind::Killed) return "KILLED";
+  return std::string(process_state_name(rank.process));
 }
 
 // The newest started collective, else the newest queued one.
@@ -205,6 +197,7 @@ std::string render_text(const RunEvidence& run, const Verdict& verdict, std::int
 nlohmann::json render_json(const RunEvidence& run, const Verdict& verdict,
                            std::int64_t now_wall_ns) {
   using nlohmann::json;
+  const auto or_null = [](const auto& value) { return value ? json(*value) : json(); };
   json ranks = json::array();
   for (const RankEvidence& rank : run.ranks) {
     json row{{"rank", rank.rank},
@@ -228,14 +221,17 @@ nlohmann::json render_json(const RunEvidence& run, const Verdict& verdict,
     }
     ranks.push_back(std::move(row));
   }
-  json out{{"run", run.directory.string()}, {"state", verdict_name(verdict.kind)},
-           {"culprits", verdict.culprits},  {"headline", verdict.headline},
-           {"evidence", verdict.evidence},  {"ranks", std::move(ranks)},
-           {"last_step", nullptr},          {"last_loss", nullptr},
-           {"checkpoint", nullptr},         {"next", next_steps(run, verdict)},
+  json out{{"run", run.directory.string()},
+           {"state", verdict_name(verdict.kind)},
+           {"culprits", verdict.culprits},
+           {"headline", verdict.headline},
+           {"evidence", verdict.evidence},
+           {"ranks", std::move(ranks)},
+           {"last_step", or_null(run.last_step)},
+           {"last_loss", or_null(run.last_loss)},
+           {"checkpoint", nullptr},
+           {"next", next_steps(run, verdict)},
            {"problems", run.problems}};
-  if (run.last_step) out["last_step"] = *run.last_step;
-  if (run.last_loss) out["last_loss"] = *run.last_loss;
   if (run.checkpoint_step >= 0) {
     out["checkpoint"] = {{"step", run.checkpoint_step}, {"path", run.checkpoint.string()}};
   }

@@ -46,7 +46,8 @@ std::string names(const Ranks& ranks) {
   return fmt::format("{}", fmt::join(texts, ", "));
 }
 
-std::string where_each(const Ranks& ranks) {
+std::string where(const Ranks& ranks) {
+  if (ranks.size() == 1) return describe_activity(*ranks[0]->record);
   std::vector<std::string> texts;
   for (const RankEvidence* rank : ranks) {
     texts.push_back(fmt::format("{} in {}", rank_name(*rank), describe_activity(*rank->record)));
@@ -100,21 +101,21 @@ class Case {
     return with_record([](const auto& r) { return failed_together(r.record->end); });
   }
 
-  // The rank that most communication errors blame, counting errors of ranks that satisfy `by`.
+  // The rank that most communication errors blame; counts only errors of ranks that satisfy `by`.
   std::optional<int> blamed(const Condition& by) const {
     std::map<int, int> votes;
     for (const RankEvidence* rank : failed()) {
       const int culprit = rank->record->end_culprit;
       if (find(culprit) != nullptr && by(*rank)) ++votes[culprit];
     }
-    const auto most = std::ranges::max_element(
-        votes, [](const auto& a, const auto& b) { return a.second < b.second; });
+    const auto most =
+        std::ranges::max_element(votes, {}, [](const auto& vote) { return vote.second; });
     return most == votes.end() ? std::nullopt : std::optional<int>(most->first);
   }
   static bool by_anyone(const RankEvidence& /*rank*/) { return true; }
   static bool by_timeout(const RankEvidence& r) { return r.record->end == FlightEnd::Timeout; }
 
-  // A completed collective proves that all ranks have met.
+  // A completed collective proves that all ranks finished the rendezvous.
   bool all_have_met() const {
     return std::ranges::any_of(failed(), [](const RankEvidence* rank) {
       return std::ranges::any_of(rank->record->collectives,
@@ -138,8 +139,9 @@ class Case {
     return format_duration(std::max(0.0, static_cast<double>(now_ - wall_ns) / 1e9));
   }
 
-  // Adds the activity or the end of the other ranks as evidence.
-  void add_others(Verdict& verdict) const {
+  // Makes a verdict and lists as evidence what each other rank does, or how it ended.
+  Verdict conclude(VerdictKind kind, const Ranks& culprits, std::string headline) const {
+    Verdict verdict{kind, numbers(culprits), std::move(headline), {}};
     std::map<std::string, Ranks> by_text;
     for (const RankEvidence& rank : ranks_) {
       if (std::ranges::count(verdict.culprits, rank.rank) > 0) continue;
@@ -157,11 +159,6 @@ class Case {
       verdict.evidence.push_back(fmt::format("{} {}: {}", ranks.size() == 1 ? "rank" : "ranks",
                                              format_ranks(numbers(ranks)), text));
     }
-  }
-
-  Verdict conclude(VerdictKind kind, const Ranks& culprits, std::string headline) const {
-    Verdict verdict{kind, numbers(culprits), std::move(headline), {}};
-    add_others(verdict);
     return verdict;
   }
 
@@ -204,7 +201,7 @@ class Case {
   std::optional<Verdict> own_error() const {
     Ranks found = with_record([](const auto& r) { return failed_alone(r.record->end); });
     if (found.empty()) return std::nullopt;
-    // The loss of a killed rank precedes the errors that it caused.
+    // Blame a killed rank first, because its loss may have caused the errors of other ranks.
     if (const auto other = blamed(by_anyone)) {
       const RankEvidence* rank = find(*other);
       const bool is_killed = rank->record && !has_ended(*rank) && !is_alive(*rank);
@@ -226,7 +223,7 @@ class Case {
                                (r.process == ProcessState::Unknown && lost == r.rank));
     });
     if (gone.empty()) return std::nullopt;
-    // The launcher kills stopped ranks later: left to stopped().
+    // Left to stopped(): the launcher kills a stopped rank after others waited for it in vain.
     const auto waited_for = blamed(by_timeout);
     if (waited_for && lost != waited_for) return std::nullopt;
     Ranks culprits = gone;
@@ -244,11 +241,9 @@ class Case {
       }
       culprits = least_advanced(gone);
     }
-    return conclude(
-        VerdictKind::Killed, culprits,
-        fmt::format(
-            "{} {} killed in {}", names(culprits), culprits.size() == 1 ? "was" : "were",
-            culprits.size() == 1 ? describe_activity(*culprits[0]->record) : where_each(culprits)));
+    return conclude(VerdictKind::Killed, culprits,
+                    fmt::format("{} {} killed in {}", names(culprits),
+                                culprits.size() == 1 ? "was" : "were", where(culprits)));
   }
 
   static const RankEvidence* first_to_end(const Ranks& ranks) {
@@ -257,8 +252,8 @@ class Case {
   }
 
   static Ranks least_advanced(const Ranks& ranks) {
-    std::uint64_t lowest = reached(*ranks.front());
-    for (const RankEvidence* rank : ranks) lowest = std::min(lowest, reached(*rank));
+    const std::uint64_t lowest =
+        reached(**std::ranges::min_element(ranks, {}, [](auto* rank) { return reached(*rank); }));
     Ranks result = ranks;
     std::erase_if(result, [&](const RankEvidence* rank) { return reached(*rank) != lowest; });
     return result;
@@ -266,9 +261,7 @@ class Case {
 
   Verdict stuck_verdict(const Ranks& culprits, std::string_view what) const {
     return conclude(VerdictKind::Stopped, culprits,
-                    fmt::format("{} {}, in {}", names(culprits), what,
-                                culprits.size() == 1 ? describe_activity(*culprits[0]->record)
-                                                     : where_each(culprits)));
+                    fmt::format("{} {}, in {}", names(culprits), what, where(culprits)));
   }
 
   std::optional<Verdict> stopped() const {
@@ -287,12 +280,8 @@ class Case {
   }
 
   std::optional<Verdict> never_started() const {
-    Ranks absent;
-    for (const RankEvidence& rank : ranks_) {
-      if (!rank.record) absent.push_back(&rank);
-    }
     const auto named = blamed(by_anyone);
-    if (absent.empty() || !named || find(*named)->record) return std::nullopt;
+    if (!named || find(*named)->record) return std::nullopt;
     const RankEvidence* rank = find(*named);
     if (!all_have_met()) {
       return conclude(VerdictKind::NeverStarted, {rank},
@@ -305,7 +294,7 @@ class Case {
                                 late ? "was stuck or far behind" : "was lost", rank->problem));
   }
 
-  // For a run that still waits, or whose errors name no culprit.
+  // Blames the least advanced ranks if the run still waits or its errors name no culprit.
   std::optional<Verdict> behind() const {
     const Ranks all = with_record(by_anyone);
     const Ranks last = least_advanced(all);
@@ -395,7 +384,7 @@ std::string format_ranks(std::span<const int> ranks) {
     if (++pieces > kPieces) return text + fmt::format(" and {} more", ranks.size() - i);
     std::size_t last = i;
     while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
-    if (last < i + 2) last = i;  // list two ranks, not a range
+    if (last < i + 2) last = i;  // list two adjacent ranks, not a range
     text += fmt::format("{}{}", i == 0 ? "" : ", ", ranks[i]);
     if (last > i) text += fmt::format("-{}", ranks[last]);
     i = last + 1;

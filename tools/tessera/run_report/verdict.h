@@ -31,7 +31,7 @@ enum class VerdictKind : std::uint8_t {
   OutOfMemory,    ///< a rank ran out of memory
   Error,          ///< a rank failed by another error
   Communication,  ///< communication failed without a known culprit
-  NeverStarted,   ///< a rank left no record and never met the others
+  NeverStarted,   ///< a rank left no record and did not finish the rendezvous
   Unclear
 };
 std::string_view verdict_name(VerdictKind kind);
@@ -43,10 +43,10 @@ struct Verdict {
   std::vector<std::string> evidence;  ///< one line each
 };
 
-/// Finds the root cause from the evidence, in this order: different collectives; the first error of
-/// a rank itself; a process that is gone (of several the one that others blame, or the least
-/// advanced); a stopped rank, or one for which others waited until the deadline or longer than
-/// `patience_ns`. Communication errors are consequences of these.
+/// Finds the root cause, the first of these that applies: ranks called different collectives; a
+/// rank failed by an error of its own; a process is gone (of several, the one that others blame,
+/// else the least advanced); a rank is stopped, or others waited for it until the deadline or
+/// longer than `patience_ns`. Communication errors are consequences of these.
 ///
 /// @param ranks        one for each rank, ascending
 /// @param now_wall_ns  nanoseconds since 1970

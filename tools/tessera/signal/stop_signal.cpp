@@ -45,7 +45,7 @@ class Answer {
     while ((number /= 10) > 0);
     return add({digits.data() + first, digits.size() - first});
   }
-  // Drops the text if standard error is unread: a handler must not block.
+  // Drops the text if standard error is unread, because a handler must not block.
   void write() const {
     pollfd output{STDERR_FILENO, POLLOUT, 0};
     if (::poll(&output, 1, 0) == 1 && (output.revents & POLLOUT) != 0) [[maybe_unused]]
@@ -104,13 +104,17 @@ void handle(int signal) {
 
 int stop_exit_code(int signal) { return 128 + (signal == SIGUSR1 ? SIGTERM : signal); }
 
-HeldWarnings::HeldWarnings() {
-  received_signal = 0;
-  std::signal(SIGUSR1, handle);
+void mask_warnings(int how) {
   sigset_t warnings;
   sigemptyset(&warnings);
   sigaddset(&warnings, SIGUSR1);
-  ::pthread_sigmask(SIG_UNBLOCK, &warnings, nullptr);
+  ::pthread_sigmask(how, &warnings, nullptr);
+}
+
+HeldWarnings::HeldWarnings() {
+  received_signal = 0;
+  std::signal(SIGUSR1, handle);
+  mask_warnings(SIG_UNBLOCK);
 }
 
 HeldWarnings::~HeldWarnings() {

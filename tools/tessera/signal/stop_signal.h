@@ -5,8 +5,11 @@
 
 namespace tessera::tools {
 
-/// Exit code after a clean stop by `signal`: 128 + n; for SIGUSR1 that of SIGTERM, 143.
+/// Exit code after a clean stop by `signal`: 128 + signal; for SIGUSR1 143, as for SIGTERM.
 int stop_exit_code(int signal);
+
+/// Blocks or unblocks SIGUSR1. @param how  SIG_BLOCK or SIG_UNBLOCK
+void mask_warnings(int how);
 
 /// Records an early SIGUSR1, even one pending since the process started, for the first StopSignal.
 /// The destructor makes the process ignore SIGUSR1. Create it before other threads.
@@ -19,8 +22,8 @@ class HeldWarnings {
 };
 
 /// Turns SIGINT, SIGTERM and SIGUSR1 into a stop request that the training loop polls. A second
-/// SIGINT or SIGTERM kills the process if it arrives 1 s or more after the first; an earlier one is
-/// the same request, as timeout(1) and schedulers signal a process and its group. SIGUSR1, a
+/// SIGINT or SIGTERM kills the process, but only 1 s or more after the first: timeout(1) and
+/// schedulers signal both a process and its group, so one request can arrive twice. SIGUSR1, a
 /// scheduler's warning, never kills the process; SIGINT or SIGTERM after it is a new first request.
 /// One instance at a time: signals are process-wide.
 class StopSignal {

@@ -90,7 +90,7 @@ std::optional<std::int64_t> parse_step(const fs::path& path, const std::string& 
           path.string());
   std::optional<std::int64_t> best;
   double lowest = std::numeric_limits<double>::infinity();
-  for (const io::CheckpointEntry& entry : io::find_checkpoints(path)) {
+  for (const io::StepItem& entry : io::find_checkpoints(path)) {
     const auto loss = stored_val_loss(entry.path);
     if (!loss || !(*loss < lowest)) continue;
     best = entry.step;
@@ -139,8 +139,8 @@ models::Gpt2Config parse_model_section(const Json& section, const std::string& s
 
 std::vector<std::string> StoreCoordinator::exchange(const std::string& phase,
                                                     std::string_view mine) {
-  // The call count keeps keys unique when a step is saved again. It is equal on all ranks, as they
-  // make the same calls.
+  // The call count keeps keys unique when a step is saved again. It is equal on all ranks, because
+  // they make the same calls.
   return comm::exchange(*store_, fmt::format("{}/{}/{}", name_, calls_++, phase), rank_,
                         world_size_, mine, deadline_);
 }
@@ -151,71 +151,44 @@ bool saves_beside_training(const Config& config, std::int64_t step) {
          step / every * every + every < config.train.steps;
 }
 
-namespace {
-
-// Calls add(list, piece, values) for each tensor that this rank owns.
-template <typename Add>
-void for_each_owned(comm::ShardedModel& sharded, bool with_optimizer, io::SaveRequest& request,
-                    Add&& add) {
-  for (const auto& piece : sharded.owned_pieces()) {
-    add(request.model, piece, piece.master);
-    if (!with_optimizer || !piece.exp_avg.defined()) continue;
-    add(request.exp_avg, piece, piece.exp_avg);
-    add(request.exp_avg_sq, piece, piece.exp_avg_sq);
-  }
-}
-
-io::TensorPart part_of(const comm::ShardedModel::Piece& piece, const Tensor& values,
-                       const void* data) {
-  return {piece.parameter->name,
-          piece.parameter->tensor.shape(),
-          values.dtype(),
-          piece.begin,
-          piece.end,
-          data};
-}
-
-}  // namespace
-
 io::SaveRequest make_save_request(comm::ShardedModel& sharded, bool with_optimizer) {
   io::SaveRequest request;
-  for_each_owned(sharded, with_optimizer, request,
-                 [](auto& list, const comm::ShardedModel::Piece& piece, const Tensor& values) {
-                   list.push_back(part_of(piece, values, values.view().data));
-                 });
+  for (const auto& piece : sharded.owned_pieces()) {
+    const auto add = [&](std::vector<io::TensorPart>& parts, const Tensor& values) {
+      parts.push_back({piece.parameter->name, piece.parameter->tensor.shape(), values.dtype(),
+                       piece.begin, piece.end, values.view().data});
+    };
+    add(request.model, piece.master);
+    if (!with_optimizer || !piece.exp_avg.defined()) continue;
+    add(request.exp_avg, piece.exp_avg);
+    add(request.exp_avg_sq, piece.exp_avg_sq);
+  }
   return request;
 }
 
 SaveState make_save_state(comm::ShardedModel& sharded, bool with_optimizer) {
-  SaveState state;
-  const auto on_device = [](const Tensor& tensor) {
-    return tensor.device().type == DeviceType::CUDA;
-  };
+  SaveState state{make_save_request(sharded, with_optimizer)};
+  const auto pieces = sharded.owned_pieces();
+  if (pieces.empty() || pieces[0].master.device().type != DeviceType::CUDA) return state;
+  const std::shared_ptr<Context> context = pieces[0].master.context();
+  std::vector<io::TensorPart*> parts;
   std::size_t bytes = 0;
-  std::shared_ptr<Context> context;
-  io::SaveRequest counted;
-  for_each_owned(sharded, with_optimizer, counted,
-                 [&](auto&, const comm::ShardedModel::Piece&, const Tensor& values) {
-                   if (!on_device(values)) return;
-                   context = values.context();
-                   bytes += static_cast<std::size_t>(values.view().bytes());
-                 });
-  if (context) {
-    state.copies =
-        std::make_unique<comm::HostMemory>(context, bytes, "checkpoint", MemoryCategory::Staging);
+  const auto bytes_of = [](const io::TensorPart& part) {
+    return static_cast<std::size_t>(part.end - part.begin) * dtype_size(part.dtype);
+  };
+  for (auto* list : {&state.request.model, &state.request.exp_avg, &state.request.exp_avg_sq}) {
+    for (io::TensorPart& part : *list) {
+      parts.push_back(&part);
+      bytes += bytes_of(part);
+    }
   }
-  std::size_t at = 0;
-  for_each_owned(sharded, with_optimizer, state.request,
-                 [&](auto& list, const comm::ShardedModel::Piece& piece, const Tensor& values) {
-                   const void* data = values.view().data;
-                   if (on_device(values)) {
-                     std::byte* const copy = state.copies->data() + at;
-                     values.copy_to_host(copy);
-                     at += static_cast<std::size_t>(values.view().bytes());
-                     data = copy;
-                   }
-                   list.push_back(part_of(piece, values, data));
-                 });
+  state.copies = Storage::allocate_on_host(context, bytes, MemoryCategory::Staging, "checkpoint");
+  auto* copy = static_cast<std::byte*>(state.copies->data());
+  for (io::TensorPart* part : parts) {
+    if (bytes_of(*part) > 0) context->backend().copy_to_host(copy, part->data, bytes_of(*part));
+    part->data = copy;
+    copy += bytes_of(*part);
+  }
   return state;
 }
 

@@ -8,8 +8,8 @@
 #include <string>
 
 #include "comm/control/store.h"
-#include "comm/host_memory.h"
 #include "comm/sharding/sharded_model.h"
+#include "core/base/storage.h"
 #include "io/checkpoint/reader.h"
 #include "io/checkpoint/save.h"
 #include "models/gpt2_config.h"
@@ -33,7 +33,6 @@ TrainerState parse_trainer_state(const std::string& text, const std::string& sou
 ///         InvalidArgument if the checkpoint has none
 TrainerState read_trainer_state(const io::CheckpointReader& reader);
 
-/// The "model" section of a checkpoint.
 nlohmann::json model_section(const models::Gpt2Config& config);
 /// @throws CorruptCheckpoint naming source and field; Unsupported on another architecture
 models::Gpt2Config parse_model_section(const nlohmann::json& section, const std::string& source);
@@ -45,7 +44,7 @@ std::optional<std::int64_t> newest_step(const std::filesystem::path& run_dir);
 std::optional<double> stored_val_loss(const std::filesystem::path& checkpoint);
 
 /// Resolves --step for a run: "latest", "best" (lowest stored validation loss), or a number.
-/// @return empty: the newest
+/// @return the step; empty for the newest
 /// @throws InvalidArgument on other text, or on "best" without a stored validation loss; IoError,
 ///         CorruptCheckpoint
 std::optional<std::int64_t> parse_step(const std::filesystem::path& path, const std::string& text);
@@ -53,7 +52,7 @@ inline constexpr const char* kStepHelp =
     "Of a run: latest, best (the lowest validation loss), or a step's number";
 
 /// Exchanges text between ranks over the run's store. Use one per thread, with the same name on the
-/// matching threads of all ranks, and make the same calls: exchanges are counted.
+/// corresponding threads of all ranks. All ranks must make the same calls in the same order.
 class StoreCoordinator final : public io::SaveCoordinator {
  public:
   StoreCoordinator(std::shared_ptr<comm::Store> store, std::string name, int rank, int world_size,
@@ -80,16 +79,16 @@ bool saves_beside_training(const Config& config, std::int64_t step);
 /// A save request and the host copies of GPU values that it refers to.
 struct SaveState {
   io::SaveRequest request;
-  std::unique_ptr<comm::HostMemory> copies{};
+  std::shared_ptr<Storage> copies{};
 };
 /// This rank's part of a save. @throws OutOfMemory
 SaveState make_save_state(comm::ShardedModel& sharded, bool with_optimizer);
-/// The same without host copies: refers to device memory.
+/// The same without host copies; the request refers to device memory.
 io::SaveRequest make_save_request(comm::ShardedModel& sharded, bool with_optimizer);
 
 /// Whether all values are finite. Needed although gradients are checked: the square of a finite
 /// gradient can overflow the second moment.
-/// @param request  in host memory
+/// @param request  its values must be in host memory
 bool is_finite(const io::SaveRequest& request);
 
 }  // namespace tessera::tools

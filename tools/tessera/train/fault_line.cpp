@@ -58,7 +58,7 @@ std::string fault_line(const CommError& error, const comm::RankState& state,
     if (!error.fate().empty()) more += (more.empty() ? "" : ", ") + error.fate();
     if (!more.empty()) culprits += " (" + more + ")";
   }
-  // No answer and no culprit: the launcher, which serves the control channel, is unreachable.
+  // kNoAnswer without a culprit: the launcher, which serves the control channel, is unreachable.
   if (culprits.empty()) culprits = error.fate() == comm::kNoAnswer ? "launcher" : "unknown";
   if (error.culprits().empty() && !error.fate().empty()) culprits += ", " + error.fate();
   return fmt::format("E{:03} step={} phase={} culprit={} action={}: {}", code,
@@ -78,10 +78,10 @@ bool tell_others(comm::Store& store, int rank, std::string_view process,
     const std::string_view what = error.what();
     CommError verdict(CommFailure::PeerLost, {rank}, "rank {} ({}) {}: {}", rank, process,
                       memory ? "is out of memory" : "ended by an error",
-                      what.substr(0, what.find('\n')));  // without the ledger
+                      what.substr(0, what.find('\n')));  // without the memory ledger
     comm::publish_verdict(store, verdict.set_fate(memory ? "out of memory" : "error"));
   } catch (const std::exception&) {
-    // Keep the first error.
+    // Ignored: the first error is reported.
   }
   return true;
 }

@@ -20,7 +20,7 @@ namespace tessera::tools {
 /// is equal on all ranks. E041 a rank is missing at the start; E042 a rank is lost; E043 a rank is
 /// late, stopped or stuck; E044 ranks call different collectives; E045 ranks differ in
 /// configuration or build; E046 a rank aborted communication.
-/// @param ranks  by rank; empty before the ranks have met
+/// @param ranks  by rank; empty before the rendezvous
 std::string fault_line(const CommError& error, const comm::RankState& state,
                        const std::vector<comm::Hello>& ranks);
 

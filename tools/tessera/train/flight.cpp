@@ -14,13 +14,14 @@
 #include <utility>
 
 #include "comm/control/socket.h"
+#include "io/base/file.h"
 
 namespace tessera::tools {
 namespace {
 
 namespace fs = std::filesystem;
 
-// Last collectives in the log of a failing rank, and on standard error.
+// Numbers of collectives that a failing rank lists in its log and on standard error.
 constexpr int kInLog = 5;
 constexpr std::size_t kShown = 3;
 constexpr std::chrono::milliseconds kAtOnce{500};
@@ -32,9 +33,8 @@ void remove_other_ranks(const fs::path& folder, int world_size) {
   if (dir.get() < 0) return;
   constexpr std::string_view kTemporary = ".tmp";
   std::error_code error;
-  for (fs::directory_iterator file(folder, error), end; !error && file != end;
-       file.increment(error)) {
-    const std::string name = file->path().filename().string();
+  for (const fs::path& file : io::list_directory(folder, error)) {
+    const std::string name = file.filename().string();
     std::string_view stem = name;
     if (stem.ends_with(kTemporary)) stem.remove_suffix(kTemporary.size());
     const auto rank = comm::rank_of_flight_file(stem);
@@ -90,7 +90,7 @@ std::shared_ptr<comm::FlightRecorder> RankFlight::open() {
   if (is_open_) return recorder_;
   is_open_ = true;
   if (identity_.rank == 0) remove_other_ranks(run_dir_ / "flight", identity_.world_size);
-  // A second job may have replaced the file before it was refused.
+  // A second job may have replaced the file before the lock made it fail.
   if (!recorder_ || !recorder_->is_in_place()) make();
   if (identity_.rank != 0 &&
       !recorder_->why_not_in_file().empty()) {  // rank 0 prints a note instead
@@ -136,7 +136,7 @@ void RankFlight::fail(const std::exception& error) noexcept {
       log.write("last collectives: " + comm::describe(recorder->snapshot(), kInLog));
     }
   } catch (const std::exception&) {
-    // Keep the first error.
+    // Ignored: the first error is reported.
   }
 }
 

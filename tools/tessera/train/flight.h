@@ -15,8 +15,8 @@
 
 namespace tessera::tools {
 
-/// This rank's flight record, `<run_dir>/flight/rank-00003.bin`. Begins before the ranks meet, so
-/// that a failed start replaces the record of an earlier one. Thread-safe.
+/// This rank's flight record, `<run_dir>/flight/rank-00003.bin`. Begins before the rendezvous,
+/// so that a failed start replaces the record of an earlier start. Thread-safe.
 class RankFlight {
  public:
   /// Begins the record now if `run_dir` is an unlocked run, else in open(). Phases come from
@@ -28,17 +28,17 @@ class RankFlight {
 
   /// See BootstrapOptions::on_start_id.
   void set_start_id(std::uint64_t id);
-  /// Returns the record. Call it once rank 0 has locked the directory. In memory only, with a note
-  /// in the rank's log, if the file can't be created. Rank 0 removes records of higher ranks than
-  /// this run has. Idempotent.
+  /// Returns the record; call it after rank 0 has locked the directory. If the file can't be
+  /// created, the record is kept in memory and ranks other than 0 log the reason. Rank 0 removes
+  /// the files of ranks that this run does not have. Idempotent.
   std::shared_ptr<comm::FlightRecorder> open();
 
   /// "last collectives: all_gather#175 (h.0) f32[96] done, all_gather#176 (root) f32[96] failed",
   /// or empty. May block on a disk.
   std::string last_collectives() const noexcept;
 
-  /// Records and logs the error, with the last collectives after a communication error. Only the
-  /// first call has an effect.
+  /// Records and logs the error; logs the last collectives, too, after a communication error. Only
+  /// the first call has an effect.
   void fail(const std::exception& error) noexcept;
   /// Records an end without error.
   void end(const std::string& text) noexcept;

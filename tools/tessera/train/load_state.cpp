@@ -16,12 +16,6 @@ using Piece = comm::ShardedModel::Piece;
 constexpr const char* kRandom = "random initial values";
 constexpr const char* kZeros = "zero moments";
 
-std::vector<io::TensorInfo> infos(const io::TensorMap& tensors) {
-  std::vector<io::TensorInfo> result;
-  for (const auto& [name, tensor] : tensors) result.push_back({name, tensor.shape, tensor.dtype});
-  return result;
-}
-
 io::ReadPart part_of(const io::TensorSource& source, const Piece& piece, const Tensor& into,
                      std::mutex& copying) {
   io::ReadPart part{&source, piece.parameter->name, piece.begin, piece.end, into.dtype()};
@@ -86,7 +80,7 @@ LoadPlan plan_resume(const io::CheckpointReader& reader, const models::Gpt2Confi
       }
       continue;
     }
-    const auto comparison = io::compare_tensors(expected, infos(reader.tensors(section)));
+    const auto comparison = io::compare_tensors(expected, reader.source(section).tensors());
     const std::string where =
         fmt::format("{}, section {}", reader.path().string(), io::section_name(section));
     for (std::string& note :

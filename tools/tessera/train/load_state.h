@@ -34,7 +34,7 @@ LoadPlan plan_weights(const io::ModelSource& source, const models::Gpt2Config& m
 
 /// Reads this rank's weights and moments from a checkpoint and verifies checksums. Copies to a GPU
 /// need 512 KiB per thread.
-/// @param seed  for weights that are not in the plan
+/// @param seed  initializes the weights that are not in the plan
 /// @throws IoError, CorruptCheckpoint; the model is then partly loaded
 io::ReadReport load_training_state(comm::ShardedModel& sharded, const io::CheckpointReader& reader,
                                    const LoadPlan& plan, int threads, std::uint64_t seed);

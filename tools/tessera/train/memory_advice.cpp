@@ -31,29 +31,28 @@ std::int64_t more_ranks(const Config& config, std::int64_t world_size) {
 MemoryAdvice memory_advice(const Config& config, int world_size, DeviceType device) {
   const bool gpu = device == DeviceType::CUDA;
   MemoryAdvice advice;
-  const auto add = [&advice](const std::string& flag, const std::string& why) {
-    advice.add(flag, why);
-  };
   if (const auto rows =
           next_divisor_below(config.train.global_batch / world_size, config.train.micro_batch);
       rows > 0) {
-    add(fmt::format("--train.micro_batch {}", rows),
-        fmt::format("activations of {} sequences at a time, not of {}", rows,
-                    config.train.micro_batch));
+    advice.add(fmt::format("--train.micro_batch {}", rows),
+               fmt::format("activations of {} sequences at a time, not of {}", rows,
+                           config.train.micro_batch));
   }
   if (config.train.recompute == "none")
-    add("--train.recompute block", "activations of one block at a time, computed twice");
+    advice.add("--train.recompute block", "activations of one block at a time, computed twice");
   if (config.shard.mode == "none" && world_size > 1) {
-    add("--shard.mode full",
+    advice.add(
+        "--shard.mode full",
         fmt::format("1/{} of weights, gradients and optimizer state on each rank", world_size));
   }
   if (config.train.precision == "fp32")
-    add("--train.precision bf16", "activations of half the size");
+    advice.add("--train.precision bf16", "activations of half the size");
   else if (config.train.precision == "bf16")
-    add("--train.precision bf16-true", "weights of half the size too, rounded stochastically");
+    advice.add("--train.precision bf16-true",
+               "weights of half the size too, rounded stochastically");
   // On the CPU more ranks don't help: all share the host's memory.
   if (const auto ranks = more_ranks(config, world_size); gpu && ranks > 0)
-    add(fmt::format("--nproc {}", ranks), "more ranks, one per GPU");
+    advice.add(fmt::format("--nproc {}", ranks), "more ranks, one per GPU");
   return advice;
 }
 
@@ -67,7 +66,7 @@ int with_memory_advice(const Config& config, int world_size, const Context& cont
     // A run on a GPU may run out of host memory for copies, which these flags don't reduce.
     const bool of_host = text.find("host memory is exhausted") != std::string::npos;
     if (device == DeviceType::CUDA && of_host) throw OutOfMemory("{}", text);
-    throw OutOfMemory("{}", with_advice(text, memory_advice(config, world_size, device)));
+    throw OutOfMemory("{}", memory_advice(config, world_size, device).after(text));
   }
 }
 

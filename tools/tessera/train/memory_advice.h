@@ -13,7 +13,7 @@ namespace tessera::tools {
 /// @param config  validated
 MemoryAdvice memory_advice(const Config& config, int world_size, DeviceType device);
 
-/// Runs `work`; adds ledger and advice to an OutOfMemory error.
+/// Runs `work` and returns its result. Adds the memory ledger and advice to an OutOfMemory error.
 int with_memory_advice(const Config& config, int world_size, const Context& context,
                        const std::function<int()>& work);
 

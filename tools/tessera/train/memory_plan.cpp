@@ -56,8 +56,8 @@ MemoryPlan plan_memory(const RunSetup& setup, int world_size, const Context& con
   const std::int64_t root = blocks.front();
   blocks.erase(blocks.begin());
   std::sort(blocks.rbegin(), blocks.rend());
-  // Gathered at once: the root, the block in use and those gathered ahead. Full gradients at once:
-  // the block in use and the one being reduced.
+  // Units gathered at the same time: the root, the block in use, and the blocks gathered ahead.
+  // Units with full gradients: the root, the block in use, and the block being reduced.
   const auto largest = [&](std::int64_t count) {
     std::int64_t sum = root;
     for (std::size_t i = 0; i < std::min(static_cast<std::size_t>(count), blocks.size()); ++i)
@@ -67,7 +67,7 @@ MemoryPlan plan_memory(const RunSetup& setup, int world_size, const Context& con
   const std::int64_t whole = largest(2);
   const std::int64_t gathered = largest(1 + setup.config.shard.gather_ahead);
 
-  // Accumulating over micro-batches needs a second segment of one unit at a time.
+  // Accumulating over micro-batches needs a second gradient segment, for one unit at a time.
   std::int64_t arriving = 0;
   if (scatters && setup.config.train.global_batch / world_size > setup.config.train.micro_batch) {
     for (const ShardLayout& unit : units) arriving = std::max(arriving, held_of(unit));
@@ -84,7 +84,7 @@ MemoryPlan plan_memory(const RunSetup& setup, int world_size, const Context& con
   of(plan, MemoryCategory::Activations) = plan_activations(setup, bf16 ? DType::BF16 : DType::F32);
   if (saves_beside_training(setup.config, setup.state.step)) {
     const std::int64_t moments = setup.config.checkpoint.what == "all" ? 8 : 0;
-    // Staging rounds each tensor up to whole cache lines.
+    // Staging pads tensors to cache lines; segment_size() includes at least as much padding.
     for (const ShardLayout& unit : units)
       of(plan, MemoryCategory::Staging) += unit.segment_size() * (master_size + moments);
   }
@@ -124,9 +124,8 @@ std::string check_memory(const MemoryNeed& need, const MemoryAdvice& advice, boo
           : std::string(),
       describe(need.plan));
   if (refuse && bytes > memory.total)
-    throw OutOfMemory("{}", with_advice(text + ". Nothing was started; to start anyway, use "
-                                               "--train.memory_check warn",
-                                        advice));
+    throw OutOfMemory("{}", advice.after(text + ". Nothing was started; to start anyway, use "
+                                                "--train.memory_check warn"));
   return text;
 }
 

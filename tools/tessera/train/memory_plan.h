@@ -24,8 +24,8 @@ std::string describe(const MemoryPlan& plan);
 /// Planned use of a host's or GPU's memory, and its size.
 struct MemoryNeed {
   MemoryPlan plan{};
-  int ranks = 1;        ///< that share the memory
-  SystemMemory memory;  ///< zeros: unknown, no check
+  int ranks = 1;        ///< number of ranks that share the memory
+  SystemMemory memory;  ///< zeros if unknown; then nothing is checked
   std::string there;    ///< for messages: "this host has", "cuda:0 has"
 };
 

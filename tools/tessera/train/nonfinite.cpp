@@ -5,19 +5,22 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "comm/collective.h"
 #include "core/base/error.h"
 #include "tools/tessera/report/console.h"
 
+namespace tessera::comm {
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(NonFinite, parameter, count, numel, first, value)
+}
+
 namespace tessera::tools {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(NonFiniteParameters, count, first)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StepFindings, loss, gradients, sums, weights)
+
 namespace {
 
 using Json = nlohmann::json;
-
-Json to_json(const NonFiniteParameters& found) {
-  // Other ranks need only the number of names.
-  const comm::NonFinite& f = found.first;
-  return {found.names.size(), f.parameter, f.count, f.numel, f.first, f.value};
-}
 
 // "17 of 4096 values, first at [5, 100] is nan"
 std::string details(const comm::NonFinite& found) {
@@ -35,23 +38,19 @@ struct Blame {
 Blame blame(std::span<const StepFindings> ranks, NonFiniteParameters StepFindings::*place) {
   Blame result;
   std::vector<std::string> more;
-  std::vector<std::size_t> others;
+  std::vector<int> others;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const NonFiniteParameters& here = ranks[rank].*place;
-    if (here.names.empty()) continue;
+    if (here.count == 0) continue;
     if (result.rank >= 0) {
-      others.push_back(rank);
+      others.push_back(static_cast<int>(rank));
       continue;
     }
     result.rank = static_cast<int>(rank);
     result.found = here.first;
-    if (here.names.size() > 1)
-      more.push_back("and " + counted(std::ssize(here.names) - 1, "more parameter"));
+    if (here.count > 1) more.push_back("and " + counted(here.count - 1, "more parameter"));
   }
-  if (!others.empty()) {
-    more.push_back(
-        fmt::format("also on rank{} {}", others.size() == 1 ? "" : "s", fmt::join(others, ", ")));
-  }
+  if (!others.empty()) more.push_back("also on " + comm::rank_list(others));
   if (!more.empty()) result.more = fmt::format(" ({})", fmt::join(more, "; "));
   return result;
 }
@@ -66,6 +65,7 @@ void NonFiniteParameters::add(const std::vector<comm::NonFinite>& found) {
     if (names.empty()) first = one;
     names.insert(one.parameter);
   }
+  count = std::ssize(names);
 }
 
 std::string non_finite_word(double value) {
@@ -73,24 +73,11 @@ std::string non_finite_word(double value) {
   return value > 0 ? "inf" : "-inf";
 }
 
-std::string encode(const StepFindings& findings) {
-  return Json{findings.loss, to_json(findings.gradients), to_json(findings.sums),
-              to_json(findings.weights)}
-      .dump();
-}
+std::string encode(const StepFindings& findings) { return Json(findings).dump(); }
 
 StepFindings decode_findings(const std::string& text) {
-  const auto read = [](const Json& json) {
-    NonFiniteParameters found;
-    found.first = {json.at(1), json.at(2), json.at(3), json.at(4), json.at(5)};
-    const auto count = json.at(0).get<std::size_t>();
-    require(count <= 1'000'000, "{} parameters", count);
-    for (std::size_t i = 0; i < count; ++i) found.names.insert(std::to_string(i));
-    return found;
-  };
   try {
-    const Json json = Json::parse(text);
-    return {json.at(0), read(json.at(1)), read(json.at(2)), read(json.at(3))};
+    return Json::parse(text).get<StepFindings>();
   } catch (const std::exception& error) {
     throw CommError(CommFailure::Mismatch, {},
                     "expected another rank's findings, found '{}' ({}); do all ranks run the same "

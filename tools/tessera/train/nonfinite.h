@@ -12,7 +12,8 @@ namespace tessera::tools {
 
 /// Parameters with NaN or infinite values, for example in their gradients.
 struct NonFiniteParameters {
-  std::set<std::string> names;
+  std::set<std::string> names;  ///< empty if received from another rank
+  std::int64_t count = 0;       ///< number of parameters
   comm::NonFinite first;
 
   void add(const std::vector<comm::NonFinite>& found);
@@ -20,7 +21,7 @@ struct NonFiniteParameters {
 
 /// One rank's findings in a step whose loss or gradient norm is not finite.
 struct StepFindings {
-  std::string loss;               ///< "nan", "inf" or "-inf" if the rank's part is not finite
+  std::string loss;               ///< "nan", "inf" or "-inf"; empty if this rank's part is finite
   NonFiniteParameters gradients;  ///< computed by this rank
   NonFiniteParameters sums;       ///< this rank's shard of the reduced gradients
   NonFiniteParameters weights;    ///< this rank's shard

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <csignal>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -23,9 +24,8 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-// Added to the timeout of a save, for ranks that wait for ranks that wait for a save.
+// Added to the timeout of a save in exchanges, because other ranks may still wait for their save.
 constexpr std::chrono::milliseconds kLateForSave{5000};
-// Minimum threads for reading a checkpoint.
 constexpr int kReadingThreads = 4;
 // Longest wait for a save after the loss of a rank; below the launcher's grace.
 constexpr std::chrono::milliseconds kWithoutPeers{300};
@@ -33,25 +33,21 @@ constexpr std::chrono::milliseconds kWithoutPeers{300};
 // Run id and step as a file name: special characters become '_'.
 std::string file_name_of(const std::string& run_id, std::int64_t step) {
   std::string name = run_id.empty() ? "run" : run_id.substr(0, 64);
-  for (char& c : name) {
-    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-                       c == '.' || c == '-';
-    if (!plain) c = '_';
-  }
+  for (char& c : name)
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '.' && c != '-') c = '_';
   return fmt::format("{}-{}", name, step);
 }
 
-// Copies the tokenizer of model.init_from into the run, for exports of runs on token files.
+// Copies the tokenizer of model.init_from into the run, so that a run on token files exports one.
 void keep_tokenizer(const io::ModelSource& from, const fs::path& run_dir) {
   const fs::path source = from.checkpoint() ? from.path() / "../../tokenizer" : from.path();
   std::error_code error;
-  for (fs::directory_iterator item(source, error), end; !error && item != end;
-       item.increment(error)) {
-    const std::string name = item->path().filename().string();
+  for (const fs::path& file : io::list_directory(source, error)) {
+    const std::string name = file.filename().string();
     if (!io::is_side_file(name) || io::is_config_file(name)) continue;
     io::make_directories_durably(run_dir / "tokenizer");
     io::write_file_atomically(run_dir / "tokenizer" / name,
-                              io::read_file(item->path(), std::int64_t{64} << 20));
+                              io::read_file(file, std::int64_t{64} << 20));
   }
 }
 
@@ -93,31 +89,23 @@ Rank::Rank(RunSetup setup, const comm::LaunchEnvironment& environment, comm::Ran
 }
 
 TrainerOptions Rank::trainer_options() {
-  TrainerOptions options;
-  options.global_batch = config_.train.global_batch;
-  options.micro_batch = config_.train.micro_batch;
-  options.recompute_blocks = config_.train.recompute == "block";
-  options.clip_norm = config_.optim.clip_norm;
-  options.seed = static_cast<std::uint64_t>(config_.train.seed);
-  options.adamw = {config_.optim.beta1, config_.optim.beta2, config_.optim.eps,
-                   config_.optim.weight_decay};
-  options.schedule = {optim::LrSchedule::parse(config_.optim.schedule), config_.optim.lr,
-                      config_.optim.min_lr, config_.optim.warmup_steps, config_.train.steps};
-  options.skip_nonfinite = config_.train.nonfinite == "skip";
-  options.exchange = [this](const std::string& name, const std::string& text) {
-    return coordinator_.exchange(name, text);
-  };
-  return options;
+  return {.global_batch = config_.train.global_batch,
+          .micro_batch = config_.train.micro_batch,
+          .recompute_blocks = config_.train.recompute == "block",
+          .skip_nonfinite = config_.train.nonfinite == "skip",
+          .exchange = [this](const std::string& name,
+                             const std::string& text) { return coordinator_.exchange(name, text); },
+          .clip_norm = config_.optim.clip_norm,
+          .seed = static_cast<std::uint64_t>(config_.train.seed),
+          .adamw = {config_.optim.beta1, config_.optim.beta2, config_.optim.eps,
+                    config_.optim.weight_decay},
+          .schedule = {optim::LrSchedule::parse(config_.optim.schedule), config_.optim.lr,
+                       config_.optim.min_lr, config_.optim.warmup_steps, config_.train.steps}};
 }
 
 void Rank::note(const std::string& text) {
   log_.write(text);
   if (progress_) progress_->note(text);
-}
-
-std::vector<std::string> Rank::device_notes() {
-  if (context_->device().type != DeviceType::CUDA) return {};
-  return context_->backend().take_notes();
 }
 
 std::string Rank::load() {
@@ -217,7 +205,7 @@ void Rank::show_sample() {
     note(fmt::format("step {}: sample\n{}{}", state_.step, config_.train.sample_prompt,
                      printable(tokenizer.decode(ids))));
   }
-  // Other ranks wait here: the deadline of the next collective is shorter.
+  // Other ranks wait here for rank 0, because the next collective has a shorter deadline.
   coordinator_.exchange(fmt::format("sample at step {}", state_.step), "");
   sharded_.end_evaluation();
 }
@@ -225,22 +213,22 @@ void Rank::show_sample() {
 void Rank::prepare_saves() {
   const Config::Checkpoint& config = config_.checkpoint;
   if (config.every == 0) return;
-  SaverOptions options;
-  options.checkpoints_dir = fs::path(config_.run.out) / "checkpoints";
-  options.run_id = run_id_;
-  options.rank = rank_;
-  options.world_size = world_size_;
-  options.model = setup_.model;
-  options.with_optimizer = config.what == "all";
-  options.in_background = saves_beside_training(config_, state_.step);
-  options.stop_on_error = config.on_error == "stop";
-  options.retention = {static_cast<int>(config.keep), config.keep_every,
-                       static_cast<int>(config.keep_best), stored_val_loss};
-  options.timeout = to_milliseconds(config.timeout);
-  options.at_point = [](std::string_view point) {
-    fault_point(("save/" + std::string(point)).c_str());
-  };
-  if (setup_.resume) options.saved_step = saved_step_ = state_.step;
+  if (setup_.resume) saved_step_ = state_.step;
+  SaverOptions options{.checkpoints_dir = fs::path(config_.run.out) / "checkpoints",
+                       .run_id = run_id_,
+                       .rank = rank_,
+                       .world_size = world_size_,
+                       .model = setup_.model,
+                       .with_optimizer = config.what == "all",
+                       .in_background = saves_beside_training(config_, state_.step),
+                       .stop_on_error = config.on_error == "stop",
+                       .retention = {static_cast<int>(config.keep), config.keep_every,
+                                     static_cast<int>(config.keep_best), stored_val_loss},
+                       .timeout = to_milliseconds(config.timeout),
+                       .saved_step = saved_step_,
+                       .at_point = [](std::string_view point) {
+                         fault_point(("save/" + std::string(point)).c_str());
+                       }};
   saver_ = std::make_unique<Saver>(std::move(options), store_, coordinator_, context_, sharded_);
 }
 
@@ -251,7 +239,6 @@ void Rank::save() {
   report_saves();
 }
 
-// Warns once, for any file.
 void Rank::report_full_disk(const std::string& why) {
   if (why.empty() || std::exchange(reported_full_disk_, true)) return;
   note(fmt::format("warning: metrics stay in memory until they can be written: {}", why));
@@ -284,12 +271,11 @@ void Rank::leave(const char* why, std::chrono::milliseconds at_most) {
   try {
     const std::string_view text = why;
     note(fmt::format("training ends ({0}); waiting at most {2} for the save of step {1}",
-                     text.substr(0, text.find('\n')), *step,
-                     format_duration(std::chrono::duration<double>(at_most).count())));
+                     text.substr(0, text.find('\n')), *step, format_duration(at_most)));
     saver_->leave(at_most);
     report_saves();
   } catch (const std::exception&) {
-    // Keep the first error.
+    // Ignored: the first error is reported.
   }
 }
 
@@ -317,7 +303,7 @@ void Rank::write_profile() {
 int Rank::train(StopSignal& stop) {
   const std::int64_t tokens = config_.train.global_batch * config_.model.seq_len;
   int signal = 0;
-  // Run the evaluation that a stop by signal skipped.
+  // Run the evaluation that the previous process skipped when a signal stopped it.
   if (state_.step > 0 && !state_.val_loss && due(config_.train.eval_every)) evaluate();
   const auto stage = saver_ ? StopSignal::Stage::Training : StopSignal::Stage::TrainingWithoutSaves;
   stop.set_progress(stage, state_.step, saved_step_);
@@ -349,7 +335,8 @@ int Rank::train(StopSignal& stop) {
       progress_->update(metrics);
     }
     if (!last_.skipped.empty()) note("warning: skipped: " + last_.skipped);
-    for (const std::string& text : device_notes()) note(text);
+    if (context_->device().type == DeviceType::CUDA)
+      for (const std::string& text : context_->backend().take_notes()) note(text);
     if (is_zero()) {
       report_full_disk(metrics_->take_warning());
       if (saves_) report_full_disk(saves_->take_warning());
@@ -371,7 +358,7 @@ int Rank::train(StopSignal& stop) {
 int Rank::run(StopSignal& stop) {
   prepare_saves();
   show_start();
-  // Close the files.
+  // Close the files of the loaded model.
   setup_.resume.reset();
   setup_.init_from.reset();
   log_.write(fmt::format("start at step {}", state_.step));

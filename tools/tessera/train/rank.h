@@ -56,7 +56,6 @@ class Rank {
   void show_start();
   void profile();
   void write_profile();
-  std::vector<std::string> device_notes();
   void evaluate();
   void show_sample();
   void prepare_saves();

@@ -2,7 +2,6 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <set>
 
@@ -18,41 +17,21 @@ namespace fs = std::filesystem;
 
 constexpr const char* kAside = ".unusable";
 
-// Step of "step-00000020"; empty for other names.
-std::optional<std::int64_t> step_of(const fs::path& path) {
-  const std::string name = path.filename().string();
-  const std::string digits = name.starts_with("step-") ? name.substr(5) : "";
-  const bool number = digits.size() >= 8 && digits.size() <= 18 &&
-                      digits.find_first_not_of("0123456789") == std::string::npos;
-  return number ? std::optional<std::int64_t>(std::stoll(digits)) : std::nullopt;
-}
-
 struct Checkpoints {
-  std::vector<fs::path> named;          // step-*, by ascending step
+  std::vector<io::StepItem> named;      // step-*, by ascending step
   std::vector<fs::path> without_index;  // among `named`
   std::vector<fs::path> aside;          // *.unusable
 };
 
 Checkpoints look_into(const fs::path& dir) {
   Checkpoints result;
-  std::error_code error;
-  fs::directory_iterator item(dir, error);
-  for (; !error && item != fs::directory_iterator(); item.increment(error)) {
-    const fs::path& path = item->path();
-    const std::string name = path.filename().string();
-    const auto aside = name.find(kAside);
-    if (step_of(name)) {
-      result.named.push_back(path);
-    } else if (aside != std::string::npos && step_of(name.substr(0, aside))) {
-      result.aside.push_back(path);
-    }
-  }
-  require<IoError>(!error, "cannot list {}: {}", dir.string(), error.message());
-  std::sort(result.named.begin(), result.named.end(),
-            [](const fs::path& a, const fs::path& b) { return *step_of(a) < *step_of(b); });
-  for (const fs::path& path : result.named) {
-    if (fs::status(path / "index.json", error).type() == fs::file_type::not_found)
-      result.without_index.push_back(path);
+  for (const io::StepItem& item : io::list_steps(dir)) {
+    if (item.ending.starts_with(kAside)) result.aside.push_back(item.path);
+    if (!item.ending.empty()) continue;
+    result.named.push_back(item);
+    std::error_code error;
+    if (fs::status(item.path / "index.json", error).type() == fs::file_type::not_found)
+      result.without_index.push_back(item.path);
   }
   return result;
 }
@@ -102,7 +81,7 @@ std::optional<fs::path> find_own(const fs::path& run_dir, const std::string& res
       resume == "auto",
       "{} holds a run with checkpoints up to step {}; continue it with --checkpoint.resume auto, "
       "or choose another --run.out",
-      run_dir.string(), *step_of(found.named.back()));
+      run_dir.string(), found.named.back().step);
   std::set<fs::path> passed_over;
   std::vector<std::string> reasons;
   for (const auto& [path, why] : unusable) {
@@ -143,7 +122,7 @@ std::optional<fs::path> find_resume(const fs::path& run_dir, const std::string& 
   const bool elsewhere =
       !has_own || fs::weakly_canonical(named).parent_path() != fs::canonical(own);
   if (elsewhere && found.named.size() > found.without_index.size()) {
-    // The same command was repeated after a kill: prefer the run's own checkpoints.
+    // The same command was repeated after the run was killed: prefer the run's own checkpoints.
     notes.push_back(
         fmt::format("{} already has its own checkpoints and resumes from those, not from {} "
                     "(checkpoint.resume); to start from that again, choose another --run.out",
@@ -156,10 +135,10 @@ std::optional<fs::path> find_resume(const fs::path& run_dir, const std::string& 
                              why == unusable.end() ? "" : why->second);
   // New saves would have lower steps than existing ones.
   require(
-      found.named.empty() || *step_of(found.named.back()) <= reader.index().step,
+      found.named.empty() || found.named.back().step <= reader.index().step,
       "{} is later than {}, which checkpoint.resume names; start a branch with another --run.out, "
       "or continue the later one with --checkpoint.resume auto",
-      found.named.empty() ? "" : found.named.back().string(), reader.path().string());
+      found.named.empty() ? "" : found.named.back().path.string(), reader.path().string());
   return reader.path();
 }
 
@@ -168,13 +147,14 @@ std::vector<std::string> set_aside_later(const fs::path& run_dir, std::int64_t s
   std::vector<std::string> notes;
   std::error_code absent;
   if (!fs::is_directory(checkpoints, absent)) return notes;
-  for (const fs::path& path : look_into(checkpoints).named) {
-    if (*step_of(path) <= step) continue;
-    fs::path aside = path;
+  for (const io::StepItem& item : look_into(checkpoints).named) {
+    if (item.step <= step) continue;
+    fs::path aside = item.path;
     for (aside += kAside; fs::exists(aside, absent); aside += "-again") {
     }
-    io::rename_path(path, aside);
-    notes.push_back(fmt::format("{} is set aside as {}", path.string(), aside.filename().string()));
+    io::rename_path(item.path, aside);
+    notes.push_back(
+        fmt::format("{} is set aside as {}", item.path.string(), aside.filename().string()));
   }
   return notes;
 }

@@ -40,7 +40,7 @@ namespace fs = std::filesystem;
 // Time for the heartbeat to detect a failure that a call of the store has reported.
 constexpr std::chrono::milliseconds kDetection{1000};
 
-// Fails at the start instead of after the traced steps.
+// Throws at the start if the trace can't be written, instead of after the traced steps.
 void check_profile(const Config& config, int rank) {
   if (config.train.profile.empty()) return;
   const fs::path file = fs::absolute(profile_file(config, rank));
@@ -71,7 +71,7 @@ std::vector<std::string> start_notes(const comm::RankGroup& group, const ChosenD
   return notes;
 }
 
-// Checks the memory plan before anything is allocated; a host's memory only on its first rank.
+// Checks the memory plan before anything is allocated. Only a host's first rank checks host memory.
 // @return a warning, or empty
 std::string check_room(const RunSetup& setup, const comm::LaunchEnvironment& environment,
                        const std::vector<comm::Hello>& ranks, Context& context) {
@@ -134,7 +134,7 @@ comm::RankGroup join(const Config& config, const comm::LaunchEnvironment& enviro
   }
 }
 
-// The verdict on a communication error, equal on all ranks.
+// Returns the verdict on a communication error: the error that all ranks agree to report.
 CommError agreed(comm::RankGroup& group, const CommError& error, const RankFlight& flight) {
   if (group.ranks.size() < 2) return error;
   std::optional<CommError> verdict = group.heartbeat->verdict();
@@ -163,8 +163,8 @@ void report_early_stop(int signal, std::int64_t step, const std::string& run, bo
   std::cout << summary.dump() << std::endl;
 }
 
-// Agrees on a stop before the first step, when nothing needs saving; SIGUSR1 takes effect after
-// that step. Collective. @return the signal, or 0
+// Decides with all ranks whether to stop before the first step, when nothing needs saving; SIGUSR1
+// stops only after that step. Collective. @return the signal, or 0
 int agreed_stop(comm::RankGroup& group, int attempt, int received,
                 std::chrono::milliseconds timeout) {
   const std::vector<std::string> all =
@@ -175,7 +175,7 @@ int agreed_stop(comm::RankGroup& group, int attempt, int received,
   return 0;
 }
 
-// Runs `decide` on rank 0 and returns the result on every rank, over the store.
+// Runs `decide` on rank 0 and returns its result, which the store distributes, on every rank.
 // @param name  unique for each decision
 // @throws on rank 0 the exception of `decide`; on other ranks CommError: Aborted with its text,
 //   Timeout at the deadline, or the loss of a rank
@@ -223,14 +223,14 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
     if (is_zero) std::cerr << fmt::format("tessera: warning: {}\n", escaped(text));
   };
   const std::chrono::milliseconds timeout = to_milliseconds(config.checkpoint.load_timeout);
-  std::unique_ptr<RunDirectory> directory;
+  comm::FileDescriptor lock;
   std::map<fs::path, std::string> unusable;  // checkpoint -> reason
-  std::string skipped;                       // message about the last one
+  std::string skipped;                       // message about the checkpoint skipped last
   std::shared_ptr<comm::FlightRecorder> recorder;
   const auto try_once = [&](int attempt) -> std::optional<int> {
     const std::string resume = decide_on_rank_zero(
         *group.store, fmt::format("resume/{}", attempt), environment.rank, timeout, [&] {
-          if (!directory) directory = std::make_unique<RunDirectory>(config.run.out);
+          if (!lock) lock = open_run_directory(config.run.out);
           std::vector<std::string> notes;
           const auto found = find_resume(config.run.out, config.checkpoint.resume, unusable, notes);
           if (!skipped.empty()) warn(skipped);
@@ -304,7 +304,7 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
       throw;
     }
     flight.end(fmt::format("stopped by signal {}", signal));
-    agreed(group, error, flight);  // notifies ranks without the signal
+    agreed(group, error, flight);  // notifies ranks that received no signal
     if (is_zero) report_early_stop(signal, first_step, config.run.out, json);
     return stop_exit_code(signal);
   } catch (const std::exception& error) {

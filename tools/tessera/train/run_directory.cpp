@@ -30,7 +30,7 @@ std::string host_name() {
 }  // namespace
 
 int lock_run(const comm::FileDescriptor& lock, const fs::path& run, std::string_view advice) {
-  // Retry: is_idle_run() of another process holds the lock briefly.
+  // Retry, because is_idle_run() of another process may hold the lock for a moment.
   for (int left = 5; ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0;) {
     if (errno == EINTR) continue;
     if (errno != EWOULDBLOCK) return errno;
@@ -47,27 +47,28 @@ int lock_run(const comm::FileDescriptor& lock, const fs::path& run, std::string_
   return 0;
 }
 
-RunDirectory::RunDirectory(const fs::path& path) {
+comm::FileDescriptor open_run_directory(const fs::path& path) {
   try {
     io::make_directories_durably(path / "logs");
   } catch (const IoError& error) {
     throw IoError("cannot create the run directory {}: {}", path.string(), error.what());
   }
-  const fs::path lock = path / ".lock";
-  lock_ = comm::FileDescriptor(::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
-  require<IoError>(static_cast<bool>(lock_), "cannot open {}: {}", lock.string(),
+  const fs::path file = path / ".lock";
+  comm::FileDescriptor lock(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  require<IoError>(static_cast<bool>(lock), "cannot open {}: {}", file.string(),
                    std::strerror(errno));
   const int error =
-      lock_run(lock_, path, "by another run ({}); choose another --run.out or stop it");
+      lock_run(lock, path, "by another run ({}); choose another --run.out or stop it");
   require<IoError>(
       error == 0,
       "cannot lock {}: {}; without locks two runs could write to it at once: mount the file "
       "system with locks (Lustre: -o flock; NFS: lock service), or choose another --run.out",
-      lock.string(), std::strerror(error));
+      file.string(), std::strerror(error));
   const std::string self = fmt::format("{}, pid {}", host_name(), ::getpid());
-  // Holder for error messages; the lock does not depend on it.
+  // Errors are ignored: the holder's name is only for messages of other jobs.
   [[maybe_unused]] const bool written =
-      ::ftruncate(lock_.get(), 0) == 0 && ::pwrite(lock_.get(), self.data(), self.size(), 0) >= 0;
+      ::ftruncate(lock.get(), 0) == 0 && ::pwrite(lock.get(), self.data(), self.size(), 0) >= 0;
+  return lock;
 }
 
 bool is_idle_run(const fs::path& path) {
@@ -85,7 +86,7 @@ void RankLog::write(const std::string& line) const {
   std::tm utc{};
   gmtime_r(&now, &utc);
   const std::string text = fmt::format("{:%Y-%m-%dT%H:%M:%SZ} {}\n", utc, escaped_lines(line));
-  // O_NONBLOCK: opening a FIFO would block.
+  // O_NONBLOCK, because opening a FIFO could block.
   const comm::FileDescriptor file(
       ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_NONBLOCK | O_CLOEXEC, 0666));
   [[maybe_unused]] const ssize_t written = ::write(file.get(), text.data(), text.size());

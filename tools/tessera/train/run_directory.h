@@ -8,7 +8,7 @@
 
 namespace tessera::tools {
 
-/// Directory of a run, locked by one job at a time. Created by rank 0.
+/// Creates and locks the directory of a run (rank 0). The lock ends with the process.
 ///
 ///   config.json    resolved configuration
 ///   metrics.jsonl  see report/metrics.h
@@ -19,15 +19,9 @@ namespace tessera::tools {
 ///   loss.svg       loss curve, written at the end
 ///   .lock          host and pid of the lock's holder
 ///   tokenizer/     copied from model.init_from, for exports
-class RunDirectory {
- public:
-  /// Creates and locks the directory. The lock ends with the process.
-  /// @throws IoError if that fails; InvalidArgument naming the holder if another job has the lock
-  explicit RunDirectory(const std::filesystem::path& path);
-
- private:
-  comm::FileDescriptor lock_;
-};
+///
+/// @throws IoError if that fails; InvalidArgument naming the holder if another job has the lock
+comm::FileDescriptor open_run_directory(const std::filesystem::path& path);
 
 /// Locks the .lock file of a run, unless another process has it.
 /// @param advice  for the message: "by another run ({}); choose another --run.out or stop it"

@@ -20,10 +20,7 @@ using Clock = std::chrono::steady_clock;
 // Added to the timeout, so that the writer reports its own timeout first.
 constexpr milliseconds kReportMargin{1000};
 constexpr milliseconds kSlice{50};
-// Shortest wait to report, seconds.
-constexpr double kReportedWait = 1e-3;
-
-double to_seconds(milliseconds time) { return static_cast<double>(time.count()) / 1e3; }
+constexpr double kReportedWait = 1e-3;  // seconds; shorter waits are not reported
 
 // Throws before a checkpoint with NaN can replace a good one.
 void require_finite(const io::SaveRequest& request, io::SaveCoordinator& coordinator) {
@@ -45,17 +42,12 @@ std::string prune(const io::SaveRequest& request, const io::Retention& retention
     io::prune_checkpoints(request, retention, coordinator);
   } catch (const std::exception& error) {
     if (retention.damaged->contains(request.step)) throw;
-    // The next run removes them.
+    // No warning in a hurry, because the next run removes them.
     const bool hurried = request.hurry && *request.hurry;
     if (request.rank == 0 && !hurried)
       return fmt::format("warning: old checkpoints were not removed: {}", error.what());
   }
   return {};
-}
-
-SaverOptions with_memory_of_damage(SaverOptions options) {
-  options.retention.damaged = std::make_shared<std::set<std::int64_t>>();
-  return options;
 }
 
 std::string message_of(const std::exception_ptr& error) {
@@ -85,18 +77,20 @@ std::string hanging_save(const FinalReport& words, std::int64_t step, millisecon
     said = "is committed, but reading it back and removing old ones";
   return fmt::format(
       "step {} {} has hung for {} on {}; check that rank's disk, or raise checkpoint.timeout", step,
-      said, format_duration(to_seconds(timeout)), where);
+      said, format_duration(timeout), where);
 }
 
 }  // namespace
 
-Saver::Saver(SaverOptions options, std::shared_ptr<comm::Store> store, io::SaveCoordinator& meeting,
-             const std::shared_ptr<Context>& context, comm::ShardedModel& sharded)
-    : options_(with_memory_of_damage(std::move(options))),
+Saver::Saver(SaverOptions options, std::shared_ptr<comm::Store> store,
+             io::SaveCoordinator& coordinator, const std::shared_ptr<Context>& context,
+             comm::ShardedModel& sharded)
+    : options_(std::move(options)),
       store_(std::move(store)),
-      meeting_(meeting),
+      coordinator_(coordinator),
       sharded_(sharded),
       saved_step_(options_.saved_step) {
+  options_.retention.damaged = std::make_shared<std::set<std::int64_t>>();
   if (!options_.in_background) return;
   const std::size_t bytes =
       io::AsyncSaver::staging_bytes(make_save_request(sharded_, options_.with_optimizer));
@@ -122,9 +116,10 @@ bool Saver::agree(std::int64_t step) {
   if (!pending_) return failed();  // equal on all ranks
   const bool busy = async_->busy();
   poll();
-  const auto answers = meeting_.exchange(fmt::format("saves at step {}", step), failed() ? "failed"
-                                                                                : busy   ? "busy"
-                                                                                         : "");
+  const auto answers =
+      coordinator_.exchange(fmt::format("saves at step {}", step), failed() ? "failed"
+                                                                   : busy   ? "busy"
+                                                                            : "");
   const auto any = [&](std::string_view what) { return std::ranges::count(answers, what) > 0; };
   pending_ = any("busy");
   return any("failed");
@@ -139,7 +134,7 @@ void Saver::save(const TrainerState& state) {
   if (!async_) {
     try {
       save_here(state);
-    } catch (const IoError& error) {  // equal on all ranks
+    } catch (const IoError& error) {  // thrown on all ranks
       failed(state.step, error.what());
     }
     return;
@@ -185,10 +180,10 @@ void Saver::save_here(const TrainerState& state) {
   const auto begin = Clock::now();
   SaveState copy = make_save_state(sharded_, options_.with_optimizer);
   const io::SaveRequest request = complete(std::move(copy.request), state);
-  require_finite(request, meeting_);
-  const io::SaveReport report = io::save_checkpoint(request, meeting_);
+  require_finite(request, coordinator_);
+  const io::SaveReport report = io::save_checkpoint(request, coordinator_);
   const double seconds = seconds_since(begin);
-  const std::string warning = prune(request, options_.retention, meeting_);
+  const std::string warning = prune(request, options_.retention, coordinator_);
   saved(report, state.step, seconds, seconds_since(begin), warning);
 }
 
@@ -209,15 +204,16 @@ void Saver::note_pulse() {
   last_moved_ = Clock::now();
 }
 
-// Ranks wait here for the slowest: the deadline of the next collective is shorter.
+// Waits until all ranks ended their save, because the next collective has a shorter deadline.
+// @return false if a save hangs
 bool Saver::wait_for_former(std::int64_t step) {
   const auto begin = Clock::now();
   const bool ended = wait_for_writer(Clock::time_point::max());
   poll();
   const auto answers =
-      meeting_.exchange(fmt::format("former save at step {}", step), ended         ? ""
-                                                                     : *committed_ ? "committed"
-                                                                                   : "hangs");
+      coordinator_.exchange(fmt::format("former save at step {}", step), ended         ? ""
+                                                                         : *committed_ ? "committed"
+                                                                                       : "hangs");
   std::vector<std::size_t> hanging;
   bool committed = false;
   for (std::size_t rank = 0; rank < answers.size(); ++rank) {
@@ -231,7 +227,7 @@ bool Saver::wait_for_former(std::int64_t step) {
         fmt::format("the save of step {}{} has hung for {} on rank {}, so no other save can begin; "
                     "check that rank's disk, or raise checkpoint.timeout",
                     step_, committed ? ", committed but not read back," : "",
-                    format_duration(to_seconds(options_.timeout)), fmt::join(hanging, ", ")));
+                    format_duration(options_.timeout), fmt::join(hanging, ", ")));
     return false;
   }
   if (seconds >= kReportedWait) {
@@ -274,7 +270,7 @@ void Saver::failed(std::int64_t step, const std::string& why) {
                            : options_.stop_on_error
                                ? ", training ends (checkpoint.on_error is stop)"
                                : ", training continues";
-  std::string reason = why;  // without digits: paths and byte counts vary
+  std::string reason = why;  // without digits, because paths and byte counts vary
   std::erase_if(reason, [](char c) { return c >= '0' && c <= '9'; });
   const bool again = reason == std::exchange(noted_, reason);
   if (!again || step != last_step_) {  // for the last step, finish() throws
@@ -293,14 +289,14 @@ void Saver::finish(const TrainerState& state, bool hurry) {
   last_step_ = state.step;
   if (failed_step_ == state.step) failure_.clear();  // saved again below, or finish() throws
   if (!async_) {
-    const auto answers = meeting_.exchange(fmt::format("end at step {}", state.step),
-                                           saved_step_ == state.step ? "saved" : "");
+    const auto answers = coordinator_.exchange(fmt::format("end at step {}", state.step),
+                                               saved_step_ == state.step ? "saved" : "");
     if (std::ranges::count(answers, "saved") < options_.world_size) save_last(state);
   } else {
     finish_in_background(state);
   }
   // Detects a rank 0 that hangs while removing old checkpoints.
-  meeting_.exchange(fmt::format("saves ended at step {}", state.step), "");
+  coordinator_.exchange(fmt::format("saves ended at step {}", state.step), "");
   require<IoError>(failure_.empty(), "training ended because a save failed: {}", failure_);
 }
 
@@ -322,9 +318,9 @@ void Saver::save_last(const TrainerState& state) {
       throw IoError("{}", hanging_save({.in_flight = state.step, .committed = *committed_},
                                        state.step, options_.timeout, "this rank"));
     }
-    // Exchange results: a rank that timed out does not know about the damage.
+    // Exchange results, because a rank that timed out does not know about the damage.
     const auto answers =
-        meeting_.exchange(fmt::format("attempt {} to save step {}", attempt, state.step), mine);
+        coordinator_.exchange(fmt::format("attempt {} to save step {}", attempt, state.step), mine);
     const auto any = [&](std::string_view what) { return std::ranges::count(answers, what) > 0; };
     if (attempt == kAttempts || !any("damaged") || any("failed")) {
       if (error) std::rethrow_exception(error);
@@ -359,8 +355,8 @@ void Saver::finish_in_background(const TrainerState& state) {
   const FinalReport mine{saved_step_, ended ? -1 : step_, !ended && *committed_, failure_,
                          message_of(fatal_)};
   const auto answers =
-      meeting_.exchange(fmt::format("end at step {}", state.step),
-                        Json(mine).dump(-1, ' ', false, Json::error_handler_t::replace));
+      coordinator_.exchange(fmt::format("end at step {}", state.step),
+                            Json(mine).dump(-1, ' ', false, Json::error_handler_t::replace));
   bool all_saved = true;
   for (std::size_t rank = 0; rank < answers.size(); ++rank) {
     const FinalReport words = Json::parse(answers[rank]).get<FinalReport>();
@@ -385,7 +381,7 @@ void Saver::leave(milliseconds at_most) noexcept {
     wait_for_writer(Clock::now() + at_most);
     poll();
   } catch (...) {
-    // Keep the first error.
+    // Ignored: the first error is reported.
   }
   async_->set_patience(milliseconds(0));
 }

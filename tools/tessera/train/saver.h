@@ -27,7 +27,7 @@ struct SaverOptions {
   bool in_background = true;   ///< save during training, except in finish()
   bool stop_on_error = false;  ///< end training after a failed or damaged save
   io::Retention retention{};
-  /// Time without progress after which a save counts as hanging; also the deadline between ranks.
+  /// Time without progress after which a save counts as hanging; also the deadline of exchanges.
   std::chrono::milliseconds timeout{};
   std::int64_t saved_step = -1;  ///< step of the checkpoint that the run resumed from
   /// See io::SaveRequest.
@@ -39,7 +39,7 @@ struct Saved {
   std::filesystem::path path;
   std::int64_t bytes = 0;    ///< over all ranks
   double seconds = 0;        ///< from the end of the step to the commit
-  double stall_seconds = 0;  ///< stalled training on this rank
+  double stall_seconds = 0;  ///< for which training waited on this rank
 };
 
 /// Saves checkpoints in the background or between steps, and applies retention.
@@ -50,9 +50,9 @@ struct Saved {
 class Saver {
  public:
   /// Allocates staging memory for background saves. The references must outlive this.
-  /// @param meeting  coordinator of the training threads
+  /// @param coordinator  of the training threads
   /// @throws OutOfMemory
-  Saver(SaverOptions options, std::shared_ptr<comm::Store> store, io::SaveCoordinator& meeting,
+  Saver(SaverOptions options, std::shared_ptr<comm::Store> store, io::SaveCoordinator& coordinator,
         const std::shared_ptr<Context>& context, comm::ShardedModel& sharded);
 
   /// Exchanges the state of the save in flight between ranks. Call it after each step, before
@@ -60,22 +60,22 @@ class Saver {
   /// @return whether a failed save must end training; equal on all ranks
   /// @throws CommError
   bool agree(std::int64_t step);
-  /// Waits for the previous save, then saves or starts a background save. A failure becomes a note,
-  /// and with stop_on_error ends training at the next agree().
+  /// Waits for the previous save, then saves or starts a background save. A failure becomes a note;
+  /// with stop_on_error it also ends training at the next agree().
   /// @throws NonFiniteLoss, CommError
   void save(const TrainerState& state);
   /// Waits until the background save has copied weights and moments. Call it before they change.
   void before_update();
-  /// Processes the end of a background save. Never blocks.
+  /// Takes the result of a background save, if it has ended. Never blocks.
   void poll();
 
   /// Ends the run: waits for the save in flight and saves `state` unless already saved; retries
   /// once if the checkpoint is damaged when read back.
-  /// @param hurry  keep old checkpoints
+  /// @param hurry  cut the removal of old checkpoints short
   /// @throws IoError if `state` could not be saved, or a failed save ended training; NonFiniteLoss;
   ///         CommError
   void finish(const TrainerState& state, bool hurry = false);
-  /// After an error: waits at most `at_most` for the save in flight; the destructor won't block.
+  /// After an error: waits at most `at_most` for the save in flight, so that ~Saver() won't block.
   void leave(std::chrono::milliseconds at_most) noexcept;
   /// Step of the save in flight on this rank, if any.
   std::optional<std::int64_t> in_flight() const;
@@ -100,20 +100,20 @@ class Saver {
              const std::string& warning);
   void failed(std::int64_t step, const std::string& why);
 
-  const SaverOptions options_;
+  SaverOptions options_;
   const std::shared_ptr<comm::Store> store_;
-  io::SaveCoordinator& meeting_;
+  io::SaveCoordinator& coordinator_;
   comm::ShardedModel& sharded_;
   std::unique_ptr<io::AsyncSaver> async_;  // null: saves run between steps
 
   std::int64_t saved_step_;
   std::int64_t saves_ = 0;  // started saves; equal on all ranks
-  // A save was started and agree() has not seen its end on all ranks; equal on all ranks.
+  // agree() has not yet seen the started save end on all ranks; equal on all ranks.
   bool pending_ = false;
   // State of the save in flight:
   std::int64_t step_ = -1;
   double stall_ = 0;
-  std::shared_ptr<std::string> warning_;  // owned by the writer until it ends
+  std::shared_ptr<std::string> warning_;  // set by the writer; read it after the save has ended
   std::shared_ptr<std::atomic<bool>> committed_;
   std::shared_ptr<std::atomic<std::uint64_t>> pulse_;
   const std::shared_ptr<std::atomic<bool>> hurry_ = std::make_shared<std::atomic<bool>>(false);
@@ -125,10 +125,10 @@ class Saver {
   bool leaving_ = false;
   std::string noted_;  // last noted failure, without digits
   std::int64_t noted_step_ = -1;
-  std::string failure_;            // ends training
+  std::string failure_;            // error that ends training; empty: none
   std::int64_t failed_step_ = -1;  // step of the failed save
   std::int64_t last_step_ = -1;    // set when the run ends
-  std::exception_ptr fatal_;       // ends training under any policy
+  std::exception_ptr fatal_;       // error that ends training under any checkpoint.on_error
 };
 
 }  // namespace tessera::tools

@@ -21,7 +21,7 @@ namespace tessera::tools {
 /// The configuration resolved against the checkpoint, model and data that it names.
 struct RunSetup {
   Config config;             ///< resolved
-  models::Gpt2Config model;  ///< seq_len: positions; rows have config.model.seq_len tokens
+  models::Gpt2Config model;  ///< seq_len: number of positions; rows may be shorter
   io::Dataset dataset;
   std::unique_ptr<io::Sampler> train;
   std::unique_ptr<io::Sampler> val;  ///< null: no validation data

@@ -134,17 +134,12 @@ std::string end_summary(const ConsoleStyle& style, const RunSetup& setup,
                       fmt::format("{} for {} steps, {} tokens/s with evaluations and saves",
                                   format_duration(seconds), steps, format_count(tokens / seconds)));
   }
-  std::string memory;
-  for (int c = 0; c < kMemoryCategories; ++c) {
-    const auto category = static_cast<MemoryCategory>(c);
-    const std::int64_t peak = context.ledger().usage(category).peak;
-    if (peak == 0) continue;
-    memory += fmt::format("{}{} {}", memory.empty() ? "" : ", ", memory_category_name(category),
-                          format_bytes(peak));
-  }
+  MemoryPlan peaks{};
+  for (std::size_t c = 0; c < peaks.size(); ++c)
+    peaks[c] = context.ledger().usage(static_cast<MemoryCategory>(c)).peak;
   rows.emplace_back("memory",
                     fmt::format("peak {} on rank 0", format_bytes(context.ledger().total().peak)));
-  rows.emplace_back("", memory);
+  rows.emplace_back("", describe(peaks));
   rows.emplace_back("curve", config.run.out + "/loss.svg");
   if (signal != 0) {
     rows.emplace_back("stopped", fmt::format("by signal {} after step {}; {}", signal, state.step,

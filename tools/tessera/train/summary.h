@@ -18,7 +18,7 @@ std::string start_table(const ConsoleStyle& style, const RunSetup& setup,
                         Context& context);
 
 /// Summary at the end of a run: losses with a sparkline, speed, memory, files, the next command.
-/// @param signal  that stopped the run, or 0
+/// @param signal  the signal that stopped the run, or 0
 /// @param saved   step of the run's newest checkpoint, if any
 std::string end_summary(const ConsoleStyle& style, const RunSetup& setup,
                         const MetricsWriter& metrics, const TrainerState& state,

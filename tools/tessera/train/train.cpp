@@ -14,6 +14,7 @@
 #include "tools/tessera/config/fields.h"
 #include "tools/tessera/config/load.h"
 #include "tools/tessera/launch/restarts.h"
+#include "tools/tessera/signal/stop_signal.h"
 #include "tools/tessera/train/checkpoints.h"
 #include "tools/tessera/train/resume.h"
 #include "tools/tessera/train/run.h"
@@ -69,23 +70,21 @@ int run(const Options& options, const std::vector<std::string>& words) {
   Config checked = config;
   checked.model = {};  // may come from a checkpoint, which only the ranks open
   checked.model.init_from = config.model.init_from;
-  const Config unchecked = checked;  // validate() resolves micro_batch
+  const Config unchecked = checked;  // a copy, because validate() resolves micro_batch
   checked.validate(launches ? options.nproc : environment.world_size);
   if (launches) {
     std::vector<std::string> arguments = {"tessera", "train"};
     if (options.json) arguments.emplace_back("--json");
     arguments.insert(arguments.end(), words.begin(), words.end());
-    // Check "never" here: a restart uses resume=auto and would resume an existing run.
+    // Refuse an existing run before the first start: a restart runs with resume=auto and would
+    // resume it despite resume=never.
     if (options.restarts > 0 && config.checkpoint.resume == "never") {
       std::map<std::filesystem::path, std::string> unusable;
       std::vector<std::string> notes;
       find_resume(config.run.out, config.checkpoint.resume, unusable, notes);
     }
     // A late SIGUSR1 must not change the exit code of this process.
-    sigset_t warnings;
-    sigemptyset(&warnings);
-    sigaddset(&warnings, SIGUSR1);
-    ::pthread_sigmask(SIG_BLOCK, &warnings, nullptr);
+    mask_warnings(SIG_BLOCK);
     LaunchOptions launch;
     launch.heartbeat_timeout = to_milliseconds(config.comm.heartbeat_timeout);
     return launch_with_restarts(options.nproc, arguments,

@@ -55,7 +55,7 @@ GradientView element(const Tensor& t, std::int64_t i, bool accumulate) {
 }
 
 constexpr std::int64_t kLoss = 1, kStop = 2;  // indices in totals_
-// At totals_[kStop] and later, by priority: stop requests outrank a scheduler's warning.
+// Signals counted from totals_[kStop] on, by priority: stop requests outrank a scheduler's warning.
 constexpr std::array kStopSignals = {SIGTERM, SIGINT, SIGUSR1};
 constexpr std::int64_t kTotals = kStop + std::int64_t{kStopSignals.size()};
 
@@ -114,8 +114,8 @@ StepResult Trainer::step(std::int64_t step, std::int64_t position, const io::Sam
   result.loss = sums[kLoss];
   for (std::size_t i = kStopSignals.size(); i-- > 0;)
     if (sums[kStop + i] > 0) result.stop_signal = kStopSignals[i];
-  // The sums are equal on all ranks, so all stop together. A NaN clipping factor has left weights
-  // and moments unchanged.
+  // The sums are equal on all ranks, so all ranks branch alike. With a NaN clipping factor, weights
+  // and moments are unchanged.
   if (is_finite(result)) {
     skipped_ = 0;
     return result;
@@ -172,7 +172,7 @@ double Trainer::evaluate(const io::Sampler& data, std::int64_t batches) {
       Tensor::empty(context_, {1}, DType::F64, MemoryCategory::Workspace, "validation loss");
   kernels::fill(*context_, sum.view(), 0.0);
   for (std::int64_t first = 0; first < limit; first += rows) {
-    // All ranks make all passes, since gathering is collective; rows past the end are ignored.
+    // All ranks make all passes, because gathering is collective; rows past the end are ignored.
     load(data, first + communicator_.rank() * options_.micro_batch, limit);
     const Tensor part = model_.loss(inputs_, targets_, 1.0, {.hooks = &sharded_});
     kernels::cast(*context_, part.view(), element(sum, 0, true));

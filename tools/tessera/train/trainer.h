@@ -18,7 +18,7 @@ struct TrainerOptions {
   std::int64_t micro_batch = 1;   ///< sequences per rank and micro-batch; divides global / world
   bool recompute_blocks = false;
   bool skip_nonfinite = false;  ///< skip the update of a non-finite step instead of throwing
-  /// Gathers the text of all ranks, in rank order, outside the communicator, to find the culprit of
+  /// Returns `text` of all ranks, in rank order, without using the communicator; for the culprit of
   /// a non-finite step. `name` is unique per call. Empty: each rank reports only its own findings.
   std::function<std::vector<std::string>(const std::string& name, const std::string& text)>
       exchange;
@@ -82,7 +82,7 @@ class Trainer {
   std::int64_t rows_per_rank_;
   std::vector<std::int32_t> host_inputs_, host_targets_;  // of the last micro-batch
   Tensor inputs_, targets_;                               // [micro_batch, T] i32
-  // totals_: [5] f64, sum of squares, loss, stop requests by signal; read once per step.
+  // totals_: [5] f64, sum of squared gradients, loss, requests by stop signal; read once per step.
   Tensor totals_, factor_;
   int skipped_ = 0;  // consecutive steps
 };
