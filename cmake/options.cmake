@@ -43,6 +43,7 @@ if(TESSERA_SANITIZE)
   add_compile_options(-fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${TESSERA_SANITIZE})
   if(NOT TESSERA_SANITIZE_ALL)
-    add_compile_options(-fno-sanitize=null,vptr,object-size,alignment)
+    add_compile_options(-fno-sanitize=null,vptr,object-size,alignment
+      $<$<CXX_COMPILER_ID:GNU>:-fno-sanitize-address-use-after-scope>)
   endif()
 endif()
