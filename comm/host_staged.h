@@ -12,7 +12,7 @@ namespace tessera::comm {
 /// start_ waits for the device, copies the input to the host (all_gather: this rank's part only)
 /// and starts the inner collective. wait() waits for that one and queues the copy to the device
 /// (all_gather: the other parts only). Call both on the context's thread. Host buffers pass through
-/// to `inner`; all errors come from `inner`. A group of one copies only for reduce_scatter.
+/// to `inner`. A group of one copies only for reduce_scatter.
 ///
 /// Staging buffers come from the backend's host_allocator() and count as Communication, "host
 /// staging", until wait() returns. A later collective, or the communicator's destructor, releases

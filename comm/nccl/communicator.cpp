@@ -60,6 +60,7 @@ class NcclCommunicator final : public Communicator {
         call.in = stage(*item, const_cast<void*>(call.in), call.bytes(), false);
       }
       call.out = stage(*item, call.out, out_bytes, !is_barrier);
+      call.device = device();
     }
     item->collective = std::move(collective);
     const NcclCore::Call one{item, std::move(call)};

@@ -76,6 +76,6 @@ bool has_device_backend();
 int count_devices(const std::string& plugin = {});
 
 /// Version of the interface between program and plugin.
-inline constexpr int kPluginVersion = 9;
+inline constexpr int kPluginVersion = 10;
 
 }  // namespace tessera

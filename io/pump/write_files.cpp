@@ -81,6 +81,7 @@ class Writer {
         PartState& added = state.parts.emplace_back(PartState{&part});
         added.bytes = n * part.width();
         added.left = n;
+        part.sums.clear();
         ++parts_left_;
         ++tensors_[{part.source, part.source_name}].parts_left;
       }

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(TESSERA_ADDRESS_SANITIZER)
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -250,12 +250,12 @@ class Block {
   void resume(std::size_t i) {
     running_ = i;
     Block* const before = std::exchange(current(), this);
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(TESSERA_ADDRESS_SANITIZER)
     void* fake = nullptr;
     __sanitizer_start_switch_fiber(&fake, stacks_.get(i), kStackBytes);
 #endif
     threads_[i].fiber = std::move(threads_[i].fiber).resume();
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(TESSERA_ADDRESS_SANITIZER)
     __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
 #endif
     current() = before;
@@ -271,12 +271,12 @@ class Block {
 
   // Tells the address sanitizer which stack is active.
   void entered() {
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(TESSERA_ADDRESS_SANITIZER)
     __sanitizer_finish_switch_fiber(thread().fake_stack, &host_stack_, &host_stack_bytes_);
 #endif
   }
   void leaving([[maybe_unused]] bool for_good) {
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(TESSERA_ADDRESS_SANITIZER)
     __sanitizer_start_switch_fiber(for_good ? nullptr : &thread().fake_stack, host_stack_,
                                    host_stack_bytes_);
 #endif
@@ -388,7 +388,7 @@ class Block {
   context::fiber back_;
   std::exception_ptr error_;
   bool unwinding_ = false;
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(TESSERA_ADDRESS_SANITIZER)
   const void* host_stack_ = nullptr;
   std::size_t host_stack_bytes_ = 0;
 #endif
