@@ -20,13 +20,14 @@ struct TcpOptions : ConnectOptions {
   std::string run_id = {}, token = {};
 };
 
-/// Communicator over TCP between processes. Called by all ranks; adds no threads but the queue's.
+/// Makes a communicator over TCP between processes. All ranks call it. Its only thread runs the
+/// collectives, one after another.
 ///
-/// Each collective begins with a header from every rank to every other. No buffer is written before
-/// all headers agree, so a mismatch throws CommError(Mismatch) on every rank. A failing rank
-/// publishes its error in the store; the first one becomes the verdict, which all survivors throw.
-/// Reductions keep at most 256 KiB of staging per peer, which counts as Communication in the ledger
-/// of options.communicator.context, if set.
+/// At the start of each collective every rank sends its header (kind, dtype, size, label) to every
+/// other. No buffer is written before all headers agree; if they differ, every rank throws
+/// CommError(Mismatch). A failing rank publishes its error in the store, and all survivors throw the
+/// error that was published first. Reductions keep at most 256 KiB of staging per peer, which counts
+/// as Communication in the memory ledger of options.communicator.context, if set.
 ///
 /// @param store  outlives the communicator; carries addresses and verdicts
 /// @throws CommError if not all ranks connect in time

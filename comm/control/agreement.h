@@ -25,8 +25,9 @@ struct AgreementOptions {
   std::function<void(int rank, const std::string& value)> check = {};
 };
 
-/// Publishes `value`. All ranks return all values by rank, or throw the same error: the first write
-/// to the outcome's key decides, even if a deadline passes as the last value arrives.
+/// Publishes `value` and waits for the others. Either all ranks return all values, by rank, or all
+/// throw the same error. One key of the store holds the outcome and its first write wins, so that a
+/// deadline that passes as the last value arrives can't divide the ranks.
 std::vector<std::string> agree(Store& store, const AgreementOptions& options, int rank,
                                int world_size, std::string_view value,
                                std::chrono::milliseconds deadline);

@@ -68,8 +68,8 @@ std::optional<CommError> judge_beats(const std::map<int, Beat>& beats,
                                      std::chrono::steady_clock::time_point now,
                                      const MonitorOptions& options);
 
-/// Recognizes ranks that gave up because this process itself was stopped for too long. Not
-/// thread-safe.
+/// Detects that this process was suspended for so long that the other ranks exited because of it, so
+/// that they are not blamed. Not thread-safe.
 class OwnStop {
  public:
   using Clock = std::chrono::steady_clock;

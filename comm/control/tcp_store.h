@@ -163,8 +163,8 @@ struct StoreProtocol {
   // Handshake: hello {magic, run id, nonce; empty without a token}, answered by yes, no, or
   // challenge {nonce}; prove {client's proof}, answered by yes {server's proof} or no.
   static constexpr std::uint8_t kHello = 'H', kChallenge = 'C', kProve = 'P';
-  // Requests: set {key, value}, get {key, milliseconds in decimal}, has {key}, leave {name, readers
-  // in decimal}, beat {rank in decimal, RankState}
+  // Requests, named like the functions of Store: set {key, value}, get {key, milliseconds in
+  // decimal}, has {key}, leave {name, readers in decimal}, beat {rank in decimal, RankState}
   static constexpr std::uint8_t kSet = 'S', kGet = 'G', kHas = '?', kLeave = 'L', kBeat = 'B';
   // Replies. "no" to set: the key has another value; to get: not set in time; to has: not set; to
   // a handshake: refused.

@@ -71,8 +71,8 @@ class ShardedModel final : public UnitHooks {
   /// @param totals  [n] f64: element 0 becomes the sum of squares of all gradients, the others (the
   ///   trainer's loss and flags) become sums over ranks
   void sum_totals(const Tensor& totals);
-  /// AdamW on this rank's segments. Bf16 masters are rounded stochastically from the seed of the
-  /// context's rng_step(), with the same draws at any world size.
+  /// One AdamW step on this rank's segments. Bf16 master weights are rounded stochastically, with
+  /// random numbers that depend on the context's rng_step() and not on the world size.
   /// @param step    from 1
   /// @param factor  see optim::adamw_step
   void step(const optim::AdamWOptions& options, double lr, std::int64_t step, const Tensor& factor);

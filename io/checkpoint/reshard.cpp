@@ -136,7 +136,7 @@ class Reshard {
     }
   }
 
-  // Removes attempts of processes of this host that have ended.
+  // Removes unfinished output of processes of this host that no longer exist.
   void remove_leftovers() const {
     std::error_code error;
     for (const fs::path& path : list_directory(dir_, error)) {

@@ -62,7 +62,8 @@ class SaveCoordinator {
  public:
   virtual ~SaveCoordinator() = default;
   /// All-gathers `mine`, at most a few KiB; returns the messages by rank. `phase` is the same on
-  /// all ranks and contains the step; a second save of the step uses it again.
+  /// all ranks and contains the step. It recurs if a step is saved again: don't return messages of
+  /// the earlier save.
   /// @throws CommError naming the ranks that did not answer in time
   virtual std::vector<std::string> exchange(const std::string& phase, std::string_view mine) = 0;
 };

@@ -13,8 +13,9 @@ namespace tessera::io {
 ///   llm.c, 32 bit   int32[256] header {20240801, 7, count}, then count uint32
 ///   nanoGPT         no header: uint16 to the end of the file
 ///
-/// All are little-endian. First words from 20240000 to 20249999 mean llm.c, because the first token
-/// of a raw file with such a word would be above 54911, beyond GPT-2's vocabulary of 50257.
+/// All are little-endian. A file whose first 32 bits are from 20240000 to 20249999 is llm.c's. In
+/// nanoGPT's format their lower half would be the first token, at least 54912, which is beyond
+/// GPT-2's vocabulary of 50257.
 ///
 /// Reads through the page cache, which the ranks of a host share. If the file is truncated while
 /// open, the next read throws IoError.

@@ -7,8 +7,9 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-// As in kernels/cpu/activation.cpp: with s = 1 / (1 + e^(-2u)), y = x s, and dy/dx = s + 2 x u' s
-// (1 - s). Beyond the clamp s is below 1e-33 or equal to 1.
+// GELU in its tanh form, with u the argument of tanh, as in kernels/cpu/activation.cpp. With
+// s = 1 / (1 + e^(-2u)): y = x s, and dy/dx = s + 2 x u' s (1 - s). x is clamped for u alone: beyond
+// kClamp, s is below 1e-33 or equal to 1.
 template <typename A>
 struct Gelu {
   A logistic, complement, slope;

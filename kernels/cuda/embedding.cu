@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(EmbeddingShape::kThreads) forward_kernel(Forwa
   }
 }
 
-/// Sum of rows, for N columns.
+/// A thread's sum of gradient rows, over N adjacent columns.
 template <typename T, int N>
 struct RowSum {
   using A = Compute<T>;

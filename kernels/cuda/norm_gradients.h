@@ -59,8 +59,8 @@ struct StagedRows {
   }
 };
 
-/// Returns the sums of both values over a team of warps, in all of its threads.
-/// @param scratch  2 elements per warp, which no thread has read since the last barrier
+/// Sums two values over a team, `team_warps` consecutive warps; all of its threads get both sums.
+/// @param scratch  2 elements per warp; needs a barrier between an earlier read of it and this call
 template <typename A>
 __device__ __forceinline__ Pack<A, 2> team_sums(Pack<A, 2> value, const SharedArray<A>& scratch,
                                                 int team_warps) {

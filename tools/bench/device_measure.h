@@ -21,7 +21,8 @@ struct DeviceBenchOptions {
   bool quick = false;  ///< tiny shapes and one sample, to test the benchmark
 };
 
-/// Roof that a kernel is compared with.
+/// Limit of the roofline model that a kernel is measured against: memory bandwidth, or the product
+/// of bf16 or of float32 matrices.
 enum class Bound { Memory, Arithmetic, ArithmeticF32 };
 
 struct DeviceShapes {

@@ -7,7 +7,8 @@ namespace tessera::kernels::cuda {
 
 #if defined(TESSERA_FIBER)
 
-/// An element of shared memory whose reads and writes are checked.
+/// Reference to an element of shared memory. On fibers only: checks each access for bounds, races and
+/// reads of unwritten memory.
 template <typename T>
 class SharedElement {
  public:

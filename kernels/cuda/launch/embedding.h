@@ -6,7 +6,8 @@
 
 namespace tessera::kernels::cuda {
 
-/// Radix sort of tokens: a block owns a tile, a warp a run of the tile, 32 tokens per round.
+/// Work split of the radix sort of tokens: each block sorts a tile, and each of its warps a contiguous
+/// part of that, 32 tokens per round.
 struct TokenSortShape {
   static constexpr int kDigitBits = 8, kDigits = 1 << kDigitBits;
   static constexpr int kThreads = kDigits, kWarps = kThreads / 32;

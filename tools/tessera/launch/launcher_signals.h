@@ -22,7 +22,8 @@ class LauncherSignals {
   LauncherSignals& operator=(const LauncherSignals&) = delete;
   /// Readable when a signal is pending.
   int fd() const { return fd_.get(); }
-  /// The next pending signal other than SIGCHLD.
+  /// Takes the next pending signal, without blocking; an empty one if none is left. SIGCHLD is
+  /// skipped.
   Signal next() const;
   /// The previous signal mask plus SIGUSR1, which each rank unblocks once it has a handler.
   sigset_t mask_of_ranks() const;

@@ -63,7 +63,7 @@ int with_memory_advice(const Config& config, int world_size, const Context& cont
   } catch (const OutOfMemory& error) {
     const std::string text = with_ledger(error.what(), context.ledger());
     const DeviceType device = context.device().type;
-    // A run on a GPU may run out of host memory for copies, which these flags don't reduce.
+    // On a GPU, host memory holds only copies, which these flags don't make smaller.
     const bool of_host = text.find("host memory is exhausted") != std::string::npos;
     if (device == DeviceType::CUDA && of_host) throw OutOfMemory("{}", text);
     throw OutOfMemory("{}", memory_advice(config, world_size, device).after(text));
