@@ -59,7 +59,7 @@ struct SkippedEntry {
   std::string why;   ///< "optimizer state, written with --what all", "not a tensor", ...
 };
 
-/// What a consolidation would write.
+/// The tensors and files that a consolidation with these options writes.
 struct ConsolidatePlan {
   struct Tensor {
     std::string source_name, name, file;

@@ -5,8 +5,8 @@
 
 Both run the same shapes (GPT-2 124M, random weights and tokens, float32, forward, backward, clipping,
 AdamW) with the same number of threads, alternating, so that a slow phase of the machine affects both.
-tessera is the complete trainer, with reading and logging. The peer is gpt2_torch.py, with OpenBLAS's
-AVX-512 kernels and a malloc that keeps freed memory.
+tessera is the complete trainer, with reading and logging. The peer is gpt2_torch.py, with OpenBLAS (Debian's
+package libopenblas0-pthread) and its kernels for this CPU, and a malloc that keeps freed memory.
 Medians are over all timed steps of all rounds; memory is the peak resident set.
 """
 import json, os, pathlib, statistics, tempfile
@@ -32,8 +32,8 @@ def run_torch(o, seq):
     # malloc keeps freed memory, which avoids page faults: faster here than jemalloc.
     env = dict(os.environ, OMP_NUM_THREADS=str(o.threads), MALLOC_MMAP_THRESHOLD_="8589934592",
                MALLOC_TRIM_THRESHOLD_="17179869184", MALLOC_TOP_PAD_="268435456")
-    if "avx512f" in pathlib.Path("/proc/cpuinfo").read_text():
-        env["OPENBLAS_CORETYPE"] = "SkylakeX"  # Debian's OpenBLAS picks AVX2 kernels on some AVX-512 CPUs
+    # Debian's OpenBLAS picks slower kernels on CPUs that it does not know.
+    env["OPENBLAS_CORETYPE"] = "SkylakeX" if "avx512f" in pathlib.Path("/proc/cpuinfo").read_text() else "Haswell"
     ran = must([o.python, HERE / "gpt2_torch.py", "--size", "124M", "--batch", o.batch, "--seq", seq, "--warmup", WARMUP,
                 "--steps", o.steps, "--threads", o.threads], env=env)
     result = json.loads(ran.out.splitlines()[-1])

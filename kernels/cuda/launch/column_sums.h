@@ -10,7 +10,7 @@ namespace tessera::kernels::cuda {
 /// order of every sum is the same on all devices.
 struct ColumnSumsShape {
   static constexpr int kWarps = 8;
-  /// Of the second pass: it has few rows and columns, so more warps shorten its loops.
+  /// Warps of a block in the second pass, which sums the few rows that the blocks of the first leave.
   static constexpr int kFinalWarps = 16;
   /// Rows that a warp loads before it adds, to keep memory busy.
   static constexpr int kTogether = 4;
