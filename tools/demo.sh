@@ -87,6 +87,7 @@ say "A byte-level GPT. Every 100 steps each rank writes its own shard." \
 command_line "${train[@]}"
 setsid "${train[@]}" &
 pid=$!
+disown  # else bash reports that it was killed
 trap 'kill -KILL -- -$pid 2>/dev/null || true' EXIT
 while kill -0 "$pid" 2>/dev/null; do
   steps=$(wc -l 2>/dev/null <"$run/metrics.jsonl" || echo 0)
@@ -96,7 +97,7 @@ while kill -0 "$pid" 2>/dev/null; do
   fi
   sleep 0.1
 done
-{ wait "$pid" || true; } 2>/dev/null
+while kill -0 -- "-$pid" 2>/dev/null; do sleep 0.1; done
 trap - EXIT
 say "killed after $(grep -c '"loss"' "$run/metrics.jsonl") steps; committed checkpoints:"
 show "$tessera" checkpoint list "$run"
