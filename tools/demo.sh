@@ -97,7 +97,7 @@ while kill -0 "$pid" 2>/dev/null; do
   fi
   sleep 0.1
 done
-while kill -0 -- "-$pid" 2>/dev/null; do sleep 0.1; done
+while kill -0 "$pid" 2>/dev/null; do sleep 0.1; done
 trap - EXIT
 say "killed after $(grep -c '"loss"' "$run/metrics.jsonl") steps; committed checkpoints:"
 show "$tessera" checkpoint list "$run"
