@@ -4,7 +4,7 @@ add_library(tessera_warnings INTERFACE)
 target_compile_options(tessera_warnings INTERFACE
   -Wall -Wextra -Wpedantic $<$<NOT:$<BOOL:${TESSERA_UNITY}>>:-Wshadow> -Wnon-virtual-dtor -Woverloaded-virtual -Wcast-align
   -Wunused -Wdouble-promotion -Wformat=2 -Wimplicit-fallthrough
-  $<$<BOOL:${TESSERA_UNITY}>:-Wno-subobject-linkage> $<$<BOOL:${TESSERA_WERROR}>:-Werror>)
+  $<$<AND:$<BOOL:${TESSERA_UNITY}>,$<CXX_COMPILER_ID:GNU>>:-Wno-subobject-linkage> $<$<BOOL:${TESSERA_WERROR}>:-Werror>)
 if(TESSERA_SANITIZE)
   # Sanitizers prevent `#pragma omp simd`, and clang warns about each loop.
   target_compile_options(tessera_warnings INTERFACE $<$<CXX_COMPILER_ID:Clang>:-Wno-pass-failed>)

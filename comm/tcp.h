@@ -29,7 +29,7 @@ struct TcpOptions : ConnectOptions {
 /// error that was published first. Reductions keep at most 256 KiB of staging per peer, which counts
 /// as Communication in the memory ledger of options.communicator.context, if set.
 ///
-/// @param store  outlives the communicator; carries addresses and verdicts
+/// @param store  outlives the communicator; carries addresses and errors
 /// @throws CommError if not all ranks connect in time
 std::unique_ptr<Communicator> make_tcp_communicator(const std::shared_ptr<Store>& store, int rank,
                                                     int world_size, const TcpOptions& options);

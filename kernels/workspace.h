@@ -11,7 +11,7 @@ class Storage;
 namespace tessera::kernels {
 
 /// Scratch memory of one kernel call, booked as Workspace in the context's ledger until it is
-/// destroyed. Not inline, because files compiled once per CPU level must not share inline code.
+/// destroyed. Defined out of line: files compiled once per CPU level must not share inline code.
 class Workspace {
  public:
   /// @param owner  name of the kernel in the ledger

@@ -7,7 +7,7 @@
 
 namespace tessera::comm {
 
-/// Contents of a store, without locks and waits.
+/// A store's contents. Not thread-safe; never blocks.
 class KeyValues {
  public:
   /// @return false if the key has another value

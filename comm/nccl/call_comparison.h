@@ -21,10 +21,10 @@ namespace tessera::comm {
 /// exchange signatures over the store only for launches that CallHistory did not predict.
 ///
 /// Ranks with equal histories predict the same launch. If two ranks launch different collectives,
-/// at least one of them deviates from the prediction: it publishes its signature and waits for
-/// those of all others. Ranks that made the predicted launch publish their signatures when their
-/// watchdog sees the request, so that the mismatch is found. Until the failure aborts it, a
-/// predicted launch waits on the device for the missing rank and moves no data.
+/// at least one deviates from the prediction: it publishes its signature and asks the others for
+/// theirs. The watchdogs of ranks that made the predicted launch answer, so that the mismatch is
+/// found. Until the failure aborts it, a predicted launch waits on the device for the missing rank
+/// and moves no data.
 ///
 /// Cost: a predicted launch compares 64 bytes; else each of W ranks makes W + 2 requests to the
 /// store, one after another. Labels are compared by their first 40 bytes.

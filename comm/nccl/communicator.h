@@ -73,8 +73,8 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   /// Connects all ranks; call start_threads() next. @throws as make_nccl_communicator()
   void connect();
   void start_threads();
-  /// Ends the threads. If the caller has waited for all collectives, they may finish, each within
-  /// its deadline, all within communicator.timeout + grace; else all are aborted.
+  /// Ends the threads. If an unfinished collective was never waited for, aborts all; else lets them
+  /// finish, each within its deadline, all within communicator.timeout + grace.
   void shut_down() noexcept;
 
   struct Call {

@@ -214,8 +214,8 @@ void NcclCore::set_calling(std::optional<Calling> calling) {
   calling_ = std::move(calling);
 }
 
-// Returns once the calls, named `collective` in messages, are on the stream. NCCL may enqueue them
-// in the background, and allows no other call meanwhile.
+// Enqueues `calls` and waits until they are on the stream: NCCL may enqueue in the background, and
+// allows no other call meanwhile. Errors name `collective`.
 void NcclCore::enqueue(std::span<const Collective> calls, const Collective& collective) {
   const auto end = Clock::now() + collective.deadline;
   const auto under_lock = [&](auto&& ask) {

@@ -1,6 +1,7 @@
 #include "io/base/json.h"
 
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <unordered_set>
 #include <vector>
 
@@ -9,6 +10,12 @@
 namespace tessera::io {
 
 namespace {
+
+// The text of an error without "[json.exception.parse_error.101] ".
+std::string_view without_name(std::string_view text) {
+  const auto end = text.find("] ");
+  return text.starts_with('[') && end != text.npos ? text.substr(end + 2) : text;
+}
 
 /// Rejects duplicate keys and deep nesting. Not a callback of Json::parse, because that takes time
 /// quadratic in the number of sibling objects.
@@ -43,7 +50,7 @@ class Checker final : public nlohmann::json_sax<Json> {
     return true;
   }
   bool parse_error(std::size_t, const std::string&, const Json::exception& error) override {
-    throw CorruptCheckpoint("{} is not valid JSON: {}", source_, error.what());
+    throw CorruptCheckpoint("{} is not valid JSON: {}", source_, without_name(error.what()));
   }
 
  private:
@@ -72,7 +79,7 @@ Json parse_json(std::string_view text, const std::string& source, int max_depth)
   try {
     return Json::parse(text);
   } catch (const Json::exception& error) {
-    throw CorruptCheckpoint("{} is not valid JSON: {}", source, error.what());
+    throw CorruptCheckpoint("{} is not valid JSON: {}", source, without_name(error.what()));
   }
 }
 

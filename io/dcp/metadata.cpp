@@ -233,8 +233,8 @@ void check_boxes(const Shape& shape, std::vector<StoredBlock>& chunks, const std
     return std::ranges::lexicographical_compare(a.box.offsets, b.box.offsets);
   });
   // Some planners list a replicated chunk once per rank, but store it once.
-  const auto repeated = std::ranges::unique(chunks, {}, &StoredBlock::box);
-  chunks.erase(repeated.begin(), repeated.end());
+  const auto same_box = [](const StoredBlock& a, const StoredBlock& b) { return a.box == b.box; };
+  chunks.erase(std::unique(chunks.begin(), chunks.end(), same_box), chunks.end());
   std::vector<const Box*> boxes;
   for (const StoredBlock& chunk : chunks) boxes.push_back(&chunk.box);
   check_boxes(shape, boxes, kMaxSideBySide, where);

@@ -3,6 +3,8 @@
 #include <doctest/doctest.h>
 
 #include <array>
+#include <cmath>
+#include <csignal>
 #include <nlohmann/json.hpp>
 
 #include "comm/shared_memory.h"
@@ -44,7 +46,16 @@ std::vector<Held> train_on_threads(int world, comm::ShardMode mode, DType comput
     options.global_batch = 2 * world;
     options.schedule.lr = 1e-3;
     tools::Trainer trainer(model, sharded, *communicator, context, options);
-    for (std::int64_t step = 0; step < 2; ++step) trainer.step(step, step * 2 * world, data, false);
+    const auto none = [] { return 0; };
+    trainer.step(0, 0, data, none);
+    // Every rank learns at once what any rank received, in a step and in an evaluation.
+    const int last = rank + 1 == world;
+    CHECK(trainer.step(1, 2 * world, data, [&] { return last * SIGINT; }).stop_signal == SIGINT);
+    CHECK(std::isfinite(trainer.evaluate(data, 4, none).loss));
+    int asked = 0;
+    const auto in_third = [&] { return ++asked == 3 ? last * SIGTERM : 0; };
+    CHECK(trainer.evaluate(data, 4, in_third).stop_signal == SIGTERM);
+    CHECK(asked == 3);
     const auto current = [&](MemoryCategory category) {
       return context->ledger().usage(category).current;
     };

@@ -3,10 +3,10 @@
 //
 //     TESSERA_FAULT=<kind>:<point>:<n>:<rank>
 //
-// kill, stop and abort raise SIGKILL, SIGSTOP and SIGABRT; exit leaves with code 7; memory throws
+// kill, stop and abort raise SIGKILL, SIGSTOP and SIGABRT; exit exits with code 7; memory throws
 // std::bad_alloc; hang sleeps for ten minutes while other threads keep running; slow sleeps 100 ms
-// at every pass from the n-th on; late sleeps 1.5 s once. Before that, saves a stopwatch
-// in the file TESSERA_FAULT_MARK.
+// at every pass from the n-th on; late sleeps 1.5 s once. Just before the first fault,
+// writes the time to the file TESSERA_FAULT_MARK, if set.
 
 #include <unistd.h>
 

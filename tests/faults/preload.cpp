@@ -12,7 +12,7 @@
 //                        ENOSPC, EIO, EROFS, EINTR   the call does nothing and fails
 //                        log          appends a line per call to TESSERA_FAULT_LOG, in
 //                                     order across ranks
-//   TESSERA_FAULT_MARK   file in which a stopwatch is saved at the fault
+//   TESSERA_FAULT_MARK   file that receives the time of the fault
 //
 // Fields of a log line, separated by tabs: rank, number, call ("failed" if it did), inode, offset,
 // bytes, offset of the data in TESSERA_FAULT_LOG.data, path, second path.

@@ -28,7 +28,8 @@ TEST_CASE("a fault line contains the rank's position, the culprit and an action"
   error.set_fate("SIGKILL");
   CHECK(fault_line(error, state, two_ranks()) ==
         "E042 step=1200 phase=reduce_scatter#88(h.3) culprit=rank 1 (node1, pid 71, SIGKILL) "
-        "action=restart; the run resumes from the newest checkpoint: rank 1 (pid 71) was killed "
+        "action=restart; the run resumes from its newest checkpoint, if it has one: rank 1 (pid "
+        "71) was killed "
         "by SIGKILL");
 }
 

@@ -79,6 +79,14 @@ TEST_CASE("values are parsed by type, completely and within range") {
   CHECK(config.model.n_layer == 7);
 }
 
+TEST_CASE("an empty list element counts as not given") {
+  Config config;
+  set(config, "data.val", FieldText{""});
+  CHECK(config.data.val.empty());
+  set(config, "data.val", std::vector<std::string>{"", "v"});
+  CHECK(config.data.val == std::vector<std::string>{"v"});
+}
+
 TEST_CASE("text that is not UTF-8 is refused with its key, from any source") {
   Config config;
   const std::string bad = "runs/\xe9t\xe9";

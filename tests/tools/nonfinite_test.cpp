@@ -101,7 +101,7 @@ std::vector<Outcome> train(const Setting& setting) {
       };
       if (p.name.find("wte") != std::string::npos) put(kToken * config.n_embd, kLarge);
       if (p.name.find("wpe") != std::string::npos) put(kPosition * config.n_embd, kLarge);
-      // Keeps logits finite on ranks that do not read the token.
+      // Keeps logits finite on ranks without kToken: the tied output head holds kLarge, too.
       if (p.name.find("ln_f.weight") != std::string::npos) std::fill(out, out + (end - begin), 0);
       if (rank == setting.bad_weights_of && p.name.find("h.1.mlp.c_fc.weight") != std::string::npos)
         put(2 * 4 * config.n_embd + 5, -INFINITY);
@@ -122,7 +122,7 @@ std::vector<Outcome> train(const Setting& setting) {
     try {
       for (std::int64_t step = 0; step < setting.steps; ++step) {
         if (step == kSpoiledStep) outcome.before = state_of(sharded);
-        outcome.steps.push_back(trainer.step(step, step * rows, data, 0));
+        outcome.steps.push_back(trainer.step(step, step * rows, data, [] { return 0; }));
         if (step == kSpoiledStep) outcome.after = state_of(sharded);
       }
     } catch (const NonFiniteLoss& error) {

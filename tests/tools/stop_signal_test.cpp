@@ -32,7 +32,8 @@ struct Child {
       ::close(ends[0]);
       ::close(ends[1]);
       StopSignal stop(answers);
-      stop.set_progress(stage, step, saved);
+      stop.set_progress(stage, step);
+      StopSignal::set_saved(saved);
       ::raise(signal);
       if (stop.received() != signal) ::_exit(1);
       ::raise(signal);  // the same request: within a second
@@ -72,8 +73,18 @@ TEST_CASE("the first signal is answered at once, the second with the number of l
        400,
        {"after this step, then saving", "press Ctrl-C again to quit without saving"},
        "lost: 47 steps since the newest checkpoint, of step 400\n"},
-      {SIGTERM, Stage::Training, 20, -1, {"send SIGTERM again"}, "lost: all 20 steps"},
-      {SIGINT, Stage::TrainingWithoutSaves, 9, -1, {"nothing is saved"}, "lost: all 9 steps"},
+      {SIGTERM,
+       Stage::Training,
+       20,
+       -1,
+       {"send SIGTERM again"},
+       "lost: 20 steps, no checkpoint exists"},
+      {SIGINT,
+       Stage::TrainingWithoutSaves,
+       9,
+       -1,
+       {"nothing is saved"},
+       "lost: 9 steps, no checkpoint exists"},
       {SIGINT, Stage::Loading, 0, -1, {"as soon as the run has loaded"}, "no step is lost\n"},
       {SIGINT, Stage::Training, 400, 400, {}, "no step is lost\n"},
   };

@@ -180,8 +180,9 @@ int run_diff(const DiffCommand& options) {
   }
   if (report.equal()) {
     fmt::print("equal: {} tensors, {}\n", report.compared,
-               report.bytes_read == 0 ? "by their checksums"
-                                      : fmt::format("{} read", format_bytes(report.bytes_read)));
+               report.bytes_read == 0
+                   ? "by the checksums in their indexes, without reading the data"
+                   : fmt::format("{} read", format_bytes(report.bytes_read)));
   } else {
     print_differences(report, options.all);
   }

@@ -1,6 +1,7 @@
 #include <algorithm>
+#include <cstddef>
+#include <iterator>
 #include <nlohmann/json.hpp>
-#include <ranges>
 #include <set>
 
 #include "core/base/error.h"
@@ -119,17 +120,32 @@ class Handler final : public nlohmann::json_sax<nlohmann::json> {
   std::set<std::string> seen_;
 };
 
+/// Counts lines while the parser reads, because nlohmann's SAX interface reports no positions.
+struct LineCounter {
+  using iterator_category = std::input_iterator_tag;
+  using value_type = char;
+  using difference_type = std::ptrdiff_t;
+  using pointer = const char*;
+  using reference = char;
+
+  const char* at;
+  std::size_t* line;
+
+  char operator*() const { return *at; }
+  LineCounter& operator++() {
+    *line += *at++ == '\n' ? 1 : 0;
+    return *this;
+  }
+  bool operator==(const LineCounter& other) const { return at == other.at; }
+};
+
 }  // namespace
 
 void read_json_config(Config& config, std::string_view text, std::string_view name) {
   std::size_t line = 1;
   Handler handler(config, text, name, line);
-  // Counts lines while the parser reads, because nlohmann's SAX interface reports no positions.
-  const auto characters = text | std::views::transform([&line](char c) {
-                            line += c == '\n' ? 1 : 0;
-                            return c;
-                          });
-  nlohmann::json::sax_parse(characters.begin(), characters.end(), &handler,
+  nlohmann::json::sax_parse(LineCounter{text.data(), &line},
+                            LineCounter{text.data() + text.size(), &line}, &handler,
                             nlohmann::json::input_format_t::json, /*strict=*/true,
                             /*ignore_comments=*/true);
 }

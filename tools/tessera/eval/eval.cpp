@@ -34,6 +34,10 @@ int run(const Options& options) {
   const std::int64_t seq_len = options.seq_len > 0 ? options.seq_len : positions;
   require(seq_len <= positions, "--seq-len {} is more than the model's {} positions", seq_len,
           positions);
+  require(!loaded.tokenizer || options.tokenizer.empty() ||
+              options.tokenizer == loaded.tokenizer->kind(),
+          "--tokenizer {}: the model has its own tokenizer ({}); leave the option out",
+          options.tokenizer, loaded.tokenizer ? loaded.tokenizer->kind() : "");
   const io::Dataset dataset =
       io::open_dataset({.train = options.data,
                         .val = {},

@@ -13,7 +13,7 @@ struct LaunchOptions {
   std::string program = "/proc/self/exe";
   /// Descriptor for the launcher's own lines and the output of ranks other than 0.
   int error_fd = 2;
-  /// Time from a rank's failure to SIGTERM for the others, for them to report it and exit.
+  /// Time that the other ranks have to report a rank's failure and exit, before SIGTERM.
   std::chrono::milliseconds notice{2000};
   /// Time without a heartbeat after which a rank counts as lost and the run ends; zero: never.
   /// Ranks apply it to the launcher, too.
@@ -51,8 +51,8 @@ struct LaunchOutcome {
 /// When a rank fails or its heartbeats stop, all ranks learn why, one line names the root cause,
 /// and the remaining ranks are terminated. A rank that announced its exit and still runs is killed
 /// and named; the others continue. If this process itself was stopped for longer than
-/// heartbeat_timeout, the line says so and names no rank. An unread log delays the return by at
-/// most 10 s, or a minute if it is read slowly; the rest of the log is dropped.
+/// heartbeat_timeout, the line says so and names no rank. Before returning, waits for the log's
+/// reader: 10 s if it stalls, 60 s in total; then drops the rest of the log.
 ///
 /// Call it before this process starts threads, which could receive the signals.
 ///

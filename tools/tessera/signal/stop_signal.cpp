@@ -75,12 +75,17 @@ void answer_second() {
   Answer answer;
   answer.add(on_terminal ? "\r\x1b[K" : "").add("tessera: quitting at once; ");
   const std::int64_t saved = newest_saved, lost = current_step - (saved < 0 ? 0 : saved);
+  const std::string_view steps = lost == 1 ? " step" : " steps";
   if (lost <= 0 || current_stage == Stage::Loading)
     answer.add("no step is lost");
   else if (saved < 0)
-    answer.add("lost: all ").add(lost).add(" steps, no checkpoint exists");
+    answer.add("lost: ").add(lost).add(steps).add(", no checkpoint exists");
   else
-    answer.add("lost: ").add(lost).add(" steps since the newest checkpoint, of step ").add(saved);
+    answer.add("lost: ")
+        .add(lost)
+        .add(steps)
+        .add(" since the newest checkpoint, of step ")
+        .add(saved);
   answer.add("\n").write();
 }
 
@@ -123,7 +128,8 @@ HeldWarnings::~HeldWarnings() {
 }
 
 StopSignal::StopSignal(bool answers) {
-  set_progress(Stage::Loading, 0, -1);
+  set_progress(Stage::Loading, 0);
+  set_saved(-1);
   on_terminal = ::isatty(STDERR_FILENO) == 1;
   answers_signals = answers;
   for (std::size_t i = 0; i < kSignals.size(); ++i) before_[i] = std::signal(kSignals[i], handle);
@@ -137,8 +143,9 @@ StopSignal::~StopSignal() {
 
 int StopSignal::received() const { return received_signal; }
 
-void StopSignal::set_progress(Stage stage, std::int64_t step, std::int64_t saved_step) {
-  newest_saved = saved_step;
+void StopSignal::set_saved(std::int64_t step) { newest_saved = step; }
+
+void StopSignal::set_progress(Stage stage, std::int64_t step) {
   current_step = step;
   current_stage = stage;
 }

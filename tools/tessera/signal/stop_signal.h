@@ -40,8 +40,10 @@ class StopSignal {
   /// The received signal, or 0. SIGINT and SIGTERM replace an earlier SIGUSR1.
   int received() const;
 
-  /// Updates the facts for messages: stage, steps done, step of the newest checkpoint (-1: none).
-  void set_progress(Stage stage, std::int64_t step, std::int64_t saved_step);
+  /// Updates the facts for messages: stage and steps done.
+  void set_progress(Stage stage, std::int64_t step);
+  /// Step of the newest checkpoint, -1: none. Thread-safe.
+  static void set_saved(std::int64_t step);
 
  private:
   std::array<void (*)(int), 3> before_{};

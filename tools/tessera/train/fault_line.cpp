@@ -35,7 +35,7 @@ std::string action_of(int code, bool stated) {
     case 45:
       return "start all ranks with the same program and configuration";
     default:
-      return "restart; the run resumes from the newest checkpoint";
+      return "restart; the run resumes from its newest checkpoint, if it has one";
   }
 }
 

@@ -14,7 +14,7 @@ namespace tessera::tools {
 /// The line that every rank prints after a communication failure:
 ///
 ///     E042 step=1200 phase=reduce_scatter#88(h.3) culprit=rank 3 (host, pid 71, SIGKILL)
-///     action=restart; the run resumes from the newest checkpoint: lost rank 3 ...
+///     action=restart; the run resumes from its newest checkpoint, if it has one: lost rank 3 ...
 ///
 /// without the line break, ending with the error's text. Step and phase are of this rank, the rest
 /// is equal on all ranks. E041 a rank is missing at the start; E042 a rank is lost; E043 a rank is

@@ -180,17 +180,20 @@ void Rank::show_start() {
   for (const std::string& text : setup_.notes) note(text);
 }
 
-void Rank::evaluate() {
-  if (!setup_.val || evaluated_step_ == state_.step) return;
-  evaluated_step_ = state_.step;
+int Rank::evaluate(const StopSignal& stop) {
+  if (!setup_.val || evaluated_step_ == state_.step) return 0;
   status_->enter("evaluate", state_.step);
-  const double loss = trainer_.evaluate(*setup_.val, config_.train.eval_batches);
+  const auto [loss, signal] = trainer_.evaluate(*setup_.val, config_.train.eval_batches,
+                                                [&stop] { return stop.received(); });
+  if (signal != 0) return signal;
+  evaluated_step_ = state_.step;
   state_.val_loss = loss;
   if (is_zero()) {
     metrics_->write_evaluation(state_.step, loss);
     note(fmt::format("step {}: validation loss {:.4f}", state_.step, loss));
   }
   show_sample();
+  return 0;
 }
 
 void Rank::show_sample() {
@@ -214,26 +217,26 @@ void Rank::prepare_saves() {
   const Config::Checkpoint& config = config_.checkpoint;
   if (config.every == 0) return;
   if (setup_.resume) saved_step_ = state_.step;
-  SaverOptions options{.checkpoints_dir = fs::path(config_.run.out) / "checkpoints",
-                       .run_id = run_id_,
-                       .rank = rank_,
-                       .world_size = world_size_,
-                       .model = setup_.model,
-                       .with_optimizer = config.what == "all",
-                       .in_background = saves_beside_training(config_, state_.step),
-                       .stop_on_error = config.on_error == "stop",
-                       .retention = {static_cast<int>(config.keep), config.keep_every,
-                                     static_cast<int>(config.keep_best), stored_val_loss},
-                       .timeout = to_milliseconds(config.timeout),
-                       .saved_step = saved_step_,
-                       .at_point = [](std::string_view point) {
-                         fault_point(("save/" + std::string(point)).c_str());
-                       }};
+  SaverOptions options{
+      .checkpoints_dir = fs::path(config_.run.out) / "checkpoints",
+      .run_id = run_id_,
+      .rank = rank_,
+      .world_size = world_size_,
+      .model = setup_.model,
+      .with_optimizer = config.what == "all",
+      .in_background = saves_beside_training(config_, state_.step),
+      .stop_on_error = config.on_error == "stop",
+      .retention = {static_cast<int>(config.keep), config.keep_every,
+                    static_cast<int>(config.keep_best), stored_val_loss},
+      .timeout = to_milliseconds(config.timeout),
+      .saved_step = saved_step_,
+      .at_point =
+          [](std::string_view point) { fault_point(("save/" + std::string(point)).c_str()); },
+      .at_commit = &StopSignal::set_saved};
   saver_ = std::make_unique<Saver>(std::move(options), store_, coordinator_, context_, sharded_);
 }
 
 void Rank::save() {
-  if (config_.checkpoint.keep_best > 0) evaluate();
   status_->enter("save", state_.step);
   saver_->save(state_);
   report_saves();
@@ -304,17 +307,20 @@ int Rank::train(StopSignal& stop) {
   const std::int64_t tokens = config_.train.global_batch * config_.model.seq_len;
   int signal = 0;
   // Run the evaluation that the previous process skipped when a signal stopped it.
-  if (state_.step > 0 && !state_.val_loss && due(config_.train.eval_every)) evaluate();
+  if (state_.step > 0 && !state_.val_loss && due(config_.train.eval_every)) signal = evaluate(stop);
   const auto stage = saver_ ? StopSignal::Stage::Training : StopSignal::Stage::TrainingWithoutSaves;
-  stop.set_progress(stage, state_.step, saved_step_);
+  stop.set_progress(stage, state_.step);
+  stop.set_saved(saved_step_);
   while (state_.step < config_.train.steps && signal == 0) {
     const auto step_started = Clock::now();
     const std::int64_t waited_before = communicator_.waited_ns();
     status_->enter("step", state_.step);
     profile();
-    last_ = trainer_.step(state_.step, state_.position, *setup_.train, stop.received(), [this] {
-      if (saver_) saver_->before_update();
-    });
+    last_ = trainer_.step(
+        state_.step, state_.position, *setup_.train, [&stop] { return stop.received(); },
+        [this] {
+          if (saver_) saver_->before_update();
+        });
     const double seconds = seconds_since(step_started);
     status_->worked(seconds -
                     static_cast<double>(communicator_.waited_ns() - waited_before) * 1e-9);
@@ -347,10 +353,12 @@ int Rank::train(StopSignal& stop) {
     signal = last_.stop_signal;
     ends_for_save_ = saver_ && saver_->agree(state_.step);
     report_saves();
-    stop.set_progress(stage, state_.step, saved_step_);
+    stop.set_progress(stage, state_.step);
     if (signal != 0 || ends_for_save_) break;
-    if (due(config_.train.eval_every)) evaluate();
-    if (saver_ && due(config_.checkpoint.every)) save();
+    const bool saves = saver_ && due(config_.checkpoint.every);
+    if (due(config_.train.eval_every) || (saves && config_.checkpoint.keep_best > 0))
+      signal = evaluate(stop);
+    if (signal == 0 && saves) save();
   }
   return signal;
 }
@@ -368,7 +376,7 @@ int Rank::run(StopSignal& stop) {
   try {
     signal = train(stop);
     write_profile();
-    if (signal == 0 && !ends_for_save_) evaluate();
+    if (signal == 0 && !ends_for_save_) signal = evaluate(stop);
     status_->enter("finish", state_.step);
     try {
       if (saver_) saver_->finish(state_, signal != 0);

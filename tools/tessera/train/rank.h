@@ -56,7 +56,8 @@ class Rank {
   void show_start();
   void profile();
   void write_profile();
-  void evaluate();
+  /// @return a stop signal that ended the evaluation early, or 0
+  int evaluate(const StopSignal& stop);
   void show_sample();
   void prepare_saves();
   bool due(std::int64_t every) const { return every > 0 && state_.step % every == 0; }

@@ -107,7 +107,12 @@ io::SaveRequest Saver::complete(io::SaveRequest request, const TrainerState& sta
   request.trainer_json = format_trainer_state(state);
   request.pulse = pulse_;
   request.hurry = hurry_;
-  request.at_point = options_.at_point;
+  // A save that hangs may outlive this object.
+  request.at_point = [at_point = options_.at_point, at_commit = options_.at_commit,
+                      step = state.step](std::string_view point) {
+    if (at_point) at_point(point);
+    if (at_commit && point == "committed") at_commit(step);
+  };
   return request;
 }
 

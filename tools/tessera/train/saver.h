@@ -32,6 +32,7 @@ struct SaverOptions {
   std::int64_t saved_step = -1;  ///< step of the checkpoint that the run resumed from
   /// See io::SaveRequest.
   std::function<void(std::string_view point)> at_point{};
+  std::function<void(std::int64_t step)> at_commit{};  ///< called by the thread that saves
 };
 
 struct Saved {

@@ -59,6 +59,22 @@ constexpr std::int64_t kLoss = 1, kStop = 2;  // indices in totals_
 constexpr std::array kStopSignals = {SIGTERM, SIGINT, SIGUSR1};
 constexpr std::int64_t kTotals = kStop + std::int64_t{kStopSignals.size()};
 
+// Sets one of `requests`, zeros for each of kStopSignals; no signal: 0.
+void write_request(const Tensor& requests, std::int64_t first, int signal) {
+  for (std::size_t i = 0; i < kStopSignals.size(); ++i) {
+    if (signal != kStopSignals[i]) continue;
+    kernels::fill(*requests.context(),
+                  element(requests, first + static_cast<std::int64_t>(i), false).view, 1.0);
+  }
+}
+
+// The signal of highest priority that a rank requested, or 0.
+int read_request(std::span<const double> requests) {
+  for (std::size_t i = 0; i < kStopSignals.size(); ++i)
+    if (requests[i] > 0) return kStopSignals[i];
+  return 0;
+}
+
 bool is_finite(const StepResult& result) {
   return std::isfinite(result.loss) && std::isfinite(result.grad_norm);
 }
@@ -87,19 +103,16 @@ void Trainer::run_all(std::int64_t step, std::int64_t position, const io::Sample
 }
 
 StepResult Trainer::step(std::int64_t step, std::int64_t position, const io::Sampler& data,
-                         int stop_signal, const std::function<void()>& before_update) {
+                         const std::function<int()>& stop_signal,
+                         const std::function<void()>& before_update) {
   const Range range(*context_, fmt::format("step {}", step));
   if (!totals_.defined()) {
     totals_ = Tensor::empty(context_, {kTotals}, DType::F64, MemoryCategory::Data, "step totals");
     factor_ = Tensor::empty(context_, {1}, DType::F32, MemoryCategory::Data, "clipping factor");
   }
   kernels::fill(*context_, totals_.view(), 0.0);
-  for (std::size_t i = 0; i < kStopSignals.size(); ++i) {
-    if (stop_signal != kStopSignals[i]) continue;
-    kernels::fill(*context_, element(totals_, kStop + static_cast<std::int64_t>(i), false).view,
-                  1.0);
-  }
   run_all(step, position, data);
+  write_request(totals_, kStop, stop_signal());
   StepResult result;
   result.lr = options_.schedule.at(step);
   sharded_.sum_totals(totals_);
@@ -112,8 +125,7 @@ StepResult Trainer::step(std::int64_t step, std::int64_t position, const io::Sam
   communicator_.check();
   result.grad_norm = std::sqrt(sums[0]);
   result.loss = sums[kLoss];
-  for (std::size_t i = kStopSignals.size(); i-- > 0;)
-    if (sums[kStop + i] > 0) result.stop_signal = kStopSignals[i];
+  result.stop_signal = read_request(std::span(sums).subspan(kStop));
   // The sums are equal on all ranks, so all ranks branch alike. With a NaN clipping factor, weights
   // and moments are unchanged.
   if (is_finite(result)) {
@@ -163,7 +175,8 @@ std::string Trainer::find_culprit(std::int64_t step, std::int64_t position, cons
   return describe({step, result.loss, result.grad_norm, is_finite(again), ranks});
 }
 
-double Trainer::evaluate(const io::Sampler& data, std::int64_t batches) {
+Trainer::Evaluation Trainer::evaluate(const io::Sampler& data, std::int64_t batches,
+                                      const std::function<int()>& stop_signal) {
   const NoGradGuard no_grad(*context_);
   const std::int64_t rows = options_.micro_batch * communicator_.world_size();
   std::int64_t limit = data.samples_per_epoch();
@@ -171,7 +184,22 @@ double Trainer::evaluate(const io::Sampler& data, std::int64_t batches) {
   const Tensor sum =
       Tensor::empty(context_, {1}, DType::F64, MemoryCategory::Workspace, "validation loss");
   kernels::fill(*context_, sum.view(), 0.0);
+  const Tensor requests = Tensor::empty(context_, {std::int64_t{kStopSignals.size()}}, DType::F64,
+                                        MemoryCategory::Workspace, "stop requests");
+  const auto agreed_signal = [&] {
+    const int mine = stop_signal();
+    if (communicator_.world_size() == 1) return mine;
+    kernels::fill(*context_, requests.view(), 0.0);
+    write_request(requests, 0, mine);
+    communicator_.all_reduce(requests.view(), comm::ReduceOp::Sum, {"all_reduce stop", {}});
+    return read_request(requests.to_vector<double>());
+  };
   for (std::int64_t first = 0; first < limit; first += rows) {
+    if (const int signal = agreed_signal(); signal != 0) {
+      sharded_.end_evaluation();
+      communicator_.check();
+      return {.stop_signal = signal};
+    }
     // All ranks make all passes, because gathering is collective; rows past the end are ignored.
     load(data, first + communicator_.rank() * options_.micro_batch, limit);
     const Tensor part = model_.loss(inputs_, targets_, 1.0, {.hooks = &sharded_});
@@ -182,7 +210,7 @@ double Trainer::evaluate(const io::Sampler& data, std::int64_t batches) {
     communicator_.all_reduce(sum.view(), comm::ReduceOp::Sum, {"all_reduce val_loss", {}});
   const double total = sum.item();
   communicator_.check();
-  return total / static_cast<double>(limit * data.seq_len());
+  return {.loss = total / static_cast<double>(limit * data.seq_len())};
 }
 
 }  // namespace tessera::tools

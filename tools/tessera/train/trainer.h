@@ -50,8 +50,8 @@ class Trainer {
 
   /// One step on samples [position, position + global_batch).
   /// @param step  from 0
-  /// @param stop_signal  received by this rank, or 0. The result holds the signal of any rank, by
-  ///   priority: SIGTERM, SIGINT, SIGUSR1
+  /// @param stop_signal  returns the signal received by this rank, or 0; called after backward.
+  ///   The result holds the signal of any rank, by priority: SIGTERM, SIGINT, SIGUSR1
   /// @param before_update  called before weights and moments change
   ///
   /// If loss or gradient norm is not finite, nothing is updated. All ranks then repeat the step,
@@ -59,11 +59,18 @@ class Trainer {
   /// @throws NonFiniteLoss naming rank and parameter, unless skip_nonfinite is set and at most
   ///   kMostSkipped steps in a row were skipped; CommError
   StepResult step(std::int64_t step, std::int64_t position, const io::Sampler& data,
-                  int stop_signal, const std::function<void()>& before_update = {});
+                  const std::function<int()>& stop_signal,
+                  const std::function<void()>& before_update = {});
 
-  /// Mean loss, nats per token, over samples [0, batches * global_batch), at most one epoch;
-  /// batches 0: the whole epoch. Equal on all ranks.
-  double evaluate(const io::Sampler& data, std::int64_t batches);
+  struct Evaluation {
+    double loss = 0;      ///< mean, nats per token
+    int stop_signal = 0;  ///< as in StepResult; if set, the evaluation ended early without a loss
+  };
+  /// Evaluates samples [0, batches * global_batch), at most one epoch; batches 0: the whole epoch.
+  /// The result is equal on all ranks.
+  /// @param stop_signal  as in step(), called before each micro-batch
+  Evaluation evaluate(const io::Sampler& data, std::int64_t batches,
+                      const std::function<int()>& stop_signal);
 
  private:
   /// Copies rows [first, first + micro_batch) to inputs_ and targets_; rows past `limit` get
