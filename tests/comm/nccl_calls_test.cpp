@@ -28,6 +28,7 @@ std::vector<std::string> step_calls() {
 std::vector<std::string> evaluation_calls() {
   std::vector<std::string> calls;
   for (int batch = 0; batch < 3; ++batch) {
+    calls.emplace_back("stop");
     for (int h = 0; h < 4; ++h) calls.push_back(fmt::format("gather {}", h));
   }
   calls.emplace_back("val_loss");

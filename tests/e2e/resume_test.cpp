@@ -173,6 +173,17 @@ TEST_CASE_FIXTURE(Fixture,
   }
 }
 
+TEST_CASE_FIXTURE(Fixture, "a SIGTERM ends an evaluation of minutes, and the run is saved") {
+  const std::string much = dir.write("val.txt", std::string(30'000'000, 'a'));
+  const std::string run = dir.file("run");
+  CliProcess process(
+      joined(small_run(text, run, 2, 1), {"--data.val=" + much, "--train.eval_batches=0"}));
+  wait_for_step(run, 0);
+  process.signal(SIGTERM);
+  CHECK(holds(end_of(process, 143).err, "step 1: saved"));
+  CHECK(read_metrics(run).val_loss.empty());
+}
+
 TEST_CASE_FIXTURE(Fixture,
                   "a SIGINT is answered once for all ranks, and a later one ends the run at once") {
   // Steps of minutes: a clean stop would have to wait.

@@ -79,8 +79,9 @@ TEST_CASE("values are parsed by type, completely and within range") {
   CHECK(config.model.n_layer == 7);
 }
 
-TEST_CASE("an empty list element counts as not given") {
+TEST_CASE("an empty text is an empty list") {
   Config config;
+  config.data.val = {"x"};
   set(config, "data.val", FieldText{""});
   CHECK(config.data.val.empty());
   set(config, "data.val", std::vector<std::string>{"", "v"});

@@ -258,7 +258,7 @@ void assign(std::vector<std::string>& target, const Field& field, const FieldVal
   } else {
     refuse(field, where, describe(value));
   }
-  std::erase(parsed, std::string());  // --data.val "$UNSET" is as good as no value
+  std::erase(parsed, std::string());  // --data.val "" is an empty list
   for (const std::string& element : parsed) check_utf8(field, element, where);
   target = std::move(parsed);
 }

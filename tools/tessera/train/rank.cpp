@@ -183,8 +183,12 @@ void Rank::show_start() {
 int Rank::evaluate(const StopSignal& stop) {
   if (!setup_.val || evaluated_step_ == state_.step) return 0;
   status_->enter("evaluate", state_.step);
-  const auto [loss, signal] = trainer_.evaluate(*setup_.val, config_.train.eval_batches,
-                                                [&stop] { return stop.received(); });
+  const auto [loss, signal] =
+      trainer_.evaluate(*setup_.val, config_.train.eval_batches, [this, &stop] {
+        // SIGUSR1 lets the run make a step first.
+        const bool made_step = state_.step > setup_.state.step;
+        return made_step || stop.received() != SIGUSR1 ? stop.received() : 0;
+      });
   if (signal != 0) return signal;
   evaluated_step_ = state_.step;
   state_.val_loss = loss;
@@ -215,8 +219,8 @@ void Rank::show_sample() {
 
 void Rank::prepare_saves() {
   const Config::Checkpoint& config = config_.checkpoint;
-  if (config.every == 0) return;
   if (setup_.resume) saved_step_ = state_.step;
+  if (config.every == 0) return;
   SaverOptions options{
       .checkpoints_dir = fs::path(config_.run.out) / "checkpoints",
       .run_id = run_id_,
@@ -306,11 +310,15 @@ void Rank::write_profile() {
 int Rank::train(StopSignal& stop) {
   const std::int64_t tokens = config_.train.global_batch * config_.model.seq_len;
   int signal = 0;
-  // Run the evaluation that the previous process skipped when a signal stopped it.
-  if (state_.step > 0 && !state_.val_loss && due(config_.train.eval_every)) signal = evaluate(stop);
   const auto stage = saver_ ? StopSignal::Stage::Training : StopSignal::Stage::TrainingWithoutSaves;
-  stop.set_progress(stage, state_.step);
   stop.set_saved(saved_step_);
+  stop.set_progress(stage, state_.step);
+  const auto evaluation_due = [this] {
+    return due(config_.train.eval_every) ||
+           (saver_ && config_.checkpoint.keep_best > 0 && due(config_.checkpoint.every));
+  };
+  // Run the evaluation that the previous process skipped when a signal stopped it.
+  if (state_.step > 0 && !state_.val_loss && evaluation_due()) signal = evaluate(stop);
   while (state_.step < config_.train.steps && signal == 0) {
     const auto step_started = Clock::now();
     const std::int64_t waited_before = communicator_.waited_ns();
@@ -355,10 +363,8 @@ int Rank::train(StopSignal& stop) {
     report_saves();
     stop.set_progress(stage, state_.step);
     if (signal != 0 || ends_for_save_) break;
-    const bool saves = saver_ && due(config_.checkpoint.every);
-    if (due(config_.train.eval_every) || (saves && config_.checkpoint.keep_best > 0))
-      signal = evaluate(stop);
-    if (signal == 0 && saves) save();
+    if (evaluation_due()) signal = evaluate(stop);
+    if (signal == 0 && saver_ && due(config_.checkpoint.every)) save();
   }
   return signal;
 }

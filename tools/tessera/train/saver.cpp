@@ -270,6 +270,8 @@ void Saver::saved(const io::SaveReport& report, std::int64_t step, double second
 }
 
 void Saver::failed(std::int64_t step, const std::string& why) {
+  // A checkpoint that was committed and found damaged does not count.
+  if (options_.at_commit) options_.at_commit(saved_step_);
   const char* const then = leaving_             ? ", training ends"
                            : step == last_step_ ? ""
                            : options_.stop_on_error

@@ -32,7 +32,8 @@ struct SaverOptions {
   std::int64_t saved_step = -1;  ///< step of the checkpoint that the run resumed from
   /// See io::SaveRequest.
   std::function<void(std::string_view point)> at_point{};
-  std::function<void(std::int64_t step)> at_commit{};  ///< called by the thread that saves
+  /// Gets the step of the newest good checkpoint at each change, also on the thread that saves.
+  std::function<void(std::int64_t step)> at_commit{};
 };
 
 struct Saved {

@@ -192,12 +192,13 @@ Trainer::Evaluation Trainer::evaluate(const io::Sampler& data, std::int64_t batc
     kernels::fill(*context_, requests.view(), 0.0);
     write_request(requests, 0, mine);
     communicator_.all_reduce(requests.view(), comm::ReduceOp::Sum, {"all_reduce stop", {}});
-    return read_request(requests.to_vector<double>());
+    const std::vector<double> sums = requests.to_vector<double>();
+    communicator_.check();
+    return read_request(sums);
   };
   for (std::int64_t first = 0; first < limit; first += rows) {
     if (const int signal = agreed_signal(); signal != 0) {
       sharded_.end_evaluation();
-      communicator_.check();
       return {.stop_signal = signal};
     }
     // All ranks make all passes, because gathering is collective; rows past the end are ignored.
