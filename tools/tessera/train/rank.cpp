@@ -187,7 +187,8 @@ int Rank::evaluate(const StopSignal& stop) {
       trainer_.evaluate(*setup_.val, config_.train.eval_batches, [this, &stop] {
         // SIGUSR1 lets the run make a step first.
         const bool made_step = state_.step > setup_.state.step;
-        return made_step || stop.received() != SIGUSR1 ? stop.received() : 0;
+        const int signal = stop.received();
+        return made_step || signal != SIGUSR1 ? signal : 0;
       });
   if (signal != 0) return signal;
   evaluated_step_ = state_.step;
