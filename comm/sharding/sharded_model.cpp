@@ -2,32 +2,73 @@
 
 #include <algorithm>
 
+#include "core/base/rng.h"
 #include "core/base/trace.h"
 #include "kernels/elementwise.h"
 #include "kernels/optimizer.h"
 
 namespace tessera::comm {
 
-ShardedModel::ShardedModel(const std::vector<Unit>& units, ShardMode mode, DType compute_dtype,
+namespace {
+
+std::string name_of(std::span<nn::Module* const> modules) {
+  std::string text;
+  for (const nn::Module* module : modules)
+    text += (text.empty() ? "" : ", ") + (module->path().empty() ? "root" : module->path());
+  return text;
+}
+
+}  // namespace
+
+// One forward pass of nn::unit, and its backward pass.
+class ShardedModel::Run final : public autograd::Scope {
+ public:
+  Run(ShardedModel& model, Units units, std::string name)
+      : model_(model), units_(std::move(units)), name_(std::move(name)) {}
+  void before_backward() override {
+    range_ = std::make_unique<Range>(*model_.context_, "backward " + name_);
+    model_.enter(units_);
+  }
+  void after_backward() override {
+    range_.reset();
+    model_.leave(units_);
+    model_.after_backward(units_);
+  }
+
+ private:
+  ShardedModel& model_;
+  Units units_;
+  std::string name_;
+  std::unique_ptr<Range> range_;
+};
+
+ShardedModel::ShardedModel(nn::Module& model, ShardMode mode, DType compute_dtype,
                            const std::shared_ptr<Context>& context, Communicator& communicator,
                            int gather_ahead, DType master_dtype)
-    : mode_(mode), gather_ahead_(gather_ahead), context_(context), communicator_(communicator) {
+    : model_(model),
+      mode_(mode),
+      gather_ahead_(gather_ahead),
+      context_(context),
+      communicator_(communicator) {
   require(gather_ahead >= 0, "gather_ahead must not be negative, got {}", gather_ahead);
-  require(!units.empty(), "a model needs at least one unit");
+  require(!model.parameters().empty(), "the model has no parameters");
+  require(model.unit_runtime() == nullptr, "the model is sharded already");
   require(compute_dtype == DType::F32 || compute_dtype == DType::BF16,
           "parameters are gathered in f32 or bf16, got {}", compute_dtype);
   require(master_dtype == DType::F32 || master_dtype == compute_dtype,
           "master weights are f32 or of the compute dtype {}, got {}", compute_dtype, master_dtype);
-  for (const Unit& unit : units) {
-    require(!unit.parameters.empty(), "unit '{}' has no parameters", unit.name);
+  for (const Unit& unit : tessera::units_of(model)) {
     units_.push_back(std::make_unique<FlatUnit>(unit, mode, compute_dtype, master_dtype, context,
-                                                communicator_));
-    const FlatUnit& flat = *units_.back();
+                                                communicator_,
+                                                [this](FlatUnit& flat) { demand(flat); }));
+    FlatUnit& flat = *units_.back();
+    for (const Parameter* parameter : unit.parameters) unit_of_[parameter] = &flat;
     decay_.push_back(optim::decay_ranges(flat.layout(), flat.segment_begin(), flat.segment_size()));
   }
+  model.set_unit_runtime(this);
 }
 
-ShardedModel::~ShardedModel() = default;
+ShardedModel::~ShardedModel() { model_.set_unit_runtime(nullptr); }
 
 void ShardedModel::load(const ParameterSource& source) {
   for (const Piece& piece : held_pieces()) {
@@ -84,64 +125,119 @@ void ShardedModel::values_changed() {
   }
 }
 
-// Waits for a unit's parameters and starts gathering the next units.
-void ShardedModel::ensure_gathered(int unit, int direction) {
-  const int count = static_cast<int>(units_.size());
-  const int last_ahead = std::min(gather_ahead_, direction > 0 ? count - 1 - unit : unit - 1);
-  const auto start = [&](int ahead) {
-    const int next = unit + direction * ahead;
-    units_[static_cast<std::size_t>(next)]->start_gather();
-  };
-  {
-    // Group only the first two units, because units further ahead must not delay the first.
-    CollectiveGroup group(communicator_);
-    start(0);
-    if (last_ahead >= 1) start(1);
-    group.end();
+ShardedModel::Units ShardedModel::units_of_modules(std::span<nn::Module* const> modules) const {
+  Units units;
+  for (const nn::Module* module : modules) {
+    for (const Parameter* parameter : module->parameters()) {
+      const auto found = unit_of_.find(parameter);
+      require(found != unit_of_.end(),
+              "nn::unit runs '{}', which is not a part of the sharded model", module->path());
+      if (std::find(units.begin(), units.end(), found->second) == units.end())
+        units.push_back(found->second);
+    }
   }
-  for (int ahead = 2; ahead <= last_ahead; ++ahead) start(ahead);
-  units_[static_cast<std::size_t>(unit)]->finish_gather();
+  return units;
+}
+
+ShardedModel::Order* ShardedModel::order() {
+  if (whole_ || phase_ == Phase::None) return nullptr;
+  return phase_ == Phase::Training ? &training_order_ : &evaluation_order_;
+}
+
+// Gathers a unit whose parameters are being read, and starts to gather those that came next in the
+// pass before. Where this pass differs from it, the order is learned anew.
+void ShardedModel::demand(FlatUnit& unit) {
+  require(unit.users > 0 || whole_,
+          "a parameter of unit '{}' was read outside of nn::unit, where it is sharded: call the "
+          "module that has it by nn::unit(module, inputs...)",
+          unit.name());
+  Order* const learned = order();
+  if (learned == nullptr) {
+    unit.start_gather();
+    unit.finish_gather();
+    return;
+  }
+  Units& units = learned->units;
+  if (learned->next >= units.size() || units[learned->next] != &unit) {
+    units.resize(learned->next);
+    units.push_back(&unit);
+  }
+  const std::size_t ahead =
+      std::min(++learned->next + static_cast<std::size_t>(gather_ahead_), units.size());
+  unit.start_gather();
+  for (std::size_t i = learned->next; i < ahead; ++i) units[i]->start_gather();
+  unit.finish_gather();
+}
+
+void ShardedModel::enter(const Units& units) {
+  for (FlatUnit* unit : units) ++unit->users;
+}
+
+void ShardedModel::leave(const Units& units) {
+  for (FlatUnit* unit : units) {
+    if (--unit->users > 0 || whole_) continue;
+    const Order* const learned = order();
+    bool soon = false;
+    for (std::size_t i = 0; learned != nullptr && i < static_cast<std::size_t>(gather_ahead_); ++i)
+      soon = soon || (learned->next + i < learned->units.size() &&
+                      learned->units[learned->next + i] == unit);
+    if (soon)
+      unit->keep();
+    else
+      unit->release();
+  }
+}
+
+std::shared_ptr<autograd::Scope> ShardedModel::before_forward(
+    std::span<nn::Module* const> modules) {
+  Units units = units_of_modules(modules);
+  std::string name = name_of(modules);
+  std::shared_ptr<Run> run;
+  if (context_->grad_enabled()) {
+    require(phase_ == Phase::Training,
+            "unit '{}' ran outside of a micro-batch while operations are recorded: call "
+            "begin_micro_batch() first, or evaluate under NoGradGuard",
+            name);
+    for (const FlatUnit* unit : units)
+      require(!unit->is_reduced(),
+              "unit '{}' runs forward after its gradients of this micro-batch were reduced: make "
+              "all forward passes before backward, or another micro-batch",
+              unit->name());
+    run = std::make_shared<Run>(*this, units, name);
+  }
+  enter(units);
+  ranges_.push_back(std::make_unique<Range>(*context_, "forward " + name));
+  return run;
+}
+
+void ShardedModel::after_forward(std::span<nn::Module* const> modules,
+                                 const std::shared_ptr<autograd::Scope>& scope) {
+  if (!ranges_.empty()) ranges_.pop_back();
+  const Units units = units_of_modules(modules);
+  if (scope && scope->operations() > 0)
+    for (FlatUnit* unit : units) ++unit->outstanding;
+  leave(units);
+}
+
+void ShardedModel::after_backward(const Units& units) {
+  for (FlatUnit* unit : units) {
+    if (--unit->outstanding > 0) continue;
+    drain_reductions();
+    start_reduce(*unit);
+  }
+}
+
+void ShardedModel::begin_phase(Phase phase) {
+  ranges_.clear();  // left by a pass that threw
+  phase_ = phase;
+  training_order_.next = evaluation_order_.next = 0;
 }
 
 void ShardedModel::begin_micro_batch(bool first, bool last) {
-  ranges_.clear();  // left by a pass that threw
-  training_ = true;
-  first_ = first;
+  drain_reductions();  // left by a pass that threw
+  begin_phase(Phase::Training);
   last_ = last;
-  // Prepare the root now, because the loss computes the head's gradient during forward.
-  units_.front()->prepare_gradients(first);
-}
-
-void ShardedModel::begin_range(const char* phase, int unit) {
-  ranges_.push_back(std::make_unique<Range>(
-      *context_, fmt::format("{} {}", phase, units_[static_cast<std::size_t>(unit)]->name())));
-}
-
-void ShardedModel::before_forward(int unit) {
-  ensure_gathered(unit, 1);
-  begin_range("forward", unit);
-}
-
-void ShardedModel::after_forward(int unit) {
-  if (!ranges_.empty()) ranges_.pop_back();
-  // Backward starts with the last unit and needs the root.
-  const bool needed_soon = unit == 0 || unit + 1 == static_cast<int>(units_.size());
-  if (training_ && needed_soon) return;
-  units_[static_cast<std::size_t>(unit)]->release();
-}
-
-void ShardedModel::before_backward(int unit) {
-  ensure_gathered(unit, -1);
-  units_[static_cast<std::size_t>(unit)]->prepare_gradients(first_);
-  begin_range("backward", unit);
-}
-
-void ShardedModel::after_backward(int unit) {
-  if (!ranges_.empty()) ranges_.pop_back();
-  FlatUnit& flat = *units_[static_cast<std::size_t>(unit)];
-  flat.release();
-  drain_reductions();
-  start_reduce(flat);
+  for (const auto& unit : units_) unit->begin_micro_batch(first);
 }
 
 void ShardedModel::start_reduce(FlatUnit& unit) {
@@ -155,11 +251,20 @@ void ShardedModel::drain_reductions() {
 }
 
 void ShardedModel::end_micro_batch() {
-  FlatUnit& root = *units_.front();
-  root.release();
-  start_reduce(root);
+  for (const auto& unit : units_)
+    require(unit->outstanding == 0,
+            "unit '{}' ran forward, but backward did not reach it: its result is not a part of the "
+            "loss. Add it to the loss, or run the unit under NoGradGuard",
+            unit->name());
+  // Units that did not run take part with zeros.
+  for (const auto& unit : units_) {
+    if (unit->is_reduced()) continue;
+    drain_reductions();
+    start_reduce(*unit);
+  }
   drain_reductions();
-  training_ = false;
+  for (const auto& unit : units_) unit->release();
+  phase_ = Phase::None;
 }
 
 void ShardedModel::sum_totals(const Tensor& totals) {
@@ -191,12 +296,17 @@ void ShardedModel::step(const optim::AdamWOptions& options, double lr, std::int6
     FlatUnit& unit = *units_[u];
     const Tensor copy = unit.copy_of_master();
     optim::adamw_step(options, decay_[u], unit.master(), unit.gradient(), exp_avg_[u],
-                      exp_avg_sq_[u], lr, step, factor, copy, u, unit.segment_begin());
+                      exp_avg_sq_[u], lr, step, factor, copy, hash_text(unit.name()),
+                      unit.segment_begin());
     unit.master_changed(copy.defined());
   }
 }
 
+void ShardedModel::begin_evaluation() { begin_phase(Phase::Evaluation); }
+
 void ShardedModel::gather_all() {
+  begin_phase(Phase::None);
+  whole_ = true;
   CollectiveGroup group(communicator_);
   for (const auto& unit : units_) unit->start_gather();
   group.end();
@@ -204,7 +314,12 @@ void ShardedModel::gather_all() {
 }
 
 void ShardedModel::end_evaluation() {
-  for (const auto& unit : units_) unit->release();
+  begin_phase(Phase::None);
+  whole_ = false;
+  for (const auto& unit : units_) {
+    unit->users = 0;
+    unit->release();
+  }
 }
 
 }  // namespace tessera::comm

@@ -2,10 +2,13 @@
 
 #include <functional>
 #include <memory>
+#include <span>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "comm/sharding/flat_unit.h"
+#include "core/nn/unit.h"
 
 namespace tessera {
 class Range;
@@ -13,22 +16,23 @@ class Range;
 
 namespace tessera::comm {
 
-/// One rank's share of a model: gathers units before use, releases them afterwards, reduces
-/// gradients during backward, and updates its segments.
+/// One rank's share of a model: gathers units when their parameters are read within nn::unit,
+/// releases them afterwards, reduces gradients during backward, and updates its segments. Learns
+/// the order in which a micro-batch needs the units, to gather them ahead.
 ///
-/// Per step: for each micro-batch begin_micro_batch, the model's loss with *this as hooks,
-/// backward, end_micro_batch; then sum_totals and step. All ranks make the same calls in the same
+/// Per step: for each micro-batch begin_micro_batch, the model's loss, backward, end_micro_batch;
+/// then sum_totals and step. All ranks make the same calls and run the same units in the same
 /// order. Gradients are sums over ranks and micro-batches, so scale the loss.
-class ShardedModel final : public UnitHooks {
+class ShardedModel final : public nn::UnitRuntime {
  public:
-  /// Binds the parameters of `units`; unit 0 is the root. Masters are zero until load().
-  /// `communicator` must outlive this.
+  /// Binds the model's parameters and becomes its unit runtime. Masters are zero until load().
+  /// `model` and `communicator` must outlive this.
   /// @param compute_dtype  f32 or bf16
   /// @param gather_ahead   units gathered in advance, to hide a slow network; each takes the memory
   ///   of a unit
   /// @param master_dtype   dtype of updated and saved weights: f32, or bf16 if that is the compute
   ///   dtype (updates are then rounded stochastically)
-  ShardedModel(const std::vector<Unit>& units, ShardMode mode, DType compute_dtype,
+  ShardedModel(nn::Module& model, ShardMode mode, DType compute_dtype,
                const std::shared_ptr<Context>& context, Communicator& communicator,
                int gather_ahead = 1, DType master_dtype = DType::F32);
   ~ShardedModel() override;
@@ -66,6 +70,7 @@ class ShardedModel final : public UnitHooks {
   }
 
   void begin_micro_batch(bool first, bool last);
+  /// @throws InvalidArgument naming a unit that ran forward but was not reached by backward
   void end_micro_batch();
   /// All-reduces a step's totals. With NCCL the host does not wait.
   /// @param totals  [n] f64: element 0 becomes the sum of squares of all gradients, the others (the
@@ -77,23 +82,38 @@ class ShardedModel final : public UnitHooks {
   /// @param factor  see optim::adamw_step
   void step(const optim::AdamWOptions& options, double lr, std::int64_t step, const Tensor& factor);
 
+  /// Call it before each forward pass without backward, and end_evaluation() after the last one.
+  void begin_evaluation();
   /// Gathers all units, until end_evaluation(), for work on the whole model such as sampling text.
   void gather_all();
-  /// Releases all units after gather_all() or a forward pass without backward.
   void end_evaluation();
 
-  void before_forward(int unit) override;
-  void after_forward(int unit) override;
-  void before_backward(int unit) override;
-  void after_backward(int unit) override;
+  std::shared_ptr<autograd::Scope> before_forward(std::span<nn::Module* const> modules) override;
+  void after_forward(std::span<nn::Module* const> modules,
+                     const std::shared_ptr<autograd::Scope>& scope) override;
 
  private:
+  class Run;
+  enum class Phase : std::uint8_t { None, Training, Evaluation };
+  using Units = std::vector<FlatUnit*>;
+  // Units in the order in which a pass demanded them.
+  struct Order {
+    Units units;
+    std::size_t next = 0;
+  };
+
   std::vector<Piece> pieces(bool owned_only);
-  void begin_range(const char* phase, int unit);
-  void ensure_gathered(int unit, int direction);
+  Units units_of_modules(std::span<nn::Module* const> modules) const;
+  void demand(FlatUnit& unit);
+  Order* order();
+  void enter(const Units& units);
+  void leave(const Units& units);
+  void after_backward(const Units& units);
+  void begin_phase(Phase phase);
   void start_reduce(FlatUnit& unit);
   void drain_reductions();
 
+  nn::Module& model_;
   ShardMode mode_;
   int gather_ahead_;
   std::shared_ptr<Context> context_;
@@ -104,8 +124,11 @@ class ShardedModel final : public UnitHooks {
   std::vector<FlatUnit*> reducing_;             // in flight, oldest first
   std::vector<std::unique_ptr<Range>> ranges_;  // open trace ranges, innermost last
   std::function<void(const FlatUnit&)> observer_;
-  bool training_ = false;
-  bool first_ = true, last_ = true;
+  std::unordered_map<const Parameter*, FlatUnit*> unit_of_;
+  Order training_order_, evaluation_order_;
+  Phase phase_ = Phase::None;
+  bool whole_ = false;  // between gather_all() and end_evaluation()
+  bool last_ = true;    // last micro-batch of the step
 };
 
 }  // namespace tessera::comm

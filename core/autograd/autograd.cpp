@@ -60,6 +60,9 @@ void record(std::string_view operation, Tensor& output, const std::vector<Tensor
   auto node = std::make_shared<Node>();
   node->operation = operation;
   node->context = context;
+  node->scope = context->scope();
+  for (Scope* scope = node->scope.get(); scope != nullptr; scope = scope->parent_.get())
+    ++scope->operations_;
   node->shape = result.shape;
   node->dtype = result.dtype;
   node->inputs.reserve(inputs.size());
@@ -113,17 +116,12 @@ GradientView leaf_target(const Tensor& leaf) {
   return take_leaf_place(*leaf.impl());
 }
 
-Tensor boundary(const Tensor& x, std::function<void()> on_backward) {
-  if (!x.context()->grad_enabled()) return x;
-  Tensor y = x.detach();
-  record(
-      "boundary", y, {x},
-      [on_backward = std::move(on_backward)](const Tensor& grad_y, InputGradients& into) {
-        on_backward();
-        into.pass(0, grad_y);
-      },
-      true);
-  return y;
+ScopeGuard::ScopeGuard(Context& context, const std::shared_ptr<Scope>& scope)
+    : context_(context), before_(context.scope()) {
+  scope->parent_ = before_;
+  context_.set_scope(scope);
 }
+
+ScopeGuard::~ScopeGuard() { context_.set_scope(std::move(before_)); }
 
 }  // namespace tessera::autograd

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -63,12 +65,45 @@ GradientView leaf_target(const Tensor& leaf);
 ///   its graph has already run
 void backward(const Tensor& root, const Tensor& grad = {});
 
-/// y = x; calls `on_backward` when backward reaches y. Recorded even if x requires no gradient.
-Tensor boundary(const Tensor& x, std::function<void()> on_backward);
+/// A part of a forward pass that is told when backward enters and leaves it, such as one run of a
+/// unit. Operations belong to the innermost scope that is open while they are recorded.
+class Scope {
+ public:
+  virtual ~Scope() = default;
+  /// Called before the first of the scope's operations runs backward.
+  virtual void before_backward() = 0;
+  /// Called after the last one: gradients from this part of the forward pass are complete.
+  virtual void after_backward() = 0;
+  /// Number of operations recorded in this scope and in scopes inside it.
+  std::int64_t operations() const { return operations_; }
 
-/// y = block(x) without saved tensors: backward runs the block again, with the same random numbers.
-/// @param block  a function of x, leaves and constants alone. If it uses other results of recorded
-///               operations, whose gradients would be lost, backward throws InvalidArgument.
-Tensor recompute(std::function<Tensor(const Tensor&)> block, const Tensor& x);
+ private:
+  friend class ScopeGuard;
+  friend class OpenScopes;
+  friend void record(std::string_view, Tensor&, const std::vector<Tensor>&, Backward, bool);
+  std::shared_ptr<Scope> parent_;
+  std::int64_t operations_ = 0;
+};
+
+/// Opens a scope for the lifetime of the guard.
+class ScopeGuard {
+ public:
+  /// @param scope  a scope that has not been opened before
+  ScopeGuard(Context& context, const std::shared_ptr<Scope>& scope);
+  ~ScopeGuard();
+  ScopeGuard(const ScopeGuard&) = delete;
+  ScopeGuard& operator=(const ScopeGuard&) = delete;
+
+ private:
+  Context& context_;
+  std::shared_ptr<Scope> before_;
+};
+
+/// y = function(inputs) without saved tensors: backward runs the function again, with the same
+/// random numbers.
+/// @param function  a function of `inputs`, leaves and constants alone. If it uses other results of
+///   recorded operations, whose gradients would be lost, backward throws InvalidArgument.
+Tensor recompute(std::function<Tensor(std::span<const Tensor> inputs)> function,
+                 std::vector<Tensor> inputs);
 
 }  // namespace tessera::autograd

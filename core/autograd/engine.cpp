@@ -176,6 +176,32 @@ void run(Node& node, bool default_seed) {
 
 }  // namespace
 
+// The scopes that a backward pass is in, outermost first. Operations of a scope have consecutive
+// numbers, so that a pass enters and leaves each scope once.
+class OpenScopes {
+ public:
+  void move_to(const std::shared_ptr<Scope>& scope) {
+    if (open_.empty() ? scope == nullptr : open_.back() == scope) return;
+    std::vector<std::shared_ptr<Scope>> wanted;
+    for (auto s = scope; s != nullptr; s = s->parent_) wanted.push_back(s);
+    std::reverse(wanted.begin(), wanted.end());
+    const auto common = std::mismatch(open_.begin(), open_.end(), wanted.begin(), wanted.end());
+    const auto stay = common.first - open_.begin();
+    while (std::ssize(open_) > stay) {
+      const std::shared_ptr<Scope> left = std::move(open_.back());
+      open_.pop_back();
+      left->after_backward();
+    }
+    for (auto next = wanted.begin() + stay; next != wanted.end(); ++next) {
+      open_.push_back(*next);
+      open_.back()->before_backward();
+    }
+  }
+
+ private:
+  std::vector<std::shared_ptr<Scope>> open_;
+};
+
 void run_backward(const Tensor& root, const Tensor& grad, std::uint64_t oldest) {
   require(root.defined() && root.requires_grad(),
           "backward: root does not require a gradient; no leaf behind it does, or it was computed "
@@ -202,10 +228,13 @@ void run_backward(const Tensor& root, const Tensor& grad, std::uint64_t oldest) 
   std::vector<std::shared_ptr<Node>> order = collect(root.grad_fn(), oldest);
   order.front()->grad = std::move(seed);
   bool default_seed = !grad.defined();
+  OpenScopes scopes;
   for (std::shared_ptr<Node>& node : order) {
+    scopes.move_to(node->scope);
     run(*node, std::exchange(default_seed, false));
     node.reset();
   }
+  scopes.move_to(nullptr);
 }
 
 // Copies `grad`, because it may be the buffer of a leaf that this pass writes.

@@ -34,7 +34,8 @@ class Node {
   std::uint64_t visited = 0;  // last pass that reached this node
   bool done = false;          // has run; inputs and backward are gone
   std::shared_ptr<Context> context;
-  Shape shape;  // of the output
+  std::shared_ptr<Scope> scope;  // null: none
+  Shape shape;                   // of the output
   DType dtype = DType::F32;
   std::vector<Input> inputs;
   Backward backward;

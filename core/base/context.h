@@ -21,6 +21,9 @@ struct ContextOptions {
 
 struct RngStep;
 class Trace;
+namespace autograd {
+class Scope;
+}
 
 /// A rank's device, threads, allocator, memory ledger, random numbers and gradient mode. Nothing is
 /// process-wide, so that several ranks can run as threads of one process. Used by one thread at a
@@ -55,6 +58,9 @@ class Context : public std::enable_shared_from_this<Context> {
   /// Whether operations are recorded for backward; initially true. See NoGradGuard.
   bool grad_enabled() const { return grad_enabled_; }
   void set_grad_enabled(bool enabled) { grad_enabled_ = enabled; }
+  /// The scope that recorded operations belong to; see autograd::Scope.
+  const std::shared_ptr<autograd::Scope>& scope() const { return scope_; }
+  void set_scope(std::shared_ptr<autograd::Scope> scope) { scope_ = std::move(scope); }
   /// Sequence number for a node of the autograd graph.
   std::uint64_t next_sequence() { return sequence_++; }
 
@@ -66,6 +72,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::unique_ptr<Allocator> allocator_;
   ThreadPool threads_;
   bool grad_enabled_ = true;
+  std::shared_ptr<autograd::Scope> scope_;
   std::uint64_t sequence_ = 0;
   Trace* trace_ = nullptr;
   RngStep* rng_step_ = nullptr;  // allocated on first use

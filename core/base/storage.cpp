@@ -36,7 +36,7 @@ std::shared_ptr<Storage> Storage::wrap(std::shared_ptr<Context> context, void* d
   std::shared_ptr<Storage> storage(new Storage(std::move(context), bytes));
   storage->data_ = data;
   storage->keep_alive_ = std::move(keep_alive);
-  storage->materialized_ = true;
+  storage->materialized_ = storage->available_ = true;
   return storage;
 }
 
@@ -53,7 +53,7 @@ void Storage::materialize() {
                       context_->ledger().table());
   }
   context_->ledger().book(*entry_, static_cast<std::int64_t>(bytes_));
-  materialized_ = true;
+  materialized_ = available_ = true;
 }
 
 void Storage::release() noexcept {
@@ -61,13 +61,14 @@ void Storage::release() noexcept {
   allocator_->deallocate(data_, bytes_);
   context_->ledger().book(*entry_, -static_cast<std::int64_t>(bytes_));
   data_ = nullptr;
-  materialized_ = false;
+  materialized_ = available_ = false;
 }
 
-void Storage::throw_released() const {
-  throw InternalError("memory of {} ({}) was read after its release",
-                      entry_ != nullptr ? entry_->owner : "a wrapped buffer",
-                      format_bytes(static_cast<std::int64_t>(bytes_)));
+void Storage::supply() {
+  if (supplier_ != nullptr) supplier_->supply(*this);
+  require<InternalError>(available_, "memory of {} ({}) was read after its release",
+                         entry_ != nullptr ? entry_->owner : "a wrapped buffer",
+                         format_bytes(static_cast<std::int64_t>(bytes_)));
 }
 
 }  // namespace tessera

@@ -10,10 +10,21 @@
 
 namespace tessera {
 
+class Storage;
+
+/// Fills a storage when its contents are needed; see Storage::set_supplier().
+class StorageSupplier {
+ public:
+  virtual ~StorageSupplier() = default;
+  /// Makes the storage available. @throws whatever keeps it from doing so
+  virtual void supply(Storage& storage) = 0;
+};
+
 /// A block of memory of one context, counted in its ledger. Shared by all tensors that view it.
 ///
 /// Memory can be released and materialized again while views exist, as for a unit's gathered
-/// parameters. Reading a view of a released storage throws. Only destruction is thread-safe.
+/// parameters. Reading a view of a released storage calls its supplier, or throws. Only destruction
+/// is thread-safe.
 class Storage {
  public:
   /// Allocates from the context's allocator. @throws OutOfMemory
@@ -37,12 +48,19 @@ class Storage {
   const std::shared_ptr<Context>& context() const { return context_; }
   std::size_t bytes() const { return bytes_; }
   bool is_materialized() const { return materialized_; }
-  /// @throws InternalError naming the owner if released
-  void* data() const {
-    if (!materialized_) [[unlikely]]
-      throw_released();
+  /// Address of the contents. Calls the supplier if they are not available.
+  /// @throws InternalError naming the owner if they are not available and there is no supplier
+  void* data() {
+    if (!available_) [[unlikely]]
+      supply();
     return data_;
   }
+  /// Sets who makes the contents available when data() is called without them; must outlive the
+  /// storage or be reset to null.
+  void set_supplier(StorageSupplier* supplier) { supplier_ = supplier; }
+  /// Marks the contents of a materialized storage as incomplete, or complete again.
+  void set_available(bool available) { available_ = materialized_ && available; }
+  bool is_available() const { return available_; }
   /// Allocates memory unless present; contents undefined. Does not change the version.
   void materialize();
   /// Frees the memory. Does not change the version, because the caller restores the contents after
@@ -55,14 +73,16 @@ class Storage {
 
  private:
   Storage(std::shared_ptr<Context> context, std::size_t bytes);
-  [[noreturn]] void throw_released() const;
+  void supply();
   std::shared_ptr<Context> context_;
   std::size_t bytes_ = 0;
   Allocator* allocator_;
   void* data_ = nullptr;
   MemoryLedger::Entry* entry_ = nullptr;  // null: not counted
   std::shared_ptr<void> keep_alive_;
+  StorageSupplier* supplier_ = nullptr;
   bool materialized_ = false;
+  bool available_ = false;  // implies materialized_
   std::uint64_t version_ = 0;
 };
 

@@ -7,6 +7,7 @@
 #include "core/ops/view.h"
 #include "kernels/elementwise.h"
 #include "tests/support/gradcheck.h"
+#include "tests/support/recorded.h"
 
 namespace tessera::test {
 namespace {
@@ -178,7 +179,7 @@ TEST_CASE("a chain of 200,000 nodes is traversed and destroyed without recursion
   Tensor x = leaf(context, {1});
   const auto chain = [&] {
     Tensor y = x;
-    for (int i = 0; i < 200'000; ++i) y = autograd::boundary(y, [] {});
+    for (int i = 0; i < 200'000; ++i) y = recorded(y);
     return y;
   };
   autograd::backward(chain());
@@ -249,54 +250,84 @@ TEST_CASE("nothing is recorded under NoGradGuard or during backward") {
     const Tensor y = scaled(x, 2.0);
     CHECK_FALSE(y.requires_grad());
     CHECK_FALSE(autograd::needs_grad({&x}));
-    CHECK(autograd::boundary(x, [] {}).impl() == x.impl());
   }
   CHECK(autograd::needs_grad({&x}));
-  bool recorded = true;
-  const Tensor y = autograd::boundary(scaled(x, 2.0), [&] { recorded = context->grad_enabled(); });
+  bool was_enabled = true;
+  const Tensor y = recorded(scaled(x, 2.0), [&] { was_enabled = context->grad_enabled(); });
   autograd::backward(y);
-  CHECK_FALSE(recorded);
+  CHECK_FALSE(was_enabled);
   CHECK(context->grad_enabled());
 }
 
 TEST_CASE("grad mode is restored when backward throws") {
   const auto context = Context::create();
   Tensor x = leaf(context, {1});
-  const Tensor y = autograd::boundary(x, [] { throw Unsupported("no"); });
+  const Tensor y = recorded(x, [] { throw Unsupported("no"); });
   CHECK_THROWS_AS(autograd::backward(y), Unsupported);
   CHECK(context->grad_enabled());
 }
 
-TEST_CASE("boundaries are called in reverse order, after all later nodes") {
+namespace {
+
+struct MarkedScope final : autograd::Scope {
+  MarkedScope(std::vector<std::string>& calls, std::string name)
+      : calls_(calls), name_(std::move(name)) {}
+  void before_backward() override { calls_.push_back("+" + name_); }
+  void after_backward() override { calls_.push_back("-" + name_); }
+
+ private:
+  std::vector<std::string>& calls_;
+  std::string name_;
+};
+
+}  // namespace
+
+TEST_CASE("backward enters and leaves scopes in reverse order, nested ones within their parents") {
   const auto context = Context::create();
   Tensor x = leaf(context, {1}), w = leaf(context, {1});
   std::vector<std::string> calls;
+  const auto open = [&](const char* name) { return std::make_shared<MarkedScope>(calls, name); };
   const auto mark = [&](const char* name) { return [&calls, name] { calls.emplace_back(name); }; };
-  Tensor h = autograd::boundary(vector_of(context, {1}), mark("in 0"));  // always in the graph
-  h = ops::add(scaled(h, 1.0), w);
-  h = autograd::boundary(h, mark("out 0"));
-  h = autograd::boundary(h, mark("in 1"));
-  const Tensor side = autograd::boundary(scaled(h, 2.0), mark("side 1"));
-  h = ops::add(ops::add(h, x), side);
-  h = autograd::boundary(h, mark("out 1"));
+  const auto first = open("first"), second = open("second"), inner = open("inner");
+  const auto unused = open("unused"), empty = open("empty");
+  Tensor h = vector_of(context, {1});  // needs no gradient
+  {
+    const autograd::ScopeGuard guard(*context, first);
+    h = ops::add(scaled(h, 1.0), w);
+  }
+  h = recorded(h, mark("between"));
+  {
+    const autograd::ScopeGuard guard(*context, second);
+    h = recorded(h, mark("in second"));
+    Tensor side;
+    {
+      const autograd::ScopeGuard nested(*context, inner);
+      side = recorded(scaled(h, 2.0), mark("in inner"));
+    }
+    h = recorded(ops::add(ops::add(h, x), side), mark("end of second"));
+  }
+  {
+    const autograd::ScopeGuard guard(*context, unused);
+    scaled(h, 1.0);
+  }
+  { const autograd::ScopeGuard guard(*context, empty); }
+  CHECK(context->scope() == nullptr);
+  CHECK(inner->operations() == 2);
+  CHECK(second->operations() == 6);
+  CHECK(unused->operations() == 1);
+  CHECK(empty->operations() == 0);
   autograd::backward(h);
-  CHECK(calls == std::vector<std::string>{"out 1", "side 1", "in 1", "out 0", "in 0"});
+  CHECK(calls == std::vector<std::string>{"+second", "end of second", "+inner", "in inner",
+                                          "-inner", "in second", "-second", "between", "+first",
+                                          "-first"});
   CHECK(values_of(w.grad()) == Values{3});
 }
 
-TEST_CASE("a boundary shares its input's memory") {
-  const auto context = Context::create();
-  Tensor x = leaf(context, {1, 2});
-  const Tensor y = autograd::boundary(x, [] {});
-  CHECK(y.storage() == x.storage());
-  CHECK(y.impl() != x.impl());
-}
-
-TEST_CASE("a node that receives no gradient runs on zeros, including its boundary") {
+TEST_CASE("a node that receives no gradient runs on zeros, and calls its backward") {
   const auto context = Context::create();
   Tensor x = leaf(context, {1, 2});
   int called = 0;
-  const Tensor h = autograd::boundary(x, [&] { ++called; });
+  const Tensor h = recorded(x, [&] { ++called; });
   Tensor y = vector_of(context, {0});
   autograd::record("silent", y, {h}, [](const Tensor&, InputGradients&) {});
   autograd::backward(y);

@@ -10,10 +10,10 @@
 
 #include "core/autograd/autograd.h"
 #include "core/base/rng.h"
+#include "core/nn/parameter.h"
 #include "core/ops/cross_entropy.h"
 #include "core/ops/elementwise.h"
 #include "core/ops/embedding.h"
-#include "core/parameter.h"
 #include "tests/support/paths.h"
 #include "tests/support/temp_dir.h"
 

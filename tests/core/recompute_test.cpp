@@ -7,6 +7,7 @@
 #include "core/ops/linear.h"
 #include "core/ops/norm.h"
 #include "tests/support/gradcheck.h"
+#include "tests/support/recorded.h"
 
 namespace tessera::test {
 namespace {
@@ -37,19 +38,19 @@ struct Outcome {
   bool operator==(const Outcome&) const = default;
 };
 
-Outcome run(DType dtype, bool recompute, bool leaf_input) {
+Outcome run(DType dtype, bool recomputes, bool leaf_input) {
   const auto context = Context::create();
   Block block(context, dtype);
   Tensor source = random_tensor(context, {4, 8}, dtype, 5).set_requires_grad(true);
-  const Tensor x = leaf_input ? source : autograd::boundary(source, [] {});
+  const Tensor x = leaf_input ? source : recorded(source);
   const auto apply = [&](const Tensor& in) {
-    return recompute ? autograd::recompute(std::cref(block), in) : block(in);
+    return recomputes ? recompute(std::cref(block), in) : block(in);
   };
   const Tensor y = apply(apply(x));
   CHECK(block.runs == 2);
   const Tensor with_side = ops::add(y, x);  // a second user of x, so that its gradient accumulates
   autograd::backward(with_side, random_tensor(context, {4, 8}, dtype, 6));
-  CHECK(block.runs == (recompute ? 4 : 2));
+  CHECK(block.runs == (recomputes ? 4 : 2));
   return {values_of(y), values_of(source.grad()), values_of(block.weight.grad()),
           values_of(block.norm_weight.grad())};
 }
@@ -62,13 +63,29 @@ TEST_CASE("recomputation changes no bit") {
   CHECK(run(DType::F32, true, true) == run(DType::F32, false, true));
 }
 
+TEST_CASE("recompute of several inputs, one of them used twice and one without gradient") {
+  const auto context = Context::create();
+  Tensor a = random_tensor(context, {3, 8}, DType::F64, 5).set_requires_grad(true);
+  Tensor b = random_tensor(context, {3, 8}, DType::F64, 6).set_requires_grad(true);
+  const Tensor constant = random_tensor(context, {3, 8}, DType::F64, 7);
+  const auto function = [](std::span<const Tensor> in) {
+    return ops::add(ops::gelu(ops::add(in[0], in[1])), ops::add(in[2], ops::gelu(in[3])));
+  };
+  CHECK(gradcheck(
+            [&](const std::vector<Tensor>& in) {
+              return autograd::recompute(function, {in[0], in[1], in[0], constant});
+            },
+            {a, b}) == "");
+  CHECK_THROWS_AS(autograd::recompute(function, {}), InvalidArgument);
+}
+
 TEST_CASE("recompute passes the gradient check") {
   const auto context = Context::create();
   Block block(context, DType::F64);
   Tensor x = random_tensor(context, {3, 8}, DType::F64, 5).set_requires_grad(true);
   CHECK(gradcheck(
             [&](const std::vector<Tensor>& in) {
-              return autograd::recompute([&](const Tensor& h) { return block(h); }, in[0]);
+              return recompute([&](const Tensor& h) { return block(h); }, in[0]);
             },
             {x, block.weight, block.bias}) == "");
 }
@@ -78,7 +95,7 @@ TEST_CASE("recompute saves only the block's input") {
   const Block block(context);
   const Tensor x = random_tensor(context, {64, 8}, DType::F32, 5);
   const std::int64_t before = context->ledger().total().current;
-  const Tensor y = autograd::recompute(std::cref(block), x);
+  const Tensor y = recompute(std::cref(block), x);
   CHECK(context->ledger().total().current - before == static_cast<std::int64_t>(y.bytes()));
   const Tensor kept = block(x);
   CHECK(context->ledger().total().current - before > static_cast<std::int64_t>(4 * y.bytes()));
@@ -88,44 +105,44 @@ TEST_CASE("recompute is recorded for the block's weights even if x needs no grad
   const auto context = Context::create();
   const Block block(context);
   const Tensor x = random_tensor(context, {4, 8}, DType::F32, 5);
-  const Tensor y = autograd::recompute(std::cref(block), x);
+  const Tensor y = recompute(std::cref(block), x);
   CHECK(y.requires_grad());
   autograd::backward(y, random_tensor(context, {4, 8}, DType::F32, 6));
   CHECK(block.weight.grad().defined());
   CHECK_FALSE(x.grad().defined());
 
   const NoGradGuard off(*context);
-  CHECK_FALSE(autograd::recompute(std::cref(block), x).requires_grad());
+  CHECK_FALSE(recompute(std::cref(block), x).requires_grad());
 }
 
 TEST_CASE("blocks that return x, or do not depend on it") {
   const auto context = Context::create();
   Tensor x = random_tensor(context, {2}, DType::F64, 1).set_requires_grad(true);
   const Tensor seed = random_tensor(context, {2}, DType::F64, 2);
-  const Tensor same = autograd::recompute([](const Tensor& in) { return in; }, x);
+  const Tensor same = recompute([](const Tensor& in) { return in; }, x);
   CHECK(same.impl() != x.impl());
   autograd::backward(same, seed);
   CHECK(values_of(x.grad()) == values_of(seed));
 
   x.zero_grad();
   const Tensor constant = random_tensor(context, {2}, DType::F64, 3);
-  autograd::backward(autograd::recompute([&](const Tensor&) { return Tensor(constant); }, x), seed);
+  autograd::backward(recompute([&](const Tensor&) { return Tensor(constant); }, x), seed);
   CHECK(values_of(x.grad()) == std::vector<double>{0, 0});
 }
 
-TEST_CASE("nested recompute, with boundaries called once in order") {
+TEST_CASE("nested recompute runs each operation backward once, in order") {
   const auto context = Context::create();
   Tensor x = random_tensor(context, {2}, DType::F64, 1).set_requires_grad(true);
   std::vector<std::string> calls;
   const auto inner = [&](const Tensor& in) {
-    return ops::gelu(autograd::boundary(in, [&] { calls.emplace_back("inner"); }));
+    return ops::gelu(recorded(in, [&] { calls.emplace_back("inner"); }));
   };
   const auto outer = [&](const Tensor& in) {
-    const Tensor h = autograd::boundary(in, [&] { calls.emplace_back("outer"); });
-    return ops::add(autograd::recompute(inner, h), h);
+    const Tensor h = recorded(in, [&] { calls.emplace_back("outer"); });
+    return ops::add(recompute(inner, h), h);
   };
   const Tensor seed = random_tensor(context, {2}, DType::F64, 2);
-  autograd::backward(autograd::recompute(outer, x), seed);
+  autograd::backward(recompute(outer, x), seed);
   CHECK(calls == std::vector<std::string>{"inner", "outer"});
   const std::vector<double> found = values_of(x.grad());
   x.zero_grad();
@@ -139,13 +156,12 @@ TEST_CASE("recompute refuses invalid blocks") {
   const Tensor seed = random_tensor(context, {2}, DType::F64, 2);
 
   const Tensor outside = ops::gelu(x);
-  const Tensor hidden =
-      autograd::recompute([&](const Tensor& in) { return ops::add(in, outside); }, x);
+  const Tensor hidden = recompute([&](const Tensor& in) { return ops::add(in, outside); }, x);
   CHECK_THROWS_WITH_AS(autograd::backward(hidden, seed),
                        doctest::Contains("uses the result of gelu (shape [2])"), InvalidArgument);
 
   int calls = 0;
-  const Tensor fickle = autograd::recompute(
+  const Tensor fickle = recompute(
       [&](const Tensor& in) {
         return calls++ == 0 ? in : random_tensor(context, {3}, DType::F64, 1);
       },
@@ -154,7 +170,7 @@ TEST_CASE("recompute refuses invalid blocks") {
                        doctest::Contains("gave [2] f64 in forward and [3] f64 when run again"),
                        InvalidArgument);
 
-  const Tensor kept = autograd::recompute([](const Tensor& in) { return ops::gelu(in); }, x);
+  const Tensor kept = recompute([](const Tensor& in) { return ops::gelu(in); }, x);
   x.storage()->bump_version();
   CHECK_THROWS_WITH_AS(autograd::backward(kept, seed), doctest::Contains("changed in place"),
                        InternalError);

@@ -96,8 +96,8 @@ Outcome train(const Golden& golden, const Setting& setting) {
     models::Gpt2Config config = golden.config;
     config.dropout = setting.dropout;
     models::Gpt2 model(config);
-    comm::ShardedModel sharded(model.units(), setting.mode, setting.compute, context, *communicator,
-                               1, setting.master);
+    comm::ShardedModel sharded(model, setting.mode, setting.compute, context, *communicator, 1,
+                               setting.master);
     sharded.load(golden.source());
     std::vector<std::uint16_t> tokens(golden.tokens.begin(), golden.tokens.end());
     const io::Sampler data(io::tokens_in_memory(tokens), golden.seq, io::DataOrder::Sequential, 1);
@@ -105,7 +105,7 @@ Outcome train(const Golden& golden, const Setting& setting) {
     options.global_batch = golden.batch;
     options.micro_batch =
         setting.micro_batch > 0 ? setting.micro_batch : golden.batch / setting.world;
-    options.recompute_blocks = setting.recompute;
+    model.set_recompute(setting.recompute ? nn::Recompute::Block : nn::Recompute::None);
     options.clip_norm = golden.clip_norm;
     options.adamw = {golden.beta1, golden.beta2, golden.eps, golden.weight_decay};
     options.schedule.lr = golden.lr;
@@ -253,7 +253,7 @@ TEST_CASE("logits and all gradients match the reference") {
       CAPTURE(plugin);
       const auto context = Context::create(context_options(plugin, 0));
       models::Gpt2 model(golden.config);
-      materialize(model.units(), context, DType::F32, golden.source());
+      materialize(model, context, DType::F32, golden.source());
       const Shape shape{golden.batch, golden.seq};
       const auto count = static_cast<std::size_t>(numel(shape));
       const std::span<const std::int32_t> all(golden.tokens);
@@ -262,13 +262,13 @@ TEST_CASE("logits and all gradients match the reference") {
 
       {
         const NoGradGuard no_grad(*context);
-        const Tensor logits = model.logits(tokens, {});
+        const Tensor logits = model.logits(tokens);
         CHECK(relative_error(logits.to_vector<float>(), golden.logits) < bound(plugin, 5e-6));
       }
       for (const bool recompute : {false, true}) {
         for (Parameter* p : model.parameters()) p->tensor.zero_grad();
-        const Tensor loss = model.loss(tokens, targets, 1.0 / static_cast<double>(count),
-                                       {.training = true, .recompute_blocks = recompute});
+        model.set_recompute(recompute ? nn::Recompute::Block : nn::Recompute::None);
+        const Tensor loss = model.loss(tokens, targets, 1.0 / static_cast<double>(count));
         autograd::backward(loss);
         CHECK(relative(loss.item(), golden.loss[0]) < bound(plugin, 1e-6));
         for (Parameter* p : model.parameters()) {

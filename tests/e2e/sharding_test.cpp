@@ -36,7 +36,7 @@ std::vector<Held> train_on_threads(int world, comm::ShardMode mode, DType comput
     const auto communicator = world == 1 ? comm::make_single_communicator()
                                          : comm::make_threads_communicator(group, rank);
     models::Gpt2 model(config);
-    comm::ShardedModel sharded(model.units(), mode, compute, context, *communicator);
+    comm::ShardedModel sharded(model, mode, compute, context, *communicator);
     sharded.load([](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
       initialize_range(p, 7, begin, end, out);
     });

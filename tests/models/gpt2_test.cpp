@@ -7,6 +7,7 @@
 
 #include "core/autograd/autograd.h"
 #include "core/base/rng.h"
+#include "core/nn/units.h"
 
 using namespace tessera;
 using models::Gpt2;
@@ -19,7 +20,7 @@ constexpr Gpt2Config kSmall{
 
 std::shared_ptr<Context> make_model(Gpt2& model, DType dtype = DType::F32) {
   auto context = Context::create({.threads = 2});
-  materialize(model.units(), context, dtype,
+  materialize(model, context, dtype,
               [](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
                 initialize_range(p, 5, begin, end, out);
               });
@@ -40,9 +41,10 @@ TEST_CASE("the 124M model has its published number of parameters") {
   std::int64_t count = 0;
   for (const Parameter* p : model.parameters()) count += p->tensor.numel();
   CHECK(count == kSmall.parameter_count());
-  CHECK(model.units().size() == 3);
-  CHECK(model.units()[0].name == "root");
-  CHECK(model.units()[2].name == "h.1");
+  std::string names;
+  for (const Unit& unit : units_of(model)) names += unit.name + " ";
+  CHECK(names == "wte wpe h.0 h.1 ln_f ");
+  CHECK(model.parameters()[4]->name == "h.0.attn.c_attn.weight");
 }
 
 TEST_CASE("initialization has GPT-2's standard deviations and can be done range by range") {
@@ -82,7 +84,7 @@ TEST_CASE("an untrained model's loss is close to that of a uniform guess") {
   for (auto& id : ids) id = (id + 11) % 31;
   const Tensor targets =
       Tensor::from<std::int32_t>(context, {2, 16}, std::span<const std::int32_t>(ids));
-  const double loss = model.loss(tokens, targets, 1.0 / 32, {}).item();
+  const double loss = model.loss(tokens, targets, 1.0 / 32).item();
   CHECK(loss == doctest::Approx(std::log(31.0)).epsilon(0.02));
 }
 
@@ -93,11 +95,11 @@ TEST_CASE("cached decoding gives the full forward pass's logits, token by token 
     const NoGradGuard no_grad(*context);
     const std::int64_t length = 11;
     const Tensor tokens = make_tokens(context, {1, length});
-    const Tensor all = model.logits(tokens, {});
+    const Tensor all = model.logits(tokens);
     Tensor last = Tensor::empty(context, {31}, DType::F32);
     const std::vector<std::int32_t> ids = tokens.to_vector<std::int32_t>();
     for (const std::int64_t first : {1, 4, 11}) {
-      auto cache = model.make_cache(1);
+      nn::KvCache cache(16);
       Tensor logits;
       std::int64_t at = 0;
       while (at < length) {
@@ -136,7 +138,8 @@ TEST_CASE(
   const auto loss = [&](std::int64_t begin, std::int64_t rows, std::uint64_t step, bool training) {
     const Tensor part = tokens.alias({rows, 8}, {8, 1}, begin * 8);
     context->set_rng_step({3, step, static_cast<std::uint64_t>(begin)});
-    return model.loss(part, part, 1.0, {.training = training}).item();
+    model.set_training(training);
+    return model.loss(part, part, 1.0).item();
   };
   const double whole = loss(0, 4, 1, true);
   CHECK(loss(0, 1, 1, true) + loss(1, 3, 1, true) == doctest::Approx(whole).epsilon(1e-5));
@@ -147,9 +150,10 @@ TEST_CASE(
 TEST_CASE("the meta device runs a training step without allocating memory") {
   Gpt2 model(kSmall);
   const auto context = Context::create({.device = {DeviceType::Meta}});
-  materialize(model.units(), context, DType::F32, {});
+  materialize(model, context, DType::F32, {});
   const Tensor tokens = Tensor::empty(context, {2, 16}, DType::I32);
-  autograd::backward(model.loss(tokens, tokens, 1.0, {.training = true}));
+  model.set_training(true);
+  autograd::backward(model.loss(tokens, tokens, 1.0));
   CHECK(context->ledger().usage(MemoryCategory::Activations).peak > 0);
   CHECK(context->allocator().reserved_bytes() == 0);
 }
@@ -161,10 +165,10 @@ TEST_CASE("wrong shapes and options are refused with their values") {
   Gpt2 model(kSmall);
   const auto context = make_model(model);
   const Tensor tokens = make_tokens(context, {1, 17});
-  CHECK_THROWS_WITH_AS(model.logits(tokens, {}),
+  CHECK_THROWS_WITH_AS(model.logits(tokens),
                        "17 tokens are more than the model's 16 positions (model.seq_len)",
                        InvalidArgument);
-  auto cache = model.make_cache(1);
+  nn::KvCache cache(16);
   cache.past = 16;
   CHECK_THROWS_AS(model.decode(make_tokens(context, {1, 1}), cache), InvalidArgument);
 }

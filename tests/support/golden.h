@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "core/parameter.h"
+#include "core/nn/parameter.h"
 #include "models/gpt2_config.h"
 
 namespace tessera::test {

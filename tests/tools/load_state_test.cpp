@@ -45,7 +45,7 @@ void for_each_rank(const Ranks& ranks,
     const auto communicator = ranks.world == 1 ? comm::make_single_communicator()
                                                : comm::make_threads_communicator(group, rank);
     models::Gpt2 model(ranks.config);
-    comm::ShardedModel sharded(model.units(), ranks.mode, ranks.master, context, *communicator, 1,
+    comm::ShardedModel sharded(model, ranks.mode, ranks.master, context, *communicator, 1,
                                ranks.master);
     CHECK_NOTHROW(body(rank, sharded));
   });

@@ -92,8 +92,8 @@ std::vector<Outcome> train(const Setting& setting) {
             ? comm::make_single_communicator()
             : comm::make_threads_communicator(group, rank, {.timeout = std::chrono::seconds(30)});
     models::Gpt2 model(config);
-    comm::ShardedModel sharded(model.units(), setting.mode, setting.compute, context, *communicator,
-                               1, setting.master);
+    comm::ShardedModel sharded(model, setting.mode, setting.compute, context, *communicator, 1,
+                               setting.master);
     sharded.load([&](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
       initialize_range(p, 7, begin, end, out);
       const auto put = [&](std::int64_t element, float value) {
@@ -111,7 +111,7 @@ std::vector<Outcome> train(const Setting& setting) {
     const io::Sampler data(tokens, kSeqLen, io::DataOrder::Sequential, 1);
     tools::TrainerOptions options;
     options.global_batch = rows;
-    options.recompute_blocks = setting.recompute;
+    model.set_recompute(setting.recompute ? nn::Recompute::Block : nn::Recompute::None);
     options.schedule.lr = 1e-3;
     options.skip_nonfinite = setting.skip;
     options.exchange = [&](const std::string& name, const std::string& text) {

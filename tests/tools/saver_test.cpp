@@ -96,7 +96,7 @@ std::vector<std::string> run_ranks(const fs::path& dir, const Settings& settings
     const auto communicator = settings.world == 1 ? comm::make_single_communicator()
                                                   : comm::make_threads_communicator(group, rank);
     models::Gpt2 model(kConfig);
-    comm::ShardedModel sharded(model.units(), settings.mode, DType::F32, context, *communicator);
+    comm::ShardedModel sharded(model, settings.mode, DType::F32, context, *communicator);
     sharded.create_optimizer_state();
     StoreCoordinator meeting(store, "training", rank, settings.world, settings.timeout + 2s);
     StoreCoordinator flags(store, "flags", rank, settings.world, 20s);

@@ -22,7 +22,7 @@ struct Fixture {
 
   // Weights larger than initial ones, so that each token depends on all others.
   Fixture() {
-    materialize(model.units(), context, DType::F32,
+    materialize(model, context, DType::F32,
                 [](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
                   initialize_range(p, 5, begin, end, out);
                   const bool norm = p.name.find("ln_") != std::string::npos;

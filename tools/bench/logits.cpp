@@ -26,7 +26,7 @@ void write_logits(const LoadedModel& loaded, const std::string& line) {
   require(words.eof() && !ids.empty(), "expected a row of token ids, found \"{}\"", line);
   const Shape shape{1, static_cast<std::int64_t>(ids.size())};
   const Tensor logits =
-      loaded.model->logits(Tensor::from<std::int32_t>(loaded.context, shape, std::span(ids)), {});
+      loaded.model->logits(Tensor::from<std::int32_t>(loaded.context, shape, std::span(ids)));
   const std::vector<float> values = logits.to_vector<float>();
   require<IoError>(
       std::fwrite(values.data(), sizeof(float), values.size(), stdout) == values.size(),

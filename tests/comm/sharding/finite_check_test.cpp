@@ -14,12 +14,12 @@ TEST_CASE("non-finite values are counted per parameter, with the position of the
     CAPTURE(dtype_name(master));
     const auto context = Context::create();
     const auto communicator = comm::make_single_communicator();
-    Parameter a{"a", Tensor::unbound({4, 6}, DType::F32), {}, true};
-    Parameter b{"b", Tensor::unbound({7}, DType::F32), {}, false};
-    Parameter c{"c", Tensor::unbound({2}, DType::F32), {}, false};
-    for (Parameter* p : {&a, &b, &c}) p->tensor.set_requires_grad(true);
-    comm::ShardedModel model({Unit{"root", {&a, &b, &c}}}, comm::ShardMode::Full, master, context,
-                             *communicator, 1, master);
+    nn::Module root_module;
+    const Parameter a(root_module, "a", {4, 6}, {});
+    const Parameter b(root_module, "b", {7}, {});
+    const Parameter c(root_module, "c", {2}, {});
+    comm::ShardedModel model(root_module, comm::ShardMode::Full, master, context, *communicator, 1,
+                             master);
     const auto load = [&](bool bad) {
       model.load([&](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
         for (std::int64_t i = begin; i < end; ++i) {

@@ -11,22 +11,22 @@ using comm::ShardMode;
 namespace {
 
 struct Given {
-  std::string name = "h.0.weight";
+  std::string name = "weight";
   Shape shape = {8, 4};
   bool decay = true;
-  std::string unit = "h.0";
+  std::string unit = "h0";
   DType compute = DType::F32, master = DType::F32;
 };
 
 // A rank's layout text for a root and one block.
 std::string text(const Given& given, comm::Communicator& communicator,
                  ShardMode mode = ShardMode::Full) {
-  Parameter root{"wte", Tensor::unbound({5, 4}, DType::F32), {}, true};
-  Parameter first{given.name, Tensor::unbound(given.shape, DType::F32), {}, given.decay};
-  Parameter second{"h.0.bias", Tensor::unbound({8}, DType::F32), {}, false};
-  for (Parameter* p : {&root, &first, &second}) p->tensor.set_requires_grad(true);
-  const std::vector<Unit> units = {{"root", {&root}}, {given.unit, {&first, &second}}};
-  return comm::layout_text(comm::ShardedModel(units, mode, given.compute, Context::create(),
+  nn::Module model;
+  const Parameter table(model, "table", {5, 4}, {});
+  nn::Module block(model, given.unit);
+  const Parameter first(block, given.name, given.shape, {}, given.decay);
+  const Parameter second(block, "bias", {8}, {});
+  return comm::layout_text(comm::ShardedModel(model, mode, given.compute, Context::create(),
                                               communicator, 1, given.master));
 }
 
@@ -41,21 +41,21 @@ TEST_CASE("one line per unit, equal for equal models") {
   const std::string usual = text({});
   CHECK(usual == text({}));
   CHECK(usual.find("units = 2\nunit root = 1 parameters of 20 elements in a buffer of 64, ") == 0);
-  CHECK(usual.find("\nunit h.0 = 2 parameters of 40 elements in a buffer of 128, ") !=
+  CHECK(usual.find("\nunit h0 = 2 parameters of 40 elements in a buffer of 128, ") !=
         std::string::npos);
 }
 
 TEST_CASE("any difference in a unit changes its line") {
   const std::string usual = text({});
   for (const Given& given :
-       {Given{.name = "h.0.other"}, Given{.shape = {4, 8}}, Given{.shape = {8, 5}},
-        Given{.decay = false}, Given{.unit = "h.1"}, Given{.compute = DType::BF16},
+       {Given{.name = "other"}, Given{.shape = {4, 8}}, Given{.shape = {8, 5}},
+        Given{.decay = false}, Given{.unit = "h1"}, Given{.compute = DType::BF16},
         Given{.compute = DType::BF16, .master = DType::BF16}}) {
     CHECK(text(given) != usual);
   }
   // Shapes with equal element counts differ only in the hash of this unit's line.
   const std::string turned = text({.shape = {4, 8}});
-  const auto root_of = [](const std::string& lines) { return lines.substr(0, lines.find("h.0")); };
+  const auto root_of = [](const std::string& lines) { return lines.substr(0, lines.find("h0")); };
   CHECK(root_of(turned) == root_of(usual));
 }
 

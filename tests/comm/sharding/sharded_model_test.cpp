@@ -24,40 +24,25 @@ using comm::ShardMode;
 
 namespace {
 
-// A chain of square linear layers: a root with one unused parameter, and one unit per layer.
-struct Chain {
-  std::vector<std::unique_ptr<Parameter>> parameters;
-  std::vector<Unit> units;
-  std::int64_t width;
+struct Layer : nn::Module {
+  Parameter weight, bias, unused;
+  Layer(nn::Module& parent, std::string_view name, std::int64_t width)
+      : Module(parent, name),
+        weight(*this, "weight", {width, width}, {}),
+        bias(*this, "bias", {width}, {}),
+        unused(*this, "unused", {2}, {}) {}
+  Tensor operator()(const Tensor& x) const { return ops::linear(x, weight, bias); }
+};
 
-  Chain(std::int64_t width_, int layers) : width(width_) {
-    add("root", {{"scale", {3}}});
-    for (int i = 0; i < layers; ++i) {
-      const std::string name = fmt::format("h.{}", i);
-      add(name,
-          {{name + ".weight", {width, width}}, {name + ".bias", {width}}, {name + ".unused", {2}}});
-    }
-  }
-  void add(const std::string& name, const std::vector<std::pair<std::string, Shape>>& list) {
-    Unit unit{name, {}};
-    for (const auto& [parameter, shape] : list) {
-      parameters.push_back(std::make_unique<Parameter>(
-          Parameter{parameter, Tensor::unbound(shape, DType::F32), {}, shape.size() > 1}));
-      parameters.back()->tensor.set_requires_grad(true);
-      unit.parameters.push_back(parameters.back().get());
-    }
-    units.push_back(unit);
-  }
-  Tensor forward(Tensor x, UnitHooks& hooks) {
-    hooks.before_forward(0);
-    for (int u = 1; u < static_cast<int>(units.size()); ++u) {
-      hooks.before_forward(u);
-      x = autograd::boundary(x, [&hooks, u] { hooks.after_backward(u); });
-      const auto& p = units[static_cast<std::size_t>(u)].parameters;
-      x = ops::linear(x, p[0]->tensor, p[1]->tensor);
-      x = autograd::boundary(x, [&hooks, u] { hooks.before_backward(u); });
-      hooks.after_forward(u);
-    }
+// A chain of square linear layers, one unit each, and a unit of one unused parameter.
+struct Chain : nn::Module {
+  std::int64_t width;
+  Parameter scale;
+  nn::List<Layer> h;
+  Chain(std::int64_t width_, int layers)
+      : width(width_), scale(*this, "scale", {3}, {}), h(*this, "h", layers, width) {}
+  Tensor operator()(Tensor x) {
+    for (Layer& layer : h) x = nn::unit(layer, x);
     return x;
   }
 };
@@ -86,7 +71,7 @@ void micro_step(Chain& chain, ShardedModel& sharded, const std::shared_ptr<Conte
                 bool first, bool last, double value) {
   sharded.begin_micro_batch(first, last);
   const Tensor x = Tensor::full(context, {2, chain.width}, DType::F32, value);
-  const Tensor y = chain.forward(x, sharded);
+  const Tensor y = chain(x);
   autograd::backward(y, Tensor::full(context, {2, chain.width}, DType::F32, 1.0));
   sharded.end_micro_batch();
 }
@@ -102,7 +87,7 @@ TEST_CASE(
       std::mutex mutex;
       run_ranks(world, [&](int, const auto& context, comm::Communicator& communicator) {
         Chain chain(7, 2);
-        ShardedModel sharded(chain.units, mode, DType::F32, context, communicator);
+        ShardedModel sharded(chain, mode, DType::F32, context, communicator);
         sharded.load(fill);
         const std::lock_guard lock(mutex);
         for (const auto& piece : sharded.owned_pieces()) {
@@ -117,7 +102,7 @@ TEST_CASE(
           }
         }
       });
-      CHECK(seen.size() == sizes.parameters.size());
+      CHECK(seen.size() == sizes.parameters().size());
       for (const auto& parameter : seen) {
         CAPTURE(parameter.first);
         const auto& counts = parameter.second;
@@ -150,7 +135,7 @@ TEST_CASE(
     const auto context = Context::create();
     auto single = comm::make_single_communicator();
     Chain chain(9, 3);
-    ShardedModel sharded(chain.units, ShardMode::Full, DType::F32, context, *single);
+    ShardedModel sharded(chain, ShardMode::Full, DType::F32, context, *single);
     sharded.load(fill);
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       micro_step(chain, sharded, context, i == 0, i + 1 == inputs.size(), inputs[i]);
@@ -164,7 +149,7 @@ TEST_CASE(
       std::mutex mutex;
       run_ranks(world, [&](int rank, const auto& context, comm::Communicator& communicator) {
         Chain chain(9, 3);
-        ShardedModel sharded(chain.units, mode, DType::F32, context, communicator);
+        ShardedModel sharded(chain, mode, DType::F32, context, communicator);
         sharded.load(fill);
         const auto per_rank = inputs.size() / static_cast<std::size_t>(world);
         for (int pass = 0; pass < 2; ++pass) {  // no state may leak into the second step
@@ -203,7 +188,7 @@ TEST_CASE("two ranks each hold half; whole units exist only while they are used"
   for (const int world : {1, 2, 4}) {
     run_ranks(world, [&](int, const auto& context, comm::Communicator& communicator) {
       Chain chain(64, 6);
-      ShardedModel sharded(chain.units, ShardMode::Full, DType::F32, context, communicator);
+      ShardedModel sharded(chain, ShardMode::Full, DType::F32, context, communicator);
       sharded.load(fill);
       micro_step(chain, sharded, context, true, true, 0.1);
       sharded.step({}, 1e-3, 1, Tensor::full(context, {1}, DType::F32, 1.0));
@@ -236,15 +221,14 @@ TEST_CASE("the prefetch distance bounds the gathered units, and does not change 
   for (const int ahead : {0, 1, 2, 100}) {
     run_ranks(2, [&](int rank, const auto& context, comm::Communicator& communicator) {
       Chain chain(64, 6);
-      ShardedModel sharded(chain.units, ShardMode::Full, DType::F32, context, communicator, ahead);
+      ShardedModel sharded(chain, ShardMode::Full, DType::F32, context, communicator, ahead);
       sharded.load(fill);
-      micro_step(chain, sharded, context, true, true, 0.1);
+      const auto peak = [&] { return context->ledger().usage(MemoryCategory::Gathered).peak; };
       const std::int64_t unit_bytes = sharded.units()[1]->layout().padded_size() * 4;
-      const std::int64_t root_bytes = sharded.units()[0]->layout().padded_size() * 4;
-      const auto units = static_cast<std::int64_t>(sharded.units().size()) - 1;
-      const std::int64_t peak = context->ledger().usage(MemoryCategory::Gathered).peak;
-      CHECK(peak <= root_bytes + std::min<std::int64_t>(1 + ahead, units) * unit_bytes);
-      CHECK(peak > std::min<std::int64_t>(ahead, units - 1) * unit_bytes);
+      micro_step(chain, sharded, context, true, true, 0.1);
+      CHECK(peak() == unit_bytes);  // the first step learns the order
+      micro_step(chain, sharded, context, true, true, 0.1);
+      CHECK(peak() == std::min(1 + ahead, 6) * unit_bytes);
       if (rank != 0) return;
       const std::lock_guard lock(mutex);
       gradients[ahead] = sharded.units()[3]->gradient().template to_vector<float>();
@@ -253,28 +237,135 @@ TEST_CASE("the prefetch distance bounds the gathered units, and does not change 
   for (const auto& [ahead, values] : gradients) CHECK(values == gradients.at(1));
 }
 
-TEST_CASE("an ungathered parameter cannot be read by mistake") {
+TEST_CASE("a parameter can be read within a unit only, or while the whole model is gathered") {
   run_ranks(2, [&](int, const auto& context, comm::Communicator& communicator) {
     Chain chain(8, 2);
-    ShardedModel sharded(chain.units, ShardMode::Full, DType::F32, context, communicator);
+    ShardedModel sharded(chain, ShardMode::Full, DType::F32, context, communicator);
     sharded.load(fill);
-    CHECK_THROWS_AS(chain.units[1].parameters[0]->tensor.view(), InternalError);
-    sharded.before_forward(1);
-    CHECK(chain.units[1].parameters[0]->tensor.view().data != nullptr);
+    const NoGradGuard no_grad(*context);
+    const Tensor x = Tensor::full(context, {2, 8}, DType::F32, 1.0);
+    CHECK_THROWS_WITH_AS(
+        chain.h[0](x), doctest::Contains("a parameter of unit 'h.0' was read outside of nn::unit"),
+        InvalidArgument);
+    const std::vector<float> y = chain(x).template to_vector<float>();
+    CHECK_THROWS_AS(chain.h[1].weight.tensor.view(), InvalidArgument);
+    sharded.gather_all();
+    CHECK(chain.h[1](chain.h[0](x)).template to_vector<float>() == y);
+    CHECK(chain(x).template to_vector<float>() == y);
+    CHECK(chain.h[0].weight.tensor.view().data != nullptr);
     sharded.end_evaluation();
-    CHECK_THROWS_AS(chain.units[1].parameters[0]->tensor.view(), InternalError);
+    CHECK_THROWS_AS(chain.h[1].weight.tensor.view(), InvalidArgument);
+    CHECK(context->ledger().usage(MemoryCategory::Gathered).current == 0);
   });
+}
+
+namespace {
+
+// Runs the first layer twice, nests the second in the third, skips the last one at odd steps, and
+// recomputes where asked for.
+struct Tangle : nn::Module {
+  nn::List<Layer> h{*this, "h", 4, 8};
+  Tensor operator()(const Tensor& x, bool skip) {
+    Tensor y = nn::unit(h[0], x);
+    const Tensor side = nn::unit(h[0], y);
+    y = nn::unit(
+        {&h[2], &h[1]}, [this](const Tensor& in) { return h[2](nn::unit(h[1], in)); }, y);
+    y = ops::add(y, side);
+    return skip ? y : nn::unit(h[3], y);
+  }
+};
+
+std::map<std::string, std::vector<float>> tangle_gradients(int world, ShardMode mode,
+                                                           nn::Recompute recompute) {
+  std::map<std::string, std::vector<float>> result;
+  std::mutex mutex;
+  run_ranks(world, [&](int rank, const auto& context, comm::Communicator& communicator) {
+    Tangle model;
+    model.set_recompute(recompute);
+    ShardedModel sharded(model, mode, DType::F32, context, communicator);
+    sharded.load(fill);
+    for (int step = 0; step < 4; ++step) {
+      for (int m = 0; m < 2; ++m) {
+        sharded.begin_micro_batch(m == 0, m == 1);
+        const Tensor x = Tensor::full(context, {12 / world, 8}, DType::F32, m == 0 ? 0.5 : -0.25);
+        const Tensor y = model(x, step % 2 == 1);
+        autograd::backward(y, Tensor::full(context, y.shape(), DType::F32, 1.0));
+        sharded.end_micro_batch();
+      }
+      const std::lock_guard lock(mutex);
+      if (world > 1 && mode == ShardMode::Full)
+        CHECK(context->ledger().usage(MemoryCategory::Gathered).current == 0);
+      for (const auto& unit : sharded.units()) {
+        auto& values = result[fmt::format("{} {}", step, unit->name())];
+        values.resize(static_cast<std::size_t>(unit->layout().parameter_count()));
+        const auto part = unit->gradient().template to_vector<float>();
+        for (const auto& range : unit->layout().ranges(
+                 unit->segment_begin(), unit->segment_begin() + unit->segment_size())) {
+          std::int64_t before = 0;  // elements of earlier parameters
+          for (int s = 0; s < range.slot; ++s)
+            before += unit->layout().slots()[static_cast<std::size_t>(s)].numel;
+          std::copy(part.begin() + range.offset,
+                    part.begin() + range.offset + range.end - range.begin,
+                    values.begin() + before + range.begin);
+        }
+      }
+    }
+    (void)rank;
+  });
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("units may be shared, nested, recomputed, and skipped at some steps") {
+  const auto expected = tangle_gradients(1, ShardMode::Full, nn::Recompute::None);
+  CHECK(expected.at("1 h.3") == std::vector<float>(8 * 8 + 8 + 2, 0.0F));
+  CHECK(expected.at("0 h.3") != expected.at("1 h.3"));
+  CHECK(expected.at("0 h.0") == expected.at("2 h.0"));
+  CHECK(tangle_gradients(1, ShardMode::Full, nn::Recompute::Block) == expected);
+  for (const int world : {2, 3}) {
+    for (const ShardMode mode : {ShardMode::Full, ShardMode::None}) {
+      const auto sharded = tangle_gradients(world, mode, nn::Recompute::None);
+      CHECK(tangle_gradients(world, mode, nn::Recompute::Block) == sharded);
+      for (const auto& [name, values] : expected)
+        for (std::size_t i = 0; i < values.size(); ++i)
+          CHECK(sharded.at(name)[i] == doctest::Approx(values[i]).epsilon(1e-5));
+    }
+  }
+}
+
+TEST_CASE("a unit whose result is not a part of the loss is named") {
+  const auto context = Context::create();
+  auto single = comm::make_single_communicator();
+  Chain chain(4, 2);
+  ShardedModel sharded(chain, ShardMode::Full, DType::F32, context, *single);
+  sharded.load(fill);
+  const Tensor x = Tensor::full(context, {2, 4}, DType::F32, 1.0);
+  CHECK_THROWS_WITH_AS(nn::unit(chain.h[0], x),
+                       doctest::Contains("unit 'h.0' ran outside of a micro-batch"),
+                       InvalidArgument);
+  sharded.begin_micro_batch(true, true);
+  const Tensor y = nn::unit(chain.h[0], x);
+  const Tensor lost = nn::unit(chain.h[1], y);
+  const Tensor seed = Tensor::full(context, {2, 4}, DType::F32, 1.0);
+  autograd::backward(y, seed);
+  CHECK_THROWS_WITH_AS(sharded.end_micro_batch(),
+                       doctest::Contains("unit 'h.1' ran forward, but backward did not reach it"),
+                       InvalidArgument);
+  CHECK_THROWS_WITH_AS(nn::unit(chain.h[0], x),
+                       doctest::Contains("after its gradients of this micro-batch were reduced"),
+                       InvalidArgument);
+  micro_step(chain, sharded, context, true, true, 0.5);  // usable again
 }
 
 TEST_CASE("if a rank leaves during a step, the others name it") {
   std::atomic<int> informed{0};
   run_ranks(3, [&](int rank, const auto& context, comm::Communicator& communicator) {
     Chain chain(8, 4);
-    ShardedModel sharded(chain.units, ShardMode::Full, DType::F32, context, communicator);
+    ShardedModel sharded(chain, ShardMode::Full, DType::F32, context, communicator);
     sharded.load(fill);
     micro_step(chain, sharded, context, true, true, 0.1);
     if (rank == 1) {
-      sharded.before_forward(0);
       return;  // the others gather units that this rank never gathers
     }
     try {
@@ -292,14 +383,15 @@ TEST_CASE("if a rank leaves during a step, the others name it") {
 TEST_CASE("invalid arguments are refused") {
   const auto context = Context::create();
   auto single = comm::make_single_communicator();
-  CHECK_THROWS_WITH_AS(ShardedModel({}, ShardMode::Full, DType::F32, context, *single),
-                       "a model needs at least one unit", InvalidArgument);
-  CHECK_THROWS_WITH_AS(
-      ShardedModel({Unit{"h.0", {}}}, ShardMode::Full, DType::F32, context, *single),
-      "unit 'h.0' has no parameters", InvalidArgument);
+  nn::Module empty;
+  CHECK_THROWS_WITH_AS(ShardedModel(empty, ShardMode::Full, DType::F32, context, *single),
+                       "the model has no parameters", InvalidArgument);
   Chain chain(4, 1);
-  CHECK_THROWS_AS(ShardedModel(chain.units, ShardMode::Full, DType::F64, context, *single),
+  CHECK_THROWS_AS(ShardedModel(chain, ShardMode::Full, DType::F64, context, *single),
                   InvalidArgument);
+  const ShardedModel sharded(chain, ShardMode::Full, DType::F32, context, *single);
+  CHECK_THROWS_WITH_AS(ShardedModel(chain, ShardMode::Full, DType::F32, context, *single),
+                       "the model is sharded already", InvalidArgument);
   CHECK_THROWS_WITH_AS(comm::parse_shard_mode("half"),
                        "shard.mode must be full or none, got 'half'", InvalidArgument);
 }

@@ -54,8 +54,7 @@ LoadedModel load_model(const std::string& path, const LoadOptions& options) {
   const models::Gpt2Config config = parse_model_section(source->config(), loaded.path.string());
   require_head_dim(config, loaded.context->device(), "--device cpu");
   loaded.model = std::make_unique<models::Gpt2>(config);
-  materialize(loaded.model->units(), loaded.context,
-              options.dtype == "bf16" ? DType::BF16 : DType::F32,
+  materialize(*loaded.model, loaded.context, options.dtype == "bf16" ? DType::BF16 : DType::F32,
               [&](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
                 source->read(p.name, begin, end, out, DType::F32);
               });

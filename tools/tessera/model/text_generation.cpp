@@ -20,7 +20,7 @@ std::vector<std::int32_t> generate(models::Gpt2& model, const std::shared_ptr<Co
   const auto positions = static_cast<std::size_t>(model.config().seq_len);
   std::vector<std::int32_t> text = prompt;
   std::vector<std::int32_t> result;
-  models::KvCache cache = model.make_cache(1);
+  nn::KvCache cache(model.config().seq_len);
   std::size_t fed = 0;  // tokens of `text` that were fed to the cache
   for (std::int64_t i = 0; i < count; ++i) {
     std::size_t fresh = text.size() - fed;

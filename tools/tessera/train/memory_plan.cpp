@@ -21,12 +21,12 @@ std::int64_t& of(MemoryPlan& plan, MemoryCategory category) {
 std::int64_t plan_activations(const RunSetup& setup, DType compute_dtype) {
   const auto meta = Context::create({.device = {DeviceType::Meta, 0}});
   models::Gpt2 model(setup.model);
-  materialize(model.units(), meta, compute_dtype, {});
+  materialize(model, meta, compute_dtype, {});
+  model.set_training(true);
+  model.set_recompute(nn::parse_recompute(setup.config.train.recompute));
   const Shape shape{setup.config.train.micro_batch, setup.config.model.seq_len};
   const Tensor tokens = Tensor::empty(meta, shape, DType::I32, MemoryCategory::Data, "batch");
-  autograd::backward(
-      model.loss(tokens, tokens, 1.0,
-                 {.training = true, .recompute_blocks = setup.config.train.recompute == "block"}));
+  autograd::backward(model.loss(tokens, tokens, 1.0));
   return meta->ledger().usage(MemoryCategory::Activations).peak;
 }
 
@@ -41,7 +41,7 @@ MemoryPlan plan_memory(const RunSetup& setup, int world_size, const Context& con
   const std::int64_t master_size = setup.config.train.precision == "bf16-true" ? 2 : 4;
   models::Gpt2 model(setup.model);
   std::vector<ShardLayout> units;
-  for (const Unit& unit : model.units()) units.push_back(layout_of(unit, world_size));
+  for (const Unit& unit : units_of(model)) units.push_back(layout_of(unit, world_size));
   const auto held_of = [&](const ShardLayout& unit) {
     return scatters ? unit.segment_size() : unit.padded_size();
   };

@@ -69,7 +69,7 @@ Rank::Rank(RunSetup setup, const comm::LaunchEnvironment& environment, comm::Ran
       communicator_(*group.communicator),
       context_(context),
       model_(setup_.model),
-      sharded_(model_.units(), comm::parse_shard_mode(config_.shard.mode),
+      sharded_(model_, comm::parse_shard_mode(config_.shard.mode),
                config_.train.precision == "fp32" ? DType::F32 : DType::BF16, context_,
                communicator_, static_cast<int>(config_.shard.gather_ahead),
                config_.train.precision == "bf16-true" ? DType::BF16 : DType::F32),
@@ -84,6 +84,7 @@ Rank::Rank(RunSetup setup, const comm::LaunchEnvironment& environment, comm::Ran
       flight_(flight),
       log_(config_.run.out, rank_),
       state_(setup_.state) {
+  model_.set_recompute(nn::parse_recompute(config_.train.recompute));
   if (setup_.dataset.tokenizer) state_.tokenizer = setup_.dataset.tokenizer->to_json().dump();
   state_.config = to_json(config_).dump();
 }
@@ -91,7 +92,6 @@ Rank::Rank(RunSetup setup, const comm::LaunchEnvironment& environment, comm::Ran
 TrainerOptions Rank::trainer_options() {
   return {.global_batch = config_.train.global_batch,
           .micro_batch = config_.train.micro_batch,
-          .recompute_blocks = config_.train.recompute == "block",
           .skip_nonfinite = config_.train.nonfinite == "skip",
           .exchange = [this](const std::string& name,
                              const std::string& text) { return coordinator_.exchange(name, text); },

@@ -85,6 +85,7 @@ void Trainer::run_all(std::int64_t step, std::int64_t position, const io::Sample
   const std::int64_t micro_batches = rows_per_rank_ / options_.micro_batch;
   const std::int64_t first_row = position + communicator_.rank() * rows_per_rank_;
   const auto tokens = static_cast<double>(options_.global_batch * data.seq_len());
+  model_.set_training(true);
   for (std::int64_t m = 0; m < micro_batches; ++m) {
     const std::int64_t first = first_row + m * options_.micro_batch;
     load(data, first, first + options_.micro_batch);
@@ -92,14 +93,13 @@ void Trainer::run_all(std::int64_t step, std::int64_t position, const io::Sample
         {options_.seed, static_cast<std::uint64_t>(step), static_cast<std::uint64_t>(first)});
     sharded_.begin_micro_batch(m == 0, m + 1 == micro_batches);
     fault_point("forward");
-    const Tensor part = model_.loss(
-        inputs_, targets_, 1.0 / tokens,
-        {.training = true, .recompute_blocks = options_.recompute_blocks, .hooks = &sharded_});
+    const Tensor part = model_.loss(inputs_, targets_, 1.0 / tokens);
     fault_point("backward");
     autograd::backward(part);
     sharded_.end_micro_batch();
     kernels::cast(*context_, part.view(), element(totals_, kLoss, true));
   }
+  model_.set_training(false);
 }
 
 StepResult Trainer::step(std::int64_t step, std::int64_t position, const io::Sampler& data,
@@ -203,7 +203,8 @@ Trainer::Evaluation Trainer::evaluate(const io::Sampler& data, std::int64_t batc
     }
     // All ranks make all passes, because gathering is collective; rows past the end are ignored.
     load(data, first + communicator_.rank() * options_.micro_batch, limit);
-    const Tensor part = model_.loss(inputs_, targets_, 1.0, {.hooks = &sharded_});
+    sharded_.begin_evaluation();
+    const Tensor part = model_.loss(inputs_, targets_, 1.0);
     kernels::cast(*context_, part.view(), element(sum, 0, true));
   }
   sharded_.end_evaluation();

@@ -16,8 +16,7 @@ namespace tessera::tools {
 struct TrainerOptions {
   std::int64_t global_batch = 1;  ///< sequences per step over all ranks
   std::int64_t micro_batch = 1;   ///< sequences per rank and micro-batch; divides global / world
-  bool recompute_blocks = false;
-  bool skip_nonfinite = false;  ///< skip the update of a non-finite step instead of throwing
+  bool skip_nonfinite = false;    ///< skip the update of a non-finite step instead of throwing
   /// Returns `text` of all ranks, in rank order, without using the communicator; for the culprit of
   /// a non-finite step. `name` is unique per call. Empty: each rank reports only its own findings.
   std::function<std::vector<std::string>(const std::string& name, const std::string& text)>
@@ -44,7 +43,7 @@ constexpr int kMostSkipped = 10;
 /// Trains and evaluates a sharded GPT-2, without files or output. Collective.
 class Trainer {
  public:
-  /// The references must outlive this.
+  /// The references must outlive this. Sets the model's training mode during steps.
   Trainer(models::Gpt2& model, comm::ShardedModel& sharded, comm::Communicator& communicator,
           const std::shared_ptr<Context>& context, const TrainerOptions& options);
 

@@ -66,7 +66,7 @@ int main() {
   const tessera::models::Gpt2 model(
       {.n_layer = 1, .n_head = 1, .n_embd = 8, .vocab_size = 16, .seq_len = 4});
   const bool good = y.item() == 32.0 && w.grad().to_vector<float>()[2] == 3.0F && targets[2] == 4 &&
-                    model.units().size() == 2 && consolidates();
+                    model.parameters().size() == 16 && consolidates();
   std::printf("%s\n", good ? "consumer: ok" : "consumer: wrong values");
   return good ? 0 : 1;
 }

@@ -1,8 +1,9 @@
-#include "core/parameter.h"
+#include "core/nn/parameter.h"
 
 #include <algorithm>
 
 #include "core/base/rng.h"
+#include "core/nn/units.h"
 
 namespace tessera {
 namespace {
@@ -10,6 +11,16 @@ namespace {
 constexpr std::int64_t kChunk = 1 << 20;  // elements of float32 staging
 
 }  // namespace
+
+Parameter::Parameter(nn::Module& owner, std::string_view own_name, const Shape& shape,
+                     Initialization initialization, bool decays)
+    : name(owner.path_of(own_name)),
+      tensor(Tensor::unbound(shape, DType::F32)),
+      init(initialization),
+      decay(decays) {
+  tensor.set_requires_grad(true);
+  owner.add(*this);
+}
 
 void initialize_range(const Parameter& parameter, std::uint64_t seed, std::int64_t begin,
                       std::int64_t end, float* out) {
@@ -53,16 +64,9 @@ void fill_from_host(
   }
 }
 
-ShardLayout layout_of(const Unit& unit, int world_size) {
-  std::vector<ShardLayout::Parameter> parameters;
-  for (const Parameter* p : unit.parameters)
-    parameters.push_back({p->name, p->tensor.shape(), p->decay});
-  return ShardLayout(unit.name, parameters, world_size);
-}
-
-void materialize(const std::vector<Unit>& units, const std::shared_ptr<Context>& context,
-                 DType dtype, const ParameterSource& source) {
-  for (const Unit& unit : units) {
+void materialize(const nn::Module& model, const std::shared_ptr<Context>& context, DType dtype,
+                 const ParameterSource& source) {
+  for (const Unit& unit : units_of(model)) {
     const ShardLayout layout = layout_of(unit, 1);
     auto storage = Storage::allocate(
         context, static_cast<std::size_t>(layout.padded_size()) * dtype_size(dtype),

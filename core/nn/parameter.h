@@ -2,10 +2,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
-#include <vector>
+#include <string_view>
 
-#include "core/base/shard_layout.h"
 #include "core/tensor.h"
 
 namespace tessera {
@@ -16,36 +16,31 @@ struct Initialization {
   float std = 0.0F;  ///< standard deviation of Normal
 };
 
-/// A named weight of a model. Its tensor is unbound until a sharded run or materialize() binds it
-/// to memory.
+namespace nn {
+class Module;
+}
+
+/// A named weight of a module. Unbound until a sharded run or materialize() gives it memory.
+///
+/// As a member of its module: Parameter weight{*this, "weight", {out, in}, normal};
 struct Parameter {
-  std::string name;
-  Tensor tensor;
+  /// Adds the parameter to `owner`, which must outlive it, and to the modules above it.
+  /// @param name   unique within the owner
+  /// @param decay  apply weight decay
+  /// @throws InvalidArgument if the tree has a parameter of the same path already
+  Parameter(nn::Module& owner, std::string_view name, const Shape& shape, Initialization init,
+            bool decay);
+  /// With weight decay for tensors of two or more dims.
+  Parameter(nn::Module& owner, std::string_view name, const Shape& shape, Initialization init)
+      : Parameter(owner, name, shape, init, shape.size() >= 2) {}
+  Parameter(const Parameter&) = delete;
+  Parameter& operator=(const Parameter&) = delete;
+  operator const Tensor&() const { return tensor; }  // so that operations take parameters
+
+  std::string name;  ///< path in the tree: "h.0.attn.c_attn.weight"
+  Tensor tensor;     ///< dtype f32 until it is bound
   Initialization init;
-  bool decay = false;  ///< apply weight decay; set for tensors of two or more dims
-};
-
-/// Parameters that are gathered and released together: a transformer block, or the root
-/// (embeddings, final norm, head).
-struct Unit {
-  std::string name;
-  std::vector<Parameter*> parameters;
-};
-
-/// Layout of a unit's flat buffer, split over `world_size` ranks.
-ShardLayout layout_of(const Unit& unit, int world_size);
-
-/// Callbacks of a model around its units: in order of units() during forward, in reverse during
-/// backward. The root (unit 0) is in use from before_forward(0) to the end of backward and gets
-/// no backward calls.
-class UnitHooks {
- public:
-  virtual ~UnitHooks() = default;
-  virtual void before_forward(int unit) = 0;
-  virtual void after_forward(int unit) = 0;
-  virtual void before_backward(int unit) = 0;
-  /// Called when all gradients of the unit's parameters are complete.
-  virtual void after_backward(int unit) = 0;
+  bool decay = false;
 };
 
 /// Computes elements [begin, end) of a parameter's initial value. They depend only on seed, name
@@ -65,7 +60,7 @@ void fill_from_host(
 
 /// Binds the parameters of an unsharded model to one buffer per unit (category Parameters) in
 /// `dtype` (f32, bf16 or f64) and fills them from `source`.
-void materialize(const std::vector<Unit>& units, const std::shared_ptr<Context>& context,
-                 DType dtype, const ParameterSource& source);
+void materialize(const nn::Module& model, const std::shared_ptr<Context>& context, DType dtype,
+                 const ParameterSource& source);
 
 }  // namespace tessera

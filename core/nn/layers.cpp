@@ -1,0 +1,112 @@
+#include "core/nn/layers.h"
+
+#include "core/base/rng.h"
+#include "core/ops/activation.h"
+#include "core/ops/attention.h"
+#include "core/ops/elementwise.h"
+#include "core/ops/embedding.h"
+
+namespace tessera::nn {
+namespace {
+
+constexpr Initialization kZeros{Initialization::Kind::Zeros};
+constexpr Initialization kOnes{Initialization::Kind::Ones};
+
+Shape weight_shape(const LinearOptions& o) {
+  return o.layout == ops::WeightLayout::OutIn ? Shape{o.out, o.in} : Shape{o.in, o.out};
+}
+
+}  // namespace
+
+Embedding::Embedding(Module& parent, std::string_view name, std::int64_t count, std::int64_t width,
+                     Initialization init)
+    : Module(parent, name), weight(*this, "weight", {count, width}, init) {}
+
+Tensor Embedding::operator()(const Tensor& ids) const { return ops::embedding(ids, weight, {}); }
+
+Linear::Linear(Module& parent, std::string_view name, const LinearOptions& options)
+    : Module(parent, name),
+      layout(options.layout),
+      weight(*this, "weight", weight_shape(options), options.init) {
+  if (options.bias) bias.emplace(*this, "bias", Shape{options.out}, kZeros);
+}
+
+const Tensor& Linear::bias_or_none() const {
+  static const Tensor kNone;
+  return bias ? bias->tensor : kNone;
+}
+
+Tensor Linear::operator()(const Tensor& x) const {
+  return ops::linear(x, weight, bias_or_none(), layout);
+}
+
+LayerNorm::LayerNorm(Module& parent, std::string_view name, std::int64_t width, double epsilon)
+    : Module(parent, name),
+      eps(epsilon),
+      weight(*this, "weight", {width}, kOnes),
+      bias(*this, "bias", {width}, kZeros) {}
+
+Tensor LayerNorm::operator()(const Tensor& x) const {
+  return ops::layer_norm(x, weight, bias, eps);
+}
+
+ops::SumAndNorm LayerNorm::add(const Tensor& x, const Tensor& residual) const {
+  return ops::add_layer_norm(x, residual, weight, bias, eps);
+}
+
+RmsNorm::RmsNorm(Module& parent, std::string_view name, std::int64_t width, double epsilon)
+    : Module(parent, name), eps(epsilon), weight(*this, "weight", {width}, kOnes) {}
+
+Tensor RmsNorm::operator()(const Tensor& x) const { return ops::rms_norm(x, weight, eps); }
+
+ops::SumAndNorm RmsNorm::add(const Tensor& x, const Tensor& residual) const {
+  return ops::add_rms_norm(x, residual, weight, eps);
+}
+
+Dropout::Dropout(Module& parent, std::string_view name, float probability)
+    : Module(parent, name), p(probability) {}
+
+Tensor Dropout::operator()(const Tensor& x) const {
+  return training() ? ops::dropout(x, p, hash_text(path())) : x;
+}
+
+Attention::Attention(Module& parent, std::string_view name, const AttentionOptions& o)
+    : Module(parent, name),
+      heads(o.heads),
+      qkv(*this, o.names.qkv, {o.width, 3 * o.width, o.bias, o.layout, o.init}),
+      out(*this, o.names.out, {o.width, o.width, o.bias, o.layout, o.out_init}) {
+  require(heads >= 1 && o.width % heads == 0,
+          "attention '{}': width {} is not divisible by {} heads", path(), o.width, heads);
+}
+
+Tensor Attention::operator()(const Tensor& x, KvCache* cache) const {
+  const Tensor packed = qkv(x);
+  if (cache == nullptr) return out(ops::causal_attention(packed, heads));
+  KvCache::Layer& layer = cache->layer(*this);
+  if (!layer.k.defined()) {
+    const std::int64_t head_dim = packed.dim(2) / 3 / heads;
+    for (Tensor* t : {&layer.k, &layer.v})
+      *t = Tensor::empty(x.context(), {x.dim(0), cache->capacity(), heads, head_dim}, x.dtype(),
+                         MemoryCategory::Activations, "kv cache");
+  }
+  return out(ops::cached_attention(packed, heads, layer.k, layer.v, cache->past));
+}
+
+Mlp::Mlp(Module& parent, std::string_view name, const MlpOptions& o)
+    : Module(parent, name),
+      up(*this, o.names.up, {o.width, o.hidden, o.bias, o.layout, o.init}),
+      down(*this, o.names.down, {o.hidden, o.width, o.bias, o.layout, o.out_init}) {}
+
+Tensor Mlp::operator()(const Tensor& x) const {
+  return ops::gelu_mlp(x, up.weight, up.bias_or_none(), down.weight, down.bias_or_none(),
+                       up.layout);
+}
+
+GatedMlp::GatedMlp(Module& parent, std::string_view name, const MlpOptions& o)
+    : Module(parent, name),
+      up(*this, o.names.up, {o.width, 2 * o.hidden, o.bias, o.layout, o.init}),
+      down(*this, o.names.down, {o.hidden, o.width, o.bias, o.layout, o.out_init}) {}
+
+Tensor GatedMlp::operator()(const Tensor& x) const { return down(ops::swiglu(up(x))); }
+
+}  // namespace tessera::nn

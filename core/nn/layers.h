@@ -1,0 +1,165 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string_view>
+
+#include "core/nn/module.h"
+#include "core/ops/linear.h"
+#include "core/ops/norm.h"
+
+namespace tessera::nn {
+
+/// Normal distribution with standard deviation 0.02, as in GPT-2.
+inline constexpr Initialization kNormal{Initialization::Kind::Normal, 0.02F};
+
+/// A table of vectors. Parameter: weight [count, width].
+class Embedding : public Module {
+ public:
+  Embedding(Module& parent, std::string_view name, std::int64_t count, std::int64_t width,
+            Initialization init = kNormal);
+  /// @param ids  [B, T] i32, in [0, count)
+  /// @return     [B, T, width]
+  Tensor operator()(const Tensor& ids) const;
+
+  Parameter weight;
+};
+
+struct LinearOptions {
+  std::int64_t in = 0, out = 0;
+  bool bias = true;
+  ops::WeightLayout layout = ops::WeightLayout::OutIn;
+  Initialization init = kNormal;
+};
+
+/// y = x W + b over the last dim. Parameters: weight [out, in] (or [in, out], see the layout), bias
+/// [out].
+class Linear : public Module {
+ public:
+  Linear(Module& parent, std::string_view name, const LinearOptions& options);
+  /// @param x  [..., in]
+  /// @return   [..., out]
+  Tensor operator()(const Tensor& x) const;
+  /// The bias, or an undefined tensor.
+  const Tensor& bias_or_none() const;
+
+  const ops::WeightLayout layout;
+  Parameter weight;
+  std::optional<Parameter> bias;
+};
+
+/// Layer norm over the last dim. Parameters: weight, bias [width].
+class LayerNorm : public Module {
+ public:
+  LayerNorm(Module& parent, std::string_view name, std::int64_t width, double eps = 1e-5);
+  Tensor operator()(const Tensor& x) const;
+  /// sum = x + residual and y = norm(sum), in one pass over memory.
+  ops::SumAndNorm add(const Tensor& x, const Tensor& residual) const;
+
+  const double eps;
+  Parameter weight, bias;
+};
+
+/// Root-mean-square norm over the last dim. Parameter: weight [width].
+class RmsNorm : public Module {
+ public:
+  RmsNorm(Module& parent, std::string_view name, std::int64_t width, double eps = 1e-6);
+  Tensor operator()(const Tensor& x) const;
+  ops::SumAndNorm add(const Tensor& x, const Tensor& residual) const;
+
+  const double eps;
+  Parameter weight;
+};
+
+/// Zeroes elements with probability p and scales the others by 1 / (1 - p) while the model is
+/// training. The mask depends on the module's path, the context's rng_step() and the sample, not on
+/// how a batch is split over ranks and micro-batches.
+class Dropout : public Module {
+ public:
+  Dropout(Module& parent, std::string_view name, float p);
+  /// @param x  [B, ...]
+  Tensor operator()(const Tensor& x) const;
+
+  const float p;
+};
+
+/// Keys and values of the tokens seen so far, for decoding; those of a layer are allocated when it
+/// first uses the cache.
+class KvCache {
+ public:
+  struct Layer {
+    Tensor k, v;  ///< [B, capacity, kv_heads, head_dim]
+  };
+  explicit KvCache(std::int64_t capacity) : capacity_(capacity) {}
+  /// The layer of an attention module, undefined tensors at first.
+  Layer& layer(const Module& attention) { return layers_[&attention]; }
+  /// Most tokens per row.
+  std::int64_t capacity() const { return capacity_; }
+
+  std::int64_t past = 0;  ///< filled positions; whoever runs the whole model advances it
+
+ private:
+  std::int64_t capacity_;
+  std::map<const Module*, Layer> layers_;
+};
+
+/// Names of a layer's linear maps, which differ between model families.
+struct AttentionNames {
+  std::string_view qkv = "qkv", out = "out";
+};
+struct MlpNames {
+  std::string_view up = "up", down = "down";
+};
+
+struct AttentionOptions {
+  std::int64_t width = 0, heads = 0;
+  bool bias = true;
+  ops::WeightLayout layout = ops::WeightLayout::OutIn;
+  Initialization init = kNormal, out_init = kNormal;
+  AttentionNames names = {};
+};
+
+/// Causal self-attention with a packed projection of queries, keys and values.
+class Attention : public Module {
+ public:
+  Attention(Module& parent, std::string_view name, const AttentionOptions& options);
+  /// @param x      [B, T, width]
+  /// @param cache  for decoding: attends to the cached tokens too, and appends these; not
+  ///   differentiable. Null: none
+  /// @return       [B, T, width]
+  Tensor operator()(const Tensor& x, KvCache* cache = nullptr) const;
+
+  const std::int64_t heads;
+  Linear qkv, out;
+};
+
+struct MlpOptions {
+  std::int64_t width = 0, hidden = 0;
+  bool bias = true;
+  ops::WeightLayout layout = ops::WeightLayout::OutIn;
+  Initialization init = kNormal, out_init = kNormal;
+  MlpNames names = {};
+};
+
+/// down(gelu(up(x))), with the tanh form of GELU.
+class Mlp : public Module {
+ public:
+  Mlp(Module& parent, std::string_view name, const MlpOptions& options);
+  /// @param x  [..., width]
+  Tensor operator()(const Tensor& x) const;
+
+  Linear up, down;
+};
+
+/// down(silu(gate) * up) with gate and up from one packed projection.
+class GatedMlp : public Module {
+ public:
+  GatedMlp(Module& parent, std::string_view name, const MlpOptions& options);
+  /// @param x  [..., width]
+  Tensor operator()(const Tensor& x) const;
+
+  Linear up, down;  ///< up: [2 * hidden, width], gate first
+};
+
+}  // namespace tessera::nn

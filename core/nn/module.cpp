@@ -1,0 +1,45 @@
+#include "core/nn/module.h"
+
+#include <algorithm>
+
+#include "core/base/error.h"
+
+namespace tessera::nn {
+
+Recompute parse_recompute(std::string_view name) {
+  if (name == "none") return Recompute::None;
+  if (name == "block") return Recompute::Block;
+  throw InvalidArgument("train.recompute must be none or block, got '{}'", name);
+}
+
+Module::Module(Module& parent, std::string_view name)
+    : parent_(&parent), root_(parent.root_), name_(name), path_(parent.path_of(name)) {
+  require(name.find('.') == std::string_view::npos,
+          "the name of a module must not contain '.', got '{}' in '{}'", name, parent.path());
+  const bool is_new = std::none_of(parent.children_.begin(), parent.children_.end(),
+                                   [&](const Module* other) { return other->name_ == name; });
+  require(is_new || name.empty(), "module '{}' has two members named '{}'", parent.path(), name);
+  parent.children_.push_back(this);
+}
+
+std::string Module::path_of(std::string_view member) const {
+  if (path_.empty() || member.empty()) return path_ + std::string(member);
+  return fmt::format("{}.{}", path_, member);
+}
+
+bool Module::is_block() const {
+  if (parent_ == nullptr || !parent_->is_list()) return false;
+  for (const Module* m = parent_->parent_; m != nullptr; m = m->parent_)
+    if (m->is_list()) return false;
+  return true;
+}
+
+void Module::add(Parameter& parameter) {
+  for (const Parameter* other : root_->parameters_)
+    require(other->name != parameter.name, "the model has two parameters named '{}'",
+            parameter.name);
+  own_parameters_.push_back(&parameter);
+  for (Module* m = this; m != nullptr; m = m->parent_) m->parameters_.push_back(&parameter);
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "core/autograd/autograd.h"
+#include "core/nn/module.h"
+
+namespace tessera::nn {
+
+/// What happens around nn::unit, such as gathering the parameters.
+class UnitRuntime {
+ public:
+  virtual ~UnitRuntime() = default;
+  /// Called before the forward pass of `modules`, whose parameters it may then read.
+  /// @return the scope of the operations of this run; null: none
+  virtual std::shared_ptr<autograd::Scope> before_forward(std::span<Module* const> modules) = 0;
+  /// Called after the forward pass that before_forward() returned `scope` for.
+  virtual void after_forward(std::span<Module* const> modules,
+                             const std::shared_ptr<autograd::Scope>& scope) = 0;
+};
+
+namespace detail {
+
+Tensor run_unit(std::span<Module* const> modules,
+                const std::function<Tensor(std::span<const Tensor>)>& function,
+                std::vector<Tensor> inputs);
+
+/// Calls f with `arguments`, where the tensors among them are replaced by those of `inputs`.
+template <typename F, typename... Arguments>
+Tensor call_with(F& f, std::span<const Tensor> inputs, Arguments&... arguments) {
+  std::size_t next = 0;
+  const auto replace = [&]<typename A>(A& argument) -> decltype(auto) {
+    if constexpr (std::is_same_v<std::remove_cv_t<A>, Tensor>)
+      return inputs[next++];
+    else
+      return (argument);
+  };
+  // Braces: from left to right.
+  return std::apply(f, std::tuple<decltype(replace(arguments))...>{replace(arguments)...});
+}
+
+}  // namespace detail
+
+/// Runs f(arguments...), which reads the parameters of `modules`, as one unit: they may be gathered
+/// for it, released after it, and its results computed again in backward. A parameter that is
+/// sharded can be read within a unit only. Units may run any number of times, in any order and
+/// within one another, but alike on all ranks.
+/// @param arguments  taken by value; tensors among them are its differentiable inputs
+template <typename F, typename... Arguments>
+Tensor unit(std::initializer_list<Module*> modules, F f, Arguments... arguments) {
+  std::vector<Tensor> inputs;
+  const auto collect = [&]<typename A>(A& argument) {
+    if constexpr (std::is_same_v<A, Tensor>) inputs.push_back(std::exchange(argument, Tensor()));
+  };
+  (collect(arguments), ...);
+  return detail::run_unit(
+      std::span(modules.begin(), modules.size()),
+      [=](std::span<const Tensor> tensors) mutable {
+        return detail::call_with(f, tensors, arguments...);
+      },
+      std::move(inputs));
+}
+
+/// module(arguments...) as a unit of the module's parameters.
+template <typename M, typename... Arguments>
+requires std::is_base_of_v<Module, M> Tensor unit(M& module, Arguments... arguments) {
+  return unit({&module}, std::ref(module), std::move(arguments)...);
+}
+
+}  // namespace tessera::nn

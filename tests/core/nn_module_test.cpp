@@ -1,0 +1,96 @@
+#include <doctest/doctest.h>
+
+#include "core/nn/layers.h"
+#include "core/nn/module.h"
+#include "core/nn/units.h"
+
+using namespace tessera;
+
+namespace {
+
+struct Expert : nn::Module {
+  nn::Linear map;
+  Expert(nn::Module& parent, std::string_view name)
+      : Module(parent, name), map(*this, "map", {2, 3}) {}
+};
+
+struct Block : nn::Module {
+  nn::LayerNorm norm;
+  nn::List<Expert> experts;
+  Block(nn::Module& parent, std::string_view name)
+      : Module(parent, name), norm(*this, "norm", 2), experts(*this, "experts", 2) {}
+};
+
+struct Decoder : nn::Module {
+  nn::Embedding embed;
+  nn::List<Block> layers;
+  Parameter scale;
+  Decoder(nn::Module& parent, std::string_view name)
+      : Module(parent, name),
+        embed(*this, "embed", 4, 2),
+        layers(*this, "layers", 2),
+        scale(*this, "scale", {1}, {}) {}
+};
+
+struct Net : nn::Module {
+  Decoder decoder{*this, "decoder"};
+  nn::Linear head{*this, "head", {.in = 2, .out = 4, .bias = false}};
+  Parameter temperature{*this, "temperature", {}, {}};
+};
+
+std::string names(const std::vector<Parameter*>& parameters) {
+  std::string text;
+  for (const Parameter* p : parameters) text += p->name + " ";
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("parameters have the paths of their modules and the order of construction") {
+  const Net net;
+  CHECK(net.parameters().size() == 16);
+  CHECK(names(net.decoder.layers[1].parameters()) ==
+        "decoder.layers.1.norm.weight decoder.layers.1.norm.bias "
+        "decoder.layers.1.experts.0.map.weight decoder.layers.1.experts.0.map.bias "
+        "decoder.layers.1.experts.1.map.weight decoder.layers.1.experts.1.map.bias ");
+  CHECK(net.parameters().front()->name == "decoder.embed.weight");
+  CHECK(net.parameters().back()->name == "temperature");
+  CHECK(net.head.weight.decay);
+  CHECK_FALSE(net.decoder.layers[0].norm.weight.decay);
+  CHECK(net.decoder.layers[0].is_block());
+  CHECK_FALSE(net.decoder.layers[0].experts[0].is_block());
+  CHECK_FALSE(net.decoder.embed.is_block());
+}
+
+TEST_CASE("units are the blocks, and each part outside of them") {
+  const Net net;
+  std::string text;
+  for (const Unit& unit : units_of(net))
+    text += fmt::format("{}: {}; ", unit.name, unit.parameters.size());
+  CHECK(
+      text ==
+      "root: 1; decoder: 1; decoder.embed: 1; decoder.layers.0: 6; decoder.layers.1: 6; head: 1; ");
+}
+
+TEST_CASE("settings belong to the whole tree") {
+  Net net;
+  net.decoder.layers[1].set_training(true);
+  CHECK(net.training());
+  net.set_recompute(nn::parse_recompute("block"));
+  CHECK(net.decoder.embed.recompute() == nn::Recompute::Block);
+  CHECK_THROWS_WITH_AS(nn::parse_recompute("all"),
+                       "train.recompute must be none or block, got 'all'", InvalidArgument);
+}
+
+TEST_CASE("names are unique") {
+  nn::Module root;
+  const nn::Module a(root, "a"), plain(root, "");
+  CHECK_THROWS_WITH_AS(nn::Module(root, "a"), "module '' has two members named 'a'",
+                       InvalidArgument);
+  CHECK_THROWS_AS(nn::Module(root, "a.b"), InvalidArgument);
+  Parameter weight(root, "weight", {2}, {});
+  CHECK_THROWS_WITH_AS(Parameter(root, "weight", {2}, {}),
+                       "the model has two parameters named 'weight'", InvalidArgument);
+  nn::Module unnamed(root, "");
+  CHECK_THROWS_AS(Parameter(unnamed, "weight", {2}, {}), InvalidArgument);
+}
