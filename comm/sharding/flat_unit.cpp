@@ -1,76 +1,114 @@
 #include "comm/sharding/flat_unit.h"
 
+#include <algorithm>
+
 #include "kernels/elementwise.h"
 
 namespace tessera::comm {
+namespace {
 
-ShardMode parse_shard_mode(const std::string& name) {
-  if (name == "full") return ShardMode::Full;
-  if (name == "none") return ShardMode::None;
-  throw InvalidArgument("shard.mode must be full or none, got '{}'", name);
+// A tensor of `count` elements of `dtype` in the memory of `storage`, at element `begin`, which can
+// be read while the storage is not available.
+Tensor part_of(const std::shared_ptr<Storage>& storage, std::int64_t begin, std::int64_t count,
+               DType dtype) {
+  const std::size_t size = dtype_size(dtype);
+  auto* const data = static_cast<std::byte*>(storage->data());
+  auto memory = Storage::wrap(
+      storage->context(), data == nullptr ? nullptr : data + static_cast<std::size_t>(begin) * size,
+      static_cast<std::size_t>(count) * size, storage);
+  return Tensor::window(std::move(memory), 0, {count}, dtype);
 }
 
-FlatUnit::FlatUnit(const Unit& unit, ShardMode mode, DType compute_dtype, DType master_dtype,
-                   const std::shared_ptr<Context>& context, Communicator& communicator,
-                   std::function<void(FlatUnit&)> demand)
+}  // namespace
+
+FlatUnit::FlatUnit(const Unit& unit, const ShardSpec& spec, const Mesh& mesh,
+                   const std::shared_ptr<Context>& context, std::function<void(FlatUnit&)> demand)
     : parameters_(unit.parameters),
-      compute_dtype_(compute_dtype),
+      spec_(spec),
       context_(context),
-      communicator_(communicator),
+      shard_(mesh.shard()),
+      replicate_(mesh.replicate()),
       demand_(std::move(demand)),
-      layout_(layout_of(unit, communicator.world_size())),
-      scatters_(mode == ShardMode::Full && communicator.world_size() > 1) {
+      layout_(layout_of(unit, shard_.world_size())),
+      trainable_(unit.parameters.front()->tensor.requires_grad()) {
+  splits_parameters_ = splits() && spec.parameters == Hold::Split;
+  splits_gradients_ = splits() && spec.gradients == Hold::Split;
   const std::int64_t padded = layout_.padded_size();
   const std::int64_t segment = segment_size();
-  master_ =
-      Tensor::full(context_, {segment}, master_dtype, 0.0, MemoryCategory::Parameters, name());
 
-  gather_is_master_ = compute_dtype_ == master_dtype && !scatters_;
-  gathered_ = gather_is_master_
-                  ? master_.storage()
-                  : Storage::reserve(context_,
-                                     static_cast<std::size_t>(padded) * dtype_size(compute_dtype_),
-                                     MemoryCategory::Gathered, name());
-  if (!gather_is_master_) gathered_->set_supplier(this);
-  gathered_view_ = Tensor::window(gathered_, 0, {padded}, compute_dtype_);
+  in_place_ = !splits_parameters_ && spec.compute == spec.master;
+  always_whole_ = in_place_ && !splits();
+  const auto bytes = [padded](DType dtype) {
+    return static_cast<std::size_t>(padded) * dtype_size(dtype);
+  };
+  whole_ =
+      Storage::reserve(context_, bytes(spec.compute),
+                       in_place_ ? MemoryCategory::Parameters : MemoryCategory::Gathered, name());
+  whole_view_ = Tensor::window(whole_, 0, {padded}, spec.compute);
+  if (in_place_) {
+    whole_->materialize();
+    master_ = part_of(whole_, segment_begin(), segment, spec.master);
+    kernels::fill(*context_, whole_view_.view(), 0.0);
+    whole_->set_available(always_whole_);
+  } else {
+    master_ =
+        Tensor::full(context_, {segment}, spec.master, 0.0, MemoryCategory::Parameters, name());
+  }
+  whole_->set_supplier(this);
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    parameters_[i]->tensor.bind(whole_, layout_.slots()[i].offset, spec.compute);
+  if (!trainable_) return;
 
-  full_gradient_ = Storage::reserve(context_, static_cast<std::size_t>(padded) * sizeof(float),
-                                    MemoryCategory::Gradients, name());
-  full_gradient_->set_supplier(this);
-  full_gradient_view_ = Tensor::window(full_gradient_, 0, {padded}, DType::F32);
-  if (scatters_) {
+  whole_gradient_ =
+      Storage::reserve(context_, bytes(spec.gradient), MemoryCategory::Gradients, name());
+  whole_gradient_view_ = Tensor::window(whole_gradient_, 0, {padded}, spec.gradient);
+  if (splits_gradients_ || spec.gradient != DType::F32) {
     gradient_ = Tensor::full(context_, {segment}, DType::F32, 0.0, MemoryCategory::Gradients,
                              name() + " segment");
   } else {
-    gradient_ = full_gradient_view_;
+    whole_gradient_->materialize();
+    gradient_ = part_of(whole_gradient_, segment_begin(), segment, DType::F32);
   }
-
+  whole_gradient_->set_supplier(this);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const ParameterSlot& slot = layout_.slots()[i];
-    Tensor& tensor = parameters_[i]->tensor;
-    tensor.bind(gathered_, slot.offset, compute_dtype_);
-    tensor.set_grad_buffer(Tensor::window(full_gradient_, slot.offset, slot.shape, DType::F32));
+    parameters_[i]->tensor.set_grad_buffer(
+        Tensor::window(whole_gradient_, slot.offset, slot.shape, spec.gradient));
   }
 }
 
 FlatUnit::~FlatUnit() {
-  for (const auto& storage : {gathered_, full_gradient_}) storage->set_supplier(nullptr);
-  for (const WorkPtr& work : {gathering_, reducing_}) {
-    if (!work || work->is_done()) continue;
-    communicator_.abort(fmt::format("unit {} was destroyed during a collective", name()));
+  whole_->set_supplier(nullptr);
+  if (trainable_) whole_gradient_->set_supplier(nullptr);
+  const auto abandon = [this](Communicator& communicator, const WorkPtr& work) {
+    if (!work || work->is_done()) return;
+    communicator.abort(fmt::format("unit {} was destroyed during a collective", name()));
     try {
       work->wait();
     } catch (const Error&) {  // the expected outcome of abort()
     }
-  }
+  };
+  abandon(shard_, gathering_);
+  abandon(shard_, reducing_);
+  abandon(replicate_, replicating_);
 }
 
 std::int64_t FlatUnit::segment_begin() const {
-  return scatters_ ? layout_.segment_size() * communicator_.rank() : 0;
+  return splits() ? layout_.segment_size() * shard_.rank() : 0;
 }
 
 std::int64_t FlatUnit::segment_size() const {
-  return scatters_ ? layout_.segment_size() : layout_.padded_size();
+  return splits() ? layout_.segment_size() : layout_.padded_size();
+}
+
+std::pair<std::int64_t, std::int64_t> FlatUnit::owned() const {
+  const std::int64_t segment = layout_.segment_size();
+  const std::int64_t replicas = replicate_.world_size();
+  const std::int64_t blocks = segment / ShardLayout::kAlignment;
+  const std::int64_t share = (blocks + replicas - 1) / replicas * ShardLayout::kAlignment;
+  const std::int64_t first = segment * shard_.rank();
+  const auto at = [&](std::int64_t replica) { return first + std::min(replica * share, segment); };
+  return {at(replicate_.rank()), at(replicate_.rank() + 1)};
 }
 
 CollectiveOptions FlatUnit::options(const char* operation) const {
@@ -78,25 +116,26 @@ CollectiveOptions FlatUnit::options(const char* operation) const {
 }
 
 void FlatUnit::supply(Storage& storage) {
-  if (&storage == gathered_.get()) {
+  if (&storage == whole_.get()) {
     demand_(*this);
     return;
   }
-  require<InternalError>(!reducing_, "unit {}: a gradient arrived while they are being reduced",
-                         name());
-  full_gradient_->materialize();
+  require<InternalError>(!reducing_ && !replicating_,
+                         "unit {}: a gradient arrived while they are being reduced", name());
+  whole_gradient_->materialize();
 }
 
 void FlatUnit::start_gather() {
   if (state_ != State::Sharded) return;
-  if (!gather_is_master_) {
-    gathered_->materialize();
-    gathered_->set_available(true);
-    const Tensor own = Tensor::window(gathered_, segment_begin(), {segment_size()}, compute_dtype_);
-    kernels::cast(*context_, master_.view(), {own.view(), false, true});
-    if (scatters_)
-      gathering_ = communicator_.start_all_gather(gathered_view_.view(), options("all_gather"));
-    gathered_->set_available(false);
+  if (!always_whole_) {
+    whole_->materialize();
+    whole_->set_available(true);
+    if (!in_place_) {
+      const Tensor own = Tensor::window(whole_, segment_begin(), {segment_size()}, spec_.compute);
+      kernels::cast(*context_, master_.view(), {own.view(), false, true});
+    }
+    if (splits()) gathering_ = shard_.start_all_gather(whole_view_.view(), options("all_gather"));
+    whole_->set_available(false);
   }
   state_ = State::Gathering;
 }
@@ -109,37 +148,39 @@ void FlatUnit::finish_gather() {
     gathering_->wait();
     gathering_.reset();
   }
-  gathered_->set_available(true);
+  whole_->set_available(true);
   state_ = State::Gathered;
 }
 
 void FlatUnit::release() {
-  if (!scatters_) return;
+  if (!splits_parameters_) return;
   if (state_ == State::Gathering) finish_gather();
-  gathered_->release();
+  whole_->release();
   state_ = State::Sharded;
 }
 
 void FlatUnit::keep() {
-  if (!scatters_ || state_ != State::Gathered) return;
-  gathered_->set_available(false);
+  if (!splits_parameters_ || state_ != State::Gathered) return;
+  whole_->set_available(false);
   state_ = State::Gathering;
 }
 
 void FlatUnit::begin_micro_batch(bool first) {
-  require<InternalError>(!reducing_, "unit {}: gradients are still being reduced", name());
+  require<InternalError>(!reducing_ && !replicating_, "unit {}: gradients are still being reduced",
+                         name());
   users = outstanding = 0;
   reduced_ = false;
+  if (!trainable_) return;
   if (first) has_sum_ = false;
-  // Micro-batches accumulate in the segment if scattered, else in the full buffer.
-  if (!first && !scatters_) return;
+  // Micro-batches accumulate in the segment if gradients are split, else in the whole buffer.
+  if (!first && !splits_gradients_) return;
   for (Parameter* parameter : parameters_) parameter->tensor.zero_grad();
 }
 
 void FlatUnit::zero_gaps() {
   const auto zero = [this](std::int64_t begin, std::int64_t end) {
     if (begin >= end) return;
-    kernels::fill(*context_, full_gradient_view_.alias({end - begin}, {1}, begin).view(), 0.0);
+    kernels::fill(*context_, whole_gradient_view_.alias({end - begin}, {1}, begin).view(), 0.0);
   };
   std::int64_t covered = 0;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -153,46 +194,65 @@ void FlatUnit::zero_gaps() {
 
 void FlatUnit::start_reduce(bool last) {
   reduced_ = true;
-  if (!scatters_ && !last) return;
+  last_ = last;
+  if (!trainable_ || (!splits_gradients_ && !last)) return;
   zero_gaps();
-  if (scatters_) {
-    if (has_sum_ && !scattered_.defined()) {
-      scattered_ = Tensor::empty(context_, {segment_size()}, DType::F32, MemoryCategory::Gradients,
-                                 name() + " scattered");
+  if (splits()) {
+    Tensor in = whole_gradient_view_;
+    if (spec_.reduction != spec_.gradient) {
+      narrow_ = Tensor::empty(context_, in.shape(), spec_.reduction, MemoryCategory::Gradients,
+                              name() + " reduction");
+      kernels::cast(*context_, in.view(), {narrow_.view(), false, true});
+      in = narrow_;
     }
-    reducing_ = communicator_.start_reduce_scatter(full_gradient_view_.view(),
-                                                   (has_sum_ ? scattered_ : gradient_).view(),
-                                                   options("reduce_scatter"));
-  } else if (communicator_.world_size() > 1) {
-    reducing_ = communicator_.start_all_reduce(full_gradient_view_.view(), ReduceOp::Sum,
-                                               options("all_reduce"));
+    // The sum can't be written over the buffer that it is computed from.
+    if (has_sum_ || !splits_gradients_)
+      arriving_ = Tensor::empty(context_, {segment_size()}, DType::F32, MemoryCategory::Gradients,
+                                name() + " arriving");
+    const Tensor& out = arriving_.defined() ? arriving_ : gradient_;
+    reducing_ = shard_.start_reduce_scatter(in.view(), out.view(), options("reduce_scatter"));
   }
-  full_gradient_->set_available(!reducing_);
+  whole_gradient_->set_available(!reducing_);
 }
 
 void FlatUnit::finish_reduce() {
-  if (!reducing_) return;
-  reducing_->wait();
-  reducing_.reset();
-  full_gradient_->set_available(true);
-  if (!scatters_) return;
-  full_gradient_->release();
-  if (has_sum_) {
-    kernels::cast(*context_, scattered_.view(), {gradient_.view(), true, true});
-    scattered_ = {};
+  if (!reduced_ || !trainable_ || (!splits_gradients_ && !last_)) return;
+  if (reducing_) {
+    reducing_->wait();
+    reducing_.reset();
+    narrow_ = {};
+    whole_gradient_->set_available(true);
+    if (splits_gradients_) whole_gradient_->release();
+    if (arriving_.defined())
+      kernels::cast(*context_, arriving_.view(), {gradient_.view(), has_sum_, true});
+    arriving_ = {};
+    has_sum_ = true;
+  } else if (spec_.gradient != DType::F32) {
+    kernels::cast(*context_, whole_gradient_view_.view(), {gradient_.view(), false, true});
   }
-  has_sum_ = true;
+  if (last_ && replicate_.world_size() > 1) {
+    replicating_ =
+        replicate_.start_all_reduce(gradient_.view(), ReduceOp::Sum, options("all_reduce"));
+    if (!splits_gradients_) whole_gradient_->set_available(false);
+  }
+}
+
+void FlatUnit::finish_replicate() {
+  if (!replicating_) return;
+  replicating_->wait();
+  replicating_.reset();
+  if (!splits_gradients_) whole_gradient_->set_available(true);
 }
 
 Tensor FlatUnit::copy_of_master() const {
-  const bool has_copy = !scatters_ && !gather_is_master_ && state_ == State::Gathered;
-  return has_copy ? gathered_view_ : Tensor();
+  const bool has_copy = !splits_parameters_ && !splits() && !in_place_ && state_ == State::Gathered;
+  return has_copy ? whole_view_ : Tensor();
 }
 
 void FlatUnit::master_changed(bool copied) {
-  gathered_->bump_version();
-  if (copied || gather_is_master_ || scatters_) return;
-  gathered_->set_available(false);
+  whole_->bump_version();
+  if (copied || always_whole_ || splits_parameters_) return;
+  whole_->set_available(false);
   state_ = State::Sharded;
 }
 

@@ -3,60 +3,56 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "comm/sharding/mesh.h"
+#include "comm/sharding/shard_spec.h"
 #include "core/base/shard_layout.h"
 #include "core/nn/units.h"
-#include "core/optim/adamw.h"
 
 namespace tessera::comm {
 
-/// Distribution of parameters, gradients and optimizer state over ranks.
-enum class ShardMode : std::uint8_t {
-  None,  ///< every rank holds everything; gradients are summed over ranks
-  Full,  ///< every rank holds an equal segment of everything
-};
-
-/// "full" or "none". @throws InvalidArgument for other names
-ShardMode parse_shard_mode(const std::string& name);
-
-/// One unit's parameters as a flat buffer split over the ranks of a communicator.
+/// One unit's parameters as a flat buffer, distributed over a mesh.
 ///
-/// Holds this rank's segment of master values and of their float32 gradient (the whole buffer in
-/// mode None), and the gathered parameters in the compute dtype, which the model's tensors view.
-/// If nothing is gathered and masters have the compute dtype, the gathered buffer is the master
-/// itself; if nothing is scattered, the gradient buffer is the gradient segment.
+/// Holds this rank's segment of master values and of their float32 gradient (all of
+/// them in a shard group of one), and the parameters in the compute dtype, which the
+/// model's tensors view. If these stay whole and have the master's dtype, the master is a part of
+/// them; if gradients stay whole in float32, the gradient is a part of them. Units of frozen
+/// parameters have no gradients.
 ///
-/// Both whole buffers get their memory when they are first read or written: the gathered parameters
-/// by `demand`, the gradients without further ado.
+/// The whole buffers get their memory when they are first read or written: the parameters by
+/// `demand`, the gradients without further ado.
 ///
 /// State: Sharded -> start_gather -> Gathering -> finish_gather -> Gathered -> release -> Sharded;
 /// gradients, once per micro-batch: begin_micro_batch -> (backward) -> start_reduce ->
-/// finish_reduce. start_gather and release are idempotent. finish_gather without a start, and
-/// gradients during a reduction, throw InternalError naming the unit.
+/// finish_reduce -> finish_replicate. start_gather and release are idempotent. finish_gather without
+/// a start, and gradients during a reduction, throw InternalError naming the unit.
 class FlatUnit final : private StorageSupplier {
  public:
   enum class State : std::uint8_t { Sharded, Gathering, Gathered };
 
-  /// Binds the unit's parameters. `communicator` and `context` must outlive this.
-  /// @param master_dtype  f32, or bf16 if that is the compute dtype
-  /// @param demand        called when a parameter is read that is not gathered; gathers the unit
-  FlatUnit(const Unit& unit, ShardMode mode, DType compute_dtype, DType master_dtype,
-           const std::shared_ptr<Context>& context, Communicator& communicator,
-           std::function<void(FlatUnit&)> demand);
+  /// Binds the unit's parameters, which are all trainable or all frozen. `mesh` must outlive this.
+  /// @param demand  called when a parameter is read that is not gathered; gathers the unit
+  FlatUnit(const Unit& unit, const ShardSpec& spec, const Mesh& mesh,
+           const std::shared_ptr<Context>& context, std::function<void(FlatUnit&)> demand);
   /// Aborts a running collective that uses the unit's buffers.
   ~FlatUnit() override;
   FlatUnit(const FlatUnit&) = delete;
   FlatUnit& operator=(const FlatUnit&) = delete;
 
   const std::string& name() const { return layout_.unit(); }
+  /// Layout over the shard group.
   const ShardLayout& layout() const { return layout_; }
+  bool is_trainable() const { return trainable_; }
   const std::vector<Parameter*>& parameters() const { return parameters_; }
   State state() const { return state_; }
   /// First flat element and number of elements of this rank's segment.
   std::int64_t segment_begin() const;
   std::int64_t segment_size() const;
+  /// The part of the segment that this rank saves, in flat elements: every element of the unit
+  /// belongs to one rank's part.
+  std::pair<std::int64_t, std::int64_t> owned() const;
   const Tensor& master() const { return master_; }
   /// Gradient of master(), complete after finish_reduce() of the step's last micro-batch.
   const Tensor& gradient() const { return gradient_; }
@@ -70,10 +66,12 @@ class FlatUnit final : private StorageSupplier {
 
   /// Starts new gradients. `first`: first micro-batch of the step.
   void begin_micro_batch(bool first);
-  /// Zeros gradients of unused parameters and starts the sum over ranks. `last`: last micro-batch
-  /// of the step.
+  /// Zeros gradients of unused parameters and starts the sum over the shard group. `last`: last
+  /// micro-batch of the step.
   void start_reduce(bool last);
+  /// Waits for it; after the last micro-batch starts the sum over replicas.
   void finish_reduce();
+  void finish_replicate();
   /// Whether start_reduce() was called in this micro-batch.
   bool is_reduced() const { return reduced_; }
 
@@ -87,32 +85,37 @@ class FlatUnit final : private StorageSupplier {
   void master_changed(bool copied = false);
 
  private:
+  bool splits() const { return shard_.world_size() > 1; }
   void supply(Storage& storage) override;
   void zero_gaps();
   CollectiveOptions options(const char* operation) const;
 
   std::vector<Parameter*> parameters_;
-  DType compute_dtype_;
+  ShardSpec spec_;
   std::shared_ptr<Context> context_;
-  Communicator& communicator_;
+  Communicator& shard_;
+  Communicator& replicate_;
   std::function<void(FlatUnit&)> demand_;
   ShardLayout layout_;
+  bool trainable_, splits_parameters_, splits_gradients_;
 
-  Tensor master_;                      // [segment] master dtype
-  std::shared_ptr<Storage> gathered_;  // [padded] compute dtype; the master's storage if aliased
-  bool gather_is_master_ = false;
-  Tensor gathered_view_;
+  std::shared_ptr<Storage> whole_;  // [padded] compute dtype: the parameters
+  Tensor whole_view_;
+  Tensor master_;              // [segment] master dtype
+  bool in_place_ = false;      // master_ is a part of whole_
+  bool always_whole_ = false;  // and is all of it
 
-  std::shared_ptr<Storage> full_gradient_;  // [padded] f32
-  Tensor full_gradient_view_;
-  Tensor gradient_;        // [segment] f32; a window of full_gradient_ if nothing is scattered
-  Tensor scattered_;       // [segment] f32: reduced gradient of a later micro-batch
-  bool scatters_ = false;  // mode Full on more than one rank
-  bool has_sum_ = false;   // gradient_ has the sum of the step's micro-batches so far
+  std::shared_ptr<Storage> whole_gradient_;  // [padded] gradient dtype
+  Tensor whole_gradient_view_;
+  Tensor gradient_;       // [segment] f32
+  Tensor arriving_;       // [segment] f32: a sum to be added to or moved into gradient_
+  Tensor narrow_;         // [padded] reduction dtype, if it is not the gradient dtype
+  bool has_sum_ = false;  // gradient_ has the sum of the step's micro-batches so far
   bool reduced_ = false;
+  bool last_ = true;
 
   State state_ = State::Sharded;
-  WorkPtr gathering_, reducing_;
+  WorkPtr gathering_, reducing_, replicating_;
 };
 
 }  // namespace tessera::comm

@@ -31,7 +31,7 @@ class ShardedModel::Run final : public autograd::Scope {
   }
   void after_backward() override {
     range_.reset();
-    model_.leave(units_);
+    model_.leave(units_, false);
     model_.after_backward(units_);
   }
 
@@ -42,28 +42,27 @@ class ShardedModel::Run final : public autograd::Scope {
   std::unique_ptr<Range> range_;
 };
 
-ShardedModel::ShardedModel(nn::Module& model, ShardMode mode, DType compute_dtype,
-                           const std::shared_ptr<Context>& context, Communicator& communicator,
-                           int gather_ahead, DType master_dtype)
-    : model_(model),
-      mode_(mode),
-      gather_ahead_(gather_ahead),
-      context_(context),
-      communicator_(communicator) {
-  require(gather_ahead >= 0, "gather_ahead must not be negative, got {}", gather_ahead);
+ShardedModel::ShardedModel(nn::Module& model, const Mesh& mesh, const ShardSpec& spec,
+                           const std::shared_ptr<Context>& context)
+    : model_(model), mesh_(mesh), spec_(spec), context_(context) {
+  spec.validate();
   require(!model.parameters().empty(), "the model has no parameters");
   require(model.unit_runtime() == nullptr, "the model is sharded already");
-  require(compute_dtype == DType::F32 || compute_dtype == DType::BF16,
-          "parameters are gathered in f32 or bf16, got {}", compute_dtype);
-  require(master_dtype == DType::F32 || master_dtype == compute_dtype,
-          "master weights are f32 or of the compute dtype {}, got {}", compute_dtype, master_dtype);
-  for (const Unit& unit : tessera::units_of(model)) {
-    units_.push_back(std::make_unique<FlatUnit>(unit, mode, compute_dtype, master_dtype, context,
-                                                communicator_,
+  const auto add = [&](const Unit& unit) {
+    if (unit.parameters.empty()) return;
+    units_.push_back(std::make_unique<FlatUnit>(unit, spec, mesh, context,
                                                 [this](FlatUnit& flat) { demand(flat); }));
     FlatUnit& flat = *units_.back();
     for (const Parameter* parameter : unit.parameters) unit_of_[parameter] = &flat;
     decay_.push_back(optim::decay_ranges(flat.layout(), flat.segment_begin(), flat.segment_size()));
+  };
+  for (const Unit& unit : tessera::units_of(model)) {
+    Unit trainable{unit.name, {}}, frozen{unit.name, {}};
+    for (Parameter* p : unit.parameters)
+      (p->tensor.requires_grad() ? trainable : frozen).parameters.push_back(p);
+    if (!trainable.parameters.empty()) frozen.name += " (frozen)";
+    add(trainable);
+    add(frozen);
   }
   model.set_unit_runtime(this);
 }
@@ -83,8 +82,10 @@ void ShardedModel::create_optimizer_state() {
   if (has_optimizer_state()) return;
   for (const auto& unit : units_) {
     for (auto* list : {&exp_avg_, &exp_avg_sq_}) {
-      list->push_back(Tensor::full(context_, {unit->segment_size()}, DType::F32, 0.0,
-                                   MemoryCategory::OptimizerState, unit->name()));
+      list->push_back(unit->is_trainable()
+                          ? Tensor::full(context_, {unit->segment_size()}, DType::F32, 0.0,
+                                         MemoryCategory::OptimizerState, unit->name())
+                          : Tensor());
     }
   }
 }
@@ -95,18 +96,14 @@ std::vector<ShardedModel::Piece> ShardedModel::pieces(bool owned_only) {
     FlatUnit& unit = *units_[u];
     const ShardLayout& layout = unit.layout();
     const std::int64_t held = unit.segment_begin();
-    std::int64_t begin = held;
-    std::int64_t end = held + unit.segment_size();
-    if (owned_only) {
-      begin = layout.segment_size() * communicator_.rank();
-      end = begin + layout.segment_size();
-    }
+    const auto [begin, end] =
+        owned_only ? unit.owned() : std::pair(held, held + unit.segment_size());
     for (const SlotRange& range : layout.ranges(begin, end)) {
-      const std::int64_t at = begin + range.offset - held;
+      const std::int64_t at = range.offset + begin - held;
       const auto part = [&](const Tensor& t) {
         return t.alias({range.end - range.begin}, {1}, at);
       };
-      const bool moments = has_optimizer_state();
+      const bool moments = has_optimizer_state() && unit.is_trainable();
       result.push_back({unit.parameters()[static_cast<std::size_t>(range.slot)], range.begin,
                         range.end, part(unit.master()), moments ? part(exp_avg_[u]) : Tensor(),
                         moments ? part(exp_avg_sq_[u]) : Tensor()});
@@ -163,7 +160,7 @@ void ShardedModel::demand(FlatUnit& unit) {
     units.push_back(&unit);
   }
   const std::size_t ahead =
-      std::min(++learned->next + static_cast<std::size_t>(gather_ahead_), units.size());
+      std::min(++learned->next + static_cast<std::size_t>(spec_.gather_ahead), units.size());
   unit.start_gather();
   for (std::size_t i = learned->next; i < ahead; ++i) units[i]->start_gather();
   unit.finish_gather();
@@ -173,12 +170,14 @@ void ShardedModel::enter(const Units& units) {
   for (FlatUnit* unit : units) ++unit->users;
 }
 
-void ShardedModel::leave(const Units& units) {
+void ShardedModel::leave(const Units& units, bool after_forward) {
   for (FlatUnit* unit : units) {
     if (--unit->users > 0 || whole_) continue;
+    if (after_forward && !spec_.reshard_after_forward && unit->outstanding > 0) continue;
     const Order* const learned = order();
     bool soon = false;
-    for (std::size_t i = 0; learned != nullptr && i < static_cast<std::size_t>(gather_ahead_); ++i)
+    for (std::size_t i = 0; learned != nullptr && i < static_cast<std::size_t>(spec_.gather_ahead);
+         ++i)
       soon = soon || (learned->next + i < learned->units.size() &&
                       learned->units[learned->next + i] == unit);
     if (soon)
@@ -216,7 +215,7 @@ void ShardedModel::after_forward(std::span<nn::Module* const> modules,
   const Units units = units_of_modules(modules);
   if (scope && scope->operations() > 0)
     for (FlatUnit* unit : units) ++unit->outstanding;
-  leave(units);
+  leave(units, true);
 }
 
 void ShardedModel::after_backward(const Units& units) {
@@ -234,20 +233,29 @@ void ShardedModel::begin_phase(Phase phase) {
 }
 
 void ShardedModel::begin_micro_batch(bool first, bool last) {
-  drain_reductions();  // left by a pass that threw
+  finish_reductions();  // left by a pass that threw
   begin_phase(Phase::Training);
   last_ = last;
   for (const auto& unit : units_) unit->begin_micro_batch(first);
 }
 
 void ShardedModel::start_reduce(FlatUnit& unit) {
-  if (observer_) observer_(unit);
+  if (observer_ && unit.is_trainable()) observer_(unit);
   unit.start_reduce(last_);
   reducing_.push_back(&unit);
 }
 
+// The sums over replicas may take until the end of the micro-batch.
 void ShardedModel::drain_reductions() {
-  for (FlatUnit* unit : std::exchange(reducing_, {})) unit->finish_reduce();
+  for (FlatUnit* unit : std::exchange(reducing_, {})) {
+    unit->finish_reduce();
+    replicating_.push_back(unit);
+  }
+}
+
+void ShardedModel::finish_reductions() {
+  drain_reductions();
+  for (FlatUnit* unit : std::exchange(replicating_, {})) unit->finish_replicate();
 }
 
 void ShardedModel::end_micro_batch() {
@@ -262,7 +270,7 @@ void ShardedModel::end_micro_batch() {
     drain_reductions();
     start_reduce(*unit);
   }
-  drain_reductions();
+  finish_reductions();
   for (const auto& unit : units_) unit->release();
   phase_ = Phase::None;
 }
@@ -271,21 +279,21 @@ void ShardedModel::sum_totals(const Tensor& totals) {
   require(totals.dtype() == DType::F64 && totals.shape().size() == 1 && totals.numel() >= 1,
           "totals must be [n] f64, got {} {}", totals.shape(), totals.dtype());
   const auto count = static_cast<std::int64_t>(units_.size());
-  const Tensor squares =
-      Tensor::empty(context_, {count, 1}, DType::F64, MemoryCategory::Workspace, "gradient norm");
+  const Tensor squares = Tensor::full(context_, {count, 1}, DType::F64, 0.0,
+                                      MemoryCategory::Workspace, "gradient norm");
   const auto element = [](const Tensor& t, std::int64_t i) { return t.alias({1}, {1}, i).view(); };
   for (std::int64_t u = 0; u < count; ++u) {
-    kernels::sum_of_squares(
-        *context_, {units_[static_cast<std::size_t>(u)]->gradient().view(), element(squares, u)});
+    const FlatUnit& unit = *units_[static_cast<std::size_t>(u)];
+    if (unit.is_trainable())
+      kernels::sum_of_squares(*context_, {unit.gradient().view(), element(squares, u)});
   }
-  // In mode None every rank holds the whole sum, so count rank 0 only.
-  const bool counts = mode_ == ShardMode::Full || communicator_.rank() == 0;
-  if (counts)
+  // Every replica holds the same gradients, so count those of the first.
+  if (mesh_.replicate().rank() == 0)
     kernels::sum_rows(*context_, squares.view(), {element(totals, 0), false, true});
   else
     kernels::fill(*context_, element(totals, 0), 0.0);
-  if (communicator_.world_size() == 1) return;
-  communicator_.all_reduce(totals.view(), ReduceOp::Sum, {"all_reduce grad_norm", {}});
+  if (mesh_.world().world_size() == 1) return;
+  mesh_.world().all_reduce(totals.view(), ReduceOp::Sum, {"all_reduce grad_norm", {}});
 }
 
 void ShardedModel::step(const optim::AdamWOptions& options, double lr, std::int64_t step,
@@ -294,6 +302,7 @@ void ShardedModel::step(const optim::AdamWOptions& options, double lr, std::int6
   const Range range(*context_, "optimizer");
   for (std::size_t u = 0; u < units_.size(); ++u) {
     FlatUnit& unit = *units_[u];
+    if (!unit.is_trainable()) continue;
     const Tensor copy = unit.copy_of_master();
     optim::adamw_step(options, decay_[u], unit.master(), unit.gradient(), exp_avg_[u],
                       exp_avg_sq_[u], lr, step, factor, copy, hash_text(unit.name()),
@@ -307,7 +316,7 @@ void ShardedModel::begin_evaluation() { begin_phase(Phase::Evaluation); }
 void ShardedModel::gather_all() {
   begin_phase(Phase::None);
   whole_ = true;
-  CollectiveGroup group(communicator_);
+  CollectiveGroup group(mesh_.shard());
   for (const auto& unit : units_) unit->start_gather();
   group.end();
   for (const auto& unit : units_) unit->finish_gather();

@@ -9,6 +9,7 @@
 
 #include "comm/sharding/flat_unit.h"
 #include "core/nn/unit.h"
+#include "core/optim/adamw.h"
 
 namespace tessera {
 class Range;
@@ -26,20 +27,14 @@ namespace tessera::comm {
 class ShardedModel final : public nn::UnitRuntime {
  public:
   /// Binds the model's parameters and becomes its unit runtime. Masters are zero until load().
-  /// `model` and `communicator` must outlive this.
-  /// @param compute_dtype  f32 or bf16
-  /// @param gather_ahead   units gathered in advance, to hide a slow network; each takes the memory
-  ///   of a unit
-  /// @param master_dtype   dtype of updated and saved weights: f32, or bf16 if that is the compute
-  ///   dtype (updates are then rounded stochastically)
-  ShardedModel(nn::Module& model, ShardMode mode, DType compute_dtype,
-               const std::shared_ptr<Context>& context, Communicator& communicator,
-               int gather_ahead = 1, DType master_dtype = DType::F32);
+  /// Parameters that require no gradient by now are frozen. `model` and `mesh` must outlive this.
+  ShardedModel(nn::Module& model, const Mesh& mesh, const ShardSpec& spec,
+               const std::shared_ptr<Context>& context);
   ~ShardedModel() override;
   ShardedModel(const ShardedModel&) = delete;
   ShardedModel& operator=(const ShardedModel&) = delete;
 
-  ShardMode mode() const { return mode_; }
+  const ShardSpec& spec() const { return spec_; }
   const std::vector<std::unique_ptr<FlatUnit>>& units() const { return units_; }
 
   /// Sets this rank's master values from `source`.
@@ -53,12 +48,13 @@ class ShardedModel final : public nn::UnitRuntime {
     const Parameter* parameter = nullptr;
     std::int64_t begin = 0, end = 0;  ///< elements of the parameter
     Tensor master{};                  ///< [end - begin], master dtype
-    Tensor exp_avg{}, exp_avg_sq{};   ///< [end - begin] f32; undefined without optimizer state
+    /// [end - begin] f32; undefined without optimizer state, and for frozen parameters
+    Tensor exp_avg{}, exp_avg_sq{};
   };
   /// Pieces that this rank writes into a checkpoint. Every element of the model belongs to exactly
-  /// one piece of one rank, in mode None too.
+  /// one piece of one rank, whatever is replicated.
   std::vector<Piece> owned_pieces();
-  /// Pieces in this rank's memory: owned_pieces() in mode Full, the whole model in mode None.
+  /// Pieces of this rank's masters, which may be replicated on other ranks.
   std::vector<Piece> held_pieces();
   /// Discards gathered copies. Call it after writing into pieces.
   void values_changed();
@@ -107,21 +103,21 @@ class ShardedModel final : public nn::UnitRuntime {
   void demand(FlatUnit& unit);
   Order* order();
   void enter(const Units& units);
-  void leave(const Units& units);
+  void leave(const Units& units, bool after_forward);
   void after_backward(const Units& units);
   void begin_phase(Phase phase);
   void start_reduce(FlatUnit& unit);
   void drain_reductions();
+  void finish_reductions();
 
   nn::Module& model_;
-  ShardMode mode_;
-  int gather_ahead_;
+  const Mesh& mesh_;
+  ShardSpec spec_;
   std::shared_ptr<Context> context_;
-  Communicator& communicator_;
   std::vector<std::unique_ptr<FlatUnit>> units_;
   std::vector<std::vector<optim::DecayRange>> decay_;
   std::vector<Tensor> exp_avg_, exp_avg_sq_;
-  std::vector<FlatUnit*> reducing_;             // in flight, oldest first
+  Units reducing_, replicating_;                // in flight, oldest first
   std::vector<std::unique_ptr<Range>> ranges_;  // open trace ranges, innermost last
   std::function<void(const FlatUnit&)> observer_;
   std::unordered_map<const Parameter*, FlatUnit*> unit_of_;

@@ -21,16 +21,18 @@
 namespace tessera::io {
 namespace {
 
-// Block of a tensor, which is its name up to the first number: "h.3" for "h.3.ln_1.weight",
-// "model.layers.3" for "model.layers.3.mlp.up_proj.weight"; "root" if there is none.
-std::string unit_of(const std::string& name) {
-  for (std::size_t begin = 0; begin < name.size();) {
-    const std::size_t end = std::min(name.find('.', begin), name.size());
-    const std::size_t digits = std::min(name.find_first_not_of("0123456789", begin), name.size());
-    if (digits == end && end > begin) return name.substr(0, end);
-    begin = end + 1;
-  }
-  return "root";
+// A parameter's unit: the path up to its first number, which is a block ("h.0"), else that of the
+// module that has it ("wte"), else "root".
+std::string unit_of(std::string_view name) {
+  const auto is_number = [](std::string_view part) {
+    return part.find_first_not_of("0123456789") == std::string_view::npos;
+  };
+  std::size_t begin = 0;
+  for (std::size_t dot = 0; (dot = name.find('.', begin)) != std::string_view::npos;
+       begin = dot + 1)
+    if (dot > begin && is_number(name.substr(begin, dot - begin)))
+      return std::string(name.substr(0, dot));
+  return begin == 0 ? "root" : std::string(name.substr(0, begin - 1));
 }
 
 std::vector<Section> sections_of(const CheckpointIndex& index) {

@@ -18,6 +18,7 @@
 #include "tests/support/golden.h"
 #include "tests/support/on_threads.h"
 #include "tests/support/paths.h"
+#include "tests/support/shard_modes.h"
 #include "tools/tessera/train/trainer.h"
 
 using namespace tessera;
@@ -27,7 +28,7 @@ namespace {
 
 struct Setting {
   int world = 1;
-  comm::ShardMode mode = comm::ShardMode::Full;
+  std::string mode = "full";
   bool recompute = false;
   std::int64_t micro_batch = 0;  // 0: all rows of the rank at once
   DType compute = DType::F32;
@@ -96,8 +97,9 @@ Outcome train(const Golden& golden, const Setting& setting) {
     models::Gpt2Config config = golden.config;
     config.dropout = setting.dropout;
     models::Gpt2 model(config);
-    comm::ShardedModel sharded(model, setting.mode, setting.compute, context, *communicator, 1,
-                               setting.master);
+    const comm::Mesh mesh = mesh_of(setting.mode, *communicator);
+    comm::ShardedModel sharded(model, mesh, spec_of(setting.mode, setting.compute, setting.master),
+                               context);
     sharded.load(golden.source());
     std::vector<std::uint16_t> tokens(golden.tokens.begin(), golden.tokens.end());
     const io::Sampler data(io::tokens_in_memory(tokens), golden.seq, io::DataOrder::Sequential, 1);
@@ -123,7 +125,7 @@ Outcome train(const Golden& golden, const Setting& setting) {
     // Between steps only parameters, optimizer state and gradients are allocated.
     CHECK(context->ledger().usage(MemoryCategory::Activations).current == 0);
     CHECK(context->ledger().usage(MemoryCategory::Workspace).current == 0);
-    if (setting.mode == comm::ShardMode::Full && setting.world > 1) {
+    if (setting.mode == "full" && setting.world > 1) {
       CHECK(context->ledger().usage(MemoryCategory::Gathered).current == 0);
     }
   };
@@ -135,11 +137,13 @@ std::vector<Setting> settings(std::int64_t batch) {
   std::vector<Setting> result;
   for (const int world : {1, 2, 3, 4}) {
     if (batch % world != 0) continue;
-    for (const auto mode : {comm::ShardMode::Full, comm::ShardMode::None}) {
+    for (const std::string mode : {"full", "gradients", "optimizer", "none"}) {
+      if (world == 1 && mode != "full") continue;
       result.push_back({world, mode, false, 0, DType::BF16});
       for (const bool recompute : {false, true}) {
         for (const std::int64_t micro : {std::int64_t{0}, std::int64_t{1}}) {
           if (micro == 1 && batch / world == 1) continue;
+          if (recompute != (micro == 1) && (mode == "gradients" || mode == "optimizer")) continue;
           result.push_back({world, mode, recompute, micro, DType::F32});
         }
       }
@@ -153,7 +157,7 @@ void check_training(const Golden& golden, const Setting& setting) {
   CAPTURE(golden.folder);
   CAPTURE(setting.plugin);
   CAPTURE(setting.world);
-  CAPTURE((setting.mode == comm::ShardMode::Full ? "full" : "none"));
+  CAPTURE(setting.mode);
   CAPTURE(setting.recompute);
   CAPTURE(setting.micro_batch);
   CAPTURE(dtype_name(setting.compute));
@@ -188,7 +192,7 @@ TEST_CASE("training matches the float64 reference at every world size, mode and 
 
 TEST_CASE("the host synchronizes with a device once per step") {
   const auto golden = load_golden("gpt2-odd");
-  Setting setting{1, comm::ShardMode::Full, true, 1, DType::BF16, fiber_plugin(), DType::BF16};
+  Setting setting{1, "full", true, 1, DType::BF16, fiber_plugin(), DType::BF16};
   setting.dropout = 0.1F;
   const Outcome outcome = train(golden, setting);
   REQUIRE(outcome.waits.size() >= 3);
@@ -204,8 +208,7 @@ TEST_CASE("the CUDA kernels match the reference over whole runs") {
           // Skipped on fibers to save time.
           if (plugin == fiber_plugin() && world > 1 && set == "gpt2-tiny") continue;
           const bool small = world == 1 && compute == DType::F32;
-          check_training(golden,
-                         {world, comm::ShardMode::Full, small, small ? 1 : 0, compute, plugin});
+          check_training(golden, {world, "full", small, small ? 1 : 0, compute, plugin});
         }
       }
     }
@@ -218,16 +221,16 @@ TEST_CASE("bf16 master weights match the reference losses, and round alike with 
     for (const int world : {1, static_cast<int>(golden.batch)}) {
       CAPTURE(set);
       CAPTURE(world);
-      Setting setting{world, comm::ShardMode::Full, false, 0, DType::BF16};
+      Setting setting{world, "full", false, 0, DType::BF16};
       setting.master = DType::BF16;
       const Outcome full = train(golden, setting);
       for (std::size_t i = 0; i < golden.loss.size(); ++i)
         CHECK(relative(full.loss[i], golden.loss[i]) < 1e-2);
-      setting.mode = comm::ShardMode::None;
+      setting.mode = "none";
       const Outcome none = train(golden, setting);
       CHECK(none.loss == full.loss);
       CHECK(none.weights == full.weights);
-      setting.mode = comm::ShardMode::Full;
+      setting.mode = "full";
       setting.master = DType::F32;
       CHECK(train(golden, setting).weights != full.weights);
     }
@@ -235,7 +238,7 @@ TEST_CASE("bf16 master weights match the reference losses, and round alike with 
   // On a device, where the update is fused.
   const auto golden = load_golden("gpt2-odd");
   for (const std::string& plugin : plugins()) {
-    Setting setting{1, comm::ShardMode::Full, false, 0, DType::BF16, plugin};
+    Setting setting{1, "full", false, 0, DType::BF16, plugin};
     setting.master = DType::BF16;
     const Outcome outcome = train(golden, setting);
     for (std::size_t i = 0; i < golden.loss.size(); ++i)

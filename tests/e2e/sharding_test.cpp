@@ -11,6 +11,7 @@
 #include "comm/threads.h"
 #include "tests/e2e/small_run.h"
 #include "tests/support/on_threads.h"
+#include "tests/support/shard_modes.h"
 #include "tools/tessera/train/trainer.h"
 
 using namespace tessera;
@@ -23,7 +24,7 @@ struct Held {
 };
 
 // Trains a small model for two steps, with ranks as threads.
-std::vector<Held> train_on_threads(int world, comm::ShardMode mode, DType compute) {
+std::vector<Held> train_on_threads(int world, const std::string& mode, DType compute) {
   const models::Gpt2Config config{
       .n_layer = 3, .n_head = 2, .n_embd = 36, .vocab_size = 101, .seq_len = 16};
   std::vector<std::uint16_t> tokens(2000);
@@ -36,7 +37,8 @@ std::vector<Held> train_on_threads(int world, comm::ShardMode mode, DType comput
     const auto communicator = world == 1 ? comm::make_single_communicator()
                                          : comm::make_threads_communicator(group, rank);
     models::Gpt2 model(config);
-    comm::ShardedModel sharded(model, mode, compute, context, *communicator);
+    const comm::Mesh mesh = mesh_of(mode, *communicator);
+    comm::ShardedModel sharded(model, mesh, spec_of(mode, compute), context);
     sharded.load([](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
       initialize_range(p, 7, begin, end, out);
     });
@@ -98,7 +100,7 @@ TEST_CASE_FIXTURE(Fixture, "two fully sharded ranks learn as one rank does") {
 }
 
 TEST_CASE_FIXTURE(Fixture, "the communication backend changes no bit") {
-  for (const std::string mode : {"full", "none"}) {
+  for (const std::string mode : {"full", "gradients", "optimizer", "none"}) {
     CAPTURE(mode);
     std::array<Metrics, 2> metrics;
     for (const std::string backend : {"tcp", "shm"}) {
@@ -117,12 +119,12 @@ TEST_CASE_FIXTURE(Fixture, "the communication backend changes no bit") {
 
 TEST_CASE("each rank holds its share of parameters, optimizer state and gradients") {
   for (const DType compute : {DType::F32, DType::BF16}) {
-    const Held alone = train_on_threads(1, comm::ShardMode::Full, compute).front();
+    const Held alone = train_on_threads(1, "full", compute).front();
     CHECK(alone.optimizer_state == 2 * alone.parameters);
     CHECK(alone.gradients == alone.parameters);
     for (const int world : {2, 3, 4}) {
       CAPTURE(world);
-      for (const Held& held : train_on_threads(world, comm::ShardMode::Full, compute)) {
+      for (const Held& held : train_on_threads(world, "full", compute)) {
         // Padding: less than one alignment per unit.
         CHECK(held.parameters * world >= alone.parameters);
         CHECK(held.parameters * world < alone.parameters + alone.parameters / 20);
@@ -131,7 +133,7 @@ TEST_CASE("each rank holds its share of parameters, optimizer state and gradient
         CHECK(held.gathered == 0);
       }
     }
-    for (const Held& held : train_on_threads(2, comm::ShardMode::None, compute)) {
+    for (const Held& held : train_on_threads(2, "none", compute)) {
       CHECK(held.parameters >= alone.parameters);
       CHECK(held.optimizer_state >= alone.optimizer_state);
     }

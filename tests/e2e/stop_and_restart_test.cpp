@@ -50,7 +50,7 @@ TEST_CASE_FIXTURE(Wild, "a non-finite step stops the run, and all ranks report t
     CAPTURE(world);
     const std::string run = fmt::format("stop-{}", world);
     const auto result = run_to(kFailed, joined(wild(run, world, 60), {"--train.global_batch=12"}));
-    CHECK(count(result.err, ": the gradient of h.") == world);
+    CHECK(count(result.err, ": the gradient of ln_f.") == world);
     CHECK(count(result.err, " is not finite on rank 0 (and ") == world);
     CHECK(count(result.err, "; nothing was updated") == world);
     CHECK(count(result.err, "Lower optim.lr") == world);

@@ -142,7 +142,7 @@ TEST_CASE_FIXTURE(
     InMemory, "founding case: a precision that needs too much memory is told, with what would do") {
   // Two blocks of width 64 need 5.4, 4.0 and 3.3 MiB per rank on 2, 3 and 4 ranks, and 3.4, 2.6 and
   // 2.2 MiB in bf16.
-  const std::map<int, std::string> limits = {{2, "4800000"}, {3, "3500000"}, {4, "2900000"}};
+  const std::map<int, std::string> limits = {{2, "4200000"}, {3, "3100000"}, {4, "2500000"}};
   for (const auto& [world, limit] : limits) {
     CAPTURE(world);
     for (const bool narrow : {false, true}) {

@@ -78,7 +78,9 @@ io::SaveRequest make_request(const SampleModel& model, const io::fs::path& dir, 
   }
   std::map<std::string, std::vector<ShardLayout::Parameter>> units;
   for (const auto& tensor : model.tensors) {
-    const std::string unit = tensor.name.starts_with("h.") ? tensor.name.substr(0, 3) : "root";
+    const std::string& name = tensor.name;
+    const std::size_t dot = name.starts_with("h.") ? 3 : name.rfind('.');
+    const std::string unit = dot == std::string::npos ? "root" : name.substr(0, dot);
     units[unit].push_back({tensor.name, tensor.shape, false});
   }
   for (const auto& [unit, parameters] : units) {

@@ -12,11 +12,11 @@
 #include "core/base/error.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/on_threads.h"
+#include "tests/support/shard_modes.h"
 #include "tests/support/text.h"
 #include "tools/tessera/train/trainer.h"
 
 using namespace tessera;
-using comm::ShardMode;
 using test::holds;
 using tools::StepFindings;
 using tools::StepResult;
@@ -46,7 +46,7 @@ class Tokens final : public io::TokenSource {
 
 struct Setting {
   int world = 1;
-  ShardMode mode = ShardMode::Full;
+  std::string mode = "full";
   DType compute = DType::F32, master = DType::F32;
   int micro_batches = 1;
   bool recompute = false;
@@ -92,8 +92,9 @@ std::vector<Outcome> train(const Setting& setting) {
             ? comm::make_single_communicator()
             : comm::make_threads_communicator(group, rank, {.timeout = std::chrono::seconds(30)});
     models::Gpt2 model(config);
-    comm::ShardedModel sharded(model, setting.mode, setting.compute, context, *communicator, 1,
-                               setting.master);
+    const comm::Mesh mesh = test::mesh_of(setting.mode, *communicator);
+    comm::ShardedModel sharded(
+        model, mesh, test::spec_of(setting.mode, setting.compute, setting.master), context);
     sharded.load([&](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
       initialize_range(p, 7, begin, end, out);
       const auto put = [&](std::int64_t element, float value) {
@@ -142,15 +143,15 @@ std::vector<Outcome> train(const Setting& setting) {
 TEST_CASE("the rank and parameter with a non-finite gradient are named by all ranks") {
   std::vector<Setting> settings;
   for (const int world : {1, 2, 3, 4}) {
-    for (const ShardMode mode : {ShardMode::Full, ShardMode::None}) {
+    for (const std::string mode : {"full", "none"}) {
       settings.push_back({world, mode});
       settings.push_back({world, mode, DType::BF16, DType::F32, 2});
     }
-    settings.push_back({world, ShardMode::Full, DType::BF16, DType::BF16});
-    settings.push_back({world, ShardMode::Full, DType::F32, DType::F32, 3, true});
+    settings.push_back({world, "full", DType::BF16, DType::BF16});
+    settings.push_back({world, "full", DType::F32, DType::F32, 3, true});
   }
   for (const Setting& setting : settings) {
-    const bool sharded = setting.mode == ShardMode::Full;
+    const bool sharded = setting.mode == "full";
     CAPTURE(setting.world);
     CAPTURE(sharded);
     CAPTURE(setting.micro_batches);
@@ -160,7 +161,7 @@ TEST_CASE("the rank and parameter with a non-finite gradient are named by all ra
       INFO(outcome.error);
       CHECK(outcome.steps.size() == 1);
       CHECK(holds(outcome.error,
-                  "step 1: the gradient of h.1.mlp.c_proj.bias is not finite on "
+                  "step 1: the gradient of ln_f.bias is not finite on "
                   "rank " +
                       std::to_string(setting.world - 1) + " (and "));
       CHECK_FALSE(holds(outcome.error, "also on"));
@@ -173,7 +174,7 @@ TEST_CASE("the rank and parameter with a non-finite gradient are named by all ra
 }
 
 TEST_CASE("a skipped step changes nothing; after ten in a row the next one ends training") {
-  for (const ShardMode mode : {ShardMode::Full, ShardMode::None}) {
+  for (const std::string mode : {"full", "none"}) {
     Setting setting{3, mode};
     setting.skip = true;
     for (const Outcome& outcome : train(setting)) {
@@ -186,7 +187,7 @@ TEST_CASE("a skipped step changes nothing; after ten in a row the next one ends 
       }
     }
   }
-  Setting setting{2, ShardMode::None};
+  Setting setting{2, "none"};
   setting.bad_weights_of = 1;
   setting.skip = true;
   setting.steps = 20;
@@ -198,7 +199,7 @@ TEST_CASE("a skipped step changes nothing; after ten in a row the next one ends 
 }
 
 TEST_CASE("non-finite weights are named, not the gradients that follow from them") {
-  Setting setting{3, ShardMode::None};
+  Setting setting{3, "none"};
   setting.bad_weights_of = 2;
   for (const Outcome& outcome : train(setting)) {
     INFO(outcome.error);
@@ -211,7 +212,7 @@ TEST_CASE("non-finite weights are named, not the gradients that follow from them
 
 TEST_CASE("a result that is finite when recomputed is reported as a transient fault") {
   for (const int world : {1, 2}) {
-    Setting setting{world, ShardMode::Full};
+    Setting setting{world, "full"};
     setting.times = 1;
     for (const Outcome& outcome : train(setting)) {
       INFO(outcome.error);

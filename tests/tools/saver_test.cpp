@@ -21,6 +21,7 @@
 #include "models/gpt2.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/on_threads.h"
+#include "tests/support/shard_modes.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/text.h"
 
@@ -40,7 +41,7 @@ struct Settings {
   int world = 2;
   bool in_background = true;
   bool stop_on_error = false;
-  comm::ShardMode mode = comm::ShardMode::Full;
+  std::string mode = "full";
   std::chrono::milliseconds timeout{20'000};
   io::Retention retention{};
   std::function<void(int rank, std::string_view point)> at_point{};
@@ -96,7 +97,8 @@ std::vector<std::string> run_ranks(const fs::path& dir, const Settings& settings
     const auto communicator = settings.world == 1 ? comm::make_single_communicator()
                                                   : comm::make_threads_communicator(group, rank);
     models::Gpt2 model(kConfig);
-    comm::ShardedModel sharded(model, settings.mode, DType::F32, context, *communicator);
+    const comm::Mesh mesh = test::mesh_of(settings.mode, *communicator);
+    comm::ShardedModel sharded(model, mesh, test::spec_of(settings.mode), context);
     sharded.create_optimizer_state();
     StoreCoordinator meeting(store, "training", rank, settings.world, settings.timeout + 2s);
     StoreCoordinator flags(store, "flags", rank, settings.world, 20s);
@@ -393,11 +395,10 @@ TEST_CASE("a leaving rank waits for its save up to the timeout") {
 
 TEST_CASE("replicated state is written in equal parts") {
   const test::TempDir dir;
-  const auto errors =
-      run_ranks(dir.path(), {.world = 4, .mode = comm::ShardMode::None}, [&](RankOfTest& self) {
-        self.step(true);
-        self.saver->finish(self.state);
-      });
+  const auto errors = run_ranks(dir.path(), {.world = 4, .mode = "none"}, [&](RankOfTest& self) {
+    self.step(true);
+    self.saver->finish(self.state);
+  });
   for (const auto& error : errors) CHECK(error == "");
   const fs::path path = dir.path() / "step-00000001";
   CHECK(value_of(path) == 1.0F);

@@ -6,6 +6,7 @@
 
 #include "comm/single.h"
 #include "kernels/elementwise.h"
+#include "tests/support/shard_modes.h"
 
 using namespace tessera;
 
@@ -18,8 +19,8 @@ TEST_CASE("non-finite values are counted per parameter, with the position of the
     const Parameter a(root_module, "a", {4, 6}, {});
     const Parameter b(root_module, "b", {7}, {});
     const Parameter c(root_module, "c", {2}, {});
-    comm::ShardedModel model(root_module, comm::ShardMode::Full, master, context, *communicator, 1,
-                             master);
+    const comm::Mesh mesh(*communicator);
+    comm::ShardedModel model(root_module, mesh, test::spec_of("full", master, master), context);
     const auto load = [&](bool bad) {
       model.load([&](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
         for (std::int64_t i = begin; i < end; ++i) {

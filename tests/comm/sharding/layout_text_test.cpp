@@ -4,9 +4,9 @@
 
 #include "comm/single.h"
 #include "comm/threads.h"
+#include "tests/support/shard_modes.h"
 
 using namespace tessera;
-using comm::ShardMode;
 
 namespace {
 
@@ -19,15 +19,15 @@ struct Given {
 };
 
 // A rank's layout text for a root and one block.
-std::string text(const Given& given, comm::Communicator& communicator,
-                 ShardMode mode = ShardMode::Full) {
+std::string text(const Given& given, comm::Communicator& communicator, std::string mode = "full") {
   nn::Module model;
   const Parameter table(model, "table", {5, 4}, {});
   nn::Module block(model, given.unit);
   const Parameter first(block, given.name, given.shape, {}, given.decay);
   const Parameter second(block, "bias", {8}, {});
-  return comm::layout_text(comm::ShardedModel(model, mode, given.compute, Context::create(),
-                                              communicator, 1, given.master));
+  const comm::Mesh mesh = test::mesh_of(mode, communicator);
+  return comm::layout_text(comm::ShardedModel(
+      model, mesh, test::spec_of(mode, given.compute, given.master), Context::create()));
 }
 
 std::string text(const Given& given) {
@@ -60,7 +60,7 @@ TEST_CASE("any difference in a unit changes its line") {
 }
 
 TEST_CASE("all ranks produce the same text, although they hold different shards") {
-  for (const ShardMode mode : {ShardMode::Full, ShardMode::None}) {
+  for (const std::string mode : {"full", "none"}) {
     const auto group = std::make_shared<comm::ThreadGroup>(2);
     const auto first = comm::make_threads_communicator(group, 0);
     const auto second = comm::make_threads_communicator(group, 1);

@@ -17,10 +17,10 @@
 #include "core/ops/elementwise.h"
 #include "core/ops/linear.h"
 #include "tests/support/on_threads.h"
+#include "tests/support/shard_modes.h"
 
 using namespace tessera;
 using comm::ShardedModel;
-using comm::ShardMode;
 
 namespace {
 
@@ -80,14 +80,15 @@ void micro_step(Chain& chain, ShardedModel& sharded, const std::shared_ptr<Conte
 
 TEST_CASE(
     "every element has exactly one owner at any world size, even with more ranks than elements") {
-  for (const auto mode : {ShardMode::Full, ShardMode::None}) {
+  for (const std::string mode : {"full", "gradients", "optimizer", "none"}) {
     for (const int world : {1, 2, 3, 5, 8}) {
       Chain sizes(7, 2);
       std::map<std::string, std::vector<int>> seen;
       std::mutex mutex;
       run_ranks(world, [&](int, const auto& context, comm::Communicator& communicator) {
         Chain chain(7, 2);
-        ShardedModel sharded(chain, mode, DType::F32, context, communicator);
+        const comm::Mesh mesh = test::mesh_of(mode, communicator);
+        ShardedModel sharded(chain, mesh, test::spec_of(mode), context);
         sharded.load(fill);
         const std::lock_guard lock(mutex);
         for (const auto& piece : sharded.owned_pieces()) {
@@ -135,7 +136,8 @@ TEST_CASE(
     const auto context = Context::create();
     auto single = comm::make_single_communicator();
     Chain chain(9, 3);
-    ShardedModel sharded(chain, ShardMode::Full, DType::F32, context, *single);
+    const comm::Mesh mesh(*single);
+    ShardedModel sharded(chain, mesh, {}, context);
     sharded.load(fill);
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       micro_step(chain, sharded, context, i == 0, i + 1 == inputs.size(), inputs[i]);
@@ -143,13 +145,14 @@ TEST_CASE(
     collect(sharded, expected);
   }
   CHECK(expected.at("h.1.unused") == std::vector<float>{0.0F, 0.0F});
-  for (const auto mode : {ShardMode::Full, ShardMode::None}) {
+  for (const std::string mode : {"full", "gradients", "optimizer", "none"}) {
     for (const int world : {2, 3}) {
       std::map<std::string, std::vector<float>> actual;
       std::mutex mutex;
       run_ranks(world, [&](int rank, const auto& context, comm::Communicator& communicator) {
         Chain chain(9, 3);
-        ShardedModel sharded(chain, mode, DType::F32, context, communicator);
+        const comm::Mesh mesh = test::mesh_of(mode, communicator);
+        ShardedModel sharded(chain, mesh, test::spec_of(mode), context);
         sharded.load(fill);
         const auto per_rank = inputs.size() / static_cast<std::size_t>(world);
         for (int pass = 0; pass < 2; ++pass) {  // no state may leak into the second step
@@ -188,7 +191,8 @@ TEST_CASE("two ranks each hold half; whole units exist only while they are used"
   for (const int world : {1, 2, 4}) {
     run_ranks(world, [&](int, const auto& context, comm::Communicator& communicator) {
       Chain chain(64, 6);
-      ShardedModel sharded(chain, ShardMode::Full, DType::F32, context, communicator);
+      const comm::Mesh mesh(communicator);
+      ShardedModel sharded(chain, mesh, {}, context);
       sharded.load(fill);
       micro_step(chain, sharded, context, true, true, 0.1);
       sharded.step({}, 1e-3, 1, Tensor::full(context, {1}, DType::F32, 1.0));
@@ -221,7 +225,8 @@ TEST_CASE("the prefetch distance bounds the gathered units, and does not change 
   for (const int ahead : {0, 1, 2, 100}) {
     run_ranks(2, [&](int rank, const auto& context, comm::Communicator& communicator) {
       Chain chain(64, 6);
-      ShardedModel sharded(chain, ShardMode::Full, DType::F32, context, communicator, ahead);
+      const comm::Mesh mesh(communicator);
+      ShardedModel sharded(chain, mesh, {.gather_ahead = ahead}, context);
       sharded.load(fill);
       const auto peak = [&] { return context->ledger().usage(MemoryCategory::Gathered).peak; };
       const std::int64_t unit_bytes = sharded.units()[1]->layout().padded_size() * 4;
@@ -240,7 +245,8 @@ TEST_CASE("the prefetch distance bounds the gathered units, and does not change 
 TEST_CASE("a parameter can be read within a unit only, or while the whole model is gathered") {
   run_ranks(2, [&](int, const auto& context, comm::Communicator& communicator) {
     Chain chain(8, 2);
-    ShardedModel sharded(chain, ShardMode::Full, DType::F32, context, communicator);
+    const comm::Mesh mesh(communicator);
+    ShardedModel sharded(chain, mesh, {}, context);
     sharded.load(fill);
     const NoGradGuard no_grad(*context);
     const Tensor x = Tensor::full(context, {2, 8}, DType::F32, 1.0);
@@ -275,14 +281,15 @@ struct Tangle : nn::Module {
   }
 };
 
-std::map<std::string, std::vector<float>> tangle_gradients(int world, ShardMode mode,
+std::map<std::string, std::vector<float>> tangle_gradients(int world, const std::string& mode,
                                                            nn::Recompute recompute) {
   std::map<std::string, std::vector<float>> result;
   std::mutex mutex;
   run_ranks(world, [&](int rank, const auto& context, comm::Communicator& communicator) {
     Tangle model;
     model.set_recompute(recompute);
-    ShardedModel sharded(model, mode, DType::F32, context, communicator);
+    const comm::Mesh mesh = test::mesh_of(mode, communicator);
+    ShardedModel sharded(model, mesh, test::spec_of(mode), context);
     sharded.load(fill);
     for (int step = 0; step < 4; ++step) {
       for (int m = 0; m < 2; ++m) {
@@ -293,7 +300,7 @@ std::map<std::string, std::vector<float>> tangle_gradients(int world, ShardMode 
         sharded.end_micro_batch();
       }
       const std::lock_guard lock(mutex);
-      if (world > 1 && mode == ShardMode::Full)
+      if (world > 1 && mode == "full")
         CHECK(context->ledger().usage(MemoryCategory::Gathered).current == 0);
       for (const auto& unit : sharded.units()) {
         auto& values = result[fmt::format("{} {}", step, unit->name())];
@@ -318,13 +325,13 @@ std::map<std::string, std::vector<float>> tangle_gradients(int world, ShardMode 
 }  // namespace
 
 TEST_CASE("units may be shared, nested, recomputed, and skipped at some steps") {
-  const auto expected = tangle_gradients(1, ShardMode::Full, nn::Recompute::None);
+  const auto expected = tangle_gradients(1, "full", nn::Recompute::None);
   CHECK(expected.at("1 h.3") == std::vector<float>(8 * 8 + 8 + 2, 0.0F));
   CHECK(expected.at("0 h.3") != expected.at("1 h.3"));
   CHECK(expected.at("0 h.0") == expected.at("2 h.0"));
-  CHECK(tangle_gradients(1, ShardMode::Full, nn::Recompute::Block) == expected);
+  CHECK(tangle_gradients(1, "full", nn::Recompute::Block) == expected);
   for (const int world : {2, 3}) {
-    for (const ShardMode mode : {ShardMode::Full, ShardMode::None}) {
+    for (const std::string mode : {"full", "gradients", "optimizer", "none"}) {
       const auto sharded = tangle_gradients(world, mode, nn::Recompute::None);
       CHECK(tangle_gradients(world, mode, nn::Recompute::Block) == sharded);
       for (const auto& [name, values] : expected)
@@ -338,7 +345,8 @@ TEST_CASE("a unit whose result is not a part of the loss is named") {
   const auto context = Context::create();
   auto single = comm::make_single_communicator();
   Chain chain(4, 2);
-  ShardedModel sharded(chain, ShardMode::Full, DType::F32, context, *single);
+  const comm::Mesh mesh(*single);
+  ShardedModel sharded(chain, mesh, {}, context);
   sharded.load(fill);
   const Tensor x = Tensor::full(context, {2, 4}, DType::F32, 1.0);
   CHECK_THROWS_WITH_AS(nn::unit(chain.h[0], x),
@@ -362,7 +370,8 @@ TEST_CASE("if a rank leaves during a step, the others name it") {
   std::atomic<int> informed{0};
   run_ranks(3, [&](int rank, const auto& context, comm::Communicator& communicator) {
     Chain chain(8, 4);
-    ShardedModel sharded(chain, ShardMode::Full, DType::F32, context, communicator);
+    const comm::Mesh mesh(communicator);
+    ShardedModel sharded(chain, mesh, {}, context);
     sharded.load(fill);
     micro_step(chain, sharded, context, true, true, 0.1);
     if (rank == 1) {
@@ -383,15 +392,16 @@ TEST_CASE("if a rank leaves during a step, the others name it") {
 TEST_CASE("invalid arguments are refused") {
   const auto context = Context::create();
   auto single = comm::make_single_communicator();
+  const comm::Mesh mesh(*single);
   nn::Module empty;
-  CHECK_THROWS_WITH_AS(ShardedModel(empty, ShardMode::Full, DType::F32, context, *single),
-                       "the model has no parameters", InvalidArgument);
+  CHECK_THROWS_WITH_AS(ShardedModel(empty, mesh, {}, context), "the model has no parameters",
+                       InvalidArgument);
   Chain chain(4, 1);
-  CHECK_THROWS_AS(ShardedModel(chain, ShardMode::Full, DType::F64, context, *single),
-                  InvalidArgument);
-  const ShardedModel sharded(chain, ShardMode::Full, DType::F32, context, *single);
-  CHECK_THROWS_WITH_AS(ShardedModel(chain, ShardMode::Full, DType::F32, context, *single),
-                       "the model is sharded already", InvalidArgument);
-  CHECK_THROWS_WITH_AS(comm::parse_shard_mode("half"),
-                       "shard.mode must be full or none, got 'half'", InvalidArgument);
+  CHECK_THROWS_AS(ShardedModel(chain, mesh, {.compute = DType::F64}, context), InvalidArgument);
+  const ShardedModel sharded(chain, mesh, {}, context);
+  CHECK_THROWS_WITH_AS(ShardedModel(chain, mesh, {}, context), "the model is sharded already",
+                       InvalidArgument);
+  CHECK_THROWS_WITH_AS(comm::shard_spec("half"),
+                       "shard.mode must be none, optimizer, gradients, full or hybrid, got 'half'",
+                       InvalidArgument);
 }

@@ -56,8 +56,10 @@ void Config::validate(int world_size) {
   require(!data.train.empty(), "no training data; name a file with --data.train FILE");
   check_batches(train, world_size);
   parse_device(train.device);
-  require<Unsupported>(shard.mode == "full" || shard.mode == "none",
-                       "shard.mode {} is not in this build yet; it has full and none", shard.mode);
+  require(shard.group == 0 || shard.mode == "hybrid",
+          "shard.group is for shard.mode hybrid, and the mode is {}", shard.mode);
+  require(shard.group == 0 || world_size % shard.group == 0,
+          "shard.group {} does not divide the {} ranks", shard.group, world_size);
   require<Unsupported>(comm.backend != "nccl" || train.device != "cpu",
                        "comm.backend nccl is for ranks on GPUs, and train.device is cpu; use shm, "
                        "tcp or auto");

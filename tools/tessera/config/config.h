@@ -61,6 +61,11 @@ struct Config {
   } optim;
   struct Shard {
     std::string mode = "full";
+    std::int64_t group = 0;  ///< ranks per shard group of mode hybrid; 0: the ranks of a host
+    std::string reshard_after_forward = "on";
+    std::string accumulate = "sharded";
+    std::string gradient_dtype = "f32";
+    std::string reduce_dtype = "f32";
     std::int64_t gather_ahead = 1;
   } shard;
   struct Checkpoint {

@@ -98,8 +98,19 @@ std::vector<Field> make_fields() {
       number(KEY(optim.min_lr), 0, 1e3,
              "learning rate at the end of the schedule; a tenth of lr unless given"),
 
-      text(KEY(shard.mode), "what is sharded over ranks", {"full", "none"},
-           {"optimizer", "gradients", "hybrid"}),
+      text(KEY(shard.mode),
+           "full: parameters, gradients, optimizer state; gradients: the last two; optimizer: the "
+           "last; hybrid: full within groups of ranks",
+           {"full", "gradients", "optimizer", "hybrid", "none"}),
+      number(KEY(shard.group), 0, 1 << 20,
+             "ranks per group of mode hybrid; 0: the ranks of a host"),
+      text(KEY(shard.reshard_after_forward),
+           "off: keep parameters gathered until backward has used them", {"on", "off"}),
+      text(KEY(shard.accumulate),
+           "whole: reduce gradients once per step, not once per micro-batch; takes their memory",
+           {"sharded", "whole"}),
+      text(KEY(shard.gradient_dtype), "dtype of gradients before their reduction", {"f32", "bf16"}),
+      text(KEY(shard.reduce_dtype), "dtype in which gradients are sent", {"f32", "bf16"}),
       number(KEY(shard.gather_ahead), 0, 1 << 20, "units to gather ahead of the one in use"),
 
       number(KEY(checkpoint.every), 0, 1e15,

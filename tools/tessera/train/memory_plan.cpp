@@ -34,8 +34,7 @@ std::int64_t plan_activations(const RunSetup& setup, DType compute_dtype) {
 
 MemoryPlan plan_memory(const RunSetup& setup, int world_size, const Context& context) {
   MemoryPlan plan{};
-  const bool scatters =
-      comm::parse_shard_mode(setup.config.shard.mode) == comm::ShardMode::Full && world_size > 1;
+  const bool scatters = setup.config.shard.mode == "full" && world_size > 1;
   const bool bf16 = setup.config.train.precision != "fp32";
   const std::int64_t compute_size = bf16 ? 2 : 4;
   const std::int64_t master_size = setup.config.train.precision == "bf16-true" ? 2 : 4;

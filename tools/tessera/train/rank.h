@@ -76,6 +76,7 @@ class Rank {
   comm::Communicator& communicator_;
   std::shared_ptr<Context> context_;
   models::Gpt2 model_;
+  comm::Mesh mesh_;
   comm::ShardedModel sharded_;
   Trainer trainer_;
   std::shared_ptr<comm::Store> store_;

@@ -191,6 +191,25 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
   return setup;
 }
 
+comm::ShardSpec shard_spec_of(const Config& config) {
+  const auto dtype = [](bool wide) { return wide ? DType::F32 : DType::BF16; };
+  comm::ShardSpec spec = comm::shard_spec(config.shard.mode);
+  if (config.shard.accumulate == "whole") spec.gradients = comm::Hold::Whole;
+  spec.reshard_after_forward = config.shard.reshard_after_forward == "on";
+  spec.gather_ahead = static_cast<int>(config.shard.gather_ahead);
+  spec.compute = dtype(config.train.precision == "fp32");
+  spec.master = dtype(config.train.precision != "bf16-true");
+  spec.gradient = dtype(config.shard.gradient_dtype == "f32");
+  spec.reduction = dtype(config.shard.reduce_dtype == "f32");
+  return spec;
+}
+
+int shard_group_size(const Config& config, int world_size, int local_world_size) {
+  const auto group = static_cast<int>(config.shard.group);
+  return comm::shard_group_size(config.shard.mode, world_size,
+                                group > 0 ? group : local_world_size);
+}
+
 void require_head_dim(const models::Gpt2Config& model, Device device, std::string_view cpu_flag) {
   const std::int64_t head_dim = model.n_embd / model.n_head;
   require<Unsupported>(device.type != DeviceType::CUDA || head_dim <= kernels::kMostCudaHeadDim,

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "comm/sharding/shard_spec.h"
 #include "core/base/device.h"
 #include "io/checkpoint/reader.h"
 #include "io/data/dataset.h"
@@ -45,6 +46,12 @@ io::TokenizerPtr model_tokenizer(const io::ModelSource& source);
 /// @throws InvalidArgument listing all mismatched keys and tensors; IoError, CorruptCheckpoint,
 ///         Unsupported
 RunSetup set_up(Config config, int world_size, const std::optional<std::filesystem::path>& resume);
+
+/// How the configuration distributes the model.
+comm::ShardSpec shard_spec_of(const Config& config);
+/// @param local_world_size  ranks of this host, the same on all hosts
+/// @throws InvalidArgument if groups of that size don't fit
+int shard_group_size(const Config& config, int world_size, int local_world_size);
 
 /// @param cpu_flag  flag that selects the CPU, for the message: "--device cpu"
 /// @throws Unsupported if head_dim exceeds the limit of the GPU kernels

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <memory>
+
+#include "comm/communicator.h"
+
+namespace tessera::comm {
+
+/// Ranks as a grid: `replicas` groups of `shard_size` ranks that share out one copy of the model.
+/// Rank r belongs to replica r / shard_size, at position r % shard_size.
+class Mesh {
+ public:
+  /// One replica over all ranks. `world` must outlive the mesh.
+  explicit Mesh(Communicator& world) : Mesh(world, world.world_size()) {}
+  /// @param shard_size  divides the number of ranks; 1: every rank has a copy
+  /// @throws InvalidArgument otherwise; CommError
+  Mesh(Communicator& world, int shard_size);
+  /// Of communicators that exist: the ranks of this replica, and those of the same position.
+  Mesh(Communicator& world, Communicator& shard, Communicator& replicate)
+      : world_(&world), shard_(&shard), replicate_(&replicate) {}
+
+  Communicator& world() const { return *world_; }
+  /// The ranks that share out this rank's copy of the model.
+  Communicator& shard() const { return *shard_; }
+  /// The ranks that hold the same shard as this one.
+  Communicator& replicate() const { return *replicate_; }
+
+ private:
+  Communicator* world_;
+  Communicator* shard_;
+  Communicator* replicate_;
+  std::unique_ptr<Communicator> own_shard_, own_replicate_;
+};
+
+}  // namespace tessera::comm

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "core/base/dtype.h"
+
+namespace tessera::comm {
+
+/// Whether a rank holds all of something or its part of the shard group's.
+enum class Hold : std::uint8_t { Whole, Split };
+
+/// How a model is distributed over the shard group of a mesh, and in which precision. Master weights
+/// and optimizer state are always split over the group; a group of one rank splits nothing.
+struct ShardSpec {
+  Hold parameters = Hold::Split;  ///< between their uses
+  Hold gradients = Hold::Split;   ///< between micro-batches; whole: reduced once per step
+  /// With split parameters: release them after forward and gather them again for backward.
+  bool reshard_after_forward = true;
+  /// Units gathered in advance, to hide a slow network; each takes the memory of a unit.
+  int gather_ahead = 1;
+
+  DType compute = DType::F32;  ///< parameters that the model reads: f32 or bf16
+  /// Weights that are updated and saved: f32, or bf16 if that is the compute dtype (updates are then
+  /// rounded stochastically).
+  DType master = DType::F32;
+  DType gradient = DType::F32;   ///< gradients during backward: f32 or bf16
+  DType reduction = DType::F32;  ///< what the shard group sends to sum up gradients: f32 or bf16
+
+  /// @throws InvalidArgument on dtypes that do not fit
+  void validate() const;
+};
+
+/// The spec of a mode, in float32. "none": nothing is split, in shard groups of one rank;
+/// "optimizer": the optimizer state; "gradients": gradients too; "full": parameters too, so that a
+/// rank holds its part of everything; "hybrid": full within the groups of a mesh.
+/// @throws InvalidArgument for other names
+ShardSpec shard_spec(std::string_view mode);
+
+/// Size of a mode's shard groups. @param group  that of "hybrid"
+int shard_group_size(std::string_view mode, int world_size, int group);
+
+}  // namespace tessera::comm
