@@ -10,8 +10,8 @@ void check_buffer(const TensorView& view, std::string_view what, Device device) 
           view.device.str());
   require(view.is_contiguous(), "{}: expected a contiguous buffer, got shape {} with strides {}",
           what, view.shape, view.strides);
-  require(view.data != nullptr || view.numel() == 0, "{}: the buffer of shape {} has no memory",
-          what, view.shape);
+  require(view.data != nullptr || view.numel() == 0 || view.device.type == DeviceType::Meta,
+          "{}: the buffer of shape {} has no memory", what, view.shape);
 }
 
 // Checks the first buffer of a collective. @return the device that all its buffers must be on
@@ -29,9 +29,15 @@ void check_parts(const TensorView& view, int world_size, std::string_view what) 
 
 }  // namespace
 
+std::int64_t Communicator::sent_parts(std::size_t bytes) const {
+  const auto world = static_cast<std::size_t>(world_size());
+  return static_cast<std::int64_t>(bytes * (world - 1) / world);
+}
+
 WorkPtr Communicator::start_all_gather(const TensorView& buffer, CollectiveOptions options) {
   const Device where = check_first_buffer(buffer, "all_gather", device());
   check_parts(buffer, world_size(), "all_gather");
+  traffic_.all_gather += sent_parts(buffer.bytes());
   return start({.kind = CollectiveKind::AllGather,
                 .dtype = buffer.dtype,
                 .count = buffer.numel(),
@@ -55,9 +61,10 @@ WorkPtr Communicator::start_reduce_scatter(const TensorView& in, const TensorVie
           in.numel(), world_size(), in.numel() / world_size(), out.numel());
   const auto* in_begin = static_cast<const std::byte*>(in.data);
   const auto* out_begin = static_cast<const std::byte*>(out.data);
-  require(
-      in.numel() == 0 || in_begin + in.bytes() <= out_begin || out_begin + out.bytes() <= in_begin,
-      "reduce_scatter: input and output overlap; use separate memory");
+  require(in.numel() == 0 || in.device.type == DeviceType::Meta ||
+              in_begin + in.bytes() <= out_begin || out_begin + out.bytes() <= in_begin,
+          "reduce_scatter: input and output overlap; use separate memory");
+  traffic_.reduce_scatter += sent_parts(in.bytes());
   return start({.kind = CollectiveKind::ReduceScatter,
                 .dtype = in.dtype,
                 .count = in.numel(),
@@ -73,6 +80,7 @@ WorkPtr Communicator::start_all_reduce(const TensorView& buffer, ReduceOp op,
   const Device where = check_first_buffer(buffer, "all_reduce", device());
   require(buffer.dtype == DType::F64 || buffer.dtype == DType::F32 || buffer.dtype == DType::I64,
           "all_reduce: expected dtype f64, f32 or i64, got {}", buffer.dtype);
+  traffic_.all_reduce += 2 * sent_parts(buffer.bytes());
   return start({.kind = CollectiveKind::AllReduce,
                 .dtype = buffer.dtype,
                 .op = op,

@@ -37,6 +37,13 @@ class Work {
 };
 using WorkPtr = std::shared_ptr<Work>;
 
+/// Bytes that a rank sent in collectives, by kind: of a buffer of n bytes, (W - 1) / W of it in a
+/// gather or scatter over W ranks, and twice that in an all_reduce.
+struct Traffic {
+  std::int64_t all_gather = 0, reduce_scatter = 0, all_reduce = 0;
+  std::int64_t total() const { return all_gather + reduce_scatter + all_reduce; }
+};
+
 /// Collectives over a fixed group of ranks.
 ///
 /// All ranks of the group call the same collectives in the same order, numbered from 0. The start_
@@ -82,6 +89,10 @@ class Communicator {
   /// InternalError. The same group may be started again.
   virtual void drop_group() noexcept {}
 
+  /// Sum over the collectives that were started. The bytes are those of the algorithms that move
+  /// least, whatever a backend does.
+  const Traffic& traffic() const { return traffic_; }
+
   void all_gather(const TensorView& buffer, CollectiveOptions options) {
     start_all_gather(buffer, std::move(options))->wait();
   }
@@ -117,6 +128,10 @@ class Communicator {
  protected:
   /// Device whose buffers are accepted besides those of the host.
   virtual Device device() const { return {}; }
+
+ private:
+  std::int64_t sent_parts(std::size_t bytes) const;
+  Traffic traffic_;
 };
 
 /// Groups the collectives started in its lifetime; see Communicator::begin_group().

@@ -329,10 +329,9 @@ class SharedMemoryBackend final : public ProcessBackend {
   void book(std::int64_t sign) {
     if (!context_) return;
     MemoryLedger& ledger = context_->ledger();
-    std::size_t share = segment_.bytes() / index(world_);
-    if (rank_ == 0) share += segment_.bytes() % index(world_);
-    ledger.book(ledger.entry(MemoryCategory::Communication, "shared memory"),
-                sign * static_cast<std::int64_t>(share));
+    ledger.book(
+        ledger.entry(MemoryCategory::Communication, "shared memory"),
+        sign * static_cast<std::int64_t>(shared_memory_share(segment_.bytes(), rank_, world_)));
   }
 
   const std::shared_ptr<Context> context_;
@@ -347,7 +346,13 @@ class SharedMemoryBackend final : public ProcessBackend {
 }  // namespace
 
 std::size_t shared_memory_bytes(int world_size, const SharedMemoryOptions& options) {
-  return layout_of(world_size, options).bytes();
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return (layout_of(world_size, options).bytes() + page - 1) / page * page;
+}
+
+std::size_t shared_memory_share(std::size_t bytes, int rank, int world_size) {
+  const auto world = static_cast<std::size_t>(world_size);
+  return bytes / world + (rank == 0 ? bytes % world : 0);
 }
 
 SharedSegment connect_shared_segment(Store& store, int rank, int world_size,

@@ -15,8 +15,10 @@ struct SharedMemoryOptions : ConnectOptions {
   std::size_t chunk_bytes = 128 * 1024;
 };
 
-/// Minimum bytes of the segment.
+/// Bytes of the segment.
 std::size_t shared_memory_bytes(int world_size, const SharedMemoryOptions& options);
+/// The part of a segment of `bytes` that a rank's memory ledger counts.
+std::size_t shared_memory_share(std::size_t bytes, int rank, int world_size);
 
 /// Rank 0 creates a segment, all others map it. Called by all ranks, which succeed or fail
 /// together.

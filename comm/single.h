@@ -9,4 +9,7 @@ namespace tessera::comm {
 /// A group of one rank: collectives run immediately, on the calling thread.
 std::unique_ptr<Communicator> make_single_communicator();
 
+/// A collective that has ended.
+WorkPtr finished_work();
+
 }  // namespace tessera::comm

@@ -357,4 +357,18 @@ std::unique_ptr<Communicator> make_tcp_communicator(const std::shared_ptr<Store>
       std::make_unique<TcpBackend>(store, rank, world_size, options), options.communicator.timeout);
 }
 
+std::size_t tcp_staging_bytes(const Collective& c, int rank, int world_size) {
+  std::size_t bytes = 0;  // that are combined at a time
+  if (c.kind == CollectiveKind::ReduceScatter) {
+    bytes = c.bytes() / static_cast<std::size_t>(world_size);
+  } else if (c.kind == CollectiveKind::AllReduce && c.bytes() > sizeof(Header::payload)) {
+    bytes = c.bytes();
+    if (bytes > kDirectTcpAllReduce)
+      bytes = static_cast<std::size_t>(c.count * (rank + 1) / world_size -
+                                       c.count * rank / world_size) *
+              dtype_size(c.dtype);
+  }
+  return std::min(bytes, kPiece) * static_cast<std::size_t>(world_size - 1);
+}
+
 }  // namespace tessera::comm

@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 
+#include "comm/collective.h"
 #include "comm/control/store.h"
 #include "comm/queued_communicator.h"
 
@@ -33,5 +34,8 @@ struct TcpOptions : ConnectOptions {
 /// @throws CommError if not all ranks connect in time
 std::unique_ptr<Communicator> make_tcp_communicator(const std::shared_ptr<Store>& store, int rank,
                                                     int world_size, const TcpOptions& options);
+
+/// Staging memory that a collective takes on a rank, and that the communicator keeps.
+std::size_t tcp_staging_bytes(const Collective& collective, int rank, int world_size);
 
 }  // namespace tessera::comm

@@ -46,6 +46,15 @@
     ::tessera::kernels::throw_no_kernel(#name, (context).device());             \
   } while (false)
 
+/// The same for kernels with scratch memory, which run on meta devices until they have booked it:
+/// there they return where Workspace::is_planned().
+#define TESSERA_DISPATCH_WITH_SCRATCH(name, context, args)                                         \
+  do {                                                                                             \
+    if ((context).device().type == DeviceType::Meta && (context).target().type == DeviceType::CPU) \
+      TESSERA_CPU_DISPATCH(name, context, args);                                                   \
+    TESSERA_DISPATCH(name, context, args);                                                         \
+  } while (false)
+
 #define TESSERA_KERNEL(name, Args) TESSERA_KERNEL_IF(name, Args, true)
 
 /// @param condition  expression on `args`; if false, the kernel is not run
@@ -53,6 +62,12 @@
   TESSERA_CPU_KERNEL(name, Args)                          \
   void name(Context& context, const Args& args) {         \
     if (condition) TESSERA_DISPATCH(name, context, args); \
+  }
+
+#define TESSERA_KERNEL_WITH_SCRATCH_IF(name, Args, condition)          \
+  TESSERA_CPU_KERNEL(name, Args)                                       \
+  void name(Context& context, const Args& args) {                      \
+    if (condition) TESSERA_DISPATCH_WITH_SCRATCH(name, context, args); \
   }
 
 namespace tessera::kernels {

@@ -12,6 +12,7 @@ namespace {
 
 void product(Context& context, const Matmul& args) {
   if (args.c.numel() == 0) return;
+  if (args.a.dtype == DType::BF16) TESSERA_DISPATCH_WITH_SCRATCH(matmul, context, args);
   TESSERA_DISPATCH(matmul, context, args);
 }
 

@@ -30,7 +30,7 @@ TESSERA_CPU_KERNEL(sum_of_squares, SumOfSquares)
 void sum_of_squares(Context& context, const SumOfSquares& args) {
   check_dense("sum_of_squares", "x", context, args.x, DType::F32);
   check_single("sum_of_squares", "sum", context, args.sum, DType::F64);
-  TESSERA_DISPATCH(sum_of_squares, context, args);
+  TESSERA_DISPATCH_WITH_SCRATCH(sum_of_squares, context, args);
 }
 
 TESSERA_CPU_KERNEL(clip_factor, ClipFactor)

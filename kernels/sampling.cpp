@@ -29,7 +29,7 @@ TESSERA_CPU_KERNEL(sample, Sampling)
 
 void sample(Context& context, const Sampling& args) {
   if (args.logits.shape[0] == 0) return;
-  const auto run = [&] { TESSERA_DISPATCH(sample, context, args); };
+  const auto run = [&] { TESSERA_DISPATCH_WITH_SCRATCH(sample, context, args); };
   run();
   if (context.device().type == DeviceType::CPU) check_tokens(args);
 }

@@ -11,4 +11,6 @@ Workspace::Workspace(Context& context, std::size_t bytes, const char* owner)
 
 Workspace::~Workspace() = default;
 
+bool Workspace::is_planned() const { return memory_->context()->device().type == DeviceType::Meta; }
+
 }  // namespace tessera::kernels

@@ -23,6 +23,8 @@ class Workspace {
 
   /// Aligned to 64 bytes, contents undefined; null on the meta device.
   void* data() const { return data_; }
+  /// True on the meta device: the memory is booked, and there is nothing to compute.
+  bool is_planned() const;
 
  private:
   std::shared_ptr<Storage> memory_;

@@ -17,6 +17,7 @@ struct ContextOptions {
   int threads = 1;  ///< threads of the CPU kernels, including the calling thread
   CpuLevel cpu_level = detect_cpu_level();
   std::string plugin = {};  ///< path of the CUDA plugin; see load_device_backend
+  Device planned{};  ///< meta device: the device whose use of memory it books; see Context::target
 };
 
 struct RngStep;
@@ -37,6 +38,11 @@ class Context : public std::enable_shared_from_this<Context> {
   Context& operator=(const Context&) = delete;
 
   Device device() const { return options_.device; }
+  /// The device, or the one that a meta context plans for: operations choose dtypes, chunks and
+  /// scratch memory for it, so that the ledger shows what it will use.
+  Device target() const {
+    return options_.device.type == DeviceType::Meta ? options_.planned : options_.device;
+  }
   CpuLevel cpu_level() const { return options_.cpu_level; }
   ThreadPool& threads() { return threads_; }
   MemoryLedger& ledger() { return ledger_; }

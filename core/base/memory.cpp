@@ -83,7 +83,13 @@ void MemoryLedger::book(Entry& entry, std::int64_t bytes) {
   const auto c = static_cast<std::size_t>(entry.category);
   add(entry.current, entry.peak);
   add(by_category_[c], by_category_peak_[c]);
+  const std::int64_t before = total_peak_.load();
   add(total_, total_peak_);
+  if (!recorded_ || total_peak_.load() == before) return;
+  for (std::size_t i = 0; i < by_category_.size(); ++i)
+    recorded_->by_category[i] = by_category_[i].load();
+  recorded_->owner = entry.owner;
+  recorded_->phase = phase_;
 }
 
 MemoryUsage MemoryLedger::total() const { return {total_.load(), total_peak_.load()}; }

@@ -85,9 +85,13 @@ Range::Range(Context& context, const std::string& name)
     : context_(context), trace_(context.trace()) {
   if (context.device().type == DeviceType::CUDA) context.backend().begin_range(name.c_str());
   if (trace_ != nullptr) span_ = trace_->begin(name, false);
+  if (!context.ledger().records_peak()) return;
+  outer_ = context.ledger().phase();
+  context.ledger().set_phase(name);
 }
 
 Range::~Range() {
+  if (context_.ledger().records_peak()) context_.ledger().set_phase(outer_);
   if (trace_ != nullptr && context_.trace() == trace_) trace_->end(span_);
   if (context_.device().type == DeviceType::CUDA) context_.backend().end_range();
 }

@@ -43,7 +43,8 @@ class Trace {
   std::vector<Span> spans_;
 };
 
-/// A named part of a step, such as "forward h.3", for profilers and the context's trace.
+/// A named part of a step, such as "forward h.3", for profilers, the context's trace, and the memory
+/// ledger's peak.
 class Range {
  public:
   Range(Context& context, const std::string& name);
@@ -55,6 +56,7 @@ class Range {
   Context& context_;
   Trace* trace_;
   std::size_t span_ = 0;
+  std::string outer_;  // name of the phase around this one, if the ledger records its peak
 };
 
 class KernelRange {

@@ -64,11 +64,11 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
 
   const DType accumulator = kernels::accumulator_dtype(x.dtype());
   // Tensor cores write the dtype that the next matmul reads; the CPU keeps the precision.
-  const DType logits_dtype = context->device().type == DeviceType::CUDA ? x.dtype() : accumulator;
+  const DType logits_dtype = context->target().type == DeviceType::CUDA ? x.dtype() : accumulator;
   const std::int64_t row_step = (vocab + kRowStep - 1) / kRowStep * kRowStep;
   const std::int64_t chunk_rows =
       choose_chunk_rows(rows, row_step * static_cast<std::int64_t>(dtype_size(logits_dtype)),
-                        context->device(), max_chunk_rows);
+                        context->target(), max_chunk_rows);
   const auto workspace = [&](const Shape& shape, DType dtype) {
     return Tensor::empty(context, shape, dtype, MemoryCategory::Workspace, kName);
   };

@@ -120,6 +120,7 @@ void for_each_slot(Context& context, Index n, const Sizes& sizes, const char* ow
   const Index slots = std::min<Index>(context.threads().size(), n);
   const Index per_slot = Layout(nullptr, sizes).used();
   const Workspace workspace(context, static_cast<std::size_t>(slots * per_slot) * sizeof(T), owner);
+  if (workspace.is_planned()) return;
   T* scratch = static_cast<T*>(workspace.data());
   context.threads().parallel_for(slots, 1, [&](Index begin, Index end) {
     for (Index slot = begin; slot < end; ++slot)

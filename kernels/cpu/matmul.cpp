@@ -116,6 +116,7 @@ void multiply_bf16(Context& context, const Matmul& args, Index m, Index n, Index
   const bool direct = std::is_same_v<C, float>;
   const Index elements = m * k + panel * k + n + (direct ? 0 : m * panel);
   const Workspace workspace(context, static_cast<std::size_t>(elements) * sizeof(float), "matmul");
+  if (workspace.is_planned()) return;
   float* wide_a = static_cast<float*>(workspace.data());
   float* wide_b = wide_a + m * k;
   float* bias = wide_b + panel * k;

@@ -126,6 +126,7 @@ void sample(Context& context, const Sampling& args) {
   const Workspace scratch(
       context, static_cast<std::size_t>(rows * few) * (sizeof(float) + sizeof(std::int32_t)),
       "sample");
+  if (scratch.is_planned()) return;
   auto* few_logits = static_cast<float*>(scratch.data());
   auto* few_ids = reinterpret_cast<std::int32_t*>(few_logits + rows * few);
   for_rows(context, rows, columns, [&](std::int64_t row, std::int64_t end) {

@@ -109,7 +109,8 @@ TEST_CASE("a run is refused if total memory is too small, and warned if free mem
   MemoryNeed need;
   MemoryAdvice advice;
   advice.add("--flag 1", "less");
-  need.plan[static_cast<std::size_t>(MemoryCategory::Parameters)] = 10 * kMiB;
+  need.plan.peak = 10 * kMiB;
+  need.plan.at_peak[static_cast<std::size_t>(MemoryCategory::Parameters)] = 10 * kMiB;
   need.ranks = 4;
   need.there = "this host has";
   CHECK(check_memory(need, advice, true).empty());  // unknown memory size

@@ -3,116 +3,138 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
+#include <memory>
 
-#include "comm/sharding/flat_unit.h"
-#include "core/autograd/autograd.h"
+#include "comm/planned.h"
+#include "comm/sharding/sharded_model.h"
+#include "io/checkpoint/async_saver.h"
+#include "io/data/sampler.h"
 #include "models/gpt2.h"
+#include "tools/tessera/model/text_generation.h"
 #include "tools/tessera/train/checkpoints.h"
+#include "tools/tessera/train/setup.h"
+#include "tools/tessera/train/trainer.h"
 
 namespace tessera::tools {
 namespace {
 
-std::int64_t& of(MemoryPlan& plan, MemoryCategory category) {
-  return plan[static_cast<std::size_t>(category)];
-}
+class ZeroTokens final : public io::TokenSource {
+ public:
+  std::int64_t size() const override { return std::int64_t{1} << 60; }
+  void read(std::int64_t /*begin*/, std::int64_t count, std::int32_t* dst) const override {
+    std::fill(dst, dst + count, 0);
+  }
+};
 
-// Peak activations of one micro-batch, measured on the meta device.
-std::int64_t plan_activations(const RunSetup& setup, DType compute_dtype) {
-  const auto meta = Context::create({.device = {DeviceType::Meta, 0}});
-  models::Gpt2 model(setup.model);
-  materialize(model, meta, compute_dtype, {});
-  model.set_training(true);
-  model.set_recompute(nn::parse_recompute(setup.config.train.recompute));
-  const Shape shape{setup.config.train.micro_batch, setup.config.model.seq_len};
-  const Tensor tokens = Tensor::empty(meta, shape, DType::I32, MemoryCategory::Data, "batch");
-  autograd::backward(model.loss(tokens, tokens, 1.0));
-  return meta->ledger().usage(MemoryCategory::Activations).peak;
+comm::Traffic operator*(const comm::Traffic& t, std::int64_t n) {
+  return {t.all_gather * n, t.reduce_scatter * n, t.all_reduce * n};
 }
+comm::Traffic operator+(const comm::Traffic& a, const comm::Traffic& b) {
+  return {a.all_gather + b.all_gather, a.reduce_scatter + b.reduce_scatter,
+          a.all_reduce + b.all_reduce};
+}
+comm::Traffic operator-(const comm::Traffic& a, const comm::Traffic& b) { return a + b * -1; }
+
+// More micro-batches than these change nothing but the traffic.
+constexpr std::int64_t kMicroBatches = 3;
+// The first step learns the order in which units are needed.
+constexpr std::int64_t kSteps = 2;
 
 }  // namespace
 
-MemoryPlan plan_memory(const RunSetup& setup, int world_size, const Context& context) {
-  MemoryPlan plan{};
-  const bool scatters = setup.config.shard.mode == "full" && world_size > 1;
-  const bool bf16 = setup.config.train.precision != "fp32";
-  const std::int64_t compute_size = bf16 ? 2 : 4;
-  const std::int64_t master_size = setup.config.train.precision == "bf16-true" ? 2 : 4;
-  models::Gpt2 model(setup.model);
-  std::vector<ShardLayout> units;
-  for (const Unit& unit : units_of(model)) units.push_back(layout_of(unit, world_size));
-  const auto held_of = [&](const ShardLayout& unit) {
-    return scatters ? unit.segment_size() : unit.padded_size();
+RankPlan plan_rank(const Config& config, const models::Gpt2Config& model_config, int rank,
+                   int world_size, const PlanOptions& options) {
+  ContextOptions context_options = options.context;
+  context_options.planned = options.context.device;
+  context_options.device = {DeviceType::Meta, 0};
+  const auto context = Context::create(context_options);
+  context->ledger().record_peak();
+
+  const int group = shard_group_size(config, world_size, options.local_world_size);
+  const auto make = [&](int r, int size) {
+    return comm::make_planned_communicator(context, options.backend, r, size);
   };
-  std::int64_t held = 0;
-  std::int64_t padded = 0;
-  std::vector<std::int64_t> blocks;  // padded elements of the units except the root
-  for (const ShardLayout& unit : units) {
-    held += held_of(unit);
-    padded += unit.padded_size();
-    blocks.push_back(unit.padded_size());
-  }
-  const std::int64_t root = blocks.front();
-  blocks.erase(blocks.begin());
-  std::sort(blocks.rbegin(), blocks.rend());
-  // Units gathered at the same time: the root, the block in use, and the blocks gathered ahead.
-  // Units with full gradients: the root, the block in use, and the block being reduced.
-  const auto largest = [&](std::int64_t count) {
-    std::int64_t sum = root;
-    for (std::size_t i = 0; i < std::min(static_cast<std::size_t>(count), blocks.size()); ++i)
-      sum += blocks[i];
+  const auto world = make(rank, world_size);
+  const bool splits = group > 1 && group < world_size;
+  const auto shard = splits ? make(rank % group, group) : nullptr;
+  const auto replicate = splits ? make(rank / group, world_size / group) : nullptr;
+  const comm::Mesh mesh =
+      splits ? comm::Mesh(*world, *shard, *replicate) : comm::Mesh(*world, group);
+  const auto traffic = [&] {
+    comm::Traffic sum = world->traffic();
+    if (splits) sum = sum + shard->traffic() + replicate->traffic();
     return sum;
   };
-  const std::int64_t whole = largest(2);
-  const std::int64_t gathered = largest(1 + setup.config.shard.gather_ahead);
 
-  // Accumulating over micro-batches needs a second gradient segment, for one unit at a time.
-  std::int64_t arriving = 0;
-  if (scatters && setup.config.train.global_batch / world_size > setup.config.train.micro_batch) {
-    for (const ShardLayout& unit : units) arriving = std::max(arriving, held_of(unit));
-  }
+  models::Gpt2 model(model_config);
+  model.set_recompute(nn::parse_recompute(config.train.recompute));
+  comm::ShardedModel sharded(model, mesh, shard_spec_of(config), context);
+  TrainerOptions trainer_options = tools::trainer_options(config);
+  const std::int64_t per_pass = config.train.micro_batch * world_size;
+  const std::int64_t micro_batches = config.train.global_batch / per_pass;
+  const auto step_of = [&](std::int64_t count) {
+    trainer_options.global_batch = per_pass * std::min(count, micro_batches);
+    return Trainer(model, sharded, *world, context, trainer_options);
+  };
+  const io::Sampler data(std::make_shared<ZeroTokens>(), config.model.seq_len,
+                         io::DataOrder::Sequential, 0);
+  sharded.load({});
+  sharded.create_optimizer_state();
+  std::shared_ptr<Storage> staging;
+  if (saves_beside_training(config, options.first_step))
+    staging = Storage::allocate(
+        context,
+        io::AsyncSaver::staging_bytes(make_save_request(sharded, config.checkpoint.what == "all")),
+        MemoryCategory::Staging, "checkpoint");
 
-  of(plan, MemoryCategory::Parameters) = held * master_size;
-  of(plan, MemoryCategory::OptimizerState) = held * 8;
-  of(plan, MemoryCategory::Gradients) = scatters ? (held + whole + arriving) * 4 : padded * 4;
-  // Sampling text at evaluations gathers the whole model.
-  const bool samples = !setup.config.train.sample_prompt.empty();
-  if (scatters) of(plan, MemoryCategory::Gathered) = (samples ? padded : gathered) * compute_size;
-  if (!scatters && compute_size != master_size)
-    of(plan, MemoryCategory::Gathered) = padded * compute_size;
-  of(plan, MemoryCategory::Activations) = plan_activations(setup, bf16 ? DType::BF16 : DType::F32);
-  if (saves_beside_training(setup.config, setup.state.step)) {
-    const std::int64_t moments = setup.config.checkpoint.what == "all" ? 8 : 0;
-    // Staging pads tensors to cache lines; segment_size() includes at least as much padding.
-    for (const ShardLayout& unit : units)
-      of(plan, MemoryCategory::Staging) += unit.segment_size() * (master_size + moments);
+  const auto no_signal = [] { return 0; };
+  Trainer trainer = step_of(kMicroBatches);
+  for (std::int64_t step = 0; step < kSteps; ++step) trainer.step(step, 0, data, no_signal);
+  const bool evaluates = options.evaluates && config.train.eval_every > 0;
+  for (int i = 0; evaluates && i < 2; ++i) trainer.evaluate(data, 1, no_signal);
+  if (options.prompt_tokens > 0 && evaluates) {
+    sharded.gather_all();
+    const std::vector<std::int32_t> prompt(static_cast<std::size_t>(options.prompt_tokens));
+    if (rank == 0) generate(model, context, prompt, config.train.sample_tokens, {}, {}, {});
+    sharded.end_evaluation();
   }
-  of(plan, MemoryCategory::Data) =
-      2 * 4 * setup.config.train.micro_batch * setup.config.model.seq_len;
-  // The communicator's shared memory is already allocated.
-  of(plan, MemoryCategory::Communication) =
-      context.ledger().usage(MemoryCategory::Communication).current;
+  const comm::Traffic before = traffic();
+  trainer.step(kSteps, 0, data, no_signal);
+
+  RankPlan plan;
+  const MemoryLedger& ledger = context->ledger();
+  plan.peak = ledger.total().peak;
+  plan.at_peak = ledger.recorded_peak().by_category;
+  for (std::size_t c = 0; c < plan.most.size(); ++c)
+    plan.most[c] = ledger.usage(static_cast<MemoryCategory>(c)).peak;
+  plan.reached_at =
+      fmt::format("{}, {}", ledger.recorded_peak().phase, ledger.recorded_peak().owner);
+  plan.is_exact = context->target().type == DeviceType::CPU;
+  plan.traffic = traffic() - before;
+  if (micro_batches > kMicroBatches) {
+    // Each further micro-batch sends as much as the last one here.
+    const comm::Traffic three = traffic();
+    step_of(kMicroBatches - 1).step(kSteps + 1, 0, data, no_signal);
+    plan.traffic =
+        plan.traffic + (plan.traffic - (traffic() - three)) * (micro_batches - kMicroBatches);
+  }
   return plan;
 }
 
-std::int64_t total(const MemoryPlan& plan) {
-  return std::accumulate(plan.begin(), plan.end(), std::int64_t{0});
-}
-
-std::string describe(const MemoryPlan& plan) {
+std::string describe(const MemoryByCategory& bytes) {
   std::string text;
-  for (std::size_t c = 0; c < plan.size(); ++c) {
-    if (plan[c] == 0) continue;
+  for (std::size_t c = 0; c < bytes.size(); ++c) {
+    if (bytes[c] == 0) continue;
     text +=
         fmt::format("{}{} {}", text.empty() ? "" : ", ",
-                    memory_category_name(static_cast<MemoryCategory>(c)), format_bytes(plan[c]));
+                    memory_category_name(static_cast<MemoryCategory>(c)), format_bytes(bytes[c]));
   }
   return text;
 }
 
 std::string check_memory(const MemoryNeed& need, const MemoryAdvice& advice, bool refuse) {
   const SystemMemory& memory = need.memory;
-  const std::int64_t bytes = total(need.plan) * need.ranks;
+  const std::int64_t bytes = need.plan.peak * need.ranks;
   if (memory.total <= 0 || bytes <= memory.available) return {};
   std::string text = fmt::format(
       "{} up to {} of memory, and {} {}{}; a rank's share: {}",
@@ -121,7 +143,7 @@ std::string check_memory(const MemoryNeed& need, const MemoryAdvice& advice, boo
       memory.available < memory.total
           ? fmt::format(" ({} of it free now)", format_bytes(memory.available))
           : std::string(),
-      describe(need.plan));
+      describe(need.plan.at_peak));
   if (refuse && bytes > memory.total)
     throw OutOfMemory("{}", advice.after(text + ". Nothing was started; to start anyway, use "
                                                 "--train.memory_check warn"));

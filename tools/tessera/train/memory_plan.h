@@ -3,27 +3,53 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
+#include "comm/communicator.h"
 #include "core/base/context.h"
 #include "core/base/system_memory.h"
+#include "models/gpt2_config.h"
+#include "tools/tessera/config/config.h"
 #include "tools/tessera/report/advice.h"
-#include "tools/tessera/train/setup.h"
 
 namespace tessera::tools {
 
-/// Planned peak bytes of a rank by MemoryCategory, without scratch of kernels and collectives.
-using MemoryPlan = std::array<std::int64_t, kMemoryCategories>;
+/// Bytes by MemoryCategory.
+using MemoryByCategory = std::array<std::int64_t, kMemoryCategories>;
 
-/// Computes the plan from the parameters' layout and a training step on the meta device.
-MemoryPlan plan_memory(const RunSetup& setup, int world_size, const Context& context);
+/// What a run is planned for.
+struct PlanOptions {
+  ContextOptions context{};        ///< device, threads and CPU level of each rank
+  std::string backend = "shm";     ///< of the communicator
+  int local_world_size = 1;        ///< ranks per host, for shard.mode hybrid
+  bool evaluates = true;           ///< there is validation data
+  std::int64_t prompt_tokens = 0;  ///< of train.sample_prompt; 0: no samples
+  std::int64_t first_step = 0;     ///< step that the run resumes from
+};
 
-std::int64_t total(const MemoryPlan& plan);
+/// A rank's use of memory, and what it sends per step.
+struct RankPlan {
+  std::int64_t peak = 0;       ///< most bytes in use at once
+  MemoryByCategory at_peak{};  ///< in use then; adds up to `peak`
+  MemoryByCategory most{};     ///< peak of each category
+  std::string reached_at;      ///< "backward h.3, linear": part of the step, and the operation
+  comm::Traffic traffic;       ///< bytes sent in a step, with the micro-batches of a whole batch
+  bool is_exact = true;        ///< false: without scratch memory of kernels
+};
+
+/// Plans a rank by running training on the meta device: loading, a few steps, an evaluation, a
+/// sample, and the staging of a save, as the run would. On the CPU the plan is exact: it is the peak
+/// that the memory ledger of the run shows.
+/// @throws what the run would throw for its arguments
+RankPlan plan_rank(const Config& config, const models::Gpt2Config& model, int rank, int world_size,
+                   const PlanOptions& options);
+
 /// "parameters 137.5 KiB, gradients 137.5 KiB, ..."
-std::string describe(const MemoryPlan& plan);
+std::string describe(const MemoryByCategory& bytes);
 
 /// Planned use of a host's or GPU's memory, and its size.
 struct MemoryNeed {
-  MemoryPlan plan{};
+  RankPlan plan{};
   int ranks = 1;        ///< number of ranks that share the memory
   SystemMemory memory;  ///< zeros if unknown; then nothing is checked
   std::string there;    ///< for messages: "this host has", "cuda:0 has"

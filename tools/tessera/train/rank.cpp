@@ -59,8 +59,9 @@ fs::path profile_file(const Config& config, int rank) {
   return file;
 }
 
-Rank::Rank(RunSetup setup, const comm::LaunchEnvironment& environment, comm::RankGroup& group,
-           const std::shared_ptr<Context>& context, int attempt, bool json, RankFlight& flight)
+Rank::Rank(RunSetup setup, const RankPlan& plan, const comm::LaunchEnvironment& environment,
+           comm::RankGroup& group, const std::shared_ptr<Context>& context, int attempt, bool json,
+           RankFlight& flight)
     : setup_(std::move(setup)),
       config_(setup_.config),
       rank_(environment.rank),
@@ -69,6 +70,7 @@ Rank::Rank(RunSetup setup, const comm::LaunchEnvironment& environment, comm::Ran
       communicator_(*group.communicator),
       context_(context),
       model_(setup_.model),
+      plan_(plan),
       mesh_(communicator_, shard_group_size(config_, world_size_, environment.local_world_size)),
       sharded_(model_, mesh_, shard_spec_of(config_), context_),
       trainer_(model_, sharded_, communicator_, context_, trainer_options()),
@@ -88,17 +90,11 @@ Rank::Rank(RunSetup setup, const comm::LaunchEnvironment& environment, comm::Ran
 }
 
 TrainerOptions Rank::trainer_options() {
-  return {.global_batch = config_.train.global_batch,
-          .micro_batch = config_.train.micro_batch,
-          .skip_nonfinite = config_.train.nonfinite == "skip",
-          .exchange = [this](const std::string& name,
-                             const std::string& text) { return coordinator_.exchange(name, text); },
-          .clip_norm = config_.optim.clip_norm,
-          .seed = static_cast<std::uint64_t>(config_.train.seed),
-          .adamw = {config_.optim.beta1, config_.optim.beta2, config_.optim.eps,
-                    config_.optim.weight_decay},
-          .schedule = {optim::LrSchedule::parse(config_.optim.schedule), config_.optim.lr,
-                       config_.optim.min_lr, config_.optim.warmup_steps, config_.train.steps}};
+  TrainerOptions options = tools::trainer_options(config_);
+  options.exchange = [this](const std::string& name, const std::string& text) {
+    return coordinator_.exchange(name, text);
+  };
+  return options;
 }
 
 void Rank::note(const std::string& text) {
@@ -172,7 +168,7 @@ void Rank::open_files() {
 
 void Rank::show_start() {
   if (!is_zero()) return;
-  std::cerr << start_table(style_, setup_, sharded_, communicator_, *context_);
+  std::cerr << start_table(style_, setup_, sharded_, communicator_, *context_, plan_);
   progress_ = std::make_unique<ProgressLine>(std::cerr, style_, state_.step, config_.train.steps,
                                              config_.train.log_every);
   for (const std::string& text : setup_.notes) note(text);
@@ -425,7 +421,7 @@ void Rank::finish(double seconds, int signal) {
   }
   progress_->finish();
   std::cerr << end_summary(style_, setup_, *metrics_, state_, setup_.state.step, seconds, signal,
-                           newest_step(config_.run.out), *context_);
+                           newest_step(config_.run.out), *context_, plan_);
   if (json_) {
     nlohmann::ordered_json summary;
     summary["step"] = state_.step;
@@ -439,6 +435,7 @@ void Rank::finish(double seconds, int signal) {
     }
     summary["seconds"] = seconds;
     summary["memory_peak_bytes"] = context_->ledger().total().peak;
+    summary["memory_planned_bytes"] = plan_.peak;
     summary["run"] = config_.run.out;
     std::cout << summary.dump() << std::endl;
   }

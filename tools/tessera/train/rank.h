@@ -19,6 +19,7 @@
 #include "tools/tessera/signal/stop_signal.h"
 #include "tools/tessera/train/checkpoints.h"
 #include "tools/tessera/train/flight.h"
+#include "tools/tessera/train/memory_plan.h"
 #include "tools/tessera/train/run_directory.h"
 #include "tools/tessera/train/saver.h"
 #include "tools/tessera/train/setup.h"
@@ -33,8 +34,9 @@ class Rank {
  public:
   /// @param attempt  unique for each Rank object of a run, equal on all ranks
   /// @param flight   must outlive this
-  Rank(RunSetup setup, const comm::LaunchEnvironment& environment, comm::RankGroup& group,
-       const std::shared_ptr<Context>& context, int attempt, bool json, RankFlight& flight);
+  Rank(RunSetup setup, const RankPlan& plan, const comm::LaunchEnvironment& environment,
+       comm::RankGroup& group, const std::shared_ptr<Context>& context, int attempt, bool json,
+       RankFlight& flight);
 
   /// Parameter layout to compare among ranks: see comm::layout_text().
   std::string layout() const { return comm::layout_text(sharded_); }
@@ -76,6 +78,7 @@ class Rank {
   comm::Communicator& communicator_;
   std::shared_ptr<Context> context_;
   models::Gpt2 model_;
+  const RankPlan plan_;
   comm::Mesh mesh_;
   comm::ShardedModel sharded_;
   Trainer trainer_;

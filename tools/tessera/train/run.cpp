@@ -71,15 +71,29 @@ std::vector<std::string> start_notes(const comm::RankGroup& group, const ChosenD
   return notes;
 }
 
+RankPlan plan_of(const RunSetup& setup, const comm::LaunchEnvironment& environment,
+                 const comm::Communicator& communicator, Context& context) {
+  return plan_rank(setup.config, setup.model, environment.rank, environment.world_size,
+                   {.context = {.device = context.device(),
+                                .threads = context.threads().size(),
+                                .cpu_level = context.cpu_level()},
+                    .backend = std::string(communicator.backend()),
+                    .local_world_size = environment.local_world_size,
+                    .evaluates = setup.val != nullptr,
+                    .prompt_tokens = prompt_tokens(setup),
+                    .first_step = setup.state.step});
+}
+
 // Checks the memory plan before anything is allocated. Only a host's first rank checks host memory.
 // @return a warning, or empty
-std::string check_room(const RunSetup& setup, const comm::LaunchEnvironment& environment,
+std::string check_room(const RunSetup& setup, const RankPlan& plan,
+                       const comm::LaunchEnvironment& environment,
                        const std::vector<comm::Hello>& ranks, Context& context) {
   const Config& config = setup.config;
   const DeviceType device = context.device().type;
   const std::int64_t limit = config.train.memory_limit;
   MemoryNeed need;
-  need.plan = plan_memory(setup, environment.world_size, context);
+  need.plan = plan;
   if (device == DeviceType::CUDA) {
     need.memory = context.backend().memory();
     need.there = context.device().str() + " has";
@@ -254,9 +268,10 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
         fmt::format("{} is at step {} of {} already; raise --train.steps to continue\n", resume,
                     setup.state.step, setup.config.train.steps);
 
+    const RankPlan plan = plan_of(setup, environment, *group.communicator, *context);
     const auto warnings = comm::exchange(
         *group.store, fmt::format("memory/{}", attempt), environment.rank, environment.world_size,
-        check_room(setup, environment, group.ranks, *context), timeout);
+        check_room(setup, plan, environment, group.ranks, *context), timeout);
     for (std::size_t rank = 0; rank < warnings.size(); ++rank) {
       if (!warnings[rank].empty())
         setup.notes.push_back(fmt::format("warning: rank {}: {}", rank, warnings[rank]));
@@ -265,7 +280,7 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
     std::string why;
     const Config resolved = setup.config;
     const int signal = with_memory_advice(resolved, environment.world_size, *context, [&] {
-      Rank rank(std::move(setup), environment, group, context, attempt, json, flight);
+      Rank rank(std::move(setup), plan, environment, group, context, attempt, json, flight);
       comm::compare_among_ranks(
           *group.store,
           attempt == 0 ? "parameter layout" : fmt::format("parameter layout, attempt {}", attempt),

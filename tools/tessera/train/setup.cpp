@@ -191,6 +191,12 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
   return setup;
 }
 
+std::int64_t prompt_tokens(const RunSetup& setup) {
+  const std::string& prompt = setup.config.train.sample_prompt;
+  if (prompt.empty()) return 0;
+  return std::ssize(setup.dataset.tokenizer->encode(prompt, "train.sample_prompt"));
+}
+
 comm::ShardSpec shard_spec_of(const Config& config) {
   const auto dtype = [](bool wide) { return wide ? DType::F32 : DType::BF16; };
   comm::ShardSpec spec = comm::shard_spec(config.shard.mode);
@@ -208,6 +214,19 @@ int shard_group_size(const Config& config, int world_size, int local_world_size)
   const auto group = static_cast<int>(config.shard.group);
   return comm::shard_group_size(config.shard.mode, world_size,
                                 group > 0 ? group : local_world_size);
+}
+
+TrainerOptions trainer_options(const Config& config) {
+  return {.global_batch = config.train.global_batch,
+          .micro_batch = config.train.micro_batch,
+          .skip_nonfinite = config.train.nonfinite == "skip",
+          .exchange = {},
+          .clip_norm = config.optim.clip_norm,
+          .seed = static_cast<std::uint64_t>(config.train.seed),
+          .adamw = {config.optim.beta1, config.optim.beta2, config.optim.eps,
+                    config.optim.weight_decay},
+          .schedule = {optim::LrSchedule::parse(config.optim.schedule), config.optim.lr,
+                       config.optim.min_lr, config.optim.warmup_steps, config.train.steps}};
 }
 
 void require_head_dim(const models::Gpt2Config& model, Device device, std::string_view cpu_flag) {

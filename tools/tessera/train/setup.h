@@ -16,6 +16,7 @@
 #include "tools/tessera/config/config.h"
 #include "tools/tessera/train/checkpoints.h"
 #include "tools/tessera/train/load_state.h"
+#include "tools/tessera/train/trainer.h"
 
 namespace tessera::tools {
 
@@ -35,6 +36,9 @@ struct RunSetup {
   std::vector<std::string> notes;  ///< shown before the first step
 };
 
+/// Number of tokens of train.sample_prompt.
+std::int64_t prompt_tokens(const RunSetup& setup);
+
 /// Tokenizer of a checkpoint, or from tokenizer_tessera.json in the model's directory; null if this
 /// build can read none.
 io::TokenizerPtr model_tokenizer(const io::ModelSource& source);
@@ -52,6 +56,8 @@ comm::ShardSpec shard_spec_of(const Config& config);
 /// @param local_world_size  ranks of this host, the same on all hosts
 /// @throws InvalidArgument if groups of that size don't fit
 int shard_group_size(const Config& config, int world_size, int local_world_size);
+
+TrainerOptions trainer_options(const Config& config);
 
 /// @param cpu_flag  flag that selects the CPU, for the message: "--device cpu"
 /// @throws Unsupported if head_dim exceeds the limit of the GPU kernels

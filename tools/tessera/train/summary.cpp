@@ -80,7 +80,7 @@ std::string after_end(const Config& config, std::int64_t step, std::optional<std
 
 std::string start_table(const ConsoleStyle& style, const RunSetup& setup,
                         const comm::ShardedModel& sharded, const comm::Communicator& communicator,
-                        Context& context) {
+                        Context& context, const RankPlan& plan) {
   const Config& config = setup.config;
   const models::Gpt2Config& model = setup.model;
   const int world_size = communicator.world_size();
@@ -100,17 +100,19 @@ std::string start_table(const ConsoleStyle& style, const RunSetup& setup,
       {"compute", compute_text(context)},
       {"batch", batch_text(config, world_size)},
       {"data", data_text(setup)}};
-  const MemoryPlan plan = plan_memory(setup, world_size, context);
-  rows.emplace_back("memory",
-                    fmt::format("at most {} per rank, without scratch", format_bytes(total(plan))));
-  rows.emplace_back("", describe(plan));
+  rows.emplace_back(
+      "memory", fmt::format("{} planned for rank {}{}, reached at {}", format_bytes(plan.peak),
+                            communicator.rank(),
+                            plan.is_exact ? "" : ", without scratch of kernels", plan.reached_at));
+  rows.emplace_back("", describe(plan.at_peak));
   return format_rows(style, rows);
 }
 
 std::string end_summary(const ConsoleStyle& style, const RunSetup& setup,
                         const MetricsWriter& metrics, const TrainerState& state,
                         std::int64_t first_step, double seconds, int signal,
-                        std::optional<std::int64_t> saved, const Context& context) {
+                        std::optional<std::int64_t> saved, const Context& context,
+                        const RankPlan& plan) {
   const Config& config = setup.config;
   std::vector<std::pair<std::string, std::string>> rows;
   const auto& train = metrics.train_losses();
@@ -134,11 +136,12 @@ std::string end_summary(const ConsoleStyle& style, const RunSetup& setup,
                       fmt::format("{} for {} steps, {} tokens/s with evaluations and saves",
                                   format_duration(seconds), steps, format_count(tokens / seconds)));
   }
-  MemoryPlan peaks{};
+  MemoryByCategory peaks{};
   for (std::size_t c = 0; c < peaks.size(); ++c)
     peaks[c] = context.ledger().usage(static_cast<MemoryCategory>(c)).peak;
-  rows.emplace_back("memory",
-                    fmt::format("peak {} on rank 0", format_bytes(context.ledger().total().peak)));
+  rows.emplace_back(
+      "memory", fmt::format("peak {} on rank 0, planned {}",
+                            format_bytes(context.ledger().total().peak), format_bytes(plan.peak)));
   rows.emplace_back("", describe(peaks));
   rows.emplace_back("curve", config.run.out + "/loss.svg");
   if (signal != 0) {

@@ -8,6 +8,7 @@
 #include "comm/sharding/sharded_model.h"
 #include "tools/tessera/report/console.h"
 #include "tools/tessera/report/metrics.h"
+#include "tools/tessera/train/memory_plan.h"
 #include "tools/tessera/train/setup.h"
 
 namespace tessera::tools {
@@ -15,7 +16,7 @@ namespace tessera::tools {
 /// Table at the start of a run: model, sharding, batch, data, memory by category.
 std::string start_table(const ConsoleStyle& style, const RunSetup& setup,
                         const comm::ShardedModel& sharded, const comm::Communicator& communicator,
-                        Context& context);
+                        Context& context, const RankPlan& plan);
 
 /// Summary at the end of a run: losses with a sparkline, speed, memory, files, the next command.
 /// @param signal  the signal that stopped the run, or 0
@@ -23,6 +24,7 @@ std::string start_table(const ConsoleStyle& style, const RunSetup& setup,
 std::string end_summary(const ConsoleStyle& style, const RunSetup& setup,
                         const MetricsWriter& metrics, const TrainerState& state,
                         std::int64_t first_step, double seconds, int signal,
-                        std::optional<std::int64_t> saved, const Context& context);
+                        std::optional<std::int64_t> saved, const Context& context,
+                        const RankPlan& plan);
 
 }  // namespace tessera::tools

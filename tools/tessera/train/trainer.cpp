@@ -59,6 +59,13 @@ constexpr std::int64_t kLoss = 1, kStop = 2;  // indices in totals_
 constexpr std::array kStopSignals = {SIGTERM, SIGINT, SIGUSR1};
 constexpr std::int64_t kTotals = kStop + std::int64_t{kStopSignals.size()};
 
+// A tensor's values; zeros on the meta device, which has none.
+std::vector<double> values_of(const Tensor& t) {
+  if (t.device().type == DeviceType::Meta)
+    return std::vector<double>(static_cast<std::size_t>(t.numel()));
+  return t.to_vector<double>();
+}
+
 // Sets one of `requests`, zeros for each of kStopSignals; no signal: 0.
 void write_request(const Tensor& requests, std::int64_t first, int signal) {
   for (std::size_t i = 0; i < kStopSignals.size(); ++i) {
@@ -121,7 +128,7 @@ StepResult Trainer::step(std::int64_t step, std::int64_t position, const io::Sam
   fault_point("update");
   sharded_.step(options_.adamw, result.lr, step + 1, factor_);
 
-  const std::vector<double> sums = totals_.to_vector<double>();
+  const std::vector<double> sums = values_of(totals_);
   communicator_.check();
   result.grad_norm = std::sqrt(sums[0]);
   result.loss = sums[kLoss];
@@ -192,7 +199,7 @@ Trainer::Evaluation Trainer::evaluate(const io::Sampler& data, std::int64_t batc
     kernels::fill(*context_, requests.view(), 0.0);
     write_request(requests, 0, mine);
     communicator_.all_reduce(requests.view(), comm::ReduceOp::Sum, {"all_reduce stop", {}});
-    const std::vector<double> sums = requests.to_vector<double>();
+    const std::vector<double> sums = values_of(requests);
     communicator_.check();
     return read_request(sums);
   };
@@ -210,7 +217,7 @@ Trainer::Evaluation Trainer::evaluate(const io::Sampler& data, std::int64_t batc
   sharded_.end_evaluation();
   if (communicator_.world_size() > 1)
     communicator_.all_reduce(sum.view(), comm::ReduceOp::Sum, {"all_reduce val_loss", {}});
-  const double total = sum.item();
+  const double total = values_of(sum).front();
   communicator_.check();
   return {.loss = total / static_cast<double>(limit * data.seq_len())};
 }

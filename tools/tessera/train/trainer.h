@@ -40,7 +40,8 @@ struct StepResult {
 /// Limit of consecutive skipped steps; the next non-finite step ends training.
 constexpr int kMostSkipped = 10;
 
-/// Trains and evaluates a sharded GPT-2, without files or output. Collective.
+/// Trains and evaluates a sharded GPT-2, without files or output. Collective. On a meta context,
+/// losses are 0.
 class Trainer {
  public:
   /// The references must outlive this. Sets the model's training mode during steps.

@@ -1,0 +1,59 @@
+#include "comm/planned.h"
+
+#include <algorithm>
+#include <string>
+
+#include "comm/collective.h"
+#include "comm/shared_memory.h"
+#include "comm/single.h"
+#include "comm/tcp.h"
+#include "core/base/storage.h"
+
+namespace tessera::comm {
+namespace {
+
+class PlannedCommunicator final : public Communicator {
+ public:
+  PlannedCommunicator(std::shared_ptr<Context> context, std::string_view backend, int rank,
+                      int world_size)
+      : context_(std::move(context)), backend_(backend), rank_(rank), world_(world_size) {
+    if (world_ == 1 || backend_ != "shm") return;
+    const std::size_t bytes = shared_memory_share(shared_memory_bytes(world_, {}), rank_, world_);
+    memory_ = Storage::allocate(context_, bytes, MemoryCategory::Communication, "shared memory");
+  }
+  int rank() const override { return rank_; }
+  int world_size() const override { return world_; }
+  std::string_view backend() const override { return backend_; }
+
+  WorkPtr start(Collective c) override {
+    const bool reduces =
+        c.kind == CollectiveKind::ReduceScatter || c.kind == CollectiveKind::AllReduce;
+    if (backend_ == "tcp" && world_ > 1 && reduces) {
+      const std::size_t bytes = tcp_staging_bytes(c, rank_, world_);
+      if (!memory_ || memory_->bytes() < bytes) {
+        memory_.reset();
+        memory_ = Storage::allocate(context_, bytes, MemoryCategory::Communication, "tcp staging");
+      }
+    }
+    return finished_work();
+  }
+  void abort(std::string_view /*reason*/) noexcept override {}
+
+ private:
+  Device device() const override { return context_->device(); }
+
+  const std::shared_ptr<Context> context_;
+  const std::string backend_;
+  const int rank_, world_;
+  std::shared_ptr<Storage> memory_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_planned_communicator(std::shared_ptr<Context> context,
+                                                        std::string_view backend, int rank,
+                                                        int world_size) {
+  return std::make_unique<PlannedCommunicator>(std::move(context), backend, rank, world_size);
+}
+
+}  // namespace tessera::comm
