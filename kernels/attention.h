@@ -18,8 +18,8 @@ struct AttentionVariant {
   bool causal = true;       ///< no key after the query; else every key, for any Tq and Tk
   std::int64_t window = 0;  ///< with causal: the last `window` keys up to the query; 0: all of them
   float softcap = 0.0F;     ///< > 0: a scaled score s becomes softcap * tanh(s / softcap)
-  TensorView documents{};   ///< i32 [B, Tk], last dim contiguous: ids; only keys of the
-                            ///< query's id; undefined: all
+  TensorView documents{};   ///< i32 [B, Tk], last dim contiguous: ids of keys and, by position, of
+                            ///< queries; keys of other ids are hidden. Undefined: one document
 
   /// Plain causal attention, which the fastest kernels are restricted to.
   bool is_causal_only() const {
@@ -37,8 +37,8 @@ struct AttentionVariant {
 /// log_sum_exp    [B, H, Tq] accumulator dtype, contiguous: log-sum-exp of a query's scaled and
 ///                capped scores; optional in forward, required by backward
 /// Matrix products and softmax accumulate in f32 (f64 for f64). On CUDA, D is at most
-/// kMostCudaHeadDim, and in plain attention of bf16 inputs, the softmax, its gradient, and each
-/// gradient before accumulation are rounded to bf16. Sources: Dao et al. 2022, arXiv:2205.14135,
+/// kMostCudaHeadDim; in plain causal attention of bf16 inputs, on tensor cores, the softmax, its
+/// gradient, and each gradient before accumulation are rounded to bf16. Sources: Dao et al. 2022, arXiv:2205.14135,
 /// algorithm 1; Dao 2023, arXiv:2307.08691 (backward); Gemma Team 2024, arXiv:2408.00118, section 2
 /// (cap); Jiang et al. 2023, arXiv:2310.06825, section 2 (window).
 struct AttentionForward {

@@ -85,7 +85,7 @@ float scale_of(const AttentionOptions& options, const Sizes& s) {
                               : static_cast<float>(options.scale);
 }
 
-// Without documents, which differ between forward and backward as views.
+// The caller adds the documents, which backward reads from a saved tensor.
 kernels::AttentionVariant variant_of(const AttentionOptions& options, std::int64_t keys) {
   return {options.causal, options.window < keys ? options.window : 0,
           static_cast<float>(options.softcap), TensorView{}};
@@ -224,7 +224,7 @@ void append(Context& context, const TensorView& heads, const Tensor& cache, std:
 }
 
 Tensor attend_cached(const std::shared_ptr<Context>& context, const Inputs& inputs, const Sizes& s,
-                     AttentionOptions options, const Tensor& cache_k, const Tensor& cache_v,
+                     const AttentionOptions& options, const Tensor& cache_k, const Tensor& cache_v,
                      std::int64_t past) {
   check_cache("cache_k", cache_k, inputs[0].dtype(), s, past);
   check_cache("cache_v", cache_v, inputs[0].dtype(), s, past);

@@ -8,7 +8,7 @@ namespace tessera::ops {
 /// allows.
 struct AttentionOptions {
   std::int64_t heads = 0;     ///< H, heads of queries
-  std::int64_t kv_heads = 0;  ///< Hkv, heads of keys and values, each shared by H / Hkv; 0: H
+  std::int64_t kv_heads = 0;  ///< Hkv, heads of keys and values; divides H; 0: H
   bool causal = true;         ///< no key after the query; false: full attention
   std::int64_t window = 0;    ///< causal alone: the last `window` keys up to the query; 0: all
   double softcap = 0.0;       ///< > 0: a scaled score s becomes softcap * tanh(s / softcap)

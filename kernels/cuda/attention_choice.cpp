@@ -53,7 +53,7 @@ class Library final : public tessera::cuda::KernelState {
   }
 
  private:
-  static constexpr const char* kVariant = "masks other than causal, and softcap, run on CUDA cores";
+  static constexpr const char* kVariant = "cuDNN's is used for plain causal attention alone";
   std::unique_ptr<CudnnAttention> attention_;
   std::string why_not_;
 };
