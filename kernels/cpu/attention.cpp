@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/base/context.h"
+#include "kernels/cpu/attention_scores.h"
 #include "kernels/cpu/tile_product.h"
 #include "kernels/cpu/vector_math.h"
 #include "kernels/cpu/visit.h"
@@ -99,7 +100,6 @@ class Scratch {
 struct Sizes {
   Index batch, queries, keys, heads, kv_heads, dim;
   Index padded_keys, padded_dim;
-  Index past() const { return keys - queries; }
   Index group() const { return heads / kv_heads; }
 };
 template <typename T>
@@ -186,22 +186,24 @@ inline void scale_row(T* row, Index width, T factor) {
 }
 
 /// Computes s.out, s.max and s.sum of a tile of queries over all keys that they see.
-template <typename T>
-void forward_tile(const ForwardScratch<T>& s, const Sizes& sizes, Index first) {
+template <typename T, typename Scores>
+void forward_tile(const ForwardScratch<T>& s, const Sizes& sizes, const Scores& variant,
+                  Index first) {
   const Index count = std::min(kQueries, sizes.queries - first);
   const Index rows = round_up(count, kTileRows);
   std::fill_n(s.out, rows * sizes.padded_dim, T(0));
   std::fill_n(s.max, kQueries, -std::numeric_limits<T>::infinity());
   std::fill_n(s.sum, kQueries, T(0));
-  const Index seen = first + count + sizes.past();
-  for (Index key = 0; key < seen; key += kKeys) {
+  const Index seen = variant.end_key(first, count);
+  for (Index key = variant.first_key(first) / kKeys * kKeys; key < seen; key += kKeys) {
     const Index width = round_up(std::min(kKeys, seen - key), kKeyStep<T>);
+    if (variant.skips(first, count, key, width)) continue;
     tile_product<T>(rows, width, sizes.dim, {s.q_transposed, 1, kQueries}, s.k_transposed + key,
                     sizes.padded_keys, s.scores, kKeys, false);
     for (Index i = 0; i < rows; ++i) {
       T* scores = s.scores + i * kKeys;
       const Index row = first + std::min(i, count - 1);
-      const Index visible = std::clamp<Index>(row + sizes.past() + 1 - key, 0, width);
+      const Index visible = variant.prepare(scores, row, key, width);
       if (visible == 0) {
         std::fill_n(scores, width, T(0));
         continue;
@@ -218,7 +220,7 @@ void forward_tile(const ForwardScratch<T>& s, const Sizes& sizes, Index first) {
     scale_row(s.out + i * sizes.padded_dim, sizes.padded_dim, 1 / s.sum[i]);
 }
 
-template <typename E>
+template <typename E, typename Scores>
 void forward(Context& context, const AttentionForward& args) {
   using T = Accumulator<E>;
   const Sizes sizes = sizes_of<T>(args.q, args.k);
@@ -229,6 +231,7 @@ void forward(Context& context, const AttentionForward& args) {
         for (Index item = begin; item < end; ++item) {
           const Index batch = item / sizes.heads;
           const Index head = item % sizes.heads;
+          const Scores variant(args.variant, batch, sizes.queries, sizes.keys);
           if (item == begin || head % sizes.group() == 0) {
             const Index kv = head / sizes.group();
             copy_columns<T, E>(s.k_transposed, sizes.padded_keys,
@@ -241,7 +244,7 @@ void forward(Context& context, const AttentionForward& args) {
             const Index count = std::min(kQueries, sizes.queries - first);
             copy_columns<T, E>(s.q_transposed, kQueries, head_of<const E>(args.q, batch, head),
                                first, count, kQueries, sizes.dim, static_cast<T>(args.scale));
-            forward_tile(s, sizes, first);
+            forward_tile(s, sizes, variant, first);
             write_rows<T, E>(head_of<E>(args.out, batch, head), first, count, sizes.dim, s.out,
                              sizes.padded_dim, false);
             if (log_sum_exp != nullptr)
@@ -276,16 +279,17 @@ struct BackwardScratch : Scratch<T> {
 };
 
 /// Computes grad_q of a tile of queries, and adds its terms to grad_k and grad_v.
-template <typename T>
-void backward_tile(const BackwardScratch<T>& s, const Sizes& sizes, Index first,
-                   const T* log_sum_exp, T scale) {
+template <typename T, typename Scores>
+void backward_tile(const BackwardScratch<T>& s, const Sizes& sizes, const Scores& variant,
+                   Index first, const T* log_sum_exp, T scale) {
   const Index width = sizes.padded_dim;
   const Index count = std::min(kQueries, sizes.queries - first);
   const Index rows = round_up(count, kTileRows);
   std::fill_n(s.grad_q, rows * width, T(0));
-  const Index seen = first + count + sizes.past();
-  for (Index key = 0; key < seen; key += kKeys) {
+  const Index seen = variant.end_key(first, count);
+  for (Index key = variant.first_key(first) / kKeys * kKeys; key < seen; key += kKeys) {
     const Index columns = round_up(std::min(kKeys, seen - key), kKeyStep<T>);
+    if (variant.skips(first, count, key, columns)) continue;
     tile_product<T>(rows, columns, sizes.dim, {s.q_transposed, 1, kQueries}, s.k_transposed + key,
                     sizes.padded_keys, s.probabilities, kKeys, false);
     tile_product<T>(rows, columns, sizes.dim, {s.grad_out_transposed, 1, kQueries},
@@ -293,14 +297,17 @@ void backward_tile(const BackwardScratch<T>& s, const Sizes& sizes, Index first,
     for (Index i = 0; i < rows; ++i) {
       T* p = s.probabilities + i * kKeys;
       T* g = s.grad_scores + i * kKeys;
-      const Index seen_by_row = i < count ? first + i + sizes.past() + 1 - key : 0;
-      const auto visible = static_cast<std::int32_t>(std::clamp<Index>(seen_by_row, 0, columns));
+      const auto visible =
+          static_cast<std::int32_t>(i < count ? variant.prepare(p, first + i, key, columns) : 0);
       const T shift = log_sum_exp[first + std::min(i, count - 1)];
       const T delta = s.delta[i];
       for (std::int32_t j = 0; j < columns; j += kLanes<T>) {
-        const Vector<T> e = masked_exp<T>(load_vector<T>(p + j) - shift, visible - j);
+        const Vector<T> score = load_vector<T>(p + j);
+        const Vector<T> e = masked_exp<T>(score - shift, visible - j);
+        Vector<T> gradient = e * (load_vector<T>(g + j) - delta) * scale;
+        if constexpr (Scores::kCaps) gradient = variant.template before_cap<T>(gradient, score, e);
         store_vector(p + j, e);
-        store_vector(g + j, e * (load_vector<T>(g + j) - delta) * scale);
+        store_vector(g + j, gradient);
       }
     }
     tile_product<T>(columns, width, rows, {s.probabilities, 1, kKeys}, s.grad_out, width,
@@ -312,9 +319,10 @@ void backward_tile(const BackwardScratch<T>& s, const Sizes& sizes, Index first,
   }
 }
 
-template <typename E, typename T = Accumulator<E>>
+template <typename E, typename Scores, typename T = Accumulator<E>>
 void backward_head(const AttentionBackward& args, const BackwardScratch<T>& s, const Sizes& sizes,
                    Index batch, Index head) {
+  const Scores variant(args.variant, batch, sizes.queries, sizes.keys);
   const auto q = head_of<const E>(args.q, batch, head);
   const auto out = head_of<const E>(args.out, batch, head);
   const auto grad_out = head_of<const E>(args.grad_out, batch, head);
@@ -336,14 +344,14 @@ void backward_head(const AttentionBackward& args, const BackwardScratch<T>& s, c
         delta += load_vector<T>(s.grad_out + d) * load_vector<T>(s.grad_q + d);
       s.delta[i] = horizontal_sum<T>(delta);
     }
-    backward_tile(s, sizes, first, log_sum_exp, scale);
+    backward_tile(s, sizes, variant, first, log_sum_exp, scale);
     if (args.grad_q)
       write_rows<T, E>(head_of<E>(args.grad_q.view, batch, head), first, count, sizes.dim, s.grad_q,
                        width, args.grad_q.accumulate);
   }
 }
 
-template <typename E>
+template <typename E, typename Scores>
 void backward(Context& context, const AttentionBackward& args) {
   using T = Accumulator<E>;
   const Sizes sizes = sizes_of<T>(args.q, args.k);
@@ -363,7 +371,7 @@ void backward(Context& context, const AttentionBackward& args) {
           std::fill_n(s.grad_k, sizes.padded_keys * sizes.padded_dim, T(0));
           std::fill_n(s.grad_v, sizes.padded_keys * sizes.padded_dim, T(0));
           for (Index head = kv * sizes.group(); head < (kv + 1) * sizes.group(); ++head)
-            backward_head<E>(args, s, sizes, batch, head);
+            backward_head<E, Scores>(args, s, sizes, batch, head);
           if (args.grad_k)
             write_rows<T, E>(head_of<E>(args.grad_k.view, batch, kv), 0, sizes.keys, sizes.dim,
                              s.grad_k, sizes.padded_dim, args.grad_k.accumulate);
@@ -377,13 +385,23 @@ void backward(Context& context, const AttentionBackward& args) {
 }  // namespace
 
 void attention_forward(Context& context, const AttentionForward& args) {
-  visit_dtype(args.q.dtype,
-              [&](auto type) { forward<typename decltype(type)::type>(context, args); });
+  visit_dtype(args.q.dtype, [&](auto type) {
+    using E = typename decltype(type)::type;
+    if (args.variant.is_causal_only())
+      forward<E, CausalScores>(context, args);
+    else
+      forward<E, VariantScores>(context, args);
+  });
 }
 
 void attention_backward(Context& context, const AttentionBackward& args) {
-  visit_dtype(args.q.dtype,
-              [&](auto type) { backward<typename decltype(type)::type>(context, args); });
+  visit_dtype(args.q.dtype, [&](auto type) {
+    using E = typename decltype(type)::type;
+    if (args.variant.is_causal_only())
+      backward<E, CausalScores>(context, args);
+    else
+      backward<E, VariantScores>(context, args);
+  });
 }
 
 TESSERA_CPU_END

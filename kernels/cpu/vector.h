@@ -124,6 +124,22 @@ inline Vector<double> exp(Vector<double> x) {
   return x;
 }
 
+/// tanh x, relative error below 3e-7; NaN stays NaN. A polynomial near 0 (Cephes' tanhf
+/// coefficients), where 1 - 2 / (e^2x + 1) cancels.
+inline Vector<float> tanh(Vector<float> x) {
+  const Vector<float> square = x * x, size = x < 0.0F ? -x : x;
+  Vector<float> p = -5.70498872745e-3F * square + 2.06390887954e-2F;
+  p = p * square - 5.37397155531e-2F;
+  p = p * square + 1.33314422036e-1F;
+  p = p * square - 3.33332819422e-1F;
+  const Vector<float> far = 1.0F - 2.0F / (exp(2.0F * size) + 1.0F);
+  return size < 0.625F ? p * square * x + x : (x < 0.0F ? -far : far);
+}
+inline Vector<double> tanh(Vector<double> x) {
+  for (int i = 0; i < kLanes<double>; ++i) x[i] = std::tanh(x[i]);
+  return x;
+}
+
 /// Swaps the off-diagonal squares of side `step` in a matrix whose rows are v.
 template <typename T, int step, int... lane>
 inline void swap_squares(Vector<T>* v, std::integer_sequence<int, lane...>) {

@@ -71,8 +71,9 @@ void check(std::string_view kernel, const TensorView& q, const TensorView& k) {
 }
 
 /// Throws if backward needs too much shared memory. Forward calls it too, to fail early.
-void check_backward(Context& context, std::string_view kernel, const TensorView& q) {
-  if (q.dtype != DType::BF16) return;
+void check_backward(Context& context, std::string_view kernel, const TensorView& q,
+                    const AttentionVariant& variant) {
+  if (q.dtype != DType::BF16 || !variant.is_causal_only()) return;
   const std::int64_t dim = q.shape[3];
   const int needed = attention_backward_bf16_shared_bytes(dim), most = most_shared_bytes(context);
   require<Unsupported>(needed <= most,
@@ -89,10 +90,13 @@ void check_backward(Context& context, std::string_view kernel, const TensorView&
 void attention_forward(Context& context, const AttentionForward& args) {
   if (attention_forward_by_library(context, args)) return;
   check("attention_forward", args.q, args.k);
-  if (args.log_sum_exp.defined()) check_backward(context, "attention_forward", args.q);
+  if (args.log_sum_exp.defined())
+    check_backward(context, "attention_forward", args.q, args.variant);
   visit_floating(args.q.dtype, "attention_forward", [&]<typename T>(std::type_identity<T>) {
     const AttentionForwardArgs<T> arguments(args);
-    if constexpr (std::is_same_v<T, BFloat16>)
+    if (!args.variant.is_causal_only())
+      attention_forward_variant(context, arguments, args.variant);
+    else if constexpr (std::is_same_v<T, BFloat16>)
       attention_forward_bf16(context, arguments);
     else
       attention_forward_plain(context, arguments);
@@ -102,14 +106,16 @@ void attention_forward(Context& context, const AttentionForward& args) {
 void attention_backward(Context& context, const AttentionBackward& args) {
   if (attention_backward_by_library(context, args)) return;
   check("attention_backward", args.q, args.k);
-  check_backward(context, "attention_backward", args.q);
+  check_backward(context, "attention_backward", args.q, args.variant);
   visit_floating(args.q.dtype, "attention_backward", [&]<typename T>(std::type_identity<T>) {
     const Workspace deltas(context,
                            static_cast<std::size_t>(args.log_sum_exp.numel()) * sizeof(Compute<T>),
                            "attention_backward");
     const AttentionBackwardArgs<T> arguments(args, static_cast<Compute<T>*>(deltas.data()));
     delta(context, arguments);
-    if constexpr (std::is_same_v<T, BFloat16>)
+    if (!args.variant.is_causal_only())
+      attention_backward_variant(context, arguments, args.variant);
+    else if constexpr (std::is_same_v<T, BFloat16>)
       attention_backward_bf16(context, arguments);
     else
       attention_backward_plain(context, arguments);

@@ -123,10 +123,18 @@ void attention_backward_bf16(Context& context, const AttentionBackwardArgs<BFloa
 /// Shared memory that a block of backward needs, in bytes.
 int attention_backward_bf16_shared_bytes(std::int64_t head_dim);
 
-// On CUDA cores, for float and double: attention_plain.cu.
+// On CUDA cores, plain causal attention of float and double: attention_plain.cu.
 template <typename T>
 void attention_forward_plain(Context& context, const AttentionForwardArgs<T>& args);
 template <typename T>
 void attention_backward_plain(Context& context, const AttentionBackwardArgs<T>& args);
+
+// On CUDA cores, all variants and dtypes: attention_variant.cu.
+template <typename T>
+void attention_forward_variant(Context& context, const AttentionForwardArgs<T>& args,
+                               const AttentionVariant& variant);
+template <typename T>
+void attention_backward_variant(Context& context, const AttentionBackwardArgs<T>& args,
+                                const AttentionVariant& variant);
 
 }  // namespace tessera::kernels::cuda

@@ -44,13 +44,16 @@ class Library final : public tessera::cuda::KernelState {
   template <typename Args>
   bool run(CudaBackend& backend, Context& context, const Args& args,
            std::string (CudnnAttention::*kernel)(Context&, const Args&), const char* name) {
-    const std::string why = attention_ ? ((*attention_).*kernel)(context, args) : why_not_;
+    const std::string why = !args.variant.is_causal_only() ? kVariant
+                            : attention_                   ? ((*attention_).*kernel)(context, args)
+                                                           : why_not_;
     backend.note(why.empty() ? fmt::format("attention {}: {}", name, attention_->version())
                              : fmt::format("attention {}: tessera's own kernel; {}", name, why));
     return why.empty();
   }
 
  private:
+  static constexpr const char* kVariant = "cuDNN's is used for plain causal attention alone";
   std::unique_ptr<CudnnAttention> attention_;
   std::string why_not_;
 };

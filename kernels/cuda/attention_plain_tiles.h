@@ -9,20 +9,21 @@
 
 namespace tessera::kernels::cuda {
 
-/// Operations on tiles in shared memory for attention on CUDA cores. 16 x 16 threads share a matrix
+/// Operations on tiles in shared memory for attention of T (computed in A) on CUDA cores. 16 x 16 threads share a matrix
 /// product: thread (y, x) computes rows y, y + 16, ... of columns x, x + 16, ..., or of packs x,
 /// x + 16, ... if the columns are a head's. The 16 threads of a row are half a warp.
 template <typename T, int kDim>
-struct Plain : AttentionPlainShape<T, kDim> {
-  using Shape = AttentionPlainShape<T, kDim>;
+struct Plain : AttentionPlainShape<Compute<T>, kDim> {
+  using A = Compute<T>;
+  using Shape = AttentionPlainShape<A, kDim>;
   using Shape::kRows, Shape::kStride, Shape::kScoreStride, Shape::kTile, Shape::kScores;
   using Shape::kSide, Shape::kThreads;
   static constexpr int kPer = kRows / kSide;                      // rows per thread
-  static constexpr int kWide = std::min(kPack<T>, kDim / kSide);  // columns of a head in one access
+  static constexpr int kWide = std::min(kPack<A>, kDim / kSide);  // columns of a head in one access
   static constexpr int kGroups = kDim / kSide / kWide;            // accesses per thread
-  using Scores = T[kPer][kPer];
-  using Sums = T[kPer][kGroups * kWide];
-  using Shared = SharedArray<T>;
+  using Scores = A[kPer][kPer];
+  using Sums = A[kPer][kGroups * kWide];
+  using Shared = SharedArray<A>;
 
   const int y = static_cast<int>(threadIdx.x) / kSide, x = static_cast<int>(threadIdx.x) % kSide;
 
@@ -31,18 +32,22 @@ struct Plain : AttentionPlainShape<T, kDim> {
   __device__ __forceinline__ void load(const Shared& tile, const HeadsView<const T>& view,
                                        int batch, int first, int head, int rows, int dim) const {
     const T* const from = view.at(batch, first, head);
-    constexpr int kWidth = kPack<T>, kPacks = kDim / kWidth;
+    constexpr int kWidth = kPack<A>, kPacks = kDim / kWidth;
     for (int i = static_cast<int>(threadIdx.x); i < kRows * kPacks; i += kThreads) {
       const int row = i / kPacks, column = i % kPacks * kWidth;
       const T* const at = from + row * view.token + column;
-      Pack<T, kWidth> pack{};
+      Pack<A, kWidth> pack{};
       if (row < rows) {
         if (view.packs) {
-          if (column < dim) pack = load_pack<kWidth>(at);
+          if (column < dim) {
+            const Pack<T, kWidth> held = load_pack<kWidth>(at);
+            TESSERA_UNROLL
+            for (int k = 0; k < kWidth; ++k) pack[k] = widen(held[k]);
+          }
         } else {
           TESSERA_UNROLL
           for (int k = 0; k < kWidth; ++k)
-            if (column + k < dim) pack[k] = at[k];
+            if (column + k < dim) pack[k] = widen(at[k]);
         }
       }
       tile.template store<kWidth>(row * kStride + column, pack);
@@ -51,15 +56,15 @@ struct Plain : AttentionPlainShape<T, kDim> {
 
   /// scores = factor a b^T
   __device__ __forceinline__ void product_of_rows(Scores& scores, const Shared& a, const Shared& b,
-                                                  T factor) const {
-    constexpr int kWidth = kPack<T>;
+                                                  A factor) const {
+    constexpr int kWidth = kPack<A>;
     TESSERA_UNROLL
     for (int i = 0; i < kPer; ++i) {
       TESSERA_UNROLL
       for (int j = 0; j < kPer; ++j) scores[i][j] = 0;
     }
     for (int d = 0; d < kDim; d += kWidth) {
-      Pack<T, kWidth> left[kPer];
+      Pack<A, kWidth> left[kPer];
       TESSERA_UNROLL
       for (int i = 0; i < kPer; ++i)
         left[i] = a.template load<kWidth>((y + i * kSide) * kStride + d);
@@ -94,7 +99,7 @@ struct Plain : AttentionPlainShape<T, kDim> {
   __device__ __forceinline__ void add_weighted_rows(Sums& sums, const Shared& w,
                                                     const Shared& b) const {
     for (int k = 0; k < kRows; ++k) {
-      T left[kPer];
+      A left[kPer];
       TESSERA_UNROLL
       for (int i = 0; i < kPer; ++i) {
         const int row = y + i * kSide;
@@ -112,7 +117,7 @@ struct Plain : AttentionPlainShape<T, kDim> {
     }
   }
 
-  __device__ __forceinline__ void store(const Sums& sums, T factor, const HeadsView<T>& view,
+  __device__ __forceinline__ void store(const Sums& sums, A factor, const HeadsView<T>& view,
                                         int batch, int first, int head, int rows, int dim,
                                         bool accumulate) const {
     T* const to = view.at(batch, first, head);
@@ -123,7 +128,7 @@ struct Plain : AttentionPlainShape<T, kDim> {
         const int row = y + i * kSide, column = (c / kWide * kSide + x) * kWide + c % kWide;
         if (row >= rows || column >= dim) continue;
         T& at = to[row * view.token + column];
-        at = sums[i][c] * factor + (accumulate ? at : T(0));
+        at = narrow<T>(sums[i][c] * factor + (accumulate ? widen(at) : A(0)));
       }
     }
   }

@@ -10,7 +10,7 @@ class CudaBackend;
 
 namespace tessera::kernels::cuda {
 
-/// Attention by cuDNN, in a separate library, libtessera_cudnn.so, so that the CUDA backend loads
+/// Plain causal attention by cuDNN, in a separate library, libtessera_cudnn.so, so that the CUDA backend loads
 /// without cuDNN.
 class CudnnAttention {
  public:

@@ -47,7 +47,9 @@ Usage train_step(DeviceType device, DType dtype, bool recompute) {
   const auto block = [&](const Tensor& x) {
     Tensor h = ops::layer_norm(x, norm_weight, norm_bias, 1e-5);
     h = ops::linear(h, qkv_weight, qkv_bias, ops::WeightLayout::InOut);
-    h = ops::causal_attention(ops::rotary_packed(h, heads, heads, 1e4), heads);
+    h = ops::attention(ops::rotary_packed(h, heads, heads, 1e4), {.heads = heads});
+    h = ops::linear(h, qkv_weight, qkv_bias, ops::WeightLayout::InOut);
+    h = ops::attention(h, {.heads = heads, .window = 3, .softcap = 9.0, .documents = tokens});
     h = ops::gelu(ops::gelu_mlp(h, mlp_weight, mlp_bias, mlp_weight, {}));
     const auto [sum, y] = ops::add_rms_norm(x, ops::dropout(h, 0.1F, 0), rms_weight, 1e-5);
     const Tensor gated = ops::swiglu(ops::linear(y, gated_weight, {}));
@@ -64,7 +66,7 @@ Usage train_step(DeviceType device, DType dtype, bool recompute) {
     const NoGradGuard off(*context);
     const Tensor cache = Tensor::empty(context, {batch, time, heads, 12}, dtype);
     const Tensor packed = Tensor::full(context, {batch, 3, 3 * channels}, dtype, 0.1);
-    CHECK(ops::cached_attention(packed, heads, cache, cache, 5).shape() ==
+    CHECK(ops::cached_attention(packed, {.heads = heads, .window = 2}, cache, cache, 5).shape() ==
           Shape{batch, 3, channels});
   }
 

@@ -58,7 +58,7 @@ struct AttentionKeyShape {
   static constexpr int kSharedBytes = (2 * kRows + 4 * kStep) * kDim * 2 + 4 * kStep * 4;
 };
 
-/// Attention of f32 and f64 on CUDA cores: 16 x 16 threads per tile of kRows queries by kRows keys,
+/// Attention on CUDA cores, computed in T, f32 or f64: 16 x 16 threads per tile of kRows queries by kRows keys,
 /// padded with zeros to kDim. Rows in shared memory are 16 bytes longer, so that 8 rows begin in 8
 /// different groups of banks.
 template <typename T, int kDim>
