@@ -1,10 +1,38 @@
 #include "kernels/attention.h"
 
+#include <algorithm>
+
 #include "kernels/dispatch.h"
 
 namespace tessera::kernels {
 
-TESSERA_KERNEL_WITH_SCRATCH_IF(attention_forward, AttentionForward, args.q.numel() > 0)
-TESSERA_KERNEL_WITH_SCRATCH_IF(attention_backward, AttentionBackward, args.k.numel() > 0)
+namespace {
+
+// Counts the operations of a meta context: two products of scores forward, five backward.
+void plan(Context& context, const TensorView& q, const TensorView& k,
+          const AttentionVariant& variant, double products) {
+  if (context.device().type != DeviceType::Meta) return;
+  const auto queries = static_cast<double>(q.shape[1]), keys = static_cast<double>(k.shape[1]);
+  double seen = variant.causal ? keys - (queries - 1) / 2 : keys;  // keys per query
+  if (variant.window > 0) seen = std::min(seen, static_cast<double>(variant.window));
+  context.plan_flops(2 * products * static_cast<double>(q.numel()) * seen);
+}
+
+}  // namespace
+
+TESSERA_CPU_KERNEL(attention_forward, AttentionForward)
+TESSERA_CPU_KERNEL(attention_backward, AttentionBackward)
+
+void attention_forward(Context& context, const AttentionForward& args) {
+  if (args.q.numel() == 0) return;
+  plan(context, args.q, args.k, args.variant, 2);
+  TESSERA_DISPATCH_WITH_SCRATCH(attention_forward, context, args);
+}
+
+void attention_backward(Context& context, const AttentionBackward& args) {
+  if (args.k.numel() == 0) return;
+  plan(context, args.q, args.k, args.variant, 5);
+  TESSERA_DISPATCH_WITH_SCRATCH(attention_backward, context, args);
+}
 
 }  // namespace tessera::kernels

@@ -64,12 +64,6 @@
     if (condition) TESSERA_DISPATCH(name, context, args); \
   }
 
-#define TESSERA_KERNEL_WITH_SCRATCH_IF(name, Args, condition)          \
-  TESSERA_CPU_KERNEL(name, Args)                                       \
-  void name(Context& context, const Args& args) {                      \
-    if (condition) TESSERA_DISPATCH_WITH_SCRATCH(name, context, args); \
-  }
-
 namespace tessera::kernels {
 
 /// @throws Unsupported, which names the kernel and the device

@@ -12,6 +12,9 @@ namespace {
 
 void product(Context& context, const Matmul& args) {
   if (args.c.numel() == 0) return;
+  if (context.device().type == DeviceType::Meta)
+    context.plan_flops(2.0 * static_cast<double>(args.c.numel()) *
+                       static_cast<double>(args.a.shape[args.transpose_a ? 0 : 1]));
   if (args.a.dtype == DType::BF16) TESSERA_DISPATCH_WITH_SCRATCH(matmul, context, args);
   TESSERA_DISPATCH(matmul, context, args);
 }

@@ -67,6 +67,10 @@ class Context : public std::enable_shared_from_this<Context> {
   /// The scope that recorded operations belong to; see autograd::Scope.
   const std::shared_ptr<autograd::Scope>& scope() const { return scope_; }
   void set_scope(std::shared_ptr<autograd::Scope> scope) { scope_ = std::move(scope); }
+  /// Floating-point operations of matrix products and attention on a meta context, so far.
+  double planned_flops() const { return planned_flops_; }
+  void plan_flops(double count) { planned_flops_ += count; }
+
   /// Sequence number for a node of the autograd graph.
   std::uint64_t next_sequence() { return sequence_++; }
 
@@ -80,6 +84,7 @@ class Context : public std::enable_shared_from_this<Context> {
   bool grad_enabled_ = true;
   std::shared_ptr<autograd::Scope> scope_;
   std::uint64_t sequence_ = 0;
+  double planned_flops_ = 0;
   Trace* trace_ = nullptr;
   RngStep* rng_step_ = nullptr;  // allocated on first use
 };

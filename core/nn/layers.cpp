@@ -5,6 +5,7 @@
 #include "core/ops/attention.h"
 #include "core/ops/elementwise.h"
 #include "core/ops/embedding.h"
+#include "core/ops/rotary.h"
 
 namespace tessera::nn {
 namespace {
@@ -70,26 +71,49 @@ Tensor Dropout::operator()(const Tensor& x) const {
   return training() ? ops::dropout(x, p, hash_text(path())) : x;
 }
 
-Attention::Attention(Module& parent, std::string_view name, const AttentionOptions& o)
-    : Module(parent, name),
-      heads(o.heads),
-      qkv(*this, o.names.qkv, {o.width, 3 * o.width, o.bias, o.layout, o.init}),
-      out(*this, o.names.out, {o.width, o.width, o.bias, o.layout, o.out_init}) {
-  require(heads >= 1 && o.width % heads == 0,
-          "attention '{}': width {} is not divisible by {} heads", path(), o.width, heads);
+namespace {
+
+AttentionOptions completed(AttentionOptions o, const std::string& path) {
+  if (o.kv_heads == 0) o.kv_heads = o.heads;
+  require(o.heads >= 1 && o.kv_heads >= 1 && o.heads % o.kv_heads == 0,
+          "attention '{}': {} heads can't share {} heads of keys and values", path, o.heads,
+          o.kv_heads);
+  require(o.head_dim > 0 || o.width % o.heads == 0,
+          "attention '{}': width {} is not divisible by {} heads", path, o.width, o.heads);
+  if (o.head_dim == 0) o.head_dim = o.width / o.heads;
+  return o;
 }
 
+}  // namespace
+
+Attention::Attention(Module& parent, std::string_view name, const AttentionOptions& o)
+    : Module(parent, name),
+      options_(completed(o, path())),
+      qkv(*this, o.names.qkv,
+          {o.width, (options_.heads + 2 * options_.kv_heads) * options_.head_dim, o.bias, o.layout,
+           o.init}),
+      out(*this, o.names.out,
+          {options_.heads * options_.head_dim, o.width, o.bias, o.layout, o.out_init}) {}
+
 Tensor Attention::operator()(const Tensor& x, KvCache* cache) const {
-  const Tensor packed = qkv(x);
-  if (cache == nullptr) return out(ops::causal_attention(packed, heads));
+  const AttentionOptions& o = options_;
+  const ops::AttentionOptions attention{.heads = o.heads,
+                                        .kv_heads = o.kv_heads,
+                                        .window = o.window,
+                                        .softcap = o.softcap,
+                                        .scale = o.scale};
+  Tensor packed = qkv(x);
+  if (o.rotary_base > 0)
+    packed = ops::rotary_packed(packed, o.heads, o.kv_heads, o.rotary_base,
+                                cache == nullptr ? 0 : cache->past);
+  if (cache == nullptr) return out(ops::attention(packed, attention));
   KvCache::Layer& layer = cache->layer(*this);
   if (!layer.k.defined()) {
-    const std::int64_t head_dim = packed.dim(2) / 3 / heads;
     for (Tensor* t : {&layer.k, &layer.v})
-      *t = Tensor::empty(x.context(), {x.dim(0), cache->capacity(), heads, head_dim}, x.dtype(),
-                         MemoryCategory::Activations, "kv cache");
+      *t = Tensor::empty(x.context(), {x.dim(0), cache->capacity(), o.kv_heads, o.head_dim},
+                         x.dtype(), MemoryCategory::Activations, "kv cache");
   }
-  return out(ops::cached_attention(packed, heads, layer.k, layer.v, cache->past));
+  return out(ops::cached_attention(packed, attention, layer.k, layer.v, cache->past));
 }
 
 Mlp::Mlp(Module& parent, std::string_view name, const MlpOptions& o)

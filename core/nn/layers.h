@@ -114,6 +114,12 @@ struct MlpNames {
 
 struct AttentionOptions {
   std::int64_t width = 0, heads = 0;
+  std::int64_t kv_heads = 0;  ///< 0: as many as heads; else divides them (grouped queries)
+  std::int64_t head_dim = 0;  ///< 0: width / heads
+  double rotary_base = 0;     ///< 0: no rotary position embedding
+  std::int64_t window = 0;    ///< tokens that a query sees, itself included; 0: all before it
+  double softcap = 0;         ///< of scores; 0: none
+  double scale = 0;           ///< of scores; 0: 1 / sqrt(head_dim)
   bool bias = true;
   ops::WeightLayout layout = ops::WeightLayout::OutIn;
   Initialization init = kNormal, out_init = kNormal;
@@ -121,8 +127,11 @@ struct AttentionOptions {
 };
 
 /// Causal self-attention with a packed projection of queries, keys and values.
+/// Parameters: those of qkv, a Linear of width -> (heads + 2 kv_heads) head_dim, and of out, a
+/// Linear of heads head_dim -> width.
 class Attention : public Module {
  public:
+  /// @throws InvalidArgument on sizes that do not divide one another
   Attention(Module& parent, std::string_view name, const AttentionOptions& options);
   /// @param x      [B, T, width]
   /// @param cache  for decoding: attends to the cached tokens too, and appends these; not
@@ -130,7 +139,10 @@ class Attention : public Module {
   /// @return       [B, T, width]
   Tensor operator()(const Tensor& x, KvCache* cache = nullptr) const;
 
-  const std::int64_t heads;
+ private:
+  AttentionOptions options_;  // all sizes set
+
+ public:
   Linear qkv, out;
 };
 

@@ -60,12 +60,4 @@ Tensor cached_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                         const AttentionOptions& options, const Tensor& cache_k,
                         const Tensor& cache_v, std::int64_t past);
 
-inline Tensor causal_attention(const Tensor& qkv, std::int64_t n_head) {
-  return attention(qkv, {.heads = n_head});
-}
-inline Tensor cached_attention(const Tensor& qkv, std::int64_t n_head, const Tensor& cache_k,
-                               const Tensor& cache_v, std::int64_t past) {
-  return cached_attention(qkv, {.heads = n_head}, cache_k, cache_v, past);
-}
-
 }  // namespace tessera::ops

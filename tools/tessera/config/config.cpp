@@ -44,7 +44,7 @@ void check_batches(Config::Train& train, std::int64_t world) {
 
 }  // namespace
 
-void Config::validate(int world_size) {
+void Config::validate(int world_size, bool needs_data) {
   require(world_size >= 1, "the number of ranks must be at least 1, got {}", world_size);
   require<Unsupported>(model.arch == "gpt2", "model.arch {} is not in this build yet; it has gpt2",
                        model.arch);
@@ -53,7 +53,7 @@ void Config::validate(int world_size) {
           "model.n_head {}, or model.n_embd {}",
           model.n_head, model.n_embd, nearest_divisors(model.n_embd, model.n_head),
           nearest_multiples(model.n_embd, model.n_head));
-  require(!data.train.empty(), "no training data; name a file with --data.train FILE");
+  require(!needs_data || !data.train.empty(), "no training data; name a file with --data.train FILE");
   check_batches(train, world_size);
   parse_device(train.device);
   require(shard.group == 0 || shard.mode == "hybrid",

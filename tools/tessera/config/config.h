@@ -98,7 +98,7 @@ struct Config {
 
   /// Checks fields against each other and resolves micro_batch 0 and min_lr. Call it before use.
   /// @throws InvalidArgument naming keys, values and the nearest valid ones; Unsupported
-  void validate(int world_size);
+  void validate(int world_size, bool needs_data = true);
 };
 
 inline std::chrono::milliseconds to_milliseconds(double seconds) {

@@ -164,7 +164,7 @@ Gpus examine_gpus(const std::filesystem::path& driver) {
     }
     // Run a small attention with GPT-2's head_dim, so that the backend notes which kernel it uses.
     const Tensor qkv = Tensor::full(context, {1, 64, 3 * 64}, DType::BF16, 0.5);
-    ops::causal_attention(qkv, 1);
+    ops::attention(qkv, {.heads = 1});
     context->backend().synchronize();
     out.notes = context->backend().take_notes();
   } catch (const Error& error) {

@@ -99,6 +99,7 @@ RankPlan plan_rank(const Config& config, const models::Gpt2Config& model_config,
     sharded.end_evaluation();
   }
   const comm::Traffic before = traffic();
+  const double flops_before = context->planned_flops();
   trainer.step(kSteps, 0, data, no_signal);
 
   RankPlan plan;
@@ -111,6 +112,8 @@ RankPlan plan_rank(const Config& config, const models::Gpt2Config& model_config,
       fmt::format("{}, {}", ledger.recorded_peak().phase, ledger.recorded_peak().owner);
   plan.is_exact = context->target().type == DeviceType::CPU;
   plan.traffic = traffic() - before;
+  plan.flops = (context->planned_flops() - flops_before) * static_cast<double>(micro_batches) /
+               static_cast<double>(std::min(kMicroBatches, micro_batches));
   if (micro_batches > kMicroBatches) {
     // Each further micro-batch sends as much as the last one here.
     const comm::Traffic three = traffic();

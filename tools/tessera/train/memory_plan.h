@@ -33,6 +33,7 @@ struct RankPlan {
   MemoryByCategory at_peak{};  ///< in use then; adds up to `peak`
   MemoryByCategory most{};     ///< peak of each category
   std::string reached_at;      ///< "backward h.3, linear": part of the step, and the operation
+  double flops = 0;                ///< of matrix products and attention in a step
   comm::Traffic traffic;       ///< bytes sent in a step, with the micro-batches of a whole batch
   bool is_exact = true;        ///< false: without scratch memory of kernels
 };

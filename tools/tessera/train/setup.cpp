@@ -38,21 +38,11 @@ std::vector<std::string> adopt_shape(Config& config, const models::Gpt2Config& s
   return differences;
 }
 
-models::Gpt2Config from_config(const Config& config) {
-  return {.n_layer = config.model.n_layer,
-          .n_head = config.model.n_head,
-          .n_embd = config.model.n_embd,
-          .vocab_size = config.model.vocab_size,
-          .seq_len = config.model.seq_len,
-          .layer_norm_eps = config.model.layer_norm_eps,
-          .dropout = static_cast<float>(config.model.dropout)};
-}
-
 [[noreturn]] void refuse_shape(const Config& config, const std::vector<std::string>& differences,
                                const std::vector<io::TensorInfo>& found,
                                const std::string& source) {
   const auto comparison =
-      io::compare_tensors(io::gpt2_tensors(model_section(from_config(config))), found);
+      io::compare_tensors(io::gpt2_tensors(model_section(model_of(config))), found);
   throw InvalidArgument(
       "the keys do not match the model in {}: {}; leave {} out to use the model's{}{}", source,
       fmt::join(differences, "; "), differences.size() == 1 ? "the key" : "these keys",
@@ -174,7 +164,7 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
             "train.sample_prompt is text, but token files have no tokenizer; leave the key out");
     setup.dataset.tokenizer->encode(config.train.sample_prompt, "train.sample_prompt");
   }
-  setup.model = from_config(config);
+  setup.model = model_of(config);
   if (positions > 0) setup.model.seq_len = positions;
   setup.model.validate();
   if (setup.resume) setup.load = plan_resume(*setup.resume, setup.model, policy);
@@ -195,6 +185,16 @@ std::int64_t prompt_tokens(const RunSetup& setup) {
   const std::string& prompt = setup.config.train.sample_prompt;
   if (prompt.empty()) return 0;
   return std::ssize(setup.dataset.tokenizer->encode(prompt, "train.sample_prompt"));
+}
+
+models::Gpt2Config model_of(const Config& config) {
+  return {.n_layer = config.model.n_layer,
+          .n_head = config.model.n_head,
+          .n_embd = config.model.n_embd,
+          .vocab_size = config.model.vocab_size,
+          .seq_len = config.model.seq_len,
+          .layer_norm_eps = config.model.layer_norm_eps,
+          .dropout = static_cast<float>(config.model.dropout)};
 }
 
 comm::ShardSpec shard_spec_of(const Config& config) {

@@ -59,6 +59,8 @@ int shard_group_size(const Config& config, int world_size, int local_world_size)
 
 TrainerOptions trainer_options(const Config& config);
 
+models::Gpt2Config model_of(const Config& config);
+
 /// @param cpu_flag  flag that selects the CPU, for the message: "--device cpu"
 /// @throws Unsupported if head_dim exceeds the limit of the GPU kernels
 void require_head_dim(const models::Gpt2Config& model, Device device, std::string_view cpu_flag);

@@ -1,0 +1,242 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/error.h"
+#include "tools/tessera/command.h"
+#include "tools/tessera/config/fields.h"
+#include "tools/tessera/config/load.h"
+#include "tools/tessera/report/console.h"
+#include "tools/tessera/train/memory_plan.h"
+#include "tools/tessera/train/setup.h"
+
+namespace tessera::tools {
+namespace {
+
+using nlohmann::ordered_json;
+
+// Ranks of larger worlds are not planned one by one.
+constexpr int kPlannedOneByOne = 16;
+
+struct Options {
+  int world_size = 1;
+  int per_host = 0;
+  std::string backend = "shm";
+  std::string memory;
+  double flops = 0, bandwidth = 0;
+  bool json = false;
+};
+
+// A changed configuration that was planned.
+struct Tried {
+  std::string flags;
+  std::int64_t peak = 0;
+};
+
+// "80GB", "80GiB", "1024"
+std::int64_t parse_bytes(const std::string& text) {
+  const CLI::AsSizeValue to_bytes(false);
+  std::string value = text;
+  const std::string problem = to_bytes(value);
+  require(problem.empty(), "--memory {}: expected a size such as 80GB", text);
+  return std::stoll(value);
+}
+
+class Planner {
+ public:
+  explicit Planner(const Options& options) : options_(options) {}
+
+  RankPlan plan(Config config, int rank) const {
+    const models::Gpt2Config model = resolve(config);
+    return plan_rank(
+        config, model, rank, options_.world_size,
+        {.context = {.device = device_, .threads = static_cast<int>(threads(config))},
+         .backend = options_.world_size == 1 ? "single" : options_.backend,
+         .local_world_size = options_.per_host > 0 ? options_.per_host : options_.world_size,
+         .prompt_tokens = std::ssize(config.train.sample_prompt)});
+  }
+
+  /// The largest peak of all ranks; nothing if the configuration is not valid. Rank 0 has the most:
+  /// it also samples, and ranks differ by padding alone otherwise.
+  std::optional<std::int64_t> peak(const Config& config) const {
+    try {
+      return plan(config, 0).peak;
+    } catch (const InvalidArgument&) {
+      return std::nullopt;
+    }
+  }
+
+ private:
+  models::Gpt2Config resolve(Config& config) const {
+    config.validate(options_.world_size, false);
+    if (config.model.vocab_size == 0 && config.data.tokenizer == "bytes")
+      config.model.vocab_size = 256;
+    require(config.model.vocab_size > 0,
+            "the size of the vocabulary is not known; give it with --model.vocab_size");
+    return model_of(config);
+  }
+  static std::int64_t threads(const Config& config) {
+    return std::max<std::int64_t>(config.train.threads, 1);
+  }
+
+  const Options& options_;
+  const Device device_{};
+};
+
+// What reduces memory, each change alone.
+std::vector<Tried> try_changes(const Planner& planner, const Config& config, int world_size) {
+  std::vector<Tried> tried;
+  const auto attempt = [&](const std::string& flags, const auto& change) {
+    Config other = config;
+    change(other);
+    if (const auto peak = planner.peak(other)) tried.push_back({flags, *peak});
+  };
+  if (config.train.recompute == "none")
+    attempt("--train.recompute block", [](Config& c) { c.train.recompute = "block"; });
+  if (config.shard.mode != "full" && world_size > 1)
+    attempt("--shard.mode full", [](Config& c) { c.shard.mode = "full"; });
+  if (config.train.precision == "fp32")
+    attempt("--train.precision bf16", [](Config& c) { c.train.precision = "bf16"; });
+  if (config.train.precision != "bf16-true")
+    attempt("--train.precision bf16-true", [](Config& c) { c.train.precision = "bf16-true"; });
+  for (std::int64_t rows = config.train.micro_batch - 1; rows > 0; --rows) {
+    if (config.train.global_batch / world_size % rows != 0) continue;
+    attempt(fmt::format("--train.micro_batch {}", rows),
+            [rows](Config& c) { c.train.micro_batch = rows; });
+    break;
+  }
+  return tried;
+}
+
+// The largest micro-batch whose plan fits, with a global batch that it divides; 0: none.
+std::int64_t largest_micro_batch(const Planner& planner, const Config& config, int world_size,
+                                 std::int64_t memory) {
+  const auto fits = [&](std::int64_t rows) {
+    Config other = config;
+    other.train.micro_batch = rows;
+    other.train.global_batch = rows * world_size;
+    const auto peak = planner.peak(other);
+    return peak && *peak <= memory;
+  };
+  if (!fits(1)) return 0;
+  std::int64_t good = 1, bad = 2;
+  while (bad < (1 << 20) && fits(bad)) good = std::exchange(bad, 2 * bad);
+  while (bad - good > 1) {
+    const std::int64_t middle = (good + bad) / 2;
+    (fits(middle) ? good : bad) = middle;
+  }
+  return good;
+}
+
+ordered_json by_category(const MemoryByCategory& bytes) {
+  ordered_json json = ordered_json::object();
+  for (std::size_t c = 0; c < bytes.size(); ++c)
+    json[std::string(memory_category_name(static_cast<MemoryCategory>(c)))] = bytes[c];
+  return json;
+}
+
+int run(const Options& options, const std::vector<std::string>& words) {
+  Config config = load_config(parse_train_arguments(words), tessera_environment());
+  config.validate(options.world_size, false);
+  const Planner planner(options);
+  const std::int64_t memory = options.memory.empty() ? 0 : parse_bytes(options.memory);
+  const int world = options.world_size;
+
+  std::vector<RankPlan> plans;
+  const int each = world <= kPlannedOneByOne ? world : 2;
+  for (int rank = 0; rank < each; ++rank) plans.push_back(planner.plan(config, rank));
+  const RankPlan& first = plans.front();
+  std::int64_t peak = 0;
+  for (const RankPlan& plan : plans) peak = std::max(peak, plan.peak);
+  const std::vector<Tried> tried = try_changes(planner, config, world);
+  const std::int64_t largest =
+      memory > 0 ? largest_micro_batch(planner, config, world, memory) : 0;
+  const auto sent = static_cast<double>(first.traffic.total());
+  const double compute_s = options.flops > 0 ? first.flops / options.flops : 0;
+  const double network_s = options.bandwidth > 0 ? sent / options.bandwidth : 0;
+
+  if (options.json) {
+    ordered_json json;
+    json["world_size"] = world;
+    for (int rank = 0; rank < world; ++rank) {
+      const RankPlan& plan = plans[static_cast<std::size_t>(std::min(rank, each - 1))];
+      json["ranks"].push_back({{"rank", rank},
+                               {"peak_bytes", plan.peak},
+                               {"by_category", by_category(plan.at_peak)},
+                               {"peak_at", plan.reached_at}});
+    }
+    json["is_exact"] = first.is_exact;
+    json["sent_bytes_per_step"] = {{"all_gather", first.traffic.all_gather},
+                                   {"reduce_scatter", first.traffic.reduce_scatter},
+                                   {"all_reduce", first.traffic.all_reduce}};
+    json["flops_per_step"] = first.flops;
+    if (compute_s > 0) json["compute_seconds_per_step"] = compute_s;
+    if (network_s > 0) json["network_seconds_per_step"] = network_s;
+    if (memory > 0) json["fits"] = peak <= memory;
+    if (memory > 0) json["largest_micro_batch"] = largest;
+    for (const Tried& change : tried)
+      json["changes"].push_back({{"flags", change.flags}, {"peak_bytes", change.peak}});
+    fmt::print("{}\n", json.dump());
+    return memory > 0 && peak > memory ? kMemory : 0;
+  }
+
+  fmt::print("memory      {} per rank, reached at {}\n", format_bytes(peak), first.reached_at);
+  fmt::print("            {:<16} {:>12} {:>12}\n", "", "at the peak", "most");
+  for (std::size_t c = 0; c < first.most.size(); ++c)
+    if (first.most[c] > 0)
+      fmt::print("            {:<16} {:>12} {:>12}\n",
+                 memory_category_name(static_cast<MemoryCategory>(c)),
+                 format_bytes(first.at_peak[c]), format_bytes(first.most[c]));
+  if (world > 1)
+    fmt::print(
+        "sent        {} per rank and step: all_gather {}, reduce_scatter {}, all_reduce {}\n",
+        format_bytes(first.traffic.total()), format_bytes(first.traffic.all_gather),
+        format_bytes(first.traffic.reduce_scatter), format_bytes(first.traffic.all_reduce));
+  fmt::print("work        {:.3g} floating-point operations per rank and step\n", first.flops);
+  if (compute_s > 0) fmt::print("time        {:.3g} s of computing per step\n", compute_s);
+  if (network_s > 0)
+    fmt::print("            {:.3g} s of sending, beside it where they overlap\n", network_s);
+  if (memory > 0)
+    fmt::print("fits        {} into {}; largest micro-batch {}\n", peak <= memory ? "yes" : "no,",
+               format_bytes(memory), largest == 0 ? "none" : std::to_string(largest));
+  for (const Tried& change : tried)
+    fmt::print("{:<11} {:<30} {}\n", &change == tried.data() ? "to change" : "", change.flags,
+               format_bytes(change.peak));
+  return memory > 0 && peak > memory ? kMemory : 0;
+}
+
+}  // namespace
+
+Command add_plan(CLI::App& parent) {
+  const auto options = std::make_shared<Options>();
+  CLI::App* app = parent.add_subcommand(
+      "plan", "Plan memory and traffic of a training run on the CPU, without its data");
+  app->footer(config_help());
+  app->allow_extras();
+  app->add_option("--world", options->world_size, "Number of ranks")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app->add_option("--per-host", options->per_host,
+                  "Ranks per host, for shard.mode hybrid; all of them unless given");
+  app->add_option("--backend", options->backend, "shm or tcp")
+      ->check(CLI::IsMember({"shm", "tcp"}))
+      ->capture_default_str();
+  app->add_option("--memory", options->memory,
+                  "Memory of a rank, such as 80GB: exit 5 if the plan exceeds it, and find the "
+                  "largest micro-batch");
+  app->add_option("--flops", options->flops,
+                  "Floating-point operations per second of a rank, to estimate time");
+  app->add_option("--bandwidth", options->bandwidth,
+                  "Bytes per second that a rank sends, to estimate time");
+  app->add_flag("--json", options->json, "One JSON object on standard output");
+  return {app, [options, app] { return run(*options, app->remaining()); }};
+}
+
+}  // namespace tessera::tools
