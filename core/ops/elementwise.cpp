@@ -200,6 +200,25 @@ Tensor div(double a, const Tensor& x) {
   return y;
 }
 
+Tensor cast(const Tensor& x, DType dtype) {
+  const auto& context = common_context("cast", {&x});
+  check_computes("cast", "x", x);
+  check_contiguous("cast", "x", x);
+  require(dtype == DType::F64 || dtype == DType::F32 || dtype == DType::BF16,
+          "cast: dtype must be f64, f32 or bf16, got {}", dtype);
+  if (dtype == x.dtype()) return x;
+  Tensor y = Tensor::empty(context, x.shape(), dtype, MemoryCategory::Activations, "cast");
+  kernels::cast(*context, x.view(), {y.view(), false, true});
+
+  if (autograd::needs_grad({&x})) {
+    const auto backward = [](const Tensor& grad_y, InputGradients& into) {
+      kernels::cast(*grad_y.context(), grad_y.view(), into.target(0));
+    };
+    autograd::record("cast", y, {x}, backward);
+  }
+  return y;
+}
+
 Tensor dropout(const Tensor& x, float p, std::uint64_t place) {
   const auto& context = common_context("dropout", {&x});
   check_computes("dropout", "x", x);

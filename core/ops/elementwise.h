@@ -33,6 +33,15 @@ Tensor div(double a, const Tensor& x);
 /// -x. @grad x; keeps nothing
 Tensor neg(const Tensor& x);
 
+/// x in another dtype, e.g. to add a mean in bf16 to a loss in f32.
+///
+/// @param x      f64, f32 or bf16, contiguous
+/// @param dtype  f64, f32 or bf16; that of x returns x itself
+/// @return       shape of x; rounds to nearest even
+/// @grad         x; keeps nothing
+/// @throws InvalidArgument on another dtype
+Tensor cast(const Tensor& x, DType dtype);
+
 /// Zeroes elements with probability p and scales the others by 1 / (1 - p).
 ///
 /// @param x      [B, ...], f64, f32 or bf16, contiguous; row 0 is sample rng_step()->first_sample

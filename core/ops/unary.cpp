@@ -19,7 +19,8 @@ struct Gradient {
   double scale = 1.0;
 };
 
-Tensor apply(std::string_view operation, UnaryKind kind, const Tensor& x, const Gradient& rule) {
+Tensor function_of(std::string_view operation, UnaryKind kind, const Tensor& x,
+                   const Gradient& rule) {
   const auto& context = common_context(operation, {&x});
   check_computes(operation, "x", x);
   Tensor y = Tensor::empty(context, x.shape(), x.dtype(), MemoryCategory::Activations, operation);
@@ -41,31 +42,32 @@ Tensor apply(std::string_view operation, UnaryKind kind, const Tensor& x, const 
 }  // namespace
 
 Tensor relu(const Tensor& x) {
-  return apply("relu", UnaryKind::Relu, x, {Gradient::Result, BinaryKind::ReluGradient});
+  return function_of("relu", UnaryKind::Relu, x, {Gradient::Result, BinaryKind::ReluGradient});
 }
 
 Tensor sigmoid(const Tensor& x) {
-  return apply("sigmoid", UnaryKind::Sigmoid, x, {Gradient::Result, BinaryKind::SigmoidGradient});
+  return function_of("sigmoid", UnaryKind::Sigmoid, x,
+                     {Gradient::Result, BinaryKind::SigmoidGradient});
 }
 
 Tensor silu(const Tensor& x) {
-  return apply("silu", UnaryKind::Silu, x, {Gradient::Input, BinaryKind::SiluGradient});
+  return function_of("silu", UnaryKind::Silu, x, {Gradient::Input, BinaryKind::SiluGradient});
 }
 
 Tensor tanh(const Tensor& x) {
-  return apply("tanh", UnaryKind::Tanh, x, {Gradient::Result, BinaryKind::TanhGradient});
+  return function_of("tanh", UnaryKind::Tanh, x, {Gradient::Result, BinaryKind::TanhGradient});
 }
 
 Tensor exp(const Tensor& x) {
-  return apply("exp", UnaryKind::Exp, x, {Gradient::Result, BinaryKind::Multiply});
+  return function_of("exp", UnaryKind::Exp, x, {Gradient::Result, BinaryKind::Multiply});
 }
 
 Tensor log(const Tensor& x) {
-  return apply("log", UnaryKind::Log, x, {Gradient::Input, BinaryKind::Divide, true});
+  return function_of("log", UnaryKind::Log, x, {Gradient::Input, BinaryKind::Divide, true});
 }
 
 Tensor sqrt(const Tensor& x) {
-  return apply("sqrt", UnaryKind::Sqrt, x, {Gradient::Result, BinaryKind::Divide, true, 0.5});
+  return function_of("sqrt", UnaryKind::Sqrt, x, {Gradient::Result, BinaryKind::Divide, true, 0.5});
 }
 
 }  // namespace tessera::ops

@@ -7,7 +7,7 @@
 TESSERA_CPU_BEGIN
 namespace {
 
-constexpr std::int64_t kBlock = 512;  // elements that are added up in f32
+constexpr std::int64_t kBlock = 128;  // elements that are added up in f32
 
 template <typename Out>
 struct Finish {

@@ -11,11 +11,10 @@ namespace {
 // A block owns a sum at a time: its threads stride over the terms.
 template <typename T, typename Out>
 __global__ void __launch_bounds__(SumToShape::kMostThreads)
-    sum_to_kernel(const T* in, Out* out, StridedLoop kept, StridedLoop summed, double scale,
-                  bool accumulate) {
+    sum_to_kernel(const T* in, Out* out, StridedLoop kept, StridedLoop summed, std::int64_t sums,
+                  std::int64_t terms, double scale, bool accumulate) {
   SharedMemory shared;
   const auto scratch = shared.take<double>(kWarpSize);
-  const std::int64_t sums = kept.count(), terms = summed.count();
   for (std::int64_t s = blockIdx.x; s < sums; s += gridDim.x) {
     const T* const first = in + offset_of(kept, 0, s);
     double sum = 0;
@@ -39,7 +38,7 @@ void run(Context& context, const SumTo& args) {
          LaunchShape{SumToShape::blocks(kept.count()), SumToShape::threads(summed.count()),
                      SharedMemory::shared_bytes<double>(kWarpSize)},
          static_cast<const T*>(args.in.data), static_cast<Out*>(args.out.view.data), kept, summed,
-         args.scale, args.out.accumulate);
+         kept.count(), summed.count(), args.scale, args.out.accumulate);
 }
 
 /// A thread owns a result.

@@ -165,6 +165,20 @@ TEST_CASE("arithmetic: refuses invalid arguments") {
   CHECK_THROWS_AS(a + Tensor(), InternalError);
 }
 
+TEST_CASE("cast: converts values and gradients") {
+  const auto context = Context::create();
+  Tensor x = random_tensor(context, {3, 5}, DType::F64, 1).set_requires_grad(true);
+  const Tensor half = ops::cast(x, DType::BF16);
+  CHECK(values_of(half) == values_of(convert(x, DType::BF16)));
+  CHECK(ops::cast(half, DType::BF16).impl() == half.impl());
+  autograd::backward(half, Tensor::full(context, {3, 5}, DType::BF16, 0.1));
+  CHECK(values_of(x.grad()) == values_of(Tensor::full(context, {3, 5}, DType::BF16, 0.1)));
+  CHECK(compare_bf16([](const auto& t) { return ops::cast(t[0], DType::F32); },
+                     {convert(x, DType::BF16)}, 0.0) == "");
+  CHECK_THROWS_WITH_AS(ops::cast(x, DType::I32), "cast: dtype must be f64, f32 or bf16, got i32",
+                       InvalidArgument);
+}
+
 TEST_CASE("arithmetic: nothing is computed on the meta device") {
   const auto context = Context::create({.device = {DeviceType::Meta, 0}});
   for (const Arithmetic& f : kArithmetic) {
