@@ -1,5 +1,6 @@
 #include "core/tensor.h"
 
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -70,6 +71,38 @@ Tensor Tensor::from_bytes(const std::shared_ptr<Context>& context, const Shape& 
   Tensor result = empty(context, shape, dtype);
   result.copy_from_host(bytes.data());
   return result;
+}
+
+namespace {
+
+template <typename T>
+Tensor from_numbers(const std::shared_ptr<Context>& context, const NestedValues& numbers) {
+  std::vector<T> values;
+  for (const double number : numbers.values()) {
+    if constexpr (std::is_integral_v<T>) {
+      // Compared in double: both limits are exact, as the upper one is a power of two.
+      const double limit = -static_cast<double>(std::numeric_limits<T>::min());
+      require(number >= -limit && number < limit && number == std::trunc(number),
+              "Tensor::from: {} is no {} integer", number, dtype_of<T>());
+      values.push_back(static_cast<T>(number));
+    } else {
+      values.push_back(T(static_cast<Accumulator<T>>(number)));
+    }
+  }
+  return Tensor::from<T>(context, numbers.shape(), values);
+}
+
+}  // namespace
+
+Tensor Tensor::from(const std::shared_ptr<Context>& context, const NestedValues& values,
+                    DType dtype) {
+  if (dtype == DType::I32) return from_numbers<std::int32_t>(context, values);
+  if (dtype == DType::I64) return from_numbers<std::int64_t>(context, values);
+  require(dtype == DType::F64 || dtype == DType::F32 || dtype == DType::BF16,
+          "Tensor::from: dtype must be f64, f32, bf16, i32 or i64, got {}", dtype);
+  return visit_floating(dtype, "Tensor::from", [&]<typename T>(std::type_identity<T>) {
+    return from_numbers<T>(context, values);
+  });
 }
 
 void Tensor::copy_from_host(const void* from) const {

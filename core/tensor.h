@@ -7,6 +7,7 @@
 
 #include "core/base/storage.h"
 #include "core/base/tensor_view.h"
+#include "core/nested_values.h"
 
 namespace tessera {
 
@@ -34,6 +35,11 @@ class Tensor {
                      std::span<const T> values) {
     return from_bytes(context, shape, dtype_of<T>(), std::as_bytes(values));
   }
+  /// Numbers in nested braces: Tensor::from(context, {{1, 2}, {3, 4}}). dtype is f64, f32, bf16,
+  /// i32 or i64. @throws InvalidArgument on braces of different sizes, another dtype, or a number
+  /// that is no integer of an integer dtype
+  static Tensor from(const std::shared_ptr<Context>& context, const NestedValues& values,
+                     DType dtype = DType::F32);
   /// A dense view of a storage, from `offset` on (in elements of `dtype`).
   /// @throws InvalidArgument if it exceeds the storage
   static Tensor window(std::shared_ptr<Storage> storage, std::int64_t offset, const Shape& shape,

@@ -24,7 +24,7 @@ struct TensorView {
     std::int64_t expected = 1;
     for (int i = shape.size() - 1; i >= 0; --i) {
       if (shape[i] != 1 && strides[i] != expected) return false;
-      expected *= shape[i];
+      expected *= shape[i] == 0 ? 1 : shape[i];  // as contiguous_strides() does
     }
     return true;
   }

@@ -45,6 +45,13 @@ void check_rows(std::string_view operation, std::string_view argument, const Ten
   check_contiguous(operation, argument, tensor);
 }
 
+int check_dim(std::string_view operation, int dim, const Shape& shape) {
+  const int index = dim < 0 ? dim + shape.size() : dim;
+  require(index >= 0 && index < shape.size(), "{}: dim {} is out of range for shape {}", operation,
+          dim, shape);
+  return index;
+}
+
 std::int64_t row_count(const Shape& shape) {
   std::int64_t rows = 1;
   for (int i = 0; i + 1 < shape.size(); ++i) rows *= shape[i];

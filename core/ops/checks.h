@@ -24,6 +24,9 @@ void check_dims(std::string_view operation, std::string_view argument, const Ten
 /// At least one dim, contiguous, f64, f32 or bf16.
 void check_rows(std::string_view operation, std::string_view argument, const Tensor& tensor);
 
+/// A dim of `shape` counted from the first one, given one that may be negative: -1 is the last.
+int check_dim(std::string_view operation, int dim, const Shape& shape);
+
 /// Product of all sizes but the last.
 std::int64_t row_count(const Shape& shape);
 /// A contiguous view as [rows, size of the last dim].

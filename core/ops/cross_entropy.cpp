@@ -4,7 +4,9 @@
 #include <cmath>
 
 #include "core/autograd/autograd.h"
+#include "core/ops/broadcast.h"
 #include "core/ops/checks.h"
+#include "kernels/binary.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/dispatch.h"
 #include "kernels/elementwise.h"
@@ -34,16 +36,64 @@ std::int64_t choose_chunk_rows(std::int64_t rows, std::int64_t row_bytes, Device
 }
 
 // Called before any write, so that an error does not leave the weight's gradient half accumulated.
-void check_targets(const Tensor& targets, std::int64_t vocab) {
+void check_targets(std::string_view operation, const Tensor& targets, std::int64_t vocab) {
   if (targets.device().type != DeviceType::CPU) return;  // other devices check in the kernel
   const std::int32_t* values = targets.data<std::int32_t>();
   for (std::int64_t i = 0; i < targets.numel(); ++i)
     require(values[i] == kernels::kIgnoreTarget || (values[i] >= 0 && values[i] < vocab),
             "{}: target {} at row {} is outside of the vocabulary of {}; {} marks a row to ignore",
-            kName, values[i], i, vocab, kernels::kIgnoreTarget);
+            operation, values[i], i, vocab, kernels::kIgnoreTarget);
 }
 
 }  // namespace
+
+Tensor cross_entropy(const Tensor& logits, const Tensor& targets, double scale) {
+  constexpr std::string_view kOperation = "cross_entropy";
+  const auto& context = common_context(kOperation, {&logits, &targets});
+  check_dims(kOperation, "logits", logits, 2, "[N, V]");
+  check_rows(kOperation, "logits", logits);
+  check_dense(kOperation, "targets", targets, DType::I32, {logits.dim(0)});
+  require(logits.dim(1) > 0, "{}: needs a vocabulary, got logits of shape {}", kOperation,
+          logits.shape());
+  require(std::isfinite(scale), "{}: scale must be finite, got {}", kOperation, scale);
+  check_targets(kOperation, targets, logits.dim(1));
+
+  const DType accumulator = kernels::accumulator_dtype(logits.dtype());
+  const Tensor losses =
+      Tensor::empty(context, {logits.dim(0)}, accumulator, MemoryCategory::Workspace, kOperation);
+  kernels::cross_entropy(*context, {logits.view(), targets.view(), losses.view()});
+  Tensor loss = Tensor::empty(context, {1}, accumulator, MemoryCategory::Activations, kOperation);
+  kernels::sum(*context, losses.view(), {loss.view(), false, true}, scale);
+
+  if (autograd::needs_grad({&logits})) {
+    const auto backward = [=, saved_logits = autograd::SavedTensor(logits),
+                           saved_targets = autograd::SavedTensor(targets)](
+                              const Tensor& grad_loss, autograd::InputGradients& into) {
+      const Tensor& kept = saved_logits.get(kOperation);
+      const GradientView to = into.target(0);
+      // The kernel overwrites logits with their gradient: in place of the result, or in a copy.
+      Tensor copy;
+      if (to.accumulate || to.view.dtype != accumulator)
+        copy = Tensor::empty(kept.context(), kept.shape(), accumulator, MemoryCategory::Workspace,
+                             kOperation);
+      const TensorView work = copy.defined() ? copy.view() : to.view;
+      Context& ctx = *kept.context();
+      const Tensor unused = Tensor::empty(kept.context(), {kept.dim(0)}, accumulator,
+                                          MemoryCategory::Workspace, kOperation);
+      kernels::cast(ctx, kept.view(), {work, false, true});
+      kernels::cross_entropy(
+          ctx, {work, saved_targets.get(kOperation).view(), unused.view(), true, scale});
+      if (!into.is_default_seed())
+        kernels::binary(ctx, {work,
+                              broadcast_view(grad_loss, kept.shape()),
+                              {work, false, true},
+                              kernels::BinaryKind::Multiply});
+      if (copy.defined()) kernels::cast(ctx, work, to);
+    };
+    autograd::record(kOperation, loss, {logits}, backward);
+  }
+  return loss;
+}
 
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets,
                             double scale, std::int64_t max_chunk_rows) {
@@ -60,7 +110,7 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
   require(std::isfinite(scale), "{}: scale must be finite, got {}", kName, scale);
   require(max_chunk_rows >= 0, "{}: max_chunk_rows must not be negative, got {}", kName,
           max_chunk_rows);
-  check_targets(targets, vocab);
+  check_targets(kName, targets, vocab);
 
   const DType accumulator = kernels::accumulator_dtype(x.dtype());
   // Tensor cores write the dtype that the next matmul reads; the CPU keeps the precision.

@@ -4,6 +4,18 @@
 
 namespace tessera::ops {
 
+/// Sum of the cross-entropies of rows of logits, times `scale`. An ordinary operation: losses can be
+/// added up and weighted, in contrast to linear_cross_entropy, which saves the memory of logits.
+///
+/// @param logits   [N, V], f64, f32 or bf16, contiguous
+/// @param targets  [N] i32, in [0, V), or -1 to ignore the row
+/// @param scale    factor of loss and gradients, e.g. 1 / N for the mean
+/// @return         [1], f32 (f64 for f64): scale * sum of -log softmax(logits)[target], nats
+/// @grad           logits; keeps logits and targets, and backward needs memory for logits in f32
+/// @throws InvalidArgument on a shape, dtype or context that does not fit, and on a target outside
+///   the vocabulary, with its row and value; on a GPU such a target gives NaN instead
+Tensor cross_entropy(const Tensor& logits, const Tensor& targets, double scale = 1.0);
+
 /// Sum of the cross-entropies of a linear classifier, times `scale`: the head and the loss in one.
 ///
 /// Works on chunks of rows, so that the N x V logits never exist at once. With recording on,

@@ -48,6 +48,60 @@ struct Inputs {
   Tensor x, weight, targets;
 };
 
+TEST_CASE("cross_entropy: matches its definition and takes any incoming gradient") {
+  const auto context = Context::create();
+  Tensor logits = random_tensor(context, {7, 11}, DType::F64, 1).set_requires_grad(true);
+  const Tensor targets = targets_of(context, kTargets);
+  const Tensor identity = [&] {
+    std::vector<double> ones(121);
+    for (std::size_t i = 0; i < 11; ++i) ones[i * 12] = 1;
+    return Tensor::from<double>(context, {11, 11}, ones);
+  }();
+  const double expected = reference(logits, identity, kTargets, 0.25);
+  const Tensor loss = ops::cross_entropy(logits, targets, 0.25);
+  CHECK(loss.shape() == Shape{1});
+  CHECK(loss.item() == doctest::Approx(expected).epsilon(1e-12));
+  CHECK(ops::cross_entropy(logits, targets_of(context, std::vector<std::int32_t>(7, -1))).item() ==
+        0.0);
+
+  const auto alone = [&](const std::vector<Tensor>& t) {
+    return ops::cross_entropy(t[0], targets, 0.25);
+  };
+  CHECK(gradcheck(alone, {logits}) == "");
+  const auto weighted = [&](const std::vector<Tensor>& t) {
+    const Tensor first = ops::cross_entropy(t[0], targets, 0.25);
+    return first * first - 3 * ops::cross_entropy(2 * t[0], targets);
+  };
+  CHECK(gradcheck(weighted, {logits}) == "");
+  CHECK(compare_bf16(alone, {convert(logits, DType::BF16)}, 0.02) == "");
+  // The default seed of backward takes another path.
+  logits.zero_grad();
+  autograd::backward(alone({logits}));
+  const std::vector<double> by_default = values_of(logits.grad());
+  logits.zero_grad();
+  autograd::backward(alone({logits}), Tensor::full(context, {1}, DType::F64, 1.0));
+  CHECK(values_of(logits.grad()) == by_default);
+}
+
+TEST_CASE("cross_entropy: refuses invalid arguments") {
+  const auto context = Context::create();
+  const Tensor logits = random_tensor(context, {2, 3}, DType::F32, 1);
+  CHECK_THROWS_WITH_AS(
+      ops::cross_entropy(logits, targets_of(context, {0, 3})),
+      "cross_entropy: target 3 at row 1 is outside of the vocabulary of 3; -1 marks "
+      "a row to ignore",
+      InvalidArgument);
+  CHECK_THROWS_WITH_AS(ops::cross_entropy(logits, targets_of(context, {0})),
+                       "cross_entropy: targets must have shape [2], got [1]", InvalidArgument);
+  CHECK_THROWS_AS(ops::cross_entropy(logits, targets_of(context, {0, 1}), NAN), InvalidArgument);
+  CHECK_THROWS_AS(
+      ops::cross_entropy(Tensor::empty(context, {2, 0}, DType::F32), targets_of(context, {0, 1})),
+      InvalidArgument);
+  CHECK_THROWS_AS(
+      ops::cross_entropy(Tensor::empty(context, {6}, DType::F32), targets_of(context, {0, 1})),
+      InvalidArgument);
+}
+
 TEST_CASE("linear_cross_entropy: matches its definition, with ignored rows, for any chunk size") {
   const Inputs in(DType::F64);
   const NoGradGuard off(*in.context);
@@ -64,10 +118,8 @@ TEST_CASE("linear_cross_entropy: gradients for any chunk size") {
     const auto f = [&](const std::vector<Tensor>& t) {
       return ops::linear_cross_entropy(t[0], t[1], in.targets, 0.5, chunk);
     };
-    GradcheckOptions leaves;
-    leaves.leaves_only = true;
-    CHECK(gradcheck(f, {in.x, in.weight}, leaves) == "");
-    CHECK(gradcheck(f, {in.x.detach(), in.weight}, leaves) == "");
+    CHECK(gradcheck(f, {in.x, in.weight}, {.leaves_only = true}) == "");
+    CHECK(gradcheck(f, {in.x.detach(), in.weight}, {.leaves_only = true}) == "");
     CHECK(gradcheck(f, {in.x, in.weight.detach()}) == "");  // x as a non-leaf
   }
 }

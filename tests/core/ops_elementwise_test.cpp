@@ -33,11 +33,162 @@ TEST_CASE("add: values and gradients") {
 TEST_CASE("add: refuses invalid arguments") {
   const auto context = Context::create();
   const Tensor a = random_tensor(context, {2, 3}, DType::F32, 1);
-  CHECK_THROWS_WITH_AS(ops::add(a, random_tensor(context, {3, 2}, DType::F32, 1)),
-                       doctest::Contains("b must have shape [2, 3], got [3, 2]"), InvalidArgument);
+  CHECK_THROWS_WITH_AS(
+      ops::add(a, random_tensor(context, {3, 2}, DType::F32, 1)),
+      "add: a and b of shapes [2, 3] and [3, 2] cannot be broadcast, as sizes 2 and "
+      "3 differ and neither is 1",
+      InvalidArgument);
   CHECK_THROWS_WITH_AS(ops::add(a, convert(a, DType::BF16)),
                        doctest::Contains("b must have dtype f32, got bf16"), InvalidArgument);
   CHECK_THROWS_AS(ops::add(a, Tensor()), InternalError);
+}
+
+struct Arithmetic {
+  const char* name;
+  Tensor (*operation)(const Tensor&, const Tensor&);
+  double (*reference)(double, double);
+};
+
+const Arithmetic kArithmetic[] = {
+    {"add", [](const Tensor& a, const Tensor& b) { return a + b; },
+     [](double a, double b) { return a + b; }},
+    {"sub", [](const Tensor& a, const Tensor& b) { return a - b; },
+     [](double a, double b) { return a - b; }},
+    {"mul", [](const Tensor& a, const Tensor& b) { return a * b; },
+     [](double a, double b) { return a * b; }},
+    {"div", [](const Tensor& a, const Tensor& b) { return a / b; },
+     [](double a, double b) { return a / b; }},
+};
+
+struct Broadcast {
+  Shape a, b, y;
+};
+
+const Broadcast kBroadcasts[] = {
+    {{3, 5}, {3, 5}, {3, 5}},
+    {{3, 5}, {5}, {3, 5}},
+    {{5}, {3, 5}, {3, 5}},
+    {{3, 1}, {1, 5}, {3, 5}},
+    {{}, {2, 3}, {2, 3}},
+    {{2, 3}, {1}, {2, 3}},
+    {{1}, {}, {1}},
+    {{2, 1, 3}, {4, 1}, {2, 4, 3}},
+    {{2, 3, 1, 2}, {3, 4, 1}, {2, 3, 4, 2}},
+    {{0, 3}, {3}, {0, 3}},
+    {{1, 3}, {0, 1}, {0, 3}},
+};
+
+// Element of x at the place of element i of the shape that it is broadcast to.
+std::size_t source(const Shape& x, const Shape& shape, std::int64_t i) {
+  std::int64_t at = 0, step = 1;
+  for (int d = shape.size() - 1, e = x.size() - 1; e >= 0; --d, --e) {
+    at += x[e] == 1 ? 0 : i % shape[d] * step;
+    step *= x[e];
+    i /= shape[d];
+  }
+  return static_cast<std::size_t>(at);
+}
+
+TEST_CASE("arithmetic: broadcasts values and gradients") {
+  for (const Arithmetic& f : kArithmetic) {
+    CAPTURE(f.name);
+    const auto operation = [&](const std::vector<Tensor>& t) { return f.operation(t[0], t[1]); };
+    for (const Broadcast& c : kBroadcasts) {
+      CAPTURE(c.a.str());
+      CAPTURE(c.b.str());
+      const auto context = Context::create();
+      Tensor a = random_tensor(context, c.a, DType::F64, 1).set_requires_grad(true);
+      Tensor b = random_tensor(context, c.b, DType::F64, 2).set_requires_grad(true);
+      for (std::int64_t i = 0; i < b.numel(); ++i)
+        b.data<double>()[i] += b.data<double>()[i] < 0 ? -1.0 : 1.0;
+      const Tensor y = f.operation(a, b);
+      CHECK(y.shape() == c.y);
+      const std::vector<double> left = values_of(a), right = values_of(b), out = values_of(y);
+      for (std::int64_t i = 0; i < y.numel(); ++i)
+        CHECK(out[static_cast<std::size_t>(i)] ==
+              f.reference(left[source(c.a, c.y, i)], right[source(c.b, c.y, i)]));
+      if (y.numel() == 0) continue;
+      CHECK(gradcheck(operation, {a, b}) == "");
+      CHECK(gradcheck(operation, {a.detach(), b}) == "");
+      CHECK(gradcheck(operation, {a, b.detach()}) == "");
+      CHECK(gradcheck(operation, {b, b}) == "");
+      const Tensor half_b = convert(b, DType::BF16);
+      CHECK(compare_bf16(operation, {convert(a, DType::BF16), half_b}, 0.02) == "");
+    }
+  }
+}
+
+TEST_CASE("arithmetic: an empty tensor's gradient is zero in the tensor that was repeated") {
+  const auto context = Context::create();
+  Tensor a = Tensor::full(context, {3}, DType::F64, 1.0).set_requires_grad(true);
+  const Tensor y = a * Tensor::empty(context, {0, 3}, DType::F64);
+  autograd::backward(y, Tensor::empty(context, {0, 3}, DType::F64));
+  CHECK(values_of(a.grad()) == std::vector<double>{0, 0, 0});
+}
+
+TEST_CASE("arithmetic with numbers: values and gradients") {
+  const auto context = Context::create();
+  Tensor x = Tensor::from<double>(context, {3}, std::vector<double>{1, 2, -4});
+  x.set_requires_grad(true);
+  const auto check = [&](auto f, const std::vector<double>& expected) {
+    CHECK(values_of(f(x)) == expected);
+    CHECK(gradcheck([&](const std::vector<Tensor>& t) { return f(t[0]); }, {x}) == "");
+    CHECK(compare_bf16([&](const std::vector<Tensor>& t) { return f(t[0]); },
+                       {convert(x, DType::BF16)}, 0.02) == "");
+  };
+  check([](const Tensor& t) { return t + 2; }, {3, 4, -2});
+  check([](const Tensor& t) { return 2 + t; }, {3, 4, -2});
+  check([](const Tensor& t) { return t - 2; }, {-1, 0, -6});
+  check([](const Tensor& t) { return 2 - t; }, {1, 0, 6});
+  check([](const Tensor& t) { return t * 0.5; }, {0.5, 1, -2});
+  check([](const Tensor& t) { return 0.5 * t; }, {0.5, 1, -2});
+  check([](const Tensor& t) { return t / 3; }, {1.0 / 3, 2.0 / 3, -4.0 / 3});
+  check([](const Tensor& t) { return 2 / t; }, {2, 1, -0.5});
+  check([](const Tensor& t) { return -t; }, {-1, -2, 4});
+  check([](const Tensor& t) { return 3 * t * t - t / (t + 10) + 1; },
+        {4 - 1.0 / 11, 13 - 2.0 / 12, 49 + 4.0 / 6});
+}
+
+TEST_CASE("arithmetic: refuses invalid arguments") {
+  const auto context = Context::create();
+  const Tensor a = random_tensor(context, {2, 3}, DType::F32, 1);
+  CHECK_THROWS_WITH_AS(
+      a * Tensor::empty(context, {4}, DType::F32),
+      "mul: a and b of shapes [2, 3] and [4] cannot be broadcast, as sizes 3 and 4 "
+      "differ and neither is 1",
+      InvalidArgument);
+  CHECK_THROWS_WITH_AS(a - Tensor::empty(context, {3}, DType::F64),
+                       "sub: b must have dtype f32, got f64", InvalidArgument);
+  CHECK_THROWS_WITH_AS(Tensor::empty(context, {3}, DType::I32) / 2.0,
+                       "div: x must be f64, f32 or bf16, got i32", InvalidArgument);
+  CHECK_THROWS_AS(a + random_tensor(Context::create(), {2, 3}, DType::F32, 1), InvalidArgument);
+  CHECK_THROWS_AS(a + Tensor(), InternalError);
+}
+
+TEST_CASE("cast: converts values and gradients") {
+  const auto context = Context::create();
+  Tensor x = random_tensor(context, {3, 5}, DType::F64, 1).set_requires_grad(true);
+  const Tensor half = ops::cast(x, DType::BF16);
+  CHECK(values_of(half) == values_of(convert(x, DType::BF16)));
+  CHECK(ops::cast(half, DType::BF16).impl() == half.impl());
+  autograd::backward(half, Tensor::full(context, {3, 5}, DType::BF16, 0.1));
+  CHECK(values_of(x.grad()) == values_of(Tensor::full(context, {3, 5}, DType::BF16, 0.1)));
+  CHECK(compare_bf16([](const auto& t) { return ops::cast(t[0], DType::F32); },
+                     {convert(x, DType::BF16)}, 0.0) == "");
+  CHECK_THROWS_WITH_AS(ops::cast(x, DType::I32), "cast: dtype must be f64, f32 or bf16, got i32",
+                       InvalidArgument);
+}
+
+TEST_CASE("arithmetic: nothing is computed on the meta device") {
+  const auto context = Context::create({.device = {DeviceType::Meta, 0}});
+  for (const Arithmetic& f : kArithmetic) {
+    Tensor a = Tensor::empty(context, {2, 1, 3}, DType::BF16).set_requires_grad(true);
+    Tensor b = Tensor::empty(context, {4, 1}, DType::BF16).set_requires_grad(true);
+    const Tensor y = f.operation(a, b);
+    autograd::backward(y, Tensor::empty(context, {2, 4, 3}, DType::BF16));
+    CHECK(a.grad().shape() == a.shape());
+    CHECK(b.grad().shape() == b.shape());
+  }
 }
 
 TEST_CASE("dropout: zeroes by the random stream, and scales the rest") {

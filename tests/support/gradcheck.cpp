@@ -5,8 +5,6 @@
 
 #include "core/autograd/autograd.h"
 #include "core/base/rng.h"
-#include "core/ops/elementwise.h"
-#include "core/ops/view.h"
 
 namespace tessera::test {
 namespace {
@@ -15,54 +13,6 @@ namespace {
 Tensor combination(const Tensor& y) {
   return y.numel() == 1 ? Tensor::full(y.context(), y.shape(), y.dtype(), 1.0)
                         : random_tensor(y.context(), y.shape(), y.dtype(), 4711);
-}
-
-double combined(const Operation& operation, const std::vector<Tensor>& inputs) {
-  const NoGradGuard off(*inputs.front().context());
-  const Tensor y = operation(inputs);
-  const std::vector<double> values = values_of(y), weights = values_of(combination(y));
-  double sum = 0.0;
-  for (std::size_t i = 0; i < values.size(); ++i) sum += values[i] * weights[i];
-  return sum;
-}
-
-std::vector<double> central_differences(const Operation& operation,
-                                        const std::vector<Tensor>& inputs, const Tensor& input,
-                                        double step) {
-  std::vector<double> gradient(static_cast<std::size_t>(input.numel()));
-  double* x = input.data<double>();
-  for (std::size_t i = 0; i < gradient.size(); ++i) {
-    const double before = x[i];
-    x[i] = before + step;
-    const double above = combined(operation, inputs);
-    x[i] = before - step;
-    const double below = combined(operation, inputs);
-    x[i] = before;
-    gradient[i] = (above - below) / (2.0 * step);
-  }
-  return gradient;
-}
-
-void zero_gradients(const std::vector<Tensor>& inputs) {
-  for (Tensor input : inputs) input.zero_grad();
-}
-
-std::string compare(const std::vector<Tensor>& inputs,
-                    const std::vector<std::vector<double>>& expected, double factor,
-                    double tolerance, const char* setting) {
-  for (std::size_t k = 0; k < inputs.size(); ++k) {
-    if (!inputs[k].requires_grad()) continue;
-    if (!inputs[k].grad().defined()) return fmt::format("{}: input {} got no gradient", setting, k);
-    const std::vector<double> found = values_of(inputs[k].grad());
-    for (std::size_t i = 0; i < found.size(); ++i) {
-      const double wanted = factor * expected[k][i];
-      const double scale = std::max({1.0, std::abs(wanted), std::abs(found[i])});
-      if (!(std::abs(found[i] - wanted) <= tolerance * scale))
-        return fmt::format("{}: gradient of input {} at element {} is {}, differences give {}",
-                           setting, k, i, found[i], wanted);
-    }
-  }
-  return {};
 }
 
 }  // namespace
@@ -101,32 +51,6 @@ Tensor convert(const Tensor& tensor, DType dtype) {
     }
     return Tensor::from<T>(tensor.context(), tensor.shape(), result);
   });
-}
-
-std::string gradcheck(const Operation& operation, const std::vector<Tensor>& inputs,
-                      const GradcheckOptions& options) {
-  std::vector<std::vector<double>> expected(inputs.size());
-  for (std::size_t k = 0; k < inputs.size(); ++k)
-    if (inputs[k].requires_grad())
-      expected[k] = central_differences(operation, inputs, inputs[k], options.step);
-
-  const auto backward = [](const Tensor& y) { autograd::backward(y, combination(y)); };
-  zero_gradients(inputs);
-  backward(operation(inputs));
-  std::string message = compare(inputs, expected, 1.0, options.tolerance, "one pass");
-  if (!message.empty()) return message;
-  backward(operation(inputs));
-  message = compare(inputs, expected, 2.0, options.tolerance, "two passes");
-  if (!message.empty()) return message;
-
-  zero_gradients(inputs);
-  std::vector<Tensor> used = inputs;
-  if (!options.leaves_only)
-    for (Tensor& input : used)
-      if (input.requires_grad()) input = ops::reshape(input, input.shape());
-  const Tensor first = operation(used), second = operation(used);
-  backward(ops::add(first, second));
-  return compare(inputs, expected, 2.0, options.tolerance, "used twice");
 }
 
 std::string compare_bf16(const Operation& operation, const std::vector<Tensor>& inputs,

@@ -1,15 +1,15 @@
 #pragma once
 
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "core/tensor.h"
+#include "core/testing/gradcheck.h"
 
 namespace tessera::test {
 
 /// An operation under test, with one result.
-using Operation = std::function<Tensor(const std::vector<Tensor>&)>;
+using Operation = testing::Function;
 
 /// Normal random numbers, determined by seed and shape. f64, f32 or bf16.
 Tensor random_tensor(const std::shared_ptr<Context>& context, const Shape& shape, DType dtype,
@@ -18,18 +18,12 @@ std::vector<double> values_of(const Tensor& tensor);
 /// A copy in another floating-point dtype, outside of the autograd graph.
 Tensor convert(const Tensor& tensor, DType dtype);
 
-struct GradcheckOptions {
-  double step = 1e-5;
-  double tolerance = 1e-7;   ///< absolute, and relative to the larger value
-  bool leaves_only = false;  ///< the operation needs leaf inputs: skip the check on non-leaves
-};
-
-/// Compares the gradients of every f64 leaf that requires one with central differences of a fixed
-/// random combination of the results. Repeats the check with accumulated gradients, and with
-/// non-leaf inputs that are used twice.
-/// @return  empty on success, else input, element and both values
-std::string gradcheck(const Operation& operation, const std::vector<Tensor>& inputs,
-                      const GradcheckOptions& options = {});
+/// testing::gradcheck as text: empty on success.
+inline std::string gradcheck(const Operation& operation, const std::vector<Tensor>& inputs,
+                             const testing::GradcheckOptions& options = {}) {
+  const testing::GradcheckResult result = testing::gradcheck(operation, inputs, options);
+  return result.ok() ? std::string() : result.str();
+}
 
 /// Runs an operation on bf16 inputs and on the same values in f32; compares results and gradients
 /// relative to each tensor's largest value.
