@@ -355,7 +355,8 @@ TEST_CASE_FIXTURE(Fixture, "each kind of malformed file has its own error") {
   constexpr std::size_t kEntry = sizeof(FlightHeader);
   constexpr std::size_t kSignature = kEntry + offsetof(FlightEntry, signature);
   for (const std::string& bytes :
-       {with(kSignature, std::uint64_t{1}), with(kEntry + offsetof(FlightEntry, state), 99),
+       {with(kEntry + offsetof(FlightEntry, number), std::uint64_t{1}),
+        with(kEntry + offsetof(FlightEntry, state), 99),
         with(kSignature + offsetof(comm::Signature, dtype), std::uint8_t{200}),
         with(kSignature + offsetof(comm::Signature, kind), std::uint8_t{200}),
         with(kEntry + offsetof(FlightEntry, started_ns), std::int64_t{-1})}) {
