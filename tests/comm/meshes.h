@@ -44,23 +44,22 @@ struct MeshRank {
 /// Ranks within the test process over any backend: those of Group, or "nccl" (fake).
 class AnyRanks {
  public:
-  AnyRanks(const std::string& backend, int world) {
+  AnyRanks(const std::string& backend, int world, std::chrono::milliseconds timeout = 20s)
+      : timeout_(timeout) {
     if (backend == "nccl") {
       fake_.emplace(world);
+      fake_->timeout = timeout;
     } else {
       group_.emplace(backend, world);
     }
   }
-  std::unique_ptr<comm::Communicator> join(int rank, std::chrono::milliseconds timeout = 20s) {
-    if (fake_) {
-      fake_->timeout = timeout;  // the same on all ranks
-      return fake_->join(rank);
-    }
-    return group_->join(rank, {.timeout = timeout});
+  std::unique_ptr<comm::Communicator> join(int rank) {
+    return fake_ ? fake_->join(rank) : group_->join(rank, {.timeout = timeout_});
   }
   FakeRanks* fake() { return fake_ ? &*fake_ : nullptr; }
 
  private:
+  const std::chrono::milliseconds timeout_;
   std::optional<Group> group_;
   std::optional<FakeRanks> fake_;
 };

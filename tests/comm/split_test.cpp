@@ -14,8 +14,9 @@ using comm::ReduceOp;
 
 namespace {
 
-constexpr const char* kBackends[] = {"threads",         "tcp",         "shm", "shm, one mapping",
-                                     "threads, staged", "tcp, staged", "nccl"};
+constexpr const char* kBackends[] = {
+    "threads",         "tcp",         "shm",         "shm, one mapping",
+    "threads, staged", "tcp, staged", "shm, staged", "nccl"};
 constexpr Mesh kMeshes[] = {{2, 2}, {3, 2}, {1, 3}, {3, 1}};
 
 void for_each_backend(const std::function<void(const std::string&)>& body) {
@@ -65,8 +66,9 @@ TEST_CASE("collectives of subgroups give the values of a communicator over their
                "row", rank, 0);
         expect(m.replicate->rank() == rank / mesh.columns && m.replicate->world_size() == mesh.rows,
                "column", rank, 0);
-        check_everything(*m.shard, limits);
-        check_everything(*m.replicate, limits);
+        constexpr std::int64_t kCounts[] = {0, 3, 1000, 20011};
+        check_everything(*m.shard, limits, kCounts);
+        check_everything(*m.replicate, limits, kCounts);
         // Values that differ between the groups.
         expect(sum_of(*m.shard, 1 << rank) == sum(mesh.row_of(rank)), "row's sum", rank, 0);
         expect(sum_of(*m.replicate, 1 << rank) == sum(mesh.column_of(rank)), "column's sum", rank,
@@ -91,8 +93,8 @@ TEST_CASE("collectives of a communicator and its subgroups overlap") {
       const auto soon = rank % 2 == 0 ? m.shard.get() : m.replicate.get();
       for (int round = 0; round < 20; ++round) {
         std::vector<double> x(3000, 1 << rank), y = x;
-        const auto first = soon->start_all_reduce(view_of(x), ReduceOp::Sum, {.label = "x"});
-        const auto second = late->start_all_reduce(view_of(y), ReduceOp::Sum, {.label = "y"});
+        const auto first = soon->start_all_reduce(view_of(x), ReduceOp::Sum, {.label = "h"});
+        const auto second = late->start_all_reduce(view_of(y), ReduceOp::Sum, {.label = "h"});
         second->wait();
         first->wait();
         const auto& rows = rank % 2 == 0 ? x : y;
@@ -126,6 +128,7 @@ TEST_CASE("ranks that disagree on the members all throw the same error, which na
       }
     });
     for (const RankResult& result : results) {
+      CAPTURE(result.error);
       CHECK(result.failure == CommFailure::Mismatch);
       CHECK(result.culprits == std::vector<int>{1});
       CHECK(result.error ==
@@ -229,6 +232,7 @@ TEST_CASE("a rank that does not arrive in a subgroup fails all ranks, which name
     CHECK(watch.elapsed() < kSlack * 10s);
     for (int rank : {0, 1, 2}) {
       const RankResult& result = results[static_cast<std::size_t>(rank)];
+      CAPTURE(result.error);
       CHECK(result.failure == CommFailure::Timeout);
       CHECK(result.culprits == std::vector<int>{3});
       CHECK(
@@ -251,6 +255,7 @@ TEST_CASE("ranks that call different collectives of a subgroup are named by thei
       m.replicate->broadcast(mirror.view(), rank == 3 ? 1 : 0, {.label = "h.1"});
     });
     for (const RankResult& result : results) {
+      CAPTURE(result.error);
       CHECK(result.failure == CommFailure::Mismatch);
       CHECK(result.culprits == std::vector<int>{3});
       CHECK(result.error.find("ranks disagree on collective #0 of the replicate group of ranks 1, "
@@ -324,6 +329,7 @@ TEST_CASE("a subgroup can be split again; errors still name ranks of the world")
     });
     for (int rank = 0; rank < 5; ++rank) {
       const RankResult& result = results[static_cast<std::size_t>(rank)];
+      CAPTURE(result.error);
       CHECK(result.culprits == std::vector<int>{5});
       CHECK(result.error.starts_with("barrier#1 (h.1, rest group of ranks 4, 5): 1 of 2 ranks "));
     }
@@ -406,10 +412,10 @@ TEST_CASE("a group of one makes no connection and fails with its parent") {
 
 TEST_CASE("a rank that does not split is named at the deadline") {
   for_each_backend([](const std::string& backend) {
-    AnyRanks ranks(backend, 3);
+    AnyRanks ranks(backend, 3, 500ms);
     std::latch failed(2);
     const auto results = run_ranks(3, [&](int rank) {
-      const auto c = ranks.join(rank, 500ms);
+      const auto c = ranks.join(rank);
       c->barrier({.label = "start", .deadline = 10s});
       if (rank == 1) return failed.wait();
       try {
