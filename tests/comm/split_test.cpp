@@ -394,7 +394,6 @@ TEST_CASE("a group of one makes no connection and fails with its parent") {
       expect(alone->rank() == 0 && alone->world_size() == 1, "identity", rank, 0);
       if (backend != "nccl") check_everything(*alone);
       if (backend == "tcp") expect(alone->backend() == "single", "backend", rank, 0);
-      c->barrier({});
       if (rank == 0) c->abort("enough");
       try {
         for (;;) c->barrier({});
@@ -459,6 +458,73 @@ TEST_CASE("members that do not connect are named by their world ranks") {
     CHECK(result.culprits == std::vector<int>{7});
     CHECK(result.error.find("2 of 3 ranks answered within") != std::string::npos);
     CHECK(result.error.find("missing: rank 7") != std::string::npos);
+  }
+}
+
+namespace {
+
+// Rank 3's view of the store: requests for its subgroup fail or come late.
+class TroubledStore final : public comm::Store {
+ public:
+  TroubledStore(std::shared_ptr<comm::Store> store, std::chrono::milliseconds delay)
+      : store_(std::move(store)), delay_(delay) {}
+  void set(const std::string& key, std::string_view value) override {
+    look(key);
+    store_->set(key, value);
+  }
+  std::string get(const std::string& key, std::chrono::milliseconds deadline) override {
+    look(key);
+    return store_->get(key, deadline);
+  }
+  bool has(const std::string& key) override { return store_->has(key); }
+  void leave(const std::string& name, int readers) override { store_->leave(name, readers); }
+
+ private:
+  void look(const std::string& key) const {
+    if (key.find("shard group of ranks 2, 3") == key.npos) return;
+    if (delay_ == 0ms) throw IoError("too many open files");
+    std::this_thread::sleep_for(delay_);
+  }
+  const std::shared_ptr<comm::Store> store_;
+  const std::chrono::milliseconds delay_;
+};
+
+}  // namespace
+
+TEST_CASE("a rank that fails or is late while its group connects is named by all ranks") {
+  for (const std::string backend : {"tcp", "shm"}) {
+    for (const auto delay : {0ms, 3000ms}) {
+      CAPTURE(backend);
+      CAPTURE(delay.count());
+      const auto store = std::make_shared<comm::MemoryStore>();
+      const Stopwatch watch;
+      const auto results = run_ranks(4, [&](int rank) {
+        const auto fill = [](auto options) {
+          options.communicator.timeout = 20s;
+          options.connect_timeout = 1s;
+          return options;
+        };
+        std::shared_ptr<comm::Store> own = store;
+        if (rank == 3) own = std::make_shared<TroubledStore>(store, delay);
+        std::unique_ptr<comm::Communicator> c;
+        if (backend == "tcp") {
+          c = comm::make_tcp_communicator(own, rank, 4, fill(comm::TcpOptions()));
+        } else {
+          const auto options = fill(comm::SharedMemoryOptions());
+          auto segment = comm::connect_shared_segment(*own, rank, 4, options);
+          c = comm::make_shared_memory_communicator(own, rank, 4, std::move(segment), options);
+        }
+        c->split(Mesh{2, 2}.row_of(rank), "shard");
+      });
+      CHECK(watch.elapsed() < kSlack * 5s);
+      for (const RankResult& result : results) {
+        CAPTURE(result.error);
+        CHECK(result.culprits == std::vector<int>{3});
+        CHECK(result.error.find(delay == 0ms ? "rank 3 can't connect the shard group of ranks 2, "
+                                               "3: too many open files"
+                                             : "missing: rank 3") != std::string::npos);
+      }
+    }
   }
 }
 
